@@ -39,6 +39,8 @@ SLOW_NODE = 1.03
 SLOW_NODE_LEVEL = 0.005
 #: Numbers of samples count as equal if they differ by at most this fraction.
 SAMPLES_APART = 0.02
+#: The windows of two ranks are equally long if they differ by at most this many steps, or by this fraction.
+WINDOW_STEPS, WINDOWS_APART = 2, 0.1
 #: Maximum number of cells that :func:`least_balanced_cells` returns.
 MAX_CELLS = 2
 _MAX_NAMED = 4
@@ -258,6 +260,35 @@ def unequal_samples(ranks: pd.DataFrame) -> pd.DataFrame:
     found["ratio"] = most["samples"].to_numpy(dtype=float) / least["samples"].clip(lower=1e-9).to_numpy()
     odd: pd.DataFrame = found[found["ratio"] > 1 + SAMPLES_APART].reset_index(drop=True)
     return odd
+
+
+def unequal_windows(ranks: pd.DataFrame) -> pd.DataFrame:
+    """Return the runs in which the throughput window of one rank is longer than that of another one.
+
+    The difference is more than :data:`WINDOW_STEPS` steps and more than :data:`WINDOWS_APART` of the shorter
+    window. Ranks that train together need equally long for a window, except for about one step. A rank whose
+    window is far shorter has stopped its clock alone, and the others have waited for it. ``ranks`` are rows
+    of ranks.csv with ``run_id`` and ``cell_id``.
+
+    Returns:
+        A frame with ``run_id, cell_id, shortest, longest`` (ranks), ``shortest_sec, longest_sec``; one row
+        per run, for the epoch with the largest difference. The largest difference is first.
+    """
+    frame = ranks[ranks["rank"].notna() & (ranks["window_time_sec"] > 0) & (ranks["steps"] > 0)]
+    keys = {name: frame[name].astype("str") for name in ("run_id", "cell_id")}
+    frame = frame.assign(**keys).sort_values("window_time_sec", kind="stable")
+    by_epoch = frame.groupby(_EPOCH, sort=False)
+    names = {"rank": "shortest", "window_time_sec": "shortest_sec"}
+    found = by_epoch[["cell_id", "steps", *names]].first().rename(columns=names)
+    last = by_epoch[["rank", "window_time_sec"]].last()
+    found["longest"], found["longest_sec"] = last["rank"], last["window_time_sec"]
+    more_s = found["longest_sec"] - found["shortest_sec"]
+    allowed = np.maximum(WINDOW_STEPS / found["steps"], WINDOWS_APART) * found["shortest_sec"]
+    found = found.assign(more=more_s)[more_s > allowed].sort_values("more", ascending=False).reset_index()
+    found = found.drop_duplicates("run_id").astype({"shortest": "int64", "longest": "int64"})
+    columns = ["run_id", "cell_id", "shortest", "longest", "shortest_sec", "longest_sec"]
+    unequal: pd.DataFrame = found[columns].reset_index(drop=True)
+    return unequal
 
 
 def _log_ratios(ranks: pd.DataFrame) -> pd.DataFrame:

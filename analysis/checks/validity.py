@@ -17,14 +17,21 @@ from typing import Any, Literal, NamedTuple
 import pandas as pd
 from scipy import special
 
-from analysis.checks.slow_ranks import excess_texts, late_nodes_of, slow_nodes_of, stragglers, unequal_samples
+from analysis.checks.slow_ranks import (
+    excess_texts,
+    late_nodes_of,
+    slow_nodes_of,
+    stragglers,
+    unequal_samples,
+    unequal_windows,
+)
 from analysis.data.environment import SHARED_CORES, Crowd, Environment, crowds, hosts_of, positive
 from analysis.data.load import Study
 from analysis.data.names import ranks, size_paths, state_counts
 from analysis.stats.estimate import LEVEL, MIN_RUNS
 from analysis.stats.measured import Frames, common_reasons, ranks_sample
 from analysis.stats.scaling import SAME_UNIT
-from analysis.text import capital, count, fraction, known, listed, number, one_line, percent
+from analysis.text import capital, count, fraction, known, listed, number, one_line, percent, seconds
 from bench.study.conditions import Disturbance, Reason, summary
 
 #: Facts of the environment that ``runs-differ`` leaves out, because another code reports them.
@@ -69,6 +76,7 @@ CODES: dict[str, Code] = {
     "shared-cores": Code("error", "Shared cores"),
     "threads-differ": Code("error", "Threads differ"),
     "unequal-samples": Code("error", "Unequal samples"),
+    "unequal-windows": Code("error", "A rank paused alone"),
     "other-batch": Code("error", "Other batch than planned"),
     "common-condition": Code("error", "Condition common to all runs of a cell"),
     "overlap": Code("warning", "Runs overlap"),
@@ -129,6 +137,7 @@ def validity(
         *_shared_cores(envs),
         *_threads(envs, rows),
         *_samples(ranks),
+        *_windows(ranks),
         *_batches(rows),
         *_unequal_nodes(envs),
         *_differing(environment),
@@ -386,6 +395,29 @@ def _samples(ranks: pd.DataFrame) -> Iterator[ValidityFinding]:
         "balance measures this split of the data.",
         cells,
         {"rank": most, "other_rank": least, "ratio": float(worst["ratio"])},
+    )
+
+
+def _windows(ranks: pd.DataFrame) -> Iterator[ValidityFinding]:
+    odd = unequal_windows(ranks)
+    if not len(odd):
+        return
+    cells = list(dict.fromkeys(odd["cell_id"]))
+    worst = odd.iloc[0]
+    shortest, longest = int(worst["shortest"]), int(worst["longest"])
+    yield ValidityFinding(
+        "unequal-windows",
+        f"For the same steps, rank {shortest} measured {seconds(worst['shortest_sec'])} and rank {longest} "
+        f"{seconds(worst['longest_sec'])} ({_named(cells)}): rank {shortest} stopped its clock, for example "
+        "to evaluate or write a checkpoint, and the others waited for it. Pause all ranks: call the "
+        "recorder's pause() on each rank, with a barrier at the end of the pause (docs/recorder.md).",
+        cells,
+        {
+            "rank": shortest,
+            "other_rank": longest,
+            "seconds": [float(worst["shortest_sec"]), float(worst["longest_sec"])],
+            "runs": list(odd["run_id"]),
+        },
     )
 
 

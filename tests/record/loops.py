@@ -79,6 +79,31 @@ def leave() -> int:
     return 0
 
 
+def pauses(argv: list[str], *, together: bool) -> int:
+    """Rank 0 validates within the loop; with ``together``, all ranks pause until it has ended."""
+    rank = join()
+    model, optimizer = trained(DistributedDataParallel(network()))
+    recorder = Recorder(model, run_dir=run_dir(argv), **LENGTHS)
+    for step, batch in enumerate(recorder.batches(batches(nap_s=NAP_S))):
+        with recorder.step():
+            train(model, optimizer, batch)
+        if step == 5 and (together or rank == 0):
+            with recorder.pause():
+                time.sleep(10 * NAP_S if rank == 0 else 0.0)
+                if together:
+                    dist.barrier()
+    recorder.close()
+    return leave()
+
+
+def pauses_alone(argv: list[str]) -> int:
+    return pauses(argv, together=False)
+
+
+def pauses_together(argv: list[str]) -> int:
+    return pauses(argv, together=True)
+
+
 def wait_until(is_true: Callable[[], object]) -> None:
     deadline = time.monotonic() + DEADLINE_S
     while not is_true():

@@ -17,6 +17,7 @@ from analysis.checks.slow_ranks import (
     slow_nodes_of,
     stragglers,
     unequal_samples,
+    unequal_windows,
 )
 from analysis.data.load import load_study
 from analysis.report.write import write_report
@@ -24,6 +25,9 @@ from analysis.stats import measured
 from analysis.stats.measured import measure
 from bench.study.layout import RANKS_COLUMNS
 from tests.analysis.studies import finished, make_cell
+from tests.workload.conftest import run_ranks, server
+
+__all__ = ["run_ranks", "server"]
 
 STEP_S = 0.1
 
@@ -259,3 +263,24 @@ def test_of_a_large_study_the_first_repeats_of_every_cell_are_read(monkeypatch: 
     runs.loc[0, "measured"] = False
     assert measured.ranks_sample(runs)["run_id"].to_list() == ["a1", "a2", "a3", "b0", "b1"]
     assert len(measured.ranks_sample(runs.head(5))) == 4
+
+
+@pytest.mark.parametrize(("target", "paused_alone"), [("pauses_alone", True), ("pauses_together", False)])
+def test_a_rank_that_pauses_the_recorder_alone_has_a_shorter_window(run_ranks, target, paused_alone):
+    done = run_ranks(target=f"tests.record.loops:{target}").succeeded()
+    ranks = pd.read_csv(done.folder / "ranks.csv").assign(run_id="r1", cell_id="cell")
+    found = unequal_windows(ranks)[["run_id", "cell_id", "shortest", "longest"]].to_dict("records")
+    expected = {"run_id": "r1", "cell_id": "cell", "shortest": 0, "longest": 1}
+    assert found == ([expected] if paused_alone else [])
+
+
+@pytest.mark.parametrize(
+    ("steps", "longer", "is_found"), [(10, 1.9, False), (10, 2.1, True), (50, 4.5, False), (50, 5.5, True)]
+)
+def test_windows_differ_by_more_than_two_steps_and_a_tenth(steps, longer, is_found):
+    rows = [
+        {"run_id": "r1", "cell_id": "cell", "epoch": 1, "rank": rank, "steps": steps, "window_time_sec": time}
+        for rank, time in enumerate((steps * 0.1, (steps + longer) * 0.1))
+    ]
+    assert len(unequal_windows(pd.DataFrame(rows))) == is_found
+    assert not len(unequal_windows(pd.DataFrame(rows).assign(window_time_sec=None)))

@@ -207,6 +207,23 @@ def test_a_rank_with_more_samples_is_named_with_its_factor(tmp_path: Path) -> No
     assert found.values == {"rank": 1, "other_rank": 0, "ratio": 3.0}
 
 
+def test_a_rank_that_paused_alone_is_named(tmp_path: Path) -> None:
+    path = studies.finished(tmp_path / "s", studies.strong(sizes=(1, 2)))
+    for file in path.glob("runs/n2x1*/attempt-1/ranks.csv"):
+        frame = pd.read_csv(file).assign(window_time_sec=2.0)
+        frame.loc[(frame["rank"] == 1) & (frame["epoch"] == 2), "window_time_sec"] = 1.5
+        frame.to_csv(file, index=False)
+    found = findings(path)["unequal-windows"]
+    assert str(found) == (
+        "error: A rank paused alone. For the same steps, rank 1 measured 1.50 s and rank 0 2.00 s "
+        "(n2x1-gloo-srun-b32): rank 1 stopped its clock, for example to evaluate or write a checkpoint, and the "
+        "others waited for it. Pause all ranks: call the recorder's pause() on each rank, with a barrier at the "
+        "end of the pause (docs/recorder.md). [unequal-windows]"
+    )
+    runs = [f"n2x1-gloo-srun-b32-r{repeat}" for repeat in (1, 2, 3)]
+    assert found.values == {"rank": 1, "other_rank": 0, "seconds": [1.5, 2.0], "runs": runs}
+
+
 def test_a_batch_that_differs_from_the_plan_is_called_that(tmp_path: Path) -> None:
     path = studies.finished(tmp_path / "s", studies.strong(sizes=(1, 2)))
     for metrics in path.glob("runs/n2x1*/attempt-1/metrics.csv"):
