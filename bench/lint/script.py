@@ -65,6 +65,7 @@ class Script:
     walk: Walk = field(default_factory=Walk)
     error: ShellError | None = None
     swallowed: Sequence[tuple[int, int]] = ()
+    _mentions: dict[re.Pattern[str], bool] = field(default_factory=dict, init=False, repr=False)
 
     def line(self, number: int) -> str:
         """Return the text of a line, or an empty string after the last line."""
@@ -160,7 +161,13 @@ class Script:
 
     def mentions(self, pattern: re.Pattern[str]) -> bool:
         """Return whether ``pattern`` matches in a line that is not a comment."""
-        return any(pattern.search(line[:4000]) for line in self.lines if not line.lstrip().startswith("#"))
+        if pattern not in self._mentions:
+            self._mentions[pattern] = any(map(pattern.search, self._commands))
+        return self._mentions[pattern]
+
+    @cached_property
+    def _commands(self) -> list[str]:
+        return [line[:4000] for line in self.lines if not line.lstrip().startswith("#")]
 
 
 def _may_train(step: Step) -> bool:

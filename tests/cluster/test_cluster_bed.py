@@ -32,7 +32,7 @@ def test_a_node_has_its_own_name_address_processes_and_shared_memory(cluster):
         assert (hosts, n1) == (cluster.address("n1"), "n1")
 
 
-def test_ranks_on_four_nodes_train_over_a_link_of_known_speed(cluster, tmp_path):
+def test_ranks_on_four_nodes_reduce_over_a_link_of_known_speed(cluster, tmp_path):
     script = tmp_path / "ddp.sbatch"
     script.write_text(
         "#!/bin/bash\n"
@@ -55,7 +55,7 @@ def test_ranks_on_four_nodes_train_over_a_link_of_known_speed(cluster, tmp_path)
         (2, 4, 0, "n3", "0,1"),
         (3, 4, 0, "n4", "0,1"),
     ], "\n".join(lines)
-    assert {r["gradient"] for r in ranks} == {1.5}  # the mean of 0, 1, 2, 3: DDP averaged over the ranks
+    assert {r["mean"] for r in ranks} == {1.5}  # the mean of 0, 1, 2, 3
     # In a ring all-reduce each rank sends 2 (N - 1) / N times the payload. The link is limited to 50 MB/s
     # after a burst of 256 kB.
     wire_bytes = ranks[0]["bytes"] * 2 * 3 / 4

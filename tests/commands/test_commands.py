@@ -207,13 +207,13 @@ def test_verify_prints_the_failed_check(ran, tmp_path, damage, said):
     assert said in done.stdout
 
 
-def test_report_is_written_again_and_names_its_files(ran):
+def test_report_is_written_again_and_names_its_files(ran, nothing_drawn):
     content = json.loads(bench("report", "--json", cwd=ran).stdout)
     assert content["report"] == "results/tiny/report/index.html"
     assert {"results/tiny/report/index.html", "results/tiny/report/scaling.csv"} <= set(content["files"])
 
 
-def test_run_again_starts_nothing(ran):
+def test_run_again_starts_nothing(ran, nothing_drawn):
     done = bench("run", "tiny.yaml", cwd=ran)
     assert done.returncode == 0
     assert "nothing to start" in done.stderr

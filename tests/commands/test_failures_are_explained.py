@@ -68,7 +68,7 @@ def test_a_run_is_found_despite_a_study_of_another_version_and_an_unstarted_one(
     assert checked.stdout.splitlines()[1] == "  FAIL  state: planned, not started, expected completed"
 
 
-def test_a_known_cause_is_stored_with_the_run_and_shown(failed, tmp_path):
+def test_a_known_cause_is_stored_with_the_run_and_shown(failed, nothing_drawn):
     from bench.executors.base import settle
     from bench.executors.outcome import Outcome
     from bench.study.layout import StudyFolder
@@ -91,7 +91,7 @@ def test_a_known_cause_is_stored_with_the_run_and_shown(failed, tmp_path):
     assert "missing-srun" in (failed / "results/fails/report/index.html").read_text()
 
 
-def test_without_a_known_cause_the_page_shows_the_line_of_the_error(failed):
+def test_without_a_known_cause_the_page_shows_the_line_of_the_error(failed, nothing_drawn):
     from analysis.report.write import write_report
     from bench.executors.base import settle
     from bench.executors.outcome import Outcome

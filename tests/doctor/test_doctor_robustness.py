@@ -40,7 +40,7 @@ def mutated(log: bytes, changes: list[tuple[str, int, bytes]]) -> bytes:
     return log
 
 
-@settings(max_examples=1500, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=500, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.sampled_from(LOGS), st.lists(mutation, min_size=1, max_size=6))
 def test_mutated_logs_have_a_diagnosis(log: bytes, changes: list[tuple[str, int, bytes]]) -> None:
     check(diagnose({"log": mutated(log, changes)}))
@@ -57,10 +57,10 @@ def test_a_number_that_is_too_long_does_not_count() -> None:
     assert diagnose({"log": line}).causes == []
 
 
-def test_ten_thousand_mutated_logs_have_a_diagnosis_in_seconds() -> None:
+def test_thousands_of_mutated_logs_have_a_diagnosis_in_seconds() -> None:
     chance = random.Random(5)
     kinds = ("cut", "insert", "repeat", "swap")
-    for _ in range(10_000):
+    for _ in range(5_000):
         lines = chance.choice(LOGS).split(b"\n")
         start = chance.randrange(len(lines))
         log = b"\n".join(lines[start : start + 12])

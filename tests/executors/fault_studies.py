@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.study.layout import METRICS_COLUMNS, RunFolder
+from tests.analysis.figures import no_figure
 from tests.cluster.bed import Cluster
 from tests.cluster.containers import wait_for
 from tests.executors.slurm_studies import Study, plan_study
@@ -137,7 +138,8 @@ class FaultStudy:
 
     def reported(self) -> tuple[dict[str, dict[str, str]], str]:
         """Return the rows of the report's scaling.csv by fault, and the text of its page."""
-        done = self.study.bench("report", "STUDY")
+        with no_figure():
+            done = self.study.bench("report", "STUDY")
         assert done.returncode == 0, done.stderr
         with (self.study.folder / "report/scaling.csv").open(encoding="utf-8", newline="") as file:
             rows = {row["cell_id"]: row for row in csv.DictReader(file)}

@@ -19,7 +19,11 @@ cluster: {executor: slurm, partition: l40s, account: users, time_limit: 3m, node
 axes: {nodes: [2], tasks_per_node: [1], launcher: [srun, torchrun]}
 scaling: [{mode: weak, per_gpu_batch: [4]}]
 repeats: 1
-workload: {device: cpu, metrics: none, command: [bash, -c, "SECONDS=0; while ((SECONDS < 4)); do :; done"]}
+workload: {device: cpu, metrics: none, command: [bash, -c, "SECONDS=0; while ((SECONDS < 3)); do :; done"]}
+"""
+MIXED = """\
+include:
+  - {nodes: 2, tasks_per_node: [2, 1], launcher: torchrun, backend: gloo, mode: weak, per_gpu_batch: 4}
 """
 TRAINING = """\
 study: training
@@ -76,7 +80,8 @@ def test_a_busy_process_beside_the_training_is_foreign_and_the_training_is_not(
 
 
 def test_the_runs_of_a_pack_are_sampled_on_their_own_nodes(cluster: Cluster, tmp_path: Path):
-    planned = plan_study(tmp_path, COMMAND.replace("SECONDS < 4", "SECONDS < 1"), cluster.environment)
+    matrix = COMMAND.replace("[srun, torchrun]", "[srun]").replace("SECONDS < 3", "SECONDS < 1") + MIXED
+    planned = plan_study(tmp_path, matrix, cluster.environment)
     with submitted(planned, "--pack", "--wait") as study:
         found = [foreign_cpu_s(study, run.run_id) for run in study.planned.runs]
     assert [list(foreign_s) for foreign_s in found] == [["n1", "n2"], ["n1", "n2"]]

@@ -199,7 +199,7 @@ def test_a_killed_harness_leaves_no_process_and_a_failed_run_with_the_reason(tmp
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_stopped_study_continues_with_the_remaining_runs(tmp_path, number):
-    study = planned(tmp_path, ranks=[1], steps=2000, epochs=50, repeats=3)
+    study = planned(tmp_path, ranks=[1], steps=200, epochs=5000, repeats=3)
     process = harness(study)
     first = study.folder.attempt(study.runs[0].run_id, 1)
     wait_for(first.metrics_csv.exists)

@@ -23,25 +23,6 @@ from tests.cluster.containers import wait_for
 from tests.executors.slurm_studies import MEASURE, Study, lines, plan_study, run_id, scripted_study, submitted
 from tests.slurm.statuses import job_statuses
 
-DDP = """\
-study: ddp
-cluster:
-  executor: slurm
-  exclusive: false            # the study `ends` uses the same nodes
-  partition: l40s
-  account: users
-  cpus_per_task: 1
-  time_limit: 5m
-  env: {GLOO_SOCKET_IFNAME: eth0}
-axes: {nodes: [2], tasks_per_node: [1], backend: [gloo], launcher: [srun]}
-scaling: [{mode: weak, per_gpu_batch: [4]}]
-include:
-  - {nodes: 2, tasks_per_node: [2, 1], launcher: torchrun, backend: gloo, mode: weak, per_gpu_batch: 4}
-workload: {device: cpu, model: mlp, parameters: 100k, steps_per_epoch: 3, epochs: 1, warmup_steps: 3,
-           attribution_steps: 2, val_steps: 0}
-repeats: 1
-"""
-
 
 @pytest.fixture(scope="module")
 def ends(running_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Study]:
@@ -50,13 +31,6 @@ def ends(running_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> 
     study = scripted_study(folder, [*ENDS.values()], running_cluster.environment, name="ends")
     with submitted(study):
         _end_some(study, running_cluster)
-        yield study
-
-
-@pytest.fixture(scope="module")
-def ddp(running_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Study]:
-    """Start real DDP cells, which are slow on few cores."""
-    with submitted(plan_study(tmp_path_factory.mktemp("ddp"), DDP, running_cluster.environment)) as study:
         yield study
 
 
@@ -113,7 +87,7 @@ def _end_some(study: Study, cluster: Cluster) -> None:
 # -- no run is submitted twice or lost ----------------------------------------------------------
 
 
-def test_a_submission_killed_again_and_again_leaves_one_job_per_run(scripted, ends, ddp):
+def test_a_submission_killed_again_and_again_leaves_one_job_per_run(scripted, ends):
     study = scripted(*([MEASURE] * 12))
     dice = random.Random(0)
     for _ in range(5):
@@ -713,29 +687,3 @@ def test_every_end_has_its_reason(ends):
 
 def _without_node(reason: str) -> str:
     return reason.replace(" on n1 ", " on n{node} ").replace(" on n2 ", " on n{node} ")
-
-
-def test_ddp_runs_on_the_allocated_nodes(ddp, running_cluster):
-    study = ddp
-    done = study.bench("submit", "STUDY", "--wait")
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.splitlines()[-1] == "study ddp: 2 completed"
-    verified = study.bench("verify", "STUDY", "--json")
-    assert verified.returncode == 0, verified.stdout
-    shown = study.status()
-    assert {run["state"] for run in shown.values()} == {"completed"}
-    for name, run in shown.items():
-        folder = RunFolder(study.folder / f"runs/{name}/attempt-1")
-        env, content = json.loads(folder.env.read_text()), json.loads(folder.run_json.read_text())
-        cell = content["cell"]
-        given = running_cluster.run(["sacct", "-nXPj", run["job_id"], "-o", "NodeList"]).stdout.strip()
-        expected = running_cluster.run(["scontrol", "show", "hostnames", given]).stdout.split()
-        assert [host["host"] for host in env["hosts"]] == expected
-        counts = cell["tasks_per_node"]
-        per_node = counts if isinstance(counts, list) else [counts] * cell["nodes"]
-        assert [host["ranks_here"] for host in env["hosts"]] == per_node
-        assert content["started_at"] <= content["ended_at"]
-        assert content["submitted_at"][:19] <= content["ended_at"][:19]
-        table = folder.sacct_summary.read_text().splitlines()
-        steps = [line.split()[0] for line in table[1:]]
-        assert steps == [run["job_id"], f"{run['job_id']}.batch", f"{run['job_id']}.0"]

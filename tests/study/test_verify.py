@@ -84,7 +84,9 @@ def test_missing_accounting_is_not_measured(run_folder):
     assert "none: sacct is not installed" in str(check)
 
 
-def test_a_run_of_a_study_without_a_readable_run_json_fails_and_the_others_are_verified(tmp_path):
+def test_a_run_of_a_study_without_a_readable_run_json_fails_and_the_others_are_verified(
+    tmp_path, nothing_drawn
+):
     (tmp_path / "own.yaml").write_text(MATRIX)
     assert bench("run", "own", cwd=tmp_path).returncode == 0
     first, second, _ = sorted((tmp_path / "results/own/runs").glob("*/attempt-1"))
