@@ -50,7 +50,7 @@ CAUSES: dict[str, Info] = {
         "from a faster file system.",
     ),
     "outside-timers": Info(
-        "work outside training",
+        "calls outside all timers",
         "The script does other work in the step, such as checkpoints, logging or synchronisation "
         "with the device.",
         "Do such work less often or outside of the step: checkpoint and log every N steps, call .item() "

@@ -287,7 +287,7 @@ def _outside(run: RunEvidence) -> Iterator[Claim]:
     share = spent_s / run.step_s
     counts = [sum(call.calls for call in step.slow_calls) for step in run.facts.calls]
     if share >= LEAST_SHARE and spent_s >= _LEAST_SAMPLED_S + _PROFILED_CALL_S * max(counts, default=0):
-        words = f"calls outside of training take {seconds(spent_s)} in a sampled step"
+        words = f"calls outside all timers take {seconds(spent_s)} in a sampled step"
         calls = max(found, key=seconds_of)
         words = _with_calls(words, calls)
         yield Claim("outside-timers", words, ("other",), share, part="other", counted=True)

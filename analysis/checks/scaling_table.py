@@ -195,9 +195,9 @@ def efficiency_text(row: pd.Series) -> str:
 def what_decides(row: pd.Series, base: pd.Series, *, invalid: Invalid = _NONE) -> str:
     """Return the number of runs that would decide whether a size's efficiency is at least :data:`GUIDE`."""
     if reason := invalid_reason(row, base, invalid):
-        return f"see the warning {reason}"
+        return f"see the error {reason}"
     if min(row["n_undisturbed"], base["n_undisturbed"]) < MIN_RUNS:
-        return f"{MIN_RUNS} undisturbed runs of this size and of the baseline are needed"
+        return f"at least {MIN_RUNS} undisturbed runs of this size and of the baseline are needed"
     distance = math.log(row["efficiency"] / GUIDE)
     runs = runs_to_decide(distance, error=row["efficiency_error"], top_n=row["n"], bottom_n=base["n"])
     # The present runs did not decide, so more are needed.

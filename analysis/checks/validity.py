@@ -116,6 +116,11 @@ class ValidityFinding(NamedTuple):
         """``error`` or ``warning``."""
         return CODES[self.code].severity
 
+    @property
+    def title(self) -> str:
+        """Severity and heading: ``Error: Shared cores``."""
+        return f"{self.severity.capitalize()}: {self.heading}"
+
     def as_json(self) -> dict[str, Any]:
         """Return the finding as ``bench report --json`` prints it."""
         rest = {"message": self.message, "cells": self.cells, "values": self.values}
@@ -146,6 +151,12 @@ def validity(
     ]
     order = list(CODES)
     return sorted(found, key=lambda one: order.index(one.code))
+
+
+def counted(found: Sequence[ValidityFinding]) -> str:
+    """Return the number of findings of each severity: ``1 error and 2 warnings``."""
+    severities = [finding.severity for finding in found]
+    return listed([count(n, name) for name in ("error", "warning") if (n := severities.count(name))])
 
 
 def invalid_cells(found: Sequence[ValidityFinding]) -> dict[str, str]:
@@ -210,7 +221,7 @@ def _disturbed(runs: pd.DataFrame) -> Iterator[ValidityFinding]:
     for code in ("overlap", "disturbed"):
         own = [entry for entry in entries if (entry[3].reason == Reason.STUDY_RUN) == (code == "overlap")]
         if own:
-            yield _disturbed_runs(code, own, of=len(finished))
+            yield _disturbed_runs(code, own, finished, common if code == "disturbed" else {})
 
 
 def _common(finished: pd.DataFrame, common: Mapping[str, frozenset[Reason]]) -> ValidityFinding:
@@ -228,15 +239,23 @@ def _common(finished: pd.DataFrame, common: Mapping[str, frozenset[Reason]]) -> 
 
 
 def _disturbed_runs(
-    code: str, entries: Sequence[tuple[str, str, bool, Disturbance]], *, of: int
+    code: str,
+    entries: Sequence[tuple[str, str, bool, Disturbance]],
+    finished: pd.DataFrame,
+    common: Mapping[str, frozenset[Reason]],
 ) -> ValidityFinding:
+    """Describe the disturbed runs; those of cells with a ``common`` condition are counted, but not named."""
     runs = {run_id: out for run_id, _, out, _ in entries}
     texts = [f"{one_line(run_id, limit=60)}: {one}" for run_id, _, _, one in entries]
     left_out = sum(runs.values())
-    outcome = "left out" if left_out == len(runs) else f"{left_out} of them left out"
+    also = finished[finished["cell_id"].isin(list(common)) & ~finished["run_id"].isin(list(runs))]
+    disturbed = len(runs) + len(also)
+    outcome = "left out" if left_out == disturbed else f"{left_out} of them left out"
+    if len(also):
+        outcome += f", {len(also):,} with a condition common to all runs of their cell"
     return ValidityFinding(
         code,
-        f"{len(runs):,} of {count(of, 'run')}, {outcome}: {listed(texts, limit=_MAX_RUNS)}.",
+        f"{disturbed:,} of {count(len(finished), 'run')}, {outcome}: {listed(texts, limit=_MAX_RUNS)}.",
         list(dict.fromkeys(cell for _, cell, _, _ in entries)),
         {"runs": [{"run_id": run_id, "left_out": out, **one.as_json()} for run_id, _, out, one in entries]},
     )
@@ -373,8 +392,9 @@ def _not_stable(envs: _Environments) -> Iterator[ValidityFinding]:
     if odd:
         cells = list(dict.fromkeys(odd))
         words = (
-            f"In {len(odd):,} of {count(len(envs), 'run')}, the step time still changed after the warm-up "
-            f"({_named(cells)}): raise warmup_steps."
+            f"In {len(odd):,} of {count(len(envs), 'run')} ({_named(cells)}), the median step times of the "
+            "two halves of the warm-up differ by more than 10 % on some rank, or the warm-up has fewer than "
+            "4 steps: raise warmup_steps."
         )
         yield ValidityFinding("not-stable", words, cells, {"runs": len(odd), "of": len(envs)})
 

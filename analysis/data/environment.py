@@ -91,15 +91,21 @@ def describe_environment(study: Study) -> Environment:
     tried = [place for place, folder in enumerate(study.attempts) if folder is not None]
     chosen = sampled(study, tried)
     run_ids = study.runs["run_id"].iloc[chosen]
-    by_run = study.envs_of(run_ids)
+    found = describe(study.envs_of(run_ids))
+    found.asked, found.started = len(chosen), len(tried)
+    if allocations := _allocations(study):
+        found.facts.append(("Run", allocations))
+    return found
+
+
+def describe(by_run: dict[str, dict[str, Any]]) -> Environment:
+    """Return the environment of runs from their env.json, by run_id."""
     envs = list(by_run.values())
-    found = Environment(read=len(envs), asked=len(chosen), started=len(tried), envs=by_run)
+    found = Environment(read=len(envs), asked=len(envs), started=len(envs), envs=by_run)
     transports = [t for env in envs if isinstance(t := env.get("transport"), dict)]
     for facts, sources in ((FACTS, envs), (TRANSPORT, transports)):
         for label, key in facts:
             _add_fact(found, label, Counter(filter(None, (value_of(source, key) for source in sources))))
-    if allocations := _allocations(study):
-        found.facts.append(("Run", allocations))
     _add_variables(found, envs)
     _add_hosts(found, envs)
     texts = Counter(one_line(text) for env in envs for text in _items(env.get("warnings")))

@@ -242,7 +242,8 @@ def _reason_and_cause(content: Mapping[str, Any]) -> str:
     line = content.get("log_line")
     if isinstance(line, Mapping):
         parts.append(f"{line.get('path')}:{line.get('line')}: {line.get('text')}")
-    return "; ".join(one_line(part, limit=1000) for part in parts if part)
+    text = "; ".join(one_line(part, limit=1000) for part in parts if part)
+    return text.replace("; see the traceback above", "")  # it is above this line in the log only
 
 
 def _evidence(content: Mapping[str, Any]) -> tuple[str, ...]:

@@ -104,17 +104,19 @@ def size_paths(rows: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
 def series_parts(plan: dict[str, Any]) -> dict[str, dict[str, str]]:
     """Return the name of each series in parts: series -> kind of part -> text.
 
-    The kinds are ``mode``, ``batch``, ``backend``, ``launcher`` and ``swept NAME`` for each swept axis.
+    The kinds are ``mode``, ``batch``, ``backend``, ``launcher`` and ``swept NAME`` for each swept axis. A
+    user's command may use another backend than that of the plan, so its backend is marked.
     """
+    of_command = any((cell.get("workload") or {}).get("command") for cell in plan.get("cells") or [])
     parts: dict[str, dict[str, str]] = {}
     for series in plan.get("series") or []:
         batch = series.get("batch")
         size = whole(batch) if isinstance(batch, int) else one_line(batch, limit=20)
-        mode = one_line(series.get("mode"), limit=20)
+        mode, backend = one_line(series.get("mode"), limit=20), one_line(series.get("backend"), limit=30)
         known = {
             "mode": mode,
             "batch": "" if not size else f"{size} per rank" if mode == "weak" else f"batch {size}",
-            "backend": one_line(series.get("backend"), limit=30),
+            "backend": f"{backend} in the matrix" if backend and of_command else backend,
             "launcher": one_line(series.get("launcher"), limit=30),
         }
         for name, value in (series.get("swept") or {}).items():

@@ -15,7 +15,7 @@ import pandas as pd
 
 from analysis.causes.catalogue import CAUSES
 from analysis.causes.cells import CellDivision
-from analysis.checks.validity import ValidityFinding, anomalies, invalid_cells, other_warnings
+from analysis.checks.validity import ValidityFinding, anomalies, counted, invalid_cells, other_warnings
 from analysis.data.environment import Environment
 from analysis.data.load import Study
 from analysis.data.names import series_parts, short_labels, widest_series
@@ -86,6 +86,7 @@ def page_context(
         "shared": shared,
         "missing": MISSING,
         "validity": validity,
+        "counted": counted(validity),
         "why": why,
         "causes": [(info.title, info.meaning) for info in CAUSES.values()],
         **_summary(study, frames, rows, divisions, labels=titles, invalid=invalid_cells(validity)),

@@ -17,13 +17,14 @@ import pandas as pd
 from analysis.causes.cells import CellDivision
 from analysis.checks.scaling_table import Invalid, Recommendation, invalid_reason, recommend, what_decides
 from analysis.checks.validity import ValidityFinding, invalid_cells
-from analysis.data.environment import Environment, hosts_of
+from analysis.data.environment import Environment, describe, hosts_of
 from analysis.data.load import Study
 from analysis.data.names import Row, job_size, nodes_known, ranks, widest_series
 from analysis.report.figures.drawing import Drawing
-from analysis.report.summary import loss_sentence, no_finding
+from analysis.report.summary import left_out_sentence, loss_sentence, no_finding
 from analysis.report.what_was_run import MISSING_SOURCE, Executed, Line, constant_batch, what_was_run
 from analysis.report.words import ascii_formula, mode_title
+from analysis.stats.estimate import MIN_RUNS
 from analysis.stats.measured import Frames
 from analysis.stats.scaling import GUIDE
 from analysis.text import (
@@ -110,11 +111,13 @@ def proposal_context(
         cells = {cell for one in series for cell in (*one.rows["cell_id"], one.base["cell_id"])}
         runs = runs[runs["cell_id"].isin(cells)]
     executed = Executed(study, runs)
+    ids = set(runs["run_id"])
+    environment = describe({run_id: env for run_id, env in environment.envs.items() if run_id in ids})
     return {
         "title": f"Scaling of {study.name}",
         "introduction": "" if series else no_finding(rows),
         "run": what_was_run(executed, rows, environment),
-        "validity": [(finding.heading, finding.message) for finding in validity],
+        "validity": [(finding.title, finding.message) for finding in validity],
         "recommendation": f"{_recommendation(series[0], invalid)} Source: scaling.csv." if series else "",
         "request": _request(series[0], executed, environment, validity, work) if series else [],
         "sections": [_section(one, executed, validity, drawings if one is shown[0] else ()) for one in shown],
@@ -151,7 +154,8 @@ def _recommendation(series: _Series, invalid: Invalid) -> str:
         return _nothing_recommended(found, series, invalid)
     texts = [
         f"{job_size(best)}: the largest measured size whose efficiency ({series.mode} scaling) is at least "
-        f"{GUIDE}: {_efficiency(best)}.",
+        f"{GUIDE} in its whole 95 % interval, with at least {MIN_RUNS} undisturbed runs of it and of the "
+        f"baseline: {_efficiency(best)}.",
         *_against_baseline(best, series),
     ]
     larger = series.rows[series.rows["gpus"] > best["gpus"]]
@@ -181,7 +185,7 @@ def _undecided(found: Recommendation, series: _Series, invalid: Invalid) -> list
     row = found.open.iloc[0]
     if reason := invalid_reason(row, series.base, invalid):
         return [
-            f"Nothing is concluded about {job_size(row)}, with {_efficiency(row)}: see the warning {reason}."
+            f"Nothing is concluded about {job_size(row)}, with {_efficiency(row)}: see the error {reason}."
         ]
     return [
         f"The runs cannot tell whether {job_size(row)} reaches {GUIDE}, with {_efficiency(row)}: "
@@ -197,7 +201,7 @@ def _against_baseline(best: pd.Series, series: _Series) -> list[str]:
         texts.append(f"A step takes {times[0]}, and {times[1]} at the baseline, {base['baseline']}.")
     costs = [_node_hours_per_million(row) for row in (best, base)]
     if all(known(cost) for cost in costs):
-        there, before = (number(cost, digits=3) for cost in costs)
+        there, before = map(_node_hours_text, (best, base))
         texts.append(f"One million {series.counted} cost {there} node-hours, and {before} at the baseline.")
     return texts
 
@@ -217,6 +221,13 @@ def _node_hours_per_million(row: Row) -> float:
     if not nodes_known(row):
         return math.nan
     return float(row["nodes"] * 1e6 / row["throughput_samples_per_sec"] / 3600)
+
+
+def _node_hours_text(row: Row, samples: float = 1e6) -> str:
+    """Return the node-hours for a number of samples, with the interval that follows from the throughput's."""
+    per_sample = row["nodes"] * samples / 3600
+    ends = interval(per_sample / row["throughput_high"], per_sample / row["throughput_low"], digits=3)
+    return f"{number(per_sample / row['throughput_samples_per_sec'], digits=3)} {ends}".strip()
 
 
 def _efficiency(row: Row) -> str:
@@ -242,10 +253,9 @@ def _request(
     rate = row["throughput_samples_per_sec"]
     rates = interval(row["throughput_low"], row["throughput_high"])
     total = _UNIT_OF_WORK if work is None else work.total
-    duration_s = total / rate
     lines = [Line("Job size", size, "scaling.csv (efficiency, efficiency_low)")]
-    source = "see Warnings, below" if validity else "scaling.csv"
-    warnings = Line("Warnings", _warnings(row, validity) or "none", source)
+    source = "see Validity, below" if validity else "scaling.csv"
+    warnings = Line("Validity", _warnings(row, validity) or "no error and no warning", source)
     if not known(rate):
         reason = "not known: the table does not contain the batch of a step"
         return [*lines, Line("Throughput, time to solution, node-hours", reason, MISSING_SOURCE), warnings]
@@ -254,18 +264,25 @@ def _request(
             "Throughput", f"{number(rate)} {series.rate_unit} {rates}".strip(), f"scaling.csv, n = {row['n']}"
         ),
         Line("Work", *_work_text(work, series.counted)),
-        Line(
-            "Time to solution", human_duration(duration_s), f"work / throughput = {total:,} / {number(rate)}"
-        ),
+        Line("Time to solution", *_duration(row, total)),
     ]
     if nodes_known(row):
-        hours = row["nodes"] * duration_s / 3600
-        formula = f"nodes x time to solution = {row['nodes']} x {number(duration_s / 3600, digits=3)} h"
-        lines.append(Line("Node-hours", number(hours, digits=3), formula))
+        formula = f"nodes x time to solution = {row['nodes']} x {number(total / rate / 3600, digits=3)} h"
+        lines.append(Line("Node-hours", _node_hours_text(row, total), formula))
     if not executed.is_table:
         lines.append(Line("Not included", _left_out(executed), "the meaning of the throughput"))
         lines += _memory(row, executed, environment)
     return [*lines, warnings]
+
+
+def _duration(row: Row, total: int) -> tuple[str, str]:
+    """Return the time for ``total`` samples with its interval, and the formula."""
+    text, source = human_duration(total / row["throughput_samples_per_sec"]), "work / throughput"
+    source += f" = {total:,} / {number(row['throughput_samples_per_sec'])}"
+    if known(row["throughput_low"]):
+        ends = (human_duration(total / row[name]) for name in ("throughput_high", "throughput_low"))
+        return f"{text} [{', '.join(ends)}]", f"{source}; interval: that of the throughput"
+    return text, source
 
 
 def _work_text(work: Work | None, counted: str) -> tuple[str, str]:
@@ -295,7 +312,7 @@ def _memory(row: Row, executed: Executed, environment: Environment) -> Iterator[
     if not known(used):
         yield Line("Memory per rank", "not recorded", MISSING_SOURCE)
         return
-    source = f"metrics.csv (peak_mem_bytes), largest of {count(len(runs), 'run')}"
+    source = f"metrics.csv (peak_mem_bytes, since the start), largest of {count(len(runs), 'run')}"
     yield Line("Memory per rank", human_bytes(used), source)
     envs = [env for run_id, env in environment.envs.items() if run_id in set(runs["run_id"])]
     total, what = _memory_of_rank(envs)
@@ -324,8 +341,8 @@ def _memory_of_rank(envs: Iterable[Mapping[str, Any]]) -> tuple[float | None, st
 
 
 def _warnings(row: Row, validity: Sequence[ValidityFinding]) -> str:
-    """Return the headings of the findings that affect a size, and whether its interval is missing."""
-    found = [finding.heading for finding in validity if finding.affects(row["cell_id"])]
+    """Return the titles of the findings that affect a size, and whether its interval is missing."""
+    found = [finding.title for finding in validity if finding.affects(row["cell_id"])]
     if known(row["throughput_samples_per_sec"]) and not known(row["throughput_low"]):
         found.append("no interval")
     return ", ".join(dict.fromkeys(found))
@@ -349,7 +366,7 @@ def _section(
     names = [name for kind in ("speedup", "efficiency") if (name := f"{kind}-{series.mode}") in by_name]
     return {
         "title": series.title,
-        "text": f"{text}.",
+        "text": f"{text}.{left_out_sentence(series.rows)}",
         **_table(series, executed, validity),
         "figures": [
             {
@@ -374,8 +391,10 @@ def _table(series: _Series, executed: Executed, validity: Sequence[ValidityFindi
     caption = f"{series.title}. n: runs"
     if "Main loop (s)" in headings:
         caption += "; main loop: the timed windows of one run; whole job: from start to end"
-    if "Warnings" in headings:
-        caption += "; warnings: numbers in the list of warnings"
+    if (per_million := f"Node-h per 1M {series.counted}") in headings:
+        caption += f"; {per_million}: nodes x 1,000,000 / throughput / 3600"
+    if "Validity" in headings:
+        caption += "; validity: numbers in the list of errors and warnings"
     caption += f"; {MISSING}: no value." if any(MISSING in row for row in texts) else "."
     if not executed.is_table:
         times = "main loop and whole job" if "Main loop (s)" in headings else "whole job"
@@ -401,7 +420,7 @@ def _table_row(
         "Whole job (s)": number(jobs.get(cell), digits=3),
         "Node-h per run": number(row["node_hours"], digits=3),
         f"Node-h per 1M {series.counted}": number(_node_hours_per_million(row), digits=3),
-        "Warnings": ", ".join(str(n) for n, one in enumerate(validity, 1) if one.affects(cell)) or MISSING,
+        "Validity": ", ".join(str(n) for n, one in enumerate(validity, 1) if one.affects(cell)) or MISSING,
     }
 
 
@@ -419,9 +438,9 @@ def _loss_item(series: _Series, divisions: Mapping[int, CellDivision], invalid: 
     name = job_size(last)
     if series.mode:
         name = f"{series.title}, {name}, efficiency {_efficiency(last)}"
-    warned = invalid_reason(last, series.base, invalid)
-    text = loss_sentence(divisions.get(int(str(last.name))), last, size=ranks(last))
-    return f"{name}. {text}" + (f" See the warning {warned}." if warned else "")
+    division = divisions.get(int(str(last.name)))
+    not_valid = invalid_reason(last, series.base, invalid)
+    return f"{name}. {loss_sentence(division, last, series.base, size=ranks(last), not_valid=not_valid)}"
 
 
 # -- cells without a measurement -----------------------------------------------------

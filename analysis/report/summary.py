@@ -11,7 +11,7 @@ import pandas as pd
 from analysis.causes.catalogue import NOT_EXPLAINED, OTHER, RESTS, title_of
 from analysis.causes.cells import CellDivision, Share
 from analysis.causes.divide import WHOLE
-from analysis.causes.table import rest_parts
+from analysis.causes.table import LOST_WORDS, rest_parts
 from analysis.checks.scaling_table import (
     Invalid,
     Recommendation,
@@ -21,6 +21,7 @@ from analysis.checks.scaling_table import (
     what_decides,
 )
 from analysis.data.names import ranks, widest_series, with_layout
+from analysis.stats.columns import PARTS
 from analysis.stats.scaling import GUIDE
 from analysis.text import MISSING, count, fraction, known, listed, number, percent
 
@@ -103,17 +104,35 @@ def certainty(rows: pd.DataFrame) -> str:
     low, high = int(cells["n"].min()), int(cells["n"].max())
     runs = count(low, "run") if low == high else f"{low} to {high} runs"
     relative = (cells["throughput_high"] / cells["throughput_low"]) ** 0.5 - 1
-    if relative.notna().any():
-        typical = float(relative.median())
-        width = f"is ±{percent(typical, decimals=1)}"
-        if typical >= 0.1:
-            width = f"extends by a factor of {number(1 + typical, digits=3)} up and down"
-        text = f"{runs} per cell; the 95 % interval of a throughput {width}"
-        text += " (median over cells)" if relative.notna().sum() > 1 else " (one cell)"
+    known_widths = sorted(relative.dropna())
+    if known_widths:
+        text = f"{runs} per cell; the 95 % interval of a throughput is "
+        if len(known_widths) < 3:
+            text += " or ".join(dict.fromkeys(map(_width, known_widths)))
+            text += f" ({count(len(known_widths), 'cell')})"
+        else:
+            text += f"{_width(float(relative.median()))} (median over {len(known_widths)} cells)"
         if without := int(relative.isna().sum()):
             text += f"; no interval for {count(without, 'cell')} with fewer than 3 runs"
         return f"{text}."
     return f"{runs} per cell: no intervals (they need 3 runs), so small differences may be chance."
+
+
+def _width(relative: float) -> str:
+    """Return the ends of an interval from 1/(1 + relative) to 1 + relative, as differences from 1."""
+    low, high = (percent(value, decimals=1) for value in (1 - 1 / (1 + relative), relative))
+    return f"±{high}" if low == high else f"-{low} to +{high}"
+
+
+def left_out_sentence(rows: pd.DataFrame) -> str:
+    """Return the efficiencies over all runs, including those left out, if they differ; else an empty text."""
+    texts = [
+        f"{text} on {ranks(row)}"
+        for row in rows.to_dict("records")
+        if known(row["efficiency"])
+        and (text := fraction(row["efficiency_all"])) not in (MISSING, fraction(row["efficiency"]))
+    ]
+    return f" With the runs that are left out, E is {listed(texts)}." if texts else ""
 
 
 def _finding(
@@ -128,17 +147,16 @@ def _finding(
     base = table.iloc[int(last["base_place"])]
     found = recommend(rows, base, invalid=invalid)
     division = divisions.get(int(str(last.name)))
-    title, share = main_loss(division, last)
     warned = invalid_reason(last, base, invalid)
+    title, share = ("not valid", math.nan) if warned else main_loss(division, last)
     best_size, best_detail = _best_tile(found, base, invalid)
     return SeriesFinding(
         series=str(last["series"]),
         heading=label,
         sentences=(
-            _speedup_sentence(last, base) + _fastest(rows, last),
+            _speedup_sentence(last, base) + _fastest(rows, last) + left_out_sentence(rows),
             _best_sentence(found, base, invalid),
-            loss_sentence(division, last, size=_size(last))
-            + (f" See the warning {warned}." if warned else ""),
+            loss_sentence(division, last, base, size=_size(last), not_valid=warned),
         ),
         best_size=best_size,
         best_detail=best_detail,
@@ -219,7 +237,7 @@ def _open_sentence(found: Recommendation, base: pd.Series, invalid: Invalid) -> 
     if not_valid:
         reasons = dict.fromkeys(invalid_reason(row, base, invalid) for row in not_valid)
         text += f" Nothing is concluded from values that are not valid: {_sizes(not_valid)}."
-        text += f" See {'the warning' if len(reasons) == 1 else 'the warnings'} {listed(list(reasons))}."
+        text += f" See {'the error' if len(reasons) == 1 else 'the errors'} {listed(list(reasons))}."
     return text
 
 
@@ -238,7 +256,7 @@ def main_loss(division: CellDivision | None, row: pd.Series) -> tuple[str, float
 
     The share is NaN if the title says that there is hardly any loss, or that its cause is not known.
     """
-    if division is None or WHOLE in division.rests:
+    if division is None or WHOLE in division.ideal:
         return "not known", math.nan
     if _hardly_any(division, row):
         return "hardly any", math.nan
@@ -250,30 +268,76 @@ def main_loss(division: CellDivision | None, row: pd.Series) -> tuple[str, float
     return (title, share) if share >= _HARDLY_ANY else ("cannot tell", math.nan)
 
 
-def loss_sentence(division: CellDivision | None, row: pd.Series, *, size: str) -> str:
-    """Return a sentence about the loss of a cell: its named causes, and what has no known cause."""
-    if division is None:
-        return "The causes of the loss are not known: no instrumented window was measured."
+def loss_sentence(
+    division: CellDivision | None,
+    row: pd.Series,
+    base: pd.Series | None = None,
+    *,
+    size: str,
+    not_valid: str = "",
+) -> str:
+    """Return sentences about the loss of a cell: its named causes, and what has no known cause.
+
+    ``base`` is the row of the baseline. ``not_valid`` is the heading of an error about the values of the cell
+    or of its baseline.
+    """
+    if not_valid:
+        return f"No causes are given, because the values are not valid: see the error {not_valid}."
+    relative = not row["is_base"] and known(row["efficiency"])
+    if division is None or (WHOLE in division.ideal and not relative):
+        return "The causes of the loss are not known: there are no times of the parts of a step."
     if _hardly_any(division, row):
         return f"There is hardly any loss to explain on {size}."
     rests = [one for one in division.rows if (one.key.cause in RESTS and abs(one.share) >= _SMALLEST_REST)]
     named = [one for one in division.rows if one.key.cause not in RESTS]
     alone = rests[0] if len(rests) == 1 and not named else None
-    lost = share_text(alone) if alone else percent(division.loss)
-    lost += f" of the step on {size} is lost{_at_baseline(division, row)}"
+    doubtful = row["efficiency_low"] <= 1 <= row["efficiency_high"]
+    lost = share_text(alone) if alone and not doubtful else percent(division.loss)
+    lost += f" of the step on {size} is lost{_notes_on_loss(division, row, doubtful=doubtful)}"
+    if WHOLE in division.ideal:
+        lost = f"Compared with the baseline, {lost}"
+    compared = _compared(row, base) if relative and WHOLE not in division.ideal else ""
     if alone:
-        return f"{lost}, without a known cause: {_rest_parts(alone, division)}."
+        return f"{lost}, without a known cause: {_rest_parts(alone, division)}.{compared}"
     unknown = listed([_rest_text(one, division) for one in rests])
     if not named:
-        return f"{lost}, without a known cause: {unknown}."
+        return f"{lost}, without a known cause: {unknown}.{compared}"
+    if all(math.isnan(one.share) for one in named):
+        titles = listed([title_of(one.key.cause) for one in named])
+        divided = f". Not divided among causes: {unknown}" if unknown else ", not divided among causes"
+        return f"{lost}{divided}. Present, share not known: {titles}.{compared}"
     texts = [f"{title_of(one.key.cause)} ({share_text(one, unknown='share not known')})" for one in named]
-    return f"{lost}: {listed(texts)}." + (f" Without a known cause: {unknown}." if unknown else "")
+    rest = f" Without a known cause: {unknown}." if unknown else ""
+    return f"{lost}: {listed(texts)}.{rest}{compared}"
 
 
-def _at_baseline(division: CellDivision, row: pd.Series) -> str:
-    """Return the share of the step that the baseline loses, from E(N) = (1 - loss(N)) / (1 - loss(N0))."""
+def _notes_on_loss(division: CellDivision, row: pd.Series, *, doubtful: bool) -> str:
+    """Return the loss of the baseline, from E(N) = (1 - loss(N)) / (1 - loss(N0)), and whether E may be 1."""
     base = 1 - (1 - division.loss) / row["efficiency"]
-    return f" ({percent(base)} at the baseline)" if not row["is_base"] and base >= _HARDLY_ANY else ""
+    shown = WHOLE not in division.ideal and not row["is_base"] and base >= _SMALLEST_REST
+    notes = [f"{percent(base)} at the baseline"] if shown else []
+    notes += ["not certain: the interval of the efficiency contains 1"] if doubtful else []
+    return f" ({'; '.join(notes)})" if notes else ""
+
+
+def _compared(row: pd.Series, base: pd.Series | None) -> str:
+    """Return the lost parts of the step beside those of the baseline, if both were measured."""
+    here, there = _lost_parts(row), {} if base is None else _lost_parts(base)
+    texts = [
+        f"{LOST_WORDS[part]} {percent(value)} ({percent(there[part])})"
+        for part, value in here.items()
+        if part in there and max(value, there[part]) >= _SMALLEST_REST
+    ]
+    return f" Compared with the baseline (in parentheses): {listed(texts)} of the step." if texts else ""
+
+
+def _lost_parts(row: pd.Series) -> dict[str, float]:
+    """Return the share of each lost part in the step; without the time of waiting, it is in ``transfer``."""
+    parts = row[list(PARTS)].astype(float)
+    if math.isnan(parts["wait"]):
+        parts["transfer"], parts["wait"] = row["exposed"], 0.0
+    total = parts.sum(skipna=False)
+    return {part: float(parts[part] / total) for part in LOST_WORDS} if total > 0 else {}
 
 
 def _hardly_any(division: CellDivision, row: pd.Series) -> bool:
@@ -291,7 +355,7 @@ def _rest_text(row: Share, division: CellDivision) -> str:
 def _rest_parts(row: Share, division: CellDivision) -> str:
     if row.key.cause == OTHER:
         return "outside all timers"
-    if WHOLE in division.rests:
+    if WHOLE in division.ideal:
         return "the parts of the step were not measured"
     return listed(
         [f"{name} {percent(value)}" for name, value in rest_parts(division) if abs(value) >= _SMALLEST_REST]
@@ -307,5 +371,6 @@ def share_text(row: Share, *, unknown: str = MISSING) -> str:
     if math.isnan(row.low):
         return percent(row.share)
     if row.high - row.low > 1:
-        return f"{percent(row.share)} [not certain]"
-    return f"{percent(row.share)} [{percent(row.low)}, {percent(row.high)}]"
+        return f"{percent(row.share)} [share not certain]"
+    doubtful = "; share not certain" if row.low <= 0 <= row.high else ""
+    return f"{percent(row.share)} [{percent(row.low)}, {percent(row.high)}{doubtful}]"

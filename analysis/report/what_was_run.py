@@ -33,13 +33,8 @@ _SETTINGS = (
 )
 #: The models that use an option; the other options concern every model.
 _USED_BY = {"parameters": {"transformer", "mlp"}, "seq_len": {"transformer"}, "image_size": {"resnet50"}}
-#: Placeholders whose values are in the tables of the measurements, or differ between runs.
-_IN_TABLES = frozenset(
-    {
-        *("study", "cell_id", "nodes", "tasks_per_node", "gpus_per_node", "world_size", "global_batch"),
-        *("per_gpu_batch", "launcher", "run_dir", "master_addr", "master_port"),
-    }
-)
+#: Placeholders whose values are names, or are known in the job only.
+_NAMES = frozenset({"study", "cell_id", "run_dir", "master_addr", "master_port"})
 _MODEL = (("Parameters", "parameters"), ("Gradients", "of gradients"))
 _SOFTWARE = ("Python", "PyTorch", "CUDA", "NCCL")
 _INTERVALS = (
@@ -162,8 +157,8 @@ def _of_kind(executed: Executed, cells: Sequence[Mapping[str, Any]]) -> Iterator
         yield Line("Command", one_line(shown_command(words), limit=400), "matrix.yaml")
         yield from _scripts(executed.commands(cells))
         passed = [name for name in _named(words) if not name.startswith("env.")]
-        if options := _options(cells, [name for name in passed if name not in _IN_TABLES]):
-            yield Line("Options passed to it", options, _PLAN)
+        if options := _options(cells, [name for name in passed if name not in _NAMES]):
+            yield Line("Values of the matrix in it", options, _PLAN)
         if runs["measured"].any():
             yield from _values_of_command(workload, runs)
         return
@@ -189,7 +184,8 @@ def _options(cells: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
     """Return options with their values; an option that varies has up to eight values."""
     found = []
     for name in names:
-        values = [cell.get(name, (cell.get("workload") or {}).get(name)) for cell in cells]
+        key = "tasks_per_node" if name == "gpus_per_node" else name
+        values = [cell.get(key, (cell.get("workload") or {}).get(key)) for cell in cells]
         texts = list(dict.fromkeys(spelled(value) for value in values if value is not None))
         if texts:
             found.append(f"{name} {' or '.join(texts[:8])}")
@@ -197,7 +193,7 @@ def _options(cells: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
 
 
 def _scripts(commands: Sequence[Mapping[str, Any]]) -> Iterator[Line]:
-    """Yield the script, its SHA-256 and its commit at the submission, if they were recorded."""
+    """Yield the script, its SHA-256 and its commit at the submission, or that they were not recorded."""
     found = Counter(_script(command) for command in commands if command.get("script"))
     source = f"run.json of {count(len(commands), 'run')}"
     if len(found) == 1:
@@ -205,6 +201,8 @@ def _scripts(commands: Sequence[Mapping[str, Any]]) -> Iterator[Line]:
     elif found:
         texts = [f"{text} ({count(runs, 'run')})" for text, runs in found.most_common()]
         yield Line("First files of the commands, when submitted", listed(texts, limit=4), source)
+    else:
+        yield Line("Code of the command", "not recorded", MISSING_SOURCE)
 
 
 def _script(command: Mapping[str, Any]) -> str:
@@ -229,8 +227,8 @@ def _values_of_command(workload: Mapping[str, Any], runs: pd.DataFrame) -> Itera
     if not _reads_values(workload):
         text = f"{_windows(runs)}, by the recorder in the command"
         yield Line("Measured", text, "runs.csv (epochs, steps)")
-        unknown = "input, output and the kind of model of the command"
-        yield Line("Not recorded", unknown, MISSING_SOURCE)
+        unknown = "input, output and the kind of model of the command; files that its first file imports"
+        yield Line("Not examined", unknown, MISSING_SOURCE)
         return
     file = metrics.get("csv") or metrics.get("jsonl")
     origin = f"its file {one_line(file, limit=120)}" if file else "its output"
@@ -251,8 +249,10 @@ def _values_of_command(workload: Mapping[str, Any], runs: pd.DataFrame) -> Itera
         yield Line("Samples/s", "the reported value times the number of ranks", "metrics.csv of the runs")
     if "throughput" in read and units.get("throughput") != "it/s":
         yield Line("Time per step", "computed with the batch of the matrix", "metrics.csv of the runs")
-    text = "whether the command used the batches of the matrix; its input, output, model and memory"
-    yield Line("Not recorded", text, MISSING_SOURCE)
+    text = "of the whole command, with its start: CPU time of foreign processes, counters of the network"
+    yield Line("Conditions", text, "conditions.json of the runs")
+    text = "whether the command used the batches of the matrix; its input, output, model and memory; "
+    yield Line("Not examined", f"{text}files that its first file imports", MISSING_SOURCE)
 
 
 def _windows(runs: pd.DataFrame) -> str:

@@ -16,7 +16,7 @@ from analysis.data.names import ranks, widest_series
 from analysis.report.figures.drawing import Drawing
 from analysis.report.figures.step_times import MAX_SERIES, series_figure, waterfall_figure
 from analysis.report.summary import loss_sentence, share_text
-from analysis.text import number
+from analysis.text import known, number
 
 #: Limits of a figure: runs, and points per run.
 MAX_RUNS, MAX_POINTS = 60, 200
@@ -68,6 +68,7 @@ def why_sections(
     return [
         _section(
             row,
+            rows.iloc[int(row["base_place"])] if known(row["efficiency"]) else None,
             divisions[int(str(row.name))],
             steps,
             place,
@@ -79,7 +80,14 @@ def why_sections(
 
 
 def _section(
-    row: pd.Series, division: CellDivision, steps: pd.DataFrame, place: int, *, label: str, ring: float | None
+    row: pd.Series,
+    base: pd.Series | None,
+    division: CellDivision,
+    steps: pd.DataFrame,
+    place: int,
+    *,
+    label: str,
+    ring: float | None,
 ) -> WhySection:
     figures = [waterfall_figure(division, row, name=f"why-{place}", label=label)]
     own = steps[steps["cell_id"].astype("str") == row["cell_id"]]
@@ -88,7 +96,7 @@ def _section(
     shown = [one for one in division.rows if one.key.cause not in RESTS or abs(one.share) >= _SMALLEST_REST]
     return WhySection(
         f"{label}, {ranks(row)}",
-        f"{loss_sentence(division, row, size=ranks(row))}{_links(row, ring)}",
+        f"{loss_sentence(division, row, base, size=ranks(row))}{_links(row, ring)}",
         figures,
         [
             (

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from analysis.causes.cells import CellDivision
+    from analysis.checks.scaling_table import Invalid
     from analysis.checks.validity import ValidityFinding
     from analysis.data.load import Study
     from analysis.report.figures.drawing import Drawing
@@ -167,7 +168,7 @@ def _report(
     others: dict[str, str] | None = None,
 ) -> Report:
     """Write the report and ``others`` (texts by file name) to ``folder``; ``rows`` is the scaling table."""
-    from analysis.checks.validity import validity
+    from analysis.checks.validity import invalid_cells, validity
     from analysis.data.environment import describe_environment
     from analysis.data.names import series_parts
     from analysis.report.figures.all_figures import detail_figures
@@ -187,7 +188,7 @@ def _report(
         environment = describe_environment(study)
         found = validity(study, frames, rows, environment)
         say("dividing the losses")
-        divisions, causes, why = _divided(study, frames, rows, details.fabric)
+        divisions, causes, why = _divided(study, frames, rows, details.fabric, invalid_cells(found))
         files = _tables(frames, rows, sizes) | causes
         say("writing")
         drawings = [*drawn(), *details.drawings]
@@ -251,11 +252,12 @@ def _tables(frames: Frames, rows: pd.DataFrame, sizes: pd.DataFrame) -> dict[str
 
 
 def _divided(
-    study: Study, frames: Frames, rows: pd.DataFrame, fabric: pd.DataFrame
+    study: Study, frames: Frames, rows: pd.DataFrame, fabric: pd.DataFrame, invalid: Invalid
 ) -> tuple[dict[int, CellDivision], dict[str, str], list[WhySection]]:
     """Return the divisions of the losses, {"causes.csv": its text}, and the page's sections about causes.
 
-    All three are empty for a table and for a study without runs that count.
+    All three are empty for a table and for a study without runs that count. A cell whose values, or
+    those of its baseline, are ``invalid`` has rows in causes.csv, but no division and no section.
     """
     from analysis.causes.table import causes_frame, divide_study, read_evidence
     from analysis.data.csv_files import csv_text
@@ -268,9 +270,14 @@ def _divided(
     divisions = divide_study(frames, rows, evidence)
     if not divisions:
         return {}, {}, []
+    valid = {
+        place: division
+        for place, division in divisions.items()
+        if invalid.keys().isdisjoint(rows.loc[place, ["cell_id", "base_cell"]])
+    }
     labels = series_titles(study, rows)
-    sections = why_sections(study, frames.runs, rows, divisions, labels=labels, rings=evidence.rings)
-    return divisions, {"causes.csv": csv_text(causes_frame(rows, divisions), digits=6)}, sections
+    sections = why_sections(study, frames.runs, rows, valid, labels=labels, rings=evidence.rings)
+    return valid, {"causes.csv": csv_text(causes_frame(rows, divisions), digits=6)}, sections
 
 
 def _templates(*, autoescape: bool, **options: Any) -> jinja2.Environment:

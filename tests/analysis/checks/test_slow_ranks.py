@@ -252,7 +252,7 @@ def test_the_page_names_stragglers_on_top(tmp_path):
         rows = ranks_frame({3: 0.04} if "n2" in cell_id else {}).reindex(columns=list(RANKS_COLUMNS))
         rows.to_csv(Path(attempt, "ranks.csv"), index=False)
     page = write_report(folder).page.read_text(encoding="utf-8")
-    assert "<strong>Late ranks.</strong> Rank 3 on n2 takes 40.0 ms per step longer" in page
+    assert "<strong>Warning: Late ranks.</strong> Rank 3 on n2 takes 40.0 ms per step longer" in page
     assert "The others wait for these ranks; such waiting is not slow communication." in page
 
 

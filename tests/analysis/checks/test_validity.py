@@ -188,8 +188,12 @@ def test_a_condition_common_to_all_runs_of_a_cell_is_named_and_leaves_none_out(t
         "All runs of these cells were disturbed: n2x1-gloo-srun-b32 (CPU time of foreign processes on n2). "
         "None of these runs is left out."
     )
+    disturb(path, "n1x1-gloo-srun-b64-r1", "foreign-cpu", "n1", value=0.5, limit=0.05)
+    assert findings(path)["disturbed"].message.startswith(
+        "4 of 6 runs, 1 of them left out, 3 with a condition common to all runs of their cell: n1x1-gloo-srun-b64-r1: "
+    )
     rows = scaling_table(measure(load_study(path)))
-    assert rows["n"].to_list() == [3, 3]
+    assert rows["n"].to_list() == [2, 3]
     assert recommend(rows, rows.iloc[0]).best is None, "no undisturbed run supports a recommendation"
 
 
@@ -274,12 +278,12 @@ def test_runs_that_were_not_stable_are_counted(tmp_path: Path) -> None:
     path = studies.finished(tmp_path / "s", studies.strong(sizes=(1, 2)), env=env)
     found = findings(path)["not-stable"]
     assert found.message == (
-        "In 3 of 6 runs, the step time still changed after the warm-up (n2x1-gloo-srun-b32): raise "
-        "warmup_steps."
+        "In 3 of 6 runs (n2x1-gloo-srun-b32), the median step times of the two halves of the warm-up differ by more "
+        "than 10 % on some rank, or the warm-up has fewer than 4 steps: raise warmup_steps."
     )
     assert found.values == {"runs": 3, "of": 6}
     page = unescape(write_report(path).page.read_text(encoding="utf-8"))
-    assert page.index("the step time still changed") < page.index('id="summary"')
+    assert page.index("the median step times of") < page.index('id="summary"')
     assert "was not yet stable" not in page
 
 
@@ -352,9 +356,13 @@ def test_the_same_findings_stand_in_all_four_places(tmp_path: Path) -> None:
     page = unescape((folder / "index.html").read_text(encoding="utf-8"))
     top = page[: page.index('id="summary"')]
     markdown = (folder / "proposal.md").read_text(encoding="utf-8").replace("\\", "")
-    assert "## Warnings" in markdown
-    assert r"\subsection{Warnings}" in (folder / "proposal.tex").read_text(encoding="utf-8")
+    assert "## Validity" in markdown
+    assert "<strong>2 errors</strong>" in top
+    assert "see the error Shared cores" in page
+    assert "see the error Shared cores" in markdown
+    assert 'id="why"' not in page
+    assert r"\subsection{Validity}" in (folder / "proposal.tex").read_text(encoding="utf-8")
     for one in listed:
-        assert f"<strong>{CODES[one['code']].heading}.</strong> {one['message']}</p>" in top
+        assert f"<strong>Error: {CODES[one['code']].heading}.</strong> {one['message']}</p>" in top
         assert page.count(one["message"]) == 1
-        assert f"**{CODES[one['code']].heading}.** {one['message']}" in markdown
+        assert f"**Error: {CODES[one['code']].heading}.** {one['message']}" in markdown

@@ -21,6 +21,7 @@ from analysis.report.proposal import Work, proposal_context
 from analysis.report.write import render_proposal, write_report, write_table_report
 from analysis.stats.measured import measure
 from bench.matrix.cell import Cell
+from bench.units import human_duration
 from tests.analysis.figures import no_figure
 from tests.analysis.studies import StudyBuilder, Timing, environment, finished, merged, strong, weak
 
@@ -99,11 +100,15 @@ def test_the_recommended_size_is_the_largest_at_or_above_the_guide_and_why(writt
     assert own.loc[2, "efficiency"] >= 0.8 > own.loc[4, "efficiency"], "the study is made so"
     text = markdown.partition("## Resources asked for\n\n")[2].partition("\n\n|")[0].replace("\\", "")
     assert text.startswith(
-        "2 nodes x 1 (2 ranks): the largest measured size whose efficiency (strong scaling) is at least 0.8: "
+        "2 nodes x 1 (2 ranks): the largest measured size whose efficiency (strong scaling) is at least 0.8 in its "
+        "whole 95 % interval, with at least 3 undisturbed runs of it and of the baseline: "
         f"{own.loc[2, 'efficiency']:.3f} ["
     )
     assert "The next larger size, 4 nodes x 1 (4 ranks), has an efficiency of 0." in text
-    assert re.search(r"One million samples cost 0\.\d+ node-hours, and 0\.\d+ at the baseline\.", text)
+    assert re.search(
+        r"One million samples cost 0\.\d+ \[0\.\d+, 0\.\d+\] node-hours, and 0\.\d+ \[[^]]+\] at the baseline\.",
+        text,
+    )
     assert "…" not in text, "no paragraph is cut"
 
 
@@ -176,11 +181,16 @@ def test_the_resources_asked_for_follow_from_the_stated_work(written):
     assert request["Job size"].value == "2 nodes x 1 (2 ranks) (recommended)"
     assert request["Work"].value == "100,000,000 samples x 2 epochs = 200,000,000 samples"
     assert request["Time to solution"].source.startswith("work / throughput = 200,000,000 / ")
-    assert float(request["Node-hours"].value) == pytest.approx(2 * hours, rel=0.005)
+    shortest, longest = (2e8 / best[f"throughput_{end}"] / 3600 for end in ("high", "low"))
+    value, *ends = request["Node-hours"].value.replace("[", "").replace("]", "").replace(",", "").split()
+    assert float(value) == pytest.approx(2 * hours, rel=0.005)
+    assert [float(end) for end in ends] == pytest.approx([2 * shortest, 2 * longest], rel=0.005)
+    times = [human_duration(3600 * time) for time in (hours, shortest, longest)]
+    assert request["Time to solution"].value == f"{times[0]} [{times[1]}, {times[2]}]"
     assert request["Node-hours"].source.startswith("nodes x time to solution = 2 x ")
     assert request["Memory per rank"].value == "512.0 MiB"
     assert request["Headroom"].value == "97 % of 16.0 GiB, its share of the host's memory"
-    assert request["Warnings"].value == "none"
+    assert request["Validity"].value == "no error and no warning"
 
 
 def test_warnings_stand_beside_the_numbers_that_they_affect(written):
@@ -191,9 +201,9 @@ def test_warnings_stand_beside_the_numbers_that_they_affect(written):
     cell = rows[(rows["mode"] == "strong") & (rows["gpus"] == 2)].iloc[0]["cell_id"]
     finding = ValidityFinding("straggler", "n1 is slow", [cell], {})
     context = proposal_context(study, frames, rows, [], describe_environment(study), [finding], {})
-    assert {line.what: line.value for line in context["request"]}["Warnings"] == finding.heading
+    assert {line.what: line.value for line in context["request"]}["Validity"] == "Warning: Late ranks"
     (section, _) = context["sections"]
-    place = section["headings"].index("Warnings")
+    place = section["headings"].index("Validity")
     assert [row[place] for row in section["rows"]].count("1") == 1
     of_all_cells = ValidityFinding("runs-differ", "Not all runs had the same PyTorch", [], {})
     context = proposal_context(study, frames, rows, [], describe_environment(study), [of_all_cells], {})
@@ -247,6 +257,37 @@ def test_a_planned_size_without_a_run_is_listed_with_its_reason(tmp_path):
     )
 
 
+def test_runs_that_failed_have_no_part_in_the_facts_and_no_traceback_is_referred_to(tmp_path, nothing_drawn):
+    def state(cell: Cell, repeat: int) -> tuple[str, str, str | None]:
+        reason = "rank 1 on n2: ValueError: truncated; see the traceback above"
+        return ("failed", reason, "error") if cell.nodes == 4 else ("completed", "", None)
+
+    path = finished(tmp_path / "s", strong(sizes=(1, 2, 4)), state=state)
+    for folder in path.glob("runs/n4x1*/attempt-1"):
+        (folder / "env.json").write_text(json.dumps({"schema": 1, "transport": {"network": "RoCE"}}))
+    markdown, _ = section(path)
+    assert "RoCE" not in markdown
+    assert lines(markdown, 0)["Network"] == ("Backend gloo, Interface eth0", "env.json of 6 runs")
+    assert "3 failed by error (rank 1 on n2: ValueError: truncated)." in markdown
+    page = (path / "report" / "index.html").read_text()
+    assert "RoCE" in page
+    assert "traceback above" not in page
+
+
+def test_the_backend_of_a_command_is_called_that_of_the_matrix_and_missing_code_not_recorded(tmp_path):
+    cells = strong(64, sizes=(1, 2))
+    for cell in cells:
+        cell.workload = {
+            **cell.workload,
+            "command": ["python", "-m", "train"],
+            "metrics": {"source": "recorder"},
+        }
+    path = finished(tmp_path / "s", cells)
+    markdown, _ = section(path)
+    assert "*Efficiency, strong scaling (batch 64, gloo in the matrix, srun)" in markdown
+    assert lines(markdown, 0)["Code of the command"] == ("not recorded", "none")
+
+
 def test_a_table_measured_elsewhere_gives_a_section_of_its_columns(tmp_path, nothing_drawn):
     (tmp_path / "bert.csv").write_text("gpus,throughput\n8,4553\n16,9191\n32,18119\n64,35774\n")
     page = write_table_report(tmp_path / "bert.csv", output=tmp_path, mode="strong", proposal=True).page
@@ -268,7 +309,7 @@ def test_without_batches_in_a_table_the_section_has_no_time_to_solution(tmp_path
     assert requested["Throughput, time to solution, node-hours"][0].startswith(
         "not known: the table does not"
     )
-    assert requested["Warnings"][0] == "none"
+    assert requested["Validity"][0] == "no error and no warning"
 
 
 def test_the_section_is_optional(tmp_path, nothing_drawn):
@@ -350,7 +391,7 @@ def test_the_section_has_the_same_content_in_both_forms():
     assert files["proposal.md"] == (
         "# A \\& B\n\none\\_two\n\n"
         "## What was run\n\n|  | Value | Source |\n|---|---|---|\n| Command | a\\|b | matrix.yaml |\n\n"
-        "## Warnings\n\n1. **Shared cores.** 2\\_cores\n\n## S\n\nt\n\n| a | b |\n|---:|---:|\n| x\\|y | 1 |\n\n*T*\n\n"
+        "## Validity\n\n1. **Shared cores.** 2\\_cores\n\n## S\n\nt\n\n| a | b |\n|---:|---:|\n| x\\|y | 1 |\n\n*T*\n\n"
         "![what it shows](figures/f.png)\n\n*C*\n\n## Causes of the loss\n\n- one\n- two\\_2\n"
     )
     assert files["proposal.tex"].partition("\n\n")[2] == (
@@ -360,7 +401,7 @@ def test_the_section_has_the_same_content_in_both_forms():
         "\\raggedright  & \\raggedright Value & \\raggedright Source \\tabularnewline\n\\midrule\n"
         "\\raggedright Command & \\raggedright a\\textbar{}b & \\raggedright matrix.yaml \\tabularnewline\n"
         "\\bottomrule\n\\end{tabular}\\par}\n\n"
-        "\\subsection{Warnings}\n\n\\begin{enumerate}\\raggedright\n"
+        "\\subsection{Validity}\n\n\\begin{enumerate}\\raggedright\n"
         "\\item \\textbf{Shared cores.} 2\\_cores\n\\end{enumerate}\n\n"
         "\\subsection{S}\n\nt\n\n"
         "\\begin{table}[htbp]\n\\centering\\footnotesize\n\\caption{T}\n"
@@ -415,7 +456,9 @@ def test_of_a_command_only_what_is_known_is_said(tmp_path, metrics, said, main_l
     assert run["First file of the command, when submitted"] == (
         "train.py, SHA-256 0123456789ab, git commit fedcba987654 with uncommitted changes"
     )
-    assert run["Options passed to it"] == "seq_len 64"
+    assert run["Values of the matrix in it"] == "per_gpu_batch 64 or 32, seq_len 64"
+    assert ("Conditions" in run) is not main_loop
+    assert "input, output" in run["Not examined"]
     assert run["Measured"] == said
     assert run.get("Samples/s") == ("computed with the batch of the matrix" if "csv" in metrics else None)
     assert ("Time per step" in run) is ("output" in metrics)

@@ -18,7 +18,7 @@ from analysis.checks.scaling_table import scaling_table
 from analysis.data.environment import describe_environment
 from analysis.data.load import load_study
 from analysis.report.proposal import proposal_context
-from analysis.report.summary import certainty, find, loss_sentence, main_loss, share_text
+from analysis.report.summary import certainty, find, left_out_sentence, loss_sentence, main_loss, share_text
 from analysis.stats.measured import measure
 from analysis.text import (
     clean,
@@ -38,7 +38,7 @@ from tests.analysis import studies
 from tests.analysis.points import frames_of_points
 
 #: A size that loses efficiency.
-ROW = pd.Series({"efficiency": 0.8, "efficiency_low": 0.7, "is_base": True})
+ROW = pd.Series({"efficiency": 0.8, "efficiency_low": 0.7, "efficiency_high": 0.9, "is_base": True})
 
 
 def rows_of(path: Path, cells: Any = None, **options: Any) -> pd.DataFrame:
@@ -85,7 +85,9 @@ def test_the_main_loss_is_the_largest_part_of_the_division(tmp_path: Path) -> No
     assert found.sentences[2] == (
         "60 % of the step on 8 ranks is lost (8 % at the baseline): less work per rank (5 % [5 %, 5 %]). Without a known cause: "
         "53 % [53 %, 53 %] (exposed communication 51 %, data loading 1 % and waiting for other ranks 1 %) "
-        "and 2 % [2 %, 2 %] outside all timers."
+        "and 2 % [2 %, 2 %] outside all timers. Compared with the baseline (in parentheses): data loading 1 % (3 %), "
+        "time outside all timers 2 % (5 %), exposed communication 51 % (0 %) and waiting for other ranks 1 % (0 %) of "
+        "the step."
     )
 
 
@@ -157,7 +159,7 @@ def test_nothing_is_concluded_from_a_wide_interval(tmp_path: Path) -> None:
         "]; more than 100 runs of this size and of the baseline would be needed"
     )
     assert found.sentences[2] == (
-        "The causes of the loss are not known: no instrumented window was measured."
+        "The causes of the loss are not known: there are no times of the parts of a step."
     )
 
 
@@ -166,10 +168,10 @@ def test_a_loss_whose_interval_includes_0_is_no_main_loss() -> None:
     division = CellDivision(rows, {}, {"transfer": 0.2})
     assert main_loss(division, ROW)[0] == "cannot tell"
     assert loss_sentence(division, ROW, size="8 ranks") == (
-        "21 % of the step on 8 ranks is lost, without a known cause: 1 % [0 %, 2 %] outside all timers and "
-        "20 % [-10 %, 50 %] (exposed communication 20 %)."
+        "21 % of the step on 8 ranks is lost, without a known cause: 1 % [0 %, 2 %; share not certain] outside all "
+        "timers and 20 % [-10 %, 50 %; share not certain] (exposed communication 20 %)."
     )
-    assert share_text(Share(Key("not-explained"), 0.85, -2.82, 1.0)) == "85 % [not certain]"
+    assert share_text(Share(Key("not-explained"), 0.85, -2.82, 1.0)) == "85 % [share not certain]"
     certain = CellDivision([rows[0], Share(Key("not-explained"), 0.2, 0.1, 0.3)], {}, {"transfer": 0.2})
     assert main_loss(certain, ROW) == ("exposed communication", 0.2)
 
@@ -179,22 +181,25 @@ def test_nothing_is_concluded_from_sizes_that_are_not_valid(tmp_path: Path) -> N
     labels = {name: name for name in rows["series"]}
     (found,) = find(rows, divisions, labels=labels, invalid={"n8x1-gloo-srun-b8": "Shared cores"})
     assert found.best_size == "2 ranks"
-    assert found.sentences[2].endswith(". See the warning Shared cores.")
+    assert found.sentences[2] == (
+        "No causes are given, because the values are not valid: see the error Shared cores."
+    )
+    assert (found.main_loss, found.loss_detail) == ("not valid", "on 8 ranks")
     assert found.sentences[1].endswith(
-        " Nothing is concluded from values that are not valid: 8 ranks, with 0.44 [0.44, 0.44]. See the warning "
+        " Nothing is concluded from values that are not valid: 8 ranks, with 0.44 [0.44, 0.44]. See the error "
         "Shared cores."
     )
     (found,) = find(rows, divisions, labels=labels, invalid={"n1x1-gloo-srun-b64": "Threads differ"})
     assert found.best_size == "not valid"
     assert found.best_detail.startswith("2 ranks: 0.85 [")
-    assert found.best_detail.endswith("]; see the warning Threads differ")
+    assert found.best_detail.endswith("]; see the error Threads differ")
 
 
 def test_fewer_than_3_runs_recommend_nothing_and_have_shares_without_intervals(tmp_path: Path) -> None:
     (found,) = findings(*divided(tmp_path, repeats=2, noise=0.0))
     assert found.best_size == "cannot tell"
     assert found.best_detail == (
-        "2 ranks: 0.85; 3 undisturbed runs of this size and of the baseline are needed"
+        "2 ranks: 0.85; at least 3 undisturbed runs of this size and of the baseline are needed"
     )
     assert "[" not in found.sentences[2]
 
@@ -213,12 +218,41 @@ def test_a_dip_below_the_guide_before_the_best_size_is_told(tmp_path: Path) -> N
 
 def test_without_parts_of_the_step_the_loss_is_not_known() -> None:
     rows = [Share(Key("not-explained"), 0.2, 0.1, 0.3)]
-    division = CellDivision(rows, {}, {"step": 0.2})
+    division = CellDivision(rows, {"step": 0.8}, {"step": 0.2})
     assert main_loss(division, ROW)[0] == "not known"
-    assert loss_sentence(division, ROW, size="8 ranks") == (
-        "20 % [10 %, 30 %] of the step on 8 ranks is lost, without a known cause: the parts of the step were not "
-        "measured."
+    larger = pd.concat([ROW, pd.Series({"is_base": False})]).groupby(level=0).last()
+    assert loss_sentence(division, larger, size="8 ranks") == (
+        "Compared with the baseline, 20 % [10 %, 30 %] of the step on 8 ranks is lost, without a known cause: the "
+        "parts of the step were not measured."
     )
+    # The loss of the baseline itself is not known.
+    assert loss_sentence(division, ROW, size="1 rank") == (
+        "The causes of the loss are not known: there are no times of the parts of a step."
+    )
+
+
+def test_a_loss_that_may_be_0_has_no_interval_and_causes_without_a_share_do_not_divide_it() -> None:
+    rows = [
+        Share(Key("cpu-starved"), math.nan, math.nan, math.nan),
+        Share(Key("not-explained"), 0.2, 0.1, 0.3),
+    ]
+    division = CellDivision(rows[1:], {}, {"transfer": 0.2})
+    doubtful = ROW.to_dict() | {"efficiency_high": 1.1}
+    assert loss_sentence(division, pd.Series(doubtful), size="8 ranks").startswith(
+        "20 % of the step on 8 ranks is lost (not certain: the interval of the efficiency contains 1), without "
+    )
+    division = CellDivision(rows, {}, {"transfer": 0.2})
+    assert loss_sentence(division, ROW, size="8 ranks") == (
+        "20 % of the step on 8 ranks is lost. Not divided among causes: 20 % [10 %, 30 %] (exposed communication "
+        "20 %). Present, share not known: too little CPU."
+    )
+
+
+def test_the_efficiency_of_all_runs_stands_beside_that_without_disturbed_runs() -> None:
+    columns = {"efficiency": [1.0, 0.9, 0.8], "efficiency_all": [1.0, 0.85, math.nan], "gpus": [1, 2, 4]}
+    rows = pd.DataFrame(columns)
+    assert left_out_sentence(rows) == " With the runs that are left out, E is 0.850 on 2 ranks."
+    assert left_out_sentence(rows.iloc[:1]) == ""
 
 
 def test_page_and_proposal_have_the_same_words_about_the_loss(tmp_path: Path) -> None:
@@ -248,6 +282,21 @@ def test_certainty_tells_runs_and_intervals(tmp_path: Path) -> None:
     none = rows_of(tmp_path / "d", state=lambda cell, repeat: ("planned", "", None))
     assert certainty(none) == "Nothing has been measured yet."
     assert findings(none) == []
+
+
+@pytest.mark.parametrize(
+    ("highs", "text"),
+    [
+        ([1.65], "is -39.4 % to +65.0 % (1 cell)"),
+        ([1.004, 1.09], "is ±0.4 % or -8.3 % to +9.0 % (2 cells)"),
+        ([1.004, 1.01, 1.09], "is ±1.0 % (median over 3 cells)"),
+    ],
+)
+def test_an_interval_that_is_not_symmetric_has_both_ends(highs: list[float], text: str) -> None:
+    rows = pd.DataFrame({"cell_id": [str(high) for high in highs], "n": 3, "throughput_high": highs})
+    assert certainty(rows.assign(throughput_low=1 / rows["throughput_high"])).startswith(
+        f"3 runs per cell; the 95 % interval of a throughput {text}"
+    )
 
 
 @pytest.mark.parametrize(
