@@ -42,7 +42,7 @@ _MAX_RUNS = 3
 _MAX_LATE = 2
 #: The env.json of each run, with the run's cell.
 _Environments = Sequence[tuple[str, dict[str, Any]]]
-_NOT_STABLE = re.compile(r"the step time was not yet stable")
+_NOT_STABLE = re.compile(r"the step time was not yet stable(?: after (\d+) warm-up steps)?")
 _UNEQUAL = "unequal-nodes: "
 #: Warnings in env.json that a finding replaces.
 _OWNED_WARNINGS = (SHARED_CORES, _NOT_STABLE, re.compile(r"^(unequal-nodes|threads-differ): "))
@@ -251,11 +251,11 @@ def _disturbed_runs(
     also = finished[finished["cell_id"].isin(list(common)) & ~finished["run_id"].isin(list(runs))]
     disturbed = len(runs) + len(also)
     outcome = "left out" if left_out == disturbed else f"{left_out} of them left out"
-    if len(also):
-        outcome += f", {len(also):,} with a condition common to all runs of their cell"
+    others = f"; and {len(also):,} with a condition common to all runs of their cell" if len(also) else ""
     return ValidityFinding(
         code,
-        f"{disturbed:,} of {count(len(finished), 'run')}, {outcome}: {listed(texts, limit=_MAX_RUNS)}.",
+        f"{disturbed:,} of {count(len(finished), 'run')}, {outcome}: "
+        f"{listed(texts, limit=_MAX_RUNS)}{others}.",
         list(dict.fromkeys(cell for _, cell, _, _ in entries)),
         {"runs": [{"run_id": run_id, "left_out": out, **one.as_json()} for run_id, _, out, one in entries]},
     )
@@ -294,7 +294,7 @@ def _shared_cores(envs: _Environments) -> Iterator[ValidityFinding]:
     most = max(worst.values(), key=lambda crowd: crowd.threads / crowd.cores)
     yield ValidityFinding(
         "shared-cores",
-        f"In {listed(texts, limit=_MAX_CELLS)}, ranks share cores: their times do not show scaling.",
+        f"In {listed(texts, limit=_MAX_CELLS)}, ranks share cores: times of such runs do not show scaling.",
         list(worst),
         {"ranks": most.ranks, "threads": most.threads, "cores": most.cores},
     )
@@ -388,14 +388,17 @@ def _differing(environment: Environment) -> Iterator[ValidityFinding]:
 
 
 def _not_stable(envs: _Environments) -> Iterator[ValidityFinding]:
-    odd = [cell for cell, env in envs if any(map(_NOT_STABLE.search, _texts(env)))]
+    matches = [(cell, _NOT_STABLE.search("; ".join(_texts(env)))) for cell, env in envs]
+    odd = [(cell, match) for cell, match in matches if match]
     if odd:
-        cells = list(dict.fromkeys(odd))
-        words = (
-            f"In {len(odd):,} of {count(len(envs), 'run')} ({_named(cells)}), the median step times of the "
-            "two halves of the warm-up differ by more than 10 % on some rank, or the warm-up has fewer than "
-            "4 steps: raise warmup_steps."
+        cells = list(dict.fromkeys(cell for cell, _ in odd))
+        text = (
+            "the medians of the step times in the two halves of the warm-up (without its first 2 steps) "
+            "differ by more than 10 % on some rank"
         )
+        if all(match[1] and int(match[1]) < 4 for _, match in odd):
+            text = "the warm-up has fewer than 4 steps, too few to tell whether the step time is stable"
+        words = f"In {len(odd):,} of {count(len(envs), 'run')} ({_named(cells)}), {text}: raise warmup_steps."
         yield ValidityFinding("not-stable", words, cells, {"runs": len(odd), "of": len(envs)})
 
 

@@ -153,8 +153,8 @@ def _recommendation(series: _Series, invalid: Invalid) -> str:
     if best is None:
         return _nothing_recommended(found, series, invalid)
     texts = [
-        f"{job_size(best)}: the largest measured size whose efficiency ({series.mode} scaling) is at least "
-        f"{GUIDE} in its whole 95 % interval, with at least {MIN_RUNS} undisturbed runs of it and of the "
+        f"{job_size(best)}: the largest size with valid values whose efficiency ({series.mode} scaling) is "
+        f"at least {GUIDE} in its whole 95 % interval, with at least {MIN_RUNS} undisturbed runs of it and of the "
         f"baseline: {_efficiency(best)}.",
         *_against_baseline(best, series),
     ]

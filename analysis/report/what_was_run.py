@@ -211,7 +211,7 @@ def _script(command: Mapping[str, Any]) -> str:
         text += f", SHA-256 {one_line(command['script_sha256'], limit=64)[:12]}"
     if command.get("git_commit"):
         text += f", git commit {one_line(command['git_commit'], limit=64)[:12]}"
-        state = {"True": " with uncommitted changes", "False": " without changes"}
+        state = {"True": " with uncommitted changes", "False": " without changes of tracked files"}
         text += state.get(str(command.get("git_dirty")), "")
     return text
 

@@ -57,7 +57,7 @@ def test_ranks_that_outnumber_the_cores_of_a_host_share_them(tmp_path: Path) -> 
     found = findings(path)["shared-cores"]
     assert (
         found.message
-        == "In n1x4-gloo-srun-b16 (4 ranks on 2 cores), ranks share cores: their times do not show scaling."
+        == "In n1x4-gloo-srun-b16 (4 ranks on 2 cores), ranks share cores: times of such runs do not show scaling."
     )
     assert found.cells == ["n1x4-gloo-srun-b16"]
     assert found.values == {"ranks": 4, "threads": 4, "cores": 2}
@@ -190,7 +190,10 @@ def test_a_condition_common_to_all_runs_of_a_cell_is_named_and_leaves_none_out(t
     )
     disturb(path, "n1x1-gloo-srun-b64-r1", "foreign-cpu", "n1", value=0.5, limit=0.05)
     assert findings(path)["disturbed"].message.startswith(
-        "4 of 6 runs, 1 of them left out, 3 with a condition common to all runs of their cell: n1x1-gloo-srun-b64-r1: "
+        "4 of 6 runs, 1 of them left out: n1x1-gloo-srun-b64-r1: "
+    )
+    assert findings(path)["disturbed"].message.endswith(
+        " UTC; and 3 with a condition common to all runs of their cell."
     )
     rows = scaling_table(measure(load_study(path)))
     assert rows["n"].to_list() == [2, 3]
@@ -278,12 +281,12 @@ def test_runs_that_were_not_stable_are_counted(tmp_path: Path) -> None:
     path = studies.finished(tmp_path / "s", studies.strong(sizes=(1, 2)), env=env)
     found = findings(path)["not-stable"]
     assert found.message == (
-        "In 3 of 6 runs (n2x1-gloo-srun-b32), the median step times of the two halves of the warm-up differ by more "
-        "than 10 % on some rank, or the warm-up has fewer than 4 steps: raise warmup_steps."
+        "In 3 of 6 runs (n2x1-gloo-srun-b32), the medians of the step times in the two halves of the warm-up "
+        "(without its first 2 steps) differ by more than 10 % on some rank: raise warmup_steps."
     )
     assert found.values == {"runs": 3, "of": 6}
     page = unescape(write_report(path).page.read_text(encoding="utf-8"))
-    assert page.index("the median step times of") < page.index('id="summary"')
+    assert page.index("the medians of the step times") < page.index('id="summary"')
     assert "was not yet stable" not in page
 
 

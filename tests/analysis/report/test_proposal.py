@@ -100,7 +100,7 @@ def test_the_recommended_size_is_the_largest_at_or_above_the_guide_and_why(writt
     assert own.loc[2, "efficiency"] >= 0.8 > own.loc[4, "efficiency"], "the study is made so"
     text = markdown.partition("## Resources asked for\n\n")[2].partition("\n\n|")[0].replace("\\", "")
     assert text.startswith(
-        "2 nodes x 1 (2 ranks): the largest measured size whose efficiency (strong scaling) is at least 0.8 in its "
+        "2 nodes x 1 (2 ranks): the largest size with valid values whose efficiency (strong scaling) is at least 0.8 in its "
         "whole 95 % interval, with at least 3 undisturbed runs of it and of the baseline: "
         f"{own.loc[2, 'efficiency']:.3f} ["
     )
