@@ -154,8 +154,8 @@ def _recommendation(series: _Series, invalid: Invalid) -> str:
         return _nothing_recommended(found, series, invalid)
     texts = [
         f"{job_size(best)}: the largest size with valid values whose efficiency ({series.mode} scaling) is "
-        f"at least {GUIDE} in its whole 95 % interval, with at least {MIN_RUNS} undisturbed runs of it and of the "
-        f"baseline: {_efficiency(best)}.",
+        f"at least {GUIDE} in its whole 95 % interval, with at least {MIN_RUNS} undisturbed runs of it and "
+        f"of the baseline: {_efficiency(best)}.",
         *_against_baseline(best, series),
     ]
     larger = series.rows[series.rows["gpus"] > best["gpus"]]
