@@ -11,7 +11,8 @@ of a step. The time of a cause within DDP's own work cannot be measured in this 
 also has runs without the cause: the true share is the difference between the step times, and any cause named
 for these runs is a false alarm. Some kinds use the nodes of a Slurm test cluster, which needs root
 (``--local`` leaves them out). The links of these nodes have no nominal rate, so ``slow-fabric`` writes one to
-conditions.json.
+conditions.json. Some planted causes are errors of validity, such as ranks that share cores. Therefore cells
+with errors are divided, too.
 
 ``--pairs`` plants two causes at once, each pair twice. ``--links`` trains the built-in model on four nodes,
 with the link of one node limited to 10 to 60 % of the rate of the others, in ten draws for each seed.
@@ -305,7 +306,9 @@ def read_draw(path: Path, kind: str) -> Draw:
 
 def named_causes(path: Path, cell: str) -> pd.DataFrame:
     """Return the rows of a cell that name a cause, the largest share first."""
-    causes = named(study_causes(load_study(path))).drop_duplicates(["cell_id", "cause", "rank", "node"])
+    causes = named(study_causes(load_study(path), also_invalid=True)).drop_duplicates(
+        ["cell_id", "cause", "rank", "node"]
+    )
     return causes[causes["cell_id"] == cell]
 
 

@@ -305,7 +305,9 @@ def run_healthy(cluster: Cluster, folder: Path, studies: int) -> list[str]:
         study.bench("submit", "STUDY", "--wait")
         contents = [study.run_json(run.run_id) for run in study.planned.runs]
         entries = [one for run in contents for one in run.get("disturbed") or ()]
-        causes = named(study_causes(load_study(study.folder)))[["cell_id", "cause", "share", "evidence"]]
+        causes = named(study_causes(load_study(study.folder), also_invalid=True))[
+            ["cell_id", "cause", "share", "evidence"]
+        ]
         runs, explained = runs + len(contents), explained + bool(len(causes))
         disturbed += sum(bool(run.get("disturbed")) for run in contents)
         odd = [run for run in contents if run["state"] != "completed" or "disturbed" not in run]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-#: Rows of a division that are not causes: time that no timer covers, and loss without a known cause.
-OTHER, NOT_EXPLAINED = "other", "not-explained"
-RESTS = (OTHER, NOT_EXPLAINED)
+#: Rows that are not causes: time that no timer covers, and loss without a known cause. ``not-valid`` replaces
+#: all rows of a cell that has an error (see :mod:`analysis.checks.validity`).
+OTHER, NOT_EXPLAINED, NOT_VALID = "other", "not-explained", "not-valid"
+RESTS = (OTHER, NOT_EXPLAINED, NOT_VALID)
 #: Separates the names of causes that the data do not distinguish.
 TOGETHER = " or "
 
@@ -125,15 +126,24 @@ def parts_of(name: str) -> list[str]:
 
 def title_of(name: str) -> str:
     """Return the title of a row for the page."""
-    rest = {OTHER: "outside all timers", NOT_EXPLAINED: "not explained"}
+    rest = {OTHER: "outside all timers", NOT_EXPLAINED: "not explained", NOT_VALID: "not valid"}
     return rest.get(name) or TOGETHER.join(CAUSES[one].title for one in parts_of(name))
+
+
+def no_causes(error: str) -> str:
+    """Return the sentence for a cell whose values are not valid because of an error."""
+    return f"No causes are given, because the values are not valid: see the error {error}."
 
 
 def remedy_of(name: str) -> str:
     """Return what to change; empty for a row that is not a cause."""
+    if name == NOT_VALID:
+        return "`bench report` shows the error and how to remove it."
     return " ".join(CAUSES[one].remedy for one in parts_of(name) if one in CAUSES)
 
 
 def meaning_of(name: str) -> str:
     """Return what the cause is."""
+    if name == NOT_VALID:
+        return "An error limits the validity of these values."
     return " ".join(CAUSES[one].meaning for one in parts_of(name) if one in CAUSES)

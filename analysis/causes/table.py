@@ -11,7 +11,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.causes.catalogue import NOT_EXPLAINED, OTHER, RESTS, TOGETHER, remedy_of
+from analysis.causes.catalogue import (
+    NOT_EXPLAINED,
+    NOT_VALID,
+    OTHER,
+    RESTS,
+    TOGETHER,
+    no_causes,
+    remedy_of,
+)
 from analysis.causes.cells import CellDivision, CellRun, Share, divide_cell
 from analysis.causes.claims import MUCH_LOADING, SLOW_LINK, LateRank, RunEvidence
 from analysis.causes.divide import COMPUTING, WHOLE, Parts
@@ -24,8 +32,10 @@ from analysis.checks.fabric import (
     read_probes,
     sweep_rows,
 )
-from analysis.checks.scaling_table import scaling_table
+from analysis.checks.scaling_table import Invalid, invalid_reason, scaling_table
 from analysis.checks.slow_ranks import PART_WORDS, stragglers, unequal_samples
+from analysis.checks.validity import invalid_cells, validity
+from analysis.data.environment import describe_environment
 from analysis.data.load import Study
 from analysis.stats.columns import PARTS
 from analysis.stats.decompose import USEFUL_PARTS
@@ -295,12 +305,22 @@ def _parts(row: Mapping[Any, Any]) -> Parts:
     return {part: value / total for part, value in values.items()}
 
 
-def causes_frame(rows: pd.DataFrame, divisions: Mapping[int, CellDivision]) -> pd.DataFrame:
-    """Return the content of causes.csv: the rows of each division, in the order of the scaling table."""
+def causes_frame(
+    rows: pd.DataFrame, divisions: Mapping[int, CellDivision], *, invalid: Invalid | None = None
+) -> pd.DataFrame:
+    """Return the content of causes.csv: the rows of each division, in the order of the scaling table.
+
+    A cell that is in ``invalid``, or whose baseline is, has only the row ``not-valid``.
+    """
     lines = []
     records = dict(zip(rows.index, rows.to_dict("records"), strict=True))
     for place, division in divisions.items():
         row = records[place]
+        base = records[int(row["base_place"])] if _has_base(row) else row
+        if error := invalid_reason(row, base, invalid or {}):
+            names = {"series": row["series"], "cell_id": row["cell_id"], "cause": NOT_VALID}
+            lines.append(names | {"evidence": no_causes(error), "remedy": remedy_of(NOT_VALID)})
+            continue
         for share in division.rows:
             claim = share.claim
             lines.append(
@@ -365,12 +385,17 @@ def named(frame: pd.DataFrame) -> pd.DataFrame:
     return frame[~frame["cause"].isin(RESTS)]
 
 
-def study_causes(study: Study) -> pd.DataFrame:
-    """Return the content of causes.csv of a study."""
+def study_causes(study: Study, *, also_invalid: bool = False) -> pd.DataFrame:
+    """Return the content of causes.csv of a study; with ``also_invalid``, cells with an error are divided."""
     frames = measure(study)
     rows = scaling_table(frames)
     evidence = read_evidence(study, frames, fabric=_fabric(study))
-    return causes_frame(rows, divide_study(frames, rows, evidence))
+    invalid = {} if also_invalid else _invalid(study, frames, rows)
+    return causes_frame(rows, divide_study(frames, rows, evidence), invalid=invalid)
+
+
+def _invalid(study: Study, frames: Frames, rows: pd.DataFrame) -> Invalid:
+    return invalid_cells(validity(study, frames, rows, describe_environment(study)))
 
 
 def _fabric(study: Study) -> pd.DataFrame:
@@ -387,12 +412,13 @@ def run_causes(study: Study, run_id: str) -> pd.DataFrame:
     The frame is empty if the run has no throughput. Disturbed runs are included.
     """
     frames = measure(study, include_disturbed=True)
-    rows = scaling_table(frames)
+    every = scaling_table(frames)
     own = frames.runs[(frames.runs["run_id"] == run_id) & frames.runs["measured"]]
-    rows = rows[rows["cell_id"].isin(own["cell_id"])].head(1)
+    rows = every[every["cell_id"].isin(own["cell_id"])].head(1)
     if not len(rows):
         return causes_frame(rows, {})
     row = rows.iloc[0]
+    invalid = _invalid(study, frames, every)
     runs = frames.runs
     kept = (runs["run_id"] == run_id) | ((runs["cell_id"] == row["base_cell"]) & ~row["is_base"])
     alone = replace(frames, runs=runs[kept].reset_index(drop=True))
@@ -401,4 +427,4 @@ def run_causes(study: Study, run_id: str) -> pd.DataFrame:
     evidence = read_evidence(study, alone, fabric=_fabric(study))
     divisions = divide_study(alone, table, evidence)
     place = table.index[table["cell_id"] == row["cell_id"]][0]
-    return causes_frame(table, {place: divisions[place]})
+    return causes_frame(table, {place: divisions[place]}, invalid=invalid)

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import pandas as pd
 
@@ -207,6 +208,8 @@ def what_decides(row: pd.Series, base: pd.Series, *, invalid: Invalid = _NONE) -
     return f"about {count(int(needed), 'run')} of this size and of the baseline would decide"
 
 
-def invalid_reason(row: pd.Series, base: pd.Series, invalid: Invalid) -> str:
+def invalid_reason(
+    row: pd.Series | Mapping[Any, Any], base: pd.Series | Mapping[Any, Any], invalid: Invalid
+) -> str:
     """Return the reason why the values of a size or of its baseline are not valid; empty if they are."""
     return invalid.get(row["cell_id"]) or invalid.get(base["cell_id"], "")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from analysis.causes.catalogue import NOT_EXPLAINED, OTHER, RESTS, title_of
+from analysis.causes.catalogue import NOT_EXPLAINED, OTHER, RESTS, no_causes, title_of
 from analysis.causes.cells import CellDivision, Share
 from analysis.causes.divide import WHOLE
 from analysis.causes.table import LOST_WORDS, rest_parts
@@ -282,7 +282,7 @@ def loss_sentence(
     or of its baseline.
     """
     if not_valid:
-        return f"No causes are given, because the values are not valid: see the error {not_valid}."
+        return no_causes(not_valid)
     relative = not row["is_base"] and known(row["efficiency"])
     if division is None or (WHOLE in division.ideal and not relative):
         return "The causes of the loss are not known: there are no times of the parts of a step."
@@ -302,13 +302,14 @@ def loss_sentence(
     unknown = listed([_rest_text(one, division) for one in rests])
     if not named:
         return f"{lost}, without a known cause: {unknown}.{compared}"
+    texts = listed(
+        [f"{title_of(one.key.cause)} ({share_text(one, unknown='share not known')})" for one in named]
+    )
     if all(math.isnan(one.share) for one in named):
-        titles = listed([title_of(one.key.cause) for one in named])
         divided = f". Not divided among causes: {unknown}" if unknown else ", not divided among causes"
-        return f"{lost}{divided}. Present, share not known: {titles}.{compared}"
-    texts = [f"{title_of(one.key.cause)} ({share_text(one, unknown='share not known')})" for one in named]
+        return f"{lost}{divided}. Present: {texts}.{compared}"
     rest = f" Without a known cause: {unknown}." if unknown else ""
-    return f"{lost}: {listed(texts)}.{rest}{compared}"
+    return f"{lost}: {texts}.{rest}{compared}"
 
 
 def _notes_on_loss(division: CellDivision, row: pd.Series, *, doubtful: bool) -> str:
@@ -363,9 +364,10 @@ def _rest_parts(row: Share, division: CellDivision) -> str:
 
 
 def share_text(row: Share, *, unknown: str = MISSING) -> str:
-    """Return the share of a row with its interval; ``unknown`` without a share."""
+    """Return the share of a row with its interval; ``unknown`` if the evidence shows no share."""
     if math.isnan(row.share):
-        return unknown
+        hidden = row.claim is not None and row.claim.share is not None  # by noise
+        return "share not certain" if hidden else unknown
     if row.low == 0 and row.claim is not None:
         return f"at most {percent(row.share)}"
     if math.isnan(row.low):

@@ -257,7 +257,7 @@ def _divided(
     """Return the divisions of the losses, {"causes.csv": its text}, and the page's sections about causes.
 
     All three are empty for a table and for a study without runs that count. A cell whose values, or
-    those of its baseline, are ``invalid`` has rows in causes.csv, but no division and no section.
+    those of its baseline, are ``invalid`` has only the row ``not-valid`` in causes.csv.
     """
     from analysis.causes.table import causes_frame, divide_study, read_evidence
     from analysis.data.csv_files import csv_text
@@ -277,7 +277,8 @@ def _divided(
     }
     labels = series_titles(study, rows)
     sections = why_sections(study, frames.runs, rows, valid, labels=labels, rings=evidence.rings)
-    return valid, {"causes.csv": csv_text(causes_frame(rows, divisions), digits=6)}, sections
+    causes = causes_frame(rows, divisions, invalid=invalid)
+    return valid, {"causes.csv": csv_text(causes, digits=6)}, sections
 
 
 def _templates(*, autoescape: bool, **options: Any) -> jinja2.Environment:

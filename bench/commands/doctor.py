@@ -228,13 +228,14 @@ def _failure(folder: RunFolder) -> Diagnosis:
 
 def _slow(target: Target, warnings: Sequence[Cause]) -> list[Cause]:
     """Return the causes of slow steps, largest share first, including the ``warnings`` from the logs."""
-    from analysis.causes.catalogue import OF_WARNINGS, parts_of
-    from analysis.causes.table import named, run_causes, study_causes
+    from analysis.causes.catalogue import NOT_EXPLAINED, OF_WARNINGS, OTHER, parts_of
+    from analysis.causes.table import run_causes, study_causes
     from analysis.data.load import load_study
 
     assert target.study is not None
     study = load_study(target.study.path)
-    rows = named(run_causes(study, target.run_id) if target.run_id else study_causes(study))
+    frame = run_causes(study, target.run_id) if target.run_id else study_causes(study)
+    rows = frame[~frame["cause"].isin([OTHER, NOT_EXPLAINED])]
     rows = rows.sort_values("share", ascending=False, na_position="last", kind="stable")
     rows = rows.drop_duplicates(["cause", "node", "rank"])
     attempts = dict(zip(study.runs["run_id"], study.attempts, strict=True))

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
@@ -66,6 +67,19 @@ def test_the_causes_of_a_study_are_those_of_all_its_cells(results: Path) -> None
     text = doctor("results/slow").stdout
     assert text.startswith("Study results/slow\n\n")
     assert "data-loading  20% of the step  results/slow/runs/n4x1-gloo-srun-b16-r1/attempt-1\n" in text
+
+
+@pytest.mark.parametrize("target", ["slow", RUN])
+def test_no_causes_are_given_for_values_that_are_not_valid(results: Path, target: str) -> None:
+    for folder in attempts(results / "slow"):
+        ranks = pd.read_csv(folder.ranks_csv)
+        ranks.loc[ranks["rank"] == 1, "samples"] *= 3
+        ranks.to_csv(folder.ranks_csv, index=False)
+    (cause,) = content(target)["causes"]
+    assert cause["cause"] == "not-valid"
+    assert cause["evidence"] == (
+        "No causes are given, because the values are not valid: see the error Unequal samples."
+    )
 
 
 def test_the_failures_of_a_study_come_first_and_exit_with_one(results: Path) -> None:

@@ -129,6 +129,6 @@ def sampled_step(
 
 
 def causes(path: Path, cell: str = "n4x1-gloo-srun-b16") -> pd.DataFrame:
-    """Return the rows of causes.csv of one cell."""
-    found = study_causes(load_study(path))
+    """Return the rows of causes.csv of one cell, also if its values are not valid."""
+    found = study_causes(load_study(path), also_invalid=True)
     return found[found["cell_id"] == cell].reset_index(drop=True)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analysis.causes.cells import CellDivision, Share
-from analysis.causes.divide import Key
+from analysis.causes.divide import Claim, Key
 from analysis.causes.table import divide_study, read_evidence
 from analysis.checks.scaling_table import scaling_table
 from analysis.data.environment import describe_environment
@@ -234,9 +234,10 @@ def test_without_parts_of_the_step_the_loss_is_not_known() -> None:
 def test_a_loss_that_may_be_0_has_no_interval_and_causes_without_a_share_do_not_divide_it() -> None:
     rows = [
         Share(Key("cpu-starved"), math.nan, math.nan, math.nan),
+        Share(Key("data-loading"), math.nan, math.nan, math.nan, Claim("data-loading", "", ("data",), 0.1)),
         Share(Key("not-explained"), 0.2, 0.1, 0.3),
     ]
-    division = CellDivision(rows[1:], {}, {"transfer": 0.2})
+    division = CellDivision(rows[2:], {}, {"transfer": 0.2})
     doubtful = ROW.to_dict() | {"efficiency_high": 1.1}
     assert loss_sentence(division, pd.Series(doubtful), size="8 ranks").startswith(
         "20 % of the step on 8 ranks is lost (not certain: the interval of the efficiency contains 1), without "
@@ -244,7 +245,7 @@ def test_a_loss_that_may_be_0_has_no_interval_and_causes_without_a_share_do_not_
     division = CellDivision(rows, {}, {"transfer": 0.2})
     assert loss_sentence(division, ROW, size="8 ranks") == (
         "20 % of the step on 8 ranks is lost. Not divided among causes: 20 % [10 %, 30 %] (exposed communication "
-        "20 %). Present, share not known: too little CPU."
+        "20 %). Present: too little CPU (share not known) and data loading (share not certain)."
     )
 
 

@@ -74,3 +74,19 @@ def test_a_slow_step_stays_visible_in_a_thinned_series(tmp_path: Path) -> None:
     assert (slowest["number"], slowest["step_time_sec"]) == (778, 0.5)
     drawing = series_figure(steps, name="steps-1", label="strong")
     assert "slowest 500 ms at step 778, rank 1" in drawing.inline_svg
+
+
+@pytest.mark.usefixtures("nothing_drawn")
+def test_no_causes_are_given_for_values_that_are_not_valid(tmp_path: Path) -> None:
+    path = plant(tmp_path / "s", {"data": 0.025}, noise=0.0)
+    for file in path.glob("runs/n4x1*/attempt-1/ranks.csv"):
+        frame = pd.read_csv(file)
+        frame.loc[frame["rank"] == 1, "samples"] *= 3
+        frame.to_csv(file, index=False)
+    page = write_report(path).page.read_text(encoding="utf-8")
+    words = "No causes are given, because the values are not valid: see the error Unequal samples."
+    assert words in unescape(page)
+    assert "loading data takes" not in page
+    causes = pd.read_csv(path / "report" / "causes.csv").set_index("cell_id")
+    assert causes.loc["n4x1-gloo-srun-b16", ["cause", "evidence"]].to_list() == ["not-valid", words]
+    assert "not-valid" not in set(causes.loc["n1x1-gloo-srun-b16", "cause"])
