@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import multiprocessing
 import os
+import runpy
 import signal
 import socket
 import sys
@@ -71,6 +72,14 @@ def trained(model: nn.Module) -> tuple[nn.Module, torch.optim.Optimizer]:
 
 def run_dir(argv: list[str]) -> str:
     return argv[argv.index("--run-dir") + 1]
+
+
+def script(argv: list[str]) -> int:
+    """Run the script that follows the arguments of all ranks, as the interpreter would."""
+    sys.argv = argv[argv.index("gloo") + 1 :]
+    sys.path.insert(0, str(Path(sys.argv[0]).parent))
+    runpy.run_path(sys.argv[0], run_name="__main__")
+    return 0
 
 
 def leave() -> int:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import csv
-import json
-import os
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+
+from tests.workload.conftest import torchrun_env
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 PARTS = ("data_load", "forward", "backward", "optimizer")
@@ -22,39 +19,28 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.fixture
-def fit(tmp_path):
-    """Return a function that runs a script with the callback, and returns metrics.csv and env.json."""
+def fit(server, tmp_path):
+    """Return a function that runs a script in one or two ranks, and returns metrics.csv and env.json."""
 
-    def fit(*words: str) -> tuple[list[dict[str, str]], dict]:
-        kept = {
-            name: value
-            for name, value in os.environ.items()
-            if not name.startswith(("SLURM", "RANK", "WORLD"))
-        }
+    def fit(*words: str, ranks: int = 1) -> tuple[list[dict[str, str]], dict]:
         env = {
-            **kept,
             "BENCH_RUN_DIR": str(tmp_path),
             "BENCH_WARMUP_STEPS": "3",
             "BENCH_STEPS_PER_EPOCH": "5",
             "BENCH_ATTRIBUTION_STEPS": "3",
             "BENCH_EPOCHS": "2",
-            "OMP_NUM_THREADS": "1",
-            "GLOO_SOCKET_IFNAME": "lo",
         }
-        done = subprocess.run(
-            [sys.executable, *words], env=env, cwd=tmp_path, capture_output=True, text=True, timeout=200
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        with (tmp_path / "metrics.csv").open(newline="") as file:
-            return list(csv.DictReader(file)), json.loads((tmp_path / "env.json").read_text())
+        torchrun = {"TORCHELASTIC_RUN_ID": "none", "GROUP_RANK": "0", "LOCAL_WORLD_SIZE": str(ranks)}
+        environments = [env | torchrun | rank for rank in torchrun_env(ranks)] if ranks > 1 else [env]
+        done = server.start(tmp_path, words, environments, "tests.record.loops:script").finish().succeeded()
+        return done.table("metrics"), done.env
 
     return fit
 
 
-@pytest.mark.slow
 def test_two_ranks_are_measured_as_any_others(fit):
     script = [str(EXAMPLES / "train_lightning.py"), "--devices", "2", "--samples", "1024", "--width", "64"]
-    rows, env = fit("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *script)
+    rows, env = fit(*script, ranks=2)
     assert [(row["epoch"], row["steps"], row["samples"]) for row in rows] == [
         ("1", "5", "320"),
         ("2", "5", "320"),
@@ -93,7 +79,6 @@ pl.Trainer(
 """
 
 
-@pytest.mark.slow
 def test_one_device_without_ddp_has_its_parts_and_no_validation_in_them(fit, tmp_path):
     script = tmp_path / "single.py"
     script.write_text(SINGLE)

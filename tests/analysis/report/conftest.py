@@ -16,7 +16,13 @@ from tests.analysis.closer_studies import with_probes, write_ranks
 from tests.analysis.figures import only_svg
 
 CHROMIUM = Path(os.environ.get("BENCH_CHROMIUM", "/usr/bin/chromium"))
-ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
+ARGUMENTS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--in-process-gpu",
+    "--disable-background-networking",
+    "--no-first-run",
+]
 HOSTILE_HOST = "<img src=x onerror=alert(1)>"
 
 
