@@ -217,7 +217,8 @@ def _directive(text: str, number: int) -> Line:
     if words and words[0] in _HETEROGENEOUS:
         return Line("directive", heterogeneous=True)
     options: list[Option] = []
-    blanks = [*filter(is_in_brackets, words), *_YOURS.findall(text)]
+    expands = any(map(EXPANSION.search, words))  # a value with a variable, not a placeholder
+    blanks = [*([] if expands else filter(is_in_brackets, words)), *_YOURS.findall(text)]
     remarks = [_placeholder(blank, number) for blank in blanks]
     for item in read_options(words, sbatch_options(), line=number):
         remark = refused_value(item) if isinstance(item, Option) else item
@@ -269,7 +270,7 @@ def read_options(words: Sequence[str], table: OptionTable, *, line: int = 0) -> 
             yield from _long(word, waiting, table, line)
         elif word.startswith("-") and len(word) > 1:
             yield from _short(word, waiting, table, line)
-        elif not is_in_brackets(word):
+        elif not is_in_brackets(word) or word.count("}") > word.count("{"):  # as in ${NAME:?a message}
             yield _stray(word, line)
 
 
@@ -335,7 +336,7 @@ def _unknown(word: str, written: str, matches: list[str], table: OptionTable, li
         message = f"sbatch refuses `{word}`: the option is now called --{_RENAMED[written]}"
         new = f"--{_RENAMED[written]}"
         return _refused(line, message, f"write {new}", old=f"--{written}", new=new)
-    if table.command == "sbatch" and srun_only(written):
+    if table.command == "sbatch" and srun_only(written) and written.replace("_", "-") not in table.long:
         message = f"sbatch refuses `{word}`: --{written} is an option of srun only"
         return _refused(line, message, f"pass it to srun: srun --{written} ...")
     longer = (name for name in table.long if len(name) > 2 and written.startswith(name))

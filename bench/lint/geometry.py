@@ -65,6 +65,12 @@ class Geometry:
         hosts = expand_hosts(self.value("nodelist") or "")
         return (len(hosts), len(hosts)) if hosts else (1, None)
 
+    @property
+    def too_many_hosts(self) -> bool:
+        """True if ``--nodelist`` names more hosts than ``--nodes`` allows."""
+        hosts = self.value("nodelist") or ""
+        return "$" not in hosts and len(expand_hosts(hosts)) > (self.node_range[1] or 10**9)
+
     @cached_property
     def nodes(self) -> int | None:
         """The number of nodes, or None if it is unknown or a range."""

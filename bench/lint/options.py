@@ -137,7 +137,7 @@ class OptionTable:
 
     def closest(self, written: str) -> str | None:
         """Return the option whose name is closest to the misspelt ``written``, or None."""
-        close = difflib.get_close_matches(written.replace("_", "-"), self.long, n=1, cutoff=0.84)
+        close = difflib.get_close_matches(written.replace("_", "-").lower(), self.long, n=1, cutoff=0.84)
         return close[0] if close else None
 
 

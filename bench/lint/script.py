@@ -33,7 +33,14 @@ _OTHER_SHELL = re.compile(r"#!.*\b(?:zsh|ksh)\b")
 #: A line that another program replaces before sbatch reads the script: Jinja, ERB, brew, printf of Python.
 _TEMPLATE = re.compile(
     r"<%|\$\$[({]|\{%|\{\{[=?~#/]|\{\{\s*[A-Za-z_][\w.]*\s*[|}]|^[^#]*(?<!%)%\(\w+\)[sdif]|^__\w+\{\{|##\w+##"
+    r"|^(?:#SBATCH.*)?@[A-Z_]+@"
 )
+#: A value that another program fills in, or that sbatch does not expand.
+_FILLED_IN = re.compile(rf"{EXPANSION.pattern}|\{{[a-z_]\w*\}}")
+#: A line that a program replaces by directives; the directives below it contain variables.
+_LINE_FILLED_IN = re.compile(r"\$\{[A-Z_]+\}")
+#: The output of a job below the copy of its script.
+_OUTPUT = re.compile(r"slurmstepd: |srun: (?:error|job)|Traceback \(most recent call last\)")
 _STARTS_WORKERS = frozenset(
     {"torchrun", "launch", "accelerate", "deepspeed", "composer", "lightning", "fabric", "colossalai"}
 )
@@ -139,9 +146,10 @@ class Script:
     @cached_property
     def is_draft(self) -> bool:
         """True if sbatch cannot take the file as it is: a template, notes, or text without a ``#!`` line."""
-        variables = sum(bool(EXPANSION.search(option.value or "")) for option in self.header.options)
+        variables = sum(bool(_FILLED_IN.search(option.value or "")) for option in self.header.options)
         notes = sum(map(bool, map(_NOTE.fullmatch, self.lines)))
-        return variables > 2 or notes > 2 or is_template(self.lines) or not first_line(self.lines)
+        output = any(map(_OUTPUT.match, self.lines))
+        return variables > 2 or notes > 2 or output or is_template(self.lines) or not first_line(self.lines)
 
     def options_of_program(self, launch: Launch) -> Iterator[tuple[str, Value]]:
         """Yield the program's options as (name, value), with underscores instead of hyphens in names."""
@@ -158,6 +166,11 @@ class Script:
                 yield normal, words[position + 1]
             else:
                 yield normal, Value("", word.lines)
+
+    def one_job_per_node(self, launch: Launch) -> bool:
+        """Return whether a launcher's node rank is an argument of the script: each node runs its own job."""
+        rank = launch.options.get("node_rank")
+        return bool(rank and any(one.name.isdecimal() for one in self.unknowns.within(rank.text)))
 
     def mentions(self, pattern: re.Pattern[str]) -> bool:
         """Return whether ``pattern`` matches in a line that is not a comment."""
@@ -266,7 +279,11 @@ def ignored_directives(script: Script) -> Iterator[tuple[int, tuple[Option, ...]
 
 def is_template(lines: Sequence[str]) -> bool:
     """Return whether another program fills in the script before sbatch reads it."""
-    return any(_TEMPLATE.search(line[:400]) for line in lines)
+    filled_in = any(map(_LINE_FILLED_IN.fullmatch, lines))
+    return any(
+        _TEMPLATE.search(line[:400]) or (filled_in and line.startswith("#SBATCH") and "${" in line)
+        for line in lines
+    )
 
 
 def first_line(lines: Sequence[str]) -> int | None:

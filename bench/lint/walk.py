@@ -421,6 +421,7 @@ class Walker:
         self.statements(node.body, inside)
 
     def _case(self, node: Case, place: Place) -> None:
+        self.state.command = "case"
         self.state.expander.value(node.subject)
         number = next(self._numbers)
         for index, (patterns, body) in enumerate(node.arms):

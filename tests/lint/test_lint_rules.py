@@ -229,3 +229,54 @@ def test_commands_are_checked_only_if_a_shell_like_bash_runs_them(shebang: str, 
     text = f"{shebang}\n#SBATCH --nodes=2\n#SBATCH --time=1h\npython train.py\n"
     found = {finding.rule for finding in lint_script(text, path="x")}
     assert found == ({"malformed-directive", "missing-srun"} if is_shell else {"malformed-directive"})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "#!/bin/bash\n#SBATCH --name={name}\n#SBATCH -N {nodes}\n#SBATCH -t {walltime}\n#SBATCH -p {queue}\n"
+        "#SBATCH --gpus=v100:{(1 if gpu else 0)*nodes}\n",
+        "#!/bin/bash\n${PARTITION_OPTION}\n#SBATCH --job-name=${JOB_NAME}\n",
+        "#!/bin/bash\n@CONSTRAINT@\n#SBATCH --nodes=@NODES@\n",
+        "#!/bin/bash\n#SBATCH -n=2\nsrun python a.py\nslurmstepd: error: *** JOB 7 CANCELLED ***\n(a b)\n",
+        "#!/bin/bash\nexport SIZE=your_size(int)\n",
+        "#!/bin/bash\npython your.py\n--option value..\n",
+    ],
+)
+def test_templates_logs_and_blanks_get_hints_only(text: str) -> None:
+    assert {finding.severity for finding in lint_script(text, path="x")} <= {Severity.INFO}
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("--TIME=10", "write --time"),
+        ("--mem_bind=local", "write --mem-bind"),
+        ("-o ${DIR}/a.out", "sbatch --output="),
+        ("-o ${DIR:?set it}/a.out", "quote it"),
+    ],
+)
+def test_the_remedy_of_a_directive_is_one_that_sbatch_accepts(line: str, message: str) -> None:
+    (finding,) = lint_script(f"#!/bin/bash\n#SBATCH {line}\nDIR=/a\n", path="x")
+    assert message in finding.remedy
+    assert finding.severity is not Severity.INFO
+
+
+@pytest.mark.parametrize(
+    ("rule", "text"),
+    [
+        ("missing-srun", HEAD + "python a.py -N $SLURM_JOB_NUM_NODES\n"),
+        ("undefined-variable", "#!/bin/bash\necho $a\npython b.py $a $b tcp://$MASTER_ADDR\n"),
+        ("undefined-variable", "#!/bin/bash\nsrun -N 1 a.sh $SLURM_CPUS_PER_TASK $SLURM_NNODES\n"),
+        ("world-size-mismatch", HEAD + "export WORLD_SIZE=1\nsrun --ntasks-per-node=4 -N2 ./a.sh\n"),
+    ],
+)
+def test_what_the_caller_or_another_script_may_give_is_a_hint(rule: str, text: str) -> None:
+    found = [finding for finding in lint_script(text, path="x") if finding.rule == rule]
+    assert found
+    assert {finding.severity for finding in found} == {Severity.INFO}
+
+
+def test_the_number_of_gpus_has_another_name() -> None:
+    found = lint_script(HEAD + "srun python a.py --n $SLURM_JOB_NUM_GPUS\n", path="x")
+    assert "use $SLURM_GPUS_ON_NODE" in [finding.remedy for finding in found]

@@ -27,6 +27,7 @@ _RENDEZVOUS_OPTIONS = names(
     nnodes trainer.num_nodes distributed ddp multiprocessing_distributed strategy trainer.strategy"""
 )
 STARTS_PROCESSES = names("multiprocessing_distributed nproc_per_node gpus_per_node ngpus world_size")
+_SIZES = names("n np nodes ntasks num_procs num_gpus ngpus")
 _LEARNS = re.compile(r"torch|tensorflow|keras|\bjax\b|cuda", re.IGNORECASE)
 _REACHES_SERVERS = re.compile(r"hostfile|machinefile|python.*client", re.IGNORECASE)
 _DATA_PARALLEL = re.compile(r"(?:\A|[_-])dp(?:[_.-]|\Z)")
@@ -38,6 +39,8 @@ _KEEPS_RUNNING = frozenset(
 )
 _OPTION_NAME = re.compile(r"--([A-Za-z][\w-]*)(?:=|\Z)")
 _TORCHRUN = frozenset({"torchrun", "launch"})
+#: Modules whose mpirun does not count slots, unlike that of Open MPI.
+_OTHER_MPI = re.compile(r"module.*\b(?:mvapich|mpich|impi|intel-?mpi|cray-mpi)", re.IGNORECASE)
 _PROCESSES = frozenset({"-n", "-np", "--np", "-c"})
 _MORE_SLOTS = re.compile(r"oversubscribe|overcommit|hostfile|machinefile|-hosts?\b|hwthread|-H\Z|-f\Z", re.I)
 #: Names of the options for the node rank and the number of nodes, by launcher that assigns no node ranks.
@@ -86,7 +89,7 @@ def missing_srun(script: Script) -> Iterator[Remark]:
             message += ", and the other nodes stay idle"
         # Programs that do not learn often start MPI themselves, and a client or host file suggests servers.
         learns = script.job.asks_for_gpus or script.mentions(_LEARNS)
-        learns = learns and not script.mentions(_REACHES_SERVERS)
+        learns = learns and not script.mentions(_REACHES_SERVERS) and not _gets_size(script, step)
         certain = waits and script.job.several_nodes and not _is_uncertain(script, step)
         yield Remark(
             step.outer.line,
@@ -95,6 +98,13 @@ def missing_srun(script: Script) -> Iterator[Remark]:
             Severity.ERROR if certain else Severity.WARNING if waits or learns else Severity.INFO,
             _insert_srun(script, step),
         )
+
+
+def _gets_size(script: Script, step: Step) -> bool:
+    """Return whether a program gets the size of the job, so that it may start the processes itself."""
+    sizes = {script.job.nodes, script.job.ntasks, script.job.number("ntasks")} - {None, 1}
+    given = script.options_of_program(step.launch) if step.launch.kind == "python" else ()
+    return any(name in _SIZES and script.number(value, script.job) in sizes for name, value in given)
 
 
 def _one_process_for_all_gpus(script: Script) -> Iterator[Remark]:
@@ -528,7 +538,12 @@ def mpirun_slots(script: Script) -> Iterator[Remark]:
         return  # sites that allocate whole nodes give each core a slot
     if not {"nodes", "ntasks"} & set(script.job.options):
         return  # the number of nodes is given on the command line
-    if not slots or script.job.heterogeneous or "overcommit" in script.job.options:
+    if (
+        not slots
+        or script.job.heterogeneous
+        or "overcommit" in script.job.options
+        or script.mentions(_OTHER_MPI)
+    ):
         return
     for step in script.walk.steps:
         words = [word.text for word in step.launch.words]
@@ -595,4 +610,5 @@ def world_size_mismatch(script: Script) -> Iterator[Remark]:
                 message = f"WORLD_SIZE is {size}, but srun starts {ntasks} processes"
                 edit = Edit(value.line, "=$SLURM_NTASKS_PER_NODE", "=$SLURM_NTASKS")
                 fitting = edit if script.line(value.line).endswith(edit.old) else None
-                yield Remark(value.line, message, "write WORLD_SIZE=$SLURM_NTASKS", edit=fitting)
+                severity = Severity.INFO if step.launch.kind == "script" else None  # the script may set it
+                yield Remark(value.line, message, "write WORLD_SIZE=$SLURM_NTASKS", severity, fitting)

@@ -47,6 +47,7 @@ _RANK_VARIABLES = names(
 )
 #: Rendezvous backends that assign the ranks themselves.
 _ASSIGNS_RANKS = frozenset({"c10d", "etcd", "etcd-v2", "etcd_v2", "zeus"})
+_CALLS_ITSELF = re.compile(r"srun\b.*(?:\$\{?0|BASH_SOURCE)")
 _FIRST_HOST = '$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
 _EXPAND_IN_TASK = (
     "expand the variable in the task: srun bash -c '... $SLURM_NODEID ...', or \\$ within double quotes"
@@ -249,7 +250,8 @@ def hardcoded_host(script: Script) -> Iterator[Remark]:
     assigned = [one.value for one in script.walk.assigned if _ADDRESS_VARIABLE.match(one.name) and one.value]
     for step in script.training:
         backend = step.launch.options.get("rdzv_backend")
-        if backend is None or not backend.text.startswith("etcd"):  # a server outside the job
+        outside = backend and backend.text.startswith("etcd")  # a server outside the job
+        if not outside and not script.one_job_per_node(step.launch):
             assigned += _addresses(script, step)
     for value in assigned:
         match = _HOST.match(value.text)
@@ -327,6 +329,13 @@ def rank_expanded_early(script: Script) -> Iterator[Remark]:
                     message += f" (see line {unknown.line})"
                     yield Remark(value.line, message, _EXPAND_IN_TASK, Severity.INFO)
     yield from _exported_early(script, steps)
+    for use in script.walk.uses:
+        place = use.place
+        if use.command != "case" or use.name not in _SLURM_RANKS or place.task or place.function:
+            continue
+        if script.job.ntasks != 1 and not script.mentions(_CALLS_ITSELF):
+            message = f"the batch shell runs this `case`, and ${use.name} is always 0 there"
+            yield Remark(use.line, message, _EXPAND_IN_TASK, Severity.WARNING)
 
 
 def _ranks_given(script: Script, step: Step) -> Iterator[tuple[str, Value]]:

@@ -16,7 +16,7 @@ from bench.lint.walk import DECLARATIONS, Step
 
 _OPENS_STRING = re.compile(r"\\\Z|(?:=|-\w*c\s+|echo\s+|<<<\s*|\()[\"']\Z|\S[ \t]+[\"']\Z")
 #: A part of a command that is to be filled in, such as ``<path>``.
-_BLANK = re.compile(r"<[A-Za-z.?][^<>|;()$`\"']*(?<!\s)>")
+_BLANK = re.compile(r"<[A-Za-z.?][^<>|;()$`\"']*(?<!\s)>|\w+\((?:int|float|str|bool)\)")
 _VARIABLE = re.compile(r"\$\{?([A-Za-z_]\w*)")
 _MAX_ODD_LINES = 200
 _PROSE = re.compile(r"[A-Z][a-z]+[,:]?\Z")
@@ -264,7 +264,7 @@ def _stray(script: Script, step: Step) -> Remark | None:
         if step.node.assigns:
             message = f"bash runs `{start.text[:40]}` as a command, because the value before it is not quoted"
             return Remark(line, message, "write NAME='WORD WORD'")
-        return _broken_off_option(script, start.text, line)
+        return _broken_off_option(script, step, start.text)
     if bare in DECLARATIONS:
         return Remark(line, f"{bare} does not allow blanks around =", f"write {bare} NAME=VALUE")
     spaced = len(words) > 1 and (words[1].bare or "").startswith("=") and bool(_NAME.match(bare))
@@ -360,8 +360,15 @@ def _is_sentence(script: Script, step: Step) -> bool:
     return sentence and script.line(step.line).lstrip()[:1] in ("'", '"')
 
 
-def _broken_off_option(script: Script, option: str, line: int) -> Remark:
+def _broken_off_option(script: Script, step: Step, option: str) -> Remark:
+    line = step.line
     message = f"bash runs `{option[:40]}` as a command, although it is an option of the command above"
+    if any(word.text.endswith("..") for word in step.launch.words):
+        return Remark(line, message, "fill in the options before you submit the script", Severity.INFO)
+    joined = any(part.text == "\\\n" for word in step.outer.words for part in word.parts)
+    if joined and script.line(line - 1).lstrip().startswith("#"):
+        message = f"`{option[:40]}` belongs to the comment above: within double quotes, \\ joins the lines"
+        return Remark(line, message, f"remove the comment in line {line - 1}")
     broken = re.search(r"\\[ \t]+\Z", script.line(line - 1))
     if broken:
         remedy = f"remove the blanks after the backslash in line {line - 1}"

@@ -81,8 +81,8 @@ def _tasks(script: Script, step: Step, geometry: Geometry) -> Iterator[Remark]:
     tasks, gpus = geometry.tasks_per_node, geometry.gpus_per_node
     if not tasks or not gpus or tasks == gpus or geometry.gpus_per_task or not _trains(script, step):
         return
-    if "overcommit" in geometry.options:
-        return  # the script shares the devices on purpose
+    if "overcommit" in geometry.options or (step.place.background and step.place.loops):
+        return  # the script shares the devices on purpose, or the runs are independent of each other
     tasks_line = geometry.line("ntasks-per-node", "ntasks")
     gpus_line = geometry.line(*_GPU_OPTIONS)
     main = tasks_line or gpus_line or step.line
@@ -178,9 +178,8 @@ def _launcher_nodes(script: Script, step: Step, geometry: Geometry) -> Iterator[
         return
     value = launch.node_count
     expected, nodes = script.number(value, geometry), geometry.nodes
-    rank = launch.options.get("node_rank")
-    if rank and any(unknown.name.isdecimal() for unknown in script.unknowns.within(rank.text)):
-        return  # an argument of the script: each node runs a job of its own
+    if script.one_job_per_node(launch):
+        return
     if (script.job.number("ntasks") or nodes or 1) < (nodes or 1):
         return  # Slurm reduces the number of nodes, see ntasks-conflict
     if value is None and nodes and nodes > 1 and not passes_unknown_options(script, launch):
@@ -222,7 +221,8 @@ def ntasks_conflict(script: Script) -> Iterator[Remark]:
 
     ``--ntasks`` takes precedence, and ``--ntasks-per-node`` then only sets a maximum. Therefore too few
     processes start, or Slurm refuses the job. With fewer tasks than nodes, Slurm
-    reduces the number of nodes. A step must not request more nodes or CPUs than its job.
+    reduces the number of nodes. Slurm refuses a job with more hosts in ``--nodelist`` than ``--nodes``.
+    A step must not request more nodes or CPUs than its job.
 
     Bad:
         #SBATCH --nodes=2
@@ -246,6 +246,9 @@ def ntasks_conflict(script: Script) -> Iterator[Remark]:
 
 def _conflict(script: Script, geometry: Geometry, *, job: bool) -> Iterator[Remark]:
     ntasks, per_node = geometry.number("ntasks"), geometry.number("ntasks-per-node")
+    if job and geometry.too_many_hosts:
+        message = "--nodelist names more hosts than --nodes allows: Slurm refuses the job"
+        yield Remark(geometry.line("nodelist"), message, "name fewer hosts, or change --nodes")
     if not ntasks or geometry.heterogeneous:
         return
     line = geometry.line("ntasks")
@@ -357,7 +360,8 @@ def ntasks_not_per_node(script: Script) -> Iterator[Remark]:
         suggestion = f"--ntasks-per-node={per_node or 'GPUS'}"
         edit = Edit(option.line, option.written, suggestion) if nodes and per_node else None
         remedy = f"write {suggestion}" + (" and --nodes" if nodes is None else "")
-        yield Remark(option.line, message, remedy, edit=edit)
+        severity = None if script.sruns else Severity.INFO
+        yield Remark(option.line, message, remedy, severity, edit)
 
 
 def _determines_tasks_per_node(geometry: Geometry) -> bool:

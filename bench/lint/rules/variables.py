@@ -78,6 +78,7 @@ _OF_LAUNCHER = {
     "NODE_RANK": "$SLURM_NODEID",
 }
 _FOR_TASKS = re.compile(r"(?:MASTER_ADDR|MASTER_PORT|WORLD_SIZE|(?:NCCL|GLOO|TORCH|OMP|UCX|FI)_[A-Z0-9_]+)\Z")
+_NUMBER_OF_NODES = re.compile("SLURM_NNODES|SLURM_JOB_NUM_NODES")
 _NAME = re.compile(r"[A-Za-z_]\w*\Z")
 _PADDED_COMMAND = re.compile(
     r"tail\s+(?:-c|--bytes)|cut\s+-c|head\s+-c|\bdate\b[^|+]*\+[\"']?%0?[SMHdmjNyV]|rev\b.*cut|printf[^|]*%0"
@@ -143,7 +144,7 @@ def _undefined(script: Script, use: Use) -> Remark | None:
         remedy = f"set {name} before this line: {name}={_OF_LAUNCHER[name]}"
         if name.endswith("RANK"):
             remedy = f"use {_OF_LAUNCHER[name]} in a command that srun starts"
-        return Remark(line, message, remedy)
+        return Remark(line, message, remedy, Severity.INFO if _relies_on_caller(script) else None)
     if _caller_sets(script, name):
         return None
     unless = "unless the submitting shell exports it"
@@ -164,13 +165,21 @@ def _caller_sets(script: Script, name: str) -> bool:
     return any(mentioned.search(line[:2000]) for line in script.lines)
 
 
+def _relies_on_caller(script: Script) -> bool:
+    """Return whether the script uses several other variables that nothing in it sets."""
+    unset = {use.name for use in script.walk.uses if not use.known and not use.guarded and use.name.islower()}
+    return len(unset - set(script.assigned_to)) > 1
+
+
 def _undefined_by_slurm(script: Script, use: Use) -> Remark | None:
     """Return a finding if Slurm does not set the variable in this job, or None."""
     name = use.name
     if name in script.assigned_to or _is_tested_above(script, use):
         return None
     if name not in _SLURM_VARIABLES and "_HET_GROUP_" not in name:
+        gpus = re.search("NUM_?GPU|NGPU|GPUS?_COUNT", name)
         close = difflib.get_close_matches(name, sorted(_SLURM_VARIABLES), n=1, cutoff=0.8)
+        close = ["SLURM_GPUS_ON_NODE"] if gpus else close
         if close:
             message = f"Slurm does not set ${name}, so it is empty; did you mean ${close[0]}?"
             return Remark(use.line, message, f"use ${close[0]}")
@@ -179,8 +188,11 @@ def _undefined_by_slurm(script: Script, use: Use) -> Remark | None:
     if options and not given & set(options) and not _given_in_usage(script, options[0]):
         message = f"Slurm sets ${name} only in jobs with --{options[0]}, which this script does not request"
         remedy = f"add --{options[0]}, or write ${{{name}:-NUMBER}}"
-        # Job arrays are often requested on the command line only.
-        return Remark(use.line, message, remedy, Severity.INFO if options == ("array",) else None)
+        # Job arrays, and the sizes of jobs without a number of nodes, are given on the command line.
+        sizes = {"nodes", "ntasks", "ntasks-per-node"} & set(script.job.options)
+        elsewhere = not sizes or ("nodes" not in sizes and script.mentions(_NUMBER_OF_NODES))
+        severity = Severity.INFO if options == ("array",) or elsewhere else None
+        return Remark(use.line, message, remedy, severity)
     return None
 
 
@@ -192,7 +204,9 @@ def _given_in_usage(script: Script, option: str) -> bool:
 
 def _is_tested_above(script: Script, use: Use) -> bool:
     """Return whether one of the lines above a use tests whether the variable has a value."""
-    test = re.compile(rf"(?:-n\s+|-v\s+)\"?\$?\{{?{use.name}\b|\${{?{use.name}\}}?\"?\s*!=\s*(?:\"\"|'')")
+    test = re.compile(
+        rf"(?:\[|\btest|!|&&|\|\|)\s*-[nv]\s+\"?\$?\{{?{use.name}\b|\${{?{use.name}\}}?\"?\s*!=\s*(?:\"\"|'')"
+    )
     return any(test.search(line[:500]) for line in script.lines[max(0, use.line - 6) : use.line])
 
 
