@@ -15,6 +15,7 @@ from typing import Any
 import pandas as pd
 
 from analysis.causes.cells import CellDivision
+from analysis.causes.divide import WHOLE
 from analysis.checks.scaling_table import Invalid, Recommendation, invalid_reason, recommend, what_decides
 from analysis.checks.validity import ValidityFinding, invalid_cells
 from analysis.data.environment import Environment, describe, hosts_of
@@ -122,7 +123,7 @@ def proposal_context(
         "request": _request(series[0], executed, environment, validity, work) if series else [],
         "sections": [_section(one, executed, validity, drawings if one is shown[0] else ()) for one in shown],
         "losses": causes,
-        "losses_note": _LOSSES_NOTE if any("%" in text for text in causes) and executed.has_parts else "",
+        "losses_note": _losses_note(causes, divisions),
         "missing": _missing(rows),
     }
 
@@ -154,8 +155,8 @@ def _recommendation(series: _Series, invalid: Invalid) -> str:
         return _nothing_recommended(found, series, invalid)
     texts = [
         f"{job_size(best)}: the largest size with valid values whose efficiency ({series.mode} scaling) is "
-        f"at least {GUIDE} in its whole 95 % interval, with at least {MIN_RUNS} undisturbed runs of it and "
-        f"of the baseline: {_efficiency(best)}.",
+        f"at least {GUIDE} in its whole 95 % interval, with at least {MIN_RUNS} runs of it and of "
+        f"the baseline without a recorded disturbance: {_efficiency(best)}.",
         *_against_baseline(best, series),
     ]
     larger = series.rows[series.rows["gpus"] > best["gpus"]]
@@ -254,7 +255,7 @@ def _request(
     rates = interval(row["throughput_low"], row["throughput_high"])
     total = _UNIT_OF_WORK if work is None else work.total
     lines = [Line("Job size", size, "scaling.csv (efficiency, efficiency_low)")]
-    source = "see Validity, below" if validity else "scaling.csv"
+    source = "see Validity, below" if validity else "bench report --json (validity)"
     warnings = Line("Validity", _warnings(row, validity) or "no error and no warning", source)
     if not known(rate):
         reason = "not known: the table does not contain the batch of a step"
@@ -300,7 +301,10 @@ def _left_out(executed: Executed) -> str:
     if executed.reads_values:
         return "queue waits, and work that the values of the command do not cover"
     if executed.has_command:
-        return "start-up, queue waits, and the times at which all ranks pause the recorder"
+        return (
+            "start-up, queue waits, and the time between two loops over the recorder's batches and in pauses "
+            "of all ranks"
+        )
     return "start-up, validation, checkpoints and queue waits"
 
 
@@ -388,6 +392,8 @@ def _table(series: _Series, executed: Executed, validity: Sequence[ValidityFindi
     rows = [_table_row(row, series, loops, jobs, validity) for row in series.rows.to_dict("records")]
     headings = [name for name in rows[0] if any(row[name] != MISSING for row in rows)]
     texts = [[row[name] for name in headings] for row in rows]
+    if executed.reads_values:  # the batch of the command is not known
+        headings = [f"{name} in the matrix" if name == "Batch" else name for name in headings]
     caption = f"{series.title}. n: runs"
     if "Main loop (s)" in headings:
         caption += "; main loop: the timed windows of one run; whole job: from start to end"
@@ -426,10 +432,18 @@ def _table_row(
 
 # -- causes of the loss ---------------------------------------------------------------
 
-_LOSSES_NOTE = (
+_SHARES = (
     "Percentages are shares of the step time (causes.csv); brackets, if any, contain 95 % intervals over the "
-    "runs. The parts of a step were measured in a separate, instrumented window."
+    "runs."
 )
+
+
+def _losses_note(losses: Sequence[str], divisions: Mapping[int, CellDivision]) -> str:
+    """Return what the percentages are, and where the parts of a step were measured, if they were."""
+    if not any("%" in text for text in losses):
+        return ""
+    has_parts = any(WHOLE not in division.ideal for division in divisions.values())
+    return _SHARES + (" The parts of a step were measured in a separate, instrumented window." * has_parts)
 
 
 def _loss_item(series: _Series, divisions: Mapping[int, CellDivision], invalid: Invalid) -> str:

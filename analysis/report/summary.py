@@ -286,8 +286,11 @@ def loss_sentence(
     relative = not row["is_base"] and known(row["efficiency"])
     if division is None or (WHOLE in division.ideal and not relative):
         return "The causes of the loss are not known: there are no times of the parts of a step."
+    compared = _compared(row, base) if relative and WHOLE not in division.ideal else ""
     if _hardly_any(division, row):
-        return f"There is hardly any loss to explain on {size}."
+        if division.loss < _HARDLY_ANY:
+            return f"There is hardly any loss to explain on {size}."
+        return f"Compared with the baseline, there is hardly any loss on {size}.{compared}"
     rests = [one for one in division.rows if (one.key.cause in RESTS and abs(one.share) >= _SMALLEST_REST)]
     named = [one for one in division.rows if one.key.cause not in RESTS]
     alone = rests[0] if len(rests) == 1 and not named else None
@@ -296,7 +299,6 @@ def loss_sentence(
     lost += f" of the step on {size} is lost{_notes_on_loss(division, row, doubtful=doubtful)}"
     if WHOLE in division.ideal:
         lost = f"Compared with the baseline, {lost}"
-    compared = _compared(row, base) if relative and WHOLE not in division.ideal else ""
     if alone:
         return f"{lost}, without a known cause: {_rest_parts(alone, division)}.{compared}"
     unknown = listed([_rest_text(one, division) for one in rests])
@@ -329,7 +331,9 @@ def _compared(row: pd.Series, base: pd.Series | None) -> str:
         for part, value in here.items()
         if part in there and max(value, there[part]) >= _SMALLEST_REST
     ]
-    return f" Compared with the baseline (in parentheses): {listed(texts)} of the step." if texts else ""
+    return (
+        f" Parts of the step compared with the baseline (in parentheses): {listed(texts)}." if texts else ""
+    )
 
 
 def _lost_parts(row: pd.Series) -> dict[str, float]:

@@ -84,11 +84,6 @@ class Executed:
         """True if a user's command ran instead of the built-in training."""
         return any((cell.get("workload") or {}).get("command") for cell in self.cells)
 
-    @property
-    def has_parts(self) -> bool:
-        """True if the parts of a step were measured."""
-        return not (self.is_table or self.reads_values)
-
     def kinds(self) -> list[list[Mapping[str, Any]]]:
         """Return the cells in groups; a group has one command and one source of values."""
         groups: dict[str, list[Mapping[str, Any]]] = {}

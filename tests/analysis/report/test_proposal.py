@@ -10,6 +10,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
 from analysis.causes.table import divide_study, read_evidence
@@ -26,6 +27,8 @@ from tests.analysis.figures import no_figure
 from tests.analysis.studies import StudyBuilder, Timing, environment, finished, merged, strong, weak
 
 LATEX = shutil.which("pdflatex")
+#: Columns of metrics.csv that are no part of a step.
+TIMES = ("epoch_time_sec", "checkpoint_time_sec")
 WRAPPER = r"""\documentclass{article}
 \usepackage[T1]{fontenc}
 \usepackage{booktabs,graphicx,textcomp}
@@ -101,7 +104,7 @@ def test_the_recommended_size_is_the_largest_at_or_above_the_guide_and_why(writt
     text = markdown.partition("## Resources asked for\n\n")[2].partition("\n\n|")[0].replace("\\", "")
     assert text.startswith(
         "2 nodes x 1 (2 ranks): the largest size with valid values whose efficiency (strong scaling) is at least 0.8 in its "
-        "whole 95 % interval, with at least 3 undisturbed runs of it and of the baseline: "
+        "whole 95 % interval, with at least 3 runs of it and of the baseline without a recorded disturbance: "
         f"{own.loc[2, 'efficiency']:.3f} ["
     )
     assert "The next larger size, 4 nodes x 1 (4 ranks), has an efficiency of 0." in text
@@ -288,6 +291,18 @@ def test_the_backend_of_a_command_is_called_that_of_the_matrix_and_missing_code_
     assert lines(markdown, 0)["Code of the command"] == ("not recorded", "none")
 
 
+def test_without_parts_of_the_step_none_is_said_to_be_measured(tmp_path, nothing_drawn):
+    path = finished(tmp_path / "s", strong(sizes=(1, 2)), timing=Timing(comm_s=0.02))
+    assert "were measured in a separate, instrumented window" in section(path)[0]
+    for file in path.glob("runs/*/*/metrics.csv"):
+        frame = pd.read_csv(file)
+        parts = [name for name in frame if name.endswith("_time_sec") and name not in TIMES]
+        frame.assign(**dict.fromkeys(parts)).to_csv(file, index=False)
+    markdown, _ = section(path)
+    assert "instrumented" not in markdown.partition("## Causes of the loss")[2]
+    assert "Compared with the baseline, " in markdown
+
+
 def test_a_table_measured_elsewhere_gives_a_section_of_its_columns(tmp_path, nothing_drawn):
     (tmp_path / "bert.csv").write_text("gpus,throughput\n8,4553\n16,9191\n32,18119\n64,35774\n")
     page = write_table_report(tmp_path / "bert.csv", output=tmp_path, mode="strong", proposal=True).page
@@ -463,7 +478,7 @@ def test_of_a_command_only_what_is_known_is_said(tmp_path, metrics, said, main_l
     assert run.get("Samples/s") == ("computed with the batch of the matrix" if "csv" in metrics else None)
     assert ("Time per step" in run) is ("output" in metrics)
     assert not run.keys() & {"Training", "Input", "Output"}
-    assert ("separate, instrumented window" in context["losses_note"]) is main_loop
+    assert ("Batch in the matrix" in context["sections"][0]["headings"]) is not main_loop
     left_out = {line.what: line.value for line in context["request"]}["Not included"]
     assert ("start-up" in left_out) is main_loop
     assert "validation" not in left_out

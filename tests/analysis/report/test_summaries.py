@@ -19,6 +19,7 @@ from analysis.data.environment import describe_environment
 from analysis.data.load import load_study
 from analysis.report.proposal import proposal_context
 from analysis.report.summary import certainty, find, left_out_sentence, loss_sentence, main_loss, share_text
+from analysis.stats.columns import PARTS
 from analysis.stats.measured import measure
 from analysis.text import (
     clean,
@@ -85,9 +86,8 @@ def test_the_main_loss_is_the_largest_part_of_the_division(tmp_path: Path) -> No
     assert found.sentences[2] == (
         "60 % of the step on 8 ranks is lost (8 % at the baseline): less work per rank (5 % [5 %, 5 %]). Without a known cause: "
         "53 % [53 %, 53 %] (exposed communication 51 %, data loading 1 % and waiting for other ranks 1 %) "
-        "and 2 % [2 %, 2 %] outside all timers. Compared with the baseline (in parentheses): data loading 1 % (3 %), "
-        "time outside all timers 2 % (5 %), exposed communication 51 % (0 %) and waiting for other ranks 1 % (0 %) of "
-        "the step."
+        "and 2 % [2 %, 2 %] outside all timers. Parts of the step compared with the baseline (in parentheses): data loading 1 % (3 %), "
+        "time outside all timers 2 % (5 %), exposed communication 51 % (0 %) and waiting for other ranks 1 % (0 %)."
     )
 
 
@@ -104,7 +104,9 @@ def test_other_causes_lead_to_other_words(tmp_path: Path, timing: studies.Timing
     assert found.main_loss == main
     if main == "hardly any":
         assert found.best_size == "8 ranks"
-        assert found.sentences[2] == "There is hardly any loss to explain on 8 ranks."
+        assert found.sentences[2].startswith(
+            "Compared with the baseline, there is hardly any loss on 8 ranks. "
+        )
 
 
 def test_without_a_good_size_it_is_told_what_comes_closest(tmp_path: Path) -> None:
@@ -246,6 +248,19 @@ def test_a_loss_that_may_be_0_has_no_interval_and_causes_without_a_share_do_not_
     assert loss_sentence(division, ROW, size="8 ranks") == (
         "20 % of the step on 8 ranks is lost. Not divided among causes: 20 % [10 %, 30 %] (exposed communication "
         "20 %). Present: too little CPU (share not known) and data loading (share not certain)."
+    )
+
+
+def test_a_loss_that_the_baseline_has_too_is_not_called_hardly_any() -> None:
+    parts = dict.fromkeys(PARTS, 0.0) | {"forward": 60.0, "other": 40.0}
+    base = pd.Series(ROW.to_dict() | parts)
+    larger = pd.Series(
+        base.to_dict() | {"efficiency": 0.99, "efficiency_low": 0.98, "is_base": False, "other": 41.0}
+    )
+    division = CellDivision([Share(Key("other"), 0.41, 0.4, 0.42)], {"forward": 0.59}, {})
+    assert loss_sentence(division, larger, base, size="2 ranks") == (
+        "Compared with the baseline, there is hardly any loss on 2 ranks. Parts of the step compared with the "
+        "baseline (in parentheses): time outside all timers 41 % (40 %)."
     )
 
 
