@@ -325,9 +325,9 @@ def _mark(options: pd.DataFrame) -> None:
 def _compare_with_first(options: pd.DataFrame, *, samples: int, epochs: int) -> None:
     """Set ``distinguishable`` and ``runs_needed`` of measured options with a total time.
 
-    An option is distinguishable if Welch's 95 % interval of the ratio of its total time to that of the first
-    option of its group excludes 1; a queue wait counts as a constant. ``distinguishable`` is None below three
-    runs.
+    Each option is compared with the first one of its group. It is distinguishable if Welch's 95 % interval of
+    the ratio of their total times excludes 1; a queue wait counts as a constant. ``distinguishable`` is None
+    below three runs.
     """
     options["distinguishable"] = pd.Series([None] * len(options), index=options.index, dtype=object)
     options["runs_needed"] = np.nan

@@ -171,7 +171,7 @@ def _fastest(advice: Advice, first: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _first_of_other_studies(advice: Advice, first: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return, for each study other than that of ``first``, its option that ends first."""
+    """Return the option that ends first of each study, except the study of ``first``."""
     options = _measured(advice)
     others = options[options["study"] != first["study"]]
     soonest = (first_of(own) for _, own in others.groupby("study", sort=False))

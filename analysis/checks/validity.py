@@ -103,7 +103,7 @@ class ValidityFinding(NamedTuple):
     values: dict[str, Any]
 
     def affects(self, cell: str) -> bool:
-        """Whether the finding is about a cell."""
+        """Return whether the finding affects ``cell``."""
         return not self.cells or cell in self.cells
 
     @property

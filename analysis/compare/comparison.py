@@ -443,7 +443,7 @@ def _pair_moments(both: pd.DataFrame, *, size: int) -> LogMoments:
 
 
 def _missing_runs(rows: pd.DataFrame, runs: Sequence[pd.DataFrame], labels: tuple[str, str]) -> list[str]:
-    """Return a text per pair of cells: it names A or B if that has no measured run, with its runs' states."""
+    """Name, for each pair of cells, the studies without a measured run, with the states of their runs."""
     texts: list[list[str]] = [[] for _ in range(len(rows))]
     for side, own, label in zip("ab", runs, labels, strict=True):
         for place in np.flatnonzero(rows[f"n_{side}"] == 0):

@@ -83,8 +83,8 @@ class SizePath:
     Attributes:
         runs: the runs; all runs of one size have the same layout.
         name: description of the sizes.
-        largest_within: ranks of the largest size within one node, if other sizes span several nodes;
-            otherwise 0, because laws then need no term for leaving the node.
+        largest_within: ranks of the largest size within one node. It is 0 if no other size spans several
+            nodes: laws then need no term for leaving the node.
     """
 
     runs: pd.DataFrame

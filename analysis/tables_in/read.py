@@ -72,8 +72,8 @@ _AMBIGUOUS = {
     "(?:epoch|training|train|total|wall|run|elapsed|job)_?time(?:_[a-z]+)?|runtime(?:_[a-z]+)?|time_avg|"
     "walltime(?:_[a-z]+)?|elapsed(?:_[a-z]+)?|seconds|duration(?:_[a-z]+)?|time_per_epoch(?:_[a-z]+)?": (
         "could be the time of a fixed amount of work or the time to reach a target",
-        "rename it to time_to_train, or to time if the work is the same in every row (strong scaling) or the "
-        "work per rank is (weak scaling)",
+        "rename it to time_to_train; for a fixed amount of work, in total (strong scaling) or per rank (weak "
+        "scaling), rename it to time",
     ),
 }
 

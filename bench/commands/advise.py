@@ -190,7 +190,7 @@ def waits_for(
 ) -> dict[Layout, Wait]:
     """Return the queue wait of each layout (study and size), as given or as estimated by Slurm.
 
-    ``layouts`` has each layout's shortest training time, and ``given`` the waits of some studies (both s).
+    ``layouts`` has each layout's shortest training time in seconds, and ``given`` the waits of some studies.
     If ``ask`` is true, Slurm estimates the waits of the studies that are not in ``given``.
     """
     from analysis.advise.options import Wait
@@ -292,6 +292,6 @@ def _one_line(text: str) -> str:
 
 
 def _similar_cell(study: PlannedStudy, nodes: int, per_node: str) -> str:
-    """Return the id of a cell with ``per_node`` ranks per node: on ``nodes`` nodes, or else the largest."""
+    """Return the id of the cell on ``nodes`` nodes of ``per_node`` ranks, else of the largest such cell."""
     cells = [cell for cell in study.cells.values() if value_text(cell.tasks_per_node) == per_node]
     return min(cells, key=lambda cell: (cell.nodes != nodes, -cell.nodes, cell.cell_id)).cell_id

@@ -119,7 +119,7 @@ def _check_combinations(*, as_json: bool, dry_run: bool, patience: str | None, w
 def _without_completed(
     planned: PlannedStudy, runs: Sequence[Run], *, since: Mapping[str, RunRecord]
 ) -> list[Run]:
-    """Return the ``runs`` that did not complete an attempt after the records ``since`` were read."""
+    """Return the ``runs`` that have completed no new attempt; ``since`` contains the earlier records."""
     records = planned.records()
     return [
         run

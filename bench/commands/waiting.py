@@ -129,7 +129,7 @@ class Waiting:
         patience: Patience,
         max_queued: int | None = None,
     ) -> None:
-        """``before`` contains the records from before the submission began."""
+        """``before`` contains the runs' records, read before the submission began."""
         self._executor, self._halt, self._max_queued = executor, halt, max_queued
         self._patience = patience
         # Includes runs that may have been submitted. Runs that have no job are started again.

@@ -224,7 +224,7 @@ def _disagreeing(signature: Signature, everything: Sequence[SignatureHits]) -> H
 
 
 def _continued(scan: Scan, found: SignatureHits, scans: Sequence[Scan]) -> bool:
-    """Return whether ``scan`` (for a warning, any scan) shows that the job continued after ``found``."""
+    """Return whether the job continued after ``found``, according to its log or, for a warning, any log."""
     if max(scan.last_line("progress"), scan.last_line("success")) > found.last_line:
         return True
     others = (other for other in scans if other is not scan)
@@ -232,7 +232,7 @@ def _continued(scan: Scan, found: SignatureHits, scans: Sequence[Scan]) -> bool:
 
 
 def _best_line(hits: Sequence[Hit]) -> Hit:
-    """Return the first hit that is not source code in a traceback, or the first hit."""
+    """Return the first hit that is not source code in a traceback, or else the first hit."""
     return next((hit for hit in hits if not _SOURCE_LINE.search(hit.evidence)), hits[0])
 
 
@@ -288,7 +288,7 @@ def _unexplained_signs(scans: Sequence[Scan], met: Sequence[tuple[Scan, Signatur
 
 
 def _prove_failure(signs: Sequence[Hit], scans: Sequence[Scan]) -> bool:
-    """Return whether a sign proves a failure by its weight or because it is among the last lines of a log."""
+    """Return whether a sign of failure is a proof: it has a high weight, or is in the last lines of a log."""
     end = {(scan.path, number) for scan in scans for number, _ in scan.last_lines}
     return any(sign.weight >= PROOF_WEIGHT or (sign.path, sign.line) in end for sign in signs)
 

@@ -294,10 +294,10 @@ class SerialExecutor(ABC):
         """
 
     def check_largest(self, runs: Sequence[Run]) -> None:  # noqa: B027 (nothing to check)
-        """Do nothing. Executors with a scheduler test whether it accepts the largest run."""
+        """Test whether the scheduler accepts the largest run; without a scheduler, do nothing."""
 
     def stuck_runs(self, runs: Sequence[Run]) -> list[RunRecord]:
-        """Return an empty list. Executors with a scheduler return the ``runs`` that it will not start."""
+        """Return the ``runs`` that the scheduler will not start; without a scheduler, there are none."""
         return []
 
     def submit(

@@ -54,7 +54,7 @@ class Allocation:
 
     @property
     def reserved_per_node(self) -> int:
-        """The number of GPUs of each node that no other job can use."""
+        """The number of GPUs per node that the job occupies: all of them if it has whole nodes."""
         return max(self.gpus_per_node, self.node_gpus or 0)
 
     @property

@@ -80,8 +80,8 @@ class Chains:
     def of_queue(cls, limit: int, queue: Iterable[QueueRow], events: Iterable[Mapping[str, Any]]) -> Chains:
         """Return ``limit`` chains that contain the jobs in squeue; each chain executes one job at a time.
 
-        The ledger's events contain each job's chain. A job that was submitted under another limit, and whose
-        chain does not exist now, is added to every chain, so that all new jobs wait for its end.
+        The ledger's events contain each job's chain. A job that was submitted under another limit can have a
+        chain that does not exist now. It is added to every chain, so that all new jobs wait for its end.
         """
         chains = cls(limit)
         chain_of = {event["job_name"]: event.get("chain") for event in events if event["event"] == "intent"}
@@ -572,7 +572,7 @@ def too_many_nodes(partitions: Mapping[str, Sequence[NodeGroup]], nodes: int) ->
 def permanent_refusal(slurm: Slurm, refusal: SlurmRefusedError, *, script: Path, nodes: int) -> str:
     """Return why Slurm can never start a job on ``nodes`` nodes, or ``""`` if the job can start later.
 
-    Slurm prints the same message if no nodes suit the job and if the suitable nodes are down or drained.
+    Slurm's message is the same in two cases: no nodes suit the job, or such nodes are down or drained.
     """
     if refusal.queue_is_full:
         return ""

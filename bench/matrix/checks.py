@@ -47,7 +47,7 @@ def idle_gpus(cell: Cell, *, node_gpus: int | None) -> int:
 
 
 def sharing_warnings(matrix: Matrix, document: Document, cells: Sequence[Cell]) -> Iterator[str]:
-    """Yield a warning if jobs can share nodes, and if runs can share the network between nodes."""
+    """Yield a warning if jobs can share nodes, and one if runs can share the network between nodes."""
     cluster = matrix.cluster
     if cluster.executor != "slurm":
         return
@@ -57,8 +57,8 @@ def sharing_warnings(matrix: Matrix, document: Document, cells: Sequence[Cell]) 
     if limit is not None:
         before = "the run before it" if limit == 1 else f"the run {limit} places before it"
         yield (
-            f"concurrent_runs {limit}: each job waits for {before} and gains queue age, and so priority, "
-            "only after that run has ended; `bench submit --pack` waits in the queue only once"
+            f"concurrent_runs {limit}: each job waits for {before}, and its priority rises only after that "
+            "run has ended; `bench submit --pack` waits in the queue only once"
         )
     several = [cell for cell in cells if cell.nodes > 1]
     runs = min(len(several) * matrix.repeats, limit or len(several) * matrix.repeats)

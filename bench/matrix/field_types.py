@@ -335,7 +335,7 @@ class Binding(NamedTuple):
 
     @property
     def explicit(self) -> bool:
-        """True if the step needs all CPUs of its nodes; otherwise srun rejects or ignores this binding."""
+        """True if srun rejects or ignores this binding unless the step has all CPUs of its nodes."""
         return self.kind.startswith(("map_", "mask_", "rank"))
 
     @property

@@ -26,7 +26,7 @@ from bench.measure.torch_internals import compilations, count_collectives
 class Conditions:
     """Sample the conditions of one rank; ``reads_node`` is true on one rank per node.
 
-    The constructor takes the first sample, because this sample takes longest. ``gradient_bytes`` is the
+    The first sample takes longest, so the constructor takes it before any window. ``gradient_bytes`` is the
     size of the model's gradients, or None if it is unknown.
     """
 

@@ -420,8 +420,9 @@ def cpu_clock_ns(pid: int) -> int | None:
 class ProcessTable:
     """Take snapshots of all processes.
 
-    Reading the CPU clock of a process is much faster than reading its stat file. The file is read again only
-    if the clock has changed, because a process that has not run has not waited for children either.
+    Reading the CPU clock of a process is much faster than reading its stat file, which also contains the CPU
+    time of ended children. The file is read again only if the clock has changed: a process that has not run
+    has not waited for children either.
     """
 
     def __init__(self, proc: Path = PROC, *, clock: Callable[[int], int | None] = cpu_clock_ns) -> None:

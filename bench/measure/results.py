@@ -310,7 +310,7 @@ def is_stable(step_s: Sequence[float]) -> bool:
 
 
 def fewest_warmup_steps(steps: int, device: torch.device) -> int:
-    """Return ``steps``, on CUDA raised so that the first steps are warm-up: DDP's logger times them all."""
+    """Return ``steps``; on CUDA at least the first steps, which DDP's logger always times, are warm-up."""
     return max(steps, DDP_ALWAYS_SAMPLED + 1) if device.type == "cuda" else steps
 
 

@@ -117,7 +117,7 @@ def gloo_transport(interfaces: Mapping[str, Sequence[str]]) -> Transport:
 
 
 def _gloo_interface() -> str | None:
-    """Return gloo's default: the interface to whose address the host name resolves, else the loopback."""
+    """Return gloo's default interface: the one with the address of the host name, else the loopback."""
     try:
         infos = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
     except OSError:

@@ -77,8 +77,8 @@ class PreflightJob:
     ) -> tuple[PreflightFolder, dict[str, Any]]:
         """Submit the job unless one is in progress, wait for it, and return its folder and result.
 
-        ``record`` is called with the result. If this process is killed before this call, the next
-        process finds the result.
+        ``record`` is called with the result. If this process is killed before that, the next call of this
+        method finds the result.
 
         Raises:
             PreflightError: the nodes could not be checked; the message contains the reason.

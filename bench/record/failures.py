@@ -163,8 +163,8 @@ class HangWatch:
     Args:
         progress: a function that returns the loop's progress.
         exchange: the store, used by the background thread only.
-        on_stall: called on the first rank that is alive, with a description of the stall and whether the
-            stall is surprising (a late rank is not known to be in a pause).
+        on_stall: called on the first rank that is alive, with a description of the stall. The second argument
+            is False if the late ranks are known to be in a pause.
         on_deadline: called with the description of the stall shortly before ``deadline_s``.
         deadline_s: the time-out of collectives, given only if the time-out aborts the process without a
             message.

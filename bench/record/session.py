@@ -62,7 +62,7 @@ class Lengths:
     """Lengths of the windows in optimizer steps, and the number of epochs (rows of metrics.csv).
 
     An epoch here is a throughput window (steps timed as a whole) and an attribution window (steps timed by
-    part), whatever the epochs of the training loop are. After the last epoch the recorder is idle. If
+    part). It is independent of the epochs of the training loop. After the last epoch the recorder is idle. If
     ``epochs`` is None, the recorder records until the end of the training.
     """
 

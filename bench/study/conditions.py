@@ -105,7 +105,7 @@ class Disturbance:
 
 
 def cpu_share(share: str | float) -> str:
-    """Format a share: ``31% of``, or ``1.8 times`` if other cores are used too. A text is unchanged."""
+    """Format a share as ``31% of`` or, from 1 on, as ``1.8 times``; return a text unchanged."""
     if isinstance(share, str):
         return share
     return f"{share:.0%} of" if share < 1 else f"{share:.1f} times"

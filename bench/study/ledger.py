@@ -200,7 +200,7 @@ def _event_of(line: bytes) -> str | None:
 
 
 def _is_of_run(event: Any) -> bool:
-    """Whether a line of the ledger is an event of a run that :func:`_apply` can use."""
+    """Return whether a line of the ledger is an event of a run, with the values that :func:`_apply` needs."""
     if not isinstance(event, dict) or not isinstance(event.get("run_id"), str):
         return False
     kind, whole = event.get("event"), isinstance(event.get("attempt"), int)

@@ -121,7 +121,7 @@ def precisions_in_use(precision: str, env: Mapping[str, str]) -> Precisions:
 
 @dataclass(frozen=True)
 class MfuBasis:
-    """The basis of MFU; ``ideal_s`` is a step's time at peak FLOP/s, or None because of ``reason``."""
+    """The basis of MFU. ``ideal_s`` is a step's time at peak FLOP/s; if it is None, ``reason`` says why."""
 
     flops: StepFlops
     precisions: Precisions

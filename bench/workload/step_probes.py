@@ -108,7 +108,7 @@ def union_s(spans: Sequence[BucketSpan]) -> float:
 
 
 def unhidden_tail_s(spans: Sequence[BucketSpan]) -> float:
-    """Return the seconds from the start of the last all-reduce until all have ended; nothing can hide it."""
+    """Return the seconds from the start of the last all-reduce until all have ended (never hidden)."""
     return max(span.end_s for span in spans) - max(span.begin_s for span in spans) if spans else 0.0
 
 

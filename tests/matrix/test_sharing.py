@@ -79,7 +79,7 @@ def test_runs_on_several_nodes_share_the_network(warnings):
     assert warnings("qos: high", nodes="[1, 2]") == [side_by_side.format(9)]
     chained = warnings("concurrent_runs: 4", nodes="[1, 2]")
     assert chained == [
-        "concurrent_runs 4: each job waits for the run 4 places before it and gains queue age, and so priority, "
+        "concurrent_runs 4: each job waits for the run 4 places before it, and its priority rises "
         "only after that run has ended; `bench submit --pack` waits in the queue only once",
         side_by_side.format(4),
     ]
@@ -87,7 +87,7 @@ def test_runs_on_several_nodes_share_the_network(warnings):
 
 def test_one_run_at_a_time_has_the_network_for_itself(warnings):
     assert warnings("concurrent_runs: 1", nodes="[1, 2]") == [
-        "concurrent_runs 1: each job waits for the run before it and gains queue age, and so priority, only "
+        "concurrent_runs 1: each job waits for the run before it, and its priority rises only "
         "after that run has ended; `bench submit --pack` waits in the queue only once"
     ]
 

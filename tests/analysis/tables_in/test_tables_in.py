@@ -449,8 +449,8 @@ def test_a_baseline_that_is_not_in_the_table_is_an_error(tmp_path: Path) -> None
         (
             "gpus,training_time\n1,2\n2,1\n",
             "t.csv:1: the column 'training_time' could be the time of a fixed amount of work or the time to "
-            "reach a target; rename it to time_to_train, or to time if the work is the same in every row "
-            "(strong scaling) or the work per rank is (weak scaling)",
+            "reach a target; rename it to time_to_train; for a fixed amount of work, in total (strong scaling) "
+            "or per rank (weak scaling), rename it to time",
         ),
         (
             "gpus,time\n1,2\n2,1\n",
