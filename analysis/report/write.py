@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable
 from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
-from functools import partial
+from functools import cache, partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -281,6 +281,7 @@ def _divided(
     return valid, {"causes.csv": csv_text(causes, digits=6)}, sections
 
 
+@cache
 def _templates(*, autoescape: bool, **options: Any) -> jinja2.Environment:
     import jinja2
 

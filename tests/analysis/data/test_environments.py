@@ -103,7 +103,7 @@ KEYS = (
 HOST_KEYS = ("host", "cores", "ranks_here", "memory_bytes", "cpu_model")
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     changes=st.dictionaries(st.sampled_from(KEYS), anything, max_size=5),
     host=st.dictionaries(st.sampled_from(HOST_KEYS), anything, max_size=5),
