@@ -67,9 +67,9 @@ class Patience:
     """Wait while Slurm is unreachable.
 
     :meth:`wait` raises Slurm's error if an outage lasts longer than ``limit_s`` seconds (None: no
-    limit), and at once if Slurm's commands are missing. It also raises the error at once if Slurm's
-    configuration is missing, unless Slurm has answered before. On some clusters, the controller
-    provides the configuration, which is then missing while the controller is down.
+    limit), and at once if Slurm's commands are missing. A missing configuration of
+    Slurm also raises the error at once, unless Slurm has answered before: on some clusters, the
+    controller provides the configuration, so it is missing while the controller is down.
     """
 
     def __init__(self, limit_s: float | None = None) -> None:

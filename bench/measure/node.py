@@ -584,8 +584,8 @@ def foreign_cpu_s(before: Snapshot, after: Snapshot, job: Job) -> float | None:
 def _used_ns(before: Mapping[int, Process], after: Mapping[int, Process]) -> dict[int, tuple[int, int]]:
     """Return the CPU time of each process and of its ended children; idle processes are left out.
 
-    A child's whole time is added to the parent's time when the parent waits for the child. The part before
-    the first snapshot is subtracted.
+    When a parent waits for its ended child, the kernel adds the child's whole time to the parent's. The part
+    of this time before the first snapshot is subtracted.
     """
     earlier = _ns_of_ended(before, after)
     used = {}
