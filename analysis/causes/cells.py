@@ -147,7 +147,8 @@ def _is_certain(share: Share) -> bool:
 def _stands_alone(key: Key, claims: Mapping[str, Sequence[Claim]]) -> bool:
     """Return whether the evidence shows that a cause is present even if its share is unknown."""
     own = [claim for found in claims.values() for claim in found if claim.key == key]
-    return key.cause not in _BY_REMAINDER and any(one.share is None or one.counted for one in own)
+    is_counted = 2 * sum(one.counted for one in own) > len(claims)
+    return key.cause not in _BY_REMAINDER and (is_counted or any(one.share is None for one in own))
 
 
 def _shares(divisions: Sequence[Division], spread: float) -> dict[Key, Share]:

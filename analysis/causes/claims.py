@@ -15,7 +15,14 @@ import numpy as np
 
 from analysis.causes.catalogue import OF_WARNINGS, TOGETHER
 from analysis.causes.divide import COMPUTING, LEAST_SHARE, Claim, Parts
-from analysis.causes.evidence import NodeFacts, RunFacts, calls_outside, collectives_outside, seconds_of
+from analysis.causes.evidence import (
+    STARVED_FROM,
+    NodeFacts,
+    RunFacts,
+    calls_outside,
+    collectives_outside,
+    seconds_of,
+)
 from analysis.checks.slow_ranks import PART_WORDS, in_part
 from analysis.text import count, number, one_line, percent, seconds
 from bench.study.conditions import Reason, summary
@@ -36,6 +43,8 @@ _EXTRA = 0.5
 _LEAST_SAMPLED_S, _PROFILED_CALL_S = 0.001, 20e-6
 _MAX_CALLS = 3
 _COMMUNICATION = ("transfer", "wait")
+#: The parts that are longer if ranks wait for a core.
+_WAITING = (*COMPUTING, "other", "data")
 
 
 @dataclass(frozen=True)
@@ -195,13 +204,17 @@ def _starved(run: RunEvidence) -> Iterator[Claim]:
         return
     texts = list(dict.fromkeys(text for node in nodes for text in node.texts[:1]))
     wait = _mean_wait(run.facts)
-    if math.isfinite(wait):
-        base = _mean_wait(run.reference) if run.reference else math.nan
-        at_base = f" ({percent(base)} at the baseline)" if math.isfinite(base) else ""
-        texts.append(f"the ranks waited for a core in {percent(wait)} of the step{at_base}")
     share = wait if math.isfinite(wait) else None
-    words = one_line("; ".join(texts), limit=300)
-    yield Claim("cpu-starved", words, (*COMPUTING, "other", "data"), share, counted=True)
+    words = one_line("; ".join([*texts, *_about_wait(run)]), limit=300)
+    yield Claim("cpu-starved", words, _WAITING, share, counted=True)
+
+
+def _about_wait(run: RunEvidence) -> Iterator[str]:
+    """Yield words about the time for which the ranks waited for a core, if it was measured."""
+    wait, base = _mean_wait(run.facts), _mean_wait(run.reference) if run.reference else math.nan
+    if math.isfinite(wait):
+        at_base = f" ({percent(base)} at the baseline)" if math.isfinite(base) else ""
+        yield f"the ranks waited for a core in {percent(wait)} of the step{at_base}"
 
 
 def _mean_wait(facts: RunFacts) -> float:
@@ -240,13 +253,21 @@ def _fewer_threads(run: RunEvidence) -> Iterator[Claim]:
 
 
 def _disturbed(run: RunEvidence) -> Iterator[Claim]:
-    """Yield other jobs on the nodes; their share is at most the time that no other cause explains."""
+    """Yield other jobs on the nodes.
+
+    The share is the time for which the ranks waited for a core. Without such waits, it is at most the time
+    that no other cause explains.
+    """
     late = {late.node for late in run.late}
     jobs = [one for one in _jobs(run.facts) if one.node not in late]
     if jobs:
         node = jobs[0].node if len({one.node for one in jobs}) == 1 else None
-        words = one_line(summary(jobs), limit=200)
-        yield Claim("overlap", words, (*COMPUTING, "wait"), node=node or "")
+        words, wait = one_line(summary(jobs), limit=200), _mean_wait(run.facts)
+        if wait >= STARVED_FROM:
+            words = "; ".join([words, *_about_wait(run)])
+            yield Claim("overlap", words, (*_WAITING, "wait"), wait, node=node or "", counted=True)
+        else:
+            yield Claim("overlap", words, (*COMPUTING, "wait"), node=node or "")
 
 
 def _jobs(facts: RunFacts) -> list[Any]:
@@ -290,7 +311,9 @@ def _outside(run: RunEvidence) -> Iterator[Claim]:
         words = f"calls outside all timers take {seconds(spent_s)} in a sampled step"
         calls = max(found, key=seconds_of)
         words = _with_calls(words, calls)
-        yield Claim("outside-timers", words, ("other",), share, part="other", counted=True)
+        # In a single step, a call can take long by chance. Its time is certain if other steps lose it, too.
+        counted = run.parts.get("other", 0.0) >= max(LEAST_SHARE, share / 2)
+        yield Claim("outside-timers", words, ("other",), share, part="other", counted=counted)
 
 
 def _with_calls(words: str, calls: Iterable[SlowCall]) -> str:

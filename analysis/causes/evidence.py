@@ -133,11 +133,12 @@ def read_facts(
     env = read_json(folder.env) or {}
     found = tuple(disturbed or ())
     ranks = [rank for window in windows for rank in window.ranks]
-    seconds = sum(window.seconds for window in windows)
+    # Windows begin and end with samples, which are not measured.
+    seconds = steps * step_s if steps * step_s > 0 else sum(window.seconds for window in windows)
     compiled = _sum_by_rank(ranks, "compile_s")
     own = _dict(env.get("ddp"))
     return RunFacts(
-        nodes=_nodes(windows, env, found, measured_s=steps * step_s),
+        nodes=_nodes(windows, env, found, measured_s=seconds),
         clock_mhz=_clocks(ranks),
         threads=tuple(
             sorted({n for one in objects(env.get("cores")) for n in _numbers(one, "threads_per_rank")})
@@ -195,7 +196,7 @@ def _nodes(
         ranks, cores = count(crowd.ranks, "rank"), count(crowd.cores, "core")
         words = f"{crowd.threads} threads of {ranks} share {cores} on {name}"
         found.setdefault(name, []).append((1 - crowd.cores / crowd.threads, words))
-    waits = _waits(windows, env, measured_s if measured_s > 0 else seconds)
+    waits = _waits(windows, env, measured_s)
     spare = _spare_cores(env)
     clocks = {str(node.get("node")): _number(node, "freq_mhz", math.nan) for node in entries}
     facts = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from analysis.causes.catalogue import CAUSES, RESTS
 from analysis.causes.cells import CellRun, divide_cell
 from analysis.causes.claims import LateRank, RunEvidence, claims_of
 from analysis.causes.evidence import NodeFacts, RunFacts, read_facts
+from bench.study.conditions import Disturbance, Reason
 from bench.study.layout import RunFolder
 from bench.study.run_json import SampledStep, SlowCall
 from tests.analysis import studies
@@ -320,16 +322,18 @@ def test_foreign_processes_on_a_late_node_are_its_cause_unless_cores_were_idle(
     assert claim.cause == cause
 
 
-def test_sampled_calls_outside_the_timers_are_named_although_noise_hides_their_share() -> None:
+@pytest.mark.parametrize(("shares", "is_named"), [((0.1, 0.9, 0.01), True), ((0.0, 0.9, 0.01), False)])
+def test_sampled_calls_outside_the_timers_are_named_if_other_steps_lose_time_there(
+    shares: Sequence[float], is_named: bool
+) -> None:
     call = SlowCall("train.py", 9, "torch.save", 1, 0.02, None)
     facts = RunFacts(calls=(SampledStep(0, 0.1, None, [call]),))
     runs = [
         CellRun(str(number), RunEvidence({"forward": 1 - share, "other": share}, 0.1, facts))
-        for number, share in enumerate((0.0, 0.2, 0.01))
+        for number, share in enumerate(shares)
     ]
-    rows = divide_cell(runs).rows
-    (row,) = [one for one in rows if one.key.cause == "outside-timers"]
-    assert pd.isna(row.share)
+    found = [one.share for one in divide_cell(runs).rows if one.key.cause == "outside-timers"]
+    assert [pd.isna(share) for share in found] == ([True] if is_named else [])
 
 
 def test_an_all_reduce_of_the_script_is_extra_communication_with_its_line(tmp_path: Path) -> None:
@@ -353,7 +357,7 @@ def test_recompilations_take_the_time_that_torch_counts(tmp_path: Path) -> None:
     path = plant(tmp_path / "s", {"forward": MORE}, everywhere=True, noise=0.0)
     for pattern, ranks in (("n1x1*", 1), ("n4x1*", 4)):
         for folder in attempts(path, pattern):
-            conditions(folder, ranks=ranks, rank=lambda rank: {"recompilations": 150, "compile_s": 2.0})
+            conditions(folder, ranks=ranks, rank=lambda rank: {"recompilations": 150, "compile_s": 3.75})
     for cell in ("n1x1-gloo-srun-b16", "n4x1-gloo-srun-b16"):
         row = first(causes(path, cell), "recompilation")
         assert row["evidence"].startswith("torch.compile compiles 1.0 times per step, 25.0 ms per step")
@@ -397,6 +401,16 @@ def test_overlapping_runs_explain_at_most_the_slower_computation(tmp_path: Path)
     assert (
         row["evidence"]
         == "another run of the study on n2 (values of n4x1-gloo-srun-b16-r1; present in 3 of 3 runs); all runs were disturbed"
+    )
+
+
+def test_the_waits_for_cores_beside_another_job_are_its_share() -> None:
+    other = Disturbance(Reason.FOREIGN_JOB, "n1", None, None)
+    facts = RunFacts(nodes={"n1": NodeFacts(wait=0.25)}, disturbed=(other,))
+    (claim,) = claims_of(RunEvidence({"forward": 0.9, "other": 0.1}, 0.1, facts))
+    assert (claim.cause, claim.share) == ("overlap", 0.25)
+    assert claim.evidence == (
+        "a job that is not of the study on n1; the ranks waited for a core in 25 % of the step"
     )
 
 
