@@ -39,6 +39,7 @@ _DISABLED = re.compile(r"#[ \t]+SBATCH\b")
 #: A line that a program replaces by directives, such as ``{{ directives }}`` or ``{slurm.directives}``.
 _TEMPLATE = re.compile(r"\{\{|\{%|\{[\w. ]+\}\Z")
 _DASHES = "\u2010\u2011\u2012\u2013\u2014\u2015\u2212"
+_NO_VALUE = "has no value"
 _HETEROGENEOUS = frozenset({"hetjob", "packjob"})
 #: Options that a release of Slurm renamed.
 _RENAMED = {"workdir": "chdir", "share": "oversubscribe"}
@@ -111,8 +112,16 @@ def read_header(lines: Sequence[str]) -> Header:
     components: list[list[Option]] = [[]]
     remarks: list[Remark] = []
     end = len(lines)
+    waiting = ""  # an option whose value is in the next directive: sbatch reads all words as one list
     for number, text in enumerate(lines, start=1):
+        words = text.removeprefix("#SBATCH").lstrip()
+        if waiting and text.startswith("#SBATCH") and words[:1] not in ("", "-", "#"):
+            remarks.pop()
+            text = f"#SBATCH {waiting} {words}"
         line = read_line(text, number)
+        if line.kind == "directive":
+            lacks = any(_NO_VALUE in remark.message for remark in line.remarks)
+            waiting = text.partition("#SBATCH")[2].partition(" #")[0].split()[-1] if lacks else ""
         if line.kind == "command":
             end = number - 1
             break
@@ -183,7 +192,8 @@ def _almost_a_directive(text: str, number: int) -> Remark | None:
         return None  # a comment that shows how to call sbatch
     rest = stripped[match.end(2) :].lstrip(": \t")
     edit = Edit(number, "", f"#SBATCH {rest}")
-    if any(remark.severity is Severity.ERROR for remark in _directive(edit.new, number).remarks):
+    refused = [remark.severity is Severity.ERROR for remark in _directive(edit.new, number).remarks]
+    if any(refused) or (word == "sbatch" and refused):
         return None  # sbatch would refuse it as a directive, so it is a comment
     remedy = f"write `{edit.new.strip()[:80]}`, with nothing before #SBATCH"
     severity = Severity.ERROR
@@ -426,9 +436,7 @@ def refused_value(option: Option) -> Remark | None:
 def _to_be_filled_in(line: int, written: str, allowed: str = "") -> Remark:
     message = f"sbatch refuses `{written}` until you give it {allowed}"
     if not allowed:  # getopt reads all directives as one list of words
-        message = (
-            f"`{written}` has no value: sbatch takes the next option as its value, or refuses the script"
-        )
+        message = f"`{written}` {_NO_VALUE}: sbatch takes the next option as its value, or refuses the script"
     return Remark(line, message, "fill it in, or remove it, before you submit the script", Severity.INFO)
 
 

@@ -93,7 +93,7 @@ container-image= container-mounts= container-workdir= container-name= container-
 container-mount-home no-container-mount-home container-remap-root no-container-remap-root
 container-entrypoint no-container-entrypoint container-entrypoint-log container-writable
 container-readonly container-env=
-quotatype= auto-resume= gpu_cmode= image= volume= module= environment= uenv= view= ear= nvmps
+quotatype= auto-resume= gpu_cmode= gpufreq= image= volume= module= environment= uenv= view= ear= nvmps
 """
 _SHORT = _pairs(
     """A=account a=array B=extra-node-info b=begin C=constraint c=cpus-per-task D=chdir d=dependency

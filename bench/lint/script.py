@@ -33,7 +33,7 @@ _OTHER_SHELL = re.compile(r"#!.*\b(?:zsh|ksh)\b")
 #: A line that another program replaces before sbatch reads the script: Jinja, ERB, brew, printf of Python.
 _TEMPLATE = re.compile(
     r"<%|\$\$[({]|\{%|\{\{[=?~#/]|\{\{\s*[A-Za-z_][\w.]*\s*[|}]|^[^#]*(?<!%)%\(\w+\)[sdif]|^__\w+\{\{|##\w+##"
-    r"|^(?:#SBATCH.*)?@[A-Z_]+@"
+    r"|^(?:#SBATCH.*)?@[A-Z_]+@|^[^#]*£[({A-Za-z]"
 )
 #: A value that another program fills in, or that sbatch does not expand.
 _FILLED_IN = re.compile(rf"{EXPANSION.pattern}|\{{[a-z_]\w*\}}")
@@ -266,7 +266,7 @@ def ignored_directives(script: Script) -> Iterator[tuple[int, tuple[Option, ...]
     Strings and here-documents are left out. The search stops at a later ``#!`` line, because there another
     script begins.
     """
-    if is_template(script.lines):
+    if is_template(script.lines) or not is_shell(script.lines):
         return
     inside = {number for begin, end in script.swallowed for number in range(begin, end + 1)}
     for number in range(script.header.end + 1, len(script.lines) + 1):

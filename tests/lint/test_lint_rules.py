@@ -241,6 +241,9 @@ def test_commands_are_checked_only_if_a_shell_like_bash_runs_them(shebang: str, 
         "#!/bin/bash\n#SBATCH -n=2\nsrun python a.py\nslurmstepd: error: *** JOB 7 CANCELLED ***\n(a b)\n",
         "#!/bin/bash\nexport SIZE=your_size(int)\n",
         "#!/bin/bash\npython your.py\n--option value..\n",
+        "#!/bin/bash\nkill £(< pid)\n",
+        "#!/usr/bin/env python\nscript = '''#!/bin/bash\n#SBATCH -J {name}\n'''\n",
+        "#!/bin/bash\n#sbatch --startx\n",
     ],
 )
 def test_templates_logs_and_blanks_get_hints_only(text: str) -> None:
@@ -277,6 +280,18 @@ def test_what_the_caller_or_another_script_may_give_is_a_hint(rule: str, text: s
     assert {finding.severity for finding in found} == {Severity.INFO}
 
 
-def test_the_number_of_gpus_has_another_name() -> None:
-    found = lint_script(HEAD + "srun python a.py --n $SLURM_JOB_NUM_GPUS\n", path="x")
-    assert "use $SLURM_GPUS_ON_NODE" in [finding.remedy for finding in found]
+@pytest.mark.parametrize(
+    ("name", "meant"), [("JOB_NUM_GPUS", "$SLURM_GPUS_ON_NODE"), ("JOB_ID_0", "${SLURM_JOB_ID}_0")]
+)
+def test_the_variable_that_is_meant_is_named(name: str, meant: str) -> None:
+    found = lint_script(HEAD + f"srun python a.py -n $SLURM_{name}\n", path="x")
+    assert f"use {meant}" in [finding.remedy for finding in found]
+
+
+def test_sbatch_reads_a_value_from_the_next_directive() -> None:
+    assert lint_script("#!/bin/bash\n#SBATCH -p # queue\n\n#SBATCH gpu\nhostname\n", path="x") == []
+    found = lint_script("#!/bin/bash\n#SBATCH -p\n#SBATCH --time=9\n#SBATCH gpu\nhostname\n", path="x")
+    assert [(finding.line, finding.severity) for finding in found] == [
+        (2, Severity.INFO),
+        (4, Severity.ERROR),
+    ]

@@ -180,6 +180,8 @@ def _undefined_by_slurm(script: Script, use: Use) -> Remark | None:
         gpus = re.search("NUM_?GPU|NGPU|GPUS?_COUNT", name)
         close = difflib.get_close_matches(name, sorted(_SLURM_VARIABLES), n=1, cutoff=0.8)
         close = ["SLURM_GPUS_ON_NODE"] if gpus else close
+        if close and name.startswith(f"{close[0]}_"):
+            close = [f"{{{close[0]}}}{name.removeprefix(close[0])}"]
         if close:
             message = f"Slurm does not set ${name}, so it is empty; did you mean ${close[0]}?"
             return Remark(use.line, message, f"use ${close[0]}")
