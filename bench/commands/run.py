@@ -46,8 +46,8 @@ def run_command(
     choose = partial(
         runs_to_start, study, filters or [], retry_failed=retry_failed, retry_disturbed=retry_disturbed
     )
-    runs = limited.until_answered(choose)
+    runs, seen = limited.until_answered(choose)
     check_budget(study, runs, budget)
-    code = start(study, runs, patience=limited)
+    code = start(study, runs, seen=seen, patience=limited)
     write(folder)
     return code

@@ -84,7 +84,7 @@ def submit_command(
     choose = partial(
         runs_to_start, planned, filters or [], retry_failed=retry_failed, retry_disturbed=retry_disturbed
     )
-    runs = limited.until_answered(choose) if wait or canary else choose()
+    runs, seen = limited.until_answered(choose) if wait or canary else choose()
     if pack:
         _check_pack_budget(planned, runs, budget, preflight=preflight)
     else:
@@ -98,13 +98,18 @@ def submit_command(
     if preflight and runs and not pack:
         check_nodes_of(planned, runs, timeout_s=None if wait else DEFAULT_TIMEOUT_S)
     if canary:
-        before = planned.records()
-        if not canary_passes(planned, runs, halt=halt, patience=limited, pack=pack):
+        if not canary_passes(planned, runs, seen=seen, halt=halt, patience=limited, pack=pack):
             return 1
-        runs = _without_completed(planned, runs, since=before)
-    patient = limited if wait else None
+        runs = _without_completed(planned, runs, since=seen)
     return start(
-        planned, runs, max_queued=max_queued, patience=patient, pack=pack, preflight=preflight, halt=halt
+        planned,
+        runs,
+        seen=seen,
+        max_queued=max_queued,
+        patience=limited if wait else None,
+        pack=pack,
+        preflight=preflight,
+        halt=halt,
     )
 
 
@@ -148,13 +153,13 @@ def _check_options(planned: PlannedStudy, *, preflight: bool, pack: bool, max_qu
 
 def runs_to_start(
     planned: PlannedStudy, filters: Sequence[str], *, retry_failed: bool, retry_disturbed: bool
-) -> list[Run]:
-    """Return the runs that a submission starts, in the planned order."""
+) -> tuple[list[Run], dict[str, RunRecord]]:
+    """Return the runs that a submission starts, in the planned order, and all runs' present records."""
     records = executor_for(planned).refresh()
     # Filters apply to all runs: a filter that matches none is an error even if no run is left to start.
     chosen = set(only(planned.runs, planned.cells, filters))
     wanted = pending(planned.runs, records, retry_failed=retry_failed, retry_disturbed=retry_disturbed)
-    return [run for run in wanted if run in chosen]
+    return [run for run in wanted if run in chosen], records
 
 
 def check_budget(planned: PlannedStudy, runs: Sequence[Run], budget: float | None) -> None:
@@ -254,6 +259,7 @@ def start(
     planned: PlannedStudy,
     runs: Sequence[Run],
     *,
+    seen: Mapping[str, RunRecord],
     max_queued: int | None = None,
     patience: Patience | None = None,
     pack: bool = False,
@@ -262,19 +268,20 @@ def start(
 ) -> int:
     """Start ``runs``, print the state of the study, and return the exit code.
 
+    ``seen`` are the records by which ``runs`` were chosen.
     With ``pack``, one job executes all ``runs``; with ``preflight``, this job checks its nodes first. With
     ``patience``, wait until all runs have ended. ``halt`` (by default created now) detects a `bench cancel`
     that is called after its creation. The exit code is 1 if a run has failed or the study was cancelled.
     """
     halt, name = halt or HaltWatch(planned.ledger), planned.folder.name
-    executor, before = executor_for(planned, pack=pack, preflight=preflight), planned.records()
-    remaining = _start_now(executor, runs, halt=halt, max_queued=max_queued, patience=patience)
+    executor = executor_for(planned, pack=pack, preflight=preflight)
+    remaining = _start_now(executor, runs, seen=seen, halt=halt, max_queued=max_queued, patience=patience)
     if patience is None:
         _say_stuck_now(executor, runs, name=name, pack=pack)
         records = planned.records()
     else:
         waiting = Waiting(
-            executor, remaining, before=before, halt=halt, patience=patience, max_queued=max_queued
+            executor, remaining, before=seen, halt=halt, patience=patience, max_queued=max_queued
         )
         records = waiting.until_over()
     return _conclude(name, records, waited=patience is not None, halted=halt.halted())
@@ -292,6 +299,7 @@ def _start_now(
     executor: Executor,
     runs: Sequence[Run],
     *,
+    seen: Mapping[str, RunRecord],
     halt: HaltWatch,
     max_queued: int | None,
     patience: Patience | None,
@@ -301,7 +309,7 @@ def _start_now(
         say("nothing to start")
         return []
     try:
-        remaining = start_runs(executor, runs, halt=halt, max_queued=max_queued)
+        remaining = start_runs(executor, runs, seen=seen, halt=halt, max_queued=max_queued)
     except HaltedError:
         return []
     except QueueFullError as full:

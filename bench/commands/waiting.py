@@ -43,9 +43,16 @@ class HaltedError(BenchError):
 
 
 def start_runs(
-    executor: Executor, runs: Sequence[Run], *, halt: HaltWatch, max_queued: int | None = None
+    executor: Executor,
+    runs: Sequence[Run],
+    *,
+    seen: Mapping[str, RunRecord],
+    halt: HaltWatch,
+    max_queued: int | None = None,
 ) -> list[Run]:
     """Start ``runs`` and show the progress; return the runs not started because of ``max_queued``.
+
+    ``seen`` are the records by which ``runs`` were chosen.
 
     Raises:
         HaltedError: the study was cancelled; the remaining runs are not started.
@@ -60,7 +67,7 @@ def start_runs(
             callbacks.on_start(run)
 
         guarded = replace(callbacks, on_start=started)
-        return executor.submit(runs, max_queued=max_queued, callbacks=guarded)
+        return executor.submit(runs, seen=seen, max_queued=max_queued, callbacks=guarded)
 
 
 class Patience:
@@ -129,7 +136,7 @@ class Waiting:
         patience: Patience,
         max_queued: int | None = None,
     ) -> None:
-        """``before`` contains the runs' records, read before the submission began."""
+        """``before`` contains the records by which the runs were chosen, before the submission began."""
         self._executor, self._halt, self._max_queued = executor, halt, max_queued
         self._patience = patience
         # Includes runs that may have been submitted. Runs that have no job are started again.
@@ -151,7 +158,7 @@ class Waiting:
                 if active:  # otherwise there was nothing to ask Slurm about
                     self._patience.answered()
                 if remaining and self._has_room(len(active)):
-                    self._start(remaining, active=len(active))
+                    self._start(remaining, seen=records, active=len(active))
                     self._patience.answered()
                     continue
             except SlurmUnavailableError as absent:
@@ -179,9 +186,9 @@ class Waiting:
             return False
         return active < self._active_when_full or time.monotonic() > self._retry_at
 
-    def _start(self, remaining: Sequence[Run], *, active: int) -> None:
+    def _start(self, remaining: Sequence[Run], *, seen: Mapping[str, RunRecord], active: int) -> None:
         try:
-            start_runs(self._executor, remaining, halt=self._halt, max_queued=self._max_queued)
+            start_runs(self._executor, remaining, seen=seen, halt=self._halt, max_queued=self._max_queued)
         except QueueFullError as full:
             say_once(self._said, f"{full.message}: waiting until the queue accepts jobs")
             self._active_when_full, self._retry_at = active, time.monotonic() + FULL_WAIT_S
@@ -214,14 +221,20 @@ def say_stuck(said: set[str], records: Iterable[RunRecord]) -> None:
 
 
 def canary_passes(
-    planned: PlannedStudy, runs: Sequence[Run], *, halt: HaltWatch, patience: Patience, pack: bool = False
+    planned: PlannedStudy,
+    runs: Sequence[Run],
+    *,
+    seen: Mapping[str, RunRecord],
+    halt: HaltWatch,
+    patience: Patience,
+    pack: bool = False,
 ) -> bool:
     """Run the smallest multi-node run alone and return whether it passes; print the checks that fail.
 
-    Return True without a run if a multi-node run of the study has already completed.
+    Return True without a run if a multi-node run of the study has already completed. ``seen`` are the
+    records by which ``runs`` were chosen.
     """
-    records = planned.records()
-    proven = [run for run in planned.runs if records[run.run_id].state is RunState.COMPLETED]
+    proven = [run for run in planned.runs if seen[run.run_id].state is RunState.COMPLETED]
     if not runs or any(planned.cells[run.cell_id].nodes > 1 for run in proven):
         return True
     canary = choose_canary(planned, runs)
@@ -229,7 +242,7 @@ def canary_passes(
     if rest := [run for run in runs if run is not canary]:
         patience.until_answered(lambda: executor_for(planned, pack=pack).check_largest(rest))
     executor = executor_for(planned)
-    patience.until_answered(lambda: start_runs(executor, [canary], halt=halt))
+    patience.until_answered(lambda: start_runs(executor, [canary], seen=seen, halt=halt))
     record = _wait_for_end(executor, canary, patience)
     verdict = verify_run(planned.folder.attempt(record.run_id, record.attempt).path)
     if not verdict.passed:

@@ -229,6 +229,13 @@ def _complete_environment(study: PlannedStudy, folder: RunFolder, outcome: Outco
         write_environment(folder, hosts=hosts)
 
 
+def may_start(record: RunRecord, seen: RunRecord) -> bool:
+    """Return False if a run is active, completed undisturbed, or was started since ``seen`` was read."""
+    if record.state.active or (record.state is RunState.COMPLETED and not record.is_disturbed):
+        return False
+    return record.attempt == seen.attempt or record.state is RunState.PLANNED
+
+
 def save_states(study: PlannedStudy, records: Mapping[str, RunRecord]) -> None:
     """Write the states of queued and running attempts into run.json, which the analysis reads."""
     for record in records.values():
@@ -301,17 +308,23 @@ class SerialExecutor(ABC):
         return []
 
     def submit(
-        self, runs: Sequence[Run], *, callbacks: Callbacks, max_queued: int | None = None
+        self,
+        runs: Sequence[Run],
+        *,
+        seen: Mapping[str, RunRecord],
+        callbacks: Callbacks,
+        max_queued: int | None = None,
     ) -> list[Run]:
         """Execute ``runs`` one after another; return an empty list, because no run is held back.
 
-        ``max_queued`` applies only to Slurm and is ignored here.
+        ``seen`` are the records by which ``runs`` were chosen. A run that another process has started since
+        then is left out. ``max_queued`` applies only to Slurm and is ignored here.
         """
         with submit_lock(self.study.folder.lock), _signals_interrupt():
             records = self.refresh()
             try:
                 for run in runs:
-                    if self._may_start(run):
+                    if may_start(records[run.run_id], seen[run.run_id]) and self._has_hosts(run):
                         record = self._run(run, records[run.run_id], callbacks)
                         callbacks.on_end(run, record)
             finally:
@@ -340,8 +353,8 @@ class SerialExecutor(ABC):
             os.kill(int(pid), signal.SIGTERM)  # background processes of a shell often ignore SIGINT
         return len(active)
 
-    def _may_start(self, run: Run) -> bool:
-        """Return whether ``run`` may start; an earlier failure can prevent it."""
+    def _has_hosts(self, run: Run) -> bool:
+        """Return whether the hosts of ``run`` can be used; an earlier failure can prevent it."""
         return True
 
     def _description(self, attempt: Attempt) -> dict[str, Any]:

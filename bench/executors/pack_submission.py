@@ -6,12 +6,12 @@ events contain the job's name, so that the job can be found if the submission is
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from bench.errors import BenchError
-from bench.executors.base import Callbacks, QueueFullError
+from bench.executors.base import Callbacks, QueueFullError, may_start
 from bench.executors.pack import (
     Pack,
     allocation_of,
@@ -21,7 +21,7 @@ from bench.executors.pack import (
     preflight_script,
     write_pack,
 )
-from bench.executors.slurm import SlurmExecutor, longest_limit_s, may_start, partitions_of, permanent_refusal
+from bench.executors.slurm import SlurmExecutor, longest_limit_s, partitions_of, permanent_refusal
 from bench.matrix.cell import Run
 from bench.slurm.client import BatchJob, Slurm, SlurmRefusedError
 from bench.study.ledger import RunRecord, RunState, now
@@ -43,10 +43,14 @@ class PackExecutor(SlurmExecutor):
             preflight_script(study)  # raises an error if there is no such script
 
     def submit(
-        self, runs: Sequence[Run], *, callbacks: Callbacks, max_queued: int | None = None
+        self,
+        runs: Sequence[Run],
+        *,
+        seen: Mapping[str, RunRecord],
+        callbacks: Callbacks,
+        max_queued: int | None = None,
     ) -> list[Run]:
         """Submit one job for all of ``runs``; ``max_queued`` is ignored, because there is only one job."""
-        seen = {run_id: record.attempt for run_id, record in self.study.records().items()}
         with self._lock(callbacks) as lock:
             records = self._refreshed(reconcile=True)
             todo = [run for run in runs if may_start(records[run.run_id], seen[run.run_id])]

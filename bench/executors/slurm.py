@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from bench.errors import BenchError, UnwritableError
-from bench.executors.base import Callbacks, QueueFullError, SubmittedCommands, settle_run_json
+from bench.executors.base import Callbacks, QueueFullError, SubmittedCommands, may_start, settle_run_json
 from bench.executors.outcome import EndNote, Outcome
 from bench.executors.pack import is_packed, refuse_part_of_a_pack
 from bench.executors.settlement import Settlement, as_iso, lacks_accounting
@@ -141,16 +141,23 @@ class SlurmExecutor:
         self._commands = SubmittedCommands(study)
 
     def submit(
-        self, runs: Sequence[Run], *, callbacks: Callbacks, max_queued: int | None = None
+        self,
+        runs: Sequence[Run],
+        *,
+        seen: Mapping[str, RunRecord],
+        callbacks: Callbacks,
+        max_queued: int | None = None,
     ) -> list[Run]:
         """Submit ``runs`` in order until ``max_queued`` jobs are active; return the runs not submitted.
+
+        ``seen`` are the records by which ``runs`` were chosen. A run that another process has started since
+        then is left out.
 
         Raises:
             QueueFullError: Slurm's limit on the number of jobs is reached.
             BenchError: Slurm rejected a run or is unreachable. Earlier runs stay submitted, and the
                 next call continues with the rejected run.
         """
-        seen = {run_id: record.attempt for run_id, record in self.study.records().items()}
         with self._lock(callbacks) as lock:
             records = self._refreshed(reconcile=True)
             todo = [run for run in runs if may_start(records[run.run_id], seen[run.run_id])]
@@ -512,13 +519,6 @@ class SlurmExecutor:
 def _lacks_job_id(record: RunRecord) -> bool:
     """Return True if an attempt is to be submitted but has no job id yet."""
     return record.state.active and record.job_id is None
-
-
-def may_start(record: RunRecord, attempt_seen: int) -> bool:
-    """Return False if a run is active, completed without disturbance, or was started by another process."""
-    if record.state.active or (record.state is RunState.COMPLETED and not record.is_disturbed):
-        return False
-    return record.attempt == attempt_seen or record.state is RunState.PLANNED
 
 
 def _raise_refused(refusal: SlurmRefusedError, todo: Sequence[Run], done: int) -> NoReturn:

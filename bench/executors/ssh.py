@@ -34,7 +34,7 @@ from bench.matrix.schema import HOST_ADDRESS, Host
 from bench.measure.command_conditions import merge_nodes
 from bench.shipped import shipped
 from bench.study.files import write_json
-from bench.study.ledger import FailureClass, RunState, now
+from bench.study.ledger import FailureClass, RunRecord, RunState, now
 from bench.study.plan_json import PlannedStudy
 from bench.study.run_json import Attempt, next_attempt
 from bench.units import human_duration
@@ -91,10 +91,15 @@ class SshExecutor(SerialExecutor):
         self._waiting: list[Run] = []
 
     def submit(
-        self, runs: Sequence[Run], *, callbacks: Callbacks, max_queued: int | None = None
+        self,
+        runs: Sequence[Run],
+        *,
+        seen: Mapping[str, RunRecord],
+        callbacks: Callbacks,
+        max_queued: int | None = None,
     ) -> list[Run]:
         """Execute ``runs`` one after another; raise BenchError if a run needs a host that cannot be used."""
-        left = super().submit(runs, callbacks=callbacks, max_queued=max_queued)
+        left = super().submit(runs, seen=seen, callbacks=callbacks, max_queued=max_queued)
         if self._waiting:
             reasons = "\n".join(error.message for error in self._failed_hosts.values())
             runs_need = "run needs" if len(self._waiting) == 1 else "runs need"
@@ -116,7 +121,7 @@ class SshExecutor(SerialExecutor):
             lines.append(f"{shlex.join(ssh_command(host.host))}  # {there}")
         return "\n".join(lines)
 
-    def _may_start(self, run: Run) -> bool:
+    def _has_hosts(self, run: Run) -> bool:
         needed = {host.host for host in self._hosts_of(self.study.cells[run.cell_id])}
         if needed & set(self._failed_hosts):
             self._waiting.append(run)

@@ -57,7 +57,7 @@ def study(tmp_path, monkeypatch):
         lines = "".join(f"  {line}\n" for line in workload.splitlines())
         Path("own.yaml").write_text(MATRIX.format(limit=limit) + lines)
         planned = open_study(write_plan(make_plan(Path("own.yaml")), Path("results")))
-        LocalExecutor(planned).submit(planned.runs, callbacks=Callbacks())
+        LocalExecutor(planned).submit(planned.runs, seen=planned.records(), callbacks=Callbacks())
         return planned
 
     return study

@@ -46,7 +46,8 @@ def planned(folder: Path, **values) -> PlannedStudy:
 
 def submitted(study: PlannedStudy, **options) -> None:
     executor = LocalExecutor(study)
-    executor.submit(pending(study.runs, executor.refresh(), **options), callbacks=Callbacks())
+    seen = executor.refresh()
+    executor.submit(pending(study.runs, seen, **options), seen=seen, callbacks=Callbacks())
 
 
 def states(study: PlannedStudy) -> dict[str, str]:
@@ -221,14 +222,17 @@ def test_a_run_is_ended_at_its_time_limit_with_the_reason(tmp_path):
 
 def test_retry_failed_makes_a_new_attempt_and_keeps_the_old_one(tmp_path):
     study = planned(tmp_path, ranks=[1])
-    run_id = study.runs[0].run_id
+    run_id, before = study.runs[0].run_id, study.records()
     study.ledger.append(
         "started", run_id=run_id, attempt=1, pid=2**22 - 1, pid_started=0.0, host=os.uname().nodename
     )
     study.folder.attempt(run_id, 1).path.mkdir(parents=True)
     assert states(study) == {run_id: "failed"}
     submitted(study)
+    # A `bench submit` that chose its runs before this failure does not start the run again either.
+    LocalExecutor(study).submit(study.runs, seen=before, callbacks=Callbacks())
     assert states(study) == {run_id: "failed"}
+    assert study.records()[run_id].attempt == 1
     submitted(study, retry_failed=True)
     assert states(study) == {run_id: "completed"}
     assert study.records()[run_id].attempt == 2

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.executors.base import Callbacks
 from bench.study.layout import RunFolder
 from bench.study.ledger import submit_lock
 from tests.cluster.bed import Cluster
@@ -153,6 +154,14 @@ def test_two_submissions_at_once_share_the_work(scripted):
     said = [process.communicate(timeout=280)[1] for process in both]
     assert [process.returncode for process in both] == [0, 0], said
     assert study.jobs_per_run() == {run_id(i): 1 for i in range(1, 21)}
+
+
+def test_a_run_that_failed_after_it_was_chosen_is_not_submitted_again(scripted):
+    study = scripted("exit 3", MEASURE)
+    chosen = study.planned.records()
+    study.bench("submit", "STUDY", "--wait")
+    study.executor.submit(study.planned.runs, seen=chosen, callbacks=Callbacks())
+    assert study.jobs_per_run() == {run_id(1): 1, run_id(2): 1}
 
 
 def test_the_lost_answer_of_an_sbatch_is_looked_up(scripted, running_cluster):

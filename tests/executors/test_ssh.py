@@ -101,9 +101,9 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
 
 def submitted(study: Study, *, retry_failed: bool = False) -> None:
     executor = SshExecutor(study.planned)
-    executor.submit(
-        pending(study.planned.runs, executor.refresh(), retry_failed=retry_failed), callbacks=Callbacks()
-    )
+    seen = executor.refresh()
+    runs = pending(study.planned.runs, seen, retry_failed=retry_failed)
+    executor.submit(runs, seen=seen, callbacks=Callbacks())
 
 
 @contextmanager
