@@ -111,7 +111,7 @@ def certainty(rows: pd.DataFrame) -> str:
             text += " or ".join(dict.fromkeys(map(_width, known_widths)))
             text += f" ({count(len(known_widths), 'cell')})"
         else:
-            text += f"{_width(float(relative.median()))} (median over {len(known_widths)} cells)"
+            text += f"{_width(float(relative.median()))} (median over cells)"
         if without := int(relative.isna().sum()):
             text += f"; no interval for {count(without, 'cell')} with fewer than 3 runs"
         return f"{text}."
@@ -156,7 +156,7 @@ def _finding(
         sentences=(
             _speedup_sentence(last, base) + _fastest(rows, last) + left_out_sentence(rows),
             _best_sentence(found, base, invalid),
-            loss_sentence(division, last, base, size=_size(last), not_valid=warned),
+            loss_sentence(division, last, size=_size(last), not_valid=warned),
         ),
         best_size=best_size,
         best_detail=best_detail,
@@ -278,8 +278,8 @@ def loss_sentence(
 ) -> str:
     """Return sentences about the loss of a cell: its named causes, and what has no known cause.
 
-    ``base`` is the row of the baseline. ``not_valid`` is the heading of an error about the values of the cell
-    or of its baseline.
+    ``base`` is the row of the baseline; with it, the text compares the parts of the step. ``not_valid`` is
+    the heading of an error about the values of the cell or of its baseline.
     """
     if not_valid:
         return no_causes(not_valid)
@@ -331,9 +331,7 @@ def _compared(row: pd.Series, base: pd.Series | None) -> str:
         for part, value in here.items()
         if part in there and max(value, there[part]) >= _SMALLEST_REST
     ]
-    return (
-        f" Parts of the step compared with the baseline (in parentheses): {listed(texts)}." if texts else ""
-    )
+    return f" Compared with the baseline (in parentheses): {listed(texts)}." if texts else ""
 
 
 def _lost_parts(row: pd.Series) -> dict[str, float]:

@@ -278,7 +278,9 @@ def test_warnings_are_folded_on_a_phone_and_counted(visit: Visit, page_file: Pat
     assert messages.first.is_visible()
     page = visit.open(page_file, width=390)
     assert not messages.first.is_visible()
-    headings = [text.removesuffix(".") for text in page.locator(".alert p strong").all_text_contents()]
+    titles = [text.removesuffix(".") for text in page.locator(".alert p strong").all_text_contents()]
+    headings = [title.removeprefix("Warning: ") for title in titles]
+    assert headings != titles
     warnings = f"{len(headings)} warning{'s' if len(headings) > 1 else ''}: {', '.join(headings)}"
     assert page.inner_text(".alert summary") == warnings
     page.locator(".alert summary").focus()
