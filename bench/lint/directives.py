@@ -112,16 +112,15 @@ def read_header(lines: Sequence[str]) -> Header:
     components: list[list[Option]] = [[]]
     remarks: list[Remark] = []
     end = len(lines)
-    waiting = ""  # an option whose value is in the next directive: sbatch reads all words as one list
+    waiting = None  # an option whose value may be in the next directive: sbatch reads all words as one list
     for number, text in enumerate(lines, start=1):
         words = text.removeprefix("#SBATCH").lstrip()
         if waiting and text.startswith("#SBATCH") and words[:1] not in ("", "-", "#"):
-            remarks.pop()
-            text = f"#SBATCH {waiting} {words}"
+            remarks.remove(waiting)
+            text = f"#SBATCH {waiting.message.split('`')[1]} {words}"
         line = read_line(text, number)
-        if line.kind == "directive":
-            lacks = any(_NO_VALUE in remark.message for remark in line.remarks)
-            waiting = text.partition("#SBATCH")[2].partition(" #")[0].split()[-1] if lacks else ""
+        if line.kind == "directive" and words[:1] not in ("", "#"):
+            waiting = next((remark for remark in line.remarks if _NO_VALUE in remark.message), None)
         if line.kind == "command":
             end = number - 1
             break

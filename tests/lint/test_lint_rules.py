@@ -289,7 +289,9 @@ def test_the_variable_that_is_meant_is_named(name: str, meant: str) -> None:
 
 
 def test_sbatch_reads_a_value_from_the_next_directive() -> None:
-    assert lint_script("#!/bin/bash\n#SBATCH -p # queue\n\n#SBATCH gpu\nhostname\n", path="x") == []
+    assert (
+        lint_script("#!/bin/bash\n#SBATCH -p\t# a queue\n#SBATCH\n\n#SBATCH gpu\nhostname\n", path="x") == []
+    )
     found = lint_script("#!/bin/bash\n#SBATCH -p\n#SBATCH --time=9\n#SBATCH gpu\nhostname\n", path="x")
     assert [(finding.line, finding.severity) for finding in found] == [
         (2, Severity.INFO),
