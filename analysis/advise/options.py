@@ -46,7 +46,7 @@ _FINAL_STATES = (str(RunState.COMPLETED), str(RunState.FAILED))
 #: Columns of the options, one row per option; times in seconds. Options of one ``group`` (from 1) have the
 #: same global batch. Three columns mark one option of each group: ``first`` (ends first), ``cheapest`` (least
 #: hours) and ``safest`` (best lower bound of the success rate). ``distinguishable`` compares the total time
-#: with that of the group's first option; ``runs_needed`` is the number of runs of both that would decide.
+#: with that of the group's first option; ``runs_needed`` is the number of runs of each that would decide.
 COLUMNS = (
     *("study", "kind", "cell_id", "launcher", "backend", "setting", "nodes", "gpus_per_node", "gpus"),
     *("device", "gpu", "global_batch", "per_gpu_batch", "n", "throughput_samples_per_sec", "step_time_s"),

@@ -105,7 +105,7 @@ def _summary_of_group(advice: Advice) -> list[str]:
     ]
     for mark in ("cheapest", "safest"):
         chosen = advice.chosen(mark)
-        assert chosen is not None, "a first option implies a cheapest and a safest one"
+        assert chosen is not None, "if there is a first option, there are a cheapest and a safest one"
         if chosen["cell_id"] == first["cell_id"] and chosen["study"] == first["study"]:
             texts.append(f"{mark.capitalize()}: the option that ends first, {_reason(chosen, mark)}.")
             continue
@@ -154,8 +154,8 @@ def _undecided(option: dict[Any, Any]) -> str:
 
 def _needed(option: dict[Any, Any]) -> str:
     if option["runs_needed"] > MOST_RUNS:
-        return f"more than {MOST_RUNS} runs of both would be needed"
-    return f"about {count(int(option['runs_needed']), 'run')} of both would decide"
+        return f"more than {MOST_RUNS} runs of each option would be needed"
+    return f"about {count(int(option['runs_needed']), 'run')} of each option would decide"
 
 
 def _measured(advice: Advice) -> pd.DataFrame:

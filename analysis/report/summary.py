@@ -324,7 +324,7 @@ def _notes_on_loss(division: CellDivision, row: pd.Series, *, doubtful: bool) ->
 
 
 def _compared(row: pd.Series, base: pd.Series | None) -> str:
-    """Return the lost parts of the step beside those of the baseline, if both were measured."""
+    """Return each lost part of the step, with that of the baseline in brackets, if both were measured."""
     here, there = _lost_parts(row), {} if base is None else _lost_parts(base)
     texts = [
         f"{LOST_WORDS[part]} {percent(value)} ({percent(there[part])})"

@@ -244,7 +244,7 @@ def _values_of_command(workload: Mapping[str, Any], runs: pd.DataFrame) -> Itera
         yield Line("Samples/s", "the reported value times the number of ranks", "metrics.csv of the runs")
     if "throughput" in read and units.get("throughput") != "it/s":
         yield Line("Time per step", "computed with the batch of the matrix", "metrics.csv of the runs")
-    text = "of the whole command, with its start: CPU time of foreign processes, counters of the network"
+    text = "of the whole command, including its start: CPU time of foreign processes, network counters"
     yield Line("Conditions", text, "conditions.json of the runs")
     text = "whether the command used the batches of the matrix; its input, output, model and memory; "
     yield Line("Not examined", f"{text}files that its first file imports", MISSING_SOURCE)

@@ -161,7 +161,7 @@ class Header:
 
     @property
     def counts_samples(self) -> bool:
-        """True if the throughput counts the same items as the batch."""
+        """True if the throughput and the batch have the same unit, such as samples."""
         return self.rate_unit not in _PARTS_OF_SAMPLES and not self.rate_unit.endswith("FLOP/s")
 
 
@@ -343,7 +343,10 @@ class _Row:
         self._problems, self._header, self._line, self._values = problems, header, line, values
 
     def parsed(self) -> dict[str, Any]:
-        """Return the row with :data:`ROW_COLUMNS` and ``other``; add its problems to those of the table."""
+        """Return a dict with the keys :data:`ROW_COLUMNS` and ``other``.
+
+        Mistakes in the row are added to the problems of the table.
+        """
         row: dict[str, Any] = dict.fromkeys(ROW_COLUMNS)
         row["line"] = self._line
         for name in ("nodes", "gpus", "gpus_per_node"):

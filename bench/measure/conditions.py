@@ -54,11 +54,11 @@ class Conditions:
         self._counters = self._read_counters()
 
     def stop(self, *, samples: float | None, sync_passes: int | None) -> dict[str, Any]:
-        """End the window, take a second sample, and return this rank's part of conditions.json.
+        """End the window, read the counters again, and return this rank's part of conditions.json.
 
-        ``start`` and ``end`` are the times of the samples, which enclose the window. ``samples`` is the
-        number of samples that the rank trained on, and ``sync_passes`` the number of its backward passes
-        that synchronised gradients. Both are None if unknown.
+        ``start`` and ``end`` are the times of the two readings, which enclose the window. ``samples`` is the
+        number of training samples of the rank, and ``sync_passes`` the number of its backward passes that
+        synchronised gradients. Both are None if unknown.
         """
         counters, ended = self._read_counters(), utc_now()
         clocks = self._read_clocks()

@@ -166,7 +166,7 @@ def _caller_sets(script: Script, name: str) -> bool:
 
 
 def _relies_on_caller(script: Script) -> bool:
-    """Return whether the script uses several other variables that nothing in it sets."""
+    """Return whether the script uses at least two lower-case variables that it does not set."""
     unset = {use.name for use in script.walk.uses if not use.known and not use.guarded and use.name.islower()}
     return len(unset - set(script.assigned_to)) > 1
 

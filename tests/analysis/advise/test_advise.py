@@ -250,9 +250,9 @@ def test_options_whose_interval_contains_1_are_not_distinguishable(tmp_path):
     needed = other["runs_needed"]
     assert needed > len(totals[0])
     said = (
-        f"about {needed:.0f} runs of both would decide"
+        f"about {needed:.0f} runs of each option would decide"
         if needed <= 100
-        else "more than 100 runs of both would be needed"
+        else "more than 100 runs of each option would be needed"
     )
     assert table_rows(found)[1][-1] == f"not distinguishable from the first: {said}"
     assert summary(found)[1] == (
