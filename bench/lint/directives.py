@@ -58,6 +58,9 @@ _SIGNAL = re.compile(r"(?:[RB]{1,2}:)?(?:SIG)?[A-Za-z0-9+-]+(?:@\d+)?", re.IGNOR
 _PLACEHOLDER = re.compile(r"[A-Za-z@%_]")
 _YOURS = re.compile(r"(?i:\byour [a-z]+)")
 _HUMAN_TIME = re.compile(r"(\d{1,5})([dhmsDHMS])")
+_UNITS = frozenset({"node", "task", "cpu", "gpu", "core", "socket"})
+#: Of these options, sbatch accepts only one.
+MEMORY = names("mem mem-per-cpu mem-per-gpu")
 _MAIL = re.compile(
     r"(?i)(?:NONE|BEGIN|END|FAIL|REQUEUE|ALL|INVALID_DEPEND|STAGE_OUT|TIME_LIMIT(?:_90|_80|_50)?|ARRAY_TASKS)"
 )
@@ -136,10 +139,24 @@ def read_header(lines: Sequence[str]) -> Header:
 def _without_disabled(
     remarks: Sequence[Remark], options: Sequence[Option], lines: Sequence[str]
 ) -> tuple[Remark, ...]:
-    """Omit findings on a ``# SBATCH`` line if an active directive requests the same resource."""
-    active = {_kind(option.name) for option in options if lines[option.line - 1].startswith("#SBATCH")}
+    """Omit findings on a ``# SBATCH`` line if an active directive requests the same resource.
+
+    Other lines that sbatch ignores are no longer corrected if the result contradicts an active directive.
+    """
+    given = {option.name: option for option in options if lines[option.line - 1].startswith("#SBATCH")}
+    active = {_kind(name) for name in given}
     kept = []
     for remark in remarks:
+        text = lines[remark.line - 1] if remark.line else "#SBATCH"
+        if remark.edit and not text.startswith("#SBATCH") and not _DISABLED.match(text):
+            intended = {option.name for option in _directive(remark.edit.new, 0).options}
+            same = intended & set(given) if text.lstrip().startswith("#SBATCH") else frozenset()
+            refused = MEMORY & set(given) - intended if MEMORY & intended else frozenset()
+            for name in sorted(same | refused)[:1]:
+                severity = Severity.INFO if same else remark.severity
+                remedy = f"remove this line or line {given[name].line}: "
+                remedy += "the last one counts" if same else "sbatch accepts only one of these options"
+                remark = remark._replace(severity=severity, remedy=remedy, edit=None)
         if remark.line and remark.edit and _DISABLED.match(lines[remark.line - 1]):
             disabled = _directive(remark.edit.new, remark.line).options
             if any(_kind(option.name) in active for option in disabled):
@@ -321,7 +338,12 @@ def _long(word: str, waiting: list[str], table: OptionTable, line: int) -> Itera
         return
     name = matches[0]
     takes = table.takes(name)
-    if equals:
+    if equals and takes and not value and table.command == "sbatch" and waiting and waiting[-1][:1] != "-":
+        value = waiting.pop()
+        message = f"sbatch refuses the blank in `{word} {value}`"
+        yield Option(canonical(name), value, f"{word} {value}", line)
+        yield _refused(line, message, f"write `{word}{value}`", old=f"{word} {value}", new=f"{word}{value}")
+    elif equals:
         yield Option(canonical(name), value if takes else None, word, line)
     elif takes == "=":
         if waiting:
@@ -352,6 +374,9 @@ def _unknown(word: str, written: str, matches: list[str], table: OptionTable, li
     close = table.closest(written) or next(longer, None)  # --memory means --mem
     if close:
         message = f"sbatch refuses `{word}`: it has no option --{written}"
+        other = _counts_differently(written, close)
+        if other:
+            return _refused(line, message, other)
         return _refused(line, message, f"write --{close}", old=f"--{written}", new=f"--{close}")
     return _refused(
         line,
@@ -359,6 +384,17 @@ def _unknown(word: str, written: str, matches: list[str], table: OptionTable, li
         f"check the spelling with `{table.command} --help`, or remove the option",
         Severity.INFO,
     )
+
+
+def _counts_differently(written: str, close: str) -> str:
+    """Return the remedy if the option with a similar name needs another number, else an empty string."""
+    resource, _, unit = written.replace("_", "-").partition("-per-")
+    other, _, per = close.partition("-per-")
+    if {resource[:3], other[:3]} == {"cpu", "gpu"}:
+        return "use an option that sbatch has, see `sbatch --help`"
+    if unit.rstrip("s") in _UNITS and unit.rstrip("s") != (per or "node"):
+        return f"write --{close} with a number that is meant per {per or 'node'}, or use another option"
+    return ""
 
 
 def _short(word: str, waiting: list[str], table: OptionTable, line: int) -> Iterator[Option | Remark]:

@@ -27,8 +27,8 @@ _DIRECTIVE = re.compile(r"#SBATCH[ \t]+(?:[-\u2010-\u2015\u2212]|hetjob|packjob)
 _EXIT = re.compile(r"[ \t]*exit(?:[ \t]+\d+)?[ \t;]*")
 #: A first line for a shell, possibly with a mistake, such as ``!/bin/bash``.
 _FIRST_LINE = re.compile(r"[ \t\ufeff]*(?:#[ \t]*!|!#|!)[ \t]*/\S*(?:sh|env|python|perl)")
-#: A line that is not a comment although it reads like one.
-_NOTE = re.compile(r"[A-Z][A-Za-z_]*(?: [A-Za-z_]+)+[ \t]*:?")
+#: A line that is not a comment although it reads like one, or a shell command of a notebook.
+_NOTE = re.compile(r"[A-Z][A-Za-z_]*(?: [A-Za-z_]+)+[ \t]*:?|![a-z]\w*[ \t].*")
 _OTHER_SHELL = re.compile(r"#!.*\b(?:zsh|ksh)\b")
 #: A line that another program replaces before sbatch reads the script: Jinja, ERB, brew, printf of Python.
 _TEMPLATE = re.compile(
@@ -40,7 +40,12 @@ _FILLED_IN = re.compile(rf"{EXPANSION.pattern}|\{{[a-z_]\w*\}}")
 #: A line that a program replaces by directives; the directives below it contain variables.
 _LINE_FILLED_IN = re.compile(r"\$\{[A-Z_]+\}")
 #: The output of a job below the copy of its script.
-_OUTPUT = re.compile(r"slurmstepd: |srun: (?:error|job)|Traceback \(most recent call last\)")
+_OUTPUT = re.compile(
+    r"slurmstepd: |srun: (?:error|job)|Traceback \(most recent call last\)|/\S+\.py:\d+: \w*Warning: "
+    r"|(?:GPU|TPU|IPU|HPU) available: (?:True|False)|initializing (?:ddp|distributed): GLOBAL_RANK"
+)
+#: A directive of a draft.
+_UNFINISHED = re.compile(r"#SBATCH[^#]*(?:\?\?|\bTODO\b)")
 _STARTS_WORKERS = frozenset(
     {"torchrun", "launch", "accelerate", "deepspeed", "composer", "lightning", "fabric", "colossalai"}
 )
@@ -148,7 +153,7 @@ class Script:
         """True if sbatch cannot take the file as it is: a template, notes, or text without a ``#!`` line."""
         variables = sum(bool(_FILLED_IN.search(option.value or "")) for option in self.header.options)
         notes = sum(map(bool, map(_NOTE.fullmatch, self.lines)))
-        output = any(map(_OUTPUT.match, self.lines))
+        output = any(_OUTPUT.match(line) or _UNFINISHED.match(line) for line in self.lines)
         return variables > 2 or notes > 2 or output or is_template(self.lines) or not first_line(self.lines)
 
     def options_of_program(self, launch: Launch) -> Iterator[tuple[str, Value]]:

@@ -19,6 +19,8 @@ from bench.units import count
 
 _LIGHTNING = re.compile(r"lightning|\blit_|_lit\b|\bpl_", re.IGNORECASE)
 _MENTIONS = re.compile(r"lightning", re.IGNORECASE)
+#: Starts one task on each node. With --nodes instead of --ntasks, Slurm 22.05 starts all tasks of the job.
+_SRUN_PER_NODE = "srun --ntasks=$SLURM_NNODES --ntasks-per-node=1"
 _NODE_RANKS = ("node_rank", "machine_rank")
 #: Signs that processes form one group: variables, options of programs, and words in the script.
 _RENDEZVOUS = frozenset({"MASTER_ADDR", "WORLD_SIZE", "RANK", "NODE_RANK", "MASTER_PORT"})
@@ -31,13 +33,14 @@ _SIZES = names("n np nodes ntasks num_procs num_gpus ngpus")
 _LEARNS = re.compile(r"torch|tensorflow|keras|\bjax\b|cuda", re.IGNORECASE)
 _REACHES_SERVERS = re.compile(r"hostfile|machinefile|python.*client", re.IGNORECASE)
 _DATA_PARALLEL = re.compile(r"(?:\A|[_-])dp(?:[_.-]|\Z)")
-_GROUP = re.compile(r"lightning|\bddp\b|torch\.?distributed", re.IGNORECASE)
+_GROUP = re.compile(r"lightning|\bddp\b(?!-backend)|torch\.?distributed", re.IGNORECASE)
 
 #: Commands that keep a script running if they are in the foreground.
 _KEEPS_RUNNING = frozenset(
     {"sleep", "tail", "srun", "jupyter", "jupyter-notebook", "jupyter-lab", "code-server"}
 )
 _OPTION_NAME = re.compile(r"--([A-Za-z][\w-]*)(?:=|\Z)")
+_NUMBER_OF_TASKS = re.compile(r"SLURM_(?:NTASKS|NPROCS|TASKS_PER_NODE)")
 _TORCHRUN = frozenset({"torchrun", "launch"})
 #: Modules whose mpirun does not count slots, unlike that of Open MPI.
 _OTHER_MPI = re.compile(r"module.*\b(?:mvapich|mpich|impi|intel-?mpi|cray-mpi)", re.IGNORECASE)
@@ -49,6 +52,7 @@ _STATIC_RANKS = {
     "launch": ("node_rank", "nnodes"),
     "accelerate": ("machine_rank", "num_machines"),
 }
+_RANKED = "a rank that each node expands itself (see missing-node-rank)"
 
 
 @rule(Severity.ERROR)
@@ -94,9 +98,9 @@ def missing_srun(script: Script) -> Iterator[Remark]:
         yield Remark(
             step.outer.line,
             message,
-            _how_to_srun(script, step) if waits else f"{_how_to_srun(script, step)}, or request one node",
+            _how_to_srun(script, step) if waits else f"request one node, or {_how_to_srun(script, step)}",
             Severity.ERROR if certain else Severity.WARNING if waits or learns else Severity.INFO,
-            _insert_srun(script, step),
+            _insert_srun(script, step) if waits else None,
         )
 
 
@@ -179,21 +183,34 @@ def _processes(script: Script, step: Step) -> str:
 
 def _how_to_srun(script: Script, step: Step) -> str:
     if step.launch.launcher == "deepspeed":
-        return "pass --hostfile, or start it on each node: srun --ntasks-per-node=1 deepspeed --no_ssh ..."
+        return f"pass --hostfile, or start it on each node: {_SRUN_PER_NODE} deepspeed --no_ssh ..."
     if starts_workers(step.launch) and script.job.tasks_per_node != 1:
-        return "start one launcher on each node: srun --nodes=$SLURM_NNODES --ntasks-per-node=1 COMMAND"
+        remedy = f"start one launcher on each node: {_SRUN_PER_NODE} COMMAND"
+        return f"{remedy}, with {_RANKED}" if _lacks_rank(step.launch) else remedy
+    if _lacks_rank(step.launch):
+        return f"put srun before the command, and use {_RANKED}"
     return "put srun before the command, so that it starts one process per task"
+
+
+def _lacks_rank(launch: Launch) -> bool:
+    """Return whether a launcher would have the same node rank on every node if srun started it."""
+    options = launch.options
+    if launch.launcher not in _STATIC_RANKS or {"config_file", "rdzv_conf"} & set(options):
+        return False
+    backend = options["rdzv_backend"].text if "rdzv_backend" in options else "static"
+    rank = options.get(_STATIC_RANKS[launch.launcher][0])
+    return backend == "static" and (rank is None or rank.text.isdecimal())
 
 
 def _insert_srun(script: Script, step: Step) -> Edit | None:
     """Return the edit that puts srun before the command, or None if the edit is not possible."""
     node = step.outer
     first = node.words[0].literal if node.words else None
-    if not first or first not in script.line(node.line):
+    if not first or first not in script.line(node.line) or _lacks_rank(step.launch):
         return None
     srun = "srun"
     if starts_workers(step.launch) and script.job.tasks_per_node != 1:
-        srun = "srun --nodes=$SLURM_NNODES --ntasks-per-node=1"
+        srun = _SRUN_PER_NODE
     return Edit(node.line, first, f"{srun} {first}")
 
 
@@ -229,9 +246,13 @@ def one_launcher_per_gpu(script: Script) -> Iterator[Remark]:
         several = "ntasks-per-node" in geometry.options and (workers or 0) > 1
         severity = None if several and "standalone" not in launch.options else Severity.WARNING
         line = geometry.line("ntasks-per-node", "ntasks") or step.line
-        remedy = "start the launcher once per node: --ntasks-per-node=1"
+        remedy, edit = "start the launcher once per node: --ntasks-per-node=1", _one_task(geometry)
+        given = launch.options.get("nproc_per_node")
+        used = script.unknowns.within(given.text) if given else []
+        if any(_NUMBER_OF_TASKS.match(unknown.name) for unknown in used):
+            remedy, edit = f"{remedy}, and --nproc_per_node=gpu: the number now depends on the tasks", None
         shared = "GPUs" if "standalone" in launch.options else "ports and GPUs"
-        yield Remark(line, f"{message}, and all use the same {shared}", remedy, severity, _one_task(geometry))
+        yield Remark(line, f"{message}, and all use the same {shared}", remedy, severity, edit)
         if line != step.line:
             message += f" because of line {line}"
             yield Remark(step.line, message, "start the launcher once per node", Severity.INFO)
@@ -293,7 +314,8 @@ def sequential_sruns(script: Script) -> Iterator[Remark]:
     if in_background and not script.walk.waits and not _something_follows(script, in_background[-1]):
         line = in_background[-1].launch.srun_line or in_background[-1].line
         message = "the script ends while this srun runs in the background, and Slurm then kills its processes"
-        later = any(step.line > line and not step.place.background for step in script.walk.steps)
+        following = script.walk.steps[script.walk.steps.index(in_background[-1]) + 1 :]
+        later = any(step.line >= line and not step.place.background for step in following)
         yield Remark(line, message, "put `wait` after the last srun", Severity.INFO if later else None)
 
 

@@ -21,6 +21,9 @@ _LOOPBACK = re.compile(
 #: A command that prints the local host if another command fails.
 _FALLS_BACK = re.compile(r"\|\|\s*(?:echo\s+[\"']?(?:localhost|127\.0\.0\.1)|hostname)")
 _NODES_OF_SLURM = frozenset({"SLURM_NNODES", "SLURM_JOB_NUM_NODES"})
+_DEEPSPEED = re.compile("deepspeed", re.IGNORECASE)
+#: Ranks that start at 1, because rank 0 runs elsewhere.
+_RANKS_FROM_ONE = re.compile(r"SLURM_(?:PROCID|NODEID)\}?\s*\+\s*[1-9]")
 _HOST = re.compile(
     r"(?:tcp://)?((?:\d{1,3}\.){3}\d{1,3}|(?=[A-Za-z0-9.-]*[0-9.-])[A-Za-z][A-Za-z0-9-]*(?:\.[A-Za-z0-9-]+)*)(?::(?:\d+|[^:]*))?\Z"
 )
@@ -47,6 +50,8 @@ _RANK_VARIABLES = names(
 )
 #: Rendezvous backends that assign the ranks themselves.
 _ASSIGNS_RANKS = frozenset({"c10d", "etcd", "etcd-v2", "etcd_v2", "zeus"})
+#: Programs that take their ranks from Slurm.
+_OWN_RANKS = re.compile(r"lightning|submitit", re.IGNORECASE)
 _CALLS_ITSELF = re.compile(r"srun\b.*(?:\$\{?0|BASH_SOURCE)")
 _FIRST_HOST = '$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
 _EXPAND_IN_TASK = (
@@ -121,13 +126,16 @@ def loopback_master_addr(script: Script) -> Iterator[Remark]:
     spanning = [step for step in script.training if _spans_nodes(script, step)]
     if not _has_several_nodes(script) or (script.training and not spanning):
         return
+    # Without RANK, DeepSpeed asks MPI for the ranks and replaces MASTER_ADDR.
+    discovers = script.mentions(_DEEPSPEED) and "RANK" not in script.assigned_to
+    uncertain = Severity.INFO if discovers else Severity.WARNING
     for step in spanning:
         if step.place.function and script.mentions(_COPIES_FUNCTIONS):
             continue  # the other nodes may call the function with another address
         for value in _addresses(script, step):
             certain = value in step.launch.options.values()  # other programs may find the address themselves
             for remark in _loopback(script, value, in_task=step.place.task is not None):
-                yield remark if certain else remark._replace(severity=Severity.WARNING)
+                yield remark if certain else remark._replace(severity=uncertain)
         if step.launch.launcher in ("torchrun", "launch") and not _has_address(script, step.launch):
             remedy = "pass --rdzv_backend=c10d --rdzv_endpoint=HOST:PORT with the job's first host as HOST"
             yield Remark(step.line, _no_address(step.launch), remedy)
@@ -136,7 +144,7 @@ def loopback_master_addr(script: Script) -> Iterator[Remark]:
             if f"{assigned.name}_ip" in script.assigned_to:
                 continue  # the name of the node; processes use its address
             for remark in _loopback(script, assigned.value, in_task=assigned.in_task):
-                yield remark._replace(severity=Severity.WARNING)
+                yield remark._replace(severity=uncertain)
 
 
 def _own_name_per_task(script: Script) -> Iterator[Remark]:
@@ -234,7 +242,8 @@ def hardcoded_host(script: Script) -> Iterator[Remark]:
     """The master address is a fixed host, although Slurm chooses the nodes of the job.
 
     If the job runs on other nodes, no process listens on that host, and all processes wait until the
-    rendezvous times out.
+    rendezvous times out. The finding has severity ``info`` if the first process may run in another job: in a
+    job of one node, or if no rank of this job is 0.
 
     Bad:
         export MASTER_ADDR=node001
@@ -258,7 +267,20 @@ def hardcoded_host(script: Script) -> Iterator[Remark]:
         if not match or _LOOPBACK.match(value.text) or match.group(1) in ("0.0.0.0", "255.255.255.255"):  # noqa: S104
             continue
         message = f"the master address is always {match.group(1)}, but Slurm may run the job on other nodes"
-        yield Remark(value.line, message, f"use the first host of the job: {_FIRST_HOST}")
+        severity = Severity.INFO if _is_elsewhere(script) else None
+        yield Remark(value.line, message, f"use the first host of the job: {_FIRST_HOST}", severity)
+
+
+def _is_elsewhere(script: Script) -> bool:
+    """Return whether the process with rank 0 possibly runs outside the job, or no other node needs it."""
+    ranks = {
+        value.text
+        for step in script.training
+        for name, value in [*step.launch.options.items(), *script.options_of_program(step.launch)]
+        if name in ("node_rank", "machine_rank")
+    }
+    above = bool(ranks) and all(rank.isdecimal() and int(rank[:9]) > 0 for rank in ranks)
+    return script.job.nodes == 1 or above or script.mentions(_RANKS_FROM_ONE)
 
 
 @rule(Severity.INFO)
@@ -305,7 +327,8 @@ def rank_expanded_early(script: Script) -> Iterator[Remark]:
     The batch shell runs on the first node only. On the srun line, it expands variables that are
     unquoted or in double quotes, so every task gets rank 0. A variable that is escaped or in single
     quotes is not expanded there; a shell in the task must expand it. The rule does not apply to a
-    c10d rendezvous, which assigns the ranks itself.
+    c10d rendezvous, which assigns the ranks itself. The finding has severity ``info`` if the rank is only in
+    the environment, or if Lightning, submitit or a script may take another rank.
 
     Bad:
         srun torchrun --nnodes=2 --node_rank=$SLURM_NODEID --master_addr=$HOST ...
@@ -323,6 +346,12 @@ def rank_expanded_early(script: Script) -> Iterator[Remark]:
                 severity = _severity_of_early_rank(script.geometry(step), unknown)
                 if severity is None:
                     continue
+                if (
+                    value in step.prefix.values()
+                    or step.launch.kind == "script"
+                    or script.mentions(_OWN_RANKS)
+                ):
+                    severity = Severity.INFO
                 message = f"the batch shell expands {unknown.source}, so every task gets {name} 0"
                 yield Remark(unknown.line, message, _EXPAND_IN_TASK, severity)
                 if value.line != unknown.line:
@@ -374,10 +403,8 @@ def _exported_early(script: Script, steps: list[Step]) -> Iterator[Remark]:
             severity = next(filter(None, severities), None)
             if severity is None or not exported:
                 continue
-            if not assigned.in_task:
-                # Harmless if the program, or a script that starts it, takes Slurm's variables instead.
-                direct = any(step.launch.kind == "python" for step in steps)
-                severity = Severity.WARNING if direct else Severity.INFO
+            if not assigned.in_task:  # harmless if the program or a container hook takes Slurm's variables
+                severity = Severity.INFO
             message = f"the batch shell expands {unknown.source}, so every task gets {assigned.name}=0"
             yield Remark(unknown.line, message, _EXPAND_IN_TASK, severity)
 
@@ -405,7 +432,9 @@ def port_range(script: Script) -> Iterator[Remark]:
         span = f"the port is {low}" if low == high else f"the port can be any number from {low} to {high}"
         if low in _ROOT_ONLY or high > 65535:
             limit = "only root may use ports below 1024" if low in _ROOT_ONLY else "the highest port is 65535"
-            yield Remark(line, f"{span}, but {limit}", remedy)
+            # A site may give its users numbers in the allowed range.
+            severity = Severity.INFO if re.search(r"\bUID\b", script.unknowns.shown(text)) else None
+            yield Remark(line, f"{span}, but {limit}", remedy, severity)
         elif high >= _EPHEMERAL[0] and low <= _EPHEMERAL[1]:
             message = f"{span}, and other programs may already use a port from 32768 to 60999"
             yield Remark(line, message, remedy, Severity.INFO)

@@ -29,6 +29,7 @@ _NOT_A_TRAINING = re.compile(
 )
 _SERVES = re.compile(r"\bray (?:start|job)\b|\bray\.init\b|\bvllm\b|\bsglang\b", re.IGNORECASE)
 _OF_LIGHTNING = re.compile(r"lightning|num_nodes|max_epochs", re.IGNORECASE)
+_SPAWNS = re.compile(r"ddp\Z|multi|distributed|world_size|spawn|n_?gpus?\Z|num_gpus\Z")
 _NODE_OPTIONS = frozenset({"num_nodes", "trainer.num_nodes", "nnodes", "trainer.nnodes"})
 _TASK_PLACEMENT = names(
     """ntasks-per-node ntasks-per-gpu ntasks-per-socket ntasks-per-tres ntasks-per-core
@@ -98,10 +99,18 @@ def _tasks(script: Script, step: Step, geometry: Geometry) -> Iterator[Remark]:
         )
     else:
         message = f"{tasks} processes leave {gpus - tasks} of {gpus} GPUs on each node idle"
+    if _chooses_gpus(script, step):
+        severity = Severity.INFO
     yield Remark(main, message, remedy, severity)
     if gpus_line and gpus_line != main and tasks > gpus:
         message = f"{count(gpus, 'GPU')} per node requested here, but {tasks} tasks per node"
         yield Remark(gpus_line, message, remedy, Severity.INFO)
+
+
+def _chooses_gpus(script: Script, step: Step) -> bool:
+    """Return whether the script selects the GPUs, or the program starts further processes itself."""
+    given = (name for name, _ in script.options_of_program(step.launch))
+    return script.mentions(_SETS_VISIBLE_DEVICES) or any(map(_SPAWNS.match, given))
 
 
 def _trains(script: Script, step: Step) -> bool:
@@ -153,14 +162,15 @@ def _workers(script: Script, step: Step, geometry: Geometry) -> Iterator[Remark]
     if alone and gpus and gpus > 1 and not passes_unknown_options(script, step.launch):
         message = f"{name} without --nproc_per_node starts 1 worker: {gpus - 1} of {gpus} GPUs"
         message += " stay idle" if gpus > 2 else " stays idle"
-        yield Remark(step.line, message, "pass --nproc_per_node=gpu", Severity.WARNING)
+        unsure = Severity.INFO if _chooses_gpus(script, step) else Severity.WARNING
+        yield Remark(step.line, message, "pass --nproc_per_node=gpu", unsure)
     if not workers or not gpus or value is None or (tasks > 1 and not geometry.isolation):
         return
     visible = (geometry.gpus_per_task if step.launch.via == "srun" else None) or gpus
     if workers > visible:
         message = f"{name} starts {workers} workers on {count(visible, 'GPU')}: the extra workers fail"
         # Sites that do not constrain devices let the script select others.
-        severity = Severity.WARNING if script.mentions(_SETS_VISIBLE_DEVICES) else None
+        severity = Severity.INFO if script.mentions(_SETS_VISIBLE_DEVICES) else None
         yield Remark(value.line, message, f"start {visible} workers, or request more GPUs", severity)
         line = geometry.line(*_GPU_OPTIONS)
         if line and line != value.line:
@@ -374,8 +384,9 @@ def _determines_tasks_per_node(geometry: Geometry) -> bool:
 def ntasks_per_node_ignored(script: Script) -> Iterator[Remark]:
     """``--ntasks-per-node`` on srun is ignored, because srun inherits the job's number of tasks.
 
-    If srun has neither ``--nodes`` nor ``--ntasks``, it starts as many tasks as the job requests and
-    warns "can't honor --ntasks-per-node".
+    Without ``--ntasks``, srun starts as many tasks as the job requests and warns "can't honor
+    --ntasks-per-node". With ``--nodes``, this depends on the release: Slurm 22.05 ignores the option,
+    Slurm 24.11 does not. Such a finding has severity ``info``.
 
     Bad:
         #SBATCH --nodes=2
@@ -385,7 +396,7 @@ def ntasks_per_node_ignored(script: Script) -> Iterator[Remark]:
     Good:
         #SBATCH --nodes=2
         #SBATCH --ntasks-per-node=8
-        srun --nodes=2 --ntasks-per-node=1 torchrun ...
+        srun --ntasks=$SLURM_NNODES --ntasks-per-node=1 torchrun ...
     """
     job = script.job
     inherited, nodes = job.ntasks, job.nodes
@@ -394,13 +405,18 @@ def ntasks_per_node_ignored(script: Script) -> Iterator[Remark]:
     for step in script.sruns:
         own = {option.name: option for option in step.launch.srun}
         option = own.get("ntasks-per-node")
-        if option is None or {"nodes", "nodelist", "ntasks"} & set(own) or step.launch.opaque:
+        if option is None or {"nodelist", "ntasks"} & set(own) or step.launch.opaque:
             continue
         per_node = script.geometry(step).number("ntasks-per-node")
+        if "nodes" in own and script.geometry(step).nodes != nodes:
+            continue
         if per_node and per_node * nodes != inherited:
-            message = f"srun ignores --ntasks-per-node={per_node}: "
+            message = f"srun ignores --ntasks-per-node={per_node}"
+            message += " in some releases (22.05): " if "nodes" in own else ": "
             message += f"it inherits {inherited} tasks on {nodes} nodes from the job"
-            edit = Edit(option.line, option.written, f"--nodes=$SLURM_NNODES {option.written}")
-            remedy = "pass --nodes=$SLURM_NNODES to srun as well"
+            total = "$SLURM_NNODES" if per_node == 1 else f"$((SLURM_NNODES * {per_node}))"
+            edit = Edit(option.line, option.written, f"--ntasks={total} {option.written}")
+            remedy = f"pass --ntasks={total} to srun as well"
             severity = None if step.launch.kind in ("python", "launcher") else Severity.WARNING
+            severity = Severity.INFO if "nodes" in own else severity
             yield Remark(option.line, message, remedy, severity, edit)

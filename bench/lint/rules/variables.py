@@ -78,6 +78,12 @@ _OF_LAUNCHER = {
     "NODE_RANK": "$SLURM_NODEID",
 }
 _FOR_TASKS = re.compile(r"(?:MASTER_ADDR|MASTER_PORT|WORLD_SIZE|(?:NCCL|GLOO|TORCH|OMP|UCX|FI)_[A-Z0-9_]+)\Z")
+#: Variables of another scheduler or platform, which also sets the variables of a launcher.
+_OTHER_PLATFORM = re.compile(
+    r"\$\{?(?:KUBERNETES|OMPI|PMI|PMIX|LSB|PBS|SGE|COBALT|FLUX|OAR|VC|AZUREML|SM|MLP|ARNOLD|PET)_[A-Z]"
+)
+#: A loop over the nodes but the first, which does nothing in a job of one node.
+_OTHER_NODES = re.compile(r"(?:NNODES|NUM_NODES)\}?\s*-\s*1")
 _NUMBER_OF_NODES = re.compile("SLURM_NNODES|SLURM_JOB_NUM_NODES")
 _NAME = re.compile(r"[A-Za-z_]\w*\Z")
 _PADDED_COMMAND = re.compile(
@@ -144,7 +150,8 @@ def _undefined(script: Script, use: Use) -> Remark | None:
         remedy = f"set {name} before this line: {name}={_OF_LAUNCHER[name]}"
         if name.endswith("RANK"):
             remedy = f"use {_OF_LAUNCHER[name]} in a command that srun starts"
-        return Remark(line, message, remedy, Severity.INFO if _relies_on_caller(script) else None)
+        elsewhere = _relies_on_caller(script) or script.mentions(_OTHER_PLATFORM)
+        return Remark(line, message, remedy, Severity.INFO if elsewhere else None)
     if _caller_sets(script, name):
         return None
     unless = "unless the submitting shell exports it"
@@ -193,7 +200,8 @@ def _undefined_by_slurm(script: Script, use: Use) -> Remark | None:
         # Job arrays, and the sizes of jobs without a number of nodes, are given on the command line.
         sizes = {"nodes", "ntasks", "ntasks-per-node"} & set(script.job.options)
         elsewhere = not sizes or ("nodes" not in sizes and script.mentions(_NUMBER_OF_NODES))
-        severity = Severity.INFO if options == ("array",) or elsewhere else None
+        for_other_nodes = use.place.loops and script.job.nodes == 1 and script.mentions(_OTHER_NODES)
+        severity = Severity.INFO if options == ("array",) or elsewhere or for_other_nodes else None
         return Remark(use.line, message, remedy, severity)
     return None
 
