@@ -235,7 +235,7 @@ def _check_script(plan: Plan, text: str, *, name: str, what: str) -> None:
     errors = [str(finding) for finding in findings if finding.severity is Severity.ERROR]
     if errors:
         lines = "\n".join([f"{plan.document.path}: the script for {what} has errors:", *errors])
-        raise BenchError(lines, remedy="correct cluster.setup, cluster.directives or cluster.srun_options")
+        raise BenchError(lines, remedy="correct the cluster section of the matrix")
 
 
 def write_plan(plan: Plan, root: Path) -> StudyFolder:

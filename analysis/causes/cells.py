@@ -75,21 +75,32 @@ class CellDivision:
         return sum(row.share for row in self.rows if math.isfinite(row.share))
 
 
-def divide_cell(
-    runs: Sequence[CellRun], *, reference: Parts | None = None, error: float = 0.0
-) -> CellDivision:
+@dataclass(frozen=True)
+class Baseline:
+    """The baseline of a cell.
+
+    Attributes:
+        reference: the ideal parts of its step, relative to the step of the cell.
+        runs: the number of its runs.
+        error: relative standard error of its step time; NaN if unknown.
+    """
+
+    reference: Parts
+    runs: int = 0
+    error: float = math.nan
+
+
+def divide_cell(runs: Sequence[CellRun], baseline: Baseline | None = None) -> CellDivision:
     """Divide the loss of one cell.
 
     Args:
         runs: the cell's runs.
-        reference: the ideal parts of the baseline's step, relative to the step of this cell; None for a
-            baseline.
-        error: relative standard error of the cell's efficiency.
+        baseline: the cell's baseline; None if the cell is a baseline.
     """
+    reference = baseline.reference if baseline else None
     claims = {run.run_id: claims_of(run.evidence) for run in runs}
     shown = Counter(key for own in claims.values() for key in {claim.key for claim in own})
     named = {key for key, number in shown.items() if 2 * number > len(runs)}
-    spread = error * sum(reference.values()) if reference else 0.0
     active = set(named)
     # A cause without a share counts in all runs. Otherwise, only some runs would join it with other causes.
     everywhere = {claim.key: claim for own in claims.values() for claim in own if claim.share is None}
@@ -99,7 +110,7 @@ def divide_cell(
     }
     while True:
         divisions = [_divide_run(run, served[run.run_id], active, reference) for run in runs]
-        shares = _shares(divisions, spread)
+        shares = _shares(divisions, [run.factor for run in runs], baseline)
         weak = {
             one for share in shares.values() if not _is_certain(share) for one in _keys(share.key, active)
         }
@@ -151,20 +162,40 @@ def _stands_alone(key: Key, claims: Mapping[str, Sequence[Claim]]) -> bool:
     return key.cause not in _BY_REMAINDER and (is_counted or any(one.share is None for one in own))
 
 
-def _shares(divisions: Sequence[Division], spread: float) -> dict[Key, Share]:
+def _shares(
+    divisions: Sequence[Division], factors: Sequence[float], baseline: Baseline | None
+) -> dict[Key, Share]:
     keys = dict.fromkeys(key for division in divisions for key in division.shares)
-    n = len(divisions)
     found = {}
     for key in keys:
         values = np.array([division.shares.get(key, 0.0) for division in divisions])
-        half = math.nan
-        if n >= MIN_RUNS:
-            relative = any(key in division.relative for division in divisions)
-            error = math.hypot(float(values.std(ddof=1)) / math.sqrt(n), spread * relative)
-            half = float(special.stdtrit(n - 1, 0.5 + LEVEL / 2)) * error
+        relative = any(key in division.relative for division in divisions)
+        half = _half_width(values, np.array(factors), baseline if relative else None)
         mean = float(values.mean())
         found[key] = Share(key, mean, mean - half, min(mean + half, 1.0))
     return found
+
+
+def _half_width(values: np.ndarray, factors: np.ndarray, baseline: Baseline | None) -> float:
+    """Return half of the 95 % interval of a mean share; NaN with too few runs.
+
+    The variance is that of the fractions of each run's own step, ``values / factors``. If the share depends
+    on the baseline, the baseline's variance is added, with the degrees of freedom of Welch and Satterthwaite.
+    """
+    n = len(values)
+    if n < MIN_RUNS:
+        return math.nan
+    variance = float((values / factors).var(ddof=1)) / n
+    freedom = float(n - 1)
+    if baseline is not None:
+        if not (baseline.runs >= MIN_RUNS and math.isfinite(baseline.error)):
+            return math.nan
+        of_base = (baseline.error * sum(baseline.reference.values())) ** 2
+        total = variance + of_base
+        if total > 0:
+            freedom = total**2 / (variance**2 / (n - 1) + of_base**2 / (baseline.runs - 1))
+        variance = total
+    return float(special.stdtrit(freedom, 0.5 + LEVEL / 2)) * math.sqrt(variance)
 
 
 def _with_evidence(

@@ -20,7 +20,7 @@ from analysis.causes.catalogue import (
     no_causes,
     remedy_of,
 )
-from analysis.causes.cells import CellDivision, CellRun, Share, divide_cell
+from analysis.causes.cells import Baseline, CellDivision, CellRun, Share, divide_cell
 from analysis.causes.claims import MUCH_LOADING, SLOW_LINK, LateRank, RunEvidence
 from analysis.causes.divide import COMPUTING, WHOLE, Parts
 from analysis.causes.evidence import RunFacts, read_facts
@@ -255,8 +255,9 @@ def _divide_larger(
         replace(run, evidence=replace(run.evidence, reference=facts, smaller_batch=float(batch)))
         for run in runs
     ]
-    error = float(row["efficiency_error"])
-    return divide_cell(runs, reference=reference, error=error if math.isfinite(error) else 0.0)
+    factors = [run.factor for run in base_runs]
+    error = float(np.std(factors, ddof=1)) / math.sqrt(len(factors)) if len(factors) > 1 else math.nan
+    return divide_cell(runs, Baseline(reference, len(factors), error))
 
 
 def _runs_by_cell(frames: Frames, evidence: StudyEvidence) -> dict[str, list[CellRun]]:

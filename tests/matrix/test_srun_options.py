@@ -159,7 +159,7 @@ def test_a_word_that_srun_refuses_is_an_error_of_the_plan(tmp_path):
     with pytest.raises(BenchError) as caught:
         list(scripts(plan_of(tmp_path, {"srun_options": ["--me=local"]})))
     assert "error: srun refuses `--me`, because it is ambiguous: --mem, --mem-bind" in str(caught.value)
-    assert str(caught.value).endswith("correct cluster.setup, cluster.directives or cluster.srun_options")
+    assert str(caught.value).endswith("correct the cluster section of the matrix")
 
 
 @pytest.mark.parametrize(

@@ -130,7 +130,7 @@ def test_a_script_with_linter_errors_is_not_written(tmp_path):
         f"{tmp_path}/m.yaml: the script for cell n1x4-nccl-srun-b8 has errors:\nscripts/n1x4-nccl-srun-b8.sbatch:"
     )
     assert "[shell-syntax]" in str(caught.value)
-    assert str(caught.value).endswith("; correct cluster.setup, cluster.directives or cluster.srun_options")
+    assert str(caught.value).endswith("; correct the cluster section of the matrix")
     assert not (tmp_path / "results" / "s" / "plan.json").exists()
 
 

@@ -35,7 +35,7 @@ cluster:
   qos: high
   reservation: maint
   constraint: "a100|h100"
-  nodelist: n[1-4]
+  nodelist: n[1-2]
   exclude: n[7,9]
   mem: 64G
   gpu_type: a100
@@ -104,7 +104,7 @@ def golden_scripts(tmp_path: Path) -> dict[str, str]:
     for name, container in CONTAINERS.items():
         for cell, text in scripts(plan_of(tmp_path, SITE % container)):
             found[f"{name}-{cell.launcher}.sbatch"] = text
-    alone = plan_of(tmp_path, (SITE % "").replace("nodes: [2]", "nodes: [1]"))
+    alone = plan_of(tmp_path, (SITE % "").replace("nodes: [2]", "nodes: [1]").replace("n[1-2]", "n1"))
     found["one-node-torchrun.sbatch"] = list(scripts(alone))[-1][1]
     for cell, text in scripts(plan_of(tmp_path, COMMAND)):
         found[f"command-{cell.launcher}.sbatch"] = text

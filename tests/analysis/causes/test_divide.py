@@ -9,11 +9,12 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats
 
-from analysis.causes.catalogue import CAUSES, RESTS
-from analysis.causes.cells import CellRun, divide_cell
+from analysis.causes.catalogue import CAUSES, NOT_EXPLAINED, RESTS
+from analysis.causes.cells import Baseline, CellRun, divide_cell
 from analysis.causes.claims import RunEvidence
-from analysis.causes.divide import Claim, divide
+from analysis.causes.divide import WHOLE, Claim, divide
 from analysis.causes.table import late_ranks
 from analysis.stats.columns import PARTS
 from analysis.stats.decompose import USEFUL_PARTS
@@ -91,8 +92,23 @@ def test_at_most_2_percent_of_1000_healthy_studies_have_a_cause() -> None:
             CellRun(one, RunEvidence(parts_of([*map(parts[one].get, PARTS)]), 0.1, late=late.get(one, ())), t)
             for one, t in zip(names, large, strict=True)
         ]
-        error = math.hypot(*(np.log(one).std(ddof=1) / math.sqrt(RUNS) for one in times))
-        found = divide_cell(runs, reference=reference, error=error)
+        error = float(base.std(ddof=1)) / math.sqrt(RUNS)
+        found = divide_cell(runs, Baseline(reference, RUNS, error))
         assert found.loss == pytest.approx(1 - sum(reference.values()))
         wrong += any(row.key.cause not in RESTS for row in found.rows)
     assert wrong <= STUDIES // 50
+
+
+def test_the_interval_of_the_whole_loss_agrees_with_that_of_the_efficiency() -> None:
+    """Without parts, loss = 1 - E, so that the relative error of E determines the interval of the loss."""
+    base, large = np.array([0.97, 1.0, 1.03]), np.array([0.9, 1.0, 1.1])
+    errors = [float(one.std(ddof=1)) / math.sqrt(3) for one in (base, 1 / large)]
+    runs = [CellRun(str(n), RunEvidence({WHOLE: 1.0}, 0.1), factor) for n, factor in enumerate(large)]
+    [row] = [
+        one
+        for one in divide_cell(runs, Baseline({WHOLE: 0.75}, 3, errors[0])).rows
+        if one.key.cause == NOT_EXPLAINED
+    ]
+    freedom = (errors[0] ** 2 + errors[1] ** 2) ** 2 / ((errors[0] ** 4 + errors[1] ** 4) / 2)
+    half = 0.75 * math.hypot(*errors) * float(stats.t.ppf(0.975, freedom))
+    assert (row.share, row.low, row.high) == pytest.approx((0.25, 0.25 - half, 0.25 + half))

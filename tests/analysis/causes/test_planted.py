@@ -12,7 +12,7 @@ import pytest
 
 from analysis.causes import claims
 from analysis.causes.catalogue import CAUSES, RESTS
-from analysis.causes.cells import CellRun, divide_cell
+from analysis.causes.cells import Baseline, CellRun, divide_cell
 from analysis.causes.claims import LateRank, RunEvidence, claims_of
 from analysis.causes.evidence import NodeFacts, RunFacts, read_facts
 from bench.study.conditions import Disturbance, Reason
@@ -253,8 +253,8 @@ def test_threads_that_share_cores_are_named_although_one_run_is_far_slower() -> 
     parts = {"forward": 0.4, "backward": 0.5, "optimizer": 0.1}
     evidence = RunEvidence(parts, 0.1, facts)
     runs = [CellRun(str(number), evidence, factor) for number, factor in enumerate((0.2, 0.2, 2.6))]
-    reference = {part: 0.1 * value for part, value in parts.items()}
-    found = {share.key.cause: share for share in divide_cell(runs, reference=reference).rows}
+    reference = {part: 0.8 * value for part, value in parts.items()}
+    found = {share.key.cause: share for share in divide_cell(runs, Baseline(reference, 3, 0.0)).rows}
     assert pd.isna(found["cpu-starved"].share)
     assert max(one.high for one in found.values() if pd.notna(one.high)) <= 1
 
@@ -294,7 +294,7 @@ def test_foreign_cpu_time_is_a_cause_only_if_the_ranks_waited_for_cores(
         CellRun(str(number), RunEvidence(parts, 0.1, own, reference=base, smaller_batch=0.5))
         for number in range(3)
     ]
-    found = divide_cell(runs, reference={part: 0.6 * value for part, value in parts.items()}).rows
+    found = divide_cell(runs, Baseline({part: 0.6 * value for part, value in parts.items()}, 3, 0.0)).rows
     assert {row.key.cause for row in found if row.key.cause not in RESTS} == expected
     if "cpu-starved" in expected:
         assert found[0].share == pytest.approx(0.3)

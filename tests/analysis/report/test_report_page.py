@@ -368,7 +368,7 @@ def test_ranks_that_outnumber_cores_are_reported_on_top(tmp_path: Path) -> None:
     path = studies.finished(tmp_path / "s", cells, env=lambda cell: studies.environment(cell, cores=2))
     text = report(path).text
     assert (
-        "Shared cores. In n1x4-gloo-srun-b16 (4 ranks on 2 cores), ranks share cores: their times do not"
+        "Shared cores. In n1x4-gloo-srun-b16 (4 ranks on 2 cores), ranks share cores: times of such runs do not"
         in text
     )
     assert text.index("Shared cores") < text.index("Summary")
