@@ -112,7 +112,8 @@ def loopback_master_addr(script: Script) -> Iterator[Remark]:
 
     Every node then connects to itself, and the processes of the other nodes never reach the first
     node. torchrun does not read MASTER_ADDR: without an address in its options, it uses 127.0.0.1.
-    Without --rdzv_endpoint, the c10d backend uses localhost.
+    Without --rdzv_endpoint, the c10d backend uses localhost. DeepSpeed without RANK replaces
+    MASTER_ADDR, so that the finding then has severity ``info``.
 
     Bad:
         #SBATCH --nodes=2

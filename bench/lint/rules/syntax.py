@@ -38,7 +38,8 @@ def sbatch_after_command(script: Script) -> Iterator[Remark]:
     """A directive is below the first command, so sbatch ignores it.
 
     sbatch stops reading directives at the first line that is neither blank nor a comment. It
-    ignores all directives after that line without a message.
+    ignores all directives after that line without a message. Directives below the last command are possibly
+    kept there on purpose: they have severity ``info``.
 
     Bad:
         #!/bin/bash

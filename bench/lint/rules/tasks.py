@@ -46,7 +46,8 @@ def task_gpu_mismatch(script: Script) -> Iterator[Remark]:
     With one process per GPU, tasks per node must equal GPUs per node. A launcher must not start more
     workers than there are GPUs, and its number of nodes must equal the job's. Otherwise processes share
     a GPU ("Duplicate GPU detected", "invalid device ordinal"), or the launcher waits for missing nodes
-    until its rendezvous times out.
+    until its rendezvous times out. The finding has severity ``info`` if the script sets
+    CUDA_VISIBLE_DEVICES, or if the program probably starts further processes itself.
 
     Bad:
         #SBATCH --ntasks-per-node=4

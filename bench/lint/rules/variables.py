@@ -105,8 +105,9 @@ def undefined_variable(script: Script) -> Iterator[Remark]:
     Such a variable expands to an empty string, so that an option has no value, or an address has no host.
     Only variables of Slurm or of a launcher are certainly empty. Other variables may come from the shell that
     submits the job, because sbatch passes its environment on. Their findings have severity ``info``, and are
-    omitted if a comment, a test or a default in the script shows that the caller sets the variable. The rule
-    does not apply to scripts that source a file, because that file may set the variable.
+    omitted if a comment, a test or a default in the script shows that the caller sets the variable.
+    A launcher's variables have severity ``info`` in scripts that also use variables of another scheduler.
+    The rule does not apply to scripts that source a file, because that file may set the variable.
 
     Bad:
         #SBATCH --ntasks=8
