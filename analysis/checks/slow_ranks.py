@@ -138,6 +138,14 @@ def late_nodes_of(found: pd.DataFrame, cells: Iterable[str]) -> LateNodes:
     """
     if not len(found):
         return LateNodes({})
+    ranks = _late_ranks(found, cells)
+    nodes = ranks.groupby("host", sort=False)
+    sentences = {str(host): _about_node(str(host), own) for host, own in islice(nodes, _MAX_NAMED)}
+    return LateNodes(sentences, nodes.ngroups - len(sentences), list(ranks["cell_id"].unique()))
+
+
+def _late_ranks(found: pd.DataFrame, cells: Iterable[str]) -> pd.DataFrame:
+    """Return the ranks that are late in more than half of the runs of their cell, longest excess first."""
     runs = pd.Series(list(cells), dtype="str").value_counts()
     late = found.groupby([found["cell_id"].astype("str"), "rank", "host"], sort=False)
     ranks = late.agg(
@@ -150,10 +158,7 @@ def late_nodes_of(found: pd.DataFrame, cells: Iterable[str]) -> LateNodes:
     ).reset_index()
     ranks["of"] = ranks["cell_id"].map(runs)
     ranks = ranks[2 * ranks["late_in"] > ranks["of"]]
-    ranks = ranks.sort_values("excess_sec", ascending=False, kind="stable")
-    nodes = ranks.groupby("host", sort=False)
-    sentences = {str(host): _about_node(str(host), own) for host, own in islice(nodes, _MAX_NAMED)}
-    return LateNodes(sentences, nodes.ngroups - len(sentences), list(ranks["cell_id"].unique()))
+    return ranks.sort_values("excess_sec", ascending=False, kind="stable")
 
 
 def _about_node(host: str, late: pd.DataFrame) -> str:
@@ -323,9 +328,11 @@ class RankMeans:
 
     Attributes:
         by_rank: ``cell_id, host, rank, n`` (runs), the times ``data, compute, rest, useful, transfer, wait,
-            step`` in seconds, and ``beyond``: excess over the typical useful time, as a share of the step.
+            step`` in seconds, ``beyond``: excess over the typical useful time, as a share of the step, and
+            ``late``: whether the rank is late in more than half of the cell's runs (:func:`stragglers`).
             ``data``, ``compute`` and ``rest`` (all other work) add up to ``useful``.
         by_host: the same columns by ``cell_id`` and ``host``, with ``ranks`` (number) instead of ``rank``.
+            A host is ``late`` if one of its ranks is.
     """
 
     by_rank: pd.DataFrame
@@ -349,12 +356,14 @@ def rank_means(study: Study, cells: Sequence[str], runs: pd.DataFrame) -> RankMe
     read = read[read["rank"].notna()]
     if not len(read):
         return None
+    hosts = [clean(host) if isinstance(host, str) and host else MISSING for host in read["host"]]
+    read = read.assign(cell_id=read["cell_id"].astype("str"), host=hosts, rank=read["rank"].astype("int64"))
+    own = ["cell_id", "rank", "host"]
+    late = _late_ranks(stragglers(read), sample["cell_id"])
     frame = pd.DataFrame(
         {
-            "run_id": read["run_id"],
-            "cell_id": read["cell_id"].astype("str"),
-            "host": [clean(host) if isinstance(host, str) and host else MISSING for host in read["host"]],
-            "rank": read["rank"].astype("int64"),
+            **{name: read[name] for name in ("run_id", *own)},
+            "late": pd.MultiIndex.from_frame(read[own]).isin(pd.MultiIndex.from_frame(late[own])),
             "step": read["step_time_sec"],
             "data": read["data_load_time_sec"],
             "compute": read["forward_time_sec"] + read["backward_time_sec"],
@@ -379,9 +388,9 @@ def _means(frame: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
     by_run = frame.groupby([*keys, "run_id"])[list(_TIMES)].mean().reset_index()
     own = by_run.groupby("run_id")
     by_run["beyond"] = _beyond_typical(by_run, "useful", among=["run_id"]) / own["step"].transform("max")
-    means = frame.groupby(keys)[list(_TIMES)].mean()
-    runs = by_run.groupby(keys)
-    return means.assign(n=runs.size(), beyond=runs["beyond"].mean()).reset_index()
+    rows, runs = frame.groupby(keys), by_run.groupby(keys)
+    means = rows[list(_TIMES)].mean()
+    return means.assign(n=runs.size(), beyond=runs["beyond"].mean(), late=rows["late"].any()).reset_index()
 
 
 def nodes_table(means: RankMeans) -> pd.DataFrame:

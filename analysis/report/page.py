@@ -7,7 +7,7 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from analysis.causes.cells import CellDivision
 from analysis.checks.validity import ValidityFinding, anomalies, counted, invalid_cells, other_warnings
 from analysis.data.environment import Environment
 from analysis.data.load import Study
-from analysis.data.names import series_parts, short_labels, widest_series
+from analysis.data.names import ranks, series_parts, short_labels, widest_series
 from analysis.report.figures.all_figures import Details
 from analysis.report.figures.drawing import Drawing, Selection
 from analysis.report.summary import certainty, find, no_finding
@@ -79,6 +79,7 @@ def page_context(
     """Return the values of page.html.j2; texts are not escaped."""
     labels, shared = short_labels(series_parts(study.plan), dict.fromkeys(rows["series"]))
     titles = series_titles(study, rows)
+    invalid = invalid_cells(validity)
     return {
         "words": WORDS,
         "name": study.name,
@@ -89,11 +90,11 @@ def page_context(
         "counted": counted(validity),
         "why": why,
         "causes": [(info.title, info.meaning) for info in CAUSES.values()],
-        **_summary(study, frames, rows, divisions, labels=titles, invalid=invalid_cells(validity)),
+        **_summary(study, frames, rows, divisions, labels=titles, invalid=invalid),
         "groups": _groups(rows, drawings, axes, Executed(study, frames.runs)),
         "nodes": [] if details.ranks is None else node_rows(details.ranks),
         "nodes_left_out": 0 if details.ranks is None else len(details.ranks.by_host[MAX_NODES_LISTED:]),
-        "laws": law_sections(rows, frames, labels=titles, fabrics=details.fabrics),
+        "laws": law_sections(rows, frames, labels=titles, fabrics=details.fabrics, invalid=list(invalid)),
         **_table(rows, frames, labels=labels, folders=not study.plan.get("table")),
         "runs": runs_context(frames.runs),
         "remarks": study.remarks,
@@ -363,32 +364,40 @@ def law_sections(
     *,
     labels: Mapping[str, str],
     fabrics: Mapping[str, Fabric] | None = None,
+    invalid: Collection[str] = (),
 ) -> list[LawSection]:
     """Return a section for each of the series with the most measured sizes, in the plan's order.
 
     ``labels`` maps series to their names, and ``fabrics`` maps series to their measured all-reduce.
+    Cells that are ``invalid``, or whose baseline is, are left out.
     """
     measured = rows[(rows["n"] > 0) & (rows["mode"] != "") & rows["ddp"]]
+    odd = measured[["cell_id", "base_cell"]].isin(invalid).any(axis=1)
+    left_out, measured = measured[odd], measured[~odd]
     sections = []
     for series in widest_series(measured, limit=MAX_SERIES):
         own = measured[measured["series"] == series]
         fit = fit_laws(
             runs_of(own, frames), mode=str(own["mode"].iloc[0]), probes=(fabrics or {}).get(series)
         )
-        sections.append(_section(own, fit, heading=labels.get(series, series)))
+        sizes = [ranks(row) for row in left_out[left_out["series"] == series].to_dict("records")]
+        note = f"Left out, not valid: {listed(sizes, limit=8)}." if sizes else ""
+        sections.append(_section(own, fit, heading=labels.get(series, series), note=note))
     return sections
 
 
-def _section(own: pd.DataFrame, fit: LawFit | Refusal, *, heading: str) -> LawSection:
+def _section(own: pd.DataFrame, fit: LawFit | Refusal, *, heading: str, note: str) -> LawSection:
     trend = serial_fraction_trend(own)
     if isinstance(fit, Refusal):
-        return LawSection(heading, tuple(filter(None, (trend, f"No law is fitted: {fit}."))), [], [], [])
+        return LawSection(
+            heading, tuple(filter(None, (note, trend, f"No law is fitted: {fit}."))), [], [], []
+        )
     in_seconds = bool(own["step_time_sec"].notna().all())
     path = "" if fit.path == ALL_SIZES else f" Sizes: {fit.path}."
     choice = f"{choice_text(fit)}{path} Noise of individual runs: {percent(fit.chosen.noise, decimals=1)}."
     return LawSection(
         heading,
-        tuple(filter(None, (trend, choice, _why_no_prediction(own)))),
+        tuple(filter(None, (note, trend, choice, _why_no_prediction(own)))),
         _parameter_rows(fit, in_seconds=in_seconds),
         _law_rows(fit),
         _prediction_rows(own, fit, in_seconds=in_seconds),

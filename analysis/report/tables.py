@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.checks.slow_ranks import LATE_FROM, RankMeans
+from analysis.checks.slow_ranks import RankMeans
 from analysis.data.csv_files import csv_text
 from analysis.data.names import layout, state_counts, state_name
 from analysis.report.figures.drawing import Selection
@@ -321,7 +321,7 @@ def node_rows(means: RankMeans) -> list[tuple[bool, list[str]]]:
     """Return, for at most ``MAX_NODES_LISTED`` hosts, whether the host is late and the texts of its row."""
     return [
         (
-            row["beyond"] >= LATE_FROM,
+            row["late"],
             [
                 one_line(row["host"], limit=80),
                 one_line(row["cell_id"], limit=120),

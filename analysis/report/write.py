@@ -178,17 +178,19 @@ def _report(
     from analysis.stats.scaling import two_axes
 
     rows = add_typical_rank(study, frames, rows)
+    say("reading the environment")
+    environment = describe_environment(study)
+    found = validity(study, frames, rows, environment)
+    invalid = invalid_cells(found)
     say("drawing")
     parts = series_parts(study.plan)
     sizes = two_axes(rows)
     axes = grids(sizes, parts)
-    with _drawn(rows, frames.runs, parts=parts, axes=axes, rate_unit=frames.rate_unit) as drawn:
+    options = {"parts": parts, "axes": axes, "rate_unit": frames.rate_unit, "invalid": list(invalid)}
+    with _drawn(rows, frames.runs, **options) as drawn:
         details = detail_figures(study, frames, rows, parts=parts)
-        say("reading the environment")
-        environment = describe_environment(study)
-        found = validity(study, frames, rows, environment)
         say("dividing the losses")
-        divisions, causes, why = _divided(study, frames, rows, details.fabric, invalid_cells(found))
+        divisions, causes, why = _divided(study, frames, rows, details.fabric, invalid)
         files = _tables(frames, rows, sizes) | causes
         say("writing")
         drawings = [*drawn(), *details.drawings]

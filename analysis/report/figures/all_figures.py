@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import pandas as pd
@@ -56,11 +56,17 @@ def scaling_figures(
     parts: dict[str, dict[str, str]],
     axes: Mapping[str, Selection],
     rate_unit: str = "samples/s",
+    invalid: Collection[str] = (),
 ) -> Iterator[Drawing]:
-    """Yield the figures of the scaling table: curves, heat maps, losses and step times of each mode."""
+    """Yield the figures of the scaling table: curves, heat maps, losses and step times of each mode.
+
+    The curves mark the cells whose values, or those of their baseline, are ``invalid``.
+    """
     throughput = throughput_in(rate_unit)
     batches = batch_grids(table, parts, rate_unit=rate_unit)
     columns = [name for name in _COLUMNS if name in table]
+    valid = ~table["cell_id"].isin(invalid)
+    compared = valid & ~table["base_cell"].isin(invalid)
     for mode in MODES:
         rows = table[(table["mode"] == mode) & (table["n"] > 0)][columns]
         if not len(rows):
@@ -68,6 +74,7 @@ def scaling_figures(
         for curve in (EFFICIENCY, SPEEDUP, throughput):
             drawn = rows[rows[curve.column].notna()].drop(columns=[*PARTS, "exposed"])
             if len(drawn) and (curve is throughput or drawn["gpus"].nunique() > 1):
+                drawn = drawn.assign(valid=valid if curve is throughput else compared)
                 yield curve_figure(curve, select(drawn, mode, parts), runs)
         if mode in axes:
             yield grid_figure(axes[mode])

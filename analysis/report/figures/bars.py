@@ -337,7 +337,7 @@ def _draw_loss_bar(axes: Axes, place: float, row: dict[Hashable, Any], name: str
 def ranks_figure(means: RankMeans, *, balance: Mapping[str, float]) -> Drawing:
     """Draw work and waiting: a bar per rank, or per node if there are too many ranks."""
     panels, left_out = _panels(means)
-    late = pd.concat(panels).loc[lambda rows: rows["beyond"] >= LATE_FROM].sort_values("beyond")
+    late = pd.concat(panels).loc[lambda rows: rows["late"]].sort_values("beyond")
     longest = f"{_rank_name(late.iloc[-1])} works longest" if len(late) else "no rank is late"
     cells = ", ".join(
         f"{one_line(panel['cell_id'].iloc[0], limit=80)} (load balance {_balance(panel, balance)})"
@@ -399,10 +399,9 @@ def _draw(axes: Axes, panels: Sequence[pd.DataFrame], balance: Mapping[str, floa
         place += 0.95
         for row in panel.to_dict("records"):
             tips.update(_draw_bar(axes, place, row))
-            late = row["beyond"] >= LATE_FROM
             ticks.append(place)
             label = f"{int(row['rank'])} · " if "rank" in row and pd.notna(row["rank"]) else ""
-            names.append(f"{label}{one_line(row['host'], limit=14)}{' ◀' if late else ''}")
+            names.append(f"{label}{one_line(row['host'], limit=14)}{' ◀' if row['late'] else ''}")
             place += 1
         place += 0.45
     axes.set_yticks(ticks, names, fontsize="small")

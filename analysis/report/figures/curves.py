@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -39,6 +39,7 @@ MAX_TICKS = 8
 #: If a figure has more runs, its single runs are not drawn.
 MAX_REPEATS = 300
 IDEAL = "ideal, through the baseline"
+NOT_VALID = "not valid: see Validity"
 #: Intervals extend an axis by at most this share of the span of its points.
 _REACH = 0.35
 #: Minimum of this extension, as a difference of efficiencies or of natural logarithms.
@@ -89,14 +90,17 @@ EFFICIENCY = Curve(
 
 
 def curve_figure(curve: Curve, selection: Selection, runs: pd.DataFrame) -> Drawing:
-    """Draw one column of measured rows over the ranks, with single runs as dots if there are few."""
+    """Draw one column of measured rows over the ranks, with single runs as dots if there are few.
+
+    A row that is not ``valid`` is only a cross, without line, interval and runs.
+    """
     rows = selection.rows
-    repeats = _repeats(curve, rows, runs)
+    repeats = _repeats(curve, rows[rows["valid"]], runs)
     left_out = list(selection.left_out)
     if len(repeats) > MAX_REPEATS:
         left_out.append(f"the {len(repeats):,} individual runs are not drawn")
         repeats = repeats.iloc[:0]
-    elif len(repeats) == len(rows):
+    elif len(repeats) == rows["valid"].sum():
         repeats = repeats.iloc[:0]  # with one run per cell, the mean is that run
     draft = Draft(
         name=f"{curve.kind}-{selection.mode or 'other'}",
@@ -108,7 +112,7 @@ def curve_figure(curve: Curve, selection: Selection, runs: pd.DataFrame) -> Draw
         caption=_caption(curve, selection, repeats),
         left_out=left_out,
         view=curve.axis.partition(" (")[0],
-        legend=_legend(curve, selection.labels.values()),
+        legend=_legend(curve, selection),
         left_in=0.9 if curve.kind == THROUGHPUT.kind and rows[curve.column].max() >= 50_000 else 0.78,
     )
     counted = runs[runs["measured"] & runs["cell_id"].isin(rows["cell_id"])]
@@ -127,13 +131,14 @@ def _repeats(curve: Curve, rows: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFra
 
 
 def _caption(curve: Curve, selection: Selection, repeats: pd.DataFrame) -> str:
-    rows = selection.rows
+    rows = selection.rows[selection.rows["valid"]]
+    texts = []
     if rows[curve.low].notna().any():
         texts = [WORDS["captions"]["intervals"]]
-        low, high = _limits(curve, rows, repeats)
+        low, high = _limits(curve, selection.rows, repeats)
         if (rows[curve.low] < low).any() or (rows[curve.high] > high).any():
             texts.append(WORDS["captions"]["clipped"])
-    else:
+    elif len(rows):
         texts = [
             WORDS["captions"]["no_intervals"] + (" and baseline." if (rows["baseline"] != "").any() else ".")
         ]
@@ -145,14 +150,19 @@ def _caption(curve: Curve, selection: Selection, repeats: pd.DataFrame) -> str:
 
 
 def _description(curve: Curve, selection: Selection) -> str:
-    """Describe the figure: the first and last value of each series."""
+    """Describe the figure: the first and last valid value of each series, and the number of invalid ones."""
     texts = []
     for series, label in selection.labels.items():
-        rows = selection.rows[selection.rows["series"] == series]
-        first, last = rows.iloc[0], rows.iloc[-1]
-        values = f"{curve.text(first[curve.column])} at {ranks(first)}"
-        if known(last[curve.column]) and len(rows) > 1:
-            values += f", {curve.text(last[curve.column])} at {ranks(last)}"
+        own = selection.rows[selection.rows["series"] == series]
+        rows = own[own["valid"]]
+        values = "no valid value"
+        if len(rows):
+            first, last = rows.iloc[0], rows.iloc[-1]
+            values = f"{curve.text(first[curve.column])} at {ranks(first)}"
+            if known(last[curve.column]) and len(rows) > 1:
+                values += f", {curve.text(last[curve.column])} at {ranks(last)}"
+        if odd := len(own) - len(rows):
+            values += f"; {count(odd, 'size')} {'is' if odd == 1 else 'are'} not valid (see Validity)"
         texts.append(f"{label}: {values}.")
     return f"{curve.axis} over ranks. {' '.join(texts)}"
 
@@ -168,8 +178,15 @@ def _draw(
     _draw_ideal(axes, curve, rows)
     span = float(rows["gpus"].max() / rows["gpus"].min())
     for place, (series, label) in enumerate(labels.items()):
-        runs, own = repeats[repeats["series"] == series], rows[rows["series"] == series]
-        _draw_lines(axes, curve, own, place=place)
+        runs, every = repeats[repeats["series"] == series], rows[rows["series"] == series]
+        _draw_lines(axes, curve, every, place=place)
+        own, odd = every[every["valid"]], every[~every["valid"]]
+        if len(odd):
+            style: dict[str, Any] = {"color": Colour.MUTED, "marker": "x", "s": 30, "zorder": 4}
+            axes.scatter(odd["gpus"], odd[curve.column], **style).set_gid(f"series{place}@invalid")
+            tips[f"series{place}@invalid"] = [_mean_tip(curve, label, row) for row in odd.to_dict("records")]
+        if not len(own):
+            continue
         if len(runs):
             _draw_runs(axes, runs, span=span, place=place)
             tips[f"series{place}@runs"] = [_run_tip(curve, label, run) for run in runs.to_dict("records")]
@@ -208,7 +225,7 @@ def _draw_lines(axes: Axes, curve: Curve, rows: pd.DataFrame, *, place: int) -> 
     dashes = SERIES_DASHES[place]
     style: dict[str, Any] = {"color": SERIES_COLOURS[place], "linewidth": 1.4}
     style["linestyle"] = (0, dashes) if dashes else "-"
-    for part in [part for _, part in size_paths(rows) if len(part)]:
+    for part in [part[part["valid"]] for _, part in size_paths(rows) if part["valid"].any()]:
         axes.plot(part["gpus"], part[curve.column], zorder=2, gid=f"series{place}@line", **style)
 
 
@@ -252,6 +269,7 @@ def _draw_ideal(axes: Axes, curve: Curve, rows: pd.DataFrame) -> None:
         axes.axhline(1.0, **style)
         axes.axhline(GUIDE, color=Colour.MUTED, linewidth=1.0, linestyle=(0, _DASHED), zorder=1)
         return
+    rows = rows[rows["valid"]]
     largest = rows["gpus"].max()
     for base in rows[rows["is_base"]].drop_duplicates(["gpus", curve.column]).itertuples():
         start, value = base.gpus, getattr(base, curve.column)
@@ -268,7 +286,7 @@ def _limits(curve: Curve, rows: pd.DataFrame, repeats: pd.DataFrame) -> tuple[fl
         points = np.append(points, [GUIDE, 1.0])
     low, high = float(scale(points.min())), float(scale(points.max()))
     reach = max(_REACH * (high - low), _LEAST_REACH)
-    bounded = rows[[curve.low, curve.high]].dropna()
+    bounded = rows.loc[rows["valid"], [curve.low, curve.high]].dropna()
     if len(bounded):
         low = min(low, max(float(scale(bounded[curve.low].min())), low - reach))
         high = max(high, min(float(scale(bounded[curve.high].max())), high + reach))
@@ -318,16 +336,21 @@ def _spread_sizes(sizes: Sequence[int]) -> list[int]:
     return kept
 
 
-def _legend(curve: Curve, labels: Iterable[str]) -> list[Key]:
-    keys = [series_key(label, place) for place, label in enumerate(labels)]
+def _legend(curve: Curve, selection: Selection) -> list[Key]:
+    keys = [series_key(label, place) for place, label in enumerate(selection.labels.values())]
+    if not selection.rows["valid"].all():
+        keys.append(Key(NOT_VALID, Colour.MUTED, marker="x"))
     if curve.kind == "efficiency":
         return [*keys, Key(f"guide {GUIDE}", Colour.MUTED, dashes=_DASHED)]
+    if not (selection.rows["valid"] & selection.rows["is_base"]).any():
+        return keys
     return [*keys, Key(IDEAL, Colour.MUTED, dashes=_DOTTED)]
 
 
 def _mean_tip(curve: Curve, label: str, row: dict[Hashable, Any]) -> Tip:
     value, low, high = (float(row[name]) for name in (curve.column, curve.low, curve.high))
     words = f"{curve.words(value)} {curve.bounds(low, high)}".strip()
+    words += "" if row["valid"] else f", {NOT_VALID}"
     base = ", the baseline" if row["is_base"] and curve.kind != "throughput" else ""
     text = f"{label}\n{with_layout(row)}: {words}{base}\n{count(int(row['n']), 'run')}"
     names = row["run_ids"] if isinstance(row["run_ids"], list) else []

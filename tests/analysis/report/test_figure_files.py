@@ -16,6 +16,7 @@ from analysis.data.load import load_study
 from analysis.data.names import series_parts, short_labels
 from analysis.report.figures.all_figures import all_names, scaling_figures
 from analysis.report.figures.bars import STEP_PARTS, split_rows
+from analysis.report.figures.curves import NOT_VALID
 from analysis.report.figures.drawing import (
     CSS_NAMES,
     MAX_SERIES,
@@ -24,8 +25,10 @@ from analysis.report.figures.drawing import (
     SERIES_COLOURS,
     SERIES_DASHES,
     SERIES_MARKERS,
+    Colour,
     Drawing,
 )
+from analysis.report.write import write_report
 from analysis.stats.measured import measure
 from tests.analysis import studies
 
@@ -192,6 +195,39 @@ def test_an_interval_beyond_the_bound_ends_in_an_arrow_with_its_value(tmp_path: 
     ticks = [float(text) for text in texts if text and re.fullmatch(r"\d\.\d+", text)]
     assert sorted(ticks)[-2] <= 3, "the axis follows the runs, not the interval"
     assert "Arrows: the interval ends at the number." in found.caption
+
+
+def test_a_size_that_is_not_valid_is_a_cross_without_line(tmp_path: Path, svg_only: None) -> None:
+    """The ranks of the largest size share cores: its values do not show scaling."""
+    cells = studies.strong(sizes=(1, 2, 4), per_node=4)
+    path = studies.finished(tmp_path / "s", cells, env=lambda cell: studies.environment(cell, cores=2))
+    page = write_report(path, proposal=True).page
+    assert "Left out, not valid: 4 ranks." in page.read_text(encoding="utf-8")
+    proposal = (page.parent / "proposal.md").read_text(encoding="utf-8")
+    assert re.search(r"!\[Speedup over .* at 2 ranks; 1 size is not valid \(see Validity\)\.\]", proposal)
+    for name in ("efficiency", "speedup", "throughput"):
+        root = ElementTree.parse(page.parent / f"figures/{name}-strong.svg").getroot()
+        (cross,) = (mark for mark in root.iter() if mark.get("data-cell", "").startswith("n1x4"))
+        assert cross.get("stroke") == Colour.MUTED
+        assert ", not valid: see Validity\n3 runs" in (cross.findtext(f"{SVG}title") or "")
+        assert NOT_VALID in [element.text for element in root.iter(f"{SVG}text")]
+        assert "at 2 ranks; 1 size is not valid" in (root.findtext(f"{SVG}desc") or "")
+        lines = [line for part in root.iter(f"{SVG}g") if part.get("data-key") for line in part]
+        ends = [x for line in lines for x in re.findall(r"[ML] ([\d.]+) ", line.get("d", ""))]
+        assert 0 < max(map(float, ends)) < float(cross.get("x", "0")) - 20
+
+
+def test_without_a_valid_baseline_there_is_no_ideal_line(tmp_path: Path, svg_only: None) -> None:
+    study = load_study(studies.finished(tmp_path / "s", studies.strong(sizes=(1, 2))))
+    frames = measure(study)
+    table, base = scaling_table(frames), "n1x1-gloo-srun-b64"
+    found = scaling_figures(table, frames.runs, parts=series_parts(study.plan), axes={}, invalid=[base])
+    efficiency, speedup, throughput = (next(found) for _ in range(3))
+    for drawing in (efficiency, speedup):
+        assert "no valid value; 2 sizes are not valid (see Validity)." in drawing.description
+    assert " at 2 ranks; 1 size is not valid" in throughput.description
+    for drawing in (speedup, throughput):
+        assert "ideal, through the baseline" not in [key.words for key in drawing.legend]
 
 
 def test_a_part_of_the_step_has_one_colour_and_hatch_in_all_figures(demo: dict[str, Drawing]) -> None:

@@ -426,7 +426,7 @@ def test_progress_is_reported_step_by_step(tmp_path: Path, nothing_drawn: None) 
     write_report(
         studies.finished(tmp_path / "s", studies.strong(sizes=(1,)), repeats=1), progress=said.append
     )
-    steps = ["reading the runs", "computing", "drawing", "reading the environment", "dividing the losses"]
+    steps = ["reading the runs", "computing", "reading the environment", "drawing", "dividing the losses"]
     assert said == [*steps, "writing"]
 
 
