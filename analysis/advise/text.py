@@ -155,7 +155,7 @@ def _undecided(option: dict[Any, Any]) -> str:
 def _needed(option: dict[Any, Any]) -> str:
     if option["runs_needed"] > MOST_RUNS:
         return f"more than {MOST_RUNS} runs of each option would be needed"
-    return f"about {count(int(option['runs_needed']), 'run')} of each option would decide"
+    return f"about {count(int(option['runs_needed']), 'run')} of each option would probably decide"
 
 
 def _measured(advice: Advice) -> pd.DataFrame:

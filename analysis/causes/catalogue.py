@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-#: Rows that are not causes: time that no timer covers, and loss without a known cause. ``not-valid`` replaces
-#: all rows of a cell that has an error (see :mod:`analysis.checks.validity`).
+#: Rows that are not causes: time that no timer covers, and loss not assigned to a cause. ``not-valid``
+#: replaces all rows of a cell that has an error (see :mod:`analysis.checks.validity`).
 OTHER, NOT_EXPLAINED, NOT_VALID = "other", "not-explained", "not-valid"
 RESTS = (OTHER, NOT_EXPLAINED, NOT_VALID)
 #: Separates the names of causes that the data do not distinguish.

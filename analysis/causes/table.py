@@ -40,6 +40,7 @@ from analysis.data.load import Study
 from analysis.stats.columns import PARTS
 from analysis.stats.decompose import USEFUL_PARTS
 from analysis.stats.estimate import lower_median
+from analysis.stats.losses import LONGER_COMPUTATION, SHORTER_COMPUTATION
 from analysis.stats.measured import Frames, measure, ranks_sample
 from analysis.text import listed, percent
 
@@ -360,7 +361,7 @@ def evidence_text(share: Share, division: CellDivision, row: Mapping[Any, Any] |
 
 
 def _rest_text(division: CellDivision) -> str:
-    """Describe the parts of the loss without a known cause, the largest first."""
+    """Describe the parts of the loss that are not assigned to a cause, the largest first."""
     if WHOLE in division.rests:
         return "the parts of the step were not measured"
     texts = [
@@ -370,11 +371,11 @@ def _rest_text(division: CellDivision) -> str:
 
 
 def rest_parts(division: CellDivision) -> list[tuple[str, float]]:
-    """Return the parts of the loss without a known cause, in words, with their shares; the largest first."""
+    """Return the parts of a loss not assigned to a cause, in words, with their shares; the largest first."""
     rests = {part: value for part, value in division.rests.items() if part not in COMPUTING}
     slower = sum(division.rests.get(part, 0.0) for part in COMPUTING)
     words = {LOST_WORDS.get(part, part): value for part, value in rests.items()}
-    words["slower computation" if slower >= 0 else "faster computation"] = slower
+    words[LONGER_COMPUTATION if slower >= 0 else SHORTER_COMPUTATION] = slower
     return sorted(words.items(), key=lambda one: -abs(one[1]))
 
 

@@ -187,6 +187,17 @@ def recommend(rows: pd.DataFrame, base: pd.Series, *, invalid: Invalid = _NONE) 
     return Recommendation(best, rest if best is None else rest[rest["gpus"] > best["gpus"]], below)
 
 
+def without_result(rows: pd.DataFrame, base: pd.Series, *, series: str) -> str:
+    """Return the number of sizes above the baseline without an efficiency, in brackets; empty without any.
+
+    ``rows`` is the whole scaling table.
+    """
+    lacking = rows[(rows["series"] == series) & (rows["gpus"] > base["gpus"]) & rows["efficiency"].isna()]
+    if not (sizes := len(lacking.drop_duplicates(["nodes", "gpus"]))):
+        return ""
+    return f" ({count(sizes, 'planned size')} {'has' if sizes == 1 else 'have'} no valid result)"
+
+
 def efficiency_text(row: pd.Series) -> str:
     """Return the efficiency of a size with its interval: ``0.94 [0.90, 0.98]``."""
     bounds = fractions(row["efficiency_low"], row["efficiency_high"], decimals=2)
@@ -194,7 +205,7 @@ def efficiency_text(row: pd.Series) -> str:
 
 
 def what_decides(row: pd.Series, base: pd.Series, *, invalid: Invalid = _NONE) -> str:
-    """Return the number of runs that would decide whether a size's efficiency is at least :data:`GUIDE`."""
+    """Return how many runs would probably decide whether an efficiency is at least :data:`GUIDE`."""
     if reason := invalid_reason(row, base, invalid):
         return f"see the error {reason}"
     if min(row["n_undisturbed"], base["n_undisturbed"]) < MIN_RUNS:
@@ -205,7 +216,8 @@ def what_decides(row: pd.Series, base: pd.Series, *, invalid: Invalid = _NONE) -
     needed = max(runs, min(row["n"], base["n"]) + 1)
     if needed > MOST_RUNS:
         return f"more than {MOST_RUNS} runs of this size and of the baseline would be needed"
-    return f"about {count(int(needed), 'run')} of this size and of the baseline would decide"
+    text = f"about {count(int(needed), 'run')} of this size and of the baseline would probably decide"
+    return f"{text}, most likely against this size" if row["efficiency"] < GUIDE else text
 
 
 def invalid_reason(

@@ -43,6 +43,8 @@ _MAX_LATE = 2
 #: The env.json of each run, with the run's cell.
 _Environments = Sequence[tuple[str, dict[str, Any]]]
 _NOT_STABLE = re.compile(r"the step time was not yet stable(?: after (\d+) warm-up steps)?")
+#: In a shorter warm-up, each half (without the first 2 steps) has fewer than 3 steps.
+_FEWEST_TO_TELL = 8
 _UNEQUAL = "unequal-nodes: "
 #: Warnings in env.json that a finding replaces.
 _OWNED_WARNINGS = (SHARED_CORES, _NOT_STABLE, re.compile(r"^(unequal-nodes|threads-differ): "))
@@ -396,8 +398,11 @@ def _not_stable(envs: _Environments) -> Iterator[ValidityFinding]:
             "the medians of the step times in the two halves of the warm-up (without its first 2 steps) "
             "differ by more than 10 % on some rank"
         )
-        if all(match[1] and int(match[1]) < 4 for _, match in odd):
-            text = "the warm-up has fewer than 4 steps, too few to tell whether the step time is stable"
+        if all(match[1] and int(match[1]) < _FEWEST_TO_TELL for _, match in odd):
+            text = (
+                f"the warm-up has fewer than {_FEWEST_TO_TELL} steps, too few to tell whether the step time "
+                "is stable"
+            )
         words = f"In {len(odd):,} of {count(len(envs), 'run')} ({_named(cells)}), {text}: raise warmup_steps."
         yield ValidityFinding("not-stable", words, cells, {"runs": len(odd), "of": len(envs)})
 
@@ -590,12 +595,16 @@ def _clearly_above(upper: dict[Hashable, Any], lower: dict[Hashable, Any]) -> bo
     return bool(upper["efficiency"] > lower["efficiency"] * (1 + MARGIN))
 
 
-def _unstable(frames: Frames, *, whole_nodes: bool) -> Iterator[Anomaly]:
-    runs = frames.runs[frames.runs["measured"]]
+def unstable_cells(runs: pd.DataFrame) -> dict[str, float]:
+    """Return the cells whose runs differ, the least stable first, with the deviation of log rates."""
+    runs = runs[runs["measured"]]
     logs = runs["rate"].astype(float).map(math.log).groupby(runs["cell_id"])
     spread = logs.std()[logs.size() >= MIN_RUNS].sort_values(ascending=False)
-    wide = spread[spread > UNSTABLE]
-    if len(wide):
+    return {str(cell): float(value) for cell, value in spread[spread > UNSTABLE].items()}
+
+
+def _unstable(frames: Frames, *, whole_nodes: bool) -> Iterator[Anomaly]:
+    if wide := unstable_cells(frames.runs):
         cells = [f"{one_line(cell, limit=60)} by {percent(value)}" for cell, value in wide.items()]
         shared, advice = "shared nodes, ", "Use more repeats, or whole nodes (exclusive: true)."
         if whole_nodes:

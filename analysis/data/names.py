@@ -116,7 +116,7 @@ def series_parts(plan: dict[str, Any]) -> dict[str, dict[str, str]]:
         known = {
             "mode": mode,
             "batch": "" if not size else f"{size} per rank" if mode == "weak" else f"batch {size}",
-            "backend": f"{backend} in the matrix" if backend and of_command else backend,
+            "backend": f"{backend} in the plan" if backend and of_command else backend,
             "launcher": one_line(series.get("launcher"), limit=30),
         }
         for name, value in (series.get("swept") or {}).items():

@@ -8,6 +8,7 @@ number of runs; causes of the loss; and warnings beside the numbers. Every numbe
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,8 +17,15 @@ import pandas as pd
 
 from analysis.causes.cells import CellDivision
 from analysis.causes.divide import WHOLE
-from analysis.checks.scaling_table import Invalid, Recommendation, invalid_reason, recommend, what_decides
-from analysis.checks.validity import ValidityFinding, invalid_cells
+from analysis.checks.scaling_table import (
+    Invalid,
+    Recommendation,
+    invalid_reason,
+    recommend,
+    what_decides,
+    without_result,
+)
+from analysis.checks.validity import ValidityFinding, invalid_cells, unstable_cells
 from analysis.data.environment import Environment, describe, hosts_of
 from analysis.data.load import Study
 from analysis.data.names import Row, job_size, nodes_known, ranks, widest_series
@@ -69,13 +77,15 @@ class Work:
 class _Series:
     """One series: its measured rows from small to large, its scaling mode and its baseline.
 
-    ``mode`` is empty for measured sizes that have no efficiency.
+    ``mode`` is empty for measured sizes that have no efficiency. ``lacking`` is the number of sizes without
+    a result, as text.
     """
 
     rows: pd.DataFrame
     mode: str
     base: pd.Series
     rate_unit: str
+    lacking: str = ""
 
     @property
     def title(self) -> str:
@@ -106,7 +116,7 @@ def proposal_context(
     series = [found for mode in ("strong", "weak") if (found := _series(rows, mode, frames.rate_unit))]
     invalid = invalid_cells(validity)
     shown = series or _without_efficiency(rows, frames.rate_unit)
-    causes = [_loss_item(one, divisions, invalid) for one in shown]
+    causes = [item for one in shown for item in _loss_items(one, divisions, invalid)]
     runs = frames.runs[frames.runs["measured"]] if frames.runs["measured"].any() else frames.runs
     if series:
         cells = {cell for one in series for cell in (*one.rows["cell_id"], one.base["cell_id"])}
@@ -124,7 +134,7 @@ def proposal_context(
         "sections": [_section(one, executed, validity, drawings if one is shown[0] else ()) for one in shown],
         "losses": causes,
         "losses_note": _losses_note(causes, divisions),
-        "missing": _missing(rows),
+        "missing": [*_missing(rows), *(_not_comparable(rows, shown) if series else [])],
     }
 
 
@@ -136,7 +146,8 @@ def _series(rows: pd.DataFrame, mode: str, rate_unit: str) -> _Series | None:
         return None
     own = measured[measured["series"] == widest[0]].sort_values(["gpus", "nodes"], kind="stable")
     # The baseline may be a cell of another series, such as one rank without DDP.
-    return _Series(own, mode, rows.iloc[int(own["base_place"].iloc[-1])], rate_unit)
+    base = rows.iloc[int(own["base_place"].iloc[-1])]
+    return _Series(own, mode, base, rate_unit, without_result(rows, base, series=widest[0]))
 
 
 def _without_efficiency(rows: pd.DataFrame, rate_unit: str) -> list[_Series]:
@@ -172,10 +183,12 @@ def _nothing_recommended(found: Recommendation, series: _Series, invalid: Invali
     if len(found.open):
         return " ".join(["No larger size can be recommended yet.", *_undecided(found, series, invalid)])
     if closest is None:
-        return f"No larger size can be recommended: none beyond the baseline, {base}, has an efficiency."
+        text = f"No larger size can be recommended: none beyond the baseline, {base}, has an efficiency"
+        return f"{text}{series.lacking}."
     return (
-        f"No size beyond the baseline, {base}, reaches an efficiency of {GUIDE}: no larger size can be "
-        f"recommended. {capital(job_size(closest))} comes closest, with {_efficiency(closest)}."
+        f"No measured size beyond the baseline, {base}, reaches an efficiency of {GUIDE}: no larger size can "
+        f"be recommended. {capital(job_size(closest))} comes closest, with {_efficiency(closest)}"
+        f"{series.lacking}."
     )
 
 
@@ -256,7 +269,9 @@ def _request(
     total = _UNIT_OF_WORK if work is None else work.total
     lines = [Line("Job size", size, "scaling.csv (efficiency, efficiency_low)")]
     source = "see Validity, below" if validity else "bench report --json (validity)"
-    warnings = Line("Validity", _warnings(row, validity) or "no error and no warning", source)
+    differing = _differing_runs(row, series.base, unstable_cells(executed.runs))
+    source += ", runs.csv" if differing else ""
+    warnings = Line("Validity", "; ".join([_warnings(row, validity), *differing]), source)
     if not known(rate):
         reason = "not known: the table does not contain the batch of a step"
         return [*lines, Line("Throughput, time to solution, node-hours", reason, MISSING_SOURCE), warnings]
@@ -299,7 +314,7 @@ def _work_text(work: Work | None, counted: str) -> tuple[str, str]:
 def _left_out(executed: Executed) -> str:
     """Return the parts of a job whose time is not in the throughput, as far as they are known."""
     if executed.reads_values:
-        return "queue waits, and work that the values of the command do not cover"
+        return "start-up, queue waits, and work that the values of the command do not cover"
     if executed.has_command:
         return (
             "start-up, queue waits, and the time between two loops over the recorder's batches and in pauses "
@@ -349,7 +364,19 @@ def _warnings(row: Row, validity: Sequence[ValidityFinding]) -> str:
     found = [finding.title for finding in validity if finding.affects(row["cell_id"])]
     if known(row["throughput_samples_per_sec"]) and not known(row["throughput_low"]):
         found.append("no interval")
-    return ", ".join(dict.fromkeys(found))
+    if not found and validity:
+        return "no error and no warning for this size; other sizes have some"
+    return ", ".join(dict.fromkeys(found)) or "no error and no warning"
+
+
+def _differing_runs(row: Row, base: Row, spread: Mapping[str, float]) -> list[str]:
+    """Return the standard deviation between the runs of a size and of the baseline, if it is large."""
+    cells = {row["cell_id"]: "this size"} | {base["cell_id"]: "the baseline"}
+    return [
+        f"runs of {what} differ by {percent(spread[cell])} (standard deviation)"
+        for cell, what in cells.items()
+        if cell in spread
+    ]
 
 
 # -- measurements ---------------------------------------------------------------------
@@ -388,22 +415,27 @@ def _table(series: _Series, executed: Executed, validity: Sequence[ValidityFindi
     groups = executed.runs.groupby("cell_id", observed=True)
     loops, jobs = groups["window_s"].mean(), groups["wall_s"].mean()
     if executed.reads_values:
-        loops = loops * math.nan  # values that a command reports do not show how long its main loop took
+        loops = loops * math.nan  # values that a command reports do not show how long they took
     rows = [_table_row(row, series, loops, jobs, validity) for row in series.rows.to_dict("records")]
     headings = [name for name in rows[0] if any(row[name] != MISSING for row in rows)]
     texts = [[row[name] for name in headings] for row in rows]
     if executed.reads_values:  # the batch of the command is not known
         headings = [f"{name} in the matrix" if name == "Batch" else name for name in headings]
     caption = f"{series.title}. n: runs"
-    if "Main loop (s)" in headings:
-        caption += "; main loop: the timed windows of one run; whole job: from start to end"
+    if "Timed windows (s)" in headings:
+        caption += "; timed windows: of one run; whole job: from start to end"
     if (per_million := f"Node-h per 1M {series.counted}") in headings:
         caption += f"; {per_million}: nodes x 1,000,000 / throughput / 3600"
     if "Validity" in headings:
         caption += "; validity: numbers in the list of errors and warnings"
     caption += f"; {MISSING}: no value." if any(MISSING in row for row in texts) else "."
+    if executed.has_command:
+        caption += (
+            " Whole job and node-h per run cover the whole command, with the number of steps that the script "
+            "itself chose (not examined)."
+        )
     if not executed.is_table:
-        times = "main loop and whole job" if "Main loop (s)" in headings else "whole job"
+        times = "timed windows and whole job" if "Timed windows (s)" in headings else "whole job"
         caption += f" Sources: scaling.csv; means of runs.csv for {times}."
     return {"caption": caption, "headings": headings, "rows": texts}
 
@@ -422,7 +454,7 @@ def _table_row(
         "Speedup": number(row["speedup"], digits=3) if series.mode else MISSING,
         "Efficiency [95 %]": _efficiency(row) if series.mode else MISSING,
         "n": str(row["n"]),
-        "Main loop (s)": number(loops.get(cell), digits=3),
+        "Timed windows (s)": number(loops.get(cell), digits=3),
         "Whole job (s)": number(jobs.get(cell), digits=3),
         "Node-h per run": number(row["node_hours"], digits=3),
         f"Node-h per 1M {series.counted}": number(_node_hours_per_million(row), digits=3),
@@ -436,6 +468,10 @@ _SHARES = (
     "Percentages are shares of the step time (causes.csv); brackets, if any, contain 95 % intervals over the "
     "runs."
 )
+_PARTS = (
+    " The parts of a step were measured in a separate, instrumented window; their shares are means over the "
+    "ranks."
+)
 
 
 def _losses_note(losses: Sequence[str], divisions: Mapping[int, CellDivision]) -> str:
@@ -443,18 +479,35 @@ def _losses_note(losses: Sequence[str], divisions: Mapping[int, CellDivision]) -
     if not any("%" in text for text in losses):
         return ""
     has_parts = any(WHOLE not in division.ideal for division in divisions.values())
-    return _SHARES + (" The parts of a step were measured in a separate, instrumented window." * has_parts)
+    return _SHARES + _PARTS * has_parts
 
 
-def _loss_item(series: _Series, divisions: Mapping[int, CellDivision], invalid: Invalid) -> str:
-    """Return sentences about the causes of the loss at the largest size of a series."""
-    last = series.rows.iloc[-1]
-    name = job_size(last)
+def _loss_items(series: _Series, divisions: Mapping[int, CellDivision], invalid: Invalid) -> Iterator[str]:
+    """Yield sentences about the loss at the largest size and, if it is not valid, the largest valid size."""
+    yield _loss_item(last := series.rows.iloc[-1], series, divisions, invalid)
+    larger = series.rows[series.rows["gpus"] > series.base["gpus"]]
+    valid = larger[~larger["cell_id"].isin(list(invalid))]
+    if invalid_reason(last, series.base, invalid) and series.base["cell_id"] not in invalid and len(valid):
+        yield _loss_item(valid.iloc[-1], series, divisions, invalid)
+
+
+def _loss_item(
+    row: pd.Series, series: _Series, divisions: Mapping[int, CellDivision], invalid: Invalid
+) -> str:
+    name = job_size(row)
     if series.mode:
-        name = f"{series.title}, {name}, efficiency {_efficiency(last)}"
-    division = divisions.get(int(str(last.name)))
-    not_valid = invalid_reason(last, series.base, invalid)
-    return f"{name}. {loss_sentence(division, last, series.base, size=ranks(last), not_valid=not_valid)}"
+        name = f"{series.title}, {name}, efficiency {_efficiency(row)}"
+    division = divisions.get(int(str(row.name)))
+    not_valid = invalid_reason(row, series.base, invalid)
+    text = f"{name}. {loss_sentence(division, row, series.base, size=ranks(row), not_valid=not_valid)}"
+    return text if not_valid or division is None else f"{text}{_calls_outside(division)}"
+
+
+def _calls_outside(division: CellDivision) -> str:
+    """Return a sentence with the slowest of the calls outside all timers, if they are a cause."""
+    claims = [one.claim for one in division.rows if one.key.cause == "outside-timers" and one.claim]
+    # The evidence lists several calls, the slowest first, each with its time in brackets.
+    return f" {capital(re.split(r'(?<=[)]), ', claims[0].evidence)[0])}." if claims else ""
 
 
 # -- cells without a measurement -----------------------------------------------------
@@ -470,3 +523,17 @@ def _missing(rows: pd.DataFrame) -> list[str]:
     if len(lacking) > len(items):
         items.append(f"and {count(len(lacking) - len(items), 'more cell')}.")
     return items
+
+
+def _not_comparable(rows: pd.DataFrame, shown: Sequence[_Series]) -> list[str]:
+    """Return the measured cells that are in no table because they have no efficiency, with the reasons."""
+    cells = {cell for one in shown for cell in (*one.rows["cell_id"], one.base["cell_id"])}
+    own = rows[(rows["n"] > 0) & rows["efficiency"].isna() & ~rows["cell_id"].isin(cells)]
+    own = own.drop_duplicates("cell_id")
+    items = [
+        f"{row['cell_id']} ({job_size(row)}): measured in {count(int(row['n']), 'run')}; "
+        f"{one_line(row['reason'], limit=400) or 'no efficiency'}."
+        for row in own.head(20).to_dict("records")
+    ]
+    more = len(own) - len(items)
+    return [*items, f"and {count(more, 'more measured cell')}."] if more else items

@@ -19,6 +19,7 @@ from analysis.checks.scaling_table import (
     invalid_reason,
     recommend,
     what_decides,
+    without_result,
 )
 from analysis.data.names import ranks, widest_series, with_layout
 from analysis.stats.columns import PARTS
@@ -111,7 +112,9 @@ def certainty(rows: pd.DataFrame) -> str:
             text += " or ".join(dict.fromkeys(map(_width, known_widths)))
             text += f" ({count(len(known_widths), 'cell')})"
         else:
-            text += f"{_width(float(relative.median()))} (median over cells)"
+            narrow, wide = (_width(known_widths[place]) for place in (0, -1))
+            text += narrow if narrow == wide else f"{narrow} for the narrowest cell and {wide} for the widest"
+            text += f" ({count(len(known_widths), 'cell')})"
         if without := int(relative.isna().sum()):
             text += f"; no interval for {count(without, 'cell')} with fewer than 3 runs"
         return f"{text}."
@@ -146,6 +149,7 @@ def _finding(
     last = rows.iloc[-1]
     base = table.iloc[int(last["base_place"])]
     found = recommend(rows, base, invalid=invalid)
+    lacking = without_result(table, base, series=str(last["series"]))
     division = divisions.get(int(str(last.name)))
     warned = invalid_reason(last, base, invalid)
     title, share = ("not valid", math.nan) if warned else main_loss(division, last)
@@ -155,7 +159,7 @@ def _finding(
         heading=label,
         sentences=(
             _speedup_sentence(last, base) + _fastest(rows, last) + left_out_sentence(rows),
-            _best_sentence(found, base, invalid),
+            _best_sentence(found, base, invalid, lacking),
             loss_sentence(division, last, size=_size(last), not_valid=warned),
         ),
         best_size=best_size,
@@ -204,7 +208,7 @@ def _best_tile(found: Recommendation, base: pd.Series, invalid: Invalid) -> tupl
     return f"no more than {ranks(base)}", f"{_size(closest)} come closest to {GUIDE}, with {value}"
 
 
-def _best_sentence(found: Recommendation, base: pd.Series, invalid: Invalid) -> str:
+def _best_sentence(found: Recommendation, base: pd.Series, invalid: Invalid, lacking: str) -> str:
     best, closest = found.best, found.closest
     if best is not None:
         text = f"The largest size with an efficiency of at least {GUIDE} is {_size(best)}: "
@@ -217,10 +221,10 @@ def _best_sentence(found: Recommendation, base: pd.Series, invalid: Invalid) -> 
     if len(found.open):
         return _open_sentence(found, base, invalid).strip()
     if closest is None:
-        return "No size beyond the baseline has an efficiency."
+        return f"No size beyond the baseline has an efficiency{lacking}."
     return (
-        f"No size beyond the baseline reaches an efficiency of {GUIDE}: {_size(closest)} come closest, with "
-        f"{efficiency_text(closest)}."
+        f"No measured size beyond the baseline reaches an efficiency of {GUIDE}: {_size(closest)} come "
+        f"closest, with {efficiency_text(closest)}{lacking}."
     )
 
 
@@ -276,7 +280,7 @@ def loss_sentence(
     size: str,
     not_valid: str = "",
 ) -> str:
-    """Return sentences about the loss of a cell: its named causes, and what has no known cause.
+    """Return sentences about the loss of a cell: its named causes, and what is not assigned to a cause.
 
     ``base`` is the row of the baseline; with it, the text compares the parts of the step. ``not_valid`` is
     the heading of an error about the values of the cell or of its baseline.
@@ -300,17 +304,17 @@ def loss_sentence(
     if WHOLE in division.ideal:
         lost = f"Compared with the baseline, {lost}"
     if alone:
-        return f"{lost}, without a known cause: {_rest_parts(alone, division)}.{compared}"
+        return f"{lost}, not assigned to a cause: {_rest_parts(alone, division)}.{compared}"
     unknown = listed([_rest_text(one, division) for one in rests])
     if not named:
-        return f"{lost}, without a known cause: {unknown}.{compared}"
+        return f"{lost}, not assigned to a cause: {unknown}.{compared}"
     texts = listed(
         [f"{title_of(one.key.cause)} ({share_text(one, unknown='share not known')})" for one in named]
     )
     if all(math.isnan(one.share) for one in named):
         divided = f". Not divided among causes: {unknown}" if unknown else ", not divided among causes"
         return f"{lost}{divided}. Present: {texts}.{compared}"
-    rest = f" Without a known cause: {unknown}." if unknown else ""
+    rest = f" Not assigned to a cause: {unknown}." if unknown else ""
     return f"{lost}: {texts}.{rest}{compared}"
 
 

@@ -34,12 +34,15 @@ from analysis.stats.estimate import lower_median
 from analysis.stats.measured import Frames, ranks_sample
 from analysis.text import known
 
+#: Words for the change of the computation time per sample, relative to the baseline.
+LONGER_COMPUTATION = "longer computation per sample"
+SHORTER_COMPUTATION = "shorter computation per sample"
 #: The factors of the efficiency, each with a short name of the loss that it measures.
 SHORT_NAMES = {
     "load_balance": "load imbalance",
     "comm_efficiency": "communication",
     "data_scalability": "data loading",
-    "compute_scalability": "slower computation",
+    "compute_scalability": LONGER_COMPUTATION,
 }
 LOSSES = tuple(SHORT_NAMES)
 

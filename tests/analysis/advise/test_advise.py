@@ -250,7 +250,7 @@ def test_options_whose_interval_contains_1_are_not_distinguishable(tmp_path):
     needed = other["runs_needed"]
     assert needed > len(totals[0])
     said = (
-        f"about {needed:.0f} runs of each option would decide"
+        f"about {needed:.0f} runs of each option would probably decide"
         if needed <= 100
         else "more than 100 runs of each option would be needed"
     )

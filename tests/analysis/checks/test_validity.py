@@ -290,6 +290,22 @@ def test_runs_that_were_not_stable_are_counted(tmp_path: Path) -> None:
     assert "was not yet stable" not in page
 
 
+@pytest.mark.parametrize(("steps", "too_few"), [(7, True), (8, False)])
+def test_a_short_warm_up_cannot_show_whether_the_step_time_is_stable(
+    tmp_path: Path, steps: int, too_few: bool
+) -> None:
+    texts = [f"the step time was not yet stable after {steps} warm-up steps"]
+    path = studies.finished(
+        tmp_path / "s",
+        studies.strong(sizes=(1, 2)),
+        env=lambda cell: studies.environment(cell) | {"warnings": texts},
+    )
+    message = findings(path)["not-stable"].message
+    text = "the warm-up has fewer than 8 steps, too few to tell whether the step time is stable"
+    assert (text in message) is too_few
+    assert ("the medians" in message) is not too_few
+
+
 def slow_study(path: Path, extra_s: float, *, sizes: tuple[int, ...] = (1, 2, 4, 8)) -> Path:
     """Write a study with 9 ms of useful time, and ``extra_s`` more on both ranks of n2."""
     study = studies.finished(path, [studies.make_cell(n, batch=64, per_node=2) for n in sizes])

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from analysis.causes.cells import CellDivision, Share
 from analysis.causes.divide import Claim, Key
 from analysis.causes.table import divide_study, read_evidence
-from analysis.checks.scaling_table import scaling_table
+from analysis.checks.scaling_table import scaling_table, what_decides
 from analysis.data.environment import describe_environment
 from analysis.data.load import load_study
 from analysis.report.proposal import proposal_context
@@ -84,7 +84,7 @@ def test_the_main_loss_is_the_largest_part_of_the_division(tmp_path: Path) -> No
         "51 % of the step on 8 ranks",
     )
     assert found.sentences[2] == (
-        "60 % of the step on 8 ranks is lost (8 % at the baseline): less work per rank (5 % [5 %, 5 %]). Without a known cause: "
+        "60 % of the step on 8 ranks is lost (8 % at the baseline): less work per rank (5 % [5 %, 5 %]). Not assigned to a cause: "
         "53 % [53 %, 53 %] (exposed communication 51 %, data loading 1 % and waiting for other ranks 1 %) "
         "and 2 % [2 %, 2 %] outside all timers."
     )
@@ -113,7 +113,17 @@ def test_without_a_good_size_it_is_told_what_comes_closest(tmp_path: Path) -> No
     assert found.best_size == "no more than 1 rank"
     assert found.best_detail == "2 ranks come closest to 0.8, with 0.12"
     assert found.sentences[1] == (
-        "No size beyond the baseline reaches an efficiency of 0.8: 2 ranks come closest, with 0.12 [0.12, 0.12]."
+        "No measured size beyond the baseline reaches an efficiency of 0.8: 2 ranks come closest, with 0.12 [0.12, 0.12]."
+    )
+
+
+def test_planned_sizes_without_a_result_are_not_ruled_out(tmp_path: Path) -> None:
+    def state(cell: Any, repeat: int) -> tuple[str, str, str | None]:
+        return ("failed", "", "oom") if cell.world_size > 2 else ("completed", "", None)
+
+    (found,) = findings(rows_of(tmp_path, timing=studies.Timing(comm_s=0.2), noise=0.0, state=state))
+    assert found.sentences[1].endswith(
+        "come closest, with 0.12 [0.12, 0.12] (2 planned sizes have no valid result)."
     )
 
 
@@ -135,12 +145,15 @@ def test_an_interval_across_the_guide_is_told(tmp_path: Path) -> None:
     (found,) = findings(rows)
     assert (found.best_size, found.best_detail) == (
         "cannot tell",
-        "2 ranks: 0.81 [0.78, 0.84]; about 12 runs of this size and of the baseline would decide",
+        "2 ranks: 0.81 [0.78, 0.84]; about 12 runs of this size and of the baseline would probably decide",
     )
     assert found.sentences[1] == (
         "The runs cannot tell whether these sizes reach 0.8: 2 ranks, with 0.81 [0.78, 0.84]; 4 ranks, with "
-        "0.79 [0.75, 0.83]. For 2 ranks, about 12 runs of this size and of the baseline would decide."
+        "0.79 [0.75, 0.83]. For 2 ranks, about 12 runs of this size and of the baseline would probably decide."
     )
+    below = rows[two].iloc[0].copy()
+    below["efficiency"] = 0.79
+    assert what_decides(below, rows.iloc[0]).endswith("would probably decide, most likely against this size")
     rows.loc[two, "efficiency_low"] = 0.8
     (found,) = findings(rows)
     assert found.best_size == "2 ranks"
@@ -169,7 +182,7 @@ def test_a_loss_whose_interval_includes_0_is_no_main_loss() -> None:
     division = CellDivision(rows, {}, {"transfer": 0.2})
     assert main_loss(division, ROW)[0] == "cannot tell"
     assert loss_sentence(division, ROW, size="8 ranks") == (
-        "21 % of the step on 8 ranks is lost, without a known cause: 1 % [0 %, 2 %; share not certain] outside all "
+        "21 % of the step on 8 ranks is lost, not assigned to a cause: 1 % [0 %, 2 %; share not certain] outside all "
         "timers and 20 % [-10 %, 50 %; share not certain] (exposed communication 20 %)."
     )
     assert share_text(Share(Key("not-explained"), 0.85, -2.82, 1.0)) == "85 % [share not certain]"
@@ -223,7 +236,7 @@ def test_without_parts_of_the_step_the_loss_is_not_known() -> None:
     assert main_loss(division, ROW)[0] == "not known"
     larger = pd.concat([ROW, pd.Series({"is_base": False})]).groupby(level=0).last()
     assert loss_sentence(division, larger, size="8 ranks") == (
-        "Compared with the baseline, 20 % [10 %, 30 %] of the step on 8 ranks is lost, without a known cause: the "
+        "Compared with the baseline, 20 % [10 %, 30 %] of the step on 8 ranks is lost, not assigned to a cause: the "
         "parts of the step were not measured."
     )
     # The loss of the baseline itself is not known.
@@ -241,7 +254,7 @@ def test_a_loss_that_may_be_0_has_no_interval_and_causes_without_a_share_do_not_
     division = CellDivision(rows[2:], {}, {"transfer": 0.2})
     doubtful = ROW.to_dict() | {"efficiency_high": 1.1}
     assert loss_sentence(division, pd.Series(doubtful), size="8 ranks").startswith(
-        "20 % of the step on 8 ranks is lost (not certain: the interval of the efficiency contains 1), without "
+        "20 % of the step on 8 ranks is lost (not certain: the interval of the efficiency contains 1), not assigned "
     )
     division = CellDivision(rows, {}, {"transfer": 0.2})
     assert loss_sentence(division, ROW, size="8 ranks") == (
@@ -286,7 +299,9 @@ def test_certainty_tells_runs_and_intervals(tmp_path: Path) -> None:
         "1 run per cell: no intervals (they need 3 runs), so small differences may be chance."
     )
     five = certainty(rows_of(tmp_path / "b", repeats=5))
-    assert five.startswith("5 runs per cell; the 95 % interval of a throughput is ±1.")
+    assert five.startswith(
+        "5 runs per cell; the 95 % interval of a throughput is ±0.7 % for the narrowest cell and ±1."
+    )
 
     def state(cell: Any, repeat: int) -> tuple[str, str, str | None]:
         return ("planned", "", None) if cell.world_size == 8 and repeat > 2 else ("completed", "", None)
@@ -304,7 +319,11 @@ def test_certainty_tells_runs_and_intervals(tmp_path: Path) -> None:
     [
         ([1.65], "is -39.4 % to +65.0 % (1 cell)"),
         ([1.004, 1.09], "is ±0.4 % or -8.3 % to +9.0 % (2 cells)"),
-        ([1.004, 1.01, 1.09], "is ±1.0 % (median over cells)"),
+        (
+            [1.004, 1.01, 1.09],
+            "is ±0.4 % for the narrowest cell and -8.3 % to +9.0 % for the widest (3 cells)",
+        ),
+        ([1.004, 1.0041, 1.0042], "is ±0.4 % (3 cells)"),
     ],
 )
 def test_an_interval_that_is_not_symmetric_has_both_ends(highs: list[float], text: str) -> None:
