@@ -182,7 +182,7 @@ def _draw(
         _draw_lines(axes, curve, every, place=place)
         own, odd = every[every["valid"]], every[~every["valid"]]
         if len(odd):
-            style: dict[str, Any] = {"color": Colour.MUTED, "marker": "x", "s": 30, "zorder": 4}
+            style: dict[str, Any] = {"color": Colour.MUTED, "marker": "x", "s": 30, "zorder": 7}
             axes.scatter(odd["gpus"], odd[curve.column], **style).set_gid(f"series{place}@invalid")
             tips[f"series{place}@invalid"] = [_mean_tip(curve, label, row) for row in odd.to_dict("records")]
         if not len(own):
