@@ -156,7 +156,7 @@ def _late_ranks(found: pd.DataFrame, cells: Iterable[str]) -> pd.DataFrame:
         part=("part", "first"),
         part_share=("part_share", "mean"),
     ).reset_index()
-    ranks["of"] = ranks["cell_id"].map(runs)
+    ranks["of"] = ranks["cell_id"].map(runs).astype(float)  # text if no rank is late
     ranks = ranks[2 * ranks["late_in"] > ranks["of"]]
     return ranks.sort_values("excess_sec", ascending=False, kind="stable")
 

@@ -270,7 +270,7 @@ def _request(
     lines = [Line("Job size", size, "scaling.csv (efficiency, efficiency_low)")]
     source = "see Validity, below" if validity else "bench report --json (validity)"
     differing = _differing_runs(row, series.base, unstable_cells(executed.runs))
-    source += ", runs.csv" if differing else ""
+    source += "; runs.csv" if differing else ""
     warnings = Line("Validity", "; ".join([_warnings(row, validity), *differing]), source)
     if not known(rate):
         reason = "not known: the table does not contain the batch of a step"

@@ -244,6 +244,18 @@ def test_the_table_of_nodes_compares_nodes_of_the_same_run_only(tmp_path: Path) 
     assert table["beyond_usual"].to_dict() == pytest.approx(expected)
 
 
+def test_if_no_rank_is_late_none_is_marked(tmp_path: Path) -> None:
+    study = load_study(finished(tmp_path / "study", [make_cell(4, batch=64, per_node=2)]))
+    for attempt in study.attempts:
+        rows = ranks_frame({}).reindex(columns=list(RANKS_COLUMNS))
+        rows.to_csv(Path(attempt, "ranks.csv"), index=False)
+    study = load_study(study.folder.path)
+    means = rank_means(study, ["n2x2-gloo-srun-b16"], measure(study).runs)
+    assert means is not None
+    assert len(means.by_rank) == 4
+    assert not means.by_rank["late"].any()
+
+
 @pytest.mark.usefixtures("nothing_drawn")
 def test_the_page_names_stragglers_on_top(tmp_path):
     folder = finished(tmp_path / "study", [make_cell(1, batch=64), make_cell(4, batch=64, per_node=2)])
