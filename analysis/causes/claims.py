@@ -310,7 +310,7 @@ def _outside(run: RunEvidence) -> Iterator[Claim]:
     if share >= LEAST_SHARE and spent_s >= _LEAST_SAMPLED_S + _PROFILED_CALL_S * max(counts, default=0):
         words = f"calls outside all timers take {seconds(spent_s)} in a sampled step"
         step, calls = max(zip(run.facts.calls, found, strict=True), key=lambda one: seconds_of(one[1]))
-        words += f" (mean over ranks), on rank {step.rank}" if len(found) > 1 else ""
+        words += f" (mean over ranks); on rank {step.rank}" if len(found) > 1 else ""
         words = _with_calls(words, calls)
         # In a single step, a call can take long by chance. Its time is certain if other steps lose it, too.
         counted = run.parts.get("other", 0.0) >= max(LEAST_SHARE, share / 2)

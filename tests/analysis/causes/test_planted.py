@@ -184,7 +184,7 @@ def test_a_checkpoint_in_each_step_is_named_with_its_line(tmp_path: Path) -> Non
         sampled_step(folder, step_s(more), {"line": 57, "function": "torch.save", "seconds": MORE})
     row = first(causes(path), "outside-timers")
     assert row["evidence"] == (
-        "calls outside all timers take 25.0 ms in a sampled step (mean over ranks), on rank 0: torch.save at "
+        "calls outside all timers take 25.0 ms in a sampled step (mean over ranks); on rank 0: torch.save at "
         "/home/me/train.py:57 (25.0 ms) "
         "(values of n4x1-gloo-srun-b16-r1; present in 3 of 3 runs)"
     )

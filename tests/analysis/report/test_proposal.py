@@ -266,10 +266,10 @@ def test_runs_that_differ_stand_beside_the_numbers_of_the_baseline_and_of_the_si
 
 
 def test_the_slowest_call_outside_all_timers_is_named():
-    evidence = "calls outside all timers take 9 ms: f at a.py:1 (6 ms), g at a.py:2 (3 ms)"
+    evidence = "calls outside all timers take 9 ms (mean over ranks); on rank 1: f at a.py:1 (6 ms), g at a.py:2 (3 ms)"
     share = Share(Key("outside-timers"), 0.2, 0.1, 0.3, Claim("outside-timers", evidence, ("other",), 0.2))
     assert _calls_outside(CellDivision([share], {}, {})) == (
-        " Calls outside all timers take 9 ms: f at a.py:1 (6 ms)."
+        " Calls outside all timers take 9 ms (mean over ranks); on rank 1: f at a.py:1 (6 ms)."
     )
     assert _calls_outside(CellDivision([], {}, {})) == ""
 
