@@ -362,3 +362,17 @@ def test_sbatch_reads_a_value_from_the_next_directive() -> None:
         (2, Severity.INFO),
         (4, Severity.ERROR),
     ]
+
+
+@pytest.mark.parametrize(
+    ("program", "severity"),
+    [
+        ("train_ddp.py", Severity.WARNING),
+        ("--nnodes=1 train.py", Severity.WARNING),
+        ("split.py", Severity.INFO),
+    ],
+)
+def test_one_worker_on_several_gpus_is_a_warning_only_for_data_parallel_training(program, severity):
+    text = f"#!/bin/bash\n#SBATCH --nodes=1\n#SBATCH --gres=gpu:4\n\ntorchrun {program}\n"
+    found = [one.severity for one in lint_script(text, path="x") if one.rule == "task-gpu-mismatch"]
+    assert found == [severity]

@@ -28,6 +28,7 @@ _NOT_A_TRAINING = re.compile(
     r"eval|infer|predict|test|score|valid|serve|generat|vllm|sglang|\bray\b|preflight", re.I
 )
 _SERVES = re.compile(r"\bray (?:start|job)\b|\bray\.init\b|\bvllm\b|\bsglang\b", re.IGNORECASE)
+_DATA_PARALLEL = re.compile(r"ddp|fsdp|deepspeed|distributed|nccl|MASTER_|rdzv|nnodes", re.IGNORECASE)
 _OF_LIGHTNING = re.compile(r"lightning|num_nodes|max_epochs", re.IGNORECASE)
 _SPAWNS = re.compile(r"ddp\Z|multi|distributed|world_size|spawn|n_?gpus?\Z|num_gpus\Z")
 _NODE_OPTIONS = frozenset({"num_nodes", "trainer.num_nodes", "nnodes", "trainer.nnodes"})
@@ -163,8 +164,10 @@ def _workers(script: Script, step: Step, geometry: Geometry) -> Iterator[Remark]
     if alone and gpus and gpus > 1 and not passes_unknown_options(script, step.launch):
         message = f"{name} without --nproc_per_node starts 1 worker: {gpus - 1} of {gpus} GPUs"
         message += " stay idle" if gpus > 2 else " stays idle"
-        unsure = Severity.INFO if _chooses_gpus(script, step) else Severity.WARNING
-        yield Remark(step.line, message, "pass --nproc_per_node=gpu", unsure)
+        # One process can also use all GPUs of its node, for example by placing layers of a model on each.
+        alike = nodes > 1 or script.mentions(_DATA_PARALLEL)
+        severity = Severity.WARNING if alike and not _chooses_gpus(script, step) else Severity.INFO
+        yield Remark(step.line, message, "pass --nproc_per_node=gpu", severity)
     if not workers or not gpus or value is None or (tasks > 1 and not geometry.isolation):
         return
     visible = (geometry.gpus_per_task if step.launch.via == "srun" else None) or gpus
