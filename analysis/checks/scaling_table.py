@@ -216,8 +216,7 @@ def what_decides(row: pd.Series, base: pd.Series, *, invalid: Invalid = _NONE) -
     needed = max(runs, min(row["n"], base["n"]) + 1)
     if needed > MOST_RUNS:
         return f"more than {MOST_RUNS} runs of this size and of the baseline would be needed"
-    text = f"about {count(int(needed), 'run')} of this size and of the baseline would probably decide"
-    return f"{text}, most likely against this size" if row["efficiency"] < GUIDE else text
+    return f"about {count(int(needed), 'run')} of this size and of the baseline would probably decide"
 
 
 def invalid_reason(

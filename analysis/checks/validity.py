@@ -400,8 +400,8 @@ def _not_stable(envs: _Environments) -> Iterator[ValidityFinding]:
         )
         if all(match[1] and int(match[1]) < _FEWEST_TO_TELL for _, match in odd):
             text = (
-                f"the warm-up has fewer than {_FEWEST_TO_TELL} steps, too few to tell whether the step time "
-                "is stable"
+                "the step times at the end of the warm-up differ, but fewer than "
+                f"{_FEWEST_TO_TELL} steps of warm-up are too few to tell whether the step time is stable"
             )
         words = f"In {len(odd):,} of {count(len(envs), 'run')} ({_named(cells)}), {text}: raise warmup_steps."
         yield ValidityFinding("not-stable", words, cells, {"runs": len(odd), "of": len(envs)})

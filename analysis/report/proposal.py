@@ -186,9 +186,9 @@ def _nothing_recommended(found: Recommendation, series: _Series, invalid: Invali
         text = f"No larger size can be recommended: none beyond the baseline, {base}, has an efficiency"
         return f"{text}{series.lacking}."
     return (
-        f"No measured size beyond the baseline, {base}, reaches an efficiency of {GUIDE}: no larger size can "
-        f"be recommended. {capital(job_size(closest))} comes closest, with {_efficiency(closest)}"
-        f"{series.lacking}."
+        f"No measured size beyond the baseline, {base}, reaches an efficiency of {GUIDE} in {series.mode} "
+        f"scaling: no larger size can be recommended. {capital(job_size(closest))} comes closest, with "
+        f"{_efficiency(closest)}{series.lacking}."
     )
 
 
@@ -263,7 +263,7 @@ def _request(
     best = recommend(series.rows, series.base, invalid=invalid_cells(validity)).best
     row = series.base if best is None else best
     why = "the baseline: no larger size is recommended" if best is None else "recommended"
-    size = f"{job_size(row)} ({why})"
+    size = f"{job_size(row)}, {series.mode} scaling ({why})" if series.mode else f"{job_size(row)} ({why})"
     rate = row["throughput_samples_per_sec"]
     rates = interval(row["throughput_low"], row["throughput_high"])
     total = _UNIT_OF_WORK if work is None else work.total
@@ -469,8 +469,8 @@ _SHARES = (
     "runs."
 )
 _PARTS = (
-    " The parts of a step were measured in a separate, instrumented window; their shares are means over the "
-    "ranks."
+    " The parts of a step were measured in a separate, instrumented window, waits for a core in the timed "
+    "windows; their shares are means over the ranks."
 )
 
 
@@ -505,9 +505,13 @@ def _loss_item(
 
 def _calls_outside(division: CellDivision) -> str:
     """Return a sentence with the slowest of the calls outside all timers, if they are a cause."""
-    claims = [one.claim for one in division.rows if one.key.cause == "outside-timers" and one.claim]
+    found = [one for one in division.rows if one.key.cause == "outside-timers" and one.claim]
+    if not found or not found[0].claim:
+        return ""
     # The evidence lists several calls, the slowest first, each with its time in brackets.
-    return f" {capital(re.split(r'(?<=[)]), ', claims[0].evidence)[0])}." if claims else ""
+    text = capital(re.split(r"(?<=[)]), ", found[0].claim.evidence)[0])
+    more = "; other steps may lack these calls" if "sampled step" in text else ""
+    return f" {text}. These values are of {found[0].run_id}{more}."
 
 
 # -- cells without a measurement -----------------------------------------------------

@@ -246,8 +246,9 @@ def _values_of_command(workload: Mapping[str, Any], runs: pd.DataFrame) -> Itera
         yield Line("Time per step", "computed with the batch of the matrix", "metrics.csv of the runs")
     text = "of the whole command, including its start: CPU time of foreign processes, network counters"
     yield Line("Conditions", text, "conditions.json of the runs")
-    text = "whether the command used the batches of the matrix; its input, output, model and memory; "
-    yield Line("Not examined", f"{text}files that its first file imports", MISSING_SOURCE)
+    text = "whether the command used the batches of the matrix; its input, output, model and memory; whether "
+    text += "the step time was stable and the ranks were equally fast; files that its first file imports"
+    yield Line("Not examined", text, MISSING_SOURCE)
 
 
 def _windows(runs: pd.DataFrame) -> str:

@@ -183,7 +183,7 @@ def test_the_resources_asked_for_follow_from_the_stated_work(written):
     request = {line.what: line for line in context["request"]}
     best = rows[(rows["mode"] == "strong") & (rows["gpus"] == 2)].iloc[0]
     hours = 2e8 / best["throughput_samples_per_sec"] / 3600
-    assert request["Job size"].value == "2 nodes x 1 (2 ranks) (recommended)"
+    assert request["Job size"].value == "2 nodes x 1 (2 ranks), strong scaling (recommended)"
     assert request["Work"].value == "100,000,000 samples x 2 epochs = 200,000,000 samples"
     assert request["Time to solution"].source.startswith("work / throughput = 200,000,000 / ")
     shortest, longest = (2e8 / best[f"throughput_{end}"] / 3600 for end in ("high", "low"))
@@ -266,10 +266,12 @@ def test_runs_that_differ_stand_beside_the_numbers_of_the_baseline_and_of_the_si
 
 
 def test_the_slowest_call_outside_all_timers_is_named():
-    evidence = "calls outside all timers take 9 ms (mean over ranks); on rank 1: f at a.py:1 (6 ms), g at a.py:2 (3 ms)"
-    share = Share(Key("outside-timers"), 0.2, 0.1, 0.3, Claim("outside-timers", evidence, ("other",), 0.2))
+    evidence = "calls outside all timers take 9 ms in a sampled step (mean over ranks); on rank 1: f at a.py:1 (6 ms), g at a.py:2 (3 ms)"
+    claim = Claim("outside-timers", evidence, ("other",), 0.2)
+    share = Share(Key("outside-timers"), 0.2, 0.1, 0.3, claim, "n1x2-r1")
     assert _calls_outside(CellDivision([share], {}, {})) == (
-        " Calls outside all timers take 9 ms (mean over ranks); on rank 1: f at a.py:1 (6 ms)."
+        " Calls outside all timers take 9 ms in a sampled step (mean over ranks); on rank 1: f at a.py:1 (6 ms). "
+        "These values are of n1x2-r1; other steps may lack these calls."
     )
     assert _calls_outside(CellDivision([], {}, {})) == ""
 
@@ -284,7 +286,7 @@ def test_every_table_of_the_markdown_has_rows_of_one_width(written):
 def test_if_no_size_reaches_the_guide_none_is_recommended(tmp_path):
     markdown, _ = section(finished(tmp_path / "s", strong(sizes=(1, 4)), timing=Timing(comm_s=0.1)))
     assert (
-        "No measured size beyond the baseline, 1x1 (1 rank), reaches an efficiency of 0.8: no larger size can be recommended. 4 nodes x 1 (4 ranks) comes closest, with 0."
+        "No measured size beyond the baseline, 1x1 (1 rank), reaches an efficiency of 0.8 in strong scaling: no larger size can be recommended. 4 nodes x 1 (4 ranks) comes closest, with 0."
     ) in markdown
 
 
@@ -355,7 +357,7 @@ def test_the_backend_of_a_command_is_called_that_of_the_plan_and_missing_code_no
 
 def test_without_parts_of_the_step_none_is_said_to_be_measured(tmp_path, nothing_drawn):
     path = finished(tmp_path / "s", strong(sizes=(1, 2)), timing=Timing(comm_s=0.02))
-    assert "instrumented window; their shares are means over the ranks." in section(path)[0]
+    assert "windows; their shares are means over the ranks." in section(path)[0]
     for file in path.glob("runs/*/*/metrics.csv"):
         frame = pd.read_csv(file)
         parts = [name for name in frame if name.endswith("_time_sec") and name not in TIMES]

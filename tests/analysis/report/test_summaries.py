@@ -153,7 +153,7 @@ def test_an_interval_across_the_guide_is_told(tmp_path: Path) -> None:
     )
     below = rows[two].iloc[0].copy()
     below["efficiency"] = 0.79
-    assert what_decides(below, rows.iloc[0]).endswith("would probably decide, most likely against this size")
+    assert what_decides(below, rows.iloc[0]).endswith("would probably decide")
     rows.loc[two, "efficiency_low"] = 0.8
     (found,) = findings(rows)
     assert found.best_size == "2 ranks"
@@ -239,6 +239,9 @@ def test_without_parts_of_the_step_the_loss_is_not_known() -> None:
         "Compared with the baseline, 20 % [10 %, 30 %] of the step on 8 ranks is lost, not assigned to a cause: the "
         "parts of the step were not measured."
     )
+    # Without parts of the step, the interval of the loss is that of 1 - E.
+    larger["efficiency_low"], larger["efficiency_high"] = 0.65, 0.95
+    assert " 20 % [5 %, 35 %] of the step " in loss_sentence(division, larger, size="8 ranks")
     # The loss of the baseline itself is not known.
     assert loss_sentence(division, ROW, size="1 rank") == (
         "The causes of the loss are not known: there are no times of the parts of a step."
