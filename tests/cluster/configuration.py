@@ -72,22 +72,33 @@ def write_files(folder: Path, *, options: Options, network: Network, settings: M
     """Write slurm.conf and its companions into ``folder/etc``; ``settings`` override those of the options."""
     etc = folder / "etc"
     etc.mkdir(exist_ok=True)
-    (etc / "slurm.conf").write_text(
-        slurm_conf(folder, options=options, network=network, settings={**options.settings, **settings})
+    _replace(
+        etc / "slurm.conf",
+        slurm_conf(folder, options=options, network=network, settings={**options.settings, **settings}),
     )
-    (etc / "gres.conf").write_text(
+    _replace(
+        etc / "gres.conf",
         f"NodeName={options.hostlist} Name=gpu Type={options.gpu_type} "
         f"File={folder}/dev/gpu[0-{options.gpus - 1}]\n"
         if options.gpus
-        else ""
+        else "",
     )
     limits = {"ConstrainRAMSpace": "yes" if options.memory_limits else "no", "ConstrainSwapSpace": "no"}
     cgroups = {**options.release.cgroup_settings, **limits, "ConstrainCores": "no"}
-    (etc / "cgroup.conf").write_text("".join(f"{key}={value}\n" for key, value in cgroups.items()))
-    (etc / "plugstack.conf").write_text("")
-    database = etc / "slurmdbd.conf"
-    database.touch(mode=0o600)  # slurmdbd rejects a file that others can read
-    database.write_text(slurmdbd_conf(folder, options.release))
+    _replace(etc / "cgroup.conf", "".join(f"{key}={value}\n" for key, value in cgroups.items()))
+    _replace(etc / "plugstack.conf", "")
+    _replace(etc / "slurmdbd.conf", slurmdbd_conf(folder, options.release), mode=0o600)
+
+
+def _replace(path: Path, text: str, *, mode: int = 0o644) -> None:
+    """Write a file in one step: Slurm's commands read it at any time, and a half-written one stops them.
+
+    ``mode`` is 0o600 for slurmdbd.conf, because slurmdbd rejects a file that others can read.
+    """
+    new = path.with_name(f"{path.name}.new")
+    new.write_text(text)
+    new.chmod(mode)
+    new.replace(path)
 
 
 def slurm_conf(folder: Path, *, options: Options, network: Network, settings: Mapping[str, str]) -> str:
