@@ -278,13 +278,21 @@ class Cluster:
 
     # ---- daemons and nodes, for tests that break things -------------------------------------
 
-    def stop_slurmctld(self) -> None:
-        """Stop the controller: sbatch and squeue fail, jobs continue."""
-        self._daemons.stop(self._machines["ctl"], "slurmctld")
+    @contextmanager
+    def without_slurmctld(self) -> Iterator[None]:
+        """Stop the controller within a ``with`` block: sbatch and squeue fail after 1 s, jobs continue.
 
-    def start_slurmctld(self) -> None:
-        """Start the controller again."""
-        self._daemons.start_slurmctld(self._machines["ctl"])
+        Only the commands get the short ``MessageTimeout``: a controller with it holds jobs that a busy
+        machine starts too slowly.
+        """
+        controller = self._machines["ctl"]
+        self._write_files({**self._settings, "MessageTimeout": "1"})
+        self._daemons.stop(controller, "slurmctld")
+        try:
+            yield
+        finally:
+            self._write_files(self._settings)
+            self._daemons.start_slurmctld(controller)
 
     @contextmanager
     def frozen_slurmctld(self) -> Iterator[None]:
@@ -380,13 +388,16 @@ class Cluster:
 
     def _configure(self, settings: dict[str, str]) -> None:
         self._settings = settings
-        write_files(self.folder, options=self.options, network=self.network, settings=settings)
+        self._write_files(settings)
         self.run(["scontrol", "reconfigure"])
         # A new process takes the place of slurmctld since 23.11.
         wait_for(
             lambda: self._daemons.is_running(self._machines["ctl"], "slurmctld"),
             what="the reconfigured slurmctld",
         )
+
+    def _write_files(self, settings: dict[str, str]) -> None:
+        write_files(self.folder, options=self.options, network=self.network, settings=settings)
 
     @contextmanager
     def limited(self, **limits: int) -> Iterator[None]:

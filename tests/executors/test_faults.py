@@ -221,14 +221,10 @@ def test_rows_of_another_job_with_the_same_id_do_not_hide_this_jobs(cluster, scr
 
 def test_wait_starts_even_while_the_controller_is_down(cluster, scripted):
     study = scripted(MEASURE)
-    with cluster.configured(MessageTimeout="1"):
-        cluster.stop_slurmctld()
-        try:
-            without = study.bench("submit", "STUDY")
-            with_wait = study.start("submit", "STUDY", "--wait")
-            said = next(lines(with_wait.stderr))
-        finally:
-            cluster.start_slurmctld()
+    with cluster.without_slurmctld():
+        without = study.bench("submit", "STUDY")
+        with_wait = study.start("submit", "STUDY", "--wait")
+        said = next(lines(with_wait.stderr))
     assert without.returncode == 1
     assert "Unable to contact slurm controller" in without.stderr
     assert said.startswith("sbatch")

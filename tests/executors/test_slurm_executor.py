@@ -417,14 +417,10 @@ def test_a_limit_of_the_group_is_a_wait(running_cluster, tmp_path, scripted):
 
 def test_patience_limits_the_wait_for_the_controller(scripted, running_cluster):
     study = scripted(MEASURE)
-    with running_cluster.configured(MessageTimeout="1"):
-        running_cluster.stop_slurmctld()
-        try:
-            done = study.bench("submit", "STUDY", "--wait", "--patience", "2s")
-            short = study.start("submit", "STUDY", "--wait", "--patience", "10m")
-            said = next(lines(short.stderr))
-        finally:
-            running_cluster.start_slurmctld()
+    with running_cluster.without_slurmctld():
+        done = study.bench("submit", "STUDY", "--wait", "--patience", "2s")
+        short = study.start("submit", "STUDY", "--wait", "--patience", "10m")
+        said = next(lines(short.stderr))
     assert done.returncode == 1
     first, last = (line for line in done.stderr.splitlines() if "Unable to contact" in line)
     assert first.endswith("(connect failure): waiting for Slurm")
@@ -436,21 +432,17 @@ def test_patience_limits_the_wait_for_the_controller(scripted, running_cluster):
 def test_a_controller_that_is_down_is_an_error_and_loses_nothing(scripted, running_cluster):
     study = scripted(MEASURE, f"sleep 1; {MEASURE}", MEASURE)
     assert study.bench("submit", "STUDY", "--max-queued", "2").returncode == 0
-    with running_cluster.configured(MessageTimeout="1"):
-        running_cluster.stop_slurmctld()
-        try:
-            waiting = study.start("submit", "STUDY", "--wait", "--max-queued", "3")
-            others = [study.start(command, "STUDY") for command in ("status", "cancel")]
-            for other in others:
-                said = other.communicate(timeout=280)[1]
-                assert other.returncode == 1, said
-                assert "Unable to contact slurm controller (connect failure)" in said
-                assert said.splitlines()[-1].endswith(
-                    "repeat the command when Slurm responds again (scontrol ping); nothing is lost"
-                )
-                assert "Traceback" not in said
-        finally:
-            running_cluster.start_slurmctld()
+    with running_cluster.without_slurmctld():
+        waiting = study.start("submit", "STUDY", "--wait", "--max-queued", "3")
+        others = [study.start(command, "STUDY") for command in ("status", "cancel")]
+        for other in others:
+            said = other.communicate(timeout=280)[1]
+            assert other.returncode == 1, said
+            assert "Unable to contact slurm controller (connect failure)" in said
+            assert said.splitlines()[-1].endswith(
+                "repeat the command when Slurm responds again (scontrol ping); nothing is lost"
+            )
+            assert "Traceback" not in said
     waiting.wait(timeout=280)
     waiting.stderr.close()
     done = study.bench("submit", "STUDY", "--wait")

@@ -88,7 +88,8 @@ def test_one_device_without_ddp_has_its_parts_and_no_validation_in_them(fit, tmp
         assert row["comm_exposed_time_sec"] == "0"
         assert float(row["train_loss"]) == pytest.approx(1.5)  # of a sample, not a micro-batch's share of it
         assert float(row["forward_time_sec"]) >= 0.04 * 0.95
-        assert float(row["epoch_time_sec"]) < 5 * 0.3
-        for part in PARTS:
-            assert float(row[f"{part}_time_sec"]) > 0
-            assert part == "forward" or float(row[f"{part}_time_sec"]) < 0.04
+        assert all(float(row[f"{part}_time_sec"]) > 0 for part in PARTS)
+    # The faster window, because a busy machine can delay one of them.
+    assert min(float(row["epoch_time_sec"]) for row in rows) < 5 * 0.3
+    for part in ("data_load", "backward", "optimizer"):
+        assert min(float(row[f"{part}_time_sec"]) for row in rows) < 0.04

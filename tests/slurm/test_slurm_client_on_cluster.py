@@ -342,14 +342,10 @@ def test_without_the_accounting_daemon_squeue_still_answers(submitter, slurm, cl
 
 def test_without_the_controller_slurm_is_unavailable_and_nothing_is_submitted(submitter, slurm, cluster):
     submit = partial(submitter.submit, "never-there", "true")
-    with cluster.configured(MessageTimeout="2"):  # seconds that the commands wait for the controller
-        cluster.stop_slurmctld()
-        try:
-            for call in (slurm.queue, submit, partial(slurm.cancel, ["1"])):
-                with pytest.raises(SlurmUnavailableError) as caught:
-                    call()
-                assert type(caught.value) is SlurmUnavailableError
-                assert "Unable to contact slurm controller (connect failure)" in caught.value.output
-        finally:
-            cluster.start_slurmctld()
+    with cluster.without_slurmctld():
+        for call in (slurm.queue, submit, partial(slurm.cancel, ["1"])):
+            with pytest.raises(SlurmUnavailableError) as caught:
+                call()
+            assert type(caught.value) is SlurmUnavailableError
+            assert "Unable to contact slurm controller (connect failure)" in caught.value.output
     assert slurm.queue(names=["never-there"]) == []
