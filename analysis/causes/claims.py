@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -49,7 +49,7 @@ _WAITING = (*COMPUTING, "other", "data")
 
 @dataclass(frozen=True)
 class LateRank:
-    """A rank that was late in every epoch of the run (see :mod:`analysis.checks.slow_ranks`).
+    """A late rank of the run (see :data:`analysis.checks.slow_ranks.LATE_FROM`).
 
     Attributes:
         share: its useful time minus that of the typical rank, as a fraction of the step.
@@ -60,6 +60,7 @@ class LateRank:
         samples: its samples divided by those of the rank with the fewest; 1 if all are equal.
         one_part: true if the excess is in one part of the computation only.
         part_share: the fraction of the excess that is in ``part``.
+        ranks: the number of ranks of the run.
     """
 
     rank: int
@@ -72,6 +73,7 @@ class LateRank:
     samples: float = 1.0
     one_part: bool = False
     part_share: float = 1.0
+    ranks: int = 2
 
 
 @dataclass(frozen=True)
@@ -123,7 +125,14 @@ def _late(run: RunEvidence) -> Iterator[Claim]:
     total = sum(late.share for late in groups.values())
     worst = max((late.share for late in groups.values()), default=0.0)
     for (node, rank), late in groups.items():
-        yield _about_late(run, late, node=node, rank=rank, share=late.share / total * worst)
+        claim = _about_late(run, late, node=node, rank=rank, share=late.share / total * worst)
+        if late.part == "other" and claim.share:
+            # The shares are means over the ranks: the late rank works in this part while the others wait.
+            own = claim.share / late.ranks
+            yield replace(claim, pools=("other", *claim.pools), share=own)
+            yield replace(claim, share=claim.share - own)
+        else:
+            yield claim
 
 
 def _about_late(run: RunEvidence, late: LateRank, *, node: str, rank: int | None, share: float) -> Claim:
@@ -191,7 +200,8 @@ def _calls_of_late(run: RunEvidence, late: LateRank) -> str:
     if slowest is None or more[slowest] < 0.3 * late.share * run.step_s:
         return ""
     path, line, function = slowest
-    return f"{function} at {one_line(path, limit=120)}:{line} takes {seconds(more[slowest])} longer there"
+    spent = seconds(more[slowest])
+    return f"{function} at {one_line(path, limit=120)}:{line} takes {spent} longer there, in a sampled step"
 
 
 # -- CPU and clocks -------------------------------------------------------------------

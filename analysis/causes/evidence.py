@@ -30,8 +30,10 @@ from bench.study.files import read_json
 from bench.study.layout import RunFolder
 from bench.study.run_json import SampledStep, SlowCall, read_run, read_sampled_step, read_warnings
 
-#: Prefixes of calls of torch.distributed in the user's code, which communicate in addition to DDP.
-COLLECTIVES = ("torch.distributed.", "dist.")
+#: Prefixes of calls of torch.distributed in the user's code, which communicate in addition to DDP, and the
+#: beginnings of the names of its functions that do not communicate.
+_COLLECTIVES = ("torch.distributed.", "dist.")
+_LOCAL_CALLS = ("get_", "is_")
 #: Calls that wait for the device, and thereby for the communication that it executes.
 _WAITING_CALLS = ("Tensor.item", "Tensor.cpu", "Tensor.tolist", "Tensor.numpy", "cuda.synchronize")
 
@@ -296,15 +298,23 @@ def _nominal(windows: Sequence[Window]) -> float:
 
 def calls_outside(step: SampledStep) -> list[SlowCall]:
     """Return the calls that no timer covers, except communication and zero_grad; the slowest first."""
-    usual = (*COLLECTIVES, *_OF_TRAINING)
-    return [call for call in step.slow_calls if call.part is None and not call.function.startswith(usual)]
+    calls = [call for call in step.slow_calls if call.part is None and not _communicates(call)]
+    return [call for call in calls if not call.function.startswith(_OF_TRAINING)]
 
 
 def collectives_outside(step: SampledStep, *, waiting: bool) -> list[SlowCall]:
     """Return the collectives that no timer covers; with ``waiting``, also calls that wait for the device."""
-    names = (*COLLECTIVES, *(_WAITING_CALLS if waiting else ()))
     calls = [call for call in step.slow_calls if call.part is None]
-    return [call for call in calls if call.function.startswith(names)]
+    return [
+        call
+        for call in calls
+        if _communicates(call) or (waiting and call.function.startswith(_WAITING_CALLS))
+    ]
+
+
+def _communicates(call: SlowCall) -> bool:
+    local = call.function.rpartition(".")[2].startswith(_LOCAL_CALLS)
+    return call.function.startswith(_COLLECTIVES) and not local
 
 
 def seconds_of(calls: Iterable[SlowCall]) -> float:

@@ -105,6 +105,7 @@ def late_ranks(ranks: pd.DataFrame) -> dict[str, list[LateRank]]:
                 samples.get((run_id, rank), 1.0),
                 in_one_part,
                 float(row["part_share"]),
+                int(row["ranks"]),
             )
         )
     return late
@@ -258,7 +259,15 @@ def _divide_larger(
     ]
     factors = [run.factor for run in base_runs]
     error = float(np.std(factors, ddof=1)) / math.sqrt(len(factors)) if len(factors) > 1 else math.nan
-    return divide_cell(runs, Baseline(reference, len(factors), error))
+    found = divide_cell(runs, Baseline(reference, len(factors), error))
+    if WHOLE not in found.ideal or any(one.key.cause not in RESTS for one in found.rows):
+        return found
+    # Without the parts of the step, the loss is 1 - E, and its interval is that of the efficiency.
+    low, high = 1 - float(row["efficiency_high"]), 1 - float(row["efficiency_low"])
+    whole = [
+        replace(one, low=low, high=high) if one.key.cause == NOT_EXPLAINED else one for one in found.rows
+    ]
+    return replace(found, rows=whole)
 
 
 def _runs_by_cell(frames: Frames, evidence: StudyEvidence) -> dict[str, list[CellRun]]:

@@ -27,7 +27,9 @@ from analysis.stats.estimate import MIN_RUNS, lower_median
 from analysis.stats.measured import ranks_sample
 from analysis.text import MISSING, clean, count, one_line, percent, seconds
 
-#: A rank is late if its useful time exceeds the typical one by this share of the step, in every epoch.
+#: A rank is late if its useful time exceeds the typical one by this share of the step, in every epoch. If
+#: most of the excess is outside all timers, the mean over the epochs and more than half of them are enough:
+#: some epochs can lack work that a rank does every N steps.
 LATE_FROM = 0.05
 #: Ranks that wait for each other have equal steps. If their steps differ by more than this factor, a rank has
 #: stopped its clock alone (it paused the recorder), and the ranks cannot be compared.
@@ -47,9 +49,10 @@ _MAX_NAMED = 4
 
 #: Columns of :func:`stragglers`: one row per run and late rank. ``excess_sec`` is the useful time beyond the
 #: typical one (s per step), ``part`` the part of the step with most of it, and ``part_share`` this fraction.
-#: ``host_ranks`` counts all ranks of the run on the rank's host, late or not.
+#: ``ranks`` and ``host_ranks`` count all ranks of the run and those on the rank's host, late or not.
 STRAGGLER_COLUMNS = (
-    *("run_id", "cell_id", "rank", "host", "host_ranks", "excess_sec", "share_of_step", "part", "part_share"),
+    *("run_id", "cell_id", "rank", "host", "ranks", "host_ranks", "excess_sec", "share_of_step", "part"),
+    "part_share",
 )
 #: An excess is in one part of the step if that part has this fraction of it.
 _WHOLE_EXCESS = 0.9
@@ -82,7 +85,7 @@ def _beyond_typical(frame: pd.DataFrame, column: str, *, among: list[str]) -> pd
 
 
 def stragglers(ranks: pd.DataFrame) -> pd.DataFrame:
-    """Return the ranks that were late in every epoch of their run, with :data:`STRAGGLER_COLUMNS`.
+    """Return the late ranks of each run (see :data:`LATE_FROM`), with :data:`STRAGGLER_COLUMNS`.
 
     ``ranks`` are rows of ranks.csv with ``run_id`` and ``cell_id``; rows without an attribution window are
     ignored.
@@ -103,13 +106,17 @@ def stragglers(ranks: pd.DataFrame) -> pd.DataFrame:
         excess_sec=("excess", "mean"),
         share_of_step=("share", "mean"),
         least_share=("share", "min"),
+        late_in=("share", lambda shares: (shares >= LATE_FROM).mean()),
     )
     parts = by_rank[list(_PART_NAMES.values())].mean()
     found["part"] = parts.fillna(float("-inf")).idxmax(axis=1)
     found["part_share"] = parts.max(axis=1) / found["excess_sec"]
     found = found.reset_index()
+    found["ranks"] = found.groupby("run_id")["rank"].transform("size")
     found["host_ranks"] = found.groupby(["run_id", "host"])["host"].transform("size")
-    found = found[found["least_share"] >= LATE_FROM].reset_index(drop=True)
+    now_and_then = (found["part"] == PART_WORDS["other"]) & (found["part_share"] >= 0.5)
+    now_and_then &= (found["share_of_step"] >= LATE_FROM) & (found["late_in"] > 0.5)
+    found = found[(found["least_share"] >= LATE_FROM) | now_and_then].reset_index(drop=True)
     found["rank"] = found["rank"].astype("int64")
     return found[list(STRAGGLER_COLUMNS)]
 

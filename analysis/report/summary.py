@@ -300,10 +300,6 @@ def loss_sentence(
     alone = rests[0] if len(rests) == 1 and not named else None
     doubtful = row["efficiency_low"] <= 1 <= row["efficiency_high"]
     lost = share_text(alone) if alone and not doubtful else percent(division.loss)
-    if WHOLE in division.ideal and alone and not doubtful and known(row["efficiency_low"]):
-        # The baseline's loss is not measured, so that loss = 1 - E.
-        ends = (percent(1 - row[name]) for name in ("efficiency_high", "efficiency_low"))
-        lost = f"{percent(division.loss)} [{', '.join(ends)}]"
     lost += f" of the step on {size} is lost{_notes_on_loss(division, row, doubtful=doubtful)}"
     if WHOLE in division.ideal:
         lost = f"Compared with the baseline, {lost}"

@@ -38,8 +38,8 @@ _NAMES = frozenset({"study", "cell_id", "run_dir", "master_addr", "master_port"}
 _MODEL = (("Parameters", "parameters"), ("Gradients", "of gradients"))
 _SOFTWARE = ("Python", "PyTorch", "CUDA", "NCCL")
 _INTERVALS = (
-    " Throughputs are harmonic means over the runs. 95 % intervals are for geometric means, by Student's t "
-    "(of a ratio: Welch's t) on the logarithms, from three runs on."
+    " Throughputs are harmonic means over the runs. 95 % intervals of throughputs and efficiencies are for "
+    "geometric means, by Student's t (of a ratio: Welch's t) on the logarithms, from three runs on."
 )
 
 

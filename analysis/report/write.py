@@ -332,7 +332,8 @@ def render_proposal(context: dict[str, Any]) -> dict[str, str]:
         ("proposal.tex", latex, lambda texts: " & ".join(latex(text, limit=600) for text in texts)),
     ):
         templates = _templates(autoescape=False, **delimiters)
-        templates.filters |= {"text": partial(escape, limit=_MAX_PARAGRAPH), "cell": escape, "row": row}
+        templates.filters |= {"text": partial(escape, limit=_MAX_PARAGRAPH), "row": row}
+        templates.filters["cell"] = partial(escape, limit=600)
         files[name] = templates.get_template(f"{name}.j2").render(context).rstrip() + "\n"
     return files
 

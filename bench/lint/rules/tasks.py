@@ -166,8 +166,10 @@ def _workers(script: Script, step: Step, geometry: Geometry) -> Iterator[Remark]
         message += " stay idle" if gpus > 2 else " stays idle"
         # One process can also use all GPUs of its node, for example by placing layers of a model on each.
         alike = nodes > 1 or script.mentions(_DATA_PARALLEL)
-        severity = Severity.WARNING if alike and not _chooses_gpus(script, step) else Severity.INFO
-        yield Remark(step.line, message, "pass --nproc_per_node=gpu", severity)
+        likely = alike and not _chooses_gpus(script, step)
+        yield Remark(
+            step.line, message, "pass --nproc_per_node=gpu", Severity.WARNING if likely else Severity.INFO
+        )
     if not workers or not gpus or value is None or (tasks > 1 and not geometry.isolation):
         return
     visible = (geometry.gpus_per_task if step.launch.via == "srun" else None) or gpus

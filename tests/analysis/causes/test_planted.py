@@ -15,6 +15,9 @@ from analysis.causes.catalogue import CAUSES, RESTS
 from analysis.causes.cells import Baseline, CellRun, divide_cell
 from analysis.causes.claims import LateRank, RunEvidence, claims_of
 from analysis.causes.evidence import NodeFacts, RunFacts, read_facts
+from analysis.checks.scaling_table import scaling_table
+from analysis.data.load import load_study
+from analysis.stats.measured import measure
 from bench.study.conditions import Disturbance, Reason
 from bench.study.layout import RunFolder
 from bench.study.run_json import SampledStep, SlowCall
@@ -221,7 +224,51 @@ def test_a_checkpoint_of_rank_0_is_work_outside_the_timers_of_this_rank(tmp_path
         sampled_step(folder, step_s({"other": MORE}), call, ranks=(0,))
     row = first(causes(path), "outside-timers")
     assert (row["rank"], row["node"]) == (0, "n1")
-    assert "torch.save at /home/me/train.py:57 takes 25.0 ms longer there" in row["evidence"]
+    assert (
+        "torch.save at /home/me/train.py:57 takes 25.0 ms longer there, in a sampled step" in row["evidence"]
+    )
+
+
+def test_the_wait_for_work_that_one_rank_does_now_and_then_is_part_of_its_share(tmp_path: Path) -> None:
+    """The recorded windows of one epoch lack the work; the others wait for other reasons, too."""
+    parts = late_parts(MORE, part="other") | {"wait": 0.03, "exposed": 0.03}
+    path = plant(tmp_path / "s", parts)
+    late(path, 0, 1.5 * MORE, part="other")
+    for folder in attempts(path):
+        rows = pd.read_csv(folder.ranks_csv)
+        idle = rows.assign(epoch=2, other_time_sec=0.0, comm_exposed_time_sec=0.0, comm_wait_time_sec=0.0)
+        pd.concat([rows, rows.assign(epoch=1), idle]).to_csv(folder.ranks_csv, index=False)
+    found = causes(path)
+    row = found[found["cause"] == "outside-timers"].iloc[0]
+    assert (row["rank"], row["node"]) == (0, "n1")
+    late_share = 2 / 3 * 1.5 * MORE / (step_s({}) + 1.5 * MORE)
+    assert row["share"] == pytest.approx(late_share, abs=0.01)
+    rest = found[found["cause"] == "not-explained"].iloc[0]
+    assert "waiting for other ranks" in rest["evidence"]
+
+
+def test_a_query_of_the_rank_does_not_communicate(tmp_path: Path) -> None:
+    path = plant(tmp_path / "s", {"other": MORE})
+    for folder in attempts(path):
+        call = {"line": 9, "function": "torch.distributed.get_rank", "seconds": MORE}
+        sampled_step(folder, step_s({"other": MORE}), call)
+    row = first(causes(path), "outside-timers")
+    assert "torch.distributed.get_rank at /home/me/train.py:9 (25.0 ms)" in row["evidence"]
+
+
+def test_without_the_parts_the_interval_of_the_loss_is_that_of_the_efficiency(tmp_path: Path) -> None:
+    path = plant(tmp_path / "s", {"exposed": MORE}, noise=0.05)
+    for file in path.glob("runs/*/*/metrics.csv"):
+        frame = pd.read_csv(file)
+        parts = [one for one in frame if one.endswith("_time_sec") and one[:5] not in ("step_", "epoch")]
+        frame[parts] = float("nan")
+        frame.to_csv(file, index=False)
+    study = load_study(path)
+    table = scaling_table(measure(study)).set_index("cell_id").loc["n4x1-gloo-srun-b16"]
+    found = causes(path).set_index("cause").loc["not-explained"]
+    ends = [1 - table["efficiency_high"], 1 - table["efficiency_low"]]
+    assert [found["share_low"], found["share_high"]] == pytest.approx(ends)
+    assert found["share"] == pytest.approx(1 - table["efficiency"], abs=0.01)
 
 
 def test_time_outside_the_timers_without_a_call_stays_other(tmp_path: Path) -> None:

@@ -124,6 +124,20 @@ def test_a_rank_that_was_late_in_one_epoch_only_is_no_straggler():
     assert not len(stragglers(frame))
 
 
+def test_work_outside_the_timers_may_be_absent_from_some_epochs():
+    late = ranks_frame({1: 0.04}, epochs=2)
+    late["other_time_sec"] = late.pop("backward_time_sec") - 0.05
+    frame = pd.concat([late.assign(backward_time_sec=0.05), ranks_frame({}).query("epoch > 2")])
+    (row,) = stragglers(frame).to_dict("records")
+    assert (row["rank"], row["part"], row["ranks"]) == (1, "time outside all timers", 4)
+    assert row["share_of_step"] == pytest.approx(2 / 3 * 0.04 / (STEP_S + 0.04))
+    # One of three epochs is not enough, and the same in the backward pass is noise.
+    assert not len(stragglers(frame.query("epoch > 1")))
+    assert not len(
+        stragglers(pd.concat([ranks_frame({1: 0.04}, epochs=2), ranks_frame({}).query("epoch > 2")]))
+    )
+
+
 def test_a_node_is_late_in_more_than_half_of_the_runs():
     quiet, late = ranks_frame({}), {1: 0.04}
     one = pd.concat([quiet.assign(run_id="a"), quiet.assign(run_id="b"), ranks_frame(late, run="c")])
