@@ -335,7 +335,7 @@ def _compared(row: pd.Series, base: pd.Series | None) -> str:
         for part, value in here.items()
         if part in there and max(value, there[part]) >= _SMALLEST_REST
     ]
-    return f" Compared with the baseline (in parentheses): {listed(texts)}." if texts else ""
+    return f" Whole parts of the step (the baseline's in parentheses): {listed(texts)}." if texts else ""
 
 
 def _lost_parts(row: pd.Series) -> dict[str, float]:

@@ -299,9 +299,13 @@ _UNREPRESENTATIVE_STEPS = 2
 _STABLE_WITHIN = 0.10
 
 
-def is_stable(step_s: Sequence[float]) -> bool:
-    """Return whether the median step times of both halves agree; the first two steps are left out."""
-    kept = step_s[_UNREPRESENTATIVE_STEPS:]
+def is_stable(step_s: Sequence[float], *, prepares: bool = False) -> bool:
+    """Return whether the median step times of both halves agree; the first two steps are left out.
+
+    If files are written within the final step (``prepares``), it is left out, too, unless too few remain.
+    """
+    few = len(step_s) < _UNREPRESENTATIVE_STEPS + 3
+    kept = step_s[_UNREPRESENTATIVE_STEPS : None if few or not prepares else -1]
     half = len(kept) // 2
     if half < 1:
         return False

@@ -315,7 +315,7 @@ class Windows:
             if self._steps == self.warmup_steps - 1:
                 self._prepare_window()
             elif self._steps == self.warmup_steps:
-                self._stable = is_stable(self._step_times())
+                self._stable = is_stable(self._step_times(), prepares=True)
                 return self._start_window()
         elif self.phase is Phase.BETWEEN:
             if self._steps > 1:

@@ -271,8 +271,8 @@ def test_a_loss_that_the_baseline_has_too_is_not_called_hardly_any() -> None:
     )
     division = CellDivision([Share(Key("other"), 0.41, 0.4, 0.42)], {"forward": 0.59}, {})
     assert loss_sentence(division, larger, base, size="2 ranks") == (
-        "Compared with the baseline, there is hardly any loss on 2 ranks. Compared with the "
-        "baseline (in parentheses): time outside all timers 41 % (40 %)."
+        "Compared with the baseline, there is hardly any loss on 2 ranks. Whole parts of the "
+        "step (the baseline's in parentheses): time outside all timers 41 % (40 %)."
     )
 
 
@@ -291,7 +291,10 @@ def test_page_and_proposal_have_the_same_words_about_the_loss(tmp_path: Path) ->
     (found,) = findings(rows, divisions)
     context = proposal_context(study, frames, rows, [], describe_environment(study), [], divisions)
     assert " is lost (" in found.sentences[2]
-    assert f". {found.sentences[2]} Compared with the baseline (in parentheses): " in context["losses"][0]
+    assert (
+        f". {found.sentences[2]} Whole parts of the step (the baseline's in parentheses): "
+        in context["losses"][0]
+    )
 
 
 def test_certainty_tells_runs_and_intervals(tmp_path: Path) -> None:
