@@ -364,7 +364,8 @@ def _warnings(row: Row, validity: Sequence[ValidityFinding]) -> str:
     found = [finding.title for finding in validity if finding.affects(row["cell_id"])]
     if known(row["throughput_samples_per_sec"]) and not known(row["throughput_low"]):
         found.append("no interval")
-    return ", ".join(dict.fromkeys(found)) or "no error and no warning"
+    nothing = "no error and no warning" + " for this size" * bool(validity)
+    return ", ".join(dict.fromkeys(found)) or nothing
 
 
 def _differing_runs(row: Row, base: Row, spread: Mapping[str, float]) -> list[str]:
