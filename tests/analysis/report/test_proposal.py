@@ -234,7 +234,9 @@ def test_the_causes_are_those_of_the_largest_valid_size_too(tmp_path):
     )
     assert valid.startswith("Strong scaling, 2 nodes x 1 (2 ranks), efficiency 0.")
     assert "of the step on 2 ranks is lost" in valid
-    assert {line.what: line.value for line in context["request"]}["Validity"] == ("no error and no warning")
+    assert {line.what: line.value for line in context["request"]}[
+        "Validity"
+    ] == "no error and no warning for this size"
     assert len(values_of(path, [])["losses"]) == 1
 
 
