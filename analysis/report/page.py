@@ -20,6 +20,7 @@ from analysis.data.environment import Environment
 from analysis.data.load import Study
 from analysis.data.names import ranks, series_parts, short_labels, widest_series
 from analysis.report.figures.all_figures import Details
+from analysis.report.figures.curves import EFFICIENCY
 from analysis.report.figures.drawing import Drawing, Selection
 from analysis.report.summary import certainty, find, no_finding
 from analysis.report.tables import (
@@ -216,6 +217,8 @@ def _groups(
             group |= _scaling_words(rows[rows["mode"] == mode], mode, executed)
         tables = grid_tables(axes[mode]) if name.startswith("axes") else []
         groups.append({**group, "topic": topic, "figures": own, "axes": tables, "views": not name})
+    # The summary stands beside the first group: an efficiency, if there is any.
+    groups.sort(key=lambda group: group["topic"] != "scaling" or group["figures"][0].view != EFFICIENCY.axis)
     return groups
 
 

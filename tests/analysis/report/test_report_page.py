@@ -279,6 +279,13 @@ def test_a_series_without_a_constant_batch_has_throughput_only(tmp_path: Path) -
     assert not any(name.startswith(("efficiency", "speedup", "loss")) for name in names)
 
 
+def test_an_efficiency_stands_beside_the_summary(tmp_path: Path) -> None:
+    """The strong series has a single size, and therefore no efficiency."""
+    cells = studies.merged([*studies.strong(32, sizes=(1,)), *studies.weak(32, sizes=(1, 2))])
+    page = report(studies.finished(tmp_path / "s", cells))
+    assert page.html.index("Efficiency, weak scaling") < page.html.index("Throughput, strong scaling")
+
+
 def test_a_plan_without_cells_has_a_page(tmp_path: Path) -> None:
     assert "The plan has no cells." in report(studies.finished(tmp_path / "s", [])).text
 
