@@ -200,7 +200,8 @@ class Expander:
     """Expand words with the values of an environment.
 
     ``used(part, name, guarded)`` is called for each expanded variable; ``guarded`` is True if the
-    variable may be unset, as in ``${name:-}``. ``ran(commands)`` is called for each command substitution.
+    variable may be unset, as in ``${name:-}``. ``ran(commands)`` is called for each command substitution, and
+    returns its output if that is known.
     """
 
     def __init__(
@@ -208,7 +209,7 @@ class Expander:
         environment: Environment,
         unknowns: Unknowns,
         used: Callable[[Part, str, bool], None],
-        ran: Callable[[tuple[Node, ...]], None],
+        ran: Callable[[tuple[Node, ...]], Value | None],
     ) -> None:
         self.environment = environment
         self.unknowns = unknowns
@@ -299,7 +300,7 @@ class Expander:
         if op in (":=", "=") and not candidates:
             default = self.text(part.operand, part.line)
             self.environment.assign(Assigned(base, part.line, default, branches=self.branches))
-        is_brace = op in (":-", "-") and [piece.text for piece in part.operand] == ["{"]
+        is_brace = op in (":-", "-") and any(piece.text.startswith("{") for piece in part.operand[:1])
         if not candidates or (op and op not in _DEFAULTING) or is_brace or self._differs(candidates):
             return None
         return _element(candidates[0], subscript.group(2) if subscript else None)
@@ -320,12 +321,13 @@ class Expander:
         return not always or any(one.value is None or one.value.text != text for one in candidates)
 
     def _unknown(self, part: Part) -> Value:
-        """Return a placeholder (mark) for a part of a word with an unknown value."""
-        if part.body:
-            self._ran(part.body)
+        """Return a placeholder (mark) for a part of a word with an unknown value, or a function's output."""
+        output = self._ran(part.body) if part.body else None
+        if output is not None and part.kind == "command":
+            return output
         default = None
         if part.kind == "arith":
-            default = self._expression(self.text(part.operand, part.line).text, part)
+            default = self.expression(self.text(part.operand, part.line).text, part.line)
         elif part.op in _DEFAULTING:
             default = self.text(part.operand, part.line).text
         elif part.kind == "param":
@@ -336,15 +338,15 @@ class Expander:
         unknown = Unknown(part.kind, base, source, part.line, part.op, default, self.in_task)
         return Value(self.unknowns.mark(unknown), (part.line,))
 
-    def _expression(self, text: str, part: Part) -> str:
+    def expression(self, text: str, line: int) -> str:
         """Replace variables without ``$`` in an arithmetic expression by their values or marks."""
 
         def resolve(match: re.Match[str]) -> str:
             name = match.group()
-            known = self._known(part._replace(kind="param", text=name, operand=()))
+            known = self._known(Part("param", name, line))
             if known:
                 return known[0].text
-            return self.unknowns.mark(Unknown("param", name, name, part.line, in_task=self.in_task))
+            return self.unknowns.mark(Unknown("param", name, name, line, in_task=self.in_task))
 
         return _BARE_NAME.sub(resolve, text) if len(text) < 2_000 else text
 

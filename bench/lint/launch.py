@@ -91,6 +91,15 @@ TORCHRUN_OPTIONS = names(
     signals_to_handle virtual_local_rank duplicate_stdout_filters duplicate_stderr_filters
     shutdown_timeout h help use_env"""
 )
+#: Options of ``accelerate launch`` that torchrun does not have.
+ACCELERATE_OPTIONS = (
+    names(
+        """mixed_precision num_machines num_processes machine_rank main_process_ip main_process_port gpu_ids
+        config_file dynamo_backend num_cpu_threads_per_process deepspeed_config_file zero_stage
+        gradient_accumulation_steps gradient_clipping fsdp_sharding_strategy deepspeed_hostfile"""
+    )
+    | WORKER_LAUNCHERS["accelerate"]
+) - TORCHRUN_OPTIONS
 #: Other names of the launchers in WORKER_LAUNCHERS.
 SYNONYMS = {
     "torchrun-hpc": "torchrun",

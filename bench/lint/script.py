@@ -16,6 +16,7 @@ from bench.lint.options import EXPANSION, Option, sbatch_options
 from bench.lint.parser import parse_source
 from bench.lint.syntax import ShellError, Source, TooDeepError
 from bench.lint.walk import Step, Walk, walk
+from bench.slurm.parsing import expand_hosts
 
 #: Slurm refuses larger scripts; this is the default of max_script_size in slurm.conf.
 MAX_SCRIPT_SIZE = 4 * 1024 * 1024
@@ -97,7 +98,7 @@ class Script:
         if step.launch.via != "srun":
             return self.job
         options = [self._evaluated(option) for option in step.launch.srun]
-        components = self._components(step)
+        components = self.components(step)
         if len(components) == 1:
             return components[0].step(option for option in options if option.name != "het-group")
         return self.job.step(options)
@@ -106,16 +107,16 @@ class Script:
     def placed(self) -> Iterator[tuple[Step, Geometry]]:
         """Training steps with their geometries; a step on several job components occurs once for each."""
         for step in self.training:
-            components = self._components(step)
+            components = self.components(step)
             for geometry in components if len(components) > 1 else [self.geometry(step)]:
                 yield step, geometry
 
-    def _components(self, step: Step) -> list[Geometry]:
+    def components(self, step: Step) -> list[Geometry]:
         """Return the components of a heterogeneous job that a step uses: without --het-group, the first."""
         parts = self.header.components
         groups = next((option.value for option in step.launch.srun if option.name == "het-group"), "0") or ""
-        numbers = groups.split(",")
-        if len(parts) < 2 or not all(number.isdecimal() and int(number) < len(parts) for number in numbers):
+        numbers = expand_hosts(f"[{groups}]")
+        if len(parts) < 2 or not all(int(number) < len(parts) for number in numbers):
             return []
         return [Geometry({option.name: option for option in parts[int(number)]}) for number in numbers]
 

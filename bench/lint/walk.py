@@ -48,6 +48,7 @@ from bench.lint.syntax import (
 DECLARATIONS = frozenset({"export", "declare", "local", "typeset", "readonly"})
 _TESTS = frozenset({"[", "[[", "test"})
 _SET_IN_ARITHMETIC = re.compile(r"([A-Za-z_]\w*)\s*(?:\+\+|--|[-+*/%]?=(?!=))|(?:\+\+|--)([A-Za-z_]\w*)")
+_ONE_ASSIGNMENT = re.compile(r"\s*[A-Za-z_]\w*\s*=(?!=)([^=,]*)")
 _NAME = re.compile(r"[A-Za-z_]\w*\Z")
 #: Files that activate an environment and set no variables that scripts use by name.
 _ACTIVATES = re.compile(
@@ -149,7 +150,7 @@ class ShellState:
     current command.
     """
 
-    def __init__(self, run: Callable[[tuple[Node, ...]], None]) -> None:
+    def __init__(self, run: Callable[[tuple[Node, ...]], Value | None]) -> None:
         self.walk = Walk()
         self.environment = Environment()
         self.expander = Expander(self.environment, self.walk.unknowns, self._record_use, run)
@@ -317,9 +318,15 @@ class ShellState:
 
     def arithmetic(self, text: str, line: int) -> None:
         """Record an arithmetic expression and the variables that it sets."""
-        self.walk.unknowns.mark(Unknown("arith", "", self.walk.unknowns.shown(text), line, default=text))
+        unknowns, value = self.walk.unknowns, None
+        only = _ONE_ASSIGNMENT.fullmatch(text)
+        expression = self.expander.expression(only[1], line) if only else text
+        mark = unknowns.mark(Unknown("arith", "", unknowns.shown(text), line, default=expression))
+        if only and not self.place.loops:
+            value = Value(mark, (line,))
         for match in _SET_IN_ARITHMETIC.finditer(text[:2000]):
-            self.assign(Assigned(match.group(1) or match.group(2), line, branches=self.place.branches))
+            name = match.group(1) or match.group(2)
+            self.assign(Assigned(name, line, value, branches=self.place.branches))
 
     def _source(self, words: list[str]) -> None:
         if words and not _ACTIVATES.search(self.walk.unknowns.shown(words[0])):
@@ -361,6 +368,7 @@ class Walker:
         self.files: dict[str, Value] = {}
         self._numbers = itertools.count(1)
         self._calls = 0
+        self._printed: list[tuple[Place, Value]] = []
 
     def statements(self, nodes: Sequence[Node], place: Place) -> None:
         """Follow the statements ``nodes``, which are located at ``place``."""
@@ -453,6 +461,9 @@ class Walker:
         if not arguments:
             return
         name = arguments[0].text
+        if name == "echo" and not node.redirects:
+            text = " ".join(argument.text for argument in arguments[1:])
+            self._printed.append((place, Value(text, arguments[-1].lines)))
         self._keep_file(node, arguments, body)
         if name == "eval":
             self._eval(arguments[1:])
@@ -483,6 +494,8 @@ class Walker:
             launch.via, launch.srun, launch.srun_line = outer.via, outer.srun, outer.srun_line
             launch.opaque = outer.opaque
             launch.wrappers = [*outer.wrappers, *launch.wrappers]
+        else:
+            prefix = {**prefix, **_exported_by_srun(launch)}
         inner = launch.inner
         if inner is None and launch.kind == "script" and launch.program:
             inner = self.files.get(basename(launch.program.text))
@@ -508,8 +521,7 @@ class Walker:
             return False
         if not nodes:
             return False
-        given = {**prefix, **_exported_by_srun(launch)}
-        outside = self.state.use(self.state.environment_of_tasks(given))
+        outside = self.state.use(self.state.environment_of_tasks(prefix))
         inside = replace(
             place,
             task=launch if launch.via else place.task,
@@ -533,11 +545,21 @@ class Walker:
         except ShellError:
             walk.opaque = True
 
-    def _run_substitution(self, body: tuple[Node, ...]) -> None:
+    def _run_substitution(self, body: tuple[Node, ...]) -> Value | None:
+        """Follow the commands of a substitution; return the text if a function prints it with one echo."""
         place, command = self.state.place, self.state.command
-        if place.nesting < _MAX_NESTING:
-            self.statements(body, replace(place, substitution=True, nesting=place.nesting + 1))
-            self.state.command = command
+        if place.nesting >= _MAX_NESTING:
+            return None
+        outer, self._printed = self._printed, []
+        self.statements(body, replace(place, substitution=True, nesting=place.nesting + 1))
+        printed, self._printed = self._printed, outer
+        self.state.command = command
+        only = body[0] if len(body) == len(printed) == 1 else None
+        if not isinstance(only, Simple) or not only.words or only.words[0].literal not in self.functions:
+            return None
+        there, text = printed[0]
+        conditional = there.branches != place.branches or there.loops != place.loops or there.piped
+        return None if conditional else text
 
     def _assignments(self, assigns: Sequence[Assign], *, kept: bool) -> dict[str, Value]:
         """Execute assignments if ``kept``; otherwise return them, because they apply to one command only."""

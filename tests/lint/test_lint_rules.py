@@ -152,6 +152,7 @@ EIGHT = "#!/bin/bash\n#SBATCH --nodes=2 --ntasks-per-node=8 --gpus-per-node=8\n"
         ("malformed-directive", "#SBATCH -n $N\nN=4\n", "#SBATCH -n $N\n"),
         ("malformed-directive", "#SBATCH -n=4\n", "#SBATCH -J=name\n"),
         ("malformed-directive", "#SBATCH -mem=4G\n", "#SBATCH -output=a.txt\n"),
+        ("unknown-torchrun-option", "torchrun --num_machines=2 a.py\n", "torchrun --depth=2 a.py\n"),
         (
             "loopback-master-addr",
             "srun torchrun --nnodes=2 --node_rank=$R --master_addr=localhost a.py\n",
@@ -376,3 +377,47 @@ def test_one_worker_on_several_gpus_is_a_warning_only_for_data_parallel_training
     text = f"#!/bin/bash\n#SBATCH --nodes=1\n#SBATCH --gres=gpu:4\n\ntorchrun {program}\n"
     found = [one.severity for one in lint_script(text, path="x") if one.rule == "task-gpu-mismatch"]
     assert found == [severity]
+
+
+def test_the_remedy_names_what_is_expanded_too_early_and_where() -> None:
+    text = EIGHT + "RANK=$SLURM_PROCID\nexport RANK LOCAL_RANK=$SLURM_LOCALID\ncat > a.sh <<EOF\n"
+    text += "torchrun --nnodes=2 --master_addr=$A --node_rank=$SLURM_NODEID train.py\nEOF\nsrun bash a.sh\n"
+    found = [one for one in lint_script(text, path="x") if one.rule == "rank-expanded-early"]
+    remedies = {one.line: one.remedy for one in found}
+    assert "srun bash -c '... $SLURM_PROCID ...'" in remedies[3]
+    assert "srun bash -c '... $SLURM_LOCALID ...'" in remedies[4]
+    assert "<<'EOF'" in remedies[6]
+    assert "\\$SLURM_NODEID" in remedies[6]
+
+
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        ("arguments-split--bash-c", 'write bash -c \'... "$@"\' bash "$@"'),
+        ("loopback-master-addr--alternative", "`export` in its own line"),
+        ("unknown-torchrun-option--of-accelerate", "accelerate launch"),
+        ("task-gpu-mismatch--smaller-component", "--ntasks-per-node=4"),
+        ("world-size-mismatch--components", "WORLD_SIZE=8"),
+        ("trap-delayed--pipe", "srun ... | ... & wait"),
+    ],
+)
+def test_the_remedy_of_a_bad_script_works(name: str, part: str) -> None:
+    found = [one for one in lint(FIXTURES / "bad" / f"{name}.sbatch") if one.rule == name.partition("--")[0]]
+    assert [one.replacement for one in found] == [None]
+    assert part in found[0].remedy
+    assert found[0].severity is not Severity.INFO
+
+
+def test_the_index_of_an_array_is_one_of_the_array() -> None:
+    text = (
+        HEAD
+        + "#SBATCH --array=0,7-30:5%2\nexport MASTER_PORT=$((SLURM_ARRAY_TASK_ID * 10))\nsrun python a.py\n"
+    )
+    (found,) = [one for one in lint_script(text, path="x") if one.rule == "port-range"]
+    assert "from 0 to 300," in found.message
+
+
+def test_one_process_for_several_gpus_is_counted_per_node() -> None:
+    text = HEAD.replace("gpus-per-node=1", "gpus-per-node=4") + "srun python train.py\n"
+    (found,) = [one for one in lint_script(text, path="x") if one.rule == "task-gpu-mismatch"]
+    assert "1 process on each node for 4 GPUs" in found.message

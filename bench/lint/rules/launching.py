@@ -8,10 +8,10 @@ import re
 from collections.abc import Iterator
 
 from bench.findings import Edit, Remark, Severity
-from bench.lint.expansion import MARK
+from bench.lint.expansion import MARK, Value
 from bench.lint.geometry import Geometry
-from bench.lint.launch import TORCHRUN_OPTIONS, TRAINS, Launch, basename
-from bench.lint.options import Option, canonical, names, sbatch_options, srun_options, whole_number
+from bench.lint.launch import ACCELERATE_OPTIONS, TORCHRUN_OPTIONS, TRAINS, Launch, basename
+from bench.lint.options import Option, canonical, names, sbatch_options, srun_options
 from bench.lint.rules import rule
 from bench.lint.script import Script, is_chore, starts_workers
 from bench.lint.walk import Step
@@ -535,7 +535,10 @@ def unknown_torchrun_option(script: Script) -> Iterator[Remark]:
             close = difflib.get_close_matches(name, TORCHRUN_OPTIONS, n=1, cutoff=0.8)
             message = f"torchrun has no option {written} and stops with 'unrecognized arguments'"
             remedy = f"write --{close[0]}" if close else "put the options of the program after its name"
-            certain = bool(close) or len(name) == 1
+            if name in ACCELERATE_OPTIONS:
+                message = f"{message}: it is an option of accelerate launch"
+                remedy = "remove it, or start the program with accelerate launch"
+            certain = bool(close) or len(name) == 1 or name in ACCELERATE_OPTIONS
             yield Remark(value.line, message, remedy, None if certain else Severity.WARNING)
 
 
@@ -590,10 +593,10 @@ def _mpi_processes(script: Script, step: Step) -> int | None:
         if word is step.launch.program or ("/" in word.text and not word.text.startswith("-")):
             return None  # the options of the program begin
         if word.text in _PROCESSES:
-            return whole_number(following.text)
+            return script.number(following, script.job)
         name, _, value = word.text.partition("=")
         if name in ("--np", "--n"):
-            return whole_number(value)
+            return script.number(Value(value, word.lines), script.job)
     return None
 
 
@@ -603,7 +606,7 @@ def world_size_mismatch(script: Script) -> Iterator[Remark]:
 
     A program that reads WORLD_SIZE waits for that many processes. If WORLD_SIZE is the number of tasks of
     one node, the ranks of the other nodes are out of range. torchrun and similar launchers set WORLD_SIZE
-    themselves.
+    themselves. In a heterogeneous job, SLURM_NTASKS is the number of tasks of the first component.
 
     Bad:
         #SBATCH --nodes=2
@@ -625,12 +628,20 @@ def world_size_mismatch(script: Script) -> Iterator[Remark]:
     for step in script.sruns:
         if step.launch.kind not in ("python", "script") or step.launch.opaque:
             continue
-        geometry = script.geometry(step)
+        components = script.components(step)
+        parts = components if len(components) > 1 else [script.geometry(step)]
+        several = any(part.tasks_per_node != 1 for part in parts)
+        ntasks = sum(part.ntasks or 0 for part in parts) if all(part.ntasks for part in parts) else 0
         for value in [step.prefix["WORLD_SIZE"]] if "WORLD_SIZE" in step.prefix else assigned:
-            size, ntasks = script.number(value, geometry), geometry.ntasks
-            if size and ntasks and geometry.tasks_per_node != 1 and size != ntasks:
+            if len(parts) > 1 and any(unknown.in_task for unknown in script.unknowns.within(value.text)):
+                continue
+            size = script.number(value, parts[0])
+            if size and ntasks and several and size != ntasks:
                 message = f"WORLD_SIZE is {size}, but srun starts {ntasks} processes"
+                if len(parts) > 1:
+                    message += " in all components"
                 edit = Edit(value.line, "=$SLURM_NTASKS_PER_NODE", "=$SLURM_NTASKS")
                 fitting = edit if script.line(value.line).endswith(edit.old) else None
                 severity = Severity.INFO if step.launch.kind == "script" else None  # the script may set it
-                yield Remark(value.line, message, "write WORLD_SIZE=$SLURM_NTASKS", severity, fitting)
+                total = "$SLURM_NTASKS" if len(parts) == 1 else ntasks
+                yield Remark(value.line, message, f"write WORLD_SIZE={total}", severity, fitting)

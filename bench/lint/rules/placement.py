@@ -6,14 +6,13 @@ import re
 from collections.abc import Iterator
 
 from bench.findings import Edit, Remark, Severity
-from bench.lint.geometry import Geometry
+from bench.lint.geometry import Geometry, evaluate
 from bench.lint.launch import basename
 from bench.lint.options import names
 from bench.lint.rules import rule
 from bench.lint.script import Script, is_chore, starts_workers
 from bench.lint.walk import Step
 
-_GROUPS = re.compile(r"(\d+)(?:-(\d+))?")
 #: Commands that write files to the path in their last argument or in an option.
 _COPIES = names("cp rsync tar unzip mkdir mv wget curl unsquashfs git")
 _MAKES_ENVIRONMENT = names("virtualenv venv")
@@ -52,8 +51,9 @@ def unknown_het_group(script: Script) -> Iterator[Remark]:
     sruns = [step for step in script.walk.steps if step.launch.via == "srun"]
     used = [option for step in sruns for option in step.launch.srun if option.name == "het-group"]
     for option in used:
-        numbers = [int(one) for ends in _GROUPS.findall(option.value or "") for one in ends if one]
-        wrong = [number for number in numbers if number >= count]
+        ends = re.split("[,-]", option.value or "")
+        numbers = [evaluate(end, script.unknowns, script.job) for end in ends]
+        wrong = [number for number in numbers if number is not None and number >= count]
         if wrong and (count > 1 or not script.walk.opaque):
             message = f"the job has no component {wrong[0]}: "
             message += (
@@ -196,14 +196,16 @@ def trap_delayed(script: Script) -> Iterator[Remark]:
         line = step.launch.srun_line or step.line
         if step.place.background or (step.place.task is not None and step.launch.srun_line is None):
             continue
-        if step.place.piped or line < traps[0].line or step.place.substitution:
+        if line < traps[0].line or step.place.substitution:
             continue
         if not step.launch.via and step.launch.kind not in ("python", "launcher"):
             continue  # the command possibly ends soon
         text = script.line(step.end).rstrip()
-        edit = Edit(step.end, "", f"{text} & wait") if step.end == line and "#" not in text else None
+        whole = step.end == line and not step.place.piped and "#" not in text
+        edit = Edit(step.end, "", f"{text} & wait") if whole else None
         message = f"bash runs the trap of line {traps[0].line} after this command ends, not when signalled"
-        remedy = "start the command in the background and wait for it: srun ... & wait"
+        command = "srun ... | ..." if step.place.piped else "srun ..."
+        remedy = f"start the command in the background and wait for it: {command} & wait"
         yield Remark(line, message, remedy, edit=edit)
         return
 

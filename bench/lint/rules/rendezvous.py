@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from bench.findings import Edit, Remark, Severity
-from bench.lint.expansion import MARK, Assigned, Unknown, Unknowns, Value
+from bench.lint.expansion import MARK, Assigned, Unknown, Value
 from bench.lint.geometry import Geometry, Range, range_of
 from bench.lint.launch import Launch
 from bench.lint.options import names
@@ -19,7 +19,7 @@ _LOOPBACK = re.compile(
     r"(?:tcp://)?(?:localhost(?:\.localdomain)?|127\.\d+\.\d+\.\d+|\[?::1\]?|ip6-localhost)(?::|/|\Z)", re.I
 )
 #: A command that prints the local host if another command fails.
-_FALLS_BACK = re.compile(r"\|\|\s*(?:echo\s+[\"']?(?:localhost|127\.0\.0\.1)|hostname)")
+_FALLS_BACK = re.compile(r"\|\|[\s\\]*(?:echo\s+[\"']?(?:localhost|127\.0\.0\.1)|hostname)")
 _NODES_OF_SLURM = frozenset({"SLURM_NNODES", "SLURM_JOB_NUM_NODES"})
 _DEEPSPEED = re.compile("deepspeed", re.IGNORECASE)
 #: Ranks that start at 1, because rank 0 runs elsewhere.
@@ -54,9 +54,6 @@ _ASSIGNS_RANKS = frozenset({"c10d", "etcd", "etcd-v2", "etcd_v2", "zeus"})
 _OWN_RANKS = re.compile(r"lightning|submitit", re.IGNORECASE)
 _CALLS_ITSELF = re.compile(r"srun\b.*(?:\$\{?0|BASH_SOURCE)")
 _FIRST_HOST = '$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
-_EXPAND_IN_TASK = (
-    "expand the variable in the task: srun bash -c '... $SLURM_NODEID ...', or \\$ within double quotes"
-)
 #: Ports that only root may use, and ephemeral ports, which Linux gives to outgoing connections.
 _ROOT_ONLY = range(1024)
 _EPHEMERAL = (32768, 60999)
@@ -64,7 +61,10 @@ _EPHEMERAL = (32768, 60999)
 _RANDOM = (0, 32767)
 _ANY = (0, 2**31)
 _SHUFFLED = re.compile(r"shuf\s+(?:-n\s*1\s+)?(?:-i\s*|--input-range=)(\d+)-(\d+)")
+#: An index of ``--array``, but not the step in ``0-9:3``.
+_INDEX = re.compile(r"(?<![:\d])\d+")
 _LAST_DIGITS = re.compile(r"tail\s+-c\s*(\d)|cut\s+-c\s*\d+-(\d)")
+_CALLED = re.compile(r"\$\(\s*(\w+)")
 _IDS = re.compile(r"JOB_?ID|TASK_ID|\bUID\b|\bPPID\b|SECONDS|\A\$\Z")
 
 
@@ -195,13 +195,26 @@ def _loopback(script: Script, value: Value, *, in_task: bool) -> Iterator[Remark
         if in_task and unknown.in_task and _is_own_name(unknown):
             message = f"each task expands {unknown.source[:40]} on its own node, so the nodes never connect"
             yield Remark(unknown.line, message, remedy)
-        elif unknown.kind == "command" and _FALLS_BACK.search(unknown.source):
+        elif unknown.kind == "command" and (line := _falls_back(script, unknown)):
             message = "if the command fails, the address is this host, and the nodes never connect"
-            remedy = "remove the alternative; with `set -euo pipefail`, the job stops with a clear error"
-            yield Remark(unknown.line, message, remedy, Severity.WARNING)
+            remedy = "remove the alternative, use `set -euo pipefail`, and write `export` in its own line, "
+            remedy += "below the assignment: the job then stops with a clear error"
+            yield Remark(line, message, remedy, Severity.WARNING)
         elif _LOOPBACK.match(unknown.default or "") and not _is_set_elsewhere(script, unknown):
             message = f"if {unknown.name} is not set, each node uses {unknown.default} as the master"
             yield Remark(unknown.line, message, remedy, Severity.WARNING)
+
+
+def _falls_back(script: Script, unknown: Unknown) -> int | None:
+    """Return the line in which a substitution, or the function that it calls, prints the local host."""
+    if _FALLS_BACK.search(unknown.source):
+        return unknown.line
+    called = _CALLED.match(unknown.source)
+    for step in script.walk.steps:
+        text = "\n".join(script.lines[max(0, step.line - 2) : step.end])
+        if called and step.place.function == called[1] and _FALLS_BACK.search(text):
+            return step.line
+    return None
 
 
 def _is_own_name(unknown: Unknown) -> bool:
@@ -342,7 +355,7 @@ def rank_expanded_early(script: Script) -> Iterator[Remark]:
         for name, value in _ranks_given(script, step):
             if value.text.lstrip("\\").startswith("$SLURM_"):
                 message = f"srun starts no shell, so {name} is the unexpanded text {value.text}"
-                yield Remark(value.line, message, _EXPAND_IN_TASK)
+                yield Remark(value.line, message, _in_task(script, value.text.lstrip("\\$"), value.line))
             for unknown in script.unknowns.within(value.text):
                 severity = _severity_of_early_rank(script.geometry(step), unknown)
                 if severity is None:
@@ -354,10 +367,11 @@ def rank_expanded_early(script: Script) -> Iterator[Remark]:
                 ):
                     severity = Severity.INFO
                 message = f"the batch shell expands {unknown.source}, so every task gets {name} 0"
-                yield Remark(unknown.line, message, _EXPAND_IN_TASK, severity)
+                remedy = _in_task(script, unknown.name, unknown.line)
+                yield Remark(unknown.line, message, remedy, severity)
                 if value.line != unknown.line:
                     message += f" (see line {unknown.line})"
-                    yield Remark(value.line, message, _EXPAND_IN_TASK, Severity.INFO)
+                    yield Remark(value.line, message, remedy, Severity.INFO)
     yield from _exported_early(script, steps)
     for use in script.walk.uses:
         place = use.place
@@ -365,7 +379,15 @@ def rank_expanded_early(script: Script) -> Iterator[Remark]:
             continue
         if script.job.ntasks != 1 and not script.mentions(_CALLS_ITSELF):
             message = f"the batch shell runs this `case`, and ${use.name} is always 0 there"
-            yield Remark(use.line, message, _EXPAND_IN_TASK, Severity.WARNING)
+            yield Remark(use.line, message, _in_task(script, use.name, use.line), Severity.WARNING)
+
+
+def _in_task(script: Script, name: str, line: int) -> str:
+    """Return the remedy for a variable that the batch shell expands too early."""
+    text = next((first for first, last in script.swallowed if first <= line <= last), 0)
+    if "<<" in script.line(text - 1):
+        return f"quote the delimiter of the here-document (<<'EOF'), or write \\${name}"
+    return f"expand the variable in the task: srun bash -c '... ${name} ...', or \\$ within double quotes"
 
 
 def _ranks_given(script: Script, step: Step) -> Iterator[tuple[str, Value]]:
@@ -407,7 +429,7 @@ def _exported_early(script: Script, steps: list[Step]) -> Iterator[Remark]:
             if not assigned.in_task:  # harmless if the program or a container hook takes Slurm's variables
                 severity = Severity.INFO
             message = f"the batch shell expands {unknown.source}, so every task gets {assigned.name}=0"
-            yield Remark(unknown.line, message, _EXPAND_IN_TASK, severity)
+            yield Remark(unknown.line, message, _in_task(script, unknown.name, unknown.line), severity)
 
 
 @rule(Severity.WARNING)
@@ -426,7 +448,7 @@ def port_range(script: Script) -> Iterator[Remark]:
     """
     remedy = "compute the port from the job ID: $((10000 + SLURM_JOB_ID % 20000))"
     for line, text in _rendezvous_ports(script):
-        ports = _possible_ports(text, script.unknowns)
+        ports = _possible_ports(text, script)
         if not ports:
             continue
         low, high = ports
@@ -474,17 +496,17 @@ def gloo_interface_excluded(script: Script) -> Iterator[Remark]:
             yield Remark(assigned.line, message, remedy)
 
 
-def _possible_ports(text: str, unknowns: Unknowns) -> Range | None:
+def _possible_ports(text: str, script: Script) -> Range | None:
     """Return the lowest and highest number of an expression, or None if it is unknown."""
     if text.isascii() and text.isdecimal() and len(text) < 6:
         return int(text), int(text)
-    found = unknowns.of(text)
-    return _of_unknown(found[0], unknowns) if len(found) == 1 and MARK.fullmatch(text) else None
+    found = script.unknowns.of(text)
+    return _of_unknown(found[0], script) if len(found) == 1 and MARK.fullmatch(text) else None
 
 
-def _of_unknown(unknown: Unknown, unknowns: Unknowns) -> Range | None:
+def _of_unknown(unknown: Unknown, script: Script) -> Range | None:
     if unknown.kind == "arith":
-        return _of_expression(unknown.default or "", unknowns)
+        return _of_expression(unknown.default or "", script)
     if unknown.kind == "command":
         shuffled = _SHUFFLED.search(unknown.source)
         return (int(shuffled[1]), int(shuffled[2])) if shuffled else _of_digits(unknown.source)
@@ -493,6 +515,9 @@ def _of_unknown(unknown: Unknown, unknowns: Unknowns) -> Range | None:
         return (0, 10 ** int(digits[1]) - 1) if digits else None
     if unknown.name in ("RANDOM", "SRANDOM"):
         return _RANDOM if unknown.name == "RANDOM" else _ANY
+    if unknown.name == "SLURM_ARRAY_TASK_ID":
+        ids = [int(one[:9]) for one in _INDEX.findall((script.job.value("array") or "").partition("%")[0])]
+        return (min(ids), max(ids)) if ids else None
     return _ANY if _IDS.search(unknown.name) and not unknown.op else None
 
 
@@ -505,8 +530,8 @@ def _of_digits(source: str) -> Range | None:
     return 0, 10 ** (int(match[1]) - 1 if match[1] else int(match[2])) - 1
 
 
-def _of_expression(text: str, unknowns: Unknowns) -> Range | None:
+def _of_expression(text: str, script: Script) -> Range | None:
     """Return the range of an arithmetic expression."""
-    ranges = {f"_{number}_": _of_unknown(one, unknowns) for number, one in enumerate(unknowns.of(text))}
+    ranges = {f"_{at}_": _of_unknown(one, script) for at, one in enumerate(script.unknowns.of(text))}
     numbered = iter(ranges)
     return range_of(MARK.sub(lambda _: next(numbered), text.replace("10#", "")), ranges)

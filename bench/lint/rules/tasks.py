@@ -95,10 +95,12 @@ def _tasks(script: Script, step: Step, geometry: Geometry) -> Iterator[Remark]:
         message = f"{tasks} processes share {count(gpus, 'GPU')} on each node, which NCCL does not support"
         remedy = f"request {tasks} GPUs per node, or --ntasks-per-node={gpus}"
     elif tasks == 1:
-        severity = Severity.INFO  # many programs start one process per GPU themselves
-        message = (
-            f"srun starts 1 process for {gpus} GPUs: unless this process starts others, {gpus - 1} stay idle"
-        )
+        # Many programs start one process per GPU themselves, but not if another component has one per GPU.
+        alike = any(1 != part.tasks_per_node == (part.gpus_per_node or 0) for part in script.components(step))
+        severity = Severity.WARNING if alike else Severity.INFO
+        where = "on each node " if (geometry.nodes or 1) > 1 else ""
+        message = f"srun starts 1 process {where}for {gpus} GPUs"
+        message += f": unless this process starts others, {gpus - 1} stay idle"
     else:
         message = f"{tasks} processes leave {gpus - tasks} of {gpus} GPUs on each node idle"
     if _chooses_gpus(script, step):

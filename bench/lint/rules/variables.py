@@ -144,7 +144,8 @@ def _undefined(script: Script, use: Use) -> Remark | None:
     if use.place.task is not None and any(not one.in_task and one.line < line for one in assigned):
         message = f"${name} is set in the batch shell but not exported: it is empty in the task"
         return Remark(line, message, f"write export {name}=...")
-    if any(use.place.loops or one.line < line for one in assigned):
+    itself = line if name in _OF_LAUNCHER else 0
+    if any((use.place.loops or one.line < line) and one.line != itself for one in assigned):
         return None
     if name in _OF_LAUNCHER and use.place.task is None:
         message = f"${name} is empty here: a launcher sets it only for the processes that it starts"
@@ -330,16 +331,15 @@ def arguments_split(script: Script) -> Iterator[Remark]:
             split = [part for part in word.parts if part.kind == "param" and part.text == "@" and part.quoted]
             if _RUNS_TEXT.match(before.literal or "") and split and len(word.parts) > 1:
                 message = "bash -c gets only the first argument: $@ within a text becomes several words"
-                remedy = 'write $* instead of $@, or: bash -c \'... "$@"\' bash "$@"'
-                edit = Edit(word.line, "$@", "$*") if "$@" in script.line(word.line) else None
-                yield Remark(split[0].line, message, remedy, edit=edit)
+                remedy = 'write bash -c \'... "$@"\' bash "$@", and export the variables that the text uses'
+                yield Remark(split[0].line, message, remedy)
 
 
 @rule(Severity.ERROR)
 def brace_in_default(script: Script) -> Iterator[Remark]:
-    """The default ``{}`` in ``${name:-{}}`` ends at its first brace.
+    """A default in braces, such as ``{}`` in ``${name:-{}}``, ends at its first closing brace.
 
-    bash takes ``{`` as the default, and the second brace as text after the expansion. If the variable
+    bash takes ``{`` as the default, and the last brace as text after the expansion. If the variable
     is set, its value is followed by a stray brace.
 
     Bad:
@@ -350,7 +350,9 @@ def brace_in_default(script: Script) -> Iterator[Remark]:
         CONFIG="${2:-$EMPTY}"
     """
     for unknown in script.unknowns:
-        if unknown.kind == "param" and unknown.op in (":-", "-") and unknown.default == "{":
-            message = f"if {unknown.name or 'the argument'} is set, a stray }} follows its value"
+        default = unknown.default or ""
+        cut = default.startswith("{") and default.count("{") > default.count("}")
+        if unknown.kind == "param" and unknown.op in (":-", "-") and cut:
+            message = f"if ${unknown.name} is set, a stray }} follows its value"
             remedy = "put the braces in a variable: EMPTY='{}', and then ${...:-$EMPTY}"
             yield Remark(unknown.line, f"{message}: the default ends at the first }}", remedy)
