@@ -142,6 +142,7 @@ def _about_late(run: RunEvidence, late: LateRank, *, node: str, rank: int | None
     words = f"{who} takes {seconds(late.excess_s)} per step longer than the others, {part}"
     pools = ("wait", late.part, *COMPUTING, "other", "transfer")
     words += f"; {why}" if why else ""
+    words += "; the share contains the wait of the others" if cause == "outside-timers" else ""
     # A node lacks CPU time whichever rank runs on it.
     rank = None if cause in ("cpu-starved", "overlap") else rank
     counted = cause == "outside-timers" and bool(why)
@@ -210,7 +211,8 @@ def _calls_of_late(run: RunEvidence, late: LateRank) -> str:
 def _starved(run: RunEvidence) -> Iterator[Claim]:
     """Yield ``cpu-starved`` if all nodes lack CPU time; if only some do, :func:`_late` yields it."""
     nodes = list(run.facts.nodes.values())
-    if not nodes or run.late or _jobs(run.facts) or not all(one.starved > 0 or one.waited for one in nodes):
+    late = [one for one in run.late if one.part != "other"]
+    if not nodes or late or _jobs(run.facts) or not all(one.starved > 0 or one.waited for one in nodes):
         return
     texts = list(dict.fromkeys(text for node in nodes for text in node.texts[:1]))
     wait = _mean_wait(run.facts)

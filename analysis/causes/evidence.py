@@ -298,8 +298,8 @@ def _nominal(windows: Sequence[Window]) -> float:
 
 def calls_outside(step: SampledStep) -> list[SlowCall]:
     """Return the calls that no timer covers, except communication and zero_grad; the slowest first."""
-    calls = [call for call in step.slow_calls if call.part is None and not _communicates(call)]
-    return [call for call in calls if not call.function.startswith(_OF_TRAINING)]
+    usual = (*_COLLECTIVES, *_OF_TRAINING)
+    return [call for call in step.slow_calls if call.part is None and not call.function.startswith(usual)]
 
 
 def collectives_outside(step: SampledStep, *, waiting: bool) -> list[SlowCall]:

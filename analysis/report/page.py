@@ -96,7 +96,7 @@ def page_context(
         "nodes": [] if details.ranks is None else node_rows(details.ranks),
         "nodes_left_out": 0 if details.ranks is None else len(details.ranks.by_host[MAX_NODES_LISTED:]),
         "laws": law_sections(rows, frames, labels=titles, fabrics=details.fabrics, invalid=list(invalid)),
-        **_table(rows, frames, labels=labels, folders=not study.plan.get("table")),
+        **_table(_with_errors(rows, invalid), frames, labels=labels, folders=not study.plan.get("table")),
         "runs": runs_context(frames.runs),
         "remarks": study.remarks,
         "environment": environment,
@@ -230,6 +230,15 @@ def _scaling_words(rows: pd.DataFrame, mode: str, executed: Executed) -> dict[st
     constant = f"The {batch} is constant: " if batch else ""
     baselines = f" Baseline N₀: {names}." if names else ""
     return {"title": words["title"], "note": f"{constant}{words['formula']}.{baselines}"}
+
+
+def _with_errors(rows: pd.DataFrame, invalid: Mapping[str, str]) -> pd.DataFrame:
+    """Return the rows with the error of a cell, or of its baseline, in front of the reason."""
+    reasons = []
+    for cell, base, reason in rows[["cell_id", "base_cell", "reason"]].itertuples(index=False):
+        error = invalid.get(cell) or invalid.get(base, "")
+        reasons.append("; ".join(filter(None, (f"error: {error}" if error else "", reason))))
+    return rows.assign(reason=reasons)
 
 
 def _table(rows: pd.DataFrame, frames: Frames, *, labels: dict[str, str], folders: bool) -> dict[str, Any]:

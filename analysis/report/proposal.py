@@ -468,9 +468,9 @@ _SHARES = (
     "runs."
 )
 _PARTS = (
-    " The parts of a step were measured in a separate, instrumented window, waits for a core in the timed "
-    "windows; their shares are means over the ranks. Exposed communication is without waiting for other "
-    "ranks."
+    " The parts of a step were measured in a separate, instrumented window, and waits for a core in the "
+    "timed windows; their shares are means over the ranks. Whole parts are those of metrics.csv. Exposed "
+    "communication is without waiting for other ranks."
 )
 
 
@@ -511,7 +511,7 @@ def _calls_outside(division: CellDivision) -> str:
     # The evidence lists several calls, the slowest first, each with its time in brackets.
     text = capital(re.split(r"(?<=[)]), ", found[0].claim.evidence)[0])
     more = "; other steps may lack these calls" if "sampled step" in text else ""
-    return f" {text}. These values are of {found[0].run_id}{more}."
+    return f" {text}. These times are of {found[0].run_id}{more}."
 
 
 # -- cells without a measurement -----------------------------------------------------

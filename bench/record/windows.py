@@ -73,6 +73,7 @@ class StepSampler:
         self._part: str | None = None
         self._part_frame: FrameType | None = None
         self._collectives = count_collectives()
+        self._own_s = 0.0
         self.is_active = True
         self._began = time.perf_counter()
         observe: Any = self._observe
@@ -91,7 +92,7 @@ class StepSampler:
         if not self.is_active:
             return None
         self.discard()
-        seconds, called = time.perf_counter() - self._began, count_collectives()
+        seconds, called = time.perf_counter() - self._began - self._own_s, count_collectives()
         known = called is not None and self._collectives is not None
         collectives = (called or 0) - (self._collectives or 0) if known else None
         return SampledStep(rank, round(seconds, 6), collectives, list(self._slow_calls()))
@@ -107,7 +108,13 @@ class StepSampler:
                 )
 
     def _observe(self, frame: FrameType, event: str, argument: Any) -> None:
-        """Handle an event of :func:`sys.setprofile`."""
+        """Handle an event of :func:`sys.setprofile`; the time that this takes is not part of any call."""
+        began = time.perf_counter()
+        self._now = began - self._own_s
+        self._handle(frame, event, argument)
+        self._own_s += time.perf_counter() - began
+
+    def _handle(self, frame: FrameType, event: str, argument: Any) -> None:
         if event == "call":
             if frame.f_code.co_qualname in _PARTS:
                 self._begin_part(frame)
@@ -134,11 +141,11 @@ class StepSampler:
         self._calls[key] += 1
         if name.startswith("torch.distributed.") and (size := _bytes_passed(frame)):
             self._bytes[key] += size
-        self._open.append(_Call(frame, key, is_builtin=builtin is not None))
+        self._open.append(_Call(frame, key, self._now, is_builtin=builtin is not None))
 
     def _end(self) -> None:
         call = self._open.pop()
-        seconds = time.perf_counter() - call.began
+        seconds = self._now - call.began
         self._seconds[call.key] += seconds - call.inner_s
         if self._open:
             self._open[-1].inner_s += seconds
@@ -161,10 +168,9 @@ class _Call:
 
     __slots__ = ("began", "frame", "inner_s", "is_builtin", "key")
 
-    def __init__(self, frame: FrameType, key: _Key, *, is_builtin: bool) -> None:
-        self.frame, self.key, self.is_builtin = frame, key, is_builtin
+    def __init__(self, frame: FrameType, key: _Key, began: float, *, is_builtin: bool) -> None:
+        self.frame, self.key, self.began, self.is_builtin = frame, key, began, is_builtin
         self.inner_s = 0.0
-        self.began = time.perf_counter()
 
 
 @cache

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from bench.record import windows
 from bench.record.recorder import Batches
 from bench.record.windows import StepSampler, is_users
 from bench.study.files import write_json
@@ -146,6 +147,27 @@ def test_a_profiler_of_the_user_is_left_alone(monkeypatch):
         assert sys.getprofile() is mine
     finally:
         sys.setprofile(None)
+
+
+def test_the_sampler_does_not_measure_itself(monkeypatch):
+    own, naps = windows.is_users, 0
+
+    def slowly(path: str) -> bool:
+        nonlocal naps
+        naps += 1
+        time.sleep(NAP_S)
+        return own(path)
+
+    monkeypatch.setattr(windows, "is_users", slowly)
+    sampler = StepSampler(None)
+    sampler.start()
+    inspect.getmodulename("a.py")  # calls several functions of Python's library
+    step = sampler.stop(0)
+    assert naps > 3
+    assert step is not None
+    (call,) = [call for call in step.slow_calls if call.function.endswith("getmodulename")]
+    assert call.seconds < NAP_S
+    assert step.step_s < naps * NAP_S / 2
 
 
 def test_forked_workers_are_not_sampled():

@@ -14,7 +14,7 @@ from analysis.causes import claims
 from analysis.causes.catalogue import CAUSES, RESTS
 from analysis.causes.cells import Baseline, CellRun, divide_cell
 from analysis.causes.claims import LateRank, RunEvidence, claims_of
-from analysis.causes.evidence import NodeFacts, RunFacts, read_facts
+from analysis.causes.evidence import NodeFacts, RunFacts, calls_outside, collectives_outside, read_facts
 from analysis.checks.scaling_table import scaling_table
 from analysis.data.load import load_study
 from analysis.stats.measured import measure
@@ -247,13 +247,13 @@ def test_the_wait_for_work_that_one_rank_does_now_and_then_is_part_of_its_share(
     assert "waiting for other ranks" in rest["evidence"]
 
 
-def test_a_query_of_the_rank_does_not_communicate(tmp_path: Path) -> None:
-    path = plant(tmp_path / "s", {"other": MORE})
-    for folder in attempts(path):
-        call = {"line": 9, "function": "torch.distributed.get_rank", "seconds": MORE}
-        sampled_step(folder, step_s({"other": MORE}), call)
-    row = first(causes(path), "outside-timers")
-    assert "torch.distributed.get_rank at /home/me/train.py:9 (25.0 ms)" in row["evidence"]
+@pytest.mark.parametrize(("function", "communicates"), [("get_rank", False), ("all_reduce", True)])
+def test_a_query_of_the_rank_does_not_communicate(function: str, communicates: bool) -> None:
+    step = SampledStep(
+        0, 1.0, None, [SlowCall("train.py", 9, f"torch.distributed.{function}", 1, 0.1, None, None)]
+    )
+    assert bool(collectives_outside(step, waiting=True)) == communicates
+    assert calls_outside(step) == []
 
 
 def test_without_the_parts_the_interval_of_the_loss_is_that_of_the_efficiency(tmp_path: Path) -> None:

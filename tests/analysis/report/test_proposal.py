@@ -271,7 +271,7 @@ def test_the_slowest_call_outside_all_timers_is_named():
     share = Share(Key("outside-timers"), 0.2, 0.1, 0.3, claim, "n1x2-r1")
     assert _calls_outside(CellDivision([share], {}, {})) == (
         " Calls outside all timers take 9 ms in a sampled step (mean over ranks); on rank 1: f at a.py:1 (6 ms). "
-        "These values are of n1x2-r1; other steps may lack these calls."
+        "These times are of n1x2-r1; other steps may lack these calls."
     )
     assert _calls_outside(CellDivision([], {}, {})) == ""
 

@@ -373,7 +373,9 @@ def test_the_kind_of_allocation_is_shown_even_if_no_environment_is_known(
 def test_ranks_that_outnumber_cores_are_reported_on_top(tmp_path: Path) -> None:
     cells = studies.strong(sizes=(1, 2, 4), per_node=4)
     path = studies.finished(tmp_path / "s", cells, env=lambda cell: studies.environment(cell, cores=2))
-    text = report(path).text
+    page = report(path)
+    text, remarks = page.text, [row[3] for row in page.rows]
+    assert remarks == ["", "", "error: Shared cores"]
     assert (
         "Shared cores. In n1x4-gloo-srun-b16 (4 ranks on 2 cores), ranks share cores: times of such runs do not"
         in text
