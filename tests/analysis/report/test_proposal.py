@@ -504,7 +504,7 @@ def test_the_section_has_the_same_content_in_both_forms():
         ),
         (
             {"output": {"throughput": "rate (.*)"}},
-            "throughput, as the command reported it in its output: 3 per run",
+            "throughput, as the command reported it in its standard output: 3 per run",
             False,
         ),
         (
