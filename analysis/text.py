@@ -73,7 +73,7 @@ def percent(value: float | None, *, decimals: int = 0) -> str:
     """Format a share as ``23 %``; a dash if unknown."""
     if not known(value):
         return MISSING
-    return f"{100 * value:.{decimals}f} %"
+    return f"{100 * value:z.{decimals}f} %"  # z: no "-0"
 
 
 def short_percent(value: float) -> str:

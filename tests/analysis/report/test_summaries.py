@@ -374,6 +374,7 @@ def test_units_counts_and_lists() -> None:
     assert interval(math.nan, 2.0) == ""
     assert (fractions(0.8, 0.9), fractions(0.8, math.nan)) == ("[0.800, 0.900]", "")
     assert (short_percent(0.02), short_percent(0.025)) == ("2 %", "2.5 %")
+    assert (percent(-0.001), percent(-0.012)) == ("0 %", "-1 %")
     assert (count(1, "run"), count(12_000, "run"), count(2, "series", "series")) == (
         "1 run",
         "12,000 runs",
