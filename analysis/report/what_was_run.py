@@ -236,14 +236,15 @@ def _values_of_command(workload: Mapping[str, Any], runs: pd.DataFrame) -> Itera
     ]
     what = " and ".join(name.replace("_", " ") for name in read)
     text = f"{what}, as the command reported it in {origin}: {_range(runs['epochs'])} per run{skipped}"
-    yield Line("Measured", text, "plan.json; metrics.csv of the runs")
+    source = "plan.json; metrics.csv of the runs"
+    yield Line("Measured", text, source)
     units = metrics.get("units") or {}
     if units.get("throughput") == "it/s" or "throughput" not in read:
-        yield Line("Samples/s", "computed with the batch of the matrix", "plan.json; metrics.csv of the runs")
+        yield Line("Samples/s", "computed with the batch of the matrix", source)
     elif metrics.get("scope") == "per_gpu":
-        yield Line("Samples/s", "the reported value times the number of ranks", "plan.json; metrics.csv of the runs")
+        yield Line("Samples/s", "the reported value times the number of ranks", source)
     if "throughput" in read and units.get("throughput") != "it/s":
-        yield Line("Time per step", "computed with the batch of the matrix", "plan.json; metrics.csv of the runs")
+        yield Line("Time per step", "computed with the batch of the matrix", source)
     text = "of the whole command, including its start: CPU time of foreign processes, network counters"
     yield Line("Conditions", text, "conditions.json of the runs")
     text = "whether the command used the batches of the matrix; its input, output, model and memory; whether "
