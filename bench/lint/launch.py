@@ -179,6 +179,8 @@ class Launch:
     ``script`` (a file with unknown content), ``inner`` (``bash -c``), ``helper`` (a program that does
     not train) or ``unknown``.
 
+    ``environment`` contains the variables that ``env`` sets.
+
     ``launcher`` is the name of the launcher, and ``inner`` contains the commands for ``bash -c``. ``opaque``
     is True if srun gets options from a variable with an unknown value. ``srun_certain`` is the number of
     options before that variable. Later options may belong to the program.
@@ -190,6 +192,7 @@ class Launch:
     srun: tuple[Option, ...] = ()
     srun_certain: int = 0
     opaque: bool = False
+    environment: dict[str, Value] = field(default_factory=dict)
     wrappers: list[str] = field(default_factory=list)
     kind: str = "helper"
     launcher: str = ""
@@ -285,6 +288,9 @@ class _CommandReader:
         if basename(self._text()) == "env":
             self.at += 1
         while (text := self._text()).startswith("-") or self._is_assignment(text):
+            if self._is_assignment(text):
+                name, _, value = text.partition("=")
+                self.launch.environment[name] = Value(value, self.words[self.at].lines)
             self.at += 2 if text in ("-u", "--unset", "-C", "--chdir", "-S") and text != "-S" else 1
         return True
 

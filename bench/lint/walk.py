@@ -48,7 +48,7 @@ from bench.lint.syntax import (
 DECLARATIONS = frozenset({"export", "declare", "local", "typeset", "readonly"})
 _TESTS = frozenset({"[", "[[", "test"})
 _SET_IN_ARITHMETIC = re.compile(r"([A-Za-z_]\w*)\s*(?:\+\+|--|[-+*/%]?=(?!=))|(?:\+\+|--)([A-Za-z_]\w*)")
-_ONE_ASSIGNMENT = re.compile(r"\s*[A-Za-z_]\w*\s*=(?!=)([^=,]*)")
+_ONE_ASSIGNMENT = re.compile(r"\s*([A-Za-z_]\w*)\s*([-+*/%]?)=(?!=)([^=,]*)")
 _NAME = re.compile(r"[A-Za-z_]\w*\Z")
 #: Files that activate an environment and set no variables that scripts use by name.
 _ACTIVATES = re.compile(
@@ -320,7 +320,8 @@ class ShellState:
         """Record an arithmetic expression and the variables that it sets."""
         unknowns, value = self.walk.unknowns, None
         only = _ONE_ASSIGNMENT.fullmatch(text)
-        expression = self.expander.expression(only[1], line) if only else text
+        right = f"{only[1]} {only[2]} ({only[3]})" if only and only[2] else only and only[3]
+        expression = self.expander.expression(right, line) if right else text
         mark = unknowns.mark(Unknown("arith", "", unknowns.shown(text), line, default=expression))
         if only and not self.place.loops:
             value = Value(mark, (line,))
@@ -368,7 +369,7 @@ class Walker:
         self.files: dict[str, Value] = {}
         self._numbers = itertools.count(1)
         self._calls = 0
-        self._printed: list[tuple[Place, Value]] = []
+        self._printed: list[tuple[Place, Value | None]] = []
 
     def statements(self, nodes: Sequence[Node], place: Place) -> None:
         """Follow the statements ``nodes``, which are located at ``place``."""
@@ -461,9 +462,11 @@ class Walker:
         if not arguments:
             return
         name = arguments[0].text
-        if name == "echo" and not node.redirects:
-            text = " ".join(argument.text for argument in arguments[1:])
-            self._printed.append((place, Value(text, arguments[-1].lines)))
+        if name in ("echo", "printf") and not node.redirects:
+            words = [argument.text for argument in arguments[1:] if argument.text not in ("-n", "-e")]
+            known = name == "echo" or (len(words) == 2 and words[0][:2] in ("%s", "%d"))
+            text = Value(" ".join(words[name == "printf" :]), arguments[-1].lines)
+            self._printed.append((place, text if known else None))
         self._keep_file(node, arguments, body)
         if name == "eval":
             self._eval(arguments[1:])
@@ -495,7 +498,7 @@ class Walker:
             launch.opaque = outer.opaque
             launch.wrappers = [*outer.wrappers, *launch.wrappers]
         else:
-            prefix = {**prefix, **_exported_by_srun(launch)}
+            prefix = {**prefix, **_exported_by_srun(launch), **launch.environment}
         inner = launch.inner
         if inner is None and launch.kind == "script" and launch.program:
             inner = self.files.get(basename(launch.program.text))
@@ -546,7 +549,7 @@ class Walker:
             walk.opaque = True
 
     def _run_substitution(self, body: tuple[Node, ...]) -> Value | None:
-        """Follow the commands of a substitution; return the text if a function prints it with one echo."""
+        """Follow the commands of a substitution; return what a function prints with one command."""
         place, command = self.state.place, self.state.command
         if place.nesting >= _MAX_NESTING:
             return None

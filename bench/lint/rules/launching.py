@@ -625,9 +625,14 @@ def world_size_mismatch(script: Script) -> Iterator[Remark]:
         for one in script.assigned_to.get("WORLD_SIZE", ())
         if one.value and not one.branches and (one.exported or "WORLD_SIZE" in script.walk.exported)
     ]
+    background = sum(step.place.background for step in script.sruns)
     for step in script.sruns:
         if step.launch.kind not in ("python", "script") or step.launch.opaque:
             continue
+        if step.place.background and (step.place.loops or background > 1):
+            continue  # several sruns start the processes together
+        if any(word.text == ":" for word in step.launch.words):
+            continue  # srun starts another program on another component
         components = script.components(step)
         parts = components if len(components) > 1 else [script.geometry(step)]
         several = any(part.tasks_per_node != 1 for part in parts)

@@ -64,7 +64,7 @@ _COMMON_VARIABLE = re.compile(
 )
 #: Commands for which an empty argument does no harm.
 _HARMLESS = frozenset(
-    {"echo", "printf", "[", "test", "[[", "cat", "unset", "logger", ":", "mkdir", "ls", "cd"}
+    {"echo", "printf", "[", "test", "[[", "let", "cat", "unset", "logger", ":", "mkdir", "ls", "cd"}
 )
 #: Variables that launchers set for their workers, with equivalent expressions of Slurm's variables.
 _OF_LAUNCHER = {
