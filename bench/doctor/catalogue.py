@@ -34,7 +34,7 @@ FAILURE, SLOW = "failure", "slow"
 _COMPARISON = re.compile(r"(\w+) (<|>|==|!=|apart) (\w+)")
 _SIGNATURE_KEYS = {
     "pattern", "words", "weight", "example", "explanation", "remedy", "near", "not_near",
-    "not_here", "needs", "unless", "where", "disagree", "times", "retried",
+    "not_here", "needs", "unless", "where", "disagree", "times", "retried", "helper",
 }  # fmt: skip
 
 
@@ -100,6 +100,7 @@ class Signature:
         disagree: two lines must contradict each other, see :class:`Disagreement`.
         times: the number of matching lines required.
         retried: ignore the line if a later line shows that the job continued.
+        helper: below a message of success, the line proves nothing: a script ends its helper processes.
     """
 
     name: str
@@ -119,6 +120,7 @@ class Signature:
     disagree: Disagreement | None = None
     times: int = 1
     retried: bool = False
+    helper: bool = False
 
     @property
     def is_cause(self) -> bool:
@@ -225,6 +227,7 @@ def _signature(name: str, body: dict[str, Any], *, severity: str | None) -> Sign
         disagree=Disagreement(tuple(disagree["same"]), tuple(disagree["differ"])) if disagree else None,
         times=body.get("times", 1),
         retried=body.get("retried", False),
+        helper=body.get("helper", False),
     )
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.doctor.catalogue import FAILURE, SLOW, Catalogue, Signature, load
-from bench.doctor.scan import BLOCK_BYTES, Hit, Scan, SignatureHits, Source, as_words
+from bench.doctor.scan import BLOCK_BYTES, EXCEPTION_LINE, Hit, Scan, SignatureHits, Source, as_words
 from bench.study.conditions import idle_cores
 from bench.study.layout import RunFolder
 
@@ -36,10 +36,16 @@ OWN_ERROR_WEIGHT = 58
 #: Causes below this weight are consequences of another failure, or warnings.
 ECHO_WEIGHT = 28
 #: Signs from this weight on prove a failure if they follow the success message.
-SIGN_WEIGHT = 20
+SIGN_WEIGHT = 19
+#: Signs from this weight on prove a failure if they are in the last lines of a log.
+END_WEIGHT = 20
 #: Signs from this weight on prove a failure even if the success message follows them: many scripts print
 #: this message although their program failed.
 PROOF_WEIGHT = 30
+#: Name of the fact that the program itself or its launcher reports success; a script rarely prints this.
+FINISHED = "finished"
+#: Names of the signs that recognize Slurm's messages about tasks and steps.
+SLURM_SIGNS = ("slurm", "ended")
 
 _SOURCE_LINE = re.compile(r"(?:^|\s)raise [\w.]+")
 #: Most warnings appear in the first steps.
@@ -85,8 +91,8 @@ class Diagnosis:
     ``verdict`` is one of:
 
     - ``cause``: ``causes`` lists the causes found; fix the first cause first.
-    - ``unknown``: no known cause explains the failure, or the logs show neither a failure nor success;
-      see ``telling_lines``.
+    - ``unknown``: no known cause explains the failure, or the logs show neither a failure nor success, or
+      both; see ``telling_lines``.
     - ``harmless``: the logs contain only warnings about operations that are retried.
     - ``ok``: the logs show that the job succeeded.
 
@@ -118,7 +124,8 @@ def diagnose(logs: Mapping[str, Source]) -> Diagnosis:
     scans = [Scan(path, catalogue).read(source) for path, source in logs.items()]
     order = {scan.path: place for place, scan in enumerate(scans)}
     met = _met_causes(scans)
-    unfinished = [scan for scan in scans if not _succeeded(scan, met)]
+    doubts = {scan.path: _doubts(scan, met) for scan in scans}
+    unfinished = [scan for scan in scans if doubts[scan.path] is None]
     hits = _evidence(scans, met)
     warnings = _causes(_ranked([hit for hit in hits if hit.signature.severity == SLOW], order))
     failures = [hit for hit in hits if hit.signature.severity == FAILURE]
@@ -135,6 +142,8 @@ def diagnose(logs: Mapping[str, Source]) -> Diagnosis:
         )
     if signs:
         return Diagnosis("unknown", _prove_failure(signs, unfinished), warnings, _telling_lines(signs, order))
+    if doubtful := [hit for hits in doubts.values() for hit in hits or ()]:
+        return Diagnosis("unknown", False, warnings, _telling_lines(doubtful, order))
     if len(unfinished) < len(scans):
         return Diagnosis("ok", False, warnings, [])
     return Diagnosis("unknown", False, warnings, _last_lines(scans))
@@ -145,28 +154,50 @@ def diagnose_text(text: str) -> Diagnosis:
     return diagnose({"-": text})
 
 
-def _succeeded(scan: Scan, met: Sequence[tuple[Scan, SignatureHits]]) -> bool:
-    """Return whether the log reports success and no failure that ended the job."""
-    success, progress = scan.last_line("success"), scan.last_line("progress")
-    if not success:
-        return False
+def _doubts(scan: Scan, met: Sequence[tuple[Scan, SignatureHits]]) -> list[Hit] | None:
+    """Return the lines that make the success of a log doubtful, or None if the log shows no success.
+
+    A log also shows no success if a line proves a failure, or if nothing shows that the program continued
+    after an exception that it handled. Without a message of success, the doubtful lines are signs with
+    progress of the training both above and below.
+    """
     causes = [found for of, found in met if of is scan and found.signature.severity == FAILURE]
     signs = [found for found in scan.hits() if not found.signature.is_cause]
-    return not any(_contradicts(found, success, progress) for found in [*causes, *signs])
+    proofs = [(found, _contradicts(found, scan)) for found in (*causes, *signs)]
+    if any(proof is True for _, proof in proofs):
+        return None
+    doubtful = [hit for found, proof in proofs if proof is False for hit in found.hits]
+    end = max(scan.last_line("progress"), scan.last_line(FINISHED))
+    return doubtful if doubtful or (_success(scan) and scan.last_handled <= end) else None
 
 
-def _contradicts(found: SignatureHits, success: int, progress: int) -> bool:
-    """Return whether hits disprove success.
+def _success(scan: Scan) -> int:
+    """Return the number of the last line that states success, or 0 if there is none."""
+    return max(scan.last_line("success"), scan.last_line(FINISHED))
 
-    Hits disprove success if they are below the success message (line ``success``). Hits that certainly
-    show a failure also disprove success if they are below the last line that shows progress (line
-    ``progress``).
+
+def _contradicts(found: SignatureHits, scan: Scan) -> bool | None:
+    """Return True if hits disprove success, False if they make it doubtful, otherwise None.
+
+    Hits below the message of success disprove it, except messages about processes that the script itself
+    may have ended. A script can print such a message although its program failed, and the output of a program
+    may be delayed. Therefore a sign of failure above the message makes the success doubtful if the log shows
+    progress or the program's own end below the sign. It disproves success if the log shows neither.
     """
-    signature = found.signature
+    signature, success, progress = found.signature, _success(scan), scan.last_line("progress")
+    continued = max(progress, scan.last_line(FINISHED)) > found.last_line
     if found.last_line > success:
-        return signature.weight >= (ECHO_WEIGHT if signature.is_cause else SIGN_WEIGHT)
-    proof = signature.weight >= PROOF_WEIGHT and not signature.retried
-    return proof and found.last_line > min(success, progress)
+        if signature.weight < (ECHO_WEIGHT if signature.is_cause else SIGN_WEIGHT):
+            return None
+        if success:
+            return not signature.helper
+        if continued and signature.weight < PROOF_WEIGHT:
+            return None
+        survived = continued and 0 < scan.first_line("progress") < found.hits[0].line
+        return signature.is_cause or signature.name in SLURM_SIGNS or not survived
+    if signature.weight < PROOF_WEIGHT or signature.retried or (signature.is_cause and continued):
+        return None
+    return not (continued or signature.name in SLURM_SIGNS)
 
 
 def _met_causes(scans: Sequence[Scan]) -> list[tuple[Scan, SignatureHits]]:
@@ -225,7 +256,8 @@ def _disagreeing(signature: Signature, everything: Sequence[SignatureHits]) -> H
 
 def _continued(scan: Scan, found: SignatureHits, scans: Sequence[Scan]) -> bool:
     """Return whether the job continued after ``found``, according to its log or, for a warning, any log."""
-    if max(scan.last_line("progress"), scan.last_line("success")) > found.last_line:
+    end = scan.last_line(FINISHED) if EXCEPTION_LINE.match(found.hits[0].evidence) else _success(scan)
+    if max(scan.last_line("progress"), end) > found.last_line:
         return True
     others = (other for other in scans if other is not scan)
     return found.signature.weight < ECHO_WEIGHT and any(other.last_line("progress") for other in others)
@@ -290,7 +322,10 @@ def _unexplained_signs(scans: Sequence[Scan], met: Sequence[tuple[Scan, Signatur
 def _prove_failure(signs: Sequence[Hit], scans: Sequence[Scan]) -> bool:
     """Return whether a sign of failure is a proof: it has a high weight, or is in the last lines of a log."""
     end = {(scan.path, number) for scan in scans for number, _ in scan.last_lines}
-    return any(sign.weight >= PROOF_WEIGHT or (sign.path, sign.line) in end for sign in signs)
+    return any(
+        sign.weight >= PROOF_WEIGHT or (sign.weight >= END_WEIGHT and (sign.path, sign.line) in end)
+        for sign in signs
+    )
 
 
 def _preceding_errors(first: Hit, signs: Sequence[Hit]) -> list[Hit]:

@@ -18,7 +18,7 @@ END = "<!-- end of causes -->"
 _WIDTH = 100
 _SUCCEEDED = "The logs show that the job succeeded."
 _UNKNOWN = "The job failed for an unknown reason. The most informative lines:"
-_UNDECIDED = "The logs show neither a failure nor that the job succeeded."
+_UNDECIDED = "The logs do not show whether the job failed or succeeded."
 _HARMLESS = "The logs show neither a failure nor success, only warnings about operations that are retried:"
 
 

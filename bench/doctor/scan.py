@@ -65,6 +65,21 @@ _CONTROLS = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*\x07?|[\x00-\
 _DATE = re.compile(r"\b\d{4}-(\d\d)-(\d\d)[T _](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?")
 _GLOG = re.compile(r"\[?\b[IWEF](\d?\d)(\d\d) (\d\d):(\d\d):(\d\d)(?:\.(\d{1,9}))?")
 _IN_TRACEBACK = re.compile(rb"Traceback \(most recent call last\)|^(?:\[?\w+\]?:)?\s{2,}")
+#: An exception that the program logged and handled, and lines below an exception which say that it goes on.
+_HANDLED = re.compile(
+    r"\b(?:WARN(?:ING)?|INFO)\b.*\w(?:Error|Exception)\b.*\b(?:retry(?:ing)?|skipp(?:ed|ing)|ignored)\b|"
+    r"\w(?:Error|Exception)\b.*\((?:retrying|skipp(?:ed|ing)|ignored)\b"
+)
+_GOES_ON = re.compile(
+    r"^(?!.*\.(?:cpp|cc|cu):\d).*\b(?:retry(?:ing)?\b|skipp(?:ed|ing)\b|ignoring\b|"
+    r"fall(?:ing|s)? ?back|trying (?:again|the next)|attempt \d+ ?(?:of|/) ?\d|"
+    r"continu(?:ing|es?) (?:without|with|anyway)|"
+    r"not (?:available|installed|found)\b.{0,40}\b(?:only|instead|without|disabl\w+|using)\b)",
+    re.IGNORECASE,
+)
+EXCEPTION_LINE = re.compile(
+    r"\W{0,3}(?:\w{1,12}\W{1,3})?(?:\w+\.){0,8}\w+(?:Error|Exception|Exit|Interrupt|Timeout)\b"
+)
 _EXCEPTION = re.compile(r"(?:[A-Za-z_]\w{0,60}\.){1,8}\w{1,80}(?::|$)|[A-Z]\w{2,80}(?::|$)")
 
 
@@ -253,6 +268,15 @@ class Line:
                 return b"Exception ignored" in piece
         return False
 
+    @cached_property
+    def is_handled(self) -> bool:
+        """True if the line is an exception, and it or the next two lines say that the program goes on."""
+        below = self._passage.pieces[self._index + 1 : self._index + 3]
+        return bool(_HANDLED.search(self.text[:500])) or (
+            bool(EXCEPTION_LINE.match(self.text[:500]))
+            and any(_GOES_ON.search(readable(piece[:300])) for piece in below)
+        )
+
     def exception_below(self) -> tuple[int, str] | None:
         """Return the number and text of the last line of the traceback that starts in this line."""
         prefix = self.text.split("Traceback")[0]
@@ -263,7 +287,8 @@ class Line:
             text = self._passage.text(below)
             rest = text[len(prefix) :]
             if text.startswith(prefix) and rest and not rest[0].isspace():
-                return (self._passage.numbers[below], text) if _EXCEPTION.match(rest) else None
+                handled = Line(self._passage, below).is_handled or not _EXCEPTION.match(rest)
+                return None if handled else (self._passage.numbers[below], text)
         return None
 
 
@@ -315,6 +340,8 @@ class Scan:
         self.catalogue = catalogue
         #: Line numbers and texts of the last lines that are not blank.
         self.last_lines: list[tuple[int, str]] = []
+        #: Number of the last line with an exception that the program handles, or 0.
+        self.last_handled = 0
         self._hits: dict[int, SignatureHits] = {}
         self._ignored: set[int] = set()
         self._candidates: dict[frozenset[bytes], _Candidates] = {}
@@ -333,8 +360,9 @@ class Scan:
         skipped = [(number, piece, lines.words_of(piece)) for number, piece in lines.skipped_last.values()]
         for number, piece, words in sorted([*skipped, *self._tail], key=lambda line: line[0]):
             self._match_all(self._candidates_for(words).signatures, Line(Passage([piece], [number]), 0))
-        for number, piece in last:
-            self._match_all(self.catalogue.signs, Line(Passage([piece], [number]), 0))
+        final = Passage([piece for _, piece in last], [number for number, _ in last])
+        for index in range(len(last)):
+            self._match_all(self.catalogue.signs, Line(final, index))
         self.last_lines = [(number, shortened(readable(piece), 0)) for number, piece in last]
         return self
 
@@ -345,6 +373,13 @@ class Scan:
     def last_line(self, fact: str) -> int:
         """Return the number of the last line that states a fact, or 0 if there is none."""
         return max((found.last_line for found in self.hits() if found.signature.name == fact), default=0)
+
+    def first_line(self, fact: str) -> int:
+        """Return the number of the first line that states a fact, or 0 if there is none."""
+        return min(
+            (hit.line for found in self.hits() if found.signature.name == fact for hit in found.hits),
+            default=0,
+        )
 
     def _match_line(self, passage: Passage, index: int, words: frozenset[bytes]) -> None:
         """Match a line against the active signatures; keep it if further signatures must be tried later."""
@@ -360,7 +395,8 @@ class Scan:
             self._match_all(candidates.active, Line(passage, index))
 
     def _match_all(self, signatures: tuple[Signature, ...], line: Line) -> None:
-        if line.number in self._ignored or line.is_ignored:
+        if line.number in self._ignored or line.is_ignored or line.is_handled:
+            self.last_handled = max(self.last_handled, 0 if line.is_ignored else line.number)
             self._ignored.add(line.number)
             return
         for signature in signatures:

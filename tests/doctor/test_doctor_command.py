@@ -76,7 +76,7 @@ def test_a_log_that_shows_neither_failure_nor_success_exits_with_one(
     Path("job.out").write_text("Grad strides do not match bucket view strides.\nstep 1 loss 2.0\n")
     assert run_doctor([Path("job.out")], json=False) == 1
     first, _, rest = capsys.readouterr().out.partition("\n\n")
-    assert first == "The logs show neither a failure nor that the job succeeded. The most informative lines:"
+    assert first == "The logs do not show whether the job failed or succeeded. The most informative lines:"
     assert "Slow, but not a failure:\n\nslow-gradient-strides  job.out:1\n" in rest
 
 

@@ -121,7 +121,7 @@ def test_a_running_run_with_empty_logs_is_neither_ok_nor_a_statement_about_its_s
     folder.err.write_text("")
     result = doctor(str(folder.path))
     assert result.exit_code == 1
-    assert "The logs show neither a failure nor that the job succeeded." in result.stdout
+    assert "The logs do not show whether the job failed or succeeded." in result.stdout
 
 
 def test_a_run_that_waits_or_was_not_started_has_no_logs(results: Path) -> None:

@@ -241,6 +241,129 @@ def test_a_logged_error_far_from_the_end_shows_no_failure_but_is_listed() -> Non
     assert diagnose_text(f"{rest}{error}\n").failed
 
 
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "epoch 1 train_error: 0.31 val_error: 0.35\nval_error: 0.2",
+        "epoch 1 TrainError: 0.31 loss 1.2\nTestError: 0.2",
+        "Test error: 3.2%\nword error: 12 %\nERROR: 0.2\nerror: nan",
+        "suite a FAILED: 0 PASSED: 31\nmean error: 1e-3, timeouts 0",
+    ],
+)
+def test_a_metric_that_is_called_an_error_shows_no_failure(lines: str) -> None:
+    found = diagnose_text(f"{lines}\n")
+    assert (found.verdict, found.failed) == ("unknown", False)
+    assert diagnose_text(f"{lines}\nTraining finished\n").verdict == "ok"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "KeyError: 17",
+        "ValueError: 3 samples",
+        "ERROR: 2 ranks are missing",
+        "pytest: 3 FAILED",
+        "error: no data",
+    ],
+)
+def test_an_error_with_a_number_is_no_metric(line: str) -> None:
+    assert diagnose_text(f"Training finished\n{line}\n").failed
+
+
+CAUGHT = 'Traceback (most recent call last):\n  File "a.py", line 3, in get\n    get()\n'
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        f"{CAUGHT}ConnectionResetError: [Errno 104] Connection reset by peer\nERROR no shard, retrying (1/3)",
+        f"{CAUGHT}ModuleNotFoundError: No module named 'apex'\napex not installed, using torch instead",
+        f"{CAUGHT}torch.OutOfMemoryError: CUDA out of memory.\nfalling back to batch size 8",
+        "WARNING data: OSError: [Errno 5] in a.jpg, skipping",
+    ],
+)
+def test_an_exception_that_the_program_handles_is_no_failure(lines: str) -> None:
+    alone = diagnose_text(f"{lines}\n")
+    assert (alone.verdict, alone.failed) == ("unknown", False)
+    assert diagnose_text(f"{lines}\nstep 10 loss 2.0\nTraining finished\n").verdict == "ok"
+    # The last attempt may have failed without a message, and the script went on.
+    assert diagnose_text(f"{lines}\nJob finished\n").verdict == "unknown"
+    assert diagnose_text(f"{lines}\n{CAUGHT}my.GivenUp: no shard\n").failed
+
+
+def test_success_after_an_unexplained_failure_is_doubtful() -> None:
+    # The output of a program is delayed: lines that it wrote before its exception can follow the exception.
+    raised = f"{CAUGHT}my.SaveError: no folder\nstep 10 loss 2.0\nTraining finished\n"
+    exited = "srun: error: n1: task 1: Exited with exit code 1\nJob finished successfully\n"
+    restarted = f"{CAUGHT}OSError: stale file handle in shard 3\nrank 0 finished training\nexit code: 0\n"
+    alive = f"step 10 loss 2.0\n{CAUGHT}my.ShardError: 3\nstep 20 loss 1.9\nstep 30 loss 1.8\n"
+    for log, line in ((raised, 4), (exited, 1), (restarted, 4), (alive, 5)):
+        found = diagnose_text(log)
+        assert (found.verdict, found.failed, found.causes) == ("unknown", False, [])
+        assert [telling.line for telling in found.telling_lines] == [line]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "/var/spool/slurmd/job7/slurm_script: line 9: 577 Killed                  python monitor.py",
+        "srun: error: n1: task 0: Terminated",
+        "srun: Job step aborted: Waiting up to 32 seconds for job step to finish.",
+        "slurmstepd: error: *** STEP 7.1 ON n1 CANCELLED AT 2025-03-09T02:11:40 ***",
+    ],
+)
+def test_a_process_that_ends_after_the_training_proves_nothing(line: str) -> None:
+    found = diagnose_text(f"step 10 loss 2.0\nTraining finished\n{line}\n")
+    assert (found.verdict, found.failed) == ("unknown", False)
+    assert [telling.text for telling in found.telling_lines] == [line]
+    assert diagnose_text(f"step 10 loss 2.0\n{line}\n").failed
+    timed_out = "slurmstepd: error: *** STEP 7.1 ON n1 CANCELLED AT 2025-03-09T02:11:40 DUE TO TIME LIMIT ***"
+    assert names(diagnose_text(f"Training finished\n{line}\n{timed_out}\n"))[0] == "time-limit"
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["Failed to save the model: no such attribute", "Unable to write out.pt", "Could not write out.pt"],
+)
+def test_what_failed_after_the_success_message_makes_it_doubtful(line: str) -> None:
+    assert diagnose_text(f"Training finished\n{line}\n").verdict == "unknown"
+    assert diagnose_text(f"{line}\nstep 10 loss 2.0\nTraining finished\n").verdict == "ok"
+    assert diagnose_text(f"Training finished\n{line}, ignored\n").verdict == "ok"
+
+
+def test_the_success_of_another_job_that_still_runs_is_no_success() -> None:
+    show = "JobState=RUNNING Reason=None\n   Requeue=1 Restarts=0 ExitCode=0:0\nloading data\n"
+    assert diagnose_text(show).verdict == "unknown"
+    assert diagnose_text(show.replace("RUNNING", "COMPLETED")).verdict == "ok"
+
+
+@pytest.mark.parametrize(
+    ("near_miss", "cause"),
+    [
+        ("loss is nan, skipping this batch", "loss-not-finite"),
+        (
+            "7b60:104:104 [0] NCCL INFO Bootstrap : Using lo:127.0.0.1<0>\n7b60:104:104 [0] NCCL WARN NET/OFI x",
+            "all",
+        ),
+        ("cp: cannot stat 'a.pt': No such file or directory\nstep 10 loss 2.0", "missing-file"),
+        ("fork: retry: Resource temporarily unavailable\nstep 10 loss 2.0", "too-many-processes"),
+        ("srun: error: n1: task 1: Exited with exit code 1\nsrun: error: n1: task 0: Killed", "oom-host"),
+        (
+            "srun: error: n1: task 1: Exited with exit code 1\nsrun: error: n1: task 0: Terminated",
+            "cancelled",
+        ),
+        (
+            "FileNotFoundError: [Errno 2] No such file or directory: '/data/triton/labels.csv'",
+            "compile-cache-race",
+        ),
+        ("srun: error: n1: task 0: Aborted\nmy.BadLabelError: 9", "aborted"),
+    ],
+)
+def test_near_misses_have_no_such_cause(near_miss: str, cause: str) -> None:
+    found = names(diagnose_text(f"{near_miss}\n"))
+    assert not found if cause == "all" else cause not in found
+
+
 def test_a_download_that_completed_successfully_is_no_evidence_of_success() -> None:
     assert diagnose_text("Download completed successfully\n").verdict == "unknown"
 
