@@ -71,7 +71,8 @@ _HANDLED = re.compile(
     r"\w(?:Error|Exception)\b.*\((?:retrying|skipp(?:ed|ing)|ignored)\b"
 )
 _GOES_ON = re.compile(
-    r"^(?!.*\.(?:cpp|cc|cu):\d).*\b(?:retry(?:ing)?\b|skipp(?:ed|ing)\b|ignoring\b|"
+    r"^(?!.*(?:\.(?:cpp|cc|cu):\d|\b(?:cannot|not possible|giving up)\b)).*"
+    r"\b(?:retry(?:ing)?\b|skipp(?:ed|ing)\b|ignoring\b|"
     r"fall(?:ing|s)? ?back|trying (?:again|the next)|attempt \d+ ?(?:of|/) ?\d|"
     r"continu(?:ing|es?) (?:without|with|anyway)|"
     r"not (?:available|installed|found)\b.{0,40}\b(?:only|instead|without|disabl\w+|using)\b)",

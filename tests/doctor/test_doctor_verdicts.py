@@ -291,6 +291,13 @@ def test_an_exception_that_the_program_handles_is_no_failure(lines: str) -> None
     assert diagnose_text(f"{lines}\n{CAUGHT}my.GivenUp: no shard\n").failed
 
 
+@pytest.mark.parametrize(
+    "line", ["no shard, giving up after retrying", "continuing without it is not possible"]
+)
+def test_an_exception_is_not_handled_by_a_message_that_the_program_gives_up(line: str) -> None:
+    assert names(diagnose_text(f"{CAUGHT}KeyError: 'shard'\n{line}\n")) == ["program-error"]
+
+
 def test_success_after_an_unexplained_failure_is_doubtful() -> None:
     # The output of a program is delayed: lines that it wrote before its exception can follow the exception.
     raised = f"{CAUGHT}my.SaveError: no folder\nstep 10 loss 2.0\nTraining finished\n"
