@@ -352,6 +352,10 @@ def test_the_success_of_another_job_that_still_runs_is_no_success() -> None:
             "7b60:104:104 [0] NCCL INFO Bootstrap : Using lo:127.0.0.1<0>\n7b60:104:104 [0] NCCL WARN NET/OFI x",
             "all",
         ),
+        (
+            "n1:1:1 NCCL INFO Bootstrap : Using lo:127.0.0.1<0>\nn1:1:1 NCCL INFO comm 0x1 rank 0 nranks 1 - Init COMPLETE\nn1:1:1 NCCL WARN proxy",
+            "all",
+        ),
         ("cp: cannot stat 'a.pt': No such file or directory\nstep 10 loss 2.0", "missing-file"),
         ("fork: retry: Resource temporarily unavailable\nstep 10 loss 2.0", "too-many-processes"),
         ("srun: error: n1: task 1: Exited with exit code 1\nsrun: error: n1: task 0: Killed", "oom-host"),
@@ -373,6 +377,29 @@ def test_near_misses_have_no_such_cause(near_miss: str, cause: str) -> None:
 
 def test_a_download_that_completed_successfully_is_no_evidence_of_success() -> None:
     assert diagnose_text("Download completed successfully\n").verdict == "unknown"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "0 of 4 ranks completed successfully",
+        "3/4 runs finished successfully, 1 failed",
+        "Training finished unsuccessfully",
+        "Training completed with errors",
+        '{"finished successfully": false}',
+        "All tasks finished except 3",
+        "preparation exit code: 0\ntraining exit code: 1",
+    ],
+)
+def test_a_partial_success_is_no_success(line: str) -> None:
+    assert diagnose_text(f"step 10 loss 2.0\n{line}\n").verdict == "unknown"
+
+
+@pytest.mark.parametrize(
+    "line", ["Training finished with 0 errors", "4 runs finished successfully, 0 failed", "exit code: 0"]
+)
+def test_a_success_with_no_errors_is_a_success(line: str) -> None:
+    assert diagnose_text(f"step 10 loss 2.0\n{line}\n").verdict == "ok"
 
 
 def test_slow_causes_follow_the_failures_and_leave_the_verdict_unchanged() -> None:
