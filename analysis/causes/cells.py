@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from scipy import special
@@ -63,11 +63,13 @@ class CellDivision:
         rows: the shares, the largest first; ``other`` and ``not-explained`` are last.
         ideal: the ideal part of the step, by part (mean over the runs).
         rests: the row ``not-explained``, by part (mean over the runs).
+        parts: the whole step, by part (mean over the runs).
     """
 
     rows: list[Share]
     ideal: Parts
     rests: Parts
+    parts: Parts = field(default_factory=dict)
 
     @property
     def loss(self) -> float:
@@ -124,7 +126,10 @@ def divide_cell(runs: Sequence[CellRun], baseline: Baseline | None = None) -> Ce
     rows += [_without_share(key, runs, claims) for key in alone]
     rows.sort(key=lambda row: (row.key.cause in RESTS, math.isnan(row.share), -row.share))
     return CellDivision(
-        rows, _means([one.ideal for one in divisions]), _means([one.rests for one in divisions])
+        rows,
+        _means([one.ideal for one in divisions]),
+        _means([one.rests for one in divisions]),
+        _means([run.parts for run in runs]),
     )
 
 

@@ -95,22 +95,25 @@ def stragglers(ranks: pd.DataFrame) -> pd.DataFrame:
     frame = frame[steps.transform("max") <= COMPARABLE_STEPS * steps.transform("min")].copy()
     if not len(frame):
         return pd.DataFrame(columns=list(STRAGGLER_COLUMNS))
-    frame["excess"] = _beyond_typical(frame, "useful", among=_EPOCH)
-    frame["share"] = frame["excess"] / frame.groupby(_EPOCH)["step_time_sec"].transform("max")
-    for column, name in _PART_NAMES.items():
-        frame[name] = _beyond_typical(frame, column, among=_EPOCH)
+    frame["longest"] = frame.groupby(_EPOCH)["step_time_sec"].transform("max")
+    frame["share"] = _beyond_typical(frame, "useful", among=_EPOCH) / frame["longest"]
     by_rank = frame.groupby(["run_id", "rank"], sort=False)
     found = by_rank.agg(
         cell_id=("cell_id", "first"),
         host=("host", "first"),
-        excess_sec=("excess", "mean"),
-        share_of_step=("share", "mean"),
         least_share=("share", "min"),
         late_in=("share", lambda shares: (shares >= LATE_FROM).mean()),
     )
-    parts = by_rank[list(_PART_NAMES.values())].mean()
-    found["part"] = parts.fillna(float("-inf")).idxmax(axis=1)
-    found["part_share"] = parts.max(axis=1) / found["excess_sec"]
+    # The excess is that of the means over the epochs: a rank may be faster than the others in some of them.
+    means = by_rank[["useful", "longest", *_PART_NAMES]].mean().reset_index()
+    excess = pd.DataFrame(
+        {name: _beyond_typical(means, name, among=["run_id"]) for name in ("useful", *_PART_NAMES)}
+    ).set_axis(found.index)
+    found["excess_sec"] = excess.pop("useful")
+    found["share_of_step"] = found["excess_sec"] / means["longest"].to_numpy()
+    excess = excess.rename(columns=_PART_NAMES)
+    found["part"] = excess.fillna(float("-inf")).idxmax(axis=1)
+    found["part_share"] = excess.max(axis=1) / found["excess_sec"]
     found = found.reset_index()
     found["ranks"] = found.groupby("run_id")["rank"].transform("size")
     found["host_ranks"] = found.groupby(["run_id", "host"])["host"].transform("size")

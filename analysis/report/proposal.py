@@ -499,7 +499,8 @@ def _loss_item(
         name = f"{series.title}, {name}, efficiency {_efficiency(row)}"
     division = divisions.get(int(str(row.name)))
     not_valid = invalid_reason(row, series.base, invalid)
-    text = f"{name}. {loss_sentence(division, row, series.base, size=ranks(row), not_valid=not_valid)}"
+    base = divisions.get(int(str(series.base.name)))
+    text = f"{name}. {loss_sentence(division, row, base, size=ranks(row), not_valid=not_valid)}"
     return text if not_valid or division is None else f"{text}{_calls_outside(division)}"
 
 

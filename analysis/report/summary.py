@@ -22,7 +22,6 @@ from analysis.checks.scaling_table import (
     without_result,
 )
 from analysis.data.names import ranks, widest_series, with_layout
-from analysis.stats.columns import PARTS
 from analysis.stats.scaling import GUIDE
 from analysis.text import MISSING, count, fraction, known, listed, number, percent
 
@@ -275,22 +274,22 @@ def main_loss(division: CellDivision | None, row: pd.Series) -> tuple[str, float
 def loss_sentence(
     division: CellDivision | None,
     row: pd.Series,
-    base: pd.Series | None = None,
+    base: CellDivision | None = None,
     *,
     size: str,
     not_valid: str = "",
 ) -> str:
     """Return sentences about the loss of a cell: its named causes, and what is not assigned to a cause.
 
-    ``base`` is the row of the baseline; with it, the text compares the parts of the step. ``not_valid`` is
-    the heading of an error about the values of the cell or of its baseline.
+    ``base`` is the division of the baseline; with it, the text compares the parts of the step.
+    ``not_valid`` is the heading of an error about the values of the cell or of its baseline.
     """
     if not_valid:
         return no_causes(not_valid)
     relative = not row["is_base"] and known(row["efficiency"])
     if division is None or (WHOLE in division.ideal and not relative):
         return "The causes of the loss are not known: there are no times of the parts of a step."
-    compared = _compared(row, base) if relative and WHOLE not in division.ideal else ""
+    compared = _compared(division, base) if relative and WHOLE not in division.ideal else ""
     if _hardly_any(division, row):
         if division.loss < _HARDLY_ANY:
             return f"There is hardly any loss to explain on {size}."
@@ -308,14 +307,18 @@ def loss_sentence(
     unknown = listed([_rest_text(one, division) for one in rests])
     if not named:
         return f"{lost}, not assigned to a cause: {unknown}.{compared}"
-    texts = listed(
-        [f"{title_of(one.key.cause)} ({share_text(one, unknown='share not known')})" for one in named]
-    )
+    texts = listed([f"{title_of(one.key.cause)} ({_share_of_runs(one, row)})" for one in named])
     if all(math.isnan(one.share) for one in named):
         divided = f". Not divided among causes: {unknown}" if unknown else ", not divided among causes"
         return f"{lost}{divided}. Present: {texts}.{compared}"
     rest = f" Not assigned to a cause: {unknown}." if unknown else ""
     return f"{lost}: {texts}.{rest}{compared}"
+
+
+def _share_of_runs(share: Share, row: pd.Series) -> str:
+    """Return the share of a cause, and in how many runs it is present if not in all."""
+    text = share_text(share, unknown="share not known")
+    return f"{text}, in {share.runs} of {row['n']} runs" if 0 < share.runs < row.get("n", 0) else text
 
 
 def _notes_on_loss(division: CellDivision, row: pd.Series, *, doubtful: bool) -> str:
@@ -327,24 +330,15 @@ def _notes_on_loss(division: CellDivision, row: pd.Series, *, doubtful: bool) ->
     return f" ({'; '.join(notes)})" if notes else ""
 
 
-def _compared(row: pd.Series, base: pd.Series | None) -> str:
+def _compared(division: CellDivision, base: CellDivision | None) -> str:
     """Return each lost part of the step, with that of the baseline in brackets, if both were measured."""
-    here, there = _lost_parts(row), {} if base is None else _lost_parts(base)
+    here, there = division.parts, {} if base is None else base.parts
     texts = [
-        f"{LOST_WORDS[part]} {percent(value)} ({percent(there[part])})"
-        for part, value in here.items()
-        if part in there and max(value, there[part]) >= _SMALLEST_REST
+        f"{words} {percent(here[part])} ({percent(there[part])})"
+        for part, words in LOST_WORDS.items()
+        if part in here and part in there and max(here[part], there[part]) >= _SMALLEST_REST
     ]
     return f" Whole parts of the step (the baseline's in parentheses): {listed(texts)}." if texts else ""
-
-
-def _lost_parts(row: pd.Series) -> dict[str, float]:
-    """Return the share of each lost part in the step; without the time of waiting, it is in ``transfer``."""
-    parts = row[list(PARTS)].astype(float)
-    if math.isnan(parts["wait"]):
-        parts["transfer"], parts["wait"] = row["exposed"], 0.0
-    total = parts.sum(skipna=False)
-    return {part: float(parts[part] / total) for part in LOST_WORDS} if total > 0 else {}
 
 
 def _hardly_any(division: CellDivision, row: pd.Series) -> bool:

@@ -68,7 +68,7 @@ def why_sections(
     return [
         _section(
             row,
-            rows.iloc[int(row["base_place"])] if known(row["efficiency"]) else None,
+            divisions.get(int(row["base_place"])) if known(row["efficiency"]) else None,
             divisions[int(str(row.name))],
             steps,
             place,
@@ -81,7 +81,7 @@ def why_sections(
 
 def _section(
     row: pd.Series,
-    base: pd.Series | None,
+    base: CellDivision | None,
     division: CellDivision,
     steps: pd.DataFrame,
     place: int,

@@ -130,7 +130,12 @@ def test_work_outside_the_timers_may_be_absent_from_some_epochs():
     frame = pd.concat([late.assign(backward_time_sec=0.05), ranks_frame({}).query("epoch > 2")])
     (row,) = stragglers(frame).to_dict("records")
     assert (row["rank"], row["part"], row["ranks"]) == (1, "time outside all timers", 4)
-    assert row["share_of_step"] == pytest.approx(2 / 3 * 0.04 / (STEP_S + 0.04))
+    assert row["share_of_step"] == pytest.approx(2 / 3 * 0.04 / (STEP_S + 2 / 3 * 0.04))
+    # In the epoch without the work, the rank is a little faster than the others.
+    faster = frame.copy()
+    faster.loc[(frame["epoch"] == 3) & (frame["rank"] == 1), "comm_exposed_time_sec"] += 0.003
+    (row,) = stragglers(faster).to_dict("records")
+    assert row["excess_sec"] == pytest.approx(2 / 3 * 0.04 - 0.003 / 3)
     # One of three epochs is not enough, and the same in the backward pass is noise.
     assert not len(stragglers(frame.query("epoch > 1")))
     assert not len(

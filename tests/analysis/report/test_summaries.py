@@ -19,7 +19,6 @@ from analysis.data.environment import describe_environment
 from analysis.data.load import load_study
 from analysis.report.proposal import proposal_context
 from analysis.report.summary import certainty, find, left_out_sentence, loss_sentence, main_loss, share_text
-from analysis.stats.columns import PARTS
 from analysis.stats.measured import measure
 from analysis.text import (
     clean,
@@ -264,12 +263,10 @@ def test_a_loss_that_may_be_0_has_no_interval_and_causes_without_a_share_do_not_
 
 
 def test_a_loss_that_the_baseline_has_too_is_not_called_hardly_any() -> None:
-    parts = dict.fromkeys(PARTS, 0.0) | {"forward": 60.0, "other": 40.0}
-    base = pd.Series(ROW.to_dict() | parts)
-    larger = pd.Series(
-        base.to_dict() | {"efficiency": 0.99, "efficiency_low": 0.98, "is_base": False, "other": 41.0}
-    )
-    division = CellDivision([Share(Key("other"), 0.41, 0.4, 0.42)], {"forward": 0.59}, {})
+    larger = pd.Series(ROW.to_dict() | {"efficiency": 0.99, "efficiency_low": 0.98, "is_base": False})
+    base = CellDivision([], {"forward": 0.6}, {}, {"forward": 0.6, "other": 0.4})
+    rows = [Share(Key("other"), 0.41, 0.4, 0.42)]
+    division = CellDivision(rows, {"forward": 0.59}, {}, {"forward": 0.59, "other": 0.41})
     assert loss_sentence(division, larger, base, size="2 ranks") == (
         "Compared with the baseline, there is hardly any loss on 2 ranks. Whole parts of the "
         "step (the baseline's in parentheses): time outside all timers 41 % (40 %)."
