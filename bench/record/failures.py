@@ -8,6 +8,7 @@ process later ends during the stall, the same message is printed as the cause.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import linecache
 import os
@@ -364,6 +365,7 @@ class SigtermHandler:
             )
             self._thread = threading.Thread(target=self._listen, name="bench-sigterm", daemon=True)
             self._thread.start()
+            atexit.register(self._wait)
         else:
             self._close()
 
@@ -372,6 +374,7 @@ class SigtermHandler:
         if not self._is_active or os.getpid() != self._pid:
             return
         self._is_active = False
+        atexit.unregister(self._wait)
         is_restored = self._restore()
         with suppress(BlockingIOError):  # the pipe is full of signals that came after SIGTERM
             self._writer.send(_QUIT)
@@ -444,6 +447,14 @@ class SigtermHandler:
         self._call_back()
         if self._is_installed():
             _die_of(signal.SIGTERM)
+
+    def _wait(self) -> None:
+        """Let a callback that has begun end: Python stops its thread when the main thread ends.
+
+        The main thread ends meanwhile if SIGTERM also ends the rank with which it communicates.
+        """
+        if self._has_run.locked():
+            self._thread.join(GRACE_S)
 
     def _call_back(self) -> None:
         """Run the callback with a time limit, because the callback can hang."""
