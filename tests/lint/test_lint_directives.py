@@ -53,6 +53,7 @@ def test_directives_that_sbatch_accepts_get_no_remark(options: str) -> None:
         "--mem=@MEM@",
         "--time=XXXtimeXXX",
         "--mail-user=your email",
+        "--qos=FILL IN QOS",
     ],
 )
 def test_a_placeholder_is_to_be_filled_in(options: str) -> None:

@@ -31,7 +31,10 @@ _RENDEZVOUS_OPTIONS = names(
 STARTS_PROCESSES = names("multiprocessing_distributed nproc_per_node gpus_per_node ngpus world_size")
 _SIZES = names("n np nodes ntasks num_procs num_gpus ngpus")
 _LEARNS = re.compile(r"torch|tensorflow|keras|\bjax\b|cuda", re.IGNORECASE)
-_REACHES_SERVERS = re.compile(r"hostfile|machinefile|python.*client", re.IGNORECASE)
+#: Words of a script whose program reaches servers, or calls srun itself.
+_REACHES_SERVERS = re.compile(
+    r"hostfile|machinefile|python.*client|=[\"']?srun\b|launcher=[\"']?slurm\b", re.IGNORECASE
+)
 _DATA_PARALLEL = re.compile(r"(?:\A|[_-])dp(?:[_.-]|\Z)")
 _GROUP = re.compile(r"lightning|\bddp\b(?!-backend)|torch\.?distributed", re.IGNORECASE)
 
@@ -247,6 +250,8 @@ def one_launcher_per_gpu(script: Script) -> Iterator[Remark]:
         severity = None if several and "standalone" not in launch.options else Severity.WARNING
         line = geometry.line("ntasks-per-node", "ntasks") or step.line
         remedy, edit = "start the launcher once per node: --ntasks-per-node=1", _one_task(geometry)
+        if {"ntasks", "ntasks-per-node"} <= geometry.options.keys():
+            remedy, edit = f"{remedy}, without --ntasks", None
         given = launch.options.get("nproc_per_node")
         used = script.unknowns.within(given.text) if given else []
         if any(_NUMBER_OF_TASKS.match(unknown.name) for unknown in used):
