@@ -142,7 +142,7 @@ def _about_late(run: RunEvidence, late: LateRank, *, node: str, rank: int | None
     words = f"{who} takes {seconds(late.excess_s)} per step longer than the others, {part}"
     pools = ("wait", late.part, *COMPUTING, "other", "transfer")
     words += f"; {why}" if why else ""
-    words += "; the share contains the wait of the others" if cause == "outside-timers" else ""
+    words += "; the others wait for it, and this wait counts" if cause == "outside-timers" else ""
     # A node lacks CPU time whichever rank runs on it.
     rank = None if cause in ("cpu-starved", "overlap") else rank
     counted = cause == "outside-timers" and bool(why)
@@ -160,6 +160,7 @@ def _why_late(run: RunEvidence, late: LateRank) -> tuple[str, str]:
     own = run.facts.nodes.get(late.node, NodeFacts())
     others = [node.taken for name, node in run.facts.nodes.items() if name != late.node]
     lost = own.taken > 0 and all(own.taken > 1.5 * other for other in others)
+    lost = lost and (late.whole_node or bool(others) or not own.waited)  # else see _starved
     if lost and late.whole_node:
         jobs = [one for one in _jobs(run.facts) if one.node in (late.node, None)]
         return ("overlap", summary(jobs)) if jobs else ("cpu-starved", "; ".join(own.texts))
@@ -209,9 +210,13 @@ def _calls_of_late(run: RunEvidence, late: LateRank) -> str:
 
 
 def _starved(run: RunEvidence) -> Iterator[Claim]:
-    """Yield ``cpu-starved`` if all nodes lack CPU time; if only some do, :func:`_late` yields it."""
+    """Yield ``cpu-starved`` if all nodes lack CPU time; if only some do, :func:`_late` yields it.
+
+    Waits that were measured on all nodes count even if some ranks of a node are late.
+    """
     nodes = list(run.facts.nodes.values())
-    late = [one for one in run.late if one.part != "other"]
+    everywhere = all(one.waited for one in nodes)
+    late = any(one.part != "other" and (one.whole_node or not everywhere) for one in run.late)
     if not nodes or late or _jobs(run.facts) or not all(one.starved > 0 or one.waited for one in nodes):
         return
     texts = list(dict.fromkeys(text for node in nodes for text in node.texts[:1]))

@@ -201,7 +201,7 @@ def _about_ranks(late: pd.DataFrame, host: str) -> str:
 
 def in_part(words: str, share: float) -> str:
     """Return words about the part of the step with the largest ``share`` of an excess: ``mostly in PART``."""
-    if share >= _WHOLE_EXCESS:
+    if _WHOLE_EXCESS <= share <= 1 / _WHOLE_EXCESS:
         return f"in {words}"
     return f"mostly in {words}" if share >= 0.5 else f"in several parts, most in {words}"
 
