@@ -370,7 +370,6 @@ def test_foreign_processes_on_a_late_node_are_its_cause_unless_cores_were_idle(
     assert claim.cause == cause
 
 
-@pytest.mark.parametrize(("shares", "is_named"), [((0.1, 0.9, 0.01), True), ((0.0, 0.9, 0.01), False)])
 def test_measured_waits_for_a_core_count_beside_a_late_rank_of_the_node() -> None:
     facts = RunFacts({"n1": NodeFacts(wait=0.1)})
     late_one = LateRank(1, "n1", 0.2, 0.02, "forward", whole_node=False, cause="late-rank", one_part=True)
@@ -378,6 +377,7 @@ def test_measured_waits_for_a_core_count_beside_a_late_rank_of_the_node() -> Non
     assert {claim.cause: claim.share for claim in found} == {"late-rank": 0.2, "cpu-starved": 0.1}
 
 
+@pytest.mark.parametrize(("shares", "is_named"), [((0.1, 0.9, 0.01), True), ((0.0, 0.9, 0.01), False)])
 def test_sampled_calls_outside_the_timers_are_named_if_other_steps_lose_time_there(
     shares: Sequence[float], is_named: bool
 ) -> None:
