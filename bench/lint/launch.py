@@ -70,7 +70,7 @@ REACHES_NODES = names(
 WORKER_LAUNCHERS: dict[str, frozenset[str]] = {
     name: names(flags)
     for name, flags in {
-        "torchrun": "standalone no_python m module run_path use_env help h",
+        "torchrun": "standalone no_python m module run_path help h",
         "accelerate": "multi_gpu cpu tpu use_fsdp use_deepspeed use_megatron_lm same_network quiet q debug m "
         "module no_python use_xpu use_mps_device mps fp16 tpu_use_cluster use_parallelism_config "
         "enable_cpu_affinity "
@@ -83,13 +83,13 @@ WORKER_LAUNCHERS: dict[str, frozenset[str]] = {
         "colossalai": "",
     }.items()
 }
-#: Options of torchrun up to torch 2.10 (torch/distributed/run.py), without those of torch.distributed.launch.
+#: Options of torchrun up to torch 2.13 (torch/distributed/run.py), without those of torch.distributed.launch.
 TORCHRUN_OPTIONS = names(
     """nnodes nproc_per_node rdzv_backend rdzv_endpoint rdzv_id rdzv_conf standalone max_restarts
     monitor_interval start_method event_log_handler role m module no_python run_path log_dir r redirects t
     tee local_ranks_filter node_rank master_addr master_port local_addr logs_specs numa_binding
     signals_to_handle virtual_local_rank duplicate_stdout_filters duplicate_stderr_filters
-    shutdown_timeout h help use_env"""
+    shutdown_timeout h help"""
 )
 #: Options of ``accelerate launch`` that torchrun does not have.
 ACCELERATE_OPTIONS = (

@@ -501,7 +501,7 @@ class Walker:
             prefix = {**prefix, **_exported_by_srun(launch), **launch.environment}
         inner = launch.inner
         if inner is None and launch.kind == "script" and launch.program:
-            inner = self.files.get(basename(launch.program.text))
+            inner = self.files.get(self._file_name(launch.program.text))
         if inner is None and body is not None and _reads_commands(arguments):
             inner = body
         if inner is not None and self._inner(inner, node, launch, prefix):
@@ -598,8 +598,13 @@ class Walker:
             written += [argument.text for argument in arguments[1:]]
         appends = any(redirect.operator.endswith(">>") for redirect in node.redirects)
         for path in written[:3]:
-            before = self.files.get(basename(path)) if appends else None
-            self.files[basename(path)] = _joined(before, body) if before else body
+            name = self._file_name(path)
+            before = self.files.get(name) if appends else None
+            self.files[name] = _joined(before, body) if before else body
+
+    def _file_name(self, path: str) -> str:
+        """Return the name of a file, with variables as in the script: each expansion has its own mark."""
+        return self.state.walk.unknowns.shown(basename(path))
 
 
 def _exported_by_srun(launch: Launch) -> dict[str, Value]:

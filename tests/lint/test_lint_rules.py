@@ -400,6 +400,13 @@ def test_the_remedy_names_what_is_expanded_too_early_and_where() -> None:
         ("world-size-mismatch--components", "WORLD_SIZE=8"),
         ("trap-delayed--pipe", "srun ... | ... & wait"),
         ("one-launcher-per-gpu--both-counts", "--ntasks-per-node=1, without --ntasks"),
+        ("unknown-torchrun-option--of-distributed-launch", "LOCAL_RANK"),
+        ("missing-node-rank--in-a-loop", "count the nodes in the loop"),
+        ("mpirun-slots--two", "request --ntasks=6, or"),
+        ("mpirun-slots--per-node", "request --ntasks-per-node=3, or"),
+        ("world-size-mismatch--number-of-gpus", "one task per GPU"),
+        ("first-node-only--local-storage", "the commands that make and fill it"),
+        ("stray-command--comment-behind-backslash", "move the comment after the backslash in line 7"),
     ],
 )
 def test_the_remedy_of_a_bad_script_works(name: str, part: str) -> None:
@@ -422,3 +429,25 @@ def test_one_process_for_several_gpus_is_counted_per_node() -> None:
     text = HEAD.replace("gpus-per-node=1", "gpus-per-node=4") + "srun python train.py\n"
     (found,) = [one for one in lint_script(text, path="x") if one.rule == "task-gpu-mismatch"]
     assert "1 process on each node for 4 GPUs" in found.message
+
+
+@pytest.mark.parametrize(
+    ("command", "severity"),
+    [
+        ("singularity exec a.sif torchrun train.py", Severity.WARNING),
+        ("singularity exec a.sif python train.py --device cuda", Severity.WARNING),
+        ("singularity exec a.sif python train.py", Severity.INFO),
+        ("singularity exec a.sif torchrun train.py --backend gloo", Severity.INFO),
+        ("singularity exec -B /lib/driver:/mnt/driver a.sif torchrun train.py", Severity.INFO),
+    ],
+)
+def test_a_container_without_nv_is_a_warning_if_its_program_uses_gpus(command, severity):
+    text = f"#!/bin/bash\n#SBATCH --nodes=1 --gpus=1\n{command}\n"
+    found = [one.severity for one in lint_script(text, path="x") if one.rule == "container-without-gpus"]
+    assert found == [severity]
+
+
+def test_a_lightning_program_without_srun_waits_for_the_other_tasks() -> None:
+    found = lint(FIXTURES / "bad" / "missing-srun--lightning-cli.sbatch")
+    assert [one.severity for one in found] == [Severity.WARNING]
+    assert "Lightning expects a process for each task" in found[0].message

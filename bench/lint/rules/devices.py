@@ -9,6 +9,7 @@ from bench.findings import Edit, Remark, Severity
 from bench.lint.expansion import MARK, Value
 from bench.lint.geometry import Geometry
 from bench.lint.launch import HELPERS, Launch, basename
+from bench.lint.options import names
 from bench.lint.rules import rule
 from bench.lint.script import Script, starts_workers
 from bench.lint.walk import Step
@@ -36,6 +37,13 @@ _NO_NV = re.compile(
     r"rocm|apptainer-enable-gpu|ROCR_|HIP_VISIBLE|mi2\d\d|mi300|lumi|standard-g|dev-g|small-g|frontier|ROLE=(?:scheduler|server)",
     re.I,
 )
+#: Signs that a program in a container uses GPUs.
+_NEEDS_GPUS = re.compile(r"--[\w.-]*(?:device|accelerator)[= ](?:cuda|gpu)|backend[= ]nccl|--(?:n_?)?gpus?\b")
+_SHOWS_GPUS = re.compile(r"(?:apptainer|singularity) (?:exec|run)\b.*\bnvidia-smi")
+#: Signs of a program that uses CPUs, and of a driver that the command itself puts in the container.
+_OTHER_WAY = re.compile(r"gloo|driver|libcuda|/dev/nvidia")
+#: Options of apptainer that take a value.
+_WITH_VALUE = names("-B --bind --mount --pwd --cwd -H --home -W --workdir -S --scratch -o --overlay --env")
 _NV = re.compile(r"\s--nv\b")
 _IMAGE = re.compile(r"image|img|sif|container", re.IGNORECASE)
 _NO_GPU = frozenset({"no_cuda", "use_cpu", "cpu", "no_gpu", "nocuda", "disable_cuda", "cpu_only"})
@@ -249,7 +257,9 @@ def container_without_gpus(script: Script) -> Iterator[Remark]:
     """Apptainer or Singularity starts a program without ``--nv`` in a job with GPUs.
 
     The container then contains neither the driver's libraries nor, at many sites, the devices:
-    ``torch.cuda.is_available()`` is False. AMD GPUs need ``--rocm``. Some sites set ``always use nv``.
+    ``torch.cuda.is_available()`` is False. AMD GPUs need ``--rocm``. Some sites set ``always use nv``. The
+    finding is a warning if the script shows that the program uses GPUs: torchrun, ``--device cuda``,
+    variables of NCCL or MASTER_ADDR.
 
     Bad:
         #SBATCH --gpus-per-node=4
@@ -259,7 +269,8 @@ def container_without_gpus(script: Script) -> Iterator[Remark]:
         #SBATCH --gpus-per-node=4
         srun apptainer exec --nv image.sif python train.py
     """
-    if _CONTAINER_VARIABLES & script.walk.exported or script.mentions(_NO_NV) or script.mentions(_NV):
+    amd = any(_NO_NV.search(option.value or "") for option in script.header.options)
+    if _CONTAINER_VARIABLES & script.walk.exported or amd or script.mentions(_NO_NV) or script.mentions(_NV):
         return  # where another command has --nv, its absence is intended
     for step in script.training:
         launch = step.launch
@@ -270,10 +281,14 @@ def container_without_gpus(script: Script) -> Iterator[Remark]:
         if start is None or not has_gpus or launch.opaque or any("instance://" in word for word in words):
             continue  # the options of a running instance were given when it was started
         runs = outer[start]
-        own = [word for word in outer[start:] if word not in (launch.program, *launch.arguments)]
+        ends = len(launch.words) if start < len(launch.words) else len(outer)
+        own = [word for word in outer[start:ends] if word not in (launch.program, *launch.arguments)]
+        own = [word for word, before in zip(own[1:], own, strict=False) if before.text not in _WITH_VALUE]
         unknown = [script.unknowns.shown(word.text) for word in own if MARK.fullmatch(word.text)]
         inspects = launch.kind != "python" and any(basename(word) in HELPERS for word in words[start + 2 :])
-        if inspects or any("cpu" in word.lower() for word in [*words, *unknown]):
+        outside = start >= len(launch.words)  # the container runs the shell that starts the program
+        inside = " ".join([*words[start:ends], *(words[: len(launch.words)] if outside else ()), *unknown])
+        if inspects or "cpu" in inside.lower():
             continue
         if _SEES_GPUS & set(words) or not all(_IMAGE.search(word) for word in unknown):
             continue  # a variable that is not the image may contain options
@@ -281,7 +296,12 @@ def container_without_gpus(script: Script) -> Iterator[Remark]:
         fixed = f"{runs.text} exec --nv"
         written = f"{runs.text} exec"
         edit = Edit(runs.line, written, fixed) if written in script.line(runs.line) else None
-        yield Remark(runs.line, message, "add --nv (NVIDIA) or --rocm (AMD) after exec", edit=edit)
+        distributed = any(name.startswith(("NCCL_", "MASTER_ADDR")) for name in script.walk.exported)
+        needs = launch.kind == "launcher" or (launch.kind == "python" and distributed)
+        shown = needs or _NEEDS_GPUS.search(inside) or script.mentions(_SHOWS_GPUS)
+        severity = Severity.WARNING if shown and not _OTHER_WAY.search(inside) else None
+        remedy = "add --nv (NVIDIA) or --rocm (AMD) after exec"
+        yield Remark(runs.line, message, remedy, severity, edit)
 
 
 def _runs_container(program: str, following: list[str]) -> bool:

@@ -18,6 +18,7 @@ from bench.lint.walk import Step
 from bench.units import count
 
 _LIGHTNING = re.compile(r"lightning|\blit_|_lit\b|\bpl_", re.IGNORECASE)
+_PARALLEL = re.compile("(?:ddp|fsdp|deepspeed)(?!_spawn|_fork|_notebook)")
 _MENTIONS = re.compile(r"lightning", re.IGNORECASE)
 #: Starts one task on each node. With --nodes instead of --ntasks, Slurm 22.05 starts all tasks of the job.
 _SRUN_PER_NODE = "srun --ntasks=$SLURM_NNODES --ntasks-per-node=1"
@@ -45,6 +46,7 @@ _KEEPS_RUNNING = frozenset(
 _OPTION_NAME = re.compile(r"--([A-Za-z][\w-]*)(?:=|\Z)")
 _NUMBER_OF_TASKS = re.compile(r"SLURM_(?:NTASKS|NPROCS|TASKS_PER_NODE)")
 _TORCHRUN = frozenset({"torchrun", "launch"})
+_USE_ENV = ("launch", "use_env")
 #: Modules whose mpirun does not count slots, unlike that of Open MPI.
 _OTHER_MPI = re.compile(r"module.*\b(?:mvapich|mpich|impi|intel-?mpi|cray-mpi)", re.IGNORECASE)
 _PROCESSES = frozenset({"-n", "-np", "--np", "-c"})
@@ -120,12 +122,22 @@ def _one_process_for_all_gpus(script: Script) -> Iterator[Remark]:
     for step in _started_on_one_node(script)[:1]:
         if ntasks < 2 or gpus < 2 or ntasks != gpus or step.launch.kind != "python":
             continue
-        given = {name for name, _ in script.options_of_program(step.launch)}
+        given = dict(script.options_of_program(step.launch))
         if step.launch.program and _DATA_PARALLEL.search(basename(step.launch.program.text)):
             continue  # one process of torch.nn.DataParallel uses all GPUs
-        waits = bool({"MASTER_ADDR", "WORLD_SIZE"} & script.walk.exported) and not given & STARTS_PROCESSES
+        waits = (
+            bool({"MASTER_ADDR", "WORLD_SIZE"} & script.walk.exported) and not given.keys() & STARTS_PROCESSES
+        )
         message = f"python without srun starts 1 process, but the job requests {ntasks} tasks for {gpus} GPUs"
+        devices, strategy = given.get("trainer.devices"), given.get("trainer.strategy")
         remedy = "put srun before the command, unless the program starts the other processes itself"
+        if (
+            strategy
+            and _PARALLEL.match(strategy.text)
+            and script.number(devices, script.job) in (None, ntasks)
+        ):
+            waits, remedy = True, "put srun before the command"
+            message += ": Lightning expects a process for each task, and waits for the others"
         severity = Severity.WARNING if waits else Severity.INFO
         yield Remark(step.outer.line, message, remedy, severity, _insert_srun(script, step))
 
@@ -509,6 +521,8 @@ def missing_node_rank(script: Script) -> Iterator[Remark]:
             continue
         message = f"{launch.launcher} gets no --{rank}, so that each of the {nodes} nodes has rank 0"
         remedy = f"srun bash -c '... --{rank}=$SLURM_NODEID ...'"
+        if step.place.loops and script.geometry(step).nodes == 1:  # SLURM_NODEID is 0 in each of these steps
+            remedy = f"count the nodes in the loop and pass the number as --{rank}"
         if launch.launcher == "torchrun":
             remedy = f"use --rdzv_backend=c10d --rdzv_endpoint=HOST:PORT, or {remedy}"
         # accelerate reads other settings from the user's configuration file.
@@ -534,7 +548,12 @@ def unknown_torchrun_option(script: Script) -> Iterator[Remark]:
             continue
         for name, value in launch.options.items():
             attached = len(name) > 1 and name[0] in "mrt" and name[1:].isdigit()
-            if name in TORCHRUN_OPTIONS or attached or MARK.search(name):
+            if (
+                name in TORCHRUN_OPTIONS
+                or attached
+                or MARK.search(name)
+                or (launch.launcher, name) == _USE_ENV
+            ):
                 continue
             written = f"--{name}" if len(name) > 1 else f"-{name}"
             close = difflib.get_close_matches(name, TORCHRUN_OPTIONS, n=1, cutoff=0.8)
@@ -543,7 +562,10 @@ def unknown_torchrun_option(script: Script) -> Iterator[Remark]:
             if name in ACCELERATE_OPTIONS:
                 message = f"{message}: it is an option of accelerate launch"
                 remedy = "remove it, or start the program with accelerate launch"
-            certain = bool(close) or len(name) == 1 or name in ACCELERATE_OPTIONS
+            elif name == _USE_ENV[1]:
+                message = f"{message}: it is an option of torch.distributed.launch"
+                remedy = "remove it: torchrun always passes the local rank as LOCAL_RANK"
+            certain = bool(close) or len(name) == 1 or name in {*ACCELERATE_OPTIONS, _USE_ENV[1]}
             yield Remark(value.line, message, remedy, None if certain else Severity.WARNING)
 
 
@@ -584,7 +606,11 @@ def mpirun_slots(script: Script) -> Iterator[Remark]:
         started = _mpi_processes(script, step)
         if started and started > slots:
             message = f"mpirun starts {started} processes, but the job has {count(slots, 'task')}"
-            remedy = f"request --ntasks={started}, or start mpirun -n $SLURM_NTASKS"
+            options = [f"--ntasks={started}"]
+            if "ntasks-per-node" in script.job.options and script.job.nodes:
+                each = f"--ntasks-per-node={-(-started // script.job.nodes)}"
+                options = [each, *options] if "ntasks" in script.job.options else [each]
+            remedy = f"request {' and '.join(options)}, or start mpirun -n $SLURM_NTASKS"
             yield Remark(step.line, f"{message}: Open MPI reports too few slots", remedy)
 
 
@@ -654,4 +680,7 @@ def world_size_mismatch(script: Script) -> Iterator[Remark]:
                 fitting = edit if script.line(value.line).endswith(edit.old) else None
                 severity = Severity.INFO if step.launch.kind == "script" else None  # the script may set it
                 total = "$SLURM_NTASKS" if len(parts) == 1 else ntasks
-                yield Remark(value.line, message, f"write WORLD_SIZE={total}", severity, fitting)
+                remedy = f"write WORLD_SIZE={total}"
+                if size == sum((part.nodes or 0) * (part.gpus_per_node or 0) for part in parts):
+                    remedy, fitting = "request one task per GPU: WORLD_SIZE is the number of GPUs", None
+                yield Remark(value.line, message, remedy, severity, fitting)

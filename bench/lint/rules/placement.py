@@ -106,10 +106,12 @@ def first_node_only(script: Script) -> Iterator[Remark]:
         target = target.partition("=")[2] or target
         local = _NODE_LOCAL.match(target) or any(target.startswith(path) for path in prepared)
         if local and name != "mkdir":
-            what = "makes an environment" if _MAKES_ENVIRONMENT & set(words[:3]) else "writes files"
+            makes = _MAKES_ENVIRONMENT & set(words[:3])
+            what = "makes an environment" if makes else "writes files"
             message = f"the batch shell {what} in {target[:50]}, which exists on the first node only"
-            remedy = "run the command on each node: srun --ntasks=$SLURM_NNODES --ntasks-per-node=1 COMMAND"
-            yield Remark(step.line, message, remedy)
+            commands = "the commands that make and fill it" if makes else "the command"
+            remedy = f"run {commands} on each node: srun --ntasks=$SLURM_NNODES --ntasks-per-node=1 "
+            yield Remark(step.line, message, remedy + ("bash -c '...'" if makes else "COMMAND"))
 
 
 def _made_by_srun(script: Script) -> list[str]:

@@ -209,12 +209,16 @@ def _falls_back(script: Script, unknown: Unknown) -> int | None:
     """Return the line in which a substitution, or the function that it calls, prints the local host."""
     if _FALLS_BACK.search(unknown.source):
         return unknown.line
-    called = _CALLED.match(unknown.source)
-    for step in script.walk.steps:
-        text = "\n".join(script.lines[max(0, step.line - 2) : step.end])
-        if called and step.place.function == called[1] and _FALLS_BACK.search(text):
+    for step in _steps_of_called(script, unknown):
+        if _FALLS_BACK.search("\n".join(script.lines[max(0, step.line - 2) : step.end])):
             return step.line
     return None
+
+
+def _steps_of_called(script: Script, unknown: Unknown) -> list[Step]:
+    """Return the commands of the function that a substitution such as ``$(free_port)`` calls."""
+    called = _CALLED.match(unknown.source)
+    return [step for step in script.walk.steps if called and step.place.function == called[1]]
 
 
 def _is_own_name(unknown: Unknown) -> bool:
@@ -508,7 +512,9 @@ def _of_unknown(unknown: Unknown, script: Script) -> Range | None:
     if unknown.kind == "arith":
         return _of_expression(unknown.default or "", script)
     if unknown.kind == "command":
-        shuffled = _SHUFFLED.search(unknown.source)
+        commands = [script.line(step.line) for step in _steps_of_called(script, unknown)]
+        last = commands[-1] if commands else unknown.source  # a function prints with its last command
+        shuffled = _SHUFFLED.search(last.partition("$((")[0])
         return (int(shuffled[1]), int(shuffled[2])) if shuffled else _of_digits(unknown.source)
     if unknown.op == ":":
         digits = re.search(r"-(\d)\)?\}\Z", unknown.source)

@@ -22,6 +22,7 @@ _VARIABLE = re.compile(r"\$\{?([A-Za-z_]\w*)")
 _MAX_ODD_LINES = 200
 _PROSE = re.compile(r"[A-Z][a-z]+[,:]?\Z")
 _WORD = re.compile(r"[A-Za-z]+(?:[-'][A-Za-z]+)*[,.:]?\Z")
+_FILE_OR_NUMBER = re.compile(r"[\w/][\w/.%-]*\Z")
 _STOP_WORDS = frozenset({"the", "a", "an", "of", "and", "with", "this", "is", "are", "to", "from", "on"})
 _STOPS_AT_ERRORS = re.compile(r"\s*set\s+(?:-\w+\s+)*(?:-[a-z]*e|-[a-z]*o\s+errexit)|#!.*sh\s+-[a-z]*e")
 _NAME = re.compile(r"[A-Za-z_]\w*\Z")
@@ -356,7 +357,10 @@ def _stray_warning(script: Script, step: Step, bare: str) -> Remark | None:
         return Remark(line, message, remedy, _severity_of_leftover(script))
     texts = [word.bare or "" for word in words]
     is_prose = (len(texts) > 3 and bool(_STOP_WORDS & set(texts))) or (len(texts) > 2 and _PROSE.match(bare))
-    is_prose = is_prose and all(_WORD.match(text) for text in texts)
+    others = [text for text in texts if not _WORD.match(text)]  # file names and numbers in a sentence
+    several = len(_STOP_WORDS & set(texts)) > 1 and len(texts) > 4 * len(others)
+    is_prose = is_prose and (not others or (several and all(map(_FILE_OR_NUMBER.match, others))))
+    is_prose = is_prose and bool(_WORD.match(bare))
     is_prose = is_prose and bare not in HELPERS and not script.walk.opaque and not step.launch.via
     if is_prose and not _is_function(script, bare):
         message = f"bash runs `{bare}` as a command"
@@ -393,6 +397,9 @@ def _broken_off_option(script: Script, step: Step, option: str) -> Remark:
     if broken:
         remedy = f"remove the blanks after the backslash in line {line - 1}"
         return Remark(line, message, remedy, edit=Edit(line - 1, broken.group(), "\\"))
+    if re.match(r"\s*[^#\s].*\\[ \t]+#", script.line(line - 1)):
+        remedy = f"move the comment after the backslash in line {line - 1} above the command"
+        return Remark(line, message, remedy)
     remedy = "end every line of the command above with a backslash, without comments between them"
     return Remark(line, message, remedy)
 
