@@ -603,8 +603,9 @@ class Walker:
             self.files[name] = _joined(before, body) if before else body
 
     def _file_name(self, path: str) -> str:
-        """Return the name of a file, with variables as in the script: each expansion has its own mark."""
-        return self.state.walk.unknowns.shown(basename(path))
+        """Return the name of a file. The mark of a variable differs in each expansion, its value does not."""
+        name, unknowns = basename(path), self.state.walk.unknowns
+        return unknowns.shown(name) if all(one.kind == "param" for one in unknowns.of(name)) else name
 
 
 def _exported_by_srun(launch: Launch) -> dict[str, Value]:

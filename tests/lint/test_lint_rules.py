@@ -404,6 +404,7 @@ def test_the_remedy_names_what_is_expanded_too_early_and_where() -> None:
         ("missing-node-rank--in-a-loop", "count the nodes in the loop"),
         ("mpirun-slots--two", "request --ntasks=6, or"),
         ("mpirun-slots--per-node", "request --ntasks-per-node=3, or"),
+        ("mpirun-slots--both-counts", "request --ntasks-per-node=4 and --ntasks=8, or"),
         ("world-size-mismatch--number-of-gpus", "one task per GPU"),
         ("first-node-only--local-storage", "the commands that make and fill it"),
         ("stray-command--comment-behind-backslash", "move the comment after the backslash in line 7"),

@@ -34,7 +34,7 @@ _CONTAINER_VARIABLES = frozenset(
 )
 #: Signs of AMD GPUs, and of a process that needs no GPU.
 _NO_NV = re.compile(
-    r"rocm|apptainer-enable-gpu|ROCR_|HIP_VISIBLE|mi2\d\d|mi300|lumi|standard-g|dev-g|small-g|frontier|ROLE=(?:scheduler|server)",
+    r"rocm|apptainer-enable-gpu|ROCR_|HIP_VISIBLE|mi2\d\d|mi300|hsn\d|project_46\d|lumi|standard-g|dev-g|small-g|frontier|ROLE=(?:scheduler|server)",
     re.I,
 )
 #: Signs that a program in a container uses GPUs.
@@ -45,7 +45,7 @@ _OTHER_WAY = re.compile(r"gloo|driver|libcuda|/dev/nvidia")
 #: Options of apptainer that take a value.
 _WITH_VALUE = names("-B --bind --mount --pwd --cwd -H --home -W --workdir -S --scratch -o --overlay --env")
 _NV = re.compile(r"\s--nv\b")
-_IMAGE = re.compile(r"image|img|sif|container", re.IGNORECASE)
+_IMAGE = re.compile(r"(?!.*(?:opt|arg|flag)).*(?:image|img|sif|container)", re.IGNORECASE)
 _NO_GPU = frozenset({"no_cuda", "use_cpu", "cpu", "no_gpu", "nocuda", "disable_cuda", "cpu_only"})
 
 
@@ -290,7 +290,9 @@ def container_without_gpus(script: Script) -> Iterator[Remark]:
         inside = " ".join([*words[start:ends], *(words[: len(launch.words)] if outside else ()), *unknown])
         if inspects or "cpu" in inside.lower():
             continue
-        if _SEES_GPUS & set(words) or not all(_IMAGE.search(word) for word in unknown):
+        if _SEES_GPUS & set(words) or _CONTAINER_VARIABLES & step.prefix.keys():
+            continue
+        if not all(_IMAGE.match(word) for word in unknown):
             continue  # a variable that is not the image may contain options
         message = f"{basename(runs.text)} without --nv hides the GPUs from the program"
         fixed = f"{runs.text} exec --nv"

@@ -46,7 +46,6 @@ _KEEPS_RUNNING = frozenset(
 _OPTION_NAME = re.compile(r"--([A-Za-z][\w-]*)(?:=|\Z)")
 _NUMBER_OF_TASKS = re.compile(r"SLURM_(?:NTASKS|NPROCS|TASKS_PER_NODE)")
 _TORCHRUN = frozenset({"torchrun", "launch"})
-_USE_ENV = ("launch", "use_env")
 #: Modules whose mpirun does not count slots, unlike that of Open MPI.
 _OTHER_MPI = re.compile(r"module.*\b(?:mvapich|mpich|impi|intel-?mpi|cray-mpi)", re.IGNORECASE)
 _PROCESSES = frozenset({"-n", "-np", "--np", "-c"})
@@ -125,17 +124,13 @@ def _one_process_for_all_gpus(script: Script) -> Iterator[Remark]:
         given = dict(script.options_of_program(step.launch))
         if step.launch.program and _DATA_PARALLEL.search(basename(step.launch.program.text)):
             continue  # one process of torch.nn.DataParallel uses all GPUs
-        waits = (
-            bool({"MASTER_ADDR", "WORLD_SIZE"} & script.walk.exported) and not given.keys() & STARTS_PROCESSES
-        )
+        exported = {"MASTER_ADDR", "WORLD_SIZE"} & script.walk.exported
+        waits = bool(exported) and not given.keys() & STARTS_PROCESSES
         message = f"python without srun starts 1 process, but the job requests {ntasks} tasks for {gpus} GPUs"
-        devices, strategy = given.get("trainer.devices"), given.get("trainer.strategy")
+        strategy = given["trainer.strategy"].text if "trainer.strategy" in given else ""
+        devices = script.number(given.get("trainer.devices"), script.job)
         remedy = "put srun before the command, unless the program starts the other processes itself"
-        if (
-            strategy
-            and _PARALLEL.match(strategy.text)
-            and script.number(devices, script.job) in (None, ntasks)
-        ):
+        if _PARALLEL.match(strategy) and devices in (None, ntasks):
             waits, remedy = True, "put srun before the command"
             message += ": Lightning expects a process for each task, and waits for the others"
         severity = Severity.WARNING if waits else Severity.INFO
@@ -546,14 +541,11 @@ def unknown_torchrun_option(script: Script) -> Iterator[Remark]:
         launch = step.launch
         if launch.launcher not in _TORCHRUN or not launch.program:
             continue
+        old = launch.launcher == "launch"
         for name, value in launch.options.items():
             attached = len(name) > 1 and name[0] in "mrt" and name[1:].isdigit()
-            if (
-                name in TORCHRUN_OPTIONS
-                or attached
-                or MARK.search(name)
-                or (launch.launcher, name) == _USE_ENV
-            ):
+            of_launch = name == "use_env"
+            if name in TORCHRUN_OPTIONS or attached or MARK.search(name) or (of_launch and old):
                 continue
             written = f"--{name}" if len(name) > 1 else f"-{name}"
             close = difflib.get_close_matches(name, TORCHRUN_OPTIONS, n=1, cutoff=0.8)
@@ -562,10 +554,10 @@ def unknown_torchrun_option(script: Script) -> Iterator[Remark]:
             if name in ACCELERATE_OPTIONS:
                 message = f"{message}: it is an option of accelerate launch"
                 remedy = "remove it, or start the program with accelerate launch"
-            elif name == _USE_ENV[1]:
+            elif of_launch:
                 message = f"{message}: it is an option of torch.distributed.launch"
                 remedy = "remove it: torchrun always passes the local rank as LOCAL_RANK"
-            certain = bool(close) or len(name) == 1 or name in {*ACCELERATE_OPTIONS, _USE_ENV[1]}
+            certain = bool(close) or len(name) == 1 or name in ACCELERATE_OPTIONS or of_launch
             yield Remark(value.line, message, remedy, None if certain else Severity.WARNING)
 
 
@@ -606,11 +598,12 @@ def mpirun_slots(script: Script) -> Iterator[Remark]:
         started = _mpi_processes(script, step)
         if started and started > slots:
             message = f"mpirun starts {started} processes, but the job has {count(slots, 'task')}"
-            options = [f"--ntasks={started}"]
-            if "ntasks-per-node" in script.job.options and script.job.nodes:
-                each = f"--ntasks-per-node={-(-started // script.job.nodes)}"
-                options = [each, *options] if "ntasks" in script.job.options else [each]
-            remedy = f"request {' and '.join(options)}, or start mpirun -n $SLURM_NTASKS"
+            options, nodes = f"--ntasks={started}", script.job.nodes
+            if nodes and "ntasks-per-node" in script.job.options:
+                each = -(-started // nodes)
+                total = f" and --ntasks={each * nodes}" if "ntasks" in script.job.options else ""
+                options = f"--ntasks-per-node={each}{total}"
+            remedy = f"request {options}, or start mpirun -n $SLURM_NTASKS"
             yield Remark(step.line, f"{message}: Open MPI reports too few slots", remedy)
 
 
