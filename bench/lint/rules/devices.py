@@ -34,7 +34,7 @@ _CONTAINER_VARIABLES = frozenset(
 )
 #: Signs of AMD GPUs, and of a process that needs no GPU.
 _NO_NV = re.compile(
-    r"rocm|apptainer-enable-gpu|ROCR_|HIP_VISIBLE|mi2\d\d|mi300|hsn\d|project_46\d|lumi|standard-g|dev-g|small-g|frontier|ROLE=(?:scheduler|server)",
+    r"rocm|apptainer-enable-gpu|ROCR_|HIP_VISIBLE|MIOPEN|RCCL|HSA_|mi2\d\d|mi300|hsn\d|project_46\d|lumi|standard-g|dev-g|small-g|frontier|ROLE=(?:scheduler|server)",
     re.I,
 )
 #: Signs that a program in a container uses GPUs.
