@@ -56,7 +56,7 @@ _TIME = re.compile(r"-1|(?i:infinite|unlimited)|\d+(?::\d+){0,2}|\d+-\d*(?::\d+)
 _SIGNAL = re.compile(r"(?:[RB]{1,2}:)?(?:SIG)?[A-Za-z0-9+-]+(?:@\d+)?", re.IGNORECASE)
 #: The start of a value that stands for a number, such as ``NODES``, ``@NODES`` or ``%s``.
 _PLACEHOLDER = re.compile(r"[A-Za-z@%_]")
-_YOURS = re.compile(r"(?i:\byour [a-z]+)|\b(?:FILL|ENTER|INSERT|REPLACE|CHANGE)(?: [A-Z]+)+\b")
+_YOURS = re.compile(r"(?i:\byour [a-z]+)|(?<==)(?:FILL|ENTER|INSERT|REPLACE|CHANGE)(?: [A-Z]+)+\b")
 _HUMAN_TIME = re.compile(r"(\d{1,5})([dhmsDHMS])")
 _UNITS = frozenset({"node", "task", "cpu", "gpu", "core", "socket"})
 #: Of these options, sbatch accepts only one.

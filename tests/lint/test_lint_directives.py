@@ -17,7 +17,7 @@ ACCEPTED = """
 --cpus-per-task=4 # x | --cpus-per-task=4#x | --comment "#a b" | --job-name="my job" | -p 'a'b | --time="10:00"
 --gpu-bind=closest | --gpu-bind=none | --array=1-10%2 | --begin=now+1hour | --get-user-env | --nice=abc
 --nodes=2 \\ | hetjob | --wait-all-nodes=1 | --gres=gpu:a100:4,lscratch:10 | --exclud=n1 | --ntasks-per-n=4
---time=HH:MM:SS | --output=/a/b\\ c/d | --quotatype=spot | --container-image=a --container-mounts /x:/y
+--partition=a # CHANGE THIS AS YOU LIKE | --time=HH:MM:SS | --output=/a/b\\ c/d | --quotatype=spot | --container-image=a --container-mounts /x:/y
 """
 REFUSED = """
 --nodes=$N | --nodes=1- | -nodes=4 | --node=4 | --ntask=4 | nodes=2 | --nodes=2 foo | --constraints=gpu
