@@ -219,7 +219,7 @@ def _failure(folder: RunFolder) -> Diagnosis:
     from bench.doctor.diagnosis import Diagnosis, TellingLine
 
     logs = _logs(folder)
-    found = _diagnose(logs) if logs else None
+    found = _diagnose(logs).of_failed_job() if logs else None
     if found and found.failed:
         return found
     lines = [TellingLine(*find_reason(folder)), *(found.telling_lines if found else [])]

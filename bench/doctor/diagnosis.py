@@ -42,11 +42,26 @@ END_WEIGHT = 20
 #: Signs from this weight on prove a failure even if the success message follows them: many scripts print
 #: this message although their program failed.
 PROOF_WEIGHT = 30
+#: Numbers of ordinary lines of output below a sign of failure that make the failure doubtful: one if the sign
+#: is weak or says itself that the program goes on.
+ORDINARY_LINES, ORDINARY_LINES_WEAK = 3, 1
 #: Name of the fact that the program itself or its launcher reports success; a script rarely prints this.
 FINISHED = "finished"
+#: Causes that say who ended the job, but not why it had not ended before.
+ENDED_BY_SLURM = ("time-limit", "cancelled")
 #: Names of the signs that recognize Slurm's messages about tasks and steps.
 SLURM_SIGNS = ("slurm", "ended")
 
+#: Messages about the end of the whole job or of all its tasks.
+_CONCLUSIVE = re.compile(
+    r"\b(?:srun|slurmstepd|slurmd)\b.{0,60}: |CANCELLED AT|DUE TO |ChildFailedError|mpi(?:run|exec) noticed|"
+    r"BAD TERMINATION|\b(?:State|JobState)[ :=]+(?:FAILED|TIMEOUT|NODE_FAIL|OUT_OF_ME)"
+)
+_GOES_ON = re.compile(
+    r"\b(?:re-?start(?:ing|ed)?|re-?try(?:ing)?|retries|skipp(?:ed|ing)|ignor(?:ed|ing)|expected|"
+    r"as configured|next|again)\b",
+    re.IGNORECASE,
+)
 _SOURCE_LINE = re.compile(r"(?:^|\s)raise [\w.]+")
 #: Most warnings appear in the first steps.
 HEAD_BYTES, TAIL_BYTES = 256 * 1024, 64 * 1024
@@ -92,7 +107,8 @@ class Diagnosis:
 
     - ``cause``: ``causes`` lists the causes found; fix the first cause first.
     - ``unknown``: no known cause explains the failure, or the logs show neither a failure nor success, or
-      both; see ``telling_lines``.
+      both; see ``telling_lines``. If ``failed`` is False, ``causes`` of severity "failure" are possible
+      causes: the program wrote ordinary output below their lines.
     - ``harmless``: the logs contain only warnings about operations that are retried.
     - ``ok``: the logs show that the job succeeded.
 
@@ -104,6 +120,12 @@ class Diagnosis:
     failed: bool
     causes: list[Cause]
     telling_lines: list[TellingLine]
+
+    def of_failed_job(self) -> Diagnosis:
+        """Return the diagnosis if it is known that the job failed: possible causes become causes."""
+        if self.verdict == "unknown" and any(cause.severity == FAILURE for cause in self.causes):
+            return replace(self, verdict="cause", failed=True)
+        return self
 
     def as_json(self) -> dict[str, Any]:
         """Return the output of ``bench doctor --json``."""
@@ -136,12 +158,15 @@ def diagnose(logs: Mapping[str, Source]) -> Diagnosis:
     causes = _causes(_without_harmless(ranked))
     if causes and causes[0].cause == HARMLESS:
         return Diagnosis("harmless", False, causes + warnings, [])
+    if causes and not _proves_end(unfinished, met):
+        return Diagnosis("unknown", False, causes + warnings, [])
     if causes:
         return Diagnosis(
             "cause", True, causes + warnings, _telling_lines(_preceding_errors(ranked[0], signs), order)
         )
     if signs:
-        return Diagnosis("unknown", _prove_failure(signs, unfinished), warnings, _telling_lines(signs, order))
+        failed = _prove_failure(signs, unfinished) and _proves_end(unfinished, met)
+        return Diagnosis("unknown", failed, warnings, _telling_lines(signs, order))
     if doubtful := [hit for hits in doubts.values() for hit in hits or ()]:
         return Diagnosis("unknown", False, warnings, _telling_lines(doubtful, order))
     if len(unfinished) < len(scans):
@@ -328,9 +353,35 @@ def _prove_failure(signs: Sequence[Hit], scans: Sequence[Scan]) -> bool:
     )
 
 
+def _proves_end(scans: Sequence[Scan], met: Sequence[tuple[Scan, SignatureHits]]) -> bool:
+    """Return whether a failure concerns the end of a job: its program wrote no ordinary output afterwards.
+
+    A program can handle an exception, and a script can continue after a command that failed. Messages about
+    the end of the whole job, such as those of srun, need no such evidence.
+    """
+    for scan in scans:
+        causes = [found for of, found in met if of is scan and found.signature.severity == FAILURE]
+        signs = [
+            one for one in scan.hits() if not one.signature.is_cause and one.signature.weight >= END_WEIGHT
+        ]
+        failures = {hit.line for found in (*causes, *signs) for hit in found.hits}
+        for found in (*causes, *signs):
+            goes_on = _GOES_ON.search(found.hits[-1].evidence)
+            if not goes_on and any(_CONCLUSIVE.search(hit.evidence) for hit in found.hits):
+                return True
+            weak = goes_on or found.signature.weight < ECHO_WEIGHT
+            below = {line for line in scan.ordinary_lines - failures if line > found.last_line}
+            if len(below) < (ORDINARY_LINES_WEAK if weak else ORDINARY_LINES):
+                return True
+    return False
+
+
 def _preceding_errors(first: Hit, signs: Sequence[Hit]) -> list[Hit]:
-    """Return the program's own errors that may have led to the first cause, if that cause is a symptom."""
-    if first.weight >= SYMPTOM_WEIGHT:
+    """Return the program's own errors that may have led to the first cause, if that cause is a symptom.
+
+    A job that Slurm ended may have waited for a process that had failed.
+    """
+    if first.weight >= SYMPTOM_WEIGHT and first.signature.name not in ENDED_BY_SLURM:
         return []
     return [
         sign

@@ -19,6 +19,7 @@ _WIDTH = 100
 _SUCCEEDED = "The logs show that the job succeeded."
 _UNKNOWN = "The job failed for an unknown reason. The most informative lines:"
 _UNDECIDED = "The logs do not show whether the job failed or succeeded."
+_POSSIBLE = f"{_UNDECIDED} The program continued after these lines. If the job failed, the cause may be:"
 _HARMLESS = "The logs show neither a failure nor success, only warnings about operations that are retried:"
 
 
@@ -27,11 +28,14 @@ def as_text(diagnosis: Diagnosis) -> str:
     failures = [cause for cause in diagnosis.causes if cause.severity == FAILURE]
     slow = [cause for cause in diagnosis.causes if cause.severity == SLOW]
     blocks = _failures(failures)
+    possible = diagnosis.verdict == "unknown" and not diagnosis.failed and bool(failures)
+    if possible:
+        blocks.insert(0, _POSSIBLE)
     if diagnosis.verdict == "harmless":
         blocks.insert(0, _HARMLESS)
     if diagnosis.verdict == "ok":
         blocks.append(_SUCCEEDED)
-    if diagnosis.verdict == "unknown":
+    if diagnosis.verdict == "unknown" and not possible:
         last = " The most informative lines:" if diagnosis.telling_lines else ""
         blocks.append(_UNKNOWN if diagnosis.failed else _UNDECIDED + last)
     if diagnosis.telling_lines and failures:

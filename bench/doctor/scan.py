@@ -49,6 +49,8 @@ TRACEBACK_LINES = 60
 TAIL_LINES = 512
 #: Number of lines at the end of a log that are searched for all signs of failure, whatever their words.
 LAST_LINES = 8
+#: Number of lines at the end of a log that are searched for ordinary output.
+END_LINES = 64
 #: Maximum number of matched lines that contain the same words of the catalogue.
 LINES_PER_WORD_SET = 1024
 #: Signatures with enough hits are removed each time this many lines with the same catalogue words have
@@ -78,6 +80,18 @@ _GOES_ON = re.compile(
     r"not (?:available|installed|found)\b.{0,40}\b(?:only|instead|without|disabl\w+|using)\b)",
     re.IGNORECASE,
 )
+#: Lines that show no further work of the program: details and advice that follow an error, and the words of
+#: a program or script that ends.
+_NO_WORK = re.compile(
+    r"^\s|^[^A-Za-z]*$|^(?:\[\w+\]: ?|\d+: ?)(?:\s|$)|^\W*(?:[IWEF]\d{4} |\[[IWEF]\d{3,4} )|^(?:frame )?#\d|"
+    r"\b(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)\b.{0,20}\d\d:\d\d:\d\d|^\W*(?:date|time|end(?:ed)?|stop(?:ped)?)\b|"
+    r"error|fail|exception|warn|abort|kill|\bexit|terminat|cancel|traceback|usage|help|hint|\bnote\b|please|"
+    r"\bsee\b|\btry\b|giv(?:e|ing) up|quit|\bNCCL\b|\bO?MPI|\bPMI|^\d+\+\d+ records|bytes copied|\bclean|"
+    r"shut|\bstate\b|\w+::\w|\bthread 0x|\bfile \"",
+    re.IGNORECASE,
+)
+#: A progress bar of tqdm without a label, after its first step. It has no words for the catalogue.
+_BAR = re.compile(r"\s*\d{1,3}%\|[^|]{0,200}\| *[1-9]\d*/(?!1 )\d+ \[[\d:]+<[\d:?]+, +[\d.]+ ?(?:it/s|s/it)")
 EXCEPTION_LINE = re.compile(
     r"\W{0,3}(?:\w{1,12}\W{1,3})?(?:\w+\.){0,8}\w+(?:Error|Exception|Exit|Interrupt|Timeout)\b"
 )
@@ -343,6 +357,9 @@ class Scan:
         self.last_lines: list[tuple[int, str]] = []
         #: Number of the last line with an exception that the program handles, or 0.
         self.last_handled = 0
+        #: Numbers of the lines among the last ones that show further work of the program.
+        self.ordinary_lines: set[int] = set()
+        self._last_bar = 0
         self._hits: dict[int, SignatureHits] = {}
         self._ignored: set[int] = set()
         self._candidates: dict[frozenset[bytes], _Candidates] = {}
@@ -351,20 +368,24 @@ class Scan:
     def read(self, source: Source) -> Scan:
         """Read the log once and collect the hits."""
         lines = LineFilter(frozenset(self.catalogue.index), self.catalogue.vocabulary)
-        last: deque[tuple[int, bytes]] = deque(maxlen=LAST_LINES)
+        ends: deque[tuple[int, bytes]] = deque(maxlen=END_LINES)
         for passage, begin, end in passages(source):
             for index, words in lines.select(passage, begin, end):
                 self._match_line(passage, index, words)
             filled = (at for at in range(end - 1, begin - 1, -1) if passage.pieces[at].strip())
-            recent = [*islice(filled, LAST_LINES)]
-            last.extend((passage.numbers[at], passage.pieces[at]) for at in reversed(recent))
+            recent = [*islice(filled, END_LINES)]
+            ends.extend((passage.numbers[at], passage.pieces[at]) for at in reversed(recent))
         skipped = [(number, piece, lines.words_of(piece)) for number, piece in lines.skipped_last.values()]
         for number, piece, words in sorted([*skipped, *self._tail], key=lambda line: line[0]):
             self._match_all(self._candidates_for(words).signatures, Line(Passage([piece], [number]), 0))
+        last = [*ends][-LAST_LINES:]
         final = Passage([piece for _, piece in last], [number for number, _ in last])
         for index in range(len(last)):
             self._match_all(self.catalogue.signs, Line(final, index))
         self.last_lines = [(number, shortened(readable(piece), 0)) for number, piece in last]
+        texts = [(number, readable(piece)[:500]) for number, piece in ends]
+        self.ordinary_lines = {number for number, text in texts if not _NO_WORK.search(text)}
+        self._last_bar = max((number for number, text in texts if _BAR.match(text)), default=0)
         return self
 
     def hits(self) -> list[SignatureHits]:
@@ -373,7 +394,8 @@ class Scan:
 
     def last_line(self, fact: str) -> int:
         """Return the number of the last line that states a fact, or 0 if there is none."""
-        return max((found.last_line for found in self.hits() if found.signature.name == fact), default=0)
+        lines = (found.last_line for found in self.hits() if found.signature.name == fact)
+        return max(lines, default=0) if fact != "progress" else max(self._last_bar, *lines, 0)
 
     def first_line(self, fact: str) -> int:
         """Return the number of the first line that states a fact, or 0 if there is none."""

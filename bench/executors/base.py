@@ -253,7 +253,7 @@ def _explain_failure(folder: RunFolder) -> dict[str, Any]:
 
     logs = {str(log.name): log for log in (folder.err, folder.out) if log.is_file()}
     try:
-        found = diagnose(logs) if logs else None
+        found = diagnose(logs).of_failed_job() if logs else None
     except OSError:
         found = None
     if found is not None and found.verdict == "cause":

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from bench.doctor import Diagnosis, diagnose, diagnose_text
+from bench.doctor.report import as_text
 
 OOM = "slurmstepd: error: Detected 1 oom_kill event in StepId=77.0. Some of the step tasks"
 CLOSED = (
@@ -455,3 +456,90 @@ def test_the_json_has_the_promised_keys() -> None:
     keys = ["cause", "severity", "path", "line", "evidence", "explanation", "remedy", "share"]
     assert list(content["causes"][0]) == keys
     assert content["causes"][0]["evidence"] == OOM
+
+
+CRASH = 'Traceback (most recent call last):\n  File "tile.py", line 40, in <module>\n    cut()\n'
+ORDINARY = "tile 7 written\ntile 8 written\ntile 9 written\nmap has 9 tiles\n"
+
+
+@pytest.mark.parametrize(
+    ("log", "cause"),
+    [
+        (f"{CRASH}KeyError: 'legend'\n{ORDINARY}", "program-error"),
+        (f"{CRASH}my.LegendError: blue\n{ORDINARY}", None),
+        (f"job.sh: line 3: mamba: command not found\n{ORDINARY}", "wrong-python-env"),
+        (f"job.sh: line 8:   311 Killed                  ./warm_up\n{ORDINARY}", "oom-host"),
+        (f"ERROR tile 4 is damaged\nERROR tile 6 is damaged\n{ORDINARY}", None),
+        ("tile 4: worker exited with code -11, restarting it\ntile 4 written\n", None),
+        ("KeyboardInterrupt: 50 tiles as configured\nmap written to /data/map.tif\n", None),
+        ("job.sh: line 5: 77 Killed   ( while true; do\n    free -g >> mem; done )\n", None),
+    ],
+)
+def test_a_failure_with_ordinary_output_below_it_is_only_a_possible_failure(
+    log: str, cause: str | None
+) -> None:
+    found = diagnose_text(f"reading tiles\n{log}")
+    assert (found.verdict, found.failed, names(found)) == ("unknown", False, [cause] if cause else [])
+    if cause:
+        assert "If the job failed, the cause may be:" in as_text(found)
+        assert found.of_failed_job().verdict == "cause"
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        f"{CRASH}KeyError: 'legend'\ntile 7 written\nMon Nov 23 15:33:37 UTC 2026\n",
+        f"{ORDINARY}{CRASH}KeyError: 'legend'\n",
+        f"{CRASH}KeyError: 'legend'\n{ORDINARY}srun: error: n7: task 1: Exited with exit code 1\n",
+        f"my.ChildFailedError:\n{CRASH}torch.distributed.elastic.multiprocessing.errors.ChildFailedError:\n"
+        + ORDINARY,
+        f"{CRASH}KeyError: 'legend'\n[rank1]:   frame one\n  File a\nplease report\n#0 a\n",
+        "ERROR tile 4 is damaged\ngiving up\n",
+        "job.sh: line 8:   311 Killed                  python cut.py\n",
+        "tile 4: worker exited with code -11, restarting it\nfatal: worker cannot start\n",
+    ],
+)
+def test_a_failure_at_the_end_or_of_the_whole_job_is_a_failure(log: str) -> None:
+    assert diagnose_text(f"reading tiles\n{log}").failed
+
+
+@pytest.mark.parametrize("line", ["exit status: 3", "cut.py: return code = 2", "exit 4"])
+def test_a_non_zero_exit_code_above_other_lines_disproves_success(line: str) -> None:
+    found = diagnose_text(
+        f"reading tiles\nno tile found\n{line}\nleft on Friday\nJob finished successfully\n"
+    )
+    assert (found.verdict, found.failed) == ("unknown", True)
+    assert [telling.text for telling in found.telling_lines] == [line]
+    later = diagnose_text(f"{line}\ncutting again\nexit status: 0\nJob finished successfully\n")
+    assert (later.verdict, later.failed) == ("unknown", False)
+    assert diagnose_text("exit status: 0\nJob finished successfully\n").verdict == "ok"
+
+
+def test_a_job_that_hung_after_a_failure_shows_this_failure_with_the_time_limit() -> None:
+    limit = "slurmstepd: error: *** JOB 8 ON n2 CANCELLED AT 2025-03-09T02:11:40 DUE TO TIME LIMIT ***"
+    mesh = "Gloo connectFullMesh failed with [pair.cc:152] timed out connecting: Connection refused, remote="
+    log = f"[rank1]: RuntimeError: broken sensor\n{mesh}[10.7.0.2]:7578\n{limit}\n"
+    found = diagnose_text(log)
+    assert names(found) == ["time-limit", "gloo-wrong-interface"]
+    assert [line.text for line in found.telling_lines] == ["[rank1]: RuntimeError: broken sensor"]
+    assert names(diagnose_text(f"{mesh}[10.7.0.2]:7578\n")) == ["gloo-wrong-interface"]
+
+
+def test_a_progress_bar_without_a_label_is_progress_from_its_second_state_on() -> None:
+    early = "CommandNotFoundError: Your shell has not been properly configured to use 'conda activate'.\n"
+    limit = "slurmstepd: error: *** JOB 8 ON n2 CANCELLED AT 2025-03-09T02:11:40 DUE TO TIME LIMIT ***\n"
+    bar = "  4%|▍         | 2/50 [21:02<8:25:01, 631.29s/it]"
+    assert names(diagnose_text(f"{early}{bar}\n{limit}")) == ["time-limit"]
+    start = "  0%|          | 0/50 [00:00<?, ?it/s]"
+    for near_miss in (start, f"Loading shards: {bar}"):
+        assert names(diagnose_text(f"{early}{near_miss}\n{limit}")) == ["wrong-python-env", "time-limit"]
+
+
+def test_a_program_of_a_missing_module_is_no_stray_command() -> None:
+    missing = "job.sh: line 2: module: command not found\n"
+    assert names(diagnose_text(f"{missing}job.sh: line 4: gmx_mpi: command not found\n")) == [
+        "module-missing"
+    ]
+    stray = f"{missing}job.sh: line 4: --ntomp: command not found\n"
+    assert names(diagnose_text(stray)) == ["module-missing", "stray-command"]
+    assert names(diagnose_text("job.sh: line 4: gmx_mpi: command not found\n")) == ["stray-command"]
