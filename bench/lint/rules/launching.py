@@ -36,6 +36,8 @@ _LEARNS = re.compile(r"torch|tensorflow|keras|\bjax\b|cuda", re.IGNORECASE)
 _REACHES_SERVERS = re.compile(
     r"hostfile|machinefile|python.*client|=[\"']?srun\b|launcher=[\"']?slurm\b", re.IGNORECASE
 )
+#: Names of a program's options whose value is a command or a file with commands.
+_COMMAND_OPTION = re.compile(r"(?:\A|[_-])(?:cmd|command|sbatch|srun)(?:[_-]|\Z)")
 _DATA_PARALLEL = re.compile(r"(?:\A|[_-])dp(?:[_.-]|\Z)")
 _GROUP = re.compile(r"lightning|\bddp\b(?!-backend)|torch\.?distributed", re.IGNORECASE)
 
@@ -99,13 +101,20 @@ def missing_srun(script: Script) -> Iterator[Remark]:
         learns = script.job.asks_for_gpus or script.mentions(_LEARNS)
         learns = learns and not script.mentions(_REACHES_SERVERS) and not _gets_size(script, step)
         certain = waits and script.job.several_nodes and not _is_uncertain(script, step)
+        severity = Severity.ERROR if certain else Severity.WARNING if waits or learns else Severity.INFO
         yield Remark(
             step.outer.line,
             message,
             _how_to_srun(script, step) if waits else f"request one node, or {_how_to_srun(script, step)}",
-            Severity.ERROR if certain else Severity.WARNING if waits or learns else Severity.INFO,
+            Severity.INFO if _is_driver(script, step) else severity,
             _insert_srun(script, step) if waits else None,
         )
+
+
+def _is_driver(script: Script, step: Step) -> bool:
+    """Return whether a program gets commands, which it probably starts on the nodes itself."""
+    given = script.options_of_program(step.launch) if step.launch.kind == "python" else ()
+    return any(_COMMAND_OPTION.search(name) for name, _ in given)
 
 
 def _gets_size(script: Script, step: Step) -> bool:

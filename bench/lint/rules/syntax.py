@@ -101,7 +101,11 @@ def malformed_directive(script: Script) -> Iterator[Remark]:
     if start and not script.lines[0].startswith("#!"):
         message = "sbatch refuses the script: its first line does not start with #!"
         yield Remark(start, message, "make `#!/bin/bash` the first line")
+    directives = {line.partition(" ")[2].strip() for line in script.lines if line.startswith("#SBATCH ")}
     for remark in script.header.remarks:
+        mark, _, options = script.line(remark.line or 0).partition(" ")
+        if mark != "#SBATCH" and options.strip() in directives:
+            remark = remark._replace(severity=Severity.INFO)  # a directive has the same options
         name = _VARIABLE.search(script.line(remark.line or 0))
         if name and any(map(_FILLED_IN_LATER.search, script.lines)):
             remark = remark._replace(severity=Severity.INFO)

@@ -239,8 +239,8 @@ def ntasks_conflict(script: Script) -> Iterator[Remark]:
 
     ``--ntasks`` takes precedence, and ``--ntasks-per-node`` then only sets a maximum. Therefore too few
     processes start, or Slurm refuses the job. With fewer tasks than nodes, Slurm
-    reduces the number of nodes. Slurm refuses a job with more hosts in ``--nodelist`` than ``--nodes``.
-    A step must not request more nodes or CPUs than its job.
+    reduces the number of nodes. Slurm 22.05 refuses a job with more hosts in ``--nodelist`` than ``--nodes``;
+    Slurm 24.11 chooses some of them. A step must not request more nodes or CPUs than its job.
 
     Bad:
         #SBATCH --nodes=2
@@ -265,8 +265,9 @@ def ntasks_conflict(script: Script) -> Iterator[Remark]:
 def _conflict(script: Script, geometry: Geometry, *, job: bool) -> Iterator[Remark]:
     ntasks, per_node = geometry.number("ntasks"), geometry.number("ntasks-per-node")
     if job and geometry.too_many_hosts:
-        message = "--nodelist names more hosts than --nodes allows: Slurm refuses the job"
-        yield Remark(geometry.line("nodelist"), message, "name fewer hosts, or change --nodes")
+        message = "--nodelist names more hosts than --nodes allows: Slurm 22.05 and older refuse the job"
+        remedy = "name fewer hosts, or change --nodes"
+        yield Remark(geometry.line("nodelist"), message, remedy, Severity.INFO)
     if not ntasks or geometry.heterogeneous:
         return
     line = geometry.line("ntasks")
