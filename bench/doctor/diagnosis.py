@@ -207,7 +207,8 @@ def _contradicts(found: SignatureHits, scan: Scan) -> bool | None:
     Hits below the message of success disprove it, except messages about processes that the script itself
     may have ended. A script can print such a message although its program failed, and the output of a program
     may be delayed. Therefore a sign of failure above the message makes the success doubtful if the log shows
-    progress or the program's own end below the sign. It disproves success if the log shows neither.
+    progress or the program's own end below the sign. It disproves success if the log shows neither. Warnings
+    and logged errors make the success doubtful if no output is between them and the message.
     """
     signature, success, progress = found.signature, _success(scan), scan.last_line("progress")
     continued = max(progress, scan.last_line(FINISHED)) > found.last_line
@@ -221,8 +222,18 @@ def _contradicts(found: SignatureHits, scan: Scan) -> bool | None:
         survived = continued and 0 < scan.first_line("progress") < found.hits[0].line
         return signature.is_cause or signature.name in SLURM_SIGNS or not survived
     if signature.weight < PROOF_WEIGHT or signature.retried or (signature.is_cause and continued):
-        return None
+        idle = (
+            signature.weight >= SIGN_WEIGHT and not continued and not _output_between(scan, found.last_line)
+        )
+        return False if idle else None
     return not (continued or signature.name in SLURM_SIGNS)
+
+
+def _output_between(scan: Scan, line: int) -> bool:
+    """Return whether ordinary output is between a line and the last message of success."""
+    messages = [found for found in scan.hits() if found.signature.name in ("success", FINISHED)]
+    ordinary = scan.ordinary_lines - {hit.line for found in messages for hit in found.hits}
+    return any(line < number < _success(scan) for number in ordinary)
 
 
 def _met_causes(scans: Sequence[Scan]) -> list[tuple[Scan, SignatureHits]]:
@@ -281,7 +292,9 @@ def _disagreeing(signature: Signature, everything: Sequence[SignatureHits]) -> H
 
 def _continued(scan: Scan, found: SignatureHits, scans: Sequence[Scan]) -> bool:
     """Return whether the job continued after ``found``, according to its log or, for a warning, any log."""
-    end = scan.last_line(FINISHED) if EXCEPTION_LINE.match(found.hits[0].evidence) else _success(scan)
+    silent = found.signature.weight >= ECHO_WEIGHT and not _output_between(scan, found.last_line)
+    silent = silent or bool(EXCEPTION_LINE.match(found.hits[0].evidence))
+    end = scan.last_line(FINISHED) if silent else _success(scan)
     if max(scan.last_line("progress"), end) > found.last_line:
         return True
     others = (other for other in scans if other is not scan)

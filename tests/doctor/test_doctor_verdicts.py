@@ -543,3 +543,20 @@ def test_a_program_of_a_missing_module_is_no_stray_command() -> None:
     stray = f"{missing}job.sh: line 4: --ntomp: command not found\n"
     assert names(diagnose_text(stray)) == ["module-missing", "stray-command"]
     assert names(diagnose_text("job.sh: line 4: gmx_mpi: command not found\n")) == ["stray-command"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "job.sh: line 4: module: command not found",
+        "cut: /lib64/libm.so.6: version `GLIBC_2.29' not found (required by cut)",
+        "cp: cannot stat '/data/map.tif': No such file or directory",
+        "ERROR no sensor is connected",
+        "Failed to save the map: the disk is gone",
+    ],
+)
+def test_a_success_message_directly_below_an_error_is_doubtful(line: str) -> None:
+    found = diagnose_text(f"{line}\nFri Nov 20 09:00:00 2026\nJob finished successfully\n")
+    assert (found.verdict, found.failed) == ("unknown", False)
+    assert line in [telling.text for telling in found.telling_lines]
+    assert diagnose_text(f"{line}\ntile 9 written\nJob finished successfully\n").verdict == "ok"
