@@ -382,7 +382,7 @@ def _proves_end(scans: Sequence[Scan], met: Sequence[tuple[Scan, SignatureHits]]
             goes_on = _GOES_ON.search(found.hits[-1].evidence)
             if not goes_on and any(_CONCLUSIVE.search(hit.evidence) for hit in found.hits):
                 return True
-            weak = goes_on or found.signature.weight < ECHO_WEIGHT
+            weak = goes_on or found.signature.weight < PROOF_WEIGHT
             below = {line for line in scan.ordinary_lines - failures if line > found.last_line}
             if len(below) < (ORDINARY_LINES_WEAK if weak else ORDINARY_LINES):
                 return True

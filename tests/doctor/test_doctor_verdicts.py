@@ -471,6 +471,7 @@ ORDINARY = "tile 7 written\ntile 8 written\ntile 9 written\nmap has 9 tiles\n"
         (f"job.sh: line 8:   311 Killed                  ./warm_up\n{ORDINARY}", "oom-host"),
         (f"ERROR tile 4 is damaged\nERROR tile 6 is damaged\n{ORDINARY}", None),
         ("tile 4: worker exited with code -11, restarting it\ntile 4 written\n", None),
+        ("ls: cannot access '/data/old': No such file or directory\nmap written to /data/map.tif\n", None),
         ("KeyboardInterrupt: 50 tiles as configured\nmap written to /data/map.tif\n", None),
         ("job.sh: line 5: 77 Killed   ( while true; do\n    free -g >> mem; done )\n", None),
     ],
