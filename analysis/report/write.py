@@ -272,11 +272,8 @@ def _divided(
     divisions = divide_study(frames, rows, evidence)
     if not divisions:
         return {}, {}, []
-    valid = {
-        place: division
-        for place, division in divisions.items()
-        if invalid.keys().isdisjoint(rows.loc[place, ["cell_id", "base_cell"]])
-    }
+    is_valid = ~rows[["cell_id", "base_cell"]].isin(list(invalid)).any(axis=1)
+    valid = {place: division for place, division in divisions.items() if is_valid[place]}
     labels = series_titles(study, rows)
     sections = why_sections(study, frames.runs, rows, valid, labels=labels, rings=evidence.rings)
     causes = causes_frame(rows, divisions, invalid=invalid)
