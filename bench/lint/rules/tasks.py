@@ -93,7 +93,7 @@ def _tasks(script: Script, step: Step, geometry: Geometry) -> Iterator[Remark]:
     severity = Severity.WARNING
     if tasks > gpus:
         message = f"{tasks} processes share {count(gpus, 'GPU')} on each node, which NCCL does not support"
-        remedy = f"request {tasks} GPUs per node, or --ntasks-per-node={gpus}"
+        remedy = f"request {count(tasks, 'GPU')} per node, or --ntasks-per-node={gpus}"
     elif tasks == 1:
         # Many programs start one process per GPU themselves, but not if another component has one per GPU.
         alike = any(1 != part.tasks_per_node == (part.gpus_per_node or 0) for part in script.components(step))
@@ -107,7 +107,7 @@ def _tasks(script: Script, step: Step, geometry: Geometry) -> Iterator[Remark]:
         severity = Severity.INFO
     yield Remark(main, message, remedy, severity)
     if gpus_line and gpus_line != main and tasks > gpus:
-        message = f"{count(gpus, 'GPU')} per node requested here, but {tasks} tasks per node"
+        message = f"{count(gpus, 'GPU')} per node requested here, but {count(tasks, 'task')} per node"
         yield Remark(gpus_line, message, remedy, Severity.INFO)
 
 
@@ -139,10 +139,12 @@ def _program_options(script: Script, step: Step, geometry: Geometry) -> Iterator
         if given is None or given < 1 or (ranked and given == script.job.nodes):
             continue
         if name in _NODE_OPTIONS and nodes and given != nodes and "nodes" in geometry.options:
-            message = f"this option says {given} nodes, but srun starts the program on {nodes}"
+            message = f"this option says {count(given, 'node')}, but srun starts the program on {nodes}"
             yield Remark(value.line, message, f"change the number to {nodes}, or to $SLURM_NNODES", severity)
         elif name in _DEVICE_OPTIONS and given > 1 and tasks and given != tasks:
-            message = f"this option says {given} devices per node, but srun starts {tasks} tasks per node"
+            message = (
+                f"this option says {given} devices per node, but srun starts {count(tasks, 'task')} per node"
+            )
             remedy = f"request --ntasks-per-node={given}: one task per device"
             if not name.startswith("trainer.") and not script.mentions(_OF_LIGHTNING):
                 severity = Severity.INFO  # the program may start the processes itself
@@ -179,7 +181,7 @@ def _workers(script: Script, step: Step, geometry: Geometry) -> Iterator[Remark]
         message = f"{name} starts {workers} workers on {count(visible, 'GPU')}: the extra workers fail"
         # Sites that do not constrain devices let the script select others.
         severity = Severity.INFO if script.mentions(_SETS_VISIBLE_DEVICES) else None
-        yield Remark(value.line, message, f"start {visible} workers, or request more GPUs", severity)
+        yield Remark(value.line, message, f"start {count(visible, 'worker')}, or request more GPUs", severity)
         line = geometry.line(*_GPU_OPTIONS)
         if line and line != value.line:
             message = f"{count(visible, 'GPU')} requested here, but {workers} workers are started"
@@ -208,7 +210,7 @@ def _launcher_nodes(script: Script, step: Step, geometry: Geometry) -> Iterator[
     tasks = (geometry.tasks_per_node or 1) if geometry.isolation else 1
     if expected > available * tasks:
         given = bool({"nodes", "ntasks"} & {*script.job.options, *geometry.options})
-        message = f"{launch.launcher} waits for {expected} nodes, but the job has {available}"
+        message = f"{launch.launcher} waits for {count(expected, 'node')}, but the job has {available}"
         message += ": it fails when its rendezvous times out"
         remedy = f"use --nnodes=$SLURM_NNODES, or request --nodes={expected}"
         severity = None if given else Severity.WARNING
@@ -285,7 +287,7 @@ def _conflict(script: Script, geometry: Geometry, *, job: bool) -> Iterator[Rema
     elif fixed and per_node and ntasks != fixed * per_node:
         total = fixed * per_node
         started = not job or any(step.launch.via for step in script.training)
-        effect = "too few tasks start" if started else f"the job gets CPUs for {ntasks} tasks only"
+        effect = "too few tasks start" if started else f"the job gets CPUs for {count(ntasks, 'task')} only"
         effect = effect if ntasks < total else "Slurm refuses the job"
         severity = (
             None if ntasks > total else Severity.WARNING if started and script.training else Severity.INFO
@@ -293,15 +295,14 @@ def _conflict(script: Script, geometry: Geometry, *, job: bool) -> Iterator[Rema
         once = ntasks == fixed and any(starts_workers(step.launch) for step in script.training)
         if once or (1 < ntasks < total and -(-ntasks // per_node) == fixed):
             severity = Severity.INFO  # one launcher per node is right, or the tasks need all nodes
-        message = (
-            f"--ntasks={ntasks} contradicts {fixed} nodes x {per_node} tasks per node = {total}: {effect}"
-        )
+        product = f"{count(fixed, 'node')} x {count(per_node, 'task')} per node = {total}"
+        message = f"--ntasks={ntasks} contradicts {product}: {effect}"
         remedy = "remove --ntasks-per-node" if once else f"remove --ntasks, or change it to {total}"
         edit = Edit(line, str(ntasks), str(total)) if line and not once else None
         yield Remark(line, message, remedy, severity, edit)
         other = geometry.line("ntasks-per-node")
         if other != line:
-            message = f"{per_node} tasks per node on {fixed} nodes here, but --ntasks={ntasks}"
+            message = f"{product} here, but --ntasks={ntasks}"
             yield Remark(other, message, remedy, Severity.INFO)
 
 
@@ -311,7 +312,7 @@ def _more_than_the_job(script: Script, step: Step) -> Iterator[Remark]:
     own = script.geometry(step).node_range[0] if asked else 0
     low, high = script.job.node_range
     if asked and "nodes" in script.job.options and low == high and own > low:
-        message = f"srun fails, because it requests {own} nodes and the job has only {low}"
+        message = f"srun fails, because it requests {count(own, 'node')} and the job has only {low}"
         yield Remark(asked.line, message, f"request --nodes={own} in the directives")
 
 
@@ -422,7 +423,7 @@ def ntasks_per_node_ignored(script: Script) -> Iterator[Remark]:
         if per_node and per_node * nodes != inherited:
             message = f"srun ignores --ntasks-per-node={per_node}"
             message += " in some releases (22.05): " if "nodes" in own else ": "
-            message += f"it inherits {inherited} tasks on {nodes} nodes from the job"
+            message += f"it inherits {count(inherited, 'task')} on {count(nodes, 'node')} from the job"
             total = "$SLURM_NNODES" if per_node == 1 else f"$((SLURM_NNODES * {per_node}))"
             edit = Edit(option.line, option.written, f"--ntasks={total} {option.written}")
             remedy = f"pass --ntasks={total} to srun as well"
