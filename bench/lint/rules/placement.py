@@ -25,6 +25,10 @@ MORE_CPUS = names(
     """cpus-per-task cpus-per-gpu mincpus exclusive extra-node-info cores-per-socket sockets-per-node
     threads-per-core overcommit ntasks-per-core whole exact"""
 )
+#: Commands that a script uses to find the folder of a file.
+_FIND_FOLDERS = names("dirname realpath readlink")
+#: The script knows that it has possibly been copied, or starts itself with sbatch.
+_KNOWS_ITS_COPY = re.compile(r"SLURM_SUBMIT_DIR|scontrol show job|\bsbatch\b|slurm_script|/spool/")
 _WORKERS = names("num_workers workers n_workers dataloader_num_workers j data.num_workers num_data_workers")
 
 
@@ -119,6 +123,39 @@ def _made_by_srun(script: Script) -> list[str]:
     commands = (step.launch.words for step in script.walk.steps if step.launch.via == "srun")
     shown = ([script.unknowns.shown(word.text) for word in words] for words in commands)
     return [words[-1] for words in shown if "mkdir" in words and "/" in words[-1]]
+
+
+@rule(Severity.WARNING)
+def script_folder(script: Script) -> Iterator[Remark]:
+    """The script looks for files beside itself, but Slurm executes a copy of the script.
+
+    sbatch copies the script, and the first node executes the copy in Slurm's own folder, such as
+    /var/spool/slurmd/job4711/slurm_script. ``$0`` and ``${BASH_SOURCE[0]}`` are the path of this copy.
+    Files that lie beside the script are therefore not found.
+
+    Bad:
+        #SBATCH --ntasks=4
+        cd "$(dirname "$0")"
+        srun python train.py
+
+    Good:
+        #SBATCH --ntasks=4
+        cd "$SLURM_SUBMIT_DIR"
+        srun python train.py
+    """
+    if not script.header.options or script.is_draft or script.mentions(_KNOWS_ITS_COPY):
+        return
+    for use in script.walk.uses:
+        place = use.place
+        inside = place.origin or place.task or place.branches or place.condition
+        if use.name in ("0", "BASH_SOURCE") and use.command in _FIND_FOLDERS and not inside:
+            own = "$0" if use.name == "0" else "${BASH_SOURCE[0]}"
+            message = f"{own} is Slurm's copy of the script in its spool folder, without the files beside it"
+            remedy = "use $SLURM_SUBMIT_DIR, the folder in which sbatch was called, or write the path itself"
+            # Python also finds modules in the folder of the program and in installed packages.
+            severity = Severity.INFO if "PYTHONPATH=" in script.line(use.line) else None
+            yield Remark(use.line, message, remedy, severity)
+            return
 
 
 @rule(Severity.INFO)
