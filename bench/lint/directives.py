@@ -141,29 +141,37 @@ def _without_disabled(
 ) -> tuple[Remark, ...]:
     """Omit findings on a ``# SBATCH`` line if an active directive requests the same resource.
 
-    Other lines that sbatch ignores are no longer corrected if the result contradicts an active directive.
+    Other lines that sbatch ignores are no longer corrected if an active directive requests the same resource:
+    they are possibly disabled on purpose. A line that only requests the default does no harm.
     """
-    given = {option.name: option for option in options if lines[option.line - 1].startswith("#SBATCH")}
-    active = {_kind(name) for name in given}
+    active = {_kind(one.name): one for one in options if lines[one.line - 1].startswith("#SBATCH")}
+    single = all(one.value == "1" for one in options if _kind(one.name) in ("nodes", "ntasks"))
     kept = []
     for remark in remarks:
         text = lines[remark.line - 1] if remark.line else "#SBATCH"
-        if remark.edit and not text.startswith("#SBATCH") and not _DISABLED.match(text):
-            intended = {option.name for option in _directive(remark.edit.new, 0).options}
-            same = intended & set(given) if text.lstrip().startswith("#SBATCH") else frozenset()
-            refused = MEMORY & set(given) - intended if MEMORY & intended else frozenset()
-            for name in sorted(same | refused)[:1]:
-                severity = Severity.INFO if same else remark.severity
-                remedy = f"remove this line or line {given[name].line}: "
-                remedy += "the last one counts" if same else "sbatch accepts only one of these options"
-                remark = remark._replace(severity=severity, remedy=remedy, edit=None)
-        if remark.line and remark.edit and _DISABLED.match(lines[remark.line - 1]):
-            disabled = _directive(remark.edit.new, remark.line).options
-            if any(_kind(option.name) in active for option in disabled):
-                continue
-            remark = remark._replace(severity=Severity.INFO) if active else remark
+        if remark.edit and not text.startswith("#SBATCH"):
+            intended = _directive(remark.edit.new, 0).options
+            other = next((active[_kind(one.name)] for one in intended if _kind(one.name) in active), None)
+            if _DISABLED.match(text):
+                if other:
+                    continue
+                remark = remark._replace(severity=Severity.INFO) if active else remark
+            elif other:
+                remark = _alternative(remark, other, same=other.name in {one.name for one in intended})
+            elif single and all(one.name in _COUNTS | {"nodes"} and one.value == "1" for one in intended):
+                remark = remark._replace(severity=Severity.INFO)
         kept.append(remark)
     return tuple(kept)
+
+
+def _alternative(remark: Remark, other: Option, *, same: bool) -> Remark:
+    """Return the finding for an ignored line that is possibly an alternative to an active directive."""
+    remedy = f"remove this line or line {other.line}: "
+    remedy += "the last one counts" if same else "both request the same kind of resource"
+    if {other.name} & MEMORY and not same:
+        remedy = f"remove this line or line {other.line}: sbatch accepts only one of these options"
+    severity = Severity.INFO if same else Severity.WARNING
+    return remark._replace(severity=severity, remedy=remedy, edit=None)
 
 
 def _kind(name: str) -> str:
@@ -363,6 +371,8 @@ def _unknown(word: str, written: str, matches: list[str], table: OptionTable, li
             f"sbatch refuses `{word}`, because it is ambiguous: {candidates}",
             "write the option's name in full",
         )
+    if is_in_brackets(written):
+        return _placeholder(word, line)
     if table.command == "sbatch" and written in _RENAMED:
         message = f"sbatch refuses `{word}`: the option is now called --{_RENAMED[written]}"
         new = f"--{_RENAMED[written]}"

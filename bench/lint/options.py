@@ -1,6 +1,6 @@
 """The options of sbatch and srun.
 
-Names and arguments are from the manual pages of Slurm 22.05 to 25.05 and from ``sbatch --help``. The options
+Names and arguments are from the manual pages of Slurm 22.05 to 26.05 and from ``sbatch --help``. The options
 of plugins come from pyxis, Shifter, the CSCS container engine, SageMaker HyperPod and common sites.
 """
 
@@ -75,16 +75,16 @@ ntasks-per-socket= ntasks-per-tres= open-mode= output= overcommit oversubscribe 
 prefer= priority= profile= propagate? qos= quiet reboot requeue reservation= segment=
 signal= sockets-per-node= spread-job stepmgr switches= tasks-per-node= thread-spec= threads-per-core=
 time= time-min= tmp= tres-bind= tres-per-task= uid= usage use-min-nodes verbose version wait-all-nodes=
-wckey= consolidate-segments oom-kill-step?
+wckey= consolidate-segments oom-kill-step? external parsable resv-ports? test-only
 """
 _SBATCH_ONLY = """
-array= batch= cluster= export-file= external ignore-pbs no-requeue parsable test-only wait wrap= switch=
+array= batch= cluster= export-file= ignore-pbs no-requeue wait wrap= switch=
 """
 _SRUN_ONLY = """
 accel-bind= async bcast? bcast-exclude= compress? cpu-bind= cpu_bind= debugger-test disable-status
 epilog= exact het-group= immediate? interactive jobid= kill-on-bad-exit? label max-exit-timeout=
 mem_bind= mpi= msg-timeout= multi-prog no-allocate ntasks-per-node= overlap pack-group= preserve-env
-prolog= pty? quit-on-interrupt relative= resv-ports? send-libs? slurmd-debug= spread-job
+prolog= pty? quit-on-interrupt relative= send-libs? slurmd-debug= spread-job
 task-epilog= task-prolog=
 threads= treewidth= tree-width= unbuffered wait= wait-for-children whole x11?
 """

@@ -452,3 +452,66 @@ def test_a_lightning_program_without_srun_waits_for_the_other_tasks() -> None:
     found = lint(FIXTURES / "bad" / "missing-srun--lightning-cli.sbatch")
     assert [one.severity for one in found] == [Severity.WARNING]
     assert "Lightning expects a process for each task" in found[0].message
+
+
+@pytest.mark.parametrize(
+    ("job", "step", "severities"),
+    [  # as on clusters with Slurm 22.05, 24.11 and 26.05
+        ("--nodes=2 --ntasks=2", "-N3", []),  # "can't run 2 processes on 3 nodes, setting nnodes to 2"
+        ("--nodes=2 --ntasks-per-node=1", "-N3", []),
+        ("--nodes=2 --ntasks=2", "-N3 -n6", [Severity.ERROR]),
+        ("--nodes=2 --ntasks-per-node=4", "-N3", [Severity.ERROR]),
+        ("--nodes=2", "-N3", [Severity.ERROR]),
+        ("--nodes=2 --ntasks-per-node=4", "-N2 -n8 --ntasks-per-node=2", [Severity.WARNING]),  # by release
+        ("--nodes=2 --ntasks=8 --ntasks-per-node=2", "-n8", [Severity.ERROR]),
+    ],
+)
+def test_a_conflict_of_a_step_is_an_error_only_if_all_releases_refuse_it(job, step, severities) -> None:
+    text = f"#!/bin/bash\n#SBATCH {job}\nsrun {step} python train.py\n"
+    found = [one.severity for one in lint_script(text, path="x") if one.rule == "ntasks-conflict"]
+    assert [severity for severity in found if severity is not Severity.INFO] == severities
+
+
+@pytest.mark.parametrize("option", ["test-only", "resv-ports", "external", "parsable"])
+@pytest.mark.parametrize("line", ["#SBATCH --{}\nsrun python train.py", "srun --{} python train.py"])
+def test_an_option_that_some_release_has_is_not_refused(line: str, option: str) -> None:
+    found = lint_script(f"#!/bin/bash\n{line.format(option)}\n", path="x")
+    assert [one for one in found if option in one.message] == []
+
+
+@pytest.mark.parametrize(
+    ("lines", "severity"),
+    [
+        ("#SBTACH --nodes=4", Severity.ERROR),
+        ("#SBTACH --nodes=1", Severity.INFO),  # the default
+        ("#SBATCH --ntasks=8\n#SBTACH --nodes=1", Severity.ERROR),
+        ("#SBATCH --qos=high\n#SBTACH --qos=low", Severity.INFO),
+        ("#SBATCH --mem=100G\n#SBTACH --mem-per-gpu=39G", Severity.WARNING),
+        ("#SBATCH --exclude=n1\n#SBTACH --nodelist=n1", Severity.WARNING),
+    ],
+)
+def test_a_misspelt_directive_is_an_error_only_if_it_changes_the_job(lines: str, severity: Severity) -> None:
+    (found,) = lint_script(f"#!/bin/bash\n{lines}\nhostname\n", path="x")
+    assert (found.rule, found.severity) == ("malformed-directive", severity)
+
+
+def test_an_ignored_directive_with_another_value_of_the_header_is_possibly_a_note() -> None:
+    header = "#!/bin/bash\n#SBATCH --output=a.out\nmodule load cuda\n"
+    for ignored, severity in (("--output=b.out", Severity.INFO), ("--array=0-3", Severity.ERROR)):
+        found = lint_script(f"{header}#SBATCH {ignored}\npython train.py\n", path="x")
+        assert [one.severity for one in found if one.rule == "sbatch-after-command"] == [severity]
+
+
+@pytest.mark.parametrize(
+    ("line", "severity"),
+    [
+        ("DATA = /scratch", Severity.ERROR),
+        ("DATA = # enter the folder", Severity.INFO),
+        ('"""\n`import torch` fails\n"""', None),
+        ("import torch", Severity.ERROR),
+    ],
+)
+def test_a_line_to_be_filled_in_and_a_word_in_a_note_are_no_stray_commands(line, severity) -> None:
+    found = lint_script(f"#!/bin/bash\n{line}\npython train.py\n", path="x")
+    severities = {one.severity for one in found if one.rule == "stray-command"}
+    assert severities - {Severity.WARNING} == ({severity} if severity else set())

@@ -71,11 +71,11 @@ def sbatch_after_command(script: Script) -> Iterator[Remark]:
 
 
 def _is_collection(script: Script, ignored: Sequence[Option]) -> bool:
-    """Return whether the file contains or writes several scripts."""
+    """Return whether the file contains or writes several scripts, or notes with other values."""
     given = {option.name for option in script.header.options}
-    repeated = sum(option.name in given for option in ignored)
+    repeated = any(option.name in given for option in ignored)
     texts = ("\n".join(script.lines[first - 1 : last]) for first, last in script.swallowed)
-    return repeated > 1 or any("#SBATCH" in text for text in texts)
+    return repeated or any("#SBATCH" in text for text in texts)
 
 
 @rule(Severity.ERROR)
@@ -302,6 +302,7 @@ def _stray(script: Script, step: Step) -> Remark | None:
         message = f"bash runs `{first}` as a command, but there is no such command"
         return Remark(line, message, "put # at the start of the line")
     is_python = first in _PYTHON_KEYWORDS and len(words) > 1 and "import" in [word.literal for word in words]
+    is_python = is_python and not step.place.substitution
     if first in _CSH_COMMANDS or is_python:
         message = f"`{first}` is not a bash command"
         return Remark(line, message, "write the line in bash, or move it to a script in its own language")
@@ -413,7 +414,8 @@ def _spaced_assignment(script: Script, node: Simple) -> Remark:
     match = re.search(rf"\b{name}[ \t]*=[ \t]*", script.line(node.line))
     edit = Edit(node.line, match.group(), f"{name}=") if match else None
     message = f"bash runs `{name}` as a command: an assignment has no blanks around ="
-    return Remark(node.line, message, f"write {name}=VALUE", edit=edit)
+    severity = Severity.INFO if len(node.words) == 2 and node.words[1].bare == "=" else None  # no value yet
+    return Remark(node.line, message, f"write {name}=VALUE", severity, edit)
 
 
 def _assigns_to_expansion(word: Word) -> bool:

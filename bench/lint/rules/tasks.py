@@ -288,10 +288,10 @@ def _conflict(script: Script, geometry: Geometry, *, job: bool) -> Iterator[Rema
         total = fixed * per_node
         started = not job or any(step.launch.via for step in script.training)
         effect = "too few tasks start" if started else f"the job gets CPUs for {count(ntasks, 'task')} only"
-        effect = effect if ntasks < total else "Slurm refuses the job"
-        severity = (
-            None if ntasks > total else Severity.WARNING if started and script.training else Severity.INFO
-        )
+        severity = Severity.WARNING if started and script.training else Severity.INFO
+        if ntasks > total:
+            effect = "Slurm refuses the job" if job else "srun fails, or ignores --ntasks-per-node (22.05)"
+            severity = Severity.ERROR if job else Severity.WARNING
         once = ntasks == fixed and any(starts_workers(step.launch) for step in script.training)
         if once or (1 < ntasks < total and -(-ntasks // per_node) == fixed):
             severity = Severity.INFO  # one launcher per node is right, or the tasks need all nodes
@@ -309,11 +309,15 @@ def _conflict(script: Script, geometry: Geometry, *, job: bool) -> Iterator[Rema
 def _more_than_the_job(script: Script, step: Step) -> Iterator[Remark]:
     """Compare the number of nodes of a step with the number of nodes of its job."""
     asked = next((option for option in step.launch.srun if option.name == "nodes"), None)
-    own = script.geometry(step).node_range[0] if asked else 0
-    low, high = script.job.node_range
-    if asked and "nodes" in script.job.options and low == high and own > low:
-        message = f"srun fails, because it requests {count(own, 'node')} and the job has only {low}"
-        yield Remark(asked.line, message, f"request --nodes={own} in the directives")
+    own, job = script.geometry(step), script.job
+    needed = own.node_range[0] if asked else 0
+    inherited = job.ntasks if {"ntasks", "ntasks-per-node"} & set(job.options) else None
+    if (own.number("ntasks") or inherited or needed) < needed:
+        return  # srun uses only as many nodes as it has tasks
+    low, high = job.node_range
+    if asked and "nodes" in job.options and low == high and needed > low:
+        message = f"srun fails, because it requests {count(needed, 'node')} and the job has only {low}"
+        yield Remark(asked.line, message, f"request --nodes={needed} in the directives")
 
 
 def _more_cpus_than_the_job(script: Script, step: Step) -> Iterator[Remark]:
