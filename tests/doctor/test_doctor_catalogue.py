@@ -35,6 +35,7 @@ ONLY_IN_SCRIPTS = {
     "mpirun-slots",
     "node-list-in-one-element",
     "one-core-per-task",
+    "output-folder",
     "port-range",
     "srun-cpus-not-inherited",
     "trap-delayed",

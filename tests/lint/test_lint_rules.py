@@ -22,7 +22,7 @@ arguments-split backend-device-mismatch brace-in-default container-without-gpus 
 gloo-interface-excluded gpu-per-task-isolation hardcoded-host hardcoded-port lightning-under-torchrun
 loopback-master-addr malformed-directive missing-gpu-request missing-node-rank missing-srun mpirun-slots
 node-list-in-one-element ntasks-conflict ntasks-not-per-node ntasks-per-node-ignored one-core-per-task
-one-launcher-per-gpu port-octal-arithmetic port-range rank-expanded-early sbatch-after-command script-folder
+one-launcher-per-gpu output-folder port-octal-arithmetic port-range rank-expanded-early sbatch-after-command script-folder
 sequential-sruns shell-syntax srun-cpus-not-inherited stray-command task-gpu-mismatch trap-delayed undefined-variable
 unknown-het-group unknown-srun-option unknown-torchrun-option world-size-mismatch
 """.split()
@@ -101,6 +101,7 @@ def test_these_rules_yield_infos() -> None:
         "lightning-under-torchrun",
         "missing-gpu-request",
         "one-core-per-task",
+        "output-folder",
         "srun-cpus-not-inherited",
     }
 

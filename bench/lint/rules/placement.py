@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
 from collections.abc import Iterator
 
@@ -156,6 +157,39 @@ def script_folder(script: Script) -> Iterator[Remark]:
             severity = Severity.INFO if "PYTHONPATH=" in script.line(use.line) else None
             yield Remark(use.line, message, remedy, severity)
             return
+
+
+@rule(Severity.INFO)
+def output_folder(script: Script) -> Iterator[Remark]:
+    """The script makes the folder of its output file, but Slurm opens this file before the script starts.
+
+    If the folder is missing, the job fails without any output. Slurm 22.05 behaves like this; Slurm 24.11
+    and 26.05 make the folder.
+
+    Bad:
+        #SBATCH --output=logs/%j.out
+        mkdir -p logs
+        srun python train.py
+
+    Good:
+        # mkdir -p logs && sbatch train.sbatch
+        #SBATCH --output=logs/%j.out
+        srun python train.py
+    """
+    files = [script.job.options[name] for name in ("output", "error") if name in script.job.options]
+    for step in script.walk.steps:
+        words = [script.unknowns.shown(word.text) for word in step.launch.words]
+        if not words or words[0] != "mkdir":
+            continue
+        made = {posixpath.normpath(word) for word in words[1:]}
+        for file in files:
+            folder = posixpath.normpath(posixpath.dirname(file.value or ""))
+            if folder != "." and folder in made:
+                message = f"Slurm opens {file.value} before this command makes {folder}: "
+                message += "in some releases (22.05), the job fails if the folder is missing"
+                remedy = f"make the folder before the job starts: mkdir -p {folder} && sbatch SCRIPT"
+                yield Remark(step.line, message, remedy)
+                return
 
 
 @rule(Severity.INFO)
