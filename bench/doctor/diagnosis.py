@@ -44,7 +44,10 @@ END_WEIGHT = 20
 PROOF_WEIGHT = 30
 #: Numbers of ordinary lines of output below a sign of failure that make the failure doubtful: one if the sign
 #: is weak or says itself that the program goes on.
-ORDINARY_LINES, ORDINARY_LINES_WEAK = 3, 1
+#: Messages of a launcher about the end of its processes need more.
+ORDINARY_LINES, ORDINARY_LINES_WEAK, ORDINARY_LINES_LAUNCHER = 3, 1, 5
+#: Maximum number of ordinary lines below a message of success, such as where the results are.
+ORDINARY_LINES_SUCCESS = 8
 #: Name of the fact that the program itself or its launcher reports success; a script rarely prints this.
 FINISHED = "finished"
 #: Causes that say who ended the job, but not why it had not ended before.
@@ -52,15 +55,11 @@ ENDED_BY_SLURM = ("time-limit", "cancelled")
 #: Names of the signs that recognize Slurm's messages about tasks and steps.
 SLURM_SIGNS = ("slurm", "ended")
 
-#: Messages about the end of the whole job or of all its tasks.
+#: Messages about the end of the whole job or of all its tasks, if not quoted from another log.
 _CONCLUSIVE = re.compile(
-    r"\b(?:srun|slurmstepd|slurmd)\b.{0,60}: |CANCELLED AT|DUE TO |ChildFailedError|mpi(?:run|exec) noticed|"
-    r"BAD TERMINATION|\b(?:State|JobState)[ :=]+(?:FAILED|TIMEOUT|NODE_FAIL|OUT_OF_ME)"
-)
-_GOES_ON = re.compile(
-    r"\b(?:re-?start(?:ing|ed)?|re-?try(?:ing)?|retries|skipp(?:ed|ing)|ignor(?:ed|ing)|expected|"
-    r"as configured|next|again)\b",
-    re.IGNORECASE,
+    r"^(?!\S+\.(?:log|out|err|txt):).*(?:\b(?:srun|slurmstepd|slurmd)\b.{0,60}: |CANCELLED AT|DUE TO |"
+    r"ChildFailedError|mpi(?:run|exec) noticed|BAD TERMINATION|"
+    r"\b(?:State|JobState)[ :=]+(?:FAILED|TIMEOUT|NODE_FAIL|OUT_OF_ME))"
 )
 _SOURCE_LINE = re.compile(r"(?:^|\s)raise [\w.]+")
 #: Most warnings appear in the first steps.
@@ -193,7 +192,15 @@ def _doubts(scan: Scan, met: Sequence[tuple[Scan, SignatureHits]]) -> list[Hit] 
         return None
     doubtful = [hit for found, proof in proofs if proof is False for hit in found.hits]
     end = max(scan.last_line("progress"), scan.last_line(FINISHED))
-    return doubtful if doubtful or (_success(scan) and scan.last_handled <= end) else None
+    if doubtful or (_success(scan) and scan.last_handled <= end and not _worked_on(scan)):
+        return doubtful
+    return None
+
+
+def _worked_on(scan: Scan) -> bool:
+    """Return whether the program of a log, or the next program of its script, went on after its success."""
+    below = sum(line > _success(scan) for line in scan.ordinary_lines)
+    return below > ORDINARY_LINES_SUCCESS or (below > 0 and scan.announces_work)
 
 
 def _success(scan: Scan) -> int:
@@ -226,7 +233,7 @@ def _contradicts(found: SignatureHits, scan: Scan) -> bool | None:
             signature.weight >= SIGN_WEIGHT and not continued and not _output_between(scan, found.last_line)
         )
         return False if idle else None
-    return not (continued or signature.name in SLURM_SIGNS)
+    return not (continued or signature.helper or signature.name in SLURM_SIGNS)
 
 
 def _output_between(scan: Scan, line: int) -> bool:
@@ -379,12 +386,12 @@ def _proves_end(scans: Sequence[Scan], met: Sequence[tuple[Scan, SignatureHits]]
         ]
         failures = {hit.line for found in (*causes, *signs) for hit in found.hits}
         for found in (*causes, *signs):
-            goes_on = _GOES_ON.search(found.hits[-1].evidence)
-            if not goes_on and any(_CONCLUSIVE.search(hit.evidence) for hit in found.hits):
-                return True
-            weak = goes_on or found.signature.weight < PROOF_WEIGHT
-            below = {line for line in scan.ordinary_lines - failures if line > found.last_line}
-            if len(below) < (ORDINARY_LINES_WEAK if weak else ORDINARY_LINES):
+            needed = ORDINARY_LINES
+            if found.hits[-1].continues or found.signature.weight < PROOF_WEIGHT:
+                needed = ORDINARY_LINES_WEAK
+            elif any(_CONCLUSIVE.search(hit.evidence) for hit in found.hits):
+                needed = ORDINARY_LINES_LAUNCHER
+            if sum(line > found.last_line for line in scan.ordinary_lines - failures) < needed:
                 return True
     return False
 

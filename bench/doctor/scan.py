@@ -67,6 +67,8 @@ _CONTROLS = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*\x07?|[\x00-\
 _DATE = re.compile(r"\b\d{4}-(\d\d)-(\d\d)[T _](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?")
 _GLOG = re.compile(r"\[?\b[IWEF](\d?\d)(\d\d) (\d\d):(\d\d):(\d\d)(?:\.(\d{1,9}))?")
 _IN_TRACEBACK = re.compile(rb"Traceback \(most recent call last\)|^(?:\[?\w+\]?:)?\s{2,}")
+#: The line above a traceback of an exception that Python ignores (in Python 3.14: "ignored while ...").
+_IGNORED = re.compile(rb"Exception ignored|Error in atexit\._run_exitfuncs")
 #: An exception that the program logged and handled, and lines below an exception which say that it goes on.
 _HANDLED = re.compile(
     r"\b(?:WARN(?:ING)?|INFO)\b.*\w(?:Error|Exception)\b.*\b(?:retry(?:ing)?|skipp(?:ed|ing)|ignored)\b|"
@@ -80,14 +82,34 @@ _GOES_ON = re.compile(
     r"not (?:available|installed|found)\b.{0,40}\b(?:only|instead|without|disabl\w+|using)\b)",
     re.IGNORECASE,
 )
+#: A message about an error which says that the program goes on, or that a test expects the error.
+_CONTINUES = re.compile(
+    r"\b(?:re-?start(?:ing|ed)?|re-?try(?:ing)?|retries|skip(?:s|ped|ping)|ignor(?:ed|ing)|expected|"
+    r"x(?:fail|pass)(?:ed)?|as configured|next|again)\b",
+    re.IGNORECASE,
+)
+_CHAINED = re.compile(rb"During handling of the above exception|The above exception was the direct cause")
+#: Words that seem to show a failure but do not: counts of zero, metrics, file names and options.
+_NO_FAILURE = re.compile(
+    r"\b(?:0|no|zero|without) (?:\w+ )?(?:errors?|fail\w*|warnings?)\b(?:\(s\))?|"
+    r"\b(?:errors?|fail\w*|warnings?)(?:\(s\))?[ :=]+(?:0\b|[-+]?\d*\.\d)|"
+    r"\(ignored\)|\w+[-_]errors?\b|errors?[-_=.]\w",
+    re.IGNORECASE,
+)
+#: A last line that announces work.
+_STARTS = re.compile(
+    r"^(?:\W*\d[\d:.,/ TZ-]*)?[^\w/]*(?:\w+ - )?(?:[A-Z]+\W{1,4})?(?:now )?(?:start|[a-z]{3,}ing\b)",
+    re.IGNORECASE,
+)
 #: Lines that show no further work of the program: details and advice that follow an error, and the words of
 #: a program or script that ends.
 _NO_WORK = re.compile(
     r"^\s|^[^A-Za-z]*$|^(?:\[\w+\]: ?|\d+: ?)(?:\s|$)|^\W*(?:[IWEF]\d{4} |\[[IWEF]\d{3,4} )|^(?:frame )?#\d|"
-    r"\b(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)\b.{0,20}\d\d:\d\d:\d\d|^\W*(?:date|time|end(?:ed)?|stop(?:ped)?)\b|"
+    r"\b(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)\b.{0,20}\d\d:\d\d:\d\d|"
+    r"^\W*(?:date|time|end(?:ed)?|stop(?:ped)?|elapsed|wall ?time|cpu|memory|cluster|job ?id)\b|"
     r"error|fail|exception|warn|abort|kill|\bexit|terminat|cancel|traceback|usage|help|hint|\bnote\b|please|"
     r"\bsee\b|\btry\b|giv(?:e|ing) up|quit|\bNCCL\b|\bO?MPI|\bPMI|^\d+\+\d+ records|bytes copied|\bclean|"
-    r"shut|\bstate\b|\w+::\w|\bthread 0x|\bfile \"",
+    r"shut|\bstate\b|\w+::\w|\bthread 0x|\bfile \"|^wandb\b",
     re.IGNORECASE,
 )
 #: A progress bar of tqdm without a label, after its first step. It has no words for the catalogue.
@@ -276,12 +298,28 @@ class Line:
 
     @cached_property
     def is_ignored(self) -> bool:
-        """True if the line ends a traceback after "Exception ignored in" (in Python 3.14: "while ...")."""
+        """True if the line ends a traceback that Python ignores."""
+        return bool(_IGNORED.search(self._above_traceback))
+
+    @cached_property
+    def continues(self) -> bool:
+        """True if the line, or the message above the traceback that it ends, says that work goes on."""
+        ends_traceback = _IN_TRACEBACK.search(self._passage.pieces[max(0, self._index - 1)])
+        above = readable(self._above_traceback[:500]) if ends_traceback else ""
+        return bool(_CONTINUES.search(self.text) or _CONTINUES.search(above))
+
+    @property
+    def _above_traceback(self) -> bytes:
+        """The line above the traceback, and above those that led to it, which the line ends."""
+        pieces, chained = self._passage.pieces, False
         for index in range(self._index - 1, max(-1, self._index - TRACEBACK_LINES), -1):
-            piece = self._passage.pieces[index]
-            if not _IN_TRACEBACK.search(piece):
-                return b"Exception ignored" in piece
-        return False
+            if _CHAINED.search(b"\n".join(pieces[max(0, index - 1) : index + 2])):
+                chained = True
+            elif not chained and not _IN_TRACEBACK.search(pieces[index]):
+                return pieces[index]
+            else:
+                chained = False
+        return b""
 
     @cached_property
     def is_handled(self) -> bool:
@@ -292,18 +330,18 @@ class Line:
             and any(_GOES_ON.search(readable(piece[:300])) for piece in below)
         )
 
-    def exception_below(self) -> tuple[int, str] | None:
-        """Return the number and text of the last line of the traceback that starts in this line."""
+    def exception_below(self) -> Line | None:
+        """Return the last line of the traceback that starts in this line."""
         prefix = self.text.split("Traceback")[0]
         stop = min(len(self._passage.pieces), self._index + TRACEBACK_LINES)
-        if self._index and b"Exception ignored" in self._passage.pieces[self._index - 1]:
+        if self._index and _IGNORED.search(self._passage.pieces[self._index - 1]):
             return None
         for below in range(self._index + 1, stop):
             text = self._passage.text(below)
             rest = text[len(prefix) :]
             if text.startswith(prefix) and rest and not rest[0].isspace():
-                handled = Line(self._passage, below).is_handled or not _EXCEPTION.match(rest)
-                return None if handled else (self._passage.numbers[below], text)
+                last = Line(self._passage, below)
+                return None if last.is_handled or not _EXCEPTION.match(rest) else last
         return None
 
 
@@ -312,7 +350,8 @@ class Hit:
     """A line that a signature matched.
 
     ``line`` counts from 1. ``clock_s`` orders lines of different logs. It is the line's time in seconds since
-    the start of the year, or None if neither the line nor one above it contains a time.
+    the start of the year, or None if neither the line nor one above it contains a time. ``continues`` is True
+    if the message says that the program goes on.
     """
 
     signature: Signature
@@ -321,6 +360,7 @@ class Hit:
     evidence: str
     groups: dict[str, str]
     clock_s: float | None = None
+    continues: bool = False
 
     @property
     def weight(self) -> int:
@@ -359,6 +399,8 @@ class Scan:
         self.last_handled = 0
         #: Numbers of the lines among the last ones that show further work of the program.
         self.ordinary_lines: set[int] = set()
+        #: True if the last line announces work of the program or of its script.
+        self.announces_work = False
         self._last_bar = 0
         self._hits: dict[int, SignatureHits] = {}
         self._ignored: set[int] = set()
@@ -384,7 +426,10 @@ class Scan:
             self._match_all(self.catalogue.signs, Line(final, index))
         self.last_lines = [(number, shortened(readable(piece), 0)) for number, piece in last]
         texts = [(number, readable(piece)[:500]) for number, piece in ends]
-        self.ordinary_lines = {number for number, text in texts if not _NO_WORK.search(text)}
+        self.ordinary_lines = {
+            number for number, text in texts if not _NO_WORK.search(_NO_FAILURE.sub("", text))
+        }
+        self.announces_work = bool(self.last_lines and _STARTS.search(self.last_lines[-1][1]))
         self._last_bar = max((number for number, text in texts if _BAR.match(text)), default=0)
         return self
 
@@ -418,7 +463,9 @@ class Scan:
             self._match_all(candidates.active, Line(passage, index))
 
     def _match_all(self, signatures: tuple[Signature, ...], line: Line) -> None:
-        if line.number in self._ignored or line.is_ignored or line.is_handled:
+        if line.number in self._ignored:
+            return
+        if line.is_ignored or line.is_handled:
             self.last_handled = max(self.last_handled, 0 if line.is_ignored else line.number)
             self._ignored.add(line.number)
             return
@@ -428,7 +475,9 @@ class Scan:
             elif match := _match(signature, line):
                 groups = {name: value.strip() for name, value in match.groupdict().items() if value}
                 evidence = shortened(line.text, match.start())
-                self._add(Hit(signature, self.path, line.number, evidence, groups, line.clock_s))
+                self._add(
+                    Hit(signature, self.path, line.number, evidence, groups, line.clock_s, line.continues)
+                )
 
     def _candidates_for(self, words: frozenset[bytes]) -> _Candidates:
         found = self._candidates.get(words)
@@ -457,7 +506,8 @@ class Scan:
         """Add the last line of a traceback as a sign of failure, whatever the exception's name."""
         found = line.exception_below()
         if found:
-            self._add(Hit(signature, self.path, found[0], shortened(found[1], 0), {}))
+            evidence = shortened(found.text, 0)
+            self._add(Hit(signature, self.path, found.number, evidence, {}, continues=found.continues))
 
 
 def _match(signature: Signature, line: Line) -> re.Match[str] | None:

@@ -340,7 +340,7 @@ def test_what_failed_after_the_success_message_makes_it_doubtful(line: str) -> N
 
 
 def test_the_success_of_another_job_that_still_runs_is_no_success() -> None:
-    show = "JobState=RUNNING Reason=None\n   Requeue=1 Restarts=0 ExitCode=0:0\nloading data\n"
+    show = "JobState=RUNNING Reason=None\n   Requeue=1 Restarts=0 ExitCode=0:0\ndata is loaded\n"
     assert diagnose_text(show).verdict == "unknown"
     assert diagnose_text(show.replace("RUNNING", "COMPLETED")).verdict == "ok"
 
@@ -561,3 +561,107 @@ def test_a_success_message_directly_below_an_error_is_doubtful(line: str) -> Non
     assert (found.verdict, found.failed) == ("unknown", False)
     assert line in [telling.text for telling in found.telling_lines]
     assert diagnose_text(f"{line}\ntile 9 written\nJob finished successfully\n").verdict == "ok"
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        # The message above the traceback says that the program goes on, also above chained tracebacks.
+        f"2026-11-20 09:00:00 ERROR bad tile 4, skipped\n{CRASH}KeyError: 'legend'\nmap written to /data/map.tif\n",
+        f"reading failed, retrying in 1 s\n{CRASH}OSError: closed\n\nDuring handling of the above exception, another "
+        f"exception occurred:\n\n{CRASH}KeyError: 'legend'\nmap written to /data/map.tif\n",
+        "test_big XFAIL (CUDA out of memory on small GPUs)\nmap written to /data/map.tif\n",
+        # A message quoted from another log, and a job that Slurm started again.
+        f"old.log:slurmstepd: error: Detected 1 oom_kill event in StepId=7.0.\n{ORDINARY}",
+        "slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2025-03-09T02:11:40 DUE TO PREEMPTION ***\n"
+        f"{ORDINARY}sheet 1 printed\n",
+        # The script goes on after a step.
+        f"srun: error: n3: task 0: Exited with exit code 2\n{ORDINARY}sheet 1 printed\n",
+        # Lines that only look like errors are ordinary output.
+        "make: *** [all] Error 2 (ignored)\nERROR tile 4 is damaged\nbuild succeeded. 0 error(s)\n",
+        "ERROR tile 4 is damaged\ncc -Werror=format -c error_list.c\n",
+        "simulation 3: FAILED to converge\nsimulation 3: error: 1.2e-3\n",
+    ],
+)
+def test_a_program_that_goes_on_after_an_error_has_not_failed(log: str) -> None:
+    found = diagnose_text(f"reading tiles\n{log}")
+    assert (found.verdict, found.failed) == ("unknown", False)
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        f"2026-11-20 09:00:00 ERROR bad tile 4, skipped\n{CRASH}KeyError: 'legend'\n",
+        f"bad tile 4, skipped\ntile 5 read\n{CRASH}KeyError: 'legend'\nmap of 4 tiles\n",
+        "old.log:map written\nslurmstepd: error: Detected 1 oom_kill event in StepId=7.0.\nleft on Friday\n",
+        f"srun: error: n3: task 0: Exited with exit code 2\n{ORDINARY}",
+        f"{CRASH}KeyError: 'legend'\nwandb: Synced 5 files\nwandb: loss 0.3\nwandb: Run history:\n",
+        f"{CRASH}KeyError: 'legend'\nCPU Utilized: 00:01:00\nMemory: 4 GB\nJob ID: 7\nElapsed: 3 s\n",
+        "Error in eval(predvars, data, env) : object 'y' not found\nExecution halted\n",
+        "waiting for the other nodes\nlauncher exited with 124\n",
+    ],
+)
+def test_a_job_that_wrote_no_further_output_has_failed(log: str) -> None:
+    assert diagnose_text(f"reading tiles\n{log}").failed
+
+
+@pytest.mark.parametrize(
+    "summary",
+    [
+        "============ 7 passed, 1 skipped, 1 xfailed, 1 warning in 3.58s ============",
+        "Ran 4 tests in 0.412s\n\nOK (expected failures=1)",
+        "100% tests passed, 0 tests failed out of 12",
+    ],
+)
+def test_a_summary_of_tests_that_passed_is_success(summary: str) -> None:
+    log = f"test_io XFAIL - PytorchStreamReader failed reading zip archive\n{summary}\n"
+    assert diagnose_text(log).verdict == "ok"
+    assert diagnose_text(f"{log}KeyError: 'legend'\n").failed
+    failed = summary.replace("7 passed", "1 failed, 7 passed").replace("OK (", "FAILED (failures=1, ")
+    assert (
+        diagnose_text(log.replace(summary, failed.replace("0 tests failed", "1 tests failed"))).verdict
+        != "ok"
+    )
+
+
+@pytest.mark.parametrize("code", ["143", "-15", "130"])
+def test_a_helper_that_a_signal_ended_leaves_the_success_open(code: str) -> None:
+    line = f"monitor stopped (exit code {code})"
+    for log in (f"{line}\nJob finished successfully\n", f"Job finished successfully\n{line}\n"):
+        found = diagnose_text(f"step 2 loss 0.7\n{log}")
+        assert (found.verdict, found.failed) == ("unknown", False)
+        assert [telling.text for telling in found.telling_lines] == [line]
+    assert diagnose_text(f"step 2 loss 0.7\n{line}\n").failed
+
+
+@pytest.mark.parametrize("below", ["Starting stage 2\n", "[INFO] loading the second map\n", ORDINARY * 3])
+def test_work_below_a_message_of_success_is_not_known_to_have_succeeded(below: str) -> None:
+    assert diagnose_text(f"Training finished\n{below}").verdict == "unknown"
+    assert diagnose_text(f"Training finished\n{below}Training finished\n").verdict == "ok"
+    assert diagnose_text(f"Training finished\n{ORDINARY}").verdict == "ok"
+
+
+def test_an_exception_at_the_exit_is_no_failure() -> None:
+    log = f"Training finished\nError in atexit._run_exitfuncs:\n{CRASH}BrokenPipeError: [Errno 32] Broken pipe\n"
+    assert diagnose_text(log).verdict == "ok"
+    # The last lines are matched twice, and the second time without the line above the traceback.
+    frames = "".join(f'  File "a.py", line {number}, in x\n' for number in range(6))
+    ignored = "Exception ignored in: <function x>\nTraceback (most recent call last):\n"
+    assert diagnose_text(f"Training finished\n{ignored}{frames}AssertionError: child\n").verdict == "ok"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "gzip: stdin: unexpected end of file",
+        "tar: Unexpected EOF in archive",
+        "xz: data.tar.xz: Unexpected end of input",
+    ],
+)
+def test_an_archive_that_ends_early_is_a_corrupt_file(line: str) -> None:
+    log = f"unpacking\n{line}\ntar: Child returned status 1\ntar: Error is not recoverable: exiting now\n"
+    assert names(diagnose_text(log)) == ["corrupt-checkpoint"]
+
+
+def test_a_rank_in_brackets_without_a_colon_precedes_an_exception() -> None:
+    assert names(diagnose_text("[rank2] KeyError: 'n02119789'\n")) == ["program-error"]
