@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import itertools
 import pkgutil
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, lru_cache
@@ -20,6 +21,8 @@ from bench.lint.script import ANALYSED_SIZE, Script, read_script
 
 __all__ = ["Rule", "all_rules", "edits", "lint_script"]
 
+#: A file that a program fills in, by its name or its folder.
+_NAME_OF_TEMPLATE = re.compile(r"template|tmpl|\.(?:in|j2|jinja2?|erb|tpl|mustache)\Z", re.IGNORECASE)
 #: Maximum number of findings per rule and script.
 _MAX_REMARKS = 200
 _SEVERITIES = (Severity.ERROR, Severity.WARNING, Severity.INFO)
@@ -41,7 +44,10 @@ def lint_script(text: str, *, path: str, arguments: Sequence[str] = ()) -> list[
         path: the path to show in the findings.
         arguments: options on sbatch's command line, which override the directives in the script.
     """
-    return [replace(finding, path=path) for finding, _ in _judge(text, arguments)]
+    found = [replace(finding, path=path) for finding, _ in _judge(text, arguments)]
+    if _NAME_OF_TEMPLATE.search("/".join(path.split("/")[-2:])):
+        return [replace(finding, severity=Severity.INFO) for finding in found]
+    return found
 
 
 def edits(text: str, *, arguments: Sequence[str] = ()) -> list[Edit]:

@@ -100,6 +100,7 @@ def test_these_rules_yield_infos() -> None:
         "hardcoded-port",
         "lightning-under-torchrun",
         "missing-gpu-request",
+        "ntasks-not-per-node",
         "one-core-per-task",
         "output-folder",
         "srun-cpus-not-inherited",
@@ -516,3 +517,37 @@ def test_a_line_to_be_filled_in_and_a_word_in_a_note_are_no_stray_commands(line,
     found = lint_script(f"#!/bin/bash\n{line}\npython train.py\n", path="x")
     severities = {one.severity for one in found if one.rule == "stray-command"}
     assert severities - {Severity.WARNING} == ({severity} if severity else set())
+
+
+@pytest.mark.parametrize("path", ["job.template", "templates/job.sh", "a/template_gpu.sbatch", "job.sh.in"])
+def test_a_file_named_as_a_template_gets_hints_only(path: str) -> None:
+    text = "#!/bin/bash\n#SBATCH --job-name=$NAME\n#SBATCH --time=24h\npython train.py\n"
+    assert {one.severity for one in lint_script(text, path="job.sh")} == {Severity.ERROR, Severity.WARNING}
+    assert {one.severity for one in lint_script(text, path=path)} == {Severity.INFO}
+
+
+@pytest.mark.parametrize(
+    ("rank", "effect"),
+    [("$SLURM_PROCID", "so every task gets rank 0"), ("$((SLURM_PROCID + 1))", "gets the same rank")],
+)
+def test_a_rank_that_is_computed_too_early_is_the_same_for_all_tasks(rank: str, effect: str) -> None:
+    text = f"#!/bin/bash\n#SBATCH --nodes=2 --ntasks-per-node=1\nsrun python train.py --rank {rank}\n"
+    (found,) = [one for one in lint_script(text, path="x") if one.rule == "rank-expanded-early"]
+    assert effect in found.message
+
+
+def test_a_launcher_in_a_branch_may_be_the_exception() -> None:
+    text = "#!/bin/bash\n#SBATCH --nodes=2 --ntasks-per-node=8 --gpus-per-node=8\n"
+    launcher = "torchrun --nnodes=2 --nproc_per_node=8 --rdzv_backend=c10d --rdzv_endpoint=$H:1 a.py"
+    branch = f"if command -v all_reduce_perf; then all_reduce_perf -g 1; else {launcher}; fi"
+    for command, severity in ((launcher, Severity.ERROR), (f"bash -c '{branch}'", Severity.WARNING)):
+        found = lint_script(f"{text}srun {command}\n", path="x")
+        assert next(one.severity for one in found if one.rule == "one-launcher-per-gpu") is severity
+
+
+@pytest.mark.parametrize(("nodes", "severity"), [(1, Severity.INFO), (2, Severity.WARNING)])
+def test_devices_of_lightning_and_a_fixed_host_matter_on_several_nodes(nodes, severity) -> None:
+    text = f"#!/bin/bash\n#SBATCH --nodes={nodes} --ntasks-per-node=1 --gpus-per-node=4\n"
+    text += "export MASTER_ADDR=node001\nsrun python train.py --trainer.devices 4\n"
+    found = {one.rule: one.severity for one in lint_script(text, path="x") if "1 process" not in one.message}
+    assert found["hardcoded-host"] is found["task-gpu-mismatch"] is severity

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator
 
@@ -32,15 +33,10 @@ _APPTAINER = frozenset({"singularity", "apptainer"})
 _CONTAINER_VARIABLES = frozenset(
     {f"{name}_{kind}" for name in ("SINGULARITY", "APPTAINER") for kind in ("NV", "NVCCLI", "ROCM")}
 )
-#: Signs of AMD GPUs, and of a process that needs no GPU.
-_NO_NV = re.compile(
-    r"rocm|apptainer-enable-gpu|ROCR_|HIP_VISIBLE|MIOPEN|RCCL|HSA_|mi2\d\d|mi300|hsn\d|project_46\d|lumi|standard-g|dev-g|small-g|frontier|ROLE=(?:scheduler|server)",
-    re.I,
-)
-#: Signs that a program in a container uses GPUs.
+#: Signs of AMD GPUs, which a container can use without --nv.
+_AMD = re.compile(r"rocm|(?:HIP|ROCR|MIOPEN|RCCL|HSA)_|mi[23]\d\d|\blumi|frontier|project_46\d", re.I)
+#: Signs that a program in a container uses GPUs, and that it uses CPUs or gets the driver in another way.
 _NEEDS_GPUS = re.compile(r"--[\w.-]*(?:device|accelerator)[= ](?:cuda|gpu)|backend[= ]nccl|--(?:n_?)?gpus?\b")
-_SHOWS_GPUS = re.compile(r"(?:apptainer|singularity) (?:exec|run)\b.*\bnvidia-smi")
-#: Signs of a program that uses CPUs, and of a driver that the command itself puts in the container.
 _OTHER_WAY = re.compile(r"gloo|driver|libcuda|/dev/nvidia")
 #: Options of apptainer that take a value.
 _WITH_VALUE = names("-B --bind --mount --pwd --cwd -H --home -W --workdir -S --scratch -o --overlay --env")
@@ -269,41 +265,45 @@ def container_without_gpus(script: Script) -> Iterator[Remark]:
         #SBATCH --gpus-per-node=4
         srun apptainer exec --nv image.sif python train.py
     """
-    amd = any(_NO_NV.search(option.value or "") for option in script.header.options)
-    if _CONTAINER_VARIABLES & script.walk.exported or amd or script.mentions(_NO_NV) or script.mentions(_NV):
+    amd = script.mentions(_AMD) or any(_AMD.search(option.value or "") for option in script.header.options)
+    if amd or _CONTAINER_VARIABLES & script.walk.exported or script.mentions(_NV):
         return  # where another command has --nv, its absence is intended
     for step in script.training:
-        launch = step.launch
-        outer = [*launch.words, *(step.place.task.words if step.place.task else ())]
-        words = [word.text for word in outer]
-        start = next((at for at, text in enumerate(words) if _runs_container(text, words[at + 1 :])), None)
         has_gpus = script.geometry(step).asks_for_gpus or script.job.asks_for_gpus
-        if start is None or not has_gpus or launch.opaque or any("instance://" in word for word in words):
-            continue  # the options of a running instance were given when it was started
-        runs = outer[start]
-        ends = len(launch.words) if start < len(launch.words) else len(outer)
-        own = [word for word in outer[start:ends] if word not in (launch.program, *launch.arguments)]
-        own = [word for word, before in zip(own[1:], own, strict=False) if before.text not in _WITH_VALUE]
-        unknown = [script.unknowns.shown(word.text) for word in own if MARK.fullmatch(word.text)]
-        inspects = launch.kind != "python" and any(basename(word) in HELPERS for word in words[start + 2 :])
-        outside = start >= len(launch.words)  # the container runs the shell that starts the program
-        inside = " ".join([*words[start:ends], *(words[: len(launch.words)] if outside else ()), *unknown])
-        if inspects or "cpu" in inside.lower():
-            continue
-        if _SEES_GPUS & set(words) or _CONTAINER_VARIABLES & step.prefix.keys():
-            continue
-        if not all(_IMAGE.match(word) for word in unknown):
-            continue  # a variable that is not the image may contain options
-        message = f"{basename(runs.text)} without --nv hides the GPUs from the program"
-        fixed = f"{runs.text} exec --nv"
-        written = f"{runs.text} exec"
-        edit = Edit(runs.line, written, fixed) if written in script.line(runs.line) else None
-        distributed = any(name.startswith(("NCCL_", "MASTER_ADDR")) for name in script.walk.exported)
-        needs = launch.kind == "launcher" or (launch.kind == "python" and distributed)
-        shown = needs or _NEEDS_GPUS.search(inside) or script.mentions(_SHOWS_GPUS)
-        severity = Severity.WARNING if shown and not _OTHER_WAY.search(inside) else None
-        remedy = "add --nv (NVIDIA) or --rocm (AMD) after exec"
-        yield Remark(runs.line, message, remedy, severity, edit)
+        if has_gpus and not step.launch.opaque and not _CONTAINER_VARIABLES & step.prefix.keys():
+            yield from _without_nv(script, step)
+
+
+def _without_nv(script: Script, step: Step) -> Iterator[Remark]:
+    """Find the container in which a command runs, unless its options possibly make the GPUs visible."""
+    launch = step.launch
+    outer = [*launch.words, *(step.place.task.words if step.place.task else ())]
+    words = [word.text for word in outer]
+    start = next((at for at, text in enumerate(words) if _runs_container(text, words[at + 1 :])), None)
+    if start is None or _SEES_GPUS & set(words) or any("instance://" in word for word in words):
+        return  # the options of a running instance were given when it was started
+    outside = start >= len(launch.words)  # the container runs the shell that starts the program
+    own = outer[start:] if outside else outer[start : len(launch.words)]
+    of_program = [launch.program, *launch.arguments]
+    variables = [
+        script.unknowns.shown(word.text)
+        for before, word in itertools.pairwise(word for word in own if word not in of_program)
+        if MARK.fullmatch(word.text) and before.text not in _WITH_VALUE
+    ]
+    shell = words[: len(launch.words)] if outside else []
+    inside = " ".join([*(word.text for word in own), *shell, *variables])
+    inspects = launch.kind != "python" and any(basename(word) in HELPERS for word in words[start + 2 :])
+    if inspects or "cpu" in inside.lower() or not all(map(_IMAGE.match, variables)):
+        return  # a variable that is not the image may contain options
+    runs = outer[start]
+    written = f"{runs.text} exec"
+    edit = Edit(runs.line, written, f"{written} --nv") if written in script.line(runs.line) else None
+    distributed = any(name.startswith(("NCCL_", "MASTER_ADDR")) for name in script.walk.exported)
+    needs = launch.kind == "launcher" or (launch.kind == "python" and distributed)
+    certain = (needs or _NEEDS_GPUS.search(inside)) and not _OTHER_WAY.search(inside)
+    message = f"{basename(runs.text)} without --nv hides the GPUs from the program"
+    remedy = "add --nv (NVIDIA) or --rocm (AMD) after exec"
+    yield Remark(runs.line, message, remedy, Severity.WARNING if certain else None, edit)
 
 
 def _runs_container(program: str, following: list[str]) -> bool:

@@ -263,7 +263,9 @@ def one_launcher_per_gpu(script: Script) -> Iterator[Remark]:
         workers = script.number(launch.options.get("nproc_per_node"), geometry)
         message = f"srun starts {launch.launcher} {tasks} times on each node"
         several = "ntasks-per-node" in geometry.options and (workers or 0) > 1
-        severity = None if several and "standalone" not in launch.options else Severity.WARNING
+        # In a branch, the number of tasks is possibly meant for a command in another branch.
+        certain = several and "standalone" not in launch.options and not step.place.branches
+        severity = None if certain else Severity.WARNING
         line = geometry.line("ntasks-per-node", "ntasks") or step.line
         remedy, edit = "start the launcher once per node: --ntasks-per-node=1", _one_task(geometry)
         if {"ntasks", "ntasks-per-node"} <= geometry.options.keys():

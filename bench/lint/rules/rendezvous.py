@@ -261,7 +261,7 @@ def hardcoded_host(script: Script) -> Iterator[Remark]:
 
     If the job runs on other nodes, no process listens on that host, and all processes wait until the
     rendezvous times out. The finding has severity ``info`` if the first process may run in another job: in a
-    job of one node, or if no rank of this job is 0.
+    job that states no number of nodes, or only one, or if no rank of this job is 0.
 
     Bad:
         export MASTER_ADDR=node001
@@ -298,7 +298,7 @@ def _is_elsewhere(script: Script) -> bool:
         if name in ("node_rank", "machine_rank")
     }
     above = bool(ranks) and all(rank.isdecimal() and int(rank[:9]) > 0 for rank in ranks)
-    return script.job.nodes == 1 or above or script.mentions(_RANKS_FROM_ONE)
+    return not script.job.several_nodes or above or script.mentions(_RANKS_FROM_ONE)
 
 
 @rule(Severity.INFO)
@@ -370,7 +370,9 @@ def rank_expanded_early(script: Script) -> Iterator[Remark]:
                     or script.mentions(_OWN_RANKS)
                 ):
                     severity = Severity.INFO
-                message = f"the batch shell expands {unknown.source}, so every task gets {name} 0"
+                computed = unknown not in script.unknowns.of(value.text)
+                rank = f"the same {name}" if computed else f"{name} 0"
+                message = f"the batch shell expands {unknown.source}, so every task gets {rank}"
                 remedy = _in_task(script, unknown.name, unknown.line)
                 yield Remark(unknown.line, message, remedy, severity)
                 if value.line != unknown.line:

@@ -146,8 +146,9 @@ def _program_options(script: Script, step: Step, geometry: Geometry) -> Iterator
                 f"this option says {given} devices per node, but srun starts {count(tasks, 'task')} per node"
             )
             remedy = f"request --ntasks-per-node={given}: one task per device"
-            if not name.startswith("trainer.") and not script.mentions(_OF_LIGHTNING):
-                severity = Severity.INFO  # the program may start the processes itself
+            lightning = name.startswith("trainer.") or script.mentions(_OF_LIGHTNING)
+            if not lightning or nodes == 1:  # the program, or an older Lightning, may start the processes
+                severity = Severity.INFO
             yield Remark(value.line, message, remedy, severity)
 
 
@@ -344,13 +345,13 @@ def _more_cpus_than_the_job(script: Script, step: Step) -> Iterator[Remark]:
         yield Remark(asked.line, message, remedy, Severity.WARNING if given else Severity.INFO)
 
 
-@rule(Severity.WARNING)
+@rule(Severity.INFO)
 def ntasks_not_per_node(script: Script) -> Iterator[Remark]:
     """``--ntasks`` alone does not determine the number of tasks on each node.
 
     Slurm may distribute the tasks unevenly: of eight tasks on two nodes with four GPUs each, seven
     may run on one node. The local ranks then do not match the GPUs. On whole nodes (``--exclusive``),
-    srun distributes the tasks evenly.
+    or if the tasks need all CPUs of the nodes, the tasks are distributed evenly.
 
     Bad:
         #SBATCH --nodes=2
@@ -384,8 +385,7 @@ def ntasks_not_per_node(script: Script) -> Iterator[Remark]:
         suggestion = f"--ntasks-per-node={per_node or 'GPUS'}"
         edit = Edit(option.line, option.written, suggestion) if nodes and per_node else None
         remedy = f"write {suggestion}" + (" and --nodes" if nodes is None else "")
-        severity = None if script.sruns else Severity.INFO
-        yield Remark(option.line, message, remedy, severity, edit)
+        yield Remark(option.line, message, remedy, edit=edit)
 
 
 def _determines_tasks_per_node(geometry: Geometry) -> bool:
