@@ -113,7 +113,8 @@ def loopback_master_addr(script: Script) -> Iterator[Remark]:
     Every node then connects to itself, and the processes of the other nodes never reach the first
     node. torchrun does not read MASTER_ADDR: without an address in its options, it uses 127.0.0.1.
     Without --rdzv_endpoint, the c10d backend uses localhost. DeepSpeed without RANK replaces
-    MASTER_ADDR, so that the finding then has severity ``info``.
+    MASTER_ADDR, so that the finding then has severity ``info``. The same applies to $HOSTNAME in a task:
+    with Slurm 22.05, 24.11 and 26.05, srun passes on the value of the batch shell, the first node.
 
     Bad:
         #SBATCH --nodes=2
@@ -136,7 +137,7 @@ def loopback_master_addr(script: Script) -> Iterator[Remark]:
         for value in _addresses(script, step):
             certain = value in step.launch.options.values()  # other programs may find the address themselves
             for remark in _loopback(script, value, in_task=step.place.task is not None):
-                yield remark if certain else remark._replace(severity=uncertain)
+                yield remark if certain else _at_most(uncertain, remark)
         if step.launch.launcher in ("torchrun", "launch") and not _has_address(script, step.launch):
             remedy = "pass --rdzv_backend=c10d --rdzv_endpoint=HOST:PORT with the job's first host as HOST"
             yield Remark(step.line, _no_address(step.launch), remedy)
@@ -145,7 +146,7 @@ def loopback_master_addr(script: Script) -> Iterator[Remark]:
             if f"{assigned.name}_ip" in script.assigned_to:
                 continue  # the name of the node; processes use its address
             for remark in _loopback(script, assigned.value, in_task=assigned.in_task):
-                yield remark._replace(severity=uncertain)
+                yield _at_most(uncertain, remark)
 
 
 def _own_name_per_task(script: Script) -> Iterator[Remark]:
@@ -161,7 +162,12 @@ def _own_name_per_task(script: Script) -> Iterator[Remark]:
         if step.place.task is not None and any(unknown.name in _NODES_OF_SLURM for unknown in used):
             for value in _addresses(script, step):
                 for remark in _loopback(script, value, in_task=True):
-                    yield remark._replace(severity=Severity.WARNING)
+                    yield _at_most(Severity.WARNING, remark)
+
+
+def _at_most(severity: Severity, remark: Remark) -> Remark:
+    """Lower the severity of a finding to ``severity``; hints stay hints."""
+    return remark if remark.severity is Severity.INFO else remark._replace(severity=severity)
 
 
 def _has_several_nodes(script: Script) -> bool:
@@ -193,6 +199,10 @@ def _loopback(script: Script, value: Value, *, in_task: bool) -> Iterator[Remark
         return
     for unknown in script.unknowns.of(value.text)[:1]:
         if in_task and unknown.in_task and _is_own_name(unknown):
+            if unknown.name == "HOSTNAME":  # srun passes on the value of the batch shell
+                message = "srun passes on the first node's HOSTNAME, but a login shell sets the own node's"
+                yield Remark(unknown.line, message, remedy, Severity.INFO)
+                continue
             message = f"each task expands {unknown.source[:40]} on its own node, so the nodes never connect"
             yield Remark(unknown.line, message, remedy)
         elif unknown.kind == "command" and (line := _falls_back(script, unknown)):
