@@ -145,7 +145,8 @@ def _without_disabled(
     they are possibly disabled on purpose. A line that only requests the default does no harm.
     """
     active = {_kind(one.name): one for one in options if lines[one.line - 1].startswith("#SBATCH")}
-    single = all(one.value == "1" for one in options if _kind(one.name) in ("nodes", "ntasks"))
+    counts = _COUNTS | {"nodes"}
+    single = all(one.value == "1" for one in options if one.name in counts and _kind(one.name) != "cpus")
     kept = []
     for remark in remarks:
         text = lines[remark.line - 1] if remark.line else "#SBATCH"
@@ -156,16 +157,18 @@ def _without_disabled(
                 if other:
                     continue
                 remark = remark._replace(severity=Severity.INFO) if active else remark
-            elif other:
-                remark = _alternative(remark, other, same=other.name in {one.name for one in intended})
-            elif single and all(one.name in _COUNTS | {"nodes"} and one.value == "1" for one in intended):
+            elif single and all(one.name in counts and one.value == "1" for one in intended):
                 remark = remark._replace(severity=Severity.INFO)
+            elif other and text.lstrip().startswith("#"):
+                remark = _alternative(remark, other, same=other.name in {one.name for one in intended})
         kept.append(remark)
     return tuple(kept)
 
 
 def _alternative(remark: Remark, other: Option, *, same: bool) -> Remark:
     """Return the finding for an ignored line that is possibly an alternative to an active directive."""
+    if _kind(other.name) == "mail" and not same:
+        return remark
     remedy = f"remove this line or line {other.line}: "
     remedy += "the last one counts" if same else "both request the same kind of resource"
     if {other.name} & MEMORY and not same:

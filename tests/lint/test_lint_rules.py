@@ -490,6 +490,8 @@ def test_an_option_that_some_release_has_is_not_refused(line: str, option: str) 
         ("#SBATCH --qos=high\n#SBTACH --qos=low", Severity.INFO),
         ("#SBATCH --mem=100G\n#SBTACH --mem-per-gpu=39G", Severity.WARNING),
         ("#SBATCH --exclude=n1\n#SBTACH --nodelist=n1", Severity.WARNING),
+        ("#SBATCH --nodelist=n1\n#SBTACH --nodes=1", Severity.INFO),
+        ("#SBATCH --mail-type=END\n#SBTACH --mail-user=a@b.c", Severity.ERROR),
     ],
 )
 def test_a_misspelt_directive_is_an_error_only_if_it_changes_the_job(lines: str, severity: Severity) -> None:
@@ -551,3 +553,19 @@ def test_devices_of_lightning_and_a_fixed_host_matter_on_several_nodes(nodes, se
     text += "export MASTER_ADDR=node001\nsrun python train.py --trainer.devices 4\n"
     found = {one.rule: one.severity for one in lint_script(text, path="x") if "1 process" not in one.message}
     assert found["hardcoded-host"] is found["task-gpu-mismatch"] is severity
+
+
+def test_a_command_among_the_directives_is_an_error_also_beside_an_alternative() -> None:
+    text = "#!/bin/bash\n#SBATCH --mem=4G\nSBATCH --mem=8G\n#SBATCH --gpus=1\nhostname\n"
+    assert (Severity.ERROR, "malformed-directive", 3) in [
+        (one.severity, one.rule, one.line) for one in lint_script(text, path="x")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("command", "severity"),
+    [("echo $HERE", Severity.INFO), ("export HERE", Severity.WARNING), ("cd $HERE/..", Severity.WARNING)],
+)
+def test_the_folder_of_the_copy_matters_only_if_a_command_uses_it(command, severity) -> None:
+    text = f'#!/bin/bash\n#SBATCH --nodes=1\nHERE=$(cd "$(dirname "$0")" && pwd)\n{command}\npython a.py\n'
+    assert [one.severity for one in lint_script(text, path="x") if one.rule == "script-folder"] == [severity]

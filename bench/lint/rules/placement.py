@@ -154,9 +154,17 @@ def script_folder(script: Script) -> Iterator[Remark]:
             message = f"{own} is Slurm's copy of the script in its spool folder, without the files beside it"
             remedy = "use $SLURM_SUBMIT_DIR, the folder in which sbatch was called, or write the path itself"
             # Python also finds modules in the folder of the program and in installed packages.
-            severity = Severity.INFO if "PYTHONPATH=" in script.line(use.line) else None
+            harmless = "PYTHONPATH=" in script.line(use.line) or _is_only_shown(script, use.line)
+            severity = Severity.INFO if harmless else None
             yield Remark(use.line, message, remedy, severity)
             return
+
+
+def _is_only_shown(script: Script, line: int) -> bool:
+    """Return whether a line sets a variable that no command but echo uses."""
+    found = {one.name for one in script.walk.assigned if one.line == line}
+    uses = [use for use in script.walk.uses if use.name in found and use.command not in ("echo", "printf")]
+    return bool(found) and not uses and not found & script.walk.exported
 
 
 @rule(Severity.INFO)
