@@ -47,7 +47,8 @@ PROOF_WEIGHT = 30
 #: Messages of a launcher about the end of its processes need more.
 ORDINARY_LINES, ORDINARY_LINES_WEAK, ORDINARY_LINES_LAUNCHER = 3, 1, 5
 #: Maximum number of ordinary lines below a message of success, such as where the results are.
-ORDINARY_LINES_SUCCESS = 8
+#: At most one if the training makes progress there.
+ORDINARY_LINES_SUCCESS, ORDINARY_LINES_TRAINED = 8, 1
 #: Name of the fact that the program itself or its launcher reports success; a script rarely prints this.
 FINISHED = "finished"
 #: Causes that say who ended the job, but not why it had not ended before.
@@ -61,6 +62,8 @@ _CONCLUSIVE = re.compile(
     r"ChildFailedError|mpi(?:run|exec) noticed|BAD TERMINATION|"
     r"\b(?:State|JobState)[ :=]+(?:FAILED|TIMEOUT|NODE_FAIL|OUT_OF_ME))"
 )
+#: A warning of a library: it does not show that a job failed which wrote other output.
+_WARNING = re.compile(r"\[W\d* |\bWARN(?:ING)?\b")
 _SOURCE_LINE = re.compile(r"(?:^|\s)raise [\w.]+")
 #: Most warnings appear in the first steps.
 HEAD_BYTES, TAIL_BYTES = 256 * 1024, 64 * 1024
@@ -192,15 +195,23 @@ def _doubts(scan: Scan, met: Sequence[tuple[Scan, SignatureHits]]) -> list[Hit] 
         return None
     doubtful = [hit for found, proof in proofs if proof is False for hit in found.hits]
     end = max(scan.last_line("progress"), scan.last_line(FINISHED))
-    if doubtful or (_success(scan) and scan.last_handled <= end and not _worked_on(scan)):
+    if doubtful or (_success(scan) and scan.last_handled <= end and not _is_open(scan)):
         return doubtful
     return None
 
 
-def _worked_on(scan: Scan) -> bool:
-    """Return whether the program of a log, or the next program of its script, went on after its success."""
-    below = sum(line > _success(scan) for line in scan.ordinary_lines)
-    return below > ORDINARY_LINES_SUCCESS or (below > 0 and scan.announces_work)
+def _is_open(scan: Scan) -> bool:
+    """Return whether the success of a log may concern only a part of the job.
+
+    The program of the log, or the next one of its script, went on after the success, or a line about a
+    failure is directly above a success that only a script reports.
+    """
+    success = _success(scan)
+    below = sum(line > success for line in scan.ordinary_lines)
+    trains = scan.last_line("progress") > success
+    most = 0 if scan.announces_work else ORDINARY_LINES_TRAINED if trains else ORDINARY_LINES_SUCCESS
+    failed = max((line for line in scan.complaints if line < success), default=0)
+    return below > most or (failed > scan.last_line(FINISHED) and not _output_between(scan, failed))
 
 
 def _success(scan: Scan) -> int:
@@ -386,6 +397,9 @@ def _proves_end(scans: Sequence[Scan], met: Sequence[tuple[Scan, SignatureHits]]
         ]
         failures = {hit.line for found in (*causes, *signs) for hit in found.hits}
         for found in (*causes, *signs):
+            warning = found.signature.weight < ECHO_WEIGHT and _WARNING.search(found.hits[-1].evidence)
+            if warning and scan.ordinary_lines - failures:
+                continue
             needed = ORDINARY_LINES
             if found.hits[-1].continues or found.signature.weight < PROOF_WEIGHT:
                 needed = ORDINARY_LINES_WEAK

@@ -88,12 +88,20 @@ _CONTINUES = re.compile(
     r"x(?:fail|pass)(?:ed)?|as configured|next|again)\b",
     re.IGNORECASE,
 )
+#: An exception within a message: the program wrote it, because nothing precedes an exception that ends it.
+_INLINE_EXCEPTION = re.compile(r"[a-z](?:Error|Exception)\b: |OutOfMemoryError\b")
 _CHAINED = re.compile(rb"During handling of the above exception|The above exception was the direct cause")
 #: Words that seem to show a failure but do not: counts of zero, metrics, file names and options.
 _NO_FAILURE = re.compile(
     r"\b(?:0|no|zero|without) (?:\w+ )?(?:errors?|fail\w*|warnings?)\b(?:\(s\))?|"
-    r"\b(?:errors?|fail\w*|warnings?)(?:\(s\))?[ :=]+(?:0\b|[-+]?\d*\.\d)|"
+    r"(?:errors?|\bfail\w*|warnings?)(?:\(s\))?(?: ?[:=] ?(?:[-+]?\d|nan\b|inf\b|none\b)| \d*\.\d| \w+: 0\b)|"
     r"\(ignored\)|\w+[-_]errors?\b|errors?[-_=.]\w",
+    re.IGNORECASE,
+)
+#: Words about a failure.
+_COMPLAINT = re.compile(
+    r"^(?!.*(?:\bwarn|\bINFO\b|\bDEBUG\b|\bNCCL\b|\bif\b|\W[IW]\d{3,4} )).*"
+    r"(?:error|\bfail(?:ed|ure|s)?\b|abort|\b(?:halted|cannot|can't|denied|not found|killed)\b)",
     re.IGNORECASE,
 )
 #: A last line that announces work.
@@ -104,7 +112,8 @@ _STARTS = re.compile(
 #: Lines that show no further work of the program: details and advice that follow an error, and the words of
 #: a program or script that ends.
 _NO_WORK = re.compile(
-    r"^\s|^[^A-Za-z]*$|^(?:\[\w+\]: ?|\d+: ?)(?:\s|$)|^\W*(?:[IWEF]\d{4} |\[[IWEF]\d{3,4} )|^(?:frame )?#\d|"
+    r"^\s|^[^A-Za-z]*$|^(?:\[\w+\]: ?|\d+: ?)(?:\s|$)|^(?:frame )?#\d|"
+    r"^(?:\[\w+\]:|\d+: )?\W*(?:[IWEF]\d{4} |\[[IWEF]\d{3,4} )|"
     r"\b(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)\b.{0,20}\d\d:\d\d:\d\d|"
     r"^\W*(?:date|time|end(?:ed)?|stop(?:ped)?|elapsed|wall ?time|cpu|memory|cluster|job ?id)\b|"
     r"error|fail|exception|warn|abort|kill|\bexit|terminat|cancel|traceback|usage|help|hint|\bnote\b|please|"
@@ -303,7 +312,12 @@ class Line:
 
     @cached_property
     def continues(self) -> bool:
-        """True if the line, or the message above the traceback that it ends, says that work goes on."""
+        """True if the line, or the message above the traceback that it ends, says that work goes on.
+
+        The same applies to a line with an exception that the program wrote itself.
+        """
+        if _INLINE_EXCEPTION.search(self.text) and not EXCEPTION_LINE.match(self.text):
+            return True
         ends_traceback = _IN_TRACEBACK.search(self._passage.pieces[max(0, self._index - 1)])
         above = readable(self._above_traceback[:500]) if ends_traceback else ""
         return bool(_CONTINUES.search(self.text) or _CONTINUES.search(above))
@@ -399,6 +413,8 @@ class Scan:
         self.last_handled = 0
         #: Numbers of the lines among the last ones that show further work of the program.
         self.ordinary_lines: set[int] = set()
+        #: Numbers of the lines among the last ones that contain words about a failure.
+        self.complaints: set[int] = set()
         #: True if the last line announces work of the program or of its script.
         self.announces_work = False
         self._last_bar = 0
@@ -426,9 +442,9 @@ class Scan:
             self._match_all(self.catalogue.signs, Line(final, index))
         self.last_lines = [(number, shortened(readable(piece), 0)) for number, piece in last]
         texts = [(number, readable(piece)[:500]) for number, piece in ends]
-        self.ordinary_lines = {
-            number for number, text in texts if not _NO_WORK.search(_NO_FAILURE.sub("", text))
-        }
+        rest = [(number, _NO_FAILURE.sub("", text)) for number, text in texts]
+        self.ordinary_lines = {number for number, text in rest if not _NO_WORK.search(text)}
+        self.complaints = {number for number, text in rest if _COMPLAINT.search(text)}
         self.announces_work = bool(self.last_lines and _STARTS.search(self.last_lines[-1][1]))
         self._last_bar = max((number for number, text in texts if _BAR.match(text)), default=0)
         return self

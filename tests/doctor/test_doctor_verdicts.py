@@ -665,3 +665,51 @@ def test_an_archive_that_ends_early_is_a_corrupt_file(line: str) -> None:
 
 def test_a_rank_in_brackets_without_a_colon_precedes_an_exception() -> None:
     assert names(diagnose_text("[rank2] KeyError: 'n02119789'\n")) == ["program-error"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "BEGIN failed--compilation aborted at cut.pl line 3.",
+        "Finished 10 maps: 7 good, 3 failed",
+        "Cut: legend not found",
+    ],
+)
+def test_a_success_that_a_script_reports_directly_below_words_about_a_failure_is_open(line: str) -> None:
+    assert diagnose_text(f"{line}\nJob completed\n").verdict == "unknown"
+    assert diagnose_text(f"{line}\ntile 9 written\nJob completed\n").verdict == "ok"
+    assert diagnose_text(f"{line}\nexit code: 0\n").verdict == "ok"
+    assert diagnose_text("10 maps, 0 failed\nJob completed\n").verdict == "ok"
+
+
+def test_training_below_a_message_of_success_is_not_known_to_have_succeeded() -> None:
+    steps = "epoch 0 step 10 loss 2.0\nepoch 0 step 20 loss 1.9\n"
+    assert diagnose_text(f"stage one done, exit code 0\n{steps}").verdict == "unknown"
+    assert diagnose_text(f"{steps}stage one done, exit code 0\n").verdict == "ok"
+    debug = "0: [I1123 14:14:43.908 TCPStoreLibUvBackend.cpp:1316] [c10d - debug] UV live handle type 12\n"
+    assert diagnose_text(f"exit code: 0\n{debug * 9}").verdict == "ok"
+
+
+def test_an_exception_within_a_message_of_the_program_is_only_possibly_a_failure() -> None:
+    line = "probe of 32 GiB -> torch.OutOfMemoryError: CUDA out of memory."
+    found = diagnose_text(f"probe of 16 GiB\n{line}\nlargest block is 16 GiB\n")
+    assert (found.verdict, found.failed, names(found)) == ("unknown", False, ["oom-gpu"])
+    assert diagnose_text(f"probe of 16 GiB\n{line}\n").failed
+    assert diagnose_text("torch.OutOfMemoryError: CUDA out of memory.\nlargest block is 16 GiB\n").failed
+
+
+def test_a_warning_about_another_process_below_other_output_shows_no_failure() -> None:
+    warning = (
+        '[W309 02:11 ProcessGroupNCCL.cpp:1662] Failed to check the "should dump" flag on TCPStore, with '
+    )
+    warning += "error: Broken pipe\n"
+    found = diagnose_text(f"all maps are written\n{warning}")
+    assert (found.verdict, found.failed, names(found)) == ("unknown", False, ["secondary-peer-exit"])
+    assert diagnose_text(warning).failed
+    assert diagnose_text(f"all maps are written\n{warning}srun: error: n1: task 0: Aborted\n").failed
+
+
+def test_a_full_disk_is_no_corrupt_checkpoint_and_the_error_of_another_language_no_full_gpu() -> None:
+    full = 'SafetensorError: Error while serializing: IoError(Os { message: "No space left on device" })'
+    assert "corrupt-checkpoint" not in names(diagnose_text(f"safetensors_rust.{full}\n"))
+    assert "oom-gpu" not in names(diagnose_text("ERROR: LoadError: OutOfMemoryError()\n"))
