@@ -13,12 +13,15 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from bench.lint.syntax import Node, Part, Simple, Word
+from bench.lint.syntax import Node, Part, Pipeline, Simple, Word
 
 _OPEN, _CLOSE = "\ue000", "\ue001"
 MARK = re.compile(f"{_OPEN}(\\d+){_CLOSE}")
 _PRIVATE = re.compile(f"[{_OPEN}{_CLOSE}]")
 _SUBSCRIPTED = re.compile(r"([A-Za-z_]\w*)\[(.*)\]\Z", re.DOTALL)
+_RUNS_TEXT = re.compile(r"-[a-z]*c\Z")
+#: The names in ``$@`` and ``${name[@]}``, which give several words even within quotes.
+_ALL = re.compile(r"(?:\w+\[)?@\]?\Z")
 _BARE_NAME = re.compile(r"(?<![\w#$.])[A-Za-z_]\w*")
 _DEFAULTING = frozenset({":-", "-", ":=", "=", ":?", "?"})
 #: Longer values are treated as unknown.
@@ -38,7 +41,8 @@ class Unknown(NamedTuple):
     ``kind`` is ``param`` (``$name``), ``command`` (``$(date)``) or ``arith`` (``$((1 + x))``).
     ``default`` is the default in ``${name:-default}``; for ``arith``, ``default`` is the expression with
     its variables expanded. ``in_task`` is True if the shell of a task that srun starts makes the
-    expansion, and False if the batch shell makes it.
+    expansion, and False if the batch shell makes it. ``origin`` is the text from which the value is computed:
+    the value of ``name`` in ``${name%% *}``, or the text in ``$(echo "$hosts" | head -n 1)``.
     """
 
     kind: str
@@ -48,6 +52,7 @@ class Unknown(NamedTuple):
     op: str = ""
     default: str | None = None
     in_task: bool = False
+    origin: str = ""
 
 
 class Value(NamedTuple):
@@ -78,10 +83,10 @@ Branches = tuple[tuple[int, int], ...]
 class Assigned:
     """One assignment to a variable.
 
-    ``items`` are the elements of an array. ``value`` and ``items`` are both None if the value is
-    unknown. ``looped`` is True for the variable of a ``for`` loop. ``in_task`` is True for an
-    assignment in the shell of a task that srun starts. ``quoted`` is True for an array whose only
-    element is one quoted expansion.
+    ``items`` are the elements of an array. ``value`` and ``items`` are both None if the value is unknown.
+    ``looped`` is True for the variable of a ``for`` loop, and ``choices`` are its values. ``in_task`` is
+    True for an assignment in the shell of a task that srun starts. ``quoted`` is True for an array whose
+    only element is one quoted expansion.
     """
 
     name: str
@@ -93,6 +98,7 @@ class Assigned:
     looped: bool = False
     in_task: bool = False
     quoted: bool = False
+    choices: tuple[Value, ...] = ()
 
 
 class Unknowns:
@@ -123,6 +129,11 @@ class Unknowns:
         if depth < 6:
             found += [inner for one in found for inner in self.within(one.default or "", depth=depth + 1)]
         return found
+
+    def behind(self, text: str, *, depth: int = 0) -> list[Unknown]:
+        """Return the first unknown expansion in ``text``, and those from which its value is computed."""
+        found = self.of(text)[:1]
+        return found + self.behind(found[0].origin, depth=depth + 1) if found and depth < 6 else found
 
     def shown(self, text: str) -> str:
         """Return ``text`` with each placeholder (mark) replaced by the expansion as written in the script."""
@@ -201,7 +212,7 @@ class Expander:
 
     ``used(part, name, guarded)`` is called for each expanded variable; ``guarded`` is True if the
     variable may be unset, as in ``${name:-}``. ``ran(commands)`` is called for each command substitution, and
-    returns its output if that is known.
+    returns its output if that is known. ``split`` contains each ``"$@"`` within a text for ``bash -c``.
     """
 
     def __init__(
@@ -215,13 +226,18 @@ class Expander:
         self.unknowns = unknowns
         self.branches: Branches = ()
         self.in_task = False
+        self.split: list[Part] = []
         self._used = used
         self._ran = ran
 
     def arguments(self, words: Iterable[Word]) -> list[Value]:
         """Expand and split ``words`` like the shell, and return the resulting arguments."""
         arguments: list[Value] = []
+        before = ""
         for word in words:
+            inside = len(word.parts) > 1 and _RUNS_TEXT.match(before)
+            self.split += [part for part in word.parts if inside and _gives_words(part)]
+            before = word.literal or ""
             arguments.extend(self._split(word.parts, word.line))
             if len(arguments) > _MAX_WORDS:
                 break
@@ -300,7 +316,7 @@ class Expander:
         if op in (":=", "=") and not candidates:
             default = self.text(part.operand, part.line)
             self.environment.assign(Assigned(base, part.line, default, branches=self.branches))
-        is_brace = op in (":-", "-") and any(piece.text.startswith("{") for piece in part.operand[:1])
+        is_brace = op in _DEFAULTING and any(piece.text.startswith("{") for piece in part.operand[:1])
         if not candidates or (op and op not in _DEFAULTING) or is_brace or self._differs(candidates):
             return None
         return _element(candidates[0], subscript.group(2) if subscript else None)
@@ -322,11 +338,14 @@ class Expander:
 
     def _unknown(self, part: Part) -> Value:
         """Return a placeholder (mark) for a part of a word with an unknown value, or a function's output."""
-        output = self._ran(part.body) if part.body else None
+        calculated = _calculated(part)
+        output = self._ran(part.body) if part.body and not calculated else None
         if output is not None and part.kind == "command":
             return output
-        default = None
-        if part.kind == "arith":
+        kind, default = part.kind, None
+        if calculated:
+            kind, default = "arith", " ".join(self.value(word).text for word in calculated)
+        elif part.kind == "arith":
             default = self.expression(self.text(part.operand, part.line).text, part.line)
         elif part.op in _DEFAULTING:
             default = self.text(part.operand, part.line).text
@@ -335,8 +354,24 @@ class Expander:
         source = _source_of(part)
         name = part.text if part.kind == "param" else ""
         base = name.partition("[")[0].lstrip("#!")
-        unknown = Unknown(part.kind, base, source, part.line, part.op, default, self.in_task)
+        origin = self._origin(part, base)
+        unknown = Unknown(kind, base, source, part.line, part.op, default, self.in_task, origin)
         return Value(self.unknowns.mark(unknown), (part.line,))
+
+    def _origin(self, part: Part, name: str) -> str:
+        """Return the text from which an expansion is computed, or an empty string."""
+        if part.kind == "param":
+            known = self.environment.candidates(name, self.branches)
+            if not known or known[0].items is not None:
+                return known[0].items[0].text if known and known[0].items else ""
+            return known[0].value.text if known[0].value else ""
+        first = part.body[0] if part.body else None
+        first = first.commands[0] if isinstance(first, Pipeline) else first
+        if not isinstance(first, Simple) or not first.words:
+            return ""
+        given = first.words[1:] if first.words[0].literal in ("echo", "printf") else ()
+        given += tuple(redirect.target for redirect in first.redirects if redirect.operator == "<<<")
+        return " ".join(self.value(word).text for word in given)
 
     def expression(self, text: str, line: int) -> str:
         """Replace variables without ``$`` in an arithmetic expression by their values or marks."""
@@ -349,6 +384,24 @@ class Expander:
             return self.unknowns.mark(Unknown("param", name, name, line, in_task=self.in_task))
 
         return _BARE_NAME.sub(resolve, text) if len(text) < 2_000 else text
+
+
+def _gives_words(part: Part) -> bool:
+    """Return whether a part is ``$@`` or ``${name[@]}`` within quotes."""
+    return part.kind == "param" and part.quoted and bool(_ALL.match(part.text))
+
+
+def _calculated(part: Part) -> tuple[Word, ...]:
+    """Return the expression in ``$(expr ...)`` or ``$(echo ... | bc)``, or an empty tuple."""
+    only = part.body[0] if len(part.body) == 1 and part.kind == "command" else None
+    if isinstance(only, Pipeline) and len(only.commands) == 2:
+        only, last = only.commands
+        is_calculator = isinstance(last, Simple) and last.words and last.words[0].literal == "bc"
+        command = "echo" if is_calculator else ""
+    else:
+        command = "expr"
+    is_expression = isinstance(only, Simple) and len(only.words) > 1 and only.words[0].literal == command
+    return only.words[1:] if isinstance(only, Simple) and is_expression else ()
 
 
 def _here_document_of_cat(part: Part) -> Word | None:

@@ -181,9 +181,10 @@ class Launch:
 
     ``environment`` contains the variables that ``env`` sets.
 
-    ``launcher`` is the name of the launcher, and ``inner`` contains the commands for ``bash -c``. ``opaque``
-    is True if srun gets options from a variable with an unknown value. ``srun_certain`` is the number of
-    options before that variable. Later options may belong to the program.
+    ``launcher`` is the name of the launcher, ``start`` its index in ``words``, and ``inner`` contains the
+    commands for ``bash -c``. ``opaque`` is True if srun gets options from a variable with an unknown
+    value. ``srun_certain`` is the number of options before that variable. Later options may belong to the
+    program.
     """
 
     line: int
@@ -196,6 +197,7 @@ class Launch:
     wrappers: list[str] = field(default_factory=list)
     kind: str = "helper"
     launcher: str = ""
+    start: int = 0
     options: dict[str, Value] = field(default_factory=dict)
     program: Value | None = None
     arguments: tuple[Value, ...] = ()
@@ -419,6 +421,7 @@ class _CommandReader:
                         self.at += 1
                     self.launch.kind = "inner"
                     self.launch.inner = self.words[self.at]
+                    self.launch.arguments = tuple(self.words[self.at + 1 :])
                 return
             if text in ("-o", "+o", "--rcfile", "--init-file"):
                 self.at += 1
@@ -472,7 +475,7 @@ class _CommandReader:
     def _launcher(self, name: str, *, skip: int) -> None:
         """Read the options of a launcher such as torchrun, up to the program."""
         launch = self.launch
-        launch.kind, launch.launcher = "launcher", name
+        launch.kind, launch.launcher, launch.start = "launcher", name, self.at
         self.at += skip
         if name in ("accelerate", "lightning", "fabric", "colossalai") and skip:
             if name == "accelerate" and self._text() not in ("launch",) and not MARK.search(self._text()):

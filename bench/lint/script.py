@@ -93,6 +93,12 @@ class Script:
         """Return the whole number that an option's value expands to, or None."""
         return None if value is None else evaluate(value.text.strip(), self.unknowns, geometry)
 
+    def choices(self, text: str) -> list[str]:
+        """Return a text, or the values that it has if it is the variable of a ``for`` loop."""
+        only = self.unknowns.of(text) if MARK.fullmatch(text) else []
+        looped = [one for one in self.assigned_to.get(only[0].name, ()) if one.choices] if only else []
+        return [value.text for one in looped for value in one.choices] or [text]
+
     def geometry(self, step: Step) -> Geometry:
         """Return the nodes, tasks and GPUs of a step, with expressions in srun's options evaluated."""
         if step.launch.via != "srun":
@@ -138,6 +144,11 @@ class Script:
         for assigned in self.walk.assigned:
             by_name.setdefault(assigned.name, []).append(assigned)
         return by_name
+
+    @cached_property
+    def settings(self) -> list[Assigned]:
+        """All assignments, and the variables that single commands get, for example by ``env``."""
+        return [*self.walk.assigned, *self.walk.given]
 
     @cached_property
     def sruns(self) -> list[Step]:

@@ -125,20 +125,23 @@ class Step:
 class Walk:
     """The commands, variables and tests of a script, recorded in execution order.
 
-    ``expected`` contains the names of variables that the script allows to be unset. ``broken`` contains
-    pairs: a text that is passed to a shell, and the syntax error in it. ``opaque`` is True if variables
-    may be set outside the script, such as by a sourced file. ``waits`` is True if the script calls
-    ``wait``.
+    ``given`` contains the variables that single commands get: ``NAME=value command``, env, ``srun
+    --export``. ``expected`` contains the names of variables that the script allows to be unset.
+    ``broken`` contains pairs: a text that is passed to a shell, and the syntax error in it. ``split``
+    contains each ``"$@"`` within such a text. ``opaque`` is True if variables may be set outside the
+    script, such as by a sourced file. ``waits`` is True if the script calls ``wait``.
     """
 
     unknowns: Unknowns = field(default_factory=Unknowns)
     steps: list[Step] = field(default_factory=list)
     uses: list[Use] = field(default_factory=list)
     assigned: list[Assigned] = field(default_factory=list)
+    given: list[Assigned] = field(default_factory=list)
     expected: set[str] = field(default_factory=set)
     exported: set[str] = field(default_factory=set)
     broken: list[tuple[Value, ShellError]] = field(default_factory=list)
     tests: list[tuple[str, Place]] = field(default_factory=list)
+    split: list[Part] = field(default_factory=list)
     opaque: bool = False
     waits: bool = False
 
@@ -154,6 +157,7 @@ class ShellState:
         self.walk = Walk()
         self.environment = Environment()
         self.expander = Expander(self.environment, self.walk.unknowns, self._record_use, run)
+        self.expander.split = self.walk.split
         self.place = Place()
         self.command = ""
 
@@ -370,6 +374,7 @@ class Walker:
         self._numbers = itertools.count(1)
         self._calls = 0
         self._printed: list[tuple[Place, Value | None]] = []
+        self._outputs: tuple[str, ...] = ()
 
     def statements(self, nodes: Sequence[Node], place: Place) -> None:
         """Follow the statements ``nodes``, which are located at ``place``."""
@@ -399,7 +404,9 @@ class Walker:
             case Case():
                 self._case(node, place)
             case Group():
+                outside, self._outputs = self._outputs, self._written(node.redirects) or self._outputs
                 self.statements(node.body, place)
+                self._outputs = outside
                 self._redirects(node.redirects)
             case Function():
                 self.functions[node.name] = node
@@ -421,10 +428,10 @@ class Walker:
 
     def _loop(self, node: Loop, place: Place) -> None:
         inside = replace(place, loops=(*place.loops, next(self._numbers)))
-        if node.words is not None:
-            self.state.expander.arguments(node.words)
+        words = self.state.expander.arguments(node.words or ())
         if node.variable:
-            self.state.assign(Assigned(node.variable, node.line, looped=True, branches=place.branches))
+            looped = Assigned(node.variable, node.line, looped=True, branches=place.branches)
+            self.state.assign(replace(looped, choices=tuple(words)))
         self._redirects(node.redirects)
         self.statements(node.condition, replace(inside, condition=True))
         self.statements(node.body, inside)
@@ -462,15 +469,17 @@ class Walker:
         if not arguments:
             return
         name = arguments[0].text
-        if name in ("echo", "printf") and not node.redirects:
+        if name in ("echo", "printf"):
             words = [argument.text for argument in arguments[1:] if argument.text not in ("-n", "-e")]
             known = name == "echo" or (len(words) == 2 and words[0][:2] in ("%s", "%d"))
             text = Value(" ".join(words[name == "printf" :]), arguments[-1].lines)
-            self._printed.append((place, text if known else None))
+            body = Value(f"{text.text}\n", text.lines) if known else None
+            if not node.redirects:
+                self._printed.append((place, text if known else None))
         self._keep_file(node, arguments, body)
         if name == "eval":
             self._eval(arguments[1:])
-        elif self.state.run_builtin(name, arguments, body):
+        elif self._follow_file(name, arguments[1:], place) or self.state.run_builtin(name, arguments, body):
             return
         elif name in self.functions and place.nesting < _MAX_NESTING and self._may_call():
             inside = replace(place, function=name, nesting=place.nesting + 1)
@@ -478,7 +487,8 @@ class Walker:
             self.statements((self.functions[name].body,), inside)
             self.state.set_parameters(parameters)
         else:
-            self._start(node, arguments, prefix, body)
+            for part in _components(arguments):
+                self._start(node, part, prefix, body)
 
     def _may_call(self) -> bool:
         self._calls += 1
@@ -497,8 +507,10 @@ class Walker:
             launch.via, launch.srun, launch.srun_line = outer.via, outer.srun, outer.srun_line
             launch.opaque = outer.opaque
             launch.wrappers = [*outer.wrappers, *launch.wrappers]
-        else:
-            prefix = {**prefix, **_exported_by_srun(launch), **launch.environment}
+        given = {**prefix, **_exported_by_srun(launch), **launch.environment}
+        for name, value in given.items():
+            walk.given.append(Assigned(name, value.line, value, exported=True, in_task=outer is not None))
+        launch.environment = prefix = {**(outer.environment if outer else {}), **given}
         inner = launch.inner
         if inner is None and launch.kind == "script" and launch.program:
             inner = self.files.get(self._file_name(launch.program.text))
@@ -525,6 +537,7 @@ class Walker:
         if not nodes:
             return False
         outside = self.state.use(self.state.environment_of_tasks(prefix))
+        self.state.set_parameters(launch.arguments[launch.kind == "inner" :])
         inside = replace(
             place,
             task=launch if launch.via else place.task,
@@ -533,6 +546,19 @@ class Walker:
         )
         self.statements(nodes, inside)
         self.state.use(outside)
+        return True
+
+    def _follow_file(self, name: str, path: list[Value], place: Place) -> bool:
+        """Follow a file that the script has written and now sources; return False for other commands."""
+        sources = name in ("source", ".") and path
+        text = self.files.get(self._file_name(path[0].text)) if sources else None
+        if text is None or place.nesting >= _MAX_NESTING or not self._may_call():
+            return False
+        try:
+            nodes = parse_shell(text.text, lines=text.lines)
+        except (ShellError, TooDeepError):
+            return False
+        self.statements(nodes, replace(place, nesting=place.nesting + 1))
         return True
 
     def _eval(self, arguments: list[Value]) -> None:
@@ -586,26 +612,48 @@ class Walker:
         return body
 
     def _keep_file(self, node: Simple, arguments: list[Value], body: Value | None) -> None:
-        """Store a here-document that is written to a file, because the file may be executed later."""
-        if body is None or basename(arguments[0].text) not in ("cat", "tee"):
+        """Store a text that is written to a file, because the file may be executed later."""
+        name = basename(arguments[0].text)
+        if body is None or name not in ("cat", "tee", "echo", "printf"):
             return
-        written = [
-            self.state.expander.value(redirect.target).text
-            for redirect in node.redirects
+        written = self._written(node.redirects)
+        if name == "tee":
+            written += tuple(self._file_name(argument.text) for argument in arguments[1:])
+        appends = not written or any(redirect.operator.endswith(">>") for redirect in node.redirects)
+        for path in (written or self._outputs)[:3]:
+            before = self.files.get(path) if appends else None
+            if not before or len(before.text) <= MAX_VALUE:
+                self.files[path] = _joined(before, body) if before else body
+
+    def _written(self, redirects: Sequence[Redirect]) -> tuple[str, ...]:
+        """Return the names of the files to which redirections write."""
+        return tuple(
+            self._file_name(self.state.expander.value(redirect.target).text)
+            for redirect in redirects
             if redirect.operator.lstrip("012") in (">", ">>", ">|")
-        ]
-        if basename(arguments[0].text) == "tee":
-            written += [argument.text for argument in arguments[1:]]
-        appends = any(redirect.operator.endswith(">>") for redirect in node.redirects)
-        for path in written[:3]:
-            name = self._file_name(path)
-            before = self.files.get(name) if appends else None
-            self.files[name] = _joined(before, body) if before else body
+        )
 
     def _file_name(self, path: str) -> str:
         """Return the name of a file. The mark of a variable differs in each expansion, its value does not."""
         name, unknowns = basename(path), self.state.walk.unknowns
         return unknowns.shown(name) if all(one.kind == "param" for one in unknowns.of(name)) else name
+
+
+def _components(arguments: list[Value]) -> list[list[Value]]:
+    """Split ``srun A : B`` into one command for each component of a heterogeneous job."""
+    texts = [argument.text for argument in arguments]
+    start = next((at for at, text in enumerate(texts) if basename(text) == "srun"), len(texts))
+    if ":" not in texts[start:]:
+        return [arguments]
+    commands: list[list[Value]] = []
+    head, rest = arguments[: start + 1], [*arguments[start + 1 :], Value(":", (0,))]
+    while rest:
+        end = next(at for at, word in enumerate(rest) if word.text == ":")
+        named = any(word.text.startswith(("--het-group", "--pack-group")) for word in rest[:end])
+        group = [] if named else [Value(f"--het-group={len(commands)}", head[-1].lines)]
+        commands.append([*head, *group, *rest[:end]])
+        rest = rest[end + 1 :]
+    return commands
 
 
 def _exported_by_srun(launch: Launch) -> dict[str, Value]:

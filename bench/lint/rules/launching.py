@@ -484,7 +484,7 @@ def _unknown_option(written: str, option: Option) -> Remark | None:
 def passes_unknown_options(script: Script, launch: Launch) -> bool:
     """Return whether variables with unknown values may contain further options of a launcher."""
     values = {value.text for value in launch.options.values()} | {option.value for option in launch.srun}
-    before_arguments = launch.words[: len(launch.words) - len(launch.arguments)]
+    before_arguments = launch.words[launch.start : len(launch.words) - len(launch.arguments)]
     environment = any(name.startswith(("PET_", "ACCELERATE_")) for name in script.walk.exported)
     return (
         launch.opaque
@@ -509,8 +509,10 @@ def missing_node_rank(script: Script) -> Iterator[Remark]:
         #SBATCH --nodes=2
         srun torchrun --nnodes=2 --rdzv_backend=c10d --rdzv_endpoint=$HOST:$PORT ...
     """
-    for step in script.sruns:
+    for step in script.training:
         launch, options = step.launch, step.launch.options
+        if launch.via != "srun" and not _starts_on_each_node(step):
+            continue
         alone = script.geometry(step).nodes == 1 and not step.place.loops
         nodes = 1 if alone else script.job.nodes or (2 if script.job.several_nodes else 1)
         if nodes < 2 or launch.launcher not in _STATIC_RANKS or passes_unknown_options(script, launch):
@@ -534,6 +536,13 @@ def missing_node_rank(script: Script) -> Iterator[Remark]:
         # accelerate reads other settings from the user's configuration file.
         severity = Severity.WARNING if launch.launcher == "accelerate" else None
         yield Remark(options[nodes_option].line, message, remedy, severity)
+
+
+def _starts_on_each_node(step: Step) -> bool:
+    """Return whether mpirun, pdsh, or ssh in a loop starts the same command on each node."""
+    names = step.launch.wrappers
+    by_mpi = any(name.startswith(("mpirun", "mpiexec")) or name in ("pdsh", "clush") for name in names)
+    return by_mpi or ("ssh" in names and bool(step.place.loops))
 
 
 @rule(Severity.ERROR)
@@ -666,7 +675,7 @@ def world_size_mismatch(script: Script) -> Iterator[Remark]:
             continue
         if step.place.background and (step.place.loops or background > 1):
             continue  # several sruns start the processes together
-        if any(word.text == ":" for word in step.launch.words):
+        if any(word.literal == ":" for word in step.outer.words):
             continue  # srun starts another program on another component
         components = script.components(step)
         parts = components if len(components) > 1 else [script.geometry(step)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 
 from bench.findings import Edit, Remark, Severity
 from bench.lint.geometry import Geometry, evaluate
@@ -15,8 +16,12 @@ from bench.lint.script import Script, is_chore, starts_workers
 from bench.lint.walk import Step
 
 #: Commands that write files to the path in their last argument or in an option.
-_COPIES = names("cp rsync tar unzip mkdir mv wget curl unsquashfs git")
+_COPIES = names(
+    """cp rsync tar unzip mkdir mv wget curl unsquashfs git scp dcp drsync rclone gsutil aws azcopy 7z install
+    dd"""
+)
 _MAKES_ENVIRONMENT = names("virtualenv venv")
+_CONDA = names("conda mamba micromamba")
 _NODE_LOCAL = re.compile(
     r"\A(?:/tmp/|/dev/shm|/local|/scratch_local|/lscratch|\$\{?(?:SLURM_TMPDIR|TMPDIR|LOCAL_SCRATCH|LSCRATCH|"
     r"LOCAL_SSD|JOBFS|BB_JOB|TMP_LOCAL|LOCALDIR)\b)"
@@ -30,7 +35,7 @@ MORE_CPUS = names(
 _FIND_FOLDERS = names("dirname realpath readlink")
 #: The script knows that it has possibly been copied, or starts itself with sbatch.
 _KNOWS_ITS_COPY = re.compile(r"SLURM_SUBMIT_DIR|scontrol show job|\bsbatch\b|slurm_script|/spool/")
-_WORKERS = names("num_workers workers n_workers dataloader_num_workers j data.num_workers num_data_workers")
+_WORKERS = re.compile(r"(?:.*[.])?(?:(?:n|num|data|dataset|loader|dataloader|train)_?)*workers\Z|(?:j|nw)\Z")
 
 
 @rule(Severity.ERROR)
@@ -56,7 +61,7 @@ def unknown_het_group(script: Script) -> Iterator[Remark]:
     sruns = [step for step in script.walk.steps if step.launch.via == "srun"]
     used = [option for step in sruns for option in step.launch.srun if option.name == "het-group"]
     for option in used:
-        ends = re.split("[,-]", option.value or "")
+        ends = [text for end in re.split("[,-]", option.value or "") for text in script.choices(end)]
         numbers = [evaluate(end, script.unknowns, script.job) for end in ends]
         wrong = [number for number in numbers if number is not None and number >= count]
         if wrong and (count > 1 or not script.walk.opaque):
@@ -105,13 +110,16 @@ def first_node_only(script: Script) -> Iterator[Remark]:
             continue
         words = [script.unknowns.shown(word.text) for word in step.launch.words]
         name = basename(words[0]) if words else ""
-        if name not in _COPIES and not _MAKES_ENVIRONMENT & set(words[:3]):
+        makes = _MAKES_ENVIRONMENT & set(words[:3]) or (name in _CONDA and "create" in words[1:3])
+        if name not in _COPIES and not makes:
             continue
         target = next((word for word in reversed(words[1:]) if not word.startswith("-")), "")
+        if name in _CONDA:
+            named = (to for option, to in pairwise(words) if option in ("-p", "--prefix"))
+            target = next(named, target)
         target = target.partition("=")[2] or target
         local = _NODE_LOCAL.match(target) or any(target.startswith(path) for path in prepared)
         if local and name != "mkdir":
-            makes = _MAKES_ENVIRONMENT & set(words[:3])
             what = "makes an environment" if makes else "writes files"
             message = f"the batch shell {what} in {target[:50]}, which exists on the first node only"
             commands = "the commands that make and fill it" if makes else "the command"
@@ -245,7 +253,7 @@ def one_core_per_task(script: Script) -> Iterator[Remark]:
 
 def _data_loaders(script: Script, step: Step, geometry: Geometry) -> int | None:
     for name, value in script.options_of_program(step.launch):
-        if name in _WORKERS:
+        if _WORKERS.match(name):
             return script.number(value, geometry)
     return None
 

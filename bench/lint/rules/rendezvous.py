@@ -19,7 +19,13 @@ _LOOPBACK = re.compile(
     r"(?:tcp://)?(?:localhost(?:\.localdomain)?|127\.\d+\.\d+\.\d+|\[?::1\]?|ip6-localhost)(?::|/|\Z)", re.I
 )
 #: A command that prints the local host if another command fails.
-_FALLS_BACK = re.compile(r"\|\|[\s\\]*(?:echo\s+[\"']?(?:localhost|127\.0\.0\.1)|hostname)")
+_FALLS_BACK = re.compile(r"\|\|[\s\\{]*(?:echo\s+[\"']?(?:localhost|127\.0\.0\.1)|hostname)")
+#: A command that prints the name or the address of its own node, and signs that it is not its own.
+_OWN_NAME = re.compile(
+    r"\$\(\s*(?:/bin/|/usr/bin/)?"
+    r"(?:hostname\b|uname -n|cat /etc/hostname|ip (?:-\S+ )*a|ifconfig|python3? -c .*gethost)"
+)
+_OF_THE_JOB = re.compile(r"scontrol|NODELIST|\bsrun\b|\bssh\b|[;&]")
 _NODES_OF_SLURM = frozenset({"SLURM_NNODES", "SLURM_JOB_NUM_NODES"})
 _DEEPSPEED = re.compile("deepspeed", re.IGNORECASE)
 #: Ranks that start at 1, because rank 0 runs elsewhere.
@@ -60,7 +66,12 @@ _EPHEMERAL = (32768, 60999)
 #: $RANDOM is at most 32767; IDs of jobs and processes have no useful limit.
 _RANDOM = (0, 32767)
 _ANY = (0, 2**31)
-_SHUFFLED = re.compile(r"shuf\s+(?:-n\s*1\s+)?(?:-i\s*|--input-range=)(\d+)-(\d+)")
+#: Commands that draw a number between two limits: shuf, Python, jot, and awk from 0.
+_DRAWN = re.compile(
+    r"shuf\s+(?:-n\s*1\s+)?(?:-i\s*|--input-range=)(\d+)-(\d+)|seq\s+(\d+)\s+(\d+)\s*\|\s*shuf"
+    r"|rand(?:int|range)\(\s*(\d+)\s*,\s*(\d+)\s*\)(?!\s*[+*])|jot\s+-r\s+1\s+(\d+)\s+(\d+)"
+    r"|print\s+int\(\s*rand\(\)\s*\*\s*(\d+)\s*\)(?!\s*[+*])"
+)
 #: An index of ``--array``, but not the step in ``0-9:3``.
 _INDEX = re.compile(r"(?<![:\d])\d+")
 _LAST_DIGITS = re.compile(r"tail\s+-c\s*(\d)|cut\s+-c\s*\d+-(\d)")
@@ -197,7 +208,7 @@ def _loopback(script: Script, value: Value, *, in_task: bool) -> Iterator[Remark
         message += "the nodes never connect, and the job fails when the rendezvous times out"
         yield Remark(value.line, message, remedy)
         return
-    for unknown in script.unknowns.of(value.text)[:1]:
+    for unknown in script.unknowns.behind(value.text):
         if in_task and unknown.in_task and _is_own_name(unknown):
             if unknown.name == "HOSTNAME":  # srun passes on the value of the batch shell
                 message = "srun passes on the first node's HOSTNAME, but a login shell sets the own node's"
@@ -234,7 +245,7 @@ def _steps_of_called(script: Script, unknown: Unknown) -> list[Step]:
 def _is_own_name(unknown: Unknown) -> bool:
     """Return whether an expansion results in the name of the node on which it is expanded."""
     if unknown.kind == "command":
-        return bool(re.match(r"\s*(?:/bin/|/usr/bin/)?hostname\b[^|;&]*\Z", unknown.source[2:-1]))
+        return bool(_OWN_NAME.match(unknown.source) and not _OF_THE_JOB.search(unknown.source))
     return unknown.name in ("HOSTNAME", "SLURMD_NODENAME")
 
 
@@ -481,7 +492,7 @@ def port_range(script: Script) -> Iterator[Remark]:
 
 def _rendezvous_ports(script: Script) -> Iterator[tuple[int, str]]:
     """Yield (line, text) of each port that is set in a variable (MASTER_PORT) or computed in an option."""
-    for assigned in script.walk.assigned:
+    for assigned in script.settings:
         if assigned.value and _PORT_VARIABLE.match(assigned.name) and "MASTER" in assigned.name.upper():
             yield assigned.line, assigned.value.text
     for step in script.training:
@@ -505,9 +516,13 @@ def gloo_interface_excluded(script: Script) -> Iterator[Remark]:
         export NCCL_SOCKET_IFNAME=^lo,docker
         export GLOO_SOCKET_IFNAME=ib0
     """
-    for assigned in script.walk.assigned:
-        if assigned.name == "GLOO_SOCKET_IFNAME" and assigned.value and assigned.value.text[:1] in ("^", "="):
-            message = f"gloo has no exclusion: it looks for an interface named {assigned.value.text[:40]}"
+    for assigned in script.settings:
+        if assigned.name != "GLOO_SOCKET_IFNAME" or not assigned.value:
+            continue
+        defaults = [unknown.default or "" for unknown in script.unknowns.of(assigned.value.text)]
+        name = next((text for text in [assigned.value.text, *defaults] if text[:1] in ("^", "=")), None)
+        if name:
+            message = f"gloo has no exclusion: it looks for an interface named {name[:40]}"
             remedy = "write the name of one interface, such as ib0, or remove the line"
             yield Remark(assigned.line, message, remedy)
 
@@ -523,11 +538,16 @@ def _possible_ports(text: str, script: Script) -> Range | None:
 def _of_unknown(unknown: Unknown, script: Script) -> Range | None:
     if unknown.kind == "arith":
         return _of_expression(unknown.default or "", script)
+    if unknown.op in (":-", "-", ":=", "=") and unknown.default:
+        return _possible_ports(unknown.default, script)
     if unknown.kind == "command":
         commands = [script.line(step.line) for step in _steps_of_called(script, unknown)]
         last = commands[-1] if commands else unknown.source  # a function prints with its last command
-        shuffled = _SHUFFLED.search(last.partition("$((")[0])
-        return (int(shuffled[1]), int(shuffled[2])) if shuffled else _of_digits(unknown.source)
+        drawn = _DRAWN.search(last.partition("$((")[0])
+        if drawn:
+            numbers = [int(number[:9]) for number in drawn.groups() if number]
+            return numbers[0] if len(numbers) > 1 else 0, numbers[-1]
+        return _of_digits(unknown.source)
     if unknown.op == ":":
         digits = re.search(r"-(\d)\)?\}\Z", unknown.source)
         return (0, 10 ** int(digits[1]) - 1) if digits else None
@@ -542,7 +562,7 @@ def _of_unknown(unknown: Unknown, script: Script) -> Range | None:
 def _of_digits(source: str) -> Range | None:
     """Return the smallest and largest number that ``$(echo $SLURM_JOB_ID | tail -c 4)`` can give."""
     match = _LAST_DIGITS.search(source)
-    if not match or "expr " in source or not _IDS.search(source):
+    if not match or re.search("expr |sed |awk ", source) or not _IDS.search(source):
         return None
     # tail counts the end of the line as a character
     return 0, 10 ** (int(match[1]) - 1 if match[1] else int(match[2])) - 1

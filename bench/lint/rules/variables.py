@@ -93,9 +93,8 @@ _OCTAL = re.compile(r"(?<![\w.#])0\d*[89]\d*(?![\w.])")
 _DECIMAL = re.compile(r"\|\s*bc\b")
 _SOURCE_OF_DIGITS = re.compile(r"JOB_?ID|TASK_ID|PROCID|STEP|\bdate\b|printf|PORT|hostname", re.I)
 _DIGITS_OF_ID = re.compile(r"JOB_?ID|TASK_ID|PROCID|STEP", re.I)
-_HOST_LIST = re.compile(r"scontrol show host")
+_HOST_LIST = re.compile(r"scontrol show host|\$\(srun\b[^|]* hostname\b")
 _QUOTED_ELEMENT = re.compile(r"\(\"(\$\w+|\$\{\w+\})\"\)")
-_RUNS_TEXT = re.compile(r"-[a-z]*c\Z")
 
 
 @rule(Severity.WARNING)
@@ -259,13 +258,15 @@ def port_octal_arithmetic(script: Script) -> Iterator[Remark]:
     """
     remedy = "write $((10000 + SLURM_JOB_ID % 10000)), or put 10# before the digits"
     for unknown in script.unknowns:
-        if unknown.kind != "arith" or "10#" in unknown.source or script.mentions(_DECIMAL):
+        # expr and bc read all numbers as decimal.
+        decimal = unknown.source.startswith("$(") and not unknown.source.startswith("$((")
+        if unknown.kind != "arith" or "10#" in unknown.source or decimal or script.mentions(_DECIMAL):
             continue
         literal = _OCTAL.search(unknown.source)
         if literal:
             message = f"bash reads {literal.group()} as octal, where the digits 8 and 9 are an error"
-            decimal = Edit(unknown.line, literal.group(), literal.group().lstrip("0"))
-            yield Remark(unknown.line, message, "write the number without the leading 0", edit=decimal)
+            shorter = Edit(unknown.line, literal.group(), literal.group().lstrip("0"))
+            yield Remark(unknown.line, message, "write the number without the leading 0", edit=shorter)
             continue
         inner = next(filter(_may_start_with_zero, script.unknowns.of(unknown.default or "")), None)
         if inner:
@@ -305,7 +306,7 @@ def node_list_in_one_element(script: Script) -> Iterator[Remark]:
         item = assigned.items[0]
         if not _HOST_LIST.search(script.unknowns.shown(item.text)):
             continue
-        indexed = script.mentions(re.compile(rf"\$\{{{assigned.name}\[\d"))
+        indexed = script.mentions(re.compile(rf"\$\{{{assigned.name}\[[^@*]|\"\$\{{{assigned.name}\[@"))
         single = not indexed or (not script.job.several_nodes and "nodes" in script.job.options)
         message = f"the quotes make one element of all hosts: ${{{assigned.name}[0]}} is the whole list"
         match = _QUOTED_ELEMENT.search(script.line(assigned.line))
@@ -326,13 +327,11 @@ def arguments_split(script: Script) -> Iterator[Remark]:
     Good:
         srun bash -c 'python train.py "$@"' bash "$@"
     """
-    for step in script.walk.steps + [step for step in script.training if step.place.origin]:
-        for before, word in zip(step.outer.words, step.outer.words[1:], strict=False):
-            split = [part for part in word.parts if part.kind == "param" and part.text == "@" and part.quoted]
-            if _RUNS_TEXT.match(before.literal or "") and split and len(word.parts) > 1:
-                message = "bash -c gets only the first argument: $@ within a text becomes several words"
-                remedy = 'write bash -c \'... "$@"\' bash "$@", and export the variables that the text uses'
-                yield Remark(split[0].line, message, remedy)
+    for part in script.walk.split:
+        name = "$@" if part.text == "@" else f"${{{part.text}}}"
+        message = f"bash -c gets only the first argument: {name} within a text becomes several words"
+        remedy = 'write bash -c \'... "$@"\' bash "$@", and export the variables that the text uses'
+        yield Remark(part.line, message, remedy)
 
 
 @rule(Severity.ERROR)
@@ -352,7 +351,7 @@ def brace_in_default(script: Script) -> Iterator[Remark]:
     for unknown in script.unknowns:
         default = unknown.default or ""
         cut = default.startswith("{") and default.count("{") > default.count("}")
-        if unknown.kind == "param" and unknown.op in (":-", "-") and cut:
+        if unknown.kind == "param" and unknown.op in (":-", "-", ":=", "=") and cut:
             message = f"if ${unknown.name} is set, a stray }} follows its value"
             remedy = "put the braces in a variable: EMPTY='{}', and then ${...:-$EMPTY}"
             yield Remark(unknown.line, f"{message}: the default ends at the first }}", remedy)
