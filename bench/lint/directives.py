@@ -43,8 +43,8 @@ _NO_VALUE = "has no value"
 _HETEROGENEOUS = frozenset({"hetjob", "packjob"})
 #: Options that a release of Slurm renamed.
 _RENAMED = {"workdir": "chdir", "share": "oversubscribe"}
-#: Short options whose values may be any text, so that sbatch accepts a misread value.
-_ANY_TEXT = frozenset("JoeiD")
+#: Short options whose values may be any text, for accounts if the site checks none: sbatch accepts them.
+_ANY_TEXT = frozenset("JoeiDAq")
 _COUNTS = names(
     """ntasks ntasks-per-node ntasks-per-core ntasks-per-socket ntasks-per-gpu cpus-per-task cpus-per-gpu
     mincpus cores-per-socket sockets-per-node threads-per-core"""

@@ -569,3 +569,31 @@ def test_a_command_among_the_directives_is_an_error_also_beside_an_alternative()
 def test_the_folder_of_the_copy_matters_only_if_a_command_uses_it(command, severity) -> None:
     text = f'#!/bin/bash\n#SBATCH --nodes=1\nHERE=$(cd "$(dirname "$0")" && pwd)\n{command}\npython a.py\n'
     assert [one.severity for one in lint_script(text, path="x") if one.rule == "script-folder"] == [severity]
+
+
+@pytest.mark.parametrize(
+    ("option", "severity"),
+    [("-A=name", Severity.WARNING), ("-qos=name", Severity.WARNING), ("-p=name", Severity.ERROR)],
+)
+def test_a_misread_account_is_refused_only_where_the_site_checks_accounts(option, severity) -> None:
+    (found,) = lint_script(f"#!/bin/bash\n#SBATCH {option}\nhostname\n", path="x")
+    assert (found.rule, found.severity) == ("malformed-directive", severity)
+
+
+@pytest.mark.parametrize(
+    ("setup", "severity"),
+    [("export MASTER_ADDR=$HEAD", Severity.ERROR), ("module load lightning", Severity.WARNING)],
+)
+def test_a_module_alone_does_not_prove_that_the_processes_wait(setup: str, severity: Severity) -> None:
+    text = f"#!/bin/bash\n#SBATCH --nodes=2 --ntasks-per-node=4 --gpus-per-node=4\n{setup}\npython train.py\n"
+    assert [one.severity for one in lint_script(text, path="x") if one.rule == "missing-srun"] == [severity]
+
+
+@pytest.mark.parametrize(
+    ("option", "severity"), [("--gpus-per-task=1", Severity.ERROR), ("--gpu-bind=closest", Severity.WARNING)]
+)
+def test_the_closest_gpus_may_be_several(option: str, severity: Severity) -> None:
+    text = f"#!/bin/bash\n#SBATCH --nodes=1 --ntasks-per-node=4 --gpus-per-node=4 {option}\n"
+    text += "srun bash -c 'python train.py --device cuda:$SLURM_LOCALID'\n"
+    found = [one.severity for one in lint_script(text, path="x") if one.rule == "gpu-per-task-isolation"]
+    assert found[0] is severity

@@ -86,7 +86,8 @@ def gpu_per_task_isolation(script: Script) -> Iterator[Remark]:
         remedy = (
             "use --gpus-per-node without --gpu-bind, add --gres-flags=allow-task-sharing, or use device 0"
         )
-        severity = Severity.ERROR if asks else None
+        certain = asks and "closest" not in (hides.value or "")  # several GPUs may be the closest
+        severity = Severity.ERROR if certain else Severity.WARNING if asks else None
         yield Remark(hides.line, message, remedy, severity, _gpus_per_node(geometry, seen))
         if hides.line != step.line:
             message = f"each task started here sees {only}, because of line {hides.line}"

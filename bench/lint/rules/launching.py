@@ -153,10 +153,12 @@ def _tasks_need_nodes(job: Geometry) -> bool:
 
 
 def _is_uncertain(script: Script, step: Step) -> bool:
-    """Return whether another command, or a configuration file, may start the program on the nodes."""
-    return "config_file" in step.launch.options or (
-        step.launch.kind == "python" and any(other.launch.kind == "unknown" for other in script.training)
-    )
+    """Return whether the program, another command or a configuration file may start it on the nodes."""
+    if step.launch.kind != "python":
+        return "config_file" in step.launch.options
+    given = {name for name, _ in script.options_of_program(step.launch)}
+    joins = _RENDEZVOUS & set(script.assigned_to) or given & _RENDEZVOUS_OPTIONS
+    return not joins or any(other.launch.kind == "unknown" for other in script.training)
 
 
 def waits_for_others(script: Script, step: Step) -> bool:
