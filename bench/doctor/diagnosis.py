@@ -48,7 +48,7 @@ PROOF_WEIGHT = 30
 ORDINARY_LINES, ORDINARY_LINES_WEAK, ORDINARY_LINES_LAUNCHER = 3, 1, 5
 #: Maximum number of ordinary lines below a message of success, such as where the results are.
 #: At most one if the training makes progress there.
-ORDINARY_LINES_SUCCESS, ORDINARY_LINES_TRAINED = 8, 1
+ORDINARY_LINES_SUCCESS, ORDINARY_LINES_TRAINED = 5, 1
 #: Name of the fact that the program itself or its launcher reports success; a script rarely prints this.
 FINISHED = "finished"
 #: Causes that say who ended the job, but not why it had not ended before.
@@ -209,9 +209,10 @@ def _is_open(scan: Scan) -> bool:
     success = _success(scan)
     below = sum(line > success for line in scan.ordinary_lines)
     trains = scan.last_line("progress") > success
-    most = 0 if scan.announces_work else ORDINARY_LINES_TRAINED if trains else ORDINARY_LINES_SUCCESS
+    most = ORDINARY_LINES_TRAINED if trains else ORDINARY_LINES_SUCCESS
     failed = max((line for line in scan.complaints if line < success), default=0)
-    return below > most or (failed > scan.last_line(FINISHED) and not _output_between(scan, failed))
+    works = scan.announces_work and success < scan.last_lines[-1][0]
+    return works or below > most or (failed > scan.last_line(FINISHED) and not _output_between(scan, failed))
 
 
 def _success(scan: Scan) -> int:
@@ -240,10 +241,9 @@ def _contradicts(found: SignatureHits, scan: Scan) -> bool | None:
         survived = continued and 0 < scan.first_line("progress") < found.hits[0].line
         return signature.is_cause or signature.name in SLURM_SIGNS or not survived
     if signature.weight < PROOF_WEIGHT or signature.retried or (signature.is_cause and continued):
-        idle = (
-            signature.weight >= SIGN_WEIGHT and not continued and not _output_between(scan, found.last_line)
-        )
-        return False if idle else None
+        worked = max(progress, scan.last_line(FINISHED) if found.hits[-1].continues else 0) > found.last_line
+        idle = signature.weight >= SIGN_WEIGHT and not _output_between(scan, found.last_line)
+        return False if idle and not worked else None
     return not (continued or signature.helper or signature.name in SLURM_SIGNS)
 
 
@@ -401,7 +401,8 @@ def _proves_end(scans: Sequence[Scan], met: Sequence[tuple[Scan, SignatureHits]]
             if warning and scan.ordinary_lines - failures:
                 continue
             needed = ORDINARY_LINES
-            if found.hits[-1].continues or found.signature.weight < PROOF_WEIGHT:
+            weak = found.signature.helper or found.signature.weight < PROOF_WEIGHT
+            if weak or found.hits[-1].continues:
                 needed = ORDINARY_LINES_WEAK
             elif any(_CONCLUSIVE.search(hit.evidence) for hit in found.hits):
                 needed = ORDINARY_LINES_LAUNCHER

@@ -101,12 +101,14 @@ _NO_FAILURE = re.compile(
 #: Words about a failure.
 _COMPLAINT = re.compile(
     r"^(?!.*(?:\bwarn|\bINFO\b|\bDEBUG\b|\bNCCL\b|\bif\b|\W[IW]\d{3,4} )).*"
-    r"(?:error|\bfail(?:ed|ure|s)?\b|abort|\b(?:halted|cannot|can't|denied|not found|killed)\b)",
+    r"(?:error|abort|"
+    r"\b(?:fail(?:ed|ure|s)?|halted|cannot|can't|denied|not found|killed|missing|no such|unable)\b)",
     re.IGNORECASE,
 )
-#: A last line that announces work.
+#: A last line that announces work, or shows a command or a progress bar that is not full.
 _STARTS = re.compile(
-    r"^(?:\W*\d[\d:.,/ TZ-]*)?[^\w/]*(?:\w+ - )?(?:[A-Z]+\W{1,4})?(?:now )?(?:start|[a-z]{3,}ing\b)",
+    r"^(?:\W*\d[\d:.,/ TZ-]*)?[^\w/]*(?:\w+ - )?(?:[\w ]{1,40}\W{1,4})?(?:start|(?!warn)[a-z]{3,}ing\b)|"
+    r"^(?:\++ )?(?:srun|mpirun|torchrun|python3?|bash) |\b[1-9]?\d%\|",
     re.IGNORECASE,
 )
 #: Lines that show no further work of the program: details and advice that follow an error, and the words of

@@ -387,6 +387,7 @@ def test_a_download_that_completed_successfully_is_no_evidence_of_success() -> N
         "3/4 runs finished successfully, 1 failed",
         "Training finished unsuccessfully",
         "Training completed with errors",
+        "Training finished. Errors: 3",
         '{"finished successfully": false}',
         "All tasks finished except 3",
         "preparation exit code: 0\ntraining exit code: 1",
@@ -634,7 +635,17 @@ def test_a_helper_that_a_signal_ended_leaves_the_success_open(code: str) -> None
     assert diagnose_text(f"step 2 loss 0.7\n{line}\n").failed
 
 
-@pytest.mark.parametrize("below", ["Starting stage 2\n", "[INFO] loading the second map\n", ORDINARY * 3])
+@pytest.mark.parametrize(
+    "below",
+    [
+        "Starting stage 2\n",
+        "[INFO] loading the second map\n",
+        "second map: loading\n",
+        "two maps\ntorchrun --nproc_per_node 8 cut.py\n",
+        "tiles: 10%|#         | 10/100 [00:01<00:09,  9.91it/s]\n",
+        ORDINARY * 2,
+    ],
+)
 def test_work_below_a_message_of_success_is_not_known_to_have_succeeded(below: str) -> None:
     assert diagnose_text(f"Training finished\n{below}").verdict == "unknown"
     assert diagnose_text(f"Training finished\n{below}Training finished\n").verdict == "ok"
@@ -678,7 +689,7 @@ def test_a_rank_in_brackets_without_a_colon_precedes_an_exception() -> None:
 def test_a_success_that_a_script_reports_directly_below_words_about_a_failure_is_open(line: str) -> None:
     assert diagnose_text(f"{line}\nJob completed\n").verdict == "unknown"
     assert diagnose_text(f"{line}\ntile 9 written\nJob completed\n").verdict == "ok"
-    assert diagnose_text(f"{line}\nexit code: 0\n").verdict == "ok"
+    assert diagnose_text(f"{line}\ntile 9 written\nexit code: 0\n").verdict == "ok"
     assert diagnose_text("10 maps, 0 failed\nJob completed\n").verdict == "ok"
 
 
@@ -713,3 +724,38 @@ def test_a_full_disk_is_no_corrupt_checkpoint_and_the_error_of_another_language_
     full = 'SafetensorError: Error while serializing: IoError(Os { message: "No space left on device" })'
     assert "corrupt-checkpoint" not in names(diagnose_text(f"safetensors_rust.{full}\n"))
     assert "oom-gpu" not in names(diagnose_text("ERROR: LoadError: OutOfMemoryError()\n"))
+
+
+def test_an_exit_code_directly_below_an_error_is_doubtful() -> None:
+    # The exit code of "python cut.py | tee log" is that of tee.
+    log = "python: command not found\nexit code: 0\nJob finished successfully\n"
+    assert diagnose_text(log).verdict == "unknown"
+    assert diagnose_text(log.replace("exit", "tile 9 written\nexit")).verdict == "ok"
+
+
+def test_a_step_that_ended_is_no_failure_if_the_script_goes_on() -> None:
+    step = "slurmstepd: error: *** STEP 7.1 ON n1 CANCELLED AT 2025-03-09T02:11:40 ***\n"
+    for line in (step, "srun: error: n1: task 0: Terminated\n"):
+        assert not diagnose_text(f"reading tiles\n{line}map printed\n").failed
+        assert diagnose_text(f"reading tiles\n{line}srun returned 124\n").failed
+
+
+def test_a_bar_that_has_not_begun_is_no_progress() -> None:
+    error = "RuntimeError: Error(s) in loading state_dict for Net:\n"
+    bar = "Epoch 0:   0%|          | 0/100 [00:00<?, ?it/s]\n"
+    assert names(diagnose_text(error + bar)) == ["checkpoint-mismatch"]
+    went_on = diagnose_text(error + bar.replace("  0%", " 10%").replace(" 0/", " 10/"))
+    assert (went_on.verdict, went_on.causes) == ("unknown", [])
+
+
+def test_a_program_that_ended_early_by_its_own_decision_has_not_aborted() -> None:
+    found = diagnose_text("Aborted early: converged after 31 of 100 steps\nmean 0.3\n")
+    assert not found.failed
+    assert diagnose_text("31 steps\nAborted (core dumped)\n").failed
+    assert diagnose_text("31 steps\nAborted\n").failed
+
+
+def test_a_worker_that_could_not_be_started_has_no_corrupt_file() -> None:
+    log = f"AttributeError: Can't pickle local object 'cut'\n{CRASH.replace('cut', 'spawn_main')}"
+    assert names(diagnose_text(f"{log}EOFError: Ran out of input\n")) == ["program-error"]
+    assert names(diagnose_text(f"{CRASH}EOFError: Ran out of input\n")) == ["corrupt-checkpoint"]
