@@ -90,6 +90,7 @@ _CONTINUES = re.compile(
 )
 #: An exception within a message: the program wrote it, because nothing precedes an exception that ends it.
 _INLINE_EXCEPTION = re.compile(r"[a-z](?:Error|Exception)\b: |OutOfMemoryError\b")
+_LOGGED = re.compile(r"\b(?:ERROR|WARN(?:ING)?)\b")
 _CHAINED = re.compile(rb"During handling of the above exception|The above exception was the direct cause")
 #: Words that seem to show a failure but do not: counts of zero, metrics, file names and options.
 _NO_FAILURE = re.compile(
@@ -316,13 +317,14 @@ class Line:
     def continues(self) -> bool:
         """True if the line, or the message above the traceback that it ends, says that work goes on.
 
-        The same applies to a line with an exception that the program wrote itself.
+        The same applies to an exception that the program logged: within a message, or with a traceback below
+        a message about an error.
         """
         if _INLINE_EXCEPTION.search(self.text) and not EXCEPTION_LINE.match(self.text):
             return True
         ends_traceback = _IN_TRACEBACK.search(self._passage.pieces[max(0, self._index - 1)])
         above = readable(self._above_traceback[:500]) if ends_traceback else ""
-        return bool(_CONTINUES.search(self.text) or _CONTINUES.search(above))
+        return bool(_CONTINUES.search(self.text) or _CONTINUES.search(above) or _LOGGED.search(above))
 
     @property
     def _above_traceback(self) -> bytes:

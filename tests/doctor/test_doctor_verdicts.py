@@ -571,6 +571,7 @@ def test_a_success_message_directly_below_an_error_is_doubtful(line: str) -> Non
         f"2026-11-20 09:00:00 ERROR bad tile 4, skipped\n{CRASH}KeyError: 'legend'\nmap written to /data/map.tif\n",
         f"reading failed, retrying in 1 s\n{CRASH}OSError: closed\n\nDuring handling of the above exception, another "
         f"exception occurred:\n\n{CRASH}KeyError: 'legend'\nmap written to /data/map.tif\n",
+        f"ERROR:job:tile 4 could not be cut\n{CRASH}KeyError: 'legend'\nINFO:job:map written\n",
         "test_big XFAIL (CUDA out of memory on small GPUs)\nmap written to /data/map.tif\n",
         # A message quoted from another log, and a job that Slurm started again.
         f"old.log:slurmstepd: error: Detected 1 oom_kill event in StepId=7.0.\n{ORDINARY}",
@@ -599,6 +600,8 @@ def test_a_program_that_goes_on_after_an_error_has_not_failed(log: str) -> None:
         f"{CRASH}KeyError: 'legend'\nwandb: Synced 5 files\nwandb: loss 0.3\nwandb: Run history:\n",
         f"{CRASH}KeyError: 'legend'\nCPU Utilized: 00:01:00\nMemory: 4 GB\nJob ID: 7\nElapsed: 3 s\n",
         "Error in eval(predvars, data, env) : object 'y' not found\nExecution halted\n",
+        f"ERROR:job:tile 4 could not be cut\n{CRASH}KeyError: 'legend'\n",
+        f"INFO:job:tile 4 is cut\n{CRASH}KeyError: 'legend'\nINFO:job:map written\n",
         "waiting for the other nodes\nlauncher exited with 124\n",
     ],
 )
