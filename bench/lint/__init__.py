@@ -22,7 +22,9 @@ from bench.lint.script import ANALYSED_SIZE, Script, read_script
 __all__ = ["Rule", "all_rules", "edits", "lint_script"]
 
 #: A file that a program fills in, by its name or its folder.
-_NAME_OF_TEMPLATE = re.compile(r"template|tmpl|\.(?:in|j2|jinja2?|erb|tpl|mustache)\Z", re.IGNORECASE)
+_NAME_OF_TEMPLATE = re.compile(
+    r"(?:\A|/)templates?/[^/]*\Z|(?:template|tmpl)[^/]*\Z|\.(?:in|j2|jinja2?|erb|tpl|mustache)\Z", re.I
+)
 #: Maximum number of findings per rule and script.
 _MAX_REMARKS = 200
 _SEVERITIES = (Severity.ERROR, Severity.WARNING, Severity.INFO)
@@ -45,7 +47,7 @@ def lint_script(text: str, *, path: str, arguments: Sequence[str] = ()) -> list[
         arguments: options on sbatch's command line, which override the directives in the script.
     """
     found = [replace(finding, path=path) for finding, _ in _judge(text, arguments)]
-    if _NAME_OF_TEMPLATE.search("/".join(path.split("/")[-2:])):
+    if _NAME_OF_TEMPLATE.search(path):
         return [replace(finding, severity=Severity.INFO) for finding in found]
     return found
 

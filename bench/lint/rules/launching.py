@@ -91,24 +91,31 @@ def missing_srun(script: Script) -> Iterator[Remark]:
         if not waits and (few or not script.job.several_nodes):
             continue  # such a number of tasks is usually meant as a number of cores
         message = f"only the first node runs this command: {_processes(script, step)} will start"
-        if waits and step.launch.launcher == "deepspeed":
-            message += ", and deepspeed fails, because it finds no host file"
-        elif waits:
-            message += " and wait for the others until the rendezvous times out"
-        else:
-            message += ", and the other nodes stay idle"
-        # Programs that do not learn often start MPI themselves, and a client or host file suggests servers.
-        learns = script.job.asks_for_gpus or script.mentions(_LEARNS)
-        learns = learns and not script.mentions(_REACHES_SERVERS) and not _gets_size(script, step)
-        certain = waits and script.job.several_nodes and not _is_uncertain(script, step)
-        severity = Severity.ERROR if certain else Severity.WARNING if waits or learns else Severity.INFO
+        message += _effect(step) if waits else ", and the other nodes stay idle"
+        remedy = _how_to_srun(script, step) if waits else f"request one node, or {_how_to_srun(script, step)}"
+        severity = _severity_without_srun(script, step, waits=waits)
         yield Remark(
-            step.outer.line,
-            message,
-            _how_to_srun(script, step) if waits else f"request one node, or {_how_to_srun(script, step)}",
-            Severity.INFO if _is_driver(script, step) else severity,
-            _insert_srun(script, step) if waits else None,
+            step.outer.line, message, remedy, severity, _insert_srun(script, step) if waits else None
         )
+
+
+def _effect(step: Step) -> str:
+    """Describe what happens to processes that wait for those of the other nodes."""
+    if step.launch.launcher == "deepspeed":
+        return ", and deepspeed fails, because it finds no host file"
+    return " and wait for the others until the rendezvous times out"
+
+
+def _severity_without_srun(script: Script, step: Step, *, waits: bool) -> Severity:
+    if _is_driver(script, step):
+        return Severity.INFO
+    if waits:
+        certain = script.job.several_nodes and not _is_uncertain(script, step)
+        return Severity.ERROR if certain else Severity.WARNING
+    # Programs that do not learn often start MPI themselves, and a client or host file suggests servers.
+    learns = script.job.asks_for_gpus or script.mentions(_LEARNS)
+    alone = learns and not script.mentions(_REACHES_SERVERS) and not _gets_size(script, step)
+    return Severity.WARNING if alone else Severity.INFO
 
 
 def _is_driver(script: Script, step: Step) -> bool:
