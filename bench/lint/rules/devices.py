@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from bench.findings import Edit, Remark, Severity
 from bench.lint.expansion import MARK, Value
@@ -36,7 +36,9 @@ _CONTAINER_VARIABLES = frozenset(
 #: Signs of AMD GPUs, which a container can use without --nv.
 _AMD = re.compile(r"rocm|(?:HIP|ROCR|MIOPEN|RCCL|HSA)_|mi[23]\d\d|\blumi|frontier|project_46\d", re.I)
 #: Signs that a program in a container uses GPUs, and that it uses CPUs or gets the driver in another way.
-_NEEDS_GPUS = re.compile(r"--[\w.-]*(?:device|accelerator)[= ](?:cuda|gpu)|backend[= ]nccl|--(?:n_?)?gpus?\b")
+_NEEDS_GPUS = re.compile(
+    r"--[\w.-]*(?:device|accelerator)[= ](?:cuda|gpu)|backend[= ]nccl|(?<!\S)--?(?:n(?:um)?[-_]?)?gpus?\b"
+)
 _OTHER_WAY = re.compile(r"gloo|driver|libcuda|/dev/nvidia")
 #: Options of apptainer that take a value.
 _WITH_VALUE = names("-B --bind --mount --pwd --cwd -H --home -W --workdir -S --scratch -o --overlay --env")
@@ -285,12 +287,7 @@ def _without_nv(script: Script, step: Step) -> Iterator[Remark]:
         return  # the options of a running instance were given when it was started
     outside = start >= len(launch.words)  # the container runs the shell that starts the program
     own = outer[start:] if outside else outer[start : len(launch.words)]
-    of_program = [launch.program, *launch.arguments]
-    variables = [
-        script.unknowns.shown(word.text)
-        for before, word in itertools.pairwise(word for word in own if word not in of_program)
-        if MARK.fullmatch(word.text) and before.text not in _WITH_VALUE
-    ]
+    variables = _variables_up_to_image(script, own)
     shell = words[: len(launch.words)] if outside else []
     inside = " ".join([*(word.text for word in own), *shell, *variables])
     inspects = launch.kind != "python" and any(basename(word) in HELPERS for word in words[start + 2 :])
@@ -305,6 +302,20 @@ def _without_nv(script: Script, step: Step) -> Iterator[Remark]:
     message = f"{basename(runs.text)} without --nv hides the GPUs from the program"
     remedy = "add --nv (NVIDIA) or --rocm (AMD) after exec"
     yield Remark(runs.line, message, remedy, Severity.WARNING if certain else None, edit)
+
+
+def _variables_up_to_image(script: Script, words: Sequence[Value]) -> list[str]:
+    """Return the variables among a container's options, and the image if it is a variable."""
+    variables = []
+    for before, word in itertools.islice(itertools.pairwise(words), 1, None):
+        if before.text in _WITH_VALUE or word.text.startswith("-"):
+            continue
+        if not MARK.fullmatch(word.text):
+            break  # the image
+        variables.append(script.unknowns.shown(word.text))
+        if _IMAGE.match(variables[-1]):
+            break
+    return variables
 
 
 def _runs_container(program: str, following: list[str]) -> bool:

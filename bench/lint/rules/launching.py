@@ -568,7 +568,7 @@ def unknown_torchrun_option(script: Script) -> Iterator[Remark]:
     """
     for step in script.training:
         launch = step.launch
-        if launch.launcher not in _TORCHRUN or not launch.program:
+        if launch.launcher not in _TORCHRUN or not (launch.program or "c" in launch.options):
             continue
         old = launch.launcher == "launch"
         for name, value in launch.options.items():

@@ -42,7 +42,9 @@ _ADDRESS_OPTIONS = names(
     """master_addr master_address master_ip master_host main_process_ip main_address main_addr
     rdzv_endpoint dist_url init_method dist_init_method coordinator_address head_node_ip host_addr"""
 )
-_PORT_OPTIONS = {"port", "master_port", "main_process_port", "main_port", "dist_port"} | _ADDRESS_OPTIONS
+_PORT_OPTIONS = _ADDRESS_OPTIONS | names(
+    "port master_port main_process_port main_port dist_port distributed_port"
+)
 _PORT_VARIABLE = re.compile(r"(?i:[a-z_]*port[a-z_]*|rdzv_endpoint|dist_url|init_method|[a-z_]*endpoint)\Z")
 _PORT = re.compile(r"(?:\A|:)(\d{4,5})\Z")
 _RANK_OPTIONS = names(
