@@ -598,3 +598,28 @@ def test_the_closest_gpus_may_be_several(option: str, severity: Severity) -> Non
     text += "srun bash -c 'python train.py --device cuda:$SLURM_LOCALID'\n"
     found = [one.severity for one in lint_script(text, path="x") if one.rule == "gpu-per-task-isolation"]
     assert found[0] is severity
+
+
+def test_several_programs_of_one_srun_start_together_in_any_job() -> None:
+    one = "-N1 -n1 torchrun --nnodes=2 --node_rank={} --master_addr=$H --master_port=29500 train.py"
+    text = f"#!/bin/bash\n#SBATCH --nodes=2 --ntasks-per-node=1\nsrun {one.format(0)} : {one.format(1)}\n"
+    found = lint_script(text, path="x")
+    assert [one for one in found if one.rule in ("unknown-het-group", "sequential-sruns")] == []
+    text = text.replace(" : ", "\nsrun ")
+    assert "sequential-sruns" in {one.rule for one in lint_script(text, path="x")}
+
+
+def test_the_world_size_of_each_call_of_a_function_belongs_to_the_srun_of_that_call() -> None:
+    text = "#!/bin/bash\n#SBATCH --nodes=4 --ntasks-per-node=4\n"
+    text += 'pass() {\n  srun --nodes=$1 --ntasks=$(($1 * 4)) --ntasks-per-node=4 bash -c "\n'
+    text += '    export WORLD_SIZE={}\n    python train.py"\n}}\npass 4\npass 2\n'
+    for size, rules in (("$(($1 * 4))", set()), ("5", {"world-size-mismatch"})):
+        found = {one.rule for one in lint_script(text.replace("{}", size).replace("}}", "}"), path="x")}
+        assert found & {"world-size-mismatch"} == rules
+
+
+def test_the_folder_of_the_copy_as_a_default_is_a_hint() -> None:
+    text = '#!/bin/bash\n#SBATCH --nodes=1\nD="${D:-$(cd "$(dirname "$0")" && pwd)}"\ncd $D\npython a.py\n'
+    assert [one.severity for one in lint_script(text, path="x") if one.rule == "script-folder"] == [
+        Severity.INFO
+    ]

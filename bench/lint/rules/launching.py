@@ -363,8 +363,8 @@ def _blocking(script: Script, steps: list[Step]) -> list[Step]:
         rank = _rank(script, step.launch)
         if rank is not None and not step.place.loops and not step.place.branches:
             ranks.setdefault(rank, []).append(step)
-    if len(ranks) < 2:
-        return looped
+    if len(ranks) < 2 or len({id(step.outer) for same in ranks.values() for step in same}) < 2:
+        return looped  # `srun A : B` starts all of them together
     numbered = [step for same in ranks.values() for step in same]
     numbered.sort(key=lambda step: step.line)
     return looped + [step for step in numbered[:-1] if not step.place.background]
@@ -693,8 +693,10 @@ def world_size_mismatch(script: Script) -> Iterator[Remark]:
         for value in [step.prefix["WORLD_SIZE"]] if "WORLD_SIZE" in step.prefix else assigned:
             if len(parts) > 1 and any(unknown.in_task for unknown in script.unknowns.within(value.text)):
                 continue
+            # A function that is called several times gives the variable several values in the same line.
+            sizes = {script.number(one, parts[0]) for one in assigned if one.line == value.line}
             size = script.number(value, parts[0])
-            if size and ntasks and several and size != ntasks:
+            if size and ntasks and several and ntasks not in {size, *sizes}:
                 message = f"WORLD_SIZE is {size}, but srun starts {ntasks} processes"
                 if len(parts) > 1:
                     message += " in all components"

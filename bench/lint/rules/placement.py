@@ -26,6 +26,9 @@ _NODE_LOCAL = re.compile(
     r"\A(?:/tmp/|/dev/shm|/local|/scratch_local|/lscratch|\$\{?(?:SLURM_TMPDIR|TMPDIR|LOCAL_SCRATCH|LSCRATCH|"
     r"LOCAL_SSD|JOBFS|BB_JOB|TMP_LOCAL|LOCALDIR)\b)"
 )
+_HET_GROUP = re.compile("--(?:het|pack)-group")
+#: The folder of the script as the default of a variable.
+_DEFAULT = re.compile(r"\$\{\w+:?-.*(?:\$0|BASH_SOURCE)")
 #: Options that give a task more than one CPU.
 MORE_CPUS = names(
     """cpus-per-task cpus-per-gpu mincpus exclusive extra-node-info cores-per-socket sockets-per-node
@@ -58,6 +61,8 @@ def unknown_het_group(script: Script) -> Iterator[Remark]:
         srun --het-group=1 python train.py
     """
     count = len(script.header.components)
+    if count == 1 and not script.mentions(_HET_GROUP):
+        return  # `srun A : B` also works in other jobs
     sruns = [step for step in script.walk.steps if step.launch.via == "srun"]
     used = [option for step in sruns for option in step.launch.srun if option.name == "het-group"]
     for option in used:
@@ -162,7 +167,8 @@ def script_folder(script: Script) -> Iterator[Remark]:
             message = f"{own} is Slurm's copy of the script in its spool folder, without the files beside it"
             remedy = "use $SLURM_SUBMIT_DIR, the folder in which sbatch was called, or write the path itself"
             # Python also finds modules in the folder of the program and in installed packages.
-            harmless = "PYTHONPATH=" in script.line(use.line) or _is_only_shown(script, use.line)
+            default = _DEFAULT.search(script.line(use.line))  # the caller possibly sets the folder
+            harmless = default or "PYTHONPATH=" in script.line(use.line) or _is_only_shown(script, use.line)
             severity = Severity.INFO if harmless else None
             yield Remark(use.line, message, remedy, severity)
             return
