@@ -602,6 +602,7 @@ def test_a_program_that_goes_on_after_an_error_has_not_failed(log: str) -> None:
         "Error in eval(predvars, data, env) : object 'y' not found\nExecution halted\n",
         f"ERROR:job:tile 4 could not be cut\n{CRASH}KeyError: 'legend'\n",
         f"INFO:job:tile 4 is cut\n{CRASH}KeyError: 'legend'\nINFO:job:map written\n",
+        "curl: (7) Failed to connect to 10.7.0.2 port 9\n",
         "waiting for the other nodes\nlauncher exited with 124\n",
     ],
 )
@@ -613,6 +614,7 @@ def test_a_job_that_wrote_no_further_output_has_failed(log: str) -> None:
     "summary",
     [
         "============ 7 passed, 1 skipped, 1 xfailed, 1 warning in 3.58s ============",
+        "7 passed, 1 skipped, 1 xfailed, 1 warning in 3.58s",
         "Ran 4 tests in 0.412s\n\nOK (expected failures=1)",
         "100% tests passed, 0 tests failed out of 12",
     ],
@@ -762,3 +764,17 @@ def test_a_worker_that_could_not_be_started_has_no_corrupt_file() -> None:
     log = f"AttributeError: Can't pickle local object 'cut'\n{CRASH.replace('cut', 'spawn_main')}"
     assert names(diagnose_text(f"{log}EOFError: Ran out of input\n")) == ["program-error"]
     assert names(diagnose_text(f"{CRASH}EOFError: Ran out of input\n")) == ["corrupt-checkpoint"]
+
+
+def test_a_rank_that_crashed_advertised_no_wrong_address() -> None:
+    error = "RuntimeError: CUDA error: an illegal memory access was encountered\n"
+    mesh = (
+        "Gloo connectFullMesh failed with [gloo/pair.cc:152] Connection refused, remote=[127.0.0.1]:16281\n"
+    )
+    assert names(diagnose_text(error + mesh)) == ["gpu-illegal-access"]
+    assert names(diagnose_text(mesh)) == ["gloo-wrong-interface"]
+
+
+def test_an_abort_that_python_reports_is_an_abort() -> None:
+    log = 'Fatal Python error: Aborted\n\nCurrent thread 0x07f3 (most recent call first):\n  File "a.py", line 3\n'
+    assert names(diagnose_text(log)) == ["aborted"]
