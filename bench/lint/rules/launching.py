@@ -688,23 +688,28 @@ def world_size_mismatch(script: Script) -> Iterator[Remark]:
             continue  # srun starts another program on another component
         components = script.components(step)
         parts = components if len(components) > 1 else [script.geometry(step)]
-        several = any(part.tasks_per_node != 1 for part in parts)
-        ntasks = sum(part.ntasks or 0 for part in parts) if all(part.ntasks for part in parts) else 0
-        for value in [step.prefix["WORLD_SIZE"]] if "WORLD_SIZE" in step.prefix else assigned:
-            if len(parts) > 1 and any(unknown.in_task for unknown in script.unknowns.within(value.text)):
-                continue
-            # A function that is called several times gives the variable several values in the same line.
-            sizes = {script.number(one, parts[0]) for one in assigned if one.line == value.line}
-            size = script.number(value, parts[0])
-            if size and ntasks and several and ntasks not in {size, *sizes}:
-                message = f"WORLD_SIZE is {size}, but srun starts {ntasks} processes"
-                if len(parts) > 1:
-                    message += " in all components"
-                edit = Edit(value.line, "=$SLURM_NTASKS_PER_NODE", "=$SLURM_NTASKS")
-                fitting = edit if script.line(value.line).endswith(edit.old) else None
-                severity = Severity.INFO if step.launch.kind == "script" else None  # the script may set it
-                total = "$SLURM_NTASKS" if len(parts) == 1 else ntasks
-                remedy = f"write WORLD_SIZE={total}"
-                if size == sum((part.nodes or 0) * (part.gpus_per_node or 0) for part in parts):
-                    remedy, fitting = "request one task per GPU: WORLD_SIZE is the number of GPUs", None
-                yield Remark(value.line, message, remedy, severity, fitting)
+        given = [step.prefix["WORLD_SIZE"]] if "WORLD_SIZE" in step.prefix else assigned
+        if all(part.ntasks for part in parts) and any(part.tasks_per_node != 1 for part in parts):
+            yield from _wrong_size(script, step, parts, given)
+
+
+def _wrong_size(script: Script, step: Step, parts: list[Geometry], given: list[Value]) -> Iterator[Remark]:
+    """Compare the values of WORLD_SIZE with the number of tasks in all components of a step."""
+    ntasks = sum(part.ntasks or 0 for part in parts)
+    for value in given:
+        if len(parts) > 1 and any(unknown.in_task for unknown in script.unknowns.within(value.text)):
+            continue
+        # A function that is called several times gives the variable several values in the same line.
+        sizes = {script.number(one, parts[0]) for one in given if one.line == value.line}
+        size = script.number(value, parts[0])
+        if not size or ntasks in sizes:
+            continue
+        message = f"WORLD_SIZE is {size}, but srun starts {ntasks} processes"
+        message += " in all components" if len(parts) > 1 else ""
+        edit = Edit(value.line, "=$SLURM_NTASKS_PER_NODE", "=$SLURM_NTASKS")
+        fitting = edit if script.line(value.line).endswith(edit.old) else None
+        remedy = f"write WORLD_SIZE={'$SLURM_NTASKS' if len(parts) == 1 else ntasks}"
+        if size == sum((part.nodes or 0) * (part.gpus_per_node or 0) for part in parts):
+            remedy, fitting = "request one task per GPU: WORLD_SIZE is the number of GPUs", None
+        severity = Severity.INFO if step.launch.kind == "script" else None  # the script may set it
+        yield Remark(value.line, message, remedy, severity, fitting)
