@@ -85,12 +85,12 @@ _GOES_ON = re.compile(
 #: A message about an error which says that the program goes on, or that a test expects the error.
 _CONTINUES = re.compile(
     r"\b(?:re-?start(?:ing|ed)?|re-?try(?:ing)?|retries|skip(?:s|ped|ping)|ignor(?:ed|ing)|expected|"
-    r"x(?:fail|pass)(?:ed)?|as configured|next|again)\b",
+    r"x(?:fail|pass)(?:ed)?|as configured|next|again|(?:try|attempt) #?\d+)\b",
     re.IGNORECASE,
 )
 #: An exception within a message: the program wrote it, because nothing precedes an exception that ends it.
 _INLINE_EXCEPTION = re.compile(r"[a-z](?:Error|Exception)\b: |OutOfMemoryError\b")
-_LOGGED = re.compile(r"\b(?:ERROR|WARN(?:ING)?)\b")
+_LOGGED = re.compile(r"\b(?:ERROR|WARN(?:ING)?)\b|^future: <")
 _CHAINED = re.compile(rb"During handling of the above exception|The above exception was the direct cause")
 #: Words that seem to show a failure but do not: counts of zero, metrics, file names and options.
 _NO_FAILURE = re.compile(

@@ -572,6 +572,10 @@ def test_a_success_message_directly_below_an_error_is_doubtful(line: str) -> Non
         f"reading failed, retrying in 1 s\n{CRASH}OSError: closed\n\nDuring handling of the above exception, another "
         f"exception occurred:\n\n{CRASH}KeyError: 'legend'\nmap written to /data/map.tif\n",
         f"ERROR:job:tile 4 could not be cut\n{CRASH}KeyError: 'legend'\nINFO:job:map written\n",
+        "Task exception was never retrieved\nfuture: <Task finished name='Task-2' coro=<f() done>>\n"
+        f"{CRASH}TimeoutError: peer\nmap written\n",
+        "try 1 failed with status 1\nserver is up\n",
+        "2026-11-20 | CRITICAL | dashboard switched off\n2026-11-20 | INFO | map written\n",
         "test_big XFAIL (CUDA out of memory on small GPUs)\nmap written to /data/map.tif\n",
         # A message quoted from another log, and a job that Slurm started again.
         f"old.log:slurmstepd: error: Detected 1 oom_kill event in StepId=7.0.\n{ORDINARY}",
@@ -603,6 +607,8 @@ def test_a_program_that_goes_on_after_an_error_has_not_failed(log: str) -> None:
         f"ERROR:job:tile 4 could not be cut\n{CRASH}KeyError: 'legend'\n",
         f"INFO:job:tile 4 is cut\n{CRASH}KeyError: 'legend'\nINFO:job:map written\n",
         "curl: (7) Failed to connect to 10.7.0.2 port 9\n",
+        "try 1 failed with status 1\ntry 2 failed with status 1\n",
+        "2026-11-20 | INFO | map read\n2026-11-20 | CRITICAL | the license ended\n",
         "waiting for the other nodes\nlauncher exited with 124\n",
     ],
 )
