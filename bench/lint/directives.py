@@ -236,7 +236,8 @@ def _almost_a_directive(text: str, number: int) -> Remark | None:
     elif word in ("SBATCH", "sbatch") or (len(word) > 6 and word.endswith("SBATCH")):
         message = f"`{mark}{word}` is an ordinary comment: sbatch ignores the line"
         remedy += "; to disable the directive on purpose, write ##SBATCH"
-        severity = Severity.WARNING if word.upper() == "SBATCH" and "!" not in mark else Severity.INFO
+        typed = word.upper() in ("SBATCH", "SSBATCH") and "!" not in mark
+        severity = Severity.WARNING if typed else Severity.INFO
     else:
         message = f"`{mark}{word}` is not #SBATCH: sbatch treats the line as a comment and ignores it"
     return Remark(number, message, remedy, severity, edit)
@@ -244,7 +245,7 @@ def _almost_a_directive(text: str, number: int) -> Remark | None:
 
 def _is_misspelt(word: str) -> bool:
     upper = word.upper()
-    return upper[0] == "S" and difflib.SequenceMatcher(None, upper, "SBATCH").ratio() >= 0.8
+    return upper[0] in "SB" and difflib.SequenceMatcher(None, upper, "SBATCH").ratio() >= 0.8
 
 
 def _directive(text: str, number: int) -> Line:

@@ -316,10 +316,22 @@ class Expander:
         if op in (":=", "=") and not candidates:
             default = self.text(part.operand, part.line)
             self.environment.assign(Assigned(base, part.line, default, branches=self.branches))
+        is_default = op in _DEFAULTING and candidates and self._is_output(candidates[0])
         is_brace = op in _DEFAULTING and any(piece.text.startswith("{") for piece in part.operand[:1])
-        if not candidates or (op and op not in _DEFAULTING) or is_brace or self._differs(candidates):
+        if (
+            not candidates
+            or (op and op not in _DEFAULTING)
+            or is_brace
+            or is_default
+            or self._differs(candidates)
+        ):
             return None
         return _element(candidates[0], subscript.group(2) if subscript else None)
+
+    def _is_output(self, assigned: Assigned) -> bool:
+        """Return whether a value is the output of a command, which is possibly empty."""
+        text = assigned.value.text if assigned.value else ""
+        return bool(MARK.fullmatch(text)) and self.unknowns.of(text)[0].kind == "command"
 
     def _differs(self, candidates: list[Assigned]) -> bool:
         """Return whether the value is unknown, because ``candidates`` in branches assign different words.
@@ -354,7 +366,7 @@ class Expander:
         source = _source_of(part)
         name = part.text if part.kind == "param" else ""
         base = name.partition("[")[0].lstrip("#!")
-        origin = self._origin(part, base)
+        origin = self._origin(part, base)[:400]
         unknown = Unknown(kind, base, source, part.line, part.op, default, self.in_task, origin)
         return Value(self.unknowns.mark(unknown), (part.line,))
 
@@ -362,8 +374,10 @@ class Expander:
         """Return the text from which an expansion is computed, or an empty string."""
         if part.kind == "param":
             known = self.environment.candidates(name, self.branches)
-            if not known or known[0].items is not None:
-                return known[0].items[0].text if known and known[0].items else ""
+            if not known or self._differs(known):
+                return ""
+            if known[0].items is not None:
+                return known[0].items[0].text if known[0].items and part.text[:1] != "#" else ""
             return known[0].value.text if known[0].value else ""
         first = part.body[0] if part.body else None
         first = first.commands[0] if isinstance(first, Pipeline) else first

@@ -25,6 +25,8 @@ _SOCKETS = re.compile(r"\(S:[^)]*\)\Z")
 #: Arithmetic with decimal numbers and the names ``_0_``, ``_1_`` and so on.
 _EXPRESSION = re.compile(r"(?:_\d+_|\d+\b|[\s()+*/%-]){1,400}")
 _MAX_DEPTH = 12
+#: SLURM_TASKS_PER_NODE, such as ``4(x2)``, without the text from the parenthesis on.
+_TASKS_ON_A_NODE = ("${SLURM_TASKS_PER_NODE%(", "${SLURM_TASKS_PER_NODE%%(", "${SLURM_TASKS_PER_NODE%%[")
 
 #: The lowest and highest value of a number.
 Range = tuple[int, int]
@@ -278,8 +280,10 @@ def _value(unknown: Unknown, unknowns: Unknowns, geometry: Geometry, depth: int)
     if unknown.kind == "command":
         return _counted(unknown.source, geometry)
     if unknown.op and unknown.default is None:
-        return None
+        return geometry.tasks_per_node if unknown.source.startswith(_TASKS_ON_A_NODE) else None
     known = _of_slurm(unknown.name, geometry)
+    if known is None and unknown.origin:
+        known = evaluate(unknown.origin, unknowns, geometry, depth=depth + 1)
     if known is not None:
         return known
     return evaluate(unknown.default, unknowns, geometry, depth=depth + 1) if unknown.default else None
@@ -292,6 +296,8 @@ def _counted(source: str, geometry: Geometry) -> int | None:
             return geometry.gpus_per_node or None
         if "scontrol show hostname" in source:
             return geometry.nodes
+    if "SLURM_TASKS_PER_NODE" in source and re.search(r"cut -d['\"\\]*\(.* -f *1", source):
+        return geometry.tasks_per_node
     return None
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from bench.lint.expansion import MARK, Unknowns, Value
 from bench.lint.options import Option, canonical, names, srun_options
@@ -264,7 +265,10 @@ class _CommandReader:
             self.launch.via = self.launch.via or "remote"
             self.launch.wrappers.append(name)
             self.launch.kind = "unknown"
-            return self._jump_to_program()
+            before = self.at
+            found = self._jump_to_program()
+            self._environment_options(before)
+            return found
         if name in SHELLS:
             self._shell()
         elif PYTHON.match(name) or self._is_unknown_python(text):
@@ -341,9 +345,21 @@ class _CommandReader:
         self.launch.kind = "unknown"
         before = self.at
         found = self._jump_to_program()
+        self._environment_options(before)
         if any(basename(word.text) in REACHES_NODES for word in self.words[before : self.at]):
             self.launch.via = self.launch.via or "remote"
         return found
+
+    def _environment_options(self, start: int) -> None:
+        """Read variables in the options of a container or of mpirun, such as ``-x NAME=value``."""
+        for word, following in pairwise(self.words[start : self.at + 1]):
+            option, _, attached = word.text.partition("=")
+            if option not in ("--env", "-e", "-x"):
+                continue
+            for item in (attached or following.text).split(","):
+                name, equals, value = item.partition("=")
+                if equals:
+                    self.launch.environment[name] = Value(value, word.lines)
 
     def _jump_to_program(self, *, scripts: bool = True) -> bool:
         """Skip to the first word that names Python, a launcher or a shell; return False if there is none.

@@ -514,6 +514,8 @@ class Walker:
         inner = launch.inner
         if inner is None and launch.kind == "script" and launch.program:
             inner = self.files.get(self._file_name(launch.program.text))
+        if inner is None:
+            inner = self._wrapper(launch)
         if inner is None and body is not None and _reads_commands(arguments):
             inner = body
         if inner is not None and self._inner(inner, node, launch, prefix):
@@ -521,6 +523,15 @@ class Walker:
         if launch.kind == "inner":
             launch.kind = "unknown"
         walk.steps.append(Step(launch, place, node.line, node.end, prefix, node))
+
+    def _wrapper(self, launch: Launch) -> Value | None:
+        """Return the text of a written script that gets the program, as in ``./wrapper.sh python a.py``."""
+        for at, word in enumerate(launch.words if launch.wrappers else ()):
+            text = self.files.get(self._file_name(word.text))
+            if text and basename(word.text) in launch.wrappers:
+                launch.kind, launch.arguments = "script", launch.words[at + 1 :]
+                return text
+        return None
 
     def _inner(self, text: Value, node: Simple, launch: Launch, prefix: dict[str, Value]) -> bool:
         """Follow the commands in a text that is passed to a shell; return False if this is impossible."""

@@ -30,6 +30,9 @@ _RENDEZVOUS_OPTIONS = names(
     nnodes trainer.num_nodes distributed ddp multiprocessing_distributed strategy trainer.strategy"""
 )
 STARTS_PROCESSES = names("multiprocessing_distributed nproc_per_node gpus_per_node ngpus world_size")
+#: Options and names of programs that join a group of processes, which something else starts.
+_JOINS_GROUP = names("dist_backend distributed_backend dist_url init_method")
+_PARALLEL_PROGRAM = re.compile(r"(?:\A|[_-])ddp(?:[_.-]|\Z)", re.IGNORECASE)
 _SIZES = names("n np nodes ntasks num_procs num_gpus ngpus")
 _LEARNS = re.compile(r"torch|tensorflow|keras|\bjax\b|cuda", re.IGNORECASE)
 #: Words of a script whose program reaches servers, or calls srun itself.
@@ -141,10 +144,11 @@ def _one_process_for_all_gpus(script: Script) -> Iterator[Remark]:
         if step.launch.program and _DATA_PARALLEL.search(basename(step.launch.program.text)):
             continue  # one process of torch.nn.DataParallel uses all GPUs
         exported = {"MASTER_ADDR", "WORLD_SIZE"} & script.walk.exported
-        waits = bool(exported) and not given.keys() & STARTS_PROCESSES
+        named = step.launch.program and _PARALLEL_PROGRAM.search(basename(step.launch.program.text))
+        waits = bool(exported or given.keys() & _JOINS_GROUP or named) and not given.keys() & STARTS_PROCESSES
         message = f"python without srun starts 1 process, but the job requests {ntasks} tasks for {gpus} GPUs"
-        strategy = given["trainer.strategy"].text if "trainer.strategy" in given else ""
-        devices = script.number(given.get("trainer.devices"), script.job)
+        strategy = next((given[name].text for name in ("trainer.strategy", "strategy") if name in given), "")
+        devices = script.number(given.get("trainer.devices") or given.get("devices"), script.job)
         remedy = "put srun before the command, unless the program starts the other processes itself"
         if _PARALLEL.match(strategy) and devices in (None, ntasks):
             waits, remedy = True, "put srun before the command"
@@ -653,6 +657,14 @@ def _mpi_processes(script: Script, step: Step) -> int | None:
     return None
 
 
+def _of_one_node(script: Script, value: Value) -> bool:
+    """Return whether a number is that of the tasks on one node."""
+    return any(
+        one.name in ("SLURM_NTASKS_PER_NODE", "SLURM_TASKS_PER_NODE")
+        for one in script.unknowns.within(value.text)
+    )
+
+
 @rule(Severity.WARNING)
 def world_size_mismatch(script: Script) -> Iterator[Remark]:
     """WORLD_SIZE is not the number of processes that srun starts.
@@ -689,6 +701,10 @@ def world_size_mismatch(script: Script) -> Iterator[Remark]:
         components = script.components(step)
         parts = components if len(components) > 1 else [script.geometry(step)]
         given = [step.prefix["WORLD_SIZE"]] if "WORLD_SIZE" in step.prefix else assigned
+        options = list(script.options_of_program(step.launch))
+        if not (STARTS_PROCESSES - {"world_size"}) & {name for name, _ in options}:
+            sizes = [value for name, value in options if name == "world_size"]
+            given = [*given, *(value for value in sizes if _of_one_node(script, value))]
         if all(part.ntasks for part in parts) and any(part.tasks_per_node != 1 for part in parts):
             yield from _wrong_size(script, step, parts, given)
 

@@ -307,6 +307,7 @@ def trap_delayed(script: Script) -> Iterator[Remark]:
 
 def _sets_trap(step: Step) -> bool:
     words = step.launch.words
-    if len(words) < 3 or words[0].text != "trap" or words[1].text in ("-", "--", "-l", "-p"):
+    given = [word.text for word in words[1:] if word.text != "--"]
+    if len(given) < 2 or words[0].text != "trap" or given[0] in ("-", "-l", "-p"):
         return False
-    return any(word.text.upper() not in ("EXIT", "ERR", "DEBUG", "0") for word in words[2:])
+    return any(text.upper() not in ("EXIT", "ERR", "DEBUG", "0") for text in given[1:])

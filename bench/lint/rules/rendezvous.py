@@ -56,6 +56,8 @@ _RANK_VARIABLES = names(
     """RANK LOCAL_RANK NODE_RANK GROUP_RANK GLOBAL_RANK MACHINE_RANK NODE_ID NODEID PET_NODE_RANK
     CUDA_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES HIP_VISIBLE_DEVICES"""
 )
+#: Variables that a program reads together with WORLD_SIZE.
+_RANKS_OF_TASKS = frozenset({"RANK", "LOCAL_RANK"})
 #: Rendezvous backends that assign the ranks themselves.
 _ASSIGNS_RANKS = frozenset({"c10d", "etcd", "etcd-v2", "etcd_v2", "zeus"})
 #: Programs that take their ranks from Slurm.
@@ -155,7 +157,9 @@ def loopback_master_addr(script: Script) -> Iterator[Remark]:
             remedy = "pass --rdzv_backend=c10d --rdzv_endpoint=HOST:PORT with the job's first host as HOST"
             yield Remark(step.line, _no_address(step.launch), remedy)
     for assigned in script.walk.assigned:
-        if _ADDRESS_VARIABLE.match(assigned.name) and assigned.value and _is_final(script, assigned):
+        if _ADDRESS_VARIABLE.match(assigned.name) and assigned.value:
+            if not _is_final(script, assigned) and not _is_alternative(script, assigned):
+                continue
             if f"{assigned.name}_ip" in script.assigned_to:
                 continue  # the name of the node; processes use its address
             for remark in _loopback(script, assigned.value, in_task=assigned.in_task):
@@ -202,6 +206,19 @@ def _is_final(script: Script, assigned: Assigned) -> bool:
     )
 
 
+def _is_alternative(script: Script, assigned: Assigned) -> bool:
+    """Return whether a value is assigned only if the command that finds the address gives none."""
+    name = assigned.name
+    test = re.compile(
+        rf"-z\s+[\"']?\$\{{?{name}\b|!\s*{name}=|\|\|\s*(?:export\s+)?{name}=|!\s*-n\s+\"?\${name}\b"
+    )
+    text = "\n".join(script.lines[max(0, assigned.line - 2) : assigned.line])
+    if not assigned.branches or not test.search(text):
+        return False
+    others = (one.value for one in script.assigned_to.get(name, ()) if one.line < assigned.line and one.value)
+    return any(one.kind == "command" for value in others for one in script.unknowns.of(value.text))
+
+
 def _loopback(script: Script, value: Value, *, in_task: bool) -> Iterator[Remark]:
     """Yield a finding if an address is, or may become, the local host."""
     remedy = f"use the first host of the job: {_FIRST_HOST}"
@@ -224,7 +241,7 @@ def _loopback(script: Script, value: Value, *, in_task: bool) -> Iterator[Remark
             remedy += "below the assignment: the job then stops with a clear error"
             yield Remark(line, message, remedy, Severity.WARNING)
         elif _LOOPBACK.match(unknown.default or "") and not _is_set_elsewhere(script, unknown):
-            message = f"if {unknown.name} is not set, each node uses {unknown.default} as the master"
+            message = f"if {unknown.name} is empty, each node uses {unknown.default} as the master"
             yield Remark(unknown.line, message, remedy, Severity.WARNING)
 
 
@@ -253,6 +270,8 @@ def _is_own_name(unknown: Unknown) -> bool:
 
 def _is_set_elsewhere(script: Script, unknown: Unknown) -> bool:
     others = script.assigned_to.get(unknown.name, [])
+    if any(one.kind == "command" for one in script.unknowns.of(unknown.origin)):
+        return False  # the output of the command is possibly empty
     return unknown.name.startswith("SLURM") or any(other.line != unknown.line for other in others)
 
 
@@ -368,8 +387,9 @@ def rank_expanded_early(script: Script) -> Iterator[Remark]:
     The batch shell runs on the first node only. On the srun line, it expands variables that are
     unquoted or in double quotes, so every task gets rank 0. A variable that is escaped or in single
     quotes is not expanded there; a shell in the task must expand it. The rule does not apply to a
-    c10d rendezvous, which assigns the ranks itself. The finding has severity ``info`` if the rank is only in
-    the environment, or if Lightning, submitit or a script may take another rank.
+    c10d rendezvous, which assigns the ranks itself. The finding is a warning if the rank is only
+    in the environment, beside WORLD_SIZE or before the command. It has severity ``info`` if Lightning,
+    submitit, a hook of pyxis or a script may take another rank.
 
     Bad:
         srun torchrun --nnodes=2 --node_rank=$SLURM_NODEID --master_addr=$HOST ...
@@ -387,11 +407,10 @@ def rank_expanded_early(script: Script) -> Iterator[Remark]:
                 severity = _severity_of_early_rank(script.geometry(step), unknown)
                 if severity is None:
                     continue
-                if (
-                    value in step.prefix.values()
-                    or step.launch.kind == "script"
-                    or script.mentions(_OWN_RANKS)
-                ):
+                given = step.place.task.environment if step.place.task else step.prefix
+                if value in given.values():  # the program possibly takes Slurm's variables
+                    severity = Severity.WARNING
+                if step.launch.kind == "script" or _takes_own_ranks(script, step):
                     severity = Severity.INFO
                 computed = unknown not in script.unknowns.of(value.text)
                 rank = f"the same {name}" if computed else f"{name} 0"
@@ -446,6 +465,7 @@ def _exported_early(script: Script, steps: list[Step]) -> Iterator[Remark]:
     """Find variables such as RANK to which the batch shell assigns one value for all tasks."""
     if not steps:
         return
+    reads = "WORLD_SIZE" in script.walk.exported and all(_reads_environment(script, step) for step in steps)
     for assigned in script.walk.assigned:
         if assigned.name not in _RANK_VARIABLES or not assigned.value:
             continue
@@ -456,9 +476,22 @@ def _exported_early(script: Script, steps: list[Step]) -> Iterator[Remark]:
             if severity is None or not exported:
                 continue
             if not assigned.in_task:  # harmless if the program or a container hook takes Slurm's variables
-                severity = Severity.INFO
+                severity = Severity.WARNING if reads and assigned.name in _RANKS_OF_TASKS else Severity.INFO
             message = f"the batch shell expands {unknown.source}, so every task gets {assigned.name}=0"
             yield Remark(unknown.line, message, _in_task(script, unknown.name, unknown.line), severity)
+
+
+def _takes_own_ranks(script: Script, step: Step) -> bool:
+    """Return whether a program, such as one of Lightning, takes its ranks from Slurm."""
+    given = {name.partition(".")[0] for name, _ in script.options_of_program(step.launch)}
+    lightning = any(word.text == "fit" for word in step.launch.arguments[:3]) or "trainer" in given
+    return lightning or script.mentions(_OWN_RANKS)
+
+
+def _reads_environment(script: Script, step: Step) -> bool:
+    """Return whether a program probably reads RANK: a Python program outside pyxis, whose hook sets RANK."""
+    hooked = any(option.name == "container-image" for option in step.launch.srun)
+    return step.launch.kind == "python" and not hooked and not _takes_own_ranks(script, step)
 
 
 @rule(Severity.WARNING)
