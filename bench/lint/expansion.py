@@ -287,8 +287,11 @@ class Expander:
                 continue
             pieces = known if part.quoted else [piece for value in known for piece in value.words()]
             splits = not part.quoted
+            joined = part.quoted and part.text.endswith(("*", "[*]"))
             for position, value in enumerate(pieces):
-                if position or (splits and known[0].text[:1].isspace() and word.touched):
+                if position and joined:
+                    word.add(" ", (value.line,))
+                elif position or (splits and known[0].text[:1].isspace() and word.touched):
                     words.append(word)
                     word = _WordBuilder()
                 word.add(value.text, value.lines)

@@ -304,8 +304,11 @@ class ShellState:
 
     def _set_names(self, command: str, words: list[str], line: int) -> None:
         names = [word for word in words if _NAME.match(word)]
+        value = None
         if command == "printf":
             names = words[1:2] if words[:1] == ["-v"] else []
+            printed = f"$(printf {self.walk.unknowns.shown(' '.join(words[2:]))})"
+            value = Value(self.walk.unknowns.mark(Unknown("command", "", printed, line)), (line,))
         elif command == "getopts":
             names = [*words[1:2], "OPTARG", "OPTIND"]
         elif command == "let":
@@ -318,7 +321,7 @@ class ShellState:
         elif command in ("mapfile", "readarray") and not names:
             names = ["MAPFILE"]
         for name in names:
-            self.assign(Assigned(name, line, branches=self.place.branches))
+            self.assign(Assigned(name, line, value, branches=self.place.branches))
 
     def arithmetic(self, text: str, line: int) -> None:
         """Record an arithmetic expression and the variables that it sets."""

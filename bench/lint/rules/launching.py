@@ -498,6 +498,10 @@ def passes_unknown_options(script: Script, launch: Launch) -> bool:
     """Return whether variables with unknown values may contain further options of a launcher."""
     values = {value.text for value in launch.options.values()} | {option.value for option in launch.srun}
     before_arguments = launch.words[launch.start : len(launch.words) - len(launch.arguments)]
+    named = script.unknowns.of(launch.program.text) if launch.program else []
+    programs = [one.value for name in named[:1] for one in script.assigned_to.get(name.name, ())]
+    if programs and all(value and value.text.endswith(".py") for value in programs):
+        before_arguments = before_arguments[:-1]  # one of several programs
     environment = any(name.startswith(("PET_", "ACCELERATE_")) for name in script.walk.exported)
     return (
         launch.opaque

@@ -147,7 +147,7 @@ def loopback_master_addr(script: Script) -> Iterator[Remark]:
     discovers = script.mentions(_DEEPSPEED) and "RANK" not in script.assigned_to
     uncertain = Severity.INFO if discovers else Severity.WARNING
     for step in spanning:
-        if step.place.function and script.mentions(_COPIES_FUNCTIONS):
+        if step.place.function and step.place.task is None and script.mentions(_COPIES_FUNCTIONS):
             continue  # the other nodes may call the function with another address
         for value in _addresses(script, step):
             certain = value in step.launch.options.values()  # other programs may find the address themselves
@@ -212,7 +212,7 @@ def _is_alternative(script: Script, assigned: Assigned) -> bool:
     test = re.compile(
         rf"-z\s+[\"']?\$\{{?{name}\b|!\s*{name}=|\|\|\s*(?:export\s+)?{name}=|!\s*-n\s+\"?\${name}\b"
     )
-    text = "\n".join(script.lines[max(0, assigned.line - 2) : assigned.line])
+    text = "\n".join(script.lines[max(0, assigned.line - 4) : assigned.line])
     if not assigned.branches or not test.search(text):
         return False
     others = (one.value for one in script.assigned_to.get(name, ()) if one.line < assigned.line and one.value)

@@ -88,6 +88,7 @@ _NUMBER_OF_NODES = re.compile("SLURM_NNODES|SLURM_JOB_NUM_NODES")
 _NAME = re.compile(r"[A-Za-z_]\w*\Z")
 _PADDED_COMMAND = re.compile(
     r"tail\s+(?:-c|--bytes)|cut\s+-c|head\s+-c|\bdate\b[^|+]*\+[\"']?%0?[SMHdmjNyV]|rev\b.*cut|printf[^|]*%0"
+    r"|grep\s+-\w*o\w*\s+['\"]?(?:\.\.|\[0-9\]|\\d)|sed\b.*\\?\(\.\."
 )
 _OCTAL = re.compile(r"(?<![\w.#])0\d*[89]\d*(?![\w.])")
 _DECIMAL = re.compile(r"\|\s*bc\b")
