@@ -34,7 +34,7 @@ FAILURE, SLOW = "failure", "slow"
 _COMPARISON = re.compile(r"(\w+) (<|>|==|!=|apart) (\w+)")
 _SIGNATURE_KEYS = {
     "pattern", "words", "weight", "example", "explanation", "remedy", "near", "not_near",
-    "not_here", "needs", "unless", "where", "disagree", "times", "retried", "helper",
+    "not_here", "needs", "unless", "where", "disagree", "times", "retried", "helper", "shell",
 }  # fmt: skip
 
 
@@ -101,6 +101,7 @@ class Signature:
         times: the number of matching lines required.
         retried: ignore the line if a later line shows that the job continued.
         helper: below a message of success, the line proves nothing: a script ends its helper processes.
+        shell: a shell script goes on after this message, so a later failure ranks first.
     """
 
     name: str
@@ -121,6 +122,7 @@ class Signature:
     times: int = 1
     retried: bool = False
     helper: bool = False
+    shell: bool = False
 
     @property
     def is_cause(self) -> bool:
@@ -228,6 +230,7 @@ def _signature(name: str, body: dict[str, Any], *, severity: str | None) -> Sign
         times=body.get("times", 1),
         retried=body.get("retried", False),
         helper=body.get("helper", False),
+        shell=body.get("shell", False),
     )
 
 

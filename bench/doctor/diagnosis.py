@@ -53,6 +53,9 @@ ORDINARY_LINES_SUCCESS, ORDINARY_LINES_TRAINED = 5, 1
 FINISHED = "finished"
 #: Causes that say who ended the job, but not why it had not ended before.
 ENDED_BY_SLURM = ("time-limit", "cancelled")
+#: Causes that describe a module or environment that was not loaded, and causes that can be its consequences.
+NOT_LOADED = ("module-missing", "wrong-python-env")
+CONSEQUENCES = (*NOT_LOADED, "library-mismatch", "command-not-found")
 #: Names of the signs that recognize Slurm's messages about tasks and steps.
 SLURM_SIGNS = ("slurm", "ended")
 
@@ -341,7 +344,24 @@ def _ranked(hits: Sequence[Hit], order: Mapping[str, int]) -> list[Hit]:
     for hit in sorted(hits, key=lambda hit: (-hit.weight, *position(hit))):
         if hit.signature.name != PROGRAM_ERROR or (hit.path, hit.line) not in explained:
             best.setdefault(hit.signature.name, hit)
-    return sorted(best.values(), key=lambda hit: (-(hit.weight // 10), *position(hit), -hit.weight))
+    ranked = sorted(best.values(), key=lambda hit: (-(hit.weight // 10), *position(hit), -hit.weight))
+    return sorted(ranked, key=lambda hit: _is_survived(hit, ranked))  # stable: keeps the order of the others
+
+
+def _is_survived(hit: Hit, ranked: Sequence[Hit]) -> bool:
+    """Return whether a message is one of the shell, and the script went on to a later failure of its own.
+
+    A missing package or command can be a consequence of the message. A time limit can be the consequence of a
+    command that did not start.
+    """
+    consequences = CONSEQUENCES if hit.signature.name in NOT_LOADED else (*CONSEQUENCES, *ENDED_BY_SLURM)
+    return hit.signature.shell and any(
+        later.path == hit.path
+        and later.line > hit.line
+        and later.weight >= OWN_ERROR_WEIGHT
+        and later.signature.name not in consequences
+        for later in ranked
+    )
 
 
 def _without_harmless(ranked: list[Hit]) -> list[Hit]:

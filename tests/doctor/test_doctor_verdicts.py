@@ -528,13 +528,54 @@ def test_a_job_that_hung_after_a_failure_shows_this_failure_with_the_time_limit(
 
 
 def test_a_progress_bar_without_a_label_is_progress_from_its_second_state_on() -> None:
-    early = "CommandNotFoundError: Your shell has not been properly configured to use 'conda activate'.\n"
+    early = "PermissionError: [Errno 13] Permission denied: '/checkpoints'\n"
     limit = "slurmstepd: error: *** JOB 8 ON n2 CANCELLED AT 2025-03-09T02:11:40 DUE TO TIME LIMIT ***\n"
     bar = "  4%|▍         | 2/50 [21:02<8:25:01, 631.29s/it]"
     assert names(diagnose_text(f"{early}{bar}\n{limit}")) == ["time-limit"]
     start = "  0%|          | 0/50 [00:00<?, ?it/s]"
     for near_miss in (start, f"Loading shards: {bar}"):
-        assert names(diagnose_text(f"{early}{near_miss}\n{limit}")) == ["wrong-python-env", "time-limit"]
+        assert names(diagnose_text(f"{early}{near_miss}\n{limit}")) == ["permission-denied", "time-limit"]
+
+
+def test_a_failure_ranks_above_messages_of_the_shell_that_the_script_survived() -> None:
+    conda = "CommandNotFoundError: Your shell has not been properly configured to use 'conda activate'.\n"
+    missing = "/var/spool/slurmd/job8/slurm_script: line 9: module: command not found\n"
+    python = "/var/spool/slurmd/job8/slurm_script: line 10: python: command not found\n"
+    test = "/var/spool/slurmd/job8/slurm_script: line 29: [: =: unary operator expected\n"
+    limit = "slurmstepd: error: *** JOB 8 ON n2 CANCELLED AT 2025-03-09T02:11:40 DUE TO TIME LIMIT ***\n"
+    shapes = "RuntimeError: mat1 and mat2 shapes cannot be multiplied (32x512 and 256x10)\n"
+    assert names(diagnose_text(conda + limit)) == ["time-limit", "wrong-python-env"]
+    assert names(diagnose_text(python + shapes)) == ["program-error", "command-not-found"]
+    assert names(diagnose_text(test + shapes)) == ["program-error", "undefined-variable"]
+    assert names(diagnose_text(shapes + python)) == ["command-not-found", "program-error"]
+    # A command that did not start can be the reason for waiting, and a missing package that of a module.
+    assert names(diagnose_text(python + limit)) == ["command-not-found", "time-limit"]
+    lacks = "ModuleNotFoundError: No module named 'torch'\n"
+    assert names(diagnose_text(missing + lacks)) == ["module-missing", "wrong-python-env"]
+
+
+def test_an_exception_that_led_to_another_is_not_the_error_of_the_program() -> None:
+    log = """Traceback (most recent call last):
+  File "record_writer.py", line 47, in directory_check
+    factory = FACTORIES[prefix]
+KeyError: 'runs/Jan26'
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+  File "record_writer.py", line 51, in directory_check
+    os.makedirs(path)
+FileExistsError: [Errno 17] File exists: 'runs/Jan26'
+"""
+    cause = diagnose_text(log).causes[0]
+    assert (cause.cause, cause.evidence) == (
+        "program-error",
+        "FileExistsError: [Errno 17] File exists: 'runs/Jan26'",
+    )
+    megatron = (
+        " 4: [rank4]: AssertionError: OptimizerParamScheduler: class input value 5 and checkpointvalue 6\n"
+    )
+    assert names(diagnose_text(megatron)) == ["program-error"]
 
 
 def test_a_program_of_a_missing_module_is_no_stray_command() -> None:
