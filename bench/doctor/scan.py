@@ -108,7 +108,8 @@ _COMPLAINT = re.compile(
 )
 #: A last line that announces work, or shows a command or a progress bar that is not full.
 _STARTS = re.compile(
-    r"^(?:\W*\d[\d:.,/ TZ-]*)?[^\w/]*(?:\w+ - )?(?:[\w ]{1,40}\W{1,4})?(?:start|(?!warn)[a-z]{3,}ing\b)|"
+    r"^(?:\W*\d[\d:.,/ TZ-]*)?[^\w/]*(?:\w+ - )?(?:[\w ]{1,40}\W{1,4})?"
+    r"(?:start|(?!warn|clean|clos|exit|finali|remov|shut|stop)[a-z]{3,}ing\b)|"
     r"^(?:\++ )?(?:srun|mpirun|torchrun|python3?|bash) |\b[1-9]?\d%\|",
     re.IGNORECASE,
 )

@@ -702,6 +702,7 @@ def test_work_below_a_message_of_success_is_not_known_to_have_succeeded(below: s
     assert diagnose_text(f"Training finished\n{below}").verdict == "unknown"
     assert diagnose_text(f"Training finished\n{below}Training finished\n").verdict == "ok"
     assert diagnose_text(f"Training finished\n{ORDINARY}").verdict == "ok"
+    assert diagnose_text("Training finished\nbest map: 0.9\nCleaning up temporary files\n").verdict == "ok"
 
 
 def test_an_exception_at_the_exit_is_no_failure() -> None:
