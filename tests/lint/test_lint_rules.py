@@ -623,3 +623,9 @@ def test_the_folder_of_the_copy_as_a_default_is_a_hint() -> None:
     assert [one.severity for one in lint_script(text, path="x") if one.rule == "script-folder"] == [
         Severity.INFO
     ]
+
+
+@pytest.mark.parametrize(("line", "found"), [('[ "$B" = nccl ] && export NCCL_DEBUG=INFO', 0), ("B=nccl", 1)])
+def test_a_test_for_nccl_does_not_show_that_the_program_uses_gpus(line: str, found: int) -> None:
+    text = f"#!/bin/bash\n#SBATCH --nodes=2\n{line}\nsrun python train.py\n"
+    assert sum(one.rule == "missing-gpu-request" for one in lint_script(text, path="x")) == found

@@ -19,8 +19,10 @@ from bench.units import count
 _GPU_PARTITION = re.compile(
     r"gpu|a100|v100|h100|h200|a40|l40|rtx|dgx|volta|ampere|hopper|mi2\d0|p100|k80", re.I
 )
+#: A test for nccl, such as ``[ "$BACKEND" = nccl ]``, and NCCL's log do not show that the program uses it.
 _USES_GPUS = re.compile(
-    r"nccl|--nv\b|nvidia-smi|\bcuda\b|cuda/|CUDA_VISIBLE|nproc[-_]per[-_]node[= ]gpu|accelerator[= ]gpu|rocm",
+    r"(?<!= )(?<!/)nccl(?!_DEBUG)|--nv\b|nvidia-smi|\bcuda\b|cuda/|CUDA_VISIBLE"
+    r"|nproc[-_]per[-_]node[= ]gpu|accelerator[= ]gpu|rocm",
     re.I,
 )
 _BACKEND = re.compile(r"(?:[a-z_.]*_)?backend\Z|(?:[a-z_.]+\.)backend\Z")
