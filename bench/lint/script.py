@@ -163,10 +163,12 @@ class Script:
     @cached_property
     def is_draft(self) -> bool:
         """True if sbatch cannot take the file as it is: a template, notes, or text without a ``#!`` line."""
-        variables = sum(bool(_FILLED_IN.search(option.value or "")) for option in self.header.options)
+        values = [option.value for option in self.header.options]
+        variables = sum(bool(_FILLED_IN.search(value or "")) for value in values)
+        filled_in = variables > 2 or values.count("") > 1  # such as --partition= and --account=
         notes = sum(map(bool, map(_NOTE.fullmatch, self.lines)))
         output = any(_OUTPUT.match(line) or _UNFINISHED.match(line) for line in self.lines)
-        return variables > 2 or notes > 2 or output or is_template(self.lines) or not first_line(self.lines)
+        return filled_in or notes > 2 or output or is_template(self.lines) or not first_line(self.lines)
 
     def options_of_program(self, launch: Launch) -> Iterator[tuple[str, Value]]:
         """Yield the program's options as (name, value), with underscores instead of hyphens in names."""

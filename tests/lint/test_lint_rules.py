@@ -410,6 +410,8 @@ def test_the_remedy_names_what_is_expanded_too_early_and_where() -> None:
         ("world-size-mismatch--number-of-gpus", "one task per GPU"),
         ("first-node-only--local-storage", "the commands that make and fill it"),
         ("stray-command--comment-behind-backslash", "move the comment after the backslash in line 7"),
+        ("stray-command--directive-without-sbatch", "write `#SBATCH --gres=gpu:v100-32gb:4`"),
+        ("missing-srun--number-of-nodes-as-option", "unless the program starts the other processes itself"),
     ],
 )
 def test_the_remedy_of_a_bad_script_works(name: str, part: str) -> None:
@@ -417,6 +419,18 @@ def test_the_remedy_of_a_bad_script_works(name: str, part: str) -> None:
     assert {one.replacement for one in found} == {None}
     assert part in found[0].remedy
     assert found[0].severity is not Severity.INFO
+
+
+def test_a_script_with_empty_options_gets_hints_only() -> None:
+    text = (
+        "#!/bin/bash\n#SBATCH --partition=\n#SBATCH --qos=\n#SBATCH --gres=[4 A100]\nsrun python train.py\n"
+    )
+    assert {one.severity for one in lint_script(text, path="x")} == {Severity.INFO}
+
+
+def test_a_program_that_gets_the_number_of_nodes_may_start_its_processes() -> None:
+    found = lint(FIXTURES / "bad" / "missing-srun--number-of-nodes-as-option.sbatch")
+    assert [one.severity for one in found if one.rule == "missing-srun"] == [Severity.WARNING]
 
 
 def test_the_index_of_an_array_is_one_of_the_array() -> None:

@@ -33,6 +33,7 @@ STARTS_PROCESSES = names("multiprocessing_distributed nproc_per_node gpus_per_no
 #: Options and names of programs that join a group of processes, which something else starts.
 _JOINS_GROUP = names("dist_backend distributed_backend dist_url init_method")
 _PARALLEL_PROGRAM = re.compile(r"(?:\A|[_-])ddp(?:[_.-]|\Z)", re.IGNORECASE)
+_NODE_COUNTS = names("nodes num_nodes n_nodes nnodes")
 _SIZES = names("n np nodes ntasks num_procs num_gpus ngpus")
 _LEARNS = re.compile(r"torch|tensorflow|keras|\bjax\b|cuda", re.IGNORECASE)
 #: Words of a script whose program reaches servers, or calls srun itself.
@@ -97,6 +98,8 @@ def missing_srun(script: Script) -> Iterator[Remark]:
         message += _effect(step) if waits else ", and the other nodes stay idle"
         remedy = _how_to_srun(script, step) if waits else f"request one node, or {_how_to_srun(script, step)}"
         severity = _severity_without_srun(script, step, waits=waits)
+        if waits and severity is not Severity.ERROR and step.launch.kind == "python":
+            remedy += ", unless the program starts the other processes itself"
         yield Remark(
             step.outer.line, message, remedy, severity, _insert_srun(script, step) if waits else None
         )
@@ -169,7 +172,9 @@ def _is_uncertain(script: Script, step: Step) -> bool:
         return "config_file" in step.launch.options
     given = {name for name, _ in script.options_of_program(step.launch)}
     joins = _RENDEZVOUS & set(script.assigned_to) or given & _RENDEZVOUS_OPTIONS
-    return not joins or any(other.launch.kind == "unknown" for other in script.training)
+    if not joins or given & _NODE_COUNTS:
+        return True  # a program that gets the number of nodes possibly calls srun itself
+    return any(other.launch.kind == "unknown" for other in script.training)
 
 
 def waits_for_others(script: Script, step: Step) -> bool:

@@ -415,7 +415,8 @@ def rank_expanded_early(script: Script) -> Iterator[Remark]:
                 computed = unknown not in script.unknowns.of(value.text)
                 rank = f"the same {name}" if computed else f"{name} 0"
                 message = f"the batch shell expands {unknown.source}, so every task gets {rank}"
-                remedy = _in_task(script, unknown.name, unknown.line)
+                own = "SLURM_LOCALID" if name == "local_rank" else unknown.name
+                remedy = _in_task(script, own, unknown.line)
                 yield Remark(unknown.line, message, remedy, severity)
                 if value.line != unknown.line:
                     message += f" (see line {unknown.line})"

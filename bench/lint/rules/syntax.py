@@ -401,6 +401,9 @@ def _is_sentence(script: Script, step: Step) -> bool:
 
 def _broken_off_option(script: Script, step: Step, option: str) -> Remark:
     line = step.line
+    if line == script.header.end + 1:
+        message = f"bash runs `{option[:40]}` as a command, and sbatch stops reading directives here"
+        return Remark(line, message, f"write `#SBATCH {script.line(line).strip()[:80]}`")
     message = f"bash runs `{option[:40]}` as a command, although it is an option of the command above"
     if any(word.text.endswith("..") for word in step.launch.words):
         return Remark(line, message, "fill in the options before you submit the script", Severity.INFO)
