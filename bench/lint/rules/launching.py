@@ -98,11 +98,10 @@ def missing_srun(script: Script) -> Iterator[Remark]:
         message += _effect(step) if waits else ", and the other nodes stay idle"
         remedy = _how_to_srun(script, step) if waits else f"request one node, or {_how_to_srun(script, step)}"
         severity = _severity_without_srun(script, step, waits=waits)
+        edit = _insert_srun(script, step) if waits else None
         if waits and severity is not Severity.ERROR and step.launch.kind == "python":
-            remedy += ", unless the program starts the other processes itself"
-        yield Remark(
-            step.outer.line, message, remedy, severity, _insert_srun(script, step) if waits else None
-        )
+            remedy, edit = f"{remedy}, unless the program starts the other processes itself", None
+        yield Remark(step.outer.line, message, remedy, severity, edit)
 
 
 def _effect(step: Step) -> str:
