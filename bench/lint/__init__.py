@@ -23,7 +23,8 @@ __all__ = ["Rule", "all_rules", "edits", "lint_script"]
 
 #: A file that a program fills in, by its name or its folder.
 _NAME_OF_TEMPLATE = re.compile(
-    r"(?:\A|/)templates?/[^/]*\Z|(?:template|tmpl)[^/]*\Z|\.(?:in|j2|jinja2?|erb|tpl|mustache)\Z", re.I
+    r"(?:\A|/)templates?/[^/]*\Z|(?<![a-z])(?:template|tmpl)[^/]*\Z|\.(?:in|j2|jinja2?|erb|tpl|mustache)\Z",
+    re.I,
 )
 #: Maximum number of findings per rule and script.
 _MAX_REMARKS = 200

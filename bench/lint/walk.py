@@ -73,7 +73,8 @@ class Place:
     """The context of a command: branches, loops, pipelines and the task that executes it.
 
     ``task`` is the srun that starts the shell of the command; None means the batch shell.
-    ``origin`` is the command of the script that starts an inner shell, such as ``bash -c``.
+    ``origin`` is the command of the script that starts an inner shell, such as ``bash -c``, and ``shell`` is
+    the command that starts the innermost shell.
     """
 
     branches: Branches = ()
@@ -85,6 +86,7 @@ class Place:
     function: str = ""
     task: Launch | None = None
     origin: Simple | None = None
+    shell: Launch | None = None
     nesting: int = 0
 
 
@@ -556,6 +558,7 @@ class Walker:
             place,
             task=launch if launch.via else place.task,
             origin=place.origin or node,
+            shell=launch,
             nesting=place.nesting + 1,
         )
         self.statements(nodes, inside)

@@ -282,7 +282,7 @@ def container_without_gpus(script: Script) -> Iterator[Remark]:
 def _without_nv(script: Script, step: Step) -> Iterator[Remark]:
     """Find the container in which a command runs, unless its options possibly make the GPUs visible."""
     launch = step.launch
-    outer = [*launch.words, *(step.place.task.words if step.place.task else ())]
+    outer = [*launch.words, *(step.place.shell.words if step.place.shell else ())]
     words = [word.text for word in outer]
     start = next((at for at, text in enumerate(words) if _runs_container(text, words[at + 1 :])), None)
     if start is None or _SEES_GPUS & set(words) or any("instance://" in word for word in words):

@@ -546,7 +546,9 @@ def missing_node_rank(script: Script) -> Iterator[Remark]:
             or {"config_file", "standalone", "rdzv_conf"} & set(options)
         ):
             continue
-        if nodes_option not in options or script.number(options[nodes_option], script.geometry(step)) == 1:
+        # In a loop over the nodes, each step has one node, but the batch shell expands the job's number.
+        geometry = script.geometry(step) if step.place.task else script.job
+        if nodes_option not in options or script.number(options[nodes_option], geometry) == 1:
             continue
         message = f"{launch.launcher} gets no --{rank}, so that each of the {nodes} nodes has rank 0"
         remedy = f"srun bash -c '... --{rank}=$SLURM_NODEID ...'"

@@ -370,7 +370,7 @@ def _stray_warning(script: Script, step: Step, bare: str) -> Remark | None:
         remedy = "if the line is meant as output, put `echo` before it; otherwise remove the line"
         return Remark(line, message, remedy, _severity_of_leftover(script))
     texts = [word.bare or "" for word in words]
-    is_prose = (len(texts) > 3 and bool(_STOP_WORDS & set(texts))) or (len(texts) > 2 and _PROSE.match(bare))
+    is_prose = (len(texts) > 3 and bool(_STOP_WORDS & set(texts))) or (len(texts) > 1 and _PROSE.match(bare))
     others = [text for text in texts if not _WORD.match(text)]  # file names and numbers in a sentence
     likely = 1 + (not _PROSE.match(bare))
     several = len(_STOP_WORDS & set(texts)) >= likely and len(texts) > 4 * len(others)
