@@ -66,7 +66,7 @@ _CONCLUSIVE = re.compile(
     r"\b(?:State|JobState)[ :=]+(?:FAILED|TIMEOUT|NODE_FAIL|OUT_OF_ME))"
 )
 #: A warning of a library: it does not show that a job failed which wrote other output.
-_WARNING = re.compile(r"\[W\d* |\bWARN(?:ING)?\b")
+_WARNING = re.compile(r"(?:^|\[)W\d* |\bWARN(?:ING)?\b")
 _SOURCE_LINE = re.compile(r"(?:^|\s)raise [\w.]+")
 #: Most warnings appear in the first steps.
 HEAD_BYTES, TAIL_BYTES = 256 * 1024, 64 * 1024
@@ -163,14 +163,15 @@ def diagnose(logs: Mapping[str, Source]) -> Diagnosis:
     causes = _causes(_without_harmless(ranked))
     if causes and causes[0].cause == HARMLESS:
         return Diagnosis("harmless", False, causes + warnings, [])
-    if causes and not _proves_end(unfinished, met):
+    proven = _proves_end(unfinished, met, succeeded=len(unfinished) < len(scans))
+    if causes and not proven:
         return Diagnosis("unknown", False, causes + warnings, [])
     if causes:
         return Diagnosis(
             "cause", True, causes + warnings, _telling_lines(_preceding_errors(ranked[0], signs), order)
         )
     if signs:
-        failed = _prove_failure(signs, unfinished) and _proves_end(unfinished, met)
+        failed = proven and _prove_failure(signs, unfinished)
         return Diagnosis("unknown", failed, warnings, _telling_lines(signs, order))
     if doubtful := [hit for hits in doubts.values() for hit in hits or ()]:
         return Diagnosis("unknown", False, warnings, _telling_lines(doubtful, order))
@@ -235,6 +236,8 @@ def _contradicts(found: SignatureHits, scan: Scan) -> bool | None:
     signature, success, progress = found.signature, _success(scan), scan.last_line("progress")
     continued = max(progress, scan.last_line(FINISHED)) > found.last_line
     if found.last_line > success:
+        # A script often ends a helper process, such as a monitor, when the training has counted to its end.
+        success = success or (scan.last_line("counted-to-end") >= progress > 0 and signature.helper)
         if signature.weight < (ECHO_WEIGHT if signature.is_cause else SIGN_WEIGHT):
             return None
         if success:
@@ -404,11 +407,12 @@ def _prove_failure(signs: Sequence[Hit], scans: Sequence[Scan]) -> bool:
     )
 
 
-def _proves_end(scans: Sequence[Scan], met: Sequence[tuple[Scan, SignatureHits]]) -> bool:
+def _proves_end(scans: Sequence[Scan], met: Sequence[tuple[Scan, SignatureHits]], *, succeeded: bool) -> bool:
     """Return whether a failure concerns the end of a job: its program wrote no ordinary output afterwards.
 
     A program can handle an exception, and a script can continue after a command that failed. Messages about
-    the end of the whole job, such as those of srun, need no such evidence.
+    the end of the whole job, such as those of srun, need no such evidence, unless the training goes on.
+    If another log shows success, messages of the shell and warnings prove nothing.
     """
     for scan in scans:
         causes = [found for of, found in met if of is scan and found.signature.severity == FAILURE]
@@ -416,15 +420,18 @@ def _proves_end(scans: Sequence[Scan], met: Sequence[tuple[Scan, SignatureHits]]
             one for one in scan.hits() if not one.signature.is_cause and one.signature.weight >= END_WEIGHT
         ]
         failures = {hit.line for found in (*causes, *signs) for hit in found.hits}
+        of_shell = {hit.line for found in causes if found.signature.shell for hit in found.hits}
         for found in (*causes, *signs):
             warning = found.signature.weight < ECHO_WEIGHT and _WARNING.search(found.hits[-1].evidence)
-            if warning and scan.ordinary_lines - failures:
+            if (warning and scan.ordinary_lines - failures) or (warning and succeeded):
                 continue
-            needed = ORDINARY_LINES
+            if succeeded and found.last_line in of_shell:
+                continue
+            needed, trained = ORDINARY_LINES, scan.last_line("progress") > found.last_line
             weak = found.signature.helper or found.signature.weight < PROOF_WEIGHT
             if weak or found.hits[-1].continues:
                 needed = ORDINARY_LINES_WEAK
-            elif any(_CONCLUSIVE.search(hit.evidence) for hit in found.hits):
+            elif any(_CONCLUSIVE.search(hit.evidence) for hit in found.hits) and not trained:
                 needed = ORDINARY_LINES_LAUNCHER
             if sum(line > found.last_line for line in scan.ordinary_lines - failures) < needed:
                 return True

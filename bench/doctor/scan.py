@@ -96,7 +96,7 @@ _CHAINED = re.compile(rb"During handling of the above exception|The above except
 _NO_FAILURE = re.compile(
     r"\b(?:0|no|zero|without) (?:\w+ )?(?:errors?|fail\w*|warnings?)\b(?:\(s\))?|"
     r"(?:errors?|\bfail\w*|warnings?)(?:\(s\))?(?: ?[:=] ?(?:[-+]?\d|nan\b|inf\b|none\b)| \d*\.\d| \w+: 0\b)|"
-    r"\(ignored\)|\w+[-_]errors?\b|errors?[-_=.]\w",
+    r"\(ignored\)|\w+[-_]errors?\b|errors?[-_=.]\w|\bfail\w*(?: \w+)? ?[:=] ?\[\]",
     re.IGNORECASE,
 )
 #: Words about a failure.

@@ -826,3 +826,56 @@ def test_a_rank_that_crashed_advertised_no_wrong_address() -> None:
 def test_an_abort_that_python_reports_is_an_abort() -> None:
     log = 'Fatal Python error: Aborted\n\nCurrent thread 0x07f3 (most recent call first):\n  File "a.py", line 3\n'
     assert names(diagnose_text(log)) == ["aborted"]
+
+
+def test_a_step_that_is_cancelled_after_the_training_counted_to_its_end_is_no_failure() -> None:
+    end = "slurmstepd-n1: error: *** STEP 16.0 ON n1 CANCELLED AT 2026-03-09T02:11:40 ***\n"
+    end += "srun: error: n1: task 0: Killed\n"
+    found = diagnose_text(f"iteration 1499/1500: loss = 3e-04\niteration 1500/1500: loss = 2e-04\n{end}")
+    assert (found.verdict, found.failed) == ("unknown", False)
+    found = diagnose_text(f"iteration 1498/1500: loss = 3e-04\niteration 1499/1500: loss = 2e-04\n{end}")
+    assert (found.failed, names(found)) == (True, ["cancelled"])
+
+
+def test_a_message_of_the_shell_beside_a_log_with_success_is_no_failure() -> None:
+    missing = "/var/spool/slurmd/job8/slurm_script: line 7: nvidia-smi: command not found\n"
+    log = "epoch 6/6: loss=0.2\nTraining completed\n"
+    assert diagnose({"job.out": log, "job.err": missing}).failed is False
+    assert diagnose({"job.out": "epoch 6/6: loss=0.2\n", "job.err": missing}).failed is True
+    broken = "ModuleNotFoundError: No module named 'torch'\n"
+    assert diagnose({"job.out": log, "job.err": broken}).failed is True
+
+
+@pytest.mark.parametrize(
+    "prefix", ["W1123 18:16:18.416000 207 torch/dynamic_rendezvous.py:1298] ", "WARNING:torch:"]
+)
+def test_a_rendezvous_that_is_already_closed_at_the_end_is_no_failure(prefix: str) -> None:
+    line = "The node 'n2_207_0' has failed to shutdown the rendezvous '13' due to an error of type "
+    line += "RendezvousConnectionError.\n"
+    assert diagnose_text(f"epoch 3/3 loss 0.1\nsaved model.pt\n{prefix}{line}").failed is False
+
+
+def test_a_failed_step_that_the_script_repeats_is_no_failure() -> None:
+    first = """array task 1 of job 5 (max 2) on n2
+srun: error: n2: task 0: Exited with exit code 5
+OSError: [Errno 116] Stale file handle: /data/fold1.h5
+try 1 of fold 1 failed, once more
+"""
+    second = """Epoch 1/2 loss 2.1060 acc 0.2949 1896 samples/s
+Epoch 2/2 loss 1.5692 acc 0.6006 2122 samples/s
+Training finished: 2 epochs, model saved to last.pt
+fold 1 finished
+"""
+    assert diagnose_text(first + second).failed is False
+    assert diagnose_text(first).failed is True
+
+
+def test_an_environment_variable_is_no_error_of_the_driver() -> None:
+    line = "_CUDA_COMPAT_STATUS=System has unsupported display driver / cuda driver combination"
+    assert diagnose_text(f"{line}\nepoch 1 loss 2.1\n").causes == []
+    assert names(diagnose_text("RuntimeError: " + line.partition("=")[2])) == ["driver-too-old"]
+
+
+def test_the_status_that_a_program_logs_shows_success() -> None:
+    assert diagnose_text("trainer: run ended with status=SUCCESS error=None exit_code=0\n").verdict == "ok"
+    assert diagnose_text("trainer: run ended with status=FAILED exit_code=1\n").verdict != "ok"
