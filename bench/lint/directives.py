@@ -167,14 +167,12 @@ def _without_disabled(
 
 def _alternative(remark: Remark, other: Option, *, same: bool) -> Remark:
     """Return the finding for an ignored line that is possibly an alternative to an active directive."""
-    if _kind(other.name) == "mail" and not same:
-        return remark
     remedy = f"remove this line or line {other.line}: "
-    remedy += "the last one counts" if same else "both request the same kind of resource"
-    if {other.name} & MEMORY and not same:
-        remedy = f"remove this line or line {other.line}: sbatch accepts only one of these options"
-    severity = Severity.INFO if same else Severity.WARNING
-    return remark._replace(severity=severity, remedy=remedy, edit=None)
+    if same:
+        return remark._replace(severity=Severity.INFO, remedy=f"{remedy}the last one counts", edit=None)
+    if other.name in MEMORY:
+        return remark._replace(remedy=f"{remedy}sbatch accepts only one of these options", edit=None)
+    return remark
 
 
 def _kind(name: str) -> str:
@@ -240,6 +238,8 @@ def _almost_a_directive(text: str, number: int) -> Remark | None:
         severity = Severity.WARNING if typed else Severity.INFO
     else:
         message = f"`{mark}{word}` is not #SBATCH: sbatch treats the line as a comment and ignores it"
+        remedy += "; to disable the directive on purpose, write ##SBATCH"
+        severity = Severity.WARNING
     return Remark(number, message, remedy, severity, edit)
 
 

@@ -77,7 +77,7 @@ def test_a_comment_that_is_an_alternative_to_an_active_directive_is_disabled_on_
 
 def test_a_comment_that_shows_how_to_call_sbatch_gets_no_remark() -> None:
     assert header("#   sbatch --nodes=N run.sh", "# sbatch --nodes=2", "#sbatch -N 2 run.sh") == []
-    assert header("#SBATCh --nodes=2") == [(2, Severity.ERROR)]
+    assert header("#SBATCh --nodes=2") == [(2, Severity.WARNING)]
 
 
 @pytest.mark.parametrize(

@@ -433,6 +433,12 @@ def test_a_program_that_gets_the_number_of_nodes_may_start_its_processes() -> No
     assert [one.severity for one in found if one.rule == "missing-srun"] == [Severity.WARNING]
 
 
+def test_a_directive_in_place_of_the_interpreter_stops_the_job() -> None:
+    (found, *_) = lint_script("#!BATCH -A project\n#SBATCH --nodes=1\nhostname\n", path="x")
+    assert (found.severity, found.line) == (Severity.ERROR, 1)
+    assert found.remedy == "write `#!/bin/bash`, and below it `#SBATCH -A project`"
+
+
 def test_the_index_of_an_array_is_one_of_the_array() -> None:
     text = (
         HEAD
@@ -498,17 +504,17 @@ def test_an_option_that_some_release_has_is_not_refused(line: str, option: str) 
 @pytest.mark.parametrize(
     ("lines", "severity"),
     [
-        ("#SBTACH --nodes=4", Severity.ERROR),
+        ("#SBTACH --nodes=4", Severity.WARNING),
         ("#SBTACH --nodes=1", Severity.INFO),  # the default
-        ("#SBATCH --ntasks=8\n#SBTACH --nodes=1", Severity.ERROR),
+        ("#SBATCH --ntasks=8\n#SBTACH --nodes=1", Severity.WARNING),
         ("#SBATCH --qos=high\n#SBTACH --qos=low", Severity.INFO),
         ("#SBATCH --mem=100G\n#SBTACH --mem-per-gpu=39G", Severity.WARNING),
         ("#SBATCH --exclude=n1\n#SBTACH --nodelist=n1", Severity.WARNING),
         ("#SBATCH --nodelist=n1\n#SBTACH --nodes=1", Severity.INFO),
-        ("#SBATCH --mail-type=END\n#SBTACH --mail-user=a@b.c", Severity.ERROR),
+        ("#SBATCH --mail-type=END\n#SBTACH --mail-user=a@b.c", Severity.WARNING),
     ],
 )
-def test_a_misspelt_directive_is_an_error_only_if_it_changes_the_job(lines: str, severity: Severity) -> None:
+def test_a_misspelt_directive_is_a_warning_if_it_changes_the_job(lines: str, severity: Severity) -> None:
     (found,) = lint_script(f"#!/bin/bash\n{lines}\nhostname\n", path="x")
     assert (found.rule, found.severity) == ("malformed-directive", severity)
 

@@ -103,6 +103,11 @@ def malformed_directive(script: Script) -> Iterator[Remark]:
     if start and not script.lines[0].startswith("#!"):
         message = "sbatch refuses the script: its first line does not start with #!"
         yield Remark(start, message, "make `#!/bin/bash` the first line")
+    interpreter = re.match(r"#!\s*(\w*BATCH)\b(.*)", script.lines[0])
+    if interpreter:
+        message = f"Slurm takes `{interpreter[1]}` for the interpreter of the script, so the job cannot start"
+        yield Remark(1, message, f"write `#!/bin/bash`, and below it `#SBATCH{interpreter[2].rstrip()[:80]}`")
+        return
     directives = {line.partition(" ")[2].strip() for line in script.lines if line.startswith("#SBATCH ")}
     for remark in script.header.remarks:
         mark, _, options = script.line(remark.line or 0).partition(" ")
