@@ -171,7 +171,7 @@ def _is_uncertain(script: Script, step: Step) -> bool:
         return "config_file" in step.launch.options
     given = {name for name, _ in script.options_of_program(step.launch)}
     joins = _RENDEZVOUS & set(script.assigned_to) or given & _RENDEZVOUS_OPTIONS
-    trains = step.launch.program and TRAINS.search(basename(step.launch.program.text))
+    trains = step.launch.program and "train" in basename(step.launch.program.text).lower()
     if not joins or (given & _NODE_COUNTS and not trains):
         return True  # a program that gets the number of nodes possibly calls srun itself
     return any(other.launch.kind == "unknown" for other in script.training)

@@ -203,7 +203,8 @@ def _undefined_by_slurm(script: Script, use: Use) -> Remark | None:
         sizes = {"nodes", "ntasks", "ntasks-per-node"} & set(script.job.options)
         elsewhere = not sizes or ("nodes" not in sizes and script.mentions(_NUMBER_OF_NODES))
         for_other_nodes = use.place.loops and script.job.nodes == 1 and script.mentions(_OTHER_NODES)
-        severity = Severity.INFO if options == ("array",) or elsewhere or for_other_nodes else None
+        uncertain = options == ("array",) or elsewhere or for_other_nodes or use.place.branches
+        severity = Severity.INFO if uncertain else None
         return Remark(use.line, message, remedy, severity)
     return None
 
