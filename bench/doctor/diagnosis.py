@@ -151,7 +151,8 @@ def diagnose(logs: Mapping[str, Source]) -> Diagnosis:
     scans = [Scan(path, catalogue).read(source) for path, source in logs.items()]
     order = {scan.path: place for place, scan in enumerate(scans)}
     met = _met_causes(scans)
-    doubts = {scan.path: _doubts(scan, met) for scan in scans}
+    ended = any(scan.last_line("work-ended") >= scan.last_line("progress") > 0 for scan in scans)
+    doubts = {scan.path: _doubts(scan, met, ended=ended) for scan in scans}
     unfinished = [scan for scan in scans if doubts[scan.path] is None]
     hits = _evidence(scans, met)
     warnings = _causes(_ranked([hit for hit in hits if hit.signature.severity == SLOW], order))
@@ -185,7 +186,7 @@ def diagnose_text(text: str) -> Diagnosis:
     return diagnose({"-": text})
 
 
-def _doubts(scan: Scan, met: Sequence[tuple[Scan, SignatureHits]]) -> list[Hit] | None:
+def _doubts(scan: Scan, met: Sequence[tuple[Scan, SignatureHits]], *, ended: bool) -> list[Hit] | None:
     """Return the lines that make the success of a log doubtful, or None if the log shows no success.
 
     A log also shows no success if a line proves a failure, or if nothing shows that the program continued
@@ -194,7 +195,7 @@ def _doubts(scan: Scan, met: Sequence[tuple[Scan, SignatureHits]]) -> list[Hit] 
     """
     causes = [found for of, found in met if of is scan and found.signature.severity == FAILURE]
     signs = [found for found in scan.hits() if not found.signature.is_cause]
-    proofs = [(found, _contradicts(found, scan)) for found in (*causes, *signs)]
+    proofs = [(found, _contradicts(found, scan, ended=ended)) for found in (*causes, *signs)]
     if any(proof is True for _, proof in proofs):
         return None
     doubtful = [hit for found, proof in proofs if proof is False for hit in found.hits]
@@ -224,7 +225,7 @@ def _success(scan: Scan) -> int:
     return max(scan.last_line("success"), scan.last_line(FINISHED))
 
 
-def _contradicts(found: SignatureHits, scan: Scan) -> bool | None:
+def _contradicts(found: SignatureHits, scan: Scan, *, ended: bool) -> bool | None:
     """Return True if hits disprove success, False if they make it doubtful, otherwise None.
 
     Hits below the message of success disprove it, except messages about processes that the script itself
@@ -236,8 +237,7 @@ def _contradicts(found: SignatureHits, scan: Scan) -> bool | None:
     signature, success, progress = found.signature, _success(scan), scan.last_line("progress")
     continued = max(progress, scan.last_line(FINISHED)) > found.last_line
     if found.last_line > success:
-        # A script often ends a helper process, such as a monitor, when the training has counted to its end.
-        success = success or (scan.last_line("counted-to-end") >= progress > 0 and signature.helper)
+        success = success or (ended and signature.helper)
         if signature.weight < (ECHO_WEIGHT if signature.is_cause else SIGN_WEIGHT):
             return None
         if success:

@@ -835,6 +835,12 @@ def test_a_step_that_is_cancelled_after_the_training_counted_to_its_end_is_no_fa
     assert (found.verdict, found.failed) == ("unknown", False)
     found = diagnose_text(f"iteration 1498/1500: loss = 3e-04\niteration 1499/1500: loss = 2e-04\n{end}")
     assert (found.failed, names(found)) == (True, ["cancelled"])
+    log = "Epoch 2 | Batch 30 | Loss 1.5\nFinished.\n"
+    assert diagnose({"job.out": log, "job.err": end}).failed is False
+    assert diagnose({"job.out": log.replace("Finished.\n", ""), "job.err": end}).failed is True
+    ssh = "ssh: Could not resolve hostname login01: Temporary failure in name resolution\n"
+    assert diagnose_text(log + ssh).failed is False
+    assert (diagnose_text(ssh).failed, names(diagnose_text(ssh))) == (True, ["hostname-unreachable"])
 
 
 def test_a_message_of_the_shell_beside_a_log_with_success_is_no_failure() -> None:
