@@ -530,9 +530,10 @@ def _exit_code(job: AccountingRow, steps: Sequence[AccountingRow]) -> int | None
         return job.exit_code
     if state is not RunState.FAILED:
         return None
-    # Slurm itself sets the exit code of a job that lost a node: 1 on 24.11 and later, 0 before.
-    of_script = None if read_state(job.state).failure_class is FailureClass.NODE_FAILURE else job.exit_code
-    return _worst_rank(job, steps) or of_script or None
+    # Slurm itself sets the exit code of a job that lost a node (1 on 24.11 and later, 0 before), and of a job
+    # that reached its time limit (15 or 0, depending on which process ends first).
+    by_slurm = read_state(job.state).failure_class in (FailureClass.NODE_FAILURE, FailureClass.TIME_LIMIT)
+    return _worst_rank(job, steps) or (None if by_slurm else job.exit_code) or None
 
 
 def _earliest(times: Iterable[datetime | None]) -> datetime | None:

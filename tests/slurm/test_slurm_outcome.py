@@ -103,6 +103,17 @@ def test_an_ended_job_is_settled_when_its_last_row_is_there():
     assert (late.state, late.settled, late.exit_code) == (RunState.FAILED, True, 7)
 
 
+def test_the_exit_code_of_a_job_at_its_time_limit_is_not_one_of_its_program():
+    # Slurm 22.05.8 on a busy machine: 15:0 if the script ends first, otherwise 0:0.
+    times = "2026-11-20T20:12:21|2026-11-20T20:12:22|2026-11-20T20:12:52|00:00:30"
+    for code in ("15:0", "0:0"):
+        rows = (
+            f"3|TIMEOUT|{code}|0:0|None|{times}|1|n1||run.1\n3.batch|CANCELLED|{code}|||{times}|1|n1||batch\n"
+        )
+        outcome = job_statuses(parse_accounting(rows))["3"]
+        assert (outcome.failure_class, outcome.exit_code) == (FailureClass.TIME_LIMIT, None)
+
+
 QUEUE = """\
 13|CANCELLED|PartitionNodeLimit|2026-11-20T19:51:36|2026-11-20T19:51:42|UNLIMITED|9||root|l40s|a
 14|PENDING|JobHeldUser|2026-11-20T19:51:36|N/A|UNLIMITED|1||root|l40s|b
