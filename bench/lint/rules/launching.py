@@ -292,8 +292,10 @@ def one_launcher_per_gpu(script: Script) -> Iterator[Remark]:
         used = script.unknowns.within(given.text) if given else []
         if any(_NUMBER_OF_TASKS.match(unknown.name) for unknown in used):
             remedy, edit = f"{remedy}, and --nproc_per_node=gpu: the number now depends on the tasks", None
-        shared = "GPUs" if "standalone" in launch.options else "ports and GPUs"
-        yield Remark(line, f"{message}, and all use the same {shared}", remedy, severity, edit)
+        shared = [] if "standalone" in launch.options else ["ports"]
+        shared += [] if geometry.isolation else ["GPUs"]
+        effect = f"all use the same {' and '.join(shared)}" if shared else "each trains alone"
+        yield Remark(line, f"{message}, and {effect}", remedy, severity, edit)
         if line != step.line:
             message += f" because of line {line}"
             yield Remark(step.line, message, "start the launcher once per node", Severity.INFO)
