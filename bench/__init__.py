@@ -1,3 +1,5 @@
 """Plan, run and diagnose scaling studies of PyTorch DDP on Slurm clusters."""
 
-__version__ = "0.1.0"
+from .version import __version__
+
+__all__ = ["__version__"]

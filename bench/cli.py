@@ -10,22 +10,22 @@ from typing import Any
 
 import typer
 
-from bench import __version__
-from bench.commands.advise import advise_command
-from bench.commands.cancel import cancel_command
-from bench.commands.compare import compare_command
-from bench.commands.doctor import doctor_command
-from bench.commands.init import init_command
-from bench.commands.lint import lint_command
-from bench.commands.plan import plan_command
-from bench.commands.preflight import preflight_command
-from bench.commands.report import report_command
-from bench.commands.run import run_command
-from bench.commands.schema import schema_command
-from bench.commands.status import status_command
-from bench.commands.submit import submit_command
-from bench.commands.verify import verify_command
-from bench.errors import BenchError, inaccessible
+from . import __version__
+from .commands.advise import advise_command
+from .commands.cancel import cancel_command
+from .commands.compare import compare_command
+from .commands.doctor import doctor_command
+from .commands.init import init_command
+from .commands.lint import lint_command
+from .commands.plan import plan_command
+from .commands.preflight import preflight_command
+from .commands.report import report_command
+from .commands.run import run_command
+from .commands.schema import schema_command
+from .commands.status import status_command
+from .commands.submit import submit_command
+from .commands.verify import verify_command
+from .errors import BenchError, inaccessible
 
 #: The commands in the order of `bench --help`.
 COMMANDS: dict[str, Callable[..., int]] = {

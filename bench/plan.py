@@ -13,20 +13,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bench import __version__
-from bench.errors import BenchError, unwritable
-from bench.findings import Severity
-from bench.matrix.cell import Cell, Run, value_text
-from bench.matrix.checks import idle_gpus, plan_warnings
-from bench.matrix.document import Document
-from bench.matrix.expansion import expand
-from bench.matrix.load import load_matrix
-from bench.matrix.schema import Matrix
-from bench.render import Renderer, gpu_option
-from bench.study.files import owner_writable, write_atomically
-from bench.study.layout import StudyFolder
-from bench.study.plan_json import find_plan, write_plan_json
-from bench.units import count, human_duration
+from . import __version__
+from .errors import BenchError, unwritable
+from .findings import Severity
+from .matrix.cell import Cell, Run, value_text
+from .matrix.checks import idle_gpus, plan_warnings
+from .matrix.document import Document
+from .matrix.expansion import expand
+from .matrix.load import load_matrix
+from .matrix.schema import Matrix
+from .render import Renderer, gpu_option
+from .study.files import owner_writable, write_atomically
+from .study.layout import StudyFolder
+from .study.plan_json import find_plan, write_plan_json
+from .units import count, human_duration
 
 
 @dataclass(frozen=True)
@@ -229,7 +229,7 @@ def preflight_script(plan: Plan) -> str:
 
 
 def _check_script(plan: Plan, text: str, *, name: str, what: str) -> None:
-    from bench.lint import lint_script
+    from .lint import lint_script
 
     findings = lint_script(text, path=name)
     errors = [str(finding) for finding in findings if finding.severity is Severity.ERROR]

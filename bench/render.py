@@ -16,12 +16,13 @@ from typing import Any, NamedTuple
 
 import jinja2
 
-from bench.matrix.cell import Cell
-from bench.matrix.field_types import SRUN_KEYS, key_of_word, srun_option
-from bench.matrix.schema import Cluster, Container, Matrix
-from bench.matrix.workload import command_values, quote, shell_word, task_words, to_arguments, torchrun_words
-from bench.shipped import shipped
-from bench.units import slurm_time
+from .matrix.cell import Cell
+from .matrix.field_types import SRUN_KEYS, key_of_word, srun_option
+from .matrix.schema import Cluster, Container, Matrix
+from .matrix.workload import command_values, quote, shell_word, task_words, to_arguments, torchrun_words
+from .shipped import shipped
+from .start import AGENT
+from .units import slurm_time
 
 #: Time limit of a preflight's job.
 PREFLIGHT_LIMIT_S = 180
@@ -137,6 +138,8 @@ class Renderer:
             samples=shape.command and not shape.records,
             node_task_cpus=node_task_cpus,
             program=_program(shape),
+            watch=_WATCH * shape.command,
+            agent=_agent(shape),
             step_gpus=f" {gpu_option(cluster)}{_MARK}ranks_per_node_max{_MARK}" * (shape.device == "cuda"),
             cpus=self._cores,
             threads=self._cores,
@@ -229,19 +232,32 @@ class Renderer:
         return torchrun_words(words) if cell.launcher == "torchrun" else task_words(words)
 
 
+#: Starts a process that notes the ranks on this node, until the shell, or the program that replaces it, ends.
+_WATCH = (
+    '("$BENCH_WATCHER" -P -m ddp_scaling_bench.start measure.process_watch "$BENCH_RUN_DIR" $$ '
+    "</dev/null >/dev/null 2>&1 &)"
+)
 #: Sets the same rank variables as torchrun in each srun task. Single quotes leave expansion to the task.
 _WITH_RANK_VARIABLES = (
     "bash -c 'export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS "
-    f'LOCAL_WORLD_SIZE={_MARK}tasks_per_node{_MARK}; exec "$@"\' bash "${{command[@]}}"'
+    f'LOCAL_WORLD_SIZE={_MARK}tasks_per_node{_MARK}; [ "$SLURM_LOCALID" != 0 ] || {_WATCH}; exec "$@"\' '
+    'bash "${command[@]}"'
 )
+
+
+def _agent(shape: _Shape) -> str:
+    """Return the options with which python starts torchrun's agent."""
+    # The python of a command without the recorder can lack this package, and be older than 3.11.
+    return f"-m {AGENT}" if shape.command and not shape.records else f"-P -m ddp_scaling_bench.start {AGENT}"
 
 
 def _program(shape: _Shape) -> str:
     """Return the end of the launch line: the program that torchrun, or each task of srun, starts."""
     if shape.command:
         return '"${command[@]}"' if shape.launcher == "torchrun" else _WITH_RANK_VARIABLES
-    program = '-m bench.workload "${workload[@]}"'
-    return program if shape.launcher == "torchrun" else f'"$python" {program}'
+    words = "-P -u" if shape.launcher == "torchrun" else "-P"
+    program = f'"$python" {words} -m ddp_scaling_bench.start workload "${{workload[@]}}"'
+    return f"--no-python {program}" if shape.launcher == "torchrun" else program
 
 
 #: Workload options that also control the recorder in a command.

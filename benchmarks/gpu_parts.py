@@ -60,10 +60,11 @@ class PartError(Exception):
 
 
 def required_packages() -> list[str]:
-    """Return the packages that the parts need: those of the project, of its extra ``gpu``, and for tests."""
+    """Return the packages that the parts need: of the project, of three of its extras, and for tests."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    written = [*project["dependencies"], *project["optional-dependencies"]["gpu"], *TEST_PACKAGES]
-    return [text.partition(">")[0].strip() for text in written]
+    extras = [text for name in ("report", "train", "gpu") for text in project["optional-dependencies"][name]]
+    written = [*project["dependencies"], *extras, *TEST_PACKAGES]
+    return list(dict.fromkeys(text.partition(">")[0].strip() for text in written))
 
 
 def missing_packages(names: Iterable[str]) -> list[str]:

@@ -191,7 +191,16 @@ def install(python: str, release: str, folder: Path) -> Path:
     constraints.write_text("\n".join(line for line in lines if line.split("==")[0] not in FREE) + "\n")
     words = ["install", "--no-compile", "--disable-pip-version-check", "--constraint", constraints]
     run(
-        [programs / "python", "-m", "pip", *words, f"torch=={release}", *TEST_PACKAGES, "--editable", ROOT],
+        [
+            programs / "python",
+            "-m",
+            "pip",
+            *words,
+            f"torch=={release}",
+            *TEST_PACKAGES,
+            "--editable",
+            f"{ROOT}[report,train]",
+        ],
         folder / "install.log",
         limit_s=INSTALL_S,
     )

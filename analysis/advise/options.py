@@ -22,7 +22,7 @@ from scipy import special
 from analysis.checks.fabric import fabrics
 from analysis.checks.scaling_table import scaling_table
 from analysis.compare.matching import SIZES, settings_of
-from analysis.data.load import Study
+from analysis.data.load import Study, is_average, metrics_of_cells
 from analysis.stats.columns import SIZE_COLUMNS
 from analysis.stats.estimate import (
     MIN_RUNS,
@@ -111,6 +111,11 @@ def options_of(
         measured = _measured(study, frames, rows)
         predicted, reasons = forecasts(frames, rows, fabrics=fabrics(study, rows), beyond=beyond)
         notes += [f"{name}: {reason}" for reason in reasons]
+        if any(map(is_average, metrics_of_cells(study.plan).values())):
+            notes.append(
+                f"{name}: rates are averages of whole runs, so times do include start-up, and validation if "
+                "the command counts it, in proportion to the samples"
+            )
         part = pd.concat([measured, _predicted(predicted, measured)], ignore_index=True)
         parts.append(part.assign(study=name, gpu=_gpu(study)))
     options = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Hashable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import pandas as pd
@@ -25,14 +26,24 @@ from analysis.checks.slow_ranks import (
     unequal_samples,
     unequal_windows,
 )
-from analysis.data.environment import SHARED_CORES, Crowd, Environment, crowds, hosts_of, positive
-from analysis.data.load import Study
+from analysis.data.environment import (
+    SHARED_CORES,
+    Crowd,
+    Environment,
+    crowds,
+    facts_of,
+    hosts_of,
+    positive,
+)
+from analysis.data.load import Study, is_average, metrics_of_cells, reads_values
 from analysis.data.names import ranks, size_paths, state_counts
 from analysis.stats.estimate import LEVEL, MIN_RUNS
 from analysis.stats.measured import Frames, common_reasons, ranks_sample
 from analysis.stats.scaling import SAME_UNIT
-from analysis.text import capital, count, fraction, known, listed, number, one_line, percent, seconds
+from analysis.text import capital, clean, count, fraction, known, listed, number, one_line, percent, seconds
 from bench.study.conditions import Disturbance, Reason, summary
+from bench.study.processes import started_ranks
+from bench.study.run_json import AVERAGE_OF_RUN
 
 #: Facts of the environment that ``runs-differ`` leaves out, because another code reports them.
 _OWN_CODE = frozenset({"Threads per rank"})
@@ -48,6 +59,8 @@ _FEWEST_TO_TELL = 8
 _UNEQUAL = "unequal-nodes: "
 #: Warnings in env.json that a finding replaces.
 _OWNED_WARNINGS = (SHARED_CORES, _NOT_STABLE, re.compile(r"^(unequal-nodes|threads-differ): "))
+#: The strategies (``strategy`` in env.json) whose parts of a step are not measured, with their names.
+_WITHOUT_PARTS = {"fsdp1": "FSDP1", "fsdp2": "FSDP2", "deepspeed": "DeepSpeed"}
 #: Without intervals, an efficiency must exceed 1, or the efficiency of the previous size, by this much.
 MARGIN = 0.05
 #: A cell is unstable if the standard deviation of its runs' log throughput is above this.
@@ -86,7 +99,11 @@ CODES: dict[str, Code] = {
     "incomplete": Code("warning", "Incomplete"),
     "unequal-nodes": Code("warning", "Unequal nodes"),
     "runs-differ": Code("warning", "Runs differ"),
+    "average-of-run": Code("warning", "Averages with start-up"),
+    "ranks-not-counted": Code("warning", "Ranks not counted"),
+    "value-counts": Code("warning", "Number of values differs"),
     "not-stable": Code("warning", "Not yet stable"),
+    "parts-not-measured": Code("warning", "Parts of the step not measured"),
     "straggler": Code("warning", "Late ranks"),
     "slow-node": Code("warning", "Slow node"),
 }
@@ -148,7 +165,11 @@ def validity(
         *_batches(rows),
         *_unequal_nodes(envs),
         *_differing(environment),
+        *_averages(study, frames, envs),
+        *_uncounted_ranks(study, frames),
+        *_value_counts(study, frames),
         *_not_stable(_by_cell(study, environment, set(frames.runs.loc[frames.runs["measured"], "run_id"]))),
+        *_without_parts(envs),
         *_late_and_slow(study, frames, ranks),
     ]
     order = list(CODES)
@@ -405,6 +426,110 @@ def _not_stable(envs: _Environments) -> Iterator[ValidityFinding]:
             )
         words = f"In {len(odd):,} of {count(len(envs), 'run')} ({_named(cells)}), {text}: raise warmup_steps."
         yield ValidityFinding("not-stable", words, cells, {"runs": len(odd), "of": len(envs)})
+
+
+def _without_parts(envs: _Environments) -> Iterator[ValidityFinding]:
+    cells: dict[str, list[str]] = {}
+    for cell, env in envs:
+        strategy = env.get("strategy")
+        if isinstance(strategy, str) and strategy in _WITHOUT_PARTS:
+            cells.setdefault(strategy, []).append(cell)
+    if cells:
+        names = listed([name for strategy, name in _WITHOUT_PARTS.items() if strategy in cells])
+        yield ValidityFinding(
+            "parts-not-measured",
+            f"The parts of the step are not measured with {names} yet; throughput, step times and data "
+            "loading are.",
+            list(dict.fromkeys(cell for own in cells.values() for cell in own)),
+            {"strategies": list(cells)},
+        )
+
+
+# -- values that a command reports ----------------------------------------------------
+
+
+def _averages(study: Study, frames: Frames, envs: _Environments) -> Iterator[ValidityFinding]:
+    """Yield the cells whose throughput is one average of the whole run."""
+    measured = set(frames.runs.loc[frames.runs["measured"], "cell_id"])
+    kinds = metrics_of_cells(study.plan)
+    cells = [cell for cell in kinds if cell in measured and is_average(kinds[cell])]
+    if not cells:
+        return
+    reported: dict[str, list[dict[str, Any]]] = {}
+    for cell, env in envs:
+        for fact in facts_of(env):
+            if fact.get("kind") == AVERAGE_OF_RUN and isinstance(fact.get("values"), dict):
+                reported.setdefault(cell, []).append(fact["values"])
+    numbers = [positive(values.get("reported")) or 1 for own in reported.values() for values in own]
+    several = (
+        f" The commands report it up to {max(numbers)} times per run, and the lowest rate counts."
+        if max(numbers, default=1) > 1
+        else ""
+    )
+    words = (
+        f"The throughput of {_named(cells)} is one average of the whole run, including start-up, and "
+        "evaluation if the command counts it. The efficiency and the time per step, which is the global "
+        "batch of the plan divided by the throughput, are therefore those of whole runs."
+        f"{several} Train longer, or let the command report values of single steps."
+    )
+    yield ValidityFinding("average-of-run", words, cells, {"reported": reported})
+
+
+def _uncounted_ranks(study: Study, frames: Frames) -> Iterator[ValidityFinding]:
+    """Yield the cells whose command started an unknown number of ranks."""
+    sizes = {
+        clean(cell["cell_id"]): int(cell["world_size"])
+        for cell in study.plan.get("cells") or []
+        if (cell.get("workload") or {}).get("command")
+    }
+    measured = set(frames.runs.loc[frames.runs["measured"], "run_id"])
+    cells = [
+        cell
+        for run, cell, attempt in zip(
+            study.runs["run_id"], study.runs["cell_id"], study.attempts, strict=True
+        )
+        if run in measured and cell in sizes and attempt
+        if started_ranks(Path(attempt), sizes[cell]).as_planned is None
+    ]
+    if cells:
+        own = list(dict.fromkeys(cells))
+        yield ValidityFinding(
+            "ranks-not-counted",
+            f"It is not known how many ranks the commands of {_named(own)} started, because not all "
+            "processes with RANK and WORLD_SIZE were seen. If a command contains a launcher, its rate is "
+            "that of separate trainings.",
+            own,
+            {"runs": len(cells)},
+        )
+
+
+def _value_counts(study: Study, frames: Frames) -> Iterator[ValidityFinding]:
+    """Yield the cells of a series, and runs of a cell, that reported different numbers of values."""
+    read = {
+        cell
+        for cell, metrics in metrics_of_cells(study.plan).items()
+        if reads_values(metrics) and not is_average(metrics)
+    }
+    runs = frames.runs[frames.runs["measured"] & frames.runs["cell_id"].isin(list(read))]
+    counts = {
+        str(cell): sorted(set(own["epochs"].astype(int))) for cell, own in runs.groupby("cell_id", sort=False)
+    }
+    known = frames.members[frames.members["cell_id"].isin(list(counts))]
+    odd: dict[str, list[int]] = {}
+    for _, cells in known.groupby("series", sort=False)["cell_id"]:
+        own = {cell: counts[cell] for cell in dict.fromkeys(cells)}
+        if len({number for numbers in own.values() for number in numbers}) > 1:
+            odd |= own
+    if odd:
+        texts = [
+            f"{one_line(cell, limit=60)} {' or '.join(str(number) for number in numbers)}"
+            for cell, numbers in odd.items()
+        ]
+        words = (
+            f"Values per run: {listed(texts, limit=_MAX_CELLS)}. Either the runs trained different numbers "
+            "of steps, or several ranks reported values: let only rank 0 report them."
+        )
+        yield ValidityFinding("value-counts", words, list(odd), {"values_per_run": odd})
 
 
 # -- samples and batches --------------------------------------------------------------

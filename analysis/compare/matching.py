@@ -66,9 +66,11 @@ def settings_of(cell: Mapping[str, Any]) -> Settings:
     found = {name: spelled(cell.get(name)) for name in (*SIZES, "launcher", "backend")}
     found |= {clean(name): spelled(value) for name, value in (cell.get("workload") or {}).items()}
     found |= {f"env.{clean(name)}": spelled(value) for name, value in (cell.get("env") or {}).items()}
-    command = found.get("command", NOT_SET)
+    command, name = found.get("command", NOT_SET), found.pop("command_name", None)
     if command != NOT_SET and "{model}" not in command:
         found["model"] = NOT_SET  # the default, which has no effect on a command
+    if name is not None:
+        found["command"] = name  # two commands with one name match; command_differences shows their texts
     # A plan made elsewhere may contain axes that are not options of the workload.
     axes = {clean(name): spelled(value) for name, value in (cell.get("swept") or {}).items()}
     return {**axes, **found}
@@ -105,6 +107,7 @@ def match_studies(a: Study, b: Study, *, ignore: Collection[str] = ()) -> Matchi
     for name in sorted(ignored - set(names)):
         raise BenchError(f"--ignore: no cell has a setting {name!r}", remedy=f"settings: {', '.join(names)}")
     compared, changes = _compared_settings(cells_a, cells_b, names, ignored)
+    changes += _command_differences(a, b)
     matching = _match(cells_a, cells_b, compared, changes, labels=("A", "B"))
     if not matching.pairs:
         raise BenchError(
@@ -177,6 +180,22 @@ def _compared_settings(
         elif values_a != values_b:
             changes.append(Difference(name, listed(values_a, limit=4), listed(values_b, limit=4)))
     return compared, changes
+
+
+def _command_differences(a: Study, b: Study) -> list[Difference]:
+    """Return the named commands that A and B define differently."""
+    texts_a, texts_b = _named_commands(a), _named_commands(b)
+    return [
+        Difference(f"command {name}", text, texts_b[name])
+        for name, text in texts_a.items()
+        if texts_b.get(name, text) != text
+    ]
+
+
+def _named_commands(study: Study) -> dict[str, str]:
+    workloads = [cell.get("workload") or {} for cell in study.plan["cells"]]
+    named = [one for one in workloads if one.get("command_name")]
+    return {clean(one["command_name"]): spelled(one.get("command")) for one in named}
 
 
 def _values(cells: Mapping[str, Settings], name: str) -> list[str]:

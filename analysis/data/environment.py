@@ -27,6 +27,7 @@ SHARED_CORES = re.compile(
 FACTS = (
     *(("bench", "bench_version"), ("PyTorch", "torch"), ("Python", "python"), ("CUDA", "cuda")),
     *(("NCCL", "nccl"), ("Device", "device_name"), ("Backend", "backend"), ("Launcher", "launcher")),
+    ("Strategy", "strategy"),
     *(("Threads per rank", "threads_per_rank"), ("Parameters", "parameters")),
     ("Gradients", "gradient_bytes"),
 )
@@ -155,7 +156,7 @@ def value_of(mapping: dict[str, Any], key: str) -> str | None:
 
 
 def _add_fact(found: Environment, label: str, counts: Counter[str]) -> None:
-    if len(counts) > 1 and label not in ("Backend", "Launcher"):
+    if len(counts) > 1 and label not in ("Backend", "Launcher", "Strategy"):
         found.differing.append(label)
     if counts:
         one = len(counts) == 1 and counts.total() == found.read
@@ -187,6 +188,11 @@ def _add_variables(found: Environment, envs: list[dict[str, Any]]) -> None:
 def hosts_of(env: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield the entry of each host in the env.json of a run."""
     return (host for host in _items(env.get("hosts")) if isinstance(host, dict))
+
+
+def facts_of(env: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the facts in the env.json of a run: kind, subject, values and severity."""
+    return (fact for fact in _items(env.get("facts")) if isinstance(fact, dict))
 
 
 class Crowd(NamedTuple):

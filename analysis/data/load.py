@@ -22,7 +22,7 @@ from analysis.text import clean, count, listed, one_line
 from bench.study.conditions import read_disturbances
 from bench.study.files import read_json
 from bench.study.layout import METRICS_COLUMNS, RANKS_COLUMNS, STEPS_COLUMNS, RunFolder, StudyFolder
-from bench.study.ledger import RunState
+from bench.study.ledger import RunRecord, RunState
 from bench.study.plan_json import invalid_plan, read_plan
 from bench.study.run_json import read_run
 
@@ -107,8 +107,11 @@ class Study:
         return _with_ids(loaded, self.runs, places)
 
 
-def load_study(path: Path) -> Study:
+def load_study(path: Path, *, records: Mapping[str, RunRecord] | None = None) -> Study:
     """Return the study in the folder ``path``.
+
+    ``records`` are the present records of runs. Of a read-only study, they can contain ends of runs that
+    could not be saved in run.json.
 
     Raises:
         BenchError: there is no plan.json, or this version cannot read it.
@@ -123,11 +126,29 @@ def load_study(path: Path) -> Study:
         ]
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         raise invalid_plan(folder, error) from None
-    runs, attempts, remarks = _read_runs(folder, planned)
-    without = {clean(c["cell_id"]) for c in plan["cells"] if (c.get("metrics") or {}).get("source") == "none"}
+    runs, attempts, remarks = _read_runs(folder, planned, records or {})
+    without = {cell for cell, own in metrics_of_cells(plan).items() if own.get("source") == "none"}
     epochs, problems = _epochs(runs, attempts, without_metrics=without)
     _append_reasons(runs, problems)
     return Study(folder, plan, cells, members, runs, epochs, remarks, attempts)
+
+
+def metrics_of_cells(plan: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Return ``workload.metrics`` of each cell by cell_id; empty for the built-in training."""
+    return {
+        clean(cell["cell_id"]): (cell.get("workload") or {}).get("metrics") or {}
+        for cell in plan.get("cells") or []
+    }
+
+
+def is_average(metrics: Mapping[str, Any]) -> bool:
+    """Return whether a command reports one average of the whole run."""
+    return metrics.get("kind") == "average"
+
+
+def reads_values(metrics: Mapping[str, Any]) -> bool:
+    """Return whether values are read from the output or a file of a command, without the recorder."""
+    return any(name in metrics for name in ("output", "csv", "jsonl"))
 
 
 def _cells(plan: dict[str, Any]) -> pd.DataFrame:
@@ -167,7 +188,7 @@ def _per_node(value: Any) -> str:
 
 
 def _read_runs(
-    folder: StudyFolder, planned: list[tuple[str, str, int, int]]
+    folder: StudyFolder, planned: list[tuple[str, str, int, int]], known: Mapping[str, RunRecord]
 ) -> tuple[pd.DataFrame, list[str | None], list[str]]:
     """Return the runs DataFrame, the folder of each run's latest attempt, and remarks."""
     present = _visible_names(str(folder.runs))
@@ -176,6 +197,8 @@ def _read_runs(
         # Paths are joined as texts: with thousands of runs, pathlib takes a third of the loading time.
         number, path = _latest_attempt(f"{folder.runs}/{run_id}") if run_id in present else (None, None)
         record = _record(run_id, path, tried=run_id in present)
+        if (now := known.get(run_id)) and now.state.ended and now.attempt == number and _active(record[0]):
+            record = (str(now.state), now.reason, now.failure_class, now.exit_code, *record[4:])
         records.append((clean(run_id), cell_id, repeat, order, number, *record))
         attempts.append(path)
     unplanned = sorted(present - {run[0] for run in planned})
@@ -184,6 +207,10 @@ def _read_runs(
         names = listed([one_line(name, limit=80) for name in unplanned], limit=4)
         remarks.append(f"Not in the plan and ignored: {count(len(unplanned), 'folder')} in runs/ ({names})")
     return _runs_frame(records), attempts, remarks
+
+
+def _active(state: str) -> bool:
+    return state in _STATES and RunState(state).active
 
 
 def _visible_names(path: str) -> set[str]:

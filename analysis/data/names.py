@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 
 from analysis.text import clean, count, one_line, whole
-from bench.matrix.cell import value_text
+from bench.matrix.cell import command_label, value_text
 from bench.study.ledger import RunState
 
 #: A row of a frame with the columns of a size.
@@ -121,7 +121,10 @@ def series_parts(plan: dict[str, Any]) -> dict[str, dict[str, str]]:
         }
         for name, value in (series.get("swept") or {}).items():
             axis = one_line(name, limit=40).removeprefix("env.")
-            known[f"swept {axis}"] = f"{axis} {one_line(value_text(value), limit=40)}"
+            text = value_text(value)
+            if name == "command" and len(text) > 40:  # the label tells commands with equal beginnings apart
+                text = command_label({}, series["swept"])
+            known[f"swept {axis}"] = f"{axis} {one_line(text, limit=40)}"
         parts[clean(series.get("series"))] = known
     return parts
 

@@ -56,6 +56,7 @@ from analysis.text import (
     percent,
     seconds,
 )
+from bench.matrix.cell import command_label
 from bench.matrix.secret_values import mask_text, secrets_in, shown_command, without_secret_variables
 
 #: Maximum number of series in the section about scaling laws.
@@ -173,7 +174,20 @@ def _command(study: Study) -> str:
     commands = {tuple(map(str, one["command"])) for one in workloads if one.get("command")}
     if len(commands) == 1:
         return one_line(shown_command(list(commands.pop())), limit=160)
-    return f"in {len(commands)} variants" if commands else ""
+    names = [one_line(one["command_name"], limit=40) for one in workloads if one.get("command_name")]
+    names = list(dict.fromkeys(names))
+    named = f" ({listed(names, limit=6)})" if len(names) == len(commands) else ""
+    return f"in {len(commands)} variants{named}" if commands else ""
+
+
+def _labelled_commands(study: Study) -> dict[str, str]:
+    """Return the commands that have a name or differ between cells, without secrets, by their labels."""
+    found = {}
+    for cell in study.plan.get("cells") or []:
+        workload = cell.get("workload") or {}
+        if workload.get("command") and (label := command_label(workload, cell.get("swept") or {})):
+            found[label] = shown_command(list(map(str, workload["command"])))
+    return found
 
 
 def _summary(
@@ -316,6 +330,10 @@ def plan_facts(study: Study) -> list[tuple[str, str]]:
         (label, one_line(study.plan.get(key), limit=80))
         for label, key in names
         if study.plan.get(key) is not None
+    ]
+    facts += [
+        (f"command {one_line(label, limit=60)}", one_line(text, limit=400))
+        for label, text in _labelled_commands(study).items()
     ]
     if digest := matrix_digest(study):
         facts.append(("SHA-256 of matrix.yaml", digest))

@@ -313,6 +313,8 @@ def _work_text(work: Work | None, counted: str) -> tuple[str, str]:
 
 def _left_out(executed: Executed) -> str:
     """Return the parts of a job whose time is not in the throughput, as far as they are known."""
+    if executed.has_averages:
+        return "queue waits, and work that the average of the command does not cover"
     if executed.reads_values:
         return "start-up, queue waits, and work that the values of the command do not cover"
     if executed.has_command:

@@ -17,11 +17,11 @@ import pandas as pd
 
 from analysis.compare.matching import spelled
 from analysis.data.environment import Environment, sampled
-from analysis.data.load import Study
+from analysis.data.load import Study, is_average, metrics_of_cells, reads_values
 from analysis.report.summary import certainty
 from analysis.report.words import WORDS
 from analysis.text import clean, count, listed, one_line, whole
-from bench.matrix.cell import canonical
+from bench.matrix.cell import canonical, command_label
 from bench.matrix.secret_values import shown_command, without_secret_variables
 from bench.matrix.workload import names_in
 from bench.study.run_json import read_run
@@ -77,7 +77,12 @@ class Executed:
     @property
     def reads_values(self) -> bool:
         """True if values come from the output or a file of a command, without the recorder."""
-        return any(_reads_values(cell.get("workload") or {}) for cell in self.cells)
+        return any(map(reads_values, metrics_of_cells({"cells": self.cells}).values()))
+
+    @property
+    def has_averages(self) -> bool:
+        """True if the throughput of a cell is one average of the whole run, reported by a command."""
+        return any(map(is_average, metrics_of_cells({"cells": self.cells}).values()))
 
     @property
     def has_command(self) -> bool:
@@ -149,7 +154,8 @@ def _of_kind(executed: Executed, cells: Sequence[Mapping[str, Any]]) -> Iterator
     workload = cells[0].get("workload") or {}
     runs = executed.runs[executed.runs["cell_id"].isin([clean(cell["cell_id"]) for cell in cells])]
     if words := [str(word) for word in workload.get("command") or []]:
-        yield Line("Command", one_line(shown_command(words), limit=400), "matrix.yaml")
+        label = one_line(command_label(workload, cells[0].get("swept") or {}), limit=60)
+        yield Line(f"Command {label}".rstrip(), one_line(shown_command(words), limit=400), "matrix.yaml")
         yield from _scripts(executed.commands(cells))
         passed = [name for name in _named(words) if not name.startswith("env.")]
         if options := _options(cells, [name for name in passed if name not in _NAMES]):
@@ -211,15 +217,10 @@ def _script(command: Mapping[str, Any]) -> str:
     return text
 
 
-def _reads_values(workload: Mapping[str, Any]) -> bool:
-    metrics = workload.get("metrics") or {}
-    return any(name in metrics for name in ("output", "csv", "jsonl"))
-
-
 def _values_of_command(workload: Mapping[str, Any], runs: pd.DataFrame) -> Iterator[Line]:
     """Yield the source of a command's values, how they are converted, and what was not recorded."""
     metrics = workload.get("metrics") or {}
-    if not _reads_values(workload):
+    if not reads_values(metrics):
         text = f"{_windows(runs)}, by the recorder in the command"
         yield Line("Measured", text, "runs.csv (epochs, steps)")
         unknown = "input, output and the kind of model of the command; files that its first file imports"
@@ -235,8 +236,12 @@ def _values_of_command(workload: Mapping[str, Any], runs: pd.DataFrame) -> Itera
         if name in (metrics.get("columns") or metrics.get("output") or {})
     ]
     what = " and ".join(name.replace("_", " ") for name in read)
-    text = f"{what}, as the command reported it in {origin}: {_range(runs['epochs'])} per run{skipped}"
     source = "plan.json; metrics.csv of the runs"
+    if is_average(metrics):
+        text = f"{what}: one average of the whole run, including its start-up, as the command reported it in "
+        text += f"{origin}. If several ranks reported it, the lowest rate counts"
+    else:
+        text = f"{what}, as the command reported it in {origin}: {_range(runs['epochs'])} per run{skipped}"
     yield Line("Measured", text, source)
     units = metrics.get("units") or {}
     if units.get("throughput") == "it/s" or "throughput" not in read:

@@ -15,12 +15,12 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import cache, partial
 from multiprocessing import get_context
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from bench.errors import BenchError, unwritable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     import jinja2
     import pandas as pd
@@ -33,12 +33,11 @@ if TYPE_CHECKING:
     from analysis.report.proposal import Work
     from analysis.report.why import WhySection
     from analysis.stats.measured import Frames
+    from bench.study.ledger import RunRecord
 
 _TEMPLATES = Path(__file__).resolve().parent / "template"
 #: Maximum number of characters of a paragraph in a proposal.
 _MAX_PARAGRAPH = 5000
-#: The file in the report of a table that contains the path of the table.
-_SOURCE = "table.json"
 #: From this number of runs on, a second process draws figures.
 _MANY_RUNS = 2000
 
@@ -53,20 +52,24 @@ class Report(NamedTuple):
 def write_report(
     study_path: Path,
     *,
+    output: Path | None = None,
+    records: Mapping[str, RunRecord] | None = None,
     baseline: str | None = None,
     proposal: bool = False,
     work: Work | None = None,
     include_disturbed: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> Report:
-    """Write ``report/`` of a study.
+    """Write ``report/`` of a study, or ``STUDY-report/`` in the folder ``output``.
 
     The files are the page, scaling.csv, scaling.md, scaling.tex, runs.csv, causes.csv, and each figure as
     SVG, PNG and PDF in figures/; with suitable data also axes.csv, sweep.csv, fabric.csv and nodes.csv. Files
     of an older report are replaced, except for its proposal if no new one is requested.
 
     Args:
-        study_path: the study's folder.
+        study_path: the study's folder; with ``output``, nothing is written there.
+        output: the folder in which to create ``STUDY-report/``.
+        records: the present records of the runs, see :func:`analysis.data.load.load_study`.
         baseline: the size or cell that efficiencies refer to, in the form of
             :func:`analysis.stats.scaling.is_baseline`; by default the smallest measured size.
         proposal: also write proposal.md and proposal.tex.
@@ -75,7 +78,8 @@ def write_report(
         progress: called before each step with a short description of the step.
 
     Raises:
-        BenchError: the plan is not readable, the baseline does not exist, or the folder cannot be written.
+        BenchError: the plan is not readable, the baseline does not exist, or the folder cannot be written or
+            is not the report of this study.
     """
     from analysis.checks.scaling_table import scaling_table
     from analysis.data.load import load_study
@@ -83,11 +87,15 @@ def write_report(
 
     say = progress or (lambda step: None)
     say("reading the runs")
-    study = load_study(study_path)
+    study = load_study(study_path, records=records)
+    folder, source = study.folder.report, {}
+    if output is not None:
+        folder = output / f"{study_path.resolve().name}-report"
+        source = _source_of(study_path, folder, kind="study")
     say("computing")
     frames = measure(study, include_disturbed=include_disturbed)
     rows = scaling_table(frames, baseline=baseline)
-    return _report(study, frames, rows, say, folder=study.folder.report, proposal=proposal, work=work)
+    return _report(study, frames, rows, say, folder=folder, proposal=proposal, work=work, others=source)
 
 
 def write_table_report(
@@ -117,7 +125,7 @@ def write_table_report(
     say("reading the table")
     content = read_table(table)
     folder = output / f"{table.stem}-report"
-    source = _source_of(table, folder)
+    source = _source_of(table, folder, kind="table")
     converted = study_of_table(content, mode=mode, folder=folder)
     for remark in converted.remarks:
         say(remark)
@@ -135,25 +143,27 @@ def write_table_report(
     )
 
 
-def _source_of(table: Path, folder: Path) -> dict[str, str]:
-    """Return table.json as a dict of file name and text; check that no other table's report is in ``folder``.
+def _source_of(path: Path, folder: Path, *, kind: Literal["study", "table"]) -> dict[str, str]:
+    """Return study.json or table.json as a dict of file name and text.
 
-    The path of the table is relative, so that a table and its report can be moved together.
+    The file contains the path of the study or table, relative to ``folder``, so that both can be moved
+    together. Raises BenchError if the report of another study or table is in ``folder``.
     """
     from bench.study.files import read_json
 
-    name = os.path.relpath(table.resolve(), folder.resolve())
+    name, file = os.path.relpath(path.resolve(), folder.resolve()), f"{kind}.json"
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-        other = (read_json(folder / _SOURCE) or {}).get("table")
+        other = (read_json(folder / file) or {}).get(kind)
         if other != name:
             what = (
                 f"is the report of {os.path.normpath(folder / str(other))}"
                 if other
-                else "exists and is not a table's report"
+                else f"exists and is not a {kind}'s report"
             )
-            remedy = "give another folder with --output DIR, or rename the table or this folder"
-            raise BenchError(f"{folder} {what}; {table} would replace it", remedy=remedy)
-    return {_SOURCE: json.dumps({"table": name}, ensure_ascii=False) + "\n"}
+            renamed = "the table or this folder" if kind == "table" else "this folder"
+            remedy = f"give another folder with --output DIR, or rename {renamed}"
+            raise BenchError(f"{folder} {what}; {path} would replace it", remedy=remedy)
+    return {file: json.dumps({kind: name}, ensure_ascii=False) + "\n"}
 
 
 def _report(

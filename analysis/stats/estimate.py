@@ -31,23 +31,28 @@ def run_rates(epochs: pd.DataFrame) -> pd.DataFrame:
     """Return the throughput of each run that has a usable epoch: the run's samples divided by their time.
 
     This is the harmonic mean of the epochs' rates weighted by samples, because each epoch's time is samples /
-    rate. Epochs without samples or without a positive finite rate are ignored. ``epochs`` are rows of
-    metrics.csv with ``run_id``.
+    rate. Epochs without samples or without a positive finite rate are ignored. However, a run's only epoch is
+    an average of the whole run if it has neither steps nor samples, and its rate is that of the run.
+    ``epochs`` are rows of metrics.csv with ``run_id``.
 
     Returns:
-        A frame indexed by run_id: ``epochs`` (number used), ``samples``, ``steps``, ``window_s``,
-        ``throughput_samples_per_sec``.
+        A frame indexed by run_id: ``epochs`` (number used), ``samples``, ``steps`` and ``window_s`` (NaN for
+        an average of the run), ``throughput_samples_per_sec``.
     """
     rate = epochs["throughput_samples_per_sec"].to_numpy(dtype=float)
     samples = epochs["samples"].to_numpy(dtype=float)
     with np.errstate(divide="ignore", invalid="ignore"):
         window_s = samples / rate
-    usable = np.isfinite(rate) & (rate > 0) & np.isfinite(samples) & (samples > 0)
+    alone = ~epochs["run_id"].duplicated(keep=False)
+    is_average = (alone & epochs["samples"].isna() & epochs["steps"].isna()).to_numpy()
+    usable = np.isfinite(rate) & (rate > 0) & (np.isfinite(samples) & (samples > 0) | is_average)
     columns = {"run_id": epochs["run_id"], "epochs": 1, "samples": samples, "steps": epochs["steps"]}
-    frame = pd.DataFrame({**columns, "window_s": window_s})[usable]
+    average = np.where(is_average, rate, np.nan)
+    frame = pd.DataFrame({**columns, "window_s": window_s, "average": average})[usable]
     sums = frame.groupby("run_id", observed=True, sort=False).sum(min_count=1)
     sums.index = sums.index.astype("str")
-    rates: pd.DataFrame = sums.assign(throughput_samples_per_sec=sums["samples"] / sums["window_s"])
+    throughput = (sums["samples"] / sums["window_s"]).fillna(sums.pop("average"))
+    rates: pd.DataFrame = sums.assign(throughput_samples_per_sec=throughput)
     return rates
 
 

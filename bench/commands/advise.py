@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bench.commands.console import print_json, print_table, say
-from bench.commands.options import JsonOption, ResultsOption, find_study, settle_study
-from bench.errors import BenchError
-from bench.executors.slurm import longest_limit_s, partitions_of, permanent_refusal, too_many_nodes
-from bench.matrix.cell import value_text
-from bench.slurm.client import Slurm, SlurmRefusedError, SlurmUnavailableError
-from bench.slurm.parsing import NodeGroup
-from bench.study.layout import StudyFolder
-from bench.study.plan_json import PlannedStudy, open_study
-from bench.units import count, human_duration, parse_count, parse_duration_s, slurm_time
+from ..errors import BenchError
+from ..executors.slurm import longest_limit_s, partitions_of, permanent_refusal, too_many_nodes
+from ..matrix.cell import value_text
+from ..slurm.client import Slurm, SlurmRefusedError, SlurmUnavailableError
+from ..slurm.parsing import NodeGroup
+from ..study.layout import StudyFolder
+from ..study.plan_json import PlannedStudy, open_study
+from ..units import count, human_duration, parse_count, parse_duration_s, slurm_time
+from .console import print_json, print_table, say
+from .options import JsonOption, ResultsOption, find_study, require_report, settle_study
 
 if TYPE_CHECKING:
     from analysis.advise.options import Advice, Layout, Wait
@@ -76,14 +76,16 @@ def advise_command(
     success rate. A scaling law predicts these values for larger sizes. Example: bench advise l40s h200
     --samples 1.3M --epochs 90 --wait l40s=0 --wait h200=6.5h
     """
+    require_report("bench advise")
     amount = parse_samples(samples)
     names: Sequence[str | None] = studies or [None]
-    folders = _by_name([settle_study(find_study(name, results)) for name in names])
+    folders = _by_name([find_study(name, results) for name in names])
+    records = {name: settle_study(folder) for name, folder in folders.items()}
     given = parse_waits(wait or [], studies=list(folders))
     from analysis.advise.options import fastest_training_s, options_of, rank
     from analysis.data.load import load_study
 
-    loaded = {name: load_study(folder.path) for name, folder in folders.items()}
+    loaded = {name: load_study(folder.path, records=records[name]) for name, folder in folders.items()}
     options, notes = options_of(loaded, samples=amount, epochs=epochs, beyond=beyond)
     planned = {name: open_study(folder) for name, folder in folders.items()}
     waits = waits_for(fastest_training_s(options), planned, given=given, ask=not no_queue)

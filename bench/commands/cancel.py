@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from bench.commands.console import say
-from bench.commands.options import OnlyOption, ResultsOption, StudyArgument, find_study, only
-from bench.errors import UnwritableError
-from bench.executors import executor_for
-from bench.study.plan_json import open_study
-from bench.units import count
+from ..errors import UnwritableError
+from ..executors import executor_for
+from ..study.plan_json import open_study
+from ..units import count
+from .console import say
+from .options import OnlyOption, ResultsOption, StudyArgument, find_study, only
 
 
 def cancel_command(

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bench.commands.console import print_json, print_table
-from bench.commands.options import JsonOption, ResultsOption, find_study, settle_study
-from bench.errors import BenchError
-from bench.study.files import write_atomically
+from ..errors import BenchError
+from ..study.files import write_atomically
+from .console import print_json, print_table
+from .options import JsonOption, ResultsOption, find_study, require_report, settle_study
 
 if TYPE_CHECKING:
     from analysis.compare.comparison import Comparison
@@ -81,13 +81,15 @@ def compare_command(
     3 if the data are too few to judge a cell. Example for CI: bench compare results-before/l40s
     results/l40s
     """
+    require_report("bench compare")
     _check_options(b, by=by, base=base, minimum_effect=minimum_effect, ignore=ignore)
-    folders = [settle_study(find_study(name, results)) for name in (a, b) if name is not None]
+    folders = [find_study(name, results) for name in (a, b) if name is not None]
+    records = [settle_study(folder) for folder in folders]
     from analysis.compare.comparison import compare_studies, compare_within
     from analysis.compare.text import as_content, markdown_report
     from analysis.data.load import load_study
 
-    studies = [load_study(folder.path) for folder in folders]
+    studies = [load_study(f.path, records=r) for f, r in zip(folders, records, strict=True)]
     if by is not None:
         found = compare_within(studies[0], key=by, base=base, minimum_effect=minimum_effect)
     else:

@@ -11,10 +11,11 @@ from typing import Any
 
 import typer
 
-from bench.executors.base import Callbacks
-from bench.matrix.cell import Run
-from bench.study.ledger import RunRecord, RunState
-from bench.units import human_duration
+from ..executors.base import Callbacks
+from ..matrix.cell import Cell, Run, labelled_commands
+from ..matrix.secret_values import shown_command
+from ..study.ledger import RunRecord, RunState
+from ..units import human_duration
 
 
 def print_json(content: Any) -> None:
@@ -58,6 +59,12 @@ def print_table(
     for row in rows:
         table.add_row(*(Text("" if value is None else str(value)) for value in row))
     console.print(table)
+
+
+def print_commands(cells: Iterable[Cell]) -> None:
+    """Print a line for each command that has a name or differs between cells."""
+    for command in labelled_commands(cells):
+        print(f"command {command.label}: {shown_command(command.words)}")
 
 
 class _Lines:

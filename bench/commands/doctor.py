@@ -12,16 +12,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from bench.commands.options import JsonOption, ResultsOption, find_attempts, results_folder
-from bench.errors import BenchError, missing_file
-from bench.study.layout import RunFolder, StudyFolder
-from bench.study.ledger import RunState
-from bench.study.plan_json import open_study
-from bench.study.run_json import find_reason, read_run
+from ..errors import BenchError, missing_file
+from ..extras import install_line, missing_packages
+from ..study.layout import RunFolder, StudyFolder
+from ..study.ledger import RunState
+from ..study.plan_json import open_study
+from ..study.run_json import find_reason, read_run
+from .console import say
+from .options import JsonOption, ResultsOption, find_attempts, require_report, results_folder
 
 if TYPE_CHECKING:
-    from bench.doctor.diagnosis import Cause, Diagnosis
-    from bench.doctor.scan import Source
+    from ..doctor.diagnosis import Cause, Diagnosis
+    from ..doctor.scan import Source
 
 #: Maximum number of failed runs of a study whose logs are read.
 MAX_FAILED = 20
@@ -174,7 +176,7 @@ def run_doctor(targets: Sequence[Path | Literal["-"]], *, json: bool) -> int:
 
 
 def _diagnose(targets: Sequence[Path | Literal["-"]]) -> Diagnosis:
-    from bench.doctor import diagnose
+    from ..doctor import diagnose
 
     try:
         return diagnose(dict(_open_log(target) for target in targets))
@@ -184,7 +186,7 @@ def _diagnose(targets: Sequence[Path | Literal["-"]]) -> Diagnosis:
 
 def _of_target(target: Target) -> Diagnosis:
     """Return the causes of the failures, followed by the causes of slow steps."""
-    from bench.doctor.diagnosis import Diagnosis
+    from ..doctor.diagnosis import Diagnosis
 
     assert target.study is not None
     if target.folder is None:
@@ -199,7 +201,7 @@ def _of_target(target: Target) -> Diagnosis:
 
 def _of_study(target: Target) -> Diagnosis:
     """Return the causes of failures and slow steps, or ``ok`` if runs completed and none failed."""
-    from bench.doctor.diagnosis import Diagnosis
+    from ..doctor.diagnosis import Diagnosis
 
     assert target.study is not None
     records = open_study(target.study).records()
@@ -211,12 +213,17 @@ def _of_study(target: Target) -> Diagnosis:
     lines = [line for one in failures if one.verdict == "unknown" for line in one.telling_lines[:2]]
     completed = any(record.state is RunState.COMPLETED for record in records.values())
     verdict = "cause" if causes else "ok" if completed and not failures else "unknown"
-    return Diagnosis(verdict, bool(failures), [*causes.values(), *_slow(target, [])], lines[:5])
+    if failures and missing_packages("report"):
+        say(f"causes of slow steps are not included; to find them: {install_line('report')}")
+        slow = []
+    else:
+        slow = _slow(target, [])
+    return Diagnosis(verdict, bool(failures), [*causes.values(), *slow], lines[:5])
 
 
 def _failure(folder: RunFolder) -> Diagnosis:
     """Diagnose a failed run from its logs. If these show no failure, report the reason in run.json."""
-    from bench.doctor.diagnosis import Diagnosis, TellingLine
+    from ..doctor.diagnosis import Diagnosis, TellingLine
 
     logs = _logs(folder)
     found = _diagnose(logs).of_failed_job() if logs else None
@@ -228,6 +235,7 @@ def _failure(folder: RunFolder) -> Diagnosis:
 
 def _slow(target: Target, warnings: Sequence[Cause]) -> list[Cause]:
     """Return the causes of slow steps, largest share first, including the ``warnings`` from the logs."""
+    require_report("bench doctor, to find causes of slow steps,")
     from analysis.causes.catalogue import NOT_EXPLAINED, OF_WARNINGS, OTHER, parts_of
     from analysis.causes.table import run_causes, study_causes
     from analysis.data.load import load_study
@@ -246,7 +254,8 @@ def _slow(target: Target, warnings: Sequence[Cause]) -> list[Cause]:
 
 def _cause(row: Mapping[Hashable, Any], path: str) -> Cause:
     from analysis.causes.catalogue import meaning_of
-    from bench.doctor.diagnosis import Cause
+
+    from ..doctor.diagnosis import Cause
 
     share = float(row["share"])
     return Cause(
@@ -262,7 +271,7 @@ def _cause(row: Mapping[Hashable, Any], path: str) -> Cause:
 
 
 def _print(diagnosis: Diagnosis, *, json: bool, target: Target | None = None) -> int:
-    from bench.doctor.report import as_text
+    from ..doctor.report import as_text
 
     if json:
         content = diagnosis.as_json() | (target.as_json() if target else {})
@@ -275,7 +284,7 @@ def _print(diagnosis: Diagnosis, *, json: bool, target: Target | None = None) ->
 
 
 def _text_of(target: Target, diagnosis: Diagnosis) -> str:
-    from bench.doctor.report import as_text
+    from ..doctor.report import as_text
 
     if diagnosis.verdict == "ok" and not diagnosis.causes:
         return "Nothing shows a failure, and no cause of slow steps is known.\n"

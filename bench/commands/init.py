@@ -1,20 +1,27 @@
-"""`bench init`: write a commented starter matrix for a cluster or for this machine."""
+"""`bench init`: write a commented starter matrix for a cluster or for this machine.
+
+With ``--command``, the matrix is for a user's own script.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bench.commands.console import say
-from bench.errors import BenchError, unwritable
-from bench.slurm.parsing import NodeGroup
-from bench.units import slurm_time
+from ..errors import BenchError, unwritable
+from ..slurm.parsing import NodeGroup
+from ..units import slurm_time
+from .console import say
+from .options import parse_duration_option
+
+if TYPE_CHECKING:  # slow to import, and not needed by other commands
+    from .own_command import OwnWorkload
 
 #: The time limit that the matrix gives each run, unless the partition's limit is shorter.
 TIME_LIMIT_S = 20 * 60
@@ -29,29 +36,72 @@ def init_command(
         str | None, typer.Option("--partition", help="The partition for which to write the matrix.")
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask; use the first partition.")] = False,
+    command: Annotated[
+        str | None,
+        typer.Option("--command", help="Your own training command, such as 'python train.py'."),
+    ] = None,
+    try_: Annotated[
+        bool, typer.Option("--try", help="Run the command once here, and look for its rate in the output.")
+    ] = False,
+    try_limit: Annotated[
+        str, typer.Option("--try-limit", metavar="DURATION", help="The maximum time of --try.")
+    ] = "60s",
 ) -> int:
     """Write a matrix for a partition of the cluster (from sinfo), or for this machine.
 
     The matrix can be planned without changes. If there are several partitions, the command
     asks for one, unless --partition or --yes is given. It never overwrites an existing file.
+    Example: bench init --command 'python train.py'
     """
+    limit_s = parse_duration_option("--try-limit", try_limit)
+    if try_ and command is None:
+        raise BenchError("--try needs a command", remedy="add --command 'python train.py'")
+    own = None if command is None else _read(command)
     found = _partitions_of_slurm()
     if not found:
         if partition is not None:
             what = f"no partition {partition!r}: there is no Slurm on this machine"
             remedy = "omit --partition, or run the command on a login node of the cluster"
             raise BenchError(what, remedy=remedy)
-        return _write(path or Path("local.yaml"), local_matrix(os.cpu_count() or 1))
+        path = path or Path("local.yaml")
+        own = _try(own, path, limit_s) if own and try_ else own
+        return _write(path, local_matrix(os.cpu_count() or 1, own))
     defaults = _site_defaults()
     # The sort is stable: the site's partition comes first, and the others stay in order.
     found.sort(key=lambda one: one.name != defaults.get("partition"))
     chosen = _choose(found, partition, ask=not yes and sys.stdin.isatty())
-    return _write(path or Path(f"{chosen.name}.yaml"), cluster_matrix(chosen, inherited=defaults))
+    path = path or Path(f"{chosen.name}.yaml")
+    own = _try(own, path, limit_s) if own and try_ else own
+    return _write(path, cluster_matrix(chosen, own, inherited=defaults))
+
+
+def _read(command: str) -> OwnWorkload:
+    """Read the user's command and print notes about it."""
+    from .own_command import OwnWorkload, read_command
+
+    own = read_command(command)
+    for note in own.notes:
+        say(note)
+    return OwnWorkload(own)
+
+
+def _try(own: OwnWorkload, path: Path, limit_s: int) -> OwnWorkload:
+    """Run a command once and return it with the pattern for its output, if there is one."""
+    from .trial import find_reading, try_once
+
+    if path.exists():
+        raise _exists(path)
+    reading = find_reading(try_once(own.command.example_words(), own.command.env, limit_s))
+    if reading is None:
+        say("no line of the output certainly shows a rate or step time: use the recorder (see the matrix)")
+        return own
+    say(f"found in the output: {reading.line.strip()}")
+    return replace(own, reading=reading)
 
 
 def _site_defaults() -> dict[str, Any]:
     """Return the `cluster` section of the site file, or an empty dictionary without a site file."""
-    from bench.matrix.load import find_site, read_site
+    from ..matrix.load import find_site, read_site
 
     path = find_site()
     cluster = read_site(path).content.get("cluster") if path else None
@@ -60,7 +110,7 @@ def _site_defaults() -> dict[str, Any]:
 
 def _partitions_of_slurm() -> list[Partition]:
     """Return the cluster's partitions, or an empty list without Slurm."""
-    from bench.slurm.client import Slurm, SlurmUnavailableError
+    from ..slurm.client import Slurm, SlurmUnavailableError
 
     try:
         return partitions(Slurm().nodes())
@@ -90,13 +140,16 @@ def _write(path: Path, text: str) -> int:
         with path.open("x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError:
-        remedy = "give another file: bench init PATH"
-        raise BenchError(f"{path} exists and is not overwritten", remedy=remedy) from None
+        raise _exists(path) from None
     except OSError as error:
         raise unwritable(path, error) from None
     print(path)
     say(f"next: bench plan {path}")
     return 0
+
+
+def _exists(path: Path) -> BenchError:
+    return BenchError(f"{path} exists and is not overwritten", remedy="give another file: bench init PATH")
 
 
 @dataclass(frozen=True)
@@ -155,7 +208,9 @@ def _partition(groups: Sequence[NodeGroup]) -> Partition:
     )
 
 
-def cluster_matrix(partition: Partition, *, inherited: Collection[str] = ()) -> str:
+def cluster_matrix(
+    partition: Partition, own: OwnWorkload | None = None, *, inherited: Collection[str] = ()
+) -> str:
     """Return a matrix for a partition: 1, 2, 4, ... nodes, strong and weak scaling.
 
     ``inherited`` contains the keys of ``cluster`` that a site file sets.
@@ -175,10 +230,24 @@ def cluster_matrix(partition: Partition, *, inherited: Collection[str] = ()) -> 
     axis = "gpus_per_node" if device == "cuda" else "tasks_per_node"
     cores = max(1, partition.cpus // per_node)
     strong = 32 * ranks
+    env_line = '  # env: {NCCL_SOCKET_IFNAME: "^docker,lo"}                    # variables of the job\n'
+    launcher = "[srun]            # or torchrun"
+    scaling = f"""\
+  - {{mode: strong, global_batch: [{strong}]}}   # the same work on more ranks: 32 x {ranks} = {strong}
+  - {{mode: weak, per_gpu_batch: [32]}}      # more work on more ranks
+"""
+    workload = (
+        f"workload: {{device: {device}, model: {model}, steps_per_epoch: 50, epochs: 3, warmup_steps: 10}}\n"
+    )
+    if own is not None:
+        env_line = own.env_line or env_line
+        launcher = "[torchrun]        # or srun" if own.command.launcher == "torchrun" else launcher
+        scaling = own.scaling(scaling)
+        workload = own.workload(device, steps=50, warmup=10)
     return f"""\
 # {partition}
 # bench plan shows the cost and writes the scripts; then: bench submit, bench status, bench report.
-cluster:
+{own.header if own else ""}cluster:
   executor: slurm
   partition: {partition.name}
 {account_line}{gpu_line}  cpus_per_task: {cores}            # cores, and threads, of one rank
@@ -186,34 +255,36 @@ cluster:
   exclusive: true             # whole nodes: no other job disturbs the measurement
   # cpu_bind: cores           # also gpu_bind, distribution, hint: see the recipes in docs/clusters.md
   # setup: ["module load cuda", "source .venv/bin/activate"]   # lines before the launch
-  # env: {{NCCL_SOCKET_IFNAME: "^docker,lo"}}                    # variables of the job
-axes:                         # every combination is measured
+{env_line}axes:                         # every combination is measured
   nodes: {sizes}
   {axis}: [{per_node}]
   backend: {backends}
-  launcher: [srun]            # or torchrun
+  launcher: {launcher}
 scaling:
-  - {{mode: strong, global_batch: [{strong}]}}   # the same work on more ranks: 32 x {ranks} = {strong}
-  - {{mode: weak, per_gpu_batch: [32]}}      # more work on more ranks
-workload: {{device: {device}, model: {model}, steps_per_epoch: 50, epochs: 3, warmup_steps: 10}}
-repeats: 3                    # three runs of each cell: enough for an interval
+{scaling}{workload}repeats: 3                    # three runs of each cell: enough for an interval
 """
 
 
-def local_matrix(cores: int) -> str:
+def local_matrix(cores: int, own: OwnWorkload | None = None) -> str:
     """Return a matrix for this machine: 1, 2, 4, ... processes, up to its cores."""
     sizes = [2**i for i in range(7) if 2**i <= max(cores, 2)]
-    return f"""\
-# This machine: {cores} cores, no Slurm found. Start it with: bench run this-file
-cluster:
-  executor: local             # this machine, one run after another
-  time_limit: 5m              # maximum for one run
-axes:                         # every combination is measured
-  tasks_per_node: {sizes}     # processes; each has one thread (cpus_per_task)
-  backend: [gloo]
-scaling:
+    scaling = f"""\
   - {{mode: strong, global_batch: [{16 * sizes[-1]}]}}    # the same work on more processes
   - {{mode: weak, per_gpu_batch: [32]}}     # more work on more processes
-workload: {{device: cpu, model: mlp, parameters: 2M, steps_per_epoch: 20, epochs: 3, warmup_steps: 5}}
-repeats: 3                    # three runs of each cell: enough for an interval
+"""
+    model = "model: mlp, parameters: 2M"
+    workload = f"workload: {{device: cpu, {model}, steps_per_epoch: 20, epochs: 3, warmup_steps: 5}}\n"
+    if own is not None:
+        scaling = own.scaling(scaling)
+        workload = own.workload("cpu", steps=20, warmup=10)
+    return f"""\
+# This machine: {cores} cores, no Slurm found. Start it with: bench run this-file
+{own.header if own else ""}cluster:
+  executor: local             # this machine, one run after another
+  time_limit: 5m              # maximum for one run
+{own.env_line if own else ""}axes:                         # every combination is measured
+  tasks_per_node: {sizes}     # processes; each has one thread (cpus_per_task)
+  backend: [gloo]
+{"  launcher: [torchrun]        # the launcher without Slurm" + chr(10) if own else ""}scaling:
+{scaling}{workload}repeats: 3                    # three runs of each cell: enough for an interval
 """

@@ -10,11 +10,11 @@ from typing import Annotated
 
 import typer
 
-from bench.commands.console import print_json
-from bench.commands.options import JsonOption
-from bench.errors import BenchError, missing_file
-from bench.findings import Finding, Severity
-from bench.units import count
+from ..errors import BenchError, missing_file
+from ..findings import Finding, Severity
+from ..units import count
+from .console import print_json
+from .options import JsonOption
 
 
 def lint_command(
@@ -40,7 +40,7 @@ def run_lint(paths: list[str], *, json: bool, diff: bool) -> int:
     Returns:
         1 if a finding is an error, otherwise 0.
     """
-    from bench.lint import lint_script
+    from ..lint import lint_script
 
     texts = {path: _read(path) for path in paths}
     findings = [finding for path, text in texts.items() for finding in lint_script(text, path=path)]
@@ -74,7 +74,7 @@ def _read(path: str) -> str:
 
 def patch(text: str, *, path: str) -> str:
     """Return a unified patch of the unambiguous changes, or "" if there are none."""
-    from bench.lint import edits
+    from ..lint import edits
 
     lines = text.splitlines(keepends=True)
     changed = list(lines)

@@ -11,16 +11,17 @@ from typing import Annotated, Any
 
 import typer
 
-from bench.commands.console import say
-from bench.errors import BenchError
-from bench.executors import executor_for
-from bench.executors.base import save_states
-from bench.matrix.cell import Cell, Run, value_text
-from bench.slurm.client import SlurmUnavailableError
-from bench.study.layout import StudyFolder, latest_first, studies
-from bench.study.ledger import RunRecord, RunState
-from bench.study.plan_json import PlannedStudy, open_study
-from bench.units import parse_duration_s
+from ..errors import BenchError, UnwritableError
+from ..executors import executor_for
+from ..executors.base import save_states
+from ..extras import install_line, missing_packages
+from ..matrix.cell import Cell, Run, value_text
+from ..slurm.client import SlurmUnavailableError
+from ..study.layout import StudyFolder, latest_first, studies
+from ..study.ledger import RunRecord, RunState
+from ..study.plan_json import PlannedStudy, open_study
+from ..units import join_names, parse_duration_s
+from .console import say
 
 #: Seconds to wait for Slurm's accounting; it is complete only a second or more after a job ends.
 ACCOUNTING_WAIT_S = 4.0
@@ -92,6 +93,14 @@ def results_folder(results: Path | None) -> Path:
     return results if results is not None else Path("results")
 
 
+def require_report(what: str) -> None:
+    """Raise BenchError if the packages that evaluate and draw results are not installed."""
+    if missing := missing_packages("report"):
+        verb = "is" if len(missing) == 1 else "are"
+        absent = f"{join_names(missing, most=len(missing))}, which {verb} not installed"
+        raise BenchError(f"{what} needs {absent}", remedy=f"install the extra: {install_line('report')}")
+
+
 def find_study(name: str | None, results: Path | None) -> StudyFolder:
     """Return a study by its name or folder; without a name, the study planned last."""
     root = results_folder(results)
@@ -144,14 +153,22 @@ def settled_records(planned: PlannedStudy) -> dict[str, RunRecord]:
         time.sleep(0.4)
 
 
-def settle_study(folder: StudyFolder) -> StudyFolder:
-    """Update the records of a study if Slurm can be reached; otherwise, print a diagnostic line."""
+def settle_study(folder: StudyFolder) -> dict[str, RunRecord]:
+    """Update and return the records of a study; if that is not possible, print a diagnostic line.
+
+    If Slurm cannot be reached, the result is empty. If the study is read-only, the records are not saved.
+    """
+    planned = open_study(folder)
     try:
-        planned = open_study(folder)
-        save_states(planned, settled_records(planned))
+        records = settled_records(planned)
     except SlurmUnavailableError as absent:
         say(f"{folder.path}: the states of unfinished runs are not updated: {absent.message}")
-    return folder
+        return {}
+    try:
+        save_states(planned, records)
+    except UnwritableError as error:
+        say(f"{folder.path}: the states of unfinished runs are not saved: {error.message}")
+    return records
 
 
 # fmt: off
@@ -211,6 +228,8 @@ def _matches(run: Run, cell: Cell, pattern: str) -> bool:
         return str(run.repeat) == value
     if key == "mode":
         return value in cell.modes
+    if key == "command" and cell.workload.get("command_name") == value:
+        return True
     found = _property(cell, key)
     with suppress(ValueError):
         if isinstance(found, float):  # 25.0 in the plan, 25 in the matrix

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bench.commands.console import print_json, print_table, say
-from bench.commands.options import JsonOption, MatrixArgument, ResultsOption, SiteOption, results_folder
-from bench.matrix.cell import Cell, value_text
-from bench.matrix.secret_values import cell_without_secrets, without_secret_variables
-from bench.study.layout import StudyFolder
+from ..matrix.cell import Cell, labelled_commands, value_text
+from ..matrix.secret_values import cell_without_secrets, without_secret_variables
+from ..study.layout import StudyFolder
+from .console import print_commands, print_json, print_table, say
+from .options import JsonOption, MatrixArgument, ResultsOption, SiteOption, results_folder
 
 if TYPE_CHECKING:  # slow to import, and not needed by other commands
-    from bench.plan import Plan
+    from ..plan import Plan
 
 SHOWN_CELLS = 40
 #: Number of cells with idle GPUs that are named.
@@ -48,9 +48,9 @@ def plan_command(
 
 def plan_study(matrix: str, *, site: str | None, results: Path | None) -> tuple[Plan, StudyFolder]:
     """Plan a matrix (a file, or a shipped example's name) and write the study."""
-    from bench.matrix.load import find_site
-    from bench.plan import continue_study, make_plan, write_plan
-    from bench.shipped import find_matrix
+    from ..matrix.load import find_site
+    from ..plan import continue_study, make_plan, write_plan
+    from ..shipped import find_matrix
 
     root = results_folder(results)
     path = find_matrix(matrix)
@@ -76,6 +76,7 @@ def _show(plan: Plan, folder: StudyFolder, *, everything: bool) -> None:
     print_table(f"Study {plan.matrix.study}", columns, [_row(cell) for cell in shown], right=columns[1:6])
     if len(shown) < len(plan.cells):
         print(f"... and {len(plan.cells) - len(shown)} more cells (--all lists them)")
+    print_commands(plan.cells)
     print(plan.cost)
     if idle := plan.cost.idle_gpus:
         print(_idle_line(idle, everything=everything))
@@ -121,5 +122,6 @@ def _as_content(plan: Plan, folder: StudyFolder) -> dict[str, Any]:
         "exclusive": plan.exclusive,
         "warnings": plan.warnings,
         "site": site and {"path": site.path, "inherited": without_secret_variables(site.values)},
+        "commands": [command.as_json() for command in labelled_commands(plan.cells)],
         "cells": cells,
     }

@@ -9,28 +9,28 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bench.commands.console import print_json, print_table, say
-from bench.commands.init import cluster_matrix, local_matrix, partitions
-from bench.commands.options import (
+from ..errors import BenchError, unwritable
+from ..executors.pack import preflight_script
+from ..matrix.cell import Run
+from ..preflight.job import PreflightError, PreflightJob, nodes_to_check
+from ..preflight.verdict import DEFAULT_THRESHOLD
+from ..slurm.client import Slurm, SlurmMissingError, SlurmUnavailableError
+from ..study.layout import PreflightFolder, StudyFolder
+from ..study.plan_json import PlannedStudy
+from ..study.preflight import next_folder, read_result, write_unfit
+from ..units import count
+from .console import print_json, print_table, say
+from .init import cluster_matrix, local_matrix, partitions
+from .options import (
     JsonOption,
     ResultsOption,
     SiteOption,
     parse_duration_option,
     results_folder,
 )
-from bench.errors import BenchError, unwritable
-from bench.executors.pack import preflight_script
-from bench.matrix.cell import Run
-from bench.preflight.job import PreflightError, PreflightJob, nodes_to_check
-from bench.preflight.verdict import DEFAULT_THRESHOLD
-from bench.slurm.client import Slurm, SlurmMissingError, SlurmUnavailableError
-from bench.study.layout import PreflightFolder, StudyFolder
-from bench.study.plan_json import PlannedStudy
-from bench.study.preflight import next_folder, read_result, write_unfit
-from bench.units import count
 
 if TYPE_CHECKING:
-    from bench.plan import Plan
+    from ..plan import Plan
 
 
 #: Folder of preflights that belong to no study.
@@ -129,9 +129,9 @@ def show_result(result: Mapping[str, Any], *, excluded: str | None) -> None:
 
 def _plan(matrix: str | None, site: str | None) -> Plan:
     """Return the plan of ``matrix``, or of a new matrix for the default partition or this machine."""
-    from bench.matrix.load import find_site
-    from bench.plan import make_plan
-    from bench.shipped import find_matrix
+    from ..matrix.load import find_site
+    from ..plan import make_plan
+    from ..shipped import find_matrix
 
     path = find_matrix(matrix) if matrix is not None else _own_matrix()
     return make_plan(path, site=find_site(site))
@@ -168,7 +168,7 @@ def _root(plan: Plan, results: Path | None) -> Path:
 def _job(
     plan: Plan, root: Path, *, nodes: int | None, threshold: float, timeout_s: float, all_idle: bool
 ) -> PreflightJob:
-    from bench.plan import preflight_script as render
+    from ..plan import preflight_script as render
 
     cluster = plan.matrix.cluster
     if cluster.executor == "ssh":
@@ -200,7 +200,7 @@ def _check_this_machine(
     """Measure this machine in this process."""
     if nodes is not None and nodes > 1:
         raise BenchError("--nodes requires Slurm; executor local has one node", remedy="omit --nodes")
-    from bench.preflight.program import check_this_machine
+    from ..preflight.program import check_this_machine
 
     folder = next_folder(root)
     check_this_machine(folder, threshold=threshold)

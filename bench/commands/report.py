@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import shlex
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bench.commands.advise import parse_samples
-from bench.commands.console import print_json, say
-from bench.commands.options import JsonOption, ResultsOption, find_study, settle_study
-from bench.errors import BenchError
-from bench.study.layout import StudyFolder
+from ..errors import BenchError, UnwritableError
+from ..study.files import check_writable
+from ..study.layout import StudyFolder
+from .advise import parse_samples
+from .console import print_json, say
+from .options import JsonOption, ResultsOption, find_study, require_report, settle_study
 
 if TYPE_CHECKING:
     from analysis.report.proposal import Work
@@ -67,7 +69,10 @@ SourceArgument = Annotated[
 ]
 _MODE = "The scaling mode (strong or weak) of a table without batch columns."
 ModeOption = Annotated[Mode | None, typer.Option("--mode", help=_MODE, show_default=False)]
-_OUTPUT = "The folder in which TABLE-report/ is created; default: the table's folder."
+_OUTPUT = (
+    "The folder in which STUDY-report/ or TABLE-report/ is created; default: report/ of the study, or the "
+    "table's folder."
+)
 OutputOption = Annotated[
     Path | None, typer.Option("--output", metavar="DIR", help=_OUTPUT, show_default=False)
 ]
@@ -88,8 +93,10 @@ def report_command(
     """Write a report: report/index.html (TABLE-report/index.html), tables and figures.
 
     For a study, missing and failed runs are listed with the reason. A TABLE.csv measured elsewhere
-    has one row per run or per size. The page is one file and works offline.
+    has one row per run or per size. The page is one file and works offline. With --output, the report of a
+    study that you cannot write to goes to another folder.
     """
+    require_report("bench report")
     work = _work(samples, epochs, proposal=proposal)
     if source is not None and source.lower().endswith(TABLE_SUFFIXES) and not Path(source).is_dir():
         if include_disturbed:
@@ -106,12 +113,12 @@ def report_command(
             progress=say,
         )
         return _print(written, study=Path(source).stem, as_json=as_json)
-    for given, option in ((mode, "--mode"), (output, "--output")):
-        if given is not None:
-            what = f"{option} is for a table measured elsewhere, not for a study"
-            raise BenchError(what, remedy=f"omit {option}, or give a TABLE.csv")
+    if mode is not None:
+        what = "--mode is for a table measured elsewhere, not for a study"
+        raise BenchError(what, remedy="omit --mode, or give a TABLE.csv")
     return write(
         find_study(source, results),
+        output=output,
         baseline=baseline,
         proposal=proposal,
         work=work,
@@ -136,6 +143,7 @@ def _work(samples: str | None, epochs: int, *, proposal: bool) -> Work | None:
 def write(
     folder: StudyFolder,
     *,
+    output: Path | None = None,
     baseline: str | None = None,
     proposal: bool = False,
     work: Work | None = None,
@@ -143,17 +151,25 @@ def write(
     as_json: bool = False,
 ) -> int:
     """Update the records of a study, write its report, and print the path and the validity of the numbers."""
-    settle_study(folder)
-    from analysis.report.write import write_report
+    try:
+        check_writable(output or folder.report)  # a large study takes minutes
+        records = settle_study(folder)
+        from analysis.report.write import write_report
 
-    written = write_report(
-        folder.path,
-        baseline=baseline,
-        proposal=proposal,
-        work=work,
-        include_disturbed=include_disturbed,
-        progress=say,
-    )
+        written = write_report(
+            folder.path,
+            output=output,
+            records=records,
+            baseline=baseline,
+            proposal=proposal,
+            work=work,
+            include_disturbed=include_disturbed,
+            progress=say,
+        )
+    except UnwritableError as error:
+        elsewhere = f"write the report elsewhere: bench report {shlex.quote(str(folder.path))} --output DIR"
+        remedy = f"{error.remedy}, or {elsewhere}" if error.remedy else elsewhere
+        raise UnwritableError(error.message, remedy=remedy) from None
     return _print(written, study=folder.name, as_json=as_json)
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from functools import partial
 
-from bench.commands.console import say
-from bench.commands.options import (
+from ..study.plan_json import open_study
+from .console import say
+from .options import (
     BudgetOption,
     MatrixArgument,
     OnlyOption,
@@ -15,12 +16,12 @@ from bench.commands.options import (
     RetryOption,
     SiteOption,
     parse_patience_s,
+    require_report,
 )
-from bench.commands.plan import plan_study, say_warnings
-from bench.commands.report import write
-from bench.commands.submit import check_budget, runs_to_start, start
-from bench.commands.waiting import Patience
-from bench.study.plan_json import open_study
+from .plan import plan_study, say_warnings
+from .report import write
+from .submit import check_budget, runs_to_start, start
+from .waiting import Patience
 
 
 def run_command(
@@ -38,6 +39,7 @@ def run_command(
     Ctrl-C ends the current run and stops; the same command continues later.
     Example: bench run smoke_cpu
     """
+    require_report("bench run")
     limited = Patience(parse_patience_s(patience))
     plan, folder = plan_study(matrix, site=site, results=results)
     say(f"study {plan.matrix.study}: {plan.cost}")

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from bench.commands.console import print_json
+from .console import print_json
 
 
 def schema_command(
@@ -17,8 +17,8 @@ def schema_command(
     In VS Code: bench schema > matrix.schema.json, and begin the matrix with
     # yaml-language-server: $schema=matrix.schema.json
     """
-    from bench.matrix.load import site_schema
-    from bench.matrix.schema import json_schema
+    from ..matrix.load import site_schema
+    from ..matrix.schema import json_schema
 
     print_json(site_schema() if site else json_schema())
     return 0

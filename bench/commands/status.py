@@ -10,15 +10,16 @@ from typing import Annotated, Any
 
 import typer
 
-from bench.commands.console import print_json, print_table, say
-from bench.commands.options import JsonOption, ResultsOption, StudyArgument, find_study
-from bench.commands.submit import counts_line
-from bench.executors import executor_for
-from bench.slurm.client import SlurmMissingError, SlurmUnavailableError
-from bench.study.ledger import RunRecord, RunState
-from bench.study.plan_json import PlannedStudy, open_study
-from bench.study.run_json import read_run
-from bench.units import count
+from ..executors import executor_for
+from ..matrix.cell import labelled_commands
+from ..slurm.client import SlurmMissingError, SlurmUnavailableError
+from ..study.ledger import RunRecord, RunState
+from ..study.plan_json import PlannedStudy, open_study
+from ..study.run_json import read_run
+from ..units import count
+from .console import print_commands, print_json, print_table, say
+from .options import JsonOption, ResultsOption, StudyArgument, find_study
+from .submit import counts_line
 
 SHOWN_RUNS = 60
 
@@ -92,6 +93,7 @@ def _show(planned: PlannedStudy, records: Mapping[str, RunRecord], *, everything
     print_table(f"Study {planned.folder.name}", columns, rows, right=["attempt"])
     if len(shown) < len(ranked):
         print(f"... and {len(ranked) - len(shown)} more runs (--all lists them)")
+    print_commands(planned.cells.values())
     if disturbed := sum(record.is_disturbed for record in ranked):
         print(f"{count(disturbed, 'completed run was', 'completed runs were')} disturbed")
     stuck = sum(bool(record.details.get("stuck")) for record in ranked)
@@ -123,6 +125,7 @@ def _as_content(planned: PlannedStudy, records: Mapping[str, RunRecord]) -> dict
         "study": planned.folder.name,
         "folder": str(planned.folder.path),
         "counts": {str(state): counts[str(state)] for state in RunState},
+        "commands": [command.as_json() for command in labelled_commands(planned.cells.values())],
         "runs": [
             {
                 "run_id": record.run_id,

@@ -9,8 +9,18 @@ from typing import Annotated, Any
 
 import typer
 
-from bench.commands.console import print_json, say
-from bench.commands.options import (
+from ..errors import BenchError
+from ..executors import Executor, executor_for, pack_executor
+from ..executors.base import QueueFullError
+from ..executors.pack import allocation_of
+from ..matrix.cell import Run
+from ..render import PREFLIGHT_LIMIT_S
+from ..slurm.client import SlurmUnavailableError
+from ..study.ledger import HaltWatch, RunRecord, RunState
+from ..study.plan_json import PlannedStudy, open_study
+from ..units import count, human_duration
+from .console import print_commands, print_json, say
+from .options import (
     BudgetOption,
     OnlyOption,
     PatienceOption,
@@ -23,18 +33,8 @@ from bench.commands.options import (
     parse_patience_s,
     pending,
 )
-from bench.commands.preflight import DEFAULT_TIMEOUT_S, check_nodes_of
-from bench.commands.waiting import HaltedError, Patience, Waiting, canary_passes, say_stuck, start_runs
-from bench.errors import BenchError
-from bench.executors import Executor, executor_for, pack_executor
-from bench.executors.base import QueueFullError
-from bench.executors.pack import allocation_of
-from bench.matrix.cell import Run
-from bench.render import PREFLIGHT_LIMIT_S
-from bench.slurm.client import SlurmUnavailableError
-from bench.study.ledger import HaltWatch, RunRecord, RunState
-from bench.study.plan_json import PlannedStudy, open_study
-from bench.units import count, human_duration
+from .preflight import DEFAULT_TIMEOUT_S, check_nodes_of
+from .waiting import HaltedError, Patience, Waiting, canary_passes, say_stuck, start_runs
 
 DryRunOption = Annotated[
     bool, typer.Option("--dry-run", help="Show which runs would be started; start nothing.")
@@ -231,6 +231,7 @@ def _show_commands(planned: PlannedStudy, runs: Sequence[Run], *, as_json: bool)
         return
     for command in commands.values():
         print(command)
+    print_commands(planned.cells[cell_id] for cell_id in dict.fromkeys(run.cell_id for run in runs))
     if planned.executor == "slurm" and planned.concurrent_runs is not None:
         say("concurrent_runs: `bench submit` also adds --dependency=afterany with the ids of earlier jobs")
     print(f"{len(runs)} of {len(planned.runs)} runs would be started")

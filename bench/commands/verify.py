@@ -7,8 +7,13 @@ from typing import Annotated
 
 import typer
 
-from bench.commands.console import print_json
-from bench.commands.options import (
+from ..errors import BenchError
+from ..study.layout import RunFolder, StudyFolder
+from ..study.ledger import RunRecord
+from ..study.plan_json import PlannedStudy, open_study
+from ..study.verify import Check, Verification, verify_run
+from .console import print_json
+from .options import (
     JsonOption,
     ResultsOption,
     find_attempts,
@@ -16,11 +21,6 @@ from bench.commands.options import (
     results_folder,
     settled_records,
 )
-from bench.errors import BenchError
-from bench.study.layout import RunFolder, StudyFolder
-from bench.study.ledger import RunRecord
-from bench.study.plan_json import PlannedStudy, open_study
-from bench.study.verify import Check, Verification, verify_run
 
 
 def verify_command(

@@ -9,16 +9,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from bench.commands.console import say, say_once, show_progress
-from bench.errors import BenchError
-from bench.executors import Executor, executor_for
-from bench.executors.base import QueueFullError
-from bench.matrix.cell import Run
-from bench.slurm.client import SlurmMissingError, SlurmUnavailableError
-from bench.study.ledger import HaltWatch, RunRecord, RunState
-from bench.study.plan_json import PlannedStudy
-from bench.study.verify import verify_run
-from bench.units import count, human_duration
+from ..errors import BenchError
+from ..executors import Executor, executor_for
+from ..executors.base import QueueFullError
+from ..matrix.cell import Run
+from ..slurm.client import SlurmMissingError, SlurmUnavailableError
+from ..study.ledger import HaltWatch, RunRecord, RunState
+from ..study.plan_json import PlannedStudy
+from ..study.verify import verify_run
+from ..units import count, human_duration
+from .console import say, say_once, show_progress
 
 T = TypeVar("T")
 

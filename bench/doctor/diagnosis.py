@@ -15,10 +15,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from bench.doctor.catalogue import FAILURE, SLOW, Catalogue, Signature, load
-from bench.doctor.scan import BLOCK_BYTES, EXCEPTION_LINE, Hit, Scan, SignatureHits, Source, as_words
-from bench.study.conditions import idle_cores
-from bench.study.layout import RunFolder
+from ..study.conditions import idle_cores
+from ..study.layout import RunFolder
+from .catalogue import FAILURE, SLOW, Catalogue, Signature, load
+from .scan import BLOCK_BYTES, EXCEPTION_LINE, Hit, Scan, SignatureHits, Source, as_words
 
 TELLING_LINES = 5
 #: Number of last lines reported for logs that show neither a failure nor success.

@@ -9,8 +9,8 @@ import sys
 import textwrap
 from pathlib import Path
 
-from bench.doctor.catalogue import FAILURE, SLOW, CauseInfo, causes
-from bench.doctor.diagnosis import Cause, Diagnosis
+from .catalogue import FAILURE, SLOW, CauseInfo, causes
+from .diagnosis import Cause, Diagnosis
 
 BEGIN = "<!-- causes: written by python -m bench.doctor.report -->"
 END = "<!-- end of causes -->"

@@ -17,7 +17,7 @@ from functools import cached_property
 from itertools import islice
 from pathlib import Path
 
-from bench.doctor.catalogue import Catalogue, Signature
+from .catalogue import Catalogue, Signature
 
 #: A log: a file's path, an open file, the whole text as str or bytes, or the lines.
 Source = Path | Iterable[bytes | str]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from bench.errors import BenchError
-from bench.executors.base import SerialExecutor
-from bench.executors.local import LocalExecutor
-from bench.executors.pack_submission import PackExecutor
-from bench.executors.slurm import SlurmExecutor
-from bench.executors.ssh import SshExecutor
-from bench.study.plan_json import REPLAN, PlannedStudy
+from ..errors import BenchError
+from ..study.plan_json import REPLAN, PlannedStudy
+from .base import SerialExecutor
+from .local import LocalExecutor
+from .pack_submission import PackExecutor
+from .slurm import SlurmExecutor
+from .ssh import SshExecutor
 
 Executor = SerialExecutor | SlurmExecutor
 _EXECUTORS = {"local": LocalExecutor, "ssh": SshExecutor, "slurm": SlurmExecutor}

@@ -22,22 +22,22 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from bench.errors import BenchError, UnwritableError
-from bench.executors.neighbours import beside_in_study, nodes_of
-from bench.executors.outcome import EndNote, Outcome, missing_results
-from bench.matrix.cell import Cell, Run
-from bench.matrix.secret_values import without_secrets
-from bench.matrix.workload import INTERPRETER, command_values, filled_words, runs_python, uses_python
-from bench.measure.command_conditions import write_environment
-from bench.study.conditions import Neighbours, assess, parse_moment, read_disturbances, summary
-from bench.study.files import file_sha256
-from bench.study.layout import RunFolder
-from bench.study.ledger import FailureClass, RunRecord, RunState, now, submit_lock
-from bench.study.plan_json import PlannedStudy
-from bench.study.run_json import Attempt, new_attempt, read_run, update_run, write_run
+from ..errors import BenchError, UnwritableError
+from ..matrix.cell import Cell, Run
+from ..matrix.secret_values import without_secrets
+from ..matrix.workload import INTERPRETER, command_values, filled_words, runs_python, uses_python
+from ..measure.command_conditions import write_environment
+from ..study.conditions import Neighbours, assess, parse_moment, read_disturbances, summary
+from ..study.files import file_sha256
+from ..study.layout import RunFolder
+from ..study.ledger import FailureClass, RunRecord, RunState, now, submit_lock
+from ..study.plan_json import PlannedStudy
+from ..study.run_json import Attempt, new_attempt, read_run, update_run, write_run
+from .neighbours import beside_in_study, nodes_of
+from .outcome import EndNote, Outcome, missing_results
 
 if TYPE_CHECKING:
-    from bench.doctor import Cause
+    from ..doctor import Cause
 
 
 #: Larger files, such as container images, are not scripts.
@@ -72,6 +72,7 @@ class SubmittedCommands:
         commit, is_dirty = self._git(Path(script))
         return {
             "command": {
+                "name": cell.workload.get("command_name"),
                 "words": without_secrets(words),
                 "script": script,
                 "script_sha256": self._sha256(Path(script)) if script else None,
@@ -213,13 +214,14 @@ def settle_run_json(
         ending = {**end, **failure, **warnings, "ended_at": ended_at}
         changes = {**ending, **conditions, **outcome.details}
         update_run(folder, changes, fallback=identity)
-        _complete_environment(study, folder, outcome)
+        _complete_environment(study, record, outcome)
     disturbed = {"disturbed": record.disturbed} if record.disturbed else {}
     return {"event": event, **identity, **end, "cause": record.cause, **disturbed}
 
 
-def _complete_environment(study: PlannedStudy, folder: RunFolder, outcome: Outcome) -> None:
+def _complete_environment(study: PlannedStudy, record: RunRecord, outcome: Outcome) -> None:
     """If a run started but left no env.json, write one that lacks the values that only ranks know."""
+    folder = study.run_folder(record)
     started = outcome.state in (RunState.COMPLETED, RunState.FAILED)
     if not started or outcome.failure_class is FailureClass.NEVER_STARTED or folder.env.is_file():
         return
@@ -227,6 +229,13 @@ def _complete_environment(study: PlannedStudy, folder: RunFolder, outcome: Outco
     hosts = [os.uname().nodename] if study.executor == "local" else named
     with contextlib.suppress(UnwritableError):
         write_environment(folder, hosts=hosts)
+        if outcome.state is RunState.COMPLETED:
+            missing_results(folder, study.cell_of(record.run_id))  # adds the facts about a command's values
+
+
+def add_unsaved(record: RunRecord, error: UnwritableError) -> None:
+    """Add to the reason of a run's state that the state could not be saved."""
+    record.reason = "; ".join(filter(None, (record.reason, f"not saved: {error.message}")))
 
 
 def may_start(record: RunRecord, seen: RunRecord) -> bool:
@@ -249,7 +258,7 @@ def _explain_failure(folder: RunFolder) -> dict[str, Any]:
 
     If the cause of a failure is unknown, ``log_line`` is the most informative line of the logs.
     """
-    from bench.doctor import diagnose
+    from ..doctor import diagnose
 
     logs = {str(log.name): log for log in (folder.err, folder.out) if log.is_file()}
     try:
@@ -265,7 +274,7 @@ def _explain_failure(folder: RunFolder) -> dict[str, Any]:
 
 def _find_warnings(folder: RunFolder) -> list[dict[str, Any]]:
     """Return the warnings in the logs of a run that succeeded; they can explain why the run is slow."""
-    from bench.doctor.diagnosis import find_warnings
+    from ..doctor.diagnosis import find_warnings
 
     return [_as_json(warning) for warning in find_warnings(folder)]
 
@@ -336,7 +345,10 @@ class SerialExecutor(ABC):
         records = self.study.records()
         for record in records.values():
             if record.state.active and _is_orphan(record):
-                settle(self.study, record, self._orphan_outcome(record), ended_at=now())
+                try:
+                    settle(self.study, record, self._orphan_outcome(record), ended_at=now())
+                except UnwritableError as error:
+                    add_unsaved(record, error)
         return records
 
     def cancel(self, runs: Sequence[Run]) -> int:

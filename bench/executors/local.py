@@ -15,6 +15,7 @@ import os
 import select
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -25,17 +26,18 @@ from typing import IO, Any
 
 import psutil
 
-from bench.errors import BenchError
-from bench.executors.base import SerialExecutor
-from bench.executors.outcome import Outcome, process_outcome, with_workload_error
-from bench.matrix.cell import Cell, Run
-from bench.matrix.workload import to_arguments
-from bench.measure.command_conditions import sampled_node
-from bench.study.layout import RunFolder
-from bench.study.ledger import FailureClass, RunState
-from bench.study.plan_json import PlannedStudy
-from bench.study.run_json import Attempt
-from bench.units import human_duration
+from ..errors import BenchError
+from ..extras import install_line, missing_packages
+from ..matrix.cell import Cell, Run
+from ..matrix.workload import to_arguments, uses_python
+from ..measure.command_conditions import sampled_node
+from ..study.layout import RunFolder
+from ..study.ledger import FailureClass, RunRecord, RunState
+from ..study.plan_json import PlannedStudy
+from ..study.run_json import Attempt
+from ..units import human_duration
+from .base import Callbacks, SerialExecutor
+from .outcome import Outcome, process_outcome, with_workload_error
 
 #: Maximum time in which the ranks of the built-in training must end after a signal.
 RANKS_END_S = 7.0
@@ -57,6 +59,25 @@ class LocalExecutor(SerialExecutor):
     def command_line(self, run: Run) -> str:
         """Return a shell command that executes ``run`` like :meth:`submit`, but without the fork server."""
         return shlex.join(["bash", str(self.study.script(run.cell_id))])
+
+    def submit(
+        self,
+        runs: Sequence[Run],
+        *,
+        seen: Mapping[str, RunRecord],
+        callbacks: Callbacks,
+        max_queued: int | None = None,
+    ) -> list[Run]:
+        """Execute ``runs`` one after another, see :meth:`SerialExecutor.submit`.
+
+        Raises:
+            BenchError: the built-in training cannot be imported here; no run was started.
+        """
+        trains = any(self.study.cells[run.cell_id].command is None for run in runs)
+        # Set-up lines can activate another Python; the fork server then reports what it lacks.
+        if trains and not self.study.plan.get("setup") and (missing := missing_packages("train")):
+            raise _cannot_train(sys.executable, missing)
+        return super().submit(runs, seen=seen, callbacks=callbacks, max_queued=max_queued)
 
     def _execute(self, attempt: Attempt) -> Outcome:
         limit_s = int(self.study.plan["time_limit_s"])
@@ -128,7 +149,11 @@ class ForkServer:
             env=_launch_environment(env),
             start_new_session=True,  # Ctrl-C reaches only this process, which shuts the run down cleanly
         )
-        if self._answer(deadline=None).get("ready") is None:
+        answer = self._answer(deadline=None)
+        if "missing" in answer:
+            self.close()
+            raise _cannot_train(answer["python"], [answer["missing"]])
+        if answer.get("ready") is None:
             raise self._failed("did not start")
 
     @property
@@ -197,7 +222,13 @@ class ForkServer:
                 raise self._failed("ended")
             self._pending += block
         line, _, self._pending = self._pending.partition(b"\n")
-        answer: dict[str, Any] = json.loads(line)
+        try:
+            answer = json.loads(line)
+        except ValueError:
+            answer = None
+        if not isinstance(answer, dict):
+            self._process.kill()
+            raise self._failed(f"printed {line[:200].decode('utf-8', 'replace')!r} instead of an answer,")
         return answer
 
     def _failed(self, what: str) -> BenchError:
@@ -208,17 +239,26 @@ class ForkServer:
         self._release()
         return BenchError(
             f"the fork server, which starts the ranks, {what} (exit code {code}):\n{output}",
-            remedy="check that `python -m bench.workload --help` works here after the lines of cluster.setup",
+            remedy="check that `python -P -m ddp_scaling_bench.start workload --help` works here after the "
+            "lines of cluster.setup",
         )
 
 
+def _cannot_train(python: str, missing: Sequence[str]) -> BenchError:
+    names = " and ".join(missing)
+    remedy = f"run {install_line('train')}, or activate an environment with PyTorch in cluster.setup"
+    return BenchError(f"the built-in training needs {names}, which {python} does not find", remedy=remedy)
+
+
 def _server_command(env: Mapping[str, str], setup: Sequence[str]) -> list[str]:
-    module = ["-m", "bench.workload.fork_server"]
+    module = ["-P", "-m", "ddp_scaling_bench.start", "workload.fork_server"]
     if not setup:
         return [sys.executable, *module]
     # As in the cell's script, the cell's variables override variables that cluster.setup exports.
     exports = [f"export {name}={shlex.quote(value)}" for name, value in env.items()]
-    lines = ["set -e", *setup, "set +e", *exports, "exec python -m bench.workload.fork_server"]
+    # Set-up lines may print: only the server writes to standard output, through which it answers.
+    start = f"{shlex.join(['exec', 'python', *module])} >&3 3>&-"
+    lines = ["exec 3>&1 >&2", "set -e", *setup, "set +e", *exports, start]
     return ["bash", "-c", "\n".join(lines)]
 
 
@@ -238,22 +278,47 @@ def run_script(script: Path, folder: RunFolder, *, env: Mapping[str, str], limit
     """Execute ``bash SCRIPT RUN_FOLDER``; return its exit code, or None if the time limit was reached."""
     # The command runs with this Python interpreter, unless cluster.setup provides another.
     environment = _launch_environment({"BENCH_PYTHON": sys.executable, **env})
+    words = ["bash", str(script), str(folder.path.resolve())]
     with folder.out.open("ab") as out, folder.err.open("ab") as err:
-        process = subprocess.Popen(
-            ["bash", str(script), str(folder.path.resolve())],
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=err,
-            env=environment,
-            start_new_session=True,  # Ctrl-C reaches only this process, which shuts the run down cleanly
-            preexec_fn=_end_with_parent,
-        )
-        try:
-            return process.wait(timeout=limit_s)
-        except subprocess.TimeoutExpired:
-            return None
-        finally:
-            _end_processes(process)
+        return _wait(words, out=out, err=err, env=environment, limit_s=limit_s)
+
+
+def try_command(words: Sequence[str], output: Path, *, env: Mapping[str, str], limit_s: float) -> int | None:
+    """Execute a command as the only rank of a run; return its exit code, or None at the time limit.
+
+    Standard output and standard error are written to ``output``. ``python`` is this Python interpreter.
+
+    Raises:
+        OSError: the command cannot be started.
+    """
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
+    rank |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    started = [sys.executable, *words[1:]] if uses_python(words) else list(words)
+    with output.open("wb") as file:
+        return _wait(started, out=file, err=file, env=_launch_environment({**rank, **env}), limit_s=limit_s)
+
+
+def _wait(
+    words: Sequence[str], *, out: IO[bytes], err: IO[bytes], env: Mapping[str, str], limit_s: float
+) -> int | None:
+    """Execute a command and end all its processes; return its exit code, or None at the time limit."""
+    process = subprocess.Popen(
+        words,
+        stdin=subprocess.DEVNULL,
+        stdout=out,
+        stderr=err,
+        env=env,
+        start_new_session=True,  # Ctrl-C reaches only this process, which shuts the run down cleanly
+        preexec_fn=_end_with_parent,
+    )
+    try:
+        return process.wait(timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        _end_processes(process)
 
 
 def _end_with_parent() -> None:

@@ -13,13 +13,13 @@ from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from typing import Any
 
-from bench.slurm.client import Slurm, SlurmUnavailableError
-from bench.slurm.job_states import JobStatus
-from bench.slurm.parsing import expand_hosts
-from bench.study.conditions import Neighbours, Occupation, parse_moment, read_windows
-from bench.study.ledger import RunRecord
-from bench.study.plan_json import PlannedStudy
-from bench.study.run_json import read_run
+from ..slurm.client import Slurm, SlurmUnavailableError
+from ..slurm.job_states import JobStatus
+from ..slurm.parsing import expand_hosts
+from ..study.conditions import Neighbours, Occupation, parse_moment, read_windows
+from ..study.ledger import RunRecord
+from ..study.plan_json import PlannedStudy
+from ..study.run_json import read_run
 
 _PRIVATE = "job data of other users are private (PrivateData)"
 

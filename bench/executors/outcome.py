@@ -1,34 +1,24 @@
-"""Determine how a run ended from its files and, with Slurm, from the status of its job.
-
-The metrics of a user's command (without ``bench.record``) are read from what it prints or writes to a file.
-A reading is a set of values that the command reports together. It becomes one row of metrics.csv. The row
-counts as one training step with the configured global batch, because bench does not know over how many steps
-the command averages. All other columns stay empty.
-"""
+"""Determine how a run ended from its files and, with Slurm, from the status of its job."""
 
 from __future__ import annotations
 
-import csv
-import io
-import json
-import math
 import re
 import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from bench.matrix.cell import Cell
-from bench.matrix.workload import UNITS
-from bench.slurm.job_states import NO_OUTPUT, JobStatus, signal_name
-from bench.slurm.messages import SIGNALS, TASK_EXITED, TASK_KILLED, TASKS_ENDED, search
-from bench.slurm.parsing import AccountingRow
-from bench.study.files import read_json, read_table, write_atomically
-from bench.study.layout import METRICS_COLUMNS, RunFolder
-from bench.study.ledger import FailureClass, RunState
-from bench.study.run_json import read_run
+from ..matrix.cell import Cell
+from ..slurm.job_states import NO_OUTPUT, JobStatus, signal_name
+from ..slurm.messages import SIGNALS, TASK_EXITED, TASK_KILLED, TASKS_ENDED, search
+from ..slurm.parsing import AccountingRow
+from ..study.files import read_json, read_table
+from ..study.layout import METRICS_COLUMNS, RunFolder
+from ..study.ledger import FailureClass, RunState
+from ..study.processes import started_ranks
+from .readings import collect_metrics
 
 _TAIL_BYTES = 20_000
 #: The first error is at the start of a log: torch prints 5 kB for each rank that then loses its connection.
@@ -45,9 +35,6 @@ _WRONG_COLUMNS = "metrics.csv does not have the expected columns"
 _WORKLOAD_ERROR = "bench: error: "
 #: torchrun raises this error after its ranks have printed their own errors, so it is never the cause.
 _TORCHRUN_ERROR = "ChildFailedError"
-_SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
-_LINE_END = re.compile(r"[\r\n]+")  # progress bars print carriage returns
-Reading = dict[str, float]
 
 
 @dataclass
@@ -99,7 +86,8 @@ def process_outcome(folder: RunFolder, cell: Cell, exit_code: int | None) -> Out
         reason = f"rank {failures[0]['rank']} was killed by {signal_name(-failures[0]['exit_code'])}"
         return Outcome(RunState.FAILED, reason, FailureClass.KILLED, exit_code)
     code = f"exit code {exit_code}" if exit_code is not None else "no exit code"
-    return Outcome(RunState.FAILED, error_line(folder) or code, FailureClass.BAD_EXIT, exit_code)
+    reason = _joined(_wrong_ranks(folder, cell), error_line(folder)) or code
+    return Outcome(RunState.FAILED, reason, FailureClass.BAD_EXIT, exit_code)
 
 
 def job_outcome(
@@ -126,7 +114,11 @@ def job_outcome(
         failure_class = FailureClass.BAD_EXIT
     why = killed or error_line(folder) or exited or _unwritable_folder(end, rows)
     by_slurm = status.reason.replace(f"exit code {status.exit_code} or {exit_code}", f"exit code {exit_code}")
-    return Outcome(status.state, _joined(why, by_slurm), failure_class, exit_code)
+    return Outcome(status.state, _joined(_wrong_ranks(folder, cell), why, by_slurm), failure_class, exit_code)
+
+
+def _wrong_ranks(folder: RunFolder, cell: Cell) -> str:
+    return started_ranks(folder.path, cell.world_size).error if cell.command is not None else ""
 
 
 def _lacks_output(folder: RunFolder, status: JobStatus, end: EndNote) -> bool:
@@ -154,7 +146,7 @@ def end_of_last_start(folder: RunFolder, status: JobStatus) -> EndNote:
 def missing_results(folder: RunFolder, cell: Cell) -> str:
     """Name the results that a run with exit code 0 did not produce; return "" if none is missing.
 
-    For a command without the recorder, this function also writes metrics.csv from the command's output.
+    For a command without the recorder, this function also writes metrics.csv from the command's values.
     """
     if cell.command is not None:
         return _missing_of_command(folder, cell)
@@ -166,6 +158,8 @@ def missing_results(folder: RunFolder, cell: Cell) -> str:
 
 
 def _missing_of_command(folder: RunFolder, cell: Cell) -> str:
+    if wrong_ranks := _wrong_ranks(folder, cell):
+        return wrong_ranks
     source = cell.metrics.get("source")
     if source == "none":
         return ""
@@ -276,174 +270,3 @@ def log_tail(path: Path, *, head: int = 0) -> list[str]:
 
 def _joined(*reasons: str) -> str:
     return "; ".join(filter(None, reasons))
-
-
-class UnreadableError(Exception):
-    """The command's metrics are missing or invalid; the message names the file and the problem."""
-
-
-@dataclass(frozen=True)
-class _Found:
-    """Readings of a run and the name of the file that contains them."""
-
-    readings: list[Reading]
-    source: str
-
-
-def collect_metrics(folder: RunFolder, cell: Cell) -> str:
-    """Write metrics.csv from the readings of a command; return an error message, or an empty string."""
-    metrics = cell.metrics
-    try:
-        found = _from_output(folder, metrics) if "output" in metrics else _from_file(folder, metrics)
-        rows = _rows(found, cell)
-    except UnreadableError as error:
-        return str(error)
-    text = io.StringIO()
-    writer = csv.DictWriter(text, METRICS_COLUMNS, lineterminator="\n", restval="")
-    writer.writeheader()
-    writer.writerows(rows)
-    write_atomically(folder.metrics_csv, text.getvalue())
-    for row, reading in zip(rows, found.readings[-len(rows) :], strict=True):
-        if not math.isfinite(reading.get("loss", 0.0)):
-            return f"the loss became {reading['loss']} in reading {row['epoch']} of {found.source}"
-    return ""
-
-
-def _from_output(folder: RunFolder, metrics: Mapping[str, Any]) -> _Found:
-    patterns: dict[str, str] = metrics["output"]
-    for path in (folder.out, folder.err):
-        lines = _LINE_END.split(_text(path))
-        found = {name: _matches(pattern, lines, path) for name, pattern in patterns.items()}
-        rates = {name: values for name, values in found.items() if name != "loss" and values}
-        if rates:
-            break
-    else:
-        name = next(name for name in patterns if name != "loss")
-        raise UnreadableError(
-            f"no line of job.out or job.err matches workload.metrics.output.{name} {patterns[name]!r}"
-        )
-    for name in patterns.keys() - rates.keys() - {"loss"}:
-        raise UnreadableError(
-            f"no line of {path.name} matches workload.metrics.output.{name} {patterns[name]!r}"
-        )
-    counts = {name: len(values) for name, values in rates.items()}
-    if len(set(counts.values())) > 1:
-        listed = " and ".join(f"{name} {count} times" for name, count in counts.items())
-        raise UnreadableError(f"{path.name} contains {listed}, so the values cannot be paired")
-    (count, *_) = counts.values()
-    paired = {name: values for name, values in found.items() if len(values) == count}
-    return _Found([{name: values[i] for name, values in paired.items()} for i in range(count)], path.name)
-
-
-def _matches(pattern: str, lines: list[str], path: Path) -> list[float]:
-    compiled = re.compile(pattern)
-    return [
-        _number(match[1], f"{path.name}: workload.metrics.output found")
-        for line in lines
-        for match in compiled.finditer(line)
-    ]
-
-
-def _from_file(folder: RunFolder, metrics: Mapping[str, Any]) -> _Found:
-    kind = "csv" if "csv" in metrics else "jsonl"
-    path = folder.path / metrics[kind]
-    if not path.is_file():
-        raise UnreadableError(f"the command did not create {path}, the file named in workload.metrics.{kind}")
-    if not path.is_relative_to(folder.path) and _is_older(path, folder):
-        raise UnreadableError(f"{path} is older than this run, so another run wrote it")
-    columns: dict[str, str] = metrics["columns"]
-    records = list(_csv_records(path) if kind == "csv" else _json_records(path))
-    readings = []
-    for record in records:
-        given = {name: record[key] for name, key in columns.items() if record.get(key) not in (None, "")}
-        if given.keys() - {"loss"}:
-            readings.append({name: _number(value, f"{path}: contains") for name, value in given.items()})
-    if not readings:
-        keys = ", ".join(dict.fromkeys(str(key) for record in records for key in record)) or "nothing"
-        wanted = ", ".join(columns.values())
-        raise UnreadableError(f"{path} has no {wanted} (workload.metrics.columns); it contains {keys}")
-    return _Found(readings, str(path))
-
-
-def _is_older(path: Path, folder: RunFolder) -> bool:
-    run, _ = read_run(folder.path)
-    try:
-        submitted = datetime.fromisoformat(str(run["submitted_at"])) if run else None
-        return submitted is not None and path.stat().st_mtime < submitted.timestamp()
-    except (KeyError, ValueError, OSError):
-        return False
-
-
-def _csv_records(path: Path) -> Iterator[dict[str, Any]]:
-    reader = csv.DictReader(io.StringIO(_text(path).removeprefix("\ufeff")), skipinitialspace=True)
-    for row in reader:
-        yield {str(key).strip(): value for key, value in row.items() if isinstance(value, str)}
-
-
-def _json_records(path: Path) -> Iterator[dict[str, Any]]:
-    for line in _text(path).splitlines():
-        try:
-            record = json.loads(line)
-        except ValueError:  # an incomplete last line, or other text
-            continue
-        if isinstance(record, dict):
-            yield record
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except FileNotFoundError:
-        return ""
-    except OSError as error:
-        raise UnreadableError(f"{path}: cannot be read: {error.strerror}") from None
-
-
-def _number(value: Any, where: str) -> float:
-    try:
-        return float(value.replace(",", "") if isinstance(value, str) else value)
-    except (TypeError, ValueError):
-        raise UnreadableError(f"{where} {value!r}, which is not a number") from None
-
-
-def _rows(found: _Found, cell: Cell) -> list[dict[str, Any]]:
-    skip = int(cell.metrics.get("skip", 0))
-    kept = found.readings[skip:]
-    if not kept:
-        what = f"{found.source} contains {len(found.readings)} values"
-        raise UnreadableError(f"{what}, and workload.metrics.skip {skip} drops all of them")
-    return [_row(number, reading, cell, found.source) for number, reading in enumerate(kept, start=1)]
-
-
-def _row(number: int, reading: Reading, cell: Cell, source: str) -> dict[str, Any]:
-    throughput = _throughput(reading, cell)
-    step_s = reading["step_time"] * _SECONDS[_unit(cell, "step_time")] if "step_time" in reading else None
-    rate = cell.global_batch / step_s if throughput is None and step_s else throughput
-    if rate is None or not (math.isfinite(rate) and rate > 0):
-        values = {name: value for name, value in reading.items() if name != "loss"}
-        raise UnreadableError(f"reading {number} of {source} is not a positive number: {values}")
-    seconds = cell.global_batch / rate
-    row = {
-        "epoch": number,
-        "steps": 1,
-        "samples": cell.global_batch,
-        "epoch_time_sec": format(seconds, ".12g"),
-        "throughput_samples_per_sec": format(rate, ".12g"),
-        "step_time_sec_median": format(seconds if step_s is None else step_s, ".12g"),
-    }
-    loss = reading.get("loss")
-    return row if loss is None or not math.isfinite(loss) else row | {"train_loss": format(loss, ".12g")}
-
-
-def _throughput(reading: Reading, cell: Cell) -> float | None:
-    """Return a reading's throughput in samples per second over all ranks, or None if the reading has none."""
-    if "throughput" not in reading:
-        return None
-    if _unit(cell, "throughput") == "it/s":
-        return reading["throughput"] * cell.global_batch
-    per_gpu = cell.metrics.get("scope") == "per_gpu"
-    return reading["throughput"] * (cell.world_size if per_gpu else 1)
-
-
-def _unit(cell: Cell, quantity: str) -> str:
-    return str((cell.metrics.get("units") or {}).get(quantity, UNITS[quantity][0]))

@@ -20,18 +20,18 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from bench.errors import BenchError, unwritable
-from bench.executors.outcome import EndNote
-from bench.matrix.cell import Run
-from bench.render import PREFLIGHT_LIMIT_S
-from bench.slurm.job_states import JobStatus, classify
-from bench.slurm.parsing import AccountingRow, JobKey
-from bench.study.files import write_atomically, write_json
-from bench.study.layout import PackFolder, StudyFolder
-from bench.study.ledger import FailureClass, RunRecord, RunState, now
-from bench.study.plan_json import REPLAN, PlannedStudy
-from bench.study.run_json import Attempt
-from bench.units import count, slurm_time
+from ..errors import BenchError, unwritable
+from ..matrix.cell import Run
+from ..render import PREFLIGHT_LIMIT_S
+from ..slurm.job_states import JobStatus, classify
+from ..slurm.parsing import AccountingRow, JobKey
+from ..study.files import write_atomically, write_json
+from ..study.layout import PackFolder, StudyFolder
+from ..study.ledger import FailureClass, RunRecord, RunState, now
+from ..study.plan_json import REPLAN, PlannedStudy
+from ..study.run_json import Attempt
+from ..units import count, slurm_time
+from .outcome import EndNote
 
 _SAFE_WORD = re.compile(r"[A-Za-z0-9_.+/-]+")
 #: Values of ``Mark.by`` for a run that ended before the job of its pack.

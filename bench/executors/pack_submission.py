@@ -10,9 +10,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from bench.errors import BenchError
-from bench.executors.base import Callbacks, QueueFullError, may_start
-from bench.executors.pack import (
+from ..errors import BenchError
+from ..matrix.cell import Run
+from ..slurm.client import BatchJob, Slurm, SlurmRefusedError
+from ..study.ledger import RunRecord, RunState, now
+from ..study.plan_json import PlannedStudy
+from ..study.run_json import Attempt, new_attempt, next_attempt, write_run
+from ..units import count, human_duration
+from .base import Callbacks, QueueFullError, may_start
+from .pack import (
     Pack,
     allocation_of,
     job_name,
@@ -21,13 +27,7 @@ from bench.executors.pack import (
     preflight_script,
     write_pack,
 )
-from bench.executors.slurm import SlurmExecutor, longest_limit_s, partitions_of, permanent_refusal
-from bench.matrix.cell import Run
-from bench.slurm.client import BatchJob, Slurm, SlurmRefusedError
-from bench.study.ledger import RunRecord, RunState, now
-from bench.study.plan_json import PlannedStudy
-from bench.study.run_json import Attempt, new_attempt, next_attempt, write_run
-from bench.units import count, human_duration
+from .slurm import SlurmExecutor, longest_limit_s, partitions_of, permanent_refusal
 
 _FULL = "run `bench submit --pack` again when some jobs have ended, or use --wait"
 _REMEDY = "choose fewer runs with --only, lower cluster.time_limit, or submit without --pack"

@@ -16,10 +16,18 @@ from datetime import UTC, datetime
 from multiprocessing import get_context
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from bench.errors import UnwritableError
-from bench.executors.base import settle, settle_run_json
-from bench.executors.neighbours import Neighbourhood, occupation
-from bench.executors.outcome import (
+from ..errors import UnwritableError
+from ..slurm.client import Slurm, SlurmUnavailableError
+from ..slurm.job_states import JobStatus, SlurmState, classify, queue_statuses, state_from_notices
+from ..slurm.parsing import AccountingRow, QueueRow, accounting_table, expand_hosts
+from ..study.conditions import Occupation
+from ..study.files import write_atomically
+from ..study.ledger import FailureClass, RunRecord, RunState, now
+from ..study.plan_json import PlannedStudy
+from ..study.run_json import update_run
+from .base import add_unsaved, settle, settle_run_json
+from .neighbours import Neighbourhood, occupation
+from .outcome import (
     EndNote,
     Outcome,
     end_of_last_start,
@@ -27,15 +35,7 @@ from bench.executors.outcome import (
     log_tail,
     process_outcome,
 )
-from bench.executors.pack import Packs, is_packed, own_rows
-from bench.slurm.client import Slurm, SlurmUnavailableError
-from bench.slurm.job_states import JobStatus, SlurmState, classify, queue_statuses, state_from_notices
-from bench.slurm.parsing import AccountingRow, QueueRow, accounting_table, expand_hosts
-from bench.study.conditions import Occupation
-from bench.study.files import write_atomically
-from bench.study.ledger import FailureClass, RunRecord, RunState, now
-from bench.study.plan_json import PlannedStudy
-from bench.study.run_json import update_run
+from .pack import Packs, is_packed, own_rows
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -317,7 +317,7 @@ class Settlement:
             if rows and folder.path.is_dir():
                 write_atomically(folder.sacct_summary, accounting_table(rows))
         except UnwritableError as error:
-            _add_unsaved(record, error)
+            add_unsaved(record, error)
             return
         self._settled[record.run_id] = (record, {**content, "accounted": accounted})
 
@@ -329,7 +329,7 @@ class Settlement:
         try:
             update_run(self._study.run_folder(record), changes, fallback=identity)
         except UnwritableError as error:
-            _add_unsaved(record, error)
+            add_unsaved(record, error)
             return
         event = {"event": "withdrawn", **identity, "reason": reason, "refused": False}
         self._settled[record.run_id] = (record, event)
@@ -341,7 +341,7 @@ class Settlement:
             self._study.ledger.append_all([event for _, event in settled])
         except UnwritableError as error:
             for record, _ in settled:
-                _add_unsaved(record, error)
+                add_unsaved(record, error)
 
 
 def lacks_accounting(record: RunRecord) -> bool:
@@ -399,10 +399,6 @@ def _send(sender: Connection, receivers: Sequence[Connection], work: Callable[[T
 def _await_accounting(record: RunRecord) -> None:
     record.state, record.reason = RunState.RUNNING, INCOMPLETE
     record.details["ending"] = True
-
-
-def _add_unsaved(record: RunRecord, error: UnwritableError) -> None:
-    record.reason = "; ".join(filter(None, (record.reason, f"not saved: {error.message}")))
 
 
 def _absence(no_accounting: str) -> str | None:

@@ -28,27 +28,27 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn
 
-from bench.errors import BenchError, UnwritableError
-from bench.executors.base import Callbacks, QueueFullError, SubmittedCommands, may_start, settle_run_json
-from bench.executors.outcome import EndNote, Outcome
-from bench.executors.pack import is_packed, refuse_part_of_a_pack
-from bench.executors.settlement import Settlement, as_iso, lacks_accounting
-from bench.matrix.cell import Run
-from bench.slurm.client import (
+from ..errors import BenchError, UnwritableError
+from ..matrix.cell import Run
+from ..slurm.client import (
     BatchJob,
     Slurm,
     SlurmRefusedError,
     SlurmUnavailableError,
     SubmissionUncertainError,
 )
-from bench.slurm.job_states import JobStatus, is_preliminary, queue_statuses, read_state
-from bench.slurm.messages import NOT_NOW, search
-from bench.slurm.parsing import NodeGroup, QueueRow
-from bench.study.ledger import FailureClass, RunRecord, RunState, now, submit_lock
-from bench.study.plan_json import PlannedStudy
-from bench.study.preflight import unfit_nodes
-from bench.study.run_json import Attempt, new_attempt, next_attempt, update_run, write_run
-from bench.units import count
+from ..slurm.job_states import JobStatus, is_preliminary, queue_statuses, read_state
+from ..slurm.messages import NOT_NOW, search
+from ..slurm.parsing import NodeGroup, QueueRow
+from ..study.ledger import FailureClass, RunRecord, RunState, now, submit_lock
+from ..study.plan_json import PlannedStudy
+from ..study.preflight import unfit_nodes
+from ..study.run_json import Attempt, new_attempt, next_attempt, update_run, write_run
+from ..units import count
+from .base import Callbacks, QueueFullError, SubmittedCommands, may_start, settle_run_json
+from .outcome import EndNote, Outcome
+from .pack import is_packed, refuse_part_of_a_pack
+from .settlement import Settlement, as_iso, lacks_accounting
 
 
 @dataclass(frozen=True)

@@ -26,18 +26,18 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from bench.errors import BenchError, UnwritableError, unwritable
-from bench.executors.base import Callbacks, HostBusyError, SerialExecutor
-from bench.executors.outcome import Outcome, error_line, killed_rank, process_outcome, with_workload_error
-from bench.matrix.cell import Cell, Run
-from bench.matrix.schema import HOST_ADDRESS, Host
-from bench.measure.command_conditions import merge_nodes
-from bench.shipped import shipped
-from bench.study.files import write_json
-from bench.study.ledger import FailureClass, RunRecord, RunState, now
-from bench.study.plan_json import PlannedStudy
-from bench.study.run_json import Attempt, next_attempt
-from bench.units import human_duration
+from ..errors import BenchError, UnwritableError, unwritable
+from ..matrix.cell import Cell, Run
+from ..matrix.schema import HOST_ADDRESS, Host
+from ..measure.command_conditions import merge_nodes
+from ..shipped import shipped
+from ..study.files import write_json
+from ..study.ledger import FailureClass, RunRecord, RunState, now
+from ..study.plan_json import PlannedStudy
+from ..study.run_json import Attempt, next_attempt
+from ..units import human_duration
+from .base import Callbacks, HostBusyError, SerialExecutor
+from .outcome import Outcome, error_line, killed_rank, process_outcome, with_workload_error
 
 #: Maximum time in which hosts must end a run after its `bench submit` process has died.
 BUSY_S = 20.0

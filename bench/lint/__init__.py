@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, lru_cache
 
-from bench.findings import Edit, Finding, Remark, Severity
-from bench.lint import rules
-from bench.lint.expansion import without_marks
-from bench.lint.rules import REGISTRY, Rule
-from bench.lint.script import ANALYSED_SIZE, Script, read_script
+from ..findings import Edit, Finding, Remark, Severity
+from . import rules
+from .expansion import without_marks
+from .rules import REGISTRY, Rule
+from .script import ANALYSED_SIZE, Script, read_script
 
 __all__ = ["Rule", "all_rules", "edits", "lint_script"]
 

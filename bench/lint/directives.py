@@ -13,8 +13,8 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from bench.findings import Edit, Remark, Severity
-from bench.lint.options import (
+from ..findings import Edit, Remark, Severity
+from .options import (
     EXPANSION,
     Option,
     OptionTable,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from bench.lint import all_rules
-from bench.lint.rules import Rule
+from . import all_rules
+from .rules import Rule
 
 _TABLE = "| rule | usual severity |\n|---|---|\n"
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from bench.lint.syntax import Node, Part, Pipeline, Simple, Word
+from .syntax import Node, Part, Pipeline, Simple, Word
 
 _OPEN, _CLOSE = "\ue000", "\ue001"
 MARK = re.compile(f"{_OPEN}(\\d+){_CLOSE}")

@@ -13,9 +13,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from bench.lint.expansion import MARK, Unknown, Unknowns
-from bench.lint.options import EXPANSION, Option, is_placeholder, whole_number
-from bench.slurm.parsing import expand_hosts
+from ..slurm.parsing import expand_hosts
+from .expansion import MARK, Unknown, Unknowns
+from .options import EXPANSION, Option, is_placeholder, whole_number
 
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 _GPU_OPTIONS = ("gres", "gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket", "tres-per-task")

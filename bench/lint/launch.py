@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from bench.lint.expansion import MARK, Unknowns, Value
-from bench.lint.options import Option, canonical, names, srun_options
+from .expansion import MARK, Unknowns, Value
+from .options import Option, canonical, names, srun_options
 
 PYTHON = re.compile(r"(?:i?python|pypy)[0-9.]*w?\Z")
 SHELLS = frozenset({"bash", "sh", "zsh", "dash", "ksh"})
@@ -476,10 +476,15 @@ class _CommandReader:
             return
         if not attached:
             self.at += 1
+        if name == "ddp_scaling_bench.start" and self._text() in MODULES:
+            name, self.at = str(self._text()), self.at + 1
         if name in MODULES:
             self._launcher(MODULES[name], skip=0)
             return
         root = name.partition(".")[0]
+        if name == "ddp_scaling_bench.start" and self._text() == "preflight":
+            self.launch.kind = "helper"  # one task per node uses all of its GPUs
+            return
         if name in HELPER_MODULES or root in HELPER_MODULES or root in ("ray", "dask"):
             self.launch.kind = "helper"
             if root in ("ray", "dask"):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from bench.lint.syntax import (
+from .syntax import (
     UNCLOSED_HEREDOC,
     AndOr,
     Assign,

@@ -8,15 +8,15 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from bench.lint.directives import Header, read_header, read_line, read_options
-from bench.lint.expansion import MARK, Assigned, Unknowns, Value
-from bench.lint.geometry import Geometry, evaluate
-from bench.lint.launch import CHORES, TRAINS, Launch, basename
-from bench.lint.options import EXPANSION, Option, sbatch_options
-from bench.lint.parser import parse_source
-from bench.lint.syntax import ShellError, Source, TooDeepError
-from bench.lint.walk import Step, Walk, walk
-from bench.slurm.parsing import expand_hosts
+from ..slurm.parsing import expand_hosts
+from .directives import Header, read_header, read_line, read_options
+from .expansion import MARK, Assigned, Unknowns, Value
+from .geometry import Geometry, evaluate
+from .launch import CHORES, TRAINS, Launch, basename
+from .options import EXPANSION, Option, sbatch_options
+from .parser import parse_source
+from .syntax import ShellError, Source, TooDeepError
+from .walk import Step, Walk, walk
 
 #: Slurm refuses larger scripts; this is the default of max_script_size in slurm.conf.
 MAX_SCRIPT_SIZE = 4 * 1024 * 1024

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from bench.lint.expansion import (
+from .expansion import (
     MARK,
     MAX_VALUE,
     Assigned,
@@ -22,9 +22,9 @@ from bench.lint.expansion import (
     Unknowns,
     Value,
 )
-from bench.lint.launch import SHELLS, Launch, basename, read_command
-from bench.lint.parser import assignment_in, parse_shell
-from bench.lint.syntax import (
+from .launch import SHELLS, Launch, basename, read_command
+from .parser import assignment_in, parse_shell
+from .syntax import (
     AndOr,
     Assign,
     Background,

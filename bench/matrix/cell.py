@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
-from bench.matrix.secret_values import shown_command, without_secrets
+from .secret_values import shown_command, without_secrets
 
 Mode = Literal["strong", "weak"]
 
@@ -24,6 +24,21 @@ class Membership:
     series: str
     mode: Mode
     batch: int
+
+
+class Command(NamedTuple):
+    """A user's command: its words with unfilled placeholders, and its name if the matrix gives one."""
+
+    words: tuple[str, ...]
+    name: str | None = None
+
+    def __str__(self) -> str:
+        return self.name or shown_command(self.words)
+
+    @property
+    def swept(self) -> str | list[str]:
+        """The value in ``Cell.swept``: the name, or the words of a command without a name."""
+        return self.name or list(self.words)
 
 
 #: Key of the ranks per node in ``Point.values``. A matrix file uses gpus_per_node or tasks_per_node instead.
@@ -107,6 +122,11 @@ class Cell:
         return self.workload.get("command")
 
     @property
+    def command_label(self) -> str:
+        """The command's name, or its text in the cell's name; empty if all cells have the same command."""
+        return command_label(self.workload, self.swept)
+
+    @property
     def metrics(self) -> dict[str, Any]:
         """The settings of a command's metrics that differ from the defaults."""
         return self.workload.get("metrics") or {}
@@ -148,6 +168,36 @@ class Run:
     order: int
 
 
+@dataclass(frozen=True)
+class LabelledCommand:
+    """A command with its label in the names of its cells; ``words`` are without secrets."""
+
+    label: str
+    words: list[str]
+    cells: list[str]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the command as in the output of `bench plan --json`."""
+        return {"name": self.label, "words": self.words, "cells": self.cells}
+
+
+def labelled_commands(cells: Iterable[Cell]) -> list[LabelledCommand]:
+    """Return the commands that have a name or differ between cells, in the order of the cells."""
+    found: dict[str, LabelledCommand] = {}
+    for cell in cells:
+        if cell.command is not None and (label := cell.command_label):
+            words = without_secrets(cell.command)
+            found.setdefault(label, LabelledCommand(label, words, [])).cells.append(cell.cell_id)
+    return list(found.values())
+
+
+def command_label(workload: Mapping[str, Any], swept: Mapping[str, Any]) -> str:
+    """Return the name of a cell's command, or its text in the cell's name, or "" if it has neither."""
+    if name := workload.get("command_name"):
+        return str(name)
+    return _safe_text(swept["command"]) if "command" in swept else ""
+
+
 #: The maximum length of a cell's or series' name; folders get these names.
 MAX_NAME = 150
 _SAFE_TEXT = re.compile(r"[A-Za-z0-9_.+]{1,40}")
@@ -179,11 +229,16 @@ def name_of(parts: list[str], swept: Mapping[str, Any]) -> str:
     to them, so that different values still have different names.
     """
     name = "-".join(
-        [*parts, *(f"{axis.removeprefix('env.')}.{_safe_text(value)}" for axis, value in swept.items())]
+        [*parts, *(f"{axis.removeprefix('env.')}.{_part(axis, value)}" for axis, value in swept.items())]
     )
     if len(name) <= MAX_NAME:
         return name
     return f"{name[: MAX_NAME - 9]}-{_digest(name)}"
+
+
+def _part(axis: str, value: Any) -> str:
+    is_name = axis == "command" and isinstance(value, str)  # the matrix checks such names
+    return str(value) if is_name else _safe_text(value)
 
 
 def _safe_text(value: Any) -> str:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import PurePosixPath
 
-from bench.matrix.cell import PER_NODE, Cell, Point
-from bench.matrix.document import Document, Place
-from bench.matrix.field_types import key_of_word
-from bench.matrix.schema import Matrix
-from bench.matrix.workload import WorkloadOptions, names_in, uses_python
-from bench.units import count, join_names
+from ..units import count, join_names
+from .cell import PER_NODE, Cell, Command, Point
+from .document import Document, Place
+from .field_types import key_of_word
+from .nested_launch import read_launch
+from .schema import Matrix
+from .workload import WorkloadOptions, names_in, uses_python
 
+#: A word that needs no quotes, placeholders included.
+_PLAIN = re.compile(r"[\w@%+=:,./{}-]+")
 #: Number of cells that a warning names.
 NAMED_CELLS = 6
 
@@ -333,18 +337,25 @@ def check_commands(matrix: Matrix, document: Document) -> None:
                 document.add_problem(place, what, f"set workload.{name} or axes.{name}")
 
 
-def _commands(matrix: Matrix) -> list[tuple[Place, list[str]]]:
+def _commands(matrix: Matrix) -> list[tuple[Place, Sequence[str]]]:
     """Return every command of a matrix with its place."""
-    found: list[tuple[Place, list[str]]] = [
-        (("axes", "command", i), words) for i, words in enumerate(matrix.axes.given.get("command") or [])
+    axis: list[Command] = matrix.axes.given.get("command") or []
+    found: list[tuple[Place, Sequence[str]]] = [
+        (("axes", "command", i), command.words) for i, command in enumerate(axis)
     ]
     if matrix.workload.command is not None and not found:
-        found.append((("workload", "command"), matrix.workload.command))
+        found.append((("workload", "command"), matrix.workload.command.words))
     for section in ("include", "exclude"):
         for i, entry in enumerate(getattr(matrix, section)):
-            if "command" in entry.given:
-                found.append(((section, i, "command"), entry.given["command"]))
+            if (command := entry.given.get("command")) and variant_of(command, axis) is None:
+                found.append(((section, i, "command"), command.words))
     return found
+
+
+def variant_of(command: Command, axis: Sequence[Command]) -> Command | None:
+    """Return the value of axes.command that a command in exclude or include means, by its words or name."""
+    same = next((variant for variant in axis if variant.words == command.words), None)
+    return same or next((variant for variant in axis if command.words == (variant.name,)), None)
 
 
 #: The minimum number of sizes per series for a fitted scaling model.
@@ -432,6 +443,7 @@ def _command_warnings(matrix: Matrix, document: Document) -> Iterator[str]:
         return
     for place, words in commands:
         yield from (f"{document.location(place)}: {warning}" for warning in _shell_syntax(words))
+        yield from (f"{document.location(place)}: {warning}" for warning in _nested_launch(matrix, words))
     if any(uses_python(words) for _, words in commands):
         yield from _changed_python(matrix, document)
     named = {name for _, words in commands for name in names_in(words)}
@@ -448,6 +460,34 @@ def _command_warnings(matrix: Matrix, document: Document) -> Iterator[str]:
     for name in sorted(options & matrix.workload.model_fields_set - named):
         where = document.location(("workload", name))
         yield f"{where}: workload.{name} is ignored: the command does not contain {{{name}}}"
+
+
+def _nested_launch(matrix: Matrix, words: Sequence[str]) -> Iterator[str]:
+    """Yield a warning if the command is a launcher, of which each rank would start one."""
+    line = read_launch(words)
+    options = line.options or {} if line else {}
+    if line is None or (line.launcher == "accelerate" and options.get("num_processes") == "1"):
+        return  # accelerate starts a single process without a launcher of its own
+    launcher = "srun" if line.launcher in ("srun", "mpirun") else "torchrun"
+    axis = "gpus_per_node" if matrix.workload.device == "cuda" else "tasks_per_node"
+    wanted = {"launcher": launcher}
+    number = options.get("nproc_per_node", options.get("num_gpus", ""))
+    if line.launcher in ("torchrun", "deepspeed") and number.isdigit():
+        wanted[axis] = number
+    axes = [
+        f"`{name}: [{value}]`"
+        for name, value in wanted.items()
+        if list(map(str, matrix.axes.given.get(name, ()))) != [value]
+    ]
+    program = "only the program as the command"
+    if line.program:
+        own = [*line.wrapper, *line.program]
+        shown = " ".join(word if _PLAIN.fullmatch(word) else shlex.quote(word) for word in own)
+        program = f"`command: {shown}`"
+    yield (
+        f"bench starts the command once per rank, and {line.launcher} in it starts ranks again; use "
+        f"{' and '.join(filter(None, [', '.join(axes), program]))}"
+    )
 
 
 def _changed_python(matrix: Matrix, document: Document) -> Iterator[str]:

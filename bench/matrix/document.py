@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from bench.errors import BenchError, InputError, Problem, missing_file
+from ..errors import BenchError, InputError, Problem, missing_file
 
 MAX_FILE_BYTES = 4_000_000
 #: The maximum number of YAML nodes after aliases are expanded; a matrix has dozens.
@@ -194,7 +195,57 @@ def _syntax_problem(path: Path, text: str, error: yaml.YAMLError) -> Problem:
     elif "undefined alias" in what:
         message = f"YAML: {what}"
         remedy = "define it earlier in the file with '&name', or quote a value that begins with '*'"
+    elif mark and isinstance(error, yaml.parser.ParserError):
+        with suppress(yaml.YAMLError):  # another mistake further down
+            if value := _unquoted_value(text, mark.index):
+                message, remedy = _NEEDS_QUOTES, f"write {_quoted(value)}"
     return Problem(str(path), line, message, remedy)
+
+
+_STARTS = (yaml.FlowMappingStartToken, yaml.FlowSequenceStartToken)
+_ENDS = (yaml.FlowMappingEndToken, yaml.FlowSequenceEndToken)
+_NEEDS_QUOTES = "a text needs quotes if it begins with { or [, or contains them inside other { } or [ ]"
+
+
+def _quoted(value: str) -> str:
+    """Return a text as a YAML scalar in single quotes."""
+    return "'" + " ".join(value.split()).replace("'", "''") + "'"
+
+
+def _unquoted_value(text: str, index: int) -> str:
+    """Return the value at ``index`` if it mixes text with braces or brackets; else an empty text.
+
+    Without quotes, YAML reads the first brace or bracket as the begin of a mapping or list, or as its end.
+    """
+    starts: list[int | None] = []  # start of the current value in each open mapping and list
+    has_text: list[bool] = []
+    outermost = 0
+    for token in yaml.scan(text, Loader=_Loader):
+        at, is_end = token.start_mark.index, isinstance(token, _ENDS)
+        if not starts and not isinstance(token, _STARTS):
+            continue
+        if is_end or isinstance(token, yaml.FlowEntryToken | yaml.KeyToken | yaml.ValueToken):
+            start = starts[-1]
+            if start is not None and start <= index < at:
+                is_value = has_text[-1] and not isinstance(token, yaml.ValueToken)
+                value = text[start:at].strip()
+                return value if is_value and re.search(r"[][{}]", value) else ""
+            starts[-1], has_text[-1] = None, False
+            if is_end:
+                del starts[-1], has_text[-1]
+                between = text[token.end_mark.index : index]
+                if not starts and at < index and not between.strip(" "):
+                    return re.split(r"\n| #", text[outermost:])[0].strip()
+            continue
+        outermost = outermost if starts else at
+        if starts and starts[-1] is None:
+            starts[-1] = at
+        if isinstance(token, yaml.ScalarToken):
+            has_text[-1] = True
+        elif isinstance(token, _STARTS):
+            starts.append(None)
+            has_text.append(False)
+    return ""
 
 
 class _Builder:
@@ -214,11 +265,25 @@ class _Builder:
             raise _rejection(path, self.top_level_line, what, "write the values instead of aliases")
         self.lines.setdefault(place, node.start_mark.line + 1)
         if isinstance(node, yaml.MappingNode):
+            if braces := self._unquoted_braces(node):
+                remedy = f"write {_quoted(braces)}"
+                self._add_problem(node.start_mark.line + 1, f"{braces} needs quotes", remedy)
+                return braces
             return self._mapping(node, place, depth)
         if isinstance(node, yaml.SequenceNode):
             return [self.build(item, (*place, i), depth + 1) for i, item in enumerate(node.value)]
         assert isinstance(node, yaml.ScalarNode)
         return self._scalar(node)
+
+    def _unquoted_braces(self, node: yaml.MappingNode) -> str:
+        """Return the text of a mapping such as ``{name}``: braces around one key without a colon."""
+        if not node.flow_style or len(node.value) != 1 or not self._lacks_colon(node.value[0][0]):
+            return ""
+        text = self.document.text[node.start_mark.index : node.end_mark.index]
+        return text if re.fullmatch(r"\{[^{}\n]+\}", text) else ""
+
+    def _lacks_colon(self, key: yaml.Node) -> bool:
+        return re.match(r"\s*[,}]", self.document.text[key.end_mark.index :][:100]) is not None
 
     def _mapping(self, node: yaml.MappingNode, place: Place, depth: int) -> dict[str, Any]:
         content: dict[str, Any] = {}
@@ -229,6 +294,10 @@ class _Builder:
             key = self._scalar(key_node) if isinstance(key_node, yaml.ScalarNode) else None
             if key == "<<" and not key_node.style:
                 merged += self._merge(value_node, place, depth)
+                continue
+            if node.flow_style and self._lacks_colon(key_node):
+                what = f"'{key_node.value}' is a key without a colon and a value"
+                self._add_problem(line, what, "quote a text that contains a comma inside { }")
                 continue
             if not isinstance(key, str):
                 written = getattr(key_node, "value", "a list or mapping")

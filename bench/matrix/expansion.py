@@ -11,17 +11,18 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from bench.matrix.cell import PER_NODE, Cell, Membership, Mode, Point, canonical, name_of, value_text
-from bench.matrix.checks import (
+from .cell import PER_NODE, Cell, Command, Membership, Mode, Point, canonical, name_of, value_text
+from .checks import (
     check_commands,
     check_dependency,
     check_device,
     check_hosts,
     check_srun_options,
     runnable_points,
+    variant_of,
 )
-from bench.matrix.document import Document, Place
-from bench.matrix.schema import Matrix
+from .document import Document, Place
+from .schema import Matrix
 
 MAX_CELLS = 100_000
 MAX_RUNS = 1_000_000
@@ -104,6 +105,7 @@ class _Enumeration:
         return defaults | {name: values for name, values in given.items() if name not in _SIZE_AND_LAUNCH}
 
     def _check_duplicates(self) -> None:
+        self._check_command_names()
         for name, values in self.axes.items():
             key = self.matrix.size_axis if name == PER_NODE else name
             known: set[str] = set()
@@ -119,6 +121,26 @@ class _Enumeration:
                 line = self.document.line(first)
                 what = f"{mode} {_batch_key(mode)} {batch} is given twice (first in line {line})"
                 self.document.add_problem(place, what, "remove one")
+
+    def _check_command_names(self) -> None:
+        """Record a problem if one name is given to two commands, or two names to one command."""
+        given: list[tuple[Place, Command]] = [
+            (("axes", "command", i), command) for i, command in enumerate(self.axes.get("command", []))
+        ]
+        for i, entry in enumerate(self.matrix.include):
+            if command := entry.given.get("command"):
+                given.append((("include", i, "command"), command))
+        seen: list[tuple[Place, Command]] = []
+        for place, command in given:
+            for first, other in seen:
+                line = self.document.line(first)
+                if command.name is not None and command.name == other.name and command.words != other.words:
+                    what = f"the name {command.name!r} is given to two commands (first in line {line})"
+                    self.document.add_problem(place, what, "choose another name")
+                elif command.words == other.words and command.name not in (None, other.name):
+                    what = f"{command} is the same command as {other} (line {line})"
+                    self.document.add_problem(place, what, "remove one of them, or use one name")
+            seen.append((place, command))
 
     def _check_size(self) -> None:
         """Raise InputError if there are too many cells to enumerate."""
@@ -156,6 +178,8 @@ class _Enumeration:
             if axis == PER_NODE and key != self.matrix.size_axis:
                 what = f"{section}[{index}].{key} does not fit workload.device {self.matrix.workload.device}"
                 self.document.add_problem((section, index, key), what, f"use {self.matrix.size_axis}")
+            if key == "command":
+                value = variant_of(value, self.axes.get("command", [])) or value
             entry[axis] = value
         return entry
 
@@ -242,7 +266,7 @@ def _cells(points: Sequence[Point], matrix: Matrix, document: Document) -> list[
     settings = _Settings(matrix)
     cells: dict[str, Cell] = {}
     for point in points:
-        swept = {name: point.values[name] for name in swept_names if name in point.values}
+        swept = {name: _swept_value(point.values[name]) for name in swept_names if name in point.values}
         cell = _cell(point, swept, settings)
         known = cells.setdefault(cell.cell_id, cell)
         if known.swept != swept:
@@ -250,6 +274,10 @@ def _cells(points: Sequence[Point], matrix: Matrix, document: Document) -> list[
         parts = [point.mode, str(point.batch), cell.backend, cell.launcher]
         known.series.append(Membership(name_of(parts, swept), point.mode, point.batch))
     return list(cells.values())
+
+
+def _swept_value(value: Any) -> Any:
+    return value.swept if isinstance(value, Command) else value
 
 
 def _add_name_clash(one: dict[str, Any], other: dict[str, Any], document: Document) -> None:
@@ -262,7 +290,7 @@ def _add_name_clash(one: dict[str, Any], other: dict[str, Any], document: Docume
 
 def _swept_names(points: Sequence[Point], matrix: Matrix) -> list[str]:
     """Return the axes that vary between cells, except size, backend and launcher."""
-    defaults: dict[str, Any] = matrix.workload.model_dump()
+    defaults: dict[str, Any] = dict(matrix.workload)
     defaults |= {f"env.{name}": value for name, value in matrix.cluster.env.items()}
     names = dict.fromkeys(name for point in points for name in point.values)
     swept = []
@@ -296,7 +324,7 @@ class _Settings:
                 if name.startswith("env."):
                     env[name.removeprefix("env.")] = chosen
                 elif name == "command":
-                    workload |= self._options.command_options(list(chosen))
+                    workload |= self._options.command_options(chosen)
                 else:
                     workload[name] = chosen
             known = self._known[own] = (workload, env)

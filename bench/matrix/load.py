@@ -15,12 +15,12 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ValidationError
 
-from bench.errors import BenchError, InputError, Problem, missing_file
-from bench.matrix import schema
-from bench.matrix.document import Document, Inheritance, Place, read_document
-from bench.matrix.field_types import Section, did_you_mean
-from bench.matrix.schema import STUDY_NAME, STUDY_NAME_RULE, Cluster, Container, Host, Matrix
-from bench.matrix.workload import Metrics
+from ..errors import BenchError, InputError, Problem, missing_file
+from . import schema
+from .document import Document, Inheritance, Place, read_document
+from .field_types import Section, did_you_mean
+from .schema import STUDY_NAME, STUDY_NAME_RULE, Cluster, Container, Host, Matrix
+from .workload import Metrics, NamedCommand
 
 _SECTIONS: dict[str, type[BaseModel]] = {
     "cluster": Cluster,
@@ -30,6 +30,7 @@ _SECTIONS: dict[str, type[BaseModel]] = {
     "scaling": schema.Scaling,
     "workload": schema.Workload,
     "workload.metrics": Metrics,
+    **{f"{section}.command": NamedCommand for section in ("workload", "axes", "exclude", "include")},
     "exclude": schema.Selection,
     "include": schema.Selection,
     "": schema.Matrix,
@@ -82,6 +83,8 @@ def _missing(place: Place) -> tuple[str, str]:
     example = {
         "scaling": "add `scaling: [{mode: strong, global_batch: [352]}]`, or mode weak with per_gpu_batch",
         "mode": "write mode: strong or mode: weak",
+        "name": "write {name: NAME, run: COMMAND}, or only the command",
+        "run": "write {name: NAME, run: COMMAND}",
     }.get(str(place[-1]), "")
     where = _dotted(place[:-1]) or "the matrix"
     return f"key '{place[-1]}' is missing in {where}", example

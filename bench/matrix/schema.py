@@ -20,8 +20,9 @@ from pydantic import (
     model_validator,
 )
 
-from bench.matrix.cell import Mode
-from bench.matrix.field_types import (
+from ..units import DURATION_FORMS, parse_duration_s
+from .cell import Command, Mode
+from .field_types import (
     ENV_NAME,
     MAX_TASKS_PER_NODE,
     Batch,
@@ -45,8 +46,7 @@ from bench.matrix.field_types import (
     parse_binding,
     split_line,
 )
-from bench.matrix.workload import RECORDER, Command, MetricsOption, WorkloadOptions
-from bench.units import DURATION_FORMS, parse_duration_s
+from .workload import RECORDER, CommandOption, MetricsOption, WorkloadOptions
 
 #: Host names that ssh accepts and that cannot be mistaken for options or shell code.
 _HOST_NAME = Form(
@@ -250,8 +250,8 @@ class Scaling(Section):
 class Workload(WorkloadOptions):
     """The options of the built-in training, or a command that runs instead of it."""
 
-    command: Command | None = None
-    """A command instead of the built-in training; `{name}` is replaced by a value of the cell."""
+    command: CommandOption | None = None
+    """A command instead of the built-in training; placeholders such as `{nodes}` are filled in."""
     metrics: MetricsOption = RECORDER
     """The source of a command's metrics: recorder, none, csv, jsonl or output."""
 
@@ -260,9 +260,10 @@ class Workload(WorkloadOptions):
         own = {name: getattr(self, name) for name in WorkloadOptions.model_fields}
         return own if self.command is None else own | self.command_options(self.command)
 
-    def command_options(self, command: list[str]) -> dict[str, Any]:
-        """Return a command and its metrics as workload options of a cell."""
-        return {"command": command, "metrics": self.metrics.as_json()}
+    def command_options(self, command: Command) -> dict[str, Any]:
+        """Return a command, its name if it has one, and its metrics as workload options of a cell."""
+        name = {} if command.name is None else {"command_name": command.name}
+        return {"command": list(command.words), **name, "metrics": self.metrics.as_json()}
 
 
 def _option_type(name: str) -> Any:

@@ -72,7 +72,8 @@ def cell_without_secrets(cell: Mapping[str, Any]) -> dict[str, Any]:
     if "env" in cell:
         shown["env"] = without_secret_variables(cell["env"])
     for section in ("workload", "swept"):
-        if words := cell.get(section, {}).get("command"):
+        words = cell.get(section, {}).get("command")
+        if isinstance(words, list):
             shown[section] = {**cell[section], "command": without_secrets(words)}
     return shown
 

@@ -3,23 +3,31 @@
 One model of the options validates the matrix, writes the launch line of a script, and parses it in the
 job. Each option can also be an axis of the matrix.
 
-A command is a list of words, never shell code. A string is split at spaces and quotes as in a
-shell, but nothing is expanded. ``{name}`` is replaced by a value of the cell; ``{{`` and ``}}``
-are literal braces. :func:`shell_word` quotes the words for a script.
+A command is a list of words, never shell code; it can have a name. A string is split at spaces and
+quotes as in a shell, but nothing is expanded. ``{name}`` is replaced by a value of the cell; ``{{``
+and ``}}`` are literal braces. :func:`shell_word` quotes the words for a script.
 """
 
 from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    PlainValidator,
+    TypeAdapter,
+    WithJsonSchema,
+    model_validator,
+)
 
-from bench.matrix.cell import Cell, value_text
-from bench.matrix.field_types import Section, did_you_mean, shell_words
-from bench.units import parse_count, parse_duration_s
+from ..units import parse_count, parse_duration_s
+from .cell import Cell, Command, value_text
+from .field_types import Section, did_you_mean, shell_words
 
 Count = Annotated[int, Field(strict=True, ge=1)]
 Model = Literal["mlp", "convnet", "resnet50", "transformer", "traffic"]
@@ -252,13 +260,70 @@ def _check_name(name: str) -> None:
     raise ValueError(f"unknown placeholder {{{name}}}; {hint}, env.NAME")
 
 
-#: A command: a list of words, or a text that is split into words.
-Command = Annotated[
+#: A list of words, or a text that is split into words.
+Words = Annotated[
     list[Annotated[str, Field(strict=True)]],
     BeforeValidator(_split),
     AfterValidator(_check_command),
     WithJsonSchema(
         {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1}]}
+    ),
+]
+_WORDS: TypeAdapter[list[str]] = TypeAdapter(Words)
+_COMMAND_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
+
+
+def _check_command_name(name: str) -> str:
+    if not _COMMAND_NAME.fullmatch(name):
+        raise ValueError(
+            f"{name!r} is not a name of a command; allowed: letters, digits, '.', '_' and '-', at most 40, "
+            "beginning with a letter or digit"
+        )
+    return name
+
+
+class NamedCommand(Section):
+    """A command with a name, which is part of the names of its cells."""
+
+    name: Annotated[
+        str,
+        Field(strict=True),
+        AfterValidator(_check_command_name),
+        WithJsonSchema({"type": "string", "pattern": f"^{_COMMAND_NAME.pattern}$"}),
+    ]
+    """A short name: letters, digits, '.', '_' and '-'."""
+    run: Words
+    """The command: a string, or a list of words."""
+
+
+def _is_named(value: Any) -> bool:
+    return isinstance(value, dict) and not value.keys().isdisjoint(NamedCommand.model_fields)
+
+
+def _command(value: Any) -> Command:
+    if isinstance(value, dict):
+        named = NamedCommand.model_validate(value)
+        return Command(tuple(named.run), named.name)
+    if isinstance(value, list) and any(isinstance(word, list) or _is_named(word) for word in value):
+        raise ValueError(
+            "a command is a string, a list of words, or {name: NAME, run: COMMAND}; list several commands in "
+            "axes.command"
+        )
+    return Command(tuple(_WORDS.validate_python(value)))
+
+
+#: The type of `command`: a string, a list of words, or a mapping with the keys of :class:`NamedCommand`.
+CommandOption = Annotated[
+    Command,
+    PlainValidator(_command),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string"},
+                {"type": "array", "items": {"type": "string"}, "minItems": 1},
+                NamedCommand.model_json_schema(),
+            ]
+        }
     ),
 ]
 
@@ -303,6 +368,8 @@ class Metrics(Section):
     """The columns of csv, or keys of jsonl, that contain throughput, step_time and loss."""
     output: dict[Quantity, Pattern] | None = None
     """Regular expressions with one group, searched for in each line of the command's output."""
+    kind: Literal["per_step", "average"] = "per_step"
+    """per_step: values during the run. average: one value for the whole run, as in a summary."""
     units: dict[Literal["throughput", "step_time"], str] = Field(default={})
     """throughput: samples/s or it/s; step_time: s, ms or us."""
     scope: Literal["global", "per_gpu"] = "global"
@@ -352,7 +419,19 @@ class Metrics(Section):
             raise ValueError(
                 "skip has no effect: no values are read; remove it (for the recorder, set warmup_steps)"
             )
+        if self.kind == "average":
+            self._check_average(read)
         return self
+
+    def _check_average(self, read: Collection[str]) -> None:
+        if not read:
+            raise ValueError("kind average has no effect: no values are read; remove it")
+        if self.skip:
+            raise ValueError("skip has no effect with kind average, which reads one value; remove it")
+        if {"throughput", "step_time"} <= set(read):
+            raise ValueError(
+                "kind average reads throughput or step_time, because one follows from the other; remove one"
+            )
 
     def as_json(self) -> dict[str, Any]:
         """Return the settings that differ from the defaults, for plan.json and run.json."""

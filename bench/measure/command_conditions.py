@@ -27,13 +27,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from bench import __version__
-from bench.errors import UnwritableError
-from bench.measure.node import Node, NodeSample, cpu_groups, cpu_quota, host_name
-from bench.measure.ranks import cpu_model, kept_variables, requested_threads
-from bench.study.files import read_json, write_json
-from bench.study.layout import RunFolder
-from bench.study.run_json import read_run, script_sha256, script_warning
+from .. import __version__
+from ..errors import UnwritableError
+from ..study.files import read_json, write_json
+from ..study.layout import RunFolder
+from ..study.run_json import read_run, script_sha256, script_warning
+from .node import Node, NodeSample, cpu_groups, cpu_quota, host_name
+from .ranks import cpu_model, kept_variables, requested_threads
 
 _BEFORE, _AFTER = "conditions-before.{}.json", "conditions-node.{}.json"
 _ERRORS = "conditions.err"

@@ -17,10 +17,10 @@ from typing import Any
 import psutil
 import torch
 
-from bench.measure import nvml
-from bench.measure.node import Node, utc_now
-from bench.measure.nvml import Gpu, open_gpu
-from bench.measure.torch_internals import compilations, count_collectives
+from . import nvml
+from .node import Node, utc_now
+from .nvml import Gpu, open_gpu
+from .torch_internals import compilations, count_collectives
 
 
 class Conditions:

@@ -11,10 +11,10 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from bench import __version__
-from bench.measure.nvml import pci_address
-from bench.measure.ranks import RankFacts, cores_of_nodes, hosts_of, kept_variables, ranks_outnumber_cores
-from bench.measure.torch_internals import ddp_texts, unused_parameter_bytes
+from .. import __version__
+from .nvml import pci_address
+from .ranks import RankFacts, cores_of_nodes, hosts_of, kept_variables, ranks_outnumber_cores
+from .torch_internals import ddp_texts, unused_parameter_bytes
 
 
 @dataclass(frozen=True)

@@ -29,10 +29,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import HashStore, PrefixStore, Store  # type: ignore[attr-defined]
 
-from bench.errors import BenchError
-from bench.measure.ranks import RankFacts
-from bench.measure.torch_internals import group_store
-from bench.units import join_names
+from ..errors import BenchError
+from ..units import join_names
+from .ranks import RankFacts
+from .torch_internals import group_store
 
 _POLL_S = 0.05
 _exchanges = itertools.count()

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from bench.measure.exchange import Collectives
+from .exchange import Collectives
 
 #: Fraction of a message that is sent untimed first, and its minimum size in bytes. Connections then reach
 #: full speed, and traffic shapers use up their credit of some 100 KiB.

@@ -13,9 +13,9 @@ from typing import Any
 
 import psutil
 
-from bench.matrix.secret_values import is_private
-from bench.measure.node import cpu_groups, cpu_quota, host_name
-from bench.units import count, join_names, number_ranges
+from ..matrix.secret_values import is_private
+from ..units import count, join_names, number_ranges
+from .node import cpu_groups, cpu_quota, host_name
 
 
 @dataclass(frozen=True)

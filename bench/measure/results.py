@@ -15,13 +15,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import numpy as np
 import torch
 
-from bench.measure.conditions import Usage, window_conditions
-from bench.measure.step_parts import DDP_ALWAYS_SAMPLED, StepParts, mean_parts
-from bench.study.files import write_atomically, write_json
-from bench.study.layout import METRICS_COLUMNS, RANKS_COLUMNS, STEPS_COLUMNS, RunFolder
+from ..study.files import write_atomically, write_json
+from ..study.layout import METRICS_COLUMNS, RANKS_COLUMNS, STEPS_COLUMNS, RunFolder
+from .conditions import Usage, window_conditions
+from .step_parts import DDP_ALWAYS_SAMPLED, StepParts, mean_parts
 
 Row = dict[str, object]
 
@@ -192,8 +191,8 @@ def metrics_row(epoch: EpochRecord) -> Row:
         "train_loss": _loss(ranks),
         "epoch_time_sec": seconds,
         "throughput_samples_per_sec": None if epoch.samples is None else epoch.samples / seconds,
-        "step_time_sec_median": float(np.percentile(epoch.step_s, 50)),
-        "step_time_sec_p95": float(np.percentile(epoch.step_s, 95)),
+        "step_time_sec_median": _quantile(epoch.step_s, 0.5),
+        "step_time_sec_p95": _quantile(epoch.step_s, 0.95),
         "checkpoint_time_sec": epoch.checkpoint_s,
         "gpu_util_avg": _mean_of_known([rank.usage.gpu_percent for rank in ranks]),
         "cpu_util_avg": _mean_of_known([rank.usage.cpu_percent for rank in ranks]),
@@ -202,6 +201,11 @@ def metrics_row(epoch: EpochRecord) -> Row:
         "mfu": None if epoch.ideal_step_s is None else epoch.ideal_step_s * len(epoch.step_s) / seconds,
     }
     return row | _split_columns(epoch) | _validation_columns(epoch.validation)
+
+
+def _quantile(values: Sequence[float], share: float) -> float:
+    """Return a quantile; between two values it is interpolated."""
+    return float(torch.tensor(values, dtype=torch.float64).quantile(share))
 
 
 def rank_rows(epoch: EpochRecord, places: Sequence[RankPlace]) -> list[Row]:

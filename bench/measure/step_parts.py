@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from bench.measure.torch_internals import ddp_times, set_ddp_sample_rate
+from .torch_internals import ddp_times, set_ddp_sample_rate
 
 
 class HostClock:

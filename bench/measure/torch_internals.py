@@ -13,13 +13,19 @@ backward_callbacks          ``autograd.Variable._execution_engine``             
 group_store                 ``distributed_c10d._get_default_store``              recordings of several ranks
 count_collectives           ``ProcessGroup._get_sequence_number_for_group``      the rank that missed a call
 compilations                ``torch._dynamo.utils.compilation_time_metrics``     recompilations
+observe_compiled_calls      ``Module._compiled_call_impl``                       nothing; hooks are compiled
+fsdp_version                ``Module._is_fsdp_managed_module``, and              strategy of a module within
+                            ``Module._fsdp_use_orig_params``                     a model with FSDP
+whole_flat_parameters       ``FullyShardedDataParallel._handle.flat_param``      parameters with FSDP1
+is_flattened                ``Parameter._fsdp_flattened``                        the same
 collective_timeout_s        ``ProcessGroup._get_backend``, ``options._timeout``  the time-out in messages
 end_loader_workers          ``_MultiProcessingDataLoaderIter._shutdown_workers`` nothing, but exit is slower
 import_dynamo               ``torch._dynamo``                                    nothing, but start is slower
 =========================== ==================================================== ============================
 
-``tests/measure/test_torch_internals.py`` checks that all these interfaces exist. The test passed with torch
-2.4.1, 2.7.1, 2.10.0, 2.13.0 and 2.15.0 (``make torch-releases``).
+``tests/measure/test_torch_internals.py`` and, for FSDP, ``tests/record/test_strategies.py`` check that all
+these interfaces exist. The first of them passed with torch 2.4.1, 2.7.1, 2.10.0, 2.13.0 and 2.15.0
+(``make torch-releases``).
 """
 
 from __future__ import annotations
@@ -32,6 +38,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor, nn
 from torch.distributed import Store, distributed_c10d  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel
 from torch.torch_version import TorchVersion
@@ -129,6 +136,67 @@ def compilations() -> tuple[int, float] | None:
         seconds = [one for name, times in metrics if name.endswith("compile_inner") for one in times]
         return len(seconds), sum(seconds)
     return None
+
+
+def observe_compiled_calls(
+    model: nn.Module, begins: Callable[[], None], ended: Callable[[Any], None]
+) -> Callable[[], None] | None:
+    """Call ``begins`` and ``ended`` around each call of a model that ``model.compile()`` compiled in place.
+
+    Hooks of such a model are compiled with it, which fails with ``fullgraph=True``. The result is a function
+    that ends the observation, or None for any other model.
+    """
+    compiled = getattr(model, "_compiled_call_impl", None)
+    if compiled is None:
+        return None
+
+    def call(*values: Any, **named: Any) -> Any:
+        begins()
+        output = compiled(*values, **named)
+        ended(output)
+        return output
+
+    model._compiled_call_impl = call
+    return lambda: setattr(model, "_compiled_call_impl", compiled)
+
+
+def fsdp_version(module: nn.Module) -> int | None:
+    """Return 1 or 2 if a module belongs to a model with FSDP of this version, else None.
+
+    The attributes are those that FSDP sets for torch.compile.
+    """
+    own = vars(module)
+    if not own.get("_is_fsdp_managed_module"):
+        return None
+    is_first = own.get("_fsdp_use_orig_params") is False or any(map(is_flattened, module.parameters()))
+    return 1 if is_first else 2
+
+
+def is_flattened(parameter: Tensor) -> bool:
+    """Return whether a parameter is a part of a flat parameter of FSDP1, or a flat parameter itself."""
+    return getattr(parameter, "_fsdp_flattened", False) is True
+
+
+def whole_flat_parameters(model: nn.Module) -> list[tuple[int, Tensor]] | None:
+    """Return the parameters that FSDP1 flattened and sharded, each with its size before both, no padding.
+
+    A parameter stands for its type and for ``requires_grad``. The result is empty without FSDP1, and None if
+    ``model`` contains parameters whose FSDP module is outside of it.
+    """
+    known: set[int] = set()
+    found: list[tuple[int, Tensor]] = []
+    try:
+        for part in model.modules():
+            flat = getattr(vars(part).get("_handle"), "flat_param", None)
+            if flat is not None:
+                parts = [flat] * len(flat._shapes) if flat._params is None else flat._params
+                known.update(map(id, parts))
+                found += [(shape.numel(), one) for shape, one in zip(flat._shapes, parts, strict=True)]
+    except _MISSING:
+        return None
+    is_within = any(is_flattened(one) and id(one) not in known for one in model.parameters())
+    is_within |= not known and any(fsdp_version(part) == 1 for part in model.modules())
+    return None if is_within else found
 
 
 def collective_timeout_s(device: torch.device) -> float | None:

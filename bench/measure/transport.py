@@ -26,9 +26,9 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from bench.measure.environment import nccl_version
-from bench.measure.ranks import RankFacts
-from bench.study.layout import RunFolder
+from ..study.layout import RunFolder
+from .environment import nccl_version
+from .ranks import RankFacts
 
 IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 #: Local and remote end of a connection, each as ``address:port``.

@@ -3,7 +3,7 @@
 import os
 import sys
 
-from bench.preflight.program import main
+from .program import main
 
 if __name__ == "__main__":
     code = main()

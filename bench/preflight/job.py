@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench.errors import BenchError, UnwritableError, unwritable
-from bench.executors.outcome import log_tail
-from bench.executors.slurm import requested_partitions
-from bench.render import PREFLIGHT_LIMIT_S
-from bench.slurm.client import (
+from ..errors import BenchError, UnwritableError, unwritable
+from ..executors.outcome import log_tail
+from ..executors.slurm import requested_partitions
+from ..render import PREFLIGHT_LIMIT_S
+from ..slurm.client import (
     BatchJob,
     Slurm,
     SlurmError,
@@ -28,13 +28,13 @@ from bench.slurm.client import (
     SlurmUnavailableError,
     SubmissionUncertainError,
 )
-from bench.slurm.job_states import JobStatus, queue_statuses
-from bench.slurm.parsing import NodeGroup
-from bench.study.files import write_atomically
-from bench.study.layout import PreflightFolder, RunFolder
-from bench.study.ledger import RunState, now, submit_lock
-from bench.study.preflight import last_folder, next_folder, read_preflight, read_result, write_preflight
-from bench.units import human_duration
+from ..slurm.job_states import JobStatus, queue_statuses
+from ..slurm.parsing import NodeGroup
+from ..study.files import write_atomically
+from ..study.layout import PreflightFolder, RunFolder
+from ..study.ledger import RunState, now, submit_lock
+from ..study.preflight import last_folder, next_folder, read_preflight, read_result, write_preflight
+from ..units import human_duration
 
 _POLL_S = 1.0
 #: The files of a job may appear on this machine some seconds after the job has left the queue.

@@ -25,10 +25,14 @@ import torch
 import torch.distributed as dist
 from torch.distributed import HashStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
-from bench.measure.node import cpu_groups, cpu_quota, host_name
-from bench.measure.nvml import clocks, gpu_facts
-from bench.measure.pairs import exchange_steps
-from bench.preflight.verdict import (
+from ..measure.node import cpu_groups, cpu_quota, host_name
+from ..measure.nvml import clocks, gpu_facts
+from ..measure.pairs import exchange_steps
+from ..study.layout import PreflightFolder
+from ..study.preflight import write_measured, write_result
+from ..workload.failures import WorkloadError
+from ..workload.rendezvous import Launch, launch_from
+from .verdict import (
     EXCHANGES_S,
     FAULTS,
     RATES,
@@ -43,10 +47,6 @@ from bench.preflight.verdict import (
     pairs_again,
     uneven_directions,
 )
-from bench.study.layout import PreflightFolder
-from bench.study.preflight import write_measured, write_result
-from bench.workload.failures import WorkloadError
-from bench.workload.rendezvous import Launch, launch_from
 
 #: Number of windows per check, whose median is the result, and their number if a failed check is repeated.
 WINDOWS, WINDOWS_AGAIN = 5, 9

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.record.recorder import Recorder
-from bench.record.session import RecorderError
+from .recorder import Recorder
+from .session import RecorderError
 
 __all__ = ["Recorder", "RecorderError"]

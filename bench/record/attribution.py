@@ -7,23 +7,23 @@
 - *exposed*: the exposed communication according to DDP's logger; exactly 0 for one process without DDP.
 - *optimizer*: the optimizers' ``step`` (torch's global hooks), without forward and backward in a closure.
 
-A part that no hook observed is NaN, never 0.
+A part that no hook observed is NaN, never 0. For a sharded model (FSDP, DeepSpeed), only *data* is timed:
+collectives take place in forward and in backward, and cannot be told from computation.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
-from bench.measure.step_parts import (
+from ..measure.step_parts import (
     BackwardReading,
     Clock,
     StepParts,
@@ -32,7 +32,8 @@ from bench.measure.step_parts import (
     enable_ddp_timing,
     read_ddp_timing,
 )
-from bench.measure.torch_internals import backward_callbacks
+from ..measure.torch_internals import backward_callbacks, observe_compiled_calls
+from .strategy import SHARDED, find_ddp, find_strategy
 
 _NO_COMMUNICATION = BackwardReading(0.0, 0.0, 0)
 
@@ -41,13 +42,16 @@ class Attribution:
     """Time the parts of steps: call ``attach``, then ``start`` and ``stop`` per step, then ``detach``."""
 
     def __init__(self, model: nn.Module | None, clock: Clock, *, world_size: int) -> None:
-        self._model = model
-        self._ddp = find_ddp(model)
+        #: False for a sharded model: only the loading of data is timed.
+        self.times_model = find_strategy(model) not in SHARDED
+        self._model = model if self.times_model else None
+        self._ddp = find_ddp(self._model)
         self._world_size = world_size
         self._timer = StepTimer(clock)
         self._at_end_of_backward = backward_callbacks()
         self._expects_backward = False  # whether a backward pass that synchronises is to follow
         self._handles: list[RemovableHandle] = []
+        self._end_observation: Callable[[], None] | None = None  # of a model that is compiled in place
         #: True if the model has been called in a step with hooks.
         self.was_called = False
         #: Number of backward passes in complete steps since ``attach`` that synchronised gradients.
@@ -58,12 +62,17 @@ class Attribution:
         """Register the hooks."""
         self.sync_passes = 0
         if self._model is not None:
+            self._end_observation = observe_compiled_calls(
+                self._model, self.forward_begins, self.forward_ended
+            )
+        if self._model is not None and self._end_observation is None:
             self._handles.append(self._model.register_forward_pre_hook(lambda *_: self.forward_begins()))
             self._handles.append(
                 self._model.register_forward_hook(lambda module, inputs, output: self.forward_ended(output))
             )
-        self._handles.append(register_optimizer_step_pre_hook(self._optimizer_begins))
-        self._handles.append(register_optimizer_step_post_hook(self._optimizer_ended))
+        if self.times_model:
+            self._handles.append(register_optimizer_step_pre_hook(self._optimizer_begins))
+            self._handles.append(register_optimizer_step_post_hook(self._optimizer_ended))
         if self._ddp is not None:
             enable_ddp_timing(self._ddp)
 
@@ -72,6 +81,9 @@ class Attribution:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        if self._end_observation is not None:
+            self._end_observation()
+            self._end_observation = None
         if self._ddp is not None:
             disable_ddp_timing(self._ddp)
 
@@ -83,7 +95,8 @@ class Attribution:
     @property
     def sees_sync_passes(self) -> bool:
         """True if :attr:`sync_passes` counts all backward passes that synchronise gradients."""
-        return self._at_end_of_backward is not None and (self._ddp is not None or self._world_size == 1)
+        sees_all = self._ddp is not None or (self.times_model and self._world_size == 1)
+        return self._at_end_of_backward is not None and sees_all
 
     @property
     def clock_jumped(self) -> bool:
@@ -107,6 +120,8 @@ class Attribution:
 
     def forward_begins(self) -> None:
         """Record the start of a call of the model."""
+        if not self.times_model:
+            return
         self.was_called = True
         if not self._expects_backward:
             # The logger keeps the times of only one pass, which the next pass would overwrite.
@@ -118,6 +133,8 @@ class Attribution:
 
     def forward_ended(self, output: Any) -> None:
         """Record that the model returned ``output``."""
+        if not self.times_model:
+            return
         self._end("forward")
         tensor = _first_differentiable(output) if torch.is_grad_enabled() else None
         at_end = self._at_end_of_backward
@@ -147,7 +164,7 @@ class Attribution:
         if parts is None:
             return None
         missing = {"data_load_s", "forward_s", "backward_s", "optimizer_s"} - self._observed
-        if self._ddp is None and self._world_size > 1:
+        if not self.times_model or (self._ddp is None and self._world_size > 1):
             missing.add("exposed_s")
         return replace(parts, **dict.fromkeys(missing, math.nan))
 
@@ -211,13 +228,6 @@ class Attribution:
         self._optimizer_depth -= 1
         if self._optimizer_depth == 0:
             self._end("optimizer")
-
-
-def find_ddp(model: nn.Module | None) -> DistributedDataParallel | None:
-    """Return the first DDP module in ``model``, which can be ``model`` itself, or None if there is none."""
-    if model is None:
-        return None
-    return next((part for part in model.modules() if isinstance(part, DistributedDataParallel)), None)
 
 
 def _first_differentiable(output: Any) -> Tensor | None:

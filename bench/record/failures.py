@@ -25,11 +25,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
-from bench.measure.exchange import Peers, StoreExchange, Symptom, error_line, symptom_of
-from bench.measure.ranks import RankFacts
-from bench.measure.torch_internals import collective_timeout_s, count_collectives
-from bench.record.session import Session
-from bench.units import join_names
+from ..measure.exchange import Peers, StoreExchange, Symptom, error_line, symptom_of
+from ..measure.ranks import RankFacts
+from ..measure.torch_internals import collective_timeout_s, count_collectives
+from ..units import join_names
+from .session import Session
 
 #: Interval at which a rank posts its state.
 INTERVAL_S = 5.0

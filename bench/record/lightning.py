@@ -10,9 +10,9 @@ import importlib
 import os
 from typing import Any
 
-from bench.record.attribution import find_ddp
-from bench.record.recorder import Recorder
-from bench.record.session import RecorderError
+from .recorder import Recorder
+from .session import RecorderError
+from .strategy import find_ddp
 
 
 def _callback_class() -> Any:

@@ -18,13 +18,13 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor, nn
 
-from bench.measure.environment import device_for
-from bench.measure.step_parts import Clock, clock_for
-from bench.measure.transport import request_nccl_log
-from bench.record.attribution import Attribution
-from bench.record.failures import FailureReporter, Progress
-from bench.record.session import Lengths, RecorderError, Session
-from bench.record.windows import Phase, Span, StepSampler, Windows
+from ..measure.environment import device_for
+from ..measure.step_parts import Clock, clock_for
+from ..measure.transport import request_nccl_log
+from .attribution import Attribution
+from .failures import FailureReporter, Progress
+from .session import Lengths, RecorderError, Session
+from .windows import Phase, Span, StepSampler, Windows
 
 T = TypeVar("T")
 
@@ -32,6 +32,8 @@ T = TypeVar("T")
 CLOSE_TIMEOUT_S = 60.0
 #: Maximum time of this wait at the exit of a process that did not call ``close``.
 _EXIT_TIMEOUT_S = 5.0
+#: Maximum time that a rank waits for the others after a checkpoint.
+_MEET_TIMEOUT_S = 120.0
 
 
 class Recorder:
@@ -161,15 +163,16 @@ class Recorder:
             self._failures.close()
         self.end_epoch()
         self._windows.phase = Phase.DONE
-        self._warn_of_unused_model(self._session)
+        self._warn_of_unused_model()
         warmup = self._windows.warmup_steps
         self._session.finish(self._windows.posted, warmup_steps=warmup, timeout_s=timeout_s)
 
-    def _warn_of_unused_model(self, session: Session) -> None:
+    def _warn_of_unused_model(self) -> None:
         instrumented = self._windows.posted > 0 and self._lengths.attribution_steps > 0
-        unused = self._model is not None and instrumented and not self._attribution.was_called
-        if unused and session.launch.rank == 0:
-            session.warn(
+        timed = self._model is not None and self._attribution.times_model
+        unused = timed and instrumented and not self._attribution.was_called
+        if unused:
+            self.warn(
                 "the recorder's model was never called in an instrumented step, so forward and backward are"
                 " unknown; pass the model that the loop calls to Recorder"
             )
@@ -273,6 +276,19 @@ class Recorder:
             self.stop_clock()
         self._started_at = self._batch_samples = None
         self._has_begun = False
+
+    def meet(self) -> None:
+        """Wait for the other ranks while the clock is stopped, so that no rank measures a wait for another.
+
+        This is no collective: ranks that do not come are waited for once, for a limited time.
+        """
+        if self._session is not None and self._started_at is None:
+            self._session.meet(timeout_s=_MEET_TIMEOUT_S)
+
+    def warn(self, warning: str) -> None:
+        """Print a warning on rank 0 and add it to env.json."""
+        if self._session is not None and self._session.launch.rank == 0:
+            self._session.warn(warning)
 
     def _open(self) -> None:
         session = Session(self._model, run_dir=self._run_dir, device=self._device, lengths=self._lengths)

@@ -19,13 +19,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from bench.errors import BenchError, UnwritableError
-from bench.matrix.workload import WorkloadOptions
-from bench.measure.environment import ddp_facts, device_of, shared_environment
-from bench.measure.exchange import StoreExchange
-from bench.measure.nvml import gpu_facts
-from bench.measure.ranks import RankFacts, core_warnings, own_facts
-from bench.measure.results import (
+from ..errors import BenchError, UnwritableError
+from ..matrix.workload import WorkloadOptions
+from ..measure.environment import ddp_facts, device_of, shared_environment
+from ..measure.exchange import StoreExchange
+from ..measure.nvml import gpu_facts
+from ..measure.ranks import RankFacts, core_warnings, own_facts
+from ..measure.results import (
     RankPlace,
     Results,
     Window,
@@ -33,7 +33,7 @@ from bench.measure.results import (
     merge_windows,
     progress_line,
 )
-from bench.measure.transport import (
+from ..measure.transport import (
     Transport,
     backend_for,
     combine_traces,
@@ -41,10 +41,10 @@ from bench.measure.transport import (
     read_traces,
     users_variables,
 )
-from bench.record.attribution import find_ddp
-from bench.study.files import write_json
-from bench.study.layout import RunFolder
-from bench.study.run_json import read_run, script_sha256, script_warning
+from ..study.files import write_json
+from ..study.layout import RunFolder
+from ..study.run_json import read_run, script_sha256, script_warning
+from .strategy import find_ddp, find_strategy, model_sizes
 
 _MINIMA = {"warmup_steps": 3, "steps_per_epoch": 1, "attribution_steps": 0, "epochs": 1}
 _TORCHRUN_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
@@ -174,7 +174,8 @@ class Session:
         self.backend = None if group is None else backend_for(device)
         self.device = device
         self.lengths = lengths
-        self.parameters, self.gradient_bytes = _model_sizes(model)
+        self._meetings: int | None = 0  # None after a time-out
+        self.parameters, self.gradient_bytes = model_sizes(model)
         self._folder = _make_folder(run_dir) if self.launch.rank == 0 else None
         self._writer = None if self._folder is None else RunWriter(self, self._folder, model)
         facts = own_facts(
@@ -219,6 +220,16 @@ class Session:
         else:
             print(f"bench: warning: {warning}", flush=True)
 
+    def meet(self, *, timeout_s: float) -> None:
+        """Wait until all ranks have called this equally often; after a time-out, never wait again."""
+        if self._meetings is None:
+            return
+        self._meetings += 1
+        name = f"meeting/{self._meetings}"
+        self.exchange.post(name, True)
+        if self.exchange.wait_for_all(name, timeout_s=timeout_s):
+            self._meetings = None
+
     def finish(self, posted: int, *, warmup_steps: int, timeout_s: float) -> None:
         """Report that this rank ended after ``posted`` windows; rank 0 waits and writes the last records."""
         self.exchange.post("closed", posted)
@@ -261,8 +272,9 @@ class RunWriter:
         self._backend = session.backend or os.environ.get("BENCH_BACKEND", "none")
         self._transport: Transport | None = None  # None until it has been observed
         self._sizes = (session.parameters, session.gradient_bytes)
+        self._strategy = find_strategy(model)
         self._ddp = find_ddp(model)
-        self._has_bare_model = model is not None and self._ddp is None
+        self._has_bare_model = model is not None and self._strategy is None
         self._ddp_facts: dict[str, Any] | None = None
         self._facts: list[RankFacts] = []
         self._places: list[RankPlace] = []
@@ -375,7 +387,10 @@ class RunWriter:
                 f"a host's clock was set while parts of steps were timed ({ranks}): these steps are left out"
             )
         if record.samples is None:
-            self.warn("the samples of a step are unknown, so there is no throughput: use step(samples=...)")
+            self.warn(
+                "the samples of a step are unknown, so there is no throughput:"
+                " pass samples=... (docs/recorder.md)"
+            )
         elif self._samples_per_step is None:
             self._samples_per_step = record.samples / len(record.step_s)
             self._write_environment()
@@ -401,6 +416,7 @@ class RunWriter:
             gpus=self._gpus,
         ) | {
             "recorder": vars(self._lengths),
+            "strategy": self._strategy,
             "global_batch": round(batch) if batch is not None and batch == round(batch) else None,
             "parameters": parameters,
             "gradient_bytes": gradient_bytes,
@@ -409,11 +425,3 @@ class RunWriter:
             "warnings": self._warnings,
         }
         write_json(self._folder.env, content)
-
-
-def _model_sizes(model: nn.Module | None) -> tuple[int | None, int | None]:
-    """Return the number of parameters and the size of their gradients in bytes, or None without a model."""
-    if model is None:
-        return None, None
-    trained = [p for p in model.parameters() if p.requires_grad]
-    return sum(p.numel() for p in model.parameters()), sum(p.numel() * p.element_size() for p in trained)

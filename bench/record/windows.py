@@ -30,14 +30,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-import bench
-from bench.measure.conditions import Conditions, Meters, peak_memory_bytes
-from bench.measure.results import Window, fewest_warmup_steps, is_stable
-from bench.measure.step_parts import Clock, StepParts
-from bench.measure.torch_internals import count_collectives
-from bench.record.attribution import Attribution
-from bench.record.session import Lengths, Session
-from bench.study.run_json import SampledStep, SlowCall
+from ..measure.conditions import Conditions, Meters, peak_memory_bytes
+from ..measure.results import Window, fewest_warmup_steps, is_stable
+from ..measure.step_parts import Clock, StepParts
+from ..measure.torch_internals import count_collectives
+from ..study.run_json import SampledStep, SlowCall
+from .attribution import Attribution
+from .session import Lengths, Session
 
 #: Number of calls that are kept for each part: the slowest calls.
 _KEPT = 5
@@ -48,7 +47,7 @@ _PARTS = {
     "Tensor.backward": "backward",
     "Optimizer.profile_hook_step.<locals>.wrapper": "optimizer",
 }
-_BENCH = f"{Path(bench.__file__).parent}{os.sep}"
+_BENCH = f"{Path(__file__).resolve().parents[1]}{os.sep}"
 
 #: A line of the user's code, the function that it calls, and the part of the step.
 _Key = tuple[str, int, str, str | None]

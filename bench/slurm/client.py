@@ -15,9 +15,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeVar
 
-from bench.errors import BenchError
-from bench.slurm import messages
-from bench.slurm.parsing import (
+from ..errors import BenchError
+from . import messages
+from .parsing import (
     ACCOUNTING_FIELDS,
     NODES_FORMAT,
     QUEUE_FORMAT,

@@ -19,10 +19,10 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from signal import Signals
 
-from bench.slurm.messages import END_REASONS, ENDED, OUT_OF_MEMORY, match_start, step_daemon_message
-from bench.slurm.parsing import AccountingRow, QueueRow
-from bench.study.ledger import FailureClass, RunState
-from bench.units import count
+from ..study.ledger import FailureClass, RunState
+from ..units import count
+from .messages import END_REASONS, ENDED, OUT_OF_MEMORY, match_start, step_daemon_message
+from .parsing import AccountingRow, QueueRow
 
 
 @dataclass(frozen=True)

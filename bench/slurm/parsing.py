@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 
-from bench.slurm.messages import EXPECTED_START, search
+from .messages import EXPECTED_START, search
 
 #: Format of ``squeue -o``: id, state, reason, submission, start, limit, nodes, hosts, user, partition, name.
 QUEUE_FORMAT = "%i|%T|%r|%V|%S|%l|%D|%N|%u|%P|%j"

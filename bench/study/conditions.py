@@ -16,9 +16,9 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Any
 
-from bench.study.files import read_json
-from bench.study.layout import RunFolder
-from bench.units import join_names
+from ..units import join_names
+from .files import read_json
+from .layout import RunFolder
 
 #: Maximum CPU time of foreign processes, as a fraction of the time of the cores that the run uses on a node.
 FOREIGN_CPU_LIMIT = 0.05

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import fcntl
 import hashlib
 import json
@@ -13,7 +14,7 @@ from json.encoder import encode_basestring
 from pathlib import Path
 from typing import Any
 
-from bench.errors import unwritable
+from ..errors import unwritable
 
 #: Every file system writes up to this many bytes in one operation.
 _PAGE_BYTES = 4096
@@ -60,6 +61,15 @@ def write_atomically(path: Path, text: str) -> None:
         if isinstance(error, OSError):
             raise unwritable(path, error) from error
         raise
+
+
+def check_writable(folder: Path) -> None:
+    """Raise UnwritableError if no files can be created in ``folder``, or in its closest existing parent."""
+    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not os.access(existing, os.W_OK | os.X_OK):
+        is_read_only = os.statvfs(existing).f_flag & os.ST_RDONLY
+        number = errno.EROFS if is_read_only else errno.EACCES
+        raise unwritable(existing, OSError(number, os.strerror(number)))
 
 
 def write_json(path: Path, content: Any) -> None:

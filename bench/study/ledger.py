@@ -31,7 +31,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from bench.errors import BenchError, unwritable
+from ..errors import BenchError, unwritable
 
 
 class RunState(StrEnum):

@@ -9,11 +9,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from bench.errors import BenchError, missing_file
-from bench.matrix.cell import Cell, Run
-from bench.study.files import read_json, read_object, write_atomically
-from bench.study.layout import RunFolder, StudyFolder
-from bench.study.ledger import Ledger, RunRecord
+from ..errors import BenchError, missing_file
+from ..matrix.cell import Cell, Run
+from .files import read_json, read_object, write_atomically
+from .layout import RunFolder, StudyFolder
+from .ledger import Ledger, RunRecord
 
 REPLAN = "plan the study again: bench plan MATRIX"
 
@@ -60,9 +60,13 @@ class PlannedStudy:
         """Return the folder of the attempt that ``record`` describes."""
         return self.folder.attempt(record.run_id, record.attempt)
 
+    def cell_of(self, run_id: str) -> Cell:
+        """Return the configuration of a run."""
+        return self.cells[self._cell_ids[run_id]]
+
     def cores_per_node(self, run_id: str) -> int:
         """Return the largest number of cores that a run requests on a node."""
-        cell = self.cells[self._cell_ids[run_id]]
+        cell = self.cell_of(run_id)
         return max(cell.ranks_per_node) * int(self.plan.get("cpus_per_task") or 1)
 
     @cached_property

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.errors import unwritable
-from bench.study.files import read_json, write_atomically, write_json
-from bench.study.layout import PreflightFolder, StudyFolder
+from ..errors import unwritable
+from .files import read_json, write_atomically, write_json
+from .layout import PreflightFolder, StudyFolder
 
 
 def next_folder(root: Path) -> PreflightFolder:

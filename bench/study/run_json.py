@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench import __version__
-from bench.errors import unwritable
-from bench.matrix.cell import Cell, Run
-from bench.matrix.secret_values import cell_without_secrets
-from bench.study.files import (
+from .. import __version__
+from ..errors import unwritable
+from ..matrix.cell import Cell, Run
+from ..matrix.secret_values import cell_without_secrets
+from .files import (
     file_sha256,
     object_text,
     read_json,
@@ -19,10 +19,14 @@ from bench.study.files import (
     rewrite_object,
     write_atomically,
 )
-from bench.study.layout import RunFolder
-from bench.study.ledger import RunRecord, RunState
-from bench.study.plan_json import PlannedStudy
+from .layout import RunFolder
+from .ledger import RunRecord, RunState
+from .plan_json import PlannedStudy
 
+#: Kinds of facts in env.json about the values that a command without the recorder reports: one average of the
+#: whole run, values that metrics.csv lacks, and a pattern that matches several times in a line. The last two
+#: are also codes of its warnings.
+AVERAGE_OF_RUN, VALUES_LEFT_OUT, REPEATED_MATCHES = "average-of-run", "values-left-out", "repeated-matches"
 # Paths are concatenated as text: with pathlib, reading thousands of files would take much longer.
 _NAME = RunFolder(Path()).run_json.name
 

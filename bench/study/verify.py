@@ -12,15 +12,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from bench.errors import BenchError
-from bench.study.conditions import read_disturbances
-from bench.study.files import read_json, read_table
-from bench.study.layout import METRICS_COLUMNS, RunFolder
-from bench.study.ledger import RunRecord, RunState
-from bench.study.run_json import read_run, read_warnings
+from ..errors import BenchError
+from .conditions import read_disturbances
+from .files import read_json, read_table
+from .layout import METRICS_COLUMNS, RunFolder
+from .ledger import RunRecord, RunState
+from .processes import started_ranks
+from .run_json import REPEATED_MATCHES, VALUES_LEFT_OUT, read_run, read_warnings
 
-#: Codes of the warnings in env.json that compare the cores and threads of ranks and nodes.
-CORE_WARNINGS = ("shared-cores", "unequal-nodes", "threads-differ")
+#: Codes of the warnings in env.json that `bench verify` prints: they compare the cores and threads of ranks
+#: and nodes, or name values of a command that were left out.
+WARNINGS = ("shared-cores", "unequal-nodes", "threads-differ", VALUES_LEFT_OUT, REPEATED_MATCHES)
 #: Files that a run must have if it uses the built-in training or the recorder.
 _FILES = ("run.json", "metrics.csv", "ranks.csv", "steps.csv", "env.json")
 
@@ -60,8 +62,8 @@ class Check:
 class Verification:
     """All checks of one attempt of one run.
 
-    ``warnings`` has one line for each disturbance of the run, for each problem of cores and threads (shared
-    or unequal), and for each warning in the logs. Warnings do not affect ``passed``.
+    ``warnings`` has one line for each disturbance of the run, for each warning of env.json with one of the
+    codes :data:`WARNINGS`, and for each warning in the logs. Warnings do not affect ``passed``.
     """
 
     run_id: str
@@ -105,13 +107,13 @@ def verify_run(path: Path, *, record: RunRecord | None = None) -> Verification:
         f"{one['cause']} ({one.get('path')}:{one.get('line')}): {one.get('remedy')}"
         for one in read_warnings(run) or ()
     ]
-    return Verification(run_id, path, checks, [*disturbed, *_core_warnings(read_json(folder.env)), *logged])
+    return Verification(run_id, path, checks, [*disturbed, *_env_warnings(read_json(folder.env)), *logged])
 
 
-def _core_warnings(env: Any) -> list[str]:
-    """Return the warnings in env.json about shared cores, and about unequal cores or threads."""
+def _env_warnings(env: Any) -> list[str]:
+    """Return the warnings in env.json that have one of the codes :data:`WARNINGS`."""
     warnings = env.get("warnings") if isinstance(env, dict) else None
-    return [str(text) for text in warnings or () if str(text).partition(":")[0] in CORE_WARNINGS]
+    return [str(text) for text in warnings or () if str(text).partition(":")[0] in WARNINGS]
 
 
 def _checks(folder: RunFolder, run: dict[str, Any]) -> Iterator[Check]:
@@ -131,6 +133,10 @@ def _checks(folder: RunFolder, run: dict[str, Any]) -> Iterator[Check]:
     if isinstance(run.get("accounting"), str):
         found = f"{run['accounting']}; the final state comes from squeue and the run's own files"
         yield Check("accounting", None, found, "the final state from sacct")
+    if cell["workload"].get("command"):
+        started = started_ranks(folder.path, cell["world_size"])
+        expected = f"{cell['world_size']} with WORLD_SIZE {cell['world_size']}"
+        yield Check("processes", started.as_planned, started.found, expected)
     env = read_json(folder.env)
     yield from _environment_checks(env, cell)
     yield from _script_check(env, run.get("command"))

@@ -13,13 +13,13 @@ from collections.abc import Sequence
 
 import torch.distributed as dist
 
-from bench.errors import BenchError
-from bench.measure.node import host_name
-from bench.measure.torch_internals import import_dynamo
-from bench.workload.failures import CollectiveError, WorkloadError, describe_error, known_reason
-from bench.workload.rank import run
-from bench.workload.rendezvous import JoinError, OtherRankError
-from bench.workload.session import parse_arguments
+from ..errors import BenchError
+from ..measure.node import host_name
+from ..measure.torch_internals import import_dynamo
+from .failures import CollectiveError, WorkloadError, describe_error, known_reason
+from .rank import run
+from .rendezvous import JoinError, OtherRankError
+from .session import parse_arguments
 
 import_dynamo()
 

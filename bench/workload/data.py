@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, get_worker_info
 
-from bench.matrix.workload import WorkloadOptions
-from bench.measure.torch_internals import end_loader_workers
-from bench.workload.failures import SetupError
-from bench.workload.models import DEFAULT_PARAMETERS, KINDS, DataShape, Kind, decoder_shape
+from ..matrix.workload import WorkloadOptions
+from ..measure.torch_internals import end_loader_workers
+from .failures import SetupError
+from .models import DEFAULT_PARAMETERS, KINDS, DataShape, Kind, decoder_shape
 
 Array = NDArray[Any]
 

@@ -6,8 +6,8 @@ import re
 
 import torch
 
-from bench.errors import BenchError
-from bench.measure.exchange import Symptom, error_line, symptom_of
+from ..errors import BenchError
+from ..measure.exchange import Symptom, error_line, symptom_of
 
 _ALLOCATOR = re.compile(r"can't allocate memory|out of memory|ENOMEM|Cannot allocate memory", re.IGNORECASE)
 

@@ -30,10 +30,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from bench.errors import UnwritableError
-from bench.study.files import write_json
-from bench.study.layout import RunFolder
-from bench.workload.__main__ import main as workload_main
+from ..errors import UnwritableError
+from ..study.files import write_json
+from ..study.layout import RunFolder
+
+try:
+    from .__main__ import main as workload_main
+except ModuleNotFoundError as absent:
+    if __name__ != "__main__" or str(absent.name).startswith(f"{__package__}."):
+        raise
+    os.write(1, (json.dumps({"missing": absent.name, "python": sys.executable}) + "\n").encode())
+    sys.exit(1)
 
 #: Time between SIGTERM and SIGKILL, in which ranks can end.
 GRACE_S = 5.0

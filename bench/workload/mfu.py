@@ -23,9 +23,9 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from bench.matrix.workload import WorkloadOptions
-from bench.workload.models import DataShape
-from bench.workload.training import Task, build_task
+from ..matrix.workload import WorkloadOptions
+from .models import DataShape
+from .training import Task, build_task
 
 
 @dataclass(frozen=True)

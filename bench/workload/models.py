@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from bench.matrix.workload import WorkloadOptions
-from bench.workload.failures import SetupError
+from ..matrix.workload import WorkloadOptions
+from .failures import SetupError
 
 Kind = Literal["classes", "tokens", "values"]
 

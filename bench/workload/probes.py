@@ -25,15 +25,15 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from bench.measure.environment import bucket_bytes
-from bench.measure.exchange import Collectives
-from bench.measure.pairs import exchange_with_neighbours
-from bench.measure.step_parts import Clock, clock_for
-from bench.study.files import write_json
-from bench.workload.data import Feed
-from bench.workload.session import Session
-from bench.workload.step_probes import StepProbes, StepReadings
-from bench.workload.training import STATES_PER_WEIGHT, Trainer, parameters_of, wrap
+from ..measure.environment import bucket_bytes
+from ..measure.exchange import Collectives
+from ..measure.pairs import exchange_with_neighbours
+from ..measure.step_parts import Clock, clock_for
+from ..study.files import write_json
+from .data import Feed
+from .session import Session
+from .step_probes import StepProbes, StepReadings
+from .training import STATES_PER_WEIGHT, Trainer, parameters_of, wrap
 
 _KIB, _MIB = 2**10, 2**20
 _SMALLEST = 4 * _KIB

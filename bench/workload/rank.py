@@ -20,13 +20,13 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from bench.errors import unwritable
-from bench.measure.conditions import Conditions, Meters
-from bench.measure.environment import Device, ddp_facts, device_of
-from bench.measure.exchange import Collectives, Peers, symptom_of
-from bench.measure.nvml import gpu_facts
-from bench.measure.ranks import core_warnings, own_facts, threads_per_rank
-from bench.measure.results import (
+from ..errors import unwritable
+from ..measure.conditions import Conditions, Meters
+from ..measure.environment import Device, ddp_facts, device_of
+from ..measure.exchange import Collectives, Peers, symptom_of
+from ..measure.nvml import gpu_facts
+from ..measure.ranks import core_warnings, own_facts, threads_per_rank
+from ..measure.results import (
     EpochRecord,
     RankPlace,
     Results,
@@ -35,10 +35,10 @@ from bench.measure.results import (
     merge_windows,
     progress_line,
 )
-from bench.measure.transport import NcclLogFile, combine_nccl_logs, gloo_transport, open_connections
-from bench.units import human_bytes, join_names
-from bench.workload.data import DataShard, Feed, open_feed
-from bench.workload.failures import (
+from ..measure.transport import NcclLogFile, combine_nccl_logs, gloo_transport, open_connections
+from ..units import human_bytes, join_names
+from .data import DataShard, Feed, open_feed
+from .failures import (
     BrokenError,
     CollectiveError,
     SetupError,
@@ -46,12 +46,12 @@ from bench.workload.failures import (
     describe_error,
     known_reason,
 )
-from bench.workload.mfu import MfuBasis, count_step, mfu_basis, precisions_in_use
-from bench.workload.models import DataShape
-from bench.workload.probes import Probes
-from bench.workload.rendezvous import Launch, join, joined_message, launch_from
-from bench.workload.session import Request, Session
-from bench.workload.training import STATES_PER_WEIGHT, Task, Trainer, Windows, build_task, parameters_of, wrap
+from .mfu import MfuBasis, count_step, mfu_basis, precisions_in_use
+from .models import DataShape
+from .probes import Probes
+from .rendezvous import Launch, join, joined_message, launch_from
+from .session import Request, Session
+from .training import STATES_PER_WEIGHT, Task, Trainer, Windows, build_task, parameters_of, wrap
 
 #: Keeps the process group until the process ends. The group's destructor holds the GIL and waits for the
 #: group's threads, one of which can need the GIL to free its last tensor. The process then hangs (seen with

@@ -17,9 +17,9 @@ from datetime import timedelta
 import torch.distributed as dist
 from torch.distributed import HashStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
-from bench.measure.ranks import Host, RankFacts, hosts_of
-from bench.units import number_ranges
-from bench.workload.failures import WorkloadError
+from ..measure.ranks import Host, RankFacts, hosts_of
+from ..units import number_ranges
+from .failures import WorkloadError
 
 _TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
 _TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?")

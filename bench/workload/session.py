@@ -15,14 +15,14 @@ from typing import Any, NoReturn
 import torch
 from pydantic import ValidationError
 
-from bench.errors import BenchError
-from bench.matrix.workload import WorkloadOptions
-from bench.measure.environment import shared_environment
-from bench.measure.ranks import RankFacts
-from bench.measure.transport import configured_transport
-from bench.study.files import write_json
-from bench.study.layout import RunFolder
-from bench.workload.rendezvous import Joined, Launch
+from ..errors import BenchError
+from ..matrix.workload import WorkloadOptions
+from ..measure.environment import shared_environment
+from ..measure.ranks import RankFacts
+from ..measure.transport import configured_transport
+from ..study.files import write_json
+from ..study.layout import RunFolder
+from .rendezvous import Joined, Launch
 
 _BOOLEANS = {"true": True, "false": False}
 
@@ -42,7 +42,9 @@ class _Parser(argparse.ArgumentParser):
     """An argument parser that raises a BenchError instead of exiting."""
 
     def error(self, message: str) -> NoReturn:
-        raise BenchError(f"arguments: {message}", remedy="see `python -m bench.workload --help`")
+        raise BenchError(
+            f"arguments: {message}", remedy="see `python -P -m ddp_scaling_bench.start workload --help`"
+        )
 
 
 def parse_arguments(argv: Sequence[str]) -> Request:
@@ -76,7 +78,9 @@ def parse_arguments(argv: Sequence[str]) -> Request:
 
 def _parser() -> argparse.ArgumentParser:
     description = "Train and measure one rank; a launcher (srun or torchrun) starts one process per rank."
-    parser = _Parser(prog="python -m bench.workload", description=description, allow_abbrev=False)
+    parser = _Parser(
+        prog="python -P -m ddp_scaling_bench.start workload", description=description, allow_abbrev=False
+    )
     parser.add_argument("--run-dir", type=Path, required=True, help="Folder for all files of the run.")
     parser.add_argument("--backend", choices=("nccl", "gloo"), required=True, help="Communication backend.")
     parser.add_argument("--per-gpu-batch", type=int, required=True, help="Samples per rank and micro-batch.")

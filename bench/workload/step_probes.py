@@ -25,9 +25,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from bench.measure.exchange import Collectives
-from bench.measure.step_parts import DDP_ALWAYS_SAMPLED, Clock, disable_ddp_timing
-from bench.workload.training import Trainer, step_times
+from ..measure.exchange import Collectives
+from ..measure.step_parts import DDP_ALWAYS_SAMPLED, Clock, disable_ddp_timing
+from .training import Trainer, step_times
 
 KINDS = ("plain", "timed", "noop", "no_sync", "no_sync_barrier")
 _MAX_ROUNDS = 3

@@ -21,11 +21,11 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from bench.matrix.workload import WorkloadOptions
-from bench.measure.conditions import Conditions, Meters, peak_memory_bytes
-from bench.measure.exchange import Collectives
-from bench.measure.results import Validation, Window, fewest_warmup_steps, is_stable
-from bench.measure.step_parts import (
+from ..matrix.workload import WorkloadOptions
+from ..measure.conditions import Conditions, Meters, peak_memory_bytes
+from ..measure.exchange import Collectives
+from ..measure.results import Validation, Window, fewest_warmup_steps, is_stable
+from ..measure.step_parts import (
     Clock,
     StepParts,
     StepTimer,
@@ -34,9 +34,9 @@ from bench.measure.step_parts import (
     enable_ddp_timing,
     read_ddp_timing,
 )
-from bench.workload.data import Feed
-from bench.workload.failures import CollectiveError
-from bench.workload.models import BUILDERS, KINDS, DataShape, Kind
+from .data import Feed
+from .failures import CollectiveError
+from .models import BUILDERS, KINDS, DataShape, Kind
 
 _AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 

@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 from train_ddp import network, samples
 
-from bench.record import Recorder  # bench
+from ddp_scaling_bench import Recorder  # bench
 
 
 def main() -> None:

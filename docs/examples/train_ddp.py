@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from bench.record import Recorder  # bench
+from ddp_scaling_bench import Recorder  # bench
 
 CLASSES, FEATURES = 10, 256
 

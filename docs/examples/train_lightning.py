@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 from train_ddp import network, samples
 
-from bench.record.lightning import BenchCallback  # bench
+from ddp_scaling_bench import LightningCallback  # bench
 
 
 class Classifier(pl.LightningModule):
@@ -55,7 +55,7 @@ def main() -> None:
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
-        callbacks=[BenchCallback()],  # bench
+        callbacks=[LightningCallback()],  # bench
     )
     trainer.fit(Classifier(given.width), loader)
 

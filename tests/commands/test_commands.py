@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import re
@@ -44,6 +45,31 @@ def test_max_queued_without_a_queue_is_reported(tmp_path):
     assert (
         done.stderr == "--max-queued is ignored: executor local has no queue and starts one run at a time\n"
     )
+
+
+def test_each_listing_shows_which_command_a_name_means(tmp_path):
+    (tmp_path / "own.yaml").write_text(
+        "cluster: {executor: local}\n"
+        "axes: {command: [{name: fsdp2, run: 'python a.py --token abcdefgh'}, python b.py]}\n"
+        "scaling: [{mode: weak, per_gpu_batch: [16]}]\n"
+        "workload: {device: cpu, metrics: none}\n"
+    )
+    lines = [
+        "command fsdp2: python a.py --token ***",
+        "command python+b.py: python b.py",
+    ]
+    labels = ["fsdp2", "python+b.py"]
+    for words in (["plan", "own.yaml"], ["status"], ["submit", "--dry-run"]):
+        done = bench(*words, cwd=tmp_path)
+        assert [line for line in done.stdout.splitlines() if line.startswith("command ")] == lines
+    for words in (["plan", "own.yaml"], ["status"]):
+        commands = json.loads(bench(*words, "--json", cwd=tmp_path).stdout)["commands"]
+        assert [command["name"] for command in commands] == labels
+        assert [command["words"][-1] for command in commands] == ["***", "b.py"]
+        for command in commands:
+            assert [command["name"] in cell for cell in command["cells"]] == [True]
+    done = bench("submit", "--dry-run", "--only", "command=fsdp2", cwd=tmp_path)
+    assert done.stdout.splitlines()[-1] == "3 of 6 runs would be started"
 
 
 def test_watch_ends_if_no_run_is_in_progress(tmp_path):
@@ -145,6 +171,65 @@ def test_status_as_json_counts_and_lists(ran):
     assert content["study"] == "tiny"
     assert content["counts"]["completed"] == 3
     assert {run["state"] for run in content["runs"]} == {"completed"}
+
+
+@pytest.fixture(scope="module")
+def read_only(ran, tmp_path_factory) -> Path:
+    """Return a copy of the study in which a run's end was not recorded, and which cannot be written."""
+    study = tmp_path_factory.mktemp("of another user") / "tiny"
+    shutil.copytree(ran / "results" / "tiny", study)
+    shutil.rmtree(study / "report")
+    *events, end = (study / "ledger.jsonl").read_text().splitlines()
+    (study / "ledger.jsonl").write_text("".join(f"{event}\n" for event in events))
+    last = json.loads(end)
+    file = study / "runs" / last["run_id"] / "attempt-1" / "run.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"state": "running", "ended_at": None}))
+    for path in (*study.rglob("*"), study):
+        path.chmod(path.stat().st_mode & ~0o222)
+    return study
+
+
+#: Without this capability, root obeys the modes of files.
+UNPRIVILEGED = ("setpriv", "--bounding-set=-dac_override") if os.geteuid() == 0 else ()
+
+
+def test_a_study_that_cannot_be_written_is_reported_in_another_folder(read_only, tmp_path):
+    before = {path: path.stat().st_mtime_ns for path in read_only.rglob("*")}
+    done = bench_process("report", str(read_only), cwd=tmp_path, prefix=UNPRIVILEGED)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        f"error: {read_only}: cannot be written: Permission denied; make it writable and repeat the command, "
+        f"or write the report elsewhere: bench report '{read_only}' --output DIR\n"
+    )
+    done = bench_process("report", str(read_only), "--output", "mine", cwd=tmp_path, prefix=UNPRIVILEGED)
+    assert (done.returncode, done.stdout) == (0, "mine/tiny-report/index.html\n"), done.stderr
+    report = tmp_path / "mine" / "tiny-report"
+    links = set(re.findall(r'href="([^"#:]+)"', (report / "index.html").read_text()))
+    assert {"scaling.csv", "runs.csv", "figures/"} <= links
+    assert [link for link in links if not (report / link).exists()] == []
+    runs = list(csv.DictReader((report / "runs.csv").read_text().splitlines()))
+    assert [run["state"] for run in runs] == ["completed"] * 3
+    assert sum("not saved: " in run["reason"] for run in runs) == 1
+    assert {path: path.stat().st_mtime_ns for path in read_only.rglob("*")} == before
+
+
+def test_status_and_verify_show_the_end_of_a_run_that_they_cannot_record(read_only, tmp_path):
+    done = bench_process("status", str(read_only), cwd=tmp_path, prefix=UNPRIVILEGED)
+    assert done.returncode == 0, done.stderr
+    assert "\n3 completed\n" in done.stdout
+    assert len(re.findall(r"not saved: \S.*run.json: cannot be written: Permission denied", done.stdout)) == 1
+
+
+def test_the_report_of_another_study_is_not_replaced(ran, tmp_path):
+    shutil.copytree(ran / "results" / "tiny", tmp_path / "results" / "tiny")
+    (tmp_path / "tiny-report").mkdir()
+    (tmp_path / "tiny-report" / "study.json").write_text('{"study": "../elsewhere/tiny"}')
+    done = bench("report", "--output", ".", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1] == (
+        "error: tiny-report is the report of elsewhere/tiny; results/tiny would replace it; "
+        "give another folder with --output DIR, or rename this folder"
+    )
 
 
 def test_verify_passes_for_study_run_and_folder(ran):

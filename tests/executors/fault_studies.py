@@ -58,8 +58,8 @@ _ENV = {
 }
 _RANK = """\
 #!/bin/bash
-# Called as: python -m bench.workload --run-dir FOLDER ...
-folder=$4
+# Called as: python -P -m ddp_scaling_bench.start workload --run-dir FOLDER ...
+folder=$6
 measure() {{
   [ "$SLURM_PROCID" = 0 ] || return 0
   printf '%s\\n' '{columns}' '{row}' >"$folder/metrics.csv"

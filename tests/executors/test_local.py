@@ -288,7 +288,7 @@ def test_a_set_up_line_that_fails_is_one_clear_error(tmp_path):
         submitted(study)
     assert str(caught.value) == (
         "the fork server, which starts the ranks, ended (exit code 1):\nthe module is not there; "
-        "check that `python -m bench.workload --help` works here after the lines of cluster.setup"
+        "check that `python -P -m ddp_scaling_bench.start workload --help` works here after the lines of cluster.setup"
     )
     record = study.records()[study.runs[0].run_id]
     assert (str(record.state), record.failure_class) == ("failed", "never-started")

@@ -40,7 +40,7 @@ mv "$1/result.json.new" "$1/result.json"
 #: The measurement with shorter windows, which cost CPU time on all nodes; the test needs no precise rates.
 SHORT = """\
 #!/bin/bash
-shift 2  # -m bench.preflight
+shift 4  # -P -m ddp_scaling_bench.start preflight
 exec %s -c 'import runpy; from bench.preflight import program
 program.WINDOW_S = 0.2
 runpy.run_module("bench.preflight", run_name="__main__", alter_sys=True)' "$@"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,9 @@ import pytest
 from bench.executors.outcome import missing_results
 from bench.matrix.cell import Cell
 from bench.study.layout import METRICS_COLUMNS, RunFolder
+from bench.study.verify import verify_run
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def cell(metrics: dict[str, Any]) -> Cell:
@@ -109,6 +113,161 @@ def test_a_loss_that_is_printed_more_often_is_left_out(left):
     left.folder.out.write_text("loss 3\nloss 2\ntime 10ms\n")
     rows = left.rows({"output": {**STEP_TIME, "loss": r"loss (\S+)"}, "units": {"step_time": "ms"}})
     assert column(rows, "train_loss") == [""]
+
+
+def summary(rate: float | str, loss: float) -> str:
+    """Return what HuggingFace's Trainer prints at the end of a training of 40 steps."""
+    return (
+        f"{{'train_runtime': 12.3, 'train_samples_per_second': {rate}, 'train_steps_per_second': 3.2, "
+        f"'train_loss': {loss}, 'epoch': 1.0}}\n"
+    )
+
+
+AVERAGE = {
+    "kind": "average",
+    "output": {"throughput": "samples_per_second': ([0-9.]+)", "loss": "train_loss': ([0-9.]+)"},
+}
+
+
+@pytest.mark.parametrize(
+    ("output", "metrics", "throughput", "printed"),
+    [
+        (summary(13.008, 0.5), AVERAGE, "13.008", ("throughput", 1, 13.008, 13.008)),
+        # Two nodes print the summary; each has its own clock.
+        (summary(13.008, 0.5) + summary(12.9, 0.5), AVERAGE, "12.9", ("throughput", 2, 12.9, 13.008)),
+        # More values than the 4 ranks: they must be equal, but for rounding.
+        ("rate 0.012\n" * 9 + "rate 0.013\n", {"kind": "average", "output": {"throughput": r"rate (\S+)"}},
+         "0.012", ("throughput", 10, 0.012, 0.013)),
+        ("50 ms a step\n51 ms a step\n",
+         {"kind": "average", "output": {"step_time": r"(\S+) ms"}, "units": {"step_time": "ms"}},
+         "627.450980392", ("step_time", 2, 50.0, 51.0)),
+    ],
+)  # fmt: skip
+def test_an_average_of_the_run_has_a_rate_and_a_loss_but_no_steps(left, output, metrics, throughput, printed):
+    left.folder.out.write_text(f"{{'loss': 0.7, 'epoch': 0.5}}\n{output}")
+    left.folder.env.write_text(json.dumps({"warnings": ["another"], "facts": [{"kind": "another"}]}))
+    (row,) = left.rows(metrics)
+    loss = {"train_loss": "0.5"} if "loss" in metrics["output"] else {}
+    told = {name: value for name, value in row.items() if value}
+    assert told == {"epoch": "1", "throughput_samples_per_sec": throughput, **loss}
+    env = json.loads(left.folder.env.read_text())
+    assert env["warnings"] == ["another"]
+    values = dict(zip(("reported", "lowest", "highest"), printed[1:], strict=True))
+    fact = {"kind": "average-of-run", "subject": printed[0], "values": {"source": "job.out", **values}}
+    assert env["facts"] == [{"kind": "another"}, {**fact, "severity": "info"}]
+
+
+@pytest.mark.parametrize("rates", [[13.0, 9.0], [13.0, 13.1, 13.2, 13.3, 13.4]])
+def test_values_that_are_not_one_average_are_refused(left, rates):
+    left.folder.out.write_text("".join(summary(rate, 0.5) for rate in rates))
+    assert left.lack(AVERAGE) == (
+        f"job.out contains {len(rates)} different values of throughput ({min(rates):g} to {max(rates):g}), but "
+        "kind average reads one value of the whole run; let workload.metrics match only the summary, or "
+        "remove kind"
+    )
+    assert not left.folder.metrics_csv.exists()
+
+
+def test_an_average_is_read_from_a_file(left):
+    records = [{"loss": 0.7}, {"train_samples_per_second": 13.0, "train_loss": 0.5}]
+    (left.folder.path / "log.jsonl").write_text("\n".join(map(json.dumps, records)))
+    columns = {"throughput": "train_samples_per_second", "loss": "train_loss"}
+    (row,) = left.rows({"kind": "average", "jsonl": "log.jsonl", "columns": columns})
+    assert (row["throughput_samples_per_sec"], row["train_loss"], row["steps"]) == ("13", "0.5", "")
+
+
+def test_the_summaries_of_recent_transformers_are_read_with_the_documented_patterns(left):
+    documented = (ROOT / "docs/matrix.md").read_text()
+    patterns = dict(re.findall(r"^      (throughput|loss): \"(.*train_.*)\"$", documented, re.MULTILINE))
+    assert patterns.keys() == {"throughput", "loss"}
+    left.folder.out.write_text("{'train_samples_per_second': '1.235e+04', 'train_loss': '1.2e-05'}\n")
+    (row,) = left.rows({"kind": "average", "output": patterns})
+    assert (row["throughput_samples_per_sec"], row["train_loss"]) == ("12350", "1.2e-05")
+    left.folder.out.write_text(summary(13.0, 0.5))
+    assert left.rows({"kind": "average", "output": patterns})[0]["throughput_samples_per_sec"] == "13"
+
+
+@pytest.mark.parametrize(
+    ("printed", "found"),
+    [("1.235e+04", "1.235"), ("1,234.5", "1"), ("1,234,567", "1"), ("3e3", "3"), ("123.4e2", "123.4")],
+)
+def test_a_part_of_a_number_is_refused(left, printed, found):
+    left.folder.out.write_text(f"took 5.25s\nrate {printed}, step 2,100\n")
+    assert left.lack({"output": {"throughput": "rate ([0-9.]+)"}}) == (
+        f"job.out: workload.metrics.output found {found!r}, which is only a part of {printed}; let the pattern "
+        "match the whole number, for example with ([0-9.,e+-]+)"
+    )
+
+
+@pytest.mark.parametrize("printed", ["12.345", "12", "12, 345", "12,3456", "12.5em"])
+def test_a_number_before_other_characters_is_whole(left, printed):
+    left.folder.out.write_text(f"rate {printed}\n")
+    assert left.rows({"output": {"throughput": r"rate ([0-9]+\.[0-9]|[0-9]+)"}})
+
+
+LOSS = {**STEP_TIME, "loss": r"loss (\S+)"}
+
+
+@pytest.mark.parametrize(
+    ("output", "metrics", "warning"),
+    [
+        (
+            "loss 3\nloss 2\ntime 10ms\n",
+            {"output": LOSS},
+            "values-left-out: loss occurs 2 times in job.out and step_time 1 time, so it is empty in 1 of 1 row. "
+            "Let loss occur once with each step_time, in the same line or record",
+        ),
+        (
+            "time 9ms loss 3 val_loss 4\n",
+            {"output": LOSS},
+            "values-left-out: loss occurs 2 times in job.out (in 1 line) and step_time 1 time, so it is empty in "
+            "1 of 1 row. Let loss occur once with each step_time, in the same line or record",
+        ),
+        (
+            "time 9ms mean time 8ms\n",
+            {"output": STEP_TIME},
+            "repeated-matches: step_time occurs 2 times in job.out (in 1 line); each counts as a value of its own. "
+            "Let its pattern match once in a line",
+        ),
+        (
+            "time 9ms\n",
+            {"output": LOSS, "kind": "average"},
+            "values-left-out: loss occurs 0 times in job.out, so the run has no loss. Check its pattern or column",
+        ),
+        (
+            "loss 3\nloss 2\ntime 9ms\n",
+            {"output": LOSS, "kind": "average"},
+            "values-left-out: loss occurs 2 times in job.out with different values (2 to 3), so the run has no "
+            "loss. Let one rank report it, once",
+        ),
+        (
+            "time 9ms loss 3\ntime 8ms loss 2\n",
+            {"output": LOSS},
+            None,
+        ),
+    ],
+)
+def test_values_that_are_left_out_or_counted_twice_are_named_in_env_json_and_by_verify(
+    left, output, metrics, warning
+):
+    left.folder.out.write_text(output)
+    left.folder.env.write_text("{}")
+    own = cell(metrics).as_json()
+    left.folder.run_json.write_text(json.dumps({"cell": own, "state": "completed"}))
+    for _ in range(2):  # a run can be settled twice
+        left.rows(metrics)
+    verdict = verify_run(left.folder.path)
+    assert verdict.passed
+    assert verdict.warnings == ([] if warning is None else [warning])
+
+
+def test_records_without_a_loss_are_counted(left):
+    left.folder.env.write_text("{}")
+    (left.folder.path / "log.csv").write_text("ips,loss\n1,3\n2,\n3,\n")
+    left.rows({"csv": "log.csv", "columns": {"throughput": "ips", "loss": "loss"}})
+    (fact,) = json.loads(left.folder.env.read_text())["facts"]
+    counts = {"matched": 1, "other_matched": 3, "rows": 3, "rows_without": 2}
+    assert fact["values"] == {"source": "log.csv", "other": "throughput", **counts}
 
 
 def test_a_csv_of_the_command_is_read_by_its_columns(left):

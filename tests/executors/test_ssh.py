@@ -181,7 +181,11 @@ def test_a_killed_rank_ends_the_run_on_all_hosts_with_the_reason(bed, make):
     folder = only_folder(study)
     with harness_of(study) as harness:
         wait_for(folder.metrics_csv.exists, what="the first epoch")
-        rank = "ps -eo pid,args | grep '[m] bench.workload --run-dir' | grep -v distributed.run"
+        # -ww: without it, lines are cut after $COLUMNS characters.
+        rank = (
+            "ps -ww -eo pid,args | grep '[-]P -u -m ddp_scaling_bench.start workload' "
+            "| grep -v distributed.run"
+        )
         pid = bed.run_on_node("n2", ["sh", "-c", rank]).stdout.split()[0]
         bed.run_on_node("n2", ["kill", "-KILL", pid])
         assert harness.wait(60) == 1
@@ -359,7 +363,7 @@ def test_busy_hosts_are_left_alone(bed, make, monkeypatch):
 
 def test_processes_of_killed_shells_are_ended_before_the_next_run(bed, make):
     study = make(f"[ -e go ] || {{ touch begun; {RANKS} wait; }}; {MEASURE}", repeats="2")
-    shells = "kill -KILL $(ps -eo pid,args | grep '[b]ash -s' | cut -c1-8)"
+    shells = "kill -KILL $(ps -ww -eo pid,args | grep '[b]ash -s' | cut -c1-8)"
     with harness_of(study, "--only", "repeat=1") as harness:
         wait_for(lambda: Path("begun").exists() and running(bed, "n2"), what="a run")
         bed.run_on_node("n2", ["sh", "-c", shells])
@@ -420,7 +424,7 @@ def test_a_host_with_a_loopback_address_is_refused(bed, make, ssh_config, monkey
 
 
 def test_the_interface_that_leads_to_another_host_is_found(bed):
-    words = [sys.executable, "-m", "bench.workload.network_interface"]
+    words = [sys.executable, "-P", "-m", "ddp_scaling_bench.start", "workload.network_interface"]
     assert bed.run_on_node("n1", [*words, "n2"]).stdout == "eth0\n"
     assert bed.run_on_node("n1", [*words, "localhost"]).stdout == "\n"
     failed = bed.run_on_node("n1", [*words, "no-such-host"], check=False)

@@ -43,6 +43,32 @@ def test_a_text_is_split_like_in_a_shell_and_a_list_is_kept(plan):
     assert words.cells[0].command == text.cells[0].command
 
 
+@pytest.mark.parametrize(
+    ("command", "lines"),
+    [
+        (
+            "torchrun --nproc_per_node 2 t.py --b {per_gpu_batch}",
+            "`launcher: [torchrun]`, `tasks_per_node: [2]` and `command: python t.py --b {per_gpu_batch}`",
+        ),
+        (
+            "env X=1 accelerate launch -m own.train 'a b'",
+            "`launcher: [torchrun]` and `command: env X=1 python -m own.train 'a b'`",
+        ),
+        ("srun python t.py", "`launcher: [srun]` and `command: python t.py`"),
+    ],
+)
+def test_a_launcher_in_the_command_is_a_warning_with_the_lines_to_write(plan, command, lines):
+    name = next(name for name in ("torchrun", "accelerate", "srun") if name in command)
+    warning = f"own.yaml:6: bench starts the command once per rank, and {name} in it starts ranks again; use {lines}"
+    found = plan(f'command: "{command}"').warnings
+    assert [one for one in found if "starts ranks again" in one] == [warning]
+
+
+def test_accelerate_with_one_process_is_no_nested_launcher(plan):
+    found = plan("command: accelerate launch --cpu --num_processes 1 t.py").warnings
+    assert not [one for one in found if "starts ranks again" in one]
+
+
 def test_without_a_command_a_cell_has_no_command_options(plan):
     assert {"command", "metrics"} & set(plan("model: mlp").cells[0].workload) == set()
 
@@ -147,9 +173,22 @@ def test_without_a_command_a_cell_has_no_command_options(plan):
             "remove it (for the recorder, set warmup_steps)",
         ),
         (
+            "command: 'true'\nmetrics: {source: recorder, kind: average}",
+            "own.yaml:7: workload.metrics: kind average has no effect: no values are read; remove it",
+        ),
+        (
+            "command: 'true'\nmetrics: {output: {throughput: '(x)'}, kind: average, skip: 1}",
+            "own.yaml:7: workload.metrics: skip has no effect with kind average, which reads one value; remove it",
+        ),
+        (
+            "command: 'true'\nmetrics: {output: {throughput: '(x)', step_time: '(y)'}, kind: average}",
+            "own.yaml:7: workload.metrics: kind average reads throughput or step_time, because one follows "
+            "from the other; remove one",
+        ),
+        (
             "command: 'true'\nmetrics: {cvs: a.csv}",
             "own.yaml:7: unknown key 'cvs' in workload.metrics; did you mean 'csv'? "
-            "allowed: source, csv, jsonl, columns, output, units, scope, skip",
+            "allowed: source, csv, jsonl, columns, output, kind, units, scope, skip",
         ),
     ],
 )
@@ -214,6 +253,100 @@ def test_a_command_can_be_an_axis(tmp_path, monkeypatch):
     ]
     assert [cell.metrics for cell in plan.cells] == [{"source": "none"}] * 2
     assert len({cell.cell_id for cell in plan.cells}) == 2
+
+
+VARIANTS = """\
+cluster: {executor: local}
+axes:
+  tasks_per_node: [1, 2]
+  command:
+%s
+scaling: [{mode: weak, per_gpu_batch: [16]}]
+workload: {device: cpu, metrics: none}
+%s
+"""
+
+
+def variants(tmp_path, monkeypatch, *lines: str, more: str = ""):
+    monkeypatch.chdir(tmp_path)
+    Path("own.yaml").write_text(VARIANTS % ("\n".join(f"    - {line}" for line in lines), more))
+    return make_plan(Path("own.yaml"))
+
+
+def test_the_names_of_commands_are_in_the_names_of_cells_and_series(tmp_path, monkeypatch):
+    plan = variants(
+        tmp_path,
+        monkeypatch,
+        "{name: fsdp-2, run: python a.py --fsdp2}",
+        "{name: ddp, run: [python, a.py]}",
+        "python b.py",
+        more="exclude: [{command: ddp, tasks_per_node: 2}]\n"
+        "include: [{tasks_per_node: 4, command: fsdp-2}, {tasks_per_node: 1, command: {name: new, run: ./new}}]",
+    )
+    assert [(cell.cell_id, cell.command) for cell in plan.cells] == [
+        ("n1x1-gloo-torchrun-b16-command.fsdp-2", ["python", "a.py", "--fsdp2"]),
+        ("n1x1-gloo-torchrun-b16-command.ddp", ["python", "a.py"]),
+        ("n1x1-gloo-torchrun-b16-command.python+b.py", ["python", "b.py"]),
+        ("n1x2-gloo-torchrun-b16-command.fsdp-2", ["python", "a.py", "--fsdp2"]),
+        ("n1x2-gloo-torchrun-b16-command.python+b.py", ["python", "b.py"]),
+        ("n1x4-gloo-torchrun-b16-command.fsdp-2", ["python", "a.py", "--fsdp2"]),
+        ("n1x1-gloo-torchrun-b16-command.new", ["./new"]),
+    ]
+    assert {cell.series[0].series for cell in plan.cells if cell.command_label == "fsdp-2"} == {
+        "weak-16-gloo-torchrun-command.fsdp-2"
+    }
+
+
+def test_a_single_command_can_have_a_name(plan):
+    named, unnamed = (plan(f"command: {command}").cells for command in ("{name: a, run: ./x}", "./x"))
+    assert [cell.cell_id for cell in named] == [cell.cell_id for cell in unnamed]
+    assert [cell.command_label for cell in named] == ["a", "a"]
+    assert [cell.command_label for cell in unnamed] == ["", ""]
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        (
+            ["{name: a, run: x}", "{name: a, run: y}"],
+            "own.yaml:6: the name 'a' is given to two commands (first in line 5); choose another name",
+        ),
+        (
+            ["{name: a, run: x}", "{name: b, run: [x]}"],
+            "own.yaml:6: b is the same command as a (line 5); remove one of them, or use one name",
+        ),
+        (
+            ["{name: a/b, run: x}"],
+            "own.yaml:5: axes.command[0].name: 'a/b' is not a name of a command; allowed: letters, digits, '.', "
+            "'_' and '-', at most 40, beginning with a letter or digit",
+        ),
+        (
+            ["{run: x}"],
+            "own.yaml:5: key 'name' is missing in axes.command[0]; write {name: NAME, run: COMMAND}, or only the command",
+        ),
+        (
+            ["{name: a}"],
+            "own.yaml:5: key 'run' is missing in axes.command[0]; write {name: NAME, run: COMMAND}",
+        ),
+        (
+            ["{name: a, run: x, nodes: 1}"],
+            "own.yaml:5: unknown key 'nodes' in axes.command[0]; allowed: name, run",
+        ),
+        (
+            ["{name: a, run: 'x {rank}'}"],
+            "own.yaml:5: axes.command[0].run: {rank} differs between ranks; read $RANK in the command",
+        ),
+        (
+            ["[{name: a, run: x}]"],
+            "own.yaml:5: axes.command[0]: a command is a string, a list of words, or {name: NAME, run: COMMAND}; "
+            "list several commands in axes.command",
+        ),
+    ],
+)
+def test_mistakes_in_named_commands_are_rejected_with_their_line(tmp_path, monkeypatch, lines, words):
+    with pytest.raises(InputError) as error:
+        variants(tmp_path, monkeypatch, *lines)
+    assert words in str(error.value).splitlines()
 
 
 @pytest.mark.parametrize(

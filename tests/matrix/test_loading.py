@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bench.errors import BenchError
+from bench.errors import BenchError, InputError
 from bench.matrix.document import read_document
 
 
@@ -82,6 +82,36 @@ def test_anchors_and_merges_work_and_own_keys_win(tmp_path):
 def test_a_file_that_is_not_a_matrix_is_rejected_with_its_line(tmp_path, text, message):
     path = write(tmp_path, text)
     assert refusal(path) == message.format(path=path)
+
+
+_QUOTE = "a text needs quotes if it begins with { or [, or contains them inside other { } or [ ]; write "
+_COMMA = "; check indentation, brackets and quotes here and in the line above"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("w: {d: cpu, c: t.py --b {batch} --o {dir}/x, m: no}", _QUOTE + "'t.py --b {batch} --o {dir}/x'"),
+        ("w: [a, it's {batch}]", _QUOTE + "'it''s {batch}'"),
+        ("w: {c: t.py --sizes [1, 2]}", _QUOTE + "'t.py --sizes [1, 2]'"),
+        ("w: {o: {loss: 'a', rate: rate ([0-9]{1,3})}}", _QUOTE + "'rate ([0-9]{1,3})'"),
+        ("w: {c: [{dir}/x, b]}", _QUOTE + "'{dir}/x'"),
+        ("c: {dir}/run.sh --x 1  # why", _QUOTE + "'{dir}/run.sh --x 1'"),
+        ("c: [t.py, {batch}]", "{batch} needs quotes; write '{batch}'"),
+        (
+            "w: {c: t.py --s 1,2}",
+            "'2' is a key without a colon and a value; quote a text that contains a comma inside { }",
+        ),
+        # A comma is missing; quotes would not help.
+        ("w: {a: [1] b: [2]}", "not valid YAML: did not find expected ',' or '}'" + _COMMA),
+        ("w: [{a: 1} {a: 2}]", "not valid YAML: did not find expected ',' or ']'" + _COMMA),
+    ],
+)
+def test_braces_and_commas_that_need_quotes_are_named_with_the_quoted_text(tmp_path, text, message):
+    path = write(tmp_path, f"study: a\n{text}\n")
+    with pytest.raises(InputError) as error:
+        read_document(path).raise_problems()
+    assert str(error.value) == f"{path}:2: {message}"
 
 
 def test_an_alias_bomb_is_rejected_at_once(tmp_path):

@@ -184,11 +184,12 @@ def test_the_same_script_starts_each_hosts_part_of_a_run(tmp_path):
     ((_, text),) = scripts(planned)
     first = launched(text, tmp_path, "run dir", "0", "10.0.0.1:29400", "an-id")["words"]
     second = launched(text, tmp_path, "run dir", "1", "10.0.0.1:29400", "an-id")["words"]
-    assert first[: first.index("bench.workload")] == [
-        *("-m", "torch.distributed.run"),
+    assert first[: first.index("workload") - 1] == [
+        *("-P", "-m", "ddp_scaling_bench.start", "torch.distributed.run"),
         *("--nnodes=2", "--nproc-per-node=4"),
         *("--rdzv-backend=c10d", "--rdzv-endpoint=10.0.0.1:29400", "--rdzv-id=an-id"),
-        *("--rdzv-conf=join_timeout=300,is_host=true", "--max-restarts=0", "-m"),
+        *("--rdzv-conf=join_timeout=300,is_host=true", "--max-restarts=0", "--no-python"),
+        *(str(tmp_path / "python"), "-P", "-u", "-m"),
     ]
     assert {(a, b) for a, b in zip(first, second, strict=True) if a != b} == {
         ("--nproc-per-node=4", "--nproc-per-node=2"),

@@ -391,7 +391,9 @@ def test_torchrun_on_one_node_starts_without_srun_and_its_exit_code_is_the_jobs(
     agent.chmod(0o755)
     done = run_script(f"export BENCH_PYTHON={agent} WAITS={waits}\n{text}", tmp_path)
     assert (done.returncode, done.stderr) == (code, "")
-    assert done.stdout.startswith("-m\ntorch.distributed.run\n--nnodes=1\n--nproc-per-node=2\n--standalone\n")
+    assert done.stdout.startswith(
+        "-P\n-m\nddp_scaling_bench.start\ntorch.distributed.run\n--nnodes=1\n--nproc-per-node=2\n--standalone\n"
+    )
     assert done.stdout.endswith(f"--join-timeout\n300\n{said}")
     end = json.loads((tmp_path / "run dir/end.json").read_text())
     assert (end["exit_code"], end["stage"]) == (code, "run")

@@ -18,7 +18,16 @@ ROOT = Path(__file__).resolve().parents[2]
 #: From bottom to top: a module imports from its own layer or from lower ones only.
 LAYERS = {
     "bench": [
-        ["bench", "bench.errors", "bench.units", "bench.findings", "bench.shipped"],
+        [
+            "bench",
+            "bench.errors",
+            "bench.extras",
+            "bench.units",
+            "bench.findings",
+            "bench.shipped",
+            "bench.start",
+            "bench.version",
+        ],
         ["bench.matrix"],
         ["bench.study"],
         ["bench.render", "bench.slurm", "bench.measure", "bench.lint", "bench.doctor"],
@@ -84,6 +93,15 @@ def import_statements() -> dict[str, list[ast.Import | ast.ImportFrom]]:
     return statements
 
 
+def source(module: str, node: ast.ImportFrom) -> str:
+    """Return the absolute name of the module from which ``node`` imports."""
+    if not node.level:
+        return str(node.module)
+    parts = module.split(".") if modules()[module].name == "__init__.py" else module.split(".")[:-1]
+    parents = parts[: len(parts) - node.level + 1]
+    return ".".join([*parents, *([node.module] if node.module else [])])
+
+
 def imports() -> Iterator[tuple[str, str]]:
     """Yield (module, imported name); ``from a import b`` gives both ``a`` and ``a.b``."""
     for module, statements in import_statements().items():
@@ -91,9 +109,8 @@ def imports() -> Iterator[tuple[str, str]]:
             if isinstance(node, ast.Import):
                 yield from ((module, alias.name) for alias in node.names)
             else:
-                assert node.level == 0, f"{module}: a relative import"
-                yield module, str(node.module)
-                yield from ((module, f"{node.module}.{alias.name}") for alias in node.names)
+                yield module, source(module, node)
+                yield from ((module, f"{source(module, node)}.{alias.name}") for alias in node.names)
 
 
 def within(name: str, places: tuple[str, ...] | list[str]) -> bool:
@@ -124,8 +141,8 @@ def import_graph() -> dict[str, set[str]]:
             if isinstance(node, ast.Import):
                 graph[module] |= {alias.name for alias in node.names}
             else:
-                full = {f"{node.module}.{alias.name}" for alias in node.names}
-                graph[module] |= {name if name in known else str(node.module) for name in full}
+                full = {f"{source(module, node)}.{alias.name}" for alias in node.names}
+                graph[module] |= {name if name in known else source(module, node) for name in full}
         graph[module] &= known.keys() - {module}
     return graph
 
@@ -219,6 +236,19 @@ def file_uses(path: Path) -> Iterator[str]:
             )
 
 
+def test_imports_within_bench_are_relative():
+    """The same files are loaded as ``bench`` and as ``ddp_scaling_bench``: see ddp_scaling_bench/__init__.py."""
+    wrong = [
+        module
+        for module, statements in import_statements().items()
+        if module.startswith("bench") and module != "bench.__main__"
+        for node in statements
+        if (isinstance(node, ast.ImportFrom) and not node.level and str(node.module).split(".")[0] == "bench")
+        or (isinstance(node, ast.Import) and any(a.name.split(".")[0] == "bench" for a in node.names))
+    ]
+    assert wrong == []
+
+
 def test_each_record_of_the_results_has_one_reader():
     wrong = [
         f"{module} uses {name}"
@@ -279,11 +309,11 @@ def test_the_project_speaks_of_itself_alone():
             assert word not in text, f"{name} names a path of the machine it was written on"
 
 
-def test_only_two_modules_make_imports_that_these_tests_cannot_see():
+def test_only_three_modules_make_imports_that_these_tests_cannot_see():
     places = [
         module
         for module, path in modules().items()
         if re.search(r"import_module|__import__", path.read_text())
     ]
-    # the modules of the lint rules; Lightning, which is optional
-    assert places == ["bench.lint", "bench.record.lightning"]
+    # the modules of the lint rules; Lightning and Transformers, which are optional
+    assert places == ["bench.lint", "bench.record.lightning", "bench.record.transformers"]

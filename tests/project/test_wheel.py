@@ -7,11 +7,16 @@ import os
 import subprocess
 import sys
 import sysconfig
+import tomllib
 import venv
 import zipfile
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+
+from bench.extras import EXTRAS
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -54,16 +59,116 @@ def bench(wheel, tmp_path_factory):
     return run
 
 
+def requirements(name: str, *, extra: str = "") -> set[str]:
+    """Return the packages that a package requires, directly or not."""
+    found: set[str] = set()
+    for text in metadata.requires(name) or []:
+        one = Requirement(text)
+        if one.marker is None or one.marker.evaluate({"extra": extra}):
+            found |= {one.name} | requirements(one.name)
+    return found
+
+
+@pytest.fixture(scope="module")
+def light(wheel, tmp_path_factory) -> Path:
+    """Return the Python of an environment with the wheel and its dependencies without extras."""
+    home = tmp_path_factory.mktemp("light")
+    venv.create(home, with_pip=False)
+    site = Path(sysconfig.get_path("purelib", vars={"base": str(home)}))
+    zipfile.ZipFile(wheel).extractall(site)
+    (info,) = site.glob("ddp_scaling_bench-*.dist-info")
+    required = [Requirement(text) for text in metadata.Distribution.at(info).requires or []]
+    names = {one.name for one in required if one.marker is None or one.marker.evaluate({"extra": ""})}
+    for name in names.union(*map(requirements, names)):
+        files = metadata.distribution(name).files or []
+        for top in {file.parts[0] for file in files} - {"..", "__pycache__"}:
+            (site / top).symlink_to(metadata.distribution(name).locate_file(top))
+    return home / "bin" / "python"
+
+
+#: Runs commands in one process, and prints their exit codes and streams, and the packages that were imported.
+DRIVER = """\
+import json, sys
+from typer.testing import CliRunner
+from ddp_scaling_bench.__main__ import _import_own
+_import_own("bench")
+from bench.cli import app
+done = [CliRunner().invoke(app, words) for words in json.load(sys.stdin)]
+heavy = sorted({"numpy", "pandas", "scipy", "torch"} & set(sys.modules))
+print(json.dumps([heavy, [[one.exit_code, one.stdout, one.stderr] for one in done]]))
+"""
+
+
+def test_without_extras_studies_are_planned_and_the_other_commands_name_the_extra(light, tmp_path):
+    (tmp_path / "gpus.yaml").write_text(
+        "cluster: {partition: gpu}\naxes: {gpus_per_node: [1, 2]}\nscaling: [{mode: weak, per_gpu_batch: [8]}]\n"
+    )
+    (tmp_path / "job.err").write_text("RuntimeError: CUDA out of memory\n")
+    fine = [
+        "plan gpus.yaml",
+        "submit gpus --dry-run",
+        "status gpus",
+        "cancel gpus",
+        "schema",
+        "plan smoke_cpu",
+    ]
+    fine += ["lint results/gpus/scripts/n1x1-nccl-srun-b8.sbatch"]
+    needs = [
+        "report gpus",
+        "report table.csv",
+        "compare gpus gpus",
+        "advise gpus --samples 10",
+        "run gpus.yaml",
+    ]
+    others = ["doctor job.err", "verify gpus", "doctor gpus", "submit smoke_cpu"]
+    done = subprocess.run(
+        [light, "-c", DRIVER],
+        cwd=tmp_path,
+        env={
+            name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "BENCH_RESULTS")
+        },
+        input=json.dumps([line.split() for line in (*fine, *needs, *others)]),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    heavy, results = json.loads(done.stdout)
+    assert heavy == []
+    assert [code for code, _, _ in results] == [0] * len(fine) + [2] * len(needs) + [1, 1, 2, 2]
+    errors = dict(zip((*fine, *needs, *others), (error for _, _, error in results), strict=True))
+    absent = "numpy, pandas, pyarrow, scipy, seaborn, which are not installed; install the extra: "
+    for line in needs:
+        command = line.split()[0]
+        assert (
+            errors[line] == f"error: bench {command} needs {absent}pip install 'ddp-scaling-bench[report]'\n"
+        )
+    assert errors["doctor gpus"] == (
+        f"error: bench doctor, to find causes of slow steps, needs {absent}"
+        "pip install 'ddp-scaling-bench[report]'\n"
+    )
+    assert errors["submit smoke_cpu"].splitlines()[-1] == (
+        f"error: the built-in training needs numpy and torch, which {light} does not find; "
+        "run pip install 'ddp-scaling-bench[train]', or activate an environment with PyTorch in cluster.setup"
+    )
+    assert not (tmp_path / "results" / "smoke_cpu" / "runs").exists()
+
+
+def test_the_extras_contain_the_packages_that_commands_look_for():
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for extra, names in EXTRAS.items():
+        assert [Requirement(text).name for text in declared[extra]] == list(names)
+
+
 def test_the_wheel_contains_the_tracked_files_and_no_others(wheel):
     packages = subprocess.run(
-        ["git", "ls-files", "bench", "analysis", "matrices", "slurm_templates"],
+        ["git", "ls-files", "ddp_scaling_bench", "bench", "analysis", "matrices", "slurm_templates"],
         cwd=ROOT,
         capture_output=True,
         text=True,
         check=True,
     )
     tracked = {
-        name if name.startswith(("bench/", "analysis/")) else f"bench/shipped/{name}"
+        name if name.startswith(("ddp_scaling_bench/", "bench/", "analysis/")) else f"bench/shipped/{name}"
         for name in packages.stdout.splitlines()
     }
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}

@@ -68,7 +68,9 @@ def test_a_late_rank_is_named_and_complete_windows_are_written(start):
     (reason,) = REASON.findall(done.err[0])
     assert (without_place(warned), without_place(reason)) == (message, message)
     assert "bench: error" not in done.err[1], "only one rank prints it"
-    assert done.codes == [-signal.SIGTERM] * 2
+    # Rank 0 ends by the signal, or by the connection that rank 1 lost, if that comes first.
+    assert done.codes[1] == -signal.SIGTERM
+    assert done.codes[0] in (-signal.SIGTERM, 1)
     assert epochs(done) == [("1", True), ("2", False)], "the second attribution had not ended"
     assert any(warned in one for one in done.env["warnings"])
 

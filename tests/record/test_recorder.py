@@ -171,7 +171,9 @@ def test_unknown_samples_leave_the_throughput_empty_with_a_warning(run_loop):
     assert {(row["samples"], row["throughput_samples_per_sec"]) for row in done.table("metrics")} == {
         ("", "")
     }
-    message = "the samples of a step are unknown, so there is no throughput: use step(samples=...)"
+    message = (
+        "the samples of a step are unknown, so there is no throughput: pass samples=... (docs/recorder.md)"
+    )
     assert message in done.env["warnings"]
     assert f"bench: warning: {message}\n" in done.out[0]
 

@@ -19,6 +19,7 @@ scaling: [{mode: weak, per_gpu_batch: [8]}]
 workload: {device: cpu, command: "true", metrics: none}
 """
 UNMEASURED = {
+    "processes": "2 with WORLD_SIZE 2",
     "ranks joined": "2 of 2",
     "world size": "2",
     "backend": "gloo",

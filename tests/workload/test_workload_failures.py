@@ -209,7 +209,10 @@ def test_steps_in_which_a_clock_was_set_are_left_out_with_a_warning(run_ranks):
             "arguments: --model 'gpt': Input should be 'mlp', 'convnet', 'resnet50',"
             " 'transformer' or 'traffic'",
         ),
-        (("--fast",), "arguments: unrecognized arguments: --fast; see `python -m bench.workload --help`"),
+        (
+            ("--fast",),
+            "arguments: unrecognized arguments: --fast; see `python -P -m ddp_scaling_bench.start workload --help`",
+        ),
         (
             ("--backend", "nccl"),
             "arguments: backend nccl needs GPUs, but --device is cpu; use --backend gloo",

@@ -11,8 +11,8 @@ import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from bench.findings import Remark, Severity
-from bench.lint.script import Script
+from ...findings import Remark, Severity
+from ..script import Script
 
 Check = Callable[[Script], Iterable[Remark]]
 

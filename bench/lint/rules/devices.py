@@ -6,15 +6,15 @@ import itertools
 import re
 from collections.abc import Iterator, Sequence
 
-from bench.findings import Edit, Remark, Severity
-from bench.lint.expansion import MARK, Value
-from bench.lint.geometry import Geometry
-from bench.lint.launch import HELPERS, Launch, basename
-from bench.lint.options import names
-from bench.lint.rules import rule
-from bench.lint.script import Script, starts_workers
-from bench.lint.walk import Step
-from bench.units import count
+from ...findings import Edit, Remark, Severity
+from ...units import count
+from ..expansion import MARK, Value
+from ..geometry import Geometry
+from ..launch import HELPERS, Launch, basename
+from ..options import names
+from ..script import Script, starts_workers
+from ..walk import Step
+from . import rule
 
 _GPU_PARTITION = re.compile(
     r"gpu|a100|v100|h100|h200|a40|l40|rtx|dgx|volta|ampere|hopper|mi2\d0|p100|k80", re.I
@@ -75,7 +75,7 @@ def gpu_per_task_isolation(script: Script) -> Iterator[Remark]:
         hides = geometry.isolation
         if hides is None or geometry.heterogeneous or starts_workers(launch) or geometry.tasks_on_a_node < 2:
             continue
-        if any(word.text == "bench.workload" for word in launch.words):
+        if any(word.text == "ddp_scaling_bench.start" for word in launch.words):
             continue  # the built-in training counts the visible devices
         seen = geometry.gpus_per_task or 1
         asks = _line_that_asks_for_another_gpu(script, step, seen)

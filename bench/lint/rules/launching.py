@@ -7,15 +7,15 @@ import itertools
 import re
 from collections.abc import Iterator
 
-from bench.findings import Edit, Remark, Severity
-from bench.lint.expansion import MARK, Value
-from bench.lint.geometry import Geometry
-from bench.lint.launch import ACCELERATE_OPTIONS, TORCHRUN_OPTIONS, TRAINS, Launch, basename
-from bench.lint.options import Option, canonical, names, sbatch_options, srun_options
-from bench.lint.rules import rule
-from bench.lint.script import Script, is_chore, starts_workers
-from bench.lint.walk import Step
-from bench.units import count
+from ...findings import Edit, Remark, Severity
+from ...units import count
+from ..expansion import MARK, Value
+from ..geometry import Geometry
+from ..launch import ACCELERATE_OPTIONS, TORCHRUN_OPTIONS, TRAINS, Launch, basename
+from ..options import Option, canonical, names, sbatch_options, srun_options
+from ..script import Script, is_chore, starts_workers
+from ..walk import Step
+from . import rule
 
 _LIGHTNING = re.compile(r"lightning|\blit_|_lit\b|\bpl_", re.IGNORECASE)
 _PARALLEL = re.compile("(?:ddp|fsdp|deepspeed)(?!_spawn|_fork|_notebook)")

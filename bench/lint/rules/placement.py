@@ -7,13 +7,13 @@ import re
 from collections.abc import Iterator
 from itertools import pairwise
 
-from bench.findings import Edit, Remark, Severity
-from bench.lint.geometry import Geometry, evaluate
-from bench.lint.launch import basename
-from bench.lint.options import names
-from bench.lint.rules import rule
-from bench.lint.script import Script, is_chore, starts_workers
-from bench.lint.walk import Step
+from ...findings import Edit, Remark, Severity
+from ..geometry import Geometry, evaluate
+from ..launch import basename
+from ..options import names
+from ..script import Script, is_chore, starts_workers
+from ..walk import Step
+from . import rule
 
 #: Commands that write files to the path in their last argument or in an option.
 _COPIES = names(

@@ -5,15 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from bench.findings import Edit, Remark, Severity
-from bench.lint.expansion import MARK, Assigned, Unknown, Value
-from bench.lint.geometry import Geometry, Range, range_of
-from bench.lint.launch import Launch
-from bench.lint.options import names
-from bench.lint.rules import rule
-from bench.lint.rules.launching import passes_unknown_options
-from bench.lint.script import Script, starts_workers
-from bench.lint.walk import Step
+from ...findings import Edit, Remark, Severity
+from ..expansion import MARK, Assigned, Unknown, Value
+from ..geometry import Geometry, Range, range_of
+from ..launch import Launch
+from ..options import names
+from ..script import Script, starts_workers
+from ..walk import Step
+from . import rule
+from .launching import passes_unknown_options
 
 _LOOPBACK = re.compile(
     r"(?:tcp://)?(?:localhost(?:\.localdomain)?|127\.\d+\.\d+\.\d+|\[?::1\]?|ip6-localhost)(?::|/|\Z)", re.I

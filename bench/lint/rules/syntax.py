@@ -5,15 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from bench.findings import Edit, Remark, Severity
-from bench.lint.directives import MEMORY, read_line
-from bench.lint.expansion import MARK, Value
-from bench.lint.launch import HELPERS, SHELLS, basename
-from bench.lint.options import Option, names
-from bench.lint.rules import rule
-from bench.lint.script import ANALYSED_SIZE, MAX_SCRIPT_SIZE, Script, first_line, ignored_directives
-from bench.lint.syntax import UNCLOSED_HEREDOC, ShellError, Simple, Word
-from bench.lint.walk import DECLARATIONS, Step
+from ...findings import Edit, Remark, Severity
+from ..directives import MEMORY, read_line
+from ..expansion import MARK, Value
+from ..launch import HELPERS, SHELLS, basename
+from ..options import Option, names
+from ..script import ANALYSED_SIZE, MAX_SCRIPT_SIZE, Script, first_line, ignored_directives
+from ..syntax import UNCLOSED_HEREDOC, ShellError, Simple, Word
+from ..walk import DECLARATIONS, Step
+from . import rule
 
 _OPENS_STRING = re.compile(r"\\\Z|(?:=|-\w*c\s+|echo\s+|<<<\s*|\()[\"']\Z|\S[ \t]+[\"']\Z")
 #: A part of a command that is to be filled in, such as ``<path>``.

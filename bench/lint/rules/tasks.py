@@ -5,16 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from bench.findings import Edit, Remark, Severity
-from bench.lint.geometry import Geometry
-from bench.lint.launch import TRAINS, Launch, basename
-from bench.lint.options import names
-from bench.lint.rules import rule
-from bench.lint.rules.launching import STARTS_PROCESSES, passes_unknown_options
-from bench.lint.rules.placement import MORE_CPUS
-from bench.lint.script import Script, starts_workers
-from bench.lint.walk import Step
-from bench.units import count
+from ...findings import Edit, Remark, Severity
+from ...units import count
+from ..geometry import Geometry
+from ..launch import TRAINS, Launch, basename
+from ..options import names
+from ..script import Script, starts_workers
+from ..walk import Step
+from . import rule
+from .launching import STARTS_PROCESSES, passes_unknown_options
+from .placement import MORE_CPUS
 
 _CPU = re.compile(r"gloo|\bcpu\b|mpi\b", re.IGNORECASE)
 #: Options with which a program selects the device or the backend.

@@ -6,11 +6,11 @@ import difflib
 import re
 from collections.abc import Iterator
 
-from bench.findings import Edit, Remark, Severity
-from bench.lint.expansion import Unknown
-from bench.lint.rules import rule
-from bench.lint.script import Script
-from bench.lint.walk import Use
+from ...findings import Edit, Remark, Severity
+from ..expansion import Unknown
+from ..script import Script
+from ..walk import Use
+from . import rule
 
 #: Variables that Slurm sets only if a certain option is given (sbatch(1), OUTPUT ENVIRONMENT VARIABLES).
 _NEEDED_OPTIONS: dict[str, tuple[str, ...]] = {

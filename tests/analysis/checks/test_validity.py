@@ -19,6 +19,7 @@ from analysis.data.load import load_study
 from analysis.report.write import write_report
 from analysis.stats.measured import measure
 from bench.cli import app
+from bench.matrix.cell import Cell
 from bench.study.layout import StudyFolder
 from tests.analysis import studies
 from tests.analysis.closer_studies import write_ranks
@@ -306,6 +307,27 @@ def test_a_short_warm_up_cannot_show_whether_the_step_time_is_stable(
     assert ("the medians" in message) is not too_few
 
 
+@pytest.mark.usefixtures("nothing_drawn")
+def test_strategies_without_parts_of_the_step_are_named_once_at_the_top_of_the_page(tmp_path: Path) -> None:
+    def env(cell: Any) -> dict[str, Any]:
+        return studies.environment(cell) | {
+            "strategy": {1: "ddp", 2: "fsdp2", 4: "deepspeed"}[cell.world_size]
+        }
+
+    path = studies.finished(tmp_path / "s", studies.strong(sizes=(1, 2, 4)), env=env)
+    found = findings(path)
+    assert list(found) == ["parts-not-measured"]  # a study may compare strategies
+    assert found["parts-not-measured"].message == (
+        "The parts of the step are not measured with FSDP2 and DeepSpeed yet; throughput, step times and data "
+        "loading are."
+    )
+    assert found["parts-not-measured"].cells == ["n2x1-gloo-srun-b32", "n4x1-gloo-srun-b16"]
+    assert found["parts-not-measured"].values == {"strategies": ["fsdp2", "deepspeed"]}
+    page = unescape(write_report(path).page.read_text(encoding="utf-8"))
+    assert page.count("The parts of the step are not measured with") == 1
+    assert page.index("The parts of the step are not measured with") < page.index('id="summary"')
+
+
 def slow_study(path: Path, extra_s: float, *, sizes: tuple[int, ...] = (1, 2, 4, 8)) -> Path:
     """Write a study with 9 ms of useful time, and ``extra_s`` more on both ranks of n2."""
     study = studies.finished(path, [studies.make_cell(n, batch=64, per_node=2) for n in sizes])
@@ -385,3 +407,104 @@ def test_the_same_findings_stand_in_all_four_places(tmp_path: Path) -> None:
         assert f"<strong>Error: {CODES[one['code']].heading}.</strong> {one['message']}</p>" in top
         assert page.count(one["message"]) == 1
         assert f"**Error: {CODES[one['code']].heading}.** {one['message']}" in markdown
+
+
+# -- values that a command reports ----------------------------------------------------
+
+
+class _Reports(studies.StudyBuilder):
+    """A study of a command whose throughput grows with the ranks."""
+
+    def epoch(self, cell: Cell, number: int, factor: float) -> dict[str, float]:
+        rate = factor * 100 * cell.world_size
+        if cell.metrics.get("kind") == "average":
+            return {"epoch": number + 1, "throughput_samples_per_sec": rate}
+        own = {"epoch": number + 1, "steps": 1, "samples": cell.global_batch}
+        return {**own, "throughput_samples_per_sec": rate}
+
+
+def _of_command(path: Path, *, metrics: dict[str, Any], epochs: int = 1) -> Path:
+    cells = studies.weak(sizes=(1, 2, 4))
+    for cell in cells:
+        cell.workload |= {"command": ["python", "t.py", "{per_gpu_batch}"], "metrics": metrics}
+
+    def env(cell: Cell) -> dict[str, Any]:
+        values = {"source": "job.out", "reported": cell.nodes, "lowest": 1.0, "highest": 1.1}
+        fact = {"kind": "average-of-run", "subject": "throughput", "values": values, "severity": "info"}
+        return studies.environment(cell) | {"facts": [fact] if metrics.get("kind") else []}
+
+    written = _Reports(path, cells, epochs=epochs, ranks_files=False, env=env).write()
+    for file in path.glob("runs/*/attempt-1/run.json"):
+        size = json.loads(file.read_text())["cell"]["world_size"]
+        ranks = [{"rank": rank, "world_size": size, "first": 1.0, "last": 2.0} for rank in range(size)]
+        (file.parent / "processes.n1.json").write_text(json.dumps({"schema": 1, "ranks": ranks}))
+    return written
+
+
+_PATTERN = {"output": {"throughput": r"rate (\S+)"}}
+
+
+def test_runs_whose_ranks_were_not_all_seen_are_named(tmp_path: Path) -> None:
+    path = _of_command(tmp_path / "s", metrics=_PATTERN)
+    for file in path.glob("runs/n4x1-*-r[12]/attempt-1/processes.n1.json"):
+        content = json.loads(file.read_text())
+        file.write_text(json.dumps({**content, "ranks": content["ranks"][1:]}))
+    (found,) = findings(path).values()
+    assert (found.code, found.cells, found.values) == (
+        "ranks-not-counted", ["n4x1-gloo-srun-b16"], {"runs": 2},
+    )  # fmt: skip
+    assert found.message == (
+        "It is not known how many ranks the commands of n4x1-gloo-srun-b16 started, because not all processes "
+        "with RANK and WORLD_SIZE were seen. If a command contains a launcher, its rate is that of separate "
+        "trainings."
+    )
+
+
+@pytest.mark.usefixtures("nothing_drawn")
+def test_averages_of_whole_runs_count_with_a_warning_and_without_steps(tmp_path: Path) -> None:
+    path = _of_command(tmp_path / "results" / "s", metrics={**_PATTERN, "kind": "average"})
+    found = findings(path)
+    assert list(found) == ["average-of-run"]
+    assert found["average-of-run"].message == (
+        "The throughput of n1x1-gloo-srun-b16, n2x1-gloo-srun-b16 and n4x1-gloo-srun-b16 is one average of the "
+        "whole run, including start-up, and evaluation if the command counts it. The efficiency and the time "
+        "per step, which is the global batch of the plan divided by the throughput, are therefore those of whole "
+        "runs. The commands report it up to 4 times per run, and the lowest rate "
+        "counts. Train longer, or let the command report values of single steps."
+    )
+    assert len(found["average-of-run"].values["reported"]["n4x1-gloo-srun-b16"]) == 3
+    runs = measure(load_study(path)).runs
+    assert runs["measured"].all()
+    assert runs[["samples", "steps", "window_s", "unit"]].isna().all(axis=None)
+    epochs = load_study(path).epochs
+    rates = dict(zip(epochs["run_id"], epochs["throughput_samples_per_sec"], strict=True))
+    assert dict(zip(runs["run_id"], runs["throughput_samples_per_sec"], strict=True)) == rates
+    run = CliRunner().invoke(app, ["report", str(path), "--proposal"])
+    assert (run.exit_code, run.stderr.splitlines()[-1]) == (0, str(found["average-of-run"]))
+    report = StudyFolder(path).report
+    assert found["average-of-run"].message in unescape((report / "index.html").read_text(encoding="utf-8"))
+    proposal = (report / "proposal.md").read_text(encoding="utf-8")
+    assert "one average of the whole run, including its start-up, as the command reported it" in proposal
+    assert "queue waits, and work that the average of the command does not cover" in proposal
+    causes = pd.read_csv(report / "causes.csv")
+    assert set(causes["cause"]) == {"other", "not-explained"}
+    table = pd.read_csv(report / "scaling.csv")
+    assert (table["n"] == 3).all()
+    assert ((table["efficiency"] - 1).abs() < 0.05).all()
+    assert table[["load_balance", "comm_efficiency", "pop_parallel_efficiency"]].isna().all(axis=None)
+
+
+def test_different_numbers_of_values_are_named_with_their_cells(tmp_path: Path) -> None:
+    path = _of_command(tmp_path / "s", metrics=_PATTERN, epochs=2)
+    assert findings(path) == {}
+    for file in path.glob("runs/n4x1-*-r[12]/attempt-1/metrics.csv"):
+        lines = file.read_text().splitlines()
+        file.write_text("\n".join([*lines, lines[-1].replace("2", "3", 1)]) + "\n")
+    found = findings(path)
+    assert list(found) == ["value-counts"]
+    assert found["value-counts"].message == (
+        "Values per run: n1x1-gloo-srun-b16 2, n2x1-gloo-srun-b16 2 and n4x1-gloo-srun-b16 2 or 3. Either the "
+        "runs trained different numbers of steps, or several ranks reported values: let only rank 0 report them."
+    )
+    counts = {"n1x1-gloo-srun-b16": [2], "n2x1-gloo-srun-b16": [2], "n4x1-gloo-srun-b16": [2, 3]}
+    assert found["value-counts"].values == {"values_per_run": counts}

@@ -130,7 +130,7 @@ def test_missing_metrics_of_a_run_that_did_not_complete_are_no_problem(tmp_path:
 def test_a_cell_without_metrics_has_a_reason_of_its_own(tmp_path: Path) -> None:
     path = studies.finished(tmp_path / "s", repeats=1)
     plan = json.loads((path / "plan.json").read_text())
-    plan["cells"][0]["metrics"] = {"source": "none"}
+    plan["cells"][0]["workload"]["metrics"] = {"source": "none"}
     (path / "plan.json").write_text(json.dumps(plan))
     (attempt(path) / "metrics.csv").unlink()
     assert row(path)["reason"] == "the matrix asks for no metrics (metrics: none)"

@@ -51,6 +51,6 @@ workload=(
 
 # --standalone: rendezvous on a free port of this machine.
 # --max-restarts=0: a restarted run would be a different measurement.
-exec "$python" -m torch.distributed.run --standalone --nnodes=1 \
+exec "$python" -P -m ddp_scaling_bench.start torch.distributed.run --standalone --nnodes=1 \
   --nproc-per-node=4 --max-restarts=0 \
-  -m bench.workload "${workload[@]}"
+  --no-python "$python" -P -u -m ddp_scaling_bench.start workload "${workload[@]}"

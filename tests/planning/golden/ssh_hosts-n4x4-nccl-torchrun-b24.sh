@@ -28,7 +28,7 @@ export OMP_NUM_THREADS=8 BENCH_THREADS_PER_RANK=8
 # gloo needs the name of one interface. Unless the matrix sets this name, use the interface that leads to
 # another host. (By default, gloo uses the address of the machine's own name, often the loopback.)
 if [ nccl = gloo ] && [ -z "${GLOO_SOCKET_IFNAME:-}" ]; then
-  interface=$("$python" -m bench.workload.network_interface "${BENCH_PEER:-${endpoint%:*}}") || exit 1
+  interface=$("$python" -P -m ddp_scaling_bench.start workload.network_interface "${BENCH_PEER:-${endpoint%:*}}") || exit 1
   [ -z "$interface" ] || export GLOO_SOCKET_IFNAME="$interface"
 fi
 export PYTHONUNBUFFERED=1
@@ -73,8 +73,8 @@ is_host=false
 # --rdzv-id: agents of another run that connect to this port are rejected.
 # --local-addr: the address by which the other hosts reach this one, if known.
 # --max-restarts=0: a restarted run would be a different measurement.
-exec "$python" -m torch.distributed.run --nnodes=4 --nproc-per-node="$processes" \
+exec "$python" -P -m ddp_scaling_bench.start torch.distributed.run --nnodes=4 --nproc-per-node="$processes" \
   --rdzv-backend=c10d --rdzv-endpoint="$endpoint" --rdzv-id="$rdzv_id" \
   --rdzv-conf="join_timeout=300,is_host=$is_host" \
   ${BENCH_ADDRESS:+"--local-addr=$BENCH_ADDRESS"} --max-restarts=0 \
-  -m bench.workload "${workload[@]}"
+  --no-python "$python" -P -u -m ddp_scaling_bench.start workload "${workload[@]}"

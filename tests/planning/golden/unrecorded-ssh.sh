@@ -28,7 +28,7 @@ export OMP_NUM_THREADS=1 BENCH_THREADS_PER_RANK=1
 # gloo needs the name of one interface. Unless the matrix sets this name, use the interface that leads to
 # another host. (By default, gloo uses the address of the machine's own name, often the loopback.)
 if [ gloo = gloo ] && [ -z "${GLOO_SOCKET_IFNAME:-}" ]; then
-  interface=$("$python" -m bench.workload.network_interface "${BENCH_PEER:-${endpoint%:*}}") || exit 1
+  interface=$("$python" -P -m ddp_scaling_bench.start workload.network_interface "${BENCH_PEER:-${endpoint%:*}}") || exit 1
   [ -z "$interface" ] || export GLOO_SOCKET_IFNAME="$interface"
 fi
 export PYTHONUNBUFFERED=1
@@ -38,6 +38,8 @@ export BENCH_RUN_DIR="$run_dir" BENCH_CELL_ID=n2x2-gloo-torchrun-b8 BENCH_BACKEN
 export BENCH_GLOBAL_BATCH=32 BENCH_PER_GPU_BATCH=8 BENCH_GRAD_ACCUM=1
 export BENCH_WARMUP_STEPS=10 BENCH_STEPS_PER_EPOCH=50
 export BENCH_ATTRIBUTION_STEPS=10 BENCH_EPOCHS=3
+# Counts the ranks on each node: a command with a launcher of its own can start other ranks than planned.
+export BENCH_WATCHER="${BENCH_PYTHON:-$python}"
 # The words of the matrix's command; the shell does not expand their values.
 command=(
   train.py
@@ -56,11 +58,12 @@ is_host=false
 # The command does not use bench.record, so this host is sampled before and after it, for conditions.json.
 # Problems are written to conditions.err, and do not end the run.
 sample_host() {
-  "$python" -m bench.measure.command_conditions "$1" "$run_dir" 2>>"$run_dir/conditions.err"
+  "$python" -P -m ddp_scaling_bench.start measure.command_conditions "$1" "$run_dir" 2>>"$run_dir/conditions.err"
 }
 sample_host before
 # torchrun gets a signal to the process group, too; the host is sampled after it has ended.
 trap : TERM
+("$BENCH_WATCHER" -P -m ddp_scaling_bench.start measure.process_watch "$BENCH_RUN_DIR" $$ </dev/null >/dev/null 2>&1 &)
 "$python" -m torch.distributed.run --nnodes=2 --nproc-per-node="$processes" \
   --rdzv-backend=c10d --rdzv-endpoint="$endpoint" --rdzv-id="$rdzv_id" \
   --rdzv-conf="join_timeout=300,is_host=$is_host" \

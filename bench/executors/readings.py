@@ -1,0 +1,375 @@
+"""Read the metrics of a user's command (without ``bench.record``) from its output or from a file.
+
+A reading is a set of values that the command reports together. It becomes one row of metrics.csv. The row
+counts as one training step with the configured global batch, because bench does not know over how many steps
+the command averages. All other columns stay empty.
+
+With ``kind: average``, the command reports one average of the whole run. The run then has one row with
+throughput and loss, and neither steps nor samples. Several ranks can print the same average. As their clocks
+start and end at slightly different times, the slowest rank determines the throughput.
+
+env.json lists in ``facts`` how often an average was reported, and values that were left out. The
+latter are also in its ``warnings``.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from decimal import Decimal, InvalidOperation
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..matrix.cell import Cell
+from ..matrix.workload import UNITS
+from ..study.files import read_json, write_atomically, write_json
+from ..study.layout import METRICS_COLUMNS, RunFolder
+from ..study.run_json import AVERAGE_OF_RUN, REPEATED_MATCHES, VALUES_LEFT_OUT, read_run
+from ..units import count
+
+_SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
+_LINE_END = re.compile(r"[\r\n]+")  # progress bars print carriage returns
+#: Further digits after a decimal point are only a matter of precision.
+_REST_OF_DECIMAL = re.compile(r"[0-9]*[eE][-+]?[0-9]+")
+_REST_OF_INTEGER = re.compile(
+    r"(?=[0-9]|\.[0-9]|,[0-9]{3}(?![0-9])|[eE][-+]?[0-9])(?:[0-9]|[.,](?=[0-9]))*(?:[eE][-+]?[0-9]+)?"
+)
+#: Ranks of one training end together, and start together but for the time of their imports. Averages of
+#: different ranks can differ by this fraction.
+OWN_CLOCKS = 0.1
+
+Reading = dict[str, float]
+
+
+class UnreadableError(Exception):
+    """The command's metrics are missing or invalid; the message names the file and the problem."""
+
+
+class _Value(NamedTuple):
+    """A reported value, the unit of its last digit, and the line that contains it."""
+
+    value: float
+    last_digit: float
+    line: int
+
+
+@dataclass(frozen=True)
+class _Found:
+    """Readings of a run, the name of the file that contains them, and facts about the values."""
+
+    readings: list[Reading]
+    source: str
+    facts: list[dict[str, Any]] = field(default_factory=list)
+
+
+def collect_metrics(folder: RunFolder, cell: Cell) -> str:
+    """Write metrics.csv from the values of a command; return an error message, or an empty string."""
+    metrics = cell.metrics
+    try:
+        found = _from_output(folder, cell) if "output" in metrics else _from_file(folder, cell)
+        rows = _rows(found, cell)
+    except UnreadableError as error:
+        return str(error)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, METRICS_COLUMNS, lineterminator="\n", restval="")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_atomically(folder.metrics_csv, text.getvalue())
+    _add_facts(folder, found.facts)
+    for row, reading in zip(rows, found.readings[-len(rows) :], strict=True):
+        if not math.isfinite(reading.get("loss", 0.0)):
+            return f"the loss became {reading['loss']} in reading {row['epoch']} of {found.source}"
+    return ""
+
+
+def is_average(metrics: Mapping[str, Any]) -> bool:
+    """Return whether a command reports one average of the whole run."""
+    return metrics.get("kind") == "average"
+
+
+# -- from the output ------------------------------------------------------------------
+
+
+def _from_output(folder: RunFolder, cell: Cell) -> _Found:
+    patterns: dict[str, str] = cell.metrics["output"]
+    for path in (folder.out, folder.err):
+        lines = _LINE_END.split(_text(path))
+        found = {name: _matches(pattern, lines, path) for name, pattern in patterns.items()}
+        rates = {name: values for name, values in found.items() if name != "loss" and values}
+        if rates:
+            break
+    else:
+        name = next(name for name in patterns if name != "loss")
+        raise UnreadableError(
+            f"no line of job.out or job.err matches workload.metrics.output.{name} {patterns[name]!r}"
+        )
+    for name in patterns.keys() - rates.keys() - {"loss"}:
+        raise UnreadableError(
+            f"no line of {path.name} matches workload.metrics.output.{name} {patterns[name]!r}"
+        )
+    if is_average(cell.metrics):
+        return _average(found, cell, path.name)
+    counts = {name: len(values) for name, values in rates.items()}
+    if len(set(counts.values())) > 1:
+        listed = " and ".join(f"{name} {count} times" for name, count in counts.items())
+        raise UnreadableError(f"{path.name} contains {listed}, so the values cannot be paired")
+    (name, count), *_ = counts.items()
+    paired = {name: values for name, values in found.items() if len(values) == count}
+    readings = [{name: values[i].value for name, values in paired.items()} for i in range(count)]
+    return _Found(readings, path.name, list(_surprises(found, name, path.name)))
+
+
+def _matches(pattern: str, lines: list[str], path: Path) -> list[_Value]:
+    compiled = re.compile(pattern)
+    values = []
+    for number, line in enumerate(lines, start=1):
+        for match in compiled.finditer(line):
+            where = f"{path.name}: workload.metrics.output found"
+            _check_whole(match, f"{where} {match[1]!r}")
+            values.append(_value(match[1], where, line=number))
+    return values
+
+
+def _check_whole(match: re.Match[str], where: str) -> None:
+    """Raise UnreadableError if a pattern matches only the beginning of a number, such as 1.2 of 1.2e+04."""
+    if re.fullmatch(r"[-+]?[0-9]*\.?[0-9]*", match[1] or "") is None:
+        return
+    rest = _REST_OF_DECIMAL if "." in match[1] else _REST_OF_INTEGER
+    if cut := rest.match(match.string, match.end(1)):
+        raise UnreadableError(
+            f"{where}, which is only a part of {match[1] + cut[0]}; let the pattern match the whole number, "
+            "for example with ([0-9.,e+-]+)"
+        )
+
+
+def _surprises(found: Mapping[str, Sequence[_Value]], rate: str, source: str) -> Iterator[dict[str, Any]]:
+    """Yield a fact for each quantity that cannot be paired with ``rate``, or matches twice in a line."""
+    for name, values in found.items():
+        lines = [value.line for value in values]
+        counts = {"source": source, "matched": len(values), "lines": len(set(lines))}
+        if (without := len(found[rate])) != len(values):
+            counts |= {"other": rate, "other_matched": without, "rows": without, "rows_without": without}
+            yield _fact(VALUES_LEFT_OUT, name, counts, severity="warning")
+        elif len(set(lines)) < len(lines):
+            yield _fact(REPEATED_MATCHES, name, counts, severity="warning")
+
+
+# -- from a file ----------------------------------------------------------------------
+
+
+def _from_file(folder: RunFolder, cell: Cell) -> _Found:
+    metrics = cell.metrics
+    kind = "csv" if "csv" in metrics else "jsonl"
+    path = folder.path / metrics[kind]
+    if not path.is_file():
+        raise UnreadableError(f"the command did not create {path}, the file named in workload.metrics.{kind}")
+    if not path.is_relative_to(folder.path) and _is_older(path, folder):
+        raise UnreadableError(f"{path} is older than this run, so another run wrote it")
+    columns: dict[str, str] = metrics["columns"]
+    records = list(_csv_records(path) if kind == "csv" else _json_records(path))
+    readings: list[dict[str, _Value]] = []
+    for line, record in enumerate(records, start=1):
+        given = {name: record[key] for name, key in columns.items() if record.get(key) not in (None, "")}
+        if given.keys() - {"loss"}:
+            where = f"{path}: contains"
+            readings.append({name: _value(value, where, line=line) for name, value in given.items()})
+    if not readings:
+        keys = ", ".join(dict.fromkeys(str(key) for record in records for key in record)) or "nothing"
+        wanted = ", ".join(columns.values())
+        raise UnreadableError(f"{path} has no {wanted} (workload.metrics.columns); it contains {keys}")
+    found = {name: [reading[name] for reading in readings if name in reading] for name in columns}
+    if is_average(metrics):
+        return _average(found, cell, str(path))
+    facts = []
+    if "loss" in columns and len(found["loss"]) < len(readings):
+        rate = next(name for name in columns if name != "loss")
+        counts = {"source": path.name, "matched": len(found["loss"]), "other": rate}
+        missing = len(readings) - len(found["loss"])
+        counts |= {"other_matched": len(found[rate]), "rows": len(readings), "rows_without": missing}
+        facts.append(_fact(VALUES_LEFT_OUT, "loss", counts, severity="warning"))
+    values = [{name: value.value for name, value in reading.items()} for reading in readings]
+    return _Found(values, str(path), facts)
+
+
+def _is_older(path: Path, folder: RunFolder) -> bool:
+    run, _ = read_run(folder.path)
+    try:
+        submitted = datetime.fromisoformat(str(run["submitted_at"])) if run else None
+        return submitted is not None and path.stat().st_mtime < submitted.timestamp()
+    except (KeyError, ValueError, OSError):
+        return False
+
+
+def _csv_records(path: Path) -> Iterator[dict[str, Any]]:
+    reader = csv.DictReader(io.StringIO(_text(path).removeprefix("\ufeff")), skipinitialspace=True)
+    for row in reader:
+        yield {str(key).strip(): value for key, value in row.items() if isinstance(value, str)}
+
+
+def _json_records(path: Path) -> Iterator[dict[str, Any]]:
+    for line in _text(path).splitlines():
+        try:
+            record = json.loads(line)
+        except ValueError:  # an incomplete last line, or other text
+            continue
+        if isinstance(record, dict):
+            yield record
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        raise UnreadableError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def _value(value: Any, where: str, *, line: int) -> _Value:
+    text = value.replace(",", "") if isinstance(value, str) else value
+    try:
+        return _Value(float(text), _last_digit(str(text).strip()), line)
+    except (TypeError, ValueError):
+        raise UnreadableError(f"{where} {value!r}, which is not a number") from None
+
+
+def _last_digit(text: str) -> float:
+    """Return the unit of a number's last digit, 0.01 for ``3.14``; 0 if the number is not finite."""
+    try:
+        exponent = Decimal(text).as_tuple().exponent
+    except InvalidOperation:
+        return 0.0
+    return 10.0**exponent if isinstance(exponent, int) else 0.0
+
+
+# -- one average of the whole run -----------------------------------------------------
+
+
+def _average(found: Mapping[str, Sequence[_Value]], cell: Cell, source: str) -> _Found:
+    """Reduce the averages that the ranks report to one reading, that of the slowest rank.
+
+    Raises:
+        UnreadableError: the values cannot be the same average.
+    """
+    rate = next(name for name, values in found.items() if name != "loss" and values)
+    values = [value.value for value in found[rate]]
+    if wrong := [value for value in values if not (math.isfinite(value) and value > 0)]:
+        return _Found([{rate: wrong[0]}], source)  # _row rejects it
+    low, high = min(values), max(values)
+    of_ranks = len(values) <= cell.world_size and high - low <= OWN_CLOCKS * high
+    if not (of_ranks or _are_equal(found[rate])):
+        raise UnreadableError(
+            f"{source} contains {len(values)} different values of {rate} ({low:.6g} to {high:.6g}), but "
+            "kind average reads one value of the whole run; let workload.metrics match only the summary, or "
+            "remove kind"
+        )
+    reading = {rate: high if rate == "step_time" else low}
+    counts = {"source": source, "reported": len(values), "lowest": low, "highest": high}
+    facts = [_fact(AVERAGE_OF_RUN, rate, counts, severity="info")]
+    if "loss" in found:
+        losses = [value.value for value in found["loss"]]
+        if losses and (_are_equal(found["loss"]) or not all(map(math.isfinite, losses))):
+            reading["loss"] = next((loss for loss in losses if not math.isfinite(loss)), losses[0])
+        else:
+            ends = {"lowest": min(losses), "highest": max(losses)} if losses else {}
+            counts = {"source": source, "matched": len(losses), **ends}
+            facts.append(_fact(VALUES_LEFT_OUT, "loss", counts, severity="warning"))
+    return _Found([reading], source, facts)
+
+
+def _are_equal(values: Sequence[_Value]) -> bool:
+    """Return whether values differ at most by rounding: by one unit of the last digit of the finest value."""
+    numbers = [one.value for one in values]
+    largest = max(map(abs, numbers))
+    rounding = 1.001 * min(one.last_digit for one in values)
+    return max(numbers) - min(numbers) <= min(rounding, OWN_CLOCKS * largest)
+
+
+# -- rows of metrics.csv --------------------------------------------------------------
+
+
+def _rows(found: _Found, cell: Cell) -> list[dict[str, Any]]:
+    skip = int(cell.metrics.get("skip", 0))
+    kept = found.readings[skip:]
+    if not kept:
+        what = f"{found.source} contains {len(found.readings)} values"
+        raise UnreadableError(f"{what}, and workload.metrics.skip {skip} drops all of them")
+    return [_row(number, reading, cell, found.source) for number, reading in enumerate(kept, start=1)]
+
+
+def _row(number: int, reading: Reading, cell: Cell, source: str) -> dict[str, Any]:
+    throughput = _throughput(reading, cell)
+    step_s = reading["step_time"] * _SECONDS[_unit(cell, "step_time")] if "step_time" in reading else None
+    rate = cell.global_batch / step_s if throughput is None and step_s else throughput
+    if rate is None or not (math.isfinite(rate) and rate > 0):
+        values = {name: value for name, value in reading.items() if name != "loss"}
+        raise UnreadableError(f"reading {number} of {source} is not a positive number: {values}")
+    seconds = cell.global_batch / rate
+    row: dict[str, Any] = {"epoch": number, "throughput_samples_per_sec": format(rate, ".12g")}
+    if not is_average(cell.metrics):
+        row |= {
+            "steps": 1,
+            "samples": cell.global_batch,
+            "epoch_time_sec": format(seconds, ".12g"),
+            "step_time_sec_median": format(seconds if step_s is None else step_s, ".12g"),
+        }
+    loss = reading.get("loss")
+    return row if loss is None or not math.isfinite(loss) else row | {"train_loss": format(loss, ".12g")}
+
+
+def _throughput(reading: Reading, cell: Cell) -> float | None:
+    """Return a reading's throughput in samples per second over all ranks, or None if the reading has none."""
+    if "throughput" not in reading:
+        return None
+    if _unit(cell, "throughput") == "it/s":
+        return reading["throughput"] * cell.global_batch
+    per_gpu = cell.metrics.get("scope") == "per_gpu"
+    return reading["throughput"] * (cell.world_size if per_gpu else 1)
+
+
+def _unit(cell: Cell, quantity: str) -> str:
+    return str((cell.metrics.get("units") or {}).get(quantity, UNITS[quantity][0]))
+
+
+# -- facts for env.json ---------------------------------------------------------------
+
+
+def _fact(kind: str, subject: str, values: Mapping[str, Any], *, severity: str) -> dict[str, Any]:
+    return {"kind": kind, "subject": subject, "values": dict(values), "severity": severity}
+
+
+def _add_facts(folder: RunFolder, facts: Sequence[Mapping[str, Any]]) -> None:
+    """Replace this module's facts and warnings in env.json, if the job has written this file."""
+    env = read_json(folder.env)
+    if env is None:
+        return
+    own = (AVERAGE_OF_RUN, VALUES_LEFT_OUT, REPEATED_MATCHES)
+    others = [one for one in env.get("facts") or [] if one.get("kind") not in own]
+    warnings = [text for text in env.get("warnings") or [] if str(text).partition(":")[0] not in own]
+    warnings += [_sentence(one) for one in facts if one["severity"] == "warning"]
+    changed = {**env, "facts": [*others, *facts], "warnings": warnings}
+    if changed != {"facts": [], **env}:
+        write_json(folder.env, changed)
+
+
+def _sentence(fact: Mapping[str, Any]) -> str:
+    name, values = fact["subject"], fact["values"]
+    found, lines = values["matched"], values.get("lines", values["matched"])
+    text = f"{fact['kind']}: {name} occurs {count(found, 'time')} in {values['source']}"
+    text += f" (in {count(lines, 'line')})" if lines < found else ""
+    if fact["kind"] == REPEATED_MATCHES:
+        return f"{text}; each counts as a value of its own. Let its pattern match once in a line"
+    if "other" in values:
+        other, rows = values["other"], f"{values['rows_without']} of {count(values['rows'], 'row')}"
+        text += f" and {other} {count(values['other_matched'], 'time')}, so it is empty in {rows}"
+        return f"{text}. Let {name} occur once with each {other}, in the same line or record"
+    if not found:
+        return f"{text}, so the run has no {name}. Check its pattern or column"
+    ends = f"{values['lowest']:.6g} to {values['highest']:.6g}"
+    return f"{text} with different values ({ends}), so the run has no {name}. Let one rank report it, once"

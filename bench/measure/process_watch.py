@@ -1,0 +1,220 @@
+"""Watch which ranks a command starts on this node, while a process of it runs.
+
+::
+
+    python -P -m ddp_scaling_bench.start measure.process_watch RUN_FOLDER PID
+
+The processes of a run have the run's folder in their environment (BENCH_RUN_DIR), or descend from such a
+process. A *rank* is one of them that has loaded torch's libraries and whose environment sets RANK and
+WORLD_SIZE. A helper that a rank starts, such as a worker of a loader, inherits these variables and is no
+rank. A process with other variables than the torch process above it is a rank of its own, and the process
+above it is a launcher, such as a torchrun within the command.
+
+:mod:`bench.study.processes` compares the ranks with the plan. The environment of a process is the one that it
+was started with: ranks that a program forks or spawns, and that set RANK themselves, are not visible.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import shlex
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import UnwritableError
+from ..matrix.secret_values import without_secrets
+from ..study.files import write_json
+from ..study.processes import RANKS_SEEN
+from .node import host_name
+
+#: The first and the last interval between two looks at the processes of the node.
+_FIRST_S, _LAST_S = 0.1, 1.0
+#: The longest time between two writes of the file, which contains when each rank was last seen.
+_WRITE_S = 60.0
+#: A process that does not belong to the run is read again for this time: a forked process still has the
+#: environment of its parent.
+_FOREIGN_S = 5.0
+#: A process with other values of these variables was started by a launcher.
+_LAUNCH = (
+    *("RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID", "SLURM_STEP_ID", "SLURM_PROCID"),
+    *("OMPI_COMM_WORLD_RANK", "PMI_RANK"),
+)
+_TORCH = b"/libtorch"
+_MOST_CHARACTERS = 200
+
+#: Process id and start time of a process, in the unit of /proc/PID/stat.
+_Key = tuple[int, int]
+
+
+@dataclass
+class _TorchProcess:
+    """A process that loaded torch, with the values of ``_LAUNCH`` and the first and last time it was seen."""
+
+    above: _Key | None
+    """The nearest torch process above it."""
+    is_root: bool
+    """Its parent does not belong to the run."""
+    launch: tuple[str | None, ...]
+    command: str
+    first: float
+    last: float
+
+    @property
+    def numbers(self) -> tuple[int, int] | None:
+        """RANK and WORLD_SIZE."""
+        rank, world_size = (value or "" for value in self.launch[:2])
+        return (int(rank), int(world_size)) if rank.isdigit() and world_size.isdigit() else None
+
+
+class ProcessWatch:
+    """Collect the ranks of one run on this node; call :meth:`look` repeatedly."""
+
+    def __init__(self, run_dir: str, *, proc: Path = Path("/proc")) -> None:
+        self._mark = b"BENCH_RUN_DIR=" + os.fsencode(run_dir)
+        self._proc = proc
+        self._foreign: dict[int, float] = {}  # process ids, with the time of the first look
+        self._parents: dict[int, int] = {}  # the living processes of the run, with their first parents
+        self._keys: dict[int, _Key] = {}  # those of them that loaded torch
+        self._torch: dict[_Key, _TorchProcess] = {}  # also those that ended
+
+    def look(self, now: float) -> bool:
+        """Look at all processes; return whether a rank started or ended."""
+        pids = {int(path.name) for path in self._proc.iterdir() if path.name.isdigit()} - {os.getpid()}
+        before = set(self._keys.values())
+        self._foreign = {pid: since for pid, since in self._foreign.items() if pid in pids}
+        self._parents = {pid: parent for pid, parent in self._parents.items() if pid in pids}
+        self._keys = {pid: key for pid, key in self._keys.items() if pid in pids}
+        for pid in sorted(pids):  # parents mostly come first
+            if now - self._foreign.get(pid, now) <= _FOREIGN_S:
+                self._read(pid, now)
+        return set(self._keys.values()) != before
+
+    def ranks(self) -> list[dict[str, Any]]:
+        """Return the ranks that have been seen, with their commands and times in seconds since 1970."""
+        found = [(self._torch[key], self._torch[key].numbers) for key in self._ranks()]
+        return [
+            {
+                "rank": numbers[0],
+                "world_size": numbers[1],
+                "command": process.command,
+                "first": process.first,
+                "last": process.last,
+            }
+            for process, numbers in found
+            if numbers
+        ]
+
+    def _ranks(self) -> list[_Key]:
+        known = {key: one for key, one in self._torch.items() if one.numbers}
+        ranks = {
+            key
+            for key, one in known.items()
+            if one.above not in known or known[one.above].launch != one.launch
+        }
+        launchers = {above for key in ranks for above in self._above(key)}
+        # A launcher can give one of its ranks the variables that it has itself.
+        ranks |= {key for key, one in known.items() if one.above in launchers}
+        ranks -= launchers
+        # Without a parent in the run, several processes with the same variables are a rank and its helpers
+        # that outlived the processes that started them.
+        launches = {known[key].launch for key in ranks if not known[key].is_root}
+        for key in sorted(ranks, key=lambda key: known[key].first):
+            if known[key].is_root and known[key].launch in launches:
+                ranks.discard(key)
+            launches.add(known[key].launch)
+        return [key for key in known if key in ranks]
+
+    def _inherits(self, process: _TorchProcess) -> bool:
+        return process.above is not None and self._torch[process.above].launch == process.launch
+
+    def _above(self, key: _Key) -> Iterator[_Key]:
+        """Yield the torch processes above a process, nearest first."""
+        above = self._torch[key].above
+        while above is not None:
+            yield above
+            above = self._torch[above].above
+
+    def _read(self, pid: int, now: float) -> None:
+        folder = self._proc / str(pid)
+        try:
+            words = (folder / "environ").read_bytes().split(b"\0")
+            fields = (folder / "stat").read_bytes().rpartition(b")")[2].split()
+        except OSError:  # it ended, or it belongs to another user
+            return
+        parent, key = int(fields[1]), (pid, int(fields[19]))
+        if self._mark not in words and pid not in self._parents and parent not in self._parents:
+            self._foreign.setdefault(pid, now)
+            return
+        self._foreign.pop(pid, None)
+        parent = self._parents.setdefault(pid, parent)
+        process = self._torch.get(key)
+        if process is None:
+            if not _contains(folder / "maps", _TORCH):
+                return
+            above, is_root = self._torch_above(parent)
+            process = self._torch[key] = _TorchProcess(above, is_root, (), _command(folder), now, now)
+            self._keys[pid] = key
+        if any(words):  # the environment of a process that has just ended is empty
+            env = dict(word.split(b"=", 1) for word in words if b"=" in word)
+            values = (env.get(name.encode()) for name in _LAUNCH)
+            process.launch = tuple(None if value is None else os.fsdecode(value) for value in values)
+        process.last = now
+
+    def _torch_above(self, pid: int) -> tuple[_Key | None, bool]:
+        """Return the nearest torch process from ``pid`` upwards, and whether ``pid`` is not of the run."""
+        is_root = pid not in self._parents
+        seen: set[int] = set()
+        while pid in self._parents and pid not in self._keys and pid not in seen:
+            seen.add(pid)
+            pid = self._parents[pid]
+        return self._keys.get(pid), is_root
+
+
+def _contains(path: Path, part: bytes) -> bool:
+    try:
+        return part in path.read_bytes()
+    except OSError:
+        return False
+
+
+def _command(folder: Path) -> str:
+    """Return the command line of a process without secrets."""
+    try:
+        words = (folder / "cmdline").read_bytes().split(b"\0")[:-1]
+    except OSError:
+        return ""
+    text = shlex.join(without_secrets([os.fsdecode(word) for word in words]))
+    text = "".join(letter if letter.isprintable() else "?" for letter in text)
+    return text if len(text) <= _MOST_CHARACTERS else f"{text[: _MOST_CHARACTERS - 1]}…"
+
+
+def main() -> int:
+    """Watch until the process that the second argument names has ended."""
+    run_dir, pid = sys.argv[1], int(sys.argv[2])
+    path = Path(run_dir) / RANKS_SEEN.format(host_name(os.environ))
+    watch, wait_s, written = ProcessWatch(run_dir), _FIRST_S, -_WRITE_S
+    try:
+        handle = os.pidfd_open(pid)
+    except OSError:  # it has ended, or the kernel is older than 5.3
+        return 0
+    is_alive = True
+    while is_alive:
+        changed = watch.look(time.time())
+        is_alive = not select.select([handle], [], [], wait_s)[0]
+        if changed or not is_alive or time.monotonic() - written > _WRITE_S:
+            written = time.monotonic()
+            try:
+                write_json(path, {"schema": 1, "ranks": watch.ranks()})
+            except UnwritableError:
+                return 1
+        wait_s = min(_LAST_S, wait_s * 1.2)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

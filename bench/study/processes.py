@@ -1,0 +1,104 @@
+"""Read which ranks a command started, and compare them with the plan.
+
+:mod:`bench.measure.process_watch` writes one file per node, and defines which processes are ranks.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import combinations, groupby
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..units import join_names
+from .files import read_json
+
+#: File of the ranks of a node, in the run's folder.
+RANKS_SEEN = "processes.{}.json"
+
+
+class SeenRank(NamedTuple):
+    """A rank with its node and command, and the first and last time (seconds since 1970) it was seen."""
+
+    rank: int
+    world_size: int
+    first: float
+    last: float
+    node: str
+    command: str
+
+    @property
+    def place(self) -> str:
+        """Node and command in words."""
+        return f"`{self.command}` on {self.node}" if self.command else f"a process on {self.node}"
+
+
+class StartedRanks(NamedTuple):
+    """The ranks that a command started, compared with the plan.
+
+    ``as_planned`` is None if not every planned rank was seen. Otherwise it is true if each planned rank was
+    seen once, or several times in succession.
+    """
+
+    as_planned: bool | None
+    seen: list[SeenRank]
+    planned: int
+
+    @property
+    def found(self) -> str:
+        """The ranks in words, such as ``4 processes with WORLD_SIZE 2``, or ``""`` if none was seen."""
+        sizes = Counter(one.world_size for one in self.seen)
+        counts = [f"{n} process{'es' * (n > 1)} with WORLD_SIZE {size}" for size, n in sorted(sizes.items())]
+        return join_names(counts)
+
+    @property
+    def error(self) -> str:
+        """The difference from the plan and its remedy, or ``""`` if the command started the planned ranks."""
+        if self.as_planned is not False:
+            return ""
+        wrong = next((one for one in self.seen if one.world_size != self.planned), None)
+        if wrong is not None:
+            example = f"rank {wrong.rank} of {wrong.world_size} is {wrong.place}"
+        else:
+            one, other = next(_doubles(self.seen))
+            example = f"rank {one.rank} is {one.place}, and {other.place}"
+        return (
+            f"the command started {self.found} instead of {self.planned}: {example}; remove the launcher "
+            "from the command and set axes.launcher, or unset RANK and WORLD_SIZE for helpers"
+        )
+
+
+def started_ranks(folder: Path, planned: int) -> StartedRanks:
+    """Compare the ranks that were seen on the run's nodes with the ``planned`` number of ranks."""
+    seen = sorted(_seen(folder))
+    if any(one.world_size != planned for one in seen) or any(_doubles(seen)):
+        return StartedRanks(False, seen, planned)
+    is_complete = {one.rank for one in seen} == set(range(planned))
+    return StartedRanks(True if is_complete else None, seen, planned)
+
+
+def _seen(folder: Path) -> Iterator[SeenRank]:
+    before, after = RANKS_SEEN.split("{}")
+    for path in sorted(folder.glob(RANKS_SEEN.format("*"))):
+        content = read_json(path)
+        node = path.name.removeprefix(before).removesuffix(after)
+        for one in content.get("ranks") or () if isinstance(content, dict) else ():
+            if isinstance(one, dict) and (rank := _rank(one, node)) is not None:
+                yield rank
+
+
+def _rank(one: dict[str, Any], node: str) -> SeenRank | None:
+    try:
+        numbers = (int(one["rank"]), int(one["world_size"]), float(one["first"]), float(one["last"]))
+    except (KeyError, TypeError, ValueError):
+        return None
+    return SeenRank(*numbers, node, str(one.get("command") or ""))
+
+
+def _doubles(seen: Sequence[SeenRank]) -> Iterator[tuple[SeenRank, SeenRank]]:
+    """Yield two processes that had the same rank, on different nodes or at the same time."""
+    for _, of_rank in groupby(sorted(seen), key=lambda one: one.rank):
+        for a, b in combinations(of_rank, 2):
+            if a.node != b.node or max(a.first, b.first) <= min(a.last, b.last):
+                yield a, b

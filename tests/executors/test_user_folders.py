@@ -1,0 +1,163 @@
+"""A user's folder contains modules with the names of bench's, and of the packages that bench uses."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from bench.study.layout import StudyFolder
+from bench.study.plan_json import open_study
+from bench.study.verify import verify_run
+
+#: Modules with the names of bench's own, and of packages that it uses.
+NAMES = ("bench.py", "analysis/__init__.py", "torch_helpers.py", "psutil.py", "yaml.py", "rich/__init__.py")
+#: Modules of the standard library that every program needs, but the start of Python itself does not.
+STANDARD = ("json.py", "typing.py", "pathlib.py", "re.py", "numpy/__init__.py")
+#: Values of PYTHONPATH that put the current folder on the import path; {} is this folder.
+PATHS = [".", "{}:", ":/nowhere"]
+MATRIX = """\
+study: {name}
+cluster: {cluster}
+axes: {{nodes: [{nodes}], tasks_per_node: [{tasks}], backend: [gloo], launcher: {launchers}}}
+scaling: [{{mode: weak, per_gpu_batch: [4]}}]
+repeats: 1
+workload: {{device: cpu, {workload}}}
+"""
+SHORT = "steps_per_epoch: 2, warmup_steps: 3, attribution_steps: 2, epochs: 1"
+BUILT_IN = f"model: mlp, {SHORT}"
+COMMAND = 'command: "python plain.py", metrics: {output: {step_time: "took ([0-9.]+)"}}'
+RECORDED = f'command: "python recorded.py", {SHORT}'
+#: A command that imports its neighbour.
+PLAIN = """\
+import neighbour, torch.distributed as dist
+dist.init_process_group("gloo")
+for number in range(4):
+    if dist.get_rank() == 0:
+        print(f"took {neighbour.SECONDS}")
+dist.barrier()
+dist.destroy_process_group()
+"""
+#: A command with the recorder, between two imports of its own module `bench`.
+RECORDED_SCRIPT = """\
+import bench, neighbour, torch, torch.distributed as dist
+from ddp_scaling_bench import Recorder
+import bench.deeper
+assert bench.OWN == bench.deeper.OWN == "the user's"
+dist.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+with Recorder(model) as recorder:
+    for batch in recorder.batches([torch.randn(4, 4)] * 12):
+        with recorder.step():
+            model(batch).sum().backward()
+            optimizer.step()
+dist.destroy_process_group()
+"""
+
+
+def add_modules(folder: Path, names: Iterable[str]) -> None:
+    """Write modules that end the process that imports them."""
+    for name in names:
+        path = folder / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f"raise SystemExit('the module {name} of the user was imported')\n")
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    add_modules(tmp_path, NAMES)
+    (tmp_path / "neighbour.py").write_text("SECONDS = 0.5\n")
+    (tmp_path / "plain.py").write_text(PLAIN)
+    return tmp_path
+
+
+def run(folder: Path, *words: str, path: str = ".", **env: str) -> subprocess.CompletedProcess[str]:
+    """Execute Python with ``words`` in ``folder``; PYTHONPATH is ``path``."""
+    environment = {**os.environ, "PYTHONPATH": path.format(folder), "COLUMNS": "200", **env}
+    command = [sys.executable, *words]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=280)
+
+
+def study(folder: Path, name: str, workload: str, **values: object) -> None:
+    filled = {"nodes": 1, "tasks": 2, "cluster": "{executor: local}", "launchers": "[torchrun]", **values}
+    (folder / f"{name}.yaml").write_text(MATRIX.format(name=name, workload=workload, **filled))
+
+
+def execute(folder: Path, name: str, *more: str, path: str = ".", **env: str) -> None:
+    for words in (["plan", f"{name}.yaml"], ["submit", name, *more]):
+        done = run(folder, "-m", "ddp_scaling_bench", *words, path=path, **env)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def assert_completed(folder: Path, name: str, *, runs: int) -> None:
+    planned = open_study(StudyFolder(folder / "results" / name))
+    attempts = sorted((folder / "results" / name / "runs").glob("*/attempt-1"))
+    assert len(attempts) == len(planned.runs) == runs
+    for attempt in attempts:
+        assert verify_run(attempt).failures == [], (attempt / "job.err").read_text()
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_no_program_of_a_job_imports_a_module_of_the_users_folder(folder, path):
+    add_modules(folder, STANDARD)
+    module = "workload.network_interface"
+    program = f"import runpy; runpy.run_module('ddp_scaling_bench.{module}')"
+    assert "of the user was imported" in run(folder, "-c", program, path=path).stderr
+    done = run(folder, "-P", "-m", "ddp_scaling_bench.start", module, "localhost", path=path)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_agent_of_torchrun_imports_no_module_of_the_users_folder(folder):
+    add_modules(folder, STANDARD)
+    done = run(folder, "-P", "-m", "ddp_scaling_bench.start", "torch.distributed.run", "--help")
+    assert (done.returncode, "--nproc-per-node" in done.stdout) == (0, True), done.stderr
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_the_command_line_imports_no_module_of_the_users_folder(folder, path):
+    add_modules(folder, STANDARD)
+    study(folder, "own", BUILT_IN)
+    done = run(folder, "-m", "ddp_scaling_bench", "plan", "own.yaml", "--json", path=path)
+    assert (done.returncode, json.loads(done.stdout)["runs"]) == (0, 1), done.stderr
+    (folder / "bench.py").unlink()
+    assert run(folder, "-m", "bench", "plan", "own.yaml", path=path).returncode == 0
+
+
+def test_runs_on_this_machine_and_their_report_work_in_such_a_folder(folder):
+    study(folder, "built-in", BUILT_IN)
+    study(folder, "command", COMMAND)
+    for name in ("built-in", "command"):
+        execute(folder, name, path="{}:")
+        assert_completed(folder, name, runs=1)
+    (folder / "bench.py").unlink()
+    done = run(folder, "-m", "bench", "report", "command", path="{}:")
+    assert (done.returncode, (folder / "results/command/report/index.html").is_file()) == (0, True)
+
+
+def test_the_recorder_works_beside_a_module_of_the_user_named_bench(folder):
+    for name in NAMES:  # in a user's own process, the user's modules come first
+        (folder / name).unlink()
+    (folder / "bench").mkdir()
+    for name in ("__init__", "deeper"):
+        (folder / f"bench/{name}.py").write_text('OWN = "the user\'s"\n')
+    (folder / "recorded.py").write_text(RECORDED_SCRIPT)
+    study(folder, "recorded", RECORDED)
+    execute(folder, "recorded")
+    assert_completed(folder, "recorded", runs=1)
+
+
+@pytest.mark.cluster
+def test_jobs_work_in_such_a_folder_with_srun_torchrun_and_in_a_pack(folder, cluster):
+    options = "{executor: slurm, partition: l40s, account: users, cpus_per_task: 1, exclusive: false}"
+    several = {"cluster": options, "nodes": 2, "tasks": 1, "launchers": "[srun, torchrun]"}
+    study(folder, "built-in", BUILT_IN, **several | {"launchers": "[srun]"})
+    study(folder, "command", COMMAND, **several | {"launchers": "[torchrun]"})
+    for name, more in (("built-in", ["--pack", "--wait"]), ("command", ["--wait"])):
+        execute(folder, name, *more, **cluster.environment)
+        assert_completed(folder, name, runs=1)

@@ -1,0 +1,105 @@
+"""Trainings with different strategies, one after another in the same ranks, each with a recorder."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.nn.parallel import DistributedDataParallel
+
+from bench.record import Recorder
+from tests.record import loops
+
+#: Some sizes are odd, so that FSDP1 pads its shards.
+SHAPES = ((16, 7), (7, 7), (7, 4))
+PARAMETERS = sum(inputs * outputs + outputs for inputs, outputs in SHAPES)
+FROZEN = 7 * 4 + 4
+NAP_S = 0.01
+LENGTHS = {"warmup_steps": 3, "steps_per_epoch": 4, "attribution_steps": 2, "epochs": 1}
+STEPS = 3 + 4 + 3 + 2
+CPU = torch.device("cpu")
+
+
+class Nap(nn.Module):
+    @torch.compiler.disable
+    def forward(self, points: Tensor) -> Tensor:
+        time.sleep(NAP_S)
+        return points
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    first, second, last = (nn.Linear(*shape) for shape in SHAPES)
+    last.requires_grad_(False)
+    return nn.Sequential(first, nn.Sequential(second, nn.ReLU()), Nap(), last)
+
+
+def flattened(*, keeps_parameters: bool) -> FullyShardedDataParallel:
+    options = {"use_orig_params": keeps_parameters, "device_id": CPU}
+    model = network()
+    model[1] = FullyShardedDataParallel(model[1], **options)
+    model[3] = FullyShardedDataParallel(model[3], **options)
+    return FullyShardedDataParallel(model, **options)
+
+
+def sharded() -> nn.Module:
+    try:
+        from torch.distributed.fsdp import fully_shard
+    except ImportError:  # before torch 2.6
+        from torch.distributed._composable.fsdp import fully_shard
+    model, mesh = network(), init_device_mesh("cpu", (2,))
+    fully_shard(model[1], mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+class DeepSpeedEngine(nn.Module):
+    """Stands in for DeepSpeed's class, which keeps the model in ``module``."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, points: Tensor) -> Tensor:
+        return self.module(points)
+
+
+def models() -> Iterator[tuple[str, nn.Module, nn.Module]]:
+    """Yield the name of a training, the model that its loop calls, and the model that the recorder gets."""
+    for name, keeps_parameters in (("fsdp1", False), ("fsdp1 with its parameters", True)):
+        model = flattened(keeps_parameters=keeps_parameters)
+        yield name, model, model
+        yield f"a layer of {name}", model, model.module[0]
+    model = sharded()
+    yield "fsdp2", model, model
+    yield "a layer of fsdp2", model, model[0]
+    model = torch.compile(model, backend="eager")
+    yield "fsdp2, compiled", model, model
+    sys.modules["deepspeed"] = deepspeed = ModuleType("deepspeed")
+    deepspeed.DeepSpeedEngine = DeepSpeedEngine
+    model = nn.Sequential(DeepSpeedEngine(network()))
+    yield "deepspeed", model, model
+    model = torch.compile(DistributedDataParallel(network()), backend="eager")
+    yield "ddp, compiled", model, model
+    model = DistributedDataParallel(torch.compile(network(), backend="eager"))
+    yield "ddp of a compiled model", model, model
+    model = DistributedDataParallel(network().requires_grad_(True)[:2])
+    model.compile(backend="eager", fullgraph=True)
+    yield "ddp, compiled in place", model, model
+
+
+def strategies(argv: list[str]) -> int:
+    loops.join()
+    for name, model, given in models():
+        optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.01)
+        with Recorder(given, run_dir=Path(loops.run_dir(argv), name), **LENGTHS) as recorder:
+            for batch in recorder.batches(loops.batches(STEPS, nap_s=NAP_S)):
+                with recorder.step():
+                    loops.train(model, optimizer, batch)
+    return loops.leave()

@@ -1,0 +1,69 @@
+"""Sharded and compiled models: their parts of a step are right, or empty."""
+
+from __future__ import annotations
+
+import csv
+import json
+
+import pytest
+
+from tests.record.loops import BATCH
+from tests.workload.conftest import torchrun_env
+
+#: From tests/record/strategies.py, whose import takes seconds.
+PARAMETERS, FROZEN, NAP_S = 207, 32, 0.01
+SHARDED = {
+    "fsdp1": ("fsdp1", PARAMETERS),
+    "fsdp1 with its parameters": ("fsdp1", PARAMETERS),
+    "a layer of fsdp1": ("fsdp1", None),
+    "a layer of fsdp1 with its parameters": ("fsdp1", None),
+    "fsdp2": ("fsdp2", PARAMETERS),
+    "a layer of fsdp2": ("fsdp2", 16 * 7 + 7),
+    "fsdp2, compiled": ("fsdp2", PARAMETERS),
+    "deepspeed": ("deepspeed", PARAMETERS),
+}
+UNKNOWN = ("forward", "backward", "compute", "comm_exposed", "comm_wait", "optimizer", "other")
+
+
+@pytest.fixture(scope="module")
+def read(server, tmp_path_factory):
+    """Return a function that returns metrics.csv and env.json of one of the trainings."""
+    folder = tmp_path_factory.mktemp("strategies") / "run"
+    target = "tests.record.strategies:strategies"
+    server.start(folder, [], torchrun_env(2), target).finish().succeeded()
+
+    def read(name: str) -> tuple[list[dict[str, str]], dict]:
+        with (folder / name / "metrics.csv").open(newline="") as file:
+            return list(csv.DictReader(file)), json.loads((folder / name / "env.json").read_text())
+
+    return read
+
+
+@pytest.mark.parametrize("name", SHARDED)
+def test_a_sharded_model_has_no_parts_of_a_step_but_its_rate_and_all_its_parameters(read, name):
+    (row,), env = read(name)
+    strategy, parameters = SHARDED[name]
+    assert (env["strategy"], env["parameters"], env["world_size"]) == (strategy, parameters, 2)
+    assert (row["steps"], row["samples"], env["global_batch"]) == ("4", str(4 * 2 * BATCH), 2 * BATCH)
+    assert float(row["throughput_samples_per_sec"]) > 0
+    assert {row[f"{part}_time_sec"] for part in UNKNOWN} == {""}
+    assert (row["load_balance"], row["comm_efficiency"], row["pop_parallel_efficiency"]) == ("", "", "")
+    assert float(row["data_load_time_sec"]) >= NAP_S * 0.95
+    assert not [text for text in env["warnings"] if "Recorder" in text]
+    if parameters == PARAMETERS:
+        assert env["gradient_bytes"] == 4 * (PARAMETERS - FROZEN)
+
+
+@pytest.mark.parametrize("name", ["ddp, compiled", "ddp of a compiled model"])
+def test_ddp_has_its_parts_outside_and_inside_of_a_compiled_model(read, name):
+    (row,), env = read(name)
+    assert (env["strategy"], env["parameters"], row["samples"]) == ("ddp", PARAMETERS, str(4 * 2 * BATCH))
+    assert float(row["forward_time_sec"]) >= NAP_S * 0.95
+    assert all(float(row[f"{part}_time_sec"]) > 0 for part in ("backward", "comm_exposed", "optimizer"))
+    assert not [text for text in env["warnings"] if "Recorder" in text]
+
+
+def test_ddp_that_is_compiled_in_place_has_its_parts_without_compiled_hooks(read):
+    (row,), env = read("ddp, compiled in place")
+    assert env["strategy"] == "ddp"
+    assert all(float(row[f"{part}_time_sec"]) > 0 for part in ("forward", "backward", "comm_exposed"))

@@ -1,0 +1,110 @@
+"""The callback in the loop of HuggingFace's Trainer, with and without DDP."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import json
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from bench.record import RecorderError
+from tests.record.loops import NAP_S
+from tests.workload.conftest import torchrun_env
+
+#: From tests/record/trainers.py, whose import takes seconds.
+SLOW_S = 0.3
+WARM_UP, STEPS, BETWEEN = 3, 5, 2 + 1 + 2
+
+pytestmark = pytest.mark.skipif(
+    find_spec("transformers") is None, reason="the extra `transformers` is not installed"
+)
+
+
+@pytest.fixture(scope="module")
+def folder(server, tmp_path_factory):
+    """Run all trainings."""
+    folder = tmp_path_factory.mktemp("trainers")
+    torchrun = {"TORCHELASTIC_RUN_ID": "none", "GROUP_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
+    environments = [torchrun | rank for rank in torchrun_env(2)]
+    server.start(folder, [], environments, "tests.record.trainers:on_two_ranks").finish().succeeded()
+    server.start(folder, [], [{}], "tests.record.trainers:alone").finish().succeeded()
+    return folder
+
+
+def read(folder: Path) -> tuple[list[dict[str, str]], dict]:
+    with (folder / "metrics.csv").open(newline="") as file:
+        return list(csv.DictReader(file)), json.loads((folder / "env.json").read_text())
+
+
+def counted(folder: Path) -> list[list[tuple[int, list[float]]]]:
+    """The samples and the losses of each step, as each rank of the training counted them."""
+    return [json.loads(path.read_text()) for path in sorted(folder.glob("counted-*.json"))]
+
+
+def window(epoch: int) -> slice:
+    begin = WARM_UP + (epoch - 1) * (STEPS + BETWEEN)
+    return slice(begin, begin + STEPS)
+
+
+def assert_counted(row: dict[str, str], steps: list[tuple[int, list[float]]]) -> None:
+    assert (row["steps"], row["samples"]) == ("5", str(sum(samples for samples, _ in steps)))
+    losses = [loss for _, own in steps for loss in own]
+    assert float(row["train_loss"]) == pytest.approx(sum(losses) / len(losses))
+
+
+def test_two_ranks_have_the_steps_samples_and_losses_that_the_training_counted(folder):
+    rows, env = read(folder / "ddp")
+    ranks = counted(folder / "ddp")
+    assert [len(steps) for steps in ranks] == [23, 23]
+    assert {samples for steps in ranks for samples, _ in steps} == {8, 4}
+    assert (env["strategy"], env["world_size"], env["parameters"], len(rows)) == ("ddp", 2, 5, 2)
+    for epoch, row in enumerate(rows, start=1):
+        assert_counted(row, [step for rank in ranks for step in rank[window(epoch)]])
+        # One of the two attributed steps of epoch 1 has one micro-batch.
+        assert float(row["forward_time_sec"]) >= 1.5 * NAP_S * 0.95
+        for part in ("data_load", "backward", "comm_exposed", "optimizer"):
+            assert float(row[f"{part}_time_sec"]) > 0
+    assert not [text for text in env["warnings"] if "samples" in text or "model" in text]
+
+
+def test_evaluation_and_checkpoints_are_not_measured_on_any_rank(folder):
+    rows, _ = read(folder / "ddp")
+    # Each window contains an evaluation, and a checkpoint of rank 0. The faster window, because a machine can be
+    # busy; of its ranks, the slowest one counts.
+    assert min(float(row["epoch_time_sec"]) for row in rows) < 5 * 2 * NAP_S + SLOW_S
+
+
+def test_a_process_without_ddp_has_the_samples_that_the_training_counted(folder):
+    rows, env = read(folder / "gpt2")
+    (steps,) = counted(folder / "gpt2")
+    assert (len(steps), [samples for samples, _ in steps].count(3)) == (22, 2)
+    assert (env["strategy"], env["world_size"]) == (None, 1)
+    for epoch, row in enumerate(rows, start=1):
+        assert_counted(row, steps[window(epoch)])
+        assert row["comm_exposed_time_sec"] == "0"
+        assert all(float(row[f"{part}_time_sec"]) > 0 for part in ("forward", "backward", "optimizer"))
+
+
+def test_samples_of_packed_batches_are_unknown_unless_the_script_counts_them(folder):
+    (row,), env = read(folder / "packed")
+    assert (row["steps"], row["samples"], row["throughput_samples_per_sec"]) == ("5", "", "")
+    assert (
+        "the first batch begins with a tensor of length 1, but the batch size is 2, so the samples of a batch"
+        " are unknown"
+    ) in env["warnings"]
+    (row,), _ = read(folder / "packed and counted")
+    assert row["samples"] == str(5 * 2)
+
+
+def test_without_transformers_the_error_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    monkeypatch.delitem(sys.modules, "bench.record.transformers", raising=False)
+    with pytest.raises(RecorderError) as error:
+        importlib.import_module("bench.record.transformers")
+    assert str(error.value) == (
+        "Transformers is not installed; pip install 'ddp-scaling-bench[transformers]'"
+    )
