@@ -7,12 +7,11 @@
 Each draw (random trial) is a study of planted_training.py with the recorder: three runs of two ranks with the
 planted cause, whose size is random. The largest named cause is compared with the planted one. Each rank
 measures the time of its planted cause on its own clock, and the true share is this time divided by the time
-of a step. The time of a cause within DDP's own work cannot be measured in this way. Such a study therefore
-also has runs without the cause: the true share is the difference between the step times, and any cause named
-for these runs is a false alarm. Some kinds use the nodes of a Slurm test cluster, which needs root
-(``--local`` leaves them out). The links of these nodes have no nominal rate, so ``slow-fabric`` writes one to
-conditions.json. Some planted causes are errors of validity, such as ranks that share cores. Therefore cells
-with errors are divided, too.
+of a step. A cause that is known only by a count, a setting or a warning has no share. The studies of causes
+within DDP's own work also have runs without the cause: any cause named for these runs is a false alarm. Some
+kinds use the nodes of a Slurm test cluster, which needs root (``--local`` leaves them out). The links of
+these nodes have no nominal rate, so ``slow-fabric`` writes one to conditions.json. Some planted causes are
+errors of validity, such as ranks that share cores. Therefore cells with errors are divided, too.
 
 ``--pairs`` plants two causes at once, each pair twice. ``--links`` trains the built-in model on four nodes,
 with the link of one node limited to 10 to 60 % of the rate of the others, in ten draws for each seed.
@@ -51,7 +50,6 @@ from analysis.causes.catalogue import parts_of
 from analysis.causes.table import named, study_causes
 from analysis.checks.fabric import neighbour_rows, node_table
 from analysis.data.load import load_study
-from analysis.stats.measured import measure
 from bench.plan import make_plan, write_plan
 
 if TYPE_CHECKING:
@@ -94,8 +92,9 @@ AMOUNTS = {
     "unused": (2, 6),
     "grad-strides": (1500, 2500),
 }
-#: Kinds whose cost is the difference to the same training without them.
+#: Kinds whose studies also have runs without the cause, and all kinds whose cause has no share.
 COMPARED = ("no-sync", "unused", "grad-strides")
+UNTIMED = (*COMPARED, "strong")
 #: Kinds that use the cores all the time: no other draw runs beside them.
 ALONE = (*COMPARED, "metrics", "gather", "one-core", "recompile", "overlap", *LINKS)
 PAIRS = (
@@ -167,7 +166,7 @@ class Draw:
 
     Attributes:
         kind: the planted kinds, joined by ``+``.
-        planted: the share of each in the step; NaN if it is not known.
+        planted: the share of each in the step; NaN if it is not known, or if the cause has no share.
         causes: the causes named for runs of two ranks (four with links).
         clean: the causes named for runs of two ranks without the planted cause.
         node: the node with the limited link.
@@ -301,7 +300,7 @@ def read_draw(path: Path, kind: str) -> Draw:
     cells = study.cells[study.cells["gpus"] == 2].to_dict("records")
     places = {row["swept"].get("env.PLANTED", "1"): row["cell_id"] for row in cells}
     with_plant, without = (named_causes(path, places.get(value, "")) for value in ("1", "0"))
-    return Draw(kind, planted_shares(path, kind, places), with_plant, without)
+    return Draw(kind, planted_shares(path, kind, places["1"]), with_plant, without)
 
 
 def named_causes(path: Path, cell: str) -> pd.DataFrame:
@@ -312,25 +311,16 @@ def named_causes(path: Path, cell: str) -> pd.DataFrame:
     return causes[causes["cell_id"] == cell]
 
 
-def planted_shares(path: Path, kind: str, places: dict[str, str]) -> dict[str, float]:
+def planted_shares(path: Path, kind: str, cell: str) -> dict[str, float]:
     """Return each planted cause's share of the step, as two ranks measured it on their own clocks."""
-    files = sorted(path.glob(f"runs/{places['1']}-r*/attempt-*/planted*.json"))
+    if kind in UNTIMED:
+        return {kind: math.nan}
+    files = sorted(path.glob(f"runs/{cell}-r*/attempt-*/planted*.json"))
     ranks = pd.DataFrame([{"run": file.parent, **json.loads(file.read_text())} for file in files])
     step_s = float(ranks["step_s"].mean())
-    if "0" in places:
-        frames = measure(load_study(path))
-        steps = (
-            frames.runs[frames.runs["measured"]].groupby("cell_id", observed=True)["step_time_sec"].median()
-        )
-        with_s, without_s = (float(steps[places[value]]) for value in ("1", "0"))
-        return {kind: 1 - without_s / with_s}
     spent = pd.DataFrame(list(ranks["spent_s"])).groupby(ranks["run"]).max().mean()
     amounts = dict(zip(kind.split("+"), amounts_of(path), strict=True))
-    # One rank has the fixed costs of a strong series as well.
-    return {
-        one: float(spent.get(one, amount / 2 if one == "strong" else amount)) / step_s
-        for one, amount in amounts.items()
-    }
+    return {one: float(spent.get(one, amount)) / step_s for one, amount in amounts.items()}
 
 
 def amounts_of(path: Path) -> list[float]:
@@ -382,7 +372,8 @@ def print_draw(draw: Draw) -> None:
     planted = ", ".join(_percent(share) for share in draw.planted.values())
     if draw.node:
         planted, names = draw.node, f"{names} ({draw.rate:.2f} of its rate)"
-    verdict = draw.verdict + ("" if draw.close or KINDS.get(draw.kind) in LINKS[1:] else ", not close")
+    without = draw.kind in (*UNTIMED, "slow-fabric")
+    verdict = draw.verdict + ("" if draw.close or without else ", not close")
     print(f"| {draw.kind} | {planted} | {names or 'none'} | {verdict} |", flush=True)
     for row in rows:
         print(f"    {row['cause']}: {row['evidence']}", file=sys.stderr, flush=True)

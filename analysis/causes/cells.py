@@ -1,10 +1,10 @@
 """Divide the loss of a cell into causes, with intervals over its runs.
 
 The unit is the run: each run is divided on its own (:mod:`analysis.causes.divide`), and a share is the mean
-over the runs of the cell. A cause is named if more than half of the runs show it. If the cause has a share,
-the mean share must be at least 2 % of the step; with three or more runs, its 95 % interval must exclude 0. A
-cause that fails this test is named without a share if its evidence is a count or shows that the cause is
-present.
+over the runs of the cell. A cause is named if more than half of the runs show it. It has a share if all of
+these runs measured its time. The mean share must then be at least 2 % of the step; with three or more runs,
+its 95 % interval must exclude 0. A cause that fails this test is named without a share if its evidence is a
+count.
 """
 
 from __future__ import annotations
@@ -17,15 +17,13 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from scipy import special
 
-from analysis.causes.catalogue import RESTS, parts_of
+from analysis.causes.catalogue import RESTS
 from analysis.causes.claims import RunEvidence, claims_of
-from analysis.causes.divide import LEAST_SHARE, Claim, Division, Key, Parts, divide
+from analysis.causes.divide import COMPUTING, LEAST_SHARE, Claim, Division, Key, Parts, divide
 from analysis.stats.estimate import LEVEL, MIN_RUNS
 
-#: Causes without direct evidence: they are named only if :func:`_is_certain` accepts their share.
-_BY_REMAINDER = frozenset({"smaller-share"})
-#: Minimum share of such a cause if there is no interval.
-_LEAST_REMAINDER = 0.1
+#: Without an interval, computation is longer than at the baseline from this fraction of the step.
+_LEAST_LONGER = 0.1
 
 
 @dataclass(frozen=True)
@@ -44,7 +42,7 @@ class CellRun:
 
 @dataclass(frozen=True)
 class Share:
-    """A row of a cell's divided loss: a cause (or ``other``) and its share of the step; NaN if unknown."""
+    """A row of a cell's divided loss: a cause (or ``other``) and its share of the step; NaN without one."""
 
     key: Key
     share: float
@@ -73,7 +71,7 @@ class CellDivision:
 
     @property
     def loss(self) -> float:
-        """The sum of the known shares."""
+        """The sum of the shares."""
         return sum(row.share for row in self.rows if math.isfinite(row.share))
 
 
@@ -103,27 +101,21 @@ def divide_cell(runs: Sequence[CellRun], baseline: Baseline | None = None) -> Ce
     claims = {run.run_id: claims_of(run.evidence) for run in runs}
     shown = Counter(key for own in claims.values() for key in {claim.key for claim in own})
     named = {key for key, number in shown.items() if 2 * number > len(runs)}
-    active = set(named)
-    # A cause without a share counts in all runs. Otherwise, only some runs would join it with other causes.
-    everywhere = {claim.key: claim for own in claims.values() for claim in own if claim.share is None}
-    served = {
-        run_id: [*(claim for claim in own if claim.share is not None), *everywhere.values()]
-        for run_id, own in claims.items()
-    }
+    active = named - _without_time(claims)
+    factors = np.array([run.factor for run in runs])
     while True:
-        divisions = [_divide_run(run, served[run.run_id], active, reference) for run in runs]
-        shares = _shares(divisions, [run.factor for run in runs], baseline)
-        weak = {
-            one for share in shares.values() if not _is_certain(share) for one in _keys(share.key, active)
-        }
+        divisions = [_divide_run(run, claims[run.run_id], active, reference) for run in runs]
+        shares = _shares(divisions, factors, baseline)
+        weak = {key for key, share in shares.items() if not _is_certain(share)}
         if not weak:
             break
         active -= weak
-        named -= {key for key in weak if not _stands_alone(key, claims)}
-    rows = [_with_evidence(share, runs, claims, active) for share in shares.values()]
-    covered = {one for share in shares.values() for one in _keys(share.key, active)}
-    alone = sorted((key for key in named - covered if _stands_alone(key, claims)), key=str)
-    rows += [_without_share(key, runs, claims) for key in alone]
+    alone = {key for key in named - shares.keys() if _stands_alone(key, claims)}
+    if not _computes_longer(divisions, factors, baseline):
+        alone.discard(Key("smaller-share"))
+    nan = math.nan
+    found = [*shares.values(), *(Share(key, nan, nan, nan) for key in sorted(alone, key=str))]
+    rows = [_with_evidence(share, runs, claims) for share in found]
     rows.sort(key=lambda row: (row.key.cause in RESTS, math.isnan(row.share), -row.share))
     return CellDivision(
         rows,
@@ -145,37 +137,42 @@ def _scaled(claim: Claim, factor: float) -> Claim:
     return claim if claim.share is None else replace(claim, share=claim.share * factor)
 
 
-def _keys(key: Key, named: set[Key]) -> list[Key]:
-    """Return the claimed keys of a row: one, or several if the data do not distinguish the row's causes."""
-    return [key] if key in named else [one for one in named if one.cause in parts_of(key.cause)]
+def _without_time(claims: Mapping[str, Sequence[Claim]]) -> set[Key]:
+    """Return the causes that a run shows without a measured time."""
+    found: set[Key] = set()
+    for own in claims.values():
+        found |= {claim.key for claim in own} - {claim.key for claim in own if claim.share is not None}
+    return found
 
 
 def _is_certain(share: Share) -> bool:
     """Return True if a share is large enough to be named and its interval, if known, excludes 0."""
-    if share.key.cause in RESTS:
-        return True
-    least = LEAST_SHARE
-    if math.isnan(share.low) and share.key.cause in _BY_REMAINDER:
-        least = _LEAST_REMAINDER
-    return share.share >= least and not share.low <= 0
+    return share.key.cause in RESTS or (share.share >= LEAST_SHARE and not share.low <= 0)
 
 
 def _stands_alone(key: Key, claims: Mapping[str, Sequence[Claim]]) -> bool:
-    """Return whether the evidence shows that a cause is present even if its share is unknown."""
+    """Return whether the evidence shows that a cause is present even if it has no share."""
     own = [claim for found in claims.values() for claim in found if claim.key == key]
     is_counted = 2 * sum(one.counted for one in own) > len(claims)
-    return key.cause not in _BY_REMAINDER and (is_counted or any(one.share is None for one in own))
+    return is_counted or any(one.share is None for one in own)
+
+
+def _computes_longer(divisions: Sequence[Division], factors: np.ndarray, baseline: Baseline | None) -> bool:
+    """Return whether computation takes longer than at the baseline, by more than causes and noise explain."""
+    values = np.array([sum(one.rests.get(part, 0.0) for part in COMPUTING) for one in divisions])
+    mean, half = float(values.mean()), _half_width(values, factors, baseline)
+    return mean >= _LEAST_LONGER if math.isnan(half) else mean >= max(LEAST_SHARE, half)
 
 
 def _shares(
-    divisions: Sequence[Division], factors: Sequence[float], baseline: Baseline | None
+    divisions: Sequence[Division], factors: np.ndarray, baseline: Baseline | None
 ) -> dict[Key, Share]:
     keys = dict.fromkeys(key for division in divisions for key in division.shares)
     found = {}
     for key in keys:
         values = np.array([division.shares.get(key, 0.0) for division in divisions])
         relative = any(key in division.relative for division in divisions)
-        half = _half_width(values, np.array(factors), baseline if relative else None)
+        half = _half_width(values, factors, baseline if relative else None)
         mean = float(values.mean())
         found[key] = Share(key, mean, mean - half, min(mean + half, 1.0))
     return found
@@ -203,30 +200,17 @@ def _half_width(values: np.ndarray, factors: np.ndarray, baseline: Baseline | No
     return float(special.stdtrit(freedom, 0.5 + LEVEL / 2)) * math.sqrt(variance)
 
 
-def _with_evidence(
-    share: Share, runs: Sequence[CellRun], claims: Mapping[str, Sequence[Claim]], active: set[Key]
-) -> Share:
+def _with_evidence(share: Share, runs: Sequence[CellRun], claims: Mapping[str, Sequence[Claim]]) -> Share:
     """Add evidence to a row: the claims of the first run that shows the row's cause."""
     if share.key.cause in RESTS:
         return share
-    own = _keys(share.key, active)
-    found = [(run.run_id, [one for one in claims[run.run_id] if one.key in own]) for run in runs]
+    found = [(run.run_id, [one for one in claims[run.run_id] if one.key == share.key]) for run in runs]
     found = [(run_id, ones) for run_id, ones in found if ones]
     run_id, first = found[0]
     words = "; ".join(dict.fromkeys(claim.evidence for claim in first))
     nodes = {claim.node for _, ones in found for claim in ones}
     claim = replace(first[0], evidence=words, node=nodes.pop() if len(nodes) == 1 else "")
-    # A cause whose evidence gives no share takes at most the time that no other cause explains.
-    at_most = all(one.share is None and one.cause not in _BY_REMAINDER for one in first)
-    return replace(share, low=0.0 if at_most else share.low, claim=claim, run_id=run_id, runs=len(found))
-
-
-def _without_share(key: Key, runs: Sequence[CellRun], claims: Mapping[str, Sequence[Claim]]) -> Share:
-    """Return the row of a cause that is present, but whose time cannot be distinguished from noise."""
-    found = [(run.run_id, one) for run in runs for one in claims[run.run_id] if one.key == key]
-    run_id, claim = found[0]
-    nan = math.nan
-    return Share(key, nan, nan, nan, claim, run_id, len({run_id for run_id, _ in found}))
+    return replace(share, claim=claim, run_id=run_id, runs=len(found))
 
 
 def _means(parts: Sequence[Parts]) -> dict[str, float]:

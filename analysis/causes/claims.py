@@ -1,7 +1,6 @@
 """Claim causes for one run: each rule turns facts of the run into a cause with its evidence.
 
-A rule claims a share of the step only if a measurement says how long the cause takes. Otherwise the claim has
-no share, and :func:`analysis.causes.divide.divide` gives it at most the time that no other cause explains.
+A rule claims a share of the step only if the time of the cause was measured.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ import numpy as np
 from analysis.causes.catalogue import OF_WARNINGS, TOGETHER
 from analysis.causes.divide import COMPUTING, LEAST_SHARE, Claim, Parts
 from analysis.causes.evidence import (
-    STARVED_FROM,
     NodeFacts,
     RunFacts,
     calls_outside,
@@ -105,12 +103,13 @@ class RunEvidence:
 
 
 def claims_of(run: RunEvidence) -> list[Claim]:
-    """Return the causes of one run; those with a share come first, in the order that ``divide`` expects."""
+    """Return the causes of one run; those with a share are in the order that ``divide`` expects."""
     # The calls of _outside take equally long in each step, but collectives do not: they get the rest.
-    rules = (_late, _starved, _clocks, _recompilation, _loading, _links, _outside, _extra_communication)
-    found = [claim for rule in rules for claim in rule(run)]
-    found += [claim for rule in (_disturbed, _warned, _fewer_threads, _smaller_share) for claim in rule(run)]
-    return sorted(found, key=lambda claim: claim.share is None)
+    rules = (
+        *(_late, _starved, _clocks, _recompilation, _loading, _links, _outside, _extra_communication),
+        *(_disturbed, _warned, _fewer_threads, _smaller_share),
+    )
+    return [claim for rule in rules for claim in rule(run)]
 
 
 # -- late ranks and nodes -------------------------------------------------------------
@@ -220,10 +219,8 @@ def _starved(run: RunEvidence) -> Iterator[Claim]:
     if not nodes or late or _jobs(run.facts) or not all(one.starved > 0 or one.waited for one in nodes):
         return
     texts = list(dict.fromkeys(text for node in nodes for text in node.texts[:1]))
-    wait = _mean_wait(run.facts)
-    share = wait if math.isfinite(wait) else None
     words = one_line("; ".join([*texts, *_about_wait(run)]), limit=300)
-    yield Claim("cpu-starved", words, _WAITING, share, counted=True)
+    yield Claim("cpu-starved", words, _WAITING, _waited_share(run), counted=True)
 
 
 def _about_wait(run: RunEvidence) -> Iterator[str]:
@@ -234,20 +231,25 @@ def _about_wait(run: RunEvidence) -> Iterator[str]:
         yield f"the ranks waited for a core in {percent(wait)} of the step{at_base}"
 
 
+def _waited_share(run: RunEvidence) -> float | None:
+    wait = _mean_wait(run.facts)
+    return wait if math.isfinite(wait) else None
+
+
 def _mean_wait(facts: RunFacts) -> float:
     """Return the fraction of the step for which the ranks waited for a core; NaN if it was not measured."""
     return float(np.mean([node.wait for node in facts.nodes.values()])) if facts.nodes else math.nan
 
 
 def _clocks(run: RunEvidence) -> Iterator[Claim]:
-    """Yield clocks that are lower than at the baseline, with the share that they explain."""
+    """Yield clocks that are lower than at the baseline."""
     if run.reference is None:
         return
     own, base = _mean_clock(run.facts), _mean_clock(run.reference)
     ratio = own / base if base > 0 else math.nan
     if ratio < LOW_CLOCK:
         words = f"the clock is {own:.0f} MHz, but {base:.0f} MHz at the baseline ({percent(ratio)})"
-        yield Claim("clocks", words, COMPUTING, (1 - ratio) * _computing(run.parts))
+        yield Claim("clocks", words)
 
 
 def _mean_clock(facts: RunFacts) -> float:
@@ -258,33 +260,22 @@ def _mean_clock(facts: RunFacts) -> float:
     return float(np.mean(known)) if known else math.nan
 
 
-def _computing(parts: Parts) -> float:
-    return sum(parts.get(part, 0.0) for part in COMPUTING)
-
-
 def _fewer_threads(run: RunEvidence) -> Iterator[Claim]:
     base = run.reference.threads if run.reference else ()
     if run.facts.threads and base and max(run.facts.threads) < min(base):
         words = f"{count(run.facts.threads[0], 'thread')} per rank, but {base[0]} at the baseline"
-        yield Claim("cpu-starved", words, COMPUTING)
+        yield Claim("cpu-starved", words)
 
 
 def _disturbed(run: RunEvidence) -> Iterator[Claim]:
-    """Yield other jobs on the nodes.
-
-    The share is the time for which the ranks waited for a core. Without such waits, it is at most the time
-    that no other cause explains.
-    """
+    """Yield other jobs on the nodes. The share is the time for which the ranks waited for a core."""
     late = {late.node for late in run.late}
     jobs = [one for one in _jobs(run.facts) if one.node not in late]
     if jobs:
         node = jobs[0].node if len({one.node for one in jobs}) == 1 else None
-        words, wait = one_line(summary(jobs), limit=200), _mean_wait(run.facts)
-        if wait >= STARVED_FROM:
-            words = "; ".join([words, *_about_wait(run)])
-            yield Claim("overlap", words, (*_WAITING, "wait"), wait, node=node or "", counted=True)
-        else:
-            yield Claim("overlap", words, (*COMPUTING, "wait"), node=node or "")
+        words = "; ".join([one_line(summary(jobs), limit=200), *_about_wait(run)])
+        share = _waited_share(run)
+        yield Claim("overlap", words, (*_WAITING, "wait"), share, node=node or "", counted=True)
 
 
 def _jobs(facts: RunFacts) -> list[Any]:
@@ -350,14 +341,6 @@ def _with_calls(words: str, calls: Iterable[SlowCall]) -> str:
 def _warned(run: RunEvidence) -> Iterator[Claim]:
     """Yield the causes that only a setting or a warning in the log shows."""
     facts = run.facts
-    pools = {
-        "grad-strides": ("backward",),
-        "unused-parameters": ("forward", "backward"),
-        "recompilation": ("forward",),
-        "memory-pressure": ("forward", "backward", "other"),
-        "cpu-starved": (*COMPUTING, "data"),
-        "slow-fabric": _COMMUNICATION,
-    }
     found: dict[str, str] = {}
     if facts.searches_for_nothing:
         found["unused-parameters"] = "find_unused_parameters=True, but no parameter is unused"
@@ -369,7 +352,7 @@ def _warned(run: RunEvidence) -> Iterator[Claim]:
     if facts.recompilations > 0:
         found.pop("recompilation", None)
     for cause, words in found.items():
-        yield Claim(cause, words, pools[cause])
+        yield Claim(cause, words)
 
 
 def _smaller_share(run: RunEvidence) -> Iterator[Claim]:
@@ -378,14 +361,10 @@ def _smaller_share(run: RunEvidence) -> Iterator[Claim]:
     lacked = any(node.lacked_cpu for one in facts for node in one.nodes.values())
     if run.smaller_batch < 1 and not lacked:
         words = f"the batch per rank is {percent(run.smaller_batch)} of that of the baseline"
-        yield Claim("smaller-share", words, COMPUTING)
+        yield Claim("smaller-share", words)
 
 
 # -- communication --------------------------------------------------------------------
-
-
-def _exposed(run: RunEvidence) -> float:
-    return sum(run.parts.get(part, 0.0) for part in _COMMUNICATION)
 
 
 def _saved(run: RunEvidence, ratio: float) -> float:
@@ -395,7 +374,7 @@ def _saved(run: RunEvidence, ratio: float) -> float:
     the exposed part loses all of the saved time. If the total is unknown, the hidden part is taken as 0.
     """
     total = run.comm_s / run.step_s if run.comm_s > 0 else 0.0
-    exposed = _exposed(run)
+    exposed = sum(run.parts.get(part, 0.0) for part in _COMMUNICATION)
     return min(exposed, (1 - ratio) * max(total, exposed))
 
 
@@ -431,8 +410,7 @@ def _extra_communication(run: RunEvidence) -> Iterator[Claim]:
     if facts.sync_passes > 1 + _EXTRA:
         passes = number(facts.sync_passes, digits=2)
         words = f"{passes} backward passes per step synchronise gradients, but one is enough"
-        share = _exposed(run) * (1 - 1 / facts.sync_passes)
-        yield Claim("extra-communication", words, _COMMUNICATION, share, part="transfer", counted=True)
+        yield Claim("extra-communication", words, part="transfer")
     extra = _extra_collectives(run)
     if not extra > _EXTRA:
         return
@@ -446,4 +424,4 @@ def _extra_communication(run: RunEvidence) -> Iterator[Claim]:
         share = float(np.mean(shares))
         yield Claim("extra-communication", words, ("other",), share, part="other", counted=True)
     else:
-        yield Claim("extra-communication", words, ("other",), part="other")
+        yield Claim("extra-communication", words, part="other")

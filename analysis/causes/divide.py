@@ -2,12 +2,13 @@
 
 The ideal step only computes (forward, backward, optimizer), at the speed of the baseline. Everything else is
 loss: loading data, time outside of all timers, exposed communication, waiting, and computation that takes
-longer per sample than at the baseline. All shares are fractions of the cell's step time, and for every cell::
+longer per sample than at the baseline. Only a cause whose time was measured has a share. All shares are
+fractions of the cell's step time, and for every cell::
 
     loss = sum of the shares,    E(N) = (1 - loss(N)) / (1 - loss(N₀))
 
 exactly, because the ideal step at N takes (1 - loss(N₀)) · E(N) of the step. At the baseline itself, slower
-computation is part of the ideal step unless a cause with a known share explains it.
+computation is part of the ideal step unless a cause with a share explains it.
 
 A part of the step of which no cause takes a share remains ``other`` or ``not-explained``. The latter can be
 negative, if something takes less time per sample than at the baseline.
@@ -15,10 +16,10 @@ negative, if something takes less time per sample than at the baseline.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from analysis.causes.catalogue import NOT_EXPLAINED, OTHER, TOGETHER, parts_of
+from analysis.causes.catalogue import NOT_EXPLAINED, OTHER
 from analysis.stats.columns import PARTS
 
 #: Parts that are work. A run whose parts are unknown has the single part ``step``.
@@ -40,20 +41,18 @@ class Claim:
     Attributes:
         cause: name of the cause, or several names joined by ``or`` if the evidence does not distinguish them.
         evidence: the measured facts, in words.
-        pools: the parts of the step that the cause lengthens, in the order in which it takes its share from
-            them.
-        share: fraction of the step; None if the evidence does not show how long the cause takes. Such a cause
-            gets at most the time in its pools that no other cause explains.
+        pools: the parts of the step from which the cause takes its share, in this order.
+        share: fraction of the step; None if the time of the cause was not measured.
         node: node at fault; empty if no single node is.
         rank: rank at fault; None if no single rank is.
         part: the part of the step, in words.
-        counted: true if the evidence is a count, such as events per step or threads per core. The cause is
-            then present even if noise hides its share.
+        counted: true if the evidence is a count, such as events per step. The cause is then present even if
+            noise hides its share.
     """
 
     cause: str
     evidence: str
-    pools: tuple[str, ...]
+    pools: tuple[str, ...] = ()
     share: float | None = None
     node: str = ""
     rank: int | None = None
@@ -104,31 +103,22 @@ def divide(parts: Parts, claims: Sequence[Claim], *, reference: Parts | None = N
     """Divide the step of one run.
 
     ``parts`` are relative to the cell's mean step time; their sum is 1 if the run is as fast as the mean.
-    ``claims`` are the causes found in the run; those with a share get their part of the step first, in order.
+    ``claims`` are the causes found in the run; they get their shares in this order.
     ``reference`` contains the ideal parts of the baseline's step, relative to the step of this cell; it is
     None for a baseline.
     """
     left, total = _pools(parts, reference)
     shares: dict[Key, float] = {}
     relative = {Key(NOT_EXPLAINED)}
-
-    def take(key: Key, part: str, amount: float) -> None:
-        left[part] -= amount
-        shares[key] = shares.get(key, 0.0) + amount
-        relative.update([] if part in LOST else [key])
-
     for claim in claims:
         wanted = claim.share or 0.0
         for part in (*claim.pools, WHOLE):
             amount = min(wanted, max(left.get(part, 0.0), 0.0))
             if amount > 0:
-                take(claim.key, part, amount)
+                left[part] -= amount
                 wanted -= amount
-    known = [*left] if reference is not None else [part for part in left if part in LOST]
-    for key, pools in _without_share(claims, left):
-        for part in known:
-            if part in pools and left[part] > 0:
-                take(key, part, left[part])
+                shares[claim.key] = shares.get(claim.key, 0.0) + amount
+                relative.update([] if part in LOST else [claim.key])
     claimed = sum(shares.values())
     computing = [part for part in left if part not in LOST]
     ideal = {part: left.pop(part) for part in computing} if reference is None else dict(reference)
@@ -152,28 +142,3 @@ def _pools(parts: Parts, reference: Parts | None) -> tuple[dict[str, float], flo
     for part, value in growth.items():
         left[part] = max(value, 0.0) * net / positive if net > 0 else net / len(growth)
     return left, total
-
-
-def _without_share(claims: Sequence[Claim], left: Parts) -> list[tuple[Key, set[str]]]:
-    """Return the causes without a share and the parts that they lengthen; join causes of the same part."""
-    groups: list[tuple[list[Key], set[str]]] = []
-    for claim in claims:
-        # Without the parts of the step, nothing shows that the loss is in the pools of these causes.
-        if claim.share is None and WHOLE not in left:
-            keys, pools = [claim.key], set(claim.pools)
-            for group in [one for one in groups if one[1] & pools]:
-                groups.remove(group)
-                keys, pools = [*group[0], *keys], pools | group[1]
-            groups.append((keys, pools))
-    return [(_joint(keys), pools) for keys, pools in groups]
-
-
-def _joint(keys: Iterable[Key]) -> Key:
-    """Return the common key of causes that the data do not distinguish."""
-    found = list(dict.fromkeys(keys))
-    if len(found) == 1:
-        return found[0]
-    names = dict.fromkeys(name for key in found for name in parts_of(key.cause))
-    nodes, ranks = {key.node for key in found}, {key.rank for key in found}
-    node = nodes.pop() if len(nodes) == 1 else ""
-    return Key(TOGETHER.join(names), node, ranks.pop() if len(ranks) == 1 else None)

@@ -364,12 +364,10 @@ def _rest_parts(row: Share, division: CellDivision) -> str:
 
 
 def share_text(row: Share, *, unknown: str = MISSING) -> str:
-    """Return the share of a row with its interval; ``unknown`` if the evidence shows no share."""
+    """Return the share of a row with its interval; ``unknown`` if its time was not measured."""
     if math.isnan(row.share):
         hidden = row.claim is not None and row.claim.share is not None  # by noise
         return "share not certain" if hidden else unknown
-    if row.low == 0 and row.claim is not None:
-        return f"at most {percent(row.share)}"
     if math.isnan(row.low):
         return percent(row.share)
     if row.high - row.low > 1:
