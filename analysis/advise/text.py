@@ -5,9 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import pandas as pd
-
-from analysis.advise.options import Advice, first_of
+from analysis.advise.options import Advice
 from analysis.data.names import devices, layout
 from analysis.stats.estimate import MIN_RUNS, MOST_RUNS
 from analysis.text import MISSING, count, known, listed, number, whole
@@ -74,13 +72,12 @@ def _with_interval(row: dict[Any, Any]) -> str:
 def summary(advice: Advice) -> list[str]:
     """Return the advice as sentences, below a line with the global batch if there are several.
 
-    For each global batch, the sentences describe the option that ends first, those that may end as early,
-    the one with the fastest training, the one that ends first in each other study, the cheapest one, the
-    safest one, and a predicted one that may end earlier.
+    For each global batch with a measured option, the sentences describe the option that ends first, those
+    that may end as early, the cheapest one, and the safest one.
     """
-    if advice.chosen("first") is None:
+    groups = [group for group in advice.groups() if group.chosen("first")]
+    if not groups:
         return ["No advice: no option has been measured."]
-    groups = [group for group in advice.groups() if group.options["total_s"].notna().any()]
     texts = []
     for group in groups:
         if len(groups) > 1:
@@ -91,18 +88,8 @@ def summary(advice: Advice) -> list[str]:
 
 def _summary_of_group(advice: Advice) -> list[str]:
     first = advice.chosen("first")
-    if first is None:
-        return _unmeasured_prediction(advice)
-    texts = [f"Ends first: {_described(first)}.", *_indistinct(advice)]
-    fastest = _fastest(advice, first)
-    if fastest is not None:
-        texts.append(f"Faster training: {_described(fastest)}.")
-    mentioned = {fastest["study"]} if fastest is not None else set()
-    texts += [
-        f"Ends first in {option['study']}: {_described(option)}."
-        for option in _first_of_other_studies(advice, first)
-        if option["study"] not in mentioned
-    ]
+    assert first is not None
+    texts = [f"Ends first: {config(first)}: {_duration(first)}.", *_indistinct(advice)]
     for mark in ("cheapest", "safest"):
         chosen = advice.chosen(mark)
         assert chosen is not None, "if there is a first option, there are a cheapest and a safest one"
@@ -111,7 +98,7 @@ def _summary_of_group(advice: Advice) -> list[str]:
             continue
         described = f"{config(chosen)}, {_reason(chosen, mark)}; {_duration(chosen)}"
         texts.append(f"{mark.capitalize()}: {described}.")
-    return texts + _sooner_prediction(advice, first)
+    return texts
 
 
 def config(option: dict[Any, Any]) -> str:
@@ -119,10 +106,6 @@ def config(option: dict[Any, Any]) -> str:
     what = option["gpu"] or ("GPUs" if option["device"] == "cuda" else "ranks")
     details = ", ".join(part for part in (option["study"], option["setting"]) if part)
     return f"{devices(option, what, counted=not option['gpu'])} ({details})"
-
-
-def _described(option: dict[str, Any]) -> str:
-    return f"{config(option)}: {_duration(option)}"
 
 
 def _duration(option: dict[str, Any]) -> str:
@@ -158,26 +141,6 @@ def _needed(option: dict[Any, Any]) -> str:
     return f"about {count(int(option['runs_needed']), 'run')} of each option would probably decide"
 
 
-def _measured(advice: Advice) -> pd.DataFrame:
-    options = advice.options
-    return options[(options["kind"] == "measured") & options["training_s"].notna()]
-
-
-def _fastest(advice: Advice, first: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the option with the fastest training, if it trains faster than ``first`` but ends later."""
-    options = _measured(advice)
-    faster = options[(options["training_s"] < first["training_s"]) & (options["total_s"] > first["total_s"])]
-    return first_of(faster.sort_values("training_s", kind="stable"))
-
-
-def _first_of_other_studies(advice: Advice, first: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the option that ends first of each study, except the study of ``first``."""
-    options = _measured(advice)
-    others = options[options["study"] != first["study"]]
-    soonest = (first_of(own) for _, own in others.groupby("study", sort=False))
-    return [option for option in soonest if option is not None]
-
-
 def _indistinct(advice: Advice) -> list[str]:
     """Return sentences about the options that may end as early as the first one."""
     options = advice.options[advice.options["runs_needed"].notna()]
@@ -197,20 +160,6 @@ def _indistinct(advice: Advice) -> list[str]:
     return texts
 
 
-def _sooner_prediction(advice: Advice, first: dict[str, Any]) -> list[str]:
-    options = advice.options
-    best = first_of(options[(options["kind"] == "predicted") & (options["total_s"] < first["total_s"])])
-    if best is None:
-        return []
-    described = f"{config(best)}, predicted {_with_interval(best)}"
-    return [f"May end earlier, but was not measured: {described}."]
-
-
-def _unmeasured_prediction(advice: Advice) -> list[str]:
-    best = first_of(advice.options[advice.options["kind"] == "predicted"])
-    return [] if best is None else [f"Not measured: {config(best)}, predicted {_with_interval(best)}."]
-
-
 def remarks(advice: Advice) -> list[str]:
     """Explain the numbers, and list the sources of the waits and the notes."""
     texts = [
@@ -223,9 +172,6 @@ def remarks(advice: Advice) -> list[str]:
             "Options with different global batches are ranked separately: their convergence is not "
             "comparable."
         )
-    gpus = set(advice.options["gpu"]) - {""}
-    if len(gpus) > 1:
-        texts.append(f"GPU-hours of {' and '.join(sorted(gpus))} count equally, regardless of their prices.")
     sources = advice.options[["study", "wait_source"]].drop_duplicates()
     sources = sources[sources["wait_source"] != ""]
     pairs = zip(sources["study"], sources["wait_source"], strict=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import BenchError
-from ..executors.slurm import longest_limit_s, partitions_of, permanent_refusal, too_many_nodes
+from ..executors.slurm import longest_limit_s, partitions_of, too_many_nodes
 from ..matrix.cell import value_text
 from ..slurm.client import Slurm, SlurmRefusedError, SlurmUnavailableError
 from ..slurm.parsing import NodeGroup
@@ -158,7 +157,6 @@ def _show(advice: Advice, *, everything: bool) -> None:
 #: The requested time limit divided by the expected time of the training.
 _LIMIT_FACTOR = 1.1
 _SHORTEST_LIMIT_S = 600
-_NO_WAIT = re.compile(r"0+(?:\.0*)?[smhd]?|none|now")
 
 
 def parse_waits(texts: Sequence[str], *, studies: Sequence[str]) -> dict[str, float]:
@@ -176,7 +174,7 @@ def parse_waits(texts: Sequence[str], *, studies: Sequence[str]) -> dict[str, fl
             remedy = f"the studies are: {', '.join(studies)}"
             raise BenchError(f"--wait {text}: no study {name!r} is given", remedy=remedy)
         try:
-            seconds = 0 if _NO_WAIT.fullmatch(duration.strip()) else parse_duration_s(duration)
+            seconds = 0 if duration == "0" else parse_duration_s(duration)
         except ValueError as wrong:
             raise BenchError(f"--wait {text}: {wrong}", remedy="for no wait, write 0") from None
         found |= dict.fromkeys([name] if equals else studies, float(seconds))
@@ -257,9 +255,7 @@ class Queue:
         try:
             starts = self.slurm.test_only(script, options=options)
         except SlurmRefusedError as refusal:
-            never = permanent_refusal(self.slurm, refusal, script=script, nodes=nodes)
-            why = "would reject the job" if never else "cannot start the job at present"
-            return Wait(None, "", f"Slurm {why}: {_one_line(never or refusal.output)}")
+            return Wait(None, "", f"Slurm would not start the job: {_one_line(refusal.output)}")
         if starts is None:
             return Wait(None, "", f"Slurm cannot estimate the start{'; ' if remark else ''}{remark}")
         seconds = max(0.0, (starts - now).total_seconds())

@@ -190,7 +190,6 @@ def test_advise_rejects_bad_options(folder, words, said):
         ([], {}),
         (["6.5h"], {"a": 23_400.0, "b": 23_400.0}),
         (["1h", "b=0"], {"a": 3600.0, "b": 0.0}),
-        (["a=none"], {"a": 0.0}),
         (["b=1-02:00:00"], {"b": 93_600.0}),
     ],
 )
@@ -275,20 +274,6 @@ def test_a_training_beyond_the_partitions_limits_has_a_remark(cluster: Cluster, 
     assert two.seconds is None
     limit = "partition short allows 1 node per job, and the job needs 2"
     assert two.remark == f"Slurm would not start the job: {limit}"
-
-
-def test_a_job_that_only_waits_for_drained_nodes_is_not_said_to_be_rejected(cluster: Cluster, tmp_path):
-    study = measured_study(tmp_path / "l40s", partition="l40s")
-    for node in cluster.nodes:
-        cluster.drain(node)
-    try:
-        waits = asked(study, samples=1000)
-    finally:
-        for node in cluster.nodes:
-            cluster.resume(node)
-    for wait in waits.values():
-        assert wait.seconds is None
-        assert wait.remark.startswith("Slurm cannot start the job at present: ")
 
 
 SBATCH = """\

@@ -83,18 +83,14 @@ def test_a_prediction_equals_that_of_the_page_with_probes_and_a_cell_without_ddp
 
 def test_two_slower_nodes_without_a_wait_beat_a_faster_one_with_a_wait(l40s, h200):
     found = advise({"l40s": 0, "h200": 6.5 * 3600}, l40s=l40s, h200=h200)
-    assert summary(found)[:2] == [
-        "Ends first: 2 nodes x 4 L40S (l40s): about 12 h, can start now.",
-        "Faster training: 8 H200 (h200): about 10 h after a wait of 6.5 h: 16.5 h in total.",
-    ]
+    assert summary(found)[0] == "Ends first: 2 nodes x 4 L40S (l40s): about 12 h, can start now."
+    row = next(row for row in table_rows(found) if row[0] == "h200")
+    assert (row[6], row[8]) == ("6.5 h", "16.5 h")
 
 
 def test_without_a_wait_the_faster_node_is_first(l40s, h200):
     found = advise({"l40s": 0, "h200": 0}, l40s=l40s, h200=h200)
-    assert summary(found)[:2] == [
-        "Ends first: 8 H200 (h200): about 10 h, can start now.",
-        "Ends first in l40s: 2 nodes x 4 L40S (l40s): about 12 h, can start now.",
-    ]
+    assert summary(found)[0] == "Ends first: 8 H200 (h200): about 10 h, can start now."
 
 
 def test_a_training_is_whole_steps_at_the_measured_rate_and_costs_its_gpus(l40s):
@@ -229,7 +225,6 @@ def test_an_option_with_an_unknown_wait_has_no_total_and_is_last(l40s, h200):
     assert list(found.options["study"]) == ["l40s", "l40s", "h200", "h200"]
     assert found.options.loc[found.options["study"] == "h200", "total_s"].isna().all()
     assert "Options with an unknown queue wait have no total and are listed last" in found.notes
-    assert summary(found)[1] == "Ends first in h200: 8 H200 (h200): about 10 h, queue wait unknown."
 
 
 def test_options_whose_interval_contains_1_are_not_distinguishable(tmp_path):
@@ -292,9 +287,7 @@ def test_a_larger_size_is_predicted_with_an_interval_and_never_chosen(wide):
     assert (row["attempted"], row["completed"]) == (0, 0)
     assert not row[["first", "cheapest", "safest"]].any()
     # In a weak series, each size has its own global batch, and therefore its own group.
-    heading, sentence = summary(found)[-2:]
-    assert heading == "With a global batch of 1,024:"
-    assert sentence.startswith("Not measured: 32 nodes x 2 ranks (wide), predicted ")
+    assert "With a global batch of 1,024:" not in summary(found)
     assert table_rows(found)[-1][-1].startswith("predicted by ")
     assert table_rows(found)[-1][-3] == "untried"
 
