@@ -18,10 +18,6 @@ from analysis.stats.scaling import GUIDE, batch_per_rank, is_baseline, scale
 from analysis.text import count, fraction, fractions, listed, one_line
 from bench.study.ledger import RunState
 
-_TO_TRAIN = (
-    "no efficiency: a time to train includes convergence, which changes with the global batch; the ratio of "
-    "such times is a speedup, not a parallel efficiency"
-)
 _OTHER_BATCH = "no efficiency: the runs of this cell or of its baseline process another batch than planned"
 _NO_REGIME = "no efficiency: neither the global batch nor the batch per rank is constant over the series"
 #: Cells whose values are not valid, each with the reason.
@@ -124,11 +120,9 @@ def _reasons_of_regimes(rows: pd.DataFrame, frames: Frames) -> dict[Hashable, st
     reasons: dict[Hashable, str] = {}
     for place, own in rows.groupby("series_place"):
         mode, label = own["mode"].iloc[0], own["label_mode"].iloc[0]
-        if own["to_train"].any():
-            reasons[place] = _TO_TRAIN
-        elif mode and not label:
+        if mode and not label:
             continue
-        elif len(own) == 1:
+        if len(own) == 1:
             reasons[place] = "no efficiency: the series has one cell only"
         elif not mode:
             remedy = frames.regime_remedy if _contains_a_series(own) else ""

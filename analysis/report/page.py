@@ -238,7 +238,7 @@ def _groups(
 
 def _scaling_words(rows: pd.DataFrame, mode: str, executed: Executed) -> dict[str, str]:
     """Return the title and the note (constant batch, formula, baselines) of the curves of one mode."""
-    name = mode or ("to_train" if rows["to_train"].all() else "other")
+    name = mode or "other"
     words, batch = WORDS["modes"][name], constant_batch(name, executed)
     names = listed(list(dict.fromkeys(rows.loc[rows["baseline"] != "", "baseline"])), limit=4)
     constant = f"The {batch} is constant: " if batch else ""
@@ -261,7 +261,7 @@ def _table(rows: pd.DataFrame, frames: Frames, *, labels: dict[str, str], folder
     columns = list(WORDS["cell_columns"])
     efficiency, state = columns.index("Efficiency"), columns.index("State")
     return {
-        "columns": cell_columns(frames.rate_unit),
+        "columns": cell_columns(),
         "rows": table[:STATIC_ROWS],
         "total_rows": len(table),
         "rows_left_out": max(0, len(rows) - MAX_ROWS),
@@ -274,7 +274,6 @@ def _table(rows: pd.DataFrame, frames: Frames, *, labels: dict[str, str], folder
                 "guide": GUIDE,
                 "efficiency": efficiency,
                 "state": state,
-                "unit": frames.rate_unit,
                 "folders": folders,
                 **run_data(frames.runs),
             }

@@ -84,18 +84,12 @@ class _Series:
     rows: pd.DataFrame
     mode: str
     base: pd.Series
-    rate_unit: str
     lacking: str = ""
 
     @property
     def title(self) -> str:
         """The title of the scaling mode."""
         return mode_title(self.mode) if self.mode else "Measurements"
-
-    @property
-    def counted(self) -> str:
-        """The unit of work in a throughput, usually ``samples``."""
-        return self.rate_unit.removesuffix("/s")
 
 
 def proposal_context(
@@ -113,9 +107,9 @@ def proposal_context(
 
     ``work`` is the training for which time and node-hours are computed; by default, a million samples.
     """
-    series = [found for mode in ("strong", "weak") if (found := _series(rows, mode, frames.rate_unit))]
+    series = [found for mode in ("strong", "weak") if (found := _series(rows, mode))]
     invalid = invalid_cells(validity)
-    shown = series or _without_efficiency(rows, frames.rate_unit)
+    shown = series or _without_efficiency(rows)
     causes = [item for one in shown for item in _loss_items(one, divisions, invalid)]
     runs = frames.runs[frames.runs["measured"]] if frames.runs["measured"].any() else frames.runs
     if series:
@@ -138,7 +132,7 @@ def proposal_context(
     }
 
 
-def _series(rows: pd.DataFrame, mode: str, rate_unit: str) -> _Series | None:
+def _series(rows: pd.DataFrame, mode: str) -> _Series | None:
     """Return the series of a scaling mode with the most measured sizes; in a tie, the plan's first."""
     measured = rows[(rows["mode"] == mode) & rows["efficiency"].notna()]
     widest = widest_series(measured, limit=1)
@@ -147,13 +141,13 @@ def _series(rows: pd.DataFrame, mode: str, rate_unit: str) -> _Series | None:
     own = measured[measured["series"] == widest[0]].sort_values(["gpus", "nodes"], kind="stable")
     # The baseline may be a cell of another series, such as one rank without DDP.
     base = rows.iloc[int(own["base_place"].iloc[-1])]
-    return _Series(own, mode, base, rate_unit, without_result(rows, base, series=widest[0]))
+    return _Series(own, mode, base, without_result(rows, base, series=widest[0]))
 
 
-def _without_efficiency(rows: pd.DataFrame, rate_unit: str) -> list[_Series]:
+def _without_efficiency(rows: pd.DataFrame) -> list[_Series]:
     """Return the measured sizes of a study without efficiencies as one series, if there are any."""
     measured = rows[rows["n"] > 0].drop_duplicates("cell_id").sort_values("gpus", kind="stable")
-    return [_Series(measured, "", measured.iloc[0], rate_unit)] if len(measured) else []
+    return [_Series(measured, "", measured.iloc[0])] if len(measured) else []
 
 
 # -- recommended size -----------------------------------------------------------------
@@ -216,7 +210,7 @@ def _against_baseline(best: pd.Series, series: _Series) -> list[str]:
     costs = [_node_hours_per_million(row) for row in (best, base)]
     if all(known(cost) for cost in costs):
         there, before = map(_node_hours_text, (best, base))
-        texts.append(f"One million {series.counted} cost {there} node-hours, and {before} at the baseline.")
+        texts.append(f"One million samples cost {there} node-hours, and {before} at the baseline.")
     return texts
 
 
@@ -227,8 +221,7 @@ def _next_larger(best: pd.Series, larger: pd.Series, series: _Series) -> str:
     if not (known(gain) and known(cost)):
         return f"{text}."
     times = number(gain, digits=3), number(cost, digits=3)
-    counted = series.counted.removesuffix("s")
-    return f"{text}: {times[0]} times the throughput for {times[1]} times the node-hours per {counted}."
+    return f"{text}: {times[0]} times the throughput for {times[1]} times the node-hours per sample."
 
 
 def _node_hours_per_million(row: Row) -> float:
@@ -276,10 +269,8 @@ def _request(
         reason = "not known: the table does not contain the batch of a step"
         return [*lines, Line("Throughput, time to solution, node-hours", reason, MISSING_SOURCE), warnings]
     lines += [
-        Line(
-            "Throughput", f"{number(rate)} {series.rate_unit} {rates}".strip(), f"scaling.csv, n = {row['n']}"
-        ),
-        Line("Work", *_work_text(work, series.counted)),
+        Line("Throughput", f"{number(rate)} samples/s {rates}".strip(), f"scaling.csv, n = {row['n']}"),
+        Line("Work", *_work_text(work)),
         Line("Time to solution", *_duration(row, total)),
     ]
     if nodes_known(row):
@@ -301,13 +292,13 @@ def _duration(row: Row, total: int) -> tuple[str, str]:
     return text, source
 
 
-def _work_text(work: Work | None, counted: str) -> tuple[str, str]:
+def _work_text(work: Work | None) -> tuple[str, str]:
     """Return the work as text, and its source."""
     if work is None:
-        return f"{_UNIT_OF_WORK:,} {counted}", "an example: state the work with --samples and --epochs"
+        return f"{_UNIT_OF_WORK:,} samples", "an example: state the work with --samples and --epochs"
     if work.epochs == 1:
-        return f"{work.total:,} {counted}", "stated with --samples"
-    text = f"{work.samples:,} {counted} x {work.epochs} epochs = {work.total:,} {counted}"
+        return f"{work.total:,} samples", "stated with --samples"
+    text = f"{work.samples:,} samples x {work.epochs} epochs = {work.total:,} samples"
     return text, "stated with --samples and --epochs"
 
 
@@ -425,8 +416,8 @@ def _table(series: _Series, executed: Executed, validity: Sequence[ValidityFindi
     caption = f"{series.title}. n: runs"
     if "Timed windows (s)" in headings:
         caption += "; timed windows: of one run; whole job: from start to end"
-    if (per_million := f"Node-h per 1M {series.counted}") in headings:
-        caption += f"; {per_million}: nodes x 1,000,000 / throughput / 3600"
+    if "Node-h per 1M samples" in headings:
+        caption += "; Node-h per 1M samples: nodes x 1,000,000 / throughput / 3600"
     if "Validity" in headings:
         caption += "; validity: numbers in the list of errors and warnings"
     caption += f"; {MISSING}: no value." if any(MISSING in row for row in texts) else "."
@@ -451,14 +442,14 @@ def _table_row(
         "Ranks": str(row["gpus"]),
         "Batch": whole(row["global_batch"]),
         "Time per step": seconds(row["step_time_sec"], digits=4),
-        capital(series.rate_unit): number(row["throughput_samples_per_sec"]),
+        "Samples/s": number(row["throughput_samples_per_sec"]),
         "Speedup": number(row["speedup"], digits=3) if series.mode else MISSING,
         "Efficiency [95 %]": _efficiency(row) if series.mode else MISSING,
         "n": str(row["n"]),
         "Timed windows (s)": number(loops.get(cell), digits=3),
         "Whole job (s)": number(jobs.get(cell), digits=3),
         "Node-h per run": number(row["node_hours"], digits=3),
-        f"Node-h per 1M {series.counted}": number(_node_hours_per_million(row), digits=3),
+        "Node-h per 1M samples": number(_node_hours_per_million(row), digits=3),
         "Validity": ", ".join(str(n) for n, one in enumerate(validity, 1) if one.affects(cell)) or MISSING,
     }
 

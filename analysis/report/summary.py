@@ -78,22 +78,13 @@ def find(
 
 def no_finding(rows: pd.DataFrame) -> str:
     """Return sentences about why no series has an efficiency."""
-    timed = rows[rows["to_train"] & rows["speedup"].notna() & ~rows["is_base"]]
-    if not len(timed):
-        sizes = rows[rows["n"] > 0].groupby("series")["gpus"].nunique()
-        if (sizes > 1).any():
-            return (
-                "The measured sizes cannot be compared with each other, so there is no speedup and no "
-                "efficiency. The reasons are in scaling.csv."
-            )
-        return "No series has two measured sizes, so there is no speedup and no efficiency."
-    last = timed.sort_values("gpus", kind="stable").iloc[-1]
-    times = number(last["speedup"], digits=3)
-    return (
-        f"{ranks(last)} trained {times} times as fast as {last['baseline']}. A time to "
-        "train includes convergence, which changes with the global batch. This is therefore a speedup of the "
-        f"whole training, not a parallel efficiency.{_fastest(timed, last)}"
-    )
+    sizes = rows[rows["n"] > 0].groupby("series")["gpus"].nunique()
+    if (sizes > 1).any():
+        return (
+            "The measured sizes cannot be compared with each other, so there is no speedup and no "
+            "efficiency. The reasons are in scaling.csv."
+        )
+    return "No series has two measured sizes, so there is no speedup and no efficiency."
 
 
 def certainty(rows: pd.DataFrame) -> str:

@@ -16,7 +16,6 @@ from analysis.report.words import WORDS, ascii_formula
 from analysis.stats.columns import COLUMNS, FURTHER_COLUMNS
 from analysis.text import (
     MISSING,
-    capital,
     fraction,
     fractions,
     interval,
@@ -111,7 +110,7 @@ def runs_csv(runs: pd.DataFrame) -> str:
     return csv_text(frame)
 
 
-def readable(table: pd.DataFrame, *, rate_unit: str = "samples/s") -> pd.DataFrame:
+def readable(table: pd.DataFrame) -> pd.DataFrame:
     """Format the scaling table as texts, with units in the headings."""
     columns: dict[str, list[str]] = {
         "Series": [one_line(v) for v in table["series"]],
@@ -124,7 +123,7 @@ def readable(table: pd.DataFrame, *, rate_unit: str = "samples/s") -> pd.DataFra
         "Batch": [whole(v) for v in table["global_batch"]],
         "Per rank": [whole(v) for v in table["per_gpu_batch"]],
         "n": [str(v) for v in table["n"]],
-        capital(rate_unit): _with_interval(table, "throughput_samples_per_sec", "throughput", number),
+        "Samples/s": _with_interval(table, "throughput_samples_per_sec", "throughput", number),
         "Step (ms)": [number(1000 * v) for v in table["step_time_sec"]],
         "Speedup": [number(v, digits=3) for v in table["speedup"]],
         "Efficiency": _with_interval(table, "efficiency", "efficiency", fraction),
@@ -165,9 +164,9 @@ def notes(table: pd.DataFrame) -> list[str]:
     return texts
 
 
-def markdown_table(table: pd.DataFrame, *, rate_unit: str = "samples/s") -> str:
+def markdown_table(table: pd.DataFrame) -> str:
     """Return the scaling table as Markdown, with notes and the reasons of missing runs."""
-    frame = readable(table, rate_unit=rate_unit)
+    frame = readable(table)
     lines = [markdown_line(list(frame.columns)), "|" + "---|" * len(frame.columns)]
     lines += [markdown_line(row) for row in frame.itertuples(index=False)]
     lines += ["", *(f"{markdown(note)}\n" for note in notes(table))]
@@ -179,9 +178,9 @@ def markdown_table(table: pd.DataFrame, *, rate_unit: str = "samples/s") -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def latex_table(table: pd.DataFrame, *, rate_unit: str = "samples/s") -> str:
+def latex_table(table: pd.DataFrame) -> str:
     """Return the scaling table with its notes as a LaTeX tabular or, if it is long, as a longtable."""
-    frame = readable(table, rate_unit=rate_unit)
+    frame = readable(table)
     numeric = "ll" + "r" * (len(frame.columns) - 3) + "l"
     head = " & ".join(latex(name) for name in frame.columns) + r" \\"
     body = [" & ".join(latex(value) for value in row) + r" \\" for row in frame.itertuples(index=False)]
@@ -199,11 +198,11 @@ def latex_table(table: pd.DataFrame, *, rate_unit: str = "samples/s") -> str:
 # -- the page -------------------------------------------------------------------------
 
 
-def cell_columns(rate_unit: str) -> list[dict[str, Any]]:
+def cell_columns() -> list[dict[str, Any]]:
     """Return ``name, help, numeric`` and the CSS class ``level`` of each column of :func:`cell_rows`."""
     return [
         {
-            "name": capital(rate_unit) if name == "Samples/s" else name,
+            "name": name,
             "help": text,
             "numeric": name not in _TEXT_COLUMNS,
             "level": next((level for level, names in _LEVELS.items() if name in names), "wide"),

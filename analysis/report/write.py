@@ -196,7 +196,7 @@ def _report(
     parts = series_parts(study.plan)
     sizes = two_axes(rows)
     axes = grids(sizes, parts)
-    options = {"parts": parts, "axes": axes, "rate_unit": frames.rate_unit, "invalid": list(invalid)}
+    options = {"parts": parts, "axes": axes, "invalid": list(invalid)}
     with _drawn(rows, frames.runs, **options) as drawn:
         details = detail_figures(study, frames, rows, parts=parts)
         say("dividing the losses")
@@ -256,8 +256,8 @@ def _tables(frames: Frames, rows: pd.DataFrame, sizes: pd.DataFrame) -> dict[str
 
     tables = {
         "scaling.csv": csv_table(rows),
-        "scaling.md": markdown_table(rows, rate_unit=frames.rate_unit),
-        "scaling.tex": latex_table(rows, rate_unit=frames.rate_unit),
+        "scaling.md": markdown_table(rows),
+        "scaling.tex": latex_table(rows),
         "runs.csv": runs_csv(frames.runs),
     }
     return tables | ({"axes.csv": csv_text(sizes[list(AXES_COLUMNS)])} if len(sizes) else {})

@@ -85,7 +85,6 @@ _INTERNAL = (
     Column("n_undisturbed", "int64", "runs that count and were not disturbed, as far as this was recorded"),
     Column("ddp", "bool", "False for one rank that runs without DDP"),
     Column("variant", "str", "swept options without ddp; cells of one variant do the same work"),
-    Column("to_train", "bool", "times are those of whole trainings"),
     Column("unit", "float64", "samples counted by the runs divided by samples planned"),
     Column("other_unit", "bool", "unit differs from the baseline's, so there is no efficiency"),
     Column("rate", "float64", "throughput, even if a table does not give its unit", "samples/s"),

@@ -81,9 +81,6 @@ class Frames:
             :func:`analysis.stats.decompose.run_parts`.
         labelled_by: the source of the modes of the series, for messages: ``the plan`` or ``the table``.
         regime_remedy: advice in messages about a series that is neither strong nor weak; may be empty.
-        to_train: series whose times are those of whole trainings. Such times include convergence, so their
-            ratio is no parallel efficiency.
-        rate_unit: unit of the throughput; a table measured elsewhere may count tokens, for example.
     """
 
     cells: pd.DataFrame
@@ -91,8 +88,6 @@ class Frames:
     runs: pd.DataFrame
     labelled_by: str = "the plan"
     regime_remedy: str = ""
-    to_train: frozenset[str] = frozenset()
-    rate_unit: str = "samples/s"
 
     def with_left_out(self) -> Frames:
         """Return the frames with the left-out runs counted, although they were disturbed."""

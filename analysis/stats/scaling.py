@@ -181,8 +181,7 @@ def scale(source: Study | Frames, *, baseline: str | None = None) -> pd.DataFram
     rows = _measured_rows(frames, moments)
     check_baseline(rows, baseline)
     rows["label_mode"] = rows["mode"]
-    rows["to_train"] = rows["series"].isin(frames.to_train)
-    rows["mode"] = _regimes(rows).where(~rows["to_train"], "")
+    rows["mode"] = _regimes(rows)
     _add_baselines(rows, baseline)
     _add_efficiency(rows, moments)
     rows = _with_increments(rows, moments)
@@ -280,8 +279,7 @@ def _add_baselines(rows: pd.DataFrame, baseline: str | None) -> None:
     alone = rows.groupby("series_place")["cell_id"].transform("size") == 1
     base = base_places(rows, baseline)
     elsewhere = base.map(rows["series_place"]) != rows["series_place"]
-    none = (rows["mode"] == "") & ~rows["to_train"]
-    rows["base_place"] = base.mask((alone & ~elsewhere.fillna(False)) | none)
+    rows["base_place"] = base.mask((alone & ~elsewhere.fillna(False)) | (rows["mode"] == ""))
     rows["base_gpus"] = rows["base_place"].map(rows["gpus"])
     rows["base_cell"] = rows["base_place"].map(rows["cell_id"])
     rows["is_base"] = (rows["base_place"] == rows.index.to_series()).fillna(False).astype(bool)
@@ -322,13 +320,11 @@ def _add_efficiency(rows: pd.DataFrame, moments: LogMoments) -> None:
     work = (rows["global_batch"] / base["global_batch"]).to_numpy()
     per_rank = np.where(strong, 1 / growth, 1 / work)
     comparable = has_base & ~rows["is_base"].to_numpy()
-    to_train = rows["to_train"].to_numpy()
     rows["efficiency_low"] = np.where(comparable, low * per_rank, np.nan)
     rows["efficiency_high"] = np.where(comparable, high * per_rank, np.nan)
     rows["efficiency_error"] = np.where(np.isnan(rows["efficiency_low"]), np.nan, welch(top, bottom)[1])
     for name in ("", "_low", "_high"):
-        rows[f"speedup{name}"] = rows[f"efficiency{name}"] * np.where(to_train, 1.0, growth)
-        rows[f"efficiency{name}"] = rows[f"efficiency{name}"].mask(to_train)
+        rows[f"speedup{name}"] = rows[f"efficiency{name}"] * growth
     rows["computational_scalability"] = computational_scalability(
         rows["useful_s"],
         ranks=rows["gpus"],

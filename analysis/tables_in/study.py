@@ -8,7 +8,7 @@ scaling. Ratios do not depend on the unit. :meth:`TableStudy.scale` hides column
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from analysis.stats.columns import PARTS
 from analysis.stats.decompose import TIMES
 from analysis.stats.estimate import outliers
 from analysis.stats.measured import Frames
-from analysis.tables_in.read import Header, Table, TableProblems, is_number
+from analysis.tables_in.read import Table, TableProblems
 from analysis.text import clean, count, listed, one_line, whole
 from bench.study.layout import METRICS_COLUMNS, StudyFolder
 from bench.study.ledger import RunState
@@ -80,23 +80,20 @@ def study_of_table(table: Table, *, mode: str | None, folder: Path) -> TableStud
     """
     problems = TableProblems(table.path)
     rows = table.rows.copy()
-    remarks = [*table.remarks, *_assign_series(rows, table, problems)]
+    remarks = []
+    if "gpus" not in table.columns and "gpus_per_node" not in table.columns:
+        remarks.append("The table has no column gpus, so each node is counted as one rank")
+    remarks += _assign_series(rows, table, problems)
     problems.raise_if_any()
     remarks += _separate_other_batches(rows, mode=mode)
-    rows["to_train"] = False
     rows["work"] = None
     hidden = {}
     for series, own in rows.groupby("series", sort=False):
-        hidden[str(series)] = _complete_series(rows, own, problems, header=table.header, mode=mode)
+        hidden[str(series)] = _complete_series(rows, own, problems, mode=mode)
     problems.raise_if_any()
     _name_cells(rows, problems)
     problems.raise_if_any()
-    unit = table.header.rate_unit
-    if not table.header.counts_samples and table.rows[["global_batch", "time"]].notna().all(axis=1).any():
-        remarks.append(f"The time per step was used instead of the throughput in {unit}")
-        unit = "samples/s"
-    labelled_by = "--mode" if mode and "mode" not in table.header.places else "the table"
-    frames = _frames(rows, labelled_by=labelled_by, rate_unit=unit)
+    frames = _frames(rows, labelled_by="--mode" if mode and "mode" not in table.columns else "the table")
     source = f"{count(len(rows), 'row')} of {one_line(table.path.name)}, measured elsewhere"
     study = Study(
         folder=StudyFolder(folder),
@@ -126,86 +123,25 @@ def _plan(table: Table, rows: pd.DataFrame, *, mode: str | None) -> dict[str, An
 
 def _cell_key(row: dict[Any, Any]) -> tuple[Any, ...]:
     """Return the values that identify the cell of a row: rows with equal values are runs of one cell."""
-    names = ("series", "gpus", "nodes", "gpus_per_node", "global_batch", "cell_id", "ddp")
-    return tuple(row[name] for name in names)
+    return tuple(row[name] for name in ("series", "gpus", "nodes", "gpus_per_node", "global_batch"))
 
 
 def _assign_series(rows: pd.DataFrame, table: Table, problems: TableProblems) -> list[str]:
     """Set each row's series and check for duplicate repeats; return remarks on assumptions made."""
-    remarks, used = [], _name_series(rows, table)
-    if used:
-        remarks.append(f"Series were distinguished by {listed(used)}")
-    unused = [name for name in table.header.unknown if name not in used]
-    if unused:
-        remarks.append(f"Columns that were not used: {listed(unused, limit=30)}")
-    if "repeat" in table.header.places:
+    names = [_joined(pair) for pair in zip(rows["series"], rows["mode"], strict=True)]
+    rows["series"] = [name or one_line(table.path.stem, limit=80) for name in names]
+    if "repeat" in table.columns:
         _check_repeats(rows, problems)
-        return remarks
-    _check_unused_columns(rows, unused, problems)
+        return []
     runs = Counter(_cell_key(row) for row in rows.to_dict("records"))
     several = [f"{amount} rows with {count(key[1], 'rank')}" for key, amount in runs.items() if amount > 1]
-    if several:
-        sizes = listed(several, limit=6)
-        remarks.append(f"Rows of one size and series were taken as repeats of one cell: {sizes}")
-    return remarks
-
-
-def _name_series(rows: pd.DataFrame, table: Table) -> list[str]:
-    """Set the series of each row; return the names of the unknown columns that distinguish series.
-
-    An unknown column distinguishes series if it contains texts that differ between rows which would otherwise
-    be repeats of one cell.
-    """
-    records = rows.to_dict("records")
-    for row in records:
-        row["series"] = _joined(row[name] for name in ("series", "mode", "backend", "launcher"))
-    needed: list[str] = []
-    if "repeat" not in table.header.places:
-        cells = _other_values_by_cell(records)
-        needed = [
-            name
-            for name in table.header.unknown
-            # Values such as 85% and 3.9x are measurements, so they do not distinguish series.
-            if any(row["other"][name] and not is_number(row["other"][name].rstrip("%x")) for row in records)
-            and any(len({other[name] for other in own}) > 1 for own in cells)
-        ]
-    rows["series"] = [
-        _joined([row["series"], *(row["other"][name] for name in needed)])
-        or one_line(table.path.stem, limit=80)
-        for row in records
-    ]
-    return needed
-
-
-def _other_values_by_cell(records: Iterable[dict[Any, Any]]) -> list[list[dict[str, str]]]:
-    cells: dict[tuple[Any, ...], list[dict[str, str]]] = {}
-    for row in records:
-        cells.setdefault(_cell_key(row), []).append(row["other"])
-    return list(cells.values())
+    if not several:
+        return []
+    return [f"Rows of one size and series were taken as repeats of one cell: {listed(several, limit=6)}"]
 
 
 def _joined(texts: Iterable[str | None]) -> str:
     return one_line(", ".join(text for text in texts if text), limit=160)
-
-
-def _check_unused_columns(rows: pd.DataFrame, unused: Sequence[str], problems: TableProblems) -> None:
-    """Add a problem for each unknown column that has the same distinct values at every size.
-
-    Such a column is either the number of a repeat or a setting, and rows with different settings must not be
-    averaged. Measured values do not recur in this way.
-    """
-    cells = _other_values_by_cell(rows.to_dict("records"))
-    for name in unused:
-        found = [sorted(other[name] for other in own) for own in cells]
-        crossed = len(found) > 1 and all(values == found[0] for values in found)
-        if crossed and 1 < len(found[0]) == len(set(found[0])):
-            values = listed(found[0], limit=4)
-            message = (
-                f"the column {name!r} has the values {values} at every size: "
-                "it is a setting or the number of a repeat"
-            )
-            remedy = "rename it to series if it is a setting, or to repeat if it numbers the runs"
-            problems.add(1, message, remedy)
 
 
 def _check_repeats(rows: pd.DataFrame, problems: TableProblems) -> None:
@@ -224,7 +160,7 @@ def _separate_other_batches(rows: pd.DataFrame, *, mode: str | None) -> list[str
     """
     remarks = []
     for series, own in rows.groupby("series", sort=False):
-        if own["global_batch"].isna().any() or own["time_to_train"].notna().any():
+        if own["global_batch"].isna().any():
             continue
         label = next((value for value in own["mode"] if value), None) or mode
         if (found := _other_batch(own, label=label)) is None:
@@ -263,7 +199,7 @@ def _other_batch(own: pd.DataFrame, *, label: str | None) -> tuple[pd.DataFrame,
 
 
 def _complete_series(
-    rows: pd.DataFrame, own: pd.DataFrame, problems: TableProblems, *, header: Header, mode: str | None
+    rows: pd.DataFrame, own: pd.DataFrame, problems: TableProblems, *, mode: str | None
 ) -> tuple[str, ...]:
     """Fill in the mode, work and time of one series; return its columns for ``TableStudy.hidden``."""
     label = next((value for value in own["mode"] if value), None)
@@ -273,81 +209,45 @@ def _complete_series(
         problems.add(line, f"the row says {label}, but --mode says {mode}", "correct the row or omit --mode")
     label = label or mode
     rows.loc[own.index, "mode"] = label or ""
-    if label == "time to train" or own["time_to_train"].notna().any():
-        return _complete_time_to_train(rows, own)
+    hidden: tuple[str, ...] = ()
     if has_batch.all():
-        return _complete_with_batch(rows, own, counts_samples=header.counts_samples)
-    if has_batch.any():
+        work = own["global_batch"].astype(float)
+    elif has_batch.any():
         line = int(own.loc[~has_batch, "line"].iloc[0])
         problems.add(line, "the batch is missing, but other rows of the series have one", "fill in the batch")
+        return ()
     elif label is None:
         problems.add(line, "the table does not show whether this is strong or weak scaling", _MODE_REMEDY)
-    else:
-        return _complete_without_batch(rows, own, problems, weak=label == "weak")
-    return ()
-
-
-def _complete_time_to_train(rows: pd.DataFrame, own: pd.DataFrame) -> tuple[str, ...]:
-    rows.loc[own.index, "to_train"] = True
-    rows.loc[own.index, "time"] = own["time_to_train"].fillna(own["time"])
-    rows.loc[own.index, "mode"] = ""
-    rows.loc[own.index, "work"] = 1.0
-    hidden = (*_THROUGHPUTS, "step_time_sec")
-    return hidden if own["global_batch"].notna().all() else (*hidden, *_BATCHES)
-
-
-def _complete_with_batch(rows: pd.DataFrame, own: pd.DataFrame, *, counts_samples: bool) -> tuple[str, ...]:
-    rows.loc[own.index, "work"] = own["global_batch"]
-    if not counts_samples and own["time"].notna().any():
         return ()
-    from_rate = own["global_batch"].astype(float) / own["throughput"].astype(float)
-    rows.loc[own.index, "time"] = own["time"].astype(float).fillna(from_rate)
-    # A batch of samples divided by tokens/s is not a time.
-    return () if counts_samples else ("step_time_sec",)
-
-
-def _complete_without_batch(
-    rows: pd.DataFrame, own: pd.DataFrame, problems: TableProblems, *, weak: bool
-) -> tuple[str, ...]:
-    work = own["gpus"].astype(float) if weak else pd.Series(1.0, index=own.index)
+    else:
+        work = own["gpus"].astype(float) if label == "weak" else pd.Series(1.0, index=own.index)
+        hidden = (*_BATCHES, *(_THROUGHPUTS if own["time"].notna().any() else ("step_time_sec",)))
     rows.loc[own.index, "work"] = work
-    measured = own[own["time"].notna() | own["throughput"].notna()]
-    if measured["throughput"].notna().all():
-        rows.loc[own.index, "time"] = work / own["throughput"].astype(float)
-        return (*_BATCHES, "step_time_sec")
-    if not measured["time"].notna().all():
-        line = int(measured.loc[measured["time"].isna(), "line"].iloc[0])
-        message = "this row has a throughput, but other rows of its series have a time and no batch"
-        problems.add(
-            line,
-            message,
-            "use the same measure in every row of the series (time or throughput), "
-            "or add the column global_batch",
-        )
-    return (*_BATCHES, *_THROUGHPUTS)
+    rows.loc[own.index, "time"] = own["time"].astype(float).fillna(work / own["throughput"].astype(float))
+    return hidden
 
 
 def _name_cells(rows: pd.DataFrame, problems: TableProblems) -> None:
-    """Set unique cell ids: the name in the table, or a name made of series, size and batch."""
+    """Set unique cell ids, made of size and batch, and of the series if several have this size and batch."""
     keys: dict[tuple[str, str], tuple[Any, ...]] = {}
     ids = []
     for row in rows.to_dict("records"):
         size = layout(row, times="x").replace(" ", "") or ranks(row)
         batch = f"-b{row['per_gpu_batch']:g}" if row["per_gpu_batch"] else ""
-        name = row["cell_id"] or f"{size}{batch}{'-no-ddp' if row['ddp'] is False else ''}"
+        name = f"{size}{batch}"
         if keys.setdefault((row["series"], name), _cell_key(row)) != _cell_key(row):
-            message = f"cell {one_line(name, limit=60)} has a different size or batch than in an earlier row"
-            problems.add(row["line"], message, "give each configuration its own name")
+            message = "the row has the size and batch per rank of an earlier row, but another global batch"
+            problems.add(row["line"], message, "distinguish them by a column series")
         ids.append((row["series"], name))
     series_with = Counter(name for _, name in set(ids))
     rows["cell_id"] = [f"{series}-{name}" if series_with[name] > 1 else name for series, name in ids]
 
 
-def _frames(rows: pd.DataFrame, *, labelled_by: str, rate_unit: str) -> Frames:
+def _frames(rows: pd.DataFrame, *, labelled_by: str) -> Frames:
     """Convert the rows to frames. ``global_batch`` is the work of a step, possibly in arbitrary units."""
     cells = rows.drop_duplicates("cell_id").reset_index(drop=True)
-    cells = cells.assign(nodes=cells["nodes"].fillna(1), global_batch=cells["work"], device="")
-    cells["ddp"] = [value is not False for value in cells["ddp"]]
+    cells = cells.assign(nodes=cells["nodes"].fillna(1), global_batch=cells["work"])
+    cells[["launcher", "backend", "device"]] = ""
     types = {
         **dict.fromkeys(("cell_id", "launcher", "backend", "gpus_per_node"), "str"),
         **dict.fromkeys(("nodes", "gpus"), "int64"),
@@ -355,13 +255,11 @@ def _frames(rows: pd.DataFrame, *, labelled_by: str, rate_unit: str) -> Frames:
     }
     members = rows.drop_duplicates(["cell_id", "series"])[["cell_id", "series", "mode"]]
     return Frames(
-        cells[[*types, "device", "ddp"]].astype(types),
+        cells[[*types, "device"]].astype(types),
         members.astype("str").reset_index(drop=True),
         _runs(rows),
         labelled_by=labelled_by,
         regime_remedy=_REGIME_REMEDY,
-        to_train=frozenset(rows.loc[rows["to_train"].fillna(False).astype(bool), "series"]),
-        rate_unit=rate_unit,
     )
 
 

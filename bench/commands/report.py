@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from analysis.report.proposal import Work
     from analysis.report.write import Report
 
-#: File suffixes of tables. A study whose name ends in such a suffix must be given by its folder.
-TABLE_SUFFIXES = (".csv", ".tsv")
+#: File suffix of tables. A study whose name ends in this suffix must be given by its folder.
+TABLE_SUFFIX = ".csv"
 
 
 class Mode(StrEnum):
@@ -98,7 +98,7 @@ def report_command(
     """
     require_report("bench report")
     work = _work(samples, epochs, proposal=proposal)
-    if source is not None and source.lower().endswith(TABLE_SUFFIXES) and not Path(source).is_dir():
+    if source is not None and source.lower().endswith(TABLE_SUFFIX) and not Path(source).is_dir():
         if include_disturbed:
             raise BenchError("--include-disturbed is for a study, not for a table", remedy="omit it")
         from analysis.report.write import write_table_report

@@ -26,7 +26,6 @@ from analysis.report.figures.curves import (
     THROUGHPUT,
     bandwidth_figure,
     curve_figure,
-    throughput_in,
 )
 from analysis.report.figures.drawing import Drawing, Selection, select
 from analysis.report.figures.heatmaps import batch_figure, batch_grids, grid_figure
@@ -55,15 +54,13 @@ def scaling_figures(
     *,
     parts: dict[str, dict[str, str]],
     axes: Mapping[str, Selection],
-    rate_unit: str = "samples/s",
     invalid: Collection[str] = (),
 ) -> Iterator[Drawing]:
     """Yield the figures of the scaling table: curves, heat maps, losses and step times of each mode.
 
     The curves mark the cells whose values, or those of their baseline, are ``invalid``.
     """
-    throughput = throughput_in(rate_unit)
-    batches = batch_grids(table, parts, rate_unit=rate_unit)
+    batches = batch_grids(table, parts)
     columns = [name for name in _COLUMNS if name in table]
     valid = ~table["cell_id"].isin(invalid)
     compared = valid & ~table["base_cell"].isin(invalid)
@@ -71,10 +68,10 @@ def scaling_figures(
         rows = table[(table["mode"] == mode) & (table["n"] > 0)][columns]
         if not len(rows):
             continue
-        for curve in (EFFICIENCY, SPEEDUP, throughput):
+        for curve in (EFFICIENCY, SPEEDUP, THROUGHPUT):
             drawn = rows[rows[curve.column].notna()].drop(columns=[*PARTS, "exposed"])
-            if len(drawn) and (curve is throughput or drawn["gpus"].nunique() > 1):
-                drawn = drawn.assign(valid=valid if curve is throughput else compared)
+            if len(drawn) and (curve is THROUGHPUT or drawn["gpus"].nunique() > 1):
+                drawn = drawn.assign(valid=valid if curve is THROUGHPUT else compared)
                 yield curve_figure(curve, select(drawn, mode, parts), runs)
         if mode in axes:
             yield grid_figure(axes[mode])

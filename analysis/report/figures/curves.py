@@ -76,13 +76,14 @@ class Curve:
         return fractions(low, high) if self.kind == "efficiency" else interval(low, high)
 
 
-def throughput_in(rate_unit: str) -> Curve:
-    """Return the throughput curve in a unit such as ``samples/s``."""
-    columns = ("throughput_samples_per_sec", "throughput_low", "throughput_high")
-    return Curve("throughput", *columns, f"Throughput ({rate_unit})", f" {rate_unit}")
-
-
-THROUGHPUT = throughput_in("samples/s")
+THROUGHPUT = Curve(
+    "throughput",
+    "throughput_samples_per_sec",
+    "throughput_low",
+    "throughput_high",
+    "Throughput (samples/s)",
+    " samples/s",
+)
 SPEEDUP = Curve("speedup", "speedup", "speedup_low", "speedup_high", "Speedup", "×")
 EFFICIENCY = Curve(
     "efficiency", "efficiency", "efficiency_low", "efficiency_high", "Efficiency", " efficiency"

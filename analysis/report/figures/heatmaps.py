@@ -242,12 +242,9 @@ class BatchGrid:
     panels: dict[str, pd.DataFrame]
     axis: str
     left_out: list[str]
-    rate_unit: str
 
 
-def batch_grids(
-    table: pd.DataFrame, parts: Mapping[str, Mapping[str, str]], *, rate_unit: str = "samples/s"
-) -> dict[str, BatchGrid]:
+def batch_grids(table: pd.DataFrame, parts: Mapping[str, Mapping[str, str]]) -> dict[str, BatchGrid]:
     """Return a grid of sizes and batches for each mode that has at least two sizes and two batches."""
     found = {}
     for mode in ("strong", "weak"):
@@ -259,7 +256,7 @@ def batch_grids(
             _panel_name(parts.get(series, {}), per_node if over_nodes else "")
             for series, per_node in zip(rows["series"], rows["gpus_per_node"], strict=True)
         ]
-        grid = _batch_grid(mode, rows, "Nodes" if over_nodes else "Ranks", rate_unit)
+        grid = _batch_grid(mode, rows, "Nodes" if over_nodes else "Ranks")
         if grid is not None:
             found[mode] = grid
     return found
@@ -271,7 +268,7 @@ def _panel_name(parts: Mapping[str, str], per_node: str) -> str:
     return ", ".join(filter(None, words)) or "all"
 
 
-def _batch_grid(mode: str, rows: pd.DataFrame, axis: str, rate_unit: str) -> BatchGrid | None:
+def _batch_grid(mode: str, rows: pd.DataFrame, axis: str) -> BatchGrid | None:
     panels, left_out = {}, []
     values = rows[rows["n"] > 0].groupby("panel", sort=False)[["batch", "size"]].nunique()
     varied = set(values.index[(values > 1).all(axis=1)])
@@ -290,7 +287,7 @@ def _batch_grid(mode: str, rows: pd.DataFrame, axis: str, rate_unit: str) -> Bat
     drawn, all_of = (sum(map(len, some.values())) for some in (shown, panels))
     if drawn < all_of:
         left_out.append(f"{drawn:,} of {count(all_of, 'cell')} drawn")
-    return BatchGrid(mode, shown, axis, left_out, rate_unit)
+    return BatchGrid(mode, shown, axis, left_out)
 
 
 def batch_figure(grid: BatchGrid) -> Drawing:
@@ -301,7 +298,7 @@ def batch_figure(grid: BatchGrid) -> Drawing:
         mode=grid.mode,
         labels={name: name for name in grid.panels},
         description=_batch_description(grid),
-        caption=WORDS["captions"]["heat"].format(unit=grid.rate_unit, baselines=_baselines(grid)),
+        caption=WORDS["captions"]["heat"].format(baselines=_baselines(grid)),
         left_out=list(grid.left_out),
         left_in=0.9,
     )
@@ -316,7 +313,7 @@ def batch_figure(grid: BatchGrid) -> Drawing:
                 efficiency=float(row["efficiency"]),
                 below=number(float(row["rate"]), digits=3),
                 state=row["state"],
-                tip=Tip(f"{label}\n{_batch_tip(row, grid.rate_unit)}", row["cell_id"]),
+                tip=Tip(f"{label}\n{_batch_tip(row)}", row["cell_id"]),
             )
             for row in rows.to_dict("records")
         ]
@@ -338,16 +335,16 @@ def _batch_description(grid: BatchGrid) -> str:
         if len(measured):
             best = measured.iloc[-1]
             texts.append(
-                f"{label}: the highest throughput, {number(best['rate'])} {grid.rate_unit}, with batch "
+                f"{label}: the highest throughput, {number(best['rate'])} samples/s, with batch "
                 f"{whole(best['batch'])} on {ranks(best)}, at an efficiency "
                 f"of {fraction(best['efficiency'])}."
             )
     return f"Efficiency and throughput by {grid.axis.lower()} (columns) and batch (rows). {' '.join(texts)}"
 
 
-def _batch_tip(row: Mapping[Hashable, Any], rate_unit: str) -> str:
+def _batch_tip(row: Mapping[Hashable, Any]) -> str:
     size = f"{as_product(row)}, batch {whole(row['global_batch'])}, {whole(row['per_gpu_batch'])} per rank"
     if not known(row["rate"]):
         return _not_measured(size, row)
     efficiency = f"\nefficiency {fraction(row['efficiency'])}" if known(row["efficiency"]) else ""
-    return f"{size}{efficiency}\n{number(row['rate'])} {rate_unit}"
+    return f"{size}{efficiency}\n{number(row['rate'])} samples/s"
