@@ -117,7 +117,7 @@ class Renderer:
     def _render_shape(self, shape: _Shape) -> list[str]:
         """Return a shape's script as a list of pieces: literal text and names of values alternate."""
         matrix, cluster = self.matrix, self.matrix.cluster
-        submitted, binding = cluster.executor == "slurm", cluster.binding("cpu_bind")
+        submitted = cluster.executor == "slurm"
         name = f"{shape.launcher}.sbatch.j2" if submitted else f"{cluster.executor}.sh.j2"
         template = self._environment.get_template(name)
         marked = {name: f"{_MARK}{name}{_MARK}" for name in _VALUES}
@@ -146,7 +146,7 @@ class Renderer:
             python=self._python,
             matrix_options=_lines(_matrix_options(cluster, device=shape.device)),
             container_options=_lines(_container_options(cluster.container)),
-            explicit_binding=binding is not None and binding.explicit,
+            explicit_binding=cluster.explicit_binding,
             container=_container_command(cluster.container, shape.device),
         )
         return text.split(_MARK)

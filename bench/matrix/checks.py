@@ -113,8 +113,6 @@ def _cells_that_meet(matrix: Matrix, cells: Sequence[Cell]) -> list[Cell]:
 
 #: Options that srun does not accept beside --hint.
 _EXCLUDED_BY_HINT = re.compile(r"--(?:threads-per-core|ntasks-per-core|extra-node-info)\b|-B")
-#: Values of gpu_bind that hide GPUs from each task.
-_HIDING = ("map", "map_gpu", "per_task", "single")
 
 
 def check_srun_options(matrix: Matrix, document: Document) -> None:
@@ -141,62 +139,15 @@ def _check_hint(matrix: Matrix, document: Document) -> None:
     if cluster.srun_value("hint") is None:
         return
     excluded = [word for word in cluster.srun_options if _EXCLUDED_BY_HINT.match(word)]
-    binding = cluster.binding("cpu_bind")
-    if binding is not None and binding.kind not in ("verbose", "quiet"):
+    if cluster.srun_value("cpu_bind") not in (None, "verbose", "quiet"):
         excluded.append("cpu_bind")
+    place: Place = ("cluster", "hint")
+    if cluster.hint is None:  # a word of srun_options sets it
+        found = [(key_of_word(word) or ("", ""))[0] for word in cluster.srun_options]
+        place = ("cluster", "srun_options", found.index("hint"))
     for name in excluded:
         what = f"hint and {name} exclude each other: srun derives the binding of tasks from the hint"
-        document.add_problem(_place_of("hint", matrix), what, f"remove hint or {name}")
-
-
-def check_one_task_per_node(point: Point, matrix: Matrix, document: Document) -> None:
-    """Record a problem if a binding cannot work with launcher torchrun, which has one task per node."""
-    cluster = matrix.cluster
-    cpus, gpus = cluster.binding("cpu_bind"), cluster.binding("gpu_bind")
-    if cpus is not None and cpus.differs_per_task:
-        what = (
-            f"cpu_bind {cpus.kind} lists {len(cpus.entries)} values, one per task, but launcher torchrun "
-            "starts one task per node, whose ranks would all get the first value"
-        )
-        remedy = "use launcher [srun], or one value for all ranks of a node"
-        document.add_problem(_place_of("cpu_bind", matrix), what, remedy)
-    if gpus is None or matrix.workload.device == "cpu" or point.ranks == point.values["nodes"]:
-        return
-    if gpus.kind in _HIDING or gpus.differs_per_task:
-        what = (
-            f"gpu_bind {cluster.srun_value('gpu_bind')} restricts each task to some GPUs, but launcher "
-            "torchrun starts one task per node, whose ranks need all of them"
-        )
-        remedy = "use launcher [srun], or gpu_bind: none"
-        document.add_problem(_place_of("gpu_bind", matrix), what, remedy)
-
-
-def binding_warnings(matrix: Matrix, document: Document, cells: Sequence[Cell]) -> Iterator[str]:
-    """Yield a warning if Slurm would ignore a binding, or if several ranks of a node would share cores."""
-    cpus = matrix.cluster.binding("cpu_bind")
-    if cpus is None or matrix.cluster.executor != "slurm":
-        return
-    where = document.location(_place_of("cpu_bind", matrix))
-    if cpus.explicit and not matrix.cluster.exclusive:
-        yield (
-            f"{where}: Slurm rejects or ignores cpu_bind {cpus.kind} unless the job has all "
-            "CPUs of its nodes; set cluster.exclusive: true"
-        )
-    most = max(max(cell.ranks_per_node) for cell in cells)
-    if cpus.differs_per_task and len(cpus.entries) < most:
-        yield (
-            f"{where}: cpu_bind {cpus.kind} lists {len(cpus.entries)} values for up to {most} ranks on a "
-            "node; further ranks get the first values again, so that ranks share cores"
-        )
-
-
-def _place_of(key: str, matrix: Matrix) -> Place:
-    """Return the place that sets an option of srun: its own key in `cluster`, or a word of srun_options."""
-    for i, word in enumerate(matrix.cluster.srun_options):
-        found = key_of_word(word)
-        if found is not None and found[0] == key and getattr(matrix.cluster, key) is None:
-            return ("cluster", "srun_options", i)
-    return ("cluster", key)
+        document.add_problem(place, what, f"remove hint or {name}")
 
 
 def check_hosts(matrix: Matrix, document: Document) -> None:
@@ -235,8 +186,6 @@ def runnable_points(points: Sequence[Point], matrix: Matrix, document: Document)
             check_node_gpus(point, matrix, document)
             if matrix.cluster.executor == "local":
                 _check_local(point, matrix, document)
-            elif matrix.cluster.executor == "slurm" and point.values["launcher"] == "torchrun":
-                check_one_task_per_node(point, matrix, document)
         if point.mode == "strong" and len(document.problems) == before:
             _check_division(point, matrix, document, every_size=multiples[point.batch])
         if len(document.problems) == before:
@@ -426,7 +375,6 @@ def _surprising_settings(matrix: Matrix, document: Document, cells: Sequence[Cel
     if cluster.container and matrix.workload.data != "synthetic" and not cluster.container.mounts:
         where = document.location(("workload", "data"))
         yield f"{where}: the container sees workload.data only if cluster.container.mounts binds it"
-    yield from binding_warnings(matrix, document, cells)
     if cluster.executor == "slurm" and matrix.workload.device == "cuda":
         for per_node in {tuple(c.tasks_per_node) for c in cells if isinstance(c.tasks_per_node, list)}:
             asked = f"the job asks Slurm for {max(per_node)} GPUs on each node"

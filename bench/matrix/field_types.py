@@ -248,28 +248,11 @@ class Form(NamedTuple):
         return WithJsonSchema({"type": "string", "pattern": f"^(?:{self.pattern.pattern})$"})
 
 
-def _list_of(item: str) -> str:
-    return rf"{item}(?:\*[1-9]\d*)?(?:,{item}(?:\*[1-9]\d*)?)*"
-
-
-_IDS = _list_of(r"(?:0x[0-9A-Fa-f]+|\d+)")
-_MASKS = _list_of(r"(?:0x)?[0-9A-Fa-f]+")
-_CPU_BIND = Form(
-    "a value of srun --cpu-bind",
-    re.compile(
-        r"(?:quiet|verbose)|(?:(?:quiet|verbose),)?"
-        rf"(?:none|rank|rank_ldom|sockets|cores|threads|ldoms|map_(?:cpu|ldom):{_IDS}|mask_(?:cpu|ldom):{_MASKS})"
-    ),
-    "none, rank, rank_ldom, sockets, cores, threads, ldoms, map_cpu:LIST, mask_cpu:LIST, map_ldom:LIST, "
-    "mask_ldom:LIST, optionally after 'quiet,' or 'verbose,'; a LIST is such as 0,2 or 0x0f*4,0xf0*4",
-)
-_GPU_BIND = Form(
-    "a value of srun --gpu-bind",
-    re.compile(
-        rf"(?:verbose,)?(?:none|closest|map(?:_gpu)?:{_IDS}|mask(?:_gpu)?:{_MASKS}|(?:per_task|single):[1-9]\d*)"
-    ),
-    "none, closest, map_gpu:LIST, mask_gpu:LIST, per_task:N, single:N, optionally after 'verbose,'",
-)
+#: Without spaces, quotes, $, ; and the like, a shell cannot run a part of the value.
+_BIND_VALUE = re.compile(r"[A-Za-z0-9_.,:*-]+")
+_BIND_CHARACTERS = "letters, digits and _ . , : * -"
+_CPU_BIND = Form("a value of srun --cpu-bind", _BIND_VALUE, _BIND_CHARACTERS)
+_GPU_BIND = Form("a value of srun --gpu-bind", _BIND_VALUE, _BIND_CHARACTERS)
 _LEVEL = r"(?:\*|block|cyclic|fcyclic)"
 _DISTRIBUTION = Form(
     "a value of srun --distribution",
@@ -325,33 +308,6 @@ def _check_srun_word(word: str) -> str:
     if binding is not None:
         SRUN_KEYS[binding[0]].check(binding[1])
     return word
-
-
-class Binding(NamedTuple):
-    """A value of cpu_bind or gpu_bind: ``mask_cpu:0x1*2,0x2`` is kind ``mask_cpu``, entries 0x1, 0x1, 0x2."""
-
-    kind: str
-    entries: list[str]
-
-    @property
-    def explicit(self) -> bool:
-        """True if srun rejects or ignores this binding unless the step has all CPUs of its nodes."""
-        return self.kind.startswith(("map_", "mask_", "rank"))
-
-    @property
-    def differs_per_task(self) -> bool:
-        """True if the list contains several values."""
-        return len(set(self.entries)) > 1
-
-
-def parse_binding(text: str) -> Binding:
-    """Split a valid value of cpu_bind or gpu_bind into its kind and the entries of its list."""
-    kind, _, items = text.rpartition("verbose,")[2].rpartition("quiet,")[2].partition(":")
-    entries: list[str] = []
-    for item in filter(None, items.split(",")):
-        value, _, times = item.partition("*")
-        entries += [value] * int(times or 1)
-    return Binding(kind, entries)
 
 
 def _switches(value: Any) -> Any:

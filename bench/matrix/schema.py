@@ -26,7 +26,6 @@ from .field_types import (
     ENV_NAME,
     MAX_TASKS_PER_NODE,
     Batch,
-    Binding,
     CpuBind,
     DirectiveLine,
     DirectiveValue,
@@ -43,7 +42,6 @@ from .field_types import (
     Switches,
     env_name,
     key_of_word,
-    parse_binding,
     split_line,
 )
 from .workload import RECORDER, CommandOption, MetricsOption, WorkloadOptions
@@ -202,10 +200,11 @@ class Cluster(Section):
         given = filter(None, map(key_of_word, self.srun_options))
         return next((text for name, text in given if name == key), None)
 
-    def binding(self, key: Literal["cpu_bind", "gpu_bind"]) -> Binding | None:
-        """Return `cpu_bind` or `gpu_bind`, or None if the matrix does not set it."""
-        value = self.srun_value(key)
-        return None if value is None else parse_binding(value)
+    @property
+    def explicit_binding(self) -> bool:
+        """True if srun rejects or ignores `cpu_bind` unless the step has all CPUs of its nodes."""
+        kind = re.sub("^(?:quiet|verbose),", "", self.srun_value("cpu_bind") or "")
+        return kind.startswith(("map_", "mask_", "rank"))
 
 
 STUDY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
