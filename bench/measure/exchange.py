@@ -112,9 +112,6 @@ class StoreExchange:
         # two recorders.
         restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         self.store = PrefixStore(f"bench-recorder/{restart}/{next(_exchanges)}", store)
-        while hasattr(store, "underlying_store"):
-            store = store.underlying_store
-        self.port: int | None = getattr(store, "port", None)
 
     def clone(self) -> StoreExchange:
         """Return a copy for use in another thread, with its own connection if torch supports it."""

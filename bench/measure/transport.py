@@ -1,4 +1,4 @@
-"""Detect the network transport that carries the gradients, from gloo's connections or NCCL's log.
+"""Detect the network transport that carries the gradients: gloo's interface, or NCCL's log.
 
 At level INFO, NCCL's log names the network in use. NCCL writes these lines to NCCL_DEBUG_FILE at start-up, so
 NCCL writes nothing during a window. The parser knows the line formats of NCCL 2.4 to 2.30 (transport/net.cc,
@@ -30,9 +30,6 @@ from ..study.layout import RunFolder
 from .environment import nccl_version
 from .ranks import RankFacts
 
-IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
-#: Local and remote end of a connection, each as ``address:port``.
-Connection = list[str]
 #: The value of ``transport`` in env.json.
 Transport = dict[str, str | None]
 
@@ -45,90 +42,19 @@ def _transport(backend: str, source: str | None, **known: str | None) -> Transpo
 # -- gloo ------------------------------------------------------------------------------------------
 
 
-def open_connections(*, store_port: int | None) -> dict[str, list[Connection]]:
-    """Return this process's open TCP connections by interface, without connections to the store.
-
-    The result is empty if the operating system does not list connections.
-    """
-    entries = ((name, entry) for name, entries in psutil.net_if_addrs().items() for entry in entries)
-    names = {address: name for name, entry in entries if (address := parse_address(entry.address))}
-    process = psutil.Process()
-    # psutil 6 renamed ``connections`` to ``net_connections``.
-    list_connections = getattr(process, "net_connections", None) or process.connections
-    try:
-        connections = list_connections(kind="tcp")
-    except (psutil.Error, OSError):
-        return {}
-    found: dict[str, list[Connection]] = {}
-    for one in connections:
-        if one.status != psutil.CONN_ESTABLISHED or store_port in (one.laddr.port, one.raddr.port):
-            continue
-        if (address := parse_address(one.laddr.ip)) in names:
-            ends = [f"{parse_address(end.ip)}:{end.port}" for end in (one.laddr, one.raddr)]
-            found.setdefault(names[address], []).append(ends)
-    return found
-
-
-def interfaces_between_ranks(
-    connections: Sequence[Mapping[str, Sequence[Connection]]], hosts: Sequence[str]
-) -> dict[str, list[str]]:
-    """Return, for each host, the interfaces of connections between two ranks.
-
-    Other connections, for example to a file server, are ignored. ``connections`` and ``hosts`` have one entry
-    per rank.
-    """
-    ranks_by_key: dict[tuple[str, ...], set[int]] = {}
-    for rank, by_name in enumerate(connections):
-        for local, remote in (ends for some in by_name.values() for ends in some):
-            ranks_by_key.setdefault(_connection_key(local, remote, hosts[rank]), set()).add(rank)
-    found: dict[str, set[str]] = {host: set() for host in hosts}
-    for rank, by_name in enumerate(connections):
-        for name, some in by_name.items():
-            keys = (_connection_key(remote, local, hosts[rank]) for local, remote in some)
-            if any(ranks_by_key.get(key, set()) - {rank} for key in keys):
-                found[hosts[rank]].add(name)
-    return {host: sorted(names) for host, names in found.items()}
-
-
-def _connection_key(local: str, remote: str, host: str) -> tuple[str, ...]:
-    """Return a key that includes the host for loopback addresses, which are the same on every host."""
-    address = parse_address(local.rpartition(":")[0])
-    return (local, remote, host) if address is not None and address.is_loopback else (local, remote)
-
-
-def parse_address(text: str) -> IpAddress | None:
-    """Parse an IP address; an IPv4 address mapped to IPv6 is returned as IPv4."""
-    try:
-        address = ipaddress.ip_address(text.partition("%")[0])
-    except ValueError:
-        return None
-    return (address.ipv4_mapped or address) if isinstance(address, ipaddress.IPv6Address) else address
-
-
-def gloo_transport(interfaces: Mapping[str, Sequence[str]]) -> Transport:
-    """Return the value of ``transport`` in env.json from the interfaces that each host uses."""
-    names = {name for some in interfaces.values() for name in some}
-    if len({tuple(sorted(some)) for some in interfaces.values()}) <= 1:
-        text = ", ".join(sorted(names))
-    else:
-        text = "; ".join(f"{host}: {', '.join(some) or 'none'}" for host, some in interfaces.items())
-    network = "tcp" if names else None
-    return _transport("gloo", "open connections", interface=text or None, network=network)
-
-
 def _gloo_interface() -> str | None:
     """Return gloo's default interface: the one with the address of the host name, else the loopback."""
     try:
         infos = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
     except OSError:
         infos = []
-    wanted = [ipaddress.ip_address(str(info[4][0]).partition("%")[0]) for info in infos]
-    for address in [*wanted, ipaddress.ip_address("127.0.0.1")]:
+    wanted = [str(info[4][0]).partition("%")[0] for info in infos]
+    for address in [*wanted, "127.0.0.1"]:
         for name, entries in psutil.net_if_addrs().items():
-            if any(parse_address(entry.address) == address for entry in entries):
+            if any(entry.address.partition("%")[0] == address for entry in entries):
                 return name
     # All of 127.0.0.0/8 is loopback; Debian assigns 127.0.1.1 to the host name.
-    return "lo" if any(address.is_loopback for address in wanted) else None
+    return "lo" if any(ipaddress.ip_address(address).is_loopback for address in wanted) else None
 
 
 # -- NCCL ------------------------------------------------------------------------------------------
@@ -412,15 +338,15 @@ def backend_for(device: torch.device) -> str:
 
 
 def read_traces(
-    backend: str, *, store_port: int | None, env: Mapping[str, str], rank: int, folder: RunFolder | None
+    backend: str, *, env: Mapping[str, str], rank: int, folder: RunFolder | None
 ) -> dict[str, Any]:
-    """Read this rank's open connections (gloo) or log (NCCL), for :func:`combine_traces`.
+    """Read this rank's log of NCCL, for :func:`combine_traces`.
 
     Call this function after the first communication. ``folder`` is the run's folder, in which rank 0 keeps
     its NCCL log, or None on other ranks.
     """
     if backend == "gloo":
-        return {"connections": open_connections(store_port=store_port)}
+        return {}
     if backend != "nccl":
         return {"why": f"the backend {backend} does not report its transport"}
     run_dir = env.get("BENCH_RUN_DIR")
@@ -443,16 +369,12 @@ def combine_traces(
 
     Returns the value of ``transport`` in env.json, and a warning if NCCL fell back to sockets.
     """
-    hosts = [one.host for one in facts]
     if backend == "gloo":
-        found = gloo_transport(interfaces_between_ranks([one["connections"] for one in traces], hosts))
-        if len(facts) > 1 and found["interface"] is None:
-            found["not_read_because"] = "no open connection had a rank at both ends"
-        return found, None
+        return configured_transport(backend, env), None
     logs = [NcclLog.from_json(one["log"]) for one in traces if "log" in one]
     if not logs:
         return _transport(backend, None) | {"not_read_because": traces[0]["why"]}, None
     found, warning = combine_nccl_logs(logs, facts, env)
-    if len(set(hosts)) > 1 and found["network"] is None:
+    if len({one.host for one in facts}) > 1 and found["network"] is None:
         found["not_read_because"] = "NCCL's log does not name its network: is NCCL_DEBUG_SUBSYS set?"
     return found, warning

@@ -196,13 +196,7 @@ class Session:
         """
         self.exchange.post(f"{'early' if early else 'window'}/{number}", window.as_json())
         if number == 1 and not early and self.backend is not None:
-            traces = read_traces(
-                self.backend,
-                store_port=self.exchange.port,
-                env=os.environ,
-                rank=self.launch.rank,
-                folder=self._folder,
-            )
+            traces = read_traces(self.backend, env=os.environ, rank=self.launch.rank, folder=self._folder)
             self.exchange.post("transport", traces)
 
     def write(self, *, is_last: bool = False) -> None:

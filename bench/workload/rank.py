@@ -35,7 +35,7 @@ from ..measure.results import (
     merge_windows,
     progress_line,
 )
-from ..measure.transport import NcclLogFile, combine_nccl_logs, gloo_transport, open_connections
+from ..measure.transport import NcclLogFile, combine_nccl_logs
 from ..units import human_bytes, join_names
 from .data import DataShard, Feed, open_feed
 from .failures import (
@@ -129,7 +129,7 @@ def _train(session: Session, env: dict[str, str]) -> None:
             session.write_environment(env, sizes, flops=flops)
             ideal_s = None if basis is None else basis.ideal_s
             measure(session, collectives, feed, model, devices=devices, ideal_s=ideal_s)
-            in_use = _transport_in_use(session, collectives, log, env)
+            in_use = None if log is None else _transport_in_use(session, collectives, log, env)
             session.write_environment(
                 env, sizes, in_use, flops, ddp_facts(model) if session.is_first else None
             )
@@ -160,17 +160,10 @@ def _mfu_basis(
 
 
 def _transport_in_use(
-    session: Session, collectives: Collectives, log: NcclLogFile | None, env: Mapping[str, str]
+    session: Session, collectives: Collectives, log: NcclLogFile, env: Mapping[str, str]
 ) -> dict[str, str | None]:
-    """Return the transport that the ranks used; warn if NCCL fell back to a slower transport."""
-    facts = session.joined.facts
-    if log is None:
-        found = collectives.objects(sorted(open_connections(store_port=session.launch.port)))
-        by_host: dict[str, list[str]] = {}
-        for rank, names in zip(facts, found, strict=True):
-            by_host[rank.host] = sorted({*by_host.get(rank.host, []), *names})
-        return gloo_transport(by_host)
-    transport, warning = combine_nccl_logs(collectives.objects(log.read()), facts, env)
+    """Return the transport in NCCL's log; warn if NCCL fell back to a slower transport."""
+    transport, warning = combine_nccl_logs(collectives.objects(log.read()), session.joined.facts, env)
     if warning:
         session.warn(warning)
     return transport

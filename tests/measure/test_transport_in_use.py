@@ -1,4 +1,4 @@
-"""The transport in use: NCCL's log in the formats of its releases, gloo's connections, unused InfiniBand.
+"""The transport in use: NCCL's log in the formats of its releases, unused InfiniBand.
 
 The line formats are those of the logs in NVIDIA/nccl#226 (2.4), #707 (2.7), #952 and #1412 (2.1x), #1029
 (HPC-X's plugin), #1538 (2.22), aws/aws-ofi-nccl#715, and of NCCL's sources for TUNING (enqueue.cc, 2.24).
@@ -7,7 +7,6 @@ The line formats are those of the logs in NVIDIA/nccl#226 (2.4), #707 (2.7), #95
 from __future__ import annotations
 
 import os
-import socket
 import tempfile
 from pathlib import Path
 
@@ -18,10 +17,7 @@ from bench.measure.transport import (
     NcclLog,
     NcclLogFile,
     fallback_warning,
-    gloo_transport,
     nccl_transport,
-    open_connections,
-    parse_address,
     read_nccl_log,
 )
 from bench.study.files import write_json
@@ -219,28 +215,6 @@ def test_the_users_settings_of_nccls_log_stay(tmp_path):
     own = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": f"{tmp_path}/nccl.%h.%p.100%%"}
     name = f"nccl.{os.uname().nodename.partition('.')[0]}.{os.getpid()}.100%"
     assert NcclLogFile.arrange(own, RunFolder(tmp_path), rank=1).path == tmp_path / name
-
-
-def test_open_connections_are_listed_by_interface_without_those_to_the_store():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        with socket.create_connection(("127.0.0.1", port)), server.accept()[0]:
-            assert set(open_connections(store_port=0)) == {"lo"}
-            assert open_connections(store_port=port) == {}
-
-
-def test_gloos_interfaces_are_listed_by_host():
-    same = gloo_transport({"n1": ["eth0"], "n2": ["eth0"]})
-    assert (same["interface"], same["network"], same["source"]) == ("eth0", "tcp", "open connections")
-    assert gloo_transport({"n1": ["eth0"], "n2": ["ib0"]})["interface"] == "n1: eth0; n2: ib0"
-    alone = gloo_transport({"n1": []})
-    assert (alone["interface"], alone["network"]) == (None, None)
-
-
-def test_addresses_are_equal_in_every_spelling():
-    assert parse_address("::ffff:10.0.0.1") == parse_address("10.0.0.1")
-    assert parse_address("fe80::1%eth0") == parse_address("fe80::1")
-    assert parse_address("not an address") is None
 
 
 @pytest.mark.parametrize("fallback", [None, "sockets beside InfiniBand"])

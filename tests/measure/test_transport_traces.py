@@ -12,7 +12,6 @@ from bench.measure.ranks import RankFacts
 from bench.measure.transport import (
     NcclLog,
     combine_traces,
-    interfaces_between_ranks,
     read_nccl_log,
     read_traces,
     request_nccl_log,
@@ -32,7 +31,6 @@ g1:4052:4122 [0] NCCL INFO NET/IB : Using [0]mlx5_0:1/IB [RO]; OOB ib0:10.1.0.1<
 g1:4052:4122 [0] NCCL INFO Using network IB
 g1:4052:4122 [0] NCCL INFO Channel 00/0 : 1[0] -> 0[0] [receive] via NET/IB/0/GDRDMA
 """
-STORE_PORT = 29500
 
 
 def facts(*hosts: str, infiniband: tuple[str, ...] = ("mlx5_0",)) -> list[RankFacts]:
@@ -41,7 +39,7 @@ def facts(*hosts: str, infiniband: tuple[str, ...] = ("mlx5_0",)) -> list[RankFa
 
 def traces_of_nccl(env: dict[str, str], *, rank: int = 0, folder: Path | None = None) -> dict:
     of = None if folder is None else RunFolder(folder)
-    return read_traces("nccl", store_port=STORE_PORT, env=env, rank=rank, folder=of)
+    return read_traces("nccl", env=env, rank=rank, folder=of)
 
 
 def scripts_variables(folder: Path) -> dict[str, str]:
@@ -56,30 +54,14 @@ def log_in(folder: Path, text: str) -> Path:
     return path
 
 
-def test_a_connection_with_only_one_end_at_a_rank_is_ignored():
-    first = {
-        "ib0": [["10.1.0.1:4000", "10.1.0.2:5000"]],
-        "eth0": [["10.0.0.1:4001", "93.184.0.1:443"]],
-        "lo": [["127.0.0.1:6000", "127.0.0.1:6001"]],
-    }
-    second = {
-        "ib1": [["10.1.0.2:5000", "10.1.0.1:4000"]],
-        "lo": [["127.0.0.1:6001", "127.0.0.1:6000"]],  # not between ranks, although the ports are the same
-    }
-    assert interfaces_between_ranks([first, second], ["n1", "n2"]) == {"n1": ["ib0"], "n2": ["ib1"]}
-    assert interfaces_between_ranks([first, second], ["n1", "n1"]) == {"n1": ["ib0", "ib1", "lo"]}
-    itself = {"eth0": [["10.0.0.1:1", "10.0.0.1:2"], ["10.0.0.1:2", "10.0.0.1:1"]]}
-    assert interfaces_between_ranks([itself, {}], ["n1", "n2"]) == {"n1": [], "n2": []}
-
-
-def test_without_a_connection_between_ranks_gloos_interface_is_empty_with_the_reason():
-    found, warning = combine_traces(
-        [{"connections": {}}, {"connections": {}}], facts("n1", "n2"), backend="gloo", env={}
+def test_gloos_transport_is_that_of_its_configuration():
+    env = {"GLOO_SOCKET_IFNAME": "ib0"}
+    traces = [read_traces("gloo", env=env, rank=rank, folder=None) for rank in range(2)]
+    found, warning = combine_traces(traces, facts("n1", "n2"), backend="gloo", env=env)
+    assert (found["interface"], found["network"], found["source"], warning) == (
+        *("ib0", "tcp", "configuration"),
+        None,
     )
-    assert (found["interface"], found["network"], warning) == (None, None, None)
-    assert found["not_read_because"] == "no open connection had a rank at both ends"
-    alone, _ = combine_traces([{"connections": {}}], facts("n1"), backend="gloo", env={})
-    assert "not_read_because" not in alone
 
 
 def test_the_scripts_log_of_nccl_is_read_and_rank_0_keeps_its_own(tmp_path):

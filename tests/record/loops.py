@@ -7,7 +7,6 @@ import multiprocessing
 import os
 import runpy
 import signal
-import socket
 import sys
 import threading
 import time
@@ -16,7 +15,6 @@ from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
 
-import psutil
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -296,25 +294,6 @@ def uneven_batches(argv: list[str]) -> int:
                 train(model, optimizer, (points[rank:], labels[rank:]))
                 recorder.loss(torch.tensor(float("nan")) if rank else torch.tensor(1.0))
     return leave()
-
-
-def connects_to_a_server(argv: list[str]) -> int:
-    """The process has a connection to another server, over another interface than the ranks'."""
-    join()
-    model, optimizer = trained(DistributedDataParallel(network()))
-    with socket.create_server(("", 0)) as server:
-        own = next(iter(_addresses() - {"127.0.0.1"}), "127.0.0.1")
-        _client = socket.create_connection((own, server.getsockname()[1]))
-        with server.accept()[0], Recorder(model, run_dir=run_dir(argv), **LENGTHS) as recorder:
-            for batch in recorder.batches(batches()):
-                with recorder.step():
-                    train(model, optimizer, batch)
-    return leave()
-
-
-def _addresses() -> set[str]:
-    entries = (one for some in psutil.net_if_addrs().values() for one in some)
-    return {one.address for one in entries if one.family == socket.AF_INET}
 
 
 def names_no_backend(argv: list[str]) -> int:

@@ -137,9 +137,3 @@ def test_communication_without_overlap_takes_the_time_that_its_bytes_take_on_the
     assert content["steps"]["communication_tax_s"] == pytest.approx(expected, rel=0.2)
     assert content["standalone_s"] == pytest.approx(expected, rel=0.15)
     assert content["hidden_fraction"] == pytest.approx(0, abs=0.15)
-
-
-def test_the_interface_in_env_json_is_the_one_that_the_ranks_are_connected_by(shaped):
-    finished, _ = shaped
-    transport = finished.env["transport"]
-    assert (transport["interface"], transport["source"]) == ("eth0", "open connections")
