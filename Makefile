@@ -77,7 +77,7 @@ HEALTHY ?= 12
 campaign-disturbed: setup-tests
 	$(BIN)/python benchmarks/campaign_disturbed.py --draws $(DRAWS) --studies $(HEALTHY)
 
-# For a part: make campaign-causes KINDS="checkpoint metrics" SEEDS=1; CAUSES=--pairs, --links or --local.
+# For a part: make campaign-causes KINDS="checkpoint metrics" SEEDS=1; CAUSES=--pairs or --local.
 KINDS ?=
 SEEDS ?= 3
 CAUSES ?=

@@ -2,7 +2,6 @@
 
     python benchmarks/campaign_causes.py [--seeds N] [--seed N] [--local] [KIND ...]
     python benchmarks/campaign_causes.py --pairs
-    python benchmarks/campaign_causes.py --links [--seeds N]
 
 Each draw (random trial) is a study of planted_training.py with the recorder: three runs of two ranks with the
 planted cause, whose size is random. The largest named cause is compared with the planted one. Each rank
@@ -13,14 +12,12 @@ kinds use the nodes of a Slurm test cluster, which needs root (``--local`` leave
 these nodes have no nominal rate, so ``slow-fabric`` writes one to conditions.json. Some planted causes are
 errors of validity, such as ranks that share cores. Therefore cells with errors are divided, too.
 
-``--pairs`` plants two causes at once, each pair twice. ``--links`` trains the built-in model on four nodes,
-with the link of one node limited to 10 to 60 % of the rate of the others, in ten draws for each seed.
+``--pairs`` plants two causes at once, each pair twice.
 
 On a busy machine, ``cpu-starved`` is named as well; if it has no share, it is printed but not counted. The
 exit code is 1 if fewer than 90 % of the draws are right, if more than 3 % name a wrong cause, if more than
 2 % of the studies name a cause where none was planted, or if a planted cause takes less than 10 % of the
 step. With ``--pairs``, both causes of 16 of 20 pairs must be named with shares within 10 percentage points.
-With ``--links``, 28 of 30 links must be named with a rate within 10 %.
 """
 
 from __future__ import annotations
@@ -48,7 +45,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from analysis.causes.catalogue import parts_of
 from analysis.causes.table import named, study_causes
-from analysis.checks.fabric import neighbour_rows, node_table
 from analysis.data.load import load_study
 from bench.plan import make_plan, write_plan
 
@@ -78,12 +74,10 @@ KINDS = {
     "gather": "extra-communication",
     "late-node": "late-node",
     "overlap": "overlap",
-    "slow-link": "slow-link",
     "slow-fabric": "slow-fabric",
 }
-#: Kinds that need the test cluster, and those of them that train the built-in model over limited links.
-ON_CLUSTER = ("late-node", "overlap", "slow-link", "slow-fabric")
-LINKS = ("slow-link", "slow-fabric")
+#: Kinds that need the test cluster.
+ON_CLUSTER = ("late-node", "overlap", "slow-fabric")
 #: The range of each amount; for the other kinds it is in seconds, from 15 to 45 % of the step.
 AMOUNTS = {
     "metrics": (40, 120),
@@ -96,7 +90,7 @@ AMOUNTS = {
 COMPARED = ("no-sync", "unused", "grad-strides")
 UNTIMED = (*COMPARED, "strong")
 #: Kinds that use the cores all the time: no other draw runs beside them.
-ALONE = (*COMPARED, "metrics", "gather", "one-core", "recompile", "overlap", *LINKS)
+ALONE = (*COMPARED, "metrics", "gather", "one-core", "recompile", "overlap", "slow-fabric")
 PAIRS = (
     "loader+logging",
     "loader+metrics",
@@ -111,9 +105,9 @@ PAIRS = (
 )
 STEP_S = 0.06
 RIGHT, WRONG, FALSE = 0.9, 0.03, 0.02
-#: Shares of pairs must be within this distance, and rates of links within this fraction.
+#: Shares must be within this distance.
 CLOSE = 0.1
-ENOUGH_PAIRS, ENOUGH_LINKS = 16 / 20, 28 / 30
+ENOUGH_PAIRS = 16 / 20
 
 MATRIX = """\
 study: causes
@@ -167,18 +161,14 @@ class Draw:
     Attributes:
         kind: the planted kinds, joined by ``+``.
         planted: the share of each in the step; NaN if it is not known, or if the cause has no share.
-        causes: the causes named for runs of two ranks (four with links).
+        causes: the causes named for runs of two ranks (four with slow-fabric).
         clean: the causes named for runs of two ranks without the planted cause.
-        node: the node with the limited link.
-        rate: measured rate of this link divided by its planted rate; NaN if it was not measured.
     """
 
     kind: str
     planted: dict[str, float]
     causes: pd.DataFrame
     clean: pd.DataFrame = field(default_factory=pd.DataFrame)
-    node: str = ""
-    rate: float = math.nan
 
     @property
     def kinds(self) -> list[str]:
@@ -207,15 +197,11 @@ class Draw:
         if len(rows) > 1:
             return "right" if all(row is not None for row in rows) else "not explained"
         first = self.counted.iloc[0]
-        if rows[0] is None or rows[0]["cause"] != first["cause"]:
-            return "wrong"
-        return "wrong" if self.node and first["node"] != self.node else "right"
+        return "wrong" if rows[0] is None or rows[0]["cause"] != first["cause"] else "right"
 
     @property
     def close(self) -> bool:
-        """True if the named shares, or the rate of the link, agree with the planted ones."""
-        if self.node:
-            return abs(self.rate - 1) <= CLOSE
+        """True if the named shares agree with the planted ones."""
         shares = [(self.planted[kind], self.row_of(kind)) for kind in self.kinds]
         return all(row is not None and abs(row["share"] - share) <= CLOSE for share, row in shares)
 
@@ -235,9 +221,9 @@ def run_draw(place: Place, kind: str, seed: int) -> Draw | str:
     dice = random.Random(f"{kind} {seed}")
     folder = place.folder / f"{kind}{seed}"
     folder.mkdir(parents=True)
-    if kind in LINKS:
+    if kind == "slow-fabric":
         assert place.cluster
-        return run_link_draw(place.cluster, folder, kind, dice)
+        return run_fabric_draw(place.cluster, folder, dice)
     study = write_study(folder, kind, dice, place)
     with neighbours(place) if kind == "overlap" else nullcontext():
         failed = submit(study, place.cluster)
@@ -329,27 +315,17 @@ def amounts_of(path: Path) -> list[float]:
     return [float(word) for word in words[-3].split("+")]
 
 
-def run_link_draw(cluster: Cluster, folder: Path, kind: str, dice: random.Random) -> Draw | str:
-    """Train over limited links: of one node, or of all."""
+def run_fabric_draw(cluster: Cluster, folder: Path, dice: random.Random) -> Draw | str:
+    """Train the built-in model over limited links."""
     path = folder / "causes.yaml"
     path.write_text(LINK_MATRIX)
     study = write_plan(make_plan(path), folder / "results").path
-    others, node = dice.randint(200, 600), dice.choice(cluster.nodes)
-    rate = dice.uniform(0.1, 0.6) * others if kind == "slow-link" else others
-    with cluster.linked(f"{others}mbit"):
-        if kind == "slow-link":
-            cluster.link(f"{rate:.0f}mbit", nodes=[node])
+    with cluster.linked(f"{dice.randint(200, 600)}mbit"):
         if failed := submit(study, cluster):
             return failed
-    if kind == "slow-fabric":
-        write_nominal_rate(study)
-    loaded = load_study(study)
-    nodes = node_table(neighbour_rows(loaded)).set_index("node")["node_bytes_per_sec"]
-    ratio = float(nodes.get(node, math.nan)) * 8e-6 / rate
-    rates = f"    {node}: {rate:.0f} Mbit/s (other nodes: {others} Mbit/s)"
-    print(f"{rates}; measured: {(nodes * 8e-6).round().to_dict()}", file=sys.stderr)
-    causes = named_causes(study, str(loaded.cells["cell_id"].iloc[0]))
-    return Draw(kind, {kind: math.nan}, causes, node=node if kind == "slow-link" else "", rate=ratio)
+    write_nominal_rate(study)
+    causes = named_causes(study, str(load_study(study).cells["cell_id"].iloc[0]))
+    return Draw("slow-fabric", {"slow-fabric": math.nan}, causes)
 
 
 def write_nominal_rate(study: Path) -> None:
@@ -370,8 +346,6 @@ def print_draw(draw: Draw) -> None:
     rows = draw.causes.to_dict("records")
     names = "; ".join(f"{row['cause']} {_percent(row['share'])}" for row in rows)
     planted = ", ".join(_percent(share) for share in draw.planted.values())
-    if draw.node:
-        planted, names = draw.node, f"{names} ({draw.rate:.2f} of its rate)"
     without = draw.kind in (*UNTIMED, "slow-fabric")
     verdict = draw.verdict + ("" if draw.close or without else ", not close")
     print(f"| {draw.kind} | {planted} | {names or 'none'} | {verdict} |", flush=True)
@@ -399,12 +373,10 @@ def summarize(draws: Sequence[Draw], failures: Sequence[str]) -> list[str]:
     close = sum(draw.close and draw.verdict == "right" for draw in draws)
     false = sum(len(draw.clean) > 0 and bool((~is_busy_machine(draw.clean)).any()) for draw in draws)
     print(f"\n{len(draws)} draws: {right} right, {wrong} wrong, {other} not explained")
-    print(f"{close} are right with a share or rate near the true one; {false} false alarms")
+    print(f"{close} are right with a share near the true one; {false} false alarms")
     exceeded = list(failures)
     if draws and all(len(draw.kinds) > 1 for draw in draws):
         return exceeded + [f"only {close} pairs are right"] * (close < ENOUGH_PAIRS * number)
-    if draws and all(draw.node for draw in draws):
-        return exceeded + [f"only {close} links are right"] * (close < ENOUGH_LINKS * number)
     exceeded += [f"only {right} are right"] * (right < RIGHT * number)
     exceeded += [f"{wrong} are wrong"] * (wrong > WRONG * number)
     exceeded += [f"{false} name a cause where none is planted"] * (false > FALSE * number)
@@ -444,7 +416,7 @@ def run_all(place: Place, wanted: Sequence[tuple[str, int]], found: Callable[[Dr
 def main() -> int:
     """Run the draws of the chosen kinds."""
     given = arguments()
-    seeds = (given.seeds or (2 if given.pairs else 3)) * (10 if given.links else 1)
+    seeds = given.seeds or (2 if given.pairs else 3)
     wanted = [(kind, seed) for seed in range(given.seed, given.seed + seeds) for kind in given.kinds]
     draws: list[Draw] = []
     failures: list[str] = []
@@ -474,7 +446,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, help="random trials of each kind (default 3; 2 of each pair)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the first draws (default 0)")
     parser.add_argument("--pairs", action="store_true", help="plant two causes at once")
-    parser.add_argument("--links", action="store_true", help="limit the link of one node, 10 trials per seed")
     parser.add_argument("--local", action="store_true", help="leave out the kinds that need a test cluster")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep the studies in this folder")
     given = parser.parse_args()
@@ -482,7 +453,7 @@ def arguments() -> argparse.Namespace:
         parser.error(f"unknown kinds: {', '.join(unknown)}; known are {', '.join((*KINDS, *PAIRS))}")
     if given.keep and given.keep.exists():
         parser.error(f"{given.keep} exists; name a new folder")
-    kinds = given.kinds or list(PAIRS if given.pairs else LINKS[:1] if given.links else KINDS)
+    kinds = given.kinds or list(PAIRS if given.pairs else KINDS)
     given.kinds = [kind for kind in kinds if not (given.local and kind in ON_CLUSTER)]
     if set(given.kinds) & set(ON_CLUSTER):
         from tests.cluster.bed import missing

@@ -57,11 +57,6 @@ CAUSES: dict[str, Info] = {
         "Do such work less often or outside of the step: checkpoint and log every N steps, call .item() "
         "rarely, write files in the background.",
     ),
-    "slow-link": Info(
-        "slow link of a node",
-        "The link of one node is slower than those of the other nodes, and every all-reduce uses it.",
-        "Leave this node out (cluster.exclude) and have its link checked: bench preflight.",
-    ),
     "slow-fabric": Info(
         "slow network",
         "The network between the nodes is far slower than the nominal rate of their interfaces.",

@@ -32,8 +32,6 @@ MUCH_LOADING = 0.08
 LOW_CLOCK = 0.95
 #: The network is slow if its fitted rate is below this fraction of the interface's nominal rate.
 SLOW_FABRIC = 0.3
-#: A node's link is slow if its rate is below this fraction of that of the other nodes.
-SLOW_LINK = 0.7
 #: More collectives or passes per step than needed are reported if the surplus exceeds this number.
 _EXTRA = 0.5
 #: In a sampled step, the profiler itself takes 0.1 to 0.2 ms and up to 20 microseconds per call. Calls that
@@ -84,8 +82,6 @@ class RunEvidence:
         reference: the facts of a run of the baseline; None for the baseline itself.
         smaller_batch: the batch per rank divided by that of the baseline; 1 if it is the same.
         comm_s: total communication per step, hidden or not, in seconds; NaN if unknown.
-        link: a node with a slow link, its rate and the rate of the other nodes (bytes/s); None without a slow
-            link.
         ring_bytes_per_s: fitted rate of the network; NaN if unknown.
         loading: true if data loading is one of the causes of the run's cell.
     """
@@ -97,7 +93,6 @@ class RunEvidence:
     reference: RunFacts | None = None
     smaller_batch: float = 1.0
     comm_s: float = math.nan
-    link: tuple[str, float, float] | None = None
     ring_bytes_per_s: float = math.nan
     loading: bool = False
 
@@ -106,7 +101,7 @@ def claims_of(run: RunEvidence) -> list[Claim]:
     """Return the causes of one run; those with a share are in the order that ``divide`` expects."""
     # The calls of _outside take equally long in each step, but collectives do not: they get the rest.
     rules = (
-        *(_late, _starved, _clocks, _recompilation, _loading, _links, _outside, _extra_communication),
+        *(_late, _starved, _clocks, _recompilation, _loading, _slow_fabric, _outside, _extra_communication),
         *(_disturbed, _warned, _fewer_threads, _smaller_share),
     )
     return [claim for rule in rules for claim in rule(run)]
@@ -378,16 +373,8 @@ def _saved(run: RunEvidence, ratio: float) -> float:
     return min(exposed, (1 - ratio) * max(total, exposed))
 
 
-def _links(run: RunEvidence) -> Iterator[Claim]:
-    """Yield a node with a slow link, else a network that is slow for all nodes."""
-    if run.link is not None:
-        node, rate, others = run.link
-        rates = f"{_rate(rate)} with its neighbours, but the other nodes {_rate(others)}"
-        words = f"{one_line(node, limit=60)} exchanges {rates}"
-        yield Claim(
-            "slow-link", words, _COMMUNICATION, _saved(run, rate / others), node=node, part="transfer"
-        )
-        return
+def _slow_fabric(run: RunEvidence) -> Iterator[Claim]:
+    """Yield a network that is slow for all nodes."""
     nominal, fitted = run.facts.nominal_bytes_per_s, run.ring_bytes_per_s
     if fitted < SLOW_FABRIC * nominal:
         words = f"the fitted rate of all-reduces is {_rate(fitted)}, but the nominal rate is {_rate(nominal)}"

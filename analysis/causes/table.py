@@ -21,17 +21,10 @@ from analysis.causes.catalogue import (
     remedy_of,
 )
 from analysis.causes.cells import Baseline, CellDivision, CellRun, Share, divide_cell
-from analysis.causes.claims import MUCH_LOADING, SLOW_LINK, LateRank, RunEvidence
+from analysis.causes.claims import MUCH_LOADING, LateRank, RunEvidence
 from analysis.causes.divide import COMPUTING, WHOLE, Parts
 from analysis.causes.evidence import RunFacts, read_facts
-from analysis.checks.fabric import (
-    fabric_rows,
-    fabric_table,
-    neighbour_rows,
-    node_table,
-    read_probes,
-    sweep_rows,
-)
+from analysis.checks.fabric import fabric_table, sweep_rows
 from analysis.checks.scaling_table import Invalid, invalid_reason, scaling_table
 from analysis.checks.slow_ranks import PART_WORDS, stragglers, unequal_samples
 from analysis.checks.validity import invalid_cells, validity
@@ -55,8 +48,6 @@ CAUSE_COLUMNS = (
     *("series", "cell_id", "cause", "share", "share_low", "share_high", "run_id", "node", "rank", "part"),
     *("evidence", "remedy"),
 )
-#: Causes whose evidence is from all runs of a cell together.
-_OF_CELL = ("slow-link", "slow-fabric")
 #: Words for the parts of a step that are lost time at any size.
 LOST_WORDS = {part: PART_WORDS[part] for part in ("data", "other")} | {
     "transfer": "exposed communication",
@@ -158,14 +149,12 @@ class StudyEvidence:
     Attributes:
         facts: the facts of each run that was read, by run_id.
         late: the late ranks of each run, by run_id.
-        links: a node with a slow link, its rate and that of the other nodes (bytes/s), by cell_id.
         rings: the fitted rate of the network (bytes/s), by cell_id.
         comm_s: the total communication per step (s), by run_id; NaN if it was not measured.
     """
 
     facts: Mapping[str, RunFacts]
     late: Mapping[str, Sequence[LateRank]]
-    links: Mapping[str, tuple[str, float, float]]
     rings: Mapping[str, float]
     comm_s: Mapping[str, float]
 
@@ -190,22 +179,7 @@ def read_evidence(study: Study, frames: Frames, *, fabric: pd.DataFrame | None =
     rings = dict(zip(fitted["cell_id"], fitted["ring_bytes_per_sec"].astype(float), strict=True))
     by_run = study.epochs.groupby(study.epochs["run_id"].astype("str"))["comm_time_sec"].mean()
     comm_s = {str(run_id): float(value) for run_id, value in by_run.items()}
-    return StudyEvidence(facts, late_ranks(ranks), slow_links(table), rings, comm_s)
-
-
-def slow_links(fabric: pd.DataFrame) -> dict[str, tuple[str, float, float]]:
-    """Return each cell's slowest node if its link is slow, with its rate and that of the other nodes."""
-    if "node_ratio" not in fabric:
-        return {}
-    slow = fabric[fabric["node_ratio"] < SLOW_LINK].sort_values("node_ratio", kind="stable")
-    return {
-        str(row["cell_id"]): (
-            str(row["node"]),
-            float(row["node_bytes_per_sec"]),
-            float(row["node_bytes_per_sec"] / row["node_ratio"]),
-        )
-        for row in slow.drop_duplicates("cell_id").to_dict("records")
-    }
+    return StudyEvidence(facts, late_ranks(ranks), rings, comm_s)
 
 
 def divide_study(frames: Frames, rows: pd.DataFrame, evidence: StudyEvidence) -> dict[int, CellDivision]:
@@ -294,7 +268,6 @@ def _runs_by_cell(frames: Frames, evidence: StudyEvidence) -> dict[str, list[Cel
                     evidence.facts.get(row["run_id"]) or evidence.facts.get(first, RunFacts()),
                     evidence.late.get(row["run_id"] if row["run_id"] in evidence.facts else first, ()),
                     comm_s=evidence.comm_s.get(row["run_id"], math.nan),
-                    link=evidence.links.get(cell),
                     ring_bytes_per_s=evidence.rings.get(cell, math.nan),
                     loading=loading,
                 ),
@@ -363,7 +336,7 @@ def evidence_text(share: Share, division: CellDivision, row: Mapping[Any, Any] |
         return _rest_text(division)
     assert share.claim is not None
     n = int(row["n"])
-    values = "" if share.key.cause in _OF_CELL else f"values of {share.run_id}; "
+    values = "" if share.key.cause == "slow-fabric" else f"values of {share.run_id}; "
     runs = f" ({values}present in {share.runs} of {n} runs)" if n > 1 else ""
     disturbed = "; all runs were disturbed" if row["n_undisturbed"] == 0 else ""
     return f"{share.claim.evidence}{runs}{disturbed}"
@@ -400,21 +373,13 @@ def study_causes(study: Study, *, also_invalid: bool = False) -> pd.DataFrame:
     """Return the content of causes.csv of a study; with ``also_invalid``, cells with an error are divided."""
     frames = measure(study)
     rows = scaling_table(frames)
-    evidence = read_evidence(study, frames, fabric=_fabric(study))
+    evidence = read_evidence(study, frames, fabric=fabric_table(sweep_rows(study)))
     invalid = {} if also_invalid else _invalid(study, frames, rows)
     return causes_frame(rows, divide_study(frames, rows, evidence), invalid=invalid)
 
 
 def _invalid(study: Study, frames: Frames, rows: pd.DataFrame) -> Invalid:
     return invalid_cells(validity(study, frames, rows, describe_environment(study)))
-
-
-def _fabric(study: Study) -> pd.DataFrame:
-    """Return the content of fabric.csv."""
-    probes = read_probes(study)
-    sweep = sweep_rows(study, probes)
-    fits = fabric_table(sweep)
-    return fabric_rows(fits, node_table(neighbour_rows(study, probes))) if len(sweep) else fits
 
 
 def run_causes(study: Study, run_id: str) -> pd.DataFrame:
@@ -435,7 +400,7 @@ def run_causes(study: Study, run_id: str) -> pd.DataFrame:
     alone = replace(frames, runs=runs[kept].reset_index(drop=True))
     table = scaling_table(alone)
     table = table[table["n"] > 0]
-    evidence = read_evidence(study, alone, fabric=_fabric(study))
+    evidence = read_evidence(study, alone, fabric=fabric_table(sweep_rows(study)))
     divisions = divide_study(alone, table, evidence)
     place = table.index[table["cell_id"] == row["cell_id"]][0]
     return causes_frame(table, {place: divisions[place]}, invalid=invalid)

@@ -17,7 +17,7 @@ gives one α and one β, and intervals are over runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
@@ -44,14 +44,6 @@ FABRIC_COLUMNS = (
     *("cell_id", "ranks", "n", "alpha_sec", "alpha_low", "alpha_high"),
     *("beta_sec_per_byte", "beta_low", "beta_high", "ring_bytes_per_sec"),
     *("left_out_error", "left_out_error_large", "reason"),
-)
-#: Columns of :func:`neighbour_rows`: one row per run and direction between two adjacent nodes.
-NEIGHBOUR_COLUMNS = ("run_id", "cell_id", "ranks", "sender", "receiver", "bytes_per_sec")
-#: Columns of :func:`node_table`: one row per cell and node. ``n`` counts the runs. In fabric.csv, these
-#: columns follow :data:`FABRIC_COLUMNS`.
-NODE_COLUMNS = (
-    *("cell_id", "ranks", "n", "node", "node_bytes_per_sec", "send_bytes_per_sec"),
-    *("receive_bytes_per_sec", "node_ratio"),
 )
 #: Messages of this size or more are large: they fill TCP windows, pipelines and switch buffers.
 LARGE_BYTES = 4_000_000
@@ -136,100 +128,18 @@ def _parameters(size: Floats, time: Floats, ranks: int) -> tuple[float, float] |
     return alpha, beta
 
 
-def sweep_rows(study: Study, probes: Probes | None = None) -> pd.DataFrame:
+def sweep_rows(study: Study) -> pd.DataFrame:
     """Return the all-reduces timed in all runs, one row per run and message size (:data:`SWEEP_COLUMNS`).
 
     ``time_sec`` is the time of the slowest rank, as a median over the repeats. Malformed entries are ignored.
-    ``probes`` is the result of :func:`read_probes` if it is known.
     """
-    return _frame_of(read_probes(study) if probes is None else probes, _sizes, SWEEP_COLUMNS)
-
-
-def neighbour_rows(study: Study, probes: Probes | None = None) -> pd.DataFrame:
-    """Return the exchanges between adjacent nodes in all runs (:data:`NEIGHBOUR_COLUMNS`).
-
-    ``bytes_per_sec`` is the highest rate of the repeats, because disturbances only lower a rate. Malformed
-    entries are ignored.
-    """
-    return _frame_of(read_probes(study) if probes is None else probes, _pairs, NEIGHBOUR_COLUMNS)
-
-
-def _pairs(content: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
-    ranks, exchanged = content.get("world_size"), content.get("neighbours")
-    pairs = exchanged.get("pairs") if isinstance(exchanged, dict) else None
-    for pair in pairs if isinstance(pairs, list) and isinstance(ranks, int) else ():
-        try:
-            names = {"sender": str(pair["sender"]), "receiver": str(pair["receiver"])}
-            rate = max(map(float, pair["bytes_per_s"]))
-        except (KeyError, TypeError, ValueError):
-            continue
-        if isfinite(rate) and rate > 0:
-            yield {"ranks": ranks, **names, "bytes_per_sec": rate}
-
-
-def node_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the rates of each node with its neighbours, one row per cell and node (:data:`NODE_COLUMNS`).
-
-    A node's rate is its rate with the best neighbour, so a slow node does not lower its neighbours' rates.
-    The rate with a neighbour is that of the slower direction. ``node_ratio`` is the rate divided by the
-    median rate of the cell's other nodes; it is empty for two nodes, because either could be the slow one.
-    All values are medians over runs. ``rows`` are from :func:`neighbour_rows`.
-    """
-    keys = ["cell_id", "ranks", "run_id"]
-    sent = rows.rename(columns={"sender": "node", "receiver": "other", "bytes_per_sec": "send"})
-    received = rows.rename(columns={"receiver": "node", "sender": "other", "bytes_per_sec": "receive"})
-    both = sent.merge(received, on=[*keys, "node", "other"])
-    both["node_rate"] = both[["send", "receive"]].min(axis=1)
-    by_run = both.groupby([*keys, "node"], sort=False)[["node_rate", "send", "receive"]].max().reset_index()
-    by_node = by_run.groupby(["cell_id", "ranks", "node"], sort=False)
-    table = by_node[["node_rate", "send", "receive"]].median().reset_index()
-    table["n"] = by_node.size().to_numpy()
-    table["node_ratio"] = table.groupby("cell_id", sort=False)["node_rate"].transform(_ratios)
-    names = {"node_rate": "node_bytes_per_sec"} | {
-        name: f"{name}_bytes_per_sec" for name in ("send", "receive")
-    }
-    return table.rename(columns=names)[list(NODE_COLUMNS)]
-
-
-def _ratios(rates: pd.Series) -> Floats:
-    """Return each rate divided by the median of the other rates; NaN for fewer than three nodes."""
-    values = rates.to_numpy(dtype=float)
-    if len(values) < 3:
-        return np.full(len(values), np.nan)
-    return np.array([rate / np.median(np.delete(values, at)) for at, rate in enumerate(values)])
-
-
-def fabric_rows(fits: pd.DataFrame, nodes: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of fabric.csv: those of the cells, then those of the nodes."""
-    columns = list(dict.fromkeys((*FABRIC_COLUMNS, *NODE_COLUMNS)))
-    tables = [table.reindex(columns=columns) for table in (fits, nodes) if len(table)]
-    return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=columns)
-
-
-#: The content of probes.json, with run_id and cell_id.
-Probes = list[tuple[str, str, Mapping[str, Any]]]
-
-
-def read_probes(study: Study) -> Probes:
-    """Return run_id, cell_id and the content of probes.json of all runs that have this file."""
-    found: Probes = []
+    rows: list[dict[str, Any]] = []
     ids = zip(study.runs["run_id"], study.runs["cell_id"], study.attempts, strict=True)
     for run_id, cell_id, attempt in ids:
         content = read_json(RunFolder(Path(attempt)).probes) if attempt else None
         if content is not None and content.get("schema") == 1:
-            found.append((str(run_id), str(cell_id), content))
-    return found
-
-
-def _frame_of(
-    probes: Probes, rows_of: Callable[[Mapping[str, Any]], Iterable[dict[str, Any]]], columns: Sequence[str]
-) -> pd.DataFrame:
-    rows = [
-        {"run_id": run_id, "cell_id": cell_id, **row}
-        for run_id, cell_id, content in probes
-        for row in rows_of(content)
-    ]
-    return pd.DataFrame(rows, columns=list(columns))
+            rows += [{"run_id": str(run_id), "cell_id": str(cell_id), **row} for row in _sizes(content)]
+    return pd.DataFrame(rows, columns=list(SWEEP_COLUMNS))
 
 
 def _sizes(content: Mapping[str, Any]) -> Iterable[dict[str, Any]]:

@@ -7,13 +7,10 @@ Exchanges between adjacent nodes, in both directions at once, show a single slow
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
-
-from .exchange import Collectives
 
 #: Fraction of a message that is sent untimed first, and its minimum size in bytes. Connections then reach
 #: full speed, and traffic shapers use up their credit of some 100 KiB.
@@ -103,52 +100,3 @@ class _Buffers:
         for work in works[1:]:
             work.wait()
         return arrived
-
-
-_REPEATS = 5
-#: Time of one exchange, and the largest message.
-_EXCHANGE_S = 0.2
-_MAX_BYTES = 64 * 2**20
-
-
-def neighbour_steps(ranks: Sequence[int]) -> list[list[tuple[int, int]]]:
-    """Pair each rank with the next, and the last with the first, in steps with one pair per rank at most."""
-    count = len(ranks)
-    pairs = [(ranks[place], ranks[(place + 1) % count]) for place in range(count if count > 2 else count - 1)]
-    steps = [pairs[0::2], pairs[1::2]]
-    if count > 2 and count % 2:
-        steps.append([steps[0].pop()])  # the last pair and the first one share a rank
-    return [step for step in steps if step]
-
-
-def exchange_with_neighbours(
-    collectives: Collectives, nodes: Mapping[int, str], device: torch.device, *, budget_s: float
-) -> dict[str, Any]:
-    """Return the value of ``neighbours`` in probes.json; all ranks must call this function.
-
-    ``nodes`` is the name of each node by its first rank. No exchange begins after ``budget_s``.
-    """
-    began = time.monotonic()
-    own: list[dict[int, float]] = []
-    if collectives.rank in nodes:
-        steps = neighbour_steps(sorted(nodes))
-        own = [
-            exchange_steps(
-                steps,
-                collectives.rank,
-                device,
-                count=_MAX_BYTES,
-                deadline=began + budget_s,
-                seconds=_EXCHANGE_S,
-            )
-            for _ in range(_REPEATS)
-        ]
-    rates: dict[tuple[str, str], list[float]] = {}
-    for receiver, repeats in enumerate(collectives.objects(own)):
-        for sender, rate in (pair for received in repeats for pair in received.items()):
-            rates.setdefault((nodes[sender], nodes[receiver]), []).append(rate)
-    pairs = [
-        {"sender": sender, "receiver": receiver, "bytes_per_s": found}
-        for (sender, receiver), found in rates.items()
-    ]
-    return {"bytes": _MAX_BYTES, "seconds": time.monotonic() - began, "pairs": pairs}

@@ -27,7 +27,6 @@ import torch.distributed as dist
 
 from ..measure.environment import bucket_bytes
 from ..measure.exchange import Collectives
-from ..measure.pairs import exchange_with_neighbours
 from ..measure.step_parts import Clock, clock_for
 from ..study.files import write_json
 from .data import Feed
@@ -202,8 +201,6 @@ class AllReduceSweep:
 SCHEMA = 1
 #: The fraction of the free memory that probes may use.
 _SHARE_OF_FREE = 0.8
-#: The exchange between neighbours takes at most about this fraction of the sweep's time budget.
-_NEIGHBOURS_SHARE = 0.5
 
 
 class Probes:
@@ -235,9 +232,7 @@ class Probes:
         times.append(time.perf_counter())
         sweep, no_sweep_reason = self._sweep(buckets, available)
         times.append(time.perf_counter())
-        neighbours, no_neighbours_reason = self._neighbours(sweep, no_sweep_reason)
-        times.append(time.perf_counter())
-        names = ("steps", "all_reduce", "neighbours")
+        names = ("steps", "all_reduce")
         seconds = {name: end - begin for name, (begin, end) in zip(names, pairwise(times), strict=True)}
         all_s = times[-1] - times[0]
         content = {
@@ -248,10 +243,7 @@ class Probes:
             "bucket_bytes": buckets,
             "steps": None if steps is None else steps.as_json(),
             "all_reduce": None if sweep is None else sweep.as_json(),
-            "neighbours": neighbours,
-            "reasons": dict(
-                zip(names, (no_steps_reason, no_sweep_reason, no_neighbours_reason), strict=True)
-            ),
+            "reasons": dict(zip(names, (no_steps_reason, no_sweep_reason), strict=True)),
             **hidden_fraction(sweep, buckets, transfer_s),
         }
         if self._session.is_first:
@@ -292,23 +284,6 @@ class Probes:
         sizes = message_sizes(buckets, gradient_bytes=gradient_bytes, largest=largest)
         room = available_bytes / 2
         return sweep.run(sizes, budget_s=options.sweep_time, room_bytes=room, seed=options.seed), None
-
-    def _neighbours(
-        self, sweep: Sweep | None, no_sweep_reason: str | None
-    ) -> tuple[dict[str, Any] | None, str | None]:
-        """Return the value of ``neighbours`` in probes.json, or the reason why it is null."""
-        hosts = self._session.joined.hosts
-        if sweep is None or not sweep.sizes:
-            return None, no_sweep_reason or "the sweep measured no message"
-        if len(hosts) == 1:
-            return None, "one node has no neighbour"
-        on_gpus = self._session.request.backend == "nccl"
-        return exchange_with_neighbours(
-            self._collectives,
-            {host.ranks[0]: host.host for host in hosts},
-            self._session.device if on_gpus else torch.device("cpu"),
-            budget_s=self._options.sweep_time * _NEIGHBOURS_SHARE,
-        ), None
 
     def _available_bytes(self) -> float:
         """Return the memory that probes may use on the rank with the least free memory."""

@@ -8,11 +8,10 @@ from statistics import mean, median
 import pytest
 import torch
 
-from bench.measure.pairs import neighbour_steps
 from bench.measure.step_parts import HostClock
 from bench.workload.probes import AllReduceSweep, Size, Sweep, hidden_fraction, message_sizes
 from bench.workload.step_probes import KINDS, Block, BucketSpan, summary, unhidden_tail_s, union_s
-from tests.workload.conftest import srun_env, torchrun_env
+from tests.workload.conftest import torchrun_env
 
 MIB = 2**20
 PROBES = ("--epochs", "1", "--probe-steps", "3", "--sweep-time", "5")
@@ -37,42 +36,13 @@ def test_probes_json_has_the_documented_keys(probed):
     content = content_of(probed)
     assert list(content) == [
         *("schema", "world_size", "backend", "seconds", "bucket_bytes", "steps", "all_reduce"),
-        *("neighbours", "reasons", "standalone_s", "hidden_fraction"),
+        *("reasons", "standalone_s", "hidden_fraction"),
     ]
     assert (content["schema"], content["world_size"], content["backend"]) == (1, 2, "gloo")
-    assert content["neighbours"] is None
-    reasons = {"steps": None, "all_reduce": None, "neighbours": "one node has no neighbour"}
+    reasons = {"steps": None, "all_reduce": None}
     assert content["reasons"] == reasons
     seconds = content["seconds"]
     assert seconds["all"] == pytest.approx(sum(seconds[part] for part in reasons))
-
-
-def test_every_rank_meets_the_next_and_the_previous_one():
-    assert neighbour_steps([0, 4]) == [[(0, 4)]]
-    assert neighbour_steps([0, 1, 2]) == [[(0, 1)], [(1, 2)], [(2, 0)]]
-    assert neighbour_steps([0, 2, 4, 6]) == [[(0, 2), (4, 6)], [(2, 4), (6, 0)]]
-    for count in range(3, 12):
-        steps = neighbour_steps(range(count))
-        assert {frozenset(pair) for step in steps for pair in step} == {
-            frozenset({at, (at + 1) % count}) for at in range(count)
-        }
-        for step in steps:
-            busy = [rank for pair in step for rank in pair]
-            assert len(busy) == len(set(busy))
-
-
-def test_adjacent_nodes_exchange_messages_in_both_directions(run_ranks):
-    words = ("--epochs", "1", "--sweep-time", "2", "--sweep-max-mb", "0.1")
-    done = run_ranks(*words, environments=srun_env({"n1": 2, "n2": 1, "n3": 1})).succeeded()
-    found = content_of(done)["neighbours"]
-    assert {(pair["sender"], pair["receiver"]) for pair in found["pairs"]} == {
-        (a, b) for a in ("n1", "n2", "n3") for b in ("n1", "n2", "n3") if a != b
-    }
-    for pair in found["pairs"]:
-        assert 1 <= len(pair["bytes_per_s"]) <= 5
-        assert min(pair["bytes_per_s"]) > 0
-    assert found["bytes"] >= 2**20
-    assert found["seconds"] > 0
 
 
 def test_every_kind_of_step_is_timed_on_every_rank_in_interleaved_blocks(probed):
@@ -148,7 +118,7 @@ def test_one_rank_has_steps_to_probe_and_nobody_to_communicate_with(run_ranks):
     content = content_of(run_ranks(*PROBES, environments=[{}]).succeeded())
     assert content["all_reduce"] is None
     alone = "a single rank does not communicate"
-    assert content["reasons"] == {"steps": None, "all_reduce": alone, "neighbours": alone}
+    assert content["reasons"] == {"steps": None, "all_reduce": alone}
     assert content["steps"]["plain_s"] > 0
     assert (content["standalone_s"], content["hidden_fraction"]) == (None, None)
 

@@ -8,12 +8,8 @@ from dataclasses import dataclass, replace
 import pandas as pd
 
 from analysis.checks.fabric import (
-    fabric_rows,
     fabric_table,
     fabrics_of,
-    neighbour_rows,
-    node_table,
-    read_probes,
     sweep_rows,
 )
 from analysis.checks.slow_ranks import RankMeans, least_balanced_cells, nodes_table, rank_means
@@ -125,13 +121,9 @@ def detail_figures(
     study: Study, frames: Frames, rows: pd.DataFrame, *, parts: dict[str, dict[str, str]]
 ) -> Details:
     """Draw the figures of steps.csv, ranks.csv and probes.json; a large study is sampled."""
-    files = {}
-    probes = read_probes(study)
-    sweep = sweep_rows(study, probes)
-    fits = fabric = fabric_table(sweep)
-    if len(sweep):
-        fabric = fabric_rows(fits, node_table(neighbour_rows(study, probes)))
-        files = {"sweep.csv": _csv(sweep), "fabric.csv": _csv(fabric)}
+    sweep = sweep_rows(study)
+    fabric = fabric_table(sweep)
+    files = {"sweep.csv": _csv(sweep), "fabric.csv": _csv(fabric)} if len(sweep) else {}
     drawings = [figure for figure in [bandwidth_figure(sweep, study.cells)] if figure is not None]
     drawings += _step_figures(study, frames, rows, parts)
     ranks = rank_means(study, least_balanced_cells(rows), frames.runs)
@@ -139,7 +131,7 @@ def detail_figures(
         balance = dict(zip(rows["cell_id"], rows["load_balance"].astype(float), strict=True))
         drawings.append(ranks_figure(ranks, balance=balance))
         files["nodes.csv"] = _csv(nodes_table(ranks))
-    return Details(drawings, ranks, fabrics_of(sweep, fits, rows), files, fabric)
+    return Details(drawings, ranks, fabrics_of(sweep, fabric, rows), files, fabric)
 
 
 def _csv(table: pd.DataFrame) -> str:

@@ -14,15 +14,11 @@ from hypothesis import strategies as st
 
 from analysis.checks.fabric import (
     FABRIC_COLUMNS,
-    NEIGHBOUR_COLUMNS,
-    NODE_COLUMNS,
     SWEEP_COLUMNS,
     NoFit,
     RingFit,
     fabric_table,
     fit_ring,
-    neighbour_rows,
-    node_table,
     ring_time,
     sweep_rows,
 )
@@ -143,18 +139,6 @@ def probes(times, *, ranks: int = 2) -> dict:
     return {"schema": 1, "world_size": ranks, "all_reduce": {"dtype": "float32", "sizes": sizes}}
 
 
-def pairs(sending: dict[str, float]) -> list[dict[str, Any]]:
-    """Return the exchanges in a ring of nodes that send at these rates; disturbed repeats are slower."""
-    names = list(sending)
-    count = len(names)
-    ring = [(names[at], names[(at + 1) % count]) for at in range(count if count > 2 else 1)]
-    return [
-        {"sender": a, "receiver": b, "bytes_per_s": [sending[a] / 2, sending[a], sending[a] / 3]}
-        for pair in ring
-        for a, b in (pair, pair[::-1])
-    ]
-
-
 @pytest.fixture
 def study(tmp_path):
     folder = finished(tmp_path / "study", [make_cell(1, batch=64), make_cell(2, batch=64)])
@@ -162,7 +146,6 @@ def study(tmp_path):
     for number, attempt in enumerate(loaded.attempts):
         ranks = 2 if "n2" in loaded.runs["cell_id"].iloc[number] else 1
         content = probes(swept(ranks=2, seed=number, noise=0.01)) if ranks == 2 else {"schema": 1}
-        content["neighbours"] = {"pairs": pairs({"n1": 100, "n2": 200})} if ranks == 2 else None
         with open(f"{attempt}/probes.json", "w") as file:
             json.dump(content, file)
     return loaded
@@ -215,51 +198,13 @@ def test_broken_probes_of_one_run_do_not_affect_others(study, text):
     assert len(sweep_rows(study)) == len(others) * len(SIZES)
 
 
-def test_a_slow_node_has_its_rate_and_does_not_slow_its_neighbours():
-    ring = pd.DataFrame(
-        [
-            ("run", "cell", 8, pair["sender"], pair["receiver"], max(pair["bytes_per_s"]))
-            for pair in pairs({"n1": 1000, "n2": 300, "n3": 1010, "n4": 990})
-        ],
-        columns=list(NEIGHBOUR_COLUMNS),
-    )
-    table = node_table(pd.concat([ring, ring.assign(run_id="other run")])).set_index("node")
-    assert tuple(table.reset_index().columns[1:4]) == ("cell_id", "ranks", "n")
-    assert (table["n"] == 2).all()
-    assert table["node_bytes_per_sec"].to_dict() == {"n1": 990, "n2": 300, "n3": 990, "n4": 990}
-    assert table.loc["n2", "node_ratio"] == pytest.approx(300 / 990)
-    assert table.loc["n1", "node_ratio"] == 1
-    # It is slow in one direction only.
-    assert table.loc["n2", ["send_bytes_per_sec", "receive_bytes_per_sec"]].to_list() == [300, 1010]
-
-
-def test_of_two_nodes_the_slow_one_is_not_named(study):
-    table = node_table(neighbour_rows(study))
-    assert tuple(table.columns) == NODE_COLUMNS
-    assert table["node_ratio"].isna().all()
-    assert list(table["send_bytes_per_sec"]) == [100, 200]
-
-
-def test_malformed_exchanges_are_ignored(study):
-    attempts = [attempt for attempt in study.attempts if "n2" in attempt]
-    content = json.loads(Path(attempts[0], "probes.json").read_text())
-    for broken in ([7], 5, [{"sender": "n1", "receiver": "n2", "bytes_per_s": []}], [{"sender": "n1"}]):
-        content["neighbours"] = {"pairs": broken}
-        Path(attempts[0], "probes.json").write_text(json.dumps(content))
-        assert len(neighbour_rows(study)) == 2 * (len(attempts) - 1)
-    assert list(node_table(neighbour_rows(study).iloc[:0])) == list(NODE_COLUMNS)
-
-
 @pytest.mark.usefixtures("nothing_drawn")
 def test_the_report_writes_the_sweeps_and_the_fits(study):
     report = write_report(study.folder.path).page.parent
     fabric = pd.read_csv(report / "fabric.csv")
-    assert tuple(fabric.columns[: len(FABRIC_COLUMNS)]) == FABRIC_COLUMNS
-    assert set(fabric.columns[len(FABRIC_COLUMNS) :]) < set(NODE_COLUMNS)
+    assert tuple(fabric.columns) == FABRIC_COLUMNS
     (cell,) = [c for c in study.cells["cell_id"] if c.startswith("n2")]
-    assert list(fabric["cell_id"]) == [cell] * 3
-    assert list(fabric["node"].fillna("")) == ["", "n1", "n2"]
-    assert list(fabric["node_bytes_per_sec"][1:]) == [100, 100]
+    assert list(fabric["cell_id"]) == [cell]
     assert fabric["beta_sec_per_byte"].iloc[0] == pytest.approx(BETA, rel=0.05)
     assert len(pd.read_csv(report / "sweep.csv")) == len(sweep_rows(study))
     for attempt in study.attempts:
