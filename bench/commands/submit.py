@@ -49,7 +49,7 @@ CanaryOption = Annotated[
 ]
 _PACK = "Submit one job that executes all runs in turn, with the nodes of the largest run."
 PackOption = Annotated[bool, typer.Option("--pack", help=_PACK)]
-_PREFLIGHT = "Check nodes first, and exclude the unfit ones. With --pack, the job checks its nodes."
+_PREFLIGHT = "Check nodes first, and exclude the unfit ones."
 PreflightOption = Annotated[bool, typer.Option("--preflight", help=_PREFLIGHT)]
 DryRunJsonOption = Annotated[bool, typer.Option("--json", help="With --dry-run: print JSON for programs.")]
 
@@ -86,16 +86,16 @@ def submit_command(
     )
     runs, seen = limited.until_answered(choose) if wait or canary else choose()
     if pack:
-        _check_pack_budget(planned, runs, budget, preflight=preflight)
+        _check_pack_budget(planned, runs, budget)
     else:
         check_budget(planned, runs, budget)
-        if preflight and runs and budget is not None:
-            limit = human_duration(PREFLIGHT_LIMIT_S)
-            say(f"--budget: the preflight's job of at most {limit} is not counted")
+    if preflight and runs and budget is not None:
+        limit = human_duration(PREFLIGHT_LIMIT_S)
+        say(f"--budget: the preflight's job of at most {limit} is not counted")
     if dry_run:
         _show(planned, runs, pack=pack, preflight=preflight, as_json=as_json)
         return 0
-    if preflight and runs and not pack:
+    if preflight and runs:
         check_nodes_of(planned, runs, timeout_s=None if wait else DEFAULT_TIMEOUT_S)
     if canary:
         if not canary_passes(planned, runs, seen=seen, halt=halt, patience=limited, pack=pack):
@@ -108,7 +108,6 @@ def submit_command(
         max_queued=max_queued,
         patience=limited if wait else None,
         pack=pack,
-        preflight=preflight,
         halt=halt,
     )
 
@@ -182,14 +181,12 @@ def _say_if_inexact(planned: PlannedStudy, gpu_hours: float) -> None:
         say(f"--budget: the runs could use more than the counted {gpu_hours:g} GPU-hours, because {why}")
 
 
-def _check_pack_budget(
-    planned: PlannedStudy, runs: Sequence[Run], budget: float | None, *, preflight: bool
-) -> None:
+def _check_pack_budget(planned: PlannedStudy, runs: Sequence[Run], budget: float | None) -> None:
     """Print the maximum cost of one job for all ``runs``; raise BenchError if it exceeds ``budget``."""
     pack_executor(planned)  # raises if the executor has no packs
     if not runs:
         return
-    pack = allocation_of(planned, runs, preflight=preflight)
+    pack = allocation_of(planned, runs)
     limit = human_duration(pack.limit_s)
     if budget is not None and pack.gpu_hours > budget:
         hours = f"{pack.gpu_hours:g} GPU-hours ({pack.nodes} x {pack.reserved_per_node} GPUs for {limit})"
@@ -208,7 +205,7 @@ def _show(planned: PlannedStudy, runs: Sequence[Run], *, pack: bool, preflight: 
     if preflight:
         say("--preflight: the nodes are checked first, and unfit nodes are excluded")
     if pack:
-        _show_pack(planned, runs, as_json=as_json, preflight=preflight)
+        _show_pack(planned, runs, as_json=as_json)
     else:
         _show_commands(planned, runs, as_json=as_json)
 
@@ -237,9 +234,9 @@ def _show_commands(planned: PlannedStudy, runs: Sequence[Run], *, as_json: bool)
     print(f"{len(runs)} of {len(planned.runs)} runs would be started")
 
 
-def _show_pack(planned: PlannedStudy, runs: Sequence[Run], *, as_json: bool, preflight: bool) -> None:
+def _show_pack(planned: PlannedStudy, runs: Sequence[Run], *, as_json: bool) -> None:
     """Print the command that would start ``runs`` in one job, and their order in the job."""
-    command, order = pack_executor(planned, preflight=preflight).describe(runs) if runs else ("", [])
+    command, order = pack_executor(planned).describe(runs) if runs else ("", [])
     if as_json:
         shown = [{"run_id": run_id, "nodes": nodes} for run_id, nodes in order]
         print_json(_dry_run_json(planned, command=command, runs=shown))
@@ -264,18 +261,17 @@ def start(
     max_queued: int | None = None,
     patience: Patience | None = None,
     pack: bool = False,
-    preflight: bool = False,
     halt: HaltWatch | None = None,
 ) -> int:
     """Start ``runs``, print the state of the study, and return the exit code.
 
     ``seen`` are the records by which ``runs`` were chosen.
-    With ``pack``, one job executes all ``runs``; with ``preflight``, this job checks its nodes first. With
-    ``patience``, wait until all runs have ended. ``halt`` (by default created now) detects a `bench cancel`
-    that is called after its creation. The exit code is 1 if a run has failed or the study was cancelled.
+    With ``pack``, one job executes all ``runs``. With ``patience``, wait until all runs have ended. ``halt``
+    (by default created now) detects a `bench cancel` that is called after its creation. The exit code is 1 if
+    a run has failed or the study was cancelled.
     """
     halt, name = halt or HaltWatch(planned.ledger), planned.folder.name
-    executor = executor_for(planned, pack=pack, preflight=preflight)
+    executor = executor_for(planned, pack=pack)
     remaining = _start_now(executor, runs, seen=seen, halt=halt, max_queued=max_queued, patience=patience)
     if patience is None:
         _say_stuck_now(executor, runs, name=name, pack=pack)

@@ -14,25 +14,21 @@ Executor = SerialExecutor | SlurmExecutor
 _EXECUTORS = {"local": LocalExecutor, "ssh": SshExecutor, "slurm": SlurmExecutor}
 
 
-def executor_for(study: PlannedStudy, *, pack: bool = False, preflight: bool = False) -> Executor:
-    """Return the executor that the study's matrix names.
-
-    With ``pack``, return an executor that submits one job for all runs; with ``preflight``, this job checks
-    its nodes first.
-    """
+def executor_for(study: PlannedStudy, *, pack: bool = False) -> Executor:
+    """Return the executor of the study's matrix; with ``pack``, one that submits one job for all runs."""
     if pack:
-        return pack_executor(study, preflight=preflight)
+        return pack_executor(study)
     if study.executor not in _EXECUTORS:
         raise BenchError(f"executor {study.executor!r} is unknown", remedy=REPLAN)
     executor: Executor = _EXECUTORS[study.executor](study)
     return executor
 
 
-def pack_executor(study: PlannedStudy, *, preflight: bool = False) -> PackExecutor:
+def pack_executor(study: PlannedStudy) -> PackExecutor:
     """Return the executor that submits many runs as one job; raise BenchError for studies without Slurm."""
     if study.executor != "slurm":
         what = f"--pack submits many runs as one Slurm job, but the matrix's executor is {study.executor}"
         raise BenchError(
             what, remedy="omit --pack: without Slurm, runs are always executed one after another"
         )
-    return PackExecutor(study, preflight=preflight)
+    return PackExecutor(study)

@@ -22,7 +22,6 @@ from typing import Any
 
 from ..errors import BenchError, unwritable
 from ..matrix.cell import Run
-from ..render import PREFLIGHT_LIMIT_S
 from ..slurm.job_states import JobStatus, classify
 from ..slurm.parsing import AccountingRow, JobKey
 from ..study.files import write_atomically, write_json
@@ -74,18 +73,15 @@ class Allocation:
         return [*sizes, *gpus, f"--time={slurm_time(self.limit_s)}"]
 
 
-def allocation_of(study: PlannedStudy, runs: Sequence[Run], *, preflight: bool = False) -> Allocation:
-    """Return the allocation that is large enough to execute ``runs`` (at least one) one after another.
-
-    With ``preflight``, the job checks its nodes first.
-    """
+def allocation_of(study: PlannedStudy, runs: Sequence[Run]) -> Allocation:
+    """Return the allocation that is large enough to execute ``runs`` (at least one) one after another."""
     cells = [study.cells[run.cell_id] for run in runs]
     tasks = max(max(cell.ranks_per_node) for cell in cells)
     return Allocation(
         nodes=max(cell.nodes for cell in cells),
         tasks_per_node=tasks,
         gpus_per_node=tasks if any(cell.device == "cuda" for cell in cells) else 0,
-        limit_s=int(study.plan["time_limit_s"]) * len(runs) + PREFLIGHT_LIMIT_S * preflight,
+        limit_s=int(study.plan["time_limit_s"]) * len(runs),
         node_gpus=study.reserved_node_gpus,
     )
 
@@ -110,7 +106,6 @@ class Pack:
     folder: PackFolder
     allocation: Allocation
     attempts: list[Attempt]
-    preflight: bool = False
 
     def describe(self, place: int) -> dict[str, Any]:
         """Return the value of ``allocation`` in run.json for the run at position ``place`` (from 1)."""
@@ -156,11 +151,6 @@ def write_pack(study: PlannedStudy, pack: Pack) -> None:
         pack.folder.path.mkdir(mode=0o755, parents=True)  # only the owner may replace scripts
         for cell_id in {attempt.cell.cell_id for attempt in pack.attempts}:
             write_atomically(pack.folder.script(cell_id), study.script(cell_id).read_text(encoding="utf-8"))
-        if pack.preflight:
-            pack.folder.preflight.path.mkdir(mode=0o755)
-            write_atomically(
-                pack.folder.preflight.script, preflight_script(study).read_text(encoding="utf-8")
-            )
     except OSError as error:
         raise unwritable(pack.folder.path, error) from None
     write_atomically(pack.folder.members, "".join(f"{line}\n" for line in pack.lines(study)))
@@ -207,13 +197,9 @@ class Mark:
 
 @dataclass
 class Marks:
-    """Content of marks.jsonl, a pack's record of its runs; ``over`` is True when the pack is finished.
-
-    ``skipped`` contains the runs that were not started because too few nodes are fit, with the reasons.
-    """
+    """Content of marks.jsonl, a pack's record of its runs; ``over`` is True when the pack is finished."""
 
     runs: dict[str, Mark] = field(default_factory=dict)
-    skipped: dict[str, str] = field(default_factory=dict)
     last_place: int = 0
     over: bool = False
 
@@ -241,8 +227,6 @@ class Marks:
         elif kind == "end":
             start = self.runs[run_id]
             self.runs[run_id] = Mark(start.hosts, start.started, int(mark["exit_code"]), mark["by"], moment)
-        elif kind == "skip":
-            self.skipped[run_id], self.last_place = str(mark["reason"]), int(mark["place"])
         elif kind in ("done", "stop"):
             self.over = True
 
@@ -267,11 +251,9 @@ class Packs:
         return self.marks(record).runs.get(record.run_id)
 
     def has_ended(self, record: RunRecord) -> bool:
-        """Return True if a run has ended or was skipped, even if its pack (job of many runs) still runs."""
+        """Return True if a run has ended, even if its pack (job of many runs) still runs."""
         if not is_packed(record):
             return False
-        if record.run_id in self.marks(record).skipped:
-            return True
         mark = self.mark(record)
         return mark is not None and mark.by in _OWN_ENDS
 
@@ -284,13 +266,8 @@ class Packs:
         before = max(1, int(record.details["allocation"]["place"]) - max(1, self.marks(record).last_place))
         reason = f"waits for {count(before, 'run')} before it in its pack (job {record.job_id})"
         if not self.marks(record).runs:
-            checks = ", which checks its nodes first" if self._has_preflight(record) else ""
-            reason = f"waits for its pack (job {record.job_id}{checks}) to start its first run"
+            reason = f"waits for its pack (job {record.job_id}) to start its first run"
         return JobStatus(RunState.QUEUED, reason=reason)
-
-    def _has_preflight(self, record: RunRecord) -> bool:
-        number = _pack_number(record)
-        return number is not None and self.folder.pack(number).preflight.script.is_file()
 
     def never_started(self, record: RunRecord) -> bool:
         """Return True if neither marks.jsonl nor end.json shows that the run started."""
@@ -307,9 +284,6 @@ class Packs:
         candidates = (job for job in (classify(rows), queued) if job is not None and job.state.ended)
         job = next(candidates, None)
         over, never_started = job is not None, self.never_started(record)
-        skipped = self.marks(record).skipped.get(record.run_id)
-        if never_started and skipped is not None and record.state is not RunState.CANCELLED:
-            return JobStatus(RunState.PLANNED, reason=skipped)
         if never_started and record.state is not RunState.CANCELLED:
             certain = over or self.marks(record).over
             return JobStatus(RunState.PLANNED, reason=not_started(record, job)) if certain else None

@@ -12,9 +12,8 @@ from typing import Any
 
 from ..errors import BenchError
 from ..matrix.cell import Run
-from ..slurm.client import BatchJob, Slurm, SlurmRefusedError
+from ..slurm.client import BatchJob, SlurmRefusedError
 from ..study.ledger import RunRecord, RunState, now
-from ..study.plan_json import PlannedStudy
 from ..study.run_json import Attempt, new_attempt, next_attempt, write_run
 from ..units import count, human_duration
 from .base import Callbacks, QueueFullError, may_start
@@ -24,7 +23,6 @@ from .pack import (
     job_name,
     next_number,
     pack_script,
-    preflight_script,
     write_pack,
 )
 from .slurm import SlurmExecutor, longest_limit_s, partitions_of, permanent_refusal
@@ -34,13 +32,7 @@ _REMEDY = "choose fewer runs with --only, lower cluster.time_limit, or submit wi
 
 
 class PackExecutor(SlurmExecutor):
-    """Execute many runs of a study in one Slurm job; with ``preflight``, the job checks its nodes first."""
-
-    def __init__(self, study: PlannedStudy, *, slurm: Slurm | None = None, preflight: bool = False) -> None:
-        super().__init__(study, slurm=slurm)
-        self._preflight = preflight
-        if preflight:
-            preflight_script(study)  # raises an error if there is no such script
+    """Execute many runs of a study in one Slurm job."""
 
     def submit(
         self,
@@ -89,10 +81,10 @@ class PackExecutor(SlurmExecutor):
         number = next_number(self.study)
         name = job_name(self.study, number)
         runs = [attempt.run for attempt in attempts]
-        allocation = allocation_of(self.study, runs, preflight=self._preflight)
+        allocation = allocation_of(self.study, runs)
         named = [replace(attempt, job_name=name) for attempt in attempts]
         folder = self.study.folder.pack(number)
-        return Pack(number, name, folder, allocation, named, preflight=self._preflight)
+        return Pack(number, name, folder, allocation, named)
 
     def _pack_job(self, pack: Pack) -> BatchJob:
         return BatchJob(

@@ -8,8 +8,8 @@
                                trace-rank0.json.gz env.json conditions.json sampled_step.json
                                end.json sacct_summary.txt
                                job.out job.err
-      packs/pack-<n>/  pack.json members marks.jsonl <cell>.sbatch job.out job.err preflight/
-      preflight/preflight-<n>/ preflight.json preflight.sbatch measured.json result.json unfit
+      packs/pack-<n>/  pack.json members marks.jsonl <cell>.sbatch job.out job.err
+      preflight/preflight-<n>/ preflight.json preflight.sbatch measured.json result.json
                                job.out job.err
 
 A run is described by its ``run.json``; its properties are never parsed from folder names.
@@ -105,7 +105,6 @@ class PreflightFolder(JobFolder):
     script = _Child("preflight.sbatch")  # the script as it was submitted
     measured = _Child("measured.json")  # all values, written after each check
     result = _Child("result.json")  # nodes, links, and the nodes to exclude
-    unfit = _Child("unfit")  # names of the unfit nodes, one per line, for the script of a pack
 
 
 @dataclass(frozen=True)
@@ -119,11 +118,6 @@ class PackFolder(JobFolder):
     def script(self, cell_id: str) -> Path:
         """Return the path of a cell's script as it was when the pack was submitted."""
         return self.path / f"{cell_id}.sbatch"
-
-    @property
-    def preflight(self) -> PreflightFolder:
-        """Folder of the preflight that the pack's job performs first (with --preflight)."""
-        return PreflightFolder(self.path / "preflight")
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import unwritable
-from .files import read_json, write_atomically, write_json
+from .files import read_json, write_json
 from .layout import PreflightFolder, StudyFolder
 
 
@@ -53,8 +53,7 @@ def write_measured(folder: PreflightFolder, content: Mapping[str, Any]) -> None:
 
 
 def write_result(folder: PreflightFolder, result: Mapping[str, Any]) -> None:
-    """Write the result of a preflight, and the names of unfit nodes for scripts."""
-    write_atomically(folder.unfit, "".join(f"{name}\n" for name in result["exclude"]))
+    """Write the result of a preflight."""
     write_json(folder.result, result)
 
 
@@ -69,11 +68,6 @@ def write_unfit(study: StudyFolder, *, nodes: Sequence[str], job_id: str | None)
 
 
 def unfit_nodes(study: StudyFolder) -> list[str]:
-    """Return the nodes to exclude from runs, as found by the last preflight and by later jobs with --pack."""
+    """Return the nodes to exclude from runs, as found by the last preflight."""
     content = read_json(study.unfit) or {}
-    names = [str(name) for name in content.get("nodes", [])]
-    since = study.unfit.stat().st_mtime if content else 0.0
-    for found in sorted(study.packs.glob("pack-*/preflight/unfit")):
-        if found.stat().st_mtime > since:
-            names += found.read_text(encoding="utf-8").split()
-    return list(dict.fromkeys(names))
+    return [str(name) for name in content.get("nodes", [])]

@@ -1,4 +1,4 @@
-"""Preflights on a real cluster: `bench preflight`, `bench submit --preflight`, and packs that check their nodes."""
+"""Preflights on a real cluster: `bench preflight`, and `bench submit --preflight`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from bench.study.preflight import unfit_nodes
 from tests.cluster.bed import Cluster
 from tests.commands import command_line
 from tests.executors.slurm_studies import MEASURE, Study
@@ -31,7 +30,6 @@ STAND_IN = """\
 #SBATCH --account=users
 #SBATCH --mem=100M
 %s
-printf 'n2\\n' >"$1/unfit"
 echo '{"nodes": [{"node": "n2", "fit": false, "check": "memory", "value": 8e9, "median": 1e10, "checks": [{"check":
 "memory", "fit": false, "value": 8e9, "median": 1e10, "unit": "B/s"}]}], "links": [], "exclude": ["n2"],
 "threshold": 0.9, "rounds": 0, "pairs": 0, "job_id": "'$SLURM_JOB_ID'"}' >"$1/result.json.new"
@@ -70,8 +68,9 @@ def four(cluster: Cluster, scripted: Callable[..., Study]) -> Study:
     return study
 
 
-def test_unfit_nodes_are_excluded_and_runs_that_need_them_stay_planned(cluster, four):
-    done = four.bench("submit", "STUDY", "--preflight", "--wait")
+@pytest.mark.parametrize("pack", [[], ["--pack"]], ids=["jobs", "pack"])
+def test_unfit_nodes_are_excluded_and_runs_that_need_them_stay_planned(cluster, four, pack):
+    done = four.bench("submit", "STUDY", "--preflight", "--wait", *pack)
     assert done.returncode == 0, done.stderr
     assert "n2 is unfit: memory 8 GB/s (80 % of the median, 10 GB/s)\n" in done.stderr
     reason = "needs 4 nodes, but too few are fit (unfit: n2)"
@@ -117,22 +116,6 @@ def test_a_preflight_that_fails_submits_nothing_and_says_why(four):
     assert done.returncode == 2
     assert "could not check the nodes: rank 0 cannot serve the store; see " in done.stderr
     assert not four.jobs_per_run()
-
-
-def test_a_pack_checks_its_nodes_first_and_skips_runs_that_need_more(four):
-    done = four.bench("submit", "STUDY", "--preflight", "--pack", "--wait", "--only", "repeat=1")
-    assert done.returncode == 0, done.stderr
-    found = states(four)
-    assert found["n1x1-gloo-srun-b1-r1"] == ("completed", "")
-    assert found["n4x1-gloo-srun-b1-r1"][0] == "planned"
-    assert "needs 4 nodes, but " in found["n4x1-gloo-srun-b1-r1"][1]
-    marks = [json.loads(line) for line in (four.folder / "packs/pack-1/marks.jsonl").read_text().splitlines()]
-    assert [mark["event"] for mark in marks if mark["event"] in ("preflight", "skip")] == [
-        "preflight",
-        "skip",
-    ]
-    assert all("n2" not in mark["hosts"] for mark in marks if mark["event"] == "start")
-    assert unfit_nodes(four.planned.folder) == ["n2"]
 
 
 def bench_preflight(folder: Path, cluster: Cluster, *words: str, cell: str = "time_limit: 2m") -> Any:
