@@ -9,12 +9,11 @@ sacct.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
-from multiprocessing import get_context
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
 from ..errors import UnwritableError
 from ..slurm.client import Slurm, SlurmUnavailableError
@@ -37,9 +36,6 @@ from .outcome import (
 )
 from .pack import Packs, is_packed, own_rows
 
-if TYPE_CHECKING:
-    from multiprocessing.connection import Connection
-
 #: Seconds after the end of a job until its rows in sacct are considered complete.
 GRACE_S = 30.0
 #: The limit in place of GRACE_S if the end time comes from the clock of a node, which can be wrong.
@@ -49,14 +45,11 @@ MISSING_FOR_S = 24 * 3600.0
 
 INCOMPLETE = "has ended; its accounting in sacct is not complete yet"
 
-#: From this number of runs on, several processes settle them.
+#: From this number of runs on, several threads settle them.
 MANY_RUNS = 64
-#: On a shared file system each of the two dozen file operations per run takes a millisecond, so more
-#: processes than cores are useful.
-PROCESSES = 8
-
-T = TypeVar("T")
-R = TypeVar("R")
+#: On a shared file system each of the two dozen file operations per run takes a millisecond, so threads are
+#: useful.
+THREADS = 8
 
 
 class Settlement:
@@ -107,25 +100,13 @@ class Settlement:
         )
         todo = [(record, "ended") for record in gone] + [(record, "accounted") for record in unaccounted]
         if len(todo) < MANY_RUNS:
-            self._settle_share(todo)
+            for record, event in todo:
+                self._settle_one(record, event)
         else:
-            self._neighbourhood.ask()  # once, and not in each process
-            originals = {record.run_id: record for record, _ in todo}
-            for share in share_out(self._settle_share, todo, processes=PROCESSES):
-                for record, content in share:
-                    original = originals[record.run_id]
-                    vars(original).update(vars(record))
-                    if content is not None:
-                        self._settled[record.run_id] = (original, content)
+            self._neighbourhood.ask()  # once, and not in each thread
+            with ThreadPoolExecutor(THREADS) as pool:
+                list(pool.map(self._settle_one, *zip(*todo, strict=True)))
         self._write_events()
-
-    def _settle_share(
-        self, share: Sequence[tuple[RunRecord, str]]
-    ) -> list[tuple[RunRecord, dict[str, Any] | None]]:
-        """Record how some runs' jobs ended; return each record with its event for the ledger, or None."""
-        for record, event in share:
-            self._settle_one(record, event)
-        return [(record, self._settled.get(record.run_id, (record, None))[1]) for record, _ in share]
 
     def _ask_accounting(self, records: Sequence[RunRecord]) -> None:
         names = {record.job_id: record.job_name for record in records}
@@ -352,48 +333,6 @@ def lacks_accounting(record: RunRecord) -> bool:
         return _age_s(datetime.fromisoformat(str(record.details.get("time")))) < MISSING_FOR_S
     except ValueError:
         return False
-
-
-def share_out(work: Callable[[Sequence[T]], R], items: Sequence[T], *, processes: int) -> Iterator[R]:
-    """Divide ``items`` into shares, and yield ``work(share)`` of each; several processes compute at once.
-
-    The processes are forks of this one: they share its memory until they change it, and their changes have no
-    effect here. Results must be picklable. If a process cannot start or ends without a complete result, its
-    share is computed here.
-    """
-    context = get_context("fork")
-    shares = [items[number::processes] for number in range(processes)]
-    started, receivers = [], []
-    for share in shares[1:]:
-        receiver, sender = context.Pipe(duplex=False)
-        receivers.append(receiver)
-        process = context.Process(target=_send, args=(sender, tuple(receivers), work, share))
-        with suppress(OSError):  # the user's limit of processes is reached
-            process.start()
-        sender.close()
-        started.append((process, receiver, share))
-    try:
-        yield work(shares[0])
-        for process, receiver, share in started:
-            try:
-                result = receiver.recv()
-            except (EOFError, OSError):
-                result = work(share)
-            yield result
-            if process.is_alive():
-                process.join()
-    finally:
-        for receiver in receivers:
-            receiver.close()
-
-
-def _send(sender: Connection, receivers: Sequence[Connection], work: Callable[[T], Any], share: T) -> None:
-    # While a copy of its receiver is open, a process whose parent has ended would wait in `send` forever.
-    for receiver in receivers:
-        receiver.close()
-    # If the work fails, the parent repeats it and reports the error.
-    with suppress(BaseException):
-        sender.send(work(share))
 
 
 def _await_accounting(record: RunRecord) -> None:

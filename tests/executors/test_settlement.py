@@ -1,84 +1,19 @@
-"""Settlement of many runs, which several processes share."""
+"""Settlement of many runs, which several threads share."""
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import re
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
-
-import pytest
 
 from bench.executors import settlement
-from bench.executors.settlement import Settlement, share_out
+from bench.executors.settlement import Settlement
 from bench.slurm.client import Slurm
 from bench.slurm.parsing import AccountingRow, parse_accounting
 from bench.study.layout import METRICS_COLUMNS
 from bench.study.run_json import new_attempt, read_run, write_run
 from tests.executors.slurm_studies import Study, scripted_study
-
-NUMBERS = range(10)
-
-
-def squares(share: Sequence[int]) -> list[tuple[int, int]]:
-    return [(number**2, os.getpid()) for number in share]
-
-
-def test_each_process_computes_one_share():
-    shares = list(share_out(squares, NUMBERS, processes=4))
-    assert sorted(square for share in shares for square, _ in share) == [number**2 for number in NUMBERS]
-    assert len({process for share in shares for _, process in share}) == 4
-    assert shares[0][0][1] == os.getpid()
-
-
-@pytest.mark.parametrize("size", [0, 10**6])
-def test_a_process_that_is_killed_leaves_its_share_to_its_parent(size):
-    parent = os.getpid()
-
-    def die(share: Sequence[int]) -> list[Any]:
-        if os.getpid() == parent:
-            for child in multiprocessing.active_children():
-                child.join()
-        elif 3 in share and size:  # the pipe is too small for the result: the process is killed while sending
-            threading.Timer(0.5, os._exit, (9,)).start()
-            return [b"x" * size]
-        elif 3 in share:
-            os._exit(9)
-        return squares(share)
-
-    shares = list(share_out(die, NUMBERS, processes=4))
-    assert sorted(square for share in shares for square, _ in share) == [number**2 for number in NUMBERS]
-    assert {process for share in shares for square, process in share if square == 9} == {parent}
-
-
-@pytest.mark.parametrize("wrong", [0, 3])
-def test_an_error_is_raised_and_all_processes_end(wrong, capfd):
-    def fail(share: Sequence[int]) -> bytes:
-        if wrong in share:
-            raise ValueError("this one")
-        return b"x" * 10**6
-
-    with pytest.raises(ValueError, match="this one"):
-        list(share_out(fail, NUMBERS, processes=4))
-    for child in multiprocessing.active_children():
-        child.join(60)
-        assert child.exitcode == 0
-    assert capfd.readouterr() == ("", "")
-
-
-def test_without_further_processes_all_shares_are_computed_here(monkeypatch):
-    monkeypatch.setattr(os, "fork", Mock(side_effect=BlockingIOError(11, "Resource temporarily unavailable")))
-    shares = list(share_out(squares, NUMBERS, processes=4))
-    assert {process for share in shares for _, process in share} == {os.getpid()}
-    assert sum(len(share) for share in shares) == len(NUMBERS)
-
-
-def test_more_processes_than_items_are_no_error():
-    assert sum(len(share) for share in share_out(squares, [1, 2], processes=4)) == 2
 
 
 class Accounting(Slurm):
@@ -125,7 +60,7 @@ def submitted(study: Study) -> str:
     return rows
 
 
-def test_several_processes_settle_runs_as_one_does(tmp_path, monkeypatch):
+def test_several_threads_settle_runs_as_one_does(tmp_path, monkeypatch):
     found = []
     for name, many in (("one", 100), ("several", 1)):
         study = scripted_study(tmp_path / name, ["true"] * 20, {})
