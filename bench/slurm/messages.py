@@ -32,11 +32,10 @@ STEP_DAEMON = (
     Wording(r"\w{3} +\d+ [\d:.]+ +\d+ \S+ +0x\w+: error: ", f"{_OLDER} with LogTimeFormat=thread_id"),
 )
 #: Slurm ends a job or a step. ``why`` is missing for scancel and for steps that srun ends after a task has
-#: failed; in these cases, 25.05 and later print ``DUE to SIGNAL ...`` and ``DUE TO TASK FAILURE``. Before
-#: 20.11, the message did not name the node.
+#: failed; in these cases, 25.05 and later print ``DUE to SIGNAL ...`` and ``DUE TO TASK FAILURE``.
 ENDED = (
     Wording(
-        r"\*\*\* (?P<kind>JOB|STEP) (?P<job>\d+)\S* (?:ON \S+ )?CANCELLED AT \S+"
+        r"\*\*\* (?P<kind>JOB|STEP) (?P<job>\d+)\S* ON \S+ CANCELLED AT \S+"
         r"(?: DUE TO (?P<why>[A-Z]+(?: [A-Z]+)*))?",
         _EVERY,
     ),
@@ -50,7 +49,7 @@ END_REASONS = {
 }
 #: The kernel killed processes of a step, because it exceeded its memory limit.
 OUT_OF_MEMORY = (
-    Wording(r"Detected \d+ oom-kill event\(s\) in (?:StepId=|step )(?P<job>\d+)\.", "20.11, 22.05"),
+    Wording(r"Detected \d+ oom-kill event\(s\) in StepId=(?P<job>\d+)\.", "20.11, 22.05"),
     Wording(
         r"Detected \d+ oom_kill events? in StepId=(?P<job>\d+)\.",
         "(23.02, 23.11), 24.11, (25.05, 25.11), 26.05",

@@ -30,7 +30,6 @@ AT = "CANCELLED AT 2026-11-21T18:26:34"
         (f"slurmstepd: error: *** JOB 7 ON n1 {AT} DUE TO JOB REQUEUE ***", "REQUEUED"),
         (f"slurmstepd: error: *** JOB 7 ON n1 {AT} DUE TO SIGNAL Terminated ***", "CANCELLED"),
         (f"slurmstepd: error: *** JOB 7 ON n1 {AT} ***", "CANCELLED"),
-        (f"slurmstepd: error: *** JOB 7 {AT} DUE TO TIME LIMIT ***", "TIMEOUT"),
         (
             "slurmstepd: error: Detected 1 oom-kill event(s) in StepId=7.batch cgroup. Some of your "
             "processes may have been killed by the cgroup out-of-memory handler.",
