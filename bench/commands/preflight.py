@@ -59,7 +59,7 @@ def preflight_command(
 ) -> int:
     """Find nodes and links that are slow or unfit, with one job of at most three minutes.
 
-    The job measures each node, and exchanges messages between all nodes. The command prints the
+    The job measures each node, and the links of a ring through all nodes. The command prints the
     exclude: line for the matrix. The exit code is 1 if a node is unfit or a link is slow, and 2 if the
     nodes could not be checked.
     """
@@ -73,7 +73,7 @@ def preflight_command(
         folder, result = job.perform()
     excluded = plan.matrix.cluster.exclude
     if as_json:
-        keys = ("nodes", "links", "exclude", "job_id", "threshold", "rounds", "pairs")
+        keys = ("nodes", "links", "exclude", "job_id", "threshold", "pairs")
         print_json({**{key: result[key] for key in keys}, "folder": str(folder.path)})
     else:
         show_result(result, excluded=excluded)

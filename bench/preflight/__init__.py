@@ -1,1 +1,1 @@
-"""Check nodes before a study: a short job measures every node, and exchanges messages between all nodes."""
+"""Check nodes before a study: a short job measures every node, and the links of a ring."""

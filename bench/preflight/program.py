@@ -27,24 +27,21 @@ from torch.distributed import HashStore, PrefixStore, Store, TCPStore  # type: i
 
 from ..measure.node import cpu_groups, cpu_quota, host_name
 from ..measure.nvml import clocks, gpu_facts
-from ..measure.pairs import exchange_steps
 from ..study.layout import PreflightFolder
 from ..study.preflight import write_measured, write_result
 from ..workload.failures import WorkloadError
 from ..workload.rendezvous import Launch, launch_from
+from .pairs import exchange_steps
 from .verdict import (
-    EXCHANGES_S,
     FAULTS,
     RATES,
     Measured,
     Step,
     assess,
-    exchange_s,
     failing,
-    halving_rounds,
     judge,
-    most_steps,
     pairs_again,
+    ring_steps,
     uneven_directions,
 )
 
@@ -237,6 +234,8 @@ def _total(values: Iterable[float | None]) -> float | None:
 
 #: Time for which rank 0 waits for nodes that have not joined.
 JOIN_S = 60.0
+#: Time of an exchange, and maximum time of all exchanges.
+_EXCHANGE_S, _EXCHANGES_S = 0.3, 60.0
 #: The first exchanges, which show how much to send in later exchanges.
 FIRST_BYTES = 4 * 2**20
 MAX_BYTES = 256 * 2**20
@@ -440,24 +439,24 @@ class Coordinator:
             return  # the process group would wait for a node that has stopped answering
         gpus = self.measured.passes["gpus"][0]
         backend = "nccl" if all(gpus) else "gloo"
-        first = halving_rounds(nodes, max_steps=1)[0]
-        count = self._message_bytes(self._exchanged(first, FIRST_BYTES, backend).values(), nodes)
-        rounds = halving_rounds(nodes, max_steps=most_steps(nodes))
-        self.measured.exchange = self._exchanged([step for one in rounds for step in one], count, backend)
-        self.measured.rounds = len(rounds)
+        ring = ring_steps(nodes)
+        rates = self._exchanged(ring[:1], FIRST_BYTES, backend).values()
+        wanted = round(median(rates) * _EXCHANGE_S) if rates else FIRST_BYTES
+        count = max(FIRST_BYTES, min(MAX_BYTES, wanted))
+        self.measured.exchange = self._exchanged(ring, count, backend)
         if again := self._again():
             self.measured.again = self._exchanged(again, count, backend)
-            self.measured.rounds += 1
         write_measured(self._folder, self.measured.as_json())
 
     def _again(self) -> list[Step]:
         if len(self.measured.hosts) == 2:
             uneven = uneven_directions(self.measured.exchange, threshold=self._threshold)
             return [[(0, 1)]] if uneven else []
-        return pairs_again(judge(self.measured.rates, threshold=self._threshold))
+        rates = self.measured.rates
+        return pairs_again(rates, judge(rates, threshold=self._threshold))
 
     def _exchanged(self, steps: Sequence[Step], count: int, backend: str) -> dict[tuple[int, int], float]:
-        limit_s = max(1.0, min(EXCHANGES_S, self._left_s - 20))
+        limit_s = max(1.0, min(_EXCHANGES_S, self._left_s - 20))
         task = {"steps": steps, "bytes": count, "backend": backend, "limit_s": limit_s}
         found = self._perform("exchange", task)
         return {
@@ -465,12 +464,6 @@ class Coordinator:
             for node, received in enumerate(found)
             for partner, rate in (received or {}).items()
         }
-
-    @staticmethod
-    def _message_bytes(rates: Any, nodes: int) -> int:
-        """Return the size of messages that take :func:`exchange_s`."""
-        wanted = round(median(rates) * exchange_s(nodes)) if rates else FIRST_BYTES
-        return max(FIRST_BYTES, min(MAX_BYTES, wanted))
 
 
 def check_this_machine(folder: PreflightFolder, *, threshold: float) -> None:

@@ -5,14 +5,10 @@ errors. Checks that fail are measured again, and only a node that fails both tim
 number of nodes, the median is the higher of the two middle values, because a fault only makes a node
 slower.
 
-For the exchanges, every group of nodes is halved in each round, and each node of one half exchanges with the
-nodes of the other half, one after another (recursive halving). The first round halves the whole set, the
-second round halves its halves, and so on. After ceil(log2(N)) rounds, every two nodes have met once. One
-more round then measures slow links again, and slow nodes with fast partners. The total is at most 2 log2(N)
-rounds.
-
-An exchange is as fast as the slower of its two nodes. A node that is slow with its best partners is a slow
-node. Two nodes that are fast with others, but slow together, have a slow link between them.
+The nodes form a ring, and each node exchanges messages with the next one. An exchange is as fast as the
+slower of its two nodes, so a node is as fast as its best exchange. Suspects are then measured once more: slow
+links, and slow nodes with a node that is known to be fast. A node that is still slow is a slow node. Two
+nodes that are fast with others, but slow together, have a slow link between them.
 
 A pair contains the numbers of two nodes, from 0. This module needs no torch, so that
 `make campaign-preflight` can simulate many cases.
@@ -20,7 +16,6 @@ A pair contains the numbers of two nodes, from 0. This module needs no torch, so
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median_high
@@ -30,72 +25,25 @@ Pair = tuple[int, int]
 #: Pairs that exchange at the same time: every node is in at most one of them.
 Step = list[Pair]
 
-#: Maximum time of all exchanges; time of a single exchange, and its minimum with many nodes.
-EXCHANGES_S = 60.0
-_EXCHANGE_S, _MIN_EXCHANGE_S = 0.3, 0.1
-#: Total duration of an exchange as a multiple of its measured part; the first messages are not measured.
-_OVERHEAD = 1.4
-#: Partners of a slow node in the round that measures slow pairs again.
-PARTNERS_AGAIN = 3
-#: Maximum number of steps in the round that measures slow pairs again.
-STEPS_AGAIN = 12
+
+def ring_steps(nodes: int) -> list[Step]:
+    """Pair each node with the next, and the last with the first, in steps with one pair per node at most."""
+    pairs = [(node, node + 1) for node in range(nodes - 1)] + [(0, nodes - 1)] * (nodes > 2)
+    return steps_of(pairs)
 
 
-def most_rounds(nodes: int) -> int:
-    """Return the maximum number of rounds of exchanges between all nodes, 2 log2(N)."""
-    return math.floor(2 * math.log2(nodes)) if nodes > 1 else 0
-
-
-def exchange_s(nodes: int) -> float:
-    """Return the time for which two nodes exchange messages."""
-    return max(_MIN_EXCHANGE_S, min(_EXCHANGE_S, EXCHANGES_S / nodes))
-
-
-def most_steps(nodes: int) -> int:
-    """Return how many steps (exchanges at the same time) fit into :data:`EXCHANGES_S`."""
-    return max(nodes.bit_length(), int(EXCHANGES_S / (exchange_s(nodes) * _OVERHEAD)))
-
-
-def halving_rounds(nodes: int, *, max_steps: int) -> list[list[Step]]:
-    """Return the rounds of exchanges, each a list of steps: pairs of nodes that exchange at the same time.
-
-    If there are more than ``max_steps``, the longest rounds are shortened, so that pairs are left out evenly.
-    """
-    groups, levels = [list(range(nodes))], []
-    while any(len(group) > 1 for group in groups):
-        halves = [(group[: -(-len(group) // 2)], group[-(-len(group) // 2) :]) for group in groups]
-        levels.append(halves)
-        groups = [half for pair in halves for half in pair if half]
-    lengths = [max(len(left) for left, _ in halves) for halves in levels]
-    limit = _longest(lengths, max_steps)
-    return [
-        [_step(halves, shift) for shift in _spread(length, limit)]
-        for halves, length in zip(levels, lengths, strict=True)
-    ]
-
-
-def _longest(lengths: Sequence[int], max_steps: int) -> int:
-    """Return the length to which longer rounds are shortened, for at most ``max_steps`` steps in total."""
-    limit = max(lengths, default=0)
-    while limit > 1 and sum(min(length, limit) for length in lengths) > max_steps:
-        limit -= 1
-    return limit
-
-
-def _spread(length: int, limit: int) -> list[int]:
-    """Return at most ``limit`` of the numbers below ``length``, at equal distances."""
-    kept = min(length, limit)
-    return [place * length // kept for place in range(kept)]
-
-
-def _step(halves: Iterable[tuple[list[int], list[int]]], shift: int) -> Step:
-    """Pair each node of a left half with the node ``shift`` places further in the right half, if any."""
-    step = []
-    for left, right in halves:
-        if shift < len(left):
-            partners = ((node, (place + shift) % len(left)) for place, node in enumerate(left))
-            step += [(node, right[other]) for node, other in partners if other < len(right)]
-    return step
+def steps_of(pairs: Iterable[Pair]) -> list[Step]:
+    """Distribute pairs over few steps, in each of which a node has at most one partner."""
+    steps: list[tuple[Step, set[int]]] = []
+    for pair in pairs:
+        for step, busy in steps:
+            if busy.isdisjoint(pair):
+                step.append(pair)
+                busy.update(pair)
+                break
+        else:
+            steps.append(([pair], set(pair)))
+    return [step for step, _ in steps]
 
 
 @dataclass(frozen=True)
@@ -111,21 +59,12 @@ class Rates:
         return max(self.first.get(pair, 0.0), self.again.get(pair, 0.0))
 
     def of_nodes(self) -> list[float | None]:
-        """Return the rate of each node with its best partners, or None for a node that exchanged with none.
-
-        A second measurement replaces the first one if it is higher.
-        """
-        first, again = self._with_best_partners(self.first), self._with_best_partners(self.again)
-        both = zip(first, again, strict=True)
-        return [max((rate for rate in pair if rate is not None), default=None) for pair in both]
-
-    def _with_best_partners(self, rates: Mapping[Pair, float]) -> list[float | None]:
-        """Return the upper quartile of each node's rates. It is high if a quarter of the partners is fast."""
-        by_node: list[list[float]] = [[] for _ in range(self.nodes)]
-        for (a, b), rate in rates.items():
-            by_node[a].append(rate)
-            by_node[b].append(rate)
-        return [sorted(own, reverse=True)[(len(own) - 1) // 4] if own else None for own in by_node]
+        """Return the rate of each node with its best partner, or None for a node that exchanged with none."""
+        best: list[float | None] = [None] * self.nodes
+        for pair, rate in (*self.first.items(), *self.again.items()):
+            for node in pair:
+                best[node] = max(rate, best[node] or 0.0)
+        return best
 
 
 @dataclass(frozen=True)
@@ -177,31 +116,20 @@ def confirmed(rates: Rates, verdict: Verdict) -> Verdict:
     return Verdict(verdict.rates, verdict.median, nodes, links)
 
 
-def pairs_again(verdict: Verdict) -> list[Step]:
-    """Return the steps that measure slow links again, and slow nodes with fast partners."""
+def pairs_again(rates: Rates, verdict: Verdict) -> list[Step]:
+    """Return the steps that measure slow links, links of slow nodes, and slow nodes with fast ones."""
     slow = set(verdict.slow_nodes)
     rated = [node for node, rate in enumerate(verdict.rates) if rate is not None and node not in slow]
     fast = sorted(rated, key=lambda node: -(verdict.rates[node] or 0.0))
+    links = [pair for pair in rates.first if not slow.isdisjoint(pair)] + verdict.slow_links
     wanted = []
     for place, node in enumerate(verdict.slow_nodes):
-        # Different slow nodes begin with different partners, so that they can exchange at the same time.
-        partners = [fast[(place + i) % len(fast)] for i in range(min(PARTNERS_AGAIN, len(fast)))]
-        wanted += [(min(node, partner), max(node, partner)) for partner in partners]
-    return _steps_of([*wanted, *verdict.slow_links])[:STEPS_AGAIN]
-
-
-def _steps_of(pairs: Iterable[Pair]) -> list[Step]:
-    """Distribute pairs over few steps, in each of which a node has at most one partner."""
-    steps: list[tuple[Step, set[int]]] = []
-    for pair in pairs:
-        for step, busy in steps:
-            if busy.isdisjoint(pair):
-                step.append(pair)
-                busy.update(pair)
-                break
-        else:
-            steps.append(([pair], set(pair)))
-    return [step for step, _ in steps]
+        # A partner that is not its neighbour shows whether the node is slow, or its links. Slow nodes get
+        # different partners where possible, so that they can exchange at the same time.
+        pairs = [(min(node, one), max(node, one)) for one in fast]
+        pairs = [pair for pair in pairs if pair not in rates.first] or pairs
+        wanted.append(pairs[place % len(pairs)])
+    return steps_of(dict.fromkeys([*wanted, *links]))
 
 
 DEFAULT_THRESHOLD = 0.9
@@ -228,7 +156,7 @@ class Measured:
 
     ``hosts`` are the nodes that joined. ``passes`` maps each check to its passes; a pass is a list of
     values by node. ``silent`` are nodes that did not join or stopped answering. ``exchange`` and ``again``
-    map (receiver, sender) to bytes/s. ``rounds`` is the number of rounds of exchanges.
+    map (receiver, sender) to bytes/s.
     """
 
     hosts: list[str]
@@ -236,7 +164,6 @@ class Measured:
     passes: dict[str, list[list[float | None]]] = field(default_factory=dict)
     exchange: dict[Pair, float] = field(default_factory=dict)
     again: dict[Pair, float] = field(default_factory=dict)
-    rounds: int = 0
 
     @property
     def rates(self) -> Rates:
@@ -319,7 +246,6 @@ def assess(measured: Measured, *, threshold: float) -> dict[str, Any]:
         "links": links,
         "exclude": [node["node"] for node in nodes if not node["fit"]],
         "threshold": threshold,
-        "rounds": measured.rounds,
         "pairs": len(rates.first),
     }
 

@@ -1,7 +1,7 @@
-"""Measure the rates at which pairs of ranks, or the first ranks of adjacent nodes, exchange messages.
+"""Measure the rates at which pairs of nodes exchange messages.
 
 An all-reduce over a ring is as fast as its slowest link, and does not show which link is the slowest.
-Exchanges between adjacent nodes, in both directions at once, show a single slow node or link.
+Exchanges between two nodes, in both directions at once, show a single slow node or link.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ import torch.distributed as dist
 #: Fraction of a message that is sent untimed first, and its minimum size in bytes. Connections then reach
 #: full speed, and traffic shapers use up their credit of some 100 KiB.
 _UNTIMED_PART, _MIN_UNTIMED = 8, 2**19
-#: Minimum size of a message whose size is computed from the rate. A shaper's credit then does not matter.
-_MIN_BYTES = 2**20
 _HELLO_WORDS = 8
 
 
@@ -27,12 +25,8 @@ def exchange_steps(
     *,
     count: int,
     deadline: float,
-    seconds: float | None = None,
 ) -> dict[int, float]:
     """Exchange ``count`` bytes with this rank's partner in each step; return bytes/s received, by partner.
-
-    With ``seconds``, the messages are shortened so that an exchange takes about this time. A delay of a
-    process then has the same effect on the rates of fast and slow links.
 
     A step contains the pairs of ranks that exchange messages at the same time; a rank is in at most one
     pair. All ranks must pass the same steps. After ``deadline`` (of :func:`time.monotonic`), no
@@ -42,11 +36,8 @@ def exchange_steps(
     rates: dict[int, float] = {}
     for step in steps:
         partner = next((b if a == me else a for a, b in step if me in (a, b)), None)
-        if partner is None or partner in rates:
-            continue
-        if not buffers.agree(partner, time.monotonic() < deadline):
-            continue
-        rates[partner] = buffers.rate(partner, seconds)
+        if partner is not None and buffers.agree(partner, time.monotonic() < deadline):
+            rates[partner] = buffers.rate(partner)
     return rates
 
 
@@ -60,33 +51,22 @@ class _Buffers:
 
     def agree(self, partner: int, value: bool) -> bool:
         """Return True if both partners pass True."""
-        return bool(self._least(partner, int(value)))
-
-    def _least(self, partner: int, value: int) -> int:
-        """Return the lower value of the two partners."""
-        mine = torch.full((_HELLO_WORDS,), value, dtype=torch.int64, device=self._device)
+        mine = torch.full((_HELLO_WORDS,), int(value), dtype=torch.int64, device=self._device)
         theirs = torch.zeros_like(mine)
         self._swap(mine, theirs, partner)
-        return min(value, int(theirs[0].item()))
+        return value and bool(theirs[0].item())
 
-    def rate(self, partner: int, seconds: float | None) -> float:
+    def rate(self, partner: int) -> float:
         """Send and receive at the same time; return the bytes/s received."""
         count = self._sent.numel()
-        if seconds is not None:
-            rate = self._received_per_s(partner, min(count, _MIN_UNTIMED))
-            count = self._least(partner, min(count, max(_MIN_BYTES, round(seconds * rate))))
-        self._received_per_s(partner, min(count, max(_MIN_UNTIMED, count // _UNTIMED_PART)))
+        untimed = min(count, max(_MIN_UNTIMED, count // _UNTIMED_PART))
+        self._swap(self._sent[:untimed], self._received[:untimed], partner)
         self.agree(partner, True)  # a fast receiver waits for the slow one, so that both begin together
         began = time.perf_counter()
         # The partner sends its message after this agreement. Therefore the time is never too short, even if
         # this process is delayed, and the highest of several rates is the most accurate.
         self.agree(partner, True)
-        return self._received_per_s(partner, count, began)
-
-    def _received_per_s(self, partner: int, count: int, began: float | None = None) -> float:
-        """Exchange ``count`` bytes; return the bytes/s received since ``began`` (default: now)."""
-        began = time.perf_counter() if began is None else began
-        return count / (self._swap(self._sent[:count], self._received[:count], partner) - began)
+        return count / (self._swap(self._sent, self._received, partner) - began)
 
     def _swap(self, sent: torch.Tensor, received: torch.Tensor, partner: int) -> float:
         """Exchange messages; return the time (of the performance counter) at which ``received`` arrived."""
