@@ -467,12 +467,10 @@ def _parameter_rows(fit: LawFit, *, in_seconds: bool) -> list[tuple[str, ...]]:
 
 def _law_rows(fit: LawFit) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
-    for law in fit.table.to_dict("records"):
-        delta = number(law["delta_aicc"], digits=3) if known(law.get("delta_aicc")) else MISSING
-        error = percent(law.get("leave_last_error"), decimals=1)
-        reason = law.get("reason") or ""
-        verdict = f"refused: {reason}" if law["status"] == "refused" else law["status"]
-        rows.append((law["title"], law["formula"], delta, error, verdict))
+    for fitted in fit.laws:
+        delta = number(fitted.aicc - fit.chosen.aicc, digits=3) if math.isfinite(fitted.aicc) else MISSING
+        error = percent(fitted.leave_last_error, decimals=1)
+        rows.append((fitted.law.title, fitted.law.formula, delta, error, fit.status(fitted)))
     return rows
 
 

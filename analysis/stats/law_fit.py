@@ -14,14 +14,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 from scipy import optimize, special
 
 from analysis.stats.estimate import Floats
-from analysis.stats.law_forms import Fabric, Law, laws_of, with_crossing
+from analysis.stats.law_forms import Fabric, Law, laws_of
 from analysis.stats.measured import Frames
 from analysis.text import count, listed, one_line
 from bench.errors import BenchError
@@ -59,8 +59,6 @@ _FORECAST_COLUMNS = (
     *("like", "nodes", "gpus_per_node", "gpus", "global_batch", "per_gpu_batch"),
     *("step_time_s", "low_s", "high_s", "throughput_samples_per_sec", "remark"),
 )
-#: The columns of :attr:`LawFit.table`; ``status`` is chosen, plausible, less supported or refused.
-LAW_COLUMNS = ("law", "title", "formula", "delta_aicc", "leave_last_error", "status", "reason")
 #: The columns of :meth:`LawFit.predict`.
 PREDICTION_COLUMNS = ("gpus", "step_time_sec", "low", "high", "extrapolation", "beyond")
 
@@ -149,27 +147,6 @@ def _most_within(runs: pd.DataFrame) -> int:
 
 
 @dataclass(frozen=True)
-class Points:
-    """The runs of a series, grouped by size.
-
-    ``ranks`` are the sizes (ascending), ``n`` is the number of runs of each size, and ``mean`` the mean of
-    their log times. ``scatter`` is the sum of the squared deviations of the runs from the mean of their size,
-    ``spare`` its degrees of freedom.
-    """
-
-    ranks: Floats
-    n: Floats
-    mean: Floats
-    scatter: float
-    spare: int
-
-    @property
-    def runs(self) -> int:
-        """Number of runs."""
-        return int(self.n.sum())
-
-
-@dataclass(frozen=True)
 class Fitted:
     """One law with its fitted parameters.
 
@@ -177,15 +154,13 @@ class Fitted:
         theta: its parameters, in the order of ``law.parameters``.
         low, high: ends of the parameters' 95 % intervals.
         aicc: Akaike's criterion, corrected; infinite if there are too few runs.
-        leave_last_error: relative error at the largest size, if it is predicted from the smaller sizes; NaN
-            if there are too few of them.
+        leave_last_error: relative error at the largest size, if it is predicted from the smaller sizes.
         noise: relative standard deviation of a run around the curve.
         freedom: residual degrees of freedom, over runs.
         refused: reason why the law must not be chosen; empty if it may be chosen.
         misfit: True if the law deviates from the sizes' means by more than the noise of the runs explains.
-        covariance: covariance of the parameters, for runs of unit variance.
-        scale: residual variance, which determines the width of the parameters' intervals. It is computed over
-            the runs and over the sizes, and the larger value is used.
+        covariance: covariance of the parameters. The residual variance is computed over the runs and over the
+            sizes, and the larger value is used: if the law misses the sizes' means, the intervals are wider.
     """
 
     law: Law
@@ -199,7 +174,6 @@ class Fitted:
     refused: str
     misfit: bool
     covariance: Floats
-    scale: float
 
     def curve(self, ranks: Floats) -> Floats:
         """Return the seconds per step at the given sizes."""
@@ -209,107 +183,75 @@ class Fitted:
         """Return the ends of the prediction interval of a further run's time per step at the given sizes.
 
         The interval combines the uncertainty of the parameters, the noise of one run and, if ``misfit`` is
-        set, ``leave_last_error``. It is NaN for sizes at which the curve is not positive.
+        set, ``leave_last_error``.
         """
-        centre = self.curve(ranks)
-        usable = centre > 0
-        log_gradient = _gradient(self.law, self.theta, ranks)
-        variance = self.scale * np.einsum("sp,pq,sq->s", log_gradient, self.covariance, log_gradient)
-        variance = np.maximum(variance, 0.0) + self.noise**2
-        if self.misfit and math.isfinite(self.leave_last_error):
-            variance = variance + math.log1p(max(self.leave_last_error, -0.99)) ** 2
+        steps = 1e-6 * np.maximum(np.abs(self.theta), 1e-3 * np.abs(self.theta).max())
+        gradient = optimize.approx_fprime(self.theta, lambda theta: _log_curve(self.law, theta, ranks), steps)
+        gradient = gradient.reshape(len(ranks), -1)
+        variance = np.einsum("sp,pq,sq->s", gradient, self.covariance, gradient) + self.noise**2
+        if self.misfit:
+            variance = variance + math.log1p(self.leave_last_error) ** 2
         half = float(special.stdtrit(self.freedom, 0.5 + level / 2)) * np.sqrt(variance)
         half = np.minimum(half, _MAX_HALF_WIDTH)
-        low, high = centre * np.exp(-half), centre * np.exp(half)
-        return np.where(usable, low, np.nan), np.where(usable, high, np.nan)
+        return self.curve(ranks) * np.exp(-half), self.curve(ranks) * np.exp(half)
 
 
-def points_of(runs: pd.DataFrame) -> Points:
-    """Group the runs by size; ``runs`` have ``gpus`` and ``step_time_sec`` (positive)."""
-    logs = np.log(runs["step_time_sec"].to_numpy(dtype=float))
-    ranks, places = np.unique(runs["gpus"].to_numpy(dtype=float), return_inverse=True)
-    n = np.bincount(places).astype(float)
-    mean = np.bincount(places, weights=logs) / n
-    scatter = float(((logs - mean[places]) ** 2).sum())
-    return Points(ranks, n, mean, scatter, int(n.sum()) - len(ranks))
-
-
-def fit_law(law: Law, points: Points) -> Fitted | None:
-    """Fit the law to all points; return None if there are too few sizes or the fit fails.
-
-    The fit minimises the deviations of the curve from the sizes' means; the runs' scatter does not matter.
-    """
-    sizes, size = len(points.ranks), len(law.parameters)
-    theta = _solve(law, points) if sizes > size else None
-    if theta is None:
-        return None
-    missed = float((points.n * (points.mean - _log_curve(law, theta, points.ranks)) ** 2).sum())
-    squares = max(missed + points.scatter, points.runs * _FLOOR**2)
-    freedom = points.runs - size
-    per_run = squares / freedom
-    # If the law deviates from the means of the sizes, the intervals of the parameters become wider.
-    per_size = missed / (sizes - size)
-    gradient = _gradient(law, theta, points.ranks) * np.sqrt(points.n)[:, None]
-    covariance = np.asarray(np.linalg.pinv(gradient.T @ gradient), dtype=float)
-    scale = max(per_run, per_size)
-    half = float(special.stdtrit(freedom, 0.975)) * np.sqrt(scale * np.diag(covariance))
+def fit_law(law: Law, ranks: Floats, times: Floats) -> Fitted:
+    """Fit the law to runs by least squares on the logarithms; there are more sizes than parameters."""
+    logs = np.log(times)
+    found = _solve(law, ranks, logs)
+    theta, size = found.x, len(law.parameters)
+    _, places, n = np.unique(ranks, return_inverse=True, return_counts=True)
+    spare_sizes, spare_runs, freedom = len(n) - size, len(logs) - len(n), len(logs) - size
+    scatter = float(((logs - (np.bincount(places, logs) / n)[places]) ** 2).sum())
+    squares = max(2 * float(found.cost), len(logs) * _FLOOR**2)
+    per_run, per_size = squares / freedom, max(squares - scatter, 0.0) / spare_sizes
+    covariance = np.asarray(max(per_run, per_size) * np.linalg.pinv(found.jac.T @ found.jac))
+    half = special.stdtrit(freedom, 0.975) * np.sqrt(np.diag(covariance))
+    # F test: the law misses the mean of a size by more than the runs' scatter explains.
+    noisy = spare_runs > 0 and scatter > 0
+    p_value = special.fdtrc(spare_sizes, spare_runs, per_size * spare_runs / scatter) if noisy else 1.0
+    rest = ranks < ranks.max()
+    last = law.curve(_solve(law, ranks[rest], logs[rest], [theta]).x, ranks.max(keepdims=True))[0]
     return Fitted(
         law=law,
         theta=theta,
         low=theta - half,
         high=theta + half,
-        aicc=_aicc(squares, runs=points.runs, parameters=size),
-        leave_last_error=_leave_last_error(law, points),
+        aicc=_aicc(squares, runs=len(logs), parameters=size),
+        leave_last_error=float(last / np.exp(logs[~rest].mean()) - 1),
         noise=math.sqrt(per_run),
         freedom=freedom,
-        refused=shortfall(law, points) or _at_bound(law, theta),
-        misfit=_misfit(per_size, sizes - size, points),
+        refused=_shortfall(len(n), size) or _undetermined(law, found),
+        misfit=bool(p_value < _MISFIT_LEVEL),
         covariance=covariance,
-        scale=scale,
     )
 
 
-def _solve(law: Law, points: Points) -> Floats | None:
-    """Return the best parameters over all starting points, without bounds; None if no fit converges."""
-    if len(points.ranks) < len(law.parameters):
-        return None
-    starts = np.atleast_2d(law.start(points.ranks, np.exp(points.mean)))
-    found = [solved for start in starts if (solved := _descend(law, points, start)) is not None]
-    return min(found, key=lambda solved: solved[1])[0] if found else None
+def _solve(law: Law, ranks: Floats, logs: Floats, starts: Sequence[Floats] = ()) -> optimize.OptimizeResult:
+    """Return the best fit within the bounds, from ``starts`` or all starting values of the parameters.
 
-
-def _descend(law: Law, points: Points, start: Floats) -> tuple[Floats, float] | None:
-    """Return the parameters found by least squares from ``start``, and their sum of squares."""
-    weights = np.sqrt(points.n)
-    # Parameters differ by orders of magnitude, so each is divided by its starting value.
-    unit = np.maximum(np.abs(start), 1e-6 * max(float(np.max(np.abs(start))), _FLOOR))
-
-    def residuals(theta: Floats) -> Floats:
-        return np.asarray(weights * (points.mean - _log_curve(law, theta * unit, points.ranks)))
-
-    # MINPACK's Levenberg-Marquardt method has no bounds: fit_law refuses a law that exceeds its bounds.
-    found, *_ = optimize.leastsq(residuals, start / unit, maxfev=400, full_output=True)
-    squares = float((residuals(found) ** 2).sum())
-    if not (np.isfinite(found).all() and math.isfinite(squares)):
-        return None
-    return np.asarray(found * unit, dtype=float), squares
+    A curve with a kink (of the communication model) has several local minima.
+    """
+    smallest = float(np.exp(logs[ranks == ranks.min()].mean()))
+    units = np.array([smallest if parameter.unit else 1.0 for parameter in law.parameters])
+    bounds = [p.low for p in law.parameters], [p.high for p in law.parameters]
+    found = [
+        optimize.least_squares(
+            lambda theta: _log_curve(law, theta, ranks) - logs,
+            start,
+            bounds=bounds,
+            x_scale=units,
+            # With looser tolerances, parameters may stop before their bounds.
+            **dict.fromkeys(("xtol", "ftol", "gtol"), 1e-12),
+        )
+        for start in starts or [units * start for start in product(*(p.starts for p in law.parameters))]
+    ]
+    return min(found, key=lambda result: result.cost)
 
 
 def _log_curve(law: Law, theta: Floats, ranks: Floats) -> Floats:
-    times = law.curve(theta, ranks)
-    return np.asarray(np.log(np.maximum(times, 1e-12 * np.max(np.abs(times)) + 1e-300)))
-
-
-def _gradient(law: Law, theta: Floats, ranks: Floats) -> npt.NDArray[np.float64]:
-    """Return d log T / d theta, one row per size, by central differences."""
-    columns = []
-    for place, value in enumerate(theta):
-        step = 1e-5 * max(abs(value), 1e-3 * float(np.max(np.abs(theta))))
-        above, below = theta.copy(), theta.copy()
-        above[place] += step
-        below[place] -= step
-        columns.append((_log_curve(law, above, ranks) - _log_curve(law, below, ranks)) / (2 * step))
-    return np.stack(columns, axis=1)
+    return np.asarray(np.log(np.maximum(law.curve(theta, ranks), 1e-300)))
 
 
 def _aicc(squares: float, *, runs: int, parameters: int) -> float:
@@ -324,42 +266,24 @@ def _aicc(squares: float, *, runs: int, parameters: int) -> float:
     return runs * math.log(squares / runs) + 2 * free + 2 * free * (free + 1) / spare
 
 
-def _leave_last_error(law: Law, points: Points) -> float:
-    """Return predicted / measured - 1 at the largest size, for the law fitted to all other sizes."""
-    smaller = Points(points.ranks[:-1], points.n[:-1], points.mean[:-1], points.scatter, points.spare)
-    theta = _solve(law, smaller)
-    if theta is None:
-        return math.nan
-    predicted = float(law.curve(theta, points.ranks[-1:])[0])
-    return predicted / math.exp(points.mean[-1]) - 1
-
-
-def _misfit(per_size: float, spare_sizes: int, points: Points) -> bool:
-    """Return whether the law misses the mean of a size by more than the runs' scatter explains (F test)."""
-    if points.spare < 1 or points.scatter <= 0:
-        return False
-    ratio = per_size / (points.scatter / points.spare)
-    return bool(special.fdtrc(spare_sizes, points.spare, ratio) < _MISFIT_LEVEL)
-
-
-def _at_bound(law: Law, theta: Floats) -> str:
-    """Describe the parameters at or beyond their bounds; the data do not show the terms that contain them."""
-    names = [
-        f"{parameter.name} would be {value:.2g}, beyond its bound of {bound:g}"
-        for parameter, value in zip(law.parameters, theta, strict=True)
-        for bound in (parameter.low, parameter.high)
-        if (value <= bound if bound == parameter.low else value >= bound)
-    ]
-    return "; ".join(names)
-
-
-def shortfall(law: Law, points: Points) -> str:
+def _shortfall(sizes: int, parameters: int) -> str:
     """Return the reason why there are too few sizes to choose the law; empty if there are enough."""
-    sizes, size = len(points.ranks), len(law.parameters)
-    spare = max(sizes - size, 0)
+    spare = sizes - parameters
     if spare >= MIN_FREEDOM:
         return ""
-    return f"{sizes} sizes leave {count(spare, 'residual degree')} of freedom for {size} parameters"
+    return f"{sizes} sizes leave {count(spare, 'residual degree')} of freedom for {parameters} parameters"
+
+
+def _undetermined(law: Law, found: optimize.OptimizeResult) -> str:
+    """Describe the parameters at their bounds or without effect; the data do not show their terms."""
+    reasons = []
+    for parameter, side, effect in zip(law.parameters, found.active_mask, found.jac.T, strict=True):
+        if side:
+            bound = parameter.low if side < 0 else parameter.high
+            reasons.append(f"{parameter.name} is at its bound of {bound:g}")
+        elif not effect.any():
+            reasons.append(f"no measured size depends on {parameter.name}")
+    return "; ".join(reasons)
 
 
 @dataclass(frozen=True)
@@ -369,8 +293,7 @@ class LawFit:
     Attributes:
         mode: ``strong`` or ``weak``.
         chosen: the law for predictions.
-        laws: all fitted laws, the chosen one first; a law with a reason in ``refused`` is never chosen.
-        left_out: laws that could not be fitted, with the reason.
+        laws: all laws, the chosen one first; a law with a reason in ``refused`` is never chosen.
         by_aicc: True if the laws were compared by AICc; False if only by the leave-last-out error.
         path: description of the sizes that the laws are fitted to.
         largest, smallest: sizes in ranks.
@@ -379,7 +302,6 @@ class LawFit:
     mode: str
     chosen: Fitted
     laws: tuple[Fitted, ...]
-    left_out: tuple[tuple[Law, str], ...]
     by_aicc: bool
     path: str
     runs: int
@@ -387,22 +309,9 @@ class LawFit:
     largest: int
 
     @property
-    def table(self) -> pd.DataFrame:
-        """All laws as a frame with the columns :data:`LAW_COLUMNS`, the chosen law first."""
-        rows: list[tuple[object, ...]] = []
-        for fitted in self.laws:
-            delta = fitted.aicc - self.chosen.aicc if math.isfinite(fitted.aicc) else math.nan
-            law = fitted.law
-            numbers = (delta, fitted.leave_last_error)
-            rows.append((law.name, law.title, law.formula, *numbers, self._status(fitted), fitted.refused))
-        for law, reason in self.left_out:
-            rows.append((law.name, law.title, law.formula, math.nan, math.nan, "refused", reason))
-        return pd.DataFrame(rows, columns=list(LAW_COLUMNS))
-
-    @property
     def plausible(self) -> tuple[Fitted, ...]:
         """The chosen law, and the laws that the runs support nearly as much."""
-        return tuple(fitted for fitted in self.laws if self._is_plausible(fitted))
+        return tuple(law for law in self.laws if self._is_plausible(law))
 
     def predict(self, gpus: Sequence[int], level: float = LEVEL, *, beyond: bool = False) -> pd.DataFrame:
         """Return the time per step at the given sizes, with the prediction interval of one further run.
@@ -432,8 +341,8 @@ class LawFit:
             {
                 "gpus": sizes.astype("int64"),
                 "step_time_sec": self.chosen.curve(sizes),
-                "low": np.fmin.reduce([low for low, _ in bounds]),
-                "high": np.fmax.reduce([high for _, high in bounds]),
+                "low": np.min([low for low, _ in bounds], axis=0),
+                "high": np.max([high for _, high in bounds], axis=0),
                 "extrapolation": (sizes > self.largest) | (sizes < self.smallest),
                 "beyond": far,
             }
@@ -447,11 +356,12 @@ class LawFit:
         allowed = _PLAUSIBLE_ERROR * (abs(self.chosen.leave_last_error) + _ERROR_FLOOR)
         return abs(fitted.leave_last_error) <= allowed
 
-    def _status(self, fitted: Fitted) -> str:
+    def status(self, fitted: Fitted) -> str:
+        """Return ``chosen``, ``plausible``, ``less supported`` or, with the reason, ``refused``."""
         if fitted is self.chosen:
             return "chosen"
         if fitted.refused:
-            return "refused"
+            return f"refused: {fitted.refused}"
         return "plausible" if self._is_plausible(fitted) else "less supported"
 
 
@@ -470,45 +380,25 @@ def fit_laws(runs: pd.DataFrame, *, mode: str, probes: Fabric | None = None) -> 
     path = path_of(usable)
     if isinstance(path, Refusal):
         return path
-    laws = laws_of(mode, fabric=probes)
-    if path.largest_within:
-        laws = [with_crossing(law, largest_within=path.largest_within) for law in laws]
-    return _choose(laws, points_of(path.runs), mode=mode, path=path.name)
-
-
-def _choose(laws: Sequence[Law], points: Points, *, mode: str, path: str) -> LawFit | Refusal:
-    left_out = []
-    fitted = []
-    for law in laws:
-        found = fit_law(law, points)
-        if found is None:
-            left_out.append((law, shortfall(law, points) or "the fit did not converge"))
-        else:
-            fitted.append(found)
+    ranks, times = (path.runs[name].to_numpy(dtype=float) for name in ("gpus", "step_time_sec"))
+    laws = laws_of(mode, fabric=probes, largest_within=path.largest_within)
+    fitted = [fit_law(law, ranks, times) for law in laws]
     by_aicc = all(math.isfinite(law.aicc) for law in fitted)
-    eligible = [law for law in fitted if not law.refused and math.isfinite(_score(law, by_aicc))]
-    if not eligible:
-        refused = [f"{law.law.title} ({law.refused})" for law in fitted if law.refused]
-        return Refusal(f"no law fits within its bounds: {listed(refused) or 'too few sizes'}")
-    chosen = min(eligible, key=lambda law: _score(law, by_aicc))
-    rest = sorted((law for law in fitted if law is not chosen), key=lambda law: _score(law, by_aicc))
+    fitted.sort(key=lambda law: law.aicc if by_aicc else abs(law.leave_last_error))
+    chosen = next((law for law in fitted if not law.refused), None)
+    if chosen is None:
+        refused = listed([f"{law.law.title} ({law.refused})" for law in fitted])
+        return Refusal(f"no law fits within its bounds: {refused}")
     return LawFit(
         mode=mode,
         chosen=chosen,
-        laws=(chosen, *rest),
-        left_out=tuple(left_out),
+        laws=(chosen, *(law for law in fitted if law is not chosen)),
         by_aicc=by_aicc,
-        path=path,
-        runs=points.runs,
-        smallest=int(points.ranks[0]),
-        largest=int(points.ranks[-1]),
+        path=path.name,
+        runs=len(times),
+        smallest=int(ranks.min()),
+        largest=int(ranks.max()),
     )
-
-
-def _score(fitted: Fitted, by_aicc: bool) -> float:
-    if by_aicc:
-        return fitted.aicc
-    return abs(fitted.leave_last_error) if math.isfinite(fitted.leave_last_error) else math.inf
 
 
 def forecasts(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 from scipy import optimize
 
 from analysis.report.page import choice_text
-from analysis.stats.law_fit import PREDICTION_COLUMNS, LawFit, Refusal, fit_laws
+from analysis.stats.law_fit import PREDICTION_COLUMNS, LawFit, Refusal, fit_law, fit_laws
 from analysis.stats.law_forms import Fabric, laws_of
 from bench.errors import BenchError
 
@@ -49,13 +50,13 @@ def parameters(found: LawFit) -> dict[str, float]:
     [
         ("strong", "amdahl", lambda n: 0.8 * (0.06 + 0.94 / n), {"T₁": 0.8, "s": 0.06}),
         ("strong", "usl", lambda n: (1 + 0.04 * (n - 1) + 0.003 * n * (n - 1)) / n, {"σ": 0.04, "κ": 0.003}),
-        ("strong", "tree", lambda n: 0.01 + 1 / n + 0.05 * math.log2(n), {"c": 0.01, "w": 1, "a": 0.05}),
-        ("strong", "ideal", lambda n: 0.5 / n, {"T₁": 0.5}),
-        ("weak", "gustafson", lambda n: 0.2 * n / (n - 0.3 * (n - 1)), {"T₁": 0.2, "s": 0.3}),
+        ("strong", "power", lambda n: 0.5 * n**-0.8, {"T₁": 0.5, "p": 0.8}),
         ("weak", "usl", lambda n: 1 + 0.02 * (n - 1) + 0.004 * n * (n - 1), {"σ": 0.02, "κ": 0.004}),
-        ("weak", "ring-latency", lambda n: 0.1 + 0.01 * (n - 1), {"c": 0.1, "a": 0.01}),
-        ("weak", "ring-bandwidth", lambda n: 0.1 + 0.05 * (n - 1) / n, {"c": 0.1, "b": 0.05}),
-        ("weak", "tree", lambda n: 0.1 + 0.02 * math.log2(n), {"c": 0.1, "a": 0.02}),
+        (
+            *("weak", "ring", lambda n: 0.1 + 0.01 * (n - 1) + 0.05 * (n - 1) / n),
+            {"c": 0.1, "a": 0.01, "b": 0.05},
+        ),
+        ("weak", "power", lambda n: 0.2 * n**0.3, {"T₁": 0.2, "p": 0.3}),
     ],
 )
 def test_a_known_law_is_chosen_with_its_parameters(
@@ -92,7 +93,8 @@ def test_the_interval_of_a_parameter_covers_it() -> None:
     hits = 0
     for seed in range(100):
         runs = runs_of([0.05 + 0.95 / n for n in SIZES], noise=0.02, seed=seed)
-        amdahl = next(f for f in fit(runs, "strong").laws if f.law.name == "amdahl")
+        amdahl = fit_law(laws_of("strong")[0], *runs.to_numpy(dtype=float).T)
+        assert amdahl.law.name == "amdahl"
         hits += bool(amdahl.low[1] <= 0.05 <= amdahl.high[1])
     assert hits >= 88
 
@@ -111,19 +113,27 @@ def test_a_series_of_neither_regime_is_refused() -> None:
     )
 
 
-def test_a_superlinear_speedup_refuses_all_laws_but_ideal_with_their_bounds() -> None:
+def test_a_superlinear_speedup_refuses_all_laws_but_the_power_law_with_their_bounds() -> None:
     found = fit(runs_of([1.0, 0.45, 0.2, 0.09, 0.04], noise=0.01), "strong")
-    assert found.chosen.law.name == "ideal"
-    reasons = dict(zip(found.table["law"], found.table["reason"], strict=True))
-    assert reasons["amdahl"].startswith("s would be -0.")
-    assert reasons["amdahl"].endswith("beyond its bound of 0")
+    assert {fitted.law.name: fitted.refused for fitted in found.laws} == {
+        "power": "",
+        "amdahl": "s is at its bound of 0",
+        "usl": "σ is at its bound of 0; κ is at its bound of 0",
+    }
+
+
+def test_a_series_without_a_law_within_its_bounds_is_refused() -> None:
+    assert refusal(runs_of([1.0, 0.2, 0.05, 0.01, 0.002], noise=0.01), "strong") == (
+        "no law fits within its bounds: Power law (p is at its bound of 2), Amdahl (s is at its bound of 0) and "
+        "USL (and ring all-reduce) (σ is at its bound of 0; κ is at its bound of 0)"
+    )
 
 
 def test_a_law_with_too_many_parameters_is_refused_with_the_count() -> None:
-    table = fit(runs_of([1, 0.5, 0.3, 0.2, 0.15], noise=0.01), "strong").table.set_index("law")
-    told = "5 sizes leave 0 residual degrees of freedom for 5 parameters"
-    assert table.at["ring-overlap", "reason"] == told
-    assert table.at["ring-overlap", "status"] == "refused"
+    shapes = [(1, 2), (1, 4), (2, 4), (4, 4), (8, 4)]
+    found = fit(layout(shapes, [1, 0.6, 0.4, 0.3, 0.25]), "strong")
+    reasons = {fitted.law.name: fitted.refused for fitted in found.laws}
+    assert reasons["usl"] == "5 sizes leave 1 residual degree of freedom for 4 parameters"
 
 
 def test_without_degrees_of_freedom_for_aicc_the_left_out_size_decides() -> None:
@@ -216,14 +226,22 @@ def test_the_probed_all_reduce_gives_the_communication_model_and_its_overlap() -
     assert predicted["low"] < truth(32, 0.3) < predicted["high"]
 
 
+def test_an_overlap_that_no_size_shows_refuses_the_communication_model() -> None:
+    fabric = Fabric(1e-6, 1e-10, 100e6, 10e6, 10)
+    ranks = np.array(SIZES, dtype=float)
+    times = 0.1 + 1.0 / ranks + fabric.last_bucket_s(ranks)
+    found = fit(runs_of(times.tolist(), n=4, noise=0.003), "strong", probes=fabric)
+    (probed,) = (fitted for fitted in found.laws if fitted.law.name == "probed")
+    assert probed.refused == "no measured size depends on ω"
+
+
 @pytest.mark.parametrize("mode", ["strong", "weak"])
-def test_every_law_starts_where_its_curve_is_positive(mode: str) -> None:
-    sizes, times = np.array([1.0, 2, 4, 8, 16, 32, 64]), np.array([1, 0.6, 0.4, 0.3, 0.25, 0.24, 0.26])
-    fabric = Fabric(1e-4, 1e-9, 1e6, 1e5)
-    for law in laws_of(mode, fabric=fabric):
-        for theta in np.atleast_2d(law.start(sizes, times)):
-            assert len(theta) == len(law.parameters)
-            assert (law.curve(theta, sizes) > 0).all(), law.name
+def test_every_law_starts_within_its_bounds_where_its_curve_is_positive(mode: str) -> None:
+    sizes = np.array([1.0, 2, 4, 8, 16, 32, 64])
+    for law in laws_of(mode, fabric=Fabric(1e-4, 1e-9, 1e6, 1e5), largest_within=4):
+        for start in product(*(parameter.starts for parameter in law.parameters)):
+            assert (law.curve(np.array(start), sizes) > 0).all(), law.name
+            assert all(p.low < value < p.high for p, value in zip(law.parameters, start, strict=True))
 
 
 def test_invalid_times_are_ignored() -> None:
