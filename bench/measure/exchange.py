@@ -11,7 +11,6 @@ read which rank failed first, or which ranks reported nothing.
 
 from __future__ import annotations
 
-import copy
 import enum
 import itertools
 import json
@@ -20,6 +19,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -113,20 +113,10 @@ class StoreExchange:
         restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         self.store = PrefixStore(f"bench-recorder/{restart}/{next(_exchanges)}", store)
 
-    def clone(self) -> StoreExchange:
-        """Return a copy for use in another thread, with its own connection if torch supports it."""
-        other = copy.copy(self)
-        if hasattr(self.store, "clone"):  # since torch 2.5
-            other.store = self.store.clone()
-        return other
-
-    def post(self, name: str, content: Any) -> bool:
-        """Write this rank's record ``name``; return False if the store can no longer be reached."""
-        try:
+    def post(self, name: str, content: Any) -> None:
+        """Write this rank's record ``name``, unless the store can no longer be reached."""
+        with suppress(dist.DistError, RuntimeError):
             self.store.set(f"{name}/{self.rank}", json.dumps(content))
-        except (dist.DistError, RuntimeError):
-            return False
-        return True
 
     def read(self, name: str, rank: int) -> Any | None:
         """Return the record ``name`` of one rank, or None if it is missing."""

@@ -11,7 +11,7 @@ ddp_times, ddp_texts        ``DDP.logger._get_ddp_logging_data``                
 unused_parameter_bytes      the same                                             unused parameters
 backward_callbacks          ``autograd.Variable._execution_engine``              parts in a user's loop
 group_store                 ``distributed_c10d._get_default_store``              recordings of several ranks
-count_collectives           ``ProcessGroup._get_sequence_number_for_group``      the rank that missed a call
+count_collectives           ``ProcessGroup._get_sequence_number_for_group``      collectives of a step
 compilations                ``torch._dynamo.utils.compilation_time_metrics``     recompilations
 observe_compiled_calls      ``Module._compiled_call_impl``                       nothing; hooks are compiled
 fsdp_version                ``Module._is_fsdp_managed_module``, and              strategy of a module within

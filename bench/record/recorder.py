@@ -22,7 +22,6 @@ from ..measure.environment import device_for
 from ..measure.step_parts import Clock, clock_for
 from ..measure.transport import request_nccl_log
 from .attribution import Attribution
-from .failures import FailureReporter, Progress
 from .session import Lengths, RecorderError, Session
 from .windows import Phase, Span, StepSampler, Windows
 
@@ -85,14 +84,13 @@ class Recorder:
             request_nccl_log(os.environ)
         self._windows = Windows(self._clock, device=self._device, lengths=self._lengths)
         self._session: Session | None = None  # from the first step on
-        self._failures: FailureReporter | None = None
         self._started_at: Any = None  # the time at which the clock was started, or None while it is stopped
         self._spans: list[Span] = []  # of the current step so far
         self._step_samples: float | None = None
         self._batch_samples: float | None = None
         self._has_begun = False  # whether the step, or the loading of its data, has begun
         self._is_mid_step = False  # whether a micro-batch has ended, but not its step
-        self._is_paused = self._is_closed = False
+        self._is_closed = False
         self._step = Step(self)
 
     def batches(self, loader: Iterable[T]) -> Batches[T]:
@@ -128,11 +126,9 @@ class Recorder:
         """Stop the clock for validation, checkpoints or plots."""
         was_running = self._started_at is not None
         self.stop_clock()
-        was_paused, self._is_paused = self._is_paused, True
         try:
             yield
         finally:
-            self._is_paused = was_paused
             if was_running:
                 self.resume_clock()
 
@@ -159,8 +155,6 @@ class Recorder:
         self._is_closed = True
         if self._session is None:
             return
-        if self._failures is not None:
-            self._failures.close()
         self.end_epoch()
         self._windows.phase = Phase.DONE
         self._warn_of_unused_model()
@@ -296,19 +290,14 @@ class Recorder:
         self._windows.open(self._attribution, session, StepSampler(self._model))
         self._session = session
         self._process = os.getpid()
-        self._failures = FailureReporter(session, self._progress)
         atexit.register(self._close_at_exit)
-
-    def _progress(self) -> Progress:
-        windows = self._windows
-        return Progress(windows.total, windows.phase is not Phase.DONE, self._is_paused)
 
     def _close_at_exit(self) -> None:
         if os.getpid() != self._process:
             return  # a forked child has nothing to write
         error = getattr(sys, "last_value", None)  # the exception that ends the process, if any
-        if isinstance(error, Exception) and self._failures is not None:
-            self._failures.explain(error)
+        if isinstance(error, Exception) and self._session is not None:
+            self._session.explain(error)
         self._close(_EXIT_TIMEOUT_S if error is None else 0.0)
 
 

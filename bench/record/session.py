@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-import threading
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
@@ -22,7 +22,7 @@ from torch import nn
 from ..errors import BenchError, UnwritableError
 from ..matrix.workload import WorkloadOptions
 from ..measure.environment import ddp_facts, device_of, shared_environment
-from ..measure.exchange import StoreExchange
+from ..measure.exchange import Peers, StoreExchange, error_line, symptom_of
 from ..measure.nvml import gpu_facts
 from ..measure.ranks import RankFacts, core_warnings, own_facts
 from ..measure.results import (
@@ -33,6 +33,7 @@ from ..measure.results import (
     merge_windows,
     progress_line,
 )
+from ..measure.torch_internals import collective_timeout_s
 from ..measure.transport import (
     Transport,
     backend_for,
@@ -174,6 +175,7 @@ class Session:
         self.backend = None if group is None else backend_for(device)
         self.device = device
         self.lengths = lengths
+        self._timeout_s = collective_timeout_s(device)
         self._meetings: int | None = 0  # None after a time-out
         self.parameters, self.gradient_bytes = model_sizes(model)
         self._folder = _make_folder(run_dir) if self.launch.rank == 0 else None
@@ -181,7 +183,6 @@ class Session:
         facts = own_facts(
             self.launch.rank, self.launch.local_rank, os.environ, threads=torch.get_num_threads()
         )
-        self.host = facts.host
         own = device_of(device, facts.host)
         record = {"facts": asdict(facts), "device": own.name, "identity": own.identity}
         if device.type == "cuda":
@@ -199,13 +200,10 @@ class Session:
             traces = read_traces(self.backend, env=os.environ, rank=self.launch.rank, folder=self._folder)
             self.exchange.post("transport", traces)
 
-    def write(self, *, is_last: bool = False) -> None:
-        """On rank 0, write the epochs that are complete on all ranks.
-
-        With ``is_last``, also write throughput windows whose attribution window did not end.
-        """
+    def write(self) -> None:
+        """On rank 0, write the epochs that are complete on all ranks."""
         if self._writer is not None:
-            self._writer.write(is_last=is_last)
+            self._writer.write()
 
     def warn(self, warning: str) -> None:
         """Print a warning and, on rank 0, add it to env.json."""
@@ -213,6 +211,24 @@ class Session:
             self._writer.warn(warning)
         else:
             print(f"bench: warning: {warning}", flush=True)
+
+    def explain(self, error: Exception) -> None:
+        """Print and report this rank's error; if communication broke, print the cause that others report."""
+        contents = self.exchange.read_all("facts") or []
+        if len(contents) < 2:
+            return
+        facts = [RankFacts(**one["facts"]) for one in contents]
+        by_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE", "").lower() in ("1", "true")
+        peers = Peers(self.exchange.store, self.exchange.rank, facts, rank_0_serves=not by_agent)
+        symptom = symptom_of(error)
+        if symptom is None:
+            peers.report(error_line(error))
+            cause: str | None = f"{error_line(error)}; see the traceback above"
+        else:
+            remedy = "raise the time-out of init_process_group"
+            cause = peers.explain(symptom, timeout_s=self._timeout_s, remedy=remedy)
+        if cause is not None:
+            print(f"bench: error: {peers.name_of(self.exchange.rank)}: {cause}", file=sys.stderr, flush=True)
 
     def meet(self, *, timeout_s: float) -> None:
         """Wait until all ranks have called this equally often; after a time-out, never wait again."""
@@ -277,7 +293,6 @@ class RunWriter:
         self._samples_per_step: float | None = None
         self._warnings: list[str] = []
         self._has_sample = False
-        self._lock = threading.RLock()  # the hang watch writes from its own thread
         self.epochs = 0
         run = read_run(folder.path)[0] or {}  # the run's folder of `bench submit` describes the command
         self._script_sha256 = script_sha256(run, os.environ.get("PWD", ""))
@@ -285,24 +300,25 @@ class RunWriter:
             self._print_warning(warning)
 
     def write(self, *, is_last: bool = False) -> None:
-        """Write complete records without waiting; if writing fails, print a warning and continue."""
-        with self._lock:
-            try:
-                self._write_complete(is_last)
-            except UnwritableError as error:
-                self._print_warning(f"measurements are lost: {error}")
+        """Write complete records without waiting; if writing fails, print a warning and continue.
+
+        With ``is_last``, also write throughput windows whose attribution window did not end.
+        """
+        try:
+            self._write_complete(is_last)
+        except UnwritableError as error:
+            self._print_warning(f"measurements are lost: {error}")
 
     def warn(self, warning: str) -> None:
         """Print a warning and add it to env.json, unless the same warning has been printed before."""
-        with self._lock:
-            if warning in self._warnings:
-                return
-            self._print_warning(warning)
-            if self._facts:
-                try:
-                    self._write_environment()
-                except UnwritableError as error:
-                    self._print_warning(f"measurements are lost: {error}")
+        if warning in self._warnings:
+            return
+        self._print_warning(warning)
+        if self._facts:
+            try:
+                self._write_environment()
+            except UnwritableError as error:
+                self._print_warning(f"measurements are lost: {error}")
 
     def _print_warning(self, warning: str) -> None:
         if warning not in self._warnings:

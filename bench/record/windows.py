@@ -263,8 +263,7 @@ class Windows:
         self._device = device
         self._lengths = lengths
         self.phase = Phase.WARM_UP
-        #: Number of complete steps so far, and number of windows sent.
-        self.total = 0
+        #: Number of windows sent.
         self.posted = 0
         self._steps = 0  # steps in the current phase
         self._spans: list[list[Span]] = []  # one list per step of the current window
@@ -307,7 +306,6 @@ class Windows:
 
         Returns the time stamp from which the clock continues, or None if the clock stops.
         """
-        self.total += 1
         self._steps += 1
         if self.phase is Phase.THROUGHPUT:
             self._spans.append(spans)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import atexit
-import multiprocessing
 import os
 import runpy
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
@@ -22,10 +21,8 @@ from torch.distributed.algorithms.join import Join
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from bench.measure.exchange import StoreExchange
 from bench.measure.step_parts import DDP_ALWAYS_SAMPLED
-from bench.record import Recorder, failures
-from bench.record.failures import Progress
+from bench.record import Recorder
 
 NAP_S = 0.03
 BATCH = 8
@@ -111,17 +108,13 @@ def pauses_together(argv: list[str]) -> int:
     return pauses(argv, together=True)
 
 
-def wait_until(is_true: Callable[[], object]) -> None:
+def wait_for_output(text: str, argv: list[str]) -> None:
+    """Wait until rank 0 has printed ``text``."""
+    output = Path(run_dir(argv), "0.out")
     deadline = time.monotonic() + DEADLINE_S
-    while not is_true():
+    while text not in output.read_text():
         assert time.monotonic() < deadline, "the event never came"
         time.sleep(0.05)
-
-
-def wait_for_output(text: str, argv: list[str], rank: int = 0) -> None:
-    """Wait until a rank has printed ``text``."""
-    output = Path(run_dir(argv), f"{rank}.out")
-    wait_until(lambda: text in output.read_text())
 
 
 # -- what is measured ----------------------------------------------------------------------
@@ -307,75 +300,7 @@ def names_no_backend(argv: list[str]) -> int:
     return leave()
 
 
-# -- what hangs ----------------------------------------------------------------------------
-
-#: The step that hangs; the next one is in the attribution window of the second epoch.
-HANGS_AFTER = 3 + 11 + 5 + 2
-
-
-def hangs(argv: list[str]) -> int:
-    """Train until the step in which rank 1 does what the last argument says, with an impatient watch."""
-    failures.INTERVAL_S, failures.PATIENCE_S = 0.5, 3.0
-    rank, action = join(), argv[-1]
-    model, optimizer = trained(DistributedDataParallel(network()))
-    terminated: list[int] = []
-    if action == "own handler":
-        signal.signal(signal.SIGTERM, lambda number, frame: terminated.append(number))
-    report = failures.FailureReporter._warn_of_stall
-
-    def report_and_print(self: failures.FailureReporter, message: str, surprising: bool) -> None:
-        report(self, message, surprising)
-        print(f"stalled, surprising: {surprising}", flush=True)
-
-    failures.FailureReporter._warn_of_stall = report_and_print
-    recorder = Recorder(model, run_dir=run_dir(argv), **LENGTHS)
-    for number in range(ALL_STEPS):
-        with recorder.step(samples=BATCH):
-            points, labels = next(batches(1))
-            loss = cross_entropy(model(points), labels)
-            if number == HANGS_AFTER and action == "own handler":
-                print("waiting", flush=True)
-                wait_until(lambda: terminated)
-                print("saved", flush=True)
-            elif number == HANGS_AFTER and rank == 1:
-                misbehave(action, argv, recorder)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-    recorder.close()
-    return leave()
-
-
-def misbehave(action: str, argv: list[str], recorder: Recorder) -> None:
-    if action == "pause":
-        with recorder.pause():
-            wait_for_output("stalled, surprising", argv)
-    elif action == "stop":
-        os.kill(os.getpid(), signal.SIGSTOP)
-    elif action == "slow":
-        wait_for_output("stalled, surprising", argv)
-    else:
-        time.sleep(float(action))
-
-
-def has_a_deadline(argv: list[str]) -> int:
-    """Rank 1 is late for a collective; the rank that waits for it is about to be ended in five seconds."""
-    failures.INTERVAL_S, failures.PATIENCE_S = 0.5, 2.0
-    rank = join()
-    exchange = StoreExchange()
-    exchange.post("facts", {"facts": {"host": "n1"}})
-    still = Progress(7, counting=True, paused=False)
-    failures.HangWatch(
-        lambda: still,
-        exchange.clone(),
-        on_stall=lambda message, surprising: print(f"stalled {surprising}: {message}", flush=True),
-        on_deadline=lambda message: print(f"overdue: {message}", flush=True),
-        deadline_s=5.0,
-    )
-    if rank == 1:
-        wait_for_output("overdue", argv)
-    dist.barrier()
-    return leave()
+# -- what fails ----------------------------------------------------------------------------
 
 
 def times_out(argv: list[str]) -> int:
@@ -400,52 +325,17 @@ def times_out(argv: list[str]) -> int:
     return 0
 
 
-def has_a_child(argv: list[str]) -> int:
-    """Terminate child processes of the program during the recording."""
+def gets_sigterm(argv: list[str]) -> int:
+    """Get SIGTERM in the second throughput window."""
     recorder = Recorder(run_dir=run_dir(argv), **LENGTHS)
     for number in range(ALL_STEPS):
         with recorder.step(samples=1):
-            time.sleep(0.001)
-        if number % 4 == 1:
-            child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
-            child.start()
-            child.terminate()
-            child.join()
-            print(f"child ended with {child.exitcode}", flush=True)
-    recorder.close()
-    print(f"handler {signal.getsignal(signal.SIGTERM).name}, wakeup {signal.set_wakeup_fd(-1)}", flush=True)
-    wait_until(lambda: threading.active_count() == 1)
-    print([thread.name for thread in threading.enumerate()], flush=True)
-    return 0
-
-
-def loses_the_wakeup(argv: list[str]) -> int:
-    """Get SIGTERM in the first attribution window, after another library has taken the wake-up descriptor."""
-    recorder = Recorder(run_dir=run_dir(argv), **LENGTHS)
-    for number in range(ALL_STEPS):
-        with recorder.step(samples=1):
-            if number == 3 + 5 + 2:
-                signal.set_wakeup_fd(-1)
+            if number == 3 + 11 + 2:
+                handler, wakeup = signal.getsignal(signal.SIGTERM), signal.set_wakeup_fd(-1)
+                threads = [thread.name for thread in threading.enumerate()]
+                print(f"handler {handler.name}, wakeup {wakeup}, threads {threads}", flush=True)
                 os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(0.001)
-    return 0
-
-
-def outlives_sigterm(argv: list[str]) -> int:
-    """Continue after SIGTERM with a handler of the program's own, and get more signals than anybody reads."""
-    signal.signal(signal.SIGTERM, lambda number, frame: print("going on", flush=True))
-    signal.signal(signal.SIGUSR1, lambda number, frame: None)
-    recorder = Recorder(run_dir=run_dir(argv), **LENGTHS)
-    for number in range(ALL_STEPS):
-        with recorder.step(samples=1):
-            time.sleep(0.001)
-        if number == 2:
-            os.kill(os.getpid(), signal.SIGTERM)
-            wait_until(lambda: "bench-sigterm" not in [thread.name for thread in threading.enumerate()])
-            for _ in range(2000):
-                signal.raise_signal(signal.SIGUSR1)
-    recorder.close()
-    print("saved", flush=True)
     return 0
 
 

@@ -1,0 +1,89 @@
+"""Training that a signal or an exception ends: complete windows are on disk, and the cause is printed."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.record import loops
+from tests.workload.conftest import ROOT, torchrun_env
+
+
+def errors(err: str) -> list[str]:
+    """Return the causes that were printed, without the hosts' names."""
+    return [re.sub(r"(rank \d) on [^\s,:]+", r"\1", one) for one in re.findall("bench: error: (.*)", err)]
+
+
+def test_a_signal_ends_the_process_as_without_the_recorder_and_earlier_windows_are_on_disk(run_ranks):
+    done = run_ranks(target="tests.record.loops:gets_sigterm", environments=[{}])
+    assert done.codes == [-signal.SIGTERM]
+    assert "handler SIG_DFL, wakeup -1, threads ['MainThread']\n" in done.out[0]
+    assert [row["epoch"] for row in done.table("metrics")] == ["1"]
+
+
+def test_a_time_out_names_the_late_rank(server, tmp_path):
+    started = server.start(tmp_path / "run", [""], torchrun_env(2), "tests.record.loops:times_out")
+    until = time.monotonic() + loops.DEADLINE_S
+    output = started.folder / "0.err"
+    while (
+        not output.exists() or "bench: error" not in output.read_text()
+    ):  # it is created when the rank starts
+        assert time.monotonic() < until, "rank 0 never printed the cause"
+        time.sleep(0.05)
+    os.kill(started.pids[1], signal.SIGTERM)
+    done = started.finish()
+    assert errors(done.err[0]) == [
+        "rank 0: a collective did not complete in 5 s: rank 1 did not reach the collective; find out why, or raise"
+        " the time-out of init_process_group"
+    ]
+    assert "Timed out" in done.err[0]
+
+
+SCRIPT = """\
+import torch, torch.distributed as dist
+from bench.record import Recorder
+
+dist.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+recorder = Recorder(model)
+for number in range(100):
+    with recorder.step(samples=1):
+        loss = model(torch.ones(1, 4)).sum()
+        if number == 20 and dist.get_rank() == 1:
+            raise ValueError("planted")
+        loss.backward()
+"""
+
+
+@pytest.mark.slow
+def test_a_rank_that_raises_is_named_by_the_other_one(tmp_path):
+    script = Path(tmp_path / "train.py")
+    script.write_text(SCRIPT)
+    lengths = {"BENCH_WARMUP_STEPS": "3", "BENCH_STEPS_PER_EPOCH": "5", "BENCH_ATTRIBUTION_STEPS": "3"}
+    shared = {**os.environ, **lengths, "PYTHONPATH": str(ROOT), "BENCH_RUN_DIR": str(tmp_path)}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(script)],
+            env={**shared, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", **rank},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in torchrun_env(2)
+    ]
+    first, second = (rank.communicate(timeout=loops.DEADLINE_S)[1] for rank in ranks)
+    assert [rank.returncode for rank in ranks] == [1, 1]
+    assert "Traceback (most recent call last)" in second.partition("bench: error")[0]
+    assert errors(second) == ["rank 1: ValueError: planted; see the traceback above"]
+    assert errors(first) == [
+        "rank 0: lost the connection to another rank: rank 1 failed first: ValueError: planted"
+    ]
+    rows = (tmp_path / "metrics.csv").read_text().splitlines()[1:]
+    assert [row.split(",")[0] for row in rows] == ["1", "2"]
