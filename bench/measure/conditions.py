@@ -143,16 +143,11 @@ def window_conditions(epoch: int, of_ranks: Sequence[dict[str, Any] | None]) -> 
     }
 
 
-#: Linux's energy counters in microjoules, one per processor package. Often only root can read them.
-_POWERCAP = Path("/sys/class/powercap")
-
-
 @dataclass(frozen=True)
 class Usage:
     """The resources that one rank measured in one window; a value that was not measured is None.
 
-    One rank per host measures ``cpu_percent`` and the energy of the host's processors. One rank per GPU
-    measures ``gpu_percent`` and the energy of the GPU.
+    One rank per host measures ``cpu_percent``, and one rank per GPU measures the other values.
     """
 
     cpu_percent: float | None = None
@@ -166,13 +161,11 @@ class Meters:
     def __init__(self, device: torch.device, *, reads_host: bool, reads_device: bool) -> None:
         self._reads_host = reads_host
         self._gpu = _GpuCounters.open(device) if device.type == "cuda" and reads_device else None
-        packages = _Powercap.open() if reads_host and device.type == "cpu" else None
-        self._energy: _GpuCounters | _Powercap | None = self._gpu or packages
 
     def start(self) -> None:
         """Begin a window."""
-        if self._energy is not None:
-            self._energy.reset()
+        if self._gpu is not None:
+            self._gpu.reset()
         if self._reads_host:
             psutil.cpu_percent(interval=None)
 
@@ -181,7 +174,7 @@ class Meters:
         return Usage(
             cpu_percent=psutil.cpu_percent(interval=None) if self._reads_host else None,
             gpu_percent=self._gpu.busy_percent() if self._gpu else None,
-            energy_joules=self._energy.joules() if self._energy else None,
+            energy_joules=self._gpu.joules() if self._gpu else None,
         )
 
 
@@ -190,54 +183,6 @@ def peak_memory_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-class _Powercap:
-    """The energy of a host's processor packages, from Intel's and AMD's RAPL counters."""
-
-    def __init__(self, zones: list[Path]) -> None:
-        self._zones = zones
-        self._ranges = [_microjoules(zone / "max_energy_range_uj") for zone in zones]
-        self._before: list[int | None] = []
-
-    @classmethod
-    def open(cls) -> _Powercap | None:
-        """Return the counters of all packages, or None if at least one of them is unreadable."""
-        zones = sorted(_POWERCAP.glob("intel-rapl:[0-9]*"))
-        # A zone below a package is part of that package. The zone psys covers the whole machine.
-        packages = [zone for zone in zones if zone.name.count(":") == 1 and _is_package(zone)]
-        readable = [zone for zone in packages if _microjoules(zone / "energy_uj") is not None]
-        return cls(packages) if packages and len(readable) == len(packages) else None
-
-    def reset(self) -> None:
-        self._before = [_microjoules(zone / "energy_uj") for zone in self._zones]
-
-    def joules(self) -> float | None:
-        """Return the energy in joules since :meth:`reset`.
-
-        A counter that wrapped around once is corrected.
-        """
-        total = 0
-        for zone, span, before in zip(self._zones, self._ranges, self._before, strict=True):
-            now = _microjoules(zone / "energy_uj")
-            if now is None or before is None or (now < before and span is None):
-                return None
-            total += now - before if now >= before else now - before + (span or 0)
-        return total / 1e6
-
-
-def _is_package(zone: Path) -> bool:
-    try:
-        return (zone / "name").read_text(encoding="ascii").startswith("package")
-    except (OSError, ValueError):
-        return False
-
-
-def _microjoules(path: Path) -> int | None:
-    try:
-        return int(path.read_text(encoding="ascii"))
-    except (OSError, ValueError):
-        return None
 
 
 class _GpuCounters:

@@ -37,7 +37,6 @@ _DEV_COLUMNS = {
     10: "tx_errors",
     11: "tx_drops",
 }
-_LINK_FILES = {"crc_errors": "statistics/rx_crc_errors", "carrier_changes": "carrier_changes"}
 _PORT_COUNTERS = {
     "symbol_error": "symbol_error",
     "link_error_recovery": "link_error_recovery",
@@ -131,7 +130,7 @@ class Network:
     def sample(self) -> dict[str, Any]:
         """Return the counters as they are now."""
         interfaces = self._interfaces()
-        return {"interfaces": interfaces, "tcp": self._tcp(), "infiniband": self._infiniband()}
+        return {"interfaces": interfaces, "infiniband": self._infiniband()}
 
     def change(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
         """Return the changes between two samples, for the interface in use.
@@ -145,12 +144,11 @@ class Network:
         }
         name = self._in_use(changes)
         ports = after["infiniband"]
-        counters = dict.fromkeys((*_DEV_COLUMNS.values(), *_LINK_FILES)) | (changes[name] if name else {})
+        counters = dict.fromkeys((*_DEV_COLUMNS.values(), "crc_errors")) | (changes[name] if name else {})
         return {
             "interface": name,
             "rate_mbit_s": self._rate(name, list(after["interfaces"])),
             **counters,
-            **_change(before["tcp"], after["tcp"]),
             "infiniband": {
                 port: {"rate": _text(self._port(port) / "rate") or None}
                 | _in_bytes(_change(before["infiniband"].get(port, {}), counted))
@@ -181,8 +179,7 @@ class Network:
         if self._is_own(list(found)):
             busiest = sorted(found, key=lambda name: -(found[name]["rx_bytes"] or 0))
             for name in [name for name in busiest if name != "lo"][:_MOST_INTERFACES]:
-                link = self._links / name
-                found[name] |= {key: _number(link / file) for key, file in _LINK_FILES.items()}
+                found[name]["crc_errors"] = _number(self._links / name / "statistics/rx_crc_errors")
         return found
 
     def _is_own(self, names: list[str]) -> bool:
@@ -195,17 +192,6 @@ class Network:
     def _rate(self, name: str | None, names: list[str]) -> int | None:
         rate = _number(self._links / name / "speed") if name and self._is_own(names) else None
         return rate if rate is not None and rate > 0 else None
-
-    def _tcp(self) -> dict[str, int | None]:
-        counts: dict[str, int | None] = {"tcp_segments": None, "tcp_retransmissions": None}
-        lines = [
-            line.split() for line in _text(self._proc / "net/snmp").splitlines() if line.startswith("Tcp:")
-        ]
-        if len(lines) == 2:
-            values = dict(zip(*lines, strict=False))
-            for key, name in (("tcp_segments", "OutSegs"), ("tcp_retransmissions", "RetransSegs")):
-                counts[key] = int(values[name]) if name in values else None
-        return counts
 
     def _infiniband(self) -> dict[str, dict[str, int | None]]:
         deadline = time.monotonic() + _INFINIBAND_S

@@ -1,4 +1,4 @@
-"""The state of NVIDIA GPUs, read through NVML: clocks, power, temperature, errors and links.
+"""The state of NVIDIA GPUs, read through NVML: clocks, power, temperature, errors and PCIe link.
 
 Source: NVIDIA's NVML API Reference, and nvidia-ml-py's pynvml.py. A value that cannot be read is None: many
 values are not supported by consumer cards or MIG devices, need permissions, or are unknown to an older
@@ -8,11 +8,9 @@ driver.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -41,18 +39,6 @@ _CLOCK_SM, _CLOCK_MEMORY = 1, 2
 _CORRECTED, _UNCORRECTED, _VOLATILE = 0, 1, 0
 _TEMPERATURE_GPU = 0
 _GPU_UTILIZATION_SAMPLES = 1
-#: pynvml.py defines NVML_P2P_CAPS_INDEX_READ as a tuple by mistake.
-_P2P_READ, _P2P_NVLINK = 0, 2
-_P2P_STATUS = (
-    "ok",
-    "chipset not supported",
-    "GPU not supported",
-    "topology not supported",
-    "disabled by registry key",
-    "not supported",
-    "unknown",
-)
-_PCI_DEVICES = Path("/sys/bus/pci/devices")
 
 
 @dataclass(frozen=True)
@@ -60,7 +46,7 @@ class Gpu:
     """One GPU in NVML.
 
     ``mig`` is true if torch uses a part of the GPU. ``handle`` is then the handle of the whole GPU, because
-    clocks, power, errors and links belong to the whole GPU.
+    clocks, power, errors and the link belong to the whole GPU.
     """
 
     library: Any
@@ -115,17 +101,14 @@ def clocks(device: int) -> dict[str, Any]:
 
 
 def gpu_facts() -> dict[str, Any]:
-    """Return the driver's version, and the health and links of each CUDA device that this process sees.
+    """Return the driver's version, and the health and PCIe link of each CUDA device that this process sees.
 
     ``index`` is torch's device index. ``remapped_rows`` counts rows of memory that the GPU replaced because
     of errors. ``pcie`` contains the generation and width of the link; an idle GPU can use a lower generation
-    than under load. ``p2p`` states for each other visible GPU, by index, whether this GPU can read that
-    GPU's memory, and whether it does so over NVLink. ``numa_node`` and ``local_cpus`` are the NUMA node and
-    the cores next to the GPU. UUIDs are not included.
+    than under load. UUIDs are not included.
     """
     devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    gpus = {index: open_gpu(index) for index in range(devices)}
-    return {"driver": _driver_version(), "gpus": [_facts(index, gpu, gpus) for index, gpu in gpus.items()]}
+    return {"driver": _driver_version(), "gpus": [_facts(index, open_gpu(index)) for index in range(devices)]}
 
 
 @cache
@@ -242,13 +225,12 @@ def _limited_seconds(gpu: Gpu | None) -> tuple[float | None, float | None]:
     return power, thermal
 
 
-def _facts(index: int, gpu: Gpu | None, gpus: Mapping[int, Gpu | None]) -> dict[str, Any]:
-    bus = _bus_id(gpu)
+def _facts(index: int, gpu: Gpu | None) -> dict[str, Any]:
     rows = _read(gpu, "nvmlDeviceGetRemappedRows")
     return {
         "index": index,
         "name": torch.cuda.get_device_name(index),
-        "pci_bus_id": bus,
+        "pci_bus_id": _bus_id(gpu),
         "mig": None if gpu is None else gpu.mig,
         "remapped_rows": None
         if rows is None
@@ -259,9 +241,6 @@ def _facts(index: int, gpu: Gpu | None, gpus: Mapping[int, Gpu | None]) -> dict[
             "width": _read(gpu, "nvmlDeviceGetCurrPcieLinkWidth"),
             "width_max": _read(gpu, "nvmlDeviceGetMaxPcieLinkWidth"),
         },
-        "nvlink": _nvlink(gpu),
-        "p2p": [_peer(gpu, other, peer) for other, peer in gpus.items() if other != index],
-        **_numa(bus),
     }
 
 
@@ -271,44 +250,3 @@ def _bus_id(gpu: Gpu | None) -> str | None:
     if info is None:
         return None
     return f"{info.domain:04x}:{info.bus:02x}:{info.device:02x}.0"
-
-
-def _nvlink(gpu: Gpu | None) -> dict[str, int | None]:
-    """Return the number of the GPU's NVLinks, the number of active NVLinks, and the version of NVLink."""
-    if gpu is None:
-        return {"links": None, "active": None, "version": None}
-    states = [gpu.read("nvmlDeviceGetNvLinkState", link) for link in range(gpu.library.NVML_NVLINK_MAX_LINKS)]
-    present = [state for state in states if state is not None]
-    active = sum(present) if present else None
-    version = gpu.read("nvmlDeviceGetNvLinkVersion", states.index(1)) if active else None
-    return {"links": len(present) or None, "active": active, "version": version}
-
-
-def _peer(gpu: Gpu | None, index: int, peer: Gpu | None) -> dict[str, Any]:
-    def status(capability: int) -> str | None:
-        if gpu is None or peer is None:
-            return None
-        number = gpu.read("nvmlDeviceGetP2PStatus", peer.handle, capability)
-        return None if number is None else _P2P_STATUS[min(number, len(_P2P_STATUS) - 1)]
-
-    return {"gpu": index, "read": status(_P2P_READ), "nvlink": status(_P2P_NVLINK)}
-
-
-def _numa(bus: str | None) -> dict[str, Any]:
-    """Return the NUMA node and the cores next to the PCI device ``bus``, as Linux knows them.
-
-    NVML's function for the NUMA node is not used, because on coherent GPUs such as a GH200 it returns the
-    node of the GPU's own memory.
-    """
-    node, cpus = (
-        _text(_PCI_DEVICES / bus / name) if bus else None for name in ("numa_node", "local_cpulist")
-    )
-    # Linux writes -1 if the firmware does not state the NUMA node.
-    return {"numa_node": int(node) if node and node.isdigit() else None, "local_cpus": cpus or None}
-
-
-def _text(path: Path) -> str | None:
-    try:
-        return path.read_text(encoding="ascii").strip()
-    except (OSError, ValueError):
-        return None

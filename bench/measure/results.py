@@ -109,7 +109,7 @@ class RankRecord:
 class EpochRecord:
     """One epoch over all ranks.
 
-    ``energy_counters`` is the number of energy counters: one per GPU or, on CPUs, one per host.
+    ``energy_counters`` is the number of energy counters, one per device.
     ``ideal_step_s`` is the time of a step if all devices ran at their stated peak FLOP/s. ``samples``
     is None if samples were not counted; the throughput is then empty. ``conditions`` is the epoch's
     entry in conditions.json, or None if no conditions were sampled.
@@ -261,7 +261,7 @@ def _validation_columns(sums: Validation | None) -> Row:
 
 
 def _energy(epoch: EpochRecord) -> float | None:
-    """Return the energy of all GPUs or, on a CPU, of all processors, or None if any counter was not read."""
+    """Return the energy of all GPUs, or None if any counter was not read."""
     known = [rank.usage.energy_joules for rank in epoch.ranks if rank.usage.energy_joules is not None]
     return sum(known) if len(known) == epoch.energy_counters else None
 
@@ -356,9 +356,7 @@ class Window:
         return cls(**{**content, "parts": parts, "usage": Usage(**content["usage"])})
 
 
-def merge_windows(
-    epoch: int, windows: Sequence[Window], places: Sequence[RankPlace], *, on_gpus: bool
-) -> EpochRecord:
+def merge_windows(epoch: int, windows: Sequence[Window], places: Sequence[RankPlace]) -> EpochRecord:
     """Combine all ranks' windows of one epoch, keeping only steps that every rank took.
 
     Values of a whole host or device, such as energy, are taken from the first rank on that host or device.
@@ -367,7 +365,6 @@ def merge_windows(
     columns = list(zip(*(window.step_s[:steps] for window in windows), strict=True))
     attributed = _attributed(windows)
     least = [min(parts.exposed_s for parts in ranks) for ranks in zip(*attributed, strict=True)]
-    counters = {(place.host, place.device_id if on_gpus else "") for place in places}
     first_on_host: dict[str, int] = {}
     first_on_device: dict[tuple[str, str], int] = {}
     for rank, place in enumerate(places):
@@ -379,7 +376,6 @@ def merge_windows(
             window.usage,
             is_first_on_host=first_on_host[place.host] == rank,
             is_first_on_device=first_on_device[place.host, place.device_id] == rank,
-            on_gpus=on_gpus,
         )
         ranks.append(_rank_record(replace(window, usage=usage), steps, parts, least))
     samples = [rank.samples for rank in ranks if rank.samples is not None]
@@ -390,7 +386,7 @@ def merge_windows(
         slowest_rank=[column.index(max(column)) for column in columns],
         attribution_steps=len(least),
         ranks=ranks,
-        energy_counters=len(counters),
+        energy_counters=len(first_on_device),
         conditions=window_conditions(epoch, [window.conditions for window in windows]),
     )
 
@@ -424,10 +420,10 @@ def _rank_record(window: Window, steps: int, parts: list[StepParts], least: Sequ
     )
 
 
-def _usage(usage: Usage, *, is_first_on_host: bool, is_first_on_device: bool, on_gpus: bool) -> Usage:
+def _usage(usage: Usage, *, is_first_on_host: bool, is_first_on_device: bool) -> Usage:
     """Return a rank's usage without the values that an earlier rank of its host or device reports."""
     return Usage(
         cpu_percent=usage.cpu_percent if is_first_on_host else None,
         gpu_percent=usage.gpu_percent if is_first_on_device else None,
-        energy_joules=usage.energy_joules if (is_first_on_device if on_gpus else is_first_on_host) else None,
+        energy_joules=usage.energy_joules if is_first_on_device else None,
     )

@@ -386,7 +386,7 @@ class RunWriter:
 
     def _add_epoch(self, windows: Sequence[Window]) -> None:
         assert self._results is not None
-        record = merge_windows(self.epochs + 1, windows, self._places, on_gpus=self._device.type == "cuda")
+        record = merge_windows(self.epochs + 1, windows, self._places)
         self._results.add(record)
         if not all(window.stable for window in windows):
             steps = fewest_warmup_steps(self._lengths.warmup_steps, self._device)

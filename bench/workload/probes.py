@@ -31,7 +31,7 @@ from ..measure.step_parts import Clock, clock_for
 from ..study.files import write_json
 from .data import Feed
 from .session import Session
-from .step_probes import StepProbes, StepReadings
+from .step_probes import StepReadings, time_buckets
 from .training import STATES_PER_WEIGHT, Trainer, parameters_of, wrap
 
 _KIB, _MIB = 2**10, 2**20
@@ -262,9 +262,7 @@ class Probes:
             return None, "not enough memory for a copy of the model"
         hooked = Trainer(wrap(copy.deepcopy(model), options), self._feed, options)
         clock = clock_for(self._session.device)
-        probes = StepProbes(self._trainer, hooked, collectives=self._collectives, clock=clock)
-        readings = probes.run(options.probe_steps, seed=options.seed)
-        return readings, None
+        return time_buckets(hooked, options.probe_steps, collectives=self._collectives, clock=clock), None
 
     def _sweep(self, buckets: list[int], available_bytes: float) -> tuple[Sweep | None, str | None]:
         options = self._options

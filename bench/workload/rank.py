@@ -379,7 +379,7 @@ def _epoch(
     checkpoint_s = _checkpoint(session, trainer, epoch) if options.checkpoint else None
     if rank_windows is None:
         return None, 0
-    record = merge_windows(epoch, rank_windows, places, on_gpus=session.device.type == "cuda")
+    record = merge_windows(epoch, rank_windows, places)
     record = replace(record, validation=validation, checkpoint_s=checkpoint_s, ideal_step_s=ideal_s)
     return record, count_dropped_steps(rank_windows)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 import math
 import time
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from itertools import pairwise
@@ -26,7 +25,6 @@ from ..measure.conditions import Conditions, Meters, peak_memory_bytes
 from ..measure.exchange import Collectives
 from ..measure.results import Validation, Window, fewest_warmup_steps, is_stable
 from ..measure.step_parts import (
-    Clock,
     StepParts,
     StepTimer,
     clock_for,
@@ -342,25 +340,22 @@ class Windows:
             )
 
     def _steps(self, steps: int) -> list[float]:
-        return step_times(self._trainer.step, steps, clock_for(self._device))
+        """Train ``steps`` steps and return the duration of each in seconds.
 
-
-def step_times(step: Callable[[], None], steps: int, clock: Clock) -> list[float]:
-    """Call ``step`` repeatedly (``steps`` times) and return the duration of each call in seconds.
-
-    On CUDA the host waits for the device once, at the end.
-    """
-    if clock.is_host:
-        now = time.perf_counter
-        marks = [now()]
+        On CUDA the host waits for the device once, at the end.
+        """
+        clock, step = clock_for(self._device), self._trainer.step
+        if clock.is_host:
+            now = time.perf_counter
+            marks = [now()]
+            for _ in range(steps):
+                step()
+                marks.append(now())
+            return [end - begin for begin, end in pairwise(marks)]
+        clock.synchronize()
+        stamps = [clock.stamp()]
         for _ in range(steps):
             step()
-            marks.append(now())
-        return [end - begin for begin, end in pairwise(marks)]
-    clock.synchronize()
-    stamps = [clock.stamp()]
-    for _ in range(steps):
-        step()
-        stamps.append(clock.stamp())
-    clock.synchronize()
-    return [clock.seconds(begin, end) for begin, end in pairwise(stamps)]
+            stamps.append(clock.stamp())
+        clock.synchronize()
+        return [clock.seconds(begin, end) for begin, end in pairwise(stamps)]

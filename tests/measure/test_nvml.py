@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -59,15 +58,6 @@ def sample(time_us: int, percent: int) -> SimpleNamespace:
     return SimpleNamespace(timeStamp=time_us, sampleValue=SimpleNamespace(uiVal=percent))
 
 
-def links(count: int, state: int) -> Callable[[int], int]:
-    def answer(link: int) -> int:
-        if link >= count:
-            raise InvalidArgumentError
-        return state
-
-    return answer
-
-
 #: An H100 SXM under load, with driver 570. Its power cap is active, and one row of its memory was replaced.
 H100_ANSWERS: dict[str, Any] = {
     "ClockInfo": {1: 1755, 2: 2619}.__getitem__,
@@ -84,13 +74,10 @@ H100_ANSWERS: dict[str, Any] = {
     "CurrPcieLinkWidth": 16,
     "MaxPcieLinkWidth": 16,
     "PciInfo": SimpleNamespace(domain=0, bus=0x1B, device=0),
-    "NvLinkState": links(18, 1),
-    "NvLinkVersion": links(18, 7),
     "MigMode": [0, 0],
     "DeviceHandleFromMigDeviceHandle": InvalidArgumentError,
     "TotalEnergyConsumption": 5_000,
     "Samples": lambda kind, since: (1, [sample(since - 1, 100), sample(since, 40), sample(since + 9, 60)]),
-    "P2PStatus": lambda peer, capability: {0: 0, 2: 0}[capability],
 }
 #: An A100 PCIe with driver 470, which knows "throttle reasons" only. It is too hot, and has 8 of 16 PCIe lanes.
 A100_ANSWERS = H100_ANSWERS | {
@@ -102,20 +89,16 @@ A100_ANSWERS = H100_ANSWERS | {
     "MaxPcieLinkGeneration": 4,
     "CurrPcieLinkWidth": 8,
     "PciInfo": SimpleNamespace(domain=1, bus=0xC1, device=0),
-    "NvLinkState": links(12, 0),
-    "P2PStatus": lambda peer, capability: {0: 1, 2: 5}[capability],
 }
-#: A GeForce card: no ECC, no remapped rows, no NVLink, no MIG, and no counters.
+#: A GeForce card: no ECC, no remapped rows, no MIG, and no counters.
 GEFORCE_ANSWERS = H100_ANSWERS | {
     "CurrentClocksEventReasons": 0x1,
     "FieldValues": lambda ids: [field(0, status=3), field(0, status=3)],
     "TotalEccErrors": NotSupportedError,
     "RemappedRows": NotSupportedError,
-    "NvLinkState": NotSupportedError,
     "MigMode": NotSupportedError,
     "TotalEnergyConsumption": NotSupportedError,
     "Samples": NotFoundError,
-    "P2PStatus": NotSupportedError,
 }
 #: A MIG device answers little about itself, but knows its GPU.
 SLICE_ANSWERS = dict.fromkeys(H100_ANSWERS, NotSupportedError) | {
@@ -130,7 +113,6 @@ class Nvml(ModuleType):
     """
 
     NVMLError = NVMLError
-    NVML_NVLINK_MAX_LINKS = 36
 
     def __init__(self, gpus: dict[str, dict[str, Any]], *, lacks: tuple[str, ...] = ()) -> None:
         super().__init__("pynvml")
@@ -208,12 +190,7 @@ def test_an_h100_answers_everything(cuda):
     }
 
 
-def test_the_facts_of_two_gpus_name_their_links_and_neighbours(cuda, tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(nvml, "_PCI_DEVICES", tmp_path)
-    for bus, node, cpus in (("0000:1b:00.0", "0", "0-31,64-95"), ("0001:c1:00.0", "-1", "")):
-        (tmp_path / bus).mkdir()
-        (tmp_path / bus / "numa_node").write_text(f"{node}\n")
-        (tmp_path / bus / "local_cpulist").write_text(f"{cpus}\n")
+def test_the_facts_of_two_gpus_contain_their_errors_and_pcie_links(cuda):
     cuda(Nvml({f"GPU-{H100}": H100_ANSWERS, f"GPU-{A100}": A100_ANSWERS}), H100, A100)
     rows = {"correctable": 1, "uncorrectable": 0, "pending": 0, "failure": 0}
     assert nvml.gpu_facts() == {
@@ -226,10 +203,6 @@ def test_the_facts_of_two_gpus_name_their_links_and_neighbours(cuda, tmp_path: P
                 "mig": False,
                 "remapped_rows": rows,
                 "pcie": {"generation": 5, "generation_max": 5, "width": 16, "width_max": 16},
-                "nvlink": {"links": 18, "active": 18, "version": 7},
-                "p2p": [{"gpu": 1, "read": "ok", "nvlink": "ok"}],
-                "numa_node": 0,
-                "local_cpus": "0-31,64-95",
             },
             {
                 "index": 1,
@@ -238,10 +211,6 @@ def test_the_facts_of_two_gpus_name_their_links_and_neighbours(cuda, tmp_path: P
                 "mig": False,
                 "remapped_rows": rows,
                 "pcie": {"generation": 4, "generation_max": 4, "width": 8, "width_max": 16},
-                "nvlink": {"links": 12, "active": 0, "version": None},
-                "p2p": [{"gpu": 0, "read": "chipset not supported", "nvlink": "not supported"}],
-                "numa_node": None,
-                "local_cpus": None,
             },
         ],
     }
@@ -291,8 +260,7 @@ def test_a_consumer_card_leaves_empty_what_it_does_not_support(cuda):
     empty = ("power_cap_s", "thermal_s", "ecc_corrected", "ecc_uncorrected")
     assert [found[name] for name in empty] == [None] * 4
     gpu = nvml.gpu_facts()["gpus"][0]
-    assert gpu["nvlink"] == {"links": None, "active": None, "version": None}
-    assert (gpu["remapped_rows"], gpu["mig"], gpu["p2p"]) == (None, False, [])
+    assert (gpu["remapped_rows"], gpu["mig"]) == (None, False)
 
 
 @pytest.mark.parametrize(
@@ -302,7 +270,7 @@ def test_a_consumer_card_leaves_empty_what_it_does_not_support(cuda):
         pytest.param({f"GPU-{SLICE}": H100_ANSWERS | {"MigMode": [1, 1]}}, id="torch names the GPU"),
     ],
 )
-def test_a_mig_device_has_the_clocks_and_links_of_its_gpu_but_not_its_energy(cuda, answers):
+def test_a_mig_device_has_the_clocks_and_the_link_of_its_gpu_but_not_its_energy(cuda, answers):
     cuda(Nvml(answers), SLICE)
     assert nvml.clocks(0)["power_w"] == 699.312
     gpu = nvml.gpu_facts()["gpus"][0]
@@ -399,8 +367,6 @@ def test_without_an_answer_every_value_is_empty(cuda, library):
     gpu = nvml.gpu_facts()["gpus"][0]
     assert (gpu.pop("index"), gpu.pop("name")) == (0, "GPU 0")
     assert all_empty(gpu.pop("pcie"))
-    assert all_empty(gpu.pop("nvlink"))
-    assert gpu.pop("p2p") == []
     assert not gpu.pop("mig")
     assert all_empty(gpu)
     assert used(0) == Usage(None, None, None)

@@ -82,7 +82,7 @@ def test_a_tick_of_the_clock_in_a_short_window_is_no_disturbance(tmp_path: Path)
 
 
 def test_conditions_that_a_run_can_cause_itself_do_not_disturb_it(tmp_path: Path) -> None:
-    net = {"retransmissions": 90, "rx_drops": 5, "rx_errors": 2, "crc_errors": None}
+    net = {"rx_drops": 5, "rx_errors": 2, "crc_errors": None}
     node = {"node": "n1", "foreign_cpu_s": 0, "throttled_s": 9.0, "pressure": {"cpu": 80.0}, "net": net}
     clocks = {"reasons": {"hardware": ["hw_slowdown"], "thermal": [], "power_cap": ["sw_power_cap"]}}
     assert not found(write(tmp_path, window(0, nodes=[node], ranks=[{"rank": 0, "clocks": clocks}])))
