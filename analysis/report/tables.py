@@ -43,7 +43,10 @@ _TEXT_COLUMNS = {"Cell", "State", "Remark"}
 #: Columns that the page shows at every width, and those that it shows only on request.
 _LEVELS = {
     "always": {"Cell", "State", "Efficiency", "Remark"},
-    "further": {"Per doubling", "LB", "CommE", "PE", "CompS", "GE", "Node-h"},
+    "further": {
+        *("Per doubling", "LB", "CommE", "PE", "CompS", "GE", "Node-h"),
+        *("MFU", "GPU (%)", "Energy (J)", "Validation loss"),
+    },
 }
 #: Maximum number of characters of the texts about runs in the page's data; runs.csv contains all texts.
 _MAX_RUN_TEXTS = 1_000_000
@@ -242,6 +245,10 @@ def _cell_row(row: dict[Any, Any], labels: dict[str, str]) -> list[TableCell]:
         fraction(row["computational_scalability"]),
         fraction(row["global_efficiency"]),
         number(row["node_hours"], digits=3),
+        fraction(row["mfu"]),
+        number(row["gpu_util"], digits=3),
+        number(row["energy_joules"]),
+        number(row["val_loss"]),
     ]
 
 

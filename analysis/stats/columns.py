@@ -19,6 +19,8 @@ class Column(NamedTuple):
 
 #: Parts of a step: ``transfer`` is the exposed communication beyond waiting for the slowest rank.
 PARTS = ("data", "forward", "backward", "optimizer", "other", "transfer", "wait")
+#: Measurements of the epochs of a run that the page shows on request.
+READINGS = ("mfu", "gpu_util", "energy_joules", "val_loss")
 #: Size of a cell. ``gpus_per_node`` is empty if a table measured elsewhere does not give the nodes.
 SIZE_COLUMNS = ("nodes", "gpus_per_node", "gpus", "global_batch", "per_gpu_batch")
 #: Columns about the incremental efficiency, that of a size relative to the next smaller size.
@@ -91,6 +93,10 @@ _INTERNAL = (
     *(Column(part, "float64", f"{part}, mean per step", "s") for part in PARTS),
     Column("exposed", "float64", "exposed communication, mean per step", "s"),
     Column("useful_s", "float64", "useful time, mean over ranks, per step", "s"),
+    Column("mfu", "float64", "model FLOPs utilisation, mean over runs"),
+    Column("gpu_util", "float64", "utilisation of the GPUs, mean over runs", "%"),
+    Column("energy_joules", "float64", "energy of all GPUs per step, mean over runs", "J"),
+    Column("val_loss", "float64", "validation loss after the last epoch, mean over runs"),
     Column("series_place", "int64", "number of the series in the plan"),
     Column("cell_place", "int64", "number of the cell in the plan"),
 )

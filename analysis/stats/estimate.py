@@ -56,6 +56,28 @@ def run_rates(epochs: pd.DataFrame) -> pd.DataFrame:
     return rates
 
 
+def run_readings(epochs: pd.DataFrame) -> pd.DataFrame:
+    """Return further measurements of each run; epochs without a value are ignored.
+
+    ``epochs`` are rows of metrics.csv with ``run_id``.
+
+    Returns:
+        A frame indexed by run_id: ``mfu``, ``gpu_util`` (percent) and ``energy_joules`` (per step), means
+        over the epochs weighted by their steps; and ``val_loss``, that of the last epoch.
+    """
+    steps, ids = epochs["steps"].astype(float), epochs["run_id"]
+    frame = epochs[["mfu", "gpu_util_avg", "energy_joules"]].astype(float)
+    frame = frame.rename(columns={"gpu_util_avg": "gpu_util"})
+    frame["energy_joules"] /= steps
+    sums = frame.mul(steps, axis=0).groupby(ids, observed=True, sort=False).sum(min_count=1)
+    weights = frame.notna().mul(steps, axis=0).groupby(ids, observed=True, sort=False).sum()
+    readings = sums / weights
+    losses = epochs["val_loss"].astype(float)
+    readings["val_loss"] = losses.groupby(ids, observed=True, sort=False).last()
+    readings.index = readings.index.astype("str")
+    return readings
+
+
 @dataclass(frozen=True)
 class LogMoments:
     """Moments of groups of values: the number of values, the mean and the variance of their logarithms."""

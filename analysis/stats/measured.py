@@ -14,7 +14,7 @@ import pandas as pd
 
 from analysis.data.load import Study
 from analysis.stats.decompose import run_parts
-from analysis.stats.estimate import Floats, outliers, run_rates
+from analysis.stats.estimate import Floats, outliers, run_rates, run_readings
 from analysis.text import number
 from bench.study.conditions import Reason
 from bench.study.ledger import RunState
@@ -78,7 +78,7 @@ class Frames:
             :attr:`analysis.data.load.Study.runs`), ``throughput_samples_per_sec, step_time_sec, wall_s,
             outlier``, ``rate`` (the throughput, even if a table does not give its unit), ``unit`` (counted
             divided by planned samples, NaN if unknown), and the columns of
-            :func:`analysis.stats.decompose.run_parts`.
+            :func:`analysis.stats.decompose.run_parts` and :func:`analysis.stats.estimate.run_readings`.
         labelled_by: the source of the modes of the series, for messages: ``the plan`` or ``the table``.
         regime_remedy: advice in messages about a series that is neither strong nor weak; may be empty.
     """
@@ -103,7 +103,8 @@ def measure(study: Study, *, include_disturbed: bool = False) -> Frames:
     global batch: the plan's global batch divided by the throughput.
     """
     runs = study.runs.set_index("run_id", drop=False)
-    runs = runs.join(run_rates(study.epochs)).join(run_parts(study.epochs))
+    epochs = study.epochs
+    runs = runs.join([run_rates(epochs), run_parts(epochs), run_readings(epochs)])
     runs = runs.set_axis(range(len(runs)))
     completed = runs["state"] == RunState.COMPLETED
     measured = completed & runs["throughput_samples_per_sec"].notna()

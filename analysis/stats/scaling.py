@@ -38,7 +38,7 @@ import pandas as pd
 
 from analysis.data.load import Study
 from analysis.data.names import baseline_names, sizes_of
-from analysis.stats.columns import ALL_COLUMNS, INCREMENT_COLUMNS
+from analysis.stats.columns import ALL_COLUMNS, INCREMENT_COLUMNS, READINGS
 from analysis.stats.decompose import cell_parts, computational_scalability
 from analysis.stats.estimate import LogMoments, log_moments, mean_interval, ratio_interval, welch
 from analysis.stats.measured import Frames, count_disturbed, measure
@@ -217,6 +217,7 @@ def _measured_rows(frames: Frames, moments: LogMoments) -> pd.DataFrame:
     )
     cells["node_hours"] = cells["nodes"] * groups["wall_s"].mean() / 3600
     cells["throughput_low"], cells["throughput_high"] = mean_interval(moments)
+    cells[list(READINGS)] = groups[list(READINGS)].mean()
     cells = cells.join(cell_parts(measured)).join(_cell_states(frames.runs))
     cells["cell_place"] = np.arange(len(cells))
     cells["rate"] = cells["throughput_samples_per_sec"]

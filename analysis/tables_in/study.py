@@ -19,7 +19,7 @@ import pandas as pd
 from analysis.checks.scaling_table import scaling_table
 from analysis.data.load import RUNS_COLUMNS, Study
 from analysis.data.names import layout, ranks
-from analysis.stats.columns import PARTS
+from analysis.stats.columns import PARTS, READINGS
 from analysis.stats.decompose import TIMES
 from analysis.stats.estimate import outliers
 from analysis.stats.measured import Frames
@@ -285,6 +285,17 @@ def _runs(rows: pd.DataFrame) -> pd.DataFrame:
         runs[name] = runs[name].astype("str")
     for name in ("submitted_at", "started_at", "ended_at"):
         runs[name] = pd.to_datetime(runs[name], utc=True)
-    for name in ("epochs", "samples", "steps", "window_s", "wall_s", "unit", *PARTS, "exposed", *TIMES):
+    for name in (
+        "epochs",
+        "samples",
+        "steps",
+        "window_s",
+        "wall_s",
+        "unit",
+        *PARTS,
+        "exposed",
+        *TIMES,
+        *READINGS,
+    ):
         runs[name] = np.nan
     return runs.assign(parts_known=False, left_out=False, disturbed=None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from analysis.stats.columns import PARTS, SIZE_COLUMNS
+from analysis.stats.columns import PARTS, READINGS, SIZE_COLUMNS
 from analysis.stats.decompose import TIMES
 from analysis.stats.estimate import outliers
 from analysis.stats.measured import Frames
@@ -57,5 +57,7 @@ def _runs_of_points(frame: pd.DataFrame) -> pd.DataFrame:
     runs["step_time_sec"] = frame["global_batch"] / runs["throughput_samples_per_sec"]
     runs["rate"] = runs["throughput_samples_per_sec"]
     runs["outlier"] = outliers(runs["throughput_samples_per_sec"], by=runs["cell_id"])
-    missing = pd.DataFrame(np.nan, index=runs.index, columns=["unit", "wall_s", *PARTS, "exposed", *TIMES])
+    missing = pd.DataFrame(
+        np.nan, index=runs.index, columns=["unit", "wall_s", *PARTS, "exposed", *TIMES, *READINGS]
+    )
     return pd.concat([runs, missing], axis=1).assign(parts_known=False, left_out=False, disturbed=None)

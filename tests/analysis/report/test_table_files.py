@@ -14,9 +14,18 @@ from hypothesis import strategies as st
 
 from analysis.checks.scaling_table import scaling_table
 from analysis.data.load import load_study
-from analysis.report.tables import csv_table, latex, latex_table, markdown_table, runs_csv
+from analysis.report.tables import (
+    cell_columns,
+    cell_rows,
+    csv_table,
+    latex,
+    latex_table,
+    markdown_table,
+    runs_csv,
+)
 from analysis.stats.columns import COLUMNS
 from analysis.stats.measured import measure
+from analysis.text import MISSING
 from tests.analysis import studies
 
 HOSTILE = "<script>alert(1)</script> | `x` $y$ \\input{/etc/passwd} 100% & #1 _a_ ^b^ ~c~ {d}\n[e]"
@@ -52,6 +61,27 @@ def test_a_text_that_a_spreadsheet_would_run_is_quoted(tmp_path: Path, text: str
     table["reason"] = text
     rows = csv_table(table).splitlines()[1:]
     assert all(row.endswith((f",'{text}", f',"\'{text}"')) for row in rows)
+
+
+class OnGpus(studies.StudyBuilder):
+    """A study whose runs on several ranks have readings of GPUs, and of a validation."""
+
+    def epoch(self, cell: Any, number: int, factor: float) -> dict[str, float]:
+        row = super().epoch(cell, number, factor)
+        further = {"mfu": 0.25, "gpu_util_avg": 90, "energy_joules": 7.5 * self.steps, "val_loss": 2 - number}
+        return row | further if cell.world_size > 1 else row
+
+
+def test_mfu_utilisation_energy_and_validation_loss_of_the_cells_are_shown_on_request(tmp_path: Path) -> None:
+    path = OnGpus(tmp_path / "s", studies.strong(sizes=(1, 2)), epochs=2).write()
+    table = scaling_table(load_study(path))
+    names = ["MFU", "GPU (%)", "Energy (J)", "Validation loss"]
+    columns = cell_columns("samples/s")
+    assert [(column["name"], column["level"]) for column in columns[-4:]] == [(n, "further") for n in names]
+    one, two = cell_rows(table, labels={series: series for series in table["series"]})
+    assert len(one) == len(columns)
+    assert one[-4:] == [MISSING] * 4
+    assert two[-4:] == ["0.250", "90.0", "7.500", "1.000"]
 
 
 def test_every_planned_run_is_in_runs_csv(tmp_path: Path) -> None:

@@ -11,7 +11,14 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from scipy import stats
 
-from analysis.stats.estimate import log_moments, mean_interval, outliers, ratio_interval, run_rates
+from analysis.stats.estimate import (
+    log_moments,
+    mean_interval,
+    outliers,
+    ratio_interval,
+    run_rates,
+    run_readings,
+)
 
 values = st.lists(st.floats(0.01, 1e6), min_size=3, max_size=8)
 
@@ -54,6 +61,17 @@ def test_an_epoch_without_a_usable_rate_is_ignored(bad: float) -> None:
     assert run_rates(frame)["epochs"].to_list() == [1]
     only_bad = epochs(samples=[10], steps=[1], throughput_samples_per_sec=[bad])
     assert run_rates(only_bad).empty
+
+
+def test_readings_are_means_over_steps_and_the_last_validation_loss() -> None:
+    nan = math.nan
+    columns = {"mfu": [0.2, 0.4, nan], "gpu_util_avg": [nan] * 3, "energy_joules": [10.0, nan, 50.0]}
+    frame = epochs(samples=[1] * 3, steps=[10, 30, 20], val_loss=[3.0, 2.0, nan], **columns)
+    found = run_readings(frame).loc["a"]
+    assert found["mfu"] == pytest.approx((10 * 0.2 + 30 * 0.4) / 40)
+    assert found["energy_joules"] == pytest.approx((10 + 50) / (10 + 20))
+    assert found["val_loss"] == 2.0
+    assert math.isnan(found["gpu_util"])
 
 
 def test_the_interval_of_a_mean_is_students_t_on_logarithms() -> None:
