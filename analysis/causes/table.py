@@ -33,7 +33,6 @@ from analysis.data.load import Study
 from analysis.stats.columns import PARTS
 from analysis.stats.decompose import USEFUL_PARTS
 from analysis.stats.estimate import lower_median
-from analysis.stats.losses import LONGER_COMPUTATION, SHORTER_COMPUTATION
 from analysis.stats.measured import Frames, measure, ranks_sample
 from analysis.text import listed, percent
 
@@ -357,7 +356,7 @@ def rest_parts(division: CellDivision) -> list[tuple[str, float]]:
     rests = {part: value for part, value in division.rests.items() if part not in COMPUTING}
     slower = sum(division.rests.get(part, 0.0) for part in COMPUTING)
     words = {LOST_WORDS.get(part, part): value for part, value in rests.items()}
-    words[LONGER_COMPUTATION if slower >= 0 else SHORTER_COMPUTATION] = slower
+    words[f"{'longer' if slower >= 0 else 'shorter'} computation per sample"] = slower
     return sorted(words.items(), key=lambda one: -abs(one[1]))
 
 

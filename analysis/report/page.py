@@ -218,8 +218,7 @@ def _groups(
     """
     figures: dict[tuple[str, ...], list[Drawing]] = {}
     for drawing in drawings:
-        mode = "" if drawing.topic == "loss" else drawing.mode
-        key = (drawing.topic, mode, "" if drawing.view else drawing.name)
+        key = (drawing.topic, drawing.mode, "" if drawing.view else drawing.name)
         figures.setdefault(key, []).append(drawing)
     modes = {mode for _, mode, _ in figures if mode}
     groups = []

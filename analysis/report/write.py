@@ -184,10 +184,8 @@ def _report(
     from analysis.report.figures.all_figures import detail_figures
     from analysis.report.figures.heatmaps import grids
     from analysis.report.page import page_context
-    from analysis.stats.losses import add_typical_rank
     from analysis.stats.scaling import two_axes
 
-    rows = add_typical_rank(study, frames, rows)
     say("reading the environment")
     environment = describe_environment(study)
     found = validity(study, frames, rows, environment)

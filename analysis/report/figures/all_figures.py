@@ -15,7 +15,7 @@ from analysis.checks.fabric import (
 from analysis.checks.slow_ranks import RankMeans, least_balanced_cells, nodes_table, rank_means
 from analysis.data.csv_files import csv_text
 from analysis.data.load import Study
-from analysis.report.figures.bars import loss_figure, loss_rows, ranks_figure, split_figure, split_rows
+from analysis.report.figures.bars import ranks_figure, split_figure, split_rows
 from analysis.report.figures.curves import (
     EFFICIENCY,
     SPEEDUP,
@@ -28,13 +28,11 @@ from analysis.report.figures.heatmaps import batch_figure, batch_grids, grid_fig
 from analysis.report.figures.step_times import MAX_SERIES, step_rows, steps_figure
 from analysis.stats.columns import PARTS
 from analysis.stats.law_forms import Fabric
-from analysis.stats.losses import TYPICAL_RANK_COLUMNS
 from analysis.stats.measured import Frames
 
 _COLUMNS = (
     *("cell_id", "series", "baseline", "is_base", "nodes", "gpus_per_node", "gpus", "n", "rate"),
     *(name for curve in (SPEEDUP, EFFICIENCY, THROUGHPUT) for name in (curve.column, curve.low, curve.high)),
-    *("global_batch", "base_place", "load_balance", "comm_efficiency", "useful_s", *TYPICAL_RANK_COLUMNS),
     *(*PARTS, "exposed"),
 )
 
@@ -52,7 +50,7 @@ def scaling_figures(
     axes: Mapping[str, Selection],
     invalid: Collection[str] = (),
 ) -> Iterator[Drawing]:
-    """Yield the figures of the scaling table: curves, heat maps, losses and step times of each mode.
+    """Yield the figures of the scaling table: curves, heat maps and step times of each mode.
 
     The curves mark the cells whose values, or those of their baseline, are ``invalid``.
     """
@@ -73,9 +71,6 @@ def scaling_figures(
             yield grid_figure(axes[mode])
         if mode in batches:
             yield batch_figure(batches[mode])
-        lost = loss_rows(rows, table)
-        if len(lost):
-            yield loss_figure(select(lost, mode, parts, bars=True))
         split = split_rows(rows)
         if len(split):
             selection = select(split, mode, parts, bars=True)
@@ -91,7 +86,6 @@ def all_names() -> list[str]:
         "axes",
         "heat",
         THROUGHPUT.kind,
-        "loss",
         "step",
         "shares",
         "times",

@@ -1,8 +1,7 @@
-"""Figures of horizontal bars: efficiency losses and parts of the step by size, work and waiting by rank."""
+"""Figures of horizontal bars: parts of the step by size, work and waiting by rank."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -31,34 +30,11 @@ from analysis.report.figures.drawing import (
     part_keys,
 )
 from analysis.report.words import WORDS
-from analysis.stats.losses import LOSSES, SHORT_NAMES, SMALLEST_SHARE, TYPICAL_RANK_COLUMNS, factors
 from analysis.text import count, fraction, known, one_line, percent, seconds
 
 #: The parts of a bar of the step time in the order of stacking.
 STEP_PARTS = {name: part for name, part in PARTS.items() if name != "compute"}
 
-#: The factors of the efficiency in the order of stacking, each drawn like the part of the step causing it.
-LOSS_PARTS = {
-    factor: replace(PARTS[part], words=SHORT_NAMES[factor])
-    for factor, part in {
-        "comm_efficiency": "transfer",
-        "load_balance": "wait",
-        "data_scalability": "data",
-        "compute_scalability": "compute",
-    }.items()
-}
-
-_LOSS_COLUMNS = (
-    "load_balance",
-    "comm_efficiency",
-    "useful_s",
-    "data",
-    "gpus",
-    "global_batch",
-    *TYPICAL_RANK_COLUMNS,
-)
-_LOSS_TICKS = (1.0, 0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05, 0.02, 0.01, 1e-3, 1e-4)
-_MAX_LOSS_TICKS = 7
 #: With more ranks, the figure has a bar per node.
 MAX_BARS = 40
 _LEFT_IN = 1.2
@@ -240,98 +216,7 @@ def _draw_split_bar(
     return tips
 
 
-# -- efficiency losses ----------------------------------------------------------------
-
-
-def loss_rows(rows: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows whose loss factors are known, except for baselines, and add a column per factor."""
-    beyond = rows[rows["base_place"].notna() & ~rows["is_base"] & rows["efficiency"].notna()]
-    needed = [name for name in _LOSS_COLUMNS if name in table]
-    bases = table.loc[beyond["base_place"].astype("int64"), needed].to_dict("records")
-    found = [factors(row, base) for row, base in zip(beyond[needed].to_dict("records"), bases, strict=True)]
-    frame = pd.DataFrame(found, index=beyond.index, columns=list(LOSSES))
-    return beyond.drop(columns=[*LOSSES], errors="ignore").join(frame)[frame.notna().all(axis=1)]
-
-
-def loss_figure(selection: Selection) -> Drawing:
-    """Draw the factors of the efficiency; the selection's rows come from :func:`loss_rows`."""
-    rows = selection.rows
-    draft = bars_draft(
-        selection,
-        kind="loss",
-        subject="Efficiency losses",
-        topic="loss",
-        view=selection.mode.capitalize(),
-        description=_loss_description(rows),
-        legend=part_keys({n: part for n, part in LOSS_PARTS.items() if (rows[n].sub(1).abs() > 1e-9).any()}),
-    )
-    return finish(draft, lambda axes: _draw_losses(axes, rows, labels=selection.labels))
-
-
-def _loss_description(rows: pd.DataFrame) -> str:
-    largest = rows.sort_values("gpus", kind="stable").iloc[-1]
-    lost = {name: max(0.0, -math.log(largest[name])) for name in LOSSES}
-    total = sum(lost.values())
-    shares = [
-        f"{SHORT_NAMES[name]} {percent(part / total)}"
-        for name, part in sorted(lost.items(), key=lambda item: -item[1])
-        if total > 0 and part / total >= SMALLEST_SHARE
-    ]
-    return (
-        f"Stacked bars of {count(len(rows), 'cell')}. At {ranks(largest)} the efficiency is "
-        f"{fraction(largest['efficiency'], decimals=2)}; of the loss: {', '.join(shares) or 'nothing'}."
-    )
-
-
-def _draw_losses(axes: Axes, rows: pd.DataFrame, *, labels: dict[str, str]) -> Tips:
-    extents = [_loss_extent(row) for row in rows.to_dict("records")]
-    longest = max(0.01, *(end for _, end in extents))
-    least = min(0.0, *(start for start, _ in extents))
-    bar = partial(_draw_loss_bar, axes, gap=0.02 * (longest - least))
-    tips = draw_rows(axes, rows, labels=labels, bar=bar)
-    # Leave room for the number after a bar.
-    axes.set_xlim(least * 1.03, longest * 1.16)
-    ticks = _spaced_ticks([tick for tick in _LOSS_TICKS if least <= -math.log(tick) <= 1.1 * longest])
-    axes.set_xticks([-math.log(tick) for tick in ticks], [f"{tick:g}" for tick in ticks])
-    axes.set_xlabel("Remaining efficiency (logarithmic)")
-    return tips
-
-
-def _spaced_ticks(ticks: Sequence[float]) -> list[float]:
-    """Return the first tick, and each further tick whose label does not overlap the label before."""
-    room = -math.log(min(ticks)) / _MAX_LOSS_TICKS
-    kept = [ticks[0]]
-    for tick in ticks[1:]:
-        if math.log(kept[-1] / tick) >= room:
-            kept.append(tick)
-    return kept
-
-
-def _loss_extent(row: dict[Hashable, Any]) -> tuple[float, float]:
-    """Return both ends of a bar on the logarithmic axis; the efficiency 1 is at 0."""
-    lost = [-math.log(row[name]) for name in LOSSES]
-    return sum(min(0.0, part) for part in lost), sum(max(0.0, part) for part in lost)
-
-
-def _draw_loss_bar(axes: Axes, place: float, row: dict[Hashable, Any], name: str, *, gap: float) -> Tips:
-    tips = {}
-    left = right = 0.0
-    total = _loss_extent(row)[1]
-    for factor, part in LOSS_PARTS.items():
-        value = float(row[factor])
-        lost = -math.log(value)
-        if abs(lost) < 1e-9:
-            continue
-        gid = f"{factor}@{place:.2f}"
-        start = right if lost > 0 else left
-        draw_part(axes, place, lost, left=start, part=part, gid=gid)
-        share = f", {percent(lost / total)} of the loss" if lost > 0 else ", a gain"
-        tips[gid] = [Tip(f"{name}, {part.words}: factor {fraction(value)}{share}", row["cell_id"])]
-        right, left = right + max(lost, 0.0), left + min(lost, 0.0)
-    axes.plot([0, 0], [place - 0.5, place + 0.5], color=Colour.MUTED, linewidth=0.8)
-    text = fraction(row["efficiency"], decimals=2)
-    axes.text(right + gap, place, text, va="center", ha="left", fontsize="small", color=Colour.MUTED)
-    return tips
+# -- work and waiting by rank ---------------------------------------------------------
 
 
 def ranks_figure(means: RankMeans, *, balance: Mapping[str, float]) -> Drawing:

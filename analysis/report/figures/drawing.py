@@ -118,7 +118,7 @@ def select(
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a step, or a loss that it causes: its words, colour and hatch in all figures.
+    """A part of a step: its words, colour and hatch in all figures.
 
     Hatches consist of lines: matplotlib writes a quarter of a megabyte for a hatch of dots.
     """

@@ -231,7 +231,7 @@ def test_hosts_and_names_of_results_are_text_in_every_new_section(tmp_path: Path
     write_ranks(path, late=lambda run, rank: 0.004 * (rank == 1), host=lambda rank: f"n{rank}{HOSTILE}")
     page = write_report(path).page.read_text(encoding="utf-8")
     names = {file.stem for file in (path / "report" / "figures").iterdir()}
-    assert {"heat-strong", "loss-strong", "bandwidth", "times-strong", "ranks"} <= names <= set(all_names())
+    assert {"heat-strong", "bandwidth", "times-strong", "ranks"} <= names <= set(all_names())
     assert page.count("<script") == 2  # the data and ours
     assert "\x1b" not in page
     nodes = page[page.index('<details class="nodes">') :]

@@ -66,7 +66,7 @@ def tips(drawing: Drawing) -> list[str]:
 
 
 def test_each_regime_has_its_figures(demo: dict[str, Drawing]) -> None:
-    kinds = ("efficiency", "speedup", "throughput", "loss", "step", "shares")
+    kinds = ("efficiency", "speedup", "throughput", "step", "shares")
     assert list(demo) == [f"{kind}-{regime}" for regime in ("strong", "weak") for kind in kinds]
     assert set(demo) <= set(all_names())
 
@@ -234,8 +234,6 @@ def test_a_part_of_the_step_has_one_colour_and_hatch_in_all_figures(demo: dict[s
     keys = [key for drawing in demo.values() for key in drawing.legend if key.hatch is not None]
     step = {key.words: (key.colour, key.hatch) for key in keys}
     assert all((key.colour, key.hatch) == step[key.words] for key in keys)
-    assert step["communication"] == step["exposed communication"]
-    assert step["load imbalance"] == step["waiting for the slowest rank"]
     assert len(set(PARTS.values())) == len({part.colour for part in PARTS.values()}) == len(PARTS)
     assert not {part.colour for part in PARTS.values()} & set(SERIES_COLOURS)
 

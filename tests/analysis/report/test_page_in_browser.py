@@ -499,7 +499,7 @@ def test_every_figure_has_a_caption_and_values(visit: Visit, full_study: Path) -
                     figure.querySelector('figcaption').textContent.length > 30];
         })"""
     )
-    assert figures == [["img", True, True, 0, True]] * 15
+    assert figures == [["img", True, True, 0, True]] * 14
     node = page.locator("details.nodes tbody tr").first
     assert str(node.text_content()).startswith(f"n1{HOSTILE}")
     visit.point_at(page.locator("svg[aria-label^='Work and waiting'] .mark").first)

@@ -97,7 +97,7 @@ def test_the_report_has_its_files(demo_study: Path) -> None:
         "figures",
     }
     figures = {path.name for path in (folder / "figures").iterdir() if path.stat().st_size}
-    kinds = ("speedup", "efficiency", "throughput", "loss", "step", "shares", "times")
+    kinds = ("speedup", "efficiency", "throughput", "step", "shares", "times")
     forms = ("svg", "png", "pdf")
     expected = [f"{kind}-{mode}" for kind in kinds for mode in ("strong", "weak")]
     expected += [f"{kind}-{place}" for kind in ("why", "steps") for place in (1, 2)]
@@ -276,7 +276,7 @@ def test_a_series_without_a_constant_batch_has_throughput_only(tmp_path: Path) -
     assert {row[2] for row in page.rows} == {"–"}
     names = {figure.stem for figure in (path / "report" / "figures").iterdir()}
     assert {"throughput-other", "step-other", "shares-other", "times-other"} <= names
-    assert not any(name.startswith(("efficiency", "speedup", "loss")) for name in names)
+    assert not any(name.startswith(("efficiency", "speedup")) for name in names)
 
 
 def test_an_efficiency_stands_beside_the_summary(tmp_path: Path) -> None:
