@@ -21,7 +21,7 @@ from analysis.data.load import Study
 from analysis.data.names import ranks, series_parts, short_labels, widest_series
 from analysis.report.figures.all_figures import Details
 from analysis.report.figures.curves import EFFICIENCY
-from analysis.report.figures.drawing import Drawing, Selection
+from analysis.report.figures.drawing import Drawing, Selection, Tips
 from analysis.report.summary import certainty, find, no_finding
 from analysis.report.tables import (
     MAX_NODES_LISTED,
@@ -97,7 +97,13 @@ def page_context(
         "nodes": [] if details.ranks is None else node_rows(details.ranks),
         "nodes_left_out": 0 if details.ranks is None else len(details.ranks.by_host[MAX_NODES_LISTED:]),
         "laws": law_sections(rows, frames, labels=titles, fabrics=details.fabrics, invalid=list(invalid)),
-        **_table(_with_errors(rows, invalid), frames, labels=labels, folders=not study.plan.get("table")),
+        **_table(
+            _with_errors(rows, invalid),
+            frames,
+            labels=labels,
+            folders=not study.plan.get("table"),
+            marks=_marks([*drawings, *(figure for section in why for figure in section.figures)]),
+        ),
         "runs": runs_context(frames.runs),
         "remarks": study.remarks,
         "environment": environment,
@@ -254,7 +260,13 @@ def _with_errors(rows: pd.DataFrame, invalid: Mapping[str, str]) -> pd.DataFrame
     return rows.assign(reason=reasons)
 
 
-def _table(rows: pd.DataFrame, frames: Frames, *, labels: dict[str, str], folders: bool) -> dict[str, Any]:
+def _marks(drawings: Iterable[Drawing]) -> Tips:
+    return {name: tips for drawing in drawings for name, tips in drawing.marks.items()}
+
+
+def _table(
+    rows: pd.DataFrame, frames: Frames, *, labels: dict[str, str], folders: bool, marks: Tips
+) -> dict[str, Any]:
     """Return the table of all cells: the first rows for the HTML, and all rows for the page's script."""
     table = cell_rows(rows.head(MAX_ROWS), labels=labels)
     columns = list(WORDS["cell_columns"])
@@ -274,6 +286,7 @@ def _table(rows: pd.DataFrame, frames: Frames, *, labels: dict[str, str], folder
                 "efficiency": efficiency,
                 "state": state,
                 "folders": folders,
+                "marks": marks,
                 **run_data(frames.runs),
             }
         ),

@@ -1,18 +1,49 @@
-"""Skip what takes most of the time of a report, for tests that do not examine figures."""
+"""Read the marks and texts of figures; skip what takes most of the time of a report."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
+from analysis.report.figures.drawing import Drawing, Tip
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def marks(drawing: Drawing) -> list[tuple[ElementTree.Element, Tip]]:
+    """Return the shapes of a figure that have a tip, as the page's script finds them, with their tips."""
+    groups = {group.get("id"): group for group in ElementTree.fromstring(drawing.inline_svg).iter(f"{SVG}g")}
+    found = []
+    for name, tips in drawing.marks.items():
+        group = groups[name]
+        defined = {shape for defs in group.iter(f"{SVG}defs") for shape in defs.iter()}
+        shapes = [e for e in group.iter() if e.tag in (f"{SVG}use", f"{SVG}path") and e not in defined]
+        found += [(shape, tip) for shape, tip in zip(shapes, tips, strict=True) if tip.text]
+    return found
+
+
+def tips(drawing: Drawing) -> list[str]:
+    """Return the tips of a figure."""
+    return [tip.text for _, tip in marks(drawing)]
+
+
+def texts(drawing: Drawing) -> list[str]:
+    """Return the texts in a figure."""
+    return [element.text or "" for element in ElementTree.fromstring(drawing.inline_svg).iter(f"{SVG}text")]
+
+
+def styled(element: ElementTree.Element, name: str) -> str:
+    """Return a property of an element's style, or an empty text."""
+    declarations = dict(one.split(": ", 1) for one in element.get("style", "").split("; ") if one)
+    return declarations.get(name, "")
+
 
 def _blank(draft: Any, draw: Any) -> Any:
-    from analysis.report.figures.drawing import Drawing
-
-    return Drawing(**vars(draft), svg="", inline_svg="", png=b"", pdf=b"")
+    return Drawing(**vars(draft), marks={}, svg="", inline_svg="", png=b"", pdf=b"")
 
 
 @contextmanager
@@ -34,7 +65,11 @@ def only_svg() -> Iterator[None]:
     saved: Callable[..., bytes] = drawing._saved
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            drawing, "_saved", lambda figure, form, name: saved(figure, form, name) if form == "svg" else b""
+            drawing,
+            "_saved",
+            lambda figure, form, *args, **options: (
+                saved(figure, form, *args, **options) if form == "svg" else b""
+            ),
         )
         yield
 

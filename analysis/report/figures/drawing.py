@@ -1,20 +1,17 @@
 """Draw figures in a common style and save them as SVG for the page and as SVG, PNG and PDF files.
 
-matplotlib's SVG contains style sheets and style attributes, which a strict Content-Security-Policy refuses,
-and ids that collide if two figures are on one page. This module removes or renames all of these.
+Every artist has an id that is unique on the page. The page's style sheet and script refer to these ids and
+to the colours.
 """
 
 from __future__ import annotations
 
 import io
-import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from copy import deepcopy
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple
-from xml.etree import ElementTree
 
 import matplotlib as mpl
 import numpy as np
@@ -26,13 +23,14 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
+from matplotlib.transforms import Bbox
 
 from analysis.data.names import short_labels
 from analysis.text import clean, count
 
 
 class Colour(StrEnum):
-    """Light colours of the figures. On the page, each becomes a CSS variable and follows the theme.
+    """Light colours of the figures. On the page, each is replaced by a CSS variable, which follows the theme.
 
     The hues of the parts of a step are those of Okabe and Ito (https://jfly.uni-koeln.de/color/), those of
     the series are from Paul Tol (https://sronpersonalpages.nl/~pault/): both are distinct for people with
@@ -58,9 +56,23 @@ class Colour(StrEnum):
     VERMILLION = "#d55e00"
     ORANGE = "#e69f00"
 
+    @property
+    def variable(self) -> str:
+        """The colour on the page."""
+        return f"var(--{self.name.lower()})"
 
-#: The CSS variable of each colour.
-CSS_NAMES = {colour.value: f"--{colour.name.lower()}" for colour in Colour}
+
+def theme_rules() -> str:
+    """Return the CSS rules that give the colours in the page's figures the values of the theme.
+
+    The selectors name no ancestor, because in Chromium those of a marker (``use``) are not in its tree.
+    """
+    return "".join(
+        f'[style*="{name}: {colour}"], [{name}="{colour}"] {{ {name}: {colour.variable} !important; }}\n'
+        for colour in Colour
+        for name in ("fill", "stroke")
+    )
+
 
 #: Series also differ in marker and dash, for grayscale prints.
 SERIES_COLOURS = (Colour.BLUE, Colour.WINE, Colour.OLIVE, Colour.ROSE, Colour.INDIGO, Colour.TEAL)
@@ -70,8 +82,6 @@ SERIES_DASHES = ((), (5, 2), (1.5, 1.5), (6, 2, 1.5, 2), (3, 1.5), (8, 2.5))
 WIDTH_IN = 4.5
 _LEGEND_LINE_IN = 0.21
 _LONG_LABEL = 26
-#: The gid of the legend.
-_LEGEND = "legend"
 _PNG_DPI = 200
 
 MAX_SERIES = 6
@@ -156,11 +166,6 @@ class Key:
     hatch: str | None = None
     marker: str = ""
     dashes: tuple[float, ...] = ()
-
-    @property
-    def variable(self) -> str:
-        """The colour on the page, which follows the theme."""
-        return f"var({CSS_NAMES[self.colour]})"
 
     def handle(self) -> Any:
         """Return the artist that shows the entry in the legend of a figure file."""
@@ -257,8 +262,12 @@ class Draft:
 
 @dataclass(frozen=True, kw_only=True)
 class Drawing(Draft):
-    """A finished figure: an SVG file, markup for the page, PNG and PDF."""
+    """A finished figure: an SVG file, markup for the page, PNG and PDF.
 
+    ``marks`` are the tips of the marks by the id of their group, in drawing order.
+    """
+
+    marks: Tips
     svg: str
     inline_svg: str
     png: bytes
@@ -268,7 +277,8 @@ class Drawing(Draft):
 def _style() -> Any:
     """Return the matplotlib context of all figures."""
     own: dict[Any, Any] = {
-        "font.family": "DejaVu Sans",
+        "font.family": "sans-serif",
+        "font.sans-serif": ["DejaVu Sans"],
         "font.size": 10,
         "text.parse_math": False,
         "svg.fonttype": "none",
@@ -300,11 +310,27 @@ def finish(draft: Draft, draw: Callable[[Axes], Tips]) -> Drawing:
         if draft.legend:
             _add_legend(figure, draft)
         sns.despine(ax=axes, left=not draft.with_axis)
-        raw = _saved(figure, "svg", draft.name).decode()
+        marks = _set_ids(figure, draft.name, tips)
+        texts = {"Title": draft.title, "Description": draft.description}
+        svg = _saved(figure, "svg", draft.name, metadata=texts).decode()
         png, pdf = _saved(figure, "png", draft.name), _saved(figure, "pdf", draft.name)
-    tree = _clean_svg(raw, draft, tips=tips)
-    svg, inline_svg = _standalone_svg(tree, draft), _inline_svg(tree, height=72 * draft.height_in - 5)
-    return Drawing(**vars(draft), svg=svg, inline_svg=inline_svg, png=png, pdf=pdf)
+        figure.legends.clear()  # the page has its own
+        panel = Bbox.from_extents(0, legend_in + 5 / 72, WIDTH_IN, total_in)
+        inline = _saved(figure, "svg", draft.name, facecolor="none", bbox_inches=panel).decode()
+    inline_svg = inline[inline.index("<svg") :]
+    return Drawing(**vars(draft), marks=marks, svg=svg, inline_svg=inline_svg, png=png, pdf=pdf)
+
+
+def _set_ids(figure: Figure, name: str, tips: Tips) -> Tips:
+    """Give each artist an id that is unique on the page; return the tips by these ids instead of gids."""
+    marks = {}
+    for place, artist in enumerate(figure.findobj()):
+        gid = artist.get_gid() or ""
+        own = f"{name}:{gid}:{place}"
+        artist.set_gid(own)
+        if gid in tips:
+            marks[own] = [Tip(text, clean(cell), clean(run)) for text, cell, run in tips[gid]]
+    return marks
 
 
 #: Style of a heading inside a panel.
@@ -321,7 +347,7 @@ def _add_legend(figure: Figure, draft: Draft) -> None:
         "labelcolor": Colour.INK,
         "handlelength": 2.6,
     }
-    figure.legend(handles, names, ncols=columns, **style).set_gid(_LEGEND)
+    figure.legend(handles, names, ncols=columns, **style)
 
 
 def set_ticks(axis: Axis, ticks: Sequence[float], text: Callable[[float], str]) -> None:
@@ -352,9 +378,13 @@ def evenly_spaced(length: int, most: int) -> list[int]:
     return [int(place) for place in np.unique(places)]
 
 
-def _saved(figure: Figure, form: str, name: str) -> bytes:
+#: Metadata that matplotlib writes by default, by format.
+_METADATA = {"svg": ("Creator", "Date", "Format", "Type"), "png": ("Software",), "pdf": ("CreationDate",)}
+
+
+def _saved(figure: Figure, form: str, name: str, **options: Any) -> bytes:
     """Return the figure in one format; equal figures give equal bytes."""
-    metadata = {"svg": {"Date": None}, "png": {"Software": None}, "pdf": {"CreationDate": None}}[form]
+    metadata = dict.fromkeys(_METADATA[form]) | options.pop("metadata", {})
     target = io.BytesIO()
     with mpl.rc_context({"svg.hashsalt": name}), warnings.catch_warnings():
         # PNG and PDF show boxes for characters that the font lacks. SVG keeps the text.
@@ -364,138 +394,6 @@ def _saved(figure: Figure, form: str, name: str) -> bytes:
             format=form,
             metadata=metadata,
             dpi=_PNG_DPI,
-            facecolor="none" if form == "svg" else Colour.SURFACE,
+            **{"facecolor": Colour.SURFACE, **options},
         )
     return target.getvalue()
-
-
-# -- SVG ------------------------------------------------------------------------------
-
-Element = ElementTree.Element
-
-_XLINK_HREF = "{http://www.w3.org/1999/xlink}href"
-_REFERENCE = re.compile(r"url\(#([^)]+)\)")
-_FONT_SIZE = re.compile(r"([\d.]+)px")
-_FONT_WEIGHT = re.compile(r"(?:^|\s)(bold|[5-9]00)\s")
-_FONTS = "system-ui, 'Segoe UI', Roboto, 'Helvetica Neue', 'DejaVu Sans', sans-serif"
-
-
-def _clean_svg(raw: str, draft: Draft, *, tips: Tips) -> Element:
-    """Return matplotlib's SVG as a tree without namespaces, styles or outside references.
-
-    The name of ``draft`` is the prefix of all ids. ``tips`` contains the tips of each artist's marks, in
-    drawing order, by the artist's gid.
-    """
-    root = ElementTree.fromstring(raw)  # noqa: S314 (matplotlib wrote this text)
-    for element in root.iter():
-        element.tag = element.tag.rpartition("}")[2]
-        if _XLINK_HREF in element.attrib:
-            element.set("href", element.attrib.pop(_XLINK_HREF))
-    _remove_metadata(root)
-    for element in root.iter():
-        _replace_style(element)
-        if element.get("transform", "").startswith("rotate(-0 "):
-            del element.attrib["transform"]
-    for gid, marks in tips.items():
-        _add_tips(root, gid, marks)
-    for element in root.iter("g"):
-        name, switched, _ = element.get("id", "").partition("@")
-        if switched:
-            element.set("data-key", name)
-        elif name == _LEGEND:
-            element.set("class", _LEGEND)
-    _rename_ids(root, draft.name)
-    root.set("role", "img")
-    root.set("aria-label", f"{draft.title}. {draft.description}")
-    root.set("stroke-linejoin", "round")
-    root.set("stroke-linecap", "butt")
-    root.attrib.pop("version", None)
-    return root
-
-
-def _standalone_svg(root: Element, draft: Draft) -> str:
-    """Return the text of an SVG file: light colours on white, with title and description."""
-    own = deepcopy(root)
-    own.set("xmlns", "http://www.w3.org/2000/svg")
-    own.set("font-family", _FONTS)
-    background = ElementTree.Element("rect", {"width": "100%", "height": "100%", "fill": Colour.SURFACE})
-    for place, (tag, text) in enumerate((("title", draft.title), ("desc", draft.description))):
-        element = ElementTree.Element(tag)
-        element.text = text
-        own.insert(place, element)
-    own.insert(2, background)
-    text = ElementTree.tostring(own, encoding="unicode")
-    return f'<?xml version="1.0" encoding="utf-8"?>\n{text}\n'
-
-
-def _inline_svg(root: Element, *, height: float) -> str:
-    """Return the SVG for the page: without legend, as wide as its container, colours as CSS variables.
-
-    ``height`` is the height in points without the legend, which is at the bottom.
-    """
-    own = deepcopy(root)
-    for name in ("width", "height"):
-        own.attrib.pop(name, None)
-    own.set("viewBox", f"0 0 {72 * WIDTH_IN:g} {height:g}")
-    for parent in list(own.iter()):
-        for child in [child for child in parent if child.get("class") == _LEGEND]:
-            parent.remove(child)
-    for element in own.iter():
-        for name in ("fill", "stroke"):
-            colour = element.get(name, "").lower()
-            if colour in CSS_NAMES:
-                element.set(name, f"var({CSS_NAMES[colour]})")
-    return ElementTree.tostring(own, encoding="unicode")
-
-
-def _remove_metadata(root: Element) -> None:
-    tags = {"metadata", "style"}
-    for parent in list(root.iter()):
-        for child in list(parent):
-            if child.tag in tags or (child.tag == "defs" and all(c.tag in tags for c in child)):
-                parent.remove(child)
-
-
-def _replace_style(element: Element) -> None:
-    """Replace the style attribute by presentation attributes, without the font family."""
-    for declaration in element.attrib.pop("style", "").split(";"):
-        name, _, value = (part.strip() for part in declaration.partition(":"))
-        if name == "font":
-            if size := _FONT_SIZE.search(value):
-                element.set("font-size", size.group(1))
-            if weight := _FONT_WEIGHT.search(value):
-                element.set("font-weight", weight.group(1))
-        elif name and name != "font-family":
-            element.set(name, value.removesuffix("px") if name == "font-size" else value)
-
-
-def _add_tips(root: Element, gid: str, tips: Sequence[Tip]) -> None:
-    """Add the tips to the marks of one artist; the page's script shows them when the pointer is on a mark."""
-    group = next((element for element in root.iter("g") if element.get("id") == gid), None)
-    assert group is not None, f"no artist has the gid {gid}"
-    marks = list(group.iter("use")) or [e for e in group.iter("path") if e.get("d")][:1]
-    assert len(marks) == len(tips), f"{gid}: {len(marks)} marks, {len(tips)} tips"
-    for mark, tip in zip(marks, tips, strict=True):
-        title = ElementTree.Element("title")
-        title.text = tip.text
-        mark.insert(0, title)
-        mark.set("class", "mark")
-        for name, value in (("data-cell", tip.cell), ("data-run", tip.run)):
-            if value:
-                mark.set(name, clean(value))
-
-
-def _rename_ids(root: Element, name: str) -> None:
-    """Prefix each id that the SVG refers to with the figure's name, and remove all other ids."""
-    used = {match for e in root.iter() for value in e.attrib.values() for match in _REFERENCE.findall(value)}
-    used |= {href[1:] for e in root.iter() if (href := e.get("href", "")).startswith("#")}
-    names = {old: f"{name}-{place}" for place, old in enumerate(sorted(used), 1)}
-    for element in root.iter():
-        old = element.attrib.pop("id", None)
-        if old in names:
-            element.set("id", names[old])
-        for key, value in element.attrib.items():
-            if key == "href" and value.startswith("#"):
-                element.set(key, f"#{names[value[1:]]}")
-            elif "url(#" in value:
-                element.set(key, _REFERENCE.sub(lambda match: f"url(#{names[match.group(1)]})", value))

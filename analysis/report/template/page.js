@@ -70,13 +70,19 @@
     Object.assign(tip.style, { left: `${Math.max(8, left)}px`, top: `${above < 8 ? box.bottom + 10 : above}px` });
   };
   const open = (mark) => { if (mark?.dataset.cell) { say(null); showRuns(mark.dataset.cell, mark.dataset.run); } };
+  // The marks: the shapes of each artist with tips, in the order of the tips. An empty tip has no mark.
+  all(".plot g[id*='@']").forEach((part) => { part.dataset.key = part.id.replace(/.*:(.*)@.*/, "$1"); });
+  for (const [id, tips] of Object.entries(data.marks)) {
+    const shapes = all("use, path", $(id)).filter((shape) => !shape.closest("defs"));
+    tips.forEach(([tip, cell, run], at) => {
+      if (!tip) return;
+      shapes[at].classList.add("mark");
+      Object.assign(shapes[at].dataset, { tip, ...(cell && { cell }), ...(run && { run }) });
+    });
+  }
   all(".plot").forEach((plot) => {
     const every = all(".mark", plot);
     const marks = () => every.filter((mark) => !mark.closest("[hidden]"));
-    every.forEach((mark) => {
-      mark.dataset.tip = mark.querySelector("title").textContent;
-      mark.querySelector("title").remove();
-    });
     if (!every.length) return plot.removeAttribute("tabindex");
     // Later marks lie on top, so the last one of two equally near marks is chosen.
     const nearest = (event) => {

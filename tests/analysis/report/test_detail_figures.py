@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from xml.etree import ElementTree
 
 import numpy as np
 import pandas as pd
@@ -28,19 +27,11 @@ from bench.matrix.cell import Cell
 from bench.study.layout import StudyFolder
 from tests.analysis import studies
 from tests.analysis.closer_studies import ALPHA, BETA, SIZES, with_probes, write_ranks
+from tests.analysis.figures import texts, tips
 
 pytestmark = pytest.mark.usefixtures("svg_only")
 
 HOSTILE = '"><script>alert(1)</script>$\\frac{1}{0}$ \x1b[31m'
-
-
-def tips(drawing: Drawing) -> list[str]:
-    root = ElementTree.fromstring(drawing.inline_svg)
-    return [mark.findtext("title") or "" for mark in root.iter() if mark.get("class") == "mark"]
-
-
-def texts(drawing: Drawing) -> list[str]:
-    return [element.text or "" for element in ElementTree.fromstring(drawing.inline_svg).iter("text")]
 
 
 def details_of(path: Path) -> tuple[Details, dict[str, Drawing]]:

@@ -291,11 +291,13 @@ def test_warnings_are_folded_on_a_phone_and_counted(visit: Visit, page_file: Pat
 def test_the_theme_follows_the_system_until_the_reader_chooses(visit: Visit, page_file: Path) -> None:
     ground = "getComputedStyle(document.body).backgroundColor"
     label = "getComputedStyle(document.querySelector('.plot svg text')).fill"
+    mark = "getComputedStyle(document.querySelector('.plot .mark')).stroke"
     page = visit.open(page_file, scheme="dark")
-    dark, ink = page.evaluate(ground), page.evaluate(label)
+    dark, ink, blue = page.evaluate(ground), page.evaluate(label), page.evaluate(mark)
     page.click("#theme")
     assert page.evaluate(ground) == "rgb(255, 255, 255)" != dark
-    assert page.evaluate(label) != ink
+    assert page.evaluate(label) == "rgb(31, 35, 40)" != ink
+    assert page.evaluate(mark) == "rgb(0, 114, 178)" != blue
     page.click("#theme")
     assert page.evaluate(ground) == dark
 
@@ -493,19 +495,19 @@ def test_every_figure_has_a_caption_and_values(visit: Visit, full_study: Path) -
     page = visit.open(full_study / "report/index.html")
     figures = page.evaluate(
         """() => [...document.querySelectorAll('figure')].map((figure) => {
-            const svg = figure.querySelector('svg');
-            return [svg.getAttribute('role'), svg.getAttribute('aria-label').length > 40,
+            const image = figure.querySelector('[role=img]');
+            return [image.tagName, image.getAttribute('aria-label').length > 40,
                     figure.querySelectorAll('.mark').length > 0, figure.querySelector('.plot').tabIndex,
                     figure.querySelector('figcaption').textContent.length > 30];
         })"""
     )
-    assert figures == [["img", True, True, 0, True]] * 14
+    assert figures == [["DIV", True, True, 0, True]] * 14
     node = page.locator("details.nodes tbody tr").first
     assert str(node.text_content()).startswith(f"n1{HOSTILE}")
-    visit.point_at(page.locator("svg[aria-label^='Work and waiting'] .mark").first)
+    visit.point_at(page.locator("[role=img][aria-label^='Work and waiting'] .mark").first)
     assert HOSTILE in visit.tip()
     fold = page.locator("summary", has_text="All-reduce bandwidth")
     fold.focus()
     page.keyboard.press("Enter")
-    visit.point_at(page.locator("svg[aria-label^='All-reduce bandwidth'] .mark").first)
+    visit.point_at(page.locator("[role=img][aria-label^='All-reduce bandwidth'] .mark").first)
     assert "/s" in visit.tip()

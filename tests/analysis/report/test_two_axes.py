@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pandas as pd
 import pytest
@@ -18,6 +17,7 @@ from analysis.report.write import write_report
 from analysis.stats.measured import measure
 from analysis.stats.scaling import AXES_COLUMNS, two_axes
 from tests.analysis import studies
+from tests.analysis.figures import texts, tips
 
 
 def table(path: Path) -> pd.DataFrame:
@@ -89,18 +89,16 @@ def test_axes_csv_holds_all_sizes(grid_study: Path) -> None:
 
 def test_the_figure_has_a_field_per_size_with_efficiency_and_speedup(grid_study: Path) -> None:
     figure = grid_figure(grid_of(grid_study))
-    root = ElementTree.fromstring(figure.inline_svg)
-    marks = [mark.findtext("title") or "" for mark in root.iter() if mark.get("class") == "mark"]
-    assert len(marks) == 18
-    assert marks[0] == (
+    found = tips(figure)
+    assert len(found) == 18
+    assert found[0] == (
         "srun\n1 node × 1 rank = 1 rank\nefficiency 1.000, speedup 1.00×\nwithin one node 1.000"
     )
-    assert "over nodes 0." in marks[1]
-    assert marks[8].startswith("srun\n4 nodes × 4 ranks = 16 ranks: failed\n")
-    texts = [element.text for element in root.iter("text")]
-    assert {"Nodes", "Ranks per node", "srun", "torchrun", "1", "2", "4"} <= set(texts)
-    assert texts.count("failed") == 2
-    assert texts.count("1.00") == 2
+    assert "over nodes 0." in found[1]
+    assert found[8].startswith("srun\n4 nodes × 4 ranks = 16 ranks: failed\n")
+    assert {"Nodes", "Ranks per node", "srun", "torchrun", "1", "2", "4"} <= set(texts(figure))
+    assert texts(figure).count("failed") == 2
+    assert texts(figure).count("1.00") == 2
     assert figure.title == (
         "Efficiency and speedup by nodes and ranks per node, weak scaling (16 per rank, gloo)"
     )

@@ -19,6 +19,7 @@ from analysis.report.why import choose_runs, step_series
 from analysis.report.write import write_report
 from tests.analysis import studies
 from tests.analysis.causes.planted import plant
+from tests.analysis.figures import tips
 
 
 @pytest.mark.usefixtures("nothing_drawn")
@@ -50,8 +51,7 @@ def test_the_bars_of_the_waterfall_lead_from_the_ideal_to_the_measured_step() ->
     shares = [("data-loading", 0.3), ("not-explained", -0.05), ("other", 0.001)]
     rows = [Share(Key(name), share, share, share) for name, share in shares]
     drawing = waterfall_figure(CellDivision(rows, {}, {}), row(), name="why-1", label="weak")
-    titles = re.findall(r"<title>([^<]+)</title>", drawing.inline_svg)
-    assert titles == [
+    assert tips(drawing) == [
         "ideal step: 74.9 ms, 75 % of the step",
         "data loading: 30.0 ms, 30 % of the step",
         "not explained: -5 % of the step",
@@ -73,7 +73,7 @@ def test_a_slow_step_stays_visible_in_a_thinned_series(tmp_path: Path) -> None:
     slowest = steps.loc[steps["step_time_sec"].idxmax()]
     assert (slowest["number"], slowest["step_time_sec"]) == (778, 0.5)
     drawing = series_figure(steps, name="steps-1", label="strong")
-    assert "slowest 500 ms at step 778, rank 1" in drawing.inline_svg
+    assert "slowest 500 ms at step 778, rank 1" in tips(drawing)[0]
 
 
 @pytest.mark.usefixtures("nothing_drawn")
