@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import pandas as pd
+import seaborn as sns
 from matplotlib.axes import Axes
-from matplotlib.patches import Rectangle
+from matplotlib.colors import LinearSegmentedColormap, to_rgba
 
 from analysis.data.names import as_product, layout, ranks, short_labels, state_name
 from analysis.report.figures.drawing import (
@@ -26,10 +27,14 @@ from analysis.report.figures.drawing import (
 from analysis.report.words import WORDS
 from analysis.text import MISSING, count, fraction, known, listed, number, one_line, whole
 
-#: Opacity of a square's colour at efficiency 1 and at 0. Text is readable on both, in light and dark themes.
-_STRONGEST, _WEAKEST = 0.5, 0.04
-#: Height of a panel's heading, relative to the height of a square.
-_HEADING = 0.62
+#: Colours from efficiency 0 to 1. Text is readable on all of them, in light and dark themes.
+_COLOURS = LinearSegmentedColormap.from_list(
+    "efficiency", [to_rgba(Colour.BLUE, 0.04), to_rgba(Colour.BLUE, 0.5)]
+).with_extremes(under=to_rgba(Colour.GREY, 0.15))
+#: The value of a square without an efficiency, which is below all efficiencies.
+_UNKNOWN = -1.0
+#: The line of a panel's heading. All other lines are positive.
+_HEADING = 0
 
 #: Maximum numbers of series, nodes and ranks per node in a heat map of nodes and ranks per node.
 MAX_SERIES, MAX_NODES, MAX_PER_NODE = 4, 8, 8
@@ -37,94 +42,69 @@ MAX_SERIES, MAX_NODES, MAX_PER_NODE = 4, 8, 8
 MAX_PANELS, MAX_SIZES, MAX_BATCHES = 3, 8, 8
 
 
-@dataclass(frozen=True)
-class Field:
-    """One square of a heat map, at a column and a row (``line``), both from 0.
-
-    Attributes:
-        efficiency: determines the colour and is the upper number; NaN if it is not known.
-        below: the lower number.
-        state: the state of the cell, shown instead of an unknown efficiency.
-        tip: shown when the pointer is on the square.
-    """
-
-    column: int
-    line: int
-    efficiency: float
-    below: str
-    state: object
-    tip: Tip
-
-
-@dataclass(frozen=True)
-class Panel:
-    """The squares under one heading, with the names of their rows (``lines``)."""
-
-    heading: str
-    lines: Sequence[str]
-    fields: Sequence[Field]
+def _square(
+    row: Mapping[Hashable, Any], *, panel: str, line: int, column: int, below: str, tip: str
+) -> dict[str, Any]:
+    """Return a square with its efficiency above ``below``, or with the state of the cell."""
+    efficiency, text = float(row["efficiency"]), f"no efficiency\n{below}"
+    if known(efficiency):
+        text = f"{fraction(efficiency, decimals=2)}\n{below}"
+    elif below.startswith(MISSING):
+        text = state_name(row["state"])
+    return {
+        "panel": panel,
+        "line": line,
+        "column": column,
+        "efficiency": efficiency if known(efficiency) else _UNKNOWN,
+        "text": text,
+        "tip": Tip(f"{panel}\n{tip}", row.get("cell_id", "")),
+    }
 
 
-@dataclass(frozen=True)
-class Panels:
-    """Panels, one below the other, that share their columns."""
-
-    panels: Sequence[Panel]
-    columns: Sequence[str]
-    xlabel: str
-    ylabel: str
-
-    def figure(self, draft: Draft) -> Drawing:
-        """Return the panels as a finished figure."""
-        lines = sum(len(panel.lines) for panel in self.panels)
-        height_in = 0.42 * (lines + self._heading * len(self.panels)) + 0.62
-        return finish(replace(draft, height_in=height_in, with_axis=False), self._draw)
-
-    @property
-    def _heading(self) -> float:
-        return _HEADING if len(self.panels) > 1 else 0.0
-
-    def _draw(self, axes: Axes) -> Tips:
-        tips: Tips = {}
-        ticks: list[float] = []
-        top = 0.0
-        for panel_number, panel in enumerate(self.panels):
-            if self._heading:
-                axes.text(-0.5, top - 0.16, panel.heading, **HEADING)
-                top += self._heading
-            for place, field in enumerate(panel.fields):
-                gid = f"field-{panel_number}-{place}"
-                _draw_field(axes, field, y=top + field.line, gid=gid)
-                tips[gid] = [field.tip]
-            ticks += [top + line for line in range(len(panel.lines))]
-            top += len(panel.lines)
-        axes.set_yticks(ticks, [name for panel in self.panels for name in panel.lines])
-        axes.set_xticks(range(len(self.columns)), list(self.columns))
-        axes.set(xlabel=self.xlabel, ylabel=self.ylabel)
-        axes.set(xlim=(-0.5, len(self.columns) - 0.5), ylim=(top - 0.5, -0.5))
-        axes.tick_params(length=0)
-        axes.spines["bottom"].set_visible(False)
-        return tips
+def _figure(
+    draft: Draft, squares: list[dict[str, Any]], *, xlabel: str, ylabel: str, descending: bool = False
+) -> Drawing:
+    """Draw the squares in panels, one below the other; ``descending`` is the order of the lines."""
+    panels: dict[str, set[int]] = {}
+    for square in squares:
+        panels.setdefault(square["panel"], set()).add(square["line"])
+    order = []
+    for panel, lines in panels.items():
+        order += [(panel, _HEADING)] if len(panels) > 1 else []
+        order += [(panel, line) for line in sorted(lines, reverse=descending)]
+    grid = pd.DataFrame(squares).pivot(index=["panel", "line"], columns="column").reindex(order)
+    draft = replace(draft, height_in=0.42 * len(grid) + 0.62, with_axis=False)
+    return finish(draft, partial(_draw, grid=grid, xlabel=xlabel, ylabel=ylabel))
 
 
-def _draw_field(axes: Axes, field: Field, *, y: float, gid: str) -> None:
-    x, efficiency = field.column, field.efficiency
-    measured = math.isfinite(efficiency)
-    strength = _WEAKEST + (_STRONGEST - _WEAKEST) * min(max(efficiency, 0.0), 1.0) if measured else 0.0
-    box = Rectangle((x - 0.47, y - 0.46), 0.94, 0.92, linewidth=0.8)
-    box.set_facecolor((Colour.BLUE, strength) if measured else "none")
-    box.set_edgecolor(Colour.BLUE if measured else Colour.GREY)
-    box.set_linestyle("-" if measured else (0, (2, 2)))
-    box.set_gid(gid)
-    axes.add_patch(box)
-    if not measured:
-        has_value = not field.below.startswith(MISSING)
-        text = f"no efficiency\n{field.below}" if has_value else state_name(field.state)
-        axes.text(x, y, text, va="center", ha="center", fontsize=7, color=Colour.MUTED)
-        return
-    centred: dict[str, Any] = {"va": "center", "ha": "center", "color": Colour.INK}
-    axes.text(x, y - 0.17, fraction(efficiency, decimals=2), fontsize=9.5, **centred)
-    axes.text(x, y + 0.23, field.below, fontsize=7.5, **centred)
+def _draw(axes: Axes, *, grid: pd.DataFrame, xlabel: str, ylabel: str) -> Tips:
+    sns.heatmap(
+        grid["efficiency"],
+        ax=axes,
+        vmin=0,
+        vmax=1,
+        cmap=_COLOURS,
+        cbar=False,
+        annot=grid["text"],
+        fmt="",
+        annot_kws={"color": Colour.INK, "fontsize": 8},
+        linewidths=3,
+        linecolor=Colour.SURFACE,
+        xticklabels=[f"{column:,}" for column in grid["efficiency"].columns],
+        yticklabels=False,
+    )
+    axes.collections[0].set_gid("squares")
+    ticks = {}
+    for place, (panel, line) in enumerate(grid.index):
+        if line == _HEADING:
+            axes.text(0, place + 0.7, one_line(panel, limit=60), **HEADING)
+        else:
+            ticks[place + 0.5] = whole(line)
+    axes.set_yticks(list(ticks), list(ticks.values()))
+    axes.set(xlabel=xlabel, ylabel=ylabel)
+    axes.tick_params(length=0)
+    # A size that was not planned has no tip.
+    return {"squares": [tip if isinstance(tip, Tip) else Tip("") for tip in grid["tip"].to_numpy().flat]}
 
 
 def _not_measured(size: str, row: Mapping[Hashable, Any]) -> str:
@@ -176,24 +156,18 @@ def grid_figure(grid: Selection) -> Drawing:
         left_out=list(grid.left_out),
         left_in=0.6,
     )
-    nodes = sorted(set(grid.rows["nodes"]))
-    panels = []
-    for series, label in grid.labels.items():
-        own = grid.rows[grid.rows["series"] == series]
-        per_node = sorted(set(own["per_node"]))
-        fields = [
-            Field(
-                column=nodes.index(row["nodes"]),
-                line=per_node.index(row["per_node"]),
-                efficiency=float(row["efficiency"]),
-                below=f"{number(float(row['speedup']), digits=3)}×",
-                state=row["state"],
-                tip=Tip(f"{label}\n{_grid_tip(row)}", row.get("cell_id", "")),
-            )
-            for row in own.to_dict("records")
-        ]
-        panels.append(Panel(label, [str(amount) for amount in per_node], fields))
-    return Panels(panels, [f"{amount:,}" for amount in nodes], "Nodes", "Ranks per node").figure(draft)
+    squares = [
+        _square(
+            row,
+            panel=grid.labels[row["series"]],
+            line=row["per_node"],
+            column=row["nodes"],
+            below=f"{number(float(row['speedup']), digits=3)}×",
+            tip=_grid_tip(row),
+        )
+        for row in grid.rows.to_dict("records")
+    ]
+    return _figure(draft, squares, xlabel="Nodes", ylabel="Ranks per node")
 
 
 def _grid_tip(row: dict[Hashable, Any]) -> str:
@@ -302,24 +276,20 @@ def batch_figure(grid: BatchGrid) -> Drawing:
         left_out=list(grid.left_out),
         left_in=0.9,
     )
-    sizes = sorted({size for rows in grid.panels.values() for size in rows["size"]})
-    panels = []
-    for label, rows in grid.panels.items():
-        batches = sorted(set(rows["batch"]), reverse=True)
-        fields = [
-            Field(
-                column=sizes.index(row["size"]),
-                line=batches.index(row["batch"]),
-                efficiency=float(row["efficiency"]),
-                below=number(float(row["rate"]), digits=3),
-                state=row["state"],
-                tip=Tip(f"{label}\n{_batch_tip(row)}", row["cell_id"]),
-            )
-            for row in rows.to_dict("records")
-        ]
-        panels.append(Panel(one_line(label, limit=60), [whole(batch) for batch in batches], fields))
+    squares = [
+        _square(
+            row,
+            panel=label,
+            line=row["batch"],
+            column=row["size"],
+            below=number(float(row["rate"]), digits=3),
+            tip=_batch_tip(row),
+        )
+        for label, rows in grid.panels.items()
+        for row in rows.to_dict("records")
+    ]
     ylabel = "Global batch" if grid.mode == "strong" else "Batch per rank"
-    return Panels(panels, [f"{size:,}" for size in sizes], grid.axis, ylabel).figure(draft)
+    return _figure(draft, squares, xlabel=grid.axis, ylabel=ylabel, descending=True)
 
 
 def _baselines(grid: BatchGrid) -> str:
