@@ -62,7 +62,6 @@ def test_the_facts_describe_every_visible_gpu():
     for gpu in facts["gpus"]:
         width, widest = gpu["pcie"]["width"], gpu["pcie"]["width_max"]
         assert width is None or 1 <= width <= widest <= 32
-        assert len(gpu["p2p"]) == torch.cuda.device_count() - 1
 
 
 def test_the_driver_and_nvml_agree_about_the_gpus_address():

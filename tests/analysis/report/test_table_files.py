@@ -76,7 +76,7 @@ def test_mfu_utilisation_energy_and_validation_loss_of_the_cells_are_shown_on_re
     path = OnGpus(tmp_path / "s", studies.strong(sizes=(1, 2)), epochs=2).write()
     table = scaling_table(load_study(path))
     names = ["MFU", "GPU (%)", "Energy (J)", "Validation loss"]
-    columns = cell_columns("samples/s")
+    columns = cell_columns()
     assert [(column["name"], column["level"]) for column in columns[-4:]] == [(n, "further") for n in names]
     one, two = cell_rows(table, labels={series: series for series in table["series"]})
     assert len(one) == len(columns)
