@@ -24,7 +24,7 @@ from analysis.report.figures.curves import (
     curve_figure,
 )
 from analysis.report.figures.drawing import Drawing, Selection, select
-from analysis.report.figures.heatmaps import batch_figure, batch_grids, grid_figure
+from analysis.report.figures.heatmaps import batch_figure, grid_figure
 from analysis.report.figures.step_times import MAX_SERIES, step_rows, steps_figure
 from analysis.stats.columns import PARTS
 from analysis.stats.law_forms import Fabric
@@ -54,7 +54,6 @@ def scaling_figures(
 
     The curves mark the cells whose values, or those of their baseline, are ``invalid``.
     """
-    batches = batch_grids(table, parts)
     columns = [name for name in _COLUMNS if name in table]
     valid = ~table["cell_id"].isin(invalid)
     compared = valid & ~table["base_cell"].isin(invalid)
@@ -69,8 +68,8 @@ def scaling_figures(
                 yield curve_figure(curve, select(drawn, mode, parts), runs)
         if mode in axes:
             yield grid_figure(axes[mode])
-        if mode in batches:
-            yield batch_figure(batches[mode])
+        if mode and (heat := batch_figure(table, mode, parts)):
+            yield heat
         split = split_rows(rows)
         if len(split):
             selection = select(split, mode, parts, bars=True)

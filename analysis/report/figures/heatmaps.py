@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -42,39 +42,40 @@ MAX_SERIES, MAX_NODES, MAX_PER_NODE = 4, 8, 8
 MAX_PANELS, MAX_SIZES, MAX_BATCHES = 3, 8, 8
 
 
-def _square(
-    row: Mapping[Hashable, Any], *, panel: str, line: int, column: int, below: str, tip: str
-) -> dict[str, Any]:
-    """Return a square with its efficiency above ``below``, or with the state of the cell."""
-    efficiency, text = float(row["efficiency"]), f"no efficiency\n{below}"
-    if known(efficiency):
-        text = f"{fraction(efficiency, decimals=2)}\n{below}"
-    elif below.startswith(MISSING):
-        text = state_name(row["state"])
-    return {
-        "panel": panel,
-        "line": line,
-        "column": column,
-        "efficiency": efficiency if known(efficiency) else _UNKNOWN,
-        "text": text,
-        "tip": Tip(f"{panel}\n{tip}", row.get("cell_id", "")),
-    }
-
-
 def _figure(
-    draft: Draft, squares: list[dict[str, Any]], *, xlabel: str, ylabel: str, descending: bool = False
+    draft: Draft,
+    rows: pd.DataFrame,
+    *,
+    below: Callable[[Mapping[Hashable, Any]], str],
+    tip: Callable[[Mapping[Hashable, Any]], str],
+    xlabel: str,
+    ylabel: str,
+    descending: bool = False,
 ) -> Drawing:
-    """Draw the squares in panels, one below the other; ``descending`` is the order of the lines."""
-    panels: dict[str, set[int]] = {}
-    for square in squares:
-        panels.setdefault(square["panel"], set()).add(square["line"])
+    """Draw a square per row in panels, one below the other.
+
+    ``rows`` have ``panel, line, column, cell_id, efficiency, state``. ``below`` returns the lower number of a
+    row's square, and ``tip`` its tip. ``descending`` is the order of the lines.
+    """
+    squares = rows[["panel", "line", "column", "cell_id"]].assign(
+        efficiency=rows["efficiency"].astype(float).fillna(_UNKNOWN),
+        text=[_text(row, below(row)) for row in rows.to_dict("records")],
+        tip=[f"{row['panel']}\n{tip(row)}" for row in rows.to_dict("records")],
+    )
     order = []
-    for panel, lines in panels.items():
-        order += [(panel, _HEADING)] if len(panels) > 1 else []
-        order += [(panel, line) for line in sorted(lines, reverse=descending)]
-    grid = pd.DataFrame(squares).pivot(index=["panel", "line"], columns="column").reindex(order)
+    for panel, own in squares.groupby("panel", sort=False):
+        order += [(panel, _HEADING)] if squares["panel"].nunique() > 1 else []
+        order += [(panel, line) for line in sorted(set(own["line"]), reverse=descending)]
+    grid = squares.pivot(index=["panel", "line"], columns="column").reindex(order)
     draft = replace(draft, height_in=0.42 * len(grid) + 0.62, with_axis=False)
     return finish(draft, partial(_draw, grid=grid, xlabel=xlabel, ylabel=ylabel))
+
+
+def _text(row: Mapping[Hashable, Any], below: str) -> str:
+    """Return the efficiency above another number, or the state of the cell."""
+    if known(row["efficiency"]):
+        return f"{fraction(row['efficiency'], decimals=2)}\n{below}"
+    return state_name(row["state"]) if below.startswith(MISSING) else f"no efficiency\n{below}"
 
 
 def _draw(axes: Axes, *, grid: pd.DataFrame, xlabel: str, ylabel: str) -> Tips:
@@ -103,8 +104,9 @@ def _draw(axes: Axes, *, grid: pd.DataFrame, xlabel: str, ylabel: str) -> Tips:
     axes.set_yticks(list(ticks), list(ticks.values()))
     axes.set(xlabel=xlabel, ylabel=ylabel)
     axes.tick_params(length=0)
-    # A size that was not planned has no tip.
-    return {"squares": [tip if isinstance(tip, Tip) else Tip("") for tip in grid["tip"].to_numpy().flat]}
+    # The tip of a size that was not planned is empty.
+    tips, cells = (grid[name].fillna("").to_numpy().flat for name in ("tip", "cell_id"))
+    return {"squares": [Tip(tip, cell) for tip, cell in zip(tips, cells, strict=True)]}
 
 
 def _not_measured(size: str, row: Mapping[Hashable, Any]) -> str:
@@ -156,21 +158,20 @@ def grid_figure(grid: Selection) -> Drawing:
         left_out=list(grid.left_out),
         left_in=0.6,
     )
-    squares = [
-        _square(
-            row,
-            panel=grid.labels[row["series"]],
-            line=row["per_node"],
-            column=row["nodes"],
-            below=f"{number(float(row['speedup']), digits=3)}×",
-            tip=_grid_tip(row),
-        )
-        for row in grid.rows.to_dict("records")
-    ]
-    return _figure(draft, squares, xlabel="Nodes", ylabel="Ranks per node")
+    rows = grid.rows.assign(
+        panel=grid.rows["series"].map(grid.labels), line=grid.rows["per_node"], column=grid.rows["nodes"]
+    )
+    return _figure(
+        draft,
+        rows,
+        below=lambda row: f"{number(float(row['speedup']), digits=3)}×",
+        tip=_grid_tip,
+        xlabel="Nodes",
+        ylabel="Ranks per node",
+    )
 
 
-def _grid_tip(row: dict[Hashable, Any]) -> str:
+def _grid_tip(row: Mapping[Hashable, Any]) -> str:
     size = as_product(row)
     if not known(row["efficiency"]):
         return _not_measured(size, row)
@@ -200,40 +201,48 @@ def _grid_description(grid: Selection) -> str:
 # -- sizes and batches ----------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class BatchGrid:
-    """The sizes and batches of one scaling mode.
+def batch_figure(
+    table: pd.DataFrame,
+    mode: str,
+    parts: Mapping[str, Mapping[str, str]],
+) -> Drawing | None:
+    """Draw the heat map of sizes (left to right) and batches (top down) of one scaling mode.
 
-    Attributes:
-        mode: ``strong`` (global batches) or ``weak`` (batches per rank).
-        panels: rows of the scaling table with ``size`` and ``batch``, by panel name. Each combination of
-            backend, launcher and swept options has its own panel.
-        axis: the unit of ``size``: nodes, or ranks if all cells have one node.
-        left_out: sentences about cells that are not drawn.
+    Each combination of backend, launcher and swept options has its own panel. The result is None if none of
+    them has at least two sizes and two batches.
     """
-
-    mode: str
-    panels: dict[str, pd.DataFrame]
-    axis: str
-    left_out: list[str]
-
-
-def batch_grids(table: pd.DataFrame, parts: Mapping[str, Mapping[str, str]]) -> dict[str, BatchGrid]:
-    """Return a grid of sizes and batches for each mode that has at least two sizes and two batches."""
-    found = {}
-    for mode in ("strong", "weak"):
-        rows = table[(table["mode"] == mode) & table["gpus_per_node"].str.isdecimal()].copy()
-        rows["batch"] = rows["global_batch" if mode == "strong" else "per_gpu_batch"]
-        over_nodes = rows["nodes"].nunique() > 1
-        rows["size"] = rows["nodes"] if over_nodes else rows["gpus"]
-        rows["panel"] = [
-            _panel_name(parts.get(series, {}), per_node if over_nodes else "")
-            for series, per_node in zip(rows["series"], rows["gpus_per_node"], strict=True)
-        ]
-        grid = _batch_grid(mode, rows, "Nodes" if over_nodes else "Ranks")
-        if grid is not None:
-            found[mode] = grid
-    return found
+    rows = table[(table["mode"] == mode) & table["gpus_per_node"].str.isdecimal()].copy()
+    over_nodes = rows["nodes"].nunique() > 1
+    rows["line"] = rows["global_batch" if mode == "strong" else "per_gpu_batch"]
+    rows["column"] = rows["nodes" if over_nodes else "gpus"]
+    rows["panel"] = [
+        _panel_name(parts.get(series, {}), per_node if over_nodes else "")
+        for series, per_node in zip(rows["series"], rows["gpus_per_node"], strict=True)
+    ]
+    rows, left_out = _select_batches(rows)
+    if not len(rows):
+        return None
+    axis = "Nodes" if over_nodes else "Ranks"
+    baselines = listed([name for name in dict.fromkeys(rows["baseline"]) if name], limit=2)
+    draft = Draft(
+        name=f"heat-{mode}",
+        subject=f"Efficiency and throughput by {axis.lower()} and batch",
+        mode=mode,
+        labels={name: name for name in dict.fromkeys(rows["panel"])},
+        description=_batch_description(rows, axis),
+        caption=WORDS["captions"]["heat"].format(baselines=baselines),
+        left_out=left_out,
+        left_in=0.9,
+    )
+    return _figure(
+        draft,
+        rows,
+        below=lambda row: number(float(row["rate"]), digits=3),
+        tip=_batch_tip,
+        xlabel=axis,
+        ylabel="Global batch" if mode == "strong" else "Batch per rank",
+        descending=True,
+    )
 
 
 def _panel_name(parts: Mapping[str, str], per_node: str) -> str:
@@ -242,74 +251,32 @@ def _panel_name(parts: Mapping[str, str], per_node: str) -> str:
     return ", ".join(filter(None, words)) or "all"
 
 
-def _batch_grid(mode: str, rows: pd.DataFrame, axis: str) -> BatchGrid | None:
-    panels, left_out = {}, []
-    values = rows[rows["n"] > 0].groupby("panel", sort=False)[["batch", "size"]].nunique()
+def _select_batches(rows: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
+    """Return the rows to draw, panel by panel, and texts about what is left out."""
+    values = rows[rows["n"] > 0].groupby("panel", sort=False)[["line", "column"]].nunique()
     varied = set(values.index[(values > 1).all(axis=1)])
     names = [name for name in dict.fromkeys(rows["panel"]) if name in varied]
-    if not names:
-        return None
-    if len(names) > MAX_PANELS:
-        left_out.append(f"{MAX_PANELS} of {len(names)} panels drawn")
-    for name in names[:MAX_PANELS]:
-        own = rows[rows["panel"] == name]
-        # If several cells have equal size and batch, the first measured one is drawn.
-        first = own.assign(unmeasured=own["n"] == 0).sort_values("unmeasured", kind="stable")
-        panels[str(name)] = first.drop_duplicates(["size", "batch"])
-    limits = {"size": MAX_SIZES, "batch": MAX_BATCHES}
-    shown = {name: _spread_rows(own, limits) for name, own in panels.items()}
-    drawn, all_of = (sum(map(len, some.values())) for some in (shown, panels))
-    if drawn < all_of:
-        left_out.append(f"{drawn:,} of {count(all_of, 'cell')} drawn")
-    return BatchGrid(mode, shown, axis, left_out)
+    left_out = [f"{MAX_PANELS} of {len(names)} panels drawn"] if len(names) > MAX_PANELS else []
+    # If several cells have equal size and batch, the first measured one is drawn.
+    first = rows.assign(unmeasured=rows["n"] == 0).sort_values("unmeasured", kind="stable")
+    first = first.drop_duplicates(["panel", "column", "line"])
+    panels = [first[first["panel"] == name] for name in names[:MAX_PANELS]]
+    drawn = [_spread_rows(own, {"column": MAX_SIZES, "line": MAX_BATCHES}) for own in panels]
+    if (some := sum(map(len, drawn))) < (every := sum(map(len, panels))):
+        left_out.append(f"{some:,} of {count(every, 'cell')} drawn")
+    return pd.concat([rows.iloc[:0], *drawn]), left_out
 
 
-def batch_figure(grid: BatchGrid) -> Drawing:
-    """Draw the heat map of sizes (left to right) and batches (top down)."""
-    draft = Draft(
-        name=f"heat-{grid.mode}",
-        subject=f"Efficiency and throughput by {grid.axis.lower()} and batch",
-        mode=grid.mode,
-        labels={name: name for name in grid.panels},
-        description=_batch_description(grid),
-        caption=WORDS["captions"]["heat"].format(baselines=_baselines(grid)),
-        left_out=list(grid.left_out),
-        left_in=0.9,
-    )
-    squares = [
-        _square(
-            row,
-            panel=label,
-            line=row["batch"],
-            column=row["size"],
-            below=number(float(row["rate"]), digits=3),
-            tip=_batch_tip(row),
-        )
-        for label, rows in grid.panels.items()
-        for row in rows.to_dict("records")
-    ]
-    ylabel = "Global batch" if grid.mode == "strong" else "Batch per rank"
-    return _figure(draft, squares, xlabel=grid.axis, ylabel=ylabel, descending=True)
-
-
-def _baselines(grid: BatchGrid) -> str:
-    names = [name for rows in grid.panels.values() for name in rows["baseline"] if name]
-    return listed(list(dict.fromkeys(names)), limit=2)
-
-
-def _batch_description(grid: BatchGrid) -> str:
+def _batch_description(rows: pd.DataFrame, axis: str) -> str:
     """Describe the heat map: the highest throughput of each panel."""
     texts = []
-    for label, rows in grid.panels.items():
-        measured = rows[rows["rate"].notna()].sort_values("rate", kind="stable")
-        if len(measured):
-            best = measured.iloc[-1]
-            texts.append(
-                f"{label}: the highest throughput, {number(best['rate'])} samples/s, with batch "
-                f"{whole(best['batch'])} on {ranks(best)}, at an efficiency "
-                f"of {fraction(best['efficiency'])}."
-            )
-    return f"Efficiency and throughput by {grid.axis.lower()} (columns) and batch (rows). {' '.join(texts)}"
+    for label, own in rows[rows["rate"].notna()].groupby("panel", sort=False):
+        best = own.sort_values("rate", kind="stable").iloc[-1]
+        texts.append(
+            f"{label}: the highest throughput, {number(best['rate'])} samples/s, with batch "
+            f"{whole(best['line'])} on {ranks(best)}, at an efficiency of {fraction(best['efficiency'])}."
+        )
+    return f"Efficiency and throughput by {axis.lower()} (columns) and batch (rows). {' '.join(texts)}"
 
 
 def _batch_tip(row: Mapping[Hashable, Any]) -> str:

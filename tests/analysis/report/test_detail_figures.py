@@ -18,7 +18,7 @@ from analysis.data.names import series_parts
 from analysis.report.figures.all_figures import Details, all_names, detail_figures
 from analysis.report.figures.bars import MAX_BARS
 from analysis.report.figures.drawing import Drawing
-from analysis.report.figures.heatmaps import batch_figure, batch_grids
+from analysis.report.figures.heatmaps import batch_figure
 from analysis.report.figures.step_times import MAX_RUNS
 from analysis.report.tables import node_rows
 from analysis.report.write import write_report
@@ -44,7 +44,9 @@ def details_of(path: Path) -> tuple[Details, dict[str, Drawing]]:
 def heat(path: Path, mode: str) -> Drawing:
     study = load_study(path)
     frames = measure(study)
-    return batch_figure(batch_grids(scaling_table(frames), series_parts(study.plan))[mode])
+    found = batch_figure(scaling_table(frames), mode, series_parts(study.plan))
+    assert found is not None
+    return found
 
 
 # -- sizes and batches ----------------------------------------------------------------
@@ -78,7 +80,7 @@ def test_the_heat_map_has_a_field_per_size_and_batch(tmp_path: Path) -> None:
 )
 def test_one_batch_or_one_size_has_no_heat_map(tmp_path: Path, cells: list[Cell]) -> None:
     table = scaling_table(measure(load_study(studies.finished(tmp_path / "s", cells))))
-    assert batch_grids(table, {}) == {}
+    assert batch_figure(table, "strong", {}) is None
 
 
 def test_backends_have_panels_of_their_own(tmp_path: Path) -> None:
