@@ -53,16 +53,20 @@ _Key = tuple[int, int]
 
 @dataclass
 class _TorchProcess:
-    """A process that loaded torch, with the values of ``_LAUNCH`` and the first and last time it was seen."""
+    """A process that loaded torch, and the first and last time it was seen."""
 
     above: _Key | None
     """The nearest torch process above it."""
     is_root: bool
     """Its parent does not belong to the run."""
-    launch: tuple[str | None, ...]
-    command: str
+    task: int
+    """The highest process above it with RANK and WORLD_SIZE, or itself: bench started it for one rank."""
     first: float
     last: float
+    words: bytes = b""
+    """The content of ``cmdline``."""
+    launch: tuple[str | None, ...] = ()
+    """The values of ``_LAUNCH``."""
 
     @property
     def numbers(self) -> tuple[int, int] | None:
@@ -79,6 +83,7 @@ class ProcessWatch:
         self._proc = proc
         self._foreign: dict[int, float] = {}  # process ids, with the time of the first look
         self._parents: dict[int, int] = {}  # the living processes of the run, with their first parents
+        self._with_rank: set[int] = set()  # those of them with RANK and WORLD_SIZE
         self._keys: dict[int, _Key] = {}  # those of them that loaded torch
         self._torch: dict[_Key, _TorchProcess] = {}  # also those that ended
 
@@ -88,6 +93,7 @@ class ProcessWatch:
         before = set(self._keys.values())
         self._foreign = {pid: since for pid, since in self._foreign.items() if pid in pids}
         self._parents = {pid: parent for pid, parent in self._parents.items() if pid in pids}
+        self._with_rank &= pids
         self._keys = {pid: key for pid, key in self._keys.items() if pid in pids}
         for pid in sorted(pids):  # parents mostly come first
             if now - self._foreign.get(pid, now) <= _FOREIGN_S:
@@ -96,17 +102,19 @@ class ProcessWatch:
 
     def ranks(self) -> list[dict[str, Any]]:
         """Return the ranks that have been seen, with their commands and times in seconds since 1970."""
-        found = [(self._torch[key], self._torch[key].numbers) for key in self._ranks()]
+        found = [(key[0], self._torch[key]) for key in self._ranks()]
         return [
             {
                 "rank": numbers[0],
                 "world_size": numbers[1],
-                "command": process.command,
+                "pid": pid,
+                "task": process.task,
+                "command": _command(process.words),
                 "first": process.first,
                 "last": process.last,
             }
-            for process, numbers in found
-            if numbers
+            for pid, process in found
+            if (numbers := process.numbers)
         ]
 
     def _ranks(self) -> list[_Key]:
@@ -120,13 +128,12 @@ class ProcessWatch:
         # A launcher can give one of its ranks the variables that it has itself.
         ranks |= {key for key, one in known.items() if one.above in launchers}
         ranks -= launchers
-        # Without a parent in the run, several processes with the same variables are a rank and its helpers
-        # that outlived the processes that started them.
-        launches = {known[key].launch for key in ranks if not known[key].is_root}
+        # A process that is first seen after its parent has ended can be a helper of a rank that has ended.
+        last = {known[key].launch: known[key].last for key in ranks if not known[key].is_root}
         for key in sorted(ranks, key=lambda key: known[key].first):
-            if known[key].is_root and known[key].launch in launches:
+            one = known[key]
+            if one.is_root and one.first > last.setdefault(one.launch, one.first):
                 ranks.discard(key)
-            launches.add(known[key].launch)
         return [key for key in known if key in ranks]
 
     def _inherits(self, process: _TorchProcess) -> bool:
@@ -144,6 +151,7 @@ class ProcessWatch:
         try:
             words = (folder / "environ").read_bytes().split(b"\0")
             fields = (folder / "stat").read_bytes().rpartition(b")")[2].split()
+            command = (folder / "cmdline").read_bytes()
         except OSError:  # it ended, or it belongs to another user
             return
         parent, key = int(fields[1]), (pid, int(fields[19]))
@@ -152,27 +160,35 @@ class ProcessWatch:
             return
         self._foreign.pop(pid, None)
         parent = self._parents.setdefault(pid, parent)
+        env = dict(word.split(b"=", 1) for word in words if b"=" in word)
+        if b"RANK" in env and b"WORLD_SIZE" in env:
+            self._with_rank.add(pid)
         process = self._torch.get(key)
-        if process is None:
+        if process is None or process.words != command:
+            # Between fork and exec, a process has the libraries and the command of its parent.
             if not _contains(folder / "maps", _TORCH):
+                self._torch.pop(key, None)
+                self._keys.pop(pid, None)
                 return
-            above, is_root = self._torch_above(parent)
-            process = self._torch[key] = _TorchProcess(above, is_root, (), _command(folder), now, now)
-            self._keys[pid] = key
-        if any(words):  # the environment of a process that has just ended is empty
-            env = dict(word.split(b"=", 1) for word in words if b"=" in word)
+            if process is None:
+                process = self._torch[key] = self._new(pid, parent, now)
+                self._keys[pid] = key
+            process.words = command
+        if env:  # the environment of a process that has just ended is empty
             values = (env.get(name.encode()) for name in _LAUNCH)
             process.launch = tuple(None if value is None else os.fsdecode(value) for value in values)
         process.last = now
 
-    def _torch_above(self, pid: int) -> tuple[_Key | None, bool]:
-        """Return the nearest torch process from ``pid`` upwards, and whether ``pid`` is not of the run."""
-        is_root = pid not in self._parents
+    def _new(self, pid: int, parent: int, now: float) -> _TorchProcess:
+        """Return a process that has just been found, with the processes above it."""
+        above, task, at = None, pid, parent
         seen: set[int] = set()
-        while pid in self._parents and pid not in self._keys and pid not in seen:
-            seen.add(pid)
-            pid = self._parents[pid]
-        return self._keys.get(pid), is_root
+        while at in self._parents and at not in seen:
+            seen.add(at)
+            above = above or self._keys.get(at)
+            task = at if at in self._with_rank else task
+            at = self._parents[at]
+        return _TorchProcess(above, parent not in self._parents, task, now, now)
 
 
 def _contains(path: Path, part: bytes) -> bool:
@@ -182,13 +198,9 @@ def _contains(path: Path, part: bytes) -> bool:
         return False
 
 
-def _command(folder: Path) -> str:
-    """Return the command line of a process without secrets."""
-    try:
-        words = (folder / "cmdline").read_bytes().split(b"\0")[:-1]
-    except OSError:
-        return ""
-    text = shlex.join(without_secrets([os.fsdecode(word) for word in words]))
+def _command(content: bytes) -> str:
+    """Return a command line, the content of ``cmdline``, without secrets."""
+    text = shlex.join(without_secrets([os.fsdecode(word) for word in content.split(b"\0")[:-1]]))
     text = "".join(letter if letter.isprintable() else "?" for letter in text)
     return text if len(text) <= _MOST_CHARACTERS else f"{text[: _MOST_CHARACTERS - 1]}…"
 

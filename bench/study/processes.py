@@ -19,26 +19,29 @@ RANKS_SEEN = "processes.{}.json"
 
 
 class SeenRank(NamedTuple):
-    """A rank with its node and command, and the first and last time (seconds since 1970) it was seen."""
+    """A rank, and the first and last time (seconds since 1970) it was seen."""
 
     rank: int
     world_size: int
     first: float
     last: float
+    pid: int
+    task: int
+    """The process that bench started for one rank, on the same node: the rank itself, or one above it."""
     node: str
     command: str
 
     @property
     def place(self) -> str:
-        """Node and command in words."""
-        return f"`{self.command}` on {self.node}" if self.command else f"a process on {self.node}"
+        """Command, process and node in words."""
+        return f"`{self.command}` (process {self.pid} on {self.node})"
 
 
 class StartedRanks(NamedTuple):
     """The ranks that a command started, compared with the plan.
 
-    ``as_planned`` is None if not every planned rank was seen. Otherwise it is true if each planned rank was
-    seen once, or several times in succession.
+    ``as_planned`` is None if not every planned rank was seen. Otherwise it is true if each process that bench
+    started for one rank had one of the planned ranks, once or several times in succession.
     """
 
     as_planned: bool | None
@@ -62,10 +65,11 @@ class StartedRanks(NamedTuple):
             example = f"rank {wrong.rank} of {wrong.world_size} is {wrong.place}"
         else:
             one, other = next(_doubles(self.seen))
-            example = f"rank {one.rank} is {one.place}, and {other.place}"
+            example = f"rank {one.rank} is {one.place}, and rank {other.rank} is {other.place}"
         return (
-            f"the command started {self.found} instead of {self.planned}: {example}; remove the launcher "
-            "from the command and set axes.launcher, or unset RANK and WORLD_SIZE for helpers"
+            f"the command started other ranks than planned: {self.found} instead of {self.planned}; "
+            f"{example}. Let the command start one training process, without a launcher: bench starts the "
+            "command once per rank. Unset RANK and WORLD_SIZE for helpers"
         )
 
 
@@ -90,15 +94,28 @@ def _seen(folder: Path) -> Iterator[SeenRank]:
 
 def _rank(one: dict[str, Any], node: str) -> SeenRank | None:
     try:
-        numbers = (int(one["rank"]), int(one["world_size"]), float(one["first"]), float(one["last"]))
+        rank, world_size, pid, task = (int(one[name]) for name in ("rank", "world_size", "pid", "task"))
+        first, last = float(one["first"]), float(one["last"])
     except (KeyError, TypeError, ValueError):
         return None
-    return SeenRank(*numbers, node, str(one.get("command") or ""))
+    return SeenRank(rank, world_size, first, last, pid, task, node, str(one.get("command") or "a program"))
 
 
 def _doubles(seen: Sequence[SeenRank]) -> Iterator[tuple[SeenRank, SeenRank]]:
-    """Yield two processes that had the same rank, on different nodes or at the same time."""
+    """Yield ranks of which one is too many.
+
+    Two processes have the same rank at the same time or from different tasks, or one task started two ranks.
+    """
     for _, of_rank in groupby(sorted(seen), key=lambda one: one.rank):
         for a, b in combinations(of_rank, 2):
-            if a.node != b.node or max(a.first, b.first) <= min(a.last, b.last):
+            if _task(a) != _task(b) or max(a.first, b.first) <= min(a.last, b.last):
                 yield a, b
+    for _, of_task in groupby(sorted(seen, key=_task), key=_task):
+        first, *others = of_task
+        for other in others:
+            if other.rank != first.rank:
+                yield first, other
+
+
+def _task(one: SeenRank) -> tuple[str, int]:
+    return one.node, one.task

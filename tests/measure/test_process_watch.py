@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -28,15 +29,13 @@ for rank in range(int(count)):
 for rank in range(int(count)):
     os.wait()
 """
-#: A rank that has loaded torch, as far as /proc shows. It starts two helpers, one of which outlives its parent.
+#: A rank that has loaded torch, as far as /proc shows. It forks two helpers.
 TRAIN = """\
 import mmap, os, time
 with open("libtorch_cpu.so", "rb") as file:
     loaded = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
 if os.fork() and os.fork():
     open(f"ready.{os.getpid()}", "w").close()
-elif not os.fork():
-    os._exit(0)
 time.sleep(60)
 """
 RANK = f"{sys.executable} train.py"
@@ -100,6 +99,8 @@ NESTED = {
     "mpirun": ([f"for i in 0 1; do OMPI_COMM_WORLD_RANK=$i {RANK} & done; wait"], 2),
     "srun": ([f"for i in 0 1; do SLURM_STEP_ID=7 SLURM_PROCID=$i {RANK} & done; wait"] * 2, 4),
     "two-trainings": ([f"{RANK} & {RANK} & wait"] * 2, 4),
+    "second-one-in-the-background": ([f"({RANK} &); {RANK}; true"] * 2, 4),
+    "second-one-in-a-session": ([f"setsid -f {RANK}; {RANK}; true"] * 2, 4),
     "its-own-world": ([f"{PLAIN_LAUNCH} 2"] * 2, 4),
 }
 
@@ -133,41 +134,91 @@ def test_a_launcher_within_a_task_is_found(tmp_path, name):
     assert len(started.seen) == trainings
 
 
-def test_ranks_that_follow_each_other_are_no_doubles_and_a_missing_rank_is_not_judged(tmp_path):
-    def node(name: str, *ranks: tuple[int, int, float, float]) -> None:
-        keys = ("rank", "world_size", "first", "last")
-        content = {"schema": 1, "ranks": [dict(zip(keys, rank, strict=True)) for rank in ranks]}
-        write_json(tmp_path / RANKS_SEEN.format(name), content)
+def seen_on(folder: Path, node: str, *ranks: tuple[int, int, float, float, int]) -> None:
+    """Write the ranks of a node: rank, world size, first and last time, and the task."""
+    keys = ("rank", "world_size", "first", "last", "task")
+    rows = [dict(zip(keys, rank, strict=True)) | {"pid": 50 + i} for i, rank in enumerate(ranks)]
+    content = {"schema": 1, "ranks": [row | {"command": "python a.py"} for row in rows]}
+    write_json(folder / RANKS_SEEN.format(node), content)
 
+
+def test_ranks_that_follow_each_other_are_no_doubles_and_a_missing_rank_is_not_judged(tmp_path):
     assert started_ranks(tmp_path, 2).as_planned is None
-    node("n1", (0, 2, 1.0, 5.0), (0, 2, 6.0, 9.0))
+    seen_on(tmp_path, "n1", (0, 2, 1.0, 5.0, 7), (0, 2, 6.0, 9.0, 7))
     assert started_ranks(tmp_path, 2).as_planned is None
-    node("n2", (1, 2, 1.0, 9.0))
+    seen_on(tmp_path, "n2", (1, 2, 1.0, 9.0, 7))
     assert started_ranks(tmp_path, 2).as_planned is True
 
 
-REMEDY = (
-    "remove the launcher from the command and set axes.launcher, or unset RANK and WORLD_SIZE for helpers"
+@pytest.mark.parametrize(
+    ("n1", "n2", "example"),
+    [
+        # at the same time
+        ([(0, 2, 1.0, 5.0, 7), (0, 2, 4.0, 9.0, 7)], [(1, 2, 1.0, 9.0, 7)], "50 0 n1, 51 0 n1"),
+        # one after the other, of two tasks or on two nodes
+        ([(0, 2, 1.0, 5.0, 7), (0, 2, 6.0, 9.0, 8)], [(1, 2, 1.0, 9.0, 7)], "50 0 n1, 51 0 n1"),
+        ([(0, 2, 1.0, 5.0, 7)], [(1, 2, 1.0, 9.0, 7), (0, 2, 10.0, 11.0, 7)], "50 0 n1, 51 0 n2"),
+        # both ranks by one task
+        ([(0, 2, 1.0, 5.0, 7), (1, 2, 1.0, 5.0, 7)], [], "50 0 n1, 51 1 n1"),
+        ([(0, 2, 1.0, 5.0, 7)], [(0, 1, 1.0, 9.0, 7)], "50 0 of 1 n2"),
+    ],
 )
-
-
-def test_ranks_on_two_nodes_or_at_the_same_time_are_doubles(tmp_path):
-    def node(name: str, *ranks: tuple[int, int, float, float, str]) -> None:
-        keys = ("rank", "world_size", "first", "last", "command")
-        content = {"schema": 1, "ranks": [dict(zip(keys, rank, strict=True)) for rank in ranks]}
-        write_json(tmp_path / RANKS_SEEN.format(name), content)
-
-    node("n1", (0, 2, 1.0, 5.0, "python a.py"), (1, 2, 1.0, 5.0, "python a.py"))
-    node("n2", (0, 2, 8.0, 9.0, "python b.py"))
-    assert started_ranks(tmp_path, 2).error == (
-        "the command started 3 processes with WORLD_SIZE 2 instead of 2: rank 0 is `python a.py` on n1, and "
-        f"`python b.py` on n2; {REMEDY}"
+def test_other_ranks_than_planned_are_named(tmp_path, n1, n2, example):
+    seen_on(tmp_path, "n1", *n1)
+    seen_on(tmp_path, "n2", *n2)
+    started = started_ranks(tmp_path, 2)
+    assert started.as_planned is False
+    ranks = []
+    for one in example.split(", "):
+        pid, *rank, node = one.split()
+        ranks.append(f"rank {' '.join(rank)} is `python a.py` (process {pid} on {node})")
+    assert started.error == (
+        f"the command started other ranks than planned: {started.found} instead of 2; {', and '.join(ranks)}. Let "
+        "the command start one training process, without a launcher: bench starts the command once per rank. "
+        "Unset RANK and WORLD_SIZE for helpers"
     )
-    node("n2", (0, 1, 10.0, 12.0, ""))
-    assert started_ranks(tmp_path, 2).error == (
-        "the command started 1 process with WORLD_SIZE 1, 2 processes with WORLD_SIZE 2 instead of 2: rank 0 "
-        f"of 1 is a process on n2; {REMEDY}"
-    )
+
+
+def write_process(
+    proc: Path, pid: int, parent: int, command: str, env: dict[str, str], *, torch: bool
+) -> None:
+    folder = proc / str(pid)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "environ").write_bytes("".join(f"{key}={value}\0" for key, value in env.items()).encode())
+    fields = ["S", str(parent), *["0"] * 17, str(pid)]
+    (folder / "stat").write_text(f"{pid} (a) b) {' '.join(fields)}")
+    (folder / "cmdline").write_bytes(command.replace(" ", "\0").encode() + b"\0")
+    (folder / "maps").write_text("7f00 /lib/libtorch_cpu.so" if torch else "7f00 /lib/libc.so")
+
+
+def test_a_process_between_fork_and_exec_is_not_its_parent(tmp_path):
+    """The agent of torchrun has loaded torch. It forks, and the child becomes a shell with two trainings."""
+    proc, env = tmp_path / "proc", {"BENCH_RUN_DIR": "/run"}
+    rank = {**env, "RANK": "0", "WORLD_SIZE": "1"}
+    watch = ProcessWatch("/run", proc=proc)
+    write_process(proc, 10, 1, "python agent", env, torch=True)
+    write_process(proc, 11, 10, "python agent", env, torch=True)
+    watch.look(1.0)
+    write_process(proc, 11, 10, "bash run.sh", rank, torch=False)
+    watch.look(2.0)
+    for pid in (12, 13):
+        write_process(proc, pid, 11, "python t.py --token secret", rank, torch=True)
+    watch.look(3.0)
+    assert [(one["pid"], one["task"], one["command"]) for one in watch.ranks()] == [
+        (pid, 11, "python t.py --token '***'") for pid in (12, 13)
+    ]
+
+
+def test_a_helper_that_outlives_its_rank_is_no_rank(tmp_path):
+    proc, rank = tmp_path / "proc", {"BENCH_RUN_DIR": "/run", "RANK": "0", "WORLD_SIZE": "1"}
+    watch = ProcessWatch("/run", proc=proc)
+    write_process(proc, 10, 1, "bash run.sh", rank, torch=False)
+    write_process(proc, 11, 10, "python t.py", rank, torch=True)
+    watch.look(1.0)
+    shutil.rmtree(proc / "11")
+    write_process(proc, 12, 1, "python t.py", rank, torch=True)
+    watch.look(2.0)
+    assert [one["pid"] for one in watch.ranks()] == [11]
 
 
 REPLACE = """\

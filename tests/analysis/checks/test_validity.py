@@ -436,7 +436,8 @@ def _of_command(path: Path, *, metrics: dict[str, Any], epochs: int = 1) -> Path
     written = _Reports(path, cells, epochs=epochs, ranks_files=False, env=env).write()
     for file in path.glob("runs/*/attempt-1/run.json"):
         size = json.loads(file.read_text())["cell"]["world_size"]
-        ranks = [{"rank": rank, "world_size": size, "first": 1.0, "last": 2.0} for rank in range(size)]
+        times = {"world_size": size, "first": 1.0, "last": 2.0}
+        ranks = [{"rank": rank, "pid": rank, "task": rank, **times} for rank in range(size)]
         (file.parent / "processes.n1.json").write_text(json.dumps({"schema": 1, "ranks": ranks}))
     return written
 
