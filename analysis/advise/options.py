@@ -88,12 +88,8 @@ class Advice:
 
     def chosen(self, mark: str) -> dict[str, Any] | None:
         """Return the first option marked ``first``, ``cheapest`` or ``safest``; None if there is none."""
-        return first_of(self.options[self.options[mark]])
-
-
-def first_of(options: pd.DataFrame) -> dict[str, Any] | None:
-    """Return the top row of ``options`` as a dict; None if there is no row."""
-    return {str(name): options[name].iloc[0] for name in options} if len(options) else None
+        marked = self.options[self.options[mark]]
+        return {str(name): marked[name].iloc[0] for name in marked} if len(marked) else None
 
 
 def options_of(

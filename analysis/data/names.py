@@ -142,8 +142,9 @@ def widest_series(rows: pd.DataFrame, *, limit: int) -> list[str]:
 def short_labels(parts: dict[str, dict[str, str]], series: Iterable[str]) -> tuple[dict[str, str], str]:
     """Return a label for each series, and the parts of their names that all series share, as a text.
 
-    A label contains only the parts that differ. A single series is labelled by its batch. The mode is left
-    out, because the wording of the batch implies it. ``parts`` is from :func:`series_parts`.
+    The labels differ. A label contains only the parts that differ. A single series is labelled by its batch.
+    The mode is left out, because the wording of the batch implies it. ``parts`` is from
+    :func:`series_parts`.
     """
     shown = list(series)
     names = [n for n in dict.fromkeys(n for one in shown for n in parts.get(one, {})) if n != "mode"]
@@ -154,7 +155,9 @@ def short_labels(parts: dict[str, dict[str, str]], series: Iterable[str]) -> tup
         texts = [parts.get(one, {}).get(name, "") for name in differing]
         labels[one] = one_line(", ".join(filter(None, texts)) or one, limit=60)
     if len(set(labels.values())) < len(labels):
-        labels = {one: one_line(one, limit=60) for one in shown}
+        labels = {one: one_line(one, limit=56) for one in shown}
+    if len(set(labels.values())) < len(labels):
+        labels = {one: f"{number}: {label}" for number, (one, label) in enumerate(labels.items(), start=1)}
     common = [name for name in names if name not in differing]
     shared = [parts[shown[0]].get(name, "") for name in common] if shown and shown[0] in parts else []
     return labels, ", ".join(filter(None, shared))

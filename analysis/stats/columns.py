@@ -89,7 +89,7 @@ _INTERNAL = (
     Column("variant", "str", "swept options without ddp; cells of one variant do the same work"),
     Column("unit", "float64", "samples counted by the runs divided by samples planned"),
     Column("other_unit", "bool", "unit differs from the baseline's, so there is no efficiency"),
-    Column("rate", "float64", "throughput, even if a table does not give its unit", "samples/s"),
+    Column("rate", "float64", "throughput, even if a table does not give its batch", "samples/s"),
     *(Column(part, "float64", f"{part}, mean per step", "s") for part in PARTS),
     Column("exposed", "float64", "exposed communication, mean per step", "s"),
     Column("useful_s", "float64", "useful time, mean over ranks, per step", "s"),

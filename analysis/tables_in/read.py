@@ -111,7 +111,9 @@ def _parse(path: Path, text: str) -> pd.DataFrame:
         raise BenchError(f"{path}: the table is empty", remedy="begin with a line of column names")
     remedy = "give one value per column; enclose values that contain commas in double quotes"
     try:
-        frame = pd.read_csv(io.StringIO(text), dtype=str, skip_blank_lines=False)
+        frame = pd.read_csv(
+            io.StringIO(text), dtype=str, skip_blank_lines=False, keep_default_na=False, na_values=[""]
+        )
     except pd.errors.ParserError as error:
         raise BenchError(f"{path}: {one_line(error, limit=200)}", remedy=remedy) from None
     if not isinstance(frame.index, pd.RangeIndex):

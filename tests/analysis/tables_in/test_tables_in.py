@@ -513,3 +513,25 @@ def test_hostile_cells_are_text(reported: Report, tmp_path: Path) -> None:
     page = (tmp_path / "a;'b-report" / "index.html").read_text()
     assert evil not in page
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
+
+
+def test_words_for_missing_values_are_names_of_series(tmp_path: Path) -> None:
+    table = tmp_path / "t.csv"
+    table.write_text(
+        "series,gpus,global_batch,throughput\nNone,1,64,100\nNone,2,64,190\nNA,1,64,90\nNA,2,64,\n"
+    )
+    assert read_table(table).rows["series"].to_list() == ["None", "None", "NA", "NA"]
+
+
+def test_series_whose_long_names_begin_alike_have_panels_of_their_own(tmp_path: Path) -> None:
+    rows = [
+        f"{'x' * 70}{series},{nodes},{per_node},{64 * nodes * per_node},{50 * nodes * per_node}"
+        for series in "ab"
+        for nodes in (1, 2, 4)
+        for per_node in (1, 2, 4)
+    ]
+    table = tmp_path / "long.csv"
+    table.write_text("\n".join(["series,nodes,gpus_per_node,global_batch,throughput", *rows]))
+    done = run_report(str(table))
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "long-report" / "figures" / "axes-weak.svg").is_file()
