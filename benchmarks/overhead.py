@@ -132,7 +132,7 @@ def sampling_s(device: torch.device) -> tuple[float, float]:
         began = time.perf_counter(), time.process_time()
         conditions.sample()
         conditions.start()
-        conditions.stop(samples=0, sync_passes=0)
+        conditions.stop(sync_passes=0)
         seconds.append((time.perf_counter() - began[0], time.process_time() - began[1]))
         time.sleep(0.1)  # other processes run during a window, and are read again after it
     wall, cpu = (statistics.median(column) for column in zip(*seconds, strict=True))

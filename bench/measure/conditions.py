@@ -6,7 +6,6 @@ travel to rank 0 as part of :class:`bench.measure.results.Window`.
 
 from __future__ import annotations
 
-import os
 import resource
 import time
 from collections.abc import Mapping, Sequence
@@ -26,20 +25,11 @@ from .torch_internals import compilations, count_collectives
 class Conditions:
     """Sample the conditions of one rank; ``reads_node`` is true on one rank per node.
 
-    The first sample takes longest, so the constructor takes it before any window. ``gradient_bytes`` is the
-    size of the model's gradients, or None if it is unknown.
+    The first sample takes longest, so the constructor takes it before any window.
     """
 
-    def __init__(
-        self,
-        device: torch.device,
-        env: Mapping[str, str],
-        *,
-        reads_node: bool,
-        gradient_bytes: int | None = None,
-    ) -> None:
+    def __init__(self, device: torch.device, env: Mapping[str, str], *, reads_node: bool) -> None:
         self._device = device
-        self._gradient_bytes = gradient_bytes
         self._node = Node(env) if reads_node else None
         self.sample()
 
@@ -53,12 +43,11 @@ class Conditions:
         """Read torch's counters, immediately before the first step of a window."""
         self._counters = self._read_counters()
 
-    def stop(self, *, samples: float | None, sync_passes: int | None) -> dict[str, Any]:
+    def stop(self, *, sync_passes: int | None) -> dict[str, Any]:
         """End the window, read the counters again, and return this rank's part of conditions.json.
 
-        ``start`` and ``end`` are the times of the two readings, which enclose the window. ``samples`` is the
-        number of training samples of the rank, and ``sync_passes`` the number of its backward passes that
-        synchronised gradients. Both are None if unknown.
+        ``start`` and ``end`` are the times of the two readings, which enclose the window. ``sync_passes`` is
+        the number of the rank's backward passes that synchronised gradients, or None if it is unknown.
         """
         counters, ended = self._read_counters(), utc_now()
         clocks = self._read_clocks()
@@ -70,21 +59,11 @@ class Conditions:
             "end": ended,
             "node": node,
             "rank": {
-                "cores": len(os.sched_getaffinity(0)),
                 "threads": torch.get_num_threads(),
-                "samples": None if samples is None else round(samples),
                 **{name: _difference(value, self._counters[name]) for name, value in counters.items()},
-                **self.synchronised(sync_passes),
+                "sync_passes": sync_passes,
                 "clocks": None if clocks is None else {"before": self._clocks, "after": clocks},
             },
-        }
-
-    def synchronised(self, passes: int | None) -> dict[str, int | None]:
-        """Return ``sync_passes`` (backward passes that exchange gradients) and the ``bytes`` exchanged."""
-        known = passes is not None and self._gradient_bytes is not None
-        return {
-            "sync_passes": passes,
-            "bytes": (passes or 0) * (self._gradient_bytes or 0) if known else None,
         }
 
     def _read_counters(self) -> dict[str, float | None]:

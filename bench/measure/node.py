@@ -1,4 +1,4 @@
-"""The state of a node before and after a window: processes, throttling, pressure, clocks, swap, network.
+"""The state of a node before and after a window: processes, throttling, clocks, network.
 
 This module imports neither torch nor psutil, so that it starts quickly before and after a command. Sources:
 the kernel's Documentation/ABI/testing/sysfs-class-net-statistics, sysfs-class-infiniband; proc(5);
@@ -28,30 +28,13 @@ from typing import Any, NamedTuple
 PROC = Path("/proc")
 #: Maximum number of interfaces whose files in /sys are read. Those that moved the most bytes are chosen.
 _MOST_INTERFACES = 8
-#: Names for the columns of /proc/net/dev that are kept. The other columns give details of these counts.
-_DEV_COLUMNS = {
-    0: "rx_bytes",
-    2: "rx_errors",
-    3: "rx_drops",
-    8: "tx_bytes",
-    10: "tx_errors",
-    11: "tx_drops",
-}
-_PORT_COUNTERS = {
-    "symbol_error": "symbol_error",
-    "link_error_recovery": "link_error_recovery",
-    "link_downed": "link_downed",
-    "port_rcv_errors": "port_rcv_errors",
-    "port_xmit_discards": "port_xmit_discards",
-    "rcv_words": "port_rcv_data",
-    "xmit_words": "port_xmit_data",
-}
+#: Names for the columns of /proc/net/dev that are kept.
+_DEV_COLUMNS = {0: "rx_bytes", 8: "tx_bytes"}
 #: Largest time for reading InfiniBand counters, each of which can be a request to the device.
 _INFINIBAND_S = 0.004
 _SYS = Path("/sys")
 #: Largest time for reading clocks. Some kernels wait 10 ms for each core that has been idle.
 _CLOCKS_S = 0.002
-_PRESSURE = (("cpu", "some"), ("io", "some"), ("io", "full"), ("memory", "some"), ("memory", "full"))
 _TICK_NS = 10**9 // os.sysconf("SC_CLK_TCK")
 #: The flag PF_KTHREAD in field 9 of /proc/PID/stat.
 _KERNEL_THREAD = 0x00200000
@@ -150,9 +133,7 @@ class Network:
             "rate_mbit_s": self._rate(name, list(after["interfaces"])),
             **counters,
             "infiniband": {
-                port: {"rate": _text(self._port(port) / "rate") or None}
-                | _in_bytes(_change(before["infiniband"].get(port, {}), counted))
-                for port, counted in ports.items()
+                port: _change(before["infiniband"].get(port, {}), counted) for port, counted in ports.items()
             }
             or None,
         }
@@ -197,15 +178,10 @@ class Network:
         deadline = time.monotonic() + _INFINIBAND_S
         found: dict[str, dict[str, int | None]] = {}
         for port in self._ports:
-            counters = dict.fromkeys(_PORT_COUNTERS)
-            for key, file in _PORT_COUNTERS.items():
-                if time.monotonic() < deadline:
-                    counters[key] = _number(port / "counters" / file)
-            found[f"{port.parts[-3]}/{port.name}"] = counters
+            is_late = time.monotonic() > deadline
+            errors = None if is_late else _number(port / "counters/symbol_error")
+            found[f"{port.parts[-3]}/{port.name}"] = {"symbol_error": errors}
         return found
-
-    def _port(self, name: str) -> Path:
-        return next(port for port in self._ports if f"{port.parts[-3]}/{port.name}" == name)
 
 
 def _change(before: Mapping[str, int | None], after: Mapping[str, int | None]) -> dict[str, int | None]:
@@ -214,15 +190,6 @@ def _change(before: Mapping[str, int | None], after: Mapping[str, int | None]) -
     for name, now in after.items():
         then = before.get(name)
         found[name] = None if now is None or then is None or now < then else now - then
-    return found
-
-
-def _in_bytes(counters: dict[str, int | None]) -> dict[str, int | None]:
-    """Convert the data counters of an InfiniBand port from words of four bytes to bytes."""
-    found = {name: value for name, value in counters.items() if not name.endswith("_words")}
-    for name in ("rcv", "xmit"):
-        words = counters.get(f"{name}_words")
-        found[f"{name}_bytes"] = None if words is None else 4 * words
     return found
 
 
@@ -255,7 +222,6 @@ class NodeSample:
     time: str
     snapshot: Snapshot
     throttled_s: dict[str, float]
-    pressure_us: dict[str, int]
     network: dict[str, Any]
 
     def as_json(self) -> dict[str, Any]:
@@ -293,7 +259,6 @@ class Node:
             time=utc_now(),
             snapshot=self._table.snapshot(),
             throttled_s=throttled_s(self._groups),
-            pressure_us=self._pressure(),
             network=self._network.sample(),
         )
 
@@ -313,27 +278,9 @@ class Node:
             "node": self.name,
             "foreign_cpu_s": None if foreign is None else round(foreign, 6),
             "throttled_s": round(max(throttled), 6) if throttled else None,
-            "pressure": {
-                f"{name}_s": (after.pressure_us[name] - since) / 1e6
-                for name, since in before.pressure_us.items()
-                if name in after.pressure_us
-            }
-            or None,
             "freq_mhz": self._clock_mhz(),
-            "swap_bytes": self._swap_bytes(after.snapshot),
             "net": self._network.change(before.network, after.network),
         }
-
-    def _pressure(self) -> dict[str, int]:
-        """Return the time in µs during which processes of the node waited for a resource."""
-        found = {}
-        for resource in dict(_PRESSURE):
-            for line in self._table.text(f"pressure/{resource}").decode(errors="replace").splitlines():
-                kind, *values = line.split()
-                total = dict(value.split("=", 1) for value in values).get("total", "")
-                if (resource, kind) in _PRESSURE and total.isdigit():
-                    found[f"{resource}_{kind}"] = int(total)
-        return found
 
     def _clock_mhz(self) -> float | None:
         """Return the mean clock of this process's cores, or of the first few cores if reading takes long."""
@@ -348,26 +295,6 @@ class Node:
             if time.monotonic() > deadline:
                 break
         return round(sum(found) / len(found), 1) if found else None
-
-    def _swap_bytes(self, snapshot: Snapshot) -> int | None:
-        """Return the swap space of the job's processes on this node."""
-        used_kib = self._swap_in_use_kib()
-        if not used_kib:
-            return used_kib
-        sizes = [self._kib(f"{pid}/status", b"VmSwap:") for pid in self._job.tree(snapshot.processes)]
-        return 1024 * sum(size or 0 for size in sizes)
-
-    def _swap_in_use_kib(self) -> int | None:
-        total, free = self._kib("meminfo", b"SwapTotal:"), self._kib("meminfo", b"SwapFree:")
-        return None if total is None or free is None else total - free
-
-    def _kib(self, name: str, key: bytes) -> int | None:
-        """Return a value in KiB from a file below /proc with lines such as ``VmSwap:  12 kB``."""
-        for line in self._table.text(name).splitlines():
-            if line.startswith(key):
-                words = line.split()
-                return int(words[1]) if len(words) > 1 and words[1].isdigit() else None
-        return None
 
 
 class Process(NamedTuple):
@@ -508,11 +435,6 @@ class Job:
         if key not in self._answers:
             self._answers[key] = self._recognise(pid, processes)
         return self._answers[key]
-
-    def tree(self, processes: Mapping[int, Process]) -> set[int]:
-        """Return the ids of the launcher's tree."""
-        root = self._root(processes)
-        return {pid for pid in processes if root in (pid, *ancestors(pid, processes))}
 
     def _recognise(self, pid: int, processes: Mapping[int, Process]) -> bool:
         if self._root(processes) in (pid, *ancestors(pid, processes)):

@@ -32,11 +32,11 @@ _REASONS = {
     0x400: ("other", "reliability"),
 }
 _CAUSES = ("hardware", "thermal", "power_cap", "other")
-#: Fields of nvmlDeviceGetFieldValues: nanoseconds below the requested clocks, since the driver was loaded.
+#: A field of nvmlDeviceGetFieldValues: nanoseconds below the requested clocks, since the driver was loaded.
 #: The counters of hardware slowdowns are not read: their numbers differ between releases of NVML.
-_PERF_POLICY_POWER, _PERF_POLICY_THERMAL = 74, 75
-_CLOCK_SM, _CLOCK_MEMORY = 1, 2
-_CORRECTED, _UNCORRECTED, _VOLATILE = 0, 1, 0
+_PERF_POLICY_THERMAL = 75
+_CLOCK_SM = 1
+_UNCORRECTED, _VOLATILE = 1, 0
 _TEMPERATURE_GPU = 0
 _GPU_UTILIZATION_SAMPLES = 1
 
@@ -78,24 +78,19 @@ class Gpu:
 def clocks(device: int) -> dict[str, Any]:
     """Return the clocks of torch's CUDA device ``device`` at this moment, and what limits them.
 
-    ``sm_mhz`` and ``memory_mhz`` are in MHz, ``power_w`` and the enforced ``power_limit_w`` in watts, and
-    ``temperature_c`` in °C. ``reasons`` lists NVML's reasons for lower clocks by their cause: ``hardware``,
-    ``thermal``, ``power_cap`` and ``other``. ``power_cap_s`` and ``thermal_s`` are the seconds since the
-    driver was loaded in which these causes lowered the clocks; ``ecc_corrected`` and ``ecc_uncorrected`` are
-    the memory errors since then. The difference of two samples thus includes all changes between them.
+    ``sm_mhz`` is in MHz, ``power_w`` in watts and ``temperature_c`` in °C. ``reasons`` lists NVML's reasons
+    for lower clocks by their cause: ``hardware``, ``thermal``, ``power_cap`` and ``other``. ``thermal_s`` is
+    the time in seconds since the driver was loaded in which the temperature lowered the clocks, and
+    ``ecc_uncorrected`` the number of uncorrected memory errors since then. The difference of two samples thus
+    includes all changes between them.
     """
     gpu = open_gpu(device)
-    power_cap_s, thermal_s = _limited_seconds(gpu)
     return {
         "sm_mhz": _read(gpu, "nvmlDeviceGetClockInfo", _CLOCK_SM),
-        "memory_mhz": _read(gpu, "nvmlDeviceGetClockInfo", _CLOCK_MEMORY),
         "power_w": _thousandth(_read(gpu, "nvmlDeviceGetPowerUsage")),
-        "power_limit_w": _thousandth(_read(gpu, "nvmlDeviceGetEnforcedPowerLimit")),
         "temperature_c": _temperature(gpu),
         "reasons": _reasons(gpu),
-        "power_cap_s": power_cap_s,
-        "thermal_s": thermal_s,
-        "ecc_corrected": _read(gpu, "nvmlDeviceGetTotalEccErrors", _CORRECTED, _VOLATILE),
+        "thermal_s": _thermal_s(gpu),
         "ecc_uncorrected": _read(gpu, "nvmlDeviceGetTotalEccErrors", _UNCORRECTED, _VOLATILE),
     }
 
@@ -217,12 +212,11 @@ def _reasons(gpu: Gpu | None) -> dict[str, list[str]] | None:
     return found
 
 
-def _limited_seconds(gpu: Gpu | None) -> tuple[float | None, float | None]:
-    fields = _read(gpu, "nvmlDeviceGetFieldValues", [_PERF_POLICY_POWER, _PERF_POLICY_THERMAL])
-    if fields is None:
-        return None, None
-    power, thermal = (field.value.ullVal / 1e9 if field.nvmlReturn == 0 else None for field in fields)
-    return power, thermal
+def _thermal_s(gpu: Gpu | None) -> float | None:
+    fields = _read(gpu, "nvmlDeviceGetFieldValues", [_PERF_POLICY_THERMAL])
+    if fields is None or fields[0].nvmlReturn != 0:
+        return None
+    return int(fields[0].value.ullVal) / 1e9
 
 
 def _facts(index: int, gpu: Gpu | None) -> dict[str, Any]:

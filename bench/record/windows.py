@@ -284,12 +284,7 @@ class Windows:
         self._session = session
         # Every rank reads all counters; merge_windows keeps the values of each host and device only once.
         self._meters = Meters(self._device, reads_host=True, reads_device=True)
-        self._conditions = Conditions(
-            self._device,
-            os.environ,
-            reads_node=session.launch.local_rank == 0,
-            gradient_bytes=session.gradient_bytes,
-        )
+        self._conditions = Conditions(self._device, os.environ, reads_node=session.launch.local_rank == 0)
         self.warmup_steps = fewest_warmup_steps(self._lengths.warmup_steps, self._device)
 
     def loss(self, loss: Tensor | float) -> None:
@@ -392,8 +387,7 @@ class Windows:
         assert self._window is not None
         window, self._window = replace(self._window, clock_jumps=self._clock_jumps), None
         if self.phase is Phase.ATTRIBUTION and window.conditions is not None:
-            passes = self._sync_passes(len(window.step_s))
-            window.conditions["rank"] |= self._conditions.synchronised(passes)
+            window.conditions["rank"]["sync_passes"] = self._sync_passes(len(window.step_s))
         self.posted += 1
         self._session.post(self.posted, window)
         self._enter(Phase.BETWEEN)
@@ -405,8 +399,6 @@ class Windows:
         step_s = self._step_times()
         usage = self._meters.stop()
         loss = None if self._loss_sum is None else float(self._loss_sum) / self._losses
-        known = [count for count in self._samples if count is not None]
-        samples = sum(known) if len(known) == len(self._samples) else None
         return Window(
             step_s,
             self._samples,
@@ -415,7 +407,7 @@ class Windows:
             peak_memory_bytes(self._device),
             usage,
             self._stable,
-            conditions=self._conditions.stop(samples=samples, sync_passes=None),
+            conditions=self._conditions.stop(sync_passes=None),
         )
 
     def _sync_passes(self, steps: int) -> int | None:

@@ -33,8 +33,7 @@ MAX_NEIGHBOURS = 10
 _MAX_NAMED = 10
 #: NVML sets this reason together with a more specific one. Alone, it can mean that clocks are changing.
 _UNSPECIFIC_SLOWDOWN = "hw_slowdown"
-#: Counters of a link that count damaged packets. Dropped packets are not counted: a link that drops packets
-#: is possibly only busy.
+#: Counters of a link that count damaged packets.
 _LINK_ERRORS = ("crc", "symbol")
 
 

@@ -334,16 +334,13 @@ def _windows(
     rank, request = session.launch.rank, session.request
     is_first_on_host = rank in {host.ranks[0] for host in session.joined.hosts}
     is_first_on_device = rank == identities.index(identities[rank])
-    _, gradient_bytes = parameters_of(trainer.model)
     return Windows(
         trainer,
         collectives,
         Meters(session.device, reads_host=is_first_on_host, reads_device=is_first_on_device),
         session.device,
         samples_per_step=request.per_gpu_batch * request.options.grad_accum,
-        conditions=Conditions(
-            session.device, os.environ, reads_node=is_first_on_host, gradient_bytes=gradient_bytes
-        ),
+        conditions=Conditions(session.device, os.environ, reads_node=is_first_on_host),
     )
 
 

@@ -288,9 +288,8 @@ class Windows:
         usage = self._meters.stop()
         conditions = None
         if self._conditions is not None:
-            samples = self._samples_per_step * steps
             # Only the last micro-batch of a step synchronises gradients.
-            conditions = self._conditions.stop(samples=samples, sync_passes=steps)
+            conditions = self._conditions.stop(sync_passes=steps)
         return Window(
             step_s=step_s,
             samples=[self._samples_per_step] * steps,

@@ -35,7 +35,6 @@ def test_the_clocks_of_a_busy_gpu_are_plausible():
     print(found)
     assert found["sm_mhz"] is not None
     assert 100 < found["sm_mhz"] < 5_000
-    assert found["memory_mhz"] is None or 100 < found["memory_mhz"] < 30_000
     assert found["power_w"] is None or 5 < found["power_w"] < 2_000
     assert found["temperature_c"] is None or 10 < found["temperature_c"] < 110
     assert found["reasons"] is None or set(found["reasons"]) == {"hardware", "thermal", "power_cap", "other"}

@@ -83,7 +83,7 @@ def conditions(
         "start": "2026-01-02T03:05:00.000Z",
         "end": "2026-01-02T03:05:10.000Z",
         "nodes": [{"node": f"n{n + 1}", "throttled_s": 0.0, **node(f"n{n + 1}")} for n in range(ranks)],
-        "ranks": [{"rank": one, "cores": 1, "threads": 1, **rank(one)} for one in range(ranks)],
+        "ranks": [{"rank": one, "threads": 1, **rank(one)} for one in range(ranks)],
     }
     folder.conditions.write_text(json.dumps({"schema": 1, "windows": [window]}))
 
