@@ -185,7 +185,7 @@ def table(content: Mapping[str, Any]) -> str:
 
 def machine_words(values: Mapping[str, Any]) -> str:
     """Return the machine's GPUs and releases (driver, torch, NCCL, Python) in one line."""
-    gpus = ", ".join(gpu["name"] for gpu in values["gpus"])
+    gpus = ", ".join(values["gpus"])
     driver = f"driver {values['driver']}" if values["driver"] else "driver unknown"
     return f"{gpus}; {driver}; torch {values['torch']}, NCCL {values['nccl']}, Python {values['python']}"
 

@@ -111,8 +111,9 @@ def machine(write: Write, folder: Path) -> None:
     import torch
 
     from bench.measure.environment import nccl_version
-    from bench.measure.nvml import gpu_facts
+    from bench.measure.nvml import open_gpu
 
+    gpu = open_gpu(0)
     write(
         {
             "unfit": None,
@@ -121,7 +122,8 @@ def machine(write: Write, folder: Path) -> None:
             "cuda": torch.version.cuda,
             "nccl": nccl_version(),
             "cores": len(os.sched_getaffinity(0)),
-            **gpu_facts(),
+            "driver": gpu and gpu.library.nvmlSystemGetDriverVersion(),
+            "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
         }
     )
 

@@ -63,14 +63,12 @@ def shared_environment(
     device: torch.device,
     threads: int,
     transport: Mapping[str, Any],
-    gpus: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
     """Return the part of env.json that is the same for the built-in workload and the recorder.
 
     Unknown values are null. ``env``, ``device`` and ``threads`` describe rank 0. Only environment
     variables with known names or prefixes are included, and no secrets. ``join_s`` is the time in seconds
-    that the ranks took to join, or None if it was not measured. ``gpus`` contains each rank's
-    :func:`bench.measure.nvml.gpu_facts`; it is empty on a CPU device.
+    that the ranks took to join, or None if it was not measured.
     """
     return {
         "schema": 1,
@@ -95,23 +93,10 @@ def shared_environment(
         "hosts": [host.as_json() for host in hosts_of(facts)],
         "ranks_outnumber_cores": ranks_outnumber_cores(facts),
         "cores": cores_of_nodes(facts),
-        "gpus": _gpus_of_nodes(facts, gpus),
         "transport": dict(transport),
         "threads_per_rank": threads,
         **kept_variables(env),
     }
-
-
-def _gpus_of_nodes(facts: Sequence[RankFacts], gpus: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return one entry per combination of node and visible GPUs, with the ranks that see these GPUs."""
-    found: list[dict[str, Any]] = []
-    for one, seen in zip(facts, gpus, strict=False):
-        entry = next((e for e in found if e["node"] == one.host and seen.items() <= e.items()), None)
-        if entry is None:
-            entry = {"node": one.host, "ranks": [], **seen}
-            found.append(entry)
-        entry["ranks"].append(one.rank)
-    return found
 
 
 def ddp_facts(model: DistributedDataParallel) -> dict[str, Any]:

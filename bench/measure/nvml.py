@@ -95,15 +95,14 @@ def clocks(device: int) -> dict[str, Any]:
     }
 
 
-def gpu_facts() -> dict[str, Any]:
-    """Return the driver's version, and the health and PCIe link of each CUDA device that this process sees.
+def gpu_facts() -> list[dict[str, Any]]:
+    """Return the health and PCIe link of each CUDA device that this process sees, in torch's order.
 
-    ``index`` is torch's device index. ``remapped_rows`` counts rows of memory that the GPU replaced because
-    of errors. ``pcie`` contains the generation and width of the link; an idle GPU can use a lower generation
-    than under load. UUIDs are not included.
+    ``remapped_rows`` counts rows of memory that the GPU replaced because of errors, and ``pcie_width`` is the
+    number of lanes of its link.
     """
     devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    return {"driver": _driver_version(), "gpus": [_facts(index, open_gpu(index)) for index in range(devices)]}
+    return [_facts(open_gpu(index)) for index in range(devices)]
 
 
 @cache
@@ -175,14 +174,6 @@ def _library() -> Any | None:
     return pynvml
 
 
-def _driver_version() -> str | None:
-    library = _library()
-    if library is not None:
-        with suppress(library.NVMLError):
-            return str(library.nvmlSystemGetDriverVersion())
-    return None
-
-
 def _read(gpu: Gpu | None, name: str, *arguments: Any) -> Any | None:
     return None if gpu is None else gpu.read(name, *arguments)
 
@@ -219,28 +210,11 @@ def _thermal_s(gpu: Gpu | None) -> float | None:
     return int(fields[0].value.ullVal) / 1e9
 
 
-def _facts(index: int, gpu: Gpu | None) -> dict[str, Any]:
+def _facts(gpu: Gpu | None) -> dict[str, Any]:
     rows = _read(gpu, "nvmlDeviceGetRemappedRows")
     return {
-        "index": index,
-        "name": torch.cuda.get_device_name(index),
-        "pci_bus_id": _bus_id(gpu),
-        "mig": None if gpu is None else gpu.mig,
         "remapped_rows": None
         if rows is None
         else dict(zip(("correctable", "uncorrectable", "pending", "failure"), rows, strict=True)),
-        "pcie": {
-            "generation": _read(gpu, "nvmlDeviceGetCurrPcieLinkGeneration"),
-            "generation_max": _read(gpu, "nvmlDeviceGetMaxPcieLinkGeneration"),
-            "width": _read(gpu, "nvmlDeviceGetCurrPcieLinkWidth"),
-            "width_max": _read(gpu, "nvmlDeviceGetMaxPcieLinkWidth"),
-        },
+        "pcie_width": _read(gpu, "nvmlDeviceGetCurrPcieLinkWidth"),
     }
-
-
-def _bus_id(gpu: Gpu | None) -> str | None:
-    """Return the PCI address in Linux's notation, such as ``0000:1b:00.0``."""
-    info = _read(gpu, "nvmlDeviceGetPciInfo")
-    if info is None:
-        return None
-    return f"{info.domain:04x}:{info.bus:02x}:{info.device:02x}.0"

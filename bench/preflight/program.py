@@ -198,14 +198,14 @@ def gpu_state(on: Sequence[torch.device], size: int) -> dict[str, float | None]:
     for work in works * _QUEUED:
         work()
     states = [clocks(index) for index in indices]
-    facts = gpu_facts()["gpus"]
+    facts = gpu_facts()
     _synchronize(on)
     mhz = _lowest(state["sm_mhz"] for state in states)
     return {
         "gpu-clock": None if mhz is None else mhz * 1e6,
         "gpu-slowdown": _total(_is_slowed(state["reasons"]) for state in states),
         "gpu-errors": _total(map(_errors, states, facts)),
-        "pcie-width": _lowest(one["pcie"]["width"] for one in facts),
+        "pcie-width": _lowest(one["pcie_width"] for one in facts),
     }
 
 

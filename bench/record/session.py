@@ -23,7 +23,6 @@ from ..errors import BenchError, UnwritableError
 from ..matrix.workload import WorkloadOptions
 from ..measure.environment import ddp_facts, device_of, shared_environment
 from ..measure.exchange import Peers, StoreExchange, error_line, symptom_of
-from ..measure.nvml import gpu_facts
 from ..measure.ranks import RankFacts, core_warnings, own_facts
 from ..measure.results import (
     RankPlace,
@@ -185,8 +184,6 @@ class Session:
         )
         own = device_of(device, facts.host)
         record = {"facts": asdict(facts), "device": own.name, "identity": own.identity}
-        if device.type == "cuda":
-            record["gpus"] = gpu_facts()
         self.exchange.post("facts", record)
 
     def post(self, number: int, window: Window, *, early: bool = False) -> None:
@@ -288,7 +285,6 @@ class RunWriter:
         self._ddp_facts: dict[str, Any] | None = None
         self._facts: list[RankFacts] = []
         self._places: list[RankPlace] = []
-        self._gpus: list[dict[str, Any]] = []  # each rank's facts about its GPUs
         self._results: Results | None = None
         self._samples_per_step: float | None = None
         self._warnings: list[str] = []
@@ -368,7 +364,6 @@ class RunWriter:
         if contents is None:
             return False
         self._facts = [RankFacts(**one["facts"]) for one in contents]
-        self._gpus = [one["gpus"] for one in contents if "gpus" in one]
         self._places = [
             RankPlace(facts.rank, facts.local_rank, facts.host, one["device"], one["identity"])
             for facts, one in zip(self._facts, contents, strict=True)
@@ -423,7 +418,6 @@ class RunWriter:
             device=self._device,
             threads=torch.get_num_threads(),
             transport=self._transport or configured_transport(self._backend, env),
-            gpus=self._gpus,
         ) | {
             "recorder": vars(self._lengths),
             "strategy": self._strategy,

@@ -24,7 +24,6 @@ from ..errors import unwritable
 from ..measure.conditions import Conditions, Meters
 from ..measure.environment import Device, ddp_facts, device_of
 from ..measure.exchange import Collectives, Peers, symptom_of
-from ..measure.nvml import gpu_facts
 from ..measure.ranks import core_warnings, own_facts, threads_per_rank
 from ..measure.results import (
     EpochRecord,
@@ -122,8 +121,6 @@ def _train(session: Session, env: dict[str, str]) -> None:
         feed, model = _build(session, collectives)
         try:
             devices = collectives.objects(device_of(session.device, session.me.host))
-            if session.device.type == "cuda":
-                session.gpus.extend(collectives.objects(gpu_facts()))
             basis = _mfu_basis(session, feed.shape, devices, env)
             sizes, flops = parameters_of(model), None if basis is None else basis.as_json()
             session.write_environment(env, sizes, flops=flops)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -117,8 +117,6 @@ class Session:
     device: torch.device
     threads: int
     warnings: list[str]
-    #: Each rank's facts about its GPUs. The list is empty until the ranks have exchanged these facts.
-    gpus: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def folder(self) -> RunFolder:
@@ -160,7 +158,6 @@ class Session:
             device=self.device,
             threads=self.threads,
             transport=in_use or configured_transport(request.backend, env),
-            gpus=self.gpus,
         )
         parameters, gradient_bytes = sizes or (None, None)
         content |= {

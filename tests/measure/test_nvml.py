@@ -68,11 +68,7 @@ H100_ANSWERS: dict[str, Any] = {
     "FieldValues": lambda ids: [{75: field(2_500_000_000)}[number] for number in ids],
     "TotalEccErrors": lambda kind, counter: {(1, 0): 0}[kind, counter],
     "RemappedRows": (1, 0, 0, 0),
-    "CurrPcieLinkGeneration": 5,
-    "MaxPcieLinkGeneration": 5,
     "CurrPcieLinkWidth": 16,
-    "MaxPcieLinkWidth": 16,
-    "PciInfo": SimpleNamespace(domain=0, bus=0x1B, device=0),
     "MigMode": [0, 0],
     "DeviceHandleFromMigDeviceHandle": InvalidArgumentError,
     "TotalEnergyConsumption": 5_000,
@@ -84,10 +80,7 @@ A100_ANSWERS = H100_ANSWERS | {
     "CurrentClocksEventReasons": FunctionNotFoundError,
     "CurrentClocksThrottleReasons": 0x8 | 0x40 | 0x800,
     "FieldValues": lambda ids: [field(3_000_000_000)],
-    "CurrPcieLinkGeneration": 4,
-    "MaxPcieLinkGeneration": 4,
     "CurrPcieLinkWidth": 8,
-    "PciInfo": SimpleNamespace(domain=1, bus=0xC1, device=0),
 }
 #: A GeForce card: no ECC, no remapped rows, no MIG, and no counters.
 GEFORCE_ANSWERS = H100_ANSWERS | {
@@ -119,9 +112,6 @@ class Nvml(ModuleType):
         self._lacks = lacks
 
     def nvmlInit(self) -> None: ...
-
-    def nvmlSystemGetDriverVersion(self) -> str:
-        return "570.124.06"
 
     def nvmlDeviceGetHandleByUUID(self, name: str) -> Handle:
         if name not in self._gpus:
@@ -159,7 +149,6 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
         monkeypatch.setitem(sys.modules, "pynvml", library)
         monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(devices))
         monkeypatch.setattr(torch.cuda, "device_count", lambda: len(devices))
-        monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: f"GPU {index}")
         monkeypatch.setattr(torch.cuda, "get_device_properties", properties_of)
 
     forget()
@@ -188,27 +177,10 @@ def test_an_h100_answers_everything(cuda):
 def test_the_facts_of_two_gpus_contain_their_errors_and_pcie_links(cuda):
     cuda(Nvml({f"GPU-{H100}": H100_ANSWERS, f"GPU-{A100}": A100_ANSWERS}), H100, A100)
     rows = {"correctable": 1, "uncorrectable": 0, "pending": 0, "failure": 0}
-    assert nvml.gpu_facts() == {
-        "driver": "570.124.06",
-        "gpus": [
-            {
-                "index": 0,
-                "name": "GPU 0",
-                "pci_bus_id": "0000:1b:00.0",
-                "mig": False,
-                "remapped_rows": rows,
-                "pcie": {"generation": 5, "generation_max": 5, "width": 16, "width_max": 16},
-            },
-            {
-                "index": 1,
-                "name": "GPU 1",
-                "pci_bus_id": "0001:c1:00.0",
-                "mig": False,
-                "remapped_rows": rows,
-                "pcie": {"generation": 4, "generation_max": 4, "width": 8, "width_max": 16},
-            },
-        ],
-    }
+    assert nvml.gpu_facts() == [
+        {"remapped_rows": rows, "pcie_width": 16},
+        {"remapped_rows": rows, "pcie_width": 8},
+    ]
 
 
 def test_an_older_driver_calls_the_reasons_throttling_and_unknown_reasons_keep_their_bit(cuda):
@@ -244,7 +216,7 @@ def test_an_older_library_lacks_functions(cuda):
     cuda(Nvml({f"GPU-{A100}": A100_ANSWERS}, lacks=lacks), A100)
     assert nvml.clocks(0)["reasons"]["thermal"] == ["hw_thermal_slowdown"]
     assert nvml.clocks(0)["thermal_s"] is None
-    assert nvml.gpu_facts()["gpus"][0]["remapped_rows"] is None
+    assert nvml.gpu_facts()[0]["remapped_rows"] is None
 
 
 def test_a_consumer_card_leaves_empty_what_it_does_not_support(cuda):
@@ -253,8 +225,8 @@ def test_a_consumer_card_leaves_empty_what_it_does_not_support(cuda):
     assert found["sm_mhz"] == 1755
     assert found["reasons"] == {"hardware": [], "thermal": [], "power_cap": [], "other": ["gpu_idle"]}
     assert (found["thermal_s"], found["ecc_uncorrected"]) == (None, None)
-    gpu = nvml.gpu_facts()["gpus"][0]
-    assert (gpu["remapped_rows"], gpu["mig"]) == (None, False)
+    assert nvml.gpu_facts()[0]["remapped_rows"] is None
+    assert not nvml.open_gpu(0).mig
 
 
 @pytest.mark.parametrize(
@@ -267,9 +239,8 @@ def test_a_consumer_card_leaves_empty_what_it_does_not_support(cuda):
 def test_a_mig_device_has_the_clocks_and_the_link_of_its_gpu_but_not_its_energy(cuda, answers):
     cuda(Nvml(answers), SLICE)
     assert nvml.clocks(0)["power_w"] == 699.312
-    gpu = nvml.gpu_facts()["gpus"][0]
-    assert gpu["mig"] is True
-    assert gpu["pcie"]["width"] == 16
+    assert nvml.open_gpu(0).mig is True
+    assert nvml.gpu_facts()[0]["pcie_width"] == 16
     assert used(0) == Usage(None, None, None)
 
 
@@ -358,17 +329,13 @@ def all_empty(found: dict[str, Any]) -> bool:
 def test_without_an_answer_every_value_is_empty(cuda, library):
     cuda(library, H100)
     assert all_empty(nvml.clocks(0))
-    gpu = nvml.gpu_facts()["gpus"][0]
-    assert (gpu.pop("index"), gpu.pop("name")) == (0, "GPU 0")
-    assert all_empty(gpu.pop("pcie"))
-    assert not gpu.pop("mig")
-    assert all_empty(gpu)
+    assert all_empty(nvml.gpu_facts()[0])
     assert used(0) == Usage(None, None, None)
 
 
 def test_without_a_gpu_there_are_no_facts_and_no_clocks(cuda):
     cuda(None)
-    assert nvml.gpu_facts() == {"driver": None, "gpus": []}
+    assert nvml.gpu_facts() == []
     assert all_empty(nvml.clocks(0))
 
 

@@ -177,7 +177,7 @@ MACHINE = {
     "cuda": "13.0",
     "nccl": "2.28.9",
     "driver": "580.159.04",
-    "gpus": [{"index": 0, "name": "an invented GPU"}],
+    "gpus": ["an invented GPU"],
 }
 
 

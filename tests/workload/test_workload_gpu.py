@@ -164,7 +164,7 @@ def test_nccls_log_lies_in_the_runs_folder_and_is_understood(server, tmp_path):
     assert transport["network"] is None, "one rank sends nothing over a network"
 
 
-def test_conditions_hold_the_clocks_of_every_rank_and_env_the_gpus_facts(server, tmp_path):
+def test_conditions_contain_the_clocks_of_every_rank(server, tmp_path):
     pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
     words = [*WORDS, "--per-gpu-batch", "512", "--backend", "nccl", "--probe-steps", "0"]
     finished = server.start(tmp_path, words, torchrun_env(1)).finish().succeeded()

@@ -277,7 +277,6 @@ def test_env_json_says_what_ran(run_ranks):
         "hosts",
         "ranks_outnumber_cores",
         "cores",
-        "gpus",
         "transport",
         "threads_per_rank",
         "env",
