@@ -9,7 +9,6 @@ import importlib
 import itertools
 import pkgutil
 import re
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, lru_cache
 
@@ -39,34 +38,28 @@ def all_rules() -> tuple[Rule, ...]:
     return tuple(REGISTRY[name] for name in sorted(REGISTRY))
 
 
-def lint_script(text: str, *, path: str, arguments: Sequence[str] = ()) -> list[Finding]:
-    """Return the findings for a sbatch script, sorted by line.
-
-    Args:
-        text: the content of the script.
-        path: the path to show in the findings.
-        arguments: options on sbatch's command line, which override the directives in the script.
-    """
-    found = [replace(finding, path=path) for finding, _ in _judge(text, arguments)]
+def lint_script(text: str, *, path: str) -> list[Finding]:
+    """Return the findings for a sbatch script, sorted by line; ``path`` is the path to show in them."""
+    found = [replace(finding, path=path) for finding, _ in _judge(text)]
     if _NAME_OF_TEMPLATE.search(path):
         return [replace(finding, severity=Severity.INFO) for finding in found]
     return found
 
 
-def edits(text: str, *, arguments: Sequence[str] = ()) -> list[Edit]:
+def edits(text: str) -> list[Edit]:
     """Return the edits that can be applied without a decision by the user, sorted by line."""
-    return [edit for _, edit in _judge(text, arguments) if edit]
+    return [edit for _, edit in _judge(text) if edit]
 
 
-def _judge(text: str, arguments: Sequence[str]) -> tuple[tuple[Finding, Edit | None], ...]:
-    return _apply_rules(text[:ANALYSED_SIZE], len(text), tuple(arguments))
+def _judge(text: str) -> tuple[tuple[Finding, Edit | None], ...]:
+    return _apply_rules(text[:ANALYSED_SIZE], len(text))
 
 
 # Cached: `bench lint --diff` needs findings and edits, and a repeated plan lints the same scripts again.
 @lru_cache(maxsize=64)
-def _apply_rules(text: str, size: int, arguments: tuple[str, ...]) -> tuple[tuple[Finding, Edit | None], ...]:
+def _apply_rules(text: str, size: int) -> tuple[tuple[Finding, Edit | None], ...]:
     """Apply all rules to a script, keeping at most one finding per rule and line."""
-    script = read_script(without_marks(text), size=size, arguments=arguments)
+    script = read_script(without_marks(text), size=size)
     found: dict[tuple[int, str], tuple[Finding, Edit | None]] = {}
     for rule in all_rules():
         for remark in itertools.islice(rule.check(script), _MAX_REMARKS):

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from ..slurm.parsing import expand_hosts
-from .directives import Header, read_header, read_line, read_options
+from .directives import Header, read_header, read_line
 from .expansion import MARK, Assigned, Unknowns, Value
 from .geometry import Geometry, evaluate
 from .launch import CHORES, TRAINS, Launch, basename
-from .options import EXPANSION, Option, sbatch_options
+from .options import EXPANSION, Option
 from .parser import parse_source
 from .syntax import ShellError, Source, TooDeepError
 from .walk import Step, Walk, walk
@@ -230,12 +230,11 @@ def _reaches_nodes(launch: Launch) -> bool:
     return any(_REACHES_NODES.search(word[:500]) for word in words)
 
 
-def read_script(text: str, *, size: int, arguments: Sequence[str]) -> Script:
+def read_script(text: str, *, size: int) -> Script:
     """Parse a script and collect what its commands do.
 
     ``text`` contains at most the first :data:`ANALYSED_SIZE` characters of the script, and ``size`` is
-    the length of the whole script. ``arguments`` are options on sbatch's command line, which override
-    directives.
+    the length of the whole script.
     """
     lines = text.split("\n")
     dos_line = None
@@ -243,12 +242,11 @@ def read_script(text: str, *, size: int, arguments: Sequence[str]) -> Script:
         dos_line = next((number for number, line in enumerate(lines, start=1) if line.endswith("\r")), None)
         lines = [line.rstrip("\r") for line in lines]
     header = read_header(lines)
-    given = [item for item in read_options(arguments, sbatch_options()) if isinstance(item, Option)]
     script = Script(lines, header, Geometry({}), size, dos_line)
     if is_shell(lines):
         _follow(script)
     late = [option for _, options in ignored_directives(script) for option in options]
-    options = {option.name: option for option in (*header.options, *late, *given)}
+    options = {option.name: option for option in (*header.options, *late)}
     script.job = Geometry(options, header.heterogeneous)
     return script
 

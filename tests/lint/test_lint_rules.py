@@ -176,15 +176,6 @@ def test_a_file_that_sbatch_cannot_take_as_it_is_gets_hints_only(text: str) -> N
     assert {finding.severity for finding in lint_script(text, path="x")} <= {Severity.INFO}
 
 
-def test_options_given_to_sbatch_override_directives() -> None:
-    text = "#!/bin/bash\n#SBATCH --nodes=1\n#SBATCH --ntasks-per-node=4 --gpus-per-node=8\npython train.py\n"
-    assert lint_script(text, path="x") == []
-    (finding,) = lint_script(text, path="x", arguments=["--nodes=2"])
-    assert (finding.rule, finding.line) == ("missing-srun", 4)
-    assert "1 of 8 processes" in finding.message
-    assert lint_script(text, path="x", arguments=["-N", "1"]) == []
-
-
 def test_directives_with_contradicting_numbers_are_replaced() -> None:
     replaced = {
         "gpu-per-task-isolation--directive": "#SBATCH --gpus-per-node=4",
