@@ -27,14 +27,13 @@ import json
 import math
 import os
 import random
-import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -430,7 +429,7 @@ def main() -> int:
             print_draw(draw)
 
     print("| planted | share | named | verdict |\n|---|---|---|---|", flush=True)
-    run_wanted(wanted, found, keep=given.keep)
+    run_wanted(wanted, found)
     exceeded = summarize(draws, failures)
     for line in exceeded:
         print(f"WRONG: {line}")
@@ -447,12 +446,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="seed of the first draws (default 0)")
     parser.add_argument("--pairs", action="store_true", help="plant two causes at once")
     parser.add_argument("--local", action="store_true", help="leave out the kinds that need a test cluster")
-    parser.add_argument("--keep", type=Path, metavar="DIR", help="keep the studies in this folder")
     given = parser.parse_args()
     if unknown := sorted(set(given.kinds) - {*KINDS, *PAIRS}):
         parser.error(f"unknown kinds: {', '.join(unknown)}; known are {', '.join((*KINDS, *PAIRS))}")
-    if given.keep and given.keep.exists():
-        parser.error(f"{given.keep} exists; name a new folder")
     kinds = given.kinds or list(PAIRS if given.pairs else KINDS)
     given.kinds = [kind for kind in kinds if not (given.local and kind in ON_CLUSTER)]
     if set(given.kinds) & set(ON_CLUSTER):
@@ -463,23 +459,16 @@ def arguments() -> argparse.Namespace:
     return given
 
 
-def run_wanted(
-    wanted: Sequence[tuple[str, int]], found: Callable[[Draw | str], None], *, keep: Path | None
-) -> None:
-    """Run the draws on this machine, then those on the test cluster; ``keep`` is a folder for the studies."""
-    with ExitStack() as stack:
-        folder = keep or Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        folder.mkdir(parents=True, exist_ok=True)
-        if local := [one for one in wanted if one[0] not in ON_CLUSTER]:
-            with warm_server(folder) as server:
-                run_all(Place(folder, server=server), local, found)
-        if others := [one for one in wanted if one[0] in ON_CLUSTER]:
-            from clusters import own_cluster
+def run_wanted(wanted: Sequence[tuple[str, int]], found: Callable[[Draw | str], None]) -> None:
+    """Run the draws on this machine, then those on the test cluster."""
+    if local := [one for one in wanted if one[0] not in ON_CLUSTER]:
+        with tempfile.TemporaryDirectory() as folder, warm_server(Path(folder)) as server:
+            run_all(Place(Path(folder), server=server), local, found)
+    if others := [one for one in wanted if one[0] in ON_CLUSTER]:
+        from clusters import own_cluster
 
-            cluster, shared = stack.enter_context(own_cluster())
+        with own_cluster() as (cluster, shared):
             run_all(Place(shared, cluster), others, found)
-            if keep:
-                shutil.copytree(shared, folder, dirs_exist_ok=True)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Measure links of a known rate with the default settings, and compare the bus bandwidth with the rate.
 
-    python benchmarks/campaign_links.py [--draws N] [--seed N] [--lowest MBIT] [--highest MBIT]
+    python benchmarks/campaign_links.py [--draws N] [--seed N]
 
 The script needs root to start a test cluster. Each draw (random trial) limits the links of all nodes to one
 random rate, and runs a matrix of 1, 2 and 4 nodes with 1 and 2 ranks each, without any setting that protects
@@ -36,6 +36,8 @@ workload: {device: cpu, model: mlp, parameters: 100k, steps_per_epoch: 5, epochs
 repeats: 1
 """
 LOWEST, HIGHEST = 0.88, 1.0
+#: The range of the random rates.
+RATES_MBIT_S = (100, 600)
 
 
 def run_draw(cluster: Cluster, folder: Path, rate_mbit: int) -> list[str]:
@@ -84,8 +86,6 @@ def main() -> int:
     )
     parser.add_argument("--draws", type=int, default=5)
     parser.add_argument("--seed", type=int, help="seed of the random rates (default: a new one in each call)")
-    parser.add_argument("--lowest", type=int, default=100, help="lowest rate in Mbit/s (default 100)")
-    parser.add_argument("--highest", type=int, default=600, help="highest rate in Mbit/s (default 600)")
     given = parser.parse_args()
     if lacking := missing():
         print(f"not run: {lacking}")
@@ -96,7 +96,7 @@ def main() -> int:
     wrong = []
     with own_cluster() as (cluster, folder):
         for draw in range(given.draws):
-            wrong += run_draw(cluster, folder / str(draw), dice.randint(given.lowest, given.highest))
+            wrong += run_draw(cluster, folder / str(draw), dice.randint(*RATES_MBIT_S))
     for line in wrong:
         print(f"WRONG: {line}")
     return 1 if wrong else 0

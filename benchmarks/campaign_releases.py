@@ -1,6 +1,6 @@
 """Run the tests of the cluster and the fault campaign on several Slurm releases, and write docs/clusters.md.
 
-    python benchmarks/campaign_releases.py [--slurm SUITE ...] [--no-faults] [TEST ...]
+    python benchmarks/campaign_releases.py [--slurm SUITE ...] [TEST ...]
 
 Without TEST, all tests that are marked ``cluster`` run. Each release replaces its row of the table in
 docs/clusters.md as soon as it is done. A suite that the Debian mirror does not have keeps its row. The script
@@ -54,14 +54,17 @@ class Row:
         return f"| {' | '.join(map(str, cells))} |"
 
 
-def run_release(suite: str, release: Release, tests: Sequence[str], *, processes: int, faults: bool) -> Row:
+def run_release(
+    suite: str,
+    release: Release,
+    tests: Sequence[str],
+) -> Row:
     """Run the tests and the fault campaign on one release."""
     with tempfile.TemporaryDirectory() as folder:
         results = Path(folder) / "results.xml"
         command = [sys.executable, "-m", "pytest", "-q", "-m", "cluster", f"--deselect={SHORT_TESTS}"]
         command += [f"--slurm={release.name}", f"--junitxml={results}", *(tests or ["tests"])]
-        if processes > 1:
-            command += [f"-n{processes}", "--dist=loadscope"]
+        command += ["-n3", "--dist=loadscope"]
         subprocess.run(command, cwd=ROOT, check=False)
         suites = ElementTree.parse(results).getroot().iter("testsuite")  # noqa: S314 (written by pytest)
         counts = dict.fromkeys(("tests", "failures", "errors", "skipped"), 0)
@@ -71,8 +74,7 @@ def run_release(suite: str, release: Release, tests: Sequence[str], *, processes
     failed = counts["failures"] + counts["errors"]
     passed = counts["tests"] - failed - counts["skipped"]
     name = ", ".join(Path(test).stem.removeprefix("test_") for test in tests) or "all of the cluster"
-    caused = _run_faults(release) if faults else "not run"
-    return Row(suite, release.version, name, passed, failed, counts["skipped"], caused)
+    return Row(suite, release.version, name, passed, failed, counts["skipped"], _run_faults(release))
 
 
 def _run_faults(release: Release) -> str:
@@ -106,8 +108,6 @@ def main() -> int:
     )
     parser.add_argument("tests", nargs="*", metavar="TEST", help="test files (default: all cluster tests)")
     parser.add_argument("--slurm", action="append", metavar="SUITE", help=f"default: {', '.join(SUITES)}")
-    parser.add_argument("--processes", type=int, default=3, help="processes of pytest (default 3)")
-    parser.add_argument("--no-faults", action="store_true", help="do not run the fault campaign")
     given = parser.parse_args()
     failed = False
     for suite in given.slurm or SUITES:
@@ -117,11 +117,10 @@ def main() -> int:
             print(f"{suite}: not run: {error}")
             continue
         print(f"== {suite}: Slurm {release.version}", flush=True)
-        faults = not given.no_faults
-        row = run_release(suite, release, given.tests, processes=given.processes, faults=faults)
+        row = run_release(suite, release, given.tests)
         PAGE.write_text(write_row(PAGE.read_text(), row))
         print(row)
-        failed = failed or row.failed > 0 or (faults and len(set(row.faults.split(" of "))) > 1)
+        failed = failed or row.failed > 0 or len(set(row.faults.split(" of "))) > 1
     return failed
 
 

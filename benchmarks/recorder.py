@@ -42,6 +42,8 @@ from bench.record.attribution import Attribution
 
 MOST_ADDED = 0.01
 FEATURES, CLASSES = 784, 10
+#: Samples per rank.
+BATCH = 32
 #: The blocks of a round. The difference between its two bare blocks shows the noise of the comparison.
 WAYS = ("bare", "recorded", "attributed", "bare")
 
@@ -54,7 +56,6 @@ class Loop:
         layers = [nn.Linear(FEATURES, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU()]
         self._model = DistributedDataParallel(nn.Sequential(*layers, nn.Linear(width, CLASSES)))
         self._optimizer = torch.optim.SGD(self._model.parameters(), lr=0.01, momentum=0.9)
-        self._batch = given.batch
         # One endless window: its start and end are outside of all blocks.
         self._recorder = Recorder(
             self._model, run_dir=folder, warmup_steps=10, steps_per_epoch=10**7, attribution_steps=0
@@ -63,7 +64,7 @@ class Loop:
 
     def _batches(self, steps: int) -> Iterator[tuple[Tensor, Tensor]]:
         for _ in range(steps):
-            yield torch.randn(self._batch, FEATURES), torch.randint(CLASSES, (self._batch,))
+            yield torch.randn(BATCH, FEATURES), torch.randint(CLASSES, (BATCH,))
 
     def _train(self, points: Tensor, labels: Tensor) -> None:
         loss = cross_entropy(self._model(points), labels)
@@ -165,7 +166,6 @@ def main() -> int:
     parser.add_argument(
         "--width", type=int, default=1024, help="width of the layers; with 256, steps are short"
     )
-    parser.add_argument("--batch", type=int, default=32, help="samples per rank")
     parser.add_argument("--rounds", type=int, default=200, help="number of rounds")
     parser.add_argument("--steps", type=int, default=5, help="steps per block")
     given = parser.parse_args()

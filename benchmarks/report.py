@@ -1,6 +1,6 @@
 """Measure the times to load and to report a large study; compare loading with reading by pandas.
 
-    python benchmarks/report.py [--cells 2000] [--repeats 5] [--epochs 10]
+    python benchmarks/report.py
 
 The script writes a finished study into a temporary folder. One process loads the study, another one writes
 its report, so that the peak memory of each is known. For comparison, `pandas.read_csv` reads some of the
@@ -9,7 +9,6 @@ files one by one. Only the ratio of the times is comparable between machines.
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
@@ -21,6 +20,9 @@ ROOT = Path(__file__).resolve().parent.parent
 # The tests define the builder of finished studies.
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "analysis")]
 
+CELLS, REPEATS, EPOCHS = 2000, 5, 10
+#: Number of files to read with read_csv for comparison.
+SAMPLE = 300
 _MEASURE = """
 import json, resource, sys, time
 from pathlib import Path
@@ -35,19 +37,19 @@ print(json.dumps({"seconds": seconds, "peak_bytes": peak, "size": size}))
 """
 
 
-def build(path: Path, *, cells: int, repeats: int, epochs: int) -> None:
-    """Write the folder of an invented finished study of ``cells`` cells in series of eight sizes."""
+def build(path: Path) -> None:
+    """Write the folder of an invented finished study in series of eight sizes."""
     import studies
 
     planned = []
-    while len(planned) < cells:
+    while len(planned) < CELLS:
         place = len(planned) // 8
         mode = "strong" if place % 2 else "weak"
         make = studies.strong if mode == "strong" else studies.weak
         sizes = (1, 2, 4, 8, 16, 32, 64, 128)
         planned += make(128 * (1 + place), sizes, per_node=4, swept={"bucket_cap_mb": place})
-    options = {"repeats": repeats, "epochs": epochs, "ranks_files": False}
-    studies.finished(path, studies.merged(planned[:cells]), **options)
+    options = {"repeats": REPEATS, "epochs": EPOCHS, "ranks_files": False}
+    studies.finished(path, studies.merged(planned[:CELLS]), **options)
 
 
 def measure(path: Path, what: str) -> dict[str, float]:
@@ -60,12 +62,12 @@ def measure(path: Path, what: str) -> dict[str, float]:
     return dict(json.loads(done.stdout))
 
 
-def one_by_one(path: Path, *, sample: int) -> tuple[float, int]:
-    """Read ``sample`` files metrics.csv with pandas; return the seconds and the number of files read."""
+def one_by_one(path: Path) -> tuple[float, int]:
+    """Read :data:`SAMPLE` files metrics.csv with pandas; return the seconds and the number of files read."""
     import pandas as pd
 
     files = sorted(path.glob("runs/*/attempt-1/metrics.csv"))
-    chosen = files[:: max(1, len(files) // sample)][:sample]
+    chosen = files[:: len(files) // SAMPLE][:SAMPLE]
     pd.read_csv(chosen[0])
     start = time.perf_counter()
     pd.concat([pd.read_csv(file) for file in chosen])
@@ -74,23 +76,15 @@ def one_by_one(path: Path, *, sample: int) -> tuple[float, int]:
 
 def main() -> None:
     """Write a study, then print the times and peak memory of loading and reporting it."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--cells", type=int, default=2000)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument(
-        "--sample", type=int, default=300, help="number of files to read with read_csv for comparison"
-    )
-    options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="bench-report-") as folder:
         path = Path(folder) / "large"
         start = time.perf_counter()
-        build(path, cells=options.cells, repeats=options.repeats, epochs=options.epochs)
-        runs = options.cells * options.repeats
-        print(f"built {runs} runs x {options.epochs} rows in {time.perf_counter() - start:.1f} s")
+        build(path)
+        runs = CELLS * REPEATS
+        print(f"built {runs} runs x {EPOCHS} rows in {time.perf_counter() - start:.1f} s")
         measure(path, "load")  # the first reader fills the page cache
         load, report = measure(path, "load"), measure(path, "report")
-        seconds, files = one_by_one(path, sample=options.sample)
+        seconds, files = one_by_one(path)
     each = seconds / files * runs
     for what, result, size in (
         ("load", load, f"{load['size']:.0f} rows"),

@@ -316,13 +316,12 @@ def main() -> int:
     """Measure the combinations and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("releases", nargs="*", metavar="RELEASE", help="releases of torch (default: all)")
-    parser.add_argument("--python", help="only this minor version, such as 3.12")
     parser.add_argument("--write", action="store_true", help=f"update {PAGE.relative_to(ROOT)}")
     options = parser.parse_args()
     wanted = [
         (python, release)
         for python, release in COMBINATIONS
-        if (not options.releases or release in options.releases) and options.python in (None, python)
+        if not options.releases or release in options.releases
     ]
     if not wanted:
         parser.error("no such combination; see COMBINATIONS")
