@@ -32,11 +32,10 @@ from bench.study.run_json import read_run
 #: are the nodes as Slurm lists them (``n[1-4]``); empty if unknown.
 RUNS_COLUMNS = (
     *("run_id", "cell_id", "repeat", "order", "attempt", "state", "reason", "failure_class", "exit_code"),
-    *("job_id", "allocation", "submitted_at", "started_at", "ended_at", "disturbed", "hosts"),
-    "evidence",
+    *("job_id", "allocation", "started_at", "ended_at", "disturbed", "hosts", "evidence"),
 )
 _TEXTS = ("failure_class", "job_id", "allocation")
-_TIMES = ("submitted_at", "started_at", "ended_at")
+_TIMES = ("started_at", "ended_at")
 _STATES = frozenset(str(state) for state in RunState)
 _ATTEMPT = re.compile(r"attempt-([0-9]{1,9})", re.ASCII).fullmatch
 

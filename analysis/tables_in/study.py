@@ -283,7 +283,7 @@ def _runs(rows: pd.DataFrame) -> pd.DataFrame:
     runs["outlier"] = outliers(runs["throughput_samples_per_sec"], by=runs["cell_id"])
     for name in ("run_id", "cell_id", "state"):
         runs[name] = runs[name].astype("str")
-    for name in ("submitted_at", "started_at", "ended_at"):
+    for name in ("started_at", "ended_at"):
         runs[name] = pd.to_datetime(runs[name], utc=True)
     for name in (
         "epochs",

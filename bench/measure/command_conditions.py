@@ -161,7 +161,6 @@ def _environment(
     warning = script_warning(run, sha256)
     return {
         "schema": 1,
-        "written_by": "harness",
         "bench_version": __version__,
         "torch": versions.get("torch"),
         "python": versions.get("python"),

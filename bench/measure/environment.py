@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from .. import __version__
 from .nvml import pci_address
-from .ranks import RankFacts, cores_of_nodes, hosts_of, kept_variables, ranks_outnumber_cores
+from .ranks import RankFacts, cores_of_nodes, hosts_of, kept_variables
 from .torch_internals import ddp_texts, unused_parameter_bytes
 
 
@@ -91,7 +91,6 @@ def shared_environment(
             "seconds": None if join_s is None else round(join_s, 6),
         },
         "hosts": [host.as_json() for host in hosts_of(facts)],
-        "ranks_outnumber_cores": ranks_outnumber_cores(facts),
         "cores": cores_of_nodes(facts),
         "transport": dict(transport),
         "threads_per_rank": threads,

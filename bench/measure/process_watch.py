@@ -136,10 +136,6 @@ class ProcessWatch:
                 ranks.discard(key)
         return [key for key in known if key in ranks]
 
-    def _inherits(self, process: _TorchProcess) -> bool:
-        above = self._torch.get(process.above) if process.above is not None else None
-        return above is not None and above.launch == process.launch
-
     def _above(self, key: _Key) -> Iterator[_Key]:
         """Yield the torch processes above a process, nearest first."""
         while (process := self._torch.get(key)) is not None and process.above is not None:

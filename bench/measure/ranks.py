@@ -125,26 +125,17 @@ def threads_per_rank(me: RankFacts, facts: Sequence[RankFacts]) -> int:
     return max(1, len(_core_ids(here)) // len(here))
 
 
-def ranks_outnumber_cores(facts: Sequence[RankFacts]) -> bool:
-    """Return whether a machine has fewer cores than ranks."""
-    return any(len(group) > len(_core_ids(group)) for group in _grouped(facts, lambda one: one.machine))
-
-
 def cores_of_nodes(facts: Sequence[RankFacts]) -> list[dict[str, Any]]:
     """Return the value of ``cores`` in env.json, with one entry per node.
 
-    ``cores`` is the number of cores of the node, ``mask`` contains the cores that its ranks may use together,
-    and ``quota`` is the smallest quota (in cores) of its ranks. ``threads_per_rank`` is in the order of
-    ``ranks``.
+    ``cores`` is the number of cores of the node, and ``quota`` the smallest quota (in cores) of its ranks.
     """
     return [
         {
             "node": group[0].host,
             "cores": group[0].node_cores,
-            "mask": number_ranges(_core_ids(group)),
             "quota": _quota(group),
             "threads_per_rank": [threads_per_rank(one, facts) for one in group],
-            "ranks": [one.rank for one in group],
         }
         for group in _grouped(facts, lambda one: one.host)
     ]

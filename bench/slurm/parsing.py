@@ -14,8 +14,8 @@ from functools import lru_cache
 
 from .messages import EXPECTED_START, search
 
-#: Format of ``squeue -o``: id, state, reason, submission, start, limit, nodes, hosts, user, partition, name.
-QUEUE_FORMAT = "%i|%T|%r|%V|%S|%l|%D|%N|%u|%P|%j"
+#: Format of ``squeue -o``: id, state, reason, submission, start, limit, nodes, hosts, partition, name.
+QUEUE_FORMAT = "%i|%T|%r|%V|%S|%l|%D|%N|%P|%j"
 
 #: Columns of ``sacct -P -o``.
 ACCOUNTING_FIELDS = (
@@ -80,7 +80,6 @@ class QueueRow:
     time_limit_s: int | None
     nodes: int | None
     hosts: str
-    user: str
     partition: str
     name: str
 
@@ -97,12 +96,11 @@ def parse_queue(text: str) -> list[QueueRow]:
             parse_limit_s(limit),
             int(nodes) if nodes.isdigit() else None,
             _value(hosts),
-            user,
             partition,
             name,
         )
-        for shown, state, reason, submitted, starts, limit, nodes, hosts, user, partition, name in _rows(
-            text, columns=11
+        for shown, state, reason, submitted, starts, limit, nodes, hosts, partition, name in _rows(
+            text, columns=10
         )
     ]
 

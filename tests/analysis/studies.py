@@ -262,7 +262,6 @@ def environment(cell: Cell, *, cores: int = 8) -> dict[str, Any]:
         "launcher": cell.launcher,
         "joined": {"ranks": cell.world_size, "expected": cell.world_size, "seconds": 0.4},
         "hosts": hosts,
-        "ranks_outnumber_cores": any(ranks > cores for ranks in cell.ranks_per_node),
         "transport": {
             "backend": cell.backend,
             "interface": "eth0",

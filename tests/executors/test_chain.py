@@ -14,7 +14,7 @@ from tests.executors.slurm_studies import MEASURE, Study, lines
 
 
 def row(job: int, state: str = "PENDING") -> QueueRow:
-    return QueueRow(JobKey(str(job)), state, "", None, None, None, 1, "", "me", "gpu", f"job{job}")
+    return QueueRow(JobKey(str(job)), state, "", None, None, None, 1, "", "gpu", f"job{job}")
 
 
 def intents(**chains: int | None) -> list[dict]:

@@ -181,7 +181,7 @@ def test_a_command_that_fails_before_it_calls_the_recorder_has_an_environment(st
     done = study("command: [bash, -c, 'exit 3']\nmetrics: recorder")
     env = json.loads(left(done).env.read_text())
     assert env["hosts"] == [{"host": socket.gethostname()}]
-    assert (env["written_by"], env["launcher"], env["torch"]) == ("harness", "torchrun", None)
+    assert (env["launcher"], env["torch"]) == ("torchrun", None)
 
 
 def test_a_failed_command_is_reported_with_its_error(study):

@@ -271,7 +271,7 @@ def test_unreadable_output_is_reported_as_unavailable(commands):
     with pytest.raises(SlurmUnavailableError) as caught:
         commands.slurm().queue()
     assert str(caught.value) == (
-        "squeue: cannot read its output: expected 11 columns, got '<html>maintenance</html>'"
+        "squeue: cannot read its output: expected 10 columns, got '<html>maintenance</html>'"
     )
 
 

@@ -115,13 +115,13 @@ def test_the_exit_code_of_a_job_at_its_time_limit_is_not_one_of_its_program():
 
 
 QUEUE = """\
-13|CANCELLED|PartitionNodeLimit|2026-11-20T19:51:36|2026-11-20T19:51:42|UNLIMITED|9||root|l40s|a
-14|PENDING|JobHeldUser|2026-11-20T19:51:36|N/A|UNLIMITED|1||root|l40s|b
-15|PENDING|BeginTime|2026-11-20T19:51:42|2026-11-20T19:53:43|UNLIMITED|1||root|l40s|c
-16|NODE_FAIL|NodeDown|2026-11-20T19:51:36|2026-11-20T19:51:37|UNLIMITED|2|n[3-4]|root|l40s|d
-17|RUNNING|None|2026-11-20T19:51:36|2026-11-20T19:51:37|1:00|1|n2|root|l40s|e
-18+0|COMPLETED|None|2026-11-20T19:51:36|2026-11-20T19:51:37|UNLIMITED|1|n2|root|l40s|f
-18+1|COMPLETING|None|2026-11-20T19:51:36|2026-11-20T19:51:37|UNLIMITED|1|n3|root|l40s|f
+13|CANCELLED|PartitionNodeLimit|2026-11-20T19:51:36|2026-11-20T19:51:42|UNLIMITED|9||l40s|a
+14|PENDING|JobHeldUser|2026-11-20T19:51:36|N/A|UNLIMITED|1||l40s|b
+15|PENDING|BeginTime|2026-11-20T19:51:42|2026-11-20T19:53:43|UNLIMITED|1||l40s|c
+16|NODE_FAIL|NodeDown|2026-11-20T19:51:36|2026-11-20T19:51:37|UNLIMITED|2|n[3-4]|l40s|d
+17|RUNNING|None|2026-11-20T19:51:36|2026-11-20T19:51:37|1:00|1|n2|l40s|e
+18+0|COMPLETED|None|2026-11-20T19:51:36|2026-11-20T19:51:37|UNLIMITED|1|n2|l40s|f
+18+1|COMPLETING|None|2026-11-20T19:51:36|2026-11-20T19:51:37|UNLIMITED|1|n3|l40s|f
 """
 
 
@@ -147,7 +147,7 @@ def test_squeue_alone_tells_states_and_reasons():
 
 def test_squeue_tells_of_an_output_that_could_not_be_opened():
     # 24.11.5 and 26.05.5; squeue of 20.11 and 22.05 shows NonZeroExitCode.
-    row = "1|FAILED|RaisedSignal:53(Real-time signal 19)|2026-11-22T13:32:45|2026-11-22T13:32:46|1:00|1|n1|root|l40s|a"
+    row = "1|FAILED|RaisedSignal:53(Real-time signal 19)|2026-11-22T13:32:45|2026-11-22T13:32:46|1:00|1|n1|l40s|a"
     outcome = queue_statuses(parse_queue(row))["1"]
     assert outcome.failure_class is FailureClass.NEVER_STARTED
     assert outcome.reason == (

@@ -60,9 +60,9 @@ def test_a_text_that_is_not_a_job_id_is_an_error(text):
 def test_squeue_rows_of_waiting_running_and_component_jobs_are_read():
     # Recorded from Slurm 22.05.8.
     rows = parse_queue(
-        "13|PENDING|PartitionNodeLimit|2026-11-20T19:51:36|N/A|UNLIMITED|9||root|l40s|too-large\n"
-        "17|RUNNING|None|2026-11-20T19:51:36|2026-11-20T19:51:37|1:00|1|n2|root|l40s|time-limit\n"
-        "18+1|COMPLETED|None|2026-11-20T19:51:36|2026-11-20T19:51:37|UNLIMITED|1|n3|root|l40s|a|b\n"
+        "13|PENDING|PartitionNodeLimit|2026-11-20T19:51:36|N/A|UNLIMITED|9||l40s|too-large\n"
+        "17|RUNNING|None|2026-11-20T19:51:36|2026-11-20T19:51:37|1:00|1|n2|l40s|time-limit\n"
+        "18+1|COMPLETED|None|2026-11-20T19:51:36|2026-11-20T19:51:37|UNLIMITED|1|n3|l40s|a|b\n"
     )
     waiting, running, component = rows
     assert (waiting.key.job, waiting.state, waiting.reason) == ("13", "PENDING", "PartitionNodeLimit")
@@ -73,14 +73,14 @@ def test_squeue_rows_of_waiting_running_and_component_jobs_are_read():
 
 
 def test_the_cluster_line_of_option_m_is_skipped():
-    text = "CLUSTER: bench\n1|RUNNING|None|2026-11-20T19:51:36|Unknown|1:00|1|n2|root|l40s|x\n"
+    text = "CLUSTER: bench\n1|RUNNING|None|2026-11-20T19:51:36|Unknown|1:00|1|n2|l40s|x\n"
     assert [row.name for row in parse_queue(text)] == ["x"]
 
 
 def test_a_line_with_too_few_columns_is_an_error():
     with pytest.raises(UnreadableOutputError) as caught:
         parse_queue("1|RUNNING\n")
-    assert str(caught.value) == "expected 11 columns, got '1|RUNNING'"
+    assert str(caught.value) == "expected 10 columns, got '1|RUNNING'"
 
 
 def test_empty_output_has_no_rows():
@@ -181,30 +181,30 @@ def test_the_expected_start_is_found_among_other_messages(text):
     [
         # squeue(1): one row per array task (--array), and one row for all tasks that still wait.
         (
-            "25_[3-9%2]|PENDING|JobArrayTaskLimit|2026-11-20T19:51:36|N/A|1:00|1||root|l40s|x",
+            "25_[3-9%2]|PENDING|JobArrayTaskLimit|2026-11-20T19:51:36|N/A|1:00|1||l40s|x",
             JobKey("25", task="[3-9%2]"),
             *("PENDING", "JobArrayTaskLimit"),
         ),
         # Flags instead of the base state: nodes boot (21.08 and later), the job is requeued and held,
         # or a sibling cluster revoked it.
         (
-            "9|CONFIGURING|None|2026-11-20T19:51:36|2026-11-20T19:51:37|1:00|2|n[1-2]|root|l40s|x",
+            "9|CONFIGURING|None|2026-11-20T19:51:36|2026-11-20T19:51:37|1:00|2|n[1-2]|l40s|x",
             JobKey("9"),
             *("CONFIGURING", ""),
         ),
         (
-            "9|REQUEUE_HOLD|job_requeued_in_held_state|2026-11-20T19:51:36|N/A|1:00|1||root|l40s|x",
+            "9|REQUEUE_HOLD|job_requeued_in_held_state|2026-11-20T19:51:36|N/A|1:00|1||l40s|x",
             JobKey("9"),
             *("REQUEUE_HOLD", "job_requeued_in_held_state"),
         ),
         (
-            "67108873|REVOKED|None|2026-11-20T19:51:36|N/A|1:00|1||root|l40s|x",
+            "67108873|REVOKED|None|2026-11-20T19:51:36|N/A|1:00|1||l40s|x",
             JobKey("67108873"),
             *("REVOKED", ""),
         ),
         # A reason of several words (20.11 to 25.05).
         (
-            "9|PENDING|ReqNodeNotAvail, UnavailableNodes:n[3-4]|2026-11-20T19:51:36|N/A|1:00|1||root|l40s|x",
+            "9|PENDING|ReqNodeNotAvail, UnavailableNodes:n[3-4]|2026-11-20T19:51:36|N/A|1:00|1||l40s|x",
             JobKey("9"),
             *("PENDING", "ReqNodeNotAvail, UnavailableNodes:n[3-4]"),
         ),

@@ -20,7 +20,6 @@ from bench.measure.ranks import (
     cores_of_nodes,
     hosts_of,
     own_facts,
-    ranks_outnumber_cores,
     threads_per_rank,
 )
 from bench.workload.rendezvous import Joined, joined_message, launch_from, missing_ranks_message
@@ -186,13 +185,11 @@ def test_cores_of_a_host_are_what_its_ranks_may_use_together():
 
 def test_hosts_of_one_machine_share_its_cores():
     four = [facts(rank, f"n{rank}", machine="the same") for rank in range(4)]
-    assert ranks_outnumber_cores(four)
     assert core_warnings(four) == [
         "shared-cores: 4 ranks share 2 cores (0-1) on n0, n1, n2, n3: adding ranks measures how cores are"
         " shared, not the network"
     ]
     apart = [facts(rank, f"n{rank}") for rank in range(4)]
-    assert not ranks_outnumber_cores(apart)
     assert core_warnings(apart) == []
 
 
@@ -225,11 +222,11 @@ def test_threads_that_differ_between_ranks_are_named():
     assert core_warnings(ranks) == ["threads-differ: n1: 1 or 2 threads per rank"]
 
 
-def test_env_json_lists_cores_mask_quota_and_threads_of_every_node():
+def test_env_json_lists_cores_quota_and_threads_of_every_node():
     ranks = [facts(0, "n1", quota=2.0), facts(2, "n2", threads=3), facts(1, "n1", cores=[1, 2], quota=1.5)]
     assert cores_of_nodes(ranks) == [
-        {"node": "n1", "cores": 64, "mask": "0-2", "quota": 1.5, "threads_per_rank": [1, 1], "ranks": [0, 1]},
-        {"node": "n2", "cores": 64, "mask": "0-1", "quota": None, "threads_per_rank": [3], "ranks": [2]},
+        {"node": "n1", "cores": 64, "quota": 1.5, "threads_per_rank": [1, 1]},
+        {"node": "n2", "cores": 64, "quota": None, "threads_per_rank": [3]},
     ]
 
 
@@ -275,7 +272,6 @@ def test_env_json_says_what_ran(run_ranks):
         "launcher",
         "joined",
         "hosts",
-        "ranks_outnumber_cores",
         "cores",
         "transport",
         "threads_per_rank",
@@ -296,7 +292,7 @@ def test_env_json_says_what_ran(run_ranks):
     assert env["threads_per_rank"] == 1
     (node,) = env["cores"]
     assert (node["node"], node["cores"]) == (socket.gethostname(), os.cpu_count())
-    assert (node["ranks"], node["threads_per_rank"]) == ([0, 1], [1, 1])
+    assert node["threads_per_rank"] == [1, 1]
     assert env["transport"]["interface"] == "lo"
     assert env["workload"]["steps_per_epoch"] == 5
     assert "the plan says launcher srun, but torchrun started the ranks" in env["warnings"]
