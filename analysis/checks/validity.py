@@ -31,8 +31,6 @@ from analysis.data.environment import (
     Crowd,
     Environment,
     crowds,
-    facts_of,
-    hosts_of,
     positive,
 )
 from analysis.data.load import Study, is_average, metrics_of_cells, reads_values
@@ -41,7 +39,7 @@ from analysis.stats.estimate import LEVEL, MIN_RUNS
 from analysis.stats.measured import Frames, common_reasons, ranks_sample
 from analysis.stats.scaling import SAME_UNIT
 from analysis.text import capital, clean, count, fraction, known, listed, number, one_line, percent, seconds
-from bench.study.conditions import Disturbance, Reason, summary
+from bench.study.conditions import Disturbance, Reason, objects, summary
 from bench.study.processes import started_ranks
 from bench.study.run_json import AVERAGE_OF_RUN
 
@@ -299,12 +297,6 @@ def _texts(env: dict[str, Any]) -> list[str]:
     return [one_line(text) for text in warnings] if isinstance(warnings, list) else []
 
 
-def _entries(env: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the entries of ``cores`` in env.json, one per node; empty for older runs."""
-    cores = env.get("cores")
-    return [entry for entry in cores if isinstance(entry, dict)] if isinstance(cores, list) else []
-
-
 def _shared_cores(envs: _Environments) -> Iterator[ValidityFinding]:
     worst: dict[str, Crowd] = {}
     for cell, env in envs:
@@ -325,7 +317,7 @@ def _shared_cores(envs: _Environments) -> Iterator[ValidityFinding]:
 
 def _threads_of(env: dict[str, Any]) -> set[int]:
     """Return the numbers of threads that the ranks of a run have."""
-    lists = [entry.get("threads_per_rank") for entry in _entries(env)]
+    lists = [entry.get("threads_per_rank") for entry in objects(env.get("cores"))]
     own = [value for values in lists if isinstance(values, list) for value in values]
     return set(filter(None, map(positive, own or [env.get("threads_per_rank")])))
 
@@ -365,14 +357,14 @@ def _and_more(cells: int) -> str:
 
 def _facts_of_nodes(env: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
     """Yield node, fact and value for the facts in which all nodes of a study should agree."""
-    for host in hosts_of(env):
+    for host in objects(env.get("hosts")):
         node = one_line(host.get("host"), limit=60)
         if isinstance(cpu := host.get("cpu_model"), str) and cpu:
             yield node, "processor", one_line(cpu, limit=60)
         ranks, cores = positive(host.get("ranks_here")), positive(host.get("cores"))
         if ranks and cores:
             yield node, f"cores that {count(ranks, 'rank')} may use", str(cores)
-    for entry in _entries(env):
+    for entry in objects(env.get("cores")):
         node, quota = one_line(entry.get("node"), limit=60), entry.get("quota")
         if node_cores := positive(entry.get("cores")):
             yield node, "cores of the node", str(node_cores)
@@ -457,7 +449,7 @@ def _averages(study: Study, frames: Frames, envs: _Environments) -> Iterator[Val
         return
     reported: dict[str, list[dict[str, Any]]] = {}
     for cell, env in envs:
-        for fact in facts_of(env):
+        for fact in objects(env.get("facts")):
             if fact.get("kind") == AVERAGE_OF_RUN and isinstance(fact.get("values"), dict):
                 reported.setdefault(cell, []).append(fact["values"])
     numbers = [positive(values.get("reported")) or 1 for own in reported.values() for values in own]

@@ -11,11 +11,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from analysis.data.environment import FACTS, TRANSPORT, hosts_of, sampled, value_of
+from analysis.data.environment import FACTS, TRANSPORT, sampled, value_of
 from analysis.data.load import Study
 from analysis.text import clean, listed, one_line
 from bench.errors import BenchError
 from bench.matrix.cell import value_text
+from bench.study.conditions import objects
 
 #: Size and batch of a cell.
 SIZES = ("nodes", "tasks_per_node", "world_size", "global_batch", "per_gpu_batch")
@@ -288,7 +289,7 @@ def _facts_of_run(env: dict[str, Any]) -> Iterable[tuple[str, str]]:
     for label, key in TRANSPORT:
         if isinstance(transport, dict) and (value := value_of(transport, key)):
             yield label, value
-    for host in hosts_of(env):
+    for host in objects(env.get("hosts")):
         yield "Hosts", one_line(host.get("host"), limit=80)
         yield "CPU", one_line(host.get("cpu_model"), limit=80) or _NOT_KNOWN
         yield "Cores per host", one_line(host.get("cores"), limit=10) or _NOT_KNOWN

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -12,6 +11,7 @@ import numpy as np
 
 from analysis.data.load import Study
 from analysis.text import count, listed, one_line, whole
+from bench.study.conditions import objects
 from bench.units import human_bytes
 
 #: Maximum number of env.json files that are read. If more runs have started, those of a sample are read.
@@ -185,16 +185,6 @@ def _add_variables(found: Environment, envs: list[dict[str, Any]]) -> None:
             found.variables.append((name, _with_counts(counts)))
 
 
-def hosts_of(env: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the entry of each host in the env.json of a run."""
-    return (host for host in _items(env.get("hosts")) if isinstance(host, dict))
-
-
-def facts_of(env: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the facts in the env.json of a run: kind, subject, values and severity."""
-    return (fact for fact in _items(env.get("facts")) if isinstance(fact, dict))
-
-
 class Crowd(NamedTuple):
     """A machine (possibly split into several nodes) whose ranks have more threads than it has cores."""
 
@@ -214,8 +204,8 @@ class Crowd(NamedTuple):
 
 def crowds(env: dict[str, Any]) -> list[Crowd]:
     """Return the machines whose cores are shared by threads of ranks, from the env.json of a run."""
-    entries = {str(one.get("node")): one for one in _items(env.get("cores")) if isinstance(one, dict)}
-    hosts = {str(host.get("host")): host for host in hosts_of(env)}
+    entries = {str(one.get("node")): one for one in objects(env.get("cores"))}
+    hosts = {str(host.get("host")): host for host in objects(env.get("hosts"))}
     found = []
     for name in dict.fromkeys([*hosts, *entries]):
         host, entry = hosts.get(name, {}), entries.get(name, {})
@@ -242,7 +232,7 @@ def positive(value: Any) -> int | None:
 def _add_hosts(found: Environment, envs: list[dict[str, Any]]) -> None:
     hosts: Counter[tuple[str, str, str, str]] = Counter()
     for env in envs:
-        for host in hosts_of(env):
+        for host in objects(env.get("hosts")):
             memory = host.get("memory_bytes")
             key = (
                 one_line(host.get("host"), limit=80),

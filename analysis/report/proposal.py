@@ -26,7 +26,7 @@ from analysis.checks.scaling_table import (
     without_result,
 )
 from analysis.checks.validity import ValidityFinding, invalid_cells, unstable_cells
-from analysis.data.environment import Environment, describe, hosts_of
+from analysis.data.environment import Environment, describe
 from analysis.data.load import Study
 from analysis.data.names import Row, job_size, nodes_known, ranks, widest_series
 from analysis.report.figures.drawing import Drawing
@@ -50,6 +50,7 @@ from analysis.text import (
     seconds,
     whole,
 )
+from bench.study.conditions import objects
 from bench.units import human_bytes, human_duration
 
 _FORMULAS = {
@@ -342,7 +343,7 @@ def _memory_of_rank(envs: Iterable[Mapping[str, Any]]) -> tuple[float | None, st
         if env.get("device") == "cuda":
             found.append((env.get("device_memory_bytes"), "the memory of its GPU"))
         else:
-            for host in hosts_of(dict(env)):
+            for host in objects(env.get("hosts")):
                 memory, ranks = host.get("memory_bytes"), host.get("ranks_here")
                 share = (
                     memory / ranks if isinstance(memory, int) and isinstance(ranks, int) and ranks else None

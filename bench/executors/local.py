@@ -88,7 +88,7 @@ class LocalExecutor(SerialExecutor):
             env = {**os.environ, **self._environment(attempt.cell)}
             unrecorded = attempt.cell.is_unrecorded
             with sampled_node(attempt.folder, env) if unrecorded else contextlib.nullcontext():
-                code = run_script(script, attempt.folder, env={}, limit_s=limit_s)
+                code = run_script(script, attempt.folder, limit_s=limit_s)
         if code is None:
             reason = f"the time limit of {human_duration(limit_s)} was reached"
             reason = with_workload_error(attempt.folder, reason)
@@ -274,10 +274,10 @@ def _launch_environment(env: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def run_script(script: Path, folder: RunFolder, *, env: Mapping[str, str], limit_s: float) -> int | None:
+def run_script(script: Path, folder: RunFolder, *, limit_s: float) -> int | None:
     """Execute ``bash SCRIPT RUN_FOLDER``; return its exit code, or None if the time limit was reached."""
     # The command runs with this Python interpreter, unless cluster.setup provides another.
-    environment = _launch_environment({"BENCH_PYTHON": sys.executable, **env})
+    environment = _launch_environment({"BENCH_PYTHON": sys.executable})
     words = ["bash", str(script), str(folder.path.resolve())]
     with folder.out.open("ab") as out, folder.err.open("ab") as err:
         return _wait(words, out=out, err=err, env=environment, limit_s=limit_s)

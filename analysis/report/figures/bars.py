@@ -53,7 +53,6 @@ def bars_draft(
     *,
     kind: str,
     subject: str,
-    topic: str,
     description: str,
     view: str = "",
     legend: Sequence[Key] = (),
@@ -64,7 +63,7 @@ def bars_draft(
     return Draft(
         name=f"{kind}-{selection.mode or 'other'}",
         subject=subject,
-        topic=topic,
+        topic="time",
         mode=selection.mode,
         labels=selection.labels,
         shared=selection.shared,
@@ -161,7 +160,6 @@ def split_figure(selection: Selection, *, shares: bool = False) -> Drawing:
         selection,
         kind="shares" if shares else "step",
         subject="Shares of the step time" if shares else "Parts of the step time",
-        topic="time",
         view="Shares" if shares else "Step time",
         description=(
             f"Stacked bars of {count(len(rows), 'cell')}. At {ranks(largest)} "

@@ -88,7 +88,6 @@ def steps_figure(selection: Selection) -> Drawing:
         selection,
         kind="times",
         subject="Step time distribution",
-        topic="time",
         view="Distribution",
         description=(
             f"Box plots of {count(len(rows), 'cell')}. The widest spread is at {ranks(widest)}, where "
