@@ -57,10 +57,11 @@ class _TorchProcess:
 
     above: _Key | None
     """The nearest torch process above it."""
-    is_root: bool
-    """Its parent does not belong to the run."""
+    is_orphan: bool
+    """It had loaded torch when it was first seen, and its parent does not belong to the run."""
     task: int
     """The highest process above it with RANK and WORLD_SIZE, or itself: bench started it for one rank."""
+    started: float
     first: float
     last: float
     words: bytes = b""
@@ -81,14 +82,19 @@ class ProcessWatch:
     def __init__(self, run_dir: str, *, proc: Path = Path("/proc")) -> None:
         self._mark = b"BENCH_RUN_DIR=" + os.fsencode(run_dir)
         self._proc = proc
+        self._booted = 0.0
         self._foreign: dict[int, float] = {}  # process ids, with the time of the first look
         self._parents: dict[int, int] = {}  # the living processes of the run, with their first parents
         self._with_rank: set[int] = set()  # those of them with RANK and WORLD_SIZE
         self._keys: dict[int, _Key] = {}  # those of them that loaded torch
         self._torch: dict[_Key, _TorchProcess] = {}  # also those that ended
 
-    def look(self, now: float) -> bool:
-        """Look at all processes; return whether a rank started or ended."""
+    def look(self, now: float, *, since_boot: float | None = None) -> bool:
+        """Look at all processes; return whether a rank started or ended.
+
+        ``now`` is the time since 1970, ``since_boot`` that since the start of the machine (seconds).
+        """
+        self._booted = now - (time.clock_gettime(time.CLOCK_BOOTTIME) if since_boot is None else since_boot)
         pids = {int(path.name) for path in self._proc.iterdir() if path.name.isdigit()} - {os.getpid()}
         before = set(self._keys.values())
         self._foreign = {pid: since for pid, since in self._foreign.items() if pid in pids}
@@ -128,11 +134,10 @@ class ProcessWatch:
         # A launcher can give one of its ranks the variables that it has itself.
         ranks |= {key for key, one in known.items() if one.above in launchers}
         ranks -= launchers
-        # A process that is first seen after its parent has ended can be a helper of a rank that has ended.
-        last = {known[key].launch: known[key].last for key in ranks if not known[key].is_root}
-        for key in sorted(ranks, key=lambda key: known[key].first):
-            one = known[key]
-            if one.is_root and one.first > last.setdefault(one.launch, one.first):
+        # A helper of a rank can outlive it, and be seen for the first time afterwards.
+        for key in [key for key in ranks if known[key].is_orphan]:
+            alike = [known[other] for other in ranks if known[other].launch == known[key].launch]
+            if any(known[key].started <= other.last < known[key].first for other in alike):
                 ranks.discard(key)
         return [key for key in known if key in ranks]
 
@@ -155,6 +160,7 @@ class ProcessWatch:
             self._foreign.setdefault(pid, now)
             return
         self._foreign.pop(pid, None)
+        is_new = pid not in self._parents
         parent = self._parents.setdefault(pid, parent)
         env = dict(word.split(b"=", 1) for word in words if b"=" in word)
         if b"RANK" in env and b"WORLD_SIZE" in env:
@@ -167,7 +173,7 @@ class ProcessWatch:
                 self._keys.pop(pid, None)
                 return
             if process is None:
-                process = self._torch[key] = self._new(pid, parent, now)
+                process = self._torch[key] = self._new(key, parent, now, is_new=is_new)
                 self._keys[pid] = key
             process.words = command
         if env:  # the environment of a process that has just ended is empty
@@ -175,16 +181,17 @@ class ProcessWatch:
             process.launch = tuple(None if value is None else os.fsdecode(value) for value in values)
         process.last = now
 
-    def _new(self, pid: int, parent: int, now: float) -> _TorchProcess:
+    def _new(self, key: _Key, parent: int, now: float, *, is_new: bool) -> _TorchProcess:
         """Return a process that has just been found, with the processes above it."""
-        above, task, at = None, pid, parent
+        above, task, at = None, key[0], parent
         seen: set[int] = set()
         while at in self._parents and at not in seen:
             seen.add(at)
             above = above or self._keys.get(at)
             task = at if at in self._with_rank else task
             at = self._parents[at]
-        return _TorchProcess(above, parent not in self._parents, task, now, now)
+        started = self._booted + key[1] / os.sysconf("SC_CLK_TCK")
+        return _TorchProcess(above, is_new and parent not in self._parents, task, started, now, now)
 
 
 def _contains(path: Path, part: bytes) -> bool:

@@ -179,6 +179,27 @@ def test_other_ranks_than_planned_are_named(tmp_path, n1, n2, example):
     )
 
 
+@pytest.mark.parametrize("stage", [False, True])
+@pytest.mark.parametrize("at_once", [False, True])
+def test_a_training_that_left_its_parent_is_a_rank(tmp_path, stage, at_once):
+    """Bash executes its last command in its own process, beside a training that has no parent."""
+    proc, rank = tmp_path / "proc", {"BENCH_RUN_DIR": "/run", "RANK": "0", "WORLD_SIZE": "1"}
+    watch = ProcessWatch("/run", proc=proc)
+    write_process(proc, 10, 1, "bash run.sh", rank, torch=False)
+    if stage:
+        write_process(proc, 11, 10, "python first.py", rank, torch=True)
+    watch.look(1.0, since_boot=1.0)
+    shutil.rmtree(proc / "11", ignore_errors=True)
+    if not at_once:
+        write_process(proc, 12, 1, "python t.py", rank, torch=False, started=1.5)
+        watch.look(2.0, since_boot=2.0)
+    write_process(proc, 12, 1, "python t.py", rank, torch=True, started=1.5)
+    watch.look(3.0, since_boot=3.0)
+    write_process(proc, 10, 1, "python t.py", rank, torch=True)
+    watch.look(4.0, since_boot=4.0)
+    assert [one["pid"] for one in watch.ranks()] == [11, 12, 10][not stage :]
+
+
 def test_files_without_the_processes_of_ranks_are_read(tmp_path):
     keys = ("rank", "world_size", "first", "last")
     rows = [(0, 2, 1.0, 5.0), (1, 2, 1.0, 5.0), (0, 2, 6.0, 7.0)]
@@ -191,12 +212,20 @@ def test_files_without_the_processes_of_ranks_are_read(tmp_path):
 
 
 def write_process(
-    proc: Path, pid: int, parent: int, command: str, env: dict[str, str], *, torch: bool
+    proc: Path,
+    pid: int,
+    parent: int,
+    command: str,
+    env: dict[str, str],
+    *,
+    torch: bool,
+    started: float = 0.0,
 ) -> None:
+    """Write the files of /proc/PID; ``started`` is in seconds since the start of the machine."""
     folder = proc / str(pid)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "environ").write_bytes("".join(f"{key}={value}\0" for key, value in env.items()).encode())
-    fields = ["S", str(parent), *["0"] * 17, str(pid)]
+    fields = ["S", str(parent), *["0"] * 17, str(round(started * os.sysconf("SC_CLK_TCK")))]
     (folder / "stat").write_text(f"{pid} (a) b) {' '.join(fields)}")
     (folder / "cmdline").write_bytes(command.replace(" ", "\0").encode() + b"\0")
     (folder / "maps").write_text("7f00 /lib/libtorch_cpu.so" if torch else "7f00 /lib/libc.so")
@@ -220,16 +249,17 @@ def test_a_process_between_fork_and_exec_is_not_its_parent(tmp_path):
     ]
 
 
-def test_a_helper_that_outlives_its_rank_is_no_rank(tmp_path):
+@pytest.mark.parametrize(("started", "ranks"), [(0.5, [11]), (1.5, [11, 12])])
+def test_a_helper_that_outlives_its_rank_is_no_rank_but_a_later_training_is(tmp_path, started, ranks):
     proc, rank = tmp_path / "proc", {"BENCH_RUN_DIR": "/run", "RANK": "0", "WORLD_SIZE": "1"}
     watch = ProcessWatch("/run", proc=proc)
     write_process(proc, 10, 1, "bash run.sh", rank, torch=False)
     write_process(proc, 11, 10, "python t.py", rank, torch=True)
-    watch.look(1.0)
+    watch.look(1.0, since_boot=1.0)
     shutil.rmtree(proc / "11")
-    write_process(proc, 12, 1, "python t.py", rank, torch=True)
-    watch.look(2.0)
-    assert [one["pid"] for one in watch.ranks()] == [11]
+    write_process(proc, 12, 1, "python t.py", rank, torch=True, started=started)
+    watch.look(2.0, since_boot=2.0)
+    assert [one["pid"] for one in watch.ranks()] == ranks
 
 
 REPLACE = """\
