@@ -166,7 +166,8 @@ class ProcessWatch:
         if b"RANK" in env and b"WORLD_SIZE" in env:
             self._with_rank.add(pid)
         process = self._torch.get(key)
-        if process is None or process.words != command:
+        # The command and the environment of a process that has just ended are empty.
+        if process is None or (command and process.words != command):
             # Between fork and exec, a process has the libraries and the command of its parent.
             if not _contains(folder / "maps", _TORCH):
                 self._torch.pop(key, None)
@@ -176,7 +177,7 @@ class ProcessWatch:
                 process = self._torch[key] = self._new(key, parent, now, is_new=is_new)
                 self._keys[pid] = key
             process.words = command
-        if env:  # the environment of a process that has just ended is empty
+        if env:
             values = (env.get(name.encode()) for name in _LAUNCH)
             process.launch = tuple(None if value is None else os.fsdecode(value) for value in values)
         process.last = now

@@ -249,6 +249,18 @@ def test_a_process_between_fork_and_exec_is_not_its_parent(tmp_path):
     ]
 
 
+def test_a_rank_that_has_ended_but_was_not_waited_for_is_kept(tmp_path):
+    proc, rank = tmp_path / "proc", {"BENCH_RUN_DIR": "/run", "RANK": "0", "WORLD_SIZE": "1"}
+    watch = ProcessWatch("/run", proc=proc)
+    write_process(proc, 11, 1, "python t.py", rank, torch=True)
+    watch.look(1.0)
+    write_process(proc, 11, 1, "", {}, torch=False)
+    for name in ("cmdline", "environ", "maps"):
+        (proc / "11" / name).write_text("")
+    watch.look(2.0)
+    assert [(one["rank"], one["command"]) for one in watch.ranks()] == [(0, "python t.py")]
+
+
 @pytest.mark.parametrize(("started", "ranks"), [(0.5, [11]), (1.5, [11, 12])])
 def test_a_helper_that_outlives_its_rank_is_no_rank_but_a_later_training_is(tmp_path, started, ranks):
     proc, rank = tmp_path / "proc", {"BENCH_RUN_DIR": "/run", "RANK": "0", "WORLD_SIZE": "1"}
