@@ -32,7 +32,7 @@ def main() -> int:
     exact = accepted = same_line = 0
     for row in rows:
         found = diagnose({row["file"]: options.folder / row["file"]})
-        first = found.causes[0].cause if found.causes else found.verdict
+        first = found.causes[0].cause if found.causes else "none"
         wanted = {row["expected_cause"], *row["also_accept"].split("|")}
         exact += first == row["expected_cause"]
         accepted += first in wanted

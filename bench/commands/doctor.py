@@ -22,7 +22,7 @@ from .console import say
 from .options import JsonOption, ResultsOption, find_attempts, require_report, results_folder
 
 if TYPE_CHECKING:
-    from ..doctor.diagnosis import Cause, Diagnosis
+    from ..doctor import Cause, Diagnosis
     from ..doctor.scan import Source
 
 #: Maximum number of failed runs of a study whose logs are read.
@@ -74,8 +74,8 @@ def doctor_command(
 ) -> int:
     """Find out why a job failed, or why a run is slow: print each cause with evidence and remedy.
 
-    Several logs are read together. If no known cause explains a failure, the output is "unknown" and the most
-    informative lines. Example: bench doctor results/l40s
+    Several logs are read together. Without a known cause, the last lines that look like errors are printed.
+    Example: bench doctor results/l40s
     """
     found = [_target(target, results_folder(results)) for target in targets]
     if len(found) > 1 and any(not target.logs for target in found):
@@ -83,7 +83,8 @@ def doctor_command(
             "several targets, of which one is a study", remedy="give one study, or only logs and runs"
         )
     if len(found) == 1 and found[0].study is not None:
-        return _print(_of_target(found[0]), json=as_json, target=found[0])
+        diagnosis, state = _of_target(found[0])
+        return _print(diagnosis, json=as_json, target=found[0], state=state)
     return run_doctor([log for target in found for log in target.logs], json=as_json)
 
 
@@ -168,7 +169,7 @@ def run_doctor(targets: Sequence[Path | Literal["-"]], *, json: bool) -> int:
     """Diagnose the logs of one job (``-`` is standard input) and print text or JSON.
 
     Returns:
-        0 if the logs show that the job succeeded, otherwise 1.
+        1 if a cause of a failure is known, otherwise 3.
     """
     if not targets:
         raise BenchError("no log to read", remedy="give the job's logs, or - for standard input")
@@ -184,24 +185,24 @@ def _diagnose(targets: Sequence[Path | Literal["-"]]) -> Diagnosis:
         raise BenchError(f"cannot read {error.filename or 'the log'}: {error.strerror}") from error
 
 
-def _of_target(target: Target) -> Diagnosis:
-    """Return the causes of the failures, followed by the causes of slow steps."""
-    from ..doctor.diagnosis import Diagnosis
+def _of_target(target: Target) -> tuple[Diagnosis, str | None]:
+    """Return the causes of the failures, followed by the causes of slow steps, and how the runs ended."""
+    from ..doctor import Diagnosis
 
-    assert target.study is not None
     if target.folder is None:
         return _of_study(target)
     if target.state == RunState.FAILED:
-        return _failure(target.folder)
-    if target.state != RunState.COMPLETED:
-        return _diagnose(target.logs)
-    warnings = [one for one in _diagnose(target.logs).causes if one.severity == "slow"] if target.logs else []
-    return Diagnosis("ok", False, _slow(target, warnings), [])
+        return _failure(target.folder), target.state
+    found = _diagnose(target.logs) if target.logs else Diagnosis([], [])
+    if target.state == RunState.COMPLETED:
+        warnings = [cause for cause in found.causes if cause.severity == "slow"]
+        found = Diagnosis(_slow(target, warnings), [])
+    return found, target.state
 
 
-def _of_study(target: Target) -> Diagnosis:
-    """Return the causes of failures and slow steps, or ``ok`` if runs completed and none failed."""
-    from ..doctor.diagnosis import Diagnosis
+def _of_study(target: Target) -> tuple[Diagnosis, str | None]:
+    """Return the causes of failures and slow steps; the state is that of a run that has ended, or None."""
+    from ..doctor import Diagnosis
 
     assert target.study is not None
     records = open_study(target.study).records()
@@ -210,27 +211,25 @@ def _of_study(target: Target) -> Diagnosis:
     causes: dict[str, Cause] = {}
     for cause in (cause for one in failures for cause in one.causes if cause.severity == "failure"):
         causes.setdefault(cause.cause, cause)
-    lines = [line for one in failures if one.verdict == "unknown" for line in one.telling_lines[:2]]
-    completed = any(record.state is RunState.COMPLETED for record in records.values())
-    verdict = "cause" if causes else "ok" if completed and not failures else "unknown"
+    lines = [line for one in failures for line in one.last_lines[:2]]
     if failures and missing_packages("report"):
         say(f"causes of slow steps are not included; to find them: {install_line('report')}")
         slow = []
     else:
         slow = _slow(target, [])
-    return Diagnosis(verdict, bool(failures), [*causes.values(), *slow], lines[:5])
+    completed = any(record.state is RunState.COMPLETED for record in records.values())
+    state = RunState.FAILED if failures else RunState.COMPLETED if completed else None
+    return Diagnosis([*causes.values(), *slow], lines[:5]), state
 
 
 def _failure(folder: RunFolder) -> Diagnosis:
-    """Diagnose a failed run from its logs. If these show no failure, report the reason in run.json."""
-    from ..doctor.diagnosis import Diagnosis, TellingLine
+    """Diagnose a failed run from its logs. If these show no cause, report the reason in run.json first."""
+    from ..doctor import Diagnosis, LogLine
 
-    logs = _logs(folder)
-    found = _diagnose(logs).of_failed_job() if logs else None
-    if found and found.failed:
-        return found
-    lines = [TellingLine(*find_reason(folder)), *(found.telling_lines if found else [])]
-    return Diagnosis("unknown", True, found.causes if found else [], lines)
+    found = _diagnose(_logs(folder)) if _logs(folder) else Diagnosis([], [])
+    if found.first_failure is None:
+        found.last_lines.insert(0, LogLine(*find_reason(folder)))
+    return found
 
 
 def _slow(target: Target, warnings: Sequence[Cause]) -> list[Cause]:
@@ -255,7 +254,7 @@ def _slow(target: Target, warnings: Sequence[Cause]) -> list[Cause]:
 def _cause(row: Mapping[Hashable, Any], path: str) -> Cause:
     from analysis.causes.catalogue import meaning_of
 
-    from ..doctor.diagnosis import Cause
+    from ..doctor import Cause
 
     share = float(row["share"])
     return Cause(
@@ -270,27 +269,31 @@ def _cause(row: Mapping[Hashable, Any], path: str) -> Cause:
     )
 
 
-def _print(diagnosis: Diagnosis, *, json: bool, target: Target | None = None) -> int:
-    from ..doctor.report import as_text
+def _print(
+    diagnosis: Diagnosis, *, json: bool, target: Target | None = None, state: str | None = None
+) -> int:
+    """Print a diagnosis and return the exit code; ``state`` says how the target's runs ended."""
+    from ..doctor.report import printable
 
     if json:
-        content = diagnosis.as_json() | (target.as_json() if target else {})
+        content = diagnosis.as_json() | (target.as_json() | {"state": state} if target else {})
         text = json_format.dumps(content, indent=2) + "\n"
     else:
-        text = f"{target}\n\n{_text_of(target, diagnosis)}" if target else as_text(diagnosis)
+        heading = ": ".join(filter(None, (str(target), state))) + "\n\n" if target else ""
+        text = printable(heading) + _text_of(diagnosis, target, state)
     encoding = sys.stdout.encoding or "utf-8"
     sys.stdout.write(text.encode(encoding, "replace").decode(encoding))
-    return 0 if diagnosis.verdict == "ok" else 1
+    if diagnosis.first_failure is not None or state == RunState.FAILED:
+        return 1
+    return 0 if state == RunState.COMPLETED else 3
 
 
-def _text_of(target: Target, diagnosis: Diagnosis) -> str:
+def _text_of(diagnosis: Diagnosis, target: Target | None, state: str | None) -> str:
     from ..doctor.report import as_text
 
-    if diagnosis.verdict == "ok" and not diagnosis.causes:
-        return "Nothing shows a failure, and no cause of slow steps is known.\n"
-    if target.folder is None and diagnosis.verdict == "unknown" and not diagnosis.failed:
+    if target is not None and target.folder is None and state is None:
         return "No run of the study has completed or failed yet.\n"
-    return as_text(diagnosis)
+    return as_text(diagnosis, completed=state == RunState.COMPLETED)
 
 
 def _open_log(target: Path | Literal["-"]) -> tuple[str, Source]:

@@ -109,7 +109,7 @@ def _remark(record: RunRecord) -> str:
 
 
 def _log_line(planned: PlannedStudy, record: RunRecord) -> dict[str, Any] | None:
-    """If a run failed for an unknown reason, return the most informative log line from its run.json."""
+    """If a run failed without a known cause, return the line of its logs that its run.json contains."""
     if record.state is not RunState.FAILED or record.cause:
         return None
     line = (read_run(planned.folder.attempt(record.run_id, record.attempt).path)[0] or {}).get("log_line")

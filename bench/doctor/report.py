@@ -11,41 +11,38 @@ from pathlib import Path
 
 from .catalogue import FAILURE, SLOW, CauseInfo, causes
 from .diagnosis import Cause, Diagnosis
+from .scan import readable
 
 BEGIN = "<!-- causes: written by python -m bench.doctor.report -->"
 END = "<!-- end of causes -->"
 
 _WIDTH = 100
-_SUCCEEDED = "The logs show that the job succeeded."
-_UNKNOWN = "The job failed for an unknown reason. The most informative lines:"
-_UNDECIDED = "The logs do not show whether the job failed or succeeded."
-_POSSIBLE = f"{_UNDECIDED} The program continued after these lines. If the job failed, the cause may be:"
-_HARMLESS = "The logs show neither a failure nor success, only warnings about operations that are retried:"
+_UNKNOWN = "No known cause. This does not show that the job succeeded."
 
 
-def as_text(diagnosis: Diagnosis) -> str:
-    """Format a diagnosis as text in lines of about 100 characters, starting with the first cause."""
+def as_text(diagnosis: Diagnosis, *, completed: bool = False) -> str:
+    """Format a diagnosis as text in lines of about 100 characters, starting with the first cause.
+
+    If it is known that the run ``completed``, its logs need no cause of a failure.
+    """
     failures = [cause for cause in diagnosis.causes if cause.severity == FAILURE]
     slow = [cause for cause in diagnosis.causes if cause.severity == SLOW]
     blocks = _failures(failures)
-    possible = diagnosis.verdict == "unknown" and not diagnosis.failed and bool(failures)
-    if possible:
-        blocks.insert(0, _POSSIBLE)
-    if diagnosis.verdict == "harmless":
-        blocks.insert(0, _HARMLESS)
-    if diagnosis.verdict == "ok":
-        blocks.append(_SUCCEEDED)
-    if diagnosis.verdict == "unknown" and not possible:
-        last = " The most informative lines:" if diagnosis.telling_lines else ""
-        blocks.append(_UNKNOWN if diagnosis.failed else _UNDECIDED + last)
-    if diagnosis.telling_lines and failures:
-        blocks.append("Other informative lines:")
-    if diagnosis.telling_lines:
-        lines = diagnosis.telling_lines
-        blocks.append("\n".join(f"  {at.path}:{at.line}\n{_evidence(at.text)}" for at in lines))
+    if not failures and not completed:
+        blocks.append(
+            _UNKNOWN + (" The last lines, errors if there are any:" if diagnosis.last_lines else "")
+        )
+        blocks += [f"  {at.path}:{at.line}\n{_evidence(at.text)}" for at in diagnosis.last_lines]
     if slow:
         blocks += ["Slow, but not a failure:", *map(_cause, slow)]
-    return "\n\n".join(blocks) + "\n"
+    if completed and not slow:
+        blocks.append("No cause of slow steps is known.")
+    return printable("\n\n".join(blocks) + "\n")
+
+
+def printable(text: str) -> str:
+    """Remove all characters that a terminal does not print, except the line breaks."""
+    return "\n".join(readable(line) for line in text.split("\n"))
 
 
 def _failures(causes: list[Cause]) -> list[str]:

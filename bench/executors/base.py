@@ -256,20 +256,18 @@ def save_states(study: PlannedStudy, records: Mapping[str, RunRecord]) -> None:
 def _explain_failure(folder: RunFolder) -> dict[str, Any]:
     """Return entries of a failed run's run.json: ``cause`` is the first cause in its logs, or None.
 
-    If the cause of a failure is unknown, ``log_line`` is the most informative line of the logs.
+    Without a known cause, ``log_line`` is the first of the last lines of the logs that look like errors.
     """
     from ..doctor import diagnose
 
     logs = {str(log.name): log for log in (folder.err, folder.out) if log.is_file()}
     try:
-        found = diagnose(logs).of_failed_job() if logs else None
+        found = diagnose(logs)
     except OSError:
-        found = None
-    if found is not None and found.verdict == "cause":
-        return {"cause": _as_json(found.causes[0])}
-    if found is None or not (found.failed and found.telling_lines):
         return {"cause": None}
-    return {"cause": None, "log_line": asdict(found.telling_lines[0])}
+    if found.first_failure is not None:
+        return {"cause": _as_json(found.first_failure)}
+    return {"cause": None, **({"log_line": asdict(found.last_lines[0])} if found.last_lines else {})}
 
 
 def _find_warnings(folder: RunFolder) -> list[dict[str, Any]]:

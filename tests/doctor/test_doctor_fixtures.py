@@ -1,7 +1,7 @@
 """Diagnoses of the logs in ``fixtures/``.
 
-The first lines of a log name the expected first failure (or verdict), its evidence, and the expected slow
-causes. For a new cause or message, add an entry to the catalogue and a log to ``fixtures/``.
+The first lines of a log name the expected first cause of the failure (or none), its evidence, and the
+expected slow causes. For a new cause or message, add an entry to the catalogue and a log to ``fixtures/``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from bench.doctor import diagnose
-from bench.doctor.catalogue import FAILURE, SLOW, load
+from bench.doctor.catalogue import SLOW, load
 from bench.doctor.diagnosis import IDLE_CORES
 
 FIXTURES = sorted(Path(__file__).parent.glob("fixtures/*.txt"))
@@ -32,16 +32,12 @@ def read(path: Path) -> tuple[dict[str, str], bytes]:
 @pytest.mark.parametrize("path", FIXTURES, ids=lambda path: path.stem)
 def test_the_first_cause_and_its_evidence_are_found(path: Path) -> None:
     header, log = read(path)
-    evidence = header["evidence"]
     found = diagnose({path.name: log})
-    failures = [cause for cause in found.causes if cause.severity == FAILURE]
-    if failures:
-        assert failures[0].cause == header["expect"]
-        assert failures[0].evidence.startswith(evidence)
-        assert evidence in log.decode().split("\n")[failures[0].line - 1]
-    else:
-        assert found.verdict == header["expect"]
-        assert any(line.text.startswith(evidence) for line in found.telling_lines) == bool(evidence)
+    first = found.first_failure
+    assert (first.cause if first else "none") == header["expect"]
+    if first:
+        assert first.evidence.startswith(header["evidence"])
+        assert header["evidence"] in log.decode().split("\n")[(first.line or 0) - 1]
     assert [cause.cause for cause in found.causes if cause.severity == SLOW] == header["slow"].split()
 
 

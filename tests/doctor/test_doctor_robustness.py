@@ -70,7 +70,7 @@ def test_thousands_of_mutated_logs_have_a_diagnosis_in_seconds() -> None:
 
 def check(found: object) -> None:
     content = found.as_json()  # type: ignore[attr-defined]
-    assert content["verdict"] in ("cause", "unknown", "harmless", "ok")
+    assert list(content) == ["causes", "last_lines"]
     for cause in content["causes"]:
         assert cause["line"] >= 1
         assert cause["explanation"]

@@ -53,6 +53,7 @@ def content(*arguments: str) -> dict[str, Any]:
 def test_a_slow_run_is_named_by_its_folder_and_exits_with_zero(results: Path, target: str) -> None:
     found = content(target)
     assert (found["study"], found["run_id"], found["attempt"]) == ("results/slow", RUN, 1)
+    assert found["state"] == "completed"
     (cause,) = found["causes"]
     assert (cause["cause"], cause["severity"], cause["line"]) == ("data-loading", "slow", None)
     assert cause["share"] == pytest.approx(0.2, abs=1e-3)
@@ -62,10 +63,10 @@ def test_a_slow_run_is_named_by_its_folder_and_exits_with_zero(results: Path, ta
 
 def test_the_causes_of_a_study_are_those_of_all_its_cells(results: Path) -> None:
     found = content("slow")
-    assert (found["study"], found["run_id"], found["verdict"]) == ("results/slow", None, "ok")
+    assert (found["study"], found["run_id"], found["state"]) == ("results/slow", None, "completed")
     assert [cause["cause"] for cause in found["causes"]] == ["data-loading"]
     text = doctor("results/slow").stdout
-    assert text.startswith("Study results/slow\n\n")
+    assert text.startswith("Study results/slow: completed\n\n")
     assert "data-loading  20% of the step  results/slow/runs/n4x1-gloo-srun-b16-r1/attempt-1\n" in text
 
 
@@ -107,8 +108,8 @@ def test_a_failure_that_no_log_shows_has_the_reason_of_run_json(
     record(results / "slow", **{RUN.replace("-", "_"): "failed"})
     result = doctor(target, "--json")
     found = json.loads(result.stdout)
-    assert (result.exit_code, found["verdict"], found["failed"]) == (1, "unknown", True)
-    line = found["telling_lines"][0]
+    assert (result.exit_code, found["state"], found["causes"][1:]) == (1, "failed", [])
+    line = found["last_lines"][0]
     assert line["text"] == "NODE_FAIL: a node of the job failed"
     assert line["path"].endswith(f"{RUN}/attempt-1/run.json")
     assert '"reason"' in folder.run_json.read_text().splitlines()[line["line"] - 1]
@@ -120,8 +121,11 @@ def test_a_running_run_with_empty_logs_is_neither_ok_nor_a_statement_about_its_s
     change_json(folder.run_json, state="running")
     folder.err.write_text("")
     result = doctor(str(folder.path))
-    assert result.exit_code == 1
-    assert "The logs do not show whether the job failed or succeeded." in result.stdout
+    assert result.exit_code == 3
+    assert result.stdout == (
+        f"Study {results}/slow, run {RUN}, attempt 1: running\n\n"
+        "No known cause. This does not show that the job succeeded.\n"
+    )
 
 
 def test_a_run_that_waits_or_was_not_started_has_no_logs(results: Path) -> None:
@@ -144,7 +148,7 @@ def test_a_study_in_which_nothing_has_run_is_not_ok(results: Path) -> None:
     for folder in attempts(results / "slow", "*"):
         folder.run_json.unlink()
     result = doctor("slow")
-    assert result.exit_code == 1
+    assert result.exit_code == 3
     assert result.stdout == "Study results/slow\n\nNo run of the study has completed or failed yet.\n"
 
 
@@ -172,6 +176,4 @@ def test_a_study_without_slow_steps_says_so(tmp_path: Path, monkeypatch: pytest.
     record(plant(tmp_path / "results" / "fine", noise=0.0))
     result = doctor("fine")
     assert result.exit_code == 0
-    assert result.stdout == (
-        "Study results/fine\n\nNothing shows a failure, and no cause of slow steps is known.\n"
-    )
+    assert result.stdout == "Study results/fine: completed\n\nNo cause of slow steps is known.\n"

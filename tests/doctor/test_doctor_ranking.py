@@ -1,0 +1,218 @@
+"""The order of causes, diagnoses from several logs, conditions between lines, and logs without a known cause."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+
+from bench.doctor import Diagnosis, diagnose, diagnose_text
+from bench.doctor.report import as_text
+
+OOM = "slurmstepd: error: Detected 1 oom_kill event in StepId=77.0. Some of the step tasks"
+CLOSED = (
+    "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.1.0.4]"
+)
+CLIENTS = (
+    "torch.distributed.DistStoreError: Timed out after 3601 seconds waiting for clients. {} clients joined."
+)
+WATCHDOG = (
+    "[rank{rank}]:[E309 02:11:40 ProcessGroupNCCL.cpp:632] [Rank {rank}] Watchdog caught collective "
+    "operation timeout: WorkNCCL(SeqNum={seq}, OpType={op}, NumelIn={numel}, NumelOut={numel}, "
+    "Timeout(ms)=600000) ran for 600031 milliseconds before timing out."
+)
+LIMIT = "slurmstepd: error: *** JOB 8 ON n2 CANCELLED AT 2025-03-09T02:11:40 DUE TO TIME LIMIT ***"
+MODULE = "/var/spool/slurmd/job8/slurm_script: line 9: module: command not found"
+TRACEBACK = 'Traceback (most recent call last):\n  File "train.py", line 9, in <module>\n    main()\n'
+
+
+def names(found: Diagnosis) -> list[str]:
+    return [cause.cause for cause in found.causes]
+
+
+def test_the_kinds_of_messages_decide_in_any_order_of_lines() -> None:
+    quota = "OSError: [Errno 122] Disk quota exceeded: '/home/user/.cache/x'"
+    error = f"{TRACEBACK}my.LabelError: 17"
+    lines = [quota, error, CLOSED, LIMIT, MODULE]
+    expected = ["disk-quota", "program-error", "secondary-peer-exit", "time-limit", "module-missing"]
+    for first in range(len(lines)):
+        assert names(diagnose_text("\n".join(lines[first:] + lines[:first]))) == expected
+        assert names(diagnose_text("\n".join(lines[first:]))) == expected[first:]
+
+
+def test_of_two_messages_of_one_kind_the_earlier_line_comes_first() -> None:
+    quota = "OSError: [Errno 122] Disk quota exceeded: '/home/user/.cache/x'"
+    gpu = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+    assert names(diagnose_text(f"{quota}\n{gpu}\n")) == ["disk-quota", "oom-gpu"]
+    assert names(diagnose_text(f"{gpu}\n{quota}\n")) == ["oom-gpu", "disk-quota"]
+
+
+def test_between_logs_the_times_of_the_lines_decide_if_all_have_one() -> None:
+    quota = "2025-03-09T02:11:{s}Z OSError: [Errno 122] Disk quota exceeded"
+    gpu = "2025-03-09T02:11:{s}Z torch.OutOfMemoryError: CUDA out of memory."
+    assert names(diagnose({"a": quota.format(s=40), "b": gpu.format(s=39)})) == ["oom-gpu", "disk-quota"]
+    assert names(diagnose({"a": quota.format(s=38), "b": gpu.format(s=39)})) == ["disk-quota", "oom-gpu"]
+    assert names(diagnose({"a": quota.format(s=40), "b": gpu[22:]})) == ["disk-quota", "oom-gpu"]
+
+
+def test_a_port_in_use_on_one_node_comes_before_the_time_outs_of_the_others() -> None:
+    found = diagnose(
+        {
+            "node2.log": "torch.distributed.DistNetworkError: The client socket has timed out after 60000ms "
+            "while trying to connect to (node1, 17211).\n",
+            "node1.log": "starting\nOSError: [Errno 98] Address already in use\n",
+        }
+    )
+    assert [(cause.cause, cause.path, cause.line) for cause in found.causes] == [
+        ("port-in-use", "node1.log", 2),
+        ("rendezvous-timeout", "node2.log", 1),
+    ]
+
+
+def test_an_exception_that_python_ignores_is_no_cause() -> None:
+    for where in ("Exception ignored in atexit callback:", "Error in atexit._run_exitfuncs:"):
+        for rank in ("", "0: ", "[rank3]: "):
+            lines = [
+                where,
+                *TRACEBACK.splitlines(),
+                "FileNotFoundError: [Errno 2] No such file or directory: '/a'",
+            ]
+            log = "".join(f"{rank}{line}\n" for line in lines)
+            assert diagnose_text(log).causes == []
+            assert names(diagnose_text(log.replace(where, ""))) == ["missing-file"]
+
+
+def test_a_traceback_shows_the_exception_whatever_its_name() -> None:
+    for prefix in ("", "3: ", "[rank1]: "):
+        log = "".join(f"{prefix}{line}\n" for line in [*TRACEBACK.splitlines(), "my.NoLabel: 17"])
+        (cause,) = diagnose_text(log).causes
+        assert (cause.cause, cause.line, cause.evidence) == ("program-error", 4, f"{prefix}my.NoLabel: 17")
+    assert diagnose_text(f"{TRACEBACK}torch.distributed.elastic.ChildFailedError: \n").causes == []
+
+
+def test_an_exception_that_was_being_handled_is_not_the_error_of_the_program() -> None:
+    log = (
+        f"{TRACEBACK}KeyError: 'a'\n\nDuring handling of the above exception, another exception occurred:\n\n"
+    )
+    (cause,) = diagnose_text(f"{log}{TRACEBACK}ValueError: b\n").causes
+    assert (cause.cause, cause.evidence) == ("program-error", "ValueError: b")
+
+
+def test_a_general_cause_is_left_out_if_another_explains_the_line() -> None:
+    assert names(diagnose_text(f"{TRACEBACK}{CLOSED}\n")) == ["secondary-peer-exit"]
+    arguments = "train.py: error: unrecognized arguments: --local-rank=0"
+    assert names(diagnose_text(arguments)) == ["local-rank-argument"]
+
+
+def test_a_hint_counts_only_with_a_message_about_other_processes_or_the_end() -> None:
+    hint = (
+        "[W ProcessGroupGloo.cpp:684] Warning: Unable to resolve hostname to a (local) address. Using the "
+        "loopback address as fallback."
+    )
+    assert diagnose_text(hint).causes == []
+    assert names(diagnose_text(f"{hint}\n{CLOSED}")) == ["gloo-wrong-interface", "secondary-peer-exit"]
+    ended = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError:"
+    assert names(diagnose_text(f"{hint}\n{ended}")) == ["gloo-wrong-interface"]
+
+
+def test_one_client_of_many_means_a_missing_srun_and_several_mean_missing_clients() -> None:
+    one = diagnose_text(CLIENTS.format("1/16"))
+    assert names(one) == ["missing-srun"]
+    assert one.causes[0].explanation.startswith("Only 1 of 16 processes joined.")
+    assert one.causes[0].remedy.startswith("Put srun before the command in the batch script, so that all 16")
+    several = diagnose_text(CLIENTS.format("12/16"))
+    assert names(several) == ["clients-missing"]
+    assert several.causes[0].explanation.startswith("12 of 16 ranks joined")
+    assert names(diagnose_text(CLIENTS.format("16/4"))) == ["double-launch"]
+
+
+def test_ranks_waiting_in_different_operations_are_a_mismatch_and_in_the_same_one_a_time_out() -> None:
+    same = [WATCHDOG.format(rank=r, seq=25, op="ALLREDUCE", numel=512) for r in (0, 1)]
+    other = [same[0], WATCHDOG.format(rank=1, seq=25, op="BROADCAST", numel=512)]
+    later = [same[0], WATCHDOG.format(rank=1, seq=26, op="BROADCAST", numel=512)]
+    assert names(diagnose_text("\n".join(same))) == ["nccl-timeout"]
+    assert names(diagnose_text("\n".join(other))) == ["collective-mismatch", "nccl-timeout"]
+    assert names(diagnose_text("\n".join(later))) == ["nccl-timeout"]
+    assert names(diagnose({"0": other[0], "1": other[1]})) == ["collective-mismatch", "nccl-timeout"]
+
+
+@pytest.mark.parametrize(
+    "log", ["", "Training finished\n", "exit code: 0\nAll done.\n", "epoch 3 loss 0.1\n"]
+)
+def test_a_log_without_a_cause_does_not_show_success(log: str) -> None:
+    found = diagnose_text(log)
+    assert found.causes == []
+    assert as_text(found).startswith("No known cause. This does not show that the job succeeded.")
+    assert [line.text for line in found.last_lines] == log.splitlines()
+
+
+def test_without_a_cause_the_last_lines_that_look_like_errors_are_listed() -> None:
+    shards = "".join(f"ERROR shard {number} is damaged\nstep {number}\n" for number in range(9))
+    reported = "srun: error: n1: task 0: Exited with exit code 1\nsrun: error: n2: task 1: Terminated\n"
+    found = diagnose_text(f"{shards}FATAL: labels out of range: 17\n{reported}")
+    assert [(line.line, line.text) for line in found.last_lines] == [
+        (17, "ERROR shard 8 is damaged"),
+        (19, "FATAL: labels out of range: 17"),
+        (20, "srun: error: n1: task 0: Exited with exit code 1"),
+    ]
+    five = [f"ERROR in shard {'abcdefg'[number] * 3}" for number in range(7)]
+    assert [line.text for line in diagnose_text("\n".join(five)).last_lines] == five[-5:]
+
+
+def test_a_rank_that_succeeded_does_not_hide_one_that_failed() -> None:
+    assert names(diagnose({"rank0.log": "Training finished\n", "rank1.log": OOM})) == ["oom-host"]
+
+
+def test_slow_causes_follow_the_failures() -> None:
+    slow = "Warning: Grad strides do not match bucket view strides."
+    assert [(cause.cause, cause.severity) for cause in diagnose_text(f"{slow}\n{OOM}\n").causes] == [
+        ("oom-host", "failure"),
+        ("slow-gradient-strides", "slow"),
+    ]
+    alone = diagnose_text(f"{slow}\nstep 10 loss 2.0\n")
+    assert (names(alone), alone.first_failure) == (["slow-gradient-strides"], None)
+    assert "No known cause." in as_text(alone)
+
+
+def test_a_message_wrapped_over_lines_is_matched() -> None:
+    found = diagnose_text(
+        "srun: error: Unable to create step for job 12: Invalid generic\n    resource (gres) specification\n"
+    )
+    assert (names(found), found.causes[0].line) == (["invalid-gres"], 1)
+
+
+def test_colours_carriage_returns_and_wide_characters_do_not_hide_a_line() -> None:
+    log = "Epoch 1: 10%\rEpoch 1: 20%\r\x1b[31m\x1b[1mRuntimeError: Tensors must be CUDA and dense\x1b[0m\n"
+    found = diagnose_text("first\n" + log)
+    assert (names(found), found.causes[0].line) == (["backend-device-mismatch"], 2)
+    assert found.causes[0].evidence == "RuntimeError: Tensors must be CUDA and dense"
+    assert names(diagnose({"utf-16": log.encode("utf-16-le")})) == ["backend-device-mismatch"]
+
+
+def test_a_log_may_be_a_path_an_open_file_lines_or_text(tmp_path: Path) -> None:
+    path = tmp_path / "job 'ä'; echo.err"
+    path.write_text(f"start\n{OOM}\n")
+    with path.open("rb") as binary, path.open() as text:
+        logs = {
+            "path": path,
+            "binary": binary,
+            "text": text,
+            "lines": ["start\n", OOM],
+            "bare": iter(["start", OOM]),
+        }
+        for name, source in logs.items():
+            found = diagnose({name: source})
+            assert [(cause.cause, cause.path, cause.line) for cause in found.causes] == [
+                ("oom-host", name, 2)
+            ]
+    assert names(diagnose({"whole": io.BytesIO(OOM.encode()).getvalue()})) == ["oom-host"]
+
+
+def test_the_json_has_the_promised_keys() -> None:
+    content = diagnose_text(f"{OOM}\n").as_json()
+    assert list(content) == ["causes", "last_lines"]
+    keys = ["cause", "severity", "path", "line", "evidence", "explanation", "remedy", "share"]
+    assert list(content["causes"][0]) == keys
+    assert content["causes"][0]["evidence"] == OOM
+    assert diagnose_text("hello\n").as_json()["last_lines"] == [{"path": "-", "line": 1, "text": "hello"}]
