@@ -8,11 +8,13 @@ from typing import NamedTuple
 
 
 class Severity(StrEnum):
-    """The severity of a finding. Commands exit with code 1 only if an error is found."""
+    """The severity of a finding. Commands exit with code 1 only if an error is found.
+
+    Slurm, torchrun or bash alone decide the effect of an error; the program or the site that of a warning.
+    """
 
     ERROR = "error"
     WARNING = "warning"
-    INFO = "info"
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,13 @@ class Finding:
         return {name: value for name, value in vars(self).items() if name != "replacement"}
 
     def __str__(self) -> str:
-        return f"{self.path}:{self.line}: {self.severity}: {self.message} [{self.rule}]\n    {self.remedy}"
+        place, message, remedy = map(printable, (f"{self.path}:{self.line}", self.message, self.remedy))
+        return f"{place}: {self.severity}: {message} [{self.rule}]\n    {remedy}"
+
+
+def printable(text: str) -> str:
+    """Replace the characters that a terminal does not print, such as the start of a control sequence."""
+    return "".join(one if one.isprintable() else "?" for one in text)
 
 
 class Edit(NamedTuple):
@@ -53,13 +61,9 @@ class Edit(NamedTuple):
 
 
 class Remark(NamedTuple):
-    """The part of a finding that a rule yields; the path and the rule's name are added later.
+    """The part of a finding that a rule yields; path, name and severity are added later."""
 
-    If ``severity`` is None, the rule's default severity applies.
-    """
-
-    line: int | None
+    line: int
     message: str
     remedy: str
-    severity: Severity | None = None
     edit: Edit | None = None

@@ -198,12 +198,24 @@ def scripts(plan: Plan) -> Iterator[tuple[Cell, str]]:
     """
     renderer = Renderer(plan.matrix)
     linted: set[tuple[Any, ...]] = set()
+    read = _variables_read(plan)
     for cell in plan.cells:
         script = renderer.render(cell)
-        if script.kind not in linted:
+        kind = (script.kind, *(cell.env.get(name) for name in read))
+        if kind not in linted:  # one script of each kind is sufficient
             _check_script(plan, script.text, name=plan.script_name(cell), what=f"cell {cell.cell_id}")
-            linted.add(script.kind)
+            linted.add(kind)
         yield cell, script.text
+
+
+def _variables_read(plan: Plan) -> list[str]:
+    """Return the environment variables of cells that lint rules, set-up lines or commands may read."""
+    from .lint import VARIABLES
+
+    names = {name for cell in plan.cells for name in cell.env}
+    commands = {word for cell in plan.cells for word in cell.command or ()}
+    text = "\n".join([*plan.matrix.cluster.setup, *commands])
+    return sorted(name for name in names if name in VARIABLES or name in text)
 
 
 def pack_script(plan: Plan) -> str:

@@ -49,9 +49,9 @@ class _Shape(NamedTuple):
 class Script:
     """The script of a cell.
 
-    Scripts of the same ``kind`` differ only in names, workload options and sizes. A size that is 1 in one of
-    them is 1 in all of them. All compute the sizes in the same way (tasks = GPUs = ranks of a node, cores =
-    cores of a rank x ranks). Linting one script of each kind is therefore sufficient.
+    Scripts of the same ``kind`` differ only in names, values of environment variables, workload options and
+    sizes. A size that is 1 in one of them is 1 in all of them. All compute the sizes in the same way (tasks =
+    GPUs = ranks of a node, cores = cores of a rank x ranks).
     """
 
     text: str
@@ -111,8 +111,7 @@ class Renderer:
             **env,
         }
         text = "".join([values[piece] if i % 2 else piece for i, piece in enumerate(pieces)])
-        own = tuple(command or ())
-        return Script(text, (shape, cell.backend, cell.nodes > 1, most > 1, own, *env.values()))
+        return Script(text, (shape, cell.backend, cell.nodes > 1, most > 1, tuple(command or ())))
 
     def _render_shape(self, shape: _Shape) -> list[str]:
         """Return a shape's script as a list of pieces: literal text and names of values alternate."""

@@ -13,6 +13,7 @@ import importlib
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 import tomllib
@@ -29,7 +30,7 @@ Values = dict[str, Any]
 Write = Callable[[Values], None]
 
 #: The modules of packages whose module has another name.
-MODULES = {"pyyaml": "yaml", "nvidia-ml-py": "pynvml", "pytest-timeout": "pytest_timeout"}
+MODULES = {"pyyaml": "yaml", "nvidia-ml-py": "pynvml"}
 TEST_PACKAGES = ("pytest", "pytest-timeout")
 #: The oldest torch with which the measurements on a GPU are compared.
 OLDEST_TORCH = (2, 11)
@@ -64,14 +65,14 @@ def required_packages() -> list[str]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = [text for name in ("report", "train", "gpu") for text in project["optional-dependencies"][name]]
     written = [*project["dependencies"], *extras, *TEST_PACKAGES]
-    return list(dict.fromkeys(text.partition(">")[0].strip() for text in written))
+    return list(dict.fromkeys(re.split("[<>=~]", text)[0].strip() for text in written))
 
 
 def missing_packages(names: Iterable[str]) -> list[str]:
     """Return the packages that cannot be imported, each with its missing dependency, if any."""
     found = []
     for name in names:
-        module = MODULES.get(name, name)
+        module = MODULES.get(name, name.replace("-", "_"))
         try:
             importlib.import_module(module)
         except ImportError as error:

@@ -19,8 +19,10 @@ from ..units import human_duration
 
 
 def print_json(content: Any) -> None:
-    """Print JSON on standard output."""
-    sys.stdout.write(json.dumps(content, ensure_ascii=False, indent=1) + "\n")
+    """Print JSON on standard output; characters that a terminal does not print are escaped."""
+    text = json.dumps(content, ensure_ascii=False, indent=1)
+    shown = (one if one.isprintable() or one == "\n" else json.dumps(one)[1:-1] for one in text)
+    sys.stdout.write("".join(shown) + "\n")
 
 
 def say(text: str) -> None:

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from ..errors import BenchError, missing_file
-from ..findings import Finding, Severity
+from ..findings import Finding, Severity, printable
 from ..units import count
 from .console import print_json
 from .options import JsonOption
@@ -48,7 +48,9 @@ def run_lint(paths: list[str], *, json: bool, diff: bool) -> int:
         print_json({"findings": [finding.as_json() for finding in findings]})
     elif diff:
         for path, text in texts.items():
-            sys.stdout.write(patch(text, path=path))
+            rows = patch(text, path=path)
+            shown = "\n".join(map(printable, rows.split("\n"))) if sys.stdout.isatty() else rows
+            sys.stdout.write(shown)
     else:
         for finding in findings:
             print(finding)

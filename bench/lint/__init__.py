@@ -8,26 +8,19 @@ from __future__ import annotations
 import importlib
 import itertools
 import pkgutil
-import re
 from dataclasses import replace
 from functools import cache, lru_cache
 
-from ..findings import Edit, Finding, Remark, Severity
+from ..findings import Edit, Finding, Remark
 from . import rules
-from .expansion import without_marks
 from .rules import REGISTRY, Rule
-from .script import ANALYSED_SIZE, Script, read_script
+from .script import Script, read_script
+from .walk import VARIABLES
 
-__all__ = ["Rule", "all_rules", "edits", "lint_script"]
+__all__ = ["VARIABLES", "Rule", "all_rules", "edits", "lint_script"]
 
-#: A file that a program fills in, by its name or its folder.
-_NAME_OF_TEMPLATE = re.compile(
-    r"(?:\A|/)templates?/[^/]*\Z|(?<![a-z])(?:template|tmpl)[^/]*\Z|\.(?:in|j2|jinja2?|erb|tpl|mustache)\Z",
-    re.I,
-)
 #: Maximum number of findings per rule and script.
 _MAX_REMARKS = 200
-_SEVERITIES = (Severity.ERROR, Severity.WARNING, Severity.INFO)
 
 
 @cache
@@ -40,10 +33,7 @@ def all_rules() -> tuple[Rule, ...]:
 
 def lint_script(text: str, *, path: str) -> list[Finding]:
     """Return the findings for a sbatch script, sorted by line; ``path`` is the path to show in them."""
-    found = [replace(finding, path=path) for finding, _ in _judge(text)]
-    if _NAME_OF_TEMPLATE.search(path):
-        return [replace(finding, severity=Severity.INFO) for finding in found]
-    return found
+    return [replace(finding, path=path) for finding, _ in _judge(text)]
 
 
 def edits(text: str) -> list[Edit]:
@@ -51,39 +41,22 @@ def edits(text: str) -> list[Edit]:
     return [edit for _, edit in _judge(text) if edit]
 
 
-def _judge(text: str) -> tuple[tuple[Finding, Edit | None], ...]:
-    return _apply_rules(text[:ANALYSED_SIZE], len(text))
-
-
 # Cached: `bench lint --diff` needs findings and edits, and a repeated plan lints the same scripts again.
 @lru_cache(maxsize=64)
-def _apply_rules(text: str, size: int) -> tuple[tuple[Finding, Edit | None], ...]:
+def _judge(text: str) -> tuple[tuple[Finding, Edit | None], ...]:
     """Apply all rules to a script, keeping at most one finding per rule and line."""
-    script = read_script(without_marks(text), size=size)
+    script = read_script(text)
     found: dict[tuple[int, str], tuple[Finding, Edit | None]] = {}
     for rule in all_rules():
         for remark in itertools.islice(rule.check(script), _MAX_REMARKS):
             finding = _finding(script, rule, remark)
             found.setdefault((finding.line, rule.name), (finding, remark.edit))
-    return tuple(sorted(found.values(), key=_order))
+    return tuple(sorted(found.values(), key=lambda one: (one[0].line, one[0].severity, one[0].rule)))
 
 
 def _finding(script: Script, rule: Rule, remark: Remark) -> Finding:
-    line = remark.line or 1
+    line = min(max(remark.line, 1), len(script.lines))
     text = script.line(line)
-    severity = remark.severity or rule.severity
-    replacement = remark.edit.apply(text) if remark.edit and remark.edit.line == line else None
-    return Finding(
-        path="",
-        line=line,
-        rule=rule.name,
-        severity=Severity.INFO if script.is_draft else severity,
-        message=script.unknowns.shown(remark.message),
-        remedy=script.unknowns.shown(remark.remedy),
-        replacement=None if replacement == text else replacement,
-    )
-
-
-def _order(judged: tuple[Finding, Edit | None]) -> tuple[int, int, str]:
-    finding = judged[0]
-    return finding.line, _SEVERITIES.index(finding.severity), finding.rule
+    changed = remark.edit.apply(text) if remark.edit and remark.edit.line == line else text
+    new = None if changed == text else changed
+    return Finding("", line, rule.name, rule.severity, remark.message, remark.remedy, new)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from pathlib import Path
 
 from . import all_rules
 from .rules import Rule
 
-_TABLE = "| rule | usual severity |\n|---|---|\n"
+_TABLE = "| rule | severity |\n|---|---|\n"
 
 
 def page(written: str) -> str:
@@ -18,18 +19,13 @@ def page(written: str) -> str:
 
 
 def _section(rule: Rule) -> str:
-    rows = [f"\n## {rule.name}\n"]
-    in_example = False
-    for row in rule.doc.split("\n"):
-        if in_example and not row:
-            rows += ["```", ""]
-            in_example = False
-        elif row in ("Bad:", "Good:"):
-            rows += [f"**{row[:-1]}**", "", "```bash"]
-            in_example = True
-        else:
-            rows.append(row.removeprefix("    ") if in_example else row.replace("``", "`"))
-    return "\n".join([*rows, "```"] if in_example else rows) + "\n"
+    """Return the section of a rule: its docstring, with each example as a block of code."""
+    description, _, examples = rule.doc.partition("\nBad:")
+    bad, _, good = examples.partition("\nGood:")
+    rows = [f"\n## {rule.name}\n", description.replace("``", "`")]
+    for title, example in (("Bad", bad), ("Good", good)):
+        rows += [f"**{title}**", "", "```bash", inspect.cleandoc(example).strip(), "```", ""]
+    return "\n".join(rows)
 
 
 if __name__ == "__main__":

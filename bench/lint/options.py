@@ -8,42 +8,37 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
 
-_PLACEHOLDER = re.compile(
-    r"[<>{}\[\]]|\.\.\.|%%|@\w+@|\A[A-Z][A-Z_:-]*\Z|\A(?i:x+|n+)\Z|(?i:your[-_ ]|todo)"
-    r"|(?i:(?:change|fix)[-_ ]?me)"
-)
-_BRACKETS = re.compile(
-    r"[<>{}]|\.\.\.|%%\w+%%|@[A-Z_]+@|##\w+##|%\(\w+\)|XX+\w+XX+"
-    r"|(?:\A|=)(?:\[[A-Za-z]|%\w+%\Z|_+[A-Za-z]\w*_\Z|![A-Za-z]\w*\Z)"
-)
-#: A variable or a command substitution, which sbatch does not expand.
+from ..findings import Edit, Remark
+from .values import Value
+
+# A variable or a command substitution, which sbatch does not expand: sbatch(1) on directives.
 EXPANSION = re.compile(r"\$\{?[A-Za-z_]|\$\(|`")
+#: Characters of placeholders, such as ``<account>`` or ``{{ nodes }}``: the value is not filled in yet.
+_BRACKETS = frozenset("<>{}[]")
 
 
 class Option(NamedTuple):
     """An option of sbatch or srun under its full name.
 
     ``value`` is None if the option has no value. ``written`` is the option's text in the script.
+    ``expanded`` is the value of an option of srun with its unknown expansions.
     """
 
     name: str
     value: str | None
     written: str
     line: int = 0
-
-
-def is_in_brackets(text: str) -> bool:
-    """Return whether ``text`` is a placeholder in brackets, such as ``<account>`` or ``{{ nodes }}``."""
-    return bool(_BRACKETS.search(text))
+    expanded: Value | None = None
 
 
 def is_placeholder(value: str) -> bool:
-    """Return whether a value is a placeholder, such as ``<account>``, ``{{ nodes }}`` or ``N``."""
-    return bool(_PLACEHOLDER.search(value)) or is_in_brackets(value)
+    """Return whether a value is still to be filled in, such as ``<account>`` or ``{{ nodes }}``."""
+    return not _BRACKETS.isdisjoint(value) and not EXPANSION.search(value)
 
 
 def whole_number(value: str | None) -> int | None:
@@ -56,10 +51,6 @@ def whole_number(value: str | None) -> int | None:
 def names(text: str) -> frozenset[str]:
     """Return the set of words in ``text``."""
     return frozenset(text.split())
-
-
-def _pairs(text: str) -> dict[str, str]:
-    return dict(pair.split("=") for pair in text.split())
 
 
 # Suffix of a name: "=" for an option with a value, "?" with an optional value after "=", nothing for a flag.
@@ -77,99 +68,167 @@ signal= sockets-per-node= spread-job stepmgr switches= tasks-per-node= thread-sp
 time= time-min= tmp= tres-bind= tres-per-task= uid= usage use-min-nodes verbose version wait-all-nodes=
 wckey= consolidate-segments oom-kill-step? external parsable resv-ports? test-only
 """
-_SBATCH_ONLY = """
-array= batch= cluster= export-file= ignore-pbs no-requeue wait wrap= switch=
-"""
+_SBATCH_ONLY = "array= batch= cluster= export-file= ignore-pbs no-requeue wait wrap= switch="
 _SRUN_ONLY = """
 accel-bind= async bcast? bcast-exclude= compress? cpu-bind= cpu_bind= debugger-test disable-status
 epilog= exact het-group= immediate? interactive jobid= kill-on-bad-exit? label max-exit-timeout=
-mem_bind= mpi= msg-timeout= multi-prog no-allocate ntasks-per-node= overlap pack-group= preserve-env
-prolog= pty? quit-on-interrupt relative= send-libs? slurmd-debug= spread-job
-task-epilog= task-prolog=
-threads= treewidth= tree-width= unbuffered wait= wait-for-children whole x11?
+mem_bind= mpi= msg-timeout= multi-prog no-allocate overlap pack-group= preserve-env prolog= pty?
+quit-on-interrupt relative= send-libs? slurmd-debug= task-epilog= task-prolog= threads= treewidth=
+tree-width= unbuffered wait= wait-for-children whole x11?
 """
+# pyxis, Shifter, the CSCS container engine, SageMaker HyperPod.
 _PLUGINS = """
 container-image= container-mounts= container-workdir= container-name= container-save=
 container-mount-home no-container-mount-home container-remap-root no-container-remap-root
 container-entrypoint no-container-entrypoint container-entrypoint-log container-writable
-container-readonly container-env=
-quotatype= auto-resume= gpu_cmode= gpufreq= image= volume= module= environment= uenv= view= ear= nvmps
+container-readonly container-env= auto-resume= image= volume= module= environment= uenv= view=
 """
-_SHORT = _pairs(
-    """A=account a=array B=extra-node-info b=begin C=constraint c=cpus-per-task D=chdir d=dependency
-    e=error F=nodefile G=gpus H=hold h=help I=immediate i=input J=job-name k=no-kill L=licenses
-    M=clusters m=distribution N=nodes n=ntasks O=overcommit o=output p=partition Q=quiet q=qos
-    S=core-spec s=oversubscribe t=time V=version v=verbose W=wait w=nodelist x=exclude"""
-)
-_SRUN_SHORT = _pairs(
-    """E=preserve-env K=kill-on-bad-exit l=label r=relative T=threads u=unbuffered X=disable-status
-    Z=no-allocate"""
-)
+_SHORT = """
+A=account a=array B=extra-node-info b=begin C=constraint c=cpus-per-task D=chdir d=dependency
+e=error F=nodefile G=gpus H=hold h=help I=immediate i=input J=job-name k=no-kill L=licenses
+M=clusters m=distribution N=nodes n=ntasks O=overcommit o=output p=partition Q=quiet q=qos
+S=core-spec s=oversubscribe t=time V=version v=verbose W=wait w=nodelist x=exclude
+"""
+_SRUN_SHORT = """
+E=preserve-env K=kill-on-bad-exit l=label r=relative T=threads u=unbuffered X=disable-status Z=no-allocate
+"""
 #: Other names of options.
-_SYNONYMS = _pairs(
-    """tasks-per-node=ntasks-per-node cluster=clusters switch=switches cpu_bind=cpu-bind mem_bind=mem-bind
-    pack-group=het-group"""
+_SYNONYMS = dict(
+    pair.split("=")
+    for pair in [
+        "tasks-per-node=ntasks-per-node",
+        "cluster=clusters",
+        "switch=switches",
+        "cpu_bind=cpu-bind",
+        "mem_bind=mem-bind",
+        "pack-group=het-group",
+    ]
 )
+
+
+#: Options that a release of Slurm renamed.
+_RENAMED = {"workdir": "chdir", "share": "oversubscribe"}
+#: Short options whose values may be any text, such as ``-J=name``.
+_ANY_TEXT = frozenset("JoeiDAq")
 
 
 @dataclass(frozen=True, slots=True)
 class OptionTable:
-    """The long and short options of one command, and the options of common plugins.
+    """The options of ``command`` and of common plugins.
 
-    The values of ``long`` and ``plugins`` are ``"="`` (takes a value), ``"?"`` (optional value)
-    and ``""`` (no value).
+    The values of ``long`` are ``"="`` (takes a value), ``"?"`` (optional value) and ``""`` (no value).
     """
 
     command: str
     long: dict[str, str]
     short: dict[str, str]
-    plugins: dict[str, str]
 
     def matches(self, written: str) -> list[str]:
         """Return the options that ``written`` may mean: getopt also accepts unique prefixes of names."""
-        if written in self.long or written in self.plugins:
-            return [written]
-        return [name for name in self.long if name.startswith(written)]
+        found = (
+            [written] if written in self.long else [name for name in self.long if name.startswith(written)]
+        )
+        return sorted({_SYNONYMS.get(name, name) for name in found})
 
-    def takes(self, name: str) -> str:
-        """Return whether an option takes a value: ``"="`` (yes), ``"?"`` (optional) or ``""`` (no)."""
-        return self.long.get(name, self.plugins.get(name, ""))
+    def read(self, words: Sequence[Value]) -> tuple[list[Option], Sequence[Value]]:
+        """Parse options like getopt_long; return them and the words from the first other word on.
 
-    def closest(self, written: str) -> str | None:
-        """Return the option whose name is closest to the misspelt ``written``, or None."""
+        An option that the command does not have keeps its written name.
+        """
+        options: list[Option] = []
+        at = 0
+        while at < len(words) and words[at].start.startswith("-") and words[at].literal != "-":
+            word = words[at]
+            at += 1
+            if word.literal == "--":
+                break
+            for name, value, needs_value in self._parts(word):
+                written = word.shown
+                if needs_value and at < len(words):
+                    value, at = words[at], at + 1
+                    written = f"{written} {value.shown}"
+                text = value.shown if value else ("" if needs_value else None)
+                options.append(Option(name, text, written, word.line, value))
+        return options, words[at:]
+
+    def _parts(self, word: Value) -> Iterator[tuple[str, Value | None, bool]]:
+        """Yield the options in one word: name, value, and whether the value is in the next word."""
+        if word.start.startswith("--"):
+            written, equals, _ = word.start[2:].partition("=")
+            found = self.matches(written)
+            name = found[0] if len(found) == 1 else written
+            value = word.after(f"--{written}=") if equals else None
+            yield name, value, not equals and self.long.get(name) == "="
+            return
+        for position, letter in enumerate(word.start[1:], start=1):
+            name = self.short.get(letter, letter)
+            if self.long.get(name) == "=":
+                value = word.after(word.start[: position + 1])
+                yield name, value if value.shown else None, not value.shown
+                return
+            yield name, None, False
+
+    def refused(self, option: Option) -> Remark | None:
+        """Return a finding if the command refuses the name of an option.
+
+        An option that resembles none of the command's is accepted: a plugin of the site may add it.
+        """
+        word = option.written.partition("=")[0].partition(" ")[0]
+        written, new, why = word.removeprefix("--"), "", f"{self.command} has no option {word}"
+        if not word.startswith("--"):
+            return self._refused_short(option, word)
+        found = self.matches(written)
+        if len(found) == 1:
+            return None
         close = difflib.get_close_matches(written.replace("_", "-").lower(), self.long, n=1, cutoff=0.84)
-        return close[0] if close else None
+        remedy = f"did you mean --{close[0]}? See `{self.command} --help`" if close else ""
+        if found:
+            why = f"it is ambiguous ({', '.join(f'--{name}' for name in found[:6])})"
+            remedy = "write the option's name in full"
+        elif written in _RENAMED or close == [written.replace("_", "-")]:
+            new = f"--{_RENAMED.get(written) or close[0]}"
+            remedy = f"write {new}"
+        elif any(written in table.long for table in (sbatch_options(), srun_options())):
+            other = "srun" if self.command == "sbatch" else "sbatch"
+            why, remedy = f"it is an option of {other} only", f"pass it to {other}, or remove it"
+        return self.refusal(option, word, why, remedy, new) if remedy else None
 
+    def _refused_short(self, option: Option, word: str) -> Remark | None:
+        letter, value = word[1:2], option.written[2:]
+        if len(word) > 3 and word[1:] in self.long and letter not in _ANY_TEXT:
+            why = f"with one dash, it is the short option -{letter}"
+            return self.refusal(option, word, why, f"write -{word}", f"-{word}")
+        if value.startswith("=") and letter in self.short and letter not in _ANY_TEXT:
+            why, new = f"short options have no =, so that the value is `{value}`", f"-{letter} {value[1:]}"
+            return self.refusal(option, option.written, why, f"write `{new}`", new)
+        if len(option.name) == 1:
+            why = f"{self.command} has no option -{option.name}"
+            return self.refusal(option, word, why, f"see `{self.command} --help`")
+        return None
 
-def canonical(name: str) -> str:
-    """Return the main name of an option that has several names."""
-    return _SYNONYMS.get(name, name)
+    def refusal(self, option: Option, word: str, why: str, remedy: str, new: str = "") -> Remark:
+        """Return a finding for a word that the command refuses; its correction is ``new``."""
+        edit = Edit(option.line, word, new) if new else None
+        return Remark(option.line, f"{self.command} refuses `{option.written}`: {why}", remedy, edit)
 
 
 def _table(*lists: str) -> dict[str, str]:
-    table = {}
-    for written in " ".join(lists).split():
-        name = written.rstrip("=?")
-        table[name] = written[len(name) :]
-    return table
+    return {word.rstrip("=?"): word[len(word.rstrip("=?")) :] for word in " ".join(lists).split()}
+
+
+def _options(command: str, short: str, *lists: str) -> OptionTable:
+    long = _table(*lists)
+    letters = dict(pair.split("=") for pair in short.split())
+    return OptionTable(command, long, {letter: name for letter, name in letters.items() if name in long})
 
 
 @cache
 def sbatch_options() -> OptionTable:
     """Return the options of sbatch."""
-    long = _table(_COMMON, _SBATCH_ONLY)
-    short = {letter: name for letter, name in _SHORT.items() if name in long}
-    return OptionTable("sbatch", long, short, _table(_PLUGINS))
+    return _options("sbatch", _SHORT, _COMMON, _SBATCH_ONLY, _PLUGINS)
 
 
 @cache
 def srun_options() -> OptionTable:
     """Return the options of srun."""
-    long = _table(_COMMON, _SRUN_ONLY)
-    short = {letter: name for letter, name in {**_SHORT, **_SRUN_SHORT}.items() if name in long}
-    return OptionTable("srun", long, short, _table(_PLUGINS))
-
-
-def srun_only(name: str) -> bool:
-    """Return whether ``name`` is an option of srun and not of sbatch."""
-    return name in _table(_SRUN_ONLY) and name not in _table(_COMMON, _SBATCH_ONLY)
+    return _options("srun", _SHORT + _SRUN_SHORT, _COMMON, _SRUN_ONLY, _PLUGINS)

@@ -15,7 +15,7 @@ from bench.lint.docs import page
 ROOT = Path(__file__).parents[2]
 BAD = (
     "#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --ntasks_per_node=4\n#SBATCH --gpus-per-node=4\n"
-    "MASTER_PORT=29500\npython train.py --port $MASTER_PORT\n"
+    "export MASTER_PORT=29500\npython train.py\n"
 )
 GOOD = "#!/bin/bash\n#SBATCH --nodes=1\npython train.py\n"
 
@@ -33,15 +33,14 @@ def test_findings_are_printed_and_an_error_exits_with_1(
     assert run_lint([str(bad)], json=False, diff=False) == 1
     printed = capsys.readouterr()
     assert printed.out == (
-        f"{bad}:3: error: sbatch refuses `--ntasks_per_node=4`: it has no option --ntasks_per_node"
+        f"{bad}:3: error: sbatch refuses `--ntasks_per_node=4`: sbatch has no option --ntasks_per_node"
         " [malformed-directive]\n    write --ntasks-per-node\n"
-        f"{bad}:5: info: the port 29500 is fixed: two jobs on the same node conflict [hardcoded-port]\n"
-        "    compute the port from the job ID, below the ephemeral ports: $((10000 + SLURM_JOB_ID % 20000))\n"
-        f"{bad}:6: error: only the first node runs this command: 1 of 2 processes will start"
-        " and wait for the others until the rendezvous times out [missing-srun]\n"
-        "    put srun before the command, so that it starts one process per task\n"
+        f"{bad}:5: warning: the port 29500 is fixed: two jobs on the same node conflict [hardcoded-port]\n"
+        "    compute the port from the job ID: $((10000 + SLURM_JOB_ID % 20000))\n"
+        f"{bad}:6: error: only the first node runs this command: 1 of 2 processes will start [missing-srun]\n"
+        "    put srun before the command: it starts one process per task\n"
     )
-    assert printed.err == "1 script: 2 errors, 1 info\n"
+    assert printed.err == "1 script: 2 errors, 1 warning\n"
 
 
 def test_json_has_the_promised_keys(bad: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -52,7 +51,7 @@ def test_json_has_the_promised_keys(bad: Path, capsys: pytest.CaptureFixture[str
     ] * 3
     assert [(finding["line"], finding["rule"], finding["severity"]) for finding in findings] == [
         (3, "malformed-directive", "error"),
-        (5, "hardcoded-port", "info"),
+        (5, "hardcoded-port", "warning"),
         (6, "missing-srun", "error"),
     ]
 
@@ -105,10 +104,9 @@ def test_the_patch_contains_the_changes_that_need_no_decision(
         "-#SBATCH --ntasks_per_node=4\n"
         "+#SBATCH --ntasks-per-node=4\n"
         " #SBATCH --gpus-per-node=4\n"
-        "-MASTER_PORT=29500\n"
-        "-python train.py --port $MASTER_PORT\n"
-        "+MASTER_PORT=$((10000 + SLURM_JOB_ID % 20000))\n"
-        "+srun python train.py --port $MASTER_PORT\n"
+        " export MASTER_PORT=29500\n"
+        "-python train.py\n"
+        "+srun python train.py\n"
     )
 
 
@@ -131,3 +129,15 @@ def test_an_unreadable_script_is_an_error_with_the_message_of_the_system() -> No
     with pytest.raises(BenchError) as caught:
         run_lint(["/proc/self/mem"], json=False, diff=False)
     assert str(caught.value) == "/proc/self/mem: cannot be read: Input/output error"
+
+
+def test_control_characters_of_a_script_are_not_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "a\x1b[31m.sbatch"
+    path.write_text("#!/bin/bash\n#SBATCH --nodes=\x1b7x\x07\u202e\x9b\n", encoding="utf-8")
+    assert run_lint([str(path)], json=False, diff=False) == 1
+    assert run_lint([str(path)], json=True, diff=False) == 1
+    printed = capsys.readouterr().out
+    assert "a?[31m.sbatch:2: error: sbatch refuses `--nodes=?7x???`" in printed
+    assert not set("\x1b\x07\x9b\u202e") & set(printed)

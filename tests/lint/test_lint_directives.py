@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from bench.findings import Severity
-from bench.lint.directives import Line, read_header, read_line, read_options
-from bench.lint.geometry import gpus_of_gres, gpus_of_list
-from bench.lint.options import Option, sbatch_options
+from bench.lint.directives import Line, read_header, read_line
+from bench.lint.geometry import gpu_count
+from bench.lint.options import sbatch_options
+from bench.lint.values import plain
 
 ACCEPTED = """
 --nodes=2-4 | -N2 | -N 2 -n 8 | --ntasks-per-node 4 | --tasks-per-node=4 | --time=00:010:00 | --time=INFINITE
@@ -17,7 +17,7 @@ ACCEPTED = """
 --cpus-per-task=4 # x | --cpus-per-task=4#x | --comment "#a b" | --job-name="my job" | -p 'a'b | --time="10:00"
 --gpu-bind=closest | --gpu-bind=none | --array=1-10%2 | --begin=now+1hour | --get-user-env | --nice=abc
 --nodes=2 \\ | hetjob | --wait-all-nodes=1 | --gres=gpu:a100:4,lscratch:10 | --exclud=n1 | --ntasks-per-n=4
---partition=a # CHANGE THIS AS YOU LIKE | --time=HH:MM:SS | --output=/a/b\\ c/d | --quotatype=spot | --container-image=a --container-mounts /x:/y
+--partition=a # CHANGE THIS AS YOU LIKE | --output=/a/b\\ c/d | --quotatype=spot | --container-image=a --container-mounts /x:/y
 """
 REFUSED = """
 --nodes=$N | --nodes=1- | -nodes=4 | --node=4 | --ntask=4 | nodes=2 | --nodes=2 foo | --constraints=gpu
@@ -43,56 +43,37 @@ def test_directives_that_sbatch_accepts_get_no_remark(options: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "options",
-    [
-        "--account=<account>",
-        "--nodes={{ n }}",
-        "-p { partition }",
-        "<OPTIONS>",
-        "--nodes=%%NODES%%",
-        "--mem=@MEM@",
-        "--time=XXXtimeXXX",
-        "--mail-user=your email",
-        "--qos=FILL IN QOS",
-    ],
+    "options", ["--account=<account>", "--nodes={{ n }}", "-p { partition }", "<OPTIONS>", "--partition="]
 )
-def test_a_placeholder_is_to_be_filled_in(options: str) -> None:
-    (remark,) = read(f"#SBATCH {options}").remarks
-    assert (remark.severity, remark.remedy) == (Severity.INFO, "fill it in before you submit the script")
+def test_a_value_that_is_to_be_filled_in_is_unknown(options: str) -> None:
+    assert read(f"#SBATCH {options}").remarks == ()
 
 
-def header(*lines: str) -> list[tuple[int | None, Severity | None]]:
-    return [(remark.line, remark.severity) for remark in read_header(["#!/bin/bash", *lines]).remarks]
+def header(*lines: str) -> list[int]:
+    return [remark.line for remark in read_header(["#!/bin/bash", *lines]).remarks]
 
 
-def test_a_comment_that_is_an_alternative_to_an_active_directive_is_disabled_on_purpose() -> None:
+def test_a_comment_is_a_disabled_directive_if_there_are_others() -> None:
     assert header("#SBATCH --mem-per-cpu=4G", "# SBATCH --mem=24G") == []
-    assert header("#SBATCH --gpus-per-node=4", "# SBATCH --gres=gpu:A100:1") == []
-    assert header("#SBATCH --time=10", "# SBATCH --nodes=2") == [(3, Severity.INFO)]
-    assert header("# SBATCH --time=10", "# SBATCH --nodes=2") == [
-        (2, Severity.WARNING),
-        (3, Severity.WARNING),
-    ]
+    assert header("# SBATCH --time=10", "# SBATCH --nodes=2") == [2, 3]
 
 
 def test_a_comment_that_shows_how_to_call_sbatch_gets_no_remark() -> None:
-    assert header("#   sbatch --nodes=N run.sh", "# sbatch --nodes=2", "#sbatch -N 2 run.sh") == []
-    assert header("#SBATCh --nodes=2") == [(2, Severity.WARNING)]
+    shown = "#   sbatch --nodes=N run.sh", "# sbatch --nodes=2", "#sbatch -N 2 run.sh"
+    assert header("#SBATCH --time=10", *shown) == []
+    assert header(*shown) == []
 
 
-@pytest.mark.parametrize(
-    "options", ["--cpus-per-task=", "--partition", "-J", "--nodes=@N", "--time=g_time_g"]
-)
-def test_a_value_that_is_missing_is_to_be_filled_in(options: str) -> None:
-    (remark,) = read(f"#SBATCH {options}").remarks
-    remedy = "fill it in, or remove it, before you submit the script"
-    assert (remark.severity, remark.remedy) == (Severity.INFO, remedy)
+def test_only_one_option_for_memory_is_accepted() -> None:
+    (remark,) = read_header(["#!/bin/bash", "#SBATCH --mem=4G", "#SBATCH --mem-per-cpu=1G"]).remarks
+    assert (remark.line, remark.remedy) == (3, "keep one of these options")
+    assert remark.message == "sbatch refuses the script: --mem and --mem-per-cpu exclude each other"
 
 
 @pytest.mark.parametrize("options", listed(REFUSED))
 def test_directives_that_sbatch_refuses_get_an_error(options: str) -> None:
     (remark,) = read(f"#SBATCH {options}").remarks
-    assert remark.severity is Severity.ERROR
+    assert remark.message.startswith("sbatch refuses ")
 
 
 @pytest.mark.parametrize(
@@ -105,17 +86,13 @@ def test_directives_that_sbatch_refuses_get_an_error(options: str) -> None:
         ("#SBATCH nodes=2", "#SBATCH --nodes=2"),
         ("#SBATCH -p=gpu", "#SBATCH -p gpu"),
         ("# SBATCH --nodes=2", "#SBATCH --nodes=2"),
-        ("#SABTCH -e x", "#SBATCH -e x"),
-        ("#sbatch --nodes=1", "#SBATCH --nodes=1"),
         ("  #SBATCH -N 1", "#SBATCH -N 1"),
-        ("SBATCH --nodes=2", "#SBATCH --nodes=2"),
-        ("!#SBATCH --signal=SIGUSR1@90", "#SBATCH --signal=SIGUSR1@90"),
     ],
 )
 def test_a_remark_contains_the_edit_if_there_is_only_one_correction(line: str, fixed: str) -> None:
-    (remark,) = read(line).remarks
+    (remark,) = read_header([line]).remarks
     assert remark.edit is not None
-    assert (remark.edit.line, remark.edit.apply(line)) == (7, fixed)
+    assert (remark.edit.line, remark.edit.apply(line)) == (1, fixed)
 
 
 @pytest.mark.parametrize(
@@ -134,13 +111,11 @@ def test_a_remark_contains_the_edit_if_there_is_only_one_correction(line: str, f
     ],
 )
 def test_comments_are_comments(line: str) -> None:
-    assert read(line).remarks == ()
-    assert read(line).options == ()
+    assert (read_header([line]).remarks, read_header([line]).options) == ((), ())
 
 
-def test_an_option_that_a_plugin_may_add_gets_a_note() -> None:
-    (remark,) = read("#SBATCH --site-specific=1").remarks
-    assert remark.severity is Severity.INFO
+def test_an_option_that_a_plugin_may_add_is_unknown() -> None:
+    assert read("#SBATCH --site-specific=1").remarks == ()
 
 
 def test_several_options_of_one_line_are_all_read() -> None:
@@ -156,15 +131,19 @@ def test_several_options_of_one_line_are_all_read() -> None:
     ]
 
 
-def test_a_variable_in_a_text_gets_a_warning_and_in_a_number_an_error() -> None:
-    (text,) = read("#SBATCH --output=$HOME/log").remarks
+def test_a_variable_in_a_number_is_refused() -> None:
     (number,) = read("#SBATCH --ntasks=$N").remarks
-    assert (text.severity, number.severity) == (Severity.WARNING, Severity.ERROR)
+    assert number.message == "sbatch refuses `--ntasks=$N`: it does not expand variables in directives"
+    assert read("#SBATCH --output=$HOME/log").remarks == ()
 
 
 def test_options_end_at_two_dashes() -> None:
-    found = list(read_options(["--nodes=2", "--", "--ntasks=3"], sbatch_options()))
-    assert found == [Option("nodes", "2", "--nodes=2")]
+    words = [plain(word, 1) for word in ("--nodes=2", "--", "--ntasks=3")]
+    options, rest = sbatch_options().read(words)
+    assert ([option.name for option in options], [word.literal for word in rest]) == (
+        ["nodes"],
+        ["--ntasks=3"],
+    )
 
 
 @pytest.mark.parametrize(
@@ -174,9 +153,7 @@ def test_options_end_at_two_dashes() -> None:
         ("gpu:4", 4),
         ("gpu:a100", 1),
         ("gpu:a100:4", 4),
-        ("gpu:tesla:2(S:0)", 2),
         ("gres:gpu:4", 4),
-        ("gres/gpu:2", 2),
         ("gpu:a100:2,nvme:200", 2),
         ("gpu:a:2,gpu:b:1", 3),
         ("nvme:200", 0),
@@ -186,11 +163,11 @@ def test_options_end_at_two_dashes() -> None:
     ],
 )
 def test_gpus_of_generic_resources_are_counted(value: str, count: int | None) -> None:
-    assert gpus_of_gres(value) == count
+    assert gpu_count(value, gres=True) == count
 
 
 @pytest.mark.parametrize(
-    ("value", "count"), [("4", 4), ("a100:4", 4), ("a100", 1), ("a:2,b:1", 3), ("{{ n }}", None)]
+    ("value", "count"), [("4", 4), ("a100:4", 4), ("a100", 1), ("a:2,b:1", 3), ("{{ n }}", None), ("0", 0)]
 )
 def test_gpus_of_a_list_are_counted(value: str, count: int | None) -> None:
-    assert gpus_of_list(value) == count
+    assert gpu_count(value) == count

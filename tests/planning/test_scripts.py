@@ -155,7 +155,7 @@ def test_scripts_of_one_kind_lint_alike(tmp_path):
         remarks = tuple(f"{f.rule} {f.severity}" for f in lint_script(script.text, path="x"))
         by_kind.setdefault(script.kind, set()).add(remarks)
     assert len(plan.cells) == 96
-    assert len(by_kind) == 32
+    assert len(by_kind) == 16
     assert all(len(remarks) == 1 for remarks in by_kind.values()), by_kind
     assert not any("error" in remark for remarks in by_kind.values() for found in remarks for remark in found)
 
