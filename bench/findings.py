@@ -49,15 +49,17 @@ def printable(text: str) -> str:
 
 
 class Edit(NamedTuple):
-    """A change of one line: the first ``old`` (the whole line if ``old`` is empty) becomes ``new``."""
+    """A change of one line: ``old`` (the whole line if ``old`` is empty) becomes ``new``."""
 
     line: int
     old: str
     new: str
 
     def apply(self, text: str) -> str:
-        """Apply the edit to the text of its line."""
-        return text.replace(self.old, self.new, 1) if self.old else self.new
+        """Apply the edit to the text of its line, unless the line contains ``old`` several times."""
+        if not self.old:
+            return self.new
+        return text.replace(self.old, self.new) if text.count(self.old) == 1 else text
 
 
 class Remark(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -43,6 +44,8 @@ def run_lint(paths: list[str], *, json: bool, diff: bool) -> int:
     from ..lint import lint_script
 
     texts = {path: _read(path) for path in paths}
+    if shutil.which("bash") is None:
+        print("bash is not on PATH: the syntax of the scripts is not checked", file=sys.stderr)
     findings = [finding for path, text in texts.items() for finding in lint_script(text, path=path)]
     if json:
         print_json({"findings": [finding.as_json() for finding in findings]})

@@ -17,6 +17,7 @@ from .options import EXPANSION, Option, is_placeholder, names, sbatch_options
 from .values import Value, plain
 
 DIRECTIVE = "#SBATCH"
+_MAX_LINES = 1000
 # src/sbatch/opt.c, _get_next_opt: blanks separate words, quotes group them, a backslash escapes.
 _TOKEN = re.compile(
     r"\{\{[^}]*\}\}|(?:[^ \t'\"#\\]|\\.?)+|'[^']*'|\"[^\"]*\"|[ \t]+|.",
@@ -68,8 +69,7 @@ class Line(NamedTuple):
 class Header(NamedTuple):
     """The directives of a script.
 
-    ``end`` is the index of the first command, or the number of lines if there is none. ``components`` is the
-    number of components of the job, which ``#SBATCH hetjob`` separates.
+    ``end`` is the index of the first command. ``components`` counts those of a heterogeneous job.
     """
 
     options: tuple[Option, ...] = ()
@@ -83,14 +83,13 @@ def read_header(lines: Sequence[str]) -> Header:
     options: list[Option] = []
     remarks: list[Remark] = []
     components, end = 1, len(lines)
-    directives = any(line.startswith(DIRECTIVE) for line in lines)
-    for number, text in enumerate(lines, start=1):
+    for number, text in enumerate(lines[:_MAX_LINES], start=1):
         stripped = text.strip(" \t\r\f\v")
         if not text.startswith(DIRECTIVE):
             if stripped and not stripped.startswith("#"):
                 end = number - 1
                 break
-            remarks += _ignored(text[:400], number, alone=not directives)
+            remarks += _indented(text[:400], number)
             continue
         line = read_line(text, number)
         components += line.heterogeneous
@@ -105,18 +104,12 @@ def read_header(lines: Sequence[str]) -> Header:
     return Header(tuple(options), tuple(remarks), end, components)
 
 
-def _ignored(text: str, number: int, *, alone: bool) -> Iterator[Remark]:
-    """Find an indented ``#SBATCH``, and ``# SBATCH`` in a script without any directive.
-
-    Beside directives, ``# SBATCH`` is often a directive that is disabled on purpose.
-    """
-    stripped = text.lstrip(" \t")
-    if stripped.startswith(DIRECTIVE) or (alone and stripped.startswith("# SBATCH ")):
-        new = DIRECTIVE + stripped.partition("SBATCH")[2]
-        line = read_line(new, number)
-        if line.options and not line.remarks:
-            message = "sbatch treats this line as a comment: a directive starts with exactly #SBATCH"
-            yield Remark(number, message, f"write `{new.strip()[:80]}`", Edit(number, "", new))
+def _indented(text: str, number: int) -> Iterator[Remark]:
+    """Find an indented ``#SBATCH``."""
+    new = text.lstrip(" \t")
+    if new.startswith(DIRECTIVE) and not read_line(new, number).remarks:
+        message = "sbatch treats this line as a comment: a directive starts with exactly #SBATCH"
+        yield Remark(number, message, f"write `{new.strip()[:80]}`", Edit(number, "", new))
 
 
 def read_line(text: str, number: int) -> Line:
@@ -140,7 +133,7 @@ def read_line(text: str, number: int) -> Line:
             break
         remarks.append(_stray(rest[0].shown, options[-1].written if options else "", number))
         rest = rest[1:]
-    filled_in = not any(map(is_placeholder, words))
+    filled_in = not any("<" in word or "{{" in word or word == "{" for word in words)
     kept = [remark for remark in remarks if remark and filled_in]
     return Line(tuple(option for option in options if option.name in table.long), tuple(kept[:1]))
 

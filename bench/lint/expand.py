@@ -57,9 +57,8 @@ Piece = tuple[str | Unknown, bool]
 class Expander:
     """Expand words in a scope.
 
-    ``scope`` contains the last assignment of each variable. ``uses`` and ``arithmetic`` collect all uses of
-    variables and all ``$(( ))``. ``first_line`` is the line of the script in which the parsed text begins.
-    ``unknowns`` are the expansions that marks in the text stand for. ``run`` follows a command substitution.
+    ``scope`` contains the last assignment of each variable. ``first_line`` is the line of the script in which
+    the text begins. Marks in the text stand for ``unknowns``. ``run`` follows a command substitution.
     """
 
     def __init__(

@@ -25,8 +25,6 @@ _OTHER_TASKS = names("ntasks-per-gpu ntasks-per-tres ntasks-per-socket ntasks-pe
 # bash(1), ARITHMETIC EVALUATION: the operators on integers that this module computes.
 _EXPRESSION = re.compile(r"(?:\d+\b|[\s()+*/%-]){1,400}")
 _MAX_DEPTH = 12
-#: Largest number of nodes, tasks or GPUs that is computed.
-_MAX_NUMBER = 10**9
 
 
 @dataclass(frozen=True)
@@ -200,7 +198,7 @@ def _of_node(node: ast.expr) -> int | None:
             return value
         case ast.BinOp(left=left, op=operator, right=right):
             a, b = _of_node(left), _of_node(right)
-            if a is None or b is None or abs(a) > _MAX_NUMBER or abs(b) > _MAX_NUMBER:
+            if a is None or b is None or max(abs(a), abs(b)) > 10**9:
                 return None
             match operator:
                 case ast.Add():

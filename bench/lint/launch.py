@@ -15,15 +15,16 @@ from .values import Value, plain
 SHELLS = names("bash sh dash zsh ksh")
 #: Launchers that may start processes on other nodes.
 REACHES_NODES = names(
-    """mpirun mpiexec mpiexec.hydra mpirun_rsh orterun prun prterun ibrun aprun jsrun lrun flux horovodrun ssh
-    pdsh clush parallel-ssh pssh sbatch salloc deepspeed composer lightning fabric colossalai"""
+    """srun mpirun mpiexec mpiexec.hydra mpirun_rsh orterun prun prterun ibrun aprun jsrun lrun flux
+    horovodrun ssh pdsh clush parallel-ssh pssh sbatch salloc deepspeed composer lightning fabric
+    colossalai"""
 )
 #: Builtins of bash, which start nothing (bash(1), SHELL BUILTIN COMMANDS).
 BUILTINS = names(
     """: [ alias bg bind break builtin caller cd compgen complete compopt continue declare dirs disown echo
-    enable exit export false fc fg getopts hash help history jobs kill let local logout mapfile popd printf
-    pushd pwd read readarray readonly return set shift shopt suspend test times trap true type typeset ulimit
-    umask unalias unset wait"""
+    enable exit export false fc fg getopts hash help history jobs kill let local logout mapfile popd
+    printf pushd pwd read readarray readonly return set shift shopt suspend test times trap true type
+    typeset ulimit umask unalias unset wait"""
 )
 #: Words before a command that change nothing about what it starts.
 _PREFIXES = names("exec command nohup time builtin")
@@ -58,16 +59,10 @@ _PYTHON_WITH_VALUE = names("-W -X --check-hash-based-pycs")
 class Launch:
     """The parts of a command.
 
-    Attributes:
-        kind: ``python``, ``launcher``, ``shell`` (a file for a shell), ``inner`` (text for a shell),
-            ``builtin``, ``nothing`` or ``unknown``.
-        via: ``srun``, the name of another launcher that reaches nodes, or empty.
-        srun: the options of srun.
-        opaque: True if an unknown expansion may contain further words for srun or the launcher.
-        launcher: a key of LAUNCHERS, or empty.
-        options: the options of the launcher, with underscores in their names.
-        program: the program or file, or the text for an inner shell.
-        environment: variables that env sets.
+    ``kind`` is ``python``, ``launcher``, ``shell`` (a file for a shell), ``inner`` (text for a shell),
+    ``builtin``, ``nothing`` or ``unknown``. ``via`` is ``srun`` or another launcher that reaches nodes.
+    ``opaque`` is True if an unknown expansion may contain further words for srun or the launcher.
+    ``options`` are those of the launcher, with underscores. ``environment`` is what env sets.
     """
 
     kind: str = "nothing"
@@ -98,7 +93,7 @@ def read_command(words: Sequence[Value]) -> Launch:
 def _is_several(word: Value) -> bool:
     """Return whether a word is an unknown expansion that possibly results in several words."""
     only = word.only
-    return only is not None and (not word.quoted or only.name == "@" or only.source.endswith("[@]}"))
+    return only is not None and (not word.quoted or only.name == "@" or "[@]" in only.source)
 
 
 class _Reader:

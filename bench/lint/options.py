@@ -10,7 +10,7 @@ import difflib
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import NamedTuple
 
 from ..findings import Edit, Remark
@@ -19,7 +19,7 @@ from .values import Value
 # A variable or a command substitution, which sbatch does not expand: sbatch(1) on directives.
 EXPANSION = re.compile(r"\$\{?[A-Za-z_]|\$\(|`")
 #: Characters of placeholders, such as ``<account>`` or ``{{ nodes }}``: the value is not filled in yet.
-_BRACKETS = frozenset("<>{}[]")
+_BRACKETS = frozenset("<>{}")
 
 
 class Option(NamedTuple):
@@ -55,39 +55,38 @@ def names(text: str) -> frozenset[str]:
 
 # Suffix of a name: "=" for an option with a value, "?" with an optional value after "=", nothing for a flag.
 _COMMON = """
-account= acctg-freq= bb= bbf= begin= chdir= cluster-constraint= clusters= comment= constraint=
-container= container-id= context= contiguous core-spec= cores-per-socket= cpu-freq= cpus-per-gpu=
-cpus-per-task= deadline= delay-boot= dependency= distribution= error= exclude= exclusive? export= extra=
-extra-node-info= get-user-env? gid= gpu-bind= gpu-freq= gpus= gpus-per-node= gpus-per-socket=
-gpus-per-task= gres= gres-flags= help hint= hold input= job-name= kill-on-invalid-dep= licenses=
-mail-type= mail-user= mcs-label= mem= mem-bind= mem-per-cpu= mem-per-gpu= mincpus= network= nice?
-no-kill? nodefile= nodelist= nodes= ntasks= ntasks-per-core= ntasks-per-gpu= ntasks-per-node=
-ntasks-per-socket= ntasks-per-tres= open-mode= output= overcommit oversubscribe partition= power=
-prefer= priority= profile= propagate? qos= quiet reboot requeue reservation= segment=
-signal= sockets-per-node= spread-job stepmgr switches= tasks-per-node= thread-spec= threads-per-core=
-time= time-min= tmp= tres-bind= tres-per-task= uid= usage use-min-nodes verbose version wait-all-nodes=
-wckey= consolidate-segments oom-kill-step? external parsable resv-ports? test-only
+account= acctg-freq= bb= bbf= begin= chdir= cluster-constraint= clusters= comment= constraint= container=
+container-id= context= contiguous core-spec= cores-per-socket= cpu-freq= cpus-per-gpu= cpus-per-task=
+deadline= delay-boot= dependency= distribution= error= exclude= exclusive? export= extra= extra-node-info=
+get-user-env? gid= gpu-bind= gpu-freq= gpus= gpus-per-node= gpus-per-socket= gpus-per-task= gres= gres-
+flags= help hint= hold input= job-name= kill-on-invalid-dep= licenses= mail-type= mail-user= mcs-label= mem=
+mem-bind= mem-per-cpu= mem-per-gpu= mincpus= network= nice? no-kill? nodefile= nodelist= nodes= ntasks=
+ntasks-per-core= ntasks-per-gpu= ntasks-per-node= ntasks-per-socket= ntasks-per-tres= open-mode= output=
+overcommit oversubscribe partition= power= prefer= priority= profile= propagate? qos= quiet reboot requeue
+reservation= segment= signal= sockets-per-node= spread-job stepmgr switches= tasks-per-node= thread-spec=
+threads-per-core= time= time-min= tmp= tres-bind= tres-per-task= uid= usage use-min-nodes verbose version
+wait-all-nodes= wckey= consolidate-segments oom-kill-step? external parsable resv-ports? test-only
 """
 _SBATCH_ONLY = "array= batch= cluster= export-file= ignore-pbs no-requeue wait wrap= switch="
 _SRUN_ONLY = """
-accel-bind= async bcast? bcast-exclude= compress? cpu-bind= cpu_bind= debugger-test disable-status
-epilog= exact het-group= immediate? interactive jobid= kill-on-bad-exit? label max-exit-timeout=
-mem_bind= mpi= msg-timeout= multi-prog no-allocate overlap pack-group= preserve-env prolog= pty?
-quit-on-interrupt relative= send-libs? slurmd-debug= task-epilog= task-prolog= threads= treewidth=
-tree-width= unbuffered wait= wait-for-children whole x11?
+accel-bind= async bcast? bcast-exclude= compress? cpu-bind= cpu_bind= debugger-test disable-status epilog=
+exact het-group= immediate? interactive jobid= kill-on-bad-exit? label max-exit-timeout= mem_bind= mpi= msg-
+timeout= multi-prog no-allocate overlap pack-group= preserve-env prolog= pty? quit-on-interrupt relative=
+send-libs? slurmd-debug= task-epilog= task-prolog= threads= treewidth= tree-width= unbuffered wait= wait-
+for-children whole x11?
 """
 # pyxis, Shifter, the CSCS container engine, SageMaker HyperPod.
 _PLUGINS = """
-container-image= container-mounts= container-workdir= container-name= container-save=
-container-mount-home no-container-mount-home container-remap-root no-container-remap-root
-container-entrypoint no-container-entrypoint container-entrypoint-log container-writable
-container-readonly container-env= auto-resume= image= volume= module= environment= uenv= view=
+container-image= container-mounts= container-workdir= container-name= container-save= container-mount-home
+no-container-mount-home container-remap-root no-container-remap-root container-entrypoint no-container-
+entrypoint container-entrypoint-log container-writable container-readonly container-env= auto-resume= image=
+volume= module= environment= uenv= view=
 """
 _SHORT = """
-A=account a=array B=extra-node-info b=begin C=constraint c=cpus-per-task D=chdir d=dependency
-e=error F=nodefile G=gpus H=hold h=help I=immediate i=input J=job-name k=no-kill L=licenses
-M=clusters m=distribution N=nodes n=ntasks O=overcommit o=output p=partition Q=quiet q=qos
-S=core-spec s=oversubscribe t=time V=version v=verbose W=wait w=nodelist x=exclude
+A=account a=array B=extra-node-info b=begin C=constraint c=cpus-per-task D=chdir d=dependency e=error
+F=nodefile G=gpus H=hold h=help I=immediate i=input J=job-name k=no-kill L=licenses M=clusters
+m=distribution N=nodes n=ntasks O=overcommit o=output p=partition Q=quiet q=qos S=core-spec s=oversubscribe
+t=time V=version v=verbose W=wait w=nodelist x=exclude
 """
 _SRUN_SHORT = """
 E=preserve-env K=kill-on-bad-exit l=label r=relative T=threads u=unbuffered X=disable-status Z=no-allocate
@@ -162,9 +161,9 @@ class OptionTable:
             return
         for position, letter in enumerate(word.start[1:], start=1):
             name = self.short.get(letter, letter)
-            if self.long.get(name) == "=":
+            if self.long.get(name):
                 value = word.after(word.start[: position + 1])
-                yield name, value if value.shown else None, not value.shown
+                yield name, value if value.shown else None, not value.shown and self.long[name] == "="
                 return
             yield name, None, False
 
@@ -180,7 +179,7 @@ class OptionTable:
         found = self.matches(written)
         if len(found) == 1:
             return None
-        close = difflib.get_close_matches(written.replace("_", "-").lower(), self.long, n=1, cutoff=0.84)
+        close = _closest(written, sbatch=self.command == "sbatch")
         remedy = f"did you mean --{close[0]}? See `{self.command} --help`" if close else ""
         if found:
             why = f"it is ambiguous ({', '.join(f'--{name}' for name in found[:6])})"
@@ -220,6 +219,13 @@ def _options(command: str, short: str, *lists: str) -> OptionTable:
     long = _table(*lists)
     letters = dict(pair.split("=") for pair in short.split())
     return OptionTable(command, long, {letter: name for letter, name in letters.items() if name in long})
+
+
+@lru_cache(maxsize=1000)
+def _closest(written: str, *, sbatch: bool) -> list[str]:
+    """Return the option whose name resembles ``written``, if any."""
+    table = sbatch_options() if sbatch else srun_options()
+    return difflib.get_close_matches(written.replace("_", "-").lower(), table.long, n=1, cutoff=0.84)
 
 
 @cache

@@ -22,11 +22,10 @@ _BASH = re.compile(r"#![ \t]*(?:\S*/env[ \t]+(?:-\S+[ \t]+)*)?(?:\S*/)?(?:bash|s
 
 @dataclass
 class Script:
-    """Everything that rules know about a script.
+    """A script: its lines without line ends, its directives, its job, and what its commands do.
 
-    ``lines`` are the lines without line ends, ``dos_line`` is the first line that ends with CR LF, and
-    ``error`` is the syntax error that bash finds. ``too_large`` is True if Slurm refuses the script's size;
-    its commands are then not read.
+    ``dos_line`` is the first line that ends with CR LF. ``too_large`` is True if Slurm refuses the script's
+    size; its commands are then not read.
     """
 
     lines: Sequence[str]
@@ -44,9 +43,9 @@ class Script:
 
     @cached_property
     def commands(self) -> list[Command]:
-        """The simple commands, in order, up to an ``exit`` that certainly runs."""
-        found = self.walk.commands
-        end = next((at for at, one in enumerate(found) if one.name == "exit" and one.certain), len(found))
+        """The commands up to an ``exit`` that certainly runs; none if a part has no known structure."""
+        found = [] if self.walk.broken else self.walk.commands
+        end = next((at for at, one in enumerate(found) if one.ends_script), len(found))
         return found[: end + 1]
 
     @cached_property

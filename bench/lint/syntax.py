@@ -92,7 +92,7 @@ def check_syntax(text: str) -> ShellError | None:
     ``bash -n`` reads a script and executes nothing of it. It reads no start-up file: BASH_ENV is not set.
     """
     environment = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"}
-    command = ["bash", "--norc", "--noprofile", "-n", "/dev/stdin"]
+    command = ["bash", "--norc", "--noprofile", "-O", "extglob", "-n", "/dev/stdin"]
     try:
         done = subprocess.run(
             command,

@@ -10,13 +10,9 @@ from dataclasses import dataclass
 class Unknown:
     """An expansion whose result the script does not show.
 
-    Attributes:
-        kind: ``variable``, ``command`` (a command substitution) or ``arithmetic``.
-        source: the expansion as written.
-        name: the name of the variable.
-        operator: the operator of a variable, such as ``:-`` in ``${name:-default}``, or ``[``.
-        operand: the default of a variable, or the expression of ``$(( ))``.
-        in_task: True if a shell in a task of srun expands it, False if the batch shell does.
+    ``kind`` is ``variable``, ``command``, ``arithmetic`` or ``text``, and ``source`` the text as written.
+    ``operator`` is that of a variable, such as ``:-`` in ``${name:-default}``, or ``[``. ``operand`` is the
+    default, or the expression of ``$(( ))``. ``in_task`` is True if a shell in a task of srun expands it.
     """
 
     kind: str

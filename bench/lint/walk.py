@@ -23,6 +23,10 @@ from .values import Unknown, Value, plain
 VARIABLES = names("MASTER_ADDR MASTER_PORT WORLD_SIZE RANK LOCAL_RANK GLOO_SOCKET_IFNAME")
 _ASSIGNS = frozenset({"variable_assignment"})
 _TEXT = frozenset({"heredoc_start", "heredoc_body", "heredoc_end", "file_redirect", "file_descriptor"})
+#: Builtins that declare or set the variables that they name.
+DECLARES = names("export declare typeset local readonly")
+_SETS_VARIABLES = names("read mapfile readarray getopts printf let")
+_MAX_DEPTH = 50
 _EXPANSIONS = frozenset({"simple_expansion", "expansion", "command_substitution"})
 
 
@@ -39,6 +43,7 @@ class Place:
     function: str = ""
     background: bool = False
     substitution: bool = False
+    subshell: bool = False
     task: Command | None = None
 
 
@@ -46,8 +51,7 @@ class Place:
 class Command:
     """One simple command.
 
-    ``words`` are its words after expansion, ``prefix`` the variables before them, and ``variables`` the last
-    assignments of some variables of the shell. ``end`` is its last line.
+    ``prefix`` are the variables before its words, ``variables`` the last assignments of VARIABLES.
     """
 
     words: tuple[Value, ...]
@@ -72,6 +76,11 @@ class Command:
         return (self.words[0].literal or "") if self.words else ""
 
     @property
+    def texts(self) -> list[str]:
+        """The words, with unknown expansions as written."""
+        return [word.shown for word in self.words]
+
+    @property
     def outer(self) -> Command:
         """The command in the script itself that starts this command."""
         return self.place.task or self
@@ -83,8 +92,18 @@ class Command:
         nested = place.conditional or place.loop or place.function or place.substitution
         return not nested and not self.place.conditional
 
+    @property
+    def ends_script(self) -> bool:
+        """True if the command is an ``exit`` of the script's own shell that certainly runs."""
+        place = self.place
+        own = not (place.task or place.subshell or place.background)
+        return self.name == "exit" and own and self.certain
+
     def exported(self, name: str) -> Value | None:
         """Return the value of a variable in the environment of the command, or None if it is unknown."""
+        chosen = self.launch.srun_option("export")
+        if chosen and chosen.value != "ALL":
+            return None
         given = self.prefix.get(name) or self.launch.environment.get(name)
         known = self.variables.get(name)
         return given or (known.value if known and known.exported else None)
@@ -132,6 +151,9 @@ class _Walker:
         self.expander.uses, self.expander.arithmetic = found.uses, found.arithmetic
         self.place = Place()
         self._functions: dict[str, set[str]] = {}
+        self._sourcing: set[str] = set()
+        self._sources = False
+        self._depth = 0
         self._exports_all = False
 
     @property
@@ -148,10 +170,14 @@ class _Walker:
     def _statement(self, node: Node, place: Place) -> None:
         before, self.place = self.place, place
         handler = getattr(self, f"_{node.type}", None)
-        if handler:
+        self._depth += 1
+        if self._depth > _MAX_DEPTH:
+            self.found.broken = True
+        elif handler:
             handler(node, place)
         else:
             self._uses(node)
+        self._depth -= 1
         self.place = before
 
     # One method for each kind of statement of the grammar.
@@ -190,10 +216,13 @@ class _Walker:
 
     def _builtin(self, command: Command) -> None:
         """Forget the variables that a builtin or a function of the script may set."""
-        name, words = command.name, [word.shown for word in command.words[1:]]
-        if name in ("source", ".", "eval"):
-            self._forget(set(self.scope))
-        elif name in ("read", "mapfile", "readarray", "getopts", "printf", "let"):
+        program = command.launch.program  # behind words such as `builtin`
+        name, words = (program.literal or "") if program else "", command.texts[1:]
+        sources = name in ("source", ".", "eval") or name in self._sourcing
+        self._sources = self._sources or sources
+        if sources or (name in DECLARES and {"-n", "+x"} & set(words)):
+            self.scope.clear()
+        elif name in _SETS_VARIABLES or (name in DECLARES and name != command.name):
             self._forget({word.partition("=")[0] for word in words})
         elif name == "set":
             self._exports_all = self._exports_all or "allexport" in words or "-a" in words
@@ -281,9 +310,11 @@ class _Walker:
         if name is None or body is None:
             return
         before, self.expander.scope = self.scope, {}
+        sourced, self._sources = self._sources, False
         self._statement(body, replace(place, function=text_of(name), conditional=False))
         assigned = set(self.scope)
-        self.expander.scope = before
+        self._sourcing |= {text_of(name)} if self._sources else set()
+        self.expander.scope, self._sources = before, sourced
         self._functions[text_of(name)] = assigned
         self._forget(assigned)
 
@@ -319,7 +350,7 @@ class _Walker:
 
     def _subshell_of(self, nodes: Sequence[Node], place: Place) -> None:
         before, self.expander.scope = self.scope, dict(self.scope)
-        self.statements(nodes, place)
+        self.statements(nodes, replace(place, subshell=True))
         self.expander.scope = before
 
     def _substitution(self, node: Node) -> None:

@@ -53,9 +53,13 @@ def header(*lines: str) -> list[int]:
     return [remark.line for remark in read_header(["#!/bin/bash", *lines]).remarks]
 
 
-def test_a_comment_is_a_disabled_directive_if_there_are_others() -> None:
-    assert header("#SBATCH --mem-per-cpu=4G", "# SBATCH --mem=24G") == []
-    assert header("# SBATCH --time=10", "# SBATCH --nodes=2") == [2, 3]
+def test_a_comment_is_a_disabled_directive() -> None:
+    assert header("# SBATCH --mem=24G", "##SBATCH --nodes=2", "#xSBATCH --nodes=2") == []
+
+
+def test_a_list_of_hosts_is_no_placeholder() -> None:
+    assert header("#SBATCH --nodelist=node[01-04] --time=24h") == [2]
+    assert header("#SBATCH --ntasks_per_node=4 --output=log_{a}.txt") == [2]
 
 
 def test_a_comment_that_shows_how_to_call_sbatch_gets_no_remark() -> None:
@@ -85,7 +89,6 @@ def test_directives_that_sbatch_refuses_get_an_error(options: str) -> None:
         ("#SBATCH –nodes=2", "#SBATCH --nodes=2"),
         ("#SBATCH nodes=2", "#SBATCH --nodes=2"),
         ("#SBATCH -p=gpu", "#SBATCH -p gpu"),
-        ("# SBATCH --nodes=2", "#SBATCH --nodes=2"),
         ("  #SBATCH -N 1", "#SBATCH -N 1"),
     ],
 )

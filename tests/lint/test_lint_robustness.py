@@ -100,6 +100,9 @@ PATTERNS = {
     "dates": "P=$(( $(date date date %) + 1 ))\n" * (SIZE // 34),
     "quotes of both kinds": "'\"\n" * (SIZE // 3),
     "subscripts": "${a[" * (SIZE // 4),
+    "launchers": "srun torchrun --nnodes=2 train.py\n" * (SIZE // 34),
+    "nested loops": "X=1\nfor i in 1; do\n" * (SIZE // 25) + "done\n" * (SIZE // 25),
+    "sourced files": "".join(f"V{i}=1\n. x\n" for i in range(SIZE // 10)),
 }
 
 

@@ -19,7 +19,7 @@ Check = Callable[[Script], Iterable[Remark]]
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule and the default severity of its findings."""
+    """A rule and the severity of its findings."""
 
     name: str
     severity: Severity

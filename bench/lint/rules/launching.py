@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from ...findings import Edit, Remark, Severity
 from ..geometry import number
-from ..launch import TORCHRUN_OPTIONS, Launch
+from ..launch import REACHES_NODES, TORCHRUN_OPTIONS, Launch
 from ..options import srun_options
 from ..script import Script
 from ..values import Value
@@ -23,10 +23,9 @@ TORCH = ("torchrun", "launch")
 def missing_srun(script: Script) -> Iterator[Remark]:
     """A job has several nodes, but only the batch shell starts the program.
 
-    The batch script runs once, on the first node. Only srun, mpirun or a similar launcher starts processes
-    on the other nodes. Without one, the processes on the first node wait for the others until the
-    rendezvous times out, or the other nodes stay idle. The rule applies to Python programs and to
-    launchers that expect several nodes, if no other command of the script may reach the nodes.
+    The batch script runs once, on the first node, and only srun, mpirun or a similar launcher reaches the
+    others. The rule applies to launchers that expect several nodes, and to a Python program that is the last
+    command, if no other command of the script may reach the nodes.
 
     Bad: python train.py
     Good: srun python train.py
@@ -34,15 +33,20 @@ def missing_srun(script: Script) -> Iterator[Remark]:
     reaching = list(filter(_may_reach_nodes, script.commands))
     # A srun in the foreground has ended before the launcher starts.
     ended = all(one.launch.via == "srun" and not one.outer.place.background for one in reaching)
-    if not script.job.several_nodes or script.walk.broken or not ended:
+    if not script.job.several_nodes or not ended:
         return
-    waiting = [one for one in script.launchers if _waits_alone(script, one)]
-    for command in waiting:
+    # `export -f`: srun possibly starts a shell that calls a function of the script.
+    passed_on = any(one.name == "export" and "-f" in one.texts for one in script.commands)
+    for command in [one for one in script.launchers if not (passed_on and one.place.function)]:
+        if command.launch.via or (number(command.launch.node_count, script.job) or 1) < 2:
+            continue
         message = "only the first node runs this command, which waits for the launchers of the other nodes: "
         remedy = f"start one launcher on each node: {SRUN_PER_NODE} COMMAND (see missing-node-rank)"
         yield Remark(command.outer.line, f"{message}its rendezvous times out", remedy)
-    programs = [one for one in script.commands if one.launch.kind == "python" and not one.place.substitution]
-    for command in programs[-1:] if not script.launchers and not reaching else ():
+    programs = [one for one in script.commands if one.launch.kind not in ("builtin", "nothing")]
+    for command in [one for one in programs if not one.place.substitution][-1:]:
+        if command.launch.kind != "python" or script.launchers or reaching:
+            continue
         line, name = command.outer.line, command.outer.name
         message = (
             f"only the first node runs this command: 1 of {script.job.ntasks or 'all'} processes will start"
@@ -58,18 +62,8 @@ def _may_reach_nodes(command: Command) -> bool:
         return not (launch.via == "srun" and command.place.substitution)
     if launch.kind == "inner":
         return launch.program is None or launch.program.literal is None
-    return launch.kind == "unknown" and (word.literal is None or "/" in word.shown)
-
-
-def _waits_alone(script: Script, command: Command) -> bool:
-    """Return whether the batch shell starts a launcher that waits for those of other nodes."""
-    passed_on = any(
-        one.name == "export" and "-f" in [word.literal for word in one.words] for one in script.commands
-    )
-    if command.place.function and passed_on:
-        return False  # srun possibly starts a shell that calls the function
-    nodes = number(command.launch.node_count, script.job)
-    return not command.launch.via and nodes is not None and nodes > 1
+    unknown = word.literal is None or "/" in word.shown or command.place.background
+    return launch.kind == "unknown" and (unknown or not REACHES_NODES.isdisjoint(command.texts))
 
 
 def is_static(launch: Launch) -> bool:
@@ -156,8 +150,7 @@ def _depends_on(value: Value | None, name: str) -> bool:
 def unknown_srun_option(script: Script) -> Iterator[Remark]:
     """A script passes an option to srun that srun does not have, so that the job fails at this line.
 
-    srun accepts a prefix of an option's name only if the prefix is unique. An option that resembles none of
-    srun's is not reported, because a plugin of the site may add it.
+    An option that resembles none of srun's is not reported, because a plugin of the site may add it.
 
     Bad: srun --cpubind=cores python train.py
     Good: srun --cpu-bind=cores python train.py
@@ -174,8 +167,7 @@ def missing_node_rank(script: Script) -> Iterator[Remark]:
     """A launcher with a static rendezvous gets no node rank, so that every node has rank 0.
 
     Without ``--rdzv_backend=c10d``, torchrun takes the rank of its node from ``--node_rank``, whose
-    default is 0. ``torch.distributed.launch`` does the same. Without the option, all
-    nodes have the same ranks, and the job fails or hangs.
+    default is 0. All nodes then have the same ranks, and the job fails or hangs.
 
     Bad: srun torchrun --nnodes=2 --master_addr=$HOST --master_port=$PORT ...
     Good: srun torchrun --nnodes=2 --rdzv_backend=c10d --rdzv_endpoint=$HOST:$PORT ...

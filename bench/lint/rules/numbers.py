@@ -72,9 +72,8 @@ def task_gpu_mismatch(script: Script) -> Iterator[Remark]:
 def ntasks_conflict(script: Script) -> Iterator[Remark]:
     """``--ntasks`` contradicts ``--nodes`` times ``--ntasks-per-node``.
 
-    ``--ntasks`` takes precedence, and ``--ntasks-per-node`` then only sets a maximum. Therefore too few
-    processes start, or Slurm refuses the job. With fewer tasks than nodes, Slurm
-    reduces the number of nodes. A step must not request more nodes than its job.
+    ``--ntasks`` takes precedence: too few processes start, or Slurm refuses the job. With fewer tasks than
+    nodes, Slurm reduces the number of nodes. A step must not request more nodes than its job.
 
     Bad: #SBATCH --nodes=2 --ntasks-per-node=4 --ntasks=4
     Good: #SBATCH --nodes=2 --ntasks-per-node=4
@@ -145,8 +144,7 @@ def ntasks_per_node_ignored(script: Script) -> Iterator[Remark]:
 def undefined_variable(script: Script) -> Iterator[Remark]:
     """A variable of Slurm is used that Slurm does not set in this job.
 
-    Such a variable expands to an empty string, so that an option has no value. Slurm sets some variables
-    only if an option is given; the caller may give it on the command line of sbatch.
+    Slurm sets some variables only if an option is given, possibly on the command line of sbatch.
 
     Bad:
         #SBATCH --ntasks=8

@@ -156,10 +156,8 @@ def hardcoded_port(script: Script) -> Iterator[Remark]:
 def rank_expanded_early(script: Script) -> Iterator[Remark]:
     r"""The batch shell expands the rank of a node or task, and the rank is always 0 in the batch shell.
 
-    The batch shell runs on the first node only. On the srun line, it expands variables that are
-    unquoted or in double quotes, so every task gets rank 0. A variable that is escaped or in single
-    quotes is not expanded there; a shell in the task must expand it. The rule does not apply to a
-    c10d rendezvous, which assigns the ranks itself.
+    On the srun line, the batch shell expands variables that are unquoted or in double quotes, so every task
+    gets rank 0. The rule does not apply to a c10d rendezvous, which assigns the ranks itself.
 
     Bad: srun torchrun --nnodes=2 --node_rank=$SLURM_NODEID --master_addr=$HOST ...
     Good: srun bash -c 'torchrun --nnodes=2 --node_rank=$SLURM_NODEID --master_addr=$HOST ...'
@@ -212,8 +210,7 @@ def _is_early(script: Script, command: Command, unknown: Unknown) -> bool:
 def gloo_interface_excluded(script: Script) -> Iterator[Remark]:
     """GLOO_SOCKET_IFNAME contains an exclusion such as ^lo, which only NCCL_SOCKET_IFNAME supports.
 
-    gloo expects exact names of interfaces. It finds no interface named ``^lo``, and processes that use
-    gloo stop with "Unable to find address for: ^lo".
+    Processes that use gloo stop with "Unable to find address for: ^lo".
 
     Bad: export GLOO_SOCKET_IFNAME=^lo,docker
     Good: export GLOO_SOCKET_IFNAME=ib0
@@ -252,8 +249,7 @@ def node_list_in_one_element(script: Script) -> Iterator[Remark]:
 def port_octal_arithmetic(script: Script) -> Iterator[Remark]:
     """A number in an arithmetic expression can start with 0; bash then reads it as octal.
 
-    If the last digits of the job ID are 0899, bash stops with "value too great for base". If they
-    are 0123, bash reads them as 83.
+    If the last digits of the job ID are 0899, bash stops with "value too great for base". 0123 means 83.
 
     Bad: export MASTER_PORT=$((10000 + ${SLURM_JOB_ID: -4}))
     Good: export MASTER_PORT=$((10000 + SLURM_JOB_ID % 10000))

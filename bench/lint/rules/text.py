@@ -11,11 +11,11 @@ from ..launch import BUILTINS
 from ..script import MAX_SCRIPT_SIZE, Script
 from ..syntax import check_syntax
 from ..values import Unknown
-from ..walk import Command
+from ..walk import DECLARES, Command
 from . import rule
 
 # bash(1), QUOTING: a backslash continues a line only directly before the newline.
-_NOT_LAST = re.compile(r"\\[ \t]+(#.*)?\Z")
+_NOT_LAST = re.compile(r"(?<=[ \t])\\[ \t]+(#.*)?\Z")
 # An option as the first word of a command: bash(1), SIMPLE COMMANDS.
 _OPTION = re.compile(r"--?[A-Za-z]")
 
@@ -48,8 +48,7 @@ def malformed_directive(script: Script) -> Iterator[Remark]:
 def sbatch_after_command(script: Script) -> Iterator[Remark]:
     """A directive is below the first command, so sbatch ignores it.
 
-    sbatch stops reading directives at the first line that is neither blank nor a comment. It
-    ignores all directives after that line without a message.
+    sbatch stops reading directives at the first line that is neither blank nor a comment.
 
     Bad:
         module load cuda
@@ -107,12 +106,11 @@ def shell_syntax(script: Script) -> Iterator[Remark]:
         error = check_syntax(text)
         if error:
             message = f"the shell that executes this text cannot parse it: {error.message}"
-            yield Remark(line + error.line - 1, message, "correct the text between the quotes")
+            last = min(error.line, text.count("\n") + 1)
+            yield Remark(line + last - 1, message, "correct the text between the quotes")
     error = script.error
-    ends = (one.line for one in script.commands if one.name == "exit" and one.certain)
-    if error and error.line > next(ends, error.line):
-        return  # bash never reads the line
-    if error:
+    ends = (one.line for one in script.walk.commands if one.ends_script)
+    if error and error.line <= next(ends, error.line):  # bash reads the line
         line = min(error.line, len(script.lines))
         while line > 1 and script.line(line).strip()[:1] in ("", "#"):
             line -= 1  # the end of the file is below its last command
@@ -136,7 +134,7 @@ def stray_command(script: Script) -> Iterator[Remark]:
             --data /scratch
         MASTER_PORT=29500
     """
-    for command in script.commands if not script.walk.broken else ():
+    for command in script.commands:
         remark = _stray(script, command)
         if remark:
             yield remark
@@ -150,7 +148,7 @@ def _stray(script: Script, command: Command) -> Remark | None:
         return _broken_off_option(script, command)
     if name == "SBATCH":
         return Remark(line, "bash runs `SBATCH` as a command", "put # at the start of the line")
-    if name in ("export", "declare", "local", "readonly", "typeset"):
+    if name in DECLARES:
         spaced = any(word.literal == "=" or word.start[:1] == "=" for word in words[2:])
         message = f"{name} does not allow blanks around ="
         return Remark(line, message, f"write {name} NAME=VALUE") if spaced else None
@@ -216,9 +214,8 @@ def arguments_split(script: Script) -> Iterator[Remark]:
 def script_folder(script: Script) -> Iterator[Remark]:
     """The script looks for files beside itself, but Slurm executes a copy of the script.
 
-    sbatch copies the script, and the first node executes the copy in Slurm's own folder, such as
-    /var/spool/slurmd/job4711/slurm_script. ``$0`` and ``${BASH_SOURCE[0]}`` are the path of this copy.
-    Files that lie beside the script are therefore not found.
+    ``$0`` and ``${BASH_SOURCE[0]}`` are the path of the copy, such as
+    /var/spool/slurmd/job4711/slurm_script. Files that lie beside the script are therefore not found.
 
     Bad: cd "$(dirname "$0")"
     Good: cd "$SLURM_SUBMIT_DIR"
@@ -264,11 +261,10 @@ def trap_delayed(script: Script) -> Iterator[Remark]:
     traps = [one for one in script.commands if one.name == "trap" and _catches(one, name)]
     if "B" not in flags.upper() or not colon or not traps:
         return
-    for command in script.commands:
-        launch, outer = command.launch, command.outer
-        starts = launch.via == "srun" or launch.kind in ("python", "launcher")
-        waits = outer.line > traps[0].line and command.certain and not outer.place.background
-        if starts and waits and launch.program and launch.kind != "builtin":
+    started = [one for one in script.commands if one.launch.via == "srun" or one.launch.kind == "python"]
+    for command in [one for one in started if one.launch.program and one.launch.kind != "builtin"][-1:]:
+        outer = command.outer
+        if outer.line > traps[0].line and command.certain and not outer.place.background:
             message = (
                 f"bash runs the trap of line {traps[0].line} after this command ends, not when signalled"
             )
