@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,10 +22,10 @@ from analysis.checks.fabric import fabrics
 from analysis.checks.scaling_table import scaling_table
 from analysis.compare.matching import SIZES, settings_of
 from analysis.data.load import Study, is_average, metrics_of_cells
+from analysis.stats.attempts import cell_success
 from analysis.stats.columns import SIZE_COLUMNS
 from analysis.stats.estimate import (
     MIN_RUNS,
-    Floats,
     LogMoments,
     log_moments,
     ratio_interval,
@@ -36,12 +35,6 @@ from analysis.stats.estimate import (
 from analysis.stats.law_fit import forecasts
 from analysis.stats.measured import Frames, measure
 from analysis.text import clean, one_line
-from bench.study.ledger import RunState
-from bench.study.run_json import read_run
-
-#: States that count for the success rate; a cancelled or queued attempt does not.
-_FINAL_STATES = (str(RunState.COMPLETED), str(RunState.FAILED))
-
 
 #: Columns of the options, one row per option; times in seconds. Options of one ``group`` (from 1) have the
 #: same global batch. Three columns mark one option of each group: ``first`` (ends first), ``cheapest`` (least
@@ -195,44 +188,6 @@ def _settings(study: Study) -> dict[str, str]:
         cell_id: ", ".join(f"{name.removeprefix('env.')} {cell.get(name, 'not set')}" for name in varying)
         for cell_id, cell in cells.items()
     }
-
-
-def cell_success(study: Study) -> pd.DataFrame:
-    """Return ``completed``, ``attempted`` and ``success_low`` by ``cell_id``.
-
-    The first two count attempts, including earlier attempts of restarted runs. ``success_low`` is the
-    lower bound of Wilson's 95 % interval (E. B. Wilson, JASA 22, 1927), which is lower for 3 of 3 than
-    for 30 of 30; it is 0 without attempts.
-    """
-    latest = pd.DataFrame({"cell_id": study.runs["cell_id"], "state": study.runs["state"]})
-    both = pd.concat([latest, _earlier_attempts(study)], ignore_index=True)
-    final = both[both["state"].isin(_FINAL_STATES)]
-    groups = final["state"].eq(str(RunState.COMPLETED)).groupby(final["cell_id"])
-    cells = pd.Index(study.cells["cell_id"], name="cell_id")
-    frame = pd.DataFrame({"completed": groups.sum(), "attempted": groups.size()}).reindex(cells)
-    frame = frame.fillna(0).astype("int64")
-    frame["success_low"] = wilson_low(frame["completed"].to_numpy(), frame["attempted"].to_numpy())
-    return frame
-
-
-def _earlier_attempts(study: Study) -> pd.DataFrame:
-    """Return the states of all attempts except the latest of each run."""
-    rows = []
-    numbers = study.runs["attempt"].to_numpy(dtype=float, na_value=np.nan)
-    for place in np.flatnonzero(numbers > 1):
-        latest = Path(str(study.attempts[place]))
-        for number in range(1, int(numbers[place])):
-            content, _ = read_run(latest.with_name(f"attempt-{number}"))
-            rows.append((study.runs["cell_id"].iloc[place], (content or {}).get("state")))
-    return pd.DataFrame(rows, columns=["cell_id", "state"], dtype="object")
-
-
-def wilson_low(completed: Floats, attempted: Floats) -> Floats:
-    """Return the lower bounds of Wilson's 95 % intervals of success rates; 0 without attempts."""
-    z, n = special.ndtri(0.975), np.maximum(attempted, 1)
-    rate, spread = completed / n, z**2 / n
-    low = (rate + spread / 2 - z * np.sqrt(rate * (1 - rate) / n + spread / (4 * n))) / (1 + spread)
-    return np.where(attempted > 0, low, 0.0)
 
 
 def _further_run(frames: Frames, cells: pd.Index[Any]) -> tuple[Any, Any]:

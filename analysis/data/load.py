@@ -24,17 +24,18 @@ from bench.study.files import read_json
 from bench.study.layout import METRICS_COLUMNS, RANKS_COLUMNS, STEPS_COLUMNS, RunFolder, StudyFolder
 from bench.study.ledger import RunRecord, RunState
 from bench.study.plan_json import invalid_plan, read_plan
-from bench.study.run_json import read_run
+from bench.study.run_json import read_run, recorded_class
 
 #: Columns of :attr:`Study.runs`: one row per planned run, about its latest attempt. ``allocation`` is ``job``
 #: (the run had its own job) or ``pack`` (the run shared the job ``job_id`` with other runs). ``disturbed`` is
 #: a tuple of :class:`bench.study.conditions.Disturbance`; None if disturbances were not recorded. ``hosts``
-#: are the nodes as Slurm lists them (``n[1-4]``); empty if unknown.
+#: are the nodes as Slurm lists them (``n[1-4]``); empty if unknown. ``cause`` is the first cause that `bench
+#: doctor` found in the logs of a failed run.
 RUNS_COLUMNS = (
     *("run_id", "cell_id", "repeat", "order", "attempt", "state", "reason", "failure_class", "exit_code"),
-    *("job_id", "allocation", "started_at", "ended_at", "disturbed", "hosts", "evidence"),
+    *("job_id", "allocation", "started_at", "ended_at", "disturbed", "hosts", "evidence", "cause"),
 )
-_TEXTS = ("failure_class", "job_id", "allocation")
+_TEXTS = ("failure_class", "job_id", "allocation", "cause")
 _TIMES = ("started_at", "ended_at")
 _STATES = frozenset(str(state) for state in RunState)
 _ATTEMPT = re.compile(r"attempt-([0-9]{1,9})", re.ASCII).fullmatch
@@ -52,6 +53,8 @@ class Study:
             the plan's labels of the series.
         runs: one row per planned run: :data:`RUNS_COLUMNS`; times are UTC. ``evidence`` contains the log
             lines that `bench doctor` found, each with its cause; None without run.json.
+        earlier: one row per attempt before the latest one of its run, with the columns of ``runs``, in the
+            order of ``runs``.
         epochs: the rows of all runs' metrics.csv, with ``run_id`` and ``cell_id`` (categorical).
         remarks: problems of the folder as a whole.
         attempts: the folder of each run's latest attempt, in the order of ``runs``; None if the run has no
@@ -65,6 +68,7 @@ class Study:
     runs: pd.DataFrame
     epochs: pd.DataFrame
     remarks: list[str] = field(default_factory=list)
+    earlier: pd.DataFrame = field(default_factory=lambda: _runs_frame([]))
     attempts: list[str | None] = field(default_factory=list, repr=False)
 
     @property
@@ -125,11 +129,11 @@ def load_study(path: Path, *, records: Mapping[str, RunRecord] | None = None) ->
         ]
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         raise invalid_plan(folder, error) from None
-    runs, attempts, remarks = _read_runs(folder, planned, records or {})
+    runs, earlier, attempts, remarks = _read_runs(folder, planned, records or {})
     without = {cell for cell, own in metrics_of_cells(plan).items() if own.get("source") == "none"}
     epochs, problems = _epochs(runs, attempts, without_metrics=without)
     _append_reasons(runs, problems)
-    return Study(folder, plan, cells, members, runs, epochs, remarks, attempts)
+    return Study(folder, plan, cells, members, runs, epochs, remarks, earlier, attempts)
 
 
 def metrics_of_cells(plan: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
@@ -188,24 +192,46 @@ def _per_node(value: Any) -> str:
 
 def _read_runs(
     folder: StudyFolder, planned: list[tuple[str, str, int, int]], known: Mapping[str, RunRecord]
-) -> tuple[pd.DataFrame, list[str | None], list[str]]:
-    """Return the runs DataFrame, the folder of each run's latest attempt, and remarks."""
+) -> tuple[pd.DataFrame, pd.DataFrame, list[str | None], list[str]]:
+    """Return the DataFrames of runs and earlier attempts, the folders of latest attempts, and remarks."""
     present = _visible_names(str(folder.runs))
-    records, attempts = [], []
+    records, earlier, attempts = [], [], []
     for run_id, cell_id, repeat, order in planned:
         # Paths are joined as texts: with thousands of runs, pathlib takes a third of the loading time.
-        number, path = _latest_attempt(f"{folder.runs}/{run_id}") if run_id in present else (None, None)
+        found = _attempts(f"{folder.runs}/{run_id}") if run_id in present else []
+        number, path = found[-1] if found else (None, None)
         record = _record(run_id, path, tried=run_id in present)
-        if (now := known.get(run_id)) and now.state.ended and now.attempt == number and _active(record[0]):
-            record = (str(now.state), now.reason, now.failure_class, now.exit_code, *record[4:])
-        records.append((clean(run_id), cell_id, repeat, order, number, *record))
+        if (now := known.get(run_id)) and now.state.ended:
+            if now.attempt == number and _active(record[0]):
+                record = (*_end(now), *record[4:-1], now.cause)
+            elif now.attempt > (number or 0):
+                found.append((now.attempt, ""))
+                number, path, record = now.attempt, None, _without_folder(now)
+        identity = (clean(run_id), cell_id, repeat, order)
+        records.append((*identity, number, *record))
         attempts.append(path)
+        for number, path in found[:-1]:
+            record = _record(run_id, path, tried=True)
+            if record[0] != RunState.PLANNED:  # otherwise, the attempt was withdrawn and never started
+                earlier.append((*identity, number, *record))
     unplanned = sorted(present - {run[0] for run in planned})
     remarks = []
     if unplanned:
         names = listed([one_line(name, limit=80) for name in unplanned], limit=4)
         remarks.append(f"Not in the plan and ignored: {count(len(unplanned), 'folder')} in runs/ ({names})")
-    return _runs_frame(records), attempts, remarks
+    return _runs_frame(records), _runs_frame(earlier), attempts, remarks
+
+
+def _end(record: RunRecord) -> tuple[Any, ...]:
+    return str(record.state), record.reason, record.failure_class, record.exit_code
+
+
+def _without_folder(record: RunRecord) -> tuple[Any, ...]:
+    """Return the columns from ``state`` on for an attempt that ended and whose folder is missing."""
+    state, reason, *end = _end(record)
+    missing = f"the folder of attempt {record.attempt} is missing"
+    filler = (None for _ in RUNS_COLUMNS[9:-1])
+    return (state, "; ".join(filter(None, (reason, missing))), *end, *filler, record.cause)
 
 
 def _active(state: str) -> bool:
@@ -219,14 +245,13 @@ def _visible_names(path: str) -> set[str]:
         return set()
 
 
-def _latest_attempt(path: str) -> tuple[int, str] | tuple[None, None]:
+def _attempts(path: str) -> list[tuple[int, str]]:
+    """Return the numbers and folders of a run's attempts, the latest last."""
     try:
         entries = [(match, entry.path) for entry in os.scandir(path) if (match := _ATTEMPT(entry.name))]
     except OSError:
-        return None, None
-    if not entries:
-        return None, None
-    return max((int(match.group(1)), attempt) for match, attempt in entries)
+        return []
+    return sorted((int(match.group(1)), attempt) for match, attempt in entries)
 
 
 def _record(run_id: str, path: str | None, *, tried: bool) -> tuple[Any, ...]:
@@ -242,11 +267,13 @@ def _record(run_id: str, path: str | None, *, tried: bool) -> tuple[Any, ...]:
         other = one_line(content.get("run_id"), limit=80)
         return _no_record(RunState.UNKNOWN, f"run.json is that of another run: {other!r}")
     state, reason = content.get("state"), _reason_and_cause(content)
+    cause = content.get("cause")
+    cause = one_line(cause.get("cause"), limit=80) if isinstance(cause, Mapping) else None
     if not isinstance(state, str) or state not in _STATES:
         odd = f"run.json contains the state {one_line(state, limit=40)!r}, which bench does not know"
         state, reason = str(RunState.UNKNOWN), f"{odd}; {reason}" if reason else odd
     failure_class, job_id = (
-        one_line(v) if (v := content.get(k)) is not None else None for k in ("failure_class", "job_id")
+        one_line(v) if v is not None else None for v in (recorded_class(content), content.get("job_id"))
     )
     allocation = content.get("allocation")
     kind = allocation.get("kind") if isinstance(allocation, Mapping) else None
@@ -256,7 +283,7 @@ def _record(run_id: str, path: str | None, *, tried: bool) -> tuple[Any, ...]:
     times = (t if isinstance(t := content.get(k), str) else None for k in _TIMES)
     hosts = allocation.get("hosts") if isinstance(allocation, Mapping) else None
     hosts = one_line(hosts, limit=80) if isinstance(hosts, str) else ""
-    found = read_disturbances(content), hosts, _evidence(content)
+    found = read_disturbances(content), hosts, _evidence(content), cause
     return (state, reason, failure_class, exit_code, job_id, kind, *times, *found)
 
 

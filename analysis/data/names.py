@@ -171,7 +171,8 @@ def state_name(state: object) -> str:
 def state_counts(runs: pd.DataFrame) -> str:
     """Count runs by state, the most frequent state first: ``4 failed (3 time-limit), 2 not started``.
 
-    The number of a failure class is left out if all runs of the state have this class.
+    The number of a failure class is left out if all runs of the state have this class, and the class
+    ``cancelled`` of cancelled runs is left out.
 
     Completed runs that are left out of the results count as ``disturbed``.
     """
@@ -179,7 +180,7 @@ def state_counts(runs: pd.DataFrame) -> str:
     states = runs["state"].mask(runs["left_out"], "disturbed") if "left_out" in runs else runs["state"]
     for state, group in sorted(runs.groupby(states, sort=False), key=lambda item: -len(item[1])):
         classes = group["failure_class"].dropna()
-        counts = classes[classes != ""].value_counts().head(4).items()
+        counts = classes[~classes.isin(["", str(state)])].value_counts().head(4).items()
         detail = ", ".join(str(name) if n == len(group) else f"{n} {name}" for name, n in counts)
         texts.append(f"{len(group):,} {state_name(state)}" + (f" ({detail})" if detail else ""))
     return ", ".join(texts)

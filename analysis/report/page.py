@@ -38,6 +38,7 @@ from analysis.report.tables import (
 from analysis.report.what_was_run import Executed, constant_batch
 from analysis.report.why import WhySection
 from analysis.report.words import WORDS, mode_title
+from analysis.stats.attempts import all_attempts
 from analysis.stats.law_fit import ALL_SIZES, LEVEL, LawFit, Refusal, fit_laws, runs_of
 from analysis.stats.law_forms import Fabric
 from analysis.stats.measured import Frames
@@ -82,6 +83,7 @@ def page_context(
     labels, shared = short_labels(series_parts(study.plan), dict.fromkeys(rows["series"]))
     titles = series_titles(study, rows)
     invalid = invalid_cells(validity)
+    attempts = all_attempts(study, frames.runs)
     return {
         "words": WORDS,
         "name": study.name,
@@ -99,12 +101,12 @@ def page_context(
         "laws": law_sections(rows, frames, labels=titles, fabrics=details.fabrics, invalid=list(invalid)),
         **_table(
             _with_errors(rows, invalid),
-            frames,
+            attempts,
             labels=labels,
             folders=not study.plan.get("table"),
             marks=_marks([*drawings, *(figure for section in why for figure in section.figures)]),
         ),
-        "runs": runs_context(frames.runs),
+        "runs": runs_context(attempts),
         "remarks": study.remarks,
         "environment": environment,
         "run_warnings": other_warnings(environment),
@@ -265,7 +267,7 @@ def _marks(drawings: Iterable[Drawing]) -> Tips:
 
 
 def _table(
-    rows: pd.DataFrame, frames: Frames, *, labels: dict[str, str], folders: bool, marks: Tips
+    rows: pd.DataFrame, attempts: pd.DataFrame, *, labels: dict[str, str], folders: bool, marks: Tips
 ) -> dict[str, Any]:
     """Return the table of all cells: the first rows for the HTML, and all rows for the page's script."""
     table = cell_rows(rows.head(MAX_ROWS), labels=labels)
@@ -287,7 +289,7 @@ def _table(
                 "state": state,
                 "folders": folders,
                 "marks": marks,
-                **run_data(frames.runs),
+                **run_data(attempts),
             }
         ),
     }

@@ -99,14 +99,18 @@ def csv_table(table: pd.DataFrame) -> str:
     return csv_text(frame)
 
 
-def runs_csv(runs: pd.DataFrame) -> str:
-    """Return all planned runs with their state, reason and measurements as CSV."""
+def runs_csv(attempts: pd.DataFrame) -> str:
+    """Return the attempts of all planned runs with their state, reason and measurements as CSV.
+
+    ``attempts`` is the result of :func:`analysis.stats.attempts.all_attempts`, as in the other functions.
+    """
     columns = ["run_id", "cell_id", "repeat", "order", "attempt", "state", "failure_class", "reason"]
     columns += ["exit_code", "allocation", "allocation_id", "started_at", "ended_at"]
     columns += ["epochs", "samples", "steps", "window_s"]
     columns += ["throughput_samples_per_sec", "step_time_sec", "outlier", "disturbed"]
+    columns += ["cause", "node_hours", "latest"]
     # Runs with one allocation_id ran on the same nodes, one after another: comparisons may pair them.
-    frame = runs.assign(allocation_id=runs["job_id"])[columns].copy()
+    frame = attempts.assign(allocation_id=attempts["job_id"])[columns].copy()
     for name in ("started_at", "ended_at"):
         frame[name] = frame[name].dt.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
     frame["disturbed"] = ["; ".join(map(str, found or ())) for found in frame["disturbed"]]
@@ -256,12 +260,12 @@ def _two_lines(text: str, below: str) -> TableCell:
     return (text, below) if below else text
 
 
-def run_data(runs: pd.DataFrame) -> dict[str, Any]:
-    """Return ``texts`` and ``runs`` for the page's script, which shows the runs of a cell.
+def run_data(attempts: pd.DataFrame) -> dict[str, Any]:
+    """Return ``texts`` and ``runs`` for the page's script, which shows the attempts of the runs of a cell.
 
-    Each run is a list: name of the cell; length of the prefix that the names of cell and run share; rest of
-    the run's name; attempt; state; failure class; reason; throughput; evidence. Most texts in it are replaced
-    by their positions in ``texts``.
+    Each attempt is a list: name of the cell; length of the prefix that the names of cell and run share; rest
+    of the run's name; attempt; state; failure class; reason; throughput; evidence. Most texts in it are
+    replaced by their positions in ``texts``.
     """
     numbers: dict[str, int] = {}
     size = 0
@@ -277,7 +281,7 @@ def run_data(runs: pd.DataFrame) -> dict[str, Any]:
     names = ["run_id", "cell_id", "attempt", "state", "failure_class", "reason", "rate", "evidence"]
     rows = []
     run: Any
-    for run in runs.head(MAX_ROWS)[names].itertuples(index=False):
+    for run in attempts.head(MAX_ROWS)[names].itertuples(index=False):
         shared = len(run.cell_id) if run.run_id.startswith(run.cell_id) else 0
         numbers.setdefault(run.cell_id, len(numbers))
         attempt = 0 if pd.isna(run.attempt) else int(run.attempt)
@@ -288,16 +292,23 @@ def run_data(runs: pd.DataFrame) -> dict[str, Any]:
     return {"texts": list(numbers), "runs": rows}
 
 
-def runs_context(runs: pd.DataFrame) -> dict[str, Any]:
-    """Return the rows of runs that do not count, have a reason or are outliers; and the numbers of runs.
+def runs_context(attempts: pd.DataFrame) -> dict[str, Any]:
+    """Return the rows of attempts that do not count, have a reason or are outliers; and several numbers.
 
-    The runs that do not count come first.
+    The attempts that do not count come first. ``missing`` and ``states`` are about the latest attempts.
     """
-    notable = runs[~runs["measured"] | (runs["reason"] != "") | runs["outlier"]]
+    runs = attempts[attempts["latest"]]
+    notable = attempts[~attempts["measured"] | (attempts["reason"] != "") | attempts["outlier"]]
     notable = notable.sort_values("measured", kind="stable")
     shown = notable.head(MAX_RUNS_LISTED)
-    names = ["run_id", "attempt", "state", "failure_class", "reason", "measured", "outlier"]
+    names = ["run_id", "attempt", "state", "failure_class", "reason", "measured", "outlier", "node_hours"]
+    lost = attempts.loc[~attempts["measured"], "node_hours"].sum()
     return {
+        "failed": int((attempts["state"] == RunState.FAILED).sum()),
+        "repeated": len(attempts) - len(runs),
+        "attempts": int(attempts["attempt"].notna().sum()),
+        "lost": number(lost, digits=3) if lost else "",
+        "node_hours": number(attempts["node_hours"].sum(), digits=3),
         "listed": [_run_row(record) for record in shown[names].to_dict("records")],
         "left_out": len(notable) - len(shown),
         "missing": int((~runs["measured"]).sum()),
@@ -319,6 +330,7 @@ def _run_row(record: dict[Any, Any]) -> list[str]:
         record["state"],
         failure if isinstance(failure, str) and failure else MISSING,
         "yes" if record["measured"] else "no",
+        MISSING if record["measured"] else number(record["node_hours"], digits=3),
         "; ".join(filter(None, reasons)) or planned,
     ]
 

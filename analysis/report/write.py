@@ -199,7 +199,7 @@ def _report(
         details = detail_figures(study, frames, rows, parts=parts)
         say("dividing the losses")
         divisions, causes, why = _divided(study, frames, rows, details.fabric, invalid)
-        files = _tables(frames, rows, sizes) | causes
+        files = _tables(study, frames, rows, sizes) | causes
         say("writing")
         drawings = [*drawn(), *details.drawings]
     page = page_context(study, frames, rows, drawings, environment, details, axes, found, divisions, why)
@@ -247,16 +247,17 @@ def _draw(rows: pd.DataFrame, runs: pd.DataFrame, **options: Any) -> list[Drawin
     return list(scaling_figures(rows, runs, **options))
 
 
-def _tables(frames: Frames, rows: pd.DataFrame, sizes: pd.DataFrame) -> dict[str, str]:
+def _tables(study: Study, frames: Frames, rows: pd.DataFrame, sizes: pd.DataFrame) -> dict[str, str]:
     from analysis.data.csv_files import csv_text
     from analysis.report.tables import csv_table, latex_table, markdown_table, runs_csv
+    from analysis.stats.attempts import all_attempts
     from analysis.stats.scaling import AXES_COLUMNS
 
     tables = {
         "scaling.csv": csv_table(rows),
         "scaling.md": markdown_table(rows),
         "scaling.tex": latex_table(rows),
-        "runs.csv": runs_csv(frames.runs),
+        "runs.csv": runs_csv(all_attempts(study, frames.runs)),
     }
     return tables | ({"axes.csv": csv_text(sizes[list(AXES_COLUMNS)])} if len(sizes) else {})
 

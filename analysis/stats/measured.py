@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.data.load import Study
+from analysis.stats.attempts import wall_seconds
 from analysis.stats.decompose import run_parts
 from analysis.stats.estimate import Floats, outliers, run_rates, run_readings
 from analysis.text import number
@@ -115,7 +116,7 @@ def measure(study: Study, *, include_disturbed: bool = False) -> Frames:
     batch = study.cells.set_index("cell_id")["global_batch"].reindex(runs["cell_id"]).to_numpy(dtype=float)
     runs["step_time_sec"] = batch / runs["throughput_samples_per_sec"]
     runs["unit"] = runs["samples"] / runs["steps"] / batch
-    runs["wall_s"] = (runs["ended_at"] - runs["started_at"]).dt.total_seconds().where(lambda s: s >= 0)
+    runs["wall_s"] = wall_seconds(runs)
     counted = runs["throughput_samples_per_sec"].where(runs["measured"])
     runs["rate"] = runs["throughput_samples_per_sec"]
     runs["outlier"] = outliers(counted, by=runs["cell_id"])

@@ -85,11 +85,16 @@ def _show(planned: PlannedStudy, records: Mapping[str, RunRecord], *, everything
 
     ranked = sorted(records.values(), key=rank)
     shown = ranked if everything else ranked[:SHOWN_RUNS]
+    # The class is a column only if a run has one.
+    classes = {record.run_id: record.failure_class for record in shown if record.failure_class}
     rows = [
-        (record.run_id, str(record.state), record.attempt or None, record.job_id, _remark(record))
+        (
+            *(record.run_id, str(record.state), *([classes.get(record.run_id)] if classes else [])),
+            *(record.attempt or None, record.job_id, _remark(record)),
+        )
         for record in shown
     ]
-    columns = ["run", "state", "attempt", "job", "reason"]
+    columns = ["run", "state", *(["class"] if classes else []), "attempt", "job", "reason"]
     print_table(f"Study {planned.folder.name}", columns, rows, right=["attempt"])
     if len(shown) < len(ranked):
         print(f"... and {len(ranked) - len(shown)} more runs (--all lists them)")

@@ -44,6 +44,8 @@ def verify_command(
         runs = [
             {
                 "run_id": verdict.run_id,
+                "state": verdict.state,
+                "failure_class": verdict.failure_class,
                 "folder": str(verdict.folder),
                 "passed": verdict.passed,
                 "checks": [check.as_json() for check in verdict.checks],
@@ -102,6 +104,9 @@ def _verdict(planned: PlannedStudy, record: RunRecord, attempt: int) -> Verifica
         return verify_run(folder)
     if attempt == 0:
         return Verification(
-            record.run_id, folder, [Check("state", False, "planned, not started", "completed")]
+            record.run_id,
+            folder,
+            [Check("state", False, "planned, not started", "completed")],
+            state=str(record.state),
         )
     return verify_run(folder, record=record)

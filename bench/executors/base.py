@@ -30,7 +30,7 @@ from ..measure.command_conditions import write_environment
 from ..study.conditions import Neighbours, assess, parse_moment, read_disturbances, summary
 from ..study.files import file_sha256
 from ..study.layout import RunFolder
-from ..study.ledger import FailureClass, RunRecord, RunState, now, submit_lock
+from ..study.ledger import FailureClass, RunRecord, RunState, class_of_failure, now, submit_lock
 from ..study.plan_json import PlannedStudy
 from ..study.run_json import Attempt, new_attempt, read_run, update_run, write_run
 from .neighbours import beside_in_study, nodes_of
@@ -193,12 +193,13 @@ def settle_run_json(
     cause = failure["cause"]
     warnings = {"warnings": _find_warnings(folder)} if outcome.state is RunState.COMPLETED else {}
     record.state, record.reason = outcome.state, outcome.reason
-    record.failure_class, record.exit_code = outcome.failure_class, outcome.exit_code
     record.cause = cause["cause"] if cause else None
+    record.failure_class = class_of_failure(outcome.failure_class, record.cause)
+    record.exit_code = outcome.exit_code
     end = {
         "state": str(outcome.state),
         "reason": outcome.reason,
-        "failure_class": None if outcome.failure_class is None else str(outcome.failure_class),
+        "failure_class": record.failure_class,
         "exit_code": outcome.exit_code,
     }
     identity = {"run_id": record.run_id, "attempt": record.attempt}

@@ -70,6 +70,29 @@ class FailureClass(StrEnum):
     KILLED = "killed"
 
 
+#: Classes that only describe the exit code or signal of a process, and the classes that a cause in the logs
+#: (its name in `bench doctor`) gives instead.
+_BY_EXIT_CODE = (FailureClass.BAD_EXIT, FailureClass.KILLED)
+_CLASS_OF_CAUSE = {
+    "oom-host": FailureClass.OUT_OF_MEMORY,
+    "oom-gpu": FailureClass.OUT_OF_MEMORY,
+    "time-limit": FailureClass.TIME_LIMIT,
+    "node-fail": FailureClass.NODE_FAILURE,
+    "preempted": FailureClass.PREEMPTED,
+}
+
+
+def class_of_failure(recorded: object, cause: object) -> str | None:
+    """Return the failure class that every view shows.
+
+    ``recorded`` is the class in run.json or the ledger. Older versions recorded it without regard to the
+    logs. ``cause`` is the name of the first cause in the logs, or None.
+    """
+    if recorded in _BY_EXIT_CODE and isinstance(cause, str):
+        recorded = _CLASS_OF_CAUSE.get(cause, recorded)
+    return None if recorded is None else str(recorded)
+
+
 @dataclass
 class RunRecord:
     """State of a run's latest attempt according to the ledger; ``attempt`` is 0 before the first attempt.
@@ -233,9 +256,9 @@ def _apply(record: RunRecord, event: dict[str, Any]) -> None:
     elif kind in ("ended", "accounted"):
         record.state = RunState(event["state"])
         record.reason = event.get("reason", "")
-        record.failure_class = event.get("failure_class")
         record.exit_code = event.get("exit_code")
         record.cause = event.get("cause")
+        record.failure_class = class_of_failure(event.get("failure_class"), record.cause)
         record.disturbed = event.get("disturbed", "")
     elif kind == "held":
         record.details["held"] = True

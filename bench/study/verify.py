@@ -18,7 +18,7 @@ from .files import read_json, read_table
 from .layout import METRICS_COLUMNS, RunFolder
 from .ledger import RunRecord, RunState
 from .processes import started_ranks
-from .run_json import REPEATED_MATCHES, VALUES_LEFT_OUT, read_run, read_warnings
+from .run_json import REPEATED_MATCHES, VALUES_LEFT_OUT, read_run, read_warnings, recorded_class
 
 #: Codes of the warnings in env.json that `bench verify` prints: they compare the cores and threads of ranks
 #: and nodes, or name values of a command that were left out.
@@ -62,6 +62,7 @@ class Check:
 class Verification:
     """All checks of one attempt of one run.
 
+    ``state`` and ``failure_class`` say how the attempt ended, or are None without a readable run.json.
     ``warnings`` has one line for each disturbance of the run, for each warning of env.json with one of the
     codes :data:`WARNINGS`, and for each warning in the logs. Warnings do not affect ``passed``.
     """
@@ -70,6 +71,8 @@ class Verification:
     folder: Path
     checks: list[Check]
     warnings: list[str] = field(default_factory=list)
+    state: str | None = None
+    failure_class: str | None = None
 
     @property
     def passed(self) -> bool:
@@ -94,20 +97,25 @@ def verify_run(path: Path, *, record: RunRecord | None = None) -> Verification:
         problem = problem or "does not describe a cell"
         if record is not None:
             broken = Check("run.json", False, problem, "a description of the run")
-            return Verification(record.run_id, path, [broken])
+            return Verification(
+                record.run_id, path, [broken], state=str(record.state), failure_class=record.failure_class
+            )
         raise BenchError(
             f"{folder.run_json}: {problem}",
             remedy="specify the folder of a run: results/STUDY/runs/RUN/attempt-N",
         )
+    run["failure_class"] = recorded_class(run)
     if record is not None:
-        run |= {"state": str(record.state), "reason": record.reason}
+        end = {"state": str(record.state), "reason": record.reason, "failure_class": record.failure_class}
+        run |= end
     run_id, checks = str(run.get("run_id", path.name)), list(_checks(folder, run))
     disturbed = [f"disturbed: {one}" for one in read_disturbances(run) or ()]
     logged = [
         f"{one['cause']} ({one.get('path')}:{one.get('line')}): {one.get('remedy')}"
         for one in read_warnings(run) or ()
     ]
-    return Verification(run_id, path, checks, [*disturbed, *_env_warnings(read_json(folder.env)), *logged])
+    warnings = [*disturbed, *_env_warnings(read_json(folder.env)), *logged]
+    return Verification(run_id, path, checks, warnings, str(run.get("state")), run["failure_class"])
 
 
 def _env_warnings(env: Any) -> list[str]:
@@ -120,6 +128,8 @@ def _checks(folder: RunFolder, run: dict[str, Any]) -> Iterator[Check]:
     cell = run["cell"]
     state = str(run.get("state"))
     reason = f" ({run['reason']})" if run.get("reason") else ""
+    if run.get("failure_class"):
+        reason += f"; class: {run['failure_class']}"
     if isinstance(run.get("cause"), dict):
         reason += f"; cause: {run['cause'].get('cause')}; {run['cause'].get('remedy')}"
     yield Check("state", state == "completed", f"{state}{reason}", "completed")

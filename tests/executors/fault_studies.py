@@ -278,14 +278,21 @@ def differences(study: FaultStudy, faults: Sequence[str]) -> list[str]:
     found = []
     status, verified = study.status(), study.verified()
     rows, page = study.reported()
+    with (study.study.folder / "report/runs.csv").open(encoding="utf-8", newline="") as file:
+        attempts = {row["run_id"]: row for row in csv.DictReader(file)}
     for name in faults:
         fault, run = FAULTS[name], status[name]
         told = (run["state"], run["failure_class"])
         if told != (fault.state, fault.failure_class) or not re.fullmatch(fault.reason, run["reason"]):
             found.append(f"{name}: status says {told}, {run['reason']!r}")
         expected = f"{fault.state} ({run['reason']})" if run["reason"] else fault.state
+        if fault.failure_class:
+            expected += f"; class: {fault.failure_class}"
         if not verified[name].startswith(expected):
             found.append(f"{name}: verify says {verified[name]!r}")
+        attempt = attempts[study.run_id(name)]
+        if (attempt["state"], attempt["failure_class"] or None) != told:
+            found.append(f"{name}: runs.csv says {attempt}")
         row = rows[name]
         why = run["reason"] if fault.state != "completed" else ""
         if row["state"] != fault.state or why not in row["reason"]:

@@ -9,7 +9,7 @@ import os
 import pytest
 
 from bench.errors import BenchError
-from bench.study.ledger import HaltWatch, Ledger, RunState, submit_lock
+from bench.study.ledger import HaltWatch, Ledger, RunState, class_of_failure, submit_lock
 
 
 def test_the_last_attempt_of_a_run_counts(tmp_path):
@@ -136,3 +136,20 @@ def test_a_halt_is_seen_after_an_incomplete_line(tmp_path, torn):
     assert not watch.halted()
     ledger.halt()
     assert watch.halted()
+
+
+@pytest.mark.parametrize(
+    ("recorded", "cause", "shown"),
+    [
+        ("bad-exit", "oom-host", "out-of-memory"),
+        ("killed", "oom-gpu", "out-of-memory"),
+        ("bad-exit", "node-fail", "node-failure"),
+        ("bad-exit", "program-error", "bad-exit"),
+        ("killed", None, "killed"),
+        ("time-limit", "oom-host", "time-limit"),  # Slurm's own statement stays
+        (None, "oom-host", None),
+        ("bad-exit", {"cause": 1}, "bad-exit"),
+    ],
+)
+def test_a_cause_in_the_logs_replaces_a_class_that_only_describes_the_exit_code(recorded, cause, shown):
+    assert class_of_failure(recorded, cause) == shown

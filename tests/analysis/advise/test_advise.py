@@ -13,12 +13,13 @@ import pytest
 from scipy import stats
 
 from analysis import text as wording
-from analysis.advise.options import Advice, Wait, cell_success, options_of, rank, wilson_low
+from analysis.advise.options import Advice, Wait, options_of, rank
 from analysis.advise.text import about, config, remarks, summary, table_rows
 from analysis.checks.fabric import fabrics
 from analysis.checks.scaling_table import scaling_table
 from analysis.data.load import Study, load_study
 from analysis.report.page import law_sections
+from analysis.stats.attempts import cell_success, wilson_low
 from analysis.stats.measured import measure
 from bench.matrix.cell import Cell
 from tests.analysis.closer_studies import with_probes

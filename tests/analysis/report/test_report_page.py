@@ -394,8 +394,10 @@ def test_failed_runs_are_listed_with_reason_and_an_outlier_is_flagged(tmp_path: 
     frame.to_csv(metrics, index=False)
     page = report(path)
     assert "1 of 24 runs do not count: 1 failed (time-limit)." in page.text
-    assert "n8x1-gloo-srun-b8-r2 1 failed time-limit no ran out of its 20m" in page.text
-    assert "n1x1-gloo-srun-b64-r1 1 completed – yes outlier, far from the other runs of the cell" in page.text
+    assert "n8x1-gloo-srun-b8-r2 1 failed time-limit no 0.267 ran out of its 20m" in page.text
+    assert (
+        "n1x1-gloo-srun-b64-r1 1 completed – yes – outlier, far from the other runs of the cell" in page.text
+    )
 
 
 def test_a_large_study_has_a_page_of_few_megabytes_that_says_what_it_leaves_out(tmp_path: Path) -> None:
