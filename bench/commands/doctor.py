@@ -6,6 +6,7 @@ import json as json_format
 import re
 import sys
 from collections.abc import Hashable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -15,11 +16,18 @@ import typer
 from ..errors import BenchError, missing_file
 from ..extras import install_line, missing_packages
 from ..study.layout import RunFolder, StudyFolder
-from ..study.ledger import RunState
+from ..study.ledger import RunRecord, RunState
 from ..study.plan_json import open_study
-from ..study.run_json import find_reason, read_run
+from ..study.run_json import find_reason, read_run, recorded_class
 from .console import say
-from .options import JsonOption, ResultsOption, find_attempts, require_report, results_folder
+from .options import (
+    JsonOption,
+    ResultsOption,
+    find_attempts,
+    require_report,
+    results_folder,
+    settle_study,
+)
 
 if TYPE_CHECKING:
     from ..doctor import Cause, Diagnosis
@@ -28,6 +36,28 @@ if TYPE_CHECKING:
 #: Maximum number of failed runs of a study whose logs are read.
 MAX_FAILED = 20
 _ATTEMPT = re.compile(r"attempt-(\d{1,9})", re.ASCII).fullmatch
+
+
+@dataclass(frozen=True)
+class End:
+    """How a run, or the runs of a study, ended; None if that is unknown.
+
+    ``runs`` are the failed runs of a study: ``run_id, attempt, state, failure_class`` and ``cause``, the
+    first cause in the logs of the run.
+    """
+
+    state: str | None = None
+    failure_class: str | None = None
+    runs: tuple[dict[str, Any], ...] | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the keys of the JSON output that say how the runs ended."""
+        runs = {} if self.runs is None else {"runs": list(self.runs)}
+        return {"state": self.state, "failure_class": self.failure_class, **runs}
+
+    def __str__(self) -> str:
+        name = f" ({self.failure_class})" if self.failure_class else ""
+        return f"{self.state or ''}{name}"
 
 
 @dataclass(frozen=True)
@@ -45,10 +75,15 @@ class Target:
         return self.study.attempt(self.run_id, self.attempt) if self.study and self.run_id else None
 
     @property
-    def state(self) -> str | None:
-        """The state of the run according to its run.json, or None if the target is not a run of a study."""
+    def end(self) -> End:
+        """The state of the run according to its run.json, unknown if the target is not a run of a study."""
         content = read_run(self.folder.path)[0] if self.folder else None
-        return content.get("state") if content else None
+        return End() if content is None else End(content.get("state"), recorded_class(content))
+
+    @property
+    def state(self) -> str | None:
+        """The state in :attr:`end`."""
+        return self.end.state
 
     def as_json(self) -> dict[str, Any]:
         """Return the keys of the JSON output that say what was read."""
@@ -78,13 +113,18 @@ def doctor_command(
     Example: bench doctor results/l40s
     """
     found = [_target(target, results_folder(results)) for target in targets]
+    runs = {(target.study, target.run_id, target.attempt) for target in found if target.study}
+    if len(found) > 1 and len(runs) > 1:
+        raise BenchError(
+            "several runs, whose failures have their own causes", remedy="give one run, or the study"
+        )
     if len(found) > 1 and any(not target.logs for target in found):
         raise BenchError(
             "several targets, of which one is a study", remedy="give one study, or only logs and runs"
         )
     if len(found) == 1 and found[0].study is not None:
-        diagnosis, state = _of_target(found[0])
-        return _print(diagnosis, json=as_json, target=found[0], state=state)
+        diagnosis, end = _of_target(found[0])
+        return _print(diagnosis, json=as_json, target=found[0], end=end)
     return run_doctor([log for target in found for log in target.logs], json=as_json)
 
 
@@ -151,11 +191,19 @@ def _with_logs(target: Target) -> Target:
     """Return ``target`` with its logs; raise BenchError if a run that has not ended has no logs."""
     assert target.study is not None
     assert target.folder is not None
+    _settle(target.study)
     logs, state = _logs(target.folder), target.state
     if not logs and state not in (RunState.COMPLETED, RunState.FAILED):
         what = f"{target.folder.path}: the run is {state or RunState.UNKNOWN} and has no job.out or job.err"
         raise BenchError(what, remedy=f"`bench status {target.study.name}` shows its state")
     return replace(target, logs=logs)
+
+
+def _settle(study: StudyFolder) -> None:
+    """Record how runs ended that have ended since the last command, as `bench status` does."""
+    with suppress(BenchError):  # the logs of a run can be read without a readable plan
+        if any(record.state.active for record in open_study(study).records().values()):
+            settle_study(study)
 
 
 def _logs(folder: RunFolder) -> tuple[Path, ...]:
@@ -185,33 +233,39 @@ def _diagnose(targets: Sequence[Path | Literal["-"]]) -> Diagnosis:
         raise BenchError(f"cannot read {error.filename or 'the log'}: {error.strerror}") from error
 
 
-def _of_target(target: Target) -> tuple[Diagnosis, str | None]:
+def _of_target(target: Target) -> tuple[Diagnosis, End]:
     """Return the causes of the failures, followed by the causes of slow steps, and how the runs ended."""
     from ..doctor import Diagnosis
 
     if target.folder is None:
         return _of_study(target)
     if target.state == RunState.FAILED:
-        return _failure(target.folder), target.state
+        return _failure(target.folder), target.end
     found = _diagnose(target.logs) if target.logs else Diagnosis([], [])
     if target.state == RunState.COMPLETED:
         warnings = [cause for cause in found.causes if cause.severity == "slow"]
         found = Diagnosis(_slow(target, warnings), [])
-    return found, target.state
+    return found, target.end
 
 
-def _of_study(target: Target) -> tuple[Diagnosis, str | None]:
-    """Return the causes of failures and slow steps; the state is that of a run that has ended, or None."""
+def _of_study(target: Target) -> tuple[Diagnosis, End]:
+    """Return the first cause of each failed run, each cause once, and the causes of slow steps.
+
+    The state is that of a run that has ended, or None.
+    """
     from ..doctor import Diagnosis
 
     assert target.study is not None
+    _settle(target.study)
     records = open_study(target.study).records()
     failed = [one for one in records.items() if one[1].state is RunState.FAILED and one[1].attempt]
     failures = [_failure(target.study.attempt(name, one.attempt)) for name, one in failed[:MAX_FAILED]]
+    firsts = [one.first_failure for one in failures]
     causes: dict[str, Cause] = {}
-    for cause in (cause for one in failures for cause in one.causes if cause.severity == "failure"):
+    for cause in filter(None, firsts):
         causes.setdefault(cause.cause, cause)
     lines = [line for one in failures for line in one.last_lines[:2]]
+    runs = tuple(_failed_run(record, cause) for (_, record), cause in zip(failed, firsts, strict=False))
     if failures and missing_packages("report"):
         say(f"causes of slow steps are not included; to find them: {install_line('report')}")
         slow = []
@@ -219,7 +273,17 @@ def _of_study(target: Target) -> tuple[Diagnosis, str | None]:
         slow = _slow(target, [])
     completed = any(record.state is RunState.COMPLETED for record in records.values())
     state = RunState.FAILED if failures else RunState.COMPLETED if completed else None
-    return Diagnosis([*causes.values(), *slow], lines[:5]), state
+    return Diagnosis([*causes.values(), *slow], lines[:5]), End(state, runs=runs)
+
+
+def _failed_run(record: RunRecord, cause: Cause | None) -> dict[str, Any]:
+    return {
+        "run_id": record.run_id,
+        "attempt": record.attempt,
+        "state": str(record.state),
+        "failure_class": record.failure_class,
+        "cause": cause.cause if cause else None,
+    }
 
 
 def _failure(folder: RunFolder) -> Diagnosis:
@@ -269,31 +333,35 @@ def _cause(row: Mapping[Hashable, Any], path: str) -> Cause:
     )
 
 
-def _print(
-    diagnosis: Diagnosis, *, json: bool, target: Target | None = None, state: str | None = None
-) -> int:
-    """Print a diagnosis and return the exit code; ``state`` says how the target's runs ended."""
+def _print(diagnosis: Diagnosis, *, json: bool, target: Target | None = None, end: End | None = None) -> int:
+    """Print a diagnosis and return the exit code; ``end`` says how the target's runs ended."""
     from ..doctor.report import printable
 
     if json:
-        content = diagnosis.as_json() | (target.as_json() | {"state": state} if target else {})
+        content = diagnosis.as_json() | (target.as_json() | end.as_json() if target and end else {})
         text = json_format.dumps(content, indent=2) + "\n"
     else:
-        heading = ": ".join(filter(None, (str(target), state))) + "\n\n" if target else ""
-        text = printable(heading) + _text_of(diagnosis, target, state)
+        heading = ": ".join(filter(None, (str(target), str(end or "")))) + "\n\n" if target else ""
+        text = printable(heading) + _text_of(diagnosis, target, end or End())
     encoding = sys.stdout.encoding or "utf-8"
     sys.stdout.write(text.encode(encoding, "replace").decode(encoding))
+    state = end.state if end else None
     if diagnosis.first_failure is not None or state == RunState.FAILED:
         return 1
     return 0 if state == RunState.COMPLETED else 3
 
 
-def _text_of(diagnosis: Diagnosis, target: Target | None, state: str | None) -> str:
+def _text_of(diagnosis: Diagnosis, target: Target | None, end: End) -> str:
     from ..doctor.report import as_text
 
-    if target is not None and target.folder is None and state is None:
+    if target is not None and target.folder is None and end.state is None:
         return "No run of the study has completed or failed yet.\n"
-    return as_text(diagnosis, completed=state == RunState.COMPLETED)
+    runs: dict[str | None, list[str]] | None = None if end.runs is None else {}
+    for run in end.runs or ():
+        assert runs is not None
+        name = f"{run['run_id']} ({run['failure_class']})" if run["failure_class"] else run["run_id"]
+        runs.setdefault(run["cause"], []).append(name)
+    return as_text(diagnosis, completed=end.state == RunState.COMPLETED, runs=runs)
 
 
 def _open_log(target: Path | Literal["-"]) -> tuple[str, Source]:

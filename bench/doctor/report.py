@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import textwrap
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from .catalogue import FAILURE, SLOW, CauseInfo, causes
@@ -20,14 +21,23 @@ _WIDTH = 100
 _UNKNOWN = "No known cause. This does not show that the job succeeded."
 
 
-def as_text(diagnosis: Diagnosis, *, completed: bool = False) -> str:
+def as_text(
+    diagnosis: Diagnosis,
+    *,
+    completed: bool = False,
+    runs: Mapping[str | None, Sequence[str]] | None = None,
+) -> str:
     """Format a diagnosis as text in lines of about 100 characters, starting with the first cause.
 
-    If it is known that the run ``completed``, its logs need no cause of a failure.
+    If it is known that the run ``completed``, its logs need no cause of a failure. For a study, ``runs`` are
+    the failed runs by their first cause, or by None if it is not known.
     """
     failures = [cause for cause in diagnosis.causes if cause.severity == FAILURE]
     slow = [cause for cause in diagnosis.causes if cause.severity == SLOW]
-    blocks = _failures(failures)
+    blocks = _failures(failures) if runs is None else [_with_runs(one, runs) for one in failures]
+    if failures and runs and runs.get(None):
+        unknown = f"No known cause in the logs of {', '.join(runs[None])}: see `bench doctor RUN`."
+        blocks.append(_wrapped(unknown, ""))
     if not failures and not completed:
         blocks.append(
             _UNKNOWN + (" The last lines, errors if there are any:" if diagnosis.last_lines else "")
@@ -49,6 +59,11 @@ def _failures(causes: list[Cause]) -> list[str]:
     further = ["Further causes, which may be consequences of the first:"] if len(causes) > 1 else []
     blocks = [_cause(cause) for cause in causes]
     return blocks[:1] + further + blocks[1:]
+
+
+def _with_runs(cause: Cause, runs: Mapping[str | None, Sequence[str]]) -> str:
+    found = _wrapped(f"Runs: {', '.join(runs.get(cause.cause, ()))}", "  ", max_lines=6)
+    return f"{_cause(cause)}\n{found}"
 
 
 def _cause(cause: Cause) -> str:
