@@ -1,7 +1,8 @@
 """Compute the values of proposal.md.j2 and proposal.tex.j2: the scaling section of a compute time proposal.
 
 Reviewers expect these facts: what was run; the time to solution of the stated work; memory per rank and its
-headroom; the requested node-hours with their formula; the measurements with speedup, efficiency, interval and
+headroom; the requested node-hours and GPU-hours with their formulas; the rate of success and a reserve for
+failures; the measurements with speedup, efficiency, interval and
 number of runs; causes of the loss; and warnings beside the numbers. Every number has its source.
 """
 
@@ -28,11 +29,12 @@ from analysis.checks.scaling_table import (
 from analysis.checks.validity import ValidityFinding, invalid_cells, unstable_cells
 from analysis.data.environment import Environment, describe
 from analysis.data.load import Study
-from analysis.data.names import Row, job_size, nodes_known, ranks, widest_series
+from analysis.data.names import Row, job_size, nodes_known, ranks, state_counts, widest_series
 from analysis.report.figures.drawing import Drawing
 from analysis.report.summary import left_out_sentence, loss_sentence, no_finding
 from analysis.report.what_was_run import MISSING_SOURCE, Executed, Line, constant_batch, what_was_run
 from analysis.report.words import ascii_formula, mode_title
+from analysis.stats.attempts import cell_success, reserve
 from analysis.stats.estimate import MIN_RUNS
 from analysis.stats.measured import Frames
 from analysis.stats.scaling import GUIDE
@@ -51,6 +53,7 @@ from analysis.text import (
     whole,
 )
 from bench.study.conditions import objects
+from bench.study.ledger import RunState
 from bench.units import human_bytes, human_duration
 
 _FORMULAS = {
@@ -232,10 +235,14 @@ def _node_hours_per_million(row: Row) -> float:
 
 
 def _node_hours_text(row: Row, samples: float = 1e6) -> str:
-    """Return the node-hours for a number of samples, with the interval that follows from the throughput's."""
-    per_sample = row["nodes"] * samples / 3600
-    ends = interval(per_sample / row["throughput_high"], per_sample / row["throughput_low"], digits=3)
-    return f"{number(per_sample / row['throughput_samples_per_sec'], digits=3)} {ends}".strip()
+    return _hours_text(row, samples, times=row["nodes"])
+
+
+def _hours_text(row: Row, samples: float, *, times: float) -> str:
+    """Return a multiple of the hours for some samples, with the interval of the throughput."""
+    work = times * samples / 3600
+    ends = interval(work / row["throughput_high"], work / row["throughput_low"], digits=3)
+    return f"{number(work / row['throughput_samples_per_sec'], digits=3)} {ends}".strip()
 
 
 def _efficiency(row: Row) -> str:
@@ -253,7 +260,7 @@ def _request(
     validity: Sequence[ValidityFinding],
     work: Work | None,
 ) -> list[Line]:
-    """Return job size, time to solution, node-hours, memory and warnings; each with its source or formula."""
+    """Return the job size, its time, cost, failures, memory and warnings; each with its source or formula."""
     best = recommend(series.rows, series.base, invalid=invalid_cells(validity)).best
     row = series.base if best is None else best
     why = "the baseline: no larger size is recommended" if best is None else "recommended"
@@ -274,13 +281,52 @@ def _request(
         Line("Work", *_work_text(work)),
         Line("Time to solution", *_duration(row, total)),
     ]
+    hours = f"{number(total / rate / 3600, digits=3)} h"
     if nodes_known(row):
-        formula = f"nodes x time to solution = {row['nodes']} x {number(total / rate / 3600, digits=3)} h"
+        formula = f"nodes x time to solution = {row['nodes']} x {hours}"
         lines.append(Line("Node-hours", _node_hours_text(row, total), formula))
+    if _has_gpus(row, executed):
+        formula = f"GPUs x time to solution = {row['gpus']} x {hours}; one GPU per rank"
+        lines.append(Line("GPU-hours", _hours_text(row, total, times=row["gpus"]), formula))
     if not executed.is_table:
+        lines += _failures(row, executed, total)
         lines.append(Line("Not included", _left_out(executed), "the meaning of the throughput"))
         lines += _memory(row, executed, environment)
     return [*lines, warnings]
+
+
+def _has_gpus(row: Row, executed: Executed) -> bool:
+    cells = executed.study.cells
+    return bool((cells.loc[cells["cell_id"] == row["cell_id"], "device"] == "cuda").all())
+
+
+def _failures(row: Row, executed: Executed, total: int) -> Iterator[Line]:
+    """Yield the rate of success of a size, and the reserve for failures that follows from it."""
+    cells = cell_success(executed.study)
+    own = cells.loc[[row["cell_id"]]].to_dict("records")[0]
+    done, tried, low = own["completed"], own["attempted"], own["success_low"]
+    text = f"{done} of {count(tried, 'attempt')} of this size completed: {percent(done / tried)}, at least "
+    text += percent(low)
+    if failed := _failed(row, executed):
+        text += f"; {failed}"
+    if tried < cells["attempted"].sum():
+        text += f"; {cells['completed'].sum():,} of {cells['attempted'].sum():,} of all sizes"
+    source = "runs.csv (state), cancelled attempts left out; bound: lower end of Wilson's 95 % interval"
+    yield Line("Success rate", text, source)
+    share, most = reserve(done / tried), reserve(low)
+    node_hours = row["nodes"] * total / row["throughput_samples_per_sec"] / 3600
+    costs = [number(node_hours * part, digits=3) for part in (share, most)]
+    text = f"{costs[0]} node-hours ({percent(share)}), at most {costs[1]} ({percent(most)})"
+    formula = f"1/p - 1 with p = {done}/{tried}, at most with p = {fraction(low)}: independent attempts, "
+    formula += "each failed one as expensive as a whole job (geometric distribution)"
+    yield Line("Reserve for failures", text, formula)
+
+
+def _failed(row: Row, executed: Executed) -> str:
+    """Return the number of failed attempts of a size with their classes; empty if there are none."""
+    attempts = pd.concat([executed.study.earlier, executed.study.runs])
+    own = (attempts["cell_id"] == row["cell_id"]) & (attempts["state"] == RunState.FAILED)
+    return state_counts(attempts[own])
 
 
 def _duration(row: Row, total: int) -> tuple[str, str]:

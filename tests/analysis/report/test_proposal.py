@@ -22,6 +22,7 @@ from analysis.data.environment import describe_environment
 from analysis.data.load import load_study
 from analysis.report.proposal import Work, _calls_outside, proposal_context
 from analysis.report.write import render_proposal, write_report, write_table_report
+from analysis.stats.attempts import wilson_low
 from analysis.stats.measured import measure
 from bench.matrix.cell import Cell
 from bench.units import human_duration
@@ -196,6 +197,31 @@ def test_the_resources_asked_for_follow_from_the_stated_work(written):
     assert request["Memory per rank"].value == "512.0 MiB"
     assert request["Headroom"].value == "97 % of 16.0 GiB, its share of the host's memory"
     assert request["Validity"].value == "no error and no warning"
+
+
+def test_a_proposal_on_gpus_has_gpu_hours_and_a_bound_without_a_failure(tmp_path):
+    cells = strong(64, sizes=(2, 4), per_node=2, backend="nccl")
+    for cell in cells:
+        cell.workload = {**cell.workload, "device": "cuda"}
+    path = finished(
+        tmp_path / "s", cells, env=lambda cell: {**environment(cell), "device": "cuda"}, repeats=3
+    )
+    study = load_study(path)
+    frames = measure(study)
+    context = proposal_context(study, frames, scaling_table(frames), [], describe_environment(study), [], {})
+    request = {line.what: line for line in context["request"]}
+    node_hours, gpu_hours = (request[what].value.split()[0] for what in ("Node-hours", "GPU-hours"))
+    assert float(gpu_hours) == pytest.approx(2 * float(node_hours), rel=0.005)
+    assert request["GPU-hours"].source.endswith("; one GPU per rank")
+    low = float(wilson_low(3, 3))
+    assert request["Success rate"].value == (
+        "3 of 3 attempts of this size completed: 100 %, at least 44 %; 6 of 6 of all sizes"
+    )
+    most = float(node_hours) * (1 / low - 1)
+    shown = request["Reserve for failures"].value
+    assert shown.startswith("0 node-hours (0 %), at most ")
+    assert shown.endswith(" (128 %)")
+    assert float(shown.split()[-3]) == pytest.approx(most, rel=0.01)
 
 
 def test_warnings_stand_beside_the_numbers_that_they_affect(written):

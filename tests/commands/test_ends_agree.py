@@ -1,0 +1,286 @@
+"""Every command shows the same state, failure class and attempts of a run, also for files of older versions."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.executors.base import settle
+from bench.executors.outcome import Outcome
+from bench.study.layout import METRICS_COLUMNS, StudyFolder
+from bench.study.ledger import FailureClass, RunRecord, RunState
+from bench.study.plan_json import PlannedStudy, open_study
+from bench.study.run_json import new_attempt, write_run
+from tests.analysis.figures import no_figure
+from tests.analysis.studies import StudyBuilder, environment, table
+from tests.commands.command_line import bench
+
+MATRIX = """\
+study: ends
+cluster: {executor: local, time_limit: 1m}
+axes: {tasks_per_node: [1, 2]}
+scaling: [{mode: weak, per_gpu_batch: [4]}]
+workload: {device: cpu, model: mlp, parameters: 20k, steps_per_epoch: 3, epochs: 1, warmup_steps: 3}
+repeats: 6
+"""
+STARTED, ENDED = "2026-01-02T03:00:00.000Z", "2026-01-02T03:06:00.000Z"
+OOM_HOST = (
+    "slurmstepd: error: Detected 1 oom_kill event in StepId=7.0. Some of the step tasks have been OOM Killed."
+)
+OOM_GPU = """\
+Traceback (most recent call last):
+  File "train.py", line 3, in <module>
+    loss.backward()
+torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.10 GiB
+"""
+COMPLETED = Outcome(RunState.COMPLETED, exit_code=0), ""
+FAILED = RunState.FAILED
+TIME_LIMIT = Outcome(FAILED, "the time limit of 1 m was reached", FailureClass.TIME_LIMIT, 143), ""
+HOST_MEMORY = Outcome(FAILED, "rank 0 was killed by SIGKILL", FailureClass.KILLED, 137), OOM_HOST
+GPU_MEMORY = Outcome(FAILED, "exit code 1", FailureClass.BAD_EXIT, 1), OOM_GPU
+EXIT = Outcome(FAILED, "exit code 3", FailureClass.BAD_EXIT, 3), "nothing known\n"
+CANCELLED = Outcome(RunState.CANCELLED, "stopped by the user", FailureClass.CANCELLED), ""
+
+#: The outcomes and job.err of the attempts of each run, by ranks and repeat.
+ATTEMPTS = {
+    (1, 1): [COMPLETED],
+    (1, 2): [COMPLETED],
+    (1, 3): [HOST_MEMORY, COMPLETED],
+    (1, 4): [EXIT],
+    (1, 5): [COMPLETED],
+    (1, 6): [],
+    (2, 1): [TIME_LIMIT],
+    (2, 2): [EXIT, HOST_MEMORY],
+    (2, 3): [GPU_MEMORY],
+    (2, 4): [CANCELLED],
+    (2, 5): [COMPLETED],
+    (2, 6): [CANCELLED, TIME_LIMIT, COMPLETED],
+}
+#: The folder of this run is deleted.
+MISSING = (1, 5)
+OOM = "out-of-memory"
+EXPECTED: dict[tuple[int, int], list[tuple[str, str]]] = {
+    (1, 1): [("completed", "")],
+    (1, 2): [("completed", "")],
+    (1, 3): [("failed", OOM), ("completed", "")],
+    (1, 4): [("failed", "bad-exit")],
+    (1, 5): [("completed", "")],
+    (1, 6): [],
+    (2, 1): [("failed", "time-limit")],
+    (2, 2): [("failed", "bad-exit"), ("failed", OOM)],
+    (2, 3): [("failed", OOM)],
+    (2, 4): [("cancelled", "cancelled")],
+    (2, 5): [("completed", "")],
+    (2, 6): [("cancelled", "cancelled"), ("failed", "time-limit"), ("completed", "")],
+}
+
+
+def run_name(ranks: int, repeat: int) -> str:
+    return f"n1x{ranks}-gloo-torchrun-b4-r{repeat}"
+
+
+def execute(study: PlannedStudy, ranks: int, repeat: int) -> None:
+    """Write the files of the attempts of one run, as executor local does."""
+    run = next(run for run in study.runs if run.run_id == run_name(ranks, repeat))
+    cell = study.cells[run.cell_id]
+    for outcome, log in ATTEMPTS[ranks, repeat]:
+        record = study.records()[run.run_id]
+        attempt = new_attempt(study, run, record)
+        write_run(attempt.folder, attempt.describe(study, state="running", started_at=STARTED))
+        study.ledger.append("started", run_id=run.run_id, attempt=attempt.number)
+        attempt.folder.err.write_text(log)
+        if outcome.state is RunState.COMPLETED:
+            rows = [StudyBuilder(Path(), [], steps=3).epoch(cell, 0, 1.0)]
+            attempt.folder.metrics_csv.write_text(table(METRICS_COLUMNS, rows))
+            attempt.folder.env.write_text(json.dumps(environment(cell)))
+        settle(study, RunRecord(run.run_id, attempt.number), outcome, ended_at=ENDED)
+    if (ranks, repeat) == MISSING:
+        shutil.rmtree(study.folder.runs / run.run_id)
+
+
+@pytest.fixture(scope="module", params=["now", "earlier"])
+def studied(request, tmp_path_factory) -> Path:
+    """A study with runs of all ends; ``earlier`` has classes as older versions wrote them."""
+    folder: Path = tmp_path_factory.mktemp("ends")
+    (folder / "ends.yaml").write_text(MATRIX)
+    assert bench("plan", "ends.yaml", cwd=folder).returncode == 0
+    study = open_study(StudyFolder(folder / "results/ends"))
+    for ranks, repeat in ATTEMPTS:
+        execute(study, ranks, repeat)
+    if request.param == "earlier":
+        for file in [study.ledger.path, *study.folder.runs.glob("*/*/run.json")]:
+            file.write_text(
+                file.read_text().replace(f'"failure_class": "{OOM}"', '"failure_class": "bad-exit"')
+            )
+    with no_figure():
+        done = bench("report", "ends", "--proposal", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def answer(folder: Path, *words: str) -> dict[str, Any]:
+    done = bench(*words, "--json", cwd=folder)
+    assert done.stdout, done.stderr
+    content: dict[str, Any] = json.loads(done.stdout)
+    return content
+
+
+def last_ends() -> dict[str, tuple[str, str]]:
+    return {run_name(*key): (ends or [("planned", "")])[-1] for key, ends in EXPECTED.items()}
+
+
+def all_ends() -> dict[tuple[str, int], tuple[str, str]]:
+    """Return the ends of all attempts by run and attempt; those of runs that have not started with 0."""
+    found = {}
+    for key, ends in EXPECTED.items():
+        numbered = enumerate(ends, 1) if ends else [(0, ("planned", ""))]
+        found |= {(run_name(*key), number): end for number, end in numbered}
+    return found
+
+
+def rows_of_runs(folder: Path) -> list[dict[str, str]]:
+    with (folder / "results/ends/report/runs.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_status_verify_and_doctor_show_the_same_state_and_class(studied):
+    status = answer(studied, "status")["runs"]
+    assert {run["run_id"]: (run["state"], run["failure_class"] or "") for run in status} == last_ends()
+    verify = answer(studied, "verify")["runs"]
+    assert {run["run_id"]: (run["state"], run["failure_class"] or "") for run in verify} == last_ends()
+    failed = {run: end for run, end in last_ends().items() if end[0] == "failed"}
+    doctor = answer(studied, "doctor", "ends")["runs"]
+    assert {run["run_id"]: (run["state"], run["failure_class"]) for run in doctor} == failed
+    for run, end in failed.items():
+        one = answer(studied, "doctor", f"ends/{run}")
+        assert (one["state"], one["failure_class"]) == end
+
+
+def test_the_texts_of_status_verify_and_doctor_name_the_class(studied):
+    status, verify = (bench(verb, "ends", cwd=studied).stdout for verb in ("status", "verify"))
+    for run, (state, failure_class) in last_ends().items():
+        line = next(line for line in status.splitlines() if line.startswith(run))
+        assert line.split()[1 : 2 + bool(failure_class)] == [state, failure_class][: 1 + bool(failure_class)]
+        if state == "failed":
+            assert re.search(rf"FAIL  {run}\n  FAIL  state: failed [^\n]*; class: {failure_class}\b", verify)
+            heading = bench("doctor", f"ends/{run}", cwd=studied).stdout.partition("\n")[0]
+            assert heading.endswith(f": failed ({failure_class})")
+
+
+def test_every_attempt_is_a_row_of_runs_csv_and_of_the_page(studied):
+    rows = rows_of_runs(studied)
+    ends = {(row["run_id"], int(row["attempt"] or 0)): (row["state"], row["failure_class"]) for row in rows}
+    assert len(ends) == len(rows)
+    assert ends == all_ends()
+    latest = {row["run_id"]: (row["state"], row["failure_class"]) for row in rows if row["latest"] == "True"}
+    assert latest == last_ends()
+    page = (studied / "results/ends/report/index.html").read_text()
+    data = json.loads(re.search(r'id="data">(.*?)</script>', page, re.DOTALL).group(1))  # type: ignore[union-attr]
+    shown = {}
+    for cell, shared, rest, attempt, state, failure_class, *_ in data["runs"]:
+        name = data["texts"][cell][:shared] + rest
+        shown[name, attempt] = (data["texts"][state], data["texts"][failure_class])
+    assert shown == all_ends()
+    listed = dict(rows_of_page(page))
+    not_counted = {key for key, (state, _) in all_ends().items() if state != "completed"}
+    assert set(listed) == not_counted | {(run_name(*MISSING), 1)}
+    for key, (state, failure_class, counted, lost) in listed.items():
+        assert (state, failure_class.replace("–", ""), counted) == (*all_ends()[key], "no")
+        assert lost == ("0.100" if key[1] and key[0] != run_name(*MISSING) else "–")
+    assert "7 of 15 attempts failed. Of each run, only the latest attempt can count." in page
+    assert "Attempts that do not count took 0.900 of 1.40 node-hours." in page
+
+
+def rows_of_page(page: str) -> Iterator[tuple[tuple[str, int], tuple[str, str, str, str]]]:
+    section = page.partition('class="runs"')[2].partition("</section>")[0]
+    for row in re.findall(r"<tr><td.*?</tr>", section):
+        run, attempt, state, failure_class, counted, lost, _ = re.findall(r"<td[^>]*>(.*?)</td>", row)
+        yield (run, int(attempt.replace("–", "0"))), (state, failure_class, counted, lost)
+
+
+def test_reasons_are_those_of_status_and_earlier_attempts_have_no_measurement(studied):
+    reasons = {run["run_id"]: run["reason"] for run in answer(studied, "status")["runs"]}
+    for row in rows_of_runs(studied):
+        if row["latest"] == "True" and row["run_id"] != run_name(*MISSING):
+            assert row["reason"].startswith(reasons[row["run_id"]])
+        if row["state"] == "failed":
+            assert row["reason"]
+            assert not row["throughput_samples_per_sec"]
+    (missing,) = (row for row in rows_of_runs(studied) if row["run_id"] == run_name(*MISSING))
+    assert missing["reason"] == "the folder of attempt 1 is missing"
+
+
+def test_advise_and_the_proposal_count_the_attempts_of_runs_csv(studied):
+    counts = Counter(
+        (row["cell_id"], row["state"])
+        for row in rows_of_runs(studied)
+        if row["state"] in ("completed", "failed")
+    )
+    advice = answer(studied, "advise", "ends", "--samples", "1M", "--no-queue")["options"]
+    assert advice
+    for option in advice:
+        completed, failed = (counts[option["cell_id"], state] for state in ("completed", "failed"))
+        assert (option["completed"], option["attempted"]) == (completed, completed + failed)
+    base = next(option for option in advice if option["gpus"] == 1)
+    proposal = (studied / "results/ends/report/proposal.md").read_text().replace("\\", "")
+    rate = f"4 of 6 attempts of this size completed: 67 %, at least {100 * base['success_low']:.0f} %"
+    assert (
+        f"| Success rate | {rate}; 2 failed (1 out-of-memory, 1 bad-exit); 6 of 13 of all sizes |" in proposal
+    )
+    hours = float(re.search(r"Node-hours \| ([0-9.]+)", proposal).group(1))  # type: ignore[union-attr]
+    most = hours * (1 / base["success_low"] - 1)
+    found = re.search(
+        r"Reserve for failures \| (\S+) node-hours \(50 %\), at most (\S+) \((\d+) %\)", proposal
+    )
+    assert [float(value) for value in found.groups()] == pytest.approx(  # type: ignore[union-attr]
+        [hours / 2, most, 100 * most / hours], rel=0.01
+    )
+
+
+def test_the_doctor_does_not_call_the_failure_of_one_run_a_consequence_of_that_of_another(studied):
+    text = bench("doctor", "ends", cwd=studied).stdout
+    assert "Further causes" not in text
+    assert f"  Runs: {run_name(2, 2)} (out-of-memory)\n" in text
+    assert f"  Runs: {run_name(2, 3)} (out-of-memory)\n" in text
+    unknown = text.partition("No known cause in the logs of ")[2].replace("\n", " ")
+    for key in ((1, 4), (2, 1)):
+        assert run_name(*key) in unknown
+    one = answer(studied, "doctor", f"ends/{run_name(2, 3)}")
+    assert {cause["path"].split("/")[-3] for cause in one["causes"]} == {run_name(2, 3)}
+
+
+def test_the_logs_of_several_runs_are_not_read_as_those_of_one_job(studied):
+    done = bench("doctor", f"ends/{run_name(2, 3)}", f"ends/{run_name(1, 4)}", cwd=studied)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert (
+        done.stderr
+        == "error: several runs, whose failures have their own causes; give one run, or the study\n"
+    )
+
+
+@pytest.mark.parametrize("target", ["ends", f"ends/{run_name(1, 1)}"])
+def test_the_doctor_knows_the_end_of_a_run_whose_submission_was_killed(tmp_path, target):
+    (tmp_path / "ends.yaml").write_text(MATRIX)
+    assert bench("plan", "ends.yaml", cwd=tmp_path).returncode == 0
+    study = open_study(StudyFolder(tmp_path / "results/ends"))
+    run = next(run for run in study.runs if run.run_id == run_name(1, 1))
+    attempt = new_attempt(study, run, study.records()[run.run_id])
+    write_run(attempt.folder, attempt.describe(study, state="running", started_at=STARTED))
+    attempt.folder.err.write_text("step 3\n")
+    process = {"pid": 2**22 - 1, "pid_started": 0.0, "host": os.uname().nodename}
+    study.ledger.append("started", run_id=run.run_id, attempt=1, **process)
+    found = answer(tmp_path, "doctor", target)
+    (end,) = found.get("runs", [found])
+    assert (end["run_id"], end["state"], end["failure_class"]) == (run.run_id, "failed", "killed")
+    status = answer(tmp_path, "status")["runs"]
+    (shown,) = (one for one in status if one["run_id"] == run.run_id)
+    assert (shown["state"], shown["failure_class"]) == ("failed", "killed")
