@@ -10,7 +10,7 @@ scaling law for predicted sizes.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,6 +18,7 @@ import numpy as np
 import pandas as pd
 from scipy import special
 
+from analysis.checks.assessment import assess
 from analysis.checks.fabric import fabrics
 from analysis.checks.scaling_table import scaling_table
 from analysis.compare.matching import SIZES, settings_of
@@ -35,18 +36,20 @@ from analysis.stats.estimate import (
 from analysis.stats.law_fit import forecasts
 from analysis.stats.measured import Frames, measure
 from analysis.text import clean, one_line
+from bench.facts import Fact
 
 #: Columns of the options, one row per option; times in seconds. Options of one ``group`` (from 1) have the
 #: same global batch. Three columns mark one option of each group: ``first`` (ends first), ``cheapest`` (least
 #: hours) and ``safest`` (best lower bound of the success rate). ``distinguishable`` compares the total time
 #: with that of the group's first option; ``runs_needed`` is the number of runs of each that would decide.
+#: ``not_valid`` says why a cell is not valid (:mod:`analysis.checks.assessment`); it then has no mark.
 COLUMNS = (
     *("study", "kind", "cell_id", "launcher", "backend", "setting", "nodes", "gpus_per_node", "gpus"),
     *("device", "gpu", "global_batch", "per_gpu_batch", "n", "throughput_samples_per_sec", "step_time_s"),
     *("steps_per_epoch", "checkpoint_s", "epoch_s", "wait_s", "wait_source", "training_s", "training_low_s"),
     *("training_high_s", "total_s", "gpu_hours", "node_hours", "completed", "attempted", "success_rate"),
     *("success_low", "group", "first", "cheapest", "safest", "distinguishable", "runs_needed"),
-    *("state", "remark"),
+    *("state", "not_valid", "remark"),
 )
 
 #: Study, number of nodes and ranks per node. Jobs with the same layout have the same queue wait.
@@ -66,13 +69,15 @@ class Wait:
 class Advice:
     """The options in the order of their group and total time, and notes for the reader.
 
-    The options are for a training of ``epochs`` epochs with ``samples`` samples each.
+    The options are for a training of ``epochs`` epochs with ``samples`` samples each. ``validity`` contains
+    the findings about each study.
     """
 
     samples: int
     epochs: int
     options: pd.DataFrame
     notes: list[str] = field(default_factory=list)
+    validity: Mapping[str, Sequence[Fact]] = field(default_factory=dict)
 
     def groups(self) -> list[Advice]:
         """Return the advice for each group of options with the same global batch."""
@@ -87,18 +92,24 @@ class Advice:
 
 def options_of(
     studies: Mapping[str, Study], *, samples: int, epochs: int, beyond: bool = False
-) -> tuple[pd.DataFrame, list[str]]:
-    """Return the options of all studies, and notes on sizes that cannot be predicted.
+) -> tuple[pd.DataFrame, list[str], dict[str, list[Fact]]]:
+    """Return the options of all studies, notes on sizes that cannot be predicted, and the studies' findings.
 
     The options do not yet have a queue wait and a total time. ``samples`` are training samples per epoch.
     With ``beyond``, sizes above twice the largest measured one are predicted, too.
     """
-    parts, notes = [], []
+    parts, notes, validity = [], [], {}
     for name, study in studies.items():
         frames = measure(study)
         rows = scaling_table(frames)
+        assessment = assess(study, frames, rows)
+        validity[name] = assessment.facts
         measured = _measured(study, frames, rows)
-        predicted, reasons = forecasts(frames, rows, fabrics=fabrics(study, rows), beyond=beyond)
+        measured["not_valid"] = [assessment.invalid.get(cell, "") for cell in measured["cell_id"]]
+        # As on the page, laws are fitted to valid sizes only.
+        is_valid = ~rows[["cell_id", "base_cell"]].isin(list(assessment.invalid)).any(axis=1)
+        valid = rows[is_valid]
+        predicted, reasons = forecasts(frames, valid, fabrics=fabrics(study, valid), beyond=beyond)
         notes += [f"{name}: {reason}" for reason in reasons]
         if any(map(is_average, metrics_of_cells(study.plan).values())):
             notes.append(
@@ -108,7 +119,7 @@ def options_of(
         part = pd.concat([measured, _predicted(predicted, measured)], ignore_index=True)
         parts.append(part.assign(study=name, gpu=_gpu(study)))
     options = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
-    return _with_times(options, samples=samples, epochs=epochs), notes
+    return _with_times(options, samples=samples, epochs=epochs), notes, validity
 
 
 def rank(
@@ -118,11 +129,12 @@ def rank(
     samples: int,
     epochs: int,
     notes: Iterable[str] = (),
+    validity: Mapping[str, Sequence[Fact]] | None = None,
 ) -> Advice:
     """Return the options with their queue waits, in groups, and in the order of their total time.
 
     The options of a group have the same global batch: other batches converge differently, so their times
-    cannot be compared. The group with the option that ends first is group 1. Three measured options of each
+    cannot be compared. The group with the option that ends first is group 1. Three valid options of each
     group are marked: the one that ends first, the cheapest one and the safest one. If no wait is known, the
     total time is the training time.
     """
@@ -144,7 +156,7 @@ def rank(
     _compare_with_first(options, samples=samples, epochs=epochs)
     order = ["group", "total_s", "training_s", "node_hours", "study", "cell_id"]
     options = options.sort_values(order, kind="stable", ignore_index=True, na_position="last")
-    return Advice(samples, epochs, options[list(COLUMNS)], notes)
+    return Advice(samples, epochs, options[list(COLUMNS)], notes, validity or {})
 
 
 def layouts_of(options: pd.DataFrame) -> list[Layout]:
@@ -236,7 +248,7 @@ def _predicted(predicted: pd.DataFrame, measured: pd.DataFrame) -> pd.DataFrame:
     frame = predicted.drop(columns="like").reset_index(drop=True)
     for name in ("launcher", "backend", "device", "setting", "checkpoint_s"):
         frame[name] = extrapolated[name]
-    return frame.assign(cell_id="", n=0, kind="predicted", state="", completed=0, attempted=0)
+    return frame.assign(cell_id="", n=0, kind="predicted", state="", not_valid="", completed=0, attempted=0)
 
 
 def _with_times(options: pd.DataFrame, *, samples: int, epochs: int) -> pd.DataFrame:
@@ -257,15 +269,20 @@ def _with_times(options: pd.DataFrame, *, samples: int, epochs: int) -> pd.DataF
 
 def _groups(options: pd.DataFrame) -> pd.Series:
     """Return the number of each option's group: groups are ordered by their shortest total time."""
-    measured = options["total_s"].where(options["kind"] == "measured")
+    measured = options["total_s"].where(_eligible(options))
     shortest = measured.groupby(options["global_batch"]).min()
     order = shortest.sort_values(kind="stable", na_position="last").index
     return options["global_batch"].map({batch: place for place, batch in enumerate(order, start=1)})
 
 
+def _eligible(options: pd.DataFrame) -> pd.Series:
+    """Return a mask of the measured options whose values are valid."""
+    return (options["kind"] == "measured") & (options["not_valid"] == "")
+
+
 def _mark(options: pd.DataFrame) -> None:
     """Mark the first, the cheapest and the safest option of each group."""
-    own = options[(options["kind"] == "measured") & options["total_s"].notna()]
+    own = options[_eligible(options) & options["total_s"].notna()]
     cost = "gpu_hours" if own["gpu_hours"].notna().all() else "node_hours"
     ranked = {
         "first": (["total_s", cost], [True, True]),
@@ -279,7 +296,7 @@ def _mark(options: pd.DataFrame) -> None:
 
 
 def _compare_with_first(options: pd.DataFrame, *, samples: int, epochs: int) -> None:
-    """Set ``distinguishable`` and ``runs_needed`` of measured options with a total time.
+    """Set ``distinguishable`` and ``runs_needed`` of valid options with a total time.
 
     Each option is compared with the first one of its group. It is distinguishable if Welch's 95 % interval of
     the ratio of their total times excludes 1; a queue wait counts as a constant. ``distinguishable`` is None
@@ -287,7 +304,7 @@ def _compare_with_first(options: pd.DataFrame, *, samples: int, epochs: int) -> 
     """
     options["distinguishable"] = pd.Series([None] * len(options), index=options.index, dtype=object)
     options["runs_needed"] = np.nan
-    for _, own in options[options["kind"] == "measured"].groupby("group"):
+    for _, own in options[_eligible(options)].groupby("group"):
         first = own.index[own["first"]]
         others = own.index[~own["first"] & own["total_s"].notna()]
         if not len(first) or not len(others):

@@ -43,7 +43,8 @@ def _row(row: dict[Any, Any]) -> list[str]:
     elif row["kind"] == "not measured":
         remark = remark or "not measured"
     else:
-        remark = "; ".join(filter(None, (remark, _undecided(row))))
+        not_valid = f"not valid: {row['not_valid']}" if row["not_valid"] else ""
+        remark = "; ".join(filter(None, (not_valid, remark, _undecided(row))))
     return [
         row["study"],
         layout(row, times="x"),
@@ -76,14 +77,25 @@ def summary(advice: Advice) -> list[str]:
     that may end as early, the cheapest one, and the safest one.
     """
     groups = [group for group in advice.groups() if group.chosen("first")]
+    not_valid = _not_valid(advice)
     if not groups:
-        return ["No advice: no option has been measured."]
-    texts = []
+        why = "no measured option is valid" if not_valid else "no option has been measured"
+        return [f"No advice: {why}.", *not_valid]
+    texts = not_valid
     for group in groups:
         if len(groups) > 1:
             texts.append(f"With a global batch of {whole(group.options['global_batch'].iloc[0])}:")
         texts += _summary_of_group(group)
     return texts
+
+
+def _not_valid(advice: Advice) -> list[str]:
+    """Return a sentence about the options that are not recommended because their values are not valid."""
+    odd = advice.options[(advice.options["not_valid"] != "") & (advice.options["kind"] == "measured")]
+    if not len(odd):
+        return []
+    named = listed([f"{config(option)}, {option['not_valid']}" for option in odd.to_dict("records")], limit=4)
+    return [f"Not valid, so not recommended: {named}. `bench report` shows the errors."]
 
 
 def _summary_of_group(advice: Advice) -> list[str]:

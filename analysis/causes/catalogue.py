@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 #: Rows that are not causes: time that no timer covers, and loss not assigned to a cause. ``not-valid``
-#: replaces all rows of a cell that has an error (see :mod:`analysis.checks.validity`).
+#: replaces all rows with a share, for a cell that has an error (see :mod:`analysis.checks.validity`).
 OTHER, NOT_EXPLAINED, NOT_VALID = "other", "not-explained", "not-valid"
 RESTS = (OTHER, NOT_EXPLAINED, NOT_VALID)
 #: Separates the names of causes that the data do not distinguish.
@@ -126,8 +126,8 @@ def title_of(name: str) -> str:
 
 
 def no_causes(error: str) -> str:
-    """Return the sentence for a cell whose values are not valid because of an error."""
-    return f"No causes are given, because the values are not valid: see the error {error}."
+    """Return the sentence about the loss of a cell whose values are not valid because of an error."""
+    return f"The loss is not divided among causes, because the values are not valid: see the error {error}."
 
 
 def remedy_of(name: str) -> str:

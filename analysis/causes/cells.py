@@ -125,6 +125,13 @@ def divide_cell(runs: Sequence[CellRun], baseline: Baseline | None = None) -> Ce
     )
 
 
+def without_times(division: CellDivision) -> CellDivision:
+    """Return only the causes whose evidence does not depend on times, without their shares."""
+    nan = math.nan
+    timeless = [row for row in division.rows if row.claim and row.claim.timeless]
+    return replace(division, rows=[replace(row, share=nan, low=nan, high=nan) for row in timeless])
+
+
 def _divide_run(run: CellRun, claims: Sequence[Claim], active: set[Key], reference: Parts | None) -> Division:
     return divide(
         run.parts,
@@ -209,7 +216,12 @@ def _with_evidence(share: Share, runs: Sequence[CellRun], claims: Mapping[str, S
     run_id, first = found[0]
     words = "; ".join(dict.fromkeys(claim.evidence for claim in first))
     nodes = {claim.node for _, ones in found for claim in ones}
-    claim = replace(first[0], evidence=words, node=nodes.pop() if len(nodes) == 1 else "")
+    claim = replace(
+        first[0],
+        evidence=words,
+        node=nodes.pop() if len(nodes) == 1 else "",
+        timeless=all(claim.timeless for claim in first),
+    )
     return replace(share, claim=claim, run_id=run_id, runs=len(found))
 
 

@@ -288,7 +288,7 @@ def _recompilation(run: RunEvidence) -> Iterator[Claim]:
     if facts.compile_share is not None:
         words += f", {seconds(facts.compile_share * run.step_s)} per step"
     pools = ("forward", "backward", "other")
-    yield Claim("recompilation", words, pools, facts.compile_share, counted=True)
+    yield Claim("recompilation", words, pools, facts.compile_share, counted=True, timeless=True)
 
 
 def _loading(run: RunEvidence) -> Iterator[Claim]:
@@ -347,7 +347,7 @@ def _warned(run: RunEvidence) -> Iterator[Claim]:
     if facts.recompilations > 0:
         found.pop("recompilation", None)
     for cause, words in found.items():
-        yield Claim(cause, words)
+        yield Claim(cause, words, timeless=True)
 
 
 def _smaller_share(run: RunEvidence) -> Iterator[Claim]:
@@ -397,7 +397,7 @@ def _extra_communication(run: RunEvidence) -> Iterator[Claim]:
     if facts.sync_passes > 1 + _EXTRA:
         passes = number(facts.sync_passes, digits=2)
         words = f"{passes} backward passes per step synchronise gradients, but one is enough"
-        yield Claim("extra-communication", words, part="transfer")
+        yield Claim("extra-communication", words, part="transfer", timeless=True)
     extra = _extra_collectives(run)
     if not extra > _EXTRA:
         return
@@ -409,6 +409,8 @@ def _extra_communication(run: RunEvidence) -> Iterator[Claim]:
     if sum(shares) > 0:
         words = _with_calls(words, max(calls, key=seconds_of))
         share = float(np.mean(shares))
-        yield Claim("extra-communication", words, ("other",), share, part="other", counted=True)
+        yield Claim(
+            "extra-communication", words, ("other",), share, part="other", counted=True, timeless=True
+        )
     else:
-        yield Claim("extra-communication", words, part="other")
+        yield Claim("extra-communication", words, part="other", timeless=True)

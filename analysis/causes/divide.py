@@ -48,6 +48,8 @@ class Claim:
         part: the part of the step, in words.
         counted: true if the evidence is a count, such as events per step. The cause is then present even if
             noise hides its share.
+        timeless: true if the evidence does not depend on times, such as a setting, a warning in the log, or a
+            count. The cause is then present even if times are not valid.
     """
 
     cause: str
@@ -58,6 +60,7 @@ class Claim:
     rank: int | None = None
     part: str = ""
     counted: bool = False
+    timeless: bool = False
 
     @property
     def key(self) -> Key:

@@ -20,15 +20,14 @@ from analysis.causes.catalogue import (
     no_causes,
     remedy_of,
 )
-from analysis.causes.cells import Baseline, CellDivision, CellRun, Share, divide_cell
+from analysis.causes.cells import Baseline, CellDivision, CellRun, Share, divide_cell, without_times
 from analysis.causes.claims import MUCH_LOADING, LateRank, RunEvidence
 from analysis.causes.divide import COMPUTING, WHOLE, Parts
 from analysis.causes.evidence import RunFacts, read_facts
+from analysis.checks.assessment import assess
 from analysis.checks.fabric import fabric_table, sweep_rows
 from analysis.checks.scaling_table import Invalid, invalid_reason, scaling_table
 from analysis.checks.slow_ranks import PART_WORDS, stragglers, unequal_samples
-from analysis.checks.validity import invalid_cells, validity
-from analysis.data.environment import describe_environment
 from analysis.data.load import Study
 from analysis.stats.columns import PARTS
 from analysis.stats.decompose import USEFUL_PARTS
@@ -293,7 +292,8 @@ def causes_frame(
 ) -> pd.DataFrame:
     """Return the content of causes.csv: the rows of each division, in the order of the scaling table.
 
-    A cell that is in ``invalid``, or whose baseline is, has only the row ``not-valid``.
+    A cell that is in ``invalid``, or whose baseline is, has the row ``not-valid``, and the causes that do not
+    depend on times, without shares.
     """
     lines = []
     records = dict(zip(rows.index, rows.to_dict("records"), strict=True))
@@ -303,7 +303,7 @@ def causes_frame(
         if error := invalid_reason(row, base, invalid or {}):
             names = {"series": row["series"], "cell_id": row["cell_id"], "cause": NOT_VALID}
             lines.append(names | {"evidence": no_causes(error), "remedy": remedy_of(NOT_VALID)})
-            continue
+            division = without_times(division)
         for share in division.rows:
             claim = share.claim
             lines.append(
@@ -373,12 +373,8 @@ def study_causes(study: Study, *, also_invalid: bool = False) -> pd.DataFrame:
     frames = measure(study)
     rows = scaling_table(frames)
     evidence = read_evidence(study, frames, fabric=fabric_table(sweep_rows(study)))
-    invalid = {} if also_invalid else _invalid(study, frames, rows)
+    invalid = {} if also_invalid else assess(study, frames, rows).invalid
     return causes_frame(rows, divide_study(frames, rows, evidence), invalid=invalid)
-
-
-def _invalid(study: Study, frames: Frames, rows: pd.DataFrame) -> Invalid:
-    return invalid_cells(validity(study, frames, rows, describe_environment(study)))
 
 
 def run_causes(study: Study, run_id: str) -> pd.DataFrame:
@@ -393,7 +389,7 @@ def run_causes(study: Study, run_id: str) -> pd.DataFrame:
     if not len(rows):
         return causes_frame(rows, {})
     row = rows.iloc[0]
-    invalid = _invalid(study, frames, every)
+    invalid = assess(study, frames, every).invalid
     runs = frames.runs
     kept = (runs["run_id"] == run_id) | ((runs["cell_id"] == row["base_cell"]) & ~row["is_base"])
     alone = replace(frames, runs=runs[kept].reset_index(drop=True))

@@ -181,6 +181,16 @@ def recommend(rows: pd.DataFrame, base: pd.Series, *, invalid: Invalid = _NONE) 
     return Recommendation(best, rest if best is None else rest[rest["gpus"] > best["gpus"]], below)
 
 
+def recommended(rows: pd.DataFrame, *, invalid: Invalid = _NONE) -> dict[str, pd.Series]:
+    """Return the recommended size of each series that has one; ``rows`` is the whole scaling table."""
+    found = {}
+    for series, own in rows[rows["efficiency"].notna()].groupby("series", sort=False):
+        base = rows.iloc[int(own["base_place"].iloc[-1])]
+        if (best := recommend(own, base, invalid=invalid).best) is not None:
+            found[str(series)] = best
+    return found
+
+
 def without_result(rows: pd.DataFrame, base: pd.Series, *, series: str) -> str:
     """Return the number of sizes above the baseline without an efficiency, in brackets; empty without any.
 

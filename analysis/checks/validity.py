@@ -37,8 +37,9 @@ from analysis.data.load import Study, is_average, metrics_of_cells, reads_values
 from analysis.data.names import ranks, size_paths, state_counts
 from analysis.stats.estimate import LEVEL, MIN_RUNS
 from analysis.stats.measured import Frames, common_reasons, ranks_sample
-from analysis.stats.scaling import SAME_UNIT
+from analysis.stats.scaling import GUIDE, SAME_UNIT, is_wide
 from analysis.text import capital, clean, count, fraction, known, listed, number, one_line, percent, seconds
+from bench.facts import Fact
 from bench.study.conditions import Disturbance, Reason, objects, summary
 from bench.study.processes import started_ranks
 from bench.study.run_json import AVERAGE_OF_RUN
@@ -50,7 +51,7 @@ _MAX_NAMED = 5
 _MAX_RUNS = 3
 _MAX_LATE = 2
 #: The env.json of each run, with the run's cell.
-_Environments = Sequence[tuple[str, dict[str, Any]]]
+Environments = Sequence[tuple[str, dict[str, Any]]]
 _NOT_STABLE = re.compile(r"the step time was not yet stable(?: after (\d+) warm-up steps)?")
 #: In a shorter warm-up, each half (without the first 2 steps) has fewer than 3 steps.
 _FEWEST_TO_TELL = 8
@@ -66,6 +67,8 @@ UNSTABLE = 0.05
 #: Significance level of a drift, and its minimum relative change over the study.
 DRIFT_LEVEL = 0.01
 DRIFT_LEAST = 0.01
+#: Minimum relative change of the throughput within a run, as between the halves of a warm-up (`not-stable`).
+DRIFT_IN_RUN = 0.1
 _PATH_COLUMNS = [
     *("series", "nodes", "gpus_per_node", "gpus"),
     *("efficiency", "efficiency_low", "efficiency_high"),
@@ -101,6 +104,9 @@ CODES: dict[str, Code] = {
     "ranks-not-counted": Code("warning", "Ranks not counted"),
     "value-counts": Code("warning", "Number of values differs"),
     "not-stable": Code("warning", "Not yet stable"),
+    "drift": Code("warning", "Drift over the study"),
+    "drift-in-run": Code("warning", "Drift within runs"),
+    "wide-interval": Code("warning", "Wide intervals"),
     "parts-not-measured": Code("warning", "Parts of the step not measured"),
     "straggler": Code("warning", "Late ranks"),
     "slow-node": Code("warning", "Slow node"),
@@ -138,6 +144,11 @@ class ValidityFinding(NamedTuple):
         """Severity and heading: ``Error: Shared cores``."""
         return f"{self.severity.capitalize()}: {self.heading}"
 
+    @property
+    def fact(self) -> Fact:
+        """The finding without words."""
+        return Fact(self.code, tuple(self.cells), self.values, CODES[self.code].severity)
+
     def as_json(self) -> dict[str, Any]:
         """Return the finding as ``bench report --json`` prints it."""
         rest = {"message": self.message, "cells": self.cells, "values": self.values}
@@ -151,7 +162,7 @@ def validity(
     study: Study, frames: Frames, rows: pd.DataFrame, environment: Environment
 ) -> list[ValidityFinding]:
     """Return the findings of a study, errors first."""
-    envs = _by_cell(study, environment)
+    envs = envs_by_cell(study, environment)
     ranks = study.ranks_of(ranks_sample(frames.runs)["run_id"])
     found = [
         *_without_throughput(frames.runs),
@@ -166,7 +177,12 @@ def validity(
         *_averages(study, frames, envs),
         *_uncounted_ranks(study, frames),
         *_value_counts(study, frames),
-        *_not_stable(_by_cell(study, environment, set(frames.runs.loc[frames.runs["measured"], "run_id"]))),
+        *_not_stable(
+            envs_by_cell(study, environment, set(frames.runs.loc[frames.runs["measured"], "run_id"]))
+        ),
+        *drift(frames),
+        *_drift_in_runs(study, frames),
+        *_wide_intervals(rows),
         *_without_parts(envs),
         *_late_and_slow(study, frames, ranks),
     ]
@@ -189,7 +205,8 @@ def invalid_cells(found: Sequence[ValidityFinding]) -> dict[str, str]:
     return cells
 
 
-def _by_cell(study: Study, environment: Environment, only: set[str] | None = None) -> _Environments:
+def envs_by_cell(study: Study, environment: Environment, only: set[str] | None = None) -> Environments:
+    """Return the env.json of each run that was read (or of the runs ``only``), with the run's cell."""
     cells = dict(zip(study.runs["run_id"], study.runs["cell_id"], strict=True))
     return [
         (cells[run_id], env) for run_id, env in environment.envs.items() if only is None or run_id in only
@@ -297,7 +314,7 @@ def _texts(env: dict[str, Any]) -> list[str]:
     return [one_line(text) for text in warnings] if isinstance(warnings, list) else []
 
 
-def _shared_cores(envs: _Environments) -> Iterator[ValidityFinding]:
+def _shared_cores(envs: Environments) -> Iterator[ValidityFinding]:
     worst: dict[str, Crowd] = {}
     for cell, env in envs:
         found = [*crowds(env), *([worst[cell]] if cell in worst else [])]
@@ -315,18 +332,18 @@ def _shared_cores(envs: _Environments) -> Iterator[ValidityFinding]:
     )
 
 
-def _threads_of(env: dict[str, Any]) -> set[int]:
+def threads_of(env: dict[str, Any]) -> set[int]:
     """Return the numbers of threads that the ranks of a run have."""
     lists = [entry.get("threads_per_rank") for entry in objects(env.get("cores"))]
     own = [value for values in lists if isinstance(values, list) for value in values]
     return set(filter(None, map(positive, own or [env.get("threads_per_rank")])))
 
 
-def _threads(envs: _Environments, rows: pd.DataFrame) -> Iterator[ValidityFinding]:
+def _threads(envs: Environments, rows: pd.DataFrame) -> Iterator[ValidityFinding]:
     """Yield the cells whose ranks have different numbers of threads, or another number than the baseline."""
     threads: dict[str, set[int]] = {}
     for cell, env in envs:
-        threads.setdefault(cell, set()).update(_threads_of(env))
+        threads.setdefault(cell, set()).update(threads_of(env))
     base = rows[["cell_id", "base_cell"]].dropna()
     pairs = dict(zip(base["cell_id"], base["base_cell"], strict=True))
     texts, cells = [], {}
@@ -355,7 +372,7 @@ def _and_more(cells: int) -> str:
     return f"; and {count(cells, 'more cell')}" if cells > 0 else ""
 
 
-def _facts_of_nodes(env: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
+def facts_of_nodes(env: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
     """Yield node, fact and value for the facts in which all nodes of a study should agree."""
     for host in objects(env.get("hosts")):
         node = one_line(host.get("host"), limit=60)
@@ -371,9 +388,9 @@ def _facts_of_nodes(env: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
         yield node, "quota of cores", f"{quota:g}" if isinstance(quota, int | float) else "none"
 
 
-def _unequal_nodes(envs: _Environments) -> Iterator[ValidityFinding]:
+def _unequal_nodes(envs: Environments) -> Iterator[ValidityFinding]:
     """Yield the facts in which the nodes of a study differ, with the nodes that have each value."""
-    facts = [(cell, *fact) for cell, env in envs for fact in _facts_of_nodes(env)]
+    facts = [(cell, *fact) for cell, env in envs for fact in facts_of_nodes(env)]
     frame = pd.DataFrame(facts, columns=["cell", "node", "fact", "value"])
     texts, odd, values = [], [], {}
     for fact, own in frame.groupby("fact", sort=False):
@@ -402,7 +419,7 @@ def _differing(environment: Environment) -> Iterator[ValidityFinding]:
         yield ValidityFinding("runs-differ", words, [], {"differing": names})
 
 
-def _not_stable(envs: _Environments) -> Iterator[ValidityFinding]:
+def _not_stable(envs: Environments) -> Iterator[ValidityFinding]:
     matches = [(cell, _NOT_STABLE.search("; ".join(_texts(env)))) for cell, env in envs]
     odd = [(cell, match) for cell, match in matches if match]
     if odd:
@@ -420,7 +437,7 @@ def _not_stable(envs: _Environments) -> Iterator[ValidityFinding]:
         yield ValidityFinding("not-stable", words, cells, {"runs": len(odd), "of": len(envs)})
 
 
-def _without_parts(envs: _Environments) -> Iterator[ValidityFinding]:
+def _without_parts(envs: Environments) -> Iterator[ValidityFinding]:
     cells: dict[str, list[str]] = {}
     for cell, env in envs:
         strategy = env.get("strategy")
@@ -437,10 +454,112 @@ def _without_parts(envs: _Environments) -> Iterator[ValidityFinding]:
         )
 
 
+# -- drift and width of intervals -----------------------------------------------------
+
+
+def timed_runs(frames: Frames) -> pd.DataFrame:
+    """Return the measured runs if the drift over the study can be estimated from them, else none of them."""
+    runs = frames.runs[frames.runs["measured"]]
+    if "started_at" not in runs or runs["started_at"].isna().any():
+        return runs.iloc[:0]
+    started = runs["started_at"].groupby(runs["cell_id"])
+    freedom = len(runs) - runs["cell_id"].nunique() - 1
+    possible = freedom >= MIN_RUNS and bool((started.max() > started.min()).any())
+    return runs if possible else runs.iloc[:0]
+
+
+def drift(frames: Frames) -> Iterator[ValidityFinding]:
+    """Yield a trend of the throughput over time, from a regression with a separate level for each cell."""
+    runs = timed_runs(frames)
+    if not len(runs):
+        return
+    hours = (runs["started_at"] - runs["started_at"].min()).dt.total_seconds() / 3600
+    logs = runs["rate"].astype(float).map(math.log)
+    time = hours - hours.groupby(runs["cell_id"]).transform("mean")
+    change = logs - logs.groupby(runs["cell_id"]).transform("mean")
+    freedom = len(runs) - runs["cell_id"].nunique() - 1
+    spread = float((time**2).sum())
+    slope = float((time * change).sum()) / spread
+    error = math.sqrt(float(((change - slope * time) ** 2).sum()) / freedom / spread)
+    span = float(hours.max())
+    p_value = 2 * float(special.stdtr(freedom, -abs(slope) / error)) if error > 0 else 0.0
+    if p_value > DRIFT_LEVEL or abs(slope * span) < DRIFT_LEAST:
+        return
+    half = float(special.stdtrit(freedom, 0.5 + LEVEL / 2)) * error
+    ends = [math.expm1(bound * span) for bound in (slope - half, slope + half)]
+    low, high = sorted(map(abs, ends))
+    direction, whole = ("falls" if slope < 0 else "rises"), math.expm1(slope * span)
+    yield ValidityFinding(
+        "drift",
+        f"The throughput of repeats of the same cell {direction} by {percent(abs(whole), decimals=1)} "
+        f"[{percent(low, decimals=1)}, {percent(high, decimals=1)}] over the {span:.1f} h of the study "
+        f"(p = {p_value:.2g}). Repeats are spread over the study, so a drift mainly widens confidence "
+        "intervals and changes efficiencies less. Check temperatures, other users and disk space.",
+        [],
+        {"change": whole, "change_low": ends[0], "change_high": ends[1], "hours": span, "p": p_value},
+    )
+
+
+def changes_in_runs(study: Study, frames: Frames) -> pd.Series:
+    """Return by cell the median of log(last / first third of the epochs) over the throughputs of its runs."""
+    epochs = study.epochs[study.epochs["throughput_samples_per_sec"] > 0]
+    counted = frames.runs.loc[frames.runs["measured"], "run_id"]
+    epochs = epochs[epochs["run_id"].astype("str").isin(list(counted))]
+    if not len(epochs):
+        return pd.Series(dtype=float)
+    keys = epochs["run_id"].astype("str")
+    size, place = keys.map(keys.value_counts()), epochs.groupby(keys).cumcount()
+    several, third = size > 1, (size // 3).clip(lower=1)
+    logs = epochs["throughput_samples_per_sec"].astype(float).map(math.log)
+    first, last = (logs[several & own].groupby(keys).mean() for own in (place < third, place >= size - third))
+    cells = frames.runs.set_index("run_id")["cell_id"]
+    change = last - first
+    return change.groupby(cells.reindex(change.index)).median()
+
+
+def _drift_in_runs(study: Study, frames: Frames) -> Iterator[ValidityFinding]:
+    changes = changes_in_runs(study, frames)
+    odd = changes[changes.abs() > math.log1p(DRIFT_IN_RUN)]
+    if not len(odd):
+        return
+    values = {str(cell): math.expm1(change) for cell, change in odd.items()}
+    texts = [f"{one_line(cell, limit=60)} by {_signed(value)}" for cell, value in values.items()]
+    words = (
+        f"From the first to the last third of the epochs, the throughput changes: "
+        f"{listed(texts, limit=_MAX_CELLS)} (median over the runs). The mean depends on the length of the "
+        "runs: use a longer warm-up or longer runs, and check clocks and temperatures."
+    )
+    yield ValidityFinding("drift-in-run", words, list(values), {"change": values})
+
+
+def _wide_intervals(rows: pd.DataFrame) -> Iterator[ValidityFinding]:
+    """Yield the cells whose intervals of throughput or efficiency are wide (:func:`is_wide`)."""
+    texts: dict[str, str] = {}
+    values: dict[str, dict[str, list[float]]] = {}
+    for name, column in (("efficiency", "efficiency"), ("throughput", "throughput_samples_per_sec")):
+        odd = rows[is_wide(rows[f"{name}_low"], rows[f"{name}_high"])]
+        for cell, value, low, high in odd[["cell_id", column, f"{name}_low", f"{name}_high"]].itertuples(
+            index=False
+        ):
+            ends = f"{_signed(low / value - 1)} to {_signed(high / value - 1)}"
+            texts.setdefault(str(cell), f"{one_line(cell, limit=60)} ({name} {ends})")
+            values.setdefault(str(cell), {}).setdefault(name, [float(low), float(high)])
+    if texts:
+        words = (
+            f"The 95 % intervals of these cells are too wide to tell ideal scaling from an efficiency of "
+            f"{GUIDE}: {listed(list(texts.values()), limit=_MAX_CELLS)}. Use more repeats."
+        )
+        yield ValidityFinding("wide-interval", words, list(texts), {"intervals": values})
+
+
+def _signed(change: float) -> str:
+    return f"{'-' if change < 0 else '+'}{percent(abs(change))}"
+
+
 # -- values that a command reports ----------------------------------------------------
 
 
-def _averages(study: Study, frames: Frames, envs: _Environments) -> Iterator[ValidityFinding]:
+def _averages(study: Study, frames: Frames, envs: Environments) -> Iterator[ValidityFinding]:
     """Yield the cells whose throughput is one average of the whole run."""
     measured = set(frames.runs.loc[frames.runs["measured"], "cell_id"])
     kinds = metrics_of_cells(study.plan)
@@ -651,7 +770,6 @@ def anomalies(rows: pd.DataFrame, frames: Frames, *, whole_nodes: bool = False) 
     """
     return [
         *_baselines_with_outliers(rows, frames),
-        *_drift(frames),
         *_superlinear(rows),
         *_recoveries(rows),
         *_unstable(frames, whole_nodes=whole_nodes),
@@ -731,35 +849,3 @@ def _unstable(frames: Frames, *, whole_nodes: bool) -> Iterator[Anomaly]:
             f"{listed(cells)} (standard deviation between runs). Possible causes: {shared}a shared network "
             f"or file system, changing clock rates. {advice}",
         )
-
-
-def _drift(frames: Frames) -> Iterator[Anomaly]:
-    """Yield a trend of the throughput over time, from a regression with a separate level for each cell."""
-    runs = frames.runs[frames.runs["measured"]]
-    if "started_at" not in runs or runs["started_at"].isna().any() or not len(runs):
-        return
-    hours = (runs["started_at"] - runs["started_at"].min()).dt.total_seconds() / 3600
-    logs = runs["rate"].astype(float).map(math.log)
-    time = hours - hours.groupby(runs["cell_id"]).transform("mean")
-    change = logs - logs.groupby(runs["cell_id"]).transform("mean")
-    freedom = len(runs) - runs["cell_id"].nunique() - 1
-    spread = float((time**2).sum())
-    if freedom < MIN_RUNS or spread <= 0:
-        return
-    slope = float((time * change).sum()) / spread
-    error = math.sqrt(float(((change - slope * time) ** 2).sum()) / freedom / spread)
-    span = float(hours.max())
-    p_value = 2 * float(special.stdtr(freedom, -abs(slope) / error)) if error > 0 else 0.0
-    if p_value > DRIFT_LEVEL or abs(slope * span) < DRIFT_LEAST:
-        return
-    half = float(special.stdtrit(freedom, 0.5 + LEVEL / 2)) * error
-    low, high = sorted(abs(math.expm1(bound * span)) for bound in (slope - half, slope + half))
-    direction = "falls" if slope < 0 else "rises"
-    yield Anomaly(
-        "Drift",
-        f"The throughput of repeats of the same cell {direction} by "
-        f"{percent(abs(math.expm1(slope * span)), decimals=1)} "
-        f"[{percent(low, decimals=1)}, {percent(high, decimals=1)}] over the {span:.1f} h of the study "
-        f"(p = {p_value:.2g}). Repeats are spread over the study, so a drift mainly widens confidence "
-        "intervals and changes efficiencies less. Check temperatures, other users and disk space.",
-    )

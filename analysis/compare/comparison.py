@@ -26,6 +26,7 @@ import pandas as pd
 from scipy import special
 
 from analysis.causes.table import LOST_WORDS, named, study_causes
+from analysis.checks.assessment import Assessment, assess
 from analysis.compare.matching import Difference, environment_differences, match_studies, match_within
 from analysis.data.load import Study
 from analysis.data.names import state_counts
@@ -34,6 +35,7 @@ from analysis.stats.estimate import LEVEL, MIN_RUNS, Floats, LogMoments, log_mom
 from analysis.stats.measured import measure
 from analysis.text import count, seconds, short_percent
 from bench.errors import BenchError
+from bench.facts import Fact
 from bench.study.ledger import RunState
 
 #: A smaller relative change of the throughput is not called faster or slower.
@@ -214,7 +216,8 @@ _CELL = ("nodes", "gpus_per_node", "gpus", "global_batch", "per_gpu_batch", "lau
 #: Columns of :attr:`Comparison.cells`: one row per matched pair of cells.
 COLUMNS = (
     *("a", "b", "cell_a", "cell_b", *_CELL, "n_a", "n_b", "pairs", "throughput_a", "throughput_b"),
-    *("ratio", "low", "high", "p_slower", "p_faster", "verdict", "broken", "remark"),
+    *("ratio", "low", "high", "p_slower", "p_faster", "verdict", "broken", "not_valid_a", "not_valid_b"),
+    "remark",
     *("part", "part_a_sec", "part_b_sec", "cause"),
 )
 
@@ -231,12 +234,14 @@ class Comparison:
             the ratio's 95 % interval. For cells that are faster or slower, ``part`` is the part of the step
             that changed most, with its times in A and B, and ``cause`` is the cause that changed most.
             ``pairs`` is the number of interleaved pairs of runs, missing if runs are unpaired. ``broken``
-            marks cells that completed in A and failed in B.
+            marks cells that completed in A and failed in B. ``not_valid_a`` and ``not_valid_b`` are the
+            reasons why the values are not valid; the verdict is nevertheless that of the throughputs.
         only_a: unmatched cells of A.
         only_b: unmatched cells of B.
         settings: settings that differ between A and B as a whole.
         environment: differences in software, hardware, hosts and variables.
         notes: remarks for the reader.
+        validity: the findings about A and B, by ``a`` and ``b``.
     """
 
     a: str
@@ -248,6 +253,7 @@ class Comparison:
     settings: list[Difference] = field(default_factory=list)
     environment: list[Difference] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    validity: dict[str, list[Fact]] = field(default_factory=dict)
 
     @property
     def counts(self) -> dict[str, int]:
@@ -296,6 +302,7 @@ def compare_studies(
             a, b, runs_a=runs_a.measured_in(cells["cell_a"]), runs_b=runs_b.measured_in(cells["cell_b"])
         ),
         notes=_notes_on_time(a, b),
+        validity={"a": runs_a.assessment.facts, "b": runs_b.assessment.facts},
     )
 
 
@@ -326,6 +333,7 @@ def compare_within(
         cells=_with_changes(_judged(parts, minimum_effect), runs, runs),
         only_a=[cell for cell in unmatched[0] if all(cell in other for other in unmatched[1:])],
         only_b=[cell for _, _, matching in matchings for cell in matching.only_b],
+        validity=dict.fromkeys("ab", runs.assessment.facts),
     )
 
 
@@ -349,6 +357,7 @@ class _Runs:
     label: str
     study: Study
     frame: pd.DataFrame
+    assessment: Assessment
 
     @classmethod
     def of(cls, study: Study, label: str) -> _Runs:
@@ -357,7 +366,8 @@ class _Runs:
         Raises:
             BenchError: no run has completed.
         """
-        runs = measure(study).runs
+        frames = measure(study)
+        runs = frames.runs
         if not runs["measured"].any():
             raise BenchError(
                 f"{study.folder.path}: nothing to compare: no run has completed "
@@ -369,7 +379,7 @@ class _Runs:
         shared = runs["allocation"].eq("pack") & runs["job_id"].notna()
         names = f"{study.folder.path.resolve()} " + runs["job_id"].astype("str")
         runs["allocation_id"] = names.where(shared)
-        return cls(label, study, runs)
+        return cls(label, study, runs, assess(study, frames))
 
     def measured_in(self, cells: pd.Series) -> list[str]:
         """Return the ``run_id`` of the measured runs of some cells."""
@@ -410,6 +420,8 @@ def _compare_runs(
         of_pairs = pairs_of_runs.groupby("place")[f"log_{side}"].mean().reindex(range(size))
         rows[f"throughput_{side}"] = np.exp(np.where(use_pairs, of_pairs, own.mean))
     _add_counts(rows, runs)
+    for side, one in (("a", a), ("b", b)):
+        rows[f"not_valid_{side}"] = [one.assessment.invalid.get(cell, "") for cell in rows[f"cell_{side}"]]
     rows["missing"] = _missing_runs(rows, runs, (a.label, b.label))
     return rows, ratios
 
@@ -484,8 +496,12 @@ def _with_changes(rows: pd.DataFrame, a: _Runs, b: _Runs) -> pd.DataFrame:
 
 
 def _remark(row: dict[Any, Any], tested: int, minimum_effect: float) -> str:
-    """Explain a missing verdict, and mention unpaired runs and outliers."""
-    texts = [row["missing"]] if row["missing"] else []
+    """Name what is not valid, explain a missing verdict, and mention unpaired runs and outliers."""
+    sides = {"a": row["not_valid_a"], "b": row["not_valid_b"]}
+    texts = [f"{side.upper()} is not valid: {reason}" for side, reason in sides.items() if reason]
+    if sides["a"] == sides["b"] != "":
+        texts = [f"A and B are not valid: {sides['a']}"]
+    texts += [row["missing"]] if row["missing"] else []
     fewest, most = sorted((row["n_a"], row["n_b"]))
     if row["broken"]:
         texts.append("failed in B but completed in A: this counts as a regression")

@@ -125,4 +125,5 @@ def as_content(comparison: Comparison) -> dict[str, Any]:
         "only_b": comparison.only_b,
         "differences": [{"what": one.what, "a": one.a, "b": one.b} for one in differences(comparison)],
         "notes": comparison.notes,
+        "validity": {side: [fact.as_json() for fact in facts] for side, facts in comparison.validity.items()},
     }

@@ -15,14 +15,15 @@ import pandas as pd
 
 from analysis.causes.catalogue import CAUSES
 from analysis.causes.cells import CellDivision
-from analysis.checks.validity import ValidityFinding, anomalies, counted, invalid_cells, other_warnings
+from analysis.checks.assessment import Assessment
+from analysis.checks.validity import anomalies, counted, other_warnings
 from analysis.data.environment import Environment
 from analysis.data.load import Study
 from analysis.data.names import ranks, series_parts, short_labels, widest_series
 from analysis.report.figures.all_figures import Details
 from analysis.report.figures.curves import EFFICIENCY
 from analysis.report.figures.drawing import Drawing, Selection, Tips
-from analysis.report.summary import certainty, find, no_finding
+from analysis.report.summary import certainty, checked, find, no_finding
 from analysis.report.tables import (
     MAX_NODES_LISTED,
     MAX_ROWS,
@@ -75,14 +76,14 @@ def page_context(
     environment: Environment,
     details: Details,
     axes: Mapping[str, Selection],
-    validity: Sequence[ValidityFinding],
+    assessment: Assessment,
     divisions: Mapping[int, CellDivision],
     why: Sequence[WhySection],
 ) -> dict[str, Any]:
     """Return the values of page.html.j2; texts are not escaped."""
     labels, shared = short_labels(series_parts(study.plan), dict.fromkeys(rows["series"]))
     titles = series_titles(study, rows)
-    invalid = invalid_cells(validity)
+    validity, invalid = assessment.findings, assessment.invalid
     attempts = all_attempts(study, frames.runs)
     return {
         "words": WORDS,
@@ -92,6 +93,8 @@ def page_context(
         "missing": MISSING,
         "validity": validity,
         "counted": counted(validity),
+        "checked": checked(assessment.checks),
+        "all_passed": all(check.passed for check in assessment.checks),
         "why": why,
         "causes": [(info.title, info.meaning) for info in CAUSES.values()],
         **_summary(study, frames, rows, divisions, labels=titles, invalid=invalid),
@@ -100,7 +103,7 @@ def page_context(
         "nodes_left_out": 0 if details.ranks is None else len(details.ranks.by_host[MAX_NODES_LISTED:]),
         "laws": law_sections(rows, frames, labels=titles, fabrics=details.fabrics, invalid=list(invalid)),
         **_table(
-            _with_errors(rows, invalid),
+            with_errors(rows, invalid),
             attempts,
             labels=labels,
             folders=not study.plan.get("table"),
@@ -253,7 +256,7 @@ def _scaling_words(rows: pd.DataFrame, mode: str, executed: Executed) -> dict[st
     return {"title": words["title"], "note": f"{constant}{words['formula']}.{baselines}"}
 
 
-def _with_errors(rows: pd.DataFrame, invalid: Mapping[str, str]) -> pd.DataFrame:
+def with_errors(rows: pd.DataFrame, invalid: Mapping[str, str]) -> pd.DataFrame:
     """Return the rows with the error of a cell, or of its baseline, in front of the reason."""
     reasons = []
     for cell, base, reason in rows[["cell_id", "base_cell", "reason"]].itertuples(index=False):

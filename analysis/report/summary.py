@@ -12,6 +12,7 @@ from analysis.causes.catalogue import NOT_EXPLAINED, OTHER, RESTS, no_causes, ti
 from analysis.causes.cells import CellDivision, Share
 from analysis.causes.divide import WHOLE
 from analysis.causes.table import LOST_WORDS, rest_parts
+from analysis.checks.assessment import Check
 from analysis.checks.scaling_table import (
     Invalid,
     Recommendation,
@@ -22,6 +23,8 @@ from analysis.checks.scaling_table import (
     without_result,
 )
 from analysis.data.names import ranks, widest_series, with_layout
+from analysis.report.words import WORDS
+from analysis.stats.estimate import MIN_RUNS
 from analysis.stats.scaling import GUIDE
 from analysis.text import MISSING, count, fraction, known, listed, number, percent
 
@@ -108,7 +111,27 @@ def certainty(rows: pd.DataFrame) -> str:
         if without := int(relative.isna().sum()):
             text += f"; no interval for {count(without, 'cell')} with fewer than 3 runs"
         return f"{text}."
-    return f"{runs} per cell: no intervals (they need 3 runs), so small differences may be chance."
+    return f"{runs} per cell: no intervals (they need {MIN_RUNS} runs), so small differences may be chance."
+
+
+def checked(checks: Sequence[Check]) -> str:
+    """Return how many checks of validity passed, and name those that were not possible for some cell."""
+    passed = sum(check.passed for check in checks)
+    text = f"{passed} of {count(len(checks), 'check')} passed"
+    if found := [check for check in checks if check.findings]:
+        text += f"; {len(found)} found something"
+    if missing := [check for check in checks if check.missing]:
+        names = listed([_without_values(check) for check in missing])
+        text += f"; {len(missing)} not possible, because values were not recorded: {names}"
+    return f"{text}."
+
+
+def _without_values(check: Check) -> str:
+    """Return the name of a check, and the number of cells for which it was not possible if not all."""
+    words = str(WORDS["checks"][check.name])
+    if not check.possible:
+        return words
+    return f"{words} (for {check.cells - check.possible} of {count(check.cells, 'cell')})"
 
 
 def _width(relative: float) -> str:
@@ -144,6 +167,8 @@ def _finding(
     warned = invalid_reason(last, base, invalid)
     title, share = ("not valid", math.nan) if warned else main_loss(division, last)
     best_size, best_detail = _best_tile(found, base, invalid)
+    # The tile of the speedup is about the size that the tile beside it recommends.
+    shown = last if found.best is None else found.best
     return SeriesFinding(
         series=str(last["series"]),
         heading=label,
@@ -154,8 +179,8 @@ def _finding(
         ),
         best_size=best_size,
         best_detail=best_detail,
-        speedup=f"{number(last['speedup'], digits=3)}×",
-        speedup_detail=f"on {_size(last)}; ideal {number(last['gpus'] / base['gpus'], digits=3)}×",
+        speedup=f"{number(shown['speedup'], digits=3)}×",
+        speedup_detail=f"on {_size(shown)}; ideal {number(shown['gpus'] / base['gpus'], digits=3)}×",
         main_loss=title,
         loss_detail=f"{percent(share)} of the step on {_size(last)}" if known(share) else f"on {_size(last)}",
     )
@@ -276,7 +301,9 @@ def loss_sentence(
     ``not_valid`` is the heading of an error about the values of the cell or of its baseline.
     """
     if not_valid:
-        return no_causes(not_valid)
+        rows = division.rows if division else []
+        present = listed([title_of(one.key.cause) for one in rows if one.claim and one.claim.timeless])
+        return no_causes(not_valid) + (f" Present, independent of times: {present}." if present else "")
     relative = not row["is_base"] and known(row["efficiency"])
     if division is None or (WHOLE in division.ideal and not relative):
         return "The causes of the loss are not known: there are no times of the parts of a step."

@@ -11,6 +11,7 @@ import pandas as pd
 from analysis.causes.catalogue import RESTS, remedy_of, title_of
 from analysis.causes.cells import CellDivision
 from analysis.causes.table import evidence_text
+from analysis.checks.scaling_table import Invalid
 from analysis.data.load import Study
 from analysis.data.names import ranks, widest_series
 from analysis.report.figures.drawing import Drawing
@@ -52,14 +53,19 @@ def why_sections(
     *,
     labels: Mapping[str, str],
     rings: Mapping[str, float],
+    invalid: Invalid,
 ) -> list[WhySection]:
     """Return a section for each of the series with the most measured sizes, in the plan's order.
 
     ``labels`` maps series to their names. ``rings`` maps cells to the fitted rate of the network (bytes/s).
+    A section describes the largest size with valid values; if a series has none, it has the causes that do
+    not depend on times at its largest size.
     """
-    divided = rows[rows.index.isin(list(divisions))]
+    with_causes = [place for place, division in divisions.items() if division.rows]
+    divided = rows[rows.index.isin(with_causes)].copy()
+    divided["valid"] = ~divided[["cell_id", "base_cell"]].isin(list(invalid)).any(axis=1)
     last = [
-        divided[divided["series"] == series].sort_values("gpus", kind="stable").iloc[-1]
+        divided[divided["series"] == series].sort_values(["valid", "gpus"], kind="stable").iloc[-1]
         for series in widest_series(divided, limit=MAX_SERIES)
     ]
     cells = list(dict.fromkeys(str(row["cell_id"]) for row in last))
@@ -74,6 +80,7 @@ def why_sections(
             place,
             label=labels.get(str(row["series"]), str(row["series"])),
             ring=rings.get(str(row["cell_id"])),
+            not_valid=invalid.get(str(row["cell_id"])) or invalid.get(str(row["base_cell"]), ""),
         )
         for place, row in enumerate(last, 1)
     ]
@@ -88,15 +95,17 @@ def _section(
     *,
     label: str,
     ring: float | None,
+    not_valid: str,
 ) -> WhySection:
-    figures = [waterfall_figure(division, row, name=f"why-{place}", label=label)]
+    figures = [] if not_valid else [waterfall_figure(division, row, name=f"why-{place}", label=label)]
     own = steps[steps["cell_id"].astype("str") == row["cell_id"]]
-    if own.groupby("run_id", observed=True).size().max() > 1:
+    if not not_valid and own.groupby("run_id", observed=True).size().max() > 1:
         figures.append(series_figure(own, name=f"steps-{place}", label=label))
     shown = [one for one in division.rows if one.key.cause not in RESTS or abs(one.share) >= _SMALLEST_REST]
     return WhySection(
         f"{label}, {ranks(row)}",
-        f"{loss_sentence(division, row, base, size=ranks(row))}{_links(row, ring)}",
+        loss_sentence(division, row, base, size=ranks(row), not_valid=not_valid)
+        + ("" if not_valid else _links(row, ring)),
         figures,
         [
             (

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from bench.errors import BenchError, unwritable
+from bench.study.validity import VALIDITY_FILE, validity_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from analysis.causes.cells import CellDivision
+    from analysis.checks.assessment import Assessment
     from analysis.checks.scaling_table import Invalid
     from analysis.checks.validity import ValidityFinding
     from analysis.data.load import Study
@@ -43,10 +45,19 @@ _MANY_RUNS = 2000
 
 
 class Report(NamedTuple):
-    """A written report: the path of its index.html, and what limits the validity of its numbers."""
+    """A written report: the path of its index.html, the validity of its numbers, and the recommended sizes.
+
+    ``recommended`` contains ``series``, ``cell_id`` and ``gpus`` of each size.
+    """
 
     page: Path
-    validity: list[ValidityFinding]
+    assessment: Assessment
+    recommended: list[dict[str, Any]]
+
+    @property
+    def validity(self) -> Sequence[ValidityFinding]:
+        """The findings about the validity of the numbers."""
+        return self.assessment.findings
 
 
 def write_report(
@@ -95,7 +106,10 @@ def write_report(
     say("computing")
     frames = measure(study, include_disturbed=include_disturbed)
     rows = scaling_table(frames, baseline=baseline)
-    return _report(study, frames, rows, say, folder=folder, proposal=proposal, work=work, others=source)
+    report = partial(_report, study, frames, rows, say, folder=folder, proposal=proposal, work=work)
+    if output is not None or baseline is not None or include_disturbed:
+        return report(others=source)
+    return report(others=source, store=True)
 
 
 def write_table_report(
@@ -176,9 +190,14 @@ def _report(
     proposal: bool,
     work: Work | None,
     others: dict[str, str] | None = None,
+    store: bool = False,
 ) -> Report:
-    """Write the report and ``others`` (texts by file name) to ``folder``; ``rows`` is the scaling table."""
-    from analysis.checks.validity import invalid_cells, validity
+    """Write the report and ``others`` (texts by file name) to ``folder``; ``rows`` is the scaling table.
+
+    With ``store``, the findings about validity are stored for `bench status`.
+    """
+    from analysis.checks.assessment import assess
+    from analysis.checks.scaling_table import recommended
     from analysis.data.environment import describe_environment
     from analysis.data.names import series_parts
     from analysis.report.figures.all_figures import detail_figures
@@ -188,8 +207,8 @@ def _report(
 
     say("reading the environment")
     environment = describe_environment(study)
-    found = validity(study, frames, rows, environment)
-    invalid = invalid_cells(found)
+    assessment = assess(study, frames, rows, environment)
+    found, invalid = list(assessment.findings), assessment.invalid
     say("drawing")
     parts = series_parts(study.plan)
     sizes = two_axes(rows)
@@ -202,15 +221,27 @@ def _report(
         files = _tables(study, frames, rows, sizes) | causes
         say("writing")
         drawings = [*drawn(), *details.drawings]
-    page = page_context(study, frames, rows, drawings, environment, details, axes, found, divisions, why)
+    page = page_context(study, frames, rows, drawings, environment, details, axes, assessment, divisions, why)
     drawings += [figure for section in why for figure in section.figures]
     files |= {"index.html": render_page(page)} | details.files | (others or {})
+    if store:
+        files[VALIDITY_FILE] = validity_text(assessment.facts, run_states(study))
     if proposal:
         from analysis.report.proposal import proposal_context
 
         context = proposal_context(study, frames, rows, drawings, environment, found, divisions, work=work)
         files |= render_proposal(context)
-    return Report(_write(folder, files, drawings), found)
+    best = [
+        {"series": series, "cell_id": row["cell_id"], "gpus": int(row["gpus"])}
+        for series, row in recommended(rows, invalid=invalid).items()
+    ]
+    return Report(_write(folder, files, drawings), assessment, best)
+
+
+def run_states(study: Study) -> Iterator[tuple[str, int, str]]:
+    """Yield the id, the attempt (0 before the first) and the state of each run."""
+    attempts = study.runs["attempt"].fillna(0).astype("int64")
+    yield from zip(study.runs["run_id"], map(int, attempts), map(str, study.runs["state"]), strict=True)
 
 
 @contextmanager
@@ -267,9 +298,10 @@ def _divided(
 ) -> tuple[dict[int, CellDivision], dict[str, str], list[WhySection]]:
     """Return the divisions of the losses, {"causes.csv": its text}, and the page's sections about causes.
 
-    All three are empty for a table and for a study without runs that count. A cell whose values, or
-    those of its baseline, are ``invalid`` has only the row ``not-valid`` in causes.csv.
+    All three are empty for a table and for a study without runs that count. For a cell whose values, or
+    those of its baseline, are ``invalid``, they contain only the causes that do not depend on times.
     """
+    from analysis.causes.cells import without_times
     from analysis.causes.table import causes_frame, divide_study, read_evidence
     from analysis.data.csv_files import csv_text
     from analysis.report.page import series_titles
@@ -282,11 +314,16 @@ def _divided(
     if not divisions:
         return {}, {}, []
     is_valid = ~rows[["cell_id", "base_cell"]].isin(list(invalid)).any(axis=1)
-    valid = {place: division for place, division in divisions.items() if is_valid[place]}
+    shown = {
+        place: division if is_valid[place] else without_times(division)
+        for place, division in divisions.items()
+    }
     labels = series_titles(study, rows)
-    sections = why_sections(study, frames.runs, rows, valid, labels=labels, rings=evidence.rings)
+    sections = why_sections(
+        study, frames.runs, rows, shown, labels=labels, rings=evidence.rings, invalid=invalid
+    )
     causes = causes_frame(rows, divisions, invalid=invalid)
-    return valid, {"causes.csv": csv_text(causes, digits=6)}, sections
+    return shown, {"causes.csv": csv_text(causes, digits=6)}, sections
 
 
 @cache

@@ -31,6 +31,7 @@ The baseline of a series is the requested size or cell, else the smallest measur
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -145,6 +146,17 @@ def _same_work(candidates: pd.DataFrame, series: pd.DataFrame) -> pd.DataFrame:
 
 #: Efficiency that POP's guidelines call good scaling (https://pop-coe.eu/node/69).
 GUIDE = 0.8
+
+
+def is_wide(low: Any, high: Any) -> Any:
+    """Return whether intervals (numbers or columns) are wide; an unknown interval is not.
+
+    From the middle of a wide interval (on a logarithmic scale), each end is more than a factor of 1 / GUIDE
+    away: such an interval around 1 contains :data:`GUIDE`, so it tells nothing about whether a size scales.
+    """
+    return high / low > GUIDE**-2
+
+
 #: Runs count the same unit of work if their ratios of counted to planned samples differ by at most this.
 SAME_UNIT = 0.01
 #: If no run of a cell counts, the state of the cell is the first of these states that any of its runs has.

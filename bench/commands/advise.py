@@ -85,10 +85,10 @@ def advise_command(
     from analysis.data.load import load_study
 
     loaded = {name: load_study(folder.path, records=records[name]) for name, folder in folders.items()}
-    options, notes = options_of(loaded, samples=amount, epochs=epochs, beyond=beyond)
+    options, notes, validity = options_of(loaded, samples=amount, epochs=epochs, beyond=beyond)
     planned = {name: open_study(folder) for name, folder in folders.items()}
     waits = waits_for(fastest_training_s(options), planned, given=given, ask=not no_queue)
-    advice = rank(options, waits, samples=amount, epochs=epochs, notes=notes)
+    advice = rank(options, waits, samples=amount, epochs=epochs, notes=notes, validity=validity)
     if as_json:
         print_json(_as_content(advice))
     else:
@@ -133,6 +133,7 @@ def _as_content(advice: Advice) -> dict[str, Any]:
         "summary": summary(advice),
         "options": [{str(name): plain(value) for name, value in row.items()} for row in rows],
         "notes": advice.notes,
+        "validity": {study: [fact.as_json() for fact in facts] for study, facts in advice.validity.items()},
     }
 
 

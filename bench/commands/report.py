@@ -183,5 +183,7 @@ def _print(written: Report, *, study: str, as_json: bool) -> int:
         return 0
     files = sorted(str(path) for path in page.parent.rglob("*") if path.is_file())
     validity = [finding.as_json() for finding in written.validity]
-    print_json({"study": study, "report": str(page), "files": files, "validity": validity})
+    content = {"study": study, "report": str(page), "files": files, "validity": validity}
+    content["checks"] = [check.as_json() for check in written.assessment.checks]
+    print_json({**content, "recommended": written.recommended})
     return 0

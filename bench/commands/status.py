@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
 import typer
@@ -16,12 +16,14 @@ from ..slurm.client import SlurmMissingError, SlurmUnavailableError
 from ..study.ledger import RunRecord, RunState
 from ..study.plan_json import PlannedStudy, open_study
 from ..study.run_json import read_run
+from ..study.validity import read_validity
 from ..units import count
 from .console import print_commands, print_json, print_table, say
 from .options import JsonOption, ResultsOption, StudyArgument, find_study
 from .submit import counts_line
 
 SHOWN_RUNS = 60
+_MAX_CELLS = 4
 
 #: The states that are listed first, in this order.
 _FIRST_STATES = ("failed", "unknown", "running", "queued", "cancelled")
@@ -101,9 +103,21 @@ def _show(planned: PlannedStudy, records: Mapping[str, RunRecord], *, everything
     print_commands(planned.cells.values())
     if disturbed := sum(record.is_disturbed for record in ranked):
         print(f"{count(disturbed, 'completed run was', 'completed runs were')} disturbed")
+    for text in _not_valid(planned, records):
+        print(text)
     stuck = sum(bool(record.details.get("stuck")) for record in ranked)
     counts = counts_line(Counter(str(record.state) for record in ranked))
     print(f"{counts} ({stuck} will not start)" if stuck else counts)
+
+
+def _not_valid(planned: PlannedStudy, records: Mapping[str, RunRecord]) -> Iterator[str]:
+    """Yield the cells that are not valid according to the last report, if it is about the present runs."""
+    for fact in read_validity(planned.folder, records) or ():
+        if fact.severity == "error":
+            named = ", ".join(fact.subject[:_MAX_CELLS])
+            more = len(fact.subject) - _MAX_CELLS
+            others = f" and {more} more" if more > 0 else ""
+            yield f"not valid [{fact.kind}]: {named}{others} (see the report)"
 
 
 def _remark(record: RunRecord) -> str:
@@ -124,12 +138,14 @@ def _log_line(planned: PlannedStudy, record: RunRecord) -> dict[str, Any] | None
 def _as_content(planned: PlannedStudy, records: Mapping[str, RunRecord]) -> dict[str, Any]:
     """Return the output of `bench status --json`."""
     counts = Counter(str(record.state) for record in records.values())
+    facts = read_validity(planned.folder, records)
     runs = {run.run_id: run for run in planned.runs}
     names = ("attempt", "state", "reason", "cause", "failure_class", "exit_code", "job_id", "disturbed")
     return {
         "study": planned.folder.name,
         "folder": str(planned.folder.path),
         "counts": {str(state): counts[str(state)] for state in RunState},
+        "validity": None if facts is None else [fact.as_json() for fact in facts],
         "commands": [command.as_json() for command in labelled_commands(planned.cells.values())],
         "runs": [
             {

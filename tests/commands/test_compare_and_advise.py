@@ -79,6 +79,7 @@ def test_compare_as_json_and_as_markdown(folder, tmp_path):
             "only_b",
             "differences",
             "notes",
+            "validity",
         )
     }
     cell = content["cells"][0]
@@ -155,7 +156,7 @@ def test_advise_as_json_has_the_promised_keys(folder):
     done = bench("advise", "before/s", "after/s", *words, cwd=folder)
     content = json.loads(done.stdout)
     assert (content["samples"], content["epochs"]) == (1_000_000, 2)
-    assert set(content) == {"samples", "epochs", "summary", "options", "notes"}
+    assert set(content) == {"samples", "epochs", "summary", "options", "notes", "validity"}
     waits = {option["study"]: option["wait_s"] for option in content["options"]}
     assert waits == {"before/s": 0.0, "after/s": 1800.0}
     first = content["options"][0]
@@ -229,7 +230,7 @@ def asked(study: PlannedStudy, *, samples: int) -> dict[tuple[int, str], Any]:
     from analysis.advise.options import fastest_training_s, options_of
     from analysis.data.load import load_study
 
-    options, _ = options_of({"queue": load_study(study.folder.path)}, samples=samples, epochs=1)
+    options, _, _ = options_of({"queue": load_study(study.folder.path)}, samples=samples, epochs=1)
     waits = waits_for(fastest_training_s(options), {"queue": study}, given={}, ask=True)
     return {layout[1:]: wait for layout, wait in waits.items()}
 

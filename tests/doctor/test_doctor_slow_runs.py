@@ -79,7 +79,7 @@ def test_no_causes_are_given_for_values_that_are_not_valid(results: Path, target
     (cause,) = content(target)["causes"]
     assert cause["cause"] == "not-valid"
     assert cause["evidence"] == (
-        "No causes are given, because the values are not valid: see the error Unequal samples."
+        "The loss is not divided among causes, because the values are not valid: see the error Unequal samples."
     )
 
 

@@ -23,6 +23,7 @@ LAYERS = {
             "bench.errors",
             "bench.extras",
             "bench.units",
+            "bench.facts",
             "bench.findings",
             "bench.shipped",
             "bench.start",
@@ -72,7 +73,7 @@ HOMES = {
 }
 
 #: The modules of bench that analysis may import: data modules, never executors or workload.
-READABLE = ("bench.matrix", "bench.study", "bench.units", "bench.errors", "bench.shipped")
+READABLE = ("bench.matrix", "bench.study", "bench.units", "bench.errors", "bench.facts", "bench.shipped")
 
 
 @functools.cache

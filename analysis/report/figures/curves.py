@@ -32,7 +32,8 @@ from analysis.report.figures.drawing import (
     set_ticks,
 )
 from analysis.report.words import WORDS
-from analysis.stats.scaling import GUIDE
+from analysis.stats.estimate import MIN_RUNS
+from analysis.stats.scaling import GUIDE, is_wide
 from analysis.text import count, fraction, fractions, interval, known, listed, number, one_line, seconds
 
 MAX_TICKS = 8
@@ -40,6 +41,7 @@ MAX_TICKS = 8
 MAX_REPEATS = 300
 IDEAL = "ideal, through the baseline"
 NOT_VALID = "not valid: see Validity"
+WIDE = "wide interval: not certain"
 #: Intervals extend an axis by at most this share of the span of its points.
 _REACH = 0.35
 #: Minimum of this extension, as a difference of efficiencies or of natural logarithms.
@@ -139,15 +141,24 @@ def _caption(curve: Curve, selection: Selection, repeats: pd.DataFrame) -> str:
         low, high = _limits(curve, selection.rows, repeats)
         if (rows[curve.low] < low).any() or (rows[curve.high] > high).any():
             texts.append(WORDS["captions"]["clipped"])
-    elif len(rows):
-        texts = [
-            WORDS["captions"]["no_intervals"] + (" and baseline." if (rows["baseline"] != "").any() else ".")
-        ]
+    else:
+        texts = [reason] if (reason := _why_no_intervals(curve, rows)) else []
     if len(size_paths(rows)) > len(selection.labels):
         texts.append(WORDS["captions"]["lines"])
     if len(repeats):
         texts.append(WORDS["captions"]["runs"])
     return " ".join(texts)
+
+
+def _why_no_intervals(curve: Curve, rows: pd.DataFrame) -> str:
+    """Return why no value of a curve has an interval; empty if no value can have one."""
+    relative = curve.kind != THROUGHPUT.kind
+    own = rows[~rows["is_base"]] if relative else rows
+    if not len(own):
+        return ""  # the baseline's efficiency is 1 by definition
+    if relative and (own["n"] >= MIN_RUNS).any():
+        return str(WORDS["captions"]["few_of_baseline"])
+    return str(WORDS["captions"]["no_intervals"])
 
 
 def _description(curve: Curve, selection: Selection) -> str:
@@ -192,14 +203,25 @@ def _draw(
             _draw_runs(axes, runs, span=span, place=place)
             tips[f"series{place}@runs"] = [_run_tip(curve, label, run) for run in runs.to_dict("records")]
         _draw_intervals(axes, curve, own, limits, place=place)
-        _draw_means(axes, own["gpus"], own[curve.column], place=place)
+        _draw_means(axes, own, curve, place=place)
         tips[f"series{place}@mean"] = [_mean_tip(curve, label, row) for row in own.to_dict("records")]
     return tips
 
 
-def _draw_means(axes: Axes, sizes: pd.Series, values: pd.Series, *, place: int) -> None:
-    style: dict[str, Any] = {"color": SERIES_COLOURS[place], "marker": SERIES_MARKERS[place]}
-    points = axes.scatter(sizes, values, s=30, edgecolor=Colour.SURFACE, linewidth=0.7, zorder=4, **style)
+def _draw_means(axes: Axes, rows: pd.DataFrame, curve: Curve, *, place: int) -> None:
+    """Draw the means; a mean with a wide interval is hollow."""
+    colour = SERIES_COLOURS[place]
+    wide = is_wide(rows[curve.low], rows[curve.high])
+    points = axes.scatter(
+        rows["gpus"],
+        rows[curve.column],
+        s=30,
+        marker=SERIES_MARKERS[place],
+        facecolor=np.where(wide, str(Colour.SURFACE), str(colour)),
+        edgecolor=np.where(wide, str(colour), str(Colour.SURFACE)),
+        linewidth=np.where(wide, 1.3, 0.7),
+        zorder=4,
+    )
     points.set_gid(f"series{place}@mean")
 
 
@@ -341,6 +363,9 @@ def _legend(curve: Curve, selection: Selection) -> list[Key]:
     keys = [series_key(label, place) for place, label in enumerate(selection.labels.values())]
     if not selection.rows["valid"].all():
         keys.append(Key(NOT_VALID, Colour.MUTED, marker="x"))
+    rows = selection.rows[selection.rows["valid"]]
+    if is_wide(rows[curve.low], rows[curve.high]).any():
+        keys.append(Key(WIDE, Colour.MUTED, marker="hollow"))
     if curve.kind == "efficiency":
         return [*keys, Key(f"guide {GUIDE}", Colour.MUTED, dashes=_DASHED)]
     if not (selection.rows["valid"] & selection.rows["is_base"]).any():

@@ -157,7 +157,7 @@ class Key:
 
     The gids of all artists that the entry explains begin with ``name`` and ``@``. On the page, a click on the
     entry hides or shows these artists. An entry without a name cannot be clicked.
-    The marker ``x`` is drawn without a line.
+    The markers ``x`` and ``hollow`` (a circle) are drawn without a line.
     """
 
     words: str
@@ -176,6 +176,8 @@ class Key:
             "markersize": 5,
             "linewidth": 1.4 if self.marker else 1.0,
         }
+        if self.marker == "hollow":
+            return Line2D([], [], marker="o", markerfacecolor=Colour.SURFACE, **style, linestyle="")
         style["linestyle"] = "" if self.marker == "x" else (0, self.dashes) if self.dashes else "-"
         return Line2D([], [], marker=self.marker or None, **style)
 

@@ -53,13 +53,13 @@ def h200(tmp_path):
 
 
 def advise(waits: Mapping[str, float | None], *, beyond: bool = False, **studies: Study) -> Advice:
-    options, notes = options_of(studies, samples=SAMPLES, epochs=EPOCHS, beyond=beyond)
+    options, notes, validity = options_of(studies, samples=SAMPLES, epochs=EPOCHS, beyond=beyond)
     known = {
         (row["study"], row["nodes"], row["gpus_per_node"]): Wait(waits[row["study"]], "as given (--wait)")
         for row in options.to_dict("records")
         if row["study"] in waits
     }
-    return rank(options, known, samples=SAMPLES, epochs=EPOCHS, notes=notes)
+    return rank(options, known, samples=SAMPLES, epochs=EPOCHS, notes=notes, validity=validity)
 
 
 def test_a_prediction_equals_that_of_the_page_with_probes_and_a_cell_without_ddp(tmp_path):

@@ -15,9 +15,11 @@ from analysis.causes.catalogue import CAUSES, RESTS
 from analysis.causes.cells import Baseline, CellRun, divide_cell
 from analysis.causes.claims import LateRank, RunEvidence, claims_of
 from analysis.causes.evidence import NodeFacts, RunFacts, calls_outside, collectives_outside, read_facts
+from analysis.causes.table import study_causes
 from analysis.checks.scaling_table import scaling_table
 from analysis.data.load import load_study
 from analysis.stats.measured import measure
+from bench.matrix.cell import Cell
 from bench.study.conditions import Disturbance, Reason
 from bench.study.layout import RunFolder
 from bench.study.run_json import SampledStep, SlowCall
@@ -431,6 +433,29 @@ def test_a_setting_is_named_without_a_share(tmp_path: Path) -> None:
     for folder in attempts(path):
         change_json(folder.env, ddp={"find_unused_parameters": True, "unused_parameter_bytes": 0})
     first(causes(path), "unused-parameters", share=None)
+
+
+def test_causes_that_do_not_depend_on_times_are_named_although_ranks_share_cores(tmp_path: Path) -> None:
+    def env(cell: Cell) -> dict[str, Any]:
+        return studies.environment(cell) | {
+            "warnings": ["4 ranks share 2 cores: text"] * (cell.world_size > 1)
+        }
+
+    path = plant(tmp_path / "s", {"data": 0.025}, env=env)
+    for folder in attempts(path):
+        conditions(folder, ranks=4, rank=lambda rank: {"collectives": 600, "sync_passes": 600})
+        ddp = {"bucket_bytes": [1024], "find_unused_parameters": True, "unused_parameter_bytes": 0}
+        change_json(folder.env, ddp=ddp)
+        change_json(
+            folder.run_json,
+            warnings=[{"cause": "slow-gradient-strides", "path": "job.err", "line": 14, "evidence": "text"}],
+        )
+    found = study_causes(load_study(path))
+    found = found[found["cell_id"] == "n4x1-gloo-srun-b16"]
+    assert set(found["cause"]) == {"not-valid", "extra-communication", "unused-parameters", "grad-strides"}
+    assert found["cause"].iloc[0] == "not-valid"
+    assert found["share"].isna().all()
+    assert "backward passes per step synchronise gradients" in "".join(found["evidence"])
 
 
 def test_overlapping_runs_without_measured_waits_are_named_without_a_share(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.checks.scaling_table import scaling_table
-from analysis.checks.validity import anomalies
+from analysis.checks.validity import anomalies, drift
 from analysis.stats.measured import Frames
 from tests.analysis.points import frames_of_points
 
@@ -82,18 +82,20 @@ def timed(change_per_hour: float, *, seed: int = 3, noise: float = 0.005) -> Fra
 
 
 def test_a_drift_over_the_study_is_reported_with_its_interval() -> None:
-    words = headings_and_texts(timed(-0.01))["Drift"]
+    (found,) = drift(timed(-0.01))
+    words = found.message
     assert words.startswith("The throughput of repeats of the same cell falls by ")
     assert "over the 9.5 h of the study (p = " in words
     low, high = (float(text.strip(" %")) for text in words.partition("[")[2].partition("]")[0].split(","))
     assert low < 100 * (1 - np.exp(-0.095)) < high
-    assert "rises by" in headings_and_texts(timed(0.01))["Drift"]
+    (opposite,) = drift(timed(0.01))
+    assert "rises by" in opposite.message
+    assert found.values["change"] < 0 < opposite.values["change"]
 
 
 def test_noise_is_rarely_called_a_drift() -> None:
-    rows = scaling_table(timed(0.0))
-    found = [anomalies(rows, timed(0.0, seed=seed, noise=0.02)) for seed in range(60)]
-    assert sum(one.heading == "Drift" for study in found for one in study) <= 3
+    found = [list(drift(timed(0.0, seed=seed, noise=0.02))) for seed in range(60)]
+    assert sum(map(len, found)) <= 3
 
 
 def test_whole_nodes_are_not_recommended_to_a_study_that_has_them() -> None:

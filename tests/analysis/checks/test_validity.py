@@ -12,12 +12,15 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
+from analysis.checks.assessment import assess
 from analysis.checks.scaling_table import recommend, scaling_table
-from analysis.checks.validity import CODES, ValidityFinding, other_warnings, validity
+from analysis.checks.validity import CODES, ValidityFinding, invalid_cells, other_warnings, validity
 from analysis.data.environment import describe_environment
 from analysis.data.load import load_study
+from analysis.report.summary import checked
 from analysis.report.write import write_report
 from analysis.stats.measured import measure
+from analysis.stats.scaling import is_wide
 from bench.cli import app
 from bench.matrix.cell import Cell
 from bench.study.layout import StudyFolder
@@ -509,3 +512,47 @@ def test_different_numbers_of_values_are_named_with_their_cells(tmp_path: Path) 
     )
     counts = {"n1x1-gloo-srun-b16": [2], "n2x1-gloo-srun-b16": [2], "n4x1-gloo-srun-b16": [2, 3]}
     assert found["value-counts"].values == {"values_per_run": counts}
+
+
+def test_a_throughput_that_changes_within_the_runs_is_named(tmp_path: Path) -> None:
+    path = studies.finished(tmp_path / "s", studies.strong(sizes=(1, 2)), epochs=6, noise=0.0)
+    for file in path.glob("runs/n2x1*/attempt-1/metrics.csv"):
+        frame = pd.read_csv(file)
+        frame["throughput_samples_per_sec"] *= [1.0, 1.0, 0.9, 0.9, 0.8, 0.8]
+        frame.to_csv(file, index=False)
+    found = findings(path)
+    assert list(found) == ["drift-in-run"]
+    assert found["drift-in-run"].cells == ["n2x1-gloo-srun-b32"]
+    assert found["drift-in-run"].message.startswith(
+        "From the first to the last third of the epochs, the throughput changes: n2x1-gloo-srun-b32 by -20 % "
+        "(median over the runs)."
+    )
+    assert found["drift-in-run"].values["change"]["n2x1-gloo-srun-b32"] == pytest.approx(-0.2)
+
+
+def test_wide_intervals_are_named_and_never_recommended(tmp_path: Path) -> None:
+    path = studies.finished(tmp_path / "s", studies.weak(sizes=(1, 2)), noise=0.4)
+    found = findings(path)["wide-interval"]
+    assert (found.severity, sorted(found.cells)) == ("warning", ["n1x1-gloo-srun-b16", "n2x1-gloo-srun-b16"])
+    low, high = found.values["intervals"]["n2x1-gloo-srun-b16"]["efficiency"]
+    assert high / low > 1.25**2
+    assert "too wide to tell ideal scaling from an efficiency of 0.8" in found.message
+    assert invalid_cells(list(findings(path).values())) == {}
+
+
+@pytest.mark.parametrize(("low", "high", "wide"), [(0.62, 1.59, True), (0.9, 1.1, False), (0.85, 1.2, False)])
+def test_an_interval_is_wide_if_it_cannot_tell_1_from_the_guide(low: float, high: float, wide: bool) -> None:
+    assert is_wide(low, high) == wide
+    assert not is_wide(float("nan"), float("nan"))
+
+
+def test_checks_without_values_are_not_passed(tmp_path: Path) -> None:
+    study = load_study(studies.finished(tmp_path / "s", studies.strong(sizes=(1, 2)), ranks_files=False))
+    checks = {check.name: check for check in assess(study).checks}
+    assert not checks["samples"].passed
+    assert checks["samples"].missing
+    assert checks["cores"].passed
+    assert checked(assess(study).checks) == (
+        "9 of 14 checks passed; 5 not possible, because values were not recorded: disturbances, samples of "
+        "the ranks, windows of the ranks, late ranks and slow nodes and drift over the study."
+    )

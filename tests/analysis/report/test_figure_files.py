@@ -16,7 +16,7 @@ from analysis.data.load import load_study
 from analysis.data.names import series_parts, short_labels
 from analysis.report.figures.all_figures import all_names, scaling_figures
 from analysis.report.figures.bars import STEP_PARTS, split_rows
-from analysis.report.figures.curves import NOT_VALID
+from analysis.report.figures.curves import NOT_VALID, WIDE
 from analysis.report.figures.drawing import (
     MAX_SERIES,
     MAX_SIZES,
@@ -360,3 +360,35 @@ def test_labels_hold_only_what_differs() -> None:
 
 def test_series_differ_in_colour_marker_and_dash() -> None:
     assert len(set(SERIES_COLOURS)) == len(set(SERIES_MARKERS)) == len(set(SERIES_DASHES)) == MAX_SERIES
+
+
+def efficiency_of(path: Path, invalid: list[str], **options: Any) -> Drawing:
+    """Return the figure of the efficiency of a strong series; ``invalid`` cells are not valid."""
+    study = load_study(studies.finished(path, studies.strong(sizes=(1, 2)), **options))
+    frames = measure(study)
+    parts = series_parts(study.plan)
+    return next(scaling_figures(scaling_table(frames), frames.runs, parts=parts, axes={}, invalid=invalid))
+
+
+def test_the_caption_gives_the_true_reason_of_missing_intervals(tmp_path: Path) -> None:
+    alone = efficiency_of(tmp_path / "a", ["n2x1-gloo-srun-b32"])
+    assert "No intervals" not in alone.caption
+    few = efficiency_of(tmp_path / "b", [], repeats=2)
+    assert few.caption.startswith("No intervals: they need three runs of a cell and of its baseline.")
+    lost = ("failed", "", "bad-exit")
+    of_base = efficiency_of(
+        tmp_path / "c",
+        [],
+        state=lambda cell, r: lost if cell.world_size == r == 1 else ("completed", "", None),
+    )
+    assert of_base.caption.startswith("No intervals: the baseline has fewer than three runs.")
+
+
+def test_a_mean_with_a_wide_interval_is_hollow(tmp_path: Path) -> None:
+    fills = {}
+    for name, noise in (("certain", 0.01), ("wide", 0.4)):
+        drawing = efficiency_of(tmp_path / name, [], noise=noise)
+        assert (WIDE in [key.words for key in drawing.legend]) == (name == "wide")
+        fills[name] = [styled(shape, "fill") for shape, tip in marks(drawing) if "efficiency [" in tip.text]
+    assert fills["certain"] == [str(SERIES_COLOURS[0])]
+    assert fills["wide"] == [str(Colour.SURFACE)]

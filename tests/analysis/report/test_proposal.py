@@ -256,7 +256,7 @@ def test_the_causes_are_those_of_the_largest_valid_size_too(tmp_path):
     context = values_of(path, [error])
     largest, valid = context["losses"]
     assert largest.endswith(
-        "No causes are given, because the values are not valid: see the error Shared cores."
+        "The loss is not divided among causes, because the values are not valid: see the error Shared cores."
     )
     assert valid.startswith("Strong scaling, 2 nodes x 1 (2 ranks), efficiency 0.")
     assert "of the step on 2 ranks is lost" in valid

@@ -94,6 +94,7 @@ def test_the_report_has_its_files(demo_study: Path) -> None:
         "scaling.tex",
         "runs.csv",
         "causes.csv",
+        "validity.json",
         "figures",
     }
     figures = {path.name for path in (folder / "figures").iterdir() if path.stat().st_size}

@@ -84,7 +84,7 @@ def test_no_causes_are_given_for_values_that_are_not_valid(tmp_path: Path) -> No
         frame.loc[frame["rank"] == 1, "samples"] *= 3
         frame.to_csv(file, index=False)
     page = write_report(path).page.read_text(encoding="utf-8")
-    words = "No causes are given, because the values are not valid: see the error Unequal samples."
+    words = "The loss is not divided among causes, because the values are not valid: see the error Unequal samples."
     assert words in unescape(page)
     assert "loading data takes" not in page
     causes = pd.read_csv(path / "report" / "causes.csv").set_index("cell_id")

@@ -1,0 +1,170 @@
+"""Decide which cells of a study are valid: the one answer that all commands use.
+
+:func:`assess` collects the findings of :mod:`analysis.checks.validity`. A cell is not valid if a finding with
+the severity ``error`` names it. :attr:`Assessment.checks` says which checks the study's files made possible.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+from analysis.checks.scaling_table import scaling_table
+from analysis.checks.validity import (
+    Environments,
+    ValidityFinding,
+    changes_in_runs,
+    envs_by_cell,
+    facts_of_nodes,
+    invalid_cells,
+    threads_of,
+    timed_runs,
+    validity,
+)
+from analysis.data.environment import Environment, describe_environment, positive
+from analysis.data.load import Study, metrics_of_cells, reads_values
+from analysis.stats.decompose import USEFUL_PARTS
+from analysis.stats.measured import Frames, measure, ranks_sample
+from bench.facts import Fact
+from bench.study.conditions import objects
+
+#: The checks, each with the codes of its findings. A check is possible for a cell if its files contain the
+#: values that the check compares.
+CHECKS: dict[str, tuple[str, ...]] = {
+    "throughput": ("no-throughput", "incomplete"),
+    "batch": ("other-batch",),
+    "disturbances": ("common-condition", "overlap", "disturbed"),
+    "cores": ("shared-cores",),
+    "threads": ("threads-differ",),
+    "samples": ("unequal-samples",),
+    "windows": ("unequal-windows",),
+    "late-ranks": ("straggler", "slow-node"),
+    "nodes": ("unequal-nodes",),
+    "environment": ("runs-differ",),
+    "warm-up": ("not-stable",),
+    "drift": ("drift",),
+    "drift-in-run": ("drift-in-run",),
+    "intervals": ("wide-interval",),
+}
+
+
+class Check(NamedTuple):
+    """One check of a study: its name, the number of its findings, and the cells for which it is possible.
+
+    ``cells`` is the number of cells to which the check applies; ``possible`` of them have the values that it
+    needs.
+    """
+
+    name: str
+    findings: int
+    cells: int
+    possible: int
+
+    @property
+    def passed(self) -> bool:
+        """True if the check was possible for all cells and found nothing."""
+        return not self.findings and self.possible == self.cells
+
+    @property
+    def missing(self) -> bool:
+        """True if the check found nothing, but was not possible for all cells."""
+        return not self.findings and self.possible < self.cells
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the check as ``bench report --json`` prints it."""
+        return {"check": self.name, "findings": self.findings, "cells": self.cells, "possible": self.possible}
+
+
+@dataclass(frozen=True)
+class Assessment:
+    """What limits the validity of a study's numbers, and the checks that were possible."""
+
+    findings: Sequence[ValidityFinding]
+    checks: Sequence[Check]
+
+    @cached_property
+    def invalid(self) -> Mapping[str, str]:
+        """The cells whose values are not valid, each with the heading of its first error."""
+        return invalid_cells(self.findings)
+
+    @property
+    def facts(self) -> list[Fact]:
+        """The findings without words."""
+        return [finding.fact for finding in self.findings]
+
+
+def assess(
+    study: Study,
+    frames: Frames | None = None,
+    rows: pd.DataFrame | None = None,
+    environment: Environment | None = None,
+) -> Assessment:
+    """Assess a study. ``rows`` is the scaling table; arguments that are missing are computed."""
+    frames = measure(study) if frames is None else frames
+    rows = scaling_table(frames) if rows is None else rows
+    environment = describe_environment(study) if environment is None else environment
+    found = validity(study, frames, rows, environment)
+    possible = _possible(study, frames, rows, environment)
+    codes = [finding.code for finding in found]
+    return Assessment(
+        found,
+        [
+            Check(name, sum(codes.count(code) for code in own), *possible[name])
+            for name, own in CHECKS.items()
+            if possible[name][0]
+        ],
+    )
+
+
+def _possible(
+    study: Study, frames: Frames, rows: pd.DataFrame, environment: Environment
+) -> dict[str, tuple[int, int]]:
+    """Return for each check the number of measured cells: all to which it applies, and the possible ones."""
+    measured = rows[rows["n"] > 0].drop_duplicates("cell_id").set_index("cell_id")
+    every = set(measured.index)
+    several = set(measured.index[measured["gpus"] > 1])
+    envs = [(cell, env) for cell, env in envs_by_cell(study, environment) if cell in every]
+    ranks = study.ranks_of(ranks_sample(frames.runs)["run_id"])
+    runs = frames.runs[frames.runs["measured"] | frames.runs["left_out"]]
+    unknown = set(runs.loc[runs["disturbed"].isna(), "cell_id"])
+    commands = {cell for cell, metrics in metrics_of_cells(study.plan).items() if reads_values(metrics)}
+    with_nodes = _cells(envs, lambda env: any(facts_of_nodes(env)))
+    found = {
+        "throughput": (every, every),
+        "batch": (every, set(measured.index[measured["unit"].notna()])),
+        "disturbances": (every, every - unknown),
+        "cores": (every, _cells(envs, _has_cores)),
+        "threads": (every, _cells(envs, threads_of)),
+        "samples": (several, _with_values(ranks, ["samples"])),
+        "windows": (several, _with_values(ranks, ["window_time_sec", "steps"])),
+        "late-ranks": (several, _with_values(ranks, [USEFUL_PARTS["forward"]])),
+        "nodes": (every, with_nodes),
+        "environment": (every, {cell for cell, _ in envs}),
+        "warm-up": (every, {cell for cell, _ in envs} - commands),
+        "drift": (every, every if len(timed_runs(frames)) else set()),
+        "drift-in-run": (every, set(changes_in_runs(study, frames).dropna().index)),
+        "intervals": (every, set(measured.index[measured["throughput_low"].notna()])),
+    }
+    return {name: (len(applies), len(applies & possible)) for name, (applies, possible) in found.items()}
+
+
+def _cells(envs: Environments, has: Callable[[dict[str, Any]], Any]) -> set[str]:
+    """Return the cells of which each env.json that was read has certain values."""
+    lacking = {cell for cell, env in envs if not has(env)}
+    return {cell for cell, _ in envs} - lacking
+
+
+def _has_cores(env: dict[str, Any]) -> bool:
+    entries = [*objects(env.get("hosts")), *objects(env.get("cores"))]
+    return any(positive(entry.get("cores")) for entry in entries)
+
+
+def _with_values(ranks: pd.DataFrame, columns: Sequence[str]) -> set[str]:
+    """Return the cells with a row of ranks.csv that has values in all ``columns``."""
+    if not set(columns) <= set(ranks.columns):
+        return set()
+    return set(ranks.loc[ranks[list(columns)].notna().all(axis=1), "cell_id"].astype("str"))
