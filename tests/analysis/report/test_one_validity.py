@@ -38,11 +38,13 @@ from analysis.stats.measured import measure
 from bench.commands.advise import _as_content as advice_content
 from bench.commands.report import _print
 from bench.commands.status import _as_content as status_content
+from bench.commands.status import _not_valid
+from bench.facts import Fact
 from bench.matrix.cell import Cell
 from bench.study.layout import StudyFolder
 from bench.study.ledger import Ledger
 from bench.study.plan_json import open_study
-from bench.study.validity import validity_text
+from bench.study.validity import read_validity, validity_text
 from tests.analysis import studies
 from tests.analysis.causes.planted import Planted
 from tests.analysis.closer_studies import with_probes
@@ -353,3 +355,25 @@ def test_the_report_and_its_json_have_the_same_validity_and_size(
     assert "Error: Shared cores" in proposal
     stored = json.loads((written.page.parent / "validity.json").read_text())["facts"]
     assert stored == json.loads(json.dumps([fact.as_json() for fact in written.assessment.facts]))
+
+
+def test_status_shows_the_validity_only_of_a_report_of_the_present_runs(tmp_path: Path) -> None:
+    folder = StudyFolder(studies.finished(tmp_path / "s", studies.strong(sizes=(1, 2))))
+    folder.report.mkdir()
+    runs = [(run.run_id, 1, "completed") for run in open_study(folder).runs]
+    facts = [
+        Fact("shared-cores", ("n2x1-gloo-srun-b32",), {"ranks": 2}, "error"),
+        Fact("drift", (), {}, "warning"),
+    ]
+    file = folder.report / "validity.json"
+    file.write_text(validity_text(facts, runs))
+    assert read_validity(folder, open_study(folder).records()) is None, "the ledger knows no run"
+    made = Made(folder.path, [], states={run_id: state for run_id, _, state in runs})
+    write_ledger(made)
+    planned = open_study(folder)
+    assert read_validity(folder, planned.records()) == facts
+    assert list(_not_valid(planned, planned.records())) == [
+        "not valid [shared-cores]: n2x1-gloo-srun-b32 (see the report)"
+    ]
+    file.write_text("[" * 10)
+    assert read_validity(folder, planned.records()) is None
