@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import typer
@@ -14,6 +15,7 @@ from . import __version__
 from .commands.advise import advise_command
 from .commands.cancel import cancel_command
 from .commands.compare import compare_command
+from .commands.console import say, show
 from .commands.doctor import doctor_command
 from .commands.init import init_command
 from .commands.lint import lint_command
@@ -26,6 +28,7 @@ from .commands.status import status_command
 from .commands.submit import submit_command
 from .commands.verify import verify_command
 from .errors import BenchError, inaccessible
+from .terminal import OutputError, discard_output, open_streams, printable
 
 #: The commands in the order of `bench --help`.
 COMMANDS: dict[str, Callable[..., int]] = {
@@ -46,21 +49,43 @@ COMMANDS: dict[str, Callable[..., int]] = {
 }
 
 
+#: Typer's own copy of click has no public name for this class.
+_UsageError: Any = typer.BadParameter.__base__
+
+
+@contextmanager
+def _printable_usage_errors() -> Iterator[None]:
+    """Remove control characters from messages about options and arguments, which repeat the arguments."""
+    try:
+        yield
+    except _UsageError as error:
+        error.message = printable(error.message)
+        raise
+
+
 class _Group(typer.core.TyperGroup):
     """A command group that turns return values into exit codes and user errors into messages."""
 
+    def parse_args(self, ctx: Any, args: list[str]) -> Any:
+        with _printable_usage_errors():
+            return super().parse_args(ctx, args)
+
     def invoke(self, ctx: Any) -> Any:
         try:
-            code = super().invoke(ctx)
+            with _printable_usage_errors():
+                code = super().invoke(ctx)
+        except OutputError:
+            raise
         except (BenchError, OSError) as raised:
             error = inaccessible(raised) if isinstance(raised, OSError) else raised
             if error is None:
                 raise
-            sys.stdout.flush()
-            typer.echo(f"error: {error}", err=True)
+            with suppress(OutputError):  # `main` reports it
+                sys.stdout.flush()
+            say(f"error: {error}")
             raise typer.Exit(error.exit_code) from None
         except KeyboardInterrupt:
-            typer.echo("stopped", err=True)
+            say("stopped")
             raise typer.Exit(130) from None
         if isinstance(code, int) and code:
             raise typer.Exit(code)
@@ -81,14 +106,15 @@ app = typer.Typer(
 
     STUDY is the name or folder of a planned study; by default, the study that was
     planned last.
-    Exit codes: 0 no problems, 1 findings or failed runs, 2 bad input, 130 stopped with Ctrl-C.""",
+    Exit codes: 0 no problems, 1 findings or failed runs, 2 bad input or no standard output, 130 stopped with
+    Ctrl-C, 141 the reader of a pipe has gone.""",
     rich_markup_mode="rich",
 )
 
 
 def _version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"bench {__version__}")
+        show(f"bench {__version__}")
         raise typer.Exit
 
 
@@ -111,5 +137,15 @@ for _name, _command in COMMANDS.items():
 
 
 def main() -> None:
-    """Run the command line."""
-    app()
+    """Run the command line; exit with one line, or none for a closed pipe, if nothing more can be printed."""
+    try:
+        open_streams()
+        try:
+            app()
+        finally:
+            sys.stdout.flush()
+    except OutputError as error:
+        discard_output()
+        if not error.is_broken_pipe:
+            say(f"error: {error}")
+        sys.exit(error.exit_code)

@@ -39,13 +39,8 @@ class Finding:
         return {name: value for name, value in vars(self).items() if name != "replacement"}
 
     def __str__(self) -> str:
-        place, message, remedy = map(printable, (f"{self.path}:{self.line}", self.message, self.remedy))
-        return f"{place}: {self.severity}: {message} [{self.rule}]\n    {remedy}"
-
-
-def printable(text: str) -> str:
-    """Replace the characters that a terminal does not print, such as the start of a control sequence."""
-    return "".join(one if one.isprintable() else "?" for one in text)
+        place = f"{self.path}:{self.line}"
+        return f"{place}: {self.severity}: {self.message} [{self.rule}]\n    {self.remedy}"
 
 
 class Edit(NamedTuple):

@@ -19,7 +19,7 @@ from ..slurm.parsing import NodeGroup
 from ..study.layout import StudyFolder
 from ..study.plan_json import PlannedStudy, open_study
 from ..units import count, human_duration, parse_count, parse_duration_s, slurm_time
-from .console import print_json, print_table, say
+from .console import print_json, print_table, say, show
 from .options import JsonOption, ResultsOption, find_study, require_report, settle_study
 
 if TYPE_CHECKING:
@@ -147,10 +147,10 @@ def _show(advice: Advice, *, everything: bool) -> None:
         title = "Options by global batch, shortest total time first"
     print_table(title, HEADINGS, shown, right=NUMERIC)
     if len(shown) < len(rows):
-        print(f"... and {len(rows) - len(shown)} more options (--all lists them)")
-    print()
+        show(f"... and {len(rows) - len(shown)} more options (--all lists them)")
+    show()
     for text in summary(advice):
-        print(text)
+        show(text)
     for text in remarks(advice):
         say(text)
 

@@ -6,7 +6,7 @@ from ..errors import UnwritableError
 from ..executors import executor_for
 from ..study.plan_json import open_study
 from ..units import count
-from .console import say
+from .console import say, show
 from .options import OnlyOption, ResultsOption, StudyArgument, find_study, only
 
 
@@ -25,5 +25,5 @@ def cancel_command(
         except UnwritableError as error:  # jobs are cancelled even if the disk is full
             say(f"{error.message}; a `bench submit` in another terminal may start further runs")
     cancelled = executor_for(planned).cancel(only(planned.runs, planned.cells, filters or []))
-    print(f"{count(cancelled, 'run')} cancelled")
+    show(f"{count(cancelled, 'run')} cancelled")
     return 0

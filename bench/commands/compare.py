@@ -9,7 +9,7 @@ import typer
 
 from ..errors import BenchError
 from ..study.files import write_atomically
-from .console import print_json, print_table
+from .console import print_json, print_table, show
 from .options import JsonOption, ResultsOption, find_study, require_report, settle_study
 
 if TYPE_CHECKING:
@@ -130,12 +130,12 @@ def _show(found: Comparison, *, everything: bool) -> None:
     cells = table_rows(found, changed_first=not whole)
     print_table(title(found), HEADINGS, cells if whole else cells[:SHOWN_CELLS], right=NUMERIC)
     if not whole:
-        print(f"... and {len(cells) - SHOWN_CELLS} more cells (--all lists them)")
+        show(f"... and {len(cells) - SHOWN_CELLS} more cells (--all lists them)")
     if others := differences(found):
-        print()
+        show()
         rows = [(other.what, other.a, other.b) for other in others]
         print_table("Differences between the studies", ["", "A", "B"], rows)
-    print()
+    show()
     for text in remarks(found):
-        print(text)
-    print(conclusion(found))
+        show(text)
+    show(conclusion(found))

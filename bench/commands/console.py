@@ -1,4 +1,7 @@
-"""Print tables, JSON, diagnostics and the progress of runs."""
+"""Print texts, tables, JSON, diagnostics and the progress of runs.
+
+Commands print only with this module: texts lose their control characters, and in JSON these are escaped.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import typer
-
 from ..executors.base import Callbacks
 from ..matrix.cell import Cell, Run, labelled_commands
 from ..matrix.secret_values import shown_command
 from ..study.ledger import RunRecord, RunState
+from ..terminal import one_line, printable
 from ..units import human_duration
 
 
@@ -25,9 +27,21 @@ def print_json(content: Any) -> None:
     sys.stdout.write("".join(shown) + "\n")
 
 
+def show(text: object = "") -> None:
+    """Print a text and a newline on standard output."""
+    sys.stdout.write(f"{printable(str(text))}\n")
+
+
+def clear_screen() -> None:
+    """Clear the terminal, if standard output is one."""
+    if sys.stdout.isatty():
+        sys.stdout.write("\033[2J\033[H")
+
+
 def say(text: str) -> None:
     """Print a diagnostic line on standard error."""
-    typer.echo(text, err=True)
+    sys.stderr.write(f"{printable(text)}\n")
+    sys.stderr.flush()
 
 
 def say_once(said: set[str], text: str) -> None:
@@ -54,19 +68,24 @@ def print_table(
         file=sys.stdout, highlight=False, soft_wrap=not terminal, width=None if terminal else 10_000
     )
     table = Table(
-        title=Text(title), title_justify="left", box=box.SIMPLE_HEAD if terminal else None, pad_edge=False
+        title=Text(one_line(title)),
+        title_justify="left",
+        box=box.SIMPLE_HEAD if terminal else None,
+        pad_edge=False,
     )
     for name in columns:
-        table.add_column(name, justify="right" if name in set(right) else "left", overflow="fold")
+        table.add_column(
+            Text(one_line(name)), justify="right" if name in set(right) else "left", overflow="fold"
+        )
     for row in rows:
-        table.add_row(*(Text("" if value is None else str(value)) for value in row))
+        table.add_row(*(Text("" if value is None else one_line(str(value))) for value in row))
     console.print(table)
 
 
 def print_commands(cells: Iterable[Cell]) -> None:
     """Print a line for each command that has a name or differs between cells."""
     for command in labelled_commands(cells):
-        print(f"command {command.label}: {shown_command(command.words)}")
+        show(f"command {command.label}: {shown_command(command.words)}")
 
 
 class _Lines:
@@ -103,12 +122,12 @@ class _Bar(_Lines):
 
     def started(self, run: Run) -> None:
         super().started(run)
-        self._bar.update(self._task, description=run.run_id)
+        self._bar.update(self._task, description=one_line(run.run_id))
 
     def ended(self, run: Run, record: RunRecord) -> None:
         self._bar.advance(self._task)
         if record.state not in (RunState.COMPLETED, RunState.QUEUED):
-            self._bar.console.print(self.outcome(run, record), markup=False, highlight=False)
+            self._bar.console.print(printable(self.outcome(run, record)), markup=False, highlight=False)
 
 
 @contextmanager
@@ -133,5 +152,5 @@ def show_progress(total: int) -> Iterator[Callbacks]:
         yield Callbacks(
             on_start=shown.started,
             on_end=shown.ended,
-            on_message=lambda text: bar.console.print(text, markup=False),
+            on_message=lambda text: bar.console.print(printable(text), markup=False, highlight=False),
         )

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json as json_format
 import re
-import sys
 from collections.abc import Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -19,7 +17,8 @@ from ..study.layout import RunFolder, StudyFolder
 from ..study.ledger import RunRecord, RunState
 from ..study.plan_json import open_study
 from ..study.run_json import find_reason, read_run, recorded_class
-from .console import say
+from ..terminal import read_stdin
+from .console import print_json, say, show
 from .options import (
     JsonOption,
     ResultsOption,
@@ -335,16 +334,12 @@ def _cause(row: Mapping[Hashable, Any], path: str) -> Cause:
 
 def _print(diagnosis: Diagnosis, *, json: bool, target: Target | None = None, end: End | None = None) -> int:
     """Print a diagnosis and return the exit code; ``end`` says how the target's runs ended."""
-    from ..doctor.report import printable
-
     if json:
-        content = diagnosis.as_json() | (target.as_json() | end.as_json() if target and end else {})
-        text = json_format.dumps(content, indent=2) + "\n"
+        print_json(diagnosis.as_json() | (target.as_json() | end.as_json() if target and end else {}))
     else:
-        heading = ": ".join(filter(None, (str(target), str(end or "")))) + "\n\n" if target else ""
-        text = printable(heading) + _text_of(diagnosis, target, end or End())
-    encoding = sys.stdout.encoding or "utf-8"
-    sys.stdout.write(text.encode(encoding, "replace").decode(encoding))
+        if target:
+            show(": ".join(filter(None, (str(target), str(end or "")))) + "\n")
+        show(_text_of(diagnosis, target, end or End()).removesuffix("\n"))
     state = end.state if end else None
     if diagnosis.first_failure is not None or state == RunState.FAILED:
         return 1
@@ -366,7 +361,7 @@ def _text_of(diagnosis: Diagnosis, target: Target | None, end: End) -> str:
 
 def _open_log(target: Path | Literal["-"]) -> tuple[str, Source]:
     if not isinstance(target, Path):
-        return "-", sys.stdin.buffer
+        return "-", read_stdin()
     if not target.exists() or target.is_dir():
         raise missing_file(target, what="log", remedy="give a log file, such as slurm-<job>.out")
     return str(target), target

@@ -16,8 +16,9 @@ import typer
 
 from ..errors import BenchError, unwritable
 from ..slurm.parsing import NodeGroup
+from ..terminal import one_line
 from ..units import slurm_time
-from .console import say
+from .console import say, show
 from .options import parse_duration_option
 
 if TYPE_CHECKING:  # slow to import, and not needed by other commands
@@ -69,7 +70,7 @@ def init_command(
     defaults = _site_defaults()
     # The sort is stable: the site's partition comes first, and the others stay in order.
     found.sort(key=lambda one: one.name != defaults.get("partition"))
-    chosen = _choose(found, partition, ask=not yes and sys.stdin.isatty())
+    chosen = _choose(found, partition, ask=not yes and sys.stdin is not None and sys.stdin.isatty())
     path = path or Path(f"{chosen.name}.yaml")
     own = _try(own, path, limit_s) if own and try_ else own
     return _write(path, cluster_matrix(chosen, own, inherited=defaults))
@@ -130,7 +131,7 @@ def _choose(found: list[Partition], name: str | None, *, ask: bool) -> Partition
         say(str(partition))
     if len(found) == 1 or not ask:
         return found[0]
-    answer = typer.prompt("partition", default=names[0])
+    answer = typer.prompt("partition", default=one_line(names[0]))
     return _choose(found, answer, ask=False)
 
 
@@ -143,7 +144,7 @@ def _write(path: Path, text: str) -> int:
         raise _exists(path) from None
     except OSError as error:
         raise unwritable(path, error) from None
-    print(path)
+    show(path)
     say(f"next: bench plan {path}")
     return 0
 

@@ -12,9 +12,10 @@ from typing import Annotated
 import typer
 
 from ..errors import BenchError, missing_file
-from ..findings import Finding, Severity, printable
+from ..findings import Finding, Severity
+from ..terminal import printable, read_stdin
 from ..units import count
-from .console import print_json
+from .console import print_json, say, show
 from .options import JsonOption
 
 
@@ -52,19 +53,18 @@ def run_lint(paths: list[str], *, json: bool, diff: bool) -> int:
     elif diff:
         for path, text in texts.items():
             rows = patch(text, path=path)
-            shown = "\n".join(map(printable, rows.split("\n"))) if sys.stdout.isatty() else rows
-            sys.stdout.write(shown)
+            sys.stdout.write(printable(rows) if sys.stdout.isatty() else rows)
     else:
         for finding in findings:
-            print(finding)
-        print(_summary(findings, scripts=len(texts)), file=sys.stderr)
+            show(finding)
+        say(_summary(findings, scripts=len(texts)))
     return int(any(finding.severity is Severity.ERROR for finding in findings))
 
 
 def _read(path: str) -> str:
     """Return a script's text with its original line endings; invalid UTF-8 is replaced."""
     if path == "-":
-        return sys.stdin.buffer.read().decode("utf-8", errors="replace")
+        return read_stdin().read().decode("utf-8", errors="replace")
     file = Path(path)
     if file.suffix in (".yaml", ".yml"):
         remedy = "`bench plan` lints the scripts of a matrix"

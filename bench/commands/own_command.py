@@ -27,6 +27,7 @@ from ..matrix.workload import (
     runs_python,
     tokens,
 )
+from ..terminal import one_line
 from .trial import Reading
 
 RECORDER_LINES = """\
@@ -235,8 +236,7 @@ def yaml_text(text: str) -> str:
 
 def comment(text: str, *, indent: str = "") -> str:
     """Return ``text`` as lines of a YAML comment."""
-    shown = "".join(letter if letter.isprintable() else "?" for letter in text)
-    lines = textwrap.wrap(shown, 98 - len(indent), break_long_words=False, break_on_hyphens=False)
+    lines = textwrap.wrap(one_line(text), 98 - len(indent), break_long_words=False, break_on_hyphens=False)
     return "".join(f"{indent}# {line}\n" for line in lines)
 
 

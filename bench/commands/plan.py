@@ -11,7 +11,7 @@ import typer
 from ..matrix.cell import Cell, labelled_commands, value_text
 from ..matrix.secret_values import cell_without_secrets, without_secret_variables
 from ..study.layout import StudyFolder
-from .console import print_commands, print_json, print_table, say
+from .console import print_commands, print_json, print_table, say, show
 from .options import JsonOption, MatrixArgument, ResultsOption, SiteOption, results_folder
 
 if TYPE_CHECKING:  # slow to import, and not needed by other commands
@@ -75,12 +75,12 @@ def _show(plan: Plan, folder: StudyFolder, *, everything: bool) -> None:
     shown = plan.cells if everything else plan.cells[:SHOWN_CELLS]
     print_table(f"Study {plan.matrix.study}", columns, [_row(cell) for cell in shown], right=columns[1:6])
     if len(shown) < len(plan.cells):
-        print(f"... and {len(plan.cells) - len(shown)} more cells (--all lists them)")
+        show(f"... and {len(plan.cells) - len(shown)} more cells (--all lists them)")
     print_commands(plan.cells)
-    print(plan.cost)
+    show(plan.cost)
     if idle := plan.cost.idle_gpus:
-        print(_idle_line(idle, everything=everything))
-    print(f"written: {folder.path} (scripts/, plan.json)")
+        show(_idle_line(idle, everything=everything))
+    show(f"written: {folder.path} (scripts/, plan.json)")
 
 
 def _idle_line(idle: Mapping[str, int], *, everything: bool) -> str:

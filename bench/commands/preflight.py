@@ -19,7 +19,7 @@ from ..study.layout import PreflightFolder, StudyFolder
 from ..study.plan_json import PlannedStudy
 from ..study.preflight import next_folder, read_result, write_unfit
 from ..units import count
-from .console import print_json, print_table, say
+from .console import print_json, print_table, say, show
 from .init import cluster_matrix, local_matrix, partitions
 from .options import (
     JsonOption,
@@ -77,7 +77,7 @@ def preflight_command(
         print_json({**{key: result[key] for key in keys}, "folder": str(folder.path)})
     else:
         show_result(result, excluded=excluded)
-        print(f"written: {folder.path}")
+        show(f"written: {folder.path}")
     return 1 if result["exclude"] or result["links"] else 0
 
 
@@ -119,12 +119,12 @@ def show_result(result: Mapping[str, Any], *, excluded: str | None) -> None:
     columns = [check_name(name) for name in names]
     print_table(f"Preflight of {count(len(rows), 'node')}", ["node", "fit", *columns], rows, right=columns)
     for line in findings(result):
-        print(line)
+        show(line)
     for line in notes(result):
         say(line)
     if result["exclude"]:
         listed = ",".join([*filter(None, [excluded]), *result["exclude"]])
-        print(f'in the matrix, below cluster:\n  exclude: "{listed}"')
+        show(f'in the matrix, below cluster:\n  exclude: "{listed}"')
 
 
 def _plan(matrix: str | None, site: str | None) -> Plan:

@@ -13,7 +13,7 @@ from ..errors import BenchError, UnwritableError
 from ..study.files import check_writable
 from ..study.layout import StudyFolder
 from .advise import parse_samples
-from .console import print_json, say
+from .console import print_json, say, show
 from .options import JsonOption, ResultsOption, find_study, require_report, settle_study
 
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ def _print(written: Report, *, study: str, as_json: bool) -> int:
     """Print the path of the page and the validity of the numbers; return the exit code."""
     page = written.page
     if not as_json:
-        print(page)
+        show(page)
         for finding in written.validity:
             say(str(finding))
         return 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -18,7 +17,7 @@ from ..study.plan_json import PlannedStudy, open_study
 from ..study.run_json import read_run
 from ..study.validity import read_validity
 from ..units import count
-from .console import print_commands, print_json, print_table, say
+from .console import clear_screen, print_commands, print_json, print_table, say, show
 from .options import JsonOption, ResultsOption, StudyArgument, find_study
 from .submit import counts_line
 
@@ -66,8 +65,8 @@ def status_command(
         if as_json:
             print_json(_as_content(planned, records))
         else:
-            if watch and sys.stdout.isatty():
-                typer.echo("\033[2J\033[H", nl=False)
+            if watch:
+                clear_screen()
             _show(planned, records, everything=everything)
         in_progress = any(record.state.active for record in records.values())
         if watch and not in_progress and not all(record.state.ended for record in records.values()):
@@ -99,15 +98,15 @@ def _show(planned: PlannedStudy, records: Mapping[str, RunRecord], *, everything
     columns = ["run", "state", *(["class"] if classes else []), "attempt", "job", "reason"]
     print_table(f"Study {planned.folder.name}", columns, rows, right=["attempt"])
     if len(shown) < len(ranked):
-        print(f"... and {len(ranked) - len(shown)} more runs (--all lists them)")
+        show(f"... and {len(ranked) - len(shown)} more runs (--all lists them)")
     print_commands(planned.cells.values())
     if disturbed := sum(record.is_disturbed for record in ranked):
-        print(f"{count(disturbed, 'completed run was', 'completed runs were')} disturbed")
+        show(f"{count(disturbed, 'completed run was', 'completed runs were')} disturbed")
     for text in _not_valid(planned, records):
-        print(text)
+        show(text)
     stuck = sum(bool(record.details.get("stuck")) for record in ranked)
     counts = counts_line(Counter(str(record.state) for record in ranked))
-    print(f"{counts} ({stuck} will not start)" if stuck else counts)
+    show(f"{counts} ({stuck} will not start)" if stuck else counts)
 
 
 def _not_valid(planned: PlannedStudy, records: Mapping[str, RunRecord]) -> Iterator[str]:

@@ -19,7 +19,7 @@ from ..slurm.client import SlurmUnavailableError
 from ..study.ledger import HaltWatch, RunRecord, RunState
 from ..study.plan_json import PlannedStudy, open_study
 from ..units import count, human_duration
-from .console import print_commands, print_json, say
+from .console import print_commands, print_json, say, show
 from .options import (
     BudgetOption,
     OnlyOption,
@@ -227,11 +227,11 @@ def _show_commands(planned: PlannedStudy, runs: Sequence[Run], *, as_json: bool)
         print_json(_dry_run_json(planned, runs=shown))
         return
     for command in commands.values():
-        print(command)
+        show(command)
     print_commands(planned.cells[cell_id] for cell_id in dict.fromkeys(run.cell_id for run in runs))
     if planned.executor == "slurm" and planned.concurrent_runs is not None:
         say("concurrent_runs: `bench submit` also adds --dependency=afterany with the ids of earlier jobs")
-    print(f"{len(runs)} of {len(planned.runs)} runs would be started")
+    show(f"{len(runs)} of {len(planned.runs)} runs would be started")
 
 
 def _show_pack(planned: PlannedStudy, runs: Sequence[Run], *, as_json: bool) -> None:
@@ -242,11 +242,11 @@ def _show_pack(planned: PlannedStudy, runs: Sequence[Run], *, as_json: bool) -> 
         print_json(_dry_run_json(planned, command=command, runs=shown))
         return
     if runs:
-        print(command)
+        show(command)
         size = allocation_of(planned, runs).nodes
         for place, (run_id, nodes) in enumerate(order, 1):
-            print(f"{place:>4}  {run_id}  on nodes {','.join(map(str, nodes))} of {size}")
-    print(f"{len(runs)} of {len(planned.runs)} runs would be started, in one job")
+            show(f"{place:>4}  {run_id}  on nodes {','.join(map(str, nodes))} of {size}")
+    show(f"{len(runs)} of {len(planned.runs)} runs would be started, in one job")
 
 
 def _dry_run_json(planned: PlannedStudy, **content: Any) -> dict[str, Any]:

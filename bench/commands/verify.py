@@ -12,7 +12,7 @@ from ..study.layout import RunFolder, StudyFolder
 from ..study.ledger import RunRecord
 from ..study.plan_json import PlannedStudy, open_study
 from ..study.verify import Check, Verification, verify_run
-from .console import print_json
+from .console import print_json, show
 from .options import (
     JsonOption,
     ResultsOption,
@@ -57,17 +57,17 @@ def verify_command(
     else:
         for verdict in verdicts:
             _show(verdict, all_checks=len(verdicts) == 1)
-        print(f"{passed} of {len(verdicts)} runs pass")
+        show(f"{passed} of {len(verdicts)} runs pass")
     return 0 if passed == len(verdicts) else 1
 
 
 def _show(verdict: Verification, *, all_checks: bool) -> None:
-    print(f"{'pass' if verdict.passed else 'FAIL'}  {verdict.run_id}")
+    show(f"{'pass' if verdict.passed else 'FAIL'}  {verdict.run_id}")
     for check in verdict.checks:
         if all_checks or check in verdict.failures:
-            print(f"  {check}")
+            show(f"  {check}")
     for warning in verdict.warnings:
-        print(f"  warn  {warning}")
+        show(f"  warn  {warning}")
 
 
 def _verdicts(target: str | None, results: Path | None) -> list[Verification]:

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from .catalogue import FAILURE, SLOW, CauseInfo, causes
 from .diagnosis import Cause, Diagnosis
-from .scan import readable
 
 BEGIN = "<!-- causes: written by python -m bench.doctor.report -->"
 END = "<!-- end of causes -->"
@@ -47,12 +46,7 @@ def as_text(
         blocks += ["Slow, but not a failure:", *map(_cause, slow)]
     if completed and not slow:
         blocks.append("No cause of slow steps is known.")
-    return printable("\n\n".join(blocks) + "\n")
-
-
-def printable(text: str) -> str:
-    """Remove all characters that a terminal does not print, except the line breaks."""
-    return "\n".join(readable(line) for line in text.split("\n"))
+    return "\n\n".join(blocks) + "\n"
 
 
 def _failures(causes: list[Cause]) -> list[str]:

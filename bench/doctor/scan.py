@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ..terminal import printable
 from .catalogue import ENDED, Catalogue, Signature
 
 #: A log: a file's path, an open file, the whole text as str or bytes, or the lines.
@@ -45,7 +46,6 @@ _SHAPE = bytes(ord(chr(code).lower()) if code in _LETTERS or code == 0x0A else 0
 _DROPPED = string.digits.encode() + b"\0"
 #: A line with one of these syllables looks like an error. Nothing is concluded from it.
 _ERROR = re.compile(rb"error|exception|fail|fatal|abort|kill")
-_SEQUENCES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*\x07?")
 _DATE = re.compile(r"\b\d{4}-(\d\d)-(\d\d)[T _](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?")
 _GLOG = re.compile(r"\[?\b[IWEF](\d?\d)(\d\d) (\d\d):(\d\d):(\d\d)(?:\.(\d{1,9}))?")
 _TRACEBACK = "Traceback (most recent call last)"
@@ -102,10 +102,8 @@ class Passage:
 
 
 def readable(text: str) -> str:
-    """Remove escape sequences, and all characters that a terminal does not print, from a line."""
-    if not text.isprintable():
-        text = "".join(one for one in _SEQUENCES.sub("", text) if one == "\t" or one.isprintable())
-    return text.rstrip()
+    """Return a line without trailing spaces and characters that a terminal does not print."""
+    return printable(text).rstrip()
 
 
 def blocks(source: Source) -> Iterator[bytes]:

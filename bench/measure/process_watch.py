@@ -30,6 +30,7 @@ from ..errors import UnwritableError
 from ..matrix.secret_values import without_secrets
 from ..study.files import write_json
 from ..study.processes import RANKS_SEEN
+from ..terminal import one_line
 from .node import host_name
 
 #: The first and the last interval between two looks at the processes of the node.
@@ -204,8 +205,8 @@ def _contains(path: Path, part: bytes) -> bool:
 
 def _command(content: bytes) -> str:
     """Return a command line, the content of ``cmdline``, without secrets."""
-    text = shlex.join(without_secrets([os.fsdecode(word) for word in content.split(b"\0")[:-1]]))
-    text = "".join(letter if letter.isprintable() else "?" for letter in text)
+    words = [os.fsdecode(word) for word in content.split(b"\0")[:-1]]
+    text = one_line(shlex.join(without_secrets(words)))
     return text if len(text) <= _MOST_CHARACTERS else f"{text[: _MOST_CHARACTERS - 1]}…"
 
 

@@ -25,6 +25,7 @@ LAYERS = {
             "bench.units",
             "bench.facts",
             "bench.findings",
+            "bench.terminal",
             "bench.shipped",
             "bench.start",
             "bench.version",

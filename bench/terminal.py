@@ -1,0 +1,125 @@
+"""Keep the terminal and the standard streams safe: text without control characters, streams that can break.
+
+Texts of jobs, logs, files and arguments can contain control sequences, which would change the terminal.
+:mod:`bench.commands.console` prints all texts with :func:`printable`.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import re
+import sys
+import unicodedata
+from contextlib import suppress
+
+from .errors import BenchError
+
+#: ECMA-48, section 5.4 (control sequences) and 5.6 (control strings), with 7-bit and 8-bit introducers.
+_SEQUENCES = re.compile(
+    "(?:\x1b\\[|\x9b)[0-?]*[ -/]*[@-~]"
+    "|(?:\x1b[]PX^_]|[\x90\x98\x9d-\x9f])[^\x00-\x1f\x80-\x9f]*(?:\x07|\x1b\\\\|\x9c)"
+    "|\x1b[ -/]*[0-~]"
+)
+#: Exit code of a command whose reader has closed the pipe: 128 + SIGPIPE, as for other programs in a shell.
+EXIT_BROKEN_PIPE = 141
+
+
+def printable(text: str) -> str:
+    """Remove escape sequences, and all characters that a terminal does not print; keep tabs and newlines."""
+    if text.isprintable():
+        return text
+    return "".join(filter(_is_shown, _SEQUENCES.sub("", text)))
+
+
+def one_line(text: str) -> str:
+    """Return ``text`` on one line and without the characters that :func:`printable` removes."""
+    return " ".join(printable(text.replace("\r", "\n")).split("\n"))
+
+
+def _is_shown(letter: str) -> bool:
+    return letter in "\n\t" or letter.isprintable() or unicodedata.category(letter) == "Zs"
+
+
+class OutputError(BenchError):
+    """Standard output is closed, full or broken."""
+
+    def __init__(self, error: OSError) -> None:
+        super().__init__(f"standard output: cannot be written: {error.strerror}", remedy="redirect it")
+        self.is_broken_pipe = error.errno == errno.EPIPE
+        if self.is_broken_pipe:
+            self.exit_code = EXIT_BROKEN_PIPE
+
+
+class _Output(io.TextIOWrapper):
+    """Standard output whose failures are an :class:`OutputError`, which no library handles by itself."""
+
+    def write(self, text: str) -> int:
+        try:
+            return super().write(text)
+        except OSError as error:
+            raise OutputError(error) from None
+
+    def flush(self) -> None:
+        try:
+            super().flush()
+        except OSError as error:
+            raise OutputError(error) from None
+
+
+class _Diagnostics(io.TextIOWrapper):
+    """Standard error; a command goes on if it cannot be written."""
+
+    def write(self, text: str) -> int:
+        with suppress(OSError):
+            super().write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            super().flush()
+
+
+def open_streams() -> None:
+    """Prepare the standard streams of the command line.
+
+    A closed stream gets /dev/null, because the next file that is opened would get its number. Characters that
+    the encoding of standard output lacks become ``?``.
+
+    Raises:
+        OutputError: standard output is closed.
+    """
+    is_closed = [stream is None for stream in (sys.stdin, sys.stdout, sys.stderr)]
+    for number, closed in enumerate(is_closed):
+        if closed:
+            with suppress(OSError):
+                os.dup2(os.open(os.devnull, os.O_RDWR), number)
+    if is_closed[2]:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (open until the end)
+    elif isinstance(sys.stderr, io.TextIOWrapper):
+        encoding = sys.stderr.encoding
+        sys.stderr = _Diagnostics(
+            sys.stderr.detach(), encoding=encoding, errors="backslashreplace", line_buffering=True
+        )
+    if is_closed[1]:
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+        raise OutputError(OSError(errno.EBADF, "it is closed"))
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        encoding, is_line_buffered = sys.stdout.encoding, sys.stdout.line_buffering
+        sys.stdout = _Output(
+            sys.stdout.detach(), encoding=encoding, errors="replace", line_buffering=is_line_buffered
+        )
+
+
+def discard_output() -> None:
+    """Discard what standard output still holds, because Python would try to write it at its end."""
+    with suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
+def read_stdin() -> io.BufferedIOBase:
+    """Return standard input as bytes; raise BenchError if it is closed."""
+    if sys.stdin is None:
+        raise BenchError("standard input is closed", remedy="give a file instead of -, or redirect it")
+    return sys.stdin.buffer  # type: ignore[return-value]

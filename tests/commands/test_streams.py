@@ -1,0 +1,182 @@
+"""Nothing that comes from a job, a file or an argument controls the terminal, and broken streams end cleanly."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench.terminal import one_line, printable
+from tests.commands.command_line import bench
+
+ROOT = Path(__file__).resolve().parents[2]
+#: A window title, a cleared screen, colours, 8-bit controls, text direction, a carriage return, rich markup.
+HOSTILE = "A\x1b]0;title\x07B\x1b[2J\x1b[31mC\x9b5m\x9d0;t\x9cD\u202e\u2066\u200b\x85\x00\r[bold]E[/nope]\x7f"
+#: The same text without the characters at which logs are split.
+OF_ONE_LINE = HOSTILE.replace("\x85", "").replace("\r", "")
+SHOWN = "ABCD[bold]E[/nope]"
+FULL = "error: standard output: cannot be written: No space left on device; redirect it\n"
+CLOSED = "error: standard output: cannot be written: it is closed; redirect it\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        (HOSTILE, SHOWN),
+        ("plain\ttext\nof two lines", "plain\ttext\nof two lines"),
+        ("é 漢字 😀 1\u202f000\xa0kB", "é 漢字 😀 1\u202f000\xa0kB"),
+        ("\x1b]0;no end", "0;no end"),
+        ("\x1bPdata\x1b\\after \x1b(B\x1bc!", "after !"),
+        ("\udcff\u2028\ufeff", ""),
+        ("\x1b[" * 50_000, ""),
+        ("\x9d" * 50_000 + "x", "x"),
+    ],
+)
+def test_a_terminal_gets_no_control_characters(text: str, shown: str) -> None:
+    assert printable(text) == shown
+
+
+def test_a_line_stays_one_line() -> None:
+    assert one_line("a\r\nb\nc\x1b[2Jd\re") == "a  b cd e"
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with a study whose run has failed with a hostile reason, and hostile logs."""
+    folder = tmp_path_factory.mktemp("streams")
+    (folder / "m.yaml").write_text(
+        "cluster: {executor: local}\naxes: {nodes: [1], tasks_per_node: [1], backend: [gloo]}\n"
+        "scaling: [{mode: weak, per_gpu_batch: [2]}]\nrepeats: 1\n"
+        "workload: {device: cpu, command: [python, train.py], metrics: none}\n"
+    )
+    (folder / "train.py").write_text(f"raise SystemExit('RuntimeError: ' + {OF_ONE_LINE!r})")
+    assert bench("run", "m.yaml", cwd=folder).returncode == 1
+    return folder
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "status m",
+        "status m --watch",
+        "verify m",
+        "doctor m",
+        "report m",
+        "advise m --samples 1k",
+        "compare m m",
+        "submit m --dry-run",
+        "cancel m",
+        "status m --json",
+        "verify m --json",
+        "doctor m --json",
+    ],
+)
+def test_a_hostile_reason_does_not_reach_the_terminal(study: Path, words: str) -> None:
+    ended = bench(*words.split(), cwd=study)
+    for stream in (ended.stdout, ended.stderr):
+        assert all(letter.isprintable() or letter == "\n" for letter in stream)
+    if words in ("status m", "verify m", "doctor m"):
+        assert SHOWN in ended.stdout
+    if words == "status m --json":
+        assert "\x1b]0;title\x07" in json.loads(ended.stdout)["runs"][0]["reason"]
+
+
+def test_a_hostile_reason_does_not_reach_the_terminal_while_a_run_ends(study: Path) -> None:
+    ended = bench("submit", "m", "--retry-failed", cwd=study)
+    assert SHOWN in ended.stderr
+    assert all(letter.isprintable() or letter == "\n" for letter in ended.stderr + ended.stdout)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["status", HOSTILE.replace("\0", "")],
+        ["plan", HOSTILE.replace("\0", "")],
+        ["lint", HOSTILE.replace("\0", "")],
+        ["doctor", HOSTILE.replace("\0", "")],
+        ["preflight", HOSTILE.replace("\0", "")],
+        ["report", "m", "--baseline", HOSTILE],
+        ["status", f"--{HOSTILE}"],
+        [HOSTILE],
+        [f"--{HOSTILE}"],
+    ],
+)
+def test_an_argument_that_an_error_repeats_does_not_reach_the_terminal(study: Path, words: list[str]) -> None:
+    ended = bench(*words, cwd=study)
+    assert ended.returncode == 2
+    assert all(letter.isprintable() or letter == "\n" for letter in ended.stderr + ended.stdout)
+
+
+def test_the_table_on_a_terminal_shows_markup_as_text(study: Path) -> None:
+    if not shutil.which("script"):
+        pytest.skip("script, which gives a program a terminal, is not installed")
+    shell = f"stty cols 200; {sys.executable} -P -m ddp_scaling_bench status m --results {study / 'results'}"
+    ended = subprocess.run(
+        ["script", "-qec", shell, "/dev/null"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+    )
+    assert "ABCD[bold]E" in ended.stdout
+    # Only the colours and weights of rich itself remain.
+    assert not re.search(r"\x1b(?!\[[0-9;]*m)|[\x07\x80-\x9f\u202e\u2066\u200b]", ended.stdout)
+
+
+def test_only_the_console_prints() -> None:
+    for path in [*(ROOT / "bench/commands").glob("*.py"), ROOT / "bench/cli.py"]:
+        if path.name != "console.py":
+            printing = re.findall(
+                r"\bprint\(|typer\.echo|sys\.std(?:out|err)\.write", path.read_text(encoding="utf-8")
+            )
+            assert printing == (["sys.stdout.write"] if path.name == "lint.py" else []), path
+
+
+@pytest.mark.parametrize(
+    ("shell", "code", "printed", "said"),
+    [
+        ("bench status m >&-", 2, "", CLOSED),
+        ("bench status m > /dev/full", 2, "", FULL),
+        ("bench status m --json > /dev/full", 2, "", FULL),
+        ("bench status m > /dev/full 2>&-", 2, "", ""),
+        ("bench status m > /dev/full 2> /dev/full", 2, "", ""),
+        ("bench status m <&- >&- 2>&-", 2, "", ""),
+        ("bench --help > /dev/full", 2, "", FULL),
+        ("bench --version >&-", 2, "", CLOSED),
+        (
+            "bench doctor - <&-",
+            2,
+            "",
+            "error: standard input is closed; give a file instead of -, or redirect it\n",
+        ),
+        (
+            "bench lint - <&-",
+            2,
+            "",
+            "error: standard input is closed; give a file instead of -, or redirect it\n",
+        ),
+        ("bench status m | sleep 0; exit ${PIPESTATUS[0]}", 141, "", ""),
+        ("bench status m --json | sleep 0; exit ${PIPESTATUS[0]}", 141, "", ""),
+        ("bench --help | sleep 0; exit ${PIPESTATUS[0]}", 141, "", ""),
+        ("bench lint nothing.sh 2>&-", 2, "", ""),
+    ],
+)
+def test_a_broken_stream_ends_cleanly(study: Path, shell: str, code: int, printed: str, said: str) -> None:
+    function = f'bench() {{ "{sys.executable}" -P -m ddp_scaling_bench "$@"; }}\n'
+    ended = subprocess.run(
+        ["bash", "-c", function + shell], cwd=study, capture_output=True, text=True, timeout=120
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (code, printed, said)
+
+
+def test_the_first_line_is_all_that_head_needs(study: Path) -> None:
+    shell = f'"{sys.executable}" -P -m ddp_scaling_bench status m | head -1; exit ${{PIPESTATUS[0]}}'
+    ended = subprocess.run(["bash", "-c", shell], cwd=study, capture_output=True, text=True, timeout=120)
+    assert (ended.stdout, ended.stderr) == ("Study m\n", "")
+    # 1, because a run has failed, if bench has written everything before head ends.
+    assert ended.returncode in (1, 141)
