@@ -1,8 +1,8 @@
 """Format numbers and texts for people: sensible digits, units, safe characters.
 
-Texts from result files are not trusted: :func:`clean` replaces characters that no page, figure or table
-can show safely (control characters, lone surrogates, text-direction overrides). Code that writes HTML, SVG
-or LaTeX must escape texts itself.
+Texts from result files are not trusted: :func:`clean` masks values that may be secrets, and replaces
+characters that no page, figure or table can show safely (control characters, lone surrogates,
+text-direction overrides). Code that writes HTML, SVG or LaTeX must escape texts itself.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, TypeGuard
 
+from bench.matrix.secret_values import mask_text
 from bench.units import count as count
 
 #: Text of a value that was not measured, on pages and in figures (CSV cells are empty).
@@ -23,10 +24,14 @@ _UNSAFE = re.compile(
 
 
 def clean(value: Any) -> str:
-    """Return ``value`` as text; each unsafe character becomes a replacement character."""
+    """Return ``value`` as text without secrets; each unsafe character becomes a replacement character."""
     if value is None:
         return ""
-    text = value if isinstance(value, str) else str(value)
+    return clean_characters(mask_text(value if isinstance(value, str) else str(value)))
+
+
+def clean_characters(text: str) -> str:
+    """Return ``text`` with a replacement character for each unsafe character; nothing is masked."""
     return text if text.isprintable() else _UNSAFE.sub("\N{REPLACEMENT CHARACTER}", text)
 
 

@@ -6,6 +6,7 @@ same matrix gives the same plan and byte-identical scripts on every machine.
 
 from __future__ import annotations
 
+import os
 import random
 import secrets
 from collections.abc import Iterator, Sequence
@@ -18,12 +19,13 @@ from .errors import BenchError, unwritable
 from .findings import Severity
 from .matrix.cell import Cell, Run, value_text
 from .matrix.checks import idle_gpus, plan_warnings
-from .matrix.document import Document
+from .matrix.document import Document, mask_yaml
 from .matrix.expansion import expand
 from .matrix.load import load_matrix
 from .matrix.schema import Matrix
+from .matrix.secret_values import cell_without_secrets, mask_texts, without_secret_variables
 from .render import Renderer, gpu_option
-from .study.files import owner_writable, write_atomically
+from .study.files import owner_readable, owner_writable, write_atomically
 from .study.layout import StudyFolder
 from .study.plan_json import find_plan, write_plan_json
 from .units import count, human_duration
@@ -253,6 +255,8 @@ def _check_script(plan: Plan, text: str, *, name: str, what: str) -> None:
 def write_plan(plan: Plan, root: Path) -> StudyFolder:
     """Write the matrix, scripts and plan.json of a study below ``root``; return the study's folder.
 
+    Only the scripts contain values that may be secrets; then only the owner can read the scripts.
+
     Planning again is safe: a study can grow (more sizes, more repeats), but a cell that has results
     cannot change.
 
@@ -266,17 +270,19 @@ def write_plan(plan: Plan, root: Path) -> StudyFolder:
     content = {**plan_content(plan), "key": (old or {}).get("key") or secrets.token_hex(3)}
     _check_existing_results(folder, old, plan)
     inherited = plan.document.site if plan.document.site and plan.document.site.values else None
+    matrix_text, site_text = mask_yaml(plan.document.text), mask_yaml(inherited.text) if inherited else ""
+    private = (matrix_text, site_text) != (plan.document.text, inherited.text if inherited else "")
     try:
         folder.scripts.mkdir(mode=0o755, parents=True, exist_ok=True)  # only the owner may replace scripts
         for cell, text in scripts(plan):
-            _write_script(f"{folder.path}/{plan.script_name(cell)}", text.encode())
+            _write_script(f"{folder.path}/{plan.script_name(cell)}", text.encode(), private=private)
         if plan.matrix.cluster.executor == "slurm":
-            _write_script(str(folder.pack_script), pack_script(plan).encode())
-            _write_script(str(folder.preflight_script), preflight_script(plan).encode())
+            _write_script(str(folder.pack_script), pack_script(plan).encode(), private=private)
+            _write_script(str(folder.preflight_script), preflight_script(plan).encode(), private=private)
         _remove_stale_scripts(folder, old, plan)
-        write_atomically(folder.matrix, plan.document.text)
+        write_atomically(folder.matrix, matrix_text)
         if inherited:
-            write_atomically(folder.site, inherited.text)
+            write_atomically(folder.site, site_text)
         else:
             folder.site.unlink(missing_ok=True)
         write_plan_json(folder, content)
@@ -285,25 +291,26 @@ def write_plan(plan: Plan, root: Path) -> StudyFolder:
     return folder
 
 
-def _write_script(path: str, data: bytes) -> None:
-    """Write a script, unless the file already has this content.
+def _write_script(path: str, data: bytes, *, private: bool) -> None:
+    """Write a script, unless the file already has this content; if ``private``, only the owner can read it.
 
     With 10,000 cells, writing the scripts takes most of the planning time. Files are unbuffered and never
     overwritten in place, because journalling file systems flush an overwritten file immediately.
     """
     try:
-        with open(path, "xb", buffering=0, opener=owner_writable) as file:
+        with open(path, "xb", buffering=0, opener=owner_readable if private else owner_writable) as file:
             file.write(data)
     except FileExistsError:
         with open(path, "rb", buffering=0) as old:
-            same = old.read() == data
+            readable = os.fstat(old.fileno()).st_mode & 0o077
+            same = old.read() == data and not (private and readable)
         if not same:
             Path(path).unlink()
-            _write_script(path, data)
+            _write_script(path, data, private=private)
 
 
 def plan_content(plan: Plan) -> dict[str, Any]:
-    """Return the content of plan.json."""
+    """Return the content of plan.json, without secrets."""
     cost = plan.cost
     return {
         "schema": 1,
@@ -320,15 +327,17 @@ def plan_content(plan: Plan) -> dict[str, Any]:
         "nodelist": plan.matrix.cluster.nodelist,
         "node_gpus": plan.matrix.cluster.node_gpus,
         "concurrent_runs": plan.matrix.cluster.concurrent_runs,
-        "setup": plan.matrix.cluster.setup,
+        "setup": mask_texts(plan.matrix.cluster.setup),
         "container": plan.matrix.cluster.container is not None,
         "gpu_option": gpu_option(plan.matrix.cluster) if plan.matrix.workload.device == "cuda" else None,
         # The settings that come from the site file; the whole file is stored as site.yaml.
-        "inherited": plan.document.site.values if plan.document.site else {},
+        "inherited": without_secret_variables(plan.document.site.values) if plan.document.site else {},
         "cost": {name: getattr(cost, name) for name in cost.__dataclass_fields__},
-        "warnings": plan.warnings,
+        "warnings": mask_texts(plan.warnings),
         "series": _series(plan.cells),
-        "cells": [{**cell.as_json(), "script": plan.script_name(cell)} for cell in plan.cells],
+        "cells": [
+            {**cell_without_secrets(cell.as_json()), "script": plan.script_name(cell)} for cell in plan.cells
+        ],
         "runs": [
             {"run_id": r.run_id, "cell_id": r.cell_id, "repeat": r.repeat, "order": r.order}
             for r in plan.runs
@@ -343,7 +352,8 @@ def _series(cells: Sequence[Cell]) -> list[dict[str, Any]]:
             if member.series in series:
                 continue
             batch = f"global batch {member.batch}" if member.mode == "strong" else f"{member.batch} per rank"
-            swept = [f"{name.removeprefix('env.')} {value_text(value)}" for name, value in cell.swept.items()]
+            values = without_secret_variables(cell.swept)
+            swept = [f"{name.removeprefix('env.')} {value_text(value)}" for name, value in values.items()]
             label = ", ".join([f"{member.mode}, {batch}", cell.backend, cell.launcher, *swept])
             series[member.series] = {
                 "series": member.series,
@@ -351,7 +361,7 @@ def _series(cells: Sequence[Cell]) -> list[dict[str, Any]]:
                 "batch": member.batch,
                 "launcher": cell.launcher,
                 "backend": cell.backend,
-                "swept": cell.swept,
+                "swept": cell_without_secrets({"swept": cell.swept})["swept"],
                 "label": label,
             }
     return list(series.values())
@@ -380,8 +390,9 @@ def _check_existing_results(folder: StudyFolder, old: dict[str, Any] | None, pla
 
 
 def _physical(cell: dict[str, Any]) -> dict[str, Any]:
-    """Return a cell's record in plan.json without the keys that do not affect its runs."""
-    return {key: value for key, value in cell.items() if key not in ("series", "modes", "script", "swept")}
+    """Return a cell's record in plan.json without secrets and the keys that do not affect its runs."""
+    others = ("series", "modes", "script", "swept")
+    return {key: value for key, value in cell_without_secrets(cell).items() if key not in others}
 
 
 def _remove_stale_scripts(folder: StudyFolder, old: dict[str, Any] | None, plan: Plan) -> None:

@@ -47,6 +47,7 @@ from analysis.stats.scaling import GUIDE
 from analysis.text import (
     MISSING,
     clean,
+    clean_characters,
     count,
     fraction,
     fractions,
@@ -59,7 +60,8 @@ from analysis.text import (
     seconds,
 )
 from bench.matrix.cell import command_label
-from bench.matrix.secret_values import mask_text, secrets_in, shown_command, without_secret_variables
+from bench.matrix.document import mask_yaml
+from bench.matrix.secret_values import shown_command, without_secret_variables
 
 #: Maximum number of series in the section about scaling laws.
 MAX_SERIES = 4
@@ -309,16 +311,7 @@ def _matrix(study: Study) -> str:
         text = study.folder.matrix.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
-    return _shortened(clean(mask_text(text, _secrets(study))), "matrix.yaml")
-
-
-def _secrets(study: Study) -> set[str]:
-    """Return the secrets in the commands and environment variables of the plan."""
-    cells = study.plan.get("cells") or []
-    commands = {tuple(map(str, (cell.get("workload") or {}).get("command") or ())) for cell in cells}
-    variables = {tuple((k, str(v)) for k, v in (cell.get("env") or {}).items()) for cell in cells}
-    found = {secret for words in commands for secret in secrets_in(words, {})}
-    return found | {secret for env in variables for secret in secrets_in((), dict(env))}
+    return _shortened(clean_characters(mask_yaml(text)), "matrix.yaml")
 
 
 def _shortened(text: str, name: str) -> str:

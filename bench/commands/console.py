@@ -1,6 +1,7 @@
 """Print texts, tables, JSON, diagnostics and the progress of runs.
 
-Commands print only with this module: texts lose their control characters, and in JSON these are escaped.
+Commands print only with this module. Texts lose their control characters, and in JSON these are escaped.
+Values that may be secrets are masked.
 """
 
 from __future__ import annotations
@@ -10,26 +11,36 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..executors.base import Callbacks
 from ..matrix.cell import Cell, Run, labelled_commands
-from ..matrix.secret_values import shown_command
+from ..matrix.secret_values import mask_text, mask_texts, shown_command
 from ..study.ledger import RunRecord, RunState
 from ..terminal import one_line, printable
 from ..units import human_duration
 
+if TYPE_CHECKING:
+    from rich.text import Text
 
-def print_json(content: Any) -> None:
-    """Print JSON on standard output; characters that a terminal does not print are escaped."""
-    text = json.dumps(content, ensure_ascii=False, indent=1)
+
+def print_json(content: Any, *, has_secrets: bool = True) -> None:
+    """Print JSON on standard output; characters that a terminal does not print are escaped.
+
+    Without ``has_secrets``, the texts are those of this program, and nothing is masked.
+    """
+    text = json.dumps(mask_texts(content) if has_secrets else content, ensure_ascii=False, indent=1)
     shown = (one if one.isprintable() or one == "\n" else json.dumps(one)[1:-1] for one in text)
     sys.stdout.write("".join(shown) + "\n")
 
 
+def _safe(text: str) -> str:
+    return mask_text(printable(text))
+
+
 def show(text: object = "") -> None:
     """Print a text and a newline on standard output."""
-    sys.stdout.write(f"{printable(str(text))}\n")
+    sys.stdout.write(f"{_safe(str(text))}\n")
 
 
 def clear_screen() -> None:
@@ -40,7 +51,7 @@ def clear_screen() -> None:
 
 def say(text: str) -> None:
     """Print a diagnostic line on standard error."""
-    sys.stderr.write(f"{printable(text)}\n")
+    sys.stderr.write(f"{_safe(text)}\n")
     sys.stderr.flush()
 
 
@@ -61,25 +72,28 @@ def print_table(
     from rich import box
     from rich.console import Console
     from rich.table import Table
-    from rich.text import Text
 
     terminal = sys.stdout.isatty()
     console = Console(
         file=sys.stdout, highlight=False, soft_wrap=not terminal, width=None if terminal else 10_000
     )
     table = Table(
-        title=Text(one_line(title)),
+        title=_cell(title),
         title_justify="left",
         box=box.SIMPLE_HEAD if terminal else None,
         pad_edge=False,
     )
     for name in columns:
-        table.add_column(
-            Text(one_line(name)), justify="right" if name in set(right) else "left", overflow="fold"
-        )
+        table.add_column(_cell(name), justify="right" if name in set(right) else "left", overflow="fold")
     for row in rows:
-        table.add_row(*(Text("" if value is None else one_line(str(value))) for value in row))
+        table.add_row(*map(_cell, row))
     console.print(table)
+
+
+def _cell(value: object) -> Text:
+    from rich.text import Text
+
+    return Text("" if value is None else mask_text(one_line(str(value))))
 
 
 def print_commands(cells: Iterable[Cell]) -> None:
@@ -127,7 +141,7 @@ class _Bar(_Lines):
     def ended(self, run: Run, record: RunRecord) -> None:
         self._bar.advance(self._task)
         if record.state not in (RunState.COMPLETED, RunState.QUEUED):
-            self._bar.console.print(printable(self.outcome(run, record)), markup=False, highlight=False)
+            self._bar.console.print(_safe(self.outcome(run, record)), markup=False, highlight=False)
 
 
 @contextmanager
@@ -152,5 +166,5 @@ def show_progress(total: int) -> Iterator[Callbacks]:
         yield Callbacks(
             on_start=shown.started,
             on_end=shown.ended,
-            on_message=lambda text: bar.console.print(printable(text), markup=False, highlight=False),
+            on_message=lambda text: bar.console.print(_safe(text), markup=False, highlight=False),
         )

@@ -24,7 +24,7 @@ import psutil
 
 from ..errors import BenchError, UnwritableError
 from ..matrix.cell import Cell, Run
-from ..matrix.secret_values import without_secrets
+from ..matrix.secret_values import mask_text, without_secrets
 from ..matrix.workload import INTERPRETER, command_values, filled_words, runs_python, uses_python
 from ..measure.command_conditions import write_environment
 from ..study.conditions import Neighbours, assess, parse_moment, read_disturbances, summary
@@ -192,7 +192,7 @@ def settle_run_json(
     failure = _explain_failure(folder) if outcome.state is RunState.FAILED else {"cause": None}
     cause = failure["cause"]
     warnings = {"warnings": _find_warnings(folder)} if outcome.state is RunState.COMPLETED else {}
-    record.state, record.reason = outcome.state, outcome.reason
+    record.state, record.reason = outcome.state, mask_text(outcome.reason)
     record.cause = cause["cause"] if cause else None
     record.failure_class = class_of_failure(outcome.failure_class, record.cause)
     record.exit_code = outcome.exit_code

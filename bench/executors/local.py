@@ -29,6 +29,7 @@ import psutil
 from ..errors import BenchError
 from ..extras import install_line, missing_packages
 from ..matrix.cell import Cell, Run
+from ..matrix.secret_values import MASK
 from ..matrix.workload import to_arguments, uses_python
 from ..measure.command_conditions import sampled_node
 from ..study.layout import RunFolder
@@ -44,6 +45,8 @@ RANKS_END_S = 7.0
 #: Maximum time in which a command must end after SIGTERM. torchrun spends most of it waiting for ranks.
 COMMAND_END_S = 10.0
 MAX_SERVERS = 2
+#: The lines of local.sh.j2 around those that set the variables of the matrix and call its set-up lines.
+_BEFORE_SETUP, _AFTER_SETUP = '\nmkdir -p "$run_dir" || exit 1\n', "\npython="
 _LAUNCHER_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -54,7 +57,7 @@ class LocalExecutor(SerialExecutor):
 
     def __init__(self, study: PlannedStudy) -> None:
         super().__init__(study)
-        self._servers: dict[tuple[tuple[str, str], ...], ForkServer] = {}
+        self._servers: dict[tuple[Sequence[str], ...], ForkServer] = {}
 
     def command_line(self, run: Run) -> str:
         """Return a shell command that executes ``run`` like :meth:`submit`, but without the fork server."""
@@ -111,15 +114,24 @@ class LocalExecutor(SerialExecutor):
         return {**cell.env, "OMP_NUM_THREADS": threads, "BENCH_THREADS_PER_RANK": threads}
 
     def _server(self, cell: Cell) -> ForkServer:
-        env = self._environment(cell)
-        key = tuple(sorted(env.items()))
+        env, setup = self._with_secrets(cell, self._environment(cell))
+        key = (*sorted(env.items()), *setup)
         server = self._servers.pop(key, None)
         if server is None or not server.alive:
             while len(self._servers) >= MAX_SERVERS:
                 self._servers.pop(next(iter(self._servers))).close()
-            server = ForkServer(env, setup=self.study.plan.get("setup") or [])
+            server = ForkServer(env, setup=setup)
         self._servers[key] = server  # the first key is the server that has been unused for the longest time
         return server
+
+    def _with_secrets(self, cell: Cell, env: Mapping[str, str]) -> tuple[Mapping[str, str], list[str]]:
+        """Return ``env`` and the set-up lines; if plan.json lacks their secrets, those of the script."""
+        setup = self.study.plan.get("setup") or []
+        if not any(MASK in text for text in (*env.values(), *setup)):
+            return env, setup
+        script = self.study.script(cell.cell_id).read_text(encoding="utf-8")
+        lines = script.partition(_BEFORE_SETUP)[2].rpartition(_AFTER_SETUP)[0].splitlines()
+        return {name: value for name, value in env.items() if MASK not in value}, lines
 
     def _close(self) -> None:
         for server in self._servers.values():

@@ -150,7 +150,8 @@ def write_pack(study: PlannedStudy, pack: Pack) -> None:
     try:
         pack.folder.path.mkdir(mode=0o755, parents=True)  # only the owner may replace scripts
         for cell_id in {attempt.cell.cell_id for attempt in pack.attempts}:
-            write_atomically(pack.folder.script(cell_id), study.script(cell_id).read_text(encoding="utf-8"))
+            text = study.script(cell_id).read_text(encoding="utf-8")
+            write_atomically(pack.folder.script(cell_id), text, private=True)
     except OSError as error:
         raise unwritable(pack.folder.path, error) from None
     write_atomically(pack.folder.members, "".join(f"{line}\n" for line in pack.lines(study)))

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from .secret_values import shown_command, without_secrets
+from .secret_values import is_private, shown_command, without_secrets
 
 Mode = Literal["strong", "weak"]
 
@@ -238,6 +238,8 @@ def name_of(parts: list[str], swept: Mapping[str, Any]) -> str:
 
 def _part(axis: str, value: Any) -> str:
     is_name = axis == "command" and isinstance(value, str)  # the matrix checks such names
+    if is_private(axis):
+        return f"_{_digest(value_text(value))}"
     return str(value) if is_name else _safe_text(value)
 
 

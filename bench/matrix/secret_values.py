@@ -1,33 +1,60 @@
-"""Mask values that may be secrets, by words in their names: key, token, secret, password, credential, auth.
+"""Mask values that may be secrets, by the names of options, variables and keys: :data:`NAMES`.
 
 A value follows its name after ``=`` or ``:``, or it is the word after an option. Plain numbers after ``keys``
 and ``tokens`` (``--max_tokens 1024``) are shown, and so are values whose names only begin with such a word
-(``tokenizer``). The user and password in a URL are masked, too.
+(``tokenizer``), and messages of errors (``KeyError: 'lr'``). The user and password in a URL are masked, too.
+docs/recorder.md describes the names.
 """
 
 from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 MASK = "***"
-_PRIVATE = (
-    r"(?:(?i:secret|passw|passphrase|credential)|(?:[Kk]ey|[Tt]oken)s?(?![a-z])|(?:KEY|TOKEN)S?(?![A-Za-z])"
-    r"|(?:[Aa]uth|AUTH|_PASS)(?![A-Za-z]))"
+#: A name with one of these words belongs to a secret. The words of the first line count anywhere in a name
+#: and in any case. No letter in lower case follows those of the second (``api_key``, ``authKey``, but not
+#: ``keyboard``). Those of the third are a whole part of the name (``DB_PASS``, ``GH_PAT``, but not ``path``).
+NAMES = (
+    "secret passw passphrase credential cookie bearer webhook pwd sshpass pgpass authorization",
+    "key keys token tokens auth jwt",
+    "pass pat",
 )
-_NAME = rf"[\w.-]{{0,100}}{_PRIVATE}[\w.-]{{0,100}}"
-_VALUE = r""""(?:[^"\\\n]|\\.)*"|'[^'\n]*'|[^\s'"]+"""
+
+
+def _pattern(anywhere: str, ends: str, parts: str) -> str:
+    written = "|".join(f"{word}|{word.capitalize()}" for word in ends.split())
+    upper = "|".join(ends.upper().split())
+    whole = "".join(f"|(?<![A-Za-z])(?i:{word})(?![A-Za-z])" for word in parts.split())
+    return f"(?:(?i:{'|'.join(anywhere.split())})|(?:{written})(?![a-z])|(?:{upper})(?![A-Za-z]){whole})"
+
+
+_PRIVATE = _pattern(*NAMES)
+#: The end of a name before a colon and a space, which can also follow a word of a sentence.
+_PRIVATE_END = (
+    rf"(?:(?i:{'|'.join(NAMES[0].split())})\w*|(?:[Tt]oken|[Aa]uth|[Jj]wt|(?<=[\w.-])[Kk]ey)"
+    "|TOKEN|AUTH|JWT|(?<=[A-Z0-9_])KEY)"
+)
+_NAME = rf"[\w.-]{{0,100}}{_PRIVATE}[\w.-]{{0,100}}(?<!Error)(?<!Exception)(?<!Warning)"
+#: A value can have a scheme, as in ``Authorization: Bearer abc``.
+_VALUE = (
+    r"(?:(?i:basic|bearer|digest|token)[ \t]+)?"
+    r"""(?:\*\*\*(?=[\s,;&}\])'"]|$)|"(?:[^"\\\n]|\\.)*"|'[^'\n]*'|[^\s'"]+)"""
+)
 _PRIVATE_NAME = re.compile(_NAME)
 _PRIVATE_OPTION = re.compile(rf"--?{_NAME}")
-_NAMED_VALUE = re.compile(rf"(?<![\w.-])({_NAME}[\"']?[ \t]*[=:][ \t]*)({_VALUE})")
+_SEPARATED = (
+    rf"{_NAME}[\"']?[ \t]*=[ \t]*|{_NAME}[\"'][ \t]*:[ \t]*|{_NAME}:(?=\S)"
+    rf"|[\w.-]{{0,100}}{_PRIVATE_END}[ \t]*:[ \t]+|(?=[A-Z0-9_]+:){_NAME}:[ \t]+"
+)
+_NAMED_VALUE = re.compile(rf"(?<![\w.-])({_SEPARATED})({_VALUE})")
 _OPTION_AND_VALUE = re.compile(rf"(?<![\w.-])(--?{_NAME}(?:[ \t]+|[\"']?,[ \t]*))(?!-)({_VALUE})")
-_URL_USER = re.compile(r"(?<=://)[^/@\s'\"]+(?=@)")
+_URL_USER = re.compile(r"(?<=://)[^/\s'\"]+(?=@)")
 _PLURAL = re.compile(r"(?i:keys|tokens)(?![A-Za-z])")
 _NUMBER = re.compile(r"[0-9][0-9_.,]*[kKMG]?[,\]}]*")
-#: Shorter secrets are not searched for in a text: such words also occur with other meanings.
-_SHORTEST = 4
+_WORDS = " ".join(NAMES).split()
 
 
 def without_secrets(words: Sequence[str]) -> list[str]:
@@ -55,10 +82,11 @@ def is_private(name: str) -> bool:
 
 def without_secret_variables(env: Mapping[str, Any]) -> dict[str, Any]:
     """Return environment variables or other settings, with ``***`` in place of values that may be secrets."""
-    return {name: _shown(name, value) for name, value in env.items()}
+    return {name: masked_value(name, value) for name, value in env.items()}
 
 
-def _shown(name: str, value: Any) -> Any:
+def masked_value(name: str, value: Any) -> Any:
+    """Return the value of a variable or a key, or ``***`` if it may be a secret."""
     if is_private(name) and not _is_count(name, str(value)):
         return MASK
     if isinstance(value, list):
@@ -67,33 +95,37 @@ def _shown(name: str, value: Any) -> Any:
 
 
 def cell_without_secrets(cell: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a cell as JSON, with ``***`` in place of secrets in its commands and its variables."""
+    """Return a cell as JSON, with ``***`` in place of secrets in its commands and its variables.
+
+    A section without secrets is not copied, so that cells can still share it.
+    """
     shown = dict(cell)
-    if "env" in cell:
-        shown["env"] = without_secret_variables(cell["env"])
+    for section in ("env", "swept"):
+        if section in cell and (masked := without_secret_variables(cell[section])) != cell[section]:
+            shown[section] = masked
     for section in ("workload", "swept"):
         words = cell.get(section, {}).get("command")
-        if isinstance(words, list):
-            shown[section] = {**cell[section], "command": without_secrets(words)}
+        if isinstance(words, list) and without_secrets(words) != words:
+            shown[section] = {**shown[section], "command": without_secrets(words)}
     return shown
 
 
-def secrets_in(words: Iterable[str], env: Mapping[str, str]) -> set[str]:
-    """Return the words of a command and the values of environment variables that may be secrets."""
-    words = list(words)
-    pairs = [*zip(words, without_secrets(words), strict=True)]
-    pairs += [*zip(env.values(), without_secret_variables(env).values(), strict=True)]
-    return {value for value, shown in pairs if shown == MASK}
+def mask_text(text: str) -> str:
+    """Return ``text`` with ``***`` in place of values that may be secrets."""
+    lower = text.lower()
+    if any(word in lower for word in _WORDS):  # the expressions are slow
+        for pattern in (_NAMED_VALUE, _OPTION_AND_VALUE):
+            text = pattern.sub(_masked, text)
+    return _URL_USER.sub(MASK, text) if "://" in text else text
 
 
-def mask_text(text: str, secrets: Iterable[str] = ()) -> str:
-    """Return ``text`` with ``***`` in place of ``secrets`` and of other values that may be secrets."""
-    for value in sorted(secrets, key=len, reverse=True):
-        if len(value) >= _SHORTEST:
-            text = text.replace(value, MASK)
-    for pattern in (_NAMED_VALUE, _OPTION_AND_VALUE):
-        text = pattern.sub(_masked, text)
-    return _URL_USER.sub(MASK, text)
+def mask_texts(content: Any) -> Any:
+    """Return JSON content with ``***`` in place of values in its texts that may be secrets."""
+    if isinstance(content, str):
+        return mask_text(content)
+    if isinstance(content, Mapping):
+        return {name: mask_texts(value) for name, value in content.items()}
+    return [mask_texts(value) for value in content] if isinstance(content, list | tuple) else content
 
 
 def _masked(found: re.Match[str]) -> str:

@@ -135,7 +135,7 @@ class PreflightJob:
 
     def _submit(self, lock: int) -> tuple[PreflightFolder, str]:
         folder = next_folder(self.root)
-        write_atomically(folder.script, self.text)
+        write_atomically(folder.script, self.text, private=True)
         name = f"preflight.{secrets.token_hex(4)}"
         content = {"schema": 1, "job_name": name, "job_id": None, "nodes": self.nodes, "submitted_at": now()}
         write_preflight(folder, content)

@@ -40,8 +40,15 @@ def owner_writable(path: str, flags: int) -> int:
     return os.open(path, flags, 0o644)
 
 
-def write_atomically(path: Path, text: str) -> None:
+def owner_readable(path: str, flags: int) -> int:
+    """Open a file for ``open(..., opener=...)``; a new file can be read only by its owner."""
+    return os.open(path, flags, 0o600)
+
+
+def write_atomically(path: Path, text: str, *, private: bool = False) -> None:
     """Write ``text`` to a temporary file and rename it, so that readers never see a partial file.
+
+    If ``private``, only the owner can read the file.
 
     Raises:
         UnwritableError: the disk is full or read-only, or the folder does not exist; the previous
@@ -50,7 +57,8 @@ def write_atomically(path: Path, text: str) -> None:
     # Include the host name: on a shared file system, processes of two nodes can have the same id.
     temporary = path.with_name(f".{path.name}.{_HOST}.{os.getpid()}.tmp")
     try:
-        with open(temporary, "wb", buffering=0, opener=owner_writable) as file:
+        opener = owner_readable if private else owner_writable
+        with open(temporary, "wb", buffering=0, opener=opener) as file:
             left = memoryview(text.encode())
             while left:
                 left = left[file.write(left) :]

@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import BenchError, unwritable
+from ..matrix.secret_values import mask_texts
 
 
 class RunState(StrEnum):
@@ -138,7 +139,7 @@ class Ledger:
         if not events:
             return
         time_utc = now()
-        text = "".join(json.dumps({"time": time_utc, **event}) + "\n" for event in events)
+        text = "".join(json.dumps({"time": time_utc, **mask_texts(event)}) + "\n" for event in events)
         try:
             descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
             try:

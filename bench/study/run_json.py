@@ -10,7 +10,7 @@ from typing import Any
 from .. import __version__
 from ..errors import unwritable
 from ..matrix.cell import Cell, Run
-from ..matrix.secret_values import cell_without_secrets
+from ..matrix.secret_values import cell_without_secrets, mask_texts
 from .files import (
     file_sha256,
     object_text,
@@ -38,7 +38,7 @@ def read_run(attempt: str | Path) -> tuple[dict[str, Any] | None, str]:
 
 def write_run(folder: RunFolder, content: Mapping[str, Any]) -> None:
     """Write the run.json of an attempt."""
-    write_atomically(folder.run_json, object_text(content))
+    write_atomically(folder.run_json, object_text(_without_secrets(content)))
 
 
 def update_run(
@@ -46,9 +46,14 @@ def update_run(
 ) -> None:
     """Change values in run.json. If the file is missing or broken, write ``fallback`` with the changes."""
     known = read_run(folder.path)[0]
-    content = fallback if known is None else known
+    content, changes = fallback if known is None else known, _without_secrets(changes)
     if content is not None and {**content, **changes} != known:
         rewrite_object(folder.run_json, {**content, **changes})
+
+
+def _without_secrets(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Mask texts of a job or of its logs; the cell is already without secrets."""
+    return {key: value if key == "cell" else mask_texts(value) for key, value in content.items()}
 
 
 def find_reason(folder: RunFolder) -> tuple[str, int, str]:

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
+
 import pytest
 
+from bench.errors import InputError
 from bench.matrix.cell import name_of, value_text
+from bench.matrix.document import mask_yaml, masked_lines
+from bench.matrix.expansion import expand
+from bench.matrix.load import load_matrix, site_schema
+from bench.matrix.schema import json_schema
 from bench.matrix.secret_values import (
+    NAMES,
     cell_without_secrets,
+    is_private,
     mask_text,
-    secrets_in,
     without_secret_variables,
     without_secrets,
 )
@@ -65,8 +74,7 @@ workload:
     - |-
       in-a-block
 """
-    secrets = secrets_in(["train.py", "--token", "s3cret", "--api_key", "in-a-block"], {})
-    shown = mask_text(text, secrets)
+    shown = mask_yaml(text)
     for secret in ("abc def", "hf-1", "s3cret", "in-a-block"):
         assert secret not in shown
     assert "steps_per_epoch: 50" in shown
@@ -97,3 +105,135 @@ def test_a_cell_without_secrets_keeps_its_other_settings():
         "swept": {"command": ["x", "--api-key", "***"], "lr": 1},
     }
     assert cell["env"]["HF_TOKEN"] == "abc"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("SSHPASS=x GH_PAT=y BEARER=z COOKIE=c", "SSHPASS=*** GH_PAT=*** BEARER=*** COOKIE=***"),
+        ("login failed: Pwd=hunter2;Server=x failed", "login failed: Pwd=*** failed"),
+        ("cannot clone https://u:pass@h/x", "cannot clone https://***@h/x"),
+        (
+            "cannot clone https://u:p@ss@h/x and https://h/y@2",
+            "cannot clone https://***@h/x and https://h/y@2",
+        ),
+        ("Authorization: Bearer abc.def refused", "Authorization: *** refused"),
+        ("X-Auth-Token: abc", "X-Auth-Token: ***"),
+        ("{'AWS_ACCESS_KEY_ID': 'A B', 'PGPASSWORD': 'x'}", "{'AWS_ACCESS_KEY_ID': ***, 'PGPASSWORD': ***}"),
+        ("password: hunter2, passphrase: x", "password: *** passphrase: ***"),
+        ("GET https://h/x?token=abc&n=1 failed", "GET https://h/x?token=*** failed"),
+        ("MYSQL_PWD=x my_jwt=y SLACK_WEBHOOK_URL=z", "MYSQL_PWD=*** my_jwt=*** SLACK_WEBHOOK_URL=***"),
+        # Sentences, and names that only look similar, stay as they are.
+        ("KeyError: 'lr'", "KeyError: 'lr'"),
+        ("Missing key(s) in state_dict: lr", "Missing key(s) in state_dict: lr"),
+        ("token_embedding.weight: copying a param", "token_embedding.weight: copying a param"),
+        ("the canary did not pass: nothing else", "the canary did not pass: nothing else"),
+        ("not a mapping (key: value)", "not a mapping (key: value)"),
+        ("PATH=/bin pattern=x bypass=1 author: me", "PATH=/bin pattern=x bypass=1 author: me"),
+    ],
+)
+def test_secrets_in_messages_are_masked(text, shown):
+    assert mask_text(text) == shown
+    assert mask_text(shown) == shown
+
+
+def test_every_word_of_the_list_of_names_masks_a_variable_and_is_documented():
+    page = (Path(__file__).parents[2] / "docs/recorder.md").read_text(encoding="utf-8")
+    for word in " ".join(NAMES).split():
+        for name in (word, word.upper(), f"my_{word}", f"MY_{word.upper()}"):
+            assert without_secret_variables({name: "hunter2"}) == {name: "***"}
+        assert f"`{word}`" in page
+
+
+def test_no_key_of_a_matrix_is_the_name_of_a_secret():
+    def names(schema):
+        for part in schema.values() if isinstance(schema, dict) else schema:
+            if isinstance(part, dict | list):
+                yield from names(part)
+        if isinstance(schema, dict):
+            yield from schema.get("properties", {})
+
+    assert not [name for name in names([json_schema(), site_schema()]) if is_private(name)]
+
+
+def test_masking_a_long_text_takes_little_time():
+    began = time.monotonic()
+    for text in ("key " * 50_000, "a.b-c_d" * 100_000, "token=basic " * 20_000, "pass path " * 50_000):
+        mask_text(text)
+    assert time.monotonic() - began < 20  # quadratic time would be minutes
+
+
+MATRIX = """\
+# é 漢字 HF_TOKEN=hidden-1
+cluster:
+  env: {WANDB_API_KEY: "hid\\x64en-2", NCCL_DEBUG: INFO, "MY_PAT": hidden-3, MAX_TOKENS: 4096, COOKIE: 'hidden''4'}
+  setup:
+    - export HF_TOKEN=hidden-5  # GH_PAT=hidden-6
+    - echo https://u:hidden-7@host/x; echo '*** start ***'
+axes: {nodes: [1], env.AUTH_TOKEN: [hidden-8, hidden-9]}   # two
+workload:
+  command:
+    - train.py
+    - --token
+    - &word hidden-a
+    - "--api_key"
+    - |-
+      hidden-b
+      of two lines
+    - *word
+    - &other hidden-c
+    - --key
+    - *other
+"""
+
+
+def test_a_masked_matrix_is_valid_yaml_without_secrets_and_names_the_lines_to_complete():
+    masked = mask_yaml(MATRIX)
+    assert (
+        masked
+        == """\
+# é 漢字 HF_TOKEN=***
+cluster:
+  env: {WANDB_API_KEY: "***", NCCL_DEBUG: INFO, "MY_PAT": "***", MAX_TOKENS: 4096, COOKIE: "***"}
+  setup:
+    - "export HF_TOKEN=***"  # GH_PAT=***
+    - "echo https://***@host/x; echo '*** start ***'"
+axes: {nodes: [1], env.AUTH_TOKEN: ["***", "***"]}   # two
+workload:
+  command:
+    - train.py
+    - --token
+    - &word "***"
+    - "--api_key"
+    - "***"
+    - *word
+    - &other "***"
+    - --key
+    - *other
+"""
+    )
+    assert masked_lines(masked) == [3, 3, 3, 5, 6, 7, 7, 12, 14, 16]
+    assert masked_lines(MATRIX) == []
+    assert mask_yaml(masked) == masked
+    assert mask_yaml("# only a comment\n") == "# only a comment\n"
+
+
+def test_a_matrix_without_secrets_is_not_changed():
+    for path in [*(Path(__file__).parents[2] / "matrices").glob("*.yaml")]:
+        text = path.read_text(encoding="utf-8")
+        assert mask_yaml(text) == text
+
+
+def test_messages_about_a_matrix_do_not_repeat_its_secrets(tmp_path):
+    path = tmp_path / "m.yaml"
+    path.write_text(
+        "axes: {nodes: [1], env.AUTH_TOKEN: [hidden-1, hidden-1]}\n"
+        'cluster: {executor: local, env: {GH_PAT: [hidden-2], SSHPASS: "hidden\\x07-3"}}\n'
+        "scaling: [{mode: weak, per_gpu_batch: [2]}]\nworkload: {device: cpu}\n",
+        encoding="utf-8",
+    )
+    with pytest.raises(InputError) as caught:
+        matrix, document = load_matrix(path)
+        expand(matrix, document)
+    assert "hidden" not in str(caught.value)
+    assert "GH_PAT" in str(caught.value)
