@@ -53,7 +53,7 @@ class OutputError(BenchError):
 
 
 class _Output(io.TextIOWrapper):
-    """Standard output whose failures are an :class:`OutputError`, which no library handles by itself."""
+    """Standard output that raises :class:`OutputError`: libraries handle OSError in different ways."""
 
     def write(self, text: str) -> int:
         try:
@@ -69,7 +69,7 @@ class _Output(io.TextIOWrapper):
 
 
 class _Diagnostics(io.TextIOWrapper):
-    """Standard error; a command goes on if it cannot be written."""
+    """Standard error that ignores its own failures, so that a command continues."""
 
     def write(self, text: str) -> int:
         with suppress(OSError):

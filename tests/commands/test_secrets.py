@@ -62,8 +62,7 @@ def failed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_jobs_get_the_secrets_and_the_files_do_not(failed: Path) -> None:
     lines = (failed / "seen.txt").read_text(encoding="utf-8").splitlines()
     assert sorted(lines) == [
-        f"qzv-1 qzv-2 qzv'3 qzv-4 qzv-{number} --api-key qzv-7 Pwd=qzv-8"
-        for number in (5, 6)
+        f"qzv-1 qzv-2 qzv'3 qzv-4 qzv-{number} --api-key qzv-7 Pwd=qzv-8" for number in (5, 6)
     ]
     assert leaks(failed / "results") == []
     scripts = list((failed / "results/m/scripts").iterdir())
