@@ -46,7 +46,7 @@ def run_lint(paths: list[str], *, json: bool, diff: bool) -> int:
 
     texts = {path: _read(path) for path in paths}
     if shutil.which("bash") is None:
-        print("bash is not on PATH: the syntax of the scripts is not checked", file=sys.stderr)
+        say("bash is not on PATH: the syntax of the scripts is not checked")
     findings = [finding for path, text in texts.items() for finding in lint_script(text, path=path)]
     if json:
         print_json({"findings": [finding.as_json() for finding in findings]})
