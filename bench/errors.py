@@ -44,12 +44,18 @@ class Problem:
 
 
 class InputError(BenchError):
-    """One or more problems in input files; the message lists them by line."""
+    """One or more problems in input files; the message lists the first of them by line."""
+
+    #: Maximum number of problems in the message.
+    MOST = 50
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         assert problems, "an error without a problem"
         self.problems = sorted(problems, key=lambda p: (p.path, p.line or math.inf))
-        super().__init__("\n".join(str(p) for p in self.problems))
+        lines = [str(problem) for problem in self.problems[: self.MOST]]
+        if (more := len(self.problems) - self.MOST) > 0:
+            lines.append(f"and {more} more problems")
+        super().__init__("\n".join(lines))
 
 
 def missing_file(path: Path, *, what: str, remedy: str) -> BenchError:
@@ -73,7 +79,13 @@ def unwritable(path: Path, error: OSError) -> UnwritableError:
     return UnwritableError(what, remedy=_REMEDIES.get(error.errno or 0, ""))
 
 
+#: The number of the error for a file that is a FIFO, a socket or a device.
+NOT_REGULAR = errno.ESPIPE
+
 _ACCESS_REMEDIES = {
+    **dict.fromkeys(
+        (errno.ELOOP, errno.EISDIR, errno.ENOTDIR, NOT_REGULAR), "replace it by the original file"
+    ),
     errno.EACCES: "check the permissions of this path and of the folders above it",
     errno.ENAMETOOLONG: "give a shorter name",
     **dict.fromkeys((errno.EIO, errno.ESTALE), "repeat the command, or report the file system's error"),

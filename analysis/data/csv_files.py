@@ -20,6 +20,7 @@ import pyarrow as pa
 from pyarrow import csv as arrow_csv
 
 from analysis.text import clean, listed, one_line
+from bench.study.files import regular_file
 
 #: Arrow parses portions of about this many bytes, to limit memory. If a portion contains a value that is not
 #: a number, only the files of this portion are parsed row by row.
@@ -65,7 +66,7 @@ class _Reader:
 
     def read(self, index: int) -> None:
         try:
-            with open(self.paths[index], "rb", buffering=0) as file:
+            with open(self.paths[index], "rb", buffering=0, opener=regular_file) as file:
                 data = file.read()
         except FileNotFoundError:
             self.problems[index] = f"{self._name(index)} is missing"

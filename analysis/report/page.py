@@ -62,6 +62,7 @@ from analysis.text import (
 from bench.matrix.cell import command_label
 from bench.matrix.document import mask_yaml
 from bench.matrix.secret_values import shown_command, without_secret_variables
+from bench.study.files import regular_file
 
 #: Maximum number of series in the section about scaling laws.
 MAX_SERIES = 4
@@ -308,7 +309,8 @@ def _matrix(study: Study) -> str:
     if table := study.plan.get("table"):
         return _shortened(clean(table["text"]), "the table")
     try:
-        text = study.folder.matrix.read_text(encoding="utf-8", errors="replace")
+        with open(study.folder.matrix, encoding="utf-8", errors="replace", opener=regular_file) as file:
+            text = file.read()
     except OSError:
         return ""
     return _shortened(clean_characters(mask_yaml(text)), "matrix.yaml")

@@ -27,6 +27,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..study.conditions import idle_cores
+from ..study.files import regular_file
 from ..study.layout import RunFolder
 from .catalogue import ENDED, FAILURE, HINT, KINDS, PEER, SLOW, load
 from .scan import Hit, Scan, Source
@@ -121,7 +122,7 @@ def find_warnings(folder: RunFolder) -> list[Cause]:
     logs: dict[str, Source] = {}
     for path in (folder.err, folder.out):
         try:
-            with path.open("rb") as file:
+            with open(path, "rb", opener=regular_file) as file:
                 logs[path.name] = [file.read(HEAD_BYTES)]
         except OSError:
             continue

@@ -168,7 +168,7 @@ class Callbacks:
     on_message: Callable[[str], None] = lambda message: None
 
 
-def settle(study: PlannedStudy, record: RunRecord, outcome: Outcome, *, ended_at: str) -> None:
+def settle(study: PlannedStudy, record: RunRecord, outcome: Outcome, *, ended_at: str | None) -> None:
     """Record how an attempt of a run ended: in its run.json, then in the ledger."""
     neighbours = None if study.executor == "slurm" else beside_in_study(study, record, ended_at=ended_at)
     event = settle_run_json(study, record, outcome, ended_at=ended_at, neighbours=neighbours)
@@ -180,7 +180,7 @@ def settle_run_json(
     record: RunRecord,
     outcome: Outcome,
     *,
-    ended_at: str,
+    ended_at: str | None,
     event: str = "ended",
     neighbours: Neighbours | None = None,
 ) -> dict[str, Any]:
@@ -217,7 +217,13 @@ def settle_run_json(
         update_run(folder, changes, fallback=identity)
         _complete_environment(study, record, outcome)
     disturbed = {"disturbed": record.disturbed} if record.disturbed else {}
-    return {"event": event, **identity, **end, "cause": record.cause, **disturbed}
+    times = {"started_at": outcome.details.get("started_at") or _started_at(folder), "ended_at": ended_at}
+    return {"event": event, **identity, **end, **times, "cause": record.cause, **disturbed}
+
+
+def _started_at(folder: RunFolder) -> str | None:
+    started_at = (read_run(folder.path)[0] or {}).get("started_at")
+    return started_at if isinstance(started_at, str) else None
 
 
 def _complete_environment(study: PlannedStudy, record: RunRecord, outcome: Outcome) -> None:
@@ -343,12 +349,40 @@ class SerialExecutor(ABC):
         """Update the runs whose `bench submit` was killed, and return the records of all runs."""
         records = self.study.records()
         for record in records.values():
-            if record.state.active and _is_orphan(record):
+            if not record.state.active:
+                continue
+            if not _has_process(record) and record.state is RunState.RUNNING:
+                record.damages.append(f"{self.study.folder.ledger.name} does not name the run's process")
+            if _is_orphan(record) or (
+                not _has_process(record) and EndNote.read(self.study.run_folder(record)).exit_code is not None
+            ):
                 try:
-                    settle(self.study, record, self._orphan_outcome(record), ended_at=now())
+                    self._settle_orphan(record)
                 except UnwritableError as error:
                     add_unsaved(record, error)
         return records
+
+    def _settle_orphan(self, record: RunRecord) -> None:
+        """Record the end of a run whose `bench submit` no longer runs.
+
+        The end time is that of run.json if it describes the end, else that of end.json, else unknown.
+        """
+        folder = self.study.run_folder(record)
+        if not folder.path.is_dir():
+            ledger = self.study.folder.ledger.name
+            record.damages.append(f"{ledger} names attempt {record.attempt}, which has no folder")
+        run = read_run(folder.path)[0] or {}
+        # `bench submit` died after it wrote run.json, or the ledger's last event was lost.
+        if (
+            run.get("state") in list(RunState)
+            and RunState(run["state"]).ended
+            and parse_moment(run.get("ended_at"))
+        ):
+            record.restore(run)
+            outcome = Outcome(record.state, record.reason, _failure_class(record), record.exit_code)
+            settle(self.study, record, outcome, ended_at=run["ended_at"])
+            return
+        settle(self.study, record, self._orphan_outcome(record), ended_at=EndNote.read(folder).written_at)
 
     def cancel(self, runs: Sequence[Run]) -> int:
         """Stop the `bench submit` process that executes ``runs``; return the number of active runs."""
@@ -356,12 +390,16 @@ class SerialExecutor(ABC):
         active = [records[run.run_id] for run in runs if records[run.run_id].state.active]
         for record in active:
             pid, host = record.details.get("pid"), record.details.get("host")
-            if host != os.uname().nodename or pid is None:
+            if not _has_process(record):
+                what = f"{self.study.folder.ledger}: no event names the process that executes {record.run_id}"
+                raise BenchError(what, remedy="end this process, if it still runs")
+            if host != os.uname().nodename:
                 what = (
                     f"{record.run_id}: the `bench submit` that executes this run is process {pid} on {host}"
                 )
                 raise BenchError(what, remedy=f"run `bench cancel` on {host}")
-            os.kill(int(pid), signal.SIGTERM)  # background processes of a shell often ignore SIGINT
+            if pid and pid > 1 and _process_start(pid) == record.details["pid_started"]:  # ids are reused
+                os.kill(pid, signal.SIGTERM)  # background processes of a shell often ignore SIGINT
         return len(active)
 
     def _has_hosts(self, run: Run) -> bool:
@@ -427,10 +465,24 @@ class SerialExecutor(ABC):
         folder = self.study.run_folder(record)
         exit_code = EndNote.read(folder).exit_code
         cell_id = next(run.cell_id for run in self.study.runs if run.run_id == record.run_id)
-        if exit_code == 0 and not missing_results(folder, self.study.cells[cell_id]):
+        missing = missing_results(folder, self.study.cells[cell_id]) if exit_code == 0 else ""
+        if exit_code == 0 and not missing:
             return Outcome(RunState.COMPLETED, exit_code=0)
         reason = f"the `bench submit` process ({record.details.get('pid')}) was killed during this run"
+        if exit_code is None:
+            reason += ", which left no exit code in end.json"
+        elif missing:
+            reason += f"; {missing}"
         return Outcome(RunState.FAILED, reason, FailureClass.KILLED, exit_code)
+
+
+def _failure_class(record: RunRecord) -> FailureClass | None:
+    return FailureClass(record.failure_class) if record.failure_class else None
+
+
+def _has_process(record: RunRecord) -> bool:
+    """Return whether the ledger names the `bench submit` process of a run."""
+    return all(record.details.get(name) is not None for name in ("pid", "pid_started", "host"))
 
 
 def _is_orphan(record: RunRecord) -> bool:
@@ -438,7 +490,8 @@ def _is_orphan(record: RunRecord) -> bool:
     pid, host = record.details.get("pid"), record.details.get("host")
     if host != os.uname().nodename or pid is None:
         return False
-    return _process_start(int(pid)) != record.details.get("pid_started")
+    start, recorded = _process_start(pid), record.details.get("pid_started")
+    return start is None or (recorded is not None and start != recorded)
 
 
 def _process_start(pid: int) -> float | None:

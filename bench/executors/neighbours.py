@@ -128,7 +128,7 @@ def _latest_ends(jobs: Sequence[Occupation]) -> Iterator[datetime]:
         yield latest
 
 
-def beside_in_study(study: PlannedStudy, record: RunRecord, *, ended_at: str) -> Neighbours:
+def beside_in_study(study: PlannedStudy, record: RunRecord, *, ended_at: str | None) -> Neighbours:
     """Return the other runs of the study that shared nodes with a run; other jobs are unknown."""
     unknown = f"executor {study.executor} has no accounting"
     ended = JobStatus(record.state, ended=parse_moment(ended_at))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 import signal
 from collections.abc import Sequence
@@ -14,7 +16,8 @@ from ..matrix.cell import Cell
 from ..slurm.job_states import NO_OUTPUT, JobStatus, signal_name
 from ..slurm.messages import SIGNALS, TASK_EXITED, TASK_KILLED, TASKS_ENDED, search
 from ..slurm.parsing import AccountingRow
-from ..study.files import read_json, read_table
+from ..study.conditions import objects
+from ..study.files import read_json, read_table, regular_file
 from ..study.layout import METRICS_COLUMNS, RunFolder
 from ..study.ledger import FailureClass, RunState
 from ..study.processes import started_ranks
@@ -23,6 +26,8 @@ from .readings import collect_metrics
 _TAIL_BYTES = 20_000
 #: The first error is at the start of a log: torch prints 5 kB for each rank that then loses its connection.
 _HEAD_BYTES = 1_000_000
+#: A disk with less free space is full: the files of a run no longer fit.
+_LEAST_FREE_BYTES = 64 * 1024
 _NOT_FINITE = ("nan", "inf", "-inf")
 #: Exit code with which a batch script reports that it could not write end.json (EX_IOERR of sysexits.h).
 EXIT_UNWRITABLE = 74
@@ -64,6 +69,11 @@ class EndNote:
         return cls(code if is_code else None, written if isinstance(written, str) else None)
 
     @property
+    def written_at(self) -> str | None:
+        """End time of the job as in run.json (ISO 8601), or None if it is missing or invalid."""
+        return self.written if self.time is not None else None
+
+    @property
     def time(self) -> datetime | None:
         """End time of the job, or None if it is missing or invalid."""
         try:
@@ -80,13 +90,13 @@ def process_outcome(folder: RunFolder, cell: Cell, exit_code: int | None) -> Out
         if missing:
             return Outcome(RunState.FAILED, missing, FailureClass.BAD_EXIT, exit_code)
         return Outcome(RunState.COMPLETED, exit_code=0)
-    failures = (read_json(folder.end) or {}).get("failures") or []
+    failures = objects((read_json(folder.end) or {}).get("failures"))
     # A killed rank cannot report an error; the other ranks only report that they lost the connection to it.
     if failures and isinstance(failures[0].get("exit_code"), int) and failures[0]["exit_code"] < 0:
-        reason = f"rank {failures[0]['rank']} was killed by {signal_name(-failures[0]['exit_code'])}"
+        reason = f"rank {failures[0].get('rank')} was killed by {signal_name(-failures[0]['exit_code'])}"
         return Outcome(RunState.FAILED, reason, FailureClass.KILLED, exit_code)
     code = f"exit code {exit_code}" if exit_code is not None else "no exit code"
-    reason = _joined(_wrong_ranks(folder, cell), error_line(folder)) or code
+    reason = _joined(_wrong_ranks(folder, cell), error_line(folder)) or _full_disk(folder, code)
     return Outcome(RunState.FAILED, reason, FailureClass.BAD_EXIT, exit_code)
 
 
@@ -115,6 +125,16 @@ def job_outcome(
     why = killed or error_line(folder) or exited or _unwritable_folder(end, rows)
     by_slurm = status.reason.replace(f"exit code {status.exit_code} or {exit_code}", f"exit code {exit_code}")
     return Outcome(status.state, _joined(_wrong_ranks(folder, cell), why, by_slurm), failure_class, exit_code)
+
+
+def _full_disk(folder: RunFolder, code: str) -> str:
+    """Return ``code``, after the remark that the disk is full, in which case the run cannot log its error."""
+    try:
+        disk = os.statvfs(folder.path)
+    except OSError:
+        return code
+    is_full = disk.f_bavail * disk.f_frsize < _LEAST_FREE_BYTES
+    return f"the disk of {folder.path} is full ({os.strerror(errno.ENOSPC)}); {code}" if is_full else code
 
 
 def _wrong_ranks(folder: RunFolder, cell: Cell) -> str:
@@ -260,7 +280,7 @@ def _until_srun_ends_all(text: str) -> str:
 def log_tail(path: Path, *, head: int = 0) -> list[str]:
     """Return the lines in the first ``head`` bytes and at the end of a log, or ``[]`` without a log."""
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=regular_file) as file:
             begin = file.read(head)
             file.seek(max(len(begin), file.seek(0, 2) - _TAIL_BYTES))
             return (begin + file.read()).decode("utf-8", "replace").splitlines()

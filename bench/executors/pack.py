@@ -24,7 +24,7 @@ from ..errors import BenchError, unwritable
 from ..matrix.cell import Run
 from ..slurm.job_states import JobStatus, classify
 from ..slurm.parsing import AccountingRow, JobKey
-from ..study.files import write_atomically, write_json
+from ..study.files import regular_file, write_atomically, write_json
 from ..study.layout import PackFolder, StudyFolder
 from ..study.ledger import FailureClass, RunRecord, RunState, now
 from ..study.plan_json import REPLAN, PlannedStudy
@@ -209,7 +209,8 @@ class Marks:
         """Read the marks.jsonl of a pack, skipping incomplete lines."""
         marks = cls()
         try:
-            lines = folder.marks.read_text(encoding="utf-8", errors="replace").splitlines()
+            with open(folder.marks, encoding="utf-8", errors="replace", opener=regular_file) as file:
+                lines = file.read().splitlines()
         except OSError:
             return marks
         for line in lines:

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 
 from ..matrix.cell import Cell
 from ..matrix.workload import UNITS
-from ..study.files import read_json, write_atomically, write_json
+from ..study.files import read_json, regular_file, write_atomically, write_json
 from ..study.layout import METRICS_COLUMNS, RunFolder
 from ..study.run_json import AVERAGE_OF_RUN, REPEATED_MATCHES, VALUES_LEFT_OUT, read_run
 from ..units import count
@@ -224,7 +224,8 @@ def _json_records(path: Path) -> Iterator[dict[str, Any]]:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8", errors="replace")
+        with open(path, encoding="utf-8", errors="replace", opener=regular_file) as file:
+            return file.read()
     except FileNotFoundError:
         return ""
     except OSError as error:

@@ -202,7 +202,7 @@ class Settlement:
             if self._no_accounting:
                 outcome.details["accounting"] = _absence(self._no_accounting)
             where = occupation(self._study, record, None)
-            self._add(record, outcome, ended_at=end.written or now(), where=where)
+            self._add(record, outcome, ended_at=end.written_at or now(), where=where)
             return
         record.state = RunState.UNKNOWN
         if accounted is not None:
@@ -216,7 +216,7 @@ class Settlement:
     def settle_by_folder(self, record: RunRecord) -> None:
         """Record how a run ended, using only the files in its run folder."""
         end = EndNote.read(self._study.run_folder(record))
-        settle(self._study, record, self._outcome_by_folder(record, end), ended_at=end.written or now())
+        settle(self._study, record, self._outcome_by_folder(record, end), ended_at=end.written_at or now())
 
     def _outcome_by_folder(self, record: RunRecord, end: EndNote) -> Outcome:
         found, folder = self._state_by_notices(record), self._study.run_folder(record)
@@ -267,7 +267,7 @@ class Settlement:
         if self._no_accounting or event == "accounted":
             # This value explains why sacct_summary.txt is missing.
             outcome.details["accounting"] = _absence(self._no_accounting)
-        ended_at = as_iso(status.ended) or end.written or now()
+        ended_at = as_iso(status.ended) or end.written_at or now()
         accounted = complete and not self._accounting_may_return
         where = occupation(self._study, record, status)
         self._add(

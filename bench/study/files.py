@@ -8,13 +8,14 @@ import fcntl
 import hashlib
 import json
 import os
+import stat
 from collections.abc import Mapping
 from contextlib import suppress
 from json.encoder import encode_basestring
 from pathlib import Path
 from typing import Any
 
-from ..errors import unwritable
+from ..errors import NOT_REGULAR, unwritable
 
 #: Every file system writes up to this many bytes in one operation.
 _PAGE_BYTES = 4096
@@ -26,7 +27,7 @@ _encode = json.JSONEncoder(ensure_ascii=False).encode
 def file_sha256(path: Path) -> str | None:
     """Return the SHA-256 of a file, or None if it cannot be read."""
     try:
-        with path.open("rb") as file:
+        with open(path, "rb", opener=regular_file) as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError:
         return None
@@ -43,6 +44,17 @@ def owner_writable(path: str, flags: int) -> int:
 def owner_readable(path: str, flags: int) -> int:
     """Open a file for ``open(..., opener=...)``; a new file can be read only by its owner."""
     return os.open(path, flags, 0o600)
+
+
+def regular_file(path: str, flags: int) -> int:
+    """Open a file for ``open(..., opener=...)``; raise OSError for FIFOs and devices, which could block."""
+    descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
+    if not stat.S_ISREG(mode := os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        number = errno.EISDIR if stat.S_ISDIR(mode) else NOT_REGULAR
+        what = os.strerror(errno.EISDIR) if stat.S_ISDIR(mode) else "It is not a regular file"
+        raise OSError(number, what, path)
+    return descriptor
 
 
 def write_atomically(path: Path, text: str, *, private: bool = False) -> None:
@@ -113,7 +125,7 @@ def rewrite_object(path: Path, content: Mapping[str, Any]) -> None:
 def _overwrite(path: Path, data: bytes) -> bool:
     """Overwrite a file in place; return False if that was not possible."""
     try:
-        with open(path, "r+b", buffering=0) as file:
+        with open(path, "r+b", buffering=0, opener=regular_file) as file:
             fcntl.flock(file, fcntl.LOCK_EX)  # another process can rewrite the same file
             old_bytes = os.fstat(file.fileno()).st_size
             if not 0 < max(old_bytes, len(data)) <= _PAGE_BYTES:
@@ -130,7 +142,7 @@ def read_object(path: str | Path) -> tuple[dict[str, Any] | None, str]:
     try:
         try:
             content = json.loads(_read_bytes(path))
-        except ValueError:  # the file is broken, or another process is rewriting it
+        except (ValueError, RecursionError):  # the file is broken, or another process is rewriting it
             content = json.loads(_read_bytes(path, lock=True))
     except FileNotFoundError:
         return None, "is missing"
@@ -152,7 +164,7 @@ def read_table(path: Path) -> tuple[list[str], list[dict[str, str]]]:
     Rows with more or fewer values than columns are left out.
     """
     try:
-        with path.open(encoding="utf-8", errors="replace", newline="") as file:
+        with open(path, encoding="utf-8", errors="replace", newline="", opener=regular_file) as file:
             reader = csv.DictReader(file)
             rows = [row for row in reader if None not in row and None not in row.values()]
             return list(reader.fieldnames or []), rows
@@ -162,7 +174,7 @@ def read_table(path: Path) -> tuple[list[str], list[dict[str, str]]]:
 
 def _read_bytes(path: str | Path, *, lock: bool = False) -> bytes:
     """Read a file; with ``lock``, first wait until no other process is rewriting it."""
-    with open(path, "rb", buffering=0) as file:
+    with open(path, "rb", buffering=0, opener=regular_file) as file:
         if lock:
             with suppress(OSError):  # the file system does not support locks
                 fcntl.flock(file, fcntl.LOCK_SH)

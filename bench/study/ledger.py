@@ -10,7 +10,8 @@ Events:
     ``submitted``: Slurm accepted the job (``job_id``).
     ``started``: the attempt was started.
     ``ended``: the attempt ended (``state``, ``reason``, ..., and ``disturbed`` if something disturbed it).
-    The event contains ``"accounted": false`` if sacct did not yet have the job's rows.
+    ``started_at`` and ``ended_at`` are
+    those of run.json. The event contains ``"accounted": false`` if sacct did not yet have the job's rows.
     ``accounted``: sacct now has the rows. The values of this event replace the values of ``ended``.
     ``withdrawn``: the attempt was not started; the run is ``planned`` again.
     ``held``: fewer nodes are fit than the run needs, so that the run stays ``planned`` (``reason``).
@@ -23,7 +24,7 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -33,6 +34,14 @@ from typing import Any
 
 from ..errors import BenchError, unwritable
 from ..matrix.secret_values import mask_texts
+from ..units import join_names
+from .files import regular_file
+
+_EVENTS = ("intent", "submitted", "started", "ended", "accounted", "withdrawn", "held")
+#: Values of events that are texts, if they are known.
+_TEXTS = ("time", "job_id", "job_name", "reason", "cause", "disturbed", "host", "started_at", "ended_at")
+#: Maximum number of damaged lines that a message names.
+_MAX_NAMED = 5
 
 
 class RunState(StrEnum):
@@ -99,6 +108,7 @@ class RunRecord:
     """State of a run's latest attempt according to the ledger; ``attempt`` is 0 before the first attempt.
 
     ``disturbed`` names what disturbed the attempt from outside of its job, or is empty if nothing is known.
+    ``damages`` are the damages of the run's records, in words.
     """
 
     run_id: str
@@ -112,6 +122,18 @@ class RunRecord:
     job_id: str | None = None
     job_name: str | None = None
     details: dict[str, Any] = field(default_factory=dict)
+    damages: list[str] = field(default_factory=list)
+
+    def restore(self, run: Mapping[str, Any]) -> None:
+        """Set the state to that in the content of a run.json; an active attempt becomes ``unknown``."""
+        state = RunState(run["state"])
+        self.state = RunState.UNKNOWN if state.active else state
+        code, failure = run.get("exit_code"), run.get("failure_class")
+        self.exit_code = code if _is_whole(code, -(2**31), 2**31) else None
+        self.failure_class = failure if failure in list(FailureClass) else None
+        self.reason = str(run.get("reason") or "")
+        self.cause = _name_of(run.get("cause"))
+        self.job_id, self.job_name = (_text(run.get(name)) for name in ("job_id", "job_name"))
 
     @property
     def is_disturbed(self) -> bool:
@@ -141,7 +163,7 @@ class Ledger:
         time_utc = now()
         text = "".join(json.dumps({"time": time_utc, **mask_texts(event)}) + "\n" for event in events)
         try:
-            descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+            descriptor = regular_file(str(self.path), os.O_RDWR | os.O_APPEND | os.O_CREAT)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
                 _write_all(descriptor, (self._missing_line_break(descriptor) + text).encode())
@@ -165,15 +187,35 @@ class Ledger:
 
     def events(self) -> Iterator[dict[str, Any]]:
         """Yield the events of runs in order, skipping incomplete and damaged lines."""
+        return (event for _, event in self._lines() if event is not None and "run_id" in event)
+
+    def damages(self, run_ids: Collection[str]) -> list[str]:
+        """Return which lines are damaged and ignored, in words. ``run_ids`` are the planned runs."""
+        numbers = [
+            number
+            for number, event in self._lines()
+            if event is None or (event.get("event") != "halted" and event["run_id"] not in run_ids)
+        ]
+        if not numbers:
+            return []
+        named = join_names([str(number) for number in numbers], most=_MAX_NAMED)
+        lines = "line" if len(numbers) == 1 else "lines"
+        ignored = "is ignored" if len(numbers) == 1 else "are ignored"
+        return [f"{self.path.name}: {lines} {named} cannot be read and {ignored}"]
+
+    def _lines(self) -> Iterator[tuple[int, dict[str, Any] | None]]:
+        """Yield the number and the event of each line; None if the line is damaged."""
         try:
-            with self.path.open(encoding="utf-8", errors="replace") as file:
-                for line in file:
+            with open(self.path, encoding="utf-8", errors="replace", opener=regular_file) as file:
+                for number, line in enumerate(file, start=1):
                     try:
                         event = json.loads(line)
-                    except ValueError:
-                        continue
-                    if _is_of_run(event):
-                        yield event
+                    except (ValueError, RecursionError):
+                        event = None
+                    is_known = _is_of_run(event) or (
+                        isinstance(event, dict) and event.get("event") == "halted"
+                    )
+                    yield number, event if is_known else None
         except FileNotFoundError:
             return
 
@@ -207,7 +249,7 @@ class HaltWatch:
         """Return True if the whole study has been cancelled."""
         if self._halted or not self._path.exists():
             return self._halted
-        with self._path.open("rb") as file:
+        with open(self._path, "rb", opener=regular_file) as file:
             file.seek(self._read_to)
             whole, line_break, _ = file.read().rpartition(b"\n")
         self._read_to += len(whole) + len(line_break)
@@ -218,7 +260,7 @@ class HaltWatch:
 def _event_of(line: bytes) -> str | None:
     try:
         event = json.loads(line)
-    except ValueError:  # an incomplete line
+    except (ValueError, RecursionError):  # an incomplete line
         return None
     return event.get("event") if isinstance(event, dict) else None
 
@@ -227,8 +269,37 @@ def _is_of_run(event: Any) -> bool:
     """Return whether a line of the ledger is an event of a run, with the values that :func:`_apply` needs."""
     if not isinstance(event, dict) or not isinstance(event.get("run_id"), str):
         return False
-    kind, whole = event.get("event"), isinstance(event.get("attempt"), int)
-    return whole and (kind not in ("ended", "accounted") or event.get("state") in list(RunState))
+    if event.get("event") not in _EVENTS or not _is_whole(event.get("attempt"), 0, 10**6):
+        return False
+    if any(not isinstance(event.get(name, ""), str | None) for name in _TEXTS):
+        return False
+    if not _is_whole(event.get("pid", 1), 1, 2**31) or not isinstance(
+        event.get("pid_started"), float | int | None
+    ):
+        return False
+    return event["event"] not in ("ended", "accounted") or _is_end(event)
+
+
+def _is_end(event: Mapping[str, Any]) -> bool:
+    """Return whether the values of an event that ends an attempt are possible and agree with each other."""
+    code = event.get("exit_code")
+    if code is not None and not _is_whole(code, -(2**31), 2**31):
+        return False
+    known = event.get("failure_class") in (*FailureClass, None) and event.get("state") in list(RunState)
+    failed = bool(event.get("failure_class")) or bool(event.get("exit_code"))
+    return known and not (event["state"] == RunState.COMPLETED and failed)
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _name_of(cause: Any) -> str | None:
+    return _text(cause.get("cause")) if isinstance(cause, dict) else None
+
+
+def _is_whole(value: Any, least: int, below: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value < below
 
 
 def _write_all(descriptor: int, content: bytes) -> None:
@@ -256,11 +327,12 @@ def _apply(record: RunRecord, event: dict[str, Any]) -> None:
         record.state, record.reason = RunState.RUNNING, ""
     elif kind in ("ended", "accounted"):
         record.state = RunState(event["state"])
-        record.reason = event.get("reason", "")
-        record.exit_code = event.get("exit_code")
+        record.reason = event.get("reason") or ""
+        record.exit_code = 0 if record.state is RunState.COMPLETED else event.get("exit_code")
         record.cause = event.get("cause")
         record.failure_class = class_of_failure(event.get("failure_class"), record.cause)
-        record.disturbed = event.get("disturbed", "")
+        record.disturbed = event.get("disturbed") or ""
+        record.details["recorded_at"] = event.get("time")
     elif kind == "held":
         record.details["held"] = True
         if record.state is RunState.PLANNED:
@@ -279,7 +351,7 @@ def submit_lock(path: Path, *, wait_s: float = 0.0) -> Iterator[int]:
     ``wait_s`` seconds.
     """
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        descriptor = regular_file(str(path), os.O_RDWR | os.O_CREAT)
     except OSError as error:
         raise unwritable(path, error) from None
     try:

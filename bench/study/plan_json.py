@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import os
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,8 +15,10 @@ from ..errors import BenchError, missing_file
 from ..matrix.cell import Cell, Run
 from .files import read_json, read_object, write_atomically
 from .layout import RunFolder, StudyFolder
-from .ledger import Ledger, RunRecord
+from .ledger import Ledger, RunRecord, RunState
 
+#: Matches the name of the folder of an attempt.
+ATTEMPT = re.compile(r"attempt-([0-9]{1,6})", re.ASCII).fullmatch
 REPLAN = "plan the study again: bench plan MATRIX"
 
 
@@ -53,8 +57,31 @@ class PlannedStudy:
         return self.plan.get("concurrent_runs")
 
     def records(self) -> dict[str, RunRecord]:
-        """Return the record of every run's latest attempt, in the planned order."""
-        return self.ledger.records(run.run_id for run in self.runs)
+        """Return the record of every run's latest attempt, in the planned order.
+
+        If the ledger has lost all events of a run, the record is that of its run.json.
+        """
+        records = self.ledger.records(run.run_id for run in self.runs)
+        lost = [one for one in records.values() if one.attempt == 0]
+        begun = _names(self.folder.runs) if lost else set()
+        for record in lost:
+            if record.run_id in begun:
+                self._recover(record)
+        return records
+
+    def _recover(self, record: RunRecord) -> None:
+        """Fill a record without events from the run.json of its latest attempt."""
+        folder = self.folder.runs / record.run_id
+        numbers = [int(match[1]) for name in _names(folder) if (match := ATTEMPT(name))]
+        content = read_json(self.folder.attempt(record.run_id, max(numbers)).run_json) if numbers else None
+        if content is None or content.get("run_id") != record.run_id:
+            return
+        state = content.get("state")
+        if state in list(RunState) and state != RunState.PLANNED:
+            record.attempt = max(numbers)
+            record.restore(content)
+            lost = f"{self.folder.ledger.name} has no event of this run; the state is that of run.json"
+            record.damages.append(lost)
 
     def run_folder(self, record: RunRecord) -> RunFolder:
         """Return the folder of the attempt that ``record`` describes."""
@@ -77,6 +104,13 @@ class PlannedStudy:
         """Return the path of the script that executes the runs of a cell."""
         suffix = ".sbatch" if self.executor == "slurm" else ".sh"
         return self.folder.scripts / f"{cell_id}{suffix}"
+
+
+def _names(folder: Path) -> set[str]:
+    try:
+        return {entry.name for entry in os.scandir(folder)}
+    except OSError:
+        return set()
 
 
 def open_study(folder: StudyFolder) -> PlannedStudy:
@@ -102,12 +136,86 @@ def read_plan(folder: StudyFolder) -> dict[str, Any]:
     try:
         known = {cell["cell_id"] for cell in plan["cells"]}
         lost = next((run for run in plan["runs"] if run["cell_id"] not in known), None)
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         raise invalid_plan(folder, error) from None
     if lost is not None:
         what = f"the cell {lost['cell_id']!r} of run {lost.get('run_id')!r} is not defined"
         raise invalid_plan(folder, what)
+    try:
+        _check_types(plan)
+    except (KeyError, TypeError, ValueError) as error:
+        raise invalid_plan(folder, error) from None
     return plan
+
+
+def _check_types(plan: dict[str, Any]) -> None:
+    """Raise TypeError or ValueError if a value that bench uses has another type than bench writes."""
+    _check(plan, "the plan", {"cells": list, "runs": list, "executor": str, "time_limit_s": int, **_OPTIONAL})
+    for number, cell in enumerate(plan["cells"], start=1):
+        check_cell(cell, f"cell {number}")
+        _check(cell["workload"], f"cell {number}, workload", {"device": str})
+    for number, run in enumerate(plan["runs"], start=1):
+        _check(run, f"run {number}", {"run_id": str, "cell_id": str, "repeat": int, "order": int})
+        if "/" in run["run_id"] or run["run_id"] in ("", ".", ".."):
+            raise ValueError(f"run {number}: run_id {run['run_id']!r} is not the name of a folder")
+        if run["run_id"] != f"{run['cell_id']}-r{run['repeat']}":
+            raise ValueError(f"run {number}: run_id {run['run_id']!r} is not that of its cell and repeat")
+    cost = plan.get("cost")
+    for name in ("cells", "runs"):
+        planned = cost.get(name) if isinstance(cost, dict) else None
+        if planned is not None and planned != len(plan[name]):
+            raise ValueError(f"{len(plan[name])} {name}, but cost.{name} is {planned}")
+    for name, one in (("cell_id", "cells"), ("run_id", "runs")):
+        if len({json.dumps(entry.get(name)) for entry in plan[one]}) != len(plan[one]):
+            raise ValueError(f"two {one} have the same {name}")
+
+
+def check_cell(cell: Any, where: str) -> None:
+    """Raise an error if a cell in plan.json or run.json has values of other types, or contradicts itself.
+
+    Raises:
+        KeyError, TypeError, ValueError: with ``where`` in the message.
+    """
+    _check(cell, where, _CELL_TYPES)
+    per_node, nodes, workload = cell["tasks_per_node"], cell["nodes"], cell["workload"]
+    ranks = per_node if isinstance(per_node, list) else [per_node]
+    counts = [*((name, cell[name]) for name in _COUNTS), *(("tasks_per_node", one) for one in ranks)]
+    for name, value in counts:
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value < 2**53:
+            raise ValueError(f"{where}: {name} {str(value)[:40]} is not a positive number")
+    total = sum(ranks) if isinstance(per_node, list) else per_node * nodes
+    if total != cell["world_size"] or (isinstance(per_node, list) and len(ranks) != nodes):
+        what = f"world_size {cell['world_size']} is not nodes x tasks_per_node"
+        raise ValueError(f"{where}: {what}")
+    _check(workload.get("metrics") or {}, f"{where}, workload.metrics", {})
+    if not workload.get("command"):
+        for name in {"epochs", "steps_per_epoch"} & workload.keys():
+            if not isinstance(workload[name], int) or isinstance(workload[name], bool) or workload[name] < 1:
+                raise ValueError(f"{where}: {name} {str(workload[name])[:40]} is not a positive number")
+    for member in cell["series"]:
+        _check(member, f"{where}, series", {"series": str, "mode": str, "batch": int})
+
+
+def _check(content: Any, where: str, types: Mapping[str, Any]) -> None:
+    if not isinstance(content, dict):
+        raise TypeError(f"{where} is {type(content).__name__} instead of an object")
+    for name, kind in types.items():
+        value = content[name] if name not in _OPTIONAL else content.get(name)
+        known = isinstance(value, kind) and not (isinstance(value, bool) and kind is int)
+        if not known and not (value is None and name in _OPTIONAL):
+            expected = {list: "a list", dict: "an object", str: "a text", int: "a whole number"}[kind]
+            raise TypeError(f"{where}: {name} {str(value)[:40]!r} is not {expected}")
+
+
+_COUNTS = ("nodes", "world_size", "global_batch", "per_gpu_batch")
+_CELL_TYPES = {
+    **dict.fromkeys(("cell_id", "launcher", "backend"), str),
+    **dict.fromkeys(_COUNTS, int),
+    **dict.fromkeys(("workload", "env", "swept"), dict),
+    "series": list,
+}
+#: Values of the plan that can be absent or null.
+_OPTIONAL = {"setup": list, "cpus_per_task": int, "node_gpus": int, "concurrent_runs": int, "key": str}
 
 
 def find_plan(folder: StudyFolder) -> dict[str, Any] | None:
