@@ -17,12 +17,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from analysis.data.contradictions import find_contradictions
 from analysis.data.csv_files import Loaded, read_csvs
 from analysis.text import clean, count, listed, one_line
 from bench.study.conditions import read_disturbances
+from bench.study.consistency import Contradiction, record_contradictions
 from bench.study.files import read_json
 from bench.study.layout import METRICS_COLUMNS, RANKS_COLUMNS, STEPS_COLUMNS, RunFolder, StudyFolder
-from bench.study.ledger import RunRecord, RunState
+from bench.study.ledger import Ledger, RunRecord, RunState
 from bench.study.plan_json import invalid_plan, read_plan
 from bench.study.run_json import read_run, recorded_class
 
@@ -57,6 +59,8 @@ class Study:
             order of ``runs``.
         epochs: the rows of all runs' metrics.csv, with ``run_id`` and ``cell_id`` (categorical).
         remarks: problems of the folder as a whole.
+        contradictions: the contradictions between the files of each run, by run_id. The values that cannot be
+            trusted are missing in ``runs`` and ``epochs``.
         attempts: the folder of each run's latest attempt, in the order of ``runs``; None if the run has no
             attempt.
     """
@@ -70,11 +74,17 @@ class Study:
     remarks: list[str] = field(default_factory=list)
     earlier: pd.DataFrame = field(default_factory=lambda: _runs_frame([]))
     attempts: list[str | None] = field(default_factory=list, repr=False)
+    contradictions: dict[str, list[Contradiction]] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
         """The study's name, as given in the plan."""
         return one_line(self.plan.get("study") or self.folder.name)
+
+    @property
+    def damages(self) -> list[str]:
+        """The contradictions between the files of each run, in words, with the name of the run."""
+        return [f"{run_id}: {one}" for run_id, found in self.contradictions.items() for one in found]
 
     def ranks_of(self, run_ids: Iterable[str]) -> pd.DataFrame:
         """Return the rows of some runs' ranks.csv that name a rank, with ``run_id`` and ``cell_id``."""
@@ -127,13 +137,23 @@ def load_study(path: Path, *, records: Mapping[str, RunRecord] | None = None) ->
             (str(run["run_id"]), clean(run["cell_id"]), int(run["repeat"]), int(run["order"]))
             for run in plan["runs"]
         ]
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
         raise invalid_plan(folder, error) from None
-    runs, earlier, attempts, remarks = _read_runs(folder, planned, records or {})
+    of_plan = {clean(cell["cell_id"]): cell for cell in plan["cells"]}
+    known = records or Ledger(folder.ledger).records(run_id for run_id, *_ in planned)
+    runs, earlier, attempts, remarks, contradictions = _read_runs(folder, planned, of_plan, known)
+    remarks += Ledger(folder.ledger).damages({run_id for run_id, *_ in planned})
     without = {cell for cell, own in metrics_of_cells(plan).items() if own.get("source") == "none"}
     epochs, problems = _epochs(runs, attempts, without_metrics=without)
+    for run_id, more in _of_metrics(runs, attempts, epochs, of_plan):
+        contradictions.setdefault(run_id, []).extend(more)
+    _empty_untrusted(epochs, contradictions)
+    for place, run_id in enumerate(runs["run_id"]):
+        damages = known[run_id].damages if run_id in known else []
+        if texts := [*map(str, contradictions.get(run_id, [])), *damages]:
+            problems[place] = "; ".join(filter(None, (problems.get(place), *texts)))
     _append_reasons(runs, problems)
-    return Study(folder, plan, cells, members, runs, epochs, remarks, earlier, attempts)
+    return Study(folder, plan, cells, members, runs, epochs, remarks, earlier, attempts, contradictions)
 
 
 def metrics_of_cells(plan: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
@@ -191,19 +211,28 @@ def _per_node(value: Any) -> str:
 
 
 def _read_runs(
-    folder: StudyFolder, planned: list[tuple[str, str, int, int]], known: Mapping[str, RunRecord]
-) -> tuple[pd.DataFrame, pd.DataFrame, list[str | None], list[str]]:
-    """Return the DataFrames of runs and earlier attempts, the folders of latest attempts, and remarks."""
+    folder: StudyFolder,
+    planned: list[tuple[str, str, int, int]],
+    cells: Mapping[str, Mapping[str, Any]],
+    known: Mapping[str, RunRecord],
+) -> tuple[pd.DataFrame, pd.DataFrame, list[str | None], list[str], dict[str, list[Contradiction]]]:
+    """Return runs, earlier attempts, the folders of latest attempts, remarks, and contradictions."""
     present = _visible_names(str(folder.runs))
     records, earlier, attempts = [], [], []
+    contradictions: dict[str, list[Contradiction]] = {}
     for run_id, cell_id, repeat, order in planned:
         # Paths are joined as texts: with thousands of runs, pathlib takes a third of the loading time.
         found = _attempts(f"{folder.runs}/{run_id}") if run_id in present else []
         number, path = found[-1] if found else (None, None)
-        record = _record(run_id, path, tried=run_id in present)
-        if (now := known.get(run_id)) and now.state.ended:
+        now = known.get(run_id)
+        record, contradicted = _record(
+            run_id, path, tried=run_id in present, cell=cells[cell_id], known=now, number=number
+        )
+        if contradicted:
+            contradictions[clean(run_id)] = contradicted
+        if now and now.state.ended:
             if now.attempt == number and _active(record[0]):
-                record = (*_end(now), *record[4:-1], now.cause)
+                record = _of_ledger(now, record)
             elif now.attempt > (number or 0):
                 found.append((now.attempt, ""))
                 number, path, record = now.attempt, None, _without_folder(now)
@@ -211,7 +240,7 @@ def _read_runs(
         records.append((*identity, number, *record))
         attempts.append(path)
         for number, path in found[:-1]:
-            record = _record(run_id, path, tried=True)
+            record, _ = _record(run_id, path, tried=True, cell=cells[cell_id], known=None, number=number)
             if record[0] != RunState.PLANNED:  # otherwise, the attempt was withdrawn and never started
                 earlier.append((*identity, number, *record))
     unplanned = sorted(present - {run[0] for run in planned})
@@ -219,19 +248,31 @@ def _read_runs(
     if unplanned:
         names = listed([one_line(name, limit=80) for name in unplanned], limit=4)
         remarks.append(f"Not in the plan and ignored: {count(len(unplanned), 'folder')} in runs/ ({names})")
-    return _runs_frame(records), _runs_frame(earlier), attempts, remarks
-
-
-def _end(record: RunRecord) -> tuple[Any, ...]:
-    return str(record.state), record.reason, record.failure_class, record.exit_code
+    return _runs_frame(records), _runs_frame(earlier), attempts, remarks, contradictions
 
 
 def _without_folder(record: RunRecord) -> tuple[Any, ...]:
     """Return the columns from ``state`` on for an attempt that ended and whose folder is missing."""
-    state, reason, *end = _end(record)
     missing = f"the folder of attempt {record.attempt} is missing"
-    filler = (None for _ in RUNS_COLUMNS[9:-1])
-    return (state, "; ".join(filter(None, (reason, missing))), *end, *filler, record.cause)
+    row = dict.fromkeys(RUNS_COLUMNS[5:]) | {
+        "state": str(record.state),
+        "reason": "; ".join(filter(None, (record.reason, missing))),
+        "failure_class": record.failure_class,
+        "exit_code": record.exit_code,
+        "cause": record.cause,
+    }
+    return tuple(row.values())
+
+
+def _of_ledger(known: RunRecord, record: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the columns from ``state`` on of a run, with the ledger's values of its end."""
+    row = dict(zip(RUNS_COLUMNS[5:], record, strict=True))
+    reasons = [known.reason] if row["state"] != RunState.UNKNOWN else [known.reason, row["reason"]]
+    row |= {"state": str(known.state), "reason": "; ".join(filter(None, reasons)), "cause": known.cause}
+    row |= {"failure_class": known.failure_class, "exit_code": known.exit_code}
+    for name in _TIMES:
+        row[name] = row[name] or known.details.get(name)
+    return tuple(row.values())
 
 
 def _active(state: str) -> bool:
@@ -254,18 +295,42 @@ def _attempts(path: str) -> list[tuple[int, str]]:
     return sorted((int(match.group(1)), attempt) for match, attempt in entries)
 
 
-def _record(run_id: str, path: str | None, *, tried: bool) -> tuple[Any, ...]:
-    """Read run.json and return the columns of the run's row from ``state`` on."""
+def _record(
+    run_id: str,
+    path: str | None,
+    *,
+    tried: bool,
+    cell: Mapping[str, Any],
+    known: RunRecord | None,
+    number: int | None,
+) -> tuple[tuple[Any, ...], list[Contradiction]]:
+    """Read run.json; return the columns of the run's row from ``state`` on, and contradictions.
+
+    ``known`` is the run's record in the ledger, and ``number`` the number of its latest attempt.
+    """
     if path is None and not tried:
-        return _no_record(RunState.PLANNED)
+        if known is not None and known.state.ended:
+            return _no_record(RunState.UNKNOWN, "the run's folder is missing; ledger.jsonl has its end"), []
+        return _no_record(RunState.PLANNED), []
     if path is None:
-        return _no_record(RunState.UNKNOWN, "the run's folder contains no attempt")
+        return _no_record(RunState.UNKNOWN, "the run's folder contains no attempt"), []
     content, problem = read_run(path)
     if content is None:
-        return _no_record(RunState.UNKNOWN, f"run.json {problem}")
+        return _no_record(RunState.UNKNOWN, f"run.json {problem}"), []
     if content.get("run_id") != run_id:
         other = one_line(content.get("run_id"), limit=80)
-        return _no_record(RunState.UNKNOWN, f"run.json is that of another run: {other!r}")
+        return _no_record(RunState.UNKNOWN, f"run.json is that of another run: {other!r}"), []
+    end = read_json(RunFolder(Path(path)).end) or {}
+    found = list(record_contradictions(content, end, known, attempt=number, cell=cell))
+    unusable = {name for one in found for name in one.unusable}
+    content |= {name: None for name in _TIMES if name in unusable}
+    if "state" in unusable:
+        content["state"] = str(RunState.UNKNOWN)
+    return _columns_of(content), found
+
+
+def _columns_of(content: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return the columns of a run's row from ``state`` on."""
     state, reason = content.get("state"), _reason_and_cause(content)
     cause = content.get("cause")
     cause = one_line(cause.get("cause"), limit=80) if isinstance(cause, Mapping) else None
@@ -347,6 +412,29 @@ def _epochs(
         elif completed or not absent:
             problems[place] = problem
     return _with_ids(loaded, runs, places), problems
+
+
+def _of_metrics(
+    runs: pd.DataFrame, attempts: Sequence[str | None], epochs: pd.DataFrame, cells: Mapping[str, Any]
+) -> Iterable[tuple[str, list[Contradiction]]]:
+    """Yield the completed runs whose metrics.csv contradicts itself, ranks.csv or the plan."""
+    rows = zip(runs["run_id"], runs["cell_id"], runs["state"], attempts, strict=True)
+    completed = [
+        (run_id, cell_id, path)
+        for run_id, cell_id, state, path in rows
+        if path and state == RunState.COMPLETED
+    ]
+    folders = {run_id: path for run_id, _, path in completed}
+    return find_contradictions(epochs, folders, {run_id: cells[cell_id] for run_id, cell_id, _ in completed})
+
+
+def _empty_untrusted(epochs: pd.DataFrame, contradictions: Mapping[str, Sequence[Contradiction]]) -> None:
+    """Empty the values in ``epochs`` that contradict another place."""
+    for run_id, found in contradictions.items():
+        names = {name for one in found for name in one.unusable}
+        columns = [name for name in METRICS_COLUMNS if (name in names or "*" in names) and name != "epoch"]
+        if columns:
+            epochs.loc[epochs["run_id"] == run_id, columns] = np.nan
 
 
 def _with_ids(loaded: Loaded, runs: pd.DataFrame, places: Sequence[int]) -> pd.DataFrame:

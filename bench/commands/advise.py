@@ -85,6 +85,8 @@ def advise_command(
     from analysis.data.load import load_study
 
     loaded = {name: load_study(folder.path, records=records[name]) for name, folder in folders.items()}
+    for damage in (f"{name}: {damage}" for name, study in loaded.items() for damage in study.damages):
+        say(damage)
     options, notes, validity = options_of(loaded, samples=amount, epochs=epochs, beyond=beyond)
     planned = {name: open_study(folder) for name, folder in folders.items()}
     waits = waits_for(fastest_training_s(options), planned, given=given, ask=not no_queue)

@@ -9,7 +9,7 @@ import typer
 
 from ..errors import BenchError
 from ..study.files import write_atomically
-from .console import print_json, print_table, show
+from .console import print_json, print_table, say, show
 from .options import JsonOption, ResultsOption, find_study, require_report, settle_study
 
 if TYPE_CHECKING:
@@ -90,6 +90,8 @@ def compare_command(
     from analysis.data.load import load_study
 
     studies = [load_study(f.path, records=r) for f, r in zip(folders, records, strict=True)]
+    for damage in dict.fromkeys(damage for study in studies for damage in study.damages):
+        say(damage)
     if by is not None:
         found = compare_within(studies[0], key=by, base=base, minimum_effect=minimum_effect)
     else:

@@ -12,6 +12,7 @@ import typer
 from ..executors import executor_for
 from ..matrix.cell import labelled_commands
 from ..slurm.client import SlurmMissingError, SlurmUnavailableError
+from ..study.consistency import record_contradictions
 from ..study.ledger import RunRecord, RunState
 from ..study.plan_json import PlannedStudy, open_study
 from ..study.run_json import read_run
@@ -62,8 +63,9 @@ def status_command(
             say(f"{absent.message}: waiting for Slurm")
             time.sleep(interval)
             continue
+        add_damages(planned, records)
         if as_json:
-            print_json(_as_content(planned, records))
+            print_json(status_content(planned, records))
         else:
             if watch:
                 clear_screen()
@@ -77,8 +79,32 @@ def status_command(
         time.sleep(interval)
 
 
+def add_damages(planned: PlannedStudy, records: Mapping[str, RunRecord]) -> None:
+    """Add the contradictions between the ledger and run.json to records of runs that have ended.
+
+    run.json is not read for a completed run, because studies can have thousands of them.
+    """
+    for record in records.values():
+        if not record.state.ended or record.damages:
+            continue
+        folder = planned.run_folder(record)
+        if not folder.path.is_dir():
+            record.damages.append(f"ledger.jsonl names attempt {record.attempt}, which has no folder")
+        if record.state is RunState.COMPLETED or record.damages:
+            continue
+        run, problem = read_run(folder.path)
+        if run is None:
+            record.damages.append(f"run.json {problem}")
+            continue
+        cell = planned.cell_of(record.run_id).as_json()
+        found = record_contradictions(run, {}, record, attempt=record.attempt, cell=cell)
+        record.damages.extend(map(str, found))
+
+
 def _show(planned: PlannedStudy, records: Mapping[str, RunRecord], *, everything: bool) -> None:
     """Print a table of runs, with failed and unknown runs first, and a line of counts."""
+    for damage in planned.ledger.damages(records.keys()):
+        say(damage)
     order = {RunState(name): place for place, name in enumerate(_FIRST_STATES)}
 
     def rank(record: RunRecord) -> tuple[int, bool, bool]:
@@ -120,10 +146,10 @@ def _not_valid(planned: PlannedStudy, records: Mapping[str, RunRecord]) -> Itera
 
 
 def _remark(record: RunRecord) -> str:
-    """Return the reason of a run's state, with the cause of a failure or what disturbed the run."""
-    if record.is_disturbed:
-        return "; ".join(filter(None, (record.reason, f"disturbed by {record.disturbed}")))
-    return f"{record.reason} [{record.cause}]" if record.cause else record.reason
+    """Return the reason of a run's state, the cause of a failure, what disturbed the run, and damages."""
+    reason = f"{record.reason} [{record.cause}]" if record.cause else record.reason
+    disturbed = f"disturbed by {record.disturbed}" if record.is_disturbed else ""
+    return "; ".join(filter(None, (reason, disturbed, *record.damages)))
 
 
 def _log_line(planned: PlannedStudy, record: RunRecord) -> dict[str, Any] | None:
@@ -134,7 +160,7 @@ def _log_line(planned: PlannedStudy, record: RunRecord) -> dict[str, Any] | None
     return line if isinstance(line, dict) else None
 
 
-def _as_content(planned: PlannedStudy, records: Mapping[str, RunRecord]) -> dict[str, Any]:
+def status_content(planned: PlannedStudy, records: Mapping[str, RunRecord]) -> dict[str, Any]:
     """Return the output of `bench status --json`."""
     counts = Counter(str(record.state) for record in records.values())
     facts = read_validity(planned.folder, records)
@@ -145,6 +171,7 @@ def _as_content(planned: PlannedStudy, records: Mapping[str, RunRecord]) -> dict
         "folder": str(planned.folder.path),
         "counts": {str(state): counts[str(state)] for state in RunState},
         "validity": None if facts is None else [fact.as_json() for fact in facts],
+        "damages": planned.ledger.damages(runs.keys()),
         "commands": [command.as_json() for command in labelled_commands(planned.cells.values())],
         "runs": [
             {
@@ -152,6 +179,7 @@ def _as_content(planned: PlannedStudy, records: Mapping[str, RunRecord]) -> dict
                 "cell_id": runs[record.run_id].cell_id,
                 "repeat": runs[record.run_id].repeat,
                 **{name: getattr(record, name) for name in names},
+                "damages": record.damages,
                 "log_line": _log_line(planned, record),
                 "will_not_start": bool(record.details.get("stuck")),
             }

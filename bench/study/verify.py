@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..errors import BenchError
-from .conditions import read_disturbances
+from .conditions import objects, read_disturbances
+from .consistency import Contradiction, metrics_contradictions, record_contradictions
 from .files import read_json, read_table
-from .layout import METRICS_COLUMNS, RunFolder
+from .layout import METRICS_COLUMNS, RANKS_COLUMNS, RunFolder
 from .ledger import RunRecord, RunState
+from .plan_json import check_cell
 from .processes import started_ranks
 from .run_json import REPEATED_MATCHES, VALUES_LEFT_OUT, read_run, read_warnings, recorded_class
 
@@ -93,8 +95,8 @@ def verify_run(path: Path, *, record: RunRecord | None = None) -> Verification:
     """
     folder = RunFolder(path)
     run, problem = read_run(path)
-    if run is None or not isinstance(run.get("cell"), dict):
-        problem = problem or "does not describe a cell"
+    problem = problem if run is None else _problem_of(run)
+    if run is None or problem:
         if record is not None:
             broken = Check("run.json", False, problem, "a description of the run")
             return Verification(
@@ -104,11 +106,16 @@ def verify_run(path: Path, *, record: RunRecord | None = None) -> Verification:
             f"{folder.run_json}: {problem}",
             remedy="specify the folder of a run: results/STUDY/runs/RUN/attempt-N",
         )
+    attempt = run.get("attempt")
+    known = record if record is not None and "recorded_at" in record.details else None
+    found = list(_contradictions(folder, run, known, attempt=attempt))
     run["failure_class"] = recorded_class(run)
     if record is not None:
         end = {"state": str(record.state), "reason": record.reason, "failure_class": record.failure_class}
         run |= end
     run_id, checks = str(run.get("run_id", path.name)), list(_checks(folder, run))
+    if found:
+        checks.append(Check("records", not found, "; ".join(map(str, found)), "files that agree"))
     disturbed = [f"disturbed: {one}" for one in read_disturbances(run) or ()]
     logged = [
         f"{one['cause']} ({one.get('path')}:{one.get('line')}): {one.get('remedy')}"
@@ -118,10 +125,51 @@ def verify_run(path: Path, *, record: RunRecord | None = None) -> Verification:
     return Verification(run_id, path, checks, warnings, str(run.get("state")), run["failure_class"])
 
 
+def _contradictions(
+    folder: RunFolder, run: dict[str, Any], record: RunRecord | None, *, attempt: Any
+) -> Iterator[Contradiction]:
+    cell = run["cell"]
+    yield from record_contradictions(run, read_json(folder.end) or {}, record, attempt=attempt, cell=cell)
+    if _source(cell) == "none":
+        return
+    tables = [
+        [{name: _number(row.get(name)) for name in columns} for row in read_table(path)[1]]
+        for path, columns in ((folder.metrics_csv, METRICS_COLUMNS), (folder.ranks_csv, RANKS_COLUMNS))
+    ]
+    yield from metrics_contradictions(tables[0], tables[1], epochs=None, global_batch=cell["global_batch"])
+
+
+def _number(text: str | None) -> float:
+    try:
+        return float(text or "nan")
+    except ValueError:
+        return math.nan
+
+
+def _problem_of(run: dict[str, Any]) -> str:
+    """Return why the content of run.json cannot be verified, or ``""``."""
+    if not isinstance(run.get("cell"), dict):
+        return "does not describe a cell"
+    try:
+        check_cell(run["cell"], "cell")
+        workload = run["cell"]["workload"]
+        if not workload.get("command"):
+            int(workload["epochs"]), int(workload["steps_per_epoch"])
+    except KeyError as error:
+        return f"does not describe a cell: {error.args[0]} is missing"
+    except (TypeError, ValueError) as error:
+        return f"does not describe a cell: {error}"
+    return ""
+
+
 def _env_warnings(env: Any) -> list[str]:
     """Return the warnings in env.json that have one of the codes :data:`WARNINGS`."""
     warnings = env.get("warnings") if isinstance(env, dict) else None
-    return [str(text) for text in warnings or () if str(text).partition(":")[0] in WARNINGS]
+    return [
+        str(text)
+        for text in (warnings if isinstance(warnings, list) else ())
+        if str(text).partition(":")[0] in WARNINGS
+    ]
 
 
 def _checks(folder: RunFolder, run: dict[str, Any]) -> Iterator[Check]:
@@ -169,7 +217,8 @@ def _files(cell: dict[str, Any]) -> tuple[str, ...]:
 def _environment_checks(env: Any, cell: dict[str, Any]) -> Iterator[Check]:
     env = env if isinstance(env, dict) else {}
     expected = cell["world_size"]
-    nodes = len(env["hosts"]) if env.get("hosts") else None
+    hosts_seen = objects(env.get("hosts"))
+    nodes = len(hosts_seen) or None
     if not env.get("backend") and _source(cell) in ("none", "readings"):
         # The command does not use the recorder, so bench knows its nodes, but not its ranks.
         yield Check("ranks joined", None, "", f"{expected} of {expected}")
@@ -178,8 +227,8 @@ def _environment_checks(env: Any, cell: dict[str, Any]) -> Iterator[Check]:
         yield _same("nodes", nodes, cell["nodes"]) if nodes else Check("nodes", None, "", str(cell["nodes"]))
         yield Check("global batch", None, "", str(cell["global_batch"]))
         return
-    joined = (env.get("joined") or {}).get("ranks")
-    hosts = ", ".join(str(host.get("host")) for host in env.get("hosts") or [])
+    joined = env["joined"].get("ranks") if isinstance(env.get("joined"), dict) else None
+    hosts = ", ".join(str(host.get("host")) for host in hosts_seen)
     found = f"{joined} of {expected}" if joined is not None else f"unknown of {expected}"
     yield Check(
         "ranks joined",
@@ -203,7 +252,9 @@ def _script_check(env: Any, command: Any) -> Iterator[Check]:
     submitted = command.get("script_sha256") if isinstance(command, dict) else None
     if submitted is None:
         return
-    expected = f"{command['script']} with SHA-256 {submitted[:12]}, as submitted"
+    submitted = str(submitted)
+    expected = f"{command.get('script')} with SHA-256 {submitted[:12]}, as submitted"
+    found = None if found is None else str(found)
     passed = None if found is None else found == submitted
     yield Check("script", passed, f"SHA-256 {found[:12]}" if found else "", expected)
 

@@ -239,7 +239,7 @@ def test_a_batch_that_differs_from_the_plan_is_called_that(tmp_path: Path) -> No
     path = studies.finished(tmp_path / "s", studies.strong(sizes=(1, 2)))
     for metrics in path.glob("runs/n2x1*/attempt-1/metrics.csv"):
         frame = pd.read_csv(metrics)
-        frame["samples"] *= 2
+        frame[["samples", "epoch_time_sec"]] *= 2
         frame.to_csv(metrics, index=False)
     found = findings(path)["other-batch"]
     assert found.message == (
@@ -257,7 +257,7 @@ def test_the_cell_with_another_batch_is_named_even_if_it_is_the_baseline(
     path = studies.finished(tmp_path / "s", studies.strong(sizes=(1, 2)))
     for metrics in [file for name in odd for file in path.glob(f"runs/{name}*/attempt-1/metrics.csv")]:
         frame = pd.read_csv(metrics)
-        frame["samples"] /= 2
+        frame[["samples", "epoch_time_sec"]] /= 2
         frame.to_csv(metrics, index=False)
     found = findings(path)["other-batch"]
     assert [cell.split("-")[0] for cell in found.cells] == list(odd)

@@ -1,0 +1,111 @@
+"""Find the runs whose metrics.csv contradicts itself, ranks.csv or the plan.
+
+All runs are compared at once; :mod:`bench.study.consistency` then describes the few that differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from analysis.data.csv_files import read_csvs
+from bench.study.consistency import (
+    MEAN_COLUMNS,
+    ROUNDING,
+    Contradiction,
+    metrics_contradictions,
+)
+from bench.study.layout import RANKS_COLUMNS, RunFolder
+
+#: Number of runs whose ranks.csv are in memory at once.
+_CHUNK = 500
+_RANKS_FILE = RunFolder(Path()).ranks_csv.name
+_MEANS = ("steps", *MEAN_COLUMNS)
+
+
+def find_contradictions(
+    epochs: pd.DataFrame, folders: Mapping[str, str], cells: Mapping[str, Mapping[str, Any]]
+) -> Iterator[tuple[str, list[Contradiction]]]:
+    """Yield the runs with contradictions.
+
+    Args:
+        epochs: the rows of metrics.csv of completed runs, with ``run_id``.
+        folders: the folder of each of these runs, by run_id.
+        cells: the planned cell of each of these runs, by run_id.
+    """
+    run_ids = list(folders)
+    for begin in range(0, len(run_ids), _CHUNK):
+        own = run_ids[begin : begin + _CHUNK]
+        paths = [f"{folders[run_id]}/{_RANKS_FILE}" for run_id in own]
+        ranks = read_csvs(paths, columns=RANKS_COLUMNS, text=("host", "device")).rows
+        ranks = ranks.rename(columns={"file": "run"})
+        codes = pd.Series(range(len(own)), index=own)
+        rows = epochs.assign(run=epochs["run_id"].astype(str).map(codes))
+        rows = rows[rows["run"].notna()].astype({"run": "int64"})
+        planned = np.array([_planned_epochs(cells[run_id]) or np.nan for run_id in own], dtype=float)
+        for code in _suspects(rows, ranks, planned):
+            cell = cells[own[code]]
+            found = metrics_contradictions(
+                _records(rows[rows["run"] == code]),
+                _records(ranks[ranks["run"] == code]),
+                epochs=_planned_epochs(cell),
+                global_batch=float(cell["global_batch"]),
+            )
+            if listed := list(found):
+                yield own[code], listed
+
+
+def _records(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    return [{str(name): value for name, value in row.items()} for row in frame.to_dict("records")]
+
+
+def _planned_epochs(cell: Mapping[str, Any]) -> int | None:
+    """Return the planned number of epochs; None if the command determines it or the plan does not say it."""
+    workload = cell["workload"]
+    epochs = workload.get("epochs")
+    return epochs if isinstance(epochs, int) and not workload.get("command") else None
+
+
+def _suspects(rows: pd.DataFrame, ranks: pd.DataFrame, planned: npt.NDArray[np.float64]) -> Sequence[int]:
+    """Return the runs (numbers in the column ``run``) that may contain a contradiction."""
+    counts = rows["run"].value_counts().reindex(range(len(planned)), fill_value=0).to_numpy()
+    found = set(np.flatnonzero(np.isfinite(planned) & (counts != planned) & (counts > 0)).tolist())
+    rate, seconds = rows["throughput_samples_per_sec"], rows["epoch_time_sec"]
+    with np.errstate(all="ignore"):
+        product = (rate * seconds).mask(rate.isna() & seconds.notna(), 0.0)
+        bad = _apart(product, rows["samples"]) | (rate <= 1e-12) | (rate >= 1e18)
+    jumps = rows.groupby("run")["epoch"].diff()
+    bad |= jumps.notna() & (jumps != 1)
+    for name, other in (("steps", "samples"), ("samples", "throughput_samples_per_sec")):
+        bad |= rows[name].isna() & rows[other].notna()
+    found |= set(rows.loc[bad, "run"].tolist())
+    if len(ranks):
+        groups = ranks.groupby(["run", "epoch"])
+        of_ranks = groups[list(_MEANS)].mean().where(groups[list(_MEANS)].count().eq(groups.size(), axis=0))
+        of_ranks["samples"] = groups["samples"].sum(min_count=1)
+        of_ranks["epoch_time_sec"] = groups["window_time_sec"].max()
+        both = rows.merge(
+            of_ranks.reset_index(), on=["run", "epoch"], how="outer", suffixes=("", "_ranks"), indicator=True
+        )
+        with_ranks = both["run"].isin(ranks["run"].unique())
+        bad = (both["_merge"] != "both") & with_ranks & both["run"].isin(rows["run"].unique())
+        for name in (*_MEANS, "samples", "epoch_time_sec"):
+            bad |= _apart(both[name], both[f"{name}_ranks"])
+            bad |= both[name].isna() & both[f"{name}_ranks"].notna()
+            bad |= both[name].notna() & both[f"{name}_ranks"].isna() & with_ranks
+        found |= set(both.loc[bad, "run"].tolist())
+    return sorted(found)
+
+
+def _apart(a: pd.Series, b: pd.Series) -> pd.Series:
+    """Return a mask of the values that differ by more than rounding; unknown values never differ."""
+    with np.errstate(all="ignore"):
+        infinite = (np.isinf(a) | np.isinf(b)) & (a != b)
+        differ = infinite | ~((a - b).abs() <= ROUNDING * np.maximum(a.abs(), b.abs()) + 1e-11)
+    mask: pd.Series = differ & a.notna() & b.notna()
+    return mask
