@@ -225,8 +225,9 @@ def _read_runs(
         found = _attempts(f"{folder.runs}/{run_id}") if run_id in present else []
         number, path = found[-1] if found else (None, None)
         now = known.get(run_id)
+        same = now if now and now.attempt <= (number or 0) else None
         record, contradicted = _record(
-            run_id, path, tried=run_id in present, cell=cells[cell_id], known=now, number=number
+            run_id, path, tried=run_id in present, cell=cells[cell_id], known=same, number=number
         )
         if contradicted:
             contradictions[clean(run_id)] = contradicted

@@ -16,7 +16,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
+
 from bench.matrix.cell import Cell, Membership
+from bench.study.consistency import MEAN_COLUMNS
 from bench.study.layout import METRICS_COLUMNS, RANKS_COLUMNS, STEPS_COLUMNS, StudyFolder
 
 MATRIX = """\
@@ -349,3 +353,33 @@ def over_two_axes(
 def finished(path: Path, cells: Sequence[Cell] | None = None, **options: Any) -> Path:
     """Write a study in which everything completed (unless ``options`` say otherwise)."""
     return StudyBuilder(path, cells if cells is not None else strong(), **options).write()
+
+
+def scale_rate(metrics: Path, factor: float | Sequence[float]) -> None:
+    """Multiply the throughput in a run's metrics.csv; its times, and those of ranks.csv, agree with it."""
+    frame = pd.read_csv(metrics)
+    frame["throughput_samples_per_sec"] *= factor
+    frame["epoch_time_sec"] /= factor
+    frame.to_csv(metrics, index=False)
+    ranks = metrics.with_name("ranks.csv")
+    if ranks.is_file() and "window_time_sec" in (rows := pd.read_csv(ranks)):
+        by_epoch = dict(zip(frame["epoch"], np.broadcast_to(factor, len(frame)), strict=True))
+        rows["window_time_sec"] /= rows["epoch"].map(by_epoch)
+        rows.to_csv(ranks, index=False)
+
+
+def agree_with_ranks(attempt: Path) -> None:
+    """Write the means and sums of a run's ranks.csv into its metrics.csv."""
+    frame = pd.read_csv(attempt / "metrics.csv").set_index("epoch")
+    groups = pd.read_csv(attempt / "ranks.csv").groupby("epoch")
+    for name in MEAN_COLUMNS:
+        frame[name] = groups[name].mean()
+    for name, values in (
+        ("samples", groups["samples"].sum(min_count=1)),
+        ("epoch_time_sec", groups["window_time_sec"].max()),
+    ):
+        frame[name] = values.fillna(frame[name])
+    frame["throughput_samples_per_sec"] = frame["samples"] / frame["epoch_time_sec"]
+    frame.reset_index()[pd.read_csv(attempt / "metrics.csv").columns].to_csv(
+        attempt / "metrics.csv", index=False
+    )

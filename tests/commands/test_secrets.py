@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,10 @@ sys.exit("RuntimeError: no access to https://user:qzv-9@host/x with Pwd=qzv-8, a
 """
 
 
+#: Jobs find the interpreter of the tests.
+PATH = {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+
+
 def leaks(folder: Path) -> list[str]:
     """Return the files below ``folder`` that contain a secret, without scripts and the output of jobs."""
     paths = [path for path in folder.rglob("*") if path.is_file() and path.parent.name != "scripts"]
@@ -53,7 +58,7 @@ def failed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("secrets")
     (folder / "m.yaml").write_text(MATRIX, encoding="utf-8")
     (folder / "train.py").write_text(TRAIN, encoding="utf-8")
-    ended = bench("run", "m.yaml", cwd=folder)
+    ended = bench("run", "m.yaml", cwd=folder, **PATH)
     assert ended.returncode == 1
     assert HIDDEN not in ended.stdout + ended.stderr
     return folder
@@ -179,7 +184,7 @@ def test_the_built_in_training_gets_the_secrets_of_its_script(tmp_path: Path) ->
         encoding="utf-8",
     )
     assert bench("plan", "m.yaml", cwd=tmp_path).returncode == 0
-    ended = bench("submit", "m", cwd=tmp_path)
+    ended = bench("submit", "m", cwd=tmp_path, **PATH)
     assert ended.returncode == 0, ended.stderr
     lines = set(seen.read_text(encoding="utf-8").splitlines())
     assert lines == {"qzv-1 qzv-2 qzv-5", "qzv-1 qzv-2 qzv-6"}

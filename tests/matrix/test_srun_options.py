@@ -150,7 +150,7 @@ def test_other_words_are_accepted(tmp_path):
 def test_a_word_that_srun_refuses_is_an_error_of_the_plan(tmp_path):
     with pytest.raises(BenchError) as caught:
         list(scripts(plan_of(tmp_path, {"srun_options": ["--me=local"]})))
-    assert "error: srun refuses `--me`, because it is ambiguous: --mem, --mem-bind" in str(caught.value)
+    assert "error: srun refuses `--me=local`: it is ambiguous (--mem, --mem-bind" in str(caught.value)
     assert str(caught.value).endswith("correct the cluster section of the matrix")
 
 

@@ -217,10 +217,21 @@ def test_the_users_settings_of_nccls_log_stay(tmp_path):
     assert NcclLogFile.arrange(own, RunFolder(tmp_path), rank=1).path == tmp_path / name
 
 
+CELL = {
+    "cell_id": "c",
+    "launcher": "srun",
+    "tasks_per_node": 1,
+    "per_gpu_batch": 4,
+    "swept": {},
+    "env": {},
+    "series": [],
+}
+
+
 @pytest.mark.parametrize("fallback", [None, "sockets beside InfiniBand"])
 def test_verify_does_not_pass_a_fallback(tmp_path, fallback):
     workload = {"epochs": 1, "steps_per_epoch": 1}
-    cell = {
+    cell = CELL | {
         "world_size": 2,
         "backend": "nccl",
         "nodes": 2,
@@ -240,7 +251,13 @@ def test_verify_does_not_pass_a_fallback(tmp_path, fallback):
 
 def test_verify_does_not_pass_an_unknown_transport(tmp_path):
     workload = {"epochs": 1, "steps_per_epoch": 1}
-    cell = {"world_size": 1, "backend": "gloo", "nodes": 1, "global_batch": 8, "workload": workload}
+    cell = CELL | {
+        "world_size": 1,
+        "backend": "gloo",
+        "nodes": 1,
+        "global_batch": 8,
+        "workload": workload,
+    }
     write_json(tmp_path / "run.json", {"run_id": "r1", "state": "completed", "cell": cell})
     write_json(tmp_path / "env.json", {"transport": {"backend": "gloo", "interface": None}})
     (check,) = [check for check in verify_run(tmp_path).checks if check.name == "transport"]

@@ -24,7 +24,7 @@ from analysis.report.write import write_report
 from analysis.stats import measured
 from analysis.stats.measured import measure
 from bench.study.layout import RANKS_COLUMNS
-from tests.analysis.studies import finished, make_cell
+from tests.analysis.studies import agree_with_ranks, finished, make_cell
 from tests.workload.conftest import run_ranks, server
 
 __all__ = ["run_ranks", "server"]
@@ -266,8 +266,9 @@ def test_the_table_of_nodes_compares_nodes_of_the_same_run_only(tmp_path: Path) 
 def test_if_no_rank_is_late_none_is_marked(tmp_path: Path) -> None:
     study = load_study(finished(tmp_path / "study", [make_cell(4, batch=64, per_node=2)]))
     for attempt in study.attempts:
-        rows = ranks_frame({}).reindex(columns=list(RANKS_COLUMNS))
+        rows = ranks_frame({}).assign(epoch=lambda one: one["epoch"] - 1).reindex(columns=list(RANKS_COLUMNS))
         rows.to_csv(Path(attempt, "ranks.csv"), index=False)
+        agree_with_ranks(Path(attempt))
     study = load_study(study.folder.path)
     means = rank_means(study, ["n2x2-gloo-srun-b16"], measure(study).runs)
     assert means is not None
@@ -280,8 +281,10 @@ def test_the_page_names_stragglers_on_top(tmp_path):
     folder = finished(tmp_path / "study", [make_cell(1, batch=64), make_cell(4, batch=64, per_node=2)])
     study = load_study(folder)
     for cell_id, attempt in zip(study.runs["cell_id"], study.attempts, strict=True):
-        rows = ranks_frame({3: 0.04} if "n2" in cell_id else {}).reindex(columns=list(RANKS_COLUMNS))
+        rows = ranks_frame({3: 0.04} if "n2" in cell_id else {})
+        rows = rows.assign(epoch=rows["epoch"] - 1).reindex(columns=list(RANKS_COLUMNS))
         rows.to_csv(Path(attempt, "ranks.csv"), index=False)
+        agree_with_ranks(Path(attempt))
     page = write_report(folder).page.read_text(encoding="utf-8")
     assert "<strong>Warning: Late ranks.</strong> Rank 3 on n2 takes 40.0 ms per step longer" in page
     assert "The others wait for these ranks; such waiting is not slow communication." in page

@@ -20,7 +20,7 @@ from analysis.stats.measured import measure
 from bench.errors import BenchError
 from bench.matrix.cell import Cell
 from tests.analysis.causes.planted import plant
-from tests.analysis.studies import Timing, environment, finished, make_cell, strong, weak
+from tests.analysis.studies import Timing, environment, finished, make_cell, scale_rate, strong, weak
 
 
 def study(path: Path, cells: list[Cell] | None = None, *, slower: float = 1.0, **options: Any) -> Study:
@@ -96,14 +96,16 @@ def test_unmatched_cells_are_listed(tmp_path):
 
 
 def test_a_setting_that_differs_in_all_cells_is_listed_as_a_difference(tmp_path):
-    a = study(tmp_path / "a", with_settings(strong(), precision="fp32", epochs=3))
-    b = study(tmp_path / "b", with_settings(strong(backend="nccl"), precision="bf16", epochs=5, probes=True))
+    a = study(tmp_path / "a", with_settings(strong(), precision="fp32", num_workers=1))
+    b = study(
+        tmp_path / "b", with_settings(strong(backend="nccl"), precision="bf16", num_workers=2, probes=True)
+    )
     found = compare_studies(a, b)
     assert len(found.cells) == 4
     assert {(one.what, one.a, one.b) for one in found.settings} == {
         ("backend", "gloo", "nccl"),
         ("precision", "fp32", "bf16"),
-        ("epochs", "3", "5"),
+        ("num_workers", "1", "2"),
         ("probes", "not set", "true"),
     }
 
@@ -252,11 +254,7 @@ def paired_study(path: Path, *, packed: bool, drift: float = 0.3) -> Study:
     for file in sorted(path.glob("runs/*/attempt-1/metrics.csv")):
         record = json.loads((file.parent / "run.json").read_text())
         factor = math.exp(hours[record["repeat"]]) * (1.03 if record["cell"]["backend"] == "nccl" else 1.0)
-        lines = [line.split(",") for line in file.read_text().splitlines()]
-        place = lines[0].index("throughput_samples_per_sec")
-        for line in lines[1:]:
-            line[place] = str(float(line[place]) * factor)
-        file.write_text("\n".join(",".join(line) for line in lines) + "\n")
+        scale_rate(file, factor)
     if packed:
         rewrite(path, lambda run: {**run, "job_id": "77", "allocation": {"kind": "pack", "pack": 1}})
     return load_study(path)

@@ -158,9 +158,7 @@ def test_the_ideal_line_goes_through_the_measured_base_point(demo: dict[str, Dra
 def test_a_run_above_every_mean_is_drawn_inside_the_panel(tmp_path: Path, svg_only: None) -> None:
     path = studies.finished(tmp_path / "s", studies.weak(sizes=(1, 2)), timing=studies.Timing(comm_s=0))
     metrics = path / "runs" / "n2x1-gloo-srun-b16-r1" / "attempt-1" / "metrics.csv"
-    frame = pd.read_csv(metrics)
-    frame["throughput_samples_per_sec"] *= 1.5
-    frame.to_csv(metrics, index=False)
+    studies.scale_rate(metrics, 1.5)
     inside = [mark for mark, _ in marks(figure(path, "efficiency-weak"))]
     assert len(inside) == 2 + 6
     assert min(float(u.get("y", 0)) for u in inside) >= 7.2  # the panel's upper edge, in points
@@ -170,9 +168,7 @@ def test_an_interval_beyond_the_bound_ends_in_an_arrow_with_its_value(tmp_path: 
     path = studies.finished(tmp_path / "s", studies.strong(sizes=(1, 2, 4)))
     for repeat, factor in enumerate((0.5, 1, 2.2), 1):
         metrics = path / f"runs/n2x1-gloo-srun-b32-r{repeat}/attempt-1/metrics.csv"
-        frame = pd.read_csv(metrics)
-        frame["throughput_samples_per_sec"] *= factor
-        frame.to_csv(metrics, index=False)
+        studies.scale_rate(metrics, factor)
     table = scaling_table(load_study(path)).set_index("gpus")
     found = figure(path, "efficiency-strong")
     assert table.loc[2, "efficiency_high"] > 4

@@ -390,9 +390,7 @@ def test_failed_runs_are_listed_with_reason_and_an_outlier_is_flagged(tmp_path: 
 
     path = studies.finished(tmp_path / "s", repeats=6, state=state)
     metrics = StudyFolder(path).attempt("n1x1-gloo-srun-b64-r1", 1).metrics_csv
-    frame = pd.read_csv(metrics)
-    frame["throughput_samples_per_sec"] /= 3
-    frame.to_csv(metrics, index=False)
+    studies.scale_rate(metrics, 1 / 3)
     page = report(path)
     assert "1 of 24 runs do not count: 1 failed (time-limit)." in page.text
     assert "n8x1-gloo-srun-b8-r2 1 failed time-limit no 0.267 ran out of its 20m" in page.text
