@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -17,7 +18,7 @@ from ..study.layout import RunFolder, StudyFolder
 from ..study.ledger import RunRecord, RunState
 from ..study.plan_json import open_study
 from ..study.run_json import find_reason, read_run, recorded_class
-from ..terminal import read_stdin
+from ..terminal import one_line, read_stdin
 from .console import print_json, say, show
 from .options import (
     JsonOption,
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 
 #: Maximum number of failed runs of a study whose logs are read.
 MAX_FAILED = 20
+#: State of a study of which some runs completed and none failed.
+INCOMPLETE = "incomplete"
 _ATTEMPT = re.compile(r"attempt-(\d{1,9})", re.ASCII).fullmatch
 
 
@@ -42,19 +45,30 @@ class End:
     """How a run, or the runs of a study, ended; None if that is unknown.
 
     ``runs`` are the failed runs of a study: ``run_id, attempt, state, failure_class`` and ``cause``, the
-    first cause in the logs of the run.
+    first cause in the logs of the run. ``counts`` are the runs of a study by their states. A study is
+    "completed" if all planned runs completed.
     """
 
     state: str | None = None
     failure_class: str | None = None
     runs: tuple[dict[str, Any], ...] | None = None
+    counts: Mapping[str, int] | None = None
+
+    @property
+    def completed(self) -> bool:
+        """True if the run, or runs of the study, completed and none failed."""
+        return self.state in (RunState.COMPLETED, INCOMPLETE)
 
     def as_json(self) -> dict[str, Any]:
         """Return the keys of the JSON output that say how the runs ended."""
-        runs = {} if self.runs is None else {"runs": list(self.runs)}
+        runs = {} if self.runs is None else {"runs": list(self.runs), "counts": dict(self.counts or {})}
         return {"state": self.state, "failure_class": self.failure_class, **runs}
 
     def __str__(self) -> str:
+        if self.counts and self.state != RunState.COMPLETED:
+            others = [f"{n} {'not run' if name == 'planned' else name}" for name, n in self.counts.items()]
+            completed = f"{self.counts.get('completed', 0)} of {sum(self.counts.values())} runs completed"
+            return ", ".join([completed, *(one for one in others if not one.endswith(" completed"))])
         name = f" ({self.failure_class})" if self.failure_class else ""
         return f"{self.state or ''}{name}"
 
@@ -114,11 +128,11 @@ def doctor_command(
     found = [_target(target, results_folder(results)) for target in targets]
     runs = {(target.study, target.run_id, target.attempt) for target in found if target.study}
     if len(found) > 1 and len(runs) > 1:
-        raise BenchError(
+        raise _error(
             "several runs, whose failures have their own causes", remedy="give one run, or the study"
         )
     if len(found) > 1 and any(not target.logs for target in found):
-        raise BenchError(
+        raise _error(
             "several targets, of which one is a study", remedy="give one study, or only logs and runs"
         )
     if len(found) == 1 and found[0].study is not None:
@@ -162,7 +176,7 @@ def _of_folder(path: Path) -> Target:
     logs = _logs(RunFolder(folder))
     if not logs:
         what = f"{folder}: contains no job.out and no job.err"
-        raise BenchError(what, remedy="give a run's attempt-N folder")
+        raise _error(what, remedy="give a run's attempt-N folder")
     return Target(logs)
 
 
@@ -175,14 +189,14 @@ def _of_name(name: str, root: Path) -> Target:
         begun.sort(key=lambda one: records[one[0]].state is not RunState.FAILED)
         found += [Target(study=planned.folder, run_id=run_id, attempt=number) for run_id, number in begun[:1]]
     if not found and study:
-        raise BenchError(f"{name} has not been started", remedy=f"start it: bench submit {study}")
+        raise _error(f"{name} has not been started", remedy=f"start it: bench submit {study}")
     if not found:
         remedy = "give a log file, a study, a run's name or folder, or the id of a job of a study"
-        raise BenchError(f"{name} is not a known log, study, run or job", remedy=remedy)
+        raise _error(f"{name} is not a known log, study, run or job", remedy=remedy)
     if len(found) > 1:
         places = [str(target.folder.path) for target in found if target.folder]
         what = f"{name} is in {len(found)} studies: {', '.join(places)}"
-        raise BenchError(what, remedy="give one of these folders")
+        raise _error(what, remedy="give one of these folders")
     return found[0]
 
 
@@ -194,7 +208,7 @@ def _with_logs(target: Target) -> Target:
     logs, state = _logs(target.folder), target.state
     if not logs and state not in (RunState.COMPLETED, RunState.FAILED):
         what = f"{target.folder.path}: the run is {state or RunState.UNKNOWN} and has no job.out or job.err"
-        raise BenchError(what, remedy=f"`bench status {target.study.name}` shows its state")
+        raise _error(what, remedy=f"`bench status {target.study.name}` shows its state")
     return replace(target, logs=logs)
 
 
@@ -219,7 +233,7 @@ def run_doctor(targets: Sequence[Path | Literal["-"]], *, json: bool) -> int:
         1 if a cause of a failure is known, otherwise 3.
     """
     if not targets:
-        raise BenchError("no log to read", remedy="give the job's logs, or - for standard input")
+        raise _error("no log to read", remedy="give the job's logs, or - for standard input")
     return _print(_diagnose(targets), json=json)
 
 
@@ -229,7 +243,7 @@ def _diagnose(targets: Sequence[Path | Literal["-"]]) -> Diagnosis:
     try:
         return diagnose(dict(_open_log(target) for target in targets))
     except OSError as error:
-        raise BenchError(f"cannot read {error.filename or 'the log'}: {error.strerror}") from error
+        raise _error(f"cannot read {error.filename or 'the log'}: {error.strerror}") from error
 
 
 def _of_target(target: Target) -> tuple[Diagnosis, End]:
@@ -250,7 +264,7 @@ def _of_target(target: Target) -> tuple[Diagnosis, End]:
 def _of_study(target: Target) -> tuple[Diagnosis, End]:
     """Return the first cause of each failed run, each cause once, and the causes of slow steps.
 
-    The state is that of a run that has ended, or None.
+    The state is "failed", "completed", "incomplete", or None if no run has completed or failed.
     """
     from ..doctor import Diagnosis
 
@@ -270,9 +284,14 @@ def _of_study(target: Target) -> tuple[Diagnosis, End]:
         slow = []
     else:
         slow = _slow(target, [])
-    completed = any(record.state is RunState.COMPLETED for record in records.values())
-    state = RunState.FAILED if failures else RunState.COMPLETED if completed else None
-    return Diagnosis([*causes.values(), *slow], lines[:5]), End(state, runs=runs)
+    counted = Counter(str(record.state) for record in records.values())
+    state = None
+    if counted["failed"]:
+        state = "failed"
+    elif counted["completed"]:
+        state = "completed" if counted["completed"] == len(records) else INCOMPLETE
+    counts = {str(name): counted[name] for name in RunState if counted[name]}
+    return Diagnosis([*causes.values(), *slow], lines[:5]), End(state, runs=runs, counts=counts)
 
 
 def _failed_run(record: RunRecord, cause: Cause | None) -> dict[str, Any]:
@@ -338,7 +357,7 @@ def _print(diagnosis: Diagnosis, *, json: bool, target: Target | None = None, en
         print_json(diagnosis.as_json() | (target.as_json() | end.as_json() if target and end else {}))
     else:
         if target:
-            show(": ".join(filter(None, (str(target), str(end or "")))) + "\n")
+            show(one_line(": ".join(filter(None, (str(target), str(end or ""))))) + "\n")
         show(_text_of(diagnosis, target, end or End()).removesuffix("\n"))
     state = end.state if end else None
     if diagnosis.first_failure is not None or state == RunState.FAILED:
@@ -356,12 +375,18 @@ def _text_of(diagnosis: Diagnosis, target: Target | None, end: End) -> str:
         assert runs is not None
         name = f"{run['run_id']} ({run['failure_class']})" if run["failure_class"] else run["run_id"]
         runs.setdefault(run["cause"], []).append(name)
-    return as_text(diagnosis, completed=end.state == RunState.COMPLETED, runs=runs)
+    return as_text(diagnosis, completed=end.completed, runs=runs)
+
+
+def _error(message: str, *, remedy: str = "") -> BenchError:
+    """Return an error on one line, even if the name of a file or folder in it contains a line break."""
+    return BenchError(one_line(message), remedy=one_line(remedy))
 
 
 def _open_log(target: Path | Literal["-"]) -> tuple[str, Source]:
     if not isinstance(target, Path):
         return "-", read_stdin()
     if not target.exists() or target.is_dir():
-        raise missing_file(target, what="log", remedy="give a log file, such as slurm-<job>.out")
+        error = missing_file(target, what="log", remedy="give a log file, such as slurm-<job>.out")
+        raise _error(error.message, remedy=error.remedy)
     return str(target), target

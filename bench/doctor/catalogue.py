@@ -33,6 +33,33 @@ FAILURE, SLOW = "failure", "slow"
 HINT, PEER, ENDED = "hint", "peer", "ended"
 KINDS = ("origin", "error", HINT, PEER, ENDED, "script")
 
+#: Parts that many patterns share, by name; a pattern contains them as ``(?&name)``. ``start`` is the start
+#: of a line and what precedes a message: time, rank, node, level and names, each followed by a colon or
+#: bracket. ``program`` requires at least one of these, ``error`` the name of an exception,
+#: which ``modules`` may precede. ``slurm``
+#: and ``cuda`` are what Slurm and CUDA print before an error. ``end`` is the end of a message of the system
+#: (strerror), ``stop`` its end within a longer message.
+FORMS = {
+    "start": (
+        r"^(?P<prefix>[^\w\[(]{0,24}(?:"
+        r"(?:\[[^\]]{0,160}\][:>|]?|\([\w./=, ]{1,80}\)|\d[\d.,:TZ+/-]{0,40}(?=[ \t])|[IWEF]\d{3,4}(?= \d)"
+        r"|(?:ERROR|WARN|WARNING|INFO|FATAL|CRITICAL|NCCL|E)(?=[ \t])|line \d{1,6}:"
+        r"|[\w./-]{1,160}\.\w{1,4}:\d{1,6}\]"
+        r"|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \S{1,64}(?= )"
+        r"|[^\[ \t:>|\d][^ \t:>|]{0,120}[:>|]{1,2})[^\w\[(]{0,24}){0,12})"
+    ),
+    "program": r"(?<=: )",
+    "modules": r"(?:\w{1,60}\.){0,8}",
+    "error": r"(?:\w{1,60}\.){0,8}\w{0,60}(?:Error|Exception): ",
+    "slurm": r"(?:^|[: ])(?:error|fatal): (?:[\w ,/=.-]{1,100}: ){0,3}",
+    "cuda": (
+        r"(?:(?:CUDA|HIP)(?: driver| runtime)? (?:error|failure)|error=\d+)"
+        r"(?: \(?\d+\)?| \S{1,40}:\d+)? ?:? ?'?"
+    ),
+    "stop": r"(?=$|[.,:;)'\"]| \(| at /)",
+    "end": r"(?: \(\d+\)|: ?'[^']{1,300}')?\.?$",
+}
+_FORM = re.compile(r"\(\?&(\w+)\)")
 _COMPARISON = re.compile(r"(\w+) ([<>]) (\w+)")
 
 
@@ -124,8 +151,12 @@ class Catalogue:
 
     def candidates(self, words: frozenset[bytes]) -> tuple[Signature, ...]:
         """Return the signatures of which at least one set of required words is contained in ``words``."""
-        entries = (entry for word in words & self.index.keys() for entry in self.index[word])
-        return tuple(dict.fromkeys(signature for required, signature in entries if required <= words))
+        found: dict[Signature, None] = {}
+        for word in words:
+            for required, signature in self.index.get(word, ()):
+                if required <= words:
+                    found[signature] = None
+        return tuple(found)
 
 
 @cache
@@ -173,7 +204,7 @@ def _signature(name: str, body: dict[str, Any], *, severity: str | None) -> Sign
     """Return the signature of an entry; an unknown key raises TypeError."""
     for key in ("pattern", "near"):
         if key in body:
-            body[key] = Expression(body[key])
+            body[key] = Expression(_FORM.sub(lambda form: FORMS[form[1]], body[key]))
     for key in ("explanation", "remedy"):
         body[key] = _unwrapped(body.get(key, ""))
     if "where" in body:

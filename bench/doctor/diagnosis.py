@@ -12,10 +12,11 @@ Every known message has a kind, which says what its author can know about the ca
 6. ``script``: a command of the batch script failed, and the script went on.
 
 The first cause is the earliest message of the first of these kinds that the logs contain. If there are
-several logs and all messages of the kind have a time, "earliest" refers to these times. Otherwise, it
-refers to the order of the logs and their lines. A cause is left out if a less general one explains the same
-line. For example, ``program-error`` is any exception. Of two causes with the same line, the one whose
-message is longer comes first. Causes of severity ``slow`` come after all others.
+several logs and all messages of the kind have a time, "earliest" refers to these times (without the year
+if one of them has none). Otherwise, it refers to the order of the logs and their lines. A cause is left
+out if a less general one explains the same line. For example, ``program-error`` is any exception. Of two
+causes with the same line, the one whose message is longer comes first. Causes of severity ``slow`` come
+after all others.
 """
 
 from __future__ import annotations
@@ -170,14 +171,16 @@ def _variant_key(hit: Hit) -> object:
 
 def _ranked(hits: Sequence[Hit], paths: list[str]) -> list[Hit]:
     """Return one hit per cause, the first cause first; the module's docstring gives the rule."""
-    untimed = {hit.signature.kind for hit in hits if hit.clock_s is None or len(paths) == 1}
+    untimed = {hit.signature.kind for hit in hits if hit.clock is None or len(paths) == 1}
+    without_year = {hit.signature.kind for hit in hits if hit.clock and not hit.clock[0]}
 
-    def rank(hit: Hit) -> tuple[bool, int, bool, float, int, int, int]:
+    def rank(hit: Hit) -> tuple[bool, int, bool, int, float, int, int, int]:
         kind = hit.signature.kind
         source = bool(_SOURCE_LINE.match(hit.evidence))
-        time = 0.0 if kind in untimed or hit.clock_s is None else hit.clock_s
+        year, time_s = (0, 0.0) if kind in untimed or hit.clock is None else hit.clock
+        year = 0 if kind in without_year else year
         place = paths.index(hit.path), hit.line, -hit.length
-        return (hit.signature.severity == SLOW, KINDS.index(kind), source, time, *place)
+        return (hit.signature.severity == SLOW, KINDS.index(kind), source, year, time_s, *place)
 
     best: dict[str, Hit] = {}
     for hit in sorted(hits, key=rank):

@@ -10,6 +10,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from ..terminal import one_line
 from .catalogue import FAILURE, SLOW, CauseInfo, causes
 from .diagnosis import Cause, Diagnosis
 
@@ -41,9 +42,9 @@ def as_text(
         blocks.append(
             _UNKNOWN + (" The last lines, errors if there are any:" if diagnosis.last_lines else "")
         )
-        blocks += [f"  {at.path}:{at.line}\n{_evidence(at.text)}" for at in diagnosis.last_lines]
+        blocks += [f"  {one_line(at.path)}:{at.line}\n{_evidence(at.text)}" for at in diagnosis.last_lines]
     if slow:
-        blocks += ["Slow, but not a failure:", *map(_cause, slow)]
+        blocks += ["Makes the job slow, but does not end it:", *map(_cause, slow)]
     if completed and not slow:
         blocks.append("No cause of slow steps is known.")
     return "\n\n".join(blocks) + "\n"
@@ -62,7 +63,8 @@ def _with_runs(cause: Cause, runs: Mapping[str | None, Sequence[str]]) -> str:
 
 def _cause(cause: Cause) -> str:
     share = f"{cause.share:.0%} of the step  " if cause.share is not None else ""
-    place = cause.path if cause.line is None else f"{cause.path}:{cause.line}"
+    path = one_line(cause.path)
+    place = path if cause.line is None else f"{path}:{cause.line}"
     heading = f"{cause.cause}  {share}{place}\n{_evidence(cause.evidence)}"
     why, remedy = _wrapped(f"Why: {cause.explanation}", "  "), _wrapped(f"Do:  {cause.remedy}", "  ")
     return f"{heading}\n{why}\n{remedy}"

@@ -41,13 +41,16 @@ EVIDENCE_CHARACTERS = 2000
 #: Numbers of last lines reported for a log without a known cause: those that look like errors, or any lines.
 ERROR_LINES, LAST_LINES = 5, 3
 
+#: A time: the year (0 if the line contains none, as with glog), and a number that orders the times of a year.
+Clock = tuple[int, float]
+
 _LETTERS = string.ascii_letters.encode()
 _SHAPE = bytes(ord(chr(code).lower()) if code in _LETTERS or code == 0x0A else 0x20 for code in range(256))
 _DROPPED = string.digits.encode() + b"\0"
 #: A line with one of these syllables looks like an error. Nothing is concluded from it.
 _ERROR = re.compile(rb"error|exception|fail|fatal|abort|kill")
-_DATE = re.compile(r"\b\d{4}-(\d\d)-(\d\d)[T _](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?")
-_GLOG = re.compile(r"\[?\b[IWEF](\d?\d)(\d\d) (\d\d):(\d\d):(\d\d)(?:\.(\d{1,9}))?")
+_DATE = re.compile(r"\b(\d{4})[-/](\d\d)[-/](\d\d)[T _](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?")
+_GLOG = re.compile(r"\[?\b[IWEF]()(\d?\d)(\d\d) (\d\d):(\d\d):(\d\d)(?:\.(\d{1,9}))?")
 _TRACEBACK = "Traceback (most recent call last)"
 _IN_TRACEBACK = re.compile(r"Traceback \(most recent call last\)|^(?:\[?\w+\]?:)?\s{2,}")
 #: The line above a traceback of an exception that Python ignores (in Python 3.14: "ignored while ...").
@@ -74,14 +77,15 @@ class Passage:
         """Return a line and the following lines, for messages that are wrapped."""
         return f"{self.text(index)}\n{self.around(index + 1, above=0, below=FOLLOWING_LINES - 1)}"
 
-    def clock_s(self, index: int) -> float | None:
-        """Return the time of a line in seconds since the start of the year, read from it or a line above."""
+    def clock(self, index: int) -> Clock | None:
+        """Return the time of a line, read from it or from a line above."""
         for above in range(index, max(-1, index - NEAR_ABOVE), -1):
             text = self.text(above)[:300]
             if match := _DATE.search(text) or _GLOG.search(text):
-                month, day, hour, minute, second = (int(part) for part in match.groups()[:5])
-                fraction = float(f"0.{match.group(6)}") if match.group(6) else 0.0
-                return ((month * 31 + day) * 24 + hour) * 3600 + minute * 60 + second + fraction
+                year, month, day, hour, minute, second = (int(part or 0) for part in match.groups()[:6])
+                fraction = float(f"0.{match.group(7)}") if match.group(7) else 0.0
+                time_s = ((month * 31 + day) * 24 + hour) * 3600 + minute * 60 + second + fraction
+                return year, time_s
         return None
 
     def raised(self, index: int) -> int | None:
@@ -174,9 +178,8 @@ def _append(passage: Passage, lines: list[bytes], number: int) -> None:
 class Hit:
     """A line that a signature matched.
 
-    ``line`` counts from 1. ``length`` is the number of characters that the pattern matched. ``clock_s``
-    orders lines of different logs. It is the line's time in seconds since the start of the year, or None if
-    neither the line nor one above it contains a time.
+    ``line`` counts from 1. ``length`` is the number of characters of the message that the pattern matched.
+    ``clock`` orders lines of different logs. It is None if neither the line nor one above it contains a time.
     """
 
     signature: Signature
@@ -185,14 +188,15 @@ class Hit:
     evidence: str
     groups: dict[str, str]
     length: int
-    clock_s: float | None
+    clock: Clock | None
 
 
 @dataclass(slots=True)
 class _Shape:
-    """The words of the catalogue in the lines of one shape, and whether these lines look like errors."""
+    """The catalogue's words in lines of one shape, signatures to try, and whether they look like errors."""
 
     words: frozenset[bytes]
+    candidates: tuple[Signature, ...]
     is_error: bool
 
 
@@ -233,8 +237,8 @@ class Scan:
                     continue
                 if shape.is_error and not self._has_ended:
                     self._keep_error(line, passage, index)
-                if shape.words:
-                    self._match_line(passage, index, shape.words)
+                if shape.candidates:
+                    self._match_line(passage, index, shape)
             filled = [at for at in range(max(begin, end - 64), end) if passage.pieces[at].strip()]
             self._ends.extend((passage.numbers[at], passage.text(at)) for at in filled[-LAST_LINES:])
         return self
@@ -244,12 +248,13 @@ class Scan:
             self._shapes.clear()
             self._candidates.clear()
             self._tried.clear()
-        words = line.split()
-        known = self._catalogue.vocabulary.intersection(words)
-        matched = known if self._candidates_for(known) else frozenset()
+        words = self._catalogue.vocabulary.intersection(line.split())
+        if (candidates := self._candidates.get(words)) is None:
+            candidates = self._candidates[words] = self._catalogue.candidates(words)
         is_error = bool(_ERROR.search(line))
-        self._shapes[line] = _Shape(matched, is_error) if matched or is_error else None
-        return self._shapes[line]
+        shape = _Shape(words, candidates, is_error) if candidates or is_error else None
+        self._shapes[line] = shape
+        return shape
 
     def _keep_error(self, shape: bytes, passage: Passage, index: int) -> None:
         """Keep a line that looks like an error, instead of the previous line of this shape."""
@@ -258,17 +263,12 @@ class Scan:
         if len(self._errors) > ERROR_LINES:
             del self._errors[next(iter(self._errors))]
 
-    def _candidates_for(self, words: frozenset[bytes]) -> tuple[Signature, ...]:
-        if words not in self._candidates:
-            self._candidates[words] = self._catalogue.candidates(words)
-        return self._candidates[words]
-
-    def _match_line(self, passage: Passage, index: int, words: frozenset[bytes]) -> None:
+    def _match_line(self, passage: Passage, index: int, shape: _Shape) -> None:
         """Match a line against the signatures for its words that have not matched often enough."""
-        self._tried[words] = self._tried.get(words, 0) + 1
-        if self._tried[words] > LINES_PER_WORDS:
+        tried = self._tried[shape.words] = self._tried.get(shape.words, 0) + 1
+        if tried > LINES_PER_WORDS:
             return
-        for signature in self._candidates_for(words):
+        for signature in shape.candidates:
             hits = self._hits.setdefault(signature, {})
             at = passage.raised(index) if signature.traceback else index
             if at is None or len(hits) >= HITS_KEPT or passage.numbers[at] in hits:
@@ -278,14 +278,16 @@ class Scan:
                 self._has_ended |= signature.kind == ENDED
 
     def _hit(self, signature: Signature, passage: Passage, index: int, match: re.Match[str]) -> Hit:
+        groups = match.groupdict()
+        prefix = len(groups.pop("prefix", None) or "")
         return Hit(
             signature,
             self.path,
             passage.numbers[index],
-            shortened(passage.text(index), match.start()),
-            {name: value.strip() for name, value in match.groupdict().items() if value},
-            len(match.group()),
-            passage.clock_s(index),
+            shortened(passage.text(index), match.start() + prefix),
+            {name: value.strip() for name, value in groups.items() if value},
+            len(match.group()) - prefix,
+            passage.clock(index),
         )
 
 

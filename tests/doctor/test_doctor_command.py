@@ -65,7 +65,10 @@ def test_a_log_without_a_known_cause_exits_with_three(
 def test_a_slow_cause_does_not_change_the_exit_code(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("job.out").write_text("Grad strides do not match bucket view strides.\nstep 1 loss 2.0\n")
     assert run_doctor([Path("job.out")], json=False) == 3
-    assert "\n\nSlow, but not a failure:\n\nslow-gradient-strides  job.out:1\n" in capsys.readouterr().out
+    assert (
+        "\n\nMakes the job slow, but does not end it:\n\nslow-gradient-strides  job.out:1\n"
+        in capsys.readouterr().out
+    )
 
 
 def test_standard_input_and_files_are_read_together(
@@ -91,6 +94,16 @@ def test_control_characters_of_a_log_and_its_name_do_not_reach_the_terminal(
     printed = capsys.readouterr().out
     assert message in printed
     assert all(char.isprintable() or char == "\n" for char in printed)
+
+
+def test_a_line_break_in_a_name_is_printed_as_a_space(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("job\nfake-cause  x:1.err").write_text(FAILED)
+    run_doctor([Path("job\nfake-cause  x:1.err")], json=False)
+    assert capsys.readouterr().out.startswith("missing-srun  job fake-cause  x:1.err:2\n")
+    with pytest.raises(BenchError, match=r"^gone for ever: log does not exist; give a log file"):
+        run_doctor([Path("gone\nfor ever")], json=False)
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,15 @@ def test_between_logs_the_times_of_the_lines_decide_if_all_have_one() -> None:
     assert names(diagnose({"a": quota.format(s=40), "b": gpu[22:]})) == ["disk-quota", "oom-gpu"]
 
 
+def test_times_of_different_years_are_ordered_by_the_year() -> None:
+    quota, gpu = "OSError: [Errno 122] Disk quota exceeded", "torch.OutOfMemoryError: CUDA out of memory."
+    later, earlier = f"2025-01-01 00:00:01 {gpu}", f"2024-12-31 23:59:59 {quota}"
+    assert names(diagnose({"a": later, "b": earlier})) == ["disk-quota", "oom-gpu"]
+    glog = f"E0101 00:00:01.000000 12 x.py:1] {gpu}"
+    assert names(diagnose({"a": glog, "b": f"2025-01-02 00:00:00 {quota}"})) == ["oom-gpu", "disk-quota"]
+    assert names(diagnose({"a": f"2025-01-02 00:00:00 {quota}", "b": glog})) == ["oom-gpu", "disk-quota"]
+
+
 def test_a_port_in_use_on_one_node_comes_before_the_time_outs_of_the_others() -> None:
     found = diagnose(
         {

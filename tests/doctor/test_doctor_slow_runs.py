@@ -149,7 +149,25 @@ def test_a_study_in_which_nothing_has_run_is_not_ok(results: Path) -> None:
         folder.run_json.unlink()
     result = doctor("slow")
     assert result.exit_code == 3
-    assert result.stdout == "Study results/slow\n\nNo run of the study has completed or failed yet.\n"
+    runs = len(attempts(results / "slow", "*"))
+    assert result.stdout == (
+        f"Study results/slow: 0 of {runs} runs completed, {runs} not run\n\n"
+        "No run of the study has completed or failed yet.\n"
+    )
+
+
+def test_a_study_of_which_some_runs_are_missing_is_not_completed(results: Path) -> None:
+    ledger, runs = results / "slow" / "ledger.jsonl", len(attempts(results / "slow", "*"))
+    ledger.write_text(
+        "".join(line for line in ledger.read_text().splitlines(keepends=True) if RUN not in line)
+    )
+    attempts(results / "slow", RUN)[0].run_json.unlink()
+    result = doctor("slow")
+    assert result.exit_code == 3
+    heading = f"Study results/slow: {runs - 1} of {runs} runs completed, 1 not run\n\n"
+    assert result.stdout.startswith(f"{heading}Makes the job slow, but does not end it:\n\ndata-loading  ")
+    found = json.loads(doctor("slow", "--json").stdout)
+    assert (found["state"], found["counts"]) == ("incomplete", {"planned": 1, "completed": runs - 1})
 
 
 def test_a_warning_in_the_log_is_reported_once(results: Path) -> None:
