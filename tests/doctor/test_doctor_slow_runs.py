@@ -140,6 +140,7 @@ def test_a_run_that_waits_or_was_not_started_has_no_logs(results: Path) -> None:
         "`bench status slow` shows its state\n"
     )
     (results / "slow" / "ledger.jsonl").unlink()
+    folder.run_json.unlink()
     assert doctor(RUN).stderr == f"error: {RUN} has not been started; start it: bench submit slow\n"
 
 
