@@ -98,7 +98,9 @@ def class_of_failure(recorded: object, cause: object) -> str | None:
     ``recorded`` is the class in run.json or the ledger. Older versions recorded it without regard to the
     logs. ``cause`` is the name of the first cause in the logs, or None.
     """
-    if recorded in _BY_EXIT_CODE and isinstance(cause, str):
+    # A signal is the usual sign that memory ran out, but others send it, too.
+    unsure = recorded == FailureClass.KILLED and cause == "oom-host"
+    if recorded in _BY_EXIT_CODE and isinstance(cause, str) and not unsure:
         recorded = _CLASS_OF_CAUSE.get(cause, recorded)
     return None if recorded is None else str(recorded)
 

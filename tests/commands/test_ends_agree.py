@@ -71,12 +71,12 @@ OOM = "out-of-memory"
 EXPECTED: dict[tuple[int, int], list[tuple[str, str]]] = {
     (1, 1): [("completed", "")],
     (1, 2): [("completed", "")],
-    (1, 3): [("failed", OOM), ("completed", "")],
+    (1, 3): [("failed", "killed"), ("completed", "")],
     (1, 4): [("failed", "bad-exit")],
     (1, 5): [("completed", "")],
     (1, 6): [],
     (2, 1): [("failed", "time-limit")],
-    (2, 2): [("failed", "bad-exit"), ("failed", OOM)],
+    (2, 2): [("failed", "bad-exit"), ("failed", "killed")],
     (2, 3): [("failed", OOM)],
     (2, 4): [("cancelled", "cancelled")],
     (2, 5): [("completed", "")],
@@ -233,9 +233,7 @@ def test_advise_and_the_proposal_count_the_attempts_of_runs_csv(studied):
     base = next(option for option in advice if option["gpus"] == 1)
     proposal = (studied / "results/ends/report/proposal.md").read_text().replace("\\", "")
     rate = f"4 of 6 attempts of this size completed: 67 %, at least {100 * base['success_low']:.0f} %"
-    assert (
-        f"| Success rate | {rate}; 2 failed (1 out-of-memory, 1 bad-exit); 6 of 13 of all sizes |" in proposal
-    )
+    assert f"| Success rate | {rate}; 2 failed (1 killed, 1 bad-exit); 6 of 13 of all sizes |" in proposal
     hours = float(re.search(r"Node-hours \| ([0-9.]+)", proposal).group(1))  # type: ignore[union-attr]
     most = hours * (1 / base["success_low"] - 1)
     found = re.search(
@@ -249,7 +247,7 @@ def test_advise_and_the_proposal_count_the_attempts_of_runs_csv(studied):
 def test_the_doctor_does_not_call_the_failure_of_one_run_a_consequence_of_that_of_another(studied):
     text = bench("doctor", "ends", cwd=studied).stdout
     assert "Further causes" not in text
-    assert f"  Runs: {run_name(2, 2)} (out-of-memory)\n" in text
+    assert f"  Runs: {run_name(2, 2)} (killed)\n" in text
     assert f"  Runs: {run_name(2, 3)} (out-of-memory)\n" in text
     unknown = text.partition("No known cause in the logs of ")[2].replace("\n", " ")
     for key in ((1, 4), (2, 1)):

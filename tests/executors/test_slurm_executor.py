@@ -281,7 +281,10 @@ def test_a_job_is_verified_by_its_id_even_after_a_later_attempt(scripted, runnin
     first, second = (study.run_json(run_id(1), attempt)["job_id"] for attempt in (1, 2))
     done = study.bench("verify", first, *results)
     assert done.returncode == 1
-    assert "  FAIL  state: failed (FAILED: exit code 3), expected completed" in done.stdout.splitlines()
+    assert (
+        "  FAIL  state: failed (FAILED: exit code 3); class: bad-exit, expected completed"
+        in done.stdout.splitlines()
+    )
     verified = json.loads(study.bench("verify", second, *results, "--json").stdout)
     assert verified["runs"][0]["checks"][0]["found"] == "completed"
     done = study.bench("verify", "99999999", *results)

@@ -209,7 +209,8 @@ def test_a_killed_harness_leaves_nothing_running_and_nothing_runs_twice(bed, mak
     first, second = (study.planned.records()[run.run_id] for run in study.planned.runs)
     assert (str(first.state), first.reason, str(second.state)) == (
         "failed",
-        f"the `bench submit` process ({harness.pid}) was killed during this run",
+        f"the `bench submit` process ({harness.pid}) was killed during this run, "
+        "which left no exit code in end.json",
         "completed",
     )
     submitted(study, retry_failed=True)
@@ -366,6 +367,7 @@ def test_processes_of_killed_shells_are_ended_before_the_next_run(bed, make):
     shells = "kill -KILL $(ps -ww -eo pid,args | grep '[b]ash -s' | cut -c1-8)"
     with harness_of(study, "--only", "repeat=1") as harness:
         wait_for(lambda: Path("begun").exists() and running(bed, "n2"), what="a run")
+        harness.send_signal(signal.SIGSTOP)  # it must not end the processes of the lost shells itself
         bed.run_on_node("n2", ["sh", "-c", shells])
         harness.kill()
     assert states(study)[2][0] == "planned"
