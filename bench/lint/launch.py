@@ -17,7 +17,7 @@ SHELLS = names("bash sh dash zsh ksh")
 REACHES_NODES = names(
     """srun mpirun mpiexec mpiexec.hydra mpirun_rsh orterun prun prterun ibrun aprun jsrun lrun flux
     horovodrun ssh pdsh clush parallel-ssh pssh sbatch salloc deepspeed composer lightning fabric
-    colossalai"""
+    colossalai oshrun charmrun pbsdsh dsh parallel xargs ray dask dask-mpi dask-ssh spark-submit"""
 )
 #: Builtins of bash, which start nothing (bash(1), SHELL BUILTIN COMMANDS).
 BUILTINS = names(
@@ -164,9 +164,9 @@ class _Reader:
             launch.kind = "builtin"
         elif name in SHELLS:
             self._shell()
-        elif name.startswith("python") and name[6:].replace(".", "").isdecimal() != (name == "python"):
+        elif name.startswith("python") and (name[6:] or "3").replace(".", "").isdecimal():  # python3.11
             self._python()
-        elif name in REACHES_NODES:
+        elif name in REACHES_NODES or name.startswith(("mpirun.", "mpiexec.")):
             launch.via = launch.via or name
         elif name in LAUNCHERS and name != "launch":
             self._launcher(name)

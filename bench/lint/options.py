@@ -58,9 +58,9 @@ _COMMON = """
 account= acctg-freq= bb= bbf= begin= chdir= cluster-constraint= clusters= comment= constraint= container=
 container-id= context= contiguous core-spec= cores-per-socket= cpu-freq= cpus-per-gpu= cpus-per-task=
 deadline= delay-boot= dependency= distribution= error= exclude= exclusive? export= extra= extra-node-info=
-get-user-env? gid= gpu-bind= gpu-freq= gpus= gpus-per-node= gpus-per-socket= gpus-per-task= gres= gres-
-flags= help hint= hold input= job-name= kill-on-invalid-dep= licenses= mail-type= mail-user= mcs-label= mem=
-mem-bind= mem-per-cpu= mem-per-gpu= mincpus= network= nice? no-kill? nodefile= nodelist= nodes= ntasks=
+get-user-env? gid= gpu-bind= gpu-freq= gpus= gpus-per-node= gpus-per-socket= gpus-per-task= gres=
+gres-flags= help hint= hold input= job-name= kill-on-invalid-dep= licenses= mail-type= mail-user= mcs-label=
+mem= mem-bind= mem-per-cpu= mem-per-gpu= mincpus= network= nice? no-kill? nodefile= nodelist= nodes= ntasks=
 ntasks-per-core= ntasks-per-gpu= ntasks-per-node= ntasks-per-socket= ntasks-per-tres= open-mode= output=
 overcommit oversubscribe partition= power= prefer= priority= profile= propagate? qos= quiet reboot requeue
 reservation= segment= signal= sockets-per-node= spread-job stepmgr switches= tasks-per-node= thread-spec=
@@ -70,17 +70,17 @@ wait-all-nodes= wckey= consolidate-segments oom-kill-step? external parsable res
 _SBATCH_ONLY = "array= batch= cluster= export-file= ignore-pbs no-requeue wait wrap= switch="
 _SRUN_ONLY = """
 accel-bind= async bcast? bcast-exclude= compress? cpu-bind= cpu_bind= debugger-test disable-status epilog=
-exact het-group= immediate? interactive jobid= kill-on-bad-exit? label max-exit-timeout= mem_bind= mpi= msg-
-timeout= multi-prog no-allocate overlap pack-group= preserve-env prolog= pty? quit-on-interrupt relative=
-send-libs? slurmd-debug= task-epilog= task-prolog= threads= treewidth= tree-width= unbuffered wait= wait-
-for-children whole x11?
+exact het-group= immediate? interactive jobid= kill-on-bad-exit? label max-exit-timeout= mem_bind= mpi=
+msg-timeout= multi-prog no-allocate overlap pack-group= preserve-env prolog= pty? quit-on-interrupt
+relative= send-libs? slurmd-debug= task-epilog= task-prolog= threads= treewidth= tree-width= unbuffered
+wait= wait-for-children whole x11?
 """
 # pyxis, Shifter, the CSCS container engine, SageMaker HyperPod.
 _PLUGINS = """
 container-image= container-mounts= container-workdir= container-name= container-save= container-mount-home
-no-container-mount-home container-remap-root no-container-remap-root container-entrypoint no-container-
-entrypoint container-entrypoint-log container-writable container-readonly container-env= auto-resume= image=
-volume= module= environment= uenv= view=
+no-container-mount-home container-remap-root no-container-remap-root container-entrypoint
+no-container-entrypoint container-entrypoint-log container-writable container-readonly container-env=
+auto-resume= image= volume= module= environment= uenv= view=
 """
 _SHORT = """
 A=account a=array B=extra-node-info b=begin C=constraint c=cpus-per-task D=chdir d=dependency e=error
@@ -92,19 +92,10 @@ _SRUN_SHORT = """
 E=preserve-env K=kill-on-bad-exit l=label r=relative T=threads u=unbuffered X=disable-status Z=no-allocate
 """
 #: Other names of options.
-_SYNONYMS = dict(
-    pair.split("=")
-    for pair in [
-        "tasks-per-node=ntasks-per-node",
-        "cluster=clusters",
-        "switch=switches",
-        "cpu_bind=cpu-bind",
-        "mem_bind=mem-bind",
-        "pack-group=het-group",
-    ]
-)
-
-
+_SYNONYMS = """
+tasks-per-node=ntasks-per-node cluster=clusters switch=switches cpu_bind=cpu-bind mem_bind=mem-bind
+pack-group=het-group
+"""
 #: Options that a release of Slurm renamed.
 _RENAMED = {"workdir": "chdir", "share": "oversubscribe"}
 #: Short options whose values may be any text, such as ``-J=name``.
@@ -127,7 +118,7 @@ class OptionTable:
         found = (
             [written] if written in self.long else [name for name in self.long if name.startswith(written)]
         )
-        return sorted({_SYNONYMS.get(name, name) for name in found})
+        return sorted({_synonyms().get(name, name) for name in found})
 
     def read(self, words: Sequence[Value]) -> tuple[list[Option], Sequence[Value]]:
         """Parse options like getopt_long; return them and the words from the first other word on.
@@ -211,13 +202,22 @@ class OptionTable:
         return Remark(option.line, f"{self.command} refuses `{option.written}`: {why}", remedy, edit)
 
 
+def _pairs(text: str) -> dict[str, str]:
+    return dict(pair.split("=") for pair in text.split())
+
+
+@cache
+def _synonyms() -> dict[str, str]:
+    return _pairs(_SYNONYMS)
+
+
 def _table(*lists: str) -> dict[str, str]:
     return {word.rstrip("=?"): word[len(word.rstrip("=?")) :] for word in " ".join(lists).split()}
 
 
 def _options(command: str, short: str, *lists: str) -> OptionTable:
     long = _table(*lists)
-    letters = dict(pair.split("=") for pair in short.split())
+    letters = _pairs(short)
     return OptionTable(command, long, {letter: name for letter, name in letters.items() if name in long})
 
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
+from pathlib import Path
+
 import pytest
 
 from bench.lint.directives import Line, read_header, read_line
 from bench.lint.geometry import gpu_count
-from bench.lint.options import sbatch_options
+from bench.lint.options import OptionTable, sbatch_options, srun_options
 from bench.lint.values import plain
+from tests.cluster.plugin import release_or_skip
 
 ACCEPTED = """
 --nodes=2-4 | -N2 | -N 2 -n 8 | --ntasks-per-node 4 | --tasks-per-node=4 | --time=00:010:00 | --time=INFINITE
@@ -174,3 +180,22 @@ def test_gpus_of_generic_resources_are_counted(value: str, count: int | None) ->
 )
 def test_gpus_of_a_list_are_counted(value: str, count: int | None) -> None:
     assert gpu_count(value) == count
+
+
+@pytest.mark.parametrize("table", [sbatch_options(), srun_options()], ids=lambda table: table.command)
+def test_every_option_that_the_command_itself_lists_is_known(table: OptionTable, tmp_path: Path) -> None:
+    release_or_skip("")
+    conf = tmp_path / "slurm.conf"
+    conf.write_text("ClusterName=x\nSlurmctldHost=localhost\nNodeName=localhost\n")
+    done = subprocess.run(
+        [table.command, "--help"],
+        env={**os.environ, "SLURM_CONF": str(conf)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    names = set(re.findall(r"--([a-z][a-z_-]*[a-z])", done.stdout))
+    assert len(names) > 80
+    assert {name for name in names if name not in table.long and not table.matches(name)} == set()
+    letters = dict(re.findall(r"^ +-([A-Za-z]), --([a-z-]+)", done.stdout, re.MULTILINE))
+    assert {letter: table.short.get(letter) for letter in letters} == letters

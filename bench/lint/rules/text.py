@@ -61,9 +61,9 @@ def sbatch_after_command(script: Script) -> Iterator[Remark]:
     last = script.commands[-1].line if script.commands else 0
     given = {(option.name, option.value) for option in script.header.options}
     for number in script.walk.comments:
-        line = read_line(script.line(number), number)
         if not script.line(number).startswith(DIRECTIVE) or not first < number < last:
             continue
+        line = read_line(script.line(number), number)
         if line.options and {(one.name, one.value) for one in line.options} <= given:
             continue  # kept below the script, or repeated
         message = f"sbatch ignores this directive: it stopped reading at the first command, in line {first}"
