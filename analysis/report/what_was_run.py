@@ -28,11 +28,16 @@ from bench.study.run_json import read_run
 
 #: Options of the built-in training that determine the computation.
 _SETTINGS = (
-    *("model", "parameters", "seq_len", "image_size", "precision", "optimizer", "grad_accum"),
-    *("bucket_cap_mb", "activation_checkpointing", "compile", "num_workers"),
+    *("model", "parameters", "seq_len", "image_size", "precision", "memory_format", "optimizer"),
+    *("grad_accum", "bucket_cap_mb", "activation_checkpointing", "compile", "num_workers"),
 )
 #: The models that use an option; the other options concern every model.
-_USED_BY = {"parameters": {"transformer", "mlp"}, "seq_len": {"transformer"}, "image_size": {"resnet50"}}
+_USED_BY = {
+    "parameters": {"transformer", "mlp"},
+    "seq_len": {"transformer"},
+    "image_size": {"resnet50"},
+    "memory_format": {"convnet", "resnet50"},
+}
 #: Placeholders whose values are names, or are known in the job only.
 _NAMES = frozenset({"study", "cell_id", "run_dir", "master_addr", "master_port"})
 _MODEL = (("Parameters", "parameters"), ("Gradients", "of gradients"))

@@ -183,6 +183,7 @@ def runnable_points(points: Sequence[Point], matrix: Matrix, document: Document)
         if len(document.problems) == before:
             _check_layout(point, matrix, document)
             _check_backend(point, matrix, document)
+            _check_precision(point, matrix, document)
             check_node_gpus(point, matrix, document)
             if matrix.cluster.executor == "local":
                 _check_local(point, matrix, document)
@@ -217,6 +218,16 @@ def _check_backend(point: Point, matrix: Matrix, document: Document) -> None:
         place: Place = ("axes", "backend", backends.index("nccl")) if "nccl" in backends else ("include",)
         what = "backend nccl needs GPUs, but workload.device is cpu"
         document.add_problem(place, what, "use gloo, or device: cuda")
+
+
+def _check_precision(point: Point, matrix: Matrix, document: Document) -> None:
+    workload = matrix.workload
+    is_own = workload.command is not None or "command" in matrix.axes.given
+    if is_own or workload.device != "cpu" or point.values.get("precision", workload.precision) != "tf32":
+        return
+    section = "axes" if "precision" in matrix.axes.given else "workload"
+    what = "precision tf32 is a mode of NVIDIA's GPUs, but workload.device is cpu"
+    document.add_problem((section, "precision"), what, "use fp32, or device: cuda")
 
 
 def _check_local(point: Point, matrix: Matrix, document: Document) -> None:
@@ -327,6 +338,7 @@ _MODELS_OF_OPTION = {
     "seq_len": ("transformer",),
     "image_size": ("resnet50",),
     "parameters": ("transformer", "mlp"),
+    "memory_format": ("convnet", "resnet50"),
 }
 
 

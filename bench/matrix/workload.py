@@ -74,16 +74,18 @@ class WorkloadOptions(Section):
     """Steps that rank 0 records with the profiler after all measurements; 0 for none."""
     val_steps: Annotated[int, Field(strict=True, ge=0, le=10**6)] = 2
     """Validation batches after each epoch, untimed; with 0, the columns val_* are empty."""
-    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
-    """bf16 and fp16 use autocast; fp16 also scales the loss."""
+    precision: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32"
+    """fp32: torch's defaults (TF32 in convolutions); tf32: also in matrix products; bf16, fp16: autocast."""
+    memory_format: Literal["contiguous", "channels_last"] = "contiguous"
+    """The order of an image's values in memory, for convnet and resnet50; Tensor Cores like channels_last."""
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
     """The optimizer."""
     learning_rate: Annotated[float, Field(gt=0, lt=1e3, allow_inf_nan=False)] = 0.01
     """The optimizer's learning rate."""
     grad_accum: Count = 1
     """Micro-batches per optimizer step: global batch = per-GPU batch x ranks x grad_accum."""
-    bucket_cap_mb: Annotated[float, Field(gt=0, le=10_000, allow_inf_nan=False)] = 25.0
-    """DDP's bucket size in MiB."""
+    bucket_cap_mb: Annotated[float, Field(gt=0, le=10_000, allow_inf_nan=False)] | None = None
+    """DDP's bucket size in MiB. Default: torch's, a first bucket of 1 MiB and then 25 MiB."""
     compile: Annotated[bool, Field(strict=True)] = False
     """Run the model through torch.compile."""
     activation_checkpointing: Annotated[bool, Field(strict=True)] = False

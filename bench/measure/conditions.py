@@ -164,6 +164,11 @@ def peak_memory_bytes(device: torch.device) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
+#: Shortest window (s) of which the energy is given. The driver's counter advances every 0.1 s (H100), so the
+#: energy of this window is correct within 10 %.
+LEAST_ENERGY_S = 1.0
+
+
 class _GpuCounters:
     """One GPU's energy counter, and the utilisation samples that the driver collects."""
 
@@ -183,9 +188,12 @@ class _GpuCounters:
         self._began_us = time.time_ns() // 1000
 
     def joules(self) -> float | None:
-        """Return the energy in joules since :meth:`reset`."""
+        """Return the energy in joules since :meth:`reset`, or None if that was too short a time ago."""
+        seconds = time.time_ns() / 1e9 - self._began_us / 1e6
         now = self._gpu.energy_joules()
-        return None if now is None or self._joules is None else now - self._joules
+        if now is None or self._joules is None or seconds < LEAST_ENERGY_S:
+            return None
+        return now - self._joules
 
     def busy_percent(self) -> float | None:
         """Return the mean utilisation since :meth:`reset`, or None if the driver took no sample."""

@@ -23,7 +23,15 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDa
 from ..matrix.workload import WorkloadOptions
 from ..measure.torch_internals import end_loader_workers
 from .failures import SetupError
-from .models import DEFAULT_PARAMETERS, KINDS, DataShape, Kind, decoder_shape
+from .models import (
+    DEFAULT_PARAMETERS,
+    IMAGE_MODELS,
+    KINDS,
+    DataShape,
+    Kind,
+    decoder_shape,
+    memory_format_of,
+)
 
 Array = NDArray[Any]
 
@@ -218,7 +226,7 @@ def _check_arrays(inputs: Array, targets: Array, *, model: str, kind: Kind) -> t
         raise SetupError(
             f"model {model} learns one class per sample; the targets have shape {list(targets.shape)}"
         )
-    if model in ("convnet", "resnet50") and inputs.ndim == 3:
+    if model in IMAGE_MODELS and inputs.ndim == 3:
         inputs = inputs[:, None]
     return inputs, targets
 
@@ -293,8 +301,11 @@ def synthetic_shape(options: WorkloadOptions) -> DataShape:
 class ClassSignal:
     """Noise in [-1, 1] plus a pattern per class (one value per channel and image row, or per feature)."""
 
-    def __init__(self, shape: DataShape, *, seed: int, device: torch.device) -> None:
+    def __init__(
+        self, shape: DataShape, *, seed: int, device: torch.device, memory_format: torch.memory_format
+    ) -> None:
         self._shape = shape.inputs
+        self._memory_format = memory_format
         self._classes = shape.classes or 0
         is_image = len(shape.inputs) == 3
         pattern = (*shape.inputs[:-1], 1) if is_image else shape.inputs
@@ -306,8 +317,9 @@ class ClassSignal:
         """Return inputs [samples, ...] and classes [samples]."""
         device = generator.device
         labels = torch.randint(self._classes, (samples,), generator=generator, device=device)
-        inputs = torch.empty((samples, *self._shape), device=device).uniform_(-1, 1, generator=generator)
-        return inputs.add_(self._patterns[labels]), labels
+        size = (samples, *self._shape)
+        inputs = torch.empty(size, device=device, memory_format=self._memory_format)
+        return inputs.uniform_(-1, 1, generator=generator).add_(self._patterns[labels]), labels
 
 
 class TokenSignal:
@@ -357,7 +369,7 @@ def signal_for(options: WorkloadOptions, shape: DataShape, device: torch.device)
         return TokenSignal(shape, device=device)
     if kind == "values":
         return TrafficSignal(shape, seed=options.seed, device=device)
-    return ClassSignal(shape, seed=options.seed, device=device)
+    return ClassSignal(shape, seed=options.seed, device=device, memory_format=memory_format_of(options))
 
 
 class SyntheticBatches(IterableDataset[Batch]):
@@ -405,7 +417,7 @@ class SyntheticFeed:
         """Return a new batch."""
         if self._loaded is None:
             return self._signal.draw(self._batch, self._generator)
-        return _to_device(next(self._loaded), self._shard.device, pinned=self._options.pin_memory)
+        return _to_device(next(self._loaded), self._shard.device, self._options)
 
     def validation(self) -> Iterator[Batch]:
         """Yield ``val_steps`` batches, which are the same in each call."""
@@ -454,12 +466,12 @@ class FolderFeed:
             self._sampler.set_epoch(self._pass)
             self._batches = iter(self._loader)
             batch = next(self._batches)
-        return _to_device(batch, self._shard.device, pinned=self._options.pin_memory)
+        return _to_device(batch, self._shard.device, self._options)
 
     def validation(self) -> Iterator[Batch]:
         """Yield up to ``val_steps`` batches of this rank's validation samples."""
         for batch in islice(self._validation or (), self._options.val_steps):
-            yield _to_device(batch, self._shard.device, pinned=False)
+            yield _to_device(batch, self._shard.device, self._options)
 
     def close(self) -> None:
         """End the loader's workers."""
@@ -499,8 +511,9 @@ def _validation_loader(
     return DataLoader(dataset, per_gpu_batch, sampler=samples, collate_fn=batch_as_is)
 
 
-def _to_device(batch: Batch, device: torch.device, *, pinned: bool) -> Batch:
-    if device.type == "cpu":
-        return batch
+def _to_device(batch: Batch, device: torch.device, options: WorkloadOptions) -> Batch:
+    """Return the batch on ``device``, with the inputs in the model's memory format."""
     inputs, targets = batch
-    return inputs.to(device, non_blocking=pinned), targets.to(device, non_blocking=pinned)
+    pinned = options.pin_memory
+    inputs = inputs.to(device, non_blocking=pinned, memory_format=memory_format_of(options))
+    return inputs, targets.to(device, non_blocking=pinned)

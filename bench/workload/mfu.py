@@ -111,7 +111,7 @@ class Precisions:
 
 def precisions_in_use(precision: str, env: Mapping[str, str]) -> Precisions:
     """Return the precisions that this process uses for the option ``precision``."""
-    if precision != "fp32":
+    if precision in ("bf16", "fp16"):
         return Precisions(precision, precision)
     if env.get("NVIDIA_TF32_OVERRIDE") == "0":  # takes precedence over torch's settings
         return Precisions("fp32", "fp32")

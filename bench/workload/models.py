@@ -29,8 +29,16 @@ KINDS: dict[str, Kind] = {
     "transformer": "tokens",
     "traffic": "values",
 }
+#: The models whose inputs are images [batch, channels, height, width].
+IMAGE_MODELS = ("convnet", "resnet50")
 #: Sizes of transformer and mlp if ``parameters`` is not given.
 DEFAULT_PARAMETERS = {"transformer": 10_000_000, "mlp": 8_000_000}
+
+
+def memory_format_of(options: WorkloadOptions) -> torch.memory_format:
+    """Return the memory format of the weights and of the inputs, which are images in some models only."""
+    is_last = options.memory_format == "channels_last" and options.model in IMAGE_MODELS
+    return torch.channels_last if is_last else torch.contiguous_format
 
 
 @dataclass(frozen=True)

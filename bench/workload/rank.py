@@ -50,7 +50,16 @@ from .models import DataShape
 from .probes import Probes
 from .rendezvous import Launch, join, joined_message, launch_from
 from .session import Request, Session
-from .training import STATES_PER_WEIGHT, Task, Trainer, Windows, build_task, parameters_of, wrap
+from .training import (
+    STATES_PER_WEIGHT,
+    Task,
+    Trainer,
+    Windows,
+    build_task,
+    parameters_of,
+    use_precision,
+    wrap,
+)
 
 #: Keeps the process group until the process ends. The group's destructor holds the GIL and waits for the
 #: group's threads, one of which can need the GIL to free its last tensor. The process then hangs (seen with
@@ -70,6 +79,7 @@ def run(request: Request) -> None:
     joined = join(launch, me, timeout_s=request.options.join_timeout)
     threads = threads_per_rank(me, joined.facts)
     torch.set_num_threads(threads)
+    use_precision(request.options.precision)
     device = _device(request.options.device, launch)
     session = Session(request, launch, joined, me, device, threads, _warnings(request, launch))
     session.say(joined_message(joined, launch, request.backend))
@@ -225,7 +235,7 @@ def _build(session: Session, collectives: Collectives) -> tuple[Feed, Distribute
         shard = DataShard(launch.rank, launch.world_size, session.device)
         feed = open_feed(request.options, request.per_gpu_batch, shard)
         _check_memory(session, feed)
-        if request.options.compile and request.options.bucket_cap_mb < 1:
+        if request.options.compile and (request.options.bucket_cap_mb or 1) < 1:
             # torch splits compiled graphs at the buckets, and assumes 1 MiB for the first bucket.
             raise SetupError("--compile true needs --bucket-cap-mb of 1 or more")
         task = build_task(request.options, feed.shape).to(session.device)

@@ -73,6 +73,10 @@ def parse_arguments(argv: Sequence[str]) -> Request:
         raise BenchError(
             "arguments: backend nccl needs GPUs, but --device is cpu", remedy="use --backend gloo"
         )
+    if options.precision == "tf32" and options.device == "cpu":
+        raise BenchError(
+            "arguments: --precision tf32 needs a GPU, but --device is cpu", remedy="use --precision fp32"
+        )
     return Request(options=options, **fixed)
 
 

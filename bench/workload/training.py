@@ -34,9 +34,9 @@ from ..measure.step_parts import (
 )
 from .data import Feed
 from .failures import CollectiveError
-from .models import BUILDERS, KINDS, DataShape, Kind
+from .models import BUILDERS, KINDS, DataShape, Kind, memory_format_of
 
-_AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+_AUTOCAST = {"fp32": None, "tf32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Task(nn.Module):
@@ -103,7 +103,20 @@ def build_task(options: WorkloadOptions, shape: DataShape) -> Task:
     """
     torch.manual_seed(options.seed)
     network = BUILDERS[options.model](options, shape)
-    return Task(network, KINDS[options.model], options.precision, options.device)
+    task = Task(network, KINDS[options.model], options.precision, options.device)
+    # torch converts the weights of convolutions, which have four dimensions; other weights stay as they are.
+    task.to(memory_format=memory_format_of(options))  # type: ignore[call-overload]
+    return task
+
+
+def use_precision(precision: str) -> None:
+    """Let matrix products and convolutions use TF32 if ``precision`` is tf32; else keep torch's settings.
+
+    torch allows TF32 in cuDNN's convolutions by default, but not in matrix products.
+    """
+    if precision == "tf32":
+        torch.set_float32_matmul_precision("high")
+        torch.backends.cudnn.allow_tf32 = True
 
 
 def parameters_of(task: nn.Module) -> tuple[int, int]:
@@ -128,16 +141,17 @@ def wrap(task: Task, options: WorkloadOptions) -> DistributedDataParallel:
         task.compile()
     accepted = inspect.signature(DistributedDataParallel.__init__).parameters
     # torch 2.13 renames the argument broadcast_buffers and deprecates the old name.
-    buffers: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "forward_sync_buffers" if "forward_sync_buffers" in accepted else "broadcast_buffers": False
     }
+    if options.bucket_cap_mb is not None:  # given, it is also the size of the first bucket
+        settings["bucket_cap_mb"] = options.bucket_cap_mb  # torch accepts a fraction of a MiB
     device = next(task.parameters()).device
     return DistributedDataParallel(
         task,
         device_ids=[device.index] if device.type == "cuda" else None,
-        bucket_cap_mb=options.bucket_cap_mb,  # torch accepts a fraction of a MiB
         gradient_as_bucket_view=True,
-        **buffers,
+        **settings,
     )
 
 

@@ -87,6 +87,10 @@ CASES = {
         changed("tasks_per_node: [2]", "tasks_per_node: [2]\n  backend: [gloo, nccl]"),
         "m.yaml:6: backend nccl needs GPUs, but workload.device is cpu; use gloo, or device: cuda",
     ),
+    "tf32 on cpu": (
+        changed("tasks_per_node: [2]", "tasks_per_node: [2]\n  precision: [fp32, tf32]"),
+        "m.yaml:6: precision tf32 is a mode of NVIDIA's GPUs, but workload.device is cpu; use fp32, or device: cuda",
+    ),
     "an indivisible batch": (
         changed("{mode: weak, per_gpu_batch: [8]}", "{mode: strong, global_batch: [1001]}"),
         "m.yaml:8: global_batch 1001 is not divisible by 2 ranks (nodes 1 x tasks_per_node 2); try 1000 or 1004",

@@ -290,11 +290,17 @@ def used(device: int) -> Usage:
     return meters.stop()
 
 
-def test_a_gpus_energy_is_a_difference_and_its_utilisation_a_mean_of_later_samples(cuda):
+def test_a_gpus_energy_is_a_difference_and_its_utilisation_a_mean_of_later_samples(cuda, monkeypatch):
+    monkeypatch.setattr("bench.measure.conditions.LEAST_ENERGY_S", 0)
     millijoules = iter((5_000, 12_500))
     answers = H100_ANSWERS | {"TotalEnergyConsumption": lambda: next(millijoules)}
     cuda(Nvml({f"GPU-{H100}": answers}), H100)
     assert used(0) == Usage(None, gpu_percent=50, energy_joules=7.5)
+
+
+def test_the_energy_of_a_window_shorter_than_a_second_is_not_given(cuda):
+    cuda(Nvml({f"GPU-{H100}": H100_ANSWERS | {"TotalEnergyConsumption": lambda: 5_000}}), H100)
+    assert used(0).energy_joules is None
 
 
 def test_a_gpu_without_these_counters_gives_no_usage(cuda):

@@ -232,13 +232,14 @@ def test_settings_without_effect_give_warnings(tmp_path):
     path = tmp_path / "m.yaml"
     path.write_text(
         "study: s\ncluster: {executor: local, partition: gpu}\n"
-        "workload:\n  device: cpu\n  model: convnet\n  seq_len: 64\n"
+        "workload:\n  device: cpu\n  model: mlp\n  seq_len: 64\n  memory_format: channels_last\n"
         "scaling: [{mode: weak, per_gpu_batch: [8]}]\n"
     )
     ignored = [w for w in make_plan(path).warnings if "ignored" in w]
     assert ignored == [
         f"{path}:2: cluster.partition is ignored by executor local",
         f"{path}:6: seq_len is ignored: only model transformer uses it",
+        f"{path}:7: memory_format is ignored: only models convnet and resnet50 use it",
     ]
 
 

@@ -217,6 +217,10 @@ def test_steps_in_which_a_clock_was_set_are_left_out_with_a_warning(run_ranks):
             ("--backend", "nccl"),
             "arguments: backend nccl needs GPUs, but --device is cpu; use --backend gloo",
         ),
+        (
+            ("--precision", "tf32"),
+            "arguments: --precision tf32 needs a GPU, but --device is cpu; use --precision fp32",
+        ),
         (("--per-gpu-batch", "0"), "arguments: --per-gpu-batch is 0; it must be 1 or more"),
     ],
 )

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.matrix.workload import WorkloadOptions
-from bench.workload.data import generator_on, signal_for, synthetic_shape
-from bench.workload.models import KINDS, DataShape, Mlp, Transformer, decoder_shape, mlp_width
-from bench.workload.training import build_task, parameters_of
+from bench.workload.data import DataShard, generator_on, open_feed, signal_for, synthetic_shape
+from bench.workload.models import (
+    IMAGE_MODELS,
+    KINDS,
+    DataShape,
+    Mlp,
+    Transformer,
+    decoder_shape,
+    mlp_width,
+)
+from bench.workload.training import build_task, parameters_of, use_precision
+from tests.workload.conftest import torchrun_env
 
 
 @pytest.fixture(autouse=True)
@@ -152,7 +162,7 @@ def test_validation_of_values_sums_errors():
 @pytest.mark.parametrize(
     "words",
     [
-        ("--model", "convnet"),
+        ("--model", "convnet", "--memory-format", "channels_last"),
         ("--model", "resnet50", "--image-size", "32", "--bucket-cap-mb", "25"),
         ("--model", "transformer", "--seq-len", "16"),
         ("--model", "traffic"),
@@ -172,6 +182,51 @@ def test_each_model_and_option_runs_to_its_end(run_ranks, words):
     assert (row["val_mae"] != "") == (row["val_rmse"] != "") == (words[1] == "traffic")
     assert (row["val_accuracy"] != "") == (words[1] in ("mlp", "convnet", "resnet50"))
     assert row["val_loss"] != ""
+
+
+@pytest.mark.parametrize("model", SMALL)
+def test_images_are_stored_in_the_memory_format_of_the_weights(model):
+    contiguous, (plain, _) = task_and_batch(model, samples=3)
+    last, (inputs, targets) = task_and_batch(model, samples=3, memory_format="channels_last")
+    is_image = model in IMAGE_MODELS
+    assert inputs.is_contiguous(memory_format=torch.channels_last) if is_image else inputs.is_contiguous()
+    assert inputs.shape == plain.shape
+    for mine, other in zip(last.parameters(), contiguous.parameters(), strict=True):
+        assert mine.equal(other)
+        assert mine.dim() != 4 or mine.is_contiguous(memory_format=torch.channels_last)
+    assert last(inputs, targets).item() == pytest.approx(contiguous(inputs, targets).item(), rel=1e-3)
+
+
+def test_batches_of_files_are_stored_in_the_memory_format_of_the_weights(tmp_path):
+    np.save(tmp_path / "x.npy", np.random.default_rng(0).random((8, 3, 16, 16)))
+    np.save(tmp_path / "y.npy", np.arange(8))
+    words = {"model": "convnet", "data": str(tmp_path), "memory_format": "channels_last", "val_steps": 1}
+    feed = open_feed(WorkloadOptions(device="cpu", **words), 2, DataShard(0, 1, torch.device("cpu")))
+    for inputs, _ in (feed.next(), *feed.validation()):
+        assert inputs.is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize(("given", "first_mib"), [([], 4.1), (["--bucket-cap-mb", "25"], 25)])
+def test_without_a_size_the_buckets_are_those_of_torch(server, tmp_path, given, first_mib):
+    """torch's first bucket is full after 1 MiB, so it holds the last of the mlp's layers of 4 MiB only."""
+    words = ["--device", "cpu", "--backend", "gloo", "--model", "mlp", "--per-gpu-batch", "2", *given]
+    words += ["--epochs", "1", "--steps-per-epoch", "2", "--attribution-steps", "1", "--warmup-steps", "3"]
+    words += ["--probe-steps", "0", "--sweep-time", "0"]
+    finished = server.start(tmp_path, words, torchrun_env(1)).finish().succeeded()
+    sizes = [size / 2**20 for size in finished.env["ddp"]["bucket_bytes"]]
+    assert sizes[0] == pytest.approx(first_mib, rel=0.2)
+    assert sum(sizes) == pytest.approx(finished.env["gradient_bytes"] / 2**20)
+
+
+def test_tf32_is_allowed_only_if_the_matrix_says_so(monkeypatch):
+    seen = []
+    monkeypatch.setattr(torch, "set_float32_matmul_precision", seen.append)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    for precision in ("fp32", "bf16", "fp16"):
+        use_precision(precision)
+    assert (seen, torch.backends.cudnn.allow_tf32) == ([], False)
+    use_precision("tf32")
+    assert (seen, torch.backends.cudnn.allow_tf32) == (["high"], True)
 
 
 def test_a_compiled_model_runs_to_its_end(run_ranks):

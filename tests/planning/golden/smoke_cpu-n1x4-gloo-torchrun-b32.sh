@@ -36,10 +36,10 @@ workload=(
   --trace-steps 0
   --val-steps 2
   --precision fp32
+  --memory-format contiguous
   --optimizer sgd
   --learning-rate 0.01
   --grad-accum 1
-  --bucket-cap-mb 25.0
   --compile false
   --activation-checkpointing false
   --checkpoint false
