@@ -209,6 +209,7 @@ def _check_this_machine(
     return folder, result
 
 
+_NO_ANSWER = "it did not start, or stopped answering"
 _NAMES = {
     "gpus": "GPUs",
     "matrix-product": "matrix product",
@@ -254,23 +255,43 @@ def findings(result: Mapping[str, Any]) -> Iterator[str]:
         for check in node["checks"]:
             if not check["fit"]:
                 yield f"{node['node']} is unfit: {_failure(check)}"
-    for link in result["links"]:
+    yield from _link_findings(result)
+
+
+def _link_findings(result: Mapping[str, Any]) -> Iterator[str]:
+    broken = [link for link in result["links"] if link["value"] is None]
+    if broken and not result["pairs"] and len(result["nodes"]) > 2:
+        a, b = broken[0]["nodes"]
+        yield f"no pair of nodes exchanged messages; the first pair, {a} and {b}: {broken[0]['reason']}"
+        broken = []
+    for link in broken:
         a, b = link["nodes"]
-        rate = _with_unit(link["value"], "B/s")
+        yield f"{a} and {b} exchanged no messages: {link['reason']}; {_advice(result, 'faulty')}"
+    for link in result["links"]:
+        if link["value"] is None:
+            continue
+        a, b = link["nodes"]
+        rate, other = _with_unit(link["value"], "B/s"), _with_unit(link["median"], "B/s")
         if len(result["nodes"]) == 2:
-            other = _with_unit(link["median"], "B/s")
             what = f"{a} and {b} exchange {rate} in one direction, and {other} in the other"
-            yield f"{what}; check a third node together with them to find out which node is slow"
         else:
-            normal = _with_unit(link["median"], "B/s")
-            what = f"the link between {a} and {b} is slow: {rate}, the median is {normal}"
-            yield f"{what}; avoid one of these nodes"
+            what = f"the link between {a} and {b} is slow: {rate}, the median is {other}"
+        yield f"{what}; {_advice(result, 'slow')}"
+
+
+def _advice(result: Mapping[str, Any], fault: str) -> str:
+    if len(result["nodes"]) == 2:
+        return f"check a third node together with them to find out which node is {fault}"
+    return "avoid one of these nodes"
 
 
 def _failure(check: Mapping[str, Any]) -> str:
     name = check_name(check["check"])
+    if check["check"] == "answered":
+        return f"it could not be measured: {check['reason']}" if "reason" in check else _NO_ANSWER
     if check["value"] is None:
-        return "it did not start, or stopped answering" if check["check"] == "answered" else f"no {name}"
+        isolated = check["check"] == "exchange"
+        return f"it exchanged messages with no other node: {check['reason']}" if isolated else f"no {name}"
     if not check["median"]:
         return f"{name}: {value_text(check)}"
     median = _with_unit(check["median"], check["unit"])

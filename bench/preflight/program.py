@@ -3,39 +3,42 @@
 Rank 0 announces each task in the store, in which all nodes also post their results. If a node is lost,
 only its own results are missing. Rank 0 writes all values after each task, so that earlier values are
 kept if the job is killed.
+
+The tasks themselves are performed by a child process of each node (see worker.py). If an exchange hangs, or
+NCCL aborts its process, rank 0 still writes the result.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
-import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-import psutil
 import torch
 import torch.distributed as dist
 from torch.distributed import HashStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
-from ..measure.node import cpu_groups, cpu_quota, host_name
-from ..measure.nvml import clocks, gpu_facts
+from ..measure.node import host_name
 from ..study.layout import PreflightFolder
 from ..study.preflight import write_measured, write_result
 from ..workload.failures import WorkloadError
 from ..workload.rendezvous import Launch, launch_from
-from .pairs import exchange_steps
+from . import checks
+from .checks import devices, gpu_state, memory_rate, product_rate, product_size, use_all_cores
+from .pairs import exchange_rate
 from .verdict import (
     FAULTS,
     RATES,
     Measured,
+    Pair,
     Step,
     assess,
     failing,
@@ -44,201 +47,19 @@ from .verdict import (
     ring_steps,
     uneven_directions,
 )
+from .worker import Perform, Task, Worker
 
 #: Number of windows per check, whose median is the result, and their number if a failed check is repeated.
 WINDOWS, WINDOWS_AGAIN = 5, 9
-#: Duration of a window. A CPU quota is enforced in periods of 100 ms, so a window must contain many periods.
-WINDOW_S = 2.0
-#: A single matrix product takes at least this time, so that the time to start the product is negligible.
-_PRODUCT_S = 0.004
-_MIN_SIZE, _MAX_SIZE = 256, 8192
-#: Size of the memory that is copied (larger than caches), and size of the part that one call copies.
-_MEMORY_BYTES = 256 * 2**20
-_CPU_PART_BYTES = 8 * 2**20
-#: Time for which GPUs work before their clocks are read, and number of products that are then still queued.
-_LOADED_S = 1.0
-_QUEUED = 50
-
-
-def devices() -> list[torch.device]:
-    """Return all GPUs that this process sees, or the CPU if there is none."""
-    gpus = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
-    return gpus or [torch.device("cpu")]
-
-
-def product_size(device: torch.device) -> int:
-    """Return the size of square matrices whose product takes some milliseconds on ``device``."""
-    size = _MIN_SIZE
-    while size < _MAX_SIZE:
-        multiply, _ = _product(device, size)
-        multiply()
-        if min(_timed(multiply, [device]) for _ in range(3)) >= _PRODUCT_S:
-            break
-        size *= 2
-    return size
-
-
-def product_rate(on: Sequence[torch.device], size: int, *, windows: int) -> float:
-    """Return the FLOP/s of a matrix product: float32 on the CPU, bfloat16 on GPUs.
-
-    All devices work at the same time, as in training. The result is the rate of the slowest device.
-    """
-    return _slowest_rate(on, lambda device: _product(device, size), windows)
-
-
-Work = Callable[[], object]
-
-
-def _product(device: torch.device, size: int) -> tuple[Work, float]:
-    """Return a function that computes a matrix product, and its number of floating-point operations."""
-    kind = torch.float32 if device.type == "cpu" else torch.bfloat16
-    # A GPU draws less power for constant numbers, which would hide a low power limit or poor cooling.
-    a, b, out = (torch.rand(size, size, dtype=kind, device=device) for _ in range(3))
-    return lambda: torch.mm(a, b, out=out), 2.0 * size**3
-
-
-def _copy(device: torch.device) -> tuple[Work, float]:
-    """Return a function that copies the next part of a large buffer, and the bytes it reads and writes."""
-    total, part = _MEMORY_BYTES, _MEMORY_BYTES
-    if device.type == "cpu":
-        # Small parts: under a CPU quota, a long call would span several periods.
-        part = _CPU_PART_BYTES
-        total = max(part, min(total, psutil.virtual_memory().available // 16 // part * part))
-    shape = (total // part, part)
-    sources = torch.ones(shape, dtype=torch.uint8, device=device)
-    targets = torch.zeros_like(sources)
-    places = itertools.cycle(range(shape[0]))
-
-    def copy_next() -> None:
-        place = next(places)
-        targets[place].copy_(sources[place])
-
-    return copy_next, 2.0 * part
-
-
-def _slowest_rate(
-    on: Sequence[torch.device], prepare: Callable[[torch.device], tuple[Work, float]], windows: int
-) -> float:
-    prepared = [prepare(device) for device in on]
-    works, amount = [work for work, _ in prepared], prepared[0][1]
-    for work in works:
-        work()
-    if on[0].type == "cpu":
-        return float(median([_cpu_rate(works[0], amount) for _ in range(windows)]))
-    by_window = [_gpu_rates(works, amount, on) for _ in range(windows)]
-    return min(float(median(rates)) for rates in zip(*by_window, strict=True))
-
-
-def _cpu_rate(work: Work, amount: float) -> float:
-    began, done = time.perf_counter(), 0
-    while (now := time.perf_counter()) < began + WINDOW_S:
-        work()
-        done += 1
-    return done * amount / (now - began)
-
-
-def _gpu_rates(works: Sequence[Work], amount: float, on: Sequence[torch.device]) -> list[float]:
-    """Return the rate of each GPU in a window in which all GPUs work."""
-    once = _timed(works[0], on)
-    repeats = max(1, math.ceil(WINDOW_S / max(once, 1e-6) / 2))
-    events = []
-    for device, work in zip(on, works, strict=True):
-        with torch.cuda.device(device):
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-            begin.record()
-            for _ in range(repeats):
-                work()
-            end.record()
-            events.append((begin, end))
-    for device in on:
-        torch.cuda.synchronize(device)
-    return [repeats * amount / (begin.elapsed_time(end) / 1e3) for begin, end in events]
-
-
-def _timed(work: Work, on: Sequence[torch.device]) -> float:
-    _synchronize(on)
-    began = time.perf_counter()
-    work()
-    _synchronize(on)
-    return time.perf_counter() - began
-
-
-def _synchronize(on: Sequence[torch.device]) -> None:
-    for device in on:
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-
-
-def use_all_cores() -> int:
-    """Let torch use all cores of this process, at most its CPU quota rounded up; return their number."""
-    cores = len(os.sched_getaffinity(0))
-    quota = cpu_quota(cpu_groups())
-    if quota is not None:
-        cores = min(cores, math.ceil(quota))  # further threads would only use up the quota while they wait
-    torch.set_num_threads(cores)
-    return cores
-
-
-def gpu_state(on: Sequence[torch.device], size: int) -> dict[str, float | None]:
-    """Return the worst value of each kind that NVML reports about this node's GPUs while they work.
-
-    ``gpu-clock`` is in Hz. ``gpu-slowdown`` counts GPUs whose clocks are lowered because of their
-    temperature or hardware. ``gpu-errors`` counts uncorrected memory errors and failed repairs of
-    memory rows. The result is empty without GPUs.
-    """
-    indices = [device.index for device in on if device.type == "cuda"]
-    if not indices:
-        return {}
-    works = [_product(device, size)[0] for device in on]
-    until = time.perf_counter() + _LOADED_S
-    while time.perf_counter() < until:
-        for work in works:
-            work()
-        _synchronize(on)
-    for work in works * _QUEUED:
-        work()
-    states = [clocks(index) for index in indices]
-    facts = gpu_facts()
-    _synchronize(on)
-    mhz = _lowest(state["sm_mhz"] for state in states)
-    return {
-        "gpu-clock": None if mhz is None else mhz * 1e6,
-        "gpu-slowdown": _total(_is_slowed(state["reasons"]) for state in states),
-        "gpu-errors": _total(map(_errors, states, facts)),
-        "pcie-width": _lowest(one["pcie_width"] for one in facts),
-    }
-
-
-def _is_slowed(reasons: dict[str, list[str]] | None) -> bool | None:
-    if reasons is None:
-        return None
-    # Alone, hw_slowdown can also mean that the clocks are changing.
-    return bool(reasons["thermal"] or set(reasons["hardware"]) - {"hw_slowdown"})
-
-
-def _errors(state: dict[str, Any], facts: dict[str, Any]) -> int | None:
-    errors, rows = state["ecc_uncorrected"], facts["remapped_rows"]
-    if errors is None and rows is None:
-        return None
-    return (errors or 0) + (rows["pending"] + rows["failure"] if rows else 0)
-
-
-def _lowest(values: Iterable[float | None]) -> float | None:
-    return min((value for value in values if value is not None), default=None)
-
-
-def _total(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if known else None
-
-
 #: Time for which rank 0 waits for nodes that have not joined.
 JOIN_S = 60.0
-#: Time of an exchange, and maximum time of all exchanges.
-_EXCHANGE_S, _EXCHANGES_S = 0.3, 60.0
-#: The first exchanges, which show how much to send in later exchanges.
-FIRST_BYTES = 4 * 2**20
-MAX_BYTES = 256 * 2**20
+#: Time of an exchange at the usual rate.
+_EXCHANGE_S = 0.3
+#: Time after which an exchange counts as hung. It includes the creation of the pair's process group, which
+#: takes seconds with NCCL.
+HUNG_S = 30.0
+#: Bytes of the first exchanges, which show how many bytes later exchanges send.
+FIRST_BYTES = {"gloo": 4 * 2**20, "nccl": 64 * 2**20}
 
 
 class Meeting:
@@ -246,7 +67,7 @@ class Meeting:
 
     def __init__(self, launch: Launch, host: str) -> None:
         self.rank = launch.rank
-        self._store = _open_store(launch)
+        self._store = _open_store(launch, serve=launch.rank == 0)
         self._tasks = 0
         self._store.set(f"host/{self.rank}", host)
         if self.rank == 0:
@@ -265,22 +86,7 @@ class Meeting:
             keys = {rank: key for rank, key in keys.items() if self._store.check([key])}
         return {rank: self._store.get(key).decode() for rank, key in keys.items()}
 
-    @property
-    def place(self) -> int:
-        """The number of this node among those that joined, from 0."""
-        return self.ranks.index(self.rank)
-
-    def connect(self, backend: str) -> None:
-        """Create the process group of the nodes that joined."""
-        dist.init_process_group(
-            backend,
-            store=PrefixStore("group", self._store),
-            rank=self.place,
-            world_size=len(self.ranks),
-            timeout=timedelta(seconds=60),
-        )
-
-    def announce(self, task: Mapping[str, Any]) -> None:
+    def announce(self, task: Task) -> None:
         """Let all nodes perform a task; called on rank 0."""
         self._store.set(f"task/{self._tasks + 1}", json.dumps(task))
 
@@ -291,6 +97,11 @@ class Meeting:
         self._store.wait([key], timedelta(seconds=timeout_s))
         task: dict[str, Any] = json.loads(self._store.get(key))
         return task
+
+    @property
+    def task_name(self) -> str:
+        """A name of the current task that is unique in this job."""
+        return f"task/{self._tasks}"
 
     def post(self, result: Any) -> None:
         """Post this node's result of the current task."""
@@ -306,14 +117,14 @@ class Meeting:
             return [json.loads(self._store.get(key)) if self._store.check([key]) else None for key in keys]
 
 
-def _open_store(launch: Launch) -> Store:
+def _open_store(launch: Launch, *, serve: bool) -> Store:
     if launch.world_size == 1:
         return HashStore()
     return TCPStore(
         launch.address,
         launch.port,
         launch.world_size,
-        is_master=launch.rank == 0,
+        is_master=serve,
         timeout=timedelta(seconds=JOIN_S),
         wait_for_workers=False,
     )
@@ -322,55 +133,81 @@ def _open_store(launch: Launch) -> Store:
 #: Time after the start of the job at which no further task begins; the job's time limit is 180 s.
 END_S = 165.0
 #: Time of the repeated checks of a node.
-_CHECKS_AGAIN_S = 2 * WINDOWS_AGAIN * WINDOW_S
+_CHECKS_AGAIN_S = 2 * WINDOWS_AGAIN * checks.WINDOW_S
+#: Time for a node to end a child that hangs and to post its result.
+_ANSWER_S = 10.0
 
 
-class Node:
-    """The process of one node, which performs the tasks that rank 0 announces."""
+def child_of(launch: Launch) -> Perform:
+    """Return the function that performs tasks in the child process of a node."""
+    return NodeTasks(launch).perform
 
-    def __init__(self, meeting: Meeting) -> None:
+
+class NodeTasks:
+    """What the child process of a node does; a task's ``kind`` is the name of a method."""
+
+    def __init__(self, launch: Launch) -> None:
         use_all_cores()
-        self._meeting = meeting
+        self._launch = launch
         self._devices = devices()
-        self._is_connected = False
-        self.has_ended = False
+        self._store: Store | None = None
 
-    def end(self, task: dict[str, Any]) -> None:
-        """Record that there are no further tasks."""
-        self.has_ended = True
+    def perform(self, task: Task) -> Any:
+        """Perform a task and return its values."""
+        return getattr(self, task["kind"])(task)
 
-    def facts(self, task: dict[str, Any]) -> dict[str, float]:
-        """Return the number of GPUs."""
-        return {"gpus": torch.cuda.device_count()}
+    def facts(self, task: Task) -> dict[str, int]:
+        """Return the number of GPUs, and a size of matrices for :meth:`checks`."""
+        return {"gpus": torch.cuda.device_count(), "size": product_size(self._devices[0])}
 
-    def checks(self, task: dict[str, Any]) -> dict[str, float | None]:
+    def checks(self, task: Task) -> dict[str, float | None]:
         """Measure this node."""
         rates = {
             "matrix-product": product_rate(self._devices, task["size"], windows=task["windows"]),
-            "memory": _slowest_rate(self._devices, _copy, task["windows"]),
+            "memory": memory_rate(self._devices, windows=task["windows"]),
         }
         return {**rates, **gpu_state(self._devices, task["size"])}
 
-    def exchange(self, task: dict[str, Any]) -> dict[int, float]:
-        """Exchange messages with other nodes."""
-        device = self._devices[0] if task["backend"] == "nccl" else torch.device("cpu")
-        if not self._is_connected:
-            self._meeting.connect(task["backend"])
-            dist.all_reduce(torch.zeros(1, device=device))
-            self._is_connected = True
-        steps = [[(a, b) for a, b in step] for step in task["steps"]]
-        deadline = time.monotonic() + task["limit_s"]
-        return exchange_steps(steps, self._meeting.place, device, count=task["bytes"], deadline=deadline)
+    def exchange(self, task: Task) -> float:
+        """Exchange messages with the partner; return the bytes/s received."""
+        self._store = self._store or _open_store(self._launch, serve=False)
+        return exchange_rate(
+            PrefixStore(task["meeting"], self._store),
+            task["place"],
+            self._devices[0] if task["backend"] == "nccl" else torch.device("cpu"),
+            backend=task["backend"],
+            count=task["bytes"],
+            timeout_s=2 * task["limit_s"],  # the parent is faster, and then knows why
+        )
 
-    def perform(self, task: dict[str, Any]) -> None:
-        """Perform a task and post its result; print the error of a task that fails."""
-        try:
-            result = {"values": getattr(self, task["kind"])(task)}
-        except (RuntimeError, OSError, MemoryError) as error:
-            words = str(error).strip().splitlines() or [type(error).__name__]
-            print(f"bench: error: {task['kind']}: {words[0]}", file=sys.stderr, flush=True)
-            result = {"error": words[0]}
-        self._meeting.post(result)
+
+class Node:
+    """The process of one node, whose child performs the tasks that rank 0 announces."""
+
+    def __init__(self, launch: Launch) -> None:
+        self._worker = Worker(partial(child_of, launch))
+        self.has_ended = False
+
+    def perform(self, task: dict[str, Any], meeting: Meeting) -> None:
+        """Perform a task and post its result."""
+        if task["kind"] == "end":
+            self.has_ended = True
+            meeting.post({"values": {}})
+            self._worker.close()
+        elif task["kind"] == "exchange":
+            self._exchange(task, meeting)
+        else:
+            meeting.post(self._worker.perform(task, limit_s=task["limit_s"]))
+
+    def _exchange(self, task: dict[str, Any], meeting: Meeting) -> None:
+        """Perform the exchange of this node's pair, if it has one in this step."""
+        me = meeting.ranks.index(meeting.rank)
+        pair = next((pair for pair in task["step"] if me in pair), None)
+        if pair is None:
+            meeting.post({"values": None})
+            return
+        mine = {"place": pair.index(me), "meeting": f"{meeting.task_name}/{pair[0]}-{pair[1]}"}
+        meeting.post(self._worker.perform({**task, **mine}, limit_s=task["limit_s"]))
 
 
 class Coordinator:
@@ -393,14 +230,15 @@ class Coordinator:
     def measure(self, missing: Sequence[str]) -> None:
         """Measure all nodes and write the result; ``missing`` are the nodes that did not join."""
         self.measured.silent += missing
-        self._add("facts", {})
-        size = product_size(devices()[0])
-        self._add("checks", {"size": size, "windows": WINDOWS})
-        self._exchanges()
+        # All nodes multiply matrices of the same size.
+        size = next((found["size"] for found in self._add("facts", {}) if found), None)
+        if size is not None:
+            self._add("checks", {"size": size, "windows": WINDOWS})
+            self._exchanges()
         if self._failing_checks() and self._left_s > _CHECKS_AGAIN_S:
             self._add("checks", {"size": size, "windows": WINDOWS_AGAIN})
         write_result(self._folder, self.result())
-        self._perform("end", {})  # the store ends with this process: wait for the other processes
+        self._perform("end", {}, limit_s=0.0)  # the store ends with this process: wait for the others
 
     def result(self) -> dict[str, Any]:
         """Return the content of result.json."""
@@ -408,69 +246,102 @@ class Coordinator:
         verdict = assess(self.measured, threshold=self._threshold)
         return {"schema": 1, "job_id": os.environ.get("SLURM_JOB_ID"), "time": moment, **verdict}
 
-    def _perform(self, kind: str, task: dict[str, Any]) -> list[Any | None]:
-        """Let all nodes perform a task; return their values, with None for nodes that failed."""
-        self._meeting.announce({"kind": kind, **task})
-        self._node.perform(self._meeting.next_task(timeout_s=1))
-        found = self._meeting.results(timeout_s=max(5.0, min(90.0, self._left_s)))
+    def _perform(self, kind: str, task: Task, *, limit_s: float) -> list[dict[str, Any] | None]:
+        """Let all nodes perform a task; return their results, with None for nodes that did not answer."""
+        self._meeting.announce({"kind": kind, "limit_s": limit_s, **task})
+        self._node.perform(self._meeting.next_task(timeout_s=1), self._meeting)
+        found = self._meeting.results(timeout_s=limit_s + _ANSWER_S)
         for host, result in zip(self.measured.hosts, found, strict=True):
             if result is None and host not in self.measured.silent:
                 self.measured.silent.append(host)
-        return [None if result is None else result.get("values") for result in found]
+        return found
 
-    def _add(self, kind: str, task: dict[str, Any]) -> None:
+    def _add(self, kind: str, task: Task) -> list[dict[str, Any] | None]:
         """Perform a task that measures checks, add its values to earlier values, and write all values."""
-        found = self._perform(kind, task)
+        results = self._perform(kind, task, limit_s=max(5.0, min(90.0, self._left_s)))
+        found = [None if result is None else result.get("values") for result in results]
+        for host, result in zip(self.measured.hosts, results, strict=True):
+            self.measured.errors.pop(host, None)
+            if result is not None and "error" in result:
+                self.measured.errors[host] = result["error"]
         for check in (*RATES, *FAULTS):
             values = [None if one is None else one.get(check) for one in found]
             if any(value is not None for value in values):
                 self.measured.passes.setdefault(check, []).append(values)
         write_measured(self._folder, self.measured.as_json())
+        return found
 
     def _failing_checks(self) -> bool:
-        return any(
+        return bool(self.measured.errors) or any(
             failing(passes, check=check, threshold=self._threshold)
             for check, passes in self.measured.passes.items()
         )
 
     def _exchanges(self) -> None:
+        """Exchange messages in the ring, then again between suspects."""
         nodes = len(self.measured.hosts)
-        if nodes < 2 or not set(self.measured.hosts).isdisjoint(self.measured.silent):
-            return  # the process group would wait for a node that has stopped answering
-        gpus = self.measured.passes["gpus"][0]
-        backend = "nccl" if all(gpus) else "gloo"
+        if nodes < 2:
+            return
+        backend = "nccl" if all(self.measured.passes.get("gpus", [[0]])[0]) else "gloo"
         ring = ring_steps(nodes)
-        rates = self._exchanged(ring[:1], FIRST_BYTES, backend).values()
-        wanted = round(median(rates) * _EXCHANGE_S) if rates else FIRST_BYTES
-        count = max(FIRST_BYTES, min(MAX_BYTES, wanted))
-        self.measured.exchange = self._exchanged(ring, count, backend)
-        if again := self._again():
-            self.measured.again = self._exchanged(again, count, backend)
-        write_measured(self._folder, self.measured.as_json())
+        first = FIRST_BYTES[backend]
+        rates: dict[Pair, float] = {}
+        self._exchange(ring[:1], first, backend, rates)
+        count = max(first, round(median(rates.values()) * _EXCHANGE_S)) if rates else first
+        # A pair that hung would do so again, and is only measured again at the end.
+        untried = [[pair for pair in step if pair not in self.measured.failures] for step in ring]
+        self._exchange(untried, count, backend, self.measured.exchange)
+        self._exchange(self._again(), count, backend, self.measured.again)
 
     def _again(self) -> list[Step]:
         if len(self.measured.hosts) == 2:
             uneven = uneven_directions(self.measured.exchange, threshold=self._threshold)
-            return [[(0, 1)]] if uneven else []
+            return [[(0, 1)]] if uneven or self.measured.failures else []
         rates = self.measured.rates
         return pairs_again(rates, judge(rates, threshold=self._threshold))
 
-    def _exchanged(self, steps: Sequence[Step], count: int, backend: str) -> dict[tuple[int, int], float]:
-        limit_s = max(1.0, min(_EXCHANGES_S, self._left_s - 20))
-        task = {"steps": steps, "bytes": count, "backend": backend, "limit_s": limit_s}
-        found = self._perform("exchange", task)
-        return {
-            (node, int(partner)): rate
-            for node, received in enumerate(found)
-            for partner, rate in (received or {}).items()
-        }
+    def _exchange(self, steps: Sequence[Step], count: int, backend: str, rates: dict[Pair, float]) -> None:
+        """Exchange ``count`` bytes in each pair; add the bytes/s to ``rates``, by (receiver, sender).
+
+        Record the pairs that failed. All pairs of a step have ended before the next step begins.
+        """
+        for step in steps:
+            present = [pair for pair in step if not self._has_silent(pair)]
+            if not present or self._left_s < HUNG_S + _ANSWER_S:
+                continue  # the others remain unmeasured
+            task = {"step": present, "bytes": count, "backend": backend}
+            results = self._perform("exchange", task, limit_s=HUNG_S)
+            for a, b in present:
+                rates |= self._of_pair((a, b), results[a], results[b])
+            write_measured(self._folder, self.measured.as_json())
+
+    def _of_pair(
+        self, pair: Pair, first: dict[str, Any] | None, second: dict[str, Any] | None
+    ) -> dict[Pair, float]:
+        """Return the rates of a pair that exchanged messages, else record why it did not."""
+        if first is None or second is None:
+            return {}  # a node stopped answering, which says nothing about the link
+        a, b = pair
+        failed = {node: result for node, result in ((a, first), (b, second)) if "error" in result}
+        if not failed:
+            self.measured.failures.pop(pair, None)
+            return {(a, b): first["values"], (b, a): second["values"]}
+        # A node that did not hang knows the reason: its partner only waited for it.
+        known = {node: result for node, result in failed.items() if not result.get("hung")}
+        words = [f"{self.measured.hosts[node]}: {result['error']}" for node, result in known.items()]
+        self.measured.failures[pair] = "; ".join(words) or next(iter(failed.values()))["error"]
+        return {}
+
+    def _has_silent(self, pair: Pair) -> bool:
+        return any(self.measured.hosts[node] in self.measured.silent for node in pair)
 
 
 def check_this_machine(folder: PreflightFolder, *, threshold: float) -> None:
     """Measure this machine alone and write the result."""
-    meeting = Meeting(Launch("single", 0, 0, 1), host_name(os.environ))
-    end = time.time() + END_S
-    Coordinator(Node(meeting), meeting, folder, threshold=threshold, end=end).measure([])
+    launch = Launch("single", 0, 0, 1)
+    node, end = Node(launch), time.time() + END_S
+    meeting = Meeting(launch, host_name(os.environ))
+    Coordinator(node, meeting, folder, threshold=threshold, end=end).measure([])
 
 
 def main() -> int:
@@ -482,18 +353,18 @@ def main() -> int:
     began = float(os.environ.get("BENCH_PREFLIGHT_BEGAN") or time.time())
     try:
         launch = launch_from(os.environ)
+        node = Node(launch)
         meeting = Meeting(launch, host_name(os.environ))
     except (WorkloadError, dist.DistError, RuntimeError) as error:
         print(f"bench: error: {error}", file=sys.stderr, flush=True)
         return 1
-    node = Node(meeting)
     if launch.rank == 0:
         folder, end = PreflightFolder(options.folder), began + END_S
         coordinator = Coordinator(node, meeting, folder, threshold=options.threshold, end=end)
         coordinator.measure(_missing(launch, meeting))
         return 0
     while not node.has_ended:
-        node.perform(meeting.next_task(timeout_s=END_S))
+        node.perform(meeting.next_task(timeout_s=END_S), meeting)
     return 0
 
 

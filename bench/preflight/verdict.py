@@ -10,13 +10,16 @@ slower of its two nodes, so a node is as fast as its best exchange. Suspects are
 links, and slow nodes with a node that is known to be fast. A node that is still slow is a slow node. Two
 nodes that are fast with others, but slow together, have a slow link between them.
 
+Exchanges that hang or fail are treated in the same way. A node is unfit if all its exchanges failed with
+partners that exchanged messages with other nodes. Otherwise the link between the two nodes is broken.
+
 A pair contains the numbers of two nodes, from 0. This module needs no torch, so that
 `make campaign-preflight` can simulate many cases.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median_high
 from typing import Any
@@ -48,11 +51,15 @@ def steps_of(pairs: Iterable[Pair]) -> list[Step]:
 
 @dataclass(frozen=True)
 class Rates:
-    """Rates of pairs in bytes/s; ``again`` contains the rates of pairs that were measured again."""
+    """Rates of pairs in bytes/s; ``again`` contains the rates of pairs that were measured again.
+
+    ``failed`` are the pairs whose last exchange hung or failed.
+    """
 
     nodes: int
     first: Mapping[Pair, float]
     again: Mapping[Pair, float]
+    failed: Collection[Pair] = ()
 
     def best(self, pair: Pair) -> float:
         """Return the higher rate of a pair, because disturbances only lower a rate."""
@@ -66,18 +73,25 @@ class Rates:
                 best[node] = max(rate, best[node] or 0.0)
         return best
 
+    def without_success(self) -> list[int]:
+        """Return the nodes all of whose exchanges failed."""
+        tried = {node for pair in self.failed for node in pair}
+        return sorted(node for node in tried if self.of_nodes()[node] is None)
+
 
 @dataclass(frozen=True)
 class Verdict:
     """Rates of the nodes, their median, the slow nodes, and the slow links between other nodes.
 
-    Everything is None or empty for fewer than three nodes: of two nodes, either could be slow.
+    ``isolated`` are the nodes that no partner could reach. Everything is None or empty for fewer than three
+    nodes: of two nodes, either could be slow.
     """
 
     rates: list[float | None]
     median: float | None
     slow_nodes: list[int]
     slow_links: list[Pair]
+    isolated: list[int] = field(default_factory=list)
 
 
 def judge(rates: Rates, *, threshold: float) -> Verdict:
@@ -93,7 +107,15 @@ def judge(rates: Rates, *, threshold: float) -> Verdict:
     median = median_high(known)
     slow = [node for node, rate in enumerate(of_nodes) if rate is not None and rate < threshold * median]
     links = list(_slow_links(rates, of_nodes, set(slow), threshold))
-    return Verdict(of_nodes, median, slow, links)
+    return Verdict(of_nodes, median, slow, links, list(_isolated(rates, of_nodes)))
+
+
+def _isolated(rates: Rates, of_nodes: Sequence[float | None]) -> Iterator[int]:
+    """Yield the nodes that at least two partners could not reach, although these reached other nodes."""
+    for node in rates.without_success():
+        partners = {one for pair in rates.failed if node in pair for one in pair} - {node}
+        if len([one for one in partners if of_nodes[one] is not None]) >= 2:
+            yield node
 
 
 def _slow_links(
@@ -113,23 +135,29 @@ def confirmed(rates: Rates, verdict: Verdict) -> Verdict:
     measured = {node for pair in rates.again for node in pair}
     nodes = [node for node in verdict.slow_nodes if node in measured]
     links = [pair for pair in verdict.slow_links if pair in rates.again]
-    return Verdict(verdict.rates, verdict.median, nodes, links)
+    return Verdict(verdict.rates, verdict.median, nodes, links, verdict.isolated)
 
 
 def pairs_again(rates: Rates, verdict: Verdict) -> list[Step]:
-    """Return the steps that measure slow links, links of slow nodes, and slow nodes with fast ones."""
+    """Return the steps that measure slow links, links of slow nodes, and slow nodes with fast ones.
+
+    Exchanges that failed are measured in the same way.
+    """
+    suspects = [*verdict.slow_nodes, *rates.without_success()]
     slow = set(verdict.slow_nodes)
     rated = [node for node, rate in enumerate(verdict.rates) if rate is not None and node not in slow]
     fast = sorted(rated, key=lambda node: -(verdict.rates[node] or 0.0))
+    if not fast:
+        return []  # nothing to compare with
     links = [pair for pair in rates.first if not slow.isdisjoint(pair)] + verdict.slow_links
     wanted = []
-    for place, node in enumerate(verdict.slow_nodes):
+    for place, node in enumerate(suspects):
         # A partner that is not its neighbour shows whether the node is slow, or its links. Slow nodes get
         # different partners where possible, so that they can exchange at the same time.
         pairs = [(min(node, one), max(node, one)) for one in fast]
-        pairs = [pair for pair in pairs if pair not in rates.first] or pairs
+        pairs = [pair for pair in pairs if pair not in rates.first and pair not in rates.failed] or pairs
         wanted.append(pairs[place % len(pairs)])
-    return steps_of(dict.fromkeys([*wanted, *links]))
+    return steps_of(dict.fromkeys([*wanted, *links, *rates.failed]))
 
 
 DEFAULT_THRESHOLD = 0.9
@@ -144,7 +172,7 @@ RATES = {
 }
 #: Checks that count faults, of which a fit node has none.
 FAULTS = ("gpu-slowdown", "gpu-errors")
-#: The check of nodes that did not start, or stopped answering.
+#: The check of nodes that did not start, stopped answering, or could not be measured.
 ANSWERED = "answered"
 
 Values = Sequence[float | None]
@@ -155,20 +183,24 @@ class Measured:
     """The values of all nodes, as far as they were measured.
 
     ``hosts`` are the nodes that joined. ``passes`` maps each check to its passes; a pass is a list of
-    values by node. ``silent`` are nodes that did not join or stopped answering. ``exchange`` and ``again``
-    map (receiver, sender) to bytes/s.
+    values by node. ``silent`` are nodes that did not join or stopped answering. ``errors`` maps nodes that
+    could not be measured to the reason. ``exchange`` and ``again`` map (receiver, sender) to bytes/s.
+    ``failures`` maps pairs whose last exchange hung or failed to the reason.
     """
 
     hosts: list[str]
     silent: list[str] = field(default_factory=list)
+    errors: dict[str, str] = field(default_factory=dict)
     passes: dict[str, list[list[float | None]]] = field(default_factory=dict)
     exchange: dict[Pair, float] = field(default_factory=dict)
     again: dict[Pair, float] = field(default_factory=dict)
+    failures: dict[Pair, str] = field(default_factory=dict)
 
     @property
     def rates(self) -> Rates:
         """The rate of each pair, in the slower of its two directions."""
-        return Rates(len(self.hosts), slower_directions(self.exchange), slower_directions(self.again))
+        first, again = slower_directions(self.exchange), slower_directions(self.again)
+        return Rates(len(self.hosts), first, again, tuple(self.failures))
 
     def as_json(self) -> dict[str, Any]:
         """Return what was measured as a JSON object."""
@@ -176,7 +208,7 @@ class Measured:
             name: [[*pair, round(rate)] for pair, rate in getattr(self, name).items()]
             for name in ("exchange", "again")
         }
-        return {**vars(self), **directed}
+        return {**vars(self), **directed, "failures": [[*pair, why] for pair, why in self.failures.items()]}
 
 
 def slower_directions(directed: Mapping[Pair, float]) -> dict[Pair, float]:
@@ -218,36 +250,53 @@ def assess(measured: Measured, *, threshold: float) -> dict[str, Any]:
     made = {check: passes for check, passes in measured.passes.items() if check != "gpus" or _best(passes)[1]}
     columns = {check: _best(passes) for check, passes in made.items()}
     failed = {check: failing(passes, check=check, threshold=threshold) for check, passes in made.items()}
-    exchange = confirmed(measured.rates, judge(measured.rates, threshold=threshold))
-    if measured.exchange:
-        columns["exchange"], failed["exchange"] = (exchange.rates, exchange.median), exchange.slow_nodes
+    rates = measured.rates
+    exchange = confirmed(rates, judge(rates, threshold=threshold))
+    if measured.exchange or measured.failures:
+        columns["exchange"] = exchange.rates, exchange.median
+        failed["exchange"] = [*exchange.slow_nodes, *exchange.isolated]
 
     def result(check: str, place: int) -> dict[str, Any]:
         """Return a node's value, if possible from a measurement that the node passed."""
         passed = [one for one in made.get(check, ()) if _fails(check, one[place], one, threshold) is False]
         values, median = _best(passed) if passed else columns[check]
-        return _result(check, values[place], median, fails=place in failed[check])
+        found = _result(check, values[place], median, fails=place in failed[check])
+        if check == "exchange" and place in exchange.isolated:
+            reason = next(why for pair, why in measured.failures.items() if place in pair)
+            return {**found, "reason": reason}
+        return found
 
-    nodes = [
-        _node(host, [result(check, place) for check in (*RATES, *FAULTS) if check in columns])
-        for place, host in enumerate(measured.hosts)
-        if host not in measured.silent
-    ]
+    nodes = []
+    for place, host in enumerate(measured.hosts):
+        if host not in measured.silent:
+            results = [result(check, place) for check in (*RATES, *FAULTS) if check in columns]
+            nodes.append(_node(host, [*_unmeasured(measured, host), *results]))
     nodes += [_node(host, [_result(ANSWERED, None, None, fails=True)]) for host in measured.silent]
-    rates = measured.rates
-    links = [
-        _link([measured.hosts[a], measured.hosts[b]], rates.best((a, b)), exchange.median)
-        for a, b in exchange.slow_links
-    ]
-    if len(measured.hosts) == 2:
-        links += _of_two(measured, threshold)
+    links = [*_bad_links(measured, exchange), *(_of_two(measured, threshold) if rates.nodes == 2 else ())]
     return {
         "nodes": nodes,
         "links": links,
         "exclude": [node["node"] for node in nodes if not node["fit"]],
         "threshold": threshold,
-        "pairs": len(rates.first),
+        "pairs": len({*rates.first, *rates.again}),
     }
+
+
+def _unmeasured(measured: Measured, host: str) -> list[dict[str, Any]]:
+    """Return the failed check of a node that could not be measured, else nothing."""
+    if host not in measured.errors:
+        return []
+    return [{**_result(ANSWERED, None, None, fails=True), "reason": measured.errors[host]}]
+
+
+def _bad_links(measured: Measured, verdict: Verdict) -> Iterator[dict[str, Any]]:
+    """Yield the slow links, and the links over which nothing could be exchanged."""
+    rates, hosts = measured.rates, measured.hosts
+    for a, b in verdict.slow_links:
+        yield _link([hosts[a], hosts[b]], rates.best((a, b)), verdict.median)
+    for (a, b), reason in measured.failures.items():
+        if not {a, b} & set(verdict.isolated):
+            yield _link([hosts[a], hosts[b]], None, verdict.median, reason=reason)
 
 
 def _best(passes: Sequence[Values]) -> tuple[Values, float | None]:
@@ -270,8 +319,10 @@ def _node(host: str, checks: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {"node": host, "fit": all(check["fit"] for check in checks), **shown, "checks": list(checks)}
 
 
-def _link(nodes: Sequence[str], value: float, median: float | None) -> dict[str, Any]:
-    return {"nodes": list(nodes), "fit": False, "value": value, "median": median}
+def _link(
+    nodes: Sequence[str], value: float | None, median: float | None, *, reason: str | None = None
+) -> dict[str, Any]:
+    return {"nodes": list(nodes), "fit": False, "value": value, "median": median, "reason": reason}
 
 
 def uneven_directions(directed: Mapping[Pair, float], *, threshold: float) -> bool:

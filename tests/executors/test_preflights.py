@@ -39,8 +39,8 @@ mv "$1/result.json.new" "$1/result.json"
 SHORT = """\
 #!/bin/bash
 shift 4  # -P -m ddp_scaling_bench.start preflight
-exec %s -c 'import runpy; from bench.preflight import program
-program.WINDOW_S = 0.2
+exec %s -c 'import runpy; from bench.preflight import checks
+checks.WINDOW_S = 0.2
 runpy.run_module("bench.preflight", run_name="__main__", alter_sys=True)' "$@"
 """
 

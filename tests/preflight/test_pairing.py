@@ -112,6 +112,22 @@ def test_slow_nodes_are_measured_again_with_fast_nodes_that_are_not_their_neighb
         assert len({0, 3} & set(pair)) == 1
 
 
+def test_failed_exchanges_are_tried_again_and_a_node_without_success_gets_another_partner():
+    ring = pairs_of(ring_steps(8))
+    first = {pair: 1.0 for pair in ring if 3 not in pair and pair != (5, 6)}
+    rates = Rates(8, first, {}, [(2, 3), (3, 4), (5, 6)])
+    again = set(pairs_of(pairs_again(rates, judge(rates, threshold=THRESHOLD))))
+    assert {(2, 3), (3, 4), (5, 6)} < again
+    [other] = again - set(ring)
+    assert 3 in other
+    assert judge(rates, threshold=THRESHOLD).isolated == [3]
+
+
+def test_without_any_exchange_nothing_is_tried_again():
+    rates = Rates(3, {}, {}, [(0, 1), (1, 2), (0, 2)])
+    assert pairs_again(rates, judge(rates, threshold=THRESHOLD)) == []
+
+
 def test_noise_of_some_per_cent_blames_nobody():
     dice = random.Random(4)
     for _ in range(200):

@@ -94,7 +94,8 @@ def test_a_slow_link_blames_neither_of_its_nodes():
     found.again = {(0, 1): 0.55e9, (1, 0): 1e9}
     result = assess(found, threshold=0.9)
     assert result["exclude"] == []
-    assert result["links"] == [{"nodes": ["n1", "n2"], "fit": False, "value": 0.55e9, "median": 1e9}]
+    slow = {"nodes": ["n1", "n2"], "fit": False, "value": 0.55e9, "median": 1e9, "reason": None}
+    assert result["links"] == [slow]
     assert list(findings(result)) == [
         "the link between n1 and n2 is slow: 550 MB/s, the median is 1 GB/s; avoid one of these nodes"
     ]
@@ -110,6 +111,66 @@ def test_two_nodes_cannot_tell_which_of_them_sends_slowly():
         " with them to find out which node is slow",
         "two nodes: the rate of their exchange cannot be compared with that of other pairs",
     ]
+
+
+WHY = "the exchange did not end in 30 s"
+
+
+def test_a_link_over_which_nothing_was_exchanged_is_named_and_neither_of_its_nodes_is_unfit():
+    found = measured(4)
+    found.exchange = {pair: 1e9 for pair in both_directions(4, set()) if {*pair} != {0, 1}}
+    found.failures = {(0, 1): WHY}
+    result = assess(found, threshold=0.9)
+    assert result["exclude"] == []
+    assert list(findings(result)) == [f"n1 and n2 exchanged no messages: {WHY}; avoid one of these nodes"]
+
+
+def test_of_two_nodes_whose_exchange_hangs_none_is_blamed():
+    found = measured(2)
+    found.failures = {(0, 1): WHY}
+    result = assess(found, threshold=0.9)
+    assert (result["exclude"], len(result["links"])) == ([], 1)
+    assert list(findings(result)) == [
+        f"n1 and n2 exchanged no messages: {WHY}; check a third node together with them to find out which"
+        " node is faulty"
+    ]
+
+
+def test_a_node_without_any_exchange_is_unfit_if_its_partners_reach_others():
+    found = measured(4)
+    found.exchange = {pair: 1e9 for pair in both_directions(4, set()) if 1 not in pair}
+    found.failures = {(0, 1): WHY, (1, 2): WHY}
+    result = assess(found, threshold=0.9)
+    assert (result["exclude"], result["links"]) == (["n2"], [])
+    assert list(findings(result)) == [f"n2 is unfit: it exchanged messages with no other node: {WHY}"]
+
+
+def test_a_pair_that_was_not_tried_blames_nobody_and_is_unknown():
+    found = measured(4)
+    found.exchange = {pair: 1e9 for pair in both_directions(4, set()) if 1 not in pair}
+    excluded, lines = said(found)
+    assert (excluded, lines) == (
+        [],
+        ["3 of 6 pairs of nodes exchanged messages; the links between the other pairs are unknown"],
+    )
+
+
+def test_if_nothing_can_be_exchanged_one_line_says_so():
+    found = measured(3)
+    found.failures = {(0, 1): "n1: no such device", (1, 2): WHY, (0, 2): WHY}
+    result = assess(found, threshold=0.9)
+    assert (result["exclude"], len(result["links"])) == ([], 3)
+    assert list(findings(result)) == [
+        "no pair of nodes exchanged messages; the first pair, n1 and n2: n1: no such device"
+    ]
+
+
+def test_a_node_that_could_not_be_measured_is_unfit_with_its_reason():
+    found = measured(3, memory=[[10e9, None, 10e9]])
+    found.errors["n2"] = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
+    excluded, lines = said(found)
+    assert excluded == ["n2"]
+    assert lines[0] == f"n2 is unfit: it could not be measured: {found.errors['n2']}"
 
 
 def test_a_single_node_is_fit_and_the_missing_comparison_is_named():
