@@ -54,7 +54,7 @@ benchmark: setup-tests
 # the table in docs/gpu.md. GPU="--json FILE --page FILE" writes other files.
 GPU ?=
 gpu:
-	$(PYTHON) benchmarks/gpu.py $(GPU)
+	@$(PYTHON) benchmarks/gpu.py $(GPU)
 
 # Half an hour on the test cluster: kill bench submit at random moments, cause every fault of a run, and check
 # the intervals of simulated studies. For a short one: make campaign KILLS=2 FAULTS=killed STUDIES=20 PREDICTIONS=5

@@ -7,6 +7,8 @@
 script; nothing is installed. A part that fails or runs out of time does not stop the others; all take at most
 8 minutes.
 
+If packages are missing, the first line names them and the commands that bring them.
+
 The exit code is 0 if all parts passed, 1 if a part failed or ran out of time, 2 if this machine is unfit.
 """
 
@@ -31,6 +33,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs/gpu.md"
 BEGIN, END = "<!-- begin: make gpu -->\n", "<!-- end: make gpu -->\n"
 SCHEMA = 1
+OLDEST_PYTHON = (3, 11)
 #: Seconds for a part to end after SIGTERM; they are included in its budget.
 GRACE_S = 5.0
 #: Lines of a failed part's output that are shown.
@@ -56,18 +59,20 @@ class Part:
 
 #: A GPU that is busy all the time: a step of about 10 ms on an H100.
 _OVERHEAD = ("--device", "cuda", "--parameters", "64M", "--batch", "1024", "--pairs", "40", "--steps", "30")
-MACHINE = Part("machine", "machine", 60)
+MACHINE = Part("machine", "machine", 30)
 #: Time that a part leaves unused goes to the next ones, so the longest and least certain part is the last.
 PARTS = (
-    Part("mfu", "MFU of the transformer in bf16", 70),
+    Part("mfu", "MFU of the transformer in bf16", 50),
+    Part("formats", "ResNet-50 by precision and memory format", 60),
+    Part("ranks", "two NCCL ranks on one GPU", 90),
     Part(
         "overhead",
         "overhead of the harness",
-        60,
+        50,
         (sys.executable, str(Path(__file__).with_name("overhead.py")), *_OVERHEAD, "--json", "{file}"),
     ),
-    Part("study", "study with conditions", 110),
-    Part("tests", "tests", 170),
+    Part("study", "study with conditions", 70),
+    Part("tests", "tests", 120),
 )
 
 
@@ -202,6 +207,43 @@ def mfu_words(values: Mapping[str, Any]) -> list[str]:
     return words
 
 
+def formats_words(values: Mapping[str, Any]) -> list[str]:
+    """Return the results of the part ``formats`` as texts: the rate and the MFU of each configuration."""
+    words = []
+    for one in values["configurations"]:
+        mfu = "" if one["mfu"] is None else f" (MFU {one['mfu']:.1%})"
+        words.append(f"{one['precision']}, {one['memory_format']}: {one['images_per_s']:.0f} images/s{mfu}")
+    return words
+
+
+def ranks_words(values: Mapping[str, Any]) -> list[str]:
+    """Return the results of the part ``ranks`` as texts: of the training, and of the preflight."""
+    if values.get("refused"):
+        return [f"NCCL refuses two ranks on one GPU: {values['refused']}"]
+    words = []
+    if "transport" in values:
+        parts = ", ".join(f"{name} {seconds * 1e3:.1f}" for name, seconds in values["parts_s"].items())
+        words += [f"network {values['transport']['network']}", f"parts of a step in ms: {parts}"]
+        times = [f"{mib_text(size)} in {seconds * 1e3:.2f} ms" for size, seconds in values["sweep"]]
+        words.append(f"all-reduce of {', '.join(times)}" if times else f"no sweep: {values['no_sweep']}")
+    if "preflight" in values:
+        found = values["preflight"]
+        rates = ", ".join(f"{rate / 1e9:.2f}" for *_, rate in found["exchange"]) or "none"
+        words.append(f"preflight: exchange {rates} GB/s, failures {len(found['failures'])}")
+        words += [f"{name} {check_text(values)}" for name, values in found["checks"].items()]
+    return words
+
+
+def mib_text(size: float) -> str:
+    """Return a number of bytes in KiB or MiB."""
+    return f"{size / 2**20:.0f} MiB" if size >= 2**20 else f"{size / 2**10:.0f} KiB"
+
+
+def check_text(values: Sequence[float]) -> str:
+    """Return the values of a check of the preflight on both nodes."""
+    return " and ".join(f"{value:.3g}" for value in values)
+
+
 def overhead_words(values: Mapping[str, Any]) -> list[str]:
     """Return the result of the part ``overhead`` as a text: the ratio of step times with its interval."""
     interval = f"{values['ratio_low']:.4f} to {values['ratio_high']:.4f}"
@@ -229,7 +271,14 @@ def tests_words(values: Mapping[str, Any]) -> list[str]:
 
 
 TITLES = {part.name: part.title for part in PARTS}
-WORDS = {"mfu": mfu_words, "overhead": overhead_words, "study": study_words, "tests": tests_words}
+WORDS = {
+    "mfu": mfu_words,
+    "formats": formats_words,
+    "ranks": ranks_words,
+    "overhead": overhead_words,
+    "study": study_words,
+    "tests": tests_words,
+}
 
 
 def update_page(page: Path, content: Mapping[str, Any]) -> None:
@@ -248,6 +297,12 @@ def commit() -> str:
 
 def measure(options: argparse.Namespace, folder: Path) -> int:
     """Run the parts and write the files; return the exit code."""
+    if sys.version_info < OLDEST_PYTHON:
+        found = ".".join(map(str, sys.version_info[:3]))
+        print(
+            f"make gpu: error: {sys.executable} is Python {found}: 3.11 or newer is needed", file=sys.stderr
+        )
+        return 2
     for file in (options.json, options.page):
         if not file.resolve().parent.is_dir():
             print(f"make gpu: error: {file}: there is no folder {file.parent}", file=sys.stderr)

@@ -1,6 +1,6 @@
 """The parts of ``make gpu``, each in its own process; see gpu.py.
 
-    python benchmarks/gpu_parts.py machine|mfu|study|tests FILE FOLDER
+    python benchmarks/gpu_parts.py machine|mfu|formats|ranks|study|tests FILE FOLDER
 
 A part writes its values to FILE as soon as it knows them, so that they are kept if the part runs out of
 time. Its exit code is 1 if it failed; the last line of its output then says why. FOLDER is for its files.
@@ -14,8 +14,10 @@ import json
 import os
 import platform
 import re
+import socket
 import subprocess
 import sys
+import time
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -26,6 +28,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+WORKLOAD = (sys.executable, "-m", "bench.workload")
 Values = dict[str, Any]
 Write = Callable[[Values], None]
 
@@ -42,10 +45,47 @@ _PRODUCTS, _BLOCKS = 10, 5
 TRANSFORMER = {"model": "transformer", "parameters": "350M", "seq_len": 1024, "precision": "bf16"}
 _TRANSFORMER_BATCH = 8
 
+#: ResNet-50 as torch trains it by default, and as users train it on such a GPU.
+FORMATS = (
+    ("fp32", "contiguous"),
+    ("bf16", "channels_last"),
+    ("tf32", "channels_last"),
+    ("bf16", "contiguous"),
+)
+_IMAGES = 64
+
+#: The training of two ranks on one GPU, which is slow: the GPU serves its processes in turn.
+TWO_RANKS = (
+    *(
+        "--device",
+        "cuda",
+        "--backend",
+        "nccl",
+        "--model",
+        "mlp",
+        "--parameters",
+        "8M",
+        "--per-gpu-batch",
+        "512",
+    ),
+    *("--steps-per-epoch", "10", "--epochs", "1", "--probe-steps", "3", "--sweep-time", "4"),
+)
+#: Seconds for each of the two programs of the part ``ranks``.
+_RANKS_S = 60.0
+#: A preflight with short windows: its rates are those of two nodes that share a GPU, and are not precise.
+PREFLIGHT = """\
+import runpy, sys
+from bench.preflight import checks
+checks.WINDOW_S = 0.3
+runpy.run_module("bench.preflight", run_name="__main__", alter_sys=True)
+"""
+#: NCCL's words if it refuses to run two ranks on one GPU.
+_REFUSED = "Duplicate GPU detected"
+
 STUDY = """\
 study: gpu
 cluster: {{executor: local, time_limit: 2m}}
-axes: {{nodes: [1], {per_node}: [1], backend: [{backend}], precision: [fp32, bf16]}}
+axes: {{nodes: [1], {per_node}: [1], backend: [{backend}], precision: [bf16]}}
 scaling: [{{mode: weak, per_gpu_batch: [8]}}]
 workload: {{device: {device}, model: transformer, parameters: {parameters}, seq_len: {seq_len},
            steps_per_epoch: 30, epochs: 2, probe_steps: 2, sweep_time: 0}}
@@ -81,10 +121,47 @@ def missing_packages(names: Iterable[str]) -> list[str]:
     return found
 
 
+def versions() -> dict[str, str]:
+    """Return the version of each package in constraints.txt, by its normalised name."""
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pairs = [line.split("==") for line in lines if "==" in line]
+    return {normalised(name): version.strip() for name, version in pairs}
+
+
+def normalised(name: str) -> str:
+    """Return the normalised name of a package (PEP 503)."""
+    return re.sub("[-_.]+", "-", name).lower()
+
+
+def how_to_bring(missing: Iterable[str]) -> str:
+    """Return the commands that download missing packages elsewhere and unpack them for this Python."""
+    known = versions()
+    # A package that is there but lacks a dependency is brought as well, so that their versions match.
+    words = [word for text in missing for word in text.rstrip(")").split(" (which lacks ")]
+    names = dict.fromkeys(map(normalised, words))
+    packages = [f"{name}=={known[name]}" if name in known else name for name in names]
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    platforms = " ".join(f"--platform {tag}" for tag in platform_tags())
+    download = f"pip download -d wheels --only-binary=:all: --python-version {python} {platforms}"
+    unpack = 'for wheel in wheels/*.whl; do python3 -m zipfile -e "$wheel" site; done'
+    return f"{download} {' '.join(packages)} && {unpack}"
+
+
+def platform_tags() -> list[str]:
+    """Return the tags of wheels that this machine can use, for the manylinux profiles that projects use."""
+    glibc = platform.libc_ver()[1].split(".")
+    minor = int(glibc[1]) if len(glibc) == 2 and glibc[1].isdigit() else 17
+    names = [f"manylinux_2_{profile}" for profile in (34, 28, 27) if profile <= minor]
+    return [f"{name}_{platform.machine()}" for name in (*names, "manylinux2014")]
+
+
 def why_unfit(missing: Sequence[str]) -> str | None:
     """Return why this Python and machine cannot run the GPU's parts, in one line; None if they can."""
     if missing:
-        return f"{sys.executable} lacks {', '.join(missing)}: install them there, or name another PYTHON"
+        return (
+            f"{sys.executable} lacks {', '.join(missing)}: name another PYTHON, or run on a machine with a"
+            f" network `{how_to_bring(missing)}`, copy the folder site here, and `PYTHONPATH=site make gpu`"
+        )
     import torch
 
     release = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
@@ -142,7 +219,7 @@ def mfu(write: Write, folder: Path) -> None:
     ]
     words += ["--device", "cuda", "--backend", "nccl", "--per-gpu-batch", str(_TRANSFORMER_BATCH)]
     words += ["--steps-per-epoch", "30", "--epochs", "3", "--probe-steps", "0", "--sweep-time", "0"]
-    run([sys.executable, "-m", "bench.workload", "--run-dir", str(folder), *words], cwd=folder)
+    run([*WORKLOAD, "--run-dir", str(folder), *words], cwd=folder)
     values["product_flops_per_s"] = max(before, product_rate())
     write(values | utilisation(folder, values["product_flops_per_s"]))
 
@@ -185,6 +262,143 @@ def utilisation(folder: Path, product_flops_per_s: float) -> Values:
         "mfu_empty_because": env["flops"]["mfu_empty_because"],
         "share_of_product": flops / step_s / product_flops_per_s,
     }
+
+
+# -- ResNet-50 -------------------------------------------------------------------------------------
+
+
+def formats(write: Write, folder: Path) -> None:
+    """Train ResNet-50 with each precision and memory format of :data:`FORMATS`."""
+    found: list[Values] = []
+    for precision, memory_format in FORMATS:
+        name = f"{precision}-{memory_format}"
+        words = [
+            "--device",
+            "cuda",
+            "--backend",
+            "nccl",
+            "--model",
+            "resnet50",
+            "--per-gpu-batch",
+            str(_IMAGES),
+        ]
+        words += ["--precision", precision, "--memory-format", memory_format]
+        words += ["--steps-per-epoch", "30", "--epochs", "2", "--attribution-steps", "3", "--val-steps", "0"]
+        words += ["--probe-steps", "0", "--sweep-time", "0"]
+        run([*WORKLOAD, "--run-dir", str(folder / name), *words], cwd=folder)
+        found.append({"precision": precision, "memory_format": memory_format, **image_rates(folder / name)})
+        write({"batch": _IMAGES, "configurations": found})
+
+
+def image_rates(folder: Path) -> Values:
+    """Return the images/s and the MFU of a run; the MFU is None if the GPU's peak is not known."""
+    rows = read_table(folder / "metrics.csv")
+    stated = [float(row["mfu"]) for row in rows if row["mfu"]]
+    return {
+        "images_per_s": median(float(row["throughput_samples_per_sec"]) for row in rows),
+        "mfu": median(stated) if stated else None,
+    }
+
+
+# -- two ranks -------------------------------------------------------------------------------------
+
+
+def ranks(write: Write, folder: Path) -> None:
+    """Train with two NCCL ranks on one GPU, then let two nodes of a preflight exchange messages."""
+    values: Values = {}
+    for name, of in (("training", training_of_two), ("preflight", preflight_of_two)):
+        (folder / name).mkdir()
+        try:
+            values |= of(folder / name)
+        except RefusedError as refused:
+            write({"refused": str(refused)})
+            return
+        write(values)
+
+
+def training_of_two(folder: Path) -> Values:
+    """Return the transport, the parts of a step (s), and the sweep as (bytes, seconds) of two ranks."""
+    together([*WORKLOAD, "--run-dir", str(folder), *TWO_RANKS], folder)
+    row = read_table(folder / "metrics.csv")[-1]
+    parts = ("step_time_sec_median", "forward_time_sec", "backward_time_sec", "comm_exposed_time_sec")
+    probes = read_json(folder / "probes.json")
+    sweep = probes["all_reduce"]
+    return {
+        "transport": read_json(folder / "env.json")["transport"],
+        "parts_s": {name.partition("_time_sec")[0]: float(row[name]) for name in parts if row[name]},
+        "sweep": [[size["bytes"], size["time_s"]] for size in sweep["sizes"]] if sweep else [],
+        "no_sweep": probes["reasons"]["all_reduce"],
+    }
+
+
+def preflight_of_two(folder: Path) -> Values:
+    """Return the checks of two nodes, and what they exchanged: [receiver, sender, bytes/s]."""
+    together([sys.executable, "-c", PREFLIGHT, str(folder), "--threshold", "0.9"], folder)
+    measured, result = read_json(folder / "measured.json"), read_json(folder / "result.json")
+    checks = {name: passes[0] for name, passes in measured["passes"].items()}
+    found = {"checks": checks, "exchange": measured["exchange"], "failures": measured["failures"]}
+    if not measured["exchange"]:
+        raise PartError(f"the preflight exchanged no messages: {measured['failures']}")
+    return {"preflight": {**found, "exclude": result["exclude"]}}
+
+
+class RefusedError(Exception):
+    """NCCL refuses two ranks on one GPU; the message contains NCCL's words."""
+
+
+def together(words: Sequence[str], folder: Path) -> None:
+    """Run a program as two ranks on the first GPU, and show the output of both.
+
+    NCCL takes ranks with different NCCL_HOSTID for ranks on different hosts, and connects them by sockets.
+
+    Raises:
+        RefusedError: NCCL refuses.
+        PartError: a rank failed or did not end.
+    """
+    print(f"$ {' '.join(words)}", flush=True)
+    port = free_port()
+    outputs = [folder / f"rank-{rank}.out" for rank in range(2)]
+    processes = []
+    for rank, path in enumerate(outputs):
+        with path.open("wb") as output:
+            environment = {**os.environ, **rank_environment(rank, port)}
+            start = subprocess.Popen(
+                words, cwd=folder, env=environment, stdout=output, stderr=subprocess.STDOUT
+            )
+            processes.append(start)
+    until = time.monotonic() + _RANKS_S
+    for process in processes:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=max(0.0, until - time.monotonic()))
+    codes = [process.poll() for process in processes]
+    for process in processes:
+        process.kill()
+        process.wait()
+    texts = [path.read_text(encoding="utf-8", errors="replace") for path in outputs]
+    print("\n".join(texts), flush=True)
+    refusals = [line for text in texts for line in text.splitlines() if _REFUSED in line]
+    if refusals:
+        raise RefusedError(refusals[0].strip())
+    if any(codes):
+        raise PartError(f"two ranks ended with {', '.join(map(str, codes))}")
+    if None in codes:
+        raise PartError(f"two ranks did not end in {_RANKS_S:.0f} s")
+
+
+def rank_environment(rank: int, port: int) -> dict[str, str]:
+    """Return the variables of one of two ranks, which seem to be on different hosts."""
+    host = f"host{rank}"
+    places = {"RANK": rank, "GROUP_RANK": rank, "LOCAL_RANK": 0, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 1}
+    network = {"NCCL_SOCKET_IFNAME": "lo", "GLOO_SOCKET_IFNAME": "lo", "NCCL_HOSTID": host}
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "SLURMD_NODENAME": host}
+    return {**network, **address, **{name: str(number) for name, number in places.items()}}
+
+
+def free_port() -> int:
+    """Return a port that is not in use."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 # -- study -----------------------------------------------------------------------------------------
@@ -351,6 +565,8 @@ def writer(path: Path) -> Write:
 PARTS: dict[str, Callable[[Write, Path], None]] = {
     "machine": machine,
     "mfu": mfu,
+    "formats": formats,
+    "ranks": ranks,
     "study": study,
     "tests": tests,
 }
@@ -358,6 +574,8 @@ PARTS: dict[str, Callable[[Write, Path], None]] = {
 
 def main(name: str, file: str, folder: str) -> int:
     """Run one part."""
+    # The programs that a part starts in its folder also find this checkout.
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     Path(folder).mkdir(parents=True, exist_ok=True)
     try:
         PARTS[name](writer(Path(file)), Path(folder).resolve())

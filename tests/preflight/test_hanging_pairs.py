@@ -8,9 +8,7 @@ from typing import Any
 import pytest
 
 from bench.commands.preflight import findings
-from tests.workload.conftest import run_ranks, server, srun_env
-
-__all__ = ["run_ranks", "server"]
+from tests.workload.conftest import srun_env
 
 FOUR = {f"n{number}": 1 for number in range(1, 5)}
 

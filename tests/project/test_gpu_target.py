@@ -10,13 +10,14 @@ import sys
 import time
 from argparse import Namespace
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from bench.matrix.load import load_matrix
+from bench.workload.session import parse_arguments
 from tests.workload.conftest import wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -45,10 +46,39 @@ def test_all_missing_packages_are_named_at_once(tmp_path, monkeypatch):
     names = ["json", "not-there-1", "pyyaml", "needs_another", "not_there_2"]
     missing = gpu_parts.missing_packages(names)
     assert missing == ["not-there-1", "needs_another (which lacks not_there_at_all)", "not_there_2"]
-    assert gpu_parts.why_unfit(missing) == (
-        f"{sys.executable} lacks not-there-1, needs_another (which lacks not_there_at_all), not_there_2:"
-        " install them there, or name another PYTHON"
+    reason = gpu_parts.why_unfit(missing)
+    assert reason.startswith(
+        f"{sys.executable} lacks not-there-1, needs_another (which lacks not_there_at_all), not_there_2: name"
+        " another PYTHON, or run on a machine with a network `pip download "
     )
+    assert reason.endswith("`, copy the folder site here, and `PYTHONPATH=site make gpu`")
+    assert "\n" not in reason
+
+
+def test_the_command_that_brings_packages_has_our_versions_and_the_tags_of_that_machine(monkeypatch):
+    monkeypatch.setattr(sys, "version_info", SimpleNamespace(major=3, minor=12))
+    monkeypatch.setattr(gpu_parts.platform, "libc_ver", lambda: ("glibc", "2.31"))
+    monkeypatch.setattr(gpu_parts.platform, "machine", lambda: "aarch64")
+    monkeypatch.setattr(
+        gpu_parts, "versions", lambda: {"pydantic": "2.1", "pydantic-core": "2.2", "pyyaml": "6"}
+    )
+    missing = ["pydantic (which lacks pydantic_core)", "pyyaml", "unheard_of"]
+    assert gpu_parts.how_to_bring(missing) == (
+        "pip download -d wheels --only-binary=:all: --python-version 3.12 --platform manylinux_2_28_aarch64"
+        " --platform manylinux_2_27_aarch64 --platform manylinux2014_aarch64 pydantic==2.1 pydantic-core==2.2"
+        ' pyyaml==6 unheard-of && for wheel in wheels/*.whl; do python3 -m zipfile -e "$wheel" site; done'
+    )
+
+
+def test_every_required_package_has_a_version_to_bring():
+    assert set(gpu_parts.required_packages()) - {"pytest-timeout"} <= set(gpu_parts.versions()) | {"torch"}
+
+
+def test_an_old_python_is_reported_in_the_first_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(gpu.sys, "version_info", (3, 10, 2))
+    assert gpu.measure(Namespace(json=tmp_path / "gpu.json", page=tmp_path / "gpu.md"), tmp_path) == 2
+    message = f"make gpu: error: {sys.executable} is Python 3.10.2: 3.11 or newer is needed\n"
+    assert capsys.readouterr() == ("", message)
 
 
 def test_the_dependencies_of_the_project_are_required():
@@ -223,6 +253,42 @@ CONTENT = {
             },
         },
         {
+            "name": "formats",
+            "outcome": "passed",
+            "seconds": 44.0,
+            "reason": None,
+            "values": {
+                "batch": 64,
+                "configurations": [
+                    {"precision": "fp32", "memory_format": "contiguous", "images_per_s": 793.2, "mfu": 0.29},
+                    {
+                        "precision": "bf16",
+                        "memory_format": "channels_last",
+                        "images_per_s": 3344,
+                        "mfu": None,
+                    },
+                ],
+            },
+        },
+        {
+            "name": "ranks",
+            "outcome": "passed",
+            "seconds": 40.0,
+            "reason": None,
+            "values": {
+                "transport": {"network": "Socket"},
+                "parts_s": {"step": 0.26, "comm_exposed": 0.234},
+                "sweep": [[4096, 0.0045], [16 * 2**20, 0.03]],
+                "no_sweep": None,
+                "preflight": {
+                    "exchange": [[0, 1, 0.5e9], [1, 0, 0.51e9]],
+                    "failures": [],
+                    "checks": {"gpus": [1, 1], "gpu-clock": [1.98e9, 1.755e9]},
+                    "exclude": [],
+                },
+            },
+        },
+        {
             "name": "overhead",
             "outcome": "failed",
             "seconds": 41.0,
@@ -263,6 +329,8 @@ TABLE = """\
 | machine | an invented GPU; driver 580.159.04; torch 2.11.0+cu130, NCCL 2.28.9, Python 3.12.3 |
 | date | 2026-01-02, abc1234 |
 | MFU of the transformer in bf16 (30 s) | matrix product 8,192 x 8,192 in bf16: 700 TFLOP/s; transformer of 350M parameters: 350 TFLOP/s; 50.0% of the matrix product, the peak of 'an invented GPU' is not known |
+| ResNet-50 by precision and memory format (44 s) | fp32, contiguous: 793 images/s (MFU 29.0%); bf16, channels_last: 3344 images/s |
+| two NCCL ranks on one GPU (40 s) | network Socket; parts of a step in ms: step 260.0, comm_exposed 234.0; all-reduce of 4 KiB in 4.50 ms, 16 MiB in 30.00 ms; preflight: exchange 0.50, 0.51 GB/s, failures 0; gpus 1 and 1; gpu-clock 1.98e+09 and 1.76e+09 |
 | overhead of the harness (41 s) | harness / hand-written loop 1.0120 (95 % interval 1.0081 to 1.0159; step of 10.10 ms, 40 pairs); **failed**: the harness adds more than 0.5% |
 | study with conditions (70 s) | 2 runs, 4 windows with conditions; sm 1755 to 1980 MHz; power 612 to 612 W |
 | tests (180 s) | 9 passed, 1 skipped of 15; **out of time**: it did not end in 175 s |
@@ -276,7 +344,7 @@ def test_the_table_shows_every_part_with_its_values_and_reasons():
 def test_a_part_without_values_shows_its_reason_only():
     parts = [{**one, "outcome": "failed", "reason": "it broke", "values": {}} for one in CONTENT["parts"]]
     rows = gpu.table({**CONTENT, "parts": parts}).splitlines()[4:]
-    assert [row.partition(") | ")[2] for row in rows] == ["**failed**: it broke |"] * 4
+    assert [row.partition(") | ")[2] for row in rows] == ["**failed**: it broke |"] * len(gpu.PARTS)
 
 
 def test_the_page_keeps_its_text_and_gets_the_table(tmp_path):
@@ -308,6 +376,84 @@ def test_the_utilisation_follows_from_the_files_of_a_run(tmp_path):
     assert found["flops_per_s"] == pytest.approx(100e12)
     assert found["share_of_product"] == pytest.approx(0.25)
     assert found["mfu"] == 0.5
+
+
+def test_resnet_is_trained_in_every_format_with_options_of_the_workload(tmp_path, monkeypatch):
+    def trained(words: list[str], *, cwd: Path) -> None:
+        request = parse_arguments(words[3:])
+        options = request.options
+        request.run_dir.mkdir()
+        rate = {"fp32": 800, "tf32": 2300, "bf16": 3300}[options.precision]
+        (request.run_dir / "metrics.csv").write_text(
+            f"throughput_samples_per_sec,mfu\n{rate},0.25\n{rate},\n"
+        )
+        seen.append((options.model, options.precision, options.memory_format))
+
+    seen: list[tuple[str, str, str]] = []
+    written: list[int] = []
+    monkeypatch.setattr(gpu_parts, "run", trained)
+    gpu_parts.formats(lambda values: written.append(len(values["configurations"])), tmp_path)
+    assert seen == [("resnet50", *one) for one in gpu_parts.FORMATS]
+    assert written == [1, 2, 3, 4], "each rate is kept if the part runs out of time"
+    last = gpu_parts.image_rates(tmp_path / "bf16-contiguous")
+    assert last == {"images_per_s": 3300, "mfu": 0.25}
+
+
+def test_the_options_of_two_ranks_are_those_of_the_workload(tmp_path):
+    request = parse_arguments(["--run-dir", str(tmp_path), *gpu_parts.TWO_RANKS])
+    assert (request.options.device, request.backend) == ("cuda", "nccl")
+
+
+SHOWS = "import os, sys; names = ('RANK', 'LOCAL_RANK', 'NCCL_HOSTID', 'SLURMD_NODENAME', 'WORLD_SIZE');"
+SHOWS += "print(*(os.environ[name] for name in names));"
+
+
+def test_two_ranks_seem_to_be_on_two_hosts(tmp_path, capsys):
+    gpu_parts.together([sys.executable, "-c", SHOWS], tmp_path)
+    assert capsys.readouterr().out.split("\n")[1:4:2] == ["0 0 host0 host0 2", "1 0 host1 host1 2"]
+
+
+@pytest.mark.parametrize(
+    ("program", "error", "message"),
+    [
+        (
+            "print('x\\nDuplicate GPU detected : rank 0'); sys.exit(1)",
+            "RefusedError",
+            "Duplicate GPU detected : rank 0",
+        ),
+        ("sys.exit(os.environ['RANK'] == '1')", "PartError", "two ranks ended with 0, 1"),
+        ("import time; time.sleep(600)", "PartError", "two ranks did not end in 1 s"),
+    ],
+)
+def test_two_ranks_that_fail_say_why(tmp_path, monkeypatch, program, error, message):
+    monkeypatch.setattr(gpu_parts, "_RANKS_S", 60.0 if "sleep" not in program else 1.0)
+    with pytest.raises(getattr(gpu_parts, error)) as raised:
+        gpu_parts.together([sys.executable, "-c", SHOWS + program], tmp_path)
+    assert str(raised.value) == message
+
+
+def test_a_gpu_that_takes_no_two_ranks_is_a_result(tmp_path, monkeypatch):
+    def refused(folder: Path) -> None:
+        raise gpu_parts.RefusedError("Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 60")
+
+    monkeypatch.setattr(gpu_parts, "training_of_two", refused)
+    written: list[Any] = []
+    gpu_parts.ranks(written.append, tmp_path)
+    [refusal] = gpu.ranks_words(written[-1])
+    assert refusal.startswith("NCCL refuses two ranks on one GPU: Duplicate GPU detected : rank 0")
+
+
+def test_a_part_finds_this_checkout_from_any_folder(tmp_path):
+    """The part is started alone, as `python benchmarks/gpu_parts.py study FILE FOLDER`."""
+    program = (
+        "import sys, json, os; sys.path.insert(0, sys.argv[1]); import gpu_parts;"
+        "gpu_parts.PARTS = {'shows': lambda write, folder: write({'path': os.environ['PYTHONPATH']})};"
+        "sys.exit(gpu_parts.main('shows', 'values.json', 'folder'))"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    words = [sys.executable, "-c", program, str(ROOT / "benchmarks")]
+    subprocess.run(words, cwd=tmp_path, env=environment, check=True)
+    assert json.loads((tmp_path / "values.json").read_text()) == {"path": str(ROOT)}
 
 
 def test_every_file_with_tests_for_a_gpu_is_found():

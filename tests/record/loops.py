@@ -30,6 +30,7 @@ LENGTHS = {"warmup_steps": 3, "steps_per_epoch": 5, "attribution_steps": 3, "epo
 #: Steps of LENGTHS: warm-up, then twice (window, attribution with one uncounted step, two between).
 ALL_STEPS = 3 + 2 * (5 + 4 + 2)
 DEADLINE_S = 280
+SPIN_CYCLES = 20_000_000
 
 
 def join(timeout: timedelta | None = None) -> int:
@@ -423,12 +424,18 @@ def hooks(argv: list[str]) -> int:
 
 
 def on_a_gpu(argv: list[str]) -> int:
-    """A model over nccl whose forward pass is longer than the rest."""
+    """Over nccl, the GPU spins in forward, in backward and in the optimizer, while the host runs ahead."""
     device = torch.device("cuda", 0)
     torch.cuda.set_device(device)
     dist.init_process_group("nccl", device_id=device)
     model, optimizer = trained(DistributedDataParallel(network(4096).to(device), device_ids=[0]))
-    model.module.register_forward_pre_hook(lambda *given: torch.cuda._sleep(20_000_000))
+
+    def spin(*given: object) -> None:
+        torch.cuda._sleep(SPIN_CYCLES)
+
+    model.module.register_forward_pre_hook(spin)
+    model.module.register_full_backward_pre_hook(spin)
+    optimizer.register_step_pre_hook(spin)
     began = time.perf_counter()
     with Recorder(model, run_dir=run_dir(argv), **LENGTHS) as recorder:
         # On CUDA the warm-up includes the steps that DDP's logger always samples.
