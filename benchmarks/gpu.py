@@ -230,7 +230,8 @@ def ranks_words(values: Mapping[str, Any]) -> list[str]:
         found = values["preflight"]
         rates = ", ".join(f"{rate / 1e9:.2f}" for *_, rate in found["exchange"]) or "none"
         words.append(f"preflight: exchange {rates} GB/s, failures {len(found['failures'])}")
-        words += [f"{name} {check_text(values)}" for name, values in found["checks"].items()]
+        checks = found["checks"].items()
+        words += [f"{name} {check_text(of_nodes)}" for name, of_nodes in checks if any(of_nodes)]
     return words
 
 
@@ -239,9 +240,12 @@ def mib_text(size: float) -> str:
     return f"{size / 2**20:.0f} MiB" if size >= 2**20 else f"{size / 2**10:.0f} KiB"
 
 
-def check_text(values: Sequence[float]) -> str:
-    """Return the values of a check of the preflight on both nodes."""
-    return " and ".join(f"{value:.3g}" for value in values)
+def check_text(values: Sequence[float | None]) -> str:
+    """Return the values of a check of the preflight on both nodes, in units of G or T if they are large."""
+    scales = ((1e12, " T"), (1e9, " G"), (0.0, ""))
+    known = [value for value in values if value is not None]
+    found = [(value, *next(one for one in scales if value >= one[0])) for value in known]
+    return " and ".join(f"{value / (scale or 1.0):.3g}{prefix}" for value, scale, prefix in found)
 
 
 def overhead_words(values: Mapping[str, Any]) -> list[str]:

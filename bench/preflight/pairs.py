@@ -72,6 +72,7 @@ class Exchange:
         # this process is delayed, and the highest of several rates is the most accurate.
         self._greet()
         end = self._send(self._count)
+        self._greet()  # both have received everything before one of them closes its connection
         self._clock.synchronize()
         return self._count / self._clock.seconds(begin, end)
 
