@@ -51,7 +51,8 @@ _SEPARATED = (
 )
 _NAMED_VALUE = re.compile(rf"(?<![\w.-])({_SEPARATED})({_VALUE})")
 _OPTION_AND_VALUE = re.compile(rf"(?<![\w.-])(--?{_NAME}(?:[ \t]+|[\"']?,[ \t]*))(?!-)({_VALUE})")
-_URL_USER = re.compile(r"(?<=://)[^/\s'\"]+(?=@)")
+#: A slash is part of a password only if it does not follow the digits of a port.
+_URL_USER = re.compile(r"(?<=://)(?:[^/\s'\"]+|[^/:\s'\"]*:(?!\d*/)[^\s'\"]{1,500})(?=@)")
 _PLURAL = re.compile(r"(?i:keys|tokens)(?![A-Za-z])")
 _NUMBER = re.compile(r"[0-9][0-9_.,]*[kKMG]?[,\]}]*")
 _WORDS = " ".join(NAMES).split()

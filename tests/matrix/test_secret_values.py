@@ -117,6 +117,7 @@ def test_a_cell_without_secrets_keeps_its_other_settings():
             "cannot clone https://u:p@ss@h/x and https://h/y@2",
             "cannot clone https://***@h/x and https://h/y@2",
         ),
+        ("amqp://u:a/b?c@h/x and http://h:80/x@2", "amqp://***@h/x and http://h:80/x@2"),
         ("Authorization: Bearer abc.def refused", "Authorization: *** refused"),
         ("X-Auth-Token: abc", "X-Auth-Token: ***"),
         ("{'AWS_ACCESS_KEY_ID': 'A B', 'PGPASSWORD': 'x'}", "{'AWS_ACCESS_KEY_ID': ***, 'PGPASSWORD': ***}"),
