@@ -179,7 +179,9 @@ def _finding(
         ),
         best_size=best_size,
         best_detail=best_detail,
-        speedup=f"{number(shown['speedup'], digits=3)}×",
+        speedup="not valid"
+        if invalid_reason(shown, base, invalid)
+        else f"{number(shown['speedup'], digits=3)}×",
         speedup_detail=f"on {_size(shown)}; ideal {number(shown['gpus'] / base['gpus'], digits=3)}×",
         main_loss=title,
         loss_detail=f"{percent(share)} of the step on {_size(last)}" if known(share) else f"on {_size(last)}",

@@ -21,6 +21,7 @@ import pytest
 
 from analysis.advise import options
 from analysis.advise.options import Wait, layouts_of, options_of, rank
+from analysis.checks import assessment as assessing
 from analysis.checks.assessment import Assessment, assess
 from analysis.checks.scaling_table import recommended, scaling_table
 from analysis.checks.validity import CODES
@@ -273,9 +274,20 @@ def check(made: Made) -> Counter[str]:
     assert len(sizes) != 1 or size or rows["series"].nunique() > 1
 
     with pytest.MonkeyPatch.context() as patch:
-        if not made.path.name.startswith("suite"):  # assess each of the others once, to save time
-            for module in (options, comparison):
-                patch.setattr(module, "assess", lambda *tables: assessment)
+        # To save time, compute the tables once. Advise and compare assess them, each study once.
+        assessed: dict[int, Assessment] = {}
+
+        def assess_once(one: Study, *tables: Any) -> Assessment:
+            if id(one) not in assessed:
+                assessed[id(one)] = assess(one, *tables)
+            return assessed[id(one)]
+
+        for module in (options, comparison):
+            patch.setattr(module, "assess", assess_once)
+            patch.setattr(module, "measure", lambda _: replace(frames, runs=frames.runs.copy()))
+        for module in (options, assessing):
+            patch.setattr(module, "scaling_table", lambda _: rows)
+        patch.setattr(assessing, "describe_environment", lambda _: environment)
         check_advice(study, made, first)
         elsewhere = replace(study, folder=StudyFolder(made.path / "copy"))
         compared = json.loads(json.dumps(comparison_content(compare_studies(study, elsewhere))))
@@ -303,6 +315,9 @@ def check_page(
         if size:
             assert re.search(rf"\b{size} ranks", found.best_size)
             assert re.search(rf"\b{size} ranks", found.speedup_detail)
+        of_size = table[table["series"].eq(found.series) & table["efficiency"].notna()].iloc[-1]
+        not_valid = not size and of_size["reason"].startswith("error: ")
+        assert (found.speedup == "not valid") == not_valid == (found.main_loss == "not valid" and not size)
 
 
 def check_advice(study: Study, made: Made, first: dict[str, str]) -> None:
