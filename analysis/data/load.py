@@ -61,6 +61,7 @@ class Study:
         remarks: problems of the folder as a whole.
         contradictions: the contradictions between the files of each run, by run_id. The values that cannot be
             trusted are missing in ``runs`` and ``epochs``.
+        damages: these contradictions and the files that cannot be read, in words, with the name of the run.
         attempts: the folder of each run's latest attempt, in the order of ``runs``; None if the run has no
             attempt.
     """
@@ -75,16 +76,12 @@ class Study:
     earlier: pd.DataFrame = field(default_factory=lambda: _runs_frame([]))
     attempts: list[str | None] = field(default_factory=list, repr=False)
     contradictions: dict[str, list[Contradiction]] = field(default_factory=dict)
+    damages: list[str] = field(default_factory=list)
 
     @property
     def name(self) -> str:
         """The study's name, as given in the plan."""
         return one_line(self.plan.get("study") or self.folder.name)
-
-    @property
-    def damages(self) -> list[str]:
-        """The contradictions between the files of each run, in words, with the name of the run."""
-        return [f"{run_id}: {one}" for run_id, found in self.contradictions.items() for one in found]
 
     def ranks_of(self, run_ids: Iterable[str]) -> pd.DataFrame:
         """Return the rows of some runs' ranks.csv that name a rank, with ``run_id`` and ``cell_id``."""
@@ -148,12 +145,20 @@ def load_study(path: Path, *, records: Mapping[str, RunRecord] | None = None) ->
     for run_id, more in _of_metrics(runs, attempts, epochs, of_plan):
         contradictions.setdefault(run_id, []).extend(more)
     _empty_untrusted(epochs, contradictions)
-    for place, run_id in enumerate(runs["run_id"]):
-        damages = known[run_id].damages if run_id in known else []
-        if texts := [*map(str, contradictions.get(run_id, [])), *damages]:
-            problems[place] = "; ".join(filter(None, (problems.get(place), *texts)))
+    damages = []
+    names = ("run_id", "cell_id", "reason", "evidence")
+    for place, (run_id, cell_id, reason, evidence) in enumerate(zip(*map(runs.get, names), strict=True)):
+        unread = [] if cell_id in without else [problems.get(place)]
+        unread += [reason] if evidence is None and attempts[place] else []  # without run.json
+        found = list(map(str, contradictions.get(run_id, [])))
+        damages += [f"{run_id}: {text}" for text in (*unread, *found) if text]
+        of_ledger = known[run_id].damages if run_id in known else []
+        if found or of_ledger:
+            problems[place] = "; ".join(filter(None, (problems.get(place), *found, *of_ledger)))
     _append_reasons(runs, problems)
-    return Study(folder, plan, cells, members, runs, epochs, remarks, earlier, attempts, contradictions)
+    return Study(
+        folder, plan, cells, members, runs, epochs, remarks, earlier, attempts, contradictions, damages
+    )
 
 
 def metrics_of_cells(plan: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
