@@ -78,7 +78,8 @@ def _suspects(rows: pd.DataFrame, ranks: pd.DataFrame, planned: npt.NDArray[np.f
     rate, seconds = rows["throughput_samples_per_sec"], rows["epoch_time_sec"]
     with np.errstate(all="ignore"):
         product = (rate * seconds).mask(rate.isna() & seconds.notna(), 0.0)
-        bad = _apart(product, rows["samples"]) | (rate <= 1e-12) | (rate >= 1e18)
+        bad = (rate <= 1e-12) | (rate >= 1e18)
+    bad |= _apart(product.to_numpy(), rows["samples"].to_numpy())
     jumps = rows.groupby("run")["epoch"].diff()
     bad |= jumps.notna() & (jumps != 1)
     for name, other in (("steps", "samples"), ("samples", "throughput_samples_per_sec")):
@@ -94,18 +95,18 @@ def _suspects(rows: pd.DataFrame, ranks: pd.DataFrame, planned: npt.NDArray[np.f
         )
         with_ranks = both["run"].isin(ranks["run"].unique())
         bad = (both["_merge"] != "both") & with_ranks & both["run"].isin(rows["run"].unique())
-        for name in (*_MEANS, "samples", "epoch_time_sec"):
-            bad |= _apart(both[name], both[f"{name}_ranks"])
-            bad |= both[name].isna() & both[f"{name}_ranks"].notna()
-            bad |= both[name].notna() & both[f"{name}_ranks"].isna() & with_ranks
+        names = [*_MEANS, "samples", "epoch_time_sec"]
+        values, means = both[names].to_numpy(), both[[f"{name}_ranks" for name in names]].to_numpy()
+        no_mean, no_value = ~np.isnan(values) & np.isnan(means), np.isnan(values) & ~np.isnan(means)
+        bad |= (_apart(values, means) | no_value).any(axis=1) | (no_mean.any(axis=1) & with_ranks)
         found |= set(both.loc[bad, "run"].tolist())
     return sorted(found)
 
 
-def _apart(a: pd.Series, b: pd.Series) -> pd.Series:
+def _apart(a: Any, b: Any) -> npt.NDArray[np.bool_]:
     """Return a mask of the values that differ by more than rounding; unknown values never differ."""
     with np.errstate(all="ignore"):
         infinite = (np.isinf(a) | np.isinf(b)) & (a != b)
-        differ = infinite | ~((a - b).abs() <= ROUNDING * np.maximum(a.abs(), b.abs()) + 1e-11)
-    mask: pd.Series = differ & a.notna() & b.notna()
+        differ = infinite | ~(np.abs(a - b) <= ROUNDING * np.maximum(np.abs(a), np.abs(b)) + 1e-11)
+    mask: npt.NDArray[np.bool_] = differ & ~np.isnan(a) & ~np.isnan(b)
     return mask

@@ -315,6 +315,7 @@ class Fuzzer:
         self.root, self.studies = root, studies
         self.before = {}
         self._whole: dict[Path, dict[str, Any]] = {}
+        self._outside = {study: snapshot(study) for study in studies}
         for study in studies:
             copy = self._restore(study)
             self.before[study] = views(copy)
@@ -356,7 +357,6 @@ class Fuzzer:
         """Damage one file of one study; return what happened."""
         copy, target, what = self.damaged(chance)
         study = next(one for one in self.studies if one.name == copy.name)
-        outside = {path: snapshot(path) for path in self.studies}
         try:
             with time_limit(LIMIT_S):
                 after = views(copy)
@@ -372,7 +372,7 @@ class Fuzzer:
             return Trial("traceback", what, traceback.format_exc())
         except Exception:
             return Trial("traceback", what, traceback.format_exc())
-        if any(snapshot(path) != before for path, before in outside.items()):
+        if any(snapshot(path) != before for path, before in self._outside.items()):
             return Trial("outside", what)
         return self._compare(study, after, what, target)
 
