@@ -204,7 +204,8 @@ def _with_logs(target: Target) -> Target:
     """Return ``target`` with its logs; raise BenchError if a run that has not ended has no logs."""
     assert target.study is not None
     assert target.folder is not None
-    _settle(target.study)
+    with suppress(BenchError):  # the logs of a run can be read without a readable plan
+        _settle(target.study)
     logs, state = _logs(target.folder), target.state
     if not logs and state not in (RunState.COMPLETED, RunState.FAILED):
         what = f"{target.folder.path}: the run is {state or RunState.UNKNOWN} and has no job.out or job.err"
@@ -212,11 +213,15 @@ def _with_logs(target: Target) -> Target:
     return replace(target, logs=logs)
 
 
-def _settle(study: StudyFolder) -> None:
-    """Record how runs ended that have ended since the last command, as `bench status` does."""
-    with suppress(BenchError):  # the logs of a run can be read without a readable plan
-        if any(record.state.active for record in open_study(study).records().values()):
-            settle_study(study)
+def _settle(study: StudyFolder) -> dict[str, RunRecord]:
+    """Record how runs have ended since the last command, as `bench status` does; return the records.
+
+    They can contain ends that cannot be saved.
+    """
+    records = open_study(study).records()
+    if any(record.state.active for record in records.values()):
+        return settle_study(study) or records
+    return records
 
 
 def _logs(folder: RunFolder) -> tuple[Path, ...]:
@@ -269,8 +274,7 @@ def _of_study(target: Target) -> tuple[Diagnosis, End]:
     from ..doctor import Diagnosis
 
     assert target.study is not None
-    _settle(target.study)
-    records = open_study(target.study).records()
+    records = _settle(target.study)
     failed = [one for one in records.items() if one[1].state is RunState.FAILED and one[1].attempt]
     failures = [_failure(target.study.attempt(name, one.attempt)) for name, one in failed[:MAX_FAILED]]
     firsts = [one.first_failure for one in failures]

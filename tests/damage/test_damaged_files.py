@@ -369,3 +369,5 @@ def test_status_shows_states_that_it_cannot_save(whole, tmp_path, monkeypatch):
     assert done.stdout.count("not saved: ") == 2
     assert "No space left on device" in done.stdout
     assert StudyFolder(study).ledger.read_text() == StudyFolder(whole[1]).ledger.read_text()
+    done = bench("doctor", str(study), cwd=tmp_path)
+    assert done.stdout.splitlines()[0].endswith(": 6 of 9 runs completed, 1 not run, 2 failed")
