@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -137,7 +138,10 @@ for _name, _command in COMMANDS.items():
 
 
 def main() -> None:
-    """Run the command line; exit with one line, or none for a closed pipe, if nothing more can be printed."""
+    """Run the command line; exit with one line, or none for a closed pipe, if nothing more can be printed.
+
+    The traceback of an unexpected exception is printed without secrets and control characters.
+    """
     try:
         open_streams()
         try:
@@ -149,3 +153,6 @@ def main() -> None:
         if not error.is_broken_pipe:
             say(f"error: {error}")
         sys.exit(error.exit_code)
+    except Exception:
+        say(traceback.format_exc().rstrip())
+        sys.exit(1)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.cli import main
 from bench.terminal import one_line, printable
 from tests.commands.command_line import bench
 
@@ -180,3 +181,20 @@ def test_the_first_line_is_all_that_head_needs(study: Path) -> None:
     assert (ended.stdout, ended.stderr) == ("Study m\n", "")
     # 1, because a run has failed, if bench has written everything before head ends.
     assert ended.returncode in (1, 141)
+
+
+def test_the_traceback_of_an_unexpected_exception_has_no_secrets_and_no_control_characters(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def broken() -> None:
+        raise RuntimeError(f"https://u:hunter2@h {HOSTILE}")
+
+    monkeypatch.setattr("bench.cli.open_streams", lambda: None)
+    monkeypatch.setattr("bench.cli.app", broken)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 1
+    shown = capfd.readouterr().err
+    assert shown.startswith("Traceback (most recent call last):\n")
+    assert f"RuntimeError: https://***@h {SHOWN}\n" in shown
+    assert "hunter2" not in shown
