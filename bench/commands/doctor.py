@@ -309,10 +309,16 @@ def _failed_run(record: RunRecord, cause: Cause | None) -> dict[str, Any]:
 
 
 def _failure(folder: RunFolder) -> Diagnosis:
-    """Diagnose a failed run from its logs. If these show no cause, report the reason in run.json first."""
-    from ..doctor import Diagnosis, LogLine
+    """Diagnose a failed run from its logs. If these show no cause, report that of run.json, or its reason."""
+    from ..doctor import Cause, Diagnosis, LogLine
 
     found = _diagnose(_logs(folder)) if _logs(folder) else Diagnosis([], [])
+    recorded = (read_run(folder.path)[0] or {}).get("cause")
+    if found.first_failure is None and isinstance(recorded, dict) and recorded.get("cause"):
+        names = ("cause", "path", "evidence", "explanation", "remedy")
+        texts = {name: str(recorded.get(name) or "") for name in names}
+        texts["path"] = str(folder.path / texts["path"])
+        found.causes.insert(0, Cause(severity="failure", line=None, share=None, **texts))
     if found.first_failure is None:
         found.last_lines.insert(0, LogLine(*find_reason(folder)))
     return found

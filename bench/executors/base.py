@@ -7,6 +7,7 @@ with such scripts. Jobs never call git.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import subprocess
@@ -34,7 +35,7 @@ from ..study.ledger import FailureClass, RunRecord, RunState, class_of_failure, 
 from ..study.plan_json import PlannedStudy
 from ..study.run_json import Attempt, new_attempt, read_run, update_run, write_run
 from .neighbours import beside_in_study, nodes_of
-from .outcome import EndNote, Outcome, missing_results
+from .outcome import EndNote, Outcome, disk_is_full, missing_results
 
 if TYPE_CHECKING:
     from ..doctor import Cause
@@ -263,6 +264,7 @@ def save_states(study: PlannedStudy, records: Mapping[str, RunRecord]) -> None:
 def _explain_failure(folder: RunFolder) -> dict[str, Any]:
     """Return entries of a failed run's run.json: ``cause`` is the first cause in its logs, or None.
 
+    If the disk is full, the run could not log that, so this is the cause that logs without one show.
     Without a known cause, ``log_line`` is the first of the last lines of the logs that look like errors.
     """
     from ..doctor import diagnose
@@ -270,6 +272,8 @@ def _explain_failure(folder: RunFolder) -> dict[str, Any]:
     logs = {str(log.name): log for log in (folder.err, folder.out) if log.is_file()}
     try:
         found = diagnose(logs)
+        if found.first_failure is None and disk_is_full(folder):
+            found = diagnose({folder.err.name: f"{folder.err.name}: {os.strerror(errno.ENOSPC)}"})
     except OSError:
         return {"cause": None}
     if found.first_failure is not None:

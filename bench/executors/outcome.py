@@ -129,12 +129,18 @@ def job_outcome(
 
 def _full_disk(folder: RunFolder, code: str) -> str:
     """Return ``code``, after the remark that the disk is full, in which case the run cannot log its error."""
+    if not disk_is_full(folder):
+        return code
+    return f"the disk of {folder.path} is full ({os.strerror(errno.ENOSPC)}); {code}"
+
+
+def disk_is_full(folder: RunFolder) -> bool:
+    """Return whether the disk of a run's folder is full; False if that is unknown."""
     try:
         disk = os.statvfs(folder.path)
     except OSError:
-        return code
-    is_full = disk.f_bavail * disk.f_frsize < _LEAST_FREE_BYTES
-    return f"the disk of {folder.path} is full ({os.strerror(errno.ENOSPC)}); {code}" if is_full else code
+        return False
+    return disk.f_bavail * disk.f_frsize < _LEAST_FREE_BYTES
 
 
 def _wrong_ranks(folder: RunFolder, cell: Cell) -> str:

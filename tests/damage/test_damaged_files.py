@@ -15,8 +15,11 @@ import pytest
 
 from analysis.data.load import load_study
 from analysis.stats.measured import measure
+from bench.executors.base import settle
+from bench.executors.outcome import process_outcome
 from bench.study.layout import StudyFolder
 from bench.study.ledger import Ledger
+from bench.study.plan_json import open_study
 from tests.commands.command_line import bench, bench_process
 from tests.damage.fuzzer import COMMANDS, Fuzzer, time_limit
 from tests.damage.whole_studies import ENDED_PROCESS, write_studies
@@ -371,3 +374,23 @@ def test_status_shows_states_that_it_cannot_save(whole, tmp_path, monkeypatch):
     assert StudyFolder(study).ledger.read_text() == StudyFolder(whole[1]).ledger.read_text()
     done = bench("doctor", str(study), cwd=tmp_path)
     assert done.stdout.splitlines()[0].endswith(": 6 of 9 runs completed, 1 not run, 2 failed")
+
+
+@pytest.mark.usefixtures("nothing_drawn")
+def test_a_disk_that_is_full_during_training_is_the_cause_in_all_views(study, monkeypatch):
+    monkeypatch.setattr("bench.executors.outcome._LEAST_FREE_BYTES", 2**70)
+    change_events(study)
+    (attempt(study) / "job.out").write_text("")
+    planned = open_study(StudyFolder(study))
+    record = planned.records()[RUN]
+    outcome = process_outcome(planned.run_folder(record), planned.cell_of(RUN), 1)
+    ended_at = json.loads((attempt(study) / "end.json").read_text())["time"]
+    settle(planned, record, outcome, ended_at=ended_at)
+    status = json.loads(bench("status", str(study), "--json", cwd=study.parent).stdout)
+    (run,) = [one for one in status["runs"] if one["run_id"] == RUN]
+    assert run["reason"].endswith("is full (No space left on device); exit code 1")
+    diagnosis = json.loads(bench("doctor", str(study), "--json", cwd=study.parent).stdout)
+    cause = diagnosis["causes"][0]
+    assert run["cause"] == cause["cause"] == diagnosis["runs"][0]["cause"] == "disk-quota"
+    assert cause["evidence"] == "job.err: No space left on device"
+    assert run["failure_class"] == diagnosis["runs"][0]["failure_class"] == "bad-exit"
