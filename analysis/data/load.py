@@ -326,8 +326,9 @@ def _record(
     if content.get("run_id") != run_id:
         other = one_line(content.get("run_id"), limit=80)
         return _no_record(RunState.UNKNOWN, f"run.json is that of another run: {other!r}"), []
-    end = read_json(RunFolder(Path(path)).end) or {}
-    found = list(record_contradictions(content, end, known, attempt=number, cell=cell))
+    folder = RunFolder(Path(path))
+    end = read_json(folder.end) or {}
+    found = list(record_contradictions(content, end, known, attempt=number, cell=cell, folder=folder))
     unusable = {name for one in found for name in one.unusable}
     content |= {name: None for name in _TIMES if name in unusable}
     if "state" in unusable:

@@ -97,7 +97,7 @@ def add_damages(planned: PlannedStudy, records: Mapping[str, RunRecord]) -> None
             record.damages.append(f"run.json {problem}")
             continue
         cell = planned.cell_of(record.run_id).as_json()
-        found = record_contradictions(run, {}, record, attempt=record.attempt, cell=cell)
+        found = record_contradictions(run, {}, record, attempt=record.attempt, cell=cell, folder=folder)
         record.damages.extend(map(str, found))
 
 

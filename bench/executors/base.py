@@ -192,7 +192,8 @@ def settle_run_json(
     folder = study.run_folder(record)
     failure = _explain_failure(folder) if outcome.state is RunState.FAILED else {"cause": None}
     cause = failure["cause"]
-    warnings = {"warnings": _find_warnings(folder)} if outcome.state is RunState.COMPLETED else {}
+    completed = outcome.state is RunState.COMPLETED
+    warnings = {"warnings": _find_warnings(folder)} if completed else {}
     record.state, record.reason = outcome.state, mask_text(outcome.reason)
     record.cause = cause["cause"] if cause else None
     record.failure_class = class_of_failure(outcome.failure_class, record.cause)
@@ -214,6 +215,8 @@ def settle_run_json(
     record.disturbed = summary(read_disturbances(conditions) or ())
     if folder.path.is_dir():
         ending = {**end, **failure, **warnings, "ended_at": ended_at}
+        if completed and not folder.ranks_csv.exists():  # nothing else contains the values of a command
+            ending["metrics_sha256"] = file_sha256(folder.metrics_csv)
         changes = {**ending, **conditions, **outcome.details}
         update_run(folder, changes, fallback=identity)
         _complete_environment(study, record, outcome)

@@ -14,6 +14,8 @@ from datetime import datetime
 from typing import Any
 
 from .conditions import parse_moment
+from .files import file_sha256
+from .layout import METRICS_COLUMNS, RunFolder
 from .ledger import RunRecord, RunState
 
 #: Largest relative difference between two values that are written with twelve digits.
@@ -89,8 +91,11 @@ def record_contradictions(
     *,
     attempt: int | None,
     cell: Mapping[str, Any],
+    folder: RunFolder,
 ) -> Iterator[Contradiction]:
     """Yield the contradictions between run.json, end.json and the ledger of an attempt that has ended.
+
+    If a command has reported the values of metrics.csv, run.json contains the digest of this file.
 
     Args:
         run: the content of run.json.
@@ -98,12 +103,18 @@ def record_contradictions(
         record: the run's record in the ledger; None if it is unknown.
         attempt: the number of the attempt.
         cell: the run's cell in the plan.
+        folder: the folder of the attempt.
     """
     if run.get("state") not in (RunState.COMPLETED, RunState.FAILED, RunState.CANCELLED):
         return
     yield from _invalid_times(run)
     yield from _against_end(run, end, is_known=record is not None and record.state.ended)
     yield from _against_plan(run, cell)
+    if (digest := run.get("metrics_sha256")) is not None:
+        found = file_sha256(folder.metrics_csv)
+        if found is not None and found != digest:
+            place = "run.json: metrics_sha256"
+            yield Contradiction(place, digest, "the SHA-256 of metrics.csv", found, METRICS_COLUMNS[1:])
     if record is None or not record.state.ended:
         return
     if record.attempt != attempt:

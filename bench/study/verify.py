@@ -129,7 +129,9 @@ def _contradictions(
     folder: RunFolder, run: dict[str, Any], record: RunRecord | None, *, attempt: Any
 ) -> Iterator[Contradiction]:
     cell = run["cell"]
-    yield from record_contradictions(run, read_json(folder.end) or {}, record, attempt=attempt, cell=cell)
+    yield from record_contradictions(
+        run, read_json(folder.end) or {}, record, attempt=attempt, cell=cell, folder=folder
+    )
     if _source(cell) == "none":
         return
     tables = [

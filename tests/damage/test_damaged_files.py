@@ -44,10 +44,10 @@ def attempt(study: Path, run: str = RUN) -> Path:
     return study / "runs" / run / "attempt-1"
 
 
-def shown(study: Path) -> Any:
-    """Return the run's row in the frames, with its reason."""
+def shown(study: Path, run: str = RUN) -> Any:
+    """Return a run's row in the frames, with its reason."""
     runs = measure(load_study(study)).runs
-    return runs[runs["run_id"] == RUN].iloc[0]
+    return runs[runs["run_id"] == run].iloc[0]
 
 
 def change_json(path: Path, **values: Any) -> None:
@@ -167,6 +167,17 @@ def test_a_deleted_doubled_or_moved_row_empties_the_throughput(study, change, te
     assert text in found["reason"]
     assert not found["measured"]
     assert found["rate"] != found["rate"]
+
+
+def test_values_of_a_command_that_were_changed_after_the_run_are_empty(whole, tmp_path):
+    study = Path(shutil.copytree(whole[2], tmp_path / "command"))
+    path, other = (attempt(study, f"n1x1-gloo-torchrun-b8-r{repeat}") / "metrics.csv" for repeat in (1, 2))
+    header, first, *rest = lines_of(path)
+    for text in ("".join([header, first, *rest, f"4{first[1:]}"]), other.read_text()):
+        path.write_text(text)
+        found = shown(study, "n1x1-gloo-torchrun-b8-r1")
+        assert "run.json: metrics_sha256" in found["reason"]
+        assert not found["measured"]
 
 
 @pytest.mark.parametrize("name", ["throughput_samples_per_sec", "samples", "epoch_time_sec", "steps"])
