@@ -36,7 +36,7 @@ from bench.study.layout import RunFolder
 #: Columns of :func:`sweep_rows`: one row per run and message size.
 SWEEP_COLUMNS = (
     *("run_id", "cell_id", "ranks", "bytes", "buckets", "repeats", "time_sec"),
-    *("algbw_bytes_per_sec", "busbw_bytes_per_sec"),
+    *("algbw_bytes_per_sec", "busbw_bytes_per_sec", "method"),
 )
 #: Columns of :func:`fabric_table`: one row per cell with a sweep. ``n`` counts the runs with a fit,
 #: ``reason`` explains missing values.
@@ -131,7 +131,9 @@ def _parameters(size: Floats, time: Floats, ranks: int) -> tuple[float, float] |
 def sweep_rows(study: Study) -> pd.DataFrame:
     """Return the all-reduces timed in all runs, one row per run and message size (:data:`SWEEP_COLUMNS`).
 
-    ``time_sec`` is the time of the slowest rank, as a median over the repeats. Malformed entries are ignored.
+    ``time_sec`` is the time of the slowest rank, as a median over the repeats. ``method`` is "queued" or
+    "single", as in probes.json; earlier versions always timed single all-reduces. Malformed entries are
+    ignored.
     """
     rows: list[dict[str, Any]] = []
     ids = zip(study.runs["run_id"], study.runs["cell_id"], study.attempts, strict=True)
@@ -144,12 +146,12 @@ def sweep_rows(study: Study) -> pd.DataFrame:
 
 def _sizes(content: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
     ranks, swept = content.get("world_size"), content.get("all_reduce")
-    sizes = swept.get("sizes") if isinstance(swept, dict) else None
+    sizes, method = (swept.get("sizes"), swept.get("method")) if isinstance(swept, dict) else (None, None)
     if not isinstance(ranks, int) or ranks < 2 or not isinstance(sizes, list):
         return
     for entry in sizes:
         try:
-            row = _size(entry, ranks)
+            row = _size(entry, ranks) | {"method": "queued" if method == "queued" else "single"}
         except (KeyError, TypeError, ValueError, OverflowError, AttributeError):
             continue
         if row["bytes"] > 0 and isfinite(row["time_sec"]) and row["time_sec"] > 0:

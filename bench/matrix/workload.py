@@ -69,7 +69,7 @@ class WorkloadOptions(Section):
     sweep_time: Annotated[float, BeforeValidator(_duration), Field(ge=0, le=3600, allow_inf_nan=False)] = 10.0
     """Seconds for the all-reduce sweep after training, which may omit large messages. 0 for no sweep."""
     sweep_max_mb: Annotated[float, Field(ge=0.004, le=16_384, allow_inf_nan=False)] | None = None
-    """Largest message of the sweep in MiB, except for larger buckets. Default: gradient size (16 to 64)."""
+    """Largest message of the sweep in MiB, except for buckets. Default: gradients (16 to 64), NCCL 1024."""
     trace_steps: Annotated[int, Field(strict=True, ge=0, le=1_000)] = 0
     """Steps that rank 0 records with the profiler after all measurements; 0 for none."""
     val_steps: Annotated[int, Field(strict=True, ge=0, le=10**6)] = 2

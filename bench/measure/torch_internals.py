@@ -21,6 +21,7 @@ is_flattened                ``Parameter._fsdp_flattened``                       
 collective_timeout_s        ``ProcessGroup._get_backend``, ``options._timeout``  the time-out in messages
 end_loader_workers          ``_MultiProcessingDataLoaderIter._shutdown_workers`` nothing, but exit is slower
 import_dynamo               ``torch._dynamo``                                    nothing, but start is slower
+spin_device                 ``torch.cuda._sleep``                                nothing; memory is filled
 =========================== ==================================================== ============================
 
 ``tests/measure/test_torch_internals.py`` and, for FSDP, ``tests/record/test_strategies.py`` check that all
@@ -222,3 +223,11 @@ def import_dynamo() -> None:
             import torch._dynamo  # noqa: F401
     finally:
         gc.enable()
+
+
+def spin_device(cycles: int) -> bool:
+    """Keep the current CUDA stream busy for some ``cycles`` of the device; return False if torch cannot."""
+    with suppress(*_MISSING):
+        torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]
+        return True
+    return False

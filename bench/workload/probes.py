@@ -6,6 +6,10 @@ bytes on N ranks in t seconds, nccl-tests (doc/PERFORMANCE.md) defines:
     algbw = S / t          busbw = algbw · 2(N − 1)/N
 
 In a ring all-reduce, each rank sends 2(N − 1)/N · S bytes, so busbw is also the rate on each rank's link.
+
+With NCCL, a single all-reduce between two events on an idle stream would measure the host, which needs 10 to
+100 µs to launch it. The sweep therefore keeps the device busy until the host has queued an untimed
+all-reduce, which aligns the ranks on their devices, then several timed ones, and divides.
 """
 
 from __future__ import annotations
@@ -28,6 +32,7 @@ import torch.distributed as dist
 from ..measure.environment import bucket_bytes
 from ..measure.exchange import Collectives
 from ..measure.step_parts import Clock, clock_for
+from ..measure.torch_internals import spin_device
 from ..study.files import write_json
 from .data import Feed
 from .session import Session
@@ -38,6 +43,8 @@ _KIB, _MIB = 2**10, 2**20
 _SMALLEST = 4 * _KIB
 #: Limits of the sweep's largest size. Within these limits, the largest size is the size of the gradients.
 _MIN_TOP, _MAX_TOP = 16 * _MIB, 64 * _MIB
+#: The largest size with NCCL: links such as NVLink reach their full rate only with hundreds of MiB.
+_NCCL_TOP = 1024 * _MIB
 #: Maximum number of distinct bucket sizes in the sweep; a network of equal blocks has few.
 _MAX_BUCKET_SIZES = 16
 #: Repeats of a size: at least _REPEATS, and up to _MAX_REPEATS if they fit into _TIME_PER_SIZE_S. If the time
@@ -47,6 +54,15 @@ _TIME_PER_SIZE_S = 0.02
 #: Bytes sent untimed before a large message. An idle link passes some bytes faster than its rate, because of
 #: buffers or a traffic shaper's credit of some 100 KiB. The untimed bytes use up this credit.
 _BURST = 512 * _KIB
+#: Timed all-reduces of a repeat with NCCL: as many as take _QUEUED_S, but at most _MOST_QUEUED. A stream
+#: holds about 1,000 commands, and an all-reduce is up to five of them.
+_MOST_QUEUED, _QUEUED_S = 64, 2e-3
+#: The device is kept busy for this multiple of the time that the host needed for launching before. The
+#: multiple doubles whenever the device was faster than the host.
+_LAUNCH_MARGIN, _MOST_LAUNCH_MARGIN = 3.0, 48.0
+#: One spin of the device, in cycles of its clock: about a millisecond.
+_SPIN_CYCLES = 1_000_000
+_CALIBRATION_PIECES = 8
 
 
 @dataclass(frozen=True)
@@ -59,13 +75,18 @@ class Size:
 
 @dataclass
 class Sweep:
-    """The times of all-reduces by size, repeat and rank; ``dropped`` lists omitted sizes with reasons."""
+    """The times of all-reduces by size, repeat and rank; ``dropped`` lists omitted sizes with reasons.
+
+    ``method`` is "queued" if the times are those of all-reduces queued on the device, and "single" if a host
+    or an idle device timed each all-reduce on its own.
+    """
 
     world_size: int
     dtype: str
     sizes: list[Size] = field(default_factory=list)
     times_s: list[list[list[float]]] = field(default_factory=list)
     dropped: list[dict[str, Any]] = field(default_factory=list)
+    method: str = "single"
 
     def time_s(self, index: int) -> float:
         """Return the median over the repeats of the slowest rank's time (s) for the size at ``index``."""
@@ -94,7 +115,7 @@ class Sweep:
                     "times_s": self.times_s[index],
                 }
             )
-        return {"dtype": self.dtype, "sizes": rows, "dropped": self.dropped}
+        return {"method": self.method, "dtype": self.dtype, "sizes": rows, "dropped": self.dropped}
 
 
 def message_sizes(buckets: Sequence[int], *, gradient_bytes: int, largest: int | None = None) -> list[Size]:
@@ -117,16 +138,60 @@ def message_sizes(buckets: Sequence[int], *, gradient_bytes: int, largest: int |
     return [Size(size, found[size]) for size in sorted(found)]
 
 
+class DeviceLoad:
+    """Work on the current CUDA stream, during which the host can queue further work.
+
+    The work is a spin, or without torch's private function for it, filling ``zeros`` with zeros.
+    """
+
+    def __init__(self, clock: Clock, zeros: torch.Tensor) -> None:
+        self._zeros = zeros
+        clock.synchronize()
+        begin = clock.stamp()
+        self._queue(_CALIBRATION_PIECES)
+        end = clock.stamp()
+        clock.synchronize()
+        self._piece_s = max(clock.seconds(begin, end) / _CALIBRATION_PIECES, 1e-6)
+
+    def queue(self, seconds: float) -> None:
+        """Queue work that takes at least ``seconds``."""
+        self._queue(math.ceil(seconds / self._piece_s))
+
+    def _queue(self, pieces: int) -> None:
+        for _ in range(pieces):
+            if not spin_device(_SPIN_CYCLES):
+                self._zeros.zero_()
+
+
 class AllReduceSweep:
-    """Time all-reduces of many sizes (the sweep) on one rank; all ranks choose the same sizes and order."""
+    """Time all-reduces of many sizes (the sweep) on one rank; all ranks choose the same sizes and order.
+
+    Args:
+        collectives: the reductions of numbers over the ranks.
+        clock: the clock of ``device``.
+        device: the device of the messages.
+        dtype: the type of the messages.
+        queues: True if an all-reduce returns before it is complete, as with NCCL: its time on the device is
+            then measured.
+    """
 
     def __init__(
-        self, *, collectives: Collectives, clock: Clock, device: torch.device, dtype: torch.dtype
+        self,
+        *,
+        collectives: Collectives,
+        clock: Clock,
+        device: torch.device,
+        dtype: torch.dtype,
+        queues: bool = False,
     ) -> None:
         self._collectives = collectives
         self._clock = clock
         self._device = device
         self._dtype = dtype
+        self._queues = queues
+        self._load: DeviceLoad | None = None
+        self._launch_s = math.inf  # host time of a launch
+        self._margin = _LAUNCH_MARGIN
 
     def run(self, sizes: Sequence[Size], *, budget_s: float, room_bytes: float, seed: int) -> Sweep:
         """Time all sizes for which the time budget and the memory suffice.
@@ -137,16 +202,21 @@ class AllReduceSweep:
             room_bytes: the largest message that fits into the memory of every rank.
             seed: the seed for the random order of all repeats.
         """
-        found = Sweep(self._collectives.world_size, str(self._dtype).removeprefix("torch."))
+        method = "queued" if self._queues else "single"
+        found = Sweep(self._collectives.world_size, str(self._dtype).removeprefix("torch."), method=method)
         fitting = [size for size in sizes if size.bytes <= room_bytes]
         largest = max((size.bytes for size in fitting), default=0)
         buffer = torch.empty(largest // self._dtype.itemsize, dtype=self._dtype, device=self._device)
+        if self._queues and fitting:
+            dist.all_reduce(buffer[:1].zero_())  # opens connections
+            self._load = DeviceLoad(self._clock, buffer.zero_())
         first_s = self._warm_up(buffer, fitting, budget_s, found)
         found.dropped += [{"bytes": s.bytes, "reason": "not enough memory"} for s in sizes[len(fitting) :]]
-        repeats = self._repeats(first_s, budget_s)
+        counts = [self._count(seconds) for seconds in first_s]
+        repeats = self._repeats(self._costs(first_s, counts), budget_s)
         order = [index for index, count in enumerate(repeats) for _ in range(count)]
         random.Random(seed).shuffle(order)
-        times = [self._time(self._payload(buffer, found.sizes[index])) for index in order]
+        times = [self._time(self._payload(buffer, found.sizes[index]), counts[index]) for index in order]
         by_rank = self._collectives.rows(times) if times else []
         found.times_s = [
             [[row[at] for row in by_rank] for at, timed in enumerate(order) if timed == index]
@@ -173,6 +243,20 @@ class AllReduceSweep:
             found.sizes.append(size)
         return first
 
+    def _count(self, seconds: float) -> int:
+        """Return the number of timed all-reduces in a repeat, if one takes ``seconds``."""
+        if not self._queues:
+            return 1
+        return min(_MOST_QUEUED, math.ceil(_QUEUED_S / max(seconds, 1e-9)))
+
+    def _costs(self, first_s: Sequence[float], counts: Sequence[int]) -> list[float]:
+        """Return the seconds of a repeat of each size, the same on all ranks."""
+        if not self._queues or not first_s:
+            return list(first_s)
+        load_s = self._collectives.maxima([self._load_s(count) for count in counts])
+        pairs = zip(load_s, first_s, counts, strict=True)
+        return [load + count * seconds for load, seconds, count in pairs]
+
     @staticmethod
     def _repeats(first_s: Sequence[float], budget_s: float) -> list[int]:
         repeats = [min(_MAX_REPEATS, max(_REPEATS, int(_TIME_PER_SIZE_S / max(s, 1e-9)))) for s in first_s]
@@ -184,17 +268,42 @@ class AllReduceSweep:
     def _payload(self, buffer: torch.Tensor, size: Size) -> torch.Tensor:
         return buffer[: size.bytes // self._dtype.itemsize]
 
-    def _time(self, payload: torch.Tensor) -> float:
-        """Return the seconds of one all-reduce on this rank; before a large one, run a small one untimed."""
-        burst = _BURST // self._dtype.itemsize
-        if len(payload) > 2 * burst:
-            dist.all_reduce(payload[:burst])
+    def _time(self, payload: torch.Tensor, count: int = 1) -> float:
+        """Return the seconds of one all-reduce on this rank, as the mean of ``count``."""
+        burst = payload[: _BURST // self._dtype.itemsize]
+        if self._queues:
+            return self._time_queued(payload, burst, count)
+        if len(payload) > 2 * len(burst):
+            dist.all_reduce(burst)
         self._collectives.barrier()
         begin = self._clock.stamp()
         dist.all_reduce(payload)
         end = self._clock.stamp()
         self._clock.synchronize()
         return self._clock.seconds(begin, end)
+
+    def _time_queued(self, payload: torch.Tensor, burst: torch.Tensor, count: int) -> float:
+        """Return the mean time (s) of ``count`` all-reduces on the device, after an untimed one."""
+        load_s = self._load_s(count)
+        if self._load is not None:
+            self._load.queue(load_s)
+        began = time.perf_counter()
+        dist.all_reduce(burst)
+        begin = self._clock.stamp()
+        for _ in range(count):
+            dist.all_reduce(payload)
+        end = self._clock.stamp()
+        launched_s = time.perf_counter() - began
+        if load_s and begin.query():  # the device reached the all-reduces before the host had launched them
+            self._margin = min(2 * self._margin, _MOST_LAUNCH_MARGIN)
+        self._clock.synchronize()
+        self._launch_s = min(self._launch_s, launched_s / (count + 1))
+        return self._clock.seconds(begin, end) / count
+
+    def _load_s(self, count: int) -> float:
+        """Return the seconds for which the device must be busy while the host launches ``count``."""
+        known = math.isfinite(self._launch_s)
+        return self._margin * self._launch_s * (count + 1) if known else 0.0
 
 
 #: The schema version of probes.json; files with an unknown version are rejected.
@@ -271,13 +380,17 @@ class Probes:
         if self._collectives.world_size == 1:
             return None, "a single rank does not communicate"
         _, gradient_bytes = parameters_of(self._trainer.model)
-        largest = None if options.sweep_max_mb is None else int(options.sweep_max_mb * _MIB)
+        queues = self._session.request.backend == "nccl"
+        largest = _NCCL_TOP if queues else None
+        if options.sweep_max_mb is not None:
+            largest = int(options.sweep_max_mb * _MIB)
         parameter = next(self._trainer.model.parameters())
         sweep = AllReduceSweep(
             collectives=self._collectives,
             clock=clock_for(self._session.device),
             device=parameter.device,
             dtype=parameter.dtype,
+            queues=queues,
         )
         sizes = message_sizes(buckets, gradient_bytes=gradient_bytes, largest=largest)
         room = available_bytes / 2

@@ -18,8 +18,13 @@ SIZES = [4096 * 4**power for power in range(8)]
 ALPHA, BETA = 25e-6, 1 / 5e9
 
 
-def with_probes(path: Path, cells: Iterable[Cell], *, repeats: int = 3, buckets: int = 0) -> Path:
-    """Write probes.json of every run; ``buckets`` of the model are of the largest size."""
+def with_probes(
+    path: Path, cells: Iterable[Cell], *, repeats: int = 3, buckets: int = 0, method: str | None = None
+) -> Path:
+    """Write probes.json of every run; ``buckets`` of the model are of the largest size.
+
+    Earlier versions wrote no ``method``.
+    """
     for cell in cells:
         sizes = [
             {
@@ -29,7 +34,8 @@ def with_probes(path: Path, cells: Iterable[Cell], *, repeats: int = 3, buckets:
             }
             for size in SIZES
         ]
-        content = {"schema": 1, "world_size": cell.world_size, "all_reduce": {"sizes": sizes}}
+        swept = {"sizes": sizes} | ({} if method is None else {"method": method})
+        content = {"schema": 1, "world_size": cell.world_size, "all_reduce": swept}
         for repeat in range(1, repeats + 1):
             folder = StudyFolder(path).attempt(f"{cell.cell_id}-r{repeat}", 1)
             folder.probes.write_text(json.dumps(content))

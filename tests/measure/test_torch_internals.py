@@ -197,3 +197,9 @@ def test_without_a_group_or_its_interfaces_the_values_are_unknown(monkeypatch):
     assert values() == (None, None, None)
     monkeypatch.delattr(distributed_c10d, "_get_default_group")
     assert values() == (None, None, None)
+
+
+def test_this_release_has_a_spin_of_the_device(monkeypatch):
+    assert callable(torch.cuda._sleep)
+    monkeypatch.delattr(torch.cuda, "_sleep")
+    assert not torch_internals.spin_device(1)

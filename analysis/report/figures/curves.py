@@ -35,6 +35,7 @@ from analysis.report.words import WORDS
 from analysis.stats.estimate import MIN_RUNS
 from analysis.stats.scaling import GUIDE, is_wide
 from analysis.text import count, fraction, fractions, interval, known, listed, number, one_line, seconds
+from bench.units import join_names
 
 MAX_TICKS = 8
 #: If a figure has more runs, its single runs are not drawn.
@@ -413,7 +414,9 @@ def bandwidth_figure(sweep: pd.DataFrame, cells: pd.DataFrame) -> Drawing | None
         subject="All-reduce bandwidth by message size",
         topic="communication",
         description=_bandwidth_description(lines, fits, labels),
-        caption=WORDS["captions"]["bandwidth"] + _fits_in_caption(labels, fits),
+        caption=WORDS["captions"]["bandwidth"]
+        + _launches_in_caption(sweep, cells, names)
+        + _fits_in_caption(labels, fits),
         left_out=left_out,
         legend=[replace(series_key(label, place), dashes=()) for place, label in enumerate(labels)],
         left_in=0.9,
@@ -510,6 +513,14 @@ def _fits_in_caption(labels: Sequence[str], fits: Mapping[str, Mapping[Hashable,
     if len(labels) > _MAX_FITS_IN_CAPTION:
         return "; fabric.csv contains α and β."
     return ". " + " ".join(_fit_text(label, fits) for label in labels)
+
+
+def _launches_in_caption(sweep: pd.DataFrame, cells: pd.DataFrame, names: Mapping[str, str]) -> str:
+    """Return a note if the times of NCCL are not those of the device; no line of gloo needs it."""
+    of_nccl = set(cells.loc[cells["backend"] == "nccl", "cell_id"])
+    old = dict.fromkeys(sweep.loc[sweep["method"] == "single", "cell_id"])
+    lines = dict.fromkeys(names[cell] for cell in old if cell in of_nccl)
+    return WORDS["captions"]["launches"].format(lines=join_names(list(lines), most=3)) if lines else ""
 
 
 def _bandwidth_description(

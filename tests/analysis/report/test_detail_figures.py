@@ -107,6 +107,22 @@ def test_bandwidth_has_a_point_per_message_and_line_and_shows_the_fit(tmp_path: 
     assert "4 ranks (4 × 1): α = 25.0 µs, 1/β = 5.00 GB/s." in found.caption
 
 
+@pytest.mark.parametrize(
+    ("backend", "method", "is_marked"),
+    [("nccl", None, True), ("nccl", "single", True), ("nccl", "queued", False), ("gloo", None, False)],
+)
+def test_times_of_nccl_that_contain_the_launch_are_marked(
+    tmp_path: Path, backend: str, method: str | None, is_marked: bool
+) -> None:
+    cells = studies.strong(64, (2, 4), backend=backend)
+    path = with_probes(studies.finished(tmp_path / "s", cells), cells, method=method)
+    note = (
+        "; an earlier version measured 2 ranks (2 × 1), 4 ranks (4 × 1), one all-reduce at a time: these times"
+        " contain the launch by the host, some 10 to 100 µs. 2 ranks (2 × 1): α"
+    )
+    assert (note in details_of(path)[1]["bandwidth"].caption) == is_marked
+
+
 def test_more_lines_than_colours_are_left_out_with_a_note(tmp_path: Path) -> None:
     cells = studies.weak(8, range(2, 12))
     path = with_probes(studies.finished(tmp_path / "s", cells, repeats=1), cells, repeats=1)
