@@ -297,19 +297,28 @@ def _line(cells: Sequence[object]) -> str:
     return text.getvalue()
 
 
-#: The first steps are never measured: allocators grow in step 1, and DDP rebuilds its buckets in step 2.
-_UNREPRESENTATIVE_STEPS = 2
+#: Later steps do not resemble the first: allocators grow in step 1, and DDP rebuilds its buckets in step 2.
+_FIRST_STEPS = 2
 #: Largest relative difference between the medians of both halves of the steps for a stable step time.
 _STABLE_WITHIN = 0.10
 
 
-def is_stable(step_s: Sequence[float], *, prepares: bool = False) -> bool:
-    """Return whether the median step times of both halves agree; the first two steps are left out.
+def first_steps(device: torch.device) -> int:
+    """Return the number of first steps that later steps do not resemble.
+
+    On CUDA, the forward passes of steps 2 to 11 wait for the device, because DDP's logger reads the times of
+    its first ten steps at any rate. The host runs ahead of the device only after them.
+    """
+    return DDP_ALWAYS_SAMPLED + 1 if device.type == "cuda" else _FIRST_STEPS
+
+
+def is_stable(step_s: Sequence[float], *, first: int = _FIRST_STEPS, prepares: bool = False) -> bool:
+    """Return whether the median step times of both halves agree; the ``first`` steps are left out.
 
     If files are written within the final step (``prepares``), it is left out, too, unless too few remain.
     """
-    few = len(step_s) < _UNREPRESENTATIVE_STEPS + 3
-    kept = step_s[_UNREPRESENTATIVE_STEPS : None if few or not prepares else -1]
+    few = len(step_s) < first + 3
+    kept = step_s[first : None if few or not prepares else -1]
     half = len(kept) // 2
     if half < 1:
         return False
@@ -318,8 +327,8 @@ def is_stable(step_s: Sequence[float], *, prepares: bool = False) -> bool:
 
 
 def fewest_warmup_steps(steps: int, device: torch.device) -> int:
-    """Return ``steps``; on CUDA at least the first steps, which DDP's logger always times, are warm-up."""
-    return max(steps, DDP_ALWAYS_SAMPLED + 1) if device.type == "cuda" else steps
+    """Return ``steps``, and on CUDA more, so that equally many follow the :func:`first_steps`."""
+    return steps + first_steps(device) - _FIRST_STEPS
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ with gloo, compute + exposed differed from the duration of ``loss.backward()`` b
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import astuple, dataclass
 from typing import Any
 
@@ -88,12 +89,14 @@ class BackwardReading:
     """The times (s) of one rank's backward pass: the computation, and the wait for communication after it.
 
     ``began_ns`` is the wall-clock time at which DDP's logger starts backward, which is also the end of
-    forward.
+    forward. ``forward_s`` and ``forward_began_ns`` are the logger's duration and start of forward.
     """
 
     compute_s: float
     exposed_s: float
     began_ns: int
+    forward_s: float = 0.0
+    forward_began_ns: int = 0
 
 
 def enable_ddp_timing(model: DistributedDataParallel) -> None:
@@ -116,12 +119,29 @@ def read_ddp_timing(model: DistributedDataParallel) -> BackwardReading | None:
     values = ddp_times(model)
     span = values.get("backward_comm_time", 0)
     compute = values.get("backward_compute_time", 0)
-    if span <= 0 or compute <= 0:
+    if compute <= 0 or not (span > 0 or _has_zero_span(values)):
         return None
     overlap = values.get("backward_compute_comm_overlap_time", 0)
     exposed = max(0, span - overlap)
-    began_ns = values.get("backward_compute_time_start", 0)
-    return BackwardReading(compute * _SECONDS_PER_TICK, exposed * _SECONDS_PER_TICK, began_ns)
+    return BackwardReading(
+        compute * _SECONDS_PER_TICK,
+        exposed * _SECONDS_PER_TICK,
+        values.get("backward_compute_time_start", 0),
+        values.get("forward_compute_time", 0) * _SECONDS_PER_TICK,
+        values.get("forward_compute_time_start", 0),
+    )
+
+
+def _has_zero_span(values: Mapping[str, int]) -> bool:
+    """Return whether communication began and ended in the last backward pass, if its measured time is 0.
+
+    The logger reports 0 for a time that it did not measure, but also for one below the resolution of CUDA's
+    events, for example with a single rank. Only the host's stamps tell the two apart: those of an event that
+    was not recorded are of an earlier pass.
+    """
+    names = ("backward_compute_time_start", "backward_comm_time_start", "backward_comm_time_end")
+    computes, begins, ends = (values.get(name, 0) for name in names)
+    return 0 < computes <= begins <= ends
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +214,8 @@ class StepTimer:
         #: The part that is being timed, and its start.
         self.open_part: str | None = None
         self._part_begin: Any = None
-        self._forwards_ns: list[tuple[int, int]] = []  # on the wall clock, like the logger's stamps
+        #: Begin and end of forward passes on the wall clock, like the logger's stamps, and on the timer's.
+        self._forwards: list[tuple[int, int, Any, Any]] = []
         self._forward_began_ns = 0
         self._is_in_backward = False
         #: Spans that the logger counts as backward: in earlier passes of the step, and in the most recent
@@ -211,7 +232,7 @@ class StepTimer:
         """Wait until the device is idle and begin a step, so that earlier work is not counted."""
         self._clock.synchronize()
         self._spans.clear()
-        self._forwards_ns.clear()
+        self._forwards.clear()
         self._in_backward.clear()
         self._in_last_backward.clear()
         self.open_part = None
@@ -253,7 +274,7 @@ class StepTimer:
         if self._is_in_backward:
             self._in_last_backward.append((begin, end))
         elif part == "forward":
-            self._forwards_ns.append((self._forward_began_ns, time.time_ns()))
+            self._forwards.append((self._forward_began_ns, time.time_ns(), begin, end))
 
     def stop(self) -> None:
         """End the step."""
@@ -283,13 +304,27 @@ class StepTimer:
         """Return the seconds that are counted both in the logger's backward and by one of the timers.
 
         These are the parts between the forward and the backward pass, and the gap between
-        DDP's end of forward and this timer's end of forward. The gap takes microseconds, unless the
-        processor ran another process in between. CUDA's events have no such gap.
+        DDP's end of forward and this timer's end of forward. The gap takes some 10 microseconds, unless the
+        processor ran another process in between.
         """
         spans = (*self._in_backward, *self._in_last_backward)
         known = sum(self._clock.seconds(*span) for span in spans)
         if not self._clock.is_host:
-            return known
+            return known + self._gap_on_device_s(reading)
         begin, end = reading.began_ns, reading.began_ns + round(reading.compute_s * 1e9)
-        shared = (min(end, ended) - max(begin, began) for began, ended in self._forwards_ns)
+        shared = (min(end, ended) - max(begin, began) for began, ended, *_ in self._forwards)
         return known + sum(max(0, ns) for ns in shared) * 1e-9
+
+    def _gap_on_device_s(self, reading: BackwardReading) -> float:
+        """Return the device's time between DDP's end of forward and this timer's end of forward.
+
+        It is 0 if the device is busy then, and the host's time if the device waits for the host. The logger's
+        events cannot be compared with those of this timer, but durations can: the timer's forward is the
+        host's time until DDP starts forward, the logger's forward, and the gap.
+        """
+        for began_ns, ended_ns, begin, end in self._forwards:
+            if began_ns <= reading.forward_began_ns <= ended_ns:
+                entered_s = (reading.forward_began_ns - began_ns) * 1e-9
+                gap_s = self._clock.seconds(begin, end) - entered_s - reading.forward_s
+                return max(0.0, min(gap_s, (ended_ns - reading.began_ns) * 1e-9))
+        return 0.0

@@ -185,8 +185,9 @@ class Attribution:
             return None
         if not readings:
             return _NO_COMMUNICATION
+        compute = sum(reading.compute_s for reading in readings)
         exposed = sum(reading.exposed_s for reading in readings)
-        return BackwardReading(sum(reading.compute_s for reading in readings), exposed, readings[-1].began_ns)
+        return replace(readings[-1], compute_s=compute, exposed_s=exposed)
 
     def _take_reading(self) -> None:
         if self._awaits_reading:

@@ -23,7 +23,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 from ..matrix.workload import WorkloadOptions
 from ..measure.conditions import Conditions, Meters, peak_memory_bytes
 from ..measure.exchange import Collectives
-from ..measure.results import Validation, Window, fewest_warmup_steps, is_stable
+from ..measure.results import Validation, Window, fewest_warmup_steps, first_steps, is_stable
 from ..measure.step_parts import (
     StepParts,
     StepTimer,
@@ -267,7 +267,7 @@ class Windows:
     def warm_up(self, fewest: int) -> tuple[int, bool]:
         """Train one to three rounds of ``fewest`` steps, until every rank's step time is stable.
 
-        On CUDA the warm-up includes the iterations that DDP's logger always samples.
+        On CUDA a round has more steps, because the first ones do not resemble later steps.
 
         Returns:
             The number of steps, and whether the step time became stable.
@@ -281,7 +281,8 @@ class Windows:
         stable = False
         for _ in range(_MAX_ROUNDS):
             step_s += self._steps(fewest)
-            unstable, *_ = self._collectives.maxima([0.0 if is_stable(step_s) else 1.0])
+            is_settled = is_stable(step_s, first=first_steps(self._device))
+            unstable, *_ = self._collectives.maxima([0.0 if is_settled else 1.0])
             self.check_losses(self._trainer.take_loss(), "the warm-up")
             stable = not unstable
             if stable:

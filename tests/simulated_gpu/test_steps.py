@@ -1,0 +1,153 @@
+"""Windows, parts of a step and probe steps on simulated devices."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from statistics import fmean
+
+import pytest
+import torch
+
+from bench.measure import step_parts
+from bench.measure.conditions import Meters
+from bench.measure.results import Window
+from bench.measure.step_parts import CudaClock, StepParts
+from bench.workload import probes, training
+from bench.workload.step_probes import StepReadings, time_buckets
+from bench.workload.training import Trainer, Windows
+from tests.simulated_gpu.device import Collectives, Costs, Link, Rank, World, install
+from tests.simulated_gpu.training import OPTIONS, Ddp, Feed, Model, Optimizer
+
+DEVICE = torch.device("cuda", 0)
+#: The host launches a step in about half a millisecond.
+FAST = Costs(launch_s=5e-6, jitter=0.5)
+KIB = 2**10
+#: A bucket is ready every 4 ms. Its all-reduce takes 2 ms, so all but the last are hidden, or 6 ms.
+HIDDEN = Link(latency_s=0.0, s_per_byte=2e-3 / (64 * KIB))
+EXPOSED = Link(latency_s=0.0, s_per_byte=6e-3 / (64 * KIB))
+MODEL = Model(buckets=(64 * KIB,) * 4)
+#: A network for which the host is the bottleneck: the device needs 0.6 ms for a step.
+SMALL = replace(MODEL, forward_s=0.2e-3, backward_s=0.3e-3, optimizer_s=0.1e-3, copy_s=5e-6)
+
+
+@pytest.fixture(autouse=True)
+def cuda(monkeypatch):
+    install(monkeypatch, step_parts, training, probes)
+    monkeypatch.setattr(training, "_optimizer", lambda model, options: Optimizer(model.work))
+
+
+def trainer_of(rank: Rank, model: Model, **options) -> Trainer:
+    """Return the trainer of the workload with a simulated model."""
+    return Trainer(Ddp(rank, model), Feed(model), OPTIONS.__class__(**{**vars(OPTIONS), **options}))
+
+
+def windows_of(rank: Rank, model: Model, **options) -> Windows:
+    meters = Meters(DEVICE, reads_host=False, reads_device=False)
+    trainer = trainer_of(rank, model, **options)
+    return Windows(trainer, Collectives(rank), meters, DEVICE, samples_per_step=1)
+
+
+def measured(model: Model, costs: Costs, link: Link, ranks: int = 4, **options) -> list[Window]:
+    """Return the window of each rank, after a warm-up; rank 0 computes 20 % longer."""
+
+    def program(rank: Rank) -> Window:
+        slow = replace(model, forward_s=1.2 * model.forward_s)
+        windows = windows_of(rank, model if rank.number else slow, **options)
+        windows.warm_up(10)
+        return windows.attribution(windows.throughput(10), 10)
+
+    return World(ranks, link=link, costs=costs).run(program)
+
+
+def mean_of(window: Window, part: str) -> float:
+    return fmean(getattr(parts, part) for parts in window.parts if parts is not None)
+
+
+def total(parts: StepParts) -> float:
+    return parts.step_s - parts.other_s
+
+
+@pytest.mark.parametrize("grad_accum", [1, 2])
+@pytest.mark.parametrize("link", [HIDDEN, EXPOSED], ids=["hidden", "exposed"])
+def test_the_parts_add_up_to_the_step_if_the_device_is_the_bottleneck(link, grad_accum):
+    for window in measured(MODEL, FAST, link, grad_accum=grad_accum):
+        for parts in window.parts:
+            assert total(parts) == pytest.approx(parts.step_s, rel=0.01)
+
+
+@pytest.mark.parametrize("grad_accum", [1, 2])
+@pytest.mark.parametrize("launch_us", [10, 40, 100])
+def test_the_parts_add_up_to_the_step_if_the_host_is_the_bottleneck(launch_us, grad_accum):
+    costs = Costs(launch_s=launch_us * 1e-6, jitter=0.5)
+    for window in measured(SMALL, costs, Link(10e-6, 0.0), grad_accum=grad_accum):
+        for parts in window.parts:
+            assert total(parts) == pytest.approx(parts.step_s, rel=0.01)
+
+
+def exposed_s(model: Model, link: Link, forwards_s: list[float]) -> list[float]:
+    """Return the exposed communication of each rank by the schedule of the buckets, if no host is slow."""
+    end = 0.0
+    for place, size in enumerate(model.buckets, start=1):
+        ready = max(forwards_s) + place * model.backward_s / len(model.buckets)
+        end = max(end, ready) + link.all_reduce_s(size)
+    return [end - (forward + model.backward_s) for forward in forwards_s]
+
+
+@pytest.mark.parametrize("ranks", [4, 16])
+@pytest.mark.parametrize("link", [HIDDEN, EXPOSED], ids=["hidden", "exposed"])
+def test_planted_exposed_communication_is_found(link, ranks):
+    forwards = [(1.0 if rank else 1.2) * MODEL.forward_s for rank in range(ranks)]
+    expected = exposed_s(MODEL, link, forwards)
+    found = [mean_of(window, "exposed_s") for window in measured(MODEL, FAST, link, ranks)]
+    assert found == pytest.approx(expected, rel=0.02)
+
+
+def test_the_steps_of_the_throughput_window_take_as_long_as_on_the_device():
+    for window in measured(MODEL, FAST, HIDDEN):
+        # All ranks wait for the slow one, and for the last bucket.
+        expected = MODEL.step_s + 0.2 * MODEL.forward_s + 2e-3
+        assert window.step_s[1:] == pytest.approx([expected] * 9, rel=0.01)
+        assert window.window_s == pytest.approx(sum(window.step_s), rel=0.01)
+
+
+def test_the_probe_steps_find_the_time_of_each_bucket():
+    def program(rank: Rank) -> StepReadings:
+        trainer = trainer_of(rank, MODEL)
+        return time_buckets(trainer, 6, collectives=Collectives(rank), clock=CudaClock(DEVICE))
+
+    found = World(4, link=EXPOSED, costs=FAST).run(program)
+    assert found[0].comm_time_s == pytest.approx([4 * 6e-3] * 4, rel=0.02)
+    assert found[1].union_s == found[0].union_s
+    for step in found[0].spans:
+        assert [span.bytes for span in step] == [64 * KIB] * 4
+
+
+#: The host needs nearly as long as the device, so that steps are longer if the host waits in each of them.
+BALANCED = Costs(launch_s=5e-6 + MODEL.step_s / 80)
+
+
+def test_the_warm_up_judges_only_steps_that_do_not_wait_for_the_logger():
+    def program(rank: Rank) -> tuple[int, bool, list[float]]:
+        windows = windows_of(rank, MODEL)
+        return *windows.warm_up(20), windows.throughput(10).step_s
+
+    for steps, is_stable, step_s in World(2, link=HIDDEN, costs=BALANCED).run(program):
+        assert (steps, is_stable) == (29, True)
+        assert max(step_s[1:]) == pytest.approx(min(step_s[1:]), rel=0.05)
+
+
+def test_a_drift_after_the_first_steps_is_noticed():
+    class Drifting(Ddp):
+        """Steps get faster from the twelfth on, for example because the clock rises."""
+
+        def run_backward(self) -> None:
+            if 11 < self.reducer.iterations <= 15:
+                self.rank.launch(5e-3 * (16 - self.reducer.iterations))
+            super().run_backward()
+
+    def program(rank: Rank) -> tuple[int, bool]:
+        windows = windows_of(rank, MODEL)
+        windows._trainer.model = Drifting(rank, MODEL)
+        return windows.warm_up(8)
+
+    assert World(1, costs=FAST).run(program) == [(34, True)]
