@@ -42,10 +42,14 @@ def device_of(device: torch.device, host: str) -> Device:
 
 
 def device_for(model: nn.Module | None, given: torch.device | str | None) -> torch.device:
-    """Return the ``given`` device, or by default the device of the model's weights, with its CUDA index."""
+    """Return the ``given`` device, or by default the device of the model's weights, with its CUDA index.
+
+    Without weights, it is CUDA if this process uses CUDA: its clock is then right for the host's work, too.
+    """
     if given is None:
         weight = next(model.parameters(), None) if model is not None else None
-        given = "cpu" if weight is None else weight.device
+        default = "cuda" if torch.cuda.is_initialized() else "cpu"  # type: ignore[no-untyped-call]
+        given = default if weight is None else weight.device
     device = torch.device(given)
     if device.type == "cuda" and device.index is None:
         return torch.device("cuda", torch.cuda.current_device())

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from ..measure.environment import device_for
-from ..measure.step_parts import Clock, clock_for
+from ..measure.step_parts import clock_for
 from ..measure.transport import request_nccl_log
 from .attribution import Attribution
 from .session import Lengths, RecorderError, Session
@@ -55,7 +55,8 @@ class Recorder:
             and exposed communication are empty.
         run_dir: the folder for the files, by default a new folder below ``bench-record``. The environment
             variable ``BENCH_RUN_DIR`` takes precedence.
-        device: the device of the computation, by default the model's device.
+        device: the device of the computation, by default the model's device. Without a model, it is the
+            current CUDA device if the process uses CUDA when the first step begins.
         lengths: ``warmup_steps``, ``steps_per_epoch``, ``attribution_steps`` and ``epochs`` (None records to
             the end), as in the matrix. Environment variables set by the harness take precedence.
 
@@ -78,11 +79,10 @@ class Recorder:
         self._model = model
         self._lengths = Lengths.of(lengths, os.environ)
         self._run_dir = run_dir
-        self._device = device_for(model, device)
-        self._clock: Clock = clock_for(self._device)
-        if self._device.type == "cuda":
+        self._device = device
+        if device_for(model, device).type == "cuda":
             request_nccl_log(os.environ)
-        self._windows = Windows(self._clock, device=self._device, lengths=self._lengths)
+        self._windows = Windows(self._lengths)
         self._session: Session | None = None  # from the first step on
         self._started_at: Any = None  # the time at which the clock was started, or None while it is stopped
         self._spans: list[Span] = []  # of the current step so far
@@ -285,9 +285,12 @@ class Recorder:
             self._session.warn(warning)
 
     def _open(self) -> None:
-        session = Session(self._model, run_dir=self._run_dir, device=self._device, lengths=self._lengths)
+        # The model may have been moved to the device after the recorder was created.
+        device = device_for(self._model, self._device)
+        self._clock = clock_for(device)
+        session = Session(self._model, run_dir=self._run_dir, device=device, lengths=self._lengths)
         self._attribution = Attribution(self._model, self._clock, world_size=session.launch.world_size)
-        self._windows.open(self._attribution, session, StepSampler(self._model))
+        self._windows.open(self._clock, self._attribution, session, StepSampler(self._model))
         self._session = session
         self._process = os.getpid()
         atexit.register(self._close_at_exit)

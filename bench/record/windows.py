@@ -31,7 +31,7 @@ import torch
 from torch import Tensor, nn
 
 from ..measure.conditions import Conditions, Meters, peak_memory_bytes
-from ..measure.results import Window, fewest_warmup_steps, is_stable
+from ..measure.results import Window, fewest_warmup_steps, first_steps, is_stable
 from ..measure.step_parts import Clock, StepParts
 from ..measure.torch_internals import count_collectives
 from ..study.run_json import SampledStep, SlowCall
@@ -258,9 +258,7 @@ class Phase(enum.Enum):
 class Windows:
     """Group one rank's steps into windows, and send every complete window to rank 0."""
 
-    def __init__(self, clock: Clock, *, device: torch.device, lengths: Lengths) -> None:
-        self._clock = clock
-        self._device = device
+    def __init__(self, lengths: Lengths) -> None:
         self._lengths = lengths
         self.phase = Phase.WARM_UP
         #: Number of windows sent.
@@ -276,8 +274,10 @@ class Windows:
         self._stable = False
         self._sampler: StepSampler | None = None  # None before the first step and after the sample
 
-    def open(self, attribution: Attribution, session: Session, sampler: StepSampler) -> None:
-        """Begin recording at the first step."""
+    def open(self, clock: Clock, attribution: Attribution, session: Session, sampler: StepSampler) -> None:
+        """Begin recording at the first step; ``clock`` is that of the session's device."""
+        self._clock = clock
+        self._device = session.device
         self._attribution = attribution
         self._sampler = sampler
         self._attribution.detach()  # by default DDP's logger stamps the first steps
@@ -313,7 +313,8 @@ class Windows:
             if self._steps == self.warmup_steps - 1:
                 self._prepare_window()
             elif self._steps == self.warmup_steps:
-                self._stable = is_stable(self._step_times(), prepares=True)
+                first = first_steps(self._device)
+                self._stable = is_stable(self._step_times(), first=first, prepares=True)
                 return self._start_window()
         elif self.phase is Phase.BETWEEN:
             if self._steps > 1:
