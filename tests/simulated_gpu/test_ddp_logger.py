@@ -13,6 +13,7 @@ from bench.measure.step_parts import (
     enable_ddp_timing,
     read_ddp_timing,
 )
+from bench.measure.torch_internals import set_ddp_sample_rate
 from tests.simulated_gpu.device import Costs, Link, Rank, World, install
 from tests.simulated_gpu.training import Ddp, Model, Optimizer
 
@@ -130,3 +131,16 @@ def test_without_sampling_the_host_runs_ahead_after_eleven_steps():
 
     waits = [seconds > 10e-3 for seconds in alone(program)]
     assert waits == [False, *[True] * 10, *[False] * 3]
+
+
+def test_at_a_sampling_rate_of_four_the_values_are_of_every_fourth_step():
+    def program(rank: Rank) -> list[int]:
+        model, iterations = Ddp(rank, MODEL), []
+        set_ddp_sample_rate(model, 4)
+        for _ in range(22):
+            model().backward()
+            read_ddp_timing(model)
+            iterations.append(model.reducer.ints_map["iteration"])
+        return iterations
+
+    assert alone(program) == [*range(1, 11), 10, *[12] * 4, *[16] * 4, *[20] * 3]
