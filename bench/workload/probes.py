@@ -59,7 +59,9 @@ _BURST = 512 * _KIB
 _MOST_QUEUED, _QUEUED_S = 64, 2e-3
 #: The device is kept busy for this multiple of the time that the host needed for launching before. The
 #: multiple doubles whenever the device was faster than the host.
-_LAUNCH_MARGIN, _MOST_LAUNCH_MARGIN = 3.0, 48.0
+_LAUNCH_MARGIN = 3.0
+#: Longest time for which the device is kept busy; a launch takes long if TORCH_NCCL_BLOCKING_WAIT is set.
+_LONGEST_LOAD_S = 0.1
 #: One spin of the device, in cycles of its clock: about a millisecond.
 _SPIN_CYCLES = 1_000_000
 _CALIBRATION_PIECES = 8
@@ -295,15 +297,16 @@ class AllReduceSweep:
         end = self._clock.stamp()
         launched_s = time.perf_counter() - began
         if load_s and begin.query():  # the device reached the all-reduces before the host had launched them
-            self._margin = min(2 * self._margin, _MOST_LAUNCH_MARGIN)
+            self._margin *= 2
         self._clock.synchronize()
         self._launch_s = min(self._launch_s, launched_s / (count + 1))
         return self._clock.seconds(begin, end) / count
 
     def _load_s(self, count: int) -> float:
         """Return the seconds for which the device must be busy while the host launches ``count``."""
-        known = math.isfinite(self._launch_s)
-        return self._margin * self._launch_s * (count + 1) if known else 0.0
+        if not math.isfinite(self._launch_s):
+            return 0.0
+        return min(self._margin * self._launch_s * (count + 1), _LONGEST_LOAD_S)
 
 
 #: The schema version of probes.json; files with an unknown version are rejected.

@@ -50,6 +50,21 @@ def test_the_swept_time_is_the_time_of_the_device(ranks, launch_us):
     assert found[0].standalone_s([largest] * 3) == pytest.approx(3 * LINK.all_reduce_s(largest), rel=0.05)
 
 
+def test_a_clock_that_rises_during_the_sweep_does_not_change_the_times():
+    def program(rank: Rank) -> Sweep:
+        launch = rank.launch
+
+        def faster(seconds: float) -> int:  # from an idle clock to six times its rate in 50 ms
+            return launch(seconds / min(6.0, 1 + rank.now * 100))
+
+        rank.launch = faster  # type: ignore[method-assign]
+        return sweep(rank)
+
+    found = World(2, link=LINK, costs=Costs(launch_s=30e-6, jitter=1.0)).run(program)[0]
+    for index, size in enumerate(SIZES):
+        assert found.time_s(index) == pytest.approx(LINK.all_reduce_s(size.bytes), rel=0.05)
+
+
 def test_without_a_private_function_of_torch_the_device_fills_memory(monkeypatch):
     monkeypatch.delattr(torch.cuda, "_sleep")
 
