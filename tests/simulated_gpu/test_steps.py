@@ -122,13 +122,14 @@ def test_the_probe_steps_find_the_time_of_each_bucket():
         assert [span.bytes for span in step] == [64 * KIB] * 4
 
 
-#: The host needs nearly as long as the device, so that steps are longer if the host waits in each of them.
-BALANCED = Costs(launch_s=5e-6 + MODEL.step_s / 80)
+#: The host needs longest for forward, and the device for backward. If the host waits for the device in each
+#: step, steps are a quarter longer than otherwise.
+UNEQUAL, BALANCED = replace(MODEL, forward_s=1e-3, optimizer_s=0.1e-3), Costs(launch_s=0.3e-3)
 
 
 def test_the_warm_up_judges_only_steps_that_do_not_wait_for_the_logger():
     def program(rank: Rank) -> tuple[int, bool, list[float]]:
-        windows = windows_of(rank, MODEL)
+        windows = windows_of(rank, UNEQUAL)
         return *windows.warm_up(20), windows.throughput(10).step_s
 
     for steps, is_stable, step_s in World(2, link=HIDDEN, costs=BALANCED).run(program):
