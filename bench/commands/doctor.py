@@ -173,7 +173,7 @@ def _of_folder(path: Path) -> Target:
     study = StudyFolder(path.parent.parent if attempts else path.parent.parent.parent)
     if number and run.parent.name == "runs" and study.is_planned:
         return _with_logs(Target(study=study, run_id=run.name, attempt=int(number[1])))
-    logs = _logs(RunFolder(folder))
+    logs = RunFolder(folder).logs
     if not logs:
         what = f"{folder}: contains no job.out and no job.err"
         raise _error(what, remedy="give a run's attempt-N folder")
@@ -206,7 +206,7 @@ def _with_logs(target: Target) -> Target:
     assert target.folder is not None
     with suppress(BenchError):  # the logs of a run can be read without a readable plan
         _settle(target.study)
-    logs, state = _logs(target.folder), target.state
+    logs, state = target.folder.logs, target.state
     if not logs and state not in (RunState.COMPLETED, RunState.FAILED):
         what = f"{target.folder.path}: the run is {state or RunState.UNKNOWN} and has no job.out or job.err"
         raise _error(what, remedy=f"`bench status {target.study.name}` shows its state")
@@ -222,10 +222,6 @@ def _settle(study: StudyFolder) -> dict[str, RunRecord]:
     if any(record.state.active for record in records.values()):
         return settle_study(study) or records
     return records
-
-
-def _logs(folder: RunFolder) -> tuple[Path, ...]:
-    return tuple(log for log in (folder.err, folder.out) if log.is_file())
 
 
 # -- diagnoses ------------------------------------------------------------------------
@@ -312,7 +308,7 @@ def _failure(folder: RunFolder) -> Diagnosis:
     """Diagnose a failed run from its logs. If these show no cause, report that of run.json, or its reason."""
     from ..doctor import Cause, Diagnosis, LogLine
 
-    found = _diagnose(_logs(folder)) if _logs(folder) else Diagnosis([], [])
+    found = _diagnose(folder.logs) if folder.logs else Diagnosis([], [])
     recorded = (read_run(folder.path)[0] or {}).get("cause")
     if found.first_failure is None and isinstance(recorded, dict) and recorded.get("cause"):
         names = ("cause", "path", "evidence", "explanation", "remedy")

@@ -32,6 +32,8 @@ ABOVE, BELOW = 64, 64
 NEAR_ABOVE, NEAR_BELOW = 12, 4
 #: Number of following lines in which a message may continue.
 FOLLOWING_LINES = 3
+#: Number of lines in which torch reports an error of NCCL; the last of them is NCCL's last error.
+NCCL_LINES = 4
 #: Maximum number of matched lines that contain the same words of the catalogue.
 LINES_PER_WORDS = 1024
 #: Maximum number of hits of a signature in a log.
@@ -49,8 +51,12 @@ _SHAPE = bytes(ord(chr(code).lower()) if code in _LETTERS or code == 0x0A else 0
 _DROPPED = string.digits.encode() + b"\0"
 #: A line with one of these syllables looks like an error. Nothing is concluded from it.
 _ERROR = re.compile(rb"error|exception|fail|fatal|abort|kill")
+#: Lines of NCCL at level INFO, such as "Failed to initialize NET plugin IB", say nothing about a failure.
+_INFO = b"NCCL INFO"
 _DATE = re.compile(r"\b(\d{4})[-/](\d\d)[-/](\d\d)[T _](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?")
 _GLOG = re.compile(r"\[?\b[IWEF]()(\d?\d)(\d\d) (\d\d):(\d\d):(\d\d)(?:\.(\d{1,9}))?")
+#: The first lines of an error of NCCL, see :mod:`bench.measure.nccl_errors`.
+_NCCL_ERROR = re.compile(r"\bNCCL version \d|\bnccl(?:\w{1,40}Error|Invalid\w{1,20}|Timeout): ")
 _TRACEBACK = "Traceback (most recent call last)"
 _IN_TRACEBACK = re.compile(r"Traceback \(most recent call last\)|^(?:\[?\w+\]?:)?\s{2,}")
 #: The line above a traceback of an exception that Python ignores (in Python 3.14: "ignored while ...").
@@ -96,6 +102,16 @@ class Passage:
             if text.startswith(prefix) and text[len(prefix) :].lstrip() == text[len(prefix) :] != "":
                 return below
         return None
+
+    def last_error(self, index: int) -> int:
+        """Return the index of NCCL's last error below the first lines of an error of NCCL, else ``index``."""
+        for at in range(index, min(index + NCCL_LINES, len(self.pieces)) - 1):
+            if not _NCCL_ERROR.search(self.text(at)):
+                prefix, heading, rest = self.text(at).partition("Last error:")
+                below = self.text(at + 1)
+                found = heading and not rest and below.startswith(prefix) and below[len(prefix) :].strip()
+                return at + 1 if found else index
+        return index
 
     def is_ignored(self, index: int) -> bool:
         """Return whether a line belongs to a traceback of an exception that Python ignores."""
@@ -223,7 +239,8 @@ class Scan:
     def last_lines(self) -> list[tuple[int, str]]:
         """Numbers and texts of the last lines that look like errors, or else of the last lines.
 
-        Lines below the first report of a launcher that a process failed are left out.
+        Lines below the first report of a launcher that a process failed are left out, as are NCCL's lines at
+        level INFO.
         """
         return [*self._errors.values()] or [*self._ends]
 
@@ -239,7 +256,12 @@ class Scan:
                     self._keep_error(line, passage, index)
                 if shape.candidates:
                     self._match_line(passage, index, shape)
-            filled = [at for at in range(max(begin, end - 64), end) if passage.pieces[at].strip()]
+            pieces = passage.pieces
+            filled = [
+                at
+                for at in range(max(begin, end - 64), end)
+                if pieces[at].strip() and _INFO not in pieces[at]
+            ]
             self._ends.extend((passage.numbers[at], passage.text(at)) for at in filled[-LAST_LINES:])
         return self
 
@@ -251,15 +273,17 @@ class Scan:
         words = self._catalogue.vocabulary.intersection(line.split())
         if (candidates := self._candidates.get(words)) is None:
             candidates = self._candidates[words] = self._catalogue.candidates(words)
-        is_error = bool(_ERROR.search(line))
+        is_error = bool(_ERROR.search(line)) and as_words(_INFO) not in line
         shape = _Shape(words, candidates, is_error) if candidates or is_error else None
         self._shapes[line] = shape
         return shape
 
     def _keep_error(self, shape: bytes, passage: Passage, index: int) -> None:
         """Keep a line that looks like an error, instead of the previous line of this shape."""
+        last = passage.last_error(index) if b"nccl" in shape or b"last error" in shape else index
+        shape = shape if last == index else b"last error"
         self._errors.pop(shape, None)
-        self._errors[shape] = passage.numbers[index], shortened(passage.text(index), 0)
+        self._errors[shape] = passage.numbers[last], shortened(passage.text(last), 0)
         if len(self._errors) > ERROR_LINES:
             del self._errors[next(iter(self._errors))]
 
@@ -274,7 +298,8 @@ class Scan:
             if at is None or len(hits) >= HITS_KEPT or passage.numbers[at] in hits:
                 continue
             if match := _match(signature, passage, at):
-                hits[passage.numbers[at]] = self._hit(signature, passage, at, match)
+                shown = passage.last_error(at)
+                hits[passage.numbers[shown]] = self._hit(signature, passage, shown, match)
                 self._has_ended |= signature.kind == ENDED
 
     def _hit(self, signature: Signature, passage: Passage, index: int, match: re.Match[str]) -> Hit:

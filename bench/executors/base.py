@@ -272,9 +272,8 @@ def _explain_failure(folder: RunFolder) -> dict[str, Any]:
     """
     from ..doctor import diagnose
 
-    logs = {str(log.name): log for log in (folder.err, folder.out) if log.is_file()}
     try:
-        found = diagnose(logs)
+        found = diagnose({log.name: log for log in folder.logs})
         if found.first_failure is None and disk_is_full(folder):
             found = diagnose({folder.err.name: f"{folder.err.name}: {os.strerror(errno.ENOSPC)}"})
     except OSError:

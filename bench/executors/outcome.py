@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..matrix.cell import Cell
+from ..measure.nccl_errors import logged_nccl_errors
 from ..slurm.job_states import NO_OUTPUT, JobStatus, signal_name
 from ..slurm.messages import SIGNALS, TASK_EXITED, TASK_KILLED, TASKS_ENDED, search
 from ..slurm.parsing import AccountingRow
@@ -38,8 +39,12 @@ _TORCHRUN_EXIT = re.compile(
 )
 _WRONG_COLUMNS = "metrics.csv does not have the expected columns"
 _WORKLOAD_ERROR = "bench: error: "
-#: torchrun raises this error after its ranks have printed their own errors, so it is never the cause.
-_TORCHRUN_ERROR = "ChildFailedError"
+#: Lines with "Error" that are never the cause. torchrun raises ChildFailedError after its ranks have printed
+#: their own errors. torch's C++ stack contains ``c10::Error``. :mod:`bench.measure.nccl_errors` reads NCCL's
+#: errors.
+_NOT_A_CAUSE = re.compile(
+    r"ChildFailedError|^frame #\d|^Exception raised from \w|NCCL error|\bnccl\w+Error: "
+)
 
 
 @dataclass
@@ -94,7 +99,7 @@ def process_outcome(folder: RunFolder, cell: Cell, exit_code: int | None) -> Out
     # A killed rank cannot report an error; the other ranks only report that they lost the connection to it.
     if failures and isinstance(failures[0].get("exit_code"), int) and failures[0]["exit_code"] < 0:
         reason = f"rank {failures[0].get('rank')} was killed by {signal_name(-failures[0]['exit_code'])}"
-        return Outcome(RunState.FAILED, reason, FailureClass.KILLED, exit_code)
+        return Outcome(RunState.FAILED, _joined(reason, _nccl_error(folder)), FailureClass.KILLED, exit_code)
     code = f"exit code {exit_code}" if exit_code is not None else "no exit code"
     reason = _joined(_wrong_ranks(folder, cell), error_line(folder)) or _full_disk(folder, code)
     return Outcome(RunState.FAILED, reason, FailureClass.BAD_EXIT, exit_code)
@@ -122,7 +127,8 @@ def job_outcome(
     failure_class = FailureClass.KILLED if killed else status.failure_class
     if exited:  # the exit code of this rank is the cause; srun ended the other ranks with signals
         failure_class = FailureClass.BAD_EXIT
-    why = killed or error_line(folder) or exited or _unwritable_folder(end, rows)
+    why = _joined(killed, _nccl_error(folder)) if killed else error_line(folder)
+    why = why or exited or _unwritable_folder(end, rows)
     by_slurm = status.reason.replace(f"exit code {status.exit_code} or {exit_code}", f"exit code {exit_code}")
     return Outcome(status.state, _joined(_wrong_ranks(folder, cell), why, by_slurm), failure_class, exit_code)
 
@@ -212,29 +218,50 @@ def _metrics_rows(folder: RunFolder) -> list[dict[str, str]] | None:
 
 
 def error_line(folder: RunFolder) -> str:
-    """Return the workload's first error message, else the last error in the logs, else torchrun's error."""
+    """Return the workload's first error message, else the last error in the logs, and NCCL's error.
+
+    NCCL's error replaces the last error, unless it is probably an effect. Without any error, return
+    torchrun's report.
+    """
     last, of_torchrun = "", ""
     for path in (folder.err, folder.out):
         lines = log_tail(path)
         for line in map(str.strip, lines):
-            if line and line[0] not in "=-[" and "Error" in line and _TORCHRUN_ERROR not in line:
+            if line and line[0] not in "=-[" and "Error" in line and not _NOT_A_CAUSE.search(line):
                 last = line
         if found := _TORCHRUN_EXIT.search("\n".join(lines)):
             host, rank, code = found.groups()
             of_torchrun = of_torchrun or f"rank {rank} on {host} ended with exit code {code}"
-    return _workload_error(folder) or last or of_torchrun
+    reported, of_nccl = _workload_error(folder), logged_nccl_errors(_log_lines(folder))
+    if not of_nccl or any(str(one) in reported for one in of_nccl):
+        return reported or last or of_torchrun
+    return _joined(reported or (last if of_nccl[0].is_effect else ""), str(of_nccl[0]))
+
+
+def _nccl_error(folder: RunFolder, reported: str = "") -> str:
+    """Return the error that NCCL or torch's watchdog logged, or ``""`` if ``reported`` contains one.
+
+    The watchdog aborts its process, whose end is then that of a process killed by SIGABRT.
+    """
+    found = [str(one) for one in logged_nccl_errors(_log_lines(folder))]
+    return "" if any(one in reported for one in found) else next(iter(found), "")
+
+
+def _log_lines(folder: RunFolder) -> list[str]:
+    return [line for path in (folder.err, folder.out) for line in log_tail(path, head=_HEAD_BYTES)]
 
 
 def _workload_error(folder: RunFolder) -> str:
     """Return the first error that the workload or the recorder logged, or ``""`` if there is none."""
-    lines = (line for path in (folder.err, folder.out) for line in log_tail(path, head=_HEAD_BYTES))
+    lines = _log_lines(folder)
     found = (line.partition(_WORKLOAD_ERROR)[2].strip() for line in lines if _WORKLOAD_ERROR in line)
     return next(found, "")
 
 
 def with_workload_error(folder: RunFolder, reason: str) -> str:
-    """Append the workload's error, which can name the missing rank after a time-out, to ``reason``."""
-    return _joined(reason, _workload_error(folder))
+    """Append the workload's error, which can name the missing rank after a time-out, and NCCL's error."""
+    reported = _workload_error(folder)
+    return _joined(reason, reported, _nccl_error(folder, reported))
 
 
 def _unwritable_folder(end: EndNote, rows: Sequence[AccountingRow]) -> str:

@@ -31,6 +31,7 @@ from torch.distributed import HashStore, PrefixStore, Store  # type: ignore[attr
 
 from ..errors import BenchError
 from ..units import join_names
+from .nccl_errors import nccl_error
 from .ranks import RankFacts
 from .torch_internals import group_store
 
@@ -172,8 +173,14 @@ class Symptom(enum.Enum):
 
 
 def symptom_of(error: BaseException) -> Symptom | None:
-    """Classify an error of broken communication; return None for any other error."""
+    """Classify an error of broken communication; return None for any other error.
+
+    An error of NCCL is no time-out of a collective, which torch's watchdog reports without an exception. A
+    time-out in NCCL's own words means that NCCL cannot connect to another rank.
+    """
     text = str(error)
+    if isinstance(error, dist.DistError) and (of_nccl := nccl_error(text)):
+        return Symptom.LOST if of_nccl.is_remote or _PEER_LOST.search(of_nccl.last) else None
     if isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and _GLOO_OR_NCCL.search(text)):
         if _PEER_LOST.search(text):
             return Symptom.LOST
@@ -183,9 +190,17 @@ def symptom_of(error: BaseException) -> Symptom | None:
 
 
 def error_line(error: BaseException) -> str:
-    """Format an error in one line: its type and the first line of its message."""
+    """Format an error in one line: its type and NCCL's last error, or else the first line of its message."""
     text = str(error).strip()
+    if of_nccl := nccl_error(text):
+        return f"{type(error).__name__}: {of_nccl}"
     return f"{type(error).__name__}: {text.splitlines()[0]}" if text else type(error).__name__
+
+
+def with_nccl_error(reason: str, error: BaseException) -> str:
+    """Add NCCL's own error, if ``error`` contains one, to the reason of a failure."""
+    of_nccl = nccl_error(str(error))
+    return reason if of_nccl is None else f"{reason}; {of_nccl}"
 
 
 @dataclass

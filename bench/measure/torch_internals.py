@@ -19,6 +19,7 @@ fsdp_version                ``Module._is_fsdp_managed_module``, and             
 whole_flat_parameters       ``FullyShardedDataParallel._handle.flat_param``      parameters with FSDP1
 is_flattened                ``Parameter._fsdp_flattened``                        the same
 collective_timeout_s        ``ProcessGroup._get_backend``, ``options._timeout``  the time-out in messages
+group_error                 ``ProcessGroup._get_backend``, ``get_error``         survivors' messages with NCCL
 end_loader_workers          ``_MultiProcessingDataLoaderIter._shutdown_workers`` nothing, but exit is slower
 import_dynamo               ``torch._dynamo``                                    nothing, but start is slower
 spin_device                 ``torch.cuda._sleep``                                nothing; memory is filled
@@ -31,6 +32,7 @@ these interfaces exist. The first of them passed with torch 2.4.1, 2.7.1, 2.10.0
 
 from __future__ import annotations
 
+import enum
 import gc
 import sys
 from collections.abc import Callable, Mapping
@@ -207,6 +209,27 @@ def collective_timeout_s(device: torch.device) -> float | None:
         return float(backend.options._timeout.total_seconds())
     except (*_MISSING, *_NO_GROUP):
         return None
+
+
+class GroupError(enum.Enum):
+    """The state of the default process group."""
+
+    NONE = enum.auto()
+    LOST = enum.auto()
+    TIMED_OUT = enum.auto()
+
+
+def group_error() -> GroupError | None:
+    """Return the error that torch's watchdog has found in the NCCL group, or None if this is unknown.
+
+    The watchdog writes the error to standard error before this function returns it.
+    """
+    try:
+        backend = distributed_c10d._get_default_group()._get_backend(torch.device("cuda"))
+        name = backend.get_error().name
+    except (*_MISSING, *_NO_GROUP):
+        return None
+    return {"SUCCESS": GroupError.NONE, "TIMEOUT": GroupError.TIMED_OUT}.get(name, GroupError.LOST)
 
 
 def end_loader_workers(batches: object) -> None:

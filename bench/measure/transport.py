@@ -1,9 +1,10 @@
 """Detect the network transport that carries the gradients: gloo's interface, or NCCL's log.
 
 At level INFO, NCCL's log names the network in use. NCCL writes these lines to NCCL_DEBUG_FILE at start-up, so
-NCCL writes nothing during a window. The parser knows the line formats of NCCL 2.4 to 2.30 (transport/net.cc,
-graph/topo.cc, net.cc, init.cc, enqueue.cc). NCCL logs the algorithm of a collective only if the subsystem
-TUNING is enabled, once per collective.
+NCCL writes nothing during a window. The parser knows the line formats of NCCL 2.4 to 2.30, of RCCL up to ROCm
+6.3, and of the OFI plugin (init.cc, enqueue.cc, and in transport: net.cc, net_ib.cc, net_socket.cc, p2p.cc,
+shm.cc). NCCL logs the algorithm of a collective only if the subsystem TUNING is enabled, once per collective;
+before 2.23, it does not log which collective.
 """
 
 from __future__ import annotations
@@ -65,18 +66,30 @@ _RECORDER_LOG = "bench-nccl-%p.log"
 _PRIVATE_PREFIX = "bench-nccl-"
 #: Number of bytes read from the beginning of a log, which contains all relevant lines.
 _MAX_BYTES = 32 * 2**20
+#: Number of NCCL's warnings that a failing rank prints.
+_WARNINGS_KEPT = 20
 
-_VERSION = re.compile(r"NCCL version (\S+)")
+#: RCCL prints a colon since ROCm 6.3, and the commit of its sources after the version.
+_VERSION = re.compile(r"\b(?:NCCL version (\S+)|RCCL version(?: :)? (\d[\w.+]*))")
 _NETWORK = re.compile(r"NCCL INFO Using network (.+?)\s*$")
-_VIA = re.compile(r"NCCL INFO (?:Channel|Ring) [\d/]+ : .*\bvia (?P<way>\S.*?)\s*$")
+#: RCCL adds the communicator to the end of a line.
+_VIA = re.compile(
+    r"NCCL INFO (?:Channel|Ring) [\d/]+ : .*\bvia (?P<way>\S.*?)(?: comm 0x[0-9a-f]+ nRanks \d+)?\s*$"
+)
 _NET = re.compile(
     r"NET/(?P<name>.+?)/(?P<device>\d+)(?:\(\d+\))?(?P<direct>/GDRDMA(?:\(PCI\))?)?(?:/Shared)?$"
 )
+#: NVLink between the GPUs of several hosts; NCCL then uses this way within a host, too.
+_NVLINK_BETWEEN_HOSTS = "P2P/MNNVL"
 _DEVICES = re.compile(r"NCCL INFO NET/(?P<name>Socket|IB) ?: Using (?P<devices>\[0\].*?)\s*$")
-_DEVICE = re.compile(r"\[\d+\]([^\s:]+)")
+#: Ports that NCCL 2.21 to 2.23 merges are in braces: ``[0]={[0] mlx5_2:1/RoCE, [1] mlx5_3:1/RoCE}``.
+_DEVICE = re.compile(r"\[\d+\] ?([^\s:={}]+):")
 _PROVIDER = re.compile(r"NCCL INFO NET/OFI Selected [Pp]rovider is ([^\s,]+)")
 _CHANNELS = re.compile(r"NCCL INFO (\d+) coll channels")
 _CHOSEN = re.compile(r"NCCL INFO AllReduce: (\d+) Bytes -> Algo (\w+) proto (\w+)")
+#: NCCL 2.23 logs numbers: the order of NCCL_ALGO_* and NCCL_PROTO_* in src/include/nccl_common.h.
+_ALGORITHMS = ("TREE", "RING", "COLLNET_DIRECT", "COLLNET_CHAIN", "NVLS", "NVLS_TREE", "PAT")
+_PROTOCOLS = ("LL", "LL128", "SIMPLE")
 
 
 @dataclass
@@ -116,10 +129,10 @@ def read_nccl_log(lines: Iterable[str]) -> NcclLog:
     """Parse NCCL's lines and skip all other lines."""
     found = NcclLog()
     for line in lines:
-        if "NCCL" not in line:
+        if "CCL" not in line:
             continue
         if match := _VERSION.search(line):
-            found.version = match[1]
+            found.version = match[1] or match[2]
         elif match := _NETWORK.search(line):
             found.chosen.add(match[1])
         elif match := _VIA.search(line):
@@ -132,27 +145,34 @@ def read_nccl_log(lines: Iterable[str]) -> NcclLog:
         elif match := _CHANNELS.search(line):
             found.channels = int(match[1])
         elif match := _CHOSEN.search(line):
-            found.algorithms[f"{match[2]}/{match[3]}"] += 1
+            found.algorithms[f"{_named(match[2], _ALGORITHMS)}/{_named(match[3], _PROTOCOLS)}"] += 1
     return found
+
+
+def _named(text: str, names: Sequence[str]) -> str:
+    return names[int(text)] if text.isdecimal() and int(text) < len(names) else text
 
 
 def nccl_transport(log: NcclLog, *, hosts: int, env: Mapping[str, str]) -> Transport:
     """Return the value of ``transport`` in env.json from the logs of all ranks; unknown values are null.
 
-    On one host ``network`` is null, even if the log names a network, because no network is used.
+    On one host ``network`` is null, even if the log names a network, because no network is used. The network
+    MNNVL is NVLink between hosts.
     """
     matches = [(match, count) for way, count in log.ways.items() if (match := _NET.match(way))]
-    networks = sorted({match["name"] for match, _ in matches})
+    networks = {match["name"] for match, _ in matches}
+    if hosts > 1 and any(way.startswith(_NVLINK_BETWEEN_HOSTS) for way in log.ways):
+        networks.add("MNNVL")
     if not networks and hosts > 1:
-        networks = sorted(log.chosen)
+        networks = log.chosen
     direct = {bool(match["direct"]) for match, _ in matches}
     within_host = sorted({_connection_kind(way) for way in log.ways if not way.startswith("NET/")})
     algorithm = env.get("NCCL_ALGO") or ", ".join(name for name, _ in log.algorithms.most_common())
     return _transport(
         "nccl",
         "NCCL's log",
-        interface=", ".join(_interfaces(log, networks)) or None,
-        network=", ".join(networks) or None,
+        interface=", ".join(_interfaces(log, sorted(networks))) or None,
+        network=", ".join(sorted(networks)) or None,
         algorithm=algorithm or None,
         version=log.version,
         gpudirect={(True,): "yes", (False,): "no", (False, True): "partly"}.get(tuple(sorted(direct))),
@@ -163,6 +183,8 @@ def nccl_transport(log: NcclLog, *, hosts: int, env: Mapping[str, str]) -> Trans
 
 def _connection_kind(way: str) -> str:
     """Shorten a connection of NCCL's log, for example ``P2P/CUMEM/read`` to ``P2P/CUMEM``."""
+    if way == "direct shared memory":  # before 2.14
+        return "SHM"
     first, _, rest = way.partition("/")
     return first if first != "P2P" or not rest else f"{first}/{rest.partition('/')[0]}"
 
@@ -171,6 +193,8 @@ def _interfaces(log: NcclLog, networks: Sequence[str]) -> list[str]:
     """Return the devices of the networks in use, without other devices that NCCL detected."""
     found: list[str] = []
     for network in networks:
+        if network == "MNNVL":
+            continue
         key = "Socket" if network == "Socket" else "IB" if network.startswith("IB") else "OFI"
         found += [device for device in log.devices.get(key, []) if device not in found]
     return found
@@ -280,6 +304,19 @@ class NcclLogFile:
                 self.path.unlink(missing_ok=True)
                 if self.path.parent.name.startswith(_PRIVATE_PREFIX):
                     self.path.parent.rmdir()
+
+
+def diverted_warnings(env: Mapping[str, str]) -> list[str]:
+    """Return NCCL's last warnings, each once, in the file to which NCCL_DEBUG_FILE diverts its log."""
+    if not env.get("NCCL_DEBUG_FILE"):
+        return []
+    try:
+        with open(_expand(env["NCCL_DEBUG_FILE"]), "rb") as file:
+            text = file.read(_MAX_BYTES).decode(errors="replace")
+    except OSError:
+        return []
+    warnings = [line.strip() for line in text.splitlines() if "NCCL WARN" in line]
+    return list(dict.fromkeys(warnings))[-_WARNINGS_KEPT:]
 
 
 def _private_folder() -> Path:

@@ -22,7 +22,7 @@ from torch import nn
 from ..errors import BenchError, UnwritableError
 from ..matrix.workload import WorkloadOptions
 from ..measure.environment import ddp_facts, device_of, shared_environment
-from ..measure.exchange import Peers, StoreExchange, error_line, symptom_of
+from ..measure.exchange import Peers, StoreExchange, error_line, symptom_of, with_nccl_error
 from ..measure.ranks import RankFacts, core_warnings, own_facts
 from ..measure.results import (
     RankPlace,
@@ -225,7 +225,8 @@ class Session:
             remedy = "raise the time-out of init_process_group"
             cause = peers.explain(symptom, timeout_s=self._timeout_s, remedy=remedy)
         if cause is not None:
-            print(f"bench: error: {peers.name_of(self.exchange.rank)}: {cause}", file=sys.stderr, flush=True)
+            reason = cause if symptom is None else with_nccl_error(cause, error)
+            print(f"bench: error: {peers.name_of(self.exchange.rank)}: {reason}", file=sys.stderr, flush=True)
 
     def meet(self, *, timeout_s: float) -> None:
         """Wait until all ranks have called this equally often; after a time-out, never wait again."""

@@ -7,7 +7,7 @@
       runs/<run>/attempt-<n>/  run.json metrics.csv ranks.csv steps.csv probes.json
                                trace-rank0.json.gz env.json conditions.json sampled_step.json
                                end.json sacct_summary.txt
-                               job.out job.err
+                               job.out job.err nccl.log
       packs/pack-<n>/  pack.json members marks.jsonl <cell>.sbatch job.out job.err
       preflight/preflight-<n>/ preflight.json preflight.sbatch measured.json result.json
                                job.out job.err
@@ -90,6 +90,12 @@ class RunFolder(JobFolder):
     sampled_step = _Child("sampled_step.json")  # slowest calls of one step, see bench.study.run_json
     end = _Child("end.json")  # exit code and end time, written by the job itself
     sacct_summary = _Child("sacct_summary.txt")  # rows of the job in sacct, written by bench
+
+    @property
+    def logs(self) -> tuple[Path, ...]:
+        """The existing logs: of the job, then those that NCCL wrote here (NCCL_DEBUG_FILE), by name."""
+        of_job = [log for log in (self.err, self.out) if log.is_file()]
+        return (*of_job, *sorted(log for log in self.path.glob("nccl*.log") if log.is_file()))
 
     @property
     def is_described(self) -> bool:

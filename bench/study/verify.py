@@ -24,7 +24,14 @@ from .run_json import REPEATED_MATCHES, VALUES_LEFT_OUT, read_run, read_warnings
 
 #: Codes of the warnings in env.json that `bench verify` prints: they compare the cores and threads of ranks
 #: and nodes, or name values of a command that were left out.
-WARNINGS = ("shared-cores", "unequal-nodes", "threads-differ", VALUES_LEFT_OUT, REPEATED_MATCHES)
+WARNINGS = (
+    "shared-cores",
+    "shared-gpus",
+    "unequal-nodes",
+    "threads-differ",
+    VALUES_LEFT_OUT,
+    REPEATED_MATCHES,
+)
 #: Files that a run must have if it uses the built-in training or the recorder.
 _FILES = ("run.json", "metrics.csv", "ranks.csv", "steps.csv", "env.json")
 

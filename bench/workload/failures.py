@@ -7,7 +7,8 @@ import re
 import torch
 
 from ..errors import BenchError
-from ..measure.exchange import Symptom, error_line, symptom_of
+from ..measure.exchange import Symptom, error_line, symptom_of, with_nccl_error
+from ..measure.nccl_errors import nccl_error
 
 _ALLOCATOR = re.compile(r"can't allocate memory|out of memory|ENOMEM|Cannot allocate memory", re.IGNORECASE)
 
@@ -31,7 +32,7 @@ class CollectiveError(WorkloadError):
 
 
 def describe_error(error: BaseException, *, timeout_s: float) -> str:
-    """Describe any error in one line: by :func:`known_reason`, else by its type and first line."""
+    """Describe any error in one line: by :func:`known_reason`, else by :func:`error_line`."""
     return known_reason(error, timeout_s=timeout_s) or error_line(error)
 
 
@@ -43,16 +44,21 @@ def known_reason(error: BaseException, *, timeout_s: float) -> str | None:
     if isinstance(error, (torch.cuda.OutOfMemoryError, MemoryError)) or (
         isinstance(error, RuntimeError) and _ALLOCATOR.search(text)
     ):
-        first = (text.strip() or "no memory left").splitlines()[0].rstrip(".")
+        first = str(nccl_error(text) or (text.strip() or "no memory left").splitlines()[0].rstrip("."))
         return f"out of memory: {first}; lower the batch per rank, or set --activation-checkpointing true"
     symptom = symptom_of(error)
-    if symptom is Symptom.LOST:
-        return "lost the connection to another rank: it ended first, see its own message"
-    if symptom is Symptom.TIMED_OUT:
-        return (
-            f"a collective did not complete in {timeout_s:g} s: a rank hangs or was lost;"
-            " see the other ranks' messages, or raise --join-timeout"
-        )
+    if symptom is not None:
+        return with_nccl_error(describe_symptom(symptom, timeout_s=timeout_s), error)
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     return None
+
+
+def describe_symptom(symptom: Symptom, *, timeout_s: float) -> str:
+    """Describe broken communication of which no rank knows the cause."""
+    if symptom is Symptom.LOST:
+        return "lost the connection to another rank: it ended first, see its own message"
+    return (
+        f"a collective did not complete in {timeout_s:g} s: a rank hangs or was lost;"
+        " see the other ranks' messages, or raise --join-timeout"
+    )

@@ -6,9 +6,10 @@ The measurements are the warm-up, the epochs, the probes and the trace.
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import astuple, replace
 from datetime import timedelta
 from pathlib import Path
@@ -23,7 +24,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from ..errors import unwritable
 from ..measure.conditions import Conditions, Meters
 from ..measure.environment import Device, ddp_facts, device_of
-from ..measure.exchange import Collectives, Peers, symptom_of
+from ..measure.exchange import Collectives, Peers, Symptom, symptom_of, with_nccl_error
 from ..measure.ranks import core_warnings, own_facts, threads_per_rank
 from ..measure.results import (
     EpochRecord,
@@ -34,19 +35,21 @@ from ..measure.results import (
     merge_windows,
     progress_line,
 )
-from ..measure.transport import NcclLogFile, combine_nccl_logs
+from ..measure.transport import NcclLogFile, combine_nccl_logs, diverted_warnings
 from ..units import human_bytes, join_names
 from .data import DataShard, Feed, open_feed
 from .failures import (
     BrokenError,
     CollectiveError,
     SetupError,
-    WorkloadError,
     describe_error,
+    describe_symptom,
     known_reason,
 )
+from .gpus import choose_device
 from .mfu import MfuBasis, count_step, mfu_basis, precisions_in_use
 from .models import DataShape
+from .nccl_watch import shorten_watchdogs_wait, watched_group
 from .probes import Probes
 from .rendezvous import Launch, join, joined_message, launch_from
 from .session import Request, Session
@@ -80,10 +83,17 @@ def run(request: Request) -> None:
     threads = threads_per_rank(me, joined.facts)
     torch.set_num_threads(threads)
     use_precision(request.options.precision)
-    device = _device(request.options.device, launch)
+    device, gpu_warnings = choose_device(
+        request.options.device,
+        launch,
+        joined,
+        env,
+        backend=request.backend,
+        timeout_s=request.options.join_timeout,
+    )
     session = Session(request, launch, joined, me, device, threads, _warnings(request, launch))
     session.say(joined_message(joined, launch, request.backend))
-    for warning in core_warnings(joined.facts):
+    for warning in (*core_warnings(joined.facts), *gpu_warnings):
         session.warn(warning)
     if session.is_first:
         request.run_dir.mkdir(parents=True, exist_ok=True)
@@ -97,57 +107,95 @@ def run(request: Request) -> None:
         raise
 
 
+def _peers(session: Session) -> Peers:
+    launch = session.launch
+    return Peers(
+        session.joined.store, launch.rank, session.joined.facts, rank_0_serves=not launch.agent_store
+    )
+
+
 def _exchange_causes(session: Session, error: Exception) -> None:
     """Report this rank's error to the other ranks, or read their reports if communication broke.
 
     Raises:
         BrokenError: communication broke, and another rank reported the cause.
     """
-    launch, timeout_s = session.launch, session.request.options.join_timeout
-    if launch.world_size == 1:
+    if session.launch.world_size == 1:
         return
-    peers = Peers(
-        session.joined.store, launch.rank, session.joined.facts, rank_0_serves=not launch.agent_store
-    )
     symptom = symptom_of(error)
     if symptom is None:
-        peers.report(describe_error(error, timeout_s=timeout_s))
+        _peers(session).report(describe_error(error, timeout_s=session.request.options.join_timeout))
         return
-    cause = peers.explain(symptom, timeout_s=timeout_s, remedy="raise --join-timeout")
+    cause = _cause_of(session, symptom)
     if cause is not None:
-        raise BrokenError(f"{peers.name_of(launch.rank)}: {cause}") from error
+        raise BrokenError(with_nccl_error(cause, error)) from error
+
+
+def _cause_of(session: Session, symptom: Symptom) -> str | None:
+    """Return the cause of broken communication that another rank reported, with the name of this rank."""
+    peers, timeout_s = _peers(session), session.request.options.join_timeout
+    cause = peers.explain(symptom, timeout_s=timeout_s, remedy="raise --join-timeout")
+    return None if cause is None else f"{peers.name_of(session.launch.rank)}: {cause}"
+
+
+def _watched(session: Session, log: NcclLogFile | None) -> AbstractContextManager[None]:
+    """End the process if NCCL fails; without NCCL or other ranks, do nothing."""
+    if log is None or session.launch.world_size == 1:
+        return nullcontext()
+
+    def explain(symptom: Symptom) -> str:
+        _print_nccl_warnings()
+        log.remove()
+        name = _peers(session).name_of(session.launch.rank)
+        unknown = describe_symptom(symptom, timeout_s=session.request.options.join_timeout)
+        return _cause_of(session, symptom) or f"{name}: {unknown}"
+
+    return watched_group(explain)
+
+
+def _print_nccl_warnings() -> None:
+    """Print NCCL's warnings, which NCCL_DEBUG_FILE diverts from the job's output."""
+    sys.stderr.write("".join(f"{line}\n" for line in diverted_warnings(os.environ)))
 
 
 def _train(session: Session, env: dict[str, str]) -> None:
     """Build the model and measure; ``env`` contains the environment variables for env.json."""
-    request = session.request
-    log = (
-        NcclLogFile.arrange(os.environ, session.folder, rank=session.launch.rank)
-        if request.backend == "nccl"
-        else None
-    )
+    log: NcclLogFile | None = None
+    if session.request.backend == "nccl":
+        log = NcclLogFile.arrange(os.environ, session.folder, rank=session.launch.rank)
+        shorten_watchdogs_wait(os.environ)
     try:
         collectives = _start_process_group(session)
-        feed, model = _build(session, collectives)
-        try:
-            devices = collectives.objects(device_of(session.device, session.me.host))
-            basis = _mfu_basis(session, feed.shape, devices, env)
-            sizes, flops = parameters_of(model), None if basis is None else basis.as_json()
-            session.write_environment(env, sizes, flops=flops)
-            ideal_s = None if basis is None else basis.ideal_s
-            measure(session, collectives, feed, model, devices=devices, ideal_s=ideal_s)
-            in_use = None if log is None else _transport_in_use(session, collectives, log, env)
-            session.write_environment(
-                env, sizes, in_use, flops, ddp_facts(model) if session.is_first else None
-            )
-        finally:
-            feed.close()
+        with _watched(session, log):
+            _build_and_measure(session, collectives, log, env)
+    except CollectiveError:
+        raise
+    except Exception:
+        _print_nccl_warnings()
+        raise
     finally:
         if log is not None:
             log.remove()
     # Rank 0 must not end before the other ranks are done, because its process can host the store.
     collectives.barrier()
     dist.destroy_process_group()
+
+
+def _build_and_measure(
+    session: Session, collectives: Collectives, log: NcclLogFile | None, env: dict[str, str]
+) -> None:
+    feed, model = _build(session, collectives)
+    try:
+        devices = collectives.objects(device_of(session.device, session.me.host))
+        basis = _mfu_basis(session, feed.shape, devices, env)
+        sizes, flops = parameters_of(model), None if basis is None else basis.as_json()
+        session.write_environment(env, sizes, flops=flops)
+        ideal_s = None if basis is None else basis.ideal_s
+        measure(session, collectives, feed, model, devices=devices, ideal_s=ideal_s)
+        in_use = None if log is None else _transport_in_use(session, collectives, log, env)
+        session.write_environment(env, sizes, in_use, flops, ddp_facts(model) if session.is_first else None)
+    finally:
+        feed.close()
 
 
 def _mfu_basis(
@@ -174,26 +222,6 @@ def _transport_in_use(
     if warning:
         session.warn(warning)
     return transport
-
-
-def _device(kind: str, launch: Launch) -> torch.device:
-    if kind == "cpu":
-        return torch.device("cpu")
-    count = torch.cuda.device_count()
-    if not count:
-        build = (
-            ""
-            if torch.version.cuda or torch.version.hip
-            else f", and torch {torch.__version__} is a build without CUDA"
-        )
-        raise WorkloadError(
-            f"rank {launch.rank}: no CUDA device is visible{build}",
-            remedy="request GPUs for the job, install torch with CUDA, or set the device to cpu",
-        )
-    # If a task sees only one GPU, this GPU is device 0, whatever the local rank.
-    device = torch.device("cuda", launch.local_rank % count)
-    torch.cuda.set_device(device)
-    return device
 
 
 def _start_process_group(session: Session) -> Collectives:

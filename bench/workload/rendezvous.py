@@ -13,6 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
+from typing import Any
 
 import torch.distributed as dist
 from torch.distributed import HashStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
@@ -204,6 +205,41 @@ def join(launch: Launch, me: RankFacts, *, timeout_s: float) -> Joined:
     return Joined(store, facts, time.monotonic() - began)
 
 
+def gather(joined: Joined, launch: Launch, name: str, value: Any, *, timeout_s: float) -> list[Any]:
+    """Return the values of all ranks in the order of the ranks, through the store in which they met.
+
+    Rank 0 collects the values, because each rank would otherwise read the values of all ranks one by one.
+
+    Raises:
+        WorkloadError: a rank ended, or did not write its value in time.
+    """
+    if launch.world_size == 1:
+        return [value]
+    store, keys = joined.store, [f"{name}/{rank}" for rank in range(launch.world_size)]
+    try:
+        store.set(keys[launch.rank], json.dumps(value))
+        if launch.rank == 0:
+            store.wait(keys, timedelta(seconds=timeout_s))
+            store.set(name, json.dumps([json.loads(one) for one in store.multi_get(keys)]))
+        else:
+            store.wait([name], timedelta(seconds=timeout_s + _GRACE_S))
+        values: list[Any] = json.loads(store.get(name))
+    except (dist.DistError, RuntimeError):
+        raise WorkloadError(
+            f"rank {launch.rank}: a rank ended or did not choose its device in {timeout_s:g} s",
+            remedy="see the other ranks' messages",
+        ) from None
+    return values
+
+
+def await_readers(joined: Joined, launch: Launch, name: str) -> None:
+    """Before a rank ends after :func:`gather`: let rank 0, which can serve the store, wait for the others."""
+    if launch.rank == 0:
+        _await_acknowledgements(joined.store, f"{name}/read", launch.world_size - 1)
+    else:
+        joined.store.add(f"{name}/read", 1)
+
+
 def joined_message(joined: Joined, launch: Launch, backend: str) -> str:
     """Return the line that rank 0 prints after all ranks have joined."""
     hosts = joined.hosts
@@ -249,7 +285,7 @@ def _collect_facts(store: Store, launch: Launch, left_s: float, timeout_s: float
         facts = _facts_so_far(store, launch)
         message = missing_ranks_message(facts, launch, timeout_s)
         store.set("result", json.dumps({"missing": message}))
-        _await_acknowledgements(store, len(facts) - 1)
+        _await_acknowledgements(store, "acknowledged", len(facts) - 1)
         raise JoinError(message) from None
     return [RankFacts(**json.loads(value)) for value in store.multi_get(keys)]
 
@@ -259,9 +295,9 @@ def _facts_so_far(store: Store, launch: Launch) -> list[RankFacts]:
     return [RankFacts(**json.loads(store.get(key))) for key in keys if store.check([key])]
 
 
-def _await_acknowledgements(store: Store, others: int) -> None:
+def _await_acknowledgements(store: Store, key: str, others: int) -> None:
     until = time.monotonic() + _ACKNOWLEDGE_S
-    while store.add("acknowledged", 0) < others and time.monotonic() < until:
+    while store.add(key, 0) < others and time.monotonic() < until:
         time.sleep(0.02)
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterator
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,6 +20,7 @@ from bench.measure.conditions import Conditions
 from bench.measure.environment import ddp_facts
 from bench.measure.exchange import StoreExchange
 from bench.measure.step_parts import HostClock, enable_ddp_timing, read_ddp_timing
+from bench.measure.torch_internals import GroupError
 from bench.record.attribution import Attribution
 
 CPU = torch.device("cpu")
@@ -203,3 +206,30 @@ def test_this_release_has_a_spin_of_the_device(monkeypatch):
     assert callable(torch.cuda._sleep)
     monkeypatch.delattr(torch.cuda, "_sleep")
     assert not torch_internals.spin_device(1)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("SUCCESS", GroupError.NONE),
+        ("TIMEOUT", GroupError.TIMED_OUT),
+        ("COMM_ERROR", GroupError.LOST),
+        ("REMOTE_ERROR", GroupError.LOST),
+        (None, None),
+    ],
+)
+def test_the_state_of_the_nccl_group_is_that_of_the_watchdog(monkeypatch, name, expected):
+    """Only builds with CUDA have the group: tests/workload/test_workload_gpu.py uses it."""
+    backend = SimpleNamespace() if name is None else SimpleNamespace(get_error=lambda: ErrorType[name])
+    group = SimpleNamespace(_get_backend=lambda device: backend)
+    monkeypatch.setattr(distributed_c10d, "_get_default_group", lambda: group)
+    assert torch_internals.group_error() is expected
+
+
+class ErrorType(enum.Enum):
+    """The states of torch._C._distributed_c10d.ErrorType."""
+
+    SUCCESS = 0
+    TIMEOUT = 1
+    COMM_ERROR = 2
+    REMOTE_ERROR = 3

@@ -5,14 +5,18 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import os
 import re
+import signal
+import socket
+import time
 
 import pytest
 import torch
 
 from bench.measure.conditions import LEAST_ENERGY_S
 from bench.workload.mfu import peaks
-from tests.workload.conftest import torchrun_env
+from tests.workload.conftest import torchrun_env, wait_for
 
 pytestmark = [
     pytest.mark.gpu,
@@ -177,3 +181,73 @@ def test_conditions_contain_the_clocks_of_every_rank(server, tmp_path):
         for sample in window["ranks"][0]["clocks"].values():
             assert sample["sm_mhz"] > 0
         assert window["ranks"][0]["collectives"] >= 20, "every step reduces its gradients"
+
+
+#: NCCL accepts two ranks on one GPU if their host identities differ. They communicate over sockets.
+TWO_NCCL_RANKS = {"NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
+SMALL = [
+    "--device",
+    "cuda",
+    "--backend",
+    "nccl",
+    "--model",
+    "mlp",
+    "--parameters",
+    "100k",
+    "--per-gpu-batch",
+    "8",
+]
+SMALL += ["--steps-per-epoch", "5", "--epochs", "4000", "--attribution-steps", "2", "--probe-steps", "0"]
+
+
+def start_two_nccl_ranks(server, folder, *words):
+    environments = [
+        {**env, **TWO_NCCL_RANKS, "NCCL_HOSTID": f"host{rank}"} for rank, env in enumerate(torchrun_env(2))
+    ]
+    started = server.start(folder, [*SMALL, *words], environments, "tests.workload.scenarios:naps_in_epochs")
+    wait_for((folder / "metrics.csv").exists, "an epoch", limit_s=60)
+    return started
+
+
+@pytest.mark.parametrize(
+    ("end", "timeout_s", "reason"),
+    [
+        (
+            signal.SIGKILL,
+            60,
+            "lost the connection to another rank: no report from rank 1 on {host}: killed, or",
+        ),
+        (signal.SIGSTOP, 15, "a collective did not complete in 15 s: rank 1 on {host} did not reach the"),
+    ],
+)
+def test_with_nccl_the_other_rank_names_the_one_that_is_lost(server, tmp_path, end, timeout_s, reason):
+    started = start_two_nccl_ranks(server, tmp_path, "--join-timeout", str(timeout_s))
+    os.kill(started.pids[1], end)
+    began = time.monotonic()
+    try:
+        wait_for(lambda: "bench: error" in (tmp_path / "0.err").read_text(), "the message", limit_s=60)
+    finally:
+        seconds = time.monotonic() - began
+        os.kill(started.pids[1], signal.SIGKILL)
+    finished = started.finish()
+    print(f"{end.name}: rank 0 ended after {seconds:.1f} s\n{finished.err[0]}")
+    host = socket.gethostname()
+    assert finished.codes == [1, -9]
+    last = finished.err[0].splitlines()[-1]
+    assert last.startswith(f"bench: error: rank 0 on {host}: {reason.format(host=host)}")
+    own = "Last error:" if end is signal.SIGKILL else "Watchdog caught collective operation timeout"
+    assert own in finished.err[0]
+    shared = [
+        warning for warning in finished.env["warnings"] if warning.startswith("shared-gpus: ranks 0-1 on ")
+    ]
+    assert len(shared) == 1
+
+
+def test_two_nccl_ranks_on_one_gpu_end_with_one_line_before_nccl_starts(server, tmp_path):
+    words = [*SMALL, "--epochs", "1"]
+    environments = [{**env, **TWO_NCCL_RANKS, "CUDA_VISIBLE_DEVICES": "0"} for env in torchrun_env(2)]
+    finished = server.start(tmp_path, words, environments).finish()
+    assert finished.codes == [1, 1]
+    (line,) = finished.err[0].splitlines()
+    assert line.startswith(f"bench: error: ranks 0-1 on {socket.gethostname()} use the same GPU (")
+    assert finished.err[1] == ""

@@ -1,0 +1,57 @@
+"""End a rank with the cause if NCCL fails while the rank waits for its GPU.
+
+After an error or a time-out of NCCL, no exception reaches Python: the rank waits for its GPU until torch's
+watchdog aborts the process (torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp). The watchdog first prints the
+error, then waits four times TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC, by default a minute. Therefore a thread
+reads the state of the group, prints which rank failed first, and ends the process.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator, MutableMapping
+from contextlib import contextmanager
+
+from ..measure.exchange import Symptom
+from ..measure.torch_internals import GroupError, group_error
+
+#: One call of torch each second, which takes microseconds, is no load for the training.
+POLL_S = 1.0
+_WAIT = "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC"
+#: Four times this value is enough for the other ranks' reports.
+_WAIT_MS = "2000"
+
+
+def shorten_watchdogs_wait(env: MutableMapping[str, str]) -> None:
+    """Let torch's watchdog abort a process after seconds, unless the user has set its time."""
+    env.setdefault(_WAIT, _WAIT_MS)
+
+
+@contextmanager
+def watched_group(explain: Callable[[Symptom], str]) -> Iterator[None]:
+    """While the context is active, end the process if NCCL fails; ``explain`` returns the reason."""
+    done = threading.Event()
+    thread = threading.Thread(target=_watch, args=(done, explain), daemon=True, name="bench-nccl-watch")
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+
+
+def _watch(done: threading.Event, explain: Callable[[Symptom], str]) -> None:
+    while not done.wait(POLL_S):
+        found = group_error()
+        if found is None:
+            return  # this release of torch does not report the state: the watchdog ends the process
+        if found is GroupError.NONE:
+            continue
+        reason = explain(Symptom.TIMED_OUT if found is GroupError.TIMED_OUT else Symptom.LOST)
+        if done.is_set():  # an exception has reached the rank in the meantime
+            return
+        sys.stdout.flush()
+        sys.stderr.write(f"bench: error: {reason}\n")
+        sys.stderr.flush()
+        os._exit(1)

@@ -1,0 +1,189 @@
+"""NCCL's own error in the reason of a failed run, for recorded errors and errors from public issues.
+
+The first lines of a file in ``nccl_errors/`` name its source and the text that the reason must contain.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+from pathlib import Path
+
+import pytest
+from torch.distributed import DistBackendError
+
+from bench.executors.base import settle
+from bench.executors.outcome import EndNote, job_outcome, process_outcome
+from bench.executors.outcome import error_line as error_of_logs
+from bench.measure.exchange import Symptom, error_line, symptom_of
+from bench.slurm.job_states import JobStatus
+from bench.study.layout import RunFolder, StudyFolder
+from bench.study.ledger import FailureClass, RunRecord, RunState, now
+from bench.study.plan_json import open_study
+from bench.study.run_json import new_attempt, write_run
+from bench.workload.failures import describe_error
+from tests.analysis.studies import make_cell
+from tests.commands.command_line import bench
+
+FILES = sorted(Path(__file__).parent.glob("nccl_errors/*.txt"))
+MATRIX = """\
+study: errors
+cluster: {{executor: local, time_limit: 1m}}
+axes: {{tasks_per_node: [1]}}
+scaling: [{{mode: weak, per_gpu_batch: [4]}}]
+workload: {{device: cpu, model: mlp}}
+repeats: {repeats}
+"""
+
+
+def read(path: Path) -> tuple[str, str]:
+    """Return NCCL's last error, and the log."""
+    source, last, log = path.read_text(encoding="utf-8").split("\n", 2)
+    assert source.startswith("# source: ")
+    return last.removeprefix("# last error: "), log
+
+
+def words(text: str) -> str:
+    """The text without the line breaks of its output."""
+    return " ".join(text.split())
+
+
+@pytest.fixture(scope="module")
+def errors(tmp_path_factory) -> tuple[Path, dict[str, Path]]:
+    """A study in which one run failed with each of the errors, and the error of each run."""
+    root = tmp_path_factory.mktemp("errors")
+    (root / "errors.yaml").write_text(MATRIX.format(repeats=len(FILES)))
+    assert bench("plan", "errors.yaml", cwd=root).returncode == 0
+    study = open_study(StudyFolder(root / "results/errors"))
+    runs = {}
+    for run, path in zip(study.runs, FILES, strict=True):
+        attempt = new_attempt(study, run, RunRecord(run.run_id, 0, RunState.PLANNED))
+        study.ledger.append("started", run_id=run.run_id, attempt=1)
+        write_run(attempt.folder, attempt.describe(study, state="running", started_at=now()))
+        attempt.folder.err.write_text(read(path)[1], encoding="utf-8")
+        if "watchdog" in path.name:  # torch aborts the process
+            attempt.folder.end.write_text('{"failures": [{"rank": 0, "exit_code": -6}]}')
+        outcome = process_outcome(attempt.folder, attempt.cell, 1)
+        settle(study, RunRecord(run.run_id, 1, RunState.RUNNING), outcome, ended_at=now())
+        runs[run.run_id] = path
+    return root, runs
+
+
+def test_status_and_the_page_contain_nccls_last_error(errors, nothing_drawn):
+    root, runs = errors
+    listed = json.loads(bench("status", "--json", cwd=root).stdout)["runs"]
+    table = words(bench("status", cwd=root, COLUMNS="4000").stdout)
+    assert bench("report", cwd=root).returncode == 0
+    page = html.unescape((root / "results/errors/report/index.html").read_text(encoding="utf-8"))
+    assert {run["run_id"] for run in listed} == set(runs)
+    for run in listed:
+        last, _ = read(runs[run["run_id"]])
+        assert last in run["reason"]
+        assert run["reason"] in page
+        assert words(run["reason"])[:100] in table
+
+
+def test_doctor_reports_nccls_last_error_of_a_run(errors):
+    root, runs = errors
+    for run_id, path in runs.items():
+        found = json.loads(bench("doctor", run_id, "--json", cwd=root).stdout)
+        causes = [one["evidence"] for one in found["causes"][:1]]
+        shown = causes or [one["text"] for one in found["last_lines"]]
+        assert any(read(path)[0] in text for text in shown), (path.name, shown)
+        assert words(read(path)[0])[:90] in words(bench("doctor", run_id, cwd=root).stdout), path.name
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in FILES if "watchdog" not in path.name], ids=lambda p: p.stem
+)
+def test_the_line_of_an_exception_contains_nccls_last_error(path):
+    last, log = read(path)
+    message = (
+        log[log.find("NCCL error in") :] if "NCCL error in" in log else log.split("DistBackendError: ")[1]
+    )
+    line = error_line(DistBackendError(message))
+    assert line.startswith("DistBackendError: ")
+    assert last in line
+    assert len(line.splitlines()) == 1
+    assert last in describe_error(DistBackendError(message), timeout_s=60) or "without-id" in path.name
+
+
+def test_the_line_names_nccls_version_and_only_its_last_error():
+    _, log = read(FILES[0].with_name("recorded-duplicate-gpu.txt"))
+    error = DistBackendError(log.partition("DistBackendError: ")[2])
+    assert error_line(error) == (
+        "DistBackendError: NCCL 2.28.9: Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 60"
+    )
+
+
+def nccl(kind: str, last: str) -> DistBackendError:
+    return DistBackendError(
+        f"NCCL error in: x.cpp:1, a, NCCL version 2.28.9\n{kind}: b.\nLast error:\n{last}"
+    )
+
+
+def test_only_lost_connections_of_nccl_are_symptoms_of_another_ranks_end():
+    lost = nccl("ncclRemoteError", "socketProgress: Connection closed by remote peer n1<34818>")
+    assert symptom_of(lost) is Symptom.LOST
+    assert describe_error(lost, timeout_s=9) == (
+        "lost the connection to another rank: it ended first, see its own message;"
+        " NCCL 2.28.9: socketProgress: Connection closed by remote peer n1<34818>"
+    )
+    late = nccl("ncclSystemError", "socketPollConnect: Connect to 10.0.0.1<4> failed : Connection timed out")
+    assert symptom_of(late) is None, "no collective was late"
+    assert error_line(late).endswith("Connect to 10.0.0.1<4> failed : Connection timed out")
+
+
+def test_an_error_that_other_ranks_notice_does_not_replace_the_cause(tmp_path):
+    folder = RunFolder(tmp_path)
+    _, killed = read(FILES[0].with_name("recorded-watchdog-killed-peer.txt"))
+    folder.err.write_text(f"{killed}\nTraceback (most recent call last):\nKeyError: 'labels' Error\n")
+    last = "NCCL 2.28.9: socketProgress: Connection closed by remote peer localhost<34818>"
+    assert error_of_logs(folder) == f"KeyError: 'labels' Error; {last}"
+    folder.err.write_text(killed)
+    assert error_of_logs(folder) == last
+
+
+@pytest.mark.parametrize(
+    ("failure_class", "slurms", "reason"),
+    [
+        (FailureClass.KILLED, "", "rank 0 on n1 was killed by SIGABRT; {own}"),
+        (FailureClass.BAD_EXIT, "exit code 1", "rank 0 on n1 was killed by SIGABRT; {own}; exit code 1"),
+        (FailureClass.TIME_LIMIT, "time limit of 10 min", "time limit of 10 min; {own}"),
+    ],
+)
+def test_slurms_reason_of_an_aborted_rank_contains_the_watchdogs_error(
+    tmp_path, failure_class, slurms, reason
+):
+    _, log = read(FILES[0].with_name("recorded-watchdog-timeout.txt"))
+    folder = RunFolder(tmp_path)
+    folder.err.write_text(f"{log}\nsrun: error: n1: task 0: Aborted (core dumped)\n")
+    status = JobStatus(RunState.FAILED, failure_class, slurms, 1)
+    found = job_outcome(folder, make_cell(2, batch=4), status, EndNote()).reason
+    own = (
+        "NCCL: rank 0: Watchdog caught collective operation timeout: WorkNCCL(SeqNum=2, OpType=ALLREDUCE,"
+        " NumelIn=4, NumelOut=4, Timeout(ms)=6000) ran for 6036 milliseconds before timing out"
+    )
+    assert found == reason.format(own=own)
+
+
+def test_doctor_of_a_run_reads_the_log_to_which_nccl_was_diverted(errors):
+    """Source of the warnings: https://github.com/pytorch/ci-infra/pull/490."""
+    root, runs = errors
+    run_id = next(iter(runs))
+    folder = RunFolder(root / f"results/errors/runs/{run_id}/attempt-1")
+    kept = folder.err.read_text(encoding="utf-8")
+    folder.err.write_text("srun: error: n1: task 1: Exited with exit code 1\n")
+    log = folder.path / "nccl.log"
+    log.write_text(
+        "n1:7:9 [0] NCCL INFO Using network Socket\n\n"
+        "[2026-04-22 21:34:20] n1:7:9 [0] misc/shmutils.cc:132 NCCL WARN Error while creating shared memory"
+        " segment /dev/shm/nccl-WU88OE (size 9637888), error: No space left on device (28)\n"
+    )
+    try:
+        found = json.loads(bench("doctor", run_id, "--json", cwd=root).stdout)["causes"][0]
+        assert (Path(found["path"]).name, found["line"]) == ("nccl.log", 3)
+        assert "No space left on device (28)" in found["evidence"]
+    finally:
+        folder.err.write_text(kept, encoding="utf-8")
+        log.unlink()
