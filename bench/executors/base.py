@@ -29,6 +29,7 @@ from ..matrix.secret_values import mask_text, without_secrets
 from ..matrix.workload import INTERPRETER, command_values, filled_words, runs_python, uses_python
 from ..measure.command_conditions import write_environment
 from ..study.conditions import Neighbours, assess, parse_moment, read_disturbances, summary
+from ..study.consistency import metrics_digest
 from ..study.files import file_sha256
 from ..study.layout import RunFolder
 from ..study.ledger import FailureClass, RunRecord, RunState, class_of_failure, now, submit_lock
@@ -215,9 +216,8 @@ def settle_run_json(
     record.disturbed = summary(read_disturbances(conditions) or ())
     if folder.path.is_dir():
         ending = {**end, **failure, **warnings, "ended_at": ended_at}
-        if completed and not folder.ranks_csv.exists():  # nothing else contains the values of a command
-            ending["metrics_sha256"] = file_sha256(folder.metrics_csv)
-        changes = {**ending, **conditions, **outcome.details}
+        digest = metrics_digest(folder) if completed else {}
+        changes = {**ending, **digest, **conditions, **outcome.details}
         update_run(folder, changes, fallback=identity)
         _complete_environment(study, record, outcome)
     disturbed = {"disturbed": record.disturbed} if record.disturbed else {}

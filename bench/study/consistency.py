@@ -123,6 +123,11 @@ def record_contradictions(
         yield from _against_ledger(run, record)
 
 
+def metrics_digest(folder: RunFolder) -> dict[str, str | None]:
+    """Return the digest of the values of a command for run.json; ranks.csv contains those of other runs."""
+    return {} if folder.ranks_csv.exists() else {"metrics_sha256": file_sha256(folder.metrics_csv)}
+
+
 def _against_plan(run: Mapping[str, Any], cell: Mapping[str, Any]) -> Iterator[Contradiction]:
     own = run.get("cell")
     if not isinstance(own, dict):

@@ -311,8 +311,8 @@ def test_only_chooses_by_name_and_by_property(tmp_path):
     by_value = bench("submit", "--dry-run", "--only", "world_size=2", cwd=tmp_path).stdout
     assert by_name == by_value
     assert by_name.splitlines()[-1] == "2 of 3 runs would be started"
-    whole = bench("submit", "--dry-run", "--only", "bucket_cap_mb=25", cwd=tmp_path).stdout
-    assert whole.splitlines()[-1] == "3 of 3 runs would be started", "25 is 25.0"
+    whole = bench("submit", "--dry-run", "--only", "sweep_time=10", cwd=tmp_path).stdout
+    assert whole.splitlines()[-1] == "3 of 3 runs would be started", "10 is 10.0"
     done = bench("submit", "--dry-run", "--only", "wrold_size=2", cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr.startswith(
