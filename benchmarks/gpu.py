@@ -256,13 +256,13 @@ def overhead_words(values: Mapping[str, Any]) -> list[str]:
 
 
 def study_words(values: Mapping[str, Any]) -> list[str]:
-    """Return the results of the part ``study`` as texts: its runs, and the GPU's clocks after each window."""
+    """Return the results of the part ``study`` as texts: its runs, and the clocks of the busy GPU."""
     runs = values["runs"]
     windows = sum(run["conditions"] for run in runs)
     words = [f"{len(runs)} runs, {windows} windows with conditions"]
-    after = [clocks["after"] for run in runs for clocks in run["clocks"]]
+    loaded = [clocks["loaded"] for run in runs for clocks in run["clocks"]]
     for name, unit in (("sm_mhz", "MHz"), ("power_w", "W"), ("temperature_c", "°C")):
-        known = [clocks[name] for clocks in after if clocks[name] is not None]
+        known = [clocks[name] for clocks in loaded if clocks[name] is not None]
         if known:
             words.append(f"{name.rpartition('_')[0]} {min(known):.0f} to {max(known):.0f} {unit}")
     return words

@@ -66,6 +66,14 @@ class Conditions:
             },
         }
 
+    def add_loaded(self, found: dict[str, Any]) -> None:
+        """Add the clocks of the GPU at this moment to the result of :meth:`stop`, while the GPU is busy.
+
+        After a window the GPU idles, and some reasons for lower clocks are then gone.
+        """
+        if found["rank"]["clocks"] is not None:
+            found["rank"]["clocks"]["loaded"] = self._read_clocks()
+
     def _read_counters(self) -> dict[str, float | None]:
         """Return the rank's counts of collectives, compilations, allocation retries, and its wait for a core.
 

@@ -404,6 +404,7 @@ def _epoch(
     options = session.request.options
     window = windows.throughput(options.steps_per_epoch)
     windows.check_losses(window.loss, f"epoch {epoch}")
+    windows.sample_loaded(window)
     if options.attribution_steps:
         window = windows.attribution(window, options.attribution_steps)
     rank_windows = collectives.gathered(window)

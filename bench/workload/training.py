@@ -236,6 +236,8 @@ def _optimizer(model: DistributedDataParallel, options: WorkloadOptions) -> Opti
     return kind(model.parameters(), lr=options.learning_rate)
 
 
+#: Steps that keep a GPU busy while its clocks are read.
+_LOADED_STEPS = 3
 #: Maximum number of warm-up rounds, after which the warm-up ends even if the step time is not stable.
 _MAX_ROUNDS = 3
 
@@ -315,6 +317,14 @@ class Windows:
             window_s=seconds,
             conditions=conditions,
         )
+
+    def sample_loaded(self, window: Window) -> None:
+        """On CUDA, add the clocks of the busy GPU to the conditions of ``window``, in steps of their own."""
+        if self._device.type == "cuda" and self._conditions is not None and window.conditions is not None:
+            for _ in range(_LOADED_STEPS):
+                self._trainer.step()
+            self._conditions.add_loaded(window.conditions)
+            self._trainer.take_loss()
 
     def attribution(self, window: Window, steps: int) -> Window:
         """Train ``steps`` steps with a timer on each part of a step, and add the parts to ``window``.

@@ -308,8 +308,8 @@ CONTENT = {
             "reason": None,
             "values": {
                 "runs": [
-                    {"conditions": 2, "clocks": [{"before": CLOCKS, "after": CLOCKS}]},
-                    {"conditions": 2, "clocks": [{"before": CLOCKS, "after": {**CLOCKS, "sm_mhz": 1980}}]},
+                    {"conditions": 2, "clocks": [{"before": CLOCKS, "loaded": CLOCKS}]},
+                    {"conditions": 2, "clocks": [{"before": CLOCKS, "loaded": {**CLOCKS, "sm_mhz": 1980}}]},
                 ]
             },
         },

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from statistics import fmean
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -108,6 +109,24 @@ def test_the_steps_of_the_throughput_window_take_as_long_as_on_the_device():
         expected = MODEL.step_s + 0.2 * MODEL.forward_s + 2e-3
         assert window.step_s[1:] == pytest.approx([expected] * 9, rel=0.01)
         assert window.window_s == pytest.approx(sum(window.step_s), rel=0.01)
+
+
+def test_the_clocks_are_read_while_the_device_is_busy():
+    def program(rank: Rank) -> list[bool]:
+        def add_loaded(found: object) -> None:
+            last = len(rank.compute.operations) - 1
+            with rank.world.changed:
+                busy.append(rank.compute.end_of(last) > rank.now)
+
+        busy: list[bool] = []
+        windows = windows_of(rank, MODEL)
+        windows.warm_up(10)
+        window = replace(windows.throughput(10), conditions={})
+        windows._conditions = SimpleNamespace(add_loaded=add_loaded)
+        windows.sample_loaded(window)
+        return busy
+
+    assert World(2, link=HIDDEN, costs=FAST).run(program) == [[True], [True]]
 
 
 def test_the_probe_steps_find_the_time_of_each_bucket():
