@@ -43,7 +43,7 @@ from bench.matrix.workload import WorkloadOptions
 from bench.measure.conditions import Conditions, Meters
 from bench.measure.exchange import Collectives
 from bench.workload.data import DataShard, generator_on, open_feed, signal_for
-from bench.workload.models import Mlp, mlp_width
+from bench.workload.models.mlp import Mlp, mlp_width
 from bench.workload.training import Trainer, Windows, build_task, wrap
 
 RANKS = 2

@@ -22,6 +22,7 @@ from analysis.report.summary import certainty
 from analysis.report.words import WORDS
 from analysis.text import clean, count, listed, one_line, whole
 from bench.matrix.cell import canonical, command_label
+from bench.matrix.models import models_using
 from bench.matrix.secret_values import shown_command, without_secret_variables
 from bench.matrix.workload import names_in
 from bench.study.run_json import read_run
@@ -31,13 +32,6 @@ _SETTINGS = (
     *("model", "parameters", "seq_len", "image_size", "precision", "memory_format", "optimizer"),
     *("grad_accum", "bucket_cap_mb", "activation_checkpointing", "compile", "num_workers"),
 )
-#: The models that use an option; the other options concern every model.
-_USED_BY = {
-    "parameters": {"transformer", "mlp"},
-    "seq_len": {"transformer"},
-    "image_size": {"resnet50"},
-    "memory_format": {"convnet", "resnet50"},
-}
 #: Placeholders whose values are names, or are known in the job only.
 _NAMES = frozenset({"study", "cell_id", "run_dir", "master_addr", "master_port"})
 _MODEL = (("Parameters", "parameters"), ("Gradients", "of gradients"))
@@ -169,7 +163,7 @@ def _of_kind(executed: Executed, cells: Sequence[Mapping[str, Any]]) -> Iterator
             yield from _values_of_command(workload, runs)
         return
     models = {(cell.get("workload") or {}).get("model") for cell in cells}
-    used = [name for name in _SETTINGS if models & _USED_BY.get(name, models)]
+    used = [name for name in _SETTINGS if models & set(models_using(name) or models)]
     options = _options(cells, [*used, "backend"])
     yield Line("Training", f"the built-in training of ddp-scaling-bench: {options}", _PLAN)
     yield Line("Input", _distinct(_input(cell["workload"]) for cell in cells), _PLAN)

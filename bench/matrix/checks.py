@@ -12,6 +12,7 @@ from ..units import count, join_names
 from .cell import PER_NODE, Cell, Command, Point
 from .document import Document, Place
 from .field_types import key_of_word
+from .models import models_using
 from .nested_launch import read_launch
 from .schema import Matrix
 from .workload import WorkloadOptions, names_in, uses_python
@@ -334,12 +335,6 @@ _ACTIVATES = re.compile(r"\bPATH=|^\s*(?:source|\.|module|ml|conda|mamba|microma
 _SHELLS = ("bash", "sh", "zsh", "dash", "ksh")
 #: Keys of `cluster` that every executor uses, and `hosts`, which is checked separately.
 _FOR_ALL_EXECUTORS = {"executor", "hosts", "cpus_per_task", "time_limit", "setup", "env"}
-_MODELS_OF_OPTION = {
-    "seq_len": ("transformer",),
-    "image_size": ("resnet50",),
-    "parameters": ("transformer", "mlp"),
-    "memory_format": ("convnet", "resnet50"),
-}
 
 
 def plan_warnings(matrix: Matrix, document: Document, cells: Sequence[Cell]) -> list[str]:
@@ -498,9 +493,10 @@ def _ignored_settings(matrix: Matrix, document: Document) -> Iterator[str]:
     if workload.command is not None or "command" in axes:
         return  # _command_warnings has checked these options
     models = set(axes.get("model") or [workload.model])
-    for name, users in _MODELS_OF_OPTION.items():
+    for name in WorkloadOptions.model_fields:
+        users = models_using(name)
         section = next((s for s in ("workload", "axes") if name in _given(matrix, s)), None)
-        if section and not models & set(users):
+        if section and users and not models & set(users):
             only = f"model {users[0]} uses it" if len(users) == 1 else f"models {' and '.join(users)} use it"
             yield f"{document.location((section, name))}: {name} is ignored: only {only}"
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -28,9 +28,13 @@ from pydantic import (
 from ..units import parse_count, parse_duration_s
 from .cell import Cell, Command, value_text
 from .field_types import Section, did_you_mean, shell_words
+from .models import MODELS
 
 Count = Annotated[int, Field(strict=True, ge=1)]
-Model = Literal["mlp", "convnet", "resnet50", "transformer", "traffic"]
+if TYPE_CHECKING:
+    Model = str
+else:
+    Model = Literal[tuple(MODELS)]
 
 
 def _count(value: Any) -> Any:

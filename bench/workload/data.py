@@ -23,15 +23,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDa
 from ..matrix.workload import WorkloadOptions
 from ..measure.torch_internals import end_loader_workers
 from .failures import SetupError
-from .models import (
-    DEFAULT_PARAMETERS,
-    IMAGE_MODELS,
-    KINDS,
-    DataShape,
-    Kind,
-    decoder_shape,
-    memory_format_of,
-)
+from .models import DataShape, Kind, memory_format_of, spec_of
 
 Array = NDArray[Any]
 
@@ -106,7 +98,7 @@ def load_arrays(folder: Path, *, model: str, seq_len: int, hold_out: bool) -> Ar
     Raises:
         SetupError: files are missing, or the arrays do not match each other or the model.
     """
-    kind = KINDS[model]
+    kind = spec_of(model).kind
     if not folder.is_dir():
         raise SetupError(
             f"data folder {folder} {'is a file' if folder.exists() else 'does not exist'} on this host"
@@ -226,7 +218,7 @@ def _check_arrays(inputs: Array, targets: Array, *, model: str, kind: Kind) -> t
         raise SetupError(
             f"model {model} learns one class per sample; the targets have shape {list(targets.shape)}"
         )
-    if model in IMAGE_MODELS and inputs.ndim == 3:
+    if spec_of(model).takes_images and inputs.ndim == 3:
         inputs = inputs[:, None]
     return inputs, targets
 
@@ -261,11 +253,8 @@ Batch = tuple[Tensor, Tensor]
 #: Seeds of three independent streams of random numbers: for the pattern, training and validation.
 SIGNAL, TRAINING, VALIDATION = 0, 1, 2
 
-#: The shape of a synthetic sample for each model.
-_IMAGE_MNIST, _CLASSES_MNIST = (1, 28, 28), 10
-_CLASSES_IMAGENET = 1_000
-_FEATURES, _FEATURES_TINY, _TINY_PARAMETERS = 784, 16, 200_000
-_SENSORS, _HISTORY, _HORIZON, _SAMPLES_PER_DAY = 207, 12, 12, 288
+#: The period of synthetic traffic: a day of readings, five minutes apart.
+_SAMPLES_PER_DAY = 288
 _NOISE = 0.1
 #: Amplitude of a class's pattern in noise of [-1, 1], chosen so that learning takes an epoch or two.
 _PATTERN_SCALE_IMAGE, _PATTERN_SCALE = 0.1, 0.3
@@ -281,21 +270,6 @@ def seed_of(*numbers: int) -> int:
 def generator_on(device: torch.device | str, *numbers: int) -> torch.Generator:
     """Return a generator of random numbers on ``device``, seeded with :func:`seed_of` ``numbers``."""
     return torch.Generator(device).manual_seed(seed_of(*numbers))
-
-
-def synthetic_shape(options: WorkloadOptions) -> DataShape:
-    """Return the shape of one synthetic sample."""
-    if options.model == "transformer":
-        tokens = decoder_shape(options.parameters or DEFAULT_PARAMETERS["transformer"]).vocabulary
-        return DataShape((options.seq_len,), (options.seq_len,), tokens)
-    if options.model == "traffic":
-        return DataShape((_SENSORS, _HISTORY), (_SENSORS, _HORIZON), None)
-    if options.model == "resnet50":
-        return DataShape((3, options.image_size, options.image_size), (), _CLASSES_IMAGENET)
-    if options.model == "convnet":
-        return DataShape(_IMAGE_MNIST, (), _CLASSES_MNIST)
-    tiny = (options.parameters or DEFAULT_PARAMETERS["mlp"]) < _TINY_PARAMETERS
-    return DataShape((_FEATURES_TINY if tiny else _FEATURES,), (), _CLASSES_MNIST)
 
 
 class ClassSignal:
@@ -364,7 +338,7 @@ Signal = ClassSignal | TokenSignal | TrafficSignal
 
 def signal_for(options: WorkloadOptions, shape: DataShape, device: torch.device) -> Signal:
     """Return the signal for ``options.model``; its samples are drawn on ``device``."""
-    kind = KINDS[options.model]
+    kind = spec_of(options.model).kind
     if kind == "tokens":
         return TokenSignal(shape, device=device)
     if kind == "values":
@@ -401,7 +375,7 @@ class SyntheticFeed:
     """New random batches for each step, from the device, or from a DataLoader if ``num_workers`` > 0."""
 
     def __init__(self, options: WorkloadOptions, per_gpu_batch: int, shard: DataShard) -> None:
-        self.shape = synthetic_shape(options)
+        self.shape = spec_of(options.model).sample(options)
         self._options = options
         self._batch = per_gpu_batch
         self._shard = shard

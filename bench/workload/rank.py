@@ -48,7 +48,7 @@ from .failures import (
 )
 from .gpus import choose_device
 from .mfu import MfuBasis, count_step, mfu_basis, precisions_in_use
-from .models import DataShape
+from .models import DataShape, spec_of
 from .nccl_watch import shorten_watchdogs_wait, watched_group
 from .probes import Probes
 from .rendezvous import Launch, join, joined_message, launch_from
@@ -246,9 +246,10 @@ def _warnings(request: Request, launch: Launch) -> list[str]:
         found.append(f"the plan says launcher {request.launcher}, but {launch.launcher} started the ranks")
     if options.pin_memory and options.device == "cpu":
         found.append("option 'pin_memory' has no effect on a CPU device")
-    if options.parameters and options.model not in ("transformer", "mlp"):
+    uses = spec_of(options.model).options
+    if options.parameters and "parameters" not in uses:
         found.append(f"option 'parameters' has no effect on model {options.model}, whose size is fixed")
-    if options.data != "synthetic" and options.model == "resnet50":
+    if options.data != "synthetic" and "image_size" in uses:
         found.append("option 'image_size' has no effect on a folder's images")
     return found
 

@@ -34,7 +34,7 @@ from ..measure.step_parts import (
 )
 from .data import Feed
 from .failures import CollectiveError
-from .models import BUILDERS, KINDS, DataShape, Kind, memory_format_of
+from .models import DataShape, Kind, memory_format_of, spec_of
 
 _AUTOCAST = {"fp32": None, "tf32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -102,8 +102,8 @@ def build_task(options: WorkloadOptions, shape: DataShape) -> Task:
         SetupError: the model does not support data of this shape.
     """
     torch.manual_seed(options.seed)
-    network = BUILDERS[options.model](options, shape)
-    task = Task(network, KINDS[options.model], options.precision, options.device)
+    spec = spec_of(options.model)
+    task = Task(spec.build(options, shape), spec.kind, options.precision, options.device)
     # torch converts the weights of convolutions, which have four dimensions; other weights stay as they are.
     task.to(memory_format=memory_format_of(options))  # type: ignore[call-overload]
     return task

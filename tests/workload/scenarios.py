@@ -23,7 +23,8 @@ from bench.workload import mfu
 from bench.workload import rank as rank_module
 from bench.workload.__main__ import main
 from bench.workload.data import SyntheticFeed
-from bench.workload.models import DataShape, Mlp
+from bench.workload.models import DataShape
+from bench.workload.models.mlp import Mlp
 from bench.workload.rendezvous import launch_from
 from bench.workload.session import parse_arguments
 from bench.workload.training import Task, Trainer, build_task, wrap

@@ -9,9 +9,9 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from bench.matrix.workload import WorkloadOptions
-from bench.workload.data import generator_on, signal_for, synthetic_shape
+from bench.workload.data import generator_on, signal_for
 from bench.workload.mfu import Precisions, StepFlops, count_step, mfu_basis, peaks, precisions_in_use
-from bench.workload.models import DataShape
+from bench.workload.models import DataShape, spec_of
 from bench.workload.training import build_task
 
 PRECISE = Precisions("bf16", "bf16")
@@ -24,7 +24,7 @@ def options(**given: object) -> WorkloadOptions:
 
 def test_a_decoders_flops_are_those_of_the_palm_formula():
     asked = options(model="transformer", parameters=2_000_000, seq_len=64)
-    shape = synthetic_shape(asked)
+    shape = spec_of(asked.model).sample(asked)
     network = build_task(asked, shape).network
     dimensions, tokens = network.shape, 64
     products = dimensions.layers * 12 * dimensions.width**2 + dimensions.vocabulary * dimensions.width
@@ -45,7 +45,7 @@ def test_a_perceptrons_flops_are_six_per_weight_but_four_in_the_first_layer():
 @pytest.mark.parametrize("model", ["convnet", "traffic"])
 def test_a_step_on_no_data_counts_what_a_real_step_does(model):
     asked = options(model=model, image_size=32)
-    shape, cpu = synthetic_shape(asked), torch.device("cpu")
+    shape, cpu = spec_of(asked.model).sample(asked), torch.device("cpu")
     task = build_task(asked, shape)
     with FlopCounterMode(display=False) as counter:
         task(*signal_for(asked, shape, cpu).draw(2, generator_on(cpu, 0, 1, 0))).backward()
@@ -57,14 +57,14 @@ def test_a_step_on_no_data_counts_what_a_real_step_does(model):
 def test_resnet_50_has_the_published_flops():
     # 4.09 billion multiplications with additions forward, twice that backward but for the images' gradient.
     asked = options(model="resnet50")
-    counted = count_step(asked, synthetic_shape(asked), 1)
+    counted = count_step(asked, spec_of(asked.model).sample(asked), 1)
     stem = 64 * 3 * 7 * 7 * 112 * 112
     assert counted.total == pytest.approx(6 * 4.09e9 - 2 * stem, rel=0.002)
 
 
 def test_recomputed_activations_and_precision_do_not_count():
     plain = options(model="transformer", parameters=100_000)
-    shape = synthetic_shape(plain)
+    shape = spec_of(plain.model).sample(plain)
     others = [
         plain.model_copy(update=update)
         for update in ({"activation_checkpointing": True}, {"precision": "bf16", "device": "cuda"})
@@ -74,7 +74,7 @@ def test_recomputed_activations_and_precision_do_not_count():
 
 def test_micro_batches_add_up_and_the_random_state_stays():
     asked = options(model="mlp", parameters=100_000)
-    shape = synthetic_shape(asked)
+    shape = spec_of(asked.model).sample(asked)
     once = count_step(asked, shape, 8)
     torch.manual_seed(3)
     expected = torch.rand(1)

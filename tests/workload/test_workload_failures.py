@@ -206,8 +206,8 @@ def test_steps_in_which_a_clock_was_set_are_left_out_with_a_warning(run_ranks):
         (("--compile", "maybe"), "arguments: --compile 'maybe': Input should be a valid boolean"),
         (
             ("--model", "gpt"),
-            "arguments: --model 'gpt': Input should be 'mlp', 'convnet', 'resnet50',"
-            " 'transformer' or 'traffic'",
+            "arguments: --model 'gpt': Input should be 'convnet', 'mlp', 'resnet50',"
+            " 'traffic' or 'transformer'",
         ),
         (
             ("--fast",),

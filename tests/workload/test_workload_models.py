@@ -8,17 +8,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bench.matrix.models import MODELS
 from bench.matrix.workload import WorkloadOptions
-from bench.workload.data import DataShard, generator_on, open_feed, signal_for, synthetic_shape
-from bench.workload.models import (
-    IMAGE_MODELS,
-    KINDS,
-    DataShape,
-    Mlp,
-    Transformer,
-    decoder_shape,
-    mlp_width,
-)
+from bench.workload.data import DataShard, generator_on, open_feed, signal_for
+from bench.workload.models import DataShape, spec_of
+from bench.workload.models.mlp import Mlp, mlp_width
+from bench.workload.models.transformer import Transformer, decoder_shape
 from bench.workload.training import build_task, parameters_of, use_precision
 from tests.workload.conftest import torchrun_env
 
@@ -43,7 +38,7 @@ SMALL = {
 
 def task_and_batch(model: str, samples: int = 2, **options):
     chosen = WorkloadOptions(device="cpu", model=model, **(SMALL[model] | options))
-    shape = synthetic_shape(chosen)
+    shape = spec_of(chosen.model).sample(chosen)
     signal = signal_for(chosen, shape, torch.device("cpu"))
     return build_task(chosen, shape), signal.draw(samples, generator_on("cpu", 1))
 
@@ -91,7 +86,7 @@ def test_the_mlp_has_about_the_parameters_that_were_asked_for(wanted):
     assert parameters_of(network)[0] == pytest.approx(wanted, rel=0.01)
 
 
-@pytest.mark.parametrize("model", KINDS)
+@pytest.mark.parametrize("model", MODELS)
 def test_each_model_computes_a_loss_and_all_its_gradients(model):
     task, batch = task_and_batch(model)
     loss = task(*batch)
@@ -105,7 +100,7 @@ def test_each_model_computes_a_loss_and_all_its_gradients(model):
 
 # torch 2.4 itself calls a function that it deprecates.
 @pytest.mark.filterwarnings("ignore:`torch.cpu.amp.autocast:FutureWarning")
-@pytest.mark.parametrize("model", KINDS)
+@pytest.mark.parametrize("model", MODELS)
 def test_recomputing_activations_changes_no_gradient(model):
     results = []
     for recompute in (False, True):
@@ -122,7 +117,7 @@ def test_recomputing_activations_changes_no_gradient(model):
 @pytest.mark.parametrize("model", ["mlp", "transformer", "traffic"])
 def test_the_planted_signal_can_be_learned(model):
     options = WorkloadOptions(device="cpu", model=model, **(SMALL[model] | {"parameters": 30_000}))
-    shape = synthetic_shape(options)
+    shape = spec_of(options.model).sample(options)
     signal, generator = signal_for(options, shape, torch.device("cpu")), generator_on("cpu", 2)
     task = build_task(options, shape)
     optimizer = torch.optim.AdamW(task.parameters(), lr=6e-3)
@@ -138,7 +133,7 @@ def test_the_planted_signal_can_be_learned(model):
 
 def test_batches_are_fresh_and_ranks_draw_their_own():
     options = WorkloadOptions(device="cpu", model="mlp", parameters=20_000)
-    signal = signal_for(options, synthetic_shape(options), torch.device("cpu"))
+    signal = signal_for(options, spec_of(options.model).sample(options), torch.device("cpu"))
     first, other = generator_on("cpu", 0, 1, 0), generator_on("cpu", 0, 1, 1)
     batches = [signal.draw(4, first)[0], signal.draw(4, first)[0], signal.draw(4, other)[0]]
     assert not torch.equal(batches[0], batches[1])
@@ -188,7 +183,7 @@ def test_each_model_and_option_runs_to_its_end(run_ranks, words):
 def test_images_are_stored_in_the_memory_format_of_the_weights(model):
     contiguous, (plain, _) = task_and_batch(model, samples=3)
     last, (inputs, targets) = task_and_batch(model, samples=3, memory_format="channels_last")
-    is_image = model in IMAGE_MODELS
+    is_image = spec_of(model).takes_images
     assert inputs.is_contiguous(memory_format=torch.channels_last) if is_image else inputs.is_contiguous()
     assert inputs.shape == plain.shape
     for mine, other in zip(last.parameters(), contiguous.parameters(), strict=True):
