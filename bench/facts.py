@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+Severity = Literal["error", "warning", "info"]
+#: The kind of a warning that an older version wrote as a sentence of which nothing else is known.
+OLDER_WARNING = "older-warning"
 
 
 @dataclass(frozen=True)
@@ -13,15 +17,16 @@ class Fact:
 
     Attributes:
         kind: the name of the finding, such as ``shared-cores``.
-        subject: the affected cells or runs; empty if all are affected.
+        subject: the affected cells or runs, or the affected quantities of one run; empty if all are affected.
         values: the measured values, by name.
-        severity: ``error`` if the numbers of the subject are not valid, else ``warning``.
+        severity: ``error`` if the numbers of the subject are not valid, ``warning`` if they may be affected,
+            ``info`` if not.
     """
 
     kind: str
-    subject: tuple[str, ...]
-    values: Mapping[str, Any]
-    severity: Literal["error", "warning"]
+    subject: tuple[str, ...] = ()
+    values: Mapping[str, Any] = field(default_factory=dict)
+    severity: Severity = "warning"
 
     def affects(self, name: str) -> bool:
         """Return whether the finding affects the cell or run ``name``."""
@@ -31,3 +36,16 @@ class Fact:
         """Return the finding as it is stored and printed with ``--json``."""
         rest = {"values": dict(self.values), "severity": self.severity}
         return {"kind": self.kind, "subject": list(self.subject), **rest}
+
+    @classmethod
+    def from_json(cls, content: Any) -> Fact:
+        """Return the fact that :meth:`as_json` wrote.
+
+        Raises:
+            ValueError: the content is not a fact.
+        """
+        match content:
+            case {"kind": str(kind), "subject": list(subject), "values": dict(values), "severity": severity}:
+                if severity in get_args(Severity):
+                    return cls(kind, tuple(map(str, subject)), values, severity)
+        raise ValueError(f"not a fact: {content!r:.80}")

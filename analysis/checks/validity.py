@@ -10,7 +10,6 @@ that noise is rarely reported. If a value has an interval, the whole interval mu
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -27,7 +26,6 @@ from analysis.checks.slow_ranks import (
     unequal_windows,
 )
 from analysis.data.environment import (
-    SHARED_CORES,
     Crowd,
     Environment,
     crowds,
@@ -40,9 +38,11 @@ from analysis.stats.measured import Frames, common_reasons, ranks_sample
 from analysis.stats.scaling import GUIDE, SAME_UNIT, is_wide
 from analysis.text import capital, clean, count, fraction, known, listed, number, one_line, percent, seconds
 from bench.facts import Fact
+from bench.study.before_facts import facts_of_env
 from bench.study.conditions import Disturbance, Reason, objects, summary
 from bench.study.processes import started_ranks
 from bench.study.run_json import AVERAGE_OF_RUN
+from bench.words import words as fact_words
 
 #: Facts of the environment that ``runs-differ`` leaves out, because another code reports them.
 _OWN_CODE = frozenset({"Threads per rank"})
@@ -52,12 +52,10 @@ _MAX_RUNS = 3
 _MAX_LATE = 2
 #: The env.json of each run, with the run's cell.
 Environments = Sequence[tuple[str, dict[str, Any]]]
-_NOT_STABLE = re.compile(r"the step time was not yet stable(?: after (\d+) warm-up steps)?")
 #: In a shorter warm-up, each half (without the first 2 steps) has fewer than 3 steps.
 _FEWEST_TO_TELL = 8
-_UNEQUAL = "unequal-nodes: "
-#: Warnings in env.json that a finding replaces.
-_OWNED_WARNINGS = (SHARED_CORES, _NOT_STABLE, re.compile(r"^(unequal-nodes|threads-differ): "))
+#: Facts of runs that a finding replaces.
+_OWNED = frozenset({"shared-cores", "not-stable", "unequal-nodes", "threads-differ"})
 #: The strategies (``strategy`` in env.json) whose parts of a step are not measured, with their names.
 _WITHOUT_PARTS = {"fsdp1": "FSDP1", "fsdp2": "FSDP2", "deepspeed": "DeepSpeed"}
 #: Without intervals, an efficiency must exceed 1, or the efficiency of the previous size, by this much.
@@ -303,15 +301,13 @@ def _disturbed_runs(
 
 
 def other_warnings(environment: Environment) -> list[str]:
-    """Return the runs' warnings, except those that findings report more precisely."""
-    return [
-        text for text in environment.warnings if not any(pattern.search(text) for pattern in _OWNED_WARNINGS)
-    ]
+    """Return what the runs warn of, except the facts that findings report more precisely."""
+    return [text for kind, text in environment.warnings if kind not in _OWNED]
 
 
-def _texts(env: dict[str, Any]) -> list[str]:
-    warnings = env.get("warnings")
-    return [one_line(text) for text in warnings] if isinstance(warnings, list) else []
+def _facts(envs: Environments, kind: str) -> list[tuple[str, Fact]]:
+    """Return the facts of a kind in the env.json of the runs, each with its run's cell."""
+    return [(cell, fact) for cell, env in envs for fact in facts_of_env(env) if fact.kind == kind]
 
 
 def _shared_cores(envs: Environments) -> Iterator[ValidityFinding]:
@@ -403,9 +399,9 @@ def _unequal_nodes(envs: Environments) -> Iterator[ValidityFinding]:
         odd += own.loc[own["value"] != counts.index[0], "cell"].to_list()
         values[str(fact)] = nodes
     # The ranks compare more than these facts, such as the cores of each rank.
-    seen = [(cell, text) for cell, env in envs for text in _texts(env) if text.startswith(_UNEQUAL)]
+    seen = _facts(envs, "unequal-nodes")
     if seen and not texts:
-        texts = list(dict.fromkeys(f"nodes: {text.removeprefix(_UNEQUAL)}" for _, text in seen))[:_MAX_CELLS]
+        texts = list(dict.fromkeys(f"nodes: {one_line(fact_words(fact))}" for _, fact in seen))[:_MAX_CELLS]
         odd = [cell for cell, _ in seen]
     if texts:
         words, cells = capital("; ".join(texts)), list(dict.fromkeys(odd))
@@ -420,15 +416,15 @@ def _differing(environment: Environment) -> Iterator[ValidityFinding]:
 
 
 def _not_stable(envs: Environments) -> Iterator[ValidityFinding]:
-    matches = [(cell, _NOT_STABLE.search("; ".join(_texts(env)))) for cell, env in envs]
-    odd = [(cell, match) for cell, match in matches if match]
+    odd = _facts(envs, "not-stable")
     if odd:
         cells = list(dict.fromkeys(cell for cell, _ in odd))
+        steps = [positive(fact.values.get("steps")) for _, fact in odd]
         text = (
             "the medians of the step times in the two halves of the warm-up (without its first 2 steps) "
             "differ by more than 10 % on some rank"
         )
-        if all(match[1] and int(match[1]) < _FEWEST_TO_TELL for _, match in odd):
+        if all(number is not None and number < _FEWEST_TO_TELL for number in steps):
             text = (
                 "the step times at the end of the warm-up differ, but fewer than "
                 f"{_FEWEST_TO_TELL} steps of warm-up are too few to tell whether the step time is stable"
@@ -567,10 +563,8 @@ def _averages(study: Study, frames: Frames, envs: Environments) -> Iterator[Vali
     if not cells:
         return
     reported: dict[str, list[dict[str, Any]]] = {}
-    for cell, env in envs:
-        for fact in objects(env.get("facts")):
-            if fact.get("kind") == AVERAGE_OF_RUN and isinstance(fact.get("values"), dict):
-                reported.setdefault(cell, []).append(fact["values"])
+    for cell, fact in _facts(envs, AVERAGE_OF_RUN):
+        reported.setdefault(cell, []).append(dict(fact.values))
     numbers = [positive(values.get("reported")) or 1 for own in reported.values() for values in own]
     several = (
         f" The commands report it up to {max(numbers)} times per run, and the lowest rate counts."

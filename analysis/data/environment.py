@@ -11,18 +11,15 @@ import numpy as np
 
 from analysis.data.load import Study
 from analysis.text import count, listed, one_line, whole
+from bench.study.before_facts import facts_of_env
 from bench.study.conditions import objects
 from bench.units import human_bytes
+from bench.words import sentence
 
 #: Maximum number of env.json files that are read. If more runs have started, those of a sample are read.
 MAX_READ = 500
 _MAX_VALUES = 4
 _MAX_HOSTS = 64
-#: The warning of a run whose ranks share cores.
-SHARED_CORES = re.compile(
-    r"(?:([0-9]+) threads of )?([0-9]+) ranks? share ([0-9]+) cores?(?: \(.*?\) on (each of )?(.+?): )?"
-)
-
 #: The facts taken from env.json: the label on the page and the key in the file.
 FACTS = (
     *(("bench", "bench_version"), ("PyTorch", "torch"), ("Python", "python"), ("CUDA", "cuda")),
@@ -62,6 +59,7 @@ class Environment:
             runs.
         variables: name and value of each environment variable, in the form of ``facts``.
         hosts, hosts_left_out: the first hosts, and the number of further hosts.
+        warnings: the facts that the runs warn of, each with its kind and in words with its number of runs.
         differing: labels of the facts that differ between runs.
         envs: content of the env.json files that were read, by run_id.
     """
@@ -73,7 +71,7 @@ class Environment:
     variables: list[tuple[str, str]] = field(default_factory=list)
     hosts: list[Host] = field(default_factory=list)
     hosts_left_out: int = 0
-    warnings: list[str] = field(default_factory=list)
+    warnings: list[tuple[str, str]] = field(default_factory=list)
     differing: list[str] = field(default_factory=list)
     envs: dict[str, dict[str, Any]] = field(default_factory=dict, repr=False)
 
@@ -109,8 +107,11 @@ def describe(by_run: dict[str, dict[str, Any]]) -> Environment:
             _add_fact(found, label, Counter(filter(None, (value_of(source, key) for source in sources))))
     _add_variables(found, envs)
     _add_hosts(found, envs)
-    texts = Counter(one_line(text) for env in envs for text in _items(env.get("warnings")))
-    found.warnings = [f"{text} ({count(runs, 'run')})" for text, runs in texts.most_common(20)]
+    warned = (fact for env in envs for fact in facts_of_env(env) if fact.severity != "info")
+    texts = Counter((fact.kind, one_line(sentence(fact))) for fact in warned)
+    found.warnings = [
+        (kind, f"{text} ({count(runs, 'run')})") for (kind, text), runs in texts.most_common(20)
+    ]
     return found
 
 
@@ -214,12 +215,13 @@ def crowds(env: dict[str, Any]) -> list[Crowd]:
         cores = positive(host.get("cores")) or positive(entry.get("cores"))
         if cores and sum(threads) > cores:
             found.append(Crowd((name,), len(threads), sum(threads), cores))
-    for text in _items(env.get("warnings")):
-        if match := SHARED_CORES.search(one_line(text)):
-            names = tuple(filter(None, re.split(", | and [0-9]+ more$", match[5] or "")))
-            numbers = int(match[2]), int(match[1] or match[2]), int(match[3])
+    for fact in facts_of_env(env):
+        if fact.kind == "shared-cores":
+            numbers = [positive(fact.values.get(name)) for name in ("ranks", "threads", "cores")]
+            machines = fact.values.get("machines")
             found += [
-                Crowd(hosts, *numbers) for hosts in ([(name,) for name in names] if match[4] else [names])
+                Crowd(tuple(map(str, hosts)), *filter(None, numbers))
+                for hosts in (machines if isinstance(machines, list) and all(numbers) else ())
             ]
     return list(dict.fromkeys(found))
 

@@ -17,11 +17,13 @@ from ..measure.nccl_errors import logged_nccl_errors
 from ..slurm.job_states import NO_OUTPUT, JobStatus, signal_name
 from ..slurm.messages import SIGNALS, TASK_EXITED, TASK_KILLED, TASKS_ENDED, search
 from ..slurm.parsing import AccountingRow
+from ..study.before_facts import facts_of_env
 from ..study.conditions import objects
 from ..study.files import read_json, read_table, regular_file
 from ..study.layout import METRICS_COLUMNS, RunFolder
 from ..study.ledger import FailureClass, RunState
 from ..study.processes import started_ranks
+from ..words import sentence
 from .readings import collect_metrics
 
 _TAIL_BYTES = 20_000
@@ -204,9 +206,9 @@ def _missing_of_command(folder: RunFolder, cell: Cell) -> str:
         losses = ((row["epoch"], row["train_loss"]) for row in rows)
         wrong = (f"the loss became {loss} in epoch {epoch}" for epoch, loss in losses if loss in _NOT_FINITE)
         return next(wrong, "")
-    for warning in (read_json(folder.env) or {}).get("warnings") or []:
-        if str(warning).startswith("no window was recorded"):
-            return str(warning)
+    for fact in facts_of_env(read_json(folder.env)):
+        if fact.kind == "no-window":
+            return sentence(fact)
     what = "the command recorded no metrics: call bench.record in its training loop"
     return f"{what}, or set workload.metrics to the file or output that contains them"
 

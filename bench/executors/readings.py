@@ -8,8 +8,7 @@ With ``kind: average``, the command reports one average of the whole run. The ru
 throughput and loss, and neither steps nor samples. Several ranks can print the same average. As their clocks
 start and end at slightly different times, the slowest rank determines the throughput.
 
-env.json lists in ``facts`` how often an average was reported, and values that were left out. The
-latter are also in its ``warnings``.
+env.json lists in ``facts`` how often an average was reported, and values that were left out.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ..facts import Fact, Severity
 from ..matrix.cell import Cell
 from ..matrix.workload import UNITS
 from ..study.files import read_json, regular_file, write_atomically, write_json
 from ..study.layout import METRICS_COLUMNS, RunFolder
 from ..study.run_json import AVERAGE_OF_RUN, REPEATED_MATCHES, VALUES_LEFT_OUT, read_run
-from ..units import count
 
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
 _LINE_END = re.compile(r"[\r\n]+")  # progress bars print carriage returns
@@ -65,7 +64,7 @@ class _Found:
 
     readings: list[Reading]
     source: str
-    facts: list[dict[str, Any]] = field(default_factory=list)
+    facts: list[Fact] = field(default_factory=list)
 
 
 def collect_metrics(folder: RunFolder, cell: Cell) -> str:
@@ -148,16 +147,17 @@ def _check_whole(match: re.Match[str], where: str) -> None:
         )
 
 
-def _surprises(found: Mapping[str, Sequence[_Value]], rate: str, source: str) -> Iterator[dict[str, Any]]:
+def _surprises(found: Mapping[str, Sequence[_Value]], rate: str, source: str) -> Iterator[Fact]:
     """Yield a fact for each quantity that cannot be paired with ``rate``, or matches twice in a line."""
     for name, values in found.items():
         lines = [value.line for value in values]
-        counts = {"source": source, "matched": len(values), "lines": len(set(lines))}
+        fewer = len(set(lines)) if len(set(lines)) < len(lines) else None
+        counts = {"source": source, "matched": len(values), "lines": fewer}
         if (without := len(found[rate])) != len(values):
             counts |= {"other": rate, "other_matched": without, "rows": without, "rows_without": without}
-            yield _fact(VALUES_LEFT_OUT, name, counts, severity="warning")
-        elif len(set(lines)) < len(lines):
-            yield _fact(REPEATED_MATCHES, name, counts, severity="warning")
+            yield _fact(VALUES_LEFT_OUT, name, counts)
+        elif fewer:
+            yield _fact(REPEATED_MATCHES, name, counts)
 
 
 # -- from a file ----------------------------------------------------------------------
@@ -192,7 +192,7 @@ def _from_file(folder: RunFolder, cell: Cell) -> _Found:
         counts = {"source": path.name, "matched": len(found["loss"]), "other": rate}
         missing = len(readings) - len(found["loss"])
         counts |= {"other_matched": len(found[rate]), "rows": len(readings), "rows_without": missing}
-        facts.append(_fact(VALUES_LEFT_OUT, "loss", counts, severity="warning"))
+        facts.append(_fact(VALUES_LEFT_OUT, "loss", counts))
     values = [{name: value.value for name, value in reading.items()} for reading in readings]
     return _Found(values, str(path), facts)
 
@@ -280,7 +280,7 @@ def _average(found: Mapping[str, Sequence[_Value]], cell: Cell, source: str) -> 
         else:
             ends = {"lowest": min(losses), "highest": max(losses)} if losses else {}
             counts = {"source": source, "matched": len(losses), **ends}
-            facts.append(_fact(VALUES_LEFT_OUT, "loss", counts, severity="warning"))
+            facts.append(_fact(VALUES_LEFT_OUT, "loss", counts))
     return _Found([reading], source, facts)
 
 
@@ -341,36 +341,17 @@ def _unit(cell: Cell, quantity: str) -> str:
 # -- facts for env.json ---------------------------------------------------------------
 
 
-def _fact(kind: str, subject: str, values: Mapping[str, Any], *, severity: str) -> dict[str, Any]:
-    return {"kind": kind, "subject": subject, "values": dict(values), "severity": severity}
+def _fact(kind: str, quantity: str, values: Mapping[str, Any], severity: Severity = "warning") -> Fact:
+    return Fact(kind, (quantity,), {"quantity": quantity, **values}, severity)
 
 
-def _add_facts(folder: RunFolder, facts: Sequence[Mapping[str, Any]]) -> None:
-    """Replace this module's facts and warnings in env.json, if the job has written this file."""
+def _add_facts(folder: RunFolder, facts: Sequence[Fact]) -> None:
+    """Replace this module's facts in env.json, if the job has written this file."""
     env = read_json(folder.env)
     if env is None:
         return
     own = (AVERAGE_OF_RUN, VALUES_LEFT_OUT, REPEATED_MATCHES)
     others = [one for one in env.get("facts") or [] if one.get("kind") not in own]
-    warnings = [text for text in env.get("warnings") or [] if str(text).partition(":")[0] not in own]
-    warnings += [_sentence(one) for one in facts if one["severity"] == "warning"]
-    changed = {**env, "facts": [*others, *facts], "warnings": warnings}
+    changed = {**env, "facts": [*others, *(fact.as_json() for fact in facts)]}
     if changed != {"facts": [], **env}:
         write_json(folder.env, changed)
-
-
-def _sentence(fact: Mapping[str, Any]) -> str:
-    name, values = fact["subject"], fact["values"]
-    found, lines = values["matched"], values.get("lines", values["matched"])
-    text = f"{fact['kind']}: {name} occurs {count(found, 'time')} in {values['source']}"
-    text += f" (in {count(lines, 'line')})" if lines < found else ""
-    if fact["kind"] == REPEATED_MATCHES:
-        return f"{text}; each counts as a value of its own. Let its pattern match once in a line"
-    if "other" in values:
-        other, rows = values["other"], f"{values['rows_without']} of {count(values['rows'], 'row')}"
-        text += f" and {other} {count(values['other_matched'], 'time')}, so it is empty in {rows}"
-        return f"{text}. Let {name} occur once with each {other}, in the same line or record"
-    if not found:
-        return f"{text}, so the run has no {name}. Check its pattern or column"
-    ends = f"{values['lowest']:.6g} to {values['highest']:.6g}"
-    return f"{text} with different values ({ends}), so the run has no {name}. Let one rank report it, once"

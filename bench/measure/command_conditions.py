@@ -31,7 +31,7 @@ from .. import __version__
 from ..errors import UnwritableError
 from ..study.files import read_json, write_json
 from ..study.layout import RunFolder
-from ..study.run_json import read_run, script_sha256, script_warning
+from ..study.run_json import changed_script, read_run, script_sha256
 from .node import Node, NodeSample, cpu_groups, cpu_quota, host_name
 from .ranks import cpu_model, kept_variables, requested_threads
 
@@ -158,7 +158,7 @@ def _environment(
     device = (cell.get("workload") or {}).get("device")
     named = [node["host"] for node in nodes] or [{"host": host} for host in hosts]
     models = first.get("gpus") if device == "cuda" else [host.get("cpu_model") for host in named]
-    warning = script_warning(run, sha256)
+    changed = changed_script(run, sha256)
     return {
         "schema": 1,
         "bench_version": __version__,
@@ -177,7 +177,7 @@ def _environment(
         "transport": None,
         "threads_per_rank": first.get("threads_per_rank"),
         "script_sha256": sha256,
-        "warnings": [warning] if warning else [],
+        "facts": [changed.as_json()] if changed else [],
         **(first.get("variables") or {"env": {}, "slurm": {}}),
     }
 

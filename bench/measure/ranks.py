@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
@@ -13,8 +13,9 @@ from typing import Any
 
 import psutil
 
+from ..facts import Fact
 from ..matrix.secret_values import is_private
-from ..units import count, join_names, number_ranges
+from ..units import number_ranges
 from .node import cpu_groups, cpu_quota, host_name
 
 
@@ -141,8 +142,8 @@ def cores_of_nodes(facts: Sequence[RankFacts]) -> list[dict[str, Any]]:
     ]
 
 
-def core_warnings(facts: Sequence[RankFacts]) -> list[str]:
-    """Compare the cores and threads of all ranks; return warnings of one line each, which begin with a code.
+def core_facts(facts: Sequence[RankFacts]) -> list[Fact]:
+    """Compare the cores and threads of all ranks.
 
     ``shared-cores``: the threads of a machine's ranks outnumber the cores that they may use.
     ``unequal-nodes``: nodes differ in their number of cores, in cores per rank, or in quotas.
@@ -150,46 +151,43 @@ def core_warnings(facts: Sequence[RankFacts]) -> list[str]:
     """
     found = [*_shared_cores(facts)]
     nodes = _grouped(facts, lambda one: one.host)
-    kinds = _hosts_by(nodes, _describe_cores)
-    if len(kinds) > 1:
-        found.append(f"unequal-nodes: {_by_kind(kinds)}")
+    cores = _alike(nodes, _cores_of)
+    if len(cores) > 1:
+        found.append(Fact("unequal-nodes", values={"nodes": cores}))
     if len({threads_per_rank(one, facts) for one in facts}) > 1:
-        found.append(
-            f"threads-differ: {_by_kind(_hosts_by(nodes, lambda node: _describe_threads(node, facts)))}"
-        )
+        threads = _alike(nodes, lambda node: {"threads": _distinct(threads_per_rank(o, facts) for o in node)})
+        found.append(Fact("threads-differ", values={"nodes": threads}))
     return found
 
 
-def _shared_cores(facts: Sequence[RankFacts]) -> Iterator[str]:
-    alike: dict[tuple[int, int, tuple[int, ...]], list[str]] = {}
+def _shared_cores(facts: Sequence[RankFacts]) -> Iterator[Fact]:
+    alike: dict[tuple[int, int, tuple[int, ...]], list[list[str]]] = {}
     machines = _grouped(facts, lambda one: one.machine)
     for machine in machines:
         threads = sum(threads_per_rank(one, facts) for one in machine)
         cores = tuple(_core_ids(machine))
         if threads > len(cores):
-            hosts = dict.fromkeys(one.host for one in machine)
-            alike.setdefault((len(machine), threads, cores), []).append(", ".join(hosts))
+            hosts = list(dict.fromkeys(one.host for one in machine))
+            alike.setdefault((len(machine), threads, cores), []).append(hosts)
     for (ranks, threads, cores), hosts_of_machines in alike.items():
-        on = ("each of " if len(hosts_of_machines) > 1 else "") + join_names(hosts_of_machines, most=4)
-        share = f"share {count(len(cores), 'core')} ({number_ranges(cores)}) on {on}"
-        if ranks > len(cores):
-            why = "adding ranks measures how cores are shared, not the network"
-            yield f"shared-cores: {count(ranks, 'rank')} {share}: {why}"
-        else:
-            remedy = f"set cluster.cpus_per_task or OMP_NUM_THREADS to {len(cores) // ranks} or less"
-            yield f"shared-cores: {threads} threads of {count(ranks, 'rank')} {share}: {remedy}"
+        values = {
+            "ranks": ranks,
+            "threads": threads,
+            "cores": len(cores),
+            "core_ids": list(cores),
+            "machines": hosts_of_machines,
+            "at_most": len(cores) // ranks or None,
+        }
+        yield Fact("shared-cores", values=values)
 
 
-def _describe_cores(node: Sequence[RankFacts]) -> str:
-    sizes = " or ".join(str(size) for size in sorted({len(one.core_ids) for one in node}))
-    quota = _quota(node)
-    limit = "no quota" if quota is None else f"a quota of {quota:g} cores"
-    return f"{node[0].node_cores} cores, {sizes} per rank, {limit}"
+def _cores_of(node: Sequence[RankFacts]) -> dict[str, Any]:
+    per_rank = _distinct(len(one.core_ids) for one in node)
+    return {"cores": node[0].node_cores, "cores_per_rank": per_rank, "quota": _quota(node)}
 
 
-def _describe_threads(node: Sequence[RankFacts], facts: Sequence[RankFacts]) -> str:
-    counts = sorted({threads_per_rank(one, facts) for one in node})
-    return f"{' or '.join(map(str, counts))} {'thread' if counts == [1] else 'threads'} per rank"
+def _distinct(numbers: Iterable[int]) -> list[int]:
+    return sorted(set(numbers))
 
 
 def _quota(facts: Sequence[RankFacts]) -> float | None:
@@ -204,17 +202,19 @@ def _grouped(facts: Sequence[RankFacts], key: Callable[[RankFacts], str]) -> lis
     return list(groups.values())
 
 
-def _hosts_by(
-    nodes: Sequence[Sequence[RankFacts]], describe: Callable[[Sequence[RankFacts]], str]
-) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
+def _alike(
+    nodes: Sequence[Sequence[RankFacts]], describe: Callable[[Sequence[RankFacts]], dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Return each description of a node, with the ``hosts`` that it describes."""
+    found: list[tuple[dict[str, Any], list[str]]] = []
     for node in nodes:
-        found.setdefault(describe(node), []).append(node[0].host)
-    return found
-
-
-def _by_kind(kinds: Mapping[str, Sequence[str]]) -> str:
-    return "; ".join(f"{join_names(hosts, most=4)}: {kind}" for kind, hosts in kinds.items())
+        own = describe(node)
+        hosts = next((hosts for other, hosts in found if other == own), None)
+        if hosts is None:
+            found.append((own, [node[0].host]))
+        else:
+            hosts.append(node[0].host)
+    return [{"hosts": hosts, **own} for own, hosts in found]
 
 
 def infiniband_devices(root: Path = Path("/sys/class/infiniband")) -> list[str]:

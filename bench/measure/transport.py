@@ -27,6 +27,7 @@ import psutil
 import torch
 import torch.distributed as dist
 
+from ..facts import Fact
 from ..study.layout import RunFolder
 from .environment import nccl_version
 from .ranks import RankFacts
@@ -200,28 +201,23 @@ def _interfaces(log: NcclLog, networks: Sequence[str]) -> list[str]:
     return found
 
 
-def fallback_warning(
+def fallback(
     transport: Mapping[str, str | None], infiniband: Mapping[str, Sequence[str]], env: Mapping[str, str]
-) -> str | None:
-    """Return a warning if NCCL uses sockets between hosts that have InfiniBand.
+) -> Fact | None:
+    """Return a fact if NCCL uses sockets between hosts that have InfiniBand.
 
     ``infiniband`` lists the devices with an active port for each host.
     """
     equipped = {host: devices for host, devices in infiniband.items() if devices}
     if len(infiniband) < 2 or not equipped or "Socket" not in (transport.get("network") or ""):
         return None
-    first = next(iter(equipped))
-    interface = f" ({transport['interface']})" if transport.get("interface") else ""
-    others = len(equipped) - 1
-    more = f" and {others} more {'host' if others == 1 else 'hosts'}" if others else ""
-    if _is_infiniband_disabled(env):
-        advice = f"NCCL_IB_DISABLE={env['NCCL_IB_DISABLE']} is set"
-    else:
-        advice = "check NET/IB in nccl.log, NCCL_IB_HCA, NCCL_NET, `ulimit -l` and the container"
-    return (
-        f"NCCL uses sockets{interface} between hosts, although {first}{more} has InfiniBand devices with an"
-        f" active port ({', '.join(equipped[first])}): expect a fraction of the bandwidth; {advice}"
-    )
+    values = {
+        "interface": transport.get("interface") or "interface unknown",
+        "hosts": list(equipped),
+        "devices": list(next(iter(equipped.values()))),
+        "disabled": env["NCCL_IB_DISABLE"] if _is_infiniband_disabled(env) else None,
+    }
+    return Fact("socket-fallback", values=values)
 
 
 def _is_infiniband_disabled(env: Mapping[str, str]) -> bool:
@@ -230,16 +226,16 @@ def _is_infiniband_disabled(env: Mapping[str, str]) -> bool:
 
 def combine_nccl_logs(
     logs: Iterable[NcclLog], facts: Sequence[RankFacts], env: Mapping[str, str]
-) -> tuple[Transport, str | None]:
-    """Return the value of ``transport`` in env.json, and a warning if NCCL fell back to sockets."""
+) -> tuple[Transport, Fact | None]:
+    """Return the value of ``transport`` in env.json, and a fact if NCCL fell back to sockets."""
     merged = NcclLog()
     for log in logs:
         merged.merge(log)
     found = nccl_transport(merged, hosts=len({one.host for one in facts}), env=env)
-    warning = fallback_warning(found, {one.host: one.infiniband for one in facts}, env)
-    if warning and not _is_infiniband_disabled(env):
+    slower = fallback(found, {one.host: one.infiniband for one in facts}, env)
+    if slower and slower.values["disabled"] is None:
         found["fallback"] = "sockets beside InfiniBand"
-    return found, warning
+    return found, slower
 
 
 @dataclass(frozen=True)
@@ -401,17 +397,17 @@ def read_traces(
 
 def combine_traces(
     traces: Sequence[dict[str, Any]], facts: Sequence[RankFacts], *, backend: str, env: Mapping[str, str]
-) -> tuple[Transport, str | None]:
+) -> tuple[Transport, Fact | None]:
     """Combine the results of :func:`read_traces` of all ranks.
 
-    Returns the value of ``transport`` in env.json, and a warning if NCCL fell back to sockets.
+    Returns the value of ``transport`` in env.json, and a fact if NCCL fell back to sockets.
     """
     if backend == "gloo":
         return configured_transport(backend, env), None
     logs = [NcclLog.from_json(one["log"]) for one in traces if "log" in one]
     if not logs:
         return _transport(backend, None) | {"not_read_because": traces[0]["why"]}, None
-    found, warning = combine_nccl_logs(logs, facts, env)
+    found, slower = combine_nccl_logs(logs, facts, env)
     if len({one.host for one in facts}) > 1 and found["network"] is None:
         found["not_read_because"] = "NCCL's log does not name its network: is NCCL_DEBUG_SUBSYS set?"
-    return found, warning
+    return found, slower

@@ -18,6 +18,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor, nn
 
+from ..facts import Fact
 from ..measure.environment import device_for
 from ..measure.step_parts import clock_for
 from ..measure.transport import request_nccl_log
@@ -166,10 +167,7 @@ class Recorder:
         timed = self._model is not None and self._attribution.times_model
         unused = timed and instrumented and not self._attribution.was_called
         if unused:
-            self.warn(
-                "the recorder's model was never called in an instrumented step, so forward and backward are"
-                " unknown; pass the model that the loop calls to Recorder"
-            )
+            self.add(Fact("model-not-called"))
 
     def __enter__(self) -> Recorder:
         return self
@@ -279,10 +277,10 @@ class Recorder:
         if self._session is not None and self._started_at is None:
             self._session.meet(timeout_s=_MEET_TIMEOUT_S)
 
-    def warn(self, warning: str) -> None:
-        """Print a warning on rank 0 and add it to env.json."""
+    def add(self, fact: Fact) -> None:
+        """Print a fact on rank 0 and add it to env.json."""
         if self._session is not None and self._session.launch.rank == 0:
-            self._session.warn(warning)
+            self._session.add(fact)
 
     def _open(self) -> None:
         # The model may have been moved to the device after the recorder was created.

@@ -20,10 +20,11 @@ import torch.distributed as dist
 from torch import nn
 
 from ..errors import BenchError, UnwritableError
+from ..facts import Fact
 from ..matrix.workload import WorkloadOptions
 from ..measure.environment import ddp_facts, device_of, shared_environment
 from ..measure.exchange import Peers, StoreExchange, error_line, symptom_of, with_nccl_error
-from ..measure.ranks import RankFacts, core_warnings, own_facts
+from ..measure.ranks import RankFacts, core_facts, own_facts
 from ..measure.results import (
     RankPlace,
     Results,
@@ -43,7 +44,8 @@ from ..measure.transport import (
 )
 from ..study.files import write_json
 from ..study.layout import RunFolder
-from ..study.run_json import read_run, script_sha256, script_warning
+from ..study.run_json import changed_script, read_run, script_sha256
+from ..words import sentence
 from .strategy import find_ddp, find_strategy, model_sizes
 
 _MINIMA = {"warmup_steps": 3, "steps_per_epoch": 1, "attribution_steps": 0, "epochs": 1}
@@ -202,12 +204,12 @@ class Session:
         if self._writer is not None:
             self._writer.write()
 
-    def warn(self, warning: str) -> None:
-        """Print a warning and, on rank 0, add it to env.json."""
+    def add(self, fact: Fact) -> None:
+        """Print a fact and, on rank 0, add it to env.json."""
         if self._writer is not None:
-            self._writer.warn(warning)
+            self._writer.add(fact)
         else:
-            print(f"bench: warning: {warning}", flush=True)
+            _print(fact)
 
     def explain(self, error: Exception) -> None:
         """Print and report this rank's error; if communication broke, print the cause that others report."""
@@ -247,15 +249,22 @@ class Session:
         late = self.exchange.wait_for_all("closed", timeout_s=timeout_s)
         writer.write(is_last=True)
         if late and timeout_s:
-            ranks = ", ".join(map(str, late))
-            writer.warn(f"rank {ranks} did not finish within {timeout_s:g} s: its last records are lost")
+            writer.add(Fact("rank-unfinished", values={"ranks": late, "timeout_s": timeout_s}))
         counts = self.exchange.read_all("closed")
         if counts and len(set(counts)) > 1:
             most, fewest = max(counts), min(counts)
-            epochs = f"rank {counts.index(most)} has {most}, rank {counts.index(fewest)} has {fewest} epochs"
-            writer.warn(f"ranks took different numbers of steps ({epochs}): only common epochs are kept")
+            ends = {"most_rank": counts.index(most), "fewest_rank": counts.index(fewest)}
+            writer.add(Fact("steps-differ", values={**ends, "most": most, "fewest": fewest}))
         if not writer.epochs:
-            writer.warn(f"no window was recorded: a rank took fewer than {warmup_steps + 1} steps")
+            writer.add(Fact("no-window", values={"steps": warmup_steps + 1}))
+
+
+def _lost(error: UnwritableError) -> Fact:
+    return Fact("measurements-lost", values={"reason": str(error)})
+
+
+def _print(fact: Fact) -> None:
+    print(f"bench: {fact.severity}: {sentence(fact)}", flush=True)
 
 
 def _make_folder(run_dir: str | os.PathLike[str] | None) -> RunFolder:
@@ -288,39 +297,39 @@ class RunWriter:
         self._places: list[RankPlace] = []
         self._results: Results | None = None
         self._samples_per_step: float | None = None
-        self._warnings: list[str] = []
+        self._found: list[Fact] = []
         self._has_sample = False
         self.epochs = 0
         run = read_run(folder.path)[0] or {}  # the run's folder of `bench submit` describes the command
         self._script_sha256 = script_sha256(run, os.environ.get("PWD", ""))
-        if warning := script_warning(run, self._script_sha256):
-            self._print_warning(warning)
+        if changed := changed_script(run, self._script_sha256):
+            self._keep(changed)
 
     def write(self, *, is_last: bool = False) -> None:
-        """Write complete records without waiting; if writing fails, print a warning and continue.
+        """Write complete records without waiting; if writing fails, say so and continue.
 
         With ``is_last``, also write throughput windows whose attribution window did not end.
         """
         try:
             self._write_complete(is_last)
         except UnwritableError as error:
-            self._print_warning(f"measurements are lost: {error}")
+            self._keep(_lost(error))
 
-    def warn(self, warning: str) -> None:
-        """Print a warning and add it to env.json, unless the same warning has been printed before."""
-        if warning in self._warnings:
+    def add(self, fact: Fact) -> None:
+        """Print a fact and add it to env.json, unless the same fact is known."""
+        if fact in self._found:
             return
-        self._print_warning(warning)
+        self._keep(fact)
         if self._facts:
             try:
                 self._write_environment()
             except UnwritableError as error:
-                self._print_warning(f"measurements are lost: {error}")
+                self._keep(_lost(error))
 
-    def _print_warning(self, warning: str) -> None:
-        if warning not in self._warnings:
-            self._warnings.append(warning)
-            print(f"bench: warning: {warning}", flush=True)
+    def _keep(self, fact: Fact) -> None:
+        if fact not in self._found:
+            self._found.append(fact)
+            _print(fact)
 
     def _write_complete(self, is_last: bool) -> None:
         if not self._facts and not self._read_facts():
@@ -329,11 +338,11 @@ class RunWriter:
             self._add_epoch([Window.from_json(content) for content in contents])
             self.epochs += 1
         if self._transport is None and (traces := self._exchange.read_all("transport")) is not None:
-            self._transport, warning = combine_traces(
+            self._transport, slower = combine_traces(
                 traces, self._facts, backend=self._backend, env=os.environ
             )
-            if warning:
-                self._print_warning(warning)
+            if slower:
+                self._keep(slower)
             if self._ddp is not None:  # after the first window, when DDP has rebuilt its buckets
                 self._ddp_facts = ddp_facts(self._ddp)
             self._write_environment()
@@ -371,12 +380,9 @@ class RunWriter:
         ]
         self._results = Results(self._folder, self._places)
         if self._launch.world_size > 1 and self._has_bare_model:
-            self._print_warning(
-                "the recorder's model is not wrapped in DDP: exposed communication is unknown and may count"
-                " as backward; pass the DDP model to Recorder"
-            )
-        for warning in core_warnings(self._facts):
-            self.warn(warning)
+            self._keep(Fact("model-not-wrapped"))
+        for fact in core_facts(self._facts):
+            self.add(fact)
         self._write_environment()
         return True
 
@@ -386,23 +392,17 @@ class RunWriter:
         self._results.add(record)
         if not all(window.stable for window in windows):
             steps = fewest_warmup_steps(self._lengths.warmup_steps, self._device)
-            self.warn(f"the step time was not yet stable after {steps} warm-up steps")
-        if jumps := [str(rank) for rank, window in enumerate(windows) if window.clock_jumps]:
-            ranks = f"rank {', '.join(jumps)}"
-            self.warn(
-                f"a host's clock was set while parts of steps were timed ({ranks}): these steps are left out"
-            )
+            self.add(Fact("not-stable", values={"steps": steps}))
+        if jumps := [window.clock_jumps for window in windows if window.clock_jumps]:
+            self.add(Fact("clock-was-set", values={"steps": max(jumps)}))
         if record.samples is None:
-            self.warn(
-                "the samples of a step are unknown, so there is no throughput:"
-                " pass samples=... (docs/recorder.md)"
-            )
+            self.add(Fact("samples-unknown"))
         elif self._samples_per_step is None:
             self._samples_per_step = record.samples / len(record.step_s)
             self._write_environment()
         losses = [0.0 if window.loss is None else window.loss for window in windows]
-        if wrong := [str(rank) for rank, loss in enumerate(losses) if not math.isfinite(loss)]:
-            self.warn(f"the loss became NaN or infinite in epoch {record.epoch} on rank {', '.join(wrong)}")
+        if wrong := [rank for rank, loss in enumerate(losses) if not math.isfinite(loss)]:
+            self.add(Fact("loss-not-finite", values={"epoch": record.epoch, "ranks": wrong}))
         print(progress_line(record, self._lengths.epochs), flush=True)
 
     def _write_environment(self) -> None:
@@ -427,6 +427,6 @@ class RunWriter:
             "gradient_bytes": gradient_bytes,
             "ddp": self._ddp_facts,
             "script_sha256": self._script_sha256,
-            "warnings": self._warnings,
+            "facts": [fact.as_json() for fact in self._found],
         }
         write_json(self._folder.env, content)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
 
+from ..facts import Fact
 from .recorder import Recorder, batch_size
 from .session import RecorderError
 
@@ -139,11 +140,8 @@ class BenchCallback(Callback):  # type: ignore[misc]
             self._count = batch_size
             if length != self._batch_size:
                 self._count = _unknown
-                begin = "no tensor" if length is None else f"a tensor of length {length:g}"
-                self._recorder.warn(
-                    f"the first batch begins with {begin}, but the batch size is {self._batch_size}, so the"
-                    " samples of a batch are unknown"
-                )
+                values = {"length": length, "batch_size": self._batch_size}
+                self._recorder.add(Fact("samples-unknown", values=values))
         counts = [self._count(batch) for batch in batches]
         return None if None in counts else sum(count for count in counts if count is not None)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from .. import __version__
 from ..errors import unwritable
+from ..facts import Fact
 from ..matrix.cell import Cell, Run
 from ..matrix.secret_values import cell_without_secrets, mask_texts
 from .files import (
@@ -119,16 +120,14 @@ class Attempt:
         }
 
 
-def script_warning(run: Mapping[str, Any], found: str | None) -> str:
-    """Return a warning if a script had another SHA-256 in the job (``found``) than at the submission."""
+def changed_script(run: Mapping[str, Any], found: str | None) -> Fact | None:
+    """Return a fact if a script had another SHA-256 in the job (``found``) than at the submission."""
     command = run.get("command") or {}
     submitted = command.get("script_sha256")
     if submitted is None or found is None or submitted == found:
-        return ""
-    return (
-        f"script-changed: {command['script']} has changed since the submission: its SHA-256 was "
-        f"{submitted[:12]}, and was {found[:12]} when the run started"
-    )
+        return None
+    values = {"script": command["script"], "submitted": submitted[:12], "found": found[:12]}
+    return Fact("script-changed", values=values)
 
 
 def script_sha256(run: Mapping[str, Any], folder: str | Path) -> str | None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from ..facts import Fact
 from .files import read_json
@@ -31,17 +30,9 @@ def read_validity(study: StudyFolder, records: Mapping[str, RunRecord]) -> list[
     if content.get("schema") != 1 or content.get("runs_sha256") != _digest(runs):
         return None
     try:
-        return [_fact(entry) for entry in content["facts"]]
+        return [Fact.from_json(entry) for entry in content["facts"]]
     except (KeyError, TypeError, ValueError):
         return None
-
-
-def _fact(entry: Mapping[str, Any]) -> Fact:
-    subject = tuple(str(name) for name in entry["subject"])
-    severity = entry["severity"]
-    if severity not in ("error", "warning"):
-        raise KeyError(severity)
-    return Fact(str(entry["kind"]), subject, dict(entry["values"]), severity)
 
 
 def _digest(runs: Iterable[tuple[str, int, str]]) -> str:

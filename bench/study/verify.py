@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..errors import BenchError
+from ..words import sentence
+from .before_facts import facts_of_env
 from .conditions import objects, read_disturbances
 from .consistency import Contradiction, metrics_contradictions, record_contradictions
 from .files import read_json, read_table
@@ -22,9 +24,9 @@ from .plan_json import check_cell
 from .processes import started_ranks
 from .run_json import REPEATED_MATCHES, VALUES_LEFT_OUT, read_run, read_warnings, recorded_class
 
-#: Codes of the warnings in env.json that `bench verify` prints: they compare the cores and threads of ranks
+#: Kinds of facts in env.json that `bench verify` prints: they compare the cores and threads of ranks
 #: and nodes, or name values of a command that were left out.
-WARNINGS = (
+KINDS = (
     "shared-cores",
     "shared-gpus",
     "unequal-nodes",
@@ -124,11 +126,12 @@ def verify_run(path: Path, *, record: RunRecord | None = None) -> Verification:
     if found:
         checks.append(Check("records", not found, "; ".join(map(str, found)), "files that agree"))
     disturbed = [f"disturbed: {one}" for one in read_disturbances(run) or ()]
+    found_in_job = [sentence(fact) for fact in facts_of_env(read_json(folder.env)) if fact.kind in KINDS]
     logged = [
         f"{one['cause']} ({one.get('path')}:{one.get('line')}): {one.get('remedy')}"
         for one in read_warnings(run) or ()
     ]
-    warnings = [*disturbed, *_env_warnings(read_json(folder.env)), *logged]
+    warnings = [*disturbed, *found_in_job, *logged]
     return Verification(run_id, path, checks, warnings, str(run.get("state")), run["failure_class"])
 
 
@@ -169,16 +172,6 @@ def _problem_of(run: dict[str, Any]) -> str:
     except (TypeError, ValueError) as error:
         return f"does not describe a cell: {error}"
     return ""
-
-
-def _env_warnings(env: Any) -> list[str]:
-    """Return the warnings in env.json that have one of the codes :data:`WARNINGS`."""
-    warnings = env.get("warnings") if isinstance(env, dict) else None
-    return [
-        str(text)
-        for text in (warnings if isinstance(warnings, list) else ())
-        if str(text).partition(":")[0] in WARNINGS
-    ]
 
 
 def _checks(folder: RunFolder, run: dict[str, Any]) -> Iterator[Check]:

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 
 import torch
 
+from ..facts import Fact
 from ..measure.environment import device_of
 from ..measure.nvml import pci_address
 from ..measure.ranks import RankFacts
@@ -39,8 +40,8 @@ class GpuInUse:
 
 def choose_device(
     kind: str, launch: Launch, joined: Joined, env: Mapping[str, str], *, backend: str, timeout_s: float
-) -> tuple[torch.device, list[str]]:
-    """Return the device of this rank, and warnings about GPUs that several ranks use.
+) -> tuple[torch.device, list[Fact]]:
+    """Return the device of this rank, and facts about GPUs that several ranks use.
 
     Raises:
         WorkloadError: on rank 0, a rank has no GPU, or NCCL would refuse to use a GPU for several ranks.
@@ -55,7 +56,7 @@ def choose_device(
         await_readers(joined, launch, "gpu")
         raise WorkloadError(problem) if launch.rank == 0 else OtherRankError(problem)
     assert device is not None
-    return device, _warnings(uses, joined.facts)
+    return device, _sharing(uses, joined.facts)
 
 
 def _own_device(launch: Launch, host: str, env: Mapping[str, str]) -> tuple[torch.device | None, GpuInUse]:
@@ -120,10 +121,12 @@ def _is_allowed(uses: Sequence[GpuInUse]) -> bool:
     return all(use.shares for use in uses) or len({use.host_id for use in uses}) == len(uses)
 
 
-def _warnings(uses: Sequence[GpuInUse], facts: Sequence[RankFacts]) -> list[str]:
-    if not (groups := shared_gpus(uses)):
-        return []
-    return [f"shared-gpus: {_named(groups, uses, facts)}: the times are not those of a GPU per rank"]
+def _sharing(uses: Sequence[GpuInUse], facts: Sequence[RankFacts]) -> list[Fact]:
+    found = [
+        {"ranks": group, "host": facts[group[0]].host, "gpu": uses[group[0]].name}
+        for group in shared_gpus(uses)
+    ]
+    return [Fact("shared-gpus", values={"gpus": found})] if found else []
 
 
 def _named(groups: Sequence[Sequence[int]], uses: Sequence[GpuInUse], facts: Sequence[RankFacts]) -> str:

@@ -22,10 +22,11 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from ..errors import unwritable
+from ..facts import Fact
 from ..measure.conditions import Conditions, Meters
 from ..measure.environment import Device, ddp_facts, device_of
 from ..measure.exchange import Collectives, Peers, Symptom, symptom_of, with_nccl_error
-from ..measure.ranks import core_warnings, own_facts, threads_per_rank
+from ..measure.ranks import core_facts, own_facts, threads_per_rank
 from ..measure.results import (
     EpochRecord,
     RankPlace,
@@ -68,10 +69,6 @@ from .training import (
 #: group's threads, one of which can need the GIL to free its last tensor. The process then hangs (seen with
 #: torch 2.4.1, and with DDP's reducer in 2.13).
 _KEPT_GROUPS: list[object] = []
-_CLOCK_WAS_SET = (
-    "the clock of a host was set during {steps} attribution step(s), which are left out because DDP's logger"
-    " reads that clock; throughput is measured with another clock"
-)
 
 
 def run(request: Request) -> None:
@@ -83,7 +80,7 @@ def run(request: Request) -> None:
     threads = threads_per_rank(me, joined.facts)
     torch.set_num_threads(threads)
     use_precision(request.options.precision)
-    device, gpu_warnings = choose_device(
+    device, gpu_facts = choose_device(
         request.options.device,
         launch,
         joined,
@@ -91,10 +88,10 @@ def run(request: Request) -> None:
         backend=request.backend,
         timeout_s=request.options.join_timeout,
     )
-    session = Session(request, launch, joined, me, device, threads, _warnings(request, launch))
+    session = Session(request, launch, joined, me, device, threads, _ignored(request, launch))
     session.say(joined_message(joined, launch, request.backend))
-    for warning in (*core_warnings(joined.facts), *gpu_warnings):
-        session.warn(warning)
+    for fact in (*core_facts(joined.facts), *gpu_facts):
+        session.add(fact)
     if session.is_first:
         request.run_dir.mkdir(parents=True, exist_ok=True)
     session.write_environment(env)
@@ -218,9 +215,9 @@ def _transport_in_use(
     session: Session, collectives: Collectives, log: NcclLogFile, env: Mapping[str, str]
 ) -> dict[str, str | None]:
     """Return the transport in NCCL's log; warn if NCCL fell back to a slower transport."""
-    transport, warning = combine_nccl_logs(collectives.objects(log.read()), session.joined.facts, env)
-    if warning:
-        session.warn(warning)
+    transport, fallback = combine_nccl_logs(collectives.objects(log.read()), session.joined.facts, env)
+    if fallback:
+        session.add(fallback)
     return transport
 
 
@@ -239,18 +236,20 @@ def _start_process_group(session: Session) -> Collectives:
     return Collectives(session.device, request.backend)
 
 
-def _warnings(request: Request, launch: Launch) -> list[str]:
+def _ignored(request: Request, launch: Launch) -> list[Fact]:
+    """Return what the run does otherwise than requested."""
     options = request.options
     found = []
     if request.launcher and request.launcher != launch.launcher:
-        found.append(f"the plan says launcher {request.launcher}, but {launch.launcher} started the ranks")
+        values = {"planned": request.launcher, "used": launch.launcher}
+        found.append(Fact("other-launcher", values=values))
     if options.pin_memory and options.device == "cpu":
-        found.append("option 'pin_memory' has no effect on a CPU device")
+        found.append(Fact("option-ignored", values={"option": "pin_memory", "device": "CPU"}))
     uses = spec_of(options.model).options
     if options.parameters and "parameters" not in uses:
-        found.append(f"option 'parameters' has no effect on model {options.model}, whose size is fixed")
+        found.append(Fact("option-ignored", values={"option": "parameters", "model": options.model}))
     if options.data != "synthetic" and "image_size" in uses:
-        found.append("option 'image_size' has no effect on a folder's images")
+        found.append(Fact("option-ignored", values={"option": "image_size"}))
     return found
 
 
@@ -337,7 +336,7 @@ def measure(
     windows = _windows(session, collectives, trainer, devices)
     warmup_steps, stable = windows.warm_up(options.warmup_steps)
     if not stable:
-        session.warnings.append(f"the step time was not yet stable after {warmup_steps} warm-up steps")
+        session.found.append(Fact("not-stable", values={"steps": warmup_steps}))
     places = [
         RankPlace(rank.rank, rank.local_rank, rank.host, device.name, device.identity)
         for rank, device in zip(session.joined.facts, devices, strict=True)
@@ -354,7 +353,7 @@ def measure(
             results.add(record)
             session.say(progress_line(record, options.epochs))
     if dropped_steps:
-        session.warn(_CLOCK_WAS_SET.format(steps=dropped_steps))
+        session.add(Fact("clock-was-set", values={"steps": dropped_steps}))
     comm_s = Probes(session, collectives, trainer, feed).run(_transfer_s(record))
     if results is not None and comm_s is not None:
         results.add_communication(comm_s)

@@ -16,12 +16,14 @@ import torch
 from pydantic import ValidationError
 
 from ..errors import BenchError
+from ..facts import Fact
 from ..matrix.workload import WorkloadOptions
 from ..measure.environment import shared_environment
 from ..measure.ranks import RankFacts
 from ..measure.transport import configured_transport
 from ..study.files import write_json
 from ..study.layout import RunFolder
+from ..words import sentence
 from .rendezvous import Joined, Launch
 
 _BOOLEANS = {"true": True, "false": False}
@@ -112,7 +114,7 @@ def _typed(name: str, text: str) -> Any:
 
 @dataclass(frozen=True)
 class Session:
-    """One rank of a run: its command line, launch, peers, device, threads, and warnings for env.json."""
+    """One rank of a run: its command line, launch, peers, device, threads, and facts for env.json."""
 
     request: Request
     launch: Launch
@@ -120,7 +122,7 @@ class Session:
     me: RankFacts
     device: torch.device
     threads: int
-    warnings: list[str]
+    found: list[Fact]
 
     @property
     def folder(self) -> RunFolder:
@@ -172,14 +174,14 @@ class Session:
             "gradient_bytes": gradient_bytes,
             "ddp": None if ddp is None else dict(ddp),
             "flops": None if flops is None else dict(flops),
-            "warnings": self.warnings,
+            "facts": [fact.as_json() for fact in self.found],
         }
         write_json(self.folder.env, content)
 
-    def warn(self, text: str) -> None:
-        """Add a warning to env.json, and print it on rank 0."""
-        self.warnings.append(text)
-        self.say(f"bench: warning: {text}")
+    def add(self, fact: Fact) -> None:
+        """Add a fact to env.json, and print it on rank 0."""
+        self.found.append(fact)
+        self.say(f"bench: {fact.severity}: {sentence(fact)}")
 
     def say(self, line: str) -> None:
         """Print a line on rank 0."""

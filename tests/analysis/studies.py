@@ -282,7 +282,7 @@ def environment(cell: Cell, *, cores: int = 8) -> dict[str, Any]:
         "gradient_bytes": 32_000_000,
         "env": {"GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1"},
         "slurm": {"SLURM_JOB_ID": "1001", "SLURM_JOB_PARTITION": "debug"},
-        "warnings": [],
+        "facts": [],
     }
 
 

@@ -171,8 +171,9 @@ def test_a_script_that_changed_since_the_submission_is_stated(study, monkeypatch
 
     monkeypatch.setattr(local, "sampled_node", edited_first)
     done = study("command: [bash, train.sh]\nmetrics: none", files={"train.sh": "echo submitted\n"})
-    (warning,) = json.loads(left(done).env.read_text())["warnings"]
-    assert warning.startswith("script-changed: train.sh has changed since the submission: its SHA-256 was ")
+    (fact,) = json.loads(left(done).env.read_text())["facts"]
+    assert (fact["kind"], fact["values"]["script"]) == ("script-changed", "train.sh")
+    assert fact["values"]["submitted"] != fact["values"]["found"]
     (failure,) = verify_run(left(done).path).failures
     assert failure.name == "script"
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from bench.executors.outcome import missing_results
+from bench.facts import Fact
 from bench.matrix.cell import Cell
 from bench.study.layout import METRICS_COLUMNS, RunFolder
 from bench.study.verify import verify_run
@@ -145,15 +146,15 @@ AVERAGE = {
 )  # fmt: skip
 def test_an_average_of_the_run_has_a_rate_and_a_loss_but_no_steps(left, output, metrics, throughput, printed):
     left.folder.out.write_text(f"{{'loss': 0.7, 'epoch': 0.5}}\n{output}")
-    left.folder.env.write_text(json.dumps({"warnings": ["another"], "facts": [{"kind": "another"}]}))
+    left.folder.env.write_text(json.dumps({"facts": [{"kind": "another"}]}))
     (row,) = left.rows(metrics)
     loss = {"train_loss": "0.5"} if "loss" in metrics["output"] else {}
     told = {name: value for name, value in row.items() if value}
     assert told == {"epoch": "1", "throughput_samples_per_sec": throughput, **loss}
     env = json.loads(left.folder.env.read_text())
-    assert env["warnings"] == ["another"]
     values = dict(zip(("reported", "lowest", "highest"), printed[1:], strict=True))
-    fact = {"kind": "average-of-run", "subject": printed[0], "values": {"source": "job.out", **values}}
+    told = {"quantity": printed[0], "source": "job.out", **values}
+    fact = {"kind": "average-of-run", "subject": [printed[0]], "values": told}
     assert env["facts"] == [{"kind": "another"}, {**fact, "severity": "info"}]
 
 
@@ -267,7 +268,7 @@ def test_records_without_a_loss_are_counted(left):
     left.rows({"csv": "log.csv", "columns": {"throughput": "ips", "loss": "loss"}})
     (fact,) = json.loads(left.folder.env.read_text())["facts"]
     counts = {"matched": 1, "other_matched": 3, "rows": 3, "rows_without": 2}
-    assert fact["values"] == {"source": "log.csv", "other": "throughput", **counts}
+    assert fact["values"] == {"quantity": "loss", "source": "log.csv", "other": "throughput", **counts}
 
 
 def test_a_csv_of_the_command_is_read_by_its_columns(left):
@@ -354,8 +355,11 @@ def test_a_command_that_records_nothing_is_incomplete_unless_metrics_is_none(lef
 
 
 def test_a_recorder_with_too_few_steps_reports_the_required_number(left):
-    words = "no window was recorded: a rank took fewer than 6 steps"
-    left.folder.env.write_text(json.dumps({"recorder": {}, "warnings": ["another one", words]}))
+    words = "no-window: no window was recorded: a rank took fewer than 6 steps"
+    left.folder.env.write_text(json.dumps({"facts": [Fact("no-window", values={"steps": 6}).as_json()]}))
+    assert left.lack({"source": "recorder"}) == words
+    older = ["another one", words.partition(": ")[2]]
+    left.folder.env.write_text(json.dumps({"recorder": {}, "warnings": older}))
     assert left.lack({"source": "recorder"}) == words
 
 

@@ -16,13 +16,14 @@ from bench.measure.ranks import infiniband_devices
 from bench.measure.transport import (
     NcclLog,
     NcclLogFile,
-    fallback_warning,
+    fallback,
     nccl_transport,
     read_nccl_log,
 )
 from bench.study.files import write_json
 from bench.study.layout import RunFolder
 from bench.study.verify import verify_run
+from bench.words import sentence
 
 INFINIBAND = """\
 g1:4052:4052 [0] NCCL INFO Bootstrap : Using ib0:10.1.0.1<0>
@@ -135,15 +136,16 @@ def test_logs_of_several_ranks_are_combined():
     assert transport_of("", "nothing of NCCL's\nChannel 00/0 : via NET/IB/0")["network"] is None
 
 
-def test_a_fallback_to_sockets_causes_a_warning():
-    assert fallback_warning(transport_of(SOCKETS), HOSTS, {}) == (
-        "NCCL uses sockets (eth0, eth1) between hosts, although g1 and 1 more host has InfiniBand devices"
-        " with an active port (mlx5_0, mlx5_1): expect a fraction of the bandwidth; check NET/IB in"
-        " nccl.log, NCCL_IB_HCA, NCCL_NET, `ulimit -l` and the container"
-    )
-    because = fallback_warning(transport_of(SOCKETS), HOSTS, {"NCCL_IB_DISABLE": "1"})
+def test_a_fallback_to_sockets_is_a_fact():
+    found = fallback(transport_of(SOCKETS), HOSTS, {})
+    assert found is not None
+    hosts, devices = ["g1", "g2"], ["mlx5_0", "mlx5_1"]
+    values = {"interface": "eth0, eth1", "hosts": hosts, "devices": devices, "disabled": None}
+    assert (found.kind, found.values) == ("socket-fallback", values)
+    assert "check NET/IB in nccl.log" in sentence(found)
+    because = fallback(transport_of(SOCKETS), HOSTS, {"NCCL_IB_DISABLE": "1"})
     assert because is not None
-    assert because.endswith("expect a fraction of the bandwidth; NCCL_IB_DISABLE=1 is set")
+    assert sentence(because).endswith("expect a fraction of the bandwidth; NCCL_IB_DISABLE=1 is set")
 
 
 @pytest.mark.parametrize(
@@ -155,7 +157,7 @@ def test_a_fallback_to_sockets_causes_a_warning():
     ],
 )
 def test_no_warning_without_a_fallback(log, infiniband):
-    assert fallback_warning(transport_of(log), infiniband, {}) is None
+    assert fallback(transport_of(log), infiniband, {}) is None
 
 
 def test_active_infiniband_devices_are_found(tmp_path):

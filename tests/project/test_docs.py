@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -115,6 +116,13 @@ def test_the_readme_teaches_commands_that_exist():
 def test_every_import_of_the_package_is_declared():
     done = subprocess.run([sys.executable, "-m", "pip", "check"], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
+
+
+def test_every_kind_of_fact_is_documented():
+    text = (ROOT / "docs/measuring.md").read_text(encoding="utf-8")
+    assert [
+        kind for kind in tomllib.loads((ROOT / "bench/words.toml").read_text()) if f"`{kind}`" not in text
+    ] == []
 
 
 def test_every_cause_of_a_slow_step_is_documented():

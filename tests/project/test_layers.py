@@ -26,6 +26,7 @@ LAYERS = {
             "bench.facts",
             "bench.findings",
             "bench.terminal",
+            "bench.words",
             "bench.shipped",
             "bench.start",
             "bench.version",
@@ -74,7 +75,8 @@ HOMES = {
 }
 
 #: The modules of bench that analysis may import: data modules, never executors or workload.
-READABLE = ("bench.matrix", "bench.study", "bench.units", "bench.errors", "bench.facts", "bench.shipped")
+_READABLE = ("errors", "facts", "matrix", "shipped", "study", "units", "words")
+READABLE = tuple(f"bench.{name}" for name in _READABLE)
 
 
 @functools.cache

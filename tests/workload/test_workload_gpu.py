@@ -243,10 +243,8 @@ def test_with_nccl_the_other_rank_names_the_one_that_is_lost(server, tmp_path, e
     assert last.startswith(f"bench: error: rank 0 on {host}: {reason.format(host=host)}")
     own = "Last error:" if end is signal.SIGKILL else "Watchdog caught collective operation timeout"
     assert own in finished.err[0]
-    shared = [
-        warning for warning in finished.env["warnings"] if warning.startswith("shared-gpus: ranks 0-1 on ")
-    ]
-    assert len(shared) == 1
+    (shared,) = (fact["values"]["gpus"] for fact in finished.env["facts"] if fact["kind"] == "shared-gpus")
+    assert [gpu["ranks"] for gpu in shared] == [[0, 1]]
 
 
 def test_two_nccl_ranks_on_one_gpu_end_with_one_line_before_nccl_starts(server, tmp_path):

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch.distributed import HashStore
 
+from bench.facts import Fact
 from bench.measure.environment import Device
 from bench.measure.ranks import RankFacts
 from bench.measure.transport import diverted_warnings
@@ -40,7 +41,7 @@ def test_two_ranks_on_a_gpu_end_with_one_line_before_nccl_starts(run_ranks):
 def test_with_gloo_two_ranks_on_a_gpu_cause_a_warning(run_ranks):
     finished = run_ranks("--epochs", "1", target="tests.workload.nccl_scenarios:one_gpu_with_gloo")
     warning = f"shared-gpus: {SHARED}: the times are not those of a GPU per rank"
-    assert warning in finished.succeeded().env["warnings"]
+    assert "shared-gpus" in [fact["kind"] for fact in finished.succeeded().env["facts"]]
     assert f"bench: warning: {warning}" in finished.out[0].splitlines()
 
 
@@ -100,10 +101,8 @@ def test_parts_of_a_gpu_are_not_shared(choose):
 )
 def test_nccl_may_share_a_gpu_if_the_user_says_so(choose, variables):
     found = choose(*(("n1", "GPU-1", H100, env) for env in variables))
-    warning = (
-        "shared-gpus: ranks 0-1 on n1 use the same GPU (GPU-1): the times are not those of a GPU per rank"
-    )
-    assert [warnings for _, warnings in found] == [[warning], [warning]]
+    fact = Fact("shared-gpus", values={"gpus": [{"ranks": [0, 1], "host": "n1", "gpu": "GPU-1"}]})
+    assert [facts for _, facts in found] == [[fact], [fact]]
 
 
 @pytest.mark.parametrize(

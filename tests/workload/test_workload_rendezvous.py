@@ -16,12 +16,13 @@ import pytest
 from bench.errors import BenchError
 from bench.measure.ranks import (
     RankFacts,
-    core_warnings,
+    core_facts,
     cores_of_nodes,
     hosts_of,
     own_facts,
     threads_per_rank,
 )
+from bench.words import sentence
 from bench.workload.rendezvous import Joined, joined_message, launch_from, missing_ranks_message
 from tests.workload.conftest import QUICK, ROOT, srun_env, torchrun_env
 
@@ -183,43 +184,45 @@ def test_cores_of_a_host_are_what_its_ranks_may_use_together():
     assert host.as_json()["affinity"] == ["0-1", "1-3"]
 
 
+def core_words(ranks: list[RankFacts]) -> list[str]:
+    return [sentence(fact) for fact in core_facts(ranks)]
+
+
 def test_hosts_of_one_machine_share_its_cores():
     four = [facts(rank, f"n{rank}", machine="the same") for rank in range(4)]
-    assert core_warnings(four) == [
+    assert core_words(four) == [
         "shared-cores: 4 ranks share 2 cores (0-1) on n0, n1, n2, n3: adding ranks measures how cores are"
         " shared, not the network"
     ]
     apart = [facts(rank, f"n{rank}") for rank in range(4)]
-    assert core_warnings(apart) == []
+    assert core_words(apart) == []
 
 
 def test_threads_that_outnumber_the_cores_of_a_mask_are_named_with_the_values():
     ranks = [facts(rank, f"n{rank // 2}", cores=[0, 1, 2, 3], threads=4) for rank in range(12)]
-    assert core_warnings(ranks) == [
+    assert core_words(ranks) == [
         "shared-cores: 8 threads of 2 ranks share 4 cores (0-3) on each of n0, n1, n2, n3 and 2 more:"
         " set cluster.cpus_per_task or OMP_NUM_THREADS to 2 or less"
     ]
-    assert (
-        core_warnings([facts(rank, "n0", cores=[2 * rank, 2 * rank + 1], threads=2) for rank in (0, 1)]) == []
-    )
+    assert core_words([facts(rank, "n0", cores=[2 * rank, 2 * rank + 1], threads=2) for rank in (0, 1)]) == []
 
 
 def test_nodes_that_differ_in_cores_masks_or_quotas_are_named_with_the_values():
     ranks = [facts(0, "n1"), facts(1, "n2", cores=[2, 3]), facts(2, "n3", quota=1.5)]
-    assert core_warnings(ranks) == [
+    assert core_words(ranks) == [
         "unequal-nodes: n1, n2: 64 cores, 2 per rank, no quota; n3: 64 cores, 2 per rank, a quota of 1.5 cores"
     ]
     ranks = [facts(0, "n1", cores=[0, 1, 2], threads=2), facts(1, "n2", node_cores=32, threads=2)]
-    assert core_warnings(ranks) == [
+    assert core_words(ranks) == [
         "unequal-nodes: n1: 64 cores, 3 per rank, no quota; n2: 32 cores, 2 per rank, no quota"
     ]
 
 
 def test_threads_that_differ_between_ranks_are_named():
     ranks = [facts(0, "n1", threads=1), facts(1, "n1", threads=1), facts(2, "n2", threads=2)]
-    assert core_warnings(ranks) == ["threads-differ: n1: 1 thread per rank; n2: 2 threads per rank"]
+    assert core_words(ranks) == ["threads-differ: n1: 1 per rank; n2: 2 per rank"]
     ranks = [facts(rank, "n1", threads=rank + 1, cores=list(range(8))) for rank in range(2)]
-    assert core_warnings(ranks) == ["threads-differ: n1: 1 or 2 threads per rank"]
+    assert core_words(ranks) == ["threads-differ: n1: 1 or 2 per rank"]
 
 
 def test_env_json_lists_cores_quota_and_threads_of_every_node():
@@ -284,7 +287,7 @@ def test_env_json_says_what_ran(run_ranks):
         "gradient_bytes",
         "ddp",
         "flops",
-        "warnings",
+        "facts",
     ]
     assert env["env"]["NCCL_ALGO"] == "Ring"
     assert "hidden" not in str(env)
@@ -295,7 +298,7 @@ def test_env_json_says_what_ran(run_ranks):
     assert node["threads_per_rank"] == [1, 1]
     assert env["transport"]["interface"] == "lo"
     assert env["workload"]["steps_per_epoch"] == 5
-    assert "the plan says launcher srun, but torchrun started the ranks" in env["warnings"]
+    assert {"planned": "srun", "used": "torchrun"} in [fact["values"] for fact in env["facts"]]
 
 
 def test_torchrun_itself_starts_the_ranks(tmp_path):
