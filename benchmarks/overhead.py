@@ -83,7 +83,6 @@ def by_hand(options: WorkloadOptions, batch: int, here: Seat) -> Callable[[int],
         network,
         device_ids=[device.index] if device.type == "cuda" else None,  # as in torch's tutorial
         gradient_as_bucket_view=True,
-        bucket_cap_mb=int(options.bucket_cap_mb),
     )
     optimizer = torch.optim.SGD(model.parameters(), lr=options.learning_rate, momentum=0.9)
 
