@@ -24,11 +24,12 @@ from .matrix.expansion import expand
 from .matrix.load import load_matrix
 from .matrix.schema import Matrix
 from .matrix.secret_values import cell_without_secrets, mask_texts, without_secret_variables
+from .matrix.workload import with_defaults
 from .render import Renderer, gpu_option
 from .study.files import owner_readable, owner_writable, write_atomically
 from .study.layout import StudyFolder
 from .study.plan_json import find_plan, write_plan_json
-from .units import count, human_duration
+from .units import count, human_duration, join_names
 
 
 @dataclass(frozen=True)
@@ -379,9 +380,12 @@ def _check_existing_results(folder: StudyFolder, old: dict[str, Any] | None, pla
     cells = {run["cell_id"] for run in old["runs"] if run["run_id"] in tried}
     known_runs = {run.run_id for run in plan.runs}
     for cell in old["cells"]:
-        if cell["cell_id"] in cells and new.get(cell["cell_id"]) != _physical(cell):
-            what = f"study {name} has results of cell {cell['cell_id']}, which this matrix changes or omits"
-            raise BenchError(what, remedy=remedy)
+        if cell["cell_id"] in cells:
+            what = f"study {name} has results of cell {cell['cell_id']}, which this matrix"
+            if (planned := new.get(cell["cell_id"])) is None:
+                raise BenchError(f"{what} omits", remedy=remedy)
+            if changes := _changes(_physical(cell), planned):
+                raise BenchError(f"{what} changes ({join_names(changes, most=3)})", remedy=remedy)
     lost = sorted(
         run["run_id"] for run in old["runs"] if run["run_id"] in tried and run["run_id"] not in known_runs
     )
@@ -390,9 +394,20 @@ def _check_existing_results(folder: StudyFolder, old: dict[str, Any] | None, pla
 
 
 def _physical(cell: dict[str, Any]) -> dict[str, Any]:
-    """Return a cell's record in plan.json without secrets and the keys that do not affect its runs."""
-    others = ("series", "modes", "script", "swept")
-    return {key: value for key, value in cell_without_secrets(cell).items() if key not in others}
+    """Return the values of a cell in plan.json that affect its runs, by name, without secrets."""
+    others = ("series", "modes", "script", "swept", "workload", "env")
+    shown = cell_without_secrets(cell)
+    values = {key: value for key, value in shown.items() if key not in others}
+    variables = {f"env.{key}": value for key, value in (shown.get("env") or {}).items()}
+    return {**values, **with_defaults(shown.get("workload") or {}), **variables}
+
+
+def _changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    return [
+        f"{name} from {value_text(before.get(name))[:60]} to {value_text(now.get(name))[:60]}"
+        for name in {**before, **now}
+        if before.get(name) != now.get(name)
+    ]
 
 
 def _remove_stale_scripts(folder: StudyFolder, old: dict[str, Any] | None, plan: Plan) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import string
 import tomllib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -25,14 +26,15 @@ def words(fact: Fact) -> str:
     """Return the fact in words.
 
     The fact of an older version is written in the words of that version. A kind of a later version has no
-    words; its values are then written as they are.
+    words, and the values of a damaged file do not fit into them; the values are then written as they are.
     """
     if "text" in fact.values:
         return str(fact.values["text"])
     texts = _words().get(fact.kind)
-    if texts is None:
-        return ", ".join(f"{name} {value}" for name, value in fact.values.items())
-    return _Writer(texts).first("says", fact.values)
+    if texts is not None:
+        with suppress(ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+            return _Writer(texts).first("says", fact.values)
+    return ", ".join(f"{name} {value}" for name, value in fact.values.items())
 
 
 @cache
@@ -47,12 +49,16 @@ class _Writer(string.Formatter):
         self._texts = texts
 
     def first(self, name: str, values: Mapping[str, Any]) -> str:
-        """Return the first text ``name`` whose values are all known; the last one if there is none."""
+        """Return the first text ``name`` whose values are all known.
+
+        Raises:
+            LookupError: no text has only known values.
+        """
         known = {name: value for name, value in values.items() if value is not None}
         for text in self._texts[name]:
             if all(field is None or field in known for _, field, _, _ in self.parse(text)):
                 return self.vformat(text, (), known)
-        return self._texts[name][-1]
+        raise LookupError(name)
 
     def format_field(self, value: Any, form: str) -> str:
         """Return a value in the form that follows the colon of its placeholder."""
@@ -62,9 +68,11 @@ class _Writer(string.Formatter):
             return join_names([str(name) for name in value], most=_MOST)
         if form == "machines":
             each = "each of " if len(value) > 1 else ""
-            return each + join_names([", ".join(hosts) for hosts in value], most=_MOST)
+            return each + join_names([join_names(hosts, most=_MOST) for hosts in value], most=_MOST)
         if form == "ranges":
             return number_ranges(value)
+        if form == "ranks":
+            return f"rank{'s' if len(value) > 1 else ''} {number_ranges(value)}"
         if form == "or":
             return " or ".join(map(str, value))
         return format(value, form) if form == "g" or form[:1] in ("", ".") else count(value, form)

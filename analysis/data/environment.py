@@ -222,6 +222,7 @@ def crowds(env: dict[str, Any]) -> list[Crowd]:
             found += [
                 Crowd(tuple(map(str, hosts)), *filter(None, numbers))
                 for hosts in (machines if isinstance(machines, list) and all(numbers) else ())
+                if isinstance(hosts, list)
             ]
     return list(dict.fromkeys(found))
 

@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 from ..facts import Fact, Severity
 from ..matrix.cell import Cell
 from ..matrix.workload import UNITS
+from ..study.conditions import objects
 from ..study.files import read_json, regular_file, write_atomically, write_json
 from ..study.layout import METRICS_COLUMNS, RunFolder
 from ..study.run_json import AVERAGE_OF_RUN, REPEATED_MATCHES, VALUES_LEFT_OUT, read_run
@@ -351,7 +352,7 @@ def _add_facts(folder: RunFolder, facts: Sequence[Fact]) -> None:
     if env is None:
         return
     own = (AVERAGE_OF_RUN, VALUES_LEFT_OUT, REPEATED_MATCHES)
-    others = [one for one in env.get("facts") or [] if one.get("kind") not in own]
+    others = [one for one in objects(env.get("facts")) if one.get("kind") not in own]
     changed = {**env, "facts": [*others, *(fact.as_json() for fact in facts)]}
     if changed != {"facts": [], **env}:
         write_json(folder.env, changed)

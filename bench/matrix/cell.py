@@ -209,12 +209,14 @@ def canonical(value: Any) -> str:
 
 
 def value_text(value: Any) -> str:
-    """Return a value as text: ``true`` for True, ``4+2`` for [4, 2], otherwise ``str(value)``.
+    """Return a value as text, as in a matrix: ``true`` for True, ``null`` for None, ``4+2`` for [4, 2].
 
     A command (a list of words) is returned as it is typed in a shell, without secrets.
     """
     if isinstance(value, bool):
         return str(value).lower()
+    if value is None:
+        return "null"
     if not isinstance(value, list):
         return str(value)
     if any(isinstance(word, str) for word in value):

@@ -109,6 +109,11 @@ class WorkloadOptions(Section):
 _FLAGS = {name: "--" + name.replace("_", "-") for name in WorkloadOptions.model_fields}
 
 
+def with_defaults(workload: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a cell's options; an option that an earlier version did not have has its default."""
+    return {name: option.default for name, option in WorkloadOptions.model_fields.items()} | dict(workload)
+
+
 def to_arguments(options: Mapping[str, Any]) -> list[str]:
     """Convert ``options`` to command-line arguments of ``python -m bench.workload``.
 

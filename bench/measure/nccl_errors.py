@@ -18,17 +18,22 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from ..terminal import printable
+
 _LAST_ERROR = "Last error:"
 #: The names of ncclResult_t in nccl.h, as torch prints them.
 _KIND = re.compile(r"\b(nccl(?:\w{1,40}Error|Invalid(?:Argument|Usage)|Timeout)): ?(.*)")
 _VERSION = re.compile(r"\bNCCL version (\d[\w.]*)")
 _TIMEOUT = re.compile(
-    r"\[Rank (\d+)\] (Watchdog caught collective operation timeout: .+ before timing out)\b"
+    r"\[(?:PG [^\]]{1,100} )?Rank (\d+)\] (Watchdog caught collective operation timeout: .{1,500} before"
+    r" timing out)\b"
 )
 #: torch prints the kind and the last error in the lines after its first line. With several ranks, lines of
 #: other ranks can be between these lines.
 _LINES = 40
 _REMOTE = "ncclRemoteError"
+#: Maximum number of characters of a last error.
+_LONGEST = 500
 
 
 @dataclass(frozen=True)
@@ -58,12 +63,18 @@ class NcclError:
 
 def nccl_error(text: str) -> NcclError | None:
     """Return the error of NCCL in the message of an exception, or None if the message contains none."""
-    return next(_errors(text.splitlines()), None)
+    return next(_errors(_shown(text.splitlines())), None)
 
 
 def logged_nccl_errors(lines: Sequence[str]) -> list[NcclError]:
     """Return the errors and time-outs of NCCL in a log, those first that are no effect of another one."""
-    return sorted([*_errors(lines), *_time_outs(lines)], key=lambda one: one.is_effect)
+    shown = _shown(lines)
+    return sorted([*_errors(shown), *_time_outs(shown)], key=lambda one: one.is_effect)
+
+
+def _shown(lines: Sequence[str]) -> list[str]:
+    """Return the lines without the colours that some launchers add."""
+    return [printable(line) for line in lines]
 
 
 def _errors(lines: Sequence[str]) -> Iterator[NcclError]:
@@ -85,8 +96,11 @@ def _time_outs(lines: Sequence[str]) -> Iterator[NcclError]:
 
 
 def _of_same_rank(lines: Sequence[str], index: int, prefix: str) -> list[str]:
-    """Return the lines below a line that have the same prefix (the name of a rank), without this prefix."""
-    below = lines[index + 1 : index + 1 + _LINES]
+    """Return the lines below a line that have the same prefix (the name of a rank), without this prefix.
+
+    The same line of another rank is left out.
+    """
+    below = [line for line in lines[index + 1 : index + 1 + _LINES] if line != lines[index]]
     return [line.removeprefix(prefix) for line in below if line.startswith(prefix.rstrip())]
 
 
@@ -95,4 +109,4 @@ def _last_error(below: Sequence[str]) -> str:
     if not below or below[0].strip() != _LAST_ERROR:
         return ""
     found = next((line.strip() for line in below[1:] if line.strip() != _LAST_ERROR), "")
-    return "" if found.startswith(("Exception raised from", "Traceback (")) else found
+    return "" if found.startswith(("Exception raised from", "Traceback (")) else found[:_LONGEST]

@@ -20,6 +20,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from ..measure.exchange import error_line
+from ..workload.fork_server import die_with_parent
 
 #: Time for a killed process to disappear. A process that waits in a driver may stay for longer.
 _KILL_S = 5.0
@@ -68,7 +69,8 @@ class Worker:
     def _start(self) -> Connection:
         context = multiprocessing.get_context("fork")
         ours, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(self._prepare, theirs, ours), daemon=True)
+        arguments = (self._prepare, theirs, ours, os.getpid())
+        self._process = context.Process(target=_serve, args=arguments, daemon=True)
         self._process.start()
         theirs.close()
         self._connection = ours
@@ -81,8 +83,9 @@ class Worker:
         return f" by {signal.Signals(-code).name}" if code is not None and code < 0 else ""
 
 
-def _serve(prepare: Callable[[], Perform], connection: Connection, parents: Connection) -> None:
+def _serve(prepare: Callable[[], Perform], connection: Connection, parents: Connection, parent: int) -> None:
     """Perform tasks until the parent closes its end of the pipe, or ends."""
+    die_with_parent(parent)  # also if this process hangs
     parents.close()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     perform = prepare()

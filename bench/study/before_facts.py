@@ -13,10 +13,10 @@ from ..facts import OLDER_WARNING, Fact
 from .conditions import objects
 
 _SHARED = re.compile(
-    r"(?:(?P<threads>[0-9]+) threads of )?(?P<ranks>[0-9]+) ranks? share (?P<cores>[0-9]+) cores?"
+    r"(?:(?P<threads>[0-9]{1,9}) threads of )?(?P<ranks>[0-9]{1,9}) ranks? share (?P<cores>[0-9]{1,9}) cores?"
     r"(?: \(.*?\) on (?P<each>each of )?(?P<hosts>.+?): )?"
 )
-_NOT_STABLE = re.compile(r"the step time was not yet stable(?: after (?P<steps>[0-9]+) warm-up steps)?")
+_NOT_STABLE = re.compile(r"the step time was not yet stable(?: after (?P<steps>[0-9]{1,9}) warm-up steps)?")
 #: The kind of a fact before its sentence, and the beginning of a sentence without its kind.
 _KIND = re.compile(r"(?P<kind>shared-cores|unequal-nodes|threads-differ|script-changed): ")
 _NO_WINDOW = "no window was recorded"

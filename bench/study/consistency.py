@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from ..matrix.workload import with_defaults
 from .conditions import parse_moment
 from .files import file_sha256
 from .layout import METRICS_COLUMNS, RunFolder
@@ -139,7 +140,8 @@ def _against_plan(run: Mapping[str, Any], cell: Mapping[str, Any]) -> Iterator[C
     pairs = [(name, own.get(name), cell.get(name)) for name in CELL_NAMES]
     # A command can contain secrets, which run.json masks.
     names = [name for name in workloads[1] if name not in ("command", "metrics")]
-    pairs += [(f"workload.{name}", workloads[0].get(name), workloads[1][name]) for name in names]
+    known = with_defaults(workloads[0]) if workloads[0] else {}
+    pairs += [(f"workload.{name}", known.get(name), workloads[1][name]) for name in names]
     for name, value, planned in pairs:
         if value != planned or isinstance(value, bool) != isinstance(planned, bool):
             yield Contradiction(f"run.json: {name}", value, f"plan.json: {name}", planned)

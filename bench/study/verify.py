@@ -74,8 +74,8 @@ class Verification:
     """All checks of one attempt of one run.
 
     ``state`` and ``failure_class`` say how the attempt ended, or are None without a readable run.json.
-    ``warnings`` has one line for each disturbance of the run, for each warning of env.json with one of the
-    codes :data:`WARNINGS`, and for each warning in the logs. Warnings do not affect ``passed``.
+    ``warnings`` has one line for each disturbance of the run, for each fact of env.json of one of the
+    :data:`KINDS`, and for each warning in the logs. Warnings do not affect ``passed``.
     """
 
     run_id: str

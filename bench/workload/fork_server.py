@@ -112,7 +112,7 @@ def _run_agent(request: Mapping[str, Any], folder: RunFolder, *, server: int, in
     code = 1
     try:
         os.setsid()
-        _die_with_parent(server)
+        die_with_parent(server)
         _redirect(folder, inherited)
         os.environ.update(request["env"])
         signal.signal(signal.SIGTERM, lambda number, frame: sys.exit())
@@ -165,7 +165,7 @@ def _fork_rank(arguments: Sequence[str], *, rank: int, ranks: int, port: int) ->
         return child
     code = 1
     try:
-        _die_with_parent(agent)
+        die_with_parent(agent)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
         os.environ.update({name: str(number) for name, number in numbers.items()})
@@ -188,7 +188,7 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _die_with_parent(parent: int) -> None:
+def die_with_parent(parent: int) -> None:
     """Ask the kernel to kill this process when its parent dies."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # the parent died before the call of prctl

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import html
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from bench.executors.base import settle
 from bench.executors.outcome import EndNote, job_outcome, process_outcome
 from bench.executors.outcome import error_line as error_of_logs
 from bench.measure.exchange import Symptom, error_line, symptom_of
+from bench.measure.nccl_errors import logged_nccl_errors, nccl_error
 from bench.slurm.job_states import JobStatus
 from bench.study.layout import RunFolder, StudyFolder
 from bench.study.ledger import FailureClass, RunRecord, RunState, now
@@ -120,6 +122,32 @@ def nccl(kind: str, last: str) -> DistBackendError:
     return DistBackendError(
         f"NCCL error in: x.cpp:1, a, NCCL version 2.28.9\n{kind}: b.\nLast error:\n{last}"
     )
+
+
+LINES = str(nccl("ncclSystemError", "Net : Connect to 10.0.0.1<4> failed : Connection refused")).splitlines()
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [line for line in LINES for _ in range(2)],
+        [f"{rank}: [rank{rank}]: {line}" for line in LINES for rank in (1, 0)],
+        [f"\x1b[31m[rank0]: {line}\x1b[0m" for line in LINES],
+        [f"{line}\r" for line in LINES],
+    ],
+    ids=["two ranks at once", "ranks with names", "colours", "line ends of Windows"],
+)
+def test_the_lines_of_an_error_are_found_in_a_log(lines):
+    assert str(logged_nccl_errors(lines)[0]) == (
+        "NCCL 2.28.9: Net : Connect to 10.0.0.1<4> failed : Connection refused"
+    )
+
+
+def test_a_huge_line_is_read_quickly_and_cut():
+    began = time.perf_counter()
+    assert not logged_nccl_errors(["[Rank 1] Watchdog caught collective operation timeout: " * 20_000])
+    assert time.perf_counter() - began < 5.0
+    assert len(str(nccl_error(str(nccl("ncclSystemError", "x" * 10**6))))) < 600
 
 
 def test_only_lost_connections_of_nccl_are_symptoms_of_another_ranks_end():

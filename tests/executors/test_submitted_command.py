@@ -15,7 +15,8 @@ from bench.executors import base
 from bench.executors.base import SubmittedCommands
 from bench.plan import make_plan, write_plan
 from bench.study.plan_json import PlannedStudy, open_study
-from bench.study.run_json import script_sha256, script_warning
+from bench.study.run_json import changed_script, script_sha256
+from bench.words import sentence
 
 MATRIX = """\
 study: own
@@ -131,13 +132,13 @@ def test_a_git_that_does_not_answer_is_ended(planned, tmp_path, monkeypatch):
 
 def test_a_script_that_changed_after_the_submission_is_named(planned):
     run = {"command": described(planned("python train.py"))}
-    assert script_warning(run, script_sha256(run, ".")) == ""
+    assert changed_script(run, script_sha256(run, ".")) is None
     Path("train.py").write_text("print('changed')\n")
-    assert script_warning(run, script_sha256(run, ".")) == (
+    assert sentence(changed_script(run, script_sha256(run, "."))) == (
         "script-changed: train.py has changed since the submission: its SHA-256 was "
         f"{run['command']['script_sha256'][:12]}, and was {script_sha256(run, '.')[:12]} when the run started"
     )
-    assert script_warning({}, None) == script_warning(run, None) == ""
+    assert changed_script({}, None) is changed_script(run, None) is None
 
 
 @pytest.mark.parametrize(

@@ -228,7 +228,8 @@ def test_planning_without_the_site_file_cannot_change_cells_with_results(write, 
     with pytest.raises(BenchError) as caught:
         write_plan(make_plan(matrix), tmp_path / "results")
     assert str(caught.value) == (
-        "study s has results of cell n1x1-gloo-srun-b4, which this matrix changes or omits; "
+        "study s has results of cell n1x1-gloo-srun-b4, which this matrix changes (env.NCCL_DEBUG from WARN to null,"
+        " env.GLOO_SOCKET_IFNAME from ib0 to null); "
         f"give the matrix another `study:` name, or move {folder.path} away"
     )
     assert folder.site.exists()

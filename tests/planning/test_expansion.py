@@ -10,8 +10,9 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bench.commands.options import only
 from bench.errors import InputError
-from bench.matrix.cell import Cell
+from bench.matrix.cell import Cell, Run
 from bench.matrix.expansion import expand
 from bench.matrix.load import load_matrix
 from bench.plan import make_plan, ordered_runs
@@ -71,6 +72,17 @@ def test_every_axis_is_enumerated_and_named_in_the_cell(tmp_path):
     assert cell.env == {"NCCL_DEBUG": "WARN", "NCCL_ALGO": "Tree"}
     assert cell.workload["precision"] == "bf16"
     assert [member.series for member in cell.series] == ["strong-352-gloo-srun-precision.bf16-NCCL_ALGO.Tree"]
+
+
+def test_an_unset_option_is_named_as_in_the_matrix(tmp_path):
+    matrix = gpu_matrix()
+    matrix["axes"] |= {"bucket_cap_mb": [None, 25]}
+    cells = {cell.cell_id: cell for cell in expanded(tmp_path, matrix)}
+    assert cells["n2x4-nccl-srun-b44-bucket_cap_mb.null"].workload["bucket_cap_mb"] is None
+    runs = [Run(f"{name}-r1", name, 1, order) for order, name in enumerate(cells, start=1)]
+    kept = only(runs, cells, ["bucket_cap_mb=null"])
+    assert len(kept) == len(runs) / 2
+    assert all(run.cell_id.endswith(".null") for run in kept)
 
 
 def test_unsafe_values_give_safe_and_different_names(tmp_path):

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,8 @@ import pytest
 from bench.errors import BenchError
 from bench.plan import Cost, continue_study, make_plan, write_plan
 from bench.shipped import find_matrix, shipped
-from bench.study.layout import StudyFolder
+from bench.study.consistency import record_contradictions
+from bench.study.layout import RunFolder, StudyFolder
 
 MATRIX = """\
 study: s
@@ -99,10 +101,10 @@ def test_a_study_with_results_can_grow(tmp_path):
 @pytest.mark.parametrize(
     ("change", "what"),
     [
-        (("[1, 2]", "[2]"), "has results of cell n1x4-nccl-srun-b8, which this matrix changes or omits"),
+        (("[1, 2]", "[2]"), "has results of cell n1x4-nccl-srun-b8, which this matrix omits"),
         (
             ("repeats: 2", "workload: {epochs: 9}"),
-            "has results of cell n1x4-nccl-srun-b8, which this matrix changes",
+            "has results of cell n1x4-nccl-srun-b8, which this matrix changes (epochs from 3 to 9)",
         ),
         (
             ("repeats: 2", "repeats: 1"),
@@ -120,6 +122,28 @@ def test_a_cell_that_has_results_cannot_change(tmp_path, change, what):
     assert str(caught.value).startswith(f"study s {what}")
     assert str(caught.value).endswith(f"; give the matrix another `study:` name, or move {folder.path} away")
     assert folder.plan_json.read_bytes() == before
+
+
+def test_an_option_that_an_earlier_version_did_not_have_is_no_change(tmp_path):
+    folder = planned(tmp_path)
+    give_it_a_run(folder, "n1x4-nccl-srun-b8-r1")
+    plan = json.loads(folder.plan_json.read_text())
+    for cell in plan["cells"]:
+        cell["workload"].pop("memory_format", None)
+    old = deepcopy(plan["cells"][0])
+    folder.plan_json.write_text(json.dumps(plan))
+    folder = planned(tmp_path)
+    cell = json.loads(folder.plan_json.read_text())["cells"][0]
+    assert "memory_format" in cell["workload"]
+
+    def contradictions(own: dict) -> list[str]:
+        run, attempt = {"state": "completed", "cell": own}, RunFolder(tmp_path)
+        return [*map(str, record_contradictions(run, {}, None, attempt=1, cell=cell, folder=attempt))]
+
+    assert contradictions(old) == []
+    assert len(contradictions({**old, "workload": {}})) > 10
+    with pytest.raises(BenchError, match=r"changes \(memory_format from contiguous to channels_last\)"):
+        planned(tmp_path, MATRIX.replace("repeats: 2", "workload: {memory_format: channels_last}"))
 
 
 def test_a_script_with_linter_errors_is_not_written(tmp_path):

@@ -11,6 +11,8 @@ import torch
 from bench.preflight import checks, pairs
 from bench.preflight.checks import gpu_state
 from bench.preflight.pairs import Exchange
+from bench.preflight.program import Coordinator
+from bench.study.layout import PreflightFolder
 
 LAUNCHES = pytest.mark.parametrize("launch_us", [0, 15, 100])
 
@@ -91,6 +93,21 @@ def test_the_rate_of_an_exchange_contains_no_launch(monkeypatch, launch_us, rate
     assert found == pytest.approx(rate, rel=0.01)
 
 
+@pytest.mark.parametrize(("rate", "count"), [(50e9, 15 * 10**9), (1e6, 64 * 2**20)])
+def test_the_bytes_of_an_exchange_follow_the_rate_of_the_network(tmp_path, rate, count):
+    class Recording(Coordinator):
+        def _exchange(self, steps, count, backend, rates):
+            counts.append(count)
+            rates |= {(0, 1): rate, (1, 0): rate}
+
+    counts: list[int] = []
+    meeting = SimpleNamespace(names={0: "n1", 1: "n2"}, ranks=[0, 1])
+    one = Recording(None, meeting, PreflightFolder(tmp_path), threshold=0.9, end=0.0)
+    one.measured.passes["gpus"] = [[8, 8]]
+    one._exchanges()
+    assert counts[:2] == [64 * 2**20, count]
+
+
 # -- all GPUs at once ------------------------------------------------------------------------------
 
 
@@ -123,6 +140,18 @@ def test_all_gpus_work_in_the_same_window(two, once_s):
     first, second = begins[1::2], begins[2::2]  # without the work that is timed alone
     overlap = min(first[-1], second[-1]) - max(first[0], second[0])
     assert overlap > 0.95 * (max(first[-1], second[-1]) - min(first[0], second[0]))
+
+
+def test_a_rate_takes_as_long_with_two_gpus_as_with_one(two, monkeypatch):
+    monkeypatch.setattr(
+        checks, "_product", lambda device, size: (lambda: two[device.index].launch(2e-3), 1e9)
+    )
+    durations = []
+    for devices in (DEVICES[:1], DEVICES):
+        began = two[0].host.now
+        assert checks.product_rate(devices, 8192, windows=3) == pytest.approx(5e11, rel=0.01)
+        durations.append(two[0].host.now - began)
+    assert durations[1] == pytest.approx(durations[0], rel=0.05)
 
 
 def test_clocks_are_read_while_all_gpus_work(two, monkeypatch):

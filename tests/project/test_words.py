@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from string import Formatter
+
 import pytest
 
 from bench.facts import Fact
 from bench.study.before_facts import facts_of_env
-from bench.words import sentence, words
+from bench.words import _words, sentence, words
 
 
 @pytest.mark.parametrize(
@@ -20,7 +22,7 @@ from bench.words import sentence, words
                     {"hosts": ["n3"], "cores": 64, "cores_per_rank": [1, 2], "quota": 1.5},
                 ]
             },
-            "n1, n2: 64 cores, 2 per rank, no quota; n3: 64 cores, 1 or 2 per rank, a quota of 1.5 cores",
+            "n1, n2: 64 cores, 2 per rank, no quota; n3: 64 cores, 1 or 2 per rank, a quota of 1.5",
         ),
         (
             "option-ignored",
@@ -33,6 +35,29 @@ from bench.words import sentence, words
 def test_a_fact_is_written_in_the_first_words_whose_values_are_known(kind, values, expected):
     assert words(Fact(kind, values=values)) == expected
     assert sentence(Fact(kind, values=values)) == f"{kind}: {expected}"
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "expected"),
+    [
+        ("loss-not-finite", {"epoch": 1, "ranks": [0]}, "became NaN or infinite in epoch 1 on rank 0"),
+        ("loss-not-finite", {"epoch": 1, "ranks": [0, 1, 5]}, "infinite in epoch 1 on ranks 0-1,5"),
+        ("rank-unfinished", {"ranks": [1], "timeout_s": 30.0}, "rank 1 did not finish within 30 s"),
+        ("not-stable", {"steps": 1}, "not yet stable after 1 warm-up step"),
+        ("clock-was-set", {"steps": 1}, "during 1 attribution step: left out"),
+        ("unequal-nodes", {"nodes": [{"hosts": ["n1"], "cores": 1, "cores_per_rank": [1]}]}, "n1: 1 core, 1"),
+    ],
+)
+def test_one_and_several_have_words_of_their_own(kind, values, expected):
+    assert expected in words(Fact(kind, values=values))
+
+
+@pytest.mark.parametrize("value", [None, 7, 1.5, float("nan"), "x", [], [7], [None], {"a": 1}])
+def test_values_of_another_type_are_written_as_they_are(value):
+    for kind, texts in _words().items():
+        names = {name for text in texts["says"] for _, name, _, _ in Formatter().parse(text) if name}
+        written = words(Fact(kind, values=dict.fromkeys(names, value)))
+        assert "{" not in written or "{'a': 1}" in written
 
 
 def test_facts_are_read_as_they_were_written_and_others_are_left_out():
@@ -53,6 +78,7 @@ def test_facts_are_read_as_they_were_written_and_others_are_left_out():
         ("the step time was not yet stable after 10 warm-up steps", "not-stable", {"steps": 10}),
         ("no window was recorded: a rank took fewer than 6 steps", "no-window", {}),
         ("unequal-nodes: n1: 8 cores", "unequal-nodes", {}),
+        (f"{'9' * 5000} ranks share 1 core", "older-warning", {}),
         ("option 'pin_memory' has no effect on a CPU device", "older-warning", {}),
     ],
 )

@@ -143,6 +143,8 @@ def test_the_precision_in_force_is_that_of_torch_and_of_the_libraries_switch():
     torch.set_float32_matmul_precision("high")
     try:
         assert precisions_in_use("fp32", {}) == Precisions("tf32", "tf32")
+        assert precisions_in_use("tf32", {}) == Precisions("tf32", "tf32")
+        assert precisions_in_use("tf32", {"NVIDIA_TF32_OVERRIDE": "0"}) == Precisions("fp32", "fp32")
     finally:
         torch.set_float32_matmul_precision("highest")
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from statistics import mean, median
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from bench.matrix.workload import WorkloadOptions
 from bench.measure.step_parts import HostClock
+from bench.workload import probes
 from bench.workload.probes import AllReduceSweep, Size, Sweep, hidden_fraction, message_sizes
 from bench.workload.step_probes import BucketSpan, unhidden_tail_s, union_s
 from tests.workload.conftest import torchrun_env
@@ -219,3 +222,20 @@ def test_the_hidden_fraction_needs_the_times_of_all_buckets():
         "hidden_fraction": None,
     }
     assert hidden_fraction(sweep, [8], None) == {"standalone_s": 1.0, "hidden_fraction": None}
+
+
+@pytest.mark.parametrize(("backend", "queues", "largest_mib"), [("nccl", True, 1024), ("gloo", False, 16)])
+def test_only_with_nccl_all_reduces_are_queued_on_the_device(monkeypatch, backend, queues, largest_mib):
+    class Recorded:
+        def __init__(self, **options):
+            self.options = options
+
+        def run(self, sizes, **limits):
+            return self.options["queues"], sizes[-1].bytes / 2**20
+
+    monkeypatch.setattr(probes, "AllReduceSweep", Recorded)
+    request = SimpleNamespace(options=WorkloadOptions(), backend=backend)
+    session = SimpleNamespace(request=request, device=torch.device("cpu"))
+    trainer = SimpleNamespace(model=torch.nn.Linear(2, 2))
+    found = probes.Probes(session, SimpleNamespace(world_size=2), trainer, None)._sweep([24], 1e12)
+    assert found == ((queues, largest_mib), None)

@@ -210,7 +210,7 @@ def test_threads_that_outnumber_the_cores_of_a_mask_are_named_with_the_values():
 def test_nodes_that_differ_in_cores_masks_or_quotas_are_named_with_the_values():
     ranks = [facts(0, "n1"), facts(1, "n2", cores=[2, 3]), facts(2, "n3", quota=1.5)]
     assert core_words(ranks) == [
-        "unequal-nodes: n1, n2: 64 cores, 2 per rank, no quota; n3: 64 cores, 2 per rank, a quota of 1.5 cores"
+        "unequal-nodes: n1, n2: 64 cores, 2 per rank, no quota; n3: 64 cores, 2 per rank, a quota of 1.5"
     ]
     ranks = [facts(0, "n1", cores=[0, 1, 2], threads=2), facts(1, "n2", node_cores=32, threads=2)]
     assert core_words(ranks) == [

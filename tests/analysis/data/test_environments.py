@@ -149,3 +149,6 @@ def test_crowds_are_found_by_node_and_named_once() -> None:
     assert crowds(env) == [Crowd(("n1",), 4, 4, 2), Crowd(("n2",), 2, 4, 2)]
     assert [str(one) for one in crowds(env)] == ["4 ranks on 2 cores", "4 threads of 2 ranks on 2 cores"]
     assert crowds({"hosts": "odd", "cores": None, "warnings": 3}) == []
+    values = {"ranks": 4, "threads": 4, "cores": 2, "machines": [["n1"], 3, None, "n2"]}
+    fact = {"kind": "shared-cores", "subject": [], "values": values, "severity": "warning"}
+    assert crowds({"facts": [fact]}) == [Crowd(("n1",), 4, 4, 2)]
