@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -62,6 +63,10 @@ def nccl_fails_at_its_start(argv: list[str]) -> int:
         path = Path(os.environ["NCCL_DEBUG_FILE"])
         path.write_text(f"n1:7:7 [0] NCCL INFO cudaDriverVersion 13000\n\n{WARNING}\n\n{WARNING}\n")
         print(f"log: {path}", flush=True)
+        # The store ends with rank 0, which therefore waits until rank 1 no longer needs it.
+        store = session.joined.store
+        while store.add("rank 1 has started", session.launch.rank) < 1:
+            time.sleep(0.01)
         raise DistBackendError(ERROR)
 
     pretend_nccl()
