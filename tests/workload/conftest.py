@@ -74,7 +74,8 @@ class ForkServer:
         # Other folders of packages stay on the path, for a Python without all of them.
         path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
         env = {**os.environ, "PYTHONPATH": path}
-        for name in ("SLURM_PROCID", "RANK", "BENCH_EXPECTED_WORLD_SIZE"):
+        # A recorder in this process has set the last two.
+        for name in ("SLURM_PROCID", "RANK", "BENCH_EXPECTED_WORLD_SIZE", "NCCL_DEBUG", "NCCL_DEBUG_FILE"):
             env.pop(name, None)
         self._process = subprocess.Popen(
             [sys.executable, str(Path(__file__).with_name("forkserver.py"))],
