@@ -117,7 +117,7 @@ def detail_figures(
     sweep = sweep_rows(study)
     fabric = fabric_table(sweep)
     files = {"sweep.csv": _csv(sweep), "fabric.csv": _csv(fabric)} if len(sweep) else {}
-    drawings = [figure for figure in [bandwidth_figure(sweep, study.cells)] if figure is not None]
+    drawings = [figure for figure in [bandwidth_figure(sweep, study)] if figure is not None]
     drawings += _step_figures(study, frames, rows, parts)
     ranks = rank_means(study, least_balanced_cells(rows), frames.runs)
     if ranks is not None:

@@ -13,6 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from analysis.checks.fabric import fabric_table, ring_time
+from analysis.data.load import Study
 from analysis.data.names import ranks, size_paths, with_layout
 from analysis.report.figures.drawing import (
     SERIES_COLOURS,
@@ -393,11 +394,12 @@ def _run_tip(curve: Curve, label: str, run: dict[Hashable, Any]) -> Tip:
     return Tip(text, run["cell_id"], run["run_id"])
 
 
-def bandwidth_figure(sweep: pd.DataFrame, cells: pd.DataFrame) -> Drawing | None:
+def bandwidth_figure(sweep: pd.DataFrame, study: Study) -> Drawing | None:
     """Draw the all-reduce bandwidth by message size; return None if no run has timed all-reduces.
 
-    ``sweep`` is from :func:`analysis.checks.fabric.sweep_rows`; ``cells`` are those of the study.
+    ``sweep`` is from :func:`analysis.checks.fabric.sweep_rows`.
     """
+    cells = study.cells
     if not len(sweep):
         return None
     names = _names(cells[cells["cell_id"].isin(set(sweep["cell_id"]))])
@@ -415,7 +417,7 @@ def bandwidth_figure(sweep: pd.DataFrame, cells: pd.DataFrame) -> Drawing | None
         topic="communication",
         description=_bandwidth_description(lines, fits, labels),
         caption=WORDS["captions"]["bandwidth"]
-        + _launches_in_caption(sweep, cells, names)
+        + _launches_in_caption(sweep, study, names)
         + _fits_in_caption(labels, fits),
         left_out=left_out,
         legend=[replace(series_key(label, place), dashes=()) for place, label in enumerate(labels)],
@@ -515,12 +517,18 @@ def _fits_in_caption(labels: Sequence[str], fits: Mapping[str, Mapping[Hashable,
     return ". " + " ".join(_fit_text(label, fits) for label in labels)
 
 
-def _launches_in_caption(sweep: pd.DataFrame, cells: pd.DataFrame, names: Mapping[str, str]) -> str:
+def _launches_in_caption(sweep: pd.DataFrame, study: Study, names: Mapping[str, str]) -> str:
     """Return a note if the times of NCCL are not those of the device; no line of gloo needs it."""
-    of_nccl = set(cells.loc[cells["backend"] == "nccl", "cell_id"])
-    old = dict.fromkeys(sweep.loc[sweep["method"] == "single", "cell_id"])
-    lines = dict.fromkeys(names[cell] for cell in old if cell in of_nccl)
-    return WORDS["captions"]["launches"].format(lines=join_names(list(lines), most=3)) if lines else ""
+    of_nccl = study.cells.loc[study.cells["backend"] == "nccl", "cell_id"]
+    old = sweep[(sweep["method"] == "single") & sweep["cell_id"].isin(list(of_nccl))]
+    if not len(old):
+        return ""
+    lines = list(dict.fromkeys(map(names.__getitem__, old["cell_id"])))
+    envs = study.envs_of(old["run_id"].drop_duplicates()).values()
+    versions = sorted({one_line(env.get("bench_version") or "unknown", limit=20) for env in envs})
+    shown = {"lines": join_names(lines, most=3), "versions": join_names(versions or ["unknown"], most=3)}
+    note: str = WORDS["captions"]["launches"].format(**shown)
+    return note
 
 
 def _bandwidth_description(
