@@ -152,6 +152,13 @@ def lines_of(path: Path) -> list[str]:
     return path.read_text().splitlines(keepends=True)
 
 
+def write_rows(path: Path, rows: list[dict[str, str]]) -> None:
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
 @pytest.mark.parametrize(
     ("change", "text"),
     [
@@ -186,10 +193,7 @@ def test_a_throughput_that_contradicts_its_row_or_the_ranks_is_empty(study, name
     path = attempt(study) / "metrics.csv"
     rows = list(csv.DictReader(path.read_text().splitlines()))
     rows[1][name] = value
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, rows[0], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    write_rows(path, rows)
     found = shown(study)
     assert "metrics.csv: " in found["reason"]
     assert not found["measured"]
@@ -203,10 +207,7 @@ def test_an_empty_cell_that_another_one_is_computed_from_is_a_contradiction(stud
     path = attempt(study) / "metrics.csv"
     rows = list(csv.DictReader(path.read_text().splitlines()))
     rows[1][name] = ""
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, rows[0], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    write_rows(path, rows)
     assert f"metrics.csv: {name} in epoch 2 nothing contradicts " in shown(study)["reason"]
 
 
@@ -214,10 +215,7 @@ def test_the_parts_of_a_step_contradict_the_ranks(study):
     path = attempt(study) / "ranks.csv"
     rows = list(csv.DictReader(path.read_text().splitlines()))
     rows[0]["forward_time_sec"] = "1"
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, rows[0], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    write_rows(path, rows)
     found = shown(study)
     assert "metrics.csv: forward_time_sec in epoch 1 " in found["reason"]
     assert " contradicts ranks.csv: their mean " in found["reason"]

@@ -117,7 +117,7 @@ def test_times_of_nccl_that_contain_the_launch_are_marked(
     cells = studies.strong(64, (2, 4), backend=backend)
     path = with_probes(studies.finished(tmp_path / "s", cells), cells, method=method)
     note = (
-        "; an earlier version measured 2 ranks (2 × 1), 4 ranks (4 × 1), one all-reduce at a time: these times"
+        "; 2 ranks (2 × 1), 4 ranks (4 × 1) measured by version 0.1.0, one all-reduce at a time: these times"
         " contain the launch by the host, some 10 to 100 µs. 2 ranks (2 × 1): α"
     )
     assert (note in details_of(path)[1]["bandwidth"].caption) == is_marked
