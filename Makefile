@@ -112,7 +112,7 @@ cluster-down:
 	$(BIN)/python -m tests.cluster down
 
 # All tests of the cluster and the fault campaign, on the Slurm of each Debian suite that the mirror has; writes
-# the table in docs/clusters.md. For a part: make releases SLURM=trixie TESTS=tests/slurm
+# the table in docs/clusters.md. For a part: make releases SLURM=trixie TESTS=tests/jobs/slurm
 releases: setup-tests
 	$(BIN)/python benchmarks/campaign_releases.py $(addprefix --slurm=,$(SLURM)) $(TESTS)
 

@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, TypeGuard
 
-from bench.matrix.secret_values import mask_text
+from bench.secret_values import mask_text
 from bench.units import count as count
 
 #: Text of a value that was not measured, on pages and in figures (CSV cells are empty).

@@ -23,9 +23,9 @@ from .matrix.document import Document, mask_yaml
 from .matrix.expansion import expand
 from .matrix.load import load_matrix
 from .matrix.schema import Matrix
-from .matrix.secret_values import cell_without_secrets, mask_texts, without_secret_variables
 from .matrix.workload import with_defaults
 from .render import Renderer, gpu_option
+from .secret_values import cell_without_secrets, mask_texts, without_secret_variables
 from .study.files import owner_readable, owner_writable, write_atomically
 from .study.layout import StudyFolder
 from .study.plan_json import find_plan, write_plan_json

@@ -42,11 +42,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from analysis.causes.table import named, study_causes
 from analysis.data.load import load_study
-from bench.slurm.parsing import expand_hosts
+from bench.jobs.slurm.parsing import expand_hosts
 from bench.study.layout import METRICS_COLUMNS
 from tests.cluster.bed import Cluster, missing
 from tests.cluster.containers import wait_for
-from tests.executors.slurm_studies import Study, plan_study
+from tests.jobs.slurm_studies import Study, plan_study
 
 PARTS = ("overlap", "foreign", "healthy")
 NODES = ("n1", "n2", "n3", "n4")
@@ -94,7 +94,7 @@ workload:
   command: [{python}, {training}, none, "{{per_gpu_batch}}"]
 repeats: 3
 """
-TRAINING = Path(__file__).resolve().parents[1] / "tests/executors/sleeping_training.py"
+TRAINING = Path(__file__).resolve().parents[1] / "tests/jobs/sleeping_training.py"
 #: A process that uses a fraction of a core until its input ends; it then prints the CPU time that it got.
 BURNER = """\
 import os, select, sys, time

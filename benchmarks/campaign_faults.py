@@ -26,8 +26,8 @@ from tests.cluster.bed import Cluster, missing
 from tests.cluster.configuration import Options
 from tests.cluster.containers import ClusterError, wait_for
 from tests.cluster.releases import find_release
-from tests.executors.fault_studies import FAULTS, Scene, differences, fault_study
-from tests.executors.slurm_studies import MEASURE, Study, lines, scripted_study
+from tests.jobs.fault_studies import FAULTS, Scene, differences, fault_study
+from tests.jobs.slurm_studies import MEASURE, Study, lines, scripted_study
 
 OUTAGE_S = 30.0
 JOBS = 6

@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from analysis.checks.fabric import LARGE_BYTES
 from tests.cluster.bed import Cluster, missing
-from tests.executors.slurm_studies import Study, plan_study
+from tests.jobs.slurm_studies import Study, plan_study
 
 MATRIX = """\
 study: links

@@ -21,7 +21,7 @@ from clusters import own_cluster
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tests.cluster.bed import Cluster, missing
-from tests.executors.slurm_studies import MEASURE, Study, lines, scripted_study
+from tests.jobs.slurm_studies import MEASURE, Study, lines, scripted_study
 
 #: Maximum number of jobs that are submitted before each kill.
 RUNS_PER_KILL = 8

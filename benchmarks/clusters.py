@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tests.cluster.bed import Cluster
 from tests.cluster.configuration import Options
-from tests.executors.slurm_studies import Study
+from tests.jobs.slurm_studies import Study
 
 #: The commands whose calls are counted.
 COMMANDS = ("squeue", "sacct", "scontrol", "sinfo", "sbatch", "scancel")

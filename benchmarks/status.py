@@ -24,7 +24,7 @@ from bench.study.run_json import new_attempt, write_run
 from tests.cluster.bed import Cluster, missing
 from tests.cluster.configuration import Options
 from tests.cluster.containers import wait_for
-from tests.executors.slurm_studies import MEASURE, Study, scripted_study
+from tests.jobs.slurm_studies import MEASURE, Study, scripted_study
 
 RUNS = 2000
 #: Script of every tenth run, which fails, so that `bench status` also diagnoses failures.

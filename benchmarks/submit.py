@@ -22,7 +22,7 @@ from clusters import Counted, own_cluster
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tests.cluster.bed import Cluster, missing
-from tests.executors.slurm_studies import Study, scripted_study
+from tests.jobs.slurm_studies import Study, scripted_study
 
 JOBS = 200
 ROUNDS = 3

@@ -61,7 +61,7 @@ from analysis.text import (
 )
 from bench.matrix.cell import command_label
 from bench.matrix.document import mask_yaml
-from bench.matrix.secret_values import shown_command, without_secret_variables
+from bench.secret_values import shown_command, without_secret_variables
 from bench.study.files import regular_file
 
 #: Maximum number of series in the section about scaling laws.

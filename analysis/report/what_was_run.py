@@ -23,8 +23,8 @@ from analysis.report.words import WORDS
 from analysis.text import clean, count, listed, one_line, whole
 from bench.matrix.cell import canonical, command_label
 from bench.matrix.models import models_using
-from bench.matrix.secret_values import shown_command, without_secret_variables
 from bench.matrix.workload import names_in
+from bench.secret_values import shown_command, without_secret_variables
 from bench.study.run_json import read_run
 
 #: Options of the built-in training that determine the computation.

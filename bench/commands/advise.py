@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import BenchError
-from ..executors.slurm import longest_limit_s, partitions_of, too_many_nodes
+from ..jobs.slurm.client import Slurm, SlurmRefusedError, SlurmUnavailableError
+from ..jobs.slurm.parsing import NodeGroup
+from ..jobs.slurm.scheduler import longest_limit_s, partitions_of, too_many_nodes
 from ..matrix.cell import value_text
-from ..slurm.client import Slurm, SlurmRefusedError, SlurmUnavailableError
-from ..slurm.parsing import NodeGroup
 from ..study.layout import StudyFolder
 from ..study.plan_json import PlannedStudy, open_study
 from ..units import count, human_duration, parse_count, parse_duration_s, slurm_time

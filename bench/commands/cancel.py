@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..errors import UnwritableError
-from ..executors import executor_for
+from ..jobs.schedulers import executor_for
 from ..study.plan_json import open_study
 from ..units import count
 from .console import say, show

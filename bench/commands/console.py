@@ -13,9 +13,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from ..executors.base import Callbacks
+from ..jobs.scheduler import Callbacks
 from ..matrix.cell import Cell, Run, labelled_commands
-from ..matrix.secret_values import mask_text, mask_texts, shown_command
+from ..secret_values import mask_text, mask_texts, shown_command
 from ..study.ledger import RunRecord, RunState
 from ..terminal import one_line, printable
 from ..units import human_duration

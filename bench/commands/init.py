@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import BenchError, unwritable
-from ..slurm.parsing import NodeGroup
+from ..jobs.slurm.parsing import NodeGroup
 from ..terminal import one_line
 from ..units import slurm_time
 from .console import say, show
@@ -111,7 +111,7 @@ def _site_defaults() -> dict[str, Any]:
 
 def _partitions_of_slurm() -> list[Partition]:
     """Return the cluster's partitions, or an empty list without Slurm."""
-    from ..slurm.client import Slurm, SlurmUnavailableError
+    from ..jobs.slurm.client import Slurm, SlurmUnavailableError
 
     try:
         return partitions(Slurm().nodes())

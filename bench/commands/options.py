@@ -12,11 +12,11 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import BenchError, UnwritableError
-from ..executors import executor_for
-from ..executors.base import save_states
 from ..extras import install_line, missing_packages
+from ..jobs.scheduler import save_states
+from ..jobs.schedulers import executor_for
+from ..jobs.slurm.client import SlurmUnavailableError
 from ..matrix.cell import Cell, Run, value_text
-from ..slurm.client import SlurmUnavailableError
 from ..study.layout import StudyFolder, latest_first, studies
 from ..study.ledger import RunRecord, RunState
 from ..study.plan_json import PlannedStudy, open_study

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..matrix.cell import Cell, labelled_commands, value_text
-from ..matrix.secret_values import cell_without_secrets, without_secret_variables
+from ..secret_values import cell_without_secrets, without_secret_variables
 from ..study.layout import StudyFolder
 from .console import print_commands, print_json, print_table, say, show
 from .options import JsonOption, MatrixArgument, ResultsOption, SiteOption, results_folder

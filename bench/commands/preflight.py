@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import BenchError, unwritable
-from ..executors.pack import preflight_script
+from ..jobs.slurm.client import Slurm, SlurmMissingError, SlurmUnavailableError
+from ..jobs.slurm.pack import preflight_script
 from ..matrix.cell import Run
 from ..preflight.job import PreflightError, PreflightJob, nodes_to_check
 from ..preflight.verdict import DEFAULT_THRESHOLD
-from ..slurm.client import Slurm, SlurmMissingError, SlurmUnavailableError
 from ..study.layout import PreflightFolder, StudyFolder
 from ..study.plan_json import PlannedStudy
 from ..study.preflight import next_folder, read_result, write_unfit

@@ -9,9 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
-from ..executors import executor_for
+from ..jobs.schedulers import executor_for
+from ..jobs.slurm.client import SlurmMissingError, SlurmUnavailableError
 from ..matrix.cell import labelled_commands
-from ..slurm.client import SlurmMissingError, SlurmUnavailableError
 from ..study.consistency import record_contradictions
 from ..study.ledger import RunRecord, RunState
 from ..study.plan_json import PlannedStudy, open_study

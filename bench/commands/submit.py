@@ -10,12 +10,12 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import BenchError
-from ..executors import Executor, executor_for, pack_executor
-from ..executors.base import QueueFullError
-from ..executors.pack import allocation_of
+from ..jobs.scheduler import QueueFullError
+from ..jobs.schedulers import Executor, executor_for, pack_executor
+from ..jobs.slurm.client import SlurmUnavailableError
+from ..jobs.slurm.pack import allocation_of
 from ..matrix.cell import Run
 from ..render import PREFLIGHT_LIMIT_S
-from ..slurm.client import SlurmUnavailableError
 from ..study.ledger import HaltWatch, RunRecord, RunState
 from ..study.plan_json import PlannedStudy, open_study
 from ..units import count, human_duration

@@ -10,10 +10,10 @@ from dataclasses import replace
 from typing import TypeVar
 
 from ..errors import BenchError
-from ..executors import Executor, executor_for
-from ..executors.base import QueueFullError
+from ..jobs.scheduler import QueueFullError
+from ..jobs.schedulers import Executor, executor_for
+from ..jobs.slurm.client import SlurmMissingError, SlurmUnavailableError
 from ..matrix.cell import Run
-from ..slurm.client import SlurmMissingError, SlurmUnavailableError
 from ..study.ledger import HaltWatch, RunRecord, RunState
 from ..study.plan_json import PlannedStudy
 from ..study.verify import verify_run
@@ -56,7 +56,7 @@ def start_runs(
 
     Raises:
         HaltedError: the study was cancelled; the remaining runs are not started.
-        BenchError: see :meth:`bench.executors.slurm.SlurmExecutor.submit`.
+        BenchError: see :meth:`bench.jobs.slurm.scheduler.SlurmExecutor.submit`.
     """
     with show_progress(len(runs)) as callbacks:
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from ..slurm.parsing import expand_hosts
+from ..jobs.slurm.parsing import expand_hosts
 from .options import EXPANSION, Option, is_placeholder, names, whole_number
 from .values import Unknown, Value
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from .secret_values import is_private, shown_command, without_secrets
+from ..secret_values import is_private, shown_command, without_secrets
 
 Mode = Literal["strong", "weak"]
 

@@ -18,7 +18,7 @@ from typing import Any
 import yaml
 
 from ..errors import BenchError, InputError, Problem, missing_file
-from .secret_values import MASK, is_private, mask_text, masked_value, without_secrets
+from ..secret_values import MASK, is_private, mask_text, masked_value, without_secrets
 
 MAX_FILE_BYTES = 4_000_000
 #: The maximum number of YAML nodes after aliases are expanded; a matrix has dozens.

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UnwritableError
-from ..matrix.secret_values import without_secrets
+from ..secret_values import without_secrets
 from ..study.files import write_json
 from ..study.processes import RANKS_SEEN
 from ..terminal import one_line

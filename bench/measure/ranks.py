@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 
 from ..facts import Fact
-from ..matrix.secret_values import is_private
+from ..secret_values import is_private
 from ..units import number_ranges
 from .node import cpu_groups, cpu_quota, host_name
 

@@ -17,10 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import BenchError, UnwritableError, unwritable
-from ..executors.outcome import log_tail
-from ..executors.slurm import requested_partitions
-from ..render import PREFLIGHT_LIMIT_S
-from ..slurm.client import (
+from ..jobs.outcome import log_tail
+from ..jobs.slurm.client import (
     BatchJob,
     Slurm,
     SlurmError,
@@ -28,8 +26,10 @@ from ..slurm.client import (
     SlurmUnavailableError,
     SubmissionUncertainError,
 )
-from ..slurm.job_states import JobStatus, queue_statuses
-from ..slurm.parsing import NodeGroup
+from ..jobs.slurm.job_states import JobStatus, queue_statuses
+from ..jobs.slurm.parsing import NodeGroup
+from ..jobs.slurm.scheduler import requested_partitions
+from ..render import PREFLIGHT_LIMIT_S
 from ..study.files import write_atomically
 from ..study.layout import PreflightFolder, RunFolder
 from ..study.ledger import RunState, now, submit_lock

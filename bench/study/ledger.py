@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import BenchError, unwritable
-from ..matrix.secret_values import mask_texts
+from ..secret_values import mask_texts
 from ..units import join_names
 from .files import regular_file
 

@@ -11,7 +11,7 @@ from .. import __version__
 from ..errors import unwritable
 from ..facts import Fact
 from ..matrix.cell import Cell, Run
-from ..matrix.secret_values import cell_without_secrets, mask_texts
+from ..secret_values import cell_without_secrets, mask_texts
 from .files import (
     file_sha256,
     object_text,

@@ -8,8 +8,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from bench.slurm.client import BatchJob, Slurm, SlurmRefusedError
-from bench.slurm.job_states import JobStatus, state_from_notices
+from bench.jobs.slurm.client import BatchJob, Slurm, SlurmRefusedError
+from bench.jobs.slurm.job_states import JobStatus, state_from_notices
 from bench.study.ledger import FailureClass, RunState
 from tests.cluster.bed import Cluster
 from tests.cluster.configuration import Options
@@ -17,7 +17,7 @@ from tests.cluster.containers import ClusterError, run, wait_for
 from tests.cluster.plugin import release_or_skip, started
 from tests.cluster.releases import find_release, other_suites
 from tests.cluster.roots import Apt, SuiteMissingError
-from tests.slurm.statuses import job_statuses
+from tests.jobs.slurm.statuses import job_statuses
 
 #: Rank 1 fails while rank 0 waits for it.
 BAD_RANK = "srun --kill-on-bad-exit=1 bash -c '[ $SLURM_PROCID = 0 ] && sleep 60; sleep 0.5; exit 7'"

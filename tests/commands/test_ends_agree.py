@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from bench.executors.base import settle
-from bench.executors.outcome import Outcome
+from bench.jobs.outcome import Outcome
+from bench.jobs.scheduler import settle
 from bench.study.layout import METRICS_COLUMNS, StudyFolder
 from bench.study.ledger import FailureClass, RunRecord, RunState
 from bench.study.plan_json import PlannedStudy, open_study

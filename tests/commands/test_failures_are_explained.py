@@ -69,8 +69,8 @@ def test_a_run_is_found_despite_a_study_of_another_version_and_an_unstarted_one(
 
 
 def test_a_known_cause_is_stored_with_the_run_and_shown(failed, nothing_drawn):
-    from bench.executors.base import settle
-    from bench.executors.outcome import Outcome
+    from bench.jobs.outcome import Outcome
+    from bench.jobs.scheduler import settle
     from bench.study.layout import StudyFolder
     from bench.study.ledger import RunState, now
     from bench.study.plan_json import open_study
@@ -93,8 +93,8 @@ def test_a_known_cause_is_stored_with_the_run_and_shown(failed, nothing_drawn):
 
 def test_without_a_known_cause_the_page_shows_the_line_of_the_error(failed, nothing_drawn):
     from analysis.report.write import write_report
-    from bench.executors.base import settle
-    from bench.executors.outcome import Outcome
+    from bench.jobs.outcome import Outcome
+    from bench.jobs.scheduler import settle
     from bench.study.layout import StudyFolder
     from bench.study.ledger import RunState, now
     from bench.study.plan_json import open_study

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from bench.commands.init import cluster_matrix, local_matrix, partitions
+from bench.jobs.slurm.parsing import parse_nodes
 from bench.plan import make_plan
-from bench.slurm.parsing import parse_nodes
 
 SINFO = """\
 cpu*|up|2-00:00:00|20|idle|64|256000|(null)|(null)|c[1-20]

@@ -24,9 +24,9 @@ from bench.commands.own_command import (
 )
 from bench.commands.trial import find_reading
 from bench.errors import BenchError
+from bench.jobs.slurm.parsing import parse_nodes
 from bench.matrix.workload import filled_words
 from bench.plan import make_plan
-from bench.slurm.parsing import parse_nodes
 
 PARTITION = partitions(parse_nodes("gpu|up|1-00:00:00|4|idle|48|512000|gpu:l40s:4|l40s|g[1-4]\n"))[0]
 

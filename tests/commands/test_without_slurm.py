@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bench.commands.waiting import Patience
-from bench.slurm.client import SlurmMissingError, SlurmUnavailableError
+from bench.jobs.slurm.client import SlurmMissingError, SlurmUnavailableError
 from bench.study.layout import StudyFolder
 from bench.study.plan_json import open_study
 from tests.commands.command_line import bench

@@ -15,8 +15,8 @@ import pytest
 
 from analysis.data.load import load_study
 from analysis.stats.measured import measure
-from bench.executors.base import settle
-from bench.executors.outcome import process_outcome
+from bench.jobs.outcome import process_outcome
+from bench.jobs.scheduler import settle
 from bench.study.layout import StudyFolder
 from bench.study.ledger import Ledger
 from bench.study.plan_json import open_study
@@ -387,7 +387,7 @@ def test_status_shows_states_that_it_cannot_save(whole, tmp_path, monkeypatch):
 
 @pytest.mark.usefixtures("nothing_drawn")
 def test_a_disk_that_is_full_during_training_is_the_cause_in_all_views(study, monkeypatch):
-    monkeypatch.setattr("bench.executors.outcome._LEAST_FREE_BYTES", 2**70)
+    monkeypatch.setattr("bench.jobs.outcome._LEAST_FREE_BYTES", 2**70)
     change_events(study)
     (attempt(study) / "job.out").write_text("")
     planned = open_study(StudyFolder(study))

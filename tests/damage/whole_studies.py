@@ -9,8 +9,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from bench.executors.base import settle_run_json
-from bench.executors.outcome import Outcome
+from bench.jobs.outcome import Outcome
+from bench.jobs.scheduler import settle_run_json
 from bench.matrix.cell import Run
 from bench.plan import make_plan, write_plan
 from bench.study.layout import METRICS_COLUMNS, RANKS_COLUMNS, STEPS_COLUMNS, RunFolder

@@ -13,7 +13,7 @@ from bench.matrix.document import mask_yaml, masked_lines
 from bench.matrix.expansion import expand
 from bench.matrix.load import load_matrix, site_schema
 from bench.matrix.schema import json_schema
-from bench.matrix.secret_values import (
+from bench.secret_values import (
     NAMES,
     cell_without_secrets,
     is_private,

@@ -25,6 +25,7 @@ LAYERS = {
             "bench.units",
             "bench.facts",
             "bench.findings",
+            "bench.secret_values",
             "bench.terminal",
             "bench.words",
             "bench.shipped",
@@ -33,9 +34,19 @@ LAYERS = {
         ],
         ["bench.matrix"],
         ["bench.study"],
-        ["bench.render", "bench.slurm", "bench.measure", "bench.lint", "bench.doctor"],
+        [
+            "bench.render",
+            # The commands of Slurm and their output; what runs jobs is two layers above.
+            "bench.jobs.slurm.client",
+            "bench.jobs.slurm.job_states",
+            "bench.jobs.slurm.messages",
+            "bench.jobs.slurm.parsing",
+            "bench.measure",
+            "bench.lint",
+            "bench.doctor",
+        ],
         ["bench.plan"],
-        ["bench.executors", "bench.workload", "bench.record", "bench.preflight"],
+        ["bench.jobs", "bench.workload", "bench.record", "bench.preflight"],
         ["bench.commands"],
         ["bench.cli", "bench.__main__"],
     ],
@@ -60,10 +71,10 @@ HOMES = {
     "yaml": ("bench.matrix",),
     "jinja2": ("bench.render", "analysis.report.write"),
     "subprocess": (
-        "bench.slurm.client",
-        "bench.executors.local",
-        "bench.executors.ssh",
-        "bench.executors.base",
+        "bench.jobs.slurm.client",
+        "bench.jobs.local",
+        "bench.jobs.ssh",
+        "bench.jobs.scheduler",
         "bench.measure.command_conditions",
         "bench.lint.syntax",
     ),
@@ -71,11 +82,11 @@ HOMES = {
     "tree_sitter_bash": ("bench.lint",),
     "typer": ("bench.cli", "bench.commands"),
     "pynvml": ("bench.measure",),
-    "psutil": ("bench.measure", "bench.workload", "bench.executors", "bench.preflight"),
+    "psutil": ("bench.measure", "bench.workload", "bench.jobs", "bench.preflight"),
 }
 
-#: The modules of bench that analysis may import: data modules, never executors or workload.
-_READABLE = ("errors", "facts", "matrix", "shipped", "study", "units", "words")
+#: The modules of bench that analysis may import: data modules, never jobs or workload.
+_READABLE = ("errors", "facts", "matrix", "secret_values", "shipped", "study", "units", "words")
 READABLE = tuple(f"bench.{name}" for name in _READABLE)
 
 

@@ -1,0 +1,1 @@
+"""Run jobs with Slurm, on this machine or over ssh, and determine how each run ended."""

@@ -1,0 +1,182 @@
+"""Find the other jobs on the nodes of runs that have ended.
+
+With Slurm's accounting, sacct is asked once for all jobs on these nodes. Without accounting, only the other
+runs of the study are known, from squeue, run.json and conditions.json.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from functools import cached_property
+from typing import Any
+
+from ..study.conditions import Neighbours, Occupation, parse_moment, read_windows
+from ..study.ledger import RunRecord
+from ..study.plan_json import PlannedStudy
+from ..study.run_json import read_run
+from .slurm.client import Slurm, SlurmUnavailableError
+from .slurm.job_states import JobStatus
+from .slurm.parsing import expand_hosts
+
+_PRIVATE = "job data of other users are private (PrivateData)"
+
+
+class Neighbourhood:
+    """The jobs on the nodes of some runs. Slurm is asked once, by the first call of :meth:`of`."""
+
+    def __init__(
+        self,
+        study: PlannedStudy,
+        slurm: Slurm,
+        *,
+        ended: Sequence[Occupation],
+        queue: Mapping[str, JobStatus],
+        no_accounting: str,
+    ) -> None:
+        self._study, self._slurm, self._ended, self._queue = study, slurm, ended, queue
+        self._unknown = no_accounting.partition("\n")[0]
+
+    def of(self, run: Occupation) -> Neighbours:
+        """Return the other jobs on the nodes of ``run``."""
+        jobs = self._jobs.beside(run)  # can set _unknown
+        return Neighbours(jobs, self._unknown)
+
+    def ask(self) -> None:
+        """Ask Slurm now, if it has not been asked yet."""
+        self._jobs  # noqa: B018 (a cached property)
+
+    @cached_property
+    def _jobs(self) -> _Jobs:
+        return _Jobs(self._find())
+
+    def _find(self) -> list[Occupation]:
+        if not self._unknown:
+            try:
+                return self._ask()
+            except SlurmUnavailableError as error:
+                self._unknown = error.message.partition("\n")[0]
+        return [*self._ended, *occupations(self._study, queue=self._queue)]
+
+    def _ask(self) -> list[Occupation]:
+        nodes = sorted({node for run in self._ended for node in run.nodes})
+        if not nodes:
+            return []
+        last = max((run.end or datetime.now(UTC) for run in self._ended), default=datetime.now(UTC))
+        start, end = min(run.start for run in self._ended), last + timedelta(seconds=1)
+        rows = self._slurm.jobs_on(nodes, start=start, end=end)
+        self._unknown = self._privacy()
+        ours = {str(event["job_id"]) for event in self._study.ledger.events() if event.get("job_id")}
+        return [
+            Occupation(row.key.job, expand_hosts(row.hosts), row.started, row.ended, row.key.job in ours)
+            for row in rows
+            if row.started is not None
+        ]
+
+    def _privacy(self) -> str:
+        """Return why jobs of other users are possibly missing, or ``""`` if all jobs are visible."""
+        try:
+            return _PRIVATE if self._slurm.jobs_are_private() else ""
+        except SlurmUnavailableError as error:
+            return f"job data of other users may be private ({error.message})".partition("\n")[0]
+
+
+class _Jobs:
+    """Jobs by node, sorted by their start."""
+
+    def __init__(self, jobs: Iterable[Occupation]) -> None:
+        self._by_node: dict[str, list[Occupation]] = {}
+        for job in sorted(set(jobs), key=lambda job: job.start):
+            for node in job.nodes:
+                self._by_node.setdefault(node, []).append(job)
+        self._starts = {node: [job.start for job in own] for node, own in self._by_node.items()}
+        # For each job, the latest end among this job and the jobs before it. These are sorted.
+        self._ends = {node: list(_latest_ends(own)) for node, own in self._by_node.items()}
+
+    def beside(self, run: Occupation) -> list[Occupation]:
+        """Return the other jobs on nodes of ``run``, each with the shared nodes only, sorted by start."""
+        if len(run.nodes) == 1:
+            return [_only_on(job, run.nodes) for job in self._on(run.nodes[0], run)]
+        found: dict[int, tuple[Occupation, list[str]]] = {}
+        for node in run.nodes:
+            for job in self._on(node, run):
+                found.setdefault(id(job), (job, []))[1].append(node)
+        return sorted((_only_on(job, nodes) for job, nodes in found.values()), key=lambda job: job.start)
+
+    def _on(self, node: str, run: Occupation) -> list[Occupation]:
+        """Return the other jobs that certainly ran on a node at the same time as ``run``."""
+        jobs = self._by_node.get(node)
+        if not jobs:
+            return []
+        start, until = run.start, run.end or datetime.max.replace(tzinfo=UTC)
+        first, end = bisect_right(self._ends[node], start), bisect_left(self._starts[node], until)
+        own = run.job_id
+        return [job for job in jobs[first:end] if job.job_id != own and (job.end is None or job.end > start)]
+
+
+def _only_on(job: Occupation, nodes: Sequence[str]) -> Occupation:
+    """Return a job with only the nodes that are in ``nodes``."""
+    return job if len(nodes) == len(job.nodes) else replace(job, nodes=tuple(nodes))
+
+
+def _latest_ends(jobs: Sequence[Occupation]) -> Iterator[datetime]:
+    latest = datetime.min.replace(tzinfo=UTC)
+    for job in jobs:
+        latest = max(latest, job.end or datetime.max.replace(tzinfo=UTC))
+        yield latest
+
+
+def beside_in_study(study: PlannedStudy, record: RunRecord, *, ended_at: str | None) -> Neighbours:
+    """Return the other runs of the study that shared nodes with a run; other jobs are unknown."""
+    unknown = f"executor {study.executor} has no accounting"
+    ended = JobStatus(record.state, ended=parse_moment(ended_at))
+    run = occupation(study, record, ended)
+    if run is None:
+        return Neighbours(unknown=unknown)
+    return Neighbours(_Jobs(occupations(study, since=run.start)).beside(run), unknown)
+
+
+def occupations(
+    study: PlannedStudy, *, queue: Mapping[str, JobStatus] | None = None, since: datetime | None = None
+) -> Iterator[Occupation]:
+    """Yield the nodes and times of each run's latest attempt, if they are known without sacct.
+
+    ``queue`` is the status of jobs in squeue. Runs whose end was recorded before ``since`` are left out.
+    """
+    for record in study.records().values():
+        recorded = parse_moment(record.details.get("time"))
+        over = record.state.ended and since is not None and recorded is not None and recorded < since
+        if record.attempt and not over:
+            found = occupation(study, record, (queue or {}).get(str(record.job_id)))
+            if found is not None and (found.end is not None or record.state.active):
+                yield found
+
+
+def occupation(study: PlannedStudy, record: RunRecord, status: JobStatus | None) -> Occupation | None:
+    """Return the nodes and times of a run, from the ``status`` of its job or else from its files."""
+    start, end = (status.started, status.ended) if status else (None, None)
+    nodes = expand_hosts(status.hosts) if status else ()
+    folder = study.run_folder(record)
+    if start is None or not nodes:
+        run = read_run(folder.path)[0] or {}
+        start, nodes = start or parse_moment(run.get("started_at")), nodes or nodes_of(run)
+        end = end or parse_moment(run.get("ended_at"))
+    if start is None or not nodes:
+        windows = read_windows(folder) or []
+        nodes = nodes or tuple(dict.fromkeys(str(node.get("node")) for one in windows for node in one.nodes))
+        start = start or min((window.start for window in windows), default=None)
+        end = end or max((window.end for window in windows), default=None)
+    if start is None or not nodes:
+        return None
+    return Occupation(record.job_id or record.run_id, nodes, start, end, of_study=True)
+
+
+def nodes_of(run: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the nodes of a run according to its run.json, or ``()`` if run.json does not name them."""
+    allocation = run.get("allocation")
+    hosts = allocation.get("hosts") if isinstance(allocation, Mapping) else run.get("hosts")
+    if isinstance(hosts, str):
+        return expand_hosts(hosts)
+    return tuple(map(str, hosts)) if isinstance(hosts, list) else ()

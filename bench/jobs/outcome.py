@@ -1,0 +1,327 @@
+"""Determine how a run ended from its files and, with Slurm, from the status of its job."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from ..matrix.cell import Cell
+from ..measure.nccl_errors import logged_nccl_errors
+from ..study.before_facts import facts_of_env
+from ..study.conditions import objects
+from ..study.files import read_json, read_table, regular_file
+from ..study.layout import METRICS_COLUMNS, RunFolder
+from ..study.ledger import FailureClass, RunState
+from ..study.processes import started_ranks
+from ..words import sentence
+from .readings import collect_metrics
+from .slurm.job_states import NO_OUTPUT, JobStatus, signal_name
+from .slurm.messages import SIGNALS, TASK_EXITED, TASK_KILLED, TASKS_ENDED, search
+from .slurm.parsing import AccountingRow
+
+_TAIL_BYTES = 20_000
+#: The first error is at the start of a log: torch prints 5 kB for each rank that then loses its connection.
+_HEAD_BYTES = 1_000_000
+#: A disk with less free space is full: the files of a run no longer fit.
+_LEAST_FREE_BYTES = 64 * 1024
+_NOT_FINITE = ("nan", "inf", "-inf")
+#: Exit code with which a batch script reports that it could not write end.json (EX_IOERR of sysexits.h).
+EXIT_UNWRITABLE = 74
+
+_TORCHRUN_RANK = re.compile(r"host +: (\S+)\n *rank +: (\d+) .*\n *exitcode +: -(\d+) ")
+_TORCHRUN_EXIT = re.compile(
+    r"Root Cause .*\n.*\n.*\n *host +: (\S+)\n *rank +: (\d+) .*\n *exitcode +: (\d+) "
+)
+_WRONG_COLUMNS = "metrics.csv does not have the expected columns"
+_WORKLOAD_ERROR = "bench: error: "
+#: Lines with "Error" that are never the cause. torchrun raises ChildFailedError after its ranks have printed
+#: their own errors. torch's C++ stack contains ``c10::Error``. :mod:`bench.measure.nccl_errors` reads NCCL's
+#: errors.
+_NOT_A_CAUSE = re.compile(
+    r"ChildFailedError|^frame #\d|^Exception raised from \w|NCCL error|\bnccl\w+Error: "
+)
+
+
+@dataclass
+class Outcome:
+    """Final state of one attempt of a run, with the reason. ``details`` has further values for run.json."""
+
+    state: RunState
+    reason: str = ""
+    failure_class: FailureClass | None = None
+    exit_code: int | None = None
+    details: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class EndNote:
+    """Content of end.json, in which the job itself records its exit code and end time."""
+
+    exit_code: int | None = None
+    written: str | None = None
+
+    @classmethod
+    def read(cls, folder: RunFolder) -> EndNote:
+        """Read end.json; missing or invalid values become None."""
+        end = read_json(folder.end) or {}
+        code, written = end.get("exit_code"), end.get("time")
+        is_code = isinstance(code, int) and not isinstance(code, bool)
+        return cls(code if is_code else None, written if isinstance(written, str) else None)
+
+    @property
+    def written_at(self) -> str | None:
+        """End time of the job as in run.json (ISO 8601), or None if it is missing or invalid."""
+        return self.written if self.time is not None else None
+
+    @property
+    def time(self) -> datetime | None:
+        """End time of the job, or None if it is missing or invalid."""
+        try:
+            moment = datetime.fromisoformat(self.written or "")
+        except ValueError:
+            return None
+        return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+
+
+def process_outcome(folder: RunFolder, cell: Cell, exit_code: int | None) -> Outcome:
+    """Determine how a run without Slurm ended, from its exit code, end.json, metrics and logs."""
+    if exit_code == 0:
+        missing = missing_results(folder, cell)
+        if missing:
+            return Outcome(RunState.FAILED, missing, FailureClass.BAD_EXIT, exit_code)
+        return Outcome(RunState.COMPLETED, exit_code=0)
+    failures = objects((read_json(folder.end) or {}).get("failures"))
+    # A killed rank cannot report an error; the other ranks only report that they lost the connection to it.
+    if failures and isinstance(failures[0].get("exit_code"), int) and failures[0]["exit_code"] < 0:
+        reason = f"rank {failures[0].get('rank')} was killed by {signal_name(-failures[0]['exit_code'])}"
+        return Outcome(RunState.FAILED, _joined(reason, _nccl_error(folder)), FailureClass.KILLED, exit_code)
+    code = f"exit code {exit_code}" if exit_code is not None else "no exit code"
+    reason = _joined(_wrong_ranks(folder, cell), error_line(folder)) or _full_disk(folder, code)
+    return Outcome(RunState.FAILED, reason, FailureClass.BAD_EXIT, exit_code)
+
+
+def job_outcome(
+    folder: RunFolder, cell: Cell, status: JobStatus, end: EndNote, rows: Sequence[AccountingRow] = ()
+) -> Outcome:
+    """Determine how a run ended whose Slurm job has ended; ``rows`` are the job's rows in sacct."""
+    if status.state is RunState.COMPLETED:
+        missing = missing_results(folder, cell)
+        if missing:
+            reason = _joined(f"{missing}, although Slurm says COMPLETED", status.reason)
+            return Outcome(RunState.FAILED, reason, FailureClass.BAD_EXIT, 0)
+        return Outcome(RunState.COMPLETED, status.reason, None, 0)
+    # sacct subtracts 128 from codes above 128; end.json contains the exact code.
+    exit_code = end.exit_code or status.exit_code
+    if status.failure_class not in (FailureClass.BAD_EXIT, FailureClass.KILLED, None):
+        reason = with_workload_error(folder, status.reason)
+        return Outcome(status.state, reason, status.failure_class, exit_code)
+    if status.failure_class is FailureClass.BAD_EXIT and _lacks_output(folder, status, end):
+        return Outcome(status.state, _joined(NO_OUTPUT, status.reason), FailureClass.NEVER_STARTED)
+    killed = killed_rank(folder, cell.launcher)
+    exited = "" if killed else exited_rank(folder, cell.launcher)
+    failure_class = FailureClass.KILLED if killed else status.failure_class
+    if exited:  # the exit code of this rank is the cause; srun ended the other ranks with signals
+        failure_class = FailureClass.BAD_EXIT
+    why = _joined(killed, _nccl_error(folder)) if killed else error_line(folder)
+    why = why or exited or _unwritable_folder(end, rows)
+    by_slurm = status.reason.replace(f"exit code {status.exit_code} or {exit_code}", f"exit code {exit_code}")
+    return Outcome(status.state, _joined(_wrong_ranks(folder, cell), why, by_slurm), failure_class, exit_code)
+
+
+def _full_disk(folder: RunFolder, code: str) -> str:
+    """Return ``code``, after the remark that the disk is full, in which case the run cannot log its error."""
+    if not disk_is_full(folder):
+        return code
+    return f"the disk of {folder.path} is full ({os.strerror(errno.ENOSPC)}); {code}"
+
+
+def disk_is_full(folder: RunFolder) -> bool:
+    """Return whether the disk of a run's folder is full; False if that is unknown."""
+    try:
+        disk = os.statvfs(folder.path)
+    except OSError:
+        return False
+    return disk.f_bavail * disk.f_frsize < _LEAST_FREE_BYTES
+
+
+def _wrong_ranks(folder: RunFolder, cell: Cell) -> str:
+    return started_ranks(folder.path, cell.world_size).error if cell.command is not None else ""
+
+
+def _lacks_output(folder: RunFolder, status: JobStatus, end: EndNote) -> bool:
+    """Return True if a failed job has no output files, which Slurm creates before it starts the script.
+
+    Without them, the script did not run. The exit code is then 1 (sacct of Slurm 20.11) or unknown (squeue).
+    """
+    if end.exit_code is not None or status.exit_code not in (1, None):
+        return False
+    try:  # Unlike a test for one file, a listing is not answered from an outdated cache of NFS.
+        names = {path.name for path in folder.path.iterdir()}
+    except OSError:
+        return False
+    return not names & {folder.out.name, folder.err.name}
+
+
+def end_of_last_start(folder: RunFolder, status: JobStatus) -> EndNote:
+    """Return the content of end.json, or an empty note if the file is from before Slurm requeued the job."""
+    end = EndNote.read(folder)
+    if status.restarts and status.started and end.time and end.time <= status.started:
+        return EndNote()
+    return end
+
+
+def missing_results(folder: RunFolder, cell: Cell) -> str:
+    """Name the results that a run with exit code 0 did not produce; return "" if none is missing.
+
+    For a command without the recorder, this function also writes metrics.csv from the command's values.
+    """
+    if cell.command is not None:
+        return _missing_of_command(folder, cell)
+    rows, expected = _metrics_rows(folder), int(cell.workload["epochs"])
+    if rows is None:
+        exists = folder.metrics_csv.exists()
+        return _WRONG_COLUMNS if exists else "ended without metrics.csv"
+    return f"metrics.csv contains {len(rows)} of {expected} epochs" if len(rows) < expected else ""
+
+
+def _missing_of_command(folder: RunFolder, cell: Cell) -> str:
+    if wrong_ranks := _wrong_ranks(folder, cell):
+        return wrong_ranks
+    source = cell.metrics.get("source")
+    if source == "none":
+        return ""
+    if source != "recorder":
+        return collect_metrics(folder, cell)
+    rows = _metrics_rows(folder)
+    if rows is None and folder.metrics_csv.exists():
+        return _WRONG_COLUMNS
+    if rows:
+        losses = ((row["epoch"], row["train_loss"]) for row in rows)
+        wrong = (f"the loss became {loss} in epoch {epoch}" for epoch, loss in losses if loss in _NOT_FINITE)
+        return next(wrong, "")
+    for fact in facts_of_env(read_json(folder.env)):
+        if fact.kind == "no-window":
+            return sentence(fact)
+    what = "the command recorded no metrics: call bench.record in its training loop"
+    return f"{what}, or set workload.metrics to the file or output that contains them"
+
+
+def _metrics_rows(folder: RunFolder) -> list[dict[str, str]] | None:
+    """Return the complete rows of metrics.csv, or None if the file is missing or has unexpected columns."""
+    columns, rows = read_table(folder.metrics_csv)
+    return rows if tuple(columns) == METRICS_COLUMNS else None
+
+
+def error_line(folder: RunFolder) -> str:
+    """Return the workload's first error message, else the last error in the logs, and NCCL's error.
+
+    NCCL's error replaces the last error, unless it is probably an effect. Without any error, return
+    torchrun's report.
+    """
+    last, of_torchrun = "", ""
+    for path in (folder.err, folder.out):
+        lines = log_tail(path)
+        for line in map(str.strip, lines):
+            if line and line[0] not in "=-[" and "Error" in line and not _NOT_A_CAUSE.search(line):
+                last = line
+        if found := _TORCHRUN_EXIT.search("\n".join(lines)):
+            host, rank, code = found.groups()
+            of_torchrun = of_torchrun or f"rank {rank} on {host} ended with exit code {code}"
+    reported, of_nccl = _workload_error(folder), logged_nccl_errors(_log_lines(folder))
+    if not of_nccl or any(str(one) in reported for one in of_nccl):
+        return reported or last or of_torchrun
+    return _joined(reported or (last if of_nccl[0].is_effect else ""), str(of_nccl[0]))
+
+
+def _nccl_error(folder: RunFolder, reported: str = "") -> str:
+    """Return the error that NCCL or torch's watchdog logged, or ``""`` if ``reported`` contains one.
+
+    The watchdog aborts its process, whose end is then that of a process killed by SIGABRT.
+    """
+    found = [str(one) for one in logged_nccl_errors(_log_lines(folder))]
+    return "" if any(one in reported for one in found) else next(iter(found), "")
+
+
+def _log_lines(folder: RunFolder) -> list[str]:
+    return [line for path in (folder.err, folder.out) for line in log_tail(path, head=_HEAD_BYTES)]
+
+
+def _workload_error(folder: RunFolder) -> str:
+    """Return the first error that the workload or the recorder logged, or ``""`` if there is none."""
+    lines = _log_lines(folder)
+    found = (line.partition(_WORKLOAD_ERROR)[2].strip() for line in lines if _WORKLOAD_ERROR in line)
+    return next(found, "")
+
+
+def with_workload_error(folder: RunFolder, reason: str) -> str:
+    """Append the workload's error, which can name the missing rank after a time-out, and NCCL's error."""
+    reported = _workload_error(folder)
+    return _joined(reason, reported, _nccl_error(folder, reported))
+
+
+def _unwritable_folder(end: EndNote, rows: Sequence[AccountingRow]) -> str:
+    """Return a reason if the job's exit code shows that it could not write end.json, or ``""`` otherwise."""
+    codes = [row.exit_code for row in rows if row.key.step is None]
+    if end.exit_code is None and EXIT_UNWRITABLE in codes[-1:]:
+        return "the run's folder could not be written when the job ended: the disk is full or read-only"
+    return ""
+
+
+def killed_rank(folder: RunFolder, launcher: str) -> str:
+    """Describe the rank that a signal killed, from the launcher's messages in job.err; return ``""`` if none.
+
+    A killed rank logs no error, and sacct does not distinguish killed from aborted ranks.
+    """
+    text = "\n".join(log_tail(folder.err))
+    before = _until_srun_ends_all(text)
+    lost = "lost the connection to another rank" in text
+    if found := search(TASK_KILLED, text if lost else before):
+        host, tasks, name = found.groups()
+        several = re.search(r"[-,]", tasks) is not None
+        ranks = f"ranks {tasks} on {host} were" if several else f"rank {tasks} on {host} was"
+        who = ranks if launcher == "srun" else f"the torchrun agent on {host} was"
+        return f"{who} killed by {SIGNALS[name]}"
+    for host, rank, number in _TORCHRUN_RANK.findall(text):
+        if int(number) != signal.SIGTERM:  # torchrun ends the other ranks with SIGTERM
+            return f"rank {rank} on {host} was killed by {signal_name(int(number))}"
+    return ""
+
+
+def exited_rank(folder: RunFolder, launcher: str) -> str:
+    """Describe the rank that exited first, from srun's messages in job.err, or ``""`` if there are none.
+
+    When a rank fails, srun ends the other ranks with SIGTERM, and sacct shows only SIGTERM for the step.
+    """
+    found = search(TASK_EXITED, _until_srun_ends_all("\n".join(log_tail(folder.err))))
+    if found is None:
+        return ""
+    host, tasks, code = found.groups()
+    ranks = f"rank{'s' if re.search(r'[-,]', tasks) else ''} {tasks}"
+    return f"{ranks if launcher == 'srun' else 'the torchrun agent'} on {host} exited with code {code}"
+
+
+def _until_srun_ends_all(text: str) -> str:
+    end = search(TASKS_ENDED, text)
+    return text[: end.start()] if end else text
+
+
+def log_tail(path: Path, *, head: int = 0) -> list[str]:
+    """Return the lines in the first ``head`` bytes and at the end of a log, or ``[]`` without a log."""
+    try:
+        with open(path, "rb", opener=regular_file) as file:
+            begin = file.read(head)
+            file.seek(max(len(begin), file.seek(0, 2) - _TAIL_BYTES))
+            return (begin + file.read()).decode("utf-8", "replace").splitlines()
+    except OSError:
+        return []
+
+
+def _joined(*reasons: str) -> str:
+    return "; ".join(filter(None, reasons))

@@ -1,0 +1,586 @@
+"""Submit each run as a Slurm job. A crash neither loses a job nor submits a run twice.
+
+Before sbatch is called, an ``intent`` event with a unique job name is synced to the ledger; the job id is
+written after sbatch returns. After a crash, the next call finds an intent without a job id and asks Slurm for
+a job with this name. sbatch inherits the study's lock. The lock therefore stays held while an sbatch process
+that outlived `bench submit` can still submit its job.
+
+Chains of job dependencies limit the number of runs that execute at once: there are as many chains as runs may
+execute. Each job depends on all jobs of its chain that have not ended (``--dependency=afterany``). A
+dependency on the preceding job alone is not enough: if that job is cancelled while it waits, Slurm would
+start its successor although an earlier job of the chain still executes. The ledger contains the chain of each
+job, and squeue shows which jobs have not ended. A submission keeps no other state, so that a killed
+submission cannot break a chain.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import sys
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NoReturn
+
+from ...errors import BenchError, UnwritableError
+from ...matrix.cell import Run
+from ...study.ledger import FailureClass, RunRecord, RunState, now, submit_lock
+from ...study.plan_json import PlannedStudy
+from ...study.preflight import unfit_nodes
+from ...study.run_json import Attempt, new_attempt, next_attempt, update_run, write_run
+from ...units import count
+from ..outcome import EndNote, Outcome
+from ..scheduler import Callbacks, QueueFullError, SubmittedCommands, may_start, settle_run_json
+from .client import (
+    BatchJob,
+    Slurm,
+    SlurmRefusedError,
+    SlurmUnavailableError,
+    SubmissionUncertainError,
+)
+from .job_states import JobStatus, is_preliminary, queue_statuses, read_state
+from .messages import NOT_NOW, search
+from .pack import is_packed, refuse_part_of_a_pack
+from .parsing import NodeGroup, QueueRow
+from .settlement import Settlement, as_iso, lacks_accounting
+
+
+@dataclass(frozen=True)
+class Place:
+    """The chain (sequence of jobs, or None) of a new job, and the jobs that must end before it starts."""
+
+    chain: int | None = None
+    after: tuple[str, ...] = ()
+
+    @property
+    def event(self) -> dict[str, Any]:
+        """The keys to add to the job's ``intent`` event in the ledger."""
+        return {} if self.chain is None else {"chain": self.chain}
+
+    @property
+    def options(self) -> list[str]:
+        """The options for sbatch."""
+        return [f"--dependency=afterany:{':'.join(self.after)}"] if self.after else []
+
+
+class Chains:
+    """A study's chains (sequences of jobs that execute one at a time), without jobs that have ended."""
+
+    def __init__(self, limit: int | None) -> None:
+        """``limit`` is the number of runs that may execute at once; None means no limit."""
+        self._jobs: list[list[str]] = [[] for _ in range(limit or 0)]
+
+    @classmethod
+    def of_queue(cls, limit: int, queue: Iterable[QueueRow], events: Iterable[Mapping[str, Any]]) -> Chains:
+        """Return ``limit`` chains that contain the jobs in squeue; each chain executes one job at a time.
+
+        The ledger's events contain each job's chain. A job that was submitted under another limit can have a
+        chain that does not exist now. It is added to every chain, so that all new jobs wait for its end.
+        """
+        chains = cls(limit)
+        chain_of = {event["job_name"]: event.get("chain") for event in events if event["event"] == "intent"}
+        for row in sorted(queue, key=lambda row: int(row.key.number)):
+            if row.name not in chain_of or read_state(row.state).state.ended:
+                continue
+            chain, job_id = chain_of[row.name], row.key.job
+            for jobs in chains._jobs if chain is None else chains._jobs[chain : chain + 1] or chains._jobs:
+                if job_id not in jobs:  # a heterogeneous job has several rows
+                    jobs.append(job_id)
+        return chains
+
+    def next_place(self) -> Place:
+        """Return the place after all jobs of the shortest chain; without a limit, the place has no chain."""
+        if not self._jobs:
+            return Place()
+        chain = min(range(len(self._jobs)), key=lambda number: len(self._jobs[number]))
+        return Place(chain, tuple(self._jobs[chain]))
+
+    def add(self, place: Place, job_id: str | None) -> None:
+        """Add the job that was submitted for ``place``."""
+        if place.chain is not None and job_id is not None:
+            self._jobs[place.chain].append(job_id)
+
+
+#: An sbatch process that outlived `bench submit` waits at most this long for a busy controller.
+LOCK_WAIT_S = 200.0
+#: A job whose submission was not confirmed appears in squeue within this time.
+UNCERTAIN_WAIT_S = 10.0
+#: Unless the cluster is very busy, Slurm's scheduler considers a new job within this time.
+SCHEDULED_S = 4.0
+#: Pause before squeue is called again: a busy controller can answer squeue just before it creates the job.
+SECOND_LOOK_S = 1.0
+
+_INTERRUPTED = "sbatch was interrupted before Slurm accepted the job"
+
+#: States of nodes that run jobs or can start one.
+_IN_SERVICE = {"idle", "mixed", "allocated", "completing", "planned"}
+_EXCLUDE = re.compile(r"^#SBATCH --exclude=(\S+)", re.M)
+_PARTITION = re.compile(r"^#SBATCH --partition=(\S+)", re.M)
+
+
+class SlurmExecutor:
+    """Execute the runs of a study as Slurm jobs."""
+
+    def __init__(self, study: PlannedStudy, *, slurm: Slurm | None = None) -> None:
+        self.study = study
+        provides_python = study.plan.get("setup") or study.plan.get("container")
+        samples = any(cell.is_unrecorded for cell in study.cells.values())
+        #: Variables for sbatch. Without cluster.setup or a container, jobs use this Python interpreter. It
+        #: also samples the conditions on the nodes for commands without the recorder, whose Python can lack
+        #: bench.
+        self.variables = {} if provides_python and not samples else {"BENCH_PYTHON": sys.executable}
+        self.slurm = slurm or Slurm(environment={**os.environ, **self.variables})
+        self._cells = {run.run_id: study.cells[run.cell_id] for run in study.runs}
+        self._warned_of_overriding = False
+        self._commands = SubmittedCommands(study)
+
+    def submit(
+        self,
+        runs: Sequence[Run],
+        *,
+        seen: Mapping[str, RunRecord],
+        callbacks: Callbacks,
+        max_queued: int | None = None,
+    ) -> list[Run]:
+        """Submit ``runs`` in order until ``max_queued`` jobs are active; return the runs not submitted.
+
+        ``seen`` are the records by which ``runs`` were chosen. A run that another process has started since
+        then is left out.
+
+        Raises:
+            QueueFullError: Slurm's limit on the number of jobs is reached.
+            BenchError: Slurm rejected a run or is unreachable. Earlier runs stay submitted, and the
+                next call continues with the rejected run.
+        """
+        with self._lock(callbacks) as lock:
+            records = self._refreshed(reconcile=True)
+            todo = [run for run in runs if may_start(records[run.run_id], seen[run.run_id])]
+            self._warn_of_overriding(todo, callbacks)
+            todo = self._test_largest(self._hold_too_large(todo, records, callbacks), callbacks)
+            queued = sum(record.state.active for record in records.values())
+            room = len(todo) if max_queued is None else max(0, max_queued - queued)
+            chains = self._chains()
+            for done, run in enumerate(todo[:room]):
+                callbacks.on_start(run)
+                try:
+                    record = self._submit_one(run, records[run.run_id], lock, chains)
+                except SlurmRefusedError as refusal:
+                    _raise_refused(refusal, todo, done)
+                callbacks.on_end(run, record)
+            return todo[room:]
+
+    def check_largest(self, runs: Sequence[Run]) -> None:
+        """Raise BenchError with Slurm's message if Slurm would reject the largest of ``runs``."""
+        small, _ = self._split_by_fit_nodes(list(runs))
+        self._test_largest(small, Callbacks())
+
+    def command_line(self, run: Run) -> str:
+        """Return the sbatch command for the next attempt of ``run``, including environment variables."""
+        attempt = next_attempt(self.study, run, self._records_once[run.run_id])
+        return self._shell_line(self._job(attempt))
+
+    def _shell_line(self, job: BatchJob) -> str:
+        variables = [f"{name}={shlex.quote(value)}" for name, value in self.variables.items()]
+        return " ".join([*variables, shlex.join(job.command)])
+
+    def refresh(self) -> dict[str, RunRecord]:
+        """Update the records of all runs with one call of squeue and one of sacct; return the records."""
+        if any(_lacks_job_id(record) for record in self.study.records().values()):
+            try:
+                with submit_lock(self.study.folder.lock):
+                    return self._refreshed(reconcile=True)
+            except SlurmUnavailableError:
+                raise
+            except BenchError:
+                pass  # the running `bench submit` completes its own intents
+        return self._refreshed(reconcile=False)
+
+    def stuck_runs(self, runs: Sequence[Run]) -> list[RunRecord]:
+        """Return the submitted ``runs`` that Slurm will not start unless somebody acts.
+
+        Slurm accepts some jobs that it never starts, and does not report this before its scheduler has
+        considered the job. This method waits at most :data:`SCHEDULED_S` seconds for the scheduler.
+        """
+        records, stuck = self.study.records(), []
+        submitted = [record for run in runs if (record := records[run.run_id]).state.active and record.job_id]
+        jobs = queue_statuses(self._considered({str(record.job_name) for record in submitted}))
+        for record in submitted:
+            job = jobs.get(str(record.job_id))
+            if job is not None and job.stuck:
+                record.reason, record.details["stuck"] = job.reason, True
+                stuck.append(record)
+        return stuck
+
+    def _considered(self, job_names: Collection[str]) -> list[QueueRow]:
+        """Return the rows of squeue after the scheduler has considered these jobs.
+
+        The list is empty if Slurm does not answer.
+        """
+        deadline = time.monotonic() + SCHEDULED_S
+        while job_names:
+            try:
+                rows = self.slurm.queue(names=list(job_names))
+            except SlurmUnavailableError:
+                return []
+            unconsidered = [row for row in rows if row.state == "PENDING" and is_preliminary(row.reason)]
+            if not unconsidered or time.monotonic() > deadline:
+                return rows
+            time.sleep(0.25)
+        return []
+
+    def cancel(self, runs: Sequence[Run]) -> int:
+        """Cancel the jobs of ``runs`` and record the runs as cancelled; return the number of runs."""
+        with submit_lock(self.study.folder.lock, wait_s=LOCK_WAIT_S):
+            records = self._refreshed(reconcile=True)
+            wanted = {run.run_id for run in runs}
+            chosen = [r for r in records.values() if r.run_id in wanted and r.state.active and r.job_id]
+            refuse_part_of_a_pack(records.values(), chosen)
+            # Compare job names too: a cluster that was set up again counts job ids from 1.
+            queue = self.slurm.queue() if chosen else []
+            ours, known = {(row.key.job, row.name) for row in queue}, queue_statuses(queue)
+            jobs = [str(r.job_id) for r in chosen if (r.job_id, r.job_name) in ours]
+            if jobs:
+                self.slurm.cancel(jobs)
+            events = [self._cancelled(record, known.get(str(record.job_id)), jobs) for record in chosen]
+            self.study.ledger.append_all(events)
+            return len(chosen)
+
+    def _cancelled(self, record: RunRecord, job: JobStatus | None, jobs: Sequence[str]) -> dict[str, Any]:
+        """Record an attempt as cancelled before sacct shows the end of its job; return the ledger event."""
+        lost = record.state is RunState.UNKNOWN
+        reason = (
+            f"marked as cancelled by bench cancel: {record.reason}" if lost else "cancelled by bench cancel"
+        )
+        ours = record.job_id in jobs
+        started = job.started if job and ours and not is_packed(record) else None
+        details = {"job_id": record.job_id, "started_at": as_iso(started)}
+        outcome = Outcome(RunState.CANCELLED, reason, FailureClass.CANCELLED, details=details)
+        event = settle_run_json(self.study, record, outcome, ended_at=now())
+        return {**event, "accounted": not ours}
+
+    @contextmanager
+    def _lock(self, callbacks: Callbacks) -> Iterator[int]:
+        """Hold the study's lock. If another submission holds the lock, print a message and wait."""
+        with ExitStack() as held:
+            try:
+                lock = held.enter_context(submit_lock(self.study.folder.lock, wait_s=0.5))
+            except UnwritableError:
+                raise
+            except BenchError as busy:
+                callbacks.on_message(f"{busy.message}; waiting until it ends")
+                lock = held.enter_context(submit_lock(self.study.folder.lock, wait_s=LOCK_WAIT_S))
+            yield lock
+
+    def _warn_of_overriding(self, runs: Sequence[Run], callbacks: Callbacks) -> None:
+        """Warn once about environment variables that override directives of the scripts."""
+        variables = self.slurm.sbatch_variables() if runs else {}
+        if variables and not self._warned_of_overriding:
+            self._warned_of_overriding = True
+            listed = ", ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items())
+            callbacks.on_message(f"{listed} in the environment overrides the scripts' #SBATCH lines")
+
+    def _test_largest(self, runs: list[Run], callbacks: Callbacks) -> list[Run]:
+        """Raise BenchError if Slurm would reject the largest run; return the runs in submission order.
+
+        The test is skipped if Slurm has already accepted a run of this size. If Slurm rejects the run now
+        but may accept it later, the run is moved to the front.
+        """
+        if not runs:
+            return runs
+        size = {run_id: (cell.nodes, cell.world_size) for run_id, cell in self._cells.items()}
+        largest = max(runs, key=lambda run: size[run.run_id])
+        accepted = [event["run_id"] for event in self.study.ledger.events() if event["event"] == "submitted"]
+        if any(size.get(run_id, (0, 0)) >= size[largest.run_id] for run_id in accepted):
+            return runs
+        script, nodes = self.study.script(largest.cell_id), self._cells[largest.run_id].nodes
+        try:
+            self.slurm.test_only(script, options=self._exclusion(script))
+        except SlurmRefusedError as refusal:
+            why = permanent_refusal(self.slurm, refusal, script=script, nodes=nodes)
+            if not why:
+                callbacks.on_message(
+                    f"{largest.run_id} is submitted first, because sbatch --test-only says: {refusal.output}"
+                )
+                return [largest, *(run for run in runs if run is not largest)]
+            what = f"Slurm does not accept the largest cell, {largest.cell_id}: {why}"
+            remedy = (
+                "nothing was submitted; correct the matrix's cluster section and plan it again (`sinfo -s` "
+                "lists partitions, `sacctmgr show assoc where user=$USER` accounts and QOS), or leave out "
+                "that size (--only)"
+            )
+            raise BenchError(what, remedy=remedy) from None
+        return runs
+
+    def _chains(self) -> Chains:
+        """Return the chains that limit how many runs execute at once (none without concurrent_runs)."""
+        limit = self.study.concurrent_runs
+        if limit is None:
+            return Chains(None)
+        return Chains.of_queue(limit, self.slurm.queue(), self.study.ledger.events())
+
+    def _submit_one(self, run: Run, record: RunRecord, lock: int, chains: Chains) -> RunRecord:
+        attempt, place = new_attempt(self.study, run, record), chains.next_place()
+        allocation = {"kind": "job", "nodes": attempt.cell.nodes}
+        known = {**self._commands.describe(attempt.cell), **self._excluded}
+        content = attempt.describe(self.study, submitted_at=now(), allocation=allocation, **known)
+        write_run(attempt.folder, content)
+        self.study.ledger.append(
+            "intent",
+            run_id=run.run_id,
+            attempt=attempt.number,
+            job_name=attempt.job_name,
+            refused=False,
+            **place.event,
+        )
+        record = RunRecord(run.run_id, attempt.number, RunState.QUEUED, job_name=attempt.job_name)
+        job = self._job(attempt)
+        self._submit_job(replace(job, options=[*job.options, *place.options]), [record], lock)
+        chains.add(place, record.job_id)
+        return record
+
+    def _submit_job(self, job: BatchJob, records: Sequence[RunRecord], lock: int) -> None:
+        """Submit a job for ``records`` and save its id; their ``intent`` events must be in the ledger."""
+        try:
+            job_id = self.slurm.submit(job, pass_fds=(lock,))
+        except SubmissionUncertainError as lost:
+            job_id = self._find_by_name(records[0].run_id, job.job_name, lost)
+        except (SlurmRefusedError, SlurmUnavailableError) as error:
+            for record in records:
+                self._withdraw(record, error.output, refused=True)
+            raise
+        self._add_job_id(records, job_id)
+
+    def _job(self, attempt: Attempt) -> BatchJob:
+        """Return the batch job of an attempt; the script receives the absolute path of the run's folder."""
+        folder = attempt.folder
+        return BatchJob(
+            script=self.study.script(attempt.cell.cell_id),
+            arguments=[str(folder.path.absolute())],
+            job_name=attempt.job_name,
+            output=folder.out.absolute(),
+            error=folder.err.absolute(),
+            options=self._exclusion(self.study.script(attempt.cell.cell_id)),
+        )
+
+    def _exclusion(self, script: Path) -> list[str]:
+        """Return the --exclude option for the unfit nodes and for the nodes that the script excludes."""
+        if not self._unfit:
+            return []
+        named = _EXCLUDE.search(script.read_text(encoding="utf-8"))
+        return [f"--exclude={','.join([*([named[1]] if named else []), *self._unfit])}"]
+
+    @property
+    def _unfit(self) -> list[str]:
+        """The nodes that a preflight of this study found unfit."""
+        return unfit_nodes(self.study.folder)
+
+    @property
+    def _excluded(self) -> dict[str, list[str]]:
+        """The entry ``unfit_nodes`` for run.json, or ``{}`` if no node is excluded."""
+        return {"unfit_nodes": self._unfit} if self._unfit else {}
+
+    def _split_by_fit_nodes(self, runs: Sequence[Run]) -> tuple[list[Run], list[Run]]:
+        """Return the runs for which enough nodes remain after excluding unfit nodes, and the other runs."""
+        if not self._unfit:
+            return list(runs), []
+        # Cells of one size have the same requirements on nodes.
+        sizes = {self._cells[run.run_id].nodes: run.cell_id for run in runs}
+        too_large = {size for size, cell_id in sizes.items() if self._lacks_nodes(cell_id, size)}
+        small = [run for run in runs if self._cells[run.run_id].nodes not in too_large]
+        return small, [run for run in runs if self._cells[run.run_id].nodes in too_large]
+
+    def _lacks_nodes(self, cell_id: str, nodes: int) -> bool:
+        """Return True if a run on ``nodes`` nodes cannot start without using unfit nodes."""
+        script = self.study.script(cell_id)
+        if not self._is_refused(script, self._exclusion(script)):
+            return False
+        partitions = partitions_of(self.slurm, script).values()
+        total = max((sum(group.nodes for group in groups) for groups in partitions), default=0)
+        # Otherwise nodes are down, or the partition is too small; the submission reports these cases.
+        return not self._is_refused(script, []) or total - len(self._unfit) < nodes <= total
+
+    def _is_refused(self, script: Path, options: Sequence[str]) -> bool:
+        try:
+            self.slurm.test_only(script, options=options)
+        except SlurmRefusedError as refusal:
+            return search(NOT_NOW, refusal.output) is not None
+        return False
+
+    def _hold_too_large(
+        self, runs: Sequence[Run], records: Mapping[str, RunRecord], callbacks: Callbacks
+    ) -> list[Run]:
+        """Return the runs for which enough fit nodes remain; record why the other runs stay planned."""
+        small, held = self._split_by_fit_nodes(runs)
+        if self._unfit and runs:
+            callbacks.on_message(f"unfit nodes are excluded: {', '.join(self._unfit)}")
+        events = []
+        for run in held:
+            nodes, record = self._cells[run.run_id].nodes, records[run.run_id]
+            reason = f"needs {nodes} nodes, but too few are fit (unfit: {', '.join(self._unfit)})"
+            if not (record.details.get("held") and record.reason == reason):
+                identity = {"run_id": run.run_id, "attempt": record.attempt}
+                events.append({"event": "held", **identity, "reason": reason})
+            callbacks.on_message(f"{run.run_id} stays planned: it {reason}")
+        self.study.ledger.append_all(events)
+        return small
+
+    def _add_job_id(self, records: Sequence[RunRecord], job_id: str) -> None:
+        events = [
+            {"event": "submitted", "run_id": record.run_id, "attempt": record.attempt, "job_id": job_id}
+            for record in records
+        ]
+        self.study.ledger.append_all(events)
+        for record in records:
+            update_run(self.study.run_folder(record), {"job_id": job_id})
+            record.job_id = job_id
+
+    def _find_by_name(self, run_id: str, job_name: str, lost: SubmissionUncertainError) -> str:
+        """Find a job whose submission was not confirmed; raise SlurmUnavailableError if none appears."""
+        deadline = time.monotonic() + UNCERTAIN_WAIT_S
+        while time.monotonic() < deadline:
+            try:
+                rows = self.slurm.queue(names=[job_name])
+            except SlurmUnavailableError:
+                rows = []
+            if rows:
+                return rows[0].key.job
+            time.sleep(1)
+        raise SlurmUnavailableError(
+            "sbatch",
+            f"no answer to the submission of {run_id} ({lost.output}), and squeue does not list its job yet",
+            remedy="run `bench submit` again in a minute; it looks for the job before it submits the run",
+        )
+
+    @cached_property
+    def _records_once(self) -> dict[str, RunRecord]:
+        return self.study.records()
+
+    def _refreshed(self, *, reconcile: bool) -> dict[str, RunRecord]:
+        records = self.study.records()
+        queue: list[QueueRow] = []
+        if any(record.state.active for record in records.values()):
+            queue = self.slurm.queue()
+            intents = [record for record in records.values() if _lacks_job_id(record)]
+            if reconcile and intents:
+                queue = self._reconcile(intents, queue)
+        active = [record for record in records.values() if record.state.active and record.job_id]
+        unaccounted = [record for record in records.values() if lacks_accounting(record)]
+        Settlement(self.study, self.slurm).update(active, queue, unaccounted=unaccounted)
+        return records
+
+    def _reconcile(self, intents: Sequence[RunRecord], queue: list[QueueRow]) -> list[QueueRow]:
+        """Find the jobs of interrupted submissions, or withdraw the attempts; return the rows of squeue."""
+        names: dict[str, str | None] = {row.name: row.key.job for row in queue}
+        if any(record.job_name not in names for record in intents):
+            time.sleep(SECOND_LOOK_S)
+            queue = self.slurm.queue()
+            names = {row.name: row.key.job for row in queue}
+        for record in intents:
+            folder, name = self.study.run_folder(record), str(record.job_name)
+            if name not in names:  # the runs of a pack share a job name: call sacct once
+                names[name] = self._accounted_by_name(record)
+            job_id = names[name]
+            if job_id is not None:
+                self._add_job_id([record], job_id)
+            elif EndNote.read(folder).exit_code is None:
+                self._withdraw(record, _INTERRUPTED)
+            else:  # the job has ended, and Slurm no longer knows it
+                Settlement(self.study, self.slurm).settle_by_folder(record)
+        return queue
+
+    def _withdraw(self, record: RunRecord, reason: str, *, refused: bool = False) -> None:
+        """Record that an attempt was not submitted; if ``refused``, Slurm certainly did not create a job."""
+        self.study.ledger.append(
+            "withdrawn", run_id=record.run_id, attempt=record.attempt, reason=reason, refused=refused
+        )
+        changes = {"state": str(RunState.PLANNED), "reason": reason}
+        update_run(self.study.run_folder(record), changes)
+        record.state, record.reason = RunState.PLANNED, reason
+
+    def _accounted_by_name(self, record: RunRecord) -> str | None:
+        """Find in sacct the id of a job that squeue no longer lists; return None if there is none."""
+        try:
+            since = datetime.fromisoformat(str(record.details.get("time"))) - timedelta(minutes=10)
+        except ValueError:
+            since = datetime.now(UTC) - timedelta(days=30)
+        try:
+            rows = self.slurm.accounting_by_name([str(record.job_name)], since=since)
+        except SlurmUnavailableError:
+            return None
+        return next((row.key.job for row in rows if row.key.step is None), None)
+
+
+def _lacks_job_id(record: RunRecord) -> bool:
+    """Return True if an attempt is to be submitted but has no job id yet."""
+    return record.state.active and record.job_id is None
+
+
+def _raise_refused(refusal: SlurmRefusedError, todo: Sequence[Run], done: int) -> NoReturn:
+    kept = f"{done} of {len(todo)} runs are submitted"
+    what = f"sbatch rejected {todo[done].run_id}: {refusal.output} ({kept})"
+    if refusal.queue_is_full:
+        remedy = "run `bench submit` again when some jobs have ended, or use --max-queued or --wait"
+        raise QueueFullError(what, remedy=remedy, left=todo[done:]) from None
+    remedy = "correct the cause, then run `bench submit` again: it continues with this run"
+    raise BenchError(what, remedy=remedy) from None
+
+
+def partitions_of(slurm: Slurm, script: Path) -> dict[str, list[NodeGroup]]:
+    """Return the node groups of each partition that a script requests, or ``{}`` if any is unknown."""
+    try:
+        groups = slurm.nodes()
+    except SlurmUnavailableError:
+        return {}
+    return requested_partitions(groups, script.read_text(encoding="utf-8"))
+
+
+def requested_partitions(groups: Sequence[NodeGroup], text: str) -> dict[str, list[NodeGroup]]:
+    """Return the groups of each partition that the text of a script requests, or ``{}`` if any is unknown."""
+    named = _PARTITION.search(text)
+    names = named[1].split(",") if named else [group.partition for group in groups if group.default]
+    found = {name: [group for group in groups if group.partition == name] for name in names}
+    return found if all(found.values()) else {}
+
+
+def longest_limit_s(partitions: Mapping[str, Sequence[NodeGroup]]) -> int | None:
+    """Return the longest time limit of ``partitions`` in seconds, or None if any is unlimited or unknown."""
+    limits = {group.time_limit_s for groups in partitions.values() for group in groups}
+    known = [limit for limit in limits if limit is not None]
+    return max(known) if known and len(known) == len(limits) else None
+
+
+def too_many_nodes(partitions: Mapping[str, Sequence[NodeGroup]], nodes: int) -> str:
+    """Return why no partition can run a job on ``nodes`` nodes, or ``""`` if there is no such reason."""
+    reasons = []
+    for name, groups in partitions.items():
+        size, limit = sum(group.nodes for group in groups), groups[0].max_nodes
+        if nodes > size:
+            reasons.append(f"partition {name} has {count(size, 'node')}")
+        elif limit is not None and nodes > limit:
+            reasons.append(f"partition {name} allows {count(limit, 'node')} per job")
+        else:
+            return ""
+    return f"{' and '.join(reasons)}, and the job needs {nodes}" if reasons else ""
+
+
+def permanent_refusal(slurm: Slurm, refusal: SlurmRefusedError, *, script: Path, nodes: int) -> str:
+    """Return why Slurm can never start a job on ``nodes`` nodes, or ``""`` if the job can start later.
+
+    Slurm's message is the same in two cases: no nodes suit the job, or such nodes are down or drained.
+    """
+    if refusal.queue_is_full:
+        return ""
+    if not search(NOT_NOW, refusal.output):
+        return refusal.output
+    partitions = partitions_of(slurm, script)
+    if reason := too_many_nodes(partitions, nodes):
+        return f"{refusal.output} ({reason})"
+    groups = [group for groups in partitions.values() for group in groups]
+    all_in_service = bool(groups) and all(group.state in _IN_SERVICE for group in groups)
+    return refusal.output if all_in_service else ""

@@ -1,0 +1,27 @@
+"""Fixtures of the Slurm executor's tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cluster.bed import Cluster
+from tests.jobs.slurm_studies import Study, scripted_study
+
+
+@pytest.fixture
+def scripted(running_cluster: Cluster, tmp_path: Path) -> Iterator[Callable[..., Study]]:
+    """Create studies of short scripts; cancel their jobs at the end of the test."""
+    made: list[Study] = []
+
+    def make(*bodies: str, name: str = "scripted", folder: Path = tmp_path, **more: Any) -> Study:
+        study = scripted_study(folder / name, bodies, running_cluster.environment, name=name, **more)
+        made.append(study)
+        return study
+
+    yield make
+    for study in made:
+        study.cancel_all()

@@ -1,0 +1,174 @@
+"""Outcomes of jobs from the output of sacct and squeue; each fixture contains the expected outcome."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from bench.jobs.slurm.job_states import JobStatus, classify, queue_statuses
+from bench.jobs.slurm.parsing import accounting_table, parse_accounting, parse_queue
+from bench.study.ledger import FailureClass, RunState
+from tests.jobs.slurm.statuses import job_statuses
+
+FIXTURES = sorted((Path(__file__).parent / "fixtures/accounting").glob("*.txt"))
+KEYS = (
+    "state",
+    "failure_class",
+    "reason",
+    "exit_code",
+    "signal",
+    "hosts",
+    "started",
+    "ended",
+    "restarts",
+    "stuck",
+    "settled",
+)
+
+
+def read_fixture(path: Path) -> tuple[str, dict[str, str], str]:
+    """Return the job's id, what it must come to, and the rows; the first line is a remark."""
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    header = [line[2:].strip() for line in lines if line.startswith("# ")]
+    expected = dict(line.split(": ", 1) for line in header[1:])
+    return expected.pop("job"), expected, "".join(line for line in lines if not line.startswith("# "))
+
+
+def shown(outcome: JobStatus) -> dict[str, str]:
+    """Return what an outcome says, as a fixture writes it: what is unset is left out."""
+    values = {key: getattr(outcome, key) for key in KEYS}
+    if not values["restarts"]:
+        del values["restarts"]
+    return {
+        key: value.isoformat() if isinstance(value, datetime) else str(value)
+        for key, value in values.items()
+        if value is not None and value is not False and value != ""
+    }
+
+
+@pytest.mark.parametrize("path", FIXTURES, ids=lambda path: path.stem)
+def test_a_recorded_job_comes_to_what_its_fixture_says(path):
+    job, expected, rows = read_fixture(path)
+    found = job_statuses(parse_accounting(rows))
+    assert list(found) == [job]
+    assert shown(found[job]) == expected
+
+
+def test_the_fixtures_cover_every_class_of_failure():
+    classes = {read_fixture(path)[1].get("failure_class") for path in FIXTURES} - {None}
+    assert classes == {str(member) for member in FailureClass} - {"requeued"}
+
+
+def test_rows_of_several_jobs_are_told_apart():
+    rows = parse_accounting("".join(read_fixture(path)[2] for path in FIXTURES[:8]))
+    assert len(job_statuses(rows)) == 8
+
+
+def test_steps_without_their_job_are_no_outcome():
+    rows = parse_accounting("7.0|RUNNING|0:0|||2026-11-20T19:51:36|Unknown|Unknown||1|n1||python\n")
+    assert classify(rows) is None
+    assert classify([]) is None
+    assert job_statuses(rows) == {}
+
+
+def test_the_row_of_a_job_that_was_just_requeued_means_queued():
+    # Slurm 22.05.8, in the first half second after scontrol requeue: the new row is not there yet.
+    rest = "2026-11-20T19:39:54|2026-11-20T19:39:54|2026-11-20T19:39:55|00:00:01|1|n1|"
+    rows = parse_accounting(
+        f"11|REQUEUED|0:0|0:0|None|{rest}|allocation\n11.batch|REQUEUED|0:0|||{rest}|batch\n"
+    )
+    outcome = job_statuses(rows)["11"]
+    assert (outcome.state, outcome.failure_class) == (RunState.QUEUED, FailureClass.REQUEUED)
+    assert outcome.reason == "was stopped and is queued again"
+
+
+def test_a_job_whose_start_is_not_in_the_database_yet_runs():
+    # Slurm 22.05.8, in the first second of a job: steps are there, the job's own record is not.
+    times = "2026-11-20T20:12:21|2026-11-20T20:12:22|Unknown|00:00:01"
+    rows = parse_accounting(
+        f"8|PENDING|0:0|0:0|None|{times}|0|n1||allocation\n8.0|RUNNING|0:0|||{times}|1|n1||python3\n"
+    )
+    assert job_statuses(rows)["8"].state is RunState.RUNNING
+
+
+def test_an_ended_job_is_settled_when_its_last_row_is_there():
+    # Slurm 22.05.8, two seconds apart: DerivedExitCode stays 0:0, the step's own row has the cause.
+    times = "2026-11-20T20:12:21|2026-11-20T20:12:22|2026-11-20T20:12:22|00:00:00"
+    first = f"3|FAILED|15:0|0:0|None|{times}|2|n1||allocation\n3.0|RUNNING|0:0|||{times}|2|n[1-2]||bash\n"
+    last = f"3|FAILED|15:0|0:0|None|{times}|2|n[1-2]||run.1\n3.0|FAILED|7:0|||{times}|2|n[1-2]||bash\n"
+    early, late = (job_statuses(parse_accounting(text))["3"] for text in (first, last))
+    assert (early.state, early.settled, early.exit_code) == (RunState.FAILED, False, 15)
+    assert (late.state, late.settled, late.exit_code) == (RunState.FAILED, True, 7)
+
+
+def test_the_exit_code_of_a_job_at_its_time_limit_is_not_one_of_its_program():
+    # Slurm 22.05.8 on a busy machine: 15:0 if the script ends first, otherwise 0:0.
+    times = "2026-11-20T20:12:21|2026-11-20T20:12:22|2026-11-20T20:12:52|00:00:30"
+    for code in ("15:0", "0:0"):
+        rows = (
+            f"3|TIMEOUT|{code}|0:0|None|{times}|1|n1||run.1\n3.batch|CANCELLED|{code}|||{times}|1|n1||batch\n"
+        )
+        outcome = job_statuses(parse_accounting(rows))["3"]
+        assert (outcome.failure_class, outcome.exit_code) == (FailureClass.TIME_LIMIT, None)
+
+
+QUEUE = """\
+13|CANCELLED|PartitionNodeLimit|2026-11-20T19:51:36|2026-11-20T19:51:42|UNLIMITED|9||l40s|a
+14|PENDING|JobHeldUser|2026-11-20T19:51:36|N/A|UNLIMITED|1||l40s|b
+15|PENDING|BeginTime|2026-11-20T19:51:42|2026-11-20T19:53:43|UNLIMITED|1||l40s|c
+16|NODE_FAIL|NodeDown|2026-11-20T19:51:36|2026-11-20T19:51:37|UNLIMITED|2|n[3-4]|l40s|d
+17|RUNNING|None|2026-11-20T19:51:36|2026-11-20T19:51:37|1:00|1|n2|l40s|e
+18+0|COMPLETED|None|2026-11-20T19:51:36|2026-11-20T19:51:37|UNLIMITED|1|n2|l40s|f
+18+1|COMPLETING|None|2026-11-20T19:51:36|2026-11-20T19:51:37|UNLIMITED|1|n3|l40s|f
+"""
+
+
+def test_squeue_alone_tells_states_and_reasons():
+    found = queue_statuses(parse_queue(QUEUE))
+    assert {job: (str(o.state), o.reason, o.hosts, o.stuck) for job, o in found.items()} == {
+        "13": ("cancelled", "was cancelled (PartitionNodeLimit)", "", False),
+        "14": (
+            "queued",
+            "will not start (JobHeldUser): the job is held; release it with `scontrol release JOB`",
+            "",
+            True,
+        ),
+        "15": ("queued", "waits to start (BeginTime)", "", False),
+        "16": ("failed", "lost a node (NodeDown)", "n[3-4]", False),
+        "17": ("running", "", "n2", False),
+        "18": ("running", "has ended; its nodes are being cleared", "n2,n3", False),
+    }
+    assert found["13"].started is None
+    assert found["15"].started is None
+    assert found["17"].started is not None
+
+
+def test_squeue_tells_of_an_output_that_could_not_be_opened():
+    # 24.11.5 and 26.05.5; squeue of 20.11 and 22.05 shows NonZeroExitCode.
+    row = "1|FAILED|RaisedSignal:53(Real-time signal 19)|2026-11-22T13:32:45|2026-11-22T13:32:46|1:00|1|n1|l40s|a"
+    outcome = queue_statuses(parse_queue(row))["1"]
+    assert outcome.failure_class is FailureClass.NEVER_STARTED
+    assert outcome.reason == (
+        "Slurm could not open the job's output; its folder must exist on the nodes and be writable "
+        "(RaisedSignal:53(Real-time signal 19))"
+    )
+
+
+def test_the_summary_has_one_aligned_line_per_row():
+    _, _, text = read_fixture(next(path for path in FIXTURES if path.stem == "22.05-het-fails"))
+    assert accounting_table(parse_accounting(text)) == (
+        "JobID       State      ExitCode  Start (UTC)          End (UTC)            Elapsed   MaxRSS"
+        "  NodeList  Name\n"
+        "20+0        FAILED     1:0       2026-11-20 19:51:38  2026-11-20 19:51:38  00:00:00        "
+        "  n3        het-fails\n"
+        "20+0.batch  FAILED     1:0       2026-11-20 19:51:38  2026-11-20 19:51:38  00:00:00        "
+        "  n3        batch\n"
+        "20+0.0      COMPLETED  0:0       2026-11-20 19:51:38  2026-11-20 19:51:38  00:00:00        "
+        "  n3        bash\n"
+        "20+1        FAILED     1:0       2026-11-20 19:51:38  2026-11-20 19:51:38  00:00:00        "
+        "  n4        het-fails\n"
+        "20+1.0      FAILED     1:0       2026-11-20 19:51:38  2026-11-20 19:51:38  00:00:00        "
+        "  n4        bash\n"
+    )

@@ -1,0 +1,90 @@
+"""The table of states is complete, and an unknown state is loud."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.jobs.slurm.job_states import STATES, read_state
+from bench.study.ledger import FailureClass, RunState
+
+# https://slurm.schedmd.com/job_state_codes.html: base states and flags of releases 20.11 to 26.05.
+BASE_STATES = (
+    *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY"),
+    *("PENDING", "PREEMPTED", "RUNNING", "SUSPENDED", "TIMEOUT"),
+)
+FLAGS = (
+    *(
+        "COMPLETING",
+        "CONFIGURING",
+        "EXPEDITING",
+        "GETENV_FAILED",
+        "LAUNCH_FAILED",
+        "POWER_UP_NODE",
+        "RECONFIG_FAIL",
+    ),
+    *("REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESIZING", "RESV_DEL_HOLD", "REVOKED", "SIGNALING"),
+    *("SPECIAL_EXIT", "STAGE_OUT", "STOPPED", "UPDATE_DB"),
+)
+# squeue(1) and sacct(1), "JOB STATE CODES".
+CODES = (
+    *("BF", "CA", "CD", "CF", "CG", "DL", "F", "NF", "OOM", "PD", "PR", "R", "RD", "RF", "RH", "RQ"),
+    *("RS", "RV", "SI", "SE", "SO", "ST", "S", "TO"),
+)
+
+
+def test_the_table_holds_every_state_of_slurm_and_nothing_else():
+    assert set(STATES) == {*BASE_STATES, *FLAGS, *CODES}
+
+
+@pytest.mark.parametrize("word", [*BASE_STATES, *FLAGS, *CODES])
+def test_every_state_means_something_for_a_run(word):
+    slurm_state = read_state(word)
+    assert slurm_state.state not in (RunState.UNKNOWN, RunState.PLANNED)
+    assert (slurm_state.failure_class is None) == (
+        slurm_state.state in (RunState.RUNNING, RunState.COMPLETED)
+        or slurm_state.word in ("PENDING", "RESV_DEL_HOLD")
+    )
+
+
+def test_bad_ends_are_told_apart():
+    ends = {word: read_state(word).failure_class for word in BASE_STATES if read_state(word).state.ended}
+    assert ends == {
+        "BOOT_FAIL": FailureClass.NEVER_STARTED,
+        "CANCELLED": FailureClass.CANCELLED,
+        "COMPLETED": None,
+        "DEADLINE": FailureClass.NEVER_STARTED,
+        "FAILED": FailureClass.BAD_EXIT,
+        "NODE_FAIL": FailureClass.NODE_FAILURE,
+        "OUT_OF_MEMORY": FailureClass.OUT_OF_MEMORY,
+        "PREEMPTED": FailureClass.PREEMPTED,
+        "TIMEOUT": FailureClass.TIME_LIMIT,
+    }
+
+
+def test_a_job_that_was_requeued_and_held_is_not_waited_for():
+    assert read_state("REQUEUE_HOLD").state is RunState.FAILED
+    assert read_state("SPECIAL_EXIT").state is RunState.FAILED
+
+
+@pytest.mark.parametrize(
+    ("printed", "word"),
+    [
+        ("CANCELLED by 1000", "CANCELLED"),
+        ("CANCELLED+", "CANCELLED"),
+        ("OUT_OF_ME+", "OUT_OF_MEMORY"),
+        ("completed", "COMPLETED"),
+        (" RUNNING ", "RUNNING"),
+        ("CG", "COMPLETING"),
+        ("R", "RUNNING"),
+        ("NODE_FAIL+", "NODE_FAIL"),
+    ],
+)
+def test_states_are_read_as_the_commands_print_them(printed, word):
+    assert read_state(printed).word == word
+
+
+@pytest.mark.parametrize("printed", ["HIBERNATING", "", "RE+", "+", "REQUEUE_+"])
+def test_an_unknown_or_ambiguous_state_says_so_with_slurms_word(printed):
+    slurm_state = read_state(printed)
+    assert slurm_state.state is RunState.UNKNOWN
+    assert slurm_state.meaning == f"Slurm reports the unknown state {printed!r}"

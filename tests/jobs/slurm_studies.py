@@ -1,0 +1,204 @@
+"""Studies for tests on the cluster, with real training or with short scripts."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.jobs.slurm.client import Slurm
+from bench.jobs.slurm.scheduler import SlurmExecutor
+from bench.plan import make_plan, write_plan
+from bench.study.layout import METRICS_COLUMNS, StudyFolder
+from bench.study.plan_json import PlannedStudy, open_study
+from tests.commands import command_line
+
+HEAD = """\
+study: {name}
+cluster:
+  executor: slurm
+  partition: {partition}
+  account: users
+  time_limit: {limit}
+  cpus_per_task: 1
+  exclusive: false            # many small jobs share four nodes
+  {cluster}
+axes: {{nodes: {nodes}, tasks_per_node: [1], backend: [gloo]}}
+scaling: [{{mode: weak, per_gpu_batch: {batches}}}]
+workload: {{device: cpu, model: mlp, epochs: 1}}
+repeats: {repeats}
+"""
+#: Commands that write the results that the executor expects of a successful run.
+MEASURE = f"printf '%s\\n' {','.join(METRICS_COLUMNS)} {',' * (len(METRICS_COLUMNS) - 1)} >\"$1/metrics.csv\""
+
+
+class Command(subprocess.Popen[str]):
+    """A started command. A block that fails kills it, so that no failing test waits for it without end."""
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: Any) -> None:
+        if kind is not None:
+            self.kill()
+        super().__exit__(kind, *rest)
+
+
+@dataclass
+class Study:
+    """A planned study, and calls of `bench` for it."""
+
+    folder: Path
+    environment: Mapping[str, str]
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
+
+    @property
+    def planned(self) -> PlannedStudy:
+        return open_study(StudyFolder(self.folder))
+
+    @property
+    def executor(self) -> SlurmExecutor:
+        return SlurmExecutor(self.planned, slurm=Slurm(environment={**os.environ, **self.environment}))
+
+    def command(self, *words: str) -> list[str]:
+        """Return the command ``bench WORDS``; the word STUDY is replaced by the folder."""
+        return [sys.executable, "-m", "bench", *self._given(words)]
+
+    def _given(self, words: Sequence[str]) -> list[str]:
+        return [str(self.folder) if word == "STUDY" else word for word in words]
+
+    def bench(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """Call ``bench WORDS`` in this process."""
+        return command_line.bench(*self._given(words), cwd=Path.cwd(), **self.environment)
+
+    def bench_process(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """Call ``bench WORDS`` in a new process, as users do; benchmarks measure this."""
+        environment = {**os.environ, **self.environment}
+        return subprocess.run(self.command(*words), env=environment, capture_output=True, text=True)
+
+    def start(self, *words: str) -> Command:
+        """Start ``bench WORDS`` without waiting for it."""
+        return Command(
+            self.command(*words),
+            env={**os.environ, **self.environment},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            stdin=subprocess.DEVNULL,
+        )
+
+    def status(self) -> dict[str, dict[str, Any]]:
+        """Return the record of each run after a refresh."""
+        return {run_id: vars(record) for run_id, record in self.executor.refresh().items()}
+
+    def run_json(self, run_id: str, attempt: int = 1) -> dict[str, Any]:
+        content: dict[str, Any] = json.loads(
+            (self.folder / f"runs/{run_id}/attempt-{attempt}/run.json").read_text()
+        )
+        return content
+
+    def jobs_per_run(self) -> Counter[str]:
+        """Return the number of Slurm jobs per run, of all attempts and ended jobs too."""
+        return Counter(name.split(".")[1] for name in self._queue("--states=all").values())
+
+    def job_ids(self) -> list[str]:
+        """Return the ids of all jobs of this study, ended ones too."""
+        return sorted(self._queue("--states=all"), key=int)
+
+    def cancel_all(self) -> None:
+        """Cancel every job of this study, even if its ledger lacks it."""
+        if ids := list(self._queue()):
+            subprocess.run(["scancel", *ids], env={**os.environ, **self.environment}, check=False)
+
+    def _queue(self, *options: str) -> dict[str, str]:
+        """Return the names of this study's jobs in squeue by job id."""
+        shown = subprocess.run(
+            ["squeue", "--noheader", "--format=%A %j", *options],
+            env={**os.environ, **self.environment},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        jobs = dict(line.split(maxsplit=1) for line in shown.stdout.splitlines())
+        key = self.planned.plan["key"]
+        return {job_id: name for job_id, name in jobs.items() if name.endswith(f".{key}")}
+
+
+@contextmanager
+def submitted(study: Study, *options: str) -> Iterator[Study]:
+    """Submit a study; cancel its jobs at the end of the block."""
+    try:
+        done = study.bench("submit", "STUDY", *options)
+        assert done.returncode == 0, done.stderr
+        yield study
+    finally:
+        study.cancel_all()
+
+
+def plan_study(folder: Path, matrix: str, environment: Mapping[str, str]) -> Study:
+    """Plan a matrix in ``folder``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "matrix.yaml"
+    path.write_text(matrix)
+    return Study(write_plan(make_plan(path), folder / "results").path, environment)
+
+
+def scripted_study(
+    folder: Path,
+    bodies: Sequence[str],
+    environment: Mapping[str, str],
+    *,
+    name: str = "scripted",
+    nodes: Sequence[int] = (1,),
+    repeats: int = 1,
+    partition: str = "l40s",
+    limit: str = "2m",
+    cluster: str = "",
+) -> Study:
+    """Plan a study whose cells are short scripts; the run's folder is ``$1``.
+
+    Its runs are called ``n1x1-gloo-srun-b1-r1``, ``...-b2-r1``: the N-th batch runs body N, on each
+    number of nodes. ``cluster`` is a further line of the matrix's section of this name.
+    """
+    batches = list(range(1, len(bodies) + 1))
+    sizes = {"nodes": list(nodes), "batches": batches, "repeats": repeats}
+    study = plan_study(
+        folder,
+        HEAD.format(name=name, partition=partition, limit=limit, cluster=cluster, **sizes),
+        environment,
+    )
+    for size, (batch, body) in itertools.product(nodes, enumerate(bodies, 1)):
+        script = study.folder / f"scripts/n{size}x1-gloo-srun-b{batch}.sbatch"
+        assert script.exists()
+        head, directives, body = _parted(body)
+        script.write_text(f"{head}{directives}\n{body}\n")
+    return study
+
+
+def _parted(body: str) -> tuple[str, str, str]:
+    """Return the first line, the directives, and the rest."""
+    lines = body.splitlines()
+    directives = [line for line in lines if line.startswith("#SBATCH")]
+    if not any("--mem" in line for line in directives):
+        directives.append("#SBATCH --mem=100M")
+    rest = [line for line in lines if not line.startswith("#SBATCH")]
+    return "#!/bin/bash\n", "\n".join(directives), "\n".join(rest)
+
+
+def run_id(number: int, repeat: int = 1) -> str:
+    """Return the name of a run of cell ``number`` of a scripted study."""
+    return f"n1x1-gloo-srun-b{number}-r{repeat}"
+
+
+def lines(stream: Any) -> Iterator[str]:
+    """Yield the lines of a process's standard error."""
+    for line in stream:
+        yield line.rstrip("\n")

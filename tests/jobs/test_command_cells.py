@@ -1,0 +1,294 @@
+"""Execution of commands as cells, on this machine and as jobs of a real Slurm."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import platform
+import shutil
+import socket
+import subprocess
+from collections.abc import Mapping
+from contextlib import contextmanager
+from datetime import datetime
+from importlib.metadata import version
+from pathlib import Path
+from types import MappingProxyType
+
+import psutil
+import pytest
+
+from bench.jobs import local
+from bench.jobs.local import LocalExecutor
+from bench.jobs.scheduler import Callbacks
+from bench.measure.command_conditions import merge_nodes
+from bench.plan import make_plan, write_plan
+from bench.study.layout import RunFolder, StudyFolder
+from bench.study.plan_json import PlannedStudy, open_study
+from bench.study.verify import verify_run
+from tests.cluster.containers import wait_for
+from tests.commands import command_line
+
+EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
+MATRIX = """\
+study: own
+cluster: {{executor: local, time_limit: {limit}}}
+axes: {{tasks_per_node: [2]}}
+scaling: [{{mode: weak, per_gpu_batch: [8]}}]
+repeats: 1
+workload:
+  device: cpu
+"""
+
+
+@pytest.fixture
+def study(tmp_path, monkeypatch):
+    """Return a function that plans and executes a study of one command in a folder with an awkward name."""
+
+    def study(
+        workload: str, limit: str = "2m", files: Mapping[str, str] = MappingProxyType({})
+    ) -> PlannedStudy:
+        root = tmp_path / "it's; a $(folder)"
+        root.mkdir()
+        monkeypatch.chdir(root)
+        for name, text in files.items():
+            Path(name).write_text(text)
+        lines = "".join(f"  {line}\n" for line in workload.splitlines())
+        Path("own.yaml").write_text(MATRIX.format(limit=limit) + lines)
+        planned = open_study(write_plan(make_plan(Path("own.yaml")), Path("results")))
+        LocalExecutor(planned).submit(planned.runs, seen=planned.records(), callbacks=Callbacks())
+        return planned
+
+    return study
+
+
+@pytest.fixture
+def limit_when_ready(monkeypatch):
+    """Return a time limit that is reached as soon as the command has printed ``ready``."""
+    limit_s = 5
+
+    class Process(subprocess.Popen):
+        def __init__(self, *arguments, **options) -> None:
+            self.output = Path(getattr(options.get("stdout"), "name", os.devnull))
+            super().__init__(*arguments, **options)
+
+        def wait(self, timeout: float | None = None) -> int:
+            if timeout != limit_s:
+                return super().wait(timeout)
+            wait_for(lambda: "ready" in self.output.read_text(), what="the command")
+            raise subprocess.TimeoutExpired(self.args, timeout)
+
+    monkeypatch.setattr(local.subprocess, "Popen", Process)
+    return f"{limit_s}s"
+
+
+def left(study: PlannedStudy) -> RunFolder:
+    return study.folder.attempt(study.runs[0].run_id, 1)
+
+
+def run_json(study: PlannedStudy) -> dict:
+    return json.loads(left(study).run_json.read_text())
+
+
+def bench(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return command_line.bench(*words, cwd=cwd, BENCH_RESULTS=str(cwd / "results"), OMP_NUM_THREADS="1")
+
+
+def test_a_command_needs_no_torch_and_gets_its_arguments_literally(study):
+    done = study(
+        """\
+command: [bash, -c, 'printf "%s\\n" "$@" >"$1/words.$RANK"', bash, "{run_dir}", "{cell_id}", "a  'b' $HOME", "{{}}"]
+metrics: none"""
+    )
+    assert (run_json(done)["state"], run_json(done)["warnings"]) == ("completed", [])
+    folder = left(done)
+    wanted = [str(folder.path.resolve()), "n1x2-gloo-torchrun-b8", "a  'b' $HOME", "{}"]
+    for rank in (0, 1):
+        assert (folder.path / f"words.{rank}").read_text().splitlines() == wanted
+    assert verify_run(folder.path).passed
+
+
+def test_the_node_is_sampled_and_the_log_searched_after_a_command_without_the_recorder(study):
+    done = study(
+        "command: [bash, -c, 'sleep 0.3; echo Grad strides do not match bucket view strides.']\nmetrics: none"
+    )
+    folder = left(done)
+    (warning, *_) = run_json(done)["warnings"]
+    assert (warning["cause"], warning["path"], warning["line"]) == ("slow-gradient-strides", "job.out", 1)
+    content = json.loads(folder.conditions.read_text())
+    (window,) = content["windows"]
+    assert (window["epoch"], window["ranks"]) == (None, [])
+    start, end = (datetime.fromisoformat(window[name]) for name in ("start", "end"))
+    assert (end - start).total_seconds() >= 0.3
+    (node,) = window["nodes"]
+    assert node["node"] == socket.gethostname()
+    assert node["foreign_cpu_s"] >= 0
+    assert [path.name for path in folder.path.glob("conditions*")] == ["conditions.json"]
+
+
+def test_a_node_that_cannot_be_sampled_is_stated_and_does_not_fail_the_run(tmp_path):
+    folder = RunFolder(tmp_path)
+    (tmp_path / "conditions.err").write_text("Traceback\nNo module named bench\n\n")
+    merge_nodes(folder)
+    assert json.loads(folder.conditions.read_text()) == {
+        "schema": 1,
+        "windows": [],
+        "not_sampled_because": "No module named bench",
+    }
+
+
+def test_a_command_without_the_recorder_has_an_environment_and_its_script(study):
+    done = study(
+        """\
+command: [python, train.py, --api-key, hunter2, "{run_dir}"]
+metrics: {output: {throughput: 'rate ([0-9]+)'}}""",
+        files={"train.py": "print('rate 8')\n"},
+    )
+    run, env = run_json(done), json.loads(left(done).env.read_text())
+    assert run["command"]["words"] == ["python", "train.py", "--api-key", "***", "{run_dir}"]
+    assert run["cell"]["workload"]["command"][3] == "***"
+    assert (run["command"]["script"], env["script_sha256"]) == ("train.py", run["command"]["script_sha256"])
+    (host,) = env["hosts"]
+    assert (host["host"], host["ranks_here"]) == (socket.gethostname(), 2)
+    assert host["cores"] == len(os.sched_getaffinity(0))
+    assert (env["threads_per_rank"], env["env"]["OMP_NUM_THREADS"]) == (1, "1")
+    assert (env["python"], env["torch"]) == (platform.python_version(), version("torch"))
+    assert (env["joined"], env["backend"], env["transport"]) == (None, None, None)
+    assert not list(left(done).path.glob("env-node*"))
+    outcomes = {check.name: check.outcome for check in verify_run(left(done).path).checks}
+    assert (outcomes["script"], outcomes["nodes"], outcomes["ranks joined"]) == ("ok", "ok", "not measured")
+
+
+def test_a_script_that_changed_since_the_submission_is_stated(study, monkeypatch):
+    real = local.sampled_node
+
+    @contextmanager
+    def edited_first(folder, env):
+        Path("train.sh").write_text("echo changed\n")
+        with real(folder, env):
+            yield
+
+    monkeypatch.setattr(local, "sampled_node", edited_first)
+    done = study("command: [bash, train.sh]\nmetrics: none", files={"train.sh": "echo submitted\n"})
+    (fact,) = json.loads(left(done).env.read_text())["facts"]
+    assert (fact["kind"], fact["values"]["script"]) == ("script-changed", "train.sh")
+    assert fact["values"]["submitted"] != fact["values"]["found"]
+    (failure,) = verify_run(left(done).path).failures
+    assert failure.name == "script"
+
+
+def test_a_command_that_fails_before_it_calls_the_recorder_has_an_environment(study):
+    done = study("command: [bash, -c, 'exit 3']\nmetrics: recorder")
+    env = json.loads(left(done).env.read_text())
+    assert env["hosts"] == [{"host": socket.gethostname()}]
+    assert (env["launcher"], env["torch"]) == ("torchrun", None)
+
+
+def test_a_failed_command_is_reported_with_its_error(study):
+    done = study("command: [bash, -c, 'echo \"ValueError: planted\" >&2; exit 3']\nmetrics: none")
+    assert run_json(done)["state"] == "failed"
+    assert "ValueError: planted" in left(done).err.read_text()
+    assert not verify_run(left(done).path).passed
+
+
+def test_a_command_that_does_not_print_its_metrics_is_incomplete(study):
+    done = study("command: [echo, hello]\nmetrics: {output: {throughput: 'speed (.*)'}}")
+    content = run_json(done)
+    assert (content["state"], content["reason"]) == (
+        "failed",
+        "no line of job.out or job.err matches workload.metrics.output.throughput 'speed (.*)'",
+    )
+
+
+def test_the_time_limit_ends_every_process_of_a_command(study, limit_when_ready, monkeypatch):
+    monkeypatch.setattr(local, "COMMAND_END_S", 0.5)
+    done = study(
+        "command: [bash, -c, 'trap \"\" TERM; sleep 4242 & echo ready; wait; sleep 4242']\nmetrics: none",
+        limit=limit_when_ready,
+    )
+    assert run_json(done)["reason"] == "the time limit of 5 s was reached"
+    assert [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == ["sleep", "4242"]] == []
+
+
+def test_the_reason_of_a_run_at_its_time_limit_includes_its_own_error(study, limit_when_ready):
+    words = "rank 0 on n1: rank 1 on n2 did not reach step 3"
+    said = f"trap 'echo \\\"bench: error: {words}\\\" >&2; exit 1' TERM; sleep 60 & echo ready; wait"
+    done = study(f'command: [bash, -c, "{said}"]\nmetrics: none', limit=limit_when_ready)
+    content = run_json(done)
+    assert content["reason"] == f"the time limit of 5 s was reached; {words}"
+    assert content["failure_class"] == "time-limit"
+
+
+@pytest.mark.slow
+def test_an_unchanged_script_and_one_with_added_lines_end_in_the_same_report(tmp_path):
+    for name in ("train_ddp.py", "train_gpt.py"):
+        shutil.copy(EXAMPLES / name, tmp_path)
+    quick = {
+        "ddp": ("--epochs 4", "--epochs 2 --samples 1600"),
+        "gpt": ("{grad_accum}", "{grad_accum} --max_iters 9"),
+    }
+    reports = {}
+    for name, (old, new) in quick.items():
+        text = (EXAMPLES / f"{name}.yaml").read_text()
+        assert old in text
+        text = text.replace(old, new).replace("steps_per_epoch: 30", "steps_per_epoch: 10")
+        text = text.replace("repeats: 3", "repeats: 1").replace(
+            "tasks_per_node: [1, 2]", "tasks_per_node: [2]"
+        )
+        (tmp_path / f"{name}.yaml").write_text(text)
+        done = bench("run", f"{name}.yaml", cwd=tmp_path)
+        assert done.returncode == 0, done.stdout + done.stderr
+        checked = bench("verify", f"own_{name}", cwd=tmp_path)
+        assert checked.returncode == 0, checked.stdout
+        with (tmp_path / "results" / f"own_{name}" / "report" / "scaling.csv").open(newline="") as file:
+            (reports[name],) = csv.DictReader(file)
+    assert list(reports["ddp"]) == list(reports["gpt"])
+    for row in reports.values():
+        assert (row["state"], row["n"], row["gpus"], row["global_batch"][-1]) == (
+            *("completed", "1", "2"),
+            row["global_batch"][-1],
+        )
+        assert float(row["throughput_samples_per_sec"]) > 0
+    assert float(reports["ddp"]["comm_efficiency"]) > 0
+    assert reports["gpt"]["comm_efficiency"] == ""  # what the script does not tell is not known
+
+
+def test_srun_and_torchrun_give_a_command_the_same_names(cluster, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("own.yaml").write_text(
+        "study: own\n"
+        "cluster: {executor: slurm, partition: l40s, account: users, time_limit: 2m}\n"
+        "axes: {nodes: [2], tasks_per_node: [2], launcher: [srun, torchrun]}\n"
+        "scaling: [{mode: weak, per_gpu_batch: [8]}]\n"
+        "repeats: 1\n"
+        "workload:\n"
+        "  device: cpu\n"
+        "  command:\n"
+        "    - bash\n"
+        "    - -c\n"
+        '    - \'env | grep -E "^(RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|BENCH_GLOBAL_BATCH)=" | sort'
+        ' >"$1/env.$RANK"; echo "rate $2"\'\n'
+        "    - bash\n"
+        "    - '{run_dir}'\n"
+        "    - '{global_batch}'\n"
+        "  metrics: {output: {throughput: 'rate ([0-9]+)'}}\n"
+    )
+    folder = write_plan(make_plan(Path("own.yaml")), tmp_path / "results")
+    done = bench("submit", "own", "--wait", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    study = open_study(StudyFolder(folder.path))
+    names = {}
+    for run in study.runs:
+        path = study.folder.attempt(run.run_id, 1).path
+        names[run.cell_id] = [(path / f"env.{rank}").read_text().split() for rank in range(4)]
+        assert verify_run(path).passed
+    srun, torchrun = names.values()
+    assert srun == torchrun
+    assert srun[3] == [
+        "BENCH_GLOBAL_BATCH=32",
+        "LOCAL_RANK=1",
+        "LOCAL_WORLD_SIZE=2",
+        "RANK=3",
+        "WORLD_SIZE=4",
+    ]

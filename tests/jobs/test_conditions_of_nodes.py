@@ -1,0 +1,87 @@
+"""conditions.json of jobs on the cluster: a busy process on one node is foreign there, and the job's are not."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.cluster.bed import Cluster
+from tests.jobs.slurm_studies import Study, plan_study, submitted
+
+LOOP = "echo $$; while :; do :; done"
+COMMAND = """\
+study: commands
+cluster: {executor: slurm, partition: l40s, account: users, time_limit: 3m, nodelist: "n[1-2]"}
+axes: {nodes: [2], tasks_per_node: [1], launcher: [srun, torchrun]}
+scaling: [{mode: weak, per_gpu_batch: [4]}]
+repeats: 1
+workload: {device: cpu, metrics: none, command: [bash, -c, "SECONDS=0; while ((SECONDS < 3)); do :; done"]}
+"""
+MIXED = """\
+include:
+  - {nodes: 2, tasks_per_node: [2, 1], launcher: torchrun, backend: gloo, mode: weak, per_gpu_batch: 4}
+"""
+TRAINING = """\
+study: training
+cluster: {executor: slurm, partition: l40s, account: users, time_limit: 3m, nodelist: "n[1-2]"}
+axes: {nodes: [2], tasks_per_node: [1]}
+scaling: [{mode: weak, per_gpu_batch: [8]}]
+repeats: 1
+workload: {device: cpu, model: mlp, parameters: 1M, epochs: 1, steps_per_epoch: 150, probe_steps: 0, sweep_time: 0}
+"""
+
+
+@contextmanager
+def busy(cluster: Cluster, node: str, folder: Path) -> Iterator[None]:
+    """Keep one core busy on a node with a process that belongs to no job."""
+    command = cluster.command_on_node(node, ["sh", "-c", LOOP], cwd=folder)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as loop:
+        assert loop.stdout is not None
+        pid = loop.stdout.readline().strip()
+        try:
+            yield
+        finally:
+            cluster.run_on_node(node, ["kill", "-KILL", pid])
+
+
+def foreign_cpu_s(study: Study, run_id: str) -> dict[str, float]:
+    folder = study.planned.folder.attempt(run_id, 1)
+    content: dict[str, Any] = json.loads(folder.conditions.read_text())
+    (window,) = content["windows"]
+    for node in window["nodes"]:
+        assert (node["net"]["interface"], node["net"]["rate_mbit_s"]) == ("eth0", None)  # the machine's /sys
+    return {node["node"]: node["foreign_cpu_s"] for node in window["nodes"]}
+
+
+def test_a_busy_process_beside_a_command_is_foreign_and_the_command_is_not(cluster: Cluster, tmp_path: Path):
+    planned = plan_study(tmp_path, COMMAND, cluster.environment)
+    with busy(cluster, "n2", tmp_path), submitted(planned, "--wait") as study:
+        found = {run.run_id: foreign_cpu_s(study, run.run_id) for run in study.planned.runs}
+    assert len(found) == 2
+    for foreign_s in found.values():
+        assert list(foreign_s) == ["n1", "n2"]
+        assert foreign_s["n2"] > 0.1
+        assert foreign_s["n1"] < 0.2 * foreign_s["n2"]
+
+
+def test_a_busy_process_beside_the_training_is_foreign_and_the_training_is_not(
+    cluster: Cluster, tmp_path: Path
+):
+    planned = plan_study(tmp_path, TRAINING, cluster.environment)
+    with busy(cluster, "n2", tmp_path), submitted(planned, "--wait") as study:
+        (run,) = study.planned.runs
+        foreign_s = foreign_cpu_s(study, run.run_id)
+    assert foreign_s["n2"] > 0.1
+    assert foreign_s["n1"] < 0.2 * foreign_s["n2"]
+
+
+def test_the_runs_of_a_pack_are_sampled_on_their_own_nodes(cluster: Cluster, tmp_path: Path):
+    matrix = COMMAND.replace("[srun, torchrun]", "[srun]").replace("SECONDS < 3", "SECONDS < 1") + MIXED
+    planned = plan_study(tmp_path, matrix, cluster.environment)
+    with submitted(planned, "--pack", "--wait") as study:
+        found = [foreign_cpu_s(study, run.run_id) for run in study.planned.runs]
+    assert [list(foreign_s) for foreign_s in found] == [["n1", "n2"], ["n1", "n2"]]

@@ -1,0 +1,117 @@
+"""Detection of killed ranks in recorded messages of srun and torchrun."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.jobs.outcome import EndNote, error_line, exited_rank, killed_rank
+from bench.study.layout import RunFolder
+
+LOST = "bench: error: rank 0: lost the connection to another rank: it ended first, and its own message says why\n"
+SRUN = (
+    LOST
+    + """\
+srun: error: n2: task 1: Killed
+srun: launch/slurm: _step_signal: Terminating StepId=11.0
+slurmstepd-n1: error: *** STEP 11.0 ON n1 CANCELLED AT 2026-11-20T20:42:05 ***
+srun: error: n1: task 0: Exited with exit code 1
+srun: Force Terminated StepId=11.0
+"""
+)
+ENDED_BY_SLURM = """\
+srun: error: n1: task 0: Exited with exit code 1
+srun: launch/slurm: _step_signal: Terminating StepId=12.0
+srun: error: n2: tasks 1-3: Killed
+"""
+TORCHRUN = """\
+E1120 20:42:05.656000 133 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: -9)
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-11-20_20:42:05
+  host      : n2
+  rank      : 1 (local_rank: 0)
+  exitcode  : {code} (pid: 135)  ({name})
+  error_file: <N/A>
+  traceback : Signal 9 (SIGKILL) received by PID 135
+"""
+
+
+@pytest.mark.parametrize(
+    ("launcher", "words", "said"),
+    [
+        ("srun", SRUN, "rank 1 on n2 was killed by SIGKILL"),
+        ("torchrun", SRUN, "the torchrun agent on n2 was killed by SIGKILL"),
+        ("srun", ENDED_BY_SLURM, ""),
+        ("srun", LOST + ENDED_BY_SLURM, "ranks 1-3 on n2 were killed by SIGKILL"),
+        (
+            *("srun", "srun: error: n3: task 7: Segmentation fault (core dumped)\n"),
+            "rank 7 on n3 was killed by SIGSEGV",
+        ),
+        ("srun", "srun: error: n3: task 7: Terminated\n", ""),
+        ("torchrun", TORCHRUN.format(code=-9, name="SIGKILL"), "rank 1 on n2 was killed by SIGKILL"),
+        ("torchrun", TORCHRUN.format(code=-15, name="SIGTERM"), ""),
+        ("torchrun", TORCHRUN.format(code=1, name=""), ""),
+        ("srun", "", ""),
+    ],
+)
+def test_a_killed_rank_is_named(tmp_path, launcher, words, said):
+    (tmp_path / "job.err").write_text(words)
+    assert killed_rank(RunFolder(tmp_path), launcher) == said
+
+
+@pytest.mark.parametrize(
+    ("launcher", "words", "said"),
+    [
+        ("srun", ENDED_BY_SLURM, "rank 0 on n1 exited with code 1"),
+        ("torchrun", ENDED_BY_SLURM, "the torchrun agent on n1 exited with code 1"),
+        (
+            "srun",
+            "srun: error: n3: tasks 4-5: Exited with exit code 3\n",
+            "ranks 4-5 on n3 exited with code 3",
+        ),
+        ("srun", SRUN, ""),  # that was after Slurm had begun to end the others
+        ("srun", "", ""),
+    ],
+)
+def test_the_rank_that_exited_first_is_named(tmp_path, launcher, words, said):
+    (tmp_path / "job.err").write_text(words)
+    assert exited_rank(RunFolder(tmp_path), launcher) == said
+
+
+@pytest.mark.parametrize(
+    ("own", "said"),
+    [
+        ("", "rank 1 on n2 ended with exit code 7"),
+        ("ValueError: the loss is nan\n", "ValueError: the loss is nan"),
+        ("[rank1]: RuntimeError: boom\nbench: error: no such data\n", "no such data"),
+    ],
+)
+def test_errors_of_a_rank_take_precedence_over_torchruns(tmp_path, own, said):
+    torchruns = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n"
+    (tmp_path / "job.err").write_text(own + torchruns + TORCHRUN.format(code=7, name=""))
+    assert error_line(RunFolder(tmp_path)) == said
+
+
+def test_the_first_error_is_the_reason_however_much_the_other_ranks_print(tmp_path):
+    frames = "frame #0: c10d::TCPStore::get(std::__cxx11::basic_string<char>)\n" * 1000
+    others = [f"{frames}bench: error: rank {rank}: the store stopped answering\n" for rank in range(1, 8)]
+    first = "bench: error: rank 0: no CUDA device is visible\n"
+    (tmp_path / "job.err").write_text(first + "".join(others))
+    assert error_line(RunFolder(tmp_path)) == "rank 0: no CUDA device is visible"
+    (tmp_path / "job.err").write_text("step\n" * 300_000 + "bench: error: the loss is NaN\n")
+    assert error_line(RunFolder(tmp_path)) == "the loss is NaN"
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "null", '{"exit_code": "3"}', '{"exit_code": true, "time": 3}']
+)
+def test_a_broken_end_json_is_ignored(tmp_path, text):
+    (tmp_path / "end.json").write_text(text)
+    end = EndNote.read(RunFolder(tmp_path))
+    assert (end.exit_code, end.written, end.time) == (None, None, None)
+
+
+def test_exit_code_and_time_are_read_from_end_json(tmp_path):
+    (tmp_path / "end.json").write_text('{"exit_code": 3, "signal": null, "time": "2026-11-20T20:42:05Z"}')
+    end = EndNote.read(RunFolder(tmp_path))
+    assert (end.exit_code, end.time.isoformat()) == (3, "2026-11-20T20:42:05+00:00")

@@ -1,0 +1,203 @@
+"""The same matrix with srun and torchrun on a real Slurm, from plan to report; options of sites."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from bench.study.layout import RunFolder
+from tests.analysis.figures import no_figure
+from tests.cluster.bed import Cluster
+from tests.cluster.containers import wait_for
+from tests.jobs.slurm_studies import MEASURE, Study, plan_study, run_id, scripted_study, submitted
+
+MATRIX = """\
+study: launchers
+cluster:
+  executor: slurm
+  exclusive: false            # the runs are side by side
+  partition: l40s
+  account: users
+  cpus_per_task: 1
+  time_limit: 5m
+  env: {GLOO_SOCKET_IFNAME: eth0}
+axes: {nodes: [2], tasks_per_node: [2], backend: [gloo], launcher: [srun]}
+scaling: [{mode: weak, per_gpu_batch: [2]}]
+include:
+  - {nodes: 2, tasks_per_node: [2, 1], launcher: torchrun, backend: gloo, mode: weak, per_gpu_batch: 2}
+workload: {device: cpu, model: mlp, parameters: 100k, steps_per_epoch: 3, epochs: 1, warmup_steps: 3,
+           attribution_steps: 0, val_steps: 0, probe_steps: 0, sweep_time: 0}
+repeats: 1
+"""
+
+
+@pytest.fixture(scope="module")
+def study(running_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Study]:
+    """Execute all cells."""
+    study = plan_study(tmp_path_factory.mktemp("launchers"), MATRIX, running_cluster.environment)
+    with submitted(study, "--wait"):
+        yield study
+
+
+def test_every_run_of_either_launcher_completes_and_passes(study):
+    shown = study.status()
+    assert len(shown) == 2
+    assert {run["state"] for run in shown.values()} == {"completed"}
+    verified = study.bench("verify", "STUDY")
+    assert verified.stdout.splitlines()[-1] == "2 of 2 runs pass"
+
+
+def test_the_ranks_join_on_the_allocated_hosts_and_report_them(study, running_cluster):
+    for name, run in study.status().items():
+        folder = RunFolder(study.folder / f"runs/{name}/attempt-1")
+        env, content = json.loads(folder.env.read_text()), study.run_json(name)
+        cell = content["cell"]
+        asked = ["sacct", "-nXPj", run["job_id"], "-o", "State,NodeList"]
+        state, nodes = running_cluster.run(asked).stdout.strip().split("|")
+        given = running_cluster.run(["scontrol", "show", "hostnames", nodes]).stdout.split()
+        assert state == "COMPLETED"
+        assert [host["host"] for host in env["hosts"]] == given
+        counts = cell["tasks_per_node"]
+        per_node = counts if isinstance(counts, list) else [counts] * cell["nodes"]
+        assert [host["ranks_here"] for host in env["hosts"]] == per_node
+        ranks = cell["world_size"]
+        assert (env["joined"]["ranks"], env["joined"]["expected"]) == (ranks, ranks)
+        assert content["submitted_at"][:19] <= content["started_at"] <= content["ended_at"]
+        steps = [line.split()[0] for line in folder.sacct_summary.read_text().splitlines()[1:]]
+        assert steps == [run["job_id"], f"{run['job_id']}.batch", f"{run['job_id']}.0"]
+        said = folder.out.read_text() + folder.err.read_text()
+        assert re.search(rf"\b{ranks}/{ranks} ranks? joined", said), said
+
+
+# -- options of sites -------------------------------------------------------------------------
+
+
+SITE_MATRIX = """\
+study: site
+cluster:
+  executor: slurm
+  exclusive: false            # the batch shell of a whole node sees all its GPUs
+  partition: l40s
+  account: users
+  qos: bench
+  reservation: tonight
+  constraint: fast
+  gpu_type: l40s
+  gpu_request: {request}
+  mem: 100M
+  time_limit: 2m
+  directives: ["--comment=grant:7"]
+axes: {{nodes: [1], gpus_per_node: [2], backend: [gloo]}}
+scaling: [{{mode: weak, per_gpu_batch: [1]}}]
+workload: {{device: cuda, model: mlp}}
+repeats: 1
+"""
+
+
+@pytest.fixture
+def site(cluster: Cluster) -> Iterator[Cluster]:
+    """Add a QOS, a reservation, and a feature on two nodes to the cluster."""
+    cluster.run(["sacctmgr", "-i", "add", "qos", "bench"], check=False)  # there already, the second time
+    cluster.run(["sacctmgr", "-i", "modify", "user", "root", "set", "qos+=bench"])
+    cluster.run(["scontrol", "update", "NodeName=n[3-4]", "AvailableFeatures=fast", "ActiveFeatures=fast"])
+    words = ["ReservationName=tonight", "Users=root", "StartTime=now", "Duration=30", "Nodes=n[2-4]"]
+    cluster.run(["scontrol", "create", "reservation", *words])
+    yield cluster
+    cluster.run(["scancel", "--user=root"])  # a reservation in use cannot be deleted
+
+    def deleted() -> bool:
+        return cluster.run(["scontrol", "delete", "ReservationName=tonight"], check=False).returncode == 0
+
+    wait_for(deleted, what="the end of the reservation")
+    cluster.run(["scontrol", "update", "NodeName=n[3-4]", "AvailableFeatures=", "ActiveFeatures="])
+
+
+@pytest.mark.parametrize("request_form", ["gres", "gpus-per-node"])
+def test_options_of_a_site_reach_slurm_with_either_gpu_option(site, tmp_path, request_form):
+    study = plan_study(tmp_path, SITE_MATRIX.format(request=request_form), site.environment)
+    (run,) = study.planned.runs
+    script = study.planned.script(run.cell_id)
+    head = [line for line in script.read_text().splitlines() if line.startswith("#SBATCH")]
+    body = 'nvidia=$CUDA_VISIBLE_DEVICES; echo "devices $nvidia on $(hostname)"'
+    script.write_text("\n".join(["#!/bin/bash", *head, body, MEASURE, ""]))
+    done = study.bench("submit", "STUDY")
+    assert done.returncode == 0, done.stderr
+    job_id = study.run_json(run.run_id)["job_id"]
+    fields = "Partition,Account,QOS,Constraints,ReqTRES,NodeList,State"
+
+    def accounting_row() -> list[str]:
+        words = ["sacct", "-nXPj", job_id, "-o", fields]
+        return site.run(words).stdout.strip().split("|")
+
+    # Some columns are empty until the job's own record follows those of its steps.
+    wait_for(
+        lambda: accounting_row()[-1] == "COMPLETED" and all(accounting_row()[:4]),
+        what="the job's accounting",
+    )
+    partition, account, qos, constraint, tres, node, _ = accounting_row()
+    assert (partition, account, qos, constraint) == ("l40s", "users", "bench", "fast")
+    # sacct does not always know a reservation that replaces a deleted one of the same name.
+    assert site.run(["squeue", "-ht", "all", "-j", job_id, "-o", "%v"]).stdout.strip() == "tonight"
+    assert "gres/gpu=2" in tres
+    assert node in ("n3", "n4")
+    assert (
+        f"devices 0,1 on {node}" in RunFolder(study.folder / f"runs/{run.run_id}/attempt-1").out.read_text()
+    )
+
+
+# -- preemption -------------------------------------------------------------------------------
+
+
+def push_out(study: Study, cluster: Cluster) -> None:
+    """Execute the first run on a whole node, and preempt it by a job of a higher partition."""
+    assert study.bench("submit", "STUDY").returncode == 0
+    wait_for(
+        lambda: study.status()[run_id(1)]["state"] == "running",
+        what="the job that is pushed out",
+    )
+    cluster.run(
+        ["sbatch", "-p", "urgent", "-w", "n4", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 60"]
+    )
+
+
+WHOLE_NODE = "#SBATCH -w n4 --exclusive\n"
+
+
+def test_a_preempted_run_fails_as_preempted_everywhere(cluster, tmp_path):
+    body = f"{WHOLE_NODE}#SBATCH --no-requeue\nsleep 300"
+    study = scripted_study(tmp_path, [body], cluster.environment, name="preempted")
+    push_out(study, cluster)
+    wait_for(lambda: study.status()[run_id(1)]["state"] == "failed", what="its end")
+    run = study.status()[run_id(1)]
+    reason = "PREEMPTED: was stopped for another job"
+    assert (run["failure_class"], run["reason"]) == ("preempted", reason)
+    assert (
+        study.bench("verify", "STUDY").stdout.splitlines()[1].startswith(f"  FAIL  state: failed ({reason})")
+    )
+    with no_figure():
+        written = study.bench("report", "STUDY")
+    assert written.returncode == 0, written.stderr
+    page = (study.folder / "report/index.html").read_text()
+    assert reason in page
+    assert "preempted" in (study.folder / "report/runs.csv").read_text()
+    dry = study.bench("submit", "STUDY", "--dry-run", "--retry-failed").stdout
+    assert dry.splitlines()[-1] == "1 of 1 runs would be started"
+
+
+def test_a_preempted_and_requeued_job_is_queued_with_the_reason(cluster, tmp_path):
+    """The scripts forbid requeueing, but a site's sbatch filter may allow it."""
+    body = f"{WHOLE_NODE}#SBATCH --requeue\nsleep 300"
+    study = scripted_study(tmp_path, [body], cluster.environment, name="requeued")
+    push_out(study, cluster)
+    wait_for(lambda: study.status()[run_id(1)]["state"] == "queued", what="its return")
+    run = study.status()[run_id(1)]
+    assert run["job_id"] == study.run_json(run_id(1))["job_id"]
+    # squeue of 24.11 gives no reason for this wait, earlier releases give BeginTime.
+    assert run["reason"].startswith("PREEMPTED: was stopped for another job; waits to start")
+    dry = study.bench("submit", "STUDY", "--dry-run").stdout
+    assert dry == "0 of 1 runs would be started\n"
+    assert study.bench("cancel", "STUDY").stdout == "1 run cancelled\n"
+    assert study.status()[run_id(1)]["state"] == "cancelled"

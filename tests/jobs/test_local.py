@@ -1,0 +1,309 @@
+"""Execution on this machine, with real ranks and signals."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from bench.commands.options import pending
+from bench.errors import BenchError
+from bench.jobs.local import LocalExecutor
+from bench.jobs.scheduler import Callbacks
+from bench.plan import make_plan, write_plan
+from bench.study.layout import METRICS_COLUMNS, RANKS_COLUMNS, STEPS_COLUMNS, StudyFolder
+from bench.study.plan_json import PlannedStudy, open_study
+from bench.study.verify import verify_run
+
+MATRIX = """\
+study: tiny
+cluster: {{executor: local, time_limit: {limit}{cluster}}}
+axes: {{tasks_per_node: {ranks}}}
+scaling: [{{mode: weak, per_gpu_batch: [4]}}]
+workload: {{device: cpu, model: mlp, parameters: 20k, steps_per_epoch: {steps}, epochs: {epochs}, warmup_steps: 3,
+           attribution_steps: 3, val_steps: 1, join_timeout: 30}}
+repeats: {repeats}
+"""
+
+
+def planned(folder: Path, **values) -> PlannedStudy:
+    """Plan a study of tiny runs in a folder with an awkward name."""
+    root = folder / "it's a folder"
+    root.mkdir(exist_ok=True)
+    defaults = {"limit": "2m", "cluster": "", "ranks": [1, 2], "steps": 4, "epochs": 2, "repeats": 1}
+    path = root / "tiny.yaml"
+    path.write_text(MATRIX.format(**defaults | values))
+    return open_study(write_plan(make_plan(path), root / "results"))
+
+
+def submitted(study: PlannedStudy, **options) -> None:
+    executor = LocalExecutor(study)
+    seen = executor.refresh()
+    executor.submit(pending(study.runs, seen, **options), seen=seen, callbacks=Callbacks())
+
+
+def states(study: PlannedStudy) -> dict[str, str]:
+    return {run_id: str(record.state) for run_id, record in LocalExecutor(study).refresh().items()}
+
+
+def harness(study: PlannedStudy) -> subprocess.Popen:
+    """Start `bench submit`; its output goes to the file :func:`said`."""
+    words = [sys.executable, "-m", "bench", "submit", str(study.folder.path)]
+    with said(study).open("w") as output:
+        return subprocess.Popen(words, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
+
+
+def said(study: PlannedStudy) -> Path:
+    return study.folder.path.parent / "said.txt"
+
+
+def wait_for(condition: Callable[[], object], *, seconds: float = 280) -> object:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if found := condition():
+            return found
+        time.sleep(0.02)
+    raise AssertionError(f"did not come true in {seconds} s")
+
+
+def ranks_of(process: psutil.Process, *, count: int) -> list[psutil.Process]:
+    """Return the rank processes of a harness (server, agent, ranks)."""
+    try:
+        agents = [child for server in process.children() for child in server.children()]
+        ranks = [rank for agent in agents for rank in agent.children()]
+    except psutil.NoSuchProcess:
+        return []
+    return ranks if len(ranks) == count else []
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> PlannedStudy:
+    """Return an executed study of two cells and two repeats."""
+    study = planned(tmp_path_factory.mktemp("finished"), repeats=2)
+    submitted(study)
+    return study
+
+
+def test_every_run_completes_and_leaves_all_files(finished):
+    assert set(states(finished).values()) == {"completed"}
+    for run in finished.runs:
+        folder = finished.folder.attempt(run.run_id, 1)
+        assert {p.name for p in folder.path.iterdir()} >= {
+            "run.json",
+            "metrics.csv",
+            "ranks.csv",
+            "steps.csv",
+            "env.json",
+            "end.json",
+            "job.out",
+            "job.err",
+        }
+        assert folder.metrics_csv.read_text().splitlines()[0] == ",".join(METRICS_COLUMNS)
+        assert folder.ranks_csv.read_text().splitlines()[0] == ",".join(RANKS_COLUMNS)
+        assert folder.steps_csv.read_text().splitlines()[0] == ",".join(STEPS_COLUMNS)
+        verdict = verify_run(folder.path)
+        assert verdict.passed, [str(check) for check in verdict.checks]
+
+
+def test_run_json_describes_the_run_and_its_end(finished):
+    run = finished.runs[0]
+    content = json.loads(finished.folder.attempt(run.run_id, 1).run_json.read_text())
+    assert (content["study"], content["run_id"], content["repeat"], content["attempt"]) == (
+        "tiny",
+        run.run_id,
+        1,
+        1,
+    )
+    assert content["cell"]["world_size"] == finished.cells[run.cell_id].world_size
+    assert (content["state"], content["reason"], content["exit_code"]) == ("completed", "", 0)
+    assert content["submitted_at"] <= content["started_at"] <= content["ended_at"]
+
+
+def test_the_runs_are_started_in_the_planned_order(finished):
+    started = [event["run_id"] for event in finished.ledger.events() if event["event"] == "started"]
+    assert started == [run.run_id for run in finished.runs]
+
+
+def test_submitting_again_starts_nothing(finished):
+    before = finished.folder.ledger.read_bytes()
+    submitted(finished)
+    assert finished.folder.ledger.read_bytes() == before
+
+
+def test_the_script_executed_by_hand_has_the_same_results(finished, tmp_path):
+    run = next(run for run in finished.runs if "x2" in run.cell_id)
+    bin_folder = Path(sys.executable).parent
+    env = {**os.environ, "PATH": f"{bin_folder}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        ["bash", finished.script(run.cell_id), tmp_path / "by hand"],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "2/2 ranks joined" in done.stdout
+    ours = finished.folder.attempt(run.run_id, 1).metrics_csv.read_text().splitlines()
+    theirs = (tmp_path / "by hand" / "metrics.csv").read_text().splitlines()
+    assert (theirs[0], len(theirs)) == (ours[0], len(ours))
+
+
+def test_a_killed_rank_fails_its_run_with_the_reason_and_other_runs_continue(tmp_path):
+    study = planned(tmp_path, ranks=[2], steps=400, epochs=50, repeats=2)
+    process = harness(study)
+    first = study.folder.attempt(study.runs[0].run_id, 1)
+    try:
+        wait_for(first.metrics_csv.exists)
+        ranks = wait_for(lambda: ranks_of(psutil.Process(process.pid), count=2))
+        ranks[1].send_signal(signal.SIGKILL)
+        wait_for(lambda: states(study)[study.runs[0].run_id] == "failed")
+        record = LocalExecutor(study).refresh()[study.runs[0].run_id]
+        assert "rank 1 was killed by SIGKILL" in record.reason
+        rows = first.metrics_csv.read_text().splitlines()
+        assert len(rows) > 1
+        assert all(row.count(",") == len(METRICS_COLUMNS) - 1 for row in rows)
+        wait_for(lambda: states(study)[study.runs[1].run_id] == "running")
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait(timeout=280)
+
+
+def test_a_killed_harness_leaves_no_process_and_a_failed_run_with_the_reason(tmp_path):
+    study = planned(tmp_path, ranks=[2], steps=400, epochs=50, repeats=2)
+    process = harness(study)
+    first, second = (run.run_id for run in study.runs)
+    wait_for(study.folder.attempt(first, 1).metrics_csv.exists)
+    family = psutil.Process(process.pid).children(recursive=True)
+    assert len(family) == 1 + 1 + 2, "the server, its agent, and as many ranks as asked for"
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    _, alive = psutil.wait_procs(family, timeout=280)
+    assert alive == []
+    record = LocalExecutor(study).refresh()[first]
+    assert (str(record.state), record.failure_class) == ("failed", "killed")
+    assert record.reason == f"the `bench submit` process ({process.pid}) was killed during this run"
+    content = json.loads(study.folder.attempt(first, 1).run_json.read_text())
+    assert (content["state"], content["reason"]) == ("failed", record.reason)
+    assert [run.run_id for run in pending(study.runs, LocalExecutor(study).refresh())] == [second], (
+        "only what is left"
+    )
+    assert [run.run_id for run in pending(study.runs, study.records(), retry_failed=True)] == [first, second]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stopped_study_continues_with_the_remaining_runs(tmp_path, number):
+    study = planned(tmp_path, ranks=[1], steps=200, epochs=5000, repeats=3)
+    process = harness(study)
+    first = study.folder.attempt(study.runs[0].run_id, 1)
+    wait_for(first.metrics_csv.exists)
+    process.send_signal(number)
+    assert process.wait(timeout=280) == 130
+    assert said(study).read_text().splitlines()[-1] == "stopped"
+    record = study.records()[study.runs[0].run_id]
+    assert (str(record.state), record.reason) == ("cancelled", "stopped by the user")
+    assert [run.run_id for run in pending(study.runs, study.records())] == [run.run_id for run in study.runs]
+
+
+def test_a_run_is_ended_at_its_time_limit_with_the_reason(tmp_path):
+    study = planned(tmp_path, ranks=[2], steps=5000, epochs=1000, limit="1s")
+    submitted(study)
+    record = study.records()[study.runs[0].run_id]
+    assert (str(record.state), record.failure_class) == ("failed", "time-limit")
+    assert record.reason == "the time limit of 1 s was reached"
+
+
+def test_retry_failed_makes_a_new_attempt_and_keeps_the_old_one(tmp_path):
+    study = planned(tmp_path, ranks=[1])
+    run_id, before = study.runs[0].run_id, study.records()
+    study.ledger.append(
+        "started", run_id=run_id, attempt=1, pid=2**22 - 1, pid_started=0.0, host=os.uname().nodename
+    )
+    study.folder.attempt(run_id, 1).path.mkdir(parents=True)
+    assert states(study) == {run_id: "failed"}
+    submitted(study)
+    # A `bench submit` that chose its runs before this failure does not start the run again either.
+    LocalExecutor(study).submit(study.runs, seen=before, callbacks=Callbacks())
+    assert states(study) == {run_id: "failed"}
+    assert study.records()[run_id].attempt == 1
+    submitted(study, retry_failed=True)
+    assert states(study) == {run_id: "completed"}
+    assert study.records()[run_id].attempt == 2
+    assert study.folder.attempt(run_id, 1).path.is_dir()
+
+
+def test_a_run_on_another_machine_is_left_alone(tmp_path):
+    study = planned(tmp_path, ranks=[1])
+    study.ledger.append(
+        "started", run_id=study.runs[0].run_id, attempt=1, pid=1, pid_started=0.0, host="elsewhere"
+    )
+    assert states(study) == {study.runs[0].run_id: "running"}
+
+
+def test_a_second_harness_on_one_study_is_refused(tmp_path):
+    study = planned(tmp_path, ranks=[1], steps=2000, epochs=50)
+    process = harness(study)
+    try:
+        wait_for(study.folder.attempt(study.runs[0].run_id, 1).run_json.exists)
+        with pytest.raises(BenchError) as caught:
+            submitted(study)
+        holder = f"pid {process.pid} on {os.uname().nodename}"
+        assert str(caught.value) == (
+            f"{study.folder.path}: another `bench submit` is running for this study ({holder}); "
+            "wait until it ends, or stop it"
+        )
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait(timeout=280)
+
+
+def test_set_up_lines_and_variables_reach_the_ranks_literally(tmp_path):
+    cluster = ', setup: ["export FROM_SETUP=\'a b\'", "touch set-up-ran"], env: {NCCL_DEBUG: "$(touch planted) \'x"}'
+    study = planned(tmp_path, ranks=[1], cluster=cluster)
+    env = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        [sys.executable, "-m", "bench", "submit", str(study.folder.path)],
+        cwd=tmp_path,
+        env=env,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "set-up-ran").exists()
+    assert not (tmp_path / "planted").exists()
+    content = json.loads(study.folder.attempt(study.runs[0].run_id, 1).env.read_text())
+    assert content["env"]["NCCL_DEBUG"] == "$(touch planted) 'x"
+
+
+def test_a_set_up_line_that_fails_is_one_clear_error(tmp_path):
+    study = planned(tmp_path, ranks=[1], cluster=', setup: ["echo the module is not there >&2", "false"]')
+    with pytest.raises(BenchError) as caught:
+        submitted(study)
+    assert str(caught.value) == (
+        "the fork server, which starts the ranks, ended (exit code 1):\nthe module is not there; "
+        "check that `python -P -m ddp_scaling_bench.start workload --help` works here after the lines of cluster.setup"
+    )
+    record = study.records()[study.runs[0].run_id]
+    assert (str(record.state), record.failure_class) == ("failed", "never-started")
+
+
+def test_a_study_without_a_plan_is_refused(tmp_path):
+    with pytest.raises(
+        BenchError, match=r"plan\.json: the study's plan does not exist; give the folder of a study"
+    ):
+        open_study(StudyFolder(tmp_path))
+    (tmp_path / "plan.json").write_text("{")
+    with pytest.raises(
+        BenchError, match=r"plan\.json: is not valid JSON; plan the study again: bench plan MATRIX$"
+    ):
+        open_study(StudyFolder(tmp_path))
+    (tmp_path / "plan.json").write_text('{"cells": [{}], "runs": []}')
+    with pytest.raises(BenchError, match=r"plan\.json: is not a plan that this version can read"):
+        open_study(StudyFolder(tmp_path))

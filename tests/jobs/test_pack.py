@@ -1,0 +1,539 @@
+"""Packs on a real cluster: many runs in one job, and all ways in which runs and job can end."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from bench.jobs.slurm.pack import first_host
+from bench.shipped import shipped
+from bench.study.layout import PackFolder, RunFolder
+from tests.cluster.bed import Cluster
+from tests.cluster.containers import wait_for
+from tests.jobs.slurm_studies import MEASURE, Study, lines, plan_study, scripted_study, submitted
+
+DDP = """\
+study: ddp
+cluster:
+  executor: slurm
+  partition: l40s
+  account: users
+  cpus_per_task: 1
+  time_limit: 3m
+  env: {GLOO_SOCKET_IFNAME: eth0}
+axes: {nodes: [2], tasks_per_node: [1], backend: [gloo], launcher: [srun]}
+scaling: [{mode: weak, per_gpu_batch: [4]}]
+include:
+  - {nodes: 1, tasks_per_node: 2, launcher: torchrun, backend: gloo, mode: weak, per_gpu_batch: 4}
+workload: {device: cpu, model: mlp, parameters: 100k, steps_per_epoch: 3, epochs: 1, warmup_steps: 3,
+           attribution_steps: 2, val_steps: 0, probe_steps: 0, sweep_time: 0.1}
+repeats: 1
+"""
+ALONE = "n1x2-gloo-torchrun-b4-r1"
+
+
+@pytest.fixture(scope="module")
+def ddp(running_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Study]:
+    """Start a pack of real DDP runs, which are slow on few cores."""
+    study = plan_study(tmp_path_factory.mktemp("ddp"), DDP, running_cluster.environment)
+    with submitted(study, "--pack"):
+        yield study
+
+
+@pytest.fixture(scope="module")
+def overrun(running_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Study]:
+    """Start a pack that reaches its job's time limit, which Slurm checks twice a minute."""
+    folder = tmp_path_factory.mktemp("over")
+    go = shlex.quote(str(folder / "go"))
+    body = f"[ -e {go} ] && exec sleep 300; touch {go}; {MEASURE}"
+    study = scripted_study(folder, [body] * 4, running_cluster.environment, name="overrun")
+    with submitted(study, "--pack"):
+        _wait_for_states(study, {"completed": 1, "running": 1, "queued": 2})
+        # Limits are in minutes, but the end time can be set to the second.
+        running_cluster.run(["scontrol", "update", f"JobId={study.job_ids()[0]}", "EndTime=now+1"])
+        yield study
+
+
+def _states(study: Study) -> dict[str, str]:
+    return {run_id: str(run["state"]) for run_id, run in study.status().items()}
+
+
+def _wait_for_states(study: Study, counts: dict[str, int]) -> None:
+    wait_for(lambda: Counter(_states(study).values()) == counts, what=f"runs {counts}")
+
+
+def _wait_for_end(study: Study) -> None:
+    active = ("queued", "running", "unknown")
+    wait_for(
+        lambda: not any(state in active for state in _states(study).values()),
+        what="the end of all runs",
+    )
+
+
+def _attempt(study: Study, run_id: str, attempt: int = 1) -> RunFolder:
+    return RunFolder(study.folder / f"runs/{run_id}/attempt-{attempt}")
+
+
+# -- nodes and order ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("nodes", "hosts"), [(1, 4), (2, 4), (3, 4), (4, 4), (2, 5), (5, 8), (1, 1)])
+def test_over_the_repeats_every_size_uses_every_node_equally_often(nodes, hosts):
+    used = Counter(
+        (first_host(seed=7, nodes=nodes, repeat=repeat, hosts=hosts) + i) % hosts
+        for repeat in range(1, hosts + 1)
+        for i in range(nodes)
+    )
+    assert used == dict.fromkeys(range(hosts), nodes)
+
+
+def test_the_first_nodes_of_a_size_depend_only_on_the_seed():
+    def starts(seed: int) -> list[int]:
+        return [first_host(seed=seed, nodes=nodes, repeat=1, hosts=64) for nodes in range(1, 20)]
+
+    assert starts(1) == starts(1)
+    assert starts(1) != starts(2)
+    assert len(set(starts(1))) > 10
+
+
+def test_each_repeat_runs_on_other_nodes_of_the_same_job_and_sees_only_those(
+    scripted, running_cluster, ddp, overrun
+):
+    note = 'printf "%s" "$BENCH_STEP_HOSTS" | tr "\\n" " " >"$1/hosts"'
+    placed = 'srun -N "$n" -n "$n" --ntasks-per-node=1 -w "${BENCH_STEP_HOSTS//$\'\\n\'/,}" printenv SLURMD_NODENAME'
+    body = f'n=$(wc -l <<<"$BENCH_STEP_HOSTS"); {note}; {placed} | sort >"$1/ran"; {MEASURE}'
+    study = scripted(body, nodes=(1, 2, 4), repeats=4)
+    done = study.bench("submit", "STUDY", "--pack", "--wait")
+    assert done.returncode == 0, done.stderr
+    assert len(study.job_ids()) == 1
+    for size in (1, 2, 4):
+        hosts = []
+        for repeat in (1, 2, 3, 4):
+            folder = _attempt(study, f"n{size}x1-gloo-srun-b1-r{repeat}").path
+            hosts.append((folder / "hosts").read_text().split())
+            assert sorted(hosts[-1]) == hosts[-1] == (folder / "ran").read_text().split()
+        assert Counter(host for one in hosts for host in one) == {f"n{i}": size for i in (1, 2, 3, 4)}
+    order = [line.split()[1] for line in (study.folder / "packs/pack-1/members").read_text().splitlines()]
+    assert order == [run.run_id for run in study.planned.runs]
+
+
+# -- comparison with single jobs ----------------------------------------------------------------
+
+
+def test_what_a_pack_would_do_is_shown_and_its_cost_is_checked(scripted, running_cluster, tmp_path):
+    study = scripted(MEASURE, nodes=(1, 2), repeats=2)
+    done = study.bench("submit", "STUDY", "--pack", "--dry-run")
+    folder, key = study.folder, study.planned.plan["key"]
+    pack = f"{folder}/packs/pack-1"
+    starts = {size: first_host(seed=0, nodes=size, repeat=1, hosts=2) for size in (1, 2)}
+    assert done.stdout.splitlines()[0] == (
+        f"BENCH_PYTHON={sys.executable} sbatch --parsable --job-name=scripted.pack.a1.{key} --output={pack}/job.out --error={pack}/job.err "
+        f"--nodes=2 --ntasks-per-node=1 --time=00:08:00 {folder}/scripts/pack.sbatch {pack}"
+    )
+    shown = [line.split(maxsplit=2) for line in done.stdout.splitlines()[1:-1]]
+    assert [(place, run) for place, run, _ in shown] == [
+        (str(place), run.run_id) for place, run in enumerate(study.planned.runs, 1)
+    ]
+    wanted = {f"n1x1-gloo-srun-b1-r{r}": f"on nodes {(starts[1] + r - 1) % 2 + 1} of 2" for r in (1, 2)}
+    wanted |= {f"n2x1-gloo-srun-b1-r{r}": "on nodes 1,2 of 2" for r in (1, 2)}
+    assert {run: nodes for _, run, nodes in shown} == wanted
+    assert done.stdout.splitlines()[-1] == "4 of 4 runs would be started, in one job"
+    assert (
+        done.stderr == "pack: 4 runs in one job of 2 nodes for at most 8 min, 0.266667 node-hours at most\n"
+    )
+    assert not (folder / "packs").exists()
+    assert not (folder / "ledger.jsonl").exists()
+    done = study.bench("submit", "STUDY", "--pack", "--max-queued", "2")
+    assert done.stderr == (
+        "error: --max-queued limits the number of queued jobs, so it has no effect on a pack,"
+        " which is a single job; omit --max-queued or --pack\n"
+    )
+
+
+def test_the_budget_of_a_pack_is_its_largest_allocation_for_the_sum_of_the_limits(running_cluster, tmp_path):
+    matrix = """\
+study: gpus
+cluster: {executor: slurm, partition: l40s, account: users, gpu_type: l40s, time_limit: 30m}
+axes: {nodes: [1, 2], gpus_per_node: [2, 4], backend: [nccl]}
+scaling: [{mode: weak, per_gpu_batch: [4]}]
+repeats: 2
+"""
+    study = plan_study(tmp_path / "gpus", matrix, running_cluster.environment)
+    done = study.bench("submit", "STUDY", "--pack", "--budget", "31.5")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        "error: a pack of 8 runs could use 32 GPU-hours (2 x 4 GPUs for 4 h 00 min), more than the budget of "
+        "31.5; raise --budget, lower cluster.time_limit, choose runs with --only, or omit --pack\n"
+    )
+    only = ("--only", "nodes=1", "--only", "gpus_per_node=2")
+    done = study.bench("submit", "STUDY", "--pack", "--budget", "2", "--dry-run", *only)
+    assert done.returncode == 0, done.stderr
+    assert " --nodes=1 --ntasks-per-node=2 --gres=gpu:l40s:2 --time=01:00:00 " in done.stdout
+
+
+def test_only_slurm_has_packs(tmp_path):
+    matrix = """\
+study: here
+cluster: {executor: local}
+axes: {tasks_per_node: [1]}
+scaling: [{mode: weak, per_gpu_batch: [1]}]
+workload: {device: cpu, model: mlp}
+"""
+    study = plan_study(tmp_path, matrix, {})
+    done = study.bench("submit", "STUDY", "--pack")
+    assert (done.returncode, done.stderr) == (
+        2,
+        "error: --pack submits many runs as one Slurm job, but the matrix's executor is local; "
+        "omit --pack: without Slurm, runs are always executed one after another\n",
+    )
+
+
+def test_a_pack_that_slurm_rejects_is_an_error_and_leaves_nothing(scripted):
+    study = scripted(MEASURE, nodes=(1, 2), partition="short")
+    done = study.bench("submit", "STUDY", "--pack")
+    assert done.returncode == 2
+    assert re.fullmatch(
+        r"error: Slurm does not accept a pack of 2 runs on 2 nodes for 4 min: (?s:.+); nothing was submitted; "
+        r"correct the matrix's cluster section, or "
+        r"choose fewer runs with --only, lower cluster\.time_limit, or submit without --pack\n",
+        done.stderr.split("\n", 1)[1],
+    ), done.stderr
+    assert not (study.folder / "ledger.jsonl").exists()
+
+
+def test_a_pack_waits_for_a_drained_node_as_a_run_does(scripted, running_cluster):
+    study = scripted(MEASURE, nodes=(1, 4))
+    running_cluster.drain("n3")
+    try:
+        done = study.bench("submit", "STUDY", "--pack")
+        assert done.returncode == 0, done.stderr
+        assert done.stderr.splitlines()[1] == (
+            "the pack may have to wait, because sbatch --test-only says: "
+            "allocation failure: Requested node configuration is not available"
+        )
+    finally:
+        running_cluster.resume("n3")
+    _wait_for_states(study, {"completed": 2})
+
+
+def test_a_pack_that_never_starts_in_its_partition_is_a_warning(scripted):
+    study = scripted(MEASURE, MEASURE, MEASURE, partition="short")  # at most 5 minutes
+    done = study.bench("submit", "STUDY", "--pack")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.splitlines()[1] == (
+        "partition short allows 5 min, but this pack requests 6 min: Slurm may never start it; cancel the job, "
+        "then choose fewer runs with --only, lower cluster.time_limit, or submit without --pack"
+    )
+    first = study.planned.runs[0].run_id
+    reason = (
+        "will not start (PartitionTimeLimit): its time limit exceeds the partition's; "
+        "lower cluster.time_limit, or choose another cluster.partition"
+    )
+    assert done.stderr.splitlines()[-3:] == [
+        f"{first} and 2 other runs {reason}",
+        "`bench cancel scripted` removes them from the queue; then correct the matrix, or pack fewer runs "
+        "(--only), or submit without --pack",
+        "study scripted: 3 queued",
+    ]
+    assert study.status()[first]["reason"] == reason
+    assert study.status()[first]["details"]["stuck"]
+    assert study.bench("cancel", "STUDY").stdout == "3 runs cancelled\n"
+    done = study.bench("submit", "STUDY", "--pack", "--wait", "--only", "*-b1-*", "--only", "*-r1")
+    assert done.returncode == 0, done.stderr
+
+
+# -- ends of runs -------------------------------------------------------------------------------
+
+
+STEP = 'srun -N1 -n1 -J "$BENCH_STEP_NAME"'
+ENDS = {
+    "measured": f"{STEP} true; {MEASURE}",
+    "bad-exit": "echo 'ValueError: the loss is nan' >&2; exit 3",
+    "over-its-limit": f"{STEP} sleep 60 & wait",
+    "killed, its step alive": f"{STEP} sleep 60 & sleep 1; kill -9 $$",
+    "after": f"{STEP} true; {MEASURE}",
+}
+EXPECTED = {
+    "measured": ("completed", None, 0, ""),
+    "bad-exit": ("failed", "bad-exit", 3, "ValueError: the loss is nan; FAILED: exit code 3"),
+    "over-its-limit": ("failed", "time-limit", None, "TIMEOUT: reached its time limit"),
+    "killed, its step alive": ("failed", "killed", 137, "FAILED: the script was ended by SIGKILL"),
+    "after": ("completed", None, 0, ""),
+}
+
+
+def test_a_failed_run_does_not_end_others(scripted, running_cluster):
+    study = scripted(*ENDS.values(), limit="6s")
+    names = dict(zip(_in_order(study, *(f"b{i}" for i in range(1, len(ENDS) + 1))), ENDS, strict=True))
+    assert study.bench("submit", "STUDY", "--pack").returncode == 0
+    _wait_for_end(study)
+    shown = study.status()
+    assert {
+        names[run_id]: (run["state"], run["failure_class"], run["exit_code"], run["reason"])
+        for run_id, run in shown.items()
+    } == EXPECTED
+    (job,) = study.job_ids()
+    assert {run["job_id"] for run in shown.values()} == {job}
+    verified = study.bench("verify", job, "--results", str(study.folder.parent), "--json")
+    assert {run["run_id"] for run in json.loads(verified.stdout)["runs"]} == set(names)
+    for run_id, name in names.items():
+        content = study.run_json(run_id)
+        assert content["allocation"]["kind"] == "pack"
+        assert content["started_at"] <= content["ended_at"]
+        if name in ("measured", "after"):
+            wait_for(
+                lambda r=run_id, job_name=content["job_name"]: _accounted_steps(study, r) == [job_name, r],
+                what="the accounting",
+            )
+    # Failed runs are submitted on request only, as another pack.
+    assert study.bench("submit", "STUDY", "--pack").stderr.splitlines()[0] == "nothing to start"
+    dry = study.bench("submit", "STUDY", "--pack", "--retry-failed", "--dry-run").stdout.splitlines()
+    assert ".pack.a2." in dry[0]
+    assert dry[-1] == "3 of 5 runs would be started, in one job"
+
+
+def _accounted_steps(study: Study, run_id: str) -> list[str]:
+    """Return the names of the rows of a run's accounting after a refresh."""
+    study.status()
+    summary = _attempt(study, run_id).sacct_summary
+    return [row.split()[-1] for row in summary.read_text().splitlines()[1:]] if summary.is_file() else []
+
+
+def test_a_pack_cancelled_from_outside_keeps_its_results(scripted, running_cluster):
+    study = scripted(MEASURE, "sleep 60", MEASURE, MEASURE)
+    first, running, *waiting = _in_order(study, "b1", "b2", "b3", "b4")
+    assert study.bench("submit", "STUDY", "--pack").returncode == 0
+    _wait_for_states(study, {"completed": 1, "running": 1, "queued": 2})
+    (job,) = study.job_ids()
+    shown = study.status()
+    in_pack = f"before it in its pack (job {job})"
+    assert [shown[run]["reason"] for run in (running, *waiting)] == [
+        "",
+        f"waits for 1 run {in_pack}",
+        f"waits for 2 runs {in_pack}",
+    ]
+    running_cluster.run(["scancel", job])
+    _wait_for_end(study)
+    shown = study.status()
+    by = f"cancelled by user id {os.geteuid()}"
+    assert [(shown[run]["state"], shown[run]["reason"]) for run in (first, running, *waiting)] == [
+        ("completed", ""),
+        ("cancelled", f"ended with its pack (job {job}): {by}"),
+        *[("planned", f"not started: its pack (job {job}) ended before its turn ({by})")] * 2,
+    ]
+    dry = study.bench("submit", "STUDY", "--dry-run").stdout.splitlines()
+    assert dry[-1] == "3 of 4 runs would be started"
+    assert {name.split(".")[-2] for name in re.findall(r"--job-name=(\S+)", "\n".join(dry))} == {"a2"}
+
+
+def test_bench_cancel_ends_whole_packs_only(scripted, running_cluster):
+    study = scripted(MEASURE, "sleep 60", MEASURE)
+    first, running, waiting = _in_order(study, "b1", "b2", "b3")
+    assert study.bench("submit", "STUDY", "--pack").returncode == 0
+    _wait_for_states(study, {"completed": 1, "running": 1, "queued": 1})
+    (job,) = study.job_ids()
+    part = study.bench("cancel", "STUDY", "--only", waiting)
+    assert (part.returncode, part.stderr) == (
+        2,
+        f"error: job {job} is a pack; cancelling it also ends {running} and maybe others; "
+        "cancel without --only, or wait until the runs have ended\n",
+    )
+    assert study.bench("cancel", "STUDY").stdout == "2 runs cancelled\n"
+    by = ("cancelled", "cancelled by bench cancel")
+    wait_for(lambda: not _queue(running_cluster, job), what="the end of the job")
+    ledger = study.folder / "ledger.jsonl"
+    for accounted in (False, True):
+        if accounted:  # which corrects what had come to another end
+            wait_for(
+                lambda: study.status() and '"event": "accounted"' in ledger.read_text(),
+                what="the accounting",
+            )
+        shown = study.status()
+        states = [(shown[run]["state"], shown[run]["reason"]) for run in (first, running, waiting)]
+        assert states == [("completed", ""), by, by]
+    assert (
+        study.bench("submit", "STUDY", "--dry-run").stdout.splitlines()[-1] == "2 of 3 runs would be started"
+    )
+
+
+def _in_order(study: Study, *batches: str) -> list[str]:
+    """Exchange the scripts of cells so that the N-th run in the seeded order runs the N-th batch's body."""
+    scripts = [study.folder / f"scripts/n1x1-gloo-srun-{batch}.sbatch" for batch in batches]
+    texts = [script.read_text() for script in scripts]
+    runs = study.planned.runs
+    assert len(runs) == len(batches)
+    for run, text in zip(runs, texts, strict=True):
+        study.planned.script(run.cell_id).write_text(text)
+    return [run.run_id for run in runs]
+
+
+def _queue(cluster: Cluster, job: str) -> list[str]:
+    return cluster.run(["squeue", "-h", "-o", "%A", "-j", job], check=False).stdout.split()
+
+
+# -- no run is submitted twice or lost ------------------------------------------------------------
+
+
+def test_a_submission_killed_again_and_again_leaves_every_run_in_one_job(scripted, running_cluster):
+    study = scripted(*([MEASURE] * 6), repeats=2)
+    dice = random.Random(3)
+    for _ in range(5):
+        process = study.start("submit", "STUDY", "--pack")
+        next(lines(process.stderr), None)
+        time.sleep(dice.uniform(0, 0.15))
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        process.stderr.close()
+    done = study.bench("submit", "STUDY", "--pack", "--wait")
+    assert done.returncode == 0, done.stderr
+    assert set(_states(study).values()) == {"completed"}
+    _each_run_in_one_job(study, running_cluster)
+
+
+def test_bench_waits_for_an_orphaned_sbatch_and_finds_its_job(scripted, running_cluster, tmp_path):
+    study = scripted(*([MEASURE] * 3))
+    slow = Study(
+        study.folder, {**study.environment, "PATH": f"{_slow_sbatch(tmp_path)}:{os.environ['PATH']}"}
+    )
+    asked, go = tmp_path / "tools/asked", tmp_path / "tools/go"
+    # First bench and sbatch are killed before the job is submitted ...
+    bench = slow.start("submit", "STUDY", "--pack")
+    wait_for(asked.is_file, what="sbatch")
+    for process in (bench.pid, int(asked.read_text())):
+        os.kill(process, signal.SIGKILL)
+    bench.communicate()
+    asked.unlink()
+    # ... then bench alone: sbatch continues and holds the study's lock.
+    bench = slow.start("submit", "STUDY", "--pack")
+    wait_for(asked.is_file, what="sbatch")
+    bench.kill()
+    bench.communicate()
+    again = study.start("submit", "STUDY", "--pack", "--wait")
+    said = lines(again.stderr)
+    assert next(said) == "nothing to start"  # what was asked for is under way
+    go.touch()
+    assert list(said)[-1] == "study scripted: 3 completed"
+    assert again.wait(timeout=280) == 0
+    again.stderr.close()
+    (name,) = (path.name for path in study.folder.glob("packs/*") if (path / "marks.jsonl").is_file())
+    assert name == "pack-2"
+    _each_run_in_one_job(study, running_cluster)
+
+
+def _slow_sbatch(folder: Path) -> Path:
+    """Create an sbatch that writes its process id and waits for a file ``go`` before it submits."""
+    tools = folder / "tools"
+    tools.mkdir()
+    real = shutil.which("sbatch")
+    wrapper = tools / "sbatch"
+    wrapper.write_text(
+        f"""#!/bin/bash
+case " $* " in *" --test-only "*) exec {real} "$@" ;; esac
+echo $$ >"{tools}/asking" && mv "{tools}/asking" "{tools}/asked"
+while [ ! -e "{tools}/go" ]; do sleep 0.1; done
+exec {real} "$@"
+"""
+    )
+    wrapper.chmod(0o755)
+    return tools
+
+
+def _each_run_in_one_job(study: Study, cluster: Cluster) -> None:
+    """Check that the study's Slurm jobs executed each of its runs exactly once."""
+    key = study.planned.plan["key"]
+    shown = cluster.run(["squeue", "-h", "-t", "all", "-o", "%j"]).stdout.split()
+    packs = [name.split(".")[-2].removeprefix("a") for name in shown if name.endswith(f".{key}")]
+    assert len(packs) == len(set(packs))
+    ran = Counter(
+        json.loads(line)["run_id"]
+        for number in packs
+        for line in PackFolder(study.folder / f"packs/pack-{number}").marks.read_text().splitlines()
+        if '"start"' in line
+    )
+    assert ran == {run.run_id: 1 for run in study.planned.runs}
+
+
+# -- runs that did not start --------------------------------------------------------------------
+
+
+def test_the_jobs_time_limit_keeps_finished_runs_and_the_rest_is_started_again(overrun, running_cluster):
+    study = overrun
+    _wait_for_end(study)
+    (job,) = study.job_ids()
+    shown = [study.status()[run.run_id] for run in study.planned.runs]
+    limit = "TIMEOUT: reached its time limit"
+    assert [(run["state"], run["failure_class"], run["reason"]) for run in shown] == [
+        ("completed", None, ""),
+        ("failed", "time-limit", f"ended with its pack (job {job}): {limit}"),
+        *[("planned", None, f"not started: its pack (job {job}) ended before its turn ({limit})")] * 2,
+    ]
+    dry = study.bench("submit", "STUDY", "--pack", "--dry-run").stdout.splitlines()
+    assert [line.split()[1] for line in dry[1:-1]] == [run.run_id for run in study.planned.runs[2:]]
+
+
+def test_a_pack_leaves_the_same_folders_as_single_jobs(ddp, running_cluster, tmp_path, nothing_drawn):
+    alone = plan_study(tmp_path / "alone", DDP, running_cluster.environment)
+    assert alone.bench("submit", "STUDY", "--only", ALONE).returncode == 0
+    done = ddp.bench("submit", "STUDY", "--pack", "--wait")
+    assert done.returncode == 0, ddp.bench("verify", "STUDY").stdout
+    assert done.stderr.splitlines()[-1] == "study ddp: 2 completed"
+    assert len(ddp.job_ids()) == 1
+    verified = ddp.bench("verify", "STUDY", "--json")
+    assert verified.returncode == 0, verified.stdout
+    wait_for(
+        lambda: (
+            all(_attempt(ddp, run_id).sacct_summary.is_file() for run_id in ddp.status())
+            and _states(alone)[ALONE] == "completed"
+        ),
+        what="the accounting of all runs, and the single job",
+    )
+    names = sorted(path.name for path in _attempt(alone, ALONE).path.iterdir())
+    for run_id in ddp.status():
+        folder, content = _attempt(ddp, run_id), ddp.run_json(run_id)
+        assert sorted(path.name for path in folder.path.iterdir()) == names
+        hosts = [host["host"] for host in json.loads(folder.env.read_text())["hosts"]]
+        assert hosts == content["allocation"]["hosts"].split(",")
+        assert content["allocation"]["job_id"] == content["job_id"]
+    # torchrun on one node is started by the job's shell, without a step of srun.
+    table = _attempt(alone, ALONE).sacct_summary.read_text().splitlines()[1:]
+    job = alone.run_json(ALONE)["job_id"]
+    assert [line.split()[0] for line in table] == [job, f"{job}.batch"]
+    assert ddp.bench("report", "STUDY").returncode == 0
+    runs = pd.read_csv(ddp.folder / "report/runs.csv")
+    assert set(runs["allocation"]) == {"pack"}
+    assert set(runs["allocation_id"]) == {int(ddp.job_ids()[0])}
+    page = (ddp.folder / "report/index.html").read_text()
+    assert f"2 runs one after another in the allocation of job {ddp.job_ids()[0]}" in page
+
+
+def test_hosts_are_listed_in_order_without_scontrol(running_cluster, tmp_path):
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for folder in reversed(os.environ["PATH"].split(":")):
+        for tool in Path(folder).glob("*"):
+            if tool.name != "scontrol":
+                (tools / tool.name).unlink(missing_ok=True)
+                (tools / tool.name).symlink_to(tool)
+    text = (shipped("slurm_templates") / "hosts.j2").read_text()
+    script = tmp_path / "hosts.sbatch"
+    script.write_text(f"#!/bin/bash\n{text}\nlist_hosts\n")
+    for nodes, expected in ((1, ["n3"]), (3, ["n1", "n3", "n4"])):
+        where = ["-N", str(nodes), f"--nodelist={','.join(expected)}", f"--output={tmp_path}/out"]
+        command = ["sbatch", "--wait", "--ntasks-per-node=2", *where, str(script)]
+        env = {**os.environ, **running_cluster.environment, "PATH": str(tools)}
+        subprocess.run(command, env=env, check=True, capture_output=True, timeout=280)
+        assert (tmp_path / "out").read_text().split() == expected

@@ -1,0 +1,375 @@
+"""Metrics of unchanged commands, from their output or a file."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.facts import Fact
+from bench.jobs.outcome import missing_results
+from bench.matrix.cell import Cell
+from bench.study.layout import METRICS_COLUMNS, RunFolder
+from bench.study.verify import verify_run
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def cell(metrics: dict[str, Any]) -> Cell:
+    return Cell(
+        cell_id="c",
+        launcher="torchrun",
+        backend="gloo",
+        nodes=2,
+        tasks_per_node=2,
+        world_size=4,
+        per_gpu_batch=8,
+        global_batch=32,
+        workload={"command": ["x"], "metrics": metrics, "epochs": 3},
+        env={},
+    )
+
+
+class Left:
+    """A run's folder with the output of a command."""
+
+    def __init__(self, path: Path) -> None:
+        self.folder = RunFolder(path)
+
+    def lack(self, metrics: dict[str, Any]) -> str:
+        return missing_results(self.folder, cell(metrics))
+
+    def rows(self, metrics: dict[str, Any]) -> list[dict[str, str]]:
+        assert self.lack(metrics) == ""
+        with self.folder.metrics_csv.open(newline="") as file:
+            rows = list(csv.DictReader(file))
+        assert tuple(rows[0]) == METRICS_COLUMNS
+        return rows
+
+
+@pytest.fixture
+def left(tmp_path) -> Left:
+    return Left(tmp_path)
+
+
+def column(rows: list[dict[str, str]], name: str) -> list[float | str]:
+    return [float(row[name]) if row[name] else "" for row in rows]
+
+
+STEP_TIME = {"step_time": r"time ([0-9.]+)ms"}
+
+
+def test_step_times_in_milliseconds_become_throughputs_of_the_global_batch(left):
+    left.folder.out.write_text("iter 0: loss 3.0, time 900ms\niter 1: loss 2.5, time 64.0ms\nend\n")
+    metrics = {"output": {**STEP_TIME, "loss": r"loss ([0-9.]+)"}, "units": {"step_time": "ms"}, "skip": 1}
+    (row,) = left.rows(metrics)
+    told = {name: value for name, value in row.items() if value}
+    assert told == {
+        "epoch": "1",
+        "steps": "1",
+        "samples": "32",
+        "train_loss": "2.5",
+        "epoch_time_sec": "0.064",
+        "throughput_samples_per_sec": "500",
+        "step_time_sec_median": "0.064",
+    }
+
+
+@pytest.mark.parametrize(
+    ("more", "throughput"),
+    [
+        ({}, 100.0),
+        ({"scope": "per_gpu"}, 400.0),
+        ({"units": {"throughput": "it/s"}}, 3200.0),
+        ({"units": {"throughput": "it/s"}, "scope": "per_gpu"}, 3200.0),
+    ],
+)
+def test_a_rate_counts_samples_of_all_ranks_of_one_rank_or_steps(left, more, throughput):
+    left.folder.out.write_text("speed: 100/s\n")
+    rows = left.rows({"output": {"throughput": r"speed: (\S+)/s"}, **more})
+    assert column(rows, "throughput_samples_per_sec") == [throughput]
+    assert column(rows, "step_time_sec_median") == [32 / throughput]
+
+
+def test_throughput_and_step_time_are_both_kept(left):
+    left.folder.out.write_text("1,000.5 img/s in 0.5 s\n")
+    rows = left.rows({"output": {"throughput": r"(\S+) img/s", "step_time": r"in (\S+) s"}})
+    assert column(rows, "throughput_samples_per_sec") == [1000.5]
+    assert column(rows, "step_time_sec_median") == [0.5]
+
+
+def test_progress_bars_on_standard_error_are_read_if_the_output_has_no_match(left):
+    left.folder.out.write_text("nothing\n")
+    left.folder.err.write_text(" 10%|#  | [00:01, 4.00it/s]\r 20%|## | [00:02, 8.00it/s]\r")
+    rows = left.rows({"output": {"throughput": r"([0-9.]+)it/s"}, "units": {"throughput": "it/s"}})
+    assert column(rows, "throughput_samples_per_sec") == [128.0, 256.0]
+
+
+def test_a_loss_that_is_printed_more_often_is_left_out(left):
+    left.folder.out.write_text("loss 3\nloss 2\ntime 10ms\n")
+    rows = left.rows({"output": {**STEP_TIME, "loss": r"loss (\S+)"}, "units": {"step_time": "ms"}})
+    assert column(rows, "train_loss") == [""]
+
+
+def summary(rate: float | str, loss: float) -> str:
+    """Return what HuggingFace's Trainer prints at the end of a training of 40 steps."""
+    return (
+        f"{{'train_runtime': 12.3, 'train_samples_per_second': {rate}, 'train_steps_per_second': 3.2, "
+        f"'train_loss': {loss}, 'epoch': 1.0}}\n"
+    )
+
+
+AVERAGE = {
+    "kind": "average",
+    "output": {"throughput": "samples_per_second': ([0-9.]+)", "loss": "train_loss': ([0-9.]+)"},
+}
+
+
+@pytest.mark.parametrize(
+    ("output", "metrics", "throughput", "printed"),
+    [
+        (summary(13.008, 0.5), AVERAGE, "13.008", ("throughput", 1, 13.008, 13.008)),
+        # Two nodes print the summary; each has its own clock.
+        (summary(13.008, 0.5) + summary(12.9, 0.5), AVERAGE, "12.9", ("throughput", 2, 12.9, 13.008)),
+        # More values than the 4 ranks: they must be equal, but for rounding.
+        ("rate 0.012\n" * 9 + "rate 0.013\n", {"kind": "average", "output": {"throughput": r"rate (\S+)"}},
+         "0.012", ("throughput", 10, 0.012, 0.013)),
+        ("50 ms a step\n51 ms a step\n",
+         {"kind": "average", "output": {"step_time": r"(\S+) ms"}, "units": {"step_time": "ms"}},
+         "627.450980392", ("step_time", 2, 50.0, 51.0)),
+    ],
+)  # fmt: skip
+def test_an_average_of_the_run_has_a_rate_and_a_loss_but_no_steps(left, output, metrics, throughput, printed):
+    left.folder.out.write_text(f"{{'loss': 0.7, 'epoch': 0.5}}\n{output}")
+    left.folder.env.write_text(json.dumps({"facts": [{"kind": "another"}]}))
+    (row,) = left.rows(metrics)
+    loss = {"train_loss": "0.5"} if "loss" in metrics["output"] else {}
+    told = {name: value for name, value in row.items() if value}
+    assert told == {"epoch": "1", "throughput_samples_per_sec": throughput, **loss}
+    env = json.loads(left.folder.env.read_text())
+    values = dict(zip(("reported", "lowest", "highest"), printed[1:], strict=True))
+    told = {"quantity": printed[0], "source": "job.out", **values}
+    fact = {"kind": "average-of-run", "subject": [printed[0]], "values": told}
+    assert env["facts"] == [{"kind": "another"}, {**fact, "severity": "info"}]
+
+
+@pytest.mark.parametrize("rates", [[13.0, 9.0], [13.0, 13.1, 13.2, 13.3, 13.4]])
+def test_values_that_are_not_one_average_are_refused(left, rates):
+    left.folder.out.write_text("".join(summary(rate, 0.5) for rate in rates))
+    assert left.lack(AVERAGE) == (
+        f"job.out contains {len(rates)} different values of throughput ({min(rates):g} to {max(rates):g}), but "
+        "kind average reads one value of the whole run; let workload.metrics match only the summary, or "
+        "remove kind"
+    )
+    assert not left.folder.metrics_csv.exists()
+
+
+def test_an_average_is_read_from_a_file(left):
+    records = [{"loss": 0.7}, {"train_samples_per_second": 13.0, "train_loss": 0.5}]
+    (left.folder.path / "log.jsonl").write_text("\n".join(map(json.dumps, records)))
+    columns = {"throughput": "train_samples_per_second", "loss": "train_loss"}
+    (row,) = left.rows({"kind": "average", "jsonl": "log.jsonl", "columns": columns})
+    assert (row["throughput_samples_per_sec"], row["train_loss"], row["steps"]) == ("13", "0.5", "")
+
+
+def test_the_summaries_of_recent_transformers_are_read_with_the_documented_patterns(left):
+    documented = (ROOT / "docs/matrix.md").read_text()
+    patterns = dict(re.findall(r"^      (throughput|loss): \"(.*train_.*)\"$", documented, re.MULTILINE))
+    assert patterns.keys() == {"throughput", "loss"}
+    left.folder.out.write_text("{'train_samples_per_second': '1.235e+04', 'train_loss': '1.2e-05'}\n")
+    (row,) = left.rows({"kind": "average", "output": patterns})
+    assert (row["throughput_samples_per_sec"], row["train_loss"]) == ("12350", "1.2e-05")
+    left.folder.out.write_text(summary(13.0, 0.5))
+    assert left.rows({"kind": "average", "output": patterns})[0]["throughput_samples_per_sec"] == "13"
+
+
+@pytest.mark.parametrize(
+    ("printed", "found"),
+    [("1.235e+04", "1.235"), ("1,234.5", "1"), ("1,234,567", "1"), ("3e3", "3"), ("123.4e2", "123.4")],
+)
+def test_a_part_of_a_number_is_refused(left, printed, found):
+    left.folder.out.write_text(f"took 5.25s\nrate {printed}, step 2,100\n")
+    assert left.lack({"output": {"throughput": "rate ([0-9.]+)"}}) == (
+        f"job.out: workload.metrics.output found {found!r}, which is only a part of {printed}; let the pattern "
+        "match the whole number, for example with ([0-9.,e+-]+)"
+    )
+
+
+@pytest.mark.parametrize("printed", ["12.345", "12", "12, 345", "12,3456", "12.5em"])
+def test_a_number_before_other_characters_is_whole(left, printed):
+    left.folder.out.write_text(f"rate {printed}\n")
+    assert left.rows({"output": {"throughput": r"rate ([0-9]+\.[0-9]|[0-9]+)"}})
+
+
+LOSS = {**STEP_TIME, "loss": r"loss (\S+)"}
+
+
+@pytest.mark.parametrize(
+    ("output", "metrics", "warning"),
+    [
+        (
+            "loss 3\nloss 2\ntime 10ms\n",
+            {"output": LOSS},
+            "values-left-out: loss occurs 2 times in job.out and step_time 1 time, so it is empty in 1 of 1 row. "
+            "Let loss occur once with each step_time, in the same line or record",
+        ),
+        (
+            "time 9ms loss 3 val_loss 4\n",
+            {"output": LOSS},
+            "values-left-out: loss occurs 2 times in job.out (in 1 line) and step_time 1 time, so it is empty in "
+            "1 of 1 row. Let loss occur once with each step_time, in the same line or record",
+        ),
+        (
+            "time 9ms mean time 8ms\n",
+            {"output": STEP_TIME},
+            "repeated-matches: step_time occurs 2 times in job.out (in 1 line); each counts as a value of its own. "
+            "Let its pattern match once in a line",
+        ),
+        (
+            "time 9ms\n",
+            {"output": LOSS, "kind": "average"},
+            "values-left-out: loss occurs 0 times in job.out, so the run has no loss. Check its pattern or column",
+        ),
+        (
+            "loss 3\nloss 2\ntime 9ms\n",
+            {"output": LOSS, "kind": "average"},
+            "values-left-out: loss occurs 2 times in job.out with different values (2 to 3), so the run has no "
+            "loss. Let one rank report it, once",
+        ),
+        (
+            "time 9ms loss 3\ntime 8ms loss 2\n",
+            {"output": LOSS},
+            None,
+        ),
+    ],
+)
+def test_values_that_are_left_out_or_counted_twice_are_named_in_env_json_and_by_verify(
+    left, output, metrics, warning
+):
+    left.folder.out.write_text(output)
+    left.folder.env.write_text("{}")
+    own = cell(metrics).as_json()
+    left.folder.run_json.write_text(json.dumps({"cell": own, "state": "completed"}))
+    for _ in range(2):  # a run can be settled twice
+        left.rows(metrics)
+    verdict = verify_run(left.folder.path)
+    assert verdict.passed
+    assert verdict.warnings == ([] if warning is None else [warning])
+
+
+def test_records_without_a_loss_are_counted(left):
+    left.folder.env.write_text("{}")
+    (left.folder.path / "log.csv").write_text("ips,loss\n1,3\n2,\n3,\n")
+    left.rows({"csv": "log.csv", "columns": {"throughput": "ips", "loss": "loss"}})
+    (fact,) = json.loads(left.folder.env.read_text())["facts"]
+    counts = {"matched": 1, "other_matched": 3, "rows": 3, "rows_without": 2}
+    assert fact["values"] == {"quantity": "loss", "source": "log.csv", "other": "throughput", **counts}
+
+
+def test_a_csv_of_the_command_is_read_by_its_columns(left):
+    (left.folder.path / "log.csv").write_text("\ufeffstep, ips ,val\n1,10,\n2,20,\n3,,0.5\n")
+    rows = left.rows({"csv": "log.csv", "columns": {"throughput": "ips"}})
+    assert column(rows, "throughput_samples_per_sec") == [10.0, 20.0]
+
+
+def test_json_lines_are_read_by_their_keys_and_other_lines_are_skipped(left):
+    records = [{"t": 0.5, "loss": 1.0}, {"eval": 3}, {"t": 0.25, "loss": 0.5}]
+    text = "".join(f"{json.dumps(record)}\n" for record in records)
+    (left.folder.path / "log.jsonl").write_text(f"starting\n{text}[1]\n" + '{"t": 0.')
+    rows = left.rows({"jsonl": "log.jsonl", "columns": {"step_time": "t", "loss": "loss"}})
+    assert column(rows, "throughput_samples_per_sec") == [64.0, 128.0]
+    assert column(rows, "train_loss") == [1.0, 0.5]
+
+
+def test_an_unreadable_metric_is_reported_with_source_and_pattern(left):
+    left.folder.out.write_text("time 5ms\ntime 6ms, rate 3\n")
+    pattern = STEP_TIME["step_time"]
+    assert left.lack({"output": {"throughput": "speed ([0-9]+)"}}) == (
+        "no line of job.out or job.err matches workload.metrics.output.throughput 'speed ([0-9]+)'"
+    )
+    assert left.lack({"output": {**STEP_TIME, "throughput": "speed ([0-9]+)"}}) == (
+        "no line of job.out matches workload.metrics.output.throughput 'speed ([0-9]+)'"
+    )
+    assert left.lack({"output": {**STEP_TIME, "throughput": "rate ([0-9]+)"}}) == (
+        "job.out contains step_time 2 times and throughput 1 times, so the values cannot be paired"
+    )
+    assert (
+        left.lack({"output": STEP_TIME, "skip": 2})
+        == "job.out contains 2 values, and workload.metrics.skip 2 drops all of them"
+    )
+    assert left.lack({"output": {"step_time": "(time)"}}) == (
+        "job.out: workload.metrics.output found 'time', which is not a number"
+    )
+    assert not left.folder.metrics_csv.exists()
+    assert pattern in left.lack({"output": {"step_time": f"x{pattern}"}})
+
+
+@pytest.mark.parametrize("value", ["0", "-3", "nan", "inf"])
+def test_an_impossible_rate_is_refused(left, value):
+    left.folder.out.write_text(f"rate {value}\n")
+    assert left.lack({"output": {"throughput": r"rate (\S+)"}}) == (
+        f"reading 1 of job.out is not a positive number: {{'throughput': {float(value)}}}"
+    )
+
+
+def test_a_loss_that_is_not_finite_is_reported_and_the_rows_are_kept(left):
+    left.folder.out.write_text("loss 3 time 5ms\nloss nan time 5ms\n")
+    assert (
+        left.lack({"output": {**STEP_TIME, "loss": r"loss (\S+)"}})
+        == "the loss became nan in reading 2 of job.out"
+    )
+    assert len(left.folder.metrics_csv.read_text().splitlines()) == 3
+
+
+def test_a_file_that_is_missing_or_has_other_columns_is_named(left):
+    path = left.folder.path / "log.csv"
+    metrics = {"csv": "log.csv", "columns": {"throughput": "ips"}}
+    assert left.lack(metrics) == f"the command did not create {path}, the file named in workload.metrics.csv"
+    path.write_text("a,b\n1,2\n")
+    assert left.lack(metrics) == f"{path} has no ips (workload.metrics.columns); it contains a, b"
+    path.write_text("ips\nfast\n")
+    assert left.lack(metrics) == f"{path}: contains 'fast', which is not a number"
+
+
+def test_a_file_of_an_earlier_run_is_refused(left, tmp_path_factory):
+    elsewhere = tmp_path_factory.mktemp("elsewhere") / "log.csv"
+    elsewhere.write_text("ips\n5\n")
+    left.folder.run_json.write_text('{"submitted_at": "2026-01-01T00:00:00.000Z"}')
+    metrics = {"csv": str(elsewhere), "columns": {"throughput": "ips"}}
+    os.utime(elsewhere, (1.7e9, 1.7e9))  # 2023
+    assert left.lack(metrics) == f"{elsewhere} is older than this run, so another run wrote it"
+    os.utime(elsewhere, (1.9e9, 1.9e9))
+    assert len(left.rows(metrics)) == 1
+
+
+def test_a_command_that_records_nothing_is_incomplete_unless_metrics_is_none(left):
+    assert left.lack({"source": "recorder"}) == (
+        "the command recorded no metrics: call bench.record in its training loop, or set workload.metrics to the file or output that contains them"
+    )
+    assert left.lack({"source": "none"}) == ""
+
+
+def test_a_recorder_with_too_few_steps_reports_the_required_number(left):
+    words = "no-window: no window was recorded: a rank took fewer than 6 steps"
+    left.folder.env.write_text(json.dumps({"facts": [Fact("no-window", values={"steps": 6}).as_json()]}))
+    assert left.lack({"source": "recorder"}) == words
+    older = ["another one", words.partition(": ")[2]]
+    left.folder.env.write_text(json.dumps({"recorder": {}, "warnings": older}))
+    assert left.lack({"source": "recorder"}) == words
+
+
+def test_a_recorded_loss_that_is_not_finite_is_reported_with_its_epoch(left):
+    def record(loss: str) -> None:
+        rows = [METRICS_COLUMNS, *([epoch, "5", "40", told] for epoch, told in (("1", "2.5"), ("2", loss)))]
+        lines = [",".join([*row, *[""] * (len(METRICS_COLUMNS) - len(row))]) for row in rows]
+        left.folder.metrics_csv.write_text("\n".join(lines) + "\n")
+
+    assert METRICS_COLUMNS[3] == "train_loss"
+    for loss, words in (("nan", "the loss became nan in epoch 2"), ("2.4", ""), ("", "")):
+        record(loss)
+        assert left.lack({"source": "recorder"}) == words

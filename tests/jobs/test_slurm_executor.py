@@ -1,0 +1,693 @@
+"""The Slurm executor on a real cluster: interruptions, rejections, and all ways in which a run can end."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bench.jobs.scheduler import Callbacks
+from bench.study.layout import RunFolder
+from bench.study.ledger import submit_lock
+from tests.cluster.bed import Cluster
+from tests.cluster.containers import wait_for
+from tests.jobs.slurm.statuses import job_statuses
+from tests.jobs.slurm_studies import MEASURE, Study, lines, plan_study, run_id, scripted_study, submitted
+
+
+@pytest.fixture(scope="module")
+def ends(running_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Study]:
+    """Start a study whose runs end in many ways; the slowest takes half a minute."""
+    folder = tmp_path_factory.mktemp("ends")
+    study = scripted_study(folder, [*ENDS.values()], running_cluster.environment, name="ends")
+    with submitted(study):
+        _end_some(study, running_cluster)
+        yield study
+
+
+RANK_1 = "srun -n2 --kill-on-bad-exit=1 bash -c '[ $SLURM_PROCID = 0 ] && sleep 60; sleep 0.5; {}' & wait $!"
+NOTE = """\
+printf '{"exit_code": %d, "signal": null, "time": "%s"}' $? "$(date -u +%FT%TZ)" >"$1/end.json"
+"""
+#: Script of the n-th cell.
+ENDS = {
+    "time-limit": "sleep 300",
+    "scancel": "sleep 300",
+    "bad-exit": f"echo 'ValueError: the loss is nan' >&2; (exit 137)\n{NOTE}exit 137",
+    "rank-killed": f"#SBATCH -n2\n{RANK_1.format('kill -9 $$')}",
+    "unmeasured": "true",
+    "measured": MEASURE,
+    "node-lost": "#SBATCH -w n3,n4 -N2\n#SBATCH --no-requeue\nsleep 300",
+    "shell-killed": "kill -9 $$",
+}
+EXPECTED = {
+    "time-limit": ("failed", "time-limit", None, "TIMEOUT: reached its time limit"),
+    "scancel": ("cancelled", "cancelled", None, f"cancelled by user id {os.geteuid()}"),
+    "bad-exit": ("failed", "bad-exit", 137, "ValueError: the loss is nan; FAILED: exit code 137"),
+    "rank-killed": (
+        *("failed", "killed", 143),
+        "rank 1 on n{node} was killed by SIGKILL; FAILED: step 0 (bash) was ended by SIGTERM",
+    ),
+    "unmeasured": ("failed", "bad-exit", 0, "ended without metrics.csv, although Slurm says COMPLETED"),
+    "measured": ("completed", None, 0, ""),
+    "node-lost": ("failed", "node-failure", None, "NODE_FAIL: lost a node"),
+    "shell-killed": ("failed", "killed", 137, "FAILED: the script was ended by SIGKILL"),
+}
+
+
+def _end_some(study: Study, cluster: Cluster) -> None:
+    """Cause the ends from outside."""
+    jobs = {name: study.status()[run_id(i)]["job_id"] for i, name in enumerate(ENDS, 1)}
+    names = ("time-limit", "scancel", "node-lost")
+
+    def all_run() -> bool:
+        ids = ",".join(jobs[name] for name in names)
+        return cluster.run(["squeue", "-h", "-j", ids, "-o", "%T"]).stdout.split() == ["RUNNING"] * 3
+
+    wait_for(all_run, what="the jobs that are to be ended")
+    # Limits are in minutes, but the end time can be set to the second. Slurm checks it twice a minute.
+    cluster.run(["scontrol", "update", f"JobId={jobs['time-limit']}", "EndTime=now+1"])
+    cluster.run(["scancel", jobs["scancel"]])
+    cluster.crash_node("n4")
+    cluster.declare_down("n4")
+    cluster.boot_node("n4")
+    # A restarted controller forgets who cancelled a job: refresh before.
+    wait_for(lambda: study.status()[run_id(2)]["state"] == "cancelled", what="the cancelled run")
+
+
+# -- no run is submitted twice or lost ----------------------------------------------------------
+
+
+def test_a_submission_killed_again_and_again_leaves_one_job_per_run(scripted, ends):
+    study = scripted(*([MEASURE] * 12))
+    dice = random.Random(0)
+    for _ in range(5):
+        process = study.start("submit", "STUDY")
+        said = lines(process.stderr)
+        for _ in range(dice.randint(1, 5)):
+            next(said, None)
+        time.sleep(dice.uniform(0, 0.02))
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        process.stderr.close()
+    done = study.bench("submit", "STUDY")
+    assert done.returncode == 0, done.stderr
+    assert study.jobs_per_run() == {run_id(i): 1 for i in range(1, 13)}
+
+
+def test_bench_waits_for_an_orphaned_sbatch_and_finds_its_job(scripted, running_cluster):
+    study = scripted(MEASURE, MEASURE, MEASURE)
+    first, second, third = (run.run_id for run in study.planned.runs)
+    assert study.bench("submit", "STUDY", "--wait", "--only", first).returncode == 0
+    ledger = study.folder / "ledger.jsonl"
+    size = ledger.stat().st_size
+    with running_cluster.frozen_slurmctld():
+        killed = study.start("submit", "STUDY")
+        wait_for(lambda: ledger.stat().st_size > size, what="the intent")
+        time.sleep(0.3)  # its sbatch connects, and waits for an answer
+        killed.kill()
+        killed.wait()
+        killed.stderr.close()
+        again = study.start("submit", "STUDY")
+        time.sleep(1)
+    said = again.communicate(timeout=280)[1]
+    assert again.returncode == 0, said
+    assert second not in said  # its job was found, not made again
+    assert study.jobs_per_run() == {first: 1, second: 1, third: 1}
+
+
+def test_a_submission_reports_the_one_that_it_waits_for(scripted):
+    study = scripted(MEASURE)
+    with submit_lock(study.folder / "submit.lock"):
+        waiting = study.start("submit", "STUDY")
+        said = next(lines(waiting.stderr))
+    assert waiting.communicate(timeout=280)[1].startswith(f"[1/1] {run_id(1)} submitted as job ")
+    who = f"(pid {os.getpid()} on {os.uname().nodename})"
+    assert (
+        said
+        == f"{study.folder}: another `bench submit` is running for this study {who}; waiting until it ends"
+    )
+
+
+def test_the_first_rank_to_exit_is_the_cause_when_srun_ends_the_others(scripted):
+    fails = "[ $SLURM_PROCID = 1 ] && exit 3; sleep 60"
+    study = scripted(f"srun --ntasks=2 --overcommit --kill-on-bad-exit=1 bash -c '{fails}'")
+    assert study.bench("submit", "STUDY", "--wait").returncode == 1
+    ended = study.run_json(run_id(1))
+    assert ended["failure_class"] == "bad-exit"
+    assert re.match(r"rank 1 on n\d exited with code 3; FAILED: ", ended["reason"])
+
+
+def test_two_submissions_at_once_share_the_work(scripted):
+    study = scripted(*([MEASURE] * 20))
+    both = [study.start("submit", "STUDY") for _ in range(2)]
+    said = [process.communicate(timeout=280)[1] for process in both]
+    assert [process.returncode for process in both] == [0, 0], said
+    assert study.jobs_per_run() == {run_id(i): 1 for i in range(1, 21)}
+
+
+def test_a_run_that_failed_after_it_was_chosen_is_not_submitted_again(scripted):
+    study = scripted("exit 3", MEASURE)
+    chosen = study.planned.records()
+    study.bench("submit", "STUDY", "--wait")
+    study.executor.submit(study.planned.runs, seen=chosen, callbacks=Callbacks())
+    assert study.jobs_per_run() == {run_id(1): 1, run_id(2): 1}
+
+
+def test_the_lost_answer_of_an_sbatch_is_looked_up(scripted, running_cluster):
+    """bench and sbatch are killed while the request waits in the controller's socket."""
+    study = scripted(MEASURE)
+    with running_cluster.frozen_slurmctld():
+        _write_intent(study)
+        sbatch = subprocess.Popen(
+            study.executor.command_line(study.planned.runs[0])
+            .replace(".a2.", ".a1.")
+            .replace("attempt-2", "attempt-1"),
+            shell=True,
+            env={**os.environ, **running_cluster.environment},
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        time.sleep(0.5)
+        os.killpg(sbatch.pid, signal.SIGKILL)
+        sbatch.wait()
+        # It waits for the controller too; the answer must include the job.
+        second = study.start("submit", "STUDY")
+        time.sleep(1)
+    assert second.wait(timeout=280) == 0
+    second.stderr.close()
+    assert study.jobs_per_run() == {run_id(1): 1}
+
+
+def _write_intent(study: Study) -> None:
+    """Create the files of a bench that was killed just before it called sbatch."""
+    from bench.study.files import write_json
+    from bench.study.run_json import new_attempt
+
+    planned = study.planned
+    run = planned.runs[0]
+    attempt = new_attempt(planned, run, planned.records()[run.run_id])
+    write_json(attempt.folder.run_json, attempt.describe(planned))
+    planned.ledger.append("intent", run_id=run.run_id, attempt=1, job_name=attempt.job_name)
+
+
+def test_an_intent_without_a_job_is_withdrawn_and_started_again(scripted):
+    study = scripted(MEASURE)
+    _write_intent(study)
+    shown = study.status()[run_id(1)]
+    assert (shown["state"], shown["reason"]) == (
+        "planned",
+        "sbatch was interrupted before Slurm accepted the job",
+    )
+    assert study.run_json(run_id(1))["state"] == "planned"
+    assert study.bench("submit", "STUDY").returncode == 0
+    assert study.status()[run_id(1)]["attempt"] == 2
+    assert study.jobs_per_run() == {run_id(1): 1}
+
+
+def test_a_rejected_job_stops_the_submission_and_the_next_continues_with_it(scripted, running_cluster):
+    study = scripted(*([f"sleep 2; {MEASURE}"] * 4))
+    order = [run.run_id for run in study.planned.runs]
+    running_cluster.run(["scancel", "--user=root"])  # a job of another test that ends now would make room
+    wait_for(lambda: not _queued(running_cluster), what="the end of earlier jobs")
+    with running_cluster.limited(MaxSubmitJobs=2):
+        done = study.bench("submit", "STUDY")
+        assert done.returncode == 2
+        assert done.stderr == (
+            f"[1/4] {order[0]} submitted as job {study.run_json(order[0])['job_id']}\n"
+            f"[2/4] {order[1]} submitted as job {study.run_json(order[1])['job_id']}\n"
+            f"error: sbatch rejected {order[2]}: AssocMaxSubmitJobLimit\n"
+            "Batch job submission failed: Job violates accounting/QOS policy (job submit limit, user's size "
+            "and/or time limits) (2 of 4 runs are submitted); run `bench submit` again when some jobs have "
+            "ended, or use --max-queued or --wait\n"
+        )
+        shown = study.status()
+        assert [shown[run]["state"] for run in order[2:]] == ["planned", "planned"]
+        # --wait continues when there is room.
+        done = study.bench("submit", "STUDY", "--wait")
+        assert done.returncode == 0, done.stderr
+    assert done.stderr.splitlines()[-1] == "study scripted: 4 completed"
+    assert {run["attempt"] for run in study.status().values()} == {1}
+    assert study.jobs_per_run() == dict.fromkeys(order, 1)
+
+
+def test_a_controller_with_its_maximum_number_of_jobs_is_waited_for(running_cluster, scripted):
+    study = scripted(MEASURE)
+    running_cluster.run(["sbatch", "--output=/dev/null", "--wrap=true"])
+    jobs = running_cluster.run(["squeue", "-h", "--states=all", "-o%A"]).stdout.split()
+    test = ["sbatch", "--test-only", "--wrap=true"]
+    with running_cluster.configured(MaxJobCount=str(len(jobs))):
+        wait_for(lambda: running_cluster.run(test, check=False).returncode, what="the maximum number of jobs")
+        submission = study.start("submit", "STUDY", "--wait")
+        said = [next(lines(submission.stderr))]
+    with submission:
+        said += lines(submission.stderr)
+    assert said[0].startswith(f"{run_id(1)} is submitted first, because sbatch --test-only says: "), said
+    assert said[-1] == "study scripted: 1 completed", said
+
+
+def _queued(cluster: Cluster) -> int:
+    return len(cluster.run(["squeue", "-h", "-t", "PD,R,CG", "-o", "%A"]).stdout.split())
+
+
+def test_a_cell_that_slurm_rejects_is_an_error_before_anything_is_submitted(scripted):
+    study = scripted("#SBATCH --partition=nope\ntrue")
+    done = study.bench("submit", "STUDY")
+    assert done.returncode == 2
+    assert done.stderr == (
+        "error: Slurm does not accept the largest cell, n1x1-gloo-srun-b1: invalid partition specified: nope\n"
+        "allocation failure: Invalid partition name specified; nothing was submitted; "
+        "correct the matrix's cluster section and plan it again (`sinfo -s` lists partitions, "
+        "`sacctmgr show assoc where user=$USER` accounts and QOS), or leave out that size (--only)\n"
+    )
+    assert not (study.folder / "ledger.jsonl").exists()
+
+
+def test_a_job_is_verified_by_its_id_even_after_a_later_attempt(scripted, running_cluster):
+    study = scripted("case $1 in *-1) exit 3 ;; esac; " + MEASURE)
+    results = ("--results", str(study.folder.parent))
+    assert study.bench("submit", "STUDY", "--wait").returncode == 1
+    assert study.bench("submit", "STUDY", "--wait", "--retry-failed").returncode == 0
+    first, second = (study.run_json(run_id(1), attempt)["job_id"] for attempt in (1, 2))
+    done = study.bench("verify", first, *results)
+    assert done.returncode == 1
+    assert (
+        "  FAIL  state: failed (FAILED: exit code 3); class: bad-exit, expected completed"
+        in done.stdout.splitlines()
+    )
+    verified = json.loads(study.bench("verify", second, *results, "--json").stdout)
+    assert verified["runs"][0]["checks"][0]["found"] == "completed"
+    done = study.bench("verify", "99999999", *results)
+    assert (done.returncode, done.stderr) == (
+        2,
+        f"error: no study below {study.folder.parent} has submitted a job 99999999; "
+        "`bench status STUDY` lists the jobs of a study\n",
+    )
+
+
+def test_variables_that_override_the_scripts_are_a_warning(scripted):
+    study = scripted(MEASURE)
+    study.environment = {**study.environment, "SBATCH_COMMENT": "a b"}
+    done = study.bench("submit", "STUDY", "--wait")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.splitlines()[0] == (
+        "SBATCH_COMMENT='a b' in the environment overrides the scripts' #SBATCH lines"
+    )
+
+
+def test_too_many_nodes_are_an_error_before_the_canary_and_after_smaller_runs(running_cluster, tmp_path):
+    matrix = """\
+study: eight
+cluster: {executor: slurm, partition: l40s, account: users, time_limit: 2m}
+axes: {nodes: [1, 8], tasks_per_node: [1]}
+scaling: [{mode: weak, per_gpu_batch: [4]}]
+workload: {device: cpu, command: "true", metrics: none}
+repeats: 1
+"""
+    study = plan_study(tmp_path / "eight", matrix, running_cluster.environment)
+    refusal = (
+        "error: Slurm does not accept the largest cell, n8x1-gloo-srun-b4: allocation failure: "
+        "Requested node configuration is not available (partition l40s has 4 nodes, and the job needs 8); "
+        "nothing was submitted; correct the matrix's cluster section and plan it again (`sinfo -s` lists "
+        "partitions, `sacctmgr show assoc where user=$USER` accounts and QOS), or leave out that size (--only)"
+    )
+    done = study.bench("submit", "STUDY", "--canary")
+    assert (done.returncode, done.stderr.splitlines()[1:]) == (2, [refusal])
+    assert not (study.folder / "ledger.jsonl").exists()
+    done = study.bench("submit", "STUDY", "--only", "nodes=1", "--wait")
+    assert done.returncode == 0, done.stderr
+    done = study.bench("submit", "STUDY")
+    assert (done.returncode, done.stderr.splitlines()) == (2, [refusal])
+    assert list(study.jobs_per_run()) == ["n1x1-gloo-srun-b4-r1"]
+
+
+#: The reason of a run whose time limit exceeds the partition's.
+LONG = (
+    "will not start (PartitionTimeLimit): its time limit exceeds the partition's; "
+    "lower cluster.time_limit, or choose another cluster.partition"
+)
+
+
+def test_a_canary_that_cannot_start_by_itself_is_a_warning(running_cluster, tmp_path):
+    matrix = """\
+study: long
+cluster: {executor: slurm, partition: short, account: users, time_limit: 6m}
+axes: {nodes: [1], tasks_per_node: [1]}
+scaling: [{mode: weak, per_gpu_batch: [4]}]
+workload: {device: cpu, command: "true", metrics: none}
+repeats: 1
+"""
+    study = plan_study(tmp_path / "long", matrix, running_cluster.environment)
+    run = "n1x1-gloo-srun-b4-r1"
+    with study.start("submit", "STUDY", "--canary") as submission:
+        assert submission.stderr is not None
+        said = lines(submission.stderr)
+        assert next((line for line in said if "PartitionTimeLimit" in line), None) == f"{run} {LONG}"
+        assert study.bench("cancel", "STUDY").returncode == 0
+        assert list(said)[-1] == f"the canary {run} did not pass: nothing else was submitted"
+    assert submission.returncode == 1
+
+
+def test_runs_that_slurm_accepts_but_never_starts_are_reported_with_the_remedy(running_cluster, tmp_path):
+    matrix = """\
+study: slow
+cluster: {executor: slurm, partition: l40s, account: users, qos: brief, time_limit: 6m}
+axes: {nodes: [1, 2], tasks_per_node: [1]}
+scaling: [{mode: weak, per_gpu_batch: [4]}]
+workload: {device: cpu, command: "true", metrics: none}
+repeats: 1
+"""
+    study = plan_study(tmp_path / "slow", matrix, running_cluster.environment)
+    first, second = (f"n{nodes}x1-gloo-srun-b4-r1" for nodes in (1, 2))
+    reason = (
+        "will not start (QOSMaxWallDurationPerJobLimit): its time limit exceeds that of the QOS; "
+        "lower cluster.time_limit, or choose another cluster.qos"
+    )
+    with running_cluster.qos("brief", MaxWall="1"):
+        done = study.bench("submit", "STUDY")
+        assert done.returncode == 0
+        said = done.stderr.splitlines()
+        assert {f"{run} and 1 other run {reason}" for run in (first, second)} & set(said), done.stderr
+        assert said[-2:] == [
+            "`bench cancel slow` removes them from the queue; then correct the matrix",
+            "study slow: 2 queued",
+        ]
+        shown = study.bench("status", "STUDY").stdout
+        assert shown.count(reason) == 2
+        assert shown.splitlines()[-1] == "2 queued (2 will not start)"
+        runs = json.loads(study.bench("status", "STUDY", "--json").stdout)["runs"]
+        assert [run["will_not_start"] for run in runs] == [True, True]
+        with study.start("submit", "STUDY", "--wait") as waiting:
+            assert next(line for line in lines(waiting.stderr) if "will not start" in line).endswith(reason)
+            assert study.bench("cancel", "STUDY").stdout == "2 runs cancelled\n"
+        assert waiting.returncode == 1
+
+
+def test_more_nodes_than_a_job_may_have_are_refused_or_reported(scripted):
+    """Slurm 26.05 accepts such a script without --ntasks, even with --test-only, and never starts it."""
+    study = scripted("#SBATCH --partition=short --nodes=2 --time=1\ntrue")
+    done = study.bench("submit", "STUDY")
+    if done.returncode:
+        what = "error: Slurm does not accept the largest cell, n1x1-gloo-srun-b1: allocation failure: "
+        assert (done.returncode, done.stderr.startswith(what)) == (2, True), done.stderr
+    else:
+        words = f"{run_id(1)} will not start (PartitionNodeLimit): the partition does not allow"
+        assert any(line.startswith(words) for line in done.stderr.splitlines()), done.stderr
+
+
+def test_a_limit_of_the_group_is_a_wait(running_cluster, tmp_path, scripted):
+    study = scripted("sleep 60", "sleep 60")
+    for script in (study.folder / "scripts").glob("n1*"):
+        script.write_text(script.read_text().replace("\n#SBATCH", "\n#SBATCH --qos=shared\n#SBATCH", 1))
+    with running_cluster.qos("shared", GrpJobs="1"):
+        done = study.bench("submit", "STUDY")
+        assert done.returncode == 0
+        assert "will not start" not in done.stderr
+        why = "waiting for your group's limit (QOSGrpJobsLimit)"
+        wait_for(lambda: why in {run["reason"] for run in study.status().values()}, what=why)
+        assert study.bench("cancel", "STUDY").stdout == "2 runs cancelled\n"
+
+
+def test_patience_limits_the_wait_for_the_controller(scripted, running_cluster):
+    study = scripted(MEASURE)
+    with running_cluster.without_slurmctld():
+        done = study.bench("submit", "STUDY", "--wait", "--patience", "2s")
+        short = study.start("submit", "STUDY", "--wait", "--patience", "10m")
+        said = next(lines(short.stderr))
+    assert done.returncode == 1
+    first, last = (line for line in done.stderr.splitlines() if "Unable to contact" in line)
+    assert first.endswith("(connect failure): waiting for Slurm")
+    assert "(connect failure) (waited for 2 s, see --patience); " in last
+    assert said.endswith(": waiting for Slurm")
+    assert short.communicate(timeout=280)[1].splitlines()[-1] == "study scripted: 1 completed"
+
+
+def test_a_controller_that_is_down_is_an_error_and_loses_nothing(scripted, running_cluster):
+    study = scripted(MEASURE, f"sleep 1; {MEASURE}", MEASURE)
+    assert study.bench("submit", "STUDY", "--max-queued", "2").returncode == 0
+    with running_cluster.without_slurmctld():
+        waiting = study.start("submit", "STUDY", "--wait", "--max-queued", "3")
+        others = [study.start(command, "STUDY") for command in ("status", "cancel")]
+        for other in others:
+            said = other.communicate(timeout=280)[1]
+            assert other.returncode == 1, said
+            assert "Unable to contact slurm controller (connect failure)" in said
+            assert said.splitlines()[-1].endswith(
+                "repeat the command when Slurm responds again (scontrol ping); nothing is lost"
+            )
+            assert "Traceback" not in said
+    waiting.wait(timeout=280)
+    waiting.stderr.close()
+    done = study.bench("submit", "STUDY", "--wait")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.splitlines()[-1] == "study scripted: 3 completed"
+    assert study.jobs_per_run() == {run_id(i): 1 for i in (1, 2, 3)}
+
+
+# -- settlement -----------------------------------------------------------------------------
+
+
+def test_without_accounting_squeue_and_the_run_folder_show_the_end(scripted, running_cluster):
+    end = '"time": "2026-01-01T00:00:00Z"}'
+    study = scripted(MEASURE, f'echo \'{{"exit_code": 3, {end}\' >"$1/end.json"; exit 3', "kill -9 $$")
+    assert study.bench("submit", "STUDY").returncode == 0
+    running_cluster.stop_slurmdbd()
+    try:
+        wait_for(
+            lambda: all(run["state"] not in ("queued", "running") for run in study.status().values()),
+            what="the ends",
+        )
+        shown = [study.status()[run_id(i)] for i in (1, 2, 3)]  # later, accounting would know more
+    finally:
+        running_cluster.start_slurmdbd()
+    assert [(run["state"], run["failure_class"], run["exit_code"]) for run in shown] == [
+        ("completed", None, 0),
+        ("failed", "bad-exit", 3),
+        ("failed", "bad-exit", None),
+    ]
+    assert shown[2]["reason"].startswith("ended with a bad exit code (")
+
+
+def test_a_forgotten_job_is_settled_by_its_folder_or_is_unknown(scripted):
+    study = scripted(MEASURE, "true")
+    for i in (1, 2):
+        _pretend_submitted(study, run_id(i), job_id=f"99990{i}")
+    folder = RunFolder(study.folder / f"runs/{run_id(1)}/attempt-1")
+    folder.end.write_text('{"exit_code": 9, "signal": null, "time": "2026-01-01T00:00:00Z"}')
+    shown = study.status()
+    assert (shown[run_id(1)]["state"], shown[run_id(1)]["exit_code"]) == ("failed", 9)
+    assert study.run_json(run_id(1))["ended_at"] == "2026-01-01T00:00:00Z"
+    assert (shown[run_id(2)]["state"], shown[run_id(2)]["reason"]) == (
+        "unknown",
+        "Slurm does not know job 999902; the run wrote no end.json. `bench cancel` marks the run as cancelled",
+    )
+    assert study.bench("cancel", "STUDY").stdout == "1 run cancelled\n"
+    assert study.status()[run_id(2)]["state"] == "cancelled"
+
+
+def _pretend_submitted(study: Study, name: str, *, job_id: str) -> None:
+    planned = study.planned
+    folder = planned.folder.attempt(name, 1)
+    folder.path.mkdir(parents=True)
+    planned.ledger.append("intent", run_id=name, attempt=1, job_name=f"x.{name}")
+    planned.ledger.append("submitted", run_id=name, attempt=1, job_id=job_id)
+
+
+def test_accounting_of_another_job_with_the_same_id_is_ignored(scripted, running_cluster):
+    study = scripted("true")
+    other = running_cluster.run(["sbatch", "--parsable", "-o/dev/null", "--wrap=exit 1"]).stdout.strip()
+    wait_for(
+        lambda: running_cluster.run(["sacct", "-nXj", other, "-o", "state"]).stdout.split() == ["FAILED"],
+        what="another's job",
+    )
+    _pretend_submitted(study, run_id(1), job_id=other)
+    # For some seconds after its end, sacct lacks the name of a job.
+    wait_for(lambda: study.status()[run_id(1)]["state"] == "unknown", what="the other name")
+
+
+# -- commands -------------------------------------------------------------------------------
+
+
+def test_cancel_ends_this_studys_jobs_only(scripted):
+    mine, other = scripted("sleep 60", "sleep 60", name="mine"), scripted("sleep 60", name="other")
+    for study in (mine, other):
+        assert study.bench("submit", "STUDY").returncode == 0
+    assert mine.bench("cancel", "STUDY", "--only", "*-b1-*").stdout == "1 run cancelled\n"
+    assert [mine.status()[run_id(i)]["state"] in ("queued", "running") for i in (1, 2)] == [False, True]
+    assert mine.bench("cancel", "STUDY").stdout == "1 run cancelled\n"
+    assert mine.bench("cancel", "STUDY").stdout == "0 runs cancelled\n"
+    assert other.status()[run_id(1)]["state"] in ("queued", "running")
+    cancelled = mine.run_json(run_id(1))
+    assert (cancelled["state"], cancelled["failure_class"]) == ("cancelled", "cancelled")
+    assert cancelled["reason"] == "cancelled by bench cancel"
+    assert cancelled["ended_at"]
+
+
+def test_a_budget_is_refused_with_the_cost_and_max_queued_limits_the_queue(
+    running_cluster, tmp_path, scripted
+):
+    matrix = """\
+study: gpus
+cluster: {executor: slurm, partition: l40s, account: users, gpu_type: l40s, time_limit: 30m}
+axes: {nodes: [1, 2], gpus_per_node: [4], backend: [nccl]}
+scaling: [{mode: weak, per_gpu_batch: [4]}]
+repeats: 2
+"""
+    study = plan_study(tmp_path / "gpus", matrix, running_cluster.environment)
+    done = study.bench("submit", "STUDY", "--budget", "11.5")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        "error: 4 runs could use 12 GPU-hours, more than the budget of 11.5; "
+        "raise --budget, lower cluster.time_limit, or choose runs with --only\n"
+    )
+    done = study.bench("submit", "STUDY", "--budget", "12", "--preflight", "--dry-run")
+    assert done.stderr.splitlines()[1] == "--budget: the preflight's job of at most 3 min is not counted"
+    study = scripted(*(["sleep 60"] * 3))
+    done = study.bench("submit", "STUDY", "--max-queued", "2")
+    assert done.stderr.splitlines()[-2:] == [
+        "1 run held back until the next `bench submit` (or use --wait)",
+        "study scripted: 1 planned, 2 queued",
+    ]
+    assert sum(study.jobs_per_run().values()) == 2
+
+
+def test_a_failed_canary_holds_the_rest_back(scripted):
+    study = scripted(*([MEASURE] * 3))
+    canary = study.planned.runs[0].run_id
+    done = study.bench("submit", "STUDY", "--canary")
+    assert done.returncode == 1
+    said = done.stderr.splitlines()
+    assert said[0] == f"canary: {canary} runs first; 2 runs held back until it has passed"
+    assert "  FAIL  ranks joined: unknown of 1 on n1, expected 1 of 1" in said
+    assert said[-1] == f"the canary {canary} did not pass: nothing else was submitted"
+    assert sum(study.jobs_per_run().values()) == 1
+
+
+def test_a_dry_run_prints_the_sbatch_commands(scripted):
+    study = scripted(MEASURE)
+    done = study.bench("submit", "STUDY", "--dry-run")
+    folder, key = study.folder, study.planned.plan["key"]
+    attempt = f"{folder}/runs/{run_id(1)}/attempt-1"
+    assert done.stdout == (
+        f"BENCH_PYTHON={sys.executable} "
+        f"sbatch --parsable --job-name=scripted.{run_id(1)}.a1.{key} --output={attempt}/job.out "
+        f"--error={attempt}/job.err {folder}/scripts/n1x1-gloo-srun-b1.sbatch {attempt}\n"
+        "1 of 1 runs would be started\n"
+    )
+    shown = json.loads(study.bench("submit", "STUDY", "--dry-run", "--json").stdout)
+    assert shown == {
+        "study": "scripted",
+        "planned": 1,
+        "runs": [
+            {
+                "run_id": run_id(1),
+                "cell_id": "n1x1-gloo-srun-b1",
+                "command": done.stdout.splitlines()[0],
+                "script": f"{folder}/scripts/n1x1-gloo-srun-b1.sbatch",
+            }
+        ],
+    }
+    assert study.bench("submit", "STUDY", "--json").stderr == (
+        "error: --json requires --dry-run; `bench status --json` shows the states of runs\n"
+    )
+    assert study.jobs_per_run() == {}
+    assert not (folder / "ledger.jsonl").exists()
+
+
+def test_the_status_of_a_large_study_calls_squeue_once_and_sacct_twice(
+    scripted, running_cluster, tmp_path, monkeypatch
+):
+    study = scripted(*([MEASURE] * 20))
+    assert study.bench("submit", "STUDY").returncode == 0
+    jobs = [str(record.job_id) for record in study.planned.records().values()]
+
+    def settled() -> bool:
+        found = job_statuses(study.executor.slurm.accounting(jobs))
+        return len(found) == 20 and all(outcome.settled for outcome in found.values())
+
+    wait_for(settled, what="the whole accounting of all jobs")
+    _count_calls(tmp_path / "bin", monkeypatch)
+    shown = json.loads(study.bench("status", "STUDY", "--json").stdout)
+    assert {run["state"] for run in shown["runs"]} == {"completed"}
+    # sacct is asked for the jobs of the study, and for all jobs on their nodes.
+    assert sorted((tmp_path / "bin/calls").read_text().split()) == ["sacct", "sacct", "squeue"]
+
+
+def _count_calls(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put wrappers of Slurm's commands first in PATH, which record each call."""
+    folder.mkdir()
+    for name in ("squeue", "sacct", "scontrol", "sinfo"):
+        wrapper = folder / name
+        wrapper.write_text(f'#!/bin/sh\necho {name} >>"{folder}/calls"\nexec {shutil.which(name)} "$@"\n')
+        wrapper.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+
+
+def test_the_matrix_of_init_is_planned_and_submitted_unchanged(running_cluster, tmp_path):
+    env = {**os.environ, **running_cluster.environment, "BENCH_RESULTS": str(tmp_path / "results")}
+
+    def bench(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [str(Path(sys.executable).parent / "bench"), *words]
+        return subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=280)
+
+    assert bench("init", "--yes").stdout == "l40s.yaml\n"
+    text = (tmp_path / "l40s.yaml").read_text()
+    assert text.startswith("# l40s: 4 nodes (4 free), 4 x l40s, 8 CPUs each, limit none\n")
+    assert bench("plan", "l40s.yaml").returncode == 0
+    submitted = bench("submit", "l40s")
+    assert submitted.returncode == 0, submitted.stderr
+    shown = json.loads(bench("status", "l40s", "--json").stdout)
+    assert len(shown["runs"]) == len({run["job_id"] for run in shown["runs"]}) > 0
+    assert {run["state"] for run in shown["runs"]} <= {"queued", "running"}
+    assert bench("cancel", "l40s").stdout == f"{len(shown['runs'])} runs cancelled\n"
+
+
+# -- ends of runs ----------------------------------------------------------------------------
+
+
+def test_every_end_has_its_reason(ends):
+    wait_for(
+        lambda: all(run["state"] not in ("queued", "running") for run in ends.status().values()),
+        what="the ends of all runs",
+    )
+    shown = ends.status()
+    found = {name: shown[run_id(i)] for i, name in enumerate(ENDS, 1)}
+    assert {
+        name: (run["state"], run["failure_class"], run["exit_code"], _without_node(run["reason"]))
+        for name, run in found.items()
+    } == EXPECTED
+    for i, name in enumerate(ENDS, 1):
+        content = ends.run_json(run_id(i))
+        kept = (
+            content["state"],
+            content["failure_class"],
+            content["exit_code"],
+            _without_node(content["reason"]),
+        )
+        assert kept == EXPECTED[name]
+        assert content["job_id"] == found[name]["job_id"]
+        assert content["started_at"] <= content["ended_at"]
+        summary = (ends.folder / f"runs/{run_id(i)}/attempt-1/sacct_summary.txt").read_text()
+        assert f"{content['job_id']}.batch" in summary
+    done = ends.bench("verify", "STUDY")
+    assert done.returncode == 1
+    assert "  FAIL  state: failed (TIMEOUT: reached its time limit)" in done.stdout
+    # A failed run is submitted on request only; a cancelled one counts as not done.
+    dry = ends.bench("submit", "STUDY", "--dry-run").stdout.splitlines()
+    assert len(dry) == 2
+    assert f".{run_id(2)}.a2." in dry[0]
+    assert dry[1] == "1 of 8 runs would be started"
+
+
+def _without_node(reason: str) -> str:
+    return reason.replace(" on n1 ", " on n{node} ").replace(" on n2 ", " on n{node} ")

@@ -1,0 +1,446 @@
+"""Execution on several hosts over ssh; the hosts are the test cluster's nodes, used without Slurm."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from bench.commands.options import pending
+from bench.errors import BenchError
+from bench.jobs import ssh
+from bench.jobs.scheduler import Callbacks
+from bench.jobs.ssh import SshExecutor
+from bench.plan import make_plan, write_plan
+from bench.study.layout import METRICS_COLUMNS, RunFolder
+from bench.study.plan_json import PlannedStudy, open_study
+from tests.cluster.bed import Cluster
+from tests.cluster.containers import wait_for
+from tests.jobs.slurm_studies import Command, Study
+
+MATRIX = """\
+study: {name}
+cluster:
+  executor: ssh
+  hosts: {hosts}
+  time_limit: {limit}
+  setup: {setup}
+  env: {env}
+axes: {{nodes: {nodes}, tasks_per_node: {tasks}}}
+scaling: [{{mode: weak, per_gpu_batch: [4]}}]
+workload: {{device: cpu, model: mlp, parameters: 20k, steps_per_epoch: {steps}, epochs: {epochs}, warmup_steps: 3,
+           attribution_steps: 2, val_steps: 0, probe_steps: 0, sweep_max_mb: 0.1, join_timeout: 120}}
+repeats: {repeats}
+"""
+#: Commands that write the results that the executor expects of a successful run.
+MEASURE = f"printf '%s\\n' {','.join(METRICS_COLUMNS)} {',' * (len(METRICS_COLUMNS) - 1)} >\"$1/metrics.csv\""
+#: Two processes in separate sessions, which like ranks outlive their parent.
+RANKS = "setsid sleep 500 & setsid sleep 500 &"
+
+
+@pytest.fixture(scope="module")
+def ssh_config(running_cluster: Cluster) -> Path:
+    return running_cluster.start_sshd()
+
+
+@pytest.fixture
+def bed(running_cluster: Cluster, ssh_config: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    """Yield the cluster with ssh access; check that tests leave no processes on its nodes."""
+    monkeypatch.setenv("BENCH_SSH", f"ssh -F {ssh_config}")
+    yield running_cluster
+    for node in running_cluster.nodes:
+        wait_for(lambda node=node: not running(running_cluster, node), what=f"a clean {node}")
+
+
+def running(cluster: Cluster, node: str) -> list[str]:
+    """Return the processes of runs on a node."""
+    find = "grep -lz ^BENCH_SSH_JOB= /proc/[0-9]*/environ 2>/dev/null"
+    return cluster.run_on_node(node, ["sh", "-c", find], check=False).stdout.split()
+
+
+Make = Callable[..., Study]
+
+
+@pytest.fixture
+def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
+    """Plan a study in a folder with an awkward name, from which it is submitted."""
+    root = tmp_path / "it's a folder"
+    root.mkdir()
+    monkeypatch.chdir(root)
+    monkeypatch.setenv("PWD", str(root))
+
+    def plan(body: str = "", *, name: str = "hosts", matrix: str = MATRIX, **values: object) -> Study:
+        usual = {
+            "hosts": "[n1, n2]",
+            "limit": "5m",
+            "setup": "[]",
+            "env": "{}",
+            "nodes": "[2]",
+            "tasks": "[1]",
+        }
+        usual |= {"steps": "3", "epochs": "1", "repeats": "1"}
+        path = root / f"{name}.yaml"
+        path.write_text(matrix.format(**usual | values, name=name))
+        study = Study(write_plan(make_plan(path), root / "results").path, {})
+        if body:
+            for script in (study.folder / "scripts").iterdir():
+                script.write_text(f"#!/bin/bash\n{body}\n")
+        return study
+
+    return plan
+
+
+def submitted(study: Study, *, retry_failed: bool = False) -> None:
+    executor = SshExecutor(study.planned)
+    seen = executor.refresh()
+    runs = pending(study.planned.runs, seen, retry_failed=retry_failed)
+    executor.submit(runs, seen=seen, callbacks=Callbacks())
+
+
+@contextmanager
+def harness_of(study: Study, *words: str) -> Iterator[Command]:
+    """Yield a running `bench submit`, which ends with the block."""
+    with study.start("submit", "STUDY", *words) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def states(study: Study) -> dict[int, tuple[str, str]]:
+    """Return state and reason by number of hosts."""
+    planned: PlannedStudy = open_study(study.planned.folder)
+    records = SshExecutor(planned).refresh()
+    found = {run.run_id: planned.cells[run.cell_id].nodes for run in planned.runs}
+    return {found[run_id]: (str(record.state), record.reason) for run_id, record in records.items()}
+
+
+def only_folder(study: Study, attempt: int = 1) -> RunFolder:
+    (run,) = study.planned.runs
+    return study.planned.folder.attempt(run.run_id, attempt)
+
+
+def test_ranks_of_two_hosts_train_together_and_leave_all_files(bed, make):
+    text = 'it\'s $(touch planted); `touch planted` "é"\ntwo lines'
+    python = f"export PATH={Path(sys.executable).parent}:$PATH"
+    study = make(
+        hosts="[n1, {host: root@n2, processes: 2}]",
+        tasks="[[1, 2]]",
+        setup=json.dumps([python, 'env -0 | grep -z ^TEXT= >"$(hostname).$BENCH_PEER"']),
+        env=json.dumps({"TEXT": text}),
+    )
+    done = study.bench("submit", "STUDY")
+    assert done.returncode == 0, done.stderr
+    verified = study.bench("verify", "STUDY")
+    assert (verified.returncode, verified.stdout.splitlines()[-1]) == (0, "1 of 1 runs pass"), verified.stdout
+    folder = only_folder(study)
+    with folder.ranks_csv.open() as file:
+        assert [row["host"] for row in csv.DictReader(file)] == ["n1", "n2", "n2"]
+    content = json.loads(folder.run_json.read_text())
+    assert (content["hosts"], content["executor"]) == (["n1", "root@n2"], "ssh")
+    assert json.loads(folder.end.read_text())["hosts"] == {"n1": 0, "root@n2": 0}
+    assert "==> n1 <==\nbench: 3/3 ranks joined on 2 hosts (n1: 0, n2: 1" in folder.out.read_text()
+    for host, peer in (("n1", "n2"), ("n2", "n1")):  # set-up lines run on each, in the folder of submission
+        assert Path(f"{host}.{bed.address(peer)}").read_text() == f"TEXT={text}\0"
+    assert not Path("planted").exists()
+
+
+def test_the_script_also_starts_a_run_by_hand(bed, make):
+    study = make()
+    (script,) = (study.folder / "scripts").iterdir()
+    endpoint, here = f"{bed.address('n1')}:29411", str(Path.cwd())
+    python = {"BENCH_PYTHON": sys.executable}
+    environment = {**os.environ, **python}
+    words = ["bash", script, "by hand", "1", endpoint]
+    command = bed.command_on_node("n2", words, cwd=Path.cwd())
+    with Command(command, env=environment, stderr=subprocess.DEVNULL, text=True) as second:
+        first = bed.run_on_node(
+            "n1",
+            ["bash", script, "by hand", "0", endpoint],
+            env=python,
+            cwd=Path.cwd(),
+            check=False,
+        )
+        second.wait(180)
+    assert (first.returncode, second.returncode) == (0, 0), first.stderr
+    assert "2/2 ranks joined on 2 hosts (n1: 0, n2: 1)" in first.stdout
+    assert (Path(here) / "by hand/metrics.csv").exists()
+
+
+def test_a_killed_rank_ends_the_run_on_all_hosts_with_the_reason(bed, make):
+    study = make(hosts="[n1, n2]", steps="300", epochs="500")
+    folder = only_folder(study)
+    with harness_of(study) as harness:
+        wait_for(folder.metrics_csv.exists, what="the first epoch")
+        # -ww: without it, lines are cut after $COLUMNS characters.
+        rank = (
+            "ps -ww -eo pid,args | grep '[-]P -u -m ddp_scaling_bench.start workload' "
+            "| grep -v distributed.run"
+        )
+        pid = bed.run_on_node("n2", ["sh", "-c", rank]).stdout.split()[0]
+        bed.run_on_node("n2", ["kill", "-KILL", pid])
+        assert harness.wait(60) == 1
+    assert states(study) == {2: ("failed", "rank 1 on n2 was killed by SIGKILL")}
+    content = json.loads(folder.run_json.read_text())
+    assert (content["failure_class"], content["exit_code"]) == ("killed", 1)
+    assert not running(bed, "n1")
+    assert not running(bed, "n2")
+
+
+def test_a_killed_harness_leaves_nothing_running_and_nothing_runs_twice(bed, make):
+    study = make(f'echo "$2" >>started; {RANKS} {MEASURE}; [ -e go ] || wait', repeats="2")
+    started = Path("started")
+    with harness_of(study) as harness:
+        wait_for(lambda: started.exists() and len(started.read_text().split()) == 2, what="a run")
+        assert running(bed, "n1")
+        harness.kill()
+    Path("go").touch()
+    # Submitted again at once: the hosts may still be ending the run of the dead harness.
+    submitted(study)
+    first, second = (study.planned.records()[run.run_id] for run in study.planned.runs)
+    assert (str(first.state), first.reason, str(second.state)) == (
+        "failed",
+        f"the `bench submit` process ({harness.pid}) was killed during this run, "
+        "which left no exit code in end.json",
+        "completed",
+    )
+    submitted(study, retry_failed=True)
+    assert [(r.attempt, str(r.state)) for r in study.planned.records().values()] == [
+        (2, "completed"),
+        (1, "completed"),
+    ]
+    submitted(study, retry_failed=True)
+    assert sorted(started.read_text().split()) == ["0", "0", "0", "1", "1", "1"]
+
+
+def test_a_cancelled_run_ends_in_order_and_is_started_again(bed, make):
+    study = make(f"{RANKS} touch begun; [ -e go ] || wait; {MEASURE}")
+    with harness_of(study) as harness:
+        wait_for(lambda: Path("begun").exists() and running(bed, "n2"), what="a run")
+        assert study.bench("cancel", "STUDY").stdout == "1 run cancelled\n"
+        assert harness.wait(30) == 130
+    assert states(study) == {2: ("cancelled", "stopped by the user")}
+    assert not running(bed, "n1")
+    assert not running(bed, "n2")
+    Path("go").touch()
+    submitted(study)
+    assert states(study) == {2: ("completed", "")}
+
+
+def test_the_error_of_one_host_is_the_reason_and_the_others_are_ended(bed, make, monkeypatch):
+    monkeypatch.setattr(ssh, "ERRORS_S", 0.5)
+    study = make(
+        f'[ "$2" = 0 ] || {{ echo out; echo "bench: error: no such wheel" >&2; exit 3; }}; {RANKS} wait'
+    )
+    submitted(study)
+    assert states(study) == {2: ("failed", "no such wheel")}
+    folder = only_folder(study)
+    assert json.loads(folder.end.read_text())["exit_code"] == 3
+    assert folder.out.read_text() == "==> n2 <==\nout\n"
+    # Without the shell's messages about the other processes, which look like a reason.
+    assert folder.err.read_text() == "==> n2 <==\nbench: error: no such wheel\n"
+
+
+def test_an_exit_code_without_an_error_names_the_host(bed, make):
+    study = make('[ "$2" = 0 ] || exit 7; sleep 0.1')
+    submitted(study)
+    assert states(study) == {2: ("failed", "exit code 7 on n2")}
+
+
+def test_each_host_is_sampled_before_and_after_a_command_without_the_recorder(bed, make):
+    head = MATRIX[: MATRIX.index("workload:")]
+    command = "workload: {{device: cpu, metrics: none, command: [sleep, '{steps}.{epochs}']}}\n"
+    matrix = f"{head}{command}repeats: {{repeats}}\n"
+    root = Path(__file__).parents[2]
+    study = make(matrix=matrix, steps="0", env=f"{{PYTHONPATH: {root}}}")
+    submitted(study)
+    assert states(study) == {2: ("completed", "")}
+    folder = only_folder(study)
+    content = json.loads(folder.conditions.read_text())
+    assert [node["node"] for node in content["windows"][0]["nodes"]] == ["n1", "n2"]
+    assert [path.name for path in folder.path.glob("conditions*")] == ["conditions.json"]
+
+
+def test_a_run_that_reaches_its_time_limit_is_ended_on_all_hosts(bed, make):
+    study = make(f"{RANKS} wait", limit="1s")
+    submitted(study)
+    assert states(study) == {2: ("failed", "the time limit of 1 s was reached")}
+    assert not running(bed, "n1")
+    assert not running(bed, "n2")
+
+
+def test_runs_that_need_a_missing_host_wait_and_the_others_are_executed(bed, make, ssh_config, monkeypatch):
+    own = Path("ssh config")
+    own.write_text(f"Host gone\n  HostName 127.0.0.1\n  Port 1\n{ssh_config.read_text()}")
+    monkeypatch.setenv("BENCH_SSH", f"ssh -F {shlex.quote(str(own.absolute()))}")
+    study = make(MEASURE, hosts="[n1, {host: gone, address: 10.0.0.9}, n2]", nodes="[1, 2, 3]")
+    with pytest.raises(BenchError) as caught:
+        submitted(study)
+    why = "gone cannot be reached: ssh: connect to host 127.0.0.1 port 1: Connection refused"
+    assert (
+        str(caught.value)
+        == f"{why}\n1 run needs this host and did not start; fix the problem, then run `bench submit` again"
+    )
+    found = states(study)
+    assert found[1] == ("completed", "")
+    remedy = "check that `ssh -o BatchMode=yes gone true` works on this machine"
+    assert sorted([found[2], found[3]]) == [("failed", f"{why}; {remedy}"), ("planned", "")]
+
+
+def test_a_host_without_the_folder_of_submission_is_named(bed, make):
+    study = make(MEASURE)
+    with hidden(bed, ["n2"], Path.cwd().parent):
+        submitted(study)
+    assert states(study) == {
+        2: (
+            "failed",
+            f"n2 cannot enter the folder in which `bench submit` was called, {Path.cwd()}: No such file or directory; "
+            "run `bench submit` in a folder that every host has: a shared one, or a copy at the same path",
+        )
+    }
+
+
+class hidden:  # noqa: N801 (used as a function)
+    """Mount an empty folder over a shared one on some nodes."""
+
+    def __init__(self, cluster: Cluster, nodes: Sequence[str], folder: Path) -> None:
+        self.cluster, self.nodes, self.folder = cluster, nodes, folder
+
+    def __enter__(self) -> None:
+        for node in self.nodes:
+            self.cluster.run_on_node(node, ["mount", "-t", "tmpfs", "none", self.folder])
+
+    def __exit__(self, *error: object) -> None:
+        for node in self.nodes:
+            self.cluster.run_on_node(node, ["umount", self.folder])
+
+
+def test_results_of_hosts_without_a_shared_folder_are_copied_and_removed(bed, make):
+    body = (
+        f'[ "$2" = 1 ] || {{ {MEASURE}; head -c 3000000 /dev/zero >"$1/checkpoint.pt"; }}; '
+        'echo "$BENCH_HOSTS" >"$1/of $2"; mkdir "$1/inner"; ln -s /etc/passwd "$1/link"; echo done'
+    )
+    study = make(body, nodes="[2]")
+    with hidden(bed, ["n1", "n2"], Path.cwd()):
+        submitted(study)
+        left = {node: bed.run_on_node(node, ["ls", "-A", Path.cwd()]).stdout for node in ("n1", "n2")}
+    assert states(study) == {2: ("completed", "")}
+    assert left == {"n1": "", "n2": ""}
+    folder = only_folder(study).path
+    usual = {"run.json", "end.json", "job.out", "job.err", "env.json", "metrics.csv"}
+    assert {path.name for path in folder.iterdir()} == usual | {"checkpoint.pt", "of 0", "of 1"}
+    assert (folder / "of 1").read_text() == "n1,n2\n"
+    assert (folder / "checkpoint.pt").stat().st_size == 3_000_000
+
+
+def test_busy_hosts_are_left_alone(bed, make, monkeypatch):
+    monkeypatch.setattr(ssh, "BUSY_S", 0.0)
+    going = make(f"touch begun; [ -e go ] || sleep 500; {MEASURE}", name="going")
+    study = make(MEASURE, name="second", hosts="[n2]", nodes="[1]")
+    with harness_of(going) as harness:
+        wait_for(Path("begun").exists, what="a run")
+        with pytest.raises(BenchError) as caught:
+            submitted(study)
+        harness.send_signal(signal.SIGTERM)
+        assert harness.wait(30) == 130
+    job = f"going.{going.planned.runs[0].run_id}.a1.{going.planned.plan['key']}"
+    who = f"{job} (process {harness.pid} of root on {os.uname().nodename})"
+    why = f"n2 is busy with {who}; wait until that run has ended, or stop it; then run `bench submit` again"
+    assert str(caught.value) == why
+    assert states(study) == {1: ("planned", why)}
+    submitted(study)
+    assert states(study) == {1: ("completed", "")}
+    assert study.planned.records()[study.planned.runs[0].run_id].attempt == 1
+
+
+def test_processes_of_killed_shells_are_ended_before_the_next_run(bed, make):
+    study = make(f"[ -e go ] || {{ touch begun; {RANKS} wait; }}; {MEASURE}", repeats="2")
+    shells = "kill -KILL $(ps -ww -eo pid,args | grep '[b]ash -s' | cut -c1-8)"
+    with harness_of(study, "--only", "repeat=1") as harness:
+        wait_for(lambda: Path("begun").exists() and running(bed, "n2"), what="a run")
+        harness.send_signal(signal.SIGSTOP)  # it must not end the processes of the lost shells itself
+        bed.run_on_node("n2", ["sh", "-c", shells])
+        harness.kill()
+    assert states(study)[2][0] == "planned"
+    before = running(bed, "n2")
+    assert before, "nobody is left there to end them"
+    Path("go").touch()
+    submitted(study)
+    assert not set(before) & set(running(bed, "n2"))
+    assert [str(record.state) for record in study.planned.records().values()] == ["failed", "completed"]
+
+
+def test_a_machine_that_is_listed_under_two_names_is_noticed(bed, make):
+    study = make(MEASURE, hosts="[n1, root@n1]")
+    submitted(study)
+    state, reason = states(study)[2]
+    assert state == "failed"
+    assert reason.partition(" ")[2] == (
+        "is a machine that appears twice in cluster.hosts; list each machine once, with its ranks in `processes`"
+    )
+
+
+def test_a_dry_run_shows_the_ssh_and_the_remote_command_of_each_host(bed, make, ssh_config):
+    study = make(nodes="[2]")
+    script, run = next((study.folder / "scripts").iterdir()), only_folder(study).path
+    options = (
+        "-T -x -a -o BatchMode=yes -o ConnectTimeout=15 -o ServerAliveInterval=15 -o ServerAliveCountMax=4 "
+        "-o ClearAllForwardings=yes -o ControlMaster=no -o RemoteCommand=none -o PermitLocalCommand=no"
+    )
+
+    def quoted(path: Path) -> str:
+        return "'" + str(path).replace("'", "'\"'\"'") + "'"
+
+    there = f"cd {quoted(Path.cwd())} && BENCH_PYTHON={sys.executable} bash {quoted(script)} {quoted(run)}"
+    lines = [
+        f"ssh -F {ssh_config} {options} n{node + 1} 'exec bash -s'  # {there} {node} {bed.address('n1')}:PORT"
+        for node in (0, 1)
+    ]
+    said = study.bench("submit", "STUDY", "--dry-run")
+    assert said.stdout == "\n".join([*lines, "1 of 1 runs would be started", ""])
+    assert not run.exists()
+
+
+def test_a_host_with_a_loopback_address_is_refused(bed, make, ssh_config, monkeypatch):
+    own = Path("config")
+    own.write_text(f"Host near\n  HostName 127.0.0.1\n{ssh_config.read_text()}")
+    monkeypatch.setenv("BENCH_SSH", f"ssh -F {shlex.quote(str(own.absolute()))}")
+    study = make(MEASURE, hosts="[near, n1]")
+    submitted(study)
+    assert states(study) == {
+        2: (
+            "failed",
+            "near has the address 127.0.0.1, which other hosts cannot reach; "
+            "use {host: near, address: ADDRESS} in cluster.hosts",
+        )
+    }
+
+
+def test_the_interface_that_leads_to_another_host_is_found(bed):
+    words = [sys.executable, "-P", "-m", "ddp_scaling_bench.start", "workload.network_interface"]
+    assert bed.run_on_node("n1", [*words, "n2"]).stdout == "eth0\n"
+    assert bed.run_on_node("n1", [*words, "localhost"]).stdout == "\n"
+    failed = bed.run_on_node("n1", [*words, "no-such-host"], check=False)
+    assert failed.returncode == 1
+    assert failed.stderr == (
+        "bench: error: no-such-host cannot be found from n1: Temporary failure in name resolution; "
+        "name the interface in cluster.env.GLOO_SOCKET_IFNAME\n"
+    )
+
+
+def test_without_an_ssh_client_the_remedy_is_named(make, monkeypatch):
+    monkeypatch.setenv("BENCH_SSH", "no-such-ssh")
+    with pytest.raises(BenchError) as caught:
+        submitted(make(MEASURE))
+    assert str(caught.value) == (
+        "no-such-ssh: No such file or directory; install an OpenSSH client, or set BENCH_SSH"
+    )

@@ -1,0 +1,155 @@
+"""The description of a command at its submission: script, SHA-256 and git commit."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench.jobs import scheduler
+from bench.jobs.scheduler import SubmittedCommands
+from bench.plan import make_plan, write_plan
+from bench.study.plan_json import PlannedStudy, open_study
+from bench.study.run_json import changed_script, script_sha256
+from bench.words import sentence
+
+MATRIX = """\
+study: own
+cluster: {{executor: local, time_limit: 1m}}
+axes: {{tasks_per_node: [1, 2]}}
+scaling: [{{mode: weak, per_gpu_batch: [8]}}]
+workload:
+  device: cpu
+  metrics: none
+  command: {command}
+"""
+
+
+@pytest.fixture
+def planned(tmp_path, monkeypatch):
+    """Return a function that plans a study of a command in a folder with train.py."""
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("print('hello')\n")
+
+    def plan(command: str) -> PlannedStudy:
+        Path("own.yaml").write_text(MATRIX.format(command=command))
+        return open_study(write_plan(make_plan(Path("own.yaml")), Path("results")))
+
+    return plan
+
+
+def described(study: PlannedStudy) -> dict:
+    cell = next(iter(study.cells.values()))
+    return SubmittedCommands(study).describe(cell)["command"]
+
+
+def git(*words: str) -> str:
+    options = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    return subprocess.run(
+        ["git", *options, *words], check=True, capture_output=True, text=True
+    ).stdout.strip()
+
+
+@pytest.mark.parametrize(
+    ("command", "script"),
+    [
+        ("python -u train.py --batch {per_gpu_batch}", "train.py"),
+        ("[bash, -c, 'python \"$1\"', bash, ./train.py]", "./train.py"),
+        ("python -m http.server train.py", ""),
+        ("torchrun -m pkg.train train.py", ""),
+        ("numactl -m 0 python train.py", "train.py"),
+        ("./python3 train.py", "train.py"),
+        ("[missing.py, '{run_dir}']", ""),
+    ],
+)
+def test_the_script_is_the_first_word_that_is_a_file(planned, command, script):
+    shutil.copy("train.py", "python3")
+    found = described(planned(command))
+    sha256 = hashlib.sha256(Path("train.py").read_bytes()).hexdigest()
+    assert (found["script"], found["script_sha256"]) == (script, sha256 if script else None)
+
+
+def test_words_contain_the_values_of_the_cell_and_no_secrets(planned):
+    found = described(planned("python train.py --batch {per_gpu_batch} --out {run_dir} --api-key abc"))
+    assert found["words"] == ["python", "train.py", "--batch", "8", "--out", "{run_dir}", "--api-key", "***"]
+
+
+def test_an_image_of_gigabytes_is_no_script(planned):
+    with open("image.sif", "wb") as file:
+        file.truncate(20 * 2**20)
+    assert described(planned("apptainer exec image.sif train.py"))["script"] == "train.py"
+
+
+def test_the_commit_and_changes_of_tracked_files_are_recorded(planned):
+    study = planned("python train.py")
+    assert (described(study)["git_commit"], described(study)["git_dirty"]) == (None, None)
+    git("init", "-q")
+    assert (described(study)["git_commit"], described(study)["git_dirty"]) == (None, None)
+    Path("other.py").touch()
+    git("add", "other.py")
+    git("commit", "-qm", "without the script")
+    assert (described(study)["git_commit"], described(study)["git_dirty"]) == (None, None), "not tracked"
+    git("add", "train.py")
+    git("commit", "-qm", "a")
+    commit = git("rev-parse", "HEAD")
+    assert (described(study)["git_commit"], described(study)["git_dirty"]) == (commit, False)
+    Path("train.py").write_text("print('changed')\n")
+    assert described(study)["git_dirty"] is True
+
+
+def test_git_and_the_script_are_read_once_for_all_cells(planned, tmp_path, monkeypatch):
+    study = planned("python train.py --ranks {world_size}")
+    (tmp_path / "bin").mkdir()
+    fake = tmp_path / "bin/git"
+    fake.write_text(f"#!/bin/sh\necho \"$@\" >>'{tmp_path}/calls'\necho 0123\n")
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    commands = SubmittedCommands(study)
+    first, second = (commands.describe(cell)["command"] for cell in study.cells.values())
+    assert (tmp_path / "calls").read_text().splitlines() == [
+        "--no-optional-locks -c core.fsmonitor=false -C . ls-files --error-unmatch -- train.py",
+        "--no-optional-locks -c core.fsmonitor=false -C . rev-parse --verify HEAD",
+        "--no-optional-locks -c core.fsmonitor=false -C . status --porcelain -uno",
+    ]
+    assert first["script_sha256"] == second["script_sha256"]
+    assert first["words"] != second["words"]
+
+
+def test_a_git_that_does_not_answer_is_ended(planned, tmp_path, monkeypatch):
+    study = planned("python train.py")
+    fake = tmp_path / "git"
+    fake.write_text("#!/bin/sh\nexec sleep 60\n")
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(scheduler, "GIT_S", 0.2)
+    assert described(study)["git_commit"] is None
+
+
+def test_a_script_that_changed_after_the_submission_is_named(planned):
+    run = {"command": described(planned("python train.py"))}
+    assert changed_script(run, script_sha256(run, ".")) is None
+    Path("train.py").write_text("print('changed')\n")
+    assert sentence(changed_script(run, script_sha256(run, "."))) == (
+        "script-changed: train.py has changed since the submission: its SHA-256 was "
+        f"{run['command']['script_sha256'][:12]}, and was {script_sha256(run, '.')[:12]} when the run started"
+    )
+    assert changed_script({}, None) is changed_script(run, None) is None
+
+
+@pytest.mark.parametrize(
+    ("command", "interpreter"),
+    [
+        ("python train.py", sys.executable),
+        ("./env/bin/python3.11 train.py", "./env/bin/python3.11"),
+        ("ls", None),
+    ],
+)
+def test_the_python_of_a_command_is_named_as_a_job_can_call_it(planned, command, interpreter):
+    study = planned(command)
+    cell = next(iter(study.cells.values()))
+    assert SubmittedCommands(study).describe(cell)["interpreter"] == interpreter

@@ -1,0 +1,33 @@
+"""With the default of `exclusive`, the jobs of a study never share a node."""
+
+from __future__ import annotations
+
+from tests.cluster.bed import Cluster
+from tests.cluster.containers import wait_for
+from tests.jobs.slurm_studies import plan_study, submitted
+
+MATRIX = """\
+study: whole
+cluster: {executor: slurm, partition: l40s, account: users, time_limit: 2m, mem: 100M}
+axes: {nodes: [1], tasks_per_node: [1]}
+scaling: [{mode: weak, per_gpu_batch: [4]}]
+workload: {device: cpu, command: sleep 60, metrics: none}
+repeats: 6
+"""
+
+
+def test_each_job_has_a_node_for_itself(running_cluster: Cluster, tmp_path):
+    with submitted(plan_study(tmp_path, MATRIX, running_cluster.environment)) as study:
+        jobs = ",".join(study.job_ids())
+
+        def queue() -> list[list[str]]:
+            shown = running_cluster.run(["squeue", "-h", "-j", jobs, "-o%T %N %r"]).stdout
+            return [line.split() for line in shown.splitlines()]
+
+        def on_all_nodes() -> bool:
+            return sorted(row[1] for row in queue() if row[0] == "RUNNING") == ["n1", "n2", "n3", "n4"]
+
+        wait_for(on_all_nodes, what="a job on each node", timeout_s=30)
+        waiting = [row for row in queue() if row[0] == "PENDING"]
+        assert len(waiting) == 2
+        assert {row[-1] for row in waiting} <= {"Resources", "Priority", "None"}
