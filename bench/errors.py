@@ -28,6 +28,17 @@ class BenchError(Exception):
         return f"{self.message}; {self.remedy}" if self.remedy else self.message
 
 
+class UnavailableError(BenchError):
+    """A scheduler cannot be reached. Callers retry, or use other sources."""
+
+    exit_code = 1
+    scheduler = "the scheduler"
+    #: True if retrying is useless.
+    permanent = False
+    #: True if this machine lacks the scheduler or its configuration.
+    missing = False
+
+
 @dataclass(frozen=True, order=True)
 class Problem:
     """A mistake at a line of an input file."""

@@ -84,19 +84,14 @@ class Plan:
     runs: list[Run]
     warnings: list[str]
 
-    @property
-    def script_suffix(self) -> str:
-        """File name suffix of the scripts: ``.sbatch``, or ``.sh`` without Slurm."""
-        return ".sbatch" if self.matrix.cluster.executor == "slurm" else ".sh"
-
     def script_name(self, cell: Cell) -> str:
         """Return the path of a cell's script, relative to the study's folder."""
-        return f"scripts/{cell.cell_id}{self.script_suffix}"
+        return f"scripts/{cell.cell_id}{self.matrix.cluster.scheduler.suffix}"
 
     @property
     def exclusive(self) -> bool:
-        """True if each run has whole nodes in Slurm."""
-        return self.matrix.cluster.executor == "slurm" and self.matrix.cluster.exclusive
+        """True if each run has whole nodes."""
+        return "exclusive" in self.matrix.cluster.scheduler.keys and self.matrix.cluster.exclusive
 
     @property
     def cost(self) -> Cost:
@@ -105,7 +100,7 @@ class Plan:
         nodes = sum(cell.nodes for cell in self.cells)
         requested = [cell.reserved_gpus(node_gpus=None) for cell in self.cells]
         node_gpus = self.matrix.cluster.node_gpus if self.exclusive else None
-        is_slurm = self.matrix.cluster.executor == "slurm"
+        requests = "gpu_request" in self.matrix.cluster.scheduler.keys
         idle = {cell.cell_id: idle_gpus(cell, node_gpus=node_gpus) for cell in self.cells}
         hours = limit_s * repeats / 3600
         return Cost(
@@ -118,7 +113,7 @@ class Plan:
             gpu_hours_without_exclusive=round(sum(requested) * hours, 3),
             gpu_hours_exact=not (self.exclusive and any(requested) and node_gpus is None),
             node_hours_max=round(nodes * hours, 3),
-            idle_gpus={cell_id: number for cell_id, number in idle.items() if number and is_slurm},
+            idle_gpus={cell_id: number for cell_id, number in idle.items() if number and requests},
         )
 
 
@@ -150,7 +145,7 @@ def continue_study(plan: Plan, root: Path) -> Plan:
     """
     folder, cluster = StudyFolder(root / plan.matrix.study), plan.matrix.cluster
     old = find_plan(folder) if folder.has_runs else None
-    if old is None or old.get("executor") != "slurm" or cluster.executor != "slurm":
+    if old is None or old.get("executor") != cluster.executor or "exclusive" not in cluster.scheduler.keys:
         return plan
     began = _began_exclusive(folder, old)
     if began == cluster.exclusive:
@@ -206,7 +201,7 @@ def scripts(plan: Plan) -> Iterator[tuple[Cell, str]]:
         script = renderer.render(cell)
         kind = (script.kind, *(cell.env.get(name) for name in read))
         if kind not in linted:  # one script of each kind is sufficient
-            _check_script(plan, script.text, name=plan.script_name(cell), what=f"cell {cell.cell_id}")
+            _checked_script(plan, script.text, name=plan.script_name(cell), what=f"cell {cell.cell_id}")
             linted.add(kind)
         yield cell, script.text
 
@@ -228,8 +223,7 @@ def pack_script(plan: Plan) -> str:
         BenchError: `bench lint` finds an error in the script, caused by cluster.directives.
     """
     text = Renderer(plan.matrix).render_pack(plan.cells, runs=len(plan.runs))
-    _check_script(plan, text, name="scripts/pack.sbatch", what="packs")
-    return text
+    return _checked_script(plan, text, name="scripts/pack.sbatch", what="packs")
 
 
 def preflight_script(plan: Plan) -> str:
@@ -239,11 +233,10 @@ def preflight_script(plan: Plan) -> str:
         BenchError: `bench lint` finds an error in the script, caused by cluster.setup or cluster.directives.
     """
     text = Renderer(plan.matrix).render_preflight(plan.cells)
-    _check_script(plan, text, name="scripts/preflight.sbatch", what="the preflight")
-    return text
+    return _checked_script(plan, text, name="scripts/preflight.sbatch", what="the preflight")
 
 
-def _check_script(plan: Plan, text: str, *, name: str, what: str) -> None:
+def _checked_script(plan: Plan, text: str, *, name: str, what: str) -> str:
     from .lint import lint_script
 
     findings = lint_script(text, path=name)
@@ -251,6 +244,7 @@ def _check_script(plan: Plan, text: str, *, name: str, what: str) -> None:
     if errors:
         lines = "\n".join([f"{plan.document.path}: the script for {what} has errors:", *errors])
         raise BenchError(lines, remedy="correct the cluster section of the matrix")
+    return text
 
 
 def write_plan(plan: Plan, root: Path) -> StudyFolder:
@@ -277,8 +271,9 @@ def write_plan(plan: Plan, root: Path) -> StudyFolder:
         folder.scripts.mkdir(mode=0o755, parents=True, exist_ok=True)  # only the owner may replace scripts
         for cell, text in scripts(plan):
             _write_script(f"{folder.path}/{plan.script_name(cell)}", text.encode(), private=private)
-        if plan.matrix.cluster.executor == "slurm":
+        if plan.matrix.cluster.scheduler.packs:
             _write_script(str(folder.pack_script), pack_script(plan).encode(), private=private)
+        if plan.matrix.cluster.scheduler.preflight == "job":
             _write_script(str(folder.preflight_script), preflight_script(plan).encode(), private=private)
         _remove_stale_scripts(folder, old, plan)
         write_atomically(folder.matrix, matrix_text)

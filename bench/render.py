@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jinja2
@@ -63,8 +64,9 @@ class Renderer:
 
     def __init__(self, matrix: Matrix) -> None:
         self.matrix = matrix
+        folder = Path(__file__).with_name("jobs") / matrix.cluster.executor
         self._environment = jinja2.Environment(
-            loader=jinja2.FileSystemLoader(shipped("slurm_templates")),
+            loader=jinja2.FileSystemLoader([shipped("slurm_templates"), folder]),
             undefined=jinja2.StrictUndefined,
             trim_blocks=True,
             lstrip_blocks=True,
@@ -116,9 +118,7 @@ class Renderer:
     def _render_shape(self, shape: _Shape) -> list[str]:
         """Return a shape's script as a list of pieces: literal text and names of values alternate."""
         matrix, cluster = self.matrix, self.matrix.cluster
-        submitted = cluster.executor == "slurm"
-        name = f"{shape.launcher}.sbatch.j2" if submitted else f"{cluster.executor}.sh.j2"
-        template = self._environment.get_template(name)
+        template = self._environment.get_template(cluster.scheduler.template.format(launcher=shape.launcher))
         marked = {name: f"{_MARK}{name}{_MARK}" for name in _VALUES}
         # A step with one task per node gets as many cores per task as the job's tasks have.
         node_task_cpus = marked["cpus_per_node"] if shape.launcher == "torchrun" else str(self._cores)
@@ -127,9 +127,7 @@ class Renderer:
             title=f"Study {matrix.study}: one cell of its matrix.",
             setup=cluster.setup,
             env=[(name, f"{_MARK}env.{name}{_MARK}") for name in shape.env_names],
-            directives=list(
-                _directives(cluster, device=shape.device, mixed=shape.mixed) if submitted else ()
-            ),
+            directives=list(_directives(cluster, device=shape.device, mixed=shape.mixed)),
             mixed=shape.mixed,
             alone=shape.alone,
             command=shape.command,

@@ -38,6 +38,7 @@ from analysis.stats.measured import Frames, common_reasons, ranks_sample
 from analysis.stats.scaling import GUIDE, SAME_UNIT, is_wide
 from analysis.text import capital, clean, count, fraction, known, listed, number, one_line, percent, seconds
 from bench.facts import Fact
+from bench.matrix.schedulers import SCHEDULERS
 from bench.study.before_facts import facts_of_env
 from bench.study.conditions import Disturbance, Reason, objects, summary
 from bench.study.processes import started_ranks
@@ -741,7 +742,8 @@ def _advice(study: Study, ranks: pd.DataFrame, slow: Sequence[str]) -> str:
     """Return advice about slow nodes; it names ``exclude`` only if the matrix can leave them out."""
     plan = study.plan
     which, it = ("this node", "it") if len(slow) == 1 else ("these nodes", "them")
-    if plan.get("executor") != "slurm" or plan.get("nodelist"):
+    scheduler = SCHEDULERS.get(str(plan.get("executor")))
+    if scheduler is None or "exclude" not in scheduler.keys or plan.get("nodelist"):
         return f"Have {which} checked. The matrix names its nodes, so none can be left out."
     largest = int(study.cells["nodes"].max())
     if ranks["host"].nunique() - len(slow) < largest:

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import BenchError
-from ..jobs.slurm.client import Slurm, SlurmRefusedError, SlurmUnavailableError
-from ..jobs.slurm.parsing import NodeGroup
-from ..jobs.slurm.scheduler import longest_limit_s, partitions_of, too_many_nodes
+from ..errors import BenchError, UnavailableError
+from ..jobs.scheduler import scheduler_for
 from ..matrix.cell import value_text
 from ..study.layout import StudyFolder
 from ..study.plan_json import PlannedStudy, open_study
-from ..units import count, human_duration, parse_count, parse_duration_s, slurm_time
+from ..units import count, human_duration, parse_count, parse_duration_s
 from .console import print_json, print_table, say, show
 from .options import JsonOption, ResultsOption, find_study, require_report, settle_study
 
@@ -157,11 +152,6 @@ def _show(advice: Advice, *, everything: bool) -> None:
         say(text)
 
 
-#: The requested time limit divided by the expected time of the training.
-_LIMIT_FACTOR = 1.1
-_SHORTEST_LIMIT_S = 600
-
-
 def parse_waits(texts: Sequence[str], *, studies: Sequence[str]) -> dict[str, float]:
     """Parse values of --wait: ``6.5h`` (all studies) or ``l40s=0`` (one study) into seconds by study.
 
@@ -198,78 +188,34 @@ def waits_for(
     """
     from analysis.advise.options import Wait
 
-    queue = Queue()
     found: dict[Layout, Wait] = {}
     for name, study in planned.items():
         own = {layout: training_s for layout, training_s in layouts.items() if layout[0] == name}
         if name in given:
             found |= dict.fromkeys(own, Wait(given[name], "as given (--wait)"))
         elif ask:
-            found |= queue.waits(study, own)
+            found |= _estimated_waits(study, own)
     return found
 
 
-@dataclass
-class Queue:
-    """Estimate queue waits with Slurm's test submissions (``sbatch --test-only``) of a study's scripts."""
+def _estimated_waits(study: PlannedStudy, layouts: Mapping[Layout, float]) -> dict[Layout, Wait]:
+    """Return the scheduler's estimate for each layout with a known training time (s)."""
+    from analysis.advise.options import Wait
 
-    slurm: Slurm = field(default_factory=Slurm)
-    _partitions: dict[Path, dict[str, list[NodeGroup]]] = field(default_factory=dict)
-
-    def waits(self, study: PlannedStudy, layouts: Mapping[Layout, float]) -> dict[Layout, Wait]:
-        """Return the queue wait of each layout; ``layouts`` maps each one to its shortest training time (s).
-
-        The test submissions use the time limit of the whole training, because long jobs wait longer than
-        the short jobs of the benchmark. Layouts with an unknown training time are left out.
-        """
-        from analysis.advise.options import Wait
-
-        if study.executor != "slurm":
-            return dict.fromkeys(layouts, Wait(0.0, f"no queue (executor {study.executor})"))
-        known = {layout: training_s for layout, training_s in layouts.items() if math.isfinite(training_s)}
-        try:
-            found = {layout: self._ask(study, layout, training_s) for layout, training_s in known.items()}
-        except SlurmUnavailableError as absent:
-            return dict.fromkeys(layouts, Wait(None, f"not known: {_one_line(absent.message)}"))
-        own = sum(record.state.active for record in study.records().values())
-        return {layout: _without_own_jobs(wait, own) for layout, wait in found.items()}
-
-    def _ask(self, study: PlannedStudy, layout: Layout, training_s: float) -> Wait:
-        from analysis.advise.options import Wait
-
-        _, nodes, per_node = layout
-        script = study.script(_similar_cell(study, nodes, per_node))
-        wanted_s = max(_SHORTEST_LIMIT_S, math.ceil(_LIMIT_FACTOR * training_s))
-        partitions = self._partitions_of(script)
-        if reason := too_many_nodes(partitions, nodes):  # the test of Slurm 26.05 does not notice this
-            return Wait(None, "", f"Slurm would not start the job: {reason}")
-        limit_s = longest_limit_s(partitions)
-        jobs = 1 if limit_s is None else math.ceil(wanted_s / limit_s)
-        asked_s = wanted_s if limit_s is None else min(wanted_s, limit_s)
-        remark = ""
-        if jobs > 1 and limit_s is not None:
-            limit = human_duration(limit_s)
-            remark = (
-                f"{jobs} consecutive jobs: the partition's limit is {limit}; only the first wait is counted"
-            )
-        # A predicted size has no script. These options override the directives of a similar cell's script.
-        options = [f"--nodes={nodes}", f"--time={slurm_time(asked_s)}"]
-        now = datetime.now(UTC)
-        try:
-            starts = self.slurm.test_only(script, options=options)
-        except SlurmRefusedError as refusal:
-            return Wait(None, "", f"Slurm would not start the job: {_one_line(refusal.output)}")
-        if starts is None:
-            return Wait(None, "", f"Slurm cannot estimate the start{'; ' if remark else ''}{remark}")
-        seconds = max(0.0, (starts - now).total_seconds())
-        # Slurm rounds to seconds, so that an immediate start can appear to be one second away.
-        seconds = 0.0 if seconds < 2 else seconds
-        return Wait(seconds, f"Slurm's estimate at {now:%Y-%m-%d %H:%M} UTC (sbatch --test-only)", remark)
-
-    def _partitions_of(self, script: Path) -> dict[str, list[NodeGroup]]:
-        if script not in self._partitions:
-            self._partitions[script] = partitions_of(self.slurm, script) if script.is_file() else {}
-        return self._partitions[script]
+    if not study.scheduler.queues:
+        return dict.fromkeys(layouts, Wait(0.0, f"no queue (executor {study.executor})"))
+    known = {layout: training_s for layout, training_s in layouts.items() if math.isfinite(training_s)}
+    scheduler, found = scheduler_for(study), {}
+    try:
+        for layout, training_s in known.items():
+            _, nodes, per_node = layout
+            cell_id = _similar_cell(study, nodes, per_node)
+            seconds, source, remark = scheduler.queue_wait(cell_id, nodes=nodes, training_s=training_s)
+            found[layout] = Wait(seconds, source, _one_line(remark))
+    except UnavailableError as absent:
+        return dict.fromkeys(layouts, Wait(None, f"not known: {_one_line(absent.message)}"))
+    own = sum(record.state.active for record in study.records().values())
+    return {layout: _without_own_jobs(wait, own) for layout, wait in found.items()}
 
 
 def _without_own_jobs(wait: Wait, own: int) -> Wait:

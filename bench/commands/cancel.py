@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..errors import UnwritableError
-from ..jobs.schedulers import executor_for
+from ..jobs.scheduler import scheduler_for
 from ..study.plan_json import open_study
 from ..units import count
 from .console import say, show
@@ -24,6 +24,6 @@ def cancel_command(
             planned.ledger.halt()
         except UnwritableError as error:  # jobs are cancelled even if the disk is full
             say(f"{error.message}; a `bench submit` in another terminal may start further runs")
-    cancelled = executor_for(planned).cancel(only(planned.runs, planned.cells, filters or []))
+    cancelled = scheduler_for(planned).cancel(only(planned.runs, planned.cells, filters or []))
     show(f"{count(cancelled, 'run')} cancelled")
     return 0

@@ -11,11 +11,9 @@ from typing import Annotated, Any
 
 import typer
 
-from ..errors import BenchError, UnwritableError
+from ..errors import BenchError, UnavailableError, UnwritableError
 from ..extras import install_line, missing_packages
-from ..jobs.scheduler import save_states
-from ..jobs.schedulers import executor_for
-from ..jobs.slurm.client import SlurmUnavailableError
+from ..jobs.scheduler import save_states, scheduler_for
 from ..matrix.cell import Cell, Run, value_text
 from ..study.layout import StudyFolder, latest_first, studies
 from ..study.ledger import RunRecord, RunState
@@ -143,10 +141,10 @@ def find_attempts(target: str, root: Path) -> Iterator[tuple[PlannedStudy, list[
 
 def settled_records(planned: PlannedStudy) -> dict[str, RunRecord]:
     """Return the current record of each run; wait some seconds for the accounting of ended jobs."""
-    executor = executor_for(planned)
+    scheduler = scheduler_for(planned)
     deadline = time.monotonic() + ACCOUNTING_WAIT_S
     while True:
-        records = executor.refresh()
+        records = scheduler.poll()
         ending = any(record.details.get("ending") for record in records.values())
         if not ending or time.monotonic() > deadline:
             return records
@@ -161,7 +159,7 @@ def settle_study(folder: StudyFolder) -> dict[str, RunRecord]:
     planned = open_study(folder)
     try:
         records = settled_records(planned)
-    except SlurmUnavailableError as absent:
+    except UnavailableError as absent:
         say(f"{folder.path}: the states of unfinished runs are not updated: {absent.message}")
         return {}
     try:

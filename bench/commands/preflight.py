@@ -11,7 +11,7 @@ import typer
 
 from ..errors import BenchError, unwritable
 from ..jobs.slurm.client import Slurm, SlurmMissingError, SlurmUnavailableError
-from ..jobs.slurm.pack import preflight_script
+from ..jobs.slurm.pack import planned_script
 from ..matrix.cell import Run
 from ..preflight.job import PreflightError, PreflightJob, nodes_to_check
 from ..preflight.verdict import DEFAULT_THRESHOLD
@@ -66,7 +66,7 @@ def preflight_command(
     timeout_s = parse_duration_option("--timeout", timeout)
     plan = _plan(matrix, site)
     root = _root(plan, results) if matrix is not None else OWN_FOLDER
-    if plan.matrix.cluster.executor == "local":
+    if plan.matrix.cluster.scheduler.preflight == "process":
         folder, result = _check_this_machine(root, threshold, nodes)
     else:
         job = _job(plan, root, nodes=nodes, threshold=threshold, timeout_s=timeout_s, all_idle=matrix is None)
@@ -89,7 +89,7 @@ def check_nodes_of(planned: PlannedStudy, runs: Sequence[Run], *, timeout_s: flo
     Raises:
         PreflightError: the nodes could not be checked.
     """
-    text = preflight_script(planned).read_text(encoding="utf-8")
+    text = planned_script(planned.folder.preflight_script).read_text(encoding="utf-8")
     largest = max(planned.cells[run.cell_id].nodes for run in runs)
     job = PreflightJob(
         root=planned.folder.preflights,
@@ -171,9 +171,11 @@ def _job(
     from ..plan import preflight_script as render
 
     cluster = plan.matrix.cluster
-    if cluster.executor == "ssh":
-        what = "`bench preflight` checks the nodes of a Slurm job, but the matrix's executor is ssh"
-        raise BenchError(what, remedy="run `bench preflight` on each host, and compare the rates")
+    if cluster.scheduler.preflight is None:
+        what = "`bench preflight` checks the nodes of a Slurm job, but the matrix's executor is"
+        raise BenchError(
+            f"{what} {cluster.executor}", remedy="run `bench preflight` on each host, and compare the rates"
+        )
     text = render(plan)
     largest = None if all_idle else max(cell.nodes for cell in plan.cells)
     return PreflightJob(

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from ..jobs.schedulers import executor_for
-from ..jobs.slurm.client import SlurmMissingError, SlurmUnavailableError
+from ..errors import UnavailableError
+from ..jobs.scheduler import scheduler_for
 from ..matrix.cell import labelled_commands
 from ..study.consistency import record_contradictions
 from ..study.ledger import RunRecord, RunState
@@ -53,14 +53,14 @@ def status_command(
     while True:
         planned = open_study(folder)
         try:
-            records = executor_for(planned).refresh()
-        except SlurmUnavailableError as absent:
-            if not watch or isinstance(absent, SlurmMissingError):
+            records = scheduler_for(planned).poll()
+        except UnavailableError as absent:
+            if not watch or absent.missing:
                 if not as_json:
                     say("Slurm is unreachable: these are the last known states")
                     _show(planned, planned.records(), everything=everything)
                 raise
-            say(f"{absent.message}: waiting for Slurm")
+            say(f"{absent.message}: waiting for {absent.scheduler}")
             time.sleep(interval)
             continue
         add_damages(planned, records)

@@ -9,11 +9,10 @@ from typing import Annotated, Any
 
 import typer
 
-from ..errors import BenchError
-from ..jobs.scheduler import QueueFullError
-from ..jobs.schedulers import Executor, executor_for, pack_executor
-from ..jobs.slurm.client import SlurmUnavailableError
+from ..errors import BenchError, UnavailableError
+from ..jobs.scheduler import QueueFullError, Scheduler, scheduler_for
 from ..jobs.slurm.pack import allocation_of
+from ..jobs.slurm.pack_submission import PackScheduler
 from ..matrix.cell import Run
 from ..render import PREFLIGHT_LIMIT_S
 from ..study.ledger import HaltWatch, RunRecord, RunState
@@ -135,8 +134,8 @@ def _without_completed(
 
 def _check_options(planned: PlannedStudy, *, preflight: bool, pack: bool, max_queued: int | None) -> None:
     """Reject options that contradict the executor or --pack; print which option has no effect."""
-    if preflight and planned.executor != "slurm":
-        what = f"--preflight checks the nodes of Slurm jobs, but the matrix's executor is {planned.executor}"
+    if preflight and planned.scheduler.preflight != "job":
+        what = f"--preflight checks the nodes of Slurm jobs, but the matrix's scheduler is {planned.executor}"
         raise BenchError(what, remedy="omit --preflight")
     if max_queued is None:
         return
@@ -146,7 +145,7 @@ def _check_options(planned: PlannedStudy, *, preflight: bool, pack: bool, max_qu
             " which is a single job",
             remedy="omit --max-queued or --pack",
         )
-    if planned.executor != "slurm":
+    if not planned.scheduler.queues:
         say(f"--max-queued is ignored: executor {planned.executor} has no queue and starts one run at a time")
 
 
@@ -154,7 +153,7 @@ def runs_to_start(
     planned: PlannedStudy, filters: Sequence[str], *, retry_failed: bool, retry_disturbed: bool
 ) -> tuple[list[Run], dict[str, RunRecord]]:
     """Return the runs that a submission starts, in the planned order, and all runs' present records."""
-    records = executor_for(planned).refresh()
+    records = scheduler_for(planned).poll()
     # Filters apply to all runs: a filter that matches none is an error even if no run is left to start.
     chosen = set(only(planned.runs, planned.cells, filters))
     wanted = pending(planned.runs, records, retry_failed=retry_failed, retry_disturbed=retry_disturbed)
@@ -183,7 +182,7 @@ def _say_if_inexact(planned: PlannedStudy, gpu_hours: float) -> None:
 
 def _check_pack_budget(planned: PlannedStudy, runs: Sequence[Run], budget: float | None) -> None:
     """Print the maximum cost of one job for all ``runs``; raise BenchError if it exceeds ``budget``."""
-    pack_executor(planned)  # raises if the executor has no packs
+    scheduler_for(planned, pack=True)  # raises if the scheduler has no packs
     if not runs:
         return
     pack = allocation_of(planned, runs)
@@ -212,8 +211,8 @@ def _show(planned: PlannedStudy, runs: Sequence[Run], *, pack: bool, preflight: 
 
 def _show_commands(planned: PlannedStudy, runs: Sequence[Run], *, as_json: bool) -> None:
     """Print the commands that would start ``runs``."""
-    executor = executor_for(planned)
-    commands = {run: executor.command_line(run) for run in runs}
+    scheduler = scheduler_for(planned)
+    commands = {run: scheduler.command_line(run) for run in runs}
     if as_json:
         shown = [
             {
@@ -229,14 +228,14 @@ def _show_commands(planned: PlannedStudy, runs: Sequence[Run], *, as_json: bool)
     for command in commands.values():
         show(command)
     print_commands(planned.cells[cell_id] for cell_id in dict.fromkeys(run.cell_id for run in runs))
-    if planned.executor == "slurm" and planned.concurrent_runs is not None:
-        say("concurrent_runs: `bench submit` also adds --dependency=afterany with the ids of earlier jobs")
+    if "concurrent_runs" in planned.scheduler.keys and planned.concurrent_runs is not None:
+        say("concurrent_runs: `bench submit` also lets jobs wait for the end of earlier jobs")
     show(f"{len(runs)} of {len(planned.runs)} runs would be started")
 
 
 def _show_pack(planned: PlannedStudy, runs: Sequence[Run], *, as_json: bool) -> None:
     """Print the command that would start ``runs`` in one job, and their order in the job."""
-    command, order = pack_executor(planned).describe(runs) if runs else ("", [])
+    command, order = PackScheduler(planned).describe(runs) if runs else ("", [])
     if as_json:
         shown = [{"run_id": run_id, "nodes": nodes} for run_id, nodes in order]
         print_json(_dry_run_json(planned, command=command, runs=shown))
@@ -271,29 +270,29 @@ def start(
     a run has failed or the study was cancelled.
     """
     halt, name = halt or HaltWatch(planned.ledger), planned.folder.name
-    executor = executor_for(planned, pack=pack)
-    remaining = _start_now(executor, runs, seen=seen, halt=halt, max_queued=max_queued, patience=patience)
+    scheduler = scheduler_for(planned, pack=pack)
+    remaining = _start_now(scheduler, runs, seen=seen, halt=halt, max_queued=max_queued, patience=patience)
     if patience is None:
-        _say_stuck_now(executor, runs, name=name, pack=pack)
+        _say_stuck_now(scheduler, runs, name=name, pack=pack)
         records = planned.records()
     else:
         waiting = Waiting(
-            executor, remaining, before=seen, halt=halt, patience=patience, max_queued=max_queued
+            scheduler, remaining, before=seen, halt=halt, patience=patience, max_queued=max_queued
         )
         records = waiting.until_over()
     return _conclude(name, records, waited=patience is not None, halted=halt.halted())
 
 
-def _say_stuck_now(executor: Executor, runs: Sequence[Run], *, name: str, pack: bool) -> None:
+def _say_stuck_now(scheduler: Scheduler, runs: Sequence[Run], *, name: str, pack: bool) -> None:
     """Print which of the submitted ``runs`` Slurm will not start, and how to remove them from the queue."""
-    if stuck := executor.stuck_runs(runs):
+    if stuck := scheduler.stuck_runs(runs):
         say_stuck(set(), stuck)
         fewer = ", or pack fewer runs (--only), or submit without --pack" if pack else ""
         say(f"`bench cancel {name}` removes them from the queue; then correct the matrix{fewer}")
 
 
 def _start_now(
-    executor: Executor,
+    scheduler: Scheduler,
     runs: Sequence[Run],
     *,
     seen: Mapping[str, RunRecord],
@@ -306,7 +305,7 @@ def _start_now(
         say("nothing to start")
         return []
     try:
-        remaining = start_runs(executor, runs, seen=seen, halt=halt, max_queued=max_queued)
+        remaining = start_runs(scheduler, runs, seen=seen, halt=halt, max_queued=max_queued)
     except HaltedError:
         return []
     except QueueFullError as full:
@@ -314,7 +313,7 @@ def _start_now(
             raise
         say(f"{full.message}: waiting until the queue accepts jobs")
         remaining = full.left
-    except SlurmUnavailableError as absent:
+    except UnavailableError as absent:
         if patience is None:
             raise
         patience.wait(absent)

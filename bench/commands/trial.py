@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import BenchError
-from ..jobs.local import try_command
+from ..jobs.local.scheduler import try_command
 from ..units import human_duration
 from .console import say
 

@@ -9,10 +9,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from ..errors import BenchError
-from ..jobs.scheduler import QueueFullError
-from ..jobs.schedulers import Executor, executor_for
-from ..jobs.slurm.client import SlurmMissingError, SlurmUnavailableError
+from ..errors import BenchError, UnavailableError
+from ..jobs.scheduler import QueueFullError, Scheduler, scheduler_for
 from ..matrix.cell import Run
 from ..study.ledger import HaltWatch, RunRecord, RunState
 from ..study.plan_json import PlannedStudy
@@ -43,7 +41,7 @@ class HaltedError(BenchError):
 
 
 def start_runs(
-    executor: Executor,
+    scheduler: Scheduler,
     runs: Sequence[Run],
     *,
     seen: Mapping[str, RunRecord],
@@ -56,7 +54,7 @@ def start_runs(
 
     Raises:
         HaltedError: the study was cancelled; the remaining runs are not started.
-        BenchError: see :meth:`bench.jobs.slurm.scheduler.SlurmExecutor.submit`.
+        BenchError: see :meth:`bench.jobs.scheduler.Scheduler.submit`.
     """
     with show_progress(len(runs)) as callbacks:
 
@@ -67,16 +65,16 @@ def start_runs(
             callbacks.on_start(run)
 
         guarded = replace(callbacks, on_start=started)
-        return executor.submit(runs, seen=seen, max_queued=max_queued, callbacks=guarded)
+        return scheduler.submit(runs, seen=seen, max_queued=max_queued, callbacks=guarded)
 
 
 class Patience:
-    """Wait while Slurm is unreachable.
+    """Wait while the scheduler is unreachable.
 
-    :meth:`wait` raises Slurm's error if an outage lasts longer than ``limit_s`` seconds (None: no
-    limit), and at once if Slurm's commands are missing. A missing configuration of
-    Slurm also raises the error at once, unless Slurm has answered before: on some clusters, the
-    controller provides the configuration, so it is missing while the controller is down.
+    :meth:`wait` raises the scheduler's error if an outage lasts longer than ``limit_s`` seconds (None: no
+    limit), and at once if the scheduler's commands are missing. A missing configuration also raises the error
+    at once, unless the scheduler has answered before: on some clusters, Slurm's controller provides the
+    configuration, so it is missing while the controller is down.
     """
 
     def __init__(self, limit_s: float | None = None) -> None:
@@ -89,21 +87,21 @@ class Patience:
         """Record that Slurm has answered, so that the time limit of the next outage starts anew."""
         self._has_answered, self._outage_began = True, None
 
-    def wait(self, absent: SlurmUnavailableError) -> None:
+    def wait(self, absent: UnavailableError) -> None:
         """Report why Slurm is unreachable and sleep until the next try.
 
         Raises:
-            SlurmUnavailableError: waiting is useless or has taken too long.
+            UnavailableError: waiting is useless or has taken too long.
         """
-        if absent.permanent or (isinstance(absent, SlurmMissingError) and not self._has_answered):
+        if absent.permanent or (absent.missing and not self._has_answered):
             raise absent
         now = time.monotonic()
         self._outage_began = now if self._outage_began is None else self._outage_began
         left_s = math.inf if self._limit_s is None else self._outage_began + self._limit_s - now
         if self._limit_s is not None and left_s <= 0:
-            output = f"{absent.output} (waited for {human_duration(self._limit_s)}, see --patience)"
-            raise SlurmUnavailableError(absent.command, output, remedy=absent.remedy)
-        say_once(self._said, f"{absent.message}: waiting for Slurm")
+            message = f"{absent.message} (waited for {human_duration(self._limit_s)}, see --patience)"
+            raise UnavailableError(message, remedy=absent.remedy)
+        say_once(self._said, f"{absent.message}: waiting for {absent.scheduler}")
         time.sleep(min(POLL_S, left_s))
 
     def until_answered(self, request: Callable[[], T]) -> T:
@@ -111,7 +109,7 @@ class Patience:
         while True:
             try:
                 result = request()
-            except SlurmUnavailableError as absent:
+            except UnavailableError as absent:
                 self.wait(absent)
             else:
                 if self._outage_began is not None:  # without an outage, the request may not have called Slurm
@@ -128,7 +126,7 @@ class Waiting:
 
     def __init__(
         self,
-        executor: Executor,
+        scheduler: Scheduler,
         remaining: Sequence[Run],
         *,
         before: Mapping[str, RunRecord],
@@ -137,7 +135,7 @@ class Waiting:
         max_queued: int | None = None,
     ) -> None:
         """``before`` contains the records by which the runs were chosen, before the submission began."""
-        self._executor, self._halt, self._max_queued = executor, halt, max_queued
+        self._scheduler, self._halt, self._max_queued = scheduler, halt, max_queued
         self._patience = patience
         # Includes runs that may have been submitted. Runs that have no job are started again.
         self._wanted = list(remaining)
@@ -152,7 +150,7 @@ class Waiting:
             if turn:
                 time.sleep(POLL_S)
             try:
-                records = self._executor.refresh()
+                records = self._scheduler.poll()
                 active = [record for record in records.values() if record.state.active]
                 remaining = self._remaining(records)
                 if active:  # otherwise there was nothing to ask Slurm about
@@ -161,7 +159,7 @@ class Waiting:
                     self._start(remaining, seen=records, active=len(active))
                     self._patience.answered()
                     continue
-            except SlurmUnavailableError as absent:
+            except UnavailableError as absent:
                 self._patience.wait(absent)
                 continue
             say_stuck(self._said, active)
@@ -188,7 +186,7 @@ class Waiting:
 
     def _start(self, remaining: Sequence[Run], *, seen: Mapping[str, RunRecord], active: int) -> None:
         try:
-            start_runs(self._executor, remaining, seen=seen, halt=self._halt, max_queued=self._max_queued)
+            start_runs(self._scheduler, remaining, seen=seen, halt=self._halt, max_queued=self._max_queued)
         except QueueFullError as full:
             say_once(self._said, f"{full.message}: waiting until the queue accepts jobs")
             self._active_when_full, self._retry_at = active, time.monotonic() + FULL_WAIT_S
@@ -240,10 +238,10 @@ def canary_passes(
     canary = choose_canary(planned, runs)
     say(f"canary: {canary.run_id} runs first; {count(len(runs) - 1, 'run')} held back until it has passed")
     if rest := [run for run in runs if run is not canary]:
-        patience.until_answered(lambda: executor_for(planned, pack=pack).check_largest(rest))
-    executor = executor_for(planned)
-    patience.until_answered(lambda: start_runs(executor, [canary], seen=seen, halt=halt))
-    record = _wait_for_end(executor, canary, patience)
+        patience.until_answered(lambda: scheduler_for(planned, pack=pack).check_largest(rest))
+    scheduler = scheduler_for(planned)
+    patience.until_answered(lambda: start_runs(scheduler, [canary], seen=seen, halt=halt))
+    record = _wait_for_end(scheduler, canary, patience)
     verdict = verify_run(planned.folder.attempt(record.run_id, record.attempt).path)
     if not verdict.passed:
         for check in verdict.failures:
@@ -262,10 +260,10 @@ def choose_canary(planned: PlannedStudy, runs: Sequence[Run]) -> Run:
     return min(runs, key=size)
 
 
-def _wait_for_end(executor: Executor, run: Run, patience: Patience) -> RunRecord:
+def _wait_for_end(scheduler: Scheduler, run: Run, patience: Patience) -> RunRecord:
     said: set[str] = set()
     while True:
-        record = patience.until_answered(executor.refresh)[run.run_id]
+        record = patience.until_answered(scheduler.poll)[run.run_id]
         if record.state not in (RunState.QUEUED, RunState.RUNNING):
             return record
         say_stuck(said, [record])

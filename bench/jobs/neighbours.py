@@ -1,7 +1,6 @@
 """Find the other jobs on the nodes of runs that have ended.
 
-With Slurm's accounting, sacct is asked once for all jobs on these nodes. Without accounting, only the other
-runs of the study are known, from squeue, run.json and conditions.json.
+Without accounting, only the other runs of the study are known, from run.json, conditions.json and the queue.
 """
 
 from __future__ import annotations
@@ -9,81 +8,18 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
-from functools import cached_property
+from datetime import UTC, datetime
 from typing import Any
 
 from ..study.conditions import Neighbours, Occupation, parse_moment, read_windows
 from ..study.ledger import RunRecord
 from ..study.plan_json import PlannedStudy
 from ..study.run_json import read_run
-from .slurm.client import Slurm, SlurmUnavailableError
-from .slurm.job_states import JobStatus
+from .outcome import JobStatus
 from .slurm.parsing import expand_hosts
 
-_PRIVATE = "job data of other users are private (PrivateData)"
 
-
-class Neighbourhood:
-    """The jobs on the nodes of some runs. Slurm is asked once, by the first call of :meth:`of`."""
-
-    def __init__(
-        self,
-        study: PlannedStudy,
-        slurm: Slurm,
-        *,
-        ended: Sequence[Occupation],
-        queue: Mapping[str, JobStatus],
-        no_accounting: str,
-    ) -> None:
-        self._study, self._slurm, self._ended, self._queue = study, slurm, ended, queue
-        self._unknown = no_accounting.partition("\n")[0]
-
-    def of(self, run: Occupation) -> Neighbours:
-        """Return the other jobs on the nodes of ``run``."""
-        jobs = self._jobs.beside(run)  # can set _unknown
-        return Neighbours(jobs, self._unknown)
-
-    def ask(self) -> None:
-        """Ask Slurm now, if it has not been asked yet."""
-        self._jobs  # noqa: B018 (a cached property)
-
-    @cached_property
-    def _jobs(self) -> _Jobs:
-        return _Jobs(self._find())
-
-    def _find(self) -> list[Occupation]:
-        if not self._unknown:
-            try:
-                return self._ask()
-            except SlurmUnavailableError as error:
-                self._unknown = error.message.partition("\n")[0]
-        return [*self._ended, *occupations(self._study, queue=self._queue)]
-
-    def _ask(self) -> list[Occupation]:
-        nodes = sorted({node for run in self._ended for node in run.nodes})
-        if not nodes:
-            return []
-        last = max((run.end or datetime.now(UTC) for run in self._ended), default=datetime.now(UTC))
-        start, end = min(run.start for run in self._ended), last + timedelta(seconds=1)
-        rows = self._slurm.jobs_on(nodes, start=start, end=end)
-        self._unknown = self._privacy()
-        ours = {str(event["job_id"]) for event in self._study.ledger.events() if event.get("job_id")}
-        return [
-            Occupation(row.key.job, expand_hosts(row.hosts), row.started, row.ended, row.key.job in ours)
-            for row in rows
-            if row.started is not None
-        ]
-
-    def _privacy(self) -> str:
-        """Return why jobs of other users are possibly missing, or ``""`` if all jobs are visible."""
-        try:
-            return _PRIVATE if self._slurm.jobs_are_private() else ""
-        except SlurmUnavailableError as error:
-            return f"job data of other users may be private ({error.message})".partition("\n")[0]
-
-
-class _Jobs:
+class Jobs:
     """Jobs by node, sorted by their start."""
 
     def __init__(self, jobs: Iterable[Occupation]) -> None:
@@ -135,7 +71,7 @@ def beside_in_study(study: PlannedStudy, record: RunRecord, *, ended_at: str | N
     run = occupation(study, record, ended)
     if run is None:
         return Neighbours(unknown=unknown)
-    return Neighbours(_Jobs(occupations(study, since=run.start)).beside(run), unknown)
+    return Neighbours(Jobs(occupations(study, since=run.start)).beside(run), unknown)
 
 
 def occupations(

@@ -1,4 +1,4 @@
-"""Determine how a run ended from its files and, with Slurm, from the status of its job."""
+"""Determine how a run ended from its exit code and its files."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import errno
 import os
 import re
 import signal
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,9 +21,6 @@ from ..study.ledger import FailureClass, RunState
 from ..study.processes import started_ranks
 from ..words import sentence
 from .readings import collect_metrics
-from .slurm.job_states import NO_OUTPUT, JobStatus, signal_name
-from .slurm.messages import SIGNALS, TASK_EXITED, TASK_KILLED, TASKS_ENDED, search
-from .slurm.parsing import AccountingRow
 
 _TAIL_BYTES = 20_000
 #: The first error is at the start of a log: torch prints 5 kB for each rank that then loses its connection.
@@ -32,8 +28,6 @@ _HEAD_BYTES = 1_000_000
 #: A disk with less free space is full: the files of a run no longer fit.
 _LEAST_FREE_BYTES = 64 * 1024
 _NOT_FINITE = ("nan", "inf", "-inf")
-#: Exit code with which a batch script reports that it could not write end.json (EX_IOERR of sysexits.h).
-EXIT_UNWRITABLE = 74
 
 _TORCHRUN_RANK = re.compile(r"host +: (\S+)\n *rank +: (\d+) .*\n *exitcode +: -(\d+) ")
 _TORCHRUN_EXIT = re.compile(
@@ -58,6 +52,35 @@ class Outcome:
     failure_class: FailureClass | None = None
     exit_code: int | None = None
     details: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class JobStatus:
+    """State of a job according to its scheduler.
+
+    Attributes:
+        failure_class: class of the cause if the run did not complete, else None.
+        reason: explanation of the state, or ``""`` if there is nothing to explain.
+        exit_code: highest exit code of the steps, else the script's, else 128 + ``signal``. sacct shows
+            codes above 128 reduced by 128 (137 as 9), so prefer the code in end.json.
+        started, ended: times in UTC.
+        hosts: names of the hosts in Slurm's compressed form, such as ``n[1-4]``.
+        restarts: number of times Slurm requeued the job; its output files then mix several attempts.
+        stuck: whether a queued job cannot start until a person acts.
+        settled: whether accounting of an ended job is complete. Rows arrive one by one over
+            some seconds, and the last row may contain the cause of a failure.
+    """
+
+    state: RunState
+    failure_class: FailureClass | None = None
+    reason: str = ""
+    exit_code: int | None = None
+    started: datetime | None = None
+    ended: datetime | None = None
+    hosts: str = ""
+    restarts: int = 0
+    stuck: bool = False
+    settled: bool = False
 
 
 @dataclass(frozen=True)
@@ -101,45 +124,13 @@ def process_outcome(folder: RunFolder, cell: Cell, exit_code: int | None) -> Out
     # A killed rank cannot report an error; the other ranks only report that they lost the connection to it.
     if failures and isinstance(failures[0].get("exit_code"), int) and failures[0]["exit_code"] < 0:
         reason = f"rank {failures[0].get('rank')} was killed by {signal_name(-failures[0]['exit_code'])}"
-        return Outcome(RunState.FAILED, _joined(reason, _nccl_error(folder)), FailureClass.KILLED, exit_code)
+        return Outcome(RunState.FAILED, joined(reason, nccl_error(folder)), FailureClass.KILLED, exit_code)
     code = f"exit code {exit_code}" if exit_code is not None else "no exit code"
-    reason = _joined(_wrong_ranks(folder, cell), error_line(folder)) or _full_disk(folder, code)
+    reason = joined(wrong_ranks_of(folder, cell), error_line(folder))
+    if not reason:  # on a full disk, the run cannot log its error
+        full = f"the disk of {folder.path} is full ({os.strerror(errno.ENOSPC)})"
+        reason = joined(full * disk_is_full(folder), code)
     return Outcome(RunState.FAILED, reason, FailureClass.BAD_EXIT, exit_code)
-
-
-def job_outcome(
-    folder: RunFolder, cell: Cell, status: JobStatus, end: EndNote, rows: Sequence[AccountingRow] = ()
-) -> Outcome:
-    """Determine how a run ended whose Slurm job has ended; ``rows`` are the job's rows in sacct."""
-    if status.state is RunState.COMPLETED:
-        missing = missing_results(folder, cell)
-        if missing:
-            reason = _joined(f"{missing}, although Slurm says COMPLETED", status.reason)
-            return Outcome(RunState.FAILED, reason, FailureClass.BAD_EXIT, 0)
-        return Outcome(RunState.COMPLETED, status.reason, None, 0)
-    # sacct subtracts 128 from codes above 128; end.json contains the exact code.
-    exit_code = end.exit_code or status.exit_code
-    if status.failure_class not in (FailureClass.BAD_EXIT, FailureClass.KILLED, None):
-        reason = with_workload_error(folder, status.reason)
-        return Outcome(status.state, reason, status.failure_class, exit_code)
-    if status.failure_class is FailureClass.BAD_EXIT and _lacks_output(folder, status, end):
-        return Outcome(status.state, _joined(NO_OUTPUT, status.reason), FailureClass.NEVER_STARTED)
-    killed = killed_rank(folder, cell.launcher)
-    exited = "" if killed else exited_rank(folder, cell.launcher)
-    failure_class = FailureClass.KILLED if killed else status.failure_class
-    if exited:  # the exit code of this rank is the cause; srun ended the other ranks with signals
-        failure_class = FailureClass.BAD_EXIT
-    why = _joined(killed, _nccl_error(folder)) if killed else error_line(folder)
-    why = why or exited or _unwritable_folder(end, rows)
-    by_slurm = status.reason.replace(f"exit code {status.exit_code} or {exit_code}", f"exit code {exit_code}")
-    return Outcome(status.state, _joined(_wrong_ranks(folder, cell), why, by_slurm), failure_class, exit_code)
-
-
-def _full_disk(folder: RunFolder, code: str) -> str:
-    """Return ``code``, after the remark that the disk is full, in which case the run cannot log its error."""
-    if not disk_is_full(folder):
-        return code
-    return f"the disk of {folder.path} is full ({os.strerror(errno.ENOSPC)}); {code}"
 
 
 def disk_is_full(folder: RunFolder) -> bool:
@@ -151,30 +142,9 @@ def disk_is_full(folder: RunFolder) -> bool:
     return disk.f_bavail * disk.f_frsize < _LEAST_FREE_BYTES
 
 
-def _wrong_ranks(folder: RunFolder, cell: Cell) -> str:
+def wrong_ranks_of(folder: RunFolder, cell: Cell) -> str:
+    """Return why a command did not start the planned ranks, or ``""``."""
     return started_ranks(folder.path, cell.world_size).error if cell.command is not None else ""
-
-
-def _lacks_output(folder: RunFolder, status: JobStatus, end: EndNote) -> bool:
-    """Return True if a failed job has no output files, which Slurm creates before it starts the script.
-
-    Without them, the script did not run. The exit code is then 1 (sacct of Slurm 20.11) or unknown (squeue).
-    """
-    if end.exit_code is not None or status.exit_code not in (1, None):
-        return False
-    try:  # Unlike a test for one file, a listing is not answered from an outdated cache of NFS.
-        names = {path.name for path in folder.path.iterdir()}
-    except OSError:
-        return False
-    return not names & {folder.out.name, folder.err.name}
-
-
-def end_of_last_start(folder: RunFolder, status: JobStatus) -> EndNote:
-    """Return the content of end.json, or an empty note if the file is from before Slurm requeued the job."""
-    end = EndNote.read(folder)
-    if status.restarts and status.started and end.time and end.time <= status.started:
-        return EndNote()
-    return end
 
 
 def missing_results(folder: RunFolder, cell: Cell) -> str:
@@ -192,7 +162,7 @@ def missing_results(folder: RunFolder, cell: Cell) -> str:
 
 
 def _missing_of_command(folder: RunFolder, cell: Cell) -> str:
-    if wrong_ranks := _wrong_ranks(folder, cell):
+    if wrong_ranks := wrong_ranks_of(folder, cell):
         return wrong_ranks
     source = cell.metrics.get("source")
     if source == "none":
@@ -237,10 +207,10 @@ def error_line(folder: RunFolder) -> str:
     reported, of_nccl = _workload_error(folder), logged_nccl_errors(_log_lines(folder))
     if not of_nccl or any(str(one) in reported for one in of_nccl):
         return reported or last or of_torchrun
-    return _joined(reported or (last if of_nccl[0].is_effect else ""), str(of_nccl[0]))
+    return joined(reported or (last if of_nccl[0].is_effect else ""), str(of_nccl[0]))
 
 
-def _nccl_error(folder: RunFolder, reported: str = "") -> str:
+def nccl_error(folder: RunFolder, reported: str = "") -> str:
     """Return the error that NCCL or torch's watchdog logged, or ``""`` if ``reported`` contains one.
 
     The watchdog aborts its process, whose end is then that of a process killed by SIGABRT.
@@ -263,53 +233,23 @@ def _workload_error(folder: RunFolder) -> str:
 def with_workload_error(folder: RunFolder, reason: str) -> str:
     """Append the workload's error, which can name the missing rank after a time-out, and NCCL's error."""
     reported = _workload_error(folder)
-    return _joined(reason, reported, _nccl_error(folder, reported))
+    return joined(reason, reported, nccl_error(folder, reported))
 
 
-def _unwritable_folder(end: EndNote, rows: Sequence[AccountingRow]) -> str:
-    """Return a reason if the job's exit code shows that it could not write end.json, or ``""`` otherwise."""
-    codes = [row.exit_code for row in rows if row.key.step is None]
-    if end.exit_code is None and EXIT_UNWRITABLE in codes[-1:]:
-        return "the run's folder could not be written when the job ended: the disk is full or read-only"
-    return ""
-
-
-def killed_rank(folder: RunFolder, launcher: str) -> str:
-    """Describe the rank that a signal killed, from the launcher's messages in job.err; return ``""`` if none.
-
-    A killed rank logs no error, and sacct does not distinguish killed from aborted ranks.
-    """
-    text = "\n".join(log_tail(folder.err))
-    before = _until_srun_ends_all(text)
-    lost = "lost the connection to another rank" in text
-    if found := search(TASK_KILLED, text if lost else before):
-        host, tasks, name = found.groups()
-        several = re.search(r"[-,]", tasks) is not None
-        ranks = f"ranks {tasks} on {host} were" if several else f"rank {tasks} on {host} was"
-        who = ranks if launcher == "srun" else f"the torchrun agent on {host} was"
-        return f"{who} killed by {SIGNALS[name]}"
+def killed_by_torchrun(text: str) -> str:
+    """Describe the rank that a signal killed, from torchrun's report; return ``""`` if there is none."""
     for host, rank, number in _TORCHRUN_RANK.findall(text):
         if int(number) != signal.SIGTERM:  # torchrun ends the other ranks with SIGTERM
             return f"rank {rank} on {host} was killed by {signal_name(int(number))}"
     return ""
 
 
-def exited_rank(folder: RunFolder, launcher: str) -> str:
-    """Describe the rank that exited first, from srun's messages in job.err, or ``""`` if there are none.
-
-    When a rank fails, srun ends the other ranks with SIGTERM, and sacct shows only SIGTERM for the step.
-    """
-    found = search(TASK_EXITED, _until_srun_ends_all("\n".join(log_tail(folder.err))))
-    if found is None:
-        return ""
-    host, tasks, code = found.groups()
-    ranks = f"rank{'s' if re.search(r'[-,]', tasks) else ''} {tasks}"
-    return f"{ranks if launcher == 'srun' else 'the torchrun agent'} on {host} exited with code {code}"
-
-
-def _until_srun_ends_all(text: str) -> str:
-    end = search(TASKS_ENDED, text)
-    return text[: end.start()] if end else text
+def signal_name(number: int) -> str:
+    """Return the name of a signal, such as ``SIGTERM``, or its number if it has none."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def log_tail(path: Path, *, head: int = 0) -> list[str]:
@@ -323,5 +263,6 @@ def log_tail(path: Path, *, head: int = 0) -> list[str]:
         return []
 
 
-def _joined(*reasons: str) -> str:
+def joined(*reasons: str) -> str:
+    """Join the reasons that are not empty."""
     return "; ".join(filter(None, reasons))

@@ -14,6 +14,7 @@ from .document import Document, Place
 from .field_types import key_of_word
 from .models import models_using
 from .nested_launch import read_launch
+from .schedulers import DEFAULT
 from .schema import Matrix
 from .workload import WorkloadOptions, names_in, uses_python
 
@@ -54,7 +55,7 @@ def idle_gpus(cell: Cell, *, node_gpus: int | None) -> int:
 def sharing_warnings(matrix: Matrix, document: Document, cells: Sequence[Cell]) -> Iterator[str]:
     """Yield a warning if jobs can share nodes, and one if runs can share the network between nodes."""
     cluster = matrix.cluster
-    if cluster.executor != "slurm":
+    if "exclusive" not in cluster.scheduler.keys:
         return
     if not cluster.exclusive:
         yield _shared_nodes(matrix, document, cells)
@@ -152,10 +153,13 @@ def _check_hint(matrix: Matrix, document: Document) -> None:
 
 
 def check_hosts(matrix: Matrix, document: Document) -> None:
-    """Raise InputError if executor ssh has no hosts, because the other checks depend on them."""
-    if matrix.cluster.executor == "ssh" and not matrix.cluster.hosts:
+    """Raise InputError if the executor lacks hosts, because the other checks depend on them."""
+    cluster = matrix.cluster
+    if "hosts" in cluster.scheduler.keys and not cluster.hosts:
         remedy = "add cluster.hosts: [gpu1, gpu2], with host names that ssh accepts"
-        document.add_problem(("cluster", "executor"), "executor ssh needs cluster.hosts", remedy)
+        document.add_problem(
+            ("cluster", "executor"), f"executor {cluster.executor} needs cluster.hosts", remedy
+        )
         document.raise_problems()
 
 
@@ -179,15 +183,12 @@ def runnable_points(points: Sequence[Point], matrix: Matrix, document: Document)
     runnable = []
     for point in points:
         before = len(document.problems)
-        if matrix.cluster.executor == "ssh":
-            _check_ssh(point, matrix, document)
+        _check_placement(point, matrix, document)
         if len(document.problems) == before:
             _check_layout(point, matrix, document)
             _check_backend(point, matrix, document)
             _check_precision(point, matrix, document)
             check_node_gpus(point, matrix, document)
-            if matrix.cluster.executor == "local":
-                _check_local(point, matrix, document)
         if point.mode == "strong" and len(document.problems) == before:
             _check_division(point, matrix, document, every_size=multiples[point.batch])
         if len(document.problems) == before:
@@ -231,22 +232,23 @@ def _check_precision(point: Point, matrix: Matrix, document: Document) -> None:
     document.add_problem((section, "precision"), what, "use fp32, or device: cuda")
 
 
-def _check_local(point: Point, matrix: Matrix, document: Document) -> None:
-    nodes, launcher = point.values["nodes"], point.values["launcher"]
-    if nodes != 1:
-        what = f"nodes {nodes}: executor local runs on one node, this machine"
-        remedy = f"use nodes [1] and vary {matrix.size_axis}, or use executor slurm"
+def _check_placement(point: Point, matrix: Matrix, document: Document) -> None:
+    """Record a problem if the scheduler cannot place a point: its launcher, nodes, or ranks per host."""
+    cluster, nodes, launcher = matrix.cluster, point.values["nodes"], point.values["launcher"]
+    known = cluster.scheduler.launchers
+    if launcher not in known:
+        what = f"launcher {launcher}: executor {cluster.executor} starts ranks with {' or '.join(known)}"
+        document.add_problem(("axes", "launcher"), what, f"use launcher [{known[0]}]")
+    if cluster.scheduler.one_node and nodes != 1:
+        what = f"nodes {nodes}: executor {cluster.executor} runs on one node, this machine"
+        remedy = f"use nodes [1] and vary {matrix.size_axis}, or use executor {DEFAULT}"
         document.add_problem(("axes", "nodes"), what, remedy)
-    if launcher != "torchrun":
-        what = f"launcher {launcher} needs Slurm: executor local starts ranks as torchrun does"
-        document.add_problem(("axes", "launcher"), what, "use launcher [torchrun]")
+    if "hosts" in cluster.scheduler.keys:
+        _check_ranks_of_hosts(point, matrix, document)
 
 
-def _check_ssh(point: Point, matrix: Matrix, document: Document) -> None:
+def _check_ranks_of_hosts(point: Point, matrix: Matrix, document: Document) -> None:
     hosts, nodes = matrix.cluster.hosts or [], point.values["nodes"]
-    if point.values["launcher"] != "torchrun":
-        what = f"launcher {point.values['launcher']} needs Slurm: executor ssh starts torchrun on each host"
-        document.add_problem(("axes", "launcher"), what, "use launcher [torchrun]")
     if nodes > len(hosts):
         what = f"nodes {nodes}: cluster.hosts has {count(len(hosts), 'host')}"
         remedy = f"add hosts, or use nodes up to {len(hosts)}"
@@ -280,18 +282,16 @@ def _check_division(point: Point, matrix: Matrix, document: Document, *, every_s
 
 def check_commands(matrix: Matrix, document: Document) -> None:
     """Record a problem for each placeholder of a command that has no value."""
-    given = matrix.axes.given
-    env = {*matrix.cluster.env, *(name.removeprefix("env.") for name in given if name.startswith("env."))}
+    given, cluster = matrix.axes.given, matrix.cluster
+    env = {*cluster.env, *(name.removeprefix("env.") for name in given if name.startswith("env."))}
     for place, words in _commands(matrix):
         for name in names_in(words):
             if name.startswith("env.") and name.removeprefix("env.") not in env:
                 what = f"the command contains {{{name}}}, which neither cluster.env nor an axis sets"
                 known = ", ".join(sorted(env)) or "nothing"
                 document.add_problem(place, what, f"set it in cluster.env or in axes (now set: {known})")
-            elif name in ("master_addr", "master_port") and matrix.cluster.executor != "slurm":
-                what = (
-                    f"the command contains {{{name}}}, which executor {matrix.cluster.executor} does not set"
-                )
+            elif name in ("master_addr", "master_port") and not cluster.scheduler.sets_master:
+                what = f"the command contains {{{name}}}, which executor {cluster.executor} does not set"
                 document.add_problem(place, what, f"read ${name.upper()}, which torchrun sets for each rank")
             elif name not in given and getattr(matrix.workload, name, "") is None:
                 what = f"the command contains {{{name}}}, which has no value"
@@ -333,8 +333,8 @@ _SHELL_SYNTAX = re.compile(r"\$|`|^(?:&&|\|\|?|;|[0-9]?>>?|<|&)$")
 #: Set-up lines that can put another python on PATH.
 _ACTIVATES = re.compile(r"\bPATH=|^\s*(?:source|\.|module|ml|conda|mamba|micromamba|spack|pyenv|eval|pixi)\s")
 _SHELLS = ("bash", "sh", "zsh", "dash", "ksh")
-#: Keys of `cluster` that every executor uses, and `hosts`, which is checked separately.
-_FOR_ALL_EXECUTORS = {"executor", "hosts", "cpus_per_task", "time_limit", "setup", "env"}
+#: Keys of `cluster` that every executor uses.
+_FOR_ALL_EXECUTORS = {"executor", "cpus_per_task", "time_limit", "setup", "env"}
 
 
 def plan_warnings(matrix: Matrix, document: Document, cells: Sequence[Cell]) -> list[str]:
@@ -382,9 +382,9 @@ def _surprising_settings(matrix: Matrix, document: Document, cells: Sequence[Cel
     if cluster.container and matrix.workload.data != "synthetic" and not cluster.container.mounts:
         where = document.location(("workload", "data"))
         yield f"{where}: the container sees workload.data only if cluster.container.mounts binds it"
-    if cluster.executor == "slurm" and matrix.workload.device == "cuda":
+    if "gpu_request" in cluster.scheduler.keys and matrix.workload.device == "cuda":
         for per_node in {tuple(c.tasks_per_node) for c in cells if isinstance(c.tasks_per_node, list)}:
-            asked = f"the job asks Slurm for {max(per_node)} GPUs on each node"
+            asked = f"the job requests {max(per_node)} GPUs on each node"
             yield f"mixed nodes {list(per_node)}: {asked}; some of these GPUs stay idle"
 
 
@@ -483,8 +483,7 @@ def _ignored_settings(matrix: Matrix, document: Document) -> Iterator[str]:
     """Yield a warning for each setting that has no effect with this executor, device or model."""
     cluster, workload = matrix.cluster, matrix.workload
     axes = matrix.axes.given
-    unused = cluster.model_fields_set - _FOR_ALL_EXECUTORS if cluster.executor != "slurm" else set()
-    for name in [*sorted(unused), *(["hosts"] if cluster.hosts and cluster.executor != "ssh" else [])]:
+    for name in sorted(cluster.model_fields_set - _FOR_ALL_EXECUTORS - cluster.scheduler.keys):
         if not document.inherited(f"cluster.{name}"):
             where = document.location(("cluster", name))
             yield f"{where}: cluster.{name} is ignored by executor {cluster.executor}"
@@ -508,7 +507,7 @@ def _given(matrix: Matrix, section: str) -> set[str]:
 def _ignored_on_cpu(matrix: Matrix, document: Document) -> Iterator[str]:
     """Yield a warning for each setting that has no effect on a CPU."""
     places = [("workload", "pin_memory"), ("axes", "pin_memory")]
-    if matrix.cluster.executor == "slurm":  # other executors ignore these on any device
+    if "gpu_request" in matrix.cluster.scheduler.keys:
         places = [*(("cluster", name) for name in ("gpu_type", "gpu_request", "gpu_bind")), *places]
     for section, name in places:
         if name in _given(matrix, section) and not document.inherited(f"{section}.{name}"):

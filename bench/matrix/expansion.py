@@ -95,12 +95,14 @@ class _Enumeration:
             remedy = f"use {matrix.size_axis}, or change workload.device"
             self.document.add_problem(("axes", wrong), what, remedy)
         cluster = matrix.cluster
-        hosts_decide = cluster.executor == "ssh" and any(host.processes for host in cluster.hosts or [])
+        hosts_decide = "hosts" in cluster.scheduler.keys and any(
+            host.processes for host in cluster.hosts or []
+        )
         defaults: dict[str, list[Any]] = {
             "nodes": given.get("nodes") or [1],
             PER_NODE: given.get(matrix.size_axis) or [_FROM_HOSTS if hosts_decide else 1],
             "backend": given.get("backend") or ["nccl" if device == "cuda" else "gloo"],
-            "launcher": given.get("launcher") or ["srun" if cluster.executor == "slurm" else "torchrun"],
+            "launcher": given.get("launcher") or [cluster.scheduler.launchers[0]],
         }
         return defaults | {name: values for name, values in given.items() if name not in _SIZE_AND_LAUNCH}
 

@@ -19,6 +19,7 @@ from ..errors import BenchError, InputError, Problem, missing_file
 from . import schema
 from .document import Document, Inheritance, Place, read_document
 from .field_types import Section, did_you_mean
+from .schedulers import DEFAULT
 from .schema import STUDY_NAME, STUDY_NAME_RULE, Cluster, Container, Host, Matrix
 from .workload import Metrics, NamedCommand
 
@@ -321,7 +322,7 @@ def inherit(content: dict[str, Any], site: Document) -> tuple[dict[str, Any], In
     """
     values: dict[str, Any] = {}
     own, defaults = _section(content, "cluster"), _section(site.content, "cluster") or {}
-    executor = defaults.get("executor") or "slurm"
+    executor = defaults.get("executor") or DEFAULT
     if own is None or (own.get("executor") or executor) != executor:
         return content, Inheritance(site.path, site.text, values, executor)
     cluster = _merged(own, defaults, values)

@@ -7,7 +7,7 @@ divisible batches, are checked in :mod:`bench.matrix.checks`.
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -44,6 +44,7 @@ from .field_types import (
     key_of_word,
     split_line,
 )
+from .schedulers import DEFAULT, SCHEDULERS, SchedulerSpec
 from .workload import RECORDER, CommandOption, MetricsOption, WorkloadOptions
 
 #: Host names that ssh accepts and that cannot be mistaken for options or shell code.
@@ -58,6 +59,12 @@ HOST_ADDRESS = Form(
     re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*"),
     "a name or an IPv4 address, with letters, digits, '.', '_' and '-'",
 )
+
+
+if TYPE_CHECKING:
+    Executor = str
+else:
+    Executor = Literal[tuple(SCHEDULERS)]
 
 
 def _check_setup_line(value: str) -> str:
@@ -135,7 +142,7 @@ HostList = Annotated[list[HostEntry], Field(min_length=1), AfterValidator(_check
 class Cluster(Section):
     """The executor, resources, hosts, container and environment of the runs."""
 
-    executor: Literal["slurm", "local", "ssh"] = "slurm"
+    executor: Executor = DEFAULT
     """slurm submits one job per run. local (this machine) and ssh (`hosts`) execute one run at a time."""
     hosts: HostList | None = None
     """The hosts of executor ssh; a cell with n nodes uses the first n."""
@@ -189,6 +196,11 @@ class Cluster(Section):
     """Shell lines to run before the launch, in the folder from which the job was submitted."""
     env: dict[EnvName, EnvValue] = Field(default={})
     """Environment variables of the job; values are not expanded."""
+
+    @property
+    def scheduler(self) -> SchedulerSpec:
+        """The scheduler that the executor names."""
+        return SCHEDULERS[self.executor]
 
     def srun_value(self, key: str) -> str | None:
         """Return the value of a key of :data:`SRUN_KEYS`, which a word of `srun_options` can set, too."""

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import BenchError, UnwritableError, unwritable
-from ..jobs.outcome import log_tail
+from ..jobs.outcome import JobStatus, log_tail
 from ..jobs.slurm.client import (
     BatchJob,
     Slurm,
@@ -26,7 +26,7 @@ from ..jobs.slurm.client import (
     SlurmUnavailableError,
     SubmissionUncertainError,
 )
-from ..jobs.slurm.job_states import JobStatus, queue_statuses
+from ..jobs.slurm.job_states import queue_statuses
 from ..jobs.slurm.parsing import NodeGroup
 from ..jobs.slurm.scheduler import requested_partitions
 from ..render import PREFLIGHT_LIMIT_S
@@ -41,8 +41,6 @@ _POLL_S = 1.0
 _FILES_WAIT_S = 10.0
 #: Time after a job's time limit at which the job has certainly ended.
 _END_WAIT_S = 90.0
-#: A job whose submission was not confirmed appears in squeue within this time.
-_UNCERTAIN_WAIT_S = 10.0
 #: A result that nobody has read is used if it is younger than this.
 _RECENT_S = 600.0
 
@@ -65,7 +63,6 @@ class PreflightJob:
     threshold: float
     timeout_s: float
     provides_python: bool
-    exclude: Sequence[str] = ()
     say: Callable[[str], None] = field(default=lambda text: None)
 
     def __post_init__(self) -> None:
@@ -139,19 +136,20 @@ class PreflightJob:
         name = f"preflight.{secrets.token_hex(4)}"
         content = {"schema": 1, "job_name": name, "job_id": None, "nodes": self.nodes, "submitted_at": now()}
         write_preflight(folder, content)
-        exclude = [f"--exclude={','.join(self.exclude)}"] if self.exclude else []
         job = BatchJob(
             script=folder.script,
             job_name=name,
             output=folder.out.absolute(),
             error=folder.err.absolute(),
             arguments=[str(folder.path.absolute()), f"{self.threshold:g}"],
-            options=[f"--nodes={self.nodes}", *exclude],
+            options=[f"--nodes={self.nodes}"],
         )
         try:
             job_id = self.slurm.submit(job, pass_fds=(lock,))
         except SubmissionUncertainError as lost:
-            job_id = self._found_later(name, lost)
+            if (found := self.slurm.find_uncertain(name)) is None:
+                raise lost
+            job_id = found
         except SlurmRefusedError as refusal:
             _conclude(folder)
             what = f"Slurm does not accept the preflight's job on {self.nodes} nodes: {refusal.output}"
@@ -164,15 +162,6 @@ class PreflightJob:
             f"preflight: job {job_id} on {self.nodes} nodes, for at most {human_duration(PREFLIGHT_LIMIT_S)}"
         )
         return folder, job_id
-
-    def _found_later(self, name: str, lost: SubmissionUncertainError) -> str:
-        deadline = time.monotonic() + _UNCERTAIN_WAIT_S
-        while time.monotonic() < deadline:
-            time.sleep(_POLL_S)
-            with suppress(SlurmUnavailableError):
-                if (job_id := self._find(name)) is not None:
-                    return job_id
-        raise lost
 
     def _wait(self, folder: PreflightFolder, job_id: str) -> dict[str, Any]:
         """Wait for the result of a job."""

@@ -13,6 +13,7 @@ from typing import Any
 
 from ..errors import BenchError, missing_file
 from ..matrix.cell import Cell, Run
+from ..matrix.schedulers import SCHEDULERS, SchedulerSpec
 from .files import read_json, read_object, write_atomically
 from .layout import RunFolder, StudyFolder
 from .ledger import Ledger, RunRecord, RunState
@@ -40,6 +41,13 @@ class PlannedStudy:
     def executor(self) -> str:
         """Name of the matrix's executor."""
         return str(self.plan["executor"])
+
+    @property
+    def scheduler(self) -> SchedulerSpec:
+        """The scheduler that the executor names; raise BenchError if it is unknown."""
+        if self.executor not in SCHEDULERS:
+            raise BenchError(f"executor {self.executor!r} is unknown", remedy=REPLAN)
+        return SCHEDULERS[self.executor]
 
     @property
     def exclusive(self) -> bool:
@@ -102,8 +110,7 @@ class PlannedStudy:
 
     def script(self, cell_id: str) -> Path:
         """Return the path of the script that executes the runs of a cell."""
-        suffix = ".sbatch" if self.executor == "slurm" else ".sh"
-        return self.folder.scripts / f"{cell_id}{suffix}"
+        return self.folder.scripts / f"{cell_id}{self.scheduler.suffix}"
 
 
 def _names(folder: Path) -> set[str]:

@@ -8,8 +8,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from bench.jobs.outcome import JobStatus
 from bench.jobs.slurm.client import BatchJob, Slurm, SlurmRefusedError
-from bench.jobs.slurm.job_states import JobStatus, state_from_notices
+from bench.jobs.slurm.job_states import state_from_notices
 from bench.study.ledger import FailureClass, RunState
 from tests.cluster.bed import Cluster
 from tests.cluster.configuration import Options

@@ -12,8 +12,9 @@ import pytest
 from typer.testing import CliRunner
 
 from bench.cli import app
-from bench.commands.advise import Queue, parse_waits, waits_for
+from bench.commands.advise import parse_waits, waits_for
 from bench.errors import BenchError
+from bench.jobs.slurm.client import Slurm
 from bench.plan import make_plan, write_plan
 from bench.study.layout import StudyFolder
 from bench.study.plan_json import PlannedStudy, open_study
@@ -237,14 +238,14 @@ def asked(study: PlannedStudy, *, samples: int) -> dict[tuple[int, str], Any]:
 
 def test_slurm_estimates_the_start_of_each_layout_and_nothing_is_submitted(cluster: Cluster, tmp_path):
     study = measured_study(tmp_path / "l40s", partition="l40s")
-    before = {row.key.job for row in Queue().slurm.queue()}  # what other tests had, ended by now
+    before = {row.key.job for row in Slurm().queue()}  # what other tests had, ended by now
     waits = asked(study, samples=1000)
     assert set(waits) == {(1, "1"), (2, "1")}
     for wait in waits.values():
         assert wait.seconds == 0.0
         assert wait.source.startswith("Slurm's estimate at 2")
         assert wait.remark == ""
-    assert {row.key.job for row in Queue().slurm.queue()} <= before
+    assert {row.key.job for row in Slurm().queue()} <= before
 
 
 def test_a_busy_cluster_has_a_wait_by_slurms_own_estimate(cluster: Cluster, tmp_path):
@@ -253,7 +254,7 @@ def test_a_busy_cluster_has_a_wait_by_slurms_own_estimate(cluster: Cluster, tmp_
         "sbatch --parsable --partition=l40s --account=users --nodes=4 --exclusive --time=5 --output=/dev/null"
     )
     job = subprocess.run([*words.split(), "--wrap=sleep 200"], capture_output=True, text=True, check=True)
-    queue, job_id = Queue().slurm, job.stdout.strip()
+    queue, job_id = Slurm(), job.stdout.strip()
     wait_for(
         lambda: [row.state for row in queue.queue([job_id])] == ["RUNNING"],
         what="the job's start",

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from torch.distributed import DistBackendError
 
-from bench.jobs.outcome import EndNote, job_outcome, process_outcome
+from bench.jobs.outcome import EndNote, JobStatus, process_outcome
 from bench.jobs.outcome import error_line as error_of_logs
 from bench.jobs.scheduler import settle
-from bench.jobs.slurm.job_states import JobStatus
+from bench.jobs.slurm.job_states import job_outcome
 from bench.measure.exchange import Symptom, error_line, symptom_of
 from bench.measure.nccl_errors import logged_nccl_errors, nccl_error
 from bench.study.layout import RunFolder, StudyFolder

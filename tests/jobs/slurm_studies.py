@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.jobs.slurm.client import Slurm
-from bench.jobs.slurm.scheduler import SlurmExecutor
+from bench.jobs.slurm.scheduler import SlurmScheduler
 from bench.plan import make_plan, write_plan
 from bench.study.layout import METRICS_COLUMNS, StudyFolder
 from bench.study.plan_json import PlannedStudy, open_study
@@ -65,8 +65,8 @@ class Study:
         return open_study(StudyFolder(self.folder))
 
     @property
-    def executor(self) -> SlurmExecutor:
-        return SlurmExecutor(self.planned, slurm=Slurm(environment={**os.environ, **self.environment}))
+    def executor(self) -> SlurmScheduler:
+        return SlurmScheduler(self.planned, slurm=Slurm(environment={**os.environ, **self.environment}))
 
     def command(self, *words: str) -> list[str]:
         """Return the command ``bench WORDS``; the word STUDY is replaced by the folder."""
@@ -97,7 +97,7 @@ class Study:
 
     def status(self) -> dict[str, dict[str, Any]]:
         """Return the record of each run after a refresh."""
-        return {run_id: vars(record) for run_id, record in self.executor.refresh().items()}
+        return {run_id: vars(record) for run_id, record in self.executor.poll().items()}
 
     def run_json(self, run_id: str, attempt: int = 1) -> dict[str, Any]:
         content: dict[str, Any] = json.loads(

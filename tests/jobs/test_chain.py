@@ -146,6 +146,4 @@ def test_a_pack_and_the_jobs_after_it_are_links_of_the_chain(scripted, running_c
     assert "Dependency" in record["reason"]
     assert not record["details"]["stuck"]
     dry = study.bench("submit", "STUDY", "--dry-run")
-    assert dry.stderr == (
-        "concurrent_runs: `bench submit` also adds --dependency=afterany with the ids of earlier jobs\n"
-    )
+    assert dry.stderr == ("concurrent_runs: `bench submit` also lets jobs wait for the end of earlier jobs\n")

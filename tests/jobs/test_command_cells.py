@@ -19,8 +19,8 @@ from types import MappingProxyType
 import psutil
 import pytest
 
-from bench.jobs import local
-from bench.jobs.local import LocalExecutor
+from bench.jobs.local import scheduler as local
+from bench.jobs.local.scheduler import LocalScheduler
 from bench.jobs.scheduler import Callbacks
 from bench.measure.command_conditions import merge_nodes
 from bench.plan import make_plan, write_plan
@@ -57,7 +57,7 @@ def study(tmp_path, monkeypatch):
         lines = "".join(f"  {line}\n" for line in workload.splitlines())
         Path("own.yaml").write_text(MATRIX.format(limit=limit) + lines)
         planned = open_study(write_plan(make_plan(Path("own.yaml")), Path("results")))
-        LocalExecutor(planned).submit(planned.runs, seen=planned.records(), callbacks=Callbacks())
+        LocalScheduler(planned).submit(planned.runs, seen=planned.records(), callbacks=Callbacks())
         return planned
 
     return study

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from bench.jobs.outcome import EndNote, error_line, exited_rank, killed_rank
+from bench.jobs.outcome import EndNote, error_line
+from bench.jobs.slurm.job_states import exited_rank, killed_rank
 from bench.study.layout import RunFolder
 
 LOST = "bench: error: rank 0: lost the connection to another rank: it ended first, and its own message says why\n"

@@ -16,7 +16,7 @@ import pytest
 
 from bench.commands.options import pending
 from bench.errors import BenchError
-from bench.jobs.local import LocalExecutor
+from bench.jobs.local.scheduler import LocalScheduler
 from bench.jobs.scheduler import Callbacks
 from bench.plan import make_plan, write_plan
 from bench.study.layout import METRICS_COLUMNS, RANKS_COLUMNS, STEPS_COLUMNS, StudyFolder
@@ -45,13 +45,13 @@ def planned(folder: Path, **values) -> PlannedStudy:
 
 
 def submitted(study: PlannedStudy, **options) -> None:
-    executor = LocalExecutor(study)
-    seen = executor.refresh()
+    executor = LocalScheduler(study)
+    seen = executor.poll()
     executor.submit(pending(study.runs, seen, **options), seen=seen, callbacks=Callbacks())
 
 
 def states(study: PlannedStudy) -> dict[str, str]:
-    return {run_id: str(record.state) for run_id, record in LocalExecutor(study).refresh().items()}
+    return {run_id: str(record.state) for run_id, record in LocalScheduler(study).poll().items()}
 
 
 def harness(study: PlannedStudy) -> subprocess.Popen:
@@ -165,7 +165,7 @@ def test_a_killed_rank_fails_its_run_with_the_reason_and_other_runs_continue(tmp
         ranks = wait_for(lambda: ranks_of(psutil.Process(process.pid), count=2))
         ranks[1].send_signal(signal.SIGKILL)
         wait_for(lambda: states(study)[study.runs[0].run_id] == "failed")
-        record = LocalExecutor(study).refresh()[study.runs[0].run_id]
+        record = LocalScheduler(study).poll()[study.runs[0].run_id]
         assert "rank 1 was killed by SIGKILL" in record.reason
         rows = first.metrics_csv.read_text().splitlines()
         assert len(rows) > 1
@@ -187,12 +187,12 @@ def test_a_killed_harness_leaves_no_process_and_a_failed_run_with_the_reason(tmp
     process.wait()
     _, alive = psutil.wait_procs(family, timeout=280)
     assert alive == []
-    record = LocalExecutor(study).refresh()[first]
+    record = LocalScheduler(study).poll()[first]
     assert (str(record.state), record.failure_class) == ("failed", "killed")
     assert record.reason == f"the `bench submit` process ({process.pid}) was killed during this run"
     content = json.loads(study.folder.attempt(first, 1).run_json.read_text())
     assert (content["state"], content["reason"]) == ("failed", record.reason)
-    assert [run.run_id for run in pending(study.runs, LocalExecutor(study).refresh())] == [second], (
+    assert [run.run_id for run in pending(study.runs, LocalScheduler(study).poll())] == [second], (
         "only what is left"
     )
     assert [run.run_id for run in pending(study.runs, study.records(), retry_failed=True)] == [first, second]
@@ -230,7 +230,7 @@ def test_retry_failed_makes_a_new_attempt_and_keeps_the_old_one(tmp_path):
     assert states(study) == {run_id: "failed"}
     submitted(study)
     # A `bench submit` that chose its runs before this failure does not start the run again either.
-    LocalExecutor(study).submit(study.runs, seen=before, callbacks=Callbacks())
+    LocalScheduler(study).submit(study.runs, seen=before, callbacks=Callbacks())
     assert states(study) == {run_id: "failed"}
     assert study.records()[run_id].attempt == 1
     submitted(study, retry_failed=True)

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from bench.jobs.neighbours import Neighbourhood
 from bench.jobs.slurm.client import Slurm
+from bench.jobs.slurm.settlement import Neighbourhood
 from bench.study.conditions import Occupation
 from bench.study.run_json import new_attempt, write_run
 from tests.cluster.bed import Cluster
@@ -104,7 +104,7 @@ class Commands:
 
 
 def neighbourhood(study: Study, slurm: Slurm, *ended: Occupation, no_accounting: str = "") -> Neighbourhood:
-    return Neighbourhood(study.planned, slurm, ended=ended, queue={}, no_accounting=no_accounting)
+    return Neighbourhood(study.planned, slurm, ended, {}, no_accounting)
 
 
 def row(job: str, start: str, end: str, hosts: str) -> str:

@@ -8,7 +8,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from bench.jobs.slurm.job_states import JobStatus, classify
+from bench.jobs.outcome import JobStatus
+from bench.jobs.slurm.job_states import classify
 from bench.jobs.slurm.pack import Marks, Packs, not_started, own_rows
 from bench.jobs.slurm.parsing import AccountingRow, parse_job_id
 from bench.study.files import write_json
@@ -115,8 +116,6 @@ def test_an_active_run_shares_the_jobs_status_and_a_finished_one_does_not(packs,
 def test_an_unknown_status_is_not_guessed(packs):
     of = packs(started(1))
     assert of.status(record(1), None, []) is None
-    assert of.never_started(record(2))
-    assert not of.never_started(record(1))
     assert not of.marks(record(1)).over
 
 

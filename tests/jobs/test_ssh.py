@@ -17,9 +17,9 @@ import pytest
 
 from bench.commands.options import pending
 from bench.errors import BenchError
-from bench.jobs import ssh
 from bench.jobs.scheduler import Callbacks
-from bench.jobs.ssh import SshExecutor
+from bench.jobs.ssh import scheduler as ssh
+from bench.jobs.ssh.scheduler import SshScheduler
 from bench.plan import make_plan, write_plan
 from bench.study.layout import METRICS_COLUMNS, RunFolder
 from bench.study.plan_json import PlannedStudy, open_study
@@ -100,8 +100,8 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
 
 
 def submitted(study: Study, *, retry_failed: bool = False) -> None:
-    executor = SshExecutor(study.planned)
-    seen = executor.refresh()
+    executor = SshScheduler(study.planned)
+    seen = executor.poll()
     runs = pending(study.planned.runs, seen, retry_failed=retry_failed)
     executor.submit(runs, seen=seen, callbacks=Callbacks())
 
@@ -119,7 +119,7 @@ def harness_of(study: Study, *words: str) -> Iterator[Command]:
 def states(study: Study) -> dict[int, tuple[str, str]]:
     """Return state and reason by number of hosts."""
     planned: PlannedStudy = open_study(study.planned.folder)
-    records = SshExecutor(planned).refresh()
+    records = SshScheduler(planned).poll()
     found = {run.run_id: planned.cells[run.cell_id].nodes for run in planned.runs}
     return {found[run_id]: (str(record.state), record.reason) for run_id, record in records.items()}
 

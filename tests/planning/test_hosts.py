@@ -109,7 +109,7 @@ def test_unsafe_host_names_are_rejected(tmp_path, name):
         (
             {"hosts": ["a"]},
             {"launcher": ["srun"]},
-            "launcher srun needs Slurm: executor ssh starts torchrun on each host; use launcher [torchrun]",
+            "launcher srun: executor ssh starts ranks with torchrun; use launcher [torchrun]",
         ),
         (
             {"hosts": ["a", {"host": "b", "processes": 2}]},

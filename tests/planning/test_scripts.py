@@ -100,7 +100,7 @@ def golden_scripts(tmp_path: Path) -> dict[str, str]:
     for name in ("l40s", "mixed_nodes", "smoke_cpu", "ssh_hosts"):
         plan = make_plan(shipped("matrices") / f"{name}.yaml")
         cell, text = list(scripts(plan))[-1]
-        found[f"{name}-{cell.cell_id}{plan.script_suffix}"] = text
+        found[f"{name}-{Path(plan.script_name(cell)).name}"] = text
     for name, container in CONTAINERS.items():
         for cell, text in scripts(plan_of(tmp_path, SITE % container)):
             found[f"{name}-{cell.launcher}.sbatch"] = text

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from bench.matrix.schedulers import SCHEDULERS
+
 ROOT = Path(__file__).resolve().parents[2]
 
 #: From bottom to top: a module imports from its own layer or from lower ones only.
@@ -36,9 +38,7 @@ LAYERS = {
         ["bench.study"],
         [
             "bench.render",
-            # The commands of Slurm and their output; what runs jobs is two layers above.
-            "bench.jobs.slurm.client",
-            "bench.jobs.slurm.job_states",
+            # The output of Slurm's commands; what runs jobs is two layers above.
             "bench.jobs.slurm.messages",
             "bench.jobs.slurm.parsing",
             "bench.measure",
@@ -72,8 +72,8 @@ HOMES = {
     "jinja2": ("bench.render", "analysis.report.write"),
     "subprocess": (
         "bench.jobs.slurm.client",
-        "bench.jobs.local",
-        "bench.jobs.ssh",
+        "bench.jobs.local.scheduler",
+        "bench.jobs.ssh.scheduler",
         "bench.jobs.scheduler",
         "bench.measure.command_conditions",
         "bench.lint.syntax",
@@ -197,6 +197,17 @@ def test_analysis_reads_the_data_modules_of_bench_only():
         f"{module} imports {name}"
         for module, name in imports()
         if module.startswith("analysis") and name in known and not within(name, READABLE)
+    ]
+    assert wrong == []
+
+
+def test_no_module_compares_the_name_of_a_scheduler():
+    wrong = [
+        f"{module}:{node.lineno} {ast.unparse(node)}"
+        for module, path in modules().items()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Compare)
+        if {word.value for word in ast.walk(node) if isinstance(word, ast.Constant)} & {*SCHEDULERS}
     ]
     assert wrong == []
 
@@ -333,6 +344,6 @@ def test_only_known_modules_make_imports_that_these_tests_cannot_see():
         for module, path in modules().items()
         if re.search(r"import_module|__import__", path.read_text())
     ]
-    # the modules of the lint rules and of the models; Lightning and Transformers, which are optional
+    # the modules of schedulers, lint rules and models; Lightning and Transformers, which are optional
     optional = ["bench.record.lightning", "bench.record.transformers"]
-    assert places == ["bench.lint", *optional, "bench.workload.models"]
+    assert places == ["bench.jobs.scheduler", "bench.lint", *optional, "bench.workload.models"]

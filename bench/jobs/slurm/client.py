@@ -9,13 +9,15 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeVar
 
-from ...errors import BenchError
+from ...errors import BenchError, UnavailableError
 from . import messages
 from .parsing import (
     ACCOUNTING_FIELDS,
@@ -36,6 +38,8 @@ T = TypeVar("T")
 
 #: --duplicates: earlier attempts of a requeued job are separate rows.
 _SACCT = ("sacct", "--noheader", "--parsable2", "--duplicates", f"--format={','.join(ACCOUNTING_FIELDS)}")
+#: A job whose submission was not confirmed appears in squeue within this time.
+UNCERTAIN_WAIT_S = 10.0
 #: Linux limits one argument to 128 KiB; longer lists of job ids are split.
 _MAX_LIST_CHARACTERS = 100_000
 _COMMAND_NAME = re.compile(
@@ -63,13 +67,13 @@ class SlurmError(BenchError):
         self.output = output
 
 
-class SlurmUnavailableError(SlurmError):
-    """Slurm or its accounting is unreachable. Callers retry, or use other sources."""
+class SlurmUnavailableError(SlurmError, UnavailableError):
+    """Slurm or its accounting is unreachable."""
 
-    exit_code = 1
+    scheduler = "Slurm"
 
     @property
-    def permanent(self) -> bool:
+    def permanent(self) -> bool:  # type: ignore[override]
         """True if the command or the cluster's accounting does not exist, so that retrying is useless."""
         absent = self.output in (_NO_COMMAND, _NO_PERMISSION)
         return absent or messages.search(messages.NO_ACCOUNTING, self.output) is not None
@@ -79,6 +83,7 @@ class SlurmMissingError(SlurmUnavailableError):
     """There is no Slurm on this machine: its commands or its configuration are missing."""
 
     exit_code = 2
+    missing = True
 
     def __init__(self, command: str, output: str) -> None:
         super().__init__(command, output, remedy=_LOCATION_REMEDY)
@@ -87,14 +92,13 @@ class SlurmMissingError(SlurmUnavailableError):
 class SubmissionUncertainError(SlurmUnavailableError):
     """The answer of sbatch was lost, so the job may or may not have been accepted.
 
-    Search for ``job_name`` with :meth:`Slurm.queue` before submitting again.
+    Search for the job with :meth:`Slurm.find_uncertain` before submitting again.
     """
 
     def __init__(self, output: str, *, job_name: str) -> None:
         super().__init__(
             "sbatch", output, remedy=f"the job may have been accepted: look for a job named {job_name}"
         )
-        self.job_name = job_name
 
 
 class SlurmRefusedError(SlurmError):
@@ -244,6 +248,16 @@ class Slurm:
             rows = [row for call in calls for row in self._query(call, parse_queue)]
         wanted = None if names is None else set(names)
         return [row for row in rows if wanted is None or row.name in wanted]
+
+    def find_uncertain(self, job_name: str) -> str | None:
+        """Return the id of a job whose submission was not confirmed, or None if squeue does not list it."""
+        deadline = time.monotonic() + UNCERTAIN_WAIT_S
+        while time.monotonic() < deadline:
+            with suppress(SlurmUnavailableError):
+                if rows := self.queue(names=[job_name]):
+                    return rows[0].key.job
+            time.sleep(1)
+        return None
 
     def accounting(self, job_ids: Sequence[str]) -> list[AccountingRow]:
         """Return the rows of sacct for jobs, their steps and their earlier attempts.

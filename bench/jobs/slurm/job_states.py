@@ -1,10 +1,11 @@
-"""Interpret the states of Slurm jobs as states of runs, and the reasons for which jobs wait.
+"""Interpret the states of Slurm jobs as states of runs, and the reasons for which jobs wait or failed.
 
 A :class:`SlurmState` is the meaning of one state word. :func:`state_from_notices` reads the notices of
 slurmstepd on the job's standard error: without accounting, Slurm forgets a job some minutes after its end
 (MinJobAge), and then the notices are the only source. :func:`classify` determines a job's status from sacct,
 and :func:`classify_queue` from squeue. :func:`classify` also reads the rows of the steps, because the job's
-own state may be FAILED although a step's state is OUT_OF_MEMORY.
+own state may be FAILED although a step's state is OUT_OF_MEMORY. :func:`job_outcome` also reads the files of
+the run, and srun's messages in job.err.
 
 Sources: https://slurm.schedmd.com/job_state_codes.html (base states and flags, 20.11 to 26.05) and
 the state tables of squeue(1) and sacct(1) (if a flag is set, both print it instead of the base state);
@@ -17,11 +18,37 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from signal import Signals
 
+from ...matrix.cell import Cell
+from ...study.layout import RunFolder
 from ...study.ledger import FailureClass, RunState
 from ...units import count
-from .messages import END_REASONS, ENDED, OUT_OF_MEMORY, match_start, step_daemon_message
+from ..outcome import (
+    EndNote,
+    JobStatus,
+    Outcome,
+    error_line,
+    joined,
+    killed_by_torchrun,
+    log_tail,
+    missing_results,
+    nccl_error,
+    signal_name,
+    with_workload_error,
+    wrong_ranks_of,
+)
+from .messages import (
+    END_REASONS,
+    ENDED,
+    OUT_OF_MEMORY,
+    SIGNALS,
+    TASK_EXITED,
+    TASK_KILLED,
+    TASKS_ENDED,
+    match_start,
+    search,
+    step_daemon_message,
+)
 from .parsing import AccountingRow, QueueRow
 
 
@@ -282,40 +309,10 @@ _PROVISIONAL_NAME = "allocation"
 _OOM_MARK, _NO_OUTPUT_MARK = 125, 53
 #: squeue of 24.11 and later shows this reason for 53; 22.05 shows only NonZeroExitCode.
 _NO_OUTPUT_REASON = f"RaisedSignal:{_NO_OUTPUT_MARK}("
+#: Exit code with which a batch script reports that it could not write end.json (EX_IOERR of sysexits.h).
+EXIT_UNWRITABLE = 74
 #: Explanation of a job whose output could not be opened.
 NO_OUTPUT = "Slurm could not open the job's output; its folder must exist on the nodes and be writable"
-
-
-@dataclass(frozen=True)
-class JobStatus:
-    """State of a Slurm job.
-
-    Attributes:
-        failure_class: class of the cause if the run did not complete, else None.
-        reason: explanation of the state, or ``""`` if there is nothing to explain.
-        exit_code: highest exit code of the steps, else the script's, else 128 + ``signal``. sacct shows
-            codes above 128 reduced by 128 (137 as 9), so prefer the code in end.json.
-        signal: name of the signal that ended the job.
-        submitted, started, ended: times in UTC.
-        hosts: names of the hosts in Slurm's compressed form, such as ``n[1-4]``.
-        restarts: number of times Slurm requeued the job; its output files then mix several attempts.
-        stuck: whether a queued job cannot start until a person acts.
-        settled: whether accounting of an ended job is complete. Rows arrive one by one over
-            some seconds, and the last row may contain the cause of a failure.
-    """
-
-    state: RunState
-    failure_class: FailureClass | None = None
-    reason: str = ""
-    exit_code: int | None = None
-    signal: str | None = None
-    submitted: datetime | None = None
-    started: datetime | None = None
-    ended: datetime | None = None
-    hosts: str = ""
-    restarts: int = 0
-    stuck: bool = False
-    settled: bool = False
 
 
 @dataclass
@@ -371,8 +368,6 @@ def classify(rows: Sequence[AccountingRow]) -> JobStatus | None:
         failure_class=failure_class,
         reason="; ".join(filter(None, (reason, requeued))),
         exit_code=128 + number if number else _exit_code(gravest.job, steps),
-        signal=signal_name(number) if number else None,
-        submitted=_earliest(a.job.submitted for a in last),
         started=_earliest(a.started for a in last),
         ended=max(filter(None, (a.job.ended for a in last)), default=None) if state.ended else None,
         hosts=",".join(a.job.hosts for a in last if a.job.hosts),
@@ -399,7 +394,6 @@ def classify_queue(rows: Sequence[QueueRow]) -> JobStatus:
         state=state,
         failure_class=failure_class,
         reason=reason,
-        submitted=_earliest(r.submitted for r in rows),
         # Without hosts, the time is an estimate or the time of the cancellation.
         started=_earliest(r.starts for r in rows) if hosts else None,
         hosts=hosts,
@@ -515,14 +509,6 @@ def _worst_rank(job: AccountingRow, steps: Sequence[AccountingRow]) -> int:
     return max(code or 0 for code in (job.derived_exit_code, *(s.exit_code for s in started_by_srun)))
 
 
-def signal_name(number: int) -> str:
-    """Return the name of a signal, such as ``SIGTERM``, or its number if it has none."""
-    try:
-        return Signals(number).name
-    except ValueError:
-        return f"signal {number}"
-
-
 def _exit_code(job: AccountingRow, steps: Sequence[AccountingRow]) -> int | None:
     """Return the exit code of an ended job, which is never 0 for a failed job."""
     state = read_state(job.state).state
@@ -538,3 +524,98 @@ def _exit_code(job: AccountingRow, steps: Sequence[AccountingRow]) -> int | None
 
 def _earliest(times: Iterable[datetime | None]) -> datetime | None:
     return min((time for time in times if time is not None), default=None)
+
+
+def job_outcome(
+    folder: RunFolder, cell: Cell, status: JobStatus, end: EndNote, rows: Sequence[AccountingRow] = ()
+) -> Outcome:
+    """Determine how a run ended whose Slurm job has ended; ``rows`` are the job's rows in sacct."""
+    if status.state is RunState.COMPLETED:
+        missing = missing_results(folder, cell)
+        if missing:
+            reason = joined(f"{missing}, although Slurm says COMPLETED", status.reason)
+            return Outcome(RunState.FAILED, reason, FailureClass.BAD_EXIT, 0)
+        return Outcome(RunState.COMPLETED, status.reason, None, 0)
+    # sacct subtracts 128 from codes above 128; end.json contains the exact code.
+    exit_code = end.exit_code or status.exit_code
+    if status.failure_class not in (FailureClass.BAD_EXIT, FailureClass.KILLED, None):
+        reason = with_workload_error(folder, status.reason)
+        return Outcome(status.state, reason, status.failure_class, exit_code)
+    if status.failure_class is FailureClass.BAD_EXIT and _lacks_output(folder, status, end):
+        return Outcome(status.state, joined(NO_OUTPUT, status.reason), FailureClass.NEVER_STARTED)
+    killed = killed_rank(folder, cell.launcher)
+    exited = "" if killed else exited_rank(folder, cell.launcher)
+    failure_class = FailureClass.KILLED if killed else status.failure_class
+    if exited:  # the exit code of this rank is the cause; srun ended the other ranks with signals
+        failure_class = FailureClass.BAD_EXIT
+    why = joined(killed, nccl_error(folder)) if killed else error_line(folder)
+    why = why or exited or _unwritable_folder(end, rows)
+    by_slurm = status.reason.replace(f"exit code {status.exit_code} or {exit_code}", f"exit code {exit_code}")
+    return Outcome(
+        status.state, joined(wrong_ranks_of(folder, cell), why, by_slurm), failure_class, exit_code
+    )
+
+
+def _lacks_output(folder: RunFolder, status: JobStatus, end: EndNote) -> bool:
+    """Return True if a failed job has no output files, which Slurm creates before it starts the script.
+
+    Without them, the script did not run. The exit code is then 1 (sacct of Slurm 20.11) or unknown (squeue).
+    """
+    if end.exit_code is not None or status.exit_code not in (1, None):
+        return False
+    try:  # Unlike a test for one file, a listing is not answered from an outdated cache of NFS.
+        names = {path.name for path in folder.path.iterdir()}
+    except OSError:
+        return False
+    return not names & {folder.out.name, folder.err.name}
+
+
+def end_of_last_start(folder: RunFolder, status: JobStatus) -> EndNote:
+    """Return the content of end.json, or an empty note if the file is from before Slurm requeued the job."""
+    end = EndNote.read(folder)
+    if status.restarts and status.started and end.time and end.time <= status.started:
+        return EndNote()
+    return end
+
+
+def _unwritable_folder(end: EndNote, rows: Sequence[AccountingRow]) -> str:
+    """Return a reason if the job's exit code shows that it could not write end.json, or ``""`` otherwise."""
+    codes = [row.exit_code for row in rows if row.key.step is None]
+    if end.exit_code is None and EXIT_UNWRITABLE in codes[-1:]:
+        return "the run's folder could not be written when the job ended: the disk is full or read-only"
+    return ""
+
+
+def killed_rank(folder: RunFolder, launcher: str) -> str:
+    """Describe the rank that a signal killed, from the launcher's messages in job.err; return ``""`` if none.
+
+    A killed rank logs no error, and sacct does not distinguish killed from aborted ranks.
+    """
+    text = "\n".join(log_tail(folder.err))
+    before = _until_srun_ends_all(text)
+    lost = "lost the connection to another rank" in text
+    if found := search(TASK_KILLED, text if lost else before):
+        host, tasks, name = found.groups()
+        several = re.search(r"[-,]", tasks) is not None
+        ranks = f"ranks {tasks} on {host} were" if several else f"rank {tasks} on {host} was"
+        who = ranks if launcher == "srun" else f"the torchrun agent on {host} was"
+        return f"{who} killed by {SIGNALS[name]}"
+    return killed_by_torchrun(text)
+
+
+def exited_rank(folder: RunFolder, launcher: str) -> str:
+    """Describe the rank that exited first, from srun's messages in job.err, or ``""`` if there are none.
+
+    When a rank fails, srun ends the other ranks with SIGTERM, and sacct shows only SIGTERM for the step.
+    """
+    found = search(TASK_EXITED, _until_srun_ends_all("\n".join(log_tail(folder.err))))
+    if found is None:
+        return ""
+    host, tasks, code = found.groups()
+    ranks = f"rank{'s' if re.search(r'[-,]', tasks) else ''} {tasks}"
+    return f"{ranks if launcher == 'srun' else 'the torchrun agent'} on {host} exited with code {code}"
+
+
+def _until_srun_ends_all(text: str) -> str:
+    end = search(TASKS_ENDED, text)
+    return text[: end.start()] if end else text

@@ -28,8 +28,8 @@ from ...study.ledger import FailureClass, RunRecord, RunState, now
 from ...study.plan_json import REPLAN, PlannedStudy
 from ...study.run_json import Attempt
 from ...units import count, slurm_time
-from ..outcome import EndNote
-from .job_states import JobStatus, classify
+from ..outcome import EndNote, JobStatus
+from .job_states import classify
 from .parsing import AccountingRow, JobKey
 
 _SAFE_WORD = re.compile(r"[A-Za-z0-9_.+/-]+")
@@ -140,11 +140,6 @@ def next_number(study: PlannedStudy) -> int:
     return 1 + max((int(number) for number in taken if number.isdigit()), default=0)
 
 
-def job_name(study: PlannedStudy, number: int) -> str:
-    """Return the job name of a pack, which is unique across studies."""
-    return f"{study.folder.name}.pack.a{number}.{study.plan.get('key', '')}"
-
-
 def write_pack(study: PlannedStudy, pack: Pack) -> None:
     """Create a pack's folder and copy the scripts into it, so that `bench plan` cannot change them."""
     try:
@@ -165,17 +160,8 @@ def write_pack(study: PlannedStudy, pack: Pack) -> None:
     write_json(pack.folder.pack_json, content)
 
 
-def pack_script(study: PlannedStudy) -> Path:
-    """Return the path of the study's pack.sbatch; raise BenchError if `bench plan` did not write one."""
-    return _planned_script(study.folder.pack_script)
-
-
-def preflight_script(study: PlannedStudy) -> Path:
-    """Return the path of the study's preflight.sbatch; raise BenchError if `bench plan` did not write one."""
-    return _planned_script(study.folder.preflight_script)
-
-
-def _planned_script(path: Path) -> Path:
+def planned_script(path: Path) -> Path:
+    """Return the path of a study's script; raise BenchError if `bench plan` did not write it."""
     if not path.is_file():
         raise BenchError(f"{path}: does not exist", remedy=REPLAN)
     return path
@@ -271,10 +257,6 @@ class Packs:
             reason = f"waits for its pack (job {record.job_id}) to start its first run"
         return JobStatus(RunState.QUEUED, reason=reason)
 
-    def never_started(self, record: RunRecord) -> bool:
-        """Return True if neither marks.jsonl nor end.json shows that the run started."""
-        return self.mark(record) is None and self._end_note(record).exit_code is None
-
     def final_status(
         self, record: RunRecord, rows: Sequence[AccountingRow], queued: JobStatus | None
     ) -> JobStatus | None:
@@ -283,9 +265,9 @@ class Packs:
         The state is ``planned`` if the run certainly never started. ``rows`` are the run's own rows in
         sacct. ``queued`` is the status of the job in squeue.
         """
-        candidates = (job for job in (classify(rows), queued) if job is not None and job.state.ended)
-        job = next(candidates, None)
-        over, never_started = job is not None, self.never_started(record)
+        job = next((job for job in (classify(rows), queued) if job is not None and job.state.ended), None)
+        over = job is not None
+        never_started = self.mark(record) is None and self._end_note(record).exit_code is None
         if never_started and record.state is not RunState.CANCELLED:
             certain = over or self.marks(record).over
             return JobStatus(RunState.PLANNED, reason=not_started(record, job)) if certain else None

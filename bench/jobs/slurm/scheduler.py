@@ -15,6 +15,7 @@ submission cannot break a chain.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shlex
@@ -30,13 +31,14 @@ from typing import Any, NoReturn
 
 from ...errors import BenchError, UnwritableError
 from ...matrix.cell import Run
+from ...study.layout import JobFolder
 from ...study.ledger import FailureClass, RunRecord, RunState, now, submit_lock
 from ...study.plan_json import PlannedStudy
 from ...study.preflight import unfit_nodes
 from ...study.run_json import Attempt, new_attempt, next_attempt, update_run, write_run
-from ...units import count
-from ..outcome import EndNote, Outcome
-from ..scheduler import Callbacks, QueueFullError, SubmittedCommands, may_start, settle_run_json
+from ...units import count, human_duration, slurm_time
+from ..outcome import EndNote, JobStatus, Outcome
+from ..scheduler import Callbacks, QueueFullError, Records, Scheduler, may_start, settle_run_json
 from .client import (
     BatchJob,
     Slurm,
@@ -44,7 +46,7 @@ from .client import (
     SlurmUnavailableError,
     SubmissionUncertainError,
 )
-from .job_states import JobStatus, is_preliminary, queue_statuses, read_state
+from .job_states import is_preliminary, queue_statuses, read_state
 from .messages import NOT_NOW, search
 from .pack import is_packed, refuse_part_of_a_pack
 from .parsing import NodeGroup, QueueRow
@@ -109,12 +111,14 @@ class Chains:
 
 #: An sbatch process that outlived `bench submit` waits at most this long for a busy controller.
 LOCK_WAIT_S = 200.0
-#: A job whose submission was not confirmed appears in squeue within this time.
-UNCERTAIN_WAIT_S = 10.0
 #: Unless the cluster is very busy, Slurm's scheduler considers a new job within this time.
 SCHEDULED_S = 4.0
 #: Pause before squeue is called again: a busy controller can answer squeue just before it creates the job.
 SECOND_LOOK_S = 1.0
+
+#: The time limit that is requested for a training, divided by its expected time.
+_LIMIT_FACTOR = 1.1
+_SHORTEST_LIMIT_S = 600
 
 _INTERRUPTED = "sbatch was interrupted before Slurm accepted the job"
 
@@ -124,11 +128,11 @@ _EXCLUDE = re.compile(r"^#SBATCH --exclude=(\S+)", re.M)
 _PARTITION = re.compile(r"^#SBATCH --partition=(\S+)", re.M)
 
 
-class SlurmExecutor:
+class SlurmScheduler(Scheduler):
     """Execute the runs of a study as Slurm jobs."""
 
     def __init__(self, study: PlannedStudy, *, slurm: Slurm | None = None) -> None:
-        self.study = study
+        super().__init__(study)
         provides_python = study.plan.get("setup") or study.plan.get("container")
         samples = any(cell.is_unrecorded for cell in study.cells.values())
         #: Variables for sbatch. Without cluster.setup or a container, jobs use this Python interpreter. It
@@ -138,42 +142,37 @@ class SlurmExecutor:
         self.slurm = slurm or Slurm(environment={**os.environ, **self.variables})
         self._cells = {run.run_id: study.cells[run.cell_id] for run in study.runs}
         self._warned_of_overriding = False
-        self._commands = SubmittedCommands(study)
+        self._partitions: dict[Path, dict[str, list[NodeGroup]]] = {}
 
     def submit(
-        self,
-        runs: Sequence[Run],
-        *,
-        seen: Mapping[str, RunRecord],
-        callbacks: Callbacks,
-        max_queued: int | None = None,
+        self, runs: Sequence[Run], *, seen: Records, callbacks: Callbacks, max_queued: int | None = None
     ) -> list[Run]:
-        """Submit ``runs`` in order until ``max_queued`` jobs are active; return the runs not submitted.
-
-        ``seen`` are the records by which ``runs`` were chosen. A run that another process has started since
-        then is left out.
-
-        Raises:
-            QueueFullError: Slurm's limit on the number of jobs is reached.
-            BenchError: Slurm rejected a run or is unreachable. Earlier runs stay submitted, and the
-                next call continues with the rejected run.
-        """
+        """Submit ``runs`` as jobs; the next call continues with a run that Slurm rejected."""
         with self._lock(callbacks) as lock:
             records = self._refreshed(reconcile=True)
             todo = [run for run in runs if may_start(records[run.run_id], seen[run.run_id])]
             self._warn_of_overriding(todo, callbacks)
-            todo = self._test_largest(self._hold_too_large(todo, records, callbacks), callbacks)
-            queued = sum(record.state.active for record in records.values())
-            room = len(todo) if max_queued is None else max(0, max_queued - queued)
-            chains = self._chains()
-            for done, run in enumerate(todo[:room]):
-                callbacks.on_start(run)
-                try:
-                    record = self._submit_one(run, records[run.run_id], lock, chains)
-                except SlurmRefusedError as refusal:
-                    _raise_refused(refusal, todo, done)
-                callbacks.on_end(run, record)
-            return todo[room:]
+            todo = self._hold_too_large(todo, records, callbacks)
+            active = sum(record.state.active for record in records.values())
+            room = None if max_queued is None else max(0, max_queued - active)
+            return self._submit_now(todo, records, lock, callbacks, room)
+
+    def _submit_now(
+        self, runs: list[Run], records: Records, lock: int, callbacks: Callbacks, room: int | None
+    ) -> list[Run]:
+        """Submit the first ``room`` of ``runs`` (None: all); return the others."""
+        todo, chains = self._test_largest(runs, callbacks), self._chains()
+        for done, run in enumerate(todo[:room]):
+            callbacks.on_start(run)
+            attempt, place = new_attempt(self.study, run, records[run.run_id]), chains.next_place()
+            work = [(attempt, {"kind": "job", "nodes": attempt.cell.nodes})]
+            try:
+                (record,) = self._submit_attempts(work, self._job(attempt), place, lock)
+            except SlurmRefusedError as refusal:
+                _raise_refused(refusal, todo, done)
+            chains.add(place, record.job_id)
+            callbacks.on_end(run, record)
+        return [] if room is None else todo[room:]
 
     def check_largest(self, runs: Sequence[Run]) -> None:
         """Raise BenchError with Slurm's message if Slurm would reject the largest of ``runs``."""
@@ -189,7 +188,7 @@ class SlurmExecutor:
         variables = [f"{name}={shlex.quote(value)}" for name, value in self.variables.items()]
         return " ".join([*variables, shlex.join(job.command)])
 
-    def refresh(self) -> dict[str, RunRecord]:
+    def poll(self) -> dict[str, RunRecord]:
         """Update the records of all runs with one call of squeue and one of sacct; return the records."""
         if any(_lacks_job_id(record) for record in self.study.records().values()):
             try:
@@ -233,6 +232,41 @@ class SlurmExecutor:
                 return rows
             time.sleep(0.25)
         return []
+
+    def queue_wait(self, cell_id: str, *, nodes: int, training_s: float) -> tuple[float | None, str, str]:
+        """Estimate a wait with a test submission of the cell's script, with the time limit of the training.
+
+        Long jobs wait longer than the short jobs of the benchmark.
+        """
+        script = self.study.script(cell_id)
+        wanted_s = max(_SHORTEST_LIMIT_S, math.ceil(_LIMIT_FACTOR * training_s))
+        if script not in self._partitions:
+            self._partitions[script] = partitions_of(self.slurm, script) if script.is_file() else {}
+        partitions = self._partitions[script]
+        if reason := too_many_nodes(partitions, nodes):  # the test of Slurm 26.05 does not notice this
+            return None, "", f"Slurm would not start the job: {reason}"
+        limit_s = longest_limit_s(partitions)
+        jobs = 1 if limit_s is None else math.ceil(wanted_s / limit_s)
+        asked_s = wanted_s if limit_s is None else min(wanted_s, limit_s)
+        remark = ""
+        if jobs > 1 and limit_s is not None:
+            limit = human_duration(limit_s)
+            remark = (
+                f"{jobs} consecutive jobs: the partition's limit is {limit}; only the first wait is counted"
+            )
+        # A predicted size has no script. These options override the directives of a similar cell's script.
+        options = [f"--nodes={nodes}", f"--time={slurm_time(asked_s)}"]
+        asked_at = datetime.now(UTC)
+        try:
+            starts = self.slurm.test_only(script, options=options)
+        except SlurmRefusedError as refusal:
+            return None, "", f"Slurm would not start the job: {refusal.output}"
+        if starts is None:
+            return None, "", f"Slurm cannot estimate the start{'; ' if remark else ''}{remark}"
+        seconds = max(0.0, (starts - asked_at).total_seconds())
+        # Slurm rounds to seconds, so that an immediate start can appear to be one second away.
+        seconds = 0.0 if seconds < 2 else seconds
+        return seconds, f"Slurm's estimate at {asked_at:%Y-%m-%d %H:%M} UTC (sbatch --test-only)", remark
 
     def cancel(self, runs: Sequence[Run]) -> int:
         """Cancel the jobs of ``runs`` and record the runs as cancelled; return the number of runs."""
@@ -324,32 +358,36 @@ class SlurmExecutor:
             return Chains(None)
         return Chains.of_queue(limit, self.slurm.queue(), self.study.ledger.events())
 
-    def _submit_one(self, run: Run, record: RunRecord, lock: int, chains: Chains) -> RunRecord:
-        attempt, place = new_attempt(self.study, run, record), chains.next_place()
-        allocation = {"kind": "job", "nodes": attempt.cell.nodes}
-        known = {**self._commands.describe(attempt.cell), **self._excluded}
-        content = attempt.describe(self.study, submitted_at=now(), allocation=allocation, **known)
-        write_run(attempt.folder, content)
-        self.study.ledger.append(
-            "intent",
-            run_id=run.run_id,
-            attempt=attempt.number,
-            job_name=attempt.job_name,
-            refused=False,
-            **place.event,
-        )
-        record = RunRecord(run.run_id, attempt.number, RunState.QUEUED, job_name=attempt.job_name)
-        job = self._job(attempt)
-        self._submit_job(replace(job, options=[*job.options, *place.options]), [record], lock)
-        chains.add(place, record.job_id)
-        return record
+    def _submit_attempts(
+        self, work: Sequence[tuple[Attempt, dict[str, Any]]], job: BatchJob, place: Place, lock: int
+    ) -> list[RunRecord]:
+        """Submit one job for attempts with their allocations, and save its id; return their records."""
+        records, intents = [], []
+        for attempt, allocation in work:
+            content = self._describe(attempt, submitted_at=now(), allocation=allocation, **self._excluded)
+            write_run(attempt.folder, content)
+            run_id, number, name = attempt.run.run_id, attempt.number, attempt.job_name
+            records.append(RunRecord(run_id, number, RunState.QUEUED, job_name=name))
+            intent = {"event": "intent", "run_id": run_id, "attempt": number, "job_name": name}
+            of_pack = {"allocation": allocation} if "pack" in allocation else {}
+            intents.append({**intent, **of_pack, "refused": False, **place.event})
+        self.study.ledger.append_all(intents)
+        self._submit_job(replace(job, options=[*job.options, *place.options]), records, lock)
+        return records
 
     def _submit_job(self, job: BatchJob, records: Sequence[RunRecord], lock: int) -> None:
-        """Submit a job for ``records`` and save its id; their ``intent`` events must be in the ledger."""
+        """Submit a job for ``records``, whose ``intent`` events are in the ledger, and save its id."""
         try:
             job_id = self.slurm.submit(job, pass_fds=(lock,))
         except SubmissionUncertainError as lost:
-            job_id = self._find_by_name(records[0].run_id, job.job_name, lost)
+            job_id = self.slurm.find_uncertain(job.job_name) or ""
+            if not job_id:
+                what = f"no answer to the submission of {records[0].run_id} ({lost.output})"
+                what = f"{what}, and squeue does not list its job yet"
+                remedy = (
+                    "run `bench submit` again in a minute; it looks for the job before it submits the run"
+                )
+                raise SlurmUnavailableError("sbatch", what, remedy=remedy) from None
         except (SlurmRefusedError, SlurmUnavailableError) as error:
             for record in records:
                 self._withdraw(record, error.output, refused=True)
@@ -357,15 +395,17 @@ class SlurmExecutor:
         self._add_job_id(records, job_id)
 
     def _job(self, attempt: Attempt) -> BatchJob:
-        """Return the batch job of an attempt; the script receives the absolute path of the run's folder."""
-        folder = attempt.folder
+        return self._batch_job(self.study.script(attempt.cell.cell_id), attempt.folder, attempt.job_name)
+
+    def _batch_job(self, script: Path, folder: JobFolder, name: str, options: Sequence[str] = ()) -> BatchJob:
+        """Return a batch job; its script receives the absolute path of ``folder``."""
         return BatchJob(
-            script=self.study.script(attempt.cell.cell_id),
+            script=script,
             arguments=[str(folder.path.absolute())],
-            job_name=attempt.job_name,
+            job_name=name,
             output=folder.out.absolute(),
             error=folder.err.absolute(),
-            options=self._exclusion(self.study.script(attempt.cell.cell_id)),
+            options=[*options, *self._exclusion(script)],
         )
 
     def _exclusion(self, script: Path) -> list[str]:
@@ -440,23 +480,6 @@ class SlurmExecutor:
             update_run(self.study.run_folder(record), {"job_id": job_id})
             record.job_id = job_id
 
-    def _find_by_name(self, run_id: str, job_name: str, lost: SubmissionUncertainError) -> str:
-        """Find a job whose submission was not confirmed; raise SlurmUnavailableError if none appears."""
-        deadline = time.monotonic() + UNCERTAIN_WAIT_S
-        while time.monotonic() < deadline:
-            try:
-                rows = self.slurm.queue(names=[job_name])
-            except SlurmUnavailableError:
-                rows = []
-            if rows:
-                return rows[0].key.job
-            time.sleep(1)
-        raise SlurmUnavailableError(
-            "sbatch",
-            f"no answer to the submission of {run_id} ({lost.output}), and squeue does not list its job yet",
-            remedy="run `bench submit` again in a minute; it looks for the job before it submits the run",
-        )
-
     @cached_property
     def _records_once(self) -> dict[str, RunRecord]:
         return self.study.records()
@@ -493,15 +516,6 @@ class SlurmExecutor:
             else:  # the job has ended, and Slurm no longer knows it
                 Settlement(self.study, self.slurm).settle_by_folder(record)
         return queue
-
-    def _withdraw(self, record: RunRecord, reason: str, *, refused: bool = False) -> None:
-        """Record that an attempt was not submitted; if ``refused``, Slurm certainly did not create a job."""
-        self.study.ledger.append(
-            "withdrawn", run_id=record.run_id, attempt=record.attempt, reason=reason, refused=refused
-        )
-        changes = {"state": str(RunState.PLANNED), "reason": reason}
-        update_run(self.study.run_folder(record), changes)
-        record.state, record.reason = RunState.PLANNED, reason
 
     def _accounted_by_name(self, record: RunRecord) -> str | None:
         """Find in sacct the id of a job that squeue no longer lists; return None if there is none."""
@@ -584,3 +598,6 @@ def permanent_refusal(slurm: Slurm, refusal: SlurmRefusedError, *, script: Path,
     groups = [group for groups in partitions.values() for group in groups]
     all_in_service = bool(groups) and all(group.state in _IN_SERVICE for group in groups)
     return refusal.output if all_in_service else ""
+
+
+SCHEDULER = SlurmScheduler

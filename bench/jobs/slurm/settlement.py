@@ -11,28 +11,29 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
-from datetime import UTC, datetime
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from functools import cached_property
 from typing import Any
 
 from ...errors import UnwritableError
-from ...study.conditions import Occupation
+from ...study.conditions import Neighbours, Occupation
 from ...study.files import write_atomically
 from ...study.ledger import FailureClass, RunRecord, RunState, now
 from ...study.plan_json import PlannedStudy
 from ...study.run_json import update_run
-from ..neighbours import Neighbourhood, occupation
-from ..outcome import (
-    EndNote,
-    Outcome,
+from ..neighbours import Jobs, occupation, occupations
+from ..outcome import EndNote, JobStatus, Outcome, log_tail, process_outcome
+from ..scheduler import add_unsaved, settle_run_json
+from .client import Slurm, SlurmUnavailableError
+from .job_states import (
+    SlurmState,
+    classify,
     end_of_last_start,
     job_outcome,
-    log_tail,
-    process_outcome,
+    queue_statuses,
+    state_from_notices,
 )
-from ..scheduler import add_unsaved, settle, settle_run_json
-from .client import Slurm, SlurmUnavailableError
-from .job_states import JobStatus, SlurmState, classify, queue_statuses, state_from_notices
 from .pack import Packs, is_packed, own_rows
 from .parsing import AccountingRow, QueueRow, accounting_table, expand_hosts
 
@@ -43,6 +44,7 @@ NODE_CLOCK_GRACE_S = 120.0
 #: Seconds after the end of a job during which missing rows are looked up again in sacct.
 MISSING_FOR_S = 24 * 3600.0
 
+_PRIVATE = "job data of other users are private (PrivateData)"
 INCOMPLETE = "has ended; its accounting in sacct is not complete yet"
 
 #: From this number of runs on, several threads settle them.
@@ -50,6 +52,60 @@ MANY_RUNS = 64
 #: On a shared file system each of the two dozen file operations per run takes a millisecond, so threads are
 #: useful.
 THREADS = 8
+
+
+@dataclass
+class Neighbourhood:
+    """The jobs on the nodes of runs that have ``ended``. Slurm is asked once, when they are first needed.
+
+    ``unknown`` is the reason why sacct cannot be asked, or why jobs are possibly missing.
+    """
+
+    study: PlannedStudy
+    slurm: Slurm
+    ended: Sequence[Occupation]
+    queue: Mapping[str, JobStatus]
+    unknown: str
+
+    def of(self, run: Occupation) -> Neighbours:
+        """Return the other jobs on the nodes of ``run``."""
+        jobs = self.jobs.beside(run)  # can set unknown
+        return Neighbours(jobs, self.unknown)
+
+    @cached_property
+    def jobs(self) -> Jobs:
+        """All jobs that are known to have been on these nodes."""
+        return Jobs(self._find())
+
+    def _find(self) -> list[Occupation]:
+        if not self.unknown:
+            try:
+                return self._ask()
+            except SlurmUnavailableError as error:
+                self.unknown = error.message.partition("\n")[0]
+        return [*self.ended, *occupations(self.study, queue=self.queue)]
+
+    def _ask(self) -> list[Occupation]:
+        nodes = sorted({node for run in self.ended for node in run.nodes})
+        if not nodes:
+            return []
+        last = max((run.end or datetime.now(UTC) for run in self.ended), default=datetime.now(UTC))
+        start, end = min(run.start for run in self.ended), last + timedelta(seconds=1)
+        rows = self.slurm.jobs_on(nodes, start=start, end=end)
+        self.unknown = self._privacy()
+        ours = {str(event["job_id"]) for event in self.study.ledger.events() if event.get("job_id")}
+        return [
+            Occupation(row.key.job, expand_hosts(row.hosts), row.started, row.ended, row.key.job in ours)
+            for row in rows
+            if row.started is not None
+        ]
+
+    def _privacy(self) -> str:
+        """Return why jobs of other users are possibly missing, or ``""`` if all jobs are visible."""
+        try:
+            return _PRIVATE if self.slurm.jobs_are_private() else ""
+        except SlurmUnavailableError as error:
+            return f"job data of other users may be private ({error.message})".partition("\n")[0]
 
 
 class Settlement:
@@ -61,7 +117,6 @@ class Settlement:
 
     def __init__(self, study: PlannedStudy, slurm: Slurm) -> None:
         self._study, self._slurm, self._packs = study, slurm, Packs(study.folder)
-        self._cells = {run.run_id: study.cells[run.cell_id] for run in study.runs}
         #: Answers of squeue and sacct by job id, and the error message of sacct.
         self._queue: Mapping[str, JobStatus] = {}
         self._rows: dict[str, list[AccountingRow]] = {}
@@ -91,19 +146,17 @@ class Settlement:
         if not gone and not unaccounted:
             return
         self._ask_accounting([*gone, *unaccounted])
-        self._neighbourhood = Neighbourhood(
-            self._study,
-            self._slurm,
-            ended=list(self._occupations([*gone, *unaccounted])),
-            queue=self._queue,
-            no_accounting=self._no_accounting,
+        ended, unknown = (
+            list(self._occupations([*gone, *unaccounted])),
+            self._no_accounting.partition("\n")[0],
         )
+        self._neighbourhood = Neighbourhood(self._study, self._slurm, ended, self._queue, unknown)
         todo = [(record, "ended") for record in gone] + [(record, "accounted") for record in unaccounted]
         if len(todo) < MANY_RUNS:
             for record, event in todo:
                 self._settle_one(record, event)
         else:
-            self._neighbourhood.ask()  # once, and not in each thread
+            self._neighbourhood.jobs  # noqa: B018 (asks Slurm once, and not in each thread)
             with ThreadPoolExecutor(THREADS) as pool:
                 list(pool.map(self._settle_one, *zip(*todo, strict=True)))
         self._write_events()
@@ -138,54 +191,37 @@ class Settlement:
         return own_rows(record, rows) if is_packed(record) else rows
 
     def _settle_one(self, record: RunRecord, event: str) -> None:
-        if is_packed(record):
-            self._settle_packed(record, event)
-        elif event == "ended":
-            self._settle_gone(record)
-        else:
-            self._settle_unaccounted(record)
-
-    def _settle_gone(self, record: RunRecord) -> None:
-        """Record the end of an attempt whose job has left the queue, if its accounting is complete."""
-        accounted = classify(self._rows_of(record))
-        in_queue = self._queue.get(str(record.job_id))
-        status = accounted if accounted is not None and accounted.state.ended else in_queue
+        """Record the end of an attempt whose job has ended, or add the accounting that was missing."""
+        rows, in_queue = self._rows_of(record), self._queue.get(str(record.job_id))
+        packed, is_first, accounted = is_packed(record), event == "ended", classify(rows)
+        status = accounted
+        if packed:
+            status = self._packs.final_status(record, rows, in_queue)
+        elif is_first and not (accounted and accounted.state.ended):
+            status = in_queue
         if status is None:
-            self._settle_forgotten(record, accounted)
-        elif status.settled or self._no_accounting or self._is_old(record, status):
-            self._settle(record, status)
-        else:
-            _await_accounting(record)
+            if is_first:
+                self._settle_forgotten(record, None if packed else accounted)
+        elif status.state is RunState.PLANNED:
+            if is_first:
+                self._withdraw(record, status.reason)
+        elif is_first or packed:
+            complete = status.settled or bool(self._no_accounting) or self._is_old(record, status)
+            if complete or (is_first and packed and status.state is RunState.COMPLETED):
+                self._settle(record, status, event=event, complete=complete)
+            elif is_first:
+                _await_accounting(record)
+        elif status.settled:
+            self._add_accounting(record, status)
 
-    def _settle_unaccounted(self, record: RunRecord) -> None:
-        """Add sacct's values to an attempt that was recorded without them, if sacct now has its rows."""
-        status = classify(self._rows_of(record))
-        if status is None or not status.settled:
-            return
+    def _add_accounting(self, record: RunRecord, status: JobStatus) -> None:
+        """Add sacct's values to an attempt that was recorded without them."""
         requeued = record.state is RunState.CANCELLED and status.failure_class is FailureClass.PREEMPTED
         if requeued and not self._is_old(record, status):
             return  # sacct lacks the row of the requeued job, which was cancelled after its preemption
         if "bench cancel" in record.reason and record.state is status.state is RunState.CANCELLED:
             status = replace(status, reason=record.reason)  # this reason is more specific than Slurm's
         self._settle(record, status, event="accounted")
-
-    def _settle_packed(self, record: RunRecord, event: str) -> None:
-        is_first = event == "ended"
-        in_queue = self._queue.get(str(record.job_id))
-        status = self._packs.final_status(record, self._rows_of(record), in_queue)
-        if status is None:
-            if is_first:
-                self._settle_forgotten(record, None)
-            return
-        if status.state is RunState.PLANNED:
-            if is_first:
-                self._withdraw(record, status.reason)
-            return
-        complete = status.settled or bool(self._no_accounting) or self._is_old(record, status)
-        if complete or (is_first and status.state is RunState.COMPLETED):
-            self._settle(record, status, event=event, complete=complete)
-        elif is_first:
-            _await_accounting(record)
 
     def _is_old(self, record: RunRecord, status: JobStatus) -> bool:
         """Return True if a job ended so long ago that its rows in sacct must be complete."""
@@ -201,8 +237,7 @@ class Settlement:
             outcome = self._outcome_by_folder(record, end)
             if self._no_accounting:
                 outcome.details["accounting"] = _absence(self._no_accounting)
-            where = occupation(self._study, record, None)
-            self._add(record, outcome, ended_at=end.written_at or now(), where=where)
+            self._add(record, outcome, None, ended_at=end.written_at or now())
             return
         record.state = RunState.UNKNOWN
         if accounted is not None:
@@ -216,12 +251,13 @@ class Settlement:
     def settle_by_folder(self, record: RunRecord) -> None:
         """Record how a run ended, using only the files in its run folder."""
         end = EndNote.read(self._study.run_folder(record))
-        settle(self._study, record, self._outcome_by_folder(record, end), ended_at=end.written_at or now())
+        outcome, ended_at = self._outcome_by_folder(record, end), end.written_at or now()
+        self._study.ledger.append_all([settle_run_json(self._study, record, outcome, ended_at=ended_at)])
 
     def _outcome_by_folder(self, record: RunRecord, end: EndNote) -> Outcome:
         found, folder = self._state_by_notices(record), self._study.run_folder(record)
         if end.exit_code == 0 or found is None:
-            outcome = process_outcome(folder, self._cells[record.run_id], end.exit_code)
+            outcome = process_outcome(folder, self._study.cell_of(record.run_id), end.exit_code)
         else:
             reason = f"{found.word}: {found.meaning} (according to job.err; Slurm has forgotten the job)"
             state = (
@@ -256,7 +292,7 @@ class Settlement:
         self, record: RunRecord, status: JobStatus, *, event: str = "ended", complete: bool = True
     ) -> None:
         """Record the end of an attempt; ``complete`` is True if sacct has all rows of its job."""
-        folder, cell = self._study.run_folder(record), self._cells[record.run_id]
+        folder, cell = self._study.run_folder(record), self._study.cell_of(record.run_id)
         rows, end = self._rows_of(record), end_of_last_start(folder, status)
         status = status if rows else self._with_cause_from_notices(record, status)
         outcome = job_outcome(folder, cell, status, end, rows)
@@ -269,27 +305,21 @@ class Settlement:
             outcome.details["accounting"] = _absence(self._no_accounting)
         ended_at = as_iso(status.ended) or end.written_at or now()
         accounted = complete and not self._accounting_may_return
-        where = occupation(self._study, record, status)
-        self._add(
-            record, outcome, ended_at=ended_at, event=event, rows=rows, accounted=accounted, where=where
-        )
+        self._add(record, outcome, status, ended_at=ended_at, event=event, rows=rows, accounted=accounted)
 
     def _add(
         self,
         record: RunRecord,
         outcome: Outcome,
+        status: JobStatus | None,
         *,
         ended_at: str,
         event: str = "ended",
         rows: Sequence[AccountingRow] = (),
         accounted: bool = True,
-        where: Occupation | None = None,
     ) -> None:
-        """Write run.json and sacct_summary.txt of an attempt, and collect its event for the ledger.
-
-        ``where`` is the attempt's nodes and times, or None if they are unknown.
-        """
-        folder = self._study.run_folder(record)
+        """Write run.json and sacct_summary.txt of an attempt, and collect its event for the ledger."""
+        folder, where = self._study.run_folder(record), occupation(self._study, record, status)
         neighbours = self._neighbourhood.of(where) if where else None
         try:
             content = settle_run_json(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bench.jobs.slurm.job_states import JobStatus, classify
+from bench.jobs.outcome import JobStatus
+from bench.jobs.slurm.job_states import classify
 from bench.jobs.slurm.parsing import AccountingRow
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.jobs.slurm.job_states import JobStatus, classify, queue_statuses
+from bench.jobs.outcome import JobStatus
+from bench.jobs.slurm.job_states import classify, queue_statuses
 from bench.jobs.slurm.parsing import accounting_table, parse_accounting, parse_queue
 from bench.study.ledger import FailureClass, RunState
 from tests.jobs.slurm.statuses import job_statuses
@@ -18,7 +19,6 @@ KEYS = (
     "failure_class",
     "reason",
     "exit_code",
-    "signal",
     "hosts",
     "started",
     "ended",

@@ -26,19 +26,19 @@ from typing import IO, Any
 
 import psutil
 
-from ..errors import BenchError
-from ..extras import install_line, missing_packages
-from ..matrix.cell import Cell, Run
-from ..matrix.workload import to_arguments, uses_python
-from ..measure.command_conditions import sampled_node
-from ..secret_values import MASK
-from ..study.layout import RunFolder
-from ..study.ledger import FailureClass, RunRecord, RunState
-from ..study.plan_json import PlannedStudy
-from ..study.run_json import Attempt
-from ..units import human_duration
-from .outcome import Outcome, process_outcome, with_workload_error
-from .scheduler import Callbacks, SerialExecutor
+from ...errors import BenchError
+from ...extras import install_line, missing_packages
+from ...matrix.cell import Cell, Run
+from ...matrix.workload import to_arguments, uses_python
+from ...measure.command_conditions import sampled_node
+from ...secret_values import MASK
+from ...study.layout import RunFolder
+from ...study.ledger import FailureClass, RunState
+from ...study.plan_json import PlannedStudy
+from ...study.run_json import Attempt
+from ...units import human_duration
+from ..outcome import Outcome, process_outcome, with_workload_error
+from ..serial import SerialScheduler
 
 #: Maximum time in which the ranks of the built-in training must end after a signal.
 RANKS_END_S = 7.0
@@ -52,7 +52,7 @@ _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-class LocalExecutor(SerialExecutor):
+class LocalScheduler(SerialScheduler):
     """Execute runs of one study on this machine."""
 
     def __init__(self, study: PlannedStudy) -> None:
@@ -63,24 +63,12 @@ class LocalExecutor(SerialExecutor):
         """Return a shell command that executes ``run`` like :meth:`submit`, but without the fork server."""
         return shlex.join(["bash", str(self.study.script(run.cell_id))])
 
-    def submit(
-        self,
-        runs: Sequence[Run],
-        *,
-        seen: Mapping[str, RunRecord],
-        callbacks: Callbacks,
-        max_queued: int | None = None,
-    ) -> list[Run]:
-        """Execute ``runs`` one after another, see :meth:`SerialExecutor.submit`.
-
-        Raises:
-            BenchError: the built-in training cannot be imported here; no run was started.
-        """
+    def _check(self, runs: Sequence[Run]) -> None:
+        """Raise BenchError if the built-in training cannot be imported here."""
         trains = any(self.study.cells[run.cell_id].command is None for run in runs)
         # Set-up lines can activate another Python; the fork server then reports what it lacks.
         if trains and not self.study.plan.get("setup") and (missing := missing_packages("train")):
             raise _cannot_train(sys.executable, missing)
-        return super().submit(runs, seen=seen, callbacks=callbacks, max_queued=max_queued)
 
     def _execute(self, attempt: Attempt) -> Outcome:
         limit_s = int(self.study.plan["time_limit_s"])
@@ -354,3 +342,6 @@ def _end_processes(process: subprocess.Popen[bytes]) -> None:
     for descendant in descendants:
         if descendant.is_running():
             descendant.kill()
+
+
+SCHEDULER = LocalScheduler

@@ -26,18 +26,18 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from ..errors import BenchError, UnwritableError, unwritable
-from ..matrix.cell import Cell, Run
-from ..matrix.schema import HOST_ADDRESS, Host
-from ..measure.command_conditions import merge_nodes
-from ..shipped import shipped
-from ..study.files import write_json
-from ..study.ledger import FailureClass, RunRecord, RunState, now
-from ..study.plan_json import PlannedStudy
-from ..study.run_json import Attempt, next_attempt
-from ..units import human_duration
-from .outcome import Outcome, error_line, killed_rank, process_outcome, with_workload_error
-from .scheduler import Callbacks, HostBusyError, SerialExecutor
+from ...errors import BenchError, UnwritableError, unwritable
+from ...matrix.cell import Cell, Run
+from ...matrix.schema import HOST_ADDRESS, Host
+from ...measure.command_conditions import merge_nodes
+from ...shipped import shipped
+from ...study.files import write_json
+from ...study.ledger import FailureClass, RunState, now
+from ...study.plan_json import PlannedStudy
+from ...study.run_json import Attempt, next_attempt
+from ...units import human_duration
+from ..outcome import Outcome, error_line, killed_by_torchrun, log_tail, process_outcome, with_workload_error
+from ..serial import HostBusyError, SerialScheduler
 
 #: Maximum time in which hosts must end a run after its `bench submit` process has died.
 BUSY_S = 20.0
@@ -79,7 +79,7 @@ _REFUSALS = {
 }
 
 
-class SshExecutor(SerialExecutor):
+class SshScheduler(SerialScheduler):
     """Execute runs of one study on hosts that are reached by ssh."""
 
     def __init__(self, study: PlannedStudy) -> None:
@@ -90,23 +90,14 @@ class SshExecutor(SerialExecutor):
         self._failed_hosts: dict[str, HostError] = {}
         self._waiting: list[Run] = []
 
-    def submit(
-        self,
-        runs: Sequence[Run],
-        *,
-        seen: Mapping[str, RunRecord],
-        callbacks: Callbacks,
-        max_queued: int | None = None,
-    ) -> list[Run]:
-        """Execute ``runs`` one after another; raise BenchError if a run needs a host that cannot be used."""
-        left = super().submit(runs, seen=seen, callbacks=callbacks, max_queued=max_queued)
+    def _conclude(self) -> None:
+        """Raise BenchError if runs need a host that cannot be used."""
         if self._waiting:
             reasons = "\n".join(error.message for error in self._failed_hosts.values())
             runs_need = "run needs" if len(self._waiting) == 1 else "runs need"
             host = "this host" if len(self._failed_hosts) == 1 else "one of these hosts"
             what = f"{reasons}\n{len(self._waiting)} {runs_need} {host} and did not start"
             raise BenchError(what, remedy="fix the problem, then run `bench submit` again")
-        return left
 
     def command_line(self, run: Run) -> str:
         """Return one ssh command per line and host, followed by ``#`` and the command that it executes."""
@@ -128,8 +119,10 @@ class SshExecutor(SerialExecutor):
             return False
         return True
 
-    def _description(self, attempt: Attempt) -> dict[str, Any]:
-        return {"hosts": [host.host for host in self._hosts_of(attempt.cell)]}
+    def _describe(self, attempt: Attempt, **values: Any) -> dict[str, Any]:
+        return super()._describe(
+            attempt, hosts=[host.host for host in self._hosts_of(attempt.cell)], **values
+        )
 
     def _start_failed(self, attempt: Attempt, error: BenchError) -> None:
         if not isinstance(error, HostError):
@@ -296,7 +289,8 @@ def _outcome(
         return Outcome(RunState.FAILED, reason, FailureClass.TIME_LIMIT)
     code = first_failed.code if first_failed else 0
     outcome = process_outcome(attempt.folder, attempt.cell, code)
-    if outcome.state is RunState.FAILED and (killed := killed_rank(attempt.folder, "torchrun")):
+    killed = killed_by_torchrun("\n".join(log_tail(attempt.folder.err)))
+    if outcome.state is RunState.FAILED and killed:
         return Outcome(RunState.FAILED, killed, FailureClass.KILLED, code)
     if first_failed and outcome.reason == f"exit code {code}":
         outcome.reason = f"exit code {code} on {first_failed.host}"
@@ -659,3 +653,6 @@ def last_lines(output: bytes) -> str:
 
 def _no_ssh(command: str, error: OSError) -> BenchError:
     return BenchError(f"{command}: {error.strerror}", remedy="install an OpenSSH client, or set BENCH_SSH")
+
+
+SCHEDULER = SshScheduler

@@ -1,0 +1,71 @@
+"""The schedulers that run jobs, as a matrix and its plan need them.
+
+To add a scheduler, add an entry here and a folder of its name in ``bench/jobs``. The class ``Scheduler`` in
+the module ``scheduler`` of that folder submits, polls and cancels runs. Planning does not import it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class SchedulerSpec:
+    """One scheduler.
+
+    Attributes:
+        template: the template of the scripts, in slurm_templates or in the scheduler's folder.
+        suffix: the suffix of the scripts.
+        launchers: the launchers that its scripts can use, of which the first is the default.
+        keys: the keys of `cluster` that it uses and not every scheduler does. With `exclusive`, runs can have
+            whole nodes; with `gpu_request`, jobs request GPUs; with `exclude`, the scheduler chooses nodes.
+        one_node: whether all runs are on this machine.
+        queues: whether jobs wait in a queue; otherwise `bench submit` executes one run after another.
+        packs: whether one job can execute many runs.
+        sets_master: whether its scripts know the address and the port of the rendezvous.
+        preflight: whether `bench preflight` checks the nodes of a ``job``, this ``process``'s node, or none.
+    """
+
+    template: str
+    suffix: str = ".sh"
+    launchers: tuple[str, ...] = ("torchrun",)
+    keys: frozenset[str] = frozenset()
+    one_node: bool = False
+    queues: bool = False
+    packs: bool = False
+    sets_master: bool = False
+    preflight: Literal["job", "process"] | None = None
+
+
+#: All schedulers by their name in a matrix; the first is the default.
+SCHEDULERS = {
+    "slurm": SchedulerSpec(
+        template="{launcher}.sbatch.j2",
+        suffix=".sbatch",
+        launchers=("srun", "torchrun"),
+        keys=frozenset(
+            {
+                *(
+                    "partition",
+                    "account",
+                    "qos",
+                    "reservation",
+                    "constraint",
+                    "nodelist",
+                    "exclude",
+                    "switches",
+                ),
+                *("mem", "directives", "container", "gpu_type", "gpu_request", "exclusive", "node_gpus"),
+                *("concurrent_runs", "cpu_bind", "gpu_bind", "distribution", "hint", "srun_options"),
+            }
+        ),
+        queues=True,
+        packs=True,
+        sets_master=True,
+        preflight="job",
+    ),
+    "local": SchedulerSpec(template="local.sh.j2", one_node=True, preflight="process"),
+    "ssh": SchedulerSpec(template="ssh.sh.j2", keys=frozenset({"hosts"})),
+}
+DEFAULT = next(iter(SCHEDULERS))
