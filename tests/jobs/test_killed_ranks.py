@@ -24,6 +24,7 @@ srun: error: n1: task 0: Exited with exit code 1
 srun: launch/slurm: _step_signal: Terminating StepId=12.0
 srun: error: n2: tasks 1-3: Killed
 """
+N3 = "srun: error: n3: task"
 TORCHRUN = """\
 E1120 20:42:05.656000 133 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: -9)
 Root Cause (first observed failure):
@@ -38,45 +39,32 @@ Root Cause (first observed failure):
 
 
 @pytest.mark.parametrize(
-    ("launcher", "words", "said"),
+    ("launcher", "words", "killed", "exited"),
     [
-        ("srun", SRUN, "rank 1 on n2 was killed by SIGKILL"),
-        ("torchrun", SRUN, "the torchrun agent on n2 was killed by SIGKILL"),
-        ("srun", ENDED_BY_SLURM, ""),
-        ("srun", LOST + ENDED_BY_SLURM, "ranks 1-3 on n2 were killed by SIGKILL"),
-        (
-            *("srun", "srun: error: n3: task 7: Segmentation fault (core dumped)\n"),
-            "rank 7 on n3 was killed by SIGSEGV",
-        ),
-        ("srun", "srun: error: n3: task 7: Terminated\n", ""),
-        ("torchrun", TORCHRUN.format(code=-9, name="SIGKILL"), "rank 1 on n2 was killed by SIGKILL"),
-        ("torchrun", TORCHRUN.format(code=-15, name="SIGTERM"), ""),
-        ("torchrun", TORCHRUN.format(code=1, name=""), ""),
-        ("srun", "", ""),
-    ],
-)
-def test_a_killed_rank_is_named(tmp_path, launcher, words, said):
-    (tmp_path / "job.err").write_text(words)
-    assert killed_rank(RunFolder(tmp_path), launcher) == said
-
-
-@pytest.mark.parametrize(
-    ("launcher", "words", "said"),
-    [
-        ("srun", ENDED_BY_SLURM, "rank 0 on n1 exited with code 1"),
-        ("torchrun", ENDED_BY_SLURM, "the torchrun agent on n1 exited with code 1"),
+        # After srun has begun to end the others, their ends say nothing.
+        ("srun", SRUN, "rank 1 on n2 was killed by SIGKILL", ""),
+        ("torchrun", SRUN, "the torchrun agent on n2 was killed by SIGKILL", ""),
+        ("srun", ENDED_BY_SLURM, "", "rank 0 on n1 exited with code 1"),
+        ("torchrun", ENDED_BY_SLURM, "", "the torchrun agent on n1 exited with code 1"),
         (
             "srun",
-            "srun: error: n3: tasks 4-5: Exited with exit code 3\n",
-            "ranks 4-5 on n3 exited with code 3",
+            LOST + ENDED_BY_SLURM,
+            "ranks 1-3 on n2 were killed by SIGKILL",
+            "rank 0 on n1 exited with code 1",
         ),
-        ("srun", SRUN, ""),  # that was after Slurm had begun to end the others
-        ("srun", "", ""),
+        ("srun", f"{N3} 7: Segmentation fault (core dumped)\n", "rank 7 on n3 was killed by SIGSEGV", ""),
+        ("srun", f"{N3} 7: Terminated\n", "", ""),
+        ("srun", f"{N3}s 4-5: Exited with exit code 3\n", "", "ranks 4-5 on n3 exited with code 3"),
+        ("torchrun", TORCHRUN.format(code=-9, name="SIGKILL"), "rank 1 on n2 was killed by SIGKILL", ""),
+        ("torchrun", TORCHRUN.format(code=-15, name="SIGTERM"), "", ""),
+        ("torchrun", TORCHRUN.format(code=1, name=""), "", ""),
+        ("srun", "", "", ""),
     ],
 )
-def test_the_rank_that_exited_first_is_named(tmp_path, launcher, words, said):
-    (tmp_path / "job.err").write_text(words)
-    assert exited_rank(RunFolder(tmp_path), launcher) == said
+def test_the_rank_that_was_killed_or_exited_first_is_named(tmp_path, launcher, words, killed, exited):
+    folder = RunFolder(tmp_path)
+    folder.err.write_text(words)
+    assert (killed_rank(folder, launcher), exited_rank(folder, launcher)) == (killed, exited)
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,7 @@ def column(rows: list[dict[str, str]], name: str) -> list[float | str]:
 
 
 STEP_TIME = {"step_time": r"time ([0-9.]+)ms"}
+BOTH = {"throughput": r"(\S+) img/s", "step_time": r"in (\S+) s"}
 
 
 def test_step_times_in_milliseconds_become_throughputs_of_the_global_batch(left):
@@ -96,24 +97,23 @@ def test_a_rate_counts_samples_of_all_ranks_of_one_rank_or_steps(left, more, thr
     assert column(rows, "step_time_sec_median") == [32 / throughput]
 
 
-def test_throughput_and_step_time_are_both_kept(left):
-    left.folder.out.write_text("1,000.5 img/s in 0.5 s\n")
-    rows = left.rows({"output": {"throughput": r"(\S+) img/s", "step_time": r"in (\S+) s"}})
-    assert column(rows, "throughput_samples_per_sec") == [1000.5]
-    assert column(rows, "step_time_sec_median") == [0.5]
-
-
-def test_progress_bars_on_standard_error_are_read_if_the_output_has_no_match(left):
-    left.folder.out.write_text("nothing\n")
-    left.folder.err.write_text(" 10%|#  | [00:01, 4.00it/s]\r 20%|## | [00:02, 8.00it/s]\r")
-    rows = left.rows({"output": {"throughput": r"([0-9.]+)it/s"}, "units": {"throughput": "it/s"}})
-    assert column(rows, "throughput_samples_per_sec") == [128.0, 256.0]
-
-
-def test_a_loss_that_is_printed_more_often_is_left_out(left):
-    left.folder.out.write_text("loss 3\nloss 2\ntime 10ms\n")
-    rows = left.rows({"output": {**STEP_TIME, "loss": r"loss (\S+)"}, "units": {"step_time": "ms"}})
-    assert column(rows, "train_loss") == [""]
+@pytest.mark.parametrize(
+    ("out", "err", "metrics", "name", "values"),
+    [
+        ("1,000.5 img/s in 0.5 s\n", "", {"output": BOTH}, "throughput_samples_per_sec", [1000.5]),
+        ("1,000.5 img/s in 0.5 s\n", "", {"output": BOTH}, "step_time_sec_median", [0.5]),
+        # Progress bars on standard error are read if the output has no match.
+        ("nothing\n", " 10%|#  | [00:01, 4.00it/s]\r 20%|## | [00:02, 8.00it/s]\r",
+         {"output": {"throughput": r"([0-9.]+)it/s"}, "units": {"throughput": "it/s"}},
+         "throughput_samples_per_sec", [128.0, 256.0]),
+        # A loss that is printed more often is left out.
+        ("loss 3\nloss 2\ntime 10ms\n", "", {"output": {**STEP_TIME, "loss": r"loss (\S+)"}}, "train_loss", [""]),
+    ],
+)  # fmt: skip
+def test_values_are_found_in_the_output_of_a_command(left, out, err, metrics, name, values):
+    left.folder.out.write_text(out)
+    left.folder.err.write_text(err)
+    assert column(left.rows(metrics), name) == values
 
 
 def summary(rate: float | str, loss: float) -> str:
@@ -271,13 +271,10 @@ def test_records_without_a_loss_are_counted(left):
     assert fact["values"] == {"quantity": "loss", "source": "log.csv", "other": "throughput", **counts}
 
 
-def test_a_csv_of_the_command_is_read_by_its_columns(left):
+def test_files_are_read_by_their_columns_or_keys_and_other_lines_are_skipped(left):
     (left.folder.path / "log.csv").write_text("\ufeffstep, ips ,val\n1,10,\n2,20,\n3,,0.5\n")
     rows = left.rows({"csv": "log.csv", "columns": {"throughput": "ips"}})
     assert column(rows, "throughput_samples_per_sec") == [10.0, 20.0]
-
-
-def test_json_lines_are_read_by_their_keys_and_other_lines_are_skipped(left):
     records = [{"t": 0.5, "loss": 1.0}, {"eval": 3}, {"t": 0.25, "loss": 0.5}]
     text = "".join(f"{json.dumps(record)}\n" for record in records)
     (left.folder.path / "log.jsonl").write_text(f"starting\n{text}[1]\n" + '{"t": 0.')

@@ -90,38 +90,30 @@ def test_without_slurm_every_method_names_the_missing_command_and_a_remedy(comma
     )
 
 
-def test_without_a_configured_cluster_the_remedy_is_another_executor(commands):
+def test_without_a_configuration_the_remedy_is_another_executor(commands):
     message = "Could not establish a configuration source"
     commands.add("squeue", err=f"squeue: fatal: {message}\n", code=1)
-    with pytest.raises(SlurmMissingError) as caught:
-        commands.slurm().queue()
-    assert caught.value.exit_code == 2
-    assert str(caught.value).endswith(
-        f"{message}; run this on a login node (perhaps after `module load slurm`), or set cluster.executor: local"
-    )
+    # Slurm's commands look for a file that SLURM_CONF names for a minute, so they are not started.
+    conf = commands.folder / "slurm.conf"
+    commands.add("sinfo", sleep_s=60)
+    slurm, lost = commands.slurm(), commands.slurm(SLURM_CONF=str(conf))
+    for call, words in ((slurm.queue, message), (lost.nodes, f"SLURM_CONF={conf}: the file does not exist")):
+        with pytest.raises(SlurmMissingError) as caught:
+            call()
+        assert caught.value.exit_code == 2
+        assert str(caught.value).endswith(
+            f"{words}; run this on a login node (perhaps after `module load slurm`), or set cluster.executor: local"
+        )
 
 
-def test_a_missing_configuration_file_is_reported_at_once(commands):
-    commands.add("squeue", sleep_s=60)  # like Slurm's commands, which look for the file for a minute
-    place = commands.folder / "slurm.conf"
-    with pytest.raises(SlurmMissingError) as caught:
-        commands.slurm(SLURM_CONF=str(place)).queue()
-    assert str(caught.value) == (
-        f"squeue: SLURM_CONF={place}: the file does not exist; run this on a login node (perhaps after "
-        "`module load slurm`), or set cluster.executor: local"
-    )
-
-
-def test_a_command_that_does_not_answer_times_out(commands):
+def test_a_query_without_an_answer_times_out_and_a_submission_is_uncertain(commands):
     commands.add("squeue", sleep_s=30)
-    with pytest.raises(SlurmUnavailableError, match=r"^squeue: no answer within 0\.5 s$"):
-        commands.slurm(timeout_s=0.5).queue()
-
-
-def test_a_submission_without_an_answer_is_uncertain(commands):
     commands.add("sbatch", sleep_s=30)
+    slurm = commands.slurm(timeout_s=0.5)
+    with pytest.raises(SlurmUnavailableError, match=r"^squeue: no answer within 0\.5 s$"):
+        slurm.queue()
     with pytest.raises(SubmissionUncertainError) as caught:
-        submit(commands.slurm(timeout_s=0.5), commands.folder)
+        submit(slurm, commands.folder)
     assert str(caught.value) == (
         "sbatch: no answer within 0.5 s; the job may have been accepted: look for a job named study.run.1"
     )
@@ -202,21 +194,12 @@ def test_a_path_with_a_backslash_is_an_error():
 
 def test_a_job_does_not_inherit_the_allocation_that_bench_runs_in(commands):
     commands.add("sbatch", out="1\n")
-    outside = {
-        "SLURM_MEM_PER_CPU": "1",
-        "SLURM_JOB_ID": "7",
-        "SLURM_CONF": os.devnull,
-        "SBATCH_QOS": "long",
-        "X": "y",
-    }
+    passed = {"SLURM_CONF": os.devnull, "SBATCH_QOS": "long", "X": "y"}
+    outside = {"SLURM_MEM_PER_CPU": "1", "SLURM_JOB_ID": "7", **passed}
     slurm = commands.slurm(**outside)
     submit(slurm, commands.folder)
     (inherited,) = commands.environments("sbatch")
-    assert {k: inherited[k] for k in outside if k in inherited} == {
-        "SLURM_CONF": os.devnull,
-        "SBATCH_QOS": "long",
-        "X": "y",
-    }
+    assert {k: inherited[k] for k in outside if k in inherited} == passed
     assert slurm.sbatch_variables() == {"SBATCH_QOS": "long"}
 
 
@@ -224,12 +207,8 @@ def test_queries_do_not_inherit_filters_and_read_times_in_utc(commands):
     commands.add("squeue")
     commands.slurm(SQUEUE_PARTITION="other", SLURM_TIME_FORMAT="relative", TZ="Asia/Tokyo", X="y").queue()
     (inherited,) = commands.environments("squeue")
-    assert {
-        k: v for k, v in inherited.items() if k in ("SQUEUE_PARTITION", "SLURM_TIME_FORMAT", "TZ", "X")
-    } == {
-        "TZ": "UTC",
-        "X": "y",
-    }
+    names = ("SQUEUE_PARTITION", "SLURM_TIME_FORMAT", "TZ", "X")
+    assert {k: inherited[k] for k in names if k in inherited} == {"TZ": "UTC", "X": "y"}
 
 
 def test_all_jobs_share_one_call_unless_their_list_is_too_long(commands):
