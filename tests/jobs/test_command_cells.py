@@ -185,20 +185,24 @@ def test_a_command_that_fails_before_it_calls_the_recorder_has_an_environment(st
     assert (env["launcher"], env["torch"]) == ("torchrun", None)
 
 
-def test_a_failed_command_is_reported_with_its_error(study):
-    done = study("command: [bash, -c, 'echo \"ValueError: planted\" >&2; exit 3']\nmetrics: none")
-    assert run_json(done)["state"] == "failed"
-    assert "ValueError: planted" in left(done).err.read_text()
-    assert not verify_run(left(done).path).passed
-
-
-def test_a_command_that_does_not_print_its_metrics_is_incomplete(study):
-    done = study("command: [echo, hello]\nmetrics: {output: {throughput: 'speed (.*)'}}")
+@pytest.mark.parametrize(
+    ("workload", "reason"),
+    [
+        (
+            "command: [bash, -c, 'echo \"ValueError: planted\" >&2; exit 3']\nmetrics: none",
+            "ValueError: planted",
+        ),
+        (
+            "command: [echo, hello]\nmetrics: {output: {throughput: 'speed (.*)'}}",
+            "no line of job.out or job.err matches workload.metrics.output.throughput 'speed (.*)'",
+        ),
+    ],
+)
+def test_a_command_that_fails_or_does_not_print_its_metrics_has_failed(study, workload, reason):
+    done = study(workload)
     content = run_json(done)
-    assert (content["state"], content["reason"]) == (
-        "failed",
-        "no line of job.out or job.err matches workload.metrics.output.throughput 'speed (.*)'",
-    )
+    assert (content["state"], content["reason"]) == ("failed", reason)
+    assert not verify_run(left(done).path).passed
 
 
 def test_the_time_limit_ends_every_process_of_a_command(study, limit_when_ready, monkeypatch):

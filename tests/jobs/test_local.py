@@ -84,74 +84,38 @@ def ranks_of(process: psutil.Process, *, count: int) -> list[psutil.Process]:
     return ranks if len(ranks) == count else []
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory) -> PlannedStudy:
-    """Return an executed study of two cells and two repeats."""
-    study = planned(tmp_path_factory.mktemp("finished"), repeats=2)
+def test_every_run_completes_in_the_planned_order_and_leaves_all_files(tmp_path):
+    study = planned(tmp_path, repeats=2)
     submitted(study)
-    return study
-
-
-def test_every_run_completes_and_leaves_all_files(finished):
-    assert set(states(finished).values()) == {"completed"}
-    for run in finished.runs:
-        folder = finished.folder.attempt(run.run_id, 1)
-        assert {p.name for p in folder.path.iterdir()} >= {
-            "run.json",
-            "metrics.csv",
-            "ranks.csv",
-            "steps.csv",
-            "env.json",
-            "end.json",
-            "job.out",
-            "job.err",
-        }
+    assert set(states(study).values()) == {"completed"}
+    started = [event["run_id"] for event in study.ledger.events() if event["event"] == "started"]
+    assert started == [run.run_id for run in study.runs]
+    for run in study.runs:
+        folder = study.folder.attempt(run.run_id, 1)
+        names = {path.name for path in folder.path.iterdir()}
+        assert names >= {"env.json", "end.json", "job.out", "job.err"}
         assert folder.metrics_csv.read_text().splitlines()[0] == ",".join(METRICS_COLUMNS)
         assert folder.ranks_csv.read_text().splitlines()[0] == ",".join(RANKS_COLUMNS)
         assert folder.steps_csv.read_text().splitlines()[0] == ",".join(STEPS_COLUMNS)
         verdict = verify_run(folder.path)
         assert verdict.passed, [str(check) for check in verdict.checks]
-
-
-def test_run_json_describes_the_run_and_its_end(finished):
-    run = finished.runs[0]
-    content = json.loads(finished.folder.attempt(run.run_id, 1).run_json.read_text())
-    assert (content["study"], content["run_id"], content["repeat"], content["attempt"]) == (
-        "tiny",
-        run.run_id,
-        1,
-        1,
-    )
-    assert content["cell"]["world_size"] == finished.cells[run.cell_id].world_size
-    assert (content["state"], content["reason"], content["exit_code"]) == ("completed", "", 0)
-    assert content["submitted_at"] <= content["started_at"] <= content["ended_at"]
-
-
-def test_the_runs_are_started_in_the_planned_order(finished):
-    started = [event["run_id"] for event in finished.ledger.events() if event["event"] == "started"]
-    assert started == [run.run_id for run in finished.runs]
-
-
-def test_submitting_again_starts_nothing(finished):
-    before = finished.folder.ledger.read_bytes()
-    submitted(finished)
-    assert finished.folder.ledger.read_bytes() == before
-
-
-def test_the_script_executed_by_hand_has_the_same_results(finished, tmp_path):
-    run = next(run for run in finished.runs if "x2" in run.cell_id)
-    bin_folder = Path(sys.executable).parent
-    env = {**os.environ, "PATH": f"{bin_folder}:{os.environ['PATH']}"}
-    done = subprocess.run(
-        ["bash", finished.script(run.cell_id), tmp_path / "by hand"],
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
+        content = json.loads(folder.run_json.read_text())
+        described = [content[name] for name in ("study", "run_id", "repeat", "attempt")]
+        assert described == ["tiny", run.run_id, run.repeat, 1]
+        assert content["cell"]["world_size"] == study.cells[run.cell_id].world_size
+        assert (content["state"], content["reason"], content["exit_code"]) == ("completed", "", 0)
+        assert content["submitted_at"] <= content["started_at"] <= content["ended_at"]
+    before = study.folder.ledger.read_bytes()
+    submitted(study)
+    assert study.folder.ledger.read_bytes() == before, "nothing is started again"
+    # The script executed by hand has the same results.
+    run = next(run for run in study.runs if "x2" in run.cell_id)
+    env = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    words = ["bash", study.script(run.cell_id), tmp_path / "by hand"]
+    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
     assert "2/2 ranks joined" in done.stdout
-    ours = finished.folder.attempt(run.run_id, 1).metrics_csv.read_text().splitlines()
+    ours = study.folder.attempt(run.run_id, 1).metrics_csv.read_text().splitlines()
     theirs = (tmp_path / "by hand" / "metrics.csv").read_text().splitlines()
     assert (theirs[0], len(theirs)) == (ours[0], len(ours))
 
@@ -192,18 +156,24 @@ def test_a_killed_harness_leaves_no_process_and_a_failed_run_with_the_reason(tmp
     assert record.reason == f"the `bench submit` process ({process.pid}) was killed during this run"
     content = json.loads(study.folder.attempt(first, 1).run_json.read_text())
     assert (content["state"], content["reason"]) == ("failed", record.reason)
-    assert [run.run_id for run in pending(study.runs, LocalScheduler(study).poll())] == [second], (
-        "only what is left"
-    )
+    left = pending(study.runs, LocalScheduler(study).poll())
+    assert [run.run_id for run in left] == [second]
     assert [run.run_id for run in pending(study.runs, study.records(), retry_failed=True)] == [first, second]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_stopped_study_continues_with_the_remaining_runs(tmp_path, number):
+def test_a_study_is_submitted_once_and_continues_after_a_stop_with_the_remaining_runs(tmp_path, number):
     study = planned(tmp_path, ranks=[1], steps=200, epochs=5000, repeats=3)
     process = harness(study)
     first = study.folder.attempt(study.runs[0].run_id, 1)
     wait_for(first.metrics_csv.exists)
+    with pytest.raises(BenchError) as caught:
+        submitted(study)
+    holder = f"pid {process.pid} on {os.uname().nodename}"
+    assert str(caught.value) == (
+        f"{study.folder.path}: another `bench submit` is running for this study ({holder}); "
+        "wait until it ends, or stop it"
+    )
     process.send_signal(number)
     assert process.wait(timeout=280) == 130
     assert said(study).read_text().splitlines()[-1] == "stopped"
@@ -245,23 +215,6 @@ def test_a_run_on_another_machine_is_left_alone(tmp_path):
         "started", run_id=study.runs[0].run_id, attempt=1, pid=1, pid_started=0.0, host="elsewhere"
     )
     assert states(study) == {study.runs[0].run_id: "running"}
-
-
-def test_a_second_harness_on_one_study_is_refused(tmp_path):
-    study = planned(tmp_path, ranks=[1], steps=2000, epochs=50)
-    process = harness(study)
-    try:
-        wait_for(study.folder.attempt(study.runs[0].run_id, 1).run_json.exists)
-        with pytest.raises(BenchError) as caught:
-            submitted(study)
-        holder = f"pid {process.pid} on {os.uname().nodename}"
-        assert str(caught.value) == (
-            f"{study.folder.path}: another `bench submit` is running for this study ({holder}); "
-            "wait until it ends, or stop it"
-        )
-    finally:
-        process.send_signal(signal.SIGINT)
-        process.wait(timeout=280)
 
 
 def test_set_up_lines_and_variables_reach_the_ranks_literally(tmp_path):
