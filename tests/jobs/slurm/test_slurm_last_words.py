@@ -21,25 +21,8 @@ AT = "CANCELLED AT 2026-11-21T18:26:34"
     ("text", "word"),
     [
         (f"slurmstepd: error: *** JOB 7 ON n1 {AT} DUE TO TIME LIMIT ***", "TIMEOUT"),
-        (f"slurmstepd-n1: error: *** JOB 7 ON n1 {AT} DUE TO TIME LIMIT ***", "TIMEOUT"),
         (f"slurmstepd: error: *** STEP 7.0 ON n1 {AT} DUE TO PREEMPTION ***", "PREEMPTED"),
-        (
-            f"slurmstepd: error: *** JOB 7 ON n1 {AT} DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS ***",
-            "NODE_FAIL",
-        ),
-        (f"slurmstepd: error: *** JOB 7 ON n1 {AT} DUE TO JOB REQUEUE ***", "REQUEUED"),
         (f"slurmstepd: error: *** JOB 7 ON n1 {AT} DUE TO SIGNAL Terminated ***", "CANCELLED"),
-        (f"slurmstepd: error: *** JOB 7 ON n1 {AT} ***", "CANCELLED"),
-        (
-            "slurmstepd: error: Detected 1 oom-kill event(s) in StepId=7.batch cgroup. Some of your "
-            "processes may have been killed by the cgroup out-of-memory handler.",
-            "OUT_OF_MEMORY",
-        ),
-        (
-            "slurmstepd: error: Detected 1 oom_kill event in StepId=7.0. Some of the step tasks have been "
-            "OOM Killed.",
-            "OUT_OF_MEMORY",
-        ),
         (
             f"slurmstepd: error: *** STEP 7.0 ON n1 {AT} DUE TO TIME LIMIT ***\n"
             f"slurmstepd: error: *** JOB 7 ON n1 {AT} ***",

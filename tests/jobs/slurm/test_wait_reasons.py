@@ -15,11 +15,8 @@ FOREVER = [
     *("InvalidAccount", "AccountNotAllowed", "InvalidQOS", "QOSNotAllowed"),
     *("ReservationDeleted", "ReservationInvalid", "BurstBufferOperation"),
     # squeue prints a job's state_desc with underscores for spaces.
-    *(
-        "launch failed requeued held",
-        "launch_failed_requeued_held",
-        "user_env_retrieval_failed_requeued_held",
-    ),
+    *("launch failed requeued held", "launch_failed_requeued_held"),
+    "user_env_retrieval_failed_requeued_held",
     *("AssocMaxCpuPerJobLimit", "AssocMaxCpuMinutesPerJobLimit", "AssocMaxNodePerJobLimit"),
     *("AssocMaxWallDurationPerJobLimit", "AssocMaxCpuPerNode", "AssocMaxMemPerJob", "AssocMaxMemPerNode"),
     *("AssocMaxMemMinutesPerJob", "AssocMaxNodeMinutesPerJob"),
