@@ -135,7 +135,7 @@ def _without_completed(
 def _check_options(planned: PlannedStudy, *, preflight: bool, pack: bool, max_queued: int | None) -> None:
     """Reject options that contradict the executor or --pack; print which option has no effect."""
     if preflight and planned.scheduler.preflight != "job":
-        what = f"--preflight checks the nodes of Slurm jobs, but the matrix's scheduler is {planned.executor}"
+        what = f"--preflight checks the nodes of Slurm jobs, but the matrix's executor is {planned.executor}"
         raise BenchError(what, remedy="omit --preflight")
     if max_queued is None:
         return
