@@ -106,8 +106,8 @@ class Plan:
         return Cost(
             cells=len(self.cells),
             runs=len(self.runs),
-            nodes_max=max(cell.nodes for cell in self.cells),
-            gpus_max=max(requested),
+            nodes_max=max((cell.nodes for cell in self.cells), default=0),
+            gpus_max=max(requested, default=0),
             wall_s_max=limit_s * len(self.runs),
             gpu_hours_max=round(sum(c.reserved_gpus(node_gpus=node_gpus) for c in self.cells) * hours, 3),
             gpu_hours_without_exclusive=round(sum(requested) * hours, 3),

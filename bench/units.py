@@ -1,10 +1,15 @@
-"""Parse and format durations, counts, sizes, ranges and lists of names."""
+"""Parse and format numbers: durations, counts, sizes, shares, ranges; and lists of names."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Sequence
 from itertools import groupby
+from typing import TypeGuard
+
+#: Text of a value that was not measured, on pages and in figures (CSV cells are empty).
+MISSING = "–"
 
 _DURATION = re.compile(
     r"(?:(\d+(?:\.\d+)?)d)?(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?"
@@ -112,3 +117,86 @@ def number_ranges(numbers: Iterable[int]) -> str:
     """Sort numbers and format them as ranges: ``0-2,5`` for 0, 1, 2 and 5."""
     runs = [[n for _, n in group] for _, group in groupby(enumerate(sorted(numbers)), lambda p: p[1] - p[0])]
     return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+
+
+def known(value: float | None) -> TypeGuard[float]:
+    """Return whether ``value`` is a finite number, not None or NaN."""
+    return value is not None and math.isfinite(value)
+
+
+def number(value: float | None, *, digits: int = 4) -> str:
+    """Format a number with ``digits`` significant digits, and commas from 10,000 on; a dash if unknown."""
+    if not known(value):
+        return MISSING
+    if value == 0:
+        return "0"
+    scientific = f"{value:.{digits - 1}e}"
+    rounded, magnitude = float(scientific), int(scientific.partition("e")[2])
+    if not -4 <= magnitude < 15:
+        return scientific
+    decimals = max(digits - 1 - magnitude, 0)
+    return f"{rounded:,.{decimals}f}" if abs(rounded) >= 10_000 else f"{rounded:.{decimals}f}"
+
+
+def whole(value: float | None) -> str:
+    """Format a count such as a batch: no decimals if it is whole, otherwise two; a dash if unknown."""
+    if not known(value):
+        return MISSING
+    return f"{value:,.0f}" if value == round(value) else f"{value:,.2f}"
+
+
+def fraction(value: float | None, *, decimals: int = 3) -> str:
+    """Format an efficiency or another ratio near 1 with fixed decimals; a dash if unknown."""
+    if not known(value):
+        return MISSING
+    return f"{value:.{decimals}f}" if abs(value) < 1000 else number(value)
+
+
+def percent(value: float | None, *, decimals: int = 0) -> str:
+    """Format a share as ``23 %``; a dash if unknown."""
+    if not known(value):
+        return MISSING
+    return f"{100 * value:z.{decimals}f} %"  # z: no "-0"
+
+
+def short_percent(value: float) -> str:
+    """Return a share as ``2 %`` or ``2.5 %``, with a decimal only if it is not 0."""
+    return percent(value, decimals=1).replace(".0 %", " %")
+
+
+def seconds(value: float | None, *, digits: int = 3) -> str:
+    """Return a time with a suitable unit: ``820 µs``, ``115 ms``, ``1.23 s``."""
+    if not known(value):
+        return MISSING
+    for factor, unit in ((1.0, "s"), (1e-3, "ms")):
+        if abs(value) >= factor:
+            return f"{number(value / factor, digits=digits)} {unit}"
+    return f"{number(value / 1e-6, digits=digits)} µs"
+
+
+def interval(low: float | None, high: float | None, *, digits: int = 4) -> str:
+    """Return ``[low, high]``, or an empty text if there is no interval."""
+    if not (known(low) and known(high)):
+        return ""
+    return f"[{number(low, digits=digits)}, {number(high, digits=digits)}]"
+
+
+def fractions(low: float | None, high: float | None, *, decimals: int = 3) -> str:
+    """Return the interval of an efficiency as ``[0.812, 0.846]``, or an empty text if there is none."""
+    if not (known(low) and known(high)):
+        return ""
+    return f"[{fraction(low, decimals=decimals)}, {fraction(high, decimals=decimals)}]"
+
+
+def listed(items: list[str], *, limit: int = 5) -> str:
+    """Return ``a, b and c``; beyond ``limit`` items ``a, b and 7 more``."""
+    if len(items) > limit:
+        items = [*items[: limit - 1], f"{len(items) - limit + 1} more"]
+    if len(items) < 2:
+        return "".join(items)
+    return f"{', '.join(items[:-1])} and {items[-1]}"
+
+
+def capital(text: str) -> str:
+    """Return a text with its first letter capitalised and the others unchanged."""
+    return text[:1].upper() + text[1:]

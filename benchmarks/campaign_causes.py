@@ -34,7 +34,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,16 +42,18 @@ import pandas as pd
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from analysis.causes.catalogue import parts_of
+from analysis.causes.cells import CauseRow
 from analysis.causes.table import named, study_causes
 from analysis.data.load import load_study
 from bench.plan import make_plan, write_plan
+from bench.study.conditions import Reason
+from bench.words import sentences
 
 if TYPE_CHECKING:
     from tests.cluster.bed import Cluster
 
 TRAINING, WARM_START = (Path(__file__).with_name(name) for name in ("planted_training.py", "warm_start.py"))
-#: The planted kinds, each with the names of causes that are right for it.
+#: The planted kinds, each with the cause that is right for it.
 KINDS = {
     "checkpoint": "outside-timers",
     "metrics": "extra-communication",
@@ -166,8 +168,8 @@ class Draw:
 
     kind: str
     planted: dict[str, float]
-    causes: pd.DataFrame
-    clean: pd.DataFrame = field(default_factory=pd.DataFrame)
+    causes: Sequence[CauseRow]
+    clean: Sequence[CauseRow] = ()
 
     @property
     def kinds(self) -> list[str]:
@@ -175,41 +177,38 @@ class Draw:
         return self.kind.split("+")
 
     @property
-    def counted(self) -> pd.DataFrame:
+    def counted(self) -> Sequence[CauseRow]:
         """The named causes; ``cpu-starved`` by a busy machine counts only if lack of CPU time is planted."""
-        busy = is_busy_machine(self.causes)
-        return self.causes if {"one-core", "overlap"} & set(self.kinds) else self.causes[~busy]
+        if {"one-core", "overlap"} & set(self.kinds):
+            return self.causes
+        return [row for row in self.causes if not is_busy_machine(row)]
 
-    def row_of(self, kind: str) -> pd.Series | None:
+    def row_of(self, kind: str) -> CauseRow | None:
         """Return the row that names a planted kind; None if there is none."""
-        for _, row in self.counted.iterrows():
-            if set(parts_of(str(row["cause"]))) & set(parts_of(KINDS[kind])):
-                return row
-        return None
+        return next((row for row in self.counted if KINDS[kind] in row.causes), None)
 
     @property
     def verdict(self) -> str:
         """Return whether the first named cause (of a pair: both causes) is right, wrong or not explained."""
-        if not len(self.counted):
+        if not self.counted:
             return "not explained"
         rows = [self.row_of(kind) for kind in self.kinds]
         if len(rows) > 1:
             return "right" if all(row is not None for row in rows) else "not explained"
-        first = self.counted.iloc[0]
-        return "wrong" if rows[0] is None or rows[0]["cause"] != first["cause"] else "right"
+        first = self.counted[0]
+        return "wrong" if rows[0] is None or rows[0].causes != first.causes else "right"
 
     @property
     def close(self) -> bool:
         """True if the named shares agree with the planted ones."""
         shares = [(self.planted[kind], self.row_of(kind)) for kind in self.kinds]
-        return all(row is not None and abs(row["share"] - share) <= CLOSE for share, row in shares)
+        return all(row is not None and abs(row.share - share) <= CLOSE for share, row in shares)
 
 
-def is_busy_machine(causes: pd.DataFrame) -> pd.Series:
-    """Return a mask of the rows that only show other programs on the cores of this machine."""
-    words = causes["evidence"].astype(str)
-    starved = (causes["cause"] == "cpu-starved") & causes["share"].isna()
-    return starved & words.str.contains("foreign processes")
+def is_busy_machine(row: CauseRow) -> bool:
+    """Return whether a row only shows other programs on the cores of this machine."""
+    kinds = {fact.kind for fact in row.evidence}
+    return row.cause == "cpu-starved" and math.isnan(row.share) and Reason.FOREIGN_CPU in kinds
 
 
 # -- one draw -------------------------------------------------------------------------
@@ -288,12 +287,10 @@ def read_draw(path: Path, kind: str) -> Draw:
     return Draw(kind, planted_shares(path, kind, places["1"]), with_plant, without)
 
 
-def named_causes(path: Path, cell: str) -> pd.DataFrame:
+def named_causes(path: Path, cell: str) -> list[CauseRow]:
     """Return the rows of a cell that name a cause, the largest share first."""
-    causes = named(study_causes(load_study(path), also_invalid=True)).drop_duplicates(
-        ["cell_id", "cause", "rank", "node"]
-    )
-    return causes[causes["cell_id"] == cell]
+    causes = named(study_causes(load_study(path), also_invalid=True))
+    return [row for row in causes if row.cell_id == cell]
 
 
 def planted_shares(path: Path, kind: str, cell: str) -> dict[str, float]:
@@ -342,16 +339,15 @@ def write_nominal_rate(study: Path) -> None:
 
 def print_draw(draw: Draw) -> None:
     """Print a draw's row and evidence, and the causes named for the runs without a planted cause."""
-    rows = draw.causes.to_dict("records")
-    names = "; ".join(f"{row['cause']} {_percent(row['share'])}" for row in rows)
+    names = "; ".join(f"{row.name} {_percent(row.share)}" for row in draw.causes)
     planted = ", ".join(_percent(share) for share in draw.planted.values())
     without = draw.kind in (*UNTIMED, "slow-fabric")
     verdict = draw.verdict + ("" if draw.close or without else ", not close")
     print(f"| {draw.kind} | {planted} | {names or 'none'} | {verdict} |", flush=True)
-    for row in rows:
-        print(f"    {row['cause']}: {row['evidence']}", file=sys.stderr, flush=True)
-    for row in draw.clean.to_dict("records"):
-        text = f"{row['cause']} {_percent(row['share'])}: {row['evidence']}"
+    for row in draw.causes:
+        print(f"    {row.name}: {sentences(row.evidence)}", file=sys.stderr, flush=True)
+    for row in draw.clean:
+        text = f"{row.name} {_percent(row.share)}: {sentences(row.evidence)}"
         print(f"    without the planted cause: {text}", file=sys.stderr, flush=True)
 
 
@@ -370,7 +366,7 @@ def summarize(draws: Sequence[Draw], failures: Sequence[str]) -> list[str]:
     number = max(len(draws), 1)
     right, wrong, other = (sum(draw.verdict == name for draw in draws) for name in columns)
     close = sum(draw.close and draw.verdict == "right" for draw in draws)
-    false = sum(len(draw.clean) > 0 and bool((~is_busy_machine(draw.clean)).any()) for draw in draws)
+    false = sum(not all(map(is_busy_machine, draw.clean)) for draw in draws)
     print(f"\n{len(draws)} draws: {right} right, {wrong} wrong, {other} not explained")
     print(f"{close} are right with a share near the true one; {false} false alarms")
     exceeded = list(failures)

@@ -43,7 +43,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from analysis.causes.table import named, study_causes
 from analysis.data.load import load_study
 from bench.jobs.slurm.parsing import expand_hosts
-from bench.study.layout import METRICS_COLUMNS
+from bench.study.records import METRICS_COLUMNS
 from tests.cluster.bed import Cluster, missing
 from tests.cluster.containers import wait_for
 from tests.jobs.slurm_studies import Study, plan_study
@@ -305,16 +305,14 @@ def run_healthy(cluster: Cluster, folder: Path, studies: int) -> list[str]:
         study.bench("submit", "STUDY", "--wait")
         contents = [study.run_json(run.run_id) for run in study.planned.runs]
         entries = [one for run in contents for one in run.get("disturbed") or ()]
-        causes = named(study_causes(load_study(study.folder), also_invalid=True))[
-            ["cell_id", "cause", "share", "evidence"]
-        ]
+        causes = named(study_causes(load_study(study.folder), also_invalid=True))
         runs, explained = runs + len(contents), explained + bool(len(causes))
         disturbed += sum(bool(run.get("disturbed")) for run in contents)
         odd = [run for run in contents if run["state"] != "completed" or "disturbed" not in run]
         known = len(contents) - len(odd)
         wrong += [f"healthy {number}: {run['state']}: {run.get('reason') or 'no conditions'}" for run in odd]
         print(f"healthy {number}: {known} runs completed with conditions; {entries or 'none'}", flush=True)
-        for row in causes.to_dict("records"):
+        for row in causes:
             print(f"    named: {row}", flush=True)
     print(
         f"healthy: {disturbed} of {runs} runs called disturbed; {explained} of {studies} studies have a cause"

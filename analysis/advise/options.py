@@ -12,48 +12,99 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Annotated
 
 import numpy as np
-import pandas as pd
 from scipy import special
 
 from analysis.checks.assessment import assess
 from analysis.checks.fabric import fabrics
-from analysis.checks.scaling_table import scaling_table
+from analysis.checks.scaling_table import invalid_reason, scaling_table
 from analysis.compare.matching import SIZES, settings_of
 from analysis.data.load import Study, is_average, metrics_of_cells
 from analysis.stats.attempts import cell_success
-from analysis.stats.columns import SIZE_COLUMNS
-from analysis.stats.estimate import (
-    MIN_RUNS,
-    LogMoments,
-    log_moments,
-    ratio_interval,
-    runs_to_decide,
-    welch,
-)
-from analysis.stats.law_fit import forecasts
+from analysis.stats.columns import CellSize, Column, ScalingRow, columns_of, first_of_cells, grouped
+from analysis.stats.estimate import MIN_RUNS, LogMoments, log_moments, ratio_interval, runs_to_decide, welch
+from analysis.stats.law_fit import Forecast, forecasts
 from analysis.stats.measured import Frames, measure
 from analysis.text import clean, one_line
 from bench.facts import Fact
-
-#: Columns of the options, one row per option; times in seconds. Options of one ``group`` (from 1) have the
-#: same global batch. Three columns mark one option of each group: ``first`` (ends first), ``cheapest`` (least
-#: hours) and ``safest`` (best lower bound of the success rate). ``distinguishable`` compares the total time
-#: with that of the group's first option; ``runs_needed`` is the number of runs of each that would decide.
-#: ``not_valid`` says why a cell is not valid (:mod:`analysis.checks.assessment`); it then has no mark.
-COLUMNS = (
-    *("study", "kind", "cell_id", "launcher", "backend", "setting", "nodes", "gpus_per_node", "gpus"),
-    *("device", "gpu", "global_batch", "per_gpu_batch", "n", "throughput_samples_per_sec", "step_time_s"),
-    *("steps_per_epoch", "checkpoint_s", "epoch_s", "wait_s", "wait_source", "training_s", "training_low_s"),
-    *("training_high_s", "total_s", "gpu_hours", "node_hours", "completed", "attempted", "success_rate"),
-    *("success_low", "group", "first", "cheapest", "safest", "distinguishable", "runs_needed"),
-    *("state", "not_valid", "remark"),
-)
+from bench.units import known
 
 #: Study, number of nodes and ranks per node. Jobs with the same layout have the same queue wait.
 Layout = tuple[str, int, str]
+
+
+@dataclass(kw_only=True)
+class Option(CellSize):
+    """One configuration that can run the training: a planned cell or a predicted size.
+
+    Options of one ``group`` have the same global batch. ``low_s`` and ``high_s`` are the ends of the 90 %
+    interval of ``step_time_s``, and ``run_step_times`` those of the measured runs.
+    """
+
+    study: Annotated[str, Column("study")] = ""
+    kind: Annotated[str, Column("measured, not measured, or predicted")]
+    cell_id: Annotated[str, Column("cell; empty for a predicted size")]
+    setting: Annotated[str, Column("settings that vary between the cells of the study")]
+    device: Annotated[str, Column("cuda or cpu")]
+    gpu: Annotated[str, Column("model of the GPUs")]
+    n: Annotated[int, Column("measured runs")]
+    throughput_samples_per_sec: Annotated[float, Column("throughput", "samples/s")]
+    step_time_s: Annotated[float, Column("time per global batch", "s")]
+    steps_per_epoch: Annotated[int, Column("steps per epoch")] = field(init=False)
+    checkpoint_s: Annotated[float, Column("checkpoint of an epoch", "s")]
+    epoch_s: Annotated[float, Column("epoch", "s")] = field(init=False)
+    wait_s: Annotated[float, Column("queue wait", "s")] = math.nan
+    wait_source: Annotated[str, Column("source of the queue wait")] = ""
+    training_s: Annotated[float, Column("training", "s")] = field(init=False)
+    training_low_s: Annotated[float, Column("lower end of its 90 % interval", "s")] = field(init=False)
+    training_high_s: Annotated[float, Column("upper end of its 90 % interval", "s")] = field(init=False)
+    total_s: Annotated[float, Column("queue wait and training", "s")] = math.nan
+    gpu_hours: Annotated[float, Column("cost of the training", "GPU-hours")] = field(init=False)
+    node_hours: Annotated[float, Column("cost of the training", "node-hours")] = field(init=False)
+    completed: Annotated[int, Column("attempts that completed")] = 0
+    attempted: Annotated[int, Column("attempts that ended")] = 0
+    success_rate: Annotated[float, Column("share of the attempts that completed")] = field(init=False)
+    success_low: Annotated[float, Column("lower end of its 95 % interval")] = math.nan
+    group: Annotated[int, Column("number of the group, from 1")] = 0
+    first: Annotated[bool, Column("ends first in its group")] = False
+    cheapest: Annotated[bool, Column("needs the fewest hours in its group")] = False
+    safest: Annotated[bool, Column("has the best lower bound of the success rate in its group")] = False
+    distinguishable: Annotated[bool | None, Column("total time differs from that of the first")] = None
+    runs_needed: Annotated[float, Column("runs of each of both that would decide")] = math.nan
+    state: Annotated[str, Column("state of the cell's runs")] = ""
+    not_valid: Annotated[str, Column("reason why the values are not valid; there is no mark then")] = ""
+    remark: Annotated[str, Column("remarks")] = ""
+    low_s: float
+    high_s: float
+    samples: int
+    epochs: int
+    run_step_times: Sequence[float] = ()
+
+    def __post_init__(self) -> None:
+        self.steps_per_epoch = math.ceil(self.samples / self.global_batch)
+        times = self.training_times([self.step_time_s, self.low_s, self.high_s])
+        self.training_s, self.training_low_s, self.training_high_s = times
+        self.epoch_s = self.training_s / self.epochs
+        self.gpu_hours = self.training_s / 3600 * self.gpus if self.device == "cuda" else math.nan
+        self.node_hours = self.training_s / 3600 * self.nodes
+        self.success_rate = self.completed / self.attempted if self.attempted else math.nan
+
+    def training_times(self, step_times: Iterable[float]) -> list[float]:
+        """Return the seconds of the training for each time per global batch."""
+        extra = self.checkpoint_s if known(self.checkpoint_s) else 0.0
+        return [self.epochs * (self.steps_per_epoch * step_s + extra) for step_s in step_times]
+
+    @property
+    def layout(self) -> Layout:
+        """Study, nodes and ranks per node."""
+        return self.study, self.nodes, self.gpus_per_node
+
+    @property
+    def eligible(self) -> bool:
+        """True if the option was measured and its values are valid."""
+        return self.kind == "measured" and not self.not_valid
 
 
 @dataclass(frozen=True)
@@ -75,40 +126,38 @@ class Advice:
 
     samples: int
     epochs: int
-    options: pd.DataFrame
+    options: list[Option]
     notes: list[str] = field(default_factory=list)
     validity: Mapping[str, Sequence[Fact]] = field(default_factory=dict)
 
     def groups(self) -> list[Advice]:
         """Return the advice for each group of options with the same global batch."""
-        parts = self.options.groupby("group", sort=True)
-        return [replace(self, options=own.reset_index(drop=True)) for _, own in parts]
+        return [
+            replace(self, options=own) for own in grouped(self.options, lambda option: option.group).values()
+        ]
 
-    def chosen(self, mark: str) -> dict[str, Any] | None:
+    def chosen(self, mark: str) -> Option | None:
         """Return the first option marked ``first``, ``cheapest`` or ``safest``; None if there is none."""
-        marked = self.options[self.options[mark]]
-        return {str(name): marked[name].iloc[0] for name in marked} if len(marked) else None
+        return next((option for option in self.options if getattr(option, mark)), None)
 
 
 def options_of(
     studies: Mapping[str, Study], *, samples: int, epochs: int, beyond: bool = False
-) -> tuple[pd.DataFrame, list[str], dict[str, list[Fact]]]:
+) -> tuple[list[Option], list[str], dict[str, list[Fact]]]:
     """Return the options of all studies, notes on sizes that cannot be predicted, and the studies' findings.
 
     The options do not yet have a queue wait and a total time. ``samples`` are training samples per epoch.
     With ``beyond``, sizes above twice the largest measured one are predicted, too.
     """
-    parts, notes, validity = [], [], {}
+    options: list[Option] = []
+    notes, validity = [], {}
     for name, study in studies.items():
         frames = measure(study)
         rows = scaling_table(frames)
         assessment = assess(study, frames, rows)
-        validity[name] = assessment.facts
-        measured = _measured(study, frames, rows)
-        measured["not_valid"] = [assessment.invalid.get(cell, "") for cell in measured["cell_id"]]
+        validity[name] = assessment.findings
         # As on the page, laws are fitted to valid sizes only.
-        is_valid = ~rows[["cell_id", "base_cell"]].isin(list(assessment.invalid)).any(axis=1)
-        valid = rows[is_valid]
+        valid = [row for row in rows if not invalid_reason(row, row.base, assessment.invalid)]
         predicted, reasons = forecasts(frames, valid, fabrics=fabrics(study, valid), beyond=beyond)
         notes += [f"{name}: {reason}" for reason in reasons]
         if any(map(is_average, metrics_of_cells(study.plan).values())):
@@ -116,14 +165,15 @@ def options_of(
                 f"{name}: rates are averages of whole runs, so times do include start-up, and validation if "
                 "the command counts it, in proportion to the samples"
             )
-        part = pd.concat([measured, _predicted(predicted, measured)], ignore_index=True)
-        parts.append(part.assign(study=name, gpu=_gpu(study)))
-    options = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
-    return _with_times(options, samples=samples, epochs=epochs), notes, validity
+        measured = _measured(study, frames, rows, samples=samples, epochs=epochs)
+        for cell, option in measured.items():
+            option.study, option.not_valid = name, assessment.invalid.get(cell, "")
+        options += [*measured.values(), *(_predicted(one, measured[one.like]) for one in predicted)]
+    return options, notes, validity
 
 
 def rank(
-    options: pd.DataFrame,
+    options: Iterable[Option],
     waits: Mapping[Layout, Wait],
     *,
     samples: int,
@@ -138,57 +188,80 @@ def rank(
     group are marked: the one that ends first, the cheapest one and the safest one. If no wait is known, the
     total time is the training time.
     """
-    options = options.copy()
-    found = [waits.get(layout, Wait(None, "")) for layout in layouts_of(options)]
-    options["wait_s"] = np.array([wait.seconds for wait in found], dtype=float)
-    options["wait_source"] = [wait.source for wait in found]
-    remarks = zip(options["remark"], [wait.remark for wait in found], strict=True)
-    options["remark"] = ["; ".join(filter(None, pair)) for pair in remarks]
-    none_known = options["wait_s"].isna().all()
+    options = [replace(option) for option in options]
+    for option in options:
+        wait = waits.get(option.layout, Wait(None, ""))
+        option.wait_s = math.nan if wait.seconds is None else wait.seconds
+        option.wait_source = wait.source
+        option.remark = "; ".join(filter(None, (option.remark, wait.remark)))
+    waits_known = [known(option.wait_s) for option in options]
     notes = list(notes)
-    if none_known:
+    if not any(waits_known):
         notes.append("No queue wait is known, so totals are training times only")
-    elif options["wait_s"].isna().any():
+    elif not all(waits_known):
         notes.append("Options with an unknown queue wait have no total and are listed last")
-    options["total_s"] = options["training_s"] + (0.0 if none_known else options["wait_s"])
-    options["group"] = _groups(options)
-    _mark(options)
-    _compare_with_first(options, samples=samples, epochs=epochs)
-    order = ["group", "total_s", "training_s", "node_hours", "study", "cell_id"]
-    options = options.sort_values(order, kind="stable", ignore_index=True, na_position="last")
-    return Advice(samples, epochs, options[list(COLUMNS)], notes, validity or {})
+    for option in options:
+        option.total_s = option.training_s + (option.wait_s if any(waits_known) else 0.0)
+    for place, own in enumerate(_groups(options), start=1):
+        for option in own:
+            option.group = place
+        _mark(own)
+        _compare_with_first(own)
+    options.sort(key=lambda one: (one.group, *_order(one), one.study, one.cell_id))
+    return Advice(samples, epochs, options, notes, validity or {})
 
 
-def layouts_of(options: pd.DataFrame) -> list[Layout]:
-    """Return the layout of each option: study, nodes and ranks per node."""
-    table = zip(options["study"], options["nodes"], options["gpus_per_node"], strict=True)
-    return [(str(study), int(nodes), str(per_node)) for study, nodes, per_node in table]
+def _order(option: Option) -> list[tuple[bool, float]]:
+    return [_unknown_last(value) for value in (option.total_s, option.training_s, option.node_hours)]
 
 
-def fastest_training_s(options: pd.DataFrame) -> dict[Layout, float]:
+def _unknown_last(value: float) -> tuple[bool, float]:
+    return (False, value) if known(value) else (True, 0.0)
+
+
+def fastest_training_s(options: Iterable[Option]) -> dict[Layout, float]:
     """Return the shortest training time of each layout; infinite if unknown."""
-    found: dict[Layout, float] = {}
-    for layout, training_s in zip(layouts_of(options), options["training_s"], strict=True):
-        known_s = float(training_s) if math.isfinite(training_s) else math.inf
-        found[layout] = min(found.get(layout, math.inf), known_s)
-    return found
+    layouts = grouped(options, lambda option: option.layout)
+    return {
+        layout: min((option.training_s for option in own if known(option.training_s)), default=math.inf)
+        for layout, own in layouts.items()
+    }
 
 
-def _measured(study: Study, frames: Frames, rows: pd.DataFrame) -> pd.DataFrame:
+def _measured(
+    study: Study, frames: Frames, rows: Sequence[ScalingRow], *, samples: int, epochs: int
+) -> dict[str, Option]:
     """Return one option per planned cell, measured or not."""
-    options = rows.drop_duplicates("cell_id").set_index("cell_id", drop=False)
-    options = options.rename(columns={"step_time_sec": "step_time_s"})
-    own = ("cell_id", "launcher", "backend", *SIZE_COLUMNS)
-    options = options[[*own, "n", "throughput_samples_per_sec", "step_time_s", "state", "reason"]]
-    options["kind"] = np.where(options["n"] > 0, "measured", "not measured")
-    planned = frames.runs.groupby("cell_id").size().reindex(options.index).fillna(0)
-    options["remark"] = options.pop("reason").where(options["n"] < planned, "")
-    options["device"] = study.cells.set_index("cell_id")["device"].reindex(options.index)
-    options["setting"] = pd.Series(_settings(study)).reindex(options.index).fillna("")
-    options["low_s"], options["high_s"] = _further_run(frames, options.index)
-    options["checkpoint_s"] = _checkpoints(study, frames).reindex(options.index)
-    options["run_step_times"] = pd.Series(_step_times(frames)).reindex(options.index)
-    return options.join(cell_success(study)).reset_index(drop=True)
+    gpu, settings, checkpoints = _gpu(study), _settings(study), _checkpoints(study, frames)
+    success, cells = cell_success(study), {cell.cell_id: cell for cell in frames.cells}
+    found = {}
+    for row in first_of_cells(rows):
+        step_times = [run.step_time_sec for run in frames.measured_in(row.cell_id)]
+        low_s, high_s = _further_run(step_times)
+        own = success[row.cell_id]
+        found[row.cell_id] = Option(
+            **{name: getattr(row, name) for name in columns_of(CellSize)},
+            cell_id=row.cell_id,
+            kind="measured" if row.n else "not measured",
+            setting=settings.get(row.cell_id, ""),
+            device=cells[row.cell_id].device,
+            gpu=gpu,
+            n=row.n,
+            throughput_samples_per_sec=row.throughput_samples_per_sec,
+            step_time_s=row.step_time_sec,
+            low_s=low_s,
+            high_s=high_s,
+            checkpoint_s=checkpoints.get(row.cell_id, math.nan),
+            samples=samples,
+            epochs=epochs,
+            completed=own.completed,
+            attempted=own.attempted,
+            success_low=own.low,
+            state=row.state,
+            remark=row.reason if row.n < row.runs else "",
+            run_step_times=step_times,
+        )
+    return found
 
 
 def _settings(study: Study) -> dict[str, str]:
@@ -202,32 +275,22 @@ def _settings(study: Study) -> dict[str, str]:
     }
 
 
-def _further_run(frames: Frames, cells: pd.Index[Any]) -> tuple[Any, Any]:
-    """Return both ends of the 90 % interval of a further run's time per step, by cell; NaN below 3 runs."""
-    measured = frames.runs[frames.runs["measured"]]
-    places = cells.get_indexer(pd.Index(measured["cell_id"]))
-    values = measured["step_time_sec"].to_numpy(dtype=float)
-    moments = log_moments(values, groups=places, size=len(cells))
-    with np.errstate(divide="ignore", invalid="ignore"):
-        quantile = special.stdtrit(np.where(moments.n > 1, moments.n - 1, np.nan), 0.95)
-        half = quantile * np.sqrt(moments.variance * (1 + 1 / moments.n))
-    half = np.where(moments.n >= MIN_RUNS, half, np.nan)
-    return np.exp(moments.mean - half), np.exp(moments.mean + half)
+def _further_run(step_times: Sequence[float]) -> tuple[float, float]:
+    """Return both ends of the 90 % interval of a further run's time per step; NaN below 3 runs."""
+    if len(step_times) < MIN_RUNS:
+        return math.nan, math.nan
+    moments = log_moments([step_times])
+    half = special.stdtrit(moments.n - 1, 0.95) * np.sqrt(moments.variance * (1 + 1 / moments.n))
+    low, high = np.exp(moments.mean - half), np.exp(moments.mean + half)
+    return float(low[0]), float(high[0])
 
 
-def _step_times(frames: Frames) -> dict[str, list[float]]:
-    """Return the time per step of each measured run, by cell."""
-    measured = frames.runs[frames.runs["measured"]]
-    return {str(cell): own.to_list() for cell, own in measured.groupby("cell_id")["step_time_sec"]}
-
-
-def _checkpoints(study: Study, frames: Frames) -> pd.Series:
+def _checkpoints(study: Study, frames: Frames) -> dict[str, float]:
     """Return the mean seconds per checkpoint by cell, over the epochs of measured runs."""
-    counted = set(frames.runs.loc[frames.runs["measured"], "run_id"])
+    counted = {run.run_id for run in frames.run_rows if run.measured}
     epochs = study.epochs[study.epochs["run_id"].isin(counted)]
     means = epochs.groupby("cell_id", observed=True)["checkpoint_time_sec"].mean()
-    means.index = means.index.astype("str")
-    return means
+    return {str(cell): float(value) for cell, value in means.items()}
 
 
 def _gpu(study: Study) -> str:
@@ -240,90 +303,69 @@ def _gpu(study: Study) -> str:
     return ""
 
 
-def _predicted(predicted: pd.DataFrame, measured: pd.DataFrame) -> pd.DataFrame:
-    """Return predicted sizes as options, each with the settings of the measured cell that it extrapolates."""
-    if not len(predicted):
-        return measured.iloc[:0]
-    extrapolated = measured.set_index("cell_id").loc[predicted["like"]].reset_index(drop=True)
-    frame = predicted.drop(columns="like").reset_index(drop=True)
-    for name in ("launcher", "backend", "device", "setting", "checkpoint_s"):
-        frame[name] = extrapolated[name]
-    return frame.assign(cell_id="", n=0, kind="predicted", state="", not_valid="", completed=0, attempted=0)
+def _predicted(size: Forecast, like: Option) -> Option:
+    """Return a predicted size as an option, with the settings of the cell that it extrapolates."""
+    predicted = {name: value for name, value in size._asdict().items() if name != "like"}
+    return replace(
+        like,
+        **predicted,
+        kind="predicted",
+        cell_id="",
+        n=0,
+        throughput_samples_per_sec=size.global_batch / size.step_time_s,
+        completed=0,
+        attempted=0,
+        success_low=math.nan,
+        state="",
+        not_valid="",
+        run_step_times=(),
+    )
 
 
-def _with_times(options: pd.DataFrame, *, samples: int, epochs: int) -> pd.DataFrame:
-    if not len(options):
-        return options
-    options["steps_per_epoch"] = [math.ceil(samples / batch) for batch in options["global_batch"]]
-    extra = options["checkpoint_s"].astype(float).fillna(0.0)
-    for name, step in (("", "step_time_s"), ("_low", "low_s"), ("_high", "high_s")):
-        epoch_s = options["steps_per_epoch"] * options[step].astype(float) + extra
-        options[f"training{name}_s"] = epochs * epoch_s
-    options["epoch_s"] = options["training_s"] / epochs
-    hours = options["training_s"] / 3600
-    options["gpu_hours"] = (hours * options["gpus"]).where(options["device"] == "cuda")
-    options["node_hours"] = hours * options["nodes"]
-    options["success_rate"] = options["completed"] / options["attempted"].where(options["attempted"] > 0)
-    return options
+def _groups(options: Sequence[Option]) -> list[list[Option]]:
+    """Return the options of each global batch, ordered by the shortest total time of a batch."""
+    batches = grouped(options, lambda option: option.global_batch)
+
+    def order(batch: float) -> tuple[bool, float, float]:
+        totals = [one.total_s for one in batches[batch] if one.eligible and known(one.total_s)]
+        return (*_unknown_last(min(totals, default=math.nan)), batch)
+
+    return [batches[batch] for batch in sorted(batches, key=order)]
 
 
-def _groups(options: pd.DataFrame) -> pd.Series:
-    """Return the number of each option's group: groups are ordered by their shortest total time."""
-    measured = options["total_s"].where(_eligible(options))
-    shortest = measured.groupby(options["global_batch"]).min()
-    order = shortest.sort_values(kind="stable", na_position="last").index
-    return options["global_batch"].map({batch: place for place, batch in enumerate(order, start=1)})
+def _mark(options: Sequence[Option]) -> None:
+    """Mark the first, the cheapest and the safest option of a group."""
+    own = [option for option in options if option.eligible and known(option.total_s)]
+    if not own:
+        return
+    on_gpus = all(known(option.gpu_hours) for option in own)
+
+    def cost(option: Option) -> float:
+        return option.gpu_hours if on_gpus else option.node_hours
+
+    min(own, key=lambda one: (one.total_s, cost(one))).first = True
+    min(own, key=lambda one: (cost(one), one.total_s)).cheapest = True
+    min(own, key=lambda one: (-one.success_low, one.total_s)).safest = True
 
 
-def _eligible(options: pd.DataFrame) -> pd.Series:
-    """Return a mask of the measured options whose values are valid."""
-    return (options["kind"] == "measured") & (options["not_valid"] == "")
+def _compare_with_first(options: Sequence[Option]) -> None:
+    """Set ``distinguishable`` and ``runs_needed`` of the valid options of a group with a total time.
 
-
-def _mark(options: pd.DataFrame) -> None:
-    """Mark the first, the cheapest and the safest option of each group."""
-    own = options[_eligible(options) & options["total_s"].notna()]
-    cost = "gpu_hours" if own["gpu_hours"].notna().all() else "node_hours"
-    ranked = {
-        "first": (["total_s", cost], [True, True]),
-        "cheapest": ([cost, "total_s"], [True, True]),
-        "safest": (["success_low", "total_s"], [False, True]),
-    }
-    for mark, (keys, ascending) in ranked.items():
-        options[mark] = False
-        best = own.sort_values(keys, ascending=ascending, kind="stable").drop_duplicates("group")
-        options.loc[best.index, mark] = True
-
-
-def _compare_with_first(options: pd.DataFrame, *, samples: int, epochs: int) -> None:
-    """Set ``distinguishable`` and ``runs_needed`` of valid options with a total time.
-
-    Each option is compared with the first one of its group. It is distinguishable if Welch's 95 % interval of
-    the ratio of their total times excludes 1; a queue wait counts as a constant. ``distinguishable`` is None
-    below three runs.
+    Each option is compared with the first one. It is distinguishable if Welch's 95 % interval of the ratio of
+    their total times excludes 1; a queue wait counts as a constant. ``distinguishable`` is None below three
+    runs.
     """
-    options["distinguishable"] = pd.Series([None] * len(options), index=options.index, dtype=object)
-    options["runs_needed"] = np.nan
-    for _, own in options[_eligible(options)].groupby("group"):
-        first = own.index[own["first"]]
-        others = own.index[~own["first"] & own["total_s"].notna()]
-        if not len(first) or not len(others):
-            continue
-        base = _total_moments(options.loc[first[0]], samples=samples, epochs=epochs)
-        for place in others:
-            other = _total_moments(options.loc[place], samples=samples, epochs=epochs)
-            distinct, needed = _decided(other, base)
-            options.at[place, "distinguishable"] = distinct
-            options.at[place, "runs_needed"] = needed
+    first = next((option for option in options if option.first), None)
+    for option in options:
+        if first and option is not first and option.eligible and known(option.total_s):
+            moments = _total_moments(option), _total_moments(first)
+            option.distinguishable, option.runs_needed = _decided(*moments)
 
 
-def _total_moments(option: pd.Series, *, samples: int, epochs: int) -> LogMoments:
+def _total_moments(option: Option) -> LogMoments:
     """Return the moments of an option's total time over its runs."""
-    extra = option["checkpoint_s"] if math.isfinite(option["checkpoint_s"]) else 0.0
-    steps = math.ceil(samples / option["global_batch"])
-    training = epochs * (steps * np.array(option["run_step_times"], dtype=float) + extra)
-    totals = training + (option["total_s"] - option["training_s"])
-    return log_moments(totals, groups=np.zeros(len(totals), dtype=np.intp), size=1)
+    wait_s = option.total_s - option.training_s
+    return log_moments([[time_s + wait_s for time_s in option.training_times(option.run_step_times)]])
 
 
 def _decided(other: LogMoments, first: LogMoments) -> tuple[bool | None, float]:

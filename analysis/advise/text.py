@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
-from analysis.advise.options import Advice
+from analysis.advise.options import Advice, Option
 from analysis.data.names import devices, layout
 from analysis.stats.estimate import MIN_RUNS, MOST_RUNS
-from analysis.text import MISSING, count, known, listed, number, whole
+from bench.units import MISSING, count, known, listed, number, whole
+from bench.words import heading
 
 HEADINGS = (
     *("study", "nodes", "ranks", "batch", "setting", "epoch", "wait", "training", "total", "hours"),
@@ -31,40 +31,40 @@ def about(seconds: float | None, *, digits: int = 2) -> str:
 
 def table_rows(advice: Advice) -> list[list[str]]:
     """Return the rows of the table, with the columns :data:`HEADINGS`."""
-    return [_row(row) for row in advice.options.to_dict("records")]
+    return list(map(_row, advice.options))
 
 
-def _row(row: dict[Any, Any]) -> list[str]:
-    gpu = row["device"] == "cuda"
-    hours = row["gpu_hours"] if gpu else row["node_hours"]
-    remark = row["remark"]
-    if row["kind"] == "predicted":
+def _row(row: Option) -> list[str]:
+    gpu = row.device == "cuda"
+    hours = row.gpu_hours if gpu else row.node_hours
+    remark = row.remark
+    if row.kind == "predicted":
         remark = f"predicted by {remark}"
-    elif row["kind"] == "not measured":
+    elif row.kind == "not measured":
         remark = remark or "not measured"
     else:
-        not_valid = f"not valid: {row['not_valid']}" if row["not_valid"] else ""
+        not_valid = f"not valid: {heading(row.not_valid)}" if row.not_valid else ""
         remark = "; ".join(filter(None, (not_valid, remark, _undecided(row))))
     return [
-        row["study"],
+        row.study,
         layout(row, times="x"),
-        str(row["gpus"]),
-        whole(row["global_batch"]),
-        row["setting"],
-        about(row["epoch_s"], digits=3),
-        "none" if row["wait_s"] == 0 else about(row["wait_s"], digits=3),
+        str(row.gpus),
+        whole(row.global_batch),
+        row.setting,
+        about(row.epoch_s, digits=3),
+        "none" if row.wait_s == 0 else about(row.wait_s, digits=3),
         _with_interval(row),
-        about(row["total_s"], digits=3),
+        about(row.total_s, digits=3),
         f"{number(hours, digits=3)} {'GPU-h' if gpu else 'node-h'}" if known(hours) else MISSING,
-        f"{row['completed']} of {row['attempted']}" if row["attempted"] else "untried",
-        ", ".join(mark for mark in _MARKS if row[mark]),
+        f"{row.completed} of {row.attempted}" if row.attempted else "untried",
+        ", ".join(mark for mark in _MARKS if getattr(row, mark)),
         remark,
     ]
 
 
-def _with_interval(row: dict[Any, Any]) -> str:
-    low, high = row["training_low_s"], row["training_high_s"]
-    text = about(row["training_s"], digits=3)
+def _with_interval(row: Option) -> str:
+    low, high = row.training_low_s, row.training_high_s
+    text = about(row.training_s, digits=3)
     return (
         f"{text} [{about(low, digits=3)} to {about(high, digits=3)}]" if known(low) and known(high) else text
     )
@@ -84,17 +84,17 @@ def summary(advice: Advice) -> list[str]:
     texts = not_valid
     for group in groups:
         if len(groups) > 1:
-            texts.append(f"With a global batch of {whole(group.options['global_batch'].iloc[0])}:")
+            texts.append(f"With a global batch of {whole(group.options[0].global_batch)}:")
         texts += _summary_of_group(group)
     return texts
 
 
 def _not_valid(advice: Advice) -> list[str]:
     """Return a sentence about the options that are not recommended because their values are not valid."""
-    odd = advice.options[(advice.options["not_valid"] != "") & (advice.options["kind"] == "measured")]
-    if not len(odd):
+    odd = [option for option in advice.options if option.not_valid and option.kind == "measured"]
+    if not odd:
         return []
-    named = listed([f"{config(option)}, {option['not_valid']}" for option in odd.to_dict("records")], limit=4)
+    named = listed([f"{config(option)}, {heading(option.not_valid)}" for option in odd], limit=4)
     return [f"Not valid, so not recommended: {named}. `bench report` shows the errors."]
 
 
@@ -105,7 +105,7 @@ def _summary_of_group(advice: Advice) -> list[str]:
     for mark in ("cheapest", "safest"):
         chosen = advice.chosen(mark)
         assert chosen is not None, "if there is a first option, there are a cheapest and a safest one"
-        if chosen["cell_id"] == first["cell_id"] and chosen["study"] == first["study"]:
+        if chosen is first:
             texts.append(f"{mark.capitalize()}: the option that ends first, {_reason(chosen, mark)}.")
             continue
         described = f"{config(chosen)}, {_reason(chosen, mark)}; {_duration(chosen)}"
@@ -113,59 +113,58 @@ def _summary_of_group(advice: Advice) -> list[str]:
     return texts
 
 
-def config(option: dict[Any, Any]) -> str:
+def config(option: Option) -> str:
     """Describe an option by size, study and varying settings: ``2 nodes x 4 L40S (l40s)``."""
-    what = option["gpu"] or ("GPUs" if option["device"] == "cuda" else "ranks")
-    details = ", ".join(part for part in (option["study"], option["setting"]) if part)
-    return f"{devices(option, what, counted=not option['gpu'])} ({details})"
+    what = option.gpu or ("GPUs" if option.device == "cuda" else "ranks")
+    details = ", ".join(part for part in (option.study, option.setting) if part)
+    return f"{devices(option, what, counted=not option.gpu)} ({details})"
 
 
-def _duration(option: dict[str, Any]) -> str:
-    training, wait = f"about {about(option['training_s'])}", option["wait_s"]
+def _duration(option: Option) -> str:
+    training, wait = f"about {about(option.training_s)}", option.wait_s
     if not known(wait):
         # If no queue wait is known, totals are training times.
-        return training if known(option["total_s"]) else f"{training}, queue wait unknown"
+        return training if known(option.total_s) else f"{training}, queue wait unknown"
     if wait == 0:
         return f"{training}, can start now"
-    return f"{training} after a wait of {about(wait)}: {about(option['total_s'], digits=3)} in total"
+    return f"{training} after a wait of {about(wait)}: {about(option.total_s, digits=3)} in total"
 
 
-def _reason(option: dict[str, Any], mark: str) -> str:
+def _reason(option: Option, mark: str) -> str:
     if mark == "safest":
-        return f"{option['completed']} of {count(option['attempted'], 'attempt')} completed"
-    if option["device"] == "cuda":
-        return f"{number(option['gpu_hours'], digits=3)} GPU-hours"
-    return f"{number(option['node_hours'], digits=3)} node-hours"
+        return f"{option.completed} of {count(option.attempted, 'attempt')} completed"
+    if option.device == "cuda":
+        return f"{number(option.gpu_hours, digits=3)} GPU-hours"
+    return f"{number(option.node_hours, digits=3)} node-hours"
 
 
-def _undecided(option: dict[Any, Any]) -> str:
+def _undecided(option: Option) -> str:
     """Return why an option is not distinguishable from the first of its group; empty if distinguishable."""
-    if math.isnan(option["runs_needed"]):
+    if math.isnan(option.runs_needed):
         return ""
-    if option["distinguishable"] is None:
+    if option.distinguishable is None:
         return f"not compared with the first: fewer than {MIN_RUNS} runs"
     return f"not distinguishable from the first: {_needed(option)}"
 
 
-def _needed(option: dict[Any, Any]) -> str:
-    if option["runs_needed"] > MOST_RUNS:
+def _needed(option: Option) -> str:
+    if option.runs_needed > MOST_RUNS:
         return f"more than {MOST_RUNS} runs of each option would be needed"
-    return f"about {count(int(option['runs_needed']), 'run')} of each option would probably decide"
+    return f"about {count(int(option.runs_needed), 'run')} of each option would probably decide"
 
 
 def _indistinct(advice: Advice) -> list[str]:
     """Return sentences about the options that may end as early as the first one."""
-    options = advice.options[advice.options["runs_needed"].notna()]
-    undecided = options["distinguishable"].isna()
+    options = [option for option in advice.options if not math.isnan(option.runs_needed)]
+    same = [option for option in options if option.distinguishable is not None]
     texts = []
-    same = options[~undecided].to_dict("records")
     if same:
         named = listed([f"{config(option)}, {_needed(option)}" for option in same], limit=3)
         texts.append(
             "Not distinguishable from this option (the 95 % interval of the ratio of total times contains "
             f"1): {named}."
         )
-    if few := int(undecided.sum()):
+    if few := len(options) - len(same):
         texts.append(
             f"{count(few, 'other option')} cannot be compared with this option: fewer than {MIN_RUNS} runs."
         )
@@ -179,13 +178,11 @@ def remarks(advice: Advice) -> list[str]:
         "measured rate, plus checkpoints if the study wrote them. Start-up and validation are not included. "
         "Brackets: 90 % prediction interval for one further run."
     ]
-    if advice.options["group"].nunique() > 1:
+    if len(advice.groups()) > 1:
         texts.append(
             "Options with different global batches are ranked separately: their convergence is not "
             "comparable."
         )
-    sources = advice.options[["study", "wait_source"]].drop_duplicates()
-    sources = sources[sources["wait_source"] != ""]
-    pairs = zip(sources["study"], sources["wait_source"], strict=True)
-    texts += [f"Queue wait of {study}: {source}." for study, source in pairs]
+    sources = dict.fromkeys((option.study, option.wait_source) for option in advice.options)
+    texts += [f"Queue wait of {study}: {source}." for study, source in sources if source]
     return texts + [f"{note}." for note in advice.notes]

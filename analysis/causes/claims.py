@@ -7,23 +7,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import asdict, dataclass, field, replace
 
 import numpy as np
 
-from analysis.causes.catalogue import OF_WARNINGS, TOGETHER
+from analysis.causes.catalogue import OF_WARNINGS
 from analysis.causes.divide import COMPUTING, LEAST_SHARE, Claim, Parts
 from analysis.causes.evidence import (
     NodeFacts,
     RunFacts,
     calls_outside,
     collectives_outside,
+    fact,
     seconds_of,
 )
-from analysis.checks.slow_ranks import PART_WORDS, in_part
-from analysis.text import count, number, one_line, percent, seconds
-from bench.study.conditions import Reason, summary
+from bench.facts import Fact
+from bench.study.conditions import Reason, by_reason
 from bench.study.run_json import SlowCall
 
 #: Data loading is a cause if it takes at least this fraction of the step.
@@ -37,7 +36,8 @@ _EXTRA = 0.5
 #: In a sampled step, the profiler itself takes 0.1 to 0.2 ms and up to 20 microseconds per call. Calls that
 #: take less time than this are no cause.
 _LEAST_SAMPLED_S, _PROFILED_CALL_S = 0.001, 20e-6
-_MAX_CALLS = 3
+#: Maximum number of calls, and of nodes that lack CPU time, in the evidence of a cause.
+_MOST = 3
 _COMMUNICATION = ("transfer", "wait")
 #: The parts that are longer if ranks wait for a core.
 _WAITING = (*COMPUTING, "other", "data")
@@ -50,9 +50,10 @@ class LateRank:
     Attributes:
         share: its useful time minus that of the typical rank, as a fraction of the step.
         excess_s: the same time in seconds.
-        part: name of the part of the step with the largest excess, as in PARTS.
+        part: the part of the step with the largest excess, as in PARTS.
         whole_node: true if all ranks of the node are late.
-        cause: late-rank or late-node; both names if the study does not distinguish them.
+        cause: late-rank or late-node.
+        alternative: late-node if the study does not distinguish the rank from its node; else empty.
         samples: its samples divided by those of the rank with the fewest; 1 if all are equal.
         one_part: true if the excess is in one part of the computation only.
         part_share: the fraction of the excess that is in ``part``.
@@ -66,6 +67,7 @@ class LateRank:
     part: str
     whole_node: bool
     cause: str
+    alternative: str = ""
     samples: float = 1.0
     one_part: bool = False
     part_share: float = 1.0
@@ -79,6 +81,7 @@ class RunEvidence:
     Attributes:
         parts: each part's fraction of the step; their sum is 1.
         step_s: seconds per step.
+        factor: ``step_s`` divided by the mean over the runs of the cell.
         reference: the facts of a run of the baseline; None for the baseline itself.
         smaller_batch: the batch per rank divided by that of the baseline; 1 if it is the same.
         comm_s: total communication per step, hidden or not, in seconds; NaN if unknown.
@@ -95,6 +98,8 @@ class RunEvidence:
     comm_s: float = math.nan
     ring_bytes_per_s: float = math.nan
     loading: bool = False
+    run_id: str = ""
+    factor: float = 1.0
 
 
 def claims_of(run: RunEvidence) -> list[Claim]:
@@ -130,42 +135,45 @@ def _late(run: RunEvidence) -> Iterator[Claim]:
 
 
 def _about_late(run: RunEvidence, late: LateRank, *, node: str, rank: int | None, share: float) -> Claim:
-    cause, why = _why_late(run, late)
-    who = f"rank {rank} on {one_line(node, limit=60)}" if rank is not None else one_line(node, limit=60)
-    part = in_part(PART_WORDS.get(late.part, late.part), late.part_share)
-    words = f"{who} takes {seconds(late.excess_s)} per step longer than the others, {part}"
-    pools = ("wait", late.part, *COMPUTING, "other", "transfer")
-    words += f"; {why}" if why else ""
-    words += "; the others wait for it, and this wait counts" if cause == "outside-timers" else ""
-    # A node lacks CPU time whichever rank runs on it.
-    rank = None if cause in ("cpu-starved", "overlap") else rank
-    counted = cause == "outside-timers" and bool(why)
-    return Claim(cause, words, pools, share, node=node, rank=rank, part=late.part, counted=counted)
+    cause, alternative, why = _why_late(run, late)
+    times = {"excess_s": late.excess_s, "part": late.part, "part_share": min(late.part_share, 1.0)}
+    evidence = (fact("late", rank=rank, node=node, **times), *why)
+    outside = cause == "outside-timers"
+    return Claim(
+        cause,
+        (*evidence, fact("wait-counts")) if outside else evidence,
+        ("wait", late.part, *COMPUTING, "other", "transfer"),
+        share,
+        node=node,
+        # A node lacks CPU time whichever rank runs on it.
+        rank=None if cause in ("cpu-starved", "overlap") else rank,
+        part=late.part,
+        alternative=alternative,
+        counted=outside and bool(why),
+    )
 
 
-def _why_late(run: RunEvidence, late: LateRank) -> tuple[str, str]:
-    """Return the cause of a late rank and the evidence for it."""
+def _why_late(run: RunEvidence, late: LateRank) -> tuple[str, str, Sequence[Fact]]:
+    """Return the cause of a late rank, its alternative, and the evidence for it."""
     lines = _calls_of_late(run, late)
     if late.part == "other":
-        return "outside-timers", lines
+        return "outside-timers", "", lines
     if late.samples > 1:
-        times = number(late.samples, digits=2)
-        return "late-rank", f"it processes {times} times the samples of the rank with the fewest"
+        return "late-rank", "", [fact("more-samples", ratio=late.samples)]
     own = run.facts.nodes.get(late.node, NodeFacts())
     others = [node.taken for name, node in run.facts.nodes.items() if name != late.node]
     lost = own.taken > 0 and all(own.taken > 1.5 * other for other in others)
     lost = lost and (late.whole_node or bool(others) or not own.waited)  # else see _starved
     if lost and late.whole_node:
-        jobs = [one for one in _jobs(run.facts) if one.node in (late.node, None)]
-        return ("overlap", summary(jobs)) if jobs else ("cpu-starved", "; ".join(own.texts))
+        jobs = [one for one in _jobs(run.facts) if one.subject in ((late.node,), ())]
+        return ("overlap", "", by_reason(jobs)) if jobs else ("cpu-starved", "", own.evidence)
     ratio = _clock_ratio(run.facts, late)
     if ratio < LOW_CLOCK and late.part in COMPUTING:
-        return "clocks", f"its clock is {percent(ratio)} of that of the others"
+        return "clocks", "", [fact("low-clock", ratio=ratio)]
     # The node's other ranks are not late, so only a rank that computes slower in all parts may lack CPU time.
     if lost and late.part in COMPUTING and not late.one_part:
-        words = [*own.texts, lines] if lines else own.texts
-        return TOGETHER.join((late.cause, "cpu-starved")), "; ".join(words)
-    return late.cause, lines
+        return late.cause, "cpu-starved", [*own.evidence, *lines]
+    return late.cause, late.alternative, lines
 
 
 def _clock_ratio(facts: RunFacts, late: LateRank) -> float:
@@ -179,8 +187,8 @@ def _clock_ratio(facts: RunFacts, late: LateRank) -> float:
     return own / float(np.median(by_node)) if math.isfinite(own) and by_node else math.nan
 
 
-def _calls_of_late(run: RunEvidence, late: LateRank) -> str:
-    """Describe the late rank's call with the most extra time; empty if that is below 30 % of the excess."""
+def _calls_of_late(run: RunEvidence, late: LateRank) -> list[Fact]:
+    """Return the late rank's call with the most extra time, if that is at least 30 % of the excess."""
     own: dict[tuple[str, int, str], float] = {}
     others: dict[tuple[str, int, str], list[float]] = {}
     part = {"data": "data_load", "other": None}.get(late.part, late.part)
@@ -194,10 +202,9 @@ def _calls_of_late(run: RunEvidence, late: LateRank) -> str:
     more = {key: spent - float(np.median(others.get(key, [0.0]))) for key, spent in own.items()}
     slowest = max(more, key=lambda one: more[one], default=None)
     if slowest is None or more[slowest] < 0.3 * late.share * run.step_s:
-        return ""
+        return []
     path, line, function = slowest
-    spent = seconds(more[slowest])
-    return f"{function} at {one_line(path, limit=120)}:{line} takes {spent} longer there, in a sampled step"
+    return [fact("slower-call", function=function, path=path, line=line, excess_s=more[slowest])]
 
 
 # -- CPU and clocks -------------------------------------------------------------------
@@ -213,22 +220,17 @@ def _starved(run: RunEvidence) -> Iterator[Claim]:
     late = any(one.part != "other" and (one.whole_node or not everywhere) for one in run.late)
     if not nodes or late or _jobs(run.facts) or not all(one.starved > 0 or one.waited for one in nodes):
         return
-    texts = list(dict.fromkeys(text for node in nodes for text in node.texts[:1]))
-    words = one_line("; ".join([*texts, *_about_wait(run)]), limit=300)
-    yield Claim("cpu-starved", words, _WAITING, _waited_share(run), counted=True)
+    known = [one for node in nodes for one in node.evidence[:1]]
+    evidence = (*known[:_MOST], *_about_wait(run))
+    yield Claim("cpu-starved", evidence, _WAITING, _mean_wait(run.facts), counted=True)
 
 
-def _about_wait(run: RunEvidence) -> Iterator[str]:
-    """Yield words about the time for which the ranks waited for a core, if it was measured."""
-    wait, base = _mean_wait(run.facts), _mean_wait(run.reference) if run.reference else math.nan
-    if math.isfinite(wait):
-        at_base = f" ({percent(base)} at the baseline)" if math.isfinite(base) else ""
-        yield f"the ranks waited for a core in {percent(wait)} of the step{at_base}"
-
-
-def _waited_share(run: RunEvidence) -> float | None:
+def _about_wait(run: RunEvidence) -> Iterator[Fact]:
+    """Yield the time for which the ranks waited for a core, if it was measured."""
     wait = _mean_wait(run.facts)
-    return wait if math.isfinite(wait) else None
+    if math.isfinite(wait):
+        base = _mean_wait(run.reference) if run.reference else math.nan
+        yield fact("waited-for-core", share=wait, base_share=base if math.isfinite(base) else None)
 
 
 def _mean_wait(facts: RunFacts) -> float:
@@ -243,8 +245,7 @@ def _clocks(run: RunEvidence) -> Iterator[Claim]:
     own, base = _mean_clock(run.facts), _mean_clock(run.reference)
     ratio = own / base if base > 0 else math.nan
     if ratio < LOW_CLOCK:
-        words = f"the clock is {own:.0f} MHz, but {base:.0f} MHz at the baseline ({percent(ratio)})"
-        yield Claim("clocks", words)
+        yield Claim("clocks", (fact("low-clock", mhz=own, base_mhz=base, ratio=ratio),))
 
 
 def _mean_clock(facts: RunFacts) -> float:
@@ -258,23 +259,24 @@ def _mean_clock(facts: RunFacts) -> float:
 def _fewer_threads(run: RunEvidence) -> Iterator[Claim]:
     base = run.reference.threads if run.reference else ()
     if run.facts.threads and base and max(run.facts.threads) < min(base):
-        words = f"{count(run.facts.threads[0], 'thread')} per rank, but {base[0]} at the baseline"
-        yield Claim("cpu-starved", words)
+        fewer = fact("fewer-threads", threads=run.facts.threads[0], base_threads=base[0])
+        yield Claim("cpu-starved", (fewer,))
 
 
 def _disturbed(run: RunEvidence) -> Iterator[Claim]:
     """Yield other jobs on the nodes. The share is the time for which the ranks waited for a core."""
     late = {late.node for late in run.late}
-    jobs = [one for one in _jobs(run.facts) if one.node not in late]
+    jobs = [one for one in _jobs(run.facts) if not late & {*one.subject}]
     if jobs:
-        node = jobs[0].node if len({one.node for one in jobs}) == 1 else None
-        words = "; ".join([one_line(summary(jobs), limit=200), *_about_wait(run)])
-        share = _waited_share(run)
-        yield Claim("overlap", words, (*_WAITING, "wait"), share, node=node or "", counted=True)
+        nodes = {node for one in jobs for node in one.subject}
+        evidence = (*by_reason(jobs), *_about_wait(run))
+        share = _mean_wait(run.facts)
+        node = nodes.pop() if len(nodes) == 1 else ""
+        yield Claim("overlap", evidence, (*_WAITING, "wait"), share, node=node, counted=True)
 
 
-def _jobs(facts: RunFacts) -> list[Any]:
-    return [one for one in facts.disturbed if one.reason in (Reason.STUDY_RUN, Reason.FOREIGN_JOB)]
+def _jobs(facts: RunFacts) -> list[Fact]:
+    return [one for one in facts.disturbed if one.kind in (Reason.STUDY_RUN, Reason.FOREIGN_JOB)]
 
 
 # -- the user's code ------------------------------------------------------------------
@@ -282,21 +284,21 @@ def _jobs(facts: RunFacts) -> list[Any]:
 
 def _recompilation(run: RunEvidence) -> Iterator[Claim]:
     facts = run.facts
-    if facts.recompilations <= 0:
+    if not facts.recompilations > 0:
         return
-    words = f"torch.compile compiles {number(facts.recompilations, digits=2)} times per step"
-    if facts.compile_share is not None:
-        words += f", {seconds(facts.compile_share * run.step_s)} per step"
+    share = facts.compile_share
+    spent_s = share * run.step_s if math.isfinite(share) else None
+    evidence = (fact("compilations", per_step=facts.recompilations, seconds=spent_s),)
     pools = ("forward", "backward", "other")
-    yield Claim("recompilation", words, pools, facts.compile_share, counted=True, timeless=True)
+    yield Claim("recompilation", evidence, pools, share, counted=True, timeless=True)
 
 
 def _loading(run: RunEvidence) -> Iterator[Claim]:
     if run.loading:
         share = run.parts.get("data", 0.0)
-        words = f"loading data takes {seconds(share * run.step_s)} per step ({percent(share)})"
         calls = [call for step in run.facts.calls for call in step.slow_calls if call.part == "data_load"]
-        yield Claim("data-loading", _with_calls(words, calls), ("data",), share, part="data")
+        evidence = (fact("loading", seconds=share * run.step_s, share=share), *_slowest(calls))
+        yield Claim("data-loading", evidence, ("data",), share, part="data")
 
 
 def _outside(run: RunEvidence) -> Iterator[Claim]:
@@ -311,43 +313,40 @@ def _outside(run: RunEvidence) -> Iterator[Claim]:
     share = spent_s / run.step_s
     counts = [sum(call.calls for call in step.slow_calls) for step in run.facts.calls]
     if share >= LEAST_SHARE and spent_s >= _LEAST_SAMPLED_S + _PROFILED_CALL_S * max(counts, default=0):
-        words = f"calls outside all timers take {seconds(spent_s)} in a sampled step"
         step, calls = max(zip(run.facts.calls, found, strict=True), key=lambda one: seconds_of(one[1]))
-        words += f" (mean over ranks); on rank {step.rank}" if len(found) > 1 else ""
-        words = _with_calls(words, calls)
+        evidence = (
+            fact("calls-outside-timers", seconds=spent_s, ranks=len(found)),
+            *_slowest(calls, rank=step.rank if len(found) > 1 else None),
+        )
         # In a single step, a call can take long by chance. Its time is certain if other steps lose it, too.
         counted = run.parts.get("other", 0.0) >= max(LEAST_SHARE, share / 2)
-        yield Claim("outside-timers", words, ("other",), share, part="other", counted=counted)
+        yield Claim("outside-timers", evidence, ("other",), share, part="other", counted=counted)
 
 
-def _with_calls(words: str, calls: Iterable[SlowCall]) -> str:
-    """Append the slowest calls with file and line."""
+def _slowest(calls: Iterable[SlowCall], *, rank: int | None = None) -> Iterator[Fact]:
+    """Yield the slowest calls with file and line, if there are any."""
     slowest = sorted(calls, key=lambda call: -call.seconds)
     lines = {(call.path, call.line): call for call in reversed(slowest)}
-    shown = sorted(lines.values(), key=lambda call: -call.seconds)[:_MAX_CALLS]
-    texts = [
-        f"{one_line(call.function, limit=60)} at {one_line(call.path, limit=120)}:{call.line} "
-        f"({seconds(call.seconds)})"
-        for call in shown
-    ]
-    return f"{words}: {', '.join(texts)}" if texts else words
+    shown = [asdict(call) for call in sorted(lines.values(), key=lambda call: -call.seconds)[:_MOST]]
+    if shown:
+        yield fact("calls", rank=rank, calls=shown)
 
 
 def _warned(run: RunEvidence) -> Iterator[Claim]:
     """Yield the causes that only a setting or a warning in the log shows."""
     facts = run.facts
-    found: dict[str, str] = {}
+    found: dict[str, Fact] = {}
     if facts.searches_for_nothing:
-        found["unused-parameters"] = "find_unused_parameters=True, but no parameter is unused"
+        found["unused-parameters"] = fact("needless-search")
     if facts.retries > 0:
-        found["memory-pressure"] = f"{number(facts.retries, digits=2)} retries of the allocator per step"
+        found["memory-pressure"] = fact("allocator-retries", per_step=facts.retries)
     for name, line in facts.warnings.items():
         if name in OF_WARNINGS:
-            found.setdefault(OF_WARNINGS[name], one_line(line, limit=240))
+            found.setdefault(OF_WARNINGS[name], line)
     if facts.recompilations > 0:
         found.pop("recompilation", None)
-    for cause, words in found.items():
-        yield Claim(cause, words, timeless=True)
+    for cause, shown in found.items():
+        yield Claim(cause, (shown,), timeless=True)
 
 
 def _smaller_share(run: RunEvidence) -> Iterator[Claim]:
@@ -355,8 +354,7 @@ def _smaller_share(run: RunEvidence) -> Iterator[Claim]:
     facts = [run.facts, *([run.reference] if run.reference else [])]
     lacked = any(node.lacked_cpu for one in facts for node in one.nodes.values())
     if run.smaller_batch < 1 and not lacked:
-        words = f"the batch per rank is {percent(run.smaller_batch)} of that of the baseline"
-        yield Claim("smaller-share", words)
+        yield Claim("smaller-share", (fact("smaller-batch", ratio=run.smaller_batch),))
 
 
 # -- communication --------------------------------------------------------------------
@@ -377,12 +375,9 @@ def _slow_fabric(run: RunEvidence) -> Iterator[Claim]:
     """Yield a network that is slow for all nodes."""
     nominal, fitted = run.facts.nominal_bytes_per_s, run.ring_bytes_per_s
     if fitted < SLOW_FABRIC * nominal:
-        words = f"the fitted rate of all-reduces is {_rate(fitted)}, but the nominal rate is {_rate(nominal)}"
-        yield Claim("slow-fabric", words, _COMMUNICATION, _saved(run, fitted / nominal), part="transfer")
-
-
-def _rate(bytes_per_s: float) -> str:
-    return f"{number(bytes_per_s * 8e-9, digits=3)} Gbit/s"
+        rates = {"fitted_gbit_s": fitted * 8e-9, "nominal_gbit_s": nominal * 8e-9}
+        evidence = (fact("slow-all-reduces", **rates),)
+        yield Claim("slow-fabric", evidence, _COMMUNICATION, _saved(run, fitted / nominal), part="transfer")
 
 
 def _extra_collectives(run: RunEvidence) -> float:
@@ -395,22 +390,17 @@ def _extra_communication(run: RunEvidence) -> Iterator[Claim]:
     """Yield synchronising passes beyond the one needed per step, and collectives of the user's code."""
     facts = run.facts
     if facts.sync_passes > 1 + _EXTRA:
-        passes = number(facts.sync_passes, digits=2)
-        words = f"{passes} backward passes per step synchronise gradients, but one is enough"
-        yield Claim("extra-communication", words, part="transfer", timeless=True)
-    extra = _extra_collectives(run)
-    if not extra > _EXTRA:
+        passes = fact("synchronising-passes", per_step=facts.sync_passes)
+        yield Claim("extra-communication", (passes,), part="transfer", timeless=True)
+    if not _extra_collectives(run) > _EXTRA:
         return
     needed = facts.sync_passes * facts.expected_collectives
-    words = f"{number(facts.collectives, digits=2)} collectives per step"
-    words += f", but DDP needs {number(needed, digits=2)}"
+    collectives = fact("collectives", per_step=facts.collectives, needed=needed)
+    claim = Claim("extra-communication", (collectives,), part="other", timeless=True)
     calls = [collectives_outside(step, waiting=True) for step in facts.calls]
     shares = [seconds_of(own) / run.step_s for own in calls]
     if sum(shares) > 0:
-        words = _with_calls(words, max(calls, key=seconds_of))
+        evidence = (collectives, *_slowest(max(calls, key=seconds_of)))
         share = float(np.mean(shares))
-        yield Claim(
-            "extra-communication", words, ("other",), share, part="other", counted=True, timeless=True
-        )
-    else:
-        yield Claim("extra-communication", words, part="other", timeless=True)
+        claim = replace(claim, evidence=evidence, pools=("other",), share=share, counted=True)
+    yield claim

@@ -16,11 +16,13 @@ negative, if something takes less time per sample than at the baseline.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from analysis.causes.catalogue import NOT_EXPLAINED, OTHER
 from analysis.stats.columns import PARTS
+from bench.facts import Fact
 
 #: Parts that are work. A run whose parts are unknown has the single part ``step``.
 COMPUTING = ("forward", "backward", "optimizer")
@@ -39,13 +41,14 @@ class Claim:
     """A cause in one run, with its evidence.
 
     Attributes:
-        cause: name of the cause, or several names joined by ``or`` if the evidence does not distinguish them.
-        evidence: the measured facts, in words.
+        cause: name of the cause.
+        evidence: the measured facts.
         pools: the parts of the step from which the cause takes its share, in this order.
-        share: fraction of the step; None if the time of the cause was not measured.
+        share: fraction of the step; NaN if the time of the cause was not measured.
         node: node at fault; empty if no single node is.
         rank: rank at fault; None if no single rank is.
-        part: the part of the step, in words.
+        part: the part of the step.
+        alternative: another cause that the evidence does not distinguish from this one, if any.
         counted: true if the evidence is a count, such as events per step. The cause is then present even if
             noise hides its share.
         timeless: true if the evidence does not depend on times, such as a setting, a warning in the log, or a
@@ -53,12 +56,13 @@ class Claim:
     """
 
     cause: str
-    evidence: str
+    evidence: tuple[Fact, ...]
     pools: tuple[str, ...] = ()
-    share: float | None = None
+    share: float = math.nan
     node: str = ""
     rank: int | None = None
     part: str = ""
+    alternative: str = ""
     counted: bool = False
     timeless: bool = False
 
@@ -68,16 +72,17 @@ class Claim:
 
         The key of a rank contains no node, because the rank may run on other nodes in other runs.
         """
-        return Key(self.cause, self.node if self.rank is None else "", self.rank)
+        return Key(self.cause, self.node if self.rank is None else "", self.rank, self.alternative)
 
 
 @dataclass(frozen=True)
 class Key:
-    """A cause, with the rank or node at fault if one is known."""
+    """A cause, with the rank or node at fault if one is known, and with its alternative."""
 
     cause: str
     node: str = ""
     rank: int | None = None
+    alternative: str = ""
 
 
 @dataclass(frozen=True)
@@ -96,11 +101,6 @@ class Division:
     rests: dict[str, float]
     relative: frozenset[Key] = frozenset()
 
-    @property
-    def loss(self) -> float:
-        """The sum of the shares."""
-        return sum(self.shares.values())
-
 
 def divide(parts: Parts, claims: Sequence[Claim], *, reference: Parts | None = None) -> Division:
     """Divide the step of one run.
@@ -114,7 +114,7 @@ def divide(parts: Parts, claims: Sequence[Claim], *, reference: Parts | None = N
     shares: dict[Key, float] = {}
     relative = {Key(NOT_EXPLAINED)}
     for claim in claims:
-        wanted = claim.share or 0.0
+        wanted = 0.0 if math.isnan(claim.share) else claim.share
         for part in (*claim.pools, WHOLE):
             amount = min(wanted, max(left.get(part, 0.0), 0.0))
             if amount > 0:

@@ -15,13 +15,12 @@ from typing import Any
 import numpy as np
 
 from analysis.data.environment import crowds, positive
-from analysis.text import count
+from analysis.text import one_line
+from bench.facts import Fact
 from bench.study.conditions import (
-    Disturbance,
     Reason,
     Window,
     cores_in_use,
-    cpu_share,
     host_of_rank,
     objects,
     read_windows,
@@ -53,7 +52,7 @@ class NodeFacts:
         wait: fraction of the step for which the ranks waited for a core (mean over the node's ranks); NaN if
             it was not measured.
         spare: number of idle cores as a fraction of the cores in use; NaN if unknown.
-        texts: the evidence for ``starved`` and ``foreign``.
+        evidence: the facts about ``starved`` and ``foreign``.
         freq_mhz: mean clock of the cores; NaN if unknown.
     """
 
@@ -61,7 +60,7 @@ class NodeFacts:
     foreign: float = 0.0
     wait: float = math.nan
     spare: float = math.nan
-    texts: tuple[str, ...] = ()
+    evidence: tuple[Fact, ...] = ()
     freq_mhz: float = math.nan
 
     @property
@@ -96,7 +95,7 @@ class RunFacts:
         compile_share: fraction of the windows' time that the recompilations took.
         retries: allocator retries per step of the rank with the most retries.
         searches_for_nothing: true if DDP searches for unused parameters and all parameters are used.
-        warnings: the log's first warning of each cause (named as by `bench doctor`): path, line and text.
+        warnings: the log's first warning of each cause (named as by `bench doctor`).
         calls: the sampled step of each rank, with its slow calls.
         disturbed: what disturbed the run from outside.
         nominal_bytes_per_s: nominal rate of the slowest node's interface.
@@ -108,14 +107,19 @@ class RunFacts:
     collectives: float = math.nan
     sync_passes: float = math.nan
     expected_collectives: float = math.nan
-    recompilations: float = 0.0
-    compile_share: float | None = None
-    retries: float = 0.0
+    recompilations: float = math.nan
+    compile_share: float = math.nan
+    retries: float = math.nan
     searches_for_nothing: bool = False
-    warnings: dict[str, str] = field(default_factory=dict)
+    warnings: dict[str, Fact] = field(default_factory=dict)
     calls: tuple[SampledStep, ...] = ()
-    disturbed: tuple[Disturbance, ...] = ()
+    disturbed: tuple[Fact, ...] = ()
     nominal_bytes_per_s: float = math.nan
+
+
+def fact(kind: str, **values: Any) -> Fact:
+    """Return a piece of evidence."""
+    return Fact(kind, values=values)
 
 
 def read_facts(
@@ -123,7 +127,7 @@ def read_facts(
     *,
     steps: float,
     step_s: float = math.nan,
-    disturbed: Iterable[Disturbance] | None = None,
+    disturbed: Iterable[Fact] | None = None,
 ) -> RunFacts:
     """Read the facts of the run in the folder ``attempt``.
 
@@ -148,9 +152,9 @@ def read_facts(
         collectives=_per_step(ranks, "collectives", steps),
         sync_passes=_per_step(ranks, "sync_passes", steps),
         expected_collectives=_expected(own),
-        recompilations=_or_zero(_per_step(ranks, "recompilations", steps)),
-        compile_share=float(np.mean(compiled)) / seconds if compiled and seconds > 0 else None,
-        retries=_or_zero(max(_sum_by_rank(ranks, "allocator_retries"), default=0.0) / steps),
+        recompilations=_per_step(ranks, "recompilations", steps),
+        compile_share=float(np.mean(compiled)) / seconds if compiled and seconds > 0 else math.nan,
+        retries=max(_sum_by_rank(ranks, "allocator_retries"), default=math.nan) / steps,
         searches_for_nothing=own.get("find_unused_parameters") is True
         and own.get("unused_parameter_bytes") == 0,
         warnings=_warnings(folder),
@@ -160,10 +164,15 @@ def read_facts(
     )
 
 
-def _warnings(folder: RunFolder) -> dict[str, str]:
+def _warnings(folder: RunFolder) -> dict[str, Fact]:
     content = read_run(folder.path)[0] or {}
     return {
-        str(one["cause"]): f"{one.get('path') or 'log'}:{one.get('line')}: {str(one.get('evidence'))[:160]}"
+        str(one["cause"]): fact(
+            "log-line",
+            path=one_line(one.get("path") or "log", limit=80),
+            line=one.get("line"),
+            message=one_line(one.get("evidence"), limit=160),
+        )
         for one in reversed(read_warnings(content) or [])
     }
 
@@ -172,16 +181,15 @@ def _warnings(folder: RunFolder) -> dict[str, str]:
 
 
 def _nodes(
-    windows: Sequence[Window], env: dict[str, Any], disturbed: Sequence[Disturbance], *, measured_s: float
+    windows: Sequence[Window], env: dict[str, Any], disturbed: Sequence[Fact], *, measured_s: float
 ) -> dict[str, NodeFacts]:
-    found: dict[str, list[tuple[float, str]]] = {}
-    foreign: dict[str, tuple[float, str]] = {}
-    for one in disturbed:
-        if one.reason is Reason.FOREIGN_CPU and one.node and isinstance(one.value, int | float):
-            words = (
-                f"foreign processes used {cpu_share(one.value)} the time of the cores in use on {one.node}"
-            )
-            foreign[one.node] = (float(one.value), words)
+    found: dict[str, list[tuple[float, Fact]]] = {}
+    foreign = {
+        node: one
+        for one in disturbed
+        for node in one.subject
+        if one.kind == Reason.FOREIGN_CPU and _number(one.values, "share") > 0
+    }
     seconds = sum(window.seconds for window in windows)
     entries = [node for window in windows for node in window.nodes]
     throttled: dict[str, float] = {}
@@ -190,14 +198,13 @@ def _nodes(
         throttled[name] = throttled.get(name, 0.0) + _number(node, "throttled_s")
     for name, stopped in throttled.items():
         share = _part_of(stopped, seconds)
-        words = f"a CPU quota stopped the processes on {name} for {share:.0%} of the time"
-        found.setdefault(name, []).append((share, words))
+        found.setdefault(name, []).append((share, fact("cpu-quota", node=name, share=share)))
     # Nodes that share a machine are containers: their crowd is a validity error, and no cause.
     for crowd in [one for one in crowds(env) if len(one.hosts) == 1]:
         name = crowd.hosts[0]
-        ranks, cores = count(crowd.ranks, "rank"), count(crowd.cores, "core")
-        words = f"{crowd.threads} threads of {ranks} share {cores} on {name}"
-        found.setdefault(name, []).append((1 - crowd.cores / crowd.threads, words))
+        sizes = {"threads": crowd.threads, "ranks": crowd.ranks, "cores": crowd.cores}
+        lacking = 1 - crowd.cores / crowd.threads
+        found.setdefault(name, []).append((lacking, fact("few-cores", node=name, **sizes)))
     waits = _waits(windows, env, measured_s)
     spare = _spare_cores(env)
     clocks = {str(node.get("node")): _number(node, "freq_mhz", math.nan) for node in entries}
@@ -205,13 +212,18 @@ def _nodes(
     for name in dict.fromkeys([*clocks, *found, *foreign, *waits]):
         wait = waits.get(name, math.nan)
         # Threads that sleep or wait for the GPU do not wait for a core.
-        shares = [(min(share, wait) if wait >= 0 else share, words) for share, words in found.get(name, [])]
-        known = [(share, words) for share, words in shares if share >= STARVED_FROM]
-        others = foreign.get(name, (0.0, ""))
-        texts = tuple(words for _, words in [*known, others] if words)
-        starved = max((share for share, _ in known), default=0.0)
-        clock, idle = clocks.get(name, math.nan), spare.get(name, math.nan)
-        facts[name] = NodeFacts(starved, others[0], wait, idle, texts, clock)
+        shares = [(min(share, wait) if wait >= 0 else share, one) for share, one in found.get(name, [])]
+        known = [(share, one) for share, one in shares if share >= STARVED_FROM]
+        evidence = [one for _, one in known]
+        evidence += [foreign[name]] if name in foreign else []
+        facts[name] = NodeFacts(
+            starved=max((share for share, _ in known), default=0.0),
+            foreign=_number(foreign[name].values, "share") if name in foreign else 0.0,
+            wait=wait,
+            spare=spare.get(name, math.nan),
+            evidence=tuple(evidence),
+            freq_mhz=clocks.get(name, math.nan),
+        )
     return facts
 
 
@@ -337,7 +349,3 @@ def _numbers(entry: Mapping[str, Any], key: str) -> list[int]:
 def _number(entry: Mapping[str, Any], key: str, default: float = 0.0) -> float:
     value = entry.get(key)
     return float(value) if isinstance(value, int | float) else default
-
-
-def _or_zero(value: float) -> float:
-    return value if math.isfinite(value) else 0.0

@@ -16,7 +16,6 @@ import pandas as pd
 from analysis.checks.scaling_table import scaling_table
 from analysis.checks.validity import (
     Environments,
-    ValidityFinding,
     changes_in_runs,
     envs_by_cell,
     facts_of_nodes,
@@ -27,12 +26,14 @@ from analysis.checks.validity import (
 )
 from analysis.data.environment import Environment, describe_environment, positive
 from analysis.data.load import Study, metrics_of_cells, reads_values
+from analysis.stats.columns import ScalingRow
 from analysis.stats.decompose import USEFUL_PARTS
 from analysis.stats.measured import Frames, measure, ranks_sample
 from bench.facts import Fact
 from bench.study.conditions import objects
+from bench.units import known
 
-#: The checks, each with the codes of its findings. A check is possible for a cell if its files contain the
+#: The checks, each with the kinds of its findings. A check is possible for a cell if its files contain the
 #: values that the check compares.
 CHECKS: dict[str, tuple[str, ...]] = {
     "throughput": ("no-throughput", "incomplete"),
@@ -83,24 +84,19 @@ class Check(NamedTuple):
 class Assessment:
     """What limits the validity of a study's numbers, and the checks that were possible."""
 
-    findings: Sequence[ValidityFinding]
+    findings: list[Fact]
     checks: Sequence[Check]
 
     @cached_property
     def invalid(self) -> Mapping[str, str]:
-        """The cells whose values are not valid, each with the heading of its first error."""
+        """The cells whose values are not valid, each with the kind of its first error."""
         return invalid_cells(self.findings)
-
-    @property
-    def facts(self) -> list[Fact]:
-        """The findings without words."""
-        return [finding.fact for finding in self.findings]
 
 
 def assess(
     study: Study,
     frames: Frames | None = None,
-    rows: pd.DataFrame | None = None,
+    rows: Sequence[ScalingRow] | None = None,
     environment: Environment | None = None,
 ) -> Assessment:
     """Assess a study. ``rows`` is the scaling table; arguments that are missing are computed."""
@@ -109,11 +105,11 @@ def assess(
     environment = describe_environment(study) if environment is None else environment
     found = validity(study, frames, rows, environment)
     possible = _possible(study, frames, rows, environment)
-    codes = [finding.code for finding in found]
+    kinds = [fact.kind for fact in found]
     return Assessment(
         found,
         [
-            Check(name, sum(codes.count(code) for code in own), *possible[name])
+            Check(name, sum(kinds.count(kind) for kind in own), *possible[name])
             for name, own in CHECKS.items()
             if possible[name][0]
         ],
@@ -121,12 +117,12 @@ def assess(
 
 
 def _possible(
-    study: Study, frames: Frames, rows: pd.DataFrame, environment: Environment
+    study: Study, frames: Frames, rows: Sequence[ScalingRow], environment: Environment
 ) -> dict[str, tuple[int, int]]:
     """Return for each check the number of measured cells: all to which it applies, and the possible ones."""
-    measured = rows[rows["n"] > 0].drop_duplicates("cell_id").set_index("cell_id")
-    every = set(measured.index)
-    several = set(measured.index[measured["gpus"] > 1])
+    measured = [row for row in rows if row.n]
+    every = {row.cell_id for row in measured}
+    several = {row.cell_id for row in measured if row.gpus > 1}
     envs = [(cell, env) for cell, env in envs_by_cell(study, environment) if cell in every]
     ranks = study.ranks_of(ranks_sample(frames.runs)["run_id"])
     runs = frames.runs[frames.runs["measured"] | frames.runs["left_out"]]
@@ -135,7 +131,7 @@ def _possible(
     with_nodes = _cells(envs, lambda env: any(facts_of_nodes(env)))
     found = {
         "throughput": (every, every),
-        "batch": (every, set(measured.index[measured["unit"].notna()])),
+        "batch": (every, {row.cell_id for row in measured if known(row.unit)}),
         "disturbances": (every, every - unknown),
         "cores": (every, _cells(envs, _has_cores)),
         "threads": (every, _cells(envs, threads_of)),
@@ -147,7 +143,7 @@ def _possible(
         "warm-up": (every, {cell for cell, _ in envs} - commands),
         "drift": (every, every if len(timed_runs(frames)) else set()),
         "drift-in-run": (every, set(changes_in_runs(study, frames).dropna().index)),
-        "intervals": (every, set(measured.index[measured["throughput_low"].notna()])),
+        "intervals": (every, {row.cell_id for row in measured if known(row.throughput_low)}),
     }
     return {name: (len(applies), len(applies & possible)) for name, (applies, possible) in found.items()}
 

@@ -27,11 +27,12 @@ import numpy as np
 import pandas as pd
 
 from analysis.data.load import Study
+from analysis.stats.columns import ScalingRow, by_series
 from analysis.stats.estimate import MIN_RUNS, Floats, log_moments, mean_interval
 from analysis.stats.law_forms import Fabric
-from analysis.text import count
 from bench.study.files import read_json
 from bench.study.layout import RunFolder
+from bench.units import count
 
 #: Columns of :func:`sweep_rows`: one row per run and message size.
 SWEEP_COLUMNS = (
@@ -212,8 +213,7 @@ def _cell(cell_id: str, rows: pd.DataFrame) -> dict[str, Any]:
 
 def _with_interval(values: Sequence[float]) -> tuple[float, float, float]:
     """Return the geometric mean of ``values`` and both ends of its 95 % interval; unknown values are NaN."""
-    one_group = np.zeros(len(values), dtype=np.intp)
-    moments = log_moments(np.asarray(values, dtype=float), groups=one_group, size=1)
+    moments = log_moments([values])
     (low,), (high,) = mean_interval(moments)
     return float(np.exp(moments.mean[0])), float(low), float(high)
 
@@ -223,13 +223,13 @@ def _median(values: Iterable[float | None]) -> float:
     return float(np.median(known)) if known else float("nan")
 
 
-def fabrics(study: Study, rows: pd.DataFrame) -> dict[str, Fabric]:
+def fabrics(study: Study, rows: Sequence[ScalingRow]) -> dict[str, Fabric]:
     """Read the study's probes and return the measured all-reduce of each series (see :func:`fabrics_of`)."""
     sweep = sweep_rows(study)
     return fabrics_of(sweep, fabric_table(sweep), rows)
 
 
-def fabrics_of(sweep: pd.DataFrame, fits: pd.DataFrame, rows: pd.DataFrame) -> dict[str, Fabric]:
+def fabrics_of(sweep: pd.DataFrame, fits: pd.DataFrame, rows: Sequence[ScalingRow]) -> dict[str, Fabric]:
     """Return the all-reduce of each series, measured at its largest size with probes (for scaling laws).
 
     The ring of the largest size is most similar to the rings of even larger sizes. The probes do not identify
@@ -239,12 +239,12 @@ def fabrics_of(sweep: pd.DataFrame, fits: pd.DataFrame, rows: pd.DataFrame) -> d
     known = table[(table["alpha_sec"] >= 0) & (table["beta_sec_per_byte"] > 0)]
     buckets = sweep[sweep["buckets"] > 0].drop_duplicates(["cell_id", "bytes"])
     found = {}
-    for series, own in rows[rows["cell_id"].isin(known.index)].groupby("series", sort=False):
-        cell = own.sort_values("gpus", kind="stable")["cell_id"].iloc[-1]
+    for series, own in by_series([row for row in rows if row.cell_id in known.index]).items():
+        cell = max(reversed(own), key=lambda row: row.gpus).cell_id
         real = buckets[buckets["cell_id"] == cell]
         amount = int(real["buckets"].sum())
         payload = float((real["bytes"] * real["buckets"]).sum())
         if amount and isfinite(payload):
             alpha, beta = known.loc[cell, ["alpha_sec", "beta_sec_per_byte"]].to_numpy(dtype=float)
-            found[str(series)] = Fabric(float(alpha), float(beta), payload, payload / amount, amount)
+            found[series] = Fabric(float(alpha), float(beta), payload, payload / amount, amount)
     return found

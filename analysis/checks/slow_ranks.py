@@ -14,18 +14,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
 from scipy import special
 
 from analysis.data.load import Study
+from analysis.stats.columns import ScalingRow, first_of_cells
 from analysis.stats.decompose import USEFUL_PARTS, useful_time
 from analysis.stats.estimate import MIN_RUNS, lower_median
 from analysis.stats.measured import ranks_sample
-from analysis.text import MISSING, clean, count, one_line, percent, seconds
+from analysis.text import clean
+from bench.facts import Fact
+from bench.units import MISSING, known
 
 #: A rank is late if its useful time exceeds the typical one by this share of the step, in every epoch. If
 #: most of the excess is outside all timers, the mean over the epochs and more than half of them are enough:
@@ -45,7 +49,7 @@ SAMPLES_APART = 0.02
 WINDOW_STEPS, WINDOWS_APART = 2, 0.1
 #: Maximum number of cells that :func:`least_balanced_cells` returns.
 MAX_CELLS = 2
-_MAX_NAMED = 4
+_MAX_DESCRIBED = 2
 
 #: Columns of :func:`stragglers`: one row per run and late rank. ``excess_sec`` is the useful time beyond the
 #: typical one (s per step), ``part`` the part of the step with most of it, and ``part_share`` this fraction.
@@ -56,13 +60,7 @@ STRAGGLER_COLUMNS = (
 )
 #: An excess is in one part of the step if that part has this fraction of it.
 _WHOLE_EXCESS = 0.9
-#: Words for the parts of useful time, as in the column ``part``.
-PART_WORDS = {part: part for part in USEFUL_PARTS} | {
-    "data": "data loading",
-    "optimizer": "the optimizer",
-    "other": "time outside all timers",
-}
-_PART_NAMES = {column: PART_WORDS[part] for part, column in USEFUL_PARTS.items()}
+_PART_NAMES = {column: part for part, column in USEFUL_PARTS.items()}
 #: The columns of report/nodes.csv, one row per cell and host; times are seconds per step.
 NODE_COLUMNS = (
     *("cell_id", "host", "ranks", "n", "useful_sec", "data_sec", "compute_sec", "wait_sec", "transfer_sec"),
@@ -117,41 +115,27 @@ def stragglers(ranks: pd.DataFrame) -> pd.DataFrame:
     found = found.reset_index()
     found["ranks"] = found.groupby("run_id")["rank"].transform("size")
     found["host_ranks"] = found.groupby(["run_id", "host"])["host"].transform("size")
-    now_and_then = (found["part"] == PART_WORDS["other"]) & (found["part_share"] >= 0.5)
+    now_and_then = (found["part"] == "other") & (found["part_share"] >= 0.5)
     now_and_then &= (found["share_of_step"] >= LATE_FROM) & (found["late_in"] > 0.5)
     found = found[(found["least_share"] >= LATE_FROM) | now_and_then].reset_index(drop=True)
     found["rank"] = found["rank"].astype("int64")
     return found[list(STRAGGLER_COLUMNS)]
 
 
-@dataclass(frozen=True)
-class LateNodes:
-    """Sentences, by host, about the nodes that cause the longest waits; ``more`` counts other late nodes.
+def late_nodes_of(found: pd.DataFrame, cells: Iterable[str]) -> Fact | None:
+    """Return the fact about the late nodes, longest wait first; None if no node is late.
 
-    ``cells`` are the cells with a late rank.
-    """
-
-    sentences: dict[str, str]
-    more: int = 0
-    cells: list[str] = field(default_factory=list)
-
-    @property
-    def texts(self) -> list[str]:
-        """The sentences about late nodes; the last text is the number of late nodes without a sentence."""
-        return [*self.sentences.values(), *([count(self.more, "more node")] if self.more else [])]
-
-
-def late_nodes_of(found: pd.DataFrame, cells: Iterable[str]) -> LateNodes:
-    """Describe the late nodes, longest wait first, each for the cell in which it causes the longest wait.
-
+    The first nodes are described by their late ranks in the cell in which they cause the longest wait.
     ``found`` is from :func:`stragglers`, and ``cells`` is the ``cell_id`` of each run that was read.
     """
-    if not len(found):
-        return LateNodes({})
-    ranks = _late_ranks(found, cells)
+    ranks = _late_ranks(found, cells) if len(found) else found
+    if not len(ranks):
+        return None
     nodes = ranks.groupby("host", sort=False)
-    sentences = {str(host): _about_node(str(host), own) for host, own in islice(nodes, _MAX_NAMED)}
-    return LateNodes(sentences, nodes.ngroups - len(sentences), list(ranks["cell_id"].unique()))
+    late = [_late_node(str(host), own) for host, own in islice(nodes, _MAX_DESCRIBED)]
+    more = {"more": nodes.ngroups - len(late)} if nodes.ngroups > len(late) else {}
+    hosts = [str(host) for host in ranks["host"].unique()]
+    return Fact("straggler", tuple(ranks["cell_id"].unique()), {"nodes": hosts, "late": late, **more})
 
 
 def _late_ranks(found: pd.DataFrame, cells: Iterable[str]) -> pd.DataFrame:
@@ -171,39 +155,40 @@ def _late_ranks(found: pd.DataFrame, cells: Iterable[str]) -> pd.DataFrame:
     return ranks.sort_values("excess_sec", ascending=False, kind="stable")
 
 
-def _about_node(host: str, late: pd.DataFrame) -> str:
-    """Return a sentence about a node from its late ranks in all cells, which are sorted by their excess."""
+def _late_node(host: str, late: pd.DataFrame) -> dict[str, Any]:
+    """Return the values of a node from its late ranks in all cells, which are sorted by their excess."""
     worst = late[late["cell_id"] == late["cell_id"].iloc[0]]
-    cell, of = worst["cell_id"].iloc[0], count(int(worst["of"].iloc[0]), "run")
-    # Ranks that are late in different parts of the step have different reasons.
-    texts = [_about_ranks(own, host) for _, own in worst.groupby("part", sort=False)]
-    often = " to ".join(dict.fromkeys(str(runs) for runs in (worst["late_in"].min(), worst["late_in"].max())))
-    others = late["cell_id"].nunique() - 1
-    also = f", and likewise in {count(others, 'more cell')}" if others else ""
-    return f"{' and '.join(texts)}, in {often} of {of} of {cell}{also}"
+    more = late["cell_id"].nunique() - 1
+    return {
+        "cell": worst["cell_id"].iloc[0],
+        # Ranks that are late in different parts of the step have different reasons.
+        "parts": [_late_part(own, clean(host)) for _, own in worst.groupby("part", sort=False)],
+        "late_in": sorted({int(worst["late_in"].min()), int(worst["late_in"].max())}),
+        "runs": int(worst["of"].iloc[0]),
+        **({"more_cells": more} if more else {}),
+    }
 
 
-def _about_ranks(late: pd.DataFrame, host: str) -> str:
-    """Return words about ranks of one node and cell that are late in the same part of the step."""
-    host, of = one_line(host, limit=80), int(late["host_ranks"].iloc[0])
-    if len(late) == 1:
-        who = f"rank {late['rank'].iloc[0]} on {host} takes"
-    else:
-        every = "both" if of == 2 else f"all {of}"
-        who = f"{every if len(late) == of else f'{len(late)} of the {of}'} ranks on {host} take"
-    means = late[["excess_sec", "share_of_step", "part_share"]].mean()
-    part = in_part(str(late["part"].iloc[0]), means["part_share"])
-    return (
-        f"{who} {seconds(means['excess_sec'])} per step longer than the others"
-        f" ({percent(means['share_of_step'])} of the step, {part})"
-    )
+def _late_part(late: pd.DataFrame, host: str) -> dict[str, Any]:
+    """Return the values of the ranks of one node and cell that are late in the same part of the step."""
+    ranks, means = int(late["host_ranks"].iloc[0]), late[["excess_sec", "share_of_step", "part_share"]].mean()
+    late_ranks = {"late": len(late)} if len(late) < ranks else {}
+    return {
+        "host": host,
+        "ranks": ranks,
+        **({"rank": int(late["rank"].iloc[0])} if len(late) == 1 else late_ranks),
+        "excess_s": float(means["excess_sec"]),
+        "share": float(means["share_of_step"]),
+        "part": str(late["part"].iloc[0]),
+        "extent": extent(means["part_share"]),
+    }
 
 
-def in_part(words: str, share: float) -> str:
-    """Return words about the part of the step with the largest ``share`` of an excess: ``mostly in PART``."""
+def extent(share: float) -> Literal["whole", "most", "several"]:
+    """Return whether the part of the step with the largest ``share`` of an excess has all or most of it."""
     if _WHOLE_EXCESS <= share <= 1 / _WHOLE_EXCESS:
-        return f"in {words}"
-    return f"mostly in {words}" if share >= 0.5 else f"in several parts, most in {words}"
+        return "whole"
+    return "most" if share >= 0.5 else "several"
 
 
 def slow_nodes_of(ranks: pd.DataFrame) -> pd.DataFrame:
@@ -324,14 +309,6 @@ def _log_ratios(ranks: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(ratios, columns=["host", "ratio", "independent"])
 
 
-def excess_texts(slow: pd.DataFrame) -> list[str]:
-    """Return a text such as ``n3 by 20 % in 4 runs`` for each slow node."""
-    return [
-        f"{one_line(row['host'], limit=60)} by {percent(row['excess'])} in {count(row['runs'], 'run')}"
-        for row in slow.to_dict("records")
-    ]
-
-
 @dataclass(frozen=True)
 class RankMeans:
     """Means per step of the ranks and nodes of some cells.
@@ -349,11 +326,11 @@ class RankMeans:
     by_host: pd.DataFrame
 
 
-def least_balanced_cells(rows: pd.DataFrame) -> list[str]:
+def least_balanced_cells(rows: Sequence[ScalingRow]) -> list[str]:
     """Return the measured multi-rank cells with the lowest load balance, the lowest first."""
-    wide = rows[(rows["n"] > 0) & (rows["gpus"] > 1) & rows["load_balance"].notna()]
-    order = wide.drop_duplicates("cell_id").sort_values("load_balance", kind="stable")
-    return [str(name) for name in order["cell_id"].head(MAX_CELLS)]
+    wide = [row for row in first_of_cells(rows) if row.n and row.gpus > 1 and known(row.load_balance)]
+    # Rounded, so that cells with equal load balance are in the order of the table.
+    return [row.cell_id for row in sorted(wide, key=lambda row: round(row.load_balance, 9))[:MAX_CELLS]]
 
 
 def rank_means(study: Study, cells: Sequence[str], runs: pd.DataFrame) -> RankMeans | None:

@@ -15,28 +15,29 @@ of cells; likewise for faster.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import permutations
-from typing import Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
-import pandas as pd
 from scipy import special
 
-from analysis.causes.table import LOST_WORDS, named, study_causes
+from analysis.causes.table import named, study_causes
 from analysis.checks.assessment import Assessment, assess
 from analysis.compare.matching import Difference, environment_differences, match_studies, match_within
 from analysis.data.load import Study
 from analysis.data.names import state_counts
-from analysis.stats.columns import PARTS
+from analysis.stats.columns import PARTS, CellSize, Column, RunRow, columns_of
+from analysis.stats.decompose import mean
 from analysis.stats.estimate import LEVEL, MIN_RUNS, Floats, LogMoments, log_moments, welch
-from analysis.stats.measured import measure
-from analysis.text import count, seconds, short_percent
+from analysis.stats.measured import Frames, measure
 from bench.errors import BenchError
 from bench.facts import Fact
 from bench.study.ledger import RunState
+from bench.units import count, known, seconds, short_percent
+from bench.words import heading, term
 
 #: A smaller relative change of the throughput is not called faster or slower.
 MINIMUM_EFFECT = 0.02
@@ -80,30 +81,43 @@ def joined(parts: Sequence[LogRatios]) -> LogRatios:
     return LogRatios(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
 
 
-def judge(ratios: LogRatios, *, minimum_effect: float = MINIMUM_EFFECT) -> pd.DataFrame:
-    """Return one row per ratio: ``ratio, low, high, p_slower, p_faster, verdict``.
+@dataclass
+class Judgement:
+    """A ratio with its 95 % interval, one-sided p-values adjusted over all ratios, and the verdict."""
 
-    ``low`` and ``high`` are the 95 % interval of the single ratio. ``p_slower`` and ``p_faster`` are
-    one-sided and adjusted over all rows. With δ = log(1 + minimum effect), the verdicts are:
+    ratio: Annotated[float, Column("throughput of B divided by that of A")] = math.nan
+    low: Annotated[float, Column("lower end of the ratio's 95 % interval")] = math.nan
+    high: Annotated[float, Column("upper end of the ratio's 95 % interval")] = math.nan
+    p_slower: Annotated[float, Column("adjusted p-value of a slower B")] = math.nan
+    p_faster: Annotated[float, Column("adjusted p-value of a faster B")] = math.nan
+    verdict: Annotated[Verdict, Column("verdict on B")] = Verdict.UNKNOWN
+
+
+def judge(ratios: LogRatios, *, minimum_effect: float = MINIMUM_EFFECT) -> list[Judgement]:
+    """Judge each ratio.
+
+    With δ = log(1 + minimum effect), the verdicts are:
 
     - faster, slower: the adjusted p-value is at most 2.5 %, and the logarithm of the ratio is beyond ±δ.
     - same: the interval of the logarithm is within ±δ.
     - cannot tell: all other cases, and always below 3 runs.
     """
-    centre = ratios.centre
     low, high = bounds(ratios)
     not_faster = _p_not_faster(ratios)
     slower, faster = (benjamini_hochberg(p) for p in (1 - not_faster, not_faster))
     delta, threshold = math.log1p(minimum_effect), (1 - LEVEL) / 2 + 1e-12
-    with np.errstate(invalid="ignore"):
-        conditions = [
-            (faster <= threshold) & (centre >= delta),
-            (slower <= threshold) & (centre <= -delta),
-            (low >= -delta) & (high <= delta),
-        ]
-    verdicts = np.select(conditions, [Verdict.FASTER, Verdict.SLOWER, Verdict.SAME], Verdict.UNKNOWN)
-    rows = pd.DataFrame({"ratio": np.exp(centre), "low": np.exp(low), "high": np.exp(high)})
-    return rows.assign(p_slower=slower, p_faster=faster, verdict=[str(verdict) for verdict in verdicts])
+
+    def verdict(centre: float, low: float, high: float, slower: float, faster: float) -> Verdict:
+        if faster <= threshold and centre >= delta:
+            return Verdict.FASTER
+        if slower <= threshold and centre <= -delta:
+            return Verdict.SLOWER
+        return Verdict.SAME if low >= -delta and high <= delta else Verdict.UNKNOWN
+
+    p_values = slower.tolist(), faster.tolist()
+    verdicts = map(verdict, ratios.centre.tolist(), low.tolist(), high.tolist(), *p_values)
+    values = (np.exp(one).tolist() for one in (ratios.centre, low, high))
+    return [Judgement(*one) for one in zip(*values, *p_values, verdicts, strict=True)]
 
 
 def bounds(ratios: LogRatios) -> tuple[Floats, Floats]:
@@ -145,51 +159,54 @@ def runs_needed(ratios: LogRatios, *, minimum_effect: float = MINIMUM_EFFECT, n:
         return np.asarray(np.maximum(np.ceil(n * factor), n + 1), dtype=float)
 
 
-class Change(NamedTuple):
-    """The largest changes between two cells: a part of the step with its times (s), and a cause.
+@dataclass
+class Change:
+    """The largest changes between two cells; a text is empty if it is not known."""
 
-    A text is empty if it is not known.
-    """
+    part: Annotated[str, Column("part of the step that changed most, if faster or slower")] = ""
+    part_a_sec: Annotated[float, Column("its time in A", "s")] = math.nan
+    part_b_sec: Annotated[float, Column("its time in B", "s")] = math.nan
+    cause: Annotated[str, Column("cause that changed most, if faster or slower")] = ""
 
-    part: str = ""
-    part_a_s: float = math.nan
-    part_b_s: float = math.nan
-    cause: str = ""
-
-    def __str__(self) -> str:
-        words = LOST_WORDS.get(self.part, self.part)
-        times = f"{words}: {seconds(self.part_a_s)} in A, {seconds(self.part_b_s)} in B" if self.part else ""
-        return "; ".join(filter(None, (times, f"cause: {self.cause}" if self.cause else "")))
+    @property
+    def change(self) -> str:
+        """The changes as a clause."""
+        times = f"{term('part', self.part)}: {seconds(self.part_a_sec)} in A, {seconds(self.part_b_sec)} in B"
+        return "; ".join(
+            filter(None, (times if self.part else "", f"cause: {self.cause}" if self.cause else ""))
+        )
 
 
 class StepTimes:
     """The times (s) of the parts of a step and of its causes, for each cell of a study."""
 
-    def __init__(self, study: Study, runs: pd.DataFrame) -> None:
-        counted = runs[runs["measured"]]
-        self.step_s = _floats(counted.groupby("cell_id")["step_time_sec"].mean())
-        known = counted[counted["parts_known"].astype("boolean").fillna(False)]
-        self._parts = known.groupby("cell_id")[list(PARTS)].mean()
-        self._causes = named(study_causes(study)).drop_duplicates(["cell_id", "cause", "node", "rank"])
+    def __init__(self, runs: _Runs) -> None:
+        self._runs = runs
+        self._causes = named(study_causes(runs.study))
+
+    def step_s(self, cell: str) -> float:
+        """Return the mean time of a step; NaN if it is not known."""
+        return mean(run.step_time_sec for run in self._runs.frames.measured_in(cell))
 
     def parts(self, cell: str) -> dict[str, float]:
         """Return the time of each part that is known."""
-        return _floats(self._parts.reindex([cell]).iloc[0].dropna())
+        runs = [run for run in self._runs.frames.measured_in(cell) if run.parts_known]
+        times = {part: mean(getattr(run, part) for run in runs) for part in PARTS}
+        return {part: time for part, time in times.items() if known(time)}
 
     def causes(self, cell: str) -> dict[str, float]:
         """Return the time of each cause; 0 if it is not known."""
-        own = self._causes[self._causes["cell_id"] == cell]
-        times = (own["share"].fillna(0.0) * self.step_s.get(cell, 0.0)).groupby(own["cause"]).sum()
-        return _floats(times)
-
-
-def _floats(values: pd.Series) -> dict[str, float]:
-    return {str(name): float(value) for name, value in values.items()}
+        times: dict[str, float] = {}
+        for one in self._causes:
+            if one.cell_id == cell:
+                time_s = one.share * self.step_s(cell)
+                times[one.name] = times.get(one.name, 0.0) + (time_s if known(time_s) else 0.0)
+        return times
 
 
 def change_between(a: StepTimes, b: StepTimes, cell_a: str, cell_b: str) -> Change:
     """Return the part and the cause whose times changed most in the direction of the step time."""
-    slower = b.step_s[cell_b] > a.step_s[cell_a]
+    slower = b.step_s(cell_b) > a.step_s(cell_a)
     before, after = a.parts(cell_a), b.parts(cell_b)
     part = _largest({name: after[name] - before[name] for name in before.keys() & after.keys()}, slower)
     times = (before[part], after[part]) if part else (math.nan, math.nan)
@@ -210,16 +227,34 @@ def _largest(differences: Mapping[str, float], slower: bool) -> str:
     return name if name and signed[name] > 0 else ""
 
 
-_RATE = "throughput_samples_per_sec"
-#: Columns of :attr:`Comparison.cells`, taken from the cell of A.
-_CELL = ("nodes", "gpus_per_node", "gpus", "global_batch", "per_gpu_batch", "launcher", "backend")
-#: Columns of :attr:`Comparison.cells`: one row per matched pair of cells.
-COLUMNS = (
-    *("a", "b", "cell_a", "cell_b", *_CELL, "n_a", "n_b", "pairs", "throughput_a", "throughput_b"),
-    *("ratio", "low", "high", "p_slower", "p_faster", "verdict", "broken", "not_valid_a", "not_valid_b"),
-    "remark",
-    *("part", "part_a_sec", "part_b_sec", "cause"),
-)
+@dataclass(kw_only=True)
+class ComparedCell(CellSize, Judgement, Change):
+    """One pair of matched cells, with the size of that of A.
+
+    Throughputs are geometric means over the compared runs. The verdict is that of the throughputs, even if
+    the values of a side are not valid.
+    """
+
+    a: Annotated[str, Column("name or value of A")]
+    b: Annotated[str, Column("name or value of B")]
+    cell_a: Annotated[str, Column("cell of A")]
+    cell_b: Annotated[str, Column("cell of B")]
+    n_a: Annotated[int, Column("measured runs of A")]
+    n_b: Annotated[int, Column("measured runs of B")]
+    pairs: Annotated[int | None, Column("interleaved pairs of runs; None if runs are unpaired")]
+    throughput_a: Annotated[float, Column("throughput of A", "samples/s")]
+    throughput_b: Annotated[float, Column("throughput of B", "samples/s")]
+    broken: Annotated[bool, Column("the cell completed in A and failed in B")]
+    not_valid_a: Annotated[str, Column("reason why the values of A are not valid")]
+    not_valid_b: Annotated[str, Column("reason why the values of B are not valid")]
+    remark: Annotated[str, Column("remarks")] = ""
+    missing: str
+    outliers: int
+
+    @property
+    def changed(self) -> bool:
+        """True if B is faster or slower."""
+        return self.verdict in (Verdict.FASTER, Verdict.SLOWER)
 
 
 @dataclass(frozen=True)
@@ -229,13 +264,6 @@ class Comparison:
     Attributes:
         b: name of B; within one study, the compared setting with all its values except that of A.
         minimum_effect: a smaller relative change is not called faster or slower.
-        cells: one row per pair of cells, :data:`COLUMNS`. Throughputs are samples/s (geometric means over the
-            compared runs). ``ratio`` is the throughput of B divided by that of A, ``low`` and ``high`` are
-            the ratio's 95 % interval. For cells that are faster or slower, ``part`` is the part of the step
-            that changed most, with its times in A and B, and ``cause`` is the cause that changed most.
-            ``pairs`` is the number of interleaved pairs of runs, missing if runs are unpaired. ``broken``
-            marks cells that completed in A and failed in B. ``not_valid_a`` and ``not_valid_b`` are the
-            reasons why the values are not valid; the verdict is nevertheless that of the throughputs.
         only_a: unmatched cells of A.
         only_b: unmatched cells of B.
         settings: settings that differ between A and B as a whole.
@@ -247,7 +275,7 @@ class Comparison:
     a: str
     b: str
     minimum_effect: float
-    cells: pd.DataFrame
+    cells: list[ComparedCell]
     only_a: list[str] = field(default_factory=list)
     only_b: list[str] = field(default_factory=list)
     settings: list[Difference] = field(default_factory=list)
@@ -258,18 +286,17 @@ class Comparison:
     @property
     def counts(self) -> dict[str, int]:
         """The number of cells with each verdict."""
-        found = self.cells["verdict"].value_counts()
-        return {str(verdict): int(found.get(str(verdict), 0)) for verdict in Verdict}
+        return {str(verdict): [cell.verdict for cell in self.cells].count(verdict) for verdict in Verdict}
 
     @property
     def regression(self) -> bool:
         """True if a cell is slower in B, or completed in A and failed in B."""
-        return bool((self.cells["verdict"] == Verdict.SLOWER).any() or self.cells["broken"].any())
+        return any(cell.verdict == Verdict.SLOWER or cell.broken for cell in self.cells)
 
     @property
     def undecided(self) -> bool:
         """True if the verdict of some cell is ``cannot tell``."""
-        return bool((self.cells["verdict"] == Verdict.UNKNOWN).any())
+        return any(cell.verdict == Verdict.UNKNOWN for cell in self.cells)
 
 
 def compare_studies(
@@ -288,8 +315,8 @@ def compare_studies(
     matching = match_studies(a, b, ignore=ignore)
     runs_a, runs_b = _Runs.of(a, "A"), _Runs.of(b, "B")
     name_a, name_b = (a.name, b.name) if a.name != b.name else (str(a.folder.path), str(b.folder.path))
-    cells = _judged([_compare_runs(runs_a, runs_b, matching.pairs, (name_a, name_b))], minimum_effect)
-    cells = _with_changes(cells, runs_a, runs_b)
+    parts = [_compare_runs(runs_a, runs_b, matching.pairs, (name_a, name_b))]
+    cells = _judged(parts, runs_a, runs_b, minimum_effect)
     return Comparison(
         a=name_a,
         b=name_b,
@@ -299,10 +326,13 @@ def compare_studies(
         only_b=matching.only_b,
         settings=matching.changes,
         environment=environment_differences(
-            a, b, runs_a=runs_a.measured_in(cells["cell_a"]), runs_b=runs_b.measured_in(cells["cell_b"])
+            a,
+            b,
+            runs_a=[run.run_id for cell in cells for run in runs_a.frames.measured_in(cell.cell_a)],
+            runs_b=[run.run_id for cell in cells for run in runs_b.frames.measured_in(cell.cell_b)],
         ),
         notes=_notes_on_time(a, b),
-        validity={"a": runs_a.assessment.facts, "b": runs_b.assessment.facts},
+        validity={"a": runs_a.assessment.findings, "b": runs_b.assessment.findings},
     )
 
 
@@ -330,10 +360,10 @@ def compare_within(
         a=f"{key} {first}",
         b=f"{key} {values}",
         minimum_effect=minimum_effect,
-        cells=_with_changes(_judged(parts, minimum_effect), runs, runs),
+        cells=_judged(parts, runs, runs, minimum_effect),
         only_a=[cell for cell in unmatched[0] if all(cell in other for other in unmatched[1:])],
         only_b=[cell for _, _, matching in matchings for cell in matching.only_b],
-        validity=dict.fromkeys("ab", runs.assessment.facts),
+        validity=dict.fromkeys("ab", runs.assessment.findings),
     )
 
 
@@ -352,11 +382,11 @@ def _notes_on_time(a: Study, b: Study) -> list[str]:
 
 @dataclass(frozen=True)
 class _Runs:
-    """The runs of A or B, with the logarithms of their throughputs, and their allocations' ids if shared."""
+    """The cells and runs of A or B."""
 
     label: str
     study: Study
-    frame: pd.DataFrame
+    frames: Frames
     assessment: Assessment
 
     @classmethod
@@ -367,162 +397,137 @@ class _Runs:
             BenchError: no run has completed.
         """
         frames = measure(study)
-        runs = frames.runs
-        if not runs["measured"].any():
+        if not any(run.measured for run in frames.run_rows):
             raise BenchError(
                 f"{study.folder.path}: nothing to compare: no run has completed "
-                f"({state_counts(runs) or 'no run is planned'})",
+                f"({state_counts(frames.runs) or 'no run is planned'})",
                 remedy="run it first: bench submit",
             )
-        runs["log"] = np.log(runs["throughput_samples_per_sec"].where(runs["measured"]))
-        # Job ids are unique per cluster only, so the study's folder is part of the id.
-        shared = runs["allocation"].eq("pack") & runs["job_id"].notna()
-        names = f"{study.folder.path.resolve()} " + runs["job_id"].astype("str")
-        runs["allocation_id"] = names.where(shared)
-        return cls(label, study, runs, assess(study, frames))
+        return cls(label, study, frames, assess(study, frames))
 
-    def measured_in(self, cells: pd.Series) -> list[str]:
-        """Return the ``run_id`` of the measured runs of some cells."""
-        chosen = self.frame["measured"] & self.frame["cell_id"].isin(cells)
-        return [str(run_id) for run_id in self.frame.loc[chosen, "run_id"]]
-
-    def of_cells(self, cells: Sequence[str]) -> pd.DataFrame:
-        """Return the runs of some cells; the column ``place`` is the index of the cell in ``cells``."""
-        places = pd.Index(cells).get_indexer(pd.Index(self.frame["cell_id"]))
-        return self.frame.assign(place=places)[places >= 0]
+    def missing(self, cell: str) -> str:
+        """Describe the runs of a cell of which none is measured; empty if a run is measured."""
+        if self.frames.measured_in(cell):
+            return ""
+        runs = self.frames.runs
+        found = (
+            f" ({state_counts(runs[runs['cell_id'] == cell])})" if cell in self.frames.runs_of_cells else ""
+        )
+        return f"{self.label}: no measured run{found}"
 
 
 def _compare_runs(
     a: _Runs, b: _Runs, pairs: Sequence[tuple[str, str]], names: tuple[str, str]
-) -> tuple[pd.DataFrame, LogRatios]:
+) -> tuple[list[ComparedCell], LogRatios]:
     """Return one row per pair of cells, and the ratios of their throughputs.
 
     If a pair of cells has at least three pairs of runs with the same repeat in one allocation, only these
-    runs are compared. Otherwise all runs are compared, unpaired.
+    runs are compared. Otherwise all runs are compared, unpaired. Runs of two studies are never pairs.
     """
-    size = len(pairs)
-    runs = [own.of_cells([pair[at] for pair in pairs]) for at, own in enumerate((a, b))]
-    measured = [own[own["measured"]] for own in runs]
-    moments = [
-        log_moments(own[_RATE].to_numpy(dtype=float), groups=own["place"].to_numpy(dtype=np.intp), size=size)
-        for own in measured
+    twins = [
+        _pairs_of_runs(a.frames.measured_in(one), b.frames.measured_in(other)) if a is b else []
+        for one, other in pairs
     ]
-    pairs_of_runs = _pairs_of_runs(*measured)
-    pair_moments = _pair_moments(pairs_of_runs, size=size)
-    use_pairs = pair_moments.n >= MIN_RUNS
-    both = zip(paired(pair_moments), unpaired(*moments), strict=True)
-    ratios = LogRatios(*(np.where(use_pairs, of_pairs, of_runs) for of_pairs, of_runs in both))
-    rows = a.study.cells.set_index("cell_id").loc[[pair[0] for pair in pairs], list(_CELL)]
-    rows = rows.reset_index(drop=True).assign(a=names[0], b=names[1])
-    rows["cell_a"], rows["cell_b"] = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-    rows["pairs"] = pd.array(np.where(use_pairs, pair_moments.n, np.nan), dtype="Int64")
-    for side, own in zip("ab", moments, strict=True):
-        of_pairs = pairs_of_runs.groupby("place")[f"log_{side}"].mean().reindex(range(size))
-        rows[f"throughput_{side}"] = np.exp(np.where(use_pairs, of_pairs, own.mean))
-    _add_counts(rows, runs)
-    for side, one in (("a", a), ("b", b)):
-        rows[f"not_valid_{side}"] = [one.assessment.invalid.get(cell, "") for cell in rows[f"cell_{side}"]]
-    rows["missing"] = _missing_runs(rows, runs, (a.label, b.label))
+    use_pairs = np.array([len(own) >= MIN_RUNS for own in twins], dtype=bool)
+    of_pairs = paired(log_moments([[rate_b / rate_a for rate_a, rate_b in own] for own in twins]))
+    of_runs = unpaired(
+        log_moments([_rates(a.frames.measured_in(one)) for one, _ in pairs]),
+        log_moments([_rates(b.frames.measured_in(other)) for _, other in pairs]),
+    )
+    both = zip(of_pairs, of_runs, strict=True)
+    ratios = LogRatios(*(np.where(use_pairs, one, other) for one, other in both))
+    cells = {cell.cell_id: cell for cell in a.frames.cells}
+    rows = []
+    for (cell_a, cell_b), own in zip(pairs, twins, strict=True):
+        size = {name: getattr(cells[cell_a], name) for name in columns_of(CellSize)}
+        runs_a, runs_b = a.frames.measured_in(cell_a), b.frames.measured_in(cell_b)
+        is_paired = len(own) >= MIN_RUNS
+        failed_in_b = any(run.state == RunState.FAILED for run in b.frames.runs_of_cells.get(cell_b, []))
+        rates_a, rates_b = zip(*own, strict=True) if is_paired else (_rates(runs_a), _rates(runs_b))
+        row = ComparedCell(
+            **size,
+            a=names[0],
+            b=names[1],
+            cell_a=cell_a,
+            cell_b=cell_b,
+            n_a=len(runs_a),
+            n_b=len(runs_b),
+            pairs=len(own) if is_paired else None,
+            throughput_a=_geometric_mean(rates_a),
+            throughput_b=_geometric_mean(rates_b),
+            broken=bool(runs_a) and not runs_b and failed_in_b,
+            not_valid_a=a.assessment.invalid.get(cell_a, ""),
+            not_valid_b=b.assessment.invalid.get(cell_b, ""),
+            missing="; ".join(filter(None, (a.missing(cell_a), b.missing(cell_b)))),
+            outliers=sum(run.outlier for run in [*runs_a, *runs_b]),
+        )
+        rows.append(row)
     return rows, ratios
 
 
-def _add_counts(rows: pd.DataFrame, runs: Sequence[pd.DataFrame]) -> None:
-    """Add the runs of A and B, their outliers, and ``broken`` to ``rows``."""
-    size = len(rows)
-    rows["outliers"] = 0
-    for side, own in zip("ab", runs, strict=True):
-        measured = own[own["measured"]]
-        places = measured["place"].to_numpy(dtype=np.intp)
-        n = np.bincount(places, minlength=size)
-        rows[f"n_{side}"] = n
-        rows["outliers"] += np.bincount(places[measured["outlier"].to_numpy()], minlength=size)
-    failed = runs[1].loc[runs[1]["state"] == RunState.FAILED, "place"]
-    failed_in_b = np.bincount(failed.to_numpy(dtype=np.intp), minlength=size) > 0
-    rows["broken"] = (rows["n_a"] > 0) & (rows["n_b"] == 0) & failed_in_b
+def _rates(runs: Iterable[RunRow]) -> list[float]:
+    return [run.throughput_samples_per_sec for run in runs]
 
 
-def _pairs_of_runs(a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
-    """Pair runs by allocation and repeat: ``log_a``, ``log_b``, and ``place`` of their pair of cells."""
-    keys = ["place", "allocation_id", "repeat"]
-    sides = [runs.loc[runs["allocation_id"].notna(), [*keys, "log"]] for runs in (a, b)]
-    return sides[0].merge(sides[1], on=keys, suffixes=("_a", "_b"))
+def _geometric_mean(values: Iterable[float]) -> float:
+    return math.exp(mean(map(math.log, values)))
 
 
-def _pair_moments(both: pd.DataFrame, *, size: int) -> LogMoments:
-    """Return the moments of log(B / A) of paired runs, by pair of cells."""
-    ratios = np.exp((both["log_b"] - both["log_a"]).to_numpy(dtype=float))
-    return log_moments(ratios, groups=both["place"].to_numpy(dtype=np.intp), size=size)
+def _pairs_of_runs(a: Iterable[RunRow], b: Iterable[RunRow]) -> list[tuple[float, float]]:
+    """Return the throughputs of the runs of one study with the same repeat in one allocation."""
+    shared = [{(run.job_id, run.repeat): run for run in runs if run.allocation == "pack"} for runs in (a, b)]
+    keys = [key for key in shared[0] if key in shared[1] and key[0]]
+    return [(_rates([shared[0][key]])[0], _rates([shared[1][key]])[0]) for key in keys]
 
 
-def _missing_runs(rows: pd.DataFrame, runs: Sequence[pd.DataFrame], labels: tuple[str, str]) -> list[str]:
-    """Name, for each pair of cells, the studies without a measured run, with the states of their runs."""
-    texts: list[list[str]] = [[] for _ in range(len(rows))]
-    for side, own, label in zip("ab", runs, labels, strict=True):
-        for place in np.flatnonzero(rows[f"n_{side}"] == 0):
-            of_cell = own[own["place"] == place]
-            found = f" ({state_counts(of_cell)})" if len(of_cell) else ""
-            texts[place].append(f"{label}: no measured run{found}")
-    return ["; ".join(parts) for parts in texts]
-
-
-def _judged(parts: Sequence[tuple[pd.DataFrame, LogRatios]], minimum_effect: float) -> pd.DataFrame:
-    """Return all rows with verdicts, from (rows, ratios) of groups; p-values are adjusted over all groups."""
+def _judged(
+    parts: Sequence[tuple[list[ComparedCell], LogRatios]], a: _Runs, b: _Runs, minimum_effect: float
+) -> list[ComparedCell]:
+    """Add verdicts, changes and remarks to the rows of all groups; p-values are adjusted over all groups."""
     ratios = joined([ratios for _, ratios in parts])
-    rows = pd.concat([rows for rows, _ in parts], ignore_index=True)
-    rows = pd.concat([rows, judge(ratios, minimum_effect=minimum_effect)], axis=1)
-    fewest = rows[["n_a", "n_b"]].min(axis=1).to_numpy(dtype=float)
-    pairs = rows["pairs"].to_numpy(dtype=float, na_value=np.nan)
-    n: Floats = np.where(np.isnan(pairs), fewest, pairs)
-    rows["needed"] = runs_needed(ratios, minimum_effect=minimum_effect, n=n)
-    tested = int(rows["low"].notna().sum())
-    rows["remark"] = [_remark(row, tested, minimum_effect) for row in rows.to_dict("records")]
-    return rows[[name for name in COLUMNS if name in rows]]
+    rows = [row for rows, _ in parts for row in rows]
+    n = np.array([row.pairs or min(row.n_a, row.n_b) for row in rows], dtype=float)
+    needed = runs_needed(ratios, minimum_effect=minimum_effect, n=n)
+    judgements = judge(ratios, minimum_effect=minimum_effect)
+    tested = sum(known(one.low) for one in judgements)
+    for row, judgement, more in zip(rows, judgements, needed.tolist(), strict=True):
+        vars(row).update(vars(judgement))
+        row.remark = _remark(row, more, tested, minimum_effect)
+    if changed := [row for row in rows if row.changed]:
+        first = StepTimes(a)
+        second = first if a is b else StepTimes(b)
+        for row in changed:
+            vars(row).update(vars(change_between(first, second, row.cell_a, row.cell_b)))
+            row.remark = "; ".join(filter(None, (row.remark, row.change)))
+    return rows
 
 
-def _with_changes(rows: pd.DataFrame, a: _Runs, b: _Runs) -> pd.DataFrame:
-    """Add the part of the step and the cause that changed, for the cells that are faster or slower."""
-    changed = rows["verdict"].isin([Verdict.FASTER, Verdict.SLOWER])
-    found = dict.fromkeys(rows.index, Change())
-    if changed.any():
-        first = StepTimes(a.study, a.frame)
-        second = first if a is b else StepTimes(b.study, b.frame)
-        pairs = rows.loc[changed, ["cell_a", "cell_b"]].itertuples()
-        found |= {place: change_between(first, second, one, other) for place, one, other in pairs}
-    columns = ["part", "part_a_sec", "part_b_sec", "cause"]
-    rows = rows.join(pd.DataFrame([*found.values()], index=rows.index).set_axis(columns, axis=1))
-    texts = zip(rows["remark"], found.values(), strict=True)
-    rows["remark"] = ["; ".join(filter(None, (remark, str(change)))) for remark, change in texts]
-    return rows[list(COLUMNS)]
-
-
-def _remark(row: dict[Any, Any], tested: int, minimum_effect: float) -> str:
+def _remark(row: ComparedCell, needed: float, tested: int, minimum_effect: float) -> str:
     """Name what is not valid, explain a missing verdict, and mention unpaired runs and outliers."""
-    sides = {"a": row["not_valid_a"], "b": row["not_valid_b"]}
-    texts = [f"{side.upper()} is not valid: {reason}" for side, reason in sides.items() if reason]
-    if sides["a"] == sides["b"] != "":
-        texts = [f"A and B are not valid: {sides['a']}"]
-    texts += [row["missing"]] if row["missing"] else []
-    fewest, most = sorted((row["n_a"], row["n_b"]))
-    if row["broken"]:
+    sides = {"A": row.not_valid_a, "B": row.not_valid_b}
+    texts = [f"{side} is not valid: {heading(reason)}" for side, reason in sides.items() if reason]
+    if row.not_valid_a == row.not_valid_b != "":
+        texts = [f"A and B are not valid: {heading(row.not_valid_a)}"]
+    texts += [row.missing] if row.missing else []
+    fewest, most = sorted((row.n_a, row.n_b))
+    if row.broken:
         texts.append("failed in B but completed in A: this counts as a regression")
-    elif not math.isfinite(row["low"]) and not row["missing"]:
+    elif not known(row.low) and not row.missing:
         texts.append(f"{count(fewest, 'run')} per side, but an interval needs {MIN_RUNS}")
-    elif row["verdict"] == Verdict.UNKNOWN and not row["missing"]:
-        texts.append(_why_unknown(row, tested, minimum_effect))
-    if not pd.isna(row["pairs"]) and row["pairs"] < most:
-        texts.append(f"{row['pairs']} interleaved pairs; unpaired runs are ignored")
-    if row["outliers"]:
-        texts.append(f"{count(row['outliers'], 'outlier')}, not excluded")
+    elif row.verdict == Verdict.UNKNOWN and not row.missing:
+        texts.append(_why_unknown(row, needed, tested, minimum_effect))
+    if row.pairs and row.pairs < most:
+        texts.append(f"{row.pairs} interleaved pairs; unpaired runs are ignored")
+    if row.outliers:
+        texts.append(f"{count(row.outliers, 'outlier')}, not excluded")
     return "; ".join(texts)
 
 
-def _why_unknown(row: dict[Any, Any], tested: int, minimum_effect: float) -> str:
+def _why_unknown(row: ComparedCell, needed: float, tested: int, minimum_effect: float) -> str:
     least = short_percent(minimum_effect)
-    excludes_one = row["low"] > 1 or row["high"] < 1
-    if excludes_one and abs(math.log(row["ratio"])) >= math.log1p(minimum_effect):
+    excludes_one = row.low > 1 or row.high < 1
+    if excludes_one and abs(math.log(row.ratio)) >= math.log1p(minimum_effect):
         return f"the interval excludes 1, but with {tested} cells this may be chance"
-    needed = (
-        f"about {row['needed']:.0f} runs per side are needed" if row["needed"] < 1000 else "too much noise"
-    )
-    more = f"{needed} to detect a difference of {least}"
+    effort = f"about {needed:.0f} runs per side are needed" if needed < 1000 else "too much noise"
+    more = f"{effort} to detect a difference of {least}"
     return f"there is a change, but it may be smaller than {least}: {more}" if excludes_one else more

@@ -13,10 +13,13 @@ from typing import Any
 
 from analysis.data.environment import FACTS, TRANSPORT, sampled, value_of
 from analysis.data.load import Study
-from analysis.text import clean, listed, one_line
+from analysis.text import clean, one_line
 from bench.errors import BenchError
 from bench.matrix.cell import value_text
+from bench.matrix.workload import FIXED_DEFAULTS, present_names
 from bench.study.conditions import objects
+from bench.units import listed
+from bench.words import term
 
 #: Size and batch of a cell.
 SIZES = ("nodes", "tasks_per_node", "world_size", "global_batch", "per_gpu_batch")
@@ -65,7 +68,8 @@ class Matching:
 def settings_of(cell: Mapping[str, Any]) -> Settings:
     """Return all settings of a cell of plan.json: values as texts, by the setting's name in the matrix."""
     found = {name: spelled(cell.get(name)) for name in (*SIZES, "launcher", "backend")}
-    found |= {clean(name): spelled(value) for name, value in (cell.get("workload") or {}).items()}
+    options = FIXED_DEFAULTS | present_names(cell["workload"]) if cell.get("workload") else {}
+    found |= {clean(name): spelled(value) for name, value in options.items()}
     found |= {f"env.{clean(name)}": spelled(value) for name, value in (cell.get("env") or {}).items()}
     command, name = found.get("command", NOT_SET), found.pop("command_name", None)
     if command != NOT_SET and "{model}" not in command:
@@ -73,7 +77,7 @@ def settings_of(cell: Mapping[str, Any]) -> Settings:
     if name is not None:
         found["command"] = name  # two commands with one name match; command_differences shows their texts
     # A plan made elsewhere may contain axes that are not options of the workload.
-    axes = {clean(name): spelled(value) for name, value in (cell.get("swept") or {}).items()}
+    axes = {clean(name): spelled(value) for name, value in present_names(cell.get("swept") or {}).items()}
     return {**axes, **found}
 
 
@@ -257,44 +261,42 @@ def environment_differences(
     """
     facts_a, facts_b = _facts(a, runs_a), _facts(b, runs_b)
 
-    def text(name: str, facts: Mapping[str, list[str]]) -> str:
-        missing = NOT_SET if name.isupper() else _NOT_KNOWN
-        return listed(facts[name], limit=4) if facts.get(name) else missing
+    def text(key: tuple[str, str], facts: Mapping[tuple[str, str], list[str]]) -> str:
+        missing = NOT_SET if key[0] == "variable" else _NOT_KNOWN
+        return listed(facts[key], limit=4) if facts.get(key) else missing
 
     return [
-        Difference(name, text(name, facts_a), text(name, facts_b))
-        for name in dict.fromkeys((*facts_a, *facts_b))
-        if facts_a.get(name, []) != facts_b.get(name, [])
+        Difference(key[1] if key[0] == "variable" else term(*key), text(key, facts_a), text(key, facts_b))
+        for key in dict.fromkeys((*facts_a, *facts_b))
+        if facts_a.get(key, []) != facts_b.get(key, [])
     ]
 
 
-def _facts(study: Study, run_ids: Iterable[str]) -> dict[str, list[str]]:
-    """Return, for each fact of env.json, its sorted values in the given runs."""
+def _facts(study: Study, run_ids: Iterable[str]) -> dict[tuple[str, str], list[str]]:
+    """Return, for each kind and name of a fact of env.json, its sorted values in the given runs."""
     wanted = set(run_ids)
     places = [place for place, run_id in enumerate(study.runs["run_id"]) if run_id in wanted]
     chosen = study.runs["run_id"].iloc[sampled(study, places)]
-    found: dict[str, set[str]] = {}
+    found: dict[tuple[str, str], set[str]] = {}
     for env in study.envs_of(chosen).values():
-        for name, value in _facts_of_run(env):
-            found.setdefault(name, set()).add(value)
-    return {name: sorted(values) for name, values in found.items()}
+        for kind, name, value in _facts_of_run(env):
+            found.setdefault((kind, name), set()).add(value)
+    return {key: sorted(values) for key, values in found.items()}
 
 
-def _facts_of_run(env: dict[str, Any]) -> Iterable[tuple[str, str]]:
-    for label, key in FACTS:
-        # Backend and launcher are compared as settings.
-        if label not in ("Backend", "Launcher") and (value := value_of(env, key)):
-            yield label, value
+def _facts_of_run(env: dict[str, Any]) -> Iterable[tuple[str, str, str]]:
     transport = env.get("transport")
-    for label, key in TRANSPORT:
-        if isinstance(transport, dict) and (value := value_of(transport, key)):
-            yield label, value
+    # Backend and launcher are compared as settings, and so is the strategy of the built-in training.
+    settings = ("backend", "launcher", *(["strategy"] if "workload" in env else []))
+    own = [(name, value_of(env, name)) for name in FACTS if name not in settings]
+    own += [(name, value_of(transport, name)) for name in TRANSPORT if isinstance(transport, dict)]
+    yield from (("environment", name, value) for name, value in own if value)
     for host in objects(env.get("hosts")):
-        yield "Hosts", one_line(host.get("host"), limit=80)
-        yield "CPU", one_line(host.get("cpu_model"), limit=80) or _NOT_KNOWN
-        yield "Cores per host", one_line(host.get("cores"), limit=10) or _NOT_KNOWN
+        yield "environment", "hosts", one_line(host.get("host"), limit=80)
+        yield "environment", "cpu", one_line(host.get("cpu_model"), limit=80) or _NOT_KNOWN
+        yield "environment", "cores", one_line(host.get("cores"), limit=10) or _NOT_KNOWN
     for section in ("env", "slurm"):
         variables = env.get(section)
         for name, value in variables.items() if isinstance(variables, dict) else ():
             if name not in _PER_RUN and not name.startswith(_PER_RUN_PREFIXES):
-                yield one_line(name, limit=80), one_line(value, limit=160)
+                yield "variable", one_line(name, limit=80), one_line(value, limit=160)

@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
-import pandas as pd
-
-from analysis.compare.comparison import Comparison, Verdict
+from analysis.compare.comparison import ComparedCell, Comparison
 from analysis.compare.matching import Difference
 from analysis.data.names import layout
-from analysis.text import (
-    MISSING,
-    count,
-    fraction,
-    listed,
-    markdown,
-    markdown_line,
-    number,
-    plain,
-    short_percent,
-    whole,
-)
+from analysis.stats.columns import columns_of
+from analysis.text import markdown, markdown_line, plain
+from bench.units import MISSING, count, fraction, known, listed, number, short_percent, whole
 
 HEADINGS = (
     *("cell", "ranks", "batch", "A samples/s", "B samples/s", "B/A", "95 % interval", "n"),
@@ -44,26 +32,24 @@ def table_rows(comparison: Comparison, *, changed_first: bool = False) -> list[l
     """
     cells = comparison.cells
     if changed_first:
-        changed = cells["broken"] | cells["verdict"].isin([Verdict.FASTER, Verdict.SLOWER])
-        cells = pd.concat([cells[changed], cells[~changed]])
-    several_values = cells["b"].nunique() > 1
-    return [_row(row, "cell_b" if several_values else "cell_a") for row in cells.to_dict("records")]
+        cells = sorted(cells, key=lambda row: not (row.broken or row.changed))
+    several_values = len({row.b for row in cells}) > 1
+    return [_row(row, row.cell_b if several_values else row.cell_a) for row in cells]
 
 
-def _row(row: dict[Any, Any], cell_column: str) -> list[str]:
-    runs = f"{row['n_a']}" if row["n_a"] == row["n_b"] else f"{row['n_a']}, {row['n_b']}"
-    interval = f"{fraction(row['low'])} to {fraction(row['high'])}" if math.isfinite(row["low"]) else MISSING
+def _row(row: ComparedCell, cell: str) -> list[str]:
+    runs = f"{row.n_a}" if row.n_a == row.n_b else f"{row.n_a}, {row.n_b}"
     return [
-        row[cell_column],
-        f"{row['gpus']} ({layout(row, times='x')})",
-        whole(row["global_batch"]),
-        number(row["throughput_a"]),
-        number(row["throughput_b"]),
-        fraction(row["ratio"]),
-        interval,
-        runs if pd.isna(row["pairs"]) else count(int(row["pairs"]), "pair"),
-        row["verdict"],
-        row["remark"],
+        cell,
+        f"{row.gpus} ({layout(row, times='x')})",
+        whole(row.global_batch),
+        number(row.throughput_a),
+        number(row.throughput_b),
+        fraction(row.ratio),
+        f"{fraction(row.low)} to {fraction(row.high)}" if known(row.low) else MISSING,
+        count(row.pairs, "pair") if row.pairs else runs,
+        row.verdict,
+        row.remark,
     ]
 
 
@@ -71,7 +57,7 @@ def conclusion(comparison: Comparison) -> str:
     """Return a clause with the number of cells with each verdict, and of cells that failed only in B."""
     counts = [f"{amount} {verdict}" for verdict, amount in comparison.counts.items() if amount]
     text = f"{count(len(comparison.cells), 'cell')} compared: {', '.join(counts)}"
-    broken = int(comparison.cells["broken"].sum())
+    broken = sum(cell.broken for cell in comparison.cells)
     return f"{text}; {broken} failed in B and completed in A" if broken else text
 
 
@@ -113,14 +99,14 @@ def _markdown_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> l
 
 def as_content(comparison: Comparison) -> dict[str, Any]:
     """Return the output of `bench compare --json`; unknown values are None."""
-    cells = comparison.cells.to_dict("records")
+    names = columns_of(ComparedCell)
     return {
         "a": comparison.a,
         "b": comparison.b,
         "minimum_effect": comparison.minimum_effect,
         "regression": comparison.regression,
         "counts": comparison.counts,
-        "cells": [{str(name): plain(value) for name, value in row.items()} for row in cells],
+        "cells": [{name: plain(getattr(row, name)) for name in names} for row in comparison.cells],
         "only_a": comparison.only_a,
         "only_b": comparison.only_b,
         "differences": [{"what": one.what, "a": one.a, "b": one.b} for one in differences(comparison)],

@@ -14,13 +14,10 @@ import numpy.typing as npt
 import pandas as pd
 
 from analysis.data.csv_files import read_csvs
-from bench.study.consistency import (
-    MEAN_COLUMNS,
-    ROUNDING,
-    Contradiction,
-    metrics_contradictions,
-)
-from bench.study.layout import RANKS_COLUMNS, RunFolder
+from bench.facts import Fact
+from bench.study.consistency import ROUNDING, metrics_contradictions
+from bench.study.layout import RunFolder
+from bench.study.records import MEAN_COLUMNS, EpochRow, R, RankRow, columns_of
 
 #: Number of runs whose ranks.csv are in memory at once.
 _CHUNK = 500
@@ -30,7 +27,7 @@ _MEANS = ("steps", *MEAN_COLUMNS)
 
 def find_contradictions(
     epochs: pd.DataFrame, folders: Mapping[str, str], cells: Mapping[str, Mapping[str, Any]]
-) -> Iterator[tuple[str, list[Contradiction]]]:
+) -> Iterator[tuple[str, list[Fact]]]:
     """Yield the runs with contradictions.
 
     Args:
@@ -42,7 +39,7 @@ def find_contradictions(
     for begin in range(0, len(run_ids), _CHUNK):
         own = run_ids[begin : begin + _CHUNK]
         paths = [f"{folders[run_id]}/{_RANKS_FILE}" for run_id in own]
-        ranks = read_csvs(paths, columns=RANKS_COLUMNS, text=("host", "device")).rows
+        ranks = read_csvs(paths, RankRow).rows
         ranks = ranks.rename(columns={"file": "run"})
         codes = pd.Series(range(len(own)), index=own)
         rows = epochs.assign(run=epochs["run_id"].astype(str).map(codes))
@@ -51,8 +48,8 @@ def find_contradictions(
         for code in _suspects(rows, ranks, planned):
             cell = cells[own[code]]
             found = metrics_contradictions(
-                _records(rows[rows["run"] == code]),
-                _records(ranks[ranks["run"] == code]),
+                _records(rows[rows["run"] == code], EpochRow),
+                _records(ranks[ranks["run"] == code], RankRow),
                 epochs=_planned_epochs(cell),
                 global_batch=float(cell["global_batch"]),
             )
@@ -60,8 +57,9 @@ def find_contradictions(
                 yield own[code], listed
 
 
-def _records(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    return [{str(name): value for name, value in row.items()} for row in frame.to_dict("records")]
+def _records(frame: pd.DataFrame, record: type[R]) -> list[R]:
+    columns = frame.to_dict("list")
+    return [record(*row) for row in zip(*(columns[name] for name in columns_of(record)), strict=True)]
 
 
 def _planned_epochs(cell: Mapping[str, Any]) -> int | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,8 +19,10 @@ import pandas as pd
 import pyarrow as pa
 from pyarrow import csv as arrow_csv
 
-from analysis.text import clean, listed, one_line
+from analysis.text import clean, one_line
 from bench.study.files import regular_file
+from bench.study.records import Record, columns_of, text_columns
+from bench.units import listed
 
 #: Arrow parses portions of about this many bytes, to limit memory. If a portion contains a value that is not
 #: a number, only the files of this portion are parsed row by row.
@@ -38,13 +40,13 @@ class Loaded:
     problems: dict[int, str] = field(default_factory=dict)
 
 
-def read_csvs(paths: Sequence[str], *, columns: Sequence[str], text: Collection[str] = ()) -> Loaded:
-    """Return the rows of all files in the order of ``paths``, with the given columns.
+def read_csvs(paths: Sequence[str], record: type[Record]) -> Loaded:
+    """Return the rows of all files in the order of ``paths``, with the columns of ``record``.
 
-    Columns are float64 (an empty cell is NaN), except for those in ``text``. A file or line that cannot be
-    read adds a problem and no row.
+    Columns are float64 (an empty cell is NaN), except for those of text. A file or line that cannot be read
+    adds a problem and no row.
     """
-    reader = _Reader(paths, tuple(columns), frozenset(text))
+    reader = _Reader(paths, columns_of(record), frozenset(text_columns(record)))
     for index in range(len(paths)):
         reader.read(index)
     return reader.loaded()

@@ -10,30 +10,26 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from analysis.data.load import Study
-from analysis.text import count, listed, one_line, whole
+from analysis.text import one_line
+from bench.facts import Fact
 from bench.study.before_facts import facts_of_env
 from bench.study.conditions import objects
-from bench.units import human_bytes
-from bench.words import sentence
+from bench.units import count, human_bytes, listed, whole
 
 #: Maximum number of env.json files that are read. If more runs have started, those of a sample are read.
 MAX_READ = 500
 _MAX_VALUES = 4
 _MAX_HOSTS = 64
-#: The facts taken from env.json: the label on the page and the key in the file.
+#: The facts taken from env.json, and from its ``transport``.
 FACTS = (
-    *(("bench", "bench_version"), ("PyTorch", "torch"), ("Python", "python"), ("CUDA", "cuda")),
-    *(("NCCL", "nccl"), ("Device", "device_name"), ("Backend", "backend"), ("Launcher", "launcher")),
-    ("Strategy", "strategy"),
-    *(("Threads per rank", "threads_per_rank"), ("Parameters", "parameters")),
-    ("Gradients", "gradient_bytes"),
+    *("bench_version", "torch", "python", "cuda", "nccl", "device_name", "backend", "launcher", "strategy"),
+    *("threads_per_rank", "parameters", "gradient_bytes"),
 )
-#: The facts taken from ``transport`` in env.json: the label on the page and the key in the file.
 TRANSPORT = (
-    *(("Interface", "interface"), ("Network", "network"), ("Algorithm", "algorithm")),
-    *(("Transport version", "version"), ("GPUDirect", "gpudirect"), ("Within a host", "within_host")),
-    ("Transport not read", "not_read_because"),
+    *("interface", "network", "algorithm", "version", "gpudirect", "within_host", "not_read_because"),
 )
+#: Facts in which the runs of a study may differ, because its cells are planned with different ones.
+_PLANNED = ("backend", "launcher", "strategy")
 
 
 @dataclass(frozen=True)
@@ -55,12 +51,12 @@ class Environment:
         read: number of readable env.json files.
         asked: number of runs whose env.json was to be read: all started runs or a sample of them.
         started: number of started runs.
-        facts: label and value of each fact; values that differ between runs are listed with their number of
-            runs.
+        facts: each fact with its value as text; values that differ between runs are listed with their number
+            of runs.
         variables: name and value of each environment variable, in the form of ``facts``.
         hosts, hosts_left_out: the first hosts, and the number of further hosts.
-        warnings: the facts that the runs warn of, each with its kind and in words with its number of runs.
-        differing: labels of the facts that differ between runs.
+        warnings: the facts that the runs warn of, each with its number of runs.
+        differing: the facts that differ between runs.
         envs: content of the env.json files that were read, by run_id.
     """
 
@@ -71,7 +67,7 @@ class Environment:
     variables: list[tuple[str, str]] = field(default_factory=list)
     hosts: list[Host] = field(default_factory=list)
     hosts_left_out: int = 0
-    warnings: list[tuple[str, str]] = field(default_factory=list)
+    warnings: list[tuple[Fact, int]] = field(default_factory=list)
     differing: list[str] = field(default_factory=list)
     envs: dict[str, dict[str, Any]] = field(default_factory=dict, repr=False)
 
@@ -93,7 +89,7 @@ def describe_environment(study: Study) -> Environment:
     found = describe(study.envs_of(run_ids))
     found.asked, found.started = len(chosen), len(tried)
     if allocations := _allocations(study):
-        found.facts.append(("Run", allocations))
+        found.facts.append(("allocations", allocations))
     return found
 
 
@@ -102,16 +98,14 @@ def describe(by_run: dict[str, dict[str, Any]]) -> Environment:
     envs = list(by_run.values())
     found = Environment(read=len(envs), asked=len(envs), started=len(envs), envs=by_run)
     transports = [t for env in envs if isinstance(t := env.get("transport"), dict)]
-    for facts, sources in ((FACTS, envs), (TRANSPORT, transports)):
-        for label, key in facts:
-            _add_fact(found, label, Counter(filter(None, (value_of(source, key) for source in sources))))
+    for names, sources in ((FACTS, envs), (TRANSPORT, transports)):
+        for name in names:
+            _add_fact(found, name, Counter(filter(None, (value_of(source, name) for source in sources))))
     _add_variables(found, envs)
     _add_hosts(found, envs)
-    warned = (fact for env in envs for fact in facts_of_env(env) if fact.severity != "info")
-    texts = Counter((fact.kind, one_line(sentence(fact))) for fact in warned)
-    found.warnings = [
-        (kind, f"{text} ({count(runs, 'run')})") for (kind, text), runs in texts.most_common(20)
-    ]
+    warned = [fact for env in envs for fact in facts_of_env(env) if fact.severity != "info"]
+    facts = {repr(fact): fact for fact in warned}
+    found.warnings = [(facts[text], runs) for text, runs in Counter(map(repr, warned)).most_common(20)]
     return found
 
 
@@ -156,12 +150,12 @@ def value_of(mapping: dict[str, Any], key: str) -> str | None:
     return one_line(value, limit=120)
 
 
-def _add_fact(found: Environment, label: str, counts: Counter[str]) -> None:
-    if len(counts) > 1 and label not in ("Backend", "Launcher", "Strategy"):
-        found.differing.append(label)
+def _add_fact(found: Environment, name: str, counts: Counter[str]) -> None:
+    if len(counts) > 1 and name not in _PLANNED:
+        found.differing.append(name)
     if counts:
         one = len(counts) == 1 and counts.total() == found.read
-        found.facts.append((label, next(iter(counts)) if one else _with_counts(counts)))
+        found.facts.append((name, next(iter(counts)) if one else _with_counts(counts)))
 
 
 def _with_counts(counts: Counter[str]) -> str:
@@ -193,14 +187,6 @@ class Crowd(NamedTuple):
     ranks: int
     threads: int
     cores: int
-
-    def __str__(self) -> str:
-        ranks, cores = count(self.ranks, "rank"), count(self.cores, "core")
-        return (
-            f"{self.threads} threads of {ranks} on {cores}"
-            if self.threads > self.ranks
-            else f"{ranks} on {cores}"
-        )
 
 
 def crowds(env: dict[str, Any]) -> list[Crowd]:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -19,28 +20,72 @@ import pandas as pd
 
 from analysis.data.contradictions import find_contradictions
 from analysis.data.csv_files import Loaded, read_csvs
-from analysis.text import clean, count, listed, one_line
+from analysis.text import clean, one_line
+from bench.facts import Fact
 from bench.study.conditions import read_disturbances
-from bench.study.consistency import Contradiction, record_contradictions
+from bench.study.consistency import record_contradictions
 from bench.study.files import read_json
-from bench.study.layout import METRICS_COLUMNS, RANKS_COLUMNS, STEPS_COLUMNS, RunFolder, StudyFolder
+from bench.study.layout import RunFolder, StudyFolder
 from bench.study.ledger import Ledger, RunRecord, RunState
 from bench.study.plan_json import invalid_plan, read_plan
+from bench.study.records import METRICS_COLUMNS, EpochRow, RankRow, Record, StepRow
 from bench.study.run_json import read_run, recorded_class
+from bench.units import count, listed
+from bench.words import words
 
-#: Columns of :attr:`Study.runs`: one row per planned run, about its latest attempt. ``allocation`` is ``job``
-#: (the run had its own job) or ``pack`` (the run shared the job ``job_id`` with other runs). ``disturbed`` is
-#: a tuple of :class:`bench.study.conditions.Disturbance`; None if disturbances were not recorded. ``hosts``
-#: are the nodes as Slurm lists them (``n[1-4]``); empty if unknown. ``cause`` is the first cause that `bench
-#: doctor` found in the logs of a failed run.
-RUNS_COLUMNS = (
-    *("run_id", "cell_id", "repeat", "order", "attempt", "state", "reason", "failure_class", "exit_code"),
-    *("job_id", "allocation", "started_at", "ended_at", "disturbed", "hosts", "evidence", "cause"),
-)
+
+@dataclass(slots=True)
+class RunRow:
+    """A row of :attr:`Study.runs`: one planned run, and its latest attempt.
+
+    Attributes:
+        allocation: ``job`` (the run had its own job), or ``pack`` (it shared its job with other runs).
+        disturbed: a tuple of facts; None if disturbances were not recorded.
+        hosts: the nodes as Slurm lists them (``n[1-4]``); empty if unknown.
+        evidence: the log lines that `bench doctor` found, each with its cause; None without run.json.
+        cause: the first cause that `bench doctor` found in the logs of a failed run.
+    """
+
+    run_id: str
+    cell_id: str
+    repeat: int
+    order: int
+    attempt: int | None = None
+    state: str = str(RunState.PLANNED)
+    reason: str = ""
+    failure_class: str | None = None
+    exit_code: int | None = None
+    job_id: str | None = None
+    allocation: str | None = None
+    started_at: str | None = None
+    ended_at: str | None = None
+    disturbed: tuple[Fact, ...] | None = None
+    hosts: str | None = None
+    evidence: tuple[str, ...] | None = None
+    cause: str | None = None
+
+    def end_as_in(self, record: RunRecord, reason: str) -> None:
+        """Take the end of the run from the ledger, with a further reason."""
+        self.state, self.reason = str(record.state), "; ".join(filter(None, (record.reason, reason)))
+        self.failure_class, self.exit_code, self.cause = record.failure_class, record.exit_code, record.cause
+
+
+RUNS_COLUMNS = tuple(one.name for one in fields(RunRow))
+_values_of = attrgetter(*RUNS_COLUMNS)
 _TEXTS = ("failure_class", "job_id", "allocation", "cause")
 _TIMES = ("started_at", "ended_at")
 _STATES = frozenset(str(state) for state in RunState)
 _ATTEMPT = re.compile(r"attempt-([0-9]{1,9})", re.ASCII).fullmatch
+
+
+@dataclass(frozen=True)
+class TableSource:
+    """A table measured elsewhere: the name and text of its file, its number of rows, and ``--mode``."""
+
+    name: str
+    text: str
+    rows: int
+    mode: str | None
 
 
 @dataclass
@@ -53,8 +98,7 @@ class Study:
             swept`` (dict).
         members: one row per cell and series: ``cell_id, series, mode, batch``; ``mode`` and ``batch`` are
             the plan's labels of the series.
-        runs: one row per planned run: :data:`RUNS_COLUMNS`; times are UTC. ``evidence`` contains the log
-            lines that `bench doctor` found, each with its cause; None without run.json.
+        runs: one row per planned run: :class:`RunRow`; times are UTC.
         earlier: one row per attempt before the latest one of its run, with the columns of ``runs``, in the
             order of ``runs``.
         epochs: the rows of all runs' metrics.csv, with ``run_id`` and ``cell_id`` (categorical).
@@ -64,6 +108,7 @@ class Study:
         damages: these contradictions and the files that cannot be read, in words, with the name of the run.
         attempts: the folder of each run's latest attempt, in the order of ``runs``; None if the run has no
             attempt.
+        table: the table that the study was read from; None if it was planned.
     """
 
     folder: StudyFolder
@@ -75,8 +120,9 @@ class Study:
     remarks: list[str] = field(default_factory=list)
     earlier: pd.DataFrame = field(default_factory=lambda: _runs_frame([]))
     attempts: list[str | None] = field(default_factory=list, repr=False)
-    contradictions: dict[str, list[Contradiction]] = field(default_factory=dict)
+    contradictions: dict[str, list[Fact]] = field(default_factory=dict)
     damages: list[str] = field(default_factory=list)
+    table: TableSource | None = None
 
     @property
     def name(self) -> str:
@@ -85,13 +131,13 @@ class Study:
 
     def ranks_of(self, run_ids: Iterable[str]) -> pd.DataFrame:
         """Return the rows of some runs' ranks.csv that name a rank, with ``run_id`` and ``cell_id``."""
-        rows = self._table_of(run_ids, "ranks_csv", RANKS_COLUMNS, text=("host", "device"))
+        rows = self._table_of(run_ids, "ranks_csv", RankRow)
         with_rank: pd.DataFrame = rows[np.isfinite(rows["rank"])].reset_index(drop=True)
         return with_rank
 
     def steps_of(self, run_ids: Iterable[str]) -> pd.DataFrame:
         """Return the rows of steps.csv of some runs, with ``run_id`` and ``cell_id``."""
-        return self._table_of(run_ids, "steps_csv", STEPS_COLUMNS)
+        return self._table_of(run_ids, "steps_csv", StepRow)
 
     def envs_of(self, run_ids: Iterable[str]) -> dict[str, dict[str, Any]]:
         """Return the content of each run's env.json by run_id; runs without a readable file are absent."""
@@ -107,14 +153,11 @@ class Study:
         wanted = set(run_ids)
         return [place for place, run_id in enumerate(self.runs["run_id"]) if run_id in wanted]
 
-    def _table_of(
-        self, run_ids: Iterable[str], name: str, columns: Sequence[str], *, text: Sequence[str] = ()
-    ) -> pd.DataFrame:
+    def _table_of(self, run_ids: Iterable[str], name: str, record: type[Record]) -> pd.DataFrame:
         file = getattr(RunFolder(Path()), name).name
         places = [place for place in self._places(run_ids) if self.attempts[place]]
         paths = [f"{self.attempts[place]}/{file}" for place in places]
-        loaded = read_csvs(paths, columns=columns, text=text)
-        return _with_ids(loaded, self.runs, places)
+        return _with_ids(read_csvs(paths, record), self.runs, places)
 
 
 def load_study(path: Path, *, records: Mapping[str, RunRecord] | None = None) -> Study:
@@ -150,7 +193,7 @@ def load_study(path: Path, *, records: Mapping[str, RunRecord] | None = None) ->
     for place, (run_id, cell_id, reason, evidence) in enumerate(zip(*map(runs.get, names), strict=True)):
         unread = [] if cell_id in without else [problems.get(place)]
         unread += [reason] if evidence is None and attempts[place] else []  # without run.json
-        found = list(map(str, contradictions.get(run_id, [])))
+        found = list(map(words, contradictions.get(run_id, [])))
         damages += [f"{run_id}: {text}" for text in (*unread, *found) if text]
         of_ledger = known[run_id].damages if run_id in known else []
         if found or of_ledger:
@@ -220,65 +263,44 @@ def _read_runs(
     planned: list[tuple[str, str, int, int]],
     cells: Mapping[str, Mapping[str, Any]],
     known: Mapping[str, RunRecord],
-) -> tuple[pd.DataFrame, pd.DataFrame, list[str | None], list[str], dict[str, list[Contradiction]]]:
+) -> tuple[pd.DataFrame, pd.DataFrame, list[str | None], list[str], dict[str, list[Fact]]]:
     """Return runs, earlier attempts, the folders of latest attempts, remarks, and contradictions."""
     present = _visible_names(str(folder.runs))
-    records, earlier, attempts = [], [], []
-    contradictions: dict[str, list[Contradiction]] = {}
+    rows: list[RunRow] = []
+    earlier: list[RunRow] = []
+    attempts: list[str | None] = []
+    contradictions: dict[str, list[Fact]] = {}
     for run_id, cell_id, repeat, order in planned:
         # Paths are joined as texts: with thousands of runs, pathlib takes a third of the loading time.
         found = _attempts(f"{folder.runs}/{run_id}") if run_id in present else []
         number, path = found[-1] if found else (None, None)
         now = known.get(run_id)
+        row = RunRow(clean(run_id), cell_id, repeat, order, number)
         same = now if now and now.attempt <= (number or 0) else None
-        record, contradicted = _record(
-            run_id, path, tried=run_id in present, cell=cells[cell_id], known=same, number=number
-        )
-        if contradicted:
-            contradictions[clean(run_id)] = contradicted
+        if contradicted := _read_run(row, run_id, path, cells[cell_id], known=same, tried=run_id in present):
+            contradictions[row.run_id] = contradicted
         if now and now.state.ended:
-            if now.attempt == number and _active(record[0]):
-                record = _of_ledger(now, record)
+            if now.attempt == number and _active(row.state):
+                row.end_as_in(now, row.reason if row.state == RunState.UNKNOWN else "")
+                row.started_at = row.started_at or now.details.get("started_at")
+                row.ended_at = row.ended_at or now.details.get("ended_at")
             elif now.attempt > (number or 0):
                 found.append((now.attempt, ""))
-                number, path, record = now.attempt, None, _without_folder(now)
-        identity = (clean(run_id), cell_id, repeat, order)
-        records.append((*identity, number, *record))
+                path, row = None, RunRow(row.run_id, cell_id, repeat, order, now.attempt)
+                row.end_as_in(now, f"the folder of attempt {now.attempt} is missing")
+        rows.append(row)
         attempts.append(path)
         for number, path in found[:-1]:
-            record, _ = _record(run_id, path, tried=True, cell=cells[cell_id], known=None, number=number)
-            if record[0] != RunState.PLANNED:  # otherwise, the attempt was withdrawn and never started
-                earlier.append((*identity, number, *record))
+            row = RunRow(clean(run_id), cell_id, repeat, order, number)
+            _read_run(row, run_id, path, cells[cell_id])
+            if row.state != RunState.PLANNED:  # otherwise, the attempt was withdrawn and never started
+                earlier.append(row)
     unplanned = sorted(present - {run[0] for run in planned})
     remarks = []
     if unplanned:
         names = listed([one_line(name, limit=80) for name in unplanned], limit=4)
         remarks.append(f"Not in the plan and ignored: {count(len(unplanned), 'folder')} in runs/ ({names})")
-    return _runs_frame(records), _runs_frame(earlier), attempts, remarks, contradictions
-
-
-def _without_folder(record: RunRecord) -> tuple[Any, ...]:
-    """Return the columns from ``state`` on for an attempt that ended and whose folder is missing."""
-    missing = f"the folder of attempt {record.attempt} is missing"
-    row = dict.fromkeys(RUNS_COLUMNS[5:]) | {
-        "state": str(record.state),
-        "reason": "; ".join(filter(None, (record.reason, missing))),
-        "failure_class": record.failure_class,
-        "exit_code": record.exit_code,
-        "cause": record.cause,
-    }
-    return tuple(row.values())
-
-
-def _of_ledger(known: RunRecord, record: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return the columns from ``state`` on of a run, with the ledger's values of its end."""
-    row = dict(zip(RUNS_COLUMNS[5:], record, strict=True))
-    reasons = [known.reason] if row["state"] != RunState.UNKNOWN else [known.reason, row["reason"]]
-    row |= {"state": str(known.state), "reason": "; ".join(filter(None, reasons)), "cause": known.cause}
-    row |= {"failure_class": known.failure_class, "exit_code": known.exit_code}
-    for name in _TIMES:
-        row[name] = row[name] or known.details.get(name)
-    return tuple(row.values())
+    return _runs_frame(rows), _runs_frame(earlier), attempts, remarks, contradictions
 
 
 def _active(state: str) -> bool:
@@ -301,62 +323,65 @@ def _attempts(path: str) -> list[tuple[int, str]]:
     return sorted((int(match.group(1)), attempt) for match, attempt in entries)
 
 
-def _record(
+def _read_run(
+    row: RunRow,
     run_id: str,
     path: str | None,
-    *,
-    tried: bool,
     cell: Mapping[str, Any],
-    known: RunRecord | None,
-    number: int | None,
-) -> tuple[tuple[Any, ...], list[Contradiction]]:
-    """Read run.json; return the columns of the run's row from ``state`` on, and contradictions.
+    *,
+    known: RunRecord | None = None,
+    tried: bool = True,
+) -> list[Fact]:
+    """Read run.json of an attempt into its row, and return the contradictions with other files.
 
-    ``known`` is the run's record in the ledger, and ``number`` the number of its latest attempt.
+    ``known`` is the run's record in the ledger. ``tried`` is true if the run has a folder.
     """
-    if path is None and not tried:
-        if known is not None and known.state.ended:
-            return _no_record(RunState.UNKNOWN, "the run's folder is missing; ledger.jsonl has its end"), []
-        return _no_record(RunState.PLANNED), []
-    if path is None:
-        return _no_record(RunState.UNKNOWN, "the run's folder contains no attempt"), []
-    content, problem = read_run(path)
-    if content is None:
-        return _no_record(RunState.UNKNOWN, f"run.json {problem}"), []
-    if content.get("run_id") != run_id:
-        other = one_line(content.get("run_id"), limit=80)
-        return _no_record(RunState.UNKNOWN, f"run.json is that of another run: {other!r}"), []
-    folder = RunFolder(Path(path))
-    end = read_json(folder.end) or {}
-    found = list(record_contradictions(content, end, known, attempt=number, cell=cell, folder=folder))
-    unusable = {name for one in found for name in one.unusable}
-    content |= {name: None for name in _TIMES if name in unusable}
-    if "state" in unusable:
-        content["state"] = str(RunState.UNKNOWN)
-    return _columns_of(content), found
+    content, problem = (None, "") if path is None else read_run(path)
+    if content is not None and path is not None and content.get("run_id") == run_id:
+        folder = RunFolder(Path(path))
+        end = read_json(folder.end) or {}
+        found = list(
+            record_contradictions(content, end, known, attempt=row.attempt, cell=cell, folder=folder)
+        )
+        unusable = {name for one in found for name in one.values["unusable"]}
+        content |= {name: None for name in _TIMES if name in unusable}
+        if "state" in unusable:
+            content["state"] = str(RunState.UNKNOWN)
+        _fill(row, content)
+        return found
+    if content is not None:
+        problem = f"run.json is that of another run: {one_line(content.get('run_id'), limit=80)!r}"
+    elif path is not None:
+        problem = f"run.json {problem}"
+    elif tried:
+        problem = "the run's folder contains no attempt"
+    elif known is not None and known.state.ended:
+        problem = "the run's folder is missing; ledger.jsonl has its end"
+    if problem:
+        row.state, row.reason = str(RunState.UNKNOWN), problem
+    return []
 
 
-def _columns_of(content: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return the columns of a run's row from ``state`` on."""
-    state, reason = content.get("state"), _reason_and_cause(content)
-    cause = content.get("cause")
-    cause = one_line(cause.get("cause"), limit=80) if isinstance(cause, Mapping) else None
-    if not isinstance(state, str) or state not in _STATES:
+def _fill(row: RunRow, content: Mapping[str, Any]) -> None:
+    """Set the columns of a run's row from the content of run.json."""
+    state, row.reason = content.get("state"), _reason_and_cause(content)
+    cause, allocation, exit_code = (content.get(name) for name in ("cause", "allocation", "exit_code"))
+    row.cause = one_line(cause.get("cause"), limit=80) if isinstance(cause, Mapping) else None
+    if isinstance(state, str) and state in _STATES:
+        row.state = state
+    else:
         odd = f"run.json contains the state {one_line(state, limit=40)!r}, which bench does not know"
-        state, reason = str(RunState.UNKNOWN), f"{odd}; {reason}" if reason else odd
-    failure_class, job_id = (
+        row.state, row.reason = str(RunState.UNKNOWN), f"{odd}; {row.reason}" if row.reason else odd
+    row.failure_class, row.job_id = (
         one_line(v) if v is not None else None for v in (recorded_class(content), content.get("job_id"))
     )
-    allocation = content.get("allocation")
-    kind = allocation.get("kind") if isinstance(allocation, Mapping) else None
-    kind = kind if kind in ("job", "pack") else None
-    exit_code = content.get("exit_code")
-    exit_code = exit_code if isinstance(exit_code, int) and abs(exit_code) < 2**31 else None
-    times = (t if isinstance(t := content.get(k), str) else None for k in _TIMES)
-    hosts = allocation.get("hosts") if isinstance(allocation, Mapping) else None
-    hosts = one_line(hosts, limit=80) if isinstance(hosts, str) else ""
-    found = read_disturbances(content), hosts, _evidence(content), cause
-    return (state, reason, failure_class, exit_code, job_id, kind, *times, *found)
+    allocation = allocation if isinstance(allocation, Mapping) else {}
+    kind, hosts = allocation.get("kind"), allocation.get("hosts")
+    row.allocation = kind if kind in ("job", "pack") else None
+    row.hosts = one_line(hosts, limit=80) if isinstance(hosts, str) else ""
+    row.exit_code = exit_code if isinstance(exit_code, int) and abs(exit_code) < 2**31 else None
+    row.started_at, row.ended_at = (t if isinstance(t := content.get(k), str) else None for k in _TIMES)
+    row.disturbed, row.evidence = read_disturbances(content), _evidence(content)
 
 
 def _reason_and_cause(content: Mapping[str, Any]) -> str:
@@ -384,12 +409,8 @@ def _evidence(content: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(texts)
 
 
-def _no_record(state: RunState, reason: str = "") -> tuple[Any, ...]:
-    return (str(state), reason, *(None for _ in RUNS_COLUMNS[7:]))
-
-
-def _runs_frame(records: list[tuple[Any, ...]]) -> pd.DataFrame:
-    frame = pd.DataFrame(records, columns=list(RUNS_COLUMNS))
+def _runs_frame(rows: list[RunRow]) -> pd.DataFrame:
+    frame = pd.DataFrame(list(map(_values_of, rows)), columns=list(RUNS_COLUMNS))
     for name in ("run_id", "cell_id", "state", "reason", *_TEXTS):
         frame[name] = frame[name].astype("str")
     for name in ("repeat", "order"):
@@ -407,12 +428,13 @@ def _epochs(
     """Return the rows of all runs' metrics.csv, and the problems by the position of the run in ``runs``."""
     file = RunFolder(Path()).metrics_csv.name
     places = [place for place, attempt in enumerate(attempts) if attempt]
-    loaded = read_csvs([f"{attempts[place]}/{file}" for place in places], columns=METRICS_COLUMNS)
+    paths = [f"{attempts[place]}/{file}" for place in places]
+    loaded = read_csvs(paths, EpochRow)
     states = runs["state"].to_numpy()
     problems = {}
     for index, problem in loaded.problems.items():
         place = places[index]
-        absent, completed = problem.endswith("is missing"), states[place] == RunState.COMPLETED
+        absent, completed = not Path(paths[index]).exists(), states[place] == RunState.COMPLETED
         if absent and completed and runs["cell_id"].iloc[place] in without_metrics:
             problems[place] = "the matrix asks for no metrics (metrics: none)"
         # If a run is queued or failed early, its state explains the missing file.
@@ -423,7 +445,7 @@ def _epochs(
 
 def _of_metrics(
     runs: pd.DataFrame, attempts: Sequence[str | None], epochs: pd.DataFrame, cells: Mapping[str, Any]
-) -> Iterable[tuple[str, list[Contradiction]]]:
+) -> Iterable[tuple[str, list[Fact]]]:
     """Yield the completed runs whose metrics.csv contradicts itself, ranks.csv or the plan."""
     rows = zip(runs["run_id"], runs["cell_id"], runs["state"], attempts, strict=True)
     completed = [
@@ -435,10 +457,10 @@ def _of_metrics(
     return find_contradictions(epochs, folders, {run_id: cells[cell_id] for run_id, cell_id, _ in completed})
 
 
-def _empty_untrusted(epochs: pd.DataFrame, contradictions: Mapping[str, Sequence[Contradiction]]) -> None:
+def _empty_untrusted(epochs: pd.DataFrame, contradictions: Mapping[str, Sequence[Fact]]) -> None:
     """Empty the values in ``epochs`` that contradict another place."""
     for run_id, found in contradictions.items():
-        names = {name for one in found for name in one.unusable}
+        names = {name for one in found for name in one.values["unusable"]}
         columns = [name for name in METRICS_COLUMNS if (name in names or "*" in names) and name != "epoch"]
         if columns:
             epochs.loc[epochs["run_id"] == run_id, columns] = np.nan

@@ -6,99 +6,87 @@ nodes. Then ``gpus_per_node`` is an empty text, and the size is named by its num
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, Protocol
 
 import pandas as pd
 
-from analysis.text import clean, count, one_line, whole
+from analysis.text import clean, one_line
+from bench.facts import Fact
 from bench.matrix.cell import command_label, value_text
-from bench.study.ledger import RunState
-
-#: A row of a frame with the columns of a size.
-Row = pd.Series | Mapping[Any, Any]
-
-_STATE_NAMES = {
-    str(RunState.PLANNED): "not started",
-    str(RunState.COMPLETED): "completed without a throughput",
-    str(RunState.UNKNOWN): "of unknown state",
-}
+from bench.units import count, whole
+from bench.words import words
 
 
-def nodes_known(row: Row) -> bool:
+class Size(Protocol):
+    """A size: the number of its nodes, the ranks of each node, and all ranks."""
+
+    nodes: int
+    gpus_per_node: str
+    gpus: int
+
+
+class InSeries(Protocol):
+    """A size in a series."""
+
+    series: str
+    gpus: int
+
+
+def nodes_known(row: Size) -> bool:
     """Return whether the number of nodes of a size is known."""
-    return bool(row["gpus_per_node"] != "")
+    return bool(row.gpus_per_node != "")
 
 
-def ranks(row: Row) -> str:
+def ranks(row: Size) -> str:
     """Return the number of ranks as text, such as ``8 ranks``."""
-    return count(int(row["gpus"]), "rank")
+    return count(int(row.gpus), "rank")
 
 
-def layout(row: Row, *, times: str = "×") -> str:
+def layout(row: Size, *, times: str = "×") -> str:
     """Return ``2 × 4`` for two nodes of four ranks; empty if the number of nodes is unknown."""
-    return f"{row['nodes']} {times} {row['gpus_per_node']}" if nodes_known(row) else ""
+    return f"{row.nodes} {times} {row.gpus_per_node}" if nodes_known(row) else ""
 
 
-def with_layout(row: Row) -> str:
+def with_layout(row: Size) -> str:
     """Return the number of ranks and, if the nodes are known, the layout: ``8 ranks (2 × 4)``."""
     return f"{ranks(row)} ({layout(row)})" if nodes_known(row) else ranks(row)
 
 
-def as_product(row: Row) -> str:
+def as_product(row: Size) -> str:
     """Return ``2 nodes × 4 ranks = 8 ranks``; all nodes must have the same number of ranks."""
     if not nodes_known(row):
         return ranks(row)
-    per_node = count(int(row["gpus_per_node"]), "rank")
-    return f"{count(int(row['nodes']), 'node')} × {per_node} = {ranks(row)}"
+    per_node = count(int(row.gpus_per_node), "rank")
+    return f"{count(int(row.nodes), 'node')} × {per_node} = {ranks(row)}"
 
 
-def job_size(row: Row) -> str:
+def job_size(row: Size) -> str:
     """Return ``2 nodes x 4 (8 ranks)``, the size of a job request."""
     if not nodes_known(row):
         return ranks(row)
-    return f"{count(int(row['nodes']), 'node')} x {row['gpus_per_node']} ({ranks(row)})"
+    return f"{count(int(row.nodes), 'node')} x {row.gpus_per_node} ({ranks(row)})"
 
 
-def devices(row: Row, kind: str, *, counted: bool) -> str:
+def devices(row: Size, kind: str, *, counted: bool) -> str:
     """Return ``2 nodes x 4 GPUs``, or ``8 GPUs`` on one node.
 
     ``counted`` is True if ``kind`` is a plural such as ``GPUs``, False if it is a model such as ``L40S``.
     """
-    nodes = int(row["nodes"])
-    amount = row["gpus"] if nodes == 1 else row["gpus_per_node"]
+    nodes = int(row.nodes)
+    amount = row.gpus if nodes == 1 else row.gpus_per_node
     named = kind.removesuffix("s") if counted and str(amount) == "1" else kind
     return f"{amount} {named}" if nodes == 1 else f"{nodes} nodes x {amount} {named}"
 
 
-def sizes_of(rows: pd.DataFrame) -> pd.Series:
-    """Return each row's size as ``--baseline`` accepts it: ``2x4``, or the ranks if nodes are unknown."""
-    compact = rows["nodes"].astype("str") + "x" + rows["gpus_per_node"].astype("str")
-    return compact.where(rows["gpus_per_node"] != "", rows["gpus"].astype("str"))
+def size_name(row: Size) -> str:
+    """Return a size as ``--baseline`` accepts it: ``2x4``, or the ranks if nodes are unknown."""
+    return layout(row, times="x").replace(" ", "") or str(row.gpus)
 
 
-def baseline_names(rows: pd.DataFrame) -> list[str]:
-    """Return each row's size in the form of the column ``baseline``: ``2x4 (8 ranks)``."""
-    return [
-        f"{size} ({count(int(gpus), 'rank')})" if per_node else count(int(gpus), "rank")
-        for size, per_node, gpus in zip(sizes_of(rows), rows["gpus_per_node"], rows["gpus"], strict=True)
-    ]
-
-
-def size_paths(rows: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
-    """Split each series into the lines of a figure; return the name and rows of each line.
-
-    A line connects the sizes within one node, or the sizes with the same number of ranks per node.
-    """
-    found = []
-    for series, own in rows.groupby("series", sort=False):
-        per_node = own["gpus_per_node"]
-        if per_node.nunique() == 1 or (own["nodes"] == 1).all():
-            found.append((f"{series}", own))
-            continue
-        found.append((f"{series} within", own[own["nodes"] == 1]))
-        found += [(f"{series} {size}", part) for size, part in own.groupby("gpus_per_node", sort=False)]
-    return found
+def baseline_name(row: Size) -> str:
+    """Return a size in the form of the column ``baseline``: ``2x4 (8 ranks)``."""
+    return f"{size_name(row)} ({ranks(row)})" if nodes_known(row) else ranks(row)
 
 
 def series_parts(plan: dict[str, Any]) -> dict[str, dict[str, str]]:
@@ -129,14 +117,17 @@ def series_parts(plan: dict[str, Any]) -> dict[str, dict[str, str]]:
     return parts
 
 
-def widest_series(rows: pd.DataFrame, *, limit: int) -> list[str]:
+def widest_series(rows: Iterable[InSeries], *, limit: int) -> list[str]:
     """Return the series with the most sizes, in the plan's order. A series of one size is never returned.
 
-    ``rows`` have ``series`` and ``gpus``. In a tie, series that are earlier in the plan are returned.
+    In a tie, series that are earlier in the plan are returned.
     """
-    sizes = rows.groupby("series", sort=False)["gpus"].nunique()
-    chosen = sizes[sizes > 1].sort_values(ascending=False, kind="stable").head(limit)
-    return [str(series) for series in sizes.index if series in set(chosen.index)]
+    sizes: dict[str, set[int]] = {}
+    for row in rows:
+        sizes.setdefault(row.series, set()).add(row.gpus)
+    several = [series for series, own in sizes.items() if len(own) > 1]
+    chosen = sorted(several, key=lambda series: -len(sizes[series]))[:limit]
+    return [series for series in several if series in chosen]
 
 
 def short_labels(parts: dict[str, dict[str, str]], series: Iterable[str]) -> tuple[dict[str, str], str]:
@@ -163,24 +154,24 @@ def short_labels(parts: dict[str, dict[str, str]], series: Iterable[str]) -> tup
     return labels, ", ".join(filter(None, shared))
 
 
-def state_name(state: object) -> str:
-    """Describe the state of a cell or run that has no measured value."""
-    return _STATE_NAMES.get(str(state), str(state))
-
-
-def state_counts(runs: pd.DataFrame) -> str:
-    """Count runs by state, the most frequent state first: ``4 failed (3 time-limit), 2 not started``.
+def counted_states(runs: pd.DataFrame) -> list[dict[str, Any]]:
+    """Count runs by state, the most frequent state first, and by the classes of their failures.
 
     The number of a failure class is left out if all runs of the state have this class, and the class
     ``cancelled`` of cancelled runs is left out.
 
     Completed runs that are left out of the results count as ``disturbed``.
     """
-    texts = []
+    found = []
     states = runs["state"].mask(runs["left_out"], "disturbed") if "left_out" in runs else runs["state"]
     for state, group in sorted(runs.groupby(states, sort=False), key=lambda item: -len(item[1])):
-        classes = group["failure_class"].dropna()
-        counts = classes[~classes.isin(["", str(state)])].value_counts().head(4).items()
-        detail = ", ".join(str(name) if n == len(group) else f"{n} {name}" for name, n in counts)
-        texts.append(f"{len(group):,} {state_name(state)}" + (f" ({detail})" if detail else ""))
-    return ", ".join(texts)
+        names = group["failure_class"].dropna()
+        counts = names[~names.isin(["", str(state)])].value_counts().head(4).items()
+        classes = [{"name": str(name), **({} if n == len(group) else {"runs": n})} for name, n in counts]
+        found.append({"state": str(state), "runs": len(group), "classes": classes})
+    return found
+
+
+def state_counts(runs: pd.DataFrame) -> str:
+    """Return the runs by state in words: ``4 failed (3 time-limit); 2 not started``."""
+    return words(Fact("runs-by-state", values={"states": counted_states(runs)}))

@@ -7,22 +7,23 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from analysis.causes.catalogue import CAUSES
-from analysis.causes.cells import CellDivision
-from analysis.checks.assessment import Assessment
-from analysis.checks.validity import anomalies, counted, other_warnings
-from analysis.data.environment import Environment
+from analysis.checks.scaling_table import Invalid, invalid_reason
+from analysis.checks.validity import OWNED, anomalies
 from analysis.data.load import Study
-from analysis.data.names import ranks, series_parts, short_labels, widest_series
-from analysis.report.figures.all_figures import Details
+from analysis.data.names import ranks, widest_series
 from analysis.report.figures.curves import EFFICIENCY
-from analysis.report.figures.drawing import Drawing, Selection, Tips
+from analysis.report.figures.drawing import Drawing, Tips
+from analysis.report.results import Results
 from analysis.report.summary import certainty, checked, find, no_finding
 from analysis.report.tables import (
     MAX_NODES_LISTED,
@@ -39,30 +40,19 @@ from analysis.report.tables import (
 from analysis.report.what_was_run import Executed, constant_batch
 from analysis.report.why import WhySection
 from analysis.report.words import WORDS, mode_title
-from analysis.stats.attempts import all_attempts
+from analysis.stats.columns import ScalingRow
 from analysis.stats.law_fit import ALL_SIZES, LEVEL, LawFit, Refusal, fit_laws, runs_of
 from analysis.stats.law_forms import Fabric
 from analysis.stats.measured import Frames
 from analysis.stats.scaling import GUIDE
-from analysis.text import (
-    MISSING,
-    clean,
-    clean_characters,
-    count,
-    fraction,
-    fractions,
-    interval,
-    known,
-    listed,
-    number,
-    one_line,
-    percent,
-    seconds,
-)
+from analysis.text import clean, clean_characters, message, one_line
+from bench.facts import Fact
 from bench.matrix.cell import command_label
 from bench.matrix.document import mask_yaml
 from bench.secret_values import shown_command, without_secret_variables
 from bench.study.files import regular_file
+from bench.units import MISSING, count, fraction, fractions, interval, known, listed, number, percent, seconds
+from bench.words import about, heading, sentence, term, title
 
 #: Maximum number of series in the section about scaling laws.
 MAX_SERIES = 4
@@ -71,58 +61,61 @@ _FLAT = 0.5
 MAX_MATRIX_CHARACTERS = 100_000
 
 
-def page_context(
-    study: Study,
-    frames: Frames,
-    rows: pd.DataFrame,
-    drawings: Sequence[Drawing],
-    environment: Environment,
-    details: Details,
-    axes: Mapping[str, Selection],
-    assessment: Assessment,
-    divisions: Mapping[int, CellDivision],
-    why: Sequence[WhySection],
-) -> dict[str, Any]:
+def page_context(results: Results, drawings: Sequence[Drawing], why: Sequence[WhySection]) -> dict[str, Any]:
     """Return the values of page.html.j2; texts are not escaped."""
-    labels, shared = short_labels(series_parts(study.plan), dict.fromkeys(rows["series"]))
-    titles = series_titles(study, rows)
-    validity, invalid = assessment.findings, assessment.invalid
-    attempts = all_attempts(study, frames.runs)
+    study, rows, assessment = results.study, results.rows, results.assessment
+    validity, environment = assessment.findings, results.environment
+    marks = _marks([*drawings, *(figure for section in why for figure in section.figures)])
+    hosts_left_out = results.ranks.by_host[MAX_NODES_LISTED:] if results.ranks else ()
     return {
         "words": WORDS,
         "name": study.name,
-        "lead": _lead(study, frames, environment),
-        "shared": shared,
+        "lead": _lead(results),
+        "shared": results.labels[1],
         "missing": MISSING,
-        "validity": validity,
-        "counted": counted(validity),
+        "validity": [(title(fact), message(fact)) for fact in validity],
+        "counted": _counted(validity),
+        "found": ", ".join(heading(fact.kind) for fact in validity),
         "checked": checked(assessment.checks),
         "all_passed": all(check.passed for check in assessment.checks),
         "why": why,
-        "causes": [(info.title, info.meaning) for info in CAUSES.values()],
-        **_summary(study, frames, rows, divisions, labels=titles, invalid=invalid),
-        "groups": _groups(rows, drawings, axes, Executed(study, frames.runs)),
-        "nodes": [] if details.ranks is None else node_rows(details.ranks),
-        "nodes_left_out": 0 if details.ranks is None else len(details.ranks.by_host[MAX_NODES_LISTED:]),
-        "laws": law_sections(rows, frames, labels=titles, fabrics=details.fabrics, invalid=list(invalid)),
-        **_table(
-            with_errors(rows, invalid),
-            attempts,
-            labels=labels,
-            folders=not study.plan.get("table"),
-            marks=_marks([*drawings, *(figure for section in why for figure in section.figures)]),
+        "causes": [(about([cause], "title"), about([cause], "meaning")) for cause in CAUSES],
+        "findings": find(rows, results.divisions, labels=results.titles, invalid=results.invalid),
+        "no_finding": no_finding(rows),
+        "certainty": certainty(rows) if any(row.n for row in rows) else "",
+        "anomalies": [
+            (heading(fact.kind), message(fact))
+            for fact in anomalies(rows, results.frames, whole_nodes=bool(study.plan.get("exclusive")))
+        ],
+        "groups": _groups(results, drawings),
+        "nodes": node_rows(results.ranks) if results.ranks else [],
+        "nodes_left_out": len(hosts_left_out),
+        "laws": law_sections(
+            *(rows, results.frames), labels=results.titles, fabrics=results.fabrics, invalid=results.invalid
         ),
-        "runs": runs_context(attempts),
+        **_table(results, marks),
+        "runs": runs_context(results.attempts),
         "remarks": study.remarks,
         "environment": environment,
-        "run_warnings": other_warnings(environment),
+        "run_warnings": [
+            f"{one_line(sentence(fact))} ({count(runs, 'run')})"
+            for fact, runs in environment.warnings
+            if fact.kind not in OWNED
+        ],
+        "environment_facts": [(term("environment", name), value) for name, value in environment.facts],
         "warnings": [one_line(text, limit=500) for text in study.plan.get("warnings") or []],
         "plan_facts": plan_facts(study),
         "commands": _commands(study),
-        "citation": citation(study, frames, environment),
+        "citation": citation(results),
         "matrix": _matrix(study),
-        "table": study.plan.get("table"),
+        "table": study.table,
     }
+
+
+def _counted(found: Sequence[Fact]) -> str:
+    """Return the number of findings of each severity: ``1 error and 2 warnings``."""
+    counts = Counter(fact.severity for fact in found)
+    return listed([count(counts[name], name) for name in ("error", "warning") if counts[name]])
 
 
 def json_for_script(content: Any) -> str:
@@ -143,37 +136,22 @@ def models_of(cells: Sequence[Mapping[str, Any]]) -> list[str]:
 # -- from the top to the tables -------------------------------------------------------
 
 
-def series_titles(study: Study, rows: pd.DataFrame) -> dict[str, str]:
-    """Return a short label with the scaling mode for each series."""
-    parts = series_parts(study.plan)
-    labels, _ = short_labels(parts, dict.fromkeys(rows["series"]))
-    return {series: _with_mode(parts, series, label) for series, label in labels.items()}
-
-
-def _with_mode(parts: dict[str, dict[str, str]], series: str, label: str) -> str:
-    mode = parts.get(series, {}).get("mode", "")
-    # If a table does not name its series, a series is labelled by its mode.
-    title = mode_title(mode)
-    return label if not mode else title if label == mode else f"{title}, {label}"
-
-
-def _lead(study: Study, frames: Frames, environment: Environment) -> str:
+def _lead(results: Results) -> str:
     """Return a sentence about the cells, runs, device and dates of the study."""
-    runs = frames.runs
-    if table := study.plan.get("table"):
-        cells = count(len(study.cells), "cell")
-        return f"{cells} from {count(table['rows'], 'row')} of {one_line(table['name'])}, measured elsewhere."
-    facts = dict(environment.facts)
-    text = f"{count(len(study.cells), 'cell')}; {int(runs['measured'].sum()):,} of "
-    text += f"{count(len(runs), 'run')} counted"
+    study, runs = results.study, results.frames.runs
+    cells = count(len(study.cells), "cell")
+    if table := study.table:
+        return f"{cells} from {count(table.rows, 'row')} of {table.name}, measured elsewhere."
+    facts = dict(results.environment.facts)
+    text = f"{cells}; {int(runs['measured'].sum()):,} of {count(len(runs), 'run')} counted"
     if command := _command(study):
         text += f"; command {command}"
     if models := models_of(study.plan["cells"]):
         text += f"; model {listed(models, limit=3)}"
-    if device := facts.get("Device"):
+    if device := facts.get("device_name"):
         text += f", on {device}"
     # Without the recorder, it is not known whether the command uses the PyTorch that is installed.
-    if (torch := facts.get("PyTorch")) and not Executed(study, runs).reads_values:
+    if (torch := facts.get("torch")) and not Executed(study, runs).reads_values:
         text += f", PyTorch {torch}"
     times = pd.concat([runs["started_at"], runs["ended_at"]]).dropna()
     if len(times):
@@ -204,27 +182,7 @@ def _labelled_commands(study: Study) -> dict[str, str]:
     return found
 
 
-def _summary(
-    study: Study,
-    frames: Frames,
-    rows: pd.DataFrame,
-    divisions: Mapping[int, CellDivision],
-    *,
-    labels: dict[str, str],
-    invalid: Mapping[str, str],
-) -> dict[str, Any]:
-    """Return the page's findings and anomalies."""
-    return {
-        "findings": find(rows, divisions, labels=labels, invalid=invalid),
-        "no_finding": no_finding(rows),
-        "certainty": certainty(rows) if (rows["n"] > 0).any() else "",
-        "anomalies": anomalies(rows, frames, whole_nodes=bool(study.plan.get("exclusive"))),
-    }
-
-
-def _groups(
-    rows: pd.DataFrame, drawings: Iterable[Drawing], axes: Mapping[str, Selection], executed: Executed
-) -> list[dict[str, Any]]:
+def _groups(results: Results, drawings: Iterable[Drawing]) -> list[dict[str, Any]]:
     """Group the figures that are views of the same cells: the page shows one figure of a group.
 
     A group has ``title, note, figures`` and ``axes``, tables of nodes and ranks per node; ``views`` is True
@@ -241,63 +199,52 @@ def _groups(
         title = own[0].heading if name else WORDS["headings"].get(topic, "")
         group = {"title": f"{prefix}{title}", "note": WORDS["group_notes"].get(topic, "")}
         if topic == "scaling" and not name:
-            group |= _scaling_words(rows[rows["mode"] == mode], mode, executed)
-        tables = grid_tables(axes[mode]) if name.startswith("axes") else []
+            group |= _scaling_words(results, mode)
+        tables = grid_tables(results.axes[mode]) if name.startswith("axes") else []
         groups.append({**group, "topic": topic, "figures": own, "axes": tables, "views": not name})
     # The summary stands beside the first group: an efficiency, if there is any.
     groups.sort(key=lambda group: group["topic"] != "scaling" or group["figures"][0].view != EFFICIENCY.axis)
     return groups
 
 
-def _scaling_words(rows: pd.DataFrame, mode: str, executed: Executed) -> dict[str, str]:
+def _scaling_words(results: Results, mode: str) -> dict[str, str]:
     """Return the title and the note (constant batch, formula, baselines) of the curves of one mode."""
     name = mode or "other"
-    words, batch = WORDS["modes"][name], constant_batch(name, executed)
-    names = listed(list(dict.fromkeys(rows.loc[rows["baseline"] != "", "baseline"])), limit=4)
+    words, batch = WORDS["modes"][name], constant_batch(name, Executed(results.study, results.frames.runs))
+    baselines = dict.fromkeys(row.baseline for row in results.rows if row.mode == mode and row.baseline)
     constant = f"The {batch} is constant: " if batch else ""
-    baselines = f" Baseline N₀: {names}." if names else ""
-    return {"title": words["title"], "note": f"{constant}{words['formula']}.{baselines}"}
+    baseline = f" Baseline N₀: {listed(list(baselines), limit=4)}." if baselines else ""
+    return {"title": words["title"], "note": f"{constant}{words['formula']}.{baseline}"}
 
 
-def with_errors(rows: pd.DataFrame, invalid: Mapping[str, str]) -> pd.DataFrame:
+def with_errors(rows: Sequence[ScalingRow], invalid: Mapping[str, str]) -> list[ScalingRow]:
     """Return the rows with the error of a cell, or of its baseline, in front of the reason."""
-    reasons = []
-    for cell, base, reason in rows[["cell_id", "base_cell", "reason"]].itertuples(index=False):
-        error = invalid.get(cell) or invalid.get(base, "")
-        reasons.append("; ".join(filter(None, (f"error: {error}" if error else "", reason))))
-    return rows.assign(reason=reasons)
+    return [
+        replace(row, reason="; ".join(filter(None, (f"error: {heading(error)}", row.reason))))
+        if (error := invalid_reason(row, row.base, invalid))
+        else row
+        for row in rows
+    ]
 
 
 def _marks(drawings: Iterable[Drawing]) -> Tips:
     return {name: tips for drawing in drawings for name, tips in drawing.marks.items()}
 
 
-def _table(
-    rows: pd.DataFrame, attempts: pd.DataFrame, *, labels: dict[str, str], folders: bool, marks: Tips
-) -> dict[str, Any]:
+def _table(results: Results, marks: Tips) -> dict[str, Any]:
     """Return the table of all cells: the first rows for the HTML, and all rows for the page's script."""
-    table = cell_rows(rows.head(MAX_ROWS), labels=labels)
-    columns = list(WORDS["cell_columns"])
-    efficiency, state = columns.index("Efficiency"), columns.index("State")
+    labels, _ = results.labels
+    named = [replace(row, series=labels[row.series]) for row in with_errors(results.rows, results.invalid)]
+    table = cell_rows(named[:MAX_ROWS])
+    folders = not results.study.table
+    data = {"rows": table, "guide": GUIDE, "folders": folders, "marks": marks, **run_data(results.attempts)}
     return {
         "columns": cell_columns(),
         "rows": table[:STATIC_ROWS],
         "total_rows": len(table),
-        "rows_left_out": max(0, len(rows) - MAX_ROWS),
+        "rows_left_out": max(0, len(named) - MAX_ROWS),
         "guide": GUIDE,
-        "efficiency_column": efficiency,
-        "state_column": state,
-        "data": json_for_script(
-            {
-                "rows": table,
-                "guide": GUIDE,
-                "efficiency": efficiency,
-                "state": state,
-                "folders": folders,
-                "marks": marks,
-                **run_data(attempts),
-            }
-        ),
+        "data": json_for_script(data),
     }
 
 
@@ -306,8 +253,8 @@ def _table(
 
 def _matrix(study: Study) -> str:
     """Return the text of matrix.yaml without secrets, or of the table that was measured elsewhere."""
-    if table := study.plan.get("table"):
-        return _shortened(clean(table["text"]), "the table")
+    if study.table:
+        return _shortened(clean(study.table.text), "the table")
     try:
         with open(study.folder.matrix, encoding="utf-8", errors="replace", opener=regular_file) as file:
             text = file.read()
@@ -324,9 +271,9 @@ def _shortened(text: str, name: str) -> str:
 
 def _commands(study: Study) -> list[str]:
     """Return the commands that reproduce the study."""
-    if table := study.plan.get("table"):
-        mode = f" --mode {table['mode']}" if table.get("mode") else ""
-        return [f"bench report {shlex.quote(one_line(table['name'], limit=200))}{mode}"]
+    if table := study.table:
+        mode = f" --mode {table.mode}" if table.mode else ""
+        return [f"bench report {shlex.quote(table.name)}{mode}"]
     name = shlex.quote(one_line(study.name, limit=200))
     site = " --site site.yaml" if study.plan.get("inherited") else ""
     # A study without the key `study` has the name of the file from which it was planned.
@@ -364,18 +311,18 @@ def matrix_digest(study: Study) -> str:
         return ""
 
 
-def citation(study: Study, frames: Frames, environment: Environment) -> str:
+def citation(results: Results) -> str:
     """Return a BibTeX entry with the known facts, without author and URL."""
-    known = [name for name in ("started_at", "ended_at") if name in frames.runs]
-    times = pd.concat(
-        [pd.Series(dtype="datetime64[ns, UTC]"), *(frames.runs[name].dropna() for name in known)]
-    )
+    study, runs = results.study, results.frames.runs
+    known = [name for name in ("started_at", "ended_at") if name in runs]
+    times = pd.concat([pd.Series(dtype="datetime64[ns, UTC]"), *(runs[name].dropna() for name in known)])
     key = re.sub(r"[^a-z0-9]+", "-", study.name.lower()).strip("-") or "study"
     version = one_line(study.plan.get("bench_version"), limit=40)
-    facts = dict(environment.facts)
-    subject = "" if study.plan.get("table") else " of distributed data parallel training"
-    notes = [f"{count(int(frames.runs['measured'].sum()), 'run')}"]
-    notes += [f"{name} {facts[name]}" for name in ("Device", "PyTorch") if facts.get(name)]
+    facts = dict(results.environment.facts)
+    subject = "" if results.study.table else " of distributed data parallel training"
+    notes = [count(int(runs["measured"].sum()), "run")]
+    names = [name for name in ("device_name", "torch") if facts.get(name)]
+    notes += [f"{term('environment', name)} {facts[name]}" for name in names]
     if digest := matrix_digest(study):
         notes.append(f"matrix SHA-256 {digest[:16]}")
     fields = {
@@ -400,40 +347,38 @@ class LawSection:
 
 
 def law_sections(
-    rows: pd.DataFrame,
+    rows: Sequence[ScalingRow],
     frames: Frames,
     *,
     labels: Mapping[str, str],
     fabrics: Mapping[str, Fabric] | None = None,
-    invalid: Collection[str] = (),
+    invalid: Invalid,
 ) -> list[LawSection]:
     """Return a section for each of the series with the most measured sizes, in the plan's order.
 
     ``labels`` maps series to their names, and ``fabrics`` maps series to their measured all-reduce.
     Cells that are ``invalid``, or whose baseline is, are left out.
     """
-    measured = rows[(rows["n"] > 0) & (rows["mode"] != "") & rows["ddp"]]
-    odd = measured[["cell_id", "base_cell"]].isin(invalid).any(axis=1)
-    left_out, measured = measured[odd], measured[~odd]
+    measured = [row for row in rows if row.n and row.mode and row.ddp]
+    left_out = [row for row in measured if invalid_reason(row, row.base, invalid)]
+    measured = [row for row in measured if row not in left_out]
     sections = []
     for series in widest_series(measured, limit=MAX_SERIES):
-        own = measured[measured["series"] == series]
-        fit = fit_laws(
-            runs_of(own, frames), mode=str(own["mode"].iloc[0]), probes=(fabrics or {}).get(series)
-        )
-        sizes = [ranks(row) for row in left_out[left_out["series"] == series].to_dict("records")]
+        own = [row for row in measured if row.series == series]
+        fit = fit_laws(runs_of(own, frames), mode=own[0].mode, probes=(fabrics or {}).get(series))
+        sizes = [ranks(row) for row in left_out if row.series == series]
         note = f"Left out, not valid: {listed(sizes, limit=8)}." if sizes else ""
         sections.append(_section(own, fit, heading=labels.get(series, series), note=note))
     return sections
 
 
-def _section(own: pd.DataFrame, fit: LawFit | Refusal, *, heading: str, note: str) -> LawSection:
+def _section(own: Sequence[ScalingRow], fit: LawFit | Refusal, *, heading: str, note: str) -> LawSection:
     trend = serial_fraction_trend(own)
     if isinstance(fit, Refusal):
         return LawSection(
             heading, tuple(filter(None, (note, trend, f"No law is fitted: {fit}."))), [], [], []
         )
-    in_seconds = bool(own["step_time_sec"].notna().all())
+    in_seconds = all(known(row.step_time_sec) for row in own)
     path = "" if fit.path == ALL_SIZES else f" Sizes: {fit.path}."
     choice = f"{choice_text(fit)}{path} Noise of individual runs: {percent(fit.chosen.noise, decimals=1)}."
     return LawSection(
@@ -486,50 +431,51 @@ def _law_rows(fit: LawFit) -> list[tuple[str, ...]]:
     return rows
 
 
-def _why_no_prediction(own: pd.DataFrame) -> str:
+def _why_no_prediction(own: Sequence[ScalingRow]) -> str:
     """Return a sentence if a law has no prediction because the law does not describe the baseline."""
-    if own["is_base"].any():
+    if any(row.is_base for row in own):
         return ""
     return (
-        f"No prediction: the baseline is {own['baseline'].iloc[0]}, but the law describes only sizes with "
+        f"No prediction: the baseline is {own[0].baseline}, but the law describes only sizes with "
         "DDP. Choose a size with DDP as the baseline (--baseline)."
     )
 
 
-def _prediction_rows(own: pd.DataFrame, fit: LawFit, *, in_seconds: bool) -> list[tuple[str, ...]]:
+def _prediction_rows(own: Sequence[ScalingRow], fit: LawFit, *, in_seconds: bool) -> list[tuple[str, ...]]:
     """Predict the time at twice the largest size, and the efficiency relative to the law's baseline time."""
-    base = own[own["is_base"]]
-    if not len(base):
+    base = next((row for row in own if row.is_base), None)
+    if base is None:
         return []
-    first = base.iloc[0]
-    fitted = float(fit.chosen.curve(own["gpus"].to_numpy(dtype=float)[own["is_base"].to_numpy()])[0])
+    fitted = float(fit.chosen.curve(np.array([float(base.gpus)]))[0])
     rows: list[tuple[str, ...]] = []
-    for row in fit.predict([2 * fit.largest], LEVEL).to_dict("records"):
-        growth = row["gpus"] / first["gpus"] if fit.mode == "strong" else 1.0
-        values = [fitted / row[name] / growth for name in ("step_time_sec", "high", "low")]
-        time = seconds(row["step_time_sec"]) if in_seconds else MISSING
+    for row in fit.predict([2 * fit.largest], LEVEL):
+        growth = row.gpus / base.gpus if fit.mode == "strong" else 1.0
+        values = [fitted / time / growth for time in (row.step_time_sec, row.high, row.low)]
+        time = seconds(row.step_time_sec) if in_seconds else MISSING
         if in_seconds:
-            time += f" [{seconds(row['low'])}, {seconds(row['high'])}]"
-        rows.append((f"{row['gpus']:,}", time, fraction(values[0]), fractions(*values[1:])))
+            time += f" [{seconds(row.low)}, {seconds(row.high)}]"
+        rows.append((f"{row.gpus:,}", time, fraction(values[0]), fractions(*values[1:])))
     return rows
 
 
-def serial_fraction_trend(own: pd.DataFrame) -> str:
+def serial_fraction_trend(own: Sequence[ScalingRow]) -> str:
     """Return a sentence about Karp-Flatt's serial fraction over the sizes of a strong series, or nothing.
 
     A trend is stated only if the intervals of the first and the last size support it.
     """
-    known_rows = own[own["karp_flatt"].notna()].drop_duplicates("gpus")
+    known_rows = list({row.gpus: row for row in reversed(own) if known(row.karp_flatt)}.values())[::-1]
     if len(known_rows) < 2:
         return ""
-    ends = [_bounds(row) for _, row in known_rows.iterrows()]
-    pairs = zip(known_rows["gpus"], known_rows["karp_flatt"], ends, strict=True)
-    values = [f"{number(v, digits=2)} {interval(*e, digits=2)}".strip() + f" at {n}" for n, v, e in pairs]
+    ends = [_bounds(row) for row in known_rows]
+    values = [
+        f"{number(row.karp_flatt, digits=2)} {interval(*bounds, digits=2)}".strip() + f" at {row.gpus}"
+        for row, bounds in zip(known_rows, ends, strict=True)
+    ]
     text = f"Serial fraction by Karp and Flatt: {listed(values, limit=8)} ranks"
-    return f"{text}. {_trend(ends[0], ends[-1], values=known_rows['karp_flatt'])}"
+    return f"{text}. {_trend(ends[0], ends[-1], mean=fmean(row.karp_flatt for row in known_rows))}"
 
 
-def _trend(first: tuple[float, float], last: tuple[float, float], *, values: pd.Series) -> str:
+def _trend(first: tuple[float, float], last: tuple[float, float], *, mean: float) -> str:
     """Describe the change of the serial fraction, if its intervals at the first and last size show it."""
     if not all(known(bound) for bound in (*first, *last)):
         return "A trend is not stated without intervals, which need 3 runs."
@@ -544,15 +490,13 @@ def _trend(first: tuple[float, float], last: tuple[float, float], *, values: pd.
         return "It is not above 0: the speedup is at least ideal."
     centres, halves = ([(high + sign * low) / 2 for low, high in (first, last)] for sign in (1, -1))
     largest_change = abs(centres[1] - centres[0]) + math.hypot(*halves)
-    if largest_change <= _FLAT * abs(float(values.mean())):
+    if largest_change <= _FLAT * abs(mean):
         return "It hardly changes, which is consistent with a fixed serial part."
     return "These intervals do not show whether it changes with the size."
 
 
-def _bounds(row: pd.Series) -> tuple[float, float]:
+def _bounds(row: ScalingRow) -> tuple[float, float]:
     """Return the lower and upper ends of the serial fraction's interval, from those of the speedup."""
-    times = float(row["gpus"]) / float(row["base_gpus"])
-    low, high = (
-        (1 / float(row[name]) - 1 / times) / (1 - 1 / times) for name in ("speedup_high", "speedup_low")
-    )
+    times = row.gpus / row.base.gpus if row.base else math.nan
+    low, high = ((1 / end - 1 / times) / (1 - 1 / times) for end in (row.speedup_high, row.speedup_low))
     return low, high

@@ -9,10 +9,9 @@ number of runs; causes of the loss; and warnings beside the numbers. Every numbe
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import pandas as pd
 
@@ -26,35 +25,39 @@ from analysis.checks.scaling_table import (
     what_decides,
     without_result,
 )
-from analysis.checks.validity import ValidityFinding, invalid_cells, unstable_cells
+from analysis.checks.validity import invalid_cells, unstable_cells
 from analysis.data.environment import Environment, describe
-from analysis.data.load import Study
-from analysis.data.names import Row, job_size, nodes_known, ranks, state_counts, widest_series
+from analysis.data.names import job_size, nodes_known, state_counts, widest_series
 from analysis.report.figures.drawing import Drawing
-from analysis.report.summary import left_out_sentence, loss_sentence, no_finding
+from analysis.report.results import Results
+from analysis.report.summary import left_out_sentence, no_finding
+from analysis.report.tables import shown_columns, texts_of
 from analysis.report.what_was_run import MISSING_SOURCE, Executed, Line, constant_batch, what_was_run
-from analysis.report.words import ascii_formula, mode_title
+from analysis.report.why import loss_table
+from analysis.report.words import WORDS, ascii_formula, mode_title
 from analysis.stats.attempts import cell_success, reserve
+from analysis.stats.columns import PROPOSAL, Column, ScalingRow, first_of_cells, three_digits
 from analysis.stats.estimate import MIN_RUNS
-from analysis.stats.measured import Frames
 from analysis.stats.scaling import GUIDE
-from analysis.text import (
+from analysis.text import message, one_line
+from bench.facts import Fact
+from bench.study.conditions import objects
+from bench.study.ledger import RunState
+from bench.units import (
     MISSING,
     capital,
     count,
     fraction,
     fractions,
+    human_bytes,
+    human_duration,
     interval,
     known,
     number,
-    one_line,
     percent,
     seconds,
-    whole,
 )
-from bench.study.conditions import objects
-from bench.study.ledger import RunState
-from bench.units import human_bytes, human_duration
+from bench.words import heading, title
 
 _FORMULAS = {
     "strong": "Speedup S(N) = T(N0)/T(N), efficiency E(N) = S(N) N0/N",
@@ -85,9 +88,9 @@ class _Series:
     a result, as text.
     """
 
-    rows: pd.DataFrame
+    rows: Sequence[ScalingRow]
     mode: str
-    base: pd.Series
+    base: ScalingRow
     lacking: str = ""
 
     @property
@@ -96,62 +99,75 @@ class _Series:
         return mode_title(self.mode) if self.mode else "Measurements"
 
 
+@dataclass(kw_only=True, eq=False)
+class ProposalRow(ScalingRow):
+    """A row of a table in the proposal."""
+
+    window_s: Annotated[
+        float, Column("timed windows of one run", "s", (PROPOSAL,), "Timed windows (s)", three_digits)
+    ]
+    wall_s: Annotated[
+        float, Column("one run from start to end", "s", (PROPOSAL,), "Whole job (s)", three_digits)
+    ]
+    per_million: Annotated[
+        float,
+        Column(
+            "nodes x 1,000,000 / throughput / 3600",
+            *("node-hours", (PROPOSAL,), "Node-h per 1M samples", three_digits),
+        ),
+    ]
+    warnings: Annotated[
+        str, Column("numbers in the list of errors and warnings", "", (PROPOSAL,), "Validity")
+    ]
+
+
 def proposal_context(
-    study: Study,
-    frames: Frames,
-    rows: pd.DataFrame,
-    drawings: Sequence[Drawing],
-    environment: Environment,
-    validity: Sequence[ValidityFinding],
-    divisions: Mapping[int, CellDivision],
-    *,
-    work: Work | None = None,
+    results: Results, drawings: Sequence[Drawing], *, work: Work | None = None
 ) -> dict[str, Any]:
     """Return the values of proposal.md.j2 and proposal.tex.j2; texts are not escaped.
 
     ``work`` is the training for which time and node-hours are computed; by default, a million samples.
     """
+    rows, frames, invalid = results.rows, results.frames, results.invalid
     series = [found for mode in ("strong", "weak") if (found := _series(rows, mode))]
-    invalid = invalid_cells(validity)
+    validity = results.assessment.findings
     shown = series or _without_efficiency(rows)
-    causes = [item for one in shown for item in _loss_items(one, divisions, invalid)]
     runs = frames.runs[frames.runs["measured"]] if frames.runs["measured"].any() else frames.runs
     if series:
-        cells = {cell for one in series for cell in (*one.rows["cell_id"], one.base["cell_id"])}
+        cells = {row.cell_id for one in series for row in (*one.rows, one.base)}
         runs = runs[runs["cell_id"].isin(cells)]
-    executed = Executed(study, runs)
-    ids = set(runs["run_id"])
-    environment = describe({run_id: env for run_id, env in environment.envs.items() if run_id in ids})
+    executed, ids = Executed(results.study, runs), set(runs["run_id"])
+    environment = describe({name: env for name, env in results.environment.envs.items() if name in ids})
     return {
-        "title": f"Scaling of {study.name}",
+        "title": f"Scaling of {results.study.name}",
         "introduction": "" if series else no_finding(rows),
         "run": what_was_run(executed, rows, environment),
-        "validity": [(finding.title, finding.message) for finding in validity],
+        "validity": [(title(fact), message(fact)) for fact in validity],
         "recommendation": f"{_recommendation(series[0], invalid)} Source: scaling.csv." if series else "",
         "request": _request(series[0], executed, environment, validity, work) if series else [],
         "sections": [_section(one, executed, validity, drawings if one is shown[0] else ()) for one in shown],
-        "losses": causes,
-        "losses_note": _losses_note(causes, divisions),
+        "losses": [loss for one in shown for loss in _losses(one, results)],
+        "losses_note": _losses_note(results.divisions),
         "missing": [*_missing(rows), *(_not_comparable(rows, shown) if series else [])],
     }
 
 
-def _series(rows: pd.DataFrame, mode: str) -> _Series | None:
+def _series(rows: Sequence[ScalingRow], mode: str) -> _Series | None:
     """Return the series of a scaling mode with the most measured sizes; in a tie, the plan's first."""
-    measured = rows[(rows["mode"] == mode) & rows["efficiency"].notna()]
+    measured = [row for row in rows if row.mode == mode and known(row.efficiency)]
     widest = widest_series(measured, limit=1)
     if not widest:
         return None
-    own = measured[measured["series"] == widest[0]].sort_values(["gpus", "nodes"], kind="stable")
+    own = sorted((row for row in measured if row.series == widest[0]), key=lambda row: (row.gpus, row.nodes))
     # The baseline may be a cell of another series, such as one rank without DDP.
-    base = rows.iloc[int(own["base_place"].iloc[-1])]
+    base = own[-1].base or own[-1]
     return _Series(own, mode, base, without_result(rows, base, series=widest[0]))
 
 
-def _without_efficiency(rows: pd.DataFrame) -> list[_Series]:
+def _without_efficiency(rows: Sequence[ScalingRow]) -> list[_Series]:
     """Return the measured sizes of a study without efficiencies as one series, if there are any."""
-    measured = rows[rows["n"] > 0].drop_duplicates("cell_id").sort_values("gpus", kind="stable")
-    return [_Series(measured, "", measured.iloc[0])] if len(measured) else []
+    measured = sorted(first_of_cells(row for row in rows if row.n), key=lambda row: row.gpus)
+    return [_Series(measured, "", measured[0])] if measured else []
 
 
 # -- recommended size -----------------------------------------------------------------
@@ -168,16 +184,15 @@ def _recommendation(series: _Series, invalid: Invalid) -> str:
         f"the baseline without a recorded disturbance: {_efficiency(best)}.",
         *_against_baseline(best, series),
     ]
-    larger = series.rows[series.rows["gpus"] > best["gpus"]]
-    if len(larger):
-        texts.append(_next_larger(best, larger.iloc[0], series))
+    if larger := [row for row in series.rows if row.gpus > best.gpus]:
+        texts.append(_next_larger(best, larger[0], series))
     else:
         texts.append("This is the largest measured size; larger sizes may be efficient, too.")
     return " ".join([*texts, *_undecided(found, series, invalid)])
 
 
 def _nothing_recommended(found: Recommendation, series: _Series, invalid: Invalid) -> str:
-    base, closest = series.base["baseline"], found.closest
+    base, closest = series.base.baseline, found.closest
     if len(found.open):
         return " ".join(["No larger size can be recommended yet.", *_undecided(found, series, invalid)])
     if closest is None:
@@ -194,23 +209,22 @@ def _undecided(found: Recommendation, series: _Series, invalid: Invalid) -> list
     """Return a sentence about the smallest size that the runs neither recommend nor rule out, if any."""
     if not len(found.open):
         return []
-    row = found.open.iloc[0]
+    row = found.open[0]
     if reason := invalid_reason(row, series.base, invalid):
-        return [
-            f"Nothing is concluded about {job_size(row)}, with {_efficiency(row)}: see the error {reason}."
-        ]
+        error = f"see the error {heading(reason)}"
+        return [f"Nothing is concluded about {job_size(row)}, with {_efficiency(row)}: {error}."]
     return [
         f"The runs cannot tell whether {job_size(row)} reaches {GUIDE}, with {_efficiency(row)}: "
         f"{what_decides(row, series.base)}."
     ]
 
 
-def _against_baseline(best: pd.Series, series: _Series) -> list[str]:
+def _against_baseline(best: ScalingRow, series: _Series) -> list[str]:
     """Return the step time and cost of the recommended size and of the baseline, if known."""
     base, texts = series.base, []
-    if known(best["step_time_sec"]) and known(base["step_time_sec"]):
-        times = seconds(best["step_time_sec"]), seconds(base["step_time_sec"])
-        texts.append(f"A step takes {times[0]}, and {times[1]} at the baseline, {base['baseline']}.")
+    if known(best.step_time_sec) and known(base.step_time_sec):
+        times = seconds(best.step_time_sec), seconds(base.step_time_sec)
+        texts.append(f"A step takes {times[0]}, and {times[1]} at the baseline, {base.baseline}.")
     costs = [_node_hours_per_million(row) for row in (best, base)]
     if all(known(cost) for cost in costs):
         there, before = map(_node_hours_text, (best, base))
@@ -218,8 +232,8 @@ def _against_baseline(best: pd.Series, series: _Series) -> list[str]:
     return texts
 
 
-def _next_larger(best: pd.Series, larger: pd.Series, series: _Series) -> str:
-    gain = larger["throughput_samples_per_sec"] / best["throughput_samples_per_sec"]
+def _next_larger(best: ScalingRow, larger: ScalingRow, series: _Series) -> str:
+    gain = larger.throughput_samples_per_sec / best.throughput_samples_per_sec
     cost = _node_hours_per_million(larger) / _node_hours_per_million(best)
     text = f"The next larger size, {job_size(larger)}, has an efficiency of {_efficiency(larger)}"
     if not (known(gain) and known(cost)):
@@ -228,26 +242,26 @@ def _next_larger(best: pd.Series, larger: pd.Series, series: _Series) -> str:
     return f"{text}: {times[0]} times the throughput for {times[1]} times the node-hours per sample."
 
 
-def _node_hours_per_million(row: Row) -> float:
+def _node_hours_per_million(row: ScalingRow) -> float:
     if not nodes_known(row):
         return math.nan
-    return float(row["nodes"] * 1e6 / row["throughput_samples_per_sec"] / 3600)
+    return float(row.nodes * 1e6 / row.throughput_samples_per_sec / 3600)
 
 
-def _node_hours_text(row: Row, samples: float = 1e6) -> str:
-    return _hours_text(row, samples, times=row["nodes"])
+def _node_hours_text(row: ScalingRow, samples: float = 1e6) -> str:
+    return _hours_text(row, samples, times=row.nodes)
 
 
-def _hours_text(row: Row, samples: float, *, times: float) -> str:
+def _hours_text(row: ScalingRow, samples: float, *, times: float) -> str:
     """Return a multiple of the hours for some samples, with the interval of the throughput."""
     work = times * samples / 3600
-    ends = interval(work / row["throughput_high"], work / row["throughput_low"], digits=3)
-    return f"{number(work / row['throughput_samples_per_sec'], digits=3)} {ends}".strip()
+    ends = interval(work / row.throughput_high, work / row.throughput_low, digits=3)
+    return f"{number(work / row.throughput_samples_per_sec, digits=3)} {ends}".strip()
 
 
-def _efficiency(row: Row) -> str:
-    bounds = fractions(row["efficiency_low"], row["efficiency_high"])
-    return f"{fraction(row['efficiency'])} {bounds}".strip()
+def _efficiency(row: ScalingRow) -> str:
+    bounds = fractions(row.efficiency_low, row.efficiency_high)
+    return f"{fraction(row.efficiency)} {bounds}".strip()
 
 
 # -- resources asked for --------------------------------------------------------------
@@ -257,7 +271,7 @@ def _request(
     series: _Series,
     executed: Executed,
     environment: Environment,
-    validity: Sequence[ValidityFinding],
+    validity: Sequence[Fact],
     work: Work | None,
 ) -> list[Line]:
     """Return the job size, its time, cost, failures, memory and warnings; each with its source or formula."""
@@ -265,8 +279,8 @@ def _request(
     row = series.base if best is None else best
     why = "the baseline: no larger size is recommended" if best is None else "recommended"
     size = f"{job_size(row)}, {series.mode} scaling ({why})" if series.mode else f"{job_size(row)} ({why})"
-    rate = row["throughput_samples_per_sec"]
-    rates = interval(row["throughput_low"], row["throughput_high"])
+    rate = row.throughput_samples_per_sec
+    rates = interval(row.throughput_low, row.throughput_high)
     total = _UNIT_OF_WORK if work is None else work.total
     lines = [Line("Job size", size, "scaling.csv (efficiency, efficiency_low)")]
     source = "see Validity, below" if validity else "bench report --json (validity)"
@@ -277,44 +291,45 @@ def _request(
         reason = "not known: the table does not contain the batch of a step"
         return [*lines, Line("Throughput, time to solution, node-hours", reason, MISSING_SOURCE), warnings]
     lines += [
-        Line("Throughput", f"{number(rate)} samples/s {rates}".strip(), f"scaling.csv, n = {row['n']}"),
+        Line("Throughput", f"{number(rate)} samples/s {rates}".strip(), f"scaling.csv, n = {row.n}"),
         Line("Work", *_work_text(work)),
         Line("Time to solution", *_duration(row, total)),
     ]
     hours = f"{number(total / rate / 3600, digits=3)} h"
     if nodes_known(row):
-        formula = f"nodes x time to solution = {row['nodes']} x {hours}"
+        formula = f"nodes x time to solution = {row.nodes} x {hours}"
         lines.append(Line("Node-hours", _node_hours_text(row, total), formula))
     if _has_gpus(row, executed):
-        formula = f"GPUs x time to solution = {row['gpus']} x {hours}; one GPU per rank"
-        lines.append(Line("GPU-hours", _hours_text(row, total, times=row["gpus"]), formula))
-    if not executed.is_table:
+        formula = f"GPUs x time to solution = {row.gpus} x {hours}; one GPU per rank"
+        lines.append(Line("GPU-hours", _hours_text(row, total, times=row.gpus), formula))
+    if not executed.study.table:
         lines += _failures(row, executed, total)
         lines.append(Line("Not included", _left_out(executed), "the meaning of the throughput"))
         lines += _memory(row, executed, environment)
     return [*lines, warnings]
 
 
-def _has_gpus(row: Row, executed: Executed) -> bool:
+def _has_gpus(row: ScalingRow, executed: Executed) -> bool:
     cells = executed.study.cells
-    return bool((cells.loc[cells["cell_id"] == row["cell_id"], "device"] == "cuda").all())
+    return bool((cells.loc[cells["cell_id"] == row.cell_id, "device"] == "cuda").all())
 
 
-def _failures(row: Row, executed: Executed, total: int) -> Iterator[Line]:
+def _failures(row: ScalingRow, executed: Executed, total: int) -> Iterator[Line]:
     """Yield the rate of success of a size, and the reserve for failures that follows from it."""
     cells = cell_success(executed.study)
-    own = cells.loc[[row["cell_id"]]].to_dict("records")[0]
-    done, tried, low = own["completed"], own["attempted"], own["success_low"]
+    done, tried = cells[row.cell_id]
+    low = cells[row.cell_id].low
     text = f"{done} of {count(tried, 'attempt')} of this size completed: {percent(done / tried)}, at least "
     text += percent(low)
     if failed := _failed(row, executed):
         text += f"; {failed}"
-    if tried < cells["attempted"].sum():
-        text += f"; {cells['completed'].sum():,} of {cells['attempted'].sum():,} of all sizes"
+    of_all = [sum(numbers) for numbers in zip(*cells.values(), strict=True)]
+    if tried < of_all[1]:
+        text += f"; {of_all[0]:,} of {of_all[1]:,} of all sizes"
     source = "runs.csv (state), cancelled attempts left out; bound: lower end of Wilson's 95 % interval"
     yield Line("Success rate", text, source)
     share, most = reserve(done / tried), reserve(low)
-    node_hours = row["nodes"] * total / row["throughput_samples_per_sec"] / 3600
+    node_hours = row.nodes * total / row.throughput_samples_per_sec / 3600
     costs = [number(node_hours * part, digits=3) for part in (share, most)]
     text = f"{costs[0]} node-hours ({percent(share)}), at most {costs[1]} ({percent(most)})"
     formula = f"1/p - 1 with p = {done}/{tried}, at most with p = {fraction(low)}: independent attempts, "
@@ -322,19 +337,19 @@ def _failures(row: Row, executed: Executed, total: int) -> Iterator[Line]:
     yield Line("Reserve for failures", text, formula)
 
 
-def _failed(row: Row, executed: Executed) -> str:
+def _failed(row: ScalingRow, executed: Executed) -> str:
     """Return the number of failed attempts of a size with their classes; empty if there are none."""
     attempts = pd.concat([executed.study.earlier, executed.study.runs])
-    own = (attempts["cell_id"] == row["cell_id"]) & (attempts["state"] == RunState.FAILED)
+    own = (attempts["cell_id"] == row.cell_id) & (attempts["state"] == RunState.FAILED)
     return state_counts(attempts[own])
 
 
-def _duration(row: Row, total: int) -> tuple[str, str]:
+def _duration(row: ScalingRow, total: int) -> tuple[str, str]:
     """Return the time for ``total`` samples with its interval, and the formula."""
-    text, source = human_duration(total / row["throughput_samples_per_sec"]), "work / throughput"
-    source += f" = {total:,} / {number(row['throughput_samples_per_sec'])}"
-    if known(row["throughput_low"]):
-        ends = (human_duration(total / row[name]) for name in ("throughput_high", "throughput_low"))
+    text, source = human_duration(total / row.throughput_samples_per_sec), "work / throughput"
+    source += f" = {total:,} / {number(row.throughput_samples_per_sec)}"
+    if known(row.throughput_low):
+        ends = (human_duration(total / rate) for rate in (row.throughput_high, row.throughput_low))
         return f"{text} [{', '.join(ends)}]", f"{source}; interval: that of the throughput"
     return text, source
 
@@ -363,9 +378,9 @@ def _left_out(executed: Executed) -> str:
     return "start-up, validation, checkpoints and queue waits"
 
 
-def _memory(row: Row, executed: Executed, environment: Environment) -> Iterator[Line]:
+def _memory(row: ScalingRow, executed: Executed, environment: Environment) -> Iterator[Line]:
     """Yield the memory of the rank that uses most, and the share of its GPU's or host's memory left."""
-    runs = executed.runs[executed.runs["cell_id"] == row["cell_id"]]
+    runs = executed.runs[executed.runs["cell_id"] == row.cell_id]
     epochs = executed.study.epochs
     used = epochs.loc[epochs["run_id"].isin(runs["run_id"]), "peak_mem_bytes"].astype(float).max()
     if not known(used):
@@ -399,18 +414,18 @@ def _memory_of_rank(envs: Iterable[Mapping[str, Any]]) -> tuple[float | None, st
     return min(sizes) if sizes and len(sizes) == len(found) else (None, "")
 
 
-def _warnings(row: Row, validity: Sequence[ValidityFinding]) -> str:
+def _warnings(row: ScalingRow, validity: Sequence[Fact]) -> str:
     """Return the titles of the findings that affect a size, and whether its interval is missing."""
-    found = [finding.title for finding in validity if finding.affects(row["cell_id"])]
-    if known(row["throughput_samples_per_sec"]) and not known(row["throughput_low"]):
+    found = [title(fact) for fact in validity if fact.affects(row.cell_id)]
+    if known(row.throughput_samples_per_sec) and not known(row.throughput_low):
         found.append("no interval")
     nothing = "no error and no warning" + " for this size" * bool(validity)
     return ", ".join(dict.fromkeys(found)) or nothing
 
 
-def _differing_runs(row: Row, base: Row, spread: Mapping[str, float]) -> list[str]:
+def _differing_runs(row: ScalingRow, base: ScalingRow, spread: Mapping[str, float]) -> list[str]:
     """Return the standard deviation between the runs of a size and of the baseline, if it is large."""
-    cells = {row["cell_id"]: "this size"} | {base["cell_id"]: "the baseline"}
+    cells = {row.cell_id: "this size"} | {base.cell_id: "the baseline"}
     return [
         f"runs of {what} differ by {percent(spread[cell])} (standard deviation)"
         for cell, what in cells.items()
@@ -422,16 +437,16 @@ def _differing_runs(row: Row, base: Row, spread: Mapping[str, float]) -> list[st
 
 
 def _section(
-    series: _Series, executed: Executed, validity: Sequence[ValidityFinding], drawings: Sequence[Drawing]
+    series: _Series, executed: Executed, validity: Sequence[Fact], drawings: Sequence[Drawing]
 ) -> dict[str, Any]:
     """Return title, text, table and figures of one series."""
     if not series.mode:
         return {"title": series.title, "text": "", **_table(series, executed, validity), "figures": []}
     base = series.base
     text = f"The {constant_batch(series.mode, executed)} is constant. {_FORMULAS[series.mode]}, with T the "
-    text += f"time per step and N ranks. Baseline N0: {base['baseline']}"
-    if known(base["step_time_sec"]):
-        text += f", T(N0) = {seconds(base['step_time_sec'], digits=4)}"
+    text += f"time per step and N ranks. Baseline N0: {base.baseline}"
+    if known(base.step_time_sec):
+        text += f", T(N0) = {seconds(base.step_time_sec, digits=4)}"
     by_name = {drawing.name: drawing for drawing in drawings}
     names = [name for kind in ("speedup", "efficiency") if (name := f"{kind}-{series.mode}") in by_name]
     return {
@@ -449,136 +464,105 @@ def _section(
     }
 
 
-def _table(series: _Series, executed: Executed, validity: Sequence[ValidityFinding]) -> dict[str, Any]:
+def _table(series: _Series, executed: Executed, validity: Sequence[Fact]) -> dict[str, Any]:
     """Return the table's caption with its sources, headings and rows; an empty column is left out."""
-    groups = executed.runs.groupby("cell_id", observed=True)
-    loops, jobs = groups["window_s"].mean(), groups["wall_s"].mean()
-    if executed.reads_values:
-        loops = loops * math.nan  # values that a command reports do not show how long they took
-    rows = [_table_row(row, series, loops, jobs, validity) for row in series.rows.to_dict("records")]
-    headings = [name for name in rows[0] if any(row[name] != MISSING for row in rows)]
-    texts = [[row[name] for name in headings] for row in rows]
-    if executed.reads_values:  # the batch of the command is not known
-        headings = [f"{name} in the matrix" if name == "Batch" else name for name in headings]
-    caption = f"{series.title}. n: runs"
-    if "Timed windows (s)" in headings:
-        caption += "; timed windows: of one run; whole job: from start to end"
-    if "Node-h per 1M samples" in headings:
-        caption += "; Node-h per 1M samples: nodes x 1,000,000 / throughput / 3600"
-    if "Validity" in headings:
-        caption += "; validity: numbers in the list of errors and warnings"
-    caption += f"; {MISSING}: no value." if any(MISSING in row for row in texts) else "."
+    rows = _table_rows(series, executed, validity)
+    columns = shown_columns(PROPOSAL, ProposalRow)
+    lines = zip(*texts_of(rows, columns, PROPOSAL), strict=True)
+    texts = {name: own for name, own in zip(columns, lines, strict=True) if set(own) - {MISSING, ""}}
+    headings = {name: columns[name].heading for name in texts}
+    if executed.reads_values and "global_batch" in headings:  # the batch of the command is not known
+        headings["global_batch"] += " in the matrix"
+    explained = [f"{headings[name]}: {columns[name].meaning}" for name in _EXPLAINED if name in headings]
+    caption = "; ".join([f"{series.title}. n: runs; brackets, if any: 95 % intervals", *explained])
+    caption += f"; {MISSING}: no value." if any(MISSING in own for own in texts.values()) else "."
     if executed.has_command:
         caption += (
-            " Whole job and node-h per run cover the whole command, with the number of steps that the script "
+            " Whole job and node-hours cover the whole command, with the number of steps that the script "
             "itself chose (not examined)."
         )
-    if not executed.is_table:
-        times = "timed windows and whole job" if "Timed windows (s)" in headings else "whole job"
+    if not executed.study.table:
+        times = "timed windows and whole job" if "window_s" in headings else "whole job"
         caption += f" Sources: scaling.csv; means of runs.csv for {times}."
-    return {"caption": caption, "headings": headings, "rows": texts}
-
-
-def _table_row(
-    row: Row, series: _Series, loops: pd.Series, jobs: pd.Series, validity: Sequence[ValidityFinding]
-) -> dict[str, str]:
-    cell = row["cell_id"]
     return {
-        "Nodes": str(row["nodes"]) if nodes_known(row) else MISSING,
-        "Ranks per node": str(row["gpus_per_node"]) or MISSING,
-        "Ranks": str(row["gpus"]),
-        "Batch": whole(row["global_batch"]),
-        "Time per step": seconds(row["step_time_sec"], digits=4),
-        "Samples/s": number(row["throughput_samples_per_sec"]),
-        "Speedup": number(row["speedup"], digits=3) if series.mode else MISSING,
-        "Efficiency [95 %]": _efficiency(row) if series.mode else MISSING,
-        "n": str(row["n"]),
-        "Timed windows (s)": number(loops.get(cell), digits=3),
-        "Whole job (s)": number(jobs.get(cell), digits=3),
-        "Node-h per run": number(row["node_hours"], digits=3),
-        "Node-h per 1M samples": number(_node_hours_per_million(row), digits=3),
-        "Validity": ", ".join(str(n) for n, one in enumerate(validity, 1) if one.affects(cell)) or MISSING,
+        "caption": caption,
+        "headings": list(headings.values()),
+        "rows": [list(row) for row in zip(*texts.values(), strict=True)],
     }
+
+
+_EXPLAINED = ("window_s", "wall_s", "per_million", "warnings")
+
+
+def _table_rows(series: _Series, executed: Executed, validity: Sequence[Fact]) -> list[ProposalRow]:
+    groups = executed.runs.groupby("cell_id", observed=True)
+    loops, jobs = groups["window_s"].mean(), groups["wall_s"].mean()
+    # Values that a command reports do not show how long they took.
+    loops = loops * math.nan if executed.reads_values else loops
+    without = {} if series.mode else {"speedup": math.nan, "efficiency": math.nan}
+    return [
+        ProposalRow(
+            **vars(row) | without,
+            window_s=loops.get(row.cell_id, math.nan),
+            wall_s=jobs.get(row.cell_id, math.nan),
+            per_million=_node_hours_per_million(row),
+            warnings=", ".join(str(n) for n, one in enumerate(validity, 1) if one.affects(row.cell_id)),
+        )
+        for row in series.rows
+    ]
 
 
 # -- causes of the loss ---------------------------------------------------------------
 
-_SHARES = (
-    "Percentages are shares of the step time (causes.csv); brackets, if any, contain 95 % intervals over the "
-    "runs."
-)
-_PARTS = (
-    " The parts of a step were measured in a separate, instrumented window, and waits for a core in the "
-    "timed windows; their shares are means over the ranks. Whole parts are those of metrics.csv. Exposed "
-    "communication is without waiting for other ranks."
-)
 
-
-def _losses_note(losses: Sequence[str], divisions: Mapping[int, CellDivision]) -> str:
+def _losses_note(divisions: Mapping[int, CellDivision]) -> str:
     """Return what the percentages are, and where the parts of a step were measured, if they were."""
-    if not any("%" in text for text in losses):
+    if not divisions:
         return ""
-    has_parts = any(WHOLE not in division.ideal for division in divisions.values())
-    return _SHARES + _PARTS * has_parts
+    notes, has_parts = WORDS["notes"], any(WHOLE not in division.ideal for division in divisions.values())
+    return f"{notes['losses']} {notes['loss_parts']}" if has_parts else str(notes["losses"])
 
 
-def _loss_items(series: _Series, divisions: Mapping[int, CellDivision], invalid: Invalid) -> Iterator[str]:
-    """Yield sentences about the loss at the largest size and, if it is not valid, the largest valid size."""
-    yield _loss_item(last := series.rows.iloc[-1], series, divisions, invalid)
-    larger = series.rows[series.rows["gpus"] > series.base["gpus"]]
-    valid = larger[~larger["cell_id"].isin(list(invalid))]
-    if invalid_reason(last, series.base, invalid) and series.base["cell_id"] not in invalid and len(valid):
-        yield _loss_item(valid.iloc[-1], series, divisions, invalid)
-
-
-def _loss_item(
-    row: pd.Series, series: _Series, divisions: Mapping[int, CellDivision], invalid: Invalid
-) -> str:
-    name = job_size(row)
-    if series.mode:
-        name = f"{series.title}, {name}, efficiency {_efficiency(row)}"
-    division = divisions.get(int(str(row.name)))
-    not_valid = invalid_reason(row, series.base, invalid)
-    base = divisions.get(int(str(series.base.name)))
-    text = f"{name}. {loss_sentence(division, row, base, size=ranks(row), not_valid=not_valid)}"
-    return text if not_valid or division is None else f"{text}{_calls_outside(division)}"
-
-
-def _calls_outside(division: CellDivision) -> str:
-    """Return a sentence with the slowest of the calls outside all timers, if they are a cause."""
-    found = [one for one in division.rows if one.key.cause == "outside-timers" and one.claim]
-    if not found or not found[0].claim:
-        return ""
-    # The evidence lists several calls, the slowest first, each with its time in brackets.
-    text = capital(re.split(r"(?<=[)]), ", found[0].claim.evidence)[0])
-    more = "; other steps may lack these calls" if "sampled step" in text else ""
-    return f" {text}. These times are of {found[0].run_id}{more}."
+def _losses(series: _Series, results: Results) -> Iterator[dict[str, Any]]:
+    """Yield the loss at the largest size and, if it is not valid, at the largest valid size."""
+    sizes, invalid = [series.rows[-1]], results.invalid
+    larger = [row for row in series.rows if row.gpus > series.base.gpus]
+    valid = [row for row in larger if not invalid_reason(row, series.base, invalid)]
+    if invalid_reason(sizes[0], series.base, invalid):
+        sizes += valid[-1:]
+    for row in sizes:
+        size = job_size(row)
+        if series.mode:
+            size = f"{series.title}, {size}, efficiency {_efficiency(row)}"
+        rows = [(title, evidence, share) for title, share, evidence, _ in loss_table(row, results)]
+        if rows:
+            yield {"size": size, "rows": rows}
 
 
 # -- cells without a measurement -----------------------------------------------------
 
 
-def _missing(rows: pd.DataFrame) -> list[str]:
+def _missing(rows: Sequence[ScalingRow]) -> list[str]:
     """Return the planned cells without a measurement, with their reasons."""
-    lacking = rows[rows["n"] == 0].drop_duplicates("cell_id")
+    lacking = first_of_cells(row for row in rows if not row.n)
     items = [
-        f"{row['cell_id']} ({job_size(row)}): {one_line(row['reason'], limit=400) or row['state']}."
-        for row in lacking.head(20).to_dict("records")
+        f"{row.cell_id} ({job_size(row)}): {one_line(row.reason, limit=400) or row.state}."
+        for row in lacking[:20]
     ]
     if len(lacking) > len(items):
         items.append(f"and {count(len(lacking) - len(items), 'more cell')}.")
     return items
 
 
-def _not_comparable(rows: pd.DataFrame, shown: Sequence[_Series]) -> list[str]:
+def _not_comparable(rows: Sequence[ScalingRow], shown: Sequence[_Series]) -> list[str]:
     """Return the measured cells that are in no table because they have no efficiency, with the reasons."""
-    cells = {cell for one in shown for cell in (*one.rows["cell_id"], one.base["cell_id"])}
-    own = rows[(rows["n"] > 0) & rows["efficiency"].isna() & ~rows["cell_id"].isin(cells)]
-    own = own.drop_duplicates("cell_id")
+    cells = {row.cell_id for one in shown for row in (*one.rows, one.base)}
+    lacking = (row for row in rows if row.n and not known(row.efficiency) and row.cell_id not in cells)
+    own = first_of_cells(lacking)
     items = [
-        f"{row['cell_id']} ({job_size(row)}): measured in {count(int(row['n']), 'run')}; "
-        f"{one_line(row['reason'], limit=400) or 'no efficiency'}."
-        for row in own.head(20).to_dict("records")
+        f"{row.cell_id} ({job_size(row)}): measured in {count(int(row.n), 'run')}; "
+        f"{one_line(row.reason, limit=400) or 'no efficiency'}."
+        for row in own[:20]
     ]
     more = len(own) - len(items)
     return [*items, f"and {count(more, 'more measured cell')}."] if more else items

@@ -3,31 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
 
+from analysis.causes.cells import CauseRow
 from analysis.checks.slow_ranks import RankMeans
 from analysis.data.csv_files import csv_text
-from analysis.data.names import layout, state_counts, state_name
+from analysis.data.names import nodes_known, state_counts
 from analysis.report.figures.drawing import Selection
 from analysis.report.words import WORDS, ascii_formula
-from analysis.stats.columns import COLUMNS, FURTHER_COLUMNS
-from analysis.text import (
-    MISSING,
-    fraction,
-    fractions,
-    interval,
-    known,
-    markdown,
-    markdown_line,
-    number,
-    one_line,
-    seconds,
-    whole,
-)
+from analysis.stats.columns import PAGE, PUBLISHED, TEXT, Column, ScalingRow, columns_of, dtypes_of
+from analysis.text import markdown, markdown_line, one_line
 from bench.study.ledger import RunState
+from bench.units import MISSING, capital, fraction, interval, known, number, percent, seconds
+from bench.words import about, sentences, term
 
 #: A LaTeX table with more rows is a longtable.
 _PAGE_ROWS = 40
@@ -38,16 +29,11 @@ MAX_ROWS = 10_000
 MAX_RUNS_LISTED = 500
 MAX_NODES_LISTED = 60
 
-#: The columns of the page's table that contain text.
-_TEXT_COLUMNS = {"Cell", "State", "Remark"}
-#: Columns that the page shows at every width, and those that it shows only on request.
-_LEVELS = {
-    "always": {"Cell", "State", "Efficiency", "Remark"},
-    "further": {
-        *("Per doubling", "LB", "CommE", "PE", "CompS", "GE", "Node-h"),
-        *("MFU", "GPU (%)", "Energy (J)", "Validation loss"),
-    },
-}
+#: Columns of report/causes.csv.
+CAUSE_COLUMNS = (
+    *("series", "cell_id", "cause", "share", "share_low", "share_high", "run_id", "node", "rank", "part"),
+    *("evidence", "remedy"),
+)
 #: Maximum number of characters of the texts about runs in the page's data; runs.csv contains all texts.
 _MAX_RUN_TEXTS = 1_000_000
 
@@ -90,13 +76,9 @@ def _printable(letter: str) -> bool:
 # -- files ----------------------------------------------------------------------------
 
 
-def csv_table(table: pd.DataFrame) -> str:
+def csv_table(table: Sequence[ScalingRow]) -> str:
     """Return the scaling table as CSV; a value that was not measured is an empty cell."""
-    further = [name for name in FURTHER_COLUMNS if name in table]
-    frame = table[[*COLUMNS, *further]].copy()
-    # Tables measured elsewhere may lack the nodes.
-    frame["nodes"] = frame["nodes"].astype("Int64").mask(frame["gpus_per_node"] == "")
-    return csv_text(frame)
+    return csv_text(pd.DataFrame({name: [_value(row, name) for row in table] for name in PUBLISHED}))
 
 
 def runs_csv(attempts: pd.DataFrame) -> str:
@@ -113,50 +95,59 @@ def runs_csv(attempts: pd.DataFrame) -> str:
     frame = attempts.assign(allocation_id=attempts["job_id"])[columns].copy()
     for name in ("started_at", "ended_at"):
         frame[name] = frame[name].dt.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-    frame["disturbed"] = ["; ".join(map(str, found or ())) for found in frame["disturbed"]]
+    frame["disturbed"] = [sentences(found or ()) for found in frame["disturbed"]]
     return csv_text(frame)
 
 
-def readable(table: pd.DataFrame) -> pd.DataFrame:
-    """Format the scaling table as texts, with units in the headings."""
-    columns: dict[str, list[str]] = {
-        "Series": [one_line(v) for v in table["series"]],
-        "Mode": [str(v) for v in table["mode"]],
-        "Nodes": [
-            str(nodes) if per_node else MISSING
-            for nodes, per_node in zip(table["nodes"], table["gpus_per_node"], strict=True)
-        ],
-        "Ranks": [str(v) for v in table["gpus"]],
-        "Batch": [whole(v) for v in table["global_batch"]],
-        "Per rank": [whole(v) for v in table["per_gpu_batch"]],
-        "n": [str(v) for v in table["n"]],
-        "Samples/s": _with_interval(table, "throughput_samples_per_sec", "throughput", number),
-        "Step (ms)": [number(1000 * v) for v in table["step_time_sec"]],
-        "Speedup": [number(v, digits=3) for v in table["speedup"]],
-        "Efficiency": _with_interval(table, "efficiency", "efficiency", fraction),
-        "LB": [fraction(v) for v in table["load_balance"]],
-        "CommE": [fraction(v) for v in table["comm_efficiency"]],
-        "CompS": [fraction(v) for v in table["computational_scalability"]],
-        "Node-h": [number(v, digits=3) for v in table["node_hours"]],
-        "State": ["" if n else one_line(s) for n, s in zip(table["n"], table["state"], strict=True)],
-    }
-    return pd.DataFrame(columns, dtype="str")
+def causes_frame(causes: Iterable[CauseRow]) -> pd.DataFrame:
+    """Return causes.csv: the rows of the divided losses with evidence and remedy in words.
+
+    Shares are fractions of the cell's step time; those of a cell add up to its loss. ``share`` is empty for a
+    cause whose time is not known. ``run_id`` is a run that shows the cause.
+    """
+    rows = [
+        {name: getattr(one, name) for name in CAUSE_COLUMNS[:-2]}
+        | {"cause": one.name, "evidence": sentences(one.evidence), "remedy": about(one.causes, "remedy")}
+        for one in causes
+    ]
+    return pd.DataFrame(rows, columns=list(CAUSE_COLUMNS)).astype({"rank": "Int64"})
 
 
-def _with_interval(table: pd.DataFrame, name: str, bounds: str, form: Callable[[float], str]) -> list[str]:
-    brackets = fractions if form is fraction else interval
-    rows = zip(table[name], table[f"{bounds}_low"], table[f"{bounds}_high"], strict=True)
-    return [f"{form(value)} {brackets(low, high)}".strip() for value, low, high in rows]
+def shown_columns(view: str, record: type = ScalingRow) -> dict[str, Column]:
+    """Return the columns of a view for people, in order."""
+    columns = columns_of(record).items()
+    return {name: column for name, column in columns if column.heading and view in column.views}
 
 
-def notes(table: pd.DataFrame) -> list[str]:
+def texts_of(rows: Sequence[ScalingRow], columns: Mapping[str, Column], view: str) -> list[list[str]]:
+    """Format rows as texts; a value is followed by its interval if the view contains the interval's ends."""
+    return [
+        [
+            f"{column.form(_value(row, name))} {_interval(row, column, view)}".strip()
+            for name, column in columns.items()
+        ]
+        for row in rows
+    ]
+
+
+def _value(row: ScalingRow, name: str) -> Any:
+    """Return a value of a row; tables measured elsewhere may lack the nodes."""
+    return getattr(row, name) if name != "nodes" or nodes_known(row) else None
+
+
+def _interval(row: ScalingRow, column: Column, view: str) -> str:
+    ends = [f"{column.ends}_{end}" for end in ("low", "high") if column.ends]
+    values = [getattr(row, name) for name in ends if view in columns_of(ScalingRow)[name].views]
+    return f"[{', '.join(map(column.form, values))}]" if values and all(map(known, values)) else ""
+
+
+def notes(table: Sequence[ScalingRow]) -> list[str]:
     """Return the notes under a table: formulas, baselines and abbreviations."""
     texts = []
-    based = table[table["baseline"] != ""].drop_duplicates("series")
     for mode in ("strong", "weak"):
-        rows, words = based[based["mode"] == mode], WORDS["modes"][mode]
-        if len(rows):
-            names = sorted(set(rows["baseline"]))
+        names = sorted({row.baseline for row in table if row.mode == mode} - {""})
+        words = WORDS["modes"][mode]
+        if names:
             shown = ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
             texts.append(
                 f"{words['title']}: {ascii_formula(words['formula'])}, {words['constant']} constant; "
@@ -171,92 +162,70 @@ def notes(table: pd.DataFrame) -> list[str]:
     return texts
 
 
-def markdown_table(table: pd.DataFrame) -> str:
+def markdown_table(table: Sequence[ScalingRow]) -> str:
     """Return the scaling table as Markdown, with notes and the reasons of missing runs."""
-    frame = readable(table)
-    lines = [markdown_line(list(frame.columns)), "|" + "---|" * len(frame.columns)]
-    lines += [markdown_line(row) for row in frame.itertuples(index=False)]
+    columns = shown_columns(TEXT)
+    lines = [markdown_line([column.heading for column in columns.values()]), "|" + "---|" * len(columns)]
+    lines += [markdown_line(texts) for texts in texts_of(table, columns, TEXT)]
     lines += ["", *(f"{markdown(note)}\n" for note in notes(table))]
-    reasons = table[table["reason"] != ""].drop_duplicates(["cell_id", "reason"])
-    lines += [
-        f"- {markdown(cell)}: {markdown(one_line(reason))}"
-        for cell, reason in zip(reasons["cell_id"], reasons["reason"], strict=True)
-    ]
+    reasons = dict.fromkeys((row.cell_id, row.reason) for row in table if row.reason)
+    lines += [f"- {markdown(cell)}: {markdown(one_line(reason))}" for cell, reason in reasons]
     return "\n".join(lines).rstrip() + "\n"
 
 
-def latex_table(table: pd.DataFrame) -> str:
+def latex_table(table: Sequence[ScalingRow]) -> str:
     """Return the scaling table with its notes as a LaTeX tabular or, if it is long, as a longtable."""
-    frame = readable(table)
-    numeric = "ll" + "r" * (len(frame.columns) - 3) + "l"
-    head = " & ".join(latex(name) for name in frame.columns) + r" \\"
-    body = [" & ".join(latex(value) for value in row) + r" \\" for row in frame.itertuples(index=False)]
+    columns = shown_columns(TEXT)
+    align = "".join("r" if _is_numeric(name) else "l" for name in columns)
+    head = " & ".join(latex(column.heading) for column in columns.values()) + r" \\"
+    body = [" & ".join(map(latex, texts)) + r" \\" for texts in texts_of(table, columns, TEXT)]
     foot = [latex(note) + r"\par" for note in notes(table)]
-    if len(frame) > _PAGE_ROWS:
-        lines = ["% needs \\usepackage{booktabs,longtable,textcomp}", rf"\begin{{longtable}}{{{numeric}}}"]
+    if len(table) > _PAGE_ROWS:
+        lines = ["% needs \\usepackage{booktabs,longtable,textcomp}", rf"\begin{{longtable}}{{{align}}}"]
         lines += [r"\toprule", head, r"\midrule", r"\endhead", *body]
         lines += [r"\bottomrule", r"\end{longtable}", *foot]
     else:
-        lines = ["% needs \\usepackage{booktabs,textcomp}", rf"\begin{{tabular}}{{{numeric}}}"]
+        lines = ["% needs \\usepackage{booktabs,textcomp}", rf"\begin{{tabular}}{{{align}}}"]
         lines += [r"\toprule", head, r"\midrule", *body, r"\bottomrule", r"\end{tabular}", "", *foot]
     return "\n".join(lines) + "\n"
+
+
+def _is_numeric(name: str) -> bool:
+    return dtypes_of(ScalingRow)[name] != "str"
 
 
 # -- the page -------------------------------------------------------------------------
 
 
+def page_columns() -> dict[str, Column]:
+    """Return the columns of the page's table: those that are always shown come first."""
+    levels = ("always", "wide", "further")
+    return dict(sorted(shown_columns(PAGE).items(), key=lambda item: levels.index(item[1].level)))
+
+
 def cell_columns() -> list[dict[str, Any]]:
-    """Return ``name, help, numeric`` and the CSS class ``level`` of each column of :func:`cell_rows`."""
+    """Return ``key, name, help, numeric`` and the CSS class ``level`` of each column of :func:`cell_rows`."""
     return [
         {
-            "name": name,
-            "help": text,
-            "numeric": name not in _TEXT_COLUMNS,
-            "level": next((level for level, names in _LEVELS.items() if name in names), "wide"),
+            "key": name,
+            "name": column.heading,
+            "help": f"{capital(column.meaning)}{', with its 95 % interval' if column.ends else ''}",
+            "numeric": _is_numeric(name),
+            "level": column.level,
         }
-        for name, text in WORDS["cell_columns"].items()
+        for name, column in page_columns().items()
     ]
 
 
-def cell_rows(rows: pd.DataFrame, *, labels: dict[str, str]) -> list[list[TableCell]]:
+def cell_rows(rows: Sequence[ScalingRow]) -> list[list[TableCell]]:
     """Return the table of all cells: rows of texts, with the columns of :func:`cell_columns`."""
-    return [_cell_row(row, labels) for row in rows.to_dict("records")]
+    columns = page_columns()
+    return [[_page_cell(row, name, column) for name, column in columns.items()] for row in rows]
 
 
-def _cell_row(row: dict[Any, Any], labels: dict[str, str]) -> list[TableCell]:
-    per_rank, smaller = row["per_gpu_batch"], row["incremental_from"]
-    throughput = interval(row["throughput_low"], row["throughput_high"])
-    series = ", ".join(dict.fromkeys(filter(None, (labels[row["series"]], row["mode"]))))
-    return [
-        _two_lines(row["cell_id"], series),
-        row["state"],
-        _two_lines(fraction(row["efficiency"]), fractions(row["efficiency_low"], row["efficiency_high"])),
-        one_line(row["reason"], limit=240),
-        _two_lines(whole(row["gpus"]), layout(row)),
-        _two_lines(whole(row["global_batch"]), f"{whole(per_rank)} per rank" if known(per_rank) else ""),
-        _two_lines(str(row["n"]), f"of {row['runs']}" if row["n"] < row["runs"] else ""),
-        _two_lines(number(row["throughput_samples_per_sec"]), throughput),
-        number(1000 * row["step_time_sec"]),
-        _two_lines(
-            number(row["speedup"], digits=3), interval(row["speedup_low"], row["speedup_high"], digits=3)
-        ),
-        _two_lines(
-            fraction(row["incremental_efficiency"]), f"from {whole(smaller)}" if known(smaller) else ""
-        ),
-        fraction(row["load_balance"]),
-        fraction(row["comm_efficiency"]),
-        fraction(row["pop_parallel_efficiency"]),
-        fraction(row["computational_scalability"]),
-        fraction(row["global_efficiency"]),
-        number(row["node_hours"], digits=3),
-        fraction(row["mfu"]),
-        number(row["gpu_util"], digits=3),
-        number(row["energy_joules"]),
-        number(row["val_loss"]),
-    ]
-
-
-def _two_lines(text: str, below: str) -> TableCell:
+def _page_cell(row: ScalingRow, name: str, column: Column) -> TableCell:
+    text = column.form(_value(row, name))
+    below = column.below(row) if column.below else _interval(row, column, PAGE)
     return (text, below) if below else text
 
 
@@ -301,7 +270,6 @@ def runs_context(attempts: pd.DataFrame) -> dict[str, Any]:
     notable = attempts[~attempts["measured"] | (attempts["reason"] != "") | attempts["outlier"]]
     notable = notable.sort_values("measured", kind="stable")
     shown = notable.head(MAX_RUNS_LISTED)
-    names = ["run_id", "attempt", "state", "failure_class", "reason", "measured", "outlier", "node_hours"]
     lost = attempts.loc[~attempts["measured"], "node_hours"].sum()
     return {
         "failed": int((attempts["state"] == RunState.FAILED).sum()),
@@ -309,7 +277,7 @@ def runs_context(attempts: pd.DataFrame) -> dict[str, Any]:
         "attempts": int(attempts["attempt"].notna().sum()),
         "lost": number(lost, digits=3) if lost else "",
         "node_hours": number(attempts["node_hours"].sum(), digits=3),
-        "listed": [_run_row(record) for record in shown[names].to_dict("records")],
+        "listed": [_run_row(run) for run in shown.itertuples(index=False)],
         "left_out": len(notable) - len(shown),
         "missing": int((~runs["measured"]).sum()),
         "states": state_counts(runs[~runs["measured"]]),
@@ -318,60 +286,53 @@ def runs_context(attempts: pd.DataFrame) -> dict[str, Any]:
     }
 
 
-def _run_row(record: dict[Any, Any]) -> list[str]:
-    reasons = [one_line(record["reason"], limit=400)]
-    if record["outlier"]:
+def _run_row(run: Any) -> list[str]:
+    reasons = [one_line(run.reason, limit=400)]
+    if run.outlier:
         reasons.append("outlier, far from the other runs of the cell: flagged, but still counted")
-    failure = record["failure_class"]
-    planned = state_name(RunState.PLANNED) if record["state"] == RunState.PLANNED else MISSING
+    planned = term("state", RunState.PLANNED) if run.state == RunState.PLANNED else MISSING
     return [
-        record["run_id"],
-        MISSING if pd.isna(record["attempt"]) else str(record["attempt"]),
-        record["state"],
-        failure if isinstance(failure, str) and failure else MISSING,
-        "yes" if record["measured"] else "no",
-        MISSING if record["measured"] else number(record["node_hours"], digits=3),
+        run.run_id,
+        MISSING if pd.isna(run.attempt) else str(run.attempt),
+        run.state,
+        run.failure_class if isinstance(run.failure_class, str) and run.failure_class else MISSING,
+        "yes" if run.measured else "no",
+        MISSING if run.measured else number(run.node_hours, digits=3),
         "; ".join(filter(None, reasons)) or planned,
     ]
 
 
 def node_rows(means: RankMeans) -> list[tuple[bool, list[str]]]:
     """Return, for at most ``MAX_NODES_LISTED`` hosts, whether the host is late and the texts of its row."""
-    return [
-        (
-            row["late"],
-            [
-                one_line(row["host"], limit=80),
-                one_line(row["cell_id"], limit=120),
-                str(row["ranks"]),
-                str(row["n"]),
-                seconds(row["useful"]),
-                seconds(row["data"]),
-                f"{round(100 * row['beyond'], 1) + 0.0:g} %",
-                seconds(row["wait"]),
-                seconds(row["step"]),
-            ],
-        )
-        for row in means.by_host.head(MAX_NODES_LISTED).to_dict("records")
+    return [_node_row(node) for node in means.by_host.head(MAX_NODES_LISTED).itertuples(index=False)]
+
+
+def _node_row(node: Any) -> tuple[bool, list[str]]:
+    texts = [one_line(node.host, limit=80), one_line(node.cell_id, limit=120), str(node.ranks), str(node.n)]
+    beyond = percent(node.beyond, decimals=1)
+    return node.late, [
+        *texts,
+        *map(seconds, (node.useful, node.data)),
+        beyond,
+        *map(seconds, (node.wait, node.step)),
     ]
 
 
-def grid_tables(grid: Selection) -> list[tuple[str, list[list[str]]]]:
+def grid_tables(grid: Selection[ScalingRow]) -> list[tuple[str, list[list[str]]]]:
     """Return, for each series, its name and the rows of its table of nodes and ranks per node."""
     return [
-        (label, [_grid_row(row) for row in grid.rows[grid.rows["series"] == series].to_dict("records")])
+        (label, [_grid_row(size) for size in grid.rows if size.series == series])
         for series, label in grid.labels.items()
     ]
 
 
-def _grid_row(row: dict[Any, Any]) -> list[str]:
-    bounds = interval(row["efficiency_low"], row["efficiency_high"], digits=3)
-    over = MISSING if row["nodes"] == 1 else fraction(row["efficiency_over_nodes"])
+def _grid_row(size: ScalingRow) -> list[str]:
+    bounds = interval(size.efficiency_low, size.efficiency_high, digits=3)
     return [
-        *(str(row[name]) for name in ("gpus_per_node", "nodes", "gpus")),
-        number(row["speedup"], digits=3),
-        f"{fraction(row['efficiency'])} {bounds}".strip(),
-        fraction(row["efficiency_within_node"]),
-        over,
-        one_line(row["reason"], limit=160) or ("" if row["n"] else state_name(row["state"])),
+        *map(str, (size.gpus_per_node, size.nodes, size.gpus)),
+        number(size.speedup, digits=3),
+        f"{fraction(size.efficiency)} {bounds}".strip(),
+        fraction(size.efficiency_within_node),
+        MISSING if size.nodes == 1 else fraction(size.efficiency_over_nodes),
+        one_line(size.reason, limit=160) or ("" if size.n else term("state", size.state)),
     ]

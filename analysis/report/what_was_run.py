@@ -20,22 +20,25 @@ from analysis.data.environment import Environment, sampled
 from analysis.data.load import Study, is_average, metrics_of_cells, reads_values
 from analysis.report.summary import certainty
 from analysis.report.words import WORDS
-from analysis.text import clean, count, listed, one_line, whole
+from analysis.stats.columns import ScalingRow
+from analysis.text import clean, one_line
 from bench.matrix.cell import canonical, command_label
 from bench.matrix.models import models_using
 from bench.matrix.workload import names_in
 from bench.secret_values import shown_command, without_secret_variables
 from bench.study.run_json import read_run
+from bench.units import count, known, listed, whole
+from bench.words import term
 
 #: Options of the built-in training that determine the computation.
 _SETTINGS = (
-    *("model", "parameters", "seq_len", "image_size", "precision", "memory_format", "optimizer"),
+    *("model", "strategy", "parameters", "seq_len", "image_size", "precision", "memory_format", "optimizer"),
     *("grad_accum", "bucket_cap_mb", "activation_checkpointing", "compile", "num_workers"),
 )
 #: Placeholders whose values are names, or are known in the job only.
 _NAMES = frozenset({"study", "cell_id", "run_dir", "master_addr", "master_port"})
-_MODEL = (("Parameters", "parameters"), ("Gradients", "of gradients"))
-_SOFTWARE = ("Python", "PyTorch", "CUDA", "NCCL")
+_MODEL = (("parameters", "parameters"), ("gradient_bytes", "of gradients"))
+_SOFTWARE = ("python", "torch", "cuda", "nccl")
 _INTERVALS = (
     " Throughputs are harmonic means over the runs. 95 % intervals of throughputs and efficiencies are for "
     "geometric means, by Student's t (of a ratio: Welch's t) on the logarithms, from three runs on."
@@ -67,11 +70,6 @@ class Executed:
         """The cells of the runs, as in plan.json."""
         shown = set(self.runs["cell_id"])
         return [cell for cell in self.study.plan.get("cells") or [] if clean(cell["cell_id"]) in shown]
-
-    @property
-    def is_table(self) -> bool:
-        """True if the values come from a table that was measured elsewhere."""
-        return not any(cell.get("workload") for cell in self.cells)
 
     @property
     def reads_values(self) -> bool:
@@ -111,19 +109,19 @@ class Executed:
         return [run["command"] for run in described if isinstance(run.get("command"), dict)]
 
 
-def what_was_run(executed: Executed, rows: pd.DataFrame, environment: Environment) -> list[Line]:
+def what_was_run(executed: Executed, rows: Sequence[ScalingRow], environment: Environment) -> list[Line]:
     """Return what the runs executed, where, when and how often; ``rows`` is the scaling table."""
     lines = [Line("Runs", _runs(executed.runs, in_study=len(executed.study.runs)), "runs.csv")]
-    rows = rows[rows["cell_id"].isin(executed.runs["cell_id"])]
-    if executed.is_table:
-        name = one_line((executed.study.plan.get("table") or {}).get("name") or "the table", limit=120)
-        lines = [Line("Values", "measured elsewhere and taken from a table", name)]
+    if source := executed.study.table:
+        lines = [Line("Values", "measured elsewhere and taken from a table", source.name)]
     else:
         for cells in executed.kinds():
             lines += _of_kind(executed, cells)
         lines += _launch(executed.cells)
         lines += _machine(environment, is_recorded=not executed.reads_values)
-    intervals = _INTERVALS if rows["throughput_low"].notna().any() else ""
+    ids = set(executed.runs["cell_id"])
+    has_interval = any(known(row.throughput_low) for row in rows if row.cell_id in ids)
+    intervals = _INTERVALS if has_interval else ""
     return [*lines, Line("Statistics", f"{certainty(rows)}{intervals}", "scaling.csv")]
 
 
@@ -312,15 +310,16 @@ def _machine(environment: Environment, *, is_recorded: bool) -> Iterator[Line]:
     # One host has several entries if its cores differ between runs.
     hosts = list(dict.fromkeys(host.name for host in environment.hosts))
     number = count(len(hosts) + environment.hosts_left_out, "host")
-    parts = [facts.get("Device"), f"{number}: {listed(hosts, limit=8)}" if hosts else None]
+    parts = [facts.get("device_name"), f"{number}: {listed(hosts, limit=8)}" if hosts else None]
     cores = listed(list(dict.fromkeys(host.cores for host in environment.hosts if host.cores)))
     parts.append(f"cores for the ranks of a host: {cores}" if cores else None)
     if text := "; ".join(filter(None, parts)):
         yield Line("Machine", text, source)
-    for what, names in (("Software", _SOFTWARE), ("Network", ("Backend", "Network", "Interface"))):
-        if text := ", ".join(f"{name} {facts[name]}" for name in names if facts.get(name)):
+    for what, names in (("Software", _SOFTWARE), ("Network", ("backend", "network", "interface"))):
+        texts = [f"{term('environment', name)} {facts[name]}" for name in names if facts.get(name)]
+        if text := ", ".join(texts):
             yield Line(what if is_recorded else f"{what} of the command's python", text, source)
     if is_recorded and (model := [f"{facts[name]} {word}" for name, word in _MODEL if facts.get(name)]):
         yield Line("Size of the model", ", ".join(model), source)
-    if threads := facts.get("Threads per rank"):
+    if threads := facts.get("threads_per_rank"):
         yield Line("Threads per rank" if is_recorded else "Threads requested per rank", threads, source)

@@ -1,4 +1,4 @@
-"""Compose the page's section "Why": for each series, the causes of the loss with evidence and remedy."""
+"""The page's section "Why": for each series, the causes of the loss with evidence and remedy."""
 
 from __future__ import annotations
 
@@ -8,23 +8,28 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from analysis.causes.catalogue import RESTS, remedy_of, title_of
-from analysis.causes.cells import CellDivision
-from analysis.causes.table import evidence_text
-from analysis.checks.scaling_table import Invalid
+from analysis.causes.cells import CauseRow, CellDivision
+from analysis.causes.divide import WHOLE
+from analysis.causes.evidence import fact
 from analysis.data.load import Study
 from analysis.data.names import ranks, widest_series
 from analysis.report.figures.drawing import Drawing
 from analysis.report.figures.step_times import MAX_SERIES, series_figure, waterfall_figure
-from analysis.report.summary import loss_sentence, share_text
-from analysis.text import known, number
+from analysis.report.results import Results
+from analysis.stats.columns import ScalingRow, by_series
+from analysis.text import one_line
+from bench.facts import Fact
+from bench.units import MISSING, known, percent
+from bench.words import about, sentences, words
 
 #: Limits of a figure: runs, and points per run.
 MAX_RUNS, MAX_POINTS = 60, 200
 #: Columns of :func:`step_series`. ``number`` counts the steps of all windows of a run from 1.
 SERIES_COLUMNS = ("run_id", "cell_id", "number", "epoch", "step", "step_time_sec", "slowest_rank")
-#: Time outside all timers, and loss without a cause, are not listed below this share of the step.
+#: Time outside all timers, loss without a cause, and parts of the step are not listed below this share.
 _SMALLEST_REST = 0.005
+#: Parts of the step that are lost time at any size.
+_LOST = ("data", "other", "transfer", "wait")
 
 
 @dataclass(frozen=True)
@@ -33,119 +38,116 @@ class WhySection:
 
     Attributes:
         heading: the series and the size.
-        sentence: the loss and its main causes.
+        links: the rate of the links between the nodes, or how to measure it; empty on one node.
         figures: the waterfall and, if single steps were recorded, their times.
-        rows: title, share, evidence and remedy of each cause; the loss without a cause has only title and
-            share.
+        rows: title, share, evidence and remedy of the whole loss and of each cause.
     """
 
     heading: str
-    sentence: str
+    links: str
     figures: list[Drawing]
     rows: list[tuple[str, str, str, str]]
 
 
-def why_sections(
-    study: Study,
-    runs: pd.DataFrame,
-    rows: pd.DataFrame,
-    divisions: Mapping[int, CellDivision],
-    *,
-    labels: Mapping[str, str],
-    rings: Mapping[str, float],
-    invalid: Invalid,
-) -> list[WhySection]:
+def why_sections(results: Results) -> list[WhySection]:
     """Return a section for each of the series with the most measured sizes, in the plan's order.
 
-    ``labels`` maps series to their names. ``rings`` maps cells to the fitted rate of the network (bytes/s).
-    A section describes the largest size with valid values; if a series has none, it has the causes that do
-    not depend on times at its largest size.
+    A section describes the largest size with valid values; if a series has none, the largest size.
     """
-    with_causes = [place for place, division in divisions.items() if division.rows]
-    divided = rows[rows.index.isin(with_causes)].copy()
-    divided["valid"] = ~divided[["cell_id", "base_cell"]].isin(list(invalid)).any(axis=1)
+    divided = [row for row in results.rows if row.place in results.divisions]
+    own = by_series(divided)
     last = [
-        divided[divided["series"] == series].sort_values(["valid", "gpus"], kind="stable").iloc[-1]
+        max(reversed(own[series]), key=lambda row: (not results.error_of(row), row.gpus))
         for series in widest_series(divided, limit=MAX_SERIES)
     ]
-    cells = list(dict.fromkeys(str(row["cell_id"]) for row in last))
-    shown = runs[runs["measured"] & runs["cell_id"].isin(cells)]
-    steps = step_series(study, choose_runs(shown))
+    runs, cells = results.frames.runs, list(dict.fromkeys(row.cell_id for row in last))
+    steps = step_series(results.study, choose_runs(runs[runs["measured"] & runs["cell_id"].isin(cells)]))
     return [
-        _section(
-            row,
-            divisions.get(int(row["base_place"])) if known(row["efficiency"]) else None,
-            divisions[int(str(row.name))],
-            steps,
-            place,
-            label=labels.get(str(row["series"]), str(row["series"])),
-            ring=rings.get(str(row["cell_id"])),
-            not_valid=invalid.get(str(row["cell_id"])) or invalid.get(str(row["base_cell"]), ""),
-        )
+        _section(row, results, steps[steps["cell_id"].astype("str") == row.cell_id], place)
         for place, row in enumerate(last, 1)
     ]
 
 
-def _section(
-    row: pd.Series,
-    base: CellDivision | None,
-    division: CellDivision,
-    steps: pd.DataFrame,
-    place: int,
-    *,
-    label: str,
-    ring: float | None,
-    not_valid: str,
-) -> WhySection:
-    figures = [] if not_valid else [waterfall_figure(division, row, name=f"why-{place}", label=label)]
-    own = steps[steps["cell_id"].astype("str") == row["cell_id"]]
-    if not not_valid and own.groupby("run_id", observed=True).size().max() > 1:
-        figures.append(series_figure(own, name=f"steps-{place}", label=label))
-    shown = [one for one in division.rows if one.key.cause not in RESTS or abs(one.share) >= _SMALLEST_REST]
-    return WhySection(
-        f"{label}, {ranks(row)}",
-        loss_sentence(division, row, base, size=ranks(row), not_valid=not_valid)
-        + ("" if not_valid else _links(row, ring)),
-        figures,
-        [
-            (
-                title_of(one.key.cause),
-                share_text(one),
-                evidence_text(one, division, row),
-                remedy_of(one.key.cause),
-            )
-            for one in shown
-        ],
-    )
+def _section(row: ScalingRow, results: Results, steps: pd.DataFrame, place: int) -> WhySection:
+    label, figures, links = results.titles.get(row.series, row.series), [], ""
+    if not results.error_of(row):
+        figures = [waterfall_figure(results.divisions[row.place], row, name=f"why-{place}", label=label)]
+        if steps.groupby("run_id", observed=True).size().max() > 1:
+            figures.append(series_figure(steps, name=f"steps-{place}", label=label))
+        if row.nodes > 1:
+            links = words(_links(row, results.evidence[row.cell_id][0].ring_bytes_per_s))
+    return WhySection(f"{label}, {ranks(row)}", links, figures, loss_table(row, results))
 
 
-def _links(row: pd.Series, ring: float | None) -> str:
-    """Return a sentence about the links between the nodes: their rate, or how to measure it."""
-    if row["nodes"] < 2:
-        return ""
-    if ring is None:
-        return (
-            " The links between the nodes were not measured, because the training has no all-reduce sweep: "
-            "bench preflight measures them."
+def _links(row: ScalingRow, ring: float) -> Fact:
+    if not known(ring):
+        return fact("links-unknown")
+    several = None if row.gpus_per_node == "1" else row.gpus_per_node
+    return fact("link-rate", gbit_s=ring * 8e-9, ranks_per_node=several)
+
+
+def loss_table(row: ScalingRow, results: Results) -> list[tuple[str, str, str, str]]:
+    """Return title, share, evidence and remedy of the whole loss of a size and of each of its causes.
+
+    The table has no row of the whole loss if the values are not valid.
+    """
+    own = [one for one in results.causes if (one.series, one.cell_id) == (row.series, row.cell_id)]
+    if own and not results.error_of(row):
+        own.insert(0, _whole_loss(row, results.divisions))
+    return [
+        (
+            about(one.causes, "title"),
+            share_text(one),
+            one_line(sentences(one.evidence), limit=600),
+            about(one.causes, "remedy"),
         )
-    rate = f" The fitted rate of the all-reduces is {number(ring * 8e-9, digits=3)} Gbit/s"
-    if row["gpus_per_node"] == "1":
-        return f"{rate}, on the link of each node."
-    return (
-        f"{rate}: with {row['gpus_per_node']} ranks per node, this is the rate of a node's link if the ring "
-        "crosses each node once, otherwise an effective rate."
-    )
+        for one in own
+        if not one.is_rest or not abs(one.share) < _SMALLEST_REST
+    ]
 
 
-def choose_runs(runs: pd.DataFrame, *, limit: int = MAX_RUNS) -> list[str]:
-    """Return the ids of at most ``limit`` runs: the first repeats of all cells, then the second ones, ..."""
+def _whole_loss(row: ScalingRow, divisions: Mapping[int, CellDivision]) -> CauseRow:
+    """Return the loss of a size, compared with that of its baseline."""
+    division = divisions[row.place]
+    relative = row.base and known(row.efficiency) and not row.is_base
+    base = divisions.get(row.base.place) if row.base and relative else None
+    evidence = []
+    if base and WHOLE not in division.ideal:
+        evidence.append(fact("base-loss", share=base.loss))
+    if row.efficiency_low <= 1 <= row.efficiency_high:
+        evidence.append(fact("loss-may-be-0"))
+    here, there = division.parts, base.parts if base else {}
+    parts = [
+        {"part": part, "share": here[part], "base_share": there[part]}
+        for part in _LOST
+        if part in here and part in there and max(here[part], there[part]) >= _SMALLEST_REST
+    ]
+    if parts:
+        evidence.append(fact("whole-parts", parts=parts))
+    return CauseRow("loss", division.loss, evidence=tuple(evidence))
+
+
+def share_text(row: CauseRow) -> str:
+    """Return the share of a row with its interval."""
+    if not known(row.share):
+        return "share not certain" if row.timed else MISSING
+    if not known(row.share_low):
+        return percent(row.share)
+    if row.share_high - row.share_low > 1:
+        return f"{percent(row.share)} [share not certain]"
+    doubtful = "; share not certain" if row.share_low <= 0 <= row.share_high else ""
+    return f"{percent(row.share)} [{percent(row.share_low)}, {percent(row.share_high)}{doubtful}]"
+
+
+def choose_runs(runs: pd.DataFrame) -> list[str]:
+    """Return the ids of at most ``MAX_RUNS`` runs: the first repeats of all cells, then the second, ..."""
     turn = runs.groupby("cell_id", sort=False, observed=True).cumcount().to_numpy()
-    chosen = np.sort(np.argsort(turn, kind="stable")[:limit])
+    chosen = np.sort(np.argsort(turn, kind="stable")[:MAX_RUNS])
     return [str(run_id) for run_id in runs["run_id"].iloc[chosen]]
 
 
-def step_series(study: Study, run_ids: Sequence[str], *, points: int = MAX_POINTS) -> pd.DataFrame:
-    """Return the step times of some runs (:data:`SERIES_COLUMNS`), at most ``points`` rows per run.
+def step_series(study: Study, run_ids: Sequence[str]) -> pd.DataFrame:
+    """Return the step times of some runs (:data:`SERIES_COLUMNS`), at most ``MAX_POINTS`` rows per run.
 
     If a run has more steps, each row is the slowest one of a group of consecutive steps. Steps outside of
     the throughput windows were not timed and do not count.
@@ -155,7 +157,7 @@ def step_series(study: Study, run_ids: Sequence[str], *, points: int = MAX_POINT
     steps = steps.sort_values(["run_id", "epoch", "step"], kind="stable").reset_index(drop=True)
     runs = steps.groupby("run_id", sort=False)["step"]
     steps["number"] = runs.cumcount() + 1
-    per_group = np.ceil(runs.transform("size") / points)
+    per_group = np.ceil(runs.transform("size") / MAX_POINTS)
     groups = (steps["number"] - 1) // per_group
     slowest = steps.groupby([steps["run_id"], groups], sort=False)["step_time_sec"].idxmax()
     found: pd.DataFrame = steps.loc[slowest.to_numpy(dtype=int), list(SERIES_COLUMNS)]

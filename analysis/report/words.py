@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis.stats.scaling import GUIDE
-from analysis.text import MISSING
+from bench.units import MISSING
 
 
 def _read() -> dict[str, dict[str, Any]]:
@@ -21,6 +21,8 @@ def _read() -> dict[str, dict[str, Any]]:
 
 #: The fixed words: table of words.toml -> name -> text (in some tables, a list of texts).
 WORDS = _read()
+#: Captions of the figures.
+CAPTIONS: dict[str, str] = WORDS["captions"]
 
 
 def ascii_formula(text: str) -> str:

@@ -1,7 +1,4 @@
-"""Write ``report/`` of a study, or ``TABLE-report/`` of a table: the page, its tables and its figures.
-
-Heavy packages are imported when a report is written, not with this module.
-"""
+"""Write ``report/`` of a study, or ``TABLE-report/`` of a table: the page, its tables and its figures."""
 
 from __future__ import annotations
 
@@ -9,39 +6,47 @@ import base64
 import hashlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cache, partial
 from multiprocessing import get_context
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+import jinja2
+from markupsafe import Markup
+
+from analysis.checks.assessment import Assessment
+from analysis.checks.scaling_table import recommended
+from analysis.checks.slow_ranks import nodes_table
+from analysis.data.csv_files import csv_text
+from analysis.data.load import Study, load_study
+from analysis.report.figures import all_figures
+from analysis.report.figures.drawing import Drawing, theme_rules
+from analysis.report.page import page_context
+from analysis.report.proposal import Work, proposal_context
+from analysis.report.results import Results
+from analysis.report.tables import causes_frame, csv_table, latex, latex_table, markdown_table, runs_csv
+from analysis.report.why import why_sections
+from analysis.stats.columns import ScalingRow, frame_of_records
+from analysis.stats.scaling import AXES_COLUMNS
+from analysis.tables_in.read import read_table
+from analysis.tables_in.study import study_of_table
+from analysis.text import markdown, markdown_line
 from bench.errors import BenchError, unwritable
+from bench.facts import Fact
+from bench.study.files import read_json, write_atomically
+from bench.study.ledger import RunRecord
 from bench.study.validity import VALIDITY_FILE, validity_text
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    import jinja2
-    import pandas as pd
-
-    from analysis.causes.cells import CellDivision
-    from analysis.checks.assessment import Assessment
-    from analysis.checks.scaling_table import Invalid
-    from analysis.checks.validity import ValidityFinding
-    from analysis.data.load import Study
-    from analysis.report.figures.drawing import Drawing
-    from analysis.report.proposal import Work
-    from analysis.report.why import WhySection
-    from analysis.stats.measured import Frames
-    from bench.study.ledger import RunRecord
 
 _TEMPLATES = Path(__file__).resolve().parent / "template"
 #: Maximum number of characters of a paragraph in a proposal.
 _MAX_PARAGRAPH = 5000
 #: From this number of runs on, a second process draws figures.
 _MANY_RUNS = 2000
+#: Files that only some reports have.
+_OPTIONAL_FILES = ("axes.csv", "causes.csv", "sweep.csv", "fabric.csv", "nodes.csv")
 
 
 class Report(NamedTuple):
@@ -55,7 +60,7 @@ class Report(NamedTuple):
     recommended: list[dict[str, Any]]
 
     @property
-    def validity(self) -> Sequence[ValidityFinding]:
+    def validity(self) -> Sequence[Fact]:
         """The findings about the validity of the numbers."""
         return self.assessment.findings
 
@@ -82,7 +87,7 @@ def write_report(
         output: the folder in which to create ``STUDY-report/``.
         records: the present records of the runs, see :func:`analysis.data.load.load_study`.
         baseline: the size or cell that efficiencies refer to, in the form of
-            :func:`analysis.stats.scaling.is_baseline`; by default the smallest measured size.
+            :func:`analysis.stats.scaling.with_baseline`; by default the smallest measured size.
         proposal: also write proposal.md and proposal.tex.
         work: the training for which the proposal gives time and node-hours; by default a million samples.
         include_disturbed: count disturbed runs, too.
@@ -92,24 +97,20 @@ def write_report(
         BenchError: the plan is not readable, the baseline does not exist, or the folder cannot be written or
             is not the report of this study.
     """
-    from analysis.checks.scaling_table import scaling_table
-    from analysis.data.load import load_study
-    from analysis.stats.measured import measure
-
     say = progress or (lambda step: None)
     say("reading the runs")
     study = load_study(study_path, records=records)
-    folder, source = study.folder.report, {}
+    folder, files = study.folder.report, {}
     if output is not None:
         folder = output / f"{study_path.resolve().name}-report"
-        source = _source_of(study_path, folder, kind="study")
+        files = _source_of(study_path, folder, kind="study")
     say("computing")
-    frames = measure(study, include_disturbed=include_disturbed)
-    rows = scaling_table(frames, baseline=baseline)
-    report = partial(_report, study, frames, rows, say, folder=folder, proposal=proposal, work=work)
-    if output is not None or baseline is not None or include_disturbed:
-        return report(others=source)
-    return report(others=source, store=True)
+    results = Results.of(study, baseline=baseline, include_disturbed=include_disturbed)
+    report = _report(results, folder, files, say, proposal=proposal, work=work)
+    if output is None and baseline is None and not include_disturbed:  # for bench status
+        text = validity_text(report.assessment.findings, run_states(study))
+        write_atomically(folder / VALIDITY_FILE, text)
+    return report
 
 
 def write_table_report(
@@ -132,29 +133,17 @@ def write_table_report(
         BenchError: the table has errors (all are listed with their lines), the baseline does not exist, or
             the folder cannot be written or is not the report of this table.
     """
-    from analysis.tables_in.read import read_table
-    from analysis.tables_in.study import study_of_table
-
     say = progress or (lambda step: None)
     say("reading the table")
     content = read_table(table)
     folder = output / f"{table.stem}-report"
-    source = _source_of(table, folder, kind="table")
+    files = _source_of(table, folder, kind="table")
     converted = study_of_table(content, mode=mode, folder=folder)
     for remark in converted.remarks:
         say(remark)
     say("computing")
-    rows = converted.scale(baseline=baseline)
-    return _report(
-        converted.study,
-        converted.shown,
-        rows,
-        say,
-        folder=folder,
-        proposal=proposal,
-        work=work,
-        others=source,
-    )
+    results = Results(converted.study, converted.shown, converted.scale(baseline=baseline))
+    return _report(results, folder, files, say, proposal=proposal, work=work)
 
 
 def _source_of(path: Path, folder: Path, *, kind: Literal["study", "table"]) -> dict[str, str]:
@@ -163,8 +152,6 @@ def _source_of(path: Path, folder: Path, *, kind: Literal["study", "table"]) -> 
     The file contains the path of the study or table, relative to ``folder``, so that both can be moved
     together. Raises BenchError if the report of another study or table is in ``folder``.
     """
-    from bench.study.files import read_json
-
     name, file = os.path.relpath(path.resolve(), folder.resolve()), f"{kind}.json"
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         other = (read_json(folder / file) or {}).get(kind)
@@ -181,59 +168,32 @@ def _source_of(path: Path, folder: Path, *, kind: Literal["study", "table"]) -> 
 
 
 def _report(
-    study: Study,
-    frames: Frames,
-    rows: pd.DataFrame,
+    results: Results,
+    folder: Path,
+    files: dict[str, str],
     say: Callable[[str], None],
     *,
-    folder: Path,
     proposal: bool,
     work: Work | None,
-    others: dict[str, str] | None = None,
-    store: bool = False,
 ) -> Report:
-    """Write the report and ``others`` (texts by file name) to ``folder``; ``rows`` is the scaling table.
-
-    With ``store``, the findings about validity are stored for `bench status`.
-    """
-    from analysis.checks.assessment import assess
-    from analysis.checks.scaling_table import recommended
-    from analysis.data.environment import describe_environment
-    from analysis.data.names import series_parts
-    from analysis.report.figures.all_figures import detail_figures
-    from analysis.report.figures.heatmaps import grids
-    from analysis.report.page import page_context
-    from analysis.stats.scaling import two_axes
-
+    """Write the report and ``files`` (texts by file name) to ``folder``."""
     say("reading the environment")
-    environment = describe_environment(study)
-    assessment = assess(study, frames, rows, environment)
-    found, invalid = list(assessment.findings), assessment.invalid
+    assessment = results.assessment
     say("drawing")
-    parts = series_parts(study.plan)
-    sizes = two_axes(rows)
-    axes = grids(sizes, parts)
-    options = {"parts": parts, "axes": axes, "invalid": list(invalid)}
-    with _drawn(rows, frames.runs, **options) as drawn:
-        details = detail_figures(study, frames, rows, parts=parts)
+    with _drawn(results) as drawn:
+        details = all_figures.detail_figures(results)
         say("dividing the losses")
-        divisions, causes, why = _divided(study, frames, rows, details.fabric, invalid)
-        files = _tables(study, frames, rows, sizes) | causes
+        why = why_sections(results)
+        files |= _tables(results)
         say("writing")
-        drawings = [*drawn(), *details.drawings]
-    page = page_context(study, frames, rows, drawings, environment, details, axes, assessment, divisions, why)
+        drawings = [*drawn(), *details]
+    files["index.html"] = render_page(page_context(results, drawings, why))
     drawings += [figure for section in why for figure in section.figures]
-    files |= {"index.html": render_page(page)} | details.files | (others or {})
-    if store:
-        files[VALIDITY_FILE] = validity_text(assessment.facts, run_states(study))
     if proposal:
-        from analysis.report.proposal import proposal_context
-
-        context = proposal_context(study, frames, rows, drawings, environment, found, divisions, work=work)
-        files |= render_proposal(context)
+        files |= render_proposal(proposal_context(results, drawings, work=work))
     best = [
-        {"series": series, "cell_id": row["cell_id"], "gpus": int(row["gpus"])}
-        for series, row in recommended(rows, invalid=invalid).items()
+        {"series": series, "cell_id": row.cell_id, "gpus": row.gpus}
+        for series, row in recommended(results.rows, invalid=results.invalid).items()
     ]
     return Report(_write(folder, files, drawings), assessment, best)
 
@@ -245,13 +205,14 @@ def run_states(study: Study) -> Iterator[tuple[str, int, str]]:
 
 
 @contextmanager
-def _drawn(rows: pd.DataFrame, runs: pd.DataFrame, **options: Any) -> Iterator[Callable[[], list[Drawing]]]:
+def _drawn(results: Results) -> Iterator[Callable[[], list[Drawing]]]:
     """Draw the figures of the scaling table; yield a function that returns them.
 
     Drawing takes a third of the report's time, so for a large study a second process draws in parallel.
     """
-    draw = partial(_draw, rows, runs, **options)
-    if len(runs) < _MANY_RUNS:
+    options = {"parts": results.parts, "axes": results.axes, "invalid": list(results.invalid)}
+    draw = partial(_draw, results.rows, results.frames.runs, **options)
+    if len(results.frames.runs) < _MANY_RUNS:
         drawings = draw()
         yield lambda: drawings
         return
@@ -272,64 +233,33 @@ def _drawn(rows: pd.DataFrame, runs: pd.DataFrame, **options: Any) -> Iterator[C
         yield result
 
 
-def _draw(rows: pd.DataFrame, runs: pd.DataFrame, **options: Any) -> list[Drawing]:
-    from analysis.report.figures.all_figures import scaling_figures
-
-    return list(scaling_figures(rows, runs, **options))
+def _draw(*args: Any, **options: Any) -> list[Drawing]:
+    return list(all_figures.scaling_figures(*args, **options))
 
 
-def _tables(study: Study, frames: Frames, rows: pd.DataFrame, sizes: pd.DataFrame) -> dict[str, str]:
-    from analysis.data.csv_files import csv_text
-    from analysis.report.tables import csv_table, latex_table, markdown_table, runs_csv
-    from analysis.stats.attempts import all_attempts
-    from analysis.stats.scaling import AXES_COLUMNS
-
-    tables = {
-        "scaling.csv": csv_table(rows),
-        "scaling.md": markdown_table(rows),
-        "scaling.tex": latex_table(rows),
-        "runs.csv": runs_csv(all_attempts(study, frames.runs)),
+def _tables(results: Results) -> dict[str, str]:
+    """Return the report's tables by file name."""
+    files = {
+        "scaling.csv": csv_table(results.rows),
+        "scaling.md": markdown_table(results.rows),
+        "scaling.tex": latex_table(results.rows),
+        "runs.csv": runs_csv(results.attempts),
     }
-    return tables | ({"axes.csv": csv_text(sizes[list(AXES_COLUMNS)])} if len(sizes) else {})
-
-
-def _divided(
-    study: Study, frames: Frames, rows: pd.DataFrame, fabric: pd.DataFrame, invalid: Invalid
-) -> tuple[dict[int, CellDivision], dict[str, str], list[WhySection]]:
-    """Return the divisions of the losses, {"causes.csv": its text}, and the page's sections about causes.
-
-    All three are empty for a table and for a study without runs that count. For a cell whose values, or
-    those of its baseline, are ``invalid``, they contain only the causes that do not depend on times.
-    """
-    from analysis.causes.cells import without_times
-    from analysis.causes.table import causes_frame, divide_study, read_evidence
-    from analysis.data.csv_files import csv_text
-    from analysis.report.page import series_titles
-    from analysis.report.why import why_sections
-
-    if study.plan.get("table"):
-        return {}, {}, []
-    evidence = read_evidence(study, frames, fabric=fabric)
-    divisions = divide_study(frames, rows, evidence)
-    if not divisions:
-        return {}, {}, []
-    is_valid = ~rows[["cell_id", "base_cell"]].isin(list(invalid)).any(axis=1)
-    shown = {
-        place: division if is_valid[place] else without_times(division)
-        for place, division in divisions.items()
-    }
-    labels = series_titles(study, rows)
-    sections = why_sections(
-        study, frames.runs, rows, shown, labels=labels, rings=evidence.rings, invalid=invalid
-    )
-    causes = causes_frame(rows, divisions, invalid=invalid)
-    return shown, {"causes.csv": csv_text(causes, digits=6)}, sections
+    if results.sizes:
+        files["axes.csv"] = csv_text(frame_of_records(ScalingRow, results.sizes)[list(AXES_COLUMNS)])
+    if results.causes:
+        files["causes.csv"] = csv_text(causes_frame(results.causes), digits=6)
+    # Nine digits resolve microseconds in steps that take seconds.
+    if len(results.sweep):
+        files["sweep.csv"] = csv_text(results.sweep, digits=9)
+        files["fabric.csv"] = csv_text(results.fabric, digits=9)
+    if results.ranks is not None:
+        files["nodes.csv"] = csv_text(nodes_table(results.ranks), digits=9)
+    return files
 
 
 @cache
 def _templates(*, autoescape: bool, **options: Any) -> jinja2.Environment:
-    import jinja2
-
     return jinja2.Environment(
         autoescape=autoescape,  # noqa: S701 (a proposal is not HTML)
         loader=jinja2.FileSystemLoader(_TEMPLATES),
@@ -342,10 +272,6 @@ def _templates(*, autoescape: bool, **options: Any) -> jinja2.Environment:
 
 def render_page(context: dict[str, Any]) -> str:
     """Return the page's HTML. All values are escaped, except for figures, which escape their own texts."""
-    from markupsafe import Markup
-
-    from analysis.report.figures.drawing import theme_rules
-
     style = (_TEMPLATES / "page.css").read_text(encoding="utf-8") + theme_rules()
     script = (_TEMPLATES / "page.js").read_text(encoding="utf-8")
     # matplotlib writes style attributes. Without scripts and requests, a style can do no harm.
@@ -367,9 +293,6 @@ def render_page(context: dict[str, Any]) -> str:
 
 def render_proposal(context: dict[str, Any]) -> dict[str, str]:
     """Return proposal.md and proposal.tex by file name; the filters of the templates escape all values."""
-    from analysis.report.tables import latex
-    from analysis.text import markdown, markdown_line
-
     # Jinja's default delimiters contain braces, which LaTeX uses itself.
     delimiters = {"block_start_string": "<%", "block_end_string": "%>"}
     delimiters |= {"variable_start_string": "<<", "variable_end_string": ">>"}
@@ -386,9 +309,6 @@ def render_proposal(context: dict[str, Any]) -> dict[str, str]:
 
 
 def _write(folder: Path, files: dict[str, str], drawings: Sequence[Drawing]) -> Path:
-    from analysis.report.figures.all_figures import DETAIL_FILES, all_names
-    from bench.study.files import write_atomically
-
     figures = folder / "figures"
     try:
         figures.mkdir(parents=True, exist_ok=True)
@@ -397,12 +317,12 @@ def _write(folder: Path, files: dict[str, str], drawings: Sequence[Drawing]) -> 
             (figures / f"{drawing.name}.png").write_bytes(drawing.png)
             (figures / f"{drawing.name}.pdf").write_bytes(drawing.pdf)
         # Delete figures and files of an older report that this one lacks, and keep all other files.
-        for name in set(all_names()) - {drawing.name for drawing in drawings}:
+        for name in set(all_figures.all_names()) - {drawing.name for drawing in drawings}:
             for form in ("svg", "png", "pdf"):
                 (figures / f"{name}.{form}").unlink(missing_ok=True)
         for name, text in files.items():
             write_atomically(folder / name, text)
-        for name in {"axes.csv", "causes.csv", *DETAIL_FILES} - set(files):
+        for name in set(_OPTIONAL_FILES) - set(files):
             (folder / name).unlink(missing_ok=True)
     except OSError as error:
         raise unwritable(Path(error.filename or folder), error) from None

@@ -6,16 +6,15 @@ latest one can count for the measurements.
 
 from __future__ import annotations
 
-import numpy as np
+import math
+from collections import Counter
+from typing import NamedTuple
+
 import pandas as pd
 from scipy import special
 
 from analysis.data.load import Study
-from analysis.stats.estimate import Floats
 from bench.study.ledger import RunState
-
-#: States that count for the success rate; a cancelled or queued attempt does not.
-_FINAL_STATES = (str(RunState.COMPLETED), str(RunState.FAILED))
 
 
 def all_attempts(study: Study, runs: pd.DataFrame) -> pd.DataFrame:
@@ -41,30 +40,36 @@ def wall_seconds(runs: pd.DataFrame) -> pd.Series:
     return (runs["ended_at"] - runs["started_at"]).dt.total_seconds().where(lambda s: s >= 0)
 
 
-def cell_success(study: Study) -> pd.DataFrame:
-    """Return ``completed``, ``attempted`` and ``success_low`` by ``cell_id``.
+class Success(NamedTuple):
+    """Numbers of attempts that completed, and that ended at all."""
 
-    The first two count attempts, including earlier attempts of restarted runs. ``success_low`` is the
-    lower bound of Wilson's 95 % interval (E. B. Wilson, JASA 22, 1927), which is lower for 3 of 3 than
-    for 30 of 30; it is 0 without attempts.
-    """
+    completed: int = 0
+    attempted: int = 0
+
+    @property
+    def low(self) -> float:
+        """The lower end of Wilson's 95 % interval of the success rate; 0 without attempts.
+
+        It is lower for 3 of 3 than for 30 of 30 (E. B. Wilson, JASA 22, 1927).
+        """
+        z, n = float(special.ndtri(0.975)), self.attempted
+        if not n:
+            return 0.0
+        rate, spread = self.completed / n, z**2 / n
+        return (rate + spread / 2 - z * math.sqrt(rate * (1 - rate) / n + spread / (4 * n))) / (1 + spread)
+
+
+def cell_success(study: Study) -> dict[str, Success]:
+    """Return how often the runs of each cell succeeded, with earlier attempts of restarted runs."""
     names = ["cell_id", "state"]
-    both = pd.concat([study.earlier[names], study.runs[names]], ignore_index=True)
-    final = both[both["state"].isin(_FINAL_STATES)]
-    groups = final["state"].eq(str(RunState.COMPLETED)).groupby(final["cell_id"])
-    cells = pd.Index(study.cells["cell_id"], name="cell_id")
-    frame = pd.DataFrame({"completed": groups.sum(), "attempted": groups.size()}).reindex(cells)
-    frame = frame.fillna(0).astype("int64")
-    frame["success_low"] = wilson_low(frame["completed"].to_numpy(), frame["attempted"].to_numpy())
-    return frame
-
-
-def wilson_low(completed: Floats, attempted: Floats) -> Floats:
-    """Return the lower bounds of Wilson's 95 % intervals of success rates; 0 without attempts."""
-    z, n = special.ndtri(0.975), np.maximum(attempted, 1)
-    rate, spread = completed / n, z**2 / n
-    low = (rate + spread / 2 - z * np.sqrt(rate * (1 - rate) / n + spread / (4 * n))) / (1 + spread)
-    return np.where(attempted > 0, low, 0.0)
+    both = pd.concat([study.earlier[names], study.runs[names]])
+    counts = Counter(both.itertuples(index=False, name=None))
+    # A cancelled or queued attempt does not count.
+    done, failed = str(RunState.COMPLETED), str(RunState.FAILED)
+    return {
+        cell: Success(counts[cell, done], counts[cell, done] + counts[cell, failed])
+        for cell in study.cells["cell_id"]
+    }
 
 
 def reserve(success: float) -> float:

@@ -1,110 +1,362 @@
-"""Schema of the scaling table: its columns with type, unit and meaning.
+"""The records of tables: a type for the row of each table; each column has a type, a unit and a meaning.
 
-One row is one cell in one series. A value that was not measured is NaN; a missing text is empty.
+A number that was not measured is NaN; a missing text is empty.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import math
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Annotated, Any, NamedTuple, TypeVar, get_args, get_type_hints
 
+import pandas as pd
 
-class Column(NamedTuple):
-    """One column: name, pandas dtype, meaning and unit."""
+from analysis.data.names import layout
+from analysis.text import one_line
+from bench.facts import Fact
+from bench.units import fraction, known, number, whole
 
-    name: str
-    dtype: str
-    meaning: str
-    unit: str = ""
-
+K = TypeVar("K", bound=Hashable)
+T = TypeVar("T")
 
 #: Parts of a step: ``transfer`` is the exposed communication beyond waiting for the slowest rank.
 PARTS = ("data", "forward", "backward", "optimizer", "other", "transfer", "wait")
 #: Measurements of the epochs of a run that the page shows on request.
 READINGS = ("mfu", "gpu_util", "energy_joules", "val_loss")
-#: Size of a cell. ``gpus_per_node`` is empty if a table measured elsewhere does not give the nodes.
-SIZE_COLUMNS = ("nodes", "gpus_per_node", "gpus", "global_batch", "per_gpu_batch")
-#: Columns about the incremental efficiency, that of a size relative to the next smaller size.
-INCREMENT_COLUMNS = ("incremental_from", "incremental_efficiency", "incremental_low", "incremental_high")
 
-_PUBLISHED = (
-    Column("cell_id", "str", "cell; a cell of two series has one row for each series"),
-    Column("series", "str", "series, as the plan names it"),
-    Column("baseline", "str", "size of the baseline; empty without one"),
-    Column(
-        "mode",
-        "str",
-        "strong if the global batch is constant in the series, weak if the batch per rank is; else empty",
-    ),
-    Column("launcher", "str", "srun or torchrun"),
-    Column("backend", "str", "nccl or gloo"),
-    Column("nodes", "int64", "number of nodes"),
-    Column("gpus_per_node", "str", "ranks per node; 4+2 if nodes differ"),
-    Column("gpus", "int64", "number of ranks"),
-    Column("global_batch", "int64", "samples per step, over all ranks"),
-    Column("per_gpu_batch", "int64", "samples per rank and micro-batch"),
-    Column("n", "int64", "runs that count: they completed with a throughput and were not left out"),
-    Column("throughput_samples_per_sec", "float64", "harmonic mean over runs", "samples/s"),
-    Column("throughput_low", "float64", "lower end of the throughput's 95 % interval", "samples/s"),
-    Column("throughput_high", "float64", "upper end of the throughput's 95 % interval", "samples/s"),
-    Column("step_time_sec", "float64", "mean time per global batch", "s"),
-    Column("speedup", "float64", "speedup; for weak scaling the scaled speedup"),
-    Column("efficiency", "float64", "parallel efficiency"),
-    Column("efficiency_low", "float64", "lower end of the efficiency's 95 % interval"),
-    Column("efficiency_high", "float64", "upper end of the efficiency's 95 % interval"),
-    Column("load_balance", "float64", "mean useful time of the ranks divided by the longest useful time"),
-    Column("comm_efficiency", "float64", "longest useful time of a rank divided by the step time"),
-    Column("pop_parallel_efficiency", "float64", "load balance times communication efficiency"),
-    Column("computational_scalability", "float64", "useful time per sample at the baseline / at this size"),
-    Column("global_efficiency", "float64", "parallel efficiency times computational scalability"),
-    Column("node_hours", "float64", "mean cost of a run", "node-hours"),
-    Column("state", "str", "state of the cell's runs"),
-    Column(
-        "reason",
-        "str",
-        "remarks: missing runs, replaced baseline, neither strong nor weak scaling; empty without remarks",
-    ),
-)
-_PUBLISHED_LATER = (
-    Column("incremental_from", "float64", "next smaller measured size", "ranks"),
-    Column("incremental_efficiency", "float64", "efficiency per doubling from the next smaller size"),
-    Column("incremental_low", "float64", "lower end of the incremental efficiency's 95 % interval"),
-    Column("incremental_high", "float64", "upper end of the incremental efficiency's 95 % interval"),
-    Column("karp_flatt", "float64", "serial fraction, for strong scaling"),
-    Column("n_disturbed", "Int64", "runs disturbed from outside their job, including those that count"),
-    Column("throughput_all", "float64", "throughput over all runs, including those left out", "samples/s"),
-    Column("efficiency_all", "float64", "parallel efficiency over all runs, including those left out"),
-)
-_INTERNAL = (
-    Column("runs", "int64", "planned runs"),
-    Column("label_mode", "str", "mode as the plan or table labels the series"),
-    Column("base_place", "Int64", "index label of the baseline's row"),
-    Column("base_cell", "str", "cell_id of the baseline"),
-    Column("base_gpus", "Int64", "ranks of the baseline"),
-    Column("is_base", "bool", "the row is the baseline of its series"),
-    Column("speedup_low", "float64", "lower end of the speedup's 95 % interval"),
-    Column("speedup_high", "float64", "upper end of the speedup's 95 % interval"),
-    Column("efficiency_error", "float64", "standard error of the logarithm of the efficiency"),
-    Column("n_undisturbed", "int64", "runs that count and were not disturbed, as far as this was recorded"),
-    Column("ddp", "bool", "False for one rank that runs without DDP"),
-    Column("variant", "str", "swept options without ddp; cells of one variant do the same work"),
-    Column("unit", "float64", "samples counted by the runs divided by samples planned"),
-    Column("other_unit", "bool", "unit differs from the baseline's, so there is no efficiency"),
-    Column("rate", "float64", "throughput, even if a table does not give its batch", "samples/s"),
-    *(Column(part, "float64", f"{part}, mean per step", "s") for part in PARTS),
-    Column("exposed", "float64", "exposed communication, mean per step", "s"),
-    Column("useful_s", "float64", "useful time, mean over ranks, per step", "s"),
-    Column("mfu", "float64", "model FLOPs utilisation, mean over runs"),
-    Column("gpu_util", "float64", "utilisation of the GPUs, mean over runs", "%"),
-    Column("energy_joules", "float64", "energy of all GPUs per step, mean over runs", "J"),
-    Column("val_loss", "float64", "validation loss after the last epoch, mean over runs"),
-    Column("series_place", "int64", "number of the series in the plan"),
-    Column("cell_place", "int64", "number of the cell in the plan"),
-)
 
-#: Columns that report/scaling.csv always has, in this order.
-COLUMNS = tuple(column.name for column in _PUBLISHED)
-#: Columns of report/scaling.csv after :data:`COLUMNS`.
-FURTHER_COLUMNS = tuple(column.name for column in _PUBLISHED_LATER)
-#: All columns; those that are not published are for figures, pages and other analyses.
-SCHEMA = (*_PUBLISHED, *_PUBLISHED_LATER, *_INTERNAL)
-ALL_COLUMNS = tuple(column.name for column in SCHEMA)
+#: Views of a table: the CSV file for programs, the page, Markdown and LaTeX, and the proposal.
+CSV, PAGE, TEXT, PROPOSAL = "csv", "page", "text", "proposal"
+_TABLES, _ALL = (CSV, PAGE, TEXT), (CSV, PAGE, TEXT, PROPOSAL)
+
+
+class Column(NamedTuple):
+    """One column of a table.
+
+    Attributes:
+        meaning: its documentation, and the help text of its heading.
+        unit: empty for a number without a unit.
+        views: the views that contain the column.
+        heading: its name for people. A column without one is no column of a table for people; there, its
+            value is only shown as the end of an interval.
+        form: returns a value as text.
+        level: ``always`` shown on the page, only on a ``wide`` page, or ``further`` on request.
+        ends: the columns ``NAME_low`` and ``NAME_high`` contain the interval.
+        below: returns the second line of a row's cell on the page, for a column without an interval.
+    """
+
+    meaning: str
+    unit: str = ""
+    views: tuple[str, ...] = (CSV,)
+    heading: str = ""
+    form: Callable[[Any], str] = one_line
+    level: str = "wide"
+    ends: str = ""
+    below: Callable[[ScalingRow], str] | None = None
+
+
+def _internal(meaning: str, unit: str = "") -> Column:
+    return Column(meaning, unit, views=())
+
+
+def _part(name: str) -> Column:
+    return _internal(f"{name}, mean per step", "s")
+
+
+def _end(views: tuple[str, ...], unit: str = "") -> Column:
+    return Column("end of the 95 % interval", unit, views)
+
+
+def _reading(meaning: str, unit: str, heading: str, form: Callable[[Any], str]) -> Column:
+    return Column(f"{meaning}, mean over runs", unit, (PAGE,), heading, form, "further")
+
+
+def _factor(meaning: str, heading: str, views: tuple[str, ...] = _TABLES) -> Column:
+    return Column(meaning, "", views, heading, fraction, "further")
+
+
+three_digits = partial(number, digits=3)
+
+
+def _milliseconds(time_s: float) -> str:
+    return number(1000 * time_s)
+
+
+def _series_and_mode(row: ScalingRow) -> str:
+    return ", ".join(dict.fromkeys(filter(None, (row.series, row.mode))))
+
+
+def _batch_per_rank(row: ScalingRow) -> str:
+    return f"{whole(row.per_gpu_batch)} per rank" if known(row.per_gpu_batch) else ""
+
+
+def _of_runs(row: ScalingRow) -> str:
+    return f"of {row.runs}" if row.n < row.runs else ""
+
+
+def _from_size(row: ScalingRow) -> str:
+    return f"from {whole(row.incremental_from)}" if known(row.incremental_from) else ""
+
+
+@dataclass(kw_only=True)
+class CellSize:
+    """Size, batch and transport of a cell; a table measured elsewhere may not give the nodes and batches."""
+
+    launcher: Annotated[str, Column("srun or torchrun")]
+    backend: Annotated[str, Column("nccl or gloo")]
+    nodes: Annotated[int, Column("number of nodes")]
+    gpus_per_node: Annotated[str, Column("ranks per node; 4+2 if nodes differ; empty if not known")]
+    gpus: Annotated[int, Column("number of ranks")]
+    global_batch: Annotated[float, Column("samples per step, over all ranks")]
+    per_gpu_batch: Annotated[float, Column("samples per rank and micro-batch")]
+
+
+@dataclass(kw_only=True)
+class CellRow(CellSize):
+    """One planned cell. ``swept`` is None in a table measured elsewhere."""
+
+    cell_id: Annotated[str, Column("cell")]
+    device: Annotated[str, Column("cuda or cpu")]
+    ddp: Annotated[bool, Column("False for one rank that runs without DDP")]
+    swept: Annotated[dict[str, Any] | None, Column("swept options")]
+
+
+@dataclass(kw_only=True, eq=False)
+class Measurements:
+    """Measurements of a run, or of a cell as means over its runs."""
+
+    rate: Annotated[float, _internal("throughput, even if a table does not give its batch", "samples/s")]
+    unit: Annotated[float, _internal("samples counted divided by samples planned")]
+    data: Annotated[float, _part("data")]
+    forward: Annotated[float, _part("forward")]
+    backward: Annotated[float, _part("backward")]
+    optimizer: Annotated[float, _part("optimizer")]
+    other: Annotated[float, _part("other")]
+    transfer: Annotated[float, _part("transfer")]
+    wait: Annotated[float, _part("wait")]
+    exposed: Annotated[float, _internal("exposed communication, mean per step", "s")]
+    useful_s: Annotated[float, _internal("useful time, mean over ranks, per step", "s")]
+    mfu: Annotated[float, _reading("model FLOPs utilisation of all GPUs", "", "MFU", fraction)]
+    gpu_util: Annotated[float, _reading("utilisation of the GPUs", "%", "GPU (%)", three_digits)]
+    energy_joules: Annotated[float, _reading("energy of all GPUs per step", "J", "Energy (J)", number)]
+    val_loss: Annotated[float, _reading("validation loss at the end", "", "Validation loss", number)]
+
+
+@dataclass(kw_only=True, eq=False)
+class ScalingRow(Measurements):
+    """One cell in one series. The annotations describe the columns; ``base`` is the row of the baseline.
+
+    ``several`` is True if several measured sizes of the series have as many ranks.
+    """
+
+    cell_id: Annotated[
+        str,
+        Column("cell and its series", "", (CSV, PAGE), "Cell", level="always", below=_series_and_mode),
+    ]
+    series: Annotated[str, Column("series, as the plan names it", "", (CSV, TEXT), "Series")]
+    baseline: Annotated[str, Column("size of the baseline; empty without one")]
+    mode: Annotated[str, Column("strong, weak or empty, by the batches", "", (CSV, TEXT), "Mode")]
+    launcher: Annotated[str, Column("srun or torchrun")]
+    backend: Annotated[str, Column("nccl or gloo")]
+    nodes: Annotated[int, Column("number of nodes", "", (CSV, TEXT, PROPOSAL), "Nodes", whole)]
+    gpus_per_node: Annotated[
+        str, Column("ranks per node; 4+2 if nodes differ", "", (CSV, PROPOSAL), "Ranks per node")
+    ]
+    gpus: Annotated[
+        int, Column("number of ranks: nodes × ranks per node", "", _ALL, "Ranks", whole, below=layout)
+    ]
+    global_batch: Annotated[
+        float, Column("samples per step of all ranks", "", _ALL, "Batch", whole, below=_batch_per_rank)
+    ]
+    per_gpu_batch: Annotated[
+        float, Column("samples per rank and micro-batch", "", (CSV, TEXT), "Per rank", whole)
+    ]
+    n: Annotated[int, Column("completed runs that were not left out", "", _ALL, "n", whole, below=_of_runs)]
+    throughput_samples_per_sec: Annotated[
+        float,
+        Column("harmonic mean over runs", "samples/s", _ALL, "Samples/s", number, ends="throughput"),
+    ]
+    throughput_low: Annotated[float, _end(_TABLES, "samples/s")]
+    throughput_high: Annotated[float, _end(_TABLES, "samples/s")]
+    step_time_sec: Annotated[float, Column("time per global batch", "s", _ALL, "Step (ms)", _milliseconds)]
+    speedup: Annotated[
+        float,
+        Column("T(N₀)/T(N); weak scaling: E·N/N₀", "", _ALL, "Speedup", three_digits, ends="speedup"),
+    ]
+    efficiency: Annotated[
+        float,
+        Column(
+            "parallel efficiency; strong scaling: S·N₀/N, weak scaling: T(N₀)/T(N)",
+            *("", _ALL, "Efficiency", fraction, "always", "efficiency"),
+        ),
+    ]
+    efficiency_low: Annotated[float, _end(_ALL)]
+    efficiency_high: Annotated[float, _end(_ALL)]
+    load_balance: Annotated[float, _factor("load balance: mean / longest useful time of the ranks", "LB")]
+    comm_efficiency: Annotated[
+        float, _factor("communication efficiency: longest useful time of a rank / step time", "CommE")
+    ]
+    pop_parallel_efficiency: Annotated[
+        float, _factor("parallel efficiency of POP: LB · CommE", "PE", (CSV, PAGE))
+    ]
+    computational_scalability: Annotated[
+        float,
+        _factor("computational scalability: useful time per sample at the baseline / at this size", "CompS"),
+    ]
+    global_efficiency: Annotated[float, _factor("global efficiency: PE · CompS", "GE", (CSV, PAGE))]
+    node_hours: Annotated[
+        float, Column("mean cost of a run", "node-hours", _ALL, "Node-h", three_digits, "further")
+    ]
+    state: Annotated[str, Column("state of the cell's runs", "", _TABLES, "State", one_line, "always")]
+    reason: Annotated[
+        str,
+        Column(
+            "remarks: missing runs, replaced baseline, neither strong nor weak scaling; else empty",
+            *("", (CSV, PAGE), "Remark", partial(one_line, limit=240), "always"),
+        ),
+    ]
+    incremental_from: Annotated[float, Column("next smaller measured size", "ranks")]
+    incremental_efficiency: Annotated[
+        float,
+        Column(
+            "efficiency per doubling from the next smaller size; 0.75: twice the ranks are 1.5 times as fast",
+            *("", (CSV, PAGE), "Per doubling", fraction, "further"),
+            below=_from_size,
+        ),
+    ]
+    incremental_low: Annotated[float, _end((CSV,))]
+    incremental_high: Annotated[float, _end((CSV,))]
+    karp_flatt: Annotated[float, Column("serial fraction, for strong scaling")]
+    n_disturbed: Annotated[
+        int | None, Column("runs disturbed from outside their job, including those that count")
+    ]
+    throughput_all: Annotated[
+        float, Column("throughput over all runs, including those left out", "samples/s")
+    ]
+    efficiency_all: Annotated[float, Column("parallel efficiency over all runs, including those left out")]
+
+    runs: Annotated[int, _internal("planned runs")]
+    label_mode: Annotated[str, _internal("mode as the plan or table labels the series")]
+    speedup_low: Annotated[float, _end((PAGE,))]
+    speedup_high: Annotated[float, _end((PAGE,))]
+    efficiency_error: Annotated[float, _internal("standard error of the logarithm of the efficiency")]
+    n_undisturbed: Annotated[
+        int, _internal("runs that count and were not disturbed, as far as this was recorded")
+    ]
+    ddp: Annotated[bool, _internal("False for one rank that runs without DDP")]
+    variant: Annotated[str, _internal("swept options without ddp; cells of one variant do the same work")]
+    other_unit: Annotated[bool, _internal("unit differs from the baseline's, so there is no efficiency")]
+    series_place: Annotated[int, _internal("number of the series in the plan")]
+    cell_place: Annotated[int, _internal("number of the cell in the plan")]
+    place: Annotated[int, _internal("number of the row in the table")]
+    efficiency_within_node: Annotated[
+        float, _internal("efficiency of one node with as many ranks, if the baseline has one node")
+    ]
+    efficiency_over_nodes: Annotated[float, _internal("efficiency relative to one node with as many ranks")]
+    several: bool = False
+    facts: tuple[Fact, ...] = ()
+    base: ScalingRow | None = None
+
+    @property
+    def is_base(self) -> bool:
+        """True if the row is the baseline of its series."""
+        return self.base is not None and self.base.place == self.place
+
+
+@dataclass(kw_only=True, eq=False)
+class RunRow(Measurements):
+    """The latest attempt of one planned run, with its measurements."""
+
+    run_id: Annotated[str, Column("run")]
+    cell_id: Annotated[str, Column("cell of the run")]
+    repeat: Annotated[int, Column("number of the repeat, from 1")]
+    state: Annotated[str, Column("state of the run")]
+    reason: Annotated[str, Column("remarks: problems of the run and of its files")]
+    failure_class: Annotated[str | None, Column("kind of a failure")]
+    job_id: Annotated[str | None, Column("Slurm job, or process")]
+    allocation: Annotated[str | None, Column("job: a job of its own; pack: a job shared with other runs")]
+    hosts: Annotated[str | None, Column("nodes as Slurm lists them")]
+    throughput_samples_per_sec: Annotated[float, Column("samples divided by their time", "samples/s")]
+    step_time_sec: Annotated[float, Column("time per global batch", "s")]
+    outlier: Annotated[bool, Column("far from the median of the cell's runs")]
+    disturbed: Annotated[tuple[Fact, ...] | None, Column("disturbances; None if not recorded")]
+    measured: Annotated[bool, _internal("completed with a throughput and not left out")]
+    left_out: Annotated[bool, _internal("does not count because it was disturbed")]
+    wall_s: Annotated[float, _internal("time from start to end", "s")]
+    most_useful_s: Annotated[float, _internal("longest useful time of a rank, per step", "s")]
+    step_s: Annotated[float, _internal("time of a step of the attribution window", "s")]
+    parts_known: Annotated[bool, _internal("the useful time is in seconds, not in arbitrary units")]
+
+
+@cache
+def columns_of(record: Hashable) -> dict[str, Column]:
+    """Return the columns of a record by their names, in order; fields that are no columns are left out."""
+    hints = get_type_hints(record, include_extras=True)
+    return {
+        name: own for name, hint in hints.items() for own in get_args(hint)[1:] if isinstance(own, Column)
+    }
+
+
+@cache
+def dtypes_of(record: Hashable) -> dict[str, str]:
+    """Return the pandas dtype of each column of a record."""
+    hints = get_type_hints(record)
+    return {name: _DTYPES[hints[name]] for name in columns_of(record)}
+
+
+_DTYPES = {str: "str", bool: "bool", int: "int64", float: "float64", int | None: "Int64"}
+_MISSING = {str: "", bool: False, int: 0, float: math.nan}
+
+
+@cache
+def published(record: Hashable) -> tuple[str, ...]:
+    """Return the names of a record's columns that are in the table's CSV file, in order."""
+    return tuple(name for name, column in columns_of(record).items() if CSV in column.views)
+
+
+@cache
+def missing_values(record: Hashable) -> dict[str, Any]:
+    """Return the value of each column of a record that has no value."""
+    hints = get_type_hints(record)
+    return {name: _MISSING.get(hints[name]) for name in columns_of(record)}
+
+
+def records_of(record: Callable[..., T], frame: pd.DataFrame) -> list[T]:
+    """Return the rows of a frame as records; a column that the frame lacks is missing in each record."""
+    names = [name for name in columns_of(record) if name in frame]
+    missing = missing_values(record)
+    values = [frame[name].astype(object).mask(frame[name].isna(), missing[name]).tolist() for name in names]
+    return [record(**missing | dict(zip(names, own, strict=True))) for own in zip(*values, strict=True)]
+
+
+def frame_of_records(record: Callable[..., T], rows: Sequence[T]) -> pd.DataFrame:
+    """Return records as a frame; the inverse of :func:`records_of`."""
+    values = {name: [getattr(row, name) for row in rows] for name in columns_of(record)}
+    return pd.DataFrame(values).astype(dtypes_of(record))
+
+
+def grouped(rows: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
+    """Return the rows of each key, in their order."""
+    found: dict[K, list[T]] = {}
+    for row in rows:
+        found.setdefault(key(row), []).append(row)
+    return found
+
+
+def by_series(rows: Iterable[ScalingRow]) -> dict[str, list[ScalingRow]]:
+    """Return the rows of each series, in the order of the table."""
+    return grouped(rows, lambda row: row.series)
+
+
+def first_of_cells(rows: Iterable[ScalingRow]) -> list[ScalingRow]:
+    """Return the first row of each cell."""
+    found: dict[str, ScalingRow] = {}
+    for row in rows:
+        found.setdefault(row.cell_id, row)
+    return list(found.values())
+
+
+#: The columns of report/scaling.csv, in order.
+PUBLISHED = published(ScalingRow)

@@ -19,10 +19,13 @@ parts are assumed to be measured in the same window, the (instrumented) attribut
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable, Sequence
+
 import numpy as np
 import pandas as pd
 
-from analysis.stats.columns import PARTS
+from analysis.stats.columns import PARTS, RunRow, ScalingRow
 
 #: Parts of a step that are useful work, with their columns in metrics.csv and ranks.csv.
 USEFUL_PARTS = {
@@ -89,40 +92,37 @@ def _weighted_means(frame: pd.DataFrame, ids: pd.Series) -> pd.DataFrame:
     return means
 
 
-def cell_parts(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the mean parts and times of each cell over its runs, and the POP factors.
+def mean(values: Iterable[float]) -> float:
+    """Return the mean of the values that are known; NaN without any."""
+    known = [value for value in values if value == value]
+    return sum(known) / len(known) if known else math.nan
 
-    ``runs`` has ``cell_id`` and the columns of :func:`run_parts`, one row per measured run. Runs without an
-    attribution window (NaN) are ignored.
 
-    Returns:
-        A frame indexed by cell_id: :data:`PARTS`, :data:`TIMES`, ``exposed``, ``load_balance,
-        comm_efficiency, pop_parallel_efficiency``.
+def cell_parts(runs: Sequence[RunRow]) -> dict[str, float]:
+    """Return the mean parts and times of one cell over its measured runs, and the POP factors.
+
+    Runs without an attribution window are ignored. The result is empty without a run that has one.
     """
-    known = runs[runs["step_s"].notna()]
-    mixed = known["parts_known"].astype(bool).groupby(known["cell_id"], observed=True)
+    known = [run for run in runs if run.step_s == run.step_s]
     # Runs with known parts (useful time in s) and runs without (useful time 1) have no common mean.
-    known = known[known["parts_known"].astype(bool) | ~mixed.transform("any")]
-    groups = known.groupby("cell_id", observed=True, sort=False)
-    cells = groups[[*PARTS, "exposed", *TIMES]].mean()
-    cells["load_balance"] = cells["useful_s"] / cells["most_useful_s"]
-    cells["comm_efficiency"] = cells["most_useful_s"] / cells["step_s"]
-    cells["pop_parallel_efficiency"] = cells["useful_s"] / cells["step_s"]
-    known_parts = groups["parts_known"].all().astype(bool)
-    cells[list(TIMES)] = cells[list(TIMES)].where(known_parts, axis=0)
-    return cells
+    in_seconds = [run for run in known if run.parts_known]
+    used = in_seconds or known
+    cell = {name: mean(getattr(run, name) for run in used) for name in (*PARTS, "exposed")}
+    useful_s, most_useful_s, step_s = (mean(getattr(run, name) for run in used) for name in TIMES)
+    return cell | {
+        "load_balance": useful_s / most_useful_s,
+        "comm_efficiency": most_useful_s / step_s,
+        "pop_parallel_efficiency": useful_s / step_s,
+        "useful_s": useful_s if in_seconds else math.nan,
+    }
 
 
-def computational_scalability(
-    useful_s: pd.Series, *, ranks: pd.Series, samples_per_step: pd.Series, reference: pd.Series
-) -> pd.Series:
-    """Return the computational scalability of each row, (ΣU / work)_ref / (ΣU / work)_N.
+def computational_scalability(row: ScalingRow, base: ScalingRow) -> float:
+    """Return the computational scalability of a size, (ΣU / work)_base / (ΣU / work)_N.
 
-    ΣU is the useful time of all ranks, ranks · mean U. A value below 1 means: all ranks together compute
-    longer per sample than those of the reference (smaller batches per rank, shared cores, lower clocks).
-
-    ``useful_s`` is the mean useful time of the ranks (s per step), and ``samples_per_step`` is the global
-    batch. ``reference`` is the index label of each row's reference row.
+    ΣU is the useful time of all ranks, and the work of a step is the global batch. A value below 1 means: all
+    ranks together compute longer per sample than those of the baseline (smaller batches per rank, shared
+    cores, lower clocks).
     """
-    per_sample = useful_s * ranks / samples_per_step
-    return per_sample.reindex(reference).set_axis(per_sample.index) / per_sample
+    at_base, at_size = (one.useful_s * one.gpus / one.global_batch for one in (base, row))
+    return at_base / at_size

@@ -6,7 +6,9 @@ two to three times too narrow. All functions handle all groups (cells) at once.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -91,22 +93,20 @@ class LogMoments:
         return LogMoments(self.n[places], self.mean[places], self.variance[places])
 
 
-def log_moments(values: Floats, *, groups: npt.NDArray[np.intp], size: int) -> LogMoments:
-    """Return the moments of ``size`` groups; NaN if a group has too few values.
-
-    ``values`` are positive and finite. ``groups`` contains the index of each value's group, from 0; values
-    with the index -1 are ignored.
-    """
-    logs, groups = np.log(values[groups >= 0]), groups[groups >= 0]
-    n = np.bincount(groups, minlength=size).astype(float)
+def log_moments(groups: Sequence[Sequence[float]]) -> LogMoments:
+    """Return the moments of groups of values, all positive and finite; NaN if a group has too few values."""
+    size = len(groups)
+    counts = np.array([len(values) for values in groups], dtype=np.intp)
+    places, n = np.repeat(np.arange(size), counts), counts.astype(float)
+    logs = np.log(np.fromiter(chain.from_iterable(groups), dtype=float))
     with np.errstate(divide="ignore", invalid="ignore"):
-        mean = np.bincount(groups, weights=logs, minlength=size) / n
-        squares = np.bincount(groups, weights=(logs - mean[groups]) ** 2, minlength=size)
+        mean = np.bincount(places, weights=logs, minlength=size) / n
+        squares = np.bincount(places, weights=(logs - mean[places]) ** 2, minlength=size)
         variance = np.where(n > 1, squares / (n - 1), np.nan)
     return LogMoments(n, mean, variance)
 
 
-def mean_interval(moments: LogMoments, *, level: float = LEVEL) -> tuple[Floats, Floats]:
+def mean_interval(moments: LogMoments) -> tuple[Floats, Floats]:
     """Return the ends of the interval of each group's geometric mean; NaN below 3 runs.
 
     The interval is Student's t on the logarithms. It assumes that runs of a cell are independent and that
@@ -115,7 +115,7 @@ def mean_interval(moments: LogMoments, *, level: float = LEVEL) -> tuple[Floats,
     """
     enough = moments.n >= MIN_RUNS
     with np.errstate(divide="ignore", invalid="ignore"):
-        half = _t_quantile(moments.n - 1, level) * np.sqrt(moments.variance / moments.n)
+        half = _t_quantile(moments.n - 1) * np.sqrt(moments.variance / moments.n)
         low, high = np.exp(moments.mean - half), np.exp(moments.mean + half)
     return np.where(enough, low, np.nan), np.where(enough, high, np.nan)
 
@@ -129,7 +129,7 @@ def ratio_interval(top: LogMoments, bottom: LogMoments) -> tuple[Floats, Floats]
     enough = (top.n >= MIN_RUNS) & (bottom.n >= MIN_RUNS)
     centre, error, freedom = welch(top, bottom)
     with np.errstate(invalid="ignore"):
-        half = np.where(error > 0, _t_quantile(freedom, LEVEL) * error, 0.0)
+        half = np.where(error > 0, _t_quantile(freedom) * error, 0.0)
         low, high = np.exp(centre - half), np.exp(centre + half)
     return np.where(enough, low, np.nan), np.where(enough, high, np.nan)
 
@@ -171,9 +171,9 @@ def runs_to_decide(distance: float, *, error: float, top_n: float, bottom_n: flo
     return float(runs[enough[0]]) if len(enough) else float("inf")
 
 
-def _t_quantile(freedom: Floats, level: float) -> Floats:
+def _t_quantile(freedom: Floats) -> Floats:
     usable = np.where(freedom > 0, freedom, np.nan)
-    return np.asarray(special.stdtrit(usable, 0.5 + level / 2), dtype=float)
+    return np.asarray(special.stdtrit(usable, 0.5 + LEVEL / 2), dtype=float)
 
 
 def outliers(values: pd.Series, *, by: pd.Series) -> pd.Series:

@@ -12,19 +12,21 @@ size if this size is left out of the fit. For most short series the runs do not 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
+from typing import NamedTuple
 
 import numpy as np
-import pandas as pd
 from scipy import optimize, special
 
+from analysis.stats.columns import ScalingRow, by_series, first_of_cells, grouped
 from analysis.stats.estimate import Floats
 from analysis.stats.law_forms import Fabric, Law, laws_of
 from analysis.stats.measured import Frames
-from analysis.text import count, listed, one_line
+from analysis.text import one_line
 from bench.errors import BenchError
+from bench.units import count, listed
 
 #: Minimum number of sizes for a law.
 MIN_SIZES = 5
@@ -55,12 +57,47 @@ _ERROR_FLOOR = 0.03
 FAR = 8
 #: Maximum number of different reasons against a prediction that are listed.
 _MAX_REASONS = 3
-_FORECAST_COLUMNS = (
-    *("like", "nodes", "gpus_per_node", "gpus", "global_batch", "per_gpu_batch"),
-    *("step_time_s", "low_s", "high_s", "throughput_samples_per_sec", "remark"),
-)
-#: The columns of :meth:`LawFit.predict`.
-PREDICTION_COLUMNS = ("gpus", "step_time_sec", "low", "high", "extrapolation", "beyond")
+
+
+class LawRun(NamedTuple):
+    """One run that a law is fitted to; ``nodes`` is 0 and ``gpus_per_node`` empty if they are not known."""
+
+    gpus: int
+    step_time_sec: float
+    nodes: int = 0
+    gpus_per_node: str = ""
+
+
+class Prediction(NamedTuple):
+    """The time per global batch (s) at one size, with the prediction interval of one further run.
+
+    ``extrapolation`` marks sizes outside the measured range, ``beyond`` those above twice the largest one.
+    """
+
+    gpus: int
+    step_time_sec: float
+    low: float
+    high: float
+    extrapolation: bool
+    beyond: bool
+
+
+class Forecast(NamedTuple):
+    """A larger size with its predicted time per step (s) and the 90 % interval of one further run.
+
+    ``like`` is the ``cell_id`` of the largest measured cell, whose settings apply.
+    """
+
+    like: str
+    nodes: int
+    gpus_per_node: str
+    gpus: int
+    global_batch: float
+    per_gpu_batch: float
+    step_time_s: float
+    low_s: float
+    high_s: float
+    remark: str
 
 
 @dataclass(frozen=True)
@@ -85,52 +122,52 @@ class SizePath:
             nodes: laws then need no term for leaving the node.
     """
 
-    runs: pd.DataFrame
+    runs: Sequence[LawRun]
     name: str
     largest_within: int = 0
 
 
-def runs_of(rows: pd.DataFrame, frames: Frames) -> pd.DataFrame:
-    """Return the runs of one series in the form that :func:`analysis.stats.law_fit.fit_laws` takes."""
-    runs = frames.runs[frames.runs["measured"]]
-    cells = rows[["cell_id", "gpus", "nodes", "gpus_per_node"]].drop_duplicates("cell_id")
-    found = cells.merge(runs[["cell_id", "rate"]], on="cell_id")
-    work = found["cell_id"].map(frames.cells.set_index("cell_id")["global_batch"])
-    found["step_time_sec"] = work.astype(float) / found["rate"]
-    unknown = (rows["gpus_per_node"] == "").any()
-    return found.drop(columns=["nodes", "gpus_per_node"] if unknown else [])
+def runs_of(rows: Sequence[ScalingRow], frames: Frames) -> list[LawRun]:
+    """Return the runs of one series that count."""
+    work = {cell.cell_id: cell.global_batch for cell in frames.cells}
+    nodes_known = all(row.gpus_per_node for row in rows)
+    return [
+        LawRun(
+            row.gpus, work[row.cell_id] / run.rate, *((row.nodes, row.gpus_per_node) if nodes_known else ())
+        )
+        for row in first_of_cells(rows)
+        for run in frames.measured_in(row.cell_id)
+    ]
 
 
-def path_of(runs: pd.DataFrame) -> SizePath | Refusal:
+def path_of(runs: Sequence[LawRun]) -> SizePath | Refusal:
     """Return the path (a selection of the runs) that a law is fitted to, or the reason why there is none.
 
     The path contains all runs if each size has one layout and the sizes do not cross a node boundary.
     Otherwise it contains the sizes with the same ranks per node, if these are enough for a law, or else the
     layout on the fewest nodes for each size.
-
-    ``runs`` has one row per run with ``gpus`` and, optionally, ``nodes`` and ``gpus_per_node`` (text).
     """
-    total = runs["gpus"].nunique()
-    if total < MIN_SIZES:
+    sizes = _sizes(runs)
+    if len(sizes) < MIN_SIZES:
         return Refusal(
-            f"{count(total, 'size')} measured, and a law needs {MIN_SIZES} or more: "
+            f"{count(len(sizes), 'size')} measured, and a law needs {MIN_SIZES} or more: "
             "with fewer sizes, many laws fit equally well",
-            f"measure {count(MIN_SIZES - total, 'more size')}",
+            f"measure {count(MIN_SIZES - len(sizes), 'more size')}",
         )
-    if "nodes" not in runs:
+    if not all(run.nodes for run in runs):
         return SizePath(runs, ALL_SIZES)
     own, name = runs, ALL_SIZES
-    if _most_within(runs) or runs.groupby("gpus")["nodes"].nunique().gt(1).any():
-        per_node = runs["gpus_per_node"] if "gpus_per_node" in runs else runs["gpus"] // runs["nodes"]
-        per_node = per_node.astype("str")
-        sizes = runs["gpus"].groupby(per_node).nunique()
-        if sizes.max() >= MIN_SIZES:
-            own, name = runs[per_node == sizes.idxmax()], f"gpus_per_node = {sizes.idxmax()}"
+    if _most_within(runs) or len({(run.gpus, run.nodes) for run in runs}) > len(sizes):
+        paths = grouped(runs, lambda run: run.gpus_per_node or f"{run.gpus // run.nodes}")
+        per_node = max(sorted(paths), key=lambda one: len(_sizes(paths[one])))
+        if len(_sizes(paths[per_node])) >= MIN_SIZES:
+            own, name = paths[per_node], f"gpus_per_node = {per_node}"
         else:
-            own = runs[runs["nodes"] == runs.groupby("gpus")["nodes"].transform("min")]
+            fewest = {run.gpus: run.nodes for run in sorted(runs, key=lambda run: -run.nodes)}
+            own = [run for run in runs if run.nodes == fewest[run.gpus]]
             name = "each size in the layout with the fewest nodes"
     most_within = _most_within(own)
-    across = own.loc[own["nodes"] > 1, "gpus"].nunique()
+    across = len(_sizes([run for run in own if run.nodes > 1]))
     if most_within and across < _MIN_ACROSS:
         return Refusal(
             f"there are sizes on one node, but only {across} over several nodes: the cost of communication "
@@ -140,10 +177,14 @@ def path_of(runs: pd.DataFrame) -> SizePath | Refusal:
     return SizePath(own, name, most_within)
 
 
-def _most_within(runs: pd.DataFrame) -> int:
+def _sizes(runs: Iterable[LawRun]) -> set[int]:
+    return {run.gpus for run in runs}
+
+
+def _most_within(runs: Sequence[LawRun]) -> int:
     """Return the largest size of 2 ranks or more within one node; 0 if no size spans several nodes."""
-    within = runs[(runs["nodes"] == 1) & (runs["gpus"] > 1)]
-    return int(within["gpus"].max()) if len(within) and (runs["nodes"] > 1).any() else 0
+    within = [run.gpus for run in runs if run.nodes == 1 and run.gpus > 1]
+    return max(within, default=0) if any(run.nodes > 1 for run in runs) else 0
 
 
 @dataclass(frozen=True)
@@ -313,17 +354,12 @@ class LawFit:
         """The chosen law, and the laws that the runs support nearly as much."""
         return tuple(law for law in self.laws if self._is_plausible(law))
 
-    def predict(self, gpus: Sequence[int], level: float = LEVEL, *, beyond: bool = False) -> pd.DataFrame:
+    def predict(self, gpus: Sequence[int], level: float = LEVEL, *, beyond: bool = False) -> list[Prediction]:
         """Return the time per step at the given sizes, with the prediction interval of one further run.
 
         The chosen law predicts the time. The interval spans the intervals of all plausible laws, even of laws
         refused for a parameter at its bound: a term that is invisible at the measured sizes may matter at
         larger ones.
-
-        Returns:
-            A frame with :data:`PREDICTION_COLUMNS`: ``step_time_sec`` (per global batch), with its interval
-            from ``low`` to ``high``. ``extrapolation`` marks sizes outside the measured range, ``beyond``
-            those above twice the largest measured one.
 
         Raises:
             BenchError: a size is above twice the largest measured one, and ``beyond`` is False.
@@ -336,17 +372,12 @@ class LawFit:
                 f"{asked} ranks are more than twice the largest measured size ({self.largest})",
                 remedy=f"measure up to {math.ceil(asked / REACH)} ranks, or extrapolate with --beyond",
             )
-        bounds = [fitted.interval(sizes, level=level) for fitted in self.plausible]
-        return pd.DataFrame(
-            {
-                "gpus": sizes.astype("int64"),
-                "step_time_sec": self.chosen.curve(sizes),
-                "low": np.min([low for low, _ in bounds], axis=0),
-                "high": np.max([high for _, high in bounds], axis=0),
-                "extrapolation": (sizes > self.largest) | (sizes < self.smallest),
-                "beyond": far,
-            }
-        )
+        ends = np.array([fitted.interval(sizes, level=level) for fitted in self.plausible])
+        columns = sizes, self.chosen.curve(sizes), ends[:, 0].min(axis=0), ends[:, 1].max(axis=0), far
+        return [
+            Prediction(int(size), time, low, high, not self.smallest <= size <= self.largest, is_far)
+            for size, time, low, high, is_far in zip(*(one.tolist() for one in columns), strict=True)
+        ]
 
     def _is_plausible(self, fitted: Fitted) -> bool:
         if fitted is self.chosen:
@@ -365,22 +396,20 @@ class LawFit:
         return "plausible" if self._is_plausible(fitted) else "less supported"
 
 
-def fit_laws(runs: pd.DataFrame, *, mode: str, probes: Fabric | None = None) -> LawFit | Refusal:
+def fit_laws(runs: Sequence[LawRun], *, mode: str, probes: Fabric | None = None) -> LawFit | Refusal:
     """Fit the scaling laws to one series, or return the reason why this is not possible.
 
-    ``runs`` has one row per run that counts: ``gpus``, ``step_time_sec`` (seconds per global batch) and,
-    optionally, ``nodes`` and ``gpus_per_node`` (text) to locate the node boundary. Only the modes ``strong``
-    and ``weak`` have laws. With ``probes``, the measured all-reduce, the communication model is fitted, too.
+    ``runs`` are those that count. Only the modes ``strong`` and ``weak`` have laws. With ``probes``, the
+    measured all-reduce, the communication model is fitted, too.
     """
     if mode not in ("strong", "weak"):
         return Refusal(
             "neither the global batch nor the batch per rank is constant, but all laws assume that one is"
         )
-    usable = runs[(runs["step_time_sec"] > 0) & np.isfinite(runs["step_time_sec"])]
-    path = path_of(usable)
+    path = path_of([run for run in runs if 0 < run.step_time_sec < math.inf])
     if isinstance(path, Refusal):
         return path
-    ranks, times = (path.runs[name].to_numpy(dtype=float) for name in ("gpus", "step_time_sec"))
+    ranks, times = np.array([run[:2] for run in path.runs], dtype=float).T
     laws = laws_of(mode, fabric=probes, largest_within=path.largest_within)
     fitted = [fit_law(law, ranks, times) for law in laws]
     by_aicc = all(math.isfinite(law.aicc) for law in fitted)
@@ -402,29 +431,24 @@ def fit_laws(runs: pd.DataFrame, *, mode: str, probes: Fabric | None = None) -> 
 
 
 def forecasts(
-    frames: Frames, rows: pd.DataFrame, *, fabrics: Mapping[str, Fabric], beyond: bool = False
-) -> tuple[pd.DataFrame, list[str]]:
+    frames: Frames, rows: Sequence[ScalingRow], *, fabrics: Mapping[str, Fabric], beyond: bool = False
+) -> tuple[list[Forecast], list[str]]:
     """Predict larger sizes of each series by the series' scaling law.
 
     Predictions are for twice the largest measured size and, with ``beyond``, for 4 and 8 times this size, all
     with the same ranks per node. The largest size must span several nodes, because sizes on one node do not
-    show the cost of communication between nodes. Cells without DDP are ignored.
-
-    Returns:
-        A frame with one row per predicted size, and sentences about series without a prediction. ``like`` is
-        the ``cell_id`` of the largest measured cell, whose settings apply. Times are seconds per step, with
-        the 90 % interval of one further run.
+    show the cost of communication between nodes. Cells without DDP are ignored. Series without a
+    prediction are named by sentences.
     """
-    parts: list[pd.DataFrame] = []
+    found: list[Forecast] = []
     refusals: dict[str, list[str]] = {}
-    for series, own in rows[(rows["n"] > 0) & rows["ddp"]].groupby("series", sort=False):
-        found = _forecast(frames, own, fabrics.get(str(series)), beyond=beyond)
-        if isinstance(found, Refusal):
-            refusals.setdefault(str(found), []).append(one_line(series, limit=60))
+    for series, own in by_series([row for row in rows if row.n and row.ddp]).items():
+        sizes = _forecast(frames, own, fabrics.get(series), beyond=beyond)
+        if isinstance(sizes, Refusal):
+            refusals.setdefault(str(sizes), []).append(one_line(series, limit=60))
         else:
-            parts.append(found)
-    frame = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=list(_FORECAST_COLUMNS))
-    return frame, _refusal_texts(refusals)
+            found += sizes
+    return found, _refusal_texts(refusals)
 
 
 def _refusal_texts(refusals: dict[str, list[str]]) -> list[str]:
@@ -442,42 +466,45 @@ def _refusal_texts(refusals: dict[str, list[str]]) -> list[str]:
 
 
 def _forecast(
-    frames: Frames, rows: pd.DataFrame, fabric: Fabric | None, *, beyond: bool
-) -> pd.DataFrame | Refusal:
-    largest = rows.sort_values(["gpus", "nodes"], ascending=[False, True], kind="stable").iloc[0]
-    if rows["mode"].iloc[0] not in ("strong", "weak"):
+    frames: Frames, rows: Sequence[ScalingRow], fabric: Fabric | None, *, beyond: bool
+) -> list[Forecast] | Refusal:
+    largest = min(rows, key=lambda row: (-row.gpus, row.nodes))
+    if largest.mode not in ("strong", "weak"):
         return Refusal("neither the global batch nor the batch per rank is constant")
-    if largest["nodes"] < 2 or not str(largest["gpus_per_node"]).isdecimal():
+    if largest.nodes < 2 or not largest.gpus_per_node.isdecimal():
         return Refusal(
             "larger sizes need more nodes, but the largest measured size is not on several equal nodes"
         )
-    fit = fit_laws(runs_of(rows, frames), mode=str(largest["mode"]), probes=fabric)
+    fit = fit_laws(runs_of(rows, frames), mode=largest.mode, probes=fabric)
     if isinstance(fit, Refusal):
         return fit
-    if fit.largest < largest["gpus"]:
+    if fit.largest < largest.gpus:
         return Refusal(f"the largest size has another layout than the sizes of the law ({fit.path})")
     return _predicted(fit, largest, beyond=beyond)
 
 
-def _predicted(fit: LawFit, largest: pd.Series, *, beyond: bool) -> pd.DataFrame | Refusal:
-    strong = largest["mode"] == "strong"
-    batch = int(largest["global_batch"])
+def _predicted(fit: LawFit, largest: ScalingRow, *, beyond: bool) -> list[Forecast] | Refusal:
+    strong = largest.mode == "strong"
     reach = FAR if beyond else REACH
     factors = [2**power for power in range(1, 4) if 2**power <= reach]
-    factors = [factor for factor in factors if not strong or largest["per_gpu_batch"] % factor == 0]
+    factors = [factor for factor in factors if not strong or largest.per_gpu_batch % factor == 0]
     if not factors:
         return Refusal("twice the ranks need half the batch per rank, but that of the largest size is odd")
-    law = fit.predict([factor * int(largest["gpus"]) for factor in factors], beyond=beyond)
-    growth = law["gpus"] / int(largest["gpus"])
-    per_rank = largest["per_gpu_batch"]
-    frame = pd.DataFrame({"gpus": law["gpus"], "nodes": (growth * int(largest["nodes"])).astype("int64")})
-    frame["like"], frame["gpus_per_node"] = largest["cell_id"], largest["gpus_per_node"]
-    frame["global_batch"] = batch if strong else (growth * batch).astype("int64")
-    frame["per_gpu_batch"] = (per_rank / growth).astype("int64") if strong else per_rank
-    frame["step_time_s"], frame["low_s"], frame["high_s"] = law["step_time_sec"], law["low"], law["high"]
-    frame["throughput_samples_per_sec"] = frame["global_batch"] / frame["step_time_s"]
-    frame["remark"] = [
-        f"{fit.chosen.law.title}; beyond twice the largest measured size" if far else fit.chosen.law.title
-        for far in law["beyond"]
+    title = fit.chosen.law.title
+    return [
+        Forecast(
+            like=largest.cell_id,
+            nodes=factor * largest.nodes,
+            gpus_per_node=largest.gpus_per_node,
+            gpus=one.gpus,
+            global_batch=largest.global_batch * (1 if strong else factor),
+            per_gpu_batch=largest.per_gpu_batch / factor if strong else largest.per_gpu_batch,
+            step_time_s=one.step_time_sec,
+            low_s=one.low,
+            high_s=one.high,
+            remark=f"{title}; beyond twice the largest measured size" if one.beyond else title,
+        )
+        for factor, one in zip(
+            factors, fit.predict([factor * largest.gpus for factor in factors], beyond=beyond), strict=True
+        )
     ]
-    return frame[list(_FORECAST_COLUMNS)]

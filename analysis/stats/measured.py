@@ -6,19 +6,23 @@ The time of a step is never a reason to leave out a run.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from statistics import median
 
-import numpy as np
 import pandas as pd
 
 from analysis.data.load import Study
 from analysis.stats.attempts import wall_seconds
+from analysis.stats.columns import CellRow, RunRow, grouped, records_of
 from analysis.stats.decompose import run_parts
-from analysis.stats.estimate import Floats, outliers, run_rates, run_readings
-from analysis.text import number
-from bench.study.conditions import Reason
+from analysis.stats.estimate import outliers, run_rates, run_readings
+from bench.facts import Fact
+from bench.matrix.strategies import STRATEGIES
+from bench.matrix.workload import present_names
 from bench.study.ledger import RunState
+from bench.words import sentences
 
 
 def left_out(runs: pd.DataFrame) -> pd.Series:
@@ -36,33 +40,25 @@ def left_out(runs: pd.DataFrame) -> pd.Series:
     return out & ~out.groupby(runs["cell_id"]).transform("all")
 
 
-def common_reasons(runs: pd.DataFrame) -> dict[str, frozenset[Reason]]:
+def common_reasons(runs: pd.DataFrame) -> dict[str, frozenset[str]]:
     """Return, by cell_id, the reasons that disturbed every run of the cell.
 
     ``runs`` are as for :func:`left_out`.
     """
-    found: dict[str, frozenset[Reason]] = {}
+    found: dict[str, frozenset[str]] = {}
     for cell_id, own in zip(runs["cell_id"], _reasons_of_run(runs), strict=True):
         found[cell_id] = found.get(cell_id, own) & own
     return found
 
 
-def count_disturbed(runs: pd.DataFrame) -> pd.Series:
-    """Return the number of disturbed runs by cell_id; missing if no run of the cell recorded disturbances.
-
-    ``runs`` are as for :func:`left_out`.
-    """
-    known = runs[runs["disturbed"].notna()]
-    return known["disturbed"].map(bool).groupby(known["cell_id"]).sum().astype("Int64")
-
-
 def _reasons_of_run(runs: pd.DataFrame) -> pd.Series:
-    values = [frozenset(one.reason for one in found or ()) for found in runs["disturbed"]]
+    values = [frozenset(one.kind for one in found or ()) for found in runs["disturbed"]]
     return pd.Series(values, index=runs.index, dtype=object)
 
 
 #: Maximum number of runs whose ranks.csv an analysis reads.
 MAX_RANKS_FILES = 500
+_ALONE = {name for name, strategy in STRATEGIES.items() if strategy.one_rank}
 
 
 @dataclass(frozen=True)
@@ -70,8 +66,7 @@ class Frames:
     """The DataFrames of a study: planned cells, their series, and all runs with their measurements.
 
     Attributes:
-        cells: one row per cell: ``cell_id, launcher, backend``, the size columns; optionally ``ddp``, False
-            for one rank without DDP.
+        cells: the planned cells.
         members: one row per cell and series: ``cell_id, series, mode``.
         runs: one row per planned run: ``run_id, cell_id, state, reason, failure_class``; ``measured``
             (True if the run counts: it completed with a throughput and was not left out),
@@ -80,15 +75,27 @@ class Frames:
             outlier``, ``rate`` (the throughput, even if a table does not give its unit), ``unit`` (counted
             divided by planned samples, NaN if unknown), and the columns of
             :func:`analysis.stats.decompose.run_parts` and :func:`analysis.stats.estimate.run_readings`.
-        labelled_by: the source of the modes of the series, for messages: ``the plan`` or ``the table``.
-        regime_remedy: advice in messages about a series that is neither strong nor weak; may be empty.
+        labelled_by: the source of the modes of the series: ``plan``, ``table`` or ``option`` (--mode).
     """
 
-    cells: pd.DataFrame
+    cells: list[CellRow]
     members: pd.DataFrame
     runs: pd.DataFrame
-    labelled_by: str = "the plan"
-    regime_remedy: str = ""
+    labelled_by: str = "plan"
+
+    @cached_property
+    def run_rows(self) -> list[RunRow]:
+        """The runs as records, in the order of ``runs``."""
+        return records_of(RunRow, self.runs)
+
+    @cached_property
+    def runs_of_cells(self) -> dict[str, list[RunRow]]:
+        """The runs of each cell that has any."""
+        return grouped(self.run_rows, lambda run: run.cell_id)
+
+    def measured_in(self, cell_id: str) -> list[RunRow]:
+        """Return the runs of a cell that count."""
+        return [run for run in self.runs_of_cells.get(cell_id, ()) if run.measured]
 
     def with_left_out(self) -> Frames:
         """Return the frames with the left-out runs counted, although they were disturbed."""
@@ -107,21 +114,24 @@ def measure(study: Study, *, include_disturbed: bool = False) -> Frames:
     epochs = study.epochs
     runs = runs.join([run_rates(epochs), run_parts(epochs), run_readings(epochs)])
     runs = runs.set_axis(range(len(runs)))
-    completed = runs["state"] == RunState.COMPLETED
-    measured = completed & runs["throughput_samples_per_sec"].notna()
-    runs["left_out"] = False
-    if not include_disturbed:
-        runs["left_out"] = left_out(runs[measured]).reindex(runs.index, fill_value=False)
-    runs["measured"] = measured & ~runs["left_out"]
+    rate = runs["throughput_samples_per_sec"]
+    measured = (runs["state"] == RunState.COMPLETED) & rate.notna()
+    out = left_out(runs[measured]).reindex(runs.index, fill_value=False) & (not include_disturbed)
+    measured &= ~out
     batch = study.cells.set_index("cell_id")["global_batch"].reindex(runs["cell_id"]).to_numpy(dtype=float)
-    runs["step_time_sec"] = batch / runs["throughput_samples_per_sec"]
-    runs["unit"] = runs["samples"] / runs["steps"] / batch
-    runs["wall_s"] = wall_seconds(runs)
-    counted = runs["throughput_samples_per_sec"].where(runs["measured"])
-    runs["rate"] = runs["throughput_samples_per_sec"]
-    runs["outlier"] = outliers(counted, by=runs["cell_id"])
-    runs["reason"] = _reasons(runs, batch)
-    return Frames(study.cells.assign(ddp=_with_ddp(study)), study.members, runs)
+    runs = runs.assign(
+        left_out=out,
+        measured=measured,
+        step_time_sec=batch / rate,
+        unit=runs["samples"] / runs["steps"] / batch,
+        wall_s=wall_seconds(runs),
+        rate=rate,
+        outlier=outliers(rate.where(measured), by=runs["cell_id"]),
+    )
+    reasons = _reasons(records_of(RunRow, runs), batch.tolist())
+    runs["reason"] = pd.Series(reasons, index=runs.index, dtype="str")
+    cells = records_of(CellRow, study.cells.assign(ddp=_with_ddp(study)))
+    return Frames(cells, study.members, runs)
 
 
 def ranks_sample(runs: pd.DataFrame) -> pd.DataFrame:
@@ -135,45 +145,35 @@ def ranks_sample(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def _with_ddp(study: Study) -> list[bool]:
-    """Return for each cell whether it uses DDP; with ``ddp: false``, a cell of one rank does not."""
+    """Return for each cell whether ranks exchange gradients, even if there is one rank only."""
     options = [cell.get("workload") for cell in study.plan.get("cells") or []]
     if len(options) != len(study.cells):
         return [True] * len(study.cells)
-    return [not isinstance(own, dict) or own.get("ddp") is not False for own in options]
+    own = [present_names(one) if isinstance(one, dict) else {} for one in options]
+    pairs = zip(own, study.cells["gpus"], strict=True)
+    return [ranks > 1 or str(one.get("strategy")) not in _ALONE for one, ranks in pairs]
 
 
-def _reasons(runs: pd.DataFrame, batch: Floats) -> pd.Series:
-    """Return each run's ``reason``, followed by the problems of the run's metrics and conditions."""
-    reasons = runs["reason"].to_numpy(dtype=object).copy()
-    completed = (runs["state"] == RunState.COMPLETED).to_numpy()
-    silent = completed & ~runs["measured"].to_numpy() & ~runs["left_out"].to_numpy() & (reasons == "")
-    reasons[silent] = "metrics.csv has no epoch with samples and a throughput"
-    for place, words in [*_other_work(runs, batch), *_disturbed(runs), *_slow_without_reason(runs)]:
-        reasons[place] = f"{reasons[place]}; {words}" if reasons[place] else words
-    return pd.Series(reasons, index=runs.index, dtype="str")
+def _reasons(runs: Sequence[RunRow], batches: Sequence[float]) -> list[str]:
+    """Return each run's ``reason``, followed by the facts about the run's metrics and conditions.
+
+    ``batches`` are the planned global batches.
+    """
+    slow = {run.cell_id for run in runs if run.outlier}
+    rates = grouped((run for run in runs if run.measured and run.cell_id in slow), lambda run: run.cell_id)
+    medians = {cell: median(run.rate for run in own) for cell, own in rates.items()}
+    return [sentences([*_facts(run, batch, medians)]) for run, batch in zip(runs, batches, strict=True)]
 
 
-def _other_work(runs: pd.DataFrame, batch: Floats) -> Iterator[tuple[int, str]]:
-    """Yield the position of each run whose samples per step differ from the plan, with a text."""
-    per_step = (runs["samples"] / runs["steps"]).to_numpy(dtype=float)
-    with np.errstate(invalid="ignore"):
-        other_work = runs["measured"].to_numpy() & (np.abs(per_step / batch - 1) > 0.01)
-    for place in np.flatnonzero(other_work):
-        planned = f"the plan's global batch is {batch[place]:.0f}"
-        yield int(place), f"{number(per_step[place])} samples per step, but {planned}"
-
-
-def _disturbed(runs: pd.DataFrame) -> Iterator[tuple[int, str]]:
-    """Yield the position of each disturbed run, with a text: what disturbed it, on which node and when."""
-    for place, (found, out) in enumerate(zip(runs["disturbed"], runs["left_out"], strict=True)):
-        if found:
-            yield place, f"{'left out: ' if out else ''}disturbed by {'; '.join(map(str, found))}"
-
-
-def _slow_without_reason(runs: pd.DataFrame) -> Iterator[tuple[int, str]]:
-    """Yield the position of each slow outlier for which no disturbance was recorded, with a text."""
-    median = runs["rate"].where(runs["measured"]).groupby(runs["cell_id"]).transform("median")
-    for place in np.flatnonzero(runs["outlier"] & (runs["rate"] < median)):
-        hosts = runs["hosts"].iloc[place]
-        if runs["disturbed"].iloc[place] == ():
-            yield int(place), f"slow for no recorded reason{f', on {hosts}' if hosts else ''}"
+def _facts(run: RunRow, batch: float, medians: Mapping[str, float]) -> Iterator[Fact]:
+    if run.reason:
+        yield Fact("recorded", values={"text": run.reason})
+    elif run.state == RunState.COMPLETED and not run.measured and not run.left_out:
+        yield Fact("no-epoch")
+    if run.measured and abs(run.unit - 1) > 0.01:
+        yield Fact("other-samples", values={"measured": run.unit * batch, "planned": batch})
+    if run.disturbed:
+        values = {"facts": [fact.as_json() for fact in run.disturbed]}
+        yield Fact("left-out" if run.left_out else "was-disturbed", values=values)
+    if run.outlier and run.disturbed == () and run.rate < medians[run.cell_id]:
+        yield Fact("slow-run", values={"hosts": run.hosts})

@@ -30,118 +30,108 @@ The baseline of a series is the requested size or cell, else the smallest measur
 
 from __future__ import annotations
 
+import math
 import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from statistics import median
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-import pandas as pd
 
 from analysis.data.load import Study
-from analysis.data.names import baseline_names, sizes_of
-from analysis.stats.columns import ALL_COLUMNS, INCREMENT_COLUMNS, READINGS
-from analysis.stats.decompose import cell_parts, computational_scalability
+from analysis.data.names import baseline_name, size_name
+from analysis.stats.columns import READINGS, RunRow, ScalingRow, by_series, grouped, missing_values
+from analysis.stats.decompose import cell_parts, computational_scalability, mean
 from analysis.stats.estimate import LogMoments, log_moments, mean_interval, ratio_interval, welch
-from analysis.stats.measured import Frames, count_disturbed, measure
-from analysis.text import listed, one_line
+from analysis.stats.measured import Frames, measure
+from analysis.text import one_line
 from bench.errors import BenchError
+from bench.matrix.workload import present_names
 from bench.study.ledger import RunState
-
-Mask = npt.NDArray[np.bool_]
+from bench.units import listed
 
 #: Values of ``--baseline`` for one rank without DDP, and for a number of ranks.
 _NO_DDP = re.compile(r"(?:1 (?:gpu|rank) )?(?:no|without)[ -]ddp", re.IGNORECASE)
 _RANKS = re.compile(r"([0-9]+)(?: (?:gpus?|ranks?))?", re.IGNORECASE)
 
 
-def is_baseline(rows: pd.DataFrame, baseline: str) -> Mask:
-    """Return a mask of the rows that a value of ``--baseline`` selects.
+def with_baseline(rows: Sequence[ScalingRow], baseline: str | None) -> list[ScalingRow]:
+    """Return the rows that a value of ``--baseline`` selects.
 
-    ``rows`` have ``cell_id, nodes, gpus_per_node, gpus`` and ``ddp`` (bool). ``baseline`` is a cell's id; a
-    size as nodes x ranks per node (``1x4``) or as ranks (``4``, ``4 GPUs``); ``no-ddp`` (one rank without
-    DDP); or ``common``, the smallest size that every series has measured. A size selects cells with DDP if
-    there are any.
+    ``baseline`` is a cell's id; a size as nodes x ranks per node (``1x4``) or as ranks (``4``, ``4 GPUs``);
+    ``no-ddp`` (one rank without DDP); or ``common``, the smallest size that every series has measured. A size
+    selects cells with DDP if there are any.
     """
-    baseline = baseline.strip()
-    by_name = np.asarray(rows["cell_id"] == baseline, dtype=bool)
-    if by_name.any():
+    baseline = (baseline or "").strip()
+    if by_name := [row for row in rows if row.cell_id == baseline]:
         return by_name
     if baseline.casefold() == "common":
         return _smallest_common(rows)
-    with_ddp = rows["ddp"].to_numpy(dtype=bool)
     if _NO_DDP.fullmatch(baseline):
-        return ~with_ddp
-    size = np.asarray(sizes_of(rows) == baseline.replace("×", "x").replace(" ", ""), dtype=bool)
+        return [row for row in rows if not row.ddp]
+    name = baseline.replace("×", "x").replace(" ", "")
+    found = [row for row in rows if size_name(row) == name]
     ranks = _RANKS.fullmatch(baseline)
-    if ranks and not size.any():
-        size = np.asarray(rows["gpus"] == int(ranks[1]), dtype=bool)
-    return size & with_ddp if (size & with_ddp).any() else size
+    if ranks and not found:
+        found = [row for row in rows if row.gpus == int(ranks[1])]
+    return [row for row in found if row.ddp] or found
 
 
-def _smallest_common(rows: pd.DataFrame) -> Mask:
-    measured = rows[(rows["n"] > 0) & rows["ddp"]]
-    series = measured.groupby("gpus")["series_place"].nunique()
-    common = series.index[series == rows["series_place"].nunique()]
-    return np.asarray((rows["gpus"] == common.min()) & rows["ddp"], dtype=bool)
+def _smallest_common(rows: Sequence[ScalingRow]) -> list[ScalingRow]:
+    measured = {(row.series, row.gpus) for row in rows if row.n and row.ddp}
+    series = Counter(gpus for _, gpus in measured)
+    common = min((gpus for gpus, amount in series.items() if amount == len(by_series(rows))), default=None)
+    return [row for row in rows if row.gpus == common and row.ddp]
 
 
-def check_baseline(rows: pd.DataFrame, baseline: str | None) -> None:
+def check_baseline(rows: Sequence[ScalingRow], baseline: str | None) -> None:
     """Check that the requested baseline exists in some series.
 
     Raises:
         BenchError: no cell of that name or size was planned; the message lists the sizes.
     """
-    if baseline is None or is_baseline(rows, baseline).any():
+    if baseline is None or with_baseline(rows, baseline):
         return
     if baseline.strip().casefold() == "common":
         raise BenchError(
             "--baseline common: no size was measured in every series", remedy="give a size or omit --baseline"
         )
-    ordered = rows.assign(size=sizes_of(rows)).sort_values(["gpus", "nodes"], kind="stable")
-    sizes = list(dict.fromkeys(ordered["size"]))
-    without = "" if rows["ddp"].all() else ", and no-ddp"
+    sizes = dict.fromkeys(map(size_name, sorted(rows, key=lambda row: (row.gpus, row.nodes))))
+    without = "" if all(row.ddp for row in rows) else ", and no-ddp"
     raise BenchError(
         f"--baseline {one_line(baseline, limit=80)}: no such size or cell; "
-        f"the sizes are {listed(sizes, limit=20)}{without}",
+        f"the sizes are {listed(list(sizes), limit=20)}{without}",
         remedy="give one of these sizes, a number of ranks, or the cell_id of one of its cells",
     )
 
 
-def base_places(rows: pd.DataFrame, baseline: str | None) -> pd.Series:
-    """Return for each row the index label of the row that is its baseline; missing without a baseline.
+def _find_baselines(rows: Sequence[ScalingRow], baseline: str | None) -> Iterator[tuple[str, ScalingRow]]:
+    """Yield each series that has a measured row, with the row that is its baseline.
 
     The baseline of a series is, in order of preference: the requested one, if measured in the series; a
     requested cell without DDP that does the same work in another series; or the smallest measured size (by
     ranks, then nodes, cells with DDP first).
     """
-    preferred = is_baseline(rows, baseline) if baseline else np.zeros(len(rows), dtype=bool)
-    candidates = rows.assign(preferred=preferred, without_ddp=~rows["ddp"])[rows["n"] > 0]
-    keys = ["series_place", "preferred", "without_ddp", "gpus", "nodes", "cell_place"]
-    order = [True, False, True, True, True, True]
-    candidates = candidates.sort_values(keys, ascending=order, kind="stable")
-    first = candidates.drop_duplicates("series_place")
-    places = pd.Series(first.index, index=first["series_place"], dtype="Int64")
-    elsewhere = candidates[candidates["preferred"] & candidates["without_ddp"]]
-    for place in first.loc[~first["preferred"], "series_place"] if len(elsewhere) else ():
-        same = _same_work(elsewhere, rows[rows["series_place"] == place])
-        if len(same):
-            places[place] = same.index[0]
-    return rows["series_place"].map(places).astype("Int64")
+    preferred = {row.place for row in with_baseline(rows, baseline) if row.n}
+    elsewhere = [row for row in rows if row.place in preferred and not row.ddp]
+    for series, own in by_series(rows).items():
+        measured = [row for row in own if row.n]
+        if measured:
+            first = min(measured, key=lambda row: (row.place not in preferred, not row.ddp, row.place))
+            others = [] if first.place in preferred else elsewhere
+            yield series, next((row for row in others if _same_work(row, own[0])), first)
 
 
-def _same_work(candidates: pd.DataFrame, series: pd.DataFrame) -> pd.DataFrame:
-    """Return the candidates with the settings and batch (strong: global, weak: per rank) of ``series``."""
-    mode = series["mode"].iloc[0]
-    first = series.iloc[0]
-    if mode == "strong":
-        same = candidates["global_batch"] == first["global_batch"]
-    elif mode == "weak":
-        same = candidates["global_batch"] / candidates["gpus"] == first["global_batch"] / first["gpus"]
+def _same_work(row: ScalingRow, other: ScalingRow) -> bool:
+    """Return whether ``row`` has the settings and the batch (strong: global, weak: per rank) of ``other``."""
+    if other.mode == "strong":
+        same = row.global_batch == other.global_batch
     else:
-        return candidates.iloc[:0]
-    for name in ("launcher", "backend", "variant"):
-        same &= candidates[name] == first[name]
-    return candidates[np.asarray(same, dtype=bool)]
+        same = row.global_batch / row.gpus == other.global_batch / other.gpus and other.mode == "weak"
+    settings = [(one.launcher, one.backend, one.variant) for one in (row, other)]
+    return same and settings[0] == settings[1]
 
 
 #: Efficiency that POP's guidelines call good scaling (https://pop-coe.eu/node/69).
@@ -165,6 +155,7 @@ _STATE_ORDER = (
     *(RunState.COMPLETED, RunState.PLANNED),
 )
 
+
 #: The columns of report/axes.csv: one row per series and size, sorted by ranks per node, then nodes.
 AXES_COLUMNS = (
     *("cell_id", "series", "baseline", "mode", "nodes", "gpus_per_node", "gpus", "n"),
@@ -173,252 +164,210 @@ AXES_COLUMNS = (
 )
 
 
-def scale(source: Study | Frames, *, baseline: str | None = None) -> pd.DataFrame:
+def scale(source: Study | Frames, *, baseline: str | None = None) -> list[ScalingRow]:
     """Return the scaling table, sorted by series, then size; ``reason`` is empty.
 
     :func:`analysis.checks.scaling_table.scaling_table` adds the reasons. Intervals are 95 % and need three
     runs of the cell and of the baseline. The baseline's efficiency is 1 by definition, without an interval.
 
-    :func:`is_baseline` parses ``baseline``, a size or cell. By default, and in a series without this size or
-    cell, the baseline is the smallest measured size.
-
-    Returns:
-        The columns of :data:`analysis.stats.columns.SCHEMA`.
+    :func:`with_baseline` parses ``baseline``, a size or cell. By default, and in a series without this size
+    or cell, the baseline is the smallest measured size.
 
     Raises:
         BenchError: no series contains the size or cell ``baseline``.
     """
     frames = source if isinstance(source, Frames) else measure(source)
-    moments = _cell_moments(frames)
+    moments = log_moments(
+        [
+            [run.throughput_samples_per_sec for run in frames.measured_in(cell.cell_id)]
+            for cell in frames.cells
+        ]
+    )
     rows = _measured_rows(frames, moments)
     check_baseline(rows, baseline)
-    rows["label_mode"] = rows["mode"]
-    rows["mode"] = _regimes(rows)
+    for own in by_series(rows).values():
+        for row in own:
+            row.mode = _regime(own, row.label_mode)
     _add_baselines(rows, baseline)
-    _add_efficiency(rows, moments)
-    rows = _with_increments(rows, moments)
-    rows["karp_flatt"] = _karp_flatt(rows)
-    every = scale(frames.with_left_out(), baseline=baseline) if frames.runs["left_out"].any() else rows
-    rows["throughput_all"] = every["throughput_samples_per_sec"]
-    rows["efficiency_all"] = every["efficiency"]
-    rows["reason"] = pd.Series("", index=rows.index, dtype="str")
-    return rows[list(ALL_COLUMNS)]
+    _add_efficiency([row for row in rows if row.base], moments)
+    _add_increments(rows, moments)
+    ranks = Counter((row.series, row.gpus) for row in rows if row.efficiency == row.efficiency)
+    for row in rows:
+        row.several = ranks[row.series, row.gpus] > 1
+        row.karp_flatt = _karp_flatt(row)
+        row.throughput_all, row.efficiency_all = row.throughput_samples_per_sec, row.efficiency
+    if any(run.left_out for run in frames.run_rows):
+        for row, other in zip(rows, scale(frames.with_left_out(), baseline=baseline), strict=True):
+            row.throughput_all, row.efficiency_all = other.throughput_samples_per_sec, other.efficiency
+    return rows
 
 
-def _measured_rows(frames: Frames, moments: LogMoments) -> pd.DataFrame:
+def _measured_rows(frames: Frames, moments: LogMoments) -> list[ScalingRow]:
     """Return one row per cell and series with the columns that do not depend on the baseline."""
-    cells = frames.cells.set_index("cell_id")
-    measured = frames.runs[frames.runs["measured"]]
-    groups = measured.groupby("cell_id", observed=True, sort=False)
-    cells["ddp"] = cells["ddp"].astype(bool) if "ddp" in cells else True
-    cells["variant"] = _variants(cells)
-    cells["n"] = groups.size().reindex(cells.index).fillna(0).astype("int64")
-    finished = frames.runs[frames.runs["measured"] | frames.runs["left_out"]]
-    undisturbed = np.array([not found for found in measured["disturbed"]], dtype=bool)
-    clean = measured[undisturbed].groupby("cell_id", observed=True).size()
-    cells["n_undisturbed"] = clean.reindex(cells.index).fillna(0).astype("int64")
-    cells["n_disturbed"] = count_disturbed(finished).reindex(cells.index)
-    cells["runs"] = frames.runs.groupby("cell_id").size().reindex(cells.index).fillna(0).astype("int64")
+    missing = missing_values(ScalingRow)
+    low, high = mean_interval(moments)
+    cells = {}
+    for place, cell in enumerate(frames.cells):
+        given = {name: value for name, value in vars(cell).items() if name in missing}
+        row = ScalingRow(**missing | given | {"variant": _variant(cell.swept), "cell_place": place})
+        row.throughput_low, row.throughput_high = float(low[place]), float(high[place])
+        _add_measurements(row, frames.runs_of_cells.get(row.cell_id, ()))
+        cells[row.cell_id] = row
+    places: dict[str, int] = {}
+    members = zip(*map(frames.members.get, ("cell_id", "series", "mode")), strict=True)
+    rows = [
+        replace(cells[cell], series=name, label_mode=mode, series_place=places.setdefault(name, len(places)))
+        for cell, name, mode in members
+    ]
+    rows.sort(key=lambda row: (row.series_place, row.gpus, row.nodes, row.cell_place))
+    for place, row in enumerate(rows):
+        row.place = place
+    return rows
+
+
+def _add_measurements(row: ScalingRow, runs: Sequence[RunRow]) -> None:
+    """Add the values that ``runs``, those of the row's cell, have measured."""
+    measured = [run for run in runs if run.measured]
+    recorded = [run for run in runs if (run.measured or run.left_out) and run.disturbed is not None]
+    row.runs, row.n, row.n_undisturbed = len(runs), len(measured), sum(not run.disturbed for run in measured)
+    row.n_disturbed = sum(bool(run.disturbed) for run in recorded) if recorded else None
+    states = {run.state for run in runs}
+    # A cell is completed if a run counts.
+    row.state = str(RunState.COMPLETED if measured else next((s for s in _STATE_ORDER if s in states), ""))
     # The throughput is computed from the mean time per step, so it is the harmonic mean over the runs.
-    cells["step_time_sec"] = groups["step_time_sec"].mean()
-    cells["throughput_samples_per_sec"] = cells["global_batch"] / cells["step_time_sec"]
-    units = groups["unit"]
-    # If runs of one cell count different units, the cell gets the unit infinity, unequal to all others.
-    cells["unit"] = (
-        units.median().where(units.max() <= (1 + SAME_UNIT) * units.min(), np.inf).where(units.count() > 0)
-    )
-    cells["node_hours"] = cells["nodes"] * groups["wall_s"].mean() / 3600
-    cells["throughput_low"], cells["throughput_high"] = mean_interval(moments)
-    cells[list(READINGS)] = groups[list(READINGS)].mean()
-    cells = cells.join(cell_parts(measured)).join(_cell_states(frames.runs))
-    cells["cell_place"] = np.arange(len(cells))
-    cells["rate"] = cells["throughput_samples_per_sec"]
-    members = frames.members[["cell_id", "series", "mode"]]
-    rows = members.join(cells[[name for name in ALL_COLUMNS if name in cells]], on="cell_id")
-    order = {name: place for place, name in enumerate(dict.fromkeys(rows["series"]))}
-    rows["series_place"] = rows["series"].map(order)
-    keys = ["series_place", "gpus", "nodes", "cell_place"]
-    return rows.sort_values(keys, kind="stable", ignore_index=True)
+    row.step_time_sec = mean(run.step_time_sec for run in measured)
+    row.rate = row.throughput_samples_per_sec = row.global_batch / row.step_time_sec
+    row.node_hours = row.nodes * mean(run.wall_s for run in measured) / 3600
+    if units := [run.unit for run in measured if run.unit == run.unit]:
+        # If runs of one cell count different units, the cell gets the unit infinity, unequal to all others.
+        row.unit = median(units) if max(units) <= (1 + SAME_UNIT) * min(units) else math.inf
+    parts = {name: mean(getattr(run, name) for run in measured) for name in READINGS} | cell_parts(measured)
+    for name, value in parts.items():
+        setattr(row, name, value)
 
 
-def _variants(cells: pd.DataFrame) -> list[str]:
-    """Return the variant of each cell: its swept options without ``ddp``.
-
-    Cells of the same variant do the same work.
-    """
-    if "swept" not in cells:
-        return [""] * len(cells)
-    return [repr(sorted((k, v) for k, v in swept.items() if k != "ddp")) for swept in cells["swept"]]
+def _variant(swept: dict[str, Any] | None) -> str:
+    """Return a text for the swept options without the strategy: cells with the same text do the same work."""
+    own = present_names(swept or {}) | {"strategy": None}
+    return "" if swept is None else repr(sorted(own.items()))
 
 
-def _cell_moments(frames: Frames) -> LogMoments:
-    """Return the moments of the runs' log throughput, by the cell's position in ``frames.cells``."""
-    measured = frames.runs[frames.runs["measured"]]
-    places = pd.Index(frames.cells["cell_id"]).get_indexer(measured["cell_id"])
-    values = measured["throughput_samples_per_sec"].to_numpy(dtype=float)
-    return log_moments(values, groups=places, size=len(frames.cells))
-
-
-def _cell_states(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return ``state`` by cell_id: completed if a run counts, else its runs' first state by _STATE_ORDER."""
-    rank = {str(state): place for place, state in enumerate(_STATE_ORDER)}
-    places = runs["state"].map(rank).where(~runs["measured"], -1)
-    first = places.groupby(runs["cell_id"]).min()
-    names = {-1: str(RunState.COMPLETED), **{place: state for state, place in rank.items()}}
-    return pd.DataFrame({"state": first.map(names).astype("str")})
-
-
-def _regimes(rows: pd.DataFrame) -> pd.Series:
-    """Return ``strong``, ``weak`` or an empty text for each row, from all batches of the row's series."""
-    per_rank = batch_per_rank(rows)
-    by = rows["series_place"]
-    same_global = rows["global_batch"].groupby(by).transform("nunique") == 1
-    same_per_rank = per_rank.groupby(by).transform("nunique") == 1
-    alone = by.groupby(by).transform("size") == 1
-    regime = np.select([same_global & ~same_per_rank, same_per_rank & ~same_global], ["strong", "weak"], "")
+def _regime(rows: Sequence[ScalingRow], label: str) -> str:
+    """Return ``strong``, ``weak`` or an empty text for a series, from all its batches."""
+    same_global = len({row.global_batch for row in rows}) == 1
+    same_per_rank = len(set(map(batch_per_rank, rows))) == 1
     # If all cells have one size, the batches fit both regimes: the plan's label decides.
-    either = (same_global & same_per_rank).to_numpy()
-    regime = np.where(either, rows["label_mode"].to_numpy(dtype=object), regime)
-    return pd.Series(np.where(alone, rows["label_mode"], regime), index=rows.index, dtype="str")
+    if len(rows) == 1 or (same_global and same_per_rank):
+        return label
+    return "strong" if same_global else "weak" if same_per_rank else ""
 
 
-def batch_per_rank(rows: pd.DataFrame) -> pd.Series:
+def batch_per_rank(row: ScalingRow) -> str:
     """Return the global batch per rank as text with nine digits, so that rounding errors do not matter."""
-    return (rows["global_batch"] / rows["gpus"]).map(lambda value: f"{value:.9g}")
+    return f"{row.global_batch / row.gpus:.9g}"
 
 
-def _add_baselines(rows: pd.DataFrame, baseline: str | None) -> None:
-    """Add the columns base_place, base_gpus, base_cell, is_base and baseline."""
-    alone = rows.groupby("series_place")["cell_id"].transform("size") == 1
-    base = base_places(rows, baseline)
-    elsewhere = base.map(rows["series_place"]) != rows["series_place"]
-    rows["base_place"] = base.mask((alone & ~elsewhere.fillna(False)) | (rows["mode"] == ""))
-    rows["base_gpus"] = rows["base_place"].map(rows["gpus"])
-    rows["base_cell"] = rows["base_place"].map(rows["cell_id"])
-    rows["is_base"] = (rows["base_place"] == rows.index.to_series()).fillna(False).astype(bool)
-    rows["baseline"] = rows["base_place"].map(_baseline_names(rows)).fillna("").astype("str")
+def _add_baselines(rows: Sequence[ScalingRow], baseline: str | None) -> None:
+    """Add the base and the column ``baseline``: its size, and its cell_id if sizes are ambiguous."""
+    measured = [row for row in rows if row.n]
+    sizes = Counter((row.series, row.nodes, row.gpus_per_node, row.gpus, row.ddp) for row in measured)
+    ambiguous = max(sizes.values(), default=0) > 1
+    series = by_series(rows)
+    for name, base in _find_baselines(rows, baseline):
+        alone = len(series[name]) == 1 and base.series == name
+        text = baseline_name(base) + ("" if base.ddp else " without DDP")
+        for row in series[name]:
+            if row.mode and not alone:
+                row.base, row.baseline = base, f"{text}, {base.cell_id}" if ambiguous else text
 
 
-def _baseline_names(rows: pd.DataFrame) -> pd.Series:
-    """Return each row's name for the column ``baseline``: its size and, if that is ambiguous, its cell_id."""
-    named = pd.Series(baseline_names(rows), index=rows.index, dtype="str")
-    named = named.where(rows["ddp"], named + " without DDP")
-    same_size = rows[rows["n"] > 0].groupby(["series_place", "nodes", "gpus_per_node", "gpus", "ddp"])
-    if (same_size["cell_id"].nunique() > 1).any():
-        named = named + ", " + rows["cell_id"]
-    return named
+def _same_unit(unit: float, other: float) -> bool:
+    """Return whether two cells count the same unit of work; NaN is the planned unit."""
+    a, b = (1.0 if one != one else one for one in (unit, other))
+    return math.isfinite(a + b) and abs(a - b) <= SAME_UNIT * b
 
 
-def _other_unit(units: pd.Series, base: pd.Series) -> pd.Series:
-    """Return a mask of the rows whose unit of work varies between runs or differs from the baseline's."""
-    with np.errstate(invalid="ignore"):
-        apart = np.abs(units.fillna(1.0).to_numpy() / base.fillna(1.0).to_numpy() - 1)
-    return pd.Series(~(apart <= SAME_UNIT), index=units.index)
+def _moments_of(rows: Iterable[ScalingRow], moments: LogMoments) -> LogMoments:
+    return moments.take(np.array([row.cell_place for row in rows], dtype=np.intp))
 
 
-def _add_efficiency(rows: pd.DataFrame, moments: LogMoments) -> None:
-    """Add speedup and efficiency with their intervals, and the factors that are relative to the baseline."""
-    has_base = rows["base_place"].notna().to_numpy()
-    places = np.where(has_base, rows["base_place"].fillna(0).astype("int64"), 0)
-    base = rows.iloc[places].set_axis(rows.index)
-    growth = rows["gpus"] / base["gpus"]
-    time_ratio = base["step_time_sec"] / rows["step_time_sec"]
-    strong = rows["mode"] == "strong"
-    rows["other_unit"] = _other_unit(rows["unit"], base["unit"]) & has_base
-    has_base = has_base & ~rows["other_unit"].to_numpy()
-    rows["efficiency"] = (time_ratio / growth).where(strong, time_ratio).where(has_base)
-    top, bottom = (moments.take(one["cell_place"].to_numpy()) for one in (rows, base))
-    low, high = ratio_interval(top, bottom)
-    # In both regimes, E is the ratio of the throughputs per rank.
-    work = (rows["global_batch"] / base["global_batch"]).to_numpy()
-    per_rank = np.where(strong, 1 / growth, 1 / work)
-    comparable = has_base & ~rows["is_base"].to_numpy()
-    rows["efficiency_low"] = np.where(comparable, low * per_rank, np.nan)
-    rows["efficiency_high"] = np.where(comparable, high * per_rank, np.nan)
-    rows["efficiency_error"] = np.where(np.isnan(rows["efficiency_low"]), np.nan, welch(top, bottom)[1])
-    for name in ("", "_low", "_high"):
-        rows[f"speedup{name}"] = rows[f"efficiency{name}"] * growth
-    rows["computational_scalability"] = computational_scalability(
-        rows["useful_s"],
-        ranks=rows["gpus"],
-        samples_per_step=rows["global_batch"],
-        reference=pd.Series(places, index=rows.index),
-    ).where(has_base)
-    rows["global_efficiency"] = rows["pop_parallel_efficiency"] * rows["computational_scalability"]
+def _add_efficiency(rows: Sequence[ScalingRow], moments: LogMoments) -> None:
+    """Add speedup and efficiency with their intervals, and the factors that are relative to the baseline.
+
+    All rows have a baseline.
+    """
+    bases = [row.base for row in rows if row.base]
+    top, bottom = _moments_of(rows, moments), _moments_of(bases, moments)
+    columns = (*ratio_interval(top, bottom), welch(top, bottom)[1])
+    for row, base, low, high, error in zip(rows, bases, *(one.tolist() for one in columns), strict=True):
+        row.other_unit = not _same_unit(row.unit, base.unit)
+        if row.other_unit:
+            continue
+        strong, growth = row.mode == "strong", row.gpus / base.gpus
+        # In both regimes, E is the ratio of the throughputs per rank.
+        per_rank = 1 / growth if strong else base.global_batch / row.global_batch
+        row.efficiency = base.step_time_sec / row.step_time_sec / (growth if strong else 1)
+        if not row.is_base:
+            row.efficiency_low, row.efficiency_high = low * per_rank, high * per_rank
+            row.efficiency_error = math.nan if math.isnan(low) else error
+        row.speedup = row.efficiency * growth
+        row.speedup_low, row.speedup_high = row.efficiency_low * growth, row.efficiency_high * growth
+        row.computational_scalability = computational_scalability(row, base)
+        row.global_efficiency = row.pop_parallel_efficiency * row.computational_scalability
 
 
-def _with_increments(rows: pd.DataFrame, moments: LogMoments) -> pd.DataFrame:
-    """Add :data:`INCREMENT_COLUMNS`; NaN if no smaller size was measured."""
-    places = _smaller_places(rows)
-    known = places >= 0
-    before = rows.iloc[np.where(known, places, 0)]
-    growth = rows["gpus"].to_numpy(dtype=float) / before["gpus"].to_numpy(dtype=float)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        per_doubling = 1 / np.log2(growth)
-        gain = rows["rate"].to_numpy(dtype=float) / before["rate"].to_numpy(dtype=float) / growth
-        low, high = ratio_interval(
-            moments.take(rows["cell_place"].to_numpy()), moments.take(before["cell_place"].to_numpy())
-        )
-        values = (gain, low / growth, high / growth)
-        powers = [np.where(known, value**per_doubling, np.nan) for value in values]
-    return rows.assign(
-        incremental_from=np.where(known, before["gpus"].to_numpy(dtype=float), np.nan),
-        **dict(zip(INCREMENT_COLUMNS[1:], powers, strict=True)),
-    )
+def _add_increments(rows: Sequence[ScalingRow], moments: LogMoments) -> None:
+    """Add the columns of the incremental efficiency to the rows with a smaller measured size."""
+    usable = [row for row in rows if row.mode and row.n and row.ddp and not row.other_unit]
+    pairs = [pair for own in by_series(usable).values() for pair in _with_smaller(own)]
+    ends = ratio_interval(*(_moments_of(own, moments) for own in zip(*pairs, strict=True))) if pairs else ()
+    for (row, before), low, high in zip(pairs, *(one.tolist() for one in ends), strict=True) if pairs else ():
+        growth = row.gpus / before.gpus
+        gain = (row.rate / before.rate / growth, low / growth, high / growth)
+        with np.errstate(over="ignore"):
+            doubled = np.power(gain, 1 / math.log2(growth)).tolist()
+        row.incremental_from = before.gpus
+        row.incremental_efficiency, row.incremental_low, row.incremental_high = doubled
 
 
-def _smaller_places(rows: pd.DataFrame) -> npt.NDArray[np.int64]:
-    """Return for each row the position of the next smaller measured size in its series; -1 without one.
+def _with_smaller(rows: Sequence[ScalingRow]) -> Iterator[tuple[ScalingRow, ScalingRow]]:
+    """Yield the rows of a series with the next smaller measured size.
 
     A size with the same ranks per node is preferred, then one on a single node, then any other size.
     """
-    found = np.full(len(rows), -1, dtype=np.int64)
-    usable = (rows["mode"] != "") & (rows["n"] > 0) & rows["ddp"] & ~rows["other_unit"]
-    numbered = rows.assign(place=np.arange(len(rows)))[usable]
-    names = ["place", "gpus", "nodes", "gpus_per_node"]
-    for _, own in numbered.groupby("series_place", sort=False):
-        seen: list[tuple[int, int, int, str]] = []
-        for row in own[names].itertuples(index=False, name=None):
-            smaller = [other for other in seen if other[1] < row[1]]
-            if smaller:
-                path = [other for other in smaller if other[3] == row[3]]
-                within = [other for other in smaller if other[2] == 1]
-                found[row[0]] = max(path or within or smaller, key=lambda other: other[1])[0]
-            seen.append(row)
-    return found
+    for row in rows:
+        smaller = [other for other in rows if other.gpus < row.gpus]
+        path = [other for other in smaller if other.gpus_per_node == row.gpus_per_node]
+        within = [other for other in smaller if other.nodes == 1]
+        if smaller:
+            yield row, max(path or within or smaller, key=lambda other: other.gpus)
 
 
-def _karp_flatt(rows: pd.DataFrame) -> pd.Series:
-    """Return the serial fraction of rows with strong scaling and more ranks than the baseline, else NaN."""
-    times = rows["gpus"] / rows["base_gpus"].astype("float64")
-    usable = (rows["mode"] == "strong") & (times > 1) & rows["ddp"]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        fraction = (1 / rows["speedup"] - 1 / times) / (1 - 1 / times)
-    return fraction.where(usable)
+def _karp_flatt(row: ScalingRow) -> float:
+    """Return the serial fraction of a row with strong scaling and more ranks than the baseline, else NaN."""
+    times = row.gpus / row.base.gpus if row.base and row.mode == "strong" and row.ddp else 1
+    return (1 / row.speedup - 1 / times) / (1 - 1 / times) if times > 1 else math.nan
 
 
-def two_axes(rows: pd.DataFrame) -> pd.DataFrame:
+def two_axes(rows: Sequence[ScalingRow]) -> list[ScalingRow]:
     """Split the efficiency into a factor within one node and a factor over nodes.
 
     The result contains the series that have several node counts and several values of ranks per node. Sizes
     with unequal nodes and series without a baseline are left out. If several cells of a series have the same
     size, the first measured one is used.
-
-    Returns:
-        A frame with :data:`AXES_COLUMNS` and ``per_node``, the ranks per node as an integer.
     """
-    frame = rows[rows["gpus_per_node"].str.isdecimal() & (rows["baseline"] != "")].copy()
-    frame["per_node"] = frame["gpus_per_node"].astype("int64")
-    frame["unmeasured"] = frame["n"] == 0
-    size = ["series_place", "per_node", "nodes"]
-    frame = frame.sort_values([*size, "unmeasured"], kind="stable").drop_duplicates(size)
-    by = frame.groupby("series_place")
-    grown = (by["nodes"].transform("nunique") > 1) & (by["per_node"].transform("nunique") > 1)
-    frame = frame[grown.astype(bool)].reset_index(drop=True)
-    one_node = frame[frame["nodes"] == 1].set_index(["series_place", "per_node"])["efficiency"]
-    places = pd.MultiIndex.from_frame(frame[["series_place", "per_node"]])
-    within = one_node.reindex(places).to_numpy(dtype=float)
-    base_nodes = frame["base_place"].map(rows["nodes"]).to_numpy(dtype=float)
-    frame["efficiency_within_node"] = np.where(base_nodes == 1, within, np.nan)
-    frame["efficiency_over_nodes"] = frame["efficiency"].to_numpy(dtype=float) / within
-    return frame[[*AXES_COLUMNS, "per_node"]]
+    usable = [row for row in rows if row.gpus_per_node.isdecimal() and row.base]
+    usable.sort(key=lambda row: (row.series_place, int(row.gpus_per_node), row.nodes, row.n == 0))
+    return [size for own in by_series(usable).values() for size in _split(own)]
+
+
+def _split(rows: Sequence[ScalingRow]) -> list[ScalingRow]:
+    sizes = {key: own[0] for key, own in grouped(rows, lambda row: (row.gpus_per_node, row.nodes)).items()}
+    if any(len(set(values)) < 2 for values in zip(*sizes, strict=True)):
+        return []
+    for (per_node, _), row in sizes.items():
+        one_node = sizes.get((per_node, 1))
+        within = one_node.efficiency if one_node else math.nan
+        row.efficiency_within_node = within if row.base and row.base.nodes == 1 else math.nan
+        row.efficiency_over_nodes = row.efficiency / within
+    return list(sizes.values())

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.text import clean, number, one_line
+from analysis.text import clean, one_line
 from bench.errors import BenchError, InputError, Problem, missing_file
+from bench.units import number
 
 #: The columns that a table can have. ``throughput`` is in samples/s of all ranks, ``time`` in s per step.
 COLUMNS = (
@@ -44,16 +45,35 @@ class TableProblems:
             raise InputError(sorted(self.found, key=lambda one: one.line or 0)[:20])
 
 
-@dataclass
-class Table:
-    """A table: its rows, the names of its columns, and the text of the file.
+@dataclass(kw_only=True)
+class TableRow:
+    """One run of a table; ``line`` is its line in the file.
 
-    ``rows`` has one row per run, with the columns :data:`COLUMNS` and ``line``, the line in the file. An
-    empty cell is an empty text in the columns ``mode``, ``series`` and ``repeat``, and None in all others.
+    ``gpus`` is 0 while it is not known. ``gpus_per_node`` is empty, and ``nodes`` 1, if the nodes are not
+    known. ``work`` is the number of samples per step, possibly in arbitrary units.
     """
 
+    line: int
+    series: str
+    mode: str
+    repeat: str
+    nodes: int
+    gpus: int
+    gpus_per_node: str
+    global_batch: float | None
+    per_gpu_batch: float | None
+    throughput: float | None
+    time: float | None
+    work: float = math.nan
+    cell_id: str = ""
+
+
+@dataclass
+class Table:
+    """A table: its rows, the names of its columns, and the text of the file."""
+
     path: Path
-    rows: pd.DataFrame
+    rows: list[TableRow]
     columns: list[str]
     text: str
 
@@ -80,12 +100,13 @@ def read_table(path: Path) -> Table:
             problems.add(int(str(line)), message, "write one of these")
     problems.raise_if_any()
     frame = frame.astype(object).where(frame.notna(), None)
-    rows = frame.assign(line=frame.index).to_dict("records")
-    for row in rows:
-        _complete_size(row, columns, problems)
+    rows = []
+    for values in frame.assign(line=frame.index).to_dict("records"):
+        row = _with_size(values, columns, problems)
         _complete_batch(row, problems)
+        rows.append(row)
     problems.raise_if_any()
-    return Table(path, pd.DataFrame(rows, dtype=object), columns, text)
+    return Table(path, rows, columns, text)
 
 
 def _read_text(path: Path) -> str:
@@ -155,40 +176,39 @@ def _numbers(values: pd.Series, problems: TableProblems) -> pd.Series:
     return found
 
 
-def _complete_size(row: dict[Any, Any], columns: list[str], problems: TableProblems) -> None:
-    line = row["line"]
-    nodes, gpus, per_node = (None if row[name] is None else int(row[name]) for name in _WHOLE_NUMBERS)
+def _with_size(values: dict[Any, Any], columns: list[str], problems: TableProblems) -> TableRow:
+    """Return a row with its ranks and, if the row determines them, its nodes."""
+    line = values["line"]
+    nodes, gpus, per_node = (int(value) if (value := values.pop(name)) else 0 for name in _WHOLE_NUMBERS)
     only_nodes = not {"gpus", "gpus_per_node"} & set(columns)
-    if gpus is None and nodes is not None and (per_node is not None or only_nodes):
+    if not gpus and nodes and (per_node or only_nodes):
         gpus = nodes * (per_node or 1)
-    row["gpus"] = gpus
-    if gpus is None:
+    if not gpus:
         message = "the row does not give the number of ranks"
         problems.add(line, message, "fill in gpus, or nodes and gpus_per_node")
-        return
-    if nodes is not None and per_node is not None and nodes * per_node != gpus:
+    elif nodes and per_node and nodes * per_node != gpus:
         total = nodes * per_node
         message = f"{nodes} nodes with {per_node} ranks each have {total} ranks, but the row has {gpus}"
         problems.add(line, message, "correct one of the three numbers")
-    if nodes is not None and nodes > gpus:
+    if gpus and nodes > gpus:
         message = f"{gpus} ranks on {nodes} nodes leave nodes idle"
         problems.add(line, message, "correct one of the two numbers")
-    if per_node is not None and nodes is None:
+    if per_node and not nodes:
         nodes = math.ceil(gpus / per_node)
-    row["nodes"] = nodes
-    row["gpus_per_node"] = "1" if only_nodes else f"{gpus / nodes:g}" if nodes else ""
+    shape = "1" if only_nodes else f"{gpus / nodes:g}" if nodes else ""
+    return TableRow(**values, nodes=nodes or 1, gpus=gpus, gpus_per_node=shape)
 
 
-def _complete_batch(row: dict[Any, Any], problems: TableProblems) -> None:
+def _complete_batch(row: TableRow, problems: TableProblems) -> None:
     """Compute a missing global batch or batch per rank from the other one; check given ones."""
-    gpus, total, per_gpu = row["gpus"], row["global_batch"], row["per_gpu_batch"]
-    if gpus is None:
+    gpus, total, per_gpu = row.gpus, row.global_batch, row.per_gpu_batch
+    if not gpus:
         return
     if total and per_gpu and abs(total / (per_gpu * gpus) - round(total / (per_gpu * gpus))) > 1e-9:
         product = f"per_gpu_batch {number(per_gpu)} x {gpus} ranks"
         message = f"global_batch {number(total)} is not a multiple of {product}"
-        problems.add(row["line"], message, "correct one of the three numbers")
+        problems.add(row.line, message, "correct one of the three numbers")
     if total is None and per_gpu is not None:
-        row["global_batch"] = per_gpu * gpus
+        row.global_batch = per_gpu * gpus
     if per_gpu is None and total is not None:
-        row["per_gpu_batch"] = total / gpus
+        row.per_gpu_batch = total / gpus

@@ -120,15 +120,17 @@ def _by_name(folders: list[StudyFolder]) -> dict[str, StudyFolder]:
 
 def _as_content(advice: Advice) -> dict[str, Any]:
     """Return the output of `bench advise --json`; unknown values are None."""
+    from analysis.advise.options import Option
     from analysis.advise.text import summary
+    from analysis.stats.columns import columns_of
     from analysis.text import plain
 
-    rows = advice.options.to_dict("records")
+    names = columns_of(Option)
     return {
         "samples": advice.samples,
         "epochs": advice.epochs,
         "summary": summary(advice),
-        "options": [{str(name): plain(value) for name, value in row.items()} for row in rows],
+        "options": [{name: plain(getattr(row, name)) for name in names} for row in advice.options],
         "notes": advice.notes,
         "validity": {study: [fact.as_json() for fact in facts] for study, facts in advice.validity.items()},
     }
@@ -140,7 +142,7 @@ def _show(advice: Advice, *, everything: bool) -> None:
     rows = table_rows(advice)
     shown = rows if everything else rows[:SHOWN_OPTIONS]
     title = "Options, shortest total time first"
-    if advice.options["group"].nunique() > 1:
+    if len(advice.groups()) > 1:
         title = "Options by global batch, shortest total time first"
     print_table(title, HEADINGS, shown, right=NUMERIC)
     if len(shown) < len(rows):

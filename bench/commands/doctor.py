@@ -30,6 +30,8 @@ from .options import (
 )
 
 if TYPE_CHECKING:
+    from analysis.causes.cells import CauseRow
+
     from ..doctor import Cause, Diagnosis
     from ..doctor.scan import Source
 
@@ -66,9 +68,9 @@ class End:
 
     def __str__(self) -> str:
         if self.counts and self.state != RunState.COMPLETED:
-            others = [f"{n} {'not run' if name == 'planned' else name}" for name, n in self.counts.items()]
-            completed = f"{self.counts.get('completed', 0)} of {sum(self.counts.values())} runs completed"
-            return ", ".join([completed, *(one for one in others if not one.endswith(" completed"))])
+            done = f"{self.counts.get('completed', 0)} of {sum(self.counts.values())} runs completed"
+            others = [(name, n) for name, n in self.counts.items() if name != RunState.COMPLETED]
+            return ", ".join([done, *(f"{n} {'not run' if x == 'planned' else x}" for x, n in others)])
         name = f" ({self.failure_class})" if self.failure_class else ""
         return f"{self.state or ''}{name}"
 
@@ -312,7 +314,7 @@ def _failure(folder: RunFolder) -> Diagnosis:
     recorded = (read_run(folder.path)[0] or {}).get("cause")
     if found.first_failure is None and isinstance(recorded, dict) and recorded.get("cause"):
         names = ("cause", "path", "evidence", "explanation", "remedy")
-        texts = {name: str(recorded.get(name) or "") for name in names}
+        texts: dict[str, Any] = {name: str(recorded.get(name) or "") for name in names}
         texts["path"] = str(folder.path / texts["path"])
         found.causes.insert(0, Cause(severity="failure", line=None, share=None, **texts))
     if found.first_failure is None:
@@ -323,37 +325,41 @@ def _failure(folder: RunFolder) -> Diagnosis:
 def _slow(target: Target, warnings: Sequence[Cause]) -> list[Cause]:
     """Return the causes of slow steps, largest share first, including the ``warnings`` from the logs."""
     require_report("bench doctor, to find causes of slow steps,")
-    from analysis.causes.catalogue import NOT_EXPLAINED, OF_WARNINGS, OTHER, parts_of
+    from analysis.causes.catalogue import NOT_EXPLAINED, OF_WARNINGS, OTHER
     from analysis.causes.table import run_causes, study_causes
     from analysis.data.load import load_study
 
     assert target.study is not None
     study = load_study(target.study.path)
-    frame = run_causes(study, target.run_id) if target.run_id else study_causes(study)
-    rows = frame[~frame["cause"].isin([OTHER, NOT_EXPLAINED])]
-    rows = rows.sort_values("share", ascending=False, na_position="last", kind="stable")
-    rows = rows.drop_duplicates(["cause", "node", "rank"])
+    rows = run_causes(study, target.run_id) if target.run_id else study_causes(study)
     attempts = dict(zip(study.runs["run_id"], study.attempts, strict=True))
-    found = [_cause(row, str(attempts.get(row["run_id"]) or "")) for row in rows.to_dict("records")]
-    known = {name for cause in found for name in parts_of(cause.cause)}
-    return [*found, *(one for one in warnings if OF_WARNINGS.get(one.cause) not in known)]
+    found: dict[Hashable, CauseRow] = {}
+    for row in sorted(rows, key=lambda row: -row.share if row.share == row.share else 1.0):
+        if row.cause not in (OTHER, NOT_EXPLAINED):
+            found.setdefault((row.causes, row.node, row.rank), row)
+    known = {cause for row in found.values() for cause in row.causes}
+    return [
+        *(_cause(row, str(attempts.get(row.run_id) or "")) for row in found.values()),
+        *(one for one in warnings if OF_WARNINGS.get(one.cause) not in known),
+    ]
 
 
-def _cause(row: Mapping[Hashable, Any], path: str) -> Cause:
-    from analysis.causes.catalogue import meaning_of
+def _cause(row: CauseRow, path: str) -> Cause:
+    from analysis.text import one_line
 
     from ..doctor import Cause
+    from ..words import about, sentences
 
-    share = float(row["share"])
     return Cause(
-        row["cause"],
+        row.name,
         "slow",
         path,
         None,
-        row["evidence"],
-        meaning_of(row["cause"]),
-        row["remedy"],
-        None if share != share else round(share, 4),
+        one_line(sentences(row.evidence), limit=600),
+        about(row.causes, "meaning"),
+        about(row.causes, "remedy"),
+        None if row.share != row.share else round(row.share, 4),
+        row.evidence,
     )
 
 

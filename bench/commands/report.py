@@ -12,6 +12,7 @@ import typer
 from ..errors import BenchError, UnwritableError
 from ..study.files import check_writable
 from ..study.layout import StudyFolder
+from ..words import heading
 from .advise import parse_samples
 from .console import print_json, say, show
 from .options import JsonOption, ResultsOption, find_study, require_report, settle_study
@@ -175,14 +176,25 @@ def write(
 
 def _print(written: Report, *, study: str, as_json: bool) -> int:
     """Print the path of the page and the validity of the numbers; return the exit code."""
+    from analysis.text import message
+
     page = written.page
     if not as_json:
         show(page)
-        for finding in written.validity:
-            say(str(finding))
+        for fact in written.validity:
+            say(f"{fact.severity}: {heading(fact.kind)}. {message(fact)} [{fact.kind}]")
         return 0
     files = sorted(str(path) for path in page.parent.rglob("*") if path.is_file())
-    validity = [finding.as_json() for finding in written.validity]
+    validity = [
+        {
+            "code": fact.kind,
+            "severity": fact.severity,
+            "message": message(fact),
+            "cells": fact.subject,
+            "values": fact.values,
+        }
+        for fact in written.validity
+    ]
     content = {"study": study, "report": str(page), "files": files, "validity": validity}
     content["checks"] = [check.as_json() for check in written.assessment.checks]
     print_json({**content, "recommended": written.recommended})

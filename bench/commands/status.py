@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
@@ -17,7 +17,8 @@ from ..study.ledger import RunRecord, RunState
 from ..study.plan_json import PlannedStudy, open_study
 from ..study.run_json import read_run
 from ..study.validity import read_validity
-from ..units import count
+from ..units import count, join_names
+from ..words import words
 from .console import clear_screen, print_commands, print_json, print_table, say, show
 from .options import JsonOption, ResultsOption, StudyArgument, find_study
 from .submit import counts_line
@@ -98,7 +99,7 @@ def add_damages(planned: PlannedStudy, records: Mapping[str, RunRecord]) -> None
             continue
         cell = planned.cell_of(record.run_id).as_json()
         found = record_contradictions(run, {}, record, attempt=record.attempt, cell=cell, folder=folder)
-        record.damages.extend(map(str, found))
+        record.damages.extend(map(words, found))
 
 
 def _show(planned: PlannedStudy, records: Mapping[str, RunRecord], *, everything: bool) -> None:
@@ -128,21 +129,13 @@ def _show(planned: PlannedStudy, records: Mapping[str, RunRecord], *, everything
     print_commands(planned.cells.values())
     if disturbed := sum(record.is_disturbed for record in ranked):
         show(f"{count(disturbed, 'completed run was', 'completed runs were')} disturbed")
-    for text in _not_valid(planned, records):
-        show(text)
+    for fact in read_validity(planned.folder, records) or ():
+        if fact.severity == "error":
+            named = join_names(fact.subject, most=_MAX_CELLS)
+            show(f"not valid [{fact.kind}]: {named} (see the report)")
     stuck = sum(bool(record.details.get("stuck")) for record in ranked)
     counts = counts_line(Counter(str(record.state) for record in ranked))
     show(f"{counts} ({stuck} will not start)" if stuck else counts)
-
-
-def _not_valid(planned: PlannedStudy, records: Mapping[str, RunRecord]) -> Iterator[str]:
-    """Yield the cells that are not valid according to the last report, if it is about the present runs."""
-    for fact in read_validity(planned.folder, records) or ():
-        if fact.severity == "error":
-            named = ", ".join(fact.subject[:_MAX_CELLS])
-            more = len(fact.subject) - _MAX_CELLS
-            others = f" and {more} more" if more > 0 else ""
-            yield f"not valid [{fact.kind}]: {named}{others} (see the report)"
 
 
 def _remark(record: RunRecord) -> str:

@@ -27,6 +27,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ..facts import Fact
 from ..study.conditions import idle_cores
 from ..study.files import regular_file
 from ..study.layout import RunFolder
@@ -51,6 +52,7 @@ class Cause:
         path, line: the line of a log that shows the cause. For a cause that measurements show, ``path`` is
             the run's folder and ``line`` is None.
         share: the fraction of the step that the cause takes, if measurements show it, otherwise None.
+        facts: the measurements that show it.
     """
 
     cause: str
@@ -61,6 +63,7 @@ class Cause:
     explanation: str
     remedy: str
     share: float | None = None
+    facts: Sequence[Fact] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ..terminal import one_line
+from ..units import percent
 from .catalogue import FAILURE, SLOW, CauseInfo, causes
 from .diagnosis import Cause, Diagnosis
 
@@ -62,7 +63,7 @@ def _with_runs(cause: Cause, runs: Mapping[str | None, Sequence[str]]) -> str:
 
 
 def _cause(cause: Cause) -> str:
-    share = f"{cause.share:.0%} of the step  " if cause.share is not None else ""
+    share = f"{percent(cause.share)} of the step  " if cause.share is not None else ""
     path = one_line(cause.path)
     place = path if cause.line is None else f"{path}:{cause.line}"
     heading = f"{cause.cause}  {share}{place}\n{_evidence(cause.evidence)}"

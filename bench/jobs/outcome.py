@@ -16,9 +16,10 @@ from ..measure.nccl_errors import logged_nccl_errors
 from ..study.before_facts import facts_of_env
 from ..study.conditions import objects
 from ..study.files import read_json, read_table, regular_file
-from ..study.layout import METRICS_COLUMNS, RunFolder
+from ..study.layout import RunFolder
 from ..study.ledger import FailureClass, RunState
 from ..study.processes import started_ranks
+from ..study.records import METRICS_COLUMNS
 from ..words import sentence
 from .readings import collect_metrics
 
@@ -113,8 +114,8 @@ class EndNote:
         return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
-def process_outcome(folder: RunFolder, cell: Cell, exit_code: int | None) -> Outcome:
-    """Determine how a run without Slurm ended, from its exit code, end.json, metrics and logs."""
+def process_outcome(folder: RunFolder, cell: Cell, exit_code: int | None, *, host: str = "") -> Outcome:
+    """Determine how a run without Slurm ended, from its exit code on ``host``, end.json, metrics and logs."""
     if exit_code == 0:
         missing = missing_results(folder, cell)
         if missing:
@@ -129,7 +130,7 @@ def process_outcome(folder: RunFolder, cell: Cell, exit_code: int | None) -> Out
     reason = joined(wrong_ranks_of(folder, cell), error_line(folder))
     if not reason:  # on a full disk, the run cannot log its error
         full = f"the disk of {folder.path} is full ({os.strerror(errno.ENOSPC)})"
-        reason = joined(full * disk_is_full(folder), code)
+        reason = joined(full * disk_is_full(folder), f"{code} on {host}" if host else code)
     return Outcome(RunState.FAILED, reason, FailureClass.BAD_EXIT, exit_code)
 
 

@@ -19,7 +19,7 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
@@ -30,7 +30,8 @@ from ..matrix.cell import Cell
 from ..matrix.workload import UNITS
 from ..study.conditions import objects
 from ..study.files import read_json, regular_file, write_atomically, write_json
-from ..study.layout import METRICS_COLUMNS, RunFolder
+from ..study.layout import RunFolder
+from ..study.records import EpochRow, csv_lines, header
 from ..study.run_json import AVERAGE_OF_RUN, REPEATED_MATCHES, VALUES_LEFT_OUT, read_run
 
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
@@ -76,15 +77,11 @@ def collect_metrics(folder: RunFolder, cell: Cell) -> str:
         rows = _rows(found, cell)
     except UnreadableError as error:
         return str(error)
-    text = io.StringIO()
-    writer = csv.DictWriter(text, METRICS_COLUMNS, lineterminator="\n", restval="")
-    writer.writeheader()
-    writer.writerows(rows)
-    write_atomically(folder.metrics_csv, text.getvalue())
+    write_atomically(folder.metrics_csv, header(EpochRow) + csv_lines(rows))
     _add_facts(folder, found.facts)
     for row, reading in zip(rows, found.readings[-len(rows) :], strict=True):
         if not math.isfinite(reading.get("loss", 0.0)):
-            return f"the loss became {reading['loss']} in reading {row['epoch']} of {found.source}"
+            return f"the loss became {reading['loss']} in reading {row.epoch} of {found.source}"
     return ""
 
 
@@ -296,7 +293,7 @@ def _are_equal(values: Sequence[_Value]) -> bool:
 # -- rows of metrics.csv --------------------------------------------------------------
 
 
-def _rows(found: _Found, cell: Cell) -> list[dict[str, Any]]:
+def _rows(found: _Found, cell: Cell) -> list[EpochRow]:
     skip = int(cell.metrics.get("skip", 0))
     kept = found.readings[skip:]
     if not kept:
@@ -305,7 +302,7 @@ def _rows(found: _Found, cell: Cell) -> list[dict[str, Any]]:
     return [_row(number, reading, cell, found.source) for number, reading in enumerate(kept, start=1)]
 
 
-def _row(number: int, reading: Reading, cell: Cell, source: str) -> dict[str, Any]:
+def _row(number: int, reading: Reading, cell: Cell, source: str) -> EpochRow:
     throughput = _throughput(reading, cell)
     step_s = reading["step_time"] * _SECONDS[_unit(cell, "step_time")] if "step_time" in reading else None
     rate = cell.global_batch / step_s if throughput is None and step_s else throughput
@@ -313,16 +310,15 @@ def _row(number: int, reading: Reading, cell: Cell, source: str) -> dict[str, An
         values = {name: value for name, value in reading.items() if name != "loss"}
         raise UnreadableError(f"reading {number} of {source} is not a positive number: {values}")
     seconds = cell.global_batch / rate
-    row: dict[str, Any] = {"epoch": number, "throughput_samples_per_sec": format(rate, ".12g")}
-    if not is_average(cell.metrics):
-        row |= {
-            "steps": 1,
-            "samples": cell.global_batch,
-            "epoch_time_sec": format(seconds, ".12g"),
-            "step_time_sec_median": format(seconds if step_s is None else step_s, ".12g"),
-        }
-    loss = reading.get("loss")
-    return row if loss is None or not math.isfinite(loss) else row | {"train_loss": format(loss, ".12g")}
+    loss = reading.get("loss", math.nan)
+    row = EpochRow(
+        epoch=number, throughput_samples_per_sec=rate, train_loss=loss if math.isfinite(loss) else math.nan
+    )
+    if is_average(cell.metrics):
+        return row
+    step_s = seconds if step_s is None else step_s
+    samples = cell.global_batch
+    return replace(row, steps=1, samples=samples, epoch_time_sec=seconds, step_time_sec_median=step_s)
 
 
 def _throughput(reading: Reading, cell: Cell) -> float | None:

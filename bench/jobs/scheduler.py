@@ -29,7 +29,7 @@ from ..study.conditions import Neighbours, assess, parse_moment, read_disturbanc
 from ..study.consistency import metrics_digest
 from ..study.files import file_sha256
 from ..study.layout import RunFolder
-from ..study.ledger import FailureClass, RunRecord, RunState, class_of_failure
+from ..study.ledger import FailureClass, RunRecord, RunState, final_failure_class
 from ..study.plan_json import PlannedStudy
 from ..study.run_json import Attempt, read_run, update_run
 from .neighbours import beside_in_study, nodes_of
@@ -199,7 +199,7 @@ def settle_run_json(
     warnings = {"warnings": list(map(_as_json, find_warnings(folder)))} if completed else {}
     record.state, record.reason = outcome.state, mask_text(outcome.reason)
     record.cause = cause["cause"] if cause else None
-    record.failure_class = class_of_failure(outcome.failure_class, record.cause)
+    record.failure_class = final_failure_class(outcome.failure_class, record.cause)
     record.exit_code = outcome.exit_code
     end = {
         "state": str(outcome.state),
@@ -354,7 +354,8 @@ class Scheduler(ABC):
 
 def scheduler_for(study: PlannedStudy, *, pack: bool = False) -> Scheduler:
     """Return the scheduler of the study's matrix; with ``pack``, one that submits one job for all runs."""
-    if pack and not study.scheduler.packs:
+    spec = study.scheduler
+    if pack and not spec.packs:
         what = f"--pack submits many runs as one Slurm job, but the matrix's executor is {study.executor}"
         raise BenchError(
             what, remedy="omit --pack: without Slurm, runs are always executed one after another"

@@ -16,6 +16,8 @@ from .models import models_using
 from .nested_launch import read_launch
 from .schedulers import DEFAULT
 from .schema import Matrix
+from .strategies import DEFAULT as DEFAULT_STRATEGY
+from .strategies import STRATEGIES
 from .workload import WorkloadOptions, names_in, uses_python
 
 #: A word that needs no quotes, placeholders included.
@@ -188,6 +190,7 @@ def runnable_points(points: Sequence[Point], matrix: Matrix, document: Document)
             _check_layout(point, matrix, document)
             _check_backend(point, matrix, document)
             _check_precision(point, matrix, document)
+            _check_strategy(point, matrix, document)
             check_node_gpus(point, matrix, document)
         if point.mode == "strong" and len(document.problems) == before:
             _check_division(point, matrix, document, every_size=multiples[point.batch])
@@ -230,6 +233,16 @@ def _check_precision(point: Point, matrix: Matrix, document: Document) -> None:
     section = "axes" if "precision" in matrix.axes.given else "workload"
     what = "precision tf32 is a mode of NVIDIA's GPUs, but workload.device is cpu"
     document.add_problem((section, "precision"), what, "use fp32, or device: cuda")
+
+
+def _check_strategy(point: Point, matrix: Matrix, document: Document) -> None:
+    name = point.values.get("strategy", matrix.workload.strategy)
+    if point.ranks > 1 and STRATEGIES[name].one_rank and not _commands(matrix):
+        varies = "strategy" in matrix.axes.given
+        what = f"strategy {name} does not exchange gradients, so it needs one rank, not {point.ranks}"
+        size = f"nodes: {point.values['nodes']}, {matrix.size_axis}: {point.values[PER_NODE]}"
+        remedy = f"exclude {{{size}{f', strategy: {name}' * varies}}}, or use {DEFAULT_STRATEGY}"
+        document.add_problem(("axes" if varies else "workload", "strategy"), what, remedy)
 
 
 def _check_placement(point: Point, matrix: Matrix, document: Document) -> None:

@@ -1,9 +1,4 @@
-"""The models of the built-in training, as a matrix needs them.
-
-Each file of ``bench/workload/models`` describes its model by a call ``SPEC = ModelSpec(...)``. Importing
-such a file would import torch, which takes seconds and is missing on many login nodes. The literals of that
-call are therefore read from the text of the file.
-"""
+"""The models of the built-in training, as a matrix needs them."""
 
 from __future__ import annotations
 
@@ -11,8 +6,47 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-_FOLDER = Path(__file__).resolve().parents[1] / "workload" / "models"
+from ..errors import BenchError
+
+
+def read_specs(folder: str, *needed: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Yield the module, the name and the other literals of each spec in a folder of ``bench/workload``.
+
+    Each file there has one spec, such as ``SPEC = ModelSpec(...)``. Importing such a file would import torch,
+    which takes seconds and is missing on many login nodes. The literals of that call are therefore read from
+    the text of the file.
+
+    Raises:
+        BenchError: a file has no spec whose name and ``needed`` arguments are literals.
+    """
+    for path in sorted((Path(__file__).resolve().parents[1] / "workload" / folder).glob("*.py")):
+        if path.stem not in ("__init__", "spec"):
+            literals = _literals(path)
+            if not literals.keys() >= {"name", *needed}:
+                wanted = " and ".join(("name", *needed))
+                raise BenchError(
+                    f"{path}: no SPEC with {wanted}", remedy="write them as literals in one call"
+                )
+            yield path.stem, literals.pop("name"), literals
+
+
+def _literals(path: Path) -> dict[str, Any]:
+    """Return the literal arguments of the ``SPEC`` in a file, or nothing if there is none."""
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        match node:
+            case ast.Assign([ast.Name("SPEC")], ast.Call() as call) | ast.AnnAssign(
+                ast.Name("SPEC"), value=ast.Call() as call
+            ):
+                given = dict(zip(["name"], call.args, strict=False))
+                given |= {str(one.arg): one.value for one in call.keywords}
+                return {
+                    key: ast.literal_eval(value)
+                    for key, value in given.items()
+                    if isinstance(value, ast.Constant | ast.Tuple)
+                }
+    return {}
 
 
 @dataclass(frozen=True)
@@ -23,18 +57,8 @@ class Model:
     options: tuple[str, ...]
 
 
-def _models(folder: Path) -> Iterator[tuple[str, Model]]:
-    for path in sorted(folder.glob("*.py")):
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
-            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "SPEC":
-                assert isinstance(node.value, ast.Call)
-                named = {one.arg: one.value for one in node.value.keywords}
-                options = ast.literal_eval(named["options"]) if "options" in named else ()
-                yield ast.literal_eval(node.value.args[0]), Model(path.stem, options)
-
-
 #: All models by their name in a matrix.
-MODELS = dict(_models(_FOLDER))
+MODELS = {name: Model(module, own.get("options", ())) for module, name, own in read_specs("models")}
 
 
 def models_using(option: str) -> tuple[str, ...]:

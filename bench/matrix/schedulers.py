@@ -1,7 +1,8 @@
 """The schedulers that run jobs, as a matrix and its plan need them.
 
-To add a scheduler, add an entry here and a folder of its name in ``bench/jobs``. The class ``Scheduler`` in
-the module ``scheduler`` of that folder submits, polls and cancels runs. Planning does not import it.
+To add a scheduler, add an entry here and a folder of its name in ``bench/jobs``. In the folder's module
+``scheduler``, ``SCHEDULER`` is a subclass of :class:`bench.jobs.scheduler.Scheduler`, which submits, polls
+and cancels runs. Planning does not import it.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ class SchedulerSpec:
             whole nodes; with `gpu_request`, jobs request GPUs; with `exclude`, the scheduler chooses nodes.
         one_node: whether all runs are on this machine.
         queues: whether jobs wait in a queue; otherwise `bench submit` executes one run after another.
-        packs: whether one job can execute many runs.
+        packs: whether one job can execute many runs; `bench submit --pack` knows packs of Slurm only.
         sets_master: whether its scripts know the address and the port of the rendezvous.
-        preflight: whether `bench preflight` checks the nodes of a ``job``, this ``process``'s node, or none.
+        preflight: whether `bench preflight` checks the nodes of a ``job`` of Slurm, this ``process``'s node,
+            or none.
     """
 
     template: str

@@ -29,12 +29,15 @@ from ..units import parse_count, parse_duration_s
 from .cell import Cell, Command, value_text
 from .field_types import Section, did_you_mean, shell_words
 from .models import MODELS
+from .strategies import DEFAULT, STRATEGIES
 
 Count = Annotated[int, Field(strict=True, ge=1)]
 if TYPE_CHECKING:
     Model = str
+    StrategyName = str
 else:
     Model = Literal[tuple(MODELS)]
+    StrategyName = Literal[tuple(name for name, one in STRATEGIES.items() if not one.recognised)]
 
 
 def _count(value: Any) -> Any:
@@ -52,6 +55,8 @@ class WorkloadOptions(Section):
     """The device of the tensors; nccl needs cuda. A command has no default: set the device that it uses."""
     model: Model = "transformer"
     """The neural network; `transformer` and `mlp` take their size from `parameters`."""
+    strategy: StrategyName = DEFAULT
+    """How ranks train together; `none` is the model alone, without DDP, on one rank."""
     parameters: Annotated[int, BeforeValidator(_count), Field(strict=True, ge=1_000, le=10**12)] | None = None
     """Approximate number of parameters of transformer and mlp (10M, 1.5B); default 10M and 8M."""
     seq_len: Annotated[int, Field(strict=True, ge=2, le=1_000_000)] = 128
@@ -106,12 +111,22 @@ class WorkloadOptions(Section):
     """Maximum time that ranks wait for each other at the start (seconds, or 5m)."""
 
 
+#: Options whose default never changes: scripts omit it, and it applies to older plans, which lack the option.
+FIXED_DEFAULTS = {"strategy": DEFAULT}
+_DEFAULTS = {name: option.default for name, option in WorkloadOptions.model_fields.items()}
 _FLAGS = {name: "--" + name.replace("_", "-") for name in WorkloadOptions.model_fields}
 
 
 def with_defaults(workload: Mapping[str, Any]) -> dict[str, Any]:
     """Return a cell's options; an option that an earlier version did not have has its default."""
-    return {name: option.default for name, option in WorkloadOptions.model_fields.items()} | dict(workload)
+    return _DEFAULTS | dict(workload)
+
+
+def present_names(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options of a cell by their present names: older plans have ``ddp``, true or false."""
+    own = dict(options)
+    ddp = own.pop("ddp", None)
+    return own if ddp is None else {"strategy": DEFAULT if ddp else "none", **own}
 
 
 def to_arguments(options: Mapping[str, Any]) -> list[str]:
@@ -123,7 +138,7 @@ def to_arguments(options: Mapping[str, Any]) -> list[str]:
     words: list[str] = []
     for name, value in options.items():
         flag = _FLAGS[name]
-        if value is None:
+        if value is None or value == FIXED_DEFAULTS.get(name):
             continue
         text = ("true" if value else "false") if isinstance(value, bool) else str(value)
         # A value that starts with a dash would be read as the next option.

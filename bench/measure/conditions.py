@@ -16,8 +16,9 @@ from typing import Any
 import psutil
 import torch
 
+from ..study.ledger import now as utc_now
 from . import nvml
-from .node import Node, utc_now
+from .node import Node
 from .nvml import Gpu, open_gpu
 from .torch_internals import compilations, count_collectives
 

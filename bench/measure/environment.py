@@ -9,12 +9,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from .. import __version__
 from .nvml import pci_address
 from .ranks import RankFacts, cores_of_nodes, hosts_of, kept_variables
-from .torch_internals import ddp_texts, unused_parameter_bytes
 
 
 @dataclass(frozen=True)
@@ -100,29 +98,6 @@ def shared_environment(
         "threads_per_rank": threads,
         **kept_variables(env),
     }
-
-
-def ddp_facts(model: DistributedDataParallel) -> dict[str, Any]:
-    """Return the value of ``ddp`` in env.json: what DDP does in each step in addition to reducing gradients.
-
-    On CUDA this function waits for the device.
-    """
-    return {
-        "find_unused_parameters": model.find_unused_parameters,
-        "unused_parameter_bytes": unused_parameter_bytes(model),
-        "gradient_as_bucket_view": model.gradient_as_bucket_view,
-        "static_graph": model.static_graph,
-        "broadcast_buffers": model.broadcast_buffers,
-        "buffer_bytes": sum(one.numel() * one.element_size() for one in model.buffers()),
-        "bucket_bytes": bucket_bytes(model),
-    }
-
-
-def bucket_bytes(model: DistributedDataParallel) -> list[int]:
-    """Return the sizes of DDP's buckets in bytes, in their order, after DDP has rebuilt them."""
-    logged = ddp_texts(model)
-    sizes = logged.get("rebuilt_bucket_sizes") or logged.get("bucket_sizes") or ""
-    return [int(size) for size in sizes.replace(",", " ").split()]
 
 
 def nccl_version() -> str | None:

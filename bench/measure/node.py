@@ -21,9 +21,10 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from ..study.ledger import now as utc_now
 
 PROC = Path("/proc")
 #: Maximum number of interfaces whose files in /sys are read. Those that moved the most bytes are chosen.
@@ -208,11 +209,6 @@ def _text(path: Path) -> str:
 def host_name(env: Mapping[str, str]) -> str:
     """Return Slurm's name of this host if Slurm started the process, else the host's own name."""
     return env.get("SLURMD_NODENAME") or socket.gethostname()
-
-
-def utc_now() -> str:
-    """Return the current UTC time as ISO 8601 with milliseconds."""
-    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 @dataclass(frozen=True)

@@ -1,28 +1,15 @@
-"""Measure the parts of a training step, using clocks, DDP's logger and a timer for each part.
+"""Measure the parts of a training step, using clocks, the strategy's reading and a timer for each part.
 
 Time stamps are taken during a step and read after it, because reading a CUDA event waits for the device.
-
-On each rank, DDP's logger records the start and end of backward's computation and of its communication.
-``backward_comm_time`` is the span from the first bucket's start to the last bucket's end, and includes
-computation. The step waits only for the part of this span after the end of the computation:
-
-    exposed = backward_comm_time - backward_compute_comm_overlap_time
-
-Source: ``torch/csrc/distributed/c10d/logger.cpp`` and ``reducer.cpp`` (times in nanoseconds). On torch 2.13
-with gloo, compute + exposed differed from the duration of ``loss.backward()`` by 0.1 %.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from dataclasses import astuple, dataclass
 from typing import Any
 
 import torch
-from torch.nn.parallel import DistributedDataParallel
-
-from .torch_internals import ddp_times, set_ddp_sample_rate
 
 
 class HostClock:
@@ -77,11 +64,8 @@ def clock_for(device: torch.device) -> Clock:
     return CudaClock(device) if device.type == "cuda" else HostClock()
 
 
-#: An interval between samples so large that DDP's logger samples no iteration after the tenth.
-_NEVER = 2**31 - 1
 #: DDP samples its first iterations regardless of this interval.
 DDP_ALWAYS_SAMPLED = 10
-_SECONDS_PER_TICK = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,51 +81,6 @@ class BackwardReading:
     began_ns: int
     forward_s: float = 0.0
     forward_began_ns: int = 0
-
-
-def enable_ddp_timing(model: DistributedDataParallel) -> None:
-    """Make DDP's logger record times in every step."""
-    set_ddp_sample_rate(model, 1)
-
-
-def disable_ddp_timing(model: DistributedDataParallel) -> None:
-    """Stop DDP's logger from recording times, because on CUDA this costs a synchronisation per step."""
-    set_ddp_sample_rate(model, _NEVER)
-
-
-def read_ddp_timing(model: DistributedDataParallel) -> BackwardReading | None:
-    """Return the logger's times of the backward pass that just ended, or None if the logger has no times.
-
-    Normally the logger computes its values when the next forward begins. This function makes the logger
-    compute them immediately, which waits for the device on CUDA. Under ``no_sync`` the logger is inactive, so
-    only a micro-batch that synchronises can be read.
-    """
-    values = ddp_times(model)
-    span = values.get("backward_comm_time", 0)
-    compute = values.get("backward_compute_time", 0)
-    if compute <= 0 or not (span > 0 or _has_zero_span(values)):
-        return None
-    overlap = values.get("backward_compute_comm_overlap_time", 0)
-    exposed = max(0, span - overlap)
-    return BackwardReading(
-        compute * _SECONDS_PER_TICK,
-        exposed * _SECONDS_PER_TICK,
-        values.get("backward_compute_time_start", 0),
-        values.get("forward_compute_time", 0) * _SECONDS_PER_TICK,
-        values.get("forward_compute_time_start", 0),
-    )
-
-
-def _has_zero_span(values: Mapping[str, int]) -> bool:
-    """Return whether communication began and ended in the last backward pass, if its measured time is 0.
-
-    The logger reports 0 for a time that it did not measure, but also for one below the resolution of CUDA's
-    events, for example with a single rank. Only the host's stamps tell the two apart: those of an event that
-    was not recorded are of an earlier pass.
-    """
-    names = ("backward_compute_time_start", "backward_comm_time_start", "backward_comm_time_end")
-    computes, begins, ends = (values.get(name, 0) for name in names)
-    return 0 < computes <= begins <= ends
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +137,7 @@ class StepTimer:
         timer.start()
         timer.begin("data_load"); batch = next(data); timer.end()
         ...
-        timer.stop(); parts = timer.parts(read_ddp_timing(model))
+        timer.stop(); parts = timer.parts(reading)
 
     Do not use a ``backward`` timer for the micro-batch that synchronises: DDP's logger measures its
     computation and its wait for communication separately.
@@ -239,7 +178,7 @@ class StepTimer:
         self._offset_ns = _wall_clock_offset_ns()
         self._step_begin = self._clock.stamp()
 
-    def start_ddp_backward(self, *, again: bool) -> None:
+    def start_logged_backward(self, *, again: bool) -> None:
         """Record the time at which DDP's logger starts to measure backward.
 
         ``again`` is true if no backward pass followed the previous call.

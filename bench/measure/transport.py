@@ -215,13 +215,9 @@ def fallback(
         "interface": transport.get("interface") or "interface unknown",
         "hosts": list(equipped),
         "devices": list(next(iter(equipped.values()))),
-        "disabled": env["NCCL_IB_DISABLE"] if _is_infiniband_disabled(env) else None,
+        "disabled": value if (value := env.get("NCCL_IB_DISABLE", "0")) not in ("", "0") else None,
     }
     return Fact("socket-fallback", values=values)
-
-
-def _is_infiniband_disabled(env: Mapping[str, str]) -> bool:
-    return env.get("NCCL_IB_DISABLE", "0") not in ("", "0")
 
 
 def combine_nccl_logs(
@@ -284,14 +280,7 @@ class NcclLogFile:
 
     def read(self) -> NcclLog:
         """Parse the log as written so far; the result is empty if the file cannot be read."""
-        if self.path is None:
-            return NcclLog()
-        try:
-            with self.path.open("rb") as file:
-                text = file.read(_MAX_BYTES).decode(errors="replace")
-        except OSError:
-            return NcclLog()
-        return read_nccl_log(text.splitlines())
+        return read_nccl_log([] if self.path is None else _lines_of(self.path))
 
     def remove(self) -> None:
         """Remove the file if it is temporary."""
@@ -306,13 +295,17 @@ def diverted_warnings(env: Mapping[str, str]) -> list[str]:
     """Return NCCL's last warnings, each once, in the file to which NCCL_DEBUG_FILE diverts its log."""
     if not env.get("NCCL_DEBUG_FILE"):
         return []
+    lines = _lines_of(Path(_expand(env["NCCL_DEBUG_FILE"])))
+    warnings = [line.strip() for line in lines if "NCCL WARN" in line]
+    return list(dict.fromkeys(warnings))[-_WARNINGS_KEPT:]
+
+
+def _lines_of(path: Path) -> list[str]:
     try:
-        with open(_expand(env["NCCL_DEBUG_FILE"]), "rb") as file:
-            text = file.read(_MAX_BYTES).decode(errors="replace")
+        with path.open("rb") as file:
+            return file.read(_MAX_BYTES).decode(errors="replace").splitlines()
     except OSError:
         return []
-    warnings = [line.strip() for line in text.splitlines() if "NCCL WARN" in line]
-    return list(dict.fromkeys(warnings))[-_WARNINGS_KEPT:]
 
 
 def _private_folder() -> Path:

@@ -28,14 +28,10 @@ from ..measure.step_parts import (
     Clock,
     StepParts,
     StepTimer,
-    disable_ddp_timing,
-    enable_ddp_timing,
-    read_ddp_timing,
 )
 from ..measure.torch_internals import backward_callbacks, observe_compiled_calls
-from .strategy import SHARDED, find_ddp, find_strategy
-
-_NO_COMMUNICATION = BackwardReading(0.0, 0.0, 0)
+from ..workload.strategies import find_strategy
+from ..workload.strategies.spec import NO_COMMUNICATION
 
 
 class Attribution:
@@ -43,10 +39,11 @@ class Attribution:
 
     def __init__(self, model: nn.Module | None, clock: Clock, *, world_size: int) -> None:
         #: False for a sharded model: only the loading of data is timed.
-        self.times_model = find_strategy(model) not in SHARDED
+        strategy, self._strategy_parts = find_strategy(model)
+        self.times_model = strategy is None or strategy.times_parts
         self._model = model if self.times_model else None
-        self._ddp = find_ddp(self._model)
-        self._world_size = world_size
+        sees_all = world_size == 1 or self._strategy_parts.sees_communication
+        self._sees_communication = self.times_model and sees_all
         self._timer = StepTimer(clock)
         self._at_end_of_backward = backward_callbacks()
         self._expects_backward = False  # whether a backward pass that synchronises is to follow
@@ -73,8 +70,7 @@ class Attribution:
         if self.times_model:
             self._handles.append(register_optimizer_step_pre_hook(self._optimizer_begins))
             self._handles.append(register_optimizer_step_post_hook(self._optimizer_ended))
-        if self._ddp is not None:
-            enable_ddp_timing(self._ddp)
+        self._strategy_parts.start()
 
     def detach(self) -> None:
         """Remove the hooks."""
@@ -84,8 +80,7 @@ class Attribution:
         if self._end_observation is not None:
             self._end_observation()
             self._end_observation = None
-        if self._ddp is not None:
-            disable_ddp_timing(self._ddp)
+        self._strategy_parts.stop()
 
     def start(self) -> None:
         """Begin a step."""
@@ -95,8 +90,7 @@ class Attribution:
     @property
     def sees_sync_passes(self) -> bool:
         """True if :attr:`sync_passes` counts all backward passes that synchronise gradients."""
-        sees_all = self._ddp is not None or (self.times_model and self._world_size == 1)
-        return self._at_end_of_backward is not None and sees_all
+        return self._at_end_of_backward is not None and self._sees_communication
 
     @property
     def clock_jumped(self) -> bool:
@@ -143,9 +137,9 @@ class Attribution:
             return
         self._is_suspended = False
         self._observed.add("backward_s")
-        if self._ddp is not None and self._ddp.require_backward_grad_sync:
+        if self._strategy_parts.times_backward():
             # After two forward passes, the logger's backward starts at the end of the second forward pass.
-            self._timer.start_ddp_backward(again=self._expects_backward)
+            self._timer.start_logged_backward(again=self._expects_backward)
             self._awaits_reading = self._expects_backward = True
         else:
             self._timer.begin("backward")
@@ -155,7 +149,7 @@ class Attribution:
         )
 
     def stop(self) -> StepParts | None:
-        """End the step and return its parts, or None if it was discarded or DDP's logger has no times."""
+        """End the step and return its parts, or None if it was discarded or its times are unknown."""
         self._timer.discard()
         self._timer.stop()
         reading = self._sum_readings()
@@ -164,7 +158,7 @@ class Attribution:
         if parts is None:
             return None
         missing = {"data_load_s", "forward_s", "backward_s", "optimizer_s"} - self._observed
-        if not self.times_model or (self._ddp is None and self._world_size > 1):
+        if not self._sees_communication:
             missing.add("exposed_s")
         return replace(parts, **dict.fromkeys(missing, math.nan))
 
@@ -178,22 +172,21 @@ class Attribution:
         self._optimizer_depth = 0  # above 1 if one optimizer calls another
 
     def _sum_readings(self) -> BackwardReading | None:
-        """Return DDP's times, summed over all backward passes that synchronise, or None if any is missing."""
+        """Return the times of all backward passes that synchronise, summed, or None if any is missing."""
         self._take_reading()
         readings = [reading for reading in self._readings if reading is not None]
         if len(readings) < len(self._readings):
             return None
         if not readings:
-            return _NO_COMMUNICATION
+            return NO_COMMUNICATION
         compute = sum(reading.compute_s for reading in readings)
         exposed = sum(reading.exposed_s for reading in readings)
         return replace(readings[-1], compute_s=compute, exposed_s=exposed)
 
     def _take_reading(self) -> None:
         if self._awaits_reading:
-            assert self._ddp is not None
             self._awaits_reading = False
-            self._readings.append(read_ddp_timing(self._ddp))
+            self._readings.append(self._strategy_parts.read())
 
     def _suspend_backward(self) -> None:
         """Stop timing backward, because the loop loads data or runs the model before the backward pass."""

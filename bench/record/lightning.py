@@ -10,9 +10,9 @@ import importlib
 import os
 from typing import Any
 
+from ..workload.strategies import find_strategy
 from .recorder import Recorder
 from .session import RecorderError
-from .strategy import find_ddp
 
 
 def _callback_class() -> Any:
@@ -47,8 +47,8 @@ class BenchCallback(Callback):  # type: ignore[misc]
         self._recorder = Recorder(
             trainer.strategy.model, run_dir=self._run_dir, device=module.device, **self._lengths
         )
-        # Without DDP, Lightning calls training_step directly, so no module hooks run.
-        self._has_hooks = find_ddp(trainer.strategy.model) is not None
+        # Without a wrapper, Lightning calls training_step directly, so no module hooks run.
+        self._has_hooks = find_strategy(trainer.strategy.model)[0] is not None
         self._updates = trainer.global_step
         self._recorder.data_begins()
 

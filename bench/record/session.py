@@ -22,7 +22,7 @@ from torch import nn
 from ..errors import BenchError, UnwritableError
 from ..facts import Fact
 from ..matrix.workload import WorkloadOptions
-from ..measure.environment import ddp_facts, device_of, shared_environment
+from ..measure.environment import device_of, shared_environment
 from ..measure.exchange import Peers, StoreExchange, error_line, symptom_of, with_nccl_error
 from ..measure.ranks import RankFacts, core_facts, own_facts
 from ..measure.results import (
@@ -33,7 +33,7 @@ from ..measure.results import (
     merge_windows,
     progress_line,
 )
-from ..measure.torch_internals import collective_timeout_s
+from ..measure.torch_internals import collective_timeout_s, is_flattened, whole_flat_parameters
 from ..measure.transport import (
     Transport,
     backend_for,
@@ -46,7 +46,7 @@ from ..study.files import write_json
 from ..study.layout import RunFolder
 from ..study.run_json import changed_script, read_run, script_sha256
 from ..words import sentence
-from .strategy import find_ddp, find_strategy, model_sizes
+from ..workload.strategies import find_strategy
 
 _MINIMA = {"warmup_steps": 3, "steps_per_epoch": 1, "attribution_steps": 0, "epochs": 1}
 _TORCHRUN_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
@@ -155,6 +155,25 @@ def _launcher_of(env: Mapping[str, str]) -> tuple[str, int, int, int]:
     return "single", 0, 0, 1
 
 
+def model_sizes(model: nn.Module | None) -> tuple[int | None, int | None]:
+    """Return the number of parameters and the size of their gradients in bytes, over all shards.
+
+    Both are None without a model, and for a module within an FSDP1 model: FSDP1 keeps the sizes of whole
+    parameters in its own modules.
+    """
+    if model is None:
+        return None, None
+    parameters = list(model.parameters())
+    flat = whole_flat_parameters(model)
+    if flat is None:
+        return None, None
+    # A DTensor of FSDP2 has the size of the whole parameter. With ZeRO-3, `ds_numel` has it.
+    own = [(int(getattr(p, "ds_numel", p.numel())), p) for p in parameters if not is_flattened(p)]
+    found = [*flat, *own]
+    trained = (count * p.element_size() for count, p in found if p.requires_grad)
+    return sum(count for count, _ in found), sum(trained)
+
+
 class Session:
     """One rank of a recording, from its first step on.
 
@@ -178,7 +197,6 @@ class Session:
         self.lengths = lengths
         self._timeout_s = collective_timeout_s(device)
         self._meetings: int | None = 0  # None after a time-out
-        self.parameters, self.gradient_bytes = model_sizes(model)
         self._folder = _make_folder(run_dir) if self.launch.rank == 0 else None
         self._writer = None if self._folder is None else RunWriter(self, self._folder, model)
         facts = own_facts(
@@ -288,14 +306,13 @@ class RunWriter:
         self._device = session.device
         self._backend = session.backend or os.environ.get("BENCH_BACKEND", "none")
         self._transport: Transport | None = None  # None until it has been observed
-        self._sizes = (session.parameters, session.gradient_bytes)
-        self._strategy = find_strategy(model)
-        self._ddp = find_ddp(model)
+        self._parameters, self._gradient_bytes = model_sizes(model)
+        self._strategy, self._parts = find_strategy(model)
         self._has_bare_model = model is not None and self._strategy is None
-        self._ddp_facts: dict[str, Any] | None = None
+        self._strategy_facts: dict[str, Any] = {}
         self._facts: list[RankFacts] = []
         self._places: list[RankPlace] = []
-        self._results: Results | None = None
+        self._results = Results(folder)
         self._samples_per_step: float | None = None
         self._found: list[Fact] = []
         self._has_sample = False
@@ -343,8 +360,7 @@ class RunWriter:
             )
             if slower:
                 self._keep(slower)
-            if self._ddp is not None:  # after the first window, when DDP has rebuilt its buckets
-                self._ddp_facts = ddp_facts(self._ddp)
+            self._strategy_facts = self._parts.facts()  # by now, DDP has rebuilt its buckets
             self._write_environment()
         if not self._has_sample:
             self._write_sample(is_last)
@@ -378,7 +394,6 @@ class RunWriter:
             RankPlace(facts.rank, facts.local_rank, facts.host, one["device"], one["identity"])
             for facts, one in zip(self._facts, contents, strict=True)
         ]
-        self._results = Results(self._folder, self._places)
         if self._launch.world_size > 1 and self._has_bare_model:
             self._keep(Fact("model-not-wrapped"))
         for fact in core_facts(self._facts):
@@ -387,28 +402,27 @@ class RunWriter:
         return True
 
     def _add_epoch(self, windows: Sequence[Window]) -> None:
-        assert self._results is not None
         record = merge_windows(self.epochs + 1, windows, self._places)
         self._results.add(record)
+        row = record.row
         if not all(window.stable for window in windows):
             steps = fewest_warmup_steps(self._lengths.warmup_steps, self._device)
             self.add(Fact("not-stable", values={"steps": steps}))
         if jumps := [window.clock_jumps for window in windows if window.clock_jumps]:
             self.add(Fact("clock-was-set", values={"steps": max(jumps)}))
-        if record.samples is None:
+        if math.isnan(row.samples):
             self.add(Fact("samples-unknown"))
         elif self._samples_per_step is None:
-            self._samples_per_step = record.samples / len(record.step_s)
+            self._samples_per_step = row.samples / row.steps
             self._write_environment()
         losses = [0.0 if window.loss is None else window.loss for window in windows]
         if wrong := [rank for rank, loss in enumerate(losses) if not math.isfinite(loss)]:
-            self.add(Fact("loss-not-finite", values={"epoch": record.epoch, "ranks": wrong}))
-        print(progress_line(record, self._lengths.epochs), flush=True)
+            self.add(Fact("loss-not-finite", values={"epoch": self.epochs + 1, "ranks": wrong}))
+        print(progress_line(row, self._lengths.epochs), flush=True)
 
     def _write_environment(self) -> None:
         env = users_variables(os.environ)
         batch = self._samples_per_step
-        parameters, gradient_bytes = self._sizes
         content = shared_environment(
             self._facts,
             env,
@@ -421,12 +435,12 @@ class RunWriter:
             transport=self._transport or configured_transport(self._backend, env),
         ) | {
             "recorder": vars(self._lengths),
-            "strategy": self._strategy,
+            "strategy": None if self._strategy is None else self._strategy.name,
             "global_batch": round(batch) if batch is not None and batch == round(batch) else None,
-            "parameters": parameters,
-            "gradient_bytes": gradient_bytes,
-            "ddp": self._ddp_facts,
+            "parameters": self._parameters,
+            "gradient_bytes": self._gradient_bytes,
             "script_sha256": self._script_sha256,
             "facts": [fact.as_json() for fact in self._found],
+            **self._strategy_facts,
         }
         write_json(self._folder.env, content)

@@ -1,4 +1,4 @@
-"""Read the facts of env.json, also those that older versions wrote as sentences in ``warnings``.
+"""Read the facts of env.json and run.json, also those that older versions wrote in another form.
 
 A fact that is read from a sentence has the sentence as its value ``text``.
 """
@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 from ..facts import OLDER_WARNING, Fact
-from .conditions import objects
 
 _SHARED = re.compile(
     r"(?:(?P<threads>[0-9]{1,9}) threads of )?(?P<ranks>[0-9]{1,9}) ranks? share (?P<cores>[0-9]{1,9}) cores?"
@@ -20,6 +20,8 @@ _NOT_STABLE = re.compile(r"the step time was not yet stable(?: after (?P<steps>[
 #: The kind of a fact before its sentence, and the beginning of a sentence without its kind.
 _KIND = re.compile(r"(?P<kind>shared-cores|unequal-nodes|threads-differ|script-changed): ")
 _NO_WINDOW = "no window was recorded"
+_JOB = re.compile("job ([^, ]+)")
+_MORE_JOBS = re.compile(r" and ([0-9]{1,9}) more$")
 #: Kinds that older versions wrote both as a fact and as a sentence.
 _BOTH = ("values-left-out: ", "repeated-matches: ")
 
@@ -30,16 +32,37 @@ def facts_of_env(env: Any) -> list[Fact]:
         return []
     texts = env.get("warnings")
     older = texts if isinstance(texts, list) else []
-    return [*_stored(env), *(_from_sentence(text) for text in map(str, older) if not text.startswith(_BOTH))]
+    own = facts_in(env.get("facts"))
+    return [*own, *(_from_sentence(text) for text in map(str, older) if not text.startswith(_BOTH))]
 
 
-def _stored(env: Mapping[str, Any]) -> Iterator[Fact]:
-    for entry in objects(env.get("facts")):
-        subject = entry.get("subject")
-        try:
-            yield Fact.from_json({**entry, "subject": [subject]} if isinstance(subject, str) else entry)
-        except ValueError:
-            continue
+def facts_in(entries: Any) -> Iterator[Fact]:
+    """Yield the facts in a list of env.json or run.json; what is not a fact is left out."""
+    for entry in entries if isinstance(entries, list) else ():
+        match entry:
+            case {"reason": str(reason)}:
+                yield _from_disturbance(reason, entry)
+            case {"subject": str(subject)}:
+                entry = {**entry, "subject": [subject]}
+        with suppress(ValueError):
+            yield Fact.from_json(entry)
+
+
+def _from_disturbance(reason: str, entry: Mapping[str, Any]) -> Fact:
+    """Return the fact of a disturbance with ``reason, node, start, end, value, limit``."""
+    own: dict[str, Any] = {}
+    match entry.get("value"):
+        case str(value) if reason == "gpu-slowdown":
+            own = {"slowdowns": value.split(", ")}
+        case str(value) if jobs := _JOB.findall(value):
+            more = _MORE_JOBS.search(value)
+            own = {"jobs": jobs, **({"more_jobs": int(more[1])} if more else {})}
+        case str() | int() | float() as value:
+            own = {"share" if reason == "foreign-cpu" else "errors": value}
+    own |= {"limit": limit} if isinstance(limit := entry.get("limit"), int | float) else {}
+    times = {name: entry[name] for name in ("start", "end") if isinstance(entry.get(name), str)}
+    node = entry.get("node")
+    return Fact(reason, (node,) if isinstance(node, str) else (), {**times, **own})
 
 
 def _from_sentence(written: str) -> Fact:

@@ -9,6 +9,7 @@ results look better than they are.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -16,7 +17,9 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Any
 
-from ..units import join_names
+from ..facts import Fact
+from ..words import sentences
+from .before_facts import facts_in
 from .files import read_json
 from .layout import RunFolder
 
@@ -30,7 +33,6 @@ FOREIGN_CPU_LEAST_S = 0.02
 _SLURM_ROUNDING = timedelta(seconds=1)
 #: Maximum number of neighbours in run.json, and of job ids in one entry of ``disturbed``.
 MAX_NEIGHBOURS = 10
-_MAX_NAMED = 10
 #: NVML sets this reason together with a more specific one. Alone, it can mean that clocks are changing.
 _UNSPECIFIC_SLOWDOWN = "hw_slowdown"
 #: Counters of a link that count damaged packets.
@@ -46,108 +48,39 @@ class Reason(StrEnum):
     GPU_SLOWDOWN = "gpu-slowdown"
     LINK_ERRORS = "link-errors"
 
-    @property
-    def meaning(self) -> str:
-        """The reason in words."""
-        return _MEANINGS[self]
 
+def read_disturbances(run: Mapping[str, Any]) -> tuple[Fact, ...] | None:
+    """Return the disturbances in the content of a run.json, or None if disturbances were not determined.
 
-_MEANINGS = {
-    Reason.STUDY_RUN: "another run of the study",
-    Reason.FOREIGN_JOB: "a job that is not of the study",
-    Reason.FOREIGN_CPU: "CPU time of foreign processes",
-    Reason.GPU_SLOWDOWN: "a slowdown of the GPU by its hardware or temperature",
-    Reason.LINK_ERRORS: "CRC or symbol errors of the link",
-}
-
-
-@dataclass(frozen=True)
-class Disturbance:
-    """Something outside of a run's job that disturbed the run on one node.
-
-    ``start`` and ``end`` enclose the disturbed time. ``value`` names the jobs (for ``study-run`` and
-    ``foreign-job``) or the GPU's reasons for lower clocks (``gpu-slowdown``). For ``foreign-cpu``, it is
-    the largest CPU time of foreign processes, as a fraction of the time of the cores in use. For
-    ``link-errors``, it is the number of errors. ``limit`` is the largest allowed value.
+    The kind of a disturbance is a :class:`Reason`, and its subject is the node. ``start`` and ``end`` enclose
+    the disturbed time. The other values are ``jobs`` (ids, and the number of ``more_jobs``), ``share`` and
+    ``limit`` (CPU time of foreign processes, as a fraction of the time of the cores in use), ``slowdowns``
+    (NVML's names), or ``errors``.
     """
-
-    reason: Reason
-    node: str | None
-    start: datetime | None
-    end: datetime | None
-    value: str | float | None = None
-    limit: float | None = None
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the entry of ``disturbed`` in run.json."""
-        times = {"start": _as_text(self.start), "end": _as_text(self.end)}
-        return {
-            "reason": str(self.reason),
-            "node": self.node,
-            **times,
-            "value": self.value,
-            "limit": self.limit,
-        }
-
-    def __str__(self) -> str:
-        where = f" on {self.node}" if self.node else ""
-        return f"{self.reason.meaning}{self._value}{where}{_between(self.start, self.end)}"
-
-    @property
-    def _value(self) -> str:
-        if isinstance(self.value, str):
-            return f" ({self.value})"
-        if self.reason is Reason.FOREIGN_CPU and self.value is not None:
-            limit = "" if self.limit is None else f", limit {self.limit:.0%}"
-            return f" ({cpu_share(self.value)} the time of the cores in use{limit})"
-        return "" if self.value is None else f" ({self.value:g})"
-
-
-def cpu_share(share: str | float) -> str:
-    """Format a share as ``31% of`` or, from 1 on, as ``1.8 times``; return a text unchanged."""
-    if isinstance(share, str):
-        return share
-    return f"{share:.0%} of" if share < 1 else f"{share:.1f} times"
-
-
-def _between(start: datetime | None, end: datetime | None) -> str:
-    if start is None or end is None:
-        return ""
-    last = f"{end:%H:%M:%S}" if start.date() == end.date() else f"{end:%Y-%m-%d %H:%M:%S}"
-    return f" from {start:%Y-%m-%d %H:%M:%S} to {last} UTC"
-
-
-def read_disturbances(run: Mapping[str, Any]) -> tuple[Disturbance, ...] | None:
-    """Return the disturbances in the content of a run.json, or None if disturbances were not determined."""
     found = run.get("disturbed")
-    if not isinstance(found, list):
-        return None
-    known = (one for one in found if isinstance(one, dict) and one.get("reason") in list(Reason))
-    return tuple(map(_disturbance, known))
-
-
-def _disturbance(entry: Mapping[str, Any]) -> Disturbance:
-    value, limit, node = entry.get("value"), entry.get("limit"), entry.get("node")
-    return Disturbance(
-        Reason(entry["reason"]),
-        node if isinstance(node, str) else None,
-        parse_moment(entry.get("start")),
-        parse_moment(entry.get("end")),
-        value if isinstance(value, str | int | float) else None,
-        limit if isinstance(limit, int | float) else None,
+    return (
+        None
+        if not isinstance(found, list)
+        else tuple(one for one in facts_in(found) if one.kind in set(Reason))
     )
 
 
-def summary(disturbances: Sequence[Disturbance]) -> str:
-    """Return the disturbances in one line without times: ``another run of the study on n1, n2``."""
-    nodes: dict[Reason, list[str]] = {}
+def _disturbance(reason: Reason, node: str | None, start: datetime, end: datetime, **values: Any) -> Fact:
+    times = {"start": _as_text(start), "end": _as_text(end)}
+    return Fact(str(reason), (node,) if node else (), {**times, **values})
+
+
+def by_reason(disturbances: Iterable[Fact]) -> list[Fact]:
+    """Return one fact without values for each kind of disturbance, with all its nodes."""
+    nodes: dict[str, dict[str, None]] = {}
     for one in disturbances:
-        nodes.setdefault(one.reason, []).extend([one.node] if one.node else [])
-    texts = []
-    for reason, names in nodes.items():
-        where = f" on {join_names(names, most=_MAX_NAMED)}" if names else ""
-        texts.append(f"{reason.meaning}{where}")
-    return "; ".join(texts)
+        nodes.setdefault(one.kind, {}).update(dict.fromkeys(one.subject))
+    return [Fact(kind, tuple(names)) for kind, names in nodes.items()]
+
+
+def summary(disturbances: Iterable[Fact]) -> str:
+    """Return the disturbances in one line without times: ``another run of the study on n1 and n2``."""
+    return sentences(by_reason(disturbances))
 
 
 @dataclass(frozen=True)
@@ -270,7 +203,7 @@ def assess(
     return {"disturbed": [one.as_json() for one in found], **content}
 
 
-def _by_jobs(jobs: Iterable[Occupation], spans: Sequence[tuple[datetime, datetime]]) -> Iterator[Disturbance]:
+def _by_jobs(jobs: Iterable[Occupation], spans: Sequence[tuple[datetime, datetime]]) -> Iterator[Fact]:
     """Yield one disturbance per kind of job and node, for the jobs that ran during one of ``spans``."""
     found: dict[tuple[Reason, str], list[tuple[datetime, datetime, str]]] = {}
     for job in jobs:
@@ -283,36 +216,38 @@ def _by_jobs(jobs: Iterable[Occupation], spans: Sequence[tuple[datetime, datetim
                 found.setdefault((reason, node), []).append(entry)
     for (reason, node), entries in found.items():
         starts, ends, ids = zip(*entries, strict=True)
-        named = join_names([f"job {job_id}" for job_id in dict.fromkeys(ids)], most=_MAX_NAMED)
-        yield Disturbance(reason, node, min(starts), max(ends), named)
+        jobs = list(dict.fromkeys(ids))
+        more = {"more_jobs": len(jobs) - MAX_NEIGHBOURS} if len(jobs) > MAX_NEIGHBOURS else {}
+        yield _disturbance(reason, node, min(starts), max(ends), jobs=jobs[:MAX_NEIGHBOURS], **more)
 
 
-def _by_conditions(windows: Sequence[Window], folder: RunFolder, cores: int) -> Iterator[Disturbance]:
+def _by_conditions(windows: Sequence[Window], folder: RunFolder, cores: int) -> Iterator[Fact]:
     """Yield one disturbance per reason and node, from the windows that exceed a limit."""
     if not any(True for window in windows for _ in _by_window(window, {}, {}, 1)):
         return  # more cores only raise the limits, so env.json need not be read
     env = read_json(folder.env) or {}
     used, hosts = cores_in_use(env), host_of_rank(env)
-    found: dict[tuple[Reason, str | None], Disturbance] = {}
+    found: dict[tuple[str, tuple[str, ...]], Fact] = {}
     for window in windows:
         for one in _by_window(window, used, hosts, cores):
-            key = (one.reason, one.node)
+            key = (one.kind, one.subject)
             found[key] = _extended(found[key], one) if key in found else one
     yield from found.values()
 
 
 def _by_window(
     window: Window, cores: Mapping[str, int], hosts: Mapping[int, str], default_cores: int
-) -> Iterator[Disturbance]:
+) -> Iterator[Fact]:
     times = (window.start, window.end)
     for node in window.nodes:
         name = str(node.get("node"))
         share = _foreign_share(node.get("foreign_cpu_s"), window.seconds, cores.get(name, default_cores))
         if share is not None and share > FOREIGN_CPU_LIMIT:
-            yield Disturbance(Reason.FOREIGN_CPU, name, *times, round(share, 4), FOREIGN_CPU_LIMIT)
+            share = round(share, 4)
+            yield _disturbance(Reason.FOREIGN_CPU, name, *times, share=share, limit=FOREIGN_CPU_LIMIT)
         errors = sum(_counts(node.get("net"), _LINK_ERRORS))
         if errors > 0:
-            yield Disturbance(Reason.LINK_ERRORS, name, *times, errors, 0)
+            yield _disturbance(Reason.LINK_ERRORS, name, *times, errors=errors)
     for rank in window.ranks:
         reasons = sorted(set(_slowdowns(rank.get("clocks"))) - {_UNSPECIFIC_SLOWDOWN})
         # The reasons were sampled at the start and end of the window. The counter also includes the time
@@ -321,18 +256,20 @@ def _by_window(
             reasons = ["thermal_slowdown"]
         if reasons:
             host = hosts.get(rank.get("rank", -1))
-            yield Disturbance(Reason.GPU_SLOWDOWN, host, *times, ", ".join(reasons))
+            yield _disturbance(Reason.GPU_SLOWDOWN, host, *times, slowdowns=reasons)
 
 
-def _extended(earlier: Disturbance, later: Disturbance) -> Disturbance:
+def _extended(earlier: Fact, later: Fact) -> Fact:
     """Return a disturbance from the start of ``earlier`` to the end of ``later``, with the values of both."""
-    value: str | float | None = earlier.value
-    if isinstance(value, str) and isinstance(later.value, str):
-        value = ", ".join(dict.fromkeys([*value.split(", "), *later.value.split(", ")]))
-    elif isinstance(value, float | int) and isinstance(later.value, float | int):
-        counted = earlier.reason is Reason.LINK_ERRORS
-        value = value + later.value if counted else max(value, later.value)
-    return replace(earlier, end=later.end, value=value)
+    values = {**earlier.values, "end": later.values["end"]}
+    for name, join in (("share", max), ("errors", operator.add), ("slowdowns", _union)):
+        if name in values:
+            values[name] = join(values[name], later.values[name])
+    return replace(earlier, values=values)
+
+
+def _union(first: list[str], second: list[str]) -> list[str]:
+    return list(dict.fromkeys([*first, *second]))
 
 
 def _foreign_share(foreign_s: Any, seconds: float, cores: int) -> float | None:

@@ -23,32 +23,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-# fmt: off
-#: Columns of metrics.csv. A row describes one epoch of all ranks together. Times of the parts of a step
-#: are seconds per step, averaged over ranks and over the steps of the attribution window (the steps in
-#: which the parts are timed). Empty values were not measured.
-METRICS_COLUMNS = (
-    "epoch", "steps", "samples", "train_loss", "val_loss", "val_accuracy", "val_mae", "val_rmse",
-    "epoch_time_sec", "throughput_samples_per_sec", "step_time_sec_median", "step_time_sec_p95",
-    "data_load_time_sec", "compute_time_sec", "forward_time_sec", "backward_time_sec", "comm_time_sec",
-    "comm_exposed_time_sec", "comm_wait_time_sec", "optimizer_time_sec", "other_time_sec",
-    "checkpoint_time_sec", "load_balance", "comm_efficiency", "pop_parallel_efficiency",
-    "gpu_util_avg", "cpu_util_avg", "peak_mem_bytes", "energy_joules", "mfu",
-)
-
-#: Columns of ranks.csv. A row describes one rank in one epoch. Times of the parts of a step are seconds
-#: per step, averaged over the attribution window of this rank.
-RANKS_COLUMNS = (
-    "epoch", "rank", "local_rank", "host", "device", "steps", "samples", "window_time_sec",
-    "step_time_sec", "data_load_time_sec", "forward_time_sec", "backward_time_sec",
-    "comm_exposed_time_sec", "comm_wait_time_sec", "optimizer_time_sec", "other_time_sec", "peak_mem_bytes",
-)
-# fmt: on
-
-#: Columns of steps.csv. A row describes one step of the throughput window (the steps whose parts are not
-#: timed). The time of the step is the time of the slowest rank.
-STEPS_COLUMNS = ("epoch", "step", "step_time_sec", "slowest_rank")
-
 
 class _Folder(Protocol):
     @property
@@ -80,9 +54,9 @@ class RunFolder(JobFolder):
     """Folder of one attempt of a run."""
 
     run_json = _Child("run.json")  # description and state: see bench.study.run_json
-    metrics_csv = _Child("metrics.csv")  # METRICS_COLUMNS
-    ranks_csv = _Child("ranks.csv")  # RANKS_COLUMNS
-    steps_csv = _Child("steps.csv")  # STEPS_COLUMNS
+    metrics_csv = _Child("metrics.csv")  # see bench.study.records.EpochRow
+    ranks_csv = _Child("ranks.csv")  # see bench.study.records.RankRow
+    steps_csv = _Child("steps.csv")  # see bench.study.records.StepRow
     probes = _Child("probes.json")
     trace = _Child("trace-rank0.json.gz")  # profiler trace of some steps, if the matrix sets trace_steps
     env = _Child("env.json")  # software, hardware, hosts that took part, and network that was used

@@ -92,7 +92,7 @@ _CLASS_OF_CAUSE = {
 }
 
 
-def class_of_failure(recorded: object, cause: object) -> str | None:
+def final_failure_class(recorded: object, cause: object) -> str | None:
     """Return the failure class that every view shows.
 
     ``recorded`` is the class in run.json or the ledger. Older versions recorded it without regard to the
@@ -210,13 +210,8 @@ class Ledger:
         try:
             with open(self.path, encoding="utf-8", errors="replace", opener=regular_file) as file:
                 for number, line in enumerate(file, start=1):
-                    try:
-                        event = json.loads(line)
-                    except (ValueError, RecursionError):
-                        event = None
-                    is_known = _is_of_run(event) or (
-                        isinstance(event, dict) and event.get("event") == "halted"
-                    )
+                    event = _parsed(line)
+                    is_known = _is_of_run(event) or event.get("event") == "halted"
                     yield number, event if is_known else None
         except FileNotFoundError:
             return
@@ -255,23 +250,23 @@ class HaltWatch:
             file.seek(self._read_to)
             whole, line_break, _ = file.read().rpartition(b"\n")
         self._read_to += len(whole) + len(line_break)
-        self._halted = any(_event_of(line) == "halted" for line in whole.splitlines())
+        self._halted = any(_parsed(line).get("event") == "halted" for line in whole.splitlines())
         return self._halted
 
 
-def _event_of(line: bytes) -> str | None:
+def _parsed(line: str | bytes) -> dict[str, Any]:
     try:
         event = json.loads(line)
     except (ValueError, RecursionError):  # an incomplete line
-        return None
-    return event.get("event") if isinstance(event, dict) else None
+        return {}
+    return event if isinstance(event, dict) else {}
 
 
-def _is_of_run(event: Any) -> bool:
+def _is_of_run(event: Mapping[str, Any]) -> bool:
     """Return whether a line of the ledger is an event of a run, with the values that :func:`_apply` needs."""
-    if not isinstance(event, dict) or not isinstance(event.get("run_id"), str):
+    if not isinstance(event.get("run_id"), str) or event.get("event") not in _EVENTS:
         return False
-    if event.get("event") not in _EVENTS or not _is_whole(event.get("attempt"), 0, 10**6):
+    if not _is_whole(event.get("attempt"), 0, 10**6):
         return False
     if any(not isinstance(event.get(name, ""), str | None) for name in _TEXTS):
         return False
@@ -332,7 +327,7 @@ def _apply(record: RunRecord, event: dict[str, Any]) -> None:
         record.reason = event.get("reason") or ""
         record.exit_code = 0 if record.state is RunState.COMPLETED else event.get("exit_code")
         record.cause = event.get("cause")
-        record.failure_class = class_of_failure(event.get("failure_class"), record.cause)
+        record.failure_class = final_failure_class(event.get("failure_class"), record.cause)
         record.disturbed = event.get("disturbed") or ""
         record.details["recorded_at"] = event.get("time")
     elif kind == "held":

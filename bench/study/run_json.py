@@ -21,7 +21,7 @@ from .files import (
     write_atomically,
 )
 from .layout import RunFolder
-from .ledger import RunRecord, RunState, class_of_failure
+from .ledger import RunRecord, RunState, final_failure_class
 from .plan_json import PlannedStudy
 
 #: Kinds of facts in env.json about the values that a command without the recorder reports: one average of the
@@ -69,7 +69,7 @@ def recorded_class(run: Mapping[str, Any]) -> str | None:
     """Return the failure class in the content of a run.json, as every view shows it."""
     cause = run.get("cause")
     name = cause.get("cause") if isinstance(cause, Mapping) else None
-    return class_of_failure(run.get("failure_class"), name)
+    return final_failure_class(run.get("failure_class"), name)
 
 
 def read_warnings(run: Mapping[str, Any]) -> list[dict[str, Any]] | None:

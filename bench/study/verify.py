@@ -13,15 +13,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..errors import BenchError
-from ..words import sentence
+from ..facts import Fact
+from ..words import sentence, sentences, words
 from .before_facts import facts_of_env
 from .conditions import objects, read_disturbances
-from .consistency import Contradiction, metrics_contradictions, record_contradictions
+from .consistency import metrics_contradictions, record_contradictions
 from .files import read_json, read_table
-from .layout import METRICS_COLUMNS, RANKS_COLUMNS, RunFolder
+from .layout import RunFolder
 from .ledger import RunRecord, RunState
 from .plan_json import check_cell
 from .processes import started_ranks
+from .records import METRICS_COLUMNS, EpochRow, RankRow, read_rows
 from .run_json import REPEATED_MATCHES, VALUES_LEFT_OUT, read_run, read_warnings, recorded_class
 
 #: Kinds of facts in env.json that `bench verify` prints: they compare the cores and threads of ranks
@@ -124,8 +126,8 @@ def verify_run(path: Path, *, record: RunRecord | None = None) -> Verification:
         run |= end
     run_id, checks = str(run.get("run_id", path.name)), list(_checks(folder, run))
     if found:
-        checks.append(Check("records", not found, "; ".join(map(str, found)), "files that agree"))
-    disturbed = [f"disturbed: {one}" for one in read_disturbances(run) or ()]
+        checks.append(Check("records", not found, sentences(found), "files that agree"))
+    disturbed = [f"disturbed: {words(one)}" for one in read_disturbances(run) or ()]
     found_in_job = [sentence(fact) for fact in facts_of_env(read_json(folder.env)) if fact.kind in KINDS]
     logged = [
         f"{one['cause']} ({one.get('path')}:{one.get('line')}): {one.get('remedy')}"
@@ -137,25 +139,15 @@ def verify_run(path: Path, *, record: RunRecord | None = None) -> Verification:
 
 def _contradictions(
     folder: RunFolder, run: dict[str, Any], record: RunRecord | None, *, attempt: Any
-) -> Iterator[Contradiction]:
+) -> Iterator[Fact]:
     cell = run["cell"]
     yield from record_contradictions(
         run, read_json(folder.end) or {}, record, attempt=attempt, cell=cell, folder=folder
     )
     if _source(cell) == "none":
         return
-    tables = [
-        [{name: _number(row.get(name)) for name in columns} for row in read_table(path)[1]]
-        for path, columns in ((folder.metrics_csv, METRICS_COLUMNS), (folder.ranks_csv, RANKS_COLUMNS))
-    ]
-    yield from metrics_contradictions(tables[0], tables[1], epochs=None, global_batch=cell["global_batch"])
-
-
-def _number(text: str | None) -> float:
-    try:
-        return float(text or "nan")
-    except ValueError:
-        return math.nan
+    rows, ranks = read_rows(folder.metrics_csv, EpochRow), read_rows(folder.ranks_csv, RankRow)
+    yield from metrics_contradictions(rows, ranks, epochs=None, global_batch=cell["global_batch"])
 
 
 def _problem_of(run: dict[str, Any]) -> str:
@@ -224,8 +216,8 @@ def _environment_checks(env: Any, cell: dict[str, Any]) -> Iterator[Check]:
     if not env.get("backend") and _source(cell) in ("none", "readings"):
         # The command does not use the recorder, so bench knows its nodes, but not its ranks.
         yield Check("ranks joined", None, "", f"{expected} of {expected}")
-        for name in ("world size", "backend"):
-            yield Check(name, None, "", str(cell[name.replace(" ", "_")]))
+        yield Check("world size", None, "", str(expected))
+        yield Check("backend", None, "", str(cell["backend"]))
         yield _same("nodes", nodes, cell["nodes"]) if nodes else Check("nodes", None, "", str(cell["nodes"]))
         yield Check("global batch", None, "", str(cell["global_batch"]))
         return

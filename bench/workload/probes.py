@@ -29,12 +29,10 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from ..measure.environment import bucket_bytes
 from ..measure.exchange import Collectives
 from ..measure.step_parts import Clock, clock_for
 from ..measure.torch_internals import spin_device
 from ..study.files import write_json
-from .data import Feed
 from .session import Session
 from .step_probes import StepReadings, time_buckets
 from .training import STATES_PER_WEIGHT, Trainer, parameters_of, wrap
@@ -318,12 +316,11 @@ _SHARE_OF_FREE = 0.8
 class Probes:
     """Run all probes on one rank, after the training."""
 
-    def __init__(self, session: Session, collectives: Collectives, trainer: Trainer, feed: Feed) -> None:
+    def __init__(self, session: Session, collectives: Collectives, trainer: Trainer) -> None:
         self._session = session
         self._options = session.request.options
         self._collectives = collectives
         self._trainer = trainer
-        self._feed = feed
 
     def run(self, transfer_s: float | None) -> float | None:
         """Run the probes that the options enable; rank 0 writes probes.json.
@@ -339,7 +336,7 @@ class Probes:
         if not self._options.probe_steps and not self._options.sweep_time:
             return None
         times = [time.perf_counter()]
-        buckets, available = bucket_bytes(self._trainer.model), self._available_bytes()
+        buckets, available = self._trainer.parts.bucket_bytes(), self._available_bytes()
         steps, no_steps_reason = self._steps(available)
         times.append(time.perf_counter())
         sweep, no_sweep_reason = self._sweep(buckets, available)
@@ -367,12 +364,14 @@ class Probes:
         options = self._options
         if not options.probe_steps:
             return None, "probe_steps is 0"
-        model = self._trainer.model.module
+        if not self._trainer.parts.has_buckets:
+            return None, f"strategy {options.strategy} has no buckets"
+        model = self._trainer.parts.module
         _, weight_bytes = parameters_of(self._trainer.model)
         # The copy of the model needs its own weights, gradients and optimizer states.
         if weight_bytes * (2 + STATES_PER_WEIGHT[options.optimizer]) > available_bytes:
             return None, "not enough memory for a copy of the model"
-        hooked = Trainer(wrap(copy.deepcopy(model), options), self._feed, options)
+        hooked = Trainer(wrap(copy.deepcopy(model), options), self._trainer.feed, options)
         clock = clock_for(self._session.device)
         return time_buckets(hooked, options.probe_steps, collectives=self._collectives, clock=clock), None
 

@@ -5,30 +5,30 @@ The measurements are the warm-up, the epochs, the probes and the trace.
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import astuple, replace
+from dataclasses import astuple
 from datetime import timedelta
 from pathlib import Path
-from statistics import fmean
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
-from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from ..errors import unwritable
 from ..facts import Fact
 from ..measure.conditions import Conditions, Meters
-from ..measure.environment import Device, ddp_facts, device_of
+from ..measure.environment import Device, device_of
 from ..measure.exchange import Collectives, Peers, Symptom, symptom_of, with_nccl_error
 from ..measure.ranks import core_facts, own_facts, threads_per_rank
 from ..measure.results import (
-    EpochRecord,
+    Epoch,
     RankPlace,
     Results,
     Validation,
@@ -181,18 +181,19 @@ def _train(session: Session, env: dict[str, str]) -> None:
 def _build_and_measure(
     session: Session, collectives: Collectives, log: NcclLogFile | None, env: dict[str, str]
 ) -> None:
-    feed, model = _build(session, collectives)
+    trainer = _build(session, collectives)
     try:
         devices = collectives.objects(device_of(session.device, session.me.host))
-        basis = _mfu_basis(session, feed.shape, devices, env)
-        sizes, flops = parameters_of(model), None if basis is None else basis.as_json()
-        session.write_environment(env, sizes, flops=flops)
+        basis = _mfu_basis(session, trainer.feed.shape, devices, env)
+        known: dict[str, Any] = {"flops": None if basis is None else basis.as_json()}
+        known["parameters"], known["gradient_bytes"] = parameters_of(trainer.model)
+        session.write_environment(env, **known)
         ideal_s = None if basis is None else basis.ideal_s
-        measure(session, collectives, feed, model, devices=devices, ideal_s=ideal_s)
+        measure(session, collectives, trainer, devices=devices, ideal_s=ideal_s)
         in_use = None if log is None else _transport_in_use(session, collectives, log, env)
-        session.write_environment(env, sizes, in_use, flops, ddp_facts(model) if session.is_first else None)
+        session.write_environment(env, in_use, **known, **trainer.parts.facts())
     finally:
-        feed.close()
+        trainer.feed.close()
 
 
 def _mfu_basis(
@@ -253,7 +254,7 @@ def _ignored(request: Request, launch: Launch) -> list[Fact]:
     return found
 
 
-def _build(session: Session, collectives: Collectives) -> tuple[Feed, DistributedDataParallel]:
+def _build(session: Session, collectives: Collectives) -> Trainer:
     """Open the data and build the model; if any rank has a problem, all ranks end with one message."""
     request, launch = session.request, session.launch
     feed: Feed | None = None
@@ -276,7 +277,7 @@ def _build(session: Session, collectives: Collectives) -> tuple[Feed, Distribute
     _raise_any_problem(session, collectives, problem)
     assert feed is not None
     assert task is not None
-    return feed, wrap(task, request.options)
+    return Trainer(wrap(task, request.options), feed, request.options)
 
 
 def _check_memory(session: Session, feed: Feed) -> None:
@@ -318,8 +319,7 @@ def _raise_any_problem(session: Session, collectives: Collectives, problem: str)
 def measure(
     session: Session,
     collectives: Collectives,
-    feed: Feed,
-    model: DistributedDataParallel,
+    trainer: Trainer,
     *,
     devices: Sequence[Device],
     ideal_s: float | None,
@@ -332,7 +332,6 @@ def measure(
         CollectiveError: the loss is NaN or infinite.
     """
     options = session.request.options
-    trainer = Trainer(model, feed, options)
     windows = _windows(session, collectives, trainer, devices)
     warmup_steps, stable = windows.warm_up(options.warmup_steps)
     if not stable:
@@ -341,20 +340,20 @@ def measure(
         RankPlace(rank.rank, rank.local_rank, rank.host, device.name, device.identity)
         for rank, device in zip(session.joined.facts, devices, strict=True)
     ]
-    results = Results(session.folder, places) if session.is_first else None
-    record: EpochRecord | None = None
+    results = Results(session.folder) if session.is_first else None
+    record: Epoch | None = None
     dropped_steps = 0
     for epoch in range(1, options.epochs + 1):
         record, dropped = _epoch(
-            session, epoch, windows, trainer, feed, collectives, places=places, ideal_s=ideal_s
+            session, epoch, windows, trainer, collectives, places=places, ideal_s=ideal_s
         )
         dropped_steps += dropped
         if results is not None and record is not None:
             results.add(record)
-            session.say(progress_line(record, options.epochs))
+            session.say(progress_line(record.row, options.epochs))
     if dropped_steps:
         session.add(Fact("clock-was-set", values={"steps": dropped_steps}))
-    comm_s = Probes(session, collectives, trainer, feed).run(_transfer_s(record))
+    comm_s = Probes(session, collectives, trainer).run(_transfer_s(record))
     if results is not None and comm_s is not None:
         results.add_communication(comm_s)
     if options.trace_steps:
@@ -379,11 +378,11 @@ def _windows(
     )
 
 
-def _transfer_s(record: EpochRecord | None) -> float | None:
+def _transfer_s(record: Epoch | None) -> float | None:
     """Return exposed communication without the wait for late ranks: seconds per step, mean over ranks."""
-    ranks = [] if record is None else record.ranks
-    known = [(rank.parts.exposed_s, rank.wait_s) for rank in ranks if rank.parts and rank.wait_s is not None]
-    return fmean(e for e, _ in known) - fmean(w for _, w in known) if known else None
+    if record is None or math.isnan(record.row.comm_exposed_time_sec):
+        return None
+    return record.row.comm_exposed_time_sec - record.row.comm_wait_time_sec
 
 
 def _epoch(
@@ -391,12 +390,11 @@ def _epoch(
     epoch: int,
     windows: Windows,
     trainer: Trainer,
-    feed: Feed,
     collectives: Collectives,
     *,
     places: Sequence[RankPlace],
     ideal_s: float | None,
-) -> tuple[EpochRecord | None, int]:
+) -> tuple[Epoch | None, int]:
     """Measure an epoch; return its record and the number of attribution steps that were left out.
 
     Only rank 0 combines the windows of all ranks; the other ranks return None and 0.
@@ -408,21 +406,28 @@ def _epoch(
     if options.attribution_steps:
         window = windows.attribution(window, options.attribution_steps)
     rank_windows = collectives.gathered(window)
-    validation = _validate(trainer, feed, collectives) if options.val_steps else None
+    validation = _validate(trainer, collectives) if options.val_steps else None
     checkpoint_s = _checkpoint(session, trainer, epoch) if options.checkpoint else None
     if rank_windows is None:
         return None, 0
-    record = merge_windows(epoch, rank_windows, places)
-    record = replace(record, validation=validation, checkpoint_s=checkpoint_s, ideal_step_s=ideal_s)
+    record = merge_windows(
+        epoch,
+        rank_windows,
+        places,
+        validation=validation,
+        checkpoint_s=checkpoint_s,
+        ideal_step_s=ideal_s,
+    )
     return record, count_dropped_steps(rank_windows)
 
 
-def _validate(trainer: Trainer, feed: Feed, collectives: Collectives) -> Validation:
+def _validate(trainer: Trainer, collectives: Collectives) -> Validation:
     """Validate the model and return the validation sums over all ranks."""
-    task = trainer.model.module
+    task = trainer.parts.module
+    assert isinstance(task, Task)
     task.eval()
     own = [0.0] * len(astuple(Validation()))
-    for inputs, targets in feed.validation():
+    for inputs, targets in trainer.feed.validation():
         batch = astuple(task.validate(inputs, targets))
         own = [total + more for total, more in zip(own, batch, strict=True)]
     task.train()
@@ -436,7 +441,7 @@ def _checkpoint(session: Session, trainer: Trainer, epoch: int) -> float | None:
     began = time.perf_counter()
     state = {
         "epoch": epoch,
-        "model": trainer.model.module.state_dict(),
+        "model": trainer.parts.module.state_dict(),
         "optimizer": trainer.optimizer.state_dict(),
     }
     with _replacing(session.folder.path / "checkpoint.pt") as temporary:

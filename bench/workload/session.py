@@ -137,19 +137,15 @@ class Session:
     def write_environment(
         self,
         env: Mapping[str, str],
-        sizes: tuple[int, int] | None = None,
         in_use: Mapping[str, str | None] | None = None,
-        flops: Mapping[str, Any] | None = None,
-        ddp: Mapping[str, Any] | None = None,
+        **known: Any,
     ) -> None:
         """Write env.json on rank 0.
 
         Args:
             env: the environment variables of rank 0.
-            sizes: the number of parameters and bytes of gradients, or None before the model exists.
             in_use: the transport in use, or None before any communication.
-            flops: the value of ``flops``, the basis of MFU, or None before the model exists.
-            ddp: the value of ``ddp``, or None until the last epoch has ended.
+            known: the values that are known only after the model exists or has trained.
         """
         if not self.is_first:
             return
@@ -165,15 +161,13 @@ class Session:
             threads=self.threads,
             transport=in_use or configured_transport(request.backend, env),
         )
-        parameters, gradient_bytes = sizes or (None, None)
         content |= {
             "workload": options.model_dump(),
+            "strategy": options.strategy,
             "per_gpu_batch": request.per_gpu_batch,
             "global_batch": request.per_gpu_batch * self.launch.world_size * options.grad_accum,
-            "parameters": parameters,
-            "gradient_bytes": gradient_bytes,
-            "ddp": None if ddp is None else dict(ddp),
-            "flops": None if flops is None else dict(flops),
+            **dict.fromkeys(("parameters", "gradient_bytes", "flops")),
+            **known,
             "facts": [fact.as_json() for fact in self.found],
         }
         write_json(self.folder.env, content)

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from ..measure.exchange import Collectives
-from ..measure.step_parts import DDP_ALWAYS_SAMPLED, Clock, disable_ddp_timing
+from ..measure.step_parts import DDP_ALWAYS_SAMPLED, Clock
 from .training import Trainer
 
 #: Number of warm-up steps of the copy; DDP rebuilds its buckets in the second step.
@@ -121,10 +121,10 @@ class StepReadings:
 
 
 def time_buckets(trainer: Trainer, steps: int, *, collectives: Collectives, clock: Clock) -> StepReadings:
-    """Train ``steps`` steps on one rank, and return the times of their buckets on all ranks."""
+    """Train ``steps`` steps on one rank; return the times of their buckets on all ranks."""
     buckets = Buckets(clock)
-    trainer.model.register_comm_hook(buckets, bucket_hook)
-    disable_ddp_timing(trainer.model)
+    trainer.parts.hook_buckets(buckets, bucket_hook)
+    trainer.parts.stop()
     for _ in range(_WARM_UP_STEPS if clock.is_host else DDP_ALWAYS_SAMPLED + 1):
         trainer.step()
     clock.synchronize()

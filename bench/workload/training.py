@@ -6,35 +6,25 @@ window without timers, then an attribution window with timers.
 
 from __future__ import annotations
 
-import inspect
 import math
 import time
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.nn.parallel import DistributedDataParallel
-from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from ..matrix.workload import WorkloadOptions
 from ..measure.conditions import Conditions, Meters, peak_memory_bytes
 from ..measure.exchange import Collectives
 from ..measure.results import Validation, Window, fewest_warmup_steps, first_steps, is_stable
-from ..measure.step_parts import (
-    StepParts,
-    StepTimer,
-    clock_for,
-    disable_ddp_timing,
-    enable_ddp_timing,
-    read_ddp_timing,
-)
+from ..measure.step_parts import StepParts, StepTimer, clock_for
 from .data import Feed
 from .failures import CollectiveError
 from .models import DataShape, Kind, memory_format_of, spec_of
+from .strategies import strategy_of
 
 _AUTOCAST = {"fp32": None, "tf32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -125,43 +115,31 @@ def parameters_of(task: nn.Module) -> tuple[int, int]:
     return sum(p.numel() for p in trained), sum(p.numel() * p.element_size() for p in trained)
 
 
-#: The momentum of SGD, with the value that is usual for ResNet-50.
-_MOMENTUM = 0.9
 #: Number of optimizer states per weight, by optimizer.
 STATES_PER_WEIGHT = {"sgd": 1, "adam": 2, "adamw": 2}
 
 
-def wrap(task: Task, options: WorkloadOptions) -> DistributedDataParallel:
-    """Wrap the task in DDP with the settings that the measurement needs.
+def wrap(task: nn.Module, options: WorkloadOptions) -> nn.Module:
+    """Wrap the task with the strategy of the options.
 
-    Gradients are views of the buckets; otherwise copies would count as communication. Buffers are not
-    broadcast in forward; otherwise the wait for a late rank would count as forward.
+    Raises:
+        SetupError: the strategy does not support this training.
     """
     if options.compile:
         task.compile()
-    accepted = inspect.signature(DistributedDataParallel.__init__).parameters
-    # torch 2.13 renames the argument broadcast_buffers and deprecates the old name.
-    settings: dict[str, Any] = {
-        "forward_sync_buffers" if "forward_sync_buffers" in accepted else "broadcast_buffers": False
-    }
-    if options.bucket_cap_mb is not None:  # given, it is also the size of the first bucket
-        settings["bucket_cap_mb"] = options.bucket_cap_mb  # torch accepts a fraction of a MiB
-    device = next(task.parameters()).device
-    return DistributedDataParallel(
-        task,
-        device_ids=[device.index] if device.type == "cuda" else None,
-        gradient_as_bucket_view=True,
-        **settings,
-    )
+    return strategy_of(options.strategy).wrap(task, options)
 
 
 class Trainer:
     """Run the training steps of one rank, and sum the losses of micro-batches on the device."""
 
-    def __init__(self, model: DistributedDataParallel, feed: Feed, options: WorkloadOptions) -> None:
+    def __init__(self, model: nn.Module, feed: Feed, options: WorkloadOptions) -> None:
+        strategy = strategy_of(options.strategy)
         self.model = model
-        self.optimizer = _optimizer(model, options)
-        self._feed = feed
+        self.parts = strategy.parts(model)
+        self.times_parts = strategy.times_parts
+        self.optimizer = strategy.optimizer(model, options)
+        self.feed = feed
         self._last_micro_batch = options.grad_accum - 1
         self._loss_weight = 1.0 / options.grad_accum
         # The initial scale is often too high. If gradients overflow, a step is skipped and the scale halved.
@@ -172,24 +150,24 @@ class Trainer:
     def step(self) -> None:
         """Train on one global batch."""
         for micro in range(self._last_micro_batch + 1):
-            inputs, targets = self._feed.next()
+            inputs, targets = self.feed.next()
             with self._sync_context(micro):
                 loss = self.model(inputs, targets)
                 self._backward(loss)
         self._update()
 
     def timed_step(self, timer: StepTimer) -> StepParts | None:
-        """Train on one global batch and return the step's parts, or None if DDP's logger has no times."""
+        """Train on one global batch and return the step's parts, or None if they are unknown."""
         timer.start()
         for micro in range(self._last_micro_batch + 1):
             timer.begin("data_load")
-            inputs, targets = self._feed.next()
+            inputs, targets = self.feed.next()
             timer.end()
             with self._sync_context(micro):
                 timer.begin("forward")
                 loss = self.model(inputs, targets)
                 timer.end()
-                if micro == self._last_micro_batch:
+                if self.parts.times_backward():
                     self._backward(loss)
                 else:
                     timer.begin("backward")
@@ -199,7 +177,7 @@ class Trainer:
         self._update()
         timer.end()
         timer.stop()
-        return timer.parts(read_ddp_timing(self.model))
+        return timer.parts(self.parts.read())
 
     def take_loss(self) -> float:
         """Return the mean loss since the previous call; on CUDA this waits for the device."""
@@ -210,7 +188,7 @@ class Trainer:
 
     def _sync_context(self, micro: int) -> AbstractContextManager[None]:
         """Return the context of a micro-batch: ``no_sync`` for all micro-batches except the last."""
-        return nullcontext() if micro == self._last_micro_batch else self.model.no_sync()
+        return nullcontext() if micro == self._last_micro_batch else self.parts.no_sync()
 
     def _backward(self, loss: Tensor) -> None:
         self.loss_sum += loss.detach()
@@ -227,13 +205,6 @@ class Trainer:
             self._scaler.step(self.optimizer)
             self._scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
-
-
-def _optimizer(model: DistributedDataParallel, options: WorkloadOptions) -> Optimizer:
-    if options.optimizer == "sgd":
-        return SGD(model.parameters(), lr=options.learning_rate, momentum=_MOMENTUM)
-    kind = Adam if options.optimizer == "adam" else AdamW
-    return kind(model.parameters(), lr=options.learning_rate)
 
 
 #: Steps that keep a GPU busy while its clocks are read.
@@ -265,6 +236,7 @@ class Windows:
         self._device = device
         self._samples_per_step = samples_per_step
         self._conditions = conditions
+        self._sees_communication = trainer.parts.sees_communication or collectives.world_size == 1
 
     def warm_up(self, fewest: int) -> tuple[int, bool]:
         """Train one to three rounds of ``fewest`` steps, until every rank's step time is stable.
@@ -277,7 +249,7 @@ class Windows:
         Raises:
             CollectiveError: the loss is not finite.
         """
-        disable_ddp_timing(self._trainer.model)
+        self._trainer.parts.stop()
         fewest = fewest_warmup_steps(fewest, self._device)
         step_s: list[float] = []
         stable = False
@@ -306,7 +278,8 @@ class Windows:
         conditions = None
         if self._conditions is not None:
             # Only the last micro-batch of a step synchronises gradients.
-            conditions = self._conditions.stop(sync_passes=steps)
+            syncs = steps if self._trainer.parts.sees_communication else 0
+            conditions = self._conditions.stop(sync_passes=syncs if self._sees_communication else None)
         return Window(
             step_s=step_s,
             samples=[self._samples_per_step] * steps,
@@ -330,19 +303,24 @@ class Windows:
         """Train ``steps`` steps with a timer on each part of a step, and add the parts to ``window``.
 
         One more step runs first and is not measured. A step's parts are None if this rank's wall clock was
-        set during the step. If DDP's logger lacks a step's times for another reason, ``parts`` is empty.
+        set during the step. If a step's parts are unknown for another reason, ``parts`` is empty.
+        Communication that the strategy cannot see is NaN.
         """
-        model, timer = self._trainer.model, StepTimer(clock_for(self._device))
-        enable_ddp_timing(model)
+        if not self._trainer.times_parts:
+            return window
+        parts, timer = self._trainer.parts, StepTimer(clock_for(self._device))
+        parts.start()
         self._collectives.barrier()
         timed, jumps = [], []
         for _ in range(steps + 1):
             timed.append(self._trainer.timed_step(timer))
             jumps.append(timer.clock_jumped)
-        disable_ddp_timing(model)
+        parts.stop()
         self._trainer.take_loss()
         del timed[0], jumps[0]
-        unread = any(parts is None and not jump for parts, jump in zip(timed, jumps, strict=True))
+        if not self._sees_communication:
+            timed = [step and replace(step, exposed_s=math.nan) for step in timed]
+        unread = any(step is None and not jump for step, jump in zip(timed, jumps, strict=True))
         return replace(window, parts=[] if unread else timed, clock_jumps=sum(jumps))
 
     def check_losses(self, own: float | None, section: str) -> None:

@@ -11,7 +11,8 @@ import pandas as pd
 
 from analysis.checks.fabric import ring_time
 from bench.matrix.cell import Cell
-from bench.study.layout import RANKS_COLUMNS, StudyFolder
+from bench.study.layout import StudyFolder
+from bench.study.records import RANKS_COLUMNS
 
 #: The sweep's message sizes (bytes), and the fabric that its times are computed from.
 SIZES = [4096 * 4**power for power in range(8)]

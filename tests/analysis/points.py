@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from analysis.stats.columns import PARTS, READINGS, SIZE_COLUMNS
+from analysis.stats.columns import PARTS, READINGS, CellRow, records_of
 from analysis.stats.decompose import TIMES
 from analysis.stats.estimate import outliers
 from analysis.stats.measured import Frames
@@ -40,9 +40,9 @@ def frames_of_points(points: pd.DataFrame) -> Frames:
     if "cell_id" not in frame:
         size = frame["nodes"].astype("str") + "x" + frame["gpus_per_node"]
         frame["cell_id"] = frame["series"] + "-" + size + "-b" + frame["per_gpu_batch"].astype("str")
-    cells = frame.drop_duplicates("cell_id")[["cell_id", "launcher", "backend", *SIZE_COLUMNS]]
+    cells = records_of(CellRow, frame.drop_duplicates("cell_id").assign(ddp=True))
     members = frame.drop_duplicates(["cell_id", "series"])[["cell_id", "series", "mode"]]
-    return Frames(cells.reset_index(drop=True), members.reset_index(drop=True), _runs_of_points(frame))
+    return Frames(cells, members.reset_index(drop=True), _runs_of_points(frame))
 
 
 def _runs_of_points(frame: pd.DataFrame) -> pd.DataFrame:

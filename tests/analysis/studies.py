@@ -12,16 +12,19 @@ import json
 import math
 import random
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from bench.matrix.cell import Cell, Membership
-from bench.study.consistency import MEAN_COLUMNS
-from bench.study.layout import METRICS_COLUMNS, RANKS_COLUMNS, STEPS_COLUMNS, StudyFolder
+from bench.matrix.cell import Cell, Membership, Run
+from bench.matrix.load import load_matrix
+from bench.plan import Plan, plan_content
+from bench.study.layout import StudyFolder
+from bench.study.plan_json import write_plan_json
+from bench.study.records import MEAN_COLUMNS, METRICS_COLUMNS, RANKS_COLUMNS, STEPS_COLUMNS
 
 MATRIX = """\
 # A study made up for tests
@@ -83,75 +86,34 @@ class StudyBuilder:
         """Write plan.json, matrix.yaml and every run's files; return the folder."""
         folder = StudyFolder(self.path)
         folder.runs.mkdir(parents=True)
+        folder.matrix.write_text(MATRIX.format(name="planned", repeats=self.repeats), encoding="utf-8")
+        matrix, document = load_matrix(folder.matrix)
         folder.matrix.write_text(MATRIX.format(name=self.path.name, repeats=self.repeats), encoding="utf-8")
-        runs = [
-            {"run_id": f"{c.cell_id}-r{r}", "cell_id": c.cell_id, "repeat": r}
-            for r in range(1, self.repeats + 1)
-            for c in self.cells
-        ]
-        for order, run in enumerate(runs, 1):
-            run["order"] = order
-        folder.plan_json.write_text(json.dumps(self.plan(runs), ensure_ascii=False), encoding="utf-8")
+        names = [(f"{cell.cell_id}-r{r}", cell, r) for r in range(1, self.repeats + 1) for cell in self.cells]
+        runs = [Run(name, cell.cell_id, r, order) for order, (name, cell, r) in enumerate(names, 1)]
+        plan = Plan(matrix, document, list(self.cells), runs, list(self.warnings))
+        write_plan_json(folder, plan_content(plan) | {"study": self.path.name})
         noise = random.Random(self.seed)
         by_id = {cell.cell_id: cell for cell in self.cells}
         for run in runs:
-            self._write_run(folder, by_id[run["cell_id"]], run, noise)
+            self._write_run(folder, by_id[run.cell_id], run, noise)
         return self.path
 
-    def plan(self, runs: list[dict[str, Any]]) -> dict[str, Any]:
-        """Return the content of plan.json."""
-        series: dict[str, dict[str, Any]] = {}
-        for cell in self.cells:
-            for m in cell.series:
-                label = f"{m.mode}, batch {m.batch}, {cell.backend}, {cell.launcher}"
-                series[m.series] = {
-                    "series": m.series,
-                    "mode": m.mode,
-                    "batch": m.batch,
-                    "launcher": cell.launcher,
-                    "backend": cell.backend,
-                    "swept": cell.swept,
-                    "label": label,
-                }
-        return {
-            "schema": 1,
-            "study": self.path.name,
-            "bench_version": "0.1.0",
-            "executor": "slurm",
-            "device": "cpu",
-            "repeats": self.repeats,
-            "seed": self.seed,
-            "time_limit_s": 1200,
-            "cost": {
-                "cells": len(self.cells),
-                "runs": len(runs),
-                "gpus_max": 0,
-                "nodes_max": max((c.nodes for c in self.cells), default=0),
-                "wall_s_max": 1200 * len(runs),
-                "gpu_hours_max": 0.0,
-                "node_hours_max": 1.0,
-            },
-            "warnings": list(self.warnings),
-            "series": list(series.values()),
-            "cells": [{**c.as_json(), "script": f"scripts/{c.cell_id}.sbatch"} for c in self.cells],
-            "runs": runs,
-        }
-
-    def _write_run(self, folder: StudyFolder, cell: Cell, run: dict[str, Any], noise: random.Random) -> None:
-        state, reason, failure = self.state(cell, run["repeat"])
+    def _write_run(self, folder: StudyFolder, cell: Cell, run: Run, noise: random.Random) -> None:
+        state, reason, failure = self.state(cell, run.repeat)
         if state == "planned":
             return
-        place = folder.attempt(run["run_id"], 1)
+        place = folder.attempt(run.run_id, 1)
         place.path.mkdir(parents=True)
         ended = state in ("completed", "failed", "cancelled")
         record = {
             "schema": 1,
             "study": self.path.name,
-            **run,
+            **asdict(run),
             "attempt": 1,
             "executor": "slurm",
-            "job_name": f"{self.path.name}.{run['run_id']}.1",
-            "job_id": str(1000 + run["order"]),
+            "job_name": f"{self.path.name}.{run.run_id}.1",
+            "job_id": str(1000 + run.order),
             "cell": cell.as_json(),
             "state": state,
             "reason": reason,

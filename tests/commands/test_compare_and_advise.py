@@ -218,12 +218,9 @@ def measured_study(path: Path, *, partition: str) -> PlannedStudy:
     plan = make_plan(path / "queue.yaml")
     folder = write_plan(plan, path)
     builder = StudyBuilder(folder.path, plan.cells, repeats=1)
-    runs = [
-        {"run_id": r.run_id, "cell_id": r.cell_id, "repeat": r.repeat, "order": r.order} for r in plan.runs
-    ]
     cells = {cell.cell_id: cell for cell in plan.cells}
-    for run in runs:
-        builder._write_run(folder, cells[run["cell_id"]], run, random.Random(1))
+    for run in plan.runs:
+        builder._write_run(folder, cells[run.cell_id], run, random.Random(1))
     return open_study(StudyFolder(folder.path))
 
 

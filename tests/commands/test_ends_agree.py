@@ -16,9 +16,10 @@ import pytest
 
 from bench.jobs.outcome import Outcome
 from bench.jobs.scheduler import settle
-from bench.study.layout import METRICS_COLUMNS, StudyFolder
+from bench.study.layout import StudyFolder
 from bench.study.ledger import FailureClass, RunRecord, RunState
 from bench.study.plan_json import PlannedStudy, open_study
+from bench.study.records import METRICS_COLUMNS
 from bench.study.run_json import new_attempt, write_run
 from tests.analysis.figures import no_figure
 from tests.analysis.studies import StudyBuilder, environment, table
@@ -233,7 +234,7 @@ def test_advise_and_the_proposal_count_the_attempts_of_runs_csv(studied):
     base = next(option for option in advice if option["gpus"] == 1)
     proposal = (studied / "results/ends/report/proposal.md").read_text().replace("\\", "")
     rate = f"4 of 6 attempts of this size completed: 67 %, at least {100 * base['success_low']:.0f} %"
-    assert f"| Success rate | {rate}; 2 failed (1 killed, 1 bad-exit); 6 of 13 of all sizes |" in proposal
+    assert f"| Success rate | {rate}; 2 failed (1 killed and 1 bad-exit); 6 of 13 of all sizes |" in proposal
     hours = float(re.search(r"Node-hours \| ([0-9.]+)", proposal).group(1))  # type: ignore[union-attr]
     most = hours * (1 / base["success_low"] - 1)
     found = re.search(

@@ -15,6 +15,7 @@ import pytest
 
 from analysis.data.load import load_study
 from analysis.stats.measured import measure
+from bench.facts import Fact
 from bench.jobs.outcome import process_outcome
 from bench.jobs.scheduler import settle
 from bench.study.layout import StudyFolder
@@ -327,6 +328,21 @@ def test_an_env_json_with_another_type_fails_its_verification(study, joined):
     assert "  FAIL  ranks joined: unknown of 2, expected 2 of 2" in done.stdout
 
 
+@pytest.mark.parametrize("value", ["x", None, [1], {}])
+def test_values_of_another_type_do_not_stop_the_report(study, value):
+    fact = Fact("foreign-cpu", ("n1",), {"share": value})
+    for folder in study.glob("runs/*/attempt-1"):
+        change_json(folder / "env.json", strategy=value)
+        change_json(folder / "run.json", disturbed=[fact.as_json()])
+    plan = json.loads((study / "plan.json").read_text())
+    for cell in plan["cells"]:
+        cell["workload"]["strategy"] = value
+    change_json(study / "plan.json", cells=plan["cells"])
+    for command in ("report", "doctor"):
+        done = bench(command, str(study), cwd=study.parent)
+        assert done.returncode in (0, 1), done.stderr
+
+
 @pytest.mark.parametrize(
     ("change", "text"),
     [
@@ -352,6 +368,15 @@ def test_a_damaged_plan_is_one_clear_error_of_every_command(study, change, text)
             f"error: {study}/plan.json: is not a plan that this version can read ({text}"
         )
         assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("executor", ["pbs", "../x", ""])
+def test_an_unknown_executor_is_one_clear_error_of_every_command(study, executor):
+    change_json(study / "plan.json", executor=executor)
+    for command in ("status", "verify", "report", "submit", "cancel"):
+        done = bench(command, str(study), cwd=study.parent)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr.startswith(f"error: executor {executor!r} is unknown"), done.stderr
 
 
 def test_many_unknown_keys_give_a_short_message(tmp_path):

@@ -13,11 +13,12 @@ from bench.jobs.outcome import Outcome
 from bench.jobs.scheduler import settle_run_json
 from bench.matrix.cell import Run
 from bench.plan import make_plan, write_plan
-from bench.study.layout import METRICS_COLUMNS, RANKS_COLUMNS, STEPS_COLUMNS, RunFolder
+from bench.study.layout import RunFolder
 from bench.study.ledger import FailureClass, RunRecord, RunState
 from bench.study.plan_json import PlannedStudy, open_study
+from bench.study.records import EpochRow, RankRow, StepRow, csv_lines, header
 from bench.study.run_json import new_attempt, write_run
-from tests.analysis.studies import environment, table
+from tests.analysis.studies import environment
 
 #: The process of a `bench submit` that no longer exists: no process has this id.
 ENDED_PROCESS = {"pid": 2**22 - 1, "pid_started": 5.0, "host": os.uname().nodename}
@@ -105,18 +106,14 @@ def _write_results(study: PlannedStudy, folder: RunFolder, run: Run, place: int,
         return
     if cell.command is not None:
         rate = 100.0 * cell.world_size * (1 + 0.01 * (place % 5))
-        rows = [
-            {
-                "epoch": epoch,
-                "steps": 1,
-                "samples": cell.global_batch,
-                "epoch_time_sec": format(cell.global_batch / rate, ".12g"),
-                "throughput_samples_per_sec": format(rate, ".12g"),
-                "step_time_sec_median": format(cell.global_batch / rate, ".12g"),
-            }
-            for epoch in range(1, EPOCHS + 1)
-        ]
-        folder.metrics_csv.write_text(table(METRICS_COLUMNS, rows))
+        step_s, batch = cell.global_batch / rate, cell.global_batch
+        values = {
+            "epoch_time_sec": step_s,
+            "throughput_samples_per_sec": rate,
+            "step_time_sec_median": step_s,
+        }
+        rows = [EpochRow(epoch, steps=1, samples=batch, **values) for epoch in range(1, EPOCHS + 1)]
+        folder.metrics_csv.write_text(header(EpochRow) + csv_lines(rows))
         folder.out.write_text(f"rate {rate:.12g}\n" * EPOCHS)
         return
     metrics, ranks, steps = [], [], []
@@ -131,54 +128,30 @@ def _write_results(study: PlannedStudy, folder: RunFolder, run: Run, place: int,
             "optimizer_time_sec": 0.06 * step_s,
             "other_time_sec": 0.04 * step_s,
         }
+        common = {"comm_wait_time_sec": 0.0, "peak_mem_bytes": 2**28, "steps": STEPS, **parts}
         metrics.append(
-            {
-                "epoch": epoch,
-                "steps": STEPS,
-                "samples": STEPS * cell.global_batch,
-                "train_loss": 1 / epoch,
-                "epoch_time_sec": STEPS * step_s,
-                "throughput_samples_per_sec": cell.global_batch / step_s,
-                "step_time_sec_median": step_s,
-                "step_time_sec_p95": step_s,
-                **parts,
-                "compute_time_sec": 0.75 * step_s,
-                "comm_wait_time_sec": 0.0,
-                "load_balance": 1.0,
-                "comm_efficiency": 0.9,
-                "pop_parallel_efficiency": 0.9,
-                "cpu_util_avg": 90.0,
-                "peak_mem_bytes": 2**28,
-            }
+            EpochRow(
+                epoch,
+                samples=STEPS * cell.global_batch,
+                train_loss=1 / epoch,
+                epoch_time_sec=STEPS * step_s,
+                throughput_samples_per_sec=cell.global_batch / step_s,
+                step_time_sec_median=step_s,
+                step_time_sec_p95=step_s,
+                compute_time_sec=0.75 * step_s,
+                load_balance=1.0,
+                comm_efficiency=0.9,
+                pop_parallel_efficiency=0.9,
+                cpu_util_avg=90.0,
+                **common,
+            )
         )
-        ranks += [
-            {
-                "epoch": epoch,
-                "rank": rank,
-                "local_rank": rank,
-                "host": "n1",
-                "device": "cpu",
-                "steps": STEPS,
-                "samples": STEPS * cell.per_gpu_batch,
-                "window_time_sec": STEPS * step_s,
-                "step_time_sec": step_s,
-                **parts,
-                "comm_wait_time_sec": 0.0,
-                "peak_mem_bytes": 2**28,
-            }
-            for rank in range(cell.world_size)
-        ]
-        steps += [
-            {"epoch": epoch, "step": step, "step_time_sec": step_s, "slowest_rank": 0}
-            for step in range(1, STEPS + 1)
-        ]
-    folder.metrics_csv.write_text(table(METRICS_COLUMNS, _rounded(metrics)))
-    folder.ranks_csv.write_text(table(RANKS_COLUMNS, _rounded(ranks)))
-    folder.steps_csv.write_text(table(STEPS_COLUMNS, _rounded(steps)))
-
-
-def _rounded(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [
-        {name: format(value, ".12g") if isinstance(value, float) else value for name, value in row.items()}
-        for row in rows
-    ]
+        own = {
+            "samples": STEPS * cell.per_gpu_batch,
+            "window_time_sec": STEPS * step_s,
+            "step_time_sec": step_s,
+        }
+        ranks += [RankRow(epoch, rank, rank, "n1", "cpu", **own, **common) for rank in range(cell.world_size)]
+        steps += [StepRow(epoch, step, step_s, 0) for step in range(1, STEPS + 1)]
+    for path, rows in ((folder.metrics_csv, metrics), (folder.ranks_csv, ranks), (folder.steps_csv, steps)):
+        path.write_text(header(type(rows[0])) + csv_lines(rows))

@@ -48,7 +48,17 @@ def test_the_json_lists_the_first_cause_first(folder: Path, capsys: pytest.Captu
     content = json.loads(capsys.readouterr().out)
     first = content["causes"][0]
     assert (first["cause"], first["line"], first["path"]) == ("missing-srun", 2, "job.err")
-    assert set(first) == {"cause", "severity", "path", "line", "evidence", "explanation", "remedy", "share"}
+    assert set(first) == {
+        "cause",
+        "severity",
+        "path",
+        "line",
+        "evidence",
+        "explanation",
+        "facts",
+        "remedy",
+        "share",
+    }
 
 
 def test_a_log_without_a_known_cause_exits_with_three(

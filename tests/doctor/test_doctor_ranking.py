@@ -221,7 +221,7 @@ def test_a_log_may_be_a_path_an_open_file_lines_or_text(tmp_path: Path) -> None:
 def test_the_json_has_the_promised_keys() -> None:
     content = diagnose_text(f"{OOM}\n").as_json()
     assert list(content) == ["causes", "last_lines"]
-    keys = ["cause", "severity", "path", "line", "evidence", "explanation", "remedy", "share"]
+    keys = ["cause", "severity", "path", "line", "evidence", "explanation", "remedy", "share", "facts"]
     assert list(content["causes"][0]) == keys
     assert content["causes"][0]["evidence"] == OOM
     assert diagnose_text("hello\n").as_json()["last_lines"] == [{"path": "-", "line": 1, "text": "hello"}]

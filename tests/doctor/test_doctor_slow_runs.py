@@ -58,6 +58,8 @@ def test_a_slow_run_is_named_by_its_folder_and_exits_with_zero(results: Path, ta
     assert (cause["cause"], cause["severity"], cause["line"]) == ("data-loading", "slow", None)
     assert cause["share"] == pytest.approx(0.2, abs=1e-3)
     assert cause["path"] == f"results/slow/runs/{RUN}/attempt-1"
+    (fact,) = cause["facts"]
+    assert (fact["kind"], fact["values"]["share"]) == ("loading", pytest.approx(0.2, abs=1e-3))
     assert cause["evidence"] == "loading data takes 25.0 ms per step (20 %)"
 
 
@@ -67,7 +69,7 @@ def test_the_causes_of_a_study_are_those_of_all_its_cells(results: Path) -> None
     assert [cause["cause"] for cause in found["causes"]] == ["data-loading"]
     text = doctor("results/slow").stdout
     assert text.startswith("Study results/slow: completed\n\n")
-    assert "data-loading  20% of the step  results/slow/runs/n4x1-gloo-srun-b16-r1/attempt-1\n" in text
+    assert "data-loading  20 % of the step  results/slow/runs/n4x1-gloo-srun-b16-r1/attempt-1\n" in text
 
 
 @pytest.mark.parametrize("target", ["slow", RUN])

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.study.layout import METRICS_COLUMNS, RunFolder
+from bench.study.layout import RunFolder
+from bench.study.records import METRICS_COLUMNS
 from tests.analysis.figures import no_figure
 from tests.cluster.bed import Cluster
 from tests.cluster.containers import wait_for

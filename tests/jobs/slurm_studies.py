@@ -17,8 +17,9 @@ from typing import Any
 from bench.jobs.slurm.client import Slurm
 from bench.jobs.slurm.scheduler import SlurmScheduler
 from bench.plan import make_plan, write_plan
-from bench.study.layout import METRICS_COLUMNS, StudyFolder
+from bench.study.layout import StudyFolder
 from bench.study.plan_json import PlannedStudy, open_study
+from bench.study.records import METRICS_COLUMNS
 from tests.commands import command_line
 
 HEAD = """\

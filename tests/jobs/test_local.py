@@ -19,8 +19,9 @@ from bench.errors import BenchError
 from bench.jobs.local.scheduler import LocalScheduler
 from bench.jobs.scheduler import Callbacks
 from bench.plan import make_plan, write_plan
-from bench.study.layout import METRICS_COLUMNS, RANKS_COLUMNS, STEPS_COLUMNS, StudyFolder
+from bench.study.layout import StudyFolder
 from bench.study.plan_json import PlannedStudy, open_study
+from bench.study.records import METRICS_COLUMNS, RANKS_COLUMNS, STEPS_COLUMNS
 from bench.study.verify import verify_run
 
 MATRIX = """\

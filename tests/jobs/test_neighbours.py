@@ -29,7 +29,7 @@ def body(node: str, *, seconds: float = 5) -> str:
 
 
 def shown(run: dict[str, Any]) -> set[tuple[str, str, str]]:
-    return {(one["reason"], one["node"], one["value"]) for one in run["disturbed"]}
+    return {(one["kind"], *one["subject"], *one["values"]["jobs"]) for one in run["disturbed"]}
 
 
 def test_all_jobs_on_the_nodes_of_runs_are_found(tmp_path: Path, cluster: Cluster) -> None:
@@ -50,9 +50,9 @@ def test_all_jobs_on_the_nodes_of_runs_are_found(tmp_path: Path, cluster: Cluste
     finally:
         cluster.run(["scancel", job_id])
     assert [shown(run) for run in runs] == [
-        {("study-run", "n1", f"job {jobs[1]}")},
-        {("study-run", "n1", f"job {jobs[0]}")},
-        {("foreign-job", "n2", f"job {job_id}")},
+        {("study-run", "n1", jobs[1])},
+        {("study-run", "n1", jobs[0])},
+        {("foreign-job", "n2", job_id)},
         set(),
     ]
     (neighbour,) = runs[2]["neighbours"]

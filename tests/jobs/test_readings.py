@@ -14,7 +14,8 @@ import pytest
 from bench.facts import Fact
 from bench.jobs.outcome import missing_results
 from bench.matrix.cell import Cell
-from bench.study.layout import METRICS_COLUMNS, RunFolder
+from bench.study.layout import RunFolder
+from bench.study.records import METRICS_COLUMNS
 from bench.study.verify import verify_run
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -11,7 +11,7 @@ from bench.jobs.slurm import settlement
 from bench.jobs.slurm.client import Slurm
 from bench.jobs.slurm.parsing import AccountingRow, parse_accounting
 from bench.jobs.slurm.settlement import Settlement
-from bench.study.layout import METRICS_COLUMNS
+from bench.study.records import METRICS_COLUMNS
 from bench.study.run_json import new_attempt, read_run, write_run
 from tests.jobs.slurm_studies import Study, scripted_study
 

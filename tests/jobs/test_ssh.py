@@ -21,8 +21,9 @@ from bench.jobs.scheduler import Callbacks
 from bench.jobs.ssh import scheduler as ssh
 from bench.jobs.ssh.scheduler import SshScheduler
 from bench.plan import make_plan, write_plan
-from bench.study.layout import METRICS_COLUMNS, RunFolder
+from bench.study.layout import RunFolder
 from bench.study.plan_json import PlannedStudy, open_study
+from bench.study.records import METRICS_COLUMNS
 from tests.cluster.bed import Cluster
 from tests.cluster.containers import wait_for
 from tests.jobs.slurm_studies import Command, Study

@@ -87,6 +87,14 @@ CASES = {
         changed("tasks_per_node: [2]", "tasks_per_node: [2]\n  backend: [gloo, nccl]"),
         "m.yaml:6: backend nccl needs GPUs, but workload.device is cpu; use gloo, or device: cuda",
     ),
+    "no exchange of gradients between ranks": (
+        changed("nodes: [1, 2]", "nodes: [1]\n  strategy: [ddp, none]"),
+        "m.yaml:5: strategy none does not exchange gradients, so it needs one rank, not 2; exclude {nodes: 1, tasks_per_node: 2, strategy: none}, or use ddp",
+    ),
+    "no exchange of gradients in any cell": (
+        changed("nodes: [1, 2]", "nodes: [1]").replace("device: cpu", "device: cpu, strategy: none"),
+        "m.yaml:6: strategy none does not exchange gradients, so it needs one rank, not 2; exclude {nodes: 1, tasks_per_node: 2}, or use ddp",
+    ),
     "tf32 on cpu": (
         changed("tasks_per_node: [2]", "tasks_per_node: [2]\n  precision: [fp32, tf32]"),
         "m.yaml:6: precision tf32 is a mode of NVIDIA's GPUs, but workload.device is cpu; use fp32, or device: cuda",

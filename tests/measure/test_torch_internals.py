@@ -17,11 +17,11 @@ from torch.utils.data import DataLoader
 from bench.errors import BenchError
 from bench.measure import torch_internals
 from bench.measure.conditions import Conditions
-from bench.measure.environment import ddp_facts
 from bench.measure.exchange import StoreExchange
-from bench.measure.step_parts import HostClock, enable_ddp_timing, read_ddp_timing
+from bench.measure.step_parts import HostClock
 from bench.measure.torch_internals import GroupError
 from bench.record.attribution import Attribution
+from bench.workload.strategies.ddp import DdpParts
 
 CPU = torch.device("cpu")
 #: Keeps the process groups, because the destructor can hang (see bench/workload/rank.py).
@@ -116,7 +116,7 @@ def test_this_release_knows_the_parameters_that_a_step_does_not_use(group):
     model = DistributedDataParallel(parts, find_unused_parameters=True)
     for _ in range(3):
         train(model)
-    facts = ddp_facts(model)
+    facts = DdpParts(model).facts()["ddp"]
     known = 4 * 4 if torch.__version__ >= (2, 10) else None  # older releases add up the sizes of all steps
     assert (facts["find_unused_parameters"], facts["unused_parameter_bytes"]) == (True, known)
 
@@ -147,16 +147,16 @@ def test_without_the_log_of_ddp_a_step_has_no_parts(model, monkeypatch, name):
             found = getattr(self.plain, wanted)
             return (lambda: Without(found())) if wanted == "_get_ddp_logging_data" else found
 
-    enable_ddp_timing(model)
+    DdpParts(model).start()
     train(model)
-    assert read_ddp_timing(model) is not None
+    assert DdpParts(model).read() is not None
     if name == "logger":
         del model.logger
     elif name.startswith("_set"):
         monkeypatch.delattr(DistributedDataParallel, name)
     else:
         model.logger = Without(model.logger)
-    assert read_ddp_timing(model) is None
+    assert DdpParts(model).read() is None
     assert bool(torch_internals.ddp_texts(model)) == (name == "ints_map")
 
 

@@ -16,6 +16,7 @@ from bench.plan import Cost, continue_study, make_plan, write_plan
 from bench.shipped import find_matrix, shipped
 from bench.study.consistency import record_contradictions
 from bench.study.layout import RunFolder, StudyFolder
+from bench.words import words
 
 MATRIX = """\
 study: s
@@ -138,7 +139,7 @@ def test_an_option_that_an_earlier_version_did_not_have_is_no_change(tmp_path):
 
     def contradictions(own: dict) -> list[str]:
         run, attempt = {"state": "completed", "cell": own}, RunFolder(tmp_path)
-        return [*map(str, record_contradictions(run, {}, None, attempt=1, cell=cell, folder=attempt))]
+        return [*map(words, record_contradictions(run, {}, None, attempt=1, cell=cell, folder=attempt))]
 
     assert contradictions(old) == []
     assert len(contradictions({**old, "workload": {}})) > 10

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import csv
 import filecmp
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from bench.errors import BenchError
+from bench.matrix.models import read_specs
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = '''
@@ -31,12 +36,39 @@ def sample(options):
 
 SPEC = ModelSpec("one-layer", "classes", build, sample, options=("seq_len",))
 '''
+STRATEGY = """
+from torch import nn
+
+from .spec import Parts, Strategy
+
+
+class Counted(nn.Module):
+    calls = 0
+
+    def __init__(self, model, options):
+        super().__init__()
+        self.model = model
+
+    def forward(self, *inputs):
+        self.calls += 1
+        return self.model(*inputs)
+
+
+class CountedParts(Parts):
+    module = property(lambda parts: parts.model.model)
+
+    def facts(self):
+        return {"calls": self.model.calls}
+
+
+SPEC = Strategy("counted", title="a wrapper that counts its calls", wrap=Counted, parts=CountedParts)
+"""
 MATRIX = """
 study: own
 cluster: {executor: local}
-axes: {tasks_per_node: [1]}
+axes: {tasks_per_node: [1, 2]}
 scaling: [{mode: weak, per_gpu_batch: [2]}]
-workload: {device: cpu, model: one-layer, seq_len: 5, steps_per_epoch: 2, epochs: 1, warmup_steps: 3,
+workload: {device: cpu, model: one-layer, strategy: counted, seq_len: 5, steps_per_epoch: 2, epochs: 1, warmup_steps: 3,
            attribution_steps: 1, probe_steps: 0, sweep_time: 0}
 repeats: 1
 """
@@ -119,22 +151,58 @@ def run(folder: Path, *words: str) -> str:
     return done.stdout
 
 
-def test_a_model_is_one_file(copy):
+def changed_files(copy: Path) -> list[str]:
+    """Return the files of the program that a copy of it adds or changes."""
+    found = [path for path in copy.rglob("*.[pjt]*") if path.suffix != ".pyc"]
+    names = [
+        path.relative_to(copy) for path in found if path.relative_to(copy).parts[0] in ("bench", "analysis")
+    ]
+    same = [name for name in names if (ROOT / name).is_file() and filecmp.cmp(ROOT / name, copy / name)]
+    return sorted(map(str, {*names} - {*same}))
+
+
+def test_a_model_is_one_file_and_a_strategy_is_another(copy):
     (copy / "bench/workload/models/one_layer.py").write_text(MODEL)
+    (copy / "bench/workload/strategies/counted.py").write_text(STRATEGY)
+    assert changed_files(copy) == [
+        "bench/workload/models/one_layer.py",
+        "bench/workload/strategies/counted.py",
+    ]
     (copy / "own.yaml").write_text(MATRIX)
     assert '"one-layer"' in run(copy, "schema")
     run(copy, "run", "own")
-    (env_json,) = copy.glob("results/own/runs/*/attempt-1/env.json")
-    assert json.loads(env_json.read_text())["parameters"] == 5 * 3 + 3
+    for ranks, exposed, passes in ((1, "0", 0), (2, "", None)):  # what is not measured is empty
+        (env_json,) = copy.glob(f"results/own/runs/n1x{ranks}-*/attempt-1/env.json")
+        env = json.loads(env_json.read_text())
+        assert (env["parameters"], env["strategy"]) == (5 * 3 + 3, "counted")
+        (row,) = csv.DictReader(env_json.with_name("metrics.csv").read_text().splitlines())
+        assert env["calls"] - (2 + 2) in (3, 6, 9)  # both windows, after one to three rounds of warm-up
+        assert (float(row["forward_time_sec"]) > 0, row["comm_exposed_time_sec"]) == (True, exposed)
+        (window,) = json.loads(env_json.with_name("conditions.json").read_text())["windows"]
+        assert [rank["sync_passes"] for rank in window["ranks"]] == [passes] * ranks
     page = (copy / "results/own/report/index.html").read_text()
     assert "; model one-layer, on" in page
 
 
-def changed_files(copy: Path) -> list[str]:
-    """Return the files of the program that a copy of it adds or changes."""
-    files = [path.relative_to(copy) for path in (copy / "bench").rglob("*.[pj]*") if path.suffix != ".pyc"]
-    old = {path for path in files if (ROOT / path).is_file() and filecmp.cmp(copy / path, ROOT / path)}
-    return sorted(map(str, {*files} - old))
+@pytest.mark.parametrize(
+    ("spec", "found"),
+    [
+        ('SPEC: Strategy = Strategy(name="own", title="Own", wrap=wrap)', {"title": "Own"}),
+        ('SPEC = Strategy("own", title=TITLE)', None),
+        ('SPEC = copy(Strategy("own", title="Own"))', None),
+        ("", None),
+    ],
+)
+def test_a_spec_is_read_in_both_spellings_or_is_an_error(tmp_path, monkeypatch, spec, found):
+    monkeypatch.setattr("bench.matrix.models.__file__", str(tmp_path / "bench/matrix/models.py"))
+    file = tmp_path / "bench/workload/strategies/own.py"
+    file.parent.mkdir(parents=True)
+    file.write_text(spec)
+    if found:
+        assert list(read_specs("strategies", "title")) == [("own", "own", found)]
+        return
+    with pytest.raises(BenchError, match=f"{re.escape(str(file))}: no SPEC with name and title"):
+        list(read_specs("strategies", "title"))
 
 
 def test_a_scheduler_is_one_folder_and_one_entry(copy):
@@ -160,3 +228,53 @@ def test_a_scheduler_is_one_folder_and_one_entry(copy):
     header, row = (copy / "results/own/report/scaling.csv").read_text().splitlines()
     found = dict(zip(header.split(","), row.split(","), strict=True))
     assert (found["n"], float(found["throughput_samples_per_sec"])) == ("2", 22)
+
+
+COLUMN = """
+    rate_per_rank: Annotated[
+        float, Column("throughput per rank", "samples/s", _ALL, "Rank-rate", number)
+    ]
+"""
+
+
+WARNING = """
+odd-size.heading = "Odd size"
+odd-size.says = ["{ranks:rank} cannot be halved."]
+
+"""
+
+
+def test_a_column_and_a_warning_are_one_entry_each_and_the_line_that_computes_it(copy):
+    """The column is then in the CSV file, on the page, in Markdown, LaTeX and the proposal."""
+    add(copy / "analysis/stats/columns.py", COLUMN, before="    series_place: Annotated")
+    computed = "            row.rate_per_rank = row.rate / row.gpus\n"
+    add(copy / "analysis/stats/scaling.py", computed, before="            row.mode = _regime(")
+    add(copy / "bench/words.toml", WARNING, before="# -- disturbances\n")
+    found = (
+        '        *(_warning("odd-size", [row.cell_id], ranks=row.gpus) for row in rows if row.gpus == 3),\n'
+    )
+    add(copy / "analysis/checks/validity.py", found, before="        *_shared_cores(envs),\n")
+    assert changed_files(copy) == [
+        "analysis/checks/validity.py",
+        "analysis/stats/columns.py",
+        "analysis/stats/scaling.py",
+        "bench/words.toml",
+    ]
+    table = copy / "t.csv"
+    table.write_text("gpus,global_batch,throughput\n1,66,100\n3,66,264\n")
+    shown = json.loads(run(copy, "report", str(table), "--output", str(copy), "--proposal", "--json"))
+    (warning,) = [one for one in shown["validity"] if one["code"] == "odd-size"]
+    assert (warning["severity"], warning["values"]) == ("warning", {"ranks": 3})
+    with (copy / "t-report/scaling.csv").open() as file:
+        assert [float(row["rate_per_rank"]) for row in csv.DictReader(file)] == [100, 88]
+    for name in ("index.html", "scaling.md", "scaling.tex", "proposal.md", "proposal.tex"):
+        text = (copy / "t-report" / name).read_text()
+        assert "88.00" in text, name
+        assert "Rank-rate" in text, name
+        assert ("3 ranks cannot be halved." in text) == ("scaling" not in name), name
+
+
+def add(file: Path, text: str, *, before: str) -> None:
+    """Insert a text before the only place of another one."""
+    start, end = file.read_text().split(before)
+    file.write_text(f"{start.rstrip(' ')}{text}{before}{end}")

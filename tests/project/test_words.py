@@ -22,7 +22,7 @@ from bench.words import _words, sentence, words
                     {"hosts": ["n3"], "cores": 64, "cores_per_rank": [1, 2], "quota": 1.5},
                 ]
             },
-            "n1, n2: 64 cores, 2 per rank, no quota; n3: 64 cores, 1 or 2 per rank, a quota of 1.5",
+            "n1 and n2: 64 cores, 2 per rank, no quota; n3: 64 cores, 1 or 2 per rank, a quota of 1.5",
         ),
         (
             "option-ignored",
@@ -54,10 +54,32 @@ def test_one_and_several_have_words_of_their_own(kind, values, expected):
 
 @pytest.mark.parametrize("value", [None, 7, 1.5, float("nan"), "x", [], [7], [None], {"a": 1}])
 def test_values_of_another_type_are_written_as_they_are(value):
-    for kind, texts in _words().items():
+    for kind, texts in [(kind, texts) for kind, texts in _words().items() if "says" in texts]:
         names = {name for text in texts["says"] for _, name, _, _ in Formatter().parse(text) if name}
         written = words(Fact(kind, values=dict.fromkeys(names, value)))
         assert "{" not in written or "{'a': 1}" in written
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "expected"),
+    [
+        ("of a later version", {"hosts": ["n1"] * 20_000}, f"hosts {str(['n1'] * 20)[:37]}..."),
+        ("of a later version", dict.fromkeys(range(20_000), 0), "7 0 and 19992 more"),
+        ("study-run", {"jobs": [*range(20_000)]}, "(job 0, 1, 2, 3, 4, 5, 6, 7, 8, 9 and 19990 more)"),
+        ("study-run", {"jobs": "n1"}, "jobs n1"),
+        ("shared-cores", {"ranks": 2, "cores": 1, "core_ids": [0], "machines": ["n1"]}, "machines ['n1']"),
+        ("parts-not-measured", {"titles": "FSDP1"}, "titles FSDP1"),
+    ],
+)
+def test_long_lists_are_shortened_and_a_text_is_not_a_list(kind, values, expected):
+    assert words(Fact(kind, values=values)).endswith(expected)
+
+
+def test_facts_that_are_nested_too_deeply_are_written_as_they_are():
+    nested = Fact("link-errors")
+    for _ in range(140):
+        nested = Fact("left-out", values={"facts": [nested.as_json()]})
+    assert "disturbed by facts [{'kind': 'left-out'" in words(nested)
 
 
 def test_facts_are_read_as_they_were_written_and_others_are_left_out():

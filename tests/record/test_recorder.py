@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy
 from bench.record import Recorder, RecorderError
 from bench.record.recorder import batch_size
 from bench.record.session import Launch, launch_from, recording_folder
-from bench.study.layout import METRICS_COLUMNS, RANKS_COLUMNS, STEPS_COLUMNS
+from bench.study.records import METRICS_COLUMNS, RANKS_COLUMNS, STEPS_COLUMNS
 from tests.record import loops
 from tests.workload.conftest import Finished, torchrun_env
 
@@ -51,11 +51,7 @@ def value(row: dict[str, str], part: str) -> float:
 def test_three_lines_leave_the_run_folder_of_the_built_in_workload(three_lines):
     done = three_lines
     metrics, ranks, steps = (done.table(name) for name in ("metrics", "ranks", "steps"))
-    assert (tuple(metrics[0]), tuple(ranks[0]), tuple(steps[0])) == (
-        METRICS_COLUMNS,
-        RANKS_COLUMNS,
-        STEPS_COLUMNS,
-    )
+    assert [*map(tuple, (metrics[0], ranks[0], steps[0]))] == [METRICS_COLUMNS, RANKS_COLUMNS, STEPS_COLUMNS]
     assert [(row["epoch"], row["steps"], row["samples"]) for row in metrics] == [
         ("1", "5", "80"),
         ("2", "5", "80"),

@@ -7,13 +7,9 @@ from dataclasses import replace
 import pytest
 
 from bench.measure import step_parts
-from bench.measure.step_parts import (
-    BackwardReading,
-    disable_ddp_timing,
-    enable_ddp_timing,
-    read_ddp_timing,
-)
+from bench.measure.step_parts import BackwardReading
 from bench.measure.torch_internals import set_ddp_sample_rate
+from bench.workload.strategies.ddp import DdpParts
 from tests.simulated_gpu.device import Costs, Link, Rank, World, install
 from tests.simulated_gpu.training import Ddp, Model, Optimizer
 
@@ -55,7 +51,7 @@ def alone(program, link=LINK):
 def test_the_replay_reproduces_recorded_steps():
     def program(rank: Rank) -> list[tuple[float, dict[str, int]]]:
         model = Ddp(rank, MODEL)
-        disable_ddp_timing(model)
+        DdpParts(model).stop()
         rows = []
         for _ in range(16):
             loss = model()
@@ -79,14 +75,14 @@ def test_the_replay_reproduces_recorded_steps():
 
 def reading_of(model: Ddp, *, no_sync: bool = False) -> BackwardReading | None:
     """Train a step after twelve others, and read the logger."""
-    enable_ddp_timing(model)
+    DdpParts(model).start()
     for _ in range(12):
         model().backward()
     if no_sync:
         with model.no_sync():
             model().backward()
     model().backward()
-    return read_ddp_timing(model)
+    return DdpParts(model).read()
 
 
 @pytest.mark.parametrize("no_sync", [False, True])
@@ -115,7 +111,7 @@ def test_an_event_of_an_earlier_pass_is_not_measured(missing):
         assert reading_of(model) is not None
         model.reducer.missing = (missing,)
         model().backward()
-        return read_ddp_timing(model)
+        return DdpParts(model).read()
 
     assert alone(program, Link(0.0, 0.0)) is None
 
@@ -123,7 +119,7 @@ def test_an_event_of_an_earlier_pass_is_not_measured(missing):
 def test_without_sampling_the_host_runs_ahead_after_eleven_steps():
     def program(rank: Rank) -> list[float]:
         model = Ddp(rank, MODEL)
-        disable_ddp_timing(model)
+        DdpParts(model).stop()
         for _ in range(14):
             model().backward()
             Optimizer(MODEL).step()
@@ -139,7 +135,7 @@ def test_at_a_sampling_rate_of_four_the_values_are_of_every_fourth_step():
         set_ddp_sample_rate(model, 4)
         for _ in range(22):
             model().backward()
-            read_ddp_timing(model)
+            DdpParts(model).read()
             iterations.append(model.reducer.ints_map["iteration"])
         return iterations
 

@@ -9,15 +9,17 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from bench.matrix.workload import WorkloadOptions
 from bench.measure import step_parts
 from bench.measure.conditions import Meters
 from bench.measure.results import Window
 from bench.measure.step_parts import CudaClock, StepParts
 from bench.workload import probes, training
 from bench.workload.step_probes import StepReadings, time_buckets
+from bench.workload.strategies import ddp
 from bench.workload.training import Trainer, Windows
 from tests.simulated_gpu.device import Collectives, Costs, Link, Rank, World, install
-from tests.simulated_gpu.training import OPTIONS, Ddp, Feed, Model, Optimizer
+from tests.simulated_gpu.training import Ddp, Feed, Model, Optimizer
 
 DEVICE = torch.device("cuda", 0)
 #: The host launches a step in about half a millisecond.
@@ -34,12 +36,13 @@ SMALL = replace(MODEL, forward_s=0.2e-3, backward_s=0.3e-3, optimizer_s=0.1e-3, 
 @pytest.fixture(autouse=True)
 def cuda(monkeypatch):
     install(monkeypatch, step_parts, training, probes)
-    monkeypatch.setattr(training, "_optimizer", lambda model, options: Optimizer(model.work))
+    strategy = replace(ddp.SPEC, optimizer=lambda model, options: Optimizer(model.work))
+    monkeypatch.setattr(training, "strategy_of", lambda name: strategy)
 
 
 def trainer_of(rank: Rank, model: Model, **options) -> Trainer:
     """Return the trainer of the workload with a simulated model."""
-    return Trainer(Ddp(rank, model), Feed(model), OPTIONS.__class__(**{**vars(OPTIONS), **options}))
+    return Trainer(Ddp(rank, model), Feed(model), WorkloadOptions(**options))
 
 
 def windows_of(rank: Rank, model: Model, **options) -> Windows:
@@ -127,6 +130,12 @@ def test_the_clocks_are_read_while_the_device_is_busy():
         return busy
 
     assert World(2, link=HIDDEN, costs=FAST).run(program) == [[True], [True]]
+
+
+def test_a_strategy_whose_parts_cannot_be_timed_has_none(monkeypatch):
+    strategy = replace(training.strategy_of("ddp"), times_parts=False)
+    monkeypatch.setattr(training, "strategy_of", lambda name: strategy)
+    assert [window.parts for window in measured(MODEL, FAST, HIDDEN)] == [[]] * 4
 
 
 def test_the_probe_steps_find_the_time_of_each_bucket():

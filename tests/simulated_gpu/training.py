@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -248,7 +247,3 @@ class Optimizer:
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Do nothing."""
-
-
-#: Options of the workload that its trainer needs.
-OPTIONS = SimpleNamespace(grad_accum=1, precision="fp32", device="cuda", optimizer="sgd", learning_rate=0.1)

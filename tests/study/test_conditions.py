@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
+from bench.facts import Fact
 from bench.study.conditions import (
     FOREIGN_CPU_LIMIT,
-    Disturbance,
     Neighbours,
     Occupation,
-    Reason,
     assess,
     read_disturbances,
     summary,
 )
 from bench.study.layout import RunFolder
+from bench.words import words
 
 NOON = datetime(2026, 11, 22, 12, 0, tzinfo=UTC)
 ENV = {
@@ -67,12 +67,15 @@ def test_foreign_cpu_time_disturbs_above_the_limit_of_the_cores_in_use(tmp_path:
     )
     assert found(folder) == [
         {
-            "reason": "foreign-cpu",
-            "node": "n2",
-            "start": "2026-11-22T12:00:20Z",
-            "end": "2026-11-22T12:00:50Z",
-            "value": 0.15,
-            "limit": FOREIGN_CPU_LIMIT,
+            "kind": "foreign-cpu",
+            "subject": ["n2"],
+            "values": {
+                "start": "2026-11-22T12:00:20Z",
+                "end": "2026-11-22T12:00:50Z",
+                "share": 0.15,
+                "limit": FOREIGN_CPU_LIMIT,
+            },
+            "severity": "warning",
         }
     ]
 
@@ -95,7 +98,7 @@ def test_conditions_that_a_run_can_cause_itself_do_not_disturb_it(tmp_path: Path
 def test_a_slowdown_by_heat_within_a_window_disturbs(tmp_path: Path, before, after, expected) -> None:
     clocks = {"before": {"thermal_s": before}, "after": {"thermal_s": after}}
     shown = found(write(tmp_path, window(0, ranks=[{"rank": 0, "clocks": clocks}])))
-    assert [one["value"] for one in shown] == expected
+    assert [one for fact in shown for one in fact["values"]["slowdowns"]] == expected
 
 
 def test_slowdowns_of_gpus_and_errors_of_links_disturb(tmp_path: Path) -> None:
@@ -103,8 +106,9 @@ def test_slowdowns_of_gpus_and_errors_of_links_disturb(tmp_path: Path) -> None:
     net = {"crc_errors": 1, "infiniband": {"mlx5_0/1": {"symbol_error": 3}}}
     first = window(0, nodes=[{"node": "n1", "net": net}], ranks=[{"rank": 2, "clocks": clocks}])
     entries = found(write(tmp_path, first, window(20, nodes=[{"node": "n1", "net": {"crc_errors": 2}}])))
-    shown = [(one["reason"], one["node"], one["value"], one["limit"]) for one in entries]
-    assert shown == [("link-errors", "n1", 6, 0), ("gpu-slowdown", "n2", "hw_thermal_slowdown", None)]
+    errors, slowdown = ((one["kind"], *one["subject"], one["values"]) for one in entries)
+    assert (*errors[:2], errors[2]["errors"]) == ("link-errors", "n1", 6)
+    assert (*slowdown[:2], slowdown[2]["slowdowns"]) == ("gpu-slowdown", "n2", ["hw_thermal_slowdown"])
 
 
 def test_a_job_disturbs_only_if_it_is_there_during_a_window(tmp_path: Path) -> None:
@@ -114,25 +118,26 @@ def test_a_job_disturbs_only_if_it_is_there_during_a_window(tmp_path: Path) -> N
     during = job("4", 15, 35, "n1", "n2", of_study=True)
     running = job("5", 35, None, "n1")
     entries = found(folder, Neighbours([before, during, running]))
-    shown = [(one["reason"], one["node"], one["start"][-4:-1], one["end"][-4:-1]) for one in entries]
+    times = [(one["values"]["start"][-4:-1], one["values"]["end"][-4:-1]) for one in entries]
+    shown = [(one["kind"], *one["subject"], *own) for one, own in zip(entries, times, strict=True)]
     assert shown == [
         ("study-run", "n1", ":15", ":36"),
         ("study-run", "n2", ":15", ":36"),
         ("foreign-job", "n1", ":35", ":40"),
     ]
-    assert entries[0]["value"] == "job 4"
+    assert entries[0]["values"]["jobs"] == ["4"]
 
 
 def test_without_windows_a_job_disturbs_if_it_is_there_during_the_run(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
-    assert found(folder, Neighbours([job("1", 0, 8, "n1")]))[0]["reason"] == "foreign-job"
+    assert found(folder, Neighbours([job("1", 0, 8, "n1")]))[0]["kind"] == "foreign-job"
 
 
 def test_jobs_of_one_kind_on_a_node_are_one_entry(tmp_path: Path) -> None:
     jobs = [job(str(number), number, number + 5, "n1") for number in range(1, 13)]
     (entry,) = found(RunFolder(tmp_path), Neighbours(jobs))
-    assert entry["value"] == f"{', '.join(f'job {number}' for number in range(1, 11))} and 2 more"
-    assert (entry["start"], entry["end"]) == ("2026-11-22T12:00:01Z", "2026-11-22T12:00:18Z")
+    times = {"start": "2026-11-22T12:00:01Z", "end": "2026-11-22T12:00:18Z"}
+    assert entry["values"] == {**times, "jobs": [str(number) for number in range(1, 11)], "more_jobs": 2}
 
 
 def test_what_is_not_known_is_not_called_undisturbed(tmp_path: Path) -> None:
@@ -165,23 +170,34 @@ def test_a_broken_file_disturbs_nothing(tmp_path: Path, text: str) -> None:
     assert assess(RunFolder(tmp_path), start=None, end=None, neighbours=None).get("disturbed", []) == []
 
 
-def test_disturbances_are_read_as_they_were_written() -> None:
-    ones = (
-        Disturbance(Reason.FOREIGN_CPU, "n2", at(1), at(9.5), 0.31, 0.05),
-        Disturbance(Reason.STUDY_RUN, "n1", at(0), at(2), "job 5"),
-        Disturbance(Reason.GPU_SLOWDOWN, None, None, None, "hw_power_brake"),
+def test_disturbances_are_read_as_they_were_written_now_and_before() -> None:
+    times = {"start": "2026-11-22T12:00:01Z", "end": "2026-11-22T12:00:09Z"}
+    facts = (
+        Fact("foreign-cpu", ("n2",), {**times, "share": 0.31, "limit": 0.05}),
+        Fact("study-run", ("n1",), {**times, "jobs": ["5", "6"], "more_jobs": 2}),
+        Fact("gpu-slowdown", (), {"slowdowns": ["hw_power_brake", "thermal_slowdown"]}),
+        Fact("link-errors", ("n1",), {"errors": 3, "limit": 0}),
+        Fact("foreign-cpu", values={"share": "much", "limit": 1}),
     )
-    assert read_disturbances({"disturbed": [one.as_json() for one in ones]}) == ones
-    assert read_disturbances({}) is None
-    assert read_disturbances({"disturbed": ["x", {"reason": "moon"}]}) == ()
-    assert [str(one) for one in ones] == [
-        "CPU time of foreign processes (31% of the time of the cores in use, limit 5%) on n2 from 2026-11-22 12:00:01 to "
-        "12:00:09 UTC",
-        "another run of the study (job 5) on n1 from 2026-11-22 12:00:00 to 12:00:02 UTC",
-        "a slowdown of the GPU by its hardware or temperature (hw_power_brake)",
+    before = [
+        {"reason": "foreign-cpu", "node": "n2", **times, "value": 0.31, "limit": 0.05},
+        {"reason": "study-run", "node": "n1", **times, "value": "job 5, job 6 and 2 more", "limit": None},
+        {"reason": "gpu-slowdown", "node": None, "start": None, "value": "hw_power_brake, thermal_slowdown"},
+        {"reason": "link-errors", "node": "n1", "start": 7, "value": 3, "limit": 0},
+        {"reason": "foreign-cpu", "value": "much", "limit": 1},
     ]
-    without_limit = replace(ones[0], start=None, limit=None)
-    assert str(without_limit) == "CPU time of foreign processes (31% of the time of the cores in use) on n2"
-    assert summary([*ones[:2], replace(ones[1], node="n3")]) == (
-        "CPU time of foreign processes on n2; another run of the study on n1, n3"
+    assert read_disturbances({"disturbed": [one.as_json() for one in facts]}) == facts
+    assert read_disturbances({"disturbed": before}) == facts
+    assert read_disturbances({}) is None
+    assert read_disturbances({"disturbed": ["x", {"reason": "moon"}, {"kind": "shared-cores"}]}) == ()
+    assert [words(one) for one in facts] == [
+        "CPU time of foreign processes (31 % of the time of the cores in use, limit 5 %) on n2 from "
+        "2026-11-22T12:00:01Z to 2026-11-22T12:00:09Z",
+        "another run of the study (job 5, 6 and 2 more jobs) on n1 from 2026-11-22T12:00:01Z to 2026-11-22T12:00:09Z",
+        "a slowdown of the GPU by its hardware or temperature (hw_power_brake, thermal_slowdown)",
+        "CRC or symbol errors of the link (3) on n1",
+        "share much, limit 1",
+    ]
+    assert summary([*facts[:2], replace(facts[1], subject=("n3",))]) == (
+        "CPU time of foreign processes on n2; another run of the study on n1 and n3"
     )

@@ -9,7 +9,7 @@ import os
 import pytest
 
 from bench.errors import BenchError
-from bench.study.ledger import HaltWatch, Ledger, RunState, class_of_failure, submit_lock
+from bench.study.ledger import HaltWatch, Ledger, RunState, final_failure_class, submit_lock
 
 
 def test_the_last_attempt_of_a_run_counts(tmp_path):
@@ -152,4 +152,4 @@ def test_a_halt_is_seen_after_an_incomplete_line(tmp_path, torn):
     ],
 )
 def test_a_cause_in_the_logs_replaces_a_class_that_only_describes_the_exit_code(recorded, cause, shown):
-    assert class_of_failure(recorded, cause) == shown
+    assert final_failure_class(recorded, cause) == shown

@@ -18,7 +18,7 @@ from torch import nn
 
 from bench.matrix.workload import WorkloadOptions
 from bench.measure.environment import device_of
-from bench.measure.step_parts import StepTimer, enable_ddp_timing, read_ddp_timing
+from bench.measure.step_parts import StepTimer
 from bench.workload import mfu
 from bench.workload import rank as rank_module
 from bench.workload.__main__ import main
@@ -27,6 +27,7 @@ from bench.workload.models import DataShape
 from bench.workload.models.mlp import Mlp
 from bench.workload.rendezvous import launch_from
 from bench.workload.session import parse_arguments
+from bench.workload.strategies.ddp import DdpParts
 from bench.workload.training import Task, Trainer, build_task, wrap
 
 NAP_S = 0.04
@@ -267,8 +268,9 @@ def readings(argv: list[str]) -> int:
         threading.Thread(target=carry).start()
         return future
 
-    model.register_comm_hook(None, link)
-    enable_ddp_timing(model)
+    parts = DdpParts(model)
+    parts.hook_buckets(None, link)
+    parts.start()
     inputs, targets = torch.randn(64, 784), torch.randint(10, (64,))
     rows = []
     for _ in range(12):
@@ -279,7 +281,7 @@ def readings(argv: list[str]) -> int:
         began = time.perf_counter()
         loss.backward()
         took = time.perf_counter() - began
-        at_once = read_ddp_timing(model)
+        at_once = parts.read()
         rows.append(
             {
                 "compute_s": at_once.compute_s,
@@ -290,7 +292,7 @@ def readings(argv: list[str]) -> int:
         )
     with model.no_sync():
         model(inputs, targets).backward()
-    frozen = read_ddp_timing(model)
+    frozen = parts.read()
     if rank == 0:
         content = {"rows": rows, "frozen": frozen.compute_s == rows[-1]["compute_s"]}
         Path(parse_arguments(argv).run_dir, "readings.json").write_text(json.dumps(content))

@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 from analysis.checks.fabric import LARGE_BYTES, RingFit, fit_ring
-from analysis.checks.slow_ranks import in_part, late_nodes_of, stragglers
+from analysis.checks.slow_ranks import extent, late_nodes_of, stragglers
 from tests.workload.conftest import Finished, torchrun_env
 from tests.workload.scenarios import LINK_MS, NAP_S
 
@@ -67,12 +67,13 @@ def test_a_late_rank_is_named_with_its_host_and_the_cause(late_rank_run):
     assert list(found["rank"]) == [1]
     (late,) = found.to_dict("records")
     assert late["host"] == finished.env["hosts"][0]["host"]
-    assert late["part"] == "data loading"
+    assert late["part"] == "data"
     assert 0.8 * NAP_S < late["excess_sec"] < 1.5 * NAP_S
-    (words,) = late_nodes_of(found, ["two ranks"]).texts
-    assert words.startswith(f"rank 1 on {late['host']} takes ")
-    part = in_part(late["part"], late["part_share"])  # "mostly" if the machine delays other parts, too
-    assert words.endswith(f"of the step, {part}), in 1 of 1 run of two ranks")
+    fact = late_nodes_of(found, ["two ranks"])
+    assert fact.subject == ("two ranks",)
+    (part,) = fact.values["late"][0]["parts"]
+    assert (part["rank"], part["host"], part["part"]) == (1, late["host"], "data")
+    assert part["extent"] == extent(late["part_share"])  # "most" if the machine delays other parts, too
     # The step loses its time to the wait for the late rank, not to communication itself.
     rows = finished.table("metrics")
     wait = median(number(row, "comm_wait_time_sec") for row in rows)

@@ -237,5 +237,5 @@ def test_only_with_nccl_all_reduces_are_queued_on_the_device(monkeypatch, backen
     request = SimpleNamespace(options=WorkloadOptions(), backend=backend)
     session = SimpleNamespace(request=request, device=torch.device("cpu"))
     trainer = SimpleNamespace(model=torch.nn.Linear(2, 2))
-    found = probes.Probes(session, SimpleNamespace(world_size=2), trainer, None)._sweep([24], 1e12)
+    found = probes.Probes(session, SimpleNamespace(world_size=2), trainer)._sweep([24], 1e12)
     assert found == ((queues, largest_mib), None)

@@ -17,6 +17,7 @@ HEAD = ["--run-dir", "a run", "--backend", "gloo", "--per-gpu-batch", "22"]
 VALUES = {
     "device": st.sampled_from(["cuda", "cpu"]),
     "model": st.sampled_from(["mlp", "convnet", "resnet50", "transformer", "traffic"]),
+    "strategy": st.sampled_from(["ddp", "none"]),
     "parameters": st.none() | st.integers(1_000, 10**12),
     "seq_len": st.integers(2, 1_000_000),
     "image_size": st.integers(32, 4096),
@@ -68,7 +69,7 @@ def test_words_survive_a_shell_once_they_are_quoted(values):
 
 def test_every_option_is_written_but_for_what_is_unset():
     words = to_arguments(WorkloadOptions(epochs=5, compile=True, learning_rate=4).model_dump())
-    unset = [name for name, field in WorkloadOptions.model_fields.items() if field.default is None]
+    unset = [name for name, field in WorkloadOptions.model_fields.items() if field.default in (None, "ddp")]
     assert len(words) == 2 * (len(WorkloadOptions.model_fields) - len(unset))
     given = dict(zip(words[::2], words[1::2], strict=True))
     assert not {"--parameters", "--bucket-cap-mb"} & given.keys()

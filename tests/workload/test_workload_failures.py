@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from bench.measure.node import host_name
-from bench.study.layout import METRICS_COLUMNS
+from bench.study.records import METRICS_COLUMNS
 from bench.workload.failures import known_reason
 from tests.workload.conftest import QUICK, torchrun_env, wait_for
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from bench.measure.results import pop_efficiencies
-from bench.study.layout import METRICS_COLUMNS, RANKS_COLUMNS, STEPS_COLUMNS
+from bench.study.records import METRICS_COLUMNS
 from tests.workload.conftest import QUICK, torchrun_env
 from tests.workload.scenarios import NAP_S
 
@@ -36,12 +36,6 @@ def plain(server, tmp_path_factory):
     )
     more = "--epochs 2 --warmup-steps 4 --attribution-steps 8 --val-steps 2 --checkpoint true"
     return server.start(folder, [*words.split(), *more.split()], torchrun_env(2)).finish().succeeded()
-
-
-def test_the_tables_have_exactly_the_promised_columns(plain):
-    for name, columns in (("metrics", METRICS_COLUMNS), ("ranks", RANKS_COLUMNS), ("steps", STEPS_COLUMNS)):
-        head = (plain.folder / f"{name}.csv").read_text().splitlines()[0]
-        assert head == ",".join(columns)
 
 
 def test_every_row_is_there(plain):
@@ -101,6 +95,20 @@ def test_the_parts_make_up_the_step_within_three_percent_on_every_rank(plain):
         left[row["rank"]].append(abs(parts[-1]) / step)
     # One window of two is enough: another process may take the core between two timers.
     assert all(min(shares) <= 0.03 for shares in left.values()), left
+
+
+def test_without_a_wrapper_a_rank_has_parts_but_no_communication(server, tmp_path):
+    words = ["--per-gpu-batch", "4", *QUICK, "--strategy", "none", "--grad-accum", "2", "--probe-steps", "2"]
+    run = server.start(tmp_path / "alone", [*words, "--checkpoint", "true"], torchrun_env(1)).finish()
+    for row in run.succeeded().table("ranks"):
+        parts = [number(row, f"{part}_time_sec") for part in PARTS]
+        assert sum(parts) == pytest.approx(number(row, "step_time_sec"), rel=1e-6)
+        assert [part > 0 for part in parts[:-1]] == [True, True, True, False, True]
+    probes = json.loads((run.folder / "probes.json").read_text())
+    assert (probes["bucket_bytes"], probes["reasons"]["steps"]) == ([], "strategy none has no buckets")
+    failed = server.start(tmp_path / "two", words, torchrun_env(2)).finish()
+    assert 1 in failed.codes
+    assert "--strategy none does not exchange gradients; start one rank" in failed.err[0]
 
 
 def test_pop_efficiencies_follow_from_the_ranks(plain):

@@ -201,7 +201,7 @@ def test_hosts_of_one_machine_share_its_cores():
 def test_threads_that_outnumber_the_cores_of_a_mask_are_named_with_the_values():
     ranks = [facts(rank, f"n{rank // 2}", cores=[0, 1, 2, 3], threads=4) for rank in range(12)]
     assert core_words(ranks) == [
-        "shared-cores: 8 threads of 2 ranks share 4 cores (0-3) on each of n0, n1, n2, n3 and 2 more:"
+        "shared-cores: 8 threads of 2 ranks share 4 cores (0-3) on each of n0, n1, n2 and 3 more:"
         " set cluster.cpus_per_task or OMP_NUM_THREADS to 2 or less"
     ]
     assert core_words([facts(rank, "n0", cores=[2 * rank, 2 * rank + 1], threads=2) for rank in (0, 1)]) == []
@@ -210,7 +210,7 @@ def test_threads_that_outnumber_the_cores_of_a_mask_are_named_with_the_values():
 def test_nodes_that_differ_in_cores_masks_or_quotas_are_named_with_the_values():
     ranks = [facts(0, "n1"), facts(1, "n2", cores=[2, 3]), facts(2, "n3", quota=1.5)]
     assert core_words(ranks) == [
-        "unequal-nodes: n1, n2: 64 cores, 2 per rank, no quota; n3: 64 cores, 2 per rank, a quota of 1.5"
+        "unequal-nodes: n1 and n2: 64 cores, 2 per rank, no quota; n3: 64 cores, 2 per rank, a quota of 1.5"
     ]
     ranks = [facts(0, "n1", cores=[0, 1, 2], threads=2), facts(1, "n2", node_cores=32, threads=2)]
     assert core_words(ranks) == [
@@ -260,35 +260,11 @@ def test_env_json_says_what_ran(run_ranks):
     ]
     finished = run_ranks("--epochs", "1", "--launcher", "srun", environments=environments).succeeded()
     env = finished.env
-    assert list(env) == [
-        "schema",
-        "bench_version",
-        "torch",
-        "python",
-        "cuda",
-        "nccl",
-        "device_name",
-        "device_memory_bytes",
-        "device",
-        "backend",
-        "world_size",
-        "launcher",
-        "joined",
-        "hosts",
-        "cores",
-        "transport",
-        "threads_per_rank",
-        "env",
-        "slurm",
-        "workload",
-        "per_gpu_batch",
-        "global_batch",
-        "parameters",
-        "gradient_bytes",
-        "ddp",
-        "flops",
-        "facts",
-    ]
+    assert " ".join(env) == (
+        "schema bench_version torch python cuda nccl device_name device_memory_bytes device backend world_size "
+        "launcher joined hosts cores transport threads_per_rank env slurm workload per_gpu_batch global_batch "
+        "parameters gradient_bytes flops ddp facts"
+    )
     assert env["env"]["NCCL_ALGO"] == "Ring"
     assert "hidden" not in str(env)
     assert env["gradient_bytes"] == 4 * env["parameters"]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import numpy as np
-import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter
 
@@ -29,8 +28,10 @@ from analysis.report.figures.drawing import (
     finish,
     part_keys,
 )
-from analysis.report.words import WORDS
-from analysis.text import count, fraction, known, one_line, percent, seconds
+from analysis.report.words import CAPTIONS
+from analysis.stats.columns import ScalingRow, by_series
+from analysis.text import one_line
+from bench.units import count, fraction, known, percent, seconds
 
 #: The parts of a bar of the step time in the order of stacking.
 STEP_PARTS = {name: part for name, part in PARTS.items() if name != "compute"}
@@ -49,7 +50,7 @@ _PARTS = {
 
 
 def bars_draft(
-    selection: Selection,
+    selection: Selection[ScalingRow],
     *,
     kind: str,
     subject: str,
@@ -68,43 +69,36 @@ def bars_draft(
         labels=selection.labels,
         shared=selection.shared,
         description=description,
-        caption=WORDS["captions"][kind],
+        caption=CAPTIONS[kind],
         left_out=list(selection.left_out),
         height_in=0.28 * (len(rows) + headings) + 0.75,
         view=view,
         legend=legend,
-        left_in=1.2 if rows.duplicated(["series", "gpus"]).any() else 0.78,
+        left_in=0.78 if len({(row.series, row.gpus) for row in rows}) == len(rows) else 1.2,
         with_axis=False,
     )
 
 
 def draw_rows(
-    axes: Axes,
-    rows: pd.DataFrame,
-    *,
-    labels: Mapping[str, str],
-    bar: Callable[[float, dict[Hashable, Any], str], Tips],
+    axes: Axes, selection: Selection[ScalingRow], bar: Callable[[float, ScalingRow, str], Tips]
 ) -> Tips:
     """Draw each row, series by series, with the sizes as tick labels.
 
-    ``rows`` have ``series, gpus, nodes, gpus_per_node`` and the columns that ``bar`` needs. ``labels`` maps
-    the series, in order, to their names, which are drawn as headings if there are several. ``bar`` draws one
-    row, given its vertical position, the row and its name, and returns the row's tips.
+    If there are several series, their names are drawn as headings. ``bar`` draws one row, given its vertical
+    position, the row and its name, and returns the row's tips.
     """
     tips: Tips = {}
     names: dict[float, str] = {}
     place = 0.0
-    for series, label in labels.items():
-        own = rows[rows["series"] == series]
-        if not len(own):
-            continue
-        if len(labels) > 1:
+    for series, own in by_series(selection.rows).items():
+        label = selection.labels[series]
+        if len(selection.labels) > 1:
             # The transform places the text at the panel's edge, independent of the limits of the axis.
             axes.text(0, place, label, transform=axes.get_yaxis_transform(), **HEADING)
             place += 0.85
-        several = own["gpus"].duplicated(keep=False)
-        for row, ambiguous in zip(own.to_dict("records"), several, strict=True):
-            names[place] = with_layout(row) if ambiguous else ranks(row)
+        sizes = Counter(row.gpus for row in own)
+        for row in own:
+            names[place] = with_layout(row) if sizes[row.gpus] > 1 else ranks(row)
             tips |= bar(place, row, f"{label}\n{names[place]}")
             place += 1
         place += 0.25
@@ -135,45 +129,43 @@ def draw_part(
 # -- parts of the step ----------------------------------------------------------------
 
 
-def split_rows(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows for which all parts of the step are known, with the sum of the parts as ``total_s``.
+def split(row: ScalingRow) -> dict[str, float]:
+    """Return the seconds of each part of a row's step, by the names of STEP_PARTS; empty if one is unknown.
 
     ``other`` may be slightly negative, because timers overlap by microseconds; it is drawn as 0. If waiting
     is not known, ``transfer`` contains all exposed communication.
     """
-    frame = rows.copy()
-    frame["transfer"] = frame["transfer"].fillna(frame["exposed"])
-    names = list(STEP_PARTS)
-    required = [name for name in names if name != "wait"]
-    frame = frame[frame[required].notna().all(axis=1)]
-    frame[names] = frame[names].clip(lower=0)
-    frame["total_s"] = frame[names].sum(axis=1)
-    return frame[frame["total_s"] > 0]
+    parts = {name: float(getattr(row, name)) for name in STEP_PARTS}
+    parts |= {} if known(row.transfer) else {"transfer": row.exposed}
+    parts |= {} if known(row.wait) else {"wait": 0.0}
+    if not all(map(known, parts.values())) or not any(value > 0 for value in parts.values()):
+        return {}
+    return {name: max(value, 0.0) for name, value in parts.items()}
 
 
-def split_figure(selection: Selection, *, shares: bool = False) -> Drawing:
-    """Draw the parts of the step as times or as shares; the selection's rows come from :func:`split_rows`."""
-    rows = selection.rows
-    largest = rows.sort_values("gpus", kind="stable").iloc[-1]
-    exposed = (largest["transfer"] + np.nan_to_num(largest["wait"])) / largest["total_s"]
+def split_figure(selection: Selection[ScalingRow], *, shares: bool = False) -> Drawing:
+    """Draw the parts of the step as times or as shares; :func:`split` knows those of each row."""
+    splits = [split(row) for row in selection.rows]
+    largest, parts = max(zip(selection.rows, splits, strict=True), key=lambda pair: pair[0].gpus)
+    exposed = (parts["transfer"] + parts["wait"]) / sum(parts.values())
+    shown = {name: part for name, part in STEP_PARTS.items() if any(own[name] > 0 for own in splits)}
     draft = bars_draft(
         selection,
         kind="shares" if shares else "step",
         subject="Shares of the step time" if shares else "Parts of the step time",
         view="Shares" if shares else "Step time",
         description=(
-            f"Stacked bars of {count(len(rows), 'cell')}. At {ranks(largest)} "
+            f"Stacked bars of {count(len(splits), 'cell')}. At {ranks(largest)} "
             f"{percent(exposed)} of the step is exposed communication."
         ),
-        legend=part_keys({name: part for name, part in STEP_PARTS.items() if (rows[name] > 0).any()}),
+        legend=part_keys(shown),
     )
-    return finish(draft, lambda axes: _draw_split(axes, rows, labels=selection.labels, shares=shares))
+    longest = 1.0 if shares else max(sum(own.values()) for own in splits)
+    return finish(draft, lambda axes: _draw_split(axes, selection, longest=longest, shares=shares))
 
 
-def _draw_split(axes: Axes, rows: pd.DataFrame, *, labels: dict[str, str], shares: bool) -> Tips:
-    longest = 1.0 if shares else float(rows["total_s"].max())
-    bar = partial(_draw_split_bar, axes, longest=longest, shares=shares)
-    tips = draw_rows(axes, rows, labels=labels, bar=bar)
+def _draw_split(axes: Axes, selection: Selection[ScalingRow], *, longest: float, shares: bool) -> Tips:
+    tips = draw_rows(axes, selection, partial(_draw_split_bar, axes, longest=longest, shares=shares))
     axes.set(xlim=(0, 1.16 * longest))
     if shares:
         axes.set_xlabel("Share of the step's time")
@@ -195,19 +187,18 @@ def set_time_axis(axes: Axes, longest: float) -> None:
 
 
 def _draw_split_bar(
-    axes: Axes, place: float, row: dict[Hashable, Any], name: str, *, longest: float, shares: bool
+    axes: Axes, place: float, row: ScalingRow, name: str, *, longest: float, shares: bool
 ) -> Tips:
-    tips = {}
-    left, total = 0.0, row["total_s"]
+    tips, parts = {}, split(row)
+    left, total = 0.0, sum(parts.values())
     unit = total if shares else 1.0
-    for key, part in STEP_PARTS.items():
-        value = row[key]
+    for key, value in parts.items():
         if not value > 0:
             continue
-        gid = f"{key}@{place:.2f}"
+        gid, part = f"{key}@{place:.2f}", STEP_PARTS[key]
         draw_part(axes, place, value / unit, left=left, part=part, gid=gid)
         text = f"{name}, {part.words}: {seconds(value)}, {percent(value / total, decimals=1)} of the step"
-        tips[gid] = [Tip(text, row["cell_id"])]
+        tips[gid] = [Tip(text, row.cell_id)]
         left += value / unit
     end = left + 0.015 * longest
     axes.text(end, place, seconds(total), va="center", ha="left", fontsize="small", color=Colour.MUTED)
@@ -217,74 +208,88 @@ def _draw_split_bar(
 # -- work and waiting by rank ---------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Panel:
+    """The bars of a cell: its ranks, or its nodes if it has too many ranks.
+
+    ``bars`` have the attributes of the rows of :class:`analysis.checks.slow_ranks.RankMeans`.
+    """
+
+    cell_id: str
+    balance: float | None
+    bars: list[Any]
+
+    def words(self, limit: int) -> str:
+        """Return the cell and its load balance."""
+        return f"{one_line(self.cell_id, limit=limit)}, load balance {fraction(self.balance, decimals=2)}"
+
+
 def ranks_figure(means: RankMeans, *, balance: Mapping[str, float]) -> Drawing:
     """Draw work and waiting: a bar per rank, or per node if there are too many ranks."""
-    panels, left_out = _panels(means)
-    late = pd.concat(panels).loc[lambda rows: rows["late"]].sort_values("beyond")
-    longest = f"{_rank_name(late.iloc[-1])} works longest" if len(late) else "no rank is late"
-    cells = ", ".join(
-        f"{one_line(panel['cell_id'].iloc[0], limit=80)} (load balance {_balance(panel, balance)})"
-        for panel in panels
-    )
+    panels, left_out = _panels(means, balance)
+    bars = [bar for panel in panels for bar in panel.bars]
+    late = max((bar for bar in bars if bar.late), key=lambda bar: bar.beyond, default=None)
+    longest = f"{_rank_name(late)} works longest" if late else "no rank is late"
+    cells = "; ".join(panel.words(80) for panel in panels)
     draft = Draft(
         name="ranks",
         subject="Work and waiting by rank",
         topic="ranks",
         description=f"Stacked bars of the ranks of {cells}: {longest}.",
-        caption=WORDS["captions"]["ranks"].format(limit=percent(LATE_FROM)),
+        caption=CAPTIONS["ranks"].format(limit=percent(LATE_FROM)),
         left_out=left_out,
-        height_in=0.21 * (sum(map(len, panels)) + 1.4 * len(panels)) + 0.75,
-        legend=part_keys(
-            {n: part for n, part in _PARTS.items() if any((panel[n] > 0).any() for panel in panels)}
-        ),
+        height_in=0.21 * (len(bars) + 1.4 * len(panels)) + 0.75,
+        legend=part_keys({n: part for n, part in _PARTS.items() if any(getattr(b, n) > 0 for b in bars)}),
         left_in=_LEFT_IN,
         with_axis=False,
     )
-    return finish(draft, lambda axes: _draw(axes, panels, balance))
+    return finish(draft, lambda axes: _draw(axes, panels))
 
 
-def _balance(panel: pd.DataFrame, balance: Mapping[str, float]) -> str:
-    return fraction(balance.get(str(panel["cell_id"].iloc[0])), decimals=2)
-
-
-def _panels(means: RankMeans) -> tuple[list[pd.DataFrame], list[str]]:
-    """Return the rows of each cell that fit into the figure, and texts about what is left out."""
+def _panels(means: RankMeans, balance: Mapping[str, float]) -> tuple[list[Panel], list[str]]:
+    """Return the bars of each cell that fit into the figure, and texts about what is left out."""
     panels, left_out = [], []
-    room = MAX_BARS // means.by_rank["cell_id"].nunique()
-    for cell_id, own in means.by_rank.groupby("cell_id", sort=False):
-        panel = own.sort_values("rank", kind="stable")
-        if len(panel) > room:
-            left_out.append(f"{count(len(panel), 'rank')} of {one_line(cell_id, limit=60)} drawn by node")
-            panel = means.by_host[means.by_host["cell_id"] == cell_id]
-        if len(panel) > room:
-            left_out.append(f"the {room} slowest of {count(len(panel), 'node')} drawn")
-            panel = panel.sort_values("beyond", ascending=False, kind="stable").head(room)
-        panels.append(panel)
+    ranks: list[Any] = list(means.by_rank.itertuples(index=False))
+    hosts: list[Any] = list(means.by_host.itertuples(index=False))
+    cells = list(dict.fromkeys(rank.cell_id for rank in ranks))
+    room = MAX_BARS // len(cells)
+    for cell_id in cells:
+        bars = sorted((rank for rank in ranks if rank.cell_id == cell_id), key=lambda rank: rank.rank)
+        if len(bars) > room:
+            left_out.append(f"{count(len(bars), 'rank')} of {one_line(cell_id, limit=60)} drawn by node")
+            bars = [host for host in hosts if host.cell_id == cell_id]
+        if len(bars) > room:
+            left_out.append(f"the {room} slowest of {count(len(bars), 'node')} drawn")
+            bars = sorted(bars, key=lambda bar: -bar.beyond)[:room]
+        panels.append(Panel(cell_id, balance.get(cell_id), bars))
     return panels, left_out
 
 
-def _rank_name(row: Mapping[Hashable, Any] | pd.Series) -> str:
-    host = one_line(row["host"], limit=40)
-    return f"rank {int(row['rank'])} on {host}" if "rank" in row and pd.notna(row["rank"]) else host
+def _rank(bar: Any) -> int | None:
+    """Return the rank of a bar; None for the bar of a node."""
+    return int(bar.rank) if hasattr(bar, "rank") else None
 
 
-def _draw(axes: Axes, panels: Sequence[pd.DataFrame], balance: Mapping[str, float]) -> Tips:
+def _rank_name(bar: Any) -> str:
+    host, rank = one_line(bar.host, limit=40), _rank(bar)
+    return host if rank is None else f"rank {rank} on {host}"
+
+
+def _draw(axes: Axes, panels: Sequence[Panel]) -> Tips:
     tips: Tips = {}
     ticks, names = [], []
     place = 0.0
-    widest = max(float(panel["step"].max()) for panel in panels)
+    widest = max(float(bar.step) for panel in panels for bar in panel.bars)
     # Headings begin at the figure's edge, because names of cells are long.
     outside = -(_LEFT_IN - 0.04) / (WIDTH_IN * axes.get_position().width)
     for panel in panels:
-        cell = one_line(panel["cell_id"].iloc[0], limit=36)
-        heading = f"{cell}, load balance {_balance(panel, balance)}"
-        axes.text(outside, place, heading, transform=axes.get_yaxis_transform(), **HEADING)
+        axes.text(outside, place, panel.words(36), transform=axes.get_yaxis_transform(), **HEADING)
         place += 0.95
-        for row in panel.to_dict("records"):
-            tips.update(_draw_bar(axes, place, row))
+        for bar in panel.bars:
+            tips.update(_draw_bar(axes, place, bar))
             ticks.append(place)
-            label = f"{int(row['rank'])} · " if "rank" in row and pd.notna(row["rank"]) else ""
-            names.append(f"{label}{one_line(row['host'], limit=14)}{' ◀' if row['late'] else ''}")
+            label = "" if _rank(bar) is None else f"{_rank(bar)} · "
+            names.append(f"{label}{one_line(bar.host, limit=14)}{' ◀' if bar.late else ''}")
             place += 1
         place += 0.45
     axes.set_yticks(ticks, names, fontsize="small")
@@ -294,20 +299,18 @@ def _draw(axes: Axes, panels: Sequence[pd.DataFrame], balance: Mapping[str, floa
     return tips
 
 
-def _draw_bar(axes: Axes, place: float, row: dict[Hashable, Any]) -> Tips:
+def _draw_bar(axes: Axes, place: float, bar: Any) -> Tips:
     tips = {}
     left = 0.0
-    excess = (
-        f"{percent(abs(row['beyond']), decimals=1)} of the step {'more' if row['beyond'] > 0 else 'less'}"
-    )
+    excess = f"{percent(abs(bar.beyond), decimals=1)} of the step {'more' if bar.beyond > 0 else 'less'}"
     for key, part in _PARTS.items():
-        value = row[key]
+        value = getattr(bar, key)
         if not (known(value) and value > 0):
             continue
         gid = f"{key}@{place:.2f}"
         draw_part(axes, place, value, left=left, part=part, gid=gid, height=0.74, edge=0.4)
-        text = f"{_rank_name(row)}, {part.words}: {seconds(value)} per step\nuseful time: "
-        text += f"{seconds(row['useful'])}, {excess} than usual\n{count(int(row['n']), 'run')}"
-        tips[gid] = [Tip(text, row["cell_id"])]
+        text = f"{_rank_name(bar)}, {part.words}: {seconds(value)} per step\nuseful time: "
+        text += f"{seconds(bar.useful)}, {excess} than usual\n{count(int(bar.n), 'run')}"
+        tips[gid] = [Tip(text, bar.cell_id)]
         left += value
     return tips

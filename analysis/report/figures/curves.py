@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -14,7 +17,7 @@ from matplotlib.ticker import MaxNLocator
 
 from analysis.checks.fabric import fabric_table, ring_time
 from analysis.data.load import Study
-from analysis.data.names import ranks, size_paths, with_layout
+from analysis.data.names import ranks, with_layout
 from analysis.report.figures.drawing import (
     SERIES_COLOURS,
     SERIES_DASHES,
@@ -32,11 +35,12 @@ from analysis.report.figures.drawing import (
     series_key,
     set_ticks,
 )
-from analysis.report.words import WORDS
+from analysis.report.words import CAPTIONS
+from analysis.stats.columns import ScalingRow, grouped
 from analysis.stats.estimate import MIN_RUNS
 from analysis.stats.scaling import GUIDE, is_wide
-from analysis.text import count, fraction, fractions, interval, known, listed, number, one_line, seconds
-from bench.units import join_names
+from analysis.text import one_line
+from bench.units import count, fraction, join_names, known, listed, number, seconds
 
 MAX_TICKS = 8
 #: If a figure has more runs, its single runs are not drawn.
@@ -58,165 +62,208 @@ _MAX_FITS_IN_CAPTION = 3
 
 @dataclass(frozen=True)
 class Curve:
-    """A column of the scaling table for a figure, with its interval and the format of its values."""
+    """A column of the scaling table for a figure: its axis, and the unit of its values."""
 
     kind: str
     column: str
-    low: str
-    high: str
     axis: str
     unit: str
+
+    @property
+    def is_efficiency(self) -> bool:
+        """True for the figure with a linear axis."""
+        return self.kind == "efficiency"
+
+    def value(self, row: ScalingRow) -> float:
+        """Return the value of a row."""
+        return float(getattr(row, self.column))
+
+    def text(self, value: float) -> str:
+        """Return a value without its unit."""
+        return fraction(value) if self.is_efficiency else number(value)
 
     def words(self, value: float) -> str:
         """Return a value with its unit."""
         return f"{self.text(value)}{self.unit}"
 
-    def text(self, value: float) -> str:
-        """Return a value without its unit."""
-        return fraction(value) if self.kind == "efficiency" else number(value)
 
-    def bounds(self, low: float, high: float) -> str:
-        """Return the interval in brackets, or an empty text."""
-        return fractions(low, high) if self.kind == "efficiency" else interval(low, high)
+THROUGHPUT = Curve("throughput", "throughput_samples_per_sec", "Throughput (samples/s)", " samples/s")
+SPEEDUP = Curve("speedup", "speedup", "Speedup", "×")
+EFFICIENCY = Curve("efficiency", "efficiency", "Efficiency", " efficiency")
 
 
-THROUGHPUT = Curve(
-    "throughput",
-    "throughput_samples_per_sec",
-    "throughput_low",
-    "throughput_high",
-    "Throughput (samples/s)",
-    " samples/s",
-)
-SPEEDUP = Curve("speedup", "speedup", "speedup_low", "speedup_high", "Speedup", "×")
-EFFICIENCY = Curve(
-    "efficiency", "efficiency", "efficiency_low", "efficiency_high", "Efficiency", " efficiency"
-)
+@dataclass(frozen=True)
+class Point:
+    """A row on a curve, with its interval (NaN without one) and its runs.
+
+    ``dots`` are the ids of the runs that are drawn, with their values on the curve.
+    """
+
+    row: ScalingRow
+    value: float
+    low: float
+    high: float
+    valid: bool
+    run_ids: list[str]
+    dots: list[tuple[str, float]]
+
+    @property
+    def bounded(self) -> bool:
+        """True if the row has an interval that is drawn."""
+        return self.valid and known(self.low) and known(self.high)
+
+    @property
+    def wide(self) -> bool:
+        """True if the interval is wide."""
+        return bool(self.bounded and is_wide(self.low, self.high))
 
 
-def curve_figure(curve: Curve, selection: Selection, runs: pd.DataFrame) -> Drawing:
+def curve_figure(
+    curve: Curve,
+    selection: Selection[ScalingRow],
+    runs: Mapping[str, Sequence[tuple[str, float]]],
+    invalid: Collection[str] = (),
+) -> Drawing:
     """Draw one column of measured rows over the ranks, with single runs as dots if there are few.
 
-    A row that is not ``valid`` is only a cross, without line, interval and runs.
+    ``runs`` maps cells to the ids and the throughputs of their runs. A row that is ``invalid``, or whose
+    baseline is, is only a cross, without line, interval and runs.
     """
-    rows = selection.rows
-    repeats = _repeats(curve, rows[rows["valid"]], runs)
-    left_out = list(selection.left_out)
-    if len(repeats) > MAX_REPEATS:
-        left_out.append(f"the {len(repeats):,} individual runs are not drawn")
-        repeats = repeats.iloc[:0]
-    elif len(repeats) == rows["valid"].sum():
-        repeats = repeats.iloc[:0]  # with one run per cell, the mean is that run
+    points = [_point(curve, row, runs.get(row.cell_id, ()), invalid) for row in selection.rows]
+    left_out, dots = list(selection.left_out), sum(len(point.dots) for point in points)
+    if dots > MAX_REPEATS:
+        left_out.append(f"the {dots:,} individual runs are not drawn")
+    # With one run per cell, the mean is that run.
+    if dots > MAX_REPEATS or dots == sum(point.valid for point in points):
+        points = [replace(point, dots=[]) for point in points]
+    series = {name: [point for point in points if point.row.series == name] for name in selection.labels}
+    lines = [(label, series[name]) for name, label in selection.labels.items()]
+    wide = curve is THROUGHPUT and max(point.value for point in points) >= 50_000
     draft = Draft(
         name=f"{curve.kind}-{selection.mode or 'other'}",
         subject=curve.axis.partition(" (")[0],
         mode=selection.mode,
         labels=selection.labels,
         shared=selection.shared,
-        description=_description(curve, selection),
-        caption=_caption(curve, selection, repeats),
+        description=f"{curve.axis} over ranks. {' '.join(_description(curve, *line) for line in lines)}",
+        caption=_caption(curve, lines),
         left_out=left_out,
         view=curve.axis.partition(" (")[0],
-        legend=_legend(curve, selection),
-        left_in=0.9 if curve.kind == THROUGHPUT.kind and rows[curve.column].max() >= 50_000 else 0.78,
+        legend=_legend(curve, lines),
+        left_in=0.9 if wide else 0.78,
     )
-    counted = runs[runs["measured"] & runs["cell_id"].isin(rows["cell_id"])]
-    names = counted.groupby("cell_id")["run_id"].apply(list)
-    rows = rows.assign(run_ids=rows["cell_id"].map(names))
-    return finish(draft, lambda axes: _draw(axes, curve, rows, repeats, labels=selection.labels))
+    return finish(draft, lambda axes: _draw(axes, curve, lines))
 
 
-def _repeats(curve: Curve, rows: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
-    """Return one row per measured run of the cells in ``rows``; ``value`` is the run's value on the curve."""
-    wanted = runs["measured"] & runs["cell_id"].isin(rows["cell_id"])
-    counted = runs.loc[wanted, ["run_id", "cell_id", "rate"]]
-    frame = rows[["cell_id", "series", "gpus", "rate", curve.column]]
-    frame = frame.merge(counted, on="cell_id", suffixes=("", "_run"))
-    return frame.assign(value=frame[curve.column] * (frame["rate_run"] / frame["rate"]))
+#: The lines of a figure: the name of each series, and its points.
+Lines = Sequence[tuple[str, Sequence[Point]]]
 
 
-def _caption(curve: Curve, selection: Selection, repeats: pd.DataFrame) -> str:
-    rows = selection.rows[selection.rows["valid"]]
+def _point(
+    curve: Curve, row: ScalingRow, runs: Sequence[tuple[str, float]], invalid: Collection[str]
+) -> Point:
+    value = curve.value(row)
+    low, high = (getattr(row, f"{curve.kind}_{end}") for end in ("low", "high"))
+    of_base = curve is not THROUGHPUT and row.base is not None and row.base.cell_id in invalid
+    valid = not of_base and row.cell_id not in invalid
+    dots = [(run_id, value * rate / row.rate) for run_id, rate in runs] if valid else []
+    return Point(row, value, low, high, valid, [run_id for run_id, _ in runs], dots)
+
+
+def _valid(lines: Lines) -> list[Point]:
+    return [point for _, own in lines for point in own if point.valid]
+
+
+def _caption(curve: Curve, lines: Lines) -> str:
+    points = _valid(lines)
     texts = []
-    if rows[curve.low].notna().any():
-        texts = [WORDS["captions"]["intervals"]]
-        low, high = _limits(curve, selection.rows, repeats)
-        if (rows[curve.low] < low).any() or (rows[curve.high] > high).any():
-            texts.append(WORDS["captions"]["clipped"])
-    else:
-        texts = [reason] if (reason := _why_no_intervals(curve, rows)) else []
-    if len(size_paths(rows)) > len(selection.labels):
-        texts.append(WORDS["captions"]["lines"])
-    if len(repeats):
-        texts.append(WORDS["captions"]["runs"])
+    if any(known(point.low) for point in points):
+        texts = [CAPTIONS["intervals"]]
+        low, high = _limits(curve, lines)
+        if any(point.low < low or point.high > high for point in points):
+            texts.append(CAPTIONS["clipped"])
+    elif reason := _why_no_intervals(curve, points):
+        texts = [CAPTIONS[reason]]
+    if any(len(_paths(own)) > 1 for _, own in lines):
+        texts.append(CAPTIONS["lines"])
+    if any(point.dots for point in points):
+        texts.append(CAPTIONS["runs"])
     return " ".join(texts)
 
 
-def _why_no_intervals(curve: Curve, rows: pd.DataFrame) -> str:
-    """Return why no value of a curve has an interval; empty if no value can have one."""
-    relative = curve.kind != THROUGHPUT.kind
-    own = rows[~rows["is_base"]] if relative else rows
-    if not len(own):
+def _why_no_intervals(curve: Curve, points: Sequence[Point]) -> str:
+    """Return the caption about why no value has an interval; empty if no value can have one."""
+    relative = curve is not THROUGHPUT
+    rows = [point.row for point in points if not (relative and point.row.is_base)]
+    if not rows:
         return ""  # the baseline's efficiency is 1 by definition
-    if relative and (own["n"] >= MIN_RUNS).any():
-        return str(WORDS["captions"]["few_of_baseline"])
-    return str(WORDS["captions"]["no_intervals"])
+    return "few_of_baseline" if relative and any(row.n >= MIN_RUNS for row in rows) else "no_intervals"
 
 
-def _description(curve: Curve, selection: Selection) -> str:
-    """Describe the figure: the first and last valid value of each series, and the number of invalid ones."""
-    texts = []
-    for series, label in selection.labels.items():
-        own = selection.rows[selection.rows["series"] == series]
-        rows = own[own["valid"]]
-        values = "no valid value"
-        if len(rows):
-            first, last = rows.iloc[0], rows.iloc[-1]
-            values = f"{curve.text(first[curve.column])} at {ranks(first)}"
-            if known(last[curve.column]) and len(rows) > 1:
-                values += f", {curve.text(last[curve.column])} at {ranks(last)}"
-        if odd := len(own) - len(rows):
-            values += f"; {count(odd, 'size')} {'is' if odd == 1 else 'are'} not valid (see Validity)"
-        texts.append(f"{label}: {values}.")
-    return f"{curve.axis} over ranks. {' '.join(texts)}"
+def _description(curve: Curve, label: str, points: Sequence[Point]) -> str:
+    """Describe a line: its first and last valid value, and the number of invalid ones."""
+    valid = [point for point in points if point.valid]
+    values = "no valid value"
+    if valid:
+        first, last = valid[0], valid[-1]
+        values = f"{curve.text(first.value)} at {ranks(first.row)}"
+        if len(valid) > 1:
+            values += f", {curve.text(last.value)} at {ranks(last.row)}"
+    if odd := len(points) - len(valid):
+        values += f"; {count(odd, 'size')} {'is' if odd == 1 else 'are'} not valid (see Validity)"
+    return f"{label}: {values}."
 
 
-def _draw(
-    axes: Axes, curve: Curve, rows: pd.DataFrame, repeats: pd.DataFrame, *, labels: dict[str, str]
-) -> Tips:
-    """Draw one panel and return its tips. ``repeats`` may be empty."""
+def _paths(points: Sequence[Point]) -> list[list[Point]]:
+    """Split a series into lines: the sizes on one node, and those with equal ranks per node."""
+    points = [point for point in points if point.valid]
+    if all(point.row.nodes == 1 for point in points):
+        return [points] if points else []
+    sizes = dict.fromkeys(point.row.gpus_per_node for point in points)
+    paths = [[point for point in points if point.row.gpus_per_node == size] for size in sizes]
+    within = [point for point in points if point.row.nodes == 1]
+    return paths if len(sizes) == 1 or not within else [within, *paths]
+
+
+def _draw(axes: Axes, curve: Curve, lines: Lines) -> Tips:
+    """Draw one panel and return its tips."""
     axes.grid(axis="y")
     tips: Tips = {}
-    limits = _limits(curve, rows, repeats)
-    _set_scales(axes, curve, rows, limits)
-    _draw_ideal(axes, curve, rows)
-    span = float(rows["gpus"].max() / rows["gpus"].min())
-    for place, (series, label) in enumerate(labels.items()):
-        runs, every = repeats[repeats["series"] == series], rows[rows["series"] == series]
-        _draw_lines(axes, curve, every, place=place)
-        own, odd = every[every["valid"]], every[~every["valid"]]
-        if len(odd):
+    limits = _limits(curve, lines)
+    sizes = sorted({point.row.gpus for _, own in lines for point in own})
+    _set_scales(axes, curve, sizes, limits)
+    _draw_ideal(axes, curve, _valid(lines))
+    for place, (label, points) in enumerate(lines):
+        _draw_lines(axes, points, place=place)
+        own, odd = [one for one in points if one.valid], [one for one in points if not one.valid]
+        if odd:
             style: dict[str, Any] = {"color": Colour.MUTED, "marker": "x", "s": 30, "zorder": 7}
-            axes.scatter(odd["gpus"], odd[curve.column], **style).set_gid(f"series{place}@invalid")
-            tips[f"series{place}@invalid"] = [_mean_tip(curve, label, row) for row in odd.to_dict("records")]
-        if not len(own):
+            axes.scatter(*_places(odd), **style).set_gid(f"series{place}@invalid")
+            tips[f"series{place}@invalid"] = [_mean_tip(curve, label, point) for point in odd]
+        if not own:
             continue
-        if len(runs):
-            _draw_runs(axes, runs, span=span, place=place)
-            tips[f"series{place}@runs"] = [_run_tip(curve, label, run) for run in runs.to_dict("records")]
+        if any(point.dots for point in own):
+            _draw_runs(axes, own, span=sizes[-1] / sizes[0], place=place)
+            tips[f"series{place}@runs"] = [
+                _run_tip(curve, label, point, *dot) for point in own for dot in point.dots
+            ]
         _draw_intervals(axes, curve, own, limits, place=place)
-        _draw_means(axes, own, curve, place=place)
-        tips[f"series{place}@mean"] = [_mean_tip(curve, label, row) for row in own.to_dict("records")]
+        _draw_means(axes, own, place=place)
+        tips[f"series{place}@mean"] = [_mean_tip(curve, label, point) for point in own]
     return tips
 
 
-def _draw_means(axes: Axes, rows: pd.DataFrame, curve: Curve, *, place: int) -> None:
+def _places(points: Sequence[Point]) -> tuple[list[int], list[float]]:
+    """Return the horizontal and the vertical positions of points."""
+    return [point.row.gpus for point in points], [point.value for point in points]
+
+
+def _draw_means(axes: Axes, points: Sequence[Point], *, place: int) -> None:
     """Draw the means; a mean with a wide interval is hollow."""
     colour = SERIES_COLOURS[place]
-    wide = is_wide(rows[curve.low], rows[curve.high])
-    points = axes.scatter(
-        rows["gpus"],
-        rows[curve.column],
+    wide = np.array([point.wide for point in points])
+    drawn = axes.scatter(
+        *_places(points),
         s=30,
         marker=SERIES_MARKERS[place],
         facecolor=np.where(wide, str(Colour.SURFACE), str(colour)),
@@ -224,54 +271,49 @@ def _draw_means(axes: Axes, rows: pd.DataFrame, curve: Curve, *, place: int) -> 
         linewidth=np.where(wide, 1.3, 0.7),
         zorder=4,
     )
-    points.set_gid(f"series{place}@mean")
+    drawn.set_gid(f"series{place}@mean")
 
 
-def _draw_runs(axes: Axes, runs: pd.DataFrame, *, span: float, place: int) -> None:
-    """Draw a dot per run; ``span`` is the ratio of the largest size to the smallest."""
-    style: dict[str, Any] = {
-        "facecolor": Colour.SURFACE,
-        "edgecolor": SERIES_COLOURS[place],
-        "linewidth": 1.0,
-    }
-    dots = axes.scatter(_side_by_side(runs, span=span), runs["value"], s=9, zorder=3, **style)
-    dots.set_gid(f"series{place}@runs")
+def _draw_runs(axes: Axes, points: Sequence[Point], *, span: float, place: int) -> None:
+    """Draw a dot per run, right of the mean; ``span`` is the ratio of the largest size to the smallest."""
+    style: dict[str, Any] = {"facecolor": Colour.SURFACE, "edgecolor": SERIES_COLOURS[place]}
+    amounts, drawn = Counter(point.row.gpus for point in points for _ in point.dots), Counter[int]()
+    sizes = []
+    for size in (point.row.gpus for point in points for _ in point.dots):
+        right = 0.03 + 0.045 * drawn[size] / max(amounts[size], 3)
+        sizes.append(size * (1.6 * max(span, 1.0)) ** right)
+        drawn[size] += 1
+    values = [value for point in points for _, value in point.dots]
+    axes.scatter(sizes, values, s=9, zorder=3, linewidth=1.0, **style).set_gid(f"series{place}@runs")
 
 
-def _side_by_side(runs: pd.DataFrame, *, span: float) -> pd.Series:
-    """Return the horizontal positions of runs: right of their mean, and each at its own position."""
-    groups = runs.groupby(["series", "gpus"])
-    amount = groups["gpus"].transform("size")
-    place = 0.03 + 0.045 * groups.cumcount() / amount.clip(lower=3)
-    return runs["gpus"] * (1.6 * max(span, 1.0)) ** place
-
-
-def _draw_lines(axes: Axes, curve: Curve, rows: pd.DataFrame, *, place: int) -> None:
+def _draw_lines(axes: Axes, points: Sequence[Point], *, place: int) -> None:
     dashes = SERIES_DASHES[place]
     style: dict[str, Any] = {"color": SERIES_COLOURS[place], "linewidth": 1.4}
     style["linestyle"] = (0, dashes) if dashes else "-"
-    for part in [part[part["valid"]] for _, part in size_paths(rows) if part["valid"].any()]:
-        axes.plot(part["gpus"], part[curve.column], zorder=2, gid=f"series{place}@line", **style)
+    for path in _paths(points):
+        axes.plot(*_places(path), zorder=2, gid=f"series{place}@line", **style)
 
 
 def _draw_intervals(
-    axes: Axes, curve: Curve, rows: pd.DataFrame, limits: tuple[float, float], *, place: int
+    axes: Axes, curve: Curve, points: Sequence[Point], limits: tuple[float, float], *, place: int
 ) -> None:
     """Draw the intervals; if one leaves the panel, draw an arrow and the value of its end."""
-    bounded = rows[rows[curve.low].notna() & rows[curve.high].notna()]
-    if not len(bounded):
+    bounded = [point for point in points if point.bounded]
+    if not bounded:
         return
     colour, gid = SERIES_COLOURS[place], f"series{place}@interval"
-    sizes, values = bounded["gpus"], bounded[curve.column]
-    ends = [bounded[name].clip(*limits) for name in (curve.low, curve.high)]
-    away = [(values - ends[0]).clip(lower=0), (ends[1] - values).clip(lower=0)]
+    sizes, values = _places(bounded)
+    ends = np.clip([[point.low for point in bounded], [point.high for point in bounded]], *limits)
+    away = np.clip([values - ends[0], ends[1] - values], 0, None)
     style: dict[str, Any] = {"color": colour, "elinewidth": 1.3, "capsize": 4.5, "zorder": 5}
     _, caps, bars = axes.errorbar(sizes, values, yerr=away, fmt="none", **style)
     for artist in (*caps, *bars):
         artist.set_gid(gid)
-    for name, end, marker, side in ((curve.low, limits[0], "v", 1), (curve.high, limits[1], "^", -1)):
-        clipped = bounded[(bounded[name] - end) * side < 0]
-        for size, value in zip(clipped["gpus"], clipped[name], strict=True):
+    lows = [(point.row.gpus, point.low) for point in bounded if point.low < limits[0]]
+    highs = [(point.row.gpus, point.high) for point in bounded if point.high > limits[1]]
+    for clipped, end, marker, side in ((lows, limits[0], "v", 1), (highs, limits[1], "^", -1)):
+        for size, value in clipped:
             axes.plot(size, end, marker=marker, color=colour, markersize=6, clip_on=False, zorder=6, gid=gid)
             at_end = size >= axes.get_xticks()[-1]
             text = axes.annotate(
@@ -287,58 +329,55 @@ def _draw_intervals(
             text.set_gid(gid)
 
 
-def _draw_ideal(axes: Axes, curve: Curve, rows: pd.DataFrame) -> None:
+def _draw_ideal(axes: Axes, curve: Curve, points: Sequence[Point]) -> None:
     """Draw perfect scaling through the measured baseline, and the guide of the efficiency."""
     style: dict[str, Any] = {"color": Colour.MUTED, "linewidth": 1.0, "linestyle": (0, _DOTTED), "zorder": 1}
-    if curve.kind == "efficiency":
+    if curve.is_efficiency:
         axes.axhline(1.0, **style)
         axes.axhline(GUIDE, color=Colour.MUTED, linewidth=1.0, linestyle=(0, _DASHED), zorder=1)
         return
-    rows = rows[rows["valid"]]
-    largest = rows["gpus"].max()
-    for base in rows[rows["is_base"]].drop_duplicates(["gpus", curve.column]).itertuples():
-        start, value = base.gpus, getattr(base, curve.column)
+    largest = max((point.row.gpus for point in points), default=0)
+    for start, value in dict.fromkeys((one.row.gpus, one.value) for one in points if one.row.is_base):
         if largest > start:
             axes.plot([start, largest], [value, value * largest / start], **style)
 
 
-def _limits(curve: Curve, rows: pd.DataFrame, repeats: pd.DataFrame) -> tuple[float, float]:
+def _limits(curve: Curve, lines: Lines) -> tuple[float, float]:
     """Return the ends of the vertical axis: they follow the points and, up to a bound, the intervals."""
-    points = np.concatenate([rows[curve.column].dropna(), repeats["value"].dropna()])
-    linear = curve.kind == "efficiency"
+    every = [point for _, own in lines for point in own]
+    values = [point.value for point in every] + [value for point in every for _, value in point.dots]
+    linear = curve.is_efficiency
     scale, back = (np.positive, np.positive) if linear else (np.log, np.exp)
     if linear:
-        points = np.append(points, [GUIDE, 1.0])
-    low, high = float(scale(points.min())), float(scale(points.max()))
+        values += [GUIDE, 1.0]
+    low, high = float(scale(min(values))), float(scale(max(values)))
     reach = max(_REACH * (high - low), _LEAST_REACH)
-    bounded = rows.loc[rows["valid"], [curve.low, curve.high]].dropna()
-    if len(bounded):
-        low = min(low, max(float(scale(bounded[curve.low].min())), low - reach))
-        high = max(high, min(float(scale(bounded[curve.high].max())), high + reach))
+    if bounded := [point for point in every if point.bounded]:
+        low = min(low, max(float(scale(min(point.low for point in bounded))), low - reach))
+        high = max(high, min(float(scale(max(point.high for point in bounded))), high + reach))
     margin = 0.05 * max(high - low, _LEAST_REACH)
     if linear and low < 0.3:
         return 0.0, high + margin
     return float(back(low - margin)), float(back(high + margin))
 
 
-def _set_scales(axes: Axes, curve: Curve, rows: pd.DataFrame, limits: tuple[float, float]) -> None:
-    sizes = sorted(set(rows["gpus"]))
+def _set_scales(axes: Axes, curve: Curve, sizes: Sequence[int], limits: tuple[float, float]) -> None:
     axes.set_xscale("log", base=2)
     set_ticks(axes.xaxis, _spread_sizes(sizes), lambda value: f"{value:,.0f}")
     # The axis is longer on the right, because the runs of the largest size are drawn beside their mean.
     axes.set_xlim(sizes[0] / 1.25, sizes[-1] * max(1.25, (1.6 * sizes[-1] / sizes[0]) ** 0.09))
     axes.set(xlabel="Ranks", ylabel=curve.axis)
-    if curve.kind != "efficiency":
-        axes.set_yscale("log", base=2 if curve.kind == "speedup" else 10)
+    if not curve.is_efficiency:
+        axes.set_yscale("log", base=2 if curve is SPEEDUP else 10)
     axes.set_ylim(*limits)
-    if curve.kind != "efficiency":
+    if not curve.is_efficiency:
         _set_log_ticks(axes, curve)
 
 
 def _set_log_ticks(axes: Axes, curve: Curve) -> None:
     low, high = axes.get_ylim()
     ticks = log_ticks(low, high, (1.0, 2.0, 5.0))
-    if curve.kind == "speedup":
+    if curve is SPEEDUP:
         powers = range(math.floor(math.log2(low)), math.ceil(math.log2(high)) + 1)
         ticks = [2.0**power for power in powers if low <= 2.0**power <= high]
     if len(ticks) < 2:
@@ -361,37 +400,79 @@ def _spread_sizes(sizes: Sequence[int]) -> list[int]:
     return kept
 
 
-def _legend(curve: Curve, selection: Selection) -> list[Key]:
-    keys = [series_key(label, place) for place, label in enumerate(selection.labels.values())]
-    if not selection.rows["valid"].all():
+def _legend(curve: Curve, lines: Lines) -> list[Key]:
+    valid = _valid(lines)
+    keys = [series_key(label, place) for place, (label, _) in enumerate(lines)]
+    if any(not point.valid for _, own in lines for point in own):
         keys.append(Key(NOT_VALID, Colour.MUTED, marker="x"))
-    rows = selection.rows[selection.rows["valid"]]
-    if is_wide(rows[curve.low], rows[curve.high]).any():
+    if any(point.wide for point in valid):
         keys.append(Key(WIDE, Colour.MUTED, marker="hollow"))
-    if curve.kind == "efficiency":
+    if curve.is_efficiency:
         return [*keys, Key(f"guide {GUIDE}", Colour.MUTED, dashes=_DASHED)]
-    if not (selection.rows["valid"] & selection.rows["is_base"]).any():
+    if not any(point.row.is_base for point in valid):
         return keys
     return [*keys, Key(IDEAL, Colour.MUTED, dashes=_DOTTED)]
 
 
-def _mean_tip(curve: Curve, label: str, row: dict[Hashable, Any]) -> Tip:
-    value, low, high = (float(row[name]) for name in (curve.column, curve.low, curve.high))
-    words = f"{curve.words(value)} {curve.bounds(low, high)}".strip()
-    words += "" if row["valid"] else f", {NOT_VALID}"
-    base = ", the baseline" if row["is_base"] and curve.kind != "throughput" else ""
-    text = f"{label}\n{with_layout(row)}: {words}{base}\n{count(int(row['n']), 'run')}"
-    names = row["run_ids"] if isinstance(row["run_ids"], list) else []
+def _mean_tip(curve: Curve, label: str, point: Point) -> Tip:
+    row, names = point.row, point.run_ids
+    bounds = f" [{curve.text(point.low)}, {curve.text(point.high)}]"
+    words = curve.words(point.value) + bounds * (known(point.low) and known(point.high))
+    words += "" if point.valid else f", {NOT_VALID}"
+    base = ", the baseline" if row.is_base and curve is not THROUGHPUT else ""
+    text = f"{label}\n{with_layout(row)}: {words}{base}\n{count(row.n, 'run')}"
     if names:
         text += f": {listed([one_line(name, limit=80) for name in names], limit=_MAX_NAMED)}"
-    return Tip(text, row["cell_id"], names[0] if len(names) == 1 else "")
+    return Tip(text, row.cell_id, names[0] if len(names) == 1 else "")
 
 
-def _run_tip(curve: Curve, label: str, run: dict[Hashable, Any]) -> Tip:
-    text = (
-        f"{label}\n{ranks(run)}: {curve.words(float(run['value']))}\nrun {one_line(run['run_id'], limit=120)}"
-    )
-    return Tip(text, run["cell_id"], run["run_id"])
+def _run_tip(curve: Curve, label: str, point: Point, run_id: str, value: float) -> Tip:
+    text = f"{label}\n{ranks(point.row)}: {curve.words(value)}\nrun {one_line(run_id, limit=120)}"
+    return Tip(text, point.row.cell_id, run_id)
+
+
+# -- all-reduce bandwidth -------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class BandwidthLine:
+    """A line of the bandwidth figure: the rows of the sweep of cells that share a name, and their fit.
+
+    ``rows`` and ``fit`` have the attributes of :data:`analysis.checks.fabric.SWEEP_COLUMNS` and
+    :data:`analysis.checks.fabric.FABRIC_COLUMNS`.
+    """
+
+    label: str
+    rows: list[Any]
+    fit: Any
+
+    @cached_property
+    def by_size(self) -> dict[int, list[Any]]:
+        """The rows of each message size, the smallest size first."""
+        return grouped(sorted(self.rows, key=lambda row: row.bytes), lambda row: int(row.bytes))
+
+    def rate(self, size: int) -> float:
+        """Return the median bus bandwidth of a message size (bytes/s)."""
+        return float(median(row.busbw_bytes_per_sec for row in self.by_size[size]))
+
+    def rate_text(self, size: int) -> str:
+        """Return the median bus bandwidth of a message size as text."""
+        return f"{_rate(self.rate(size))} at {_bytes(size)}"
+
+    def tip(self, size: int) -> Tip:
+        """Return the tip of the point of a message size."""
+        rows = self.by_size[size]
+        time, runs = median(row.time_sec for row in rows), len({row.run_id for row in rows})
+        text = f"{self.label}\n{_bytes(size)}: {_rate(self.rate(size))}\n"
+        return Tip(f"{text}{seconds(time)}, {count(runs, 'run')}")
+
+    @property
+    def fit_text(self) -> str:
+        """Latency and rate of the fit, or why there is none."""
+        if not known(self.fit.ring_bytes_per_sec):
+            return f"{self.label}: no fit ({one_line(self.fit.reason, limit=80)})."
+        rate = _rate(self.fit.ring_bytes_per_sec)
+        return f"{self.label}: α = {seconds(self.fit.alpha_sec)}, 1/β = {rate}."
 
 
 def bandwidth_figure(sweep: pd.DataFrame, study: Study) -> Drawing | None:
@@ -399,82 +480,82 @@ def bandwidth_figure(sweep: pd.DataFrame, study: Study) -> Drawing | None:
 
     ``sweep`` is from :func:`analysis.checks.fabric.sweep_rows`.
     """
-    cells = study.cells
     if not len(sweep):
         return None
-    names = _names(cells[cells["cell_id"].isin(set(sweep["cell_id"]))])
-    lines = sweep.assign(cell_id=sweep["cell_id"].map(names))
-    labels = list(dict.fromkeys(name for name in names.values() if name in set(lines["cell_id"])))
-    left_out = []
-    if len(labels) > MAX_LINES:
-        left_out.append(f"{MAX_LINES} of {len(labels)} lines drawn, spread over the sizes")
-        labels = [labels[place] for place in evenly_spaced(len(labels), MAX_LINES)]
-    lines = lines[lines["cell_id"].isin(labels)]
-    fits = {str(fit["cell_id"]): fit for fit in fabric_table(lines).to_dict("records")}
+    names = _names(study, set(sweep["cell_id"]))
+    lines, left_out = _bandwidth_lines(sweep, names)
+    fits = " ".join(line.fit_text for line in lines)
+    in_caption = f". {fits}" if len(lines) <= _MAX_FITS_IN_CAPTION else "; fabric.csv contains α and β."
+    texts = [f"{line.label}: {line.rate_text(max(line.by_size))}; {line.fit_text}" for line in lines]
     draft = Draft(
         name="bandwidth",
         subject="All-reduce bandwidth by message size",
         topic="communication",
-        description=_bandwidth_description(lines, fits, labels),
-        caption=WORDS["captions"]["bandwidth"]
-        + _launches_in_caption(sweep, study, names)
-        + _fits_in_caption(labels, fits),
+        description=f"Bus bandwidth by message size. {' '.join(texts)}",
+        caption=CAPTIONS["bandwidth"] + _launches_in_caption(sweep, study, names) + in_caption,
         left_out=left_out,
-        legend=[replace(series_key(label, place), dashes=()) for place, label in enumerate(labels)],
+        legend=[replace(series_key(line.label, place), dashes=()) for place, line in enumerate(lines)],
         left_in=0.9,
     )
-    return finish(draft, lambda axes: _draw_bandwidth(axes, lines, fits, labels))
+    return finish(draft, lambda axes: _draw_bandwidth(axes, lines))
 
 
-def _names(cells: pd.DataFrame) -> dict[str, str]:
+def _bandwidth_lines(sweep: pd.DataFrame, names: Mapping[str, str]) -> tuple[list[BandwidthLine], list[str]]:
+    """Return the lines to draw, and a text about those that are left out."""
+    labels, left_out = list(dict.fromkeys(names.values())), []
+    if len(labels) > MAX_LINES:
+        left_out.append(f"{MAX_LINES} of {len(labels)} lines drawn, spread over the sizes")
+        labels = [labels[place] for place in evenly_spaced(len(labels), MAX_LINES)]
+    named = sweep.assign(cell_id=sweep["cell_id"].map(names))
+    every: Any = named.itertuples(index=False)
+    rows = grouped(every, lambda row: str(row.cell_id))
+    fits: Any = fabric_table(named[named["cell_id"].isin(labels)]).itertuples(index=False)
+    found = {fit.cell_id: fit for fit in fits}
+    return [BandwidthLine(label, rows[label], found[label]) for label in labels], left_out
+
+
+def _names(study: Study, cell_ids: Collection[str]) -> dict[str, str]:
     """Return the name of each cell's line in the figure, small sizes first; equal names share a line."""
-    several = cells["backend"].nunique() > 1
-    frame = cells.sort_values(["gpus", "nodes"], kind="stable")
+    cells: list[Any] = [one for one in study.cells.itertuples(index=False) if one.cell_id in cell_ids]
+    several = len({cell.backend for cell in cells}) > 1
     names = {}
-    for cell in frame.to_dict("records"):
-        swept: Mapping[str, Any] = cell["swept"] if isinstance(cell["swept"], dict) else {}
-        words = [cell["backend"]] if several else []
+    for cell in sorted(cells, key=lambda cell: (cell.gpus, cell.nodes)):
+        swept: Mapping[str, Any] = cell.swept if isinstance(cell.swept, dict) else {}
+        words = [cell.backend] if several else []
         words += [f"{k.removeprefix('env.')} {v}" for k, v in swept.items() if str(k).startswith("env.")]
-        names[cell["cell_id"]] = one_line(", ".join([with_layout(cell), *map(str, words)]), limit=60)
+        names[cell.cell_id] = one_line(", ".join([with_layout(cell), *map(str, words)]), limit=60)
     return names
 
 
-def _draw_bandwidth(
-    axes: Axes, lines: pd.DataFrame, fits: Mapping[str, Mapping[Hashable, Any]], labels: Sequence[str]
-) -> Tips:
+def _draw_bandwidth(axes: Axes, lines: Sequence[BandwidthLine]) -> Tips:
     tips: Tips = {}
-    for place, label in enumerate(labels):
+    for place, line in enumerate(lines):
         colour, marker = SERIES_COLOURS[place], SERIES_MARKERS[place]
-        own = lines[lines["cell_id"] == label]
-        by_size = own.groupby("bytes")
-        points = by_size[["busbw_bytes_per_sec", "time_sec"]].median().reset_index()
-        runs = by_size["run_id"].nunique().to_list()
-        _draw_fit(axes, fits[label], points["bytes"], colour, gid=f"series{place}@fit")
+        sizes = list(line.by_size)
+        _draw_fit(axes, line.fit, sizes, colour, gid=f"series{place}@fit")
         style: dict[str, Any] = {"marker": marker, "edgecolor": Colour.SURFACE, "linewidth": 0.7, "zorder": 4}
-        marks = axes.scatter(points["bytes"], points["busbw_bytes_per_sec"], s=26, color=colour, **style)
+        marks = axes.scatter(sizes, list(map(line.rate, sizes)), s=26, color=colour, **style)
         marks.set_gid(f"series{place}@points")
-        tips[f"series{place}@points"] = [
-            Tip(f"{label}\n{_bytes(size)}: {_rate(rate)}\n{seconds(time)}, {count(amount, 'run')}")
-            for size, rate, time, amount in zip(*(points[name] for name in points), runs, strict=True)
-        ]
-    _set_bandwidth_scales(axes, lines)
+        tips[f"series{place}@points"] = [line.tip(size) for size in sizes]
+    _set_bandwidth_scales(axes, [size for line in lines for size in line.by_size])
     return tips
 
 
-def _draw_fit(axes: Axes, fit: Mapping[Hashable, Any], sizes: pd.Series, colour: str, *, gid: str) -> None:
-    alpha, beta, ranks = float(fit["alpha_sec"]), float(fit["beta_sec_per_byte"]), int(fit["ranks"])
-    if not (known(alpha) and known(beta)):
+def _draw_fit(axes: Axes, fit: Any, sizes: Sequence[float], colour: str, *, gid: str) -> None:
+    if not (known(fit.alpha_sec) and known(fit.beta_sec_per_byte)):
         return
-    size = np.geomspace(float(sizes.min()), float(sizes.max()), 60)
-    rate = size * 2 * (ranks - 1) / ranks / ring_time(size, ranks, alpha, beta)
-    axes.plot(size, rate, color=colour, linewidth=1.2, zorder=2, gid=gid)
+    size = np.geomspace(float(min(sizes)), float(max(sizes)), 60)
+    time = ring_time(size, fit.ranks, fit.alpha_sec, fit.beta_sec_per_byte)
+    axes.plot(
+        size, size * 2 * (fit.ranks - 1) / fit.ranks / time, color=colour, linewidth=1.2, zorder=2, gid=gid
+    )
 
 
-def _set_bandwidth_scales(axes: Axes, lines: pd.DataFrame) -> None:
+def _set_bandwidth_scales(axes: Axes, sizes: Sequence[float]) -> None:
     axes.grid(axis="y")
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
-    low, high = math.log2(lines["bytes"].min()), math.log2(lines["bytes"].max())
+    low, high = math.log2(min(sizes)), math.log2(max(sizes))
     step = max(2, math.ceil((high - low) / 6))
     set_ticks(axes.xaxis, [2.0**p for p in range(math.ceil(low), int(high) + 1, step)], _bytes)
     set_ticks(axes.yaxis, log_ticks(*axes.get_ylim(), (1.0,), (1.0, 2.0, 5.0)), _short_rate)
@@ -504,40 +585,16 @@ def _rate(rate: float) -> str:
     return f"{number(rate / 1e3, digits=3)} kB/s"
 
 
-def _fit_text(label: str, fits: Mapping[str, Mapping[Hashable, Any]]) -> str:
-    fit = fits[label]
-    if not known(float(fit["ring_bytes_per_sec"])):
-        return f"{label}: no fit ({one_line(fit['reason'], limit=80)})."
-    return f"{label}: α = {seconds(fit['alpha_sec'])}, 1/β = {_rate(fit['ring_bytes_per_sec'])}."
-
-
-def _fits_in_caption(labels: Sequence[str], fits: Mapping[str, Mapping[Hashable, Any]]) -> str:
-    if len(labels) > _MAX_FITS_IN_CAPTION:
-        return "; fabric.csv contains α and β."
-    return ". " + " ".join(_fit_text(label, fits) for label in labels)
-
-
 def _launches_in_caption(sweep: pd.DataFrame, study: Study, names: Mapping[str, str]) -> str:
     """Return a note if the times of NCCL are not those of the device; no line of gloo needs it."""
-    of_nccl = study.cells.loc[study.cells["backend"] == "nccl", "cell_id"]
-    old = sweep[(sweep["method"] == "single") & sweep["cell_id"].isin(list(of_nccl))]
-    if not len(old):
+    cells: Any = study.cells.itertuples(index=False)
+    of_nccl = {cell.cell_id for cell in cells if cell.backend == "nccl"}
+    rows: Any = sweep.itertuples(index=False)
+    old = [row for row in rows if row.method == "single" and row.cell_id in of_nccl]
+    if not old:
         return ""
-    lines = list(dict.fromkeys(map(names.__getitem__, old["cell_id"])))
-    envs = study.envs_of(old["run_id"].drop_duplicates()).values()
+    lines = list(dict.fromkeys(names[row.cell_id] for row in old))
+    envs = study.envs_of(list(dict.fromkeys(row.run_id for row in old))).values()
     versions = sorted({one_line(env.get("bench_version") or "unknown", limit=20) for env in envs})
     shown = {"lines": join_names(lines, most=3), "versions": join_names(versions or ["unknown"], most=3)}
-    note: str = WORDS["captions"]["launches"].format(**shown)
-    return note
-
-
-def _bandwidth_description(
-    lines: pd.DataFrame, fits: Mapping[str, Mapping[Hashable, Any]], labels: Sequence[str]
-) -> str:
-    texts = []
-    for label in labels:
-        own = lines[lines["cell_id"] == label]
-        largest = int(own["bytes"].max())
-        rate = float(own.loc[own["bytes"] == largest, "busbw_bytes_per_sec"].median())
-        texts.append(f"{label}: {_rate(rate)} at {_bytes(largest)}; {_fit_text(label, fits)}")
-    return f"Bus bandwidth by message size. {' '.join(texts)}"
+    return CAPTIONS["launches"].format(**shown)

@@ -11,11 +11,10 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import matplotlib as mpl
 import numpy as np
-import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
@@ -26,7 +25,9 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocat
 from matplotlib.transforms import Bbox
 
 from analysis.data.names import short_labels
-from analysis.text import clean, count
+from analysis.stats.columns import ScalingRow, by_series
+from analysis.text import clean
+from bench.units import count
 
 
 class Colour(StrEnum):
@@ -90,38 +91,38 @@ MAX_SIZES = 24
 MAX_BARS = 18
 
 
+R = TypeVar("R")
+
+
 @dataclass(frozen=True)
-class Selection:
+class Selection(Generic[R]):
     """The ``rows`` of one scaling mode that a figure shows; for the other attributes, see :class:`Draft`."""
 
     mode: str
-    rows: pd.DataFrame
+    rows: Sequence[R]
     labels: dict[str, str]
     shared: str
     left_out: list[str]
 
 
 def select(
-    rows: pd.DataFrame, mode: str, parts: dict[str, dict[str, str]], *, bars: bool = False
-) -> Selection:
+    rows: Sequence[ScalingRow], mode: str, parts: dict[str, dict[str, str]], *, bars: bool = False
+) -> Selection[ScalingRow]:
     """Select the series with the most sizes, and as many sizes as fit into a figure (or a bar chart)."""
-    sizes = rows.groupby("series", sort=False)["gpus"].nunique().sort_values(ascending=False, kind="stable")
-    most = MAX_SERIES
-    if bars:
-        most = max(1, min(MAX_SERIES, MAX_BARS // max(int(sizes.iloc[0]), 1)))
-    chosen = set(sizes.index[:most])
-    series = [name for name in dict.fromkeys(rows["series"]) if name in chosen]
+    every = by_series(rows)
+    sizes = {series: len({row.gpus for row in own}) for series, own in every.items()}
+    widest = sorted(sizes, key=lambda series: -sizes[series])
+    most = max(1, min(MAX_SERIES, MAX_BARS // sizes[widest[0]])) if bars else MAX_SERIES
+    series = [name for name in every if name in widest[:most]]
     left_out = []
     if len(sizes) > len(series):
         left_out.append(
             f"{len(series)} of {count(len(sizes), 'series', 'series')} drawn, with the most sizes"
         )
-    shown = rows[rows["series"].isin(chosen)]
     limit = min(MAX_SIZES, MAX_BARS) if bars else MAX_SIZES
-    by_series = (own for _, own in shown.groupby("series", sort=False))
-    drawn = pd.concat([own.iloc[evenly_spaced(len(own), limit)] for own in by_series])
-    if len(drawn) < len(shown):
-        left_out.append(f"{len(drawn):,} of {count(len(shown), 'cell')} drawn, spread over the sizes")
+    drawn = [every[name][place] for name in series for place in evenly_spaced(len(every[name]), limit)]
+    if len(drawn) < (shown := sum(len(every[name]) for name in series)):
+        left_out.append(f"{len(drawn):,} of {count(shown, 'cell')} drawn, spread over the sizes")
     labels, shared = short_labels(parts, series)
     return Selection(mode, drawn, labels, shared, left_out)
 

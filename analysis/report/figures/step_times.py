@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
-from functools import partial
-from typing import Any
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from analysis.causes.catalogue import NOT_EXPLAINED, OTHER, title_of
+from analysis.causes.catalogue import NOT_EXPLAINED, OTHER
 from analysis.causes.cells import CellDivision
 from analysis.data.load import Study
 from analysis.data.names import ranks
@@ -30,14 +30,17 @@ from analysis.report.figures.drawing import (
     log_ticks,
     set_ticks,
 )
-from analysis.report.words import WORDS
-from analysis.text import count, number, one_line, percent, seconds, whole
+from analysis.report.words import CAPTIONS
+from analysis.stats.columns import ScalingRow, grouped
+from analysis.text import one_line
+from bench.units import count, percent, seconds, whole
+from bench.words import about
 
 #: Maximum number of runs per cell whose steps.csv is read; the runs are evenly spaced over the repeats.
 MAX_RUNS = 5
 #: Multiples of a power of ten that may get a tick: few for a wide span of times, many for a narrow one.
 _STEPS = ((1.0,), (1.0, 2.0, 5.0), tuple(range(1, 10)), tuple(np.arange(1, 10, 0.25)))
-_QUANTILES = {"low": 0.05, "lower": 0.25, "median": 0.5, "upper": 0.75, "high": 0.95}
+_QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 #: Maximum number of series in the section "Why".
 MAX_SERIES = 4
 #: Smaller shares of the step have no bar.
@@ -45,64 +48,79 @@ _SMALLEST_BAR = 0.002
 _COLOURS = {OTHER: Colour.GREY, NOT_EXPLAINED: Colour.OLIVE}
 
 
-def step_rows(study: Study, rows: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of cells that have step times; add quantiles of these times and the slowest step."""
-    wanted = runs[runs["measured"] & runs["cell_id"].isin(rows["cell_id"])]
+class StepTimes(NamedTuple):
+    """The step times of a cell: quantiles (s), and the slowest step with its run and place.
+
+    ``over_twice`` is the share of the steps that take more than twice the median.
+    """
+
+    low: float
+    lower: float
+    median: float
+    upper: float
+    high: float
+    steps: int
+    runs_read: int
+    slowest: float
+    slowest_run: str
+    slowest_at: str
+    over_twice: float
+
+
+def step_times(study: Study, rows: Sequence[ScalingRow], runs: pd.DataFrame) -> dict[str, StepTimes]:
+    """Return the step times of the cells that have some."""
+    wanted = runs[runs["measured"] & runs["cell_id"].isin([row.cell_id for row in rows])]
     sample = wanted.groupby("cell_id", sort=False)["run_id"].apply(_sample).explode()
     steps = study.steps_of(sample.to_list())
     steps = steps[np.isfinite(steps["step_time_sec"]) & (steps["step_time_sec"] > 0)]
     groups = steps.groupby(steps["cell_id"].astype("str"), sort=False)
-    found = [{"cell_id": cell_id, **_statistics(own)} for cell_id, own in groups if len(own) > 1]
-    further = ("steps", "runs_read", "slowest", "slowest_run", "slowest_at", "over_twice")
-    columns = ["cell_id", *_QUANTILES, *further]
-    return rows.merge(pd.DataFrame(found, columns=columns), on="cell_id")
+    return {str(cell_id): _statistics(own) for cell_id, own in groups if len(own) > 1}
 
 
 def _sample(run_ids: pd.Series) -> list[str]:
     return [str(run_ids.iloc[place]) for place in evenly_spaced(len(run_ids), MAX_RUNS)]
 
 
-def _statistics(steps: pd.DataFrame) -> dict[str, Any]:
+def _statistics(steps: pd.DataFrame) -> StepTimes:
     times = steps["step_time_sec"].to_numpy(dtype=float)
-    slowest = steps.iloc[int(times.argmax())]
-    rank = slowest["slowest_rank"]
-    by = f", rank {whole(float(rank))} was slowest" if pd.notna(rank) else ""
-    place = f"epoch {whole(float(slowest['epoch']))}, step {whole(float(slowest['step']))}"
-    levels = dict(zip(_QUANTILES, np.quantile(times, list(_QUANTILES.values())), strict=True))
-    return {
-        **levels,
-        "steps": len(times),
-        "runs_read": steps["run_id"].nunique(),
-        "slowest": float(times.max()),
-        "slowest_run": str(slowest["run_id"]),
-        "slowest_at": f"run {one_line(slowest['run_id'], limit=120)}, {place}{by}",
-        "over_twice": float((times > 2 * levels["median"]).mean()),
-    }
+    slowest: Any = next(steps.iloc[[int(times.argmax())]].itertuples())
+    by = f", rank {whole(slowest.slowest_rank)} was slowest" if pd.notna(slowest.slowest_rank) else ""
+    place = f"epoch {whole(float(slowest.epoch))}, step {whole(float(slowest.step))}"
+    low, lower, middle, upper, high = map(float, np.quantile(times, _QUANTILES))
+    return StepTimes(
+        *(low, lower, middle, upper, high, len(times), len(set(steps["run_id"])), float(times.max())),
+        slowest_run=str(slowest.run_id),
+        slowest_at=f"run {one_line(slowest.run_id, limit=120)}, {place}{by}",
+        over_twice=float((times > 2 * middle).mean()),
+    )
 
 
-def steps_figure(selection: Selection) -> Drawing:
-    """Draw the step times of one scaling mode; the selection's rows come from :func:`step_rows`."""
-    rows = selection.rows
-    widest = rows.assign(spread=rows["high"] / rows["low"]).sort_values("spread").iloc[-1]
+def steps_figure(selection: Selection[ScalingRow], times: Mapping[str, StepTimes]) -> Drawing:
+    """Draw the step times of one scaling mode; ``times`` maps the cells to their step times."""
+    spreads = [(times[row.cell_id], row) for row in selection.rows]
+    widest, row = max(spreads, key=lambda pair: pair[0].high / pair[0].low)
     draft = bars_draft(
         selection,
         kind="times",
         subject="Step time distribution",
         view="Distribution",
         description=(
-            f"Box plots of {count(len(rows), 'cell')}. The widest spread is at {ranks(widest)}, where "
-            f"the middle 90 % of the steps took {seconds(widest['low'])} to {seconds(widest['high'])}, "
-            f"median {seconds(widest['median'])}."
+            f"Box plots of {count(len(spreads), 'cell')}. The widest spread is at {ranks(row)}, where "
+            f"the middle 90 % of the steps took {seconds(widest.low)} to {seconds(widest.high)}, "
+            f"median {seconds(widest.median)}."
         ),
     )
-    return finish(draft, lambda axes: _draw(axes, rows, selection.labels))
+    return finish(draft, lambda axes: _draw(axes, selection, times))
 
 
-def _draw(axes: Axes, rows: pd.DataFrame, labels: dict[str, str]) -> Tips:
+def _draw(axes: Axes, selection: Selection[ScalingRow], times: Mapping[str, StepTimes]) -> Tips:
     axes.set_xscale("log")
     axes.grid(axis="x")
-    tips = draw_rows(axes, rows, labels=labels, bar=partial(_draw_box, axes))
-    low, high = float(rows["low"].min()) / 1.1, float(rows["slowest"].max()) * 1.1
+    tips = draw_rows(
+        axes, selection, lambda place, row, name: _draw_box(axes, place, row, name, times[row.cell_id])
+    )
+    own = [times[row.cell_id] for row in selection.rows]
+    low, high = min(one.low for one in own) / 1.1, max(one.slowest for one in own) * 1.1
     axes.set(xlim=(low, high), xlabel="Time per step")
     ticks = log_ticks(low, high, *_STEPS)
     set_ticks(axes.xaxis, ticks[:: -(-len(ticks) // 6)], _short)
@@ -117,44 +135,39 @@ def _short(value: float) -> str:
     return f"{value / 1e-6:.4g} µs"
 
 
-def _draw_box(axes: Axes, place: float, row: dict[Hashable, Any], name: str) -> Tips:
+def _draw_box(axes: Axes, place: float, row: ScalingRow, name: str, times: StepTimes) -> Tips:
     line: dict[str, Any] = {"color": Colour.MUTED, "linewidth": 1.0, "zorder": 2}
-    for start, end in (("low", "lower"), ("upper", "high")):
-        axes.plot([row[start], row[end]], [place, place], **line)
-    for end in ("low", "high"):
-        axes.plot([row[end], row[end]], [place - 0.16, place + 0.16], **line)
-    width = row["upper"] - row["lower"]
+    for ends in ((times.low, times.lower), (times.upper, times.high)):
+        axes.plot(ends, [place, place], **line)
+    for end in (times.low, times.high):
+        axes.plot([end, end], [place - 0.16, place + 0.16], **line)
     style: dict[str, Any] = {"color": Colour.GRID, "edgecolor": Colour.MUTED}
-    (box,) = axes.barh(place, width, left=row["lower"], height=0.6, zorder=3, **style)
+    (box,) = axes.barh(place, times.upper - times.lower, left=times.lower, height=0.6, zorder=3, **style)
     box.set_gid(f"box-{place:.2f}")
-    axes.plot([row["median"]] * 2, [place - 0.36, place + 0.36], color=Colour.INK, linewidth=1.4, zorder=4)
-    dot = axes.scatter([row["slowest"]], [place], s=12, color=Colour.INK, linewidth=0, zorder=4)
+    axes.plot([times.median] * 2, [place - 0.36, place + 0.36], color=Colour.INK, linewidth=1.4, zorder=4)
+    dot = axes.scatter([times.slowest], [place], s=12, color=Colour.INK, linewidth=0, zorder=4)
     dot.set_gid(f"slowest-{place:.2f}")
-    slow = (
-        f"\n{number(100 * row['over_twice'], digits=2)} % take more than twice the median"
-        if row["over_twice"] > 0
-        else ""
-    )
+    slow = f"\n{percent(times.over_twice, decimals=1)} take more than twice the median"
     box_tip = (
-        f"{name}: median {seconds(row['median'])}\nhalf of the steps take {seconds(row['lower'])} to "
-        f"{seconds(row['upper'])}, 90 % take {seconds(row['low'])} to {seconds(row['high'])}{slow}\n"
-        f"{count(int(row['steps']), 'step')} of {count(int(row['runs_read']), 'run')}"
+        f"{name}: median {seconds(times.median)}\nhalf of the steps take {seconds(times.lower)} to "
+        f"{seconds(times.upper)}, 90 % take {seconds(times.low)} to {seconds(times.high)}"
+        f"{slow if times.over_twice > 0 else ''}\n"
+        f"{count(times.steps, 'step')} of {count(times.runs_read, 'run')}"
     )
-    slowest_tip = f"{name}: the slowest step, {seconds(row['slowest'])}\n{row['slowest_at']}"
-    cell, run = row["cell_id"], row["slowest_run"]
-    return {f"box-{place:.2f}": [Tip(box_tip, cell)], f"slowest-{place:.2f}": [Tip(slowest_tip, cell, run)]}
+    slowest_tip = f"{name}: the slowest step, {seconds(times.slowest)}\n{times.slowest_at}"
+    return {
+        f"box-{place:.2f}": [Tip(box_tip, row.cell_id)],
+        f"slowest-{place:.2f}": [Tip(slowest_tip, row.cell_id, times.slowest_run)],
+    }
 
 
-def waterfall_figure(
-    division: CellDivision, row: Mapping[Any, Any] | pd.Series, *, name: str, label: str
-) -> Drawing:
+def waterfall_figure(division: CellDivision, row: ScalingRow, *, name: str, label: str) -> Drawing:
     """Draw how the causes add up from the ideal time of a step to its measured time."""
     bars = [
-        (Part(title_of(one.key.cause), _COLOURS.get(one.key.cause, Colour.WINE)), one.share)
+        (Part(about(one.causes, "title"), _COLOURS.get(one.cause, Colour.WINE)), one.share)
         for one in division.rows
         if abs(one.share) >= _SMALLEST_BAR
     ]
-    step_s = float(row["step_time_sec"])
     texts = [f"{part.words} {percent(share)}" for part, share in bars]
     draft = Draft(
         name=name,
@@ -162,13 +175,13 @@ def waterfall_figure(
         topic="why",
         labels={"series": label},
         description=f"Waterfall: ideal step {percent(1 - division.loss)}, {', '.join(texts)}.",
-        caption=WORDS["captions"]["why"],
+        caption=CAPTIONS["why"],
         height_in=0.27 * (len(bars) + 2) + 0.75,
         left_in=1.75,
         with_axis=False,
     )
-    cell = str(row.get("cell_id", ""))
-    return finish(draft, lambda axes: _draw_waterfall(axes, bars, 1 - division.loss, step_s, cell))
+    ideal = 1 - division.loss
+    return finish(draft, lambda axes: _draw_waterfall(axes, bars, ideal, row.step_time_sec, row.cell_id))
 
 
 def _draw_waterfall(
@@ -203,43 +216,43 @@ def _draw_waterfall(
 def series_figure(steps: pd.DataFrame, *, name: str, label: str) -> Drawing:
     """Draw the step times of some runs over the number of the step.
 
-    ``steps`` have ``run_id, number, step_time_sec, slowest_rank``.
+    ``steps`` have ``run_id, cell_id, number, step_time_sec, slowest_rank``.
     """
-    runs = list(dict.fromkeys(steps["run_id"]))
-    slowest = steps.iloc[int(steps["step_time_sec"].to_numpy().argmax())]
+    rows: list[Any] = list(steps.itertuples(index=False))
+    runs = grouped(rows, lambda step: str(step.run_id))
+    slowest = max(rows, key=lambda step: step.step_time_sec)
     draft = Draft(
         name=name,
         subject="Step time over step number",
         topic="why",
         labels={"series": label},
         description=(
-            f"Lines of {len(runs)} runs; the slowest step takes {seconds(slowest['step_time_sec'])} "
-            f"(step {int(slowest['number'])} of {one_line(slowest['run_id'], limit=80)})."
+            f"Lines of {len(runs)} runs; the slowest step takes {seconds(slowest.step_time_sec)} "
+            f"(step {slowest.number} of {one_line(slowest.run_id, limit=80)})."
         ),
-        caption=WORDS["captions"]["series"],
+        caption=CAPTIONS["series"],
         height_in=2.2,
     )
-    return finish(draft, lambda axes: _draw_series(axes, steps, runs))
+    return finish(draft, lambda axes: _draw_series(axes, runs))
 
 
-def _draw_series(axes: Axes, steps: pd.DataFrame, runs: list[str]) -> Tips:
+def _draw_series(axes: Axes, runs: Mapping[str, Sequence[Any]]) -> Tips:
     tips: Tips = {}
-    top = 0.0
-    for place, run in enumerate(runs):
-        own = steps[steps["run_id"] == run]
+    for place, (run, own) in enumerate(runs.items()):
+        numbers, times = [step.number for step in own], [step.step_time_sec for step in own]
         colour = SERIES_COLOURS[place % len(SERIES_COLOURS)]
-        (line,) = axes.plot(own["number"], own["step_time_sec"], color=colour, linewidth=0.9, alpha=0.8)
+        (line,) = axes.plot(numbers, times, color=colour, linewidth=0.9, alpha=0.8)
         line.set_gid(f"run-{place}")
-        worst = own.iloc[int(own["step_time_sec"].to_numpy().argmax())]
-        median = float(own["step_time_sec"].median())
-        by = f", rank {int(worst['slowest_rank'])}" if pd.notna(worst["slowest_rank"]) else ""
+        worst = max(own, key=lambda step: step.step_time_sec)
+        by = f", rank {int(worst.slowest_rank)}" if pd.notna(worst.slowest_rank) else ""
         text = (
-            f"{one_line(run, limit=80)}: median {seconds(median)}\nslowest {seconds(worst['step_time_sec'])} "
-            f"at step {int(worst['number'])}{by}"
+            f"{one_line(run, limit=80)}: median {seconds(statistics.median(times))}\nslowest "
+            f"{seconds(worst.step_time_sec)} at step {worst.number}{by}"
         )
-        tips[f"run-{place}"] = [Tip(text, str(own["cell_id"].iloc[0]), run)]
-        top = max(top, float(worst["step_time_sec"]))
-    axes.set(xlabel="Step", xlim=(0, float(steps["number"].max()) + 1), ylim=(0, 1.05 * top))
+        tips[f"run-{place}"] = [Tip(text, worst.cell_id, run)]
+    steps = [step for own in runs.values() for step in own]
+    top = max(step.step_time_sec for step in steps)
+    axes.set(xlabel="Step", xlim=(0, max(step.number for step in steps) + 1), ylim=(0, 1.05 * top))
     axes.yaxis.set_major_locator(MaxNLocator(4))
     axes.yaxis.set_major_formatter(lambda value, _: seconds(value) if value > 0 else "0")
     axes.grid(axis="y")

@@ -138,6 +138,7 @@
   const PAGE = 100;
   const main = (cell) => (typeof cell === "string" ? cell : cell[0]);
   const headings = [...table.tHead.rows[0].cells];
+  const names = headings.map((heading) => heading.dataset.column);
   const numeric = headings.map((heading) => heading.classList.contains("number"));
   const rows = data.rows.map((row) => ({ row, text: row.flat().join(" ").toLowerCase() }));
   const cellOfRun = new Map(runs.map((one) => [one.run, one.cell]));
@@ -153,8 +154,8 @@
     const text = main(cell);
     const td = make("td", column ? text : "", (numeric[column] ? "" : "text ") + headings[column].className);
     if (!column) td.append(named(text, text));
-    if (column === data.efficiency && !Number.isNaN(parseFloat(text))) td.classList.add(parseFloat(text) >= data.guide ? "good" : "low");
-    if (column === data.state) td.classList.add("state", text === "completed" ? "done" : "open");
+    if (names[column] === "efficiency" && !Number.isNaN(parseFloat(text))) td.classList.add(parseFloat(text) >= data.guide ? "good" : "low");
+    if (names[column] === "state") td.classList.add("state", text === "completed" ? "done" : "open");
     if (typeof cell !== "string") td.append(make("small", cell[1]));
     return td;
   };

@@ -287,13 +287,11 @@ def _outcome(
         reason = f"the time limit of {human_duration(limit_s)} was reached"
         reason = with_workload_error(attempt.folder, reason)
         return Outcome(RunState.FAILED, reason, FailureClass.TIME_LIMIT)
-    code = first_failed.code if first_failed else 0
-    outcome = process_outcome(attempt.folder, attempt.cell, code)
+    code, host = (first_failed.code, first_failed.host) if first_failed else (0, "")
+    outcome = process_outcome(attempt.folder, attempt.cell, code, host=host)
     killed = killed_by_torchrun("\n".join(log_tail(attempt.folder.err)))
     if outcome.state is RunState.FAILED and killed:
         return Outcome(RunState.FAILED, killed, FailureClass.KILLED, code)
-    if first_failed and outcome.reason == f"exit code {code}":
-        outcome.reason = f"exit code {code} on {first_failed.host}"
     return outcome
 
 

@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
+from analysis.causes.cells import CauseRow
 from analysis.causes.table import study_causes
 from analysis.data.load import load_study
 from bench.matrix.cell import Cell
-from bench.study.layout import RANKS_COLUMNS, RunFolder
+from bench.study.layout import RunFolder
+from bench.study.records import RANKS_COLUMNS
 from tests.analysis import studies
 
 #: Seconds of a step of one rank without any loss.
@@ -128,7 +128,6 @@ def sampled_step(
     folder.sampled_step.write_text(json.dumps({"schema": 1, "ranks": steps}))
 
 
-def causes(path: Path, cell: str = "n4x1-gloo-srun-b16") -> pd.DataFrame:
+def causes(path: Path, cell: str = "n4x1-gloo-srun-b16") -> list[CauseRow]:
     """Return the rows of causes.csv of one cell, also if its values are not valid."""
-    found = study_causes(load_study(path), also_invalid=True)
-    return found[found["cell_id"] == cell].reset_index(drop=True)
+    return [row for row in study_causes(load_study(path), also_invalid=True) if row.cell_id == cell]

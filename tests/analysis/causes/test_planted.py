@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,17 +13,25 @@ import pytest
 
 from analysis.causes import claims
 from analysis.causes.catalogue import CAUSES, RESTS
-from analysis.causes.cells import Baseline, CellRun, divide_cell
+from analysis.causes.cells import CauseRow, divide_cell
 from analysis.causes.claims import LateRank, RunEvidence, claims_of
-from analysis.causes.evidence import NodeFacts, RunFacts, calls_outside, collectives_outside, read_facts
+from analysis.causes.evidence import (
+    NodeFacts,
+    RunFacts,
+    calls_outside,
+    collectives_outside,
+    fact,
+    read_facts,
+)
 from analysis.causes.table import study_causes
 from analysis.checks.scaling_table import scaling_table
 from analysis.data.load import load_study
 from analysis.stats.measured import measure
+from bench.facts import Fact
 from bench.matrix.cell import Cell
-from bench.study.conditions import Disturbance, Reason
 from bench.study.layout import RunFolder
 from bench.study.run_json import SampledStep, SlowCall
+from bench.words import about
 from tests.analysis import studies
 from tests.analysis.causes.planted import (
     attempts,
@@ -41,20 +50,28 @@ MORE = 0.025
 SHARE = 0.2
 
 
-def named(found: pd.DataFrame) -> list[str]:
-    return [cause for cause in found["cause"] if cause not in RESTS]
+def named(found: Sequence[CauseRow]) -> list[str]:
+    return [row.name for row in found if not row.is_rest]
 
 
-def first(found: pd.DataFrame, cause: str, *, share: float | None = SHARE) -> dict[str, Any]:
+def share_of(found: Sequence[CauseRow], cause: str) -> float:
+    return next(row.share for row in found if row.cause == cause)
+
+
+def first(found: Sequence[CauseRow], cause: str, *, share: float | None = SHARE) -> CauseRow:
     """Return the first row, after checking its cause, its share and the only named cause."""
     assert named(found) == [cause]
-    row = dict(found.iloc[0])
-    assert row["remedy"]
+    row = found[0]
     if share is None:
-        assert pd.isna(row["share"])
+        assert math.isnan(row.share)
     else:
-        assert row["share"] == pytest.approx(share, abs=0.01)
+        assert row.share == pytest.approx(share, abs=0.01)
     return row
+
+
+def facts_of(row: CauseRow) -> dict[str, dict[str, Any]]:
+    """Return the values of the evidence by kind."""
+    return {fact.kind: dict(fact.values) for fact in row.evidence}
 
 
 @pytest.mark.parametrize("part", ["forward", "backward", "optimizer"])
@@ -62,11 +79,11 @@ def test_a_late_rank_in_one_part_is_a_late_rank(tmp_path: Path, part: str) -> No
     path = plant(tmp_path / "s", late_parts(MORE, part=part), noise=0.0)
     late(path, 2, MORE, part=part)
     row = first(causes(path), "late-rank")
-    assert (row["node"], row["rank"], row["part"]) == ("n3", 2, part)
-    words = "the optimizer" if part == "optimizer" else part
-    assert row["evidence"] == (
-        f"rank 2 on n3 takes 25.0 ms per step longer than the others, in {words} (values of n4x1-gloo-srun-b16-r1; present in 3 of 3 runs)"
-    )
+    assert (row.node, row.rank, row.part) == ("n3", 2, part)
+    late_one = facts_of(row)["late"]
+    assert late_one.pop("excess_s") == pytest.approx(MORE)
+    assert late_one == {"rank": 2, "node": "n3", "part": part, "part_share": 1.0}
+    assert facts_of(row)["seen-in"] == {"seen": 3, "runs": 3, "run_id": "n4x1-gloo-srun-b16-r1"}
 
 
 def test_a_noisy_optimizer_in_one_run_does_not_change_the_cause_of_this_run(tmp_path: Path) -> None:
@@ -78,7 +95,7 @@ def test_a_noisy_optimizer_in_one_run_does_not_change_the_cause_of_this_run(tmp_
         ranks = pd.read_csv(folder.ranks_csv).assign(host="n1", optimizer_time_sec=0.0004)
         ranks.loc[ranks["rank"] == 2, "optimizer_time_sec"] *= 5 if place == 0 else 1
         ranks.to_csv(folder.ranks_csv, index=False)
-    assert "present in 3 of 3 runs" in first(causes(path), "late-rank")["evidence"]
+    assert facts_of(first(causes(path), "late-rank"))["seen-in"]["seen"] == 3
 
 
 def test_a_rank_that_loads_data_slowly_is_late_and_the_study_cannot_tell_rank_from_node(
@@ -90,7 +107,7 @@ def test_a_rank_that_loads_data_slowly_is_late_and_the_study_cannot_tell_rank_fr
         ranks = pd.read_csv(folder.ranks_csv)
         ranks.loc[ranks["rank"] == 1, "forward_time_sec"] *= 1.01
         ranks.to_csv(folder.ranks_csv, index=False)
-    assert first(causes(path), "late-rank or late-node")["part"] == "data"
+    assert first(causes(path), "late-rank or late-node").part == "data"
 
 
 @pytest.mark.parametrize("damaged", [{"seconds": "x"}, {"calls": []}, {"path": [1]}, {"function": 5}])
@@ -110,7 +127,7 @@ def test_a_row_without_a_rank_is_ignored(tmp_path: Path, damaged: str) -> None:
         ranks = pd.read_csv(folder.ranks_csv, dtype=str)
         ranks.loc[1, "rank"] = damaged
         ranks.to_csv(folder.ranks_csv, index=False)
-    assert first(causes(path), "late-rank")["rank"] == 2
+    assert first(causes(path), "late-rank").rank == 2
 
 
 def test_a_busy_neighbour_on_one_node_is_too_little_cpu(tmp_path: Path) -> None:
@@ -120,20 +137,21 @@ def test_a_busy_neighbour_on_one_node_is_too_little_cpu(tmp_path: Path) -> None:
     for folder in attempts(path):
         change_json(folder.run_json, disturbed=[entry])
     row = first(causes(path), "cpu-starved")
-    assert (row["node"], row["part"]) == ("n3", "backward")
-    assert row["evidence"].endswith(
-        "foreign processes used 40% of the time of the cores in use on n3 (values of n4x1-gloo-srun-b16-r1; present in 3 of 3 runs); all runs were disturbed"
-    )
+    assert (row.node, row.part) == ("n3", "backward")
+    assert facts_of(row)["foreign-cpu"]["share"] == 0.4
+    assert row.evidence[-1].kind == "all-disturbed"
 
 
-@pytest.mark.parametrize(("one_part", "cause"), [(True, "late-rank"), (False, "late-rank or cpu-starved")])
+@pytest.mark.parametrize(
+    ("one_part", "cause"), [(True, ("late-rank", "")), (False, ("late-rank", "cpu-starved"))]
+)
 def test_a_busy_node_explains_one_of_its_ranks_only_if_all_its_computation_is_slower(
-    one_part: bool, cause: str
+    one_part: bool, cause: tuple[str, str]
 ) -> None:
-    facts = RunFacts(nodes={"n1": NodeFacts(foreign=0.5, texts=("foreign processes",))})
+    facts = RunFacts(nodes={"n1": NodeFacts(foreign=0.5, evidence=(fact("foreign-cpu"),))})
     late_one = LateRank(1, "n1", 0.3, 0.03, "forward", whole_node=False, cause="late-rank", one_part=one_part)
     claims = claims_of(RunEvidence({"forward": 0.7, "wait": 0.3}, 0.1, facts, [late_one]))
-    assert [claim.cause for claim in claims] == [cause]
+    assert [(claim.cause, claim.alternative) for claim in claims] == [cause]
     assert (claims[0].rank, claims[0].share) == (1, 0.3)
 
 
@@ -147,17 +165,16 @@ def test_threads_that_share_cores_are_too_little_cpu(tmp_path: Path) -> None:
 
     path = plant(tmp_path / "s", {"forward": 0.01, "backward": 0.02, "optimizer": 0.01 / 3}, env=env)
     row = first(causes(path), "cpu-starved", share=None)
-    assert row["evidence"].startswith("4 threads of 1 rank share 3 cores on n1; 4 threads of 1 rank")
+    assert row.evidence[0].values == {"node": "n1", "threads": 4, "ranks": 1, "cores": 3}
+    assert [fact.kind for fact in row.evidence] == [*["few-cores"] * 3, "seen-in"]
 
 
 def test_a_quota_is_too_little_cpu(tmp_path: Path) -> None:
     path = plant(tmp_path / "s", {"backward": MORE})
     for folder in attempts(path):
         conditions(folder, ranks=4, node=lambda node: {"throttled_s": 2.5})
-    assert (
-        "a CPU quota stopped the processes on n1 for 25% of the time"
-        in first(causes(path), "cpu-starved", share=None)["evidence"]
-    )
+    row = first(causes(path), "cpu-starved", share=None)
+    assert row.evidence[0] == fact("cpu-quota", node="n1", share=0.25)
 
 
 def test_low_clocks_are_named_without_a_share(tmp_path: Path) -> None:
@@ -167,17 +184,14 @@ def test_low_clocks_are_named_without_a_share(tmp_path: Path) -> None:
             clocks = {"before": {"sm_mhz": mhz}, "after": {"sm_mhz": mhz}}
             conditions(folder, ranks=ranks, rank=lambda rank, clocks=clocks: {"clocks": clocks})
     row = first(causes(path), "clocks", share=None)
-    assert (
-        row["evidence"]
-        == "the clock is 1200 MHz, but 1500 MHz at the baseline (80 %) (values of n4x1-gloo-srun-b16-r1; present in 3 of 3 runs)"
-    )
+    assert facts_of(row)["low-clock"] == {"mhz": 1200, "base_mhz": 1500, "ratio": 0.8}
 
 
 def test_a_slow_loader_is_named_also_at_the_baseline(tmp_path: Path) -> None:
     path = plant(tmp_path / "s", {"data": MORE}, everywhere=True, noise=0.0)
     for cell in ("n1x1-gloo-srun-b16", "n4x1-gloo-srun-b16"):
         row = first(causes(path, cell), "data-loading")
-        assert row["evidence"].startswith("loading data takes 25.0 ms per step (20 %)")
+        assert facts_of(row)["loading"]["seconds"] == pytest.approx(MORE, rel=1e-3)
 
 
 def test_a_checkpoint_in_each_step_is_named_with_its_line(tmp_path: Path) -> None:
@@ -186,11 +200,9 @@ def test_a_checkpoint_in_each_step_is_named_with_its_line(tmp_path: Path) -> Non
     for folder in attempts(path):
         sampled_step(folder, step_s(more), {"line": 57, "function": "torch.save", "seconds": MORE})
     row = first(causes(path), "outside-timers")
-    assert row["evidence"] == (
-        "calls outside all timers take 25.0 ms in a sampled step (mean over ranks); on rank 0: torch.save at "
-        "/home/me/train.py:57 (25.0 ms) "
-        "(values of n4x1-gloo-srun-b16-r1; present in 3 of 3 runs)"
-    )
+    assert facts_of(row)["calls-outside-timers"] == {"seconds": MORE, "ranks": 4}
+    (call,) = facts_of(row)["calls"]["calls"]
+    assert (call["function"], call["path"], call["line"]) == ("torch.save", "/home/me/train.py", 57)
 
 
 def test_a_sampled_step_that_is_slow_for_other_reasons_does_not_hide_its_calls(tmp_path: Path) -> None:
@@ -213,7 +225,7 @@ def test_neither_clearing_the_gradients_nor_the_time_of_the_profiler_is_a_cause(
     path = plant(tmp_path / "s", more)
     for folder in attempts(path):
         sampled_step(folder, step_s(more), {"line": 9, "function": function, "seconds": MORE})
-    assert "outside-timers" not in set(causes(path)["cause"])
+    assert "outside-timers" not in named(causes(path))
 
 
 def test_a_checkpoint_of_rank_0_is_work_outside_the_timers_of_this_rank(tmp_path: Path) -> None:
@@ -223,10 +235,9 @@ def test_a_checkpoint_of_rank_0_is_work_outside_the_timers_of_this_rank(tmp_path
         call = {"line": 57, "function": "torch.save", "seconds": MORE}
         sampled_step(folder, step_s({"other": MORE}), call, ranks=(0,))
     row = first(causes(path), "outside-timers")
-    assert (row["rank"], row["node"]) == (0, "n1")
-    assert (
-        "torch.save at /home/me/train.py:57 takes 25.0 ms longer there, in a sampled step" in row["evidence"]
-    )
+    assert (row.rank, row.node) == (0, "n1")
+    call = {"function": "torch.save", "path": "/home/me/train.py", "line": 57, "excess_s": MORE}
+    assert facts_of(row)["slower-call"] == call
 
 
 def test_the_wait_for_work_that_one_rank_does_now_and_then_is_part_of_its_share(tmp_path: Path) -> None:
@@ -239,12 +250,12 @@ def test_the_wait_for_work_that_one_rank_does_now_and_then_is_part_of_its_share(
         idle = rows.assign(epoch=2, other_time_sec=0.0, comm_exposed_time_sec=0.0, comm_wait_time_sec=0.0)
         pd.concat([rows, rows.assign(epoch=1), idle]).to_csv(folder.ranks_csv, index=False)
     found = causes(path)
-    row = found[found["cause"] == "outside-timers"].iloc[0]
-    assert (row["rank"], row["node"]) == (0, "n1")
+    row = found[0]
+    assert (row.cause, row.rank, row.node) == ("outside-timers", 0, "n1")
     late_share = 2 / 3 * 1.5 * MORE / (step_s({}) + 1.5 * MORE)
-    assert row["share"] == pytest.approx(late_share, abs=0.01)
-    rest = found[found["cause"] == "not-explained"].iloc[0]
-    assert "waiting for other ranks" in rest["evidence"]
+    assert row.share == pytest.approx(late_share, abs=0.01)
+    (rest,) = [one for one in found if one.cause == "not-explained"]
+    assert facts_of(rest)["rest"]["parts"][0]["part"] == "wait"
 
 
 @pytest.mark.parametrize(("function", "communicates"), [("get_rank", False), ("all_reduce", True)])
@@ -264,17 +275,17 @@ def test_without_the_parts_the_interval_of_the_loss_is_that_of_the_efficiency(tm
         frame[parts] = float("nan")
         frame.to_csv(file, index=False)
     study = load_study(path)
-    table = scaling_table(measure(study)).set_index("cell_id").loc["n4x1-gloo-srun-b16"]
-    found = causes(path).set_index("cause").loc["not-explained"]
-    ends = [1 - table["efficiency_high"], 1 - table["efficiency_low"]]
-    assert [found["share_low"], found["share_high"]] == pytest.approx(ends)
-    assert found["share"] == pytest.approx(1 - table["efficiency"], abs=0.01)
+    (table,) = (row for row in scaling_table(measure(study)) if row.cell_id == "n4x1-gloo-srun-b16")
+    (found,) = [one for one in causes(path) if one.cause == "not-explained"]
+    ends = [1 - table.efficiency_high, 1 - table.efficiency_low]
+    assert [found.share_low, found.share_high] == pytest.approx(ends)
+    assert found.share == pytest.approx(1 - table.efficiency, abs=0.01)
 
 
 def test_time_outside_the_timers_without_a_call_stays_other(tmp_path: Path) -> None:
     found = causes(plant(tmp_path / "s", {"other": MORE}))
     assert named(found) == []
-    assert found.loc[found["cause"] == "other", "share"].item() == pytest.approx(SHARE, abs=0.01)
+    assert share_of(found, "other") == pytest.approx(SHARE, abs=0.01)
 
 
 def test_passes_that_synchronise_too_often_are_extra_communication(tmp_path: Path) -> None:
@@ -282,18 +293,18 @@ def test_passes_that_synchronise_too_often_are_extra_communication(tmp_path: Pat
     for folder in attempts(path):
         conditions(folder, ranks=4, rank=lambda rank: {"collectives": 600, "sync_passes": 600})
     row = first(causes(path), "extra-communication", share=None)
-    assert row["evidence"].startswith("4.0 backward passes per step synchronise gradients, but one is enough")
+    assert facts_of(row)["synchronising-passes"] == {"per_step": 4}
 
 
 def test_a_cause_whose_time_only_some_runs_measured_has_no_share() -> None:
     parts = {"forward": 0.4, "backward": 0.5, "optimizer": 0.1}
     runs = [
-        CellRun(str(number), RunEvidence(parts, 0.1, RunFacts({"n1": NodeFacts(starved=0.5, wait=wait)})))
+        RunEvidence(parts, 0.1, RunFacts({"n1": NodeFacts(starved=0.5, wait=wait)}), run_id=str(number))
         for number, wait in enumerate((0.3, 0.3, float("nan")))
     ]
     (row, *_) = divide_cell(runs).rows
-    assert (row.key.cause, row.runs) == ("cpu-starved", 3)
-    assert pd.isna([row.share, row.low, row.high]).all()
+    assert (row.cause, row.runs) == ("cpu-starved", 3)
+    assert pd.isna([row.share, row.share_low, row.share_high]).all()
 
 
 @pytest.mark.parametrize(("waited_s", "starved"), [(None, 0.5), (3.0, 0.3), (9.0, 0.5), (0.1, 0.0)])
@@ -310,7 +321,9 @@ def test_threads_that_share_cores_cost_at_most_the_time_for_which_the_ranks_wait
 
 def busy(*, wait: float, foreign: float = 0.5, spare: float = 0.0) -> RunFacts:
     """Return the facts of a node with foreign processes whose ranks waited for a core."""
-    return RunFacts(nodes={"n1": NodeFacts(foreign=foreign, wait=wait, spare=spare, texts=("foreign",))})
+    return RunFacts(
+        nodes={"n1": NodeFacts(foreign=foreign, wait=wait, spare=spare, evidence=(fact("foreign-cpu"),))}
+    )
 
 
 @pytest.mark.parametrize(
@@ -328,18 +341,15 @@ def test_foreign_cpu_time_is_a_cause_only_if_the_ranks_waited_for_cores(
 ) -> None:
     parts = {"forward": 0.4, "backward": 0.5, "optimizer": 0.1}
     runs = [
-        CellRun(str(number), RunEvidence(parts, 0.1, own, reference=base, smaller_batch=0.5))
+        RunEvidence(parts, 0.1, own, reference=base, smaller_batch=0.5, run_id=str(number))
         for number in range(3)
     ]
-    found = divide_cell(runs, Baseline({part: 0.6 * value for part, value in parts.items()}, 3, 0.0)).rows
-    assert {row.key.cause for row in found if row.key.cause not in RESTS} == expected
+    found = divide_cell(runs, {part: 0.6 * value for part, value in parts.items()}, runs).rows
+    assert set(named(found)) == expected
     if "cpu-starved" in expected:
         assert found[0].share == pytest.approx(0.3)
-        assert found[0].claim
-        at_base = " (1 % at the baseline)" if base.nodes else ""
-        assert found[0].claim.evidence == (
-            f"foreign; the ranks waited for a core in 30 % of the step{at_base}"
-        )
+        wait = fact("waited-for-core", share=0.3, base_share=0.01 if base.nodes else None)
+        assert found[0].evidence == (fact("foreign-cpu"), wait)
 
 
 @pytest.mark.parametrize(
@@ -373,10 +383,10 @@ def test_sampled_calls_outside_the_timers_are_named_if_other_steps_lose_time_the
     call = SlowCall("train.py", 9, "torch.save", 1, 0.02, None)
     facts = RunFacts(calls=(SampledStep(0, 0.1, None, [call]),))
     runs = [
-        CellRun(str(number), RunEvidence({"forward": 1 - share, "other": share}, 0.1, facts))
+        RunEvidence({"forward": 1 - share, "other": share}, 0.1, facts, run_id=str(number))
         for number, share in enumerate(shares)
     ]
-    found = [one.share for one in divide_cell(runs).rows if one.key.cause == "outside-timers"]
+    found = [one.share for one in divide_cell(runs).rows if one.cause == "outside-timers"]
     assert [pd.isna(share) for share in found] == ([True] if is_named else [])
 
 
@@ -392,9 +402,8 @@ def test_an_all_reduce_of_the_script_is_extra_communication_with_its_line(tmp_pa
         ]
         sampled_step(folder, step_s(more), *calls)
     row = first(causes(path), "extra-communication")
-    assert row["evidence"].startswith(
-        "2.0 collectives per step, but DDP needs 1.0: torch.distributed.all_reduce at "
-    )
+    assert facts_of(row)["collectives"] == {"per_step": 2, "needed": 1}
+    assert [call["line"] for call in facts_of(row)["calls"]["calls"]] == [55, 56]
 
 
 def test_recompilations_take_the_time_that_torch_counts(tmp_path: Path) -> None:
@@ -404,7 +413,7 @@ def test_recompilations_take_the_time_that_torch_counts(tmp_path: Path) -> None:
             conditions(folder, ranks=ranks, rank=lambda rank: {"recompilations": 150, "compile_s": 3.75})
     for cell in ("n1x1-gloo-srun-b16", "n4x1-gloo-srun-b16"):
         row = first(causes(path, cell), "recompilation")
-        assert row["evidence"].startswith("torch.compile compiles 1.0 times per step, 25.0 ms per step")
+        assert facts_of(row)["compilations"] == pytest.approx({"per_step": 1, "seconds": MORE})
 
 
 @pytest.mark.parametrize(
@@ -421,11 +430,8 @@ def test_a_warning_is_named_without_a_share(tmp_path: Path, cause: str, warning:
         line = {"cause": warning, "path": "job.err", "line": 14, "evidence": "Warning: text"}
         change_json(folder.run_json, warnings=[line])
     row = first(causes(path), cause, share=None)
-    assert pd.isna([row["share_low"], row["share_high"]]).all()
-    assert (
-        row["evidence"]
-        == "job.err:14: Warning: text (values of n4x1-gloo-srun-b16-r1; present in 3 of 3 runs)"
-    )
+    assert pd.isna([row.share_low, row.share_high]).all()
+    assert row.evidence[0] == fact("log-line", path="job.err", line=14, message="Warning: text")
 
 
 def test_a_setting_is_named_without_a_share(tmp_path: Path) -> None:
@@ -451,11 +457,11 @@ def test_causes_that_do_not_depend_on_times_are_named_although_ranks_share_cores
             warnings=[{"cause": "slow-gradient-strides", "path": "job.err", "line": 14, "evidence": "text"}],
         )
     found = study_causes(load_study(path))
-    found = found[found["cell_id"] == "n4x1-gloo-srun-b16"]
-    assert set(found["cause"]) == {"not-valid", "extra-communication", "unused-parameters", "grad-strides"}
-    assert found["cause"].iloc[0] == "not-valid"
-    assert found["share"].isna().all()
-    assert "backward passes per step synchronise gradients" in "".join(found["evidence"])
+    found = [row for row in found if row.cell_id == "n4x1-gloo-srun-b16"]
+    assert found[0].cause == "not-valid"
+    assert set(named(found)) == {"extra-communication", "unused-parameters", "grad-strides"}
+    assert all(math.isnan(row.share) for row in found)
+    assert "synchronising-passes" in {one.kind for row in found for one in row.evidence}
 
 
 def test_overlapping_runs_without_measured_waits_are_named_without_a_share(tmp_path: Path) -> None:
@@ -464,30 +470,24 @@ def test_overlapping_runs_without_measured_waits_are_named_without_a_share(tmp_p
     for folder in attempts(path):
         change_json(folder.run_json, disturbed=[entry])
     row = first(causes(path), "overlap", share=None)
-    assert (
-        row["evidence"]
-        == "another run of the study on n2 (values of n4x1-gloo-srun-b16-r1; present in 3 of 3 runs); all runs were disturbed"
-    )
+    assert [one.kind for one in row.evidence] == ["study-run", "seen-in", "all-disturbed"]
+    assert row.evidence[0].subject == ("n2",)
 
 
 def test_the_waits_for_cores_beside_another_job_are_its_share() -> None:
-    other = Disturbance(Reason.FOREIGN_JOB, "n1", None, None)
+    other = Fact("foreign-job", ("n1",))
     facts = RunFacts(nodes={"n1": NodeFacts(wait=0.25)}, disturbed=(other,))
     (claim,) = claims_of(RunEvidence({"forward": 0.9, "other": 0.1}, 0.1, facts))
     assert (claim.cause, claim.share) == ("overlap", 0.25)
-    assert claim.evidence == (
-        "a job that is not of the study on n1; the ranks waited for a core in 25 % of the step"
-    )
+    wait = fact("waited-for-core", share=0.25, base_share=None)
+    assert claim.evidence == (Fact("foreign-job", ("n1",)), wait)
 
 
 def test_less_work_per_rank_is_slower_computation_per_sample_in_a_strong_series(tmp_path: Path) -> None:
     timing = studies.Timing(comm_s=0, fixed_s=8e-3, imbalance=0)
     path = studies.finished(tmp_path / "s", studies.strong(sizes=(1, 4)), timing=timing, noise=0.002)
     row = first(causes(path), "smaller-share", share=None)
-    assert (
-        row["evidence"]
-        == "the batch per rank is 25 % of that of the baseline (values of n4x1-gloo-srun-b16-r1; present in 3 of 3 runs)"
-    )
+    assert facts_of(row)["smaller-batch"] == {"ratio": 0.25}
 
 
 def test_less_work_per_rank_is_no_cause_if_computation_does_not_take_longer(tmp_path: Path) -> None:
@@ -504,9 +504,8 @@ def test_a_network_far_below_its_nominal_rate_is_slow(tmp_path: Path) -> None:
         conditions(folder, ranks=4, node=lambda node, net=net: net)
         write_sweep(folder, bytes_per_s=1.25e8)
     row = first(causes(path), "slow-fabric", share=0.9 * SHARE)
-    assert row["evidence"].startswith(
-        "the fitted rate of all-reduces is 1.00 Gbit/s, but the nominal rate is 10.0 Gbit/s"
-    )
+    rates = facts_of(row)["slow-all-reduces"]
+    assert rates == pytest.approx({"fitted_gbit_s": 1, "nominal_gbit_s": 10}, rel=1e-3)
 
 
 def write_sweep(folder: Any, *, bytes_per_s: float) -> None:
@@ -527,7 +526,7 @@ def test_two_planted_causes_are_both_named_with_their_shares(tmp_path: Path) -> 
     found = causes(path)
     assert sorted(named(found)) == ["data-loading", "late-rank"]
     expected = MORE / (0.1 + 2 * MORE)
-    assert found["share"].head(2).to_list() == pytest.approx([expected, expected], abs=0.03)
+    assert [row.share for row in found[:2]] == pytest.approx([expected, expected], abs=0.03)
 
 
 def test_a_study_without_losses_names_no_cause(tmp_path: Path) -> None:
@@ -543,9 +542,9 @@ def test_a_command_without_parts_of_the_step_has_only_the_rest(tmp_path: Path) -
         frame[["load_balance", "comm_efficiency", "pop_parallel_efficiency"]] = None
         frame.to_csv(file, index=False)
     found = causes(path)
-    assert found["cause"].to_list() == ["not-explained", "other"]
-    assert found["share"].to_list() == pytest.approx([SHARE, 0.0], abs=0.01)
-    assert found["evidence"][0] == "the parts of the step were not measured"
+    assert [row.cause for row in found] == ["not-explained", "other"]
+    assert [row.share for row in found] == pytest.approx([SHARE, 0.0], abs=0.01)
+    assert found[0].evidence == (fact("parts-unknown"),)
 
 
 def test_without_parts_of_the_step_a_cause_gets_no_share_of_the_loss(tmp_path: Path) -> None:
@@ -556,11 +555,12 @@ def test_without_parts_of_the_step_a_cause_gets_no_share_of_the_loss(tmp_path: P
         frame[[name for name in frame if name.endswith("_time_sec") and name != "epoch_time_sec"]] = None
         frame[["load_balance", "comm_efficiency", "pop_parallel_efficiency"]] = None
         frame.to_csv(file, index=False)
-    found = causes(path).set_index("cause")["share"]
-    assert "smaller-share" not in " ".join(found.index)
-    assert found["not-explained"] > 0.05
-    assert not (found.drop(["not-explained", "other"]) > 0).any()
+    found = causes(path)
+    assert "smaller-share" not in named(found)
+    assert share_of(found, "not-explained") > 0.05
+    assert not any(row.share > 0 for row in found if not row.is_rest)
 
 
-def test_every_cause_has_a_title_and_a_remedy() -> None:
-    assert all(info.title and info.remedy.endswith(".") for info in CAUSES.values())
+def test_every_cause_has_a_title_a_meaning_and_a_remedy() -> None:
+    assert all(about([cause], "title") for cause in (*CAUSES, *RESTS))
+    assert all(about([cause], what).endswith(".") for cause in CAUSES for what in ("meaning", "remedy"))

@@ -10,6 +10,7 @@ import pandas as pd
 from analysis.checks.scaling_table import scaling_table
 from analysis.checks.validity import anomalies, drift
 from analysis.stats.measured import Frames
+from analysis.text import message
 from tests.analysis.points import frames_of_points
 
 
@@ -19,8 +20,8 @@ def points(rates: dict[int, list[float]], *, batch: int = 64) -> Frames:
     return frames_of_points(pd.DataFrame(rows).assign(global_batch=batch))
 
 
-def headings_and_texts(frames: Frames, **options: Any) -> dict[str, str]:
-    return {one.heading: one.words for one in anomalies(scaling_table(frames), frames, **options)}
+def texts_by_kind(frames: Frames, **options: Any) -> dict[str, str]:
+    return {one.kind: message(one) for one in anomalies(scaling_table(frames), frames, **options)}
 
 
 def around(value: float, spread: float = 0.01) -> list[float]:
@@ -28,22 +29,17 @@ def around(value: float, spread: float = 0.01) -> list[float]:
 
 
 def test_a_normal_study_has_no_anomaly() -> None:
-    assert headings_and_texts(points({1: around(100), 2: around(195), 4: around(370), 8: around(690)})) == {}
+    assert texts_by_kind(points({1: around(100), 2: around(195), 4: around(370), 8: around(690)})) == {}
 
 
 def test_an_efficiency_above_1_is_reported_if_its_interval_is_clear_of_1() -> None:
-    found = headings_and_texts(points({1: around(100), 2: around(240)}))
-    assert found["Efficiency above 1"] == (
+    found = texts_by_kind(points({1: around(100), 2: around(240)}))
+    assert found["superlinear"] == (
         "1.200 at 2 ranks (the interval excludes 1). Either the baseline is slower than it should be (fewer "
         "threads, another node, a slow first run), or the smaller share of the work fits into a cache."
     )
-    assert headings_and_texts(points({1: around(100, 0.2), 2: around(204, 0.2)})).keys() == {
-        "Runs of a cell differ"
-    }
-    assert (
-        "no interval: fewer than 3 runs"
-        in headings_and_texts(points({1: [100], 2: [240]}))["Efficiency above 1"]
-    )
+    assert texts_by_kind(points({1: around(100, 0.2), 2: around(204, 0.2)})).keys() == {"unstable"}
+    assert "no interval: fewer than 3 runs" in texts_by_kind(points({1: [100], 2: [240]}))["superlinear"]
 
 
 def test_sizes_below_a_selected_baseline_are_no_anomaly() -> None:
@@ -52,18 +48,18 @@ def test_sizes_below_a_selected_baseline_are_no_anomaly() -> None:
 
 
 def test_a_lower_efficiency_between_two_sizes_is_reported() -> None:
-    found = headings_and_texts(points({1: around(100), 2: around(120), 4: around(370)}))
-    assert found["Efficiency falls, then rises again"].startswith("1.000, 0.600, 0.925 at 1, 2, 4 ranks. ")
+    found = texts_by_kind(points({1: around(100), 2: around(120), 4: around(370)}))
+    assert found["recovery"].startswith("1.000, 0.600, 0.925 at 1, 2, 4 ranks. ")
 
 
 def test_runs_that_differ_widely_are_reported_with_their_cell() -> None:
-    found = headings_and_texts(points({1: [100, 101, 99], 2: [150, 200, 250]}))
-    assert found["Runs of a cell differ"].startswith("points-1x2-b32.0 by 26 % (standard deviation")
+    found = texts_by_kind(points({1: [100, 101, 99], 2: [150, 200, 250]}))
+    assert found["unstable"].startswith("points-1x2-b32.0 by 25.6 % (standard deviation")
 
 
 def test_an_outlier_in_the_baseline_is_reported() -> None:
-    found = headings_and_texts(points({1: [100, 100.1, 99.9, 100.2, 99.8, 60], 2: around(190)}))
-    assert found["Baseline with an outlier"] == (
+    found = texts_by_kind(points({1: [100, 100.1, 99.9, 100.2, 99.8, 60], 2: around(190)}))
+    assert found["baseline-outlier"] == (
         "points-1x1-b64.0: 1 run is far from the baseline's other runs. This affects every efficiency relative "
         "to this baseline: run the baseline again."
     )
@@ -83,13 +79,12 @@ def timed(change_per_hour: float, *, seed: int = 3, noise: float = 0.005) -> Fra
 
 def test_a_drift_over_the_study_is_reported_with_its_interval() -> None:
     (found,) = drift(timed(-0.01))
-    words = found.message
-    assert words.startswith("The throughput of repeats of the same cell falls by ")
-    assert "over the 9.5 h of the study (p = " in words
-    low, high = (float(text.strip(" %")) for text in words.partition("[")[2].partition("]")[0].split(","))
-    assert low < 100 * (1 - np.exp(-0.095)) < high
+    assert message(found).startswith(
+        "The throughput of repeats of the same cell changes by -8.9 % [-9.8 %, -8 %]"
+    )
+    assert "over the 9.5 h of the study (p = " in message(found)
+    assert found.values["change_low"] < np.exp(-0.095) - 1 < found.values["change_high"]
     (opposite,) = drift(timed(0.01))
-    assert "rises by" in opposite.message
     assert found.values["change"] < 0 < opposite.values["change"]
 
 
@@ -101,7 +96,7 @@ def test_noise_is_rarely_called_a_drift() -> None:
 def test_whole_nodes_are_not_recommended_to_a_study_that_has_them() -> None:
     frames = points({1: [100, 101, 99], 2: [150, 200, 250]})
     shared, whole = (
-        anomalies(scaling_table(frames), frames, whole_nodes=given)[0].words for given in (False, True)
+        message(anomalies(scaling_table(frames), frames, whole_nodes=given)[0]) for given in (False, True)
     )
     assert shared.endswith("Use more repeats, or whole nodes (exclusive: true).")
     assert "shared nodes" in shared

@@ -10,7 +10,7 @@ import pytest
 
 from analysis.checks.slow_ranks import (
     STRAGGLER_COLUMNS,
-    in_part,
+    extent,
     late_nodes_of,
     nodes_table,
     rank_means,
@@ -23,13 +23,16 @@ from analysis.data.load import load_study
 from analysis.report.write import write_report
 from analysis.stats import measured
 from analysis.stats.measured import measure
-from bench.study.layout import RANKS_COLUMNS
+from bench.study.records import RANKS_COLUMNS
+from bench.words import words
 from tests.analysis.studies import agree_with_ranks, finished, make_cell
 from tests.workload.conftest import run_ranks, server
 
 __all__ = ["run_ranks", "server"]
 
 STEP_S = 0.1
+
+WAITING = "The others wait for these ranks; such waiting is not slow communication."
 
 
 def ranks_frame(late: dict[int, float], *, ranks: int = 4, epochs: int = 3, run: str = "r1") -> pd.DataFrame:
@@ -66,37 +69,33 @@ def test_a_late_rank_is_named_with_host_part_and_share():
     (row,) = found.to_dict("records")
     assert (row["run_id"], row["rank"], row["host"], row["part"]) == ("r1", 3, "n2", "backward")
     np.testing.assert_allclose([row["excess_sec"], row["share_of_step"]], [0.04, 0.04 / 0.14])
-    assert late_nodes_of(found, ["cell"]).texts == [
-        "rank 3 on n2 takes 40.0 ms per step longer than the others (29 % of the step, in backward),"
-        " in 1 of 1 run of cell"
-    ]
+    assert words(late_nodes_of(found, ["cell"])) == (
+        "On average, rank 3 on n2 takes 40.0 ms per step longer than the others (28.6 % of the step, in "
+        f"backward), in 1 of 1 run of cell. {WAITING}"
+    )
 
 
 @pytest.mark.parametrize(
-    ("share", "words"),
-    [(1.0, "in forward"), (0.8, "mostly in forward"), (0.4, "in several parts, most in forward")],
+    ("share", "expected"), [(1.0, "whole"), (1.2, "most"), (0.8, "most"), (0.4, "several")]
 )
-def test_words_about_a_part_say_whether_it_has_the_whole_excess(share, words):
-    assert in_part("forward", share) == words
+def test_a_part_has_the_whole_excess_or_most_of_it(share, expected):
+    assert extent(share) == expected
 
 
 def test_a_whole_late_node_is_named():
     found = stragglers(ranks_frame({2: 0.04, 3: 0.04}))
     assert [(row["rank"], row["host"]) for row in found.to_dict("records")] == [(2, "n2"), (3, "n2")]
-    assert late_nodes_of(found, ["cell"]).texts == [
-        "both ranks on n2 take 40.0 ms per step longer than the others (29 % of the step, in backward),"
-        " in 1 of 1 run of cell"
-    ]
+    (late,) = late_nodes_of(found, ["cell"]).values["late"]
+    (part,) = late["parts"]
+    assert (part["ranks"], part["host"], part["part"], "rank" in part) == (2, "n2", "backward", False)
 
 
 def test_ranks_that_are_late_in_different_parts_are_not_averaged():
     frame = ranks_frame({2: 0.04, 3: 0.04})
     frame.loc[frame["rank"] == 3, ["forward_time_sec", "backward_time_sec"]] = [0.05, 0.05]
-    assert late_nodes_of(stragglers(frame), ["cell"]).texts == [
-        "rank 2 on n2 takes 40.0 ms per step longer than the others (29 % of the step, in backward) and "
-        "rank 3 on n2 takes 40.0 ms per step longer than the others (29 % of the step, mostly in forward),"
-        " in 1 of 1 run of cell"
-    ]
+    (late,) = late_nodes_of(stragglers(frame), ["cell"]).values["late"]
+    parts = [(part["rank"], part["part"], part["extent"]) for part in late["parts"]]
+    assert parts == [(2, "backward", "whole"), (3, "forward", "most")]
 
 
 def test_a_node_is_named_once_however_many_of_its_ranks_and_cells_are_late():
@@ -106,12 +105,12 @@ def test_a_node_is_named_once_however_many_of_its_ranks_and_cells_are_late():
     three = ranks_frame({4: 0.05, 5: 0.05, 6: 0.05}, ranks=8, run="r3").assign(cell_id="other")
     three["host"] = [f"n{rank // 4 + 1}" for rank in three["rank"]]
     found = stragglers(pd.concat([two, four, three]))
-    assert late_nodes_of(found, ["cell", "larger", "other"]).texts == [
-        "rank 2 on n1 takes 60.0 ms per step longer than the others (38 % of the step, in backward),"
-        " in 1 of 1 run of larger",
-        "3 of the 4 ranks on n2 take 50.0 ms per step longer than the others (33 % of the step, in backward),"
-        " in 1 of 1 run of other, and likewise in 1 more cell",
-    ]
+    assert words(late_nodes_of(found, ["cell", "larger", "other"])) == (
+        "On average, rank 2 on n1 takes 60.0 ms per step longer than the others (37.5 % of the step, in "
+        "backward), in 1 of 1 run of larger; 3 of the 4 ranks on n2 take 50.0 ms per step longer than the "
+        "others (33.3 % of the step, in backward), in 1 of 1 run of other, and likewise in 1 more cell. "
+        f"{WAITING}"
+    )
 
 
 def test_equal_ranks_and_small_differences_have_no_straggler():
@@ -129,7 +128,7 @@ def test_work_outside_the_timers_may_be_absent_from_some_epochs():
     late["other_time_sec"] = late.pop("backward_time_sec") - 0.05
     frame = pd.concat([late.assign(backward_time_sec=0.05), ranks_frame({}).query("epoch > 2")])
     (row,) = stragglers(frame).to_dict("records")
-    assert (row["rank"], row["part"], row["ranks"]) == (1, "time outside all timers", 4)
+    assert (row["rank"], row["part"], row["ranks"]) == (1, "other", 4)
     assert row["share_of_step"] == pytest.approx(2 / 3 * 0.04 / (STEP_S + 2 / 3 * 0.04))
     # In the epoch without the work, the rank is a little faster than the others.
     faster = frame.copy()
@@ -146,10 +145,10 @@ def test_work_outside_the_timers_may_be_absent_from_some_epochs():
 def test_a_node_is_late_in_more_than_half_of_the_runs():
     quiet, late = ranks_frame({}), {1: 0.04}
     one = pd.concat([quiet.assign(run_id="a"), quiet.assign(run_id="b"), ranks_frame(late, run="c")])
-    assert late_nodes_of(stragglers(one), ["cell"] * 3).texts == []
+    assert late_nodes_of(stragglers(one), ["cell"] * 3) is None
     two = pd.concat([quiet.assign(run_id="a"), ranks_frame(late, run="b"), ranks_frame(late, run="c")])
-    (words,) = late_nodes_of(stragglers(two), ["cell"] * 3).texts
-    assert words.endswith("in 2 of 3 runs of cell")
+    (late,) = late_nodes_of(stragglers(two), ["cell"] * 3).values["late"]
+    assert (late["late_in"], late["runs"]) == ([2], 3)
 
 
 def test_ranks_whose_clocks_stopped_at_different_times_are_not_compared():
@@ -166,9 +165,9 @@ def test_without_an_attribution_window_there_are_no_stragglers():
 
 def test_many_late_nodes_are_counted():
     late = dict.fromkeys(range(17, 32), 0.04)
-    told = late_nodes_of(stragglers(ranks_frame(late, ranks=32)), ["cell"]).texts
-    assert len(told) == 5
-    assert told[-1] == "4 more nodes"
+    fact = late_nodes_of(stragglers(ranks_frame(late, ranks=32)), ["cell"])
+    assert (len(fact.values["nodes"]), len(fact.values["late"]), fact.values["more"]) == (8, 2, 6)
+    assert "; and likewise on 6 more nodes. The others" in words(fact)
 
 
 def rank_rows(slow: dict[str, float], *, runs: int = 4, noise: float = 0.01, seed: int = 2) -> pd.DataFrame:
@@ -286,7 +285,9 @@ def test_the_page_names_stragglers_on_top(tmp_path):
         rows.to_csv(Path(attempt, "ranks.csv"), index=False)
         agree_with_ranks(Path(attempt))
     page = write_report(folder).page.read_text(encoding="utf-8")
-    assert "<strong>Warning: Late ranks.</strong> Rank 3 on n2 takes 40.0 ms per step longer" in page
+    assert (
+        "<strong>Warning: Late ranks.</strong> On average, rank 3 on n2 takes 40.0 ms per step longer" in page
+    )
     assert "The others wait for these ranks; such waiting is not slow communication." in page
 
 

@@ -47,8 +47,10 @@ def test_cells_are_matched_by_their_settings_and_not_by_their_names(tmp_path):
     a = study(tmp_path / "a", [make_cell(1, batch=64), make_cell(2, batch=64)])
     b = study(tmp_path / "b", [make_cell(2, batch=64, name="two"), make_cell(1, batch=64, name="one")])
     found = compare_studies(a, b)
-    pairs = list(zip(found.cells["cell_a"], found.cells["cell_b"], strict=True))
-    assert pairs == [("n1x1-gloo-srun-b64", "one"), ("n2x1-gloo-srun-b32", "two")]
+    assert [(row.cell_a, row.cell_b) for row in found.cells] == [
+        ("n1x1-gloo-srun-b64", "one"),
+        ("n2x1-gloo-srun-b32", "two"),
+    ]
     assert (found.only_a, found.only_b, found.settings) == ([], [], [])
 
 
@@ -62,12 +64,12 @@ def test_ratios_are_b_over_a_with_welchs_interval_of_the_logarithms(tmp_path):
         own = runs.loc[runs["cell_id"] == "n2x1-gloo-srun-b32", "throughput_samples_per_sec"]
         logs.append(np.log(own.to_numpy(dtype=float)))
     expected = stats.ttest_ind(logs[1], logs[0], equal_var=False).confidence_interval(0.95)
-    row = found[found["cell_a"] == "n2x1-gloo-srun-b32"].iloc[0]
-    assert row["ratio"] == pytest.approx(math.exp(logs[1].mean() - logs[0].mean()))
-    assert (row["low"], row["high"]) == pytest.approx((math.exp(expected.low), math.exp(expected.high)))
-    assert row["throughput_a"] == pytest.approx(stats.gmean(np.exp(logs[0])))
-    assert row["throughput_b"] / row["throughput_a"] == pytest.approx(row["ratio"])
-    assert (row["n_a"], row["n_b"]) == (6, 5)
+    (row,) = (row for row in found if row.cell_a == "n2x1-gloo-srun-b32")
+    assert row.ratio == pytest.approx(math.exp(logs[1].mean() - logs[0].mean()))
+    assert (row.low, row.high) == pytest.approx((math.exp(expected.low), math.exp(expected.high)))
+    assert row.throughput_a == pytest.approx(stats.gmean(np.exp(logs[0])))
+    assert row.throughput_b / row.throughput_a == pytest.approx(row.ratio)
+    assert (row.n_a, row.n_b) == (6, 5)
 
 
 def test_a_slower_study_is_a_regression_and_a_faster_one_is_not(tmp_path):
@@ -89,7 +91,7 @@ def test_unmatched_cells_are_listed(tmp_path):
     a = study(tmp_path / "a", [*strong(), *strong(backend="nccl")])
     b = study(tmp_path / "b", [*strong(sizes=(1, 2)), *weak(32, sizes=(4, 8))])
     found = compare_studies(a, b)
-    assert list(found.cells["cell_a"]) == ["n1x1-gloo-srun-b64", "n2x1-gloo-srun-b32"]
+    assert [row.cell_a for row in found.cells] == ["n1x1-gloo-srun-b64", "n2x1-gloo-srun-b32"]
     assert "n4x1-gloo-srun-b16" in found.only_a
     assert "n1x1-nccl-srun-b64" in found.only_a
     assert found.only_b == ["n4x1-gloo-srun-b32", "n8x1-gloo-srun-b32"]
@@ -110,11 +112,21 @@ def test_a_setting_that_differs_in_all_cells_is_listed_as_a_difference(tmp_path)
     }
 
 
+def test_an_older_plan_names_the_strategy_otherwise(tmp_path):
+    def cells(name: str, *values: Any) -> list[Cell]:
+        pairs = zip((strong(), [make_cell(1, batch=64, name="plain")]), values, strict=True)
+        return [cell for own, value in pairs for cell in with_settings(own, **{name: value})]
+
+    old = study(tmp_path / "a", cells("ddp", True, False))
+    found = compare_studies(old, study(tmp_path / "b", cells("strategy", "ddp", "none")))
+    assert (len(found.cells), found.settings, found.only_a) == (5, [], [])
+
+
 def test_a_setting_that_varies_within_a_study_must_agree(tmp_path):
     a = study(tmp_path / "a", [*strong(backend="gloo"), *strong(backend="nccl")])
     b = study(tmp_path / "b", strong(backend="nccl"))
     found = compare_studies(a, b)
-    assert set(found.cells["backend"]) == {"nccl"}
+    assert {row.backend for row in found.cells} == {"nccl"}
     assert found.settings == []
 
 
@@ -143,7 +155,7 @@ def test_clusters_with_different_nodes_compare_if_the_layout_is_ignored(tmp_path
     b = study(tmp_path / "b", strong(352, sizes=(4, 8), per_node=8))
     assert len(compare_studies(a, b).cells) == 1
     found = compare_studies(a, b, ignore=["nodes"])
-    assert list(found.cells["cell_b"]) == ["n1x4-gloo-srun-b88", "n1x8-gloo-srun-b44"]
+    assert [row.cell_b for row in found.cells] == ["n1x4-gloo-srun-b88", "n1x8-gloo-srun-b44"]
     assert ("nodes", "1 and 2", "1") in {(one.what, one.a, one.b) for one in found.settings}
 
 
@@ -164,7 +176,7 @@ def test_an_unknown_setting_to_ignore_is_an_error_that_lists_the_settings(tmp_pa
         compare_studies(a, b, ignore=["colour"])
     assert str(error.value) == (
         "--ignore: no cell has a setting 'colour'; settings: nodes, tasks_per_node, world_size, global_batch, "
-        "per_gpu_batch, launcher, backend, device, model, grad_accum"
+        "per_gpu_batch, launcher, backend, strategy, device, model, grad_accum"
     )
 
 
@@ -198,11 +210,11 @@ def test_a_cell_that_fails_after_the_change_is_a_regression(tmp_path):
         ),
     )
     found = compare_studies(a, b)
-    row = found.cells.iloc[-1]
-    assert row["broken"]
-    assert row["verdict"] == "cannot tell"
+    row = found.cells[-1]
+    assert row.broken
+    assert row.verdict == "cannot tell"
     assert (
-        row["remark"]
+        row.remark
         == "B: no measured run (3 failed (oom)); failed in B but completed in A: this counts as a regression"
     )
     assert found.regression
@@ -234,16 +246,16 @@ def test_a_cell_that_has_not_run_yet_is_not_a_regression(tmp_path):
         state=lambda cell, repeat: ("planned", "", None) if cell.world_size == 8 else ("completed", "", None),
     )
     found = compare_studies(a, b)
-    assert found.cells.iloc[-1]["remark"] == "B: no measured run (3 not started)"
+    assert found.cells[-1].remark == "B: no measured run (3 not started)"
     assert not found.regression
 
 
 def test_two_runs_per_side_are_too_few_for_a_verdict(tmp_path):
     a, b = study(tmp_path / "a", repeats=2), study(tmp_path / "b", slower=1.5)
     found = compare_studies(a, b).cells
-    assert set(found["verdict"]) == {"cannot tell"}
-    assert found["low"].isna().all()
-    assert set(found["remark"]) == {"2 runs per side, but an interval needs 3"}
+    assert {row.verdict for row in found} == {"cannot tell"}
+    assert all(math.isnan(row.low) for row in found)
+    assert {row.remark for row in found} == {"2 runs per side, but an interval needs 3"}
 
 
 def paired_study(path: Path, *, packed: bool, drift: float = 0.3) -> Study:
@@ -262,13 +274,13 @@ def paired_study(path: Path, *, packed: bool, drift: float = 0.3) -> Study:
 
 def test_runs_interleaved_in_one_allocation_are_pairs_by_repeat(tmp_path):
     found = compare_within(paired_study(tmp_path / "packed", packed=True), key="backend").cells
-    assert list(found["pairs"]) == [6, 6]
-    assert list(found["verdict"]) == ["faster", "faster"]
-    assert found["ratio"].to_numpy() == pytest.approx(1.03, rel=0.005)
+    assert [row.pairs for row in found] == [6, 6]
+    assert [row.verdict for row in found] == ["faster", "faster"]
+    assert [row.ratio for row in found] == pytest.approx([1.03, 1.03], rel=0.005)
     apart = compare_within(paired_study(tmp_path / "apart", packed=False), key="backend").cells
-    assert apart["pairs"].isna().all()
-    assert list(apart["verdict"]) == ["cannot tell", "cannot tell"]
-    assert ((apart["high"] - apart["low"]) > 20 * (found["high"] - found["low"])).all()
+    assert [(row.pairs, row.verdict) for row in apart] == [(None, "cannot tell")] * 2
+    for wide, narrow in zip(apart, found, strict=True):
+        assert wide.high - wide.low > 20 * (narrow.high - narrow.low)
 
 
 def test_unpaired_runs_of_an_allocation_are_mentioned(tmp_path):
@@ -276,13 +288,13 @@ def test_unpaired_runs_of_an_allocation_are_mentioned(tmp_path):
     for file in (tmp_path / "packed").glob("runs/*nccl*-r6/attempt-1/run.json"):
         file.write_text(json.dumps({**json.loads(file.read_text()), "job_id": "78"}))
     found = compare_within(load_study(tmp_path / "packed"), key="backend").cells
-    assert list(found["pairs"]) == [5, 5]
-    assert set(found["remark"]) == {"5 interleaved pairs; unpaired runs are ignored"}
+    assert [row.pairs for row in found] == [5, 5]
+    assert {row.remark for row in found} == {"5 interleaved pairs; unpaired runs are ignored"}
 
 
 def test_runs_of_two_studies_are_never_pairs(tmp_path):
     a, b = (paired_study(tmp_path / name / "s", packed=True) for name in ("a", "b"))
-    assert compare_studies(a, b).cells["pairs"].isna().all()
+    assert {row.pairs for row in compare_studies(a, b).cells} == {None}
 
 
 def test_every_value_of_a_setting_is_compared_with_the_base(tmp_path):
@@ -295,13 +307,11 @@ def test_every_value_of_a_setting_is_compared_with_the_base(tmp_path):
         cell.env = {"NCCL_ALGO": cell.swept["env.NCCL_ALGO"]}
     one = study(tmp_path / "s", cells)
     found = compare_within(one, key="env.NCCL_ALGO")
-    assert (
-        list(zip(found.cells["a"], found.cells["b"], strict=True))
-        == [("Ring", "Tree")] * 2 + [("Ring", "CollNet")] * 2
-    )
+    pairs = [(row.a, row.b) for row in found.cells]
+    assert pairs == [("Ring", "Tree")] * 2 + [("Ring", "CollNet")] * 2
     assert (found.a, found.b) == ("env.NCCL_ALGO Ring", "env.NCCL_ALGO Tree, CollNet")
-    assert [row[0] for row in table_rows(found)] == list(found.cells["cell_b"])
-    assert set(compare_within(one, key="env.NCCL_ALGO", base="Tree").cells["a"]) == {"Tree"}
+    assert [row[0] for row in table_rows(found)] == [row.cell_b for row in found.cells]
+    assert {row.a for row in compare_within(one, key="env.NCCL_ALGO", base="Tree").cells} == {"Tree"}
 
 
 @pytest.mark.parametrize(
@@ -334,7 +344,8 @@ def test_environments_are_compared(tmp_path):
     def newer(cell: Cell) -> dict[str, Any]:
         env = environment(cell)
         env["torch"] = "2.14.0"
-        env["env"] = {"OMP_NUM_THREADS": "2", "NCCL_DEBUG": "INFO"}
+        env |= {"cuda": "13.0", "strategy": "ddp", "workload": {}}
+        env["env"] = {"OMP_NUM_THREADS": "2", "NCCL_DEBUG": "INFO", "PyTorch": "mine"}
         env["slurm"]["SLURM_JOB_ID"] = "9999"
         for host in env["hosts"]:
             host["host"] = host["host"].replace("n", "m")
@@ -342,7 +353,11 @@ def test_environments_are_compared(tmp_path):
 
     a, b = study(tmp_path / "a"), study(tmp_path / "b", env=newer)
     found = {(one.what, one.a, one.b) for one in compare_studies(a, b).environment}
-    assert ("PyTorch", "2.13.0+cpu", "2.14.0") in found
+    assert {one for one in found if one[0] in ("PyTorch", "CUDA", "Strategy")} == {
+        ("PyTorch", "2.13.0+cpu", "2.14.0"),
+        ("PyTorch", "not set", "mine"),
+        ("CUDA", "not known", "13.0"),
+    }
     assert ("OMP_NUM_THREADS", "1", "2") in found
     assert ("GLOO_SOCKET_IFNAME", "eth0", "not set") in found
     assert ("NCCL_DEBUG", "not set", "INFO") in found
@@ -399,14 +414,9 @@ def test_settings_are_written_as_in_the_matrix(value, text):
 def test_the_part_and_the_cause_that_changed_are_named(tmp_path):
     a, b = (load_study(plant(tmp_path / name, more)) for name, more in (("a", {}), ("b", {"data": 0.025})))
     found = compare_studies(a, b)
-    slower = found.cells[found.cells["verdict"] == "slower"].iloc[0]
-    assert (slower["cell_a"], slower["part"], slower["cause"]) == (
-        "n4x1-gloo-srun-b16",
-        "data",
-        "data-loading",
-    )
-    assert slower["part_b_sec"] - slower["part_a_sec"] == pytest.approx(0.025, rel=0.05)
-    assert slower["remark"].startswith("data loading: ")
-    assert slower["remark"].endswith("; cause: data-loading")
-    same = found.cells[found.cells["verdict"] != "slower"]
-    assert (same["cause"] == "").all()
+    slower = next(row for row in found.cells if row.verdict == "slower")
+    assert (slower.cell_a, slower.part, slower.cause) == ("n4x1-gloo-srun-b16", "data", "data-loading")
+    assert slower.part_b_sec - slower.part_a_sec == pytest.approx(0.025, rel=0.05)
+    assert slower.remark.startswith("data loading: ")
+    assert slower.remark.endswith("; cause: data-loading")
+    assert {row.cause for row in found.cells if row.verdict != "slower"} == {""}

@@ -44,7 +44,7 @@ def simulated(
     for _ in range(studies):
         a = random.normal(0.0, noise, (cells, runs))
         b = random.normal(0.0, noise, (cells, runs)) + truth
-        found.append(judge(unpaired(moments(a), moments(b)))["verdict"])
+        found.append([one.verdict for one in judge(unpaired(moments(a), moments(b)))])
     return np.array(found)
 
 
@@ -88,8 +88,8 @@ def test_the_interval_and_the_p_value_of_unpaired_runs_are_welchs():
     low, high = bounds(ratios)
     interval = expected.confidence_interval(0.95)
     assert (low[0], high[0]) == pytest.approx((interval.low, interval.high), rel=1e-9)
-    row = judge(ratios).iloc[0]
-    assert 2 * min(row["p_slower"], row["p_faster"]) == pytest.approx(expected.pvalue, rel=1e-9)
+    (row,) = judge(ratios)
+    assert 2 * min(row.p_slower, row.p_faster) == pytest.approx(expected.pvalue, rel=1e-9)
 
 
 def test_the_interval_of_pairs_is_that_of_their_ratios():
@@ -116,25 +116,24 @@ def test_swapping_a_and_b_inverts_the_verdict():
     random = np.random.default_rng(5)
     a, b = random.normal(0, 0.01, (3, 6)), random.normal(0.1, 0.01, (3, 6))
     there, back = judge(unpaired(moments(a), moments(b))), judge(unpaired(moments(b), moments(a)))
-    assert list(there["verdict"]) == [Verdict.FASTER] * 3
-    assert list(back["verdict"]) == [Verdict.SLOWER] * 3
-    assert (there["ratio"] * back["ratio"]).to_numpy() == pytest.approx(1)
-    assert (there["low"] * back["high"]).to_numpy() == pytest.approx(1)
+    for one, other in zip(there, back, strict=True):
+        assert (one.verdict, other.verdict) == (Verdict.FASTER, Verdict.SLOWER)
+        assert (one.ratio * other.ratio, one.low * other.high) == pytest.approx((1, 1))
 
 
 def test_two_runs_have_a_ratio_but_no_interval_and_no_verdict():
-    row = judge(unpaired(moments(np.array([[0.0, 0.1]])), moments(np.array([[1.0, 1.1, 1.2]])))).iloc[0]
-    assert row["ratio"] == pytest.approx(math.exp(1.05))
-    assert math.isnan(row["low"])
-    assert row["verdict"] == Verdict.UNKNOWN
+    (row,) = judge(unpaired(moments(np.array([[0.0, 0.1]])), moments(np.array([[1.0, 1.1, 1.2]]))))
+    assert row.ratio == pytest.approx(math.exp(1.05))
+    assert math.isnan(row.low)
+    assert row.verdict == Verdict.UNKNOWN
 
 
 @pytest.mark.parametrize(("shift", "verdict"), [(0.0, "same"), (0.1, "faster"), (-0.1, "slower")])
 def test_runs_without_any_noise_are_judged_by_their_ratio(shift, verdict):
     a = np.zeros((1, 4))
-    row = judge(unpaired(moments(a), moments(a + shift))).iloc[0]
-    assert row["verdict"] == verdict
-    assert row["low"] == row["ratio"] == row["high"]
+    (row,) = judge(unpaired(moments(a), moments(a + shift)))
+    assert row.verdict == verdict
+    assert row.low == row.ratio == row.high
 
 
 def test_the_number_of_runs_needed_is_about_right():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+from dataclasses import make_dataclass
 from pathlib import Path
 
 import pandas as pd
@@ -15,7 +16,7 @@ from pandas.testing import assert_frame_equal
 from analysis.data import csv_files as csvs
 from analysis.data.csv_files import read_csvs
 
-COLUMNS = ("epoch", "rate", "host")
+Row = make_dataclass("Row", [("epoch", "float"), ("rate", "float"), ("host", "str")])
 
 
 def read(folder: Path, *contents: str | bytes) -> csvs.Loaded:
@@ -25,7 +26,7 @@ def read(folder: Path, *contents: str | bytes) -> csvs.Loaded:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
         paths.append(str(path))
-    return read_csvs(paths, columns=COLUMNS, text=("host",))
+    return read_csvs(paths, Row)
 
 
 def test_valid_files_give_the_same_frame_as_pandas(tmp_path: Path) -> None:
@@ -114,7 +115,7 @@ def test_the_first_three_bad_lines_are_reported(tmp_path: Path) -> None:
 def test_missing_and_unreadable_files_are_reported(tmp_path: Path) -> None:
     (tmp_path / "folder.csv").mkdir()
     paths = [str(tmp_path / "absent.csv"), str(tmp_path / "folder.csv")]
-    loaded = read_csvs(paths, columns=COLUMNS)
+    loaded = read_csvs(paths, Row)
     assert loaded.problems == {
         0: "absent.csv is missing",
         1: "folder.csv cannot be read: Is a directory",

@@ -17,8 +17,9 @@ from analysis.stats.measured import measure
 from bench.errors import BenchError
 from bench.plan import make_plan, plan_content
 from bench.shipped import find_matrix
-from bench.study.layout import METRICS_COLUMNS, StudyFolder
+from bench.study.layout import StudyFolder
 from bench.study.plan_json import plan_text
+from bench.study.records import METRICS_COLUMNS
 from tests.analysis import studies
 
 RUN = "n1x1-gloo-srun-b64-r1"

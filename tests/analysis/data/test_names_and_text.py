@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -11,8 +12,9 @@ from hypothesis import strategies as st
 
 from analysis.data.csv_files import csv_text
 from analysis.data.names import (
+    Size,
     as_product,
-    baseline_names,
+    baseline_name,
     devices,
     job_size,
     layout,
@@ -22,9 +24,9 @@ from analysis.data.names import (
 )
 from analysis.report.figures.drawing import evenly_spaced, log_ticks
 
-SIZE = {"nodes": 2, "gpus_per_node": "4", "gpus": 8}
-UNEQUAL = {"nodes": 2, "gpus_per_node": "4+2", "gpus": 6}
-NODES_NOT_KNOWN = {"nodes": 1, "gpus_per_node": "", "gpus": 1}
+SIZE = SimpleNamespace(nodes=2, gpus_per_node="4", gpus=8)
+UNEQUAL = SimpleNamespace(nodes=2, gpus_per_node="4+2", gpus=6)
+NODES_NOT_KNOWN = SimpleNamespace(nodes=1, gpus_per_node="", gpus=1)
 
 
 def test_a_size_has_one_name_for_each_use() -> None:
@@ -38,21 +40,20 @@ def test_if_nodes_are_unknown_a_size_is_its_ranks() -> None:
     assert layout(NODES_NOT_KNOWN) == ""
     for tell in (with_layout, as_product, job_size):
         assert tell(NODES_NOT_KNOWN) == "1 rank"
-    rows = pd.DataFrame([SIZE, NODES_NOT_KNOWN])
-    assert baseline_names(rows) == ["2x4 (8 ranks)", "1 rank"]
+    assert [baseline_name(size) for size in (SIZE, NODES_NOT_KNOWN)] == ["2x4 (8 ranks)", "1 rank"]
 
 
 @pytest.mark.parametrize(
     ("row", "what", "counted", "told"),
     [
         (SIZE, "GPUs", True, "2 nodes x 4 GPUs"),
-        ({**SIZE, "nodes": 1}, "L40S", False, "8 L40S"),
-        ({"nodes": 1, "gpus_per_node": "1", "gpus": 1}, "ranks", True, "1 rank"),
-        ({"nodes": 2, "gpus_per_node": "1", "gpus": 2}, "L40S", False, "2 nodes x 1 L40S"),
+        (SimpleNamespace(nodes=1, gpus_per_node="8", gpus=8), "L40S", False, "8 L40S"),
+        (SimpleNamespace(nodes=1, gpus_per_node="1", gpus=1), "ranks", True, "1 rank"),
+        (SimpleNamespace(nodes=2, gpus_per_node="1", gpus=2), "L40S", False, "2 nodes x 1 L40S"),
     ],
 )
 def test_devices_have_a_singular_except_names_of_models(
-    row: dict[str, object], what: str, counted: bool, told: str
+    row: Size, what: str, counted: bool, told: str
 ) -> None:
     assert devices(row, what, counted=counted) == told
 
@@ -73,7 +74,7 @@ def test_ticks_are_the_fewest_that_are_three() -> None:
 
 def test_the_series_with_the_most_sizes_are_shown_in_the_order_of_the_plan() -> None:
     sizes = {"a": [1, 2], "alone": [1], "b": [1, 2, 4], "c": [1, 2, 4]}
-    rows = pd.DataFrame([{"series": name, "gpus": size} for name, own in sizes.items() for size in own])
+    rows = [SimpleNamespace(series=name, gpus=size) for name, own in sizes.items() for size in own]
     assert widest_series(rows, limit=2) == ["b", "c"]
     assert widest_series(rows, limit=9) == ["a", "b", "c"]
 

@@ -12,14 +12,15 @@ import pytest
 
 from analysis.checks.fabric import ring_time
 from analysis.checks.scaling_table import scaling_table
-from analysis.checks.slow_ranks import LATE_FROM
+from analysis.checks.slow_ranks import LATE_FROM, nodes_table
+from analysis.data.csv_files import csv_text
 from analysis.data.load import load_study
-from analysis.data.names import series_parts
-from analysis.report.figures.all_figures import Details, all_names, detail_figures
+from analysis.report.figures.all_figures import all_names, detail_figures
 from analysis.report.figures.bars import MAX_BARS
 from analysis.report.figures.drawing import Drawing
 from analysis.report.figures.heatmaps import batch_figure
 from analysis.report.figures.step_times import MAX_RUNS
+from analysis.report.results import Results
 from analysis.report.tables import node_rows
 from analysis.report.write import write_report
 from analysis.stats.measured import measure
@@ -34,17 +35,14 @@ pytestmark = pytest.mark.usefixtures("svg_only")
 HOSTILE = '"><script>alert(1)</script>$\\frac{1}{0}$ \x1b[31m'
 
 
-def details_of(path: Path) -> tuple[Details, dict[str, Drawing]]:
-    study = load_study(path)
-    frames = measure(study)
-    found = detail_figures(study, frames, scaling_table(frames), parts=series_parts(study.plan))
-    return found, {drawing.name: drawing for drawing in found.drawings}
+def details_of(path: Path) -> tuple[Results, dict[str, Drawing]]:
+    results = Results.of(load_study(path))
+    return results, {drawing.name: drawing for drawing in detail_figures(results)}
 
 
 def heat(path: Path, mode: str) -> Drawing:
-    study = load_study(path)
-    frames = measure(study)
-    found = batch_figure(scaling_table(frames), mode, series_parts(study.plan))
+    results = Results.of(load_study(path))
+    found = batch_figure(results.rows, mode, results.parts)
     assert found is not None
     return found
 
@@ -62,12 +60,10 @@ def test_the_heat_map_has_a_field_per_size_and_batch(tmp_path: Path) -> None:
     path = studies.finished(tmp_path / "s", cells, state=state)
     found = heat(path, "strong")
     assert len(tips(found)) == 6
-    rows = scaling_table(load_study(path))
-    for row in rows[rows["n"] > 0].to_dict("records"):
-        (tip,) = (
-            t for t in tips(found) if f"= {row['gpus']} rank" in t and f"batch {row['global_batch']}," in t
-        )
-        assert f"efficiency {row['efficiency']:.3f}\n" in tip
+    for row in (row for row in scaling_table(load_study(path)) if row.n):
+        words = f"= {row.gpus} rank", f"batch {row.global_batch:g},"
+        (tip,) = (tip for tip in tips(found) if all(word in tip for word in words))
+        assert f"efficiency {row.efficiency:.3f}\n" in tip
     (failed,) = (tip for tip in tips(found) if "failed" in tip)
     assert failed.endswith(
         "4 nodes × 1 rank = 4 ranks, batch 128, 32 per rank: failed\nno run completed: 3 failed by oom (out of memory)"
@@ -173,7 +169,7 @@ def test_only_some_of_many_repeats_are_read(tmp_path: Path) -> None:
 
 def test_without_step_times_there_is_no_figure_of_them(tmp_path: Path) -> None:
     found, drawings = details_of(studies.finished(tmp_path / "s", ranks_files=False))
-    assert (drawings, found.ranks, found.files) == ({}, None, {})
+    assert (drawings, found.ranks, len(found.sweep)) == ({}, None, 0)
 
 
 # -- ranks and nodes ------------------------------------------------------------------
@@ -192,7 +188,8 @@ def test_the_late_rank_is_marked_and_named_and_its_node_is_first(tmp_path: Path)
         "rank 2 on node2, forward and backward: 12.0 ms per step\nuseful time: 14.0 ms, 25.0 % of the step more "
         "than usual\n3 runs"
     )
-    nodes = found.files["nodes.csv"].splitlines()
+    assert found.ranks is not None
+    nodes = csv_text(nodes_table(found.ranks), digits=9).splitlines()
     assert nodes[0].startswith("cell_id,host,ranks,n,useful_sec,data_sec,compute_sec,wait_sec,transfer_sec")
     latest = next(line for line in nodes if line.startswith("n4x1"))
     assert latest == "n4x1-gloo-srun-b16,node2,1,3,0.014,0.001,0.012,0,0.002,0.016,0.25"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -20,8 +21,7 @@ from tests.analysis.points import frames_of_points
 
 
 def views(frames: Frames) -> list[LawSection]:
-    rows = scaling_table(frames)
-    return law_sections(rows, frames, labels={})
+    return law_sections(scaling_table(frames), frames, labels={}, invalid={})
 
 
 def strong(times: dict[int, float], *, repeats: int = 3) -> Frames:
@@ -78,9 +78,8 @@ def test_other_trends_of_the_serial_fraction_have_their_words(times: dict[int, f
 
 def test_without_a_batch_there_are_no_seconds_but_an_efficiency() -> None:
     frames = strong({n: 0.05 + 0.95 / n for n in (1, 2, 4, 8, 16)})
-    rows = scaling_table(frames)
-    rows["step_time_sec"] = float("nan")
-    (view,) = law_sections(rows, frames, labels={})
+    rows = [replace(row, step_time_sec=float("nan")) for row in scaling_table(frames)]
+    (view,) = law_sections(rows, frames, labels={}, invalid={})
     assert [row[0] for row in view.parameters] == ["s"]
     assert view.predictions[0][1] == "–"
     assert float(view.predictions[0][2]) > 0
@@ -91,13 +90,13 @@ def test_a_baseline_without_ddp_has_no_prediction_and_the_reason(tmp_path: Path)
     alone.workload["ddp"] = False
     cells = [alone, *studies.strong(512, (1, 2, 4, 8, 16))]
     frames = measure(load_study(studies.finished(tmp_path / "s", cells)))
-    (view,) = law_sections(scaling_table(frames, baseline="no-ddp"), frames, labels={})
+    (view,) = law_sections(scaling_table(frames, baseline="no-ddp"), frames, labels={}, invalid={})
     assert view.predictions == []
     assert view.sentences[-1] == (
         "No prediction: the baseline is 1x1 (1 rank) without DDP, but the law describes only sizes with DDP. "
         "Choose a size with DDP as the baseline (--baseline)."
     )
-    (view,) = law_sections(scaling_table(frames, baseline="2"), frames, labels={})
+    (view,) = law_sections(scaling_table(frames, baseline="2"), frames, labels={}, invalid={})
     assert [row[0] for row in view.predictions] == ["32"]
 
 
@@ -128,7 +127,7 @@ def test_the_probes_of_the_largest_size_give_the_communication_model(tmp_path: P
     assert (fabric.alpha_s, fabric.beta_s_per_byte) == pytest.approx((1e-5, 1e-9), rel=0.05)
     assert fabric.buckets == 5
     assert fabric.payload_bytes == 4 * 1_048_576 + 25_000_000
-    (view,) = law_sections(rows, frames, labels={}, fabrics=fabrics(study, rows))
+    (view,) = law_sections(rows, frames, labels={}, fabrics=fabrics(study, rows), invalid={})
     assert "Communication model" in {row[0] for row in view.laws}
 
 

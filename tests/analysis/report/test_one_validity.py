@@ -20,11 +20,10 @@ import pandas as pd
 import pytest
 
 from analysis.advise import options
-from analysis.advise.options import Wait, layouts_of, options_of, rank
+from analysis.advise.options import Wait, options_of, rank
 from analysis.checks import assessment as assessing
 from analysis.checks.assessment import Assessment, assess
 from analysis.checks.scaling_table import recommended, scaling_table
-from analysis.checks.validity import CODES
 from analysis.compare import comparison
 from analysis.compare.comparison import compare_studies
 from analysis.compare.text import as_content as comparison_content
@@ -32,20 +31,23 @@ from analysis.data.environment import describe_environment
 from analysis.data.load import Study, load_study
 from analysis.report.page import with_errors
 from analysis.report.proposal import proposal_context
+from analysis.report.results import Results
 from analysis.report.summary import find
 from analysis.report.tables import csv_table, runs_csv
 from analysis.report.write import run_states, write_report
 from analysis.stats.attempts import all_attempts
+from analysis.stats.columns import ScalingRow
 from analysis.stats.measured import measure
 from bench.commands.advise import _as_content as advice_content
 from bench.commands.report import _print
-from bench.commands.status import _not_valid, status_content
+from bench.commands.status import _show, status_content
 from bench.facts import Fact
 from bench.matrix.cell import Cell
 from bench.study.layout import StudyFolder
 from bench.study.ledger import Ledger
 from bench.study.plan_json import open_study
 from bench.study.validity import read_validity, validity_text
+from bench.words import heading
 from tests.analysis import studies
 from tests.analysis.causes.planted import Planted
 from tests.analysis.closer_studies import with_probes
@@ -198,9 +200,9 @@ def write_ledger(made: Made) -> None:
     Ledger(made.path / "ledger.jsonl").append_all(events)
 
 
-def expected_sizes(rows: pd.DataFrame, not_valid: set[str]) -> dict[str, int]:
+def expected_sizes(table: list[ScalingRow], not_valid: set[str]) -> dict[str, int]:
     """Return the recommended size of each series, from the numbers in scaling.csv."""
-    rows = pd.read_csv(io.StringIO(csv_table(rows)), keep_default_na=False, na_values=[""])
+    rows = pd.read_csv(io.StringIO(csv_table(table)), keep_default_na=False, na_values=[""])
     sizes = {}
     for series, own in rows.groupby("series"):
         bases = own[own["efficiency"] == 1].sort_values("gpus").to_dict("records")
@@ -246,13 +248,12 @@ def check(made: Made) -> Counter[str]:
     assessment = assess(study, frames, rows, environment)
 
     assert errors_of([finding.as_json() for finding in assessment.findings]) == made.errors
-    first = {
-        cell: next(CODES[code].heading for code in CODES if code in own) for cell, own in made.errors.items()
-    }
+    kinds = [fact.kind for fact in assessment.findings]
+    first = {cell: next(kind for kind in kinds if kind in own) for cell, own in made.errors.items()}
     assert assessment.invalid == first
 
     (made.path / "report").mkdir(exist_ok=True)
-    text = validity_text(assessment.facts, run_states(study))
+    text = validity_text(assessment.findings, run_states(study))
     (made.path / "report" / "validity.json").write_text(text)
     status = json.loads(json.dumps(status_content(planned, records)))
     assert errors_of(status["validity"]) == made.errors
@@ -264,14 +265,16 @@ def check(made: Made) -> Counter[str]:
 
     sizes = expected_sizes(rows, set(made.errors))
     best = recommended(rows, invalid=assessment.invalid)
-    assert {series: int(row["gpus"]) for series, row in best.items()} == sizes
+    assert {series: row.gpus for series, row in best.items()} == sizes
     check_page(rows, assessment, first, sizes)
-    context = proposal_context(study, frames, rows, [], environment, assessment.findings, {})
+    results = Results(study, frames, rows)
+    vars(results).update(environment=environment, assessment=assessment, divisions={}, causes=[])
+    context = proposal_context(results, [])
     asked = {line.what: line.value for line in context["request"]}.get("Job size", "")
     size = re.search(r"(\d+) ranks", asked) if "(recommended)" in asked else None
     assert bool(size) <= bool(sizes)
     assert size is None or int(size[1]) in sizes.values()
-    assert len(sizes) != 1 or size or rows["series"].nunique() > 1
+    assert len(sizes) != 1 or size or len({row.series for row in rows}) > 1
 
     with pytest.MonkeyPatch.context() as patch:
         # To save time, compute the tables once. Advise and compare assess them, each study once.
@@ -302,27 +305,27 @@ def check(made: Made) -> Counter[str]:
 
 
 def check_page(
-    rows: pd.DataFrame, assessment: Assessment, first: dict[str, str], sizes: dict[str, int]
+    rows: list[ScalingRow], assessment: Assessment, first: dict[str, str], sizes: dict[str, int]
 ) -> None:
     """Check the reasons in the table of the page, and its tiles."""
     table = with_errors(rows, assessment.invalid)
-    for row in table.to_dict("records"):
-        heading = first.get(row["cell_id"]) or first.get(row["base_cell"], "")
-        assert row["reason"].startswith(f"error: {heading}") == bool(heading)
+    for row in table:
+        kind = first.get(row.cell_id) or first.get(row.base.cell_id if row.base else "", "")
+        assert row.reason.startswith(f"error: {heading(kind)}") == bool(kind)
     for found in find(rows, {}, labels={}, invalid=assessment.invalid):
         size = str(sizes.get(found.series, ""))
         assert found.best_detail.startswith("largest with efficiency") == bool(size)
         if size:
             assert re.search(rf"\b{size} ranks", found.best_size)
             assert re.search(rf"\b{size} ranks", found.speedup_detail)
-        of_size = table[table["series"].eq(found.series) & table["efficiency"].notna()].iloc[-1]
-        not_valid = not size and of_size["reason"].startswith("error: ")
+        of_size = [row for row in table if row.series == found.series and row.efficiency == row.efficiency]
+        not_valid = not size and of_size[-1].reason.startswith("error: ")
         assert (found.speedup == "not valid") == not_valid == (found.main_loss == "not valid" and not size)
 
 
 def check_advice(study: Study, made: Made, first: dict[str, str]) -> None:
     table, notes, validity = options_of({"s": study}, samples=100_000, epochs=1)
-    waits = dict.fromkeys(layouts_of(table), Wait(0.0, "given"))
+    waits = dict.fromkeys((option.layout for option in table), Wait(0.0, "given"))
     advice = rank(table, waits, samples=100_000, epochs=1, notes=notes, validity=validity)
     content = json.loads(json.dumps(advice_content(advice)))
     assert errors_of(content["validity"]["s"]) == made.errors
@@ -369,10 +372,12 @@ def test_the_report_and_its_json_have_the_same_validity_and_size(
     assert "error: Shared cores" in text
     assert "Error: Shared cores" in proposal
     stored = json.loads((written.page.parent / "validity.json").read_text())["facts"]
-    assert stored == json.loads(json.dumps([fact.as_json() for fact in written.assessment.facts]))
+    assert stored == json.loads(json.dumps([fact.as_json() for fact in written.assessment.findings]))
 
 
-def test_status_shows_the_validity_only_of_a_report_of_the_present_runs(tmp_path: Path) -> None:
+def test_status_shows_the_validity_only_of_a_report_of_the_present_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = StudyFolder(studies.finished(tmp_path / "s", studies.strong(sizes=(1, 2))))
     folder.report.mkdir()
     runs = [(run.run_id, 1, "completed") for run in open_study(folder).runs]
@@ -386,8 +391,7 @@ def test_status_shows_the_validity_only_of_a_report_of_the_present_runs(tmp_path
     write_ledger(made)
     planned = open_study(folder)
     assert read_validity(folder, planned.records()) == facts
-    assert list(_not_valid(planned, planned.records())) == [
-        "not valid [shared-cores]: n2x1-gloo-srun-b32 (see the report)"
-    ]
+    _show(planned, planned.records(), everything=False)
+    assert "\nnot valid [shared-cores]: n2x1-gloo-srun-b32 (see the report)\n" in capsys.readouterr().out
     file.write_text("[" * 10)
     assert read_validity(folder, planned.records()) is None

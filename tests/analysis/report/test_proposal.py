@@ -13,17 +13,14 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from analysis.causes.cells import CellDivision, Share
-from analysis.causes.divide import Claim, Key
-from analysis.causes.table import divide_study, read_evidence
+from analysis.checks.assessment import Assessment
 from analysis.checks.scaling_table import scaling_table
-from analysis.checks.validity import ValidityFinding
-from analysis.data.environment import describe_environment
 from analysis.data.load import load_study
-from analysis.report.proposal import Work, _calls_outside, proposal_context
+from analysis.report.proposal import Work, proposal_context
+from analysis.report.results import Results
 from analysis.report.write import render_proposal, write_report, write_table_report
-from analysis.stats.attempts import wilson_low
-from analysis.stats.measured import measure
+from analysis.stats.attempts import Success
+from bench.facts import Fact
 from bench.matrix.cell import Cell
 from bench.units import human_duration
 from tests.analysis.figures import no_figure
@@ -81,34 +78,32 @@ def test_the_table_holds_what_reviewers_ask_for(written):
     path, markdown, _ = written
     head, _, *rows = tables(markdown)[2]
     assert head == [
-        *("Nodes", "Ranks per node", "Ranks", "Batch", "Time per step", "Samples/s", "Speedup", "Efficiency [95 %]"),
-        *("n", "Timed windows (s)", "Whole job (s)", "Node-h per run", "Node-h per 1M samples"),
+        *("Nodes", "Ranks per node", "Ranks", "Batch", "n", "Samples/s", "Step (ms)", "Speedup", "Efficiency"),
+        *("Node-h", "Timed windows (s)", "Whole job (s)", "Node-h per 1M samples"),
     ]  # fmt: skip
     assert [row[2] for row in rows] == ["1", "2", "4", "8"]
-    table = scaling_table(measure(load_study(path)))
-    last = table[(table["mode"] == "strong") & (table["gpus"] == 8)].iloc[0]
+    (last,) = (row for row in scaling_table(load_study(path)) if row.mode == "strong" and row.gpus == 8)
     shown = dict(zip(head, rows[-1], strict=True))
-    assert shown["Efficiency [95 %]"] == (
-        f"{last['efficiency']:.3f} [{last['efficiency_low']:.3f}, {last['efficiency_high']:.3f}]"
+    assert shown["Efficiency"] == (
+        f"{last.efficiency:.3f} [{last.efficiency_low:.3f}, {last.efficiency_high:.3f}]"
     )
-    assert float(shown["Speedup"]) == pytest.approx(last["speedup"], rel=0.005)
-    assert (shown["n"], shown["Whole job (s)"], shown["Node-h per run"]) == ("4", "120", "0.267")
-    per_million = 8 * 1e6 / last["throughput_samples_per_sec"] / 3600
+    assert float(shown["Speedup"]) == pytest.approx(last.speedup, rel=0.005)
+    assert (shown["n"], shown["Whole job (s)"], shown["Node-h"]) == ("4", "120", "0.267")
+    per_million = 8 * 1e6 / last.throughput_samples_per_sec / 3600
     assert float(shown["Node-h per 1M samples"]) == pytest.approx(per_million, rel=0.005)
-    step = last["step_time_sec"] * 150
+    step = last.step_time_sec * 150
     assert float(shown["Timed windows (s)"]) == pytest.approx(step, rel=0.02)
 
 
 def test_the_recommended_size_is_the_largest_at_or_above_the_guide_and_why(written):
     path, markdown, _ = written
-    table = scaling_table(measure(load_study(path)))
-    own = table[table["mode"] == "strong"].set_index("gpus")
-    assert own.loc[2, "efficiency"] >= 0.8 > own.loc[4, "efficiency"], "the study is made so"
+    own = {row.gpus: row.efficiency for row in scaling_table(load_study(path)) if row.mode == "strong"}
+    assert own[2] >= 0.8 > own[4], "the study is made so"
     text = markdown.partition("## Resources asked for\n\n")[2].partition("\n\n|")[0].replace("\\", "")
     assert text.startswith(
         "2 nodes x 1 (2 ranks): the largest size with valid values whose efficiency (strong scaling) is at least 0.8 in its "
         "whole 95 % interval, with at least 3 runs of it and of the baseline without a recorded disturbance: "
-        f"{own.loc[2, 'efficiency']:.3f} ["
+        f"{own[2]:.3f} ["
     )
     assert "The next larger size, 4 nodes x 1 (4 ranks), has an efficiency of 0." in text
     assert re.search(
@@ -164,9 +159,7 @@ def test_the_training_has_only_options_that_its_model_uses_and_each_host_is_coun
         text = file.read_text()
         assert text.count('"cores": 8') == 1
         file.write_text(text.replace('"cores": 8', '"cores": 1'))
-    study = load_study(path)
-    frames = measure(study)
-    context = proposal_context(study, frames, scaling_table(frames), [], describe_environment(study), [], {})
+    context = proposal_context(Results.of(load_study(path)), [])
     run = {line.what: line.value for line in context["run"]}
     assert run["Training"].endswith(": model mlp, parameters 1000, optimizer sgd, grad_accum 1, backend gloo")
     assert run["Machine"] == "Test CPU @ 2.0 GHz; 2 hosts: n1 and n2; cores for the ranks of a host: 1 and 8"
@@ -176,18 +169,15 @@ def test_the_training_has_only_options_that_its_model_uses_and_each_host_is_coun
 
 def test_the_resources_asked_for_follow_from_the_stated_work(written):
     path, *_ = written
-    study = load_study(path)
-    frames = measure(study)
-    rows = scaling_table(frames)
-    environment = describe_environment(study)
-    context = proposal_context(study, frames, rows, [], environment, [], {}, work=Work(100_000_000, 2))
+    results = with_findings(path)
+    context = proposal_context(results, [], work=Work(100_000_000, 2))
     request = {line.what: line for line in context["request"]}
-    best = rows[(rows["mode"] == "strong") & (rows["gpus"] == 2)].iloc[0]
-    hours = 2e8 / best["throughput_samples_per_sec"] / 3600
+    (best,) = (row for row in results.rows if row.mode == "strong" and row.gpus == 2)
+    hours = 2e8 / best.throughput_samples_per_sec / 3600
     assert request["Job size"].value == "2 nodes x 1 (2 ranks), strong scaling (recommended)"
     assert request["Work"].value == "100,000,000 samples x 2 epochs = 200,000,000 samples"
     assert request["Time to solution"].source.startswith("work / throughput = 200,000,000 / ")
-    shortest, longest = (2e8 / best[f"throughput_{end}"] / 3600 for end in ("high", "low"))
+    shortest, longest = (2e8 / rate / 3600 for rate in (best.throughput_high, best.throughput_low))
     value, *ends = request["Node-hours"].value.replace("[", "").replace("]", "").replace(",", "").split()
     assert float(value) == pytest.approx(2 * hours, rel=0.005)
     assert [float(end) for end in ends] == pytest.approx([2 * shortest, 2 * longest], rel=0.005)
@@ -206,14 +196,12 @@ def test_a_proposal_on_gpus_has_gpu_hours_and_a_bound_without_a_failure(tmp_path
     path = finished(
         tmp_path / "s", cells, env=lambda cell: {**environment(cell), "device": "cuda"}, repeats=3
     )
-    study = load_study(path)
-    frames = measure(study)
-    context = proposal_context(study, frames, scaling_table(frames), [], describe_environment(study), [], {})
+    context = proposal_context(Results.of(load_study(path)), [])
     request = {line.what: line for line in context["request"]}
     node_hours, gpu_hours = (request[what].value.split()[0] for what in ("Node-hours", "GPU-hours"))
     assert float(gpu_hours) == pytest.approx(2 * float(node_hours), rel=0.005)
     assert request["GPU-hours"].source.endswith("; one GPU per rank")
-    low = float(wilson_low(3, 3))
+    low = Success(3, 3).low
     assert request["Success rate"].value == (
         "3 of 3 attempts of this size completed: 100 %, at least 44 %; 6 of 6 of all sizes"
     )
@@ -226,40 +214,37 @@ def test_a_proposal_on_gpus_has_gpu_hours_and_a_bound_without_a_failure(tmp_path
 
 def test_warnings_stand_beside_the_numbers_that_they_affect(written):
     path, *_ = written
-    study = load_study(path)
-    frames = measure(study)
-    rows = scaling_table(frames)
-    cell = rows[(rows["mode"] == "strong") & (rows["gpus"] == 2)].iloc[0]["cell_id"]
-    finding = ValidityFinding("straggler", "n1 is slow", [cell], {})
-    context = proposal_context(study, frames, rows, [], describe_environment(study), [finding], {})
+    finding = Fact("straggler", ("n2x1-gloo-srun-b32",))
+    context = proposal_context(with_findings(path, finding), [])
     assert {line.what: line.value for line in context["request"]}["Validity"] == "Warning: Late ranks"
     (section, _) = context["sections"]
     place = section["headings"].index("Validity")
     assert [row[place] for row in section["rows"]].count("1") == 1
-    of_all_cells = ValidityFinding("runs-differ", "Not all runs had the same PyTorch", [], {})
-    context = proposal_context(study, frames, rows, [], describe_environment(study), [of_all_cells], {})
+    of_all_cells = Fact("runs-differ")
+    context = proposal_context(with_findings(path, of_all_cells), [])
     assert {row[place] for row in context["sections"][0]["rows"]} == {"1"}
 
 
-def values_of(path: Path, validity: list[ValidityFinding]) -> dict[str, Any]:
+def with_findings(path: Path, *findings: Fact) -> Results:
+    """Return the results of a study with other findings of validity."""
+    results = Results.of(load_study(path))
+    vars(results)["assessment"] = Assessment(findings, [])
+    return results
+
+
+def values_of(path: Path, validity: list[Fact]) -> dict[str, Any]:
     """Return the values of a study's proposal, with its causes."""
-    study = load_study(path)
-    frames = measure(study)
-    rows = scaling_table(frames)
-    divisions = divide_study(frames, rows, read_evidence(study, frames))
-    return proposal_context(study, frames, rows, [], describe_environment(study), validity, divisions)
+    return proposal_context(with_findings(path, *validity), [])
 
 
 def test_the_causes_are_those_of_the_largest_valid_size_too(tmp_path):
     path = finished(tmp_path / "s", strong(64, sizes=(1, 2, 4)), timing=Timing(comm_s=0.1))
-    error = ValidityFinding("shared-cores", "Ranks share cores.", ["n4x1-gloo-srun-b16"], {})
+    error = Fact("shared-cores", ("n4x1-gloo-srun-b16",), severity="error")
     context = values_of(path, [error])
     largest, valid = context["losses"]
-    assert largest.endswith(
-        "The loss is not divided among causes, because the values are not valid: see the error Shared cores."
-    )
-    assert valid.startswith("Strong scaling, 2 nodes x 1 (2 ranks), efficiency 0.")
-    assert "of the step on 2 ranks is lost" in valid
+    assert [row[0] for row in largest["rows"]] == ["not valid"]
+    assert valid["size"].startswith("Strong scaling, 2 nodes x 1 (2 ranks), efficiency 0.")
+    assert [row[0] for row in valid["rows"]][:2] == ["whole loss", "not explained"]
     assert {line.what: line.value for line in context["request"]}[
         "Validity"
     ] == "no error and no warning for this size"
@@ -292,20 +277,9 @@ def test_runs_that_differ_stand_beside_the_numbers_of_the_baseline_and_of_the_si
     )
 
 
-def test_the_slowest_call_outside_all_timers_is_named():
-    evidence = "calls outside all timers take 9 ms in a sampled step (mean over ranks); on rank 1: f at a.py:1 (6 ms), g at a.py:2 (3 ms)"
-    claim = Claim("outside-timers", evidence, ("other",), 0.2)
-    share = Share(Key("outside-timers"), 0.2, 0.1, 0.3, claim, "n1x2-r1")
-    assert _calls_outside(CellDivision([share], {}, {})) == (
-        " Calls outside all timers take 9 ms in a sampled step (mean over ranks); on rank 1: f at a.py:1 (6 ms). "
-        "These times are of n1x2-r1; other steps may lack these calls."
-    )
-    assert _calls_outside(CellDivision([], {}, {})) == ""
-
-
 def test_every_table_of_the_markdown_has_rows_of_one_width(written):
     _, markdown, _ = written
-    assert len(tables(markdown)) == 4
+    assert len(tables(markdown)) == 6
     for table in tables(markdown):
         assert len({len(row) for row in table}) == 1
 
@@ -330,9 +304,9 @@ def test_a_single_size_is_shown_without_speedup_but_with_its_losses(tmp_path):
     markdown, latex = section(finished(tmp_path / "s", strong(sizes=(2,))))
     table = markdown.partition("## Measurements\n")[2]
     assert table.splitlines()[1].startswith(
-        "| Nodes | Ranks per node | Ranks | Batch | Time per step | Samples/s | n |"
+        "| Nodes | Ranks per node | Ranks | Batch | n | Samples/s | Step (ms) |"
     )
-    assert "2 nodes x 1 (2 ranks). " in table.partition("## Causes of the loss")[2]
+    assert "2 nodes x 1 (2 ranks):" in table.partition("## Causes of the loss")[2]
     assert "Measurements" in latex
 
 
@@ -378,7 +352,7 @@ def test_the_backend_of_a_command_is_called_that_of_the_plan_and_missing_code_no
     path = finished(tmp_path / "s", cells)
     markdown, _ = section(path)
     assert "*Efficiency, strong scaling (batch 64, gloo in the plan, srun)" in markdown
-    assert "Whole job and node-h per run cover the whole command, with the number of steps that" in markdown
+    assert "Whole job and node-hours cover the whole command, with the number of steps that" in markdown
     assert lines(markdown, 0)["Code of the command"] == ("not recorded", "none")
 
 
@@ -391,7 +365,7 @@ def test_without_parts_of_the_step_none_is_said_to_be_measured(tmp_path, nothing
         frame.assign(**dict.fromkeys(parts)).to_csv(file, index=False)
     markdown, _ = section(path)
     assert "instrumented" not in markdown.partition("## Causes of the loss")[2]
-    assert "Compared with the baseline, " in markdown
+    assert "the parts of the step were not measured" in markdown
 
 
 def test_a_table_measured_elsewhere_gives_a_section_of_its_columns(tmp_path, nothing_drawn):
@@ -399,8 +373,8 @@ def test_a_table_measured_elsewhere_gives_a_section_of_its_columns(tmp_path, not
     page = write_table_report(tmp_path / "bert.csv", output=tmp_path, mode="strong", proposal=True).page
     markdown = (page.parent / "proposal.md").read_text()
     head, _, *rows = tables(markdown)[2]
-    assert head == ["Ranks", "Samples/s", "Speedup", "Efficiency [95 %]", "n"]
-    assert rows[-1] == ["64", "35,770", "7.86", "0.982", "1"]
+    assert head == ["Ranks", "n", "Samples/s", "Speedup", "Efficiency"]
+    assert rows[-1] == ["64", "1", "35,770", "7.86", "0.982"]
     assert "ode-hours" not in markdown
     assert lines(markdown, 0)["Values"] == ("measured elsewhere and taken from a table", "bert.csv")
 
@@ -489,7 +463,7 @@ def test_the_section_has_the_same_content_in_both_forms():
                 "figures": [{"name": "f", "description": "what it shows", "caption": "C"}],
             }
         ],
-        "losses": ["one", "two_2"],
+        "losses": [{"size": "two_2", "rows": [("c", "e", "1 %")]}],
         "losses_note": "",
         "missing": [],
     }
@@ -498,7 +472,8 @@ def test_the_section_has_the_same_content_in_both_forms():
         "# A \\& B\n\none\\_two\n\n"
         "## What was run\n\n|  | Value | Source |\n|---|---|---|\n| Command | a\\|b | matrix.yaml |\n\n"
         "## Validity\n\n1. **Shared cores.** 2\\_cores\n\n## S\n\nt\n\n| a | b |\n|---:|---:|\n| x\\|y | 1 |\n\n*T*\n\n"
-        "![what it shows](figures/f.png)\n\n*C*\n\n## Causes of the loss\n\n- one\n- two\\_2\n"
+        "![what it shows](figures/f.png)\n\n*C*\n\n## Causes of the loss\n\ntwo\\_2:\n\n"
+        "| Cause | Evidence | Share of the step |\n|---|---|---|\n| c | e | 1 % |\n"
     )
     assert files["proposal.tex"].partition("\n\n")[2] == (
         "\\section{A \\& B}\n\none\\_two\n\n"
@@ -517,7 +492,11 @@ def test_the_section_has_the_same_content_in_both_forms():
         "\\bottomrule\n\\end{tabular}\n}\n\\end{table}\n\n"
         "\\begin{figure}[htbp]\n\\centering\n\\begin{minipage}[t]{0.48\\linewidth}\n"
         "\\includegraphics[width=\\linewidth]{figures/f.pdf}\n\\caption{C}\n\\end{minipage}\n\\end{figure}\n\n"
-        "\\subsection{Causes of the loss}\n\n\\begin{itemize}\n\\item one\n\\item two\\_2\n\\end{itemize}\n"
+        "\\subsection{Causes of the loss}\n\ntwo\\_2:\n\n{\\footnotesize\\noindent\n"
+        "\\begin{tabular}{@{}p{0.15\\linewidth}p{0.47\\linewidth}p{0.28\\linewidth}@{}}\n\\toprule\n"
+        "\\raggedright Cause & \\raggedright Evidence & \\raggedright Share of the step \\tabularnewline\n\\midrule\n"
+        "\\raggedright c & \\raggedright e & \\raggedright 1 \\% \\tabularnewline\n"
+        "\\bottomrule\n\\end{tabular}\\par}\n"
     )
 
 
@@ -552,11 +531,7 @@ def test_of_a_command_only_what_is_known_is_said(tmp_path, metrics, said, main_l
     git = {"script_sha256": "0123456789abcdef", "git_commit": "fedcba9876543210", "git_dirty": True}
     for file in path.glob("runs/*/*/run.json"):
         file.write_text(json.dumps(json.loads(file.read_text()) | {"command": {"script": "train.py", **git}}))
-    study = load_study(path)
-    frames = measure(study)
-    rows = scaling_table(frames)
-    divisions = divide_study(frames, rows, read_evidence(study, frames))
-    context = proposal_context(study, frames, rows, [], describe_environment(study), [], divisions)
+    context = values_of(path, [])
     run = {line.what: line.value for line in context["run"]}
     assert run["Command"] == "python train.py --batch {per_gpu_batch} --seq {seq_len} --api-key ***"
     assert run["First file of the command, when submitted"] == (

@@ -24,7 +24,7 @@ def study(tmp_path_factory) -> Study:
     return load_study(path)
 
 
-def test_a_run_has_few_points_and_keeps_its_slowest_step(study):
+def test_a_run_has_few_points_and_keeps_its_slowest_step(study, monkeypatch):
     run_id = study.runs["run_id"].iloc[0]
     found = step_series(study, [run_id])
     assert tuple(found.columns) == SERIES_COLUMNS
@@ -40,12 +40,14 @@ def test_a_run_has_few_points_and_keeps_its_slowest_step(study):
         "step_time_sec": SLOW_S,
         "slowest_rank": 1,
     }
-    assert len(step_series(study, [run_id], points=5000)) == 1200  # every step
     assert len(step_series(study, list(study.runs["run_id"]))) == 200 * len(study.runs)
     assert list(step_series(study, [])) == list(SERIES_COLUMNS)
+    monkeypatch.setattr("analysis.report.why.MAX_POINTS", 5000)
+    assert len(step_series(study, [run_id])) == 1200  # every step
 
 
-def test_runs_of_all_cells_are_chosen_first(study):
+def test_runs_of_all_cells_are_chosen_first(study, monkeypatch):
     cells = dict(zip(study.runs["run_id"], study.runs["cell_id"], strict=True))
-    assert sorted(cells[run_id] for run_id in choose_runs(study.runs, limit=2)) == sorted(set(cells.values()))
     assert choose_runs(study.runs) == list(study.runs["run_id"])
+    monkeypatch.setattr("analysis.report.why.MAX_RUNS", 2)
+    assert sorted(cells[run_id] for run_id in choose_runs(study.runs)) == sorted(set(cells.values()))

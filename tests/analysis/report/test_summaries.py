@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
@@ -11,24 +13,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.causes.cells import CellDivision, Share
-from analysis.causes.divide import Claim, Key
+from analysis.causes.cells import CauseRow, CellDivision
 from analysis.causes.table import divide_study, read_evidence
 from analysis.checks.scaling_table import scaling_table, what_decides
-from analysis.data.environment import describe_environment
 from analysis.data.load import load_study
-from analysis.report.proposal import proposal_context
-from analysis.report.summary import certainty, find, left_out_sentence, loss_sentence, main_loss, share_text
+from analysis.report.results import Results
+from analysis.report.summary import certainty, find, left_out_sentence, main_loss
+from analysis.report.why import loss_table, share_text
+from analysis.stats.columns import ScalingRow
 from analysis.stats.measured import measure
-from analysis.text import (
-    clean,
+from analysis.text import clean, one_line
+from bench.units import (
     count,
     fraction,
     fractions,
     interval,
     listed,
     number,
-    one_line,
     percent,
     seconds,
     short_percent,
@@ -38,23 +39,35 @@ from tests.analysis import studies
 from tests.analysis.points import frames_of_points
 
 #: A size that loses efficiency.
-ROW = pd.Series({"efficiency": 0.8, "efficiency_low": 0.7, "efficiency_high": 0.9, "is_base": True})
+ROW: Any = SimpleNamespace(efficiency=0.8, efficiency_low=0.7, efficiency_high=0.9, is_base=True)
 
 
-def rows_of(path: Path, cells: Any = None, **options: Any) -> pd.DataFrame:
+def rows_of(path: Path, cells: Any = None, **options: Any) -> list[ScalingRow]:
     return scaling_table(load_study(studies.finished(path / "s", cells, **options)))
 
 
-def findings(rows: pd.DataFrame, divisions: Any = None) -> Any:
-    return find(rows, divisions or {}, labels={name: name for name in rows["series"]})
+def findings(rows: list[ScalingRow], divisions: Any = None) -> Any:
+    return find(rows, divisions or {}, labels={})
 
 
-def divided(path: Path, cells: Any = None, **options: Any) -> tuple[pd.DataFrame, dict[int, CellDivision]]:
+def altered(**values: Any) -> Any:
+    return SimpleNamespace(**vars(ROW) | values)
+
+
+def set_efficiencies(rows: list[ScalingRow], **values: tuple[float, float, float]) -> None:
+    """Change the efficiencies, with their intervals, of the second and the third size."""
+    for row, own in zip(rows[1:3], values.values(), strict=True):
+        row.efficiency, row.efficiency_low, row.efficiency_high = own
+
+
+def divided(
+    path: Path, cells: Any = None, **options: Any
+) -> tuple[list[ScalingRow], dict[int, CellDivision]]:
     """Return the scaling table of a study and the divisions of its losses."""
     study = load_study(studies.finished(path / "s", cells, **options))
     frames = measure(study)
     rows = scaling_table(frames)
-    return rows, divide_study(frames, rows, read_evidence(study, frames))
+    return rows, divide_study(rows, read_evidence(study, frames))
 
 
 def test_the_best_size_is_the_largest_at_the_guide(tmp_path: Path) -> None:
@@ -75,18 +88,21 @@ def test_the_main_loss_is_the_largest_part_of_the_division(tmp_path: Path) -> No
     """Strong scaling of 64 samples: 80 ms of work and 4 ms of fixed costs per step, 10 ms of communication."""
     rows, divisions = divided(tmp_path, noise=0.0)
     (found,) = findings(rows, divisions)
-    division = divisions[rows.index[-1]]
-    assert division.loss == pytest.approx(1 - rows["efficiency"].iloc[-1] * (1 - divisions[0].loss))
+    division = divisions[rows[-1].place]
+    assert division.loss == pytest.approx(1 - rows[-1].efficiency * (1 - divisions[0].loss))
     assert (found.main_loss, found.loss_detail) == (
         "exposed communication",
         "51 % of the step on 8 ranks",
     )
-    assert found.sentences[2] == (
-        "60 % of the step on 8 ranks is lost (8 % at the baseline). Not divided among causes: "
-        "58 % [58 %, 58 %] (exposed communication 51 %, longer computation per sample 5 %, data loading 1 % and "
-        "waiting for other ranks 1 %) and 2 % [2 %, 2 %] outside all timers. Present: less work per rank (share not "
-        "known)."
+    results = Results.of(load_study(tmp_path / "s"))
+    whole, cause, rest, other = loss_table(results.rows[-1], results)
+    assert whole[:2] == ("whole loss", "60 %")
+    assert whole[2].startswith(
+        "7.9 % at the baseline; whole parts of the step: data loading 1.3 % (3 % at the baseline);"
     )
+    assert (cause[:2], rest[:2]) == (("less work per rank", "–"), ("not explained", "58 % [58 %, 58 %]"))
+    assert rest[2].startswith("exposed communication 50.6 %; longer computation per sample ")
+    assert other[:2] == ("outside all timers", "2 % [2 %, 2 %]")
 
 
 @pytest.mark.parametrize(
@@ -102,9 +118,6 @@ def test_other_causes_lead_to_other_words(tmp_path: Path, timing: studies.Timing
     assert found.main_loss == main
     if main == "hardly any":
         assert found.best_size == "8 ranks"
-        assert found.sentences[2].startswith(
-            "Compared with the baseline, there is hardly any loss on 8 ranks."
-        )
 
 
 def test_without_a_good_size_it_is_told_what_comes_closest(tmp_path: Path) -> None:
@@ -138,9 +151,7 @@ def test_where_no_larger_size_than_the_baseline_was_measured_none_comes_closest(
 
 def test_an_interval_across_the_guide_is_told(tmp_path: Path) -> None:
     rows = rows_of(tmp_path)
-    two = rows["gpus"] == 2
-    rows.loc[two, ["efficiency", "efficiency_low", "efficiency_high"]] = [0.81, 0.78, 0.84]
-    rows.loc[rows["gpus"] == 4, ["efficiency", "efficiency_low", "efficiency_high"]] = [0.79, 0.75, 0.83]
+    set_efficiencies(rows, two=(0.81, 0.78, 0.84), four=(0.79, 0.75, 0.83))
     (found,) = findings(rows)
     assert (found.best_size, found.best_detail) == (
         "cannot tell",
@@ -150,10 +161,9 @@ def test_an_interval_across_the_guide_is_told(tmp_path: Path) -> None:
         "The runs cannot tell whether these sizes reach 0.8: 2 ranks, with 0.81 [0.78, 0.84]; 4 ranks, with "
         "0.79 [0.75, 0.83]. For 2 ranks, about 12 runs of this size and of the baseline would probably decide."
     )
-    below = rows[two].iloc[0].copy()
-    below["efficiency"] = 0.79
-    assert what_decides(below, rows.iloc[0]).endswith("would probably decide")
-    rows.loc[two, "efficiency_low"] = 0.8
+    below = replace(rows[1], efficiency=0.79)
+    assert what_decides(below, rows[0]).endswith("would probably decide")
+    rows[1].efficiency_low = 0.8
     (found,) = findings(rows)
     assert found.best_size == "2 ranks"
     assert found.sentences[1].startswith(
@@ -171,57 +181,50 @@ def test_nothing_is_concluded_from_a_wide_interval(tmp_path: Path) -> None:
     assert found.best_detail.endswith(
         "]; more than 100 runs of this size and of the baseline would be needed"
     )
-    assert found.sentences[2] == (
-        "The causes of the loss are not known: there are no times of the parts of a step."
-    )
 
 
 def test_a_loss_whose_interval_includes_0_is_no_main_loss() -> None:
-    rows = [Share(Key("other"), 0.01, 0.0, 0.02), Share(Key("not-explained"), 0.2, -0.1, 0.5)]
+    rows = [CauseRow("other", 0.01, 0.0, 0.02), CauseRow("not-explained", 0.2, -0.1, 0.5)]
     division = CellDivision(rows, {}, {"transfer": 0.2})
     assert main_loss(division, ROW)[0] == "cannot tell"
-    assert loss_sentence(division, ROW, size="8 ranks") == (
-        "21 % of the step on 8 ranks is lost, not assigned to a cause: 1 % [0 %, 2 %; share not certain] outside all "
-        "timers and 20 % [-10 %, 50 %; share not certain] (exposed communication 20 %)."
-    )
-    assert share_text(Share(Key("not-explained"), 0.85, -2.82, 1.0)) == "85 % [share not certain]"
-    certain = CellDivision([rows[0], Share(Key("not-explained"), 0.2, 0.1, 0.3)], {}, {"transfer": 0.2})
+    assert share_text(rows[1]) == "20 % [-10 %, 50 %; share not certain]"
+    assert share_text(CauseRow("not-explained", 0.85, -2.82, 1.0)) == "85 % [share not certain]"
+    assert [share_text(CauseRow("clocks", timed=timed)) for timed in (True, False)] == [
+        "share not certain",
+        "–",
+    ]
+    certain = CellDivision([rows[0], CauseRow("not-explained", 0.2, 0.1, 0.3)], {}, {"transfer": 0.2})
     assert main_loss(certain, ROW) == ("exposed communication", 0.2)
 
 
 def test_nothing_is_concluded_from_sizes_that_are_not_valid(tmp_path: Path) -> None:
     rows, divisions = divided(tmp_path, noise=0.001)
-    labels = {name: name for name in rows["series"]}
-    (found,) = find(rows, divisions, labels=labels, invalid={"n8x1-gloo-srun-b8": "Shared cores"})
+    (found,) = find(rows, divisions, labels={}, invalid={"n8x1-gloo-srun-b8": "Shared cores"})
     assert found.best_size == "2 ranks"
-    assert found.sentences[2] == (
-        "The loss is not divided among causes, because the values are not valid: see the error Shared cores."
-    )
     assert (found.main_loss, found.loss_detail) == ("not valid", "on 8 ranks")
     assert found.sentences[1].endswith(
         " Nothing is concluded from values that are not valid: 8 ranks, with 0.44 [0.44, 0.44]. See the error "
         "Shared cores."
     )
-    (found,) = find(rows, divisions, labels=labels, invalid={"n1x1-gloo-srun-b64": "Threads differ"})
+    (found,) = find(rows, divisions, labels={}, invalid={"n1x1-gloo-srun-b64": "Threads differ"})
     assert found.best_size == "not valid"
     assert found.best_detail.startswith("2 ranks: 0.85 [")
     assert found.best_detail.endswith("]; see the error Threads differ")
 
 
 def test_fewer_than_3_runs_recommend_nothing_and_have_shares_without_intervals(tmp_path: Path) -> None:
-    (found,) = findings(*divided(tmp_path, repeats=2, noise=0.0))
+    rows, divisions = divided(tmp_path, repeats=2, noise=0.0)
+    (found,) = findings(rows, divisions)
     assert found.best_size == "cannot tell"
     assert found.best_detail == (
         "2 ranks: 0.85; at least 3 undisturbed runs of this size and of the baseline are needed"
     )
-    assert "[" not in found.sentences[2]
+    assert not any("[" in share_text(row) for row in divisions[rows[-1].place].rows)
 
 
 def test_a_dip_below_the_guide_before_the_best_size_is_told(tmp_path: Path) -> None:
     rows = rows_of(tmp_path)
-    columns = ["efficiency", "efficiency_low", "efficiency_high"]
-    rows.loc[rows["gpus"] == 2, columns] = [0.7, 0.69, 0.71]
-    rows.loc[rows["gpus"] == 4, columns] = [0.9, 0.89, 0.91]
+    set_efficiencies(rows, two=(0.7, 0.69, 0.71), four=(0.9, 0.89, 0.91))
     (found,) = findings(rows)
     assert found.sentences[1] == (
         "The largest size with an efficiency of at least 0.8 is 4 ranks: 0.90 [0.89, 0.91]; smaller sizes are "
@@ -230,68 +233,16 @@ def test_a_dip_below_the_guide_before_the_best_size_is_told(tmp_path: Path) -> N
 
 
 def test_without_parts_of_the_step_the_loss_is_not_known() -> None:
-    rows = [Share(Key("not-explained"), 0.2, 0.1, 0.3)]
+    rows = [CauseRow("not-explained", 0.2, 0.1, 0.3)]
     division = CellDivision(rows, {"step": 0.8}, {"step": 0.2})
     assert main_loss(division, ROW)[0] == "not known"
-    larger = pd.concat([ROW, pd.Series({"is_base": False})]).groupby(level=0).last()
-    assert loss_sentence(division, larger, size="8 ranks") == (
-        "Compared with the baseline, 20 % [10 %, 30 %] of the step on 8 ranks is lost, not assigned to a cause: the "
-        "parts of the step were not measured."
-    )
-    # The loss of the baseline itself is not known.
-    assert loss_sentence(division, ROW, size="1 rank") == (
-        "The causes of the loss are not known: there are no times of the parts of a step."
-    )
-
-
-def test_a_loss_that_may_be_0_has_no_interval_and_causes_without_a_share_do_not_divide_it() -> None:
-    rows = [
-        Share(Key("cpu-starved"), math.nan, math.nan, math.nan),
-        Share(Key("data-loading"), math.nan, math.nan, math.nan, Claim("data-loading", "", ("data",), 0.1)),
-        Share(Key("not-explained"), 0.2, 0.1, 0.3),
-    ]
-    division = CellDivision(rows[2:], {}, {"transfer": 0.2})
-    doubtful = ROW.to_dict() | {"efficiency_high": 1.1}
-    assert loss_sentence(division, pd.Series(doubtful), size="8 ranks").startswith(
-        "20 % of the step on 8 ranks is lost (not certain: the interval of the efficiency contains 1), not assigned "
-    )
-    division = CellDivision(rows, {}, {"transfer": 0.2})
-    assert loss_sentence(division, ROW, size="8 ranks") == (
-        "20 % of the step on 8 ranks is lost. Not divided among causes: 20 % [10 %, 30 %] (exposed communication "
-        "20 %). Present: too little CPU (share not known) and data loading (share not certain)."
-    )
-
-
-def test_a_loss_that_the_baseline_has_too_is_not_called_hardly_any() -> None:
-    larger = pd.Series(ROW.to_dict() | {"efficiency": 0.99, "efficiency_low": 0.98, "is_base": False})
-    base = CellDivision([], {"forward": 0.6}, {}, {"forward": 0.6, "other": 0.4})
-    rows = [Share(Key("other"), 0.41, 0.4, 0.42)]
-    division = CellDivision(rows, {"forward": 0.59}, {}, {"forward": 0.59, "other": 0.41})
-    assert loss_sentence(division, larger, base, size="2 ranks") == (
-        "Compared with the baseline, there is hardly any loss on 2 ranks. Whole parts of the "
-        "step (the baseline's in parentheses): time outside all timers 41 % (40 %)."
-    )
 
 
 def test_the_efficiency_of_all_runs_stands_beside_that_without_disturbed_runs() -> None:
-    columns = {"efficiency": [1.0, 0.9, 0.8], "efficiency_all": [1.0, 0.85, math.nan], "gpus": [1, 2, 4]}
-    rows = pd.DataFrame(columns)
+    values = ((1, 1.0, 1.0), (2, 0.9, 0.85), (4, 0.8, math.nan))
+    rows: Any = [altered(gpus=n, efficiency=own, efficiency_all=every) for n, own, every in values]
     assert left_out_sentence(rows) == " With the runs that are left out, E is 0.850 on 2 ranks."
-    assert left_out_sentence(rows.iloc[:1]) == ""
-
-
-def test_page_and_proposal_have_the_same_words_about_the_loss(tmp_path: Path) -> None:
-    study = load_study(studies.finished(tmp_path / "s"))
-    frames = measure(study)
-    rows = scaling_table(frames)
-    divisions = divide_study(frames, rows, read_evidence(study, frames))
-    (found,) = findings(rows, divisions)
-    context = proposal_context(study, frames, rows, [], describe_environment(study), [], divisions)
-    assert " is lost (" in found.sentences[2]
-    assert (
-        f". {found.sentences[2]} Whole parts of the step (the baseline's in parentheses): "
-        in context["losses"][0]
-    )
+    assert left_out_sentence(rows[:1]) == ""
 
 
 def test_certainty_tells_runs_and_intervals(tmp_path: Path) -> None:
@@ -327,10 +278,8 @@ def test_certainty_tells_runs_and_intervals(tmp_path: Path) -> None:
     ],
 )
 def test_an_interval_that_is_not_symmetric_has_both_ends(highs: list[float], text: str) -> None:
-    rows = pd.DataFrame({"cell_id": [str(high) for high in highs], "n": 3, "throughput_high": highs})
-    assert certainty(rows.assign(throughput_low=1 / rows["throughput_high"])).startswith(
-        f"3 runs per cell; the 95 % interval of a throughput {text}"
-    )
+    rows: Any = [altered(cell_id=str(x), n=3, throughput_low=1 / x, throughput_high=x) for x in highs]
+    assert certainty(rows).startswith(f"3 runs per cell; the 95 % interval of a throughput {text}")
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,44 +25,43 @@ from analysis.report.tables import (
     runs_csv,
 )
 from analysis.stats.attempts import all_attempts
-from analysis.stats.columns import COLUMNS
+from analysis.stats.columns import PUBLISHED, ScalingRow, dtypes_of
 from analysis.stats.measured import measure
-from analysis.text import MISSING
+from bench.units import MISSING
 from tests.analysis import studies
 
 HOSTILE = "<script>alert(1)</script> | `x` $y$ \\input{/etc/passwd} 100% & #1 _a_ ^b^ ~c~ {d}\n[e]"
 
 
-def hostile_table(path: Path) -> pd.DataFrame:
+def hostile_table(path: Path) -> list[ScalingRow]:
     def state(cell: Any, repeat: int) -> tuple[str, str, str | None]:
         return ("failed", HOSTILE, "a|b") if cell.world_size == 8 else ("completed", "", None)
 
-    return scaling_table(load_study(studies.finished(path / "s", state=state)))[list(COLUMNS)]
+    return scaling_table(load_study(studies.finished(path / "s", state=state)))
 
 
 def test_csv_holds_the_promised_columns_and_empty_cells_for_what_was_not_measured(tmp_path: Path) -> None:
     table = hostile_table(tmp_path)
     text = csv_table(table)
-    assert text.splitlines()[0] == ",".join(COLUMNS)
+    assert text.splitlines()[0] == ",".join(PUBLISHED)
     read = pd.read_csv(io.StringIO(text), dtype={"gpus_per_node": str}, keep_default_na=False)
     failed = read[read["gpus"] == 8].iloc[0]
-    for name in COLUMNS[12:26]:
+    for name in PUBLISHED[12:26]:
         assert failed[name] == "", name
     assert failed["n"] == 0
     assert failed["state"] == "failed"
     again = pd.read_csv(io.StringIO(text))
     assert again["efficiency"].to_list() == pytest.approx(
-        table["efficiency"].to_list(), rel=1e-11, nan_ok=True
+        [row.efficiency for row in table], rel=1e-11, nan_ok=True
     )
     assert "nan" not in text
 
 
 @pytest.mark.parametrize("text", ["=cmd|' /C calc'!A0", "+1", "-1", "@SUM(A1)", "\tx"])
 def test_a_text_that_a_spreadsheet_would_run_is_quoted(tmp_path: Path, text: str) -> None:
-    table = hostile_table(tmp_path)
-    table["reason"] = text
-    rows = csv_table(table).splitlines()[1:]
-    assert all(row.endswith((f",'{text}", f',"\'{text}"')) for row in rows)
+    table = [replace(row, reason=text) for row in hostile_table(tmp_path)]
+    rows = pd.read_csv(io.StringIO(csv_table(table)))
+    assert set(rows["reason"]) == {f"'{text}"}
 
 
 class OnGpus(studies.StudyBuilder):
@@ -78,11 +78,12 @@ def test_mfu_utilisation_energy_and_validation_loss_of_the_cells_are_shown_on_re
     table = scaling_table(load_study(path))
     names = ["MFU", "GPU (%)", "Energy (J)", "Validation loss"]
     columns = cell_columns()
-    assert [(column["name"], column["level"]) for column in columns[-4:]] == [(n, "further") for n in names]
-    one, two = cell_rows(table, labels={series: series for series in table["series"]})
+    places = [place for place, column in enumerate(columns) if column["name"] in names]
+    assert [columns[place]["level"] for place in places] == ["further"] * 4
+    one, two = cell_rows(table)
     assert len(one) == len(columns)
-    assert one[-4:] == [MISSING] * 4
-    assert two[-4:] == ["0.250", "90.0", "7.500", "1.000"]
+    assert [one[place] for place in places] == [MISSING] * 4
+    assert [two[place] for place in places] == ["0.250", "90.0", "7.500", "1.000"]
 
 
 def test_every_planned_run_is_in_runs_csv(tmp_path: Path) -> None:
@@ -119,7 +120,7 @@ def test_latex_is_a_tabular_with_balanced_braces_and_nothing_unescaped(tmp_path:
 
 
 def test_a_long_latex_table_runs_over_pages(tmp_path: Path) -> None:
-    table = pd.concat([hostile_table(tmp_path)] * 11)
+    table = hostile_table(tmp_path) * 11
     text = latex_table(table)
     assert r"\begin{longtable}" in text
     assert r"\endhead" in text
@@ -140,10 +141,8 @@ def test_no_text_can_leave_its_latex_cell(text: str) -> None:
 
 @given(st.text(max_size=60))
 def test_no_text_can_leave_its_markdown_cell(text: str) -> None:
-    table = pd.DataFrame({name: [0.5] for name in COLUMNS}).astype(object)
-    table.loc[0, ["cell_id", "series", "baseline", "state", "reason", "mode"]] = [text] * 6
-    table["n"] = 0
-    lines = markdown_table(table).splitlines()
+    values = {name: text if kind == "str" else 0 for name, kind in dtypes_of(ScalingRow).items()}
+    lines = markdown_table([ScalingRow(**values)]).splitlines()
     row = lines[2]
     assert len(re.findall(r"(?<!\\)(?:\\\\)*\|", row)) == 17
     assert re.search(r"(?<!\\)(?:\\\\)*<", row) is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -14,17 +15,18 @@ from analysis.data.names import series_parts
 from analysis.report.figures.drawing import Selection
 from analysis.report.figures.heatmaps import MAX_NODES, MAX_SERIES, grid_figure, grids
 from analysis.report.write import write_report
+from analysis.stats.columns import ScalingRow
 from analysis.stats.measured import measure
 from analysis.stats.scaling import AXES_COLUMNS, two_axes
 from tests.analysis import studies
 from tests.analysis.figures import texts, tips
 
 
-def table(path: Path) -> pd.DataFrame:
+def table(path: Path) -> list[ScalingRow]:
     return scaling_table(measure(load_study(path)))
 
 
-def grid_of(path: Path) -> Selection:
+def grid_of(path: Path) -> Selection[ScalingRow]:
     loaded = load_study(path)
     return grids(two_axes(table(path)), series_parts(loaded.plan))["weak"]
 
@@ -33,35 +35,34 @@ def test_an_efficiency_is_that_within_a_node_times_that_over_nodes(grid_study: P
     """The second factor is computed again from the step times, by the module's formula."""
     sizes = two_axes(table(grid_study))
     assert len(sizes) == 4 * 9
-    times = table(grid_study).set_index(["series", "nodes", "gpus_per_node"])["step_time_sec"]
-    for row in sizes[sizes["n"] > 0].to_dict("records"):
-        one_node = times[row["series"], 1, row["gpus_per_node"]]
-        here = times[row["series"], row["nodes"], row["gpus_per_node"]]
-        over = one_node / here / (row["nodes"] if row["mode"] == "strong" else 1)
-        assert row["efficiency_over_nodes"] == pytest.approx(over)
-        assert row["efficiency"] == pytest.approx(
-            row["efficiency_within_node"] * row["efficiency_over_nodes"]
-        )
-    one_node_rows = sizes[sizes["nodes"] == 1]
-    assert (one_node_rows["efficiency_over_nodes"] == 1).all()
-    assert (one_node_rows["efficiency_within_node"] == one_node_rows["efficiency"]).all()
+    times = {(row.series, row.nodes, row.gpus_per_node): row.step_time_sec for row in table(grid_study)}
+    for row in (row for row in sizes if row.n):
+        one_node = times[row.series, 1, row.gpus_per_node]
+        here = times[row.series, row.nodes, row.gpus_per_node]
+        over = one_node / here / (row.nodes if row.mode == "strong" else 1)
+        assert row.efficiency_over_nodes == pytest.approx(over)
+        assert row.efficiency == pytest.approx(row.efficiency_within_node * row.efficiency_over_nodes)
+    one_node_rows = [row for row in sizes if row.nodes == 1]
+    assert {row.efficiency_over_nodes for row in one_node_rows} == {1}
+    assert all(row.efficiency_within_node == row.efficiency for row in one_node_rows)
 
 
 def test_a_size_that_failed_is_there_without_a_value_and_with_its_reason(grid_study: Path) -> None:
-    lost = two_axes(table(grid_study)).query("nodes == 4 and gpus_per_node == '4'")
+    lost = [row for row in two_axes(table(grid_study)) if (row.nodes, row.gpus_per_node) == (4, "4")]
     assert len(lost) == 4
-    assert lost[["speedup", "efficiency", "efficiency_over_nodes"]].isna().all(axis=None)
-    assert lost["efficiency_within_node"].notna().all()
-    assert set(lost["state"]) == {"failed"}
-    assert lost["reason"].str.contains("ran out of <b>memory</b>").all()
+    for row in lost:
+        assert np.isnan([row.speedup, row.efficiency, row.efficiency_over_nodes]).all()
+        assert row.efficiency_within_node > 0
+        assert row.state == "failed"
+        assert "ran out of <b>memory</b>" in row.reason
 
 
 def test_a_size_without_its_one_node_has_no_part_over_nodes(tmp_path: Path) -> None:
     cells = [cell for cell in studies.over_two_axes() if (cell.nodes, cell.tasks_per_node) != (1, 4)]
     sizes = two_axes(table(studies.finished(tmp_path / "s", cells, epochs=1, ranks_files=False)))
-    four = sizes[sizes["gpus_per_node"] == "4"]
-    assert four["efficiency"].notna().all()
-    assert four[["efficiency_within_node", "efficiency_over_nodes"]].isna().all(axis=None)
+    four = [row for row in sizes if row.gpus_per_node == "4"]
+    assert all(row.efficiency > 0 for row in four)
+    assert np.isnan([(row.efficiency_within_node, row.efficiency_over_nodes) for row in four]).all()
 
 
 def test_without_two_axes_there_is_neither_figure_nor_table_and_an_older_one_is_removed(
@@ -74,7 +75,7 @@ def test_without_two_axes_there_is_neither_figure_nor_table_and_an_older_one_is_
     )
     (path / "report").mkdir()
     (path / "report/axes.csv").write_text("old")
-    assert two_axes(table(path)).empty
+    assert not two_axes(table(path))
     page = write_report(path).page.read_text()
     assert "by nodes and ranks per node" not in page
     assert not (path / "report/axes.csv").exists()
@@ -138,5 +139,5 @@ def test_mixed_nodes_have_no_place_on_the_axes(tmp_path: Path) -> None:
     mixed = dataclasses.replace(mixed, nodes=2, tasks_per_node=[2, 1])
     path = studies.finished(tmp_path / "s", [*cells, mixed], repeats=1, epochs=1, ranks_files=False)
     rows = table(path)
-    assert "mixed" in set(rows["cell_id"])
-    assert "mixed" not in set(two_axes(rows)["cell_id"])
+    assert "mixed" in {row.cell_id for row in rows}
+    assert "mixed" not in {row.cell_id for row in two_axes(rows)}

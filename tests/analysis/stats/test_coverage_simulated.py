@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 
 from analysis.checks.scaling_table import scaling_table
+from analysis.stats.columns import ScalingRow, frame_of_records
 from analysis.stats.estimate import log_moments, ratio_interval, runs_to_decide
 from analysis.stats.scaling import GUIDE
 from tests.analysis.points import frames_of_points
@@ -31,16 +32,17 @@ def simulated(
         seconds = (of_run * of_steps).mean(axis=2) / (ranks * efficiency)
         places = np.repeat([f"s{place:04d}" for place in range(studies)], runs)
         parts.append(pd.DataFrame({"series": places, "gpus": ranks, "time": seconds.ravel()}))
-    return scaling_table(frames_of_points(pd.concat(parts).assign(global_batch=64)))
+    return frame_of_records(
+        ScalingRow, scaling_table(frames_of_points(pd.concat(parts).assign(global_batch=64)))
+    )
 
 
 def decided(efficiency: float, noise: float, *, studies: int, seed: int) -> tuple[int, float]:
     """Return the runs that decide about an efficiency, and the share of studies whose interval excludes 0.8."""
     runs = int(runs_to_decide(np.log(efficiency / GUIDE), error=noise, top_n=2, bottom_n=2))
     draw = np.random.default_rng(seed)
-    values = np.exp(draw.normal(0, noise, (2, studies * runs)))
-    groups = np.repeat(np.arange(studies), runs)
-    top, bottom = (log_moments(own, groups=groups, size=studies) for own in values)
+    values = np.exp(draw.normal(0, noise, (2, studies, runs)))
+    top, bottom = (log_moments(own.tolist()) for own in values)
     low, high = (efficiency * bound for bound in ratio_interval(top, bottom))
     return runs, float(np.mean((low >= GUIDE) | (high < GUIDE)))
 

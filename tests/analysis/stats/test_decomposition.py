@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from analysis.stats.columns import RunRow, ScalingRow, missing_values, records_of
 from analysis.stats.decompose import cell_parts, computational_scalability, run_parts
-from bench.study.layout import METRICS_COLUMNS
+from bench.study.records import METRICS_COLUMNS
 
 
 def metrics(rows: list[dict[str, float]], run_id: str = "a") -> pd.DataFrame:
@@ -33,6 +33,10 @@ def row(**values: float) -> dict[str, float]:
         "comm_efficiency": 0.9,
     }
     return parts | values
+
+
+def of_cell(epochs: pd.DataFrame) -> dict[str, float]:
+    return cell_parts(records_of(RunRow, run_parts(epochs)))
 
 
 def test_epochs_are_weighted_by_their_steps_and_sums_divided_by_sums() -> None:
@@ -61,8 +65,7 @@ def test_parallel_efficiency_is_the_product_of_its_factors(
     frame = metrics(
         [row(steps=s, forward_time_sec=f, load_balance=b, comm_efficiency=c) for s, f, b, c in rows]
     )
-    runs = run_parts(frame).reset_index().assign(cell_id="cell")
-    found = cell_parts(runs).loc["cell"]
+    found = of_cell(frame)
     product = found["load_balance"] * found["comm_efficiency"]
     assert found["pop_parallel_efficiency"] == pytest.approx(product, rel=1e-12)
     assert min(r[2] for r in rows) - 1e-9 <= found["load_balance"] <= max(r[2] for r in rows) + 1e-9
@@ -71,35 +74,30 @@ def test_parallel_efficiency_is_the_product_of_its_factors(
 
 @pytest.mark.parametrize("bad", [math.nan, 0.0, -1.0, 1.5, math.inf])
 def test_an_epoch_with_impossible_factors_is_ignored(bad: float) -> None:
-    found = run_parts(metrics([row(load_balance=bad), row(load_balance=0.6)]))
-    parts = cell_parts(found.reset_index().assign(cell_id="cell"))
-    assert parts["load_balance"].item() == pytest.approx(0.6)
+    parts = of_cell(metrics([row(load_balance=bad), row(load_balance=0.6)]))
+    assert parts["load_balance"] == pytest.approx(0.6)
     assert run_parts(metrics([row(load_balance=bad)])).empty
 
 
 def test_without_one_part_the_factors_are_known_and_the_times_are_not() -> None:
-    found = run_parts(metrics([row(other_time_sec=math.nan), row()]))
-    parts = cell_parts(found.reset_index().assign(cell_id="cell"))
-    assert parts["load_balance"].item() == pytest.approx(0.8)
-    assert parts["pop_parallel_efficiency"].item() == pytest.approx(0.72)
-    assert math.isnan(parts["useful_s"].item())
-    assert math.isnan(parts["other"].item())
-    assert parts["forward"].item() == pytest.approx(0.02)
+    parts = of_cell(metrics([row(other_time_sec=math.nan), row()]))
+    assert parts["load_balance"] == pytest.approx(0.8)
+    assert parts["pop_parallel_efficiency"] == pytest.approx(0.72)
+    assert math.isnan(parts["useful_s"])
+    assert math.isnan(parts["other"])
+    assert parts["forward"] == pytest.approx(0.02)
 
 
 def test_runs_with_and_without_known_parts_are_not_mixed() -> None:
     frame = pd.concat([metrics([row()], "a"), metrics([row(other_time_sec=math.nan, load_balance=0.1)], "b")])
     frame["run_id"] = pd.Categorical(frame["run_id"])
-    runs = run_parts(frame).reset_index().assign(cell_id="cell")
-    assert cell_parts(runs)["load_balance"].item() == pytest.approx(0.8)
+    assert of_cell(frame)["load_balance"] == pytest.approx(0.8)
 
 
 def test_computational_scalability_compares_useful_time_per_sample() -> None:
-    found = computational_scalability(
-        pd.Series([1.0, 0.6, np.nan]),
-        ranks=pd.Series([1, 2, 4]),
-        samples_per_step=pd.Series([10, 10, 10]),
-        reference=pd.Series([0, 0, 0]),
-    )
-    assert found.iloc[:2].to_list() == pytest.approx([1.0, (1.0 / 10) / (0.6 * 2 / 10)])
-    assert math.isnan(found.iloc[2])
+    useful = {1: 1.0, 2: 0.6, 4: math.nan}
+    missing = missing_values(ScalingRow) | {"global_batch": 10}
+    rows = [ScalingRow(**missing | {"gpus": gpus, "useful_s": own}) for gpus, own in useful.items()]
+    found = [computational_scalability(row, rows[0]) for row in rows]
+    assert found[:2] == pytest.approx([1.0, (1.0 / 10) / (0.6 * 2 / 10)])
+    assert math.isnan(found[2])

@@ -13,6 +13,7 @@ import pytest
 
 from analysis.checks.scaling_table import scaling_table
 from analysis.data.load import load_study
+from analysis.stats.columns import ScalingRow, frame_of_records
 from analysis.stats.measured import common_reasons, measure
 from bench.study.conditions import Reason
 from tests.analysis.studies import StudyBuilder, strong
@@ -66,7 +67,7 @@ def test_a_disturbed_run_is_left_out_if_an_undisturbed_one_exists(
 def test_results_mean_the_undisturbed_runs_and_those_of_all_runs_stand_beside_them(tmp_path: Path) -> None:
     path = disturbed(tmp_path / "s", {"2": [["foreign-cpu"], [], []], "4": [["study-run"]] * 3})
     study = load_study(path)
-    rows = scaling_table(study).set_index("nodes")
+    rows = frame_of_records(ScalingRow, scaling_table(study)).set_index("nodes")
     throughput = measure(study, include_disturbed=True).runs.set_index("run_id")["throughput_samples_per_sec"]
     of_two = [throughput[run] for run in throughput.index if run.startswith("n2")]
     assert rows.loc[2, "n"] == 2
@@ -87,7 +88,7 @@ def test_results_mean_the_undisturbed_runs_and_those_of_all_runs_stand_beside_th
 def test_the_report_says_which_runs_it_leaves_out_and_can_use_all(tmp_path: Path) -> None:
     path = disturbed(tmp_path / "s", {"2": [["foreign-cpu"], [], []]})
     assert bench("report", str(path), cwd=tmp_path).returncode == 0
-    words = "CPU time of foreign processes on n1 from 2026-01-02 03:04:10 to 03:05:00 UTC"
+    words = "CPU time of foreign processes on n1 from 2026-01-02T03:04:10Z to 2026-01-02T03:05:00Z"
     assert f"left out: disturbed by {words}" in (path / "report/index.html").read_text()
     assert counted(path) == {"1": ("3", ""), "2": ("2", "1"), "4": ("3", "")}
     with (path / "report/runs.csv").open(newline="") as file:

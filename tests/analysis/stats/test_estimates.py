@@ -23,20 +23,13 @@ from analysis.stats.estimate import (
 values = st.lists(st.floats(0.01, 1e6), min_size=3, max_size=8)
 
 
-def moments(*groups: list[float]):  # type: ignore[no-untyped-def]
-    places = np.repeat(np.arange(len(groups)), [len(group) for group in groups])
-    return log_moments(
-        np.concatenate([np.asarray(g, float) for g in groups]), groups=places, size=len(groups)
-    )
-
-
-def interval_of(group: list[float], **options: float) -> tuple[float, float]:
-    low, high = mean_interval(moments(group), **options)
+def interval_of(group: list[float]) -> tuple[float, float]:
+    low, high = mean_interval(log_moments([group]))
     return float(low[0]), float(high[0])
 
 
 def ratio_of(top: list[float], bottom: list[float]) -> tuple[float, float]:
-    both = moments(top, bottom)
+    both = log_moments([top, bottom])
     low, high = ratio_interval(both.take(np.array([0])), both.take(np.array([1])))
     return float(low[0]), float(high[0])
 
@@ -123,20 +116,16 @@ def test_an_interval_does_not_depend_on_the_order_of_runs(group: list[float], se
 
 
 @given(group=st.lists(st.floats(90, 110), min_size=3, max_size=10))
-def test_the_interval_contains_the_harmonic_mean_and_grows_with_the_level(group: list[float]) -> None:
+def test_the_interval_contains_the_harmonic_mean(group: list[float]) -> None:
     low, high = interval_of(group)
-    wide = interval_of(group, level=0.99)
     slack = 1 + 1e-9
-    assert wide[0] <= low * slack
-    assert high <= wide[1] * slack
     assert low / slack <= stats.hmean(group) <= high * slack
 
 
 @pytest.mark.parametrize("runs", [3, 5])
 def test_95_percent_intervals_cover_the_truth_95_percent_of_the_time(runs: int) -> None:
     noise = np.random.default_rng(7).normal(0.0, 0.02, size=(4000, 2, runs))
-    flat = np.exp(noise).reshape(-1)
-    both = log_moments(flat, groups=np.repeat(np.arange(8000), runs), size=8000)
+    both = log_moments(np.exp(noise).reshape(8000, runs).tolist())
     low, high = ratio_interval(both.take(np.arange(0, 8000, 2)), both.take(np.arange(1, 8000, 2)))
     assert 0.94 < np.mean((low <= 1) & (high >= 1)) < 0.985
 
@@ -150,10 +139,3 @@ def test_an_outlier_is_flagged_and_small_or_constant_groups_flag_none() -> None:
     )
     flagged = outliers(frame["value"], by=frame["group"])
     assert flagged.to_list() == [False] * 5 + [True] + [False] * 9
-
-
-def test_values_of_no_group_are_ignored() -> None:
-    values = np.array([1.0, 2.0, 4.0])
-    found = log_moments(values, groups=np.array([0, -1, 0]), size=1)
-    assert found.n.tolist() == [2]
-    assert found.mean.tolist() == pytest.approx([math.log(2)])

@@ -8,12 +8,11 @@ from itertools import product
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 from scipy import optimize
 
 from analysis.report.page import choice_text
-from analysis.stats.law_fit import PREDICTION_COLUMNS, LawFit, Refusal, fit_law, fit_laws
+from analysis.stats.law_fit import LawFit, LawRun, Refusal, fit_law, fit_laws
 from analysis.stats.law_forms import Fabric, laws_of
 from bench.errors import BenchError
 
@@ -22,19 +21,19 @@ SIZES = (1, 2, 4, 8, 16)
 
 def runs_of(
     times: Sequence[float], *, sizes: Sequence[int] = SIZES, n: int = 3, noise: float = 0.0, seed: int = 1
-) -> pd.DataFrame:
+) -> list[LawRun]:
     """Return n runs of each size, with multiplicative noise around the given times."""
     factors = np.exp(np.random.default_rng(seed).normal(0, noise, n * len(sizes)))
-    return pd.DataFrame({"gpus": np.repeat(sizes, n), "step_time_sec": np.repeat(times, n) * factors})
+    return [LawRun(*own) for own in zip(np.repeat(sizes, n), np.repeat(times, n) * factors, strict=True)]
 
 
-def fit(runs: pd.DataFrame, mode: str, **options: Any) -> LawFit:
+def fit(runs: list[LawRun], mode: str, **options: Any) -> LawFit:
     found = fit_laws(runs, mode=mode, **options)
     assert isinstance(found, LawFit), found
     return found
 
 
-def refusal(runs: pd.DataFrame, mode: str) -> str:
+def refusal(runs: list[LawRun], mode: str) -> str:
     found = fit_laws(runs, mode=mode)
     assert isinstance(found, Refusal)
     return str(found)
@@ -67,18 +66,20 @@ def test_a_known_law_is_chosen_with_its_parameters(
     values = parameters(found)
     for name, value in expected.items():
         assert values[name] == pytest.approx(value, rel=0.1)
-    predicted = found.predict([32]).iloc[0]
-    assert predicted["step_time_sec"] == pytest.approx(curve(32), rel=0.02)
-    assert predicted["low"] < curve(32) < predicted["high"]
+    (predicted,) = found.predict([32])
+    assert predicted.step_time_sec == pytest.approx(curve(32), rel=0.02)
+    assert predicted.low < curve(32) < predicted.high
 
 
 def test_a_fit_is_the_least_squares_of_the_logarithms_over_runs() -> None:
     runs = runs_of([1, 0.53, 0.3, 0.18, 0.12], noise=0.05)
     chosen = next(f for f in fit(runs, "strong").laws if f.law.name == "amdahl")
 
+    ranks, times = np.array([run[:2] for run in runs]).T
+
     def squares(theta: Any) -> float:
-        curve = theta[0] * (theta[1] + (1 - theta[1]) / runs["gpus"])
-        return float(((np.log(runs["step_time_sec"]) - np.log(curve)) ** 2).sum())
+        curve = theta[0] * (theta[1] + (1 - theta[1]) / ranks)
+        return float(((np.log(times) - np.log(curve)) ** 2).sum())
 
     best = optimize.minimize(
         squares, [1.0, 0.1], method="Nelder-Mead", options={"xatol": 1e-9, "fatol": 1e-12}
@@ -93,7 +94,7 @@ def test_the_interval_of_a_parameter_covers_it() -> None:
     hits = 0
     for seed in range(100):
         runs = runs_of([0.05 + 0.95 / n for n in SIZES], noise=0.02, seed=seed)
-        amdahl = fit_law(laws_of("strong")[0], *runs.to_numpy(dtype=float).T)
+        amdahl = fit_law(laws_of("strong")[0], *np.array([run[:2] for run in runs]).T)
         assert amdahl.law.name == "amdahl"
         hits += bool(amdahl.low[1] <= 0.05 <= amdahl.high[1])
     assert hits >= 88
@@ -147,31 +148,29 @@ def test_without_degrees_of_freedom_for_aicc_the_left_out_size_decides() -> None
 def test_sizes_beyond_twice_the_largest_are_predicted_on_request_only() -> None:
     found = fit(runs_of([1, 0.53, 0.3, 0.18, 0.12], noise=0.02), "strong")
     near = found.predict([8, 16, 24, 32])
-    assert tuple(near.columns) == PREDICTION_COLUMNS
-    assert near["extrapolation"].to_list() == [False, False, True, True]
-    assert not near["beyond"].any()
+    assert [one.extrapolation for one in near] == [False, False, True, True]
+    assert not any(one.beyond for one in near)
     with pytest.raises(BenchError) as refused:
         found.predict([32, 64])
     assert str(refused.value) == (
         "64 ranks are more than twice the largest measured size (16); measure up to 32 ranks, or extrapolate with --beyond"
     )
-    far = found.predict([64], beyond=True).iloc[0]
-    assert far["beyond"]
-    assert far["extrapolation"]
-    assert far["high"] / far["low"] > near.iloc[-1]["high"] / near.iloc[-1]["low"]
+    (far,) = found.predict([64], beyond=True)
+    assert far.beyond
+    assert far.extrapolation
+    assert far.high / far.low > near[-1].high / near[-1].low
 
 
 def test_a_higher_level_has_a_wider_interval() -> None:
     found = fit(runs_of([1, 0.53, 0.3, 0.18, 0.12], noise=0.02), "strong")
-    narrow, wide = (found.predict([32], level).iloc[0] for level in (0.5, 0.99))
-    assert wide["low"] < narrow["low"] < narrow["step_time_sec"] < narrow["high"] < wide["high"]
+    narrow, wide = (found.predict([32], level)[0] for level in (0.5, 0.99))
+    assert wide.low < narrow.low < narrow.step_time_sec < narrow.high < wide.high
 
 
-def layout(shapes: Sequence[tuple[int, int]], times: Sequence[float]) -> pd.DataFrame:
+def layout(shapes: Sequence[tuple[int, int]], times: Sequence[float]) -> list[LawRun]:
     runs = runs_of(times, sizes=[n * k for n, k in shapes], noise=0.005)
-    runs["nodes"] = np.repeat([n for n, _ in shapes], 3)
-    runs["gpus_per_node"] = np.repeat([str(k) for _, k in shapes], 3)
-    return runs
+    places = [(n, str(k)) for n, k in shapes for _ in range(3)]
+    return [LawRun(*run[:2], *place) for run, place in zip(runs, places, strict=True)]
 
 
 def test_leaving_the_node_is_a_term_of_the_law() -> None:
@@ -221,9 +220,9 @@ def test_the_probed_all_reduce_gives_the_communication_model_and_its_overlap() -
     found = fit(runs_of(times, n=4, noise=0.003), "strong", probes=fabric)
     assert found.chosen.law.name == "probed"
     assert parameters(found)["ω"] == pytest.approx(0.3, abs=0.05)
-    predicted = found.predict([32]).iloc[0]
-    assert predicted["step_time_sec"] == pytest.approx(truth(32, 0.3), rel=0.05)
-    assert predicted["low"] < truth(32, 0.3) < predicted["high"]
+    (predicted,) = found.predict([32])
+    assert predicted.step_time_sec == pytest.approx(truth(32, 0.3), rel=0.05)
+    assert predicted.low < truth(32, 0.3) < predicted.high
 
 
 def test_an_overlap_that_no_size_shows_refuses_the_communication_model() -> None:
@@ -246,7 +245,7 @@ def test_every_law_starts_within_its_bounds_where_its_curve_is_positive(mode: st
 
 def test_invalid_times_are_ignored() -> None:
     runs = runs_of([1, 0.53, 0.3, 0.18, 0.12], noise=0.02)
-    spoilt = pd.concat([runs, pd.DataFrame({"gpus": [1, 2, 4], "step_time_sec": [math.nan, 0, -1]})])
+    spoilt = [*runs, LawRun(1, math.nan), LawRun(2, 0), LawRun(4, -1)]
     assert fit(spoilt, "strong").runs == len(runs)
 
 
@@ -254,5 +253,5 @@ def test_exact_times_have_a_finite_criterion_and_a_narrow_interval() -> None:
     found = fit(runs_of([0.05 + 0.95 / n for n in SIZES], n=2), "strong")
     assert found.chosen.law.name == "amdahl"
     assert math.isfinite(found.chosen.aicc)
-    predicted = found.predict([32]).iloc[0]
-    assert predicted["step_time_sec"] == pytest.approx(0.05 + 0.95 / 32, rel=1e-5)
+    (predicted,) = found.predict([32])
+    assert predicted.step_time_sec == pytest.approx(0.05 + 0.95 / 32, rel=1e-5)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-import pandas as pd
 import pytest
 
-from analysis.stats.law_fit import LawFit, fit_laws
+from analysis.stats.law_fit import LawFit, LawRun, fit_laws
 
 SIZES = np.array([1, 2, 4, 8, 16])
 
@@ -45,11 +44,11 @@ def covered(mode: str, kind: str, *, n: int, studies: int, seed: int) -> float:
         truth = ring_truth(mode, kind, draw)
         times = np.array([truth(size) for size in np.repeat(SIZES, n)])
         noisy = times * np.exp(draw.normal(0, 0.02, len(times)))
-        runs = pd.DataFrame({"gpus": np.repeat(SIZES, n), "step_time_sec": noisy})
+        runs = [LawRun(*run) for run in zip(np.repeat(SIZES, n), noisy, strict=True)]
         found = fit_laws(runs, mode=mode)
         assert isinstance(found, LawFit)
-        predicted = found.predict([32], 0.90).iloc[0]
-        hits += bool(predicted["low"] <= truth(32) <= predicted["high"])
+        (predicted,) = found.predict([32], 0.90)
+        hits += bool(predicted.low <= truth(32) <= predicted.high)
     return hits / studies
 
 

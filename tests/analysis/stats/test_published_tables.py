@@ -13,12 +13,14 @@ import pandas as pd
 import pytest
 
 from analysis.checks.scaling_table import scaling_table
+from analysis.stats.columns import ScalingRow, frame_of_records
 from tests.analysis.points import frames_of_points
 
 
 def scaled(sizes: Sequence[int], *, baseline: str | None = None, **columns: Any) -> pd.DataFrame:
     points = pd.DataFrame({"gpus": sizes, **columns})
-    return scaling_table(frames_of_points(points), baseline=baseline).sort_values("gpus", kind="stable")
+    rows = scaling_table(frames_of_points(points), baseline=baseline)
+    return frame_of_records(ScalingRow, sorted(rows, key=lambda row: row.gpus))
 
 
 @pytest.mark.parametrize(

@@ -456,12 +456,12 @@ def test_a_size_with_another_batch_is_named_and_the_others_are_analysed(tmp_path
         "gpus,global_batch,throughput\n" + "\n".join(row for row in rows for _ in range(repeats))
     )
     study = study_of_table(read_table(table), mode=None, folder=tmp_path)
-    found = study.scale().sort_values("gpus").set_index("gpus")
-    assert found["efficiency"].to_dict() == pytest.approx(
+    found = {row.gpus: row for row in study.scale()}
+    assert {gpus: row.efficiency for gpus, row in found.items()} == pytest.approx(
         {1: 1, 2: 0.9, 4: 0.75, 8: float("nan"), 16: 0.5}, nan_ok=True
     )
-    assert found["series"].to_dict()[8] == "t, global batch 2,048"
-    assert found["throughput_samples_per_sec"][8] == pytest.approx(640)
+    assert found[8].series == "t, global batch 2,048"
+    assert found[8].throughput_samples_per_sec == pytest.approx(640)
     lines = "Line 5" if repeats == 1 else "Lines 8 and 9"
     assert (
         f"{lines} (8 ranks): the global batch is 2,048, but 1,024 in the rest of the series, "
@@ -496,8 +496,15 @@ def test_the_summary_names_the_fastest_size_if_it_is_not_the_largest(tmp_path: P
         )
 
 
-def test_a_row_without_a_value_is_a_cell_with_a_reason(analysed: Report) -> None:
-    found = analysed("gpus,global_batch,time\n1,64,1\n2,64,\n4,64,0.3\n")
+@pytest.mark.parametrize(
+    "text",
+    [
+        "gpus,global_batch,time\n1,64,1\n2,64,\n4,64,0.3\n",
+        "gpus,global_batch,throughput\n1,1e-300,1\n2,1e-300,1e300\n4,1e-300,3\n",  # a time too small for a float
+    ],
+)
+def test_a_row_without_a_value_is_a_cell_with_a_reason(analysed: Report, text: str) -> None:
+    found = analysed(text)
     assert found["n"].to_list() == [1, 0, 1]
     assert found["reason"].iloc[1] == (
         "no run completed: 1 completed without a throughput (the row has no value)"
@@ -520,7 +527,7 @@ def test_words_for_missing_values_are_names_of_series(tmp_path: Path) -> None:
     table.write_text(
         "series,gpus,global_batch,throughput\nNone,1,64,100\nNone,2,64,190\nNA,1,64,90\nNA,2,64,\n"
     )
-    assert read_table(table).rows["series"].to_list() == ["None", "None", "NA", "NA"]
+    assert [row.series for row in read_table(table).rows] == ["None", "None", "NA", "NA"]
 
 
 def test_series_whose_long_names_begin_alike_have_panels_of_their_own(tmp_path: Path) -> None:

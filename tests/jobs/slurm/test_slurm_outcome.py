@@ -56,7 +56,7 @@ def test_a_recorded_job_comes_to_what_its_fixture_says(path):
     assert shown(found[job]) == expected
 
 
-def test_the_fixtures_cover_every_class_of_failure():
+def test_the_fixtures_cover_every_final_failure_class():
     classes = {read_fixture(path)[1].get("failure_class") for path in FIXTURES} - {None}
     assert classes == {str(member) for member in FailureClass} - {"requeued"}
 

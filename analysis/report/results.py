@@ -1,0 +1,133 @@
+"""All results of one study that a report shows; each is computed once, when it is first needed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import pandas as pd
+
+from analysis.causes.cells import CauseRow, CellDivision
+from analysis.causes.claims import RunEvidence
+from analysis.causes.table import cause_rows, divide_study, read_evidence
+from analysis.checks.assessment import Assessment, assess
+from analysis.checks.fabric import fabric_table, fabrics_of, sweep_rows
+from analysis.checks.scaling_table import Invalid, invalid_reason, scaling_table
+from analysis.checks.slow_ranks import RankMeans, least_balanced_cells, rank_means
+from analysis.data.environment import Environment, describe_environment
+from analysis.data.load import Study
+from analysis.data.names import series_parts, short_labels
+from analysis.report.figures.drawing import Selection
+from analysis.report.figures.heatmaps import grids
+from analysis.report.words import mode_title
+from analysis.stats.attempts import all_attempts
+from analysis.stats.columns import ScalingRow, by_series
+from analysis.stats.law_forms import Fabric
+from analysis.stats.measured import Frames, measure
+from analysis.stats.scaling import two_axes
+
+
+@dataclass(frozen=True)
+class Results:
+    """A study, its measurements, and its scaling table ``rows``."""
+
+    study: Study
+    frames: Frames
+    rows: Sequence[ScalingRow]
+
+    @staticmethod
+    def of(study: Study, *, baseline: str | None = None, include_disturbed: bool = False) -> Results:
+        """Measure a study and compute its scaling table."""
+        frames = measure(study, include_disturbed=include_disturbed)
+        return Results(study, frames, scaling_table(frames, baseline=baseline))
+
+    @cached_property
+    def environment(self) -> Environment:
+        """Software and hardware of the runs."""
+        return describe_environment(self.study)
+
+    @cached_property
+    def assessment(self) -> Assessment:
+        """What limits the validity of the numbers."""
+        return assess(self.study, self.frames, self.rows, self.environment)
+
+    @property
+    def invalid(self) -> Invalid:
+        """The cells whose values are not valid."""
+        return self.assessment.invalid
+
+    def error_of(self, row: ScalingRow) -> str:
+        """Return why the values of a row or of its baseline are not valid; empty if they are."""
+        return invalid_reason(row, row.base, self.invalid)
+
+    @cached_property
+    def parts(self) -> dict[str, dict[str, str]]:
+        """The names of the series in parts, see :func:`analysis.data.names.series_parts`."""
+        return series_parts(self.study.plan)
+
+    @cached_property
+    def labels(self) -> tuple[dict[str, str], str]:
+        """A short label for each series, and the words that all series share."""
+        return short_labels(self.parts, by_series(self.rows))
+
+    @cached_property
+    def titles(self) -> dict[str, str]:
+        """A short label with the scaling mode for each series."""
+        return {series: self._title(series, label) for series, label in self.labels[0].items()}
+
+    def _title(self, series: str, label: str) -> str:
+        mode = self.parts.get(series, {}).get("mode", "")
+        # If a table does not name its series, a series is labelled by its mode.
+        title = mode_title(mode)
+        return label if not mode else title if label == mode else f"{title}, {label}"
+
+    @cached_property
+    def attempts(self) -> pd.DataFrame:
+        """All attempts of the runs, see :func:`analysis.stats.attempts.all_attempts`."""
+        return all_attempts(self.study, self.frames.runs)
+
+    @cached_property
+    def sizes(self) -> list[ScalingRow]:
+        """The rows of axes.csv, see :func:`analysis.stats.scaling.two_axes`."""
+        return two_axes(self.rows)
+
+    @cached_property
+    def axes(self) -> dict[str, Selection[ScalingRow]]:
+        """The sizes to draw over nodes and ranks per node, by scaling mode."""
+        return grids(self.sizes, self.parts)
+
+    @cached_property
+    def ranks(self) -> RankMeans | None:
+        """Means of the ranks of the least balanced cells; None if no run has ranks.csv."""
+        return rank_means(self.study, least_balanced_cells(self.rows), self.frames.runs)
+
+    @cached_property
+    def sweep(self) -> pd.DataFrame:
+        """The timed all-reduces of all runs."""
+        return sweep_rows(self.study)
+
+    @cached_property
+    def fabric(self) -> pd.DataFrame:
+        """Latency and bandwidth of each cell with timed all-reduces."""
+        return fabric_table(self.sweep)
+
+    @cached_property
+    def fabrics(self) -> dict[str, Fabric]:
+        """The measured all-reduce of each series."""
+        return fabrics_of(self.sweep, self.fabric, self.rows)
+
+    @cached_property
+    def evidence(self) -> dict[str, list[RunEvidence]]:
+        """The evidence of the causes of the losses, by cell; empty for a table."""
+        return {} if self.study.table else read_evidence(self.study, self.frames, fabric=self.fabric)
+
+    @cached_property
+    def divisions(self) -> dict[int, CellDivision]:
+        """The divisions of the losses, by the place of the row."""
+        return divide_study(self.rows, self.evidence)
+
+    @cached_property
+    def causes(self) -> list[CauseRow]:
+        """The rows of causes.csv."""
+        return cause_rows(self.rows, self.divisions, invalid=self.invalid)
