@@ -262,8 +262,8 @@ def test_env_json_says_what_ran(run_ranks):
     env = finished.env
     assert " ".join(env) == (
         "schema bench_version torch python cuda nccl device_name device_memory_bytes device backend world_size "
-        "launcher joined hosts cores transport threads_per_rank env slurm workload per_gpu_batch global_batch "
-        "parameters gradient_bytes flops ddp facts"
+        "launcher joined hosts cores transport threads_per_rank env slurm workload strategy per_gpu_batch "
+        "global_batch parameters gradient_bytes flops ddp facts"
     )
     assert env["env"]["NCCL_ALGO"] == "Ring"
     assert "hidden" not in str(env)
