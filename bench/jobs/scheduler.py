@@ -193,20 +193,10 @@ def settle_run_json(
 
     folder = study.run_folder(record)
     failure = _explain_failure(folder) if outcome.state is RunState.FAILED else {"cause": None}
-    cause = failure["cause"]
+    end = _record_end(record, outcome, failure["cause"])
     completed = outcome.state is RunState.COMPLETED
     # Warnings in the logs of a run that succeeded can explain why it is slow.
     warnings = {"warnings": list(map(_as_json, find_warnings(folder)))} if completed else {}
-    record.state, record.reason = outcome.state, mask_text(outcome.reason)
-    record.cause = cause["cause"] if cause else None
-    record.failure_class = final_failure_class(outcome.failure_class, record.cause)
-    record.exit_code = outcome.exit_code
-    end = {
-        "state": str(outcome.state),
-        "reason": outcome.reason,
-        "failure_class": record.failure_class,
-        "exit_code": outcome.exit_code,
-    }
     identity = {"run_id": record.run_id, "attempt": record.attempt}
     conditions = assess(
         folder,
@@ -226,6 +216,20 @@ def settle_run_json(
     started_at = outcome.details.get("started_at") or (read_run(folder.path)[0] or {}).get("started_at")
     times = {"started_at": started_at if isinstance(started_at, str) else None, "ended_at": ended_at}
     return {"event": event, **identity, **end, **times, "cause": record.cause, **disturbed}
+
+
+def _record_end(record: RunRecord, outcome: Outcome, cause: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Write the end of an attempt into ``record``; return it as run.json and the ledger contain it."""
+    record.state, record.reason = outcome.state, mask_text(outcome.reason)
+    record.cause = cause["cause"] if cause else None
+    record.failure_class = final_failure_class(outcome.failure_class, record.cause)
+    record.exit_code = outcome.exit_code
+    return {
+        "state": str(outcome.state),
+        "reason": outcome.reason,
+        "failure_class": record.failure_class,
+        "exit_code": outcome.exit_code,
+    }
 
 
 def _complete_environment(study: PlannedStudy, record: RunRecord, outcome: Outcome) -> None:
