@@ -17,7 +17,7 @@ class Fact:
 
     Attributes:
         kind: the name of the finding, such as ``shared-cores``.
-        subject: the affected cells or runs, or the affected quantities of one run; empty if all are affected.
+        subject: the affected cells, runs or nodes, or quantities of one run; empty if all are affected.
         values: the measured values, by name.
         severity: ``error`` if the numbers of the subject are not valid, ``warning`` if they may be affected,
             ``info`` if not.

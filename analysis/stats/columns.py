@@ -1,4 +1,4 @@
-"""The records of tables: a type for the row of each table; each column has a type, a unit and a meaning.
+"""The rows of tables as types: the annotation of a field describes its column.
 
 A number that was not measured is NaN; a missing text is empty.
 """
@@ -146,9 +146,10 @@ class Measurements:
 
 @dataclass(kw_only=True, eq=False)
 class ScalingRow(Measurements):
-    """One cell in one series. The annotations describe the columns; ``base`` is the row of the baseline.
+    """One cell in one series, as a row of the scaling table.
 
-    ``several`` is True if several measured sizes of the series have as many ranks.
+    ``base`` is the row of the baseline, ``facts`` are the reasons in ``reason``, and ``several`` is True if
+    several measured sizes of the series have as many ranks.
     """
 
     cell_id: Annotated[
@@ -189,7 +190,11 @@ class ScalingRow(Measurements):
         float,
         Column(
             "parallel efficiency; strong scaling: S·N₀/N, weak scaling: T(N₀)/T(N)",
-            *("", _ALL, "Efficiency", fraction, "always", "efficiency"),
+            views=_ALL,
+            heading="Efficiency",
+            form=fraction,
+            level="always",
+            ends="efficiency",
         ),
     ]
     efficiency_low: Annotated[float, _end(_ALL)]
@@ -214,7 +219,10 @@ class ScalingRow(Measurements):
         str,
         Column(
             "remarks: missing runs, replaced baseline, neither strong nor weak scaling; else empty",
-            *("", (CSV, PAGE), "Remark", partial(one_line, limit=240), "always"),
+            views=(CSV, PAGE),
+            heading="Remark",
+            form=partial(one_line, limit=240),
+            level="always",
         ),
     ]
     incremental_from: Annotated[float, Column("next smaller measured size", "ranks")]
@@ -222,7 +230,10 @@ class ScalingRow(Measurements):
         float,
         Column(
             "efficiency per doubling from the next smaller size; 0.75: twice the ranks are 1.5 times as fast",
-            *("", (CSV, PAGE), "Per doubling", fraction, "further"),
+            views=(CSV, PAGE),
+            heading="Per doubling",
+            form=fraction,
+            level="further",
             below=_from_size,
         ),
     ]
@@ -246,7 +257,9 @@ class ScalingRow(Measurements):
         int, _internal("runs that count and were not disturbed, as far as this was recorded")
     ]
     ddp: Annotated[bool, _internal("False for one rank that runs without DDP")]
-    variant: Annotated[str, _internal("swept options without ddp; cells of one variant do the same work")]
+    variant: Annotated[
+        str, _internal("swept options without the strategy; cells of one variant do the same work")
+    ]
     other_unit: Annotated[bool, _internal("unit differs from the baseline's, so there is no efficiency")]
     series_place: Annotated[int, _internal("number of the series in the plan")]
     cell_place: Annotated[int, _internal("number of the cell in the plan")]
