@@ -5,7 +5,6 @@ With ``--command``, the matrix is for a user's own script.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..cores import sizes_up_to, usable_cores
 from ..errors import BenchError, unwritable
 from ..jobs.slurm.parsing import NodeGroup
 from ..terminal import one_line
@@ -66,7 +66,7 @@ def init_command(
             raise BenchError(what, remedy=remedy)
         path = path or Path("local.yaml")
         own = _try(own, path, limit_s) if own and try_ else own
-        return _write(path, local_matrix(os.cpu_count() or 1, own))
+        return _write(path, local_matrix(usable_cores(), own))
     defaults = _site_defaults()
     # The sort is stable: the site's partition comes first, and the others stay in order.
     found.sort(key=lambda one: one.name != defaults.get("partition"))
@@ -268,7 +268,7 @@ scaling:
 
 def local_matrix(cores: int, own: OwnWorkload | None = None) -> str:
     """Return a matrix for this machine: 1, 2, 4, ... processes, up to its cores."""
-    sizes = [2**i for i in range(7) if 2**i <= max(cores, 2)]
+    sizes = sizes_up_to(cores)
     scaling = f"""\
   - {{mode: strong, global_batch: [{16 * sizes[-1]}]}}    # the same work on more processes
   - {{mode: weak, per_gpu_batch: [32]}}     # more work on more processes

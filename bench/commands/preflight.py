@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..cores import usable_cores
 from ..errors import BenchError, unwritable
 from ..jobs.slurm.client import Slurm, SlurmMissingError, SlurmUnavailableError
 from ..jobs.slurm.pack import planned_script
@@ -139,13 +140,11 @@ def _plan(matrix: str | None, site: str | None) -> Plan:
 
 def _own_matrix() -> Path:
     """Write a matrix for the default partition (without Slurm: for this machine); return its path."""
-    import os
-
     try:
         found = partitions(Slurm().nodes())
         text = cluster_matrix(next((one for one in found if one.default), found[0])) if found else ""
     except SlurmMissingError:
-        text = local_matrix(os.cpu_count() or 1)
+        text = local_matrix(usable_cores())
     except SlurmUnavailableError as absent:
         raise PreflightError(absent.message, remedy=absent.remedy) from None
     if not text:

@@ -15,12 +15,13 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ValidationError
 
+from ..cores import sizes_up_to, usable_cores
 from ..errors import BenchError, InputError, Problem, missing_file
 from . import schema
 from .document import Document, Inheritance, Place, read_document
 from .field_types import Section, did_you_mean
-from .schedulers import DEFAULT
-from .schema import STUDY_NAME, STUDY_NAME_RULE, Cluster, Container, Host, Matrix
+from .schedulers import DEFAULT, SCHEDULERS
+from .schema import CORES, STUDY_NAME, STUDY_NAME_RULE, Cluster, Container, Host, Matrix
 from .workload import Metrics, NamedCommand
 
 _SECTIONS: dict[str, type[BaseModel]] = {
@@ -221,6 +222,7 @@ def load_matrix(path: Path, *, site: Path | None = None) -> tuple[Matrix, Docume
         content["study"] = path.stem
     if site is not None:
         content, document.site = inherit(content, read_site(site))
+    content = _with_sizes_of_this_machine(content, document)
     try:
         return Matrix.model_validate(content), document
     except ValidationError as error:
@@ -230,6 +232,21 @@ def load_matrix(path: Path, *, site: Path | None = None) -> tuple[Matrix, Docume
         with contextlib.suppress(ValidationError):
             return Matrix.model_validate(rest), document
     raise InputError(list(document.problems))
+
+
+def _with_sizes_of_this_machine(content: dict[str, Any], document: Document) -> dict[str, Any]:
+    """Return the matrix with sizes instead of ``tasks_per_node: cores``."""
+    axes, cluster = content.get("axes"), content.get("cluster")
+    if not isinstance(axes, dict) or axes.get("tasks_per_node") != CORES:
+        return content
+    cluster = cluster if isinstance(cluster, dict) else {}
+    spec = SCHEDULERS.get(str(cluster.get("executor", DEFAULT)))
+    if spec is not None and not spec.one_node:
+        what = f"axes.tasks_per_node: {CORES} counts the cores of this machine, where no run is executed"
+        document.add_problem(("axes", "tasks_per_node"), what, "write a list such as [1, 2, 4]")
+    threads = cluster.get("cpus_per_task")
+    most = usable_cores() // threads if isinstance(threads, int) and threads > 0 else usable_cores()
+    return content | {"axes": axes | {"tasks_per_node": sizes_up_to(most)}}
 
 
 class SiteWorkload(Section):

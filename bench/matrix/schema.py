@@ -289,6 +289,8 @@ _SIZE_AXES: dict[str, Any] = {
     "backend": Literal["nccl", "gloo"],
     "launcher": Literal["srun", "torchrun"],
 }
+#: ``tasks_per_node: cores`` is 1, 2, 4, ... processes, as many as this machine has cores for.
+CORES = "cores"
 _AXIS_TYPES: dict[str, Any] = {**_SIZE_AXES, **{name: _option_type(name) for name in AXIS_OPTIONS}}
 
 
@@ -381,6 +383,7 @@ def json_schema() -> dict[str, Any]:
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
     schema["title"] = "Matrix of a scaling study"
     schema["required"] = ["scaling"]
+    schema["$defs"]["Axes"]["properties"]["tasks_per_node"]["anyOf"].insert(0, {"const": CORES})
     env = {"type": ["string", "number"]}
     for name, value in (("Axes", {"type": "array", "items": env, "minItems": 1}), ("Selection", env)):
         definition = schema["$defs"][name]

@@ -28,11 +28,12 @@ from pathlib import Path
 from typing import Any
 
 from .. import __version__
+from ..cores import cpu_groups, cpu_quota
 from ..errors import UnwritableError
 from ..study.files import read_json, write_json
 from ..study.layout import RunFolder
 from ..study.run_json import changed_script, read_run, script_sha256
-from .node import Node, NodeSample, cpu_groups, cpu_quota, host_name
+from .node import Node, NodeSample, host_name
 from .ranks import cpu_model, kept_variables, requested_threads
 
 _BEFORE, _AFTER = "conditions-before.{}.json", "conditions-node.{}.json"

@@ -1,10 +1,7 @@
 """The state of a node before and after a window: processes, throttling, clocks, network.
 
 This module imports neither torch nor psutil, so that it starts quickly before and after a command. Sources:
-the kernel's Documentation/ABI/testing/sysfs-class-net-statistics, sysfs-class-infiniband; proc(5);
-Documentation/admin-guide/cgroup-v2.rst and, for cgroup v1, scheduler/sched-bwc.rst. Slurm, container runtimes
-and systemd can set a CPU quota on any control group above a process. All these quotas apply, so every group
-from the process's own group up to the mount is read.
+the kernel's Documentation/ABI/testing/sysfs-class-net-statistics, sysfs-class-infiniband; proc(5).
 
 A process that ended during a window is counted if its parent still runs and has waited for it. The parent's
 /proc/PID/stat then contains the child's time, in ticks of usually 10 ms. Process 1 and Slurm's daemons
@@ -24,9 +21,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ..cores import PROC, cpu_groups, read_text
 from ..study.ledger import now as utc_now
 
-PROC = Path("/proc")
 #: Maximum number of interfaces whose files in /sys are read. Those that moved the most bytes are chosen.
 _MOST_INTERFACES = 8
 #: Names for the columns of /proc/net/dev that are kept.
@@ -47,48 +44,11 @@ _FIRST_NAMESPACE = "pid:[4026531836]"
 _JOB_VARIABLES = ("SLURM_JOB_ID", "BENCH_SSH_JOB")
 
 
-def cpu_groups(proc: Path = PROC) -> list[Path]:
-    """Return the control groups that can limit this process's CPU time, from its own group upwards."""
-    try:
-        mounts = [line.split() for line in (proc / "self/mounts").read_text().splitlines()]
-        entries = [line.split(":", 2) for line in (proc / "self/cgroup").read_text().splitlines()]
-    except OSError:
-        return []
-    groups: list[Path] = []
-    for _, mounted, kind, options, *_ in mounts:
-        is_v1 = kind == "cgroup" and "cpu" in options.split(",")
-        if not is_v1 and kind != "cgroup2":
-            continue
-        root = Path(mounted.replace("\\040", " "))
-        controller = "cpu" if is_v1 else ""
-        names = [path for _, controllers, path in entries if controller in controllers.split(",")]
-        # In a container, the container's mount possibly does not contain this path.
-        own = root / names[0].lstrip("/") if names and ".." not in names[0] else root
-        groups += [group for group in (own, *own.parents) if group.is_relative_to(root) and group.is_dir()]
-    return groups
-
-
-def cpu_quota(groups: list[Path]) -> float | None:
-    """Return the smallest quota (in cores) of the groups, or None if no group has a quota."""
-    quotas = [quota for group in groups if (quota := _quota(group)) is not None]
-    return min(quotas, default=None)
-
-
-def _quota(group: Path) -> float | None:
-    of_version_1 = (_text(group / name) for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us"))
-    text = _text(group / "cpu.max") or " ".join(of_version_1)
-    try:
-        quota_us, period_us = (float(word) for word in text.split())
-    except ValueError:  # "max", or no quota here
-        return None
-    return quota_us / period_us if quota_us > 0 and period_us > 0 else None
-
-
 def throttled_s(groups: list[Path]) -> dict[str, float]:
     """Return, by path, the seconds for which each group has been throttled, if the group reports them."""
     found = {}
     for group in groups:
-        for line in _text(group / "cpu.stat").splitlines():
+        for line in read_text(group / "cpu.stat").splitlines():
             name, _, value = line.partition(" ")
             scale = {"throttled_usec": 1e-6, "throttled_time": 1e-9}.get(name)
             if scale is not None and value.strip().isdigit():
@@ -105,7 +65,7 @@ class Network:
         self._ports = [
             state.parent
             for state in sorted((sys / "class/infiniband").glob("*/ports/*/state"))
-            if "ACTIVE" in _text(state)
+            if "ACTIVE" in read_text(state)
         ]
         # gloo and NCCL accept lists and patterns; only a plain name identifies the interface.
         names = (env.get("GLOO_SOCKET_IFNAME"), env.get("NCCL_SOCKET_IFNAME"))
@@ -153,7 +113,7 @@ class Network:
 
     def _interfaces(self) -> dict[str, dict[str, int | None]]:
         found: dict[str, dict[str, int | None]] = {}
-        for line in _text(self._proc / "net/dev").splitlines()[2:]:
+        for line in read_text(self._proc / "net/dev").splitlines()[2:]:
             name, _, rest = line.partition(":")
             numbers = rest.split()
             if len(numbers) > max(_DEV_COLUMNS):
@@ -195,15 +155,8 @@ def _change(before: Mapping[str, int | None], after: Mapping[str, int | None]) -
 
 
 def _number(path: Path) -> int | None:
-    text = _text(path)
+    text = read_text(path)
     return int(text) if text.removeprefix("-").isdigit() else None
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="ascii", errors="replace").strip()
-    except OSError:
-        return ""
 
 
 def host_name(env: Mapping[str, str]) -> str:

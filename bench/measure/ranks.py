@@ -13,10 +13,11 @@ from typing import Any
 
 import psutil
 
+from ..cores import cpu_groups, cpu_quota
 from ..facts import Fact
 from ..secret_values import is_private
 from ..units import number_ranges
-from .node import cpu_groups, cpu_quota, host_name
+from .node import host_name
 
 
 @dataclass(frozen=True)

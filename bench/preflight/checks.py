@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +16,7 @@ from typing import Any, TypeVar
 import psutil
 import torch
 
-from ..measure.node import cpu_groups, cpu_quota
+from ..cores import usable_cores
 from ..measure.nvml import clocks, gpu_facts
 from ..measure.step_parts import clock_for
 
@@ -153,10 +152,7 @@ def _synchronize(on: Sequence[torch.device]) -> None:
 
 def use_all_cores() -> int:
     """Let torch use all cores of this process, at most its CPU quota rounded up; return their number."""
-    cores = len(os.sched_getaffinity(0))
-    quota = cpu_quota(cpu_groups())
-    if quota is not None:
-        cores = min(cores, math.ceil(quota))  # further threads would only use up the quota while they wait
+    cores = usable_cores()  # beyond a quota, threads would only use it up while they wait
     torch.set_num_threads(cores)
     return cores
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.measure.node import Node, NodeSample, cpu_groups, cpu_quota, throttled_s
+from bench.cores import cpu_groups, cpu_quota
+from bench.measure.node import Node, NodeSample, throttled_s
 
 DEV = """Inter-|   Receive                            |  Transmit
  face |bytes packets errs drop fifo frame compressed multicast|bytes packets errs drop fifo colls carrier compressed

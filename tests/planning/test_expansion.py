@@ -209,13 +209,6 @@ def warnings_of(name: str) -> list[str]:
     ("name", "expected"),
     [
         (
-            "smoke_cpu",
-            [
-                "at most 3 sizes per series: no forecast (a fitted model needs 5 or more)",
-                "one node count (1): no efficiency across nodes, only within a node",
-            ],
-        ),
-        (
             "l40s",
             [
                 "at most 3 sizes per series: no forecast (a fitted model needs 5 or more)",
@@ -227,6 +220,32 @@ def warnings_of(name: str) -> list[str]:
 )
 def test_the_plan_warns_about_questions_that_the_study_cannot_answer(name, expected):
     assert warnings_of(name) == expected
+
+
+@pytest.mark.parametrize(
+    ("cores", "threads", "sizes"),
+    [(1, 1, [1]), (2, 1, [1, 2]), (6, 1, [1, 2, 4]), (6, 2, [1, 2]), (1, 2, [1]), (128, 1, [1, 2, 4, 8, 16])],
+)
+def test_the_sizes_of_a_local_study_follow_the_cores_of_the_machine(
+    cores, threads, sizes, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("bench.matrix.load.usable_cores", lambda: cores)
+    text = (shipped("matrices") / "smoke_cpu.yaml").read_text()
+    path = tmp_path / "m.yaml"
+    path.write_text(text.replace("executor: local", f"executor: local\n  cpus_per_task: {threads}"))
+    plan = make_plan(path)
+    assert sorted({cell.world_size for cell in plan.cells}) == sizes
+    alone = "every series has only one size, so speedups and efficiencies cannot be computed"
+    assert (alone in plan.warnings) == (sizes == [1])
+
+
+def test_the_cores_of_this_machine_are_no_size_for_other_machines(tmp_path):
+    path = tmp_path / "m.yaml"
+    path.write_text("axes: {tasks_per_node: cores}\nscaling: [{mode: weak, per_gpu_batch: [1]}]\n")
+    with pytest.raises(InputError) as caught:
+        make_plan(path)
+    problem = caught.value.problems[0]
+    assert (problem.line, problem.remedy) == (1, "write a list such as [1, 2, 4]")
 
 
 def test_two_repeats_give_no_interval_and_one_size_no_efficiency(tmp_path):

@@ -22,6 +22,7 @@ LAYERS = {
     "bench": [
         [
             "bench",
+            "bench.cores",
             "bench.errors",
             "bench.extras",
             "bench.units",

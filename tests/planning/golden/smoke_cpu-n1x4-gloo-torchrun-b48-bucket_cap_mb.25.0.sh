@@ -1,9 +1,9 @@
 #!/bin/bash
 # Study smoke_cpu: one cell of its matrix.
-# n1x4-gloo-torchrun-b32: 4 ranks on this machine, gloo, global batch 128
+# n1x4-gloo-torchrun-b48-bucket_cap_mb.25.0: 4 ranks on this machine, gloo, global batch 192
 # `bench submit` does the same for this cell. To run it by hand: bash this-file [RUN_FOLDER]
 
-cell=n1x4-gloo-torchrun-b32
+cell=n1x4-gloo-torchrun-b48-bucket_cap_mb.25.0
 run_dir=${1:-"manual-$cell"}
 mkdir -p "$run_dir" || exit 1
 
@@ -20,13 +20,13 @@ workload=(
   --run-dir "$run_dir"
   --launcher torchrun
   --backend gloo
-  --per-gpu-batch 32
+  --per-gpu-batch 48
   --device cpu
   --model convnet
   --seq-len 128
   --image-size 224
   --data synthetic
-  --steps-per-epoch 12
+  --steps-per-epoch 15
   --epochs 3
   --warmup-steps 5
   --attribution-steps 6
@@ -40,6 +40,7 @@ workload=(
   --optimizer sgd
   --learning-rate 0.01
   --grad-accum 1
+  --bucket-cap-mb 25.0
   --compile false
   --activation-checkpointing false
   --checkpoint false
