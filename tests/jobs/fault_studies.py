@@ -23,23 +23,8 @@ from tests.analysis.figures import no_figure
 from tests.cluster.bed import Cluster
 from tests.cluster.containers import wait_for
 from tests.jobs.slurm_studies import Study, plan_study
+from tests.matrices import matrix, slurm, training
 
-MATRIX = """\
-study: faults
-cluster:
-  executor: slurm
-  exclusive: false            # the runs are side by side
-  partition: l40s
-  account: users
-  cpus_per_task: 1
-  mem: 300M
-  time_limit: 1m
-  setup: ["PATH={bin}:$PATH"]
-axes: {{nodes: [1], tasks_per_node: [2], backend: [gloo], env.FAULT: [{faults}]}}
-scaling: [{{mode: weak, per_gpu_batch: [4]}}]
-workload: {{device: cpu, model: mlp, steps_per_epoch: 5, epochs: 1}}
-repeats: 1
-"""
 _METRICS = {
     "epoch": 1,
     "steps": 5,
@@ -181,8 +166,13 @@ def fault_study(
     )
     (programs / "python").write_text(rank)
     (programs / "python").chmod(0o755)
-    matrix = MATRIX.format(bin=programs, faults=", ".join(faults))
-    return FaultStudy(plan_study(results or folder, matrix, environment))
+    text = matrix(
+        "faults",  # the runs are side by side
+        cluster=slurm(exclusive=False, mem="300M", time_limit="1m", setup=[f"PATH={programs}:$PATH"]),
+        axes={"nodes": [1], "tasks_per_node": [2], "backend": ["gloo"], "env.FAULT": [*faults]},
+        workload=training(steps_per_epoch=5, epochs=1),
+    )
+    return FaultStudy(plan_study(results or folder, text, environment))
 
 
 # -- faults ----------------------------------------------------------------------------------

@@ -21,22 +21,8 @@ from bench.study.layout import StudyFolder
 from bench.study.plan_json import PlannedStudy, open_study
 from bench.study.records import METRICS_COLUMNS
 from tests.commands import command_line
+from tests.matrices import matrix, slurm
 
-HEAD = """\
-study: {name}
-cluster:
-  executor: slurm
-  partition: {partition}
-  account: users
-  time_limit: {limit}
-  cpus_per_task: 1
-  exclusive: false            # many small jobs share four nodes
-  {cluster}
-axes: {{nodes: {nodes}, tasks_per_node: [1], backend: [gloo]}}
-scaling: [{{mode: weak, per_gpu_batch: {batches}}}]
-workload: {{device: cpu, model: mlp, epochs: 1}}
-repeats: {repeats}
-"""
 #: Commands that write the results that the executor expects of a successful run.
 MEASURE = f"printf '%s\\n' {','.join(METRICS_COLUMNS)} {',' * (len(METRICS_COLUMNS) - 1)} >\"$1/metrics.csv\""
 
@@ -160,22 +146,21 @@ def scripted_study(
     name: str = "scripted",
     nodes: Sequence[int] = (1,),
     repeats: int = 1,
-    partition: str = "l40s",
-    limit: str = "2m",
-    cluster: str = "",
+    **cluster: Any,
 ) -> Study:
     """Plan a study whose cells are short scripts; the run's folder is ``$1``.
 
     Its runs are called ``n1x1-gloo-srun-b1-r1``, ``...-b2-r1``: the N-th batch runs body N, on each
-    number of nodes. ``cluster`` is a further line of the matrix's section of this name.
+    number of nodes. ``cluster`` are options of the matrix's section of this name.
     """
-    batches = list(range(1, len(bodies) + 1))
-    sizes = {"nodes": list(nodes), "batches": batches, "repeats": repeats}
-    study = plan_study(
-        folder,
-        HEAD.format(name=name, partition=partition, limit=limit, cluster=cluster, **sizes),
-        environment,
+    text = matrix(
+        name,
+        cluster=slurm(exclusive=False, **cluster),  # many small jobs share four nodes
+        axes={"nodes": list(nodes), "tasks_per_node": [1], "backend": ["gloo"]},
+        scaling=[{"mode": "weak", "per_gpu_batch": list(range(1, len(bodies) + 1))}],
+        repeats=repeats,
     )
+    study = plan_study(folder, text, environment)
     for size, (batch, body) in itertools.product(nodes, enumerate(bodies, 1)):
         script = study.folder / f"scripts/n{size}x1-gloo-srun-b{batch}.sbatch"
         assert script.exists()

@@ -5,30 +5,16 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 from tests.cluster.bed import Cluster
 from tests.cluster.configuration import Options
 from tests.cluster.plugin import StartCluster
 from tests.jobs.slurm_studies import Study, plan_study, submitted
+from tests.matrices import BARE, command, matrix, slurm, training
 
-MATRIX = """\
-study: bindings
-cluster:
-  partition: l40s
-  account: users
-  exclusive: true
-  time_limit: 5m
-  env: {{GLOO_SOCKET_IFNAME: eth0}}
-  {cluster}
-axes: {axes}
-scaling: [{{mode: weak, per_gpu_batch: [2]}}]
-workload: {{device: cpu, {workload}}}
-repeats: 1
-"""
-TRAINING = (
-    "model: mlp, parameters: 100k, steps_per_epoch: 1, epochs: 1, warmup_steps: 3, attribution_steps: 0, "
-    "val_steps: 0, probe_steps: 0, sweep_time: 0"
-)
+ETH0 = {"GLOO_SOCKET_IFNAME": "eth0"}
+TRAINING = training(parameters="100k", **BARE | {"steps_per_epoch": 1, "attribution_steps": 0})
 #: A rank of a command. It writes its cores to the run's folder; torch is not imported.
 RANK = """\
 import os, pathlib, sys
@@ -37,14 +23,14 @@ pathlib.Path(sys.argv[1], "rank-" + os.environ["RANK"]).write_text(f"{os.environ
 """
 
 
-def study_of(folder: Path, cluster: Cluster, *, keys: str, axes: str, workload: str) -> Study:
-    matrix = MATRIX.format(cluster=keys, axes=axes, workload=workload)
-    return plan_study(folder, matrix, cluster.environment)
-
-
-def command(folder: Path) -> str:
+def study_of(folder: Path, cluster: Cluster, workload: dict[str, Any] | None = None, /, **axes: Any) -> Study:
+    """Plan a study with axes, and the masks ``cpu_bind``; without a workload, its ranks execute RANK."""
+    section = slurm(exclusive=True, time_limit="5m", cpu_bind=axes.pop("cpu_bind"), env=ETH0)
     (folder / "rank.py").write_text(RANK)
-    return f"command: [python, '{folder}/rank.py', '{{run_dir}}'], metrics: none"
+    words = ["python", f"{folder}/rank.py", "{run_dir}"]
+    del section["cpus_per_task"]
+    text = matrix("bindings", cluster=section, axes=axes, batch=2, workload=workload or command(words))
+    return plan_study(folder, text, cluster.environment)
 
 
 def cores_of_ranks(study: Study) -> list[tuple[str, str]]:
@@ -58,10 +44,7 @@ def cores_of_ranks(study: Study) -> list[tuple[str, str]]:
 
 
 def test_masks_per_rank_arrive_with_srun(cluster, tmp_path):
-    axes = "{nodes: [2], tasks_per_node: [2]}"
-    study = study_of(
-        tmp_path, cluster, keys="cpu_bind: mask_cpu:0x1,0x2", axes=axes, workload=command(tmp_path)
-    )
+    study = study_of(tmp_path, cluster, nodes=[2], tasks_per_node=[2], cpu_bind="mask_cpu:0x1,0x2")
     with submitted(study, "--wait"):
         first, second, third, last = cores_of_ranks(study)
     assert (first[0], third[0]) == (second[0], last[0])
@@ -69,8 +52,7 @@ def test_masks_per_rank_arrive_with_srun(cluster, tmp_path):
 
 
 def test_masks_per_rank_arrive_in_a_pack_and_are_recorded_in_env_json(cluster, tmp_path):
-    axes = "{nodes: [1], tasks_per_node: [2]}"
-    study = study_of(tmp_path, cluster, keys="cpu_bind: mask_cpu:0x2,0x1", axes=axes, workload=TRAINING)
+    study = study_of(tmp_path, cluster, TRAINING, nodes=[1], tasks_per_node=[2], cpu_bind="mask_cpu:0x2,0x1")
     with submitted(study, "--wait", "--pack"):
         (shown,) = study.status().values()
     folder = study.folder / f"runs/{shown['run_id']}/attempt-1"
@@ -81,8 +63,8 @@ def test_masks_per_rank_arrive_in_a_pack_and_are_recorded_in_env_json(cluster, t
 
 
 def test_one_mask_per_node_arrives_on_mixed_nodes_with_torchrun(cluster, tmp_path):
-    axes = "{nodes: [2], tasks_per_node: [[2, 1]], launcher: [torchrun]}"
-    study = study_of(tmp_path, cluster, keys="cpu_bind: mask_cpu:0x2", axes=axes, workload=command(tmp_path))
+    axes = {"nodes": [2], "tasks_per_node": [[2, 1]], "launcher": ["torchrun"]}
+    study = study_of(tmp_path, cluster, cpu_bind="mask_cpu:0x2", **axes)
     with submitted(study, "--wait"):
         ranks = cores_of_ranks(study)
     assert [cores for _, cores in ranks] == ["1", "1", "1"]
@@ -94,12 +76,7 @@ def test_a_mask_outside_of_the_cores_of_the_ranks_arrives(start_cluster: StartCl
     cores = max(os.sched_getaffinity(0)) + 1
     options = Options(nodes=1, gpus=0, cpus=cores, memory_mb=1000 * cores, accounting=False)
     with start_cluster(options) as cluster:
-        study = study_of(
-            tmp_path,
-            cluster,
-            keys=f"cpu_bind: map_cpu:{cores - 1}",
-            axes="{nodes: [1], tasks_per_node: [1]}",
-            workload=command(tmp_path),
-        )
+        axes = {"nodes": [1], "tasks_per_node": [1]}
+        study = study_of(tmp_path, cluster, cpu_bind=f"map_cpu:{cores - 1}", **axes)
         with submitted(study, "--wait"):
             assert cores_of_ranks(study) == [("n1", str(cores - 1))]

@@ -8,26 +8,17 @@ from pathlib import Path
 
 from tests.cluster.bed import Cluster
 from tests.jobs.slurm_studies import Study, plan_study
-
-MATRIX = """\
-study: {name}
-cluster:
-  executor: slurm
-  partition: l40s
-  account: users
-  cpus_per_task: 1
-  time_limit: 2m
-  env: {{GLOO_SOCKET_IFNAME: {interface}}}
-axes: {{nodes: [1, 2], tasks_per_node: [1], backend: [gloo]}}
-scaling: [{{mode: weak, per_gpu_batch: [4]}}]
-workload: {{device: cpu, model: mlp, parameters: 10k, steps_per_epoch: 3, epochs: 1, warmup_steps: 3,
-           attribution_steps: 2, val_steps: 0, join_timeout: 30}}
-repeats: 1
-"""
+from tests.matrices import SHORT, matrix, slurm, training
 
 
 def _study(cluster: Cluster, folder: Path, *, name: str, interface: str) -> Study:
-    return plan_study(folder, MATRIX.format(name=name, interface=interface), cluster.environment)
+    text = matrix(
+        name,
+        cluster=slurm(env={"GLOO_SOCKET_IFNAME": interface}),
+        axes={"nodes": [1, 2], "tasks_per_node": [1], "backend": ["gloo"]},
+        workload=training(parameters="10k", **SHORT, val_steps=0, join_timeout=30),
+    )
+    return plan_study(folder, text, cluster.environment)
 
 
 def test_the_rest_follows_a_canary_that_has_passed(cluster, tmp_path):

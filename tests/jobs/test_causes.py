@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
@@ -11,40 +10,29 @@ import pytest
 
 from tests.cluster.bed import Cluster
 from tests.jobs.slurm_studies import plan_study
+from tests.matrices import SHORT, command, matrix, slurm
 
 TRAINING = Path(__file__).with_name("sleeping_training.py")
 #: The factor of the parallel efficiency that each planted cause lowers.
 CAUSES = {"communication": "comm_efficiency", "straggler": "load_balance"}
-MATRIX = """\
-study: planted
-cluster:
-  executor: slurm
-  partition: l40s
-  account: users
-  cpus_per_task: 1
-  mem: 600M
-  time_limit: 3m
-  env: {{GLOO_SOCKET_IFNAME: eth0}}
-axes: {{nodes: [2], tasks_per_node: [1], backend: [gloo], env.CAUSE: [{causes}]}}
-scaling: [{{mode: strong, global_batch: [16]}}]
-workload:
-  device: cpu
-  steps_per_epoch: 6
-  epochs: 1
-  warmup_steps: 3
-  attribution_steps: 6
-  command: [bash, -c, 'exec "$0" "$1" "$CAUSE" "$2"', {python}, {training}, "{{per_gpu_batch}}"]
-repeats: 1
-"""
+MATRIX = matrix(
+    "planted",
+    cluster=slurm(mem="600M", time_limit="3m", env={"GLOO_SOCKET_IFNAME": "eth0"}),
+    axes={"nodes": [2], "tasks_per_node": [1], "backend": ["gloo"], "env.CAUSE": [*CAUSES]},
+    scaling=[{"mode": "strong", "global_batch": [16]}],
+    workload=command(
+        ["bash", "-c", 'exec "$0" "$1" "$CAUSE" "$2"', sys.executable, str(TRAINING), "{per_gpu_batch}"],
+        metrics="recorder",
+        **SHORT | {"steps_per_epoch": 6, "attribution_steps": 6},
+    ),
+)
 
 
 @pytest.mark.slow
 def test_each_planted_cause_is_the_main_cause_of_loss(
     cluster: Cluster, tmp_path: Path, nothing_drawn: None
 ) -> None:
-    python, training = (json.dumps(word) for word in (sys.executable, str(TRAINING)))
-    matrix = MATRIX.format(causes=", ".join(CAUSES), python=python, training=training)
-    study = plan_study(tmp_path, matrix, cluster.environment)
+    study = plan_study(tmp_path, MATRIX, cluster.environment)
     with cluster.linked("400mbit"):
         done = study.bench("submit", "STUDY", "--wait")
     assert done.returncode == 0, done.stdout + done.stderr

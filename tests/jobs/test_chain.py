@@ -96,7 +96,7 @@ def let_slurm_schedule(cluster: Cluster) -> None:
 
 
 def test_two_runs_execute_at_once_through_a_kill_cancellations_and_retries(scripted, running_cluster):
-    study = scripted(*([COUNTED] * 6), cluster="concurrent_runs: 2")
+    study = scripted(*([COUNTED] * 6), concurrent_runs=2)
     with study.start("submit", "STUDY") as process:
         next(lines(process.stderr))
         process.send_signal(signal.SIGKILL)
@@ -131,7 +131,7 @@ def test_two_runs_execute_at_once_through_a_kill_cancellations_and_retries(scrip
 
 
 def test_a_pack_and_the_jobs_after_it_are_links_of_the_chain(scripted, running_cluster):
-    study = scripted(*(["sleep 300"] * 4), cluster="concurrent_runs: 1")
+    study = scripted(*(["sleep 300"] * 4), concurrent_runs=1)
     one, two, three, four = (run.run_id for run in study.planned.runs)
     for words in (("--only", one), ("--pack", "--only", two), ("--pack", "--only", three), ()):
         assert study.bench("submit", "STUDY", *words).returncode == 0

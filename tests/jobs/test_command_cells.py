@@ -15,6 +15,7 @@ from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import psutil
 import pytest
@@ -29,17 +30,10 @@ from bench.study.plan_json import PlannedStudy, open_study
 from bench.study.verify import verify_run
 from tests.cluster.containers import wait_for
 from tests.commands import command_line
+from tests.matrices import command, matrix, slurm
 
+RATE = {"output": {"throughput": "rate ([0-9]+)"}}
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
-MATRIX = """\
-study: own
-cluster: {{executor: local, time_limit: {limit}}}
-axes: {{tasks_per_node: [2]}}
-scaling: [{{mode: weak, per_gpu_batch: [8]}}]
-repeats: 1
-workload:
-  device: cpu
-"""
 
 
 @pytest.fixture
@@ -47,15 +41,19 @@ def study(tmp_path, monkeypatch):
     """Return a function that plans and executes a study of one command in a folder with an awkward name."""
 
     def study(
-        workload: str, limit: str = "2m", files: Mapping[str, str] = MappingProxyType({})
+        words: str | list[str],
+        limit: str = "2m",
+        files: Mapping[str, str] = MappingProxyType({}),
+        **options: Any,
     ) -> PlannedStudy:
         root = tmp_path / "it's; a $(folder)"
         root.mkdir()
         monkeypatch.chdir(root)
         for name, text in files.items():
             Path(name).write_text(text)
-        lines = "".join(f"  {line}\n" for line in workload.splitlines())
-        Path("own.yaml").write_text(MATRIX.format(limit=limit) + lines)
+        cluster = {"executor": "local", "time_limit": limit}
+        axes, workload = {"tasks_per_node": [2]}, command(words, **options)
+        Path("own.yaml").write_text(matrix("own", cluster=cluster, axes=axes, batch=8, workload=workload))
         planned = open_study(write_plan(make_plan(Path("own.yaml")), Path("results")))
         LocalScheduler(planned).submit(planned.runs, seen=planned.records(), callbacks=Callbacks())
         return planned
@@ -96,11 +94,8 @@ def bench(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_command_needs_no_torch_and_gets_its_arguments_literally(study):
-    done = study(
-        """\
-command: [bash, -c, 'printf "%s\\n" "$@" >"$1/words.$RANK"', bash, "{run_dir}", "{cell_id}", "a  'b' $HOME", "{{}}"]
-metrics: none"""
-    )
+    words = ["{run_dir}", "{cell_id}", "a  'b' $HOME", "{{}}"]
+    done = study(["bash", "-c", 'printf "%s\\n" "$@" >"$1/words.$RANK"', "bash", *words])
     assert (run_json(done)["state"], run_json(done)["warnings"]) == ("completed", [])
     folder = left(done)
     wanted = [str(folder.path.resolve()), "n1x2-gloo-torchrun-b8", "a  'b' $HOME", "{}"]
@@ -110,9 +105,7 @@ metrics: none"""
 
 
 def test_the_node_is_sampled_and_the_log_searched_after_a_command_without_the_recorder(study):
-    done = study(
-        "command: [bash, -c, 'sleep 0.3; echo Grad strides do not match bucket view strides.']\nmetrics: none"
-    )
+    done = study(["bash", "-c", "sleep 0.3; echo Grad strides do not match bucket view strides."])
     folder = left(done)
     (warning, *_) = run_json(done)["warnings"]
     assert (warning["cause"], warning["path"], warning["line"]) == ("slow-gradient-strides", "job.out", 1)
@@ -139,12 +132,8 @@ def test_a_node_that_cannot_be_sampled_is_stated_and_does_not_fail_the_run(tmp_p
 
 
 def test_a_command_without_the_recorder_has_an_environment_and_its_script(study):
-    done = study(
-        """\
-command: [python, train.py, --api-key, hunter2, "{run_dir}"]
-metrics: {output: {throughput: 'rate ([0-9]+)'}}""",
-        files={"train.py": "print('rate 8')\n"},
-    )
+    words = ["python", "train.py", "--api-key", "hunter2", "{run_dir}"]
+    done = study(words, metrics=RATE, files={"train.py": "print('rate 8')\n"})
     run, env = run_json(done), json.loads(left(done).env.read_text())
     assert run["command"]["words"] == ["python", "train.py", "--api-key", "***", "{run_dir}"]
     assert run["cell"]["workload"]["command"][3] == "***"
@@ -170,7 +159,7 @@ def test_a_script_that_changed_since_the_submission_is_stated(study, monkeypatch
             yield
 
     monkeypatch.setattr(local, "sampled_node", edited_first)
-    done = study("command: [bash, train.sh]\nmetrics: none", files={"train.sh": "echo submitted\n"})
+    done = study(["bash", "train.sh"], files={"train.sh": "echo submitted\n"})
     (fact,) = json.loads(left(done).env.read_text())["facts"]
     assert (fact["kind"], fact["values"]["script"]) == ("script-changed", "train.sh")
     assert fact["values"]["submitted"] != fact["values"]["found"]
@@ -179,27 +168,25 @@ def test_a_script_that_changed_since_the_submission_is_stated(study, monkeypatch
 
 
 def test_a_command_that_fails_before_it_calls_the_recorder_has_an_environment(study):
-    done = study("command: [bash, -c, 'exit 3']\nmetrics: recorder")
+    done = study(["bash", "-c", "exit 3"], metrics="recorder")
     env = json.loads(left(done).env.read_text())
     assert env["hosts"] == [{"host": socket.gethostname()}]
     assert (env["launcher"], env["torch"]) == ("torchrun", None)
 
 
 @pytest.mark.parametrize(
-    ("workload", "reason"),
+    ("words", "metrics", "reason"),
     [
+        (["bash", "-c", 'echo "ValueError: planted" >&2; exit 3'], "none", "ValueError: planted"),
         (
-            "command: [bash, -c, 'echo \"ValueError: planted\" >&2; exit 3']\nmetrics: none",
-            "ValueError: planted",
-        ),
-        (
-            "command: [echo, hello]\nmetrics: {output: {throughput: 'speed (.*)'}}",
+            ["echo", "hello"],
+            {"output": {"throughput": "speed (.*)"}},
             "no line of job.out or job.err matches workload.metrics.output.throughput 'speed (.*)'",
         ),
     ],
 )
-def test_a_command_that_fails_or_does_not_print_its_metrics_has_failed(study, workload, reason):
-    done = study(workload)
+def test_a_command_that_fails_or_does_not_print_its_metrics_has_failed(study, words, metrics, reason):
+    done = study(words, metrics=metrics)
     content = run_json(done)
     assert (content["state"], content["reason"]) == ("failed", reason)
     assert not verify_run(left(done).path).passed
@@ -207,18 +194,16 @@ def test_a_command_that_fails_or_does_not_print_its_metrics_has_failed(study, wo
 
 def test_the_time_limit_ends_every_process_of_a_command(study, limit_when_ready, monkeypatch):
     monkeypatch.setattr(local, "COMMAND_END_S", 0.5)
-    done = study(
-        "command: [bash, -c, 'trap \"\" TERM; sleep 4242 & echo ready; wait; sleep 4242']\nmetrics: none",
-        limit=limit_when_ready,
-    )
+    script = 'trap "" TERM; sleep 4242 & echo ready; wait; sleep 4242'
+    done = study(["bash", "-c", script], limit=limit_when_ready)
     assert run_json(done)["reason"] == "the time limit of 5 s was reached"
     assert [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == ["sleep", "4242"]] == []
 
 
 def test_the_reason_of_a_run_at_its_time_limit_includes_its_own_error(study, limit_when_ready):
     words = "rank 0 on n1: rank 1 on n2 did not reach step 3"
-    said = f"trap 'echo \\\"bench: error: {words}\\\" >&2; exit 1' TERM; sleep 60 & echo ready; wait"
-    done = study(f'command: [bash, -c, "{said}"]\nmetrics: none', limit=limit_when_ready)
+    said = f"trap 'echo \"bench: error: {words}\" >&2; exit 1' TERM; sleep 60 & echo ready; wait"
+    done = study(["bash", "-c", said], limit=limit_when_ready)
     content = run_json(done)
     assert content["reason"] == f"the time limit of 5 s was reached; {words}"
     assert content["failure_class"] == "time-limit"
@@ -260,24 +245,11 @@ def test_an_unchanged_script_and_one_with_added_lines_end_in_the_same_report(tmp
 
 def test_srun_and_torchrun_give_a_command_the_same_names(cluster, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    Path("own.yaml").write_text(
-        "study: own\n"
-        "cluster: {executor: slurm, partition: l40s, account: users, time_limit: 2m}\n"
-        "axes: {nodes: [2], tasks_per_node: [2], launcher: [srun, torchrun]}\n"
-        "scaling: [{mode: weak, per_gpu_batch: [8]}]\n"
-        "repeats: 1\n"
-        "workload:\n"
-        "  device: cpu\n"
-        "  command:\n"
-        "    - bash\n"
-        "    - -c\n"
-        '    - \'env | grep -E "^(RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|BENCH_GLOBAL_BATCH)=" | sort'
-        ' >"$1/env.$RANK"; echo "rate $2"\'\n'
-        "    - bash\n"
-        "    - '{run_dir}'\n"
-        "    - '{global_batch}'\n"
-        "  metrics: {output: {throughput: 'rate ([0-9]+)'}}\n"
-    )
+    script = 'env | grep -E "^(RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|BENCH_GLOBAL_BATCH)=" | sort >"$1/env.$RANK"'
+    words = ["bash", "-c", f'{script}; echo "rate $2"', "bash", "{run_dir}", "{global_batch}"]
+    axes = {"nodes": [2], "tasks_per_node": [2], "launcher": ["srun", "torchrun"]}
+    workload = command(words, metrics=RATE)
+    Path("own.yaml").write_text(matrix("own", cluster=slurm(), axes=axes, batch=8, workload=workload))
     folder = write_plan(make_plan(Path("own.yaml")), tmp_path / "results")
     done = bench("submit", "own", "--wait", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr

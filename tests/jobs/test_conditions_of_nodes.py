@@ -11,28 +11,11 @@ from typing import Any
 
 from tests.cluster.bed import Cluster
 from tests.jobs.slurm_studies import Study, plan_study, submitted
+from tests.matrices import command, matrix, slurm, torchrun_cell, training
 
 LOOP = "echo $$; while :; do :; done"
-COMMAND = """\
-study: commands
-cluster: {executor: slurm, partition: l40s, account: users, time_limit: 3m, nodelist: "n[1-2]"}
-axes: {nodes: [2], tasks_per_node: [1], launcher: [srun, torchrun]}
-scaling: [{mode: weak, per_gpu_batch: [4]}]
-repeats: 1
-workload: {device: cpu, metrics: none, command: [bash, -c, "SECONDS=0; while ((SECONDS < 3)); do :; done"]}
-"""
-MIXED = """\
-include:
-  - {nodes: 2, tasks_per_node: [2, 1], launcher: torchrun, backend: gloo, mode: weak, per_gpu_batch: 4}
-"""
-TRAINING = """\
-study: training
-cluster: {executor: slurm, partition: l40s, account: users, time_limit: 3m, nodelist: "n[1-2]"}
-axes: {nodes: [2], tasks_per_node: [1]}
-scaling: [{mode: weak, per_gpu_batch: [8]}]
-repeats: 1
-workload: {device: cpu, model: mlp, parameters: 1M, epochs: 1, steps_per_epoch: 150, probe_steps: 0, sweep_time: 0}
-"""
+ON_TWO = slurm(time_limit="3m", nodelist="n[1-2]")
+BUSY = "SECONDS=0; while ((SECONDS < {})); do :; done"
 
 
 @contextmanager
@@ -58,7 +41,9 @@ def foreign_cpu_s(study: Study, run_id: str) -> dict[str, float]:
 
 
 def test_a_busy_process_beside_a_command_is_foreign_and_the_command_is_not(cluster: Cluster, tmp_path: Path):
-    planned = plan_study(tmp_path, COMMAND, cluster.environment)
+    axes = {"nodes": [2], "tasks_per_node": [1], "launcher": ["srun", "torchrun"]}
+    text = matrix(cluster=ON_TWO, axes=axes, workload=command(["bash", "-c", BUSY.format(3)]))
+    planned = plan_study(tmp_path, text, cluster.environment)
     with busy(cluster, "n2", tmp_path), submitted(planned, "--wait") as study:
         found = {run.run_id: foreign_cpu_s(study, run.run_id) for run in study.planned.runs}
     assert len(found) == 2
@@ -71,7 +56,9 @@ def test_a_busy_process_beside_a_command_is_foreign_and_the_command_is_not(clust
 def test_a_busy_process_beside_the_training_is_foreign_and_the_training_is_not(
     cluster: Cluster, tmp_path: Path
 ):
-    planned = plan_study(tmp_path, TRAINING, cluster.environment)
+    large = training(parameters="1M", epochs=1, steps_per_epoch=150, probe_steps=0, sweep_time=0)
+    text = matrix(cluster=ON_TWO, axes={"nodes": [2], "tasks_per_node": [1]}, batch=8, workload=large)
+    planned = plan_study(tmp_path, text, cluster.environment)
     with busy(cluster, "n2", tmp_path), submitted(planned, "--wait") as study:
         (run,) = study.planned.runs
         foreign_s = foreign_cpu_s(study, run.run_id)
@@ -80,8 +67,10 @@ def test_a_busy_process_beside_the_training_is_foreign_and_the_training_is_not(
 
 
 def test_the_runs_of_a_pack_are_sampled_on_their_own_nodes(cluster: Cluster, tmp_path: Path):
-    matrix = COMMAND.replace("[srun, torchrun]", "[srun]").replace("SECONDS < 3", "SECONDS < 1") + MIXED
-    planned = plan_study(tmp_path, matrix, cluster.environment)
+    axes, mixed = {"nodes": [2], "tasks_per_node": [1]}, torchrun_cell(nodes=2, tasks_per_node=[2, 1])
+    workload = command(["bash", "-c", BUSY.format(1)])
+    text = matrix(cluster=ON_TWO, axes=axes, include=[mixed], workload=workload)
+    planned = plan_study(tmp_path, text, cluster.environment)
     with submitted(planned, "--pack", "--wait") as study:
         found = [foreign_cpu_s(study, run.run_id) for run in study.planned.runs]
     assert [list(foreign_s) for foreign_s in found] == [["n1", "n2"], ["n1", "n2"]]

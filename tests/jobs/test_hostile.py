@@ -15,6 +15,7 @@ import yaml
 from bench.errors import BenchError
 from bench.plan import make_plan, scripts
 from tests.jobs.slurm_studies import plan_study
+from tests.matrices import matrix, slurm
 from tests.planning.test_scripts import run_script
 
 VALUES = (
@@ -139,20 +140,6 @@ def test_a_set_up_line_is_copied_as_it_is_or_refused(tmp_path, line):
 
 
 HOSTILE_FOLDER = "a'; touch planted; é $(touch planted)"
-ON_CLUSTER = """\
-study: hostile
-cluster:
-  executor: slurm
-  partition: l40s
-  account: users
-  mem: 100M
-  setup: ['PATH="$PWD/bin:$PATH"', 'export SPOKEN=''it is "$(echo said)"; `x` é''']
-  env: {values}
-axes: {{nodes: [2], tasks_per_node: [1], backend: [gloo], launcher: [srun, torchrun]}}
-scaling: [{{mode: weak, per_gpu_batch: [2]}}]
-workload: {{device: cpu, model: mlp}}
-repeats: 1
-"""
 #: A python that records its arguments and environment.
 WRITE_DOWN = """\
 #!{python}
@@ -171,8 +158,10 @@ def test_hostile_folders_and_values_arrive_in_real_jobs(cluster, tmp_path):
     (folder / "bin/python").write_text(WRITE_DOWN.format(python=sys.executable))
     (folder / "bin/python").chmod(0o755)
     values = {f"VALUE_{number}": value for number, value in enumerate(VALUES)}
-    matrix = ON_CLUSTER.format(values=json.dumps(values, ensure_ascii=False))
-    study = plan_study(folder, matrix, cluster.environment)
+    setup = ['PATH="$PWD/bin:$PATH"', """export SPOKEN='it is "$(echo said)"; `x` é'"""]
+    axes = {"nodes": [2], "tasks_per_node": [1], "backend": ["gloo"], "launcher": ["srun", "torchrun"]}
+    text = matrix("hostile", cluster=slurm(mem="100M", setup=setup, env=values), axes=axes)
+    study = plan_study(folder, text, cluster.environment)
     done = subprocess.run(
         study.command("submit", "STUDY", "--wait"),
         cwd=folder,

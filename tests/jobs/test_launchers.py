@@ -13,25 +13,16 @@ from tests.analysis.figures import no_figure
 from tests.cluster.bed import Cluster
 from tests.cluster.containers import wait_for
 from tests.jobs.slurm_studies import MEASURE, Study, plan_study, run_id, scripted_study, submitted
+from tests.matrices import BARE, matrix, slurm, torchrun_cell, training
 
-MATRIX = """\
-study: launchers
-cluster:
-  executor: slurm
-  exclusive: false            # the runs are side by side
-  partition: l40s
-  account: users
-  cpus_per_task: 1
-  time_limit: 5m
-  env: {GLOO_SOCKET_IFNAME: eth0}
-axes: {nodes: [2], tasks_per_node: [2], backend: [gloo], launcher: [srun]}
-scaling: [{mode: weak, per_gpu_batch: [2]}]
-include:
-  - {nodes: 2, tasks_per_node: [2, 1], launcher: torchrun, backend: gloo, mode: weak, per_gpu_batch: 2}
-workload: {device: cpu, model: mlp, parameters: 100k, steps_per_epoch: 3, epochs: 1, warmup_steps: 3,
-           attribution_steps: 0, val_steps: 0, probe_steps: 0, sweep_time: 0}
-repeats: 1
-"""
+MATRIX = matrix(
+    "launchers",
+    cluster=slurm(exclusive=False, time_limit="5m", env={"GLOO_SOCKET_IFNAME": "eth0"}),
+    axes={"nodes": [2], "tasks_per_node": [2], "backend": ["gloo"], "launcher": ["srun"]},
+    batch=2,
+    include=[torchrun_cell(nodes=2, tasks_per_node=[2, 1], per_gpu_batch=2)],
+    workload=training(parameters="100k", **BARE | {"attribution_steps": 0}),
+)
 
 
 @pytest.fixture(scope="module")
@@ -75,26 +66,14 @@ def test_the_ranks_join_on_the_allocated_hosts_and_report_them(study, running_cl
 # -- options of sites -------------------------------------------------------------------------
 
 
-SITE_MATRIX = """\
-study: site
-cluster:
-  executor: slurm
-  exclusive: false            # the batch shell of a whole node sees all its GPUs
-  partition: l40s
-  account: users
-  qos: bench
-  reservation: tonight
-  constraint: fast
-  gpu_type: l40s
-  gpu_request: {request}
-  mem: 100M
-  time_limit: 2m
-  directives: ["--comment=grant:7"]
-axes: {{nodes: [1], gpus_per_node: [2], backend: [gloo]}}
-scaling: [{{mode: weak, per_gpu_batch: [1]}}]
-workload: {{device: cuda, model: mlp}}
-repeats: 1
-"""
+#: Without `exclusive`, because the batch shell of a whole node sees all its GPUs.
+SITE = {
+    "exclusive": False,
+    "qos": "bench",
+    "reservation": "tonight",
+    "constraint": "fast",
+    "gpu_type": "l40s",
+}
 
 
 @pytest.fixture
@@ -117,7 +96,12 @@ def site(cluster: Cluster) -> Iterator[Cluster]:
 
 @pytest.mark.parametrize("request_form", ["gres", "gpus-per-node"])
 def test_options_of_a_site_reach_slurm_with_either_gpu_option(site, tmp_path, request_form):
-    study = plan_study(tmp_path, SITE_MATRIX.format(request=request_form), site.environment)
+    text = matrix(
+        cluster=slurm(**SITE, gpu_request=request_form, mem="100M", directives=["--comment=grant:7"]),
+        axes={"nodes": [1], "gpus_per_node": [2], "backend": ["gloo"]},
+        workload=training(device="cuda"),
+    )
+    study = plan_study(tmp_path, text, site.environment)
     (run,) = study.planned.runs
     script = study.planned.script(run.cell_id)
     head = [line for line in script.read_text().splitlines() if line.startswith("#SBATCH")]

@@ -7,9 +7,8 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -23,25 +22,22 @@ from bench.study.layout import StudyFolder
 from bench.study.plan_json import PlannedStudy, open_study
 from bench.study.records import METRICS_COLUMNS, RANKS_COLUMNS, STEPS_COLUMNS
 from bench.study.verify import verify_run
-
-MATRIX = """\
-study: tiny
-cluster: {{executor: local, time_limit: {limit}{cluster}}}
-axes: {{tasks_per_node: {ranks}}}
-scaling: [{{mode: weak, per_gpu_batch: [4]}}]
-workload: {{device: cpu, model: mlp, parameters: 20k, steps_per_epoch: {steps}, epochs: {epochs}, warmup_steps: 3,
-           attribution_steps: 3, val_steps: 1, join_timeout: 30}}
-repeats: {repeats}
-"""
+from tests.cluster.containers import wait_for
+from tests.matrices import SHORT, matrix, training
 
 
-def planned(folder: Path, **values) -> PlannedStudy:
+def planned(
+    folder: Path, ranks=(1, 2), *, steps=4, epochs=2, repeats=1, limit="2m", **cluster: Any
+) -> PlannedStudy:
     """Plan a study of tiny runs in a folder with an awkward name."""
     root = folder / "it's a folder"
     root.mkdir(exist_ok=True)
-    defaults = {"limit": "2m", "cluster": "", "ranks": [1, 2], "steps": 4, "epochs": 2, "repeats": 1}
     path = root / "tiny.yaml"
-    path.write_text(MATRIX.format(**defaults | values))
+    cluster = {"executor": "local", "time_limit": limit, **cluster}
+    workload = training(parameters="20k", **SHORT | {"steps_per_epoch": steps, "epochs": epochs}, val_steps=1)
+    path.write_text(
+        matrix(cluster=cluster, axes={"tasks_per_node": [*ranks]}, workload=workload, repeats=repeats)
+    )
     return open_study(write_plan(make_plan(path), root / "results"))
 
 
@@ -64,15 +60,6 @@ def harness(study: PlannedStudy) -> subprocess.Popen:
 
 def said(study: PlannedStudy) -> Path:
     return study.folder.path.parent / "said.txt"
-
-
-def wait_for(condition: Callable[[], object], *, seconds: float = 280) -> object:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if found := condition():
-            return found
-        time.sleep(0.02)
-    raise AssertionError(f"did not come true in {seconds} s")
 
 
 def ranks_of(process: psutil.Process, *, count: int) -> list[psutil.Process]:
@@ -126,16 +113,17 @@ def test_a_killed_rank_fails_its_run_with_the_reason_and_other_runs_continue(tmp
     process = harness(study)
     first = study.folder.attempt(study.runs[0].run_id, 1)
     try:
-        wait_for(first.metrics_csv.exists)
-        ranks = wait_for(lambda: ranks_of(psutil.Process(process.pid), count=2))
+        wait_for(first.metrics_csv.exists, what="the first epoch")
+        wait_for(lambda: ranks_of(psutil.Process(process.pid), count=2), what="both ranks")
+        ranks = ranks_of(psutil.Process(process.pid), count=2)
         ranks[1].send_signal(signal.SIGKILL)
-        wait_for(lambda: states(study)[study.runs[0].run_id] == "failed")
+        wait_for(lambda: states(study)[study.runs[0].run_id] == "failed", what="the end")
         record = LocalScheduler(study).poll()[study.runs[0].run_id]
         assert "rank 1 was killed by SIGKILL" in record.reason
         rows = first.metrics_csv.read_text().splitlines()
         assert len(rows) > 1
         assert all(row.count(",") == len(METRICS_COLUMNS) - 1 for row in rows)
-        wait_for(lambda: states(study)[study.runs[1].run_id] == "running")
+        wait_for(lambda: states(study)[study.runs[1].run_id] == "running", what="the next run")
     finally:
         process.send_signal(signal.SIGINT)
         process.wait(timeout=280)
@@ -145,7 +133,7 @@ def test_a_killed_harness_leaves_no_process_and_a_failed_run_with_the_reason(tmp
     study = planned(tmp_path, ranks=[2], steps=400, epochs=50, repeats=2)
     process = harness(study)
     first, second = (run.run_id for run in study.runs)
-    wait_for(study.folder.attempt(first, 1).metrics_csv.exists)
+    wait_for(study.folder.attempt(first, 1).metrics_csv.exists, what="the first epoch")
     family = psutil.Process(process.pid).children(recursive=True)
     assert len(family) == 1 + 1 + 2, "the server, its agent, and as many ranks as asked for"
     os.kill(process.pid, signal.SIGKILL)
@@ -167,7 +155,7 @@ def test_a_study_is_submitted_once_and_continues_after_a_stop_with_the_remaining
     study = planned(tmp_path, ranks=[1], steps=200, epochs=5000, repeats=3)
     process = harness(study)
     first = study.folder.attempt(study.runs[0].run_id, 1)
-    wait_for(first.metrics_csv.exists)
+    wait_for(first.metrics_csv.exists, what="the first epoch")
     with pytest.raises(BenchError) as caught:
         submitted(study)
     holder = f"pid {process.pid} on {os.uname().nodename}"
@@ -219,8 +207,8 @@ def test_a_run_on_another_machine_is_left_alone(tmp_path):
 
 
 def test_set_up_lines_and_variables_reach_the_ranks_literally(tmp_path):
-    cluster = ', setup: ["export FROM_SETUP=\'a b\'", "touch set-up-ran"], env: {NCCL_DEBUG: "$(touch planted) \'x"}'
-    study = planned(tmp_path, ranks=[1], cluster=cluster)
+    setup = ["export FROM_SETUP='a b'", "touch set-up-ran"]
+    study = planned(tmp_path, ranks=[1], setup=setup, env={"NCCL_DEBUG": "$(touch planted) 'x"})
     env = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     done = subprocess.run(
         [sys.executable, "-m", "bench", "submit", str(study.folder.path)],
@@ -237,7 +225,7 @@ def test_set_up_lines_and_variables_reach_the_ranks_literally(tmp_path):
 
 
 def test_a_set_up_line_that_fails_is_one_clear_error(tmp_path):
-    study = planned(tmp_path, ranks=[1], cluster=', setup: ["echo the module is not there >&2", "false"]')
+    study = planned(tmp_path, ranks=[1], setup=["echo the module is not there >&2", "false"])
     with pytest.raises(BenchError) as caught:
         submitted(study)
     assert str(caught.value) == (

@@ -25,24 +25,15 @@ from bench.study.layout import PackFolder, RunFolder
 from tests.cluster.bed import Cluster
 from tests.cluster.containers import wait_for
 from tests.jobs.slurm_studies import MEASURE, Study, lines, plan_study, scripted_study, submitted
+from tests.matrices import BARE, matrix, slurm, torchrun_cell, training
 
-DDP = """\
-study: ddp
-cluster:
-  executor: slurm
-  partition: l40s
-  account: users
-  cpus_per_task: 1
-  time_limit: 3m
-  env: {GLOO_SOCKET_IFNAME: eth0}
-axes: {nodes: [2], tasks_per_node: [1], backend: [gloo], launcher: [srun]}
-scaling: [{mode: weak, per_gpu_batch: [4]}]
-include:
-  - {nodes: 1, tasks_per_node: 2, launcher: torchrun, backend: gloo, mode: weak, per_gpu_batch: 4}
-workload: {device: cpu, model: mlp, parameters: 100k, steps_per_epoch: 3, epochs: 1, warmup_steps: 3,
-           attribution_steps: 2, val_steps: 0, probe_steps: 0, sweep_time: 0.1}
-repeats: 1
-"""
+DDP = matrix(
+    "ddp",
+    cluster=slurm(time_limit="3m", env={"GLOO_SOCKET_IFNAME": "eth0"}),
+    axes={"nodes": [2], "tasks_per_node": [1], "backend": ["gloo"], "launcher": ["srun"]},
+    include=[torchrun_cell(nodes=1, tasks_per_node=2)],
+    workload=training(parameters="100k", **BARE | {"sweep_time": 0.1}),
+)
 ALONE = "n1x2-gloo-torchrun-b4-r1"
 
 
@@ -165,14 +156,10 @@ def test_what_a_pack_would_do_is_shown_and_its_cost_is_checked(scripted, running
 
 
 def test_the_budget_of_a_pack_is_its_largest_allocation_for_the_sum_of_the_limits(running_cluster, tmp_path):
-    matrix = """\
-study: gpus
-cluster: {executor: slurm, partition: l40s, account: users, gpu_type: l40s, time_limit: 30m}
-axes: {nodes: [1, 2], gpus_per_node: [2, 4], backend: [nccl]}
-scaling: [{mode: weak, per_gpu_batch: [4]}]
-repeats: 2
-"""
-    study = plan_study(tmp_path / "gpus", matrix, running_cluster.environment)
+    cluster = slurm(gpu_type="l40s", time_limit="30m")
+    axes = {"nodes": [1, 2], "gpus_per_node": [2, 4], "backend": ["nccl"]}
+    text = matrix("gpus", cluster=cluster, axes=axes, workload=None, repeats=2)
+    study = plan_study(tmp_path / "gpus", text, running_cluster.environment)
     done = study.bench("submit", "STUDY", "--pack", "--budget", "31.5")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
@@ -186,15 +173,7 @@ repeats: 2
 
 
 def test_only_slurm_has_packs(tmp_path):
-    matrix = """\
-study: here
-cluster: {executor: local}
-axes: {tasks_per_node: [1]}
-scaling: [{mode: weak, per_gpu_batch: [1]}]
-workload: {device: cpu, model: mlp}
-"""
-    study = plan_study(tmp_path, matrix, {})
-    done = study.bench("submit", "STUDY", "--pack")
+    done = plan_study(tmp_path, matrix("here"), {}).bench("submit", "STUDY", "--pack")
     assert (done.returncode, done.stderr) == (
         2,
         "error: --pack submits many runs as one Slurm job, but the matrix's executor is local; "
@@ -277,7 +256,7 @@ EXPECTED = {
 
 
 def test_a_failed_run_does_not_end_others(scripted, running_cluster):
-    study = scripted(*ENDS.values(), limit="6s")
+    study = scripted(*ENDS.values(), time_limit="6s")
     names = dict(zip(_in_order(study, *(f"b{i}" for i in range(1, len(ENDS) + 1))), ENDS, strict=True))
     assert study.bench("submit", "STUDY", "--pack").returncode == 0
     _wait_for_end(study)

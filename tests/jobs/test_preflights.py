@@ -14,14 +14,8 @@ import pytest
 from tests.cluster.bed import Cluster
 from tests.commands import command_line
 from tests.jobs.slurm_studies import MEASURE, Study
+from tests.matrices import matrix, slurm
 
-MATRIX = """\
-study: nodes
-cluster: {executor: slurm, partition: l40s, account: users, cpus_per_task: 1, exclude: n4, %s}
-axes: {nodes: [3], tasks_per_node: [1], backend: [gloo]}
-scaling: [{mode: weak, per_gpu_batch: [4]}]
-workload: {device: cpu, model: mlp}
-"""
 #: Stands in for the measurement: waits for a file, if one is named, and writes that n2 is unfit.
 STAND_IN = """\
 #!/bin/bash
@@ -118,8 +112,9 @@ def test_a_preflight_that_fails_submits_nothing_and_says_why(four):
     assert not four.jobs_per_run()
 
 
-def bench_preflight(folder: Path, cluster: Cluster, *words: str, cell: str = "time_limit: 2m") -> Any:
-    (folder / "nodes.yaml").write_text(MATRIX % cell)
+def bench_preflight(folder: Path, cluster: Cluster, *words: str, **options: Any) -> Any:
+    axes = {"nodes": [3], "tasks_per_node": [1], "backend": ["gloo"]}
+    (folder / "nodes.yaml").write_text(matrix("nodes", cluster=slurm(exclude="n4", **options), axes=axes))
     return command_line.bench("preflight", "nodes.yaml", *words, cwd=folder, **cluster.environment)
 
 
@@ -132,7 +127,7 @@ def test_a_job_that_does_not_start_in_time_is_cancelled(cluster, tmp_path):
 
 
 def test_slurm_says_why_it_refuses_the_job(cluster, tmp_path):
-    done = bench_preflight(tmp_path, cluster, "--nodes", "3", cell="constraint: nonsense")
+    done = bench_preflight(tmp_path, cluster, "--nodes", "3", constraint="nonsense")
     assert done.returncode == 2
     assert "Slurm does not accept the preflight's job on 3 nodes: " in done.stderr
 
@@ -145,8 +140,7 @@ def test_a_node_with_a_slow_link_is_found(cluster, tmp_path):
     python.chmod(0o755)
     cluster.link("80mbit", nodes=["n3"])
     try:
-        keys = f'time_limit: 2m, setup: ["PATH={python.parent}:$PATH"]'
-        done = bench_preflight(tmp_path, cluster, "--json", cell=keys)
+        done = bench_preflight(tmp_path, cluster, "--json", setup=[f"PATH={python.parent}:$PATH"])
     finally:
         cluster.link(None)
     assert done.returncode == 1, done.stderr

@@ -23,6 +23,7 @@ from tests.cluster.bed import Cluster
 from tests.cluster.containers import wait_for
 from tests.jobs.slurm.statuses import job_statuses
 from tests.jobs.slurm_studies import MEASURE, Study, lines, plan_study, run_id, scripted_study, submitted
+from tests.matrices import command, matrix, slurm
 
 
 @pytest.fixture(scope="module")
@@ -306,15 +307,8 @@ def test_variables_that_override_the_scripts_are_a_warning(scripted):
 
 
 def test_too_many_nodes_are_an_error_before_the_canary_and_after_smaller_runs(running_cluster, tmp_path):
-    matrix = """\
-study: eight
-cluster: {executor: slurm, partition: l40s, account: users, time_limit: 2m}
-axes: {nodes: [1, 8], tasks_per_node: [1]}
-scaling: [{mode: weak, per_gpu_batch: [4]}]
-workload: {device: cpu, command: "true", metrics: none}
-repeats: 1
-"""
-    study = plan_study(tmp_path / "eight", matrix, running_cluster.environment)
+    text = matrix(cluster=slurm(), axes={"nodes": [1, 8], "tasks_per_node": [1]}, workload=command("true"))
+    study = plan_study(tmp_path / "eight", text, running_cluster.environment)
     refusal = (
         "error: Slurm does not accept the largest cell, n8x1-gloo-srun-b4: allocation failure: "
         "Requested node configuration is not available (partition l40s has 4 nodes, and the job needs 8); "
@@ -339,15 +333,9 @@ LONG = (
 
 
 def test_a_canary_that_cannot_start_by_itself_is_a_warning(running_cluster, tmp_path):
-    matrix = """\
-study: long
-cluster: {executor: slurm, partition: short, account: users, time_limit: 6m}
-axes: {nodes: [1], tasks_per_node: [1]}
-scaling: [{mode: weak, per_gpu_batch: [4]}]
-workload: {device: cpu, command: "true", metrics: none}
-repeats: 1
-"""
-    study = plan_study(tmp_path / "long", matrix, running_cluster.environment)
+    cluster = slurm(partition="short", time_limit="6m")
+    text = matrix(cluster=cluster, axes={"nodes": [1]}, workload=command("true"))
+    study = plan_study(tmp_path / "long", text, running_cluster.environment)
     run = "n1x1-gloo-srun-b4-r1"
     with study.start("submit", "STUDY", "--canary") as submission:
         assert submission.stderr is not None
@@ -359,15 +347,10 @@ repeats: 1
 
 
 def test_runs_that_slurm_accepts_but_never_starts_are_reported_with_the_remedy(running_cluster, tmp_path):
-    matrix = """\
-study: slow
-cluster: {executor: slurm, partition: l40s, account: users, qos: brief, time_limit: 6m}
-axes: {nodes: [1, 2], tasks_per_node: [1]}
-scaling: [{mode: weak, per_gpu_batch: [4]}]
-workload: {device: cpu, command: "true", metrics: none}
-repeats: 1
-"""
-    study = plan_study(tmp_path / "slow", matrix, running_cluster.environment)
+    cluster = slurm(qos="brief", time_limit="6m")
+    axes = {"nodes": [1, 2], "tasks_per_node": [1]}
+    text = matrix("slow", cluster=cluster, axes=axes, workload=command("true"))
+    study = plan_study(tmp_path / "slow", text, running_cluster.environment)
     first, second = (f"n{nodes}x1-gloo-srun-b4-r1" for nodes in (1, 2))
     reason = (
         "will not start (QOSMaxWallDurationPerJobLimit): its time limit exceeds that of the QOS; "
@@ -536,14 +519,10 @@ def test_cancel_ends_this_studys_jobs_only(scripted):
 def test_a_budget_is_refused_with_the_cost_and_max_queued_limits_the_queue(
     running_cluster, tmp_path, scripted
 ):
-    matrix = """\
-study: gpus
-cluster: {executor: slurm, partition: l40s, account: users, gpu_type: l40s, time_limit: 30m}
-axes: {nodes: [1, 2], gpus_per_node: [4], backend: [nccl]}
-scaling: [{mode: weak, per_gpu_batch: [4]}]
-repeats: 2
-"""
-    study = plan_study(tmp_path / "gpus", matrix, running_cluster.environment)
+    cluster = slurm(gpu_type="l40s", time_limit="30m")
+    axes = {"nodes": [1, 2], "gpus_per_node": [4], "backend": ["nccl"]}
+    text = matrix("gpus", cluster=cluster, axes=axes, workload=None, repeats=2)
+    study = plan_study(tmp_path / "gpus", text, running_cluster.environment)
     done = study.bench("submit", "STUDY", "--budget", "11.5")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,27 +24,12 @@ from bench.jobs.ssh.scheduler import SshScheduler
 from bench.plan import make_plan, write_plan
 from bench.study.layout import RunFolder
 from bench.study.plan_json import PlannedStudy, open_study
-from bench.study.records import METRICS_COLUMNS
 from tests.cluster.bed import Cluster
 from tests.cluster.containers import wait_for
-from tests.jobs.slurm_studies import Command, Study
+from tests.jobs.slurm_studies import MEASURE, Command, Study
+from tests.matrices import BARE, command, matrix, training
 
-MATRIX = """\
-study: {name}
-cluster:
-  executor: ssh
-  hosts: {hosts}
-  time_limit: {limit}
-  setup: {setup}
-  env: {env}
-axes: {{nodes: {nodes}, tasks_per_node: {tasks}}}
-scaling: [{{mode: weak, per_gpu_batch: [4]}}]
-workload: {{device: cpu, model: mlp, parameters: 20k, steps_per_epoch: {steps}, epochs: {epochs}, warmup_steps: 3,
-           attribution_steps: 2, val_steps: 0, probe_steps: 0, sweep_max_mb: 0.1, join_timeout: 120}}
-repeats: {repeats}
-"""
-#: Commands that write the results that the executor expects of a successful run.
-MEASURE = f"printf '%s\\n' {','.join(METRICS_COLUMNS)} {',' * (len(METRICS_COLUMNS) - 1)} >\"$1/metrics.csv\""
+TRAINING = training(parameters="20k", **BARE | {"sweep_time": 10, "sweep_max_mb": 0.1}, join_timeout=120)
 #: Two processes in separate sessions, which like ranks outlive their parent.
 RANKS = "setsid sleep 500 & setsid sleep 500 &"
 
@@ -79,18 +65,22 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
     monkeypatch.chdir(root)
     monkeypatch.setenv("PWD", str(root))
 
-    def plan(body: str = "", *, name: str = "hosts", matrix: str = MATRIX, **values: object) -> Study:
-        usual = {
-            "hosts": "[n1, n2]",
-            "limit": "5m",
-            "setup": "[]",
-            "env": "{}",
-            "nodes": "[2]",
-            "tasks": "[1]",
-        }
-        usual |= {"steps": "3", "epochs": "1", "repeats": "1"}
+    def plan(
+        body: str = "",
+        *,
+        name: str = "hosts",
+        nodes: Sequence[int] = (2,),
+        tasks: Any = 1,
+        workload: dict[str, Any] | None = None,
+        repeats: int = 1,
+        **cluster: Any,
+    ) -> Study:
+        section = {"executor": "ssh", "hosts": ["n1", "n2"], "time_limit": "5m", **cluster}
+        axes = {"nodes": [*nodes], "tasks_per_node": [tasks]}
         path = root / f"{name}.yaml"
-        path.write_text(matrix.format(**usual | values, name=name))
+        path.write_text(
+            matrix(name, cluster=section, axes=axes, workload=workload or TRAINING, repeats=repeats)
+        )
         study = Study(write_plan(make_plan(path), root / "results").path, {})
         if body:
             for script in (study.folder / "scripts").iterdir():
@@ -134,10 +124,10 @@ def test_ranks_of_two_hosts_train_together_and_leave_all_files(bed, make):
     text = 'it\'s $(touch planted); `touch planted` "é"\ntwo lines'
     python = f"export PATH={Path(sys.executable).parent}:$PATH"
     study = make(
-        hosts="[n1, {host: root@n2, processes: 2}]",
-        tasks="[[1, 2]]",
-        setup=json.dumps([python, 'env -0 | grep -z ^TEXT= >"$(hostname).$BENCH_PEER"']),
-        env=json.dumps({"TEXT": text}),
+        hosts=["n1", {"host": "root@n2", "processes": 2}],
+        tasks=[1, 2],
+        setup=[python, 'env -0 | grep -z ^TEXT= >"$(hostname).$BENCH_PEER"'],
+        env={"TEXT": text},
     )
     done = study.bench("submit", "STUDY")
     assert done.returncode == 0, done.stderr
@@ -178,7 +168,7 @@ def test_the_script_also_starts_a_run_by_hand(bed, make):
 
 
 def test_a_killed_rank_ends_the_run_on_all_hosts_with_the_reason(bed, make):
-    study = make(hosts="[n1, n2]", steps="300", epochs="500")
+    study = make(workload=TRAINING | {"steps_per_epoch": 300, "epochs": 500})
     folder = only_folder(study)
     with harness_of(study) as harness:
         wait_for(folder.metrics_csv.exists, what="the first epoch")
@@ -198,7 +188,7 @@ def test_a_killed_rank_ends_the_run_on_all_hosts_with_the_reason(bed, make):
 
 
 def test_a_killed_harness_leaves_nothing_running_and_nothing_runs_twice(bed, make):
-    study = make(f'echo "$2" >>started; {RANKS} {MEASURE}; [ -e go ] || wait', repeats="2")
+    study = make(f'echo "$2" >>started; {RANKS} {MEASURE}; [ -e go ] || wait', repeats=2)
     started = Path("started")
     with harness_of(study) as harness:
         wait_for(lambda: started.exists() and len(started.read_text().split()) == 2, what="a run")
@@ -258,11 +248,8 @@ def test_an_exit_code_without_an_error_names_the_host(bed, make):
 
 
 def test_each_host_is_sampled_before_and_after_a_command_without_the_recorder(bed, make):
-    head = MATRIX[: MATRIX.index("workload:")]
-    command = "workload: {{device: cpu, metrics: none, command: [sleep, '{steps}.{epochs}']}}\n"
-    matrix = f"{head}{command}repeats: {{repeats}}\n"
     root = Path(__file__).parents[2]
-    study = make(matrix=matrix, steps="0", env=f"{{PYTHONPATH: {root}}}")
+    study = make(workload=command(["sleep", "0.1"]), env={"PYTHONPATH": str(root)})
     submitted(study)
     assert states(study) == {2: ("completed", "")}
     folder = only_folder(study)
@@ -272,7 +259,7 @@ def test_each_host_is_sampled_before_and_after_a_command_without_the_recorder(be
 
 
 def test_a_run_that_reaches_its_time_limit_is_ended_on_all_hosts(bed, make):
-    study = make(f"{RANKS} wait", limit="1s")
+    study = make(f"{RANKS} wait", time_limit="1s")
     submitted(study)
     assert states(study) == {2: ("failed", "the time limit of 1 s was reached")}
     assert not running(bed, "n1")
@@ -283,7 +270,7 @@ def test_runs_that_need_a_missing_host_wait_and_the_others_are_executed(bed, mak
     own = Path("ssh config")
     own.write_text(f"Host gone\n  HostName 127.0.0.1\n  Port 1\n{ssh_config.read_text()}")
     monkeypatch.setenv("BENCH_SSH", f"ssh -F {shlex.quote(str(own.absolute()))}")
-    study = make(MEASURE, hosts="[n1, {host: gone, address: 10.0.0.9}, n2]", nodes="[1, 2, 3]")
+    study = make(MEASURE, hosts=["n1", {"host": "gone", "address": "10.0.0.9"}, "n2"], nodes=[1, 2, 3])
     with pytest.raises(BenchError) as caught:
         submitted(study)
     why = "gone cannot be reached: ssh: connect to host 127.0.0.1 port 1: Connection refused"
@@ -330,7 +317,7 @@ def test_results_of_hosts_without_a_shared_folder_are_copied_and_removed(bed, ma
         f'[ "$2" = 1 ] || {{ {MEASURE}; head -c 3000000 /dev/zero >"$1/checkpoint.pt"; }}; '
         'echo "$BENCH_HOSTS" >"$1/of $2"; mkdir "$1/inner"; ln -s /etc/passwd "$1/link"; echo done'
     )
-    study = make(body, nodes="[2]")
+    study = make(body)
     with hidden(bed, ["n1", "n2"], Path.cwd()):
         submitted(study)
         left = {node: bed.run_on_node(node, ["ls", "-A", Path.cwd()]).stdout for node in ("n1", "n2")}
@@ -346,7 +333,7 @@ def test_results_of_hosts_without_a_shared_folder_are_copied_and_removed(bed, ma
 def test_busy_hosts_are_left_alone(bed, make, monkeypatch):
     monkeypatch.setattr(ssh, "BUSY_S", 0.0)
     going = make(f"touch begun; [ -e go ] || sleep 500; {MEASURE}", name="going")
-    study = make(MEASURE, name="second", hosts="[n2]", nodes="[1]")
+    study = make(MEASURE, name="second", hosts=["n2"], nodes=[1])
     with harness_of(going) as harness:
         wait_for(Path("begun").exists, what="a run")
         with pytest.raises(BenchError) as caught:
@@ -364,7 +351,7 @@ def test_busy_hosts_are_left_alone(bed, make, monkeypatch):
 
 
 def test_processes_of_killed_shells_are_ended_before_the_next_run(bed, make):
-    study = make(f"[ -e go ] || {{ touch begun; {RANKS} wait; }}; {MEASURE}", repeats="2")
+    study = make(f"[ -e go ] || {{ touch begun; {RANKS} wait; }}; {MEASURE}", repeats=2)
     shells = "kill -KILL $(ps -ww -eo pid,args | grep '[b]ash -s' | cut -c1-8)"
     with harness_of(study, "--only", "repeat=1") as harness:
         wait_for(lambda: Path("begun").exists() and running(bed, "n2"), what="a run")
@@ -381,7 +368,7 @@ def test_processes_of_killed_shells_are_ended_before_the_next_run(bed, make):
 
 
 def test_a_machine_that_is_listed_under_two_names_is_noticed(bed, make):
-    study = make(MEASURE, hosts="[n1, root@n1]")
+    study = make(MEASURE, hosts=["n1", "root@n1"])
     submitted(study)
     state, reason = states(study)[2]
     assert state == "failed"
@@ -391,7 +378,7 @@ def test_a_machine_that_is_listed_under_two_names_is_noticed(bed, make):
 
 
 def test_a_dry_run_shows_the_ssh_and_the_remote_command_of_each_host(bed, make, ssh_config):
-    study = make(nodes="[2]")
+    study = make()
     script, run = next((study.folder / "scripts").iterdir()), only_folder(study).path
     options = (
         "-T -x -a -o BatchMode=yes -o ConnectTimeout=15 -o ServerAliveInterval=15 -o ServerAliveCountMax=4 "
@@ -415,7 +402,7 @@ def test_a_host_with_a_loopback_address_is_refused(bed, make, ssh_config, monkey
     own = Path("config")
     own.write_text(f"Host near\n  HostName 127.0.0.1\n{ssh_config.read_text()}")
     monkeypatch.setenv("BENCH_SSH", f"ssh -F {shlex.quote(str(own.absolute()))}")
-    study = make(MEASURE, hosts="[near, n1]")
+    study = make(MEASURE, hosts=["near", "n1"])
     submitted(study)
     assert states(study) == {
         2: (

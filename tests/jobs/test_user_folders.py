@@ -8,12 +8,14 @@ import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bench.study.layout import StudyFolder
 from bench.study.plan_json import open_study
 from bench.study.verify import verify_run
+from tests.matrices import command, matrix, slurm, training
 
 #: Modules with the names of bench's own, and of packages that it uses.
 NAMES = ("bench.py", "analysis/__init__.py", "torch_helpers.py", "psutil.py", "yaml.py", "rich/__init__.py")
@@ -21,18 +23,10 @@ NAMES = ("bench.py", "analysis/__init__.py", "torch_helpers.py", "psutil.py", "y
 STANDARD = ("json.py", "typing.py", "pathlib.py", "re.py", "numpy/__init__.py")
 #: Values of PYTHONPATH that put the current folder on the import path; {} is this folder.
 PATHS = [".", "{}:", ":/nowhere"]
-MATRIX = """\
-study: {name}
-cluster: {cluster}
-axes: {{nodes: [{nodes}], tasks_per_node: [{tasks}], backend: [gloo], launcher: {launchers}}}
-scaling: [{{mode: weak, per_gpu_batch: [4]}}]
-repeats: 1
-workload: {{device: cpu, {workload}}}
-"""
-SHORT = "steps_per_epoch: 2, warmup_steps: 3, attribution_steps: 2, epochs: 1"
-BUILT_IN = f"model: mlp, {SHORT}"
-COMMAND = 'command: "python plain.py", metrics: {output: {step_time: "took ([0-9.]+)"}}'
-RECORDED = f'command: "python recorded.py", {SHORT}'
+SHORT = {"steps_per_epoch": 2, "warmup_steps": 3, "attribution_steps": 2, "epochs": 1}
+BUILT_IN = training(**SHORT)
+COMMAND = command("python plain.py", metrics={"output": {"step_time": "took ([0-9.]+)"}})
+RECORDED = command("python recorded.py", **SHORT, metrics="recorder")
 #: A command that imports its neighbour.
 PLAIN = """\
 import neighbour, torch.distributed as dist
@@ -84,9 +78,9 @@ def run(folder: Path, *words: str, path: str = ".", **env: str) -> subprocess.Co
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=280)
 
 
-def study(folder: Path, name: str, workload: str, **values: object) -> None:
-    filled = {"nodes": 1, "tasks": 2, "cluster": "{executor: local}", "launchers": "[torchrun]", **values}
-    (folder / f"{name}.yaml").write_text(MATRIX.format(name=name, workload=workload, **filled))
+def study(folder: Path, name: str, workload: dict[str, Any], **sections: Any) -> None:
+    usual = {"axes": {"tasks_per_node": [2], "launcher": ["torchrun"]}}
+    (folder / f"{name}.yaml").write_text(matrix(name, workload=workload, **usual | sections))
 
 
 def execute(folder: Path, name: str, *more: str, path: str = ".", **env: str) -> None:
@@ -152,10 +146,9 @@ def test_the_recorder_works_beside_a_module_of_the_user_named_bench(folder):
 
 @pytest.mark.cluster
 def test_jobs_work_in_such_a_folder_with_srun_torchrun_and_in_a_pack(folder, cluster):
-    options = "{executor: slurm, partition: l40s, account: users, cpus_per_task: 1, exclusive: false}"
-    several = {"cluster": options, "nodes": 2, "tasks": 1, "launchers": "[srun, torchrun]"}
-    study(folder, "built-in", BUILT_IN, **several | {"launchers": "[srun]"})
-    study(folder, "command", COMMAND, **several | {"launchers": "[torchrun]"})
+    for name, workload, launcher in (("built-in", BUILT_IN, "srun"), ("command", COMMAND, "torchrun")):
+        axes = {"nodes": [2], "tasks_per_node": [1], "launcher": [launcher]}
+        study(folder, name, workload, cluster=slurm(exclusive=False), axes=axes)
     for name, more in (("built-in", ["--pack", "--wait"]), ("command", ["--wait"])):
         execute(folder, name, *more, **cluster.environment)
         assert_completed(folder, name, runs=1)

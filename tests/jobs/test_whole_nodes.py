@@ -5,19 +5,12 @@ from __future__ import annotations
 from tests.cluster.bed import Cluster
 from tests.cluster.containers import wait_for
 from tests.jobs.slurm_studies import plan_study, submitted
-
-MATRIX = """\
-study: whole
-cluster: {executor: slurm, partition: l40s, account: users, time_limit: 2m, mem: 100M}
-axes: {nodes: [1], tasks_per_node: [1]}
-scaling: [{mode: weak, per_gpu_batch: [4]}]
-workload: {device: cpu, command: sleep 60, metrics: none}
-repeats: 6
-"""
+from tests.matrices import command, matrix, slurm
 
 
 def test_each_job_has_a_node_for_itself(running_cluster: Cluster, tmp_path):
-    with submitted(plan_study(tmp_path, MATRIX, running_cluster.environment)) as study:
+    text = matrix(cluster=slurm(mem="100M"), axes={"nodes": [1]}, workload=command("sleep 60"), repeats=6)
+    with submitted(plan_study(tmp_path, text, running_cluster.environment)) as study:
         jobs = ",".join(study.job_ids())
 
         def queue() -> list[list[str]]:
