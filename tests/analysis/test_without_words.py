@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +17,7 @@ from bench.matrix.cell import Cell
 from tests.analysis import studies
 from tests.analysis.checks.test_validity import disturb
 from tests.analysis.closer_studies import write_ranks
+from tests.common import read_rows
 
 #: Keys of JSON and columns of CSV files that contain one word of a sentence.
 _TEXTS = frozenset({"what", "title"})
@@ -62,8 +62,7 @@ def results(path: Path, other: Path, output: Path) -> dict[str, Any]:
         assert done.exit_code < 2, done.output
         found[name] = {"exit code": done.exit_code, "json": json.loads(done.stdout)}
     for file in sorted(output.rglob("*.csv")):
-        with file.open(newline="") as lines:
-            found[file.name] = list(csv.DictReader(lines))
+        found[file.name] = read_rows(file)
     return found
 
 

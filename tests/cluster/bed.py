@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from subprocess import CompletedProcess
+from typing import Any
 
 from tests.cluster import network as networks
 from tests.cluster.configuration import ACCOUNT, MEMORY_CGROUP, Options, write_files
@@ -222,32 +223,16 @@ class Cluster:
 
     # ---- commands ---------------------------------------------------------------------------
 
-    def run(
-        self,
-        words: Sequence[str | Path],
-        *,
-        check: bool = True,
-        timeout_s: float = PATIENCE_S,
-        env: Mapping[str, str] | None = None,
-        cwd: Path | None = None,
-    ) -> CompletedProcess[str]:
-        """Run a command on the login node (this machine), as a user of the cluster."""
-        full = {**os.environ, **self.environment, **(env or {})}
-        return run(words, check=check, timeout_s=timeout_s, env=full, cwd=cwd)
+    def run(self, words: Sequence[str | Path], **options: Any) -> CompletedProcess[str]:
+        """Run a command on the login node (this machine), as a user of the cluster; options of ``run``."""
+        return run(words, **self._with_environment(options))
 
-    def run_on_node(
-        self,
-        node: str,
-        words: Sequence[str | Path],
-        *,
-        check: bool = True,
-        timeout_s: float = PATIENCE_S,
-        env: Mapping[str, str] | None = None,
-        cwd: Path | None = None,
-    ) -> CompletedProcess[str]:
+    def run_on_node(self, node: str, words: Sequence[str | Path], **options: Any) -> CompletedProcess[str]:
         """Run a command on a node (or ``ctl``), with the node's network and process ids."""
-        full = {**os.environ, **self.environment, **(env or {})}
-        return self._machines[node].run(words, check=check, timeout_s=timeout_s, env=full, cwd=cwd)
+        return self._machines[node].run(words, **self._with_environment(options))
+
+    def _with_environment(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        return {**options, "env": {**os.environ, **self.environment, **(options.get("env") or {})}}
 
     def command_on_node(self, node: str, words: Sequence[str | Path], *, cwd: Path) -> list[str]:
         """Return the command that runs ``words`` on a node, without starting it."""
@@ -447,10 +432,7 @@ class Cluster:
         jobs = self.run(["squeue", "-h", "-o", "%A"]).stdout.split()
         if jobs:
             self.run(["scancel", *sorted(set(jobs))], check=False)
-        wait_for(
-            lambda: not self.run(["squeue", "-h", "-o", "%A"]).stdout.split(),
-            what="an empty queue",
-        )
+        wait_for(lambda: not self.run(["squeue", "-h", "-o", "%A"]).stdout.split(), what="an empty queue")
         self.wait_until_idle()
 
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 #: Seconds after which an event or a command is given up; a busy machine may need most of them.
 PATIENCE_S = 180.0
@@ -130,10 +131,7 @@ class Container:
         log.close()
 
         def join() -> Container:
-            wait_for(
-                lambda: ready.exists() or holder.poll() is not None,
-                what=f"the start of {name}",
-            )
+            wait_for(lambda: ready.exists() or holder.poll() is not None, what=f"the start of {name}")
             if holder.poll() is not None:
                 words = (folder / f"{name}.init.log").read_text().strip()
                 raise ClusterError(f"no namespaces for {name}: {words}")
@@ -151,18 +149,12 @@ class Container:
         return ["nsenter", "--target", str(self.init.pid), "--all", "--", *inside]
 
     def run(
-        self,
-        words: Sequence[str | Path],
-        *,
-        check: bool = True,
-        timeout_s: float = PATIENCE_S,
-        env: Mapping[str, str] | None = None,
-        cwd: Path | None = None,
+        self, words: Sequence[str | Path], *, cwd: Path | None = None, **options: Any
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command in this machine, with its process ids, network and host name."""
+        """Run a command in this machine, with its process ids, network and host name; options of ``run``."""
         if not self.init.alive:
             raise ClusterError(f"{self.name} is down")
-        return run(self.command(words, cwd=cwd), check=check, timeout_s=timeout_s, env=env)
+        return run(self.command(words, cwd=cwd), **options)
 
     def kill(self) -> None:
         """Kill the machine and all its processes at once, like a power cut."""

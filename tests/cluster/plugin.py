@@ -28,7 +28,7 @@ OPTIONS = Options(
         Partition("urgent", "n[1-4]", {"PriorityTier": "10", "PreemptMode": "off"}),
         # This partition has small limits, for tests with jobs that exceed them.
         Partition("short", "n[1-2]", {"MaxTime": "5", "DefaultTime": "1", "MaxNodes": "1"}),
-    ),
+    )
 )
 
 

@@ -17,6 +17,7 @@ from tests.cluster.bed import Cluster, missing, remove_abandoned
 from tests.cluster.configuration import MEMORY_CGROUP
 from tests.cluster.containers import ClusterError, Process, wait_for
 from tests.cluster.daemons import PROGRAMS
+from tests.common import raised
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -43,10 +44,7 @@ def test_ranks_on_four_nodes_reduce_over_a_link_of_known_speed(cluster, tmp_path
     )
     with cluster.linked("400mbit"):
         cluster.run(["sbatch", f"--output={tmp_path}/out", script])
-        wait_for(
-            lambda: not cluster.run(["squeue", "-h"]).stdout,
-            what="the end of the job",
-        )
+        wait_for(lambda: not cluster.run(["squeue", "-h"]).stdout, what="the end of the job")
     lines = (tmp_path / "out").read_text().splitlines()
     ranks = sorted((json.loads(line) for line in lines if line.startswith("{")), key=lambda r: r["rank"])
     assert [(r["rank"], r["world_size"], r["local_rank"], r["host"], r["devices"]) for r in ranks] == [
@@ -159,9 +157,10 @@ def test_what_a_killed_test_session_left_is_removed_by_the_next(running_cluster)
 
 def test_a_start_that_fails_says_why_and_leaves_nothing(tmp_path):
     (tmp_path / "mine.txt").write_text("not a cluster's")
-    with pytest.raises(ClusterError) as caught:
-        Cluster.start(folder=tmp_path)
-    assert str(caught.value) == f"{tmp_path}: not empty; the cluster's state needs a folder of its own"
+    assert (
+        raised(ClusterError, Cluster.start, folder=tmp_path)
+        == f"{tmp_path}: not empty; the cluster's state needs a folder of its own"
+    )
     assert tmp_path not in networks.claimed().values()
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 

@@ -18,6 +18,7 @@ from tests.cluster.containers import ClusterError, run, wait_for
 from tests.cluster.plugin import release_or_skip, started
 from tests.cluster.releases import find_release, other_suites
 from tests.cluster.roots import Apt, SuiteMissingError
+from tests.common import raised
 from tests.jobs.slurm.statuses import job_statuses
 
 #: Rank 1 fails while rank 0 waits for it.
@@ -123,8 +124,6 @@ def test_a_release_that_no_suite_has_is_an_error_that_lists_those_of_the_mirror(
     monkeypatch.setattr("tests.cluster.releases.SUITES", ("old", "new", "gone"))
     versions = {"old": "20.11.4", "new": "24.11.5", "gone": ""}
     monkeypatch.setattr("tests.cluster.releases.suite_version", versions.__getitem__)
-    with pytest.raises(ClusterError) as caught:
-        find_release("24.1")
-    assert str(caught.value) == (
+    assert raised(ClusterError, find_release, "24.1") == (
         "no Debian suite has Slurm 24.1; the mirror has: old 20.11.4, new 24.11.5, gone is missing"
     )

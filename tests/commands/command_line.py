@@ -12,6 +12,7 @@ from pathlib import Path
 from typer.testing import CliRunner
 
 from bench.cli import app
+from tests.common import run_program
 
 
 def bench(*words: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
@@ -27,11 +28,6 @@ def bench_process(
     *words: str, cwd: Path, prefix: Sequence[str] = (), **env: str
 ) -> subprocess.CompletedProcess[str]:
     """Call `python -m bench` and return its exit code and both streams."""
-    return subprocess.run(
-        [*prefix, sys.executable, "-m", "bench", *words],
-        cwd=cwd,
-        env={**os.environ, "COLUMNS": "120", **env},
-        capture_output=True,
-        text=True,
-        timeout=280,
+    return run_program(
+        [*prefix, sys.executable, "-m", "bench", *words], cwd=cwd, env={**os.environ, "COLUMNS": "120", **env}
     )

@@ -13,15 +13,14 @@ import pytest
 
 from bench.shipped import shipped
 from tests.commands.command_line import bench, bench_process
+from tests.common import change_json
+from tests.matrices import SHORT, matrix, training
 
-TINY = """\
-study: tiny
-cluster: {executor: local, time_limit: 2m}
-axes: {tasks_per_node: [1, 2]}
-scaling: [{mode: strong, global_batch: [8]}, {mode: weak, per_gpu_batch: [8]}]
-workload: {device: cpu, model: mlp, parameters: 20k, steps_per_epoch: 4, epochs: 2, warmup_steps: 3, attribution_steps: 3}
-repeats: 1
-"""
+TINY = matrix(
+    axes={"tasks_per_node": [1, 2]},
+    scaling=[{"mode": "strong", "global_batch": [8]}, {"mode": "weak", "per_gpu_batch": [8]}],
+    workload=training(parameters="20k", **SHORT | {"steps_per_epoch": 4, "epochs": 2}),
+)
 
 
 @pytest.fixture(scope="module")
@@ -54,10 +53,7 @@ def test_each_listing_shows_which_command_a_name_means(tmp_path):
         "scaling: [{mode: weak, per_gpu_batch: [16]}]\n"
         "workload: {device: cpu, metrics: none}\n"
     )
-    lines = [
-        "command fsdp2: python a.py --token ***",
-        "command python+b.py: python b.py",
-    ]
+    lines = ["command fsdp2: python a.py --token ***", "command python+b.py: python b.py"]
     labels = ["fsdp2", "python+b.py"]
     for words in (["plan", "own.yaml"], ["status"], ["submit", "--dry-run"]):
         done = bench(*words, cwd=tmp_path)
@@ -107,27 +103,21 @@ def test_plan_as_json_has_the_promised_keys(tmp_path):
     assert (content["study"], content["runs"], content["gpu_hours"]) == ("l40s", 15, 40.0)
     assert len(content["cells"]) == 5
     for cell in content["cells"]:
-        assert set(cell) >= {
-            "cell_id",
-            "modes",
-            "launcher",
-            "backend",
-            "nodes",
-            "tasks_per_node",
-            "world_size",
-            "global_batch",
-            "per_gpu_batch",
-            "script",
-        }
+        assert set(cell) >= set(
+            (
+                "cell_id modes launcher backend nodes tasks_per_node world_size global_batch per_gpu_batch "
+                "script"
+            ).split()
+        )
         assert (tmp_path / cell["script"]).is_file()
 
 
 def test_a_bad_matrix_is_exit_code_2_one_message_and_no_study(tmp_path):
-    (tmp_path / "bad.yaml").write_text(TINY.replace("tasks_per_node: [1, 2]", "tasks_per_node: [3]"))
+    (tmp_path / "bad.yaml").write_text(TINY.replace("[1, 2]", "[3]"))
     done = bench("plan", "bad.yaml", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
-        "error: bad.yaml:4: global_batch 8 is not divisible by 3 ranks (nodes 1 x tasks_per_node 3); try 6 or 9\n"
+        "error: bad.yaml:7: global_batch 8 is not divisible by 3 ranks (nodes 1 x tasks_per_node 3); try 6 or 9\n"
     )
     assert not (tmp_path / "results").exists()
 
@@ -158,18 +148,12 @@ def test_status_lists_every_run(ran):
     lines = done.stdout.splitlines()
     assert lines[1].split() == ["run", "state", "attempt", "job", "reason"]
     # Further lines name runs that other processes of this machine disturbed.
-    assert sorted(line.split()[0] for line in lines[2:5]) == [
-        "n1x1-gloo-torchrun-b8-r1",
-        "n1x2-gloo-torchrun-b4-r1",
-        "n1x2-gloo-torchrun-b8-r1",
-    ]
+    runs = [f"n1x{ranks}-gloo-torchrun-b{batch}-r1" for ranks, batch in ((1, 8), (2, 4), (2, 8))]
+    assert sorted(line.split()[0] for line in lines[2:5]) == runs
     assert "3 completed" in lines[5:]
-
-
-def test_status_as_json_counts_and_lists(ran):
     content = json.loads(bench("status", "--json", cwd=ran).stdout)
-    assert content["study"] == "tiny"
-    assert content["counts"]["completed"] == 3
+    assert (content["study"], content["counts"]["completed"]) == ("tiny", 3)
+    assert sorted(run["run_id"] for run in content["runs"]) == runs
     assert {run["state"] for run in content["runs"]} == {"completed"}
 
 
@@ -183,7 +167,7 @@ def read_only(ran, tmp_path_factory) -> Path:
     (study / "ledger.jsonl").write_text("".join(f"{event}\n" for event in events))
     last = json.loads(end)
     file = study / "runs" / last["run_id"] / "attempt-1" / "run.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"state": "running", "ended_at": None}))
+    change_json(file, state="running", ended_at=None)
     for path in (*study.rglob("*"), study):
         path.chmod(path.stat().st_mode & ~0o222)
     return study
@@ -337,15 +321,15 @@ def test_schema_is_json_schema(tmp_path):
     "words", [["--help"], ["plan", "--help"], ["submit", "-h"], ["--version"], ["--show-completion", "bash"]]
 )
 def test_help_version_and_completion_work(tmp_path, words):
-    done = bench_process(
-        *words, cwd=tmp_path, SHELL="/bin/bash", _TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION="1"
-    )
+    shell = {"SHELL": "/bin/bash", "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
+    call = bench_process if "--show-completion" in words else bench
+    done = call(*words, cwd=tmp_path, **shell)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
 
 
 def test_an_unknown_option_is_bad_input(tmp_path):
-    done = bench_process("plan", "--nope", cwd=tmp_path)
+    done = bench("plan", "--nope", cwd=tmp_path)
     assert done.returncode == 2
     assert "--nope" in done.stderr
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,8 @@ from tests.analysis.studies import StudyBuilder, Timing, finished, strong
 from tests.cluster.bed import Cluster
 from tests.cluster.containers import wait_for
 from tests.commands.command_line import bench
+from tests.common import change_json, run_program, write_program
+from tests.matrices import matrix, slurm, training
 
 SLOW = Timing(sample_s=1.2e-3, comm_s=4.8e-3, fixed_s=1.2e-3)
 
@@ -69,19 +70,7 @@ def test_compare_as_json_and_as_markdown(folder, tmp_path):
     assert content["regression"] is True
     assert content["counts"] == {"faster": 0, "slower": 2, "same": 0, "cannot tell": 0}
     assert set(content) == {
-        *(
-            "a",
-            "b",
-            "minimum_effect",
-            "regression",
-            "counts",
-            "cells",
-            "only_a",
-            "only_b",
-            "differences",
-            "notes",
-            "validity",
-        )
+        *"a b minimum_effect regression counts cells only_a only_b differences notes validity".split()
     }
     cell = content["cells"][0]
     assert cell["ratio"] == pytest.approx(1 / 1.2, rel=0.02)
@@ -136,24 +125,11 @@ def test_advise_without_measurements_is_exit_code_1(tmp_path):
     planned = bench("plan", "smoke_cpu", "--results", str(tmp_path), cwd=tmp_path)
     assert planned.returncode == 0, planned.stderr
     done = bench("advise", "smoke_cpu", "--samples", "1M", "--results", str(tmp_path), cwd=tmp_path)
-    assert (done.returncode, done.stdout.splitlines()[-1]) == (
-        1,
-        "No advice: no option has been measured.",
-    )
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (1, "No advice: no option has been measured.")
 
 
 def test_advise_as_json_has_the_promised_keys(folder):
-    words = [
-        "--samples",
-        "1000000",
-        "--epochs",
-        "2",
-        "--wait",
-        "before/s=0",
-        "--wait",
-        "after/s=30m",
-        "--json",
-    ]
+    words = "--samples 1000000 --epochs 2 --wait before/s=0 --wait after/s=30m --json".split()
     done = bench("advise", "before/s", "after/s", *words, cwd=folder)
     content = json.loads(done.stdout)
     assert (content["samples"], content["epochs"]) == (1_000_000, 2)
@@ -201,20 +177,18 @@ def test_waits_are_parsed_for_all_studies_or_one(texts, expected):
 
 # -- the queue of a real Slurm --------------------------------------------------------
 
-MATRIX = """\
-study: queue
-cluster: {{executor: slurm, partition: {partition}, account: users, time_limit: 2m, cpus_per_task: 1}}
-axes: {{nodes: [1, 2], tasks_per_node: [1], backend: [gloo]}}
-scaling: [{{mode: strong, global_batch: [8]}}]
-workload: {{device: cpu, model: mlp, epochs: 1, steps_per_epoch: 4}}
-repeats: 1
-"""
-
 
 def measured_study(path: Path, *, partition: str) -> PlannedStudy:
     """Return a planned study of the test cluster whose runs were made up."""
     path.mkdir()
-    (path / "queue.yaml").write_text(MATRIX.format(partition=partition))
+    text = matrix(
+        "queue",
+        cluster=slurm(partition=partition),
+        axes={"nodes": [1, 2], "tasks_per_node": [1], "backend": ["gloo"]},
+        scaling=[{"mode": "strong", "global_batch": [8]}],
+        workload=training(epochs=1, steps_per_epoch=4),
+    )
+    (path / "queue.yaml").write_text(text)
     plan = make_plan(path / "queue.yaml")
     folder = write_plan(plan, path)
     builder = StudyBuilder(folder.path, plan.cells, repeats=1)
@@ -250,12 +224,9 @@ def test_a_busy_cluster_has_a_wait_by_slurms_own_estimate(cluster: Cluster, tmp_
     words = (
         "sbatch --parsable --partition=l40s --account=users --nodes=4 --exclusive --time=5 --output=/dev/null"
     )
-    job = subprocess.run([*words.split(), "--wrap=sleep 200"], capture_output=True, text=True, check=True)
+    job = run_program([*words.split(), "--wrap=sleep 200"], check=True)
     queue, job_id = Slurm(), job.stdout.strip()
-    wait_for(
-        lambda: [row.state for row in queue.queue([job_id])] == ["RUNNING"],
-        what="the job's start",
-    )
+    wait_for(lambda: [row.state for row in queue.queue([job_id])] == ["RUNNING"], what="the job's start")
     waits = asked(study, samples=1000)
     assert all(0 < wait.seconds <= 300 for wait in waits.values())
 
@@ -285,8 +256,7 @@ partition l40s" >&2
 def test_jobs_of_the_study_itself_are_not_counted_as_waiting_time(tmp_path, monkeypatch):
     study = measured_study(tmp_path / "l40s", partition="l40s")
     (tmp_path / "bin").mkdir()
-    (tmp_path / "bin/sbatch").write_text(SBATCH)
-    (tmp_path / "bin/sbatch").chmod(0o755)
+    write_program(tmp_path / "bin/sbatch", SBATCH)
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
     waits = asked(study, samples=1000)
     assert all(7000 < wait.seconds < 9000 for wait in waits.values()), "Slurm's estimate without own jobs"
@@ -311,8 +281,7 @@ def test_without_slurm_the_wait_is_unknown_with_a_reason(tmp_path, monkeypatch):
 
 def test_a_study_on_this_machine_has_no_wait(tmp_path):
     path = finished(tmp_path / "s", strong(sizes=(1, 2)))
-    plan = json.loads((path / "plan.json").read_text())
-    (path / "plan.json").write_text(json.dumps({**plan, "executor": "local"}))
+    change_json(path / "plan.json", executor="local")
     waits = asked(open_study(StudyFolder(path)), samples=1000)
     assert {wait.seconds for wait in waits.values()} == {0.0}
     assert {wait.source for wait in waits.values()} == {"no queue (executor local)"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import re
@@ -24,15 +23,9 @@ from bench.study.run_json import new_attempt, write_run
 from tests.analysis.figures import no_figure
 from tests.analysis.studies import StudyBuilder, environment, table
 from tests.commands.command_line import bench
+from tests.common import read_rows
+from tests.matrices import matrix
 
-MATRIX = """\
-study: ends
-cluster: {executor: local, time_limit: 1m}
-axes: {tasks_per_node: [1, 2]}
-scaling: [{mode: weak, per_gpu_batch: [4]}]
-workload: {device: cpu, model: mlp, parameters: 20k, steps_per_epoch: 3, epochs: 1, warmup_steps: 3}
-repeats: 6
-"""
 STARTED, ENDED = "2026-01-02T03:00:00.000Z", "2026-01-02T03:06:00.000Z"
 OOM_HOST = (
     "slurmstepd: error: Detected 1 oom_kill event in StepId=7.0. Some of the step tasks have been OOM Killed."
@@ -112,7 +105,7 @@ def execute(study: PlannedStudy, ranks: int, repeat: int) -> None:
 def studied(request, tmp_path_factory) -> Path:
     """A study with runs of all ends; ``earlier`` has classes as older versions wrote them."""
     folder: Path = tmp_path_factory.mktemp("ends")
-    (folder / "ends.yaml").write_text(MATRIX)
+    (folder / "ends.yaml").write_text(matrix("ends", repeats=6))
     assert bench("plan", "ends.yaml", cwd=folder).returncode == 0
     study = open_study(StudyFolder(folder / "results/ends"))
     for ranks, repeat in ATTEMPTS:
@@ -149,8 +142,7 @@ def all_ends() -> dict[tuple[str, int], tuple[str, str]]:
 
 
 def rows_of_runs(folder: Path) -> list[dict[str, str]]:
-    with (folder / "results/ends/report/runs.csv").open(newline="") as file:
-        return list(csv.DictReader(file))
+    return read_rows(folder / "results/ends/report/runs.csv")
 
 
 def test_status_verify_and_doctor_show_the_same_state_and_class(studied):
@@ -268,7 +260,7 @@ def test_the_logs_of_several_runs_are_not_read_as_those_of_one_job(studied):
 
 @pytest.mark.parametrize("target", ["ends", f"ends/{run_name(1, 1)}"])
 def test_the_doctor_knows_the_end_of_a_run_whose_submission_was_killed(tmp_path, target):
-    (tmp_path / "ends.yaml").write_text(MATRIX)
+    (tmp_path / "ends.yaml").write_text(matrix("ends", repeats=6))
     assert bench("plan", "ends.yaml", cwd=tmp_path).returncode == 0
     study = open_study(StudyFolder(tmp_path / "results/ends"))
     run = next(run for run in study.runs if run.run_id == run_name(1, 1))

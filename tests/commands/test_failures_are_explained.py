@@ -5,25 +5,25 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from analysis.report.write import write_report
+from bench.jobs.outcome import Outcome
+from bench.jobs.scheduler import settle
+from bench.study.layout import StudyFolder
+from bench.study.ledger import RunState, now
+from bench.study.plan_json import open_study
 from tests.commands.command_line import bench
-
-MATRIX = """\
-study: fails
-cluster: {executor: local, time_limit: 1m}
-axes: {tasks_per_node: [1]}
-scaling: [{mode: weak, per_gpu_batch: [4]}]
-workload: {device: cpu, model: mlp, parameters: 20k, steps_per_epoch: 3, epochs: 1, warmup_steps: 3, data: /nowhere/at all}
-repeats: 1
-"""
+from tests.matrices import SHORT, matrix, training
 
 
 @pytest.fixture(scope="module")
 def failed(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("fails")
-    (folder / "fails.yaml").write_text(MATRIX)
+    text = matrix("fails", axes={"tasks_per_node": [1]}, workload=training(data="/nowhere/at all", **SHORT))
+    (folder / "fails.yaml").write_text(text)
     assert bench("plan", "fails.yaml", cwd=folder).returncode == 0
     done = bench("submit", cwd=folder)
     assert done.returncode == 1
@@ -68,21 +68,21 @@ def test_a_run_is_found_despite_a_study_of_another_version_and_an_unstarted_one(
     assert checked.stdout.splitlines()[1] == "  FAIL  state: planned, not started, expected completed"
 
 
-def test_a_known_cause_is_stored_with_the_run_and_shown(failed, nothing_drawn):
-    from bench.jobs.outcome import Outcome
-    from bench.jobs.scheduler import settle
-    from bench.study.layout import StudyFolder
-    from bench.study.ledger import RunState, now
-    from bench.study.plan_json import open_study
-
-    study = open_study(StudyFolder(failed / "results" / "fails"))
+def settled(root: Path, err: str) -> dict[str, Any]:
+    """End the run with exit code 1 and this text on standard error, and return its run.json."""
+    study = open_study(StudyFolder(root / "results" / "fails"))
     (record,) = study.records().values()
     folder = study.folder.attempt(record.run_id, 1)
-    folder.err.write_text(
-        "torch.distributed.DistStoreError: Timed out after 3601 seconds waiting for clients. 1/16 clients joined.\n"
-    )
+    folder.err.write_text(err)
     settle(study, record, Outcome(RunState.FAILED, "exit code 1", "bad-exit", 1), ended_at=now())
-    content = json.loads(folder.run_json.read_text())
+    return json.loads(folder.run_json.read_text())
+
+
+def test_a_known_cause_is_stored_with_the_run_and_shown(failed, nothing_drawn):
+    content = settled(
+        failed,
+        "torch.distributed.DistStoreError: Timed out after 3601 seconds waiting for clients. 1/16 clients joined.\n",
+    )
     assert (content["cause"]["cause"], content["cause"]["line"]) == ("missing-srun", 1)
     assert "exit code 1 [missing-srun]" in bench("status", cwd=failed).stdout
     assert "; cause: missing-srun; " in bench("verify", cwd=failed).stdout
@@ -92,20 +92,10 @@ def test_a_known_cause_is_stored_with_the_run_and_shown(failed, nothing_drawn):
 
 
 def test_without_a_known_cause_the_page_shows_the_line_of_the_error(failed, nothing_drawn):
-    from analysis.report.write import write_report
-    from bench.jobs.outcome import Outcome
-    from bench.jobs.scheduler import settle
-    from bench.study.layout import StudyFolder
-    from bench.study.ledger import RunState, now
-    from bench.study.plan_json import open_study
-
-    study = open_study(StudyFolder(failed / "results" / "fails"))
-    (record,) = study.records().values()
-    folder = study.folder.attempt(record.run_id, 1)
     error = "ERROR feature store answered 503 for shard 7"
-    folder.err.write_text(f"reading\nshard 7\n{error}\nsrun: error: n1: task 0: Exited with exit code 1\n")
-    settle(study, record, Outcome(RunState.FAILED, "exit code 1", "bad-exit", 1), ended_at=now())
-    content = json.loads(folder.run_json.read_text())
+    content = settled(
+        failed, f"reading\nshard 7\n{error}\nsrun: error: n1: task 0: Exited with exit code 1\n"
+    )
     assert (content["cause"], content["log_line"]) == (None, {"path": "job.err", "line": 3, "text": error})
     (run,) = json.loads(bench("status", "--json", cwd=failed).stdout)["runs"]
     assert run["log_line"] == content["log_line"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,8 @@ import pytest
 from bench.commands.init import cluster_matrix, local_matrix, partitions
 from bench.jobs.slurm.parsing import parse_nodes
 from bench.plan import make_plan
+from tests.commands.command_line import bench
+from tests.common import write_program
 
 SINFO = """\
 cpu*|up|2-00:00:00|20|idle|64|256000|(null)|(null)|c[1-20]
@@ -58,15 +59,12 @@ def test_the_matrix_of_a_machine_can_be_planned(tmp_path, cores):
     assert len({cell.world_size for cell in make_plan(path).cells}) == min(cores.bit_length(), 5)
 
 
-def init(*words: str, cwd: Path, path: str = "/nowhere") -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "PATH": path}
-    command = [sys.executable, "-m", "bench", "init", *words]
-    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+def init(*words: str, cwd: Path, path: str = "/nowhere", **env: str) -> subprocess.CompletedProcess[str]:
+    return bench("init", *words, cwd=cwd, PATH=path, **env)
 
 
 def fake_sinfo(folder: Path) -> str:
-    (folder / "sinfo").write_text(f"#!/bin/sh\ncat <<'EOF'\n{SINFO}EOF\n")
-    (folder / "sinfo").chmod(0o755)
+    write_program(folder / "sinfo", f"#!/bin/sh\ncat <<'EOF'\n{SINFO}EOF\n")
     return f"{folder}:{os.environ['PATH']}"
 
 
@@ -105,19 +103,9 @@ def test_the_starter_matrix_omits_keys_of_the_site_file():
 
 
 def test_the_partition_of_the_site_file_is_preferred(tmp_path):
-    tools = tmp_path / "bin"
-    tools.mkdir()
-    (tools / "sinfo").write_text(f"#!/bin/sh\ncat <<'END'\n{SINFO}END\n")
-    (tools / "sinfo").chmod(0o755)
     site = tmp_path / "site.yaml"
     site.write_text("cluster: {partition: cpu, account: users}\n")
-    done = subprocess.run(
-        [sys.executable, "-m", "bench", "init", str(tmp_path / "m.yaml"), "--yes"],
-        env={**os.environ, "PATH": f"{tools}:{os.environ['PATH']}", "BENCH_SITE": str(site)},
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
+    done = init("m.yaml", "--yes", cwd=tmp_path, path=fake_sinfo(tmp_path), BENCH_SITE=str(site))
     assert done.returncode == 0, done.stderr
     assert "  partition: cpu\n" in (tmp_path / "m.yaml").read_text()
     assert make_plan(tmp_path / "m.yaml", site=site).matrix.cluster.account == "users"

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shlex
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import psutil
@@ -27,6 +23,9 @@ from bench.errors import BenchError
 from bench.jobs.slurm.parsing import parse_nodes
 from bench.matrix.workload import filled_words
 from bench.plan import make_plan
+from tests.commands.command_line import bench_process
+from tests.common import raised
+from tests.workload.conftest import wait_for
 
 PARTITION = partitions(parse_nodes("gpu|up|1-00:00:00|4|idle|48|512000|gpu:l40s:4|l40s|g[1-4]\n"))[0]
 
@@ -111,9 +110,7 @@ def test_the_matrix_has_the_launcher_and_the_command_of_one_process(command, lau
     ],
 )
 def test_a_command_that_cannot_be_used_gives_one_error(command, message):
-    with pytest.raises(BenchError) as error:
-        read_command(command)
-    assert str(error.value) == message
+    assert raised(BenchError, read_command, command) == message
 
 
 WORDS = st.lists(
@@ -195,12 +192,6 @@ def test_a_pattern_is_proposed_only_for_one_recurring_number_with_a_unit(lines, 
     assert (found and found.pattern) == pattern
 
 
-def init(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "PATH": "/nowhere"}
-    command = [sys.executable, "-m", "bench", "init", *words]
-    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, stdin=subprocess.DEVNULL)
-
-
 def test_try_reads_the_step_time_and_ends_all_processes_at_the_limit(folder):
     (folder / "train.py").write_text(
         "import os, subprocess, sys, time\n"
@@ -210,20 +201,30 @@ def test_try_reads_the_step_time_and_ends_all_processes_at_the_limit(folder):
         "    print(f'step {i} of rank {os.environ[\"RANK\"]}: {12.5 + i} ms', flush=True)\n"
         "time.sleep(600)\n"
     )
-    done = init("m.yaml", "--command", "python train.py", "--try", "--try-limit", "3s", cwd=folder)
+    done = bench_process(
+        "init",
+        "m.yaml",
+        "--command",
+        "python train.py",
+        "--try",
+        "--try-limit",
+        "3s",
+        cwd=folder,
+        PATH="/nowhere",
+    )
     assert done.returncode == 0, done.stderr
     assert "ended at the limit of 3 s\nfound in the output: step 0 of rank 0: 12.5 ms\n" in done.stderr
     metrics = make_plan(folder / "m.yaml").matrix.workload.metrics
     assert (metrics.output, metrics.units) == ({"step_time": "([0-9.]+) ms"}, {"step_time": "ms"})
-    deadline = time.monotonic() + 60
-    while psutil.pid_exists(int((folder / "pid").read_text())) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not psutil.pid_exists(int((folder / "pid").read_text()))
+    child = int((folder / "pid").read_text())
+    wait_for(lambda: not psutil.pid_exists(child), "the end of the child")
 
 
 def test_try_of_a_failing_script_shows_its_last_lines_and_writes_nothing(folder):
     (folder / "train.py").write_text("print('no data')\nraise SystemExit(3)\n")
-    done = init("m.yaml", "--command", "python train.py", "--try", cwd=folder)
+    done = bench_process(
+        "init", "m.yaml", "--command", "python train.py", "--try", cwd=folder, PATH="/nowhere"
+    )
     assert done.returncode == 1
     assert "  | no data\nerror: the command failed with exit code 3 after " in done.stderr
     assert not (folder / "m.yaml").exists()

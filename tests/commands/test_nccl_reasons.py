@@ -26,16 +26,9 @@ from bench.study.run_json import new_attempt, write_run
 from bench.workload.failures import describe_error
 from tests.analysis.studies import make_cell
 from tests.commands.command_line import bench
+from tests.matrices import matrix
 
 FILES = sorted(Path(__file__).parent.glob("nccl_errors/*.txt"))
-MATRIX = """\
-study: errors
-cluster: {{executor: local, time_limit: 1m}}
-axes: {{tasks_per_node: [1]}}
-scaling: [{{mode: weak, per_gpu_batch: [4]}}]
-workload: {{device: cpu, model: mlp}}
-repeats: {repeats}
-"""
 
 
 def read(path: Path) -> tuple[str, str]:
@@ -54,7 +47,8 @@ def words(text: str) -> str:
 def errors(tmp_path_factory) -> tuple[Path, dict[str, Path]]:
     """A study in which one run failed with each of the errors, and the error of each run."""
     root = tmp_path_factory.mktemp("errors")
-    (root / "errors.yaml").write_text(MATRIX.format(repeats=len(FILES)))
+    text = matrix("errors", axes={"tasks_per_node": [1]}, repeats=len(FILES))
+    (root / "errors.yaml").write_text(text)
     assert bench("plan", "errors.yaml", cwd=root).returncode == 0
     study = open_study(StudyFolder(root / "results/errors"))
     runs = {}

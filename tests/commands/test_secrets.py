@@ -12,6 +12,7 @@ import pytest
 
 from bench.study.files import write_json
 from tests.commands.command_line import bench
+from tests.matrices import BARE, matrix, training
 
 #: Every secret of the matrices below contains this word.
 HIDDEN = "qzv"
@@ -174,15 +175,11 @@ def test_scripts_that_everybody_can_read_lose_this_right_with_the_first_secret(t
 
 def test_the_built_in_training_gets_the_secrets_of_its_script(tmp_path: Path) -> None:
     seen = tmp_path / "seen.txt"
-    (tmp_path / "m.yaml").write_text(
-        "cluster:\n  executor: local\n  env: {GH_PAT: qzv-1}\n"
-        f"  setup: ['export HF_TOKEN=qzv-2', 'echo $GH_PAT $HF_TOKEN $AUTH_TOKEN >> {seen}']\n"
-        "axes: {nodes: [1], tasks_per_node: [1], backend: [gloo], env.AUTH_TOKEN: [qzv-5, qzv-6]}\n"
-        "scaling: [{mode: weak, per_gpu_batch: [2]}]\nrepeats: 1\n"
-        "workload: {device: cpu, model: mlp, steps_per_epoch: 2, epochs: 1, warmup_steps: 3, "
-        "attribution_steps: 2, probe_steps: 0}\n",
-        encoding="utf-8",
-    )
+    setup = ["export HF_TOKEN=qzv-2", f"echo $GH_PAT $HF_TOKEN $AUTH_TOKEN >> {seen}"]
+    cluster = {"executor": "local", "env": {"GH_PAT": "qzv-1"}, "setup": setup}
+    axes = {"tasks_per_node": [1], "env.AUTH_TOKEN": ["qzv-5", "qzv-6"]}
+    workload = training(**BARE | {"steps_per_epoch": 2})
+    (tmp_path / "m.yaml").write_text(matrix("m", cluster=cluster, axes=axes, batch=2, workload=workload))
     assert bench("plan", "m.yaml", cwd=tmp_path).returncode == 0
     ended = bench("submit", "m", cwd=tmp_path, **PATH)
     assert ended.returncode == 0, ended.stderr

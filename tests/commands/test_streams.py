@@ -14,6 +14,8 @@ import pytest
 from bench.cli import main
 from bench.terminal import one_line, printable
 from tests.commands.command_line import bench
+from tests.common import run_program
+from tests.matrices import command, matrix
 
 ROOT = Path(__file__).resolve().parents[2]
 #: A window title, a cleared screen, colours, 8-bit controls, text direction, a carriage return, rich markup.
@@ -22,6 +24,7 @@ HOSTILE = "A\x1b]0;title\x07B\x1b[2J\x1b[31mC\x9b5m\x9d0;t\x9cD\u202e\u2066\u200
 OF_ONE_LINE = HOSTILE.replace("\x85", "").replace("\r", "")
 SHOWN = "ABCD[bold]E[/nope]"
 FULL = "error: standard output: cannot be written: No space left on device; redirect it\n"
+NO_INPUT = "error: standard input is closed; give a file instead of -, or redirect it\n"
 CLOSED = "error: standard output: cannot be written: it is closed; redirect it\n"
 
 
@@ -50,11 +53,8 @@ def test_a_line_stays_one_line() -> None:
 def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with a study whose run has failed with a hostile reason, and hostile logs."""
     folder = tmp_path_factory.mktemp("streams")
-    (folder / "m.yaml").write_text(
-        "cluster: {executor: local}\naxes: {nodes: [1], tasks_per_node: [1], backend: [gloo]}\n"
-        "scaling: [{mode: weak, per_gpu_batch: [2]}]\nrepeats: 1\n"
-        "workload: {device: cpu, command: [python, train.py], metrics: none}\n"
-    )
+    axes, workload = {"tasks_per_node": [1]}, command(["python", "train.py"])
+    (folder / "m.yaml").write_text(matrix("m", axes=axes, workload=workload))
     (folder / "train.py").write_text(f"raise SystemExit('RuntimeError: ' + {OF_ONE_LINE!r})")
     assert bench("run", "m.yaml", cwd=folder).returncode == 1
     return folder
@@ -63,18 +63,9 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     "words",
     [
-        "status m",
-        "status m --watch",
-        "verify m",
-        "doctor m",
-        "report m",
-        "advise m --samples 1k",
-        "compare m m",
-        "submit m --dry-run",
-        "cancel m",
-        "status m --json",
-        "verify m --json",
-        "doctor m --json",
+        *("status m", "status m --watch", "verify m", "doctor m", "report m", "advise m --samples 1k"),
+        *("compare m m", "submit m --dry-run", "cancel m"),
+        *("status m --json", "verify m --json", "doctor m --json"),
     ],
 )
 def test_a_hostile_reason_does_not_reach_the_terminal(study: Path, words: str) -> None:
@@ -96,11 +87,7 @@ def test_a_hostile_reason_does_not_reach_the_terminal_while_a_run_ends(study: Pa
 @pytest.mark.parametrize(
     "words",
     [
-        ["status", HOSTILE.replace("\0", "")],
-        ["plan", HOSTILE.replace("\0", "")],
-        ["lint", HOSTILE.replace("\0", "")],
-        ["doctor", HOSTILE.replace("\0", "")],
-        ["preflight", HOSTILE.replace("\0", "")],
+        *([verb, HOSTILE.replace("\0", "")] for verb in ("status", "plan", "lint", "doctor", "preflight")),
         ["report", "m", "--baseline", HOSTILE],
         ["status", f"--{HOSTILE}"],
         [HOSTILE],
@@ -117,13 +104,7 @@ def test_the_table_on_a_terminal_shows_markup_as_text(study: Path) -> None:
     if not shutil.which("script"):
         pytest.skip("script, which gives a program a terminal, is not installed")
     shell = f"stty cols 200; {sys.executable} -P -m ddp_scaling_bench status m --results {study / 'results'}"
-    ended = subprocess.run(
-        ["script", "-qec", shell, "/dev/null"],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-    )
+    ended = run_program(["script", "-qec", shell, "/dev/null"], stdin=subprocess.DEVNULL, cwd=ROOT)
     assert "ABCD[bold]E" in ended.stdout
     # Only the colours and weights of rich itself remain.
     assert not re.search(r"\x1b(?!\[[0-9;]*m)|[\x07\x80-\x9f\u202e\u2066\u200b]", ended.stdout)
@@ -149,18 +130,8 @@ def test_only_the_console_prints() -> None:
         ("bench status m <&- >&- 2>&-", 2, "", ""),
         ("bench --help > /dev/full", 2, "", FULL),
         ("bench --version >&-", 2, "", CLOSED),
-        (
-            "bench doctor - <&-",
-            2,
-            "",
-            "error: standard input is closed; give a file instead of -, or redirect it\n",
-        ),
-        (
-            "bench lint - <&-",
-            2,
-            "",
-            "error: standard input is closed; give a file instead of -, or redirect it\n",
-        ),
+        ("bench doctor - <&-", 2, "", NO_INPUT),
+        ("bench lint - <&-", 2, "", NO_INPUT),
         ("bench status m | sleep 0; exit ${PIPESTATUS[0]}", 141, "", ""),
         ("bench status m --json | sleep 0; exit ${PIPESTATUS[0]}", 141, "", ""),
         ("bench --help | sleep 0; exit ${PIPESTATUS[0]}", 141, "", ""),
@@ -169,15 +140,13 @@ def test_only_the_console_prints() -> None:
 )
 def test_a_broken_stream_ends_cleanly(study: Path, shell: str, code: int, printed: str, said: str) -> None:
     function = f'bench() {{ "{sys.executable}" -P -m ddp_scaling_bench "$@"; }}\n'
-    ended = subprocess.run(
-        ["bash", "-c", function + shell], cwd=study, capture_output=True, text=True, timeout=120
-    )
+    ended = run_program(["bash", "-c", function + shell], cwd=study, timeout=120)
     assert (ended.returncode, ended.stdout, ended.stderr) == (code, printed, said)
 
 
 def test_the_first_line_is_all_that_head_needs(study: Path) -> None:
     shell = f'"{sys.executable}" -P -m ddp_scaling_bench status m | head -1; exit ${{PIPESTATUS[0]}}'
-    ended = subprocess.run(["bash", "-c", shell], cwd=study, capture_output=True, text=True, timeout=120)
+    ended = run_program(["bash", "-c", shell], cwd=study, timeout=120)
     assert (ended.stdout, ended.stderr) == ("Study m\n", "")
     # 1, because a run has failed, if bench has written everything before head ends.
     assert ended.returncode in (1, 141)

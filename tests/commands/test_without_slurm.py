@@ -14,15 +14,8 @@ from bench.jobs.slurm.client import SlurmMissingError, SlurmUnavailableError
 from bench.study.layout import StudyFolder
 from bench.study.plan_json import open_study
 from tests.commands.command_line import bench
+from tests.matrices import matrix
 
-MATRIX = """\
-study: elsewhere
-cluster: {executor: slurm, partition: gpu, time_limit: 5m}
-axes: {nodes: [1], tasks_per_node: [1]}
-scaling: [{mode: weak, per_gpu_batch: [4]}]
-workload: {device: cpu, model: mlp}
-repeats: 1
-"""
 HINT = "run this on a login node (perhaps after `module load slurm`), or set cluster.executor: local"
 #: The output of Slurm 20.11.4, 22.05.8, 24.11.5 and 26.05.5 on a machine without a configuration.
 UNCONFIGURED = """\
@@ -37,7 +30,12 @@ REFUSED = "sbatch: error: Batch job submission failed: Unable to contact slurm c
 @pytest.fixture
 def planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Plan a study in a folder; PATH contains only its subfolder ``bin``."""
-    (tmp_path / "elsewhere.yaml").write_text(MATRIX)
+    text = matrix(
+        "elsewhere",
+        cluster={"partition": "gpu", "time_limit": "5m"},
+        axes={"nodes": [1], "tasks_per_node": [1]},
+    )
+    (tmp_path / "elsewhere.yaml").write_text(text)
     (tmp_path / "bin").mkdir()
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     monkeypatch.delenv("SLURM_CONF", raising=False)

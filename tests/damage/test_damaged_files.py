@@ -22,6 +22,7 @@ from bench.study.layout import StudyFolder
 from bench.study.ledger import Ledger
 from bench.study.plan_json import open_study
 from tests.commands.command_line import bench, bench_process
+from tests.common import change_json, edited_json
 from tests.damage.fuzzer import COMMANDS, Fuzzer, time_limit
 from tests.damage.whole_studies import ENDED_PROCESS, write_studies
 
@@ -49,10 +50,6 @@ def shown(study: Path, run: str = RUN) -> Any:
     """Return a run's row in the frames, with its reason."""
     runs = measure(load_study(study)).runs
     return runs[runs["run_id"] == run].iloc[0]
-
-
-def change_json(path: Path, **values: Any) -> None:
-    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
 
 
 def change_events(study: Path, **values: Any) -> None:
@@ -356,9 +353,8 @@ def test_values_of_another_type_do_not_stop_the_report(study, value):
     ],
 )
 def test_a_damaged_plan_is_one_clear_error_of_every_command(study, change, text):
-    plan = json.loads((study / "plan.json").read_text())
-    change(plan)
-    (study / "plan.json").write_text(json.dumps(plan))
+    with edited_json(study / "plan.json") as plan:
+        change(plan)
     for command in ("status", "verify", "report", "compare", "advise", "submit", "cancel"):
         words = [command, str(study), *([str(study)] if command == "compare" else [])]
         words += ["--samples", "1M"] if command == "advise" else []

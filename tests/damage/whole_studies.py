@@ -19,46 +19,33 @@ from bench.study.plan_json import PlannedStudy, open_study
 from bench.study.records import EpochRow, RankRow, StepRow, csv_lines, header
 from bench.study.run_json import new_attempt, write_run
 from tests.analysis.studies import environment
+from tests.matrices import command, matrix, training
 
 #: The process of a `bench submit` that no longer exists: no process has this id.
 ENDED_PROCESS = {"pid": 2**22 - 1, "pid_started": 5.0, "host": os.uname().nodename}
 BEGIN = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 STEPS, EPOCHS, RUN_S = 20, 3, 40
-TRAINING = """\
-study: {name}
-cluster: {{executor: local}}
-axes: {{tasks_per_node: [1, 2, 4]}}
-scaling: [{{mode: strong, global_batch: [64]}}]
-workload: {{device: cpu, model: mlp, steps_per_epoch: 20, epochs: 3}}
-repeats: 3
-"""
-COMMAND = """\
-study: command
-cluster: {executor: local}
-axes: {tasks_per_node: [1, 2]}
-scaling: [{mode: weak, per_gpu_batch: [8]}]
-workload:
-  device: cpu
-  command: "true"
-  metrics: {output: {throughput: "rate ([0-9.]+)"}}
-repeats: 3
-"""
+TRAINING = {
+    "axes": {"tasks_per_node": [1, 2, 4]},
+    "scaling": [{"mode": "strong", "global_batch": [64]}],
+    "workload": training(steps_per_epoch=STEPS, epochs=EPOCHS),
+}
+COMMAND = command("true", metrics={"output": {"throughput": "rate ([0-9.]+)"}})
 
 
 def write_studies(root: Path) -> list[Path]:
     """Write the studies ``complete``, ``failed`` (with failed, orphaned and planned runs) and ``command``."""
     return [
-        _write(root, TRAINING.format(name="complete"), {}),
-        _write(root, TRAINING.format(name="failed"), {1: "failed", 2: "orphan", 4: "killed", 6: "planned"}),
-        _write(root, COMMAND, {}),
+        _write(root, "complete", {}, **TRAINING),
+        _write(root, "failed", {1: "failed", 2: "orphan", 4: "killed", 6: "planned"}, **TRAINING),
+        _write(root, "command", {}, batch=8, workload=COMMAND),
     ]
 
 
-def _write(root: Path, matrix: str, states: Mapping[int, str]) -> Path:
+def _write(root: Path, name: str, states: Mapping[int, str], **sections: Any) -> Path:
     root.mkdir(parents=True, exist_ok=True)
-    name = matrix.splitlines()[0].removeprefix("study: ")
     path = root / f"{name}.yaml"
-    path.write_text(matrix)
+    path.write_text(matrix(name, **sections, repeats=3))
     study = open_study(write_plan(make_plan(path), root))
     for place, run in enumerate(study.runs):
         state = states.get(place, "completed")

@@ -11,6 +11,7 @@ import pytest
 
 from bench.commands.doctor import run_doctor
 from bench.errors import BenchError
+from tests.common import raised
 
 FAILED = """\
 rank 0 starts
@@ -48,17 +49,7 @@ def test_the_json_lists_the_first_cause_first(folder: Path, capsys: pytest.Captu
     content = json.loads(capsys.readouterr().out)
     first = content["causes"][0]
     assert (first["cause"], first["line"], first["path"]) == ("missing-srun", 2, "job.err")
-    assert set(first) == {
-        "cause",
-        "severity",
-        "path",
-        "line",
-        "evidence",
-        "explanation",
-        "facts",
-        "remedy",
-        "share",
-    }
+    assert set(first) == set("cause severity path line evidence explanation facts remedy share".split())
 
 
 def test_a_log_without_a_known_cause_exits_with_three(
@@ -124,12 +115,11 @@ def test_a_line_break_in_a_name_is_printed_as_a_space(
     ],
 )
 def test_a_target_that_is_not_a_log_is_an_error_with_a_remedy(folder: Path, name: str, message: str) -> None:
-    with pytest.raises(BenchError) as caught:
-        run_doctor([Path(name)], json=False)
-    assert str(caught.value) == message
+    assert raised(BenchError, run_doctor, [Path(name)], json=False) == message
 
 
 def test_a_missing_target_is_an_error_with_a_remedy() -> None:
-    with pytest.raises(BenchError) as caught:
-        run_doctor([], json=False)
-    assert str(caught.value) == "no log to read; give the job's logs, or - for standard input"
+    assert (
+        raised(BenchError, run_doctor, [], json=False)
+        == "no log to read; give the job's logs, or - for standard input"
+    )

@@ -6,14 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
 from bench.cli import app
 from bench.study.layout import StudyFolder
 from bench.study.ledger import Ledger
-from tests.analysis.causes.planted import attempts, change_json, plant
+from tests.analysis.causes.planted import attempts, plant
+from tests.common import change_json, edited_csv
 
 RUN = "n4x1-gloo-srun-b16-r2"
 
@@ -75,9 +75,8 @@ def test_the_causes_of_a_study_are_those_of_all_its_cells(results: Path) -> None
 @pytest.mark.parametrize("target", ["slow", RUN])
 def test_no_causes_are_given_for_values_that_are_not_valid(results: Path, target: str) -> None:
     for folder in attempts(results / "slow"):
-        ranks = pd.read_csv(folder.ranks_csv)
-        ranks.loc[ranks["rank"] == 1, "samples"] *= 3
-        ranks.to_csv(folder.ranks_csv, index=False)
+        with edited_csv(folder.ranks_csv) as ranks:
+            ranks.loc[ranks["rank"] == 1, "samples"] *= 3
     (cause,) = content(target)["causes"]
     assert cause["cause"] == "not-valid"
     assert cause["evidence"] == (

@@ -6,7 +6,6 @@ bash script; the cell's variable ``FAULT`` selects the behaviour of its ranks.
 
 from __future__ import annotations
 
-import csv
 import html
 import json
 import re
@@ -22,6 +21,7 @@ from bench.study.records import METRICS_COLUMNS
 from tests.analysis.figures import no_figure
 from tests.cluster.bed import Cluster
 from tests.cluster.containers import wait_for
+from tests.common import read_rows, write_program
 from tests.jobs.slurm_studies import Study, plan_study
 from tests.matrices import matrix, slurm, training
 
@@ -127,8 +127,7 @@ class FaultStudy:
         with no_figure():
             done = self.study.bench("report", "STUDY")
         assert done.returncode == 0, done.stderr
-        with (self.study.folder / "report/scaling.csv").open(encoding="utf-8", newline="") as file:
-            rows = {row["cell_id"]: row for row in csv.DictReader(file)}
+        rows = {row["cell_id"]: row for row in read_rows(self.study.folder / "report/scaling.csv")}
         planned = self.study.planned
         page = html.unescape((self.study.folder / "report/index.html").read_text(encoding="utf-8"))
         return {cell.env["FAULT"]: rows[cell.cell_id] for cell in planned.cells.values()}, page
@@ -164,8 +163,7 @@ def fault_study(
     rank = _RANK.format(
         columns=",".join(METRICS_COLUMNS), row=row, env=json.dumps(_ENV), python=sys.executable
     )
-    (programs / "python").write_text(rank)
-    (programs / "python").chmod(0o755)
+    write_program(programs / "python", rank)
     text = matrix(
         "faults",  # the runs are side by side
         cluster=slurm(exclusive=False, mem="300M", time_limit="1m", setup=[f"PATH={programs}:$PATH"]),
@@ -181,10 +179,7 @@ def fault_study(
 def requeue(scene: Scene) -> None:
     """Requeue a running job, as an administrator can despite --no-requeue."""
     scene.await_state("RUNNING")
-    wait_for(
-        scene.study.folder(scene.fault).path.joinpath("probes.json").exists,
-        what="its first part",
-    )
+    wait_for(scene.study.folder(scene.fault).path.joinpath("probes.json").exists, what="its first part")
     scene.update("Requeue=1")
     scene.cluster.run(["scontrol", "requeue", scene.job_id])
     scene.await_state("PENDING")
@@ -269,8 +264,7 @@ def differences(study: FaultStudy, faults: Sequence[str]) -> list[str]:
     found = []
     status, verified = study.status(), study.verified()
     rows, page = study.reported()
-    with (study.study.folder / "report/runs.csv").open(encoding="utf-8", newline="") as file:
-        attempts = {row["run_id"]: row for row in csv.DictReader(file)}
+    attempts = {row["run_id"]: row for row in read_rows(study.study.folder / "report/runs.csv")}
     for name in faults:
         fault, run = FAULTS[name], status[name]
         told = (run["state"], run["failure_class"])

@@ -21,6 +21,7 @@ from bench.study.layout import StudyFolder
 from bench.study.plan_json import PlannedStudy, open_study
 from bench.study.records import METRICS_COLUMNS
 from tests.commands import command_line
+from tests.common import run_program
 from tests.matrices import matrix, slurm
 
 #: Commands that write the results that the executor expects of a successful run.
@@ -69,7 +70,7 @@ class Study:
     def bench_process(self, *words: str) -> subprocess.CompletedProcess[str]:
         """Call ``bench WORDS`` in a new process, as users do; benchmarks measure this."""
         environment = {**os.environ, **self.environment}
-        return subprocess.run(self.command(*words), env=environment, capture_output=True, text=True)
+        return run_program(self.command(*words), env=environment)
 
     def start(self, *words: str) -> Command:
         """Start ``bench WORDS`` without waiting for it."""
@@ -107,11 +108,9 @@ class Study:
 
     def _queue(self, *options: str) -> dict[str, str]:
         """Return the names of this study's jobs in squeue by job id."""
-        shown = subprocess.run(
+        shown = run_program(
             ["squeue", "--noheader", "--format=%A %j", *options],
             env={**os.environ, **self.environment},
-            capture_output=True,
-            text=True,
             check=True,
         )
         jobs = dict(line.split(maxsplit=1) for line in shown.stdout.splitlines())

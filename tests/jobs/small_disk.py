@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.cluster.bed import Cluster
+from tests.common import run_program
 
 SIZE = 4 << 20
 
@@ -77,4 +78,4 @@ def small_disk(cluster: Cluster, folder: Path) -> Iterator[SmallDisk]:
 
 
 def _run(*words: str) -> str:
-    return subprocess.run(words, check=True, capture_output=True, text=True).stdout
+    return run_program(words, check=True).stdout

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import platform
@@ -30,6 +29,7 @@ from bench.study.plan_json import PlannedStudy, open_study
 from bench.study.verify import verify_run
 from tests.cluster.containers import wait_for
 from tests.commands import command_line
+from tests.common import read_rows
 from tests.matrices import command, matrix, slurm
 
 RATE = {"output": {"throughput": "rate ([0-9]+)"}}
@@ -230,8 +230,7 @@ def test_an_unchanged_script_and_one_with_added_lines_end_in_the_same_report(tmp
         assert done.returncode == 0, done.stdout + done.stderr
         checked = bench("verify", f"own_{name}", cwd=tmp_path)
         assert checked.returncode == 0, checked.stdout
-        with (tmp_path / "results" / f"own_{name}" / "report" / "scaling.csv").open(newline="") as file:
-            (reports[name],) = csv.DictReader(file)
+        (reports[name],) = read_rows(tmp_path / "results" / f"own_{name}" / "report" / "scaling.csv")
     assert list(reports["ddp"]) == list(reports["gpt"])
     for row in reports.values():
         assert (row["state"], row["n"], row["gpus"], row["global_batch"][-1]) == (
@@ -261,10 +260,4 @@ def test_srun_and_torchrun_give_a_command_the_same_names(cluster, tmp_path, monk
         assert verify_run(path).passed
     srun, torchrun = names.values()
     assert srun == torchrun
-    assert srun[3] == [
-        "BENCH_GLOBAL_BATCH=32",
-        "LOCAL_RANK=1",
-        "LOCAL_WORLD_SIZE=2",
-        "RANK=3",
-        "WORLD_SIZE=4",
-    ]
+    assert srun[3] == "BENCH_GLOBAL_BATCH=32 LOCAL_RANK=1 LOCAL_WORLD_SIZE=2 RANK=3 WORLD_SIZE=4".split()

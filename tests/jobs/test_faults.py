@@ -13,8 +13,9 @@ import pytest
 
 from tests.cluster.bed import Cluster
 from tests.cluster.containers import wait_for
+from tests.common import write_program
 from tests.jobs.fault_studies import FAULTS, Scene, differences, fault_study
-from tests.jobs.slurm_studies import MEASURE, Study, lines, run_id
+from tests.jobs.slurm_studies import MEASURE, Study, run_id
 from tests.jobs.small_disk import SmallDisk, small_disk
 
 #: Faults that take a few seconds; `make campaign` tests all.
@@ -206,28 +207,14 @@ def test_rows_of_another_job_with_the_same_id_do_not_hide_this_jobs(cluster, scr
     programs = tmp_path / "bin"
     programs.mkdir()
     sacct = programs / "sacct"
-    sacct.write_text(
+    write_program(
+        sacct,
         f'#!/bin/bash\nrows=$({shutil.which("sacct")} "$@")\n'
-        'sed "s/COMPLETED/FAILED/; s/scripted[.].*/other/" <<<"$rows"\nprintf "%s\\n" "$rows"\n'
+        'sed "s/COMPLETED/FAILED/; s/scripted[.].*/other/" <<<"$rows"\nprintf "%s\\n" "$rows"\n',
     )
-    sacct.chmod(0o755)
     watched = Study(study.folder, {**study.environment, "PATH": f"{programs}:{os.environ['PATH']}"})
     done = watched.bench("submit", "STUDY", "--wait")
     assert done.stderr.splitlines()[-1] == "study scripted: 1 completed", done.stderr
     summary = (study.folder / f"runs/{run_id(1)}/attempt-1/sacct_summary.txt").read_text()
     assert "FAILED" not in summary
     assert study.run_json(run_id(1))["job_name"] in summary
-
-
-def test_wait_starts_even_while_the_controller_is_down(cluster, scripted):
-    study = scripted(MEASURE)
-    with cluster.without_slurmctld():
-        without = study.bench("submit", "STUDY")
-        with_wait = study.start("submit", "STUDY", "--wait")
-        said = next(lines(with_wait.stderr))
-    assert without.returncode == 1
-    assert "Unable to contact slurm controller" in without.stderr
-    assert said.startswith("sbatch")
-    assert said.endswith(": waiting for Slurm")
-    assert with_wait.communicate(timeout=280)[1].splitlines()[-1] == "study scripted: 1 completed"
-    assert study.jobs_per_run() == {run_id(1): 1}

@@ -14,6 +14,7 @@ import yaml
 
 from bench.errors import BenchError
 from bench.plan import make_plan, scripts
+from tests.common import run_program, write_program
 from tests.jobs.slurm_studies import plan_study
 from tests.matrices import matrix, slurm
 from tests.planning.test_scripts import run_script
@@ -155,20 +156,16 @@ if os.environ["SLURM_PROCID"] == "0":
 def test_hostile_folders_and_values_arrive_in_real_jobs(cluster, tmp_path):
     folder = tmp_path / HOSTILE_FOLDER
     (folder / "bin").mkdir(parents=True)
-    (folder / "bin/python").write_text(WRITE_DOWN.format(python=sys.executable))
-    (folder / "bin/python").chmod(0o755)
+    write_program(folder / "bin/python", WRITE_DOWN.format(python=sys.executable))
     values = {f"VALUE_{number}": value for number, value in enumerate(VALUES)}
     setup = ['PATH="$PWD/bin:$PATH"', """export SPOKEN='it is "$(echo said)"; `x` é'"""]
     axes = {"nodes": [2], "tasks_per_node": [1], "backend": ["gloo"], "launcher": ["srun", "torchrun"]}
     text = matrix("hostile", cluster=slurm(mem="100M", setup=setup, env=values), axes=axes)
     study = plan_study(folder, text, cluster.environment)
-    done = subprocess.run(
+    done = run_program(
         study.command("submit", "STUDY", "--wait"),
         cwd=folder,
         env={**os.environ, **cluster.environment},
-        capture_output=True,
-        text=True,
-        timeout=280,
         stdin=subprocess.DEVNULL,
     )
     assert done.stderr.splitlines()[-2] == "study hostile: 2 failed", done.stderr

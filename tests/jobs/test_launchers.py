@@ -118,8 +118,7 @@ def test_options_of_a_site_reach_slurm_with_either_gpu_option(site, tmp_path, re
 
     # Some columns are empty until the job's own record follows those of its steps.
     wait_for(
-        lambda: accounting_row()[-1] == "COMPLETED" and all(accounting_row()[:4]),
-        what="the job's accounting",
+        lambda: accounting_row()[-1] == "COMPLETED" and all(accounting_row()[:4]), what="the job's accounting"
     )
     partition, account, qos, constraint, tres, node, _ = accounting_row()
     assert (partition, account, qos, constraint) == ("l40s", "users", "bench", "fast")
@@ -138,10 +137,7 @@ def test_options_of_a_site_reach_slurm_with_either_gpu_option(site, tmp_path, re
 def push_out(study: Study, cluster: Cluster) -> None:
     """Execute the first run on a whole node, and preempt it by a job of a higher partition."""
     assert study.bench("submit", "STUDY").returncode == 0
-    wait_for(
-        lambda: study.status()[run_id(1)]["state"] == "running",
-        what="the job that is pushed out",
-    )
+    wait_for(lambda: study.status()[run_id(1)]["state"] == "running", what="the job that is pushed out")
     cluster.run(
         ["sbatch", "-p", "urgent", "-w", "n4", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 60"]
     )

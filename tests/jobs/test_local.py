@@ -23,6 +23,7 @@ from bench.study.plan_json import PlannedStudy, open_study
 from bench.study.records import METRICS_COLUMNS, RANKS_COLUMNS, STEPS_COLUMNS
 from bench.study.verify import verify_run
 from tests.cluster.containers import wait_for
+from tests.common import raised, run_program
 from tests.matrices import SHORT, matrix, training
 
 
@@ -100,7 +101,7 @@ def test_every_run_completes_in_the_planned_order_and_leaves_all_files(tmp_path)
     run = next(run for run in study.runs if "x2" in run.cell_id)
     env = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     words = ["bash", study.script(run.cell_id), tmp_path / "by hand"]
-    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=280)
+    done = run_program(words, env=env)
     assert done.returncode == 0, done.stderr
     assert "2/2 ranks joined" in done.stdout
     ours = study.folder.attempt(run.run_id, 1).metrics_csv.read_text().splitlines()
@@ -210,12 +211,8 @@ def test_set_up_lines_and_variables_reach_the_ranks_literally(tmp_path):
     setup = ["export FROM_SETUP='a b'", "touch set-up-ran"]
     study = planned(tmp_path, ranks=[1], setup=setup, env={"NCCL_DEBUG": "$(touch planted) 'x"})
     env = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    done = subprocess.run(
-        [sys.executable, "-m", "bench", "submit", str(study.folder.path)],
-        cwd=tmp_path,
-        env=env,
-        capture_output=True,
-        text=True,
+    done = run_program(
+        [sys.executable, "-m", "bench", "submit", str(study.folder.path)], cwd=tmp_path, env=env
     )
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "set-up-ran").exists()
@@ -226,9 +223,7 @@ def test_set_up_lines_and_variables_reach_the_ranks_literally(tmp_path):
 
 def test_a_set_up_line_that_fails_is_one_clear_error(tmp_path):
     study = planned(tmp_path, ranks=[1], setup=["echo the module is not there >&2", "false"])
-    with pytest.raises(BenchError) as caught:
-        submitted(study)
-    assert str(caught.value) == (
+    assert raised(BenchError, submitted, study) == (
         "the fork server, which starts the ranks, ended (exit code 1):\nthe module is not there; "
         "check that `python -P -m ddp_scaling_bench.start workload --help` works here after the lines of cluster.setup"
     )

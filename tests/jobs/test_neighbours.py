@@ -15,6 +15,7 @@ from bench.jobs.slurm.settlement import Neighbourhood
 from bench.study.conditions import Occupation
 from bench.study.run_json import new_attempt, write_run
 from tests.cluster.bed import Cluster
+from tests.common import write_program
 from tests.jobs.slurm_studies import MEASURE, Study, run_id, scripted_study, submitted
 
 NOON = datetime(2026, 11, 22, 12, 0, tzinfo=UTC)
@@ -99,8 +100,9 @@ class Commands:
 
     def add(self, name: str, out: str, *, code: int = 0) -> None:
         script = self.folder / name
-        script.write_text(f"#!{sys.executable}\nimport sys\nsys.stdout.write({out!r})\nsys.exit({code})\n")
-        script.chmod(0o755)
+        write_program(
+            script, f"#!{sys.executable}\nimport sys\nsys.stdout.write({out!r})\nsys.exit({code})\n"
+        )
 
 
 def neighbourhood(study: Study, slurm: Slurm, *ended: Occupation, no_accounting: str = "") -> Neighbourhood:

@@ -13,6 +13,7 @@ import pytest
 
 from tests.cluster.bed import Cluster
 from tests.commands import command_line
+from tests.common import write_program
 from tests.jobs.slurm_studies import MEASURE, Study
 from tests.matrices import matrix, slurm
 
@@ -136,8 +137,7 @@ def test_a_node_with_a_slow_link_is_found(cluster, tmp_path):
     """The only test with real measurements. Other checks may fail on a busy machine, this one cannot pass."""
     python = tmp_path / "bin/python"
     python.parent.mkdir()
-    python.write_text(SHORT % shlex.quote(sys.executable))
-    python.chmod(0o755)
+    write_program(python, SHORT % shlex.quote(sys.executable))
     cluster.link("80mbit", nodes=["n3"])
     try:
         done = bench_preflight(tmp_path, cluster, "--json", setup=[f"PATH={python.parent}:$PATH"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import re
@@ -17,6 +16,7 @@ from bench.matrix.cell import Cell
 from bench.study.layout import RunFolder
 from bench.study.records import METRICS_COLUMNS
 from bench.study.verify import verify_run
+from tests.common import read_rows
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -47,8 +47,7 @@ class Left:
 
     def rows(self, metrics: dict[str, Any]) -> list[dict[str, str]]:
         assert self.lack(metrics) == ""
-        with self.folder.metrics_csv.open(newline="") as file:
-            rows = list(csv.DictReader(file))
+        rows = read_rows(self.folder.metrics_csv)
         assert tuple(rows[0]) == METRICS_COLUMNS
         return rows
 
@@ -242,11 +241,7 @@ LOSS = {**STEP_TIME, "loss": r"loss (\S+)"}
             "values-left-out: loss occurs 2 times in job.out with different values (2 to 3), so the run has no "
             "loss. Let one rank report it, once",
         ),
-        (
-            "time 9ms loss 3\ntime 8ms loss 2\n",
-            {"output": LOSS},
-            None,
-        ),
+        ("time 9ms loss 3\ntime 8ms loss 2\n", {"output": LOSS}, None),
     ],
 )
 def test_values_that_are_left_out_or_counted_twice_are_named_in_env_json_and_by_verify(

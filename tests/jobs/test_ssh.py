@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import shlex
@@ -26,6 +25,7 @@ from bench.study.layout import RunFolder
 from bench.study.plan_json import PlannedStudy, open_study
 from tests.cluster.bed import Cluster
 from tests.cluster.containers import wait_for
+from tests.common import read_rows
 from tests.jobs.slurm_studies import MEASURE, Command, Study
 from tests.matrices import BARE, command, matrix, training
 
@@ -134,8 +134,7 @@ def test_ranks_of_two_hosts_train_together_and_leave_all_files(bed, make):
     verified = study.bench("verify", "STUDY")
     assert (verified.returncode, verified.stdout.splitlines()[-1]) == (0, "1 of 1 runs pass"), verified.stdout
     folder = only_folder(study)
-    with folder.ranks_csv.open() as file:
-        assert [row["host"] for row in csv.DictReader(file)] == ["n1", "n2", "n2"]
+    assert [row["host"] for row in read_rows(folder.ranks_csv)] == ["n1", "n2", "n2"]
     content = json.loads(folder.run_json.read_text())
     assert (content["hosts"], content["executor"]) == (["n1", "root@n2"], "ssh")
     assert json.loads(folder.end.read_text())["hosts"] == {"n1": 0, "root@n2": 0}
@@ -155,11 +154,7 @@ def test_the_script_also_starts_a_run_by_hand(bed, make):
     command = bed.command_on_node("n2", words, cwd=Path.cwd())
     with Command(command, env=environment, stderr=subprocess.DEVNULL, text=True) as second:
         first = bed.run_on_node(
-            "n1",
-            ["bash", script, "by hand", "0", endpoint],
-            env=python,
-            cwd=Path.cwd(),
-            check=False,
+            "n1", ["bash", script, "by hand", "0", endpoint], env=python, cwd=Path.cwd(), check=False
         )
         second.wait(180)
     assert (first.returncode, second.returncode) == (0, 0), first.stderr
@@ -297,19 +292,16 @@ def test_a_host_without_the_folder_of_submission_is_named(bed, make):
     }
 
 
-class hidden:  # noqa: N801 (used as a function)
+@contextmanager
+def hidden(cluster: Cluster, nodes: Sequence[str], folder: Path) -> Iterator[None]:
     """Mount an empty folder over a shared one on some nodes."""
-
-    def __init__(self, cluster: Cluster, nodes: Sequence[str], folder: Path) -> None:
-        self.cluster, self.nodes, self.folder = cluster, nodes, folder
-
-    def __enter__(self) -> None:
-        for node in self.nodes:
-            self.cluster.run_on_node(node, ["mount", "-t", "tmpfs", "none", self.folder])
-
-    def __exit__(self, *error: object) -> None:
-        for node in self.nodes:
-            self.cluster.run_on_node(node, ["umount", self.folder])
+    for node in nodes:
+        cluster.run_on_node(node, ["mount", "-t", "tmpfs", "none", folder])
+    try:
+        yield
+    finally:
+        for node in nodes:
+            cluster.run_on_node(node, ["umount", folder])
 
 
 def test_results_of_hosts_without_a_shared_folder_are_copied_and_removed(bed, make):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from bench.shipped import shipped
+from tests.common import run_program
 
 #: Open the lock and print its path, or what open_lock printed and its exit code.
 PROGRAM = '. "$0"; umask 000; open_lock && flock -n 9 && echo "$lock" || echo "no lock: $lock"'
@@ -27,11 +27,9 @@ class Host:
 
     def open_lock(self, **variables: str) -> str:
         script = shipped("slurm_templates") / "ssh_host.sh"
-        done = subprocess.run(
+        done = run_program(
             ["bash", "-c", PROGRAM, script],
             env={"PATH": os.environ["PATH"], **self.variables, **variables},
-            capture_output=True,
-            text=True,
             check=True,
         )
         assert not done.stderr
@@ -134,11 +132,9 @@ def test_without_a_safe_folder_there_is_no_lock(host):
 def test_a_lock_that_is_held_differs_from_a_file_system_without_locks(host, tmp_path, flock, answer):
     (tmp_path / "flock").touch(mode=0o755)
     (tmp_path / "flock").write_text(f"#!/bin/bash\n{flock}\n")
-    done = subprocess.run(
+    done = run_program(
         ["bash", "-c", '. "$0"; mark=M job=x holder=y; prepare', shipped("slurm_templates") / "ssh_host.sh"],
         env={**host.variables, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
-        capture_output=True,
-        text=True,
     )
     assert (done.returncode, done.stderr) == (1, "")
     assert done.stdout.strip() == f"M {answer.format(host.runtime / NAME)}"

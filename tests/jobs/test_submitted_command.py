@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from bench.plan import make_plan, write_plan
 from bench.study.plan_json import PlannedStudy, open_study
 from bench.study.run_json import changed_script, script_sha256
 from bench.words import sentence
+from tests.common import run_program, write_program
 
 MATRIX = """\
 study: own
@@ -50,9 +50,7 @@ def described(study: PlannedStudy) -> dict:
 
 def git(*words: str) -> str:
     options = ["-c", "user.name=a", "-c", "user.email=a@b"]
-    return subprocess.run(
-        ["git", *options, *words], check=True, capture_output=True, text=True
-    ).stdout.strip()
+    return run_program(["git", *options, *words], check=True).stdout.strip()
 
 
 @pytest.mark.parametrize(
@@ -103,8 +101,7 @@ def test_git_and_the_script_are_read_once_for_all_cells(planned, tmp_path, monke
     study = planned("python train.py --ranks {world_size}")
     (tmp_path / "bin").mkdir()
     fake = tmp_path / "bin/git"
-    fake.write_text(f"#!/bin/sh\necho \"$@\" >>'{tmp_path}/calls'\necho 0123\n")
-    fake.chmod(0o755)
+    write_program(fake, f"#!/bin/sh\necho \"$@\" >>'{tmp_path}/calls'\necho 0123\n")
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
     commands = SubmittedCommands(study)
     first, second = (commands.describe(cell)["command"] for cell in study.cells.values())
@@ -120,8 +117,7 @@ def test_git_and_the_script_are_read_once_for_all_cells(planned, tmp_path, monke
 def test_a_git_that_does_not_answer_is_ended(planned, tmp_path, monkeypatch):
     study = planned("python train.py")
     fake = tmp_path / "git"
-    fake.write_text("#!/bin/sh\nexec sleep 60\n")
-    fake.chmod(0o755)
+    write_program(fake, "#!/bin/sh\nexec sleep 60\n")
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setattr(scheduler, "GIT_S", 0.2)
     assert described(study)["git_commit"] is None

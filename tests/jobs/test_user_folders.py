@@ -15,6 +15,7 @@ import pytest
 from bench.study.layout import StudyFolder
 from bench.study.plan_json import open_study
 from bench.study.verify import verify_run
+from tests.common import run_program
 from tests.matrices import command, matrix, slurm, training
 
 #: Modules with the names of bench's own, and of packages that it uses.
@@ -75,7 +76,7 @@ def run(folder: Path, *words: str, path: str = ".", **env: str) -> subprocess.Co
     """Execute Python with ``words`` in ``folder``; PYTHONPATH is ``path``."""
     environment = {**os.environ, "PYTHONPATH": path.format(folder), "COLUMNS": "200", **env}
     command = [sys.executable, *words]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=280)
+    return run_program(command, cwd=folder, env=environment)
 
 
 def study(folder: Path, name: str, workload: dict[str, Any], **sections: Any) -> None:

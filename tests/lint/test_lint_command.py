@@ -11,6 +11,7 @@ import pytest
 from bench.commands.lint import patch, run_lint
 from bench.errors import BenchError
 from bench.lint.docs import page
+from tests.common import raised
 
 ROOT = Path(__file__).parents[2]
 BAD = (
@@ -77,9 +78,7 @@ def test_standard_input_may_contain_any_bytes(
 
 
 def test_a_matrix_is_not_a_script(tmp_path):
-    with pytest.raises(BenchError) as caught:
-        run_lint([str(tmp_path / "my.yaml")], json=False, diff=False)
-    assert str(caught.value) == (
+    assert raised(BenchError, run_lint, [str(tmp_path / "my.yaml")], json=False, diff=False) == (
         f"{tmp_path / 'my.yaml'} is a YAML file, not a script; `bench plan` lints the scripts of a matrix"
     )
 
@@ -126,9 +125,10 @@ def test_the_page_of_rules_is_generated_from_their_docstrings() -> None:
 
 
 def test_an_unreadable_script_is_an_error_with_the_message_of_the_system() -> None:
-    with pytest.raises(BenchError) as caught:
-        run_lint(["/proc/self/mem"], json=False, diff=False)
-    assert str(caught.value) == "/proc/self/mem: cannot be read: Input/output error"
+    assert (
+        raised(BenchError, run_lint, ["/proc/self/mem"], json=False, diff=False)
+        == "/proc/self/mem: cannot be read: Input/output error"
+    )
 
 
 def test_control_characters_of_a_script_are_not_printed(

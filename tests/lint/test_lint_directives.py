@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from bench.lint.geometry import gpu_count
 from bench.lint.options import OptionTable, sbatch_options, srun_options
 from bench.lint.values import plain
 from tests.cluster.plugin import release_or_skip
+from tests.common import run_program
 
 ACCEPTED = """
 --nodes=2-4 | -N2 | -N 2 -n 8 | --ntasks-per-node 4 | --tasks-per-node=4 | --time=00:010:00 | --time=INFINITE
@@ -187,13 +187,7 @@ def test_every_option_that_the_command_itself_lists_is_known(table: OptionTable,
     release_or_skip("")
     conf = tmp_path / "slurm.conf"
     conf.write_text("ClusterName=x\nSlurmctldHost=localhost\nNodeName=localhost\n")
-    done = subprocess.run(
-        [table.command, "--help"],
-        env={**os.environ, "SLURM_CONF": str(conf)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = run_program([table.command, "--help"], env={**os.environ, "SLURM_CONF": str(conf)}, check=True)
     names = set(re.findall(r"--([a-z][a-z_-]*[a-z])", done.stdout))
     assert len(names) > 80
     assert {name for name in names if name not in table.long and not table.matches(name)} == set()

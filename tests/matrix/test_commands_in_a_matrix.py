@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from bench.errors import InputError
 from bench.matrix.workload import Metrics, names_in, shell_word, tokens, torchrun_words
 from bench.plan import make_plan
+from tests.common import run_program
 
 HEAD = """\
 cluster: {executor: %s}
@@ -396,12 +397,7 @@ def test_a_carriage_return_reaches_the_program_and_is_not_in_the_script(value):
 
 def test_a_value_of_run_time_is_expanded_and_not_split(tmp_path):
     word = shell_word("--out={run_dir}/a b;{{", {})
-    done = subprocess.run(
-        ["bash", "-c", f"run_dir='x  *\"$(y)'; printf '[%s]' {word}"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = run_program(["bash", "-c", f"run_dir='x  *\"$(y)'; printf '[%s]' {word}"], check=True)
     assert done.stdout == '[--out=x  *"$(y)/a b;{]'
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from bench.errors import InputError
 from bench.plan import make_plan
+from tests.common import raised
 
 MATRIX = """\
 study: s
@@ -94,9 +95,9 @@ def test_one_run_at_a_time_has_the_network_for_itself(warnings):
 
 @pytest.mark.parametrize("line", ["--dependency=afterok:7", "-dsingleton", "--depend singleton"])
 def test_a_dependency_of_the_user_is_refused_with_concurrent_runs(warnings, line):
-    with pytest.raises(InputError) as caught:
-        warnings(f'concurrent_runs: 2\n  directives: ["--mail-type=END", "{line}"]')
-    assert str(caught.value) == (
+    assert raised(
+        InputError, warnings, f'concurrent_runs: 2\n  directives: ["--mail-type=END", "{line}"]'
+    ) == (
         f"m.yaml:5: {line!r} has no effect with concurrent_runs, which sets the dependency of each job; "
         "remove one of these settings"
     )

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +10,8 @@ import pytest
 from bench.errors import BenchError
 from bench.matrix.load import find_site, load_matrix, site_schema
 from bench.plan import make_plan, write_plan
+from tests.commands.command_line import bench
+from tests.common import raised
 
 MATRIX = """\
 study: s
@@ -156,9 +155,7 @@ def test_without_xdg_config_home_it_is_below_the_home_folder(write, tmp_path, mo
 
 def test_a_named_file_that_does_not_exist_is_an_error(monkeypatch):
     monkeypatch.setenv("BENCH_SITE", "/nowhere/site.yaml")
-    with pytest.raises(BenchError) as caught:
-        find_site()
-    assert str(caught.value) == (
+    assert raised(BenchError, find_site) == (
         "/nowhere/site.yaml: site file does not exist; "
         "name another file with --site or $BENCH_SITE; an empty BENCH_SITE means no site file"
     )
@@ -236,17 +233,6 @@ def test_planning_without_the_site_file_cannot_change_cells_with_results(write, 
 
 
 # -- the commands ---------------------------------------------------------------------------
-
-
-def bench(*words: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "bench", *words],
-        cwd=cwd,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), **environment},
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
 
 
 def test_plan_prints_the_site_file_and_the_inherited_keys(write, tmp_path):

@@ -196,10 +196,7 @@ def test_an_older_driver_calls_the_reasons_throttling_and_unknown_reasons_keep_t
 
 
 def test_a_newer_library_has_only_the_newer_names(cuda):
-    answers = A100_ANSWERS | {
-        "CurrentClocksEventReasons": 0x20,
-        "TemperatureV": {0: 91}.__getitem__,
-    }
+    answers = A100_ANSWERS | {"CurrentClocksEventReasons": 0x20, "TemperatureV": {0: 91}.__getitem__}
     lacks = ("nvmlDeviceGetCurrentClocksThrottleReasons", "nvmlDeviceGetTemperature")
     cuda(Nvml({f"GPU-{A100}": answers}, lacks=lacks), A100)
     found = nvml.clocks(0)

@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import pytest
 from bench.measure.process_watch import ProcessWatch
 from bench.study.files import write_json
 from bench.study.processes import RANKS_SEEN, started_ranks
+from tests.workload.conftest import wait_for
 
 #: Start N processes as torchrun does. Each executes the remaining words, or train.py.
 LAUNCHER = """\
@@ -59,10 +59,7 @@ def running(folder: Path, commands: list[str], trainings: int):
             env = os.environ | own | {"BENCH_RUN_DIR": str(folder), "SLURM_STEP_ID": "0"}
             words = ["bash", "-c", command]
             started.append(subprocess.Popen(words, env=env, cwd=folder, start_new_session=True))
-        deadline = time.monotonic() + 60
-        while len(list(folder.glob("ready.*"))) < trainings:
-            assert time.monotonic() < deadline, "the ranks did not start"
-            time.sleep(0.02)
+        wait_for(lambda: len(list(folder.glob("ready.*"))) >= trainings, "the start of the ranks")
         yield
     finally:
         for process in started:
@@ -212,14 +209,7 @@ def test_files_without_the_processes_of_ranks_are_read(tmp_path):
 
 
 def write_process(
-    proc: Path,
-    pid: int,
-    parent: int,
-    command: str,
-    env: dict[str, str],
-    *,
-    torch: bool,
-    started: float = 0.0,
+    proc: Path, pid: int, parent: int, command: str, env: dict[str, str], *, torch: bool, started: float = 0.0
 ) -> None:
     """Write the files of /proc/PID; ``started`` is in seconds since the start of the machine."""
     folder = proc / str(pid)
@@ -290,11 +280,7 @@ def test_a_rank_that_replaces_its_environment_is_not_judged(tmp_path):
         watch.look(1.0)
         assert len(watch.ranks()) == 1
         (tmp_path / "go").touch()
-        deadline = time.monotonic() + 60
-        while watch.ranks():
-            assert time.monotonic() < deadline, "the rank is still counted"
-            time.sleep(0.02)
-            watch.look(2.0)
+        wait_for(lambda: [watch.look(2.0), watch.ranks()][1] == [], "the end of the rank")
 
 
 def test_processes_of_another_run_are_not_counted(tmp_path):
@@ -309,10 +295,7 @@ def test_the_watch_ends_with_the_process_that_it_is_given(tmp_path):
     with running(tmp_path, [RANK], 1):
         first = subprocess.Popen(["sleep", "60"])
         watch = subprocess.Popen([*words, str(first.pid)])
-        deadline = time.monotonic() + 60
-        while not list(tmp_path.glob("processes.*.json")):
-            assert time.monotonic() < deadline, "no file was written"
-            time.sleep(0.05)
+        wait_for(lambda: list(tmp_path.glob("processes.*.json")), "a file")
         first.kill()
         first.wait()
         assert watch.wait(timeout=60) == 0

@@ -22,6 +22,7 @@ from bench.measure.step_parts import HostClock
 from bench.measure.torch_internals import GroupError
 from bench.record.attribution import Attribution
 from bench.workload.strategies.ddp import DdpParts
+from tests.common import raised
 
 CPU = torch.device("cpu")
 #: Keeps the process groups, because the destructor can hang (see bench/workload/rank.py).
@@ -181,9 +182,7 @@ def test_without_callbacks_a_users_step_has_no_parts(monkeypatch):
 
 def test_without_the_store_the_recorder_names_the_release(group, monkeypatch):
     monkeypatch.delattr(distributed_c10d, "_get_default_store")
-    with pytest.raises(BenchError) as caught:
-        StoreExchange()
-    assert str(caught.value) == (
+    assert raised(BenchError, StoreExchange) == (
         f"torch {torch.__version__} does not give access to the store of the process group, which the recorder"
         " needs; use a release of torch from the table in docs/measuring.md"
     )

@@ -13,17 +13,12 @@ from pathlib import Path
 import pytest
 
 from bench.measure.ranks import infiniband_devices
-from bench.measure.transport import (
-    NcclLog,
-    NcclLogFile,
-    fallback,
-    nccl_transport,
-    read_nccl_log,
-)
+from bench.measure.transport import NcclLog, NcclLogFile, fallback, nccl_transport, read_nccl_log
 from bench.study.files import write_json
 from bench.study.layout import RunFolder
-from bench.study.verify import verify_run
+from bench.study.verify import Check, verify_run
 from bench.words import sentence
+from tests.analysis.studies import make_cell
 
 INFINIBAND = """\
 g1:4052:4052 [0] NCCL INFO Bootstrap : Using ib0:10.1.0.1<0>
@@ -219,32 +214,20 @@ def test_the_users_settings_of_nccls_log_stay(tmp_path):
     assert NcclLogFile.arrange(own, RunFolder(tmp_path), rank=1).path == tmp_path / name
 
 
-CELL = {
-    "cell_id": "c",
-    "launcher": "srun",
-    "tasks_per_node": 1,
-    "per_gpu_batch": 4,
-    "swept": {},
-    "env": {},
-    "series": [],
-}
+def transport_check(folder: Path, transport: dict[str, str | None], *, backend: str, nodes: int) -> Check:
+    """Return the check of the transport of a completed run with one rank per node."""
+    cell = make_cell(nodes, batch=4, mode="weak", backend=backend).as_json()
+    cell["workload"] |= {"epochs": 1, "steps_per_epoch": 1}
+    write_json(folder / "run.json", {"run_id": "r1", "state": "completed", "cell": cell})
+    write_json(folder / "env.json", {"world_size": nodes, "backend": backend, "transport": transport})
+    (check,) = [check for check in verify_run(folder).checks if check.name == "transport"]
+    return check
 
 
 @pytest.mark.parametrize("fallback", [None, "sockets beside InfiniBand"])
 def test_verify_does_not_pass_a_fallback(tmp_path, fallback):
-    workload = {"epochs": 1, "steps_per_epoch": 1}
-    cell = CELL | {
-        "world_size": 2,
-        "backend": "nccl",
-        "nodes": 2,
-        "global_batch": 8,
-        "workload": workload,
-        "env": {},
-    }
-    write_json(tmp_path / "run.json", {"run_id": "r1", "state": "completed", "cell": cell})
     transport = transport_of(SOCKETS) | {"fallback": fallback}
-    write_json(tmp_path / "env.json", {"world_size": 2, "backend": "nccl", "transport": transport})
-    (check,) = [check for check in verify_run(tmp_path).checks if check.name == "transport"]
+    check = transport_check(tmp_path, transport, backend="nccl", nodes=2)
     assert check.passed == (fallback is None)
     assert check.found == "nccl over Socket eth0, eth1"
     if fallback:
@@ -252,15 +235,5 @@ def test_verify_does_not_pass_a_fallback(tmp_path, fallback):
 
 
 def test_verify_does_not_pass_an_unknown_transport(tmp_path):
-    workload = {"epochs": 1, "steps_per_epoch": 1}
-    cell = CELL | {
-        "world_size": 1,
-        "backend": "gloo",
-        "nodes": 1,
-        "global_batch": 8,
-        "workload": workload,
-    }
-    write_json(tmp_path / "run.json", {"run_id": "r1", "state": "completed", "cell": cell})
-    write_json(tmp_path / "env.json", {"transport": {"backend": "gloo", "interface": None}})
-    (check,) = [check for check in verify_run(tmp_path).checks if check.name == "transport"]
+    check = transport_check(tmp_path, {"backend": "gloo", "interface": None}, backend="gloo", nodes=1)
     assert (check.passed, check.found) == (None, "")

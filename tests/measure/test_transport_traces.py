@@ -93,10 +93,7 @@ def test_a_log_requested_by_the_user_is_read_and_stays(tmp_path):
     [
         ({}, "NCCL_DEBUG is not set, and NCCL names its network at INFO only"),
         ({"NCCL_DEBUG": "WARN"}, "NCCL_DEBUG is WARN, and NCCL names its network at INFO only"),
-        (
-            {"NCCL_DEBUG": "INFO"},
-            "NCCL writes its log to standard output: set NCCL_DEBUG_FILE as well",
-        ),
+        ({"NCCL_DEBUG": "INFO"}, "NCCL writes its log to standard output: set NCCL_DEBUG_FILE as well"),
         (
             {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": "/nowhere/nccl.%h.%p.log"},
             "NCCL has written no log to NCCL_DEBUG_FILE",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import yaml
 from bench.errors import InputError
 from bench.plan import Plan, make_plan, plan_content, scripts
 from bench.shipped import shipped
+from tests.common import run_program, write_program
 
 
 def plan(folder: Path, cluster: dict[str, Any], **axes: Any) -> Plan:
@@ -96,11 +96,7 @@ def test_unsafe_host_names_are_rejected(tmp_path, name):
             {},
             "executor ssh needs cluster.hosts; add cluster.hosts: [gpu1, gpu2], with host names that ssh accepts",
         ),
-        (
-            {"hosts": []},
-            {},
-            "cluster.hosts is an empty list; give it at least one value, or remove the key",
-        ),
+        ({"hosts": []}, {}, "cluster.hosts is an empty list; give it at least one value, or remove the key"),
         (
             {"hosts": ["a", "b"]},
             {"nodes": [2, 3]},
@@ -169,12 +165,11 @@ SEEN = "import json, os, sys; json.dump({'words': sys.argv[1:], 'env': dict(os.e
 def launched(script: str, folder: Path, *words: str) -> dict[str, Any]:
     """Return the arguments and the environment of torchrun in a script."""
     python = folder / "python"
-    python.write_text(f'#!/bin/bash\nexec {sys.executable} -c "{SEEN}" "$@"\n')
-    python.chmod(0o755)
+    write_program(python, f'#!/bin/bash\nexec {sys.executable} -c "{SEEN}" "$@"\n')
     path = folder / "cell.sh"
     path.write_text(script)
     env = {"PATH": "/usr/bin:/bin", "BENCH_PYTHON": str(python), "GLOO_SOCKET_IFNAME": "eth7"}
-    done = subprocess.run(["bash", path, *words], env=env, cwd=folder, capture_output=True, text=True)
+    done = run_program(["bash", path, *words], env=env, cwd=folder)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -206,5 +201,5 @@ def test_values_arrive_literally_on_the_hosts(tmp_path, value):
 
 def test_the_host_script_is_valid_bash():
     path = shipped("slurm_templates") / "ssh_host.sh"
-    checked = subprocess.run(["bash", "-n", path], capture_output=True, text=True)
+    checked = run_program(["bash", "-n", path])
     assert (checked.returncode, checked.stderr) == (0, "")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from copy import deepcopy
 from pathlib import Path
@@ -17,6 +16,7 @@ from bench.shipped import find_matrix, shipped
 from bench.study.consistency import record_contradictions
 from bench.study.layout import RunFolder, StudyFolder
 from bench.words import words
+from tests.common import edited_json, raised, run_program
 
 MATRIX = """\
 study: s
@@ -41,12 +41,10 @@ def test_the_study_contains_the_matrix_the_plan_and_one_script_per_cell(tmp_path
     folder = planned(tmp_path)
     assert folder.path == tmp_path / "results" / "s"
     assert folder.matrix.read_text() == MATRIX
-    assert sorted(path.name for path in folder.scripts.iterdir()) == [
-        "n1x4-nccl-srun-b8.sbatch",
-        "n2x4-nccl-srun-b8.sbatch",
-        "pack.sbatch",
-        "preflight.sbatch",
-    ]
+    assert (
+        sorted(path.name for path in folder.scripts.iterdir())
+        == "n1x4-nccl-srun-b8.sbatch n2x4-nccl-srun-b8.sbatch pack.sbatch preflight.sbatch".split()
+    )
     content = json.loads(folder.plan_json.read_text())
     assert content["study"] == "s"
     assert [run["order"] for run in content["runs"]] == [1, 2, 3, 4]
@@ -85,12 +83,10 @@ def test_planning_again_changes_nothing(tmp_path):
 def test_scripts_of_removed_cells_are_removed(tmp_path):
     planned(tmp_path)
     folder = planned(tmp_path, MATRIX.replace("[1, 2]", "[2, 4]"))
-    assert sorted(path.name for path in folder.scripts.iterdir()) == [
-        "n2x4-nccl-srun-b8.sbatch",
-        "n4x4-nccl-srun-b8.sbatch",
-        "pack.sbatch",
-        "preflight.sbatch",
-    ]
+    assert (
+        sorted(path.name for path in folder.scripts.iterdir())
+        == "n2x4-nccl-srun-b8.sbatch n4x4-nccl-srun-b8.sbatch pack.sbatch preflight.sbatch".split()
+    )
 
 
 def test_a_study_with_results_can_grow(tmp_path):
@@ -107,10 +103,7 @@ def test_a_study_with_results_can_grow(tmp_path):
             ("repeats: 2", "workload: {epochs: 9}"),
             "has results of cell n1x4-nccl-srun-b8, which this matrix changes (epochs from 3 to 9)",
         ),
-        (
-            ("repeats: 2", "repeats: 1"),
-            "has results of run n1x4-nccl-srun-b8-r2, which this matrix omits",
-        ),
+        (("repeats: 2", "repeats: 1"), "has results of run n1x4-nccl-srun-b8-r2, which this matrix omits"),
     ],
 )
 def test_a_cell_that_has_results_cannot_change(tmp_path, change, what):
@@ -128,11 +121,10 @@ def test_a_cell_that_has_results_cannot_change(tmp_path, change, what):
 def test_an_option_that_an_earlier_version_did_not_have_is_no_change(tmp_path):
     folder = planned(tmp_path)
     give_it_a_run(folder, "n1x4-nccl-srun-b8-r1")
-    plan = json.loads(folder.plan_json.read_text())
-    for cell in plan["cells"]:
-        cell["workload"].pop("memory_format", None)
-    old = deepcopy(plan["cells"][0])
-    folder.plan_json.write_text(json.dumps(plan))
+    with edited_json(folder.plan_json) as plan:
+        for cell in plan["cells"]:
+            cell["workload"].pop("memory_format", None)
+        old = deepcopy(plan["cells"][0])
     folder = planned(tmp_path)
     cell = json.loads(folder.plan_json.read_text())["cells"][0]
     assert "memory_format" in cell["workload"]
@@ -191,9 +183,7 @@ def test_planning_imports_neither_torch_nor_pandas_and_needs_no_command(tmp_path
         "print('HEAVY', sorted(heavy & set(sys.modules)))\n"
     )
     env = {"PATH": "/nowhere", "HOME": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=tmp_path, env=env, capture_output=True, text=True
-    )
+    done = run_program([sys.executable, "-c", program], cwd=tmp_path, env=env)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "HEAVY []"
 
@@ -219,9 +209,8 @@ def script_of(folder: StudyFolder) -> str:
 
 def forget_exclusive(folder: StudyFolder) -> None:
     """Remove the key from plan.json, as in plans of earlier versions."""
-    content = json.loads(folder.plan_json.read_text())
-    del content["exclusive"]
-    folder.plan_json.write_text(json.dumps(content))
+    with edited_json(folder.plan_json) as content:
+        del content["exclusive"]
 
 
 def test_a_study_has_whole_nodes_by_default(tmp_path):
@@ -270,9 +259,7 @@ def test_a_matrix_that_would_change_exclusive_of_a_begun_study_is_refused(tmp_pa
     planned(tmp_path, before)
     give_it_a_run(folder, RUN)
     content = folder.plan_json.read_bytes()
-    with pytest.raises(BenchError) as caught:
-        planned(tmp_path, after)
-    assert str(caught.value) == (
+    assert raised(BenchError, planned, tmp_path, after) == (
         f"{tmp_path}/m.yaml:2: study s has begun with exclusive: {value}, which this matrix would change; "
         f"set cluster.exclusive: {value}, or give the matrix another `study:` name"
     )
@@ -288,28 +275,6 @@ def cost_of(tmp_path: Path, cluster: str, axes: str = "nodes: [1, 2], gpus_per_n
     text = MATRIX.replace("time_limit: 30m", cluster).replace("nodes: [1, 2], gpus_per_node: [4]", axes)
     path.write_text(text)
     return make_plan(path).cost
-
-
-def test_whole_nodes_cost_all_their_gpus(tmp_path):
-    cost = cost_of(tmp_path, "node_gpus: 4")
-    # 2 repeats of half an hour: the nodes of the four cells x 4 GPUs, or the GPUs in use.
-    assert (cost.gpu_hours_max, cost.gpu_hours_without_exclusive) == ((1 + 1 + 2 + 2) * 4, 1 + 4 + 2 + 8)
-    assert cost.idle_gpus == {"n1x1-nccl-srun-b8": 3, "n2x1-nccl-srun-b8": 6}
-    assert str(cost).endswith("; at most 24 GPU-hours with exclusive nodes, 15 without")
-
-
-def test_without_node_gpus_the_cost_of_whole_nodes_is_a_lower_bound(tmp_path):
-    cost = cost_of(tmp_path, "exclusive: true")
-    assert (cost.gpu_hours_max, cost.gpu_hours_exact, cost.idle_gpus) == (15, False, {})
-    assert str(cost).endswith(
-        "; at least 15 GPU-hours (set cluster.node_gpus for the number with exclusive nodes)"
-    )
-
-
-def test_shared_nodes_cost_the_gpus_in_use(tmp_path):
-    cost = cost_of(tmp_path, "exclusive: false, node_gpus: 4")
-    assert (cost.gpu_hours_max, cost.gpu_hours_exact, cost.idle_gpus) == (15, True, {})
-    assert str(cost).endswith("; at most 15 GPU-hours")
 
 
 def test_mixed_nodes_reserve_the_gpus_of_the_largest(tmp_path):
@@ -335,8 +300,6 @@ def test_a_cpu_study_on_gpu_nodes_costs_their_gpus(tmp_path):
 
 
 def test_more_ranks_per_node_than_gpus_are_an_error(tmp_path):
-    with pytest.raises(BenchError) as caught:
-        cost_of(tmp_path, "node_gpus: 2")
-    assert str(caught.value) == (
+    assert raised(BenchError, cost_of, tmp_path, "node_gpus: 2") == (
         f"{tmp_path}/m.yaml:3: gpus_per_node 4: cluster.node_gpus says that a node has 2 GPUs; correct one of these numbers"
     )

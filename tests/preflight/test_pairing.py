@@ -8,16 +8,7 @@ from itertools import combinations
 
 import pytest
 
-from bench.preflight.verdict import (
-    Pair,
-    Rates,
-    Step,
-    Verdict,
-    confirmed,
-    judge,
-    pairs_again,
-    ring_steps,
-)
+from bench.preflight.verdict import Pair, Rates, Step, Verdict, confirmed, judge, pairs_again, ring_steps
 
 THRESHOLD = 0.9
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from itertools import combinations
 from typing import Any
 
+import pytest
+
 from bench.commands.preflight import findings, notes
 from bench.preflight.verdict import Measured, assess
 
@@ -25,11 +27,56 @@ def said(found: Measured) -> tuple[list[str], list[str]]:
     return result["exclude"], [*findings(result), *notes(result)]
 
 
-def test_a_node_that_is_slow_both_times_is_unfit():
-    slow: list[float | None] = [13e9, 13.5e9, 10.4e9, 13e9]
-    excluded, lines = said(measured(matrix_product=[slow, slow]))
-    assert excluded == ["n3"]
-    assert lines[0] == "n3 is unfit: matrix product 10.4 GFLOP/s (80 % of the median, 13 GFLOP/s)"
+def without(*nodes: str, errors: dict[str, str] | None = None, hosts: int = 2) -> Measured:
+    """Return values of which these nodes gave none: they did not answer, or ended with an error."""
+    memory: list[float | None] = [None if f"n{i}" in (errors or {}) else 10e9 for i in range(1, hosts + 1)]
+    found = measured(hosts, memory=[memory])
+    found.silent += nodes
+    found.errors |= errors or {}
+    return found
+
+
+ECC = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
+SLOW: list[float | None] = [13e9, 13.5e9, 10.4e9, 13e9]
+
+
+@pytest.mark.parametrize(
+    ("found", "excluded", "lines"),
+    [
+        pytest.param(
+            measured(matrix_product=[SLOW, SLOW]),
+            ["n3"],
+            ["n3 is unfit: matrix product 10.4 GFLOP/s (80 % of the median, 13 GFLOP/s)"],
+            id="slow both times",
+        ),
+        pytest.param(measured(2, memory=[[10e9, 8e9]]), ["n2"], [], id="the slower one of two"),
+        pytest.param(measured(memory=[[8e9, 10e9, 8e9, 10e9]]), ["n1", "n3"], [], id="two of four"),
+        pytest.param(
+            without("n3"), ["n3"], ["n3 is unfit: it did not start, or stopped answering"], id="silent"
+        ),
+        pytest.param(
+            measured(3, gpu_errors=[[0, 2, 0]], pcie_width=[[16, 16, 8]], gpus=[[4, 4, 4]]),
+            ["n2", "n3"],
+            [
+                "n2 is unfit: GPU memory errors: 2",
+                "n3 is unfit: PCIe width 8 lanes (50 % of the median, 16 lanes)",
+            ],
+            id="a GPU with errors, or without its lanes",
+        ),
+        pytest.param(
+            measured(3, memory=[[10e9, None, 10e9]], gpu_errors=[[None, 0, 0]]), [], [], id="not measured"
+        ),
+        pytest.param(
+            without(hosts=3, errors={"n2": ECC}),
+            ["n2"],
+            [f"n2 is unfit: it could not be measured: {ECC}"],
+            id="an error",
+        ),
+    ],
+)
+def test_nodes_are_unfit_by_their_own_values(found, excluded, lines):
+    unfit, shown = said(found)
+    assert (unfit, shown[: len(lines)]) == (excluded, lines)
 
 
 def test_a_node_that_was_slow_only_once_is_fit():
@@ -44,39 +91,9 @@ def test_a_node_that_was_slow_only_once_is_fit():
     assert (shown["fit"], shown["value"]) == (True, 12.9e9), "the value with which the node passed"
 
 
-def test_of_two_nodes_the_slower_one_is_unfit():
-    assert said(measured(2, memory=[[10e9, 8e9]]))[0] == ["n2"]
-
-
-def test_two_of_four_nodes_can_be_unfit():
-    assert said(measured(memory=[[8e9, 10e9, 8e9, 10e9]]))[0] == ["n1", "n3"]
-
-
 def test_the_threshold_is_a_part_of_the_median():
     found = measured(memory=[[10e9, 10e9, 8e9, 10e9]])
     assert assess(found, threshold=0.75)["exclude"] == []
-
-
-def test_a_node_that_did_not_answer_is_unfit():
-    found = measured(2, memory=[[10e9, 10e9]])
-    found.silent.append("n3")
-    excluded, lines = said(found)
-    assert excluded == ["n3"]
-    assert lines[0] == "n3 is unfit: it did not start, or stopped answering"
-
-
-def test_a_gpu_with_errors_or_without_its_lanes_makes_a_node_unfit():
-    found = measured(3, gpu_errors=[[0, 2, 0]], pcie_width=[[16, 16, 8]], gpus=[[4, 4, 4]])
-    excluded, lines = said(found)
-    assert excluded == ["n2", "n3"]
-    assert lines[:2] == [
-        "n2 is unfit: GPU memory errors: 2",
-        "n3 is unfit: PCIe width 8 lanes (50 % of the median, 16 lanes)",
-    ]
-
-
-def test_a_value_that_was_not_measured_is_neither_low_nor_a_fault():
-    assert said(measured(3, memory=[[10e9, None, 10e9]], gpu_errors=[[None, 0, 0]]))[0] == []
 
 
 def test_a_node_that_sends_slowly_is_unfit_and_its_links_are_not_listed():
@@ -163,14 +180,6 @@ def test_if_nothing_can_be_exchanged_one_line_says_so():
     assert list(findings(result)) == [
         "no pair of nodes exchanged messages; the first pair, n1 and n2: n1: no such device"
     ]
-
-
-def test_a_node_that_could_not_be_measured_is_unfit_with_its_reason():
-    found = measured(3, memory=[[10e9, None, 10e9]])
-    found.errors["n2"] = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
-    excluded, lines = said(found)
-    assert excluded == ["n2"]
-    assert lines[0] == f"n2 is unfit: it could not be measured: {found.errors['n2']}"
 
 
 def test_a_single_node_is_fit_and_the_missing_comparison_is_named():

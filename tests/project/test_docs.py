@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 import tomllib
 from dataclasses import fields
@@ -18,6 +17,7 @@ from bench.cli import app
 from bench.matrix import schema
 from bench.matrix.workload import Metrics
 from bench.study.records import EpochRow, RankRow, StepRow
+from tests.common import run_program
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -117,7 +117,7 @@ def test_the_readme_teaches_commands_that_exist():
 
 
 def test_every_import_of_the_package_is_declared():
-    done = subprocess.run([sys.executable, "-m", "pip", "check"], capture_output=True, text=True)
+    done = run_program([sys.executable, "-m", "pip", "check"])
     assert done.returncode == 0, done.stdout
 
 

@@ -8,7 +8,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -16,6 +15,8 @@ import pytest
 
 from bench.errors import BenchError
 from bench.matrix.models import read_specs
+from tests.common import read_rows, run_program
+from tests.matrices import BARE, command, matrix
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = '''
@@ -62,15 +63,6 @@ class CountedParts(Parts):
 
 
 SPEC = Strategy("counted", title="a wrapper that counts its calls", wrap=Counted, parts=CountedParts)
-"""
-MATRIX = """
-study: own
-cluster: {executor: local}
-axes: {tasks_per_node: [1, 2]}
-scaling: [{mode: weak, per_gpu_batch: [2]}]
-workload: {device: cpu, model: one-layer, strategy: counted, seq_len: 5, steps_per_epoch: 2, epochs: 1, warmup_steps: 3,
-           attribution_steps: 1, probe_steps: 0, sweep_time: 0}
-repeats: 1
 """
 SCHEDULER = '''
 """A queue, from which each poll executes the first job."""
@@ -121,17 +113,6 @@ python={{ python }}
 exec "${command[@]:1}"  # without torchrun's --no-python
 """
 ENTRY = '    "queue": SchedulerSpec("own.sh.j2", keys=frozenset({"partition"}), queues=True),\n'
-QUEUED_MATRIX = """
-study: own
-cluster: {executor: queue, partition: short}
-axes: {tasks_per_node: [1]}
-scaling: [{mode: weak, per_gpu_batch: [2]}]
-workload:
-  device: cpu
-  command: [sh, -c, "echo $1 samples/s", sh, "2{per_gpu_batch}"]
-  metrics: {output: {throughput: "([0-9]+) samples/s"}}
-repeats: 3
-"""
 
 
 @pytest.fixture
@@ -144,9 +125,7 @@ def copy(tmp_path) -> Path:
 
 def run(folder: Path, *words: str) -> str:
     env = {**os.environ, "PYTHONPATH": str(folder)}
-    done = subprocess.run(
-        [sys.executable, "-m", "bench", *words], cwd=folder, env=env, capture_output=True, text=True
-    )
+    done = run_program([sys.executable, "-m", "bench", *words], cwd=folder, env=env)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -168,7 +147,9 @@ def test_a_model_is_one_file_and_a_strategy_is_another(copy):
         "bench/workload/models/one_layer.py",
         "bench/workload/strategies/counted.py",
     ]
-    (copy / "own.yaml").write_text(MATRIX)
+    options = {"seq_len": 5, **BARE, "steps_per_epoch": 2, "attribution_steps": 1}
+    workload = {"device": "cpu", "model": "one-layer", "strategy": "counted", **options}
+    (copy / "own.yaml").write_text(matrix("own", batch=2, workload=workload))
     assert '"one-layer"' in run(copy, "schema")
     run(copy, "run", "own")
     for ranks, exposed, passes in ((1, "0", 0), (2, "", None)):  # what is not measured is empty
@@ -215,7 +196,11 @@ def test_a_scheduler_is_one_folder_and_one_entry(copy):
         *(f"bench/jobs/queue/{name}" for name in ("own.sh.j2", "scheduler.py")),
         "bench/matrix/schedulers.py",
     ]
-    (copy / "own.yaml").write_text(QUEUED_MATRIX)
+    cluster, axes = {"executor": "queue", "partition": "short"}, {"tasks_per_node": [1]}
+    words = ["sh", "-c", "echo $1 samples/s", "sh", "2{per_gpu_batch}"]
+    workload = command(words, metrics={"output": {"throughput": "([0-9]+) samples/s"}})
+    text = matrix("own", cluster=cluster, axes=axes, batch=2, workload=workload, repeats=3)
+    (copy / "own.yaml").write_text(text)
     assert "ignored" not in run(copy, "plan", "own")
     run(copy, "submit", "own")
     shown = run(copy, "status", "own", "--json")
@@ -254,19 +239,18 @@ def test_a_column_and_a_warning_are_one_entry_each_and_the_line_that_computes_it
         '        *(_warning("odd-size", [row.cell_id], ranks=row.gpus) for row in rows if row.gpus == 3),\n'
     )
     add(copy / "analysis/checks/validity.py", found, before="        *_shared_cores(envs),\n")
-    assert changed_files(copy) == [
-        "analysis/checks/validity.py",
-        "analysis/stats/columns.py",
-        "analysis/stats/scaling.py",
-        "bench/words.toml",
-    ]
+    assert (
+        changed_files(copy)
+        == (
+            "analysis/checks/validity.py analysis/stats/columns.py analysis/stats/scaling.py bench/words.toml"
+        ).split()
+    )
     table = copy / "t.csv"
     table.write_text("gpus,global_batch,throughput\n1,66,100\n3,66,264\n")
     shown = json.loads(run(copy, "report", str(table), "--output", str(copy), "--proposal", "--json"))
     (warning,) = [one for one in shown["validity"] if one["code"] == "odd-size"]
     assert (warning["severity"], warning["values"]) == ("warning", {"ranks": 3})
-    with (copy / "t-report/scaling.csv").open() as file:
-        assert [float(row["rate_per_rank"]) for row in csv.DictReader(file)] == [100, 88]
+    assert [float(row["rate_per_rank"]) for row in read_rows(copy / "t-report/scaling.csv")] == [100, 88]
     for name in ("index.html", "scaling.md", "scaling.tex", "proposal.md", "proposal.tex"):
         text = (copy / "t-report" / name).read_text()
         assert "88.00" in text, name

@@ -18,6 +18,7 @@ import torch
 
 from bench.matrix.load import load_matrix
 from bench.workload.session import parse_arguments
+from tests.common import raised, run_program
 from tests.workload.conftest import wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -113,7 +114,7 @@ def test_make_uses_the_given_python_and_sets_nothing_up():
     # These tests may themselves run under make, which passes its options on.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
     command = ["make", "-n", "gpu", "PYTHON=/x/python"]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+    done = run_program(command, cwd=ROOT, env=environment, check=True)
     assert done.stdout.strip() == "/x/python benchmarks/gpu.py"
 
 
@@ -228,99 +229,74 @@ def test_the_files_are_written_whether_or_not_a_part_failed(tmp_path, monkeypatc
 # -- the table -------------------------------------------------------------------------------------
 
 CLOCKS = {"sm_mhz": 1755, "power_w": 612.3, "temperature_c": None}
+
+
+def ended(
+    name: str, seconds: float, outcome: str = "passed", reason: str | None = None, **values: Any
+) -> Any:
+    return {"name": name, "outcome": outcome, "seconds": seconds, "reason": reason, "values": values}
+
+
 #: Invented values.
+PARTS = [
+    ended(
+        *("mfu", 30.4),
+        product_size=8192,
+        product_flops_per_s=700e12,
+        parameters=350_000_000,
+        step_s=0.05,
+        flops_per_s=350e12,
+        mfu=None,
+        mfu_empty_because="the peak of 'an invented GPU' is not known",
+        share_of_product=0.5,
+    ),
+    ended(
+        *("formats", 44.0),
+        batch=64,
+        configurations=[
+            {"precision": "fp32", "memory_format": "contiguous", "images_per_s": 793.2, "mfu": 0.29},
+            {"precision": "bf16", "memory_format": "channels_last", "images_per_s": 3344, "mfu": None},
+        ],
+    ),
+    ended(
+        *("ranks", 40.0),
+        transport={"network": "Socket"},
+        parts_s={"step": 0.26, "comm_exposed": 0.234},
+        sweep=[[4096, 0.0045], [16 * 2**20, 0.03]],
+        no_sweep=None,
+        preflight={
+            "exchange": [[0, 1, 0.5e9], [1, 0, 0.51e9]],
+            "failures": [],
+            "checks": {"gpus": [1, 1], "gpu-clock": [1.98e9, 1.41e9]},
+            "exclude": [],
+        },
+    ),
+    ended(
+        *("overhead", 41.0, "failed", "the harness adds more than 0.5%"),
+        ratio=1.012,
+        ratio_low=1.0081,
+        ratio_high=1.0159,
+        hand_written_step_s=0.0101,
+        pairs=40,
+    ),
+    ended(
+        *("study", 70.0),
+        runs=[
+            {"conditions": 2, "clocks": [{"before": CLOCKS, "loaded": CLOCKS | {"sm_mhz": mhz}}]}
+            for mhz in (1755, 1980)
+        ],
+    ),
+    ended(
+        *("tests", 180.0, "out of time", "it did not end in 175 s"), planned=15, passed=9, failed=0, skipped=1
+    ),
+]
 CONTENT = {
     "schema": 1,
     "date": "2026-01-02",
     "commit": "abc1234",
     "seconds": 300.0,
     "machine": MACHINE,
-    "parts": [
-        {
-            "name": "mfu",
-            "outcome": "passed",
-            "seconds": 30.4,
-            "reason": None,
-            "values": {
-                "product_size": 8192,
-                "product_flops_per_s": 700e12,
-                "parameters": 350_000_000,
-                "step_s": 0.05,
-                "flops_per_s": 350e12,
-                "mfu": None,
-                "mfu_empty_because": "the peak of 'an invented GPU' is not known",
-                "share_of_product": 0.5,
-            },
-        },
-        {
-            "name": "formats",
-            "outcome": "passed",
-            "seconds": 44.0,
-            "reason": None,
-            "values": {
-                "batch": 64,
-                "configurations": [
-                    {"precision": "fp32", "memory_format": "contiguous", "images_per_s": 793.2, "mfu": 0.29},
-                    {
-                        "precision": "bf16",
-                        "memory_format": "channels_last",
-                        "images_per_s": 3344,
-                        "mfu": None,
-                    },
-                ],
-            },
-        },
-        {
-            "name": "ranks",
-            "outcome": "passed",
-            "seconds": 40.0,
-            "reason": None,
-            "values": {
-                "transport": {"network": "Socket"},
-                "parts_s": {"step": 0.26, "comm_exposed": 0.234},
-                "sweep": [[4096, 0.0045], [16 * 2**20, 0.03]],
-                "no_sweep": None,
-                "preflight": {
-                    "exchange": [[0, 1, 0.5e9], [1, 0, 0.51e9]],
-                    "failures": [],
-                    "checks": {"gpus": [1, 1], "gpu-clock": [1.98e9, 1.41e9]},
-                    "exclude": [],
-                },
-            },
-        },
-        {
-            "name": "overhead",
-            "outcome": "failed",
-            "seconds": 41.0,
-            "reason": "the harness adds more than 0.5%",
-            "values": {
-                "ratio": 1.012,
-                "ratio_low": 1.0081,
-                "ratio_high": 1.0159,
-                "hand_written_step_s": 0.0101,
-                "pairs": 40,
-            },
-        },
-        {
-            "name": "study",
-            "outcome": "passed",
-            "seconds": 70.0,
-            "reason": None,
-            "values": {
-                "runs": [
-                    {"conditions": 2, "clocks": [{"before": CLOCKS, "loaded": CLOCKS}]},
-                    {"conditions": 2, "clocks": [{"before": CLOCKS, "loaded": {**CLOCKS, "sm_mhz": 1980}}]},
-                ]
-            },
-        },
-        {
-            "name": "tests",
-            "outcome": "out of time",
-            "seconds": 180.0,
-            "reason": "it did not end in 175 s",
-            "values": {"planned": 15, "passed": 9, "failed": 0, "skipped": 1},
-        },
-    ],
+    "parts": PARTS,
 }
 
 TABLE = """\
@@ -342,7 +318,7 @@ def test_the_table_shows_every_part_with_its_values_and_reasons():
 
 
 def test_a_part_without_values_shows_its_reason_only():
-    parts = [{**one, "outcome": "failed", "reason": "it broke", "values": {}} for one in CONTENT["parts"]]
+    parts = [{**one, "outcome": "failed", "reason": "it broke", "values": {}} for one in PARTS]
     rows = gpu.table({**CONTENT, "parts": parts}).splitlines()[4:]
     assert [row.partition(") | ")[2] for row in rows] == ["**failed**: it broke |"] * len(gpu.PARTS)
 
@@ -427,9 +403,12 @@ def test_two_ranks_seem_to_be_on_two_hosts(tmp_path, capsys):
 )
 def test_two_ranks_that_fail_say_why(tmp_path, monkeypatch, program, error, message):
     monkeypatch.setattr(gpu_parts, "_RANKS_S", 60.0 if "sleep" not in program else 1.0)
-    with pytest.raises(getattr(gpu_parts, error)) as raised:
-        gpu_parts.together([sys.executable, "-c", SHOWS + program], tmp_path)
-    assert str(raised.value) == message
+    assert (
+        raised(
+            getattr(gpu_parts, error), gpu_parts.together, [sys.executable, "-c", SHOWS + program], tmp_path
+        )
+        == message
+    )
 
 
 def test_a_gpu_that_takes_no_two_ranks_is_a_result(tmp_path, monkeypatch):
@@ -496,7 +475,7 @@ def test_the_outcome_of_each_test_is_written_at_once(tmp_path):
         " plugins=[gpu_parts.Outcomes(lambda values: print('WRITTEN', json.dumps(values)))])"
     )
     words = [sys.executable, "-c", program, str(tmp_path / "test_kinds.py")]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+    done = run_program(words, cwd=ROOT)
     written = [
         json.loads(line.partition("WRITTEN ")[2]) for line in done.stdout.splitlines() if "WRITTEN " in line
     ]

@@ -6,7 +6,6 @@ import ast
 import functools
 import graphlib
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from bench.matrix.schedulers import SCHEDULERS
+from tests.common import run_program
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -319,16 +319,12 @@ def test_modules_for_login_nodes_import_no_heavy_package(module):
         f"import sys, {module}\n"
         "print(sorted({'torch', 'pandas', 'numpy', 'scipy', 'seaborn', 'matplotlib', 'pyarrow'} & set(sys.modules)))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT
-    )
+    done = run_program([sys.executable, "-c", program], check=True, cwd=ROOT)
     assert done.stdout == "[]\n"
 
 
 def test_the_project_speaks_of_itself_alone():
-    listed = subprocess.run(
-        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout.split()
+    listed = run_program(["git", "ls-files"], cwd=ROOT, check=True).stdout.split()
     binary = {".png", ".gz", ".npy"}
     for name in listed:
         path = ROOT / name

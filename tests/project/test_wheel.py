@@ -17,6 +17,8 @@ import pytest
 from packaging.requirements import Requirement
 
 from bench.extras import EXTRAS
+from tests.common import run_program
+from tests.matrices import matrix
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -24,11 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
-    done = subprocess.run(
-        [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, ROOT],
-        capture_output=True,
-        text=True,
-    )
+    done = run_program([sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, ROOT])
     assert done.returncode == 0, done.stdout + done.stderr
     (path,) = folder.glob("*.whl")
     return path
@@ -52,9 +50,7 @@ def bench(wheel, tmp_path_factory):
         env = {
             name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "BENCH_RESULTS")
         }
-        return subprocess.run(
-            [home / "bin" / "bench", *words], cwd=cwd, env=env, capture_output=True, text=True
-        )
+        return run_program([home / "bin" / "bench", *words], cwd=cwd, env=env)
 
     return run
 
@@ -121,15 +117,13 @@ def test_without_extras_studies_are_planned_and_the_other_commands_name_the_extr
         "run gpus.yaml",
     ]
     others = ["doctor job.err", "verify gpus", "doctor gpus", "submit smoke_cpu"]
-    done = subprocess.run(
+    done = run_program(
         [light, "-c", DRIVER],
         cwd=tmp_path,
         env={
             name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "BENCH_RESULTS")
         },
         input=json.dumps([line.split() for line in (*fine, *needs, *others)]),
-        capture_output=True,
-        text=True,
     )
     assert done.returncode == 0, done.stderr
     heavy, results = json.loads(done.stdout)
@@ -160,11 +154,9 @@ def test_the_extras_contain_the_packages_that_commands_look_for():
 
 
 def test_the_wheel_contains_the_tracked_files_and_no_others(wheel):
-    packages = subprocess.run(
+    packages = run_program(
         ["git", "ls-files", "ddp_scaling_bench", "bench", "analysis", "matrices", "slurm_templates"],
         cwd=ROOT,
-        capture_output=True,
-        text=True,
         check=True,
     )
     tracked = {
@@ -176,13 +168,7 @@ def test_the_wheel_contains_the_tracked_files_and_no_others(wheel):
 
 
 def test_a_study_goes_from_matrix_to_report_in_an_empty_folder(bench, tmp_path):
-    (tmp_path / "own.yaml").write_text(
-        "cluster: {executor: local, time_limit: 2m}\n"
-        "axes: {tasks_per_node: [1, 2]}\n"
-        "scaling: [{mode: strong, global_batch: [8]}]\n"
-        "workload: {device: cpu, model: mlp, parameters: 20k, steps_per_epoch: 3, epochs: 1, warmup_steps: 3}\n"
-        "repeats: 1\n"
-    )
+    (tmp_path / "own.yaml").write_text(matrix("own"))
     planned = bench("plan", "own.yaml", cwd=tmp_path)
     assert planned.returncode == 0, planned.stderr
     submitted = bench("submit", cwd=tmp_path)

@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
@@ -84,6 +84,23 @@ def leave() -> int:
     return 0
 
 
+def loop(body: Callable[..., None], width: int = 64) -> Callable[[list[str]], int]:
+    """Return the program of a rank that calls ``body`` with a recorder, a model in DDP and the rank."""
+
+    def program(argv: list[str]) -> int:
+        rank = join()
+        model, optimizer = trained(DistributedDataParallel(network(width)))
+        with Recorder(model, run_dir=run_dir(argv), **LENGTHS) as recorder:
+            body(recorder, model, optimizer, rank)
+        return leave()
+
+    return program
+
+
+def wide_loop(body: Callable[..., None]) -> Callable[[list[str]], int]:
+    return loop(body, width=512)
+
+
 def pauses(argv: list[str], *, together: bool) -> int:
     """Rank 0 validates within the loop; with ``together``, all ranks pause until it has ended."""
     rank = join()
@@ -132,43 +149,35 @@ def three_lines(argv: list[str]) -> int:
     return leave()
 
 
-def accumulates(argv: list[str]) -> int:
+@loop
+def accumulates(recorder, model, optimizer, rank):
     """Two micro-batches per step, of which the last synchronises; forward sleeps, losses are recorded."""
-    join()
-    model, optimizer = trained(DistributedDataParallel(network()))
     model.module.register_forward_pre_hook(lambda *given: time.sleep(NAP_S / 2))
-    with Recorder(model, run_dir=run_dir(argv), **LENGTHS) as recorder:
-        for number, (points, labels) in enumerate(recorder.batches(batches(2 * ALL_STEPS))):
-            last = number % 2 == 1
-            with recorder.step(update=last), nullcontext() if last else model.no_sync():
-                loss = cross_entropy(model(points), labels)
-                recorder.loss(loss)
-                loss.backward()
-                if last:
-                    optimizer.step()
-                    optimizer.zero_grad()
-    return leave()
-
-
-def synchronises_each(argv: list[str]) -> int:
-    """Two micro-batches per step that both synchronise, a common mistake."""
-    join()
-    model, optimizer = trained(DistributedDataParallel(network()))
-    with Recorder(model, run_dir=run_dir(argv), **LENGTHS) as recorder:
-        for _ in range(ALL_STEPS):
-            with recorder.step(samples=2 * BATCH):
-                for points, labels in batches(2):
-                    cross_entropy(model(points), labels).backward()
+    for number, (points, labels) in enumerate(recorder.batches(batches(2 * ALL_STEPS))):
+        last = number % 2 == 1
+        with recorder.step(update=last), nullcontext() if last else model.no_sync():
+            loss = cross_entropy(model(points), labels)
+            recorder.loss(loss)
+            loss.backward()
+            if last:
                 optimizer.step()
                 optimizer.zero_grad()
-    return leave()
 
 
-def evaluates(argv: list[str]) -> int:
+@loop
+def synchronises_each(recorder, model, optimizer, rank):
+    """Two micro-batches per step that both synchronise, a common mistake."""
+    for _ in range(ALL_STEPS):
+        with recorder.step(samples=2 * BATCH):
+            for points, labels in batches(2):
+                cross_entropy(model(points), labels).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@loop
+def evaluates(recorder, model, optimizer, rank):
     """Epochs of two steps, left by break, with a sleep after each epoch and one in a pause after each step."""
-    join()
-    model, optimizer = trained(DistributedDataParallel(network()))
-    recorder = Recorder(model, run_dir=run_dir(argv), **LENGTHS)
     for _ in range(ALL_STEPS // 2 + 1):
         for number, batch in enumerate(recorder.batches(batches(100))):
             with recorder.step():
@@ -178,27 +187,22 @@ def evaluates(argv: list[str]) -> int:
             if number == 1:
                 break
         time.sleep(0.1)
-    recorder.close()
-    return leave()
 
 
-def closure(argv: list[str]) -> int:
+@loop
+def closure(recorder, model, optimizer, rank):
     """An optimizer that calls the forward and the backward pass."""
-    join()
-    model, optimizer = trained(DistributedDataParallel(network()))
     model.module.register_forward_pre_hook(lambda *given: time.sleep(NAP_S))
-    with Recorder(model, run_dir=run_dir(argv), **LENGTHS) as recorder:
-        for points, labels in recorder.batches(batches()):
+    for points, labels in recorder.batches(batches()):
 
-            def again(points: Tensor = points, labels: Tensor = labels) -> float:
-                optimizer.zero_grad()
-                loss = cross_entropy(model(points), labels)
-                loss.backward()
-                return float(loss)
+        def again(points: Tensor = points, labels: Tensor = labels) -> float:
+            optimizer.zero_grad()
+            loss = cross_entropy(model(points), labels)
+            loss.backward()
+            return float(loss)
 
-            with recorder.step():
-                optimizer.step(again)
-    return leave()
+        with recorder.step():
+            optimizer.step(again)
 
 
 def own_group_without_ddp(argv: list[str]) -> int:
@@ -216,78 +220,63 @@ def own_group_without_ddp(argv: list[str]) -> int:
     return leave()
 
 
-def fetches_between(argv: list[str]) -> int:
+@loop
+def fetches_between(recorder, model, optimizer, rank):
     """The next batch is fetched between the forward and the backward pass of both micro-batches."""
-    join()
-    model, optimizer = trained(DistributedDataParallel(network()))
-    with Recorder(model, run_dir=run_dir(argv), **LENGTHS) as recorder:
-        waiting = iter(recorder.batches(batches(2 * ALL_STEPS + 1, nap_s=NAP_S)))
-        points, labels = next(waiting)
-        for _ in range(ALL_STEPS):
-            with recorder.step():
-                for last in (False, True):
-                    model.require_backward_grad_sync = last
-                    loss = cross_entropy(model(points), labels)
-                    points, labels = next(waiting)
-                    loss.backward()
-                optimizer.step()
-                optimizer.zero_grad()
-    return leave()
-
-
-def evaluates_in_the_step(argv: list[str]) -> int:
-    """The model is called without gradients before and after the backward pass of the same step."""
-    join()
-    model, optimizer = trained(DistributedDataParallel(network(512)))
-    model.module.register_forward_pre_hook(lambda *given: time.sleep(NAP_S))
-    with Recorder(model, run_dir=run_dir(argv), **LENGTHS) as recorder:
-        for points, labels in recorder.batches(batches()):
-            with recorder.step():
+    waiting = iter(recorder.batches(batches(2 * ALL_STEPS + 1, nap_s=NAP_S)))
+    points, labels = next(waiting)
+    for _ in range(ALL_STEPS):
+        with recorder.step():
+            for last in (False, True):
+                model.require_backward_grad_sync = last
                 loss = cross_entropy(model(points), labels)
-                with torch.no_grad():
-                    model(points)
+                points, labels = next(waiting)
                 loss.backward()
-                with torch.no_grad():
-                    model(points)
-                optimizer.step()
-                optimizer.zero_grad()
-    return leave()
+            optimizer.step()
+            optimizer.zero_grad()
 
 
-def compares_two_views(argv: list[str]) -> int:
-    """Two forward passes, and one backward pass for both."""
-    join()
-    model, optimizer = trained(DistributedDataParallel(network(512)))
+@wide_loop
+def evaluates_in_the_step(recorder, model, optimizer, rank):
+    """The model is called without gradients before and after the backward pass of the same step."""
     model.module.register_forward_pre_hook(lambda *given: time.sleep(NAP_S))
-    with Recorder(model, run_dir=run_dir(argv), **LENGTHS) as recorder:
-        for points, labels in recorder.batches(batches()):
-            with recorder.step():
-                (cross_entropy(model(points), labels) + model(-points).square().mean()).backward()
-                optimizer.step()
-                optimizer.zero_grad()
-    return leave()
+    for points, labels in recorder.batches(batches()):
+        with recorder.step():
+            loss = cross_entropy(model(points), labels)
+            with torch.no_grad():
+                model(points)
+            loss.backward()
+            with torch.no_grad():
+                model(points)
+            optimizer.step()
+            optimizer.zero_grad()
 
 
-def unknown_samples(argv: list[str]) -> int:
-    join()
-    model, optimizer = trained(DistributedDataParallel(network()))
-    with Recorder(model, run_dir=run_dir(argv), **LENGTHS) as recorder:
-        for batch in batches():
-            with recorder.step():
-                train(model, optimizer, batch)
-    return leave()
+@wide_loop
+def compares_two_views(recorder, model, optimizer, rank):
+    """Two forward passes, and one backward pass for both."""
+    model.module.register_forward_pre_hook(lambda *given: time.sleep(NAP_S))
+    for points, labels in recorder.batches(batches()):
+        with recorder.step():
+            (cross_entropy(model(points), labels) + model(-points).square().mean()).backward()
+            optimizer.step()
+            optimizer.zero_grad()
 
 
-def uneven_batches(argv: list[str]) -> int:
+@loop
+def unknown_samples(recorder, model, optimizer, rank):
+    for batch in batches():
+        with recorder.step():
+            train(model, optimizer, batch)
+
+
+@loop
+def uneven_batches(recorder, model, optimizer, rank):
     """Rank 1 has one sample less in each step."""
-    rank = join()
-    model, optimizer = trained(DistributedDataParallel(network()))
-    with Recorder(model, run_dir=run_dir(argv), **LENGTHS) as recorder:
-        for points, labels in recorder.batches(batches()):
-            with recorder.step(samples=BATCH - rank):
-                train(model, optimizer, (points[rank:], labels[rank:]))
-                recorder.loss(torch.tensor(float("nan")) if rank else torch.tensor(1.0))
-    return leave()
+    for points, labels in recorder.batches(batches()):
+        with recorder.step(samples=BATCH - rank):
+            train(model, optimizer, (points[rank:], labels[rank:]))
+            recorder.loss(torch.tensor(float("nan")) if rank else torch.tensor(1.0))
 
 
 def names_no_backend(argv: list[str]) -> int:
@@ -343,17 +332,13 @@ def gets_sigterm(argv: list[str]) -> int:
 # -- what goes wrong -----------------------------------------------------------------------
 
 
-def uneven_steps(argv: list[str]) -> int:
+@loop
+def uneven_steps(recorder, model, optimizer, rank):
     """Rank 1 runs out of data after the first epoch; DDP's Join lets the other rank continue."""
-    rank = join()
-    model, optimizer = trained(DistributedDataParallel(network()))
-    recorder = Recorder(model, run_dir=run_dir(argv), **LENGTHS)
     with Join([model]):
         for batch in recorder.batches(batches(ALL_STEPS - 11 * rank)):
             with recorder.step():
                 train(model, optimizer, batch)
-    recorder.close()
-    return leave()
 
 
 def raises(argv: list[str]) -> int:
@@ -388,14 +373,11 @@ def one_rank_is_lost(argv: list[str]) -> int:
     return 0
 
 
-def too_few_steps(argv: list[str]) -> int:
-    join()
-    model, optimizer = trained(DistributedDataParallel(network()))
-    with Recorder(model, run_dir=run_dir(argv), **LENGTHS) as recorder:
-        for batch in recorder.batches(batches(3)):
-            with recorder.step():
-                train(model, optimizer, batch)
-    return leave()
+@loop
+def too_few_steps(recorder, model, optimizer, rank):
+    for batch in recorder.batches(batches(3)):
+        with recorder.step():
+            train(model, optimizer, batch)
 
 
 def before_the_group(argv: list[str]) -> int:
@@ -408,19 +390,16 @@ def before_the_group(argv: list[str]) -> int:
     return 0
 
 
-def hooks(argv: list[str]) -> int:
+@loop
+def hooks(recorder, model, optimizer, rank):
     """Print the steps in which the model has hooks."""
-    rank = join()
-    model, optimizer = trained(DistributedDataParallel(network()))
     hooked = []
-    with Recorder(model, run_dir=run_dir(argv), **LENGTHS) as recorder:
-        for batch in recorder.batches(batches(ALL_STEPS + 5)):
-            with recorder.step():
-                train(model, optimizer, batch)
-                hooked.append("x" if model._forward_hooks or model._forward_pre_hooks else ".")
+    for batch in recorder.batches(batches(ALL_STEPS + 5)):
+        with recorder.step():
+            train(model, optimizer, batch)
+            hooked.append("x" if model._forward_hooks or model._forward_pre_hooks else ".")
     if rank == 0:
         print("".join(hooked))
-    return leave()
 
 
 def on_a_gpu(argv: list[str]) -> int:

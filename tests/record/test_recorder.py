@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 import re
@@ -18,7 +17,10 @@ from torch.nn.functional import cross_entropy
 from bench.record import Recorder, RecorderError
 from bench.record.recorder import batch_size
 from bench.record.session import Launch, launch_from, recording_folder
+from bench.study.layout import RunFolder
 from bench.study.records import METRICS_COLUMNS, RANKS_COLUMNS, STEPS_COLUMNS
+from bench.study.run_json import read_sampled_step
+from tests.common import raised, read_rows
 from tests.record import loops
 from tests.workload.conftest import Finished, torchrun_env
 
@@ -91,6 +93,16 @@ def test_the_parts_add_up_to_the_step_under_ddp(three_lines):
         assert value(row, "step") == pytest.approx(parts + value(row, "other"), abs=1e-9)
         assert all(value(row, part) > 0 for part in PARTS)
     assert min(abs(value(row, "other")) for row in three_lines.table("ranks")) < NAP_S / 10
+
+
+def test_every_rank_samples_one_step(three_lines):
+    samples = read_sampled_step(RunFolder(three_lines.folder))
+    assert [sample.rank for sample in samples] == [0, 1]
+    for sample in samples:
+        assert sample.collectives is not None
+        calls = {(call.function, call.part) for call in sample.slow_calls}
+        assert {("Tensor.backward", "backward"), ("next(generator)", "data_load")} <= calls
+        assert all(call.path.endswith("loops.py") for call in sample.slow_calls)
 
 
 def test_micro_batches_are_one_step(run_loop):
@@ -268,8 +280,7 @@ def alone(monkeypatch, tmp_path):
                     optimizer.step()
                     optimizer.zero_grad()
         (path,) = tmp_path.glob(f"{folder or 'bench-record/*'}/metrics.csv")
-        with path.open(newline="") as file:
-            return list(csv.DictReader(file))
+        return read_rows(path)
 
     yield train
     torch.set_num_threads(threads)
@@ -334,16 +345,12 @@ def test_the_harness_takes_precedence_over_the_script(alone, monkeypatch, tmp_pa
     ],
 )
 def test_invalid_lengths_are_refused(given, message):
-    with pytest.raises(RecorderError) as error:
-        Recorder(**given)
-    assert str(error.value) == message
+    assert raised(RecorderError, Recorder, **given) == message
 
 
 def test_a_variable_that_is_not_a_number_is_refused(monkeypatch):
     monkeypatch.setenv("BENCH_EPOCHS", "many")
-    with pytest.raises(RecorderError) as error:
-        Recorder()
-    assert str(error.value) == "BENCH_EPOCHS is 'many', not a whole number"
+    assert raised(RecorderError, Recorder) == "BENCH_EPOCHS is 'many', not a whole number"
 
 
 ONCE = "; write `with recorder.step():` around one step's forward, backward and update"
@@ -363,9 +370,7 @@ def test_a_step_without_a_with_is_refused(monkeypatch, tmp_path):
     monkeypatch.delenv("RANK", raising=False)
     recorder = Recorder(run_dir=tmp_path)
     recorder.step()
-    with pytest.raises(RecorderError) as error:
-        recorder.step()
-    assert str(error.value) == "recorder.step() was called without `with`" + ONCE
+    assert raised(RecorderError, recorder.step) == "recorder.step() was called without `with`" + ONCE
 
 
 @pytest.mark.parametrize("samples", [-4, "32", math.nan, math.inf, torch.ones(2), None.__class__])
@@ -383,8 +388,7 @@ def test_the_samples_may_be_a_tensor(monkeypatch, tmp_path):
         for _ in range(7):
             with recorder.step(torch.tensor([True, False, True]).sum()):
                 pass
-    with (tmp_path / "metrics.csv").open(newline="") as file:
-        assert [row["samples"] for row in csv.DictReader(file)] == ["8"]
+    assert [row["samples"] for row in read_rows(tmp_path / "metrics.csv")] == ["8"]
 
 
 def test_a_model_that_the_loop_does_not_call_causes_a_warning(monkeypatch, tmp_path):
@@ -411,8 +415,7 @@ def test_the_mean_loss_includes_all_steps_for_every_type_of_loss(monkeypatch, tm
         for _ in range(3 + steps):
             with recorder.step(samples=1):
                 recorder.loss(loss)
-    with (tmp_path / "metrics.csv").open(newline="") as file:
-        assert [float(row["train_loss"]) for row in csv.DictReader(file)] == [1.0]
+    assert [float(row["train_loss"]) for row in read_rows(tmp_path / "metrics.csv")] == [1.0]
 
 
 def test_a_row_that_the_loop_ends_has_the_steps_so_far_and_no_split(monkeypatch, tmp_path):
@@ -423,11 +426,10 @@ def test_a_row_that_the_loop_ends_has_the_steps_so_far_and_no_split(monkeypatch,
                 time.sleep(0.001)
             if number == 3 + 4 - 1:
                 recorder.end_epoch()
-    with (tmp_path / "metrics.csv").open(newline="") as file:
-        rows = [
-            (row["epoch"], row["steps"], bool(row["other_time_sec"] or row["load_balance"]))
-            for row in csv.DictReader(file)
-        ]
+    rows = [
+        (row["epoch"], row["steps"], bool(row["other_time_sec"] or row["load_balance"]))
+        for row in read_rows(tmp_path / "metrics.csv")
+    ]
     assert rows == [("1", "4", False), ("2", "5", True)]
 
 
@@ -436,33 +438,20 @@ def test_epochs_none_records_to_the_end(alone):
     assert [row["steps"] for row in rows] == ["5", "5", "5", "1"]
 
 
+def slurm_step(rank: str, local: str, tasks: str) -> dict[str, str]:
+    names = ("SLURM_STEP_ID", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS")
+    return dict(zip(names, ("0", rank, local, tasks), strict=True))
+
+
 @pytest.mark.parametrize(
     ("env", "group", "launch"),
     [
         ({}, None, Launch("single", 0, 0, 1)),
         ({"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_NTASKS": "4"}, None, Launch("single", 0, 0, 1)),
+        (slurm_step("3", "1", "4") | {"RANK": "3"}, (3, 4), Launch("srun", 3, 1, 4)),
         (
-            {
-                "SLURM_STEP_ID": "0",
-                "SLURM_PROCID": "3",
-                "SLURM_LOCALID": "1",
-                "SLURM_NTASKS": "4",
-                "RANK": "3",
-            },
-            (3, 4),
-            Launch("srun", 3, 1, 4),
-        ),
-        (
-            {
-                "SLURM_STEP_ID": "0",
-                "SLURM_PROCID": "0",
-                "SLURM_LOCALID": "0",
-                "SLURM_NTASKS": "2",
-                "TORCHELASTIC_RUN_ID": "x",
-                "RANK": "5",
-                "LOCAL_RANK": "2",
-                "WORLD_SIZE": "8",
-            },
+            slurm_step("0", "0", "2")
+            | {"TORCHELASTIC_RUN_ID": "x", "RANK": "5", "LOCAL_RANK": "2", "WORLD_SIZE": "8"},
             (5, 8),
             Launch("torchrun", 5, 2, 8),
         ),
@@ -474,9 +463,7 @@ def test_the_launcher_is_recognised_by_its_variables(env, group, launch):
 
 def test_a_group_of_another_size_than_the_cells_is_refused():
     env = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "BENCH_EXPECTED_WORLD_SIZE": "4"}
-    with pytest.raises(RecorderError) as error:
-        launch_from(env, (0, 2))
-    assert str(error.value) == (
+    assert raised(RecorderError, launch_from, env, (0, 2)) == (
         "the process group has 2 processes, but the cell has 4;"
         " let the script take the number of processes from the launcher's variables"
     )
@@ -488,7 +475,4 @@ def test_the_size_of_a_batch_is_that_of_its_first_tensor():
     assert [
         batch_size(batch)
         for batch in (points, [points], {"x": points}, ("a", (points,)), "a", torch.tensor(1))
-    ] == [
-        *(3.0, 3.0, 3.0, 3.0),
-        *(None, None),
-    ]
+    ] == [*(3.0, 3.0, 3.0, 3.0), *(None, None)]

@@ -23,9 +23,7 @@ from bench.record.windows import StepSampler, is_users
 from bench.study.files import write_json
 from bench.study.layout import RunFolder
 from bench.study.run_json import SampledStep, SlowCall, read_sampled_step
-from tests.workload.conftest import run_ranks, server
 
-__all__ = ["run_ranks", "server"]
 NAP_S = 0.02
 
 
@@ -215,14 +213,3 @@ def test_the_file_is_read_back_and_malformed_entries_are_left_out(tmp_path):
     assert read_sampled_step(folder) == [
         SampledStep(1, 0.9, 4, [SlowCall("/a/train.py", 7, "torch.save", 1, 0.5)])
     ]
-
-
-def test_every_rank_of_a_recording_samples_one_step(run_ranks):
-    done = run_ranks(target="tests.record.loops:three_lines").succeeded()
-    samples = read_sampled_step(RunFolder(done.folder))
-    assert [sample.rank for sample in samples] == [0, 1]
-    for sample in samples:
-        assert sample.collectives is not None
-        calls = {(call.function, call.part) for call in sample.slow_calls}
-        assert {("Tensor.backward", "backward"), ("next(generator)", "data_load")} <= calls
-        assert all(call.path.endswith("loops.py") for call in sample.slow_calls)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import csv
 import json
 
 import pytest
 
+from tests.common import read_rows
 from tests.record.loops import BATCH
 from tests.workload.conftest import torchrun_env
 
@@ -33,8 +33,7 @@ def read(server, tmp_path_factory):
     server.start(folder, [], torchrun_env(2), target).finish().succeeded()
 
     def read(name: str) -> tuple[list[dict[str, str]], dict]:
-        with (folder / name / "metrics.csv").open(newline="") as file:
-            return list(csv.DictReader(file)), json.loads((folder / name / "env.json").read_text())
+        return read_rows(folder / name / "metrics.csv"), json.loads((folder / name / "env.json").read_text())
 
     return read
 

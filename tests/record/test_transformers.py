@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import importlib
 import json
 import sys
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from bench.record import RecorderError
+from tests.common import raised, read_rows
 from tests.record.loops import NAP_S
 from tests.workload.conftest import torchrun_env
 
@@ -36,8 +36,7 @@ def folder(server, tmp_path_factory):
 
 
 def read(folder: Path) -> tuple[list[dict[str, str]], dict]:
-    with (folder / "metrics.csv").open(newline="") as file:
-        return list(csv.DictReader(file)), json.loads((folder / "env.json").read_text())
+    return read_rows(folder / "metrics.csv"), json.loads((folder / "env.json").read_text())
 
 
 def counted(folder: Path) -> list[list[tuple[int, list[float]]]]:
@@ -102,8 +101,6 @@ def test_samples_of_packed_batches_are_unknown_unless_the_script_counts_them(fol
 def test_without_transformers_the_error_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     monkeypatch.delitem(sys.modules, "bench.record.transformers", raising=False)
-    with pytest.raises(RecorderError) as error:
-        importlib.import_module("bench.record.transformers")
-    assert str(error.value) == (
+    assert raised(RecorderError, importlib.import_module, "bench.record.transformers") == (
         "Transformers is not installed; pip install 'ddp-scaling-bench[transformers]'"
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,6 +10,7 @@ import torch
 
 from bench.measure import environment, nvml, step_parts
 from bench.record import Recorder
+from tests.common import read_rows
 from tests.simulated_gpu.device import Costs, Link, Rank, World, install
 from tests.simulated_gpu.training import Ddp, Feed, Model, Optimizer
 
@@ -61,8 +61,7 @@ def recorded(folder: Path, *, with_model: bool) -> list[dict[str, str]]:
                     optimizer.step()
 
     World(1, link=LINK, costs=Costs(launch_s=2e-6)).run(program)
-    with (folder / "metrics.csv").open(encoding="utf-8") as table:
-        return list(csv.DictReader(table))
+    return read_rows(folder / "metrics.csv")
 
 
 @pytest.mark.parametrize("with_model", [False, True])

@@ -25,10 +25,7 @@ from bench.words import words
 NOON = datetime(2026, 11, 22, 12, 0, tzinfo=UTC)
 ENV = {
     "cores": [{"node": "n1", "threads_per_rank": [2, 2]}, {"node": "n2", "threads_per_rank": [2, 2]}],
-    "hosts": [
-        {"host": "n1", "ranks": [0, 1], "cores": 4},
-        {"host": "n2", "ranks": [2, 3], "cores": 2},
-    ],
+    "hosts": [{"host": "n1", "ranks": [0, 1], "cores": 4}, {"host": "n2", "ranks": [2, 3], "cores": 2}],
 }
 
 

@@ -10,14 +10,10 @@ import pytest
 from bench.plan import make_plan
 from bench.study.verify import Verification, verify_run
 from tests.commands.command_line import bench
+from tests.common import change_json
+from tests.matrices import command, matrix
 
-MATRIX = """\
-study: own
-cluster: {executor: local}
-axes: {tasks_per_node: [2]}
-scaling: [{mode: weak, per_gpu_batch: [8]}]
-workload: {device: cpu, command: "true", metrics: none}
-"""
+MATRIX = matrix("own", axes={"tasks_per_node": [2]}, batch=8, workload=command("true"), repeats=3)
 UNMEASURED = {
     "processes": "2 with WORLD_SIZE 2",
     "ranks joined": "2 of 2",
@@ -58,8 +54,7 @@ def test_what_was_not_measured_is_not_ok_and_does_not_fail_the_run(run_folder):
 
 @pytest.mark.parametrize("state", ["queued", "running"])
 def test_only_the_state_of_a_run_that_has_not_ended_is_checked(run_folder, state):
-    content = json.loads((run_folder / "run.json").read_text())
-    (run_folder / "run.json").write_text(json.dumps({**content, "state": state}))
+    change_json(run_folder / "run.json", state=state)
     verdict = verify_run(run_folder)
     assert [str(check) for check in verdict.checks] == [f"FAIL  state: {state}, expected completed"]
 
@@ -77,7 +72,7 @@ def test_a_failed_check_fails_a_run_with_unmeasured_values(run_folder):
 
 def test_missing_accounting_is_not_measured(run_folder):
     path = run_folder / "run.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"accounting": "none: sacct is not installed"}))
+    change_json(path, accounting="none: sacct is not installed")
     verdict = verify_run(run_folder)
     check = next(check for check in verdict.checks if check.name == "accounting")
     assert verdict.passed

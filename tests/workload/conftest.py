@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import csv
 import json
 import os
 import signal
@@ -17,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.common import read_rows
 
 ROOT = Path(__file__).parents[2]
 #: Short windows on a small model with several buckets; no probes.
@@ -37,8 +38,7 @@ class Finished:
     err: list[str]
 
     def table(self, name: str) -> list[dict[str, str]]:
-        with (self.folder / f"{name}.csv").open(encoding="utf-8", newline="") as file:
-            return list(csv.DictReader(file))
+        return read_rows(self.folder / f"{name}.csv")
 
     @property
     def env(self) -> dict[str, Any]:

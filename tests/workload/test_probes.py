@@ -100,14 +100,13 @@ def test_the_line_on_standard_output_says_what_the_probes_cost(probed):
     assert printed == f"bench: probes took {content_of(probed)['seconds']['all']:.3f} s"
 
 
-def test_without_probes_there_is_no_file_and_no_total_communication(run_ranks):
-    finished = run_ranks("--epochs", "1", "--probe-steps", "0", "--sweep-time", "0").succeeded()
-    assert not (finished.folder / "probes.json").exists()
-    assert finished.table("metrics")[0]["comm_time_sec"] == ""
-
-
-def test_one_rank_has_steps_to_probe_and_nobody_to_communicate_with(run_ranks):
-    content = content_of(run_ranks(*PROBES, environments=[{}]).succeeded())
+def test_without_a_launcher_one_rank_has_steps_to_probe_and_nobody_to_communicate_with(run_ranks):
+    finished = run_ranks(*PROBES, environments=[{}]).succeeded()
+    (row,) = finished.table("metrics")
+    assert (finished.env["launcher"], finished.env["world_size"], row["samples"]) == ("single", 1, "40")
+    assert (float(row["load_balance"]), float(row["comm_wait_time_sec"])) == (1, 0)
+    assert float(row["comm_exposed_time_sec"]) >= 0
+    content = content_of(finished)
     assert content["all_reduce"] is None
     alone = "a single rank does not communicate"
     assert content["reasons"] == {"steps": None, "all_reduce": alone}
@@ -115,15 +114,12 @@ def test_one_rank_has_steps_to_probe_and_nobody_to_communicate_with(run_ranks):
     assert (content["standalone_s"], content["hidden_fraction"]) == (None, None)
 
 
-def test_accumulation_communicates_once_per_step_in_the_probes_too(run_ranks):
-    content = content_of(run_ranks(*PROBES, "--grad-accum", "3", "--probe-steps", "1").succeeded())
+def test_accumulation_communicates_once_per_step_in_mixed_precision_with_states_of_the_optimizer(run_ranks):
+    words = ("--grad-accum", "3", "--probe-steps", "1", "--precision", "bf16", "--optimizer", "adamw")
+    content = content_of(run_ranks(*PROBES, *words).succeeded())
     (step,) = content["steps"]["timed_buckets_rank_0"]
     assert len(step) == len(content["bucket_bytes"])
-
-
-def test_mixed_precision_and_an_optimizer_with_states_can_be_probed(run_ranks):
-    finished = run_ranks(*PROBES, "--precision", "bf16", "--optimizer", "adamw").succeeded()
-    assert len(content_of(finished)["steps"]["comm_time_s"]) == 2
+    assert len(content["steps"]["comm_time_s"]) == 2
 
 
 def test_only_the_sweep_can_be_asked_for(run_ranks):
@@ -213,14 +209,8 @@ def test_messages_for_which_there_is_no_memory_are_left_out_and_named():
 
 def test_the_hidden_fraction_needs_the_times_of_all_buckets():
     sweep = Sweep(2, "float32", [Size(8, buckets=2)], [[[0.5, 1.0], [0.25, 2.0], [1.0, 1.0]]])
-    assert hidden_fraction(sweep, [8, 8], 0.5) == {
-        "standalone_s": 2.0,
-        "hidden_fraction": 0.75,
-    }
-    assert hidden_fraction(sweep, [8, 4], 0.5) == {
-        "standalone_s": None,
-        "hidden_fraction": None,
-    }
+    assert hidden_fraction(sweep, [8, 8], 0.5) == {"standalone_s": 2.0, "hidden_fraction": 0.75}
+    assert hidden_fraction(sweep, [8, 4], 0.5) == {"standalone_s": None, "hidden_fraction": None}
     assert hidden_fraction(sweep, [8], None) == {"standalone_s": 1.0, "hidden_fraction": None}
 
 

@@ -229,8 +229,7 @@ def bad_folders():
 
 
 @pytest.mark.parametrize(
-    ("model", "arrays", "message"),
-    [pytest.param(*case[1:], id=case[0]) for case in bad_folders()],
+    ("model", "arrays", "message"), [pytest.param(*case[1:], id=case[0]) for case in bad_folders()]
 )
 def test_what_does_not_fit_is_said(tmp_path, model, arrays, message):
     with pytest.raises(BenchError) as caught:

@@ -68,30 +68,25 @@ def test_a_model_that_cannot_fit_is_refused_before_it_is_built(run_ranks):
     assert finished.err[1] == ""
 
 
-def test_a_compiled_model_needs_buckets_that_torch_can_split_at(run_ranks):
-    finished = run_ranks("--compile", "true", "--bucket-cap-mb", "0.5")
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ("--compile", "true", "--bucket-cap-mb", "0.5"),
+            "--compile true needs --bucket-cap-mb of 1 or more",
+        ),
+        (("--data", "/nowhere/å b"), "data folder /nowhere/å b does not exist on this host"),
+    ],
+)
+def test_an_error_that_all_ranks_have_is_one_message(run_ranks, words, message):
+    finished = run_ranks(*words)
     assert finished.codes == [1, 1]
-    assert finished.err == ["bench: error: --compile true needs --bucket-cap-mb of 1 or more\n", ""]
-
-
-def test_a_missing_folder_is_one_message(run_ranks):
-    finished = run_ranks("--data", "/nowhere/å b")
-    assert finished.codes == [1, 1]
-    assert finished.err == ["bench: error: data folder /nowhere/å b does not exist on this host\n", ""]
+    assert finished.err == [f"bench: error: {message}\n", ""]
 
 
 def test_a_killed_rank_ends_the_other_and_leaves_whole_files(server, tmp_path):
-    argv = [
-        "--per-gpu-batch",
-        "8",
-        *QUICK,
-        "--epochs",
-        "400",
-        "--attribution-steps",
-        "2",
-        "--checkpoint",
-        "true",
-    ]
+    words = ("--epochs", "400", "--attribution-steps", "2", "--checkpoint", "true")
+    argv = ["--per-gpu-batch", "8", *QUICK, *words]
     started = server.start(tmp_path, argv, torchrun_env(2), "tests.workload.scenarios:naps_in_epochs")
     wait_for((tmp_path / "checkpoint.pt").exists, "a checkpoint")
     wait_for((tmp_path / "metrics.csv").exists, "an epoch")

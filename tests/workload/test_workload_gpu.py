@@ -24,20 +24,9 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine"),
 ]
 
-WORDS = [
-    "--device",
-    "cuda",
-    "--model",
-    "mlp",
-    "--parameters",
-    "8M",
-    "--steps-per-epoch",
-    "20",
-    "--epochs",
-    "2",
-    "--join-timeout",
-    "30",
-]
+WORDS = (
+    "--device cuda --model mlp --parameters 8M --steps-per-epoch 20 --epochs 2 --join-timeout 30"
+).split()
 
 
 #: With nccl, steps that are longer on the device than on the host. With gloo, the exchange is the longest part.
@@ -73,21 +62,9 @@ def test_throughput_without_synchronisation_adds_up_to_the_window(server, tmp_pa
 
 @pytest.mark.parametrize(("backend", "ranks"), [("nccl", 1), ("gloo", 2)])
 def test_events_and_wall_time_agree_within_two_percent(server, tmp_path, backend, ranks):
-    words = [
-        *WORDS,
-        "--per-gpu-batch",
-        "2048",
-        "--backend",
-        backend,
-        "--probe-steps",
-        "0",
-        "--sweep-time",
-        "0",
-    ]
-    words += [
-        "--steps-per-epoch",
-        "200",
-    ]  # the window's ends, which events do not see, are a step's time or less
+    # The window's ends, which events do not see, are a step's time or less.
+    more = "--per-gpu-batch 2048 --probe-steps 0 --sweep-time 0 --steps-per-epoch 200".split()
+    words = [*WORDS, *more, "--backend", backend]
     finished = server.start(tmp_path, words, torchrun_env(ranks)).finish().succeeded()
     for row in finished.table("metrics"):
         wall = float(row["epoch_time_sec"])
@@ -190,18 +167,7 @@ def test_conditions_contain_the_clocks_of_every_rank(server, tmp_path):
 
 #: NCCL accepts two ranks on one GPU if their host identities differ. They communicate over sockets.
 TWO_NCCL_RANKS = {"NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
-SMALL = [
-    "--device",
-    "cuda",
-    "--backend",
-    "nccl",
-    "--model",
-    "mlp",
-    "--parameters",
-    "100k",
-    "--per-gpu-batch",
-    "8",
-]
+SMALL = "--device cuda --backend nccl --model mlp --parameters 100k --per-gpu-batch 8".split()
 SMALL += ["--steps-per-epoch", "5", "--epochs", "4000", "--attribution-steps", "2", "--probe-steps", "0"]
 
 

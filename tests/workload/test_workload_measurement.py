@@ -177,14 +177,7 @@ def test_a_late_rank_lowers_the_load_balance_and_not_the_communication_efficienc
     assert median(number(row, "comm_efficiency") for row in rows) > 0.75
 
 
-def test_time_within_the_model_is_forward(run_ranks):
-    finished = run_ranks(*SHORT, target="tests.workload.scenarios:slow_forward").succeeded()
-    for row in finished.table("ranks"):
-        assert NAP_S <= number(row, "forward_time_sec") < 2 * NAP_S
-        assert abs(number(row, "other_time_sec")) <= 0.03 * number(row, "step_time_sec")
-
-
-def test_accumulated_micro_batches_all_count(run_ranks):
+def test_time_within_the_model_is_forward_and_accumulated_micro_batches_all_count(run_ranks):
     target = "tests.workload.scenarios:slow_forward"
     finished = run_ranks(*SHORT, "--grad-accum", "3", target=target).succeeded()
     for row in finished.table("ranks"):
@@ -234,17 +227,7 @@ def test_without_attribution_the_split_is_empty_and_throughput_is_there(run_rank
     pop = {"load_balance", "comm_efficiency", "pop_parallel_efficiency"}
     assert split | pop | {"val_loss", "val_accuracy", "checkpoint_time_sec"} <= set(empty)
     assert finished.table("ranks")[0]["step_time_sec"] == ""
-
-
-def test_one_process_without_a_launcher_is_a_world_of_one(run_ranks):
-    finished = run_ranks(environments=[{}]).succeeded()
-    assert finished.env["launcher"] == "single"
-    assert finished.env["world_size"] == 1
-    row = finished.table("metrics")[-1]
-    assert int(row["samples"]) == 5 * 8
-    assert number(row, "load_balance") == 1
-    assert number(row, "comm_wait_time_sec") == 0
-    assert number(row, "comm_exposed_time_sec") >= 0
+    assert not (finished.folder / "probes.json").exists()
 
 
 def test_pop_efficiencies_of_a_worked_example():

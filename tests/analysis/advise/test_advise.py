@@ -24,6 +24,7 @@ from bench.matrix.cell import Cell
 from bench.units import seconds
 from tests.analysis.closer_studies import with_probes
 from tests.analysis.studies import Timing, environment, finished, make_cell, strong, weak
+from tests.common import edited_json
 
 SAMPLES, EPOCHS = 1_300_000, 90
 
@@ -340,10 +341,9 @@ def test_times_have_a_suitable_unit(seconds, text):
 
 def test_a_measured_cell_of_no_series_is_no_option(tmp_path):
     path = finished(tmp_path / "s", strong(sizes=(1, 2)))
-    plan = json.loads((path / "plan.json").read_text())
-    left_out = plan["cells"][0]
-    left_out["series"] = []
-    (path / "plan.json").write_text(json.dumps(plan))
+    with edited_json(path / "plan.json") as plan:
+        left_out = plan["cells"][0]
+        left_out["series"] = []
     found = advise({}, s=load_study(path)).options
     assert left_out["cell_id"] not in {option.cell_id for option in found}
     assert not any(math.isnan(option.training_low_s) for option in found)

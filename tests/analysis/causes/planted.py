@@ -64,12 +64,6 @@ def attempts(path: Path, pattern: str = "n4x1*") -> list[RunFolder]:
     return [RunFolder(folder) for folder in sorted(path.glob(f"runs/{pattern}/attempt-1"))]
 
 
-def change_json(file: Path, **values: Any) -> None:
-    """Change values of a JSON file."""
-    content = json.loads(file.read_text()) if file.exists() else {}
-    file.write_text(json.dumps(content | values))
-
-
 def conditions(
     folder: RunFolder,
     *,

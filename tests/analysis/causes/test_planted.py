@@ -15,14 +15,7 @@ from analysis.causes import claims
 from analysis.causes.catalogue import CAUSES, RESTS
 from analysis.causes.cells import CauseRow, divide_cell
 from analysis.causes.claims import LateRank, RunEvidence, claims_of
-from analysis.causes.evidence import (
-    NodeFacts,
-    RunFacts,
-    calls_outside,
-    collectives_outside,
-    fact,
-    read_facts,
-)
+from analysis.causes.evidence import NodeFacts, RunFacts, calls_outside, collectives_outside, fact, read_facts
 from analysis.causes.table import study_causes
 from analysis.checks.scaling_table import scaling_table
 from analysis.data.load import load_study
@@ -36,7 +29,6 @@ from tests.analysis import studies
 from tests.analysis.causes.planted import (
     attempts,
     causes,
-    change_json,
     conditions,
     late,
     late_parts,
@@ -44,6 +36,7 @@ from tests.analysis.causes.planted import (
     sampled_step,
     step_s,
 )
+from tests.common import change_json, edited_csv
 
 #: Seconds per step of a planted cause: 20 % of the step.
 MORE = 0.025
@@ -104,9 +97,8 @@ def test_a_rank_that_loads_data_slowly_is_late_and_the_study_cannot_tell_rank_fr
     path = plant(tmp_path / "s", late_parts(MORE, part="data"))
     late(path, 1, MORE, part="data")
     for folder in attempts(path):
-        ranks = pd.read_csv(folder.ranks_csv)
-        ranks.loc[ranks["rank"] == 1, "forward_time_sec"] *= 1.01
-        ranks.to_csv(folder.ranks_csv, index=False)
+        with edited_csv(folder.ranks_csv) as ranks:
+            ranks.loc[ranks["rank"] == 1, "forward_time_sec"] *= 1.01
     assert first(causes(path), "late-rank or late-node").part == "data"
 
 
@@ -270,10 +262,9 @@ def test_a_query_of_the_rank_does_not_communicate(function: str, communicates: b
 def test_without_the_parts_the_interval_of_the_loss_is_that_of_the_efficiency(tmp_path: Path) -> None:
     path = plant(tmp_path / "s", {"exposed": MORE}, noise=0.05)
     for file in path.glob("runs/*/*/metrics.csv"):
-        frame = pd.read_csv(file)
-        parts = [one for one in frame if one.endswith("_time_sec") and one[:5] not in ("step_", "epoch")]
-        frame[parts] = float("nan")
-        frame.to_csv(file, index=False)
+        with edited_csv(file) as frame:
+            parts = [one for one in frame if one.endswith("_time_sec") and one[:5] not in ("step_", "epoch")]
+            frame[parts] = float("nan")
     study = load_study(path)
     (table,) = (row for row in scaling_table(measure(study)) if row.cell_id == "n4x1-gloo-srun-b16")
     (found,) = [one for one in causes(path) if one.cause == "not-explained"]
@@ -537,10 +528,9 @@ def test_a_study_without_losses_names_no_cause(tmp_path: Path) -> None:
 def test_a_command_without_parts_of_the_step_has_only_the_rest(tmp_path: Path) -> None:
     path = plant(tmp_path / "s", {"exposed": MORE})
     for file in path.glob("runs/*/attempt-1/metrics.csv"):
-        frame = pd.read_csv(file)
-        frame[[name for name in frame if name.endswith("_time_sec") and name != "epoch_time_sec"]] = None
-        frame[["load_balance", "comm_efficiency", "pop_parallel_efficiency"]] = None
-        frame.to_csv(file, index=False)
+        with edited_csv(file) as frame:
+            frame[[name for name in frame if name.endswith("_time_sec") and name != "epoch_time_sec"]] = None
+            frame[["load_balance", "comm_efficiency", "pop_parallel_efficiency"]] = None
     found = causes(path)
     assert [row.cause for row in found] == ["not-explained", "other"]
     assert [row.share for row in found] == pytest.approx([SHARE, 0.0], abs=0.01)
@@ -551,10 +541,9 @@ def test_without_parts_of_the_step_a_cause_gets_no_share_of_the_loss(tmp_path: P
     """The batch per rank shrinks, but the loss may be communication all the same."""
     path = studies.finished(tmp_path / "s", studies.strong(64, (1, 4)), repeats=3)
     for file in path.glob("runs/*/attempt-1/metrics.csv"):
-        frame = pd.read_csv(file)
-        frame[[name for name in frame if name.endswith("_time_sec") and name != "epoch_time_sec"]] = None
-        frame[["load_balance", "comm_efficiency", "pop_parallel_efficiency"]] = None
-        frame.to_csv(file, index=False)
+        with edited_csv(file) as frame:
+            frame[[name for name in frame if name.endswith("_time_sec") and name != "epoch_time_sec"]] = None
+            frame[["load_balance", "comm_efficiency", "pop_parallel_efficiency"]] = None
     found = causes(path)
     assert "smaller-share" not in named(found)
     assert share_of(found, "not-explained") > 0.05

@@ -42,11 +42,7 @@ def fitted(times, *, ranks: int = 8) -> RingFit:
     return found
 
 
-@given(
-    ranks=st.integers(2, 4096),
-    latency=st.floats(1e-6, 1e-3),
-    rate=st.floats(1e8, 1e11),
-)
+@given(ranks=st.integers(2, 4096), latency=st.floats(1e-6, 1e-3), rate=st.floats(1e8, 1e11))
 def test_exact_sweeps_return_their_parameters(ranks, latency, rate):
     found = fit_ring(SIZES, swept(latency, 1 / rate, ranks=ranks), ranks=ranks)
     # Both regimes are needed to determine both parameters.

@@ -30,6 +30,7 @@ from bench.words import _words as words_of_kinds
 from bench.words import heading, title, words
 from tests.analysis import studies
 from tests.analysis.closer_studies import write_ranks
+from tests.common import change_json, edited_csv
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 
@@ -42,11 +43,6 @@ def findings(path: Path) -> dict[str, Fact]:
     assert len({one.kind for one in found}) == len(found)
     assert all(message(one).endswith(".") for one in found), "a sentence lacks a value"
     return {one.kind: one for one in found}
-
-
-def set_in_plan(path: Path, **values: Any) -> None:
-    plan = json.loads((path / "plan.json").read_text())
-    (path / "plan.json").write_text(json.dumps(plan | values))
 
 
 def test_every_code_is_documented_with_meaning_and_remedy() -> None:
@@ -209,9 +205,8 @@ def test_a_condition_common_to_all_runs_of_a_cell_is_named_and_leaves_none_out(t
 def test_a_rank_with_more_samples_is_named_with_its_factor(tmp_path: Path) -> None:
     path = studies.finished(tmp_path / "s", studies.strong(sizes=(1, 2)))
     for file in path.glob("runs/n2x1*/attempt-1/ranks.csv"):
-        frame = pd.read_csv(file)
-        frame.loc[frame["rank"] == 1, "samples"] *= 3
-        frame.to_csv(file, index=False)
+        with edited_csv(file) as frame:
+            frame.loc[frame["rank"] == 1, "samples"] *= 3
     found = findings(path)["unequal-samples"]
     assert found.values == {"rank": 1, "other_rank": 0, "ratio": 3.0}
 
@@ -237,9 +232,8 @@ def test_a_rank_that_paused_alone_is_named(tmp_path: Path) -> None:
 def test_a_batch_that_differs_from_the_plan_is_called_that(tmp_path: Path) -> None:
     path = studies.finished(tmp_path / "s", studies.strong(sizes=(1, 2)))
     for metrics in path.glob("runs/n2x1*/attempt-1/metrics.csv"):
-        frame = pd.read_csv(metrics)
-        frame[["samples", "epoch_time_sec"]] *= 2
-        frame.to_csv(metrics, index=False)
+        with edited_csv(metrics) as frame:
+            frame[["samples", "epoch_time_sec"]] *= 2
     found = findings(path)["other-batch"]
     assert found.values == {"samples_per_step": {"n2x1-gloo-srun-b32": {"planned": 64, "measured": 128.0}}}
 
@@ -250,9 +244,8 @@ def test_the_cell_with_another_batch_is_named_even_if_it_is_the_baseline(
 ) -> None:
     path = studies.finished(tmp_path / "s", studies.strong(sizes=(1, 2)))
     for metrics in [file for name in odd for file in path.glob(f"runs/{name}*/attempt-1/metrics.csv")]:
-        frame = pd.read_csv(metrics)
-        frame[["samples", "epoch_time_sec"]] /= 2
-        frame.to_csv(metrics, index=False)
+        with edited_csv(metrics) as frame:
+            frame[["samples", "epoch_time_sec"]] /= 2
     found = findings(path)["other-batch"]
     assert [cell.split("-")[0] for cell in found.subject] == list(odd)
     assert "n1x1-gloo-srun-b64 (measured 32.00, planned 64)" in message(found)
@@ -360,9 +353,9 @@ def test_advice_about_a_slow_node_fits_the_matrix(tmp_path: Path) -> None:
     for file in path.glob("runs/n1x2*-r1/attempt-1/ranks.csv"):
         file.write_text(file.read_text().replace("n1", "n3"))
     assert advice() == "advice-enough"
-    set_in_plan(path, nodelist="n[1-3]")
+    change_json(path / "plan.json", nodelist="n[1-3]")
     assert advice() == "advice-named"
-    set_in_plan(path, nodelist=None, executor="ssh")
+    change_json(path / "plan.json", nodelist=None, executor="ssh")
     assert advice() == "advice-named"
 
 

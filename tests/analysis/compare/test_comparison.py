@@ -21,6 +21,7 @@ from bench.errors import BenchError
 from bench.matrix.cell import Cell
 from tests.analysis.causes.planted import plant
 from tests.analysis.studies import Timing, environment, finished, make_cell, scale_rate, strong, weak
+from tests.common import change_json, raised
 
 
 def study(path: Path, cells: list[Cell] | None = None, *, slower: float = 1.0, **options: Any) -> Study:
@@ -133,9 +134,7 @@ def test_a_setting_that_varies_within_a_study_must_agree(tmp_path):
 def test_studies_of_different_work_have_no_cell_in_common(tmp_path):
     a = study(tmp_path / "a", with_settings(strong(), model="convnet"))
     b = study(tmp_path / "b", with_settings(strong(), model="mlp"))
-    with pytest.raises(BenchError) as error:
-        compare_studies(a, b)
-    assert str(error.value) == (
+    assert raised(BenchError, compare_studies, a, b) == (
         "studies a (A) and b (B) have no cell in common: model is convnet in A and mlp in B; compare studies "
         "of the same work and sizes, or ignore a setting: --ignore KEY"
     )
@@ -162,9 +161,7 @@ def test_clusters_with_different_nodes_compare_if_the_layout_is_ignored(tmp_path
 def test_an_ignored_setting_that_makes_cells_ambiguous_is_an_error(tmp_path):
     a = study(tmp_path / "a", [*strong(sizes=(2,)), *strong(sizes=(2,), backend="nccl")])
     b = study(tmp_path / "b", strong(sizes=(2,)))
-    with pytest.raises(BenchError) as error:
-        compare_studies(a, b, ignore=["backend"])
-    assert str(error.value) == (
+    assert raised(BenchError, compare_studies, a, b, ignore=["backend"]) == (
         "cells n2x1-gloo-srun-b32 and n2x1-nccl-srun-b32 of A agree in all compared settings, so it is "
         "not clear which of them to compare; ignore fewer settings (--ignore)"
     )
@@ -172,9 +169,7 @@ def test_an_ignored_setting_that_makes_cells_ambiguous_is_an_error(tmp_path):
 
 def test_an_unknown_setting_to_ignore_is_an_error_that_lists_the_settings(tmp_path):
     a, b = study(tmp_path / "a"), study(tmp_path / "b")
-    with pytest.raises(BenchError) as error:
-        compare_studies(a, b, ignore=["colour"])
-    assert str(error.value) == (
+    assert raised(BenchError, compare_studies, a, b, ignore=["colour"]) == (
         "--ignore: no cell has a setting 'colour'; settings: nodes, tasks_per_node, world_size, global_batch, "
         "per_gpu_batch, launcher, backend, strategy, device, model, grad_accum"
     )
@@ -194,9 +189,7 @@ def test_comparing_a_study_with_itself_is_an_error(tmp_path):
 def test_a_study_without_a_completed_run_is_an_error(tmp_path):
     a = study(tmp_path / "a")
     b = study(tmp_path / "b", state=lambda cell, repeat: ("failed", "out of memory", "oom"))
-    with pytest.raises(BenchError) as error:
-        compare_studies(a, b)
-    assert str(error.value) == (
+    assert raised(BenchError, compare_studies, a, b) == (
         f"{tmp_path}/b: nothing to compare: no run has completed (12 failed (oom)); run it first: bench submit"
     )
 
@@ -286,7 +279,7 @@ def test_runs_interleaved_in_one_allocation_are_pairs_by_repeat(tmp_path):
 def test_unpaired_runs_of_an_allocation_are_mentioned(tmp_path):
     paired_study(tmp_path / "packed", packed=True)
     for file in (tmp_path / "packed").glob("runs/*nccl*-r6/attempt-1/run.json"):
-        file.write_text(json.dumps({**json.loads(file.read_text()), "job_id": "78"}))
+        change_json(file, job_id="78")
     found = compare_within(load_study(tmp_path / "packed"), key="backend").cells
     assert [row.pairs for row in found] == [5, 5]
     assert {row.remark for row in found} == {"5 interleaved pairs; unpaired runs are ignored"}
@@ -325,16 +318,12 @@ def test_every_value_of_a_setting_is_compared_with_the_base(tmp_path):
 )  # fmt: skip
 def test_a_setting_that_cannot_be_compared_is_an_error(tmp_path, key, base, message):
     one = study(tmp_path / "s", [*strong(backend="gloo"), *strong(backend="nccl")])
-    with pytest.raises(BenchError) as error:
-        compare_within(one, key=key, base=base)
-    assert str(error.value) == message
+    assert raised(BenchError, compare_within, one, key=key, base=base) == message
 
 
 def test_cells_that_differ_in_more_than_the_setting_are_not_compared(tmp_path):
     one = study(tmp_path / "s", [*strong(64, backend="gloo"), *strong(128, backend="nccl")])
-    with pytest.raises(BenchError) as error:
-        compare_within(one, key="backend")
-    assert str(error.value) == (
+    assert raised(BenchError, compare_within, one, key="backend") == (
         "--by backend: no two cells of study s differ in backend alone; "
         "plan cells that differ in backend and agree in all other settings"
     )

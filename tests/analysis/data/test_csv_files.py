@@ -116,10 +116,7 @@ def test_missing_and_unreadable_files_are_reported(tmp_path: Path) -> None:
     (tmp_path / "folder.csv").mkdir()
     paths = [str(tmp_path / "absent.csv"), str(tmp_path / "folder.csv")]
     loaded = read_csvs(paths, Row)
-    assert loaded.problems == {
-        0: "absent.csv is missing",
-        1: "folder.csv cannot be read: Is a directory",
-    }
+    assert loaded.problems == {0: "absent.csv is missing", 1: "folder.csv cannot be read: Is a directory"}
     assert loaded.rows.empty
 
 

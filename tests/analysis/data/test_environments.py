@@ -89,17 +89,7 @@ anything = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=8,
 )
-KEYS = (
-    "hosts",
-    "transport",
-    "env",
-    "slurm",
-    "warnings",
-    "torch",
-    "world_size",
-    "parameters",
-    "gradient_bytes",
-)
+KEYS = tuple("hosts transport env slurm warnings torch world_size parameters gradient_bytes".split())
 HOST_KEYS = ("host", "cores", "ranks_here", "memory_bytes", "cpu_model")
 
 

@@ -21,6 +21,7 @@ from bench.study.layout import StudyFolder
 from bench.study.plan_json import plan_text
 from bench.study.records import METRICS_COLUMNS
 from tests.analysis import studies
+from tests.common import change_json, edited_csv, edited_json, raised
 
 RUN = "n1x1-gloo-srun-b64-r1"
 
@@ -130,17 +131,15 @@ def test_missing_metrics_of_a_run_that_did_not_complete_are_no_problem(tmp_path:
 
 def test_a_cell_without_metrics_has_a_reason_of_its_own(tmp_path: Path) -> None:
     path = studies.finished(tmp_path / "s", repeats=1)
-    plan = json.loads((path / "plan.json").read_text())
-    plan["cells"][0]["workload"]["metrics"] = {"source": "none"}
-    (path / "plan.json").write_text(json.dumps(plan))
+    with edited_json(path / "plan.json") as plan:
+        plan["cells"][0]["workload"]["metrics"] = {"source": "none"}
     (attempt(path) / "metrics.csv").unlink()
     assert row(path)["reason"] == "the matrix asks for no metrics (metrics: none)"
 
 
 def test_partial_results_of_a_failed_run_do_not_count(tmp_path: Path) -> None:
     path = studies.finished(tmp_path / "s", repeats=1)
-    record = json.loads((attempt(path) / "run.json").read_text())
-    (attempt(path) / "run.json").write_text(json.dumps(record | {"state": "failed", "reason": "killed"}))
+    change_json(attempt(path) / "run.json", state="failed", reason="killed")
     study = load_study(path)
     assert (study.epochs["run_id"] == RUN).sum() == 3
     runs = measure(study).runs
@@ -149,9 +148,8 @@ def test_partial_results_of_a_failed_run_do_not_count(tmp_path: Path) -> None:
 
 def test_samples_per_step_other_than_planned_are_a_reason(tmp_path: Path) -> None:
     path = studies.finished(tmp_path / "s", repeats=1)
-    metrics = pd.read_csv(attempt(path) / "metrics.csv")
-    metrics[["samples", "epoch_time_sec"]] /= 2
-    metrics.to_csv(attempt(path) / "metrics.csv", index=False)
+    with edited_csv(attempt(path) / "metrics.csv") as metrics:
+        metrics[["samples", "epoch_time_sec"]] /= 2
     (attempt(path) / "ranks.csv").unlink()  # it has the planned samples
     runs = measure(load_study(path)).runs
     found = runs[runs["run_id"] == RUN].iloc[0]
@@ -196,9 +194,7 @@ def test_a_real_plan_loads_with_every_run_planned(tmp_path: Path, name: str) -> 
 
 
 def test_a_folder_without_a_plan_is_an_error_with_a_remedy(tmp_path: Path) -> None:
-    with pytest.raises(BenchError) as caught:
-        load_study(tmp_path)
-    assert str(caught.value) == (
+    assert raised(BenchError, load_study, tmp_path) == (
         f"{tmp_path}/plan.json: the study's plan does not exist; "
         "give the folder of a study, such as results/<study>, or plan one: bench plan MATRIX"
     )
@@ -227,12 +223,9 @@ def test_a_broken_plan_is_an_error_in_one_line(tmp_path: Path, text: str, messag
 
 def test_a_run_of_an_unknown_cell_is_an_error(tmp_path: Path) -> None:
     path = studies.finished(tmp_path / "s", repeats=1)
-    plan = json.loads((path / "plan.json").read_text())
-    plan["runs"][0]["cell_id"] = "nowhere"
-    (path / "plan.json").write_text(json.dumps(plan))
-    with pytest.raises(BenchError) as caught:
-        load_study(path)
-    assert str(caught.value) == (
+    with edited_json(path / "plan.json") as plan:
+        plan["runs"][0]["cell_id"] = "nowhere"
+    assert raised(BenchError, load_study, path) == (
         f"{path}/plan.json: the cell 'nowhere' of run {RUN!r} is not defined; plan the study again: bench plan MATRIX"
     )
 
@@ -241,10 +234,7 @@ FILES = ("run.json", "metrics.csv", "env.json", "ranks.csv", "steps.csv")
 
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    data=st.data(),
-    name=st.sampled_from(FILES),
-)
+@given(data=st.data(), name=st.sampled_from(FILES))
 def test_no_bytes_in_a_runs_files_stop_the_loading(tmp_path: Path, data: st.DataObject, name: str) -> None:
     path = tmp_path / "s"
     if not path.exists():

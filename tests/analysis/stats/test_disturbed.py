@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,6 +17,7 @@ from analysis.stats.measured import common_reasons, measure
 from bench.study.conditions import Reason
 from tests.analysis.studies import StudyBuilder, strong
 from tests.commands.command_line import bench
+from tests.common import edited_json, read_rows
 
 
 def entry(reason: str, node: str = "n1") -> dict[str, Any]:
@@ -33,10 +33,9 @@ def disturbed(folder: Path, cells: Mapping[str, list[list[str] | None]]) -> Path
         runs = cells.get(str(cell.nodes), [None] * 3)
         for repeat, reasons in enumerate(runs, 1):
             file = path / f"runs/{cell.cell_id}-r{repeat}/attempt-1/run.json"
-            content = json.loads(file.read_text())
-            if reasons is not None:
-                content["disturbed"] = [entry(reason) for reason in reasons]
-            file.write_text(json.dumps(content))
+            with edited_json(file) as content:
+                if reasons is not None:
+                    content["disturbed"] = [entry(reason) for reason in reasons]
     return path
 
 
@@ -91,8 +90,9 @@ def test_the_report_says_which_runs_it_leaves_out_and_can_use_all(tmp_path: Path
     words = "CPU time of foreign processes on n1 from 2026-01-02T03:04:10Z to 2026-01-02T03:05:00Z"
     assert f"left out: disturbed by {words}" in (path / "report/index.html").read_text()
     assert counted(path) == {"1": ("3", ""), "2": ("2", "1"), "4": ("3", "")}
-    with (path / "report/runs.csv").open(newline="") as file:
-        shown = {row["run_id"]: row["disturbed"] for row in csv.DictReader(file) if row["disturbed"]}
+    shown = {
+        row["run_id"]: row["disturbed"] for row in read_rows(path / "report/runs.csv") if row["disturbed"]
+    }
     assert list(shown.values()) == [words]
     assert bench("report", str(path), "--include-disturbed", cwd=tmp_path).returncode == 0
     assert counted(path)["2"] == ("3", "1")
@@ -104,8 +104,7 @@ def test_the_report_says_which_runs_it_leaves_out_and_can_use_all(tmp_path: Path
 
 
 def counted(path: Path) -> dict[str, tuple[str, str]]:
-    with (path / "report/scaling.csv").open(newline="") as file:
-        return {row["nodes"]: (row["n"], row["n_disturbed"]) for row in csv.DictReader(file)}
+    return {row["nodes"]: (row["n"], row["n_disturbed"]) for row in read_rows(path / "report/scaling.csv")}
 
 
 def test_a_slow_run_without_a_recorded_reason_is_named_with_its_nodes_and_kept(tmp_path: Path) -> None:

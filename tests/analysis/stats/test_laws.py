@@ -15,6 +15,7 @@ from analysis.report.page import choice_text
 from analysis.stats.law_fit import LawFit, LawRun, Refusal, fit_law, fit_laws
 from analysis.stats.law_forms import Fabric, laws_of
 from bench.errors import BenchError
+from tests.common import raised
 
 SIZES = (1, 2, 4, 8, 16)
 
@@ -150,9 +151,7 @@ def test_sizes_beyond_twice_the_largest_are_predicted_on_request_only() -> None:
     near = found.predict([8, 16, 24, 32])
     assert [one.extrapolation for one in near] == [False, False, True, True]
     assert not any(one.beyond for one in near)
-    with pytest.raises(BenchError) as refused:
-        found.predict([32, 64])
-    assert str(refused.value) == (
+    assert raised(BenchError, found.predict, [32, 64]) == (
         "64 ranks are more than twice the largest measured size (16); measure up to 32 ranks, or extrapolate with --beyond"
     )
     (far,) = found.predict([64], beyond=True)

@@ -52,10 +52,7 @@ def covered(mode: str, kind: str, *, n: int, studies: int, seed: int) -> float:
     return hits / studies
 
 
-@pytest.mark.parametrize(
-    ("mode", "kind", "n"),
-    [("strong", "ab", 3), ("strong", "ab", 1), ("weak", "ab", 3)],
-)
+@pytest.mark.parametrize(("mode", "kind", "n"), [("strong", "ab", 3), ("strong", "ab", 1), ("weak", "ab", 3)])
 def test_at_least_85_percent_of_studies_contain_the_truth(mode: str, kind: str, n: int) -> None:
     assert covered(mode, kind, n=n, studies=40, seed=20260) >= 0.85
 

@@ -25,10 +25,7 @@ def scaled(sizes: Sequence[int], *, baseline: str | None = None, **columns: Any)
 
 @pytest.mark.parametrize(
     ("rates", "reported"),
-    [
-        ([4553, 9191, 18119, 35774], [2.02, 3.98, 7.86]),
-        ([2486, 4979, 9859, 19815], [2.00, 3.97, 7.97]),
-    ],
+    [([4553, 9191, 18119, 35774], [2.02, 3.98, 7.86]), ([2486, 4979, 9859, 19815], [2.00, 3.97, 7.97])],
     ids=["fp16", "tf32"],
 )
 def test_bert_of_nvidia_deep_learning_examples(rates: list[int], reported: list[float]) -> None:

@@ -24,17 +24,11 @@ from bench.errors import BenchError
 from bench.study.layout import StudyFolder
 from tests.analysis import studies
 from tests.analysis.points import frames_of_points
+from tests.common import edited_csv, edited_json
 
 PROMISED = [
     *("cell_id", "series", "baseline", "mode", "launcher", "backend", "nodes", "gpus_per_node", "gpus"),
-    *(
-        "global_batch",
-        "per_gpu_batch",
-        "n",
-        "throughput_samples_per_sec",
-        "throughput_low",
-        "throughput_high",
-    ),
+    *"global_batch per_gpu_batch n throughput_samples_per_sec throughput_low throughput_high".split(),
     *("step_time_sec", "speedup", "efficiency", "efficiency_low", "efficiency_high", "load_balance"),
     *("comm_efficiency", "pop_parallel_efficiency", "computational_scalability", "global_efficiency"),
     *("node_hours", "state", "reason"),
@@ -284,10 +278,9 @@ def test_the_state_of_a_cell_and_why_runs_are_missing(
 
 
 def respecify(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
-    plan = json.loads((path / "plan.json").read_text())
-    for cell in plan["cells"]:
-        change(cell)
-    (path / "plan.json").write_text(json.dumps(plan))
+    with edited_json(path / "plan.json") as plan:
+        for cell in plan["cells"]:
+            change(cell)
 
 
 def test_the_regime_follows_from_the_batches_not_from_the_label(tmp_path: Path) -> None:
@@ -343,13 +336,11 @@ def test_node_hours_are_the_mean_of_one_completed_run(tmp_path: Path) -> None:
 def test_without_an_attribution_window_only_its_factors_are_missing(tmp_path: Path) -> None:
     path = studies.finished(tmp_path / "s")
     for metrics in path.glob("runs/n2x1*/attempt-1/metrics.csv"):
-        frame = pd.read_csv(metrics)
-        frame[["load_balance", "comm_efficiency"]] = math.nan
-        frame.to_csv(metrics, index=False)
+        with edited_csv(metrics) as frame:
+            frame[["load_balance", "comm_efficiency"]] = math.nan
     for metrics in path.glob("runs/n4x1*/attempt-1/metrics.csv"):
-        frame = pd.read_csv(metrics)
-        frame["other_time_sec"] = math.nan
-        frame.to_csv(metrics, index=False)
+        with edited_csv(metrics) as frame:
+            frame["other_time_sec"] = math.nan
     found = table(path).set_index("gpus")
     factors = ["load_balance", "comm_efficiency", "pop_parallel_efficiency", "computational_scalability"]
     assert found.loc[2, factors].isna().all()

@@ -195,9 +195,7 @@ def test_conjugate_gradients(analysed: Report) -> None:
 def test_bert_of_pytorch_17159_by_nodes_and_gpus_per_node(reported: Report, tmp_path: Path) -> None:
     # pytorch/pytorch#17159: samples/s per GPU of BERT, two machines of eight GPUs.
     found = reported(
-        "nodes,gpus_per_node,throughput\n1,1,122\n1,2,230\n1,4,444\n1,8,880\n2,8,1280\n",
-        "--mode",
-        "weak",
+        "nodes,gpus_per_node,throughput\n1,1,122\n1,2,230\n1,4,444\n1,8,880\n2,8,1280\n", "--mode", "weak"
     )
     expected = [1, 115 / 122, 111 / 122, 110 / 122, 80 / 122]
     assert found["efficiency"].to_list() == pytest.approx(expected, abs=1e-9)

@@ -20,6 +20,7 @@ from bench.jobs.slurm.client import (
     SubmissionUncertainError,
     literal_pattern,
 )
+from tests.common import raised, write_program
 
 
 class Commands:
@@ -32,7 +33,8 @@ class Commands:
 
     def add(self, name: str, *, out: str = "", err: str = "", code: int = 0, sleep_s: float = 0) -> None:
         script = self.path / name
-        script.write_text(
+        write_program(
+            script,
             f"#!{sys.executable}\n"
             "import json, os, sys, time\n"
             f"with open({str(self.folder / f'{name}.calls')!r}, 'a') as file:\n"
@@ -40,9 +42,8 @@ class Commands:
             f"time.sleep({sleep_s})\n"
             f"sys.stdout.write({out!r})\n"
             f"sys.stderr.write({err!r})\n"
-            f"sys.exit({code}) if {code} >= 0 else os.kill(os.getpid(), {-code})\n"
+            f"sys.exit({code}) if {code} >= 0 else os.kill(os.getpid(), {-code})\n",
         )
-        script.chmod(0o755)
 
     def calls(self, name: str) -> list[list[str]]:
         return [call[0] for call in self._calls(name)]
@@ -112,9 +113,7 @@ def test_a_query_without_an_answer_times_out_and_a_submission_is_uncertain(comma
     slurm = commands.slurm(timeout_s=0.5)
     with pytest.raises(SlurmUnavailableError, match=r"^squeue: no answer within 0\.5 s$"):
         slurm.queue()
-    with pytest.raises(SubmissionUncertainError) as caught:
-        submit(slurm, commands.folder)
-    assert str(caught.value) == (
+    assert raised(SubmissionUncertainError, submit, slurm, commands.folder) == (
         "sbatch: no answer within 0.5 s; the job may have been accepted: look for a job named study.run.1"
     )
 
@@ -184,9 +183,7 @@ def test_sbatch_gets_literal_paths_and_the_arguments_of_the_script(commands):
 
 
 def test_a_path_with_a_backslash_is_an_error():
-    with pytest.raises(BenchError) as caught:
-        literal_pattern(Path("/scratch/back\\slash/job.out"))
-    assert str(caught.value) == (
+    assert raised(BenchError, literal_pattern, Path("/scratch/back\\slash/job.out")) == (
         "/scratch/back\\slash/job.out: Slurm cannot write its output to a path with a backslash; "
         "choose another folder for results"
     )

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import time
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,14 +14,13 @@ from bench.jobs.slurm.client import (
     BatchJob,
     Slurm,
     SlurmRefusedError,
-    SlurmUnavailableError,
-    SubmissionUncertainError,
 )
 from bench.jobs.slurm.job_states import queue_statuses, state_from_notices
 from bench.jobs.slurm.parsing import Gres
 from bench.study.ledger import FailureClass, RunState
 from tests.cluster.bed import Cluster
 from tests.cluster.containers import wait_for
+from tests.common import raised
 from tests.jobs.slurm.statuses import job_statuses
 
 
@@ -87,10 +83,7 @@ ENDS = {
         *(RANK_1.format("kill -9 $$"), ["-N2"], "failed", "killed", 143),
         "FAILED: step 0 (bash) was ended by SIGTERM",
     ),
-    "shell-killed": (
-        *("kill -9 $$", [], "failed", "killed", 137),
-        "FAILED: the script was ended by SIGKILL",
-    ),
+    "shell-killed": (*("kill -9 $$", [], "failed", "killed", 137), "FAILED: the script was ended by SIGKILL"),
     "hidden": (
         *("srun false; true", [], "completed", None, 0),
         "the job says COMPLETED, but step 0 (false) says FAILED",
@@ -224,38 +217,6 @@ def test_output_paths_are_literal_and_the_script_gets_its_arguments(slurm, tmp_p
     assert (folder / "paths.err").read_text() == "oops\n"
 
 
-def test_a_refusal_has_the_message_of_slurm(submitter):
-    def refusal(*options: str) -> SlurmRefusedError:
-        with pytest.raises(SlurmRefusedError) as caught:
-            submitter.submit("refused", "true", *options)
-        return caught.value
-
-    assert str(refusal("--account=nope")) == (
-        "sbatch: Batch job submission failed: Invalid account or account/partition combination specified"
-    )
-    assert str(refusal("--partition=nope")) == (
-        "sbatch: invalid partition specified: nope\n"
-        "Batch job submission failed: Invalid partition name specified"
-    )
-    assert str(refusal("--gres=gpu:a100:1")) == (
-        "sbatch: Batch job submission failed: Requested node configuration is not available"
-    )
-    assert not refusal("--gres=gpu:a100:1").queue_is_full
-
-
-def test_a_full_queue_is_recognized_as_such(submitter, cluster):
-    with cluster.limited(MaxSubmitJobs=1):
-        submitter.submit("first", "sleep 60")
-        with pytest.raises(SlurmRefusedError) as caught:
-            submitter.submit("second", "true")
-    assert caught.value.queue_is_full
-    assert str(caught.value) == (
-        "sbatch: AssocMaxSubmitJobLimit\n"
-        "Batch job submission failed: Job violates accounting/QOS policy "
-        "(job submit limit, user's size and/or time limits)"
-    )
-
-
 def test_test_only_returns_the_expected_start_and_submits_nothing(submitter, slurm):
     before = {row.key.job for row in slurm.queue()}
     script = submitter.folder / "x.sbatch"
@@ -263,9 +224,7 @@ def test_test_only_returns_the_expected_start_and_submits_nothing(submitter, slu
     start = slurm.test_only(script)
     assert start is not None
     assert abs(start - datetime.now(UTC)) < timedelta(minutes=5)
-    with pytest.raises(SlurmRefusedError) as caught:
-        slurm.test_only(script, options=["--gres=gpu:l40s:9"])
-    assert str(caught.value) == (
+    assert raised(SlurmRefusedError, slurm.test_only, script, options=["--gres=gpu:l40s:9"]) == (
         "sbatch --test-only: allocation failure: Requested node configuration is not available"
     )
     assert {row.key.job for row in slurm.queue()} == before
@@ -288,29 +247,6 @@ def test_nodes_describes_the_partitions_and_their_gpus(slurm, cluster):
         cluster.resume("n2")
 
 
-def test_a_job_of_a_killed_sbatch_is_found_by_its_name(slurm, cluster, tmp_path):
-    """Slurm accepts the job although its id is lost; the ledger's reconciliation relies on this."""
-    script = tmp_path / "x.sbatch"
-    script.write_text("#!/bin/bash\nsleep 60\n")
-    with cluster.frozen_slurmctld():
-        command = ["sbatch", "--parsable", "--job-name=study.run.1", f"--chdir={tmp_path}", str(script)]
-        sbatch = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-        time.sleep(0.5)
-        assert sbatch.poll() is None
-        sbatch.kill()
-        sbatch.wait()
-
-        impatient = Slurm(submit_timeout_s=0.5)
-        with pytest.raises(SubmissionUncertainError):
-            names = {"job_name": "study.run.2", "output": tmp_path / "o", "error": tmp_path / "e"}
-            impatient.submit(BatchJob(script=script, **names))
-    names = ["study.run.1", "study.run.2", "study.run.3"]
-    wait_for(
-        lambda: sorted(row.name for row in slurm.queue(names=names)) == names[:2],
-        what="the jobs that were accepted",
-    )
-
-
 def test_accounting_by_name_finds_the_job(submitter, slurm):
     since = datetime.now(UTC) - timedelta(minutes=1)
     job = submitter.submit("unique-name", "true")
@@ -323,29 +259,3 @@ def test_accounting_by_name_finds_the_job(submitter, slurm):
         what="the job in sacct by its name",
     )
     assert slurm.accounting_by_name(["unique"], since=since) == []
-
-
-def test_without_the_accounting_daemon_squeue_still_answers(submitter, slurm, cluster):
-    job = submitter.submit("unseen", "true")
-    submitter.outcomes([job])
-    cluster.stop_slurmdbd()
-    try:
-        with pytest.raises(SlurmUnavailableError) as caught:
-            slurm.accounting([job])
-        assert caught.value.command == "sacct"
-        assert "Problem talking to the database: Connection refused" in caught.value.output
-        assert queue_statuses(slurm.queue([job]))[job].state is RunState.COMPLETED
-    finally:
-        cluster.start_slurmdbd()
-    assert job_statuses(slurm.accounting([job]))[job].state is RunState.COMPLETED
-
-
-def test_without_the_controller_slurm_is_unavailable_and_nothing_is_submitted(submitter, slurm, cluster):
-    submit = partial(submitter.submit, "never-there", "true")
-    with cluster.without_slurmctld():
-        for call in (slurm.queue, submit, partial(slurm.cancel, ["1"])):
-            with pytest.raises(SlurmUnavailableError) as caught:
-                call()
-            assert type(caught.value) is SlurmUnavailableError
-            assert "Unable to contact slurm controller (connect failure)" in caught.value.output
-    assert slurm.queue(names=["never-there"]) == []

@@ -14,18 +14,7 @@ from bench.study.ledger import FailureClass, RunState
 from tests.jobs.slurm.statuses import job_statuses
 
 FIXTURES = sorted((Path(__file__).parent / "fixtures/accounting").glob("*.txt"))
-KEYS = (
-    "state",
-    "failure_class",
-    "reason",
-    "exit_code",
-    "hosts",
-    "started",
-    "ended",
-    "restarts",
-    "stuck",
-    "settled",
-)
+KEYS = tuple("state failure_class reason exit_code hosts started ended restarts stuck settled".split())
 
 
 def read_fixture(path: Path) -> tuple[str, dict[str, str], str]:

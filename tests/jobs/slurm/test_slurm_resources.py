@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bench.jobs.slurm.parsing import Gres, UnreadableOutputError, parse_gres, parse_nodes
+from tests.common import raised
 
 # The first three lines are from Slurm 22.05.8; the others follow sinfo(1) of 20.11 to 25.05.
 SINFO = """\
@@ -18,16 +19,7 @@ broken|up|1-00:00:00|2|drained|64|257000|gpu:2|1-infinite|d[1-2]
 
 # States in sinfo(1), "NODE STATE CODES", of 21.08 to 25.05, in which a node can run jobs now or later.
 IN_SERVICE = ("IDLE", "mixed-", "allocated", "completing", "planned", "reserved", "maint", "idle$")
-IN_SERVICE += (
-    "powered_down",
-    "powering_up",
-    "powering_down",
-    "idle%",
-    "idle#",
-    "blocked",
-    "mixed@",
-    "mixed^",
-)
+IN_SERVICE += tuple("powered_down powering_up powering_down idle% idle# blocked mixed@ mixed^".split())
 OUT_OF_SERVICE = ("down", "down*", "idle*", "drained", "draining", "drained*", "fail", "failing", "error")
 OUT_OF_SERVICE += ("inval", "future", "unknown", "perfctrs", "reboot", "rebooting")
 
@@ -64,10 +56,7 @@ def test_partitions_nodes_and_gpus_are_read():
         ("gpu", (Gres("gpu", None, 1),)),
         ("gpu:l40s:4(S:0-1)", (Gres("gpu", "l40s", 4),)),
         ("gpu:a100:4(S:0,1),nvme:no_consume:1K", (Gres("gpu", "a100", 4), Gres("nvme", None, 1024))),
-        (
-            "gpu:a100_1g.5gb:7(IDX:0-6),gpu:a100:1",
-            (Gres("gpu", "a100_1g.5gb", 7), Gres("gpu", "a100", 1)),
-        ),
+        ("gpu:a100_1g.5gb:7(IDX:0-6),gpu:a100:1", (Gres("gpu", "a100_1g.5gb", 7), Gres("gpu", "a100", 1))),
     ],
 )
 def test_generic_resources_are_read(text, gres):
@@ -75,6 +64,7 @@ def test_generic_resources_are_read(text, gres):
 
 
 def test_a_line_with_other_columns_is_an_error():
-    with pytest.raises(UnreadableOutputError) as caught:
-        parse_nodes("l40s*|up|infinite\n")
-    assert str(caught.value) == "expected 10 columns, got 'l40s*|up|infinite'"
+    assert (
+        raised(UnreadableOutputError, parse_nodes, "l40s*|up|infinite\n")
+        == "expected 10 columns, got 'l40s*|up|infinite'"
+    )

@@ -1,0 +1,62 @@
+"""Small functions that tests of several folders share."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+def raised(kind: type[Exception], call: Callable[..., object], *arguments: Any, **options: Any) -> str:
+    """Return the text of the exception that a call raises."""
+    with pytest.raises(kind) as caught:
+        call(*arguments, **options)
+    return str(caught.value)
+
+
+def run_program(words: Sequence[str | Path], **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run a program to its end and return its exit code and both streams."""
+    usual = {"capture_output": True, "text": True, "timeout": 280}
+    return subprocess.run(words, **usual | options)
+
+
+def write_program(path: Path, text: str) -> None:
+    """Write an executable script."""
+    path.write_text(text)
+    path.chmod(0o755)
+
+
+def read_rows(path: Path) -> list[dict[str, str]]:
+    """Return the rows of a CSV file by the names of its columns."""
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@contextmanager
+def edited_json(path: Path) -> Iterator[Any]:
+    """Yield the content of a JSON file, and write it back as the block leaves it."""
+    content = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    yield content
+    path.write_text(json.dumps(content), encoding="utf-8")
+
+
+def change_json(path: Path, **values: Any) -> None:
+    """Change values of a JSON object in a file."""
+    with edited_json(path) as content:
+        content.update(values)
+
+
+@contextmanager
+def edited_csv(path: Path) -> Iterator[Any]:
+    """Yield the frame of a CSV file, and write it back as the block leaves it."""
+    import pandas as pd  # not all tests need it
+
+    frame = pd.read_csv(path)
+    yield frame
+    frame.to_csv(path, index=False)
