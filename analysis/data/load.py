@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.data.contradictions import find_contradictions
-from analysis.data.csv_files import Loaded, read_csvs
+from analysis.data.csv_files import Loaded, read_csvs, rows_of
 from analysis.text import clean, one_line
 from bench.facts import Fact
 from bench.study.conditions import read_disturbances
@@ -78,6 +78,20 @@ _STATES = frozenset(str(state) for state in RunState)
 _ATTEMPT = re.compile(r"attempt-([0-9]{1,9})", re.ASCII).fullmatch
 
 
+@dataclass(frozen=True, slots=True)
+class RankOfRun(RankRow):
+    """A row of ranks.csv with its run."""
+
+    rank: int = 0
+    run_id: str = ""
+    cell_id: str = ""
+
+    @property
+    def useful_s(self) -> float:
+        """Useful time (s per step): the step without exposed communication."""
+        return self.step_time_sec - self.comm_exposed_time_sec
+
+
 @dataclass(frozen=True)
 class TableSource:
     """A table measured elsewhere: the name and text of its file, its number of rows, and ``--mode``."""
@@ -129,11 +143,11 @@ class Study:
         """The study's name, as given in the plan."""
         return one_line(self.plan.get("study") or self.folder.name)
 
-    def ranks_of(self, run_ids: Iterable[str]) -> pd.DataFrame:
-        """Return the rows of some runs' ranks.csv that name a rank, with ``run_id`` and ``cell_id``."""
+    def ranks_of(self, run_ids: Iterable[str]) -> list[RankOfRun]:
+        """Return the rows of some runs' ranks.csv that name an epoch and a rank."""
         rows = self._table_of(run_ids, "ranks_csv", RankRow)
-        with_rank: pd.DataFrame = rows[np.isfinite(rows["rank"])].reset_index(drop=True)
-        return with_rank
+        rows = rows[np.isfinite(rows["epoch"]) & np.isfinite(rows["rank"])]
+        return rows_of(rows.astype({"rank": "int64"}).assign(host=rows["host"].map(clean)), RankOfRun)
 
     def steps_of(self, run_ids: Iterable[str]) -> pd.DataFrame:
         """Return the rows of steps.csv of some runs, with ``run_id`` and ``cell_id``."""
