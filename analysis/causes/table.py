@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -63,18 +63,12 @@ def late_ranks(ranks: Sequence[RankOfRun]) -> dict[str, list[LateRank]]:
             alternative = "late-node" if several == moves and not in_one_part else ""
         late[row.run_id].append(
             LateRank(
-                rank=row.rank,
-                node=row.host,
-                share=row.share,
-                excess_s=row.excess_s,
-                part=row.part,
+                **asdict(row),
                 whole_node=whole,
                 cause=cause,
                 alternative=alternative,
                 samples=samples.get((row.run_id, row.rank), 1.0),
                 one_part=in_one_part,
-                part_share=row.part_share,
-                ranks=row.ranks,
             )
         )
     return late

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from statistics import median, median_low
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import pandas as pd
 from scipy import special
 
@@ -100,10 +101,7 @@ class _Timed(NamedTuple):
 
 
 def stragglers(ranks: Iterable[RankOfRun]) -> list[Straggler]:
-    """Return the late ranks of each run (see :data:`LATE_FROM`).
-
-    Rows without an attribution window are ignored.
-    """
+    """Return the late ranks of each run (see :data:`LATE_FROM`); without an attribution window, none."""
     timed = [row for row in ranks if known(row.useful_s)]
     return [late for own in _by_run(timed).values() for late in _late_in(own)]
 
@@ -245,40 +243,27 @@ def slow_nodes_of(ranks: Sequence[RankOfRun]) -> list[SlowNode]:
     """
     uneven = {one.run_id for one in unequal_samples(ranks)}
     ratios = _log_ratios(row for row in ranks if row.useful_s > 0 and row.run_id not in uneven)
-    hosts = grouped(ratios, lambda one: one.host)
-    squares = {host: _squares([one.ratio for one in own]) for host, own in hosts.items()}
-    pooled = sum(squares.values()) / max(sum(len(own) - 1 for own in hosts.values()), 1)
+    hosts = grouped(ratios, lambda one: one[0])
+    logs = {host: np.array([ratio for _, ratio, _ in own]) for host, own in hosts.items()}
+    beyond_mean = {host: len(own) - 1 for host, own in hosts.items()}
+    pooled = sum(float(own.var()) * len(own) for own in logs.values()) / max(sum(beyond_mean.values()), 1)
     # Of the ratios of k nodes in a run, k - 1 are independent.
-    freedom = sum((len(own) - 1) * mean(one.independent for one in own) for own in hosts.values())
-    enough = {host: own for host, own in hosts.items() if len(own) >= MIN_RUNS}
+    freedom = sum(beyond_mean[host] * mean(one[2] for one in own) for host, own in hosts.items())
+    enough = {host: own for host, own in logs.items() if len(own) >= MIN_RUNS}
     quantile = float(special.stdtrit(max(freedom, 1.0), 1 - SLOW_NODE_LEVEL / max(len(enough), 1)))
     found = []
     for host, own in enough.items():
-        log, runs = mean(one.ratio for one in own), len(own)
-        error = math.sqrt(max(squares[host] / (runs - 1), pooled) / runs)
-        if log > max(math.log(SLOW_NODE), quantile * error):
-            found.append(SlowNode(host, runs, math.expm1(log)))
+        error = math.sqrt(max(own.var(ddof=1), pooled) / len(own))
+        if own.mean() > max(math.log(SLOW_NODE), quantile * error):
+            found.append(SlowNode(host, len(own), math.expm1(own.mean())))
     return sorted(found, key=lambda node: -node.excess)
 
 
-def _squares(values: Sequence[float]) -> float:
-    centre = mean(values)
-    return sum((value - centre) ** 2 for value in values)
+def _log_ratios(ranks: Iterable[RankOfRun]) -> Iterator[tuple[str, float, float]]:
+    """Yield host and log of its useful time over the other hosts' median in a run, if as many ranks each.
 
-
-class _LogRatio(NamedTuple):
-    """The log of a host's useful time in a run over the other hosts' median.
-
-    ``independent`` is the share of these ratios that are independent: (k - 1) / k of k hosts.
+    The third value is the share of these ratios that are independent: (k - 1) / k of k hosts.
     """
-
-    host: str
-    ratio: float
-    independent: float
-
-
-def _log_ratios(ranks: Iterable[RankOfRun]) -> Iterator[_LogRatio]:
-    """Yield the ratio of each host in each run; hosts with the same number of ranks are compared."""
     for run in _by_run(ranks).values():
         hosts = grouped(run, lambda row: row.host)
         times = [
@@ -288,7 +273,7 @@ def _log_ratios(ranks: Iterable[RankOfRun]) -> Iterator[_LogRatio]:
         for alike in grouped(times, lambda one: one[2]).values():
             for place, (host, time_s, _) in enumerate(alike if len(alike) > 1 else ()):
                 others_s = median(other_s for _, other_s, _ in alike[:place] + alike[place + 1 :])
-                yield _LogRatio(host, math.log(time_s / others_s), 1 - 1 / len(alike))
+                yield host, math.log(time_s / others_s), 1 - 1 / len(alike)
 
 
 class UnequalSamples(NamedTuple):
@@ -305,13 +290,11 @@ def unequal_samples(ranks: Iterable[RankOfRun]) -> list[UnequalSamples]:
     """Return the runs in which one rank processes more samples than another, by more than 2 %."""
     found = []
     for run_id, own in _by_run(row for row in ranks if known(row.samples)).items():
-        totals: Counter[int] = Counter()
-        for row in own:
-            totals[row.rank] += row.samples  # type: ignore[assignment]
-        most, least = max(totals, key=totals.__getitem__), min(totals, key=totals.__getitem__)
-        found.append(
-            UnequalSamples(run_id, own[0].cell_id, most, least, totals[most] / max(totals[least], 1e-9))
-        )
+        by_rank = grouped(own, lambda row: row.rank).items()
+        totals = {rank: sum(row.samples for row in rows) for rank, rows in by_rank}
+        most, least = (choose(totals, key=totals.__getitem__) for choose in (max, min))
+        ratio = totals[most] / max(totals[least], 1e-9)
+        found.append(UnequalSamples(run_id, own[0].cell_id, most, least, ratio))
     return [one for one in found if one.ratio > 1 + SAMPLES_APART]
 
 
@@ -365,6 +348,8 @@ class MeanTimes:
     rank: int | None
     ranks: int
     n: int
+    beyond: float
+    late: bool
     data: float
     compute: float
     rest: float
@@ -372,8 +357,6 @@ class MeanTimes:
     transfer: float
     wait: float
     step: float
-    beyond: float
-    late: bool
 
 
 class RankMeans(NamedTuple):
@@ -424,32 +407,20 @@ def _means(
         for part, excess_s in zip(parts, excesses_s, strict=True):
             beyond.setdefault(part, []).append(excess_s / step_s)
     for (host, rank), own in sorted(grouped(ranks, key).items()):
-        yield MeanTimes(
-            own[0].cell_id,
-            host or MISSING,
-            rank,
-            len({row.rank for row in own}),
-            len(beyond[host, rank]),
-            data=mean(row.data_load_time_sec for row in own),
-            compute=mean(_compute_s(row) for row in own),
-            rest=mean(
-                row.useful_s - _measured(row.data_load_time_sec) - _measured(_compute_s(row)) for row in own
-            ),
-            useful=mean(row.useful_s for row in own),
-            transfer=mean(row.comm_exposed_time_sec - _measured(row.comm_wait_time_sec) for row in own),
-            wait=mean(row.comm_wait_time_sec for row in own),
-            step=mean(row.step_time_sec for row in own),
-            beyond=mean(beyond[host, rank]),
-            late=any((row.cell_id, host, row.rank) in late for row in own),
-        )
+        amounts = (len({row.rank for row in own}), len(beyond[host, rank]))
+        times = map(mean, zip(*map(_times, own), strict=True))
+        is_late = any((row.cell_id, host, row.rank) in late for row in own)
+        about = (own[0].cell_id, host or MISSING, rank, *amounts)
+        yield MeanTimes(*about, mean(beyond[host, rank]), is_late, *times)
 
 
-def _compute_s(row: RankOfRun) -> float:
-    return row.forward_time_sec + row.backward_time_sec
-
-
-def _measured(time_s: float) -> float:
-    return time_s if known(time_s) else 0.0
+def _times(row: RankOfRun) -> tuple[float, ...]:
+    """Return the times of :class:`MeanTimes`, in their order."""
+    data, compute = row.data_load_time_sec, row.forward_time_sec + row.backward_time_sec
+    wait, exposed = row.comm_wait_time_sec, row.comm_exposed_time_sec
+    rest = row.useful_s - sum(filter(known, (data, compute)))
+    transfer = exposed - wait if known(wait) else exposed
+    return data, compute, rest, row.useful_s, transfer, wait, row.step_time_sec
 
 
 def nodes_table(means: RankMeans) -> pd.DataFrame:

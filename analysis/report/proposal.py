@@ -13,8 +13,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-import pandas as pd
-
 from analysis.causes.cells import CellDivision
 from analysis.causes.divide import WHOLE
 from analysis.checks.scaling_table import (
@@ -35,16 +33,8 @@ from analysis.report.tables import shown_columns, texts_of
 from analysis.report.what_was_run import MISSING_SOURCE, Executed, Line, constant_batch, what_was_run
 from analysis.report.why import loss_table
 from analysis.report.words import WORDS, ascii_formula, mode_title
-from analysis.stats.attempts import cell_success, reserve
-from analysis.stats.columns import (
-    PROPOSAL,
-    Column,
-    RunRow,
-    ScalingRow,
-    first_of_cells,
-    records_of,
-    three_digits,
-)
+from analysis.stats.attempts import cell_success, recorded_attempts, reserve
+from analysis.stats.columns import PROPOSAL, Column, ScalingRow, first_of_cells, three_digits
 from analysis.stats.estimate import MIN_RUNS
 from analysis.stats.measured import state_counts
 from analysis.stats.scaling import GUIDE
@@ -348,9 +338,8 @@ def _failures(row: ScalingRow, executed: Executed, total: int) -> Iterator[Line]
 
 def _failed(row: ScalingRow, executed: Executed) -> str:
     """Return the number of failed attempts of a size with their classes; empty if there are none."""
-    attempts = pd.concat([executed.study.earlier, executed.study.runs])
-    own = (attempts["cell_id"] == row.cell_id) & (attempts["state"] == RunState.FAILED)
-    return state_counts(records_of(RunRow, attempts[own]))
+    attempts = [run for run in recorded_attempts(executed.study) if run.cell_id == row.cell_id]
+    return state_counts(run for run in attempts if run.state == RunState.FAILED)
 
 
 def _duration(row: ScalingRow, total: int) -> tuple[str, str]:
