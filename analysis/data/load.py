@@ -422,12 +422,8 @@ def _evidence(content: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _runs_frame(rows: list[RunRow]) -> pd.DataFrame:
     frame = pd.DataFrame(list(map(_values_of, rows)), columns=list(RUNS_COLUMNS))
-    for name in ("run_id", "cell_id", "state", "reason", *_TEXTS):
-        frame[name] = frame[name].astype("str")
-    for name in ("repeat", "order"):
-        frame[name] = frame[name].astype("int64")
-    for name in ("attempt", "exit_code"):
-        frame[name] = frame[name].astype("Int64")
+    kinds = {"repeat": "int64", "order": "int64", "attempt": "Int64", "exit_code": "Int64"}
+    frame = frame.astype(dict.fromkeys(("run_id", "cell_id", "state", "reason", *_TEXTS), "str") | kinds)
     for name in _TIMES:
         frame[name] = pd.to_datetime(frame[name], utc=True, errors="coerce", format="ISO8601")
     return frame

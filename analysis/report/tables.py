@@ -14,17 +14,7 @@ from analysis.data.csv_files import csv_text
 from analysis.data.names import nodes_known
 from analysis.report.figures.drawing import Selection
 from analysis.report.words import WORDS, ascii_formula
-from analysis.stats.columns import (
-    PAGE,
-    PUBLISHED,
-    TEXT,
-    Column,
-    RunRow,
-    ScalingRow,
-    columns_of,
-    dtypes_of,
-    records_of,
-)
+from analysis.stats.columns import PAGE, PUBLISHED, TEXT, Column, ScalingRow, columns_of, dtypes_of, run_rows
 from analysis.stats.measured import state_counts
 from analysis.text import markdown, markdown_line, one_line
 from bench.study.ledger import RunState
@@ -291,7 +281,7 @@ def runs_context(attempts: pd.DataFrame) -> dict[str, Any]:
         "listed": [_run_row(run) for run in shown.itertuples(index=False)],
         "left_out": len(notable) - len(shown),
         "missing": int((~runs["measured"]).sum()),
-        "states": state_counts(records_of(RunRow, runs[~runs["measured"]])),
+        "states": state_counts(run_rows(runs[~runs["measured"]])),
         "total": len(runs),
         "outliers": int(runs["outlier"].sum()),
     }

@@ -14,7 +14,7 @@ import pandas as pd
 from scipy import special
 
 from analysis.data.load import Study
-from analysis.stats.columns import RunRow, records_of
+from analysis.stats.columns import RunRow, run_rows
 from bench.study.ledger import RunState
 
 
@@ -62,7 +62,7 @@ class Success(NamedTuple):
 
 def recorded_attempts(study: Study) -> list[RunRow]:
     """Return all attempts of the runs, without measurements."""
-    return [run for frame in (study.earlier, study.runs) for run in records_of(RunRow, frame)]
+    return [run for frame in (study.earlier, study.runs) for run in run_rows(frame)]
 
 
 def cell_success(study: Study) -> dict[str, Success]:

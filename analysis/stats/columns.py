@@ -347,6 +347,11 @@ def records_of(record: Callable[..., T], frame: pd.DataFrame) -> list[T]:
     return [record(**missing | dict(zip(names, own, strict=True))) for own in zip(*values, strict=True)]
 
 
+def run_rows(frame: pd.DataFrame) -> list[RunRow]:
+    """Return the rows of a frame of runs as records."""
+    return records_of(RunRow, frame)
+
+
 def frame_of_records(record: Callable[..., T], rows: Sequence[T]) -> pd.DataFrame:
     """Return records as a frame; the inverse of :func:`records_of`."""
     values = {name: [getattr(row, name) for row in rows] for name in columns_of(record)}

@@ -17,7 +17,7 @@ import pandas as pd
 
 from analysis.data.load import Study
 from analysis.stats.attempts import wall_seconds
-from analysis.stats.columns import CellRow, RunRow, grouped, records_of
+from analysis.stats.columns import CellRow, RunRow, grouped, records_of, run_rows
 from analysis.stats.decompose import run_parts
 from analysis.stats.estimate import outliers, run_rates, run_readings
 from bench.facts import Fact
@@ -88,7 +88,7 @@ class Frames:
     @cached_property
     def run_rows(self) -> list[RunRow]:
         """The runs as records, in the order of ``runs``."""
-        return records_of(RunRow, self.runs)
+        return run_rows(self.runs)
 
     @cached_property
     def runs_of_cells(self) -> dict[str, list[RunRow]]:
@@ -125,16 +125,11 @@ def measure(study: Study, *, include_disturbed: bool = False) -> Frames:
         wall_s=wall_seconds(runs),
         rate=rate,
     )
-    rows = records_of(RunRow, runs)
-    out = set() if include_disturbed else left_out([run for run in rows if run.measured])
-    for run in rows:
-        run.left_out = run.run_id in out
-        run.measured = run.measured and not run.left_out
-    runs = runs.assign(left_out=[run.left_out for run in rows], measured=[run.measured for run in rows])
+    out = set() if include_disturbed else left_out(run_rows(runs[runs["measured"]]))
+    is_out = runs["run_id"].isin(out)
+    runs = runs.assign(left_out=is_out, measured=runs["measured"] & ~is_out)
     runs["outlier"] = outliers(rate.where(runs["measured"]), by=runs["cell_id"])
-    for run, is_outlier in zip(rows, runs["outlier"], strict=True):
-        run.outlier = is_outlier
-    runs["reason"] = pd.Series(_reasons(rows, batch.tolist()), index=runs.index, dtype="str")
+    runs["reason"] = pd.Series(_reasons(run_rows(runs), batch.tolist()), index=runs.index, dtype="str")
     cells = records_of(CellRow, study.cells.assign(ddp=_with_ddp(study)))
     return Frames(cells, study.members, runs)
 
