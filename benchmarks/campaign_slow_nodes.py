@@ -10,9 +10,9 @@ from __future__ import annotations
 import argparse
 
 import numpy as np
-import pandas as pd
 
 from analysis.checks.slow_ranks import slow_nodes_of
+from analysis.data.load import RankOfRun
 
 #: Number of nodes, number of runs, standard deviation, bursts.
 STUDIES = (
@@ -25,25 +25,25 @@ RANKS = 2
 
 def simulated(
     draw: np.random.Generator, *, nodes: int, runs: int, noise: float, bursts: bool, slow: float = 1.0
-) -> pd.DataFrame:
+) -> list[RankOfRun]:
     """Return rows of ranks.csv of runs on all nodes; the first node takes ``slow`` times as long."""
     factor = np.exp(draw.normal(0, noise, (runs, nodes)) + draw.normal(0, 0.1, (runs, 1)))
     if bursts:
         factor *= np.where(draw.random((runs, nodes)) < 0.05, 1.3, 1.0)
     factor[:, 0] *= slow
-    place = np.arange(runs * nodes).repeat(RANKS)
-    useful_s = 0.1 * factor.ravel()[place]
-    return pd.DataFrame(
-        {
-            "run_id": [f"r{run}" for run in place // nodes],
-            "cell_id": "cell",
-            "host": [f"n{node}" for node in place % nodes],
-            "rank": place % nodes * RANKS + np.tile(np.arange(RANKS), runs * nodes),
-            "samples": 100.0,
-            "step_time_sec": useful_s + 0.01,
-            "comm_exposed_time_sec": 0.01,
-        }
-    )
+    return [
+        RankOfRun(
+            rank=place % nodes * RANKS + local,
+            host=f"n{place % nodes}",
+            samples=100.0,
+            step_time_sec=0.1 * node_factor + 0.01,
+            comm_exposed_time_sec=0.01,
+            run_id=f"r{place // nodes}",
+            cell_id="cell",
+        )
+        for place, node_factor in enumerate(factor.ravel())
+        for local in range(RANKS)
+    ]
 
 
 def share(studies: int, *, seed: int, slow: float = 1.0, **design: object) -> float:
@@ -51,7 +51,8 @@ def share(studies: int, *, seed: int, slow: float = 1.0, **design: object) -> fl
     draw = np.random.default_rng(seed)
     found = 0
     for _ in range(studies):
-        hosts = slow_nodes_of(simulated(draw, slow=slow, **design))["host"].to_list()  # type: ignore[arg-type]
+        ranks = simulated(draw, slow=slow, **design)  # type: ignore[arg-type]
+        hosts = [node.host for node in slow_nodes_of(ranks)]
         found += bool(hosts) if slow == 1 else "n0" in hosts
     return found / studies
 

@@ -21,6 +21,7 @@ from analysis.causes.evidence import (
     fact,
     seconds_of,
 )
+from analysis.checks.slow_ranks import Straggler
 from bench.facts import Fact
 from bench.study.conditions import Reason, by_reason
 from bench.study.run_json import SlowCall
@@ -44,34 +45,22 @@ _WAITING = (*COMPUTING, "other", "data")
 
 
 @dataclass(frozen=True)
-class LateRank:
+class LateRank(Straggler):
     """A late rank of the run (see :data:`analysis.checks.slow_ranks.LATE_FROM`).
 
     Attributes:
-        share: its useful time minus that of the typical rank, as a fraction of the step.
-        excess_s: the same time in seconds.
-        part: the part of the step with the largest excess, as in PARTS.
         whole_node: true if all ranks of the node are late.
         cause: late-rank or late-node.
         alternative: late-node if the study does not distinguish the rank from its node; else empty.
         samples: its samples divided by those of the rank with the fewest; 1 if all are equal.
         one_part: true if the excess is in one part of the computation only.
-        part_share: the fraction of the excess that is in ``part``.
-        ranks: the number of ranks of the run.
     """
 
-    rank: int
-    node: str
-    share: float
-    excess_s: float
-    part: str
     whole_node: bool
     cause: str
     alternative: str = ""
     samples: float = 1.0
     one_part: bool = False
-    part_share: float = 1.0
-    ranks: int = 2
 
 
 @dataclass(frozen=True)
@@ -119,7 +108,7 @@ def _late(run: RunEvidence) -> Iterator[Claim]:
     """Yield the late ranks or nodes. Their delays overlap, so all shares together equal the largest delay."""
     groups: dict[tuple[str, int | None], LateRank] = {}
     for late in run.late:
-        key = (late.node, None if late.whole_node and late.cause == "late-node" else late.rank)
+        key = (late.host, None if late.whole_node and late.cause == "late-node" else late.rank)
         groups[key] = max(late, groups.get(key, late), key=lambda one: one.share)
     total = sum(late.share for late in groups.values())
     worst = max((late.share for late in groups.values()), default=0.0)
@@ -160,12 +149,12 @@ def _why_late(run: RunEvidence, late: LateRank) -> tuple[str, str, Sequence[Fact
         return "outside-timers", "", lines
     if late.samples > 1:
         return "late-rank", "", [fact("more-samples", ratio=late.samples)]
-    own = run.facts.nodes.get(late.node, NodeFacts())
-    others = [node.taken for name, node in run.facts.nodes.items() if name != late.node]
+    own = run.facts.nodes.get(late.host, NodeFacts())
+    others = [node.taken for name, node in run.facts.nodes.items() if name != late.host]
     lost = own.taken > 0 and all(own.taken > 1.5 * other for other in others)
     lost = lost and (late.whole_node or bool(others) or not own.waited)  # else see _starved
     if lost and late.whole_node:
-        jobs = [one for one in _jobs(run.facts) if one.subject in ((late.node,), ())]
+        jobs = [one for one in _jobs(run.facts) if one.subject in ((late.host,), ())]
         return ("overlap", "", by_reason(jobs)) if jobs else ("cpu-starved", "", own.evidence)
     ratio = _clock_ratio(run.facts, late)
     if ratio < LOW_CLOCK and late.part in COMPUTING:
@@ -179,11 +168,11 @@ def _why_late(run: RunEvidence, late: LateRank) -> tuple[str, str, Sequence[Fact
 def _clock_ratio(facts: RunFacts, late: LateRank) -> float:
     """Return the clock of a late rank's GPU or node over the median of the other clocks; NaN if unknown."""
     by_rank = [value for rank, value in facts.clock_mhz.items() if rank != late.rank]
-    by_node = [node.freq_mhz for name, node in facts.nodes.items() if name != late.node]
+    by_node = [node.freq_mhz for name, node in facts.nodes.items() if name != late.host]
     own = facts.clock_mhz.get(late.rank, math.nan)
     if math.isfinite(own) and by_rank:
         return own / float(np.median(by_rank))
-    own = facts.nodes.get(late.node, NodeFacts()).freq_mhz
+    own = facts.nodes.get(late.host, NodeFacts()).freq_mhz
     return own / float(np.median(by_node)) if math.isfinite(own) and by_node else math.nan
 
 
@@ -265,7 +254,7 @@ def _fewer_threads(run: RunEvidence) -> Iterator[Claim]:
 
 def _disturbed(run: RunEvidence) -> Iterator[Claim]:
     """Yield other jobs on the nodes. The share is the time for which the ranks waited for a core."""
-    late = {late.node for late in run.late}
+    late = {late.host for late in run.late}
     jobs = [one for one in _jobs(run.facts) if not late & {*one.subject}]
     if jobs:
         nodes = {node for one in jobs for node in one.subject}

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from analysis.causes.catalogue import NOT_EXPLAINED, NOT_VALID
 from analysis.causes.cells import CauseRow, CellDivision, divide_cell
@@ -17,13 +16,12 @@ from analysis.causes.claims import MUCH_LOADING, LateRank, RunEvidence
 from analysis.causes.divide import COMPUTING, WHOLE, Parts
 from analysis.causes.evidence import RunFacts, fact, read_facts
 from analysis.checks.assessment import assess
-from analysis.checks.fabric import fabric_table, sweep_rows
+from analysis.checks.fabric import FabricRow, fabric_table, sweep_rows
 from analysis.checks.scaling_table import Invalid, invalid_reason, scaling_table
 from analysis.checks.slow_ranks import stragglers, unequal_samples
-from analysis.data.load import Study
-from analysis.stats.columns import PARTS, ScalingRow
-from analysis.stats.decompose import USEFUL_PARTS
-from analysis.stats.estimate import lower_median
+from analysis.data.load import RankOfRun, Study
+from analysis.stats.columns import PARTS, RunRow, ScalingRow, grouped
+from analysis.stats.decompose import USEFUL_PARTS, mean
 from analysis.stats.measured import Frames, measure, ranks_sample
 from bench.facts import Fact
 from bench.units import known
@@ -35,19 +33,18 @@ _CONCENTRATED = 0.25
 _SMALLEST_PART = 0.0005
 
 
-def late_ranks(ranks: pd.DataFrame) -> dict[str, list[LateRank]]:
+def late_ranks(ranks: Sequence[RankOfRun]) -> dict[str, list[LateRank]]:
     """Return the late ranks by run.
 
     If all ranks of a node with several ranks are late, the cause is the node; if only some are late, the
     cause is these ranks. If a rank is alone on its node, an excess in only one part of the computation means
     a late rank, because a slow node slows all parts. Otherwise, other runs decide: either the rank is also
     late on other nodes, or other ranks are late on this node. If they do not decide, both causes are named.
-    ``ranks`` are rows of ranks.csv with ``run_id`` and ``cell_id``.
     """
-    found = list(_records(stragglers(ranks)))
+    found = stragglers(ranks)
     if not found:
         return {}
-    samples = {(row.run_id, row.most): row.ratio for row in _records(unequal_samples(ranks))}
+    samples = {(row.run_id, row.most): row.ratio for row in unequal_samples(ranks)}
     one_part = _in_one_part(ranks)
     late_here = Counter((row.run_id, row.host) for row in found)
     hosts_of, ranks_on = defaultdict(set), defaultdict(set)
@@ -66,83 +63,77 @@ def late_ranks(ranks: pd.DataFrame) -> dict[str, list[LateRank]]:
             alternative = "late-node" if several == moves and not in_one_part else ""
         late[row.run_id].append(
             LateRank(
-                rank=row.rank,
-                node=row.host,
-                share=row.share_of_step,
-                excess_s=row.excess_sec,
-                part=row.part,
+                **asdict(row),
                 whole_node=whole,
                 cause=cause,
                 alternative=alternative,
                 samples=samples.get((row.run_id, row.rank), 1.0),
                 one_part=in_one_part,
-                part_share=row.part_share,
-                ranks=row.ranks,
             )
         )
     return late
 
 
-def _records(frame: pd.DataFrame) -> Iterator[Any]:
-    """Yield each row, with its columns and its label (``Index``) as attributes."""
-    return iter(frame.itertuples())
-
-
-def _in_one_part(ranks: pd.DataFrame) -> set[tuple[str, int]]:
+def _in_one_part(ranks: Iterable[RankOfRun]) -> set[tuple[str, int]]:
     """Return (cell, rank) of the ranks whose excess is in one part of the computation only.
 
     The means are over all runs of a cell, so that its runs agree on the cause.
     """
-    computing = [USEFUL_PARTS[part] for part in COMPUTING]
-    frame = ranks[ranks[computing].notna().all(axis=1)]
-    keys = [frame["cell_id"].astype("str"), frame["rank"].astype("int64")]
-    means = frame.groupby(keys)[list(USEFUL_PARTS.values())].mean().fillna(0)
-    if not len(means):
-        return set()
-    typical = lower_median(means.groupby(level=0)).reindex(means.index, level=0)
-    more_s = (means - typical).clip(lower=0)
-    excess = ((means - typical) / typical.where(typical > 0)).fillna(0)
-    both = excess[[USEFUL_PARTS["forward"], USEFUL_PARTS["backward"]]]
-    optimizer = USEFUL_PARTS["optimizer"]
-    # The optimizer is short, so its relative excess is noise unless it also is most of the excess in seconds.
-    most = more_s[optimizer] > 0.5 * more_s[computing].sum(axis=1)
-    alone = ~most & (both.min(axis=1) < _CONCENTRATED * both.max(axis=1))
-    alone |= most & (both.max(axis=1) < _CONCENTRATED * excess[optimizer])
-    # If most of the excess is in loading data or outside the timers, that of the computation is noise.
-    alone &= more_s[computing].sum(axis=1) > 0.5 * more_s.sum(axis=1)
-    return {(str(cell), int(rank)) for cell, rank in means.index[alone]}
+    timed = [row for row in ranks if all(known(getattr(row, USEFUL_PARTS[part])) for part in COMPUTING)]
+    found = set()
+    for cell, own in grouped(timed, lambda row: row.cell_id).items():
+        by_rank = grouped(own, lambda row: row.rank)
+        times_s = np.nan_to_num(
+            [
+                [mean(getattr(row, name) for row in rows) for name in USEFUL_PARTS.values()]
+                for rows in by_rank.values()
+            ]
+        )
+        typical_s = np.quantile(times_s, 0.5, axis=0, method="lower")
+        more_s = (times_s - typical_s).clip(0)
+        excess = np.divide(times_s - typical_s, typical_s, out=np.zeros_like(times_s), where=typical_s > 0)
+        _, forward, backward, optimizer, _ = excess.T
+        _, forward_s, backward_s, optimizer_s, _ = more_s.T
+        low, high = np.minimum(forward, backward), np.maximum(forward, backward)
+        computing_s = forward_s + backward_s + optimizer_s
+        # The optimizer is short, so its relative excess is noise unless it also is most of the excess in
+        # seconds.
+        most = optimizer_s > 0.5 * computing_s
+        alone = np.where(most, high < _CONCENTRATED * optimizer, low < _CONCENTRATED * high)
+        # If most of the excess is in loading data or outside the timers, that of the computation is noise.
+        alone &= computing_s > 0.5 * more_s.sum(axis=1)
+        found |= {(cell, rank) for rank, is_alone in zip(by_rank, alone, strict=True) if is_alone}
+    return found
 
 
 def read_evidence(
-    study: Study, frames: Frames, *, fabric: pd.DataFrame | None = None
+    study: Study, frames: Frames, *, fabric: Iterable[FabricRow] = ()
 ) -> dict[str, list[RunEvidence]]:
     """Read the evidence of the runs that count, by cell.
 
     The files of at most :data:`analysis.stats.measured.MAX_RANKS_FILES` runs are read. All other runs get the
     facts of the first run of their cell that was read.
     """
-    sample = ranks_sample(frames.runs)
+    sample = ranks_sample(frames.run_rows)
     attempts = dict(zip(study.runs["run_id"], study.attempts, strict=True))
     facts = {
         run.run_id: read_facts(attempt, steps=run.steps, step_s=run.step_time_sec, disturbed=run.disturbed)
-        for run in _records(sample)
+        for run in sample
         if (attempt := attempts.get(run.run_id))
     }
-    late = late_ranks(study.ranks_of(sample["run_id"]))
-    fitted = pd.DataFrame() if fabric is None else fabric[fabric["ring_bytes_per_sec"].notna()]
-    rings = {row.cell_id: row.ring_bytes_per_sec for row in _records(fitted)}
+    late = late_ranks(study.ranks_of([run.run_id for run in sample]))
+    rings = {fit.cell_id: fit.ring_bytes_per_sec for fit in fabric}
     comm_s = study.epochs.groupby(study.epochs["run_id"].astype("str"))["comm_time_sec"].mean().to_dict()
-    counted = frames.runs[frames.runs["measured"] & frames.runs["step_time_sec"].notna()]
+    counted = [run for run in frames.run_rows if run.measured and known(run.step_time_sec)]
     found = {}
-    for cell, frame in counted.groupby("cell_id", sort=False, observed=True):
-        runs = list(_records(frame))
+    for cell, runs in grouped(counted, lambda run: run.cell_id).items():
         parts = [_parts(run) for run in runs]
         if any(WHOLE in one for one in parts):
             parts = [{WHOLE: 1.0}] * len(runs)
         loading = float(np.mean([one.get("data", 0.0) for one in parts])) >= MUCH_LOADING
         mean_s = float(np.mean([run.step_time_sec for run in runs]))
         first = next((run.run_id for run in runs if run.run_id in facts), "")
-        found[str(cell)] = [
+        found[cell] = [
             RunEvidence(
                 one,
                 run.step_time_sec,
@@ -160,11 +151,11 @@ def read_evidence(
     return found
 
 
-def _parts(run: Any) -> Parts:
+def _parts(run: RunRow) -> Parts:
     """Return each part's fraction of the run's step; if any part is unknown, one part for the whole step."""
-    values = {part: float(getattr(run, part)) for part in PARTS}
+    values: dict[str, float] = {part: getattr(run, part) for part in PARTS}
     if math.isnan(run.wait):
-        values |= {"wait": 0.0, "transfer": float(run.exposed)}
+        values |= {"wait": 0.0, "transfer": run.exposed}
     total = sum(values.values())
     if not run.parts_known or not (math.isfinite(total) and total > 0):
         return {WHOLE: 1.0}
@@ -310,14 +301,14 @@ def run_causes(study: Study, run_id: str) -> list[CauseRow]:
     The list is empty if the run has no throughput. Disturbed runs are included.
     """
     frames = measure(study, include_disturbed=True)
-    every, runs = scaling_table(frames), frames.runs
-    own = set(runs.loc[(runs["run_id"] == run_id) & runs["measured"], "cell_id"])
+    every, runs = scaling_table(frames), frames.run_rows
+    own = {run.cell_id for run in runs if run.run_id == run_id and run.measured}
     row = next((row for row in every if row.cell_id in own), None)
     if row is None:
         return []
     cells = () if row.is_base or not row.base else (row.base.cell_id,)
-    kept = (runs["run_id"] == run_id) | runs["cell_id"].isin(cells)
-    alone = replace(frames, runs=runs[kept].reset_index(drop=True))
+    kept = [run.run_id == run_id or run.cell_id in cells for run in runs]
+    alone = replace(frames, runs=frames.runs[kept].reset_index(drop=True))
     table = [row for row in scaling_table(alone) if row.n]
     found = _causes(study, alone, table, assess(study, frames, every).invalid)
     series = next(one.series for one in table if one.cell_id == row.cell_id)

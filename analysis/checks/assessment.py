@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-import pandas as pd
-
 from analysis.checks.scaling_table import scaling_table
 from analysis.checks.validity import (
     Environments,
@@ -27,7 +25,6 @@ from analysis.checks.validity import (
 from analysis.data.environment import Environment, describe_environment, positive
 from analysis.data.load import Study, metrics_of_cells, reads_values
 from analysis.stats.columns import ScalingRow
-from analysis.stats.decompose import USEFUL_PARTS
 from analysis.stats.measured import Frames, measure, ranks_sample
 from bench.facts import Fact
 from bench.study.conditions import objects
@@ -124,9 +121,9 @@ def _possible(
     every = {row.cell_id for row in measured}
     several = {row.cell_id for row in measured if row.gpus > 1}
     envs = [(cell, env) for cell, env in envs_by_cell(study, environment) if cell in every]
-    ranks = study.ranks_of(ranks_sample(frames.runs)["run_id"])
-    runs = frames.runs[frames.runs["measured"] | frames.runs["left_out"]]
-    unknown = set(runs.loc[runs["disturbed"].isna(), "cell_id"])
+    ranks = study.ranks_of([run.run_id for run in ranks_sample(frames.run_rows)])
+    finished = [run for run in frames.run_rows if run.measured or run.left_out]
+    unknown = {run.cell_id for run in finished if run.disturbed is None}
     commands = {cell for cell, metrics in metrics_of_cells(study.plan).items() if reads_values(metrics)}
     with_nodes = _cells(envs, lambda env: any(facts_of_nodes(env)))
     found = {
@@ -135,14 +132,17 @@ def _possible(
         "disturbances": (every, every - unknown),
         "cores": (every, _cells(envs, _has_cores)),
         "threads": (every, _cells(envs, threads_of)),
-        "samples": (several, _with_values(ranks, ["samples"])),
-        "windows": (several, _with_values(ranks, ["window_time_sec", "steps"])),
-        "late-ranks": (several, _with_values(ranks, [USEFUL_PARTS["forward"]])),
+        "samples": (several, {row.cell_id for row in ranks if known(row.samples)}),
+        "windows": (
+            several,
+            {row.cell_id for row in ranks if known(row.window_time_sec) and known(row.steps)},
+        ),
+        "late-ranks": (several, {row.cell_id for row in ranks if known(row.forward_time_sec)}),
         "nodes": (every, with_nodes),
         "environment": (every, {cell for cell, _ in envs}),
         "warm-up": (every, {cell for cell, _ in envs} - commands),
-        "drift": (every, every if len(timed_runs(frames)) else set()),
-        "drift-in-run": (every, set(changes_in_runs(study, frames).dropna().index)),
+        "drift": (every, every if timed_runs(frames.run_rows) else set()),
+        "drift-in-run": (every, set(changes_in_runs(study, frames.run_rows))),
         "intervals": (every, {row.cell_id for row in measured if known(row.throughput_low)}),
     }
     return {name: (len(applies), len(applies & possible)) for name, (applies, possible) in found.items()}
@@ -157,10 +157,3 @@ def _cells(envs: Environments, has: Callable[[dict[str, Any]], Any]) -> set[str]
 def _has_cores(env: dict[str, Any]) -> bool:
     entries = [*objects(env.get("hosts")), *objects(env.get("cores"))]
     return any(positive(entry.get("cores")) for entry in entries)
-
-
-def _with_values(ranks: pd.DataFrame, columns: Sequence[str]) -> set[str]:
-    """Return the cells with a row of ranks.csv that has values in all ``columns``."""
-    if not set(columns) <= set(ranks.columns):
-        return set()
-    return set(ranks.loc[ranks[list(columns)].notna().all(axis=1), "cell_id"].astype("str"))

@@ -19,37 +19,67 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite
+from math import isfinite, nan
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-import pandas as pd
 
 from analysis.data.load import Study
-from analysis.stats.columns import ScalingRow, by_series
+from analysis.stats.columns import ScalingRow, by_series, grouped
 from analysis.stats.estimate import MIN_RUNS, Floats, log_moments, mean_interval
 from analysis.stats.law_forms import Fabric
 from bench.study.files import read_json
 from bench.study.layout import RunFolder
 from bench.units import count
 
-#: Columns of :func:`sweep_rows`: one row per run and message size.
-SWEEP_COLUMNS = (
-    *("run_id", "cell_id", "ranks", "bytes", "buckets", "repeats", "time_sec"),
-    *("algbw_bytes_per_sec", "busbw_bytes_per_sec", "method"),
-)
-#: Columns of :func:`fabric_table`: one row per cell with a sweep. ``n`` counts the runs with a fit,
-#: ``reason`` explains missing values.
-FABRIC_COLUMNS = (
-    *("cell_id", "ranks", "n", "alpha_sec", "alpha_low", "alpha_high"),
-    *("beta_sec_per_byte", "beta_low", "beta_high", "ring_bytes_per_sec"),
-    *("left_out_error", "left_out_error_large", "reason"),
-)
 #: Messages of this size or more are large: they fill TCP windows, pipelines and switch buffers.
 LARGE_BYTES = 4_000_000
 _FEWEST_SIZES = 3
 _ROUNDS = 50
+
+
+class SweepRow(NamedTuple):
+    """A row of sweep.csv: the all-reduces of one message size in a run.
+
+    ``time_sec`` is the time of the slowest rank, as a median over the repeats. ``method`` is "queued" or
+    "single", as in probes.json; earlier versions always timed single all-reduces.
+    """
+
+    run_id: str
+    cell_id: str
+    ranks: int
+    bytes: int
+    buckets: int
+    repeats: int
+    time_sec: float
+    algbw_bytes_per_sec: float
+    busbw_bytes_per_sec: float
+    method: str
+
+
+class FabricRow(NamedTuple):
+    """A row of fabric.csv: latency α and inverse bandwidth β of a cell with a sweep.
+
+    α and β are geometric means over the ``n`` runs with a fit; their 95 % intervals are Student's t on the
+    logarithms, from three runs. ``ring_bytes_per_sec`` is 1/β: the rate on a rank's link. ``left_out_error``
+    is the largest relative error of a size predicted from the other sizes, median over runs;
+    ``left_out_error_large`` is the same for messages of 4 MB or more. ``reason`` explains missing values.
+    """
+
+    cell_id: str
+    ranks: int
+    n: int
+    alpha_sec: float
+    alpha_low: float
+    alpha_high: float
+    beta_sec_per_byte: float
+    beta_low: float
+    beta_high: float
+    ring_bytes_per_sec: float
+    left_out_error: float
+    left_out_error_large: float
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -129,68 +159,45 @@ def _parameters(size: Floats, time: Floats, ranks: int) -> tuple[float, float] |
     return alpha, beta
 
 
-def sweep_rows(study: Study) -> pd.DataFrame:
-    """Return the all-reduces timed in all runs, one row per run and message size (:data:`SWEEP_COLUMNS`).
-
-    ``time_sec`` is the time of the slowest rank, as a median over the repeats. ``method`` is "queued" or
-    "single", as in probes.json; earlier versions always timed single all-reduces. Malformed entries are
-    ignored.
-    """
-    rows: list[dict[str, Any]] = []
+def sweep_rows(study: Study) -> list[SweepRow]:
+    """Return the all-reduces timed in all runs; malformed entries are ignored."""
     ids = zip(study.runs["run_id"], study.runs["cell_id"], study.attempts, strict=True)
+    rows: list[SweepRow] = []
     for run_id, cell_id, attempt in ids:
         content = read_json(RunFolder(Path(attempt)).probes) if attempt else None
         if content is not None and content.get("schema") == 1:
-            rows += [{"run_id": str(run_id), "cell_id": str(cell_id), **row} for row in _sizes(content)]
-    return pd.DataFrame(rows, columns=list(SWEEP_COLUMNS))
+            rows += _sizes(content, (run_id, cell_id))
+    return rows
 
 
-def _sizes(content: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
+def _sizes(content: Mapping[str, Any], ids: tuple[str, str]) -> Iterable[SweepRow]:
     ranks, swept = content.get("world_size"), content.get("all_reduce")
     sizes, method = (swept.get("sizes"), swept.get("method")) if isinstance(swept, dict) else (None, None)
     if not isinstance(ranks, int) or ranks < 2 or not isinstance(sizes, list):
         return
     for entry in sizes:
         try:
-            row = _size(entry, ranks) | {"method": "queued" if method == "queued" else "single"}
+            size, repeats = int(entry["bytes"]), [max(map(float, one)) for one in entry["times_s"]]
+            time_s, buckets = float(np.median(repeats or [nan])), int(entry.get("buckets") or 0)
         except (KeyError, TypeError, ValueError, OverflowError, AttributeError):
             continue
-        if row["bytes"] > 0 and isfinite(row["time_sec"]) and row["time_sec"] > 0:
-            yield row
+        if size > 0 and isfinite(time_s) and time_s > 0:
+            rate = size / time_s
+            rates = (rate, rate * 2 * (ranks - 1) / ranks)
+            how = "queued" if method == "queued" else "single"
+            yield SweepRow(*ids, ranks, size, buckets, len(repeats), time_s, *rates, how)
 
 
-def _size(entry: Mapping[str, Any], ranks: int) -> dict[str, Any]:
-    size, repeats = int(entry["bytes"]), [max(map(float, one)) for one in entry["times_s"]]
-    time_s = float(np.median(repeats)) if repeats else float("nan")
-    rate = size / time_s if time_s else float("nan")
-    return {
-        "ranks": ranks,
-        "bytes": size,
-        "buckets": int(entry.get("buckets") or 0),
-        "repeats": len(repeats),
-        "time_sec": time_s,
-        "algbw_bytes_per_sec": rate,
-        "busbw_bytes_per_sec": rate * 2 * (ranks - 1) / ranks,
-    }
+def fabric_table(sweep: Iterable[SweepRow]) -> list[FabricRow]:
+    """Fit latency α and inverse bandwidth β of each cell."""
+    return [_cell(cell_id, rows) for cell_id, rows in grouped(sweep, lambda row: row.cell_id).items()]
 
 
-def fabric_table(sweep: pd.DataFrame) -> pd.DataFrame:
-    """Fit latency α and inverse bandwidth β of each cell; return one row per cell (:data:`FABRIC_COLUMNS`).
-
-    α and β are geometric means over runs; their 95 % intervals are Student's t on the logarithms, from three
-    runs. ``ring_bytes_per_sec`` is 1/β: the rate on a rank's link. ``left_out_error`` is the largest relative
-    error of a size predicted from the other sizes, median over runs; ``left_out_error_large`` is the same for
-    messages of 4 MB or more. ``sweep`` is from :func:`sweep_rows`.
-    """
-    rows = [_cell(str(cell_id), runs) for cell_id, runs in sweep.groupby("cell_id", sort=False)]
-    return pd.DataFrame(rows, columns=list(FABRIC_COLUMNS))
-
-
-def _cell(cell_id: str, rows: pd.DataFrame) -> dict[str, Any]:
-    ranks = int(rows["ranks"].iloc[0])
+def _cell(cell_id: str, rows: Sequence[SweepRow]) -> FabricRow:
+    ranks = rows[0].ranks
     tried = [
-        fit_ring(run["bytes"].to_list(), run["time_sec"].to_list(), ranks=ranks)
-        for _, run in rows.groupby("run_id", sort=False)
+        fit_ring([row.bytes for row in run], [row.time_sec for row in run], ranks=ranks)
+        for run in grouped(rows, lambda row: row.run_id).values()
     ]
     fits = [fit for fit in tried if isinstance(fit, RingFit)]
     reasons = dict.fromkeys(fit.reason for fit in tried if isinstance(fit, NoFit))
@@ -198,17 +205,9 @@ def _cell(cell_id: str, rows: pd.DataFrame) -> dict[str, Any]:
     beta = _with_interval([fit.beta_s_per_byte for fit in fits])
     if 0 < len(fits) < MIN_RUNS:
         reasons[f"{count(len(fits), 'run')}, but an interval needs {MIN_RUNS}"] = None
-    return {
-        "cell_id": cell_id,
-        "ranks": ranks,
-        "n": len(fits),
-        **dict(zip(("alpha_sec", "alpha_low", "alpha_high"), alpha, strict=True)),
-        **dict(zip(("beta_sec_per_byte", "beta_low", "beta_high"), beta, strict=True)),
-        "ring_bytes_per_sec": 1 / beta[0],
-        "left_out_error": _median([fit.worst() for fit in fits]),
-        "left_out_error_large": _median([fit.worst(from_bytes=LARGE_BYTES) for fit in fits]),
-        "reason": "; ".join(reasons),
-    }
+    error, of_large = (_median(fit.worst(from_bytes=least) for fit in fits) for least in (0, LARGE_BYTES))
+    values = (ranks, len(fits), *alpha, *beta, 1 / beta[0], error, of_large)
+    return FabricRow(cell_id, *values, "; ".join(reasons))
 
 
 def _with_interval(values: Sequence[float]) -> tuple[float, float, float]:
@@ -229,22 +228,22 @@ def fabrics(study: Study, rows: Sequence[ScalingRow]) -> dict[str, Fabric]:
     return fabrics_of(sweep, fabric_table(sweep), rows)
 
 
-def fabrics_of(sweep: pd.DataFrame, fits: pd.DataFrame, rows: Sequence[ScalingRow]) -> dict[str, Fabric]:
+def fabrics_of(
+    sweep: Iterable[SweepRow], fits: Iterable[FabricRow], rows: Sequence[ScalingRow]
+) -> dict[str, Fabric]:
     """Return the all-reduce of each series, measured at its largest size with probes (for scaling laws).
 
     The ring of the largest size is most similar to the rings of even larger sizes. The probes do not identify
     the bucket that is ready last, so it is assumed to have the mean size of all buckets.
     """
-    table = fits.set_index("cell_id")
-    known = table[(table["alpha_sec"] >= 0) & (table["beta_sec_per_byte"] > 0)]
-    buckets = sweep[sweep["buckets"] > 0].drop_duplicates(["cell_id", "bytes"])
+    known = {fit.cell_id: fit for fit in fits if fit.alpha_sec >= 0 and fit.beta_sec_per_byte > 0}
+    buckets = grouped((row for row in sweep if row.buckets > 0), lambda row: row.cell_id)
     found = {}
-    for series, own in by_series([row for row in rows if row.cell_id in known.index]).items():
+    for series, own in by_series([row for row in rows if row.cell_id in known]).items():
         cell = max(reversed(own), key=lambda row: row.gpus).cell_id
-        real = buckets[buckets["cell_id"] == cell]
-        amount = int(real["buckets"].sum())
-        payload = float((real["bytes"] * real["buckets"]).sum())
+        of_sizes = {row.bytes: row.buckets for row in reversed(buckets.get(cell, ()))}
+        amount, payload = sum(of_sizes.values()), float(sum(size * n for size, n in of_sizes.items()))
         if amount and isfinite(payload):
-            alpha, beta = known.loc[cell, ["alpha_sec", "beta_sec_per_byte"]].to_numpy(dtype=float)
-            found[series] = Fabric(float(alpha), float(beta), payload, payload / amount, amount)
+            fit = known[cell]
+            found[series] = Fabric(fit.alpha_sec, fit.beta_sec_per_byte, payload, payload / amount, amount)
     return found

@@ -1,7 +1,7 @@
 """Detect and describe late ranks (stragglers) and slow nodes, which make all other ranks wait.
 
 Useful time is a rank's step without exposed communication
-(:func:`analysis.stats.decompose.useful_time`). A late rank has more useful time than the others. The others
+(:attr:`analysis.data.load.RankOfRun.useful_s`). A late rank has more useful time than the others. The others
 spend the difference waiting, which counts as exposed communication. Stragglers are therefore detected by
 useful time, so that they are not mistaken for slow communication. The typical useful time is the lower median
 over the ranks, so up to half of the ranks (one node of two) can be late.
@@ -13,21 +13,21 @@ All functions read ranks.csv of at most :data:`analysis.stats.measured.MAX_RANKS
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from itertools import islice
-from typing import Any, Literal
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from statistics import median, median_low
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
 from scipy import special
 
-from analysis.data.load import Study
-from analysis.stats.columns import ScalingRow, first_of_cells
-from analysis.stats.decompose import USEFUL_PARTS, useful_time
-from analysis.stats.estimate import MIN_RUNS, lower_median
+from analysis.data.load import RankOfRun, Study
+from analysis.stats.columns import RunRow, ScalingRow, first_of_cells, grouped
+from analysis.stats.decompose import USEFUL_PARTS, mean
+from analysis.stats.estimate import MIN_RUNS
 from analysis.stats.measured import ranks_sample
-from analysis.text import clean
 from bench.facts import Fact
 from bench.units import MISSING, known
 
@@ -51,136 +51,166 @@ WINDOW_STEPS, WINDOWS_APART = 2, 0.1
 MAX_CELLS = 2
 _MAX_DESCRIBED = 2
 
-#: Columns of :func:`stragglers`: one row per run and late rank. ``excess_sec`` is the useful time beyond the
-#: typical one (s per step), ``part`` the part of the step with most of it, and ``part_share`` this fraction.
-#: ``ranks`` and ``host_ranks`` count all ranks of the run and those on the rank's host, late or not.
-STRAGGLER_COLUMNS = (
-    *("run_id", "cell_id", "rank", "host", "ranks", "host_ranks", "excess_sec", "share_of_step", "part"),
-    "part_share",
-)
 #: An excess is in one part of the step if that part has this fraction of it.
 _WHOLE_EXCESS = 0.9
-_PART_NAMES = {column: part for part, column in USEFUL_PARTS.items()}
-#: The columns of report/nodes.csv, one row per cell and host; times are seconds per step.
-NODE_COLUMNS = (
-    *("cell_id", "host", "ranks", "n", "useful_sec", "data_sec", "compute_sec", "wait_sec", "transfer_sec"),
-    *("step_sec", "beyond_usual"),
-)
-_TIMES = ("data", "compute", "rest", "useful", "transfer", "wait", "step")
-_EPOCH = ["run_id", "epoch"]
+#: The columns of report/nodes.csv with times, in seconds per step.
+_NODE_TIMES = ("useful", "data", "compute", "wait", "transfer", "step")
 
 
-def _with_useful_time(ranks: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows that have an attribution window, and add the column ``useful`` (useful time in s)."""
-    useful = useful_time(ranks)
-    return ranks.assign(useful=useful, run_id=ranks["run_id"].astype("str"))[useful.notna()]
+def _by_run(ranks: Iterable[RankOfRun]) -> dict[str, list[RankOfRun]]:
+    return grouped(ranks, lambda row: row.run_id)
 
 
-def _beyond_typical(frame: pd.DataFrame, column: str, *, among: list[str]) -> pd.Series:
-    """Return a column minus its lower median over rows with equal values in the columns ``among``."""
-    typical = lower_median(frame.groupby(among, sort=False)[column]).rename("typical")
-    return frame[column] - frame[among].join(typical, on=among)["typical"]
+def _beyond_typical(values: Sequence[float]) -> list[float]:
+    """Return values minus their lower median; unknown values are NaN."""
+    typical = median_low([value for value in values if known(value)] or [math.nan])
+    return [value - typical for value in values]
 
 
-def stragglers(ranks: pd.DataFrame) -> pd.DataFrame:
-    """Return the late ranks of each run (see :data:`LATE_FROM`), with :data:`STRAGGLER_COLUMNS`.
+@dataclass(frozen=True, slots=True)
+class Straggler:
+    """A late rank of a run.
 
-    ``ranks`` are rows of ranks.csv with ``run_id`` and ``cell_id``; rows without an attribution window are
-    ignored.
+    Attributes:
+        ranks: number of ranks of the run, late or not.
+        host_ranks: number of those on the rank's host.
+        excess_s: useful time beyond the typical one, per step.
+        share: this excess as a fraction of the step.
+        part: part of the step with most of the excess.
+        part_share: fraction of the excess in this part.
     """
-    frame = _with_useful_time(ranks)
-    steps = frame.groupby(_EPOCH, sort=False)["step_time_sec"]
-    frame = frame[steps.transform("max") <= COMPARABLE_STEPS * steps.transform("min")].copy()
-    if not len(frame):
-        return pd.DataFrame(columns=list(STRAGGLER_COLUMNS))
-    frame["longest"] = frame.groupby(_EPOCH)["step_time_sec"].transform("max")
-    frame["share"] = _beyond_typical(frame, "useful", among=_EPOCH) / frame["longest"]
-    by_rank = frame.groupby(["run_id", "rank"], sort=False)
-    found = by_rank.agg(
-        cell_id=("cell_id", "first"),
-        host=("host", "first"),
-        least_share=("share", "min"),
-        late_in=("share", lambda shares: (shares >= LATE_FROM).mean()),
-    )
+
+    run_id: str
+    cell_id: str
+    rank: int
+    host: str
+    ranks: int
+    host_ranks: int
+    excess_s: float
+    share: float
+    part: str
+    part_share: float
+
+
+class _Timed(NamedTuple):
+    """A rank in an epoch: the longest step of the ranks, and its excess as a fraction of this step."""
+
+    row: RankOfRun
+    longest_s: float
+    share: float
+
+
+def stragglers(ranks: Iterable[RankOfRun]) -> list[Straggler]:
+    """Return the late ranks of each run (see :data:`LATE_FROM`); without an attribution window, none."""
+    timed = [row for row in ranks if known(row.useful_s)]
+    return [late for own in _by_run(timed).values() for late in _late_in(own)]
+
+
+def _late_in(run: Sequence[RankOfRun]) -> Iterator[Straggler]:
+    by_rank = grouped(_compared(run), lambda one: one.row.rank).values()
+    hosts = Counter(own[0].row.host for own in by_rank)
     # The excess is that of the means over the epochs: a rank may be faster than the others in some of them.
-    means = by_rank[["useful", "longest", *_PART_NAMES]].mean().reset_index()
-    excess = pd.DataFrame(
-        {name: _beyond_typical(means, name, among=["run_id"]) for name in ("useful", *_PART_NAMES)}
-    ).set_axis(found.index)
-    found["excess_sec"] = excess.pop("useful")
-    found["share_of_step"] = found["excess_sec"] / means["longest"].to_numpy()
-    excess = excess.rename(columns=_PART_NAMES)
-    found["part"] = excess.fillna(float("-inf")).idxmax(axis=1)
-    found["part_share"] = excess.max(axis=1) / found["excess_sec"]
-    found = found.reset_index()
-    found["ranks"] = found.groupby("run_id")["rank"].transform("size")
-    found["host_ranks"] = found.groupby(["run_id", "host"])["host"].transform("size")
-    now_and_then = (found["part"] == "other") & (found["part_share"] >= 0.5)
-    now_and_then &= (found["share_of_step"] >= LATE_FROM) & (found["late_in"] > 0.5)
-    found = found[(found["least_share"] >= LATE_FROM) | now_and_then].reset_index(drop=True)
-    found["rank"] = found["rank"].astype("int64")
-    return found[list(STRAGGLER_COLUMNS)]
+    excesses_s, *parts = (
+        _beyond_typical([mean(getattr(one.row, name) for one in own) for own in by_rank])
+        for name in ("useful_s", *USEFUL_PARTS.values())
+    )
+    for own, excess_s, *of_parts in zip(by_rank, excesses_s, *parts, strict=True):
+        share = excess_s / mean(one.longest_s for one in own)
+        most_s, part = max(
+            zip(of_parts, USEFUL_PARTS, strict=True), key=lambda one: one[0] if known(one[0]) else -math.inf
+        )
+        part_share = most_s / excess_s if excess_s else math.inf
+        late_in = sum(one.share >= LATE_FROM for one in own) / len(own)
+        now_and_then = part == "other" and part_share >= 0.5 and share >= LATE_FROM and late_in > 0.5
+        if late_in == 1 or now_and_then:
+            row, of_host = own[0].row, hosts[own[0].row.host]
+            about = (row.run_id, row.cell_id, row.rank, row.host, len(by_rank), of_host)
+            yield Straggler(*about, excess_s, share, part, part_share)
 
 
-def late_nodes_of(found: pd.DataFrame, cells: Iterable[str]) -> Fact | None:
+def _compared(run: Sequence[RankOfRun]) -> Iterator[_Timed]:
+    """Yield the ranks of the epochs in which the ranks of a run can be compared."""
+    for own in grouped(run, lambda row: row.epoch).values():
+        steps_s = [row.step_time_sec for row in own]
+        if 0 < max(steps_s) <= COMPARABLE_STEPS * min(steps_s):
+            beyond_s = _beyond_typical([row.useful_s for row in own])
+            for row, more_s in zip(own, beyond_s, strict=True):
+                yield _Timed(row, max(steps_s), more_s / max(steps_s))
+
+
+class _LateRank(NamedTuple):
+    """A late rank of a cell: means over its runs, and the number of these runs and of all runs."""
+
+    mean: Straggler
+    late_in: int
+    runs: int
+
+
+def late_nodes_of(found: Sequence[Straggler], cells: Iterable[str]) -> Fact | None:
     """Return the fact about the late nodes, longest wait first; None if no node is late.
 
     The first nodes are described by their late ranks in the cell in which they cause the longest wait.
-    ``found`` is from :func:`stragglers`, and ``cells`` is the ``cell_id`` of each run that was read.
+    ``cells`` is the ``cell_id`` of each run that was read.
     """
-    ranks = _late_ranks(found, cells) if len(found) else found
-    if not len(ranks):
+    ranks = _late_ranks(found, cells)
+    if not ranks:
         return None
-    nodes = ranks.groupby("host", sort=False)
-    late = [_late_node(str(host), own) for host, own in islice(nodes, _MAX_DESCRIBED)]
-    more = {"more": nodes.ngroups - len(late)} if nodes.ngroups > len(late) else {}
-    hosts = [str(host) for host in ranks["host"].unique()]
-    return Fact("straggler", tuple(ranks["cell_id"].unique()), {"nodes": hosts, "late": late, **more})
+    nodes = grouped(ranks, lambda one: one.mean.host)
+    late = [_late_node(own) for own in [*nodes.values()][:_MAX_DESCRIBED]]
+    more = {"more": len(nodes) - len(late)} if len(nodes) > len(late) else {}
+    subject = tuple(dict.fromkeys(one.mean.cell_id for one in ranks))
+    return Fact("straggler", subject, {"nodes": list(nodes), "late": late, **more})
 
 
-def _late_ranks(found: pd.DataFrame, cells: Iterable[str]) -> pd.DataFrame:
+def _late_ranks(found: Iterable[Straggler], cells: Iterable[str]) -> list[_LateRank]:
     """Return the ranks that are late in more than half of the runs of their cell, longest excess first."""
-    runs = pd.Series(list(cells), dtype="str").value_counts()
-    late = found.groupby([found["cell_id"].astype("str"), "rank", "host"], sort=False)
-    ranks = late.agg(
-        excess_sec=("excess_sec", "mean"),
-        share_of_step=("share_of_step", "mean"),
-        late_in=("run_id", "nunique"),
-        host_ranks=("host_ranks", "max"),
-        part=("part", "first"),
-        part_share=("part_share", "mean"),
-    ).reset_index()
-    ranks["of"] = ranks["cell_id"].map(runs).astype(float)  # text if no rank is late
-    ranks = ranks[2 * ranks["late_in"] > ranks["of"]]
-    return ranks.sort_values("excess_sec", ascending=False, kind="stable")
+    runs = Counter(cells)
+    ranks = [
+        _LateRank(
+            replace(
+                own[0],
+                excess_s=mean(one.excess_s for one in own),
+                share=mean(one.share for one in own),
+                part_share=mean(one.part_share for one in own),
+                host_ranks=max(one.host_ranks for one in own),
+            ),
+            len(own),
+            runs[own[0].cell_id],
+        )
+        for own in grouped(found, lambda one: (one.cell_id, one.rank, one.host)).values()
+    ]
+    late = [one for one in ranks if 2 * one.late_in > one.runs]
+    return sorted(late, key=lambda one: -one.mean.excess_s)
 
 
-def _late_node(host: str, late: pd.DataFrame) -> dict[str, Any]:
+def _late_node(late: Sequence[_LateRank]) -> dict[str, Any]:
     """Return the values of a node from its late ranks in all cells, which are sorted by their excess."""
-    worst = late[late["cell_id"] == late["cell_id"].iloc[0]]
-    more = late["cell_id"].nunique() - 1
+    cells = grouped(late, lambda one: one.mean.cell_id)
+    cell, worst = next(iter(cells.items()))
+    # Ranks that are late in different parts of the step have different reasons.
+    parts = grouped([one.mean for one in worst], lambda one: one.part)
+    late_in = [one.late_in for one in worst]
     return {
-        "cell": worst["cell_id"].iloc[0],
-        # Ranks that are late in different parts of the step have different reasons.
-        "parts": [_late_part(own, clean(host)) for _, own in worst.groupby("part", sort=False)],
-        "late_in": sorted({int(worst["late_in"].min()), int(worst["late_in"].max())}),
-        "runs": int(worst["of"].iloc[0]),
-        **({"more_cells": more} if more else {}),
+        "cell": cell,
+        "parts": [_late_part(own) for own in parts.values()],
+        "late_in": sorted({min(late_in), max(late_in)}),
+        "runs": worst[0].runs,
+        **({"more_cells": len(cells) - 1} if len(cells) > 1 else {}),
     }
 
 
-def _late_part(late: pd.DataFrame, host: str) -> dict[str, Any]:
+def _late_part(late: Sequence[Straggler]) -> dict[str, Any]:
     """Return the values of the ranks of one node and cell that are late in the same part of the step."""
-    ranks, means = int(late["host_ranks"].iloc[0]), late[["excess_sec", "share_of_step", "part_share"]].mean()
-    late_ranks = {"late": len(late)} if len(late) < ranks else {}
+    first = late[0]
+    late_ranks = {"late": len(late)} if len(late) < first.host_ranks else {}
     return {
-        "host": host,
-        "ranks": ranks,
-        **({"rank": int(late["rank"].iloc[0])} if len(late) == 1 else late_ranks),
-        "excess_s": float(means["excess_sec"]),
-        "share": float(means["share_of_step"]),
-        "part": str(late["part"].iloc[0]),
-        "extent": extent(means["part_share"]),
+        "host": first.host,
+        "ranks": first.host_ranks,
+        **({"rank": first.rank} if len(late) == 1 else late_ranks),
+        "excess_s": mean(one.excess_s for one in late),
+        "share": mean(one.share for one in late),
+        "part": first.part,
+        "extent": extent(mean(one.part_share for one in late)),
     }
 
 
@@ -191,7 +221,15 @@ def extent(share: float) -> Literal["whole", "most", "several"]:
     return "most" if share >= 0.5 else "several"
 
 
-def slow_nodes_of(ranks: pd.DataFrame) -> pd.DataFrame:
+class SlowNode(NamedTuple):
+    """A slow node: the number of its runs, and its mean excess over the other nodes."""
+
+    host: str
+    runs: int
+    excess: float
+
+
+def slow_nodes_of(ranks: Sequence[RankOfRun]) -> list[SlowNode]:
     """Return the nodes that are slower than the other nodes of the same runs, the slowest first.
 
     A node's time in a run is the median useful time over its ranks and epochs. Its excess is the ratio of
@@ -201,129 +239,131 @@ def slow_nodes_of(ranks: pd.DataFrame) -> pd.DataFrame:
     all nodes, whichever is larger: three runs do not determine a standard deviation.
 
     Runs whose ranks process different numbers of samples are left out. Nodes with different numbers of ranks
-    are not compared with each other, because their times differ by design. ``ranks`` are rows of ranks.csv
-    with ``run_id``.
-
-    Returns:
-        A frame with ``host, runs, excess``.
+    are not compared with each other, because their times differ by design.
     """
-    ratios = _log_ratios(_with_useful_time(_with_equal_samples(ranks)))
-    hosts = ratios.groupby("host", sort=False)
-    table = hosts["ratio"].agg(["size", "mean", "var"])
-    enough = table["size"] >= MIN_RUNS
-    beyond_mean = table["size"] - 1
-    pooled = float((table["var"] * beyond_mean).sum() / max(beyond_mean.sum(), 1))
+    uneven = {one.run_id for one in unequal_samples(ranks)}
+    ratios = _log_ratios(row for row in ranks if row.useful_s > 0 and row.run_id not in uneven)
+    hosts = grouped(ratios, lambda one: one[0])
+    logs = {host: np.array([ratio for _, ratio, _ in own]) for host, own in hosts.items()}
+    beyond_mean = {host: len(own) - 1 for host, own in hosts.items()}
+    pooled = sum(float(own.var()) * len(own) for own in logs.values()) / max(sum(beyond_mean.values()), 1)
     # Of the ratios of k nodes in a run, k - 1 are independent.
-    freedom = float((beyond_mean * hosts["independent"].mean()).sum())
-    quantile = special.stdtrit(max(freedom, 1.0), 1 - SLOW_NODE_LEVEL / max(enough.sum(), 1))
-    error = np.sqrt(np.maximum(table["var"], pooled) / table["size"])
-    slow = table[enough & (table["mean"] > math.log(SLOW_NODE)) & (table["mean"] > quantile * error)]
-    slow = slow.sort_values("mean", ascending=False)
-    return pd.DataFrame(
-        {
-            "host": slow.index.astype("str"),
-            "runs": slow["size"].to_numpy(dtype="int64"),
-            "excess": np.expm1(slow["mean"].to_numpy(dtype=float)),
-        }
-    )
+    freedom = sum(beyond_mean[host] * mean(one[2] for one in own) for host, own in hosts.items())
+    enough = {host: own for host, own in logs.items() if len(own) >= MIN_RUNS}
+    quantile = float(special.stdtrit(max(freedom, 1.0), 1 - SLOW_NODE_LEVEL / max(len(enough), 1)))
+    found = []
+    for host, own in enough.items():
+        error = math.sqrt(max(own.var(ddof=1), pooled) / len(own))
+        if own.mean() > max(math.log(SLOW_NODE), quantile * error):
+            found.append(SlowNode(host, len(own), math.expm1(own.mean())))
+    return sorted(found, key=lambda node: -node.excess)
 
 
-def _with_equal_samples(ranks: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of the runs whose ranks process equal or unknown numbers of samples."""
-    uneven = unequal_samples(ranks)["run_id"]
-    even: pd.DataFrame = ranks[~ranks["run_id"].astype("str").isin(uneven)]
-    return even
+def _log_ratios(ranks: Iterable[RankOfRun]) -> Iterator[tuple[str, float, float]]:
+    """Yield host and log of its useful time over the other hosts' median in a run, if as many ranks each.
 
-
-def unequal_samples(ranks: pd.DataFrame) -> pd.DataFrame:
-    """Return the runs in which one rank processes more samples than another, by more than 2 %.
-
-    ``ranks`` are rows of ranks.csv with ``run_id`` and ``cell_id``.
-
-    Returns:
-        A frame with ``run_id, cell_id, most`` (rank with the most samples), ``least``, ``ratio``.
+    The third value is the share of these ratios that are independent: (k - 1) / k of k hosts.
     """
-    frame = ranks[ranks["samples"].notna() & ranks["rank"].notna()] if "samples" in ranks else ranks.iloc[:0]
-    columns = ["run_id", "cell_id", "most", "least", "ratio"]
-    if not len(frame):
-        return pd.DataFrame(columns=columns)
-    keys = {name: frame[name].astype("str") for name in ("run_id", "cell_id")}
-    by_rank = frame.assign(**keys).groupby(["run_id", "cell_id", "rank"], sort=False)
-    totals = by_rank["samples"].sum().reset_index()
-    by_run = totals.groupby("run_id", sort=False)["samples"]
-    most, least = totals.loc[by_run.idxmax()], totals.loc[by_run.idxmin()]
-    found = pd.DataFrame({name: most[name].to_numpy() for name in ("run_id", "cell_id")})
-    found["most"], found["least"] = (
-        most["rank"].to_numpy(dtype="int64"),
-        least["rank"].to_numpy(dtype="int64"),
-    )
-    found["ratio"] = most["samples"].to_numpy(dtype=float) / least["samples"].clip(lower=1e-9).to_numpy()
-    odd: pd.DataFrame = found[found["ratio"] > 1 + SAMPLES_APART].reset_index(drop=True)
-    return odd
+    for run in _by_run(ranks).values():
+        hosts = grouped(run, lambda row: row.host)
+        times = [
+            (host, median(row.useful_s for row in own), len({row.rank for row in own}))
+            for host, own in hosts.items()
+        ]
+        for alike in grouped(times, lambda one: one[2]).values():
+            for place, (host, time_s, _) in enumerate(alike if len(alike) > 1 else ()):
+                others_s = median(other_s for _, other_s, _ in alike[:place] + alike[place + 1 :])
+                yield host, math.log(time_s / others_s), 1 - 1 / len(alike)
 
 
-def unequal_windows(ranks: pd.DataFrame) -> pd.DataFrame:
+class UnequalSamples(NamedTuple):
+    """A run in which one rank processes more samples than another; ``most`` and ``least`` are ranks."""
+
+    run_id: str
+    cell_id: str
+    most: int
+    least: int
+    ratio: float
+
+
+def unequal_samples(ranks: Iterable[RankOfRun]) -> list[UnequalSamples]:
+    """Return the runs in which one rank processes more samples than another, by more than 2 %."""
+    found = []
+    for run_id, own in _by_run(row for row in ranks if known(row.samples)).items():
+        by_rank = grouped(own, lambda row: row.rank).items()
+        totals = {rank: sum(row.samples for row in rows) for rank, rows in by_rank}
+        most, least = (choose(totals, key=totals.__getitem__) for choose in (max, min))
+        ratio = totals[most] / max(totals[least], 1e-9)
+        found.append(UnequalSamples(run_id, own[0].cell_id, most, least, ratio))
+    return [one for one in found if one.ratio > 1 + SAMPLES_APART]
+
+
+class UnequalWindows(NamedTuple):
+    """The ranks with the shortest and the longest throughput window in an epoch of a run."""
+
+    shortest: RankOfRun
+    longest: RankOfRun
+
+    @property
+    def more_s(self) -> float:
+        """The difference in seconds."""
+        return self.longest.window_time_sec - self.shortest.window_time_sec
+
+
+def unequal_windows(ranks: Iterable[RankOfRun]) -> list[UnequalWindows]:
     """Return the runs in which the throughput window of one rank is longer than that of another one.
 
     The difference is more than :data:`WINDOW_STEPS` steps and more than :data:`WINDOWS_APART` of the shorter
     window. Ranks that train together need equally long for a window, except for about one step. A rank whose
-    window is far shorter has stopped its clock alone, and the others have waited for it. ``ranks`` are rows
-    of ranks.csv with ``run_id`` and ``cell_id``.
+    window is far shorter has stopped its clock alone, and the others have waited for it.
 
-    Returns:
-        A frame with ``run_id, cell_id, shortest, longest`` (ranks), ``shortest_sec, longest_sec``; one row
-        per run, for the epoch with the largest difference. The largest difference is first.
+    The result has the epoch with the largest difference of each run, the largest difference first.
     """
-    frame = ranks[ranks["rank"].notna() & (ranks["window_time_sec"] > 0) & (ranks["steps"] > 0)]
-    keys = {name: frame[name].astype("str") for name in ("run_id", "cell_id")}
-    frame = frame.assign(**keys).sort_values("window_time_sec", kind="stable")
-    by_epoch = frame.groupby(_EPOCH, sort=False)
-    names = {"rank": "shortest", "window_time_sec": "shortest_sec"}
-    found = by_epoch[["cell_id", "steps", *names]].first().rename(columns=names)
-    last = by_epoch[["rank", "window_time_sec"]].last()
-    found["longest"], found["longest_sec"] = last["rank"], last["window_time_sec"]
-    more_s = found["longest_sec"] - found["shortest_sec"]
-    allowed = np.maximum(WINDOW_STEPS / found["steps"], WINDOWS_APART) * found["shortest_sec"]
-    found = found.assign(more=more_s)[more_s > allowed].sort_values("more", ascending=False).reset_index()
-    found = found.drop_duplicates("run_id").astype({"shortest": "int64", "longest": "int64"})
-    columns = ["run_id", "cell_id", "shortest", "longest", "shortest_sec", "longest_sec"]
-    unequal: pd.DataFrame = found[columns].reset_index(drop=True)
-    return unequal
+    found: dict[str, UnequalWindows] = {}
+    timed = [row for row in ranks if row.window_time_sec > 0 and row.steps > 0]
+    for (run_id, _), own in grouped(timed, lambda row: (row.run_id, row.epoch)).items():
+        own.sort(key=lambda row: row.window_time_sec)
+        one = UnequalWindows(own[0], own[-1])
+        allowed = max(WINDOW_STEPS / one.shortest.steps, WINDOWS_APART)
+        if one.more_s > allowed * one.shortest.window_time_sec:
+            found[run_id] = max(one, found.get(run_id, one), key=lambda windows: windows.more_s)
+    return sorted(found.values(), key=lambda one: -one.more_s)
 
 
-def _log_ratios(ranks: pd.DataFrame) -> pd.DataFrame:
-    """Return one row per run and host: the log of the host's useful time over the other hosts' median.
-
-    ``independent`` is the share of these ratios that are independent: (k - 1) / k of k hosts. Only hosts with
-    the same number of ranks are compared.
-    """
-    timed = ranks[ranks["useful"] > 0]
-    places = timed.groupby(["run_id", "host"], observed=True, sort=False)
-    by_host = places.agg(useful=("useful", "median"), ranks=("rank", "nunique")).reset_index()
-    ratios = []
-    for _, alike in by_host.groupby(["run_id", "ranks"], observed=True, sort=False):
-        times = alike["useful"].to_numpy()
-        for place, host in enumerate(alike["host"] if len(alike) > 1 else ()):
-            others = float(np.median(np.delete(times, place)))
-            ratios.append((str(host), math.log(times[place] / others), 1 - 1 / len(times)))
-    return pd.DataFrame(ratios, columns=["host", "ratio", "independent"])
-
-
-@dataclass(frozen=True)
-class RankMeans:
-    """Means per step of the ranks and nodes of some cells.
+@dataclass(frozen=True, slots=True)
+class MeanTimes:
+    """Means over the epochs and runs of a cell, of a rank or of all ranks of a host, in seconds per step.
 
     Attributes:
-        by_rank: ``cell_id, host, rank, n`` (runs), the times ``data, compute, rest, useful, transfer, wait,
-            step`` in seconds, ``beyond``: excess over the typical useful time, as a share of the step, and
-            ``late``: whether the rank is late in more than half of the cell's runs (:func:`stragglers`).
-            ``data``, ``compute`` and ``rest`` (all other work) add up to ``useful``.
-        by_host: the same columns by ``cell_id`` and ``host``, with ``ranks`` (number) instead of ``rank``.
-            A host is ``late`` if one of its ranks is.
+        rank: None for a host.
+        ranks: number of ranks.
+        n: number of runs.
+        rest: work outside ``data`` and ``compute``; the three add up to ``useful``.
+        beyond: excess over the typical useful time of the run, as a share of the step.
+        late: whether the rank, or one of the host's ranks, is late in more than half of the cell's runs.
     """
 
-    by_rank: pd.DataFrame
-    by_host: pd.DataFrame
+    cell_id: str
+    host: str
+    rank: int | None
+    ranks: int
+    n: int
+    beyond: float
+    late: bool
+    data: float
+    compute: float
+    rest: float
+    useful: float
+    transfer: float
+    wait: float
+    step: float
+
+
+class RankMeans(NamedTuple):
+    """Mean times of the ranks and of the nodes of some cells; in a cell, the slowest node is first."""
+
+    by_rank: list[MeanTimes]
+    by_host: list[MeanTimes]
 
 
 def least_balanced_cells(rows: Sequence[ScalingRow]) -> list[str]:
@@ -333,54 +373,60 @@ def least_balanced_cells(rows: Sequence[ScalingRow]) -> list[str]:
     return [row.cell_id for row in sorted(wide, key=lambda row: round(row.load_balance, 9))[:MAX_CELLS]]
 
 
-def rank_means(study: Study, cells: Sequence[str], runs: pd.DataFrame) -> RankMeans | None:
+def rank_means(study: Study, cells: Sequence[str], runs: Iterable[RunRow]) -> RankMeans | None:
     """Return the mean times of ranks and nodes over epochs and runs; None if no run has ranks.csv.
 
     ``cells`` are the ids in the order of the result.
     """
-    sample = ranks_sample(runs[runs["cell_id"].isin(cells)])
-    read = _with_useful_time(study.ranks_of(sample["run_id"]))
-    read = read[read["rank"].notna()]
-    if not len(read):
+    sample = ranks_sample(run for run in runs if run.cell_id in cells)
+    ranks = [row for row in study.ranks_of([run.run_id for run in sample]) if known(row.useful_s)]
+    if not ranks:
         return None
-    hosts = [clean(host) if isinstance(host, str) and host else MISSING for host in read["host"]]
-    read = read.assign(cell_id=read["cell_id"].astype("str"), host=hosts, rank=read["rank"].astype("int64"))
-    own = ["cell_id", "rank", "host"]
-    late = _late_ranks(stragglers(read), sample["cell_id"])
-    frame = pd.DataFrame(
-        {
-            **{name: read[name] for name in ("run_id", *own)},
-            "late": pd.MultiIndex.from_frame(read[own]).isin(pd.MultiIndex.from_frame(late[own])),
-            "step": read["step_time_sec"],
-            "data": read["data_load_time_sec"],
-            "compute": read["forward_time_sec"] + read["backward_time_sec"],
-            "useful": read["useful"],
-            "wait": read["comm_wait_time_sec"],
-        }
-    )
-    frame["rest"] = frame["useful"] - frame["data"].fillna(0) - frame["compute"].fillna(0)
-    frame["transfer"] = read["comm_exposed_time_sec"] - frame["wait"].fillna(0)
-    frame["place"] = frame["cell_id"].map({cell: place for place, cell in enumerate(cells)})
-    keys = ["place", "cell_id", "host"]
-    by_host = _means(frame, keys)
-    by_host["ranks"] = frame.groupby(keys)["rank"].nunique().to_numpy()
-    by_host = by_host.sort_values(
-        ["place", "beyond"], ascending=[True, False], kind="stable", ignore_index=True
-    )
-    return RankMeans(_means(frame, [*keys, "rank"]), by_host)
+    late = _late_ranks(stragglers(ranks), [run.cell_id for run in sample])
+    keys = {(one.mean.cell_id, one.mean.host, one.mean.rank) for one in late}
+    means = RankMeans([], [])
+    for cell in cells:
+        own = [row for row in ranks if row.cell_id == cell]
+        means.by_rank.extend(_means(own, keys, lambda row: (row.host, row.rank)))
+        hosts = _means(own, keys, lambda row: (row.host, None))
+        means.by_host.extend(sorted(hosts, key=lambda host: -host.beyond))
+    return means
 
 
-def _means(frame: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
-    """Return means over epochs and runs. ``beyond`` is computed within each run, then averaged over runs."""
-    by_run = frame.groupby([*keys, "run_id"])[list(_TIMES)].mean().reset_index()
-    own = by_run.groupby("run_id")
-    by_run["beyond"] = _beyond_typical(by_run, "useful", among=["run_id"]) / own["step"].transform("max")
-    rows, runs = frame.groupby(keys), by_run.groupby(keys)
-    means = rows[list(_TIMES)].mean()
-    return means.assign(n=runs.size(), beyond=runs["beyond"].mean(), late=rows["late"].any()).reset_index()
+def _means(
+    ranks: Sequence[RankOfRun],
+    late: set[tuple[str, str, int]],
+    key: Callable[[RankOfRun], tuple[str, int | None]],
+) -> Iterator[MeanTimes]:
+    """Yield the means of a cell. ``beyond`` is computed within each run, then averaged over runs."""
+    beyond: dict[tuple[str, int | None], list[float]] = {}
+    for run in _by_run(ranks).values():
+        parts = grouped(run, key)
+        step_s = max(mean(row.step_time_sec for row in own) for own in parts.values())
+        excesses_s = _beyond_typical([mean(row.useful_s for row in own) for own in parts.values()])
+        for part, excess_s in zip(parts, excesses_s, strict=True):
+            beyond.setdefault(part, []).append(excess_s / step_s)
+    for (host, rank), own in sorted(grouped(ranks, key).items()):
+        amounts = (len({row.rank for row in own}), len(beyond[host, rank]))
+        times = map(mean, zip(*map(_times, own), strict=True))
+        is_late = any((row.cell_id, host, row.rank) in late for row in own)
+        about = (own[0].cell_id, host or MISSING, rank, *amounts)
+        yield MeanTimes(*about, mean(beyond[host, rank]), is_late, *times)
+
+
+def _times(row: RankOfRun) -> tuple[float, ...]:
+    """Return the times of :class:`MeanTimes`, in their order."""
+    data, compute = row.data_load_time_sec, row.forward_time_sec + row.backward_time_sec
+    wait, exposed = row.comm_wait_time_sec, row.comm_exposed_time_sec
+    rest = row.useful_s - sum(filter(known, (data, compute)))
+    transfer = exposed - wait if known(wait) else exposed
+    return data, compute, rest, row.useful_s, transfer, wait, row.step_time_sec
 
 
 def nodes_table(means: RankMeans) -> pd.DataFrame:
     """Return the content of nodes.csv: the least balanced cell first, in each cell the slowest host first."""
-    names = {name: f"{name}_sec" for name in ("useful", "data", "compute", "step", "wait", "transfer")}
-    return means.by_host.rename(columns={**names, "beyond": "beyond_usual"})[list(NODE_COLUMNS)]
+    names = {name: name for name in ("cell_id", "host", "ranks", "n")}
+    names |= {f"{name}_sec": name for name in _NODE_TIMES} | {"beyond_usual": "beyond"}
+    return pd.DataFrame(
+        {column: [getattr(node, name) for node in means.by_host] for column, name in names.items()}
+    )

@@ -10,15 +10,19 @@ that noise is rarely reported. If a value has an interval, the whole interval mu
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from scipy import special
 
 from analysis.checks.slow_ranks import (
+    UnequalSamples,
     late_nodes_of,
     slow_nodes_of,
     stragglers,
@@ -26,11 +30,11 @@ from analysis.checks.slow_ranks import (
     unequal_windows,
 )
 from analysis.data.environment import Crowd, Environment, crowds, positive
-from analysis.data.load import Study, is_average, metrics_of_cells, reads_values
-from analysis.data.names import counted_states
-from analysis.stats.columns import ScalingRow, by_series, first_of_cells, grouped
+from analysis.data.load import RankOfRun, Study, is_average, metrics_of_cells, reads_values
+from analysis.stats.columns import RunRow, ScalingRow, by_series, first_of_cells, grouped
+from analysis.stats.decompose import mean
 from analysis.stats.estimate import LEVEL, MIN_RUNS
-from analysis.stats.measured import Frames, common_reasons, ranks_sample
+from analysis.stats.measured import Frames, common_reasons, counted_states, ranks_sample
 from analysis.stats.scaling import GUIDE, SAME_UNIT, is_wide
 from analysis.text import clean, one_line
 from bench.facts import Fact
@@ -63,6 +67,11 @@ DRIFT_LEAST = 0.01
 DRIFT_IN_RUN = 0.1
 
 
+def cells_of(rows: Iterable[RunRow | ScalingRow | RankOfRun | UnequalSamples]) -> list[str]:
+    """Return the cell of each row."""
+    return [row.cell_id for row in rows]
+
+
 def _error(kind: str, subject: Iterable[str], **values: Any) -> Fact:
     return Fact(kind, tuple(dict.fromkeys(subject)), values, "error")
 
@@ -76,28 +85,29 @@ def validity(
 ) -> list[Fact]:
     """Return the findings of a study, errors first. Their subjects are cells."""
     envs = envs_by_cell(study, environment)
-    measured = set(frames.runs.loc[frames.runs["measured"], "run_id"])
-    ranks = study.ranks_of(ranks_sample(frames.runs)["run_id"])
+    runs = frames.run_rows
+    measured = {run.run_id for run in runs if run.measured}
+    ranks = study.ranks_of([run.run_id for run in ranks_sample(runs)])
     found = [
-        *_without_throughput(frames.runs),
+        *_without_throughput(runs),
         *_shared_cores(envs),
         *_threads(envs, rows),
         *_samples(ranks),
         *_windows(ranks),
         *_batches(rows),
-        *_disturbed(frames.runs),
-        *_incomplete(frames.runs),
+        *_disturbed(runs),
+        *_incomplete(runs),
         *_unequal_nodes(envs),
         *_differing(environment),
-        *_averages(study, frames, envs),
-        *_uncounted_ranks(study, frames),
+        *_averages(study, runs, envs),
+        *_uncounted_ranks(study, runs),
         *_value_counts(study, frames),
         *_not_stable(envs_by_cell(study, environment, measured)),
-        *drift(frames),
-        *_drift_in_runs(study, frames),
+        *drift(runs),
+        *_drift_in_runs(study, runs),
         *_wide_intervals(rows),
         *_without_parts(envs),
-        *_late_and_slow(study, frames, ranks),
+        *_late_and_slow(study, runs, ranks),
     ]
     return sorted(found, key=lambda fact: fact.severity != "error")
 
@@ -116,33 +126,36 @@ def envs_by_cell(study: Study, environment: Environment, only: set[str] | None =
     ]
 
 
-def _without_throughput(runs: pd.DataFrame) -> Iterator[Fact]:
-    if not (runs["measured"] | runs["left_out"]).any():
-        counts = {"runs": len(runs), "missing": len(runs), "states": counted_states(runs)}
-        yield _error("no-throughput", runs["cell_id"], **counts)
+def _without_throughput(runs: Sequence[RunRow]) -> Iterator[Fact]:
+    if not any(run.measured or run.left_out for run in runs):
+        yield _error("no-throughput", **_missing(runs, runs))
 
 
-def _incomplete(runs: pd.DataFrame) -> Iterator[Fact]:
-    missing = runs[~runs["measured"] & ~runs["left_out"]]
+def _incomplete(runs: Sequence[RunRow]) -> Iterator[Fact]:
+    missing = [run for run in runs if not run.measured and not run.left_out]
     if 0 < len(missing) < len(runs):
-        counts = {"runs": len(runs), "missing": len(missing), "states": counted_states(missing)}
-        yield _warning("incomplete", missing["cell_id"], **counts)
+        yield _warning("incomplete", **_missing(missing, runs))
+
+
+def _missing(missing: Sequence[RunRow], runs: Sequence[RunRow]) -> dict[str, Any]:
+    states = counted_states(missing)
+    return {"subject": cells_of(missing), "runs": len(runs), "missing": len(missing), "states": states}
 
 
 # -- disturbed runs -------------------------------------------------------------------
 
 
-def _disturbed(runs: pd.DataFrame) -> Iterator[Fact]:
+def _disturbed(runs: Sequence[RunRow]) -> Iterator[Fact]:
     """Yield what disturbs all runs of a cell, the runs that overlap, and the other disturbed runs."""
-    finished = runs[runs["measured"] | runs["left_out"]]
-    disturbed = finished[finished["disturbed"].map(bool)]
-    if not len(disturbed):
+    finished = [run for run in runs if run.measured or run.left_out]
+    disturbed = [run for run in finished if run.disturbed]
+    if not disturbed:
         return
-    several = finished["cell_id"].value_counts() > 1
+    amounts = Counter(cells_of(finished))
     common = {
         cell: reasons - {Reason.STUDY_RUN}
         for cell, reasons in common_reasons(finished).items()
-        if several[cell] and reasons - {Reason.STUDY_RUN}
+        if amounts[cell] > 1 and reasons - {Reason.STUDY_RUN}
     }
     if common:
         yield _common_condition(disturbed, common)
@@ -155,42 +168,46 @@ def _as_json(facts: Iterable[Fact]) -> list[dict[str, Any]]:
     return [fact.as_json() for fact in facts]
 
 
-def _common_condition(disturbed: pd.DataFrame, common: Mapping[str, frozenset[str]]) -> Fact:
+def _common_condition(disturbed: Iterable[RunRow], common: Mapping[str, frozenset[str]]) -> Fact:
     values, merged = {}, {}
+    of_cells = grouped(disturbed, lambda run: run.cell_id)
     for cell, kinds in common.items():
-        found = disturbed.loc[disturbed["cell_id"] == cell, "disturbed"]
-        own = [one for facts in found for one in facts if one.kind in kinds]
+        own = [one for run in of_cells[cell] for one in run.disturbed or () if one.kind in kinds]
         values[cell], merged[cell] = _as_json(own), _as_json(by_reason(own))
     return _error("common-condition", common, disturbed=values, conditions=merged)
 
 
 def _entries(
-    kind: str, disturbed: pd.DataFrame, common: Mapping[str, frozenset[str]]
-) -> list[dict[str, Any]]:
+    kind: str, disturbed: Iterable[RunRow], common: Mapping[str, frozenset[str]]
+) -> list[tuple[RunRow, list[Fact]]]:
     """Return the runs that overlap, or the runs with another disturbance that is not ``common`` to a cell."""
-    names = ["run_id", "cell_id", "left_out", "disturbed"]
     found = []
-    for run_id, cell, out, facts in disturbed[names].itertuples(index=False):
-        others = [one for one in facts if one.kind not in common.get(cell, ())]
-        own = [one for one in others if (one.kind == Reason.STUDY_RUN) == (kind == "overlap")]
-        if own:
-            found.append({"run_id": run_id, "cell_id": cell, "left_out": bool(out), "facts": _as_json(own)})
+    for run in disturbed:
+        others = [one for one in run.disturbed or () if one.kind not in common.get(run.cell_id, ())]
+        if own := [one for one in others if (one.kind == Reason.STUDY_RUN) == (kind == "overlap")]:
+            found.append((run, own))
     return found
 
 
 def _disturbed_runs(
-    kind: str, runs: list[dict[str, Any]], finished: pd.DataFrame, common: Container[str]
+    kind: str,
+    entries: Sequence[tuple[RunRow, list[Fact]]],
+    finished: Sequence[RunRow],
+    common: Container[str],
 ) -> Fact:
     """Return the fact about disturbed runs; others of cells with a ``common`` condition are only counted."""
-    also = sum(cell in common for cell in finished["cell_id"])
-    also -= sum(run["cell_id"] in common for run in runs)
+    runs = [run for run, _ in entries]
+    also = sum(run.cell_id in common for run in finished) - sum(run.cell_id in common for run in runs)
     return _warning(
         kind,
-        [run["cell_id"] for run in runs],
-        runs=runs,
+        cells_of(runs),
+        runs=[
+            {"run_id": run.run_id, "cell_id": run.cell_id, "left_out": run.left_out, "facts": _as_json(own)}
+            for run, own in entries
+        ],
         disturbed=len(runs) + also,
         finished=len(finished),
-        left_out=sum(run["left_out"] for run in runs),
+        left_out=sum(run.left_out for run in runs),
         **({"common": also} if also else {}),
     )
 
@@ -264,16 +281,17 @@ def facts_of_nodes(env: dict[str, Any]) -> Iterator[tuple[str, tuple[str, int], 
 def _unequal_nodes(envs: Environments) -> Iterator[Fact]:
     """Yield the facts in which the nodes of a study differ, with the nodes that have each value."""
     facts = [(cell, *fact) for cell, env in envs for fact in facts_of_nodes(env)]
-    frame = pd.DataFrame(facts, columns=["cell", "node", "fact", "value"])
     differing, odd = [], []
-    key: Any
-    for key, own in frame.groupby("fact", sort=False):
-        counts = own["value"].value_counts()
+    for (name, ranks), own in grouped(facts, lambda one: one[2]).items():
+        counts = Counter(value for *_, value in own)
         if len(counts) < 2:
             continue
-        nodes = {str(value): list(own.loc[own["value"] == value, "node"].unique()) for value in counts.index}
-        differing.append({key[0]: nodes, **({"ranks": key[1]} if key[1] else {})})
-        odd += own.loc[own["value"] != counts.index[0], "cell"].to_list()
+        of_values = {value: [one for one in own if one[3] == value] for value, _ in counts.most_common()}
+        nodes = {
+            value: list(dict.fromkeys(node for _, node, *_ in same)) for value, same in of_values.items()
+        }
+        differing.append({name: nodes, **({"ranks": ranks} if ranks else {})})
+        odd += [cell for cell, *_, value in own if value != next(iter(nodes))]
     if differing:
         yield _warning("unequal-nodes", odd, facts=differing)
     # The ranks compare more than these facts, such as the cores of each rank.
@@ -310,69 +328,61 @@ def _without_parts(envs: Environments) -> Iterator[Fact]:
 # -- drift and width of intervals -----------------------------------------------------
 
 
-def timed_runs(frames: Frames) -> pd.DataFrame:
+def timed_runs(runs: Iterable[RunRow]) -> list[RunRow]:
     """Return the measured runs if the drift over the study can be estimated from them, else none of them."""
-    runs = frames.runs[frames.runs["measured"]]
-    if "started_at" not in runs or runs["started_at"].isna().any():
-        return runs.iloc[:0]
-    started = runs["started_at"].groupby(runs["cell_id"])
-    freedom = len(runs) - runs["cell_id"].nunique() - 1
-    possible = freedom >= MIN_RUNS and bool((started.max() > started.min()).any())
-    return runs if possible else runs.iloc[:0]
+    counted = [run for run in runs if run.measured]
+    starts = grouped(counted, lambda run: run.cell_id)
+    if any(pd.isna(run.started_at) for run in counted) or len(counted) - len(starts) - 1 < MIN_RUNS:
+        return []
+    return counted if any(len({run.started_at for run in own}) > 1 for own in starts.values()) else []
 
 
-def drift(frames: Frames) -> Iterator[Fact]:
+def drift(runs: Iterable[RunRow]) -> Iterator[Fact]:
     """Yield a trend of the throughput over time, from a regression with a separate level for each cell."""
-    runs = timed_runs(frames)
-    if not len(runs):
+    timed = timed_runs(runs)
+    if not timed:
         return
-    hours = (runs["started_at"] - runs["started_at"].min()).dt.total_seconds() / 3600
-    logs = runs["rate"].astype(float).map(math.log)
-    time = hours - hours.groupby(runs["cell_id"]).transform("mean")
-    change = logs - logs.groupby(runs["cell_id"]).transform("mean")
-    freedom = len(runs) - runs["cell_id"].nunique() - 1
+    first = min(run.started_at for run in timed)
+    times, changes, span = [], [], 0.0
+    cells = grouped(timed, lambda run: run.cell_id).values()
+    for own in cells:
+        hours = [(run.started_at - first).total_seconds() / 3600 for run in own]
+        logs = [math.log(run.rate) for run in own]
+        times += [value - mean(hours) for value in hours]
+        changes += [value - mean(logs) for value in logs]
+        span = max(span, *hours)
+    time, change = np.array(times), np.array(changes)
+    freedom = len(timed) - len(cells) - 1
     spread = float((time**2).sum())
     slope = float((time * change).sum()) / spread
     error = math.sqrt(float(((change - slope * time) ** 2).sum()) / freedom / spread)
-    span = float(hours.max())
     p_value = 2 * float(special.stdtr(freedom, -abs(slope) / error)) if error > 0 else 0.0
     if p_value > DRIFT_LEVEL or abs(slope * span) < DRIFT_LEAST:
         return
     half = float(special.stdtrit(freedom, 0.5 + LEVEL / 2)) * error
-    ends = [math.expm1(bound * span) for bound in (slope - half, slope + half)]
-    yield _warning(
-        "drift",
-        [],
-        change=math.expm1(slope * span),
-        change_low=ends[0],
-        change_high=ends[1],
-        hours=span,
-        p=p_value,
-    )
+    low, value, high = (math.expm1(bound * span) for bound in (slope - half, slope, slope + half))
+    yield _warning("drift", [], change=value, change_low=low, change_high=high, hours=span, p=p_value)
 
 
-def changes_in_runs(study: Study, frames: Frames) -> pd.Series:
+def changes_in_runs(study: Study, runs: Iterable[RunRow]) -> dict[str, float]:
     """Return by cell the median of log(last / first third of the epochs) over the throughputs of its runs."""
+    logs: dict[str, list[float]] = {}
     epochs = study.epochs[study.epochs["throughput_samples_per_sec"] > 0]
-    counted = frames.runs.loc[frames.runs["measured"], "run_id"]
-    epochs = epochs[epochs["run_id"].astype("str").isin(list(counted))]
-    if not len(epochs):
-        return pd.Series(dtype=float)
-    keys = epochs["run_id"].astype("str")
-    size, place = keys.map(keys.value_counts()), epochs.groupby(keys).cumcount()
-    several, third = size > 1, (size // 3).clip(lower=1)
-    logs = epochs["throughput_samples_per_sec"].astype(float).map(math.log)
-    first, last = (logs[several & own].groupby(keys).mean() for own in (place < third, place >= size - third))
-    cells = frames.runs.set_index("run_id")["cell_id"]
-    change = last - first
-    return change.groupby(cells.reindex(change.index)).median()
+    for run_id, rate in zip(epochs["run_id"], epochs["throughput_samples_per_sec"], strict=True):
+        logs.setdefault(run_id, []).append(math.log(rate))
+    changes: dict[str, list[float]] = {}
+    for run in runs:
+        own = logs.get(run.run_id, ())
+        if run.measured and len(own) > 1:
+            third = max(len(own) // 3, 1)
+            changes.setdefault(run.cell_id, []).append(mean(own[-third:]) - mean(own[:third]))
+    return {cell: median(own) for cell, own in sorted(changes.items())}
 
 
-def _drift_in_runs(study: Study, frames: Frames) -> Iterator[Fact]:
-    changes = changes_in_runs(study, frames)
-    odd = changes[changes.abs() > math.log1p(DRIFT_IN_RUN)]
-    if len(odd):
-        values = {str(cell): math.expm1(change) for cell, change in odd.items()}
+def _drift_in_runs(study: Study, runs: Iterable[RunRow]) -> Iterator[Fact]:
+    changes = changes_in_runs(study, runs).items()
+    values = {cell: math.expm1(log) for cell, log in changes if abs(log) > math.log1p(DRIFT_IN_RUN)}
+    if values:
         yield _warning("drift-in-run", values, change=values)
 
 
@@ -394,9 +404,9 @@ def _wide_intervals(rows: Sequence[ScalingRow]) -> Iterator[Fact]:
 # -- values that a command reports ----------------------------------------------------
 
 
-def _averages(study: Study, frames: Frames, envs: Environments) -> Iterator[Fact]:
+def _averages(study: Study, runs: Iterable[RunRow], envs: Environments) -> Iterator[Fact]:
     """Yield the cells whose throughput is one average of the whole run."""
-    measured = set(frames.runs.loc[frames.runs["measured"], "cell_id"])
+    measured = {run.cell_id for run in runs if run.measured}
     kinds = metrics_of_cells(study.plan)
     cells = [cell for cell in kinds if cell in measured and is_average(kinds[cell])]
     if not cells:
@@ -409,21 +419,18 @@ def _averages(study: Study, frames: Frames, envs: Environments) -> Iterator[Fact
     yield _warning("average-of-run", cells, reported=reported, **several)
 
 
-def _uncounted_ranks(study: Study, frames: Frames) -> Iterator[Fact]:
+def _uncounted_ranks(study: Study, runs: Iterable[RunRow]) -> Iterator[Fact]:
     """Yield the cells whose command started an unknown number of ranks."""
     sizes = {
         clean(cell["cell_id"]): int(cell["world_size"])
         for cell in study.plan.get("cells") or []
         if (cell.get("workload") or {}).get("command")
     }
-    measured = set(frames.runs.loc[frames.runs["measured"], "run_id"])
     cells = [
-        cell
-        for run, cell, attempt in zip(
-            study.runs["run_id"], study.runs["cell_id"], study.attempts, strict=True
-        )
-        if run in measured and cell in sizes and attempt
-        if started_ranks(Path(attempt), sizes[cell]).as_planned is None
+        run.cell_id
+        for run, attempt in zip(runs, study.attempts, strict=True)
+        if run.measured and run.cell_id in sizes and attempt
+        if started_ranks(Path(attempt), sizes[run.cell_id]).as_planned is None
     ]
     if cells:
         yield _warning("ranks-not-counted", cells, runs=len(cells))
@@ -431,21 +438,23 @@ def _uncounted_ranks(study: Study, frames: Frames) -> Iterator[Fact]:
 
 def _value_counts(study: Study, frames: Frames) -> Iterator[Fact]:
     """Yield the cells of a series, and runs of a cell, that reported different numbers of values."""
-    read = {
-        cell
-        for cell, metrics in metrics_of_cells(study.plan).items()
-        if reads_values(metrics) and not is_average(metrics)
-    }
-    runs = frames.runs[frames.runs["measured"] & frames.runs["cell_id"].isin(list(read))]
+    metrics = metrics_of_cells(study.plan)
+    read = {cell for cell, own in metrics.items() if reads_values(own) and not is_average(own)}
     counts = {
-        str(cell): sorted(set(own["epochs"].astype(int))) for cell, own in runs.groupby("cell_id", sort=False)
+        cell: sorted({int(run.epochs) for run in frames.measured_in(cell)})
+        for cell in frames.runs_of_cells
+        if cell in read and frames.measured_in(cell)
     }
-    known = frames.members[frames.members["cell_id"].isin(list(counts))]
-    odd: dict[str, list[int]] = {}
-    for _, cells in known.groupby("series", sort=False)["cell_id"]:
-        own = {cell: counts[cell] for cell in dict.fromkeys(cells)}
-        if len({number for numbers in own.values() for number in numbers}) > 1:
-            odd |= own
+    series: dict[str, dict[str, list[int]]] = {}
+    for name, cell in zip(frames.members["series"], frames.members["cell_id"], strict=True):
+        if cell in counts:
+            series.setdefault(name, {})[cell] = counts[cell]
+    odd = {
+        cell: numbers
+        for own in series.values()
+        if len({number for numbers in own.values() for number in numbers}) > 1
+        for cell, numbers in own.items()
+    }
     if odd:
         yield _warning("value-counts", odd, values_per_run=odd)
 
@@ -453,25 +462,23 @@ def _value_counts(study: Study, frames: Frames) -> Iterator[Fact]:
 # -- samples and batches --------------------------------------------------------------
 
 
-def _samples(ranks: pd.DataFrame) -> Iterator[Fact]:
-    odd = unequal_samples(ranks)
-    if len(odd):
-        worst = odd.iloc[int(odd["ratio"].to_numpy().argmax())]
-        most, least, ratio = int(worst["most"]), int(worst["least"]), float(worst["ratio"])
-        yield _error("unequal-samples", odd["cell_id"], rank=most, other_rank=least, ratio=ratio)
+def _samples(ranks: Sequence[RankOfRun]) -> Iterator[Fact]:
+    if odd := unequal_samples(ranks):
+        worst = max(odd, key=lambda one: one.ratio)
+        values = {"rank": worst.most, "other_rank": worst.least, "ratio": worst.ratio}
+        yield _error("unequal-samples", cells_of(odd), **values)
 
 
-def _windows(ranks: pd.DataFrame) -> Iterator[Fact]:
-    odd = unequal_windows(ranks)
-    if len(odd):
-        worst = odd.iloc[0]
+def _windows(ranks: Sequence[RankOfRun]) -> Iterator[Fact]:
+    if odd := unequal_windows(ranks):
+        rank, other = odd[0]
         yield _error(
             "unequal-windows",
-            odd["cell_id"],
-            rank=int(worst["shortest"]),
-            other_rank=int(worst["longest"]),
-            seconds=[float(worst["shortest_sec"]), float(worst["longest_sec"])],
-            runs=list(odd["run_id"]),
+            cells_of(one.shortest for one in odd),
+            rank=rank.rank,
+            other_rank=other.rank,
+            seconds=[rank.window_time_sec, other.window_time_sec],
+            runs=[one.shortest.run_id for one in odd],
         )
 
 
@@ -492,29 +499,28 @@ def _batches(rows: Sequence[ScalingRow]) -> Iterator[Fact]:
 # -- late and slow nodes --------------------------------------------------------------
 
 
-def _late_and_slow(study: Study, frames: Frames, ranks: pd.DataFrame) -> Iterator[Fact]:
+def _late_and_slow(study: Study, runs: Sequence[RunRow], ranks: Sequence[RankOfRun]) -> Iterator[Fact]:
     """Yield the nodes on which ranks are late, and the nodes that are slow over all their runs."""
-    late = late_nodes_of(stragglers(ranks), ranks_sample(frames.runs)["cell_id"])
+    late = late_nodes_of(stragglers(ranks), [run.cell_id for run in ranks_sample(runs)])
     slow = slow_nodes_of(ranks)
-    hosts = [str(host) for host in slow["host"]]
-    excess = {"excess": dict(zip(hosts, map(float, slow["excess"]), strict=True))}
-    about: dict[str, Any] = {"slow": slow.astype(object).to_dict("records"), "hosts": len(hosts)}
+    hosts = [node.host for node in slow]
+    excess = {"excess": {node.host: node.excess for node in slow}}
+    about: dict[str, Any] = {"slow": [node._asdict() for node in slow], "hosts": len(hosts)}
     about |= _advice(study, ranks, hosts) if hosts else {}
     is_both = late is not None and bool({*hosts} & {*late.values["nodes"]})
     if late is not None:
         yield replace(late, values={**late.values, **excess, **(about if is_both else {})})
     if hosts and not is_both:
-        cells = ranks.loc[ranks["host"].isin(hosts), "cell_id"].astype("str")
-        yield _warning("slow-node", cells, **excess, **about)
+        yield _warning("slow-node", cells_of(row for row in ranks if row.host in hosts), **excess, **about)
 
 
-def _advice(study: Study, ranks: pd.DataFrame, slow: Sequence[str]) -> dict[str, Any]:
+def _advice(study: Study, ranks: Sequence[RankOfRun], slow: Sequence[str]) -> dict[str, Any]:
     """Return advice about slow nodes: whether the matrix can leave them out."""
     scheduler = SCHEDULERS.get(str(study.plan.get("executor")))
     if scheduler is None or "exclude" not in scheduler.keys or study.plan.get("nodelist"):
         return {"advice": "advice-named"}
     largest = int(study.cells["nodes"].max())
-    if ranks["host"].nunique() - len(slow) < largest:
+    if len({row.host for row in ranks}) - len(slow) < largest:
         return {"advice": "advice-few", "needed": largest}
     return {"advice": "advice-enough"}
 
@@ -537,9 +543,8 @@ def anomalies(rows: Sequence[ScalingRow], frames: Frames, *, whole_nodes: bool =
 
 def _baselines_with_outliers(rows: Sequence[ScalingRow], frames: Frames) -> Iterator[Fact]:
     bases = {row.base.cell_id for row in rows if row.base}
-    odd = frames.runs[frames.runs["outlier"] & frames.runs["cell_id"].isin(bases)]
-    if len(odd):
-        yield _anomaly("baseline-outlier", odd["cell_id"], runs=len(odd))
+    if odd := [run for run in frames.run_rows if run.outlier and run.cell_id in bases]:
+        yield _anomaly("baseline-outlier", cells_of(odd), runs=len(odd))
 
 
 def _anomaly(kind: str, subject: Iterable[str], **values: Any) -> Fact:
@@ -553,7 +558,7 @@ def _superlinear(rows: Sequence[ScalingRow]) -> Iterator[Fact]:
     if found := [*clear, *apart]:
         sizes = [{"efficiency": row.efficiency, "ranks": row.gpus} for row in found]
         certainty = "few-runs" if apart else "interval"
-        yield _anomaly("superlinear", [row.cell_id for row in found], sizes=sizes, certainty=certainty)
+        yield _anomaly("superlinear", cells_of(found), sizes=sizes, certainty=certainty)
 
 
 def _recoveries(rows: Sequence[ScalingRow]) -> Iterator[Fact]:

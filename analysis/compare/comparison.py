@@ -28,11 +28,10 @@ from analysis.causes.table import named, study_causes
 from analysis.checks.assessment import Assessment, assess
 from analysis.compare.matching import Difference, environment_differences, match_studies, match_within
 from analysis.data.load import Study
-from analysis.data.names import state_counts
 from analysis.stats.columns import PARTS, CellSize, Column, RunRow, columns_of
 from analysis.stats.decompose import mean
 from analysis.stats.estimate import LEVEL, MIN_RUNS, Floats, LogMoments, log_moments, welch
-from analysis.stats.measured import Frames, measure
+from analysis.stats.measured import Frames, measure, state_counts
 from bench.errors import BenchError
 from bench.facts import Fact
 from bench.study.ledger import RunState
@@ -400,7 +399,7 @@ class _Runs:
         if not any(run.measured for run in frames.run_rows):
             raise BenchError(
                 f"{study.folder.path}: nothing to compare: no run has completed "
-                f"({state_counts(frames.runs) or 'no run is planned'})",
+                f"({state_counts(frames.run_rows) or 'no run is planned'})",
                 remedy="run it first: bench submit",
             )
         return cls(label, study, frames, assess(study, frames))
@@ -409,10 +408,8 @@ class _Runs:
         """Describe the runs of a cell of which none is measured; empty if a run is measured."""
         if self.frames.measured_in(cell):
             return ""
-        runs = self.frames.runs
-        found = (
-            f" ({state_counts(runs[runs['cell_id'] == cell])})" if cell in self.frames.runs_of_cells else ""
-        )
+        runs = self.frames.runs_of_cells.get(cell)
+        found = f" ({state_counts(runs)})" if runs else ""
         return f"{self.label}: no measured run{found}"
 
 

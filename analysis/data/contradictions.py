@@ -13,11 +13,11 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from analysis.data.csv_files import read_csvs
+from analysis.data.csv_files import read_csvs, rows_of
 from bench.facts import Fact
 from bench.study.consistency import ROUNDING, metrics_contradictions
 from bench.study.layout import RunFolder
-from bench.study.records import MEAN_COLUMNS, EpochRow, R, RankRow, columns_of
+from bench.study.records import MEAN_COLUMNS, EpochRow, RankRow
 
 #: Number of runs whose ranks.csv are in memory at once.
 _CHUNK = 500
@@ -48,18 +48,13 @@ def find_contradictions(
         for code in _suspects(rows, ranks, planned):
             cell = cells[own[code]]
             found = metrics_contradictions(
-                _records(rows[rows["run"] == code], EpochRow),
-                _records(ranks[ranks["run"] == code], RankRow),
+                rows_of(rows[rows["run"] == code], EpochRow),
+                rows_of(ranks[ranks["run"] == code], RankRow),
                 epochs=_planned_epochs(cell),
                 global_batch=float(cell["global_batch"]),
             )
             if listed := list(found):
                 yield own[code], listed
-
-
-def _records(frame: pd.DataFrame, record: type[R]) -> list[R]:
-    columns = frame.to_dict("list")
-    return [record(*row) for row in zip(*(columns[name] for name in columns_of(record)), strict=True)]
 
 
 def _planned_epochs(cell: Mapping[str, Any]) -> int | None:

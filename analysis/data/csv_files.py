@@ -21,7 +21,7 @@ from pyarrow import csv as arrow_csv
 
 from analysis.text import clean, one_line
 from bench.study.files import regular_file
-from bench.study.records import Record, columns_of, text_columns
+from bench.study.records import R, Record, columns_of, text_columns
 from bench.units import listed
 
 #: Arrow parses portions of about this many bytes, to limit memory. If a portion contains a value that is not
@@ -50,6 +50,12 @@ def read_csvs(paths: Sequence[str], record: type[Record]) -> Loaded:
     for index in range(len(paths)):
         reader.read(index)
     return reader.loaded()
+
+
+def rows_of(frame: pd.DataFrame, record: type[R]) -> list[R]:
+    """Return the rows of a frame as records, whose columns the frame contains."""
+    columns = frame.to_dict("list")
+    return [record(*row) for row in zip(*(columns[name] for name in columns_of(record)), strict=True)]
 
 
 class _Reader:

@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.data.contradictions import find_contradictions
-from analysis.data.csv_files import Loaded, read_csvs
+from analysis.data.csv_files import Loaded, read_csvs, rows_of
 from analysis.text import clean, one_line
 from bench.facts import Fact
 from bench.study.conditions import read_disturbances
@@ -78,6 +78,20 @@ _STATES = frozenset(str(state) for state in RunState)
 _ATTEMPT = re.compile(r"attempt-([0-9]{1,9})", re.ASCII).fullmatch
 
 
+@dataclass(frozen=True, slots=True)
+class RankOfRun(RankRow):
+    """A row of ranks.csv with its run."""
+
+    rank: int = 0
+    run_id: str = ""
+    cell_id: str = ""
+
+    @property
+    def useful_s(self) -> float:
+        """Useful time (s per step): the step without exposed communication."""
+        return self.step_time_sec - self.comm_exposed_time_sec
+
+
 @dataclass(frozen=True)
 class TableSource:
     """A table measured elsewhere: the name and text of its file, its number of rows, and ``--mode``."""
@@ -129,11 +143,11 @@ class Study:
         """The study's name, as given in the plan."""
         return one_line(self.plan.get("study") or self.folder.name)
 
-    def ranks_of(self, run_ids: Iterable[str]) -> pd.DataFrame:
-        """Return the rows of some runs' ranks.csv that name a rank, with ``run_id`` and ``cell_id``."""
+    def ranks_of(self, run_ids: Iterable[str]) -> list[RankOfRun]:
+        """Return the rows of some runs' ranks.csv that name an epoch and a rank."""
         rows = self._table_of(run_ids, "ranks_csv", RankRow)
-        with_rank: pd.DataFrame = rows[np.isfinite(rows["rank"])].reset_index(drop=True)
-        return with_rank
+        rows = rows[np.isfinite(rows["epoch"]) & np.isfinite(rows["rank"])]
+        return rows_of(rows.astype({"rank": "int64"}).assign(host=rows["host"].map(clean)), RankOfRun)
 
     def steps_of(self, run_ids: Iterable[str]) -> pd.DataFrame:
         """Return the rows of steps.csv of some runs, with ``run_id`` and ``cell_id``."""
@@ -157,7 +171,8 @@ class Study:
         file = getattr(RunFolder(Path()), name).name
         places = [place for place in self._places(run_ids) if self.attempts[place]]
         paths = [f"{self.attempts[place]}/{file}" for place in places]
-        return _with_ids(read_csvs(paths, record), self.runs, places)
+        ids = list(zip(self.runs["run_id"], self.runs["cell_id"], strict=True))
+        return _with_ids(read_csvs(paths, record), ids, places)
 
 
 def load_study(path: Path, *, records: Mapping[str, RunRecord] | None = None) -> Study:
@@ -181,27 +196,23 @@ def load_study(path: Path, *, records: Mapping[str, RunRecord] | None = None) ->
         raise invalid_plan(folder, error) from None
     of_plan = {clean(cell["cell_id"]): cell for cell in plan["cells"]}
     known = records or Ledger(folder.ledger).records(run_id for run_id, *_ in planned)
-    runs, earlier, attempts, remarks, contradictions = _read_runs(folder, planned, of_plan, known)
+    rows, earlier, attempts, remarks, contradictions = _read_runs(folder, planned, of_plan, known)
     remarks += Ledger(folder.ledger).damages({run_id for run_id, *_ in planned})
     without = {cell for cell, own in metrics_of_cells(plan).items() if own.get("source") == "none"}
-    epochs, problems = _epochs(runs, attempts, without_metrics=without)
-    for run_id, more in _of_metrics(runs, attempts, epochs, of_plan):
+    epochs, problems = _epochs(rows, attempts, without_metrics=without)
+    for run_id, more in _of_metrics(rows, attempts, epochs, of_plan):
         contradictions.setdefault(run_id, []).extend(more)
     _empty_untrusted(epochs, contradictions)
     damages = []
-    names = ("run_id", "cell_id", "reason", "evidence")
-    for place, (run_id, cell_id, reason, evidence) in enumerate(zip(*map(runs.get, names), strict=True)):
-        unread = [] if cell_id in without else [problems.get(place)]
-        unread += [reason] if evidence is None and attempts[place] else []  # without run.json
-        found = list(map(words, contradictions.get(run_id, [])))
-        damages += [f"{run_id}: {text}" for text in (*unread, *found) if text]
-        of_ledger = known[run_id].damages if run_id in known else []
-        if found or of_ledger:
-            problems[place] = "; ".join(filter(None, (problems.get(place), *found, *of_ledger)))
-    _append_reasons(runs, problems)
-    return Study(
-        folder, plan, cells, members, runs, epochs, remarks, earlier, attempts, contradictions, damages
-    )
+    for place, row in enumerate(rows):
+        unread = [] if row.cell_id in without else [problems.get(place)]
+        unread += [row.reason] if row.evidence is None and attempts[place] else []  # without run.json
+        found = list(map(words, contradictions.get(row.run_id, [])))
+        damages += [f"{row.run_id}: {text}" for text in (*unread, *found) if text]
+        of_ledger = known[row.run_id].damages if row.run_id in known else []
+        row.reason = "; ".join(filter(None, (row.reason, problems.get(place), *found, *of_ledger)))
+    about = (remarks, _runs_frame(earlier), attempts, contradictions, damages)
+    return Study(folder, plan, cells, members, _runs_frame(rows), epochs, *about)
 
 
 def metrics_of_cells(plan: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
@@ -263,7 +274,7 @@ def _read_runs(
     planned: list[tuple[str, str, int, int]],
     cells: Mapping[str, Mapping[str, Any]],
     known: Mapping[str, RunRecord],
-) -> tuple[pd.DataFrame, pd.DataFrame, list[str | None], list[str], dict[str, list[Fact]]]:
+) -> tuple[list[RunRow], list[RunRow], list[str | None], list[str], dict[str, list[Fact]]]:
     """Return runs, earlier attempts, the folders of latest attempts, remarks, and contradictions."""
     present = _visible_names(str(folder.runs))
     rows: list[RunRow] = []
@@ -300,7 +311,7 @@ def _read_runs(
     if unplanned:
         names = listed([one_line(name, limit=80) for name in unplanned], limit=4)
         remarks.append(f"Not in the plan and ignored: {count(len(unplanned), 'folder')} in runs/ ({names})")
-    return _runs_frame(rows), _runs_frame(earlier), attempts, remarks, contradictions
+    return rows, earlier, attempts, remarks, contradictions
 
 
 def _active(state: str) -> bool:
@@ -411,50 +422,41 @@ def _evidence(content: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _runs_frame(rows: list[RunRow]) -> pd.DataFrame:
     frame = pd.DataFrame(list(map(_values_of, rows)), columns=list(RUNS_COLUMNS))
-    for name in ("run_id", "cell_id", "state", "reason", *_TEXTS):
-        frame[name] = frame[name].astype("str")
-    for name in ("repeat", "order"):
-        frame[name] = frame[name].astype("int64")
-    for name in ("attempt", "exit_code"):
-        frame[name] = frame[name].astype("Int64")
+    kinds = {"repeat": "int64", "order": "int64", "attempt": "Int64", "exit_code": "Int64"}
+    frame = frame.astype(dict.fromkeys(("run_id", "cell_id", "state", "reason", *_TEXTS), "str") | kinds)
     for name in _TIMES:
         frame[name] = pd.to_datetime(frame[name], utc=True, errors="coerce", format="ISO8601")
     return frame
 
 
 def _epochs(
-    runs: pd.DataFrame, attempts: Sequence[str | None], *, without_metrics: Collection[str]
+    runs: Sequence[RunRow], attempts: Sequence[str | None], *, without_metrics: Collection[str]
 ) -> tuple[pd.DataFrame, dict[int, str]]:
     """Return the rows of all runs' metrics.csv, and the problems by the position of the run in ``runs``."""
     file = RunFolder(Path()).metrics_csv.name
     places = [place for place, attempt in enumerate(attempts) if attempt]
     paths = [f"{attempts[place]}/{file}" for place in places]
     loaded = read_csvs(paths, EpochRow)
-    states = runs["state"].to_numpy()
     problems = {}
     for index, problem in loaded.problems.items():
         place = places[index]
-        absent, completed = not Path(paths[index]).exists(), states[place] == RunState.COMPLETED
-        if absent and completed and runs["cell_id"].iloc[place] in without_metrics:
+        absent, completed = not Path(paths[index]).exists(), runs[place].state == RunState.COMPLETED
+        if absent and completed and runs[place].cell_id in without_metrics:
             problems[place] = "the matrix asks for no metrics (metrics: none)"
         # If a run is queued or failed early, its state explains the missing file.
         elif completed or not absent:
             problems[place] = problem
-    return _with_ids(loaded, runs, places), problems
+    return _with_ids(loaded, [(run.run_id, run.cell_id) for run in runs], places), problems
 
 
 def _of_metrics(
-    runs: pd.DataFrame, attempts: Sequence[str | None], epochs: pd.DataFrame, cells: Mapping[str, Any]
+    runs: Sequence[RunRow], attempts: Sequence[str | None], epochs: pd.DataFrame, cells: Mapping[str, Any]
 ) -> Iterable[tuple[str, list[Fact]]]:
     """Yield the completed runs whose metrics.csv contradicts itself, ranks.csv or the plan."""
-    rows = zip(runs["run_id"], runs["cell_id"], runs["state"], attempts, strict=True)
-    completed = [
-        (run_id, cell_id, path)
-        for run_id, cell_id, state, path in rows
-        if path and state == RunState.COMPLETED
-    ]
-    folders = {run_id: path for run_id, _, path in completed}
-    return find_contradictions(epochs, folders, {run_id: cells[cell_id] for run_id, cell_id, _ in completed})
+    pairs = zip(runs, attempts, strict=True)
+    completed = [(run, path) for run, path in pairs if path and run.state == RunState.COMPLETED]
+    folders = {run.run_id: path for run, path in completed}
+    return find_contradictions(epochs, folders, {run.run_id: cells[run.cell_id] for run, _ in completed})
 
 
 def _empty_untrusted(epochs: pd.DataFrame, contradictions: Mapping[str, Sequence[Fact]]) -> None:
@@ -466,22 +468,10 @@ def _empty_untrusted(epochs: pd.DataFrame, contradictions: Mapping[str, Sequence
             epochs.loc[epochs["run_id"] == run_id, columns] = np.nan
 
 
-def _with_ids(loaded: Loaded, runs: pd.DataFrame, places: Sequence[int]) -> pd.DataFrame:
+def _with_ids(loaded: Loaded, ids: Sequence[tuple[str, str]], places: Sequence[int]) -> pd.DataFrame:
     """Return the loaded rows, with ``run_id`` and ``cell_id`` instead of the column ``file``."""
     frame = loaded.rows
     rows = np.asarray(places, dtype=np.int64)[frame.pop("file").to_numpy()]
     for at, name in enumerate(("run_id", "cell_id")):
-        ids = pd.Categorical(runs[name])
-        values = pd.Categorical.from_codes(ids.codes[rows], dtype=ids.dtype)
-        frame.insert(at, name, pd.Series(values, index=frame.index))
+        frame.insert(at, name, pd.Categorical([one[at] for one in ids])[rows])
     return frame
-
-
-def _append_reasons(runs: pd.DataFrame, problems: dict[int, str]) -> None:
-    """Append the problems of a run's files to the column ``reason``."""
-    if not problems:
-        return
-    reasons = runs["reason"].to_list()
-    for place, problem in problems.items():
-        reasons[place] = f"{reasons[place]}; {problem}" if reasons[place] else problem
-    runs["reason"] = pd.Series(reasons, dtype="str", index=runs.index)

@@ -9,13 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Protocol
 
-import pandas as pd
-
 from analysis.text import clean, one_line
-from bench.facts import Fact
 from bench.matrix.cell import command_label, value_text
 from bench.units import count, whole
-from bench.words import words
 
 
 class Size(Protocol):
@@ -152,26 +148,3 @@ def short_labels(parts: dict[str, dict[str, str]], series: Iterable[str]) -> tup
     common = [name for name in names if name not in differing]
     shared = [parts[shown[0]].get(name, "") for name in common] if shown and shown[0] in parts else []
     return labels, ", ".join(filter(None, shared))
-
-
-def counted_states(runs: pd.DataFrame) -> list[dict[str, Any]]:
-    """Count runs by state, the most frequent state first, and by the classes of their failures.
-
-    The number of a failure class is left out if all runs of the state have this class, and the class
-    ``cancelled`` of cancelled runs is left out.
-
-    Completed runs that are left out of the results count as ``disturbed``.
-    """
-    found = []
-    states = runs["state"].mask(runs["left_out"], "disturbed") if "left_out" in runs else runs["state"]
-    for state, group in sorted(runs.groupby(states, sort=False), key=lambda item: -len(item[1])):
-        names = group["failure_class"].dropna()
-        counts = names[~names.isin(["", str(state)])].value_counts().head(4).items()
-        classes = [{"name": str(name), **({} if n == len(group) else {"runs": n})} for name, n in counts]
-        found.append({"state": str(state), "runs": len(group), "classes": classes})
-    return found
-
-
-def state_counts(runs: pd.DataFrame) -> str:
-    """Return the runs by state in words: ``4 failed (3 time-limit); 2 not started``."""
-    return words(Fact("runs-by-state", values={"states": counted_states(runs)}))

@@ -13,8 +13,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-import pandas as pd
-
 from analysis.causes.cells import CellDivision
 from analysis.causes.divide import WHOLE
 from analysis.checks.scaling_table import (
@@ -27,7 +25,7 @@ from analysis.checks.scaling_table import (
 )
 from analysis.checks.validity import invalid_cells, unstable_cells
 from analysis.data.environment import Environment, describe
-from analysis.data.names import job_size, nodes_known, state_counts, widest_series
+from analysis.data.names import job_size, nodes_known, widest_series
 from analysis.report.figures.drawing import Drawing
 from analysis.report.results import Results
 from analysis.report.summary import left_out_sentence, no_finding
@@ -35,9 +33,10 @@ from analysis.report.tables import shown_columns, texts_of
 from analysis.report.what_was_run import MISSING_SOURCE, Executed, Line, constant_batch, what_was_run
 from analysis.report.why import loss_table
 from analysis.report.words import WORDS, ascii_formula, mode_title
-from analysis.stats.attempts import cell_success, reserve
+from analysis.stats.attempts import cell_success, recorded_attempts, reserve
 from analysis.stats.columns import PROPOSAL, Column, ScalingRow, first_of_cells, three_digits
 from analysis.stats.estimate import MIN_RUNS
+from analysis.stats.measured import state_counts
 from analysis.stats.scaling import GUIDE
 from analysis.text import message, one_line
 from bench.facts import Fact
@@ -339,9 +338,8 @@ def _failures(row: ScalingRow, executed: Executed, total: int) -> Iterator[Line]
 
 def _failed(row: ScalingRow, executed: Executed) -> str:
     """Return the number of failed attempts of a size with their classes; empty if there are none."""
-    attempts = pd.concat([executed.study.earlier, executed.study.runs])
-    own = (attempts["cell_id"] == row.cell_id) & (attempts["state"] == RunState.FAILED)
-    return state_counts(attempts[own])
+    attempts = [run for run in recorded_attempts(executed.study) if run.cell_id == row.cell_id]
+    return state_counts(run for run in attempts if run.state == RunState.FAILED)
 
 
 def _duration(row: ScalingRow, total: int) -> tuple[str, str]:

@@ -12,7 +12,7 @@ from analysis.causes.cells import CauseRow, CellDivision
 from analysis.causes.claims import RunEvidence
 from analysis.causes.table import cause_rows, divide_study, read_evidence
 from analysis.checks.assessment import Assessment, assess
-from analysis.checks.fabric import fabric_table, fabrics_of, sweep_rows
+from analysis.checks.fabric import FabricRow, SweepRow, fabric_table, fabrics_of, sweep_rows
 from analysis.checks.scaling_table import Invalid, invalid_reason, scaling_table
 from analysis.checks.slow_ranks import RankMeans, least_balanced_cells, rank_means
 from analysis.data.environment import Environment, describe_environment
@@ -100,15 +100,15 @@ class Results:
     @cached_property
     def ranks(self) -> RankMeans | None:
         """Means of the ranks of the least balanced cells; None if no run has ranks.csv."""
-        return rank_means(self.study, least_balanced_cells(self.rows), self.frames.runs)
+        return rank_means(self.study, least_balanced_cells(self.rows), self.frames.run_rows)
 
     @cached_property
-    def sweep(self) -> pd.DataFrame:
+    def sweep(self) -> list[SweepRow]:
         """The timed all-reduces of all runs."""
         return sweep_rows(self.study)
 
     @cached_property
-    def fabric(self) -> pd.DataFrame:
+    def fabric(self) -> list[FabricRow]:
         """Latency and bandwidth of each cell with timed all-reduces."""
         return fabric_table(self.sweep)
 

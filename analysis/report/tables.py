@@ -9,12 +9,13 @@ from typing import Any
 import pandas as pd
 
 from analysis.causes.cells import CauseRow
-from analysis.checks.slow_ranks import RankMeans
+from analysis.checks.slow_ranks import MeanTimes, RankMeans
 from analysis.data.csv_files import csv_text
-from analysis.data.names import nodes_known, state_counts
+from analysis.data.names import nodes_known
 from analysis.report.figures.drawing import Selection
 from analysis.report.words import WORDS, ascii_formula
-from analysis.stats.columns import PAGE, PUBLISHED, TEXT, Column, ScalingRow, columns_of, dtypes_of
+from analysis.stats.columns import PAGE, PUBLISHED, TEXT, Column, ScalingRow, columns_of, dtypes_of, run_rows
+from analysis.stats.measured import state_counts
 from analysis.text import markdown, markdown_line, one_line
 from bench.study.ledger import RunState
 from bench.units import MISSING, capital, fraction, interval, known, number, percent, seconds
@@ -280,7 +281,7 @@ def runs_context(attempts: pd.DataFrame) -> dict[str, Any]:
         "listed": [_run_row(run) for run in shown.itertuples(index=False)],
         "left_out": len(notable) - len(shown),
         "missing": int((~runs["measured"]).sum()),
-        "states": state_counts(runs[~runs["measured"]]),
+        "states": state_counts(run_rows(runs[~runs["measured"]])),
         "total": len(runs),
         "outliers": int(runs["outlier"].sum()),
     }
@@ -304,10 +305,10 @@ def _run_row(run: Any) -> list[str]:
 
 def node_rows(means: RankMeans) -> list[tuple[bool, list[str]]]:
     """Return, for at most ``MAX_NODES_LISTED`` hosts, whether the host is late and the texts of its row."""
-    return [_node_row(node) for node in means.by_host.head(MAX_NODES_LISTED).itertuples(index=False)]
+    return [_node_row(node) for node in means.by_host[:MAX_NODES_LISTED]]
 
 
-def _node_row(node: Any) -> tuple[bool, list[str]]:
+def _node_row(node: MeanTimes) -> tuple[bool, list[str]]:
     texts = [one_line(node.host, limit=80), one_line(node.cell_id, limit=120), str(node.ranks), str(node.n)]
     beyond = percent(node.beyond, decimals=1)
     return node.late, [

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import jinja2
+import pandas as pd
 from markupsafe import Markup
 
 from analysis.checks.assessment import Assessment
@@ -250,9 +251,9 @@ def _tables(results: Results) -> dict[str, str]:
     if results.causes:
         files["causes.csv"] = csv_text(causes_frame(results.causes), digits=6)
     # Nine digits resolve microseconds in steps that take seconds.
-    if len(results.sweep):
-        files["sweep.csv"] = csv_text(results.sweep, digits=9)
-        files["fabric.csv"] = csv_text(results.fabric, digits=9)
+    if results.sweep:
+        files["sweep.csv"] = csv_text(pd.DataFrame(results.sweep), digits=9)
+        files["fabric.csv"] = csv_text(pd.DataFrame(results.fabric), digits=9)
     if results.ranks is not None:
         files["nodes.csv"] = csv_text(nodes_table(results.ranks), digits=9)
     return files

@@ -293,6 +293,9 @@ class RunRow(Measurements):
     hosts: Annotated[str | None, Column("nodes as Slurm lists them")]
     throughput_samples_per_sec: Annotated[float, Column("samples divided by their time", "samples/s")]
     step_time_sec: Annotated[float, Column("time per global batch", "s")]
+    started_at: Annotated[pd.Timestamp, Column("start, in UTC; NaT if unknown")]
+    epochs: Annotated[float, Column("epochs with a throughput")]
+    steps: Annotated[float, Column("optimizer steps of their throughput windows")]
     outlier: Annotated[bool, Column("far from the median of the cell's runs")]
     disturbed: Annotated[tuple[Fact, ...] | None, Column("disturbances; None if not recorded")]
     measured: Annotated[bool, _internal("completed with a throughput and not left out")]
@@ -320,7 +323,7 @@ def dtypes_of(record: Hashable) -> dict[str, str]:
 
 
 _DTYPES = {str: "str", bool: "bool", int: "int64", float: "float64", int | None: "Int64"}
-_MISSING = {str: "", bool: False, int: 0, float: math.nan}
+_MISSING = {str: "", bool: False, int: 0, float: math.nan, pd.Timestamp: pd.NaT}
 
 
 @cache
@@ -342,6 +345,11 @@ def records_of(record: Callable[..., T], frame: pd.DataFrame) -> list[T]:
     missing = missing_values(record)
     values = [frame[name].astype(object).mask(frame[name].isna(), missing[name]).tolist() for name in names]
     return [record(**missing | dict(zip(names, own, strict=True))) for own in zip(*values, strict=True)]
+
+
+def run_rows(frame: pd.DataFrame) -> list[RunRow]:
+    """Return the rows of a frame of runs as records."""
+    return records_of(RunRow, frame)
 
 
 def frame_of_records(record: Callable[..., T], rows: Sequence[T]) -> pd.DataFrame:

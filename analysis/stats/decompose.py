@@ -39,12 +39,6 @@ USEFUL_PARTS = {
 TIMES = ("useful_s", "most_useful_s", "step_s")
 
 
-def useful_time(ranks: pd.DataFrame) -> pd.Series:
-    """Return the useful time (s per step) of each row of ranks.csv: step minus exposed communication."""
-    useful_s: pd.Series = ranks["step_time_sec"] - ranks["comm_exposed_time_sec"]
-    return useful_s
-
-
 def run_parts(epochs: pd.DataFrame) -> pd.DataFrame:
     """Return the mean parts of a step for each run with an (instrumented) attribution window.
 

@@ -6,54 +6,56 @@ The time of a step is never a reason to leave out a run.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import median
+from typing import Any
 
 import pandas as pd
 
 from analysis.data.load import Study
 from analysis.stats.attempts import wall_seconds
-from analysis.stats.columns import CellRow, RunRow, grouped, records_of
+from analysis.stats.columns import CellRow, RunRow, grouped, records_of, run_rows
 from analysis.stats.decompose import run_parts
 from analysis.stats.estimate import outliers, run_rates, run_readings
 from bench.facts import Fact
 from bench.matrix.strategies import STRATEGIES
 from bench.matrix.workload import present_names
 from bench.study.ledger import RunState
-from bench.words import sentences
+from bench.words import sentences, words
 
 
-def left_out(runs: pd.DataFrame) -> pd.Series:
-    """Return a mask of the disturbed runs that are left out.
+def left_out(runs: Sequence[RunRow]) -> set[str]:
+    """Return the ids of the disturbed runs that are left out.
 
     A reason that disturbed all runs of a cell is a property of the study; no run is left out because of it.
     Runs that were disturbed for another reason are left out, unless this applies to all runs of their cell.
-    ``runs`` (``cell_id``, ``disturbed``) are those that completed with a throughput.
+    ``runs`` are those that completed with a throughput.
     """
-    own = _reasons_of_run(runs)
-    if not own.map(bool).any():
-        return pd.Series(False, index=runs.index)
-    common = runs["cell_id"].map(common_reasons(runs))
-    out = pd.Series([bool(a - b) for a, b in zip(own, common, strict=True)], index=runs.index, dtype=bool)
-    return out & ~out.groupby(runs["cell_id"]).transform("all")
+    found: set[str] = set()
+    common = common_reasons(runs)
+    for cell, own in grouped(runs, lambda run: run.cell_id).items():
+        out = {run.run_id for run in own if _reasons_of_run(run) - common[cell]}
+        found |= out if len(out) < len(own) else set()
+    return found
 
 
-def common_reasons(runs: pd.DataFrame) -> dict[str, frozenset[str]]:
+def common_reasons(runs: Iterable[RunRow]) -> dict[str, frozenset[str]]:
     """Return, by cell_id, the reasons that disturbed every run of the cell.
 
     ``runs`` are as for :func:`left_out`.
     """
     found: dict[str, frozenset[str]] = {}
-    for cell_id, own in zip(runs["cell_id"], _reasons_of_run(runs), strict=True):
-        found[cell_id] = found.get(cell_id, own) & own
+    for run in runs:
+        own = _reasons_of_run(run)
+        found[run.cell_id] = found.get(run.cell_id, own) & own
     return found
 
 
-def _reasons_of_run(runs: pd.DataFrame) -> pd.Series:
-    values = [frozenset(one.kind for one in found or ()) for found in runs["disturbed"]]
-    return pd.Series(values, index=runs.index, dtype=object)
+def _reasons_of_run(run: RunRow) -> frozenset[str]:
+    return frozenset(one.kind for one in run.disturbed or ())
 
 
 #: Maximum number of runs whose ranks.csv an analysis reads.
@@ -86,7 +88,7 @@ class Frames:
     @cached_property
     def run_rows(self) -> list[RunRow]:
         """The runs as records, in the order of ``runs``."""
-        return records_of(RunRow, self.runs)
+        return run_rows(self.runs)
 
     @cached_property
     def runs_of_cells(self) -> dict[str, list[RunRow]]:
@@ -115,33 +117,55 @@ def measure(study: Study, *, include_disturbed: bool = False) -> Frames:
     runs = runs.join([run_rates(epochs), run_parts(epochs), run_readings(epochs)])
     runs = runs.set_axis(range(len(runs)))
     rate = runs["throughput_samples_per_sec"]
-    measured = (runs["state"] == RunState.COMPLETED) & rate.notna()
-    out = left_out(runs[measured]).reindex(runs.index, fill_value=False) & (not include_disturbed)
-    measured &= ~out
     batch = study.cells.set_index("cell_id")["global_batch"].reindex(runs["cell_id"]).to_numpy(dtype=float)
     runs = runs.assign(
-        left_out=out,
-        measured=measured,
+        measured=(runs["state"] == RunState.COMPLETED) & rate.notna(),
         step_time_sec=batch / rate,
         unit=runs["samples"] / runs["steps"] / batch,
         wall_s=wall_seconds(runs),
         rate=rate,
-        outlier=outliers(rate.where(measured), by=runs["cell_id"]),
     )
-    reasons = _reasons(records_of(RunRow, runs), batch.tolist())
-    runs["reason"] = pd.Series(reasons, index=runs.index, dtype="str")
+    out = set() if include_disturbed else left_out(run_rows(runs[runs["measured"]]))
+    is_out = runs["run_id"].isin(out)
+    runs = runs.assign(left_out=is_out, measured=runs["measured"] & ~is_out)
+    runs["outlier"] = outliers(rate.where(runs["measured"]), by=runs["cell_id"])
+    runs["reason"] = pd.Series(_reasons(run_rows(runs), batch.tolist()), index=runs.index, dtype="str")
     cells = records_of(CellRow, study.cells.assign(ddp=_with_ddp(study)))
     return Frames(cells, study.members, runs)
 
 
-def ranks_sample(runs: pd.DataFrame) -> pd.DataFrame:
-    """Select the runs whose ranks.csv is read: all that count; of a large study, each cell's first repeats.
+def ranks_sample(runs: Iterable[RunRow]) -> list[RunRow]:
+    """Select the runs whose ranks.csv is read: all that count; of a large study, first repeats of cells."""
+    counted = [run for run in runs if run.measured]
+    earlier: Counter[str] = Counter()
+    order = []
+    for place, run in enumerate(counted):
+        order.append((earlier[run.cell_id], place))
+        earlier[run.cell_id] += 1
+    return [counted[place] for place in sorted(place for _, place in sorted(order)[:MAX_RANKS_FILES])]
 
-    ``runs`` have ``run_id, cell_id, measured``.
+
+def counted_states(runs: Iterable[RunRow]) -> list[dict[str, Any]]:
+    """Count runs by state, the most frequent state first, and by the classes of their failures.
+
+    The number of a failure class is left out if all runs of the state have this class, and the class
+    ``cancelled`` of cancelled runs is left out.
+
+    Completed runs that are left out of the results count as ``disturbed``.
     """
-    runs = runs[runs["measured"]]
-    repeat = runs.groupby("cell_id").cumcount()
-    return runs.loc[repeat.sort_values(kind="stable").index[:MAX_RANKS_FILES]].sort_index()
+    found = []
+    states = grouped(runs, lambda run: "disturbed" if run.left_out else run.state)
+    for state, own in sorted(states.items(), key=lambda item: -len(item[1])):
+        names = Counter(run.failure_class for run in own if run.failure_class not in (None, "", state))
+        counts = names.most_common(4)
+        classes = [{"name": name, **({} if n == len(own) else {"runs": n})} for name, n in counts]
+        found.append({"state": state, "runs": len(own), "classes": classes})
+    return found
+
+
+def state_counts(runs: Iterable[RunRow]) -> str:
+    """Return the runs by state in words: ``4 failed (3 time-limit); 2 not started``."""
+    return words(Fact("runs-by-state", values={"states": counted_states(runs)}))
 
 
 def _with_ddp(study: Study) -> list[bool]:

@@ -31,7 +31,7 @@ from torch.distributed import HashStore, PrefixStore, Store  # type: ignore[attr
 
 from ..errors import BenchError
 from ..units import join_names
-from .nccl_errors import nccl_error
+from .nccl_errors import LOST_CONNECTION, nccl_error
 from .ranks import RankFacts
 from .torch_internals import group_store
 
@@ -240,7 +240,7 @@ class Peers:
         is_lost = symptom is Symptom.LOST
         limit = "its time-out" if timeout_s is None else f"{timeout_s:g} s"
         late = f"a collective did not complete in {limit}"
-        effect = "lost the connection to another rank" if is_lost else late
+        effect = LOST_CONNECTION if is_lost else late
         if reports.cause:
             return f"{effect}: {reports.cause}"
         if reports.store_is_lost and self._rank_0_serves:

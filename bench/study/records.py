@@ -35,7 +35,12 @@ def _part(meaning: str, part: str = "") -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class StepRow:
+class Record:
+    """A row of a table."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepRow(Record):
     """A row of steps.csv: one step of the throughput window."""
 
     epoch: float = _column("the row of metrics.csv that contains the step")
@@ -45,7 +50,7 @@ class StepRow:
 
 
 @dataclass(frozen=True, slots=True)
-class RankRow:
+class RankRow(Record):
     """A row of ranks.csv: one rank in one epoch. The times of the parts of a step are means over steps."""
 
     epoch: float = _column("the row of metrics.csv that contains the rank")
@@ -73,7 +78,7 @@ def _mean(name: str) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class EpochRow:
+class EpochRow(Record):
     """A row of metrics.csv: one epoch of all ranks together.
 
     The times of the parts of a step are means over ranks and steps. ``train_loss`` can be "nan" or "inf".
@@ -111,8 +116,7 @@ class EpochRow:
     mfu: float = _column("counted FLOPs / (time × stated peak of all devices)", "", "t", doubt="rate")
 
 
-Record = StepRow | RankRow | EpochRow
-R = TypeVar("R", StepRow, RankRow, EpochRow)
+R = TypeVar("R", bound=Record)
 
 
 def columns_of(record: type[Record], **marks: str) -> tuple[str, ...]:
@@ -161,7 +165,7 @@ def read_rows(path: Path, record: type[R]) -> list[R]:
     texts = text_columns(record)
     names = columns_of(record)
     return [
-        record(*(row.get(name, "") if name in texts else _number(row.get(name)) for name in names))  # type: ignore[arg-type]
+        record(*(row.get(name, "") if name in texts else _number(row.get(name)) for name in names))
         for row in read_table(path)[1]
     ]
 

@@ -8,7 +8,7 @@ import torch
 
 from ..errors import BenchError
 from ..measure.exchange import Symptom, error_line, symptom_of, with_nccl_error
-from ..measure.nccl_errors import nccl_error
+from ..measure.nccl_errors import LOST_CONNECTION, nccl_error
 
 _ALLOCATOR = re.compile(r"can't allocate memory|out of memory|ENOMEM|Cannot allocate memory", re.IGNORECASE)
 
@@ -57,7 +57,7 @@ def known_reason(error: BaseException, *, timeout_s: float) -> str | None:
 def describe_symptom(symptom: Symptom, *, timeout_s: float) -> str:
     """Describe broken communication of which no rank knows the cause."""
     if symptom is Symptom.LOST:
-        return "lost the connection to another rank: it ended first, see its own message"
+        return f"{LOST_CONNECTION}: it ended first, see its own message"
     return (
         f"a collective did not complete in {timeout_s:g} s: a rank hangs or was lost;"
         " see the other ranks' messages, or raise --join-timeout"

@@ -13,6 +13,8 @@ import pytest
 
 from analysis.checks.fabric import LARGE_BYTES, RingFit, fit_ring
 from analysis.checks.slow_ranks import extent, late_nodes_of, stragglers
+from analysis.data.csv_files import rows_of
+from analysis.data.load import RankOfRun
 from tests.workload.conftest import Finished, torchrun_env
 from tests.workload.scenarios import LINK_MS, NAP_S
 
@@ -63,17 +65,16 @@ def test_a_late_rank_is_waited_for_in_communication_and_not_in_forward_with_batc
 def test_a_late_rank_is_named_with_its_host_and_the_cause(late_rank_run):
     finished = late_rank_run
     ranks = pd.read_csv(finished.folder / "ranks.csv").assign(run_id="run-1", cell_id="two ranks")
-    found = stragglers(ranks)
-    assert list(found["rank"]) == [1]
-    (late,) = found.to_dict("records")
-    assert late["host"] == finished.env["hosts"][0]["host"]
-    assert late["part"] == "data"
-    assert 0.8 * NAP_S < late["excess_sec"] < 1.5 * NAP_S
+    (late,) = found = stragglers(rows_of(ranks, RankOfRun))
+    assert late.rank == 1
+    assert late.host == finished.env["hosts"][0]["host"]
+    assert late.part == "data"
+    assert 0.8 * NAP_S < late.excess_s < 1.5 * NAP_S
     fact = late_nodes_of(found, ["two ranks"])
     assert fact.subject == ("two ranks",)
     (part,) = fact.values["late"][0]["parts"]
-    assert (part["rank"], part["host"], part["part"]) == (1, late["host"], "data")
-    assert part["extent"] == extent(late["part_share"])  # "most" if the machine delays other parts, too
+    assert (part["rank"], part["host"], part["part"]) == (1, late.host, "data")
+    assert part["extent"] == extent(late.part_share)  # "most" if the machine delays other parts, too
     # The step loses its time to the wait for the late rank, not to communication itself.
     rows = finished.table("metrics")
     wait = median(number(row, "comm_wait_time_sec") for row in rows)

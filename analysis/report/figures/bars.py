@@ -11,7 +11,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter
 
-from analysis.checks.slow_ranks import LATE_FROM, RankMeans
+from analysis.checks.slow_ranks import LATE_FROM, MeanTimes, RankMeans
 from analysis.data.names import ranks, with_layout
 from analysis.report.figures.drawing import (
     HEADING,
@@ -210,14 +210,11 @@ def _draw_split_bar(
 
 @dataclass(frozen=True)
 class Panel:
-    """The bars of a cell: its ranks, or its nodes if it has too many ranks.
-
-    ``bars`` have the attributes of the rows of :class:`analysis.checks.slow_ranks.RankMeans`.
-    """
+    """The bars of a cell: its ranks, or its nodes if it has too many ranks."""
 
     cell_id: str
     balance: float | None
-    bars: list[Any]
+    bars: list[MeanTimes]
 
     def words(self, limit: int) -> str:
         """Return the cell and its load balance."""
@@ -249,15 +246,13 @@ def ranks_figure(means: RankMeans, *, balance: Mapping[str, float]) -> Drawing:
 def _panels(means: RankMeans, balance: Mapping[str, float]) -> tuple[list[Panel], list[str]]:
     """Return the bars of each cell that fit into the figure, and texts about what is left out."""
     panels, left_out = [], []
-    ranks: list[Any] = list(means.by_rank.itertuples(index=False))
-    hosts: list[Any] = list(means.by_host.itertuples(index=False))
-    cells = list(dict.fromkeys(rank.cell_id for rank in ranks))
+    cells = list(dict.fromkeys(rank.cell_id for rank in means.by_rank))
     room = MAX_BARS // len(cells)
     for cell_id in cells:
-        bars = sorted((rank for rank in ranks if rank.cell_id == cell_id), key=lambda rank: rank.rank)
+        bars = sorted((one for one in means.by_rank if one.cell_id == cell_id), key=lambda one: one.rank or 0)
         if len(bars) > room:
             left_out.append(f"{count(len(bars), 'rank')} of {one_line(cell_id, limit=60)} drawn by node")
-            bars = [host for host in hosts if host.cell_id == cell_id]
+            bars = [host for host in means.by_host if host.cell_id == cell_id]
         if len(bars) > room:
             left_out.append(f"the {room} slowest of {count(len(bars), 'node')} drawn")
             bars = sorted(bars, key=lambda bar: -bar.beyond)[:room]
@@ -265,21 +260,16 @@ def _panels(means: RankMeans, balance: Mapping[str, float]) -> tuple[list[Panel]
     return panels, left_out
 
 
-def _rank(bar: Any) -> int | None:
-    """Return the rank of a bar; None for the bar of a node."""
-    return int(bar.rank) if hasattr(bar, "rank") else None
-
-
-def _rank_name(bar: Any) -> str:
-    host, rank = one_line(bar.host, limit=40), _rank(bar)
-    return host if rank is None else f"rank {rank} on {host}"
+def _rank_name(bar: MeanTimes) -> str:
+    host = one_line(bar.host, limit=40)
+    return host if bar.rank is None else f"rank {bar.rank} on {host}"
 
 
 def _draw(axes: Axes, panels: Sequence[Panel]) -> Tips:
     tips: Tips = {}
     ticks, names = [], []
     place = 0.0
-    widest = max(float(bar.step) for panel in panels for bar in panel.bars)
+    widest = max(bar.step for panel in panels for bar in panel.bars)
     # Headings begin at the figure's edge, because names of cells are long.
     outside = -(_LEFT_IN - 0.04) / (WIDTH_IN * axes.get_position().width)
     for panel in panels:
@@ -288,7 +278,7 @@ def _draw(axes: Axes, panels: Sequence[Panel]) -> Tips:
         for bar in panel.bars:
             tips.update(_draw_bar(axes, place, bar))
             ticks.append(place)
-            label = "" if _rank(bar) is None else f"{_rank(bar)} · "
+            label = "" if bar.rank is None else f"{bar.rank} · "
             names.append(f"{label}{one_line(bar.host, limit=14)}{' ◀' if bar.late else ''}")
             place += 1
         place += 0.45
@@ -299,7 +289,7 @@ def _draw(axes: Axes, panels: Sequence[Panel]) -> Tips:
     return tips
 
 
-def _draw_bar(axes: Axes, place: float, bar: Any) -> Tips:
+def _draw_bar(axes: Axes, place: float, bar: MeanTimes) -> Tips:
     tips = {}
     left = 0.0
     excess = f"{percent(abs(bar.beyond), decimals=1)} of the step {'more' if bar.beyond > 0 else 'less'}"
@@ -310,7 +300,7 @@ def _draw_bar(axes: Axes, place: float, bar: Any) -> Tips:
         gid = f"{key}@{place:.2f}"
         draw_part(axes, place, value, left=left, part=part, gid=gid, height=0.74, edge=0.4)
         text = f"{_rank_name(bar)}, {part.words}: {seconds(value)} per step\nuseful time: "
-        text += f"{seconds(bar.useful)}, {excess} than usual\n{count(int(bar.n), 'run')}"
+        text += f"{seconds(bar.useful)}, {excess} than usual\n{count(bar.n, 'run')}"
         tips[gid] = [Tip(text, bar.cell_id)]
         left += value
     return tips

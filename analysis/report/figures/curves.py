@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import median
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from analysis.checks.fabric import fabric_table, ring_time
+from analysis.checks.fabric import FabricRow, SweepRow, fabric_table, ring_time
 from analysis.data.load import Study
 from analysis.data.names import ranks, with_layout
 from analysis.report.figures.drawing import (
@@ -436,24 +435,20 @@ def _run_tip(curve: Curve, label: str, point: Point, run_id: str, value: float) 
 
 @dataclass(frozen=True)
 class BandwidthLine:
-    """A line of the bandwidth figure: the rows of the sweep of cells that share a name, and their fit.
-
-    ``rows`` and ``fit`` have the attributes of :data:`analysis.checks.fabric.SWEEP_COLUMNS` and
-    :data:`analysis.checks.fabric.FABRIC_COLUMNS`.
-    """
+    """A line of the bandwidth figure: the rows of the sweep of cells that share a name, and their fit."""
 
     label: str
-    rows: list[Any]
-    fit: Any
+    rows: list[SweepRow]
+    fit: FabricRow
 
     @cached_property
-    def by_size(self) -> dict[int, list[Any]]:
+    def by_size(self) -> dict[int, list[SweepRow]]:
         """The rows of each message size, the smallest size first."""
-        return grouped(sorted(self.rows, key=lambda row: row.bytes), lambda row: int(row.bytes))
+        return grouped(sorted(self.rows, key=lambda row: row.bytes), lambda row: row.bytes)
 
     def rate(self, size: int) -> float:
         """Return the median bus bandwidth of a message size (bytes/s)."""
-        return float(median(row.busbw_bytes_per_sec for row in self.by_size[size]))
+        return median(row.busbw_bytes_per_sec for row in self.by_size[size])
 
     def rate_text(self, size: int) -> str:
         """Return the median bus bandwidth of a message size as text."""
@@ -475,14 +470,11 @@ class BandwidthLine:
         return f"{self.label}: α = {seconds(self.fit.alpha_sec)}, 1/β = {rate}."
 
 
-def bandwidth_figure(sweep: pd.DataFrame, study: Study) -> Drawing | None:
-    """Draw the all-reduce bandwidth by message size; return None if no run has timed all-reduces.
-
-    ``sweep`` is from :func:`analysis.checks.fabric.sweep_rows`.
-    """
-    if not len(sweep):
+def bandwidth_figure(sweep: Sequence[SweepRow], study: Study) -> Drawing | None:
+    """Draw the all-reduce bandwidth by message size; return None if no run has timed all-reduces."""
+    if not sweep:
         return None
-    names = _names(study, set(sweep["cell_id"]))
+    names = _names(study, {row.cell_id for row in sweep})
     lines, left_out = _bandwidth_lines(sweep, names)
     fits = " ".join(line.fit_text for line in lines)
     in_caption = f". {fits}" if len(lines) <= _MAX_FITS_IN_CAPTION else "; fabric.csv contains α and β."
@@ -500,18 +492,16 @@ def bandwidth_figure(sweep: pd.DataFrame, study: Study) -> Drawing | None:
     return finish(draft, lambda axes: _draw_bandwidth(axes, lines))
 
 
-def _bandwidth_lines(sweep: pd.DataFrame, names: Mapping[str, str]) -> tuple[list[BandwidthLine], list[str]]:
+def _bandwidth_lines(
+    sweep: Iterable[SweepRow], names: Mapping[str, str]
+) -> tuple[list[BandwidthLine], list[str]]:
     """Return the lines to draw, and a text about those that are left out."""
     labels, left_out = list(dict.fromkeys(names.values())), []
     if len(labels) > MAX_LINES:
         left_out.append(f"{MAX_LINES} of {len(labels)} lines drawn, spread over the sizes")
         labels = [labels[place] for place in evenly_spaced(len(labels), MAX_LINES)]
-    named = sweep.assign(cell_id=sweep["cell_id"].map(names))
-    every: Any = named.itertuples(index=False)
-    rows = grouped(every, lambda row: str(row.cell_id))
-    fits: Any = fabric_table(named[named["cell_id"].isin(labels)]).itertuples(index=False)
-    found = {fit.cell_id: fit for fit in fits}
-    return [BandwidthLine(label, rows[label], found[label]) for label in labels], left_out
+    rows = grouped((row._replace(cell_id=names[row.cell_id]) for row in sweep), lambda row: row.cell_id)
+    return [BandwidthLine(label, rows[label], *fabric_table(rows[label])) for label in labels], left_out
 
 
 def _names(study: Study, cell_ids: Collection[str]) -> dict[str, str]:
@@ -541,7 +531,7 @@ def _draw_bandwidth(axes: Axes, lines: Sequence[BandwidthLine]) -> Tips:
     return tips
 
 
-def _draw_fit(axes: Axes, fit: Any, sizes: Sequence[float], colour: str, *, gid: str) -> None:
+def _draw_fit(axes: Axes, fit: FabricRow, sizes: Sequence[float], colour: str, *, gid: str) -> None:
     if not (known(fit.alpha_sec) and known(fit.beta_sec_per_byte)):
         return
     size = np.geomspace(float(min(sizes)), float(max(sizes)), 60)
@@ -585,12 +575,11 @@ def _rate(rate: float) -> str:
     return f"{number(rate / 1e3, digits=3)} kB/s"
 
 
-def _launches_in_caption(sweep: pd.DataFrame, study: Study, names: Mapping[str, str]) -> str:
+def _launches_in_caption(sweep: Iterable[SweepRow], study: Study, names: Mapping[str, str]) -> str:
     """Return a note if the times of NCCL are not those of the device; no line of gloo needs it."""
     cells: Any = study.cells.itertuples(index=False)
     of_nccl = {cell.cell_id for cell in cells if cell.backend == "nccl"}
-    rows: Any = sweep.itertuples(index=False)
-    old = [row for row in rows if row.method == "single" and row.cell_id in of_nccl]
+    old = [row for row in sweep if row.method == "single" and row.cell_id in of_nccl]
     if not old:
         return ""
     lines = list(dict.fromkeys(names[row.cell_id] for row in old))

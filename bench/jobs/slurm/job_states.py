@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from ...matrix.cell import Cell
+from ...measure.nccl_errors import LOST_CONNECTION
 from ...study.layout import RunFolder
 from ...study.ledger import FailureClass, RunState
 from ...units import count
@@ -593,8 +594,7 @@ def killed_rank(folder: RunFolder, launcher: str) -> str:
     """
     text = "\n".join(log_tail(folder.err))
     before = _until_srun_ends_all(text)
-    lost = "lost the connection to another rank" in text
-    if found := search(TASK_KILLED, text if lost else before):
+    if found := search(TASK_KILLED, text if LOST_CONNECTION in text else before):
         host, tasks, name = found.groups()
         several = re.search(r"[-,]", tasks) is not None
         ranks = f"ranks {tasks} on {host} were" if several else f"rank {tasks} on {host} was"

@@ -296,7 +296,7 @@ class SlurmScheduler(Scheduler):
         details = {"job_id": record.job_id, "started_at": as_iso(started)}
         outcome = Outcome(RunState.CANCELLED, reason, FailureClass.CANCELLED, details=details)
         event = settle_run_json(self.study, record, outcome, ended_at=now())
-        return {**event, "accounted": not ours}
+        return {**event, "accounted": not ours, "by_bench": True}
 
     @contextmanager
     def _lock(self, callbacks: Callbacks) -> Iterator[int]:
@@ -463,9 +463,9 @@ class SlurmScheduler(Scheduler):
         for run in held:
             nodes, record = self._cells[run.run_id].nodes, records[run.run_id]
             reason = f"needs {nodes} nodes, but too few are fit (unfit: {', '.join(self._unfit)})"
-            if not (record.details.get("held") and record.reason == reason):
+            if not (record.details.get("held") and record.details.get("unfit_nodes") == self._unfit):
                 identity = {"run_id": run.run_id, "attempt": record.attempt}
-                events.append({"event": "held", **identity, "reason": reason})
+                events.append({"event": "held", **identity, "reason": reason, "unfit_nodes": self._unfit})
             callbacks.on_message(f"{run.run_id} stays planned: it {reason}")
         self.study.ledger.append_all(events)
         return small

@@ -219,7 +219,7 @@ class Settlement:
         requeued = record.state is RunState.CANCELLED and status.failure_class is FailureClass.PREEMPTED
         if requeued and not self._is_old(record, status):
             return  # sacct lacks the row of the requeued job, which was cancelled after its preemption
-        if "bench cancel" in record.reason and record.state is status.state is RunState.CANCELLED:
+        if record.details.get("by_bench") and record.state is status.state is RunState.CANCELLED:
             status = replace(status, reason=record.reason)  # this reason is more specific than Slurm's
         self._settle(record, status, event="accounted")
 

@@ -16,8 +16,11 @@ from analysis.causes.cells import divide_cell
 from analysis.causes.claims import RunEvidence
 from analysis.causes.divide import WHOLE, Claim, divide
 from analysis.causes.table import late_ranks
+from analysis.data.csv_files import rows_of
+from analysis.data.load import RankOfRun
 from analysis.stats.columns import PARTS
 from analysis.stats.decompose import USEFUL_PARTS
+from bench.study.records import columns_of
 
 fractions = st.lists(st.floats(0.0, 1.0), min_size=len(PARTS), max_size=len(PARTS)).filter(sum)
 claims = st.lists(
@@ -76,7 +79,7 @@ def test_at_most_2_percent_of_1000_healthy_studies_have_a_cause() -> None:
     """Weak scaling, three runs of one and of four ranks; the runs' throughput has 2 % noise."""
     rng = np.random.default_rng(7)
     ranks = healthy_ranks(rng)
-    late = late_ranks(ranks)
+    late = late_ranks(rows_of(ranks.reindex(columns=columns_of(RankOfRun)), RankOfRun))
     means = ranks.groupby("run_id")[[*USEFUL_PARTS.values(), "comm_wait_time_sec"]].mean()
     means.columns = pd.Index([*USEFUL_PARTS, "wait"])
     parts = {run: row | {"transfer": 0.01} for run, row in means.to_dict("index").items()}

@@ -141,7 +141,21 @@ def test_a_busy_node_explains_one_of_its_ranks_only_if_all_its_computation_is_sl
     one_part: bool, cause: tuple[str, str]
 ) -> None:
     facts = RunFacts(nodes={"n1": NodeFacts(foreign=0.5, evidence=(fact("foreign-cpu"),))})
-    late_one = LateRank(1, "n1", 0.3, 0.03, "forward", whole_node=False, cause="late-rank", one_part=one_part)
+    late_one = LateRank(
+        "r1",
+        "c",
+        1,
+        "n1",
+        2,
+        1,
+        0.03,
+        0.3,
+        "forward",
+        1.0,
+        whole_node=False,
+        cause="late-rank",
+        one_part=one_part,
+    )
     claims = claims_of(RunEvidence({"forward": 0.7, "wait": 0.3}, 0.1, facts, [late_one]))
     assert [(claim.cause, claim.alternative) for claim in claims] == [cause]
     assert (claims[0].rank, claims[0].share) == (1, 0.3)
@@ -355,14 +369,30 @@ def test_foreign_cpu_time_is_a_cause_only_if_the_ranks_waited_for_cores(
 def test_foreign_processes_on_a_late_node_are_its_cause_unless_cores_were_idle(
     node: RunFacts, cause: str
 ) -> None:
-    late_one = LateRank(1, "n1", 0.3, 0.03, "forward", whole_node=True, cause="late-node")
+    late_one = LateRank(
+        "r1", "c", 1, "n1", 2, 1, 0.03, 0.3, "forward", 1.0, whole_node=True, cause="late-node"
+    )
     (claim,) = claims_of(RunEvidence({"forward": 0.7, "wait": 0.3}, 0.1, node, [late_one]))
     assert claim.cause == cause
 
 
 def test_measured_waits_for_a_core_count_beside_a_late_rank_of_the_node() -> None:
     facts = RunFacts({"n1": NodeFacts(wait=0.1)})
-    late_one = LateRank(1, "n1", 0.2, 0.02, "forward", whole_node=False, cause="late-rank", one_part=True)
+    late_one = LateRank(
+        "r1",
+        "c",
+        1,
+        "n1",
+        2,
+        1,
+        0.02,
+        0.2,
+        "forward",
+        1.0,
+        whole_node=False,
+        cause="late-rank",
+        one_part=True,
+    )
     found = claims_of(RunEvidence({"forward": 0.7, "wait": 0.3}, 0.1, facts, [late_one]))
     assert {claim.cause: claim.share for claim in found} == {"late-rank": 0.2, "cpu-starved": 0.1}
 

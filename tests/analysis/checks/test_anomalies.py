@@ -78,18 +78,18 @@ def timed(change_per_hour: float, *, seed: int = 3, noise: float = 0.005) -> Fra
 
 
 def test_a_drift_over_the_study_is_reported_with_its_interval() -> None:
-    (found,) = drift(timed(-0.01))
+    (found,) = drift(timed(-0.01).run_rows)
     assert message(found).startswith(
         "The throughput of repeats of the same cell changes by -8.9 % [-9.8 %, -8 %]"
     )
     assert "over the 9.5 h of the study (p = " in message(found)
     assert found.values["change_low"] < np.exp(-0.095) - 1 < found.values["change_high"]
-    (opposite,) = drift(timed(0.01))
+    (opposite,) = drift(timed(0.01).run_rows)
     assert found.values["change"] < 0 < opposite.values["change"]
 
 
 def test_noise_is_rarely_called_a_drift() -> None:
-    found = [list(drift(timed(0.0, seed=seed, noise=0.02))) for seed in range(60)]
+    found = [list(drift(timed(0.0, seed=seed, noise=0.02).run_rows)) for seed in range(60)]
     assert sum(map(len, found)) <= 3
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analysis.checks.fabric import (
-    FABRIC_COLUMNS,
-    SWEEP_COLUMNS,
+    FabricRow,
     NoFit,
     RingFit,
+    SweepRow,
     fabric_table,
     fit_ring,
     ring_time,
@@ -88,13 +89,12 @@ def test_a_sweep_that_cannot_be_fitted_has_a_reason(sizes, times, ranks, reason)
     assert fit_ring(sizes, times, ranks=ranks) == NoFit(reason)
 
 
-def frame(runs: list[np.ndarray], *, cell: str = "c", ranks: int = 8) -> pd.DataFrame:
-    rows = [
-        {"run_id": f"r{number}", "cell_id": cell, "ranks": ranks, "bytes": size, "time_sec": seconds}
+def frame(runs: list[np.ndarray], *, cell: str = "c", ranks: int = 8) -> list[SweepRow]:
+    return [
+        SweepRow(f"r{number}", cell, ranks, size, 0, 1, seconds, math.nan, math.nan, "queued")
         for number, times in enumerate(runs)
         for size, seconds in zip(SIZES, times, strict=True)
     ]
-    return pd.DataFrame(rows)
 
 
 def test_intervals_over_runs_contain_the_truth_at_about_their_level():
@@ -106,25 +106,25 @@ def test_intervals_over_runs_contain_the_truth_at_about_their_level():
             swept(ALPHA * np.exp(generator.normal(0, 0.05)), BETA * np.exp(generator.normal(0, 0.05)))
             for _ in range(4)
         ]
-        (row,) = fabric_table(frame(runs)).to_dict("records")
-        assert row["n"] == 4
-        inside += row["beta_low"] <= BETA <= row["beta_high"]
+        (row,) = fabric_table(frame(runs))
+        assert row.n == 4
+        inside += row.beta_low <= BETA <= row.beta_high
     assert 0.91 <= inside / 200 <= 0.99
 
 
 def test_two_runs_have_no_interval():
-    (row,) = fabric_table(frame([swept(), swept(beta=4 * BETA)])).to_dict("records")
-    assert row["beta_sec_per_byte"] == pytest.approx(2 * BETA, rel=1e-3)
-    assert row["ring_bytes_per_sec"] == pytest.approx(1 / (2 * BETA), rel=1e-3)
-    assert np.isnan([row[name] for name in ("alpha_low", "alpha_high", "beta_low", "beta_high")]).all()
-    assert row["reason"] == "2 runs, but an interval needs 3"
+    (row,) = fabric_table(frame([swept(), swept(beta=4 * BETA)]))
+    assert row.beta_sec_per_byte == pytest.approx(2 * BETA, rel=1e-3)
+    assert row.ring_bytes_per_sec == pytest.approx(1 / (2 * BETA), rel=1e-3)
+    assert np.isnan([row.alpha_low, row.alpha_high, row.beta_low, row.beta_high]).all()
+    assert row.reason == "2 runs, but an interval needs 3"
 
 
 def test_a_cell_without_a_fit_has_a_row_with_a_reason():
-    short = frame([swept()]).head(2)
-    (row,) = fabric_table(short).to_dict("records")
-    assert (row["n"], row["reason"]) == (0, "2 message sizes; a fit needs 3")
-    assert np.isnan(row["alpha_sec"])
+    short = frame([swept()])[:2]
+    (row,) = fabric_table(short)
+    assert (row.n, row.reason) == (0, "2 message sizes; a fit needs 3")
+    assert np.isnan(row.alpha_sec)
 
 
 def probes(times, *, ranks: int = 2) -> dict:
@@ -149,12 +149,11 @@ def study(tmp_path):
 
 def test_a_study_gives_one_row_per_run_and_size(study):
     rows = sweep_rows(study)
-    assert tuple(rows.columns) == SWEEP_COLUMNS
     runs = study.runs[study.runs["cell_id"].str.startswith("n2")]
-    assert set(rows["run_id"]) == set(runs["run_id"])
+    assert {row.run_id for row in rows} == set(runs["run_id"])
     assert len(rows) == len(runs) * len(SIZES)
     # The median over repeats of the longest rank: t, not 9 t, not t / 2.
-    assert rows["busbw_bytes_per_sec"].max() == pytest.approx(1 / BETA, rel=0.05)
+    assert max(row.busbw_bytes_per_sec for row in rows) == pytest.approx(1 / BETA, rel=0.05)
 
 
 def test_malformed_probes_are_ignored(study):
@@ -198,7 +197,7 @@ def test_broken_probes_of_one_run_do_not_affect_others(study, text):
 def test_the_report_writes_the_sweeps_and_the_fits(study):
     report = write_report(study.folder.path).page.parent
     fabric = pd.read_csv(report / "fabric.csv")
-    assert tuple(fabric.columns) == FABRIC_COLUMNS
+    assert tuple(fabric.columns) == FabricRow._fields
     (cell,) = [c for c in study.cells["cell_id"] if c.startswith("n2")]
     assert list(fabric["cell_id"]) == [cell]
     assert fabric["beta_sec_per_byte"].iloc[0] == pytest.approx(BETA, rel=0.05)
@@ -210,4 +209,8 @@ def test_the_report_writes_the_sweeps_and_the_fits(study):
 
 
 def test_a_cell_named_like_a_formula_is_text_in_the_file():
-    assert csv_text(fabric_table(frame([swept()], cell="=1+1"))).splitlines()[1].startswith("'=1+1,")
+    assert (
+        csv_text(pd.DataFrame(fabric_table(frame([swept()], cell="=1+1"))))
+        .splitlines()[1]
+        .startswith("'=1+1,")
+    )

@@ -9,7 +9,6 @@ import pandas as pd
 import pytest
 
 from analysis.checks.slow_ranks import (
-    STRAGGLER_COLUMNS,
     extent,
     late_nodes_of,
     nodes_table,
@@ -19,11 +18,13 @@ from analysis.checks.slow_ranks import (
     unequal_samples,
     unequal_windows,
 )
-from analysis.data.load import load_study
+from analysis.data.csv_files import rows_of
+from analysis.data.load import RankOfRun, load_study
 from analysis.report.write import write_report
 from analysis.stats import measured
+from analysis.stats.columns import RunRow, records_of
 from analysis.stats.measured import measure
-from bench.study.records import RANKS_COLUMNS
+from bench.study.records import RANKS_COLUMNS, columns_of
 from bench.words import words
 from tests.analysis.studies import agree_with_ranks, finished, make_cell
 from tests.workload.conftest import run_ranks, server
@@ -33,6 +34,10 @@ __all__ = ["run_ranks", "server"]
 STEP_S = 0.1
 
 WAITING = "The others wait for these ranks; such waiting is not slow communication."
+
+
+def rank_records(frame: pd.DataFrame) -> list[RankOfRun]:
+    return rows_of(frame.reindex(columns=columns_of(RankOfRun)), RankOfRun)
 
 
 def ranks_frame(late: dict[int, float], *, ranks: int = 4, epochs: int = 3, run: str = "r1") -> pd.DataFrame:
@@ -64,11 +69,10 @@ def ranks_frame(late: dict[int, float], *, ranks: int = 4, epochs: int = 3, run:
 
 
 def test_a_late_rank_is_named_with_host_part_and_share():
-    found = stragglers(ranks_frame({3: 0.04}))
-    assert tuple(found.columns) == STRAGGLER_COLUMNS
-    (row,) = found.to_dict("records")
-    assert (row["run_id"], row["rank"], row["host"], row["part"]) == ("r1", 3, "n2", "backward")
-    np.testing.assert_allclose([row["excess_sec"], row["share_of_step"]], [0.04, 0.04 / 0.14])
+    found = stragglers(rank_records(ranks_frame({3: 0.04})))
+    (row,) = found
+    assert (row.run_id, row.rank, row.host, row.part) == ("r1", 3, "n2", "backward")
+    assert (row.excess_s, row.share) == pytest.approx((0.04, 0.04 / 0.14))
     assert words(late_nodes_of(found, ["cell"])) == (
         "On average, rank 3 on n2 takes 40.0 ms per step longer than the others (28.6 % of the step, in "
         f"backward), in 1 of 1 run of cell. {WAITING}"
@@ -83,8 +87,8 @@ def test_a_part_has_the_whole_excess_or_most_of_it(share, expected):
 
 
 def test_a_whole_late_node_is_named():
-    found = stragglers(ranks_frame({2: 0.04, 3: 0.04}))
-    assert [(row["rank"], row["host"]) for row in found.to_dict("records")] == [(2, "n2"), (3, "n2")]
+    found = stragglers(rank_records(ranks_frame({2: 0.04, 3: 0.04})))
+    assert [(row.rank, row.host) for row in found] == [(2, "n2"), (3, "n2")]
     (late,) = late_nodes_of(found, ["cell"]).values["late"]
     (part,) = late["parts"]
     assert (part["ranks"], part["host"], part["part"], "rank" in part) == (2, "n2", "backward", False)
@@ -93,7 +97,7 @@ def test_a_whole_late_node_is_named():
 def test_ranks_that_are_late_in_different_parts_are_not_averaged():
     frame = ranks_frame({2: 0.04, 3: 0.04})
     frame.loc[frame["rank"] == 3, ["forward_time_sec", "backward_time_sec"]] = [0.05, 0.05]
-    (late,) = late_nodes_of(stragglers(frame), ["cell"]).values["late"]
+    (late,) = late_nodes_of(stragglers(rank_records(frame)), ["cell"]).values["late"]
     parts = [(part["rank"], part["part"], part["extent"]) for part in late["parts"]]
     assert parts == [(2, "backward", "whole"), (3, "forward", "most")]
 
@@ -104,7 +108,7 @@ def test_a_node_is_named_once_however_many_of_its_ranks_and_cells_are_late():
     four["host"] = [f"n{rank // 4 + 1}" for rank in four["rank"]]
     three = ranks_frame({4: 0.05, 5: 0.05, 6: 0.05}, ranks=8, run="r3").assign(cell_id="other")
     three["host"] = [f"n{rank // 4 + 1}" for rank in three["rank"]]
-    found = stragglers(pd.concat([two, four, three]))
+    found = stragglers(rank_records(pd.concat([two, four, three])))
     assert words(late_nodes_of(found, ["cell", "larger", "other"])) == (
         "On average, rank 2 on n1 takes 60.0 ms per step longer than the others (37.5 % of the step, in "
         "backward), in 1 of 1 run of larger; 3 of the 4 ranks on n2 take 50.0 ms per step longer than the "
@@ -114,58 +118,60 @@ def test_a_node_is_named_once_however_many_of_its_ranks_and_cells_are_late():
 
 
 def test_equal_ranks_and_small_differences_have_no_straggler():
-    assert not len(stragglers(ranks_frame({})))
-    assert not len(stragglers(ranks_frame({1: 0.004})))
+    assert not len(stragglers(rank_records(ranks_frame({}))))
+    assert not len(stragglers(rank_records(ranks_frame({1: 0.004}))))
 
 
 def test_a_rank_that_was_late_in_one_epoch_only_is_no_straggler():
     frame = pd.concat([ranks_frame({1: 0.04}, epochs=1), ranks_frame({}).query("epoch > 1")])
-    assert not len(stragglers(frame))
+    assert not len(stragglers(rank_records(frame)))
 
 
 def test_work_outside_the_timers_may_be_absent_from_some_epochs():
     late = ranks_frame({1: 0.04}, epochs=2)
     late["other_time_sec"] = late.pop("backward_time_sec") - 0.05
     frame = pd.concat([late.assign(backward_time_sec=0.05), ranks_frame({}).query("epoch > 2")])
-    (row,) = stragglers(frame).to_dict("records")
-    assert (row["rank"], row["part"], row["ranks"]) == (1, "other", 4)
-    assert row["share_of_step"] == pytest.approx(2 / 3 * 0.04 / (STEP_S + 2 / 3 * 0.04))
+    (row,) = stragglers(rank_records(frame))
+    assert (row.rank, row.part, row.ranks) == (1, "other", 4)
+    assert row.share == pytest.approx(2 / 3 * 0.04 / (STEP_S + 2 / 3 * 0.04))
     # In the epoch without the work, the rank is a little faster than the others.
     faster = frame.copy()
     faster.loc[(frame["epoch"] == 3) & (frame["rank"] == 1), "comm_exposed_time_sec"] += 0.003
-    (row,) = stragglers(faster).to_dict("records")
-    assert row["excess_sec"] == pytest.approx(2 / 3 * 0.04 - 0.003 / 3)
+    (row,) = stragglers(rank_records(faster))
+    assert row.excess_s == pytest.approx(2 / 3 * 0.04 - 0.003 / 3)
     # One of three epochs is not enough, and the same in the backward pass is noise.
-    assert not len(stragglers(frame.query("epoch > 1")))
+    assert not len(stragglers(rank_records(frame.query("epoch > 1"))))
     assert not len(
-        stragglers(pd.concat([ranks_frame({1: 0.04}, epochs=2), ranks_frame({}).query("epoch > 2")]))
+        stragglers(
+            rank_records(pd.concat([ranks_frame({1: 0.04}, epochs=2), ranks_frame({}).query("epoch > 2")]))
+        )
     )
 
 
 def test_a_node_is_late_in_more_than_half_of_the_runs():
     quiet, late = ranks_frame({}), {1: 0.04}
     one = pd.concat([quiet.assign(run_id="a"), quiet.assign(run_id="b"), ranks_frame(late, run="c")])
-    assert late_nodes_of(stragglers(one), ["cell"] * 3) is None
+    assert late_nodes_of(stragglers(rank_records(one)), ["cell"] * 3) is None
     two = pd.concat([quiet.assign(run_id="a"), ranks_frame(late, run="b"), ranks_frame(late, run="c")])
-    (late,) = late_nodes_of(stragglers(two), ["cell"] * 3).values["late"]
+    (late,) = late_nodes_of(stragglers(rank_records(two)), ["cell"] * 3).values["late"]
     assert (late["late_in"], late["runs"]) == ([2], 3)
 
 
 def test_ranks_whose_clocks_stopped_at_different_times_are_not_compared():
     frame = ranks_frame({3: 0.04})
     frame.loc[frame["rank"] == 0, "step_time_sec"] *= 0.8
-    assert not len(stragglers(frame))
+    assert not len(stragglers(rank_records(frame)))
 
 
 def test_without_an_attribution_window_there_are_no_stragglers():
     frame = ranks_frame({1: 0.04}).assign(comm_exposed_time_sec=np.nan)
-    assert not len(stragglers(frame))
-    assert not len(stragglers(frame.head(0)))
+    assert not len(stragglers(rank_records(frame)))
+    assert not len(stragglers(rank_records(frame.head(0))))
 
 
 def test_many_late_nodes_are_counted():
     late = dict.fromkeys(range(17, 32), 0.04)
-    fact = late_nodes_of(stragglers(ranks_frame(late, ranks=32)), ["cell"])
+    fact = late_nodes_of(stragglers(rank_records(ranks_frame(late, ranks=32))), ["cell"])
     assert (len(fact.values["nodes"]), len(fact.values["late"]), fact.values["more"]) == (8, 2, 6)
     assert "; and likewise on 6 more nodes. The others" in words(fact)
 
@@ -193,15 +199,14 @@ def rank_rows(slow: dict[str, float], *, runs: int = 4, noise: float = 0.01, see
 
 
 def test_a_node_that_is_slow_in_several_runs_is_named() -> None:
-    table = slow_nodes_of(rank_rows({"n3": 1.2, "n1": 1.1}))
-    assert table["host"].to_list() == ["n3", "n1"]
-    assert table["runs"].to_list() == [4, 4]
-    assert table["excess"].iloc[0] == pytest.approx(0.2, abs=0.06)
+    table = slow_nodes_of(rank_records(rank_rows({"n3": 1.2, "n1": 1.1})))
+    assert [(node.host, node.runs) for node in table] == [("n3", 4), ("n1", 4)]
+    assert table[0].excess == pytest.approx(0.2, abs=0.06)
 
 
 def test_two_runs_are_too_few_to_call_a_node_slow() -> None:
-    assert slow_nodes_of(rank_rows({"n2": 1.5}, runs=2)).empty
-    assert slow_nodes_of(rank_rows({"n2": 1.5}, runs=3))["host"].to_list() == ["n2"]
+    assert not slow_nodes_of(rank_records(rank_rows({"n2": 1.5}, runs=2)))
+    assert [node.host for node in slow_nodes_of(rank_records(rank_rows({"n2": 1.5}, runs=3)))] == ["n2"]
 
 
 def test_nodes_are_compared_within_a_run_only() -> None:
@@ -210,23 +215,23 @@ def test_nodes_are_compared_within_a_run_only() -> None:
     slow_run = ranks["run_id"].isin(["r0", "r1", "r2"])
     ranks.loc[slow_run, ["forward_time_sec", "backward_time_sec", "step_time_sec"]] *= 2
     ranks = ranks[~((ranks["host"] == "n2") & slow_run) & ~((ranks["host"] == "n1") & ~slow_run)]
-    assert slow_nodes_of(ranks).empty
+    assert not slow_nodes_of(rank_records(ranks))
 
 
 def test_nodes_with_more_ranks_or_samples_are_not_called_slow() -> None:
     """Their times differ by design: one rank per node on n1, and three times the samples on n2."""
     slow = rank_rows({"n1": 1.5, "n2": 1.5})
     fewer = slow[(slow["host"] != "n1") | (slow["rank"] % 2 == 0)]
-    assert slow_nodes_of(fewer)["host"].to_list() == ["n2"]
+    assert [node.host for node in slow_nodes_of(rank_records(fewer))] == ["n2"]
     more = slow.assign(samples=slow["samples"].where(slow["host"] != "n2", 300.0))
-    assert slow_nodes_of(more).empty
-    assert set(unequal_samples(more)["ratio"]) == {3.0}
+    assert not slow_nodes_of(rank_records(more))
+    assert {one.ratio for one in unequal_samples(rank_records(more))} == {3.0}
 
 
 def test_a_host_alone_in_its_runs_is_not_slow() -> None:
     rows = rank_rows({})
-    assert slow_nodes_of(rows[rows["host"] == "n1"]).empty
-    assert slow_nodes_of(rows.iloc[:0]).empty
+    assert not slow_nodes_of(rank_records(rows[rows["host"] == "n1"]))
+    assert not slow_nodes_of(rank_records(rows.iloc[:0]))
 
 
 @pytest.mark.parametrize(("nodes", "runs"), [(2, 3), (8, 4)])
@@ -237,7 +242,7 @@ def test_at_most_1_percent_of_simulated_studies_call_an_equal_node_slow(nodes: i
     for _ in range(60):
         ranks = rank_rows({}, runs=runs)
         factor = np.exp(draw.normal(0, 0.1, len(ranks) // 2)).repeat(2)
-        alarms += not slow_nodes_of(ranks.assign(step_time_sec=0.3 * factor + 0.1)).empty
+        alarms += bool(slow_nodes_of(rank_records(ranks.assign(step_time_sec=0.3 * factor + 0.1))))
     assert alarms <= 1
 
 
@@ -255,7 +260,7 @@ def test_the_table_of_nodes_compares_nodes_of_the_same_run_only(tmp_path: Path) 
         )
         rows.reindex(columns=list(RANKS_COLUMNS)).to_csv(Path(attempt, "ranks.csv"), index=False)
     study = load_study(folder)
-    means = rank_means(study, ["n2x1-gloo-srun-b32"], measure(study).runs)
+    means = rank_means(study, ["n2x1-gloo-srun-b32"], measure(study).run_rows)
     table = nodes_table(means).set_index("host")
     assert table["n"].to_dict() == {"n1": 1, "n2": 1, "n3": 1, "n4": 1}
     expected = {"n1": 0.0, "n2": 0.01 / 0.12, "n3": 0.0, "n4": 0.02 / 0.23}
@@ -269,10 +274,10 @@ def test_if_no_rank_is_late_none_is_marked(tmp_path: Path) -> None:
         rows.to_csv(Path(attempt, "ranks.csv"), index=False)
         agree_with_ranks(Path(attempt))
     study = load_study(study.folder.path)
-    means = rank_means(study, ["n2x2-gloo-srun-b16"], measure(study).runs)
+    means = rank_means(study, ["n2x2-gloo-srun-b16"], measure(study).run_rows)
     assert means is not None
     assert len(means.by_rank) == 4
-    assert not means.by_rank["late"].any()
+    assert not any(rank.late for rank in means.by_rank)
 
 
 @pytest.mark.usefixtures("nothing_drawn")
@@ -294,19 +299,22 @@ def test_the_page_names_stragglers_on_top(tmp_path):
 def test_of_a_large_study_the_first_repeats_of_every_cell_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measured, "MAX_RANKS_FILES", 5)
     ids = [f"{cell}{repeat}" for cell in "ab" for repeat in range(4)]
-    runs = pd.DataFrame({"run_id": ids, "cell_id": [name[0] for name in ids], "measured": True})
-    runs.loc[0, "measured"] = False
-    assert measured.ranks_sample(runs)["run_id"].to_list() == ["a1", "a2", "a3", "b0", "b1"]
-    assert len(measured.ranks_sample(runs.head(5))) == 4
+    rows = pd.DataFrame({"run_id": ids, "cell_id": [name[0] for name in ids], "measured": True})
+    rows.loc[0, "measured"] = False
+    runs = records_of(RunRow, rows)
+    assert [run.run_id for run in measured.ranks_sample(runs)] == ["a1", "a2", "a3", "b0", "b1"]
+    assert len(measured.ranks_sample(runs[:5])) == 4
 
 
 @pytest.mark.parametrize(("target", "paused_alone"), [("pauses_alone", True), ("pauses_together", False)])
 def test_a_rank_that_pauses_the_recorder_alone_has_a_shorter_window(run_ranks, target, paused_alone):
     done = run_ranks(target=f"tests.record.loops:{target}").succeeded()
     ranks = pd.read_csv(done.folder / "ranks.csv").assign(run_id="r1", cell_id="cell")
-    found = unequal_windows(ranks)[["run_id", "cell_id", "shortest", "longest"]].to_dict("records")
-    expected = {"run_id": "r1", "cell_id": "cell", "shortest": 0, "longest": 1}
-    assert found == ([expected] if paused_alone else [])
+    found = [
+        (one.shortest.run_id, one.shortest.rank, one.longest.rank)
+        for one in unequal_windows(rank_records(ranks))
+    ]
+    assert found == ([("r1", 0, 1)] if paused_alone else [])
 
 
 @pytest.mark.parametrize(
@@ -317,5 +325,5 @@ def test_windows_differ_by_more_than_two_steps_and_a_tenth(steps, longer, is_fou
         {"run_id": "r1", "cell_id": "cell", "epoch": 1, "rank": rank, "steps": steps, "window_time_sec": time}
         for rank, time in enumerate((steps * 0.1, (steps + longer) * 0.1))
     ]
-    assert len(unequal_windows(pd.DataFrame(rows))) == is_found
-    assert not len(unequal_windows(pd.DataFrame(rows).assign(window_time_sec=None)))
+    assert len(unequal_windows(rank_records(pd.DataFrame(rows)))) == is_found
+    assert not len(unequal_windows(rank_records(pd.DataFrame(rows).assign(window_time_sec=np.nan))))

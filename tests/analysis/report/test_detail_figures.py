@@ -206,7 +206,7 @@ def test_a_rank_that_is_late_in_few_runs_has_no_mark(tmp_path: Path) -> None:
     )
     found, drawings = details_of(path)
     assert found.ranks is not None
-    assert (found.ranks.by_rank["beyond"] > LATE_FROM).all()
+    assert all(rank.beyond > LATE_FROM for rank in found.ranks.by_rank)
     assert not any("◀" in text for text in texts(drawings["ranks"]))
     assert drawings["ranks"].description.endswith("no rank is late.")
     assert [late for late, _ in node_rows(found.ranks)] == [False, False]

@@ -79,7 +79,7 @@ def test_results_mean_the_undisturbed_runs_and_those_of_all_runs_stand_beside_th
     assert rows.loc[2, "reason"] == "1 of 3 runs left out because something disturbed them"
     assert rows["n_disturbed"].fillna(-1).to_list() == [-1, 1, 3]
     assert (rows.loc[4, "n"], rows.loc[4, "reason"]) == (3, "")
-    common = common_reasons(study.runs)
+    common = common_reasons(measure(study).run_rows)
     assert [common[cell] for cell in rows["cell_id"]] == [set(), set(), {Reason.STUDY_RUN}]
 
 
