@@ -113,21 +113,24 @@ def _in_one_part(ranks: pd.DataFrame) -> set[tuple[str, int]]:
     return {(str(cell), int(rank)) for cell, rank in means.index[alone]}
 
 
-def read_evidence(
-    study: Study, frames: Frames, *, fabric: pd.DataFrame | None = None
-) -> dict[str, list[RunEvidence]]:
-    """Read the evidence of the runs that count, by cell.
-
-    The files of at most :data:`analysis.stats.measured.MAX_RANKS_FILES` runs are read. All other runs get the
-    facts of the first run of their cell that was read.
-    """
-    sample = ranks_sample(frames.runs)
+def read_run_facts(study: Study, frames: Frames) -> dict[str, RunFacts]:
+    """Read the facts of the runs that count, at most :data:`analysis.stats.measured.MAX_RANKS_FILES`."""
     attempts = dict(zip(study.runs["run_id"], study.attempts, strict=True))
-    facts = {
+    return {
         run.run_id: read_facts(attempt, steps=run.steps, step_s=run.step_time_sec, disturbed=run.disturbed)
-        for run in _records(sample)
+        for run in _records(ranks_sample(frames.runs))
         if (attempt := attempts.get(run.run_id))
     }
+
+
+def read_evidence(
+    study: Study, frames: Frames, facts: Mapping[str, RunFacts], *, fabric: pd.DataFrame | None = None
+) -> dict[str, list[RunEvidence]]:
+    """Return the evidence of the runs that count, by cell.
+
+    Runs that are not in ``facts`` get the facts of the first run of their cell that is.
+    """
+    sample = ranks_sample(frames.runs)
     late = late_ranks(study.ranks_of(sample["run_id"]))
     fitted = pd.DataFrame() if fabric is None else fabric[fabric["ring_bytes_per_sec"].notna()]
     rings = {row.cell_id: row.ring_bytes_per_sec for row in _records(fitted)}
@@ -325,5 +328,6 @@ def run_causes(study: Study, run_id: str) -> list[CauseRow]:
 
 
 def _causes(study: Study, frames: Frames, rows: Sequence[ScalingRow], invalid: Invalid) -> list[CauseRow]:
-    runs = read_evidence(study, frames, fabric=fabric_table(sweep_rows(study)))
+    facts = read_run_facts(study, frames)
+    runs = read_evidence(study, frames, facts, fabric=fabric_table(sweep_rows(study)))
     return cause_rows(rows, divide_study(rows, runs), invalid=invalid)

@@ -16,7 +16,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.compare.matching import spelled
+from analysis.data.differences import spelled
 from analysis.data.environment import Environment, sampled
 from analysis.data.load import Study, is_average, metrics_of_cells, reads_values
 from analysis.report.words import WORDS

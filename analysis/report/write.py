@@ -21,6 +21,7 @@ from analysis.checks.assessment import Assessment
 from analysis.checks.scaling_table import recommended
 from analysis.checks.slow_ranks import nodes_table
 from analysis.data.csv_files import csv_text
+from analysis.data.differences import difference_rows
 from analysis.data.load import Study, load_study
 from analysis.report.figures import all_figures
 from analysis.report.figures.drawing import Drawing, theme_rules
@@ -78,9 +79,9 @@ def write_report(
 ) -> Report:
     """Write ``report/`` of a study, or ``STUDY-report/`` in the folder ``output``.
 
-    The files are the page, scaling.csv, scaling.md, scaling.tex, runs.csv, causes.csv, and each figure as
-    SVG, PNG and PDF in figures/; with suitable data also axes.csv, sweep.csv, fabric.csv and nodes.csv. Files
-    of an older report are replaced, except for its proposal if no new one is requested.
+    The files are the page, scaling.csv, scaling.md, scaling.tex, runs.csv, what-differs.csv, and each figure
+    as SVG, PNG and PDF in figures/; with suitable data also axes.csv, causes.csv, sweep.csv, fabric.csv and
+    nodes.csv. Files of an older report are replaced, except for its proposal if no new one is requested.
 
     Args:
         study_path: the study's folder; with ``output``, nothing is written there.
@@ -249,6 +250,8 @@ def _tables(results: Results) -> dict[str, str]:
         files["axes.csv"] = csv_text(frame_of_records(ScalingRow, results.sizes)[list(AXES_COLUMNS)])
     if results.causes:
         files["causes.csv"] = csv_text(causes_frame(results.causes), digits=6)
+    if not results.study.table:
+        files["what-differs.csv"] = csv_text(difference_rows(results.differences))
     # Nine digits resolve microseconds in steps that take seconds.
     if len(results.sweep):
         files["sweep.csv"] = csv_text(results.sweep, digits=9)

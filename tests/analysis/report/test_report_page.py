@@ -88,6 +88,7 @@ def test_the_report_has_its_files(demo_study: Path) -> None:
     assert names == {
         "index.html",
         "scaling.csv",
+        "what-differs.csv",
         "scaling.md",
         "scaling.tex",
         "runs.csv",
