@@ -395,7 +395,9 @@ def test_the_same_findings_stand_in_all_four_places(tmp_path: Path) -> None:
     for one in listed:
         assert f"<strong>Error: {heading(one['code'])}.</strong> {one['message']}</p>" in top
         assert page.count(one["message"]) == 1
-        assert all(f") Error: {heading(one['code'])}. " in text for text in (markdown, latex.replace("~", " ")))
+        assert all(
+            f") Error: {heading(one['code'])}. " in text for text in (markdown, latex.replace("~", " "))
+        )
 
 
 # -- values that a command reports ----------------------------------------------------
@@ -470,7 +472,10 @@ def test_averages_of_whole_runs_count_with_a_warning_and_without_steps(tmp_path:
     report = StudyFolder(path).report
     assert message(found["average-of-run"]) in unescape((report / "index.html").read_text(encoding="utf-8"))
     proposal = (report / "proposal.md").read_text(encoding="utf-8")
-    assert "as an average over the whole run with its start-up; if several ranks did so, the lowest rate counts" in proposal
+    assert (
+        "as an average over the whole run with its start-up; if several ranks did so, the lowest rate counts"
+        in proposal
+    )
     assert "queue waits and work that the average of the command does not cover" in proposal
     causes = pd.read_csv(report / "causes.csv")
     assert set(causes["cause"]) == {"other", "not-explained"}
