@@ -87,7 +87,7 @@ def index_context(root: Path) -> dict[str, Any]:
 def _listed(folder: StudyFolder) -> ListedStudy:
     entry, problem, date = Entry(), "", ""
     try:
-        date = f"{datetime.fromtimestamp(_modified(folder.plan_json), UTC):%Y-%m-%d}"
+        date = f"{datetime.fromtimestamp(folder.planned_s, UTC):%Y-%m-%d}"
         entry, problem = _entry(folder)
     except BenchError as error:
         problem = f"damaged: {error.message}"
@@ -116,17 +116,13 @@ def _entry(folder: StudyFolder) -> tuple[Entry, str]:
     try:
         if file.exists():
             entry = Entry.model_validate(read_json(file))
-            if _modified(file) >= max(_modified(folder.plan_json), _modified(folder.ledger)):
+            if file.stat().st_mtime >= folder.changed_s:
                 return entry, ""
             problem = "The report is older than the last run."
     except ValidationError:
         problem = f"report/{INDEX_FILE} is damaged."
     states = Counter(str(record.state) for record in open_study(folder).records().values())
     return entry.model_copy(update={"states": dict(states)}), problem
-
-
-def _modified(file: Path) -> float:
-    return file.stat().st_mtime if file.exists() else 0.0
 
 
 def _state(states: dict[str, int]) -> str:
