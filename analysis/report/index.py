@@ -11,7 +11,7 @@ import os
 from collections import Counter
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import quote
 
 from pydantic import BaseModel, Field, FiniteFloat, NonNegativeInt, PositiveInt, ValidationError
@@ -64,19 +64,6 @@ def entry_of(results: Results) -> Entry:
     )
 
 
-class ListedStudy(NamedTuple):
-    """A row of the list; texts are not escaped."""
-
-    name: str
-    link: str
-    date: str
-    state: str
-    problem: str
-    sizes: tuple[tuple[str, str], ...]
-    title: str
-    points: list[tuple[float, float]]
-
-
 def index_context(root: Path) -> dict[str, Any]:
     """Return the values of index.html.j2 for the results folder ``root``."""
     guide = _HEIGHT - _MARGIN - (_HEIGHT - 2 * _MARGIN) * GUIDE / _TOP
@@ -84,7 +71,8 @@ def index_context(root: Path) -> dict[str, Any]:
     return {"folder": one_line(root.name), "studies": rows, "guide_y": round(guide, 1)}
 
 
-def _listed(folder: StudyFolder) -> ListedStudy:
+def _listed(folder: StudyFolder) -> dict[str, Any]:
+    """Return the row of a study; texts are not escaped."""
     entry, problem, date = Entry(), "", ""
     try:
         date = f"{datetime.fromtimestamp(folder.planned_s, UTC):%Y-%m-%d}"
@@ -94,16 +82,16 @@ def _listed(folder: StudyFolder) -> ListedStudy:
     except OSError as error:
         problem = f"not readable: {error.strerror}"
     is_reported = (folder.report / "index.html").is_file()
-    return ListedStudy(
-        name=one_line(folder.name, limit=200),
-        link=f"{quote(os.fsencode(folder.name), safe='')}/report/index.html" if is_reported else "",
-        date=date,
-        state=_state(entry.states),
-        problem=one_line(problem, limit=200),
-        sizes=tuple((one_line(series), one_line(size)) for series, size in entry.sizes),
-        title=_title(entry),
-        points=_points(entry),
-    )
+    return {
+        "name": one_line(folder.name, limit=200),
+        "link": f"{quote(os.fsencode(folder.name), safe='')}/report/index.html" if is_reported else "",
+        "date": date,
+        "state": _state(entry.states),
+        "problem": one_line(problem, limit=200),
+        "sizes": [(one_line(series), one_line(size)) for series, size in entry.sizes],
+        "title": _title(entry),
+        "points": _points(entry),
+    }
 
 
 def _entry(folder: StudyFolder) -> tuple[Entry, str]:

@@ -16,12 +16,7 @@ from typing import Annotated, Any
 from analysis.causes.catalogue import NOT_EXPLAINED
 from analysis.causes.divide import WHOLE
 from analysis.causes.table import rest_parts
-from analysis.checks.scaling_table import (
-    Recommendation,
-    recommend,
-    what_decides,
-    without_result,
-)
+from analysis.checks.scaling_table import Recommendation, recommend, what_decides, without_result
 from analysis.checks.validity import unstable_cells
 from analysis.data.environment import Environment, describe
 from analysis.data.names import job_size, nodes_known, widest_series
@@ -57,8 +52,11 @@ _EXAMPLE = 1_000_000
 _LEAST_LOSS, _MOST_LOSSES = 0.02, 3
 #: Maximum number of cells without a result that are listed.
 _MOST_MISSING = 6
+#: The attributes of a fact that contain names of cells.
+_NAMING = ("subject", "values")
 #: Columns that the table's caption explains.
-_EXPLAINED = ("n", "step_time_sec", "per_million", "limits")
+_EXPLAINED = ("n", "step_time_sec", "cost", "limits")
+_COST = "Node-h per million"
 
 
 @dataclass(frozen=True)
@@ -94,13 +92,7 @@ class ProposalRow(ScalingRow):
     """A row of the table in the proposal."""
 
     mode: Annotated[str, Column("scaling mode", "", (PROPOSAL,), "Scaling")]
-    per_million: Annotated[
-        float,
-        Column(
-            "node-hours per million samples",
-            *("node-hours", (PROPOSAL,), "Node-h per million", three_digits),
-        ),
-    ]
+    cost: Annotated[float, Column("node-hours per million samples", "", (PROPOSAL,), _COST, three_digits)]
     limits: Annotated[str, Column("letters in the list of limits", "", (PROPOSAL,), "Limits")]
 
 
@@ -111,10 +103,19 @@ def proposal_context(
 
     ``work`` is what time is asked for; by default, one training of a million samples.
     """
-    return _Proposal.of(results, work).context(drawings)
+    rows, frames, study = results.rows, results.frames, results.study
+    series = [found for mode in ("strong", "weak") if (found := _series(rows, mode))]
+    runs = frames.runs[frames.runs["measured"]] if frames.runs["measured"].any() else frames.runs
+    if series:
+        runs = runs[runs["cell_id"].isin({row.cell_id for one in series for row in (*one.rows, one.base)})]
+    ids = set(runs["run_id"])
+    environment = describe({name: env for name, env in results.environment.envs.items() if name in ids})
+    sources = Sources(study.table.name if study.table else "")
+    series = series or _without_efficiency(rows)
+    return _Proposal(results, series, Executed(study, runs), environment, sources, work).context(drawings)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class _Proposal:
     """A study with the series, the runs and the work that its proposal describes."""
 
@@ -124,26 +125,6 @@ class _Proposal:
     environment: Environment
     sources: Sources
     work: Work | None
-
-    @classmethod
-    def of(cls, results: Results, work: Work | None) -> _Proposal:
-        """Choose the series and the runs of a study."""
-        rows, frames, study = results.rows, results.frames, results.study
-        series = [found for mode in ("strong", "weak") if (found := _series(rows, mode))]
-        runs = frames.runs[frames.runs["measured"]] if frames.runs["measured"].any() else frames.runs
-        if series:
-            cells = {row.cell_id for one in series for row in (*one.rows, one.base)}
-            runs = runs[runs["cell_id"].isin(cells)]
-        ids = set(runs["run_id"])
-        envs = {name: env for name, env in results.environment.envs.items() if name in ids}
-        return cls(
-            results=results,
-            series=series or _without_efficiency(rows),
-            executed=Executed(study, runs),
-            environment=describe(envs),
-            sources=Sources(study.table.name if study.table else ""),
-            work=work,
-        )
 
     @property
     def scales(self) -> bool:
@@ -228,8 +209,8 @@ class _Proposal:
     def _table_row(self, row: ScalingRow, mode: str, findings: Sequence[tuple[Fact, str]]) -> ProposalRow:
         affected = [_letter(place) for place, (fact, _) in enumerate(findings) if fact.affects(row.cell_id)]
         values = vars(row) if mode else vars(row) | {"speedup": math.nan, "efficiency": math.nan}
-        per_million = _node_hours(row, _EXAMPLE)
-        return ProposalRow(**values | {"mode": mode}, per_million=per_million, limits=", ".join(affected))
+        cost = _node_hours_per_million(row)
+        return ProposalRow(**values | {"mode": mode}, cost=cost, limits=", ".join(affected))
 
     # -- the requested size -----------------------------------------------------------
 
@@ -241,7 +222,9 @@ class _Proposal:
             values = {"mode": series.mode, "guide": GUIDE, "runs": MIN_RUNS, "efficiency": efficiency}
             yield say("best", "scaling", size=size, **values)
             larger = [row for row in series.rows if row.gpus > best.gpus]
-            yield from self._next_larger(best, larger[0]) if larger else [say("largest")]
+            yield from (
+                self._next_larger(best, larger[0]) if larger else [say("largest", lacking=series.lacking)]
+            )
         elif not found.open:
             closest, values = found.closest, {"guide": GUIDE, "mode": series.mode}
             if closest is None:
@@ -257,21 +240,20 @@ class _Proposal:
                 yield say("not_valid", error=heading(error))
 
     def _next_larger(self, best: ScalingRow, larger: ScalingRow) -> Iterator[str]:
-        size, efficiency = job_size(larger), _efficiency(larger)
-        yield self.sources.say("advice", "larger", size=size, efficiency=efficiency)
+        say = partial(self.sources.say, "advice")
+        yield say("larger", size=job_size(larger), efficiency=_efficiency(larger))
         gain = larger.throughput_samples_per_sec / best.throughput_samples_per_sec
-        cost = _node_hours(larger, _EXAMPLE) / _node_hours(best, _EXAMPLE)
+        cost = _node_hours_per_million(larger) / _node_hours_per_million(best)
         if known(gain) and known(cost) and not self.results.error_of(larger):
-            times = {"gain": number(gain, digits=3), "cost": number(cost, digits=3)}
-            yield self.sources.say("advice", "gain", **times)
+            yield say("gain", gain=three_digits(gain), cost=three_digits(cost))
 
     def _undecided(self, row: ScalingRow) -> str:
         """Return a sentence about a size that the runs neither recommend nor rule out."""
+        size, say = job_size(row), partial(self.sources.say, "advice")
         if error := self.results.error_of(row):
-            return self.sources.say("advice", "invalid", size=job_size(row), error=heading(error))
+            return say("invalid", size=size, error=heading(error))
         decides = what_decides(row, self.series[0].base)
-        values = {"guide": GUIDE, "efficiency": _efficiency(row), "decides": decides}
-        return self.sources.say("advice", "open", "scaling", size=job_size(row), **values)
+        return say("open", "scaling", size=size, guide=GUIDE, efficiency=_efficiency(row), decides=decides)
 
     def losses(self) -> Iterator[str]:
         """Yield the largest losses of the largest valid size of the first series, if they are known."""
@@ -328,21 +310,15 @@ class _Proposal:
 
     def findings(self) -> list[tuple[Fact, str]]:
         """Return the errors and warnings about the sizes of the table, in words."""
-        facts = [one for one in self.results.assessment.findings if any(map(one.affects, self._cells))]
+        cells = {row.cell_id for row in self.shown}
+        facts = [one for one in self.results.assessment.findings if any(map(one.affects, cells))]
         names = {row.cell_id: _name(row) for row in self.results.rows}
         say = partial(self.sources.say, "limits", "finding")
-        named = [
-            replace(fact, values=_renamed(fact.values, names), subject=_renamed(fact.subject, names))
-            for fact in facts
-        ]
+        named = [replace(one, **{of: _renamed(getattr(one, of), names) for of in _NAMING}) for one in facts]
         return [
-            (fact, say(title=title(one), message=message(one)))
+            (fact, say(title=title(fact), message=message(one)))
             for fact, one in zip(facts, named, strict=True)
         ]
-
-    @property
-    def _cells(self) -> set[str]:
-        return {row.cell_id for row in self.shown}
 
     def limits(self) -> Iterator[str]:
         """Yield what else limits the numbers, as far as it is known."""
@@ -389,13 +365,14 @@ class _Proposal:
             envs = [self.environment.envs.get(run_id, {}) for run_id in runs]
             sizes = [size for env in envs if isinstance(size := env.get("device_memory_bytes"), int)]
             # Only the memory of a GPU is known to be that of one rank.
-            of = f" of the {human_bytes(min(sizes))} of its GPU" if len(sizes) == len(envs) else ""
+            of = f", of the {human_bytes(min(sizes))} of its GPU" if len(sizes) == len(envs) else ""
             names = ("memory", "env") if of else ("memory",)
             yield self.sources.say("limits", "memory", *names, used=human_bytes(used), of=of)
 
     def _without_result(self) -> Iterator[str]:
         """Yield the sizes that are not in the table, with the reasons."""
-        out = (row for row in self.results.rows if row.cell_id not in self._cells)
+        shown = {row.cell_id for row in self.shown}
+        out = (row for row in self.results.rows if row.cell_id not in shown)
         lacking = first_of_cells(row for row in out if not (row.n and known(row.efficiency)))
         for row in lacking[:_MOST_MISSING]:
             reason = one_line(row.reason, limit=200).rstrip(".") or (row.state if not row.n else "no series")
@@ -442,10 +419,8 @@ def _without_efficiency(rows: Sequence[ScalingRow]) -> list[_Series]:
     return [_Series(measured, "", measured[0])] if measured else []
 
 
-def _node_hours(row: ScalingRow, samples: int) -> float:
-    if not nodes_known(row):
-        return math.nan
-    return float(row.nodes * samples / row.throughput_samples_per_sec / 3600)
+def _node_hours_per_million(row: ScalingRow) -> float:
+    return row.nodes * 1e6 / row.throughput_samples_per_sec / 3600 if nodes_known(row) else math.nan
 
 
 def _efficiency(row: ScalingRow) -> str:

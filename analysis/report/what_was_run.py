@@ -91,21 +91,14 @@ class Executed:
         return any(map(reads_values, metrics_of_cells({"cells": self.cells}).values()))
 
     @property
-    def has_averages(self) -> bool:
-        """True if the throughput of a cell is one average of the whole run, reported by a command."""
-        return any(map(is_average, metrics_of_cells({"cells": self.cells}).values()))
-
-    @property
-    def has_command(self) -> bool:
-        """True if a user's command ran instead of the built-in training."""
-        return any((cell.get("workload") or {}).get("command") for cell in self.cells)
-
-    @property
     def kind(self) -> str:
         """The name of the source of values: ``average``, ``values``, ``recorder`` or ``built_in``."""
-        if self.has_averages:
+        if any(map(is_average, metrics_of_cells({"cells": self.cells}).values())):
             return "average"
-        return "values" if self.reads_values else "recorder" if self.has_command else "built_in"
+        if self.reads_values:
+            return "values"
+        commands = [(cell.get("workload") or {}).get("command") for cell in self.cells]
+        return "recorder" if any(commands) else "built_in"
 
     def kinds(self) -> list[list[Mapping[str, Any]]]:
         """Return the cells in groups; a group has one command and one source of values."""
@@ -118,13 +111,9 @@ class Executed:
 
     def commands(self, cells: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         """Return ``command`` of run.json for the runs of ``cells``; of many runs, only a sample is read."""
-        wanted, ids = {clean(cell["cell_id"]) for cell in cells}, set(self.runs["run_id"])
-        runs = self.study.runs
-        places = [
-            place
-            for place, (run_id, cell_id) in enumerate(zip(runs["run_id"], runs["cell_id"], strict=True))
-            if run_id in ids and cell_id in wanted
-        ]
+        own = self.runs[self.runs["cell_id"].isin([clean(cell["cell_id"]) for cell in cells])]
+        wanted = set(own["run_id"])
+        places = [place for place, run_id in enumerate(self.study.runs["run_id"]) if run_id in wanted]
         attempts = [self.study.attempts[place] for place in sampled(self.study, places)]
         described = [read_run(Path(attempt))[0] or {} for attempt in attempts if attempt]
         return [run["command"] for run in described if isinstance(run.get("command"), dict)]
@@ -191,12 +180,8 @@ def _of_kind(
         return
     models = {(cell.get("workload") or {}).get("model") for cell in cells}
     used = [name for name in _SETTINGS if models & set(models_using(name) or models)]
-    default = with_defaults({})
-    used += [
-        name
-        for name in _FURTHER
-        if any(default[name] != with_defaults(cell["workload"])[name] for cell in cells)
-    ]
+    default, options = with_defaults({}), [with_defaults(cell["workload"]) for cell in cells]
+    used += [name for name in _FURTHER if any(own[name] != default[name] for own in options)]
     yield sources.say("method", "built_in", "plan", options=_options(cells, used))
     inputs = "; or ".join(dict.fromkeys(_input(cell["workload"]) for cell in cells))
     yield sources.say("method", "data", "plan", inputs=inputs)
@@ -276,27 +261,24 @@ def _values_of_command(workload: Mapping[str, Any], runs: pd.DataFrame, sources:
 
 
 def _windows(runs: pd.DataFrame, sources: Sources, *, who: str, how: str) -> str:
-    windows = _range(runs["epochs"], "timed window")
-    return sources.say(
-        "method", "windows", "runs", who=who, how=how, windows=windows, steps=_range(runs["steps"])
-    )
+    windows, steps = _range(runs["epochs"], "timed window"), _range(runs["steps"], "step")
+    return sources.say("method", "windows", "runs", who=who, how=how, windows=windows, steps=steps)
 
 
-def _range(values: pd.Series, noun: str = "") -> str:
+def _range(values: pd.Series, noun: str) -> str:
     """Return ``3 values``, or ``3 to 5 values`` if they differ."""
     low, high = values.min(), values.max()
     if pd.isna(low):
-        return f"an unknown number of {noun}s" if noun else "an unknown number of"
-    text = whole(low) if low == high else f"{whole(low)} to {whole(high)}"
-    return f"{text} {noun}{'' if high == 1 else 's'}" if noun else text
+        return f"an unknown number of {noun}s"
+    return f"{whole(low)} to {whole(high)} {noun}s" if low < high else count(int(low), noun)
 
 
 def _input(workload: Mapping[str, Any]) -> str:
     data = workload.get("data")
     if data in (None, "synthetic"):
-        return TEXTS["inputs"]["synthetic"]
+        return "synthetic batches, so that reading from storage is not included"
     workers = count(int(workload.get("num_workers") or 0), "loading process", "loading processes")
-    return TEXTS["inputs"]["data"].format(data=one_line(data, limit=120), workers=workers)
+    return f"{one_line(data, limit=120)}, read by {workers} per rank"
 
 
 # -- launch and machine ---------------------------------------------------------------
@@ -330,7 +312,7 @@ def _machine(environment: Environment, executed: Executed, sources: Sources) -> 
         parts.append(f"{'requested ' if executed.reads_values else ''}threads per rank: {threads}")
     if machine := "; ".join(filter(None, parts)):
         lacking = environment.read < len(executed.runs)
-        read = f" (recorded by {environment.read:,} of {count(len(executed.runs), 'run')})" * lacking
+        read = f" (as recorded by {environment.read:,} of {count(len(executed.runs), 'run')})" * lacking
         yield sources.say("method", "machine", "env", machine=machine, read=read)
     versions = [f"{term('environment', name)} {facts[name]}" for name in _SOFTWARE if facts.get(name)]
     versions += [f"{name} {facts[name]}" for name in _TRANSPORT if facts.get(name)]

@@ -23,7 +23,7 @@ HOSTILE = "a\"><script>alert(1)</script> ' %2f #? é"
 def rows(root: Path) -> dict[str, tuple[str, str, str]]:
     """Return the state, the problem and the recommended sizes of each study."""
     return {
-        one.name: (one.state, one.problem, ", ".join(size for _, size in one.sizes))
+        one["name"]: (one["state"], one["problem"], ", ".join(size for _, size in one["sizes"]))
         for one in index_context(root)["studies"]
     }
 

@@ -216,8 +216,8 @@ def test_failures_are_a_reserve_of_gpu_hours_and_memory_is_that_of_the_gpu(tmp_p
     low = Success(3, 4).low
     assert f"success rate may be as low as {percent(low)} " in texts
     assert f"the reserve would then be {percent(1 / low - 1)}." in texts
-    of = " of the 80.0 GiB of its GPU" if memory else ""
-    assert f"A rank used up to 512.0 MiB{of} of memory [" in texts
+    of = ", of the 80.0 GiB of its GPU" if memory else ""
+    assert f"A rank used up to 512.0 MiB of memory{of} [" in texts
 
 
 def test_limits_have_letters_in_the_table(written):
