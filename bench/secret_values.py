@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 MASK = "***"
@@ -111,6 +112,7 @@ def cell_without_secrets(cell: Mapping[str, Any]) -> dict[str, Any]:
     return shown
 
 
+@lru_cache(maxsize=2000)
 def mask_text(text: str) -> str:
     """Return ``text`` with ``***`` in place of values that may be secrets."""
     lower = text.lower()

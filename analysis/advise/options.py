@@ -20,7 +20,7 @@ from scipy import special
 from analysis.checks.assessment import assess
 from analysis.checks.fabric import fabrics
 from analysis.checks.scaling_table import invalid_reason, scaling_table
-from analysis.compare.matching import SIZES, settings_of
+from analysis.data.differences import SIZES, settings_of
 from analysis.data.load import Study, is_average, metrics_of_cells
 from analysis.stats.attempts import cell_success
 from analysis.stats.columns import CellSize, Column, ScalingRow, columns_of, first_of_cells, grouped

@@ -6,7 +6,7 @@ A rule claims a share of the step only if the time of the cause was measured.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
 import numpy as np
@@ -235,6 +235,11 @@ def _clocks(run: RunEvidence) -> Iterator[Claim]:
     ratio = own / base if base > 0 else math.nan
     if ratio < LOW_CLOCK:
         yield Claim("clocks", (fact("low-clock", mhz=own, base_mhz=base, ratio=ratio),))
+
+
+def clocks_of(runs: Mapping[str, RunFacts]) -> dict[str, float]:
+    """Return the clock (MHz) of each run of which it is known."""
+    return {run_id: mhz for run_id, facts in runs.items() if (mhz := _mean_clock(facts)) > 0}
 
 
 def _mean_clock(facts: RunFacts) -> float:

@@ -106,21 +106,24 @@ def _in_one_part(ranks: Iterable[RankOfRun]) -> set[tuple[str, int]]:
     return found
 
 
-def read_evidence(
-    study: Study, frames: Frames, *, fabric: Iterable[FabricRow] = ()
-) -> dict[str, list[RunEvidence]]:
-    """Read the evidence of the runs that count, by cell.
-
-    The files of at most :data:`analysis.stats.measured.MAX_RANKS_FILES` runs are read. All other runs get the
-    facts of the first run of their cell that was read.
-    """
-    sample = ranks_sample(frames.run_rows)
+def read_run_facts(study: Study, frames: Frames) -> dict[str, RunFacts]:
+    """Read the facts of the runs that count, at most :data:`analysis.stats.measured.MAX_RANKS_FILES`."""
     attempts = dict(zip(study.runs["run_id"], study.attempts, strict=True))
-    facts = {
+    return {
         run.run_id: read_facts(attempt, steps=run.steps, step_s=run.step_time_sec, disturbed=run.disturbed)
-        for run in sample
+        for run in ranks_sample(frames.run_rows)
         if (attempt := attempts.get(run.run_id))
     }
+
+
+def read_evidence(
+    study: Study, frames: Frames, facts: Mapping[str, RunFacts], *, fabric: Iterable[FabricRow] = ()
+) -> dict[str, list[RunEvidence]]:
+    """Return the evidence of the runs that count, by cell.
+
+    Runs that are not in ``facts`` get the facts of the first run of their cell that is.
+    """
+    sample = ranks_sample(frames.run_rows)
     late = late_ranks(study.ranks_of([run.run_id for run in sample]))
     rings = {fit.cell_id: fit.ring_bytes_per_sec for fit in fabric}
     comm_s = study.epochs.groupby(study.epochs["run_id"].astype("str"))["comm_time_sec"].mean().to_dict()
@@ -316,5 +319,6 @@ def run_causes(study: Study, run_id: str) -> list[CauseRow]:
 
 
 def _causes(study: Study, frames: Frames, rows: Sequence[ScalingRow], invalid: Invalid) -> list[CauseRow]:
-    runs = read_evidence(study, frames, fabric=fabric_table(sweep_rows(study)))
+    facts = read_run_facts(study, frames)
+    runs = read_evidence(study, frames, facts, fabric=fabric_table(sweep_rows(study)))
     return cause_rows(rows, divide_study(rows, runs), invalid=invalid)

@@ -29,6 +29,7 @@ from analysis.checks.slow_ranks import (
     unequal_samples,
     unequal_windows,
 )
+from analysis.data.differences import differences, observe
 from analysis.data.environment import Crowd, Environment, crowds, positive
 from analysis.data.load import RankOfRun, Study, is_average, metrics_of_cells, reads_values
 from analysis.stats.columns import RunRow, ScalingRow, by_series, first_of_cells, grouped
@@ -47,7 +48,7 @@ from bench.study.run_json import AVERAGE_OF_RUN
 from bench.units import known
 
 #: Facts of the environment that ``runs-differ`` leaves out, because another kind reports them.
-_OWN_KIND = frozenset({"threads_per_rank"})
+_OWN_KIND = frozenset({"threads_per_rank", "hosts", "cpu", "cores"})
 #: The env.json of each run, with the run's cell.
 Environments = Sequence[tuple[str, dict[str, Any]]]
 #: In a shorter warm-up, each half (without the first 2 steps) has fewer than 3 steps.
@@ -98,7 +99,7 @@ def validity(
         *_disturbed(runs),
         *_incomplete(runs),
         *_unequal_nodes(envs),
-        *_differing(environment),
+        *_differing(study, environment),
         *_averages(study, runs, envs),
         *_uncounted_ranks(study, runs),
         *_value_counts(study, frames),
@@ -301,9 +302,9 @@ def _unequal_nodes(envs: Environments) -> Iterator[Fact]:
         yield _warning("unequal-nodes", [cell for cell, _ in seen], seen=different)
 
 
-def _differing(environment: Environment) -> Iterator[Fact]:
-    names = [name for name in environment.differing if name not in _OWN_KIND]
-    if names:
+def _differing(study: Study, environment: Environment) -> Iterator[Fact]:
+    unplanned = [one for one in differences(observe(study, environment.envs)) if not one.planned]
+    if names := [one.name for one in unplanned if one.kind == "environment" and one.name not in _OWN_KIND]:
         yield _warning("runs-differ", [], differing=names)
 
 

@@ -24,9 +24,12 @@ from typing import Annotated, NamedTuple
 import numpy as np
 from scipy import special
 
-from analysis.causes.table import named, study_causes
+from analysis.causes.claims import clocks_of
+from analysis.causes.table import named, read_run_facts, study_causes
 from analysis.checks.assessment import Assessment, assess
-from analysis.compare.matching import Difference, environment_differences, match_studies, match_within
+from analysis.compare.matching import match_studies, match_within
+from analysis.data.differences import Difference, Observed, differences, observe
+from analysis.data.environment import sampled
 from analysis.data.load import Study
 from analysis.stats.columns import PARTS, CellSize, Column, RunRow, columns_of
 from analysis.stats.decompose import mean
@@ -265,8 +268,7 @@ class Comparison:
         minimum_effect: a smaller relative change is not called faster or slower.
         only_a: unmatched cells of A.
         only_b: unmatched cells of B.
-        settings: settings that differ between A and B as a whole.
-        environment: differences in software, hardware, hosts and variables.
+        differences: settings, software, hosts, variables and clocks that differ between A and B as a whole.
         notes: remarks for the reader.
         validity: the findings about A and B, by ``a`` and ``b``.
     """
@@ -277,8 +279,7 @@ class Comparison:
     cells: list[ComparedCell]
     only_a: list[str] = field(default_factory=list)
     only_b: list[str] = field(default_factory=list)
-    settings: list[Difference] = field(default_factory=list)
-    environment: list[Difference] = field(default_factory=list)
+    differences: list[Difference] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     validity: dict[str, list[Fact]] = field(default_factory=dict)
 
@@ -323,13 +324,13 @@ def compare_studies(
         cells=cells,
         only_a=matching.only_a,
         only_b=matching.only_b,
-        settings=matching.changes,
-        environment=environment_differences(
-            a,
-            b,
-            runs_a=[run.run_id for cell in cells for run in runs_a.frames.measured_in(cell.cell_a)],
-            runs_b=[run.run_id for cell in cells for run in runs_b.frames.measured_in(cell.cell_b)],
-        ),
+        differences=[
+            one
+            for one in differences(
+                runs_a.observed(cell.cell_a for cell in cells), runs_b.observed(cell.cell_b for cell in cells)
+            )
+            if one.kind != "setting" or one.name not in matching.compared
+        ],
         notes=_notes_on_time(a, b),
         validity={"a": runs_a.assessment.findings, "b": runs_b.assessment.findings},
     )
@@ -403,6 +404,14 @@ class _Runs:
                 remedy="run it first: bench submit",
             )
         return cls(label, study, frames, assess(study, frames))
+
+    def observed(self, cells: Iterable[str]) -> Observed:
+        """Return what describes the measured runs of some cells; of many runs, only a sample is read."""
+        ids = {run.run_id for cell in cells for run in self.frames.measured_in(cell)}
+        places = [place for place, run_id in enumerate(self.study.runs["run_id"]) if run_id in ids]
+        chosen = self.study.runs["run_id"].iloc[sampled(self.study, places)]
+        facts = read_run_facts(self.study, self.frames)
+        return observe(self.study, self.study.envs_of(chosen), clocks_of(facts))
 
     def missing(self, cell: str) -> str:
         """Describe the runs of a cell of which none is measured; empty if a run is measured."""

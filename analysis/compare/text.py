@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from analysis.compare.comparison import ComparedCell, Comparison
-from analysis.compare.matching import Difference
 from analysis.data.names import layout
 from analysis.stats.columns import columns_of
 from analysis.text import markdown, markdown_line, plain
@@ -76,19 +75,18 @@ def remarks(comparison: Comparison) -> list[str]:
     return texts
 
 
-def differences(comparison: Comparison) -> list[Difference]:
-    """Return the differences in settings, then those in the environment."""
-    return [*comparison.settings, *comparison.environment]
+def difference_rows(comparison: Comparison) -> list[tuple[str, str, str]]:
+    """Return the quantities that differ between A and B, with the values in A and in B."""
+    return [(one.what, one.text(0), one.text(1)) for one in comparison.differences]
 
 
 def markdown_report(comparison: Comparison) -> str:
     """Return the comparison as Markdown, for a pull request or an issue."""
     lines = [f"**{markdown(title(comparison))}.** {markdown(conclusion(comparison))}.", ""]
     lines += _markdown_table(HEADINGS, table_rows(comparison))
-    found = differences(comparison)
-    if found:
+    if found := difference_rows(comparison):
         lines += ["", "Differences between A and B as a whole:", ""]
-        lines += _markdown_table(("", "A", "B"), [(one.what, one.a, one.b) for one in found])
+        lines += _markdown_table(("", "A", "B"), found)
     lines += ["", *(f"- {markdown(text)}" for text in remarks(comparison))]
     return "\n".join(lines) + "\n"
 
@@ -109,7 +107,9 @@ def as_content(comparison: Comparison) -> dict[str, Any]:
         "cells": [{name: plain(getattr(row, name)) for name in names} for row in comparison.cells],
         "only_a": comparison.only_a,
         "only_b": comparison.only_b,
-        "differences": [{"what": one.what, "a": one.a, "b": one.b} for one in differences(comparison)],
+        "differences": [
+            dict(zip(("what", "a", "b"), row, strict=True)) for row in difference_rows(comparison)
+        ],
         "notes": comparison.notes,
         "validity": {side: [fact.as_json() for fact in facts] for side, facts in comparison.validity.items()},
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -28,8 +29,13 @@ FACTS = (
 TRANSPORT = (
     *("interface", "network", "algorithm", "version", "gpudirect", "within_host", "not_read_because"),
 )
-#: Facts in which the runs of a study may differ, because its cells are planned with different ones.
-_PLANNED = ("backend", "launcher", "strategy")
+#: Environment variables that always differ between runs or repeat settings, and are left out.
+_PER_RUN = (
+    *("SLURM_JOB_ID", "SLURM_JOB_NAME", "SLURM_JOB_NODELIST", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"),
+    *("SLURM_NNODES", "SLURM_NTASKS", "SLURM_TASKS_PER_NODE"),
+)
+#: The variables of bench repeat the matrix, or describe one run.
+_PER_RUN_PREFIXES = ("TORCHELASTIC_", "BENCH_")
 
 
 @dataclass(frozen=True)
@@ -56,7 +62,6 @@ class Environment:
         variables: name and value of each environment variable, in the form of ``facts``.
         hosts, hosts_left_out: the first hosts, and the number of further hosts.
         warnings: the facts that the runs warn of, each with its number of runs.
-        differing: the facts that differ between runs.
         envs: content of the env.json files that were read, by run_id.
     """
 
@@ -68,7 +73,6 @@ class Environment:
     hosts: list[Host] = field(default_factory=list)
     hosts_left_out: int = 0
     warnings: list[tuple[Fact, int]] = field(default_factory=list)
-    differing: list[str] = field(default_factory=list)
     envs: dict[str, dict[str, Any]] = field(default_factory=dict, repr=False)
 
     @property
@@ -97,11 +101,14 @@ def describe(by_run: dict[str, dict[str, Any]]) -> Environment:
     """Return the environment of runs from their env.json, by run_id."""
     envs = list(by_run.values())
     found = Environment(read=len(envs), asked=len(envs), started=len(envs), envs=by_run)
-    transports = [t for env in envs if isinstance(t := env.get("transport"), dict)]
-    for names, sources in ((FACTS, envs), (TRANSPORT, transports)):
-        for name in names:
-            _add_fact(found, name, Counter(filter(None, (value_of(source, name) for source in sources))))
-    _add_variables(found, envs)
+    counts: dict[tuple[str, str], Counter[str]] = {}
+    for env in envs:
+        for kind, name, value in dict.fromkeys(facts_of_run(env)):
+            counts.setdefault((kind, name), Counter())[value] += 1
+    texts = {key: _with_counts(values, of=len(envs)) for key, values in counts.items()}
+    names = [name for name in (*FACTS, *TRANSPORT) if ("environment", name) in texts]
+    found.facts = [(name, texts["environment", name]) for name in names]
+    found.variables = sorted((name, text) for (kind, name), text in texts.items() if kind == "variable")
     _add_hosts(found, envs)
     warned = [fact for env in envs for fact in facts_of_env(env) if fact.severity != "info"]
     facts = {repr(fact): fact for fact in warned}
@@ -150,34 +157,29 @@ def value_of(mapping: dict[str, Any], key: str) -> str | None:
     return one_line(value, limit=120)
 
 
-def _add_fact(found: Environment, name: str, counts: Counter[str]) -> None:
-    if len(counts) > 1 and name not in _PLANNED:
-        found.differing.append(name)
-    if counts:
-        one = len(counts) == 1 and counts.total() == found.read
-        found.facts.append((name, next(iter(counts)) if one else _with_counts(counts)))
+def facts_of_run(env: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """Yield ``environment`` or ``variable``, name and value as text of each known fact of an env.json."""
+    transport = env.get("transport")
+    own = [(name, value_of(env, name)) for name in FACTS]
+    own += [(name, value_of(transport, name)) for name in TRANSPORT if isinstance(transport, dict)]
+    yield from (("environment", name, value) for name, value in own if value)
+    for host in objects(env.get("hosts")):
+        for name, key in (("hosts", "host"), ("cpu", "cpu_model"), ("cores", "cores")):
+            if text := one_line(host.get(key), limit=80):
+                yield "environment", name, text
+    for section in ("env", "slurm"):
+        variables = env.get(section)
+        for name, value in variables.items() if isinstance(variables, dict) else ():
+            if name not in _PER_RUN and not name.startswith(_PER_RUN_PREFIXES):
+                yield "variable", one_line(name, limit=80), one_line(value, limit=160)
 
 
-def _with_counts(counts: Counter[str]) -> str:
+def _with_counts(counts: Counter[str], *, of: int) -> str:
+    """Return the value of a fact; with the number of runs if not all have it."""
+    if len(counts) == 1 and counts.total() == of:
+        return next(iter(counts))
     shown = [f"{value} ({count(runs, 'run')})" for value, runs in counts.most_common()]
     return listed(shown, limit=_MAX_VALUES)
-
-
-def _add_variables(found: Environment, envs: list[dict[str, Any]]) -> None:
-    """Add the variables of all runs. If one has many values, such as job ids, add only their number."""
-    values: dict[str, Counter[str]] = {}
-    for env in envs:
-        for section in ("env", "slurm"):
-            content = env.get(section)
-            for name, value in content.items() if isinstance(content, dict) else ():
-                values.setdefault(one_line(name, limit=80), Counter())[one_line(value, limit=160)] += 1
-    for name, counts in sorted(values.items()):
-        if len(counts) > _MAX_VALUES:
-            found.variables.append((name, f"{len(counts)} different values"))
-        elif len(counts) == 1 and counts.total() == len(envs):
-            found.variables.append((name, next(iter(counts))))
-        else:
-            found.variables.append((name, _with_counts(counts)))
 
 
 class Crowd(NamedTuple):

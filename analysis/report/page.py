@@ -97,6 +97,7 @@ def page_context(results: Results, drawings: Sequence[Drawing], why: Sequence[Wh
         "runs": runs_context(results.attempts),
         "remarks": study.remarks,
         "environment": environment,
+        "differs": results.differences,
         "run_warnings": [
             f"{one_line(sentence(fact))} ({count(runs, 'run')})"
             for fact, runs in environment.warnings

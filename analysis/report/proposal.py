@@ -1,81 +1,75 @@
 """Compute the values of proposal.md.j2 and proposal.tex.j2: the scaling section of a compute time proposal.
 
-Reviewers expect these facts: what was run; the time to solution of the stated work; memory per rank and its
-headroom; the requested node-hours and GPU-hours with their formulas; the rate of success and a reserve for
-failures; the measurements with speedup, efficiency, interval and
-number of runs; causes of the loss; and warnings beside the numbers. Every number has its source.
+Reviewers expect these facts: the method; the measurements with speedup, efficiency, interval and number of
+runs; the requested job size and why; time and cost of a training with a reserve for failures; and what limits
+the numbers. Sentences are in proposal.toml, and each value has the number of its source.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import Annotated, Any
 
-from analysis.causes.cells import CellDivision
+from analysis.causes.catalogue import NOT_EXPLAINED
 from analysis.causes.divide import WHOLE
-from analysis.checks.scaling_table import (
-    Invalid,
-    Recommendation,
-    invalid_reason,
-    recommend,
-    what_decides,
-    without_result,
-)
-from analysis.checks.validity import invalid_cells, unstable_cells
+from analysis.causes.table import rest_parts
+from analysis.checks.scaling_table import Recommendation, recommend, what_decides, without_result
+from analysis.checks.validity import unstable_cells
 from analysis.data.environment import Environment, describe
 from analysis.data.names import job_size, nodes_known, widest_series
 from analysis.report.figures.drawing import Drawing
 from analysis.report.results import Results
-from analysis.report.summary import left_out_sentence, no_finding
 from analysis.report.tables import shown_columns, texts_of
-from analysis.report.what_was_run import MISSING_SOURCE, Executed, Line, constant_batch, what_was_run
-from analysis.report.why import loss_table
-from analysis.report.words import WORDS, ascii_formula, mode_title
-from analysis.stats.attempts import cell_success, recorded_attempts, reserve
+from analysis.report.what_was_run import TEXTS, Executed, Sources, constant_batch, what_was_run
+from analysis.report.words import ascii_formula, mode_title
+from analysis.stats.attempts import cell_success, reserve
 from analysis.stats.columns import PROPOSAL, Column, ScalingRow, first_of_cells, three_digits
 from analysis.stats.estimate import MIN_RUNS
-from analysis.stats.measured import state_counts
 from analysis.stats.scaling import GUIDE
 from analysis.text import message, one_line
 from bench.facts import Fact
-from bench.study.conditions import objects
-from bench.study.ledger import RunState
 from bench.units import (
     MISSING,
     capital,
     count,
     fraction,
-    fractions,
     human_bytes,
     human_duration,
-    interval,
     known,
+    listed,
     number,
     percent,
-    seconds,
+    whole,
 )
-from bench.words import heading, title
+from bench.words import about, heading, term, title
 
-_FORMULAS = {
-    "strong": "Speedup S(N) = T(N0)/T(N), efficiency E(N) = S(N) N0/N",
-    "weak": "Efficiency E(N) = T(N0)/T(N), scaled speedup S(N) = E(N) N/N0",
-}
-#: The work for which time and node-hours are given if none is stated.
-_UNIT_OF_WORK = 1_000_000
+#: The samples of a training if none are stated.
+_EXAMPLE = 1_000_000
+#: Smaller losses are not mentioned, and at most this many of the others.
+_LEAST_LOSS, _MOST_LOSSES = 0.02, 3
+#: Maximum number of cells without a result that are listed.
+_MOST_MISSING = 6
+#: The attributes of a fact that contain names of cells.
+_NAMING = ("subject", "values")
+#: Columns that the table's caption explains.
+_EXPLAINED = ("n", "step_time_sec", "cost", "limits")
+_COST = "Node-h per million"
 
 
 @dataclass(frozen=True)
 class Work:
-    """The work of one training: ``samples`` per epoch, and ``epochs``."""
+    """What time is asked for: trainings of ``epochs`` epochs with ``samples`` each."""
 
     samples: int
     epochs: int = 1
+    trainings: int = 1
 
     @property
     def total(self) -> int:
-        """The samples of the whole training."""
+        """The samples of one training."""
         return self.samples * self.epochs
 
 
@@ -92,32 +86,14 @@ class _Series:
     base: ScalingRow
     lacking: str = ""
 
-    @property
-    def title(self) -> str:
-        """The title of the scaling mode."""
-        return mode_title(self.mode) if self.mode else "Measurements"
-
 
 @dataclass(kw_only=True, eq=False)
 class ProposalRow(ScalingRow):
-    """A row of a table in the proposal."""
+    """A row of the table in the proposal."""
 
-    window_s: Annotated[
-        float, Column("timed windows of one run", "s", (PROPOSAL,), "Timed windows (s)", three_digits)
-    ]
-    wall_s: Annotated[
-        float, Column("one run from start to end", "s", (PROPOSAL,), "Whole job (s)", three_digits)
-    ]
-    per_million: Annotated[
-        float,
-        Column(
-            "nodes x 1,000,000 / throughput / 3600",
-            *("node-hours", (PROPOSAL,), "Node-h per 1M samples", three_digits),
-        ),
-    ]
-    warnings: Annotated[
-        str, Column("numbers in the list of errors and warnings", "", (PROPOSAL,), "Validity")
-    ]
+    mode: Annotated[str, Column("scaling mode", "", (PROPOSAL,), "Scaling")]
+    cost: Annotated[float, Column("node-hours per million samples", "", (PROPOSAL,), _COST, three_digits)]
+    limits: Annotated[str, Column("letters in the list of limits", "", (PROPOSAL,), "Limits")]
 
 
 def proposal_context(
@@ -125,30 +101,304 @@ def proposal_context(
 ) -> dict[str, Any]:
     """Return the values of proposal.md.j2 and proposal.tex.j2; texts are not escaped.
 
-    ``work`` is the training for which time and node-hours are computed; by default, a million samples.
+    ``work`` is what time is asked for; by default, one training of a million samples.
     """
-    rows, frames, invalid = results.rows, results.frames, results.invalid
+    rows, frames, study = results.rows, results.frames, results.study
     series = [found for mode in ("strong", "weak") if (found := _series(rows, mode))]
-    validity = results.assessment.findings
-    shown = series or _without_efficiency(rows)
     runs = frames.runs[frames.runs["measured"]] if frames.runs["measured"].any() else frames.runs
     if series:
-        cells = {row.cell_id for one in series for row in (*one.rows, one.base)}
-        runs = runs[runs["cell_id"].isin(cells)]
-    executed, ids = Executed(results.study, runs), set(runs["run_id"])
+        runs = runs[runs["cell_id"].isin({row.cell_id for one in series for row in (*one.rows, one.base)})]
+    ids = set(runs["run_id"])
     environment = describe({name: env for name, env in results.environment.envs.items() if name in ids})
-    return {
-        "title": f"Scaling of {results.study.name}",
-        "introduction": "" if series else no_finding(rows),
-        "run": what_was_run(executed, rows, environment),
-        "validity": [(title(fact), message(fact)) for fact in validity],
-        "recommendation": f"{_recommendation(series[0], invalid)} Source: scaling.csv." if series else "",
-        "request": _request(series[0], executed, environment, validity, work) if series else [],
-        "sections": [_section(one, executed, validity, drawings if one is shown[0] else ()) for one in shown],
-        "losses": [loss for one in shown for loss in _losses(one, results)],
-        "losses_note": _losses_note(results.divisions),
-        "missing": [*_missing(rows), *(_not_comparable(rows, shown) if series else [])],
-    }
+    sources = Sources(study.table.name if study.table else "")
+    series = series or _without_efficiency(rows)
+    return _Proposal(results, series, Executed(study, runs), environment, sources, work).context(drawings)
+
+
+@dataclass(frozen=True)
+class _Proposal:
+    """A study with the series, the runs and the work that its proposal describes."""
+
+    results: Results
+    series: Sequence[_Series]
+    executed: Executed
+    environment: Environment
+    sources: Sources
+    work: Work | None
+
+    @property
+    def scales(self) -> bool:
+        """True if a series has an efficiency."""
+        return bool(self.series and self.series[0].mode)
+
+    @cached_property
+    def found(self) -> Recommendation:
+        """The sizes of the first series that can be recommended, that cannot, and that are open."""
+        series = self.series[0]
+        return recommend(series.rows, series.base, invalid=self.results.invalid)
+
+    @property
+    def row(self) -> ScalingRow:
+        """The requested size: the recommended one, or else the baseline."""
+        return self.series[0].base if self.found.best is None else self.found.best
+
+    @property
+    def shown(self) -> list[ScalingRow]:
+        """The rows of the table, and their baselines."""
+        return [row for one in self.series for row in (*one.rows, one.base)]
+
+    def context(self, drawings: Sequence[Drawing]) -> dict[str, Any]:
+        """Return the values of the templates, see :func:`proposal_context`."""
+        method = [*what_was_run(self.executed, self.environment, self.sources), *self.definitions()]
+        findings = self.findings()
+        measured = self.table(findings) if self.series else None
+        advice = [*self.advice(), *self.losses()] if self.scales else []
+        wanted = f"efficiency-{self.series[0].mode}" if self.scales else ""
+        figure = next((one for one in drawings if one.name == wanted), None)
+        request = list(self.request()) if self.scales and known(self.row.throughput_samples_per_sec) else []
+        limits = [text for _, text in findings] + list(self.limits())
+        return {
+            "title": f"Scaling of {self.results.study.name}",
+            "is_example": self.work is None and bool(request),
+            "method": " ".join(method),
+            "advice": " ".join(advice),
+            "measured": measured,
+            "figure": figure,
+            "figure_caption": f"{figure.title}. {ascii_formula(figure.caption)}" if figure else "",
+            "request": request,
+            "request_caption": TEXTS["request"]["caption"],
+            "limits": [(_letter(place), text) for place, text in enumerate(limits)],
+            "sources": self.sources.texts,
+        }
+
+    # -- method and measurements ------------------------------------------------------
+
+    def definitions(self) -> Iterator[str]:
+        """Yield the definitions of efficiency and interval, as far as the table contains them."""
+        if any(known(row.throughput_low) for row in self.shown):
+            yield self.sources.say("method", "intervals", "scaling")
+        if not self.scales:
+            yield self.sources.say("method", "no_series")
+            return
+        base = " and ".join(dict.fromkeys(one.base.baseline for one in self.series))
+        yield self.sources.say("method", "symbols", base=base)
+        for one in self.series:
+            yield self.sources.say("method", one.mode, batch=constant_batch(one.mode, self.executed))
+
+    def table(self, findings: Sequence[tuple[Fact, str]]) -> dict[str, Any]:
+        """Return the table's caption, headings and rows; an empty column is left out."""
+        rows = [self._table_row(row, one.mode, findings) for one in self.series for row in one.rows]
+        columns = shown_columns(PROPOSAL, ProposalRow)
+        lines = zip(*texts_of(rows, columns, PROPOSAL), strict=True)
+        texts = {name: own for name, own in zip(columns, lines, strict=True) if set(own) - {MISSING, ""}}
+        headings = {name: columns[name].heading for name in texts}
+        if self.executed.reads_values and "global_batch" in headings:  # that of the command is not known
+            headings["global_batch"] += " in the plan"
+        if len(self.series) == 1:
+            texts.pop("mode", None)
+        explained = [f"{headings[name]}: {columns[name].meaning}" for name in _EXPLAINED if name in texts]
+        explained += [f"{MISSING}: no value"] * any(MISSING in own for own in texts.values())
+        named = [f"{mode_title(one.mode)}" for one in self.series if one.mode] or ["Measurements"]
+        source = self.sources.cite("scaling")
+        return {
+            "caption": f"{capital(' and '.join(named).lower())} {source}. {'; '.join(explained)}.",
+            "headings": [headings[name] for name in texts],
+            "rows": [list(row) for row in zip(*texts.values(), strict=True)],
+        }
+
+    def _table_row(self, row: ScalingRow, mode: str, findings: Sequence[tuple[Fact, str]]) -> ProposalRow:
+        affected = [_letter(place) for place, (fact, _) in enumerate(findings) if fact.affects(row.cell_id)]
+        values = vars(row) if mode else vars(row) | {"speedup": math.nan, "efficiency": math.nan}
+        cost = _node_hours_per_million(row)
+        return ProposalRow(**values | {"mode": mode}, cost=cost, limits=", ".join(affected))
+
+    # -- the requested size -----------------------------------------------------------
+
+    def advice(self) -> Iterator[str]:
+        """Yield the requested size with its reason, and what is known about larger sizes."""
+        found, series, say = self.found, self.series[0], partial(self.sources.say, "advice")
+        if (best := found.best) is not None:
+            size, efficiency = job_size(best), _efficiency(best)
+            values = {"mode": series.mode, "guide": GUIDE, "runs": MIN_RUNS, "efficiency": efficiency}
+            yield say("best", "scaling", size=size, **values)
+            larger = [row for row in series.rows if row.gpus > best.gpus]
+            yield from (
+                self._next_larger(best, larger[0]) if larger else [say("largest", lacking=series.lacking)]
+            )
+        elif not found.open:
+            closest, values = found.closest, {"guide": GUIDE, "mode": series.mode}
+            if closest is None:
+                yield say("nothing", "scaling", lacking=series.lacking)
+            else:
+                values |= {"size": job_size(closest), "efficiency": _efficiency(closest)}
+                yield say("closest", "scaling", **values)
+        if found.open:
+            yield self._undecided(found.open[0])
+        if best is None:
+            yield say("baseline", size=job_size(series.base))
+            if error := self.results.invalid.get(series.base.cell_id):
+                yield say("not_valid", error=heading(error))
+
+    def _next_larger(self, best: ScalingRow, larger: ScalingRow) -> Iterator[str]:
+        say = partial(self.sources.say, "advice")
+        yield say("larger", size=job_size(larger), efficiency=_efficiency(larger))
+        gain = larger.throughput_samples_per_sec / best.throughput_samples_per_sec
+        cost = _node_hours_per_million(larger) / _node_hours_per_million(best)
+        if known(gain) and known(cost) and not self.results.error_of(larger):
+            yield say("gain", gain=three_digits(gain), cost=three_digits(cost))
+
+    def _undecided(self, row: ScalingRow) -> str:
+        """Return a sentence about a size that the runs neither recommend nor rule out."""
+        size, say = job_size(row), partial(self.sources.say, "advice")
+        if error := self.results.error_of(row):
+            return say("invalid", size=size, error=heading(error))
+        decides = what_decides(row, self.series[0].base)
+        return say("open", "scaling", size=size, guide=GUIDE, efficiency=_efficiency(row), decides=decides)
+
+    def losses(self) -> Iterator[str]:
+        """Yield the largest losses of the largest valid size of the first series, if they are known."""
+        valid = [row for row in self.series[0].rows if not self.results.error_of(row) and not row.is_base]
+        division = self.results.divisions.get(valid[-1].place) if valid else None
+        if division is None or WHOLE in division.ideal:
+            return
+        rest = next(one for one in division.rows if one.cause == NOT_EXPLAINED)
+        shares = [(about(one.causes, "title"), one.share) for one in division.rows if one is not rest]
+        if not rest.share_low <= 0:
+            shares += [(term("part", part), share) for part, share in rest_parts(division)]
+        largest = sorted((one for one in shares if one[1] >= _LEAST_LOSS), key=lambda one: -one[1])
+        if largest:
+            texts = [f"{name} {percent(share)}" for name, share in largest[:_MOST_LOSSES]]
+            size = job_size(valid[-1])
+            yield self.sources.say("advice", "losses", "causes", size=size, losses=listed(texts))
+
+    # -- the request ------------------------------------------------------------------
+
+    def request(self) -> Iterator[tuple[str, str, str]]:
+        """Yield the rows of the request: a quantity, its value, and its source or formula."""
+        row, words = self.row, TEXTS["request"]
+        work, stated = (Work(_EXAMPLE), "an example") if self.work is None else (self.work, "applicant")
+        source = self.sources.cite("scaling")
+        times_s = [work.total / rate for rate in _rates(row)]
+        yield words["size"], job_size(row), source
+        yield words["rate"], f"{_with_range(_rates(row), number)} samples/s", source
+        epochs = f"{work.samples:,} x {work.epochs} epochs = " if work.epochs > 1 else ""
+        yield words["work"], f"{epochs}{work.total:,}", stated
+        yield words["time"], _with_range(times_s, human_duration), "samples / throughput"
+        units = [("node-hours", "node", row.nodes)] if nodes_known(row) else []
+        units += [("GPU-hours", "GPU", row.gpus)] if self._has_gpus else []
+        for name, unit, times in units:
+            hours = [times * one / 3600 for one in times_s]
+            yield words[name], _with_range(hours, three_digits), f"{count(int(times), unit)} x time"
+        yield words["trainings"], f"{work.trainings:,}", stated
+        share = 0.0
+        if not self.executed.study.table:
+            done, tried = cell_success(self.executed.study)[row.cell_id]
+            share, source = reserve(done / tried), self.sources.cite("runs")
+            value = f"{percent(share)}: {done} of {count(tried, 'attempt')} of this size completed"
+            yield words["reserve"], value, f"1/p - 1, p = {done}/{tried} {source}"
+        total = work.trainings * (1 + share) * times_s[0] / 3600
+        if units:
+            totals = [f"{three_digits(total * times)} {name}" for name, _, times in units]
+            yield words["total"], ", ".join(totals), "trainings x cost x (1 + reserve)"
+
+    @property
+    def _has_gpus(self) -> bool:
+        cells = self.executed.study.cells
+        return bool((cells.loc[cells["cell_id"] == self.row.cell_id, "device"] == "cuda").all())
+
+    # -- limits -----------------------------------------------------------------------
+
+    def findings(self) -> list[tuple[Fact, str]]:
+        """Return the errors and warnings about the sizes of the table, in words."""
+        cells = {row.cell_id for row in self.shown}
+        facts = [one for one in self.results.assessment.findings if any(map(one.affects, cells))]
+        names = {row.cell_id: _name(row) for row in self.results.rows}
+        say = partial(self.sources.say, "limits", "finding")
+        named = [replace(one, **{of: _renamed(getattr(one, of), names) for of in _NAMING}) for one in facts]
+        return [
+            (fact, say(title=title(fact), message=message(one)))
+            for fact, one in zip(facts, named, strict=True)
+        ]
+
+    def limits(self) -> Iterator[str]:
+        """Yield what else limits the numbers, as far as it is known."""
+        say, executed = partial(self.sources.say, "limits"), self.executed
+        measured = {row.cell_id: row for row in self.shown if row.n}
+        if self.scales and not known(self.row.throughput_samples_per_sec):
+            yield say("no_rate")
+        if few := [job_size(row) for row in measured.values() if row.n < MIN_RUNS]:
+            yield say("few_runs", sizes=listed(few, limit=4), runs=MIN_RUNS)
+        if self.scales:
+            yield from self._all_runs()
+        if not executed.study.table:
+            if self.scales:
+                yield say("left_out", left_out=TEXTS["left_out"][executed.kind])
+                yield from self._reserve_and_memory()
+            if measured and executed.kind != "built_in":
+                unknown = TEXTS["unknown"]["recorder" if executed.kind == "recorder" else "values"]
+                yield say("not_examined", unknown=unknown)
+        yield from self._without_result()
+
+    def _all_runs(self) -> Iterator[str]:
+        """Yield the spread of the runs if it is large, and the efficiencies with the runs left out."""
+        spread = unstable_cells(self.executed.runs)
+        for row in {one.cell_id: one for one in (self.row, self.series[0].base)}.values():
+            if row.cell_id in spread:
+                values = {"size": job_size(row), "spread": percent(spread[row.cell_id])}
+                yield self.sources.say("limits", "unstable", "runs", **values)
+        texts = [
+            f"{text} at {job_size(row)}"
+            for row in (row for one in self.series for row in one.rows)
+            if (text := fraction(row.efficiency_all)) not in (MISSING, fraction(row.efficiency))
+        ]
+        if texts:
+            yield self.sources.say("limits", "all_runs", "scaling", efficiencies=listed(texts))
+
+    def _reserve_and_memory(self) -> Iterator[str]:
+        success = cell_success(self.executed.study)[self.row.cell_id]
+        values = {"attempts": count(success.attempted, "attempt"), "low": percent(success.low)}
+        yield self.sources.say("limits", "reserve", "wilson", most=percent(reserve(success.low)), **values)
+        runs = self.executed.runs[self.executed.runs["cell_id"] == self.row.cell_id]["run_id"]
+        epochs = self.executed.study.epochs
+        used = epochs.loc[epochs["run_id"].isin(runs), "peak_mem_bytes"].astype(float).max()
+        if known(used):
+            envs = [self.environment.envs.get(run_id, {}) for run_id in runs]
+            sizes = [size for env in envs if isinstance(size := env.get("device_memory_bytes"), int)]
+            # Only the memory of a GPU is known to be that of one rank.
+            of = f", of the {human_bytes(min(sizes))} of its GPU" if len(sizes) == len(envs) else ""
+            names = ("memory", "env") if of else ("memory",)
+            yield self.sources.say("limits", "memory", *names, used=human_bytes(used), of=of)
+
+    def _without_result(self) -> Iterator[str]:
+        """Yield the sizes that are not in the table, with the reasons."""
+        shown = {row.cell_id for row in self.shown}
+        out = (row for row in self.results.rows if row.cell_id not in shown)
+        lacking = first_of_cells(row for row in out if not (row.n and known(row.efficiency)))
+        for row in lacking[:_MOST_MISSING]:
+            reason = one_line(row.reason, limit=200).rstrip(".") or (row.state if not row.n else "no series")
+            values = {"size": job_size(row), "reason": reason, "runs": count(int(row.n), "run")}
+            yield self.sources.say("limits", "not_comparable" if row.n else "missing", "scaling", **values)
+        if (more := len(lacking) - _MOST_MISSING) > 0:
+            yield self.sources.say("limits", "more", "scaling", cells=count(more, "more configuration"))
+
+
+def _name(row: ScalingRow) -> str:
+    """Return the size and the batch of a cell, as in the table."""
+    return f"{job_size(row)}, batch {whole(row.global_batch)}" if known(row.global_batch) else job_size(row)
+
+
+def _renamed(value: Any, names: Mapping[str, str]) -> Any:
+    """Return the values of a fact with other names of its cells."""
+    if isinstance(value, Mapping):
+        return {names.get(key, key): _renamed(own, names) for key, own in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_renamed(own, names) for own in value)
+    return names.get(value, value) if isinstance(value, str) else value
+
+
+def _letter(place: int) -> str:
+    """Return the name of a limit: a, b, ..., z, a1, ..."""
+    return f"{chr(ord('a') + place % 26)}{place // 26 or ''}"
 
 
 def _series(rows: Sequence[ScalingRow], mode: str) -> _Series | None:
@@ -169,398 +419,20 @@ def _without_efficiency(rows: Sequence[ScalingRow]) -> list[_Series]:
     return [_Series(measured, "", measured[0])] if measured else []
 
 
-# -- recommended size -----------------------------------------------------------------
-
-
-def _recommendation(series: _Series, invalid: Invalid) -> str:
-    found = recommend(series.rows, series.base, invalid=invalid)
-    best = found.best
-    if best is None:
-        return _nothing_recommended(found, series, invalid)
-    texts = [
-        f"{job_size(best)}: the largest size with valid values whose efficiency ({series.mode} scaling) is "
-        f"at least {GUIDE} in its whole 95 % interval, with at least {MIN_RUNS} runs of it and of "
-        f"the baseline without a recorded disturbance: {_efficiency(best)}.",
-        *_against_baseline(best, series),
-    ]
-    if larger := [row for row in series.rows if row.gpus > best.gpus]:
-        texts.append(_next_larger(best, larger[0], series))
-    else:
-        texts.append("This is the largest measured size; larger sizes may be efficient, too.")
-    return " ".join([*texts, *_undecided(found, series, invalid)])
-
-
-def _nothing_recommended(found: Recommendation, series: _Series, invalid: Invalid) -> str:
-    base, closest = series.base.baseline, found.closest
-    if len(found.open):
-        return " ".join(["No larger size can be recommended yet.", *_undecided(found, series, invalid)])
-    if closest is None:
-        text = f"No larger size can be recommended: none beyond the baseline, {base}, has an efficiency"
-        return f"{text}{series.lacking}."
-    return (
-        f"No measured size beyond the baseline, {base}, reaches an efficiency of {GUIDE} in {series.mode} "
-        f"scaling: no larger size can be recommended. {capital(job_size(closest))} comes closest, with "
-        f"{_efficiency(closest)}{series.lacking}."
-    )
-
-
-def _undecided(found: Recommendation, series: _Series, invalid: Invalid) -> list[str]:
-    """Return a sentence about the smallest size that the runs neither recommend nor rule out, if any."""
-    if not len(found.open):
-        return []
-    row = found.open[0]
-    if reason := invalid_reason(row, series.base, invalid):
-        error = f"see the error {heading(reason)}"
-        return [f"Nothing is concluded about {job_size(row)}, with {_efficiency(row)}: {error}."]
-    return [
-        f"The runs cannot tell whether {job_size(row)} reaches {GUIDE}, with {_efficiency(row)}: "
-        f"{what_decides(row, series.base)}."
-    ]
-
-
-def _against_baseline(best: ScalingRow, series: _Series) -> list[str]:
-    """Return the step time and cost of the recommended size and of the baseline, if known."""
-    base, texts = series.base, []
-    if known(best.step_time_sec) and known(base.step_time_sec):
-        times = seconds(best.step_time_sec), seconds(base.step_time_sec)
-        texts.append(f"A step takes {times[0]}, and {times[1]} at the baseline, {base.baseline}.")
-    costs = [_node_hours_per_million(row) for row in (best, base)]
-    if all(known(cost) for cost in costs):
-        there, before = map(_node_hours_text, (best, base))
-        texts.append(f"One million samples cost {there} node-hours, and {before} at the baseline.")
-    return texts
-
-
-def _next_larger(best: ScalingRow, larger: ScalingRow, series: _Series) -> str:
-    gain = larger.throughput_samples_per_sec / best.throughput_samples_per_sec
-    cost = _node_hours_per_million(larger) / _node_hours_per_million(best)
-    text = f"The next larger size, {job_size(larger)}, has an efficiency of {_efficiency(larger)}"
-    if not (known(gain) and known(cost)):
-        return f"{text}."
-    times = number(gain, digits=3), number(cost, digits=3)
-    return f"{text}: {times[0]} times the throughput for {times[1]} times the node-hours per sample."
-
-
 def _node_hours_per_million(row: ScalingRow) -> float:
-    if not nodes_known(row):
-        return math.nan
-    return float(row.nodes * 1e6 / row.throughput_samples_per_sec / 3600)
-
-
-def _node_hours_text(row: ScalingRow, samples: float = 1e6) -> str:
-    return _hours_text(row, samples, times=row.nodes)
-
-
-def _hours_text(row: ScalingRow, samples: float, *, times: float) -> str:
-    """Return a multiple of the hours for some samples, with the interval of the throughput."""
-    work = times * samples / 3600
-    ends = interval(work / row.throughput_high, work / row.throughput_low, digits=3)
-    return f"{number(work / row.throughput_samples_per_sec, digits=3)} {ends}".strip()
+    return row.nodes * 1e6 / row.throughput_samples_per_sec / 3600 if nodes_known(row) else math.nan
 
 
 def _efficiency(row: ScalingRow) -> str:
-    bounds = fractions(row.efficiency_low, row.efficiency_high)
-    return f"{fraction(row.efficiency)} {bounds}".strip()
+    return _with_range([row.efficiency, row.efficiency_high, row.efficiency_low], fraction)
 
 
-# -- resources asked for --------------------------------------------------------------
+def _rates(row: ScalingRow) -> list[float]:
+    """Return the throughput, and the upper and the lower end of its interval."""
+    return [row.throughput_samples_per_sec, row.throughput_high, row.throughput_low]
 
 
-def _request(
-    series: _Series,
-    executed: Executed,
-    environment: Environment,
-    validity: Sequence[Fact],
-    work: Work | None,
-) -> list[Line]:
-    """Return the job size, its time, cost, failures, memory and warnings; each with its source or formula."""
-    best = recommend(series.rows, series.base, invalid=invalid_cells(validity)).best
-    row = series.base if best is None else best
-    why = "the baseline: no larger size is recommended" if best is None else "recommended"
-    size = f"{job_size(row)}, {series.mode} scaling ({why})" if series.mode else f"{job_size(row)} ({why})"
-    rate = row.throughput_samples_per_sec
-    rates = interval(row.throughput_low, row.throughput_high)
-    total = _UNIT_OF_WORK if work is None else work.total
-    lines = [Line("Job size", size, "scaling.csv (efficiency, efficiency_low)")]
-    source = "see Validity, below" if validity else "bench report --json (validity)"
-    differing = _differing_runs(row, series.base, unstable_cells(executed.runs))
-    source += "; runs.csv" if differing else ""
-    warnings = Line("Validity", "; ".join([_warnings(row, validity), *differing]), source)
-    if not known(rate):
-        reason = "not known: the table does not contain the batch of a step"
-        return [*lines, Line("Throughput, time to solution, node-hours", reason, MISSING_SOURCE), warnings]
-    lines += [
-        Line("Throughput", f"{number(rate)} samples/s {rates}".strip(), f"scaling.csv, n = {row.n}"),
-        Line("Work", *_work_text(work)),
-        Line("Time to solution", *_duration(row, total)),
-    ]
-    hours = f"{number(total / rate / 3600, digits=3)} h"
-    if nodes_known(row):
-        formula = f"nodes x time to solution = {row.nodes} x {hours}"
-        lines.append(Line("Node-hours", _node_hours_text(row, total), formula))
-    if _has_gpus(row, executed):
-        formula = f"GPUs x time to solution = {row.gpus} x {hours}; one GPU per rank"
-        lines.append(Line("GPU-hours", _hours_text(row, total, times=row.gpus), formula))
-    if not executed.study.table:
-        lines += _failures(row, executed, total)
-        lines.append(Line("Not included", _left_out(executed), "the meaning of the throughput"))
-        lines += _memory(row, executed, environment)
-    return [*lines, warnings]
-
-
-def _has_gpus(row: ScalingRow, executed: Executed) -> bool:
-    cells = executed.study.cells
-    return bool((cells.loc[cells["cell_id"] == row.cell_id, "device"] == "cuda").all())
-
-
-def _failures(row: ScalingRow, executed: Executed, total: int) -> Iterator[Line]:
-    """Yield the rate of success of a size, and the reserve for failures that follows from it."""
-    cells = cell_success(executed.study)
-    done, tried = cells[row.cell_id]
-    low = cells[row.cell_id].low
-    text = f"{done} of {count(tried, 'attempt')} of this size completed: {percent(done / tried)}, at least "
-    text += percent(low)
-    if failed := _failed(row, executed):
-        text += f"; {failed}"
-    of_all = [sum(numbers) for numbers in zip(*cells.values(), strict=True)]
-    if tried < of_all[1]:
-        text += f"; {of_all[0]:,} of {of_all[1]:,} of all sizes"
-    source = "runs.csv (state), cancelled attempts left out; bound: lower end of Wilson's 95 % interval"
-    yield Line("Success rate", text, source)
-    share, most = reserve(done / tried), reserve(low)
-    node_hours = row.nodes * total / row.throughput_samples_per_sec / 3600
-    costs = [number(node_hours * part, digits=3) for part in (share, most)]
-    text = f"{costs[0]} node-hours ({percent(share)}), at most {costs[1]} ({percent(most)})"
-    formula = f"1/p - 1 with p = {done}/{tried}, at most with p = {fraction(low)}: independent attempts, "
-    formula += "each failed one as expensive as a whole job (geometric distribution)"
-    yield Line("Reserve for failures", text, formula)
-
-
-def _failed(row: ScalingRow, executed: Executed) -> str:
-    """Return the number of failed attempts of a size with their classes; empty if there are none."""
-    attempts = [run for run in recorded_attempts(executed.study) if run.cell_id == row.cell_id]
-    return state_counts(run for run in attempts if run.state == RunState.FAILED)
-
-
-def _duration(row: ScalingRow, total: int) -> tuple[str, str]:
-    """Return the time for ``total`` samples with its interval, and the formula."""
-    text, source = human_duration(total / row.throughput_samples_per_sec), "work / throughput"
-    source += f" = {total:,} / {number(row.throughput_samples_per_sec)}"
-    if known(row.throughput_low):
-        ends = (human_duration(total / rate) for rate in (row.throughput_high, row.throughput_low))
-        return f"{text} [{', '.join(ends)}]", f"{source}; interval: that of the throughput"
-    return text, source
-
-
-def _work_text(work: Work | None) -> tuple[str, str]:
-    """Return the work as text, and its source."""
-    if work is None:
-        return f"{_UNIT_OF_WORK:,} samples", "an example: state the work with --samples and --epochs"
-    if work.epochs == 1:
-        return f"{work.total:,} samples", "stated with --samples"
-    text = f"{work.samples:,} samples x {work.epochs} epochs = {work.total:,} samples"
-    return text, "stated with --samples and --epochs"
-
-
-def _left_out(executed: Executed) -> str:
-    """Return the parts of a job whose time is not in the throughput, as far as they are known."""
-    if executed.has_averages:
-        return "queue waits, and work that the average of the command does not cover"
-    if executed.reads_values:
-        return "start-up, queue waits, and work that the values of the command do not cover"
-    if executed.has_command:
-        return (
-            "start-up, queue waits, and the time between two loops over the recorder's batches and in pauses "
-            "of all ranks"
-        )
-    return "start-up, validation, checkpoints and queue waits"
-
-
-def _memory(row: ScalingRow, executed: Executed, environment: Environment) -> Iterator[Line]:
-    """Yield the memory of the rank that uses most, and the share of its GPU's or host's memory left."""
-    runs = executed.runs[executed.runs["cell_id"] == row.cell_id]
-    epochs = executed.study.epochs
-    used = epochs.loc[epochs["run_id"].isin(runs["run_id"]), "peak_mem_bytes"].astype(float).max()
-    if not known(used):
-        yield Line("Memory per rank", "not recorded", MISSING_SOURCE)
-        return
-    source = f"metrics.csv (peak_mem_bytes, since the start), largest of {count(len(runs), 'run')}"
-    yield Line("Memory per rank", human_bytes(used), source)
-    envs = [env for run_id, env in environment.envs.items() if run_id in set(runs["run_id"])]
-    total, what = _memory_of_rank(envs)
-    if total is None:
-        yield Line("Headroom", "not known: the memory of the device was not recorded", MISSING_SOURCE)
-    else:
-        left = f"{percent(1 - used / total)} of {human_bytes(total)}, {what}"
-        yield Line("Headroom", left, f"1 - peak memory per rank / {what} (env.json)")
-
-
-def _memory_of_rank(envs: Iterable[Mapping[str, Any]]) -> tuple[float | None, str]:
-    """Return the smallest memory that a rank can use: its GPU's or, on a CPU, its share of the host's."""
-    found: list[tuple[Any, str]] = []
-    for env in envs:
-        if env.get("device") == "cuda":
-            found.append((env.get("device_memory_bytes"), "the memory of its GPU"))
-        else:
-            for host in objects(env.get("hosts")):
-                memory, ranks = host.get("memory_bytes"), host.get("ranks_here")
-                share = (
-                    memory / ranks if isinstance(memory, int) and isinstance(ranks, int) and ranks else None
-                )
-                found.append((share, "its share of the host's memory"))
-    sizes = [(size, what) for size, what in found if isinstance(size, int | float)]
-    return min(sizes) if sizes and len(sizes) == len(found) else (None, "")
-
-
-def _warnings(row: ScalingRow, validity: Sequence[Fact]) -> str:
-    """Return the titles of the findings that affect a size, and whether its interval is missing."""
-    found = [title(fact) for fact in validity if fact.affects(row.cell_id)]
-    if known(row.throughput_samples_per_sec) and not known(row.throughput_low):
-        found.append("no interval")
-    nothing = "no error and no warning" + " for this size" * bool(validity)
-    return ", ".join(dict.fromkeys(found)) or nothing
-
-
-def _differing_runs(row: ScalingRow, base: ScalingRow, spread: Mapping[str, float]) -> list[str]:
-    """Return the standard deviation between the runs of a size and of the baseline, if it is large."""
-    cells = {row.cell_id: "this size"} | {base.cell_id: "the baseline"}
-    return [
-        f"runs of {what} differ by {percent(spread[cell])} (standard deviation)"
-        for cell, what in cells.items()
-        if cell in spread
-    ]
-
-
-# -- measurements ---------------------------------------------------------------------
-
-
-def _section(
-    series: _Series, executed: Executed, validity: Sequence[Fact], drawings: Sequence[Drawing]
-) -> dict[str, Any]:
-    """Return title, text, table and figures of one series."""
-    if not series.mode:
-        return {"title": series.title, "text": "", **_table(series, executed, validity), "figures": []}
-    base = series.base
-    text = f"The {constant_batch(series.mode, executed)} is constant. {_FORMULAS[series.mode]}, with T the "
-    text += f"time per step and N ranks. Baseline N0: {base.baseline}"
-    if known(base.step_time_sec):
-        text += f", T(N0) = {seconds(base.step_time_sec, digits=4)}"
-    by_name = {drawing.name: drawing for drawing in drawings}
-    names = [name for kind in ("speedup", "efficiency") if (name := f"{kind}-{series.mode}") in by_name]
-    return {
-        "title": series.title,
-        "text": f"{text}.{left_out_sentence(series.rows)}",
-        **_table(series, executed, validity),
-        "figures": [
-            {
-                "name": name,
-                "description": by_name[name].description,
-                "caption": f"{by_name[name].title}. {ascii_formula(by_name[name].caption)}",
-            }
-            for name in names
-        ],
-    }
-
-
-def _table(series: _Series, executed: Executed, validity: Sequence[Fact]) -> dict[str, Any]:
-    """Return the table's caption with its sources, headings and rows; an empty column is left out."""
-    rows = _table_rows(series, executed, validity)
-    columns = shown_columns(PROPOSAL, ProposalRow)
-    lines = zip(*texts_of(rows, columns, PROPOSAL), strict=True)
-    texts = {name: own for name, own in zip(columns, lines, strict=True) if set(own) - {MISSING, ""}}
-    headings = {name: columns[name].heading for name in texts}
-    if executed.reads_values and "global_batch" in headings:  # the batch of the command is not known
-        headings["global_batch"] += " in the matrix"
-    explained = [f"{headings[name]}: {columns[name].meaning}" for name in _EXPLAINED if name in headings]
-    caption = "; ".join([f"{series.title}. n: runs; brackets, if any: 95 % intervals", *explained])
-    caption += f"; {MISSING}: no value." if any(MISSING in own for own in texts.values()) else "."
-    if executed.has_command:
-        caption += (
-            " Whole job and node-hours cover the whole command, with the number of steps that the script "
-            "itself chose (not examined)."
-        )
-    if not executed.study.table:
-        times = "timed windows and whole job" if "window_s" in headings else "whole job"
-        caption += f" Sources: scaling.csv; means of runs.csv for {times}."
-    return {
-        "caption": caption,
-        "headings": list(headings.values()),
-        "rows": [list(row) for row in zip(*texts.values(), strict=True)],
-    }
-
-
-_EXPLAINED = ("window_s", "wall_s", "per_million", "warnings")
-
-
-def _table_rows(series: _Series, executed: Executed, validity: Sequence[Fact]) -> list[ProposalRow]:
-    groups = executed.runs.groupby("cell_id", observed=True)
-    loops, jobs = groups["window_s"].mean(), groups["wall_s"].mean()
-    # Values that a command reports do not show how long they took.
-    loops = loops * math.nan if executed.reads_values else loops
-    without = {} if series.mode else {"speedup": math.nan, "efficiency": math.nan}
-    return [
-        ProposalRow(
-            **vars(row) | without,
-            window_s=loops.get(row.cell_id, math.nan),
-            wall_s=jobs.get(row.cell_id, math.nan),
-            per_million=_node_hours_per_million(row),
-            warnings=", ".join(str(n) for n, one in enumerate(validity, 1) if one.affects(row.cell_id)),
-        )
-        for row in series.rows
-    ]
-
-
-# -- causes of the loss ---------------------------------------------------------------
-
-
-def _losses_note(divisions: Mapping[int, CellDivision]) -> str:
-    """Return what the percentages are, and where the parts of a step were measured, if they were."""
-    if not divisions:
-        return ""
-    notes, has_parts = WORDS["notes"], any(WHOLE not in division.ideal for division in divisions.values())
-    return f"{notes['losses']} {notes['loss_parts']}" if has_parts else str(notes["losses"])
-
-
-def _losses(series: _Series, results: Results) -> Iterator[dict[str, Any]]:
-    """Yield the loss at the largest size and, if it is not valid, at the largest valid size."""
-    sizes, invalid = [series.rows[-1]], results.invalid
-    larger = [row for row in series.rows if row.gpus > series.base.gpus]
-    valid = [row for row in larger if not invalid_reason(row, series.base, invalid)]
-    if invalid_reason(sizes[0], series.base, invalid):
-        sizes += valid[-1:]
-    for row in sizes:
-        size = job_size(row)
-        if series.mode:
-            size = f"{series.title}, {size}, efficiency {_efficiency(row)}"
-        rows = [(title, evidence, share) for title, share, evidence, _ in loss_table(row, results)]
-        if rows:
-            yield {"size": size, "rows": rows}
-
-
-# -- cells without a measurement -----------------------------------------------------
-
-
-def _missing(rows: Sequence[ScalingRow]) -> list[str]:
-    """Return the planned cells without a measurement, with their reasons."""
-    lacking = first_of_cells(row for row in rows if not row.n)
-    items = [
-        f"{row.cell_id} ({job_size(row)}): {one_line(row.reason, limit=400) or row.state}."
-        for row in lacking[:20]
-    ]
-    if len(lacking) > len(items):
-        items.append(f"and {count(len(lacking) - len(items), 'more cell')}.")
-    return items
-
-
-def _not_comparable(rows: Sequence[ScalingRow], shown: Sequence[_Series]) -> list[str]:
-    """Return the measured cells that are in no table because they have no efficiency, with the reasons."""
-    cells = {row.cell_id for one in shown for row in (*one.rows, one.base)}
-    lacking = (row for row in rows if row.n and not known(row.efficiency) and row.cell_id not in cells)
-    own = first_of_cells(lacking)
-    items = [
-        f"{row.cell_id} ({job_size(row)}): measured in {count(int(row.n), 'run')}; "
-        f"{one_line(row.reason, limit=400) or 'no efficiency'}."
-        for row in own[:20]
-    ]
-    more = len(own) - len(items)
-    return [*items, f"and {count(more, 'more measured cell')}."] if more else items
+def _with_range(values: Sequence[float], form: Callable[[float], str]) -> str:
+    """Return a value and the ends of its interval, if it has one: ``3 (2 to 4)``."""
+    value, *ends = values
+    return f"{form(value)} ({' to '.join(map(form, sorted(ends)))})" if all(map(known, ends)) else form(value)

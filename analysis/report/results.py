@@ -9,12 +9,14 @@ from functools import cached_property
 import pandas as pd
 
 from analysis.causes.cells import CauseRow, CellDivision
-from analysis.causes.claims import RunEvidence
-from analysis.causes.table import cause_rows, divide_study, read_evidence
+from analysis.causes.claims import RunEvidence, clocks_of
+from analysis.causes.evidence import RunFacts
+from analysis.causes.table import cause_rows, divide_study, read_evidence, read_run_facts
 from analysis.checks.assessment import Assessment, assess
 from analysis.checks.fabric import FabricRow, SweepRow, fabric_table, fabrics_of, sweep_rows
 from analysis.checks.scaling_table import Invalid, invalid_reason, scaling_table
 from analysis.checks.slow_ranks import RankMeans, least_balanced_cells, rank_means
+from analysis.data.differences import Difference, differences, observe
 from analysis.data.environment import Environment, describe_environment
 from analysis.data.load import Study
 from analysis.data.names import series_parts, short_labels
@@ -118,9 +120,23 @@ class Results:
         return fabrics_of(self.sweep, self.fabric, self.rows)
 
     @cached_property
+    def run_facts(self) -> dict[str, RunFacts]:
+        """What the runs that count recorded about themselves, by run_id; of a sample of many runs."""
+        return read_run_facts(self.study, self.frames)
+
+    @cached_property
+    def differences(self) -> list[Difference]:
+        """The settings, software, hosts and clocks in which the runs differ."""
+        if self.study.table:
+            return []
+        return differences(observe(self.study, self.environment.envs, clocks_of(self.run_facts)))
+
+    @cached_property
     def evidence(self) -> dict[str, list[RunEvidence]]:
         """The evidence of the causes of the losses, by cell; empty for a table."""
-        return {} if self.study.table else read_evidence(self.study, self.frames, fabric=self.fabric)
+        if self.study.table:
+            return {}
+        return read_evidence(self.study, self.frames, self.run_facts, fabric=self.fabric)
 
     @cached_property
     def divisions(self) -> dict[int, CellDivision]:

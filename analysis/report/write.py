@@ -22,22 +22,24 @@ from analysis.checks.assessment import Assessment
 from analysis.checks.scaling_table import recommended
 from analysis.checks.slow_ranks import nodes_table
 from analysis.data.csv_files import csv_text
+from analysis.data.differences import difference_rows
 from analysis.data.load import Study, load_study
 from analysis.report.figures import all_figures
 from analysis.report.figures.drawing import Drawing, theme_rules
+from analysis.report.index import INDEX_FILE, entry_of, index_context
 from analysis.report.page import page_context
 from analysis.report.proposal import Work, proposal_context
 from analysis.report.results import Results
 from analysis.report.tables import causes_frame, csv_table, latex, latex_table, markdown_table, runs_csv
 from analysis.report.why import why_sections
 from analysis.stats.columns import ScalingRow, frame_of_records
-from analysis.stats.scaling import AXES_COLUMNS
+from analysis.stats.scaling import AXES_COLUMNS, GUIDE
 from analysis.tables_in.read import read_table
 from analysis.tables_in.study import study_of_table
 from analysis.text import markdown, markdown_line
-from bench.errors import BenchError, unwritable
+from bench.errors import BenchError, UnwritableError, unwritable
 from bench.facts import Fact
-from bench.study.files import read_json, write_atomically
+from bench.study.files import read_json, regular_file, write_atomically
 from bench.study.ledger import RunRecord
 from bench.study.validity import VALIDITY_FILE, validity_text
 
@@ -46,6 +48,8 @@ _TEMPLATES = Path(__file__).resolve().parent / "template"
 _MAX_PARAGRAPH = 5000
 #: From this number of runs on, a second process draws figures.
 _MANY_RUNS = 2000
+#: Marks an index.html of a results folder that may be replaced.
+_GENERATOR = b'<meta name="generator" content="ddp-scaling-bench">'
 #: Files that only some reports have.
 _OPTIONAL_FILES = ("axes.csv", "causes.csv", "sweep.csv", "fabric.csv", "nodes.csv")
 
@@ -79,9 +83,9 @@ def write_report(
 ) -> Report:
     """Write ``report/`` of a study, or ``STUDY-report/`` in the folder ``output``.
 
-    The files are the page, scaling.csv, scaling.md, scaling.tex, runs.csv, causes.csv, and each figure as
-    SVG, PNG and PDF in figures/; with suitable data also axes.csv, sweep.csv, fabric.csv and nodes.csv. Files
-    of an older report are replaced, except for its proposal if no new one is requested.
+    The files are the page, scaling.csv, scaling.md, scaling.tex, runs.csv, what-differs.csv, and each figure
+    as SVG, PNG and PDF in figures/; with suitable data also axes.csv, causes.csv, sweep.csv, fabric.csv and
+    nodes.csv. Files of an older report are replaced, except for its proposal if no new one is requested.
 
     Args:
         study_path: the study's folder; with ``output``, nothing is written there.
@@ -108,10 +112,30 @@ def write_report(
     say("computing")
     results = Results.of(study, baseline=baseline, include_disturbed=include_disturbed)
     report = _report(results, folder, files, say, proposal=proposal, work=work)
-    if output is None and baseline is None and not include_disturbed:  # for bench status
+    if output is None and baseline is None and not include_disturbed:
         text = validity_text(report.assessment.findings, run_states(study))
-        write_atomically(folder / VALIDITY_FILE, text)
+        write_atomically(folder / VALIDITY_FILE, text)  # for bench status
+        write_atomically(folder / INDEX_FILE, entry_of(results).model_dump_json())
+    if output is None:
+        # A link to a study belongs to the folder that contains the link.
+        _write_index(Path(os.path.abspath(study_path)).parent, say)  # noqa: PTH100
     return report
+
+
+def _write_index(root: Path, say: Callable[[str], None]) -> None:
+    """Write index.html of the results folder ``root``, unless there is a file of somebody else."""
+    file = root / "index.html"
+    try:
+        if file.exists():
+            with open(file, "rb", opener=regular_file) as present:
+                if _GENERATOR not in present.read(1000):
+                    say(f"{file} was not written by bench and is not replaced")
+                    return
+        template = _templates(autoescape=True).get_template("index.html.j2")
+        style = Markup((_TEMPLATES / "page.css").read_text(encoding="utf-8"))  # noqa: S704 (our own file)
+        write_atomically(file, template.render(**index_context(root), style=style, guide=GUIDE))
+    except (OSError, UnwritableError) as error:
+        say(f"{file} is not written: {error}")
 
 
 def write_table_report(
@@ -250,6 +274,8 @@ def _tables(results: Results) -> dict[str, str]:
         files["axes.csv"] = csv_text(frame_of_records(ScalingRow, results.sizes)[list(AXES_COLUMNS)])
     if results.causes:
         files["causes.csv"] = csv_text(causes_frame(results.causes), digits=6)
+    if not results.study.table:
+        files["what-differs.csv"] = csv_text(difference_rows(results.differences))
     # Nine digits resolve microseconds in steps that take seconds.
     if results.sweep:
         files["sweep.csv"] = csv_text(pd.DataFrame(results.sweep), digits=9)

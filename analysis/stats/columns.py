@@ -212,7 +212,7 @@ class ScalingRow(Measurements):
     ]
     global_efficiency: Annotated[float, _factor("global efficiency: PE · CompS", "GE", (CSV, PAGE))]
     node_hours: Annotated[
-        float, Column("mean cost of a run", "node-hours", _ALL, "Node-h", three_digits, "further")
+        float, Column("mean cost of a run", "node-hours", _TABLES, "Node-h", three_digits, "further")
     ]
     state: Annotated[str, Column("state of the cell's runs", "", _TABLES, "State", one_line, "always")]
     reason: Annotated[

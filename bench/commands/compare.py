@@ -126,16 +126,23 @@ def _check_options(
 
 
 def _show(found: Comparison, *, everything: bool) -> None:
-    from analysis.compare.text import HEADINGS, NUMERIC, conclusion, differences, remarks, table_rows, title
+    from analysis.compare.text import (
+        HEADINGS,
+        NUMERIC,
+        conclusion,
+        difference_rows,
+        remarks,
+        table_rows,
+        title,
+    )
 
     whole = everything or len(found.cells) <= SHOWN_CELLS
     cells = table_rows(found, changed_first=not whole)
     print_table(title(found), HEADINGS, cells if whole else cells[:SHOWN_CELLS], right=NUMERIC)
     if not whole:
         show(f"... and {len(cells) - SHOWN_CELLS} more cells (--all lists them)")
-    if others := differences(found):
+    if rows := difference_rows(found):
         show()
-        rows = [(other.what, other.a, other.b) for other in others]
         print_table("Differences between the studies", ["", "A", "B"], rows)
     show()
     for text in remarks(found):

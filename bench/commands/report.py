@@ -56,6 +56,9 @@ SamplesOption = Annotated[
 EpochsOption = Annotated[
     int, typer.Option("--epochs", min=1, help="With --samples: epochs of that training.")
 ]
+TrainingsOption = Annotated[
+    int, typer.Option("--trainings", min=1, help="With --samples: the number of such trainings.")
+]
 IncludeDisturbedOption = Annotated[
     bool, typer.Option("--include-disturbed", help="Use all completed runs, including disturbed ones.")
 ]
@@ -87,6 +90,7 @@ def report_command(
     proposal: ProposalOption = False,
     samples: SamplesOption = None,
     epochs: EpochsOption = 1,
+    trainings: TrainingsOption = 1,
     include_disturbed: IncludeDisturbedOption = False,
     results: ResultsOption = None,
     as_json: JsonOption = False,
@@ -98,7 +102,7 @@ def report_command(
     study that you cannot write to goes to another folder.
     """
     require_report("bench report")
-    work = _work(samples, epochs, proposal=proposal)
+    work = _work(samples, epochs, trainings, proposal=proposal)
     if source is not None and source.lower().endswith(TABLE_SUFFIX) and not Path(source).is_dir():
         if include_disturbed:
             raise BenchError("--include-disturbed is for a study, not for a table", remedy="omit it")
@@ -128,17 +132,19 @@ def report_command(
     )
 
 
-def _work(samples: str | None, epochs: int, *, proposal: bool) -> Work | None:
-    """Return the training that the proposal asks time for, or None if none is stated."""
+def _work(samples: str | None, epochs: int, trainings: int, *, proposal: bool) -> Work | None:
+    """Return the trainings that the proposal asks time for, or None if none are stated."""
     if samples is None:
-        if epochs > 1:
-            raise BenchError("--epochs requires --samples", remedy="add --samples, the samples per epoch")
+        for option, number in (("--epochs", epochs), ("--trainings", trainings)):
+            if number > 1:
+                remedy = "add --samples, the samples per epoch"
+                raise BenchError(f"{option} requires --samples", remedy=remedy)
         return None
     if not proposal:
         raise BenchError("--samples requires --proposal", remedy="add --proposal, or omit --samples")
     from analysis.report.proposal import Work
 
-    return Work(parse_samples(samples), epochs)
+    return Work(parse_samples(samples), epochs, trainings)
 
 
 def write(

@@ -45,7 +45,7 @@ MAX_TICKS = 8
 #: If a figure has more runs, its single runs are not drawn.
 MAX_REPEATS = 300
 IDEAL = "ideal, through the baseline"
-NOT_VALID = "not valid: see Validity"
+NOT_VALID = "not valid"
 WIDE = "wide interval: not certain"
 #: Intervals extend an axis by at most this share of the span of its points.
 _REACH = 0.35
@@ -209,7 +209,7 @@ def _description(curve: Curve, label: str, points: Sequence[Point]) -> str:
         if len(valid) > 1:
             values += f", {curve.text(last.value)} at {ranks(last.row)}"
     if odd := len(points) - len(valid):
-        values += f"; {count(odd, 'size')} {'is' if odd == 1 else 'are'} not valid (see Validity)"
+        values += f"; {count(odd, 'size')} {'is' if odd == 1 else 'are'} not valid"
     return f"{label}: {values}."
 
 

@@ -379,16 +379,18 @@ def test_the_same_findings_stand_in_all_four_places(tmp_path: Path) -> None:
     page = unescape((folder / "index.html").read_text(encoding="utf-8"))
     top = page[: page.index('id="summary"')]
     markdown = (folder / "proposal.md").read_text(encoding="utf-8").replace("\\", "")
-    assert "## Validity" in markdown
+    assert "- (a) Error: Shared cores. " in markdown
     assert "<strong>2 errors</strong>" in top
     assert "See the errors Threads differ and Shared cores." in page
-    assert "see the error Shared cores" in markdown
+    assert "its values are not valid (" in markdown
     assert "whole loss" in page
-    assert r"\subsection{Validity}" in (folder / "proposal.tex").read_text(encoding="utf-8")
+    latex = (folder / "proposal.tex").read_text(encoding="utf-8")
     for one in listed:
         assert f"<strong>Error: {heading(one['code'])}.</strong> {one['message']}</p>" in top
         assert page.count(one["message"]) == 1
-        assert f"**Error: {heading(one['code'])}.** {one['message']}" in markdown
+        assert all(
+            f") Error: {heading(one['code'])}. " in text for text in (markdown, latex.replace("~", " "))
+        )
 
 
 # -- values that a command reports ----------------------------------------------------
@@ -463,8 +465,11 @@ def test_averages_of_whole_runs_count_with_a_warning_and_without_steps(tmp_path:
     report = StudyFolder(path).report
     assert message(found["average-of-run"]) in unescape((report / "index.html").read_text(encoding="utf-8"))
     proposal = (report / "proposal.md").read_text(encoding="utf-8")
-    assert "one average of the whole run, including its start-up, as the command reported it" in proposal
-    assert "queue waits, and work that the average of the command does not cover" in proposal
+    assert (
+        "as an average over the whole run with its start-up; if several ranks did so, the lowest rate counts"
+        in proposal
+    )
+    assert "queue waits and work that the average of the command does not cover" in proposal
     causes = pd.read_csv(report / "causes.csv")
     assert set(causes["cause"]) == {"other", "not-explained"}
     table = pd.read_csv(report / "scaling.csv")

@@ -185,7 +185,7 @@ def test_a_size_that_is_not_valid_is_a_cross_without_line(tmp_path: Path, svg_on
     page = write_report(path, proposal=True).page
     assert "Left out, not valid: 4 ranks." in page.read_text(encoding="utf-8")
     proposal = (page.parent / "proposal.md").read_text(encoding="utf-8")
-    assert re.search(r"!\[Speedup over .* at 2 ranks; 1 size is not valid \(see Validity\)\.\]", proposal)
+    assert re.search(r"!\[Efficiency over .* at 2 ranks; 1 size is not valid\.\]", proposal)
     study = load_study(path)
     frames = measure(study)
     table = scaling_table(frames)
@@ -194,7 +194,7 @@ def test_a_size_that_is_not_valid_is_a_cross_without_line(tmp_path: Path, svg_on
     for drawing in (next(found) for _ in range(3)):
         ((cross, tip),) = ((mark, tip) for mark, tip in marks(drawing) if tip.cell == invalid[0])
         assert styled(cross, "stroke") == Colour.MUTED
-        assert ", not valid: see Validity\n3 runs" in tip.text
+        assert ", not valid\n3 runs" in tip.text
         assert NOT_VALID in [key.words for key in drawing.legend]
         assert "at 2 ranks; 1 size is not valid" in drawing.description
         root = ElementTree.fromstring(drawing.inline_svg)
@@ -210,7 +210,7 @@ def test_without_a_valid_baseline_there_is_no_ideal_line(tmp_path: Path, svg_onl
     found = scaling_figures(table, frames.runs, parts=series_parts(study.plan), axes={}, invalid=[base])
     efficiency, speedup, throughput = (next(found) for _ in range(3))
     for drawing in (efficiency, speedup):
-        assert "no valid value; 2 sizes are not valid (see Validity)." in drawing.description
+        assert "no valid value; 2 sizes are not valid." in drawing.description
     assert " at 2 ranks; 1 size is not valid" in throughput.description
     for drawing in (speedup, throughput):
         assert "ideal, through the baseline" not in [key.words for key in drawing.legend]

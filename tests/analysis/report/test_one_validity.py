@@ -270,8 +270,7 @@ def check(made: Made) -> Counter[str]:
     results = Results(study, frames, rows)
     vars(results).update(environment=environment, assessment=assessment, divisions={}, causes=[])
     context = proposal_context(results, [])
-    asked = {line.what: line.value for line in context["request"]}.get("Job size", "")
-    size = re.search(r"(\d+) ranks", asked) if "(recommended)" in asked else None
+    size = re.match(r"The requested job size is .*?(\d+) ranks", context["advice"])
     assert bool(size) <= bool(sizes)
     assert size is None or int(size[1]) in sizes.values()
     assert len(sizes) != 1 or size or len({row.series for row in rows}) > 1

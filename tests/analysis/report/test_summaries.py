@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analysis.causes.cells import CauseRow, CellDivision
-from analysis.causes.table import divide_study, read_evidence
+from analysis.causes.table import divide_study, read_evidence, read_run_facts
 from analysis.checks.scaling_table import scaling_table, what_decides
 from analysis.data.load import load_study
 from analysis.report.results import Results
@@ -67,7 +67,7 @@ def divided(
     study = load_study(studies.finished(path / "s", cells, **options))
     frames = measure(study)
     rows = scaling_table(frames)
-    return rows, divide_study(rows, read_evidence(study, frames))
+    return rows, divide_study(rows, read_evidence(study, frames, read_run_facts(study, frames)))
 
 
 def test_the_best_size_is_the_largest_at_the_guide(tmp_path: Path) -> None:

@@ -1,0 +1,190 @@
+"""Settings, software, hosts and clocks in which runs differ: within a study, or between two studies."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+from analysis.data.environment import TRANSPORT, facts_of_run
+from analysis.data.load import Study
+from analysis.text import clean, one_line
+from bench.matrix.cell import value_text
+from bench.matrix.workload import FIXED_DEFAULTS, present_names
+from bench.units import count, listed
+from bench.words import term
+
+#: Size and batch of a cell.
+SIZES = ("nodes", "tasks_per_node", "world_size", "global_batch", "per_gpu_batch")
+#: Settings that define the work of a sample: with different work, throughputs are not comparable.
+WORK = ("model", "parameters", "seq_len", "image_size", "data")
+NOT_SET, NOT_KNOWN = "not set", "not known"
+#: Facts that follow from settings: if one of these settings varies, so may the fact, from cell to cell.
+_FOLLOWS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("parameters", "gradient_bytes"), (*WORK, "strategy", "command")),
+    **dict.fromkeys(TRANSPORT, ("nodes", "tasks_per_node", "backend", "launcher")),
+    **dict.fromkeys(("hosts", "cores", "threads_per_rank"), ("nodes", "tasks_per_node")),
+}
+Settings = dict[str, str]
+
+
+@dataclass
+class Observed:
+    """What describes the runs of a study: the number of runs of each cell that have a value of a quantity.
+
+    ``values`` maps (kind, name) -> value -> cell -> runs. ``read`` is the number of runs of each cell whose
+    env.json was read.
+    """
+
+    values: dict[tuple[str, str], dict[str, Counter[str]]]
+    read: Counter[str]
+
+    def add(self, kind: str, name: str, text: str, cell: str, runs: int = 1) -> None:
+        """Count runs that have a value."""
+        self.values.setdefault((kind, name), {}).setdefault(text, Counter())[cell] += runs
+
+    def add_missing(self, kind: str, runs: Counter[str]) -> None:
+        """Count the runs without a value of a quantity that other runs have."""
+        for (other, _), values in self.values.items():
+            if other == kind and (lacking := runs - sum(values.values(), Counter())):
+                values[NOT_SET] = values.get(NOT_SET, Counter()) + lacking
+
+    def is_constant(self, key: tuple[str, str]) -> bool:
+        """Return whether all runs of each cell have the same values of a fact."""
+        values = self.values.get(key, {}).values()
+        return all(runs == self.read[cell] for cells in values for cell, runs in cells.items())
+
+
+class Value(NamedTuple):
+    """A value of a quantity, with the number of runs and cells that have it."""
+
+    text: str
+    runs: int
+    cells: int
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A quantity in which the runs of a study, or two studies, differ.
+
+    Attributes:
+        kind: ``setting`` or text of a named ``command`` of the matrix; ``environment``, ``variable`` or
+            ``clock`` as recorded by the runs.
+        planned: True for a setting, and for a fact that follows from one.
+        sides: the values in the study, or in each of the two studies.
+    """
+
+    kind: str
+    name: str
+    planned: bool
+    sides: tuple[tuple[Value, ...], ...]
+
+    @property
+    def what(self) -> str:
+        """The name for people."""
+        return term("environment", self.name) if self.kind == "environment" else self.name
+
+    def text(self, side: int, *, counts: bool = False) -> str:
+        """Return the values of one study, on request with their numbers of runs and cells."""
+        texts = [
+            f"{one.text} ({count(one.runs, 'run')} of {count(one.cells, 'cell')})" if counts else one.text
+            for one in self.sides[side]
+        ]
+        missing = NOT_SET if self.kind in ("setting", "variable") else NOT_KNOWN
+        return listed(texts, limit=8 if counts else 4) or missing
+
+
+def differences(*studies: Observed) -> list[Difference]:
+    """Return the quantities of which one study has several values, or which differ between two studies."""
+    found = []
+    for key in dict.fromkeys(key for observed in studies for key in observed.values):
+        sides = [observed.values.get(key, {}) for observed in studies]
+        if key[0] == "command" and not all(sides):
+            continue  # it has another name in the other study
+        if len(sides[0]) > 1 if len(sides) == 1 else sides[0].keys() != sides[1].keys():
+            planned = key[0] in ("setting", "command") or _follows(key, studies)
+            found.append(Difference(*key, planned, tuple(tuple(_values(side)) for side in sides)))
+    return found
+
+
+def _follows(key: tuple[str, str], studies: Sequence[Observed]) -> bool:
+    """Return whether a fact is equal within each cell, and a setting varies from which it may follow."""
+    settings = [("setting", name) for name in _FOLLOWS.get(key[1], ())]
+    varying = (len({text for one in studies for text in one.values.get(name, ())}) > 1 for name in settings)
+    return any(varying) and all(one.is_constant(key) for one in studies)
+
+
+def _values(side: Mapping[str, Counter[str]]) -> Iterator[Value]:
+    # Shorter texts first: numbers are then in the order of their values.
+    for text in sorted(side, key=lambda text: (len(text), text)):
+        yield Value(text, side[text].total(), len(side[text]))
+
+
+def observe(
+    study: Study, envs: Mapping[str, dict[str, Any]], clocks: Mapping[str, float] | None = None
+) -> Observed:
+    """Return what describes the runs of a study.
+
+    ``envs`` are the env.json of some runs, and ``clocks`` the clocks (MHz) of some runs, by run_id.
+    """
+    cells = dict(zip(study.runs["run_id"], study.runs["cell_id"], strict=True))
+    planned, found = Counter(cells.values()), Observed({}, Counter(cells[run_id] for run_id in envs))
+    for cell in study.plan.get("cells") or []:
+        own, name = clean(cell["cell_id"]), (cell.get("workload") or {}).get("command_name")
+        for setting, value in settings_of(cell).items():
+            found.add("setting", setting, value, own, planned[own])
+        if name:
+            found.add("command", f"command {clean(name)}", spelled(cell["workload"]["command"]), own)
+    found.add_missing("setting", planned)
+    for run_id, env in envs.items():
+        # Backend and launcher are settings, and so is the strategy of the built-in training.
+        settings = {"backend", "launcher", *(["strategy"] if "workload" in env else [])}
+        for kind, name, value in dict.fromkeys(facts_of_run(env)):
+            if name not in settings and ("setting", f"env.{name}") not in found.values:
+                found.add(kind, name, value, cells[run_id])
+    found.add_missing("variable", found.read)
+    for run_id, mhz in (clocks or {}).items():
+        found.add("clock", "clock", f"{mhz / 1000:.1f} GHz", cells[run_id])
+    return found
+
+
+def settings_of(cell: Mapping[str, Any]) -> Settings:
+    """Return all settings of a cell of plan.json: values as texts, by the setting's name in the matrix."""
+    found = {name: spelled(cell.get(name)) for name in (*SIZES, "launcher", "backend")}
+    options = FIXED_DEFAULTS | present_names(cell["workload"]) if cell.get("workload") else {}
+    found |= {clean(name): spelled(value) for name, value in options.items()}
+    found |= {f"env.{clean(name)}": spelled(value) for name, value in (cell.get("env") or {}).items()}
+    command, name = found.get("command", NOT_SET), found.pop("command_name", None)
+    if command != NOT_SET and "{model}" not in command:
+        found["model"] = NOT_SET  # the default, which has no effect on a command
+    if name is not None:
+        found["command"] = name  # two commands with one name match; their texts are a difference
+    # A plan made elsewhere may contain axes that are not options of the workload.
+    axes = {clean(name): spelled(value) for name, value in present_names(cell.get("swept") or {}).items()}
+    return {**axes, **found}
+
+
+def spelled(value: Any) -> str:
+    """Return the value of a setting as written in the matrix."""
+    if value is None:
+        return NOT_SET
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, list) and any(isinstance(word, str) for word in value):
+        return clean(value_text(value))  # a command as typed, without secrets
+    if isinstance(value, list):
+        # [4, 4], four ranks on each of two nodes, equals 4.
+        parts = list(dict.fromkeys(map(str, value)))
+        return parts[0] if len(parts) == 1 else "+".join(map(str, value))
+    return one_line(value, limit=120)
+
+
+def difference_rows(found: Sequence[Difference]) -> pd.DataFrame:
+    """Return what-differs.csv: one row per value of a quantity."""
+    rows = [(one.name, one.kind, one.planned, *value) for one in found for value in one.sides[0]]
+    return pd.DataFrame(rows, columns=["quantity", "kind", "planned", "value", "runs", "cells"])

@@ -1,0 +1,139 @@
+"""List the studies of a results folder for results/index.html, the newest first.
+
+Each report leaves what the list shows of its study in report/index.json. Of a study without a report, or with
+runs that ended after it, the plan and the ledger are read.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections import Counter
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from pydantic import BaseModel, Field, FiniteFloat, NonNegativeInt, PositiveInt, ValidationError
+
+from analysis.checks.scaling_table import recommended
+from analysis.data.names import widest_series, with_layout
+from analysis.report.results import Results
+from analysis.report.words import mode_title
+from analysis.stats.scaling import GUIDE
+from analysis.text import one_line
+from bench.errors import BenchError
+from bench.study.files import read_json
+from bench.study.layout import StudyFolder, latest_first
+from bench.study.ledger import RunState
+from bench.study.plan_json import open_study
+from bench.units import count, fraction, known
+
+INDEX_FILE = "index.json"
+#: Maximum number of recommended sizes, and of points of a curve.
+_MOST = 24
+#: Width and height of a curve, its margin, and the efficiency at its upper end.
+_WIDTH, _HEIGHT, _MARGIN, _TOP = 120, 36, 4, 1.15
+
+
+class Entry(BaseModel, frozen=True):
+    """What the list shows of a study: the content of report/index.json.
+
+    ``sizes`` are pairs of a series and its recommended size. ``curve`` contains pairs of ranks and efficiency
+    of the series with the most valid sizes, whose title is ``series``.
+    """
+
+    states: dict[str, NonNegativeInt] = {}
+    sizes: tuple[tuple[str, str], ...] = Field((), max_length=_MOST)
+    series: str = ""
+    curve: tuple[tuple[PositiveInt, FiniteFloat], ...] = Field((), max_length=_MOST)
+
+
+def entry_of(results: Results) -> Entry:
+    """Return what the list shows of a study."""
+    best = recommended(results.rows, invalid=results.invalid)
+    valid = [row for row in results.rows if known(row.efficiency) and not results.error_of(row)]
+    curve: dict[int, float] = {}
+    for series in widest_series(valid, limit=1)[:1]:
+        curve = {row.gpus: row.efficiency for row in reversed(valid) if row.series == series}
+    return Entry(
+        states=dict(Counter(map(str, results.study.runs["state"]))),
+        sizes=tuple((mode_title(row.mode), with_layout(row)) for row in best.values())[:_MOST],
+        series=results.titles[series] if curve else "",
+        curve=tuple(sorted(curve.items()))[:_MOST],
+    )
+
+
+def index_context(root: Path) -> dict[str, Any]:
+    """Return the values of index.html.j2 for the results folder ``root``."""
+    guide = _HEIGHT - _MARGIN - (_HEIGHT - 2 * _MARGIN) * GUIDE / _TOP
+    rows = [_listed(folder) for folder in latest_first(root)]
+    return {"folder": one_line(root.name), "studies": rows, "guide_y": round(guide, 1)}
+
+
+def _listed(folder: StudyFolder) -> dict[str, Any]:
+    """Return the row of a study; texts are not escaped."""
+    entry, problem, date = Entry(), "", ""
+    try:
+        date = f"{datetime.fromtimestamp(folder.planned_s, UTC):%Y-%m-%d}"
+        entry, problem = _entry(folder)
+    except BenchError as error:
+        problem = f"damaged: {error.message}"
+    except OSError as error:
+        problem = f"not readable: {error.strerror}"
+    is_reported = (folder.report / "index.html").is_file()
+    return {
+        "name": one_line(folder.name, limit=200),
+        "link": f"{quote(os.fsencode(folder.name), safe='')}/report/index.html" if is_reported else "",
+        "date": date,
+        "state": _state(entry.states),
+        "problem": one_line(problem, limit=200),
+        "sizes": [(one_line(series), one_line(size)) for series, size in entry.sizes],
+        "title": _title(entry),
+        "points": _points(entry),
+    }
+
+
+def _entry(folder: StudyFolder) -> tuple[Entry, str]:
+    """Return what the list shows of a study, and what is wrong with it.
+
+    Raises BenchError if the plan is damaged and is needed.
+    """
+    file = folder.report / INDEX_FILE
+    entry, problem = Entry(), ""
+    try:
+        if file.exists():
+            entry = Entry.model_validate(read_json(file))
+            if file.stat().st_mtime >= folder.changed_s:
+                return entry, ""
+            problem = "The report is older than the last run."
+    except ValidationError:
+        problem = f"report/{INDEX_FILE} is damaged."
+    states = Counter(str(record.state) for record in open_study(folder).records().values())
+    return entry.model_copy(update={"states": dict(states)}), problem
+
+
+def _state(states: dict[str, int]) -> str:
+    """Return ``12 of 15 runs completed; 2 failed; 1 planned``."""
+    total, completed = sum(states.values()), states.get(str(RunState.COMPLETED), 0)
+    others = [f"{runs:,} {state}" for state, runs in states.items() if state != RunState.COMPLETED]
+    return "; ".join([f"{completed:,} of {count(total, 'run')} completed", *others]) if total else ""
+
+
+def _title(entry: Entry) -> str:
+    values = [f"{fraction(value, decimals=2)} at {count(ranks, 'rank')}" for ranks, value in entry.curve]
+    return one_line(f"Efficiency, {entry.series}: {', '.join(values)}") if values else ""
+
+
+def _points(entry: Entry) -> list[tuple[float, float]]:
+    """Return the points of the curve: the ranks on a logarithmic axis, the efficiency upwards from 0."""
+    if len(entry.curve) < 2:
+        return []
+    first, span = entry.curve[0][0], math.log(entry.curve[-1][0] / entry.curve[0][0])
+    return [
+        (
+            round(_MARGIN + (_WIDTH - 2 * _MARGIN) * math.log(ranks / first) / span, 1),
+            round(_HEIGHT - _MARGIN - (_HEIGHT - 2 * _MARGIN) * min(max(value, 0), _TOP) / _TOP, 1),
+        )
+        for ranks, value in entry.curve
+    ]
