@@ -6,13 +6,10 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import pandas as pd
 
 from analysis.data.load import Study
 from analysis.data.names import size_name
-from analysis.stats.columns import ScalingRow, by_series, grouped
+from analysis.stats.columns import RunRow, ScalingRow, by_series, grouped
 from analysis.stats.estimate import MIN_RUNS, MOST_RUNS, runs_to_decide
 from analysis.stats.measured import Frames, measure
 from analysis.stats.scaling import GUIDE, batch_per_rank, scale, with_baseline
@@ -37,7 +34,7 @@ def scaling_table(source: Study | Frames, *, baseline: str | None = None) -> lis
     """
     frames = source if isinstance(source, Frames) else measure(source)
     rows = scale(frames, baseline=baseline)
-    by_cell = _about_runs(frames.runs)
+    by_cell = {cell: [*_about_cell(own)] for cell, own in frames.runs_of_cells.items()}
     by_regime = _about_regimes(rows, frames)
     by_baseline = _about_baselines(rows, baseline)
     for row in rows:
@@ -49,37 +46,27 @@ def scaling_table(source: Study | Frames, *, baseline: str | None = None) -> lis
     return rows
 
 
-def _about_runs(runs: pd.DataFrame) -> dict[str, list[Fact]]:
-    """Return the facts about the runs that do not count, by cell."""
-    cells: dict[str, list[Any]] = {}
-    names = ["cell_id", "measured", "left_out", "state", "failure_class", "reason"]
-    run: Any
-    for run in runs[names].itertuples(index=False):
-        cells.setdefault(run.cell_id, []).append(run)
-    return {cell: list(_about_cell(own)) for cell, own in cells.items()}
-
-
-def _about_cell(runs: Sequence[Any]) -> Iterator[Fact]:
+def _about_cell(runs: Sequence[RunRow]) -> Iterator[Fact]:
+    """Yield the facts about the runs of a cell that do not count."""
     left_out = sum(run.left_out for run in runs)
     lacking = [run for run in runs if not run.measured and not run.left_out]
     if lacking:
-        kinds = Counter((str(run.state), _class_of(run)) for run in lacking)
+        kinds = Counter((run.state, _class_of(run)) for run in lacking)
         values = {
             "runs": len(runs),
             "completed": len(runs) - len(lacking) or None,
             "outcomes": [
                 {"state": state, "class": own, "runs": n} for (state, own), n in kinds.most_common()
             ],
-            "reason": next((one_line(run.reason, limit=160) for run in lacking if run.reason), None),
+            "reason": next((one_line(sentences(run.facts), limit=160) for run in lacking if run.facts), None),
         }
         yield Fact("runs-missing", values=values)
     if left_out:
         yield Fact("runs-left-out", values={"left_out": left_out, "runs": len(runs)})
 
 
-def _class_of(run: Any) -> str | None:
-    failure = run.failure_class if run.state == RunState.FAILED else None
-    return failure if isinstance(failure, str) and failure else None
+def _class_of(run: RunRow) -> str | None:
+    return (run.failure_class or None) if run.state == RunState.FAILED else None
 
 
 def _about_baselines(rows: Sequence[ScalingRow], baseline: str | None) -> dict[str, Fact]:

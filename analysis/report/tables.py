@@ -97,6 +97,7 @@ def runs_csv(attempts: pd.DataFrame) -> str:
     for name in ("started_at", "ended_at"):
         frame[name] = frame[name].dt.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
     frame["disturbed"] = [sentences(found or ()) for found in frame["disturbed"]]
+    frame["reason"] = attempts["facts"].map(sentences)
     return csv_text(frame)
 
 
@@ -248,14 +249,14 @@ def run_data(attempts: pd.DataFrame) -> dict[str, Any]:
         size += 0 if text in numbers else len(text)
         return numbers.setdefault(text, len(numbers))
 
-    names = ["run_id", "cell_id", "attempt", "state", "failure_class", "reason", "rate", "evidence"]
+    names = ["run_id", "cell_id", "attempt", "state", "failure_class", "facts", "rate", "evidence"]
     rows = []
     run: Any
     for run in attempts.head(MAX_ROWS)[names].itertuples(index=False):
         shared = len(run.cell_id) if run.run_id.startswith(run.cell_id) else 0
         numbers.setdefault(run.cell_id, len(numbers))
         attempt = 0 if pd.isna(run.attempt) else int(run.attempt)
-        texts = [add(run.state), add(run.failure_class), add(run.reason, 400)]
+        texts = [add(run.state), add(run.failure_class), add(sentences(run.facts), 400)]
         evidence = [add(text) for text in (run.evidence if isinstance(run.evidence, tuple) else ())]
         rate = number(run.rate) if known(run.rate) else ""
         rows.append([numbers[run.cell_id], shared, run.run_id[shared:], attempt, *texts, rate, *evidence])
@@ -268,7 +269,7 @@ def runs_context(attempts: pd.DataFrame) -> dict[str, Any]:
     The attempts that do not count come first. ``missing`` and ``states`` are about the latest attempts.
     """
     runs = attempts[attempts["latest"]]
-    notable = attempts[~attempts["measured"] | (attempts["reason"] != "") | attempts["outlier"]]
+    notable = attempts[~attempts["measured"] | attempts["facts"].map(bool) | attempts["outlier"]]
     notable = notable.sort_values("measured", kind="stable")
     shown = notable.head(MAX_RUNS_LISTED)
     lost = attempts.loc[~attempts["measured"], "node_hours"].sum()
@@ -288,7 +289,7 @@ def runs_context(attempts: pd.DataFrame) -> dict[str, Any]:
 
 
 def _run_row(run: Any) -> list[str]:
-    reasons = [one_line(run.reason, limit=400)]
+    reasons = [one_line(sentences(run.facts), limit=400)]
     if run.outlier:
         reasons.append("outlier, far from the other runs of the cell: flagged, but still counted")
     planned = term("state", RunState.PLANNED) if run.state == RunState.PLANNED else MISSING

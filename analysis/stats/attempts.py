@@ -15,6 +15,7 @@ from scipy import special
 
 from analysis.data.load import Study
 from analysis.stats.columns import RunRow, run_rows
+from bench.facts import Fact
 from bench.study.ledger import RunState
 
 
@@ -28,12 +29,18 @@ def all_attempts(study: Study, runs: pd.DataFrame) -> pd.DataFrame:
     both = runs.assign(latest=True)
     if len(study.earlier):
         earlier = study.earlier.assign(measured=False, left_out=False, outlier=False, latest=False)
+        earlier["facts"] = earlier["reason"].map(recorded)
         places = {run_id: place for place, run_id in enumerate(runs["run_id"])}
         both = pd.concat([earlier.assign(wall_s=wall_seconds(earlier)), both])
         both = both.iloc[both["run_id"].map(places).argsort(kind="stable")].reset_index(drop=True)
     nodes = study.cells.set_index("cell_id")["nodes"].reindex(both["cell_id"]).to_numpy(dtype=float)
     both["node_hours"] = both["wall_s"] * nodes / 3600
     return both
+
+
+def recorded(reason: str) -> tuple[Fact, ...]:
+    """Return the recorded reason of a run as a fact."""
+    return (Fact("recorded", values={"text": reason}),) if reason else ()
 
 
 def wall_seconds(runs: pd.DataFrame) -> pd.Series:

@@ -16,7 +16,7 @@ from typing import Any
 import pandas as pd
 
 from analysis.data.load import Study
-from analysis.stats.attempts import wall_seconds
+from analysis.stats.attempts import recorded, wall_seconds
 from analysis.stats.columns import CellRow, RunRow, grouped, records_of, run_rows
 from analysis.stats.decompose import run_parts
 from analysis.stats.estimate import outliers, run_rates, run_readings
@@ -24,7 +24,7 @@ from bench.facts import Fact
 from bench.matrix.strategies import STRATEGIES
 from bench.matrix.workload import present_names
 from bench.study.ledger import RunState
-from bench.words import sentences, words
+from bench.words import words
 
 
 def left_out(runs: Sequence[RunRow]) -> set[str]:
@@ -129,7 +129,7 @@ def measure(study: Study, *, include_disturbed: bool = False) -> Frames:
     is_out = runs["run_id"].isin(out)
     runs = runs.assign(left_out=is_out, measured=runs["measured"] & ~is_out)
     runs["outlier"] = outliers(rate.where(runs["measured"]), by=runs["cell_id"])
-    runs["reason"] = pd.Series(_reasons(run_rows(runs), batch.tolist()), index=runs.index, dtype="str")
+    runs["facts"] = pd.Series(_facts_of(run_rows(runs), batch.tolist()), index=runs.index, dtype=object)
     cells = records_of(CellRow, study.cells.assign(ddp=_with_ddp(study)))
     return Frames(cells, study.members, runs)
 
@@ -178,7 +178,7 @@ def _with_ddp(study: Study) -> list[bool]:
     return [ranks > 1 or str(one.get("strategy")) not in _ALONE for one, ranks in pairs]
 
 
-def _reasons(runs: Sequence[RunRow], batches: Sequence[float]) -> list[str]:
+def _facts_of(runs: Sequence[RunRow], batches: Sequence[float]) -> list[tuple[Fact, ...]]:
     """Return each run's ``reason``, followed by the facts about the run's metrics and conditions.
 
     ``batches`` are the planned global batches.
@@ -186,13 +186,12 @@ def _reasons(runs: Sequence[RunRow], batches: Sequence[float]) -> list[str]:
     slow = {run.cell_id for run in runs if run.outlier}
     rates = grouped((run for run in runs if run.measured and run.cell_id in slow), lambda run: run.cell_id)
     medians = {cell: median(run.rate for run in own) for cell, own in rates.items()}
-    return [sentences([*_facts(run, batch, medians)]) for run, batch in zip(runs, batches, strict=True)]
+    return [tuple(_facts(run, batch, medians)) for run, batch in zip(runs, batches, strict=True)]
 
 
 def _facts(run: RunRow, batch: float, medians: Mapping[str, float]) -> Iterator[Fact]:
-    if run.reason:
-        yield Fact("recorded", values={"text": run.reason})
-    elif run.state == RunState.COMPLETED and not run.measured and not run.left_out:
+    yield from recorded(run.reason)
+    if run.state == RunState.COMPLETED and not (run.reason or run.measured or run.left_out):
         yield Fact("no-epoch")
     if run.measured and abs(run.unit - 1) > 0.01:
         yield Fact("other-samples", values={"measured": run.unit * batch, "planned": batch})

@@ -20,6 +20,7 @@ import pandas as pd
 from analysis.checks.scaling_table import scaling_table
 from analysis.data.load import RUNS_COLUMNS, Study, TableSource
 from analysis.data.names import layout, ranks
+from analysis.stats.attempts import recorded
 from analysis.stats.columns import PARTS, READINGS, CellRow, ScalingRow, grouped
 from analysis.stats.decompose import TIMES
 from analysis.stats.estimate import outliers
@@ -297,7 +298,7 @@ def _runs(rows: Sequence[TableRow]) -> pd.DataFrame:
         "state": pd.Series(str(RunState.COMPLETED), index=cells.index, dtype="str"),
         "failure_class": "",
         "disturbed": None,
-        "reason": pd.Series(np.where(measured, "", "the row has no value"), dtype="str"),
+        "facts": [recorded("" if is_measured else "the row has no value") for is_measured in measured],
         "measured": measured,
         "step_time_sec": times,
         "throughput_samples_per_sec": rates,

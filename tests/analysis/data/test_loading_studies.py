@@ -21,6 +21,7 @@ from bench.shipped import find_matrix
 from bench.study.layout import StudyFolder
 from bench.study.plan_json import plan_text
 from bench.study.records import METRICS_COLUMNS
+from bench.words import sentences
 from tests.analysis import studies
 from tests.common import change_json, edited_csv, edited_json, raised
 
@@ -106,7 +107,7 @@ def test_a_missing_or_broken_file_is_a_reason(tmp_path: Path, spoil: Any, state:
     spoil(attempt(path))
     runs = measure(load_study(path)).runs
     found = runs[runs["run_id"] == RUN].iloc[0]
-    assert (found["state"], found["reason"], found["measured"]) == (state, reason, False)
+    assert (found["state"], sentences(found["facts"]), found["measured"]) == (state, reason, False)
     assert runs["measured"].sum() == 3
 
 
@@ -154,7 +155,7 @@ def test_samples_per_step_other_than_planned_are_a_reason(tmp_path: Path) -> Non
     (attempt(path) / "ranks.csv").unlink()  # it has the planned samples
     runs = measure(load_study(path)).runs
     found = runs[runs["run_id"] == RUN].iloc[0]
-    assert found["reason"] == "32.00 samples per step, but the plan's global batch is 64"
+    assert sentences(found["facts"]) == "32.00 samples per step, but the plan's global batch is 64"
     assert found["measured"]
 
 

@@ -14,6 +14,7 @@ from analysis.checks.scaling_table import scaling_table
 from analysis.data.load import load_study
 from analysis.stats.columns import ScalingRow, frame_of_records
 from analysis.stats.measured import common_reasons, measure
+from bench.facts import Fact
 from bench.study.conditions import Reason
 from tests.analysis.studies import StudyBuilder, strong
 from tests.commands.command_line import bench
@@ -120,8 +121,8 @@ def test_a_slow_run_without_a_recorded_reason_is_named_with_its_nodes_and_kept(t
     (attempt / "metrics.csv").write_text("".join(f"{','.join(line)}\n" for line in lines))
     content = json.loads((attempt / "run.json").read_text())
     recorded = {"disturbed": [], "allocation": {"kind": "job", "nodes": 2, "hosts": "n[3-4]"}}
-    assert "slow" not in " ".join(measure(load_study(path)).runs["reason"])  # nothing was recorded
+    assert not measure(load_study(path)).runs["facts"].map(bool).any()  # nothing was recorded
     (attempt / "run.json").write_text(json.dumps(content | recorded))
     runs = measure(load_study(path)).runs.set_index("run_id")
-    assert runs["reason"][f"{cell}-r4"] == "slow for no recorded reason, on n[3-4]"
+    assert runs["facts"][f"{cell}-r4"] == (Fact("slow-run", values={"hosts": "n[3-4]"}),)
     assert runs["measured"].all()
