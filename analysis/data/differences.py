@@ -23,10 +23,10 @@ SIZES = ("nodes", "tasks_per_node", "world_size", "global_batch", "per_gpu_batch
 WORK = ("model", "parameters", "seq_len", "image_size", "data")
 NOT_SET, NOT_KNOWN = "not set", "not known"
 #: Facts that follow from settings: if one of these settings varies, so may the fact, from cell to cell.
+_LAUNCH = ("nodes", "tasks_per_node", "backend", "launcher")
 _FOLLOWS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("parameters", "gradient_bytes"), (*WORK, "strategy", "command")),
-    **dict.fromkeys(TRANSPORT, ("nodes", "tasks_per_node", "backend", "launcher")),
-    **dict.fromkeys(("hosts", "cores", "threads_per_rank"), ("nodes", "tasks_per_node")),
+    **dict.fromkeys((*TRANSPORT, "hosts", "cores", "threads_per_rank"), _LAUNCH),
 }
 Settings = dict[str, str]
 
@@ -112,7 +112,8 @@ def differences(*studies: Observed) -> list[Difference]:
 
 def _follows(key: tuple[str, str], studies: Sequence[Observed]) -> bool:
     """Return whether a fact is equal within each cell, and a setting varies from which it may follow."""
-    settings = [("setting", name) for name in _FOLLOWS.get(key[1], ())]
+    names = _LAUNCH if key[0] == "variable" else _FOLLOWS.get(key[1], ())
+    settings = [("setting", name) for name in names]
     varying = (len({text for one in studies for text in one.values.get(name, ())}) > 1 for name in settings)
     return any(varying) and all(one.is_constant(key) for one in studies)
 
