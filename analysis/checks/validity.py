@@ -48,7 +48,7 @@ from bench.study.run_json import AVERAGE_OF_RUN
 from bench.units import known
 
 #: Facts of the environment that ``runs-differ`` leaves out, because another kind reports them.
-_OWN_KIND = frozenset({"threads_per_rank", "hosts", "cpu", "cores"})
+_OWN_KIND = frozenset({"threads_per_rank"})
 #: The env.json of each run, with the run's cell.
 Environments = Sequence[tuple[str, dict[str, Any]]]
 #: In a shorter warm-up, each half (without the first 2 steps) has fewer than 3 steps.
@@ -303,8 +303,11 @@ def _unequal_nodes(envs: Environments) -> Iterator[Fact]:
 
 
 def _differing(study: Study, environment: Environment) -> Iterator[Fact]:
-    unplanned = [one for one in differences(observe(study, environment.envs)) if not one.planned]
-    if names := [one.name for one in unplanned if one.kind == "environment" and one.name not in _OWN_KIND]:
+    facts = [name for name in environment.differing if name not in _OWN_KIND]
+    unplanned = (
+        [one for one in differences(observe(study, environment.envs)) if not one.planned] if facts else []
+    )
+    if names := [one.name for one in unplanned if one.kind == "environment" and one.name in facts]:
         yield _warning("runs-differ", [], differing=names)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -23,10 +24,10 @@ SIZES = ("nodes", "tasks_per_node", "world_size", "global_batch", "per_gpu_batch
 WORK = ("model", "parameters", "seq_len", "image_size", "data")
 NOT_SET, NOT_KNOWN = "not set", "not known"
 #: Facts that follow from settings: if one of these settings varies, so may the fact, from cell to cell.
+_LAUNCH = ("nodes", "tasks_per_node", "backend", "launcher")
 _FOLLOWS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("parameters", "gradient_bytes"), (*WORK, "strategy", "command")),
-    **dict.fromkeys(TRANSPORT, ("nodes", "tasks_per_node", "backend", "launcher")),
-    **dict.fromkeys(("hosts", "cores", "threads_per_rank"), ("nodes", "tasks_per_node")),
+    **dict.fromkeys((*TRANSPORT, "hosts", "cores", "threads_per_rank"), _LAUNCH),
 }
 Settings = dict[str, str]
 
@@ -44,7 +45,10 @@ class Observed:
 
     def add(self, kind: str, name: str, text: str, cell: str, runs: int = 1) -> None:
         """Count runs that have a value."""
-        self.values.setdefault((kind, name), {}).setdefault(text, Counter())[cell] += runs
+        values = self.values.setdefault((kind, name), {})
+        if text not in values:
+            values[text] = Counter()
+        values[text][cell] += runs
 
     def add_missing(self, kind: str, runs: Counter[str]) -> None:
         """Count the runs without a value of a quantity that other runs have."""
@@ -112,7 +116,8 @@ def differences(*studies: Observed) -> list[Difference]:
 
 def _follows(key: tuple[str, str], studies: Sequence[Observed]) -> bool:
     """Return whether a fact is equal within each cell, and a setting varies from which it may follow."""
-    settings = [("setting", name) for name in _FOLLOWS.get(key[1], ())]
+    names = _LAUNCH if key[0] == "variable" else _FOLLOWS.get(key[1], ())
+    settings = [("setting", name) for name in names]
     varying = (len({text for one in studies for text in one.values.get(name, ())}) > 1 for name in settings)
     return any(varying) and all(one.is_constant(key) for one in studies)
 
@@ -155,7 +160,7 @@ def settings_of(cell: Mapping[str, Any]) -> Settings:
     """Return all settings of a cell of plan.json: values as texts, by the setting's name in the matrix."""
     found = {name: spelled(cell.get(name)) for name in (*SIZES, "launcher", "backend")}
     options = FIXED_DEFAULTS | present_names(cell["workload"]) if cell.get("workload") else {}
-    found |= {clean(name): spelled(value) for name, value in options.items()}
+    found |= {_scalar(name): spelled(value) for name, value in options.items()}
     found |= {f"env.{clean(name)}": spelled(value) for name, value in (cell.get("env") or {}).items()}
     command, name = found.get("command", NOT_SET), found.pop("command_name", None)
     if command != NOT_SET and "{model}" not in command:
@@ -169,12 +174,8 @@ def settings_of(cell: Mapping[str, Any]) -> Settings:
 
 def spelled(value: Any) -> str:
     """Return the value of a setting as written in the matrix."""
-    if value is None:
-        return NOT_SET
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, float):
-        return f"{value:g}"
+    if value is None or isinstance(value, bool | float | int | str):
+        return _scalar(value)
     if isinstance(value, list) and any(isinstance(word, str) for word in value):
         return clean(value_text(value))  # a command as typed, without secrets
     if isinstance(value, list):
@@ -182,6 +183,15 @@ def spelled(value: Any) -> str:
         parts = list(dict.fromkeys(map(str, value)))
         return parts[0] if len(parts) == 1 else "+".join(map(str, value))
     return one_line(value, limit=120)
+
+
+@lru_cache(maxsize=2000, typed=True)
+def _scalar(value: Any) -> str:
+    if value is None:
+        return NOT_SET
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:g}" if isinstance(value, float) else one_line(value, limit=120)
 
 
 def difference_rows(found: Sequence[Difference]) -> pd.DataFrame:

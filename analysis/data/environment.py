@@ -62,6 +62,7 @@ class Environment:
         variables: name and value of each environment variable, in the form of ``facts``.
         hosts, hosts_left_out: the first hosts, and the number of further hosts.
         warnings: the facts that the runs warn of, each with its number of runs.
+        differing: the facts with several values.
         envs: content of the env.json files that were read, by run_id.
     """
 
@@ -73,6 +74,7 @@ class Environment:
     hosts: list[Host] = field(default_factory=list)
     hosts_left_out: int = 0
     warnings: list[tuple[Fact, int]] = field(default_factory=list)
+    differing: list[str] = field(default_factory=list)
     envs: dict[str, dict[str, Any]] = field(default_factory=dict, repr=False)
 
     @property
@@ -108,6 +110,7 @@ def describe(by_run: dict[str, dict[str, Any]]) -> Environment:
     texts = {key: _with_counts(values, of=len(envs)) for key, values in counts.items()}
     names = [name for name in (*FACTS, *TRANSPORT) if ("environment", name) in texts]
     found.facts = [(name, texts["environment", name]) for name in names]
+    found.differing = [name for name in names if len(counts["environment", name]) > 1]
     found.variables = sorted((name, text) for (kind, name), text in texts.items() if kind == "variable")
     _add_hosts(found, envs)
     warned = [fact for env in envs for fact in facts_of_env(env) if fact.severity != "info"]

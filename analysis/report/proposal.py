@@ -222,9 +222,8 @@ class _Proposal:
             values = {"mode": series.mode, "guide": GUIDE, "runs": MIN_RUNS, "efficiency": efficiency}
             yield say("best", "scaling", size=size, **values)
             larger = [row for row in series.rows if row.gpus > best.gpus]
-            yield from (
-                self._next_larger(best, larger[0]) if larger else [say("largest", lacking=series.lacking)]
-            )
+            largest = say("largest", lacking=series.lacking)
+            yield from self._next_larger(best, larger[0]) if larger else [largest]
         elif not found.open:
             closest, values = found.closest, {"guide": GUIDE, "mode": series.mode}
             if closest is None:
@@ -313,12 +312,8 @@ class _Proposal:
         cells = {row.cell_id for row in self.shown}
         facts = [one for one in self.results.assessment.findings if any(map(one.affects, cells))]
         names = {row.cell_id: _name(row) for row in self.results.rows}
-        say = partial(self.sources.say, "limits", "finding")
         named = [replace(one, **{of: _renamed(getattr(one, of), names) for of in _NAMING}) for one in facts]
-        return [
-            (fact, say(title=title(fact), message=message(one)))
-            for fact, one in zip(facts, named, strict=True)
-        ]
+        return list(zip(facts, [f"{title(one)}. {message(one)}" for one in named], strict=True))
 
     def limits(self) -> Iterator[str]:
         """Yield what else limits the numbers, as far as it is known."""

@@ -180,8 +180,8 @@ def _of_kind(
         return
     models = {(cell.get("workload") or {}).get("model") for cell in cells}
     used = [name for name in _SETTINGS if models & set(models_using(name) or models)]
-    default, chosen = with_defaults({}), [with_defaults(cell["workload"]) for cell in cells]
-    used += [name for name in _FURTHER if any(own[name] != default[name] for own in chosen)]
+    default, every = with_defaults({}), [with_defaults(cell["workload"]) for cell in cells]
+    used += [name for name in _FURTHER if any(own[name] != default[name] for own in every)]
     yield sources.say("method", "built_in", "plan", options=_options(cells, used))
     inputs = "; or ".join(dict.fromkeys(_input(cell["workload"]) for cell in cells))
     yield sources.say("method", "data", "plan", inputs=inputs)

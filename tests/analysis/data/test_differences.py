@@ -25,7 +25,9 @@ def differing(path: Path, cells: list[Cell] | None = None, **options: Any) -> di
 
 def test_only_the_axes_and_what_follows_from_them_are_planned(tmp_path: Path) -> None:
     def env(cell: Cell) -> dict[str, Any]:
-        return studies.environment(cell) | {"parameters": 1000 if cell.swept["model"] == "mlp" else 2000}
+        env = studies.environment(cell) | {"parameters": 1000 if cell.swept["model"] == "mlp" else 2000}
+        env["env"] |= {"OMP_NUM_THREADS": str(cell.nodes)}
+        return env
 
     models = [studies.strong(sizes=(1, 2), swept={"model": name}) for name in ("mlp", "convnet")]
     for cells, name in zip(models, ("mlp", "convnet"), strict=True):
@@ -34,7 +36,7 @@ def test_only_the_axes_and_what_follows_from_them_are_planned(tmp_path: Path) ->
     found = differing(tmp_path, [cell for cells in models for cell in cells], env=env)
     assert set(found) == {
         *("setting nodes", "setting world_size", "setting per_gpu_batch", "setting model"),
-        *("environment parameters", "environment hosts"),
+        *("environment parameters", "environment hosts", "variable OMP_NUM_THREADS"),
     }
     assert all(one.planned for one in found.values())
     assert (
