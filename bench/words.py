@@ -42,6 +42,14 @@ def words(fact: Fact) -> str:
     return join_names([f"{_name(name)} {_short(value)}" for name, value in fact.values.items()])
 
 
+def remedy(fact: Fact) -> str:
+    """Return what to change because of a fact; empty if there is no advice."""
+    texts = {**_words()["shared"], **_words().get(fact.kind, {})}
+    with suppress(LookupError):
+        return _Writer(texts, {"subject": fact.subject, **fact.values, "text": None}).first("remedy")
+    return ""
+
+
 def heading(kind: str) -> str:
     """Return the heading of a kind of facts."""
     return str(_words().get(kind, {}).get("heading", kind))

@@ -1,4 +1,4 @@
-"""Compute the scaling table with the reason of each missing value, and recommend a job size."""
+"""Compute the scaling table with the reason of each missing value, and judge each size."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 from analysis.data.load import Study
 from analysis.data.names import size_name
@@ -149,15 +150,70 @@ def recommend(rows: Sequence[ScalingRow], base: ScalingRow, *, invalid: Invalid 
     return Recommendation(best, [row for row in rest if best is None or row.gpus > best.gpus], below)
 
 
-def recommended(rows: Sequence[ScalingRow], *, invalid: Invalid = _NONE) -> dict[str, ScalingRow]:
-    """Return the recommended size of each series that has one; ``rows`` is the whole scaling table."""
+class VerdictKind(StrEnum):
+    """Verdict on a size of a series."""
+
+    USE = "use"
+    TOO_SMALL = "too-small"
+    TOO_LARGE = "too-large"
+    CANNOT_TELL = "cannot-tell"
+    NOT_VALID = "not-valid"
+    BASELINE = "baseline"
+    NO_ADVICE = "no-advice"
+    NO_RESULT = "no-result"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The verdict on a size.
+
+    Attributes:
+        kind: ``use`` for the recommended size, ``too-small`` for smaller ones. The other sizes are
+            ``too-large`` if their interval is below :data:`GUIDE`. ``no-advice`` is for sizes that are not
+            compared: without an efficiency, not larger than the baseline, or with as many ranks as the
+            recommended size.
+        more_runs: the runs of the size and of its baseline that would probably decide, in addition to those
+            measured; infinite if they are very many, NaN unless the kind is ``cannot-tell``.
+        reason: the kind of the error of ``not-valid``, or the failure class or state of the runs of
+            ``no-result``.
+    """
+
+    kind: VerdictKind
+    more_runs: float = math.nan
+    reason: str = ""
+
+
+def verdicts(rows: Sequence[ScalingRow], *, invalid: Invalid = _NONE) -> dict[int, Verdict]:
+    """Return the verdict on each row of the whole scaling table by its place; fill in the column."""
     found = {}
-    for series, own in by_series(rows).items():
+    for own in by_series(rows).values():
         based = [row for row in own if known(row.efficiency)]
         base = based[-1].base if based else None
-        if base and (best := recommend(based, base, invalid=invalid).best):
-            found[series] = best
+        choice = recommend(based, base, invalid=invalid) if base else Recommendation(None, (), ())
+        for row in own:
+            found[row.place] = _verdict(row, base, choice, invalid)
+            row.verdict = found[row.place].kind
     return found
+
+
+def _verdict(row: ScalingRow, base: ScalingRow | None, choice: Recommendation, invalid: Invalid) -> Verdict:
+    if not row.n:
+        missing = next((fact for fact in row.facts if fact.kind == "runs-missing"), None)
+        first = missing.values["outcomes"][0] if missing else {"class": None, "state": ""}
+        return Verdict(VerdictKind.NO_RESULT, reason=str(first["class"] or first["state"]))
+    if error := invalid_reason(row, row.base, invalid):
+        return Verdict(VerdictKind.NOT_VALID, reason=error)
+    if row.is_base:
+        return Verdict(VerdictKind.BASELINE)
+    if base is None or not known(row.efficiency):
+        return Verdict(VerdictKind.NO_ADVICE)
+    if choice.best and row.gpus < choice.best.gpus:
+        return Verdict(VerdictKind.TOO_SMALL)
+    if row in choice.open:
+        return Verdict(VerdictKind.CANNOT_TELL, more_runs=more_runs(row, base))
+    if row in choice.below:
+        return Verdict(VerdictKind.TOO_LARGE)
+    return Verdict(VerdictKind.USE if row is choice.best else VerdictKind.NO_ADVICE)
 
 
 def without_result(rows: Sequence[ScalingRow], base: ScalingRow, *, series: str) -> str:
@@ -183,13 +239,21 @@ def what_decides(row: ScalingRow, base: ScalingRow, *, invalid: Invalid = _NONE)
         return f"see the error {heading(reason)}"
     if min(row.n_undisturbed, base.n_undisturbed) < MIN_RUNS:
         return f"at least {MIN_RUNS} undisturbed runs of this size and of the baseline are needed"
-    distance = math.log(row.efficiency / GUIDE)
-    runs = runs_to_decide(distance, error=row.efficiency_error, top_n=row.n, bottom_n=base.n)
-    # The present runs did not decide, so more are needed.
-    needed = max(runs, min(row.n, base.n) + 1)
+    needed = min(row.n, base.n) + more_runs(row, base)
     if needed > MOST_RUNS:
         return f"more than {MOST_RUNS} runs of this size and of the baseline would be needed"
     return f"about {count(int(needed), 'run')} of this size and of the baseline would probably decide"
+
+
+def more_runs(row: ScalingRow, base: ScalingRow) -> float:
+    """Return the number of further runs of a size and of its baseline that would probably decide."""
+    undisturbed = min(row.n_undisturbed, base.n_undisturbed)
+    if undisturbed < MIN_RUNS:
+        return MIN_RUNS - undisturbed
+    distance = math.log(row.efficiency / GUIDE)
+    runs = runs_to_decide(distance, error=row.efficiency_error, top_n=row.n, bottom_n=base.n)
+    # The present runs did not decide, so more are needed.
+    return max(runs - min(row.n, base.n), 1)
 
 
 def invalid_reason(row: ScalingRow, base: ScalingRow | None, invalid: Invalid) -> str:

@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 from pydantic import BaseModel, Field, FiniteFloat, NonNegativeInt, PositiveInt, ValidationError
 
-from analysis.checks.scaling_table import recommended
+from analysis.checks.scaling_table import VerdictKind
 from analysis.data.names import widest_series, with_layout
 from analysis.report.results import Results
 from analysis.report.words import mode_title
@@ -51,14 +51,14 @@ class Entry(BaseModel, frozen=True):
 
 def entry_of(results: Results) -> Entry:
     """Return what the list shows of a study."""
-    best = recommended(results.rows, invalid=results.invalid)
+    best = [row for row in results.rows if results.verdicts[row.place].kind == VerdictKind.USE]
     valid = [row for row in results.rows if known(row.efficiency) and not results.error_of(row)]
     curve: dict[int, float] = {}
     for series in widest_series(valid, limit=1)[:1]:
         curve = {row.gpus: row.efficiency for row in reversed(valid) if row.series == series}
     return Entry(
         states=dict(Counter(map(str, results.study.runs["state"]))),
-        sizes=tuple((mode_title(row.mode), with_layout(row)) for row in best.values())[:_MOST],
+        sizes=tuple((mode_title(row.mode), with_layout(row)) for row in best)[:_MOST],
         series=results.titles[series] if curve else "",
         curve=tuple(sorted(curve.items()))[:_MOST],
     )

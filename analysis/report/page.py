@@ -7,7 +7,6 @@ import json
 import math
 import re
 import shlex
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
@@ -17,14 +16,14 @@ import numpy as np
 import pandas as pd
 
 from analysis.causes.catalogue import CAUSES
+from analysis.checks.assessment import Check
 from analysis.checks.scaling_table import Invalid, invalid_reason
 from analysis.checks.validity import OWNED, anomalies
 from analysis.data.load import Study
 from analysis.data.names import ranks, widest_series
-from analysis.report.figures.curves import EFFICIENCY
+from analysis.report.decision import MAX_SERIES, decisions
 from analysis.report.figures.drawing import Drawing, Tips
 from analysis.report.results import Results
-from analysis.report.summary import certainty, checked, find, no_finding
 from analysis.report.tables import (
     MAX_NODES_LISTED,
     MAX_ROWS,
@@ -43,7 +42,7 @@ from analysis.report.words import WORDS, mode_title
 from analysis.stats.columns import ScalingRow
 from analysis.stats.law_fit import ALL_SIZES, LEVEL, LawFit, Refusal, fit_laws, runs_of
 from analysis.stats.law_forms import Fabric
-from analysis.stats.measured import Frames
+from analysis.stats.measured import Frames, state_counts
 from analysis.stats.scaling import GUIDE
 from analysis.text import clean, clean_characters, message, one_line
 from bench.facts import Fact
@@ -52,10 +51,8 @@ from bench.matrix.document import mask_yaml
 from bench.secret_values import shown_command, without_secret_variables
 from bench.study.files import regular_file
 from bench.units import MISSING, count, fraction, fractions, interval, known, listed, number, percent, seconds
-from bench.words import about, heading, sentence, term, title
+from bench.words import about, heading, remedy, term
 
-#: Maximum number of series in the section about scaling laws.
-MAX_SERIES = 4
 #: The serial fraction hardly changes if its intervals exclude a larger relative change.
 _FLAT = 0.5
 MAX_MATRIX_CHARACTERS = 100_000
@@ -63,60 +60,52 @@ MAX_MATRIX_CHARACTERS = 100_000
 
 def page_context(results: Results, drawings: Sequence[Drawing], why: Sequence[WhySection]) -> dict[str, Any]:
     """Return the values of page.html.j2; texts are not escaped."""
-    study, rows, assessment = results.study, results.rows, results.assessment
-    validity, environment = assessment.findings, results.environment
+    study, assessment, environment = results.study, results.assessment, results.environment
     marks = _marks([*drawings, *(figure for section in why for figure in section.figures)])
     hosts_left_out = results.ranks.by_host[MAX_NODES_LISTED:] if results.ranks else ()
+    errors = [fact for fact in assessment.findings if fact.severity == "error"]
+    groups = _groups(results, drawings)
+    charts = {group["mode"]: group for group in groups if group["topic"] == "scaling" and group["views"]}
     return {
         "words": WORDS,
         "name": study.name,
         "lead": _lead(results),
+        "all_counted": bool(results.frames.runs["measured"].all()),
         "shared": results.labels[1],
         "missing": MISSING,
-        "validity": [(title(fact), message(fact)) for fact in validity],
-        "counted": _counted(validity),
-        "found": ", ".join(heading(fact.kind) for fact in validity),
-        "checked": checked(assessment.checks),
-        "all_passed": all(check.passed for check in assessment.checks),
+        "errors": [_finding_row(fact) for fact in errors],
+        "counted": count(len(errors), "error"),
+        "found": ", ".join(heading(fact.kind) for fact in errors),
+        "decisions": [(one, charts.get(one.mode)) for one in decisions(results)],
+        "findings": _findings(results),
+        "warnings": [(one_line(text, limit=500),) for text in study.plan.get("warnings") or []],
+        "checks": [_check_row(check) for check in assessment.checks],
         "why": why,
         "causes": [(about([cause], "title"), about([cause], "meaning")) for cause in CAUSES],
-        "findings": find(rows, results.divisions, labels=results.titles, invalid=results.invalid),
-        "no_finding": no_finding(rows),
-        "certainty": certainty(rows) if any(row.n for row in rows) else "",
-        "anomalies": [
-            (heading(fact.kind), message(fact))
-            for fact in anomalies(rows, results.frames, whole_nodes=bool(study.plan.get("exclusive")))
-        ],
-        "groups": _groups(results, drawings),
+        "groups": [group for group in groups if group not in charts.values()],
         "nodes": node_rows(results.ranks) if results.ranks else [],
         "nodes_left_out": len(hosts_left_out),
         "laws": law_sections(
-            *(rows, results.frames), labels=results.titles, fabrics=results.fabrics, invalid=results.invalid
+            results.rows,
+            results.frames,
+            labels=results.titles,
+            fabrics=results.fabrics,
+            invalid=results.invalid,
         ),
         **_table(results, marks),
         "runs": runs_context(results.attempts),
-        "remarks": study.remarks,
         "environment": environment,
         "differs": results.differences,
-        "run_warnings": [
-            f"{one_line(sentence(fact))} ({count(runs, 'run')})"
-            for fact, runs in environment.warnings
-            if fact.kind not in OWNED
+        "environment_facts": [
+            *([(WORDS["headings"]["source"], environment.source)] if environment.read else []),
+            *((term("environment", name), value) for name, value in environment.facts),
         ],
-        "environment_facts": [(term("environment", name), value) for name, value in environment.facts],
-        "warnings": [one_line(text, limit=500) for text in study.plan.get("warnings") or []],
         "plan_facts": plan_facts(study),
         "commands": _commands(study),
         "citation": citation(results),
         "matrix": _matrix(study),
         "table": study.table,
     }
-
-
-def _counted(found: Sequence[Fact]) -> str:
-    """Return the number of findings of each severity: ``1 error and 2 warnings``."""
-    counts = Counter(fact.severity for fact in found)
-    return listed([count(counts[name], name) for name in ("error", "warning") if counts[name]])
 
 
 def json_for_script(content: Any) -> str:
@@ -137,28 +126,57 @@ def models_of(cells: Sequence[Mapping[str, Any]]) -> list[str]:
 # -- from the top to the tables -------------------------------------------------------
 
 
-def _lead(results: Results) -> str:
-    """Return a sentence about the cells, runs, device and dates of the study."""
-    study, runs = results.study, results.frames.runs
-    cells = count(len(study.cells), "cell")
-    if table := study.table:
-        return f"{cells} from {count(table.rows, 'row')} of {table.name}, measured elsewhere."
+def _lead(results: Results) -> list[tuple[str, str]]:
+    """Return label and value of facts about the runs, checks, cells, device and dates of the study."""
+    study, runs, assessment = results.study, results.frames.runs, results.assessment
+    lacking = state_counts(run for run in results.frames.run_rows if not run.measured)
+    counted = f"{int(runs['measured'].sum()):,} of {len(runs):,}"
+    warnings = [heading(fact.kind) for fact in assessment.findings if fact.severity == "warning"]
+    passed = f"{sum(check.passed for check in assessment.checks)} of {len(assessment.checks)}"
     facts = dict(results.environment.facts)
-    text = f"{cells}; {int(runs['measured'].sum()):,} of {count(len(runs), 'run')} counted"
-    if command := _command(study):
-        text += f"; command {command}"
-    if models := models_of(study.plan["cells"]):
-        text += f"; model {listed(models, limit=3)}"
-    if device := facts.get("device_name"):
-        text += f", on {device}"
-    # Without the recorder, it is not known whether the command uses the PyTorch that is installed.
-    if (torch := facts.get("torch")) and not Executed(study, runs).reads_values:
-        text += f", PyTorch {torch}"
     times = pd.concat([runs["started_at"], runs["ended_at"]]).dropna()
-    if len(times):
-        first, last = (f"{t:%Y-%m-%d %H:%M}" for t in (times.min(), times.max()))
-        text += f"; run between {first} and {last} UTC" if first != last else f"; run at {first} UTC"
-    return f"{text}."
+    ends = [f"{time:%Y-%m-%d %H:%M}" for time in (times.min(), times.max())] if len(times) else []
+    found = {
+        "runs": "" if study.table else f"{counted}: {lacking}" if lacking else counted,
+        "checks": passed if assessment.checks else "",
+        "warnings": ", ".join(warnings),
+        "cells": f"{len(study.cells):,}",
+        "table": f"{study.table.name} ({count(study.table.rows, 'row')})" if study.table else "",
+        "command": _command(study),
+        "model": listed(models_of(study.plan.get("cells") or []), limit=3),
+        "device": facts.get("device_name", ""),
+        "dates": " – ".join(dict.fromkeys(ends)) + " UTC" if ends else "",
+    }
+    return [(WORDS["lead"][name], value) for name, value in found.items() if value]
+
+
+def _finding_row(fact: Fact, severity: str = "", where: str = "") -> tuple[str, ...]:
+    """Return severity, heading, place, evidence and remedy of a finding."""
+    place = where or listed(list(fact.subject), limit=3) or WORDS["severities"]["everywhere"]
+    severity = WORDS["severities"][severity or fact.severity]
+    return severity, heading(fact.kind), one_line(place), message(fact), remedy(fact)
+
+
+def _findings(results: Results) -> list[tuple[str, ...]]:
+    """Return the rows of warnings, anomalies, warnings of runs, and remarks."""
+    study = results.study
+    own = [fact for fact in results.assessment.findings if fact.severity != "error"]
+    odd = anomalies(results.rows, results.frames, whole_nodes=bool(study.plan.get("exclusive")))
+    of_runs = [(fact, n) for fact, n in results.environment.warnings if fact.kind not in OWNED]
+    return [
+        *map(_finding_row, own),
+        *(_finding_row(fact, "anomaly") for fact in odd),
+        *(_finding_row(fact, "warning", count(runs, "run")) for fact, runs in of_runs),
+        *((WORDS["severities"]["remark"], "", "", one_line(text, limit=500), "") for text in study.remarks),
+    ]
+
+
+def _check_row(check: Check) -> tuple[str, str, str]:
+    """Return the name of a check, its result, and the cells for which it was possible."""
+    result = (
+        "passed" if check.passed else "not possible" if check.missing else count(check.findings, "finding")
+    )
+    return WORDS["checks"][check.name], result, f"{check.possible} of {check.cells}"
 
 
 def _command(study: Study) -> str:
@@ -186,8 +204,8 @@ def _labelled_commands(study: Study) -> dict[str, str]:
 def _groups(results: Results, drawings: Iterable[Drawing]) -> list[dict[str, Any]]:
     """Group the figures that are views of the same cells: the page shows one figure of a group.
 
-    A group has ``title, note, figures`` and ``axes``, tables of nodes and ranks per node; ``views`` is True
-    if its figures have tabs.
+    A group has ``title, note, topic, mode, figures`` and ``axes``, tables of nodes and ranks per node;
+    ``views`` is True if its figures have tabs.
     """
     figures: dict[tuple[str, ...], list[Drawing]] = {}
     for drawing in drawings:
@@ -202,20 +220,17 @@ def _groups(results: Results, drawings: Iterable[Drawing]) -> list[dict[str, Any
         if topic == "scaling" and not name:
             group |= _scaling_words(results, mode)
         tables = grid_tables(results.axes[mode]) if name.startswith("axes") else []
-        groups.append({**group, "topic": topic, "figures": own, "axes": tables, "views": not name})
-    # The summary stands beside the first group: an efficiency, if there is any.
-    groups.sort(key=lambda group: group["topic"] != "scaling" or group["figures"][0].view != EFFICIENCY.axis)
+        group |= {"topic": topic, "mode": mode, "figures": own, "axes": tables, "views": not name}
+        groups.append(group)
     return groups
 
 
 def _scaling_words(results: Results, mode: str) -> dict[str, str]:
-    """Return the title and the note (constant batch, formula, baselines) of the curves of one mode."""
+    """Return the title and the note (constant batch, formula) of the curves of one mode."""
     name = mode or "other"
-    words, batch = WORDS["modes"][name], constant_batch(name, Executed(results.study, results.frames.runs))
-    baselines = dict.fromkeys(row.baseline for row in results.rows if row.mode == mode and row.baseline)
+    batch = constant_batch(name, Executed(results.study, results.frames.runs))
     constant = f"The {batch} is constant: " if batch else ""
-    baseline = f" Baseline N₀: {listed(list(baselines), limit=4)}." if baselines else ""
-    return {"title": words["title"], "note": f"{constant}{words['formula']}.{baseline}"}
+    return {"title": WORDS["headings"]["scaling"], "note": f"{constant}{WORDS['modes'][name]['formula']}."}
 
 
 def with_errors(rows: Sequence[ScalingRow], invalid: Mapping[str, str]) -> list[ScalingRow]:
@@ -338,10 +353,10 @@ def citation(results: Results) -> str:
 
 @dataclass(frozen=True)
 class LawSection:
-    """The page's section about the laws of one series: heading, sentences, and three tables of texts."""
+    """The page's section about the laws of one series: heading, labelled facts, and three tables of texts."""
 
     heading: str
-    sentences: tuple[str, ...]
+    facts: list[tuple[str, str]]
     parameters: list[tuple[str, ...]]
     laws: list[tuple[str, ...]]
     predictions: list[tuple[str, ...]]
@@ -368,44 +383,43 @@ def law_sections(
         own = [row for row in measured if row.series == series]
         fit = fit_laws(runs_of(own, frames), mode=own[0].mode, probes=(fabrics or {}).get(series))
         sizes = [ranks(row) for row in left_out if row.series == series]
-        note = f"Left out, not valid: {listed(sizes, limit=8)}." if sizes else ""
-        sections.append(_section(own, fit, heading=labels.get(series, series), note=note))
+        sections.append(_section(own, fit, heading=labels.get(series, series), left_out=sizes))
     return sections
 
 
-def _section(own: Sequence[ScalingRow], fit: LawFit | Refusal, *, heading: str, note: str) -> LawSection:
-    trend = serial_fraction_trend(own)
-    if isinstance(fit, Refusal):
-        return LawSection(
-            heading, tuple(filter(None, (note, trend, f"No law is fitted: {fit}."))), [], [], []
-        )
+def _section(
+    own: Sequence[ScalingRow], fit: LawFit | Refusal, *, heading: str, left_out: list[str]
+) -> LawSection:
+    facts = {"left_out": listed(left_out, limit=8), **serial_fraction(own)}
     in_seconds = all(known(row.step_time_sec) for row in own)
-    path = "" if fit.path == ALL_SIZES else f" Sizes: {fit.path}."
-    choice = f"{choice_text(fit)}{path} Noise of individual runs: {percent(fit.chosen.noise, decimals=1)}."
-    return LawSection(
-        heading,
-        tuple(filter(None, (note, trend, choice, _why_no_prediction(own)))),
-        _parameter_rows(fit, in_seconds=in_seconds),
-        _law_rows(fit),
-        _prediction_rows(own, fit, in_seconds=in_seconds),
-    )
-
-
-def choice_text(fit: LawFit) -> str:
-    """Return sentences that give the reason for the chosen law."""
-    title = fit.chosen.law.title
-    others = [law.law.title for law in fit.plausible if law is not fit.chosen and not law.refused]
-    error = percent(abs(fit.chosen.leave_last_error), decimals=1)
-    runs = count(fit.runs, "run")
-    if fit.by_aicc:
-        text = f"{title} has the lowest AICc over {runs}. "
-        text += f"Fitted to the other sizes, it predicts the largest size to within {error}"
+    tables: tuple[list[tuple[str, ...]], ...] = ([], [], [])
+    if isinstance(fit, Refusal):
+        facts["refused"] = str(fit)
     else:
-        text = f"{title} predicts the largest size best when fitted without this size (error {error}); "
-        text += f"{runs} are too few for AICc"
-    if others:
-        text += f". Laws with nearly the same support: {listed(others)}; the intervals include these laws"
-    return f"{text}."
+        facts |= choice_facts(fit)
+        facts["no_prediction"] = _why_no_prediction(own)
+        tables = (
+            _parameter_rows(fit, in_seconds=in_seconds),
+            _law_rows(fit),
+            _prediction_rows(own, fit, in_seconds=in_seconds),
+        )
+    named = [(WORDS["law_facts"][name], text) for name, text in facts.items() if text]
+    return LawSection(heading, named, *tables)
+
+
+def choice_facts(fit: LawFit) -> dict[str, str]:
+    """Return the chosen law, the reason for it, its errors, and the laws with nearly the same support."""
+    others = [law.law.title for law in fit.plausible if law is not fit.chosen and not law.refused]
+    runs = count(fit.runs, "run")
+    few = f"predicts the largest size best when fitted without it; {runs} are too few for AICc"
+    reason = f"lowest AICc over {runs}" if fit.by_aicc else few
+    return {
+        "chosen": f"{fit.chosen.law.title}: {reason}",
+        "error": percent(abs(fit.chosen.leave_last_error), decimals=1),
+        "others": listed(others),
+        "sizes": "" if fit.path == ALL_SIZES else fit.path,
+        "noise": percent(fit.chosen.noise, decimals=1),
+    }
 
 
 def _parameter_rows(fit: LawFit, *, in_seconds: bool) -> list[tuple[str, ...]]:
@@ -433,13 +447,10 @@ def _law_rows(fit: LawFit) -> list[tuple[str, ...]]:
 
 
 def _why_no_prediction(own: Sequence[ScalingRow]) -> str:
-    """Return a sentence if a law has no prediction because the law does not describe the baseline."""
+    """Return why a law has no prediction if it does not describe the baseline."""
     if any(row.is_base for row in own):
         return ""
-    return (
-        f"No prediction: the baseline is {own[0].baseline}, but the law describes only sizes with "
-        "DDP. Choose a size with DDP as the baseline (--baseline)."
-    )
+    return f"the baseline is {own[0].baseline}: choose one with DDP (--baseline)"
 
 
 def _prediction_rows(own: Sequence[ScalingRow], fit: LawFit, *, in_seconds: bool) -> list[tuple[str, ...]]:
@@ -459,41 +470,38 @@ def _prediction_rows(own: Sequence[ScalingRow], fit: LawFit, *, in_seconds: bool
     return rows
 
 
-def serial_fraction_trend(own: Sequence[ScalingRow]) -> str:
-    """Return a sentence about Karp-Flatt's serial fraction over the sizes of a strong series, or nothing.
+def serial_fraction(own: Sequence[ScalingRow]) -> dict[str, str]:
+    """Return Karp-Flatt's serial fraction over the sizes of a strong series and its trend, or nothing.
 
     A trend is stated only if the intervals of the first and the last size support it.
     """
     known_rows = list({row.gpus: row for row in reversed(own) if known(row.karp_flatt)}.values())[::-1]
     if len(known_rows) < 2:
-        return ""
+        return {}
     ends = [_bounds(row) for row in known_rows]
     values = [
         f"{number(row.karp_flatt, digits=2)} {interval(*bounds, digits=2)}".strip() + f" at {row.gpus}"
         for row, bounds in zip(known_rows, ends, strict=True)
     ]
-    text = f"Serial fraction by Karp and Flatt: {listed(values, limit=8)} ranks"
-    return f"{text}. {_trend(ends[0], ends[-1], mean=fmean(row.karp_flatt for row in known_rows))}"
+    trend = _trend(ends[0], ends[-1], mean=fmean(row.karp_flatt for row in known_rows))
+    return {"serial": f"{listed(values, limit=8)} ranks", "trend": WORDS["trends"][trend]}
 
 
 def _trend(first: tuple[float, float], last: tuple[float, float], *, mean: float) -> str:
-    """Describe the change of the serial fraction, if its intervals at the first and last size show it."""
+    """Return the change of the serial fraction, if its intervals at the first and last size show it."""
     if not all(known(bound) for bound in (*first, *last)):
-        return "A trend is not stated without intervals, which need 3 runs."
+        return "no-intervals"
     if last[0] > first[1]:
-        return (
-            "It grows with the size: additional ranks cause the loss (communication, imbalance), not a fixed "
-            "serial part."
-        )
+        return "grows"
     if last[1] < first[0]:
-        return "It falls with the size: the smallest sizes have a loss that larger ones do not have."
+        return "falls"
     if max(first[1], last[1]) <= 0:
-        return "It is not above 0: the speedup is at least ideal."
+        return "none"
     centres, halves = ([(high + sign * low) / 2 for low, high in (first, last)] for sign in (1, -1))
     largest_change = abs(centres[1] - centres[0]) + math.hypot(*halves)
     if largest_change <= _FLAT * abs(mean):
-        return "It hardly changes, which is consistent with a fixed serial part."
-    return "These intervals do not show whether it changes with the size."
+        return "constant"
+    return "not-shown"
 
 
 def _bounds(row: ScalingRow) -> tuple[float, float]:

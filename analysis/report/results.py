@@ -14,7 +14,7 @@ from analysis.causes.evidence import RunFacts
 from analysis.causes.table import cause_rows, divide_study, read_evidence, read_run_facts
 from analysis.checks.assessment import Assessment, assess
 from analysis.checks.fabric import FabricRow, SweepRow, fabric_table, fabrics_of, sweep_rows
-from analysis.checks.scaling_table import Invalid, invalid_reason, scaling_table
+from analysis.checks.scaling_table import Invalid, Verdict, invalid_reason, scaling_table, verdicts
 from analysis.checks.slow_ranks import RankMeans, least_balanced_cells, rank_means
 from analysis.data.differences import Difference, differences, observe
 from analysis.data.environment import Environment, describe_environment
@@ -62,6 +62,11 @@ class Results:
     def error_of(self, row: ScalingRow) -> str:
         """Return why the values of a row or of its baseline are not valid; empty if they are."""
         return invalid_reason(row, row.base, self.invalid)
+
+    @cached_property
+    def verdicts(self) -> dict[int, Verdict]:
+        """The verdict on each row, by its place."""
+        return verdicts(self.rows, invalid=self.invalid)
 
     @cached_property
     def parts(self) -> dict[str, dict[str, str]]:

@@ -14,8 +14,7 @@ from analysis.data.csv_files import csv_text
 from analysis.data.names import nodes_known
 from analysis.report.figures.drawing import Selection
 from analysis.report.words import WORDS, ascii_formula
-from analysis.stats.columns import PAGE, PUBLISHED, TEXT, Column, ScalingRow, columns_of, dtypes_of, run_rows
-from analysis.stats.measured import state_counts
+from analysis.stats.columns import PAGE, PUBLISHED, TEXT, Column, ScalingRow, columns_of, dtypes_of
 from analysis.text import markdown, markdown_line, one_line
 from bench.study.ledger import RunState
 from bench.units import MISSING, capital, fraction, interval, known, number, percent, seconds
@@ -264,34 +263,33 @@ def run_data(attempts: pd.DataFrame) -> dict[str, Any]:
 
 
 def runs_context(attempts: pd.DataFrame) -> dict[str, Any]:
-    """Return the rows of attempts that do not count, have a reason or are outliers; and several numbers.
+    """Return the rows of attempts that do not count, have a reason or are outliers; and labelled numbers.
 
-    The attempts that do not count come first. ``missing`` and ``states`` are about the latest attempts.
+    The attempts that do not count come first.
     """
-    runs = attempts[attempts["latest"]]
+    repeated = not attempts["latest"].all()
     notable = attempts[~attempts["measured"] | attempts["facts"].map(bool) | attempts["outlier"]]
     notable = notable.sort_values("measured", kind="stable")
     shown = notable.head(MAX_RUNS_LISTED)
     lost = attempts.loc[~attempts["measured"], "node_hours"].sum()
+    failed, outliers = int((attempts["state"] == RunState.FAILED).sum()), int(attempts["outlier"].sum())
+    total = number(attempts["node_hours"].sum(), digits=3)
+    facts = {
+        "failed": f"{failed:,} of {int(attempts['attempt'].notna().sum()):,}" if repeated else "",
+        "lost": f"{number(lost, digits=3)} of {total}" if lost else "",
+        "outliers": f"{outliers:,}" if outliers else "",
+    }
     return {
-        "failed": int((attempts["state"] == RunState.FAILED).sum()),
-        "repeated": len(attempts) - len(runs),
-        "attempts": int(attempts["attempt"].notna().sum()),
-        "lost": number(lost, digits=3) if lost else "",
-        "node_hours": number(attempts["node_hours"].sum(), digits=3),
+        "facts": [(WORDS["run_facts"][name], text) for name, text in facts.items() if text],
         "listed": [_run_row(run) for run in shown.itertuples(index=False)],
         "left_out": len(notable) - len(shown),
-        "missing": int((~runs["measured"]).sum()),
-        "states": state_counts(run_rows(runs[~runs["measured"]])),
-        "total": len(runs),
-        "outliers": int(runs["outlier"].sum()),
     }
 
 
 def _run_row(run: Any) -> list[str]:
     reasons = [one_line(sentences(run.facts), limit=400)]
     if run.outlier:
-        reasons.append("outlier, far from the other runs of the cell: flagged, but still counted")
+        reasons.append("outlier, counted: |x − median| / MAD above 14.8")
     planned = term("state", RunState.PLANNED) if run.state == RunState.PLANNED else MISSING
     return [
         run.run_id,

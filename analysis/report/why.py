@@ -16,11 +16,12 @@ from analysis.data.names import ranks, widest_series
 from analysis.report.figures.drawing import Drawing
 from analysis.report.figures.step_times import MAX_SERIES, series_figure, waterfall_figure
 from analysis.report.results import Results
+from analysis.report.words import WORDS
 from analysis.stats.columns import ScalingRow, by_series
 from analysis.text import one_line
 from bench.facts import Fact
 from bench.units import MISSING, known, percent
-from bench.words import about, sentences, words
+from bench.words import about, remedy, sentences, words
 
 #: Limits of a figure: runs, and points per run.
 MAX_RUNS, MAX_POINTS = 60, 200
@@ -38,13 +39,11 @@ class WhySection:
 
     Attributes:
         heading: the series and the size.
-        links: the rate of the links between the nodes, or how to measure it; empty on one node.
         figures: the waterfall and, if single steps were recorded, their times.
-        rows: title, share, evidence and remedy of the whole loss and of each cause.
+        rows: title, share, evidence and remedy of the whole loss, its causes and the links between nodes.
     """
 
     heading: str
-    links: str
     figures: list[Drawing]
     rows: list[tuple[str, str, str, str]]
 
@@ -69,14 +68,16 @@ def why_sections(results: Results) -> list[WhySection]:
 
 
 def _section(row: ScalingRow, results: Results, steps: pd.DataFrame, place: int) -> WhySection:
-    label, figures, links = results.titles.get(row.series, row.series), [], ""
+    label, figures = results.titles.get(row.series, row.series), []
+    table = loss_table(row, results)
     if not results.error_of(row):
         figures = [waterfall_figure(results.divisions[row.place], row, name=f"why-{place}", label=label)]
         if steps.groupby("run_id", observed=True).size().max() > 1:
             figures.append(series_figure(steps, name=f"steps-{place}", label=label))
         if row.nodes > 1:
-            links = words(_links(row, results.evidence[row.cell_id][0].ring_bytes_per_s))
-    return WhySection(f"{label}, {ranks(row)}", links, figures, loss_table(row, results))
+            links = _links(row, results.evidence[row.cell_id][0].ring_bytes_per_s)
+            table.append((WORDS["headings"]["links"], MISSING, words(links), remedy(links)))
+    return WhySection(f"{label}, {ranks(row)}", figures, table)
 
 
 def _links(row: ScalingRow, ring: float) -> Fact:

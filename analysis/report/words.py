@@ -1,7 +1,7 @@
 """Fixed words of the report's page, read from template/words.toml.
 
 The sentences about findings are in bench/words.toml. The other sentences about one study are composed in
-:mod:`analysis.report.summary`, :mod:`analysis.report.page` and :mod:`analysis.report.proposal`.
+:mod:`analysis.report.decision`, :mod:`analysis.report.page` and :mod:`analysis.report.proposal`.
 """
 
 from __future__ import annotations

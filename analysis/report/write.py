@@ -19,7 +19,7 @@ import pandas as pd
 from markupsafe import Markup
 
 from analysis.checks.assessment import Assessment
-from analysis.checks.scaling_table import recommended
+from analysis.checks.scaling_table import VerdictKind
 from analysis.checks.slow_ranks import nodes_table
 from analysis.data.csv_files import csv_text
 from analysis.data.differences import difference_rows
@@ -36,7 +36,7 @@ from analysis.stats.columns import ScalingRow, frame_of_records
 from analysis.stats.scaling import AXES_COLUMNS, GUIDE
 from analysis.tables_in.read import read_table
 from analysis.tables_in.study import study_of_table
-from analysis.text import markdown, markdown_line
+from analysis.text import markdown, markdown_line, plain
 from bench.errors import BenchError, UnwritableError, unwritable
 from bench.facts import Fact
 from bench.study.files import read_json, regular_file, write_atomically
@@ -55,14 +55,22 @@ _OPTIONAL_FILES = ("axes.csv", "causes.csv", "sweep.csv", "fabric.csv", "nodes.c
 
 
 class Report(NamedTuple):
-    """A written report: the path of its index.html, the validity of its numbers, and the recommended sizes.
+    """A written report: the path of its index.html, the validity of its numbers, and its verdicts.
 
-    ``recommended`` contains ``series``, ``cell_id`` and ``gpus`` of each size.
+    ``verdicts`` contains ``series, cell_id, gpus, verdict, more_runs`` and ``reason`` of each size; see
+    :class:`analysis.checks.scaling_table.Verdict`.
     """
 
     page: Path
     assessment: Assessment
-    recommended: list[dict[str, Any]]
+    verdicts: list[dict[str, Any]]
+
+    @property
+    def recommended(self) -> list[dict[str, Any]]:
+        """``series, cell_id`` and ``gpus`` of each recommended size."""
+        names = ("series", "cell_id", "gpus")
+        best = [one for one in self.verdicts if one["verdict"] == VerdictKind.USE]
+        return [{name: one[name] for name in names} for one in best]
 
     @property
     def validity(self) -> Sequence[Fact]:
@@ -204,6 +212,7 @@ def _report(
     """Write the report and ``files`` (texts by file name) to ``folder``."""
     say("reading the environment")
     assessment = results.assessment
+    verdicts = _verdicts(results)
     say("drawing")
     with _drawn(results) as drawn:
         details = all_figures.detail_figures(results)
@@ -216,11 +225,16 @@ def _report(
     drawings += [figure for section in why for figure in section.figures]
     if proposal:
         files |= render_proposal(proposal_context(results, drawings, work=work))
-    best = [
-        {"series": series, "cell_id": row.cell_id, "gpus": row.gpus}
-        for series, row in recommended(results.rows, invalid=results.invalid).items()
-    ]
-    return Report(_write(folder, files, drawings), assessment, best)
+    return Report(_write(folder, files, drawings), assessment, verdicts)
+
+
+def _verdicts(results: Results) -> list[dict[str, Any]]:
+    found = []
+    for row in results.rows:
+        own = results.verdicts[row.place]
+        verdict = {"verdict": str(own.kind), "more_runs": plain(own.more_runs), "reason": own.reason}
+        found.append({"series": row.series, "cell_id": row.cell_id, "gpus": row.gpus, **verdict})
+    return found
 
 
 def run_states(study: Study) -> Iterator[tuple[str, int, str]]:

@@ -16,7 +16,7 @@ import pandas as pd
 from analysis.data.names import layout
 from analysis.text import one_line
 from bench.facts import Fact
-from bench.units import fraction, known, number, whole
+from bench.units import MISSING, fraction, human_bytes, known, number, whole
 
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
@@ -24,7 +24,7 @@ T = TypeVar("T")
 #: Parts of a step: ``transfer`` is the exposed communication beyond waiting for the slowest rank.
 PARTS = ("data", "forward", "backward", "optimizer", "other", "transfer", "wait")
 #: Measurements of the epochs of a run that the page shows on request.
-READINGS = ("mfu", "gpu_util", "energy_joules", "val_loss")
+READINGS = ("mfu", "gpu_util", "energy_joules", "val_loss", "peak_mem_bytes")
 
 
 #: Views of a table: the CSV file for programs, the page, Markdown and LaTeX, and the proposal.
@@ -78,6 +78,10 @@ def _factor(meaning: str, heading: str, views: tuple[str, ...] = _TABLES) -> Col
 
 
 three_digits = partial(number, digits=3)
+
+
+def _bytes(size: float) -> str:
+    return human_bytes(size) if known(size) else MISSING
 
 
 def _milliseconds(time_s: float) -> str:
@@ -142,6 +146,9 @@ class Measurements:
     gpu_util: Annotated[float, _reading("utilisation of the GPUs", "%", "GPU (%)", three_digits)]
     energy_joules: Annotated[float, _reading("energy of all GPUs per step", "J", "Energy (J)", number)]
     val_loss: Annotated[float, _reading("validation loss at the end", "", "Validation loss", number)]
+    peak_mem_bytes: Annotated[
+        float, _reading("largest memory of a GPU, or of a process on CPUs", "bytes", "Memory", _bytes)
+    ]
 
 
 @dataclass(kw_only=True, eq=False)
@@ -246,7 +253,19 @@ class ScalingRow(Measurements):
     throughput_all: Annotated[
         float, Column("throughput over all runs, including those left out", "samples/s")
     ]
-    efficiency_all: Annotated[float, Column("parallel efficiency over all runs, including those left out")]
+    efficiency_all: Annotated[
+        float,
+        Column(
+            "parallel efficiency over all runs, including those left out",
+            views=(CSV, PAGE),
+            heading="E, all runs",
+            form=fraction,
+            level="further",
+        ),
+    ]
+    verdict: Annotated[
+        str, Column("use, too-small, too-large, cannot-tell, not-valid, baseline, no-advice, no-result")
+    ]
 
     runs: Annotated[int, _internal("planned runs")]
     label_mode: Annotated[str, _internal("mode as the plan or table labels the series")]

@@ -65,7 +65,8 @@ def run_readings(epochs: pd.DataFrame) -> pd.DataFrame:
 
     Returns:
         A frame indexed by run_id: ``mfu``, ``gpu_util`` (percent) and ``energy_joules`` (per step), means
-        over the epochs weighted by their steps; and ``val_loss``, that of the last epoch.
+        over the epochs weighted by their steps; ``val_loss``, that of the last epoch; and ``peak_mem_bytes``,
+        the largest value.
     """
     steps, ids = epochs["steps"].astype(float), epochs["run_id"]
     frame = epochs[["mfu", "gpu_util_avg", "energy_joules"]].astype(float)
@@ -76,6 +77,7 @@ def run_readings(epochs: pd.DataFrame) -> pd.DataFrame:
     readings = sums / weights
     losses = epochs["val_loss"].astype(float)
     readings["val_loss"] = losses.groupby(ids, observed=True, sort=False).last()
+    readings["peak_mem_bytes"] = epochs["peak_mem_bytes"].astype(float).groupby(ids, observed=True).max()
     readings.index = readings.index.astype("str")
     return readings
 

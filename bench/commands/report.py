@@ -12,7 +12,7 @@ import typer
 from ..errors import BenchError, UnwritableError
 from ..study.files import check_writable
 from ..study.layout import StudyFolder
-from ..words import heading
+from ..words import heading, remedy
 from .advise import parse_samples
 from .console import print_json, say, show
 from .options import JsonOption, ResultsOption, find_study, require_report, settle_study
@@ -188,7 +188,8 @@ def _print(written: Report, *, study: str, as_json: bool) -> int:
     if not as_json:
         show(page)
         for fact in written.validity:
-            say(f"{fact.severity}: {heading(fact.kind)}. {message(fact)} [{fact.kind}]")
+            advice = f"{message(fact)} {remedy(fact)}".strip()
+            say(f"{fact.severity}: {heading(fact.kind)}. {advice} [{fact.kind}]")
         return 0
     files = sorted(str(path) for path in page.parent.rglob("*") if path.is_file())
     validity = [
@@ -196,6 +197,7 @@ def _print(written: Report, *, study: str, as_json: bool) -> int:
             "code": fact.kind,
             "severity": fact.severity,
             "message": message(fact),
+            "remedy": remedy(fact),
             "cells": fact.subject,
             "values": fact.values,
         }
@@ -203,5 +205,5 @@ def _print(written: Report, *, study: str, as_json: bool) -> int:
     ]
     content = {"study": study, "report": str(page), "files": files, "validity": validity}
     content["checks"] = [check.as_json() for check in written.assessment.checks]
-    print_json({**content, "recommended": written.recommended})
+    print_json({**content, "recommended": written.recommended, "verdicts": written.verdicts})
     return 0

@@ -162,7 +162,7 @@ def test_a_model_is_one_file_and_a_strategy_is_another(copy):
         (window,) = json.loads(env_json.with_name("conditions.json").read_text())["windows"]
         assert [rank["sync_passes"] for rank in window["ranks"]] == [passes] * ranks
     page = (copy / "results/own/report/index.html").read_text()
-    assert "; model one-layer, on" in page
+    assert "<dt>Model</dt><dd>one-layer</dd>" in page
 
 
 @pytest.mark.parametrize(

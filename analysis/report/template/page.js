@@ -18,7 +18,14 @@
     root.dataset.theme = (root.dataset.theme ?? (system.matches ? "dark" : "light")) === "dark" ? "light" : "dark";
   });
 
-  // Warnings are folded on narrow screens. Everything is unfolded on paper.
+  // What the reader chooses is part of the address: #filter=weak%20failed&view=speedup&cell=NAME
+  const chosen = { filter: "", view: [], cell: "" };
+  const follow = (change) => {
+    const pairs = Object.entries(Object.assign(chosen, change)).flatMap(([name, own]) => [own].flat().filter(Boolean).map((value) => `${name}=${encodeURIComponent(value)}`));
+    history.replaceState(null, "", pairs.length ? `#${pairs.join("&")}` : location.href.split("#")[0]);
+  };
+
+  // Errors are folded on narrow screens. Everything is unfolded on paper.
   if (matchMedia("(max-width: 46rem)").matches) all(".alert details").forEach((fold) => { fold.open = false; });
   let folded = [];
   addEventListener("beforeprint", () => { folded = all("details:not([open])"); folded.forEach((fold) => { fold.open = true; }); });
@@ -46,7 +53,9 @@
     $("run-title").textContent = run || cell;
     $("run-list").replaceChildren(...found.slice(0, 100).map(describe));
     $("run").showModal();
+    follow({ cell: run ? "" : cell });
   };
+  $("run").addEventListener("close", () => follow({ cell: "" }));
   $("close").addEventListener("click", () => $("run").close());
   const named = (text, cell, run) => makeButton(text, "name", () => showRuns(cell, run));
   all(".runs tbody td:first-child").forEach((td) => td.replaceChildren(named(td.textContent, "", td.textContent)));
@@ -113,14 +122,19 @@
   addEventListener("scroll", place, { passive: true });
   addEventListener("resize", place);
 
-  // Views of one group, and legends that hide and show what they explain.
-  all(".tabs").forEach((tabs) => {
-    const figures = all("figure", tabs.closest(".views")), buttons = all("button", tabs);
-    buttons.forEach((button, chosen) => button.addEventListener("click", () => figures.forEach((figure, at) => {
-      figure.classList.toggle("shown", at === chosen);
-      buttons[at].setAttribute("aria-pressed", at === chosen);
-    })));
-  });
+  // Views: all groups that have a view show it. Legends hide and show what they explain.
+  const views = all(".tabs").map((tabs) => ({ figures: all("figure", tabs.closest(".views")), buttons: all("button", tabs) }));
+  const nameOf = (button) => button.textContent.toLowerCase();
+  const view = (name) => {
+    const own = views.filter(({ buttons }) => buttons.map(nameOf).includes(name));
+    own.forEach(({ figures, buttons }) => buttons.forEach((button, at) => {
+      figures[at].classList.toggle("shown", nameOf(button) === name);
+      button.setAttribute("aria-pressed", nameOf(button) === name);
+    }));
+    const others = own.flatMap(({ buttons }) => buttons.map(nameOf));
+    if (own.length) follow({ view: [...chosen.view.filter((one) => !others.includes(one)), name] });
+  };
+  views.flatMap(({ buttons }) => buttons).forEach((button) => button.addEventListener("click", () => view(nameOf(button))));
   all(".legend button").forEach((button) => {
     const parts = all(".plot [data-key]", button.closest("figure")).filter((part) => part.dataset.key === button.dataset.switches);
     button.disabled = false;
@@ -142,7 +156,7 @@
   const numeric = headings.map((heading) => heading.classList.contains("number"));
   const rows = data.rows.map((row) => ({ row, text: row.flat().join(" ").toLowerCase() }));
   const cellOfRun = new Map(runs.map((one) => [one.run, one.cell]));
-  let view = rows, sorted = -1, descending = false, page = 0;
+  let matching = rows, sorted = -1, descending = false, page = 0;
   const compare = (a, b) => {
     const [x, y] = [a, b].map((entry) => main(entry.row[sorted]));
     if (!numeric[sorted]) return (descending ? -1 : 1) * x.localeCompare(y, "en", { numeric: true });
@@ -160,8 +174,8 @@
     return td;
   };
   const show = () => {
-    const pages = Math.max(1, Math.ceil(view.length / PAGE)), first = page * PAGE;
-    const shown = view.slice(first, first + PAGE).map((entry) => {
+    const pages = Math.max(1, Math.ceil(matching.length / PAGE)), first = page * PAGE;
+    const shown = matching.slice(first, first + PAGE).map((entry) => {
       const tr = make("tr");
       tr.append(...entry.row.map(cellOf));
       return tr;
@@ -169,8 +183,8 @@
     table.tBodies[0].replaceChildren(...shown);
     const text = (amount) => amount.toLocaleString("en");
     const part = pages > 1 ? `rows ${text(first + 1)}–${text(first + shown.length)} of ` : "";
-    const of = view.length === rows.length ? "" : ` of ${text(rows.length)}`;
-    $("shown").textContent = `${part}${text(view.length)}${of} ${rows.length === 1 ? "row" : "rows"}`;
+    const of = matching.length === rows.length ? "" : ` of ${text(rows.length)}`;
+    $("shown").textContent = `${part}${text(matching.length)}${of} ${rows.length === 1 ? "row" : "rows"}`;
     $("pages").hidden = pages === 1;
     $("previous").disabled = page === 0;
     $("next").disabled = page === pages - 1;
@@ -190,11 +204,14 @@
   };
   const update = () => {
     const terms = $("filter").value.toLowerCase().split(/\s+/).filter(Boolean);
-    view = rows.filter((entry) => terms.every((term) => entry.text.includes(term)));
+    // The name of a cell is not a part of other names.
+    const name = rows.some((entry) => main(entry.row[0]) === $("filter").value) && $("filter").value;
+    matching = rows.filter((entry) => (name ? main(entry.row[0]) === name : terms.every((term) => entry.text.includes(term))));
     page = 0;
-    const cells = new Set(view.map((entry) => main(entry.row[0])));
+    follow({ filter: $("filter").value });
+    const cells = new Set(matching.map((entry) => main(entry.row[0])));
     fade((cell, run) => !terms.length || cells.has(cell) || (run && terms.every((term) => run.toLowerCase().includes(term))));
-    if (sorted >= 0) view.sort(compare);
+    if (sorted >= 0) matching.sort(compare);
     headings.forEach((heading, column) => heading.setAttribute("aria-sort", column !== sorted ? "none" : descending ? "descending" : "ascending"));
     show();
   };
@@ -203,5 +220,25 @@
   $("filter").addEventListener("input", update);
   $("previous").addEventListener("click", () => { page -= 1; show(); });
   $("next").addEventListener("click", () => { page += 1; show(); });
+  // An address restores what it names; other names do nothing.
+  const restorers = {
+    view,
+    filter: (value) => { $("filter").value = value; update(); },
+    cell: (name) => {
+      if (!rows.some((entry) => main(entry.row[0]) === name)) return;
+      restorers.filter(name);
+      showRuns(name);
+    },
+  };
+  const restore = () => location.hash.slice(1).split("&").map((part) => part.split(/=(.*)/s)).forEach(([name, value]) => {
+    try {
+      if (Object.hasOwn(restorers, name) && value) restorers[name](decodeURIComponent(value));
+    } catch (error) {
+      if (!(error instanceof URIError)) throw error;
+    }
+  });
+  const address = location.hash;
   update();
+  if (address) { history.replaceState(null, "", address); restore(); }
+  addEventListener("hashchange", restore);
 })();

@@ -11,6 +11,7 @@ from analysis.checks.scaling_table import scaling_table
 from analysis.checks.validity import anomalies, drift
 from analysis.stats.measured import Frames
 from analysis.text import message
+from bench.words import remedy
 from tests.analysis.points import frames_of_points
 
 
@@ -61,7 +62,7 @@ def test_an_outlier_in_the_baseline_is_reported() -> None:
     found = texts_by_kind(points({1: [100, 100.1, 99.9, 100.2, 99.8, 60], 2: around(190)}))
     assert found["baseline-outlier"] == (
         "points-1x1-b64.0: 1 run is far from the baseline's other runs. This affects every efficiency relative "
-        "to this baseline: run the baseline again."
+        "to this baseline."
     )
 
 
@@ -96,7 +97,7 @@ def test_noise_is_rarely_called_a_drift() -> None:
 def test_whole_nodes_are_not_recommended_to_a_study_that_has_them() -> None:
     frames = points({1: [100, 101, 99], 2: [150, 200, 250]})
     shared, whole = (
-        message(anomalies(scaling_table(frames), frames, whole_nodes=given)[0]) for given in (False, True)
+        remedy(anomalies(scaling_table(frames), frames, whole_nodes=given)[0]) for given in (False, True)
     )
     assert shared.endswith("Use more repeats, or whole nodes (exclusive: true).")
     assert "shared nodes" in shared

@@ -183,7 +183,7 @@ def test_a_size_that_is_not_valid_is_a_cross_without_line(tmp_path: Path, svg_on
     cells = studies.strong(sizes=(1, 2, 4), per_node=4)
     path = studies.finished(tmp_path / "s", cells, env=lambda cell: studies.environment(cell, cores=2))
     page = write_report(path, proposal=True).page
-    assert "Left out, not valid: 4 ranks." in page.read_text(encoding="utf-8")
+    assert "<dt>Left out, not valid</dt><dd>4 ranks</dd>" in page.read_text(encoding="utf-8")
     proposal = (page.parent / "proposal.md").read_text(encoding="utf-8")
     assert re.search(r"!\[Efficiency over .* at 2 ranks; 1 size is not valid\.\]", proposal)
     study = load_study(path)

@@ -12,7 +12,7 @@ import pytest
 from analysis.checks.fabric import fabrics
 from analysis.checks.scaling_table import scaling_table
 from analysis.data.load import Study, load_study
-from analysis.report.page import LawSection, law_sections, serial_fraction_trend
+from analysis.report.page import LawSection, law_sections, serial_fraction
 from analysis.report.write import write_report
 from analysis.stats.measured import Frames, measure
 from bench.study.layout import StudyFolder
@@ -35,12 +35,13 @@ def strong(times: dict[int, float], *, repeats: int = 3) -> Frames:
 
 def test_a_fitted_series_has_its_law_its_parameters_and_a_prediction() -> None:
     (view,) = views(strong({n: 0.05 + 0.95 / n for n in (1, 2, 4, 8, 16)}))
-    assert view.sentences[0] == (
-        "Serial fraction by Karp and Flatt: 0.050 [0.026, 0.074] at 2, 0.050 [0.041, 0.059] at 4, "
-        "0.050 [0.046, 0.054] at 8 and 0.050 [0.047, 0.053] at 16 ranks. It hardly changes, which is "
-        "consistent with a fixed serial part."
+    facts = dict(view.facts)
+    assert facts["Serial fraction (Karp and Flatt)"] == (
+        "0.050 [0.026, 0.074] at 2, 0.050 [0.041, 0.059] at 4, 0.050 [0.046, 0.054] at 8 and "
+        "0.050 [0.047, 0.053] at 16 ranks"
     )
-    assert view.sentences[1].startswith("Amdahl has the lowest AICc over 15 runs.")
+    assert facts["Its trend"] == "hardly changes: consistent with a fixed serial part"
+    assert facts["Chosen law"] == "Amdahl: lowest AICc over 15 runs"
     assert [row[0] for row in view.parameters] == ["T₁", "s"]
     assert view.parameters[1][1].startswith("0.050")
     (prediction,) = view.predictions
@@ -55,9 +56,10 @@ def test_a_fitted_series_has_its_law_its_parameters_and_a_prediction() -> None:
 
 def test_a_short_series_has_the_refusal_and_the_trend() -> None:
     (view,) = views(strong({1: 1.0, 2: 0.52, 4: 0.31, 8: 0.25}))
-    assert "It grows with the size: additional ranks cause the loss" in view.sentences[0]
-    assert view.sentences[1] == (
-        "No law is fitted: 4 sizes measured, and a law needs 5 or more: with fewer sizes, many laws fit equally well; measure 1 more size."
+    facts = dict(view.facts)
+    assert facts["Its trend"].startswith("grows with the size: additional ranks cause the loss")
+    assert facts["No law, because"] == (
+        "4 sizes measured, and a law needs 5 or more: with fewer sizes, many laws fit equally well; measure 1 more size"
     )
     assert (view.parameters, view.laws, view.predictions) == ([], [], [])
 
@@ -65,15 +67,15 @@ def test_a_short_series_has_the_refusal_and_the_trend() -> None:
 @pytest.mark.parametrize(
     ("times", "words"),
     [
-        ({1: 1.0, 2: 0.47, 4: 0.22}, "It is not above 0: the speedup is at least ideal."),
-        ({1: 1.0, 2: 0.5, 4: 0.252}, "These intervals do not show whether it changes with the size."),
-        ({1: 1.0, 2: 0.6, 4: 0.3, 8: 0.15}, "It falls with the size: the smallest sizes have a loss"),
+        ({1: 1.0, 2: 0.47, 4: 0.22}, "not above 0: the speedup is at least ideal"),
+        ({1: 1.0, 2: 0.5, 4: 0.252}, "not shown by these intervals"),
+        ({1: 1.0, 2: 0.6, 4: 0.3, 8: 0.15}, "falls with the size: the smallest sizes have a loss"),
     ],
 )
 def test_other_trends_of_the_serial_fraction_have_their_words(times: dict[int, float], words: str) -> None:
-    assert words in serial_fraction_trend(scaling_table(strong(times)))
-    text = serial_fraction_trend(scaling_table(strong(times, repeats=2)))
-    assert text.endswith("A trend is not stated without intervals, which need 3 runs.")
+    assert serial_fraction(scaling_table(strong(times)))["trend"].startswith(words)
+    few = serial_fraction(scaling_table(strong(times, repeats=2)))
+    assert few["trend"] == "not stated without intervals, which need 3 runs"
 
 
 def test_without_a_batch_there_are_no_seconds_but_an_efficiency() -> None:
@@ -92,10 +94,8 @@ def test_a_baseline_without_ddp_has_no_prediction_and_the_reason(tmp_path: Path)
     frames = measure(load_study(studies.finished(tmp_path / "s", cells)))
     (view,) = law_sections(scaling_table(frames, baseline="no-ddp"), frames, labels={}, invalid={})
     assert view.predictions == []
-    assert view.sentences[-1] == (
-        "No prediction: the baseline is 1x1 (1 rank) without DDP, but the law describes only sizes with DDP. "
-        "Choose a size with DDP as the baseline (--baseline)."
-    )
+    why = "the baseline is 1x1 (1 rank) without DDP: choose one with DDP (--baseline)"
+    assert view.facts[-1] == ("No prediction, because", why)
     (view,) = law_sections(scaling_table(frames, baseline="2"), frames, labels={}, invalid={})
     assert [row[0] for row in view.predictions] == ["32"]
 

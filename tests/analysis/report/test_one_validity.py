@@ -23,7 +23,7 @@ from analysis.advise import options
 from analysis.advise.options import Wait, options_of, rank
 from analysis.checks import assessment as assessing
 from analysis.checks.assessment import Assessment, assess
-from analysis.checks.scaling_table import recommended, scaling_table
+from analysis.checks.scaling_table import Verdict, VerdictKind, scaling_table, verdicts
 from analysis.compare import comparison
 from analysis.compare.comparison import compare_studies
 from analysis.compare.text import as_content as comparison_content
@@ -32,7 +32,6 @@ from analysis.data.load import Study, load_study
 from analysis.report.page import with_errors
 from analysis.report.proposal import proposal_context
 from analysis.report.results import Results
-from analysis.report.summary import find
 from analysis.report.tables import csv_table, runs_csv
 from analysis.report.write import run_states, write_report
 from analysis.stats.attempts import all_attempts
@@ -264,9 +263,10 @@ def check(made: Made) -> Counter[str]:
     assert set(runs.loc[runs["disturbed"] != "", "run_id"]) == made.disturbed
 
     sizes = expected_sizes(rows, set(made.errors))
-    best = recommended(rows, invalid=assessment.invalid)
-    assert {series: row.gpus for series, row in best.items()} == sizes
-    check_page(rows, assessment, first, sizes)
+    judged = verdicts(rows, invalid=assessment.invalid)
+    best = {row.series: row.gpus for row in rows if judged[row.place].kind is VerdictKind.USE}
+    assert best == sizes
+    check_page(rows, assessment, first, judged)
     results = Results(study, frames, rows)
     vars(results).update(environment=environment, assessment=assessment, divisions={}, causes=[])
     context = proposal_context(results, [])
@@ -304,22 +304,16 @@ def check(made: Made) -> Counter[str]:
 
 
 def check_page(
-    rows: list[ScalingRow], assessment: Assessment, first: dict[str, str], sizes: dict[str, int]
+    rows: list[ScalingRow], assessment: Assessment, first: dict[str, str], judged: dict[int, Verdict]
 ) -> None:
-    """Check the reasons in the table of the page, and its tiles."""
-    table = with_errors(rows, assessment.invalid)
-    for row in table:
+    """Check the reasons in the table of the page, and that a verdict says if values are not valid."""
+    for row in with_errors(rows, assessment.invalid):
         kind = first.get(row.cell_id) or first.get(row.base.cell_id if row.base else "", "")
         assert row.reason.startswith(f"error: {heading(kind)}") == bool(kind)
-    for found in find(rows, {}, labels={}, invalid=assessment.invalid):
-        size = str(sizes.get(found.series, ""))
-        assert found.best_detail.startswith("largest with efficiency") == bool(size)
-        if size:
-            assert re.search(rf"\b{size} ranks", found.best_size)
-            assert re.search(rf"\b{size} ranks", found.speedup_detail)
-        of_size = [row for row in table if row.series == found.series and row.efficiency == row.efficiency]
-        not_valid = not size and of_size[-1].reason.startswith("error: ")
-        assert (found.speedup == "not valid") == not_valid == (found.main_loss == "not valid" and not size)
+        verdict = judged[row.place]
+        assert (verdict.kind is VerdictKind.NOT_VALID) == bool(kind and row.n)
+        assert verdict.reason == kind or not row.n
+        assert (verdict.kind is VerdictKind.NO_RESULT) == (not row.n)
 
 
 def check_advice(study: Study, made: Made, first: dict[str, str]) -> None:
@@ -366,7 +360,11 @@ def test_the_report_and_its_json_have_the_same_validity_and_size(
     text = written.page.read_text(encoding="utf-8")
     proposal = (written.page.parent / "proposal.md").read_text(encoding="utf-8")
     (best,) = content["recommended"]
-    assert f"<dt>Recommended size</dt><dd>{best['gpus']} ranks</dd>" in text
+    assert f"<dt>Use</dt><dd>{best['gpus']} ranks (" in text
+    of_size = [one for one in content["verdicts"] if one["cell_id"] == best["cell_id"]]
+    assert [(one["verdict"], one["more_runs"], one["reason"]) for one in of_size] == [("use", None, "")]
+    table = pd.read_csv(written.page.parent / "scaling.csv")
+    assert table["verdict"].to_list() == [one["verdict"] for one in content["verdicts"]]
     assert f"({best['gpus']} ranks)" in proposal
     assert "error: Shared cores" in text
     assert "Error: Shared cores" in proposal

@@ -1,27 +1,20 @@
-"""The study in words: best size, main loss, certainty; and how numbers are written."""
+"""How certain a study is, in words; and how numbers are written."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.causes.cells import CauseRow, CellDivision
-from analysis.causes.table import divide_study, read_evidence, read_run_facts
-from analysis.checks.scaling_table import scaling_table, what_decides
+from analysis.checks.scaling_table import scaling_table
 from analysis.data.load import load_study
-from analysis.report.results import Results
-from analysis.report.summary import certainty, find, left_out_sentence, main_loss
-from analysis.report.why import loss_table, share_text
+from analysis.report.summary import certainty, left_out_sentence
 from analysis.stats.columns import ScalingRow
-from analysis.stats.measured import measure
 from analysis.text import clean, one_line
 from bench.units import (
     count,
@@ -36,7 +29,6 @@ from bench.units import (
     whole,
 )
 from tests.analysis import studies
-from tests.analysis.points import frames_of_points
 
 #: A size that loses efficiency.
 ROW: Any = SimpleNamespace(efficiency=0.8, efficiency_low=0.7, efficiency_high=0.9, is_base=True)
@@ -46,196 +38,8 @@ def rows_of(path: Path, cells: Any = None, **options: Any) -> list[ScalingRow]:
     return scaling_table(load_study(studies.finished(path / "s", cells, **options)))
 
 
-def findings(rows: list[ScalingRow], divisions: Any = None) -> Any:
-    return find(rows, divisions or {}, labels={})
-
-
 def altered(**values: Any) -> Any:
     return SimpleNamespace(**vars(ROW) | values)
-
-
-def set_efficiencies(rows: list[ScalingRow], **values: tuple[float, float, float]) -> None:
-    """Change the efficiencies, with their intervals, of the second and the third size."""
-    for row, own in zip(rows[1:3], values.values(), strict=True):
-        row.efficiency, row.efficiency_low, row.efficiency_high = own
-
-
-def divided(
-    path: Path, cells: Any = None, **options: Any
-) -> tuple[list[ScalingRow], dict[int, CellDivision]]:
-    """Return the scaling table of a study and the divisions of its losses."""
-    study = load_study(studies.finished(path / "s", cells, **options))
-    frames = measure(study)
-    rows = scaling_table(frames)
-    return rows, divide_study(rows, read_evidence(study, frames, read_run_facts(study, frames)))
-
-
-def test_the_best_size_is_the_largest_at_the_guide(tmp_path: Path) -> None:
-    (found,) = findings(rows_of(tmp_path, noise=0.0))
-    assert found.best_size == "2 ranks"
-    assert found.best_detail == "largest with efficiency ≥ 0.8"
-    assert found.sentences[0] == (
-        "8 ranks: 3.50 times as fast as 1x1 (1 rank), an efficiency of 0.44 [0.44, 0.44]."
-    )
-    assert (
-        found.sentences[1]
-        == "The largest size with an efficiency of at least 0.8 is 2 ranks: 0.85 [0.85, 0.85]."
-    )
-    assert (found.speedup, found.speedup_detail) == ("1.69×", "on 2 ranks; ideal 2.00×")
-
-
-def test_the_main_loss_is_the_largest_part_of_the_division(tmp_path: Path) -> None:
-    """Strong scaling of 64 samples: 80 ms of work and 4 ms of fixed costs per step, 10 ms of communication."""
-    rows, divisions = divided(tmp_path, noise=0.0)
-    (found,) = findings(rows, divisions)
-    division = divisions[rows[-1].place]
-    assert division.loss == pytest.approx(1 - rows[-1].efficiency * (1 - divisions[0].loss))
-    assert (found.main_loss, found.loss_detail) == (
-        "exposed communication",
-        "51 % of the step on 8 ranks",
-    )
-    results = Results.of(load_study(tmp_path / "s"))
-    whole, cause, rest, other = loss_table(results.rows[-1], results)
-    assert whole[:2] == ("whole loss", "60 %")
-    assert whole[2].startswith(
-        "7.9 % at the baseline; whole parts of the step: data loading 1.3 % (3 % at the baseline);"
-    )
-    assert (cause[:2], rest[:2]) == (("less work per rank", "–"), ("not explained", "58 % [58 %, 58 %]"))
-    assert rest[2].startswith("exposed communication 50.6 %; longer computation per sample ")
-    assert other[:2] == ("outside all timers", "2 % [2 %, 2 %]")
-
-
-@pytest.mark.parametrize(
-    ("timing", "main"),
-    [
-        (studies.Timing(comm_s=0, fixed_s=0, imbalance=0.6), "waiting for other ranks"),
-        (studies.Timing(comm_s=0, fixed_s=0.05, imbalance=0), "longer computation per sample"),
-        (studies.Timing(comm_s=0, fixed_s=0, imbalance=0), "hardly any"),
-    ],
-)
-def test_other_causes_lead_to_other_words(tmp_path: Path, timing: studies.Timing, main: str) -> None:
-    (found,) = findings(*divided(tmp_path, timing=timing, noise=0.0))
-    assert found.main_loss == main
-    if main == "hardly any":
-        assert found.best_size == "8 ranks"
-
-
-def test_without_a_good_size_it_is_told_what_comes_closest(tmp_path: Path) -> None:
-    (found,) = findings(rows_of(tmp_path, timing=studies.Timing(comm_s=0.2), noise=0.0))
-    assert found.best_size == "no more than 1 rank"
-    assert found.best_detail == "2 ranks come closest to 0.8, with 0.12"
-    assert found.sentences[1] == (
-        "No measured size beyond the baseline reaches an efficiency of 0.8: 2 ranks come closest, with 0.12 [0.12, 0.12]."
-    )
-
-
-def test_planned_sizes_without_a_result_are_not_ruled_out(tmp_path: Path) -> None:
-    def state(cell: Any, repeat: int) -> tuple[str, str, str | None]:
-        return ("failed", "", "oom") if cell.world_size > 2 else ("completed", "", None)
-
-    (found,) = findings(rows_of(tmp_path, timing=studies.Timing(comm_s=0.2), noise=0.0, state=state))
-    assert found.sentences[1].endswith(
-        "come closest, with 0.12 [0.12, 0.12] (2 planned sizes have no valid result)."
-    )
-
-
-def test_where_no_larger_size_than_the_baseline_was_measured_none_comes_closest(tmp_path: Path) -> None:
-    rows = scaling_table(load_study(studies.finished(tmp_path / "s", studies.strong())), baseline="8")
-    (found,) = findings(rows)
-    assert (found.best_size, found.best_detail) == (
-        "no more than 8 ranks",
-        "no larger size has an efficiency",
-    )
-    assert found.sentences[1] == "No size beyond the baseline has an efficiency."
-
-
-def test_an_interval_across_the_guide_is_told(tmp_path: Path) -> None:
-    rows = rows_of(tmp_path)
-    set_efficiencies(rows, two=(0.81, 0.78, 0.84), four=(0.79, 0.75, 0.83))
-    (found,) = findings(rows)
-    assert (found.best_size, found.best_detail) == (
-        "cannot tell",
-        "2 ranks: 0.81 [0.78, 0.84]; about 12 runs of this size and of the baseline would probably decide",
-    )
-    assert found.sentences[1] == (
-        "The runs cannot tell whether these sizes reach 0.8: 2 ranks, with 0.81 [0.78, 0.84]; 4 ranks, with "
-        "0.79 [0.75, 0.83]. For 2 ranks, about 12 runs of this size and of the baseline would probably decide."
-    )
-    below = replace(rows[1], efficiency=0.79)
-    assert what_decides(below, rows[0]).endswith("would probably decide")
-    rows[1].efficiency_low = 0.8
-    (found,) = findings(rows)
-    assert found.best_size == "2 ranks"
-    assert found.sentences[1].startswith(
-        "The largest size with an efficiency of at least 0.8 is 2 ranks: 0.81 [0.80, 0.84]. The runs cannot tell "
-        "whether these sizes reach 0.8: 4 ranks, with 0.79 [0.75, 0.83]. For 4 ranks, about "
-    )
-
-
-def test_nothing_is_concluded_from_a_wide_interval(tmp_path: Path) -> None:
-    """Runs of one size that differ by a factor of three: 0.94 [0.1, 8]."""
-    points = [(1, 100), (1, 101), (1, 99), (2, 80), (2, 187), (2, 400)]
-    frame = pd.DataFrame(points, columns=["gpus", "throughput"]).assign(global_batch=64)
-    (found,) = findings(scaling_table(frames_of_points(frame)))
-    assert (found.best_size, found.main_loss) == ("cannot tell", "not known")
-    assert found.best_detail.endswith(
-        "]; more than 100 runs of this size and of the baseline would be needed"
-    )
-
-
-def test_a_loss_whose_interval_includes_0_is_no_main_loss() -> None:
-    rows = [CauseRow("other", 0.01, 0.0, 0.02), CauseRow("not-explained", 0.2, -0.1, 0.5)]
-    division = CellDivision(rows, {}, {"transfer": 0.2})
-    assert main_loss(division, ROW)[0] == "cannot tell"
-    assert share_text(rows[1]) == "20 % [-10 %, 50 %; share not certain]"
-    assert share_text(CauseRow("not-explained", 0.85, -2.82, 1.0)) == "85 % [share not certain]"
-    assert [share_text(CauseRow("clocks", timed=timed)) for timed in (True, False)] == [
-        "share not certain",
-        "–",
-    ]
-    certain = CellDivision([rows[0], CauseRow("not-explained", 0.2, 0.1, 0.3)], {}, {"transfer": 0.2})
-    assert main_loss(certain, ROW) == ("exposed communication", 0.2)
-
-
-def test_nothing_is_concluded_from_sizes_that_are_not_valid(tmp_path: Path) -> None:
-    rows, divisions = divided(tmp_path, noise=0.001)
-    (found,) = find(rows, divisions, labels={}, invalid={"n8x1-gloo-srun-b8": "Shared cores"})
-    assert found.best_size == "2 ranks"
-    assert (found.main_loss, found.loss_detail) == ("not valid", "on 8 ranks")
-    assert found.sentences[1].endswith(
-        " Nothing is concluded from values that are not valid: 8 ranks, with 0.44 [0.44, 0.44]. See the error "
-        "Shared cores."
-    )
-    (found,) = find(rows, divisions, labels={}, invalid={"n1x1-gloo-srun-b64": "Threads differ"})
-    assert found.best_size == "not valid"
-    assert found.best_detail.startswith("2 ranks: 0.85 [")
-    assert found.best_detail.endswith("]; see the error Threads differ")
-
-
-def test_fewer_than_3_runs_recommend_nothing_and_have_shares_without_intervals(tmp_path: Path) -> None:
-    rows, divisions = divided(tmp_path, repeats=2, noise=0.0)
-    (found,) = findings(rows, divisions)
-    assert found.best_size == "cannot tell"
-    assert found.best_detail == (
-        "2 ranks: 0.85; at least 3 undisturbed runs of this size and of the baseline are needed"
-    )
-    assert not any("[" in share_text(row) for row in divisions[rows[-1].place].rows)
-
-
-def test_a_dip_below_the_guide_before_the_best_size_is_told(tmp_path: Path) -> None:
-    rows = rows_of(tmp_path)
-    set_efficiencies(rows, two=(0.7, 0.69, 0.71), four=(0.9, 0.89, 0.91))
-    (found,) = findings(rows)
-    assert found.sentences[1] == (
-        "The largest size with an efficiency of at least 0.8 is 4 ranks: 0.90 [0.89, 0.91]; smaller sizes are "
-        "below 0.8 (2 ranks)."
-    )
-
-
-def test_without_parts_of_the_step_the_loss_is_not_known() -> None:
-    rows = [CauseRow("not-explained", 0.2, 0.1, 0.3)]
-    division = CellDivision(rows, {"step": 0.8}, {"step": 0.2})
-    assert main_loss(division, ROW)[0] == "not known"
 
 
 def test_the_efficiency_of_all_runs_stands_beside_that_without_disturbed_runs() -> None:
@@ -262,7 +66,6 @@ def test_certainty_tells_runs_and_intervals(tmp_path: Path) -> None:
     assert mixed.endswith("; no interval for 1 cell with fewer than 3 runs.")
     none = rows_of(tmp_path / "d", state=lambda cell, repeat: ("planned", "", None))
     assert certainty(none) == "Nothing has been measured yet."
-    assert findings(none) == []
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scipy import optimize
 
-from analysis.report.page import choice_text
+from analysis.report.page import choice_facts
 from analysis.stats.law_fit import LawFit, LawRun, Refusal, fit_law, fit_laws
 from analysis.stats.law_forms import Fabric, laws_of
 from bench.errors import BenchError
@@ -143,7 +143,7 @@ def test_without_degrees_of_freedom_for_aicc_the_left_out_size_decides() -> None
     assert not found.by_aicc
     errors = {f.law.name: abs(f.leave_last_error) for f in found.laws if not f.refused}
     assert found.chosen.law.name == min(errors, key=lambda name: errors[name])
-    assert "5 runs are too few for AICc" in choice_text(found)
+    assert "5 runs are too few for AICc" in choice_facts(found)["chosen"]
 
 
 def test_sizes_beyond_twice_the_largest_are_predicted_on_request_only() -> None:

@@ -1,0 +1,260 @@
+"""Build the tables on the page's first screen: a row per size of a scaling mode, with a verdict."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from analysis.causes.catalogue import NOT_EXPLAINED
+from analysis.causes.cells import CellDivision
+from analysis.causes.divide import WHOLE
+from analysis.causes.table import rest_parts
+from analysis.checks.scaling_table import VerdictKind, efficiency_text, what_decides
+from analysis.data.names import layout, nodes_known, ranks, short_labels, widest_series, with_layout
+from analysis.report.results import Results
+from analysis.report.words import WORDS, mode_title
+from analysis.stats.columns import ScalingRow, by_series, grouped
+from analysis.stats.estimate import MOST_RUNS
+from analysis.stats.scaling import GUIDE
+from analysis.text import one_line
+from bench.units import MISSING, count, known, listed, number, percent
+from bench.words import about, heading, term, words
+
+MAX_SERIES = 4
+#: Maximum number of sizes that a line under the table names.
+_MAX_NAMED = 3
+#: A smaller loss without a named cause is mostly noise: a share of the step, or a loss of efficiency.
+_HARDLY_ANY = 0.03
+#: If the interval of the efficiency begins below this value, the loss of efficiency may be larger.
+_HARDLY_ANY_LOW = 0.9
+#: The least and the largest upper end of the scale of the drawn efficiencies.
+_LEAST_TOP, _LARGEST_TOP = 1.1, 2.0
+
+
+@dataclass(frozen=True)
+class DrawnInterval:
+    """An efficiency and the ends of its interval, as percentages of the table's scale."""
+
+    value: float
+    low: float
+    high: float
+    label: str
+
+
+@dataclass(frozen=True)
+class SizeRow:
+    """One size: its texts, its drawn efficiency if it has one, and the kind of its verdict."""
+
+    ranks: str
+    layout: str
+    efficiency: str
+    drawn: DrawnInterval | None
+    verdict: str
+    kind: str
+    speedup: str
+    cost: str
+    loss: str
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The table of one scaling mode.
+
+    Attributes:
+        mode: ``strong``, ``weak`` or empty.
+        title: the title of the mode.
+        caption: what all series share, and the series that are left out.
+        cost: the heading of the costs.
+        guide: the place of the guide as a percentage of the table's scale.
+        groups: the series, each with its label (empty if it is alone) and its sizes.
+        lines: label and value of the lines below the table.
+    """
+
+    mode: str
+    title: str
+    caption: str
+    cost: str
+    guide: float
+    groups: list[tuple[str, list[SizeRow]]]
+    lines: list[tuple[str, str]]
+
+
+def decisions(results: Results) -> list[Decision]:
+    """Return the table of each scaling mode, in the plan's order."""
+    modes = grouped(results.rows, lambda row: row.mode)
+    return [_decision(mode, rows, results) for mode, rows in modes.items()]
+
+
+def _decision(mode: str, rows: Sequence[ScalingRow], results: Results) -> Decision:
+    series = by_series(rows)
+    # Prefer series with efficiencies, then those with several planned sizes.
+    choices = ([row for row in rows if known(row.efficiency)], [row for row in rows if row.n], rows)
+    chosen = next(filter(None, (widest_series(own, limit=MAX_SERIES) for own in choices)), [*series])
+    shown = {name: _with_baseline(series[name]) for name in chosen[:MAX_SERIES]}
+    every = [row for own in shown.values() for row in own]
+    ends = [row.efficiency_high if known(row.efficiency_high) else row.efficiency for row in every]
+    top = min(max([_LEAST_TOP, *(1.05 * end for end in ends if known(end))]), _LARGEST_TOP)
+    labels, shared = short_labels(results.parts, shown)
+    on_gpus = bool((results.study.cells["device"] == "cuda").all())
+    alone = list(labels.values()) if len(shown) == 1 else []
+    few = [f"{len(shown)} of {len(series)} series"] if len(shown) < len(series) else []
+    return Decision(
+        mode=mode,
+        title=mode_title(mode) if mode else WORDS["modes"]["other"]["title"],
+        caption=", ".join(filter(None, [*alone, shared, *few])),
+        cost=WORDS["decision"]["gpu_hours" if on_gpus else "node_hours"],
+        guide=_place(GUIDE, top),
+        groups=[
+            ("" if alone else labels[name], [_size_row(row, results, top, on_gpus=on_gpus) for row in own])
+            for name, own in shown.items()
+        ],
+        lines=_lines({labels[name]: own for name, own in shown.items()}, results),
+    )
+
+
+def _with_baseline(rows: Sequence[ScalingRow]) -> list[ScalingRow]:
+    """Return the sizes of a series in order, and its baseline if that is in another series."""
+    bases = {row.base.place: row.base for row in rows if row.base}
+    others = [base for base in bases.values() if base.series != rows[0].series]
+    return [*others, *sorted(rows, key=lambda row: (row.gpus, row.nodes))]
+
+
+def _size_row(row: ScalingRow, results: Results, top: float, *, on_gpus: bool) -> SizeRow:
+    verdict = results.verdicts[row.place]
+    division = results.divisions.get(row.place) if verdict.kind is not VerdictKind.NOT_VALID else None
+    title, share = main_loss(division, row) if division and row.n else (MISSING, math.nan)
+    return SizeRow(
+        ranks=f"{row.gpus:,}",
+        layout=layout(row),
+        efficiency=efficiency_text(row),
+        drawn=_drawn(row, top) if known(row.efficiency) else None,
+        verdict=_verdict_text(row, results),
+        kind=verdict.kind,
+        speedup=number(row.speedup, digits=3),
+        cost=number(_hours_per_million(row, on_gpus=on_gpus), digits=3),
+        loss=f"{percent(share)} {title}" if known(share) else title,
+    )
+
+
+def _hours_per_million(row: ScalingRow, *, on_gpus: bool) -> float:
+    """Return the GPU-hours, or on CPUs the node-hours, of a million samples."""
+    units = row.gpus if on_gpus else row.nodes if nodes_known(row) else math.nan
+    return units * 1e6 / row.throughput_samples_per_sec / 3600 if row.n else math.nan
+
+
+def _drawn(row: ScalingRow, top: float) -> DrawnInterval:
+    value, low, high = (_place(end, top) for end in (row.efficiency, row.efficiency_low, row.efficiency_high))
+    return DrawnInterval(value, low, high, f"{efficiency_text(row)}, guide {GUIDE}")
+
+
+def _place(value: float, top: float) -> float:
+    return round(100 * min(max(value, 0), top) / top, 1)
+
+
+def _verdict_text(row: ScalingRow, results: Results) -> str:
+    verdict = results.verdicts[row.place]
+    text, detail = str(WORDS["verdicts"][verdict.kind]), ""
+    if verdict.kind is VerdictKind.NOT_VALID:
+        detail = heading(verdict.reason)
+    elif verdict.kind is VerdictKind.CANNOT_TELL:
+        runs = verdict.more_runs
+        many = f"more than {MOST_RUNS} more runs"
+        detail = count(int(runs), "more run") if runs <= MOST_RUNS else many
+    elif verdict.kind is VerdictKind.NO_RESULT:
+        detail = one_line(term("state", verdict.reason), limit=40)
+    return f"{text}: {detail}" if detail else text
+
+
+# -- the lines below a table ----------------------------------------------------------
+
+
+def _lines(shown: Mapping[str, Sequence[ScalingRow]], results: Results) -> list[tuple[str, str]]:
+    """Return the lines about the series ``shown``, by their labels; a text is not repeated."""
+    lines = []
+    for name, describe in (("use", _use), ("limited", _limit), ("unknown", _unknown)):
+        texts = {label: describe(rows, results) for label, rows in shown.items()}
+        same = [*texts.values()][:1] if len(set(texts.values())) == 1 else []
+        every = same or [f"{label}: {text}" for label, text in texts.items() if text]
+        lines.append((str(WORDS["decision"][name]), " · ".join(every)))
+    return [line for line in lines if line[1]]
+
+
+def _size(row: ScalingRow) -> str:
+    return with_layout(row) if row.several else ranks(row)
+
+
+def _of_kind(rows: Sequence[ScalingRow], results: Results, *kinds: VerdictKind) -> list[ScalingRow]:
+    return [row for row in rows if results.verdicts[row.place].kind in kinds]
+
+
+def _use(rows: Sequence[ScalingRow], results: Results) -> str:
+    """Return the size to use, as far as the runs tell."""
+    if best := _of_kind(rows, results, VerdictKind.USE):
+        return with_layout(best[0])
+    base = next((row for row in rows if row.is_base), None)
+    ruled_out = {VerdictKind.TOO_LARGE, VerdictKind.NO_RESULT}
+    larger = {results.verdicts[row.place].kind for row in rows if base and row.gpus > base.gpus}
+    if base and VerdictKind.TOO_LARGE in larger <= ruled_out:
+        return f"no more than {with_layout(base)}"
+    return str(WORDS["decision"]["open"])
+
+
+def _limit(rows: Sequence[ScalingRow], results: Results) -> str:
+    """Return the largest loss of the size that the verdicts depend on most."""
+    best = _of_kind(rows, results, VerdictKind.USE)
+    judged = _of_kind(rows, results, *(set(VerdictKind) - {VerdictKind.NOT_VALID, VerdictKind.NO_RESULT}))
+    larger = [row for row in judged if row.place in results.divisions and not row.is_base]
+    beyond = [row for row in larger if best and row.gpus > best[0].gpus]
+    if not larger:
+        return ""
+    row = beyond[0] if beyond else larger[-1]
+    title, share = main_loss(results.divisions[row.place], row)
+    of_step = f", {percent(share)} of the step" if known(share) else ""
+    return f"{title}{of_step} on {_size(row)}"
+
+
+def _unknown(rows: Sequence[ScalingRow], results: Results) -> str:
+    return "; ".join(_unknowns(rows, results))
+
+
+def _unknowns(rows: Sequence[ScalingRow], results: Results) -> Iterator[str]:
+    """Yield why verdicts are missing, and what would settle them."""
+    if undecided := _of_kind(rows, results, VerdictKind.CANNOT_TELL):
+        base = undecided[0].base or undecided[0]
+        yield f"{_size(undecided[0])}: {what_decides(undecided[0], base)}"
+    lacking = _of_kind(rows, results, VerdictKind.NO_RESULT, VerdictKind.NO_ADVICE)
+    reasons = grouped(
+        (row for row in lacking if row.facts), lambda row: one_line(words(row.facts[0]), limit=160)
+    )
+    for reason, own in reasons.items():
+        yield f"{listed([_size(row) for row in own], limit=_MAX_NAMED)}: {reason}"
+    best = _of_kind(rows, results, VerdictKind.USE)
+    if best and best[0] is rows[-1]:
+        yield str(WORDS["decision"]["largest"])
+
+
+# -- the main loss --------------------------------------------------------------------
+
+
+def main_loss(division: CellDivision, row: ScalingRow) -> tuple[str, float]:
+    """Return the title and the share of the largest part of a loss: a cause, else a part of the step.
+
+    The share is NaN if the title says that there is hardly any loss, or that its cause is not known.
+    """
+    if WHOLE in division.ideal:
+        return "not known", math.nan
+    if _hardly_any(division, row):
+        return "hardly any loss", math.nan
+    shares = [(about(one.causes, "title"), one.share) for one in division.rows if one.cause != NOT_EXPLAINED]
+    rest = next(one for one in division.rows if one.cause == NOT_EXPLAINED)
+    if not rest.share_low <= 0:
+        shares += [(term("part", part), share) for part, share in rest_parts(division)]
+    title, share = max(shares, key=lambda one: one[1] if known(one[1]) else 0.0)
+    return (title, share) if share >= _HARDLY_ANY else ("cannot tell", math.nan)
+
+
+def _hardly_any(division: CellDivision, row: ScalingRow) -> bool:
+    small = division.loss < _HARDLY_ANY
+    small |= row.efficiency > 1 - _HARDLY_ANY and row.efficiency_low >= _HARDLY_ANY_LOW
+    return small and all(one.is_rest for one in division.rows)

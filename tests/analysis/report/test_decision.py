@@ -1,0 +1,250 @@
+"""The tables on the page's first screen: sizes, verdicts, and the lines below."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from analysis.causes.cells import CauseRow, CellDivision
+from analysis.checks.assessment import Assessment
+from analysis.checks.scaling_table import scaling_table, verdicts, what_decides
+from analysis.data.load import load_study
+from analysis.report.decision import Decision, SizeRow, decisions, main_loss
+from analysis.report.results import Results
+from analysis.report.why import loss_table, share_text
+from bench.facts import Fact
+from tests.analysis import studies
+from tests.analysis.points import frames_of_points
+
+#: A size that loses efficiency.
+ROW: Any = SimpleNamespace(efficiency=0.8, efficiency_low=0.7, efficiency_high=0.9)
+
+
+def results_of(path: Path, cells: Any = None, *, baseline: str | None = None, **options: Any) -> Results:
+    return Results.of(load_study(studies.finished(path / "s", cells, **options)), baseline=baseline)
+
+
+def decided(results: Results) -> tuple[list[SizeRow], dict[str, str]]:
+    """Return the sizes and the lines of the only series of a study."""
+    (decision,) = decisions(results)
+    ((label, sizes),) = decision.groups
+    assert label == ""
+    return sizes, dict(decision.lines)
+
+
+def verdicts_of(sizes: list[SizeRow]) -> list[str]:
+    return [size.verdict for size in sizes]
+
+
+def set_efficiencies(results: Results, *values: tuple[float, float, float]) -> None:
+    """Change the efficiencies, with their intervals, of the second and the third size."""
+    for row, own in zip(results.rows[1:3], values, strict=True):
+        row.efficiency, row.efficiency_low, row.efficiency_high = own
+
+
+def test_the_largest_size_at_the_guide_is_recommended(tmp_path: Path) -> None:
+    sizes, lines = decided(results_of(tmp_path, noise=0.0))
+    assert verdicts_of(sizes) == ["baseline", "use it", "too large", "too large"]
+    best = sizes[1]
+    assert (best.ranks, best.layout, best.efficiency, best.speedup) == (
+        "2",
+        "2 × 1",
+        "0.85 [0.85, 0.85]",
+        "1.69",
+    )
+    assert best.loss == "12 % exposed communication"
+    assert lines == {
+        "Use": "2 ranks (2 × 1)",
+        "Limited by": "exposed communication, 30 % of the step on 4 ranks",
+    }
+
+
+def test_efficiencies_are_drawn_on_one_scale_with_the_guide(tmp_path: Path) -> None:
+    (decision,) = decisions(results_of(tmp_path, noise=0.0))
+    assert decision.guide == pytest.approx(100 * 0.8 / 1.1, abs=0.1)
+    drawn = [size.drawn for size in decision.groups[0][1]]
+    assert drawn[0] is not None
+    assert drawn[0].value == pytest.approx(100 / 1.1, abs=0.1)
+    assert math.isnan(drawn[0].low)
+    assert drawn[1] is not None
+    assert drawn[1].low <= drawn[1].value <= drawn[1].high
+    assert drawn[1].label == "0.85 [0.85, 0.85], guide 0.8"
+
+
+def test_the_cost_is_in_node_hours_on_cpus_and_in_gpu_hours_on_gpus(tmp_path: Path) -> None:
+    for device, heading in (("cpu", "Node-h / M samples"), ("cuda", "GPU-h / M samples")):
+        cells = studies.strong(sizes=(1, 4), per_node=2)
+        for cell in cells:
+            cell.workload["device"] = device
+        results = results_of(tmp_path / device, cells, noise=0.0)
+        (decision,) = decisions(results)
+        assert decision.cost == heading
+        row = results.rows[1]
+        units = row.nodes if device == "cpu" else row.gpus
+        hours = units * 1e6 / row.throughput_samples_per_sec / 3600
+        assert float(decision.groups[0][1][1].cost) == pytest.approx(hours, rel=5e-3)
+
+
+def test_each_mode_has_a_table_and_series_have_groups(tmp_path: Path) -> None:
+    cells = [cell for n in range(6) for cell in studies.strong(sizes=(1, 2), swept={"n": n})]
+    cells += [cell for n in (1, 2) for cell in studies.weak(sizes=(1, 2, 4), swept={"n": n})]
+    found: dict[str, Decision] = {one.mode: one for one in decisions(results_of(tmp_path, cells, epochs=1))}
+    assert [one.title for one in found.values()] == ["Strong scaling", "Weak scaling"]
+    assert [label for label, _ in found["strong"].groups] == ["n 0", "n 1", "n 2", "n 3"]
+    assert found["strong"].caption == "batch 64, gloo, srun, 4 of 6 series"
+    assert [len(sizes) for _, sizes in found["weak"].groups] == [3, 3]
+    # The series agree, so the line does not name them.
+    assert dict(found["strong"].lines)["Use"] == "2 ranks (2 × 1)"
+
+
+def test_the_main_loss_is_the_largest_part_of_the_division(tmp_path: Path) -> None:
+    """Strong scaling of 64 samples: 80 ms of work and 4 ms of fixed costs per step, 10 ms of communication."""
+    results = results_of(tmp_path, noise=0.0)
+    last = results.rows[-1]
+    division = results.divisions[last.place]
+    assert division.loss == pytest.approx(1 - last.efficiency * (1 - results.divisions[0].loss))
+    assert main_loss(division, last) == ("exposed communication", pytest.approx(0.506, abs=0.001))
+    whole, cause, rest, other = loss_table(last, results)
+    assert whole[:2] == ("whole loss", "60 %")
+    assert whole[2].startswith(
+        "7.9 % at the baseline; whole parts of the step: data loading 1.3 % (3 % at the baseline);"
+    )
+    assert (cause[:2], rest[:2]) == (("less work per rank", "–"), ("not explained", "58 % [58 %, 58 %]"))
+    assert rest[2].startswith("exposed communication 50.6 %; longer computation per sample ")
+    assert other[:2] == ("outside all timers", "2 % [2 %, 2 %]")
+
+
+@pytest.mark.parametrize(
+    ("timing", "main"),
+    [
+        (studies.Timing(comm_s=0, fixed_s=0, imbalance=0.6), "waiting for other ranks"),
+        (studies.Timing(comm_s=0, fixed_s=0.05, imbalance=0), "longer computation per sample"),
+        (studies.Timing(comm_s=0, fixed_s=0, imbalance=0), "hardly any loss"),
+    ],
+)
+def test_other_causes_lead_to_other_words(tmp_path: Path, timing: studies.Timing, main: str) -> None:
+    sizes, lines = decided(results_of(tmp_path, timing=timing, noise=0.0))
+    assert sizes[-1].loss.endswith(main)
+    assert lines["Limited by"].startswith(main)
+    if main == "hardly any loss":
+        assert lines["Use"] == "8 ranks (8 × 1)"
+        assert lines["Not known because"] == "no larger size was planned"
+
+
+def test_if_no_larger_size_reaches_the_guide_the_baseline_is_the_most(tmp_path: Path) -> None:
+    sizes, lines = decided(results_of(tmp_path, timing=studies.Timing(comm_s=0.2), noise=0.0))
+    assert verdicts_of(sizes) == ["baseline", *["too large"] * 3]
+    assert lines["Use"] == "no more than 1 rank (1 × 1)"
+
+
+def test_failed_sizes_are_rows_with_the_reason(tmp_path: Path) -> None:
+    def state(cell: Any, repeat: int) -> tuple[str, str, str | None]:
+        return ("failed", "the host ran out", "oom") if cell.world_size > 2 else ("completed", "", None)
+
+    sizes, lines = decided(results_of(tmp_path, timing=studies.Timing(comm_s=0.2), noise=0.0, state=state))
+    assert verdicts_of(sizes)[2:] == ["no result: oom", "no result: oom"]
+    assert (sizes[2].efficiency, sizes[2].drawn, sizes[2].cost, sizes[2].loss) == ("–", None, "–", "–")
+    why = "4 ranks and 8 ranks: no run completed: 3 failed by oom (the host ran out)"
+    assert lines["Not known because"] == why
+
+
+def test_sizes_that_are_not_larger_than_the_baseline_have_no_advice(tmp_path: Path) -> None:
+    sizes, lines = decided(results_of(tmp_path, baseline="8"))
+    assert verdicts_of(sizes) == ["no advice", "no advice", "no advice", "baseline"]
+    assert lines["Use"] == "not known yet"
+
+
+def test_an_interval_across_the_guide_says_how_many_runs_would_decide(tmp_path: Path) -> None:
+    results = results_of(tmp_path)
+    set_efficiencies(results, (0.81, 0.78, 0.84), (0.79, 0.75, 0.83))
+    sizes, lines = decided(results)
+    needed = what_decides(results.rows[1], results.rows[0])
+    assert needed == "about 12 runs of this size and of the baseline would probably decide"
+    assert sizes[1].verdict == "cannot tell: 9 more runs"
+    assert lines["Use"] == "not known yet"
+    assert lines["Not known because"] == f"2 ranks: {needed}"
+    results.rows[1].efficiency_low = 0.8
+    del vars(results)["verdicts"]
+    sizes, lines = decided(results)
+    assert sizes[1].verdict == "use it"
+    assert sizes[2].verdict.startswith("cannot tell: ")
+    assert lines["Not known because"].startswith("4 ranks: about ")
+
+
+def test_nothing_is_concluded_from_a_wide_interval() -> None:
+    """Runs of one size that differ by a factor of three: 0.94 [0.1, 8]."""
+    points = [(1, 100), (1, 101), (1, 99), (2, 80), (2, 187), (2, 400)]
+    frame = pd.DataFrame(points, columns=["gpus", "throughput"]).assign(global_batch=64)
+    rows = scaling_table(frames_of_points(frame))
+    found = verdicts(rows)[rows[1].place]
+    assert (found.kind, found.more_runs) == ("cannot-tell", math.inf)
+    assert what_decides(rows[1], rows[0]).startswith("more than 100 runs")
+
+
+def test_nothing_is_concluded_from_sizes_that_are_not_valid(tmp_path: Path) -> None:
+    results = results_of(tmp_path, noise=0.001)
+    for cell, kinds, use in (
+        (
+            "n8x1-gloo-srun-b8",
+            ["baseline", "use it", "too large", "not valid: Shared cores"],
+            "2 ranks (2 × 1)",
+        ),
+        ("n1x1-gloo-srun-b64", ["not valid: Shared cores"] * 4, "not known yet"),
+    ):
+        vars(results)["assessment"] = Assessment([Fact("shared-cores", (cell,), {}, "error")], [])
+        vars(results).pop("verdicts", None)
+        sizes, lines = decided(results)
+        assert verdicts_of(sizes) == kinds
+        assert sizes[-1].loss == "–"
+        assert lines["Use"] == use
+        assert "Shared cores" not in " ".join(lines.values()), "the verdict says it"
+
+
+def test_fewer_than_3_runs_recommend_nothing_and_have_shares_without_intervals(tmp_path: Path) -> None:
+    results = results_of(tmp_path, repeats=2, noise=0.0)
+    sizes, lines = decided(results)
+    assert (sizes[1].efficiency, sizes[1].verdict) == ("0.85", "cannot tell: 1 more run")
+    assert lines["Not known because"] == (
+        "2 ranks: at least 3 undisturbed runs of this size and of the baseline are needed"
+    )
+    division = results.divisions[results.rows[-1].place]
+    assert not any("[" in share_text(row) for row in division.rows)
+
+
+def test_a_dip_below_the_guide_before_the_best_size_is_too_small(tmp_path: Path) -> None:
+    results = results_of(tmp_path)
+    set_efficiencies(results, (0.7, 0.69, 0.71), (0.9, 0.89, 0.91))
+    sizes, lines = decided(results)
+    assert verdicts_of(sizes)[:3] == ["baseline", "too small", "use it"]
+    assert lines["Use"] == "4 ranks (4 × 1)"
+
+
+def test_a_study_of_one_size_says_why_there_is_no_verdict(tmp_path: Path) -> None:
+    sizes, lines = decided(results_of(tmp_path, studies.strong(sizes=(2,)), repeats=1))
+    assert verdicts_of(sizes) == ["no advice"]
+    assert lines["Not known because"] == "2 ranks: no efficiency: the series has one cell only"
+
+
+def test_a_loss_whose_interval_includes_0_is_no_main_loss() -> None:
+    rows = [CauseRow("other", 0.01, 0.0, 0.02), CauseRow("not-explained", 0.2, -0.1, 0.5)]
+    division = CellDivision(rows, {}, {"transfer": 0.2})
+    assert main_loss(division, ROW)[0] == "cannot tell"
+    assert share_text(rows[1]) == "20 % [-10 %, 50 %; share not certain]"
+    assert share_text(CauseRow("not-explained", 0.85, -2.82, 1.0)) == "85 % [share not certain]"
+    assert [share_text(CauseRow("clocks", timed=timed)) for timed in (True, False)] == [
+        "share not certain",
+        "–",
+    ]
+    certain = CellDivision([rows[0], CauseRow("not-explained", 0.2, 0.1, 0.3)], {}, {"transfer": 0.2})
+    assert main_loss(certain, ROW) == ("exposed communication", 0.2)
+
+
+def test_without_parts_of_the_step_the_loss_is_not_known() -> None:
+    rows = [CauseRow("not-explained", 0.2, 0.1, 0.3)]
+    division = CellDivision(rows, {"step": 0.8}, {"step": 0.2})
+    assert main_loss(division, ROW)[0] == "not known"
