@@ -132,12 +132,12 @@ def _size_row(row: ScalingRow, results: Results, top: float, *, on_gpus: bool) -
         verdict=_verdict_text(row, results),
         kind=verdict.kind,
         speedup=number(row.speedup, digits=3),
-        cost=number(_hours_per_million(row, on_gpus=on_gpus), digits=3),
+        cost=number(hours_per_million(row, on_gpus=on_gpus), digits=3),
         loss=f"{percent(share)} {title}" if known(share) else title,
     )
 
 
-def _hours_per_million(row: ScalingRow, *, on_gpus: bool) -> float:
+def hours_per_million(row: ScalingRow, *, on_gpus: bool = False) -> float:
     """Return the GPU-hours, or on CPUs the node-hours, of a million samples."""
     units = row.gpus if on_gpus else row.nodes if nodes_known(row) else math.nan
     return units * 1e6 / row.throughput_samples_per_sec / 3600 if row.n else math.nan

@@ -20,6 +20,7 @@ from analysis.checks.scaling_table import Recommendation, recommend, what_decide
 from analysis.checks.validity import unstable_cells
 from analysis.data.environment import Environment, describe
 from analysis.data.names import job_size, nodes_known, widest_series
+from analysis.report.decision import hours_per_million
 from analysis.report.figures.drawing import Drawing
 from analysis.report.results import Results
 from analysis.report.tables import shown_columns, texts_of
@@ -209,7 +210,7 @@ class _Proposal:
     def _table_row(self, row: ScalingRow, mode: str, findings: Sequence[tuple[Fact, str]]) -> ProposalRow:
         affected = [_letter(place) for place, (fact, _) in enumerate(findings) if fact.affects(row.cell_id)]
         values = vars(row) if mode else vars(row) | {"speedup": math.nan, "efficiency": math.nan}
-        cost = _node_hours_per_million(row)
+        cost = hours_per_million(row)
         return ProposalRow(**values | {"mode": mode}, cost=cost, limits=", ".join(affected))
 
     # -- the requested size -----------------------------------------------------------
@@ -242,7 +243,7 @@ class _Proposal:
         say = partial(self.sources.say, "advice")
         yield say("larger", size=job_size(larger), efficiency=_efficiency(larger))
         gain = larger.throughput_samples_per_sec / best.throughput_samples_per_sec
-        cost = _node_hours_per_million(larger) / _node_hours_per_million(best)
+        cost = hours_per_million(larger) / hours_per_million(best)
         if known(gain) and known(cost) and not self.results.error_of(larger):
             yield say("gain", gain=three_digits(gain), cost=three_digits(cost))
 
@@ -412,10 +413,6 @@ def _without_efficiency(rows: Sequence[ScalingRow]) -> list[_Series]:
     """Return the measured sizes of a study without efficiencies as one series, if there are any."""
     measured = sorted(first_of_cells(row for row in rows if row.n), key=lambda row: row.gpus)
     return [_Series(measured, "", measured[0])] if measured else []
-
-
-def _node_hours_per_million(row: ScalingRow) -> float:
-    return row.nodes * 1e6 / row.throughput_samples_per_sec / 3600 if nodes_known(row) else math.nan
 
 
 def _efficiency(row: ScalingRow) -> str:
