@@ -17,7 +17,7 @@ from analysis.stats.scaling import GUIDE, batch_per_rank, scale, with_baseline
 from analysis.text import one_line
 from bench.facts import Fact
 from bench.study.ledger import RunState
-from bench.units import count, fraction, fractions, known
+from bench.units import count, fraction, fractions, known, listed
 from bench.words import heading, sentences
 
 #: Cells whose values are not valid, each with the kind of its first error.
@@ -237,12 +237,15 @@ def what_decides(row: ScalingRow, base: ScalingRow, *, invalid: Invalid = _NONE)
     """Return how many runs would probably decide whether an efficiency is at least :data:`GUIDE`."""
     if reason := invalid_reason(row, base, invalid):
         return f"see the error {heading(reason)}"
-    if min(row.n_undisturbed, base.n_undisturbed) < MIN_RUNS:
-        return f"at least {MIN_RUNS} undisturbed runs of this size and of the baseline are needed"
-    needed = min(row.n, base.n) + more_runs(row, base)
+    lacking = [
+        (MIN_RUNS - one.n_undisturbed, name) for one, name in ((row, "this size"), (base, "the baseline"))
+    ]
+    if needs := [f"{count(runs, 'more undisturbed run')} of {name}" for runs, name in lacking if runs > 0]:
+        return f"an interval needs {listed(needs)}"
+    needed = more_runs(row, base)
     if needed > MOST_RUNS:
-        return f"more than {MOST_RUNS} runs of this size and of the baseline would be needed"
-    return f"about {count(int(needed), 'run')} of this size and of the baseline would probably decide"
+        return f"more than {MOST_RUNS} more runs of this size and of the baseline would be needed"
+    return f"about {count(int(needed), 'more run')} of this size and of the baseline would probably decide"
 
 
 def more_runs(row: ScalingRow, base: ScalingRow) -> float:

@@ -105,7 +105,7 @@ def series_parts(plan: dict[str, Any]) -> dict[str, dict[str, str]]:
         }
         for name, value in (series.get("swept") or {}).items():
             axis = one_line(name, limit=40).removeprefix("env.")
-            text = value_text(value)
+            text = f"{value:g}" if isinstance(value, float) else value_text(value)
             if name == "command" and len(text) > 40:  # the label tells commands with equal beginnings apart
                 text = command_label({}, series["swept"])
             known[f"swept {axis}"] = f"{axis} {one_line(text, limit=40)}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from analysis.causes.catalogue import NOT_EXPLAINED
 from analysis.causes.cells import CellDivision
@@ -18,6 +18,7 @@ from analysis.stats.columns import ScalingRow, by_series, grouped
 from analysis.stats.estimate import MOST_RUNS
 from analysis.stats.scaling import GUIDE
 from analysis.text import one_line
+from bench.facts import Fact
 from bench.units import MISSING, count, known, listed, number, percent
 from bench.words import about, heading, term, words
 
@@ -34,7 +35,7 @@ _LEAST_TOP, _LARGEST_TOP = 1.1, 2.0
 
 @dataclass(frozen=True)
 class DrawnInterval:
-    """An efficiency and the ends of its interval, as percentages of the table's scale."""
+    """An efficiency and the ends of its interval, as percentages of the length of the table's scale."""
 
     value: float
     low: float
@@ -79,6 +80,11 @@ class Decision:
     groups: list[tuple[str, list[SizeRow]]]
     lines: list[tuple[str, str]]
 
+    @property
+    def use(self) -> str:
+        """The size to use, as far as the runs tell."""
+        return self.lines[0][1]
+
 
 def decisions(results: Results) -> list[Decision]:
     """Return the table of each scaling mode, in the plan's order."""
@@ -95,6 +101,8 @@ def _decision(mode: str, rows: Sequence[ScalingRow], results: Results) -> Decisi
     every = [row for own in shown.values() for row in own]
     ends = [row.efficiency_high if known(row.efficiency_high) else row.efficiency for row in every]
     top = min(max([_LEAST_TOP, *(1.05 * end for end in ends if known(end))]), _LARGEST_TOP)
+    starts = [row.efficiency_low if known(row.efficiency_low) else row.efficiency for row in every]
+    scale = (max(min([GUIDE, *filter(known, starts)]) - 0.1, 0.0), top)
     labels, shared = short_labels(results.parts, shown)
     on_gpus = bool((results.study.cells["device"] == "cuda").all())
     alone = list(labels.values()) if len(shown) == 1 else []
@@ -104,9 +112,9 @@ def _decision(mode: str, rows: Sequence[ScalingRow], results: Results) -> Decisi
         title=mode_title(mode) if mode else WORDS["modes"]["other"]["title"],
         caption=", ".join(filter(None, [*alone, shared, *few])),
         cost=WORDS["decision"]["gpu_hours" if on_gpus else "node_hours"],
-        guide=_place(GUIDE, top),
+        guide=_place(GUIDE, scale),
         groups=[
-            ("" if alone else labels[name], [_size_row(row, results, top, on_gpus=on_gpus) for row in own])
+            ("" if alone else labels[name], [_size_row(row, results, scale, on_gpus=on_gpus) for row in own])
             for name, own in shown.items()
         ],
         lines=_lines({labels[name]: own for name, own in shown.items()}, results),
@@ -120,7 +128,7 @@ def _with_baseline(rows: Sequence[ScalingRow]) -> list[ScalingRow]:
     return [*others, *sorted(rows, key=lambda row: (row.gpus, row.nodes))]
 
 
-def _size_row(row: ScalingRow, results: Results, top: float, *, on_gpus: bool) -> SizeRow:
+def _size_row(row: ScalingRow, results: Results, scale: tuple[float, float], *, on_gpus: bool) -> SizeRow:
     verdict = results.verdicts[row.place]
     division = results.divisions.get(row.place) if verdict.kind is not VerdictKind.NOT_VALID else None
     title, share = main_loss(division, row) if division and row.n else (MISSING, math.nan)
@@ -128,7 +136,7 @@ def _size_row(row: ScalingRow, results: Results, top: float, *, on_gpus: bool) -
         ranks=f"{row.gpus:,}",
         layout=layout(row),
         efficiency=efficiency_text(row),
-        drawn=_drawn(row, top) if known(row.efficiency) else None,
+        drawn=_drawn(row, scale) if known(row.efficiency) else None,
         verdict=_verdict_text(row, results),
         kind=verdict.kind,
         speedup=number(row.speedup, digits=3),
@@ -143,13 +151,15 @@ def hours_per_million(row: ScalingRow, *, on_gpus: bool = False) -> float:
     return units * 1e6 / row.throughput_samples_per_sec / 3600 if row.n else math.nan
 
 
-def _drawn(row: ScalingRow, top: float) -> DrawnInterval:
-    value, low, high = (_place(end, top) for end in (row.efficiency, row.efficiency_low, row.efficiency_high))
+def _drawn(row: ScalingRow, scale: tuple[float, float]) -> DrawnInterval:
+    ends = (row.efficiency, row.efficiency_low, row.efficiency_high)
+    value, low, high = (_place(end, scale) for end in ends)
     return DrawnInterval(value, low, high, f"{efficiency_text(row)}, guide {GUIDE}")
 
 
-def _place(value: float, top: float) -> float:
-    return round(100 * min(max(value, 0), top) / top, 1)
+def _place(value: float, scale: tuple[float, float]) -> float:
+    start, end = scale
+    return round(100 * (min(max(value, start), end) - start) / (end - start), 1)
 
 
 def _verdict_text(row: ScalingRow, results: Results) -> str:
@@ -201,17 +211,17 @@ def _use(rows: Sequence[ScalingRow], results: Results) -> str:
 
 
 def _limit(rows: Sequence[ScalingRow], results: Results) -> str:
-    """Return the largest loss of the size that the verdicts depend on most."""
+    """Return the largest losses of the recommended and of the next size; without one, of the largest size."""
     best = _of_kind(rows, results, VerdictKind.USE)
     judged = _of_kind(rows, results, *(set(VerdictKind) - {VerdictKind.NOT_VALID, VerdictKind.NO_RESULT}))
     larger = [row for row in judged if row.place in results.divisions and not row.is_base]
     beyond = [row for row in larger if best and row.gpus > best[0].gpus]
-    if not larger:
-        return ""
-    row = beyond[0] if beyond else larger[-1]
-    title, share = main_loss(results.divisions[row.place], row)
-    of_step = f", {percent(share)} of the step" if known(share) else ""
-    return f"{title}{of_step} on {_size(row)}"
+    losses: dict[str, list[str]] = {}
+    for row in [*best, *beyond[:1]] if best else larger[-1:]:
+        title, share = main_loss(results.divisions[row.place], row)
+        of_step = f"{percent(share)} of the step " if known(share) else ""
+        losses.setdefault(title, []).append(f"{of_step}on {_size(row)}")
+    return "; ".join(f"{title}, {', '.join(places)}" for title, places in losses.items())
 
 
 def _unknown(rows: Sequence[ScalingRow], results: Results) -> str:
@@ -222,16 +232,20 @@ def _unknowns(rows: Sequence[ScalingRow], results: Results) -> Iterator[str]:
     """Yield why verdicts are missing, and what would settle them."""
     if undecided := _of_kind(rows, results, VerdictKind.CANNOT_TELL):
         base = undecided[0].base or undecided[0]
-        yield f"{_size(undecided[0])}: {what_decides(undecided[0], base)}"
+        sizes = listed([_size(row) for row in undecided], limit=_MAX_NAMED)
+        yield f"whether {sizes} reach {GUIDE}: {what_decides(undecided[0], base)}"
     lacking = _of_kind(rows, results, VerdictKind.NO_RESULT, VerdictKind.NO_ADVICE)
-    reasons = grouped(
-        (row for row in lacking if row.facts), lambda row: one_line(words(row.facts[0]), limit=160)
-    )
+    reasons = grouped((row for row in lacking if row.facts), lambda row: _why_none(row.facts[0]))
     for reason, own in reasons.items():
         yield f"{listed([_size(row) for row in own], limit=_MAX_NAMED)}: {reason}"
     best = _of_kind(rows, results, VerdictKind.USE)
     if best and best[0] is rows[-1]:
         yield str(WORDS["decision"]["largest"])
+
+
+def _why_none(fact: Fact) -> str:
+    """Return why a size has no result; the reasons of its runs stand in the table of runs."""
+    return one_line(words(replace(fact, values={**fact.values, "reason": None})), limit=160)
 
 
 # -- the main loss --------------------------------------------------------------------

@@ -21,7 +21,7 @@ from analysis.checks.scaling_table import Invalid, invalid_reason
 from analysis.checks.validity import OWNED, anomalies
 from analysis.data.load import Study
 from analysis.data.names import ranks, widest_series
-from analysis.report.decision import MAX_SERIES, decisions
+from analysis.report.decision import MAX_SERIES, Decision, decisions
 from analysis.report.figures.drawing import Drawing, Tips
 from analysis.report.results import Results
 from analysis.report.tables import (
@@ -66,17 +66,18 @@ def page_context(results: Results, drawings: Sequence[Drawing], why: Sequence[Wh
     errors = [fact for fact in assessment.findings if fact.severity == "error"]
     groups = _groups(results, drawings)
     charts = {group["mode"]: group for group in groups if group["topic"] == "scaling" and group["views"]}
+    tables = decisions(results)
     return {
         "words": WORDS,
         "name": study.name,
-        "lead": _lead(results),
+        "lead": _lead(results, tables),
         "all_counted": bool(results.frames.runs["measured"].all()),
         "shared": results.labels[1],
         "missing": MISSING,
         "errors": [_finding_row(fact) for fact in errors],
         "counted": count(len(errors), "error"),
         "found": ", ".join(heading(fact.kind) for fact in errors),
-        "decisions": [(one, charts.get(one.mode)) for one in decisions(results)],
+        "decisions": [(one, charts.get(one.mode)) for one in tables],
         "findings": _findings(results),
         "warnings": [(one_line(text, limit=500),) for text in study.plan.get("warnings") or []],
         "checks": [_check_row(check) for check in assessment.checks],
@@ -126,19 +127,23 @@ def models_of(cells: Sequence[Mapping[str, Any]]) -> list[str]:
 # -- from the top to the tables -------------------------------------------------------
 
 
-def _lead(results: Results) -> list[tuple[str, str]]:
-    """Return label and value of facts about the runs, checks, cells, device and dates of the study."""
+def _lead(results: Results, tables: Sequence[Decision]) -> list[tuple[str, str]]:
+    """Return label and value of facts about the runs, sizes, checks, cells, device and dates of the study."""
     study, runs, assessment = results.study, results.frames.runs, results.assessment
     lacking = state_counts(run for run in results.frames.run_rows if not run.measured)
     counted = f"{int(runs['measured'].sum()):,} of {len(runs):,}"
     warnings = [heading(fact.kind) for fact in assessment.findings if fact.severity == "warning"]
-    passed = f"{sum(check.passed for check in assessment.checks)} of {len(assessment.checks)}"
+    checks = assessment.checks
+    passed = f"{sum(check.passed for check in checks)} of {len(checks)}"
+    if missing := sum(check.missing for check in checks):
+        passed += f", {missing} not possible"
     facts = dict(results.environment.facts)
     times = pd.concat([runs["started_at"], runs["ended_at"]]).dropna()
     ends = [f"{time:%Y-%m-%d %H:%M}" for time in (times.min(), times.max())] if len(times) else []
     found = {
         "runs": "" if study.table else f"{counted}: {lacking}" if lacking else counted,
-        "checks": passed if assessment.checks else "",
+        "use": "; ".join(f"{one.title}: {one.use}" for one in tables if len(tables) > 1),
+        "checks": passed if checks else "",
         "warnings": ", ".join(warnings),
         "cells": f"{len(study.cells):,}",
         "table": f"{study.table.name} ({count(study.table.rows, 'row')})" if study.table else "",

@@ -189,8 +189,9 @@ def test_every_attempt_is_a_row_of_runs_csv_and_of_the_page(studied):
     for key, (state, failure_class, counted, lost) in listed.items():
         assert (state, failure_class.replace("–", ""), counted) == (*all_ends()[key], "no")
         assert lost == ("0.100" if key[1] and key[0] != run_name(*MISSING) else "–")
-    assert "7 of 15 attempts failed. Of each run, only the latest attempt can count." in page
-    assert "Attempts that do not count took 0.900 of 1.40 node-hours." in page
+    facts = dict(re.findall(r"<dt>([^<]+)</dt><dd>([^<]+)</dd>", page))
+    assert facts["Failed attempts"] == "7 of 15"
+    assert facts["Node-hours of attempts that do not count"] == "0.900 of 1.40"
 
 
 def rows_of_page(page: str) -> Iterator[tuple[tuple[str, int], tuple[str, str, str, str]]]:

@@ -13,6 +13,8 @@ from matplotlib.ticker import MaxNLocator
 
 from analysis.causes.catalogue import NOT_EXPLAINED, OTHER
 from analysis.causes.cells import CellDivision
+from analysis.causes.divide import WHOLE
+from analysis.causes.table import rest_parts
 from analysis.data.load import Study
 from analysis.data.names import ranks
 from analysis.report.figures.bars import bars_draft, draw_part, draw_rows
@@ -34,7 +36,7 @@ from analysis.report.words import CAPTIONS
 from analysis.stats.columns import ScalingRow, grouped
 from analysis.text import one_line
 from bench.units import count, percent, seconds, whole
-from bench.words import about
+from bench.words import about, term
 
 #: Maximum number of runs per cell whose steps.csv is read; the runs are evenly spaced over the repeats.
 MAX_RUNS = 5
@@ -163,11 +165,13 @@ def _draw_box(axes: Axes, place: float, row: ScalingRow, name: str, times: StepT
 
 def waterfall_figure(division: CellDivision, row: ScalingRow, *, name: str, label: str) -> Drawing:
     """Draw how the causes add up from the ideal time of a step to its measured time."""
-    bars = [
-        (Part(about(one.causes, "title"), _COLOURS.get(one.cause, Colour.WINE)), one.share)
-        for one in division.rows
-        if abs(one.share) >= _SMALLEST_BAR
-    ]
+    bars = []
+    for one in division.rows:
+        shares = [(about(one.causes, "title"), one.share)]
+        if one.cause == NOT_EXPLAINED and division.rests and WHOLE not in division.rests:
+            shares = [(term("part", part), share) for part, share in rest_parts(division)]
+        colour = _COLOURS.get(one.cause, Colour.WINE)
+        bars += [(Part(text, colour), share) for text, share in shares if abs(share) >= _SMALLEST_BAR]
     texts = [f"{part.words} {percent(share)}" for part, share in bars]
     draft = Draft(
         name=name,

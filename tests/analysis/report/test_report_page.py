@@ -108,12 +108,13 @@ def test_the_report_has_its_files(demo_study: Path) -> None:
 
 
 def test_the_page_shows_runs_sizes_verdicts_and_losses(whole: Page) -> None:
-    assert (
-        "Runs counted 28 of 28 Checks passed 11 of 14 Cells 7 Model mlp Device Test CPU @ 2.0 GHz"
-        in whole.text
-    )
+    assert "Runs counted 28 of 28 Use Strong scaling: 2 ranks (2 × 1); Weak scaling: " in whole.text
+    assert " Checks passed 11 of 14, 3 not possible Cells 7 Model mlp Device Test CPU @ 2.0 GHz" in whole.text
     assert re.search(r"2 2 × 1 0\.8\d \[0\.8\d, 0\.8\d\] use it 1\.\d\d 0\.\d+ \d+ % exposed", whole.text)
-    assert "Use 2 ranks (2 × 1) Limited by exposed communication, 30" in whole.text
+    assert re.search(
+        r"Use 2 ranks \(2 × 1\) Limited by exposed communication, \d+ % of the step on 2 ranks, 30 %",
+        whole.text,
+    )
     assert re.search(r"whole loss \d+ %", whole.text)
     assert "E = S·N₀/N" in whole.text
     assert "E = T(N₀)/T(N)" in whole.text
@@ -258,7 +259,7 @@ def test_an_unfinished_study_has_a_page_that_says_so(tmp_path: Path, state: Any,
 
 def test_a_study_of_one_run_has_no_efficiency_and_no_interval(tmp_path: Path) -> None:
     page = report(studies.finished(tmp_path / "s", studies.strong(sizes=(2,)), repeats=1))
-    assert "Not known because 2 ranks: no efficiency: the series has one cell only" in page.text
+    assert "Not known 2 ranks: no efficiency: the series has one cell only" in page.text
     assert "Runs counted 1 of 1" in page.text
     assert "no efficiency: the series has one cell only" in page.text
 
