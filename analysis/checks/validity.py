@@ -391,13 +391,17 @@ def _drift_in_runs(study: Study, runs: Iterable[RunRow]) -> Iterator[Fact]:
 
 
 def _wide_intervals(rows: Sequence[ScalingRow]) -> Iterator[Fact]:
-    """Yield the cells whose intervals of throughput or efficiency are wide (:func:`is_wide`)."""
+    """Yield the cells whose intervals of throughput or efficiency are wide (:func:`is_wide`).
+
+    A cell whose interval of the efficiency does not contain the guide is not among them.
+    """
+    decided = {row.cell_id for row in rows if row.efficiency_high < GUIDE or row.efficiency_low >= GUIDE}
     widths: dict[str, dict[str, Any]] = {}
     values: dict[str, dict[str, list[float]]] = {}
     for name, column in (("efficiency", "efficiency"), ("throughput", "throughput_samples_per_sec")):
         for row in rows:
             value, low, high = (getattr(row, one) for one in (column, f"{name}_low", f"{name}_high"))
-            if is_wide(low, high):
+            if is_wide(low, high) and row.cell_id not in decided:
                 ends = {"low": low / value - 1, "high": high / value - 1}
                 widths.setdefault(row.cell_id, {"quantity": name, **ends})
                 values.setdefault(row.cell_id, {}).setdefault(name, [low, high])

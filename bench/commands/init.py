@@ -110,14 +110,12 @@ def _site_defaults() -> dict[str, Any]:
 
 
 def _partitions_of_slurm() -> list[Partition]:
-    """Return the cluster's partitions, or an empty list without Slurm."""
-    from ..jobs.slurm.client import Slurm, SlurmUnavailableError
+    """Return the cluster's partitions, or an empty list without Slurm or without its configuration."""
+    from ..jobs.slurm.client import Slurm, SlurmMissingError
 
     try:
         return partitions(Slurm().nodes())
-    except SlurmUnavailableError as absent:
-        if "command not found" not in absent.output:
-            raise
+    except SlurmMissingError:
         return []
 
 

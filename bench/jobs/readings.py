@@ -178,9 +178,10 @@ def _from_file(folder: RunFolder, cell: Cell) -> _Found:
             where = f"{path}: contains"
             readings.append({name: _value(value, where, line=line) for name, value in given.items()})
     if not readings:
-        keys = ", ".join(dict.fromkeys(str(key) for record in records for key in record)) or "nothing"
-        wanted = ", ".join(columns.values())
-        raise UnreadableError(f"{path} has no {wanted} (workload.metrics.columns); it contains {keys}")
+        keys = dict.fromkeys(str(key) for record in records for key in record)
+        wanted = ", ".join(column for column in columns.values() if column not in keys) or "values"
+        contained = ", ".join(keys) or "nothing"
+        raise UnreadableError(f"{path} has no {wanted} (workload.metrics.columns); it contains {contained}")
     found = {name: [reading[name] for reading in readings if name in reading] for name in columns}
     if is_average(metrics):
         return _average(found, cell, str(path))

@@ -63,6 +63,13 @@ def init(*words: str, cwd: Path, path: str = "/nowhere", **env: str) -> subproce
     return bench("init", *words, cwd=cwd, PATH=path, **env)
 
 
+def test_a_slurm_without_its_configuration_is_no_slurm(tmp_path):
+    said = "sinfo: error: Could not establish a configuration source"
+    write_program(tmp_path / "sinfo", f"#!/bin/sh\necho '{said}' >&2\nexit 1\n")
+    done = init(cwd=tmp_path, path=f"{tmp_path}:{os.environ['PATH']}")
+    assert (done.returncode, done.stdout) == (0, "local.yaml\n"), done.stderr
+
+
 def fake_sinfo(folder: Path) -> str:
     write_program(folder / "sinfo", f"#!/bin/sh\ncat <<'EOF'\n{SINFO}EOF\n")
     return f"{folder}:{os.environ['PATH']}"

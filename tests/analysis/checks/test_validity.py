@@ -516,6 +516,13 @@ def test_wide_intervals_are_named_and_never_recommended(tmp_path: Path) -> None:
     assert invalid_cells(list(findings(path).values())) == {}
 
 
+def test_a_wide_interval_that_excludes_the_guide_is_decided(tmp_path: Path) -> None:
+    slow = studies.Timing(comm_s=0.3)
+    path = studies.finished(tmp_path / "s", studies.weak(sizes=(1, 2)), noise=0.4, timing=slow)
+    found = findings(path).get("wide-interval")
+    assert found is None or "n2x1-gloo-srun-b16" not in found.subject
+
+
 @pytest.mark.parametrize(("low", "high", "wide"), [(0.62, 1.59, True), (0.9, 1.1, False), (0.85, 1.2, False)])
 def test_an_interval_is_wide_if_it_cannot_tell_1_from_the_guide(low: float, high: float, wide: bool) -> None:
     assert is_wide(low, high) == wide
