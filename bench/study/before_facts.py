@@ -1,4 +1,4 @@
-"""Read the facts of env.json and run.json, also those that older versions wrote in another form.
+"""Read facts of env.json and run.json, and events of the ledger, also in the forms of older versions.
 
 A fact that is read from a sentence has the sentence as its value ``text``.
 """
@@ -22,6 +22,8 @@ _KIND = re.compile(r"(?P<kind>shared-cores|unequal-nodes|threads-differ|script-c
 _NO_WINDOW = "no window was recorded"
 _JOB = re.compile("job ([^, ]+)")
 _MORE_JOBS = re.compile(r" and ([0-9]{1,9}) more$")
+_CANCELLED = ("cancelled by bench cancel", "marked as cancelled by bench cancel")
+_UNFIT = re.compile(r"needs [0-9]+ nodes, but too few are fit \(unfit: ([^)]+)\)")
 #: Kinds that older versions wrote both as a fact and as a sentence.
 _BOTH = ("values-left-out: ", "repeated-matches: ")
 
@@ -34,6 +36,17 @@ def facts_of_env(env: Any) -> list[Fact]:
     older = texts if isinstance(texts, list) else []
     own = facts_in(env.get("facts"))
     return [*own, *(_from_sentence(text) for text in map(str, older) if not text.startswith(_BOTH))]
+
+
+def values_of_event(event: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a ledger event; older versions wrote some of them into ``reason`` only."""
+    kind, reason = event.get("event"), event.get("reason") or ""
+    own: dict[str, Any] = {}
+    if kind == "ended" and reason.startswith(_CANCELLED):
+        own = {"by_bench": True}
+    elif kind == "held" and (unfit := _UNFIT.fullmatch(reason)):
+        own = {"unfit_nodes": unfit[1].split(", ")}
+    return own | dict(event)
 
 
 def facts_in(entries: Any) -> Iterator[Fact]:

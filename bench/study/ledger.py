@@ -35,6 +35,7 @@ from typing import Any
 from ..errors import BenchError, unwritable
 from ..secret_values import mask_texts
 from ..units import join_names
+from .before_facts import values_of_event
 from .files import regular_file
 
 _EVENTS = ("intent", "submitted", "started", "ended", "accounted", "withdrawn", "held")
@@ -311,7 +312,8 @@ def _write_all(descriptor: int, content: bytes) -> None:
         raise
 
 
-def _apply(record: RunRecord, event: dict[str, Any]) -> None:
+def _apply(record: RunRecord, written: Mapping[str, Any]) -> None:
+    event = values_of_event(written)
     kind = event.get("event")
     extra = {k: v for k, v in event.items() if k not in ("event", "run_id", "attempt", "state", "reason")}
     record.details.update(extra)
