@@ -9,17 +9,23 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
-PROC = Path("/proc")
+PROC, CPUS = Path("/proc"), Path("/sys/devices/system/cpu")
 #: Maximum number of processes in :func:`sizes_up_to`.
 MOST_PROCESSES = 16
 
 
 def usable_cores() -> int:
     """Return the number of cores of this process: those that it may run on, at most its quota rounded up."""
-    cores, quota = len(os.sched_getaffinity(0)), cpu_quota(cpu_groups())
+    cores, quota = cores_of(os.sched_getaffinity(0)), cpu_quota(cpu_groups())
     return cores if quota is None else min(cores, math.ceil(quota))
+
+
+def cores_of(cpus: Iterable[int], folder: Path = CPUS) -> int:
+    """Return the number of cores of some hardware threads; without topology, each thread counts as a core."""
+    return len({read_text(folder / f"cpu{cpu}/topology/thread_siblings_list") or cpu for cpu in cpus})
 
 
 def sizes_up_to(most: int) -> list[int]:

@@ -265,7 +265,7 @@ scaling:
 
 
 def local_matrix(cores: int, own: OwnWorkload | None = None) -> str:
-    """Return a matrix for this machine: 1, 2, 4, ... processes, up to its cores."""
+    """Return a matrix for this machine: 1, 2, 4, ... processes, see :func:`sizes_up_to`."""
     sizes = sizes_up_to(cores)
     scaling = f"""\
   - {{mode: strong, global_batch: [{16 * sizes[-1]}]}}    # the same work on more processes

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.cores import cpu_groups, cpu_quota
+from bench.cores import cores_of, cpu_groups, cpu_quota
 from bench.measure.node import Node, NodeSample, throttled_s
 
 DEV = """Inter-|   Receive                            |  Transmit
@@ -44,6 +44,14 @@ class Machine:
 @pytest.fixture
 def machine(tmp_path):
     return Machine(tmp_path)
+
+
+def test_the_hardware_threads_of_a_core_count_once(tmp_path):
+    for cpu, siblings in enumerate(("0,2", "1,3", "0,2", "1,3")):
+        folder = tmp_path / f"cpu{cpu}/topology"
+        folder.mkdir(parents=True)
+        (folder / "thread_siblings_list").write_text(f"{siblings}\n")
+    assert [cores_of(cpus, tmp_path) for cpus in (range(4), [0, 2], [0, 1], [8, 9])] == [2, 1, 2, 2]
 
 
 def test_the_smallest_quota_from_the_own_group_upwards_counts(machine):
