@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
+from statistics import median
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -29,6 +30,8 @@ _FOLLOWS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("parameters", "gradient_bytes"), (*WORK, "strategy", "command")),
     **dict.fromkeys((*TRANSPORT, "hosts", "cores", "threads_per_rank"), _LAUNCH),
 }
+#: Clocks are equal if the lowest is at least this share of the highest.
+SAME_CLOCK = 0.95
 Settings = dict[str, str]
 
 
@@ -37,11 +40,12 @@ class Observed:
     """What describes the runs of a study: the number of runs of each cell that have a value of a quantity.
 
     ``values`` maps (kind, name) -> value -> cell -> runs. ``read`` is the number of runs of each cell whose
-    env.json was read.
+    env.json was read, and ``mhz`` are the clocks of the runs.
     """
 
     values: dict[tuple[str, str], dict[str, Counter[str]]]
     read: Counter[str]
+    mhz: list[float] = field(default_factory=list)
 
     def add(self, kind: str, name: str, text: str, cell: str, runs: int = 1) -> None:
         """Count runs that have a value."""
@@ -108,10 +112,18 @@ def differences(*studies: Observed) -> list[Difference]:
         sides = [observed.values.get(key, {}) for observed in studies]
         if key[0] == "command" and not all(sides):
             continue  # it has another name in the other study
+        if key[0] == "clock" and not _clocks_differ(studies):
+            continue
         if len(sides[0]) > 1 if len(sides) == 1 else sides[0].keys() != sides[1].keys():
             planned = key[0] in ("setting", "command") or _follows(key, studies)
             found.append(Difference(*key, planned, tuple(tuple(_values(side)) for side in sides)))
     return found
+
+
+def _clocks_differ(studies: Sequence[Observed]) -> bool:
+    """Return whether the clocks of one study's runs differ, or the medians of two studies."""
+    mhz = studies[0].mhz if len(studies) == 1 else [median(one.mhz) for one in studies if one.mhz]
+    return min(mhz) < SAME_CLOCK * max(mhz)
 
 
 def _follows(key: tuple[str, str], studies: Sequence[Observed]) -> bool:
@@ -152,6 +164,7 @@ def observe(
                 found.add(kind, name, value, cells[run_id])
     found.add_missing("variable", found.read)
     for run_id, mhz in (clocks or {}).items():
+        found.mhz.append(mhz)
         found.add("clock", "clock", f"{mhz / 1000:.1f} GHz", cells[run_id])
     return found
 

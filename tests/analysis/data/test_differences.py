@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from analysis.checks.assessment import assess
-from analysis.data.differences import Difference
+from analysis.data.differences import Difference, Observed, differences, observe
 from analysis.data.load import load_study
 from analysis.report.results import Results
 from analysis.report.write import write_report
@@ -45,6 +45,22 @@ def test_only_the_axes_and_what_follows_from_them_are_planned(tmp_path: Path) ->
     )
     assert found["environment parameters"].text(0) == "1,000 and 2,000"
     assert not [fact for fact in assess(load_study(tmp_path / "s")).findings if fact.kind == "runs-differ"]
+
+
+def test_clocks_that_only_round_differently_are_no_difference(tmp_path: Path) -> None:
+    study = load_study(studies.finished(tmp_path / "s", studies.strong(sizes=(1, 2))))
+    runs = list(study.runs["run_id"])
+
+    def observed(*mhz: float) -> Observed:
+        return observe(study, {}, {run: mhz[place % len(mhz)] for place, run in enumerate(runs)})
+
+    def clocks(*sides: Observed) -> list[str]:
+        return [one.text(0) for one in differences(*sides) if one.kind == "clock"]
+
+    assert clocks(observed(2945.0, 2955.0)) == []
+    assert clocks(observed(2945.0, 2700.0)) == ["2.7 GHz and 2.9 GHz"]
+    assert clocks(observed(2945.0), observed(2955.0)) == []
+    assert clocks(observed(2945.0), observed(2700.0)) == ["2.9 GHz"]
 
 
 def test_versions_variables_hosts_and_clocks_of_some_runs_are_not_planned(tmp_path: Path) -> None:
