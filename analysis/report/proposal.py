@@ -16,11 +16,12 @@ from typing import Annotated, Any
 from analysis.causes.catalogue import NOT_EXPLAINED
 from analysis.causes.divide import WHOLE
 from analysis.causes.table import rest_parts
-from analysis.checks.scaling_table import Recommendation, recommend, what_decides, without_result
+from analysis.checks.scaling_table import Recommendation, recommend, without_result
 from analysis.checks.validity import unstable_cells
 from analysis.data.environment import Environment, describe
 from analysis.data.names import job_size, nodes_known, widest_series
 from analysis.report.decision import hours_per_million
+from analysis.report.figures.all_figures import efficiency_figure
 from analysis.report.figures.drawing import Drawing
 from analysis.report.results import Results
 from analysis.report.tables import shown_columns, texts_of
@@ -97,23 +98,29 @@ class ProposalRow(ScalingRow):
     limits: Annotated[str, Column("letters in the list of limits", "", (PROPOSAL,), "Limits")]
 
 
+def proposal_figure(results: Results) -> Drawing | None:
+    """Draw the efficiencies of the first series that the proposal describes; None if it describes none."""
+    series = _described(results)
+    return efficiency_figure(results, series[0].rows, name="proposal") if series else None
+
+
 def proposal_context(
-    results: Results, drawings: Sequence[Drawing], *, work: Work | None = None
+    results: Results, figure: Drawing | None = None, *, work: Work | None = None
 ) -> dict[str, Any]:
     """Return the values of proposal.md.j2 and proposal.tex.j2; texts are not escaped.
 
-    ``work`` is what time is asked for; by default, one training of a million samples.
+    ``figure`` is that of :func:`proposal_figure`. ``work`` is what time is asked for; by default, one
+    training of a million samples.
     """
-    rows, frames, study = results.rows, results.frames, results.study
-    series = [found for mode in ("strong", "weak") if (found := _series(rows, mode))]
+    frames, study, series = results.frames, results.study, _described(results)
     runs = frames.runs[frames.runs["measured"]] if frames.runs["measured"].any() else frames.runs
     if series:
         runs = runs[runs["cell_id"].isin({row.cell_id for one in series for row in (*one.rows, one.base)})]
     ids = set(runs["run_id"])
     environment = describe({name: env for name, env in results.environment.envs.items() if name in ids})
     sources = Sources(study.table.name if study.table else "")
-    series = series or _without_efficiency(rows)
-    return _Proposal(results, series, Executed(study, runs), environment, sources, work).context(drawings)
+    series = series or _without_efficiency(results.rows)
+    return _Proposal(results, series, Executed(study, runs), environment, sources, work).context(figure)
 
 
 @dataclass(frozen=True)
@@ -148,14 +155,12 @@ class _Proposal:
         """The rows of the table, and their baselines."""
         return [row for one in self.series for row in (*one.rows, one.base)]
 
-    def context(self, drawings: Sequence[Drawing]) -> dict[str, Any]:
+    def context(self, figure: Drawing | None) -> dict[str, Any]:
         """Return the values of the templates, see :func:`proposal_context`."""
         method = [*what_was_run(self.executed, self.environment, self.sources), *self.definitions()]
         findings = self.findings()
         measured = self.table(findings) if self.series else None
         advice = [*self.advice(), *self.losses()] if self.scales else []
-        wanted = f"efficiency-{self.series[0].mode}" if self.scales else ""
-        figure = next((one for one in drawings if one.name == wanted), None)
         request = list(self.request()) if self.scales and known(self.row.throughput_samples_per_sec) else []
         limits = [text for _, text in findings] + list(self.limits())
         return {
@@ -197,7 +202,10 @@ class _Proposal:
             headings["global_batch"] += " in the plan"
         if len(self.series) == 1:
             texts.pop("mode", None)
-        explained = [f"{headings[name]}: {columns[name].meaning}" for name in _EXPLAINED if name in texts]
+        meanings = {name: columns[name].meaning for name in _EXPLAINED if name in texts}
+        if self.executed.study.table:  # it does not say which runs completed
+            meanings["n"] = TEXTS["table"]["n"]
+        explained = [f"{headings[name]}: {meaning}" for name, meaning in meanings.items()]
         explained += [f"{MISSING}: no value"] * any(MISSING in own for own in texts.values())
         named = [f"{mode_title(one.mode)}" for one in self.series if one.mode] or ["Measurements"]
         source = self.sources.cite("scaling")
@@ -221,6 +229,7 @@ class _Proposal:
         if (best := found.best) is not None:
             size, efficiency = job_size(best), _efficiency(best)
             values = {"mode": series.mode, "guide": GUIDE, "runs": MIN_RUNS, "efficiency": efficiency}
+            values["undisturbed"] = "" if self.executed.study.table else TEXTS["advice"]["undisturbed"]
             yield say("best", "scaling", size=size, **values)
             larger = [row for row in series.rows if row.gpus > best.gpus]
             largest = say("largest", lacking=series.lacking)
@@ -252,8 +261,7 @@ class _Proposal:
         size, say = job_size(row), partial(self.sources.say, "advice")
         if error := self.results.error_of(row):
             return say("invalid", size=size, error=heading(error))
-        decides = what_decides(row, self.series[0].base)
-        return say("open", "scaling", size=size, guide=GUIDE, efficiency=_efficiency(row), decides=decides)
+        return say("open", "scaling", size=size, guide=GUIDE, efficiency=_efficiency(row))
 
     def losses(self) -> Iterator[str]:
         """Yield the largest losses of the largest valid size of the first series, if they are known."""
@@ -286,20 +294,21 @@ class _Proposal:
         yield words["time"], _with_range(times_s, human_duration), "samples / throughput"
         units = [("node-hours", "node", row.nodes)] if nodes_known(row) else []
         units += [("GPU-hours", "GPU", row.gpus)] if self._has_gpus else []
+        units = units or [("rank-hours", "rank", row.gpus)]
         for name, unit, times in units:
             hours = [times * one / 3600 for one in times_s]
             yield words[name], _with_range(hours, three_digits), f"{count(int(times), unit)} x time"
         yield words["trainings"], f"{work.trainings:,}", stated
-        share = 0.0
+        share, formula = 0.0, "trainings x cost"
         if not self.executed.study.table:
             done, tried = cell_success(self.executed.study)[row.cell_id]
             share, source = reserve(done / tried), self.sources.cite("runs")
             value = f"{percent(share)}: {done} of {count(tried, 'attempt')} of this size completed"
             yield words["reserve"], value, f"1/p - 1, p = {done}/{tried} {source}"
+            formula += " x (1 + reserve)"
         total = work.trainings * (1 + share) * times_s[0] / 3600
-        if units:
-            totals = [f"{three_digits(total * times)} {name}" for name, _, times in units]
-            yield words["total"], ", ".join(totals), "trainings x cost x (1 + reserve)"
+        totals = [f"{three_digits(total * times)} {name}" for name, _, times in units]
+        yield words["total"], ", ".join(totals), formula
 
     @property
     def _has_gpus(self) -> bool:
@@ -397,10 +406,17 @@ def _letter(place: int) -> str:
     return f"{chr(ord('a') + place % 26)}{place // 26 or ''}"
 
 
-def _series(rows: Sequence[ScalingRow], mode: str) -> _Series | None:
-    """Return the series of a scaling mode with the most measured sizes; in a tie, the plan's first."""
+def _described(results: Results) -> list[_Series]:
+    """Return one series of strong and one of weak scaling, as far as the study has them."""
+    return [found for mode in ("strong", "weak") if (found := _series(results, mode))]
+
+
+def _series(results: Results, mode: str) -> _Series | None:
+    """Return the series of a mode with the most valid, else measured, sizes; in a tie, the plan's first."""
+    rows = results.rows
     measured = [row for row in rows if row.mode == mode and known(row.efficiency)]
-    widest = widest_series(measured, limit=1)
+    valid = [row for row in measured if not results.error_of(row)]
+    widest = widest_series(valid, limit=1) or widest_series(measured, limit=1)
     if not widest:
         return None
     own = sorted((row for row in measured if row.series == widest[0]), key=lambda row: (row.gpus, row.nodes))

@@ -28,7 +28,7 @@ from analysis.report.figures import all_figures
 from analysis.report.figures.drawing import Drawing, theme_rules
 from analysis.report.index import INDEX_FILE, entry_of, index_context
 from analysis.report.page import page_context
-from analysis.report.proposal import Work, proposal_context
+from analysis.report.proposal import Work, proposal_context, proposal_figure
 from analysis.report.results import Results
 from analysis.report.tables import causes_frame, csv_table, latex, latex_table, markdown_table, runs_csv
 from analysis.report.why import why_sections
@@ -224,7 +224,9 @@ def _report(
     files["index.html"] = render_page(page_context(results, drawings, why))
     drawings += [figure for section in why for figure in section.figures]
     if proposal:
-        files |= render_proposal(proposal_context(results, drawings, work=work))
+        figure = proposal_figure(results)
+        drawings += [figure] if figure else []
+        files |= render_proposal(proposal_context(results, figure, work=work))
     return Report(_write(folder, files, drawings), assessment, verdicts)
 
 

@@ -40,10 +40,7 @@ def scaling_figures(
 
     The curves mark the cells whose values, or those of their baseline, are ``invalid``.
     """
-    rates: dict[str, list[tuple[str, float]]] = {}
-    counted = runs[runs["measured"]]
-    for cell_id, *run in zip(*(counted[name] for name in ("cell_id", "run_id", "rate")), strict=True):
-        rates.setdefault(cell_id, []).append(tuple(run))
+    rates = _rates(runs)
     for mode in MODES:
         rows = [row for row in table if row.mode == mode and row.n]
         if not rows:
@@ -60,6 +57,21 @@ def scaling_figures(
             selection = select(divided, mode, parts, bars=True)
             yield split_figure(selection)
             yield split_figure(selection, shares=True)
+
+
+def efficiency_figure(results: Results, rows: Sequence[ScalingRow], *, name: str) -> Drawing:
+    """Draw the efficiencies of ``rows``, which have one mode, as a figure with its own file name."""
+    selection, rates = select(rows, rows[0].mode, results.parts), _rates(results.frames.runs)
+    return replace(curve_figure(EFFICIENCY, selection, rates, results.invalid), name=name)
+
+
+def _rates(runs: pd.DataFrame) -> dict[str, list[tuple[str, float]]]:
+    """Return the id and the throughput of the measured runs of each cell."""
+    rates: dict[str, list[tuple[str, float]]] = {}
+    counted = runs[runs["measured"]]
+    for cell_id, *run in zip(*(counted[name] for name in ("cell_id", "run_id", "rate")), strict=True):
+        rates.setdefault(cell_id, []).append(tuple(run))
+    return rates
 
 
 def all_names() -> list[str]:

@@ -269,7 +269,7 @@ def check(made: Made) -> Counter[str]:
     check_page(rows, assessment, first, judged)
     results = Results(study, frames, rows)
     vars(results).update(environment=environment, assessment=assessment, divisions={}, causes=[])
-    context = proposal_context(results, [])
+    context = proposal_context(results)
     size = re.match(r"The requested job size is .*?(\d+) ranks", context["advice"])
     assert bool(size) <= bool(sizes)
     assert size is None or int(size[1]) in sizes.values()

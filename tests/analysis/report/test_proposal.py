@@ -16,10 +16,12 @@ import pytest
 from analysis.checks.assessment import Assessment
 from analysis.checks.scaling_table import scaling_table
 from analysis.data.load import load_study
-from analysis.report.proposal import Work, proposal_context
+from analysis.report.proposal import Work, proposal_context, proposal_figure
 from analysis.report.results import Results
 from analysis.report.write import render_proposal, write_report, write_table_report
 from analysis.stats.attempts import Success
+from analysis.tables_in.read import read_table
+from analysis.tables_in.study import study_of_table
 from bench.facts import Fact
 from bench.matrix.cell import Cell
 from bench.units import human_duration, percent
@@ -113,9 +115,9 @@ def test_the_method_has_definitions_and_there_is_one_figure(written):
     path, markdown, latex = written
     assert "speedup S(N) = T(N0)/T(N), efficiency E(N) = S(N) N0/N" in markdown
     assert "the baseline N0 is 1x1 (1 rank)" in markdown
-    assert (path / "report/figures/efficiency-strong.png").is_file()
+    assert (path / "report/figures/proposal.png").is_file()
     assert markdown.count("](figures/") == 1
-    assert "{figures/efficiency-strong.pdf}" in latex
+    assert "{figures/proposal.pdf}" in latex
 
 
 def test_every_number_of_a_source_is_in_the_list(written):
@@ -129,7 +131,7 @@ def test_every_number_of_a_source_is_in_the_list(written):
 
 
 def method(path: Path, **options: Any) -> str:
-    return str(proposal_context(Results.of(load_study(path)), [], **options)["method"])
+    return str(proposal_context(Results.of(load_study(path)), **options)["method"])
 
 
 def test_the_method_states_what_the_runs_executed(written):
@@ -165,7 +167,7 @@ def test_the_training_has_only_options_that_its_model_uses_and_each_host_is_coun
 
 
 def requested(path: Path, work: Work | None = None, *findings: Fact) -> dict[str, tuple[str, str]]:
-    context = proposal_context(with_findings(path, *findings), [], work=work)
+    context = proposal_context(with_findings(path, *findings), work=work)
     return {what: (value, source) for what, value, source in context["request"]}
 
 
@@ -189,7 +191,7 @@ def test_the_request_follows_from_the_stated_work(written):
 
 
 def limits(path: Path, *findings: Fact) -> dict[str, str]:
-    return dict(proposal_context(with_findings(path, *findings), [])["limits"])
+    return dict(proposal_context(with_findings(path, *findings))["limits"])
 
 
 @pytest.mark.parametrize("memory", [None, 80 * 2**30])
@@ -223,7 +225,7 @@ def test_failures_are_a_reserve_of_gpu_hours_and_memory_is_that_of_the_gpu(tmp_p
 def test_limits_have_letters_in_the_table(written):
     path, *_ = written
     finding, of_all = Fact("straggler", ("n2x1-gloo-srun-b32",)), Fact("runs-differ")
-    context = proposal_context(with_findings(path, finding, of_all), [])
+    context = proposal_context(with_findings(path, finding, of_all))
     place = context["measured"]["headings"].index("Limits")
     column = [row[place] for row in context["measured"]["rows"]]
     assert sorted(column) == ["a, b", "a, b"] + ["b"] * 5
@@ -242,14 +244,25 @@ def with_findings(path: Path, *findings: Fact) -> Results:
 def test_a_size_that_is_not_valid_is_not_requested_and_has_no_losses(tmp_path):
     path = finished(tmp_path / "s", strong(64, sizes=(1, 2, 4)), timing=Timing(comm_s=0.1))
     error = Fact("shared-cores", ("n4x1-gloo-srun-b16",), severity="error")
-    advice = proposal_context(with_findings(path, error), [])["advice"]
+    advice = proposal_context(with_findings(path, error))["advice"]
     assert (
         "Nothing is concluded about 4 nodes x 1 (4 ranks): its values are not valid (Shared cores)." in advice
     )
     assert "The largest losses of 2 nodes x 1 (2 ranks), as shares of the step: " in advice
     base = Fact("shared-cores", ("n1x1-gloo-srun-b64",), severity="error")
-    advice = proposal_context(with_findings(path, base), [])["advice"]
+    advice = proposal_context(with_findings(path, base))["advice"]
     assert "The values of this size are not valid (Shared cores): its time and cost may be wrong." in advice
+
+
+def test_a_series_with_valid_values_is_described_and_drawn_alone(tmp_path, nothing_drawn):
+    path = finished(tmp_path / "s", [*strong(64, sizes=(1, 2, 4)), *strong(128, sizes=(1, 2))])
+    results = with_findings(path, Fact("shared-cores", ("n1x1-gloo-srun-b64",), severity="error"))
+    figure = proposal_figure(results)
+    context = proposal_context(results, figure)
+    assert [row[3] for row in context["measured"]["rows"]] == ["128", "128"]
+    assert "The requested job size is 2 nodes x 1 (2 ranks)." in context["advice"]
+    assert figure is not None
+    assert list(figure.labels.values()) == ["batch 128"]
 
 
 def test_measured_cells_without_an_efficiency_are_listed_with_the_reason(tmp_path):
@@ -260,7 +273,7 @@ def test_measured_cells_without_an_efficiency_are_listed_with_the_reason(tmp_pat
         frame[["samples", "throughput_samples_per_sec"]] *= 2
         frame.to_csv(file, index=False)
         file.with_name("ranks.csv").unlink()
-    context = proposal_context(with_findings(path), [])
+    context = proposal_context(with_findings(path))
     assert "Weak scaling" in context["measured"]["caption"]
     assert context["limits"][-1][1].startswith(
         "2 nodes x 1 (2 ranks) was measured in 3 runs but has no efficiency: no efficiency: the runs of this "
@@ -284,7 +297,7 @@ def test_every_table_of_the_markdown_has_rows_of_one_width(written):
 
 def test_if_no_size_reaches_the_guide_none_is_recommended(tmp_path):
     path = finished(tmp_path / "s", strong(sizes=(1, 4)), timing=Timing(comm_s=0.1))
-    advice = proposal_context(Results.of(load_study(path)), [])["advice"]
+    advice = proposal_context(Results.of(load_study(path)))["advice"]
     assert advice.startswith(
         "No measured size beyond the baseline reaches an efficiency of 0.8 (strong scaling); "
         "4 nodes x 1 (4 ranks) is closest, with 0."
@@ -337,7 +350,7 @@ def test_without_parts_of_the_step_no_loss_is_named(tmp_path):
         frame = pd.read_csv(file)
         parts = [name for name in frame if name.endswith("_time_sec") and name not in TIMES]
         frame.assign(**dict.fromkeys(parts)).to_csv(file, index=False)
-    assert "losses" not in proposal_context(Results.of(load_study(path)), [])["advice"]
+    assert "losses" not in proposal_context(Results.of(load_study(path)))["advice"]
 
 
 def test_a_table_measured_elsewhere_gives_a_section_of_its_columns(tmp_path, nothing_drawn):
@@ -350,6 +363,20 @@ def test_a_table_measured_elsewhere_gives_a_section_of_its_columns(tmp_path, not
     assert "ode-hours" not in markdown
     assert "The values were measured elsewhere and are taken from a table [1]." in markdown
     assert markdown.endswith("## Sources\n\n1. bert.csv\n")
+
+
+def test_a_table_without_nodes_gives_rank_hours_and_says_nothing_about_single_runs(tmp_path):
+    table = tmp_path / "t.csv"
+    lines = [f"{n},256,{rate + more}" for n, rate in ((1, 100), (2, 190)) for more in (-1, 0, 1)]
+    table.write_text("gpus,global_batch,throughput\n" + "\n".join(lines))
+    made = study_of_table(read_table(table), mode="strong", folder=tmp_path)
+    results = Results(made.study, made.shown, made.scale(baseline=None))
+    context = proposal_context(results, work=Work(1_300_000, 2, 5))
+    rows = {what: (value, source) for what, value, source in context["request"]}
+    assert rows["Rank-hours"] == ("7.60 (7.50 to 7.70)", "2 ranks x time")
+    assert rows["Total"] == ("38.0 rank-hours", "trainings x cost")
+    assert "of it and of the baseline. Its efficiency" in context["advice"]
+    assert "n: runs in the table" in context["measured"]["caption"]
 
 
 def test_without_batches_in_a_table_the_section_has_no_time_to_solution(tmp_path, nothing_drawn):
@@ -486,7 +513,7 @@ def test_of_a_command_only_what_is_known_is_said(tmp_path, metrics, said, main_l
     git = {"script_sha256": "0123456789abcdef", "git_commit": "fedcba9876543210", "git_dirty": True}
     for file in path.glob("runs/*/*/run.json"):
         file.write_text(json.dumps(json.loads(file.read_text()) | {"command": {"script": "train.py", **git}}))
-    context = proposal_context(with_findings(path), [])
+    context = proposal_context(with_findings(path))
     text = context["method"]
     command = "python train.py --batch {per_gpu_batch} --seq {seq_len} --api-key ***"
     assert f"The runs executed the command {command} [1]." in text
