@@ -56,6 +56,8 @@ _LEAST_LOSS, _MOST_LOSSES = 0.02, 3
 _MOST_MISSING = 6
 #: The attributes of a fact that contain names of cells.
 _NAMING = ("subject", "values")
+#: Values of a fact that are left out: the times of disturbances, and lists of single runs.
+_DETAILS = ("start", "end", "runs")
 #: Columns that the table's caption explains.
 _EXPLAINED = ("n", "step_time_sec", "cost", "limits")
 _COST = "Node-h per million"
@@ -393,9 +395,10 @@ def _name(row: ScalingRow) -> str:
 
 
 def _renamed(value: Any, names: Mapping[str, str]) -> Any:
-    """Return the values of a fact with other names of its cells."""
+    """Return the values of a fact with other names of its cells, and without details."""
     if isinstance(value, Mapping):
-        return {names.get(key, key): _renamed(own, names) for key, own in value.items()}
+        kept = {key: own for key, own in value.items() if key not in _DETAILS or isinstance(own, int)}
+        return {names.get(key, key): _renamed(own, names) for key, own in kept.items()}
     if isinstance(value, list | tuple):
         return type(value)(_renamed(own, names) for own in value)
     return names.get(value, value) if isinstance(value, str) else value

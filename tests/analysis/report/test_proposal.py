@@ -533,3 +533,17 @@ def test_of_a_command_only_what_is_known_is_said(tmp_path, metrics, said, main_l
     assert "validation" not in others
     assert ("Not examined: input, output" in others) is main_loop
     assert ("Not examined: whether the command used the batches of the plan" in others) is not main_loop
+
+
+def test_disturbances_are_counted_without_runs_and_times(written):
+    times = {"start": "2026-01-02T03:04:05.000Z", "end": "2026-01-02T03:05:05.000Z"}
+    cpu = Fact("foreign-cpu", ("n1",), {"share": 0.5, **times}).as_json()
+    cell, counts = "n2x1-gloo-srun-b32", {"disturbed": 3, "finished": 24, "left_out": 3}
+    runs = [{"run_id": f"{cell}-r1", "cell_id": cell, "left_out": True, "facts": [cpu]}]
+    common = Fact("common-condition", (cell,), {"conditions": {cell: [cpu]}}, "error")
+    texts = limits(written[0], common, Fact("disturbed", (cell,), {**counts, "runs": runs}))
+    assert texts["b"] == "Warning: Disturbed runs. 3 of 24 runs were disturbed, 3 of them left out."
+    assert texts["a"].endswith(
+        "(CPU time of foreign processes (50 % of the time of the cores in use) on n1). "
+        "None of these runs is left out."
+    )
