@@ -63,6 +63,9 @@ def _message(finding: Any, place: Place) -> tuple[str, str]:
         return _unknown_key(place)
     if kind == "missing":
         return _missing(place)
+    if place[:2] == ("axes", "tasks_per_node") and isinstance(value, str):
+        remedy = f"write a list such as [1, 2, 4], or `tasks_per_node: {CORES}` (executor local)"
+        return f"{name} cannot be {_shown(value)}", remedy
     if kind == "value_error":
         return f"{name}: {finding['ctx']['error']}", ""
     message = _MESSAGES.get(kind)

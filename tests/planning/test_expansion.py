@@ -224,6 +224,18 @@ def test_the_sizes_of_a_local_study_follow_the_cores_of_the_machine(
     assert (alone in plan.warnings) == (sizes == [1])
 
 
+@pytest.mark.parametrize(("text", "place"), [("Cores", ""), ("[cores]", "[0]"), ("[1, cores]", "[1]")])
+def test_the_word_cores_is_named_if_it_is_written_otherwise(text, place, tmp_path):
+    path = tmp_path / "m.yaml"
+    path.write_text(f"axes: {{tasks_per_node: {text}}}\nscaling: [{{mode: weak, per_gpu_batch: [1]}}]\n")
+    with pytest.raises(InputError) as caught:
+        make_plan(path)
+    problem = caught.value.problems[0]
+    word = text.strip("[]").rpartition(" ")[2]
+    assert problem.message == f"axes.tasks_per_node{place} cannot be '{word}'"
+    assert problem.remedy == "write a list such as [1, 2, 4], or `tasks_per_node: cores` (executor local)"
+
+
 def test_the_cores_of_this_machine_are_no_size_for_other_machines(tmp_path):
     path = tmp_path / "m.yaml"
     path.write_text("axes: {tasks_per_node: cores}\nscaling: [{mode: weak, per_gpu_batch: [1]}]\n")
