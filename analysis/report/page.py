@@ -19,6 +19,7 @@ from analysis.causes.catalogue import CAUSES
 from analysis.checks.assessment import Check
 from analysis.checks.scaling_table import Invalid, invalid_reason
 from analysis.checks.validity import OWNED, anomalies
+from analysis.data.differences import spelled
 from analysis.data.load import Study
 from analysis.data.names import ranks, widest_series
 from analysis.report.decision import MAX_SERIES, Decision, decisions
@@ -303,7 +304,7 @@ def _commands(study: Study) -> list[str]:
 
 
 def plan_facts(study: Study) -> list[tuple[str, str]]:
-    """Return version, seed, repeats, executor, digest and site defaults of the plan."""
+    """Return version, seed, repeats, executor, sizes, digest and site defaults of the plan."""
     names = (("bench", "bench_version"), ("seed", "seed"), ("repeats", "repeats"), ("executor", "executor"))
     facts = [
         (label, one_line(study.plan.get(key), limit=80))
@@ -314,6 +315,11 @@ def plan_facts(study: Study) -> list[tuple[str, str]]:
         (f"command {one_line(label, limit=60)}", one_line(text, limit=400))
         for label, text in _labelled_commands(study).items()
     ]
+    # `tasks_per_node: cores` gives other sizes on another machine.
+    cells = study.plan.get("cells") or []
+    sizes = dict.fromkeys(f"{spelled(cell['nodes'])} × {spelled(cell['tasks_per_node'])}" for cell in cells)
+    if sizes:
+        facts.append(("nodes × ranks per node", listed([*sizes], limit=20)))
     if digest := matrix_digest(study):
         facts.append(("SHA-256 of matrix.yaml", digest))
     inherited = study.plan.get("inherited")

@@ -480,6 +480,7 @@ def test_the_citation_holds_the_known_facts(tmp_path: Path, nothing_drawn: None)
     assert r"  title = {my\_study 50\%: a scaling study of distributed data parallel training}," in cited
     assert "  year = {2026},\n  howpublished = {Measured with ddp-scaling-bench 0.1.0}," in cited
     assert "8 runs, Device Test CPU @ 2.0 GHz, PyTorch 2.13.0+cpu, matrix SHA-256 " in cited
+    assert "<dt>nodes × ranks per node</dt><dd>1 × 1, 2 × 1, 4 × 1 and 8 × 1</dd>" in page
     assert "author" not in cited
     assert "doi" not in cited
 
