@@ -16,6 +16,7 @@ import pytest
 from analysis.checks.assessment import Assessment
 from analysis.checks.scaling_table import scaling_table
 from analysis.data.load import load_study
+from analysis.report.decision import main_loss
 from analysis.report.proposal import Work, proposal_context, proposal_figure
 from analysis.report.results import Results
 from analysis.report.write import render_proposal, write_report, write_table_report
@@ -351,6 +352,15 @@ def test_without_parts_of_the_step_no_loss_is_named(tmp_path):
         parts = [name for name in frame if name.endswith("_time_sec") and name not in TIMES]
         frame.assign(**dict.fromkeys(parts)).to_csv(file, index=False)
     assert "losses" not in proposal_context(Results.of(load_study(path)))["advice"]
+
+
+def test_if_the_page_says_that_there_is_hardly_any_loss_the_proposal_names_none(tmp_path):
+    results = Results.of(
+        load_study(finished(tmp_path / "s", strong(64, sizes=(1, 2)), timing=Timing(comm_s=0)))
+    )
+    row = results.rows[-1]
+    assert main_loss(results.divisions[row.place], row)[0] == "hardly any loss"
+    assert "losses" not in proposal_context(results)["advice"]
 
 
 def test_a_table_measured_elsewhere_gives_a_section_of_its_columns(tmp_path, nothing_drawn):
