@@ -123,8 +123,11 @@ def write_report(
     if output is None and baseline is None and not include_disturbed:
         text = validity_text(report.assessment.findings, run_states(study))
         write_atomically(folder / VALIDITY_FILE, text)  # for bench status
-        write_atomically(folder / INDEX_FILE, entry_of(results).model_dump_json())
     if output is None:
+        options = [f"--baseline {baseline}"] if baseline else []
+        options += ["--include-disturbed"] if include_disturbed else []
+        entry = entry_of(results, options=" ".join(options))
+        write_atomically(folder / INDEX_FILE, entry.model_dump_json())
         # A link to a study belongs to the folder that contains the link.
         _write_index(Path(os.path.abspath(study_path)).parent, say)  # noqa: PTH100
     return report
