@@ -41,7 +41,6 @@ class DrawnInterval:
     value: float
     low: float
     high: float
-    label: str
 
 
 @dataclass(frozen=True)
@@ -157,8 +156,12 @@ def _size_row(row: ScalingRow, results: Results, scale: tuple[float, float], *, 
         kind=verdict.kind,
         speedup=number(row.speedup, digits=3),
         cost=number(hours_per_million(row, on_gpus=on_gpus), digits=3),
-        loss=f"{percent(share)} {title}" if known(share) else title,
+        loss=_with_share(title, share),
     )
+
+
+def _with_share(title: str, share: float) -> str:
+    return f"{percent(share)} {title}" if known(share) else title
 
 
 def hours_per_million(row: ScalingRow, *, on_gpus: bool = False) -> float:
@@ -169,8 +172,7 @@ def hours_per_million(row: ScalingRow, *, on_gpus: bool = False) -> float:
 
 def _drawn(row: ScalingRow, scale: tuple[float, float]) -> DrawnInterval:
     ends = (row.efficiency, row.efficiency_low, row.efficiency_high)
-    value, low, high = (_place(end, scale) for end in ends)
-    return DrawnInterval(value, low, high, f"{efficiency_text(row)}, guide {GUIDE}")
+    return DrawnInterval(*(_place(end, scale) for end in ends))
 
 
 def _place(value: float, scale: tuple[float, float]) -> float:
@@ -245,9 +247,11 @@ def _limit(rows: Sequence[ScalingRow], results: Results, *, several: bool) -> st
     losses: dict[str, list[str]] = {}
     for row in [*best, *beyond[:1]] if best and not several else larger[-1:]:
         title, share = main_loss(results.divisions[row.place], row)
-        of_step = [f"{percent(share)} of the step"] if known(share) else []
-        losses.setdefault(title, []).append(" ".join([*of_step, *([] if several else [f"on {_size(row)}"])]))
-    return "; ".join(", ".join(filter(None, [title, *places])) for title, places in losses.items())
+        if several:
+            return _with_share(title, share)
+        of_step = f"{percent(share)} of the step " if known(share) else ""
+        losses.setdefault(title, []).append(f"{of_step}on {_size(row)}")
+    return "; ".join(f"{title}, {', '.join(places)}" for title, places in losses.items())
 
 
 def _unknown(rows: Sequence[ScalingRow], results: Results, *, several: bool) -> str:
