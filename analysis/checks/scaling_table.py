@@ -93,7 +93,8 @@ def _about_regimes(rows: Sequence[ScalingRow], frames: Frames) -> dict[str, Fact
         if mode and not label:
             continue
         if len(own) == 1:
-            found[series] = Fact("one-cell")
+            if not own[0].is_base:
+                found[series] = Fact("one-cell")
         elif not mode:
             is_mixed = frames.labelled_by != "plan" and _contains_a_series(own)
             found[series] = Fact("no-regime", values={"advice": "mixed"} if is_mixed else {})
@@ -156,6 +157,7 @@ class VerdictKind(StrEnum):
     USE = "use"
     TOO_SMALL = "too-small"
     TOO_LARGE = "too-large"
+    BELOW = "below"
     CANNOT_TELL = "cannot-tell"
     NOT_VALID = "not-valid"
     BASELINE = "baseline"
@@ -169,11 +171,12 @@ class Verdict:
 
     Attributes:
         kind: ``use`` for the recommended size, ``too-small`` for smaller ones. The other sizes are
-            ``too-large`` if their interval is below :data:`GUIDE`. ``no-advice`` is for sizes that are not
-            compared: without an efficiency, not larger than the baseline, or with as many ranks as the
-            recommended size.
+            ``too-large`` if their interval is below :data:`GUIDE`; ``below`` is such a size with at most as
+            many ranks as the recommended one. ``no-advice`` is for sizes that are not compared: without an
+            efficiency, not larger than the baseline, or with as many ranks as the recommended size.
         more_runs: the runs of the size and of its baseline that would probably decide, in addition to those
-            measured; infinite if they are very many, NaN unless the kind is ``cannot-tell``.
+            measured; with too few for an interval, at least so many. It is infinite if they are very many,
+            NaN unless the kind is ``cannot-tell``.
         reason: the kind of the error of ``not-valid``, or the failure class or state of the runs of
             ``no-result``.
     """
@@ -205,14 +208,15 @@ def _verdict(row: ScalingRow, base: ScalingRow | None, choice: Recommendation, i
         return Verdict(VerdictKind.NOT_VALID, reason=error)
     if row.is_base:
         return Verdict(VerdictKind.BASELINE)
-    if base is None or not known(row.efficiency):
+    if base is None or not known(row.efficiency) or row.gpus <= base.gpus:
         return Verdict(VerdictKind.NO_ADVICE)
+    if row in choice.below:
+        is_larger = choice.best is None or row.gpus > choice.best.gpus
+        return Verdict(VerdictKind.TOO_LARGE if is_larger else VerdictKind.BELOW)
     if choice.best and row.gpus < choice.best.gpus:
         return Verdict(VerdictKind.TOO_SMALL)
     if row in choice.open:
         return Verdict(VerdictKind.CANNOT_TELL, more_runs=more_runs(row, base))
-    if row in choice.below:
-        return Verdict(VerdictKind.TOO_LARGE)
     return Verdict(VerdictKind.USE if row is choice.best else VerdictKind.NO_ADVICE)
 
 
@@ -249,7 +253,10 @@ def what_decides(row: ScalingRow, base: ScalingRow, *, invalid: Invalid = _NONE)
 
 
 def more_runs(row: ScalingRow, base: ScalingRow) -> float:
-    """Return the number of further runs of a size and of its baseline that would probably decide."""
+    """Return the number of further runs of a size and of its baseline that would probably decide.
+
+    With fewer runs than an interval needs, return the number that it needs.
+    """
     undisturbed = min(row.n_undisturbed, base.n_undisturbed)
     if undisturbed < MIN_RUNS:
         return MIN_RUNS - undisturbed

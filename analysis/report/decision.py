@@ -5,17 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from analysis.causes.catalogue import NOT_EXPLAINED
 from analysis.causes.cells import CellDivision
 from analysis.causes.divide import WHOLE
 from analysis.causes.table import rest_parts
 from analysis.checks.scaling_table import VerdictKind, efficiency_text, what_decides
-from analysis.data.names import layout, nodes_known, ranks, short_labels, widest_series, with_layout
+from analysis.data.names import layout, nodes_known, ranks, short_labels, with_layout
 from analysis.report.results import Results
 from analysis.report.words import WORDS, mode_title
 from analysis.stats.columns import ScalingRow, by_series, grouped
-from analysis.stats.estimate import MOST_RUNS
+from analysis.stats.estimate import MIN_RUNS, MOST_RUNS
 from analysis.stats.scaling import GUIDE
 from analysis.text import one_line
 from bench.facts import Fact
@@ -40,7 +41,6 @@ class DrawnInterval:
     value: float
     low: float
     high: float
-    label: str
 
 
 @dataclass(frozen=True)
@@ -94,11 +94,9 @@ def decisions(results: Results) -> list[Decision]:
 
 def _decision(mode: str, rows: Sequence[ScalingRow], results: Results) -> Decision:
     series = by_series(rows)
-    # Prefer series with efficiencies, then those with several planned sizes.
-    choices = ([row for row in rows if known(row.efficiency)], [row for row in rows if row.n], rows)
-    chosen = next(filter(None, (widest_series(own, limit=MAX_SERIES) for own in choices)), [*series])
-    shown = {name: _with_baseline(series[name]) for name in chosen[:MAX_SERIES]}
+    shown = {name: _with_baseline(series[name]) for name in _chosen(series, results)}
     every = [row for own in shown.values() for row in own]
+    hidden = {row.series for row in rows} - {row.series for row in every}
     ends = [row.efficiency_high if known(row.efficiency_high) else row.efficiency for row in every]
     top = min(max([_LEAST_TOP, *(1.05 * end for end in ends if known(end))]), _LARGEST_TOP)
     starts = [row.efficiency_low if known(row.efficiency_low) else row.efficiency for row in every]
@@ -106,7 +104,7 @@ def _decision(mode: str, rows: Sequence[ScalingRow], results: Results) -> Decisi
     labels, shared = short_labels(results.parts, shown)
     on_gpus = bool((results.study.cells["device"] == "cuda").all())
     alone = list(labels.values()) if len(shown) == 1 else []
-    few = [f"{len(shown)} of {len(series)} series"] if len(shown) < len(series) else []
+    few = [f"{len(shown)} of {len(shown) + len(hidden)} series"] if hidden else []
     return Decision(
         mode=mode,
         title=mode_title(mode) if mode else WORDS["modes"]["other"]["title"],
@@ -119,6 +117,23 @@ def _decision(mode: str, rows: Sequence[ScalingRow], results: Results) -> Decisi
         ],
         lines=_lines({labels[name]: own for name, own in shown.items()}, results),
     )
+
+
+def _chosen(series: Mapping[str, Sequence[ScalingRow]], results: Results) -> list[str]:
+    """Return the series to show: those with a recommended size, then those with the most valid sizes."""
+
+    def merit(name: str) -> tuple[int, ...]:
+        valid = [row for row in series[name] if known(row.efficiency) and not results.error_of(row)]
+        kinds = (
+            _of_kind(series[name], results, VerdictKind.USE),
+            valid,
+            [row for row in series[name] if row.n],
+        )
+        return tuple(len({row.gpus for row in own}) for own in kinds)
+
+    several = [name for name, rows in series.items() if len({row.gpus for row in rows}) > 1] or [*series]
+    best = sorted(several, key=merit, reverse=True)[:MAX_SERIES]
+    return [name for name in several if name in best]
 
 
 def _with_baseline(rows: Sequence[ScalingRow]) -> list[ScalingRow]:
@@ -134,15 +149,19 @@ def _size_row(row: ScalingRow, results: Results, scale: tuple[float, float], *, 
     title, share = main_loss(division, row) if division and row.n else (MISSING, math.nan)
     return SizeRow(
         ranks=f"{row.gpus:,}",
-        layout=layout(row),
+        layout=", ".join(filter(None, [layout(row), "" if row.ddp else WORDS["decision"]["no_ddp"]])),
         efficiency=efficiency_text(row),
         drawn=_drawn(row, scale) if known(row.efficiency) else None,
         verdict=_verdict_text(row, results),
         kind=verdict.kind,
         speedup=number(row.speedup, digits=3),
         cost=number(hours_per_million(row, on_gpus=on_gpus), digits=3),
-        loss=f"{percent(share)} {title}" if known(share) else title,
+        loss=_with_share(title, share),
     )
+
+
+def _with_share(title: str, share: float) -> str:
+    return f"{percent(share)} {title}" if known(share) else title
 
 
 def hours_per_million(row: ScalingRow, *, on_gpus: bool = False) -> float:
@@ -153,8 +172,7 @@ def hours_per_million(row: ScalingRow, *, on_gpus: bool = False) -> float:
 
 def _drawn(row: ScalingRow, scale: tuple[float, float]) -> DrawnInterval:
     ends = (row.efficiency, row.efficiency_low, row.efficiency_high)
-    value, low, high = (_place(end, scale) for end in ends)
-    return DrawnInterval(value, low, high, f"{efficiency_text(row)}, guide {GUIDE}")
+    return DrawnInterval(*(_place(end, scale) for end in ends))
 
 
 def _place(value: float, scale: tuple[float, float]) -> float:
@@ -171,6 +189,8 @@ def _verdict_text(row: ScalingRow, results: Results) -> str:
         runs = verdict.more_runs
         many = f"more than {MOST_RUNS} more runs"
         detail = count(int(runs), "more run") if runs <= MOST_RUNS else many
+        if row.base and min(row.n_undisturbed, row.base.n_undisturbed) < MIN_RUNS:
+            detail = f"at least {detail}"
     elif verdict.kind is VerdictKind.NO_RESULT:
         detail = one_line(term("state", verdict.reason), limit=40)
     return f"{text}: {detail}" if detail else text
@@ -181,8 +201,13 @@ def _verdict_text(row: ScalingRow, results: Results) -> str:
 
 def _lines(shown: Mapping[str, Sequence[ScalingRow]], results: Results) -> list[tuple[str, str]]:
     """Return the lines about the series ``shown``, by their labels; a text is not repeated."""
+    several = len(shown) > 1
     lines = []
-    for name, describe in (("use", _use), ("limited", _limit), ("unknown", _unknown)):
+    for name, describe in (
+        ("use", _use),
+        ("limited", partial(_limit, several=several)),
+        ("unknown", partial(_unknown, several=several)),
+    ):
         texts = {label: describe(rows, results) for label, rows in shown.items()}
         same = [*texts.values()][:1] if len(set(texts.values())) == 1 else []
         every = same or [f"{label}: {text}" for label, text in texts.items() if text]
@@ -210,36 +235,47 @@ def _use(rows: Sequence[ScalingRow], results: Results) -> str:
     return str(WORDS["decision"]["open"])
 
 
-def _limit(rows: Sequence[ScalingRow], results: Results) -> str:
-    """Return the largest losses of the recommended and of the next size; without one, of the largest size."""
+def _limit(rows: Sequence[ScalingRow], results: Results, *, several: bool) -> str:
+    """Return the largest losses of the recommended and of the next size; without one, of the largest size.
+
+    Of several series, only that of the largest size is returned.
+    """
     best = _of_kind(rows, results, VerdictKind.USE)
     judged = _of_kind(rows, results, *(set(VerdictKind) - {VerdictKind.NOT_VALID, VerdictKind.NO_RESULT}))
     larger = [row for row in judged if row.place in results.divisions and not row.is_base]
+    best = [row for row in best if row.place in results.divisions]
     beyond = [row for row in larger if best and row.gpus > best[0].gpus]
     losses: dict[str, list[str]] = {}
-    for row in [*best, *beyond[:1]] if best else larger[-1:]:
+    for row in [*best, *beyond[:1]] if best and not several else larger[-1:]:
         title, share = main_loss(results.divisions[row.place], row)
+        if several:
+            return _with_share(title, share)
         of_step = f"{percent(share)} of the step " if known(share) else ""
         losses.setdefault(title, []).append(f"{of_step}on {_size(row)}")
     return "; ".join(f"{title}, {', '.join(places)}" for title, places in losses.items())
 
 
-def _unknown(rows: Sequence[ScalingRow], results: Results) -> str:
-    return "; ".join(_unknowns(rows, results))
+def _unknown(rows: Sequence[ScalingRow], results: Results, *, several: bool) -> str:
+    return "; ".join(_unknowns(rows, results, several=several))
 
 
-def _unknowns(rows: Sequence[ScalingRow], results: Results) -> Iterator[str]:
-    """Yield why verdicts are missing, and what would settle them."""
-    if undecided := _of_kind(rows, results, VerdictKind.CANNOT_TELL):
+def _unknowns(rows: Sequence[ScalingRow], results: Results, *, several: bool) -> Iterator[str]:
+    """Yield why verdicts are missing, and what would settle them; of several series, what no verdict says."""
+    best = _of_kind(rows, results, VerdictKind.USE)
+    not_valid = _of_kind(rows, results, VerdictKind.NOT_VALID)
+    if not_valid and not best:
+        sizes = listed([_size(row) for row in not_valid], limit=_MAX_NAMED)
+        yield f"{sizes if len(not_valid) < len(rows) else 'all sizes'}: {WORDS['verdicts']['not-valid']}"
+    undecided = _of_kind(rows, results, VerdictKind.CANNOT_TELL)
+    if undecided and not several:
         base = undecided[0].base or undecided[0]
         sizes = listed([_size(row) for row in undecided], limit=_MAX_NAMED)
         yield f"whether {sizes} reach {GUIDE}: {what_decides(undecided[0], base)}"
-    lacking = _of_kind(rows, results, VerdictKind.NO_RESULT, VerdictKind.NO_ADVICE)
-    reasons = grouped((row for row in lacking if row.facts), lambda row: _why_none(row.facts[0]))
-    for reason, own in reasons.items():
+    lacking = [VerdictKind.NO_ADVICE] if several else [VerdictKind.NO_ADVICE, VerdictKind.NO_RESULT]
+    unjudged = [row for row in _of_kind(rows, results, *lacking) if row.facts]
+    for reason, own in grouped(unjudged, lambda row: _why_none(row.facts[0])).items():
         yield f"{listed([_size(row) for row in own], limit=_MAX_NAMED)}: {reason}"
-    best = _of_kind(rows, results, VerdictKind.USE)
-    if best and best[0] is rows[-1]:
+    if best and best[0].gpus == rows[-1].gpus:
         yield str(WORDS["decision"]["largest"])
 
 

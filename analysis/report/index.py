@@ -9,17 +9,19 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
+from collections.abc import Mapping
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import quote
 
-from pydantic import BaseModel, Field, FiniteFloat, NonNegativeInt, PositiveInt, ValidationError
+from pydantic import BaseModel, Field, FiniteFloat, ValidationError, field_validator
 
 from analysis.checks.scaling_table import VerdictKind
 from analysis.data.names import widest_series, with_layout
 from analysis.report.results import Results
-from analysis.report.words import mode_title
+from analysis.stats.columns import grouped
 from analysis.stats.scaling import GUIDE
 from analysis.text import one_line
 from bench.errors import BenchError
@@ -32,6 +34,8 @@ from bench.units import count, fraction, known
 INDEX_FILE = "index.json"
 #: Maximum number of recommended sizes, and of points of a curve.
 _MOST = 24
+#: Maximum number of runs and of ranks in a file.
+_LARGEST = 10**9
 #: Width and height of a curve, its margin, and the efficiency at its upper end.
 _WIDTH, _HEIGHT, _MARGIN, _TOP = 120, 36, 4, 1.15
 
@@ -39,28 +43,44 @@ _WIDTH, _HEIGHT, _MARGIN, _TOP = 120, 36, 4, 1.15
 class Entry(BaseModel, frozen=True):
     """What the list shows of a study: the content of report/index.json.
 
-    ``sizes`` are pairs of a series and its recommended size. ``curve`` contains pairs of ranks and efficiency
-    of the series with the most valid sizes, whose title is ``series``.
+    ``sizes`` are pairs of series and the size recommended for them. ``curve`` contains pairs of ranks and
+    efficiency of the series with the most valid sizes, whose title is ``series``; a series with a recommended
+    size is preferred. ``options`` are those of ``bench report`` that change the results.
     """
 
-    states: dict[str, NonNegativeInt] = {}
+    states: dict[RunState, Annotated[int, Field(ge=0, le=_LARGEST)]] = {}
     sizes: tuple[tuple[str, str], ...] = Field((), max_length=_MOST)
     series: str = ""
-    curve: tuple[tuple[PositiveInt, FiniteFloat], ...] = Field((), max_length=_MOST)
+    curve: tuple[tuple[Annotated[int, Field(gt=0, le=_LARGEST)], FiniteFloat], ...] = Field(
+        (), max_length=_MOST
+    )
+    options: str = ""
+
+    @field_validator("curve")
+    @classmethod
+    def _ranks_increase(cls, curve: tuple[tuple[int, float], ...]) -> tuple[tuple[int, float], ...]:
+        if any(second[0] <= first[0] for first, second in pairwise(curve)):
+            raise ValueError("the ranks do not increase")
+        return curve
 
 
-def entry_of(results: Results) -> Entry:
+def entry_of(results: Results, *, options: str = "") -> Entry:
     """Return what the list shows of a study."""
     best = [row for row in results.rows if results.verdicts[row.place].kind == VerdictKind.USE]
     valid = [row for row in results.rows if known(row.efficiency) and not results.error_of(row)]
+    decided = [row for row in valid if row.series in {one.series for one in best}]
     curve: dict[int, float] = {}
-    for series in widest_series(valid, limit=1)[:1]:
+    for series in widest_series(decided or valid, limit=1)[:1]:
         curve = {row.gpus: row.efficiency for row in reversed(valid) if row.series == series}
+    sizes = grouped(best, with_layout)
     return Entry(
-        states=dict(Counter(map(str, results.study.runs["state"]))),
-        sizes=tuple((mode_title(row.mode), with_layout(row)) for row in best)[:_MOST],
+        states=dict(Counter(map(RunState, results.study.runs["state"]))),
+        sizes=tuple(
+            ("; ".join(results.titles[row.series] for row in own), size) for size, own in sizes.items()
+        )[:_MOST],
         series=results.titles[series] if curve else "",
         curve=tuple(sorted(curve.items()))[:_MOST],
+        options=options,
     )
 
 
@@ -73,15 +93,15 @@ def index_context(root: Path) -> dict[str, Any]:
 
 def _listed(folder: StudyFolder) -> dict[str, Any]:
     """Return the row of a study; texts are not escaped."""
-    entry, problem, date = Entry(), "", ""
+    entry, problem, date, is_reported = Entry(), "", "", False
     try:
         date = f"{datetime.fromtimestamp(folder.planned_s, UTC):%Y-%m-%d}"
+        is_reported = (folder.report / "index.html").is_file()
         entry, problem = _entry(folder)
     except BenchError as error:
         problem = f"damaged: {error.message}"
     except OSError as error:
         problem = f"not readable: {error.strerror}"
-    is_reported = (folder.report / "index.html").is_file()
     return {
         "name": one_line(folder.name, limit=200),
         "link": f"{quote(os.fsencode(folder.name), safe='')}/report/index.html" if is_reported else "",
@@ -89,6 +109,8 @@ def _listed(folder: StudyFolder) -> dict[str, Any]:
         "state": _state(entry.states),
         "problem": one_line(problem, limit=200),
         "sizes": [(one_line(series), one_line(size)) for series, size in entry.sizes],
+        "options": one_line(entry.options, limit=120),
+        "series": one_line(entry.series),
         "title": _title(entry),
         "points": _points(entry),
     }
@@ -109,13 +131,13 @@ def _entry(folder: StudyFolder) -> tuple[Entry, str]:
             problem = "The report is older than the last run."
     except ValidationError:
         problem = f"report/{INDEX_FILE} is damaged."
-    states = Counter(str(record.state) for record in open_study(folder).records().values())
+    states = Counter(record.state for record in open_study(folder).records().values())
     return entry.model_copy(update={"states": dict(states)}), problem
 
 
-def _state(states: dict[str, int]) -> str:
+def _state(states: Mapping[RunState, int]) -> str:
     """Return ``12 of 15 runs completed; 2 failed; 1 planned``."""
-    total, completed = sum(states.values()), states.get(str(RunState.COMPLETED), 0)
+    total, completed = sum(states.values()), states.get(RunState.COMPLETED, 0)
     others = [f"{runs:,} {state}" for state, runs in states.items() if state != RunState.COMPLETED]
     return "; ".join([f"{completed:,} of {count(total, 'run')} completed", *others]) if total else ""
 

@@ -81,6 +81,7 @@ class Report(NamedTuple):
 def write_report(
     study_path: Path,
     *,
+    results_folder: Path | None = None,
     output: Path | None = None,
     records: Mapping[str, RunRecord] | None = None,
     baseline: str | None = None,
@@ -97,6 +98,7 @@ def write_report(
 
     Args:
         study_path: the study's folder; with ``output``, nothing is written there.
+        results_folder: the folder whose list of studies is written, if it contains the study.
         output: the folder in which to create ``STUDY-report/``.
         records: the present records of the runs, see :func:`analysis.data.load.load_study`.
         baseline: the size or cell that efficiencies refer to, in the form of
@@ -123,10 +125,15 @@ def write_report(
     if output is None and baseline is None and not include_disturbed:
         text = validity_text(report.assessment.findings, run_states(study))
         write_atomically(folder / VALIDITY_FILE, text)  # for bench status
-        write_atomically(folder / INDEX_FILE, entry_of(results).model_dump_json())
     if output is None:
+        options = [f"--baseline {baseline}"] if baseline else []
+        options += ["--include-disturbed"] if include_disturbed else []
+        entry = entry_of(results, options=" ".join(options))
+        write_atomically(folder / INDEX_FILE, entry.model_dump_json())
         # A link to a study belongs to the folder that contains the link.
-        _write_index(Path(os.path.abspath(study_path)).parent, say)  # noqa: PTH100
+        parent = Path(os.path.abspath(study_path)).parent  # noqa: PTH100
+        if results_folder and parent.resolve() == results_folder.resolve():
+            _write_index(parent, say)
     return report
 
 

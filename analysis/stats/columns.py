@@ -156,7 +156,7 @@ class ScalingRow(Measurements):
     """One cell in one series, as a row of the scaling table.
 
     ``base`` is the row of the baseline, ``facts`` are the reasons in ``reason``, and ``several`` is True if
-    several measured sizes of the series have as many ranks.
+    several sizes of the series have as many ranks.
     """
 
     cell_id: Annotated[
@@ -264,7 +264,8 @@ class ScalingRow(Measurements):
         ),
     ]
     verdict: Annotated[
-        str, Column("use, too-small, too-large, cannot-tell, not-valid, baseline, no-advice, no-result")
+        str,
+        Column("use, too-small, too-large, below, cannot-tell, not-valid, baseline, no-advice, no-result"),
     ]
 
     runs: Annotated[int, _internal("planned runs")]

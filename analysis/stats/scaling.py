@@ -191,7 +191,7 @@ def scale(source: Study | Frames, *, baseline: str | None = None) -> list[Scalin
     _add_baselines(rows, baseline)
     _add_efficiency([row for row in rows if row.base], moments)
     _add_increments(rows, moments)
-    ranks = Counter((row.series, row.gpus) for row in rows if row.efficiency == row.efficiency)
+    ranks = Counter((row.series, row.gpus) for row in rows)
     for row in rows:
         row.several = ranks[row.series, row.gpus] > 1
         row.karp_flatt = _karp_flatt(row)
@@ -273,8 +273,11 @@ def _add_baselines(rows: Sequence[ScalingRow], baseline: str | None) -> None:
     sizes = Counter((row.series, row.nodes, row.gpus_per_node, row.gpus, row.ddp) for row in measured)
     ambiguous = max(sizes.values(), default=0) > 1
     series = by_series(rows)
-    for name, base in _find_baselines(rows, baseline):
-        alone = len(series[name]) == 1 and base.series == name
+    found = dict(_find_baselines(rows, baseline))
+    used = {base.place for name, base in found.items() if base.series != name}
+    for name, base in found.items():
+        # A cell that is compared to nothing has no efficiency.
+        alone = len(series[name]) == 1 and base.series == name and base.place not in used
         text = baseline_name(base) + ("" if base.ddp else " without DDP")
         for row in series[name]:
             if row.mode and not alone:

@@ -169,8 +169,8 @@
     const td = make("td", column ? text : "", (numeric[column] ? "" : "text ") + headings[column].className);
     if (!column) td.append(named(text, text));
     if (names[column] === "efficiency" && !Number.isNaN(parseFloat(text))) td.classList.add(parseFloat(text) >= data.guide ? "good" : "low");
-    if (names[column] === "state") td.classList.add("state", text === "completed" ? "done" : "open");
-    if (typeof cell !== "string") td.append(make("small", cell[1]));
+    if (names[column] === "state") td.classList.add("state", ...(text === "completed" ? [] : ["open"]));
+    if (typeof cell !== "string") td.append(" ", make("small", cell[1]));
     return td;
   };
   const show = () => {
@@ -210,7 +210,7 @@
     page = 0;
     follow({ filter: $("filter").value });
     const cells = new Set(matching.map((entry) => main(entry.row[0])));
-    fade((cell, run) => !terms.length || cells.has(cell) || (run && terms.every((term) => run.toLowerCase().includes(term))));
+    fade((cell, run) => !terms.length || cells.has(cell) || (!name && run && terms.every((term) => run.toLowerCase().includes(term))));
     if (sorted >= 0) matching.sort(compare);
     headings.forEach((heading, column) => heading.setAttribute("aria-sort", column !== sorted ? "none" : descending ? "descending" : "ascending"));
     show();
