@@ -230,6 +230,15 @@ def test_repeats_have_intervals_like_runs_of_a_study(analysed: Report) -> None:
     assert two["efficiency_low"] < 1 < two["efficiency_high"]
 
 
+def test_a_table_with_repeats_recommends_a_size(reported: Report, tmp_path: Path) -> None:
+    rates = {1: 100, 2: 190, 4: 350}
+    rows = [f"{ranks},64,{rate + more}" for ranks, rate in rates.items() for more in (-1, 0, 1)]
+    found = reported("\n".join(["gpus,global_batch,throughput", *rows]), "--mode", "strong")
+    assert found["verdict"].to_list() == ["baseline", "too-small", "use"]
+    page = (tmp_path / "table-report" / "index.html").read_text()
+    assert "<dt>Use</dt><dd>4 ranks</dd>" in page
+
+
 def test_rows_of_one_size_are_repeats_and_a_remark_says_so(tmp_path: Path) -> None:
     table = tmp_path / "t.csv"
     table.write_text("gpus,global_batch,time\n1,64,1.0\n1,64,1.1\n2,64,0.5\n")
