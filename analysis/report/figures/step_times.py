@@ -181,7 +181,7 @@ def waterfall_figure(division: CellDivision, row: ScalingRow, *, name: str, labe
         description=f"Waterfall: ideal step {percent(1 - division.loss)}, {', '.join(texts)}.",
         caption=CAPTIONS["why"],
         height_in=0.27 * (len(bars) + 2) + 0.75,
-        left_in=1.75,
+        left_in=2.25,
         with_axis=False,
     )
     ideal = 1 - division.loss
@@ -206,7 +206,7 @@ def _draw_waterfall(
         )
         tips[gid] = [Tip(f"{part.words}: {text} of the step", cell)]
         end = start + share
-    axes.set_yticks(range(len(entries)), [one_line(part.words, limit=28) for part, _ in entries])
+    axes.set_yticks(range(len(entries)), [one_line(part.words, limit=30) for part, _ in entries])
     axes.tick_params(axis="y", length=0)
     axes.set_ylim(len(entries) - 0.4, -0.6)
     # Leave room for the text after the longest bar.
