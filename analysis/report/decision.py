@@ -26,10 +26,8 @@ from bench.words import about, heading, term, words
 MAX_SERIES = 4
 #: Maximum number of sizes that a line under the table names.
 _MAX_NAMED = 3
-#: A smaller loss without a named cause is mostly noise: a share of the step, or a loss of efficiency.
+#: A smaller loss without a named cause, a share of the step, is mostly noise.
 _HARDLY_ANY = 0.03
-#: If the interval of the efficiency begins below this value, the loss of efficiency may be larger.
-_HARDLY_ANY_LOW = 0.9
 #: The least and the largest upper end of the scale of the drawn efficiencies.
 _LEAST_TOP, _LARGEST_TOP = 1.1, 2.0
 
@@ -146,7 +144,7 @@ def _with_baseline(rows: Sequence[ScalingRow]) -> list[ScalingRow]:
 def _size_row(row: ScalingRow, results: Results, scale: tuple[float, float], *, on_gpus: bool) -> SizeRow:
     verdict = results.verdicts[row.place]
     division = results.divisions.get(row.place) if verdict.kind is not VerdictKind.NOT_VALID else None
-    title, share = main_loss(division, row) if division and row.n else (MISSING, math.nan)
+    title, share = main_loss(division) if division and row.n else (MISSING, math.nan)
     return SizeRow(
         ranks=f"{row.gpus:,}",
         layout=", ".join(filter(None, [layout(row), "" if row.ddp else WORDS["decision"]["no_ddp"]])),
@@ -247,7 +245,7 @@ def _limit(rows: Sequence[ScalingRow], results: Results, *, several: bool) -> st
     beyond = [row for row in larger if best and row.gpus > best[0].gpus]
     losses: dict[str, list[str]] = {}
     for row in [*best, *beyond[:1]] if best and not several else larger[-1:]:
-        title, share = main_loss(results.divisions[row.place], row)
+        title, share = main_loss(results.divisions[row.place])
         if several:
             return _with_share(title, share)
         of_step = f"{percent(share)} of the step " if known(share) else ""
@@ -262,8 +260,9 @@ def _unknown(rows: Sequence[ScalingRow], results: Results, *, several: bool) -> 
 def _unknowns(rows: Sequence[ScalingRow], results: Results, *, several: bool) -> Iterator[str]:
     """Yield why verdicts are missing, and what would settle them; of several series, what no verdict says."""
     best = _of_kind(rows, results, VerdictKind.USE)
-    not_valid = _of_kind(rows, results, VerdictKind.NOT_VALID)
-    if not_valid and not best:
+    too_large = min((row.gpus for row in _of_kind(rows, results, VerdictKind.TOO_LARGE)), default=math.inf)
+    not_valid = [row for row in _of_kind(rows, results, VerdictKind.NOT_VALID) if row.gpus < too_large]
+    if not_valid:
         sizes = listed([_size(row) for row in not_valid], limit=_MAX_NAMED)
         yield f"{sizes if len(not_valid) < len(rows) else 'all sizes'}: {WORDS['verdicts']['not-valid']}"
     undecided = _of_kind(rows, results, VerdictKind.CANNOT_TELL)
@@ -287,14 +286,14 @@ def _why_none(fact: Fact) -> str:
 # -- the main loss --------------------------------------------------------------------
 
 
-def main_loss(division: CellDivision, row: ScalingRow) -> tuple[str, float]:
+def main_loss(division: CellDivision) -> tuple[str, float]:
     """Return the title and the share of the largest part of a loss: a cause, else a part of the step.
 
     The share is NaN if the title says that there is hardly any loss, or that its cause is not known.
     """
     if WHOLE in division.ideal:
         return "not known", math.nan
-    if _hardly_any(division, row):
+    if division.loss < _HARDLY_ANY and all(one.is_rest for one in division.rows):
         return "hardly any loss", math.nan
     shares = [(about(one.causes, "title"), one.share) for one in division.rows if one.cause != NOT_EXPLAINED]
     rest = next(one for one in division.rows if one.cause == NOT_EXPLAINED)
@@ -302,9 +301,3 @@ def main_loss(division: CellDivision, row: ScalingRow) -> tuple[str, float]:
         shares += [(term("part", part), share) for part, share in rest_parts(division)]
     title, share = max(shares, key=lambda one: one[1] if known(one[1]) else 0.0)
     return (title, share) if share >= _HARDLY_ANY else ("cannot tell", math.nan)
-
-
-def _hardly_any(division: CellDivision, row: ScalingRow) -> bool:
-    small = division.loss < _HARDLY_ANY
-    small |= row.efficiency > 1 - _HARDLY_ANY and row.efficiency_low >= _HARDLY_ANY_LOW
-    return small and all(one.is_rest for one in division.rows)

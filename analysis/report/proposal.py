@@ -268,7 +268,7 @@ class _Proposal:
         """Yield the largest losses of the largest valid size of the first series, if they are known."""
         valid = [row for row in self.series[0].rows if not self.results.error_of(row) and not row.is_base]
         division = self.results.divisions.get(valid[-1].place) if valid else None
-        if division is None or not known(main_loss(division, valid[-1])[1]):
+        if division is None or valid[-1].efficiency > 1 - _LEAST_LOSS or not known(main_loss(division)[1]):
             return
         rest = next(one for one in division.rows if one.cause == NOT_EXPLAINED)
         shares = [(about(one.causes, "title"), one.share) for one in division.rows if one is not rest]
