@@ -245,7 +245,7 @@ class _Proposal:
         if found.open:
             yield self._undecided(found.open[0])
         if best is None:
-            yield say("baseline", size=job_size(series.base))
+            yield say("baseline", size=job_size(series.base), guide=GUIDE)
             if error := self.results.invalid.get(series.base.cell_id):
                 yield say("not_valid", error=heading(error))
 
@@ -262,7 +262,8 @@ class _Proposal:
         size, say = job_size(row), partial(self.sources.say, "advice")
         if error := self.results.error_of(row):
             return say("invalid", size=size, error=heading(error))
-        return say("open", "scaling", size=size, guide=GUIDE, efficiency=_efficiency(row))
+        values = {"mode": row.mode, "guide": GUIDE, "efficiency": _efficiency(row)}
+        return say("open", "scaling", size=size, **values)
 
     def losses(self) -> Iterator[str]:
         """Yield the largest losses of the largest valid size of the first series, if they are known."""
@@ -274,10 +275,16 @@ class _Proposal:
         shares = [(about(one.causes, "title"), one.share) for one in division.rows if one is not rest]
         if not rest.share_low <= 0:
             shares += [(term("part", part), share) for part, share in rest_parts(division)]
-        largest = sorted((one for one in shares if one[1] >= _LEAST_LOSS), key=lambda one: -one[1])
+        largest = sorted((one for one in shares if abs(one[1]) >= _LEAST_LOSS), key=lambda one: -abs(one[1]))
         texts = [f"{name} {percent(share)}" for name, share in largest[:_MOST_LOSSES]]
-        size = job_size(valid[-1])
-        yield self.sources.say("advice", "losses", "causes", size=size, losses=listed(texts))
+        base = self.results.divisions.get(self.series[0].base.place)
+        values = {
+            "size": job_size(valid[-1]),
+            "loss": percent(division.loss),
+            "base": self.sources.say("advice", "base_loss", loss=percent(base.loss)) if base else "",
+            "losses": listed(texts),
+        }
+        yield self.sources.say("advice", "losses", "causes", **values)
 
     # -- the request ------------------------------------------------------------------
 
@@ -331,7 +338,7 @@ class _Proposal:
         measured = {row.cell_id: row for row in self.shown if row.n}
         if self.scales and not known(self.row.throughput_samples_per_sec):
             yield say("no_rate")
-        if few := [job_size(row) for row in measured.values() if row.n < MIN_RUNS]:
+        if few := [_name(row) for row in measured.values() if row.n < MIN_RUNS]:
             yield say("few_runs", sizes=listed(few, limit=4), runs=MIN_RUNS)
         if self.scales:
             yield from self._all_runs()

@@ -137,20 +137,20 @@ def what_was_run(executed: Executed, environment: Environment, sources: Sources)
 def constant_batch(mode: str, executed: Executed) -> str:
     """Return the name of the constant batch; a command that reports its own values may use another one."""
     batch = str(WORDS["modes"][mode]["constant"])
-    return f"{batch} in the matrix" if batch and executed.reads_values else batch
+    return f"{batch} in the plan" if batch and executed.reads_values else batch
 
 
 def _runs(runs: pd.DataFrame, sources: Sources, *, in_study: int) -> str:
     """Return the number of runs and sizes, and the days of the runs."""
     first, last = runs["started_at"].min(), runs["ended_at"].max()
-    when = "were planned"
+    when = "planned"
     if not (pd.isna(first) or pd.isna(last)):
         days = list(dict.fromkeys(f"{time:%Y-%m-%d}" for time in (first, last)))
-        when = f"were executed {'on' if len(days) == 1 else 'between'} {' and '.join(days)} (UTC)"
+        when = f"executed {'on' if len(days) == 1 else 'between'} {' and '.join(days)} (UTC)"
     values = {
         "runs": count(len(runs), "run"),
         "cells": count(runs["cell_id"].nunique(), "configuration"),
-        "of_all": f" (of {in_study:,} runs in the study)" if in_study > len(runs) else "",
+        "of_all": f" (the study has {in_study:,})" if in_study > len(runs) else "",
     }
     text = sources.say("method", "runs", "plan", "runs", when=when, **values)
     return text if runs["measured"].any() else f"{text} {sources.say('method', 'unmeasured', 'runs')}"

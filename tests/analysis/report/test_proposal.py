@@ -108,7 +108,11 @@ def test_the_requested_size_is_the_recommended_one_and_why(written):
         f"baseline without a recorded disturbance. Its efficiency is {own[2]:.3f} ("
     )
     assert "The next larger size, 4 nodes x 1 (4 ranks), has an efficiency of 0." in text
-    assert "The largest losses of 8 nodes x 1 (8 ranks), as shares of the step: exposed commun" in text
+    assert re.search(
+        r"Of a step of 8 nodes x 1 \(8 ranks\), \d+ % are lost \(\d+ % at the baseline\)\. The largest parts",
+        text,
+    )
+    assert ", as shares of the step: exposed commun" in text
     assert "…" not in text, "no paragraph is cut"
 
 
@@ -138,7 +142,7 @@ def method(path: Path, **options: Any) -> str:
 def test_the_method_states_what_the_runs_executed(written):
     text = method(written[0])
     for sentence in (
-        "24 runs of 6 configurations were executed on 2026-01-02 (UTC) [1, 2].",
+        "Described: 24 runs of 6 configurations, executed on 2026-01-02 (UTC) [1, 2].",
         "The runs executed the built-in training of ddp-scaling-bench: model mlp, precision bf16 [1].",
         "Input: synthetic batches, so that reading from storage is not included [1].",
         "It measured the throughput in 3 timed windows with 150 steps in total per run, after a warm-up and",
@@ -220,7 +224,7 @@ def test_failures_are_a_reserve_of_gpu_hours_and_memory_is_that_of_the_gpu(tmp_p
     assert f"success rate may be as low as {percent(low)} " in texts
     assert f"the reserve would then be {percent(1 / low - 1)}." in texts
     of = ", of the 80.0 GiB of its GPU" if memory else ""
-    assert f"A rank used up to 512.0 MiB of memory{of} [" in texts
+    assert f"A rank of the requested size used up to 512.0 MiB of memory{of} [" in texts
 
 
 def test_limits_have_letters_in_the_table(written):
@@ -249,7 +253,10 @@ def test_a_size_that_is_not_valid_is_not_requested_and_has_no_losses(tmp_path):
     assert (
         "Nothing is concluded about 4 nodes x 1 (4 ranks): its values are not valid (Shared cores)." in advice
     )
-    assert "The largest losses of 2 nodes x 1 (2 ranks), as shares of the step: " in advice
+    assert (
+        "Of a step of 2 nodes x 1 (2 ranks), 80 % are lost (8 % at the baseline). The largest parts, as shares of the step: "
+        in advice
+    )
     base = Fact("shared-cores", ("n1x1-gloo-srun-b64",), severity="error")
     advice = proposal_context(with_findings(path, base))["advice"]
     assert "The values of this size are not valid (Shared cores): its time and cost may be wrong." in advice
@@ -303,7 +310,7 @@ def test_if_no_size_reaches_the_guide_none_is_recommended(tmp_path):
         "No measured size beyond the baseline reaches an efficiency of 0.8 (strong scaling); "
         "4 nodes x 1 (4 ranks) is closest, with 0."
     )
-    assert "The request is for the baseline, 1 node x 1 (1 rank)." in advice
+    assert "The request is for the baseline, 1 node x 1 (1 rank), because no larger size is shown" in advice
 
 
 @pytest.mark.parametrize("state", ["planned", "failed"])
@@ -321,7 +328,7 @@ def test_a_single_size_is_shown_without_speedup_and_request(tmp_path):
     markdown, latex = section(finished(tmp_path / "s", strong(sizes=(2,)), repeats=1))
     head = tables(markdown)[0][0]
     assert {"Speedup", "Efficiency", "Scaling"}.isdisjoint(head)
-    assert "2 nodes x 1 (2 ranks) had fewer than 3 runs" in markdown
+    assert "2 nodes x 1 (2 ranks), batch 64 had fewer than 3 completed runs" in markdown
     assert "## Request" not in markdown
     assert "Measurements" in latex
 
@@ -527,10 +534,10 @@ def test_of_a_command_only_what_is_known_is_said(tmp_path, metrics, said, main_l
     command = "python train.py --batch {per_gpu_batch} --seq {seq_len} --api-key ***"
     assert f"The runs executed the command {command} [1]." in text
     assert (
-        "the first file of this command was train.py (SHA-256 0123456789ab, git commit fedcba987654 with "
+        "the script of this command was train.py (SHA-256 0123456789ab, git commit fedcba987654 with "
         "uncommitted changes) [3]."
     ) in text
-    assert "It contains these values of the plan: per_gpu_batch 64 or 32, seq_len 64 [1]." in text
+    assert "The command contains these settings: per_gpu_batch 64 or 32, seq_len 64 [1]." in text
     assert said in text
     assert ("Samples per second are computed with the batch of the plan." in text) is ("csv" in metrics)
     assert ("The time per step is the batch of the plan divided" in text) is ("output" in metrics)
@@ -540,7 +547,7 @@ def test_of_a_command_only_what_is_known_is_said(tmp_path, metrics, said, main_l
     others = " ".join(text for _, text in context["limits"])
     assert "does not include start-up, queue waits" in others
     assert "validation" not in others
-    assert ("Not examined: input, output" in others) is main_loop
+    assert ("Not examined: what the command reads" in others) is main_loop
     assert ("Not examined: whether the command used the batches of the plan" in others) is not main_loop
 
 
