@@ -84,6 +84,7 @@ class ProcessWatch:
         self._mark = b"BENCH_RUN_DIR=" + os.fsencode(run_dir)
         self._proc = proc
         self._booted = 0.0
+        self._unread: set[int] = set()  # the processes that a look has still to read
         self._foreign: dict[int, float] = {}  # process ids, with the time of the first look
         self._parents: dict[int, int] = {}  # the living processes of the run, with their first parents
         self._with_rank: set[int] = set()  # those of them with RANK and WORLD_SIZE
@@ -102,8 +103,9 @@ class ProcessWatch:
         self._parents = {pid: parent for pid, parent in self._parents.items() if pid in pids}
         self._with_rank &= pids
         self._keys = {pid: key for pid, key in self._keys.items() if pid in pids}
-        for pid in sorted(pids):  # parents mostly come first
-            if now - self._foreign.get(pid, now) <= _FOREIGN_S:
+        self._unread = {pid for pid in pids if now - self._foreign.get(pid, now) <= _FOREIGN_S}
+        for pid in sorted(self._unread):
+            if pid in self._unread:
                 self._read(pid, now)
         return set(self._keys.values()) != before
 
@@ -150,6 +152,7 @@ class ProcessWatch:
 
     def _read(self, pid: int, now: float) -> None:
         folder = self._proc / str(pid)
+        self._unread.discard(pid)
         try:
             words = (folder / "environ").read_bytes().split(b"\0")
             fields = (folder / "stat").read_bytes().rpartition(b")")[2].split()
@@ -157,6 +160,8 @@ class ProcessWatch:
         except OSError:  # it ended, or it belongs to another user
             return
         parent, key = int(fields[1]), (pid, int(fields[19]))
+        if parent in self._unread:  # its id is higher if the ids started again from 1 in between
+            self._read(parent, now)
         if self._mark not in words and pid not in self._parents and parent not in self._parents:
             self._foreign.setdefault(pid, now)
             return

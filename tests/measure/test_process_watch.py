@@ -264,6 +264,17 @@ def test_a_helper_that_outlives_its_rank_is_no_rank_but_a_later_training_is(tmp_
     assert [one["pid"] for one in watch.ranks()] == ranks
 
 
+@pytest.mark.parametrize("helper", [9, 12])
+def test_a_helper_with_a_lower_id_than_its_rank_is_no_rank(tmp_path, helper):
+    """Process ids start again from 1 after the highest."""
+    proc, rank = tmp_path, {"BENCH_RUN_DIR": "/run", "RANK": "0", "WORLD_SIZE": "1"}
+    watch = ProcessWatch("/run", proc=proc)
+    for pid, parent in ((11, 1), (helper, 11)):
+        write_process(proc, pid, parent, "python t.py", rank, torch=True)
+    watch.look(1.0)
+    assert [one["pid"] for one in watch.ranks()] == [11]
+
+
 REPLACE = """\
 open("ready.1", "w").close()
 while not os.path.exists("go"):
