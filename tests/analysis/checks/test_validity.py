@@ -472,7 +472,7 @@ def test_averages_of_whole_runs_count_with_a_warning_and_without_steps(tmp_path:
         "as an average over the whole run with its start-up; if several ranks did so, the lowest rate counts"
         in proposal
     )
-    assert "queue waits and work that the average of the command does not cover" in proposal
+    assert "queue waits and work outside the reported rate" in proposal
     causes = pd.read_csv(report / "causes.csv")
     assert set(causes["cause"]) == {"other", "not-explained"}
     table = pd.read_csv(report / "scaling.csv")
