@@ -18,7 +18,7 @@ from bench.doctor.scan import OVERLAP_BYTES, PIECE_BYTES
 LOGS = [path.read_bytes() for path in sorted(Path(__file__).parent.glob("fixtures/*.txt"))]
 LARGE_BYTES = 50_000_000
 #: Processor time for a large log; wall time would include other work of the machine.
-LARGE_LIMIT_S = 5.0
+LARGE_LIMIT_S = 30.0  # four on a quiet machine; a search that is not linear takes minutes
 
 mutation = st.tuples(
     st.sampled_from(["cut", "insert", "repeat", "swap"]), st.integers(0, 2**32), st.binary(max_size=40)
@@ -86,7 +86,7 @@ def test_a_line_of_ten_megabytes_is_searched_in_pieces_that_overlap() -> None:
         began = time.process_time()
         found = diagnose({"log": b"first\n" + line + b"\nlast\n"})
         assert [(cause.cause, cause.line) for cause in found.causes] == [("backend-device-mismatch", 2)]
-        assert time.process_time() - began < 2.0
+        assert time.process_time() - began < 20.0
 
 
 def training(chance: random.Random, words: list[bytes]) -> bytes:
