@@ -27,7 +27,7 @@ MAX_SERIES = 4
 #: Maximum number of sizes that a line under the table names.
 _MAX_NAMED = 3
 #: A smaller loss without a named cause, a share of the step, is mostly noise.
-_HARDLY_ANY = 0.03
+LEAST_LOSS = 0.03
 #: The least and the largest upper end of the scale of the drawn efficiencies.
 _LEAST_TOP, _LARGEST_TOP = 1.1, 2.0
 
@@ -234,9 +234,9 @@ def _use(rows: Sequence[ScalingRow], results: Results) -> str:
 
 
 def _limit(rows: Sequence[ScalingRow], results: Results, *, several: bool) -> str:
-    """Return the largest losses of the recommended and of the next size; without one, of the largest size.
+    """Return the largest loss of the recommended size and that of the next larger one.
 
-    Of several series, only that of the largest size is returned.
+    Without a recommended size, or if ``several`` series are shown, it is that of the largest size.
     """
     best = _of_kind(rows, results, VerdictKind.USE)
     judged = _of_kind(rows, results, *(set(VerdictKind) - {VerdictKind.NOT_VALID, VerdictKind.NO_RESULT}))
@@ -293,11 +293,11 @@ def main_loss(division: CellDivision) -> tuple[str, float]:
     """
     if WHOLE in division.ideal:
         return "not known", math.nan
-    if division.loss < _HARDLY_ANY and all(one.is_rest for one in division.rows):
+    if division.loss < LEAST_LOSS and all(one.is_rest for one in division.rows):
         return "hardly any loss", math.nan
     shares = [(about(one.causes, "title"), one.share) for one in division.rows if one.cause != NOT_EXPLAINED]
     rest = next(one for one in division.rows if one.cause == NOT_EXPLAINED)
     if not rest.share_low <= 0:
         shares += [(term("part", part), share) for part, share in rest_parts(division)]
     title, share = max(shares, key=lambda one: one[1] if known(one[1]) else 0.0)
-    return (title, share) if share >= _HARDLY_ANY else ("cannot tell", math.nan)
+    return (title, share) if share >= LEAST_LOSS else ("cannot tell", math.nan)

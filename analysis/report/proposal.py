@@ -19,7 +19,7 @@ from analysis.checks.scaling_table import Recommendation, recommend, without_res
 from analysis.checks.validity import unstable_cells
 from analysis.data.environment import Environment, describe
 from analysis.data.names import job_size, nodes_known, widest_series
-from analysis.report.decision import hours_per_million, main_loss
+from analysis.report.decision import LEAST_LOSS, hours_per_million, main_loss
 from analysis.report.figures.all_figures import efficiency_figure
 from analysis.report.figures.drawing import Drawing
 from analysis.report.results import Results
@@ -49,8 +49,8 @@ from bench.words import about, heading, term, title
 
 #: The samples of a training if none are stated.
 _EXAMPLE = 1_000_000
-#: Smaller losses are not mentioned, and at most this many of the others.
-_LEAST_LOSS, _MOST_LOSSES = 0.03, 3
+#: Maximum number of losses that are named; losses below ``LEAST_LOSS`` are not.
+_MOST_LOSSES = 3
 #: Maximum number of cells without a result that are listed.
 _MOST_MISSING = 6
 #: The attributes of a fact that contain names of cells.
@@ -269,13 +269,13 @@ class _Proposal:
         """Yield the largest losses of the largest valid size of the first series, if they are known."""
         valid = [row for row in self.series[0].rows if not self.results.error_of(row) and not row.is_base]
         division = self.results.divisions.get(valid[-1].place) if valid else None
-        if division is None or valid[-1].efficiency > 1 - _LEAST_LOSS or not known(main_loss(division)[1]):
+        if division is None or valid[-1].efficiency > 1 - LEAST_LOSS or not known(main_loss(division)[1]):
             return
         rest = next(one for one in division.rows if one.cause == NOT_EXPLAINED)
         shares = [(about(one.causes, "title"), one.share) for one in division.rows if one is not rest]
         if not rest.share_low <= 0:
             shares += [(term("part", part), share) for part, share in rest_parts(division)]
-        largest = sorted((one for one in shares if abs(one[1]) >= _LEAST_LOSS), key=lambda one: -abs(one[1]))
+        largest = sorted((one for one in shares if abs(one[1]) >= LEAST_LOSS), key=lambda one: -abs(one[1]))
         texts = [f"{name} {percent(share)}" for name, share in largest[:_MOST_LOSSES]]
         base = self.results.divisions.get(self.series[0].base.place)
         values = {
