@@ -343,10 +343,10 @@ def test_busy_hosts_are_left_alone(bed, make, monkeypatch):
 
 
 def test_processes_of_killed_shells_are_ended_before_the_next_run(bed, make):
-    study = make(f"[ -e go ] || {{ touch begun; {RANKS} wait; }}; {MEASURE}", repeats=2)
+    study = make(f'[ -e go ] || {{ {RANKS} touch "begun $2"; wait; }}; {MEASURE}', repeats=2)
     shells = "kill -KILL $(ps -ww -eo pid,args | grep '[b]ash -s' | cut -c1-8)"
     with harness_of(study, "--only", "repeat=1") as harness:
-        wait_for(lambda: Path("begun").exists() and running(bed, "n2"), what="a run")
+        wait_for(Path("begun 1").exists, what="the ranks on n2")
         harness.send_signal(signal.SIGSTOP)  # it must not end the processes of the lost shells itself
         bed.run_on_node("n2", ["sh", "-c", shells])
         harness.kill()
