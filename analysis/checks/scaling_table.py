@@ -232,9 +232,10 @@ def without_result(rows: Sequence[ScalingRow], base: ScalingRow, *, series: str)
 
 
 def efficiency_text(row: ScalingRow) -> str:
-    """Return the efficiency of a size with its interval: ``0.94 [0.90, 0.98]``."""
-    bounds = fractions(row.efficiency_low, row.efficiency_high, decimals=2)
-    return f"{fraction(row.efficiency, decimals=2)} {bounds}".strip()
+    """Return an efficiency with its interval, such as ``0.94 [0.90, 0.98]``; no end is rounded to the guide."""
+    ends = (row.efficiency_low, row.efficiency_high)
+    decimals = 2 + any(0 < abs(end - GUIDE) < 0.005 for end in ends)
+    return f"{fraction(row.efficiency, decimals=decimals)} {fractions(*ends, decimals=decimals)}".strip()
 
 
 def what_decides(row: ScalingRow, base: ScalingRow, *, invalid: Invalid = _NONE) -> str:
@@ -248,8 +249,10 @@ def what_decides(row: ScalingRow, base: ScalingRow, *, invalid: Invalid = _NONE)
         return f"an interval needs {listed(needs)}"
     needed = more_runs(row, base)
     if needed > MOST_RUNS:
-        return f"more than {MOST_RUNS} more runs of this size and of the baseline would be needed"
-    return f"about {count(int(needed), 'more run')} of this size and of the baseline would probably decide"
+        return f"more than {MOST_RUNS} more runs each of this size and of the baseline would be needed"
+    return (
+        f"about {count(int(needed), 'more run')} each of this size and of the baseline would probably decide"
+    )
 
 
 def more_runs(row: ScalingRow, base: ScalingRow) -> float:

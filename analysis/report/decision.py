@@ -202,7 +202,7 @@ def _lines(shown: Mapping[str, Sequence[ScalingRow]], results: Results) -> list[
     several = len(shown) > 1
     lines = []
     for name, describe in (
-        ("use", _use),
+        ("use", partial(_use, several=several)),
         ("limited", partial(_limit, several=several)),
         ("unknown", partial(_unknown, several=several)),
     ):
@@ -221,10 +221,11 @@ def _of_kind(rows: Sequence[ScalingRow], results: Results, *kinds: VerdictKind) 
     return [row for row in rows if results.verdicts[row.place].kind in kinds]
 
 
-def _use(rows: Sequence[ScalingRow], results: Results) -> str:
-    """Return the size to use, as far as the runs tell."""
+def _use(rows: Sequence[ScalingRow], results: Results, *, several: bool) -> str:
+    """Return the size to use, as far as the runs tell, with its efficiency unless series are ``several``."""
     if best := _of_kind(rows, results, VerdictKind.USE):
-        return with_layout(best[0])
+        efficiency = "" if several else f", efficiency {efficiency_text(best[0])}"
+        return with_layout(best[0]) + efficiency
     base = next((row for row in rows if row.is_base), None)
     ruled_out = {VerdictKind.TOO_LARGE, VerdictKind.NO_RESULT}
     larger = {results.verdicts[row.place].kind for row in rows if base and row.gpus > base.gpus}
@@ -234,7 +235,7 @@ def _use(rows: Sequence[ScalingRow], results: Results) -> str:
 
 
 def _limit(rows: Sequence[ScalingRow], results: Results, *, several: bool) -> str:
-    """Return the largest loss of the recommended size and that of the next larger one.
+    """Return the largest loss of the recommended size, that of the next larger one, and the baseline's share.
 
     Without a recommended size, or if ``several`` series are shown, it is that of the largest size.
     """
@@ -243,13 +244,18 @@ def _limit(rows: Sequence[ScalingRow], results: Results, *, several: bool) -> st
     larger = [row for row in judged if row.place in results.divisions and not row.is_base]
     best = [row for row in best if row.place in results.divisions]
     beyond = [row for row in larger if best and row.gpus > best[0].gpus]
+    chosen = [*best, *beyond[:1]] if best and not several else larger[-1:]
+    base = [row for row in judged if row.is_base and row.place in results.divisions]
     losses: dict[str, list[str]] = {}
-    for row in [*best, *beyond[:1]] if best and not several else larger[-1:]:
+    for row in chosen:
         title, share = main_loss(results.divisions[row.place])
         if several:
             return _with_share(title, share)
         of_step = f"{percent(share)} of the step " if known(share) else ""
         losses.setdefault(title, []).append(f"{of_step}on {_size(row)}")
+    for title, share in [main_loss(results.divisions[row.place]) for row in base if chosen]:
+        if title in losses and known(share):
+            losses[title].append(f"{percent(share)} at the baseline")
     return "; ".join(f"{title}, {', '.join(places)}" for title, places in losses.items())
 
 

@@ -17,13 +17,13 @@ import pandas as pd
 
 from analysis.causes.catalogue import CAUSES
 from analysis.checks.assessment import Check
-from analysis.checks.scaling_table import Invalid, invalid_reason
+from analysis.checks.scaling_table import Invalid, VerdictKind, invalid_reason
 from analysis.checks.validity import OWNED, anomalies
 from analysis.data.differences import spelled
 from analysis.data.load import Study
 from analysis.data.names import ranks, widest_series
 from analysis.report.decision import MAX_SERIES, Decision, decisions
-from analysis.report.figures.drawing import Drawing, Tips
+from analysis.report.figures.drawing import Drawing, Tip, Tips
 from analysis.report.results import Results
 from analysis.report.tables import (
     MAX_NODES_LISTED,
@@ -44,7 +44,6 @@ from analysis.stats.columns import ScalingRow
 from analysis.stats.law_fit import ALL_SIZES, LEVEL, LawFit, Refusal, fit_laws, runs_of
 from analysis.stats.law_forms import Fabric
 from analysis.stats.measured import Frames, state_counts
-from analysis.stats.scaling import GUIDE
 from analysis.text import clean, clean_characters, message, one_line
 from bench.facts import Fact
 from bench.matrix.cell import command_label
@@ -57,6 +56,8 @@ from bench.words import about, heading, remedy, term
 #: The serial fraction hardly changes if its intervals exclude a larger relative change.
 _FLAT = 0.5
 MAX_MATRIX_CHARACTERS = 100_000
+#: Stands for the name of a cell or run that the page's script knows; texts never contain this character.
+_KNOWN_NAME = "\x7f"
 
 
 def page_context(results: Results, drawings: Sequence[Drawing], why: Sequence[WhySection]) -> dict[str, Any]:
@@ -72,6 +73,7 @@ def page_context(results: Results, drawings: Sequence[Drawing], why: Sequence[Wh
         "words": WORDS,
         "name": study.name,
         "lead": _lead(results, tables),
+        "about": _about(results),
         "all_counted": bool(results.frames.runs["measured"].all()),
         "shared": results.labels[1],
         "missing": MISSING,
@@ -129,30 +131,44 @@ def models_of(cells: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _lead(results: Results, tables: Sequence[Decision]) -> list[tuple[str, str]]:
-    """Return label and value of facts about the runs, sizes, checks, cells, device and dates of the study."""
-    study, runs, assessment = results.study, results.frames.runs, results.assessment
+    """Return label and value of facts about the runs, the sizes to use and the warnings."""
+    runs, assessment = results.frames.runs, results.assessment
     lacking = state_counts(run for run in results.frames.run_rows if not run.measured)
     counted = f"{int(runs['measured'].sum()):,} of {len(runs):,}"
+    wrong = {row.cell_id for row in results.rows if results.verdicts[row.place].kind is VerdictKind.NOT_VALID}
+    if not_valid := int((runs["measured"] & runs["cell_id"].isin(wrong)).sum()):
+        counted += f", {not_valid:,} of them in sizes that are not valid"
     warnings = [heading(fact.kind) for fact in assessment.findings if fact.severity == "warning"]
-    checks = assessment.checks
+    found = {
+        "runs": "" if results.study.table else f"{counted}: {lacking}" if lacking else counted,
+        "use": "; ".join(f"{one.title}: {one.use}" for one in tables if len(tables) > 1),
+        "warnings": ", ".join(warnings),
+    }
+    return _labelled(found)
+
+
+def _about(results: Results) -> list[tuple[str, str]]:
+    """Return label and value of facts about the checks, cells, command or model, device and dates."""
+    study, runs = results.study, results.frames.runs
+    times = pd.concat([runs["started_at"], runs["ended_at"]]).dropna()
+    ends = [f"{time:%Y-%m-%d %H:%M}" for time in (times.min(), times.max())] if len(times) else []
+    checks = results.assessment.checks
     passed = f"{sum(check.passed for check in checks)} of {len(checks)}"
     if missing := sum(check.missing for check in checks):
         passed += f", {missing} not possible"
-    facts = dict(results.environment.facts)
-    times = pd.concat([runs["started_at"], runs["ended_at"]]).dropna()
-    ends = [f"{time:%Y-%m-%d %H:%M}" for time in (times.min(), times.max())] if len(times) else []
     found = {
-        "runs": "" if study.table else f"{counted}: {lacking}" if lacking else counted,
-        "use": "; ".join(f"{one.title}: {one.use}" for one in tables if len(tables) > 1),
         "checks": passed if checks else "",
-        "warnings": ", ".join(warnings),
         "cells": f"{len(study.cells):,}",
         "table": f"{study.table.name} ({count(study.table.rows, 'row')})" if study.table else "",
         "command": _command(study),
         "model": listed(models_of(study.plan.get("cells") or []), limit=3),
-        "device": facts.get("device_name", ""),
+        "device": dict(results.environment.facts).get("device_name", ""),
         "dates": " – ".join(dict.fromkeys(ends)) + " UTC" if ends else "",
     }
+    return _labelled(found)
+
+
+def _labelled(found: Mapping[str, str]) -> list[tuple[str, str]]:
     return [(WORDS["lead"][name], value) for name, value in found.items() if value]
 
 
@@ -250,7 +266,16 @@ def with_errors(rows: Sequence[ScalingRow], invalid: Mapping[str, str]) -> list[
 
 
 def _marks(drawings: Iterable[Drawing]) -> Tips:
-    return {name: tips for drawing in drawings for name, tips in drawing.marks.items()}
+    return {
+        name: [_shorter(tip) for tip in tips] for drawing in drawings for name, tips in drawing.marks.items()
+    }
+
+
+def _shorter(tip: Tip) -> Tip:
+    """Shorten the name of the run or cell in the text, and of the cell in the run's; the script undoes it."""
+    known = tip.run or tip.cell
+    text = tip.text.replace(known, _KNOWN_NAME) if known else tip.text
+    return Tip(text, tip.cell, tip.run.replace(tip.cell, _KNOWN_NAME) if tip.cell else tip.run)
 
 
 def _table(results: Results, marks: Tips) -> dict[str, Any]:
@@ -259,13 +284,12 @@ def _table(results: Results, marks: Tips) -> dict[str, Any]:
     named = [replace(row, series=labels[row.series]) for row in with_errors(results.rows, results.invalid)]
     table = cell_rows(named[:MAX_ROWS])
     folders = not results.study.table
-    data = {"rows": table, "guide": GUIDE, "folders": folders, "marks": marks, **run_data(results.attempts)}
+    data = {"rows": table, "folders": folders, "marks": marks, **run_data(results.attempts)}
     return {
         "columns": cell_columns(),
         "rows": table[:STATIC_ROWS],
         "total_rows": len(table),
         "rows_left_out": max(0, len(named) - MAX_ROWS),
-        "guide": GUIDE,
         "data": json_for_script(data),
     }
 

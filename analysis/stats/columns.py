@@ -265,7 +265,12 @@ class ScalingRow(Measurements):
     ]
     verdict: Annotated[
         str,
-        Column("use, too-small, too-large, below, cannot-tell, not-valid, baseline, no-advice, no-result"),
+        Column(
+            "use, too-small, too-large, below, cannot-tell, not-valid, baseline, no-advice, no-result",
+            views=(CSV, PAGE),
+            heading="Verdict",
+            form=lambda kind: str(kind).replace("-", " "),
+        ),
     ]
 
     runs: Annotated[int, _internal("planned runs")]

@@ -83,8 +83,9 @@
   all(".plot g[id*='@']").forEach((part) => { part.dataset.key = part.id.replace(/.*:(.*)@.*/, "$1"); });
   for (const [id, tips] of Object.entries(data.marks)) {
     const shapes = all("use, path", $(id)).filter((shape) => !shape.closest("defs"));
-    tips.forEach(([tip, cell, run], at) => {
-      if (!tip) return;
+    tips.forEach(([text, cell, rest], at) => {
+      if (!text) return;
+      const run = rest.replaceAll("\x7f", () => cell), tip = text.replaceAll("\x7f", () => run || cell);
       shapes[at].classList.add("mark");
       Object.assign(shapes[at].dataset, { tip, ...(cell && { cell }), ...(run && { run }) });
     });
@@ -168,7 +169,6 @@
     const text = main(cell);
     const td = make("td", column ? text : "", (numeric[column] ? "" : "text ") + headings[column].className);
     if (!column) td.append(named(text, text));
-    if (names[column] === "efficiency" && !Number.isNaN(parseFloat(text))) td.classList.add(parseFloat(text) >= data.guide ? "good" : "low");
     if (names[column] === "state") td.classList.add("state", ...(text === "completed" ? [] : ["open"]));
     if (typeof cell !== "string") td.append(" ", make("small", cell[1]));
     return td;

@@ -59,7 +59,7 @@ def test_the_largest_size_at_the_guide_is_recommended(tmp_path: Path) -> None:
     )
     assert best.loss == "12 % exposed communication"
     assert lines == {
-        "Use": "2 ranks (2 × 1)",
+        "Use": "2 ranks (2 × 1), efficiency 0.85 [0.85, 0.85]",
         "Limited by": "exposed communication, 12 % of the step on 2 ranks, 30 % of the step on 4 ranks",
     }
 
@@ -78,7 +78,7 @@ def test_efficiencies_are_drawn_on_one_scale_with_the_guide(tmp_path: Path) -> N
 
 
 def test_the_cost_is_in_node_hours_on_cpus_and_in_gpu_hours_on_gpus(tmp_path: Path) -> None:
-    for device, heading in (("cpu", "Node-h / M samples"), ("cuda", "GPU-h / M samples")):
+    for device, heading in (("cpu", "Node-hours"), ("cuda", "GPU-hours")):
         cells = studies.strong(sizes=(1, 4), per_node=2)
         for cell in cells:
             cell.workload["device"] = device
@@ -183,7 +183,7 @@ def test_other_causes_lead_to_other_words(tmp_path: Path, timing: studies.Timing
     assert sizes[-1].loss.endswith(main)
     assert lines["Limited by"].startswith(main)
     if main == "outside all timers":
-        assert lines["Use"] == "8 ranks (8 × 1)"
+        assert lines["Use"] == "8 ranks (8 × 1), efficiency 1.00 [1.00, 1.00]"
         assert lines["Not known"] == "larger sizes: none was planned"
 
 
@@ -221,7 +221,7 @@ def test_an_interval_across_the_guide_says_how_many_runs_would_decide(tmp_path: 
     set_efficiencies(results, (0.81, 0.78, 0.84), (0.79, 0.75, 0.83))
     sizes, lines = decided(results)
     needed = what_decides(results.rows[1], results.rows[0])
-    assert needed == "about 9 more runs of this size and of the baseline would probably decide"
+    assert needed == "about 9 more runs each of this size and of the baseline would probably decide"
     assert sizes[1].verdict == "cannot tell: 9 more runs"
     assert lines["Use"] == "not known yet"
     assert lines["Not known"] == f"whether 2 ranks and 4 ranks reach 0.8: {needed}"
@@ -264,7 +264,7 @@ def test_nothing_is_concluded_from_sizes_that_are_not_valid(tmp_path: Path) -> N
         vars(results).pop("verdicts", None)
         sizes, lines = decided(results)
         assert verdicts_of(sizes) == kinds
-        assert lines["Use"] == use
+        assert lines["Use"].partition(",")[0] == use
         assert lines.get("Not known") == unknown
         assert "Shared cores" not in " ".join(lines.values()), "the verdict says it"
 
@@ -285,7 +285,7 @@ def test_a_dip_before_the_best_size_is_below_the_guide(tmp_path: Path) -> None:
     set_efficiencies(results, (0.7, 0.69, 0.71), (0.9, 0.89, 0.91))
     sizes, lines = decided(results)
     assert verdicts_of(sizes)[:3] == ["baseline", "below 0.8", "use it"]
-    assert lines["Use"] == "4 ranks (4 × 1)"
+    assert lines["Use"] == "4 ranks (4 × 1), efficiency 0.90 [0.89, 0.91]"
 
 
 def test_a_study_of_one_size_says_why_there_is_no_verdict(tmp_path: Path) -> None:

@@ -108,11 +108,12 @@ def test_the_report_has_its_files(demo_study: Path) -> None:
 
 
 def test_the_page_shows_runs_sizes_verdicts_and_losses(whole: Page) -> None:
-    assert "Runs counted 28 of 28 Use Strong scaling: 2 ranks (2 × 1); Weak scaling: " in whole.text
+    one_size = r"Use Strong scaling: 2 ranks \(2 × 1\), efficiency 0\.8\d \[0\.8\d, 0\.8\d\]; Weak scaling: "
+    assert re.search(f"Runs counted 28 of 28 {one_size}", whole.text)
     assert " Checks passed 11 of 14, 3 not possible Cells 7 Model mlp Device Test CPU @ 2.0 GHz" in whole.text
     assert re.search(r"2 2 × 1 0\.8\d \[0\.8\d, 0\.8\d\] use it 1\.\d\d 0\.\d+ \d+ % exposed", whole.text)
     assert re.search(
-        r"Use 2 ranks \(2 × 1\) Limited by exposed communication, \d+ % of the step on 2 ranks, 30 %",
+        r"Use 2 ranks \(2 × 1\), efficiency 0\.8\d \[0\.8\d, 0\.8\d\] Limited by exposed communication, \d+ % of the step on 2 ranks, 30 %",
         whole.text,
     )
     assert re.search(r"whole loss \d+ %", whole.text)
@@ -301,7 +302,7 @@ def test_what_was_not_measured_is_a_dash_and_never_zero(tmp_path: Path) -> None:
         frame[["load_balance", "comm_wait_time_sec"]] = math.nan
         frame.to_csv(metrics, index=False)
     (row,) = (r for r in report(path).rows if r[0][0].startswith("n2x1"))
-    assert row[10:14] == ["–"] * 4
+    assert row[11:15] == ["–"] * 4
     read = pd.read_csv(path / "report" / "scaling.csv")
     assert read.loc[read["gpus"] == 2, ["load_balance", "global_efficiency"]].isna().all(axis=None)
 
