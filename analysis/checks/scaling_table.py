@@ -232,7 +232,7 @@ def without_result(rows: Sequence[ScalingRow], base: ScalingRow, *, series: str)
 
 
 def efficiency_text(row: ScalingRow) -> str:
-    """Return an efficiency with its interval, such as ``0.94 [0.90, 0.98]``; no end is rounded to the guide."""
+    """Return an efficiency with its interval, as ``0.94 [0.90, 0.98]``; no end is rounded to the guide."""
     ends = (row.efficiency_low, row.efficiency_high)
     decimals = 2 + any(0 < abs(end - GUIDE) < 0.005 for end in ends)
     return f"{fraction(row.efficiency, decimals=decimals)} {fractions(*ends, decimals=decimals)}".strip()

@@ -31,7 +31,6 @@ from analysis.stats.columns import PROPOSAL, Column, ScalingRow, first_of_cells,
 from analysis.stats.estimate import MIN_RUNS
 from analysis.stats.scaling import GUIDE
 from analysis.text import message, one_line
-from bench.facts import Fact
 from bench.units import (
     MISSING,
     capital,
@@ -43,12 +42,15 @@ from bench.units import (
     listed,
     number,
     percent,
+    seconds,
     whole,
 )
 from bench.words import about, heading, term, title
 
 #: The samples of a training if none are stated.
 _EXAMPLE = 1_000_000
+#: A training that takes so many times the measured time of a run is called an extrapolation.
+_LONG = 2
 #: Maximum number of losses that are named; losses below ``LEAST_LOSS`` are not.
 _MOST_LOSSES = 3
 #: Maximum number of cells without a result that are listed.
@@ -152,6 +154,11 @@ class _Proposal:
         return self.series[0].base if self.found.best is None else self.found.best
 
     @property
+    def error(self) -> str:
+        """The kind of the error of the requested size; empty if its values are valid."""
+        return self.results.invalid.get(self.row.cell_id, "")
+
+    @property
     def shown(self) -> list[ScalingRow]:
         """The rows of the table, and their baselines."""
         return [row for one in self.series for row in (*one.rows, one.base)]
@@ -162,8 +169,9 @@ class _Proposal:
         findings = self.findings()
         measured = self.table(findings) if self.series else None
         advice = [*self.advice(), *self.losses()] if self.scales else []
-        request = list(self.request()) if self.scales and known(self.row.throughput_samples_per_sec) else []
-        limits = [text for _, text in findings] + list(self.limits())
+        rate = self.row.throughput_samples_per_sec if self.scales and not self.error else math.nan
+        request = list(self.request()) if known(rate) else []
+        limits = [text for _, text in findings] + list(self.limits(request))
         return {
             "title": f"Scaling of {self.results.study.name}",
             "is_example": self.work is None and bool(request),
@@ -171,12 +179,17 @@ class _Proposal:
             "advice": " ".join(advice),
             "measured": measured,
             "figure": figure,
-            "figure_caption": f"{figure.title}. {ascii_formula(figure.caption)}" if figure else "",
+            "figure_caption": self.figure_caption(figure) if figure else "",
             "request": request,
             "request_caption": TEXTS["request"]["caption"],
             "limits": [(_letter(place), text) for place, text in enumerate(limits)],
             "sources": self.sources.texts,
         }
+
+    def figure_caption(self, figure: Drawing) -> str:
+        """Return the caption of the figure, with what its dashed line is."""
+        guide = self.sources.say("figure", "guide", guide=GUIDE)
+        return f"{figure.title}. {ascii_formula(figure.caption)} {guide}".replace("  ", " ")
 
     # -- method and measurements ------------------------------------------------------
 
@@ -192,7 +205,7 @@ class _Proposal:
         for one in self.series:
             yield self.sources.say("method", one.mode, batch=constant_batch(one.mode, self.executed))
 
-    def table(self, findings: Sequence[tuple[Fact, str]]) -> dict[str, Any]:
+    def table(self, findings: Sequence[tuple[set[str], str]]) -> dict[str, Any]:
         """Return the table's caption, headings and rows; an empty column is left out."""
         rows = [self._table_row(row, one.mode, findings) for one in self.series for row in one.rows]
         columns = shown_columns(PROPOSAL, ProposalRow)
@@ -200,7 +213,7 @@ class _Proposal:
         texts = {name: own for name, own in zip(columns, lines, strict=True) if set(own) - {MISSING, ""}}
         headings = {name: columns[name].heading for name in texts}
         if self.executed.reads_values and "global_batch" in headings:  # that of the command is not known
-            headings["global_batch"] += " in the plan"
+            headings["global_batch"] += " (planned)"
         if len(self.series) == 1:
             texts.pop("mode", None)
         meanings = {name: columns[name].meaning for name in _EXPLAINED if name in texts}
@@ -216,8 +229,8 @@ class _Proposal:
             "rows": [list(row) for row in zip(*texts.values(), strict=True)],
         }
 
-    def _table_row(self, row: ScalingRow, mode: str, findings: Sequence[tuple[Fact, str]]) -> ProposalRow:
-        affected = [_letter(place) for place, (fact, _) in enumerate(findings) if fact.affects(row.cell_id)]
+    def _table_row(self, row: ScalingRow, mode: str, findings: Sequence[tuple[set[str], str]]) -> ProposalRow:
+        affected = [_letter(place) for place, (cells, _) in enumerate(findings) if row.cell_id in cells]
         values = vars(row) if mode else vars(row) | {"speedup": math.nan, "efficiency": math.nan}
         cost = hours_per_million(row)
         return ProposalRow(**values | {"mode": mode}, cost=cost, limits=", ".join(affected))
@@ -244,18 +257,24 @@ class _Proposal:
                 yield say("closest", "scaling", **values)
         if found.open:
             yield self._undecided(found.open[0])
-        if best is None:
-            yield say("baseline", size=job_size(series.base), guide=GUIDE)
-            if error := self.results.invalid.get(series.base.cell_id):
-                yield say("not_valid", error=heading(error))
+        if best is None and self.error:
+            yield say("not_valid", size=job_size(series.base), error=heading(self.error))
+        elif best is None:
+            yield say("baseline", size=job_size(series.base), guide=GUIDE, mode=series.mode)
+            if other := found.closest or next(iter(found.open), None):
+                yield from self._gain(series.base, other)
 
     def _next_larger(self, best: ScalingRow, larger: ScalingRow) -> Iterator[str]:
-        say = partial(self.sources.say, "advice")
-        yield say("larger", size=job_size(larger), efficiency=_efficiency(larger))
-        gain = larger.throughput_samples_per_sec / best.throughput_samples_per_sec
-        cost = hours_per_million(larger) / hours_per_million(best)
+        yield self.sources.say("advice", "larger", size=job_size(larger), efficiency=_efficiency(larger))
+        yield from self._gain(best, larger)
+
+    def _gain(self, chosen: ScalingRow, larger: ScalingRow) -> Iterator[str]:
+        """Yield what a larger size than the requested one gains and costs, if it is valid."""
+        gain = larger.throughput_samples_per_sec / chosen.throughput_samples_per_sec
+        cost = hours_per_million(larger) / hours_per_million(chosen)
         if known(gain) and known(cost) and not self.results.error_of(larger):
-            yield say("gain", gain=three_digits(gain), cost=three_digits(cost))
+            values = {"gain": three_digits(gain), "cost": three_digits(cost)}
+            yield self.sources.say("advice", "gain", size=job_size(larger), **values)
 
     def _undecided(self, row: ScalingRow) -> str:
         """Return a sentence about a size that the runs neither recommend nor rule out."""
@@ -276,7 +295,10 @@ class _Proposal:
         if not rest.share_low <= 0:
             shares += [(term("part", part), share) for part, share in rest_parts(division)]
         largest = sorted((one for one in shares if abs(one[1]) >= LEAST_LOSS), key=lambda one: -abs(one[1]))
-        texts = [f"{name} {percent(share)}" for name, share in largest[:_MOST_LOSSES]]
+        texts = [
+            f"{name} {percent(share)}" if share > 0 else f"{name}, a gain of {percent(-share)}"
+            for name, share in largest[:_MOST_LOSSES]
+        ]
         base = self.results.divisions.get(self.series[0].base.place)
         values = {
             "size": job_size(valid[-1]),
@@ -306,11 +328,11 @@ class _Proposal:
             hours = [times * one / 3600 for one in times_s]
             yield words[name], _with_range(hours, three_digits), f"{count(int(times), unit)} x time"
         yield words["trainings"], f"{work.trainings:,}", stated
-        share, formula = 0.0, "trainings x cost"
+        share, formula = 0.0, "trainings x hours"
         if not self.executed.study.table:
             done, tried = cell_success(self.executed.study)[row.cell_id]
             share, source = reserve(done / tried), self.sources.cite("runs")
-            value = f"{percent(share)}: {done} of {count(tried, 'attempt')} of this size completed"
+            value = f"{percent(share)}: {done} of {count(tried, 'attempt')} of this size and batch completed"
             yield words["reserve"], value, f"1/p - 1, p = {done}/{tried} {source}"
             formula += " x (1 + reserve)"
         total = work.trainings * (1 + share) * times_s[0] / 3600
@@ -324,24 +346,39 @@ class _Proposal:
 
     # -- limits -----------------------------------------------------------------------
 
-    def findings(self) -> list[tuple[Fact, str]]:
-        """Return the errors and warnings about the sizes of the table, in words."""
-        cells = {row.cell_id for row in self.shown}
-        facts = [one for one in self.results.assessment.findings if any(map(one.affects, cells))]
+    def findings(self) -> list[tuple[set[str], str]]:
+        """Return the errors and warnings about the cells of the table, in words, and sizes with few runs."""
+        shown = {row.cell_id: row for row in self.shown}
         names = {row.cell_id: _name(row) for row in self.results.rows}
-        named = [replace(one, **{of: _renamed(getattr(one, of), names) for of in _NAMING}) for one in facts]
-        return list(zip(facts, [f"{title(one)}. {message(one)}" for one in named], strict=True))
+        found = []
+        for fact in self.results.assessment.findings:
+            if cells := set(filter(fact.affects, shown)):
+                named = replace(fact, **{of: _renamed(getattr(fact, of), names) for of in _NAMING})
+                text = f"{title(named)}. {message(named)} {self.sources.cite('page')}"
+                found.append((cells, text))
+        spread = unstable_cells(self.executed.runs)
+        requested = (self.row, self.series[0].base) if self.scales else ()
+        for row in {one.cell_id: one for one in requested}.values():
+            if row.cell_id in spread:
+                values = {"size": job_size(row), "spread": percent(spread[row.cell_id])}
+                found.append(({row.cell_id}, self.sources.say("limits", "unstable", "runs", **values)))
+        if few := {name: names[name] for name, row in shown.items() if 0 < row.n < MIN_RUNS}:
+            sizes = listed([*few.values()], limit=4)
+            found.append((set(few), self.sources.say("limits", "few_runs", sizes=sizes, runs=MIN_RUNS)))
+        return found
 
-    def limits(self) -> Iterator[str]:
-        """Yield what else limits the numbers, as far as it is known."""
+    def limits(self, request: Sequence[tuple[str, str, str]]) -> Iterator[str]:
+        """Yield what else limits the numbers and the ``request``, as far as it is known."""
         say, executed = partial(self.sources.say, "limits"), self.executed
-        measured = {row.cell_id: row for row in self.shown if row.n}
+        measured = any(row.n for row in self.shown)
         if self.scales and not known(self.row.throughput_samples_per_sec):
             yield say("no_rate")
-        if few := [_name(row) for row in measured.values() if row.n < MIN_RUNS]:
-            yield say("few_runs", sizes=listed(few, limit=4), runs=MIN_RUNS)
         if self.scales:
             yield from self._all_runs()
+        if {row.nodes for row in self.shown if nodes_known(row)} == {1}:
+            yield say("one_node")
+        if request and not self.executed.reads_values:
+            yield from self._extrapolation()
         if not executed.study.table:
             if self.scales:
                 yield say("left_out", left_out=TEXTS["left_out"][executed.kind])
@@ -352,12 +389,7 @@ class _Proposal:
         yield from self._without_result()
 
     def _all_runs(self) -> Iterator[str]:
-        """Yield the spread of the runs if it is large, and the efficiencies with the runs left out."""
-        spread = unstable_cells(self.executed.runs)
-        for row in {one.cell_id: one for one in (self.row, self.series[0].base)}.values():
-            if row.cell_id in spread:
-                values = {"size": job_size(row), "spread": percent(spread[row.cell_id])}
-                yield self.sources.say("limits", "unstable", "runs", **values)
+        """Yield the efficiencies with the runs left out."""
         texts = [
             f"{text} at {job_size(row)}"
             for row in (row for one in self.series for row in one.rows)
@@ -365,6 +397,16 @@ class _Proposal:
         ]
         if texts:
             yield self.sources.say("limits", "all_runs", "scaling", efficiencies=listed(texts))
+
+    def _extrapolation(self) -> Iterator[str]:
+        """Yield how long a run of the requested size was measured, if a training takes much longer."""
+        attempts = self.results.attempts
+        own = attempts[attempts["latest"] & (attempts["cell_id"] == self.row.cell_id)]
+        window_s, work = own["window_s"].median(), self.work or Work(_EXAMPLE)
+        times = work.total / self.row.throughput_samples_per_sec / window_s
+        if times >= _LONG:
+            values = {"measured": seconds(window_s), "times": three_digits(times)}
+            yield self.sources.say("limits", "extrapolated", "runs", **values)
 
     def _reserve_and_memory(self) -> Iterator[str]:
         success = cell_success(self.executed.study)[self.row.cell_id]

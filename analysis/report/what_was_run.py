@@ -150,7 +150,7 @@ def _runs(runs: pd.DataFrame, sources: Sources, *, in_study: int) -> str:
     values = {
         "runs": count(len(runs), "run"),
         "cells": count(runs["cell_id"].nunique(), "configuration"),
-        "of_all": f" (the study has {in_study:,})" if in_study > len(runs) else "",
+        "of_all": f" (of {in_study:,} runs of the study)" if in_study > len(runs) else "",
     }
     text = sources.say("method", "runs", "plan", "runs", when=when, **values)
     return text if runs["measured"].any() else f"{text} {sources.say('method', 'unmeasured', 'runs')}"

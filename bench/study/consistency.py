@@ -273,7 +273,8 @@ def _against_ranks(row: EpochRow, ranks: Sequence[RankRow]) -> Iterator[Fact]:
         return
     if _are_apart(row.epoch_time_sec, max(windows)):
         name = f"metrics.csv: epoch_time_sec{at}"
-        yield _contradiction(name, row.epoch_time_sec, "ranks.csv: their maximum", max(windows))
+        other = "ranks.csv: their maximum"
+        yield _contradiction(name, row.epoch_time_sec, other, max(windows), RATE_COLUMNS)
     for name in ("steps", *MEAN_COLUMNS):
         value = getattr(row, name)
         mean = sum(getattr(rank, name) for rank in ranks) / len(ranks)

@@ -132,7 +132,7 @@ def test_every_number_of_a_source_is_in_the_list(written):
     cited = {one for group in re.findall(r"\[([0-9, ]+)\]", text) for one in group.split(", ")}
     assert numbers == [str(n) for n in range(1, len(numbers) + 1)]
     assert cited == set(numbers)
-    assert listed.startswith("1. plan.json: the plan of the study\n2. report/runs.csv: ")
+    assert listed.startswith("1. plan.json: the plan\n2. report/runs.csv: ")
 
 
 def method(path: Path, **options: Any) -> str:
@@ -216,7 +216,7 @@ def test_failures_are_a_reserve_of_gpu_hours_and_memory_is_that_of_the_gpu(tmp_p
     node_hours, gpu_hours = (request[what][0].split()[0] for what in ("Node-hours", "GPU-hours"))
     assert float(gpu_hours) == pytest.approx(2 * float(node_hours), rel=0.005)
     assert request["GPU-hours"][1] == "2 GPUs x time"
-    assert request["Reserve (failures)"][0] == "33 %: 3 of 4 attempts of this size completed"
+    assert request["Reserve (failures)"][0] == "33 %: 3 of 4 attempts of this size and batch completed"
     totals = [float(text.split()[0]) for text in request["Total"][0].split(", ")]
     assert totals == pytest.approx([float(node_hours) * 4 / 3, float(gpu_hours) * 4 / 3], rel=0.01)
     texts = " ".join(limits(path).values())
@@ -259,7 +259,10 @@ def test_a_size_that_is_not_valid_is_not_requested_and_has_no_losses(tmp_path):
     )
     base = Fact("shared-cores", ("n1x1-gloo-srun-b64",), severity="error")
     advice = proposal_context(with_findings(path, base))["advice"]
-    assert "The values of this size are not valid (Shared cores): its time and cost may be wrong." in advice
+    assert (
+        "No size is requested: the values of the baseline, 1 node x 1 (1 rank), are not valid (Shared"
+        in advice
+    )
 
 
 def test_a_series_with_valid_values_is_described_and_drawn_alone(tmp_path, nothing_drawn):
@@ -293,7 +296,9 @@ def test_runs_that_differ_are_a_limit(tmp_path):
     path = finished(tmp_path / "s", strong(64, sizes=(1, 2)), noise=0.2, repeats=6)
     texts = " ".join(limits(path).values())
     for size in ("1 node x 1 (1 rank)", "2 nodes x 1 (2 ranks)"):
-        assert re.search(rf"The runs of {re.escape(size)} differ by \d+ % \(standard deviation\)", texts)
+        assert re.search(
+            rf"The runs of {re.escape(size)} differ by \d+ % \(standard deviation of the logarithm\)", texts
+        )
 
 
 def test_every_table_of_the_markdown_has_rows_of_one_width(written):
@@ -374,8 +379,8 @@ def test_a_table_measured_elsewhere_gives_a_section_of_its_columns(tmp_path, not
     page = write_table_report(tmp_path / "bert.csv", output=tmp_path, mode="strong", proposal=True).page
     markdown = (page.parent / "proposal.md").read_text().replace("\\", "")
     head, _, *rows = tables(markdown)[0]
-    assert head == ["Ranks", "n", "Samples/s", "Speedup", "Efficiency"]
-    assert rows[-1] == ["64", "1", "35,770", "7.86", "0.982"]
+    assert head == ["Ranks", "n", "Samples/s", "Speedup", "Efficiency", "Limits"]
+    assert rows[-1] == ["64", "1", "35,770", "7.86", "0.982", "a"]
     assert "ode-hours" not in markdown
     assert "The values were measured elsewhere and are taken from a table [1]." in markdown
     assert markdown.endswith("## Sources\n\n1. bert.csv\n")
@@ -390,7 +395,7 @@ def test_a_table_without_nodes_gives_rank_hours_and_says_nothing_about_single_ru
     context = proposal_context(results, work=Work(1_300_000, 2, 5))
     rows = {what: (value, source) for what, value, source in context["request"]}
     assert rows["Rank-hours"] == ("7.60 (7.50 to 7.70)", "2 ranks x time")
-    assert rows["Total"] == ("38.0 rank-hours", "trainings x cost")
+    assert rows["Total"] == ("38.0 rank-hours", "trainings x hours")
     assert "of it and of the baseline. Its efficiency" in context["advice"]
     assert "n: runs in the table" in context["measured"]["caption"]
 
@@ -543,7 +548,7 @@ def test_of_a_command_only_what_is_known_is_said(tmp_path, metrics, said, main_l
     assert ("The time per step is the batch of the plan divided" in text) is ("output" in metrics)
     for word in ("built-in", "synthetic", "sgd", "224", "mlp", "heckpoint"):
         assert word not in text
-    assert ("Batch in the plan" in context["measured"]["headings"]) is not main_loop
+    assert ("Batch (planned)" in context["measured"]["headings"]) is not main_loop
     others = " ".join(text for _, text in context["limits"])
     assert "does not include start-up, queue waits" in others
     assert "validation" not in others
@@ -558,8 +563,8 @@ def test_disturbances_are_counted_without_runs_and_times(written):
     runs = [{"run_id": f"{cell}-r1", "cell_id": cell, "left_out": True, "facts": [cpu]}]
     common = Fact("common-condition", (cell,), {"conditions": {cell: [cpu]}}, "error")
     texts = limits(written[0], common, Fact("disturbed", (cell,), {**counts, "runs": runs}))
-    assert texts["b"] == "Warning: Disturbed runs. 3 of 24 runs were disturbed, 3 of them left out."
+    assert texts["b"] == "Warning: Disturbed runs. 3 of 24 runs were disturbed, 3 of them left out. [5]"
     assert texts["a"].endswith(
         "(CPU time of foreign processes (50 % of the time of the cores in use) on n1). "
-        "None of these runs is left out."
+        "None of these runs is left out. [5]"
     )
