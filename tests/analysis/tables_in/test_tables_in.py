@@ -236,7 +236,7 @@ def test_a_table_with_repeats_recommends_a_size(reported: Report, tmp_path: Path
     found = reported("\n".join(["gpus,global_batch,throughput", *rows]), "--mode", "strong")
     assert found["verdict"].to_list() == ["baseline", "too-small", "use"]
     page = (tmp_path / "table-report" / "index.html").read_text()
-    assert "<dt>Use</dt><dd>4 ranks</dd>" in page
+    assert "<dt>Use</dt><dd>4 ranks, efficiency " in page
 
 
 def test_rows_of_one_size_are_repeats_and_a_remark_says_so(tmp_path: Path) -> None:
