@@ -200,7 +200,8 @@ def requeue(scene: Scene) -> None:
     scene.update("Requeue=1")
     scene.cluster.run(["scontrol", "requeue", scene.job_id])
     scene.await_state("PENDING")
-    time.sleep(2)  # a job that starts where its part before is still being ended, fails at once
+    # Its part before has ended now, and slurmd refuses credentials of that second (cred_revoked in slurm_cred.c).
+    time.sleep(2)
     scene.update("StartTime=now")  # Slurm would wait for two minutes
 
 
