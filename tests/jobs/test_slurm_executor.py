@@ -194,8 +194,8 @@ def test_a_controller_with_its_maximum_number_of_jobs_is_waited_for(running_clus
             )
             submission = study.start("submit", "STUDY", "--wait")
             said = [next(lines(submission.stderr))]
-    with submission:
-        said += lines(submission.stderr)
+        with submission:
+            said += lines(submission.stderr)
     assert said[0].startswith(f"{run_id(1)} is submitted first, because sbatch --test-only says: "), said
     assert said[-1] == "study scripted: 1 completed", said
 
