@@ -1,0 +1,56 @@
+"""HSDP: FSDP2 within each node; nodes are replicas and all-reduce their gradients."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+
+from ...matrix.workload import WorkloadOptions
+from ...measure.node import host_name
+from ..failures import SetupError
+from . import ddp, fsdp
+from .spec import Strategy
+
+
+def wrap(model: nn.Module, options: WorkloadOptions) -> nn.Module:
+    """Shard the model over the ranks of each node.
+
+    Raises:
+        SetupError: nodes have different numbers of ranks, or torch or the backend lacks something.
+    """
+    from torch.distributed.device_mesh import DeviceMesh
+
+    hosts: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(hosts, host_name(os.environ))
+    ranks = [[rank for rank, one in enumerate(hosts) if one == host] for host in dict.fromkeys(hosts)]
+    if len({*map(len, ranks)}) > 1:
+        found = ", ".join(str(len(own)) for own in ranks)
+        what = f"strategy {options.strategy} needs the same number of ranks on every node, not {found}"
+        raise SetupError(what, remedy="use strategy fsdp")
+    mesh = DeviceMesh(options.device, ranks, mesh_dim_names=("replicate", "shard"))
+    return fsdp.shard(model, options, reshard=True, mesh=mesh)
+
+
+def runs_as(ranks_per_host: Sequence[int]) -> str:
+    """Return ``fsdp`` on one host, ``ddp`` with one rank per host, else an empty text."""
+    if len(ranks_per_host) == 1:
+        return fsdp.SPEC.name
+    return ddp.SPEC.name if max(ranks_per_host) == 1 else ""
+
+
+SPEC = Strategy(
+    "hsdp",
+    title="HSDP",
+    options=("comm_dtype", "fsdp_wrap"),
+    sharded=("weights", "gradients", "states"),
+    within_hosts=True,
+    wrap=wrap,
+    parts=fsdp.FsdpParts,
+    state=fsdp.whole_state,
+    runs_as=runs_as,
+    times_parts=False,
+)

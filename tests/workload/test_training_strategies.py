@@ -1,0 +1,135 @@
+"""All strategies train the same model, and each is refused where torch or its options cannot."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from torch.torch_version import TorchVersion
+
+from bench.matrix.strategies import STRATEGIES
+from bench.study.layout import RunFolder
+from tests.workload.conftest import QUICK, srun_env, torchrun_env
+
+TARGET = "tests.workload.strategy_curves:curves"
+#: Relative differences: fp32 sums in another order, and what fp16 rounds.
+TOLERANCES = {"fp16": 1e-3, "fp16 wire": 3e-3}
+#: Before torch 2.6 there is no public ``fully_shard``; 2.7 does not divide gradients with gloo (2.10 does).
+WITHOUT_FSDP = TorchVersion(torch.__version__) < "2.10"
+needs_fsdp = pytest.mark.skipif(WITHOUT_FSDP, reason="FSDP2 does not work on CPUs with this torch")
+
+
+def check_curves(found: dict) -> None:
+    """Compare the losses, the validation and the checkpoint of every strategy with DDP's."""
+    for setting, strategies in found.items():
+        tolerance = TOLERANCES.get(setting, 2e-5)
+        ddp = strategies["ddp"]
+        assert ddp["losses"][-1] != ddp["losses"][0]
+        for name, own in strategies.items():
+            at = f"{name}, {setting}"
+            if "refused" in own and WITHOUT_FSDP:
+                assert "weights" in STRATEGIES[name].sharded, own
+                continue
+            assert own["losses"] == pytest.approx(ddp["losses"], rel=tolerance), at
+            assert own["validation"] == pytest.approx(ddp["validation"], rel=tolerance), at
+            assert own["sizes"] == ddp["sizes"], at
+            assert own["state"] == pytest.approx(ddp["state"], rel=50 * tolerance, abs=1e-3), at
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_every_strategy_has_ddps_losses_and_checkpoint(server, tmp_path, ranks):
+    environments = srun_env({"a": 2, "b": 2}) if ranks == 4 else torchrun_env(ranks)
+    settings = {1: ["plain", "accumulated"], 2: [], 4: ["accumulated"]}[ranks]
+    server.start(tmp_path, settings, environments, TARGET).finish().succeeded()
+    found = json.loads((tmp_path / "curves.json").read_text())
+    check_curves(found)
+    if WITHOUT_FSDP:
+        return
+    own = {name: one["own"] for name, one in found["accumulated"].items()}
+    shares = {name: count / own["ddp"] for name, count in own.items()}
+    parts = {1: {"none": 1, "fsdp": 1}, 2: {"fsdp": 2}, 4: {"fsdp": 4, "hsdp": 2}}[ranks]
+    for name, count in {"zero1": 1, "ddp-static": 1, **parts, "fsdp-keep": parts["fsdp"]}.items():
+        assert shares[name] == pytest.approx(1 / count, rel=0.05), name
+    assert {*shares} == {"ddp", "zero1", "ddp-static", "fsdp-keep", *parts}
+
+
+@needs_fsdp
+def test_a_sharded_run_has_all_files_and_says_that_one_node_has_no_replicas(server, tmp_path):
+    more = ["--strategy", "hsdp", "--checkpoint", "true", "--probe-steps", "2", "--sweep-time", "0.1"]
+    words = [
+        "--per-gpu-batch",
+        "4",
+        *QUICK,
+        "--epochs",
+        "1",
+        "--compile",
+        "false",
+        *more,
+        "--trace-steps",
+        "1",
+    ]
+    run = server.start(tmp_path, words, torchrun_env(2)).finish().succeeded()
+    (row,) = run.table("metrics")
+    assert float(row["val_loss"]) > 0
+    assert {row["forward_time_sec"], row["comm_exposed_time_sec"]} == {""}
+    facts = {fact["kind"]: fact for fact in run.env["facts"]}
+    assert facts["other-strategy"]["values"] == {"strategy": "hsdp", "used": "fsdp", "hosts": 1}
+    assert facts["option-ignored"]["values"] == {"option": "bucket_cap_mb", "strategy": "fsdp"}
+    assert (
+        "strategy hsdp needs several nodes with several ranks each: this run uses fsdp on 1 node"
+        in run.out[0]
+    )
+    checkpoint = torch.load(tmp_path / "checkpoint.pt")
+    sizes = [one.numel() for one in checkpoint["model"].values()]
+    assert (run.env["strategy"], run.env["parameters"]) == ("fsdp", sum(sizes))
+    assert run.env["gradient_bytes"] == 4 * sum(sizes)
+    moments = [one["momentum_buffer"].numel() for one in checkpoint["optimizer"]["state"].values()]
+    assert moments == sizes
+    probes = json.loads((tmp_path / "probes.json").read_text())
+    assert probes["reasons"]["steps"] == "strategy fsdp has no buckets"
+    assert RunFolder(tmp_path).trace.stat().st_size > 0
+
+
+def test_a_hook_halves_what_the_probes_see_of_ddp(run_ranks):
+    sizes = {}
+    for hook in ("none", "fp16"):
+        words = ("--comm-hook", hook, "--epochs", "1", "--probe-steps", "2", "--sweep-time", "0.1")
+        run = run_ranks(*words, folder=hook).succeeded()
+        assert float(run.table("metrics")[0]["comm_exposed_time_sec"]) > 0
+        probes = json.loads((run.folder / "probes.json").read_text())
+        assert {size for _, size, *_ in probes["steps"]["timed_buckets_rank_0"][0]} == {
+            *probes["bucket_bytes"]
+        }
+        assert probes["all_reduce"]["dtype"] == {"none": "float32", "fp16": "float16"}[hook]
+        sizes[hook] = probes["bucket_bytes"]
+    assert [2 * size for size in sizes["fp16"]] == sizes["none"]
+
+
+@pytest.mark.parametrize(
+    ("words", "hosts", "message"),
+    [
+        (
+            "--strategy hsdp",
+            {"a": 2, "b": 1},
+            "strategy hsdp needs the same number of ranks on every node, not 2, 1; use strategy fsdp",
+        ),
+        pytest.param(
+            "--strategy fsdp --model resnet50 --image-size 32 --precision bf16 --comm-dtype bf16",
+            {"a": 1, "b": 1},
+            "model resnet50 has batch normalisation, which needs weights in fp32, not bf16; use comm_dtype fp32",
+            marks=needs_fsdp,
+        ),
+        (
+            "--strategy zero1 --comm-hook bf16",
+            {"a": 1},
+            "strategy zero1 sends bf16 with torch's bf16 hook, which needs nccl, not gloo; use fp16 or fp32",
+        ),
+    ],
+)
+def test_a_strategy_that_cannot_train_ends_all_ranks_with_one_message(run_ranks, words, hosts, message):
+    run = run_ranks(*words.split(), batch=1, environments=srun_env(hosts))
+    assert {*run.codes} == {1}
+    errors = "".join(run.err)
+    assert errors.count("bench: error:") == 1
+    assert f"bench: error: {message}\n" in errors
