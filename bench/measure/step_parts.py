@@ -87,6 +87,8 @@ class BackwardReading:
 class StepParts:
     """The durations of the parts of one step on one rank, in seconds.
 
+    Forward, backward and optimizer are without the waits for communication, which are parts of their own:
+    in forward, in backward while it has still computation to do, and at the end, after its last computation.
     ``other_s`` is the step minus all other parts. This rest shows how complete the timers are, and can be
     slightly negative.
     """
@@ -95,8 +97,15 @@ class StepParts:
     data_load_s: float
     forward_s: float
     backward_s: float
-    exposed_s: float
     optimizer_s: float
+    comm_forward_s: float
+    comm_backward_s: float
+    comm_end_s: float
+
+    @property
+    def exposed_s(self) -> float:
+        """All exposed communication of the step."""
+        return self.comm_forward_s + self.comm_backward_s + self.comm_end_s
 
     @property
     def other_s(self) -> float:
@@ -113,6 +122,8 @@ def mean_parts(steps: list[StepParts]) -> StepParts:
     return StepParts(*(sum(column) / len(steps) for column in columns))
 
 
+#: The parts of a step that are unknown if the communication is.
+COMM_PARTS = ("comm_forward_s", "comm_backward_s", "comm_end_s")
 #: Largest accepted difference between the wall clock and the monotonic clock in a step. Parts are accurate
 #: to a millisecond at best.
 _MAX_DRIFT_NS = 1_000_000
@@ -235,8 +246,10 @@ class StepTimer:
             data_load_s=total["data_load"],
             forward_s=total["forward"],
             backward_s=total["backward"] + reading.compute_s - self._counted_twice_s(reading),
-            exposed_s=reading.exposed_s,
             optimizer_s=total["optimizer"],
+            comm_forward_s=0.0,
+            comm_backward_s=0.0,
+            comm_end_s=reading.exposed_s,
         )
 
     def _counted_twice_s(self, reading: BackwardReading) -> float:

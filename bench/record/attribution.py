@@ -24,6 +24,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.hooks import RemovableHandle
 
 from ..measure.step_parts import (
+    COMM_PARTS,
     BackwardReading,
     Clock,
     StepParts,
@@ -159,7 +160,7 @@ class Attribution:
             return None
         missing = {"data_load_s", "forward_s", "backward_s", "optimizer_s"} - self._observed
         if not self._sees_communication:
-            missing.add("exposed_s")
+            missing |= {*COMM_PARTS}
         return replace(parts, **dict.fromkeys(missing, math.nan))
 
     def _reset(self) -> None:

@@ -20,7 +20,7 @@ from ..matrix.workload import WorkloadOptions
 from ..measure.conditions import Conditions, Meters, peak_memory_bytes
 from ..measure.exchange import Collectives
 from ..measure.results import Validation, Window, fewest_warmup_steps, first_steps, is_stable
-from ..measure.step_parts import StepParts, StepTimer, clock_for
+from ..measure.step_parts import COMM_PARTS, StepParts, StepTimer, clock_for
 from .data import Feed
 from .failures import CollectiveError
 from .models import DataShape, Kind, memory_format_of, spec_of
@@ -319,7 +319,7 @@ class Windows:
         self._trainer.take_loss()
         del timed[0], jumps[0]
         if not self._sees_communication:
-            timed = [step and replace(step, exposed_s=math.nan) for step in timed]
+            timed = [step and replace(step, **dict.fromkeys(COMM_PARTS, math.nan)) for step in timed]
         unread = any(step is None and not jump for step, jump in zip(timed, jumps, strict=True))
         return replace(window, parts=[] if unread else timed, clock_jumps=sum(jumps))
 
