@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ..facts import Fact
 from ..matrix.workload import WorkloadOptions
 from ..measure.conditions import Conditions, Meters, peak_memory_bytes
 from ..measure.exchange import Collectives
@@ -137,7 +138,6 @@ class Trainer:
         strategy = strategy_of(options.strategy)
         self.model = model
         self.parts = strategy.parts(model)
-        self.times_parts = strategy.times_parts
         self.optimizer = strategy.optimizer(model, options)
         self.feed = feed
         self._last_micro_batch = options.grad_accum - 1
@@ -237,6 +237,8 @@ class Windows:
         self._samples_per_step = samples_per_step
         self._conditions = conditions
         self._sees_communication = trainer.parts.sees_communication or collectives.world_size == 1
+        #: The reason why the parts of a step cannot be measured, if the last attribution found one.
+        self.untimed: Fact | None = None
 
     def warm_up(self, fewest: int) -> tuple[int, bool]:
         """Train one to three rounds of ``fewest`` steps, until every rank's step time is stable.
@@ -306,10 +308,10 @@ class Windows:
         set during the step. If a step's parts are unknown for another reason, ``parts`` is empty.
         Communication that the strategy cannot see is NaN.
         """
-        if not self._trainer.times_parts:
-            return window
         parts, timer = self._trainer.parts, StepTimer(clock_for(self._device))
-        parts.start()
+        self.untimed = parts.start(timer)
+        if self.untimed is not None:
+            return window
         self._collectives.barrier()
         timed, jumps = [], []
         for _ in range(steps + 1):

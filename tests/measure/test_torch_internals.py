@@ -18,7 +18,7 @@ from bench.errors import BenchError
 from bench.measure import torch_internals
 from bench.measure.conditions import Conditions
 from bench.measure.exchange import StoreExchange
-from bench.measure.step_parts import HostClock
+from bench.measure.step_parts import HostClock, StepTimer
 from bench.measure.torch_internals import GroupError
 from bench.record.attribution import Attribution
 from bench.workload.strategies.ddp import DdpParts
@@ -148,7 +148,7 @@ def test_without_the_log_of_ddp_a_step_has_no_parts(model, monkeypatch, name):
             found = getattr(self.plain, wanted)
             return (lambda: Without(found())) if wanted == "_get_ddp_logging_data" else found
 
-    DdpParts(model).start()
+    DdpParts(model).start(StepTimer(HostClock()))
     train(model)
     assert DdpParts(model).read() is not None
     if name == "logger":

@@ -16,8 +16,9 @@ from typing import Any
 from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
+from ...facts import Fact
 from ...matrix.workload import WorkloadOptions
-from ...measure.step_parts import BackwardReading
+from ...measure.step_parts import BackwardReading, StepTimer
 
 NO_COMMUNICATION = BackwardReading(0.0, 0.0, 0)
 #: The momentum of SGD, with the value that is usual for ResNet-50.
@@ -43,8 +44,13 @@ class Parts:
         """The model within the wrapper."""
         return self.model
 
-    def start(self) -> None:
-        """Begin to measure every step."""
+    def start(self, timer: StepTimer) -> Fact | None:
+        """Begin to measure every step; ``timer`` times its parts.
+
+        Returns:
+            The reason why the parts of this model's steps cannot be measured, or None.
+        """
+        return None
 
     def stop(self) -> None:
         """Stop measuring, so that steps are as fast as without bench."""
