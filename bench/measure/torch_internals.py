@@ -24,6 +24,7 @@ observe_sharding            ``FSDPModule._get_fsdp_state``, and of its states   
                             since 2.9), ``_all_reduce_hook``, ``_is_hsdp``,
                             ``wait_for_unshard``, ``post_backward`` and
                             ``finalize_backward``
+observe_parameter_sync      ``ZeroRedundancyOptimizer._sync_params``             all parts with ZeRO-1
 whole_flat_parameters       ``FullyShardedDataParallel._handle.flat_param``      parameters with FSDP1
 is_flattened                ``Parameter._fsdp_flattened``                        the same
 collective_timeout_s        ``ProcessGroup._get_backend``, ``options._timeout``  the time-out in messages
@@ -235,21 +236,26 @@ def observe_sharding(model: nn.Module, observer: ShardingObserver) -> Callable[[
         changes = [change for state in states for change in _observations(state, observer)]
         is_part = all(state._is_root is False for state in states)
     except _MISSING:
-        return Fact("parts-not-timed", values={"torch": torch.__version__})
+        return Fact("parts-not-timed", values={"torch": torch.__version__, "strategy": "FSDP2"})
     if is_part:
         return Fact("parts-not-timed")
+    return _replaced(changes)
+
+
+def _replaced(changes: list[tuple[Any, str, Any]]) -> Callable[[], None]:
+    """Set attributes, given as object, name and value; return the function that sets the former values."""
     before = [(owner, name, vars(owner).get(name, _OF_CLASS)) for owner, name, _ in changes]
     for change in changes:
         setattr(*change)
 
-    def end() -> None:
+    def restore() -> None:
         for owner, name, value in before:
             if value is _OF_CLASS:
                 delattr(owner, name)
             else:
                 setattr(owner, name, value)
 
-    return end
+    return restore
 
 
 def _sharding_states(model: nn.Module) -> list[Any]:
@@ -309,6 +315,20 @@ def _observed_comm(
     observed: Any = object.__new__(type(kind.__name__, (kind,), {"__call__": call, "allocate": allocate}))
     observed.__dict__ = vars(comm)
     return observed
+
+
+def observe_parameter_sync(
+    optimizer: object, make: Callable[[Callable[[], Any]], Any]
+) -> Callable[[], None] | Fact:
+    """Let ``make`` make the call with which ``ZeroRedundancyOptimizer`` broadcasts the updated parameters.
+
+    Returns:
+        A function that ends the observation, or the reason why there is none.
+    """
+    sync = getattr(optimizer, "_sync_params", None)
+    if sync is None:
+        return Fact("parts-not-timed", values={"torch": torch.__version__, "strategy": "ZeRO-1"})
+    return _replaced([(optimizer, "_sync_params", _observed(sync, make))])
 
 
 def whole_flat_parameters(model: nn.Module) -> list[tuple[int, Tensor]] | None:

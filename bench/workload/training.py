@@ -138,7 +138,7 @@ class Trainer:
         strategy = strategy_of(options.strategy)
         self.model = model
         self.parts = strategy.parts(model)
-        self.optimizer = strategy.optimizer(model, options)
+        self.optimizer = self.parts.optimizer = strategy.optimizer(model, options)
         self.feed = feed
         self._last_micro_batch = options.grad_accum - 1
         self._loss_weight = 1.0 / options.grad_accum

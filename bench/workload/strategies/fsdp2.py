@@ -10,8 +10,7 @@ them) in backward, and reduces and scatters its gradients after it. A step is ex
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch.distributed as dist
@@ -60,19 +59,6 @@ class ShardedParts(Parts):
         if self._stop_observing is not None:
             self._stop_observing()
             self._stop_observing = None
-
-    def no_sync(self) -> AbstractContextManager[None]:
-        """Return a context in which gradients are neither reduced nor scattered."""
-        return self._without_sync()
-
-    @contextmanager
-    def _without_sync(self) -> Iterator[None]:
-        model: Any = self.model
-        model.set_requires_gradient_sync(False)
-        try:
-            yield
-        finally:
-            model.set_requires_gradient_sync(True)
 
     # -- called by what observes the groups --------------------------------------------------
 

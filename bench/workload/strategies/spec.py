@@ -35,6 +35,8 @@ class Parts:
     sees_communication = False
     #: True if the strategy exchanges gradients in buckets, which :meth:`hook_buckets` can time.
     has_buckets = False
+    #: The optimizer of the model, if the built-in training made it.
+    optimizer: Optimizer | None = None
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
