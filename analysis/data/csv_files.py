@@ -21,7 +21,7 @@ from pyarrow import csv as arrow_csv
 
 from analysis.text import clean, one_line
 from bench.study.files import regular_file
-from bench.study.records import R, Record, columns_of, text_columns
+from bench.study.records import R, Record, columns_of, missing_columns, text_columns
 from bench.units import listed
 
 #: Arrow parses portions of about this many bytes, to limit memory. If a portion contains a value that is not
@@ -46,7 +46,7 @@ def read_csvs(paths: Sequence[str], record: type[Record]) -> Loaded:
     Columns are float64 (an empty cell is NaN), except for those of text. A file or line that cannot be read
     adds a problem and no row.
     """
-    reader = _Reader(paths, columns_of(record), frozenset(text_columns(record)))
+    reader = _Reader(paths, record)
     for index in range(len(paths)):
         reader.read(index)
     return reader.loaded()
@@ -59,12 +59,13 @@ def rows_of(frame: pd.DataFrame, record: type[R]) -> list[R]:
 
 
 class _Reader:
-    def __init__(self, paths: Sequence[str], columns: tuple[str, ...], text: frozenset[str]) -> None:
+    def __init__(self, paths: Sequence[str], record: type[Record]) -> None:
         self.paths = paths
-        self.columns = columns
-        self.text = text
-        self.header = ",".join(columns).encode() + b"\n"
-        types = {name: pa.string() if name in text else pa.float64() for name in columns}
+        self.record = record
+        self.columns = columns_of(record)
+        self.text = text_columns(record)
+        self.header = ",".join(self.columns).encode() + b"\n"
+        types = {name: pa.string() if name in self.text else pa.float64() for name in self.columns}
         self.convert = arrow_csv.ConvertOptions(column_types=types, null_values=[""])
         #: Files in the expected form that are not yet parsed: index, bytes below the header, number of rows.
         self.pending: list[tuple[int, bytes, int]] = []
@@ -131,7 +132,7 @@ class _Reader:
         self.frames.append(frame)
 
     def _read_row_by_row(self, index: int, data: bytes) -> None:
-        rows, remarks = _parse_rows(data, self.columns, self.text)
+        rows, remarks = _parse_rows(data, self.record)
         if remarks:
             self.problems[index] = f"{self._name(index)}: {'; '.join(remarks)}"
         if rows:
@@ -149,10 +150,9 @@ class _Reader:
         }
 
 
-def _parse_rows(
-    data: bytes, columns: tuple[str, ...], text: frozenset[str]
-) -> tuple[list[list[str | float]], list[str]]:
+def _parse_rows(data: bytes, record: type[Record]) -> tuple[list[list[str | float]], list[str]]:
     """Return the readable rows of a file, and remarks about its other rows."""
+    columns, text = columns_of(record), text_columns(record)
     content = data.decode("utf-8-sig", "replace").replace("\0", "\N{REPLACEMENT CHARACTER}")
     remarks: list[str] = []
     if not content:
@@ -168,8 +168,7 @@ def _parse_rows(
         if places[0] is None:
             shown = one_line(",".join(header), limit=60)
             return [], [*remarks, f"the header {shown!r} is that of another table"]
-        absent = [name for name, place in zip(columns, places, strict=True) if place is None]
-        if absent:
+        if absent := missing_columns(record, header):
             remarks.append(f"lacks the {'column' if len(absent) == 1 else 'columns'} {listed(absent)}")
         for line in reader:
             if len(line) == len(header):

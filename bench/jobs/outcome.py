@@ -19,7 +19,7 @@ from ..study.files import read_json, read_table, regular_file
 from ..study.layout import RunFolder
 from ..study.ledger import FailureClass, RunState
 from ..study.processes import started_ranks
-from ..study.records import METRICS_COLUMNS
+from ..study.records import METRICS_COLUMNS, EpochRow, missing_columns
 from ..words import sentence
 from .readings import collect_metrics
 
@@ -187,7 +187,8 @@ def _missing_of_command(folder: RunFolder, cell: Cell) -> str:
 def _metrics_rows(folder: RunFolder) -> list[dict[str, str]] | None:
     """Return the complete rows of metrics.csv, or None if the file is missing or has unexpected columns."""
     columns, rows = read_table(folder.metrics_csv)
-    return rows if tuple(columns) == METRICS_COLUMNS else None
+    expected = [name for name in METRICS_COLUMNS if name in columns]
+    return rows if columns == expected and not missing_columns(EpochRow, columns) else None
 
 
 def error_line(folder: RunFolder) -> str:

@@ -87,6 +87,8 @@ class BackwardReading:
 class StepParts:
     """The durations of the parts of one step on one rank, in seconds.
 
+    Forward, backward and optimizer are without the waits for communication, which are parts of their own:
+    in forward, in backward while it has still computation to do, and at the end, after its last computation.
     ``other_s`` is the step minus all other parts. This rest shows how complete the timers are, and can be
     slightly negative.
     """
@@ -95,8 +97,15 @@ class StepParts:
     data_load_s: float
     forward_s: float
     backward_s: float
-    exposed_s: float
     optimizer_s: float
+    comm_forward_s: float
+    comm_backward_s: float
+    comm_end_s: float
+
+    @property
+    def exposed_s(self) -> float:
+        """All exposed communication of the step."""
+        return self.comm_forward_s + self.comm_backward_s + self.comm_end_s
 
     @property
     def other_s(self) -> float:
@@ -113,6 +122,8 @@ def mean_parts(steps: list[StepParts]) -> StepParts:
     return StepParts(*(sum(column) / len(steps) for column in columns))
 
 
+#: The parts of a step that are unknown if the communication is.
+COMM_PARTS = ("comm_forward_s", "comm_backward_s", "comm_end_s")
 #: Largest accepted difference between the wall clock and the monotonic clock in a step. Parts are accurate
 #: to a millisecond at best.
 _MAX_DRIFT_NS = 1_000_000
@@ -148,8 +159,11 @@ class StepTimer:
     """
 
     def __init__(self, clock: Clock) -> None:
-        self._clock = clock
+        self.clock = clock
         self._spans: list[tuple[str, Any, Any]] = []
+        #: Waits for communication: the part around each, its place, its begin, and its possible ends.
+        self._waits: list[tuple[str | None, str, Any, tuple[Any, ...]]] = []
+        self._open_waits: list[tuple[str | None, str, Any, tuple[Any, ...]]] = []
         #: The part that is being timed, and its start.
         self.open_part: str | None = None
         self._part_begin: Any = None
@@ -169,14 +183,15 @@ class StepTimer:
 
     def start(self) -> None:
         """Wait until the device is idle and begin a step, so that earlier work is not counted."""
-        self._clock.synchronize()
+        self.clock.synchronize()
         self._spans.clear()
+        self._waits.clear()
         self._forwards.clear()
         self._in_backward.clear()
         self._in_last_backward.clear()
         self.open_part = None
         self._offset_ns = _wall_clock_offset_ns()
-        self._step_begin = self._clock.stamp()
+        self._step_begin = self.clock.stamp()
 
     def start_logged_backward(self, *, again: bool) -> None:
         """Record the time at which DDP's logger starts to measure backward.
@@ -197,18 +212,31 @@ class StepTimer:
         if part == "forward":
             self._forward_began_ns = time.time_ns()
         self._is_in_backward = in_backward
-        self.open_part, self._part_begin = part, self._clock.stamp()
+        self._open_waits = []
+        self.open_part, self._part_begin = part, self.clock.stamp()
 
     def discard(self) -> None:
         """Discard the part that is being timed, if any, because its end cannot be observed."""
         self.open_part = None
 
+    def waited(self, begin: Any, *ends: Any, at_end: bool = False) -> None:
+        """Record a wait for communication from ``begin`` to the earliest of ``ends``, if that is later.
+
+        The wait is not part of the computation of the open part. ``at_end`` means that backward has no
+        computation left to do.
+        """
+        part = self.open_part
+        place = "end" if at_end or part == "optimizer" else "backward" if part == "backward" else "forward"
+        waits = self._waits if part is None else self._open_waits
+        waits.append((part, place, begin, ends))
+
     def end(self) -> None:
         """End the open part."""
         part, begin = self.open_part, self._part_begin
         assert part is not None, "no part is open"
-        end = self._clock.stamp()
+        end = self.clock.stamp()
         self._spans.append((part, begin, end))
+        self._waits += self._open_waits
         self.open_part = None
         if self._is_in_backward:
             self._in_last_backward.append((begin, end))
@@ -217,10 +245,10 @@ class StepTimer:
 
     def stop(self) -> None:
         """End the step."""
-        self._step_end = self._clock.stamp()
-        self._clock.synchronize()
+        self._step_end = self.clock.stamp()
+        self.clock.synchronize()
         # On a device the logger uses events, which do not depend on the host's clocks.
-        drift_ns = abs(_wall_clock_offset_ns() - self._offset_ns) if self._clock.is_host else 0
+        drift_ns = abs(_wall_clock_offset_ns() - self._offset_ns) if self.clock.is_host else 0
         self.clock_jumped = drift_ns > _MAX_DRIFT_NS
 
     def parts(self, reading: BackwardReading | None) -> StepParts | None:
@@ -229,14 +257,22 @@ class StepTimer:
             return None
         total = dict.fromkeys(("data_load", "forward", "backward", "optimizer"), 0.0)
         for part, begin, end in self._spans:
-            total[part] += self._clock.seconds(begin, end)
+            total[part] += self.clock.seconds(begin, end)
+        comm = {"forward": 0.0, "backward": 0.0, "end": reading.exposed_s}
+        for around, place, begin, ends in self._waits:
+            wait_s = max(0.0, min(self.clock.seconds(begin, end) for end in ends))
+            comm[place] += wait_s
+            if around is not None:
+                total[around] -= wait_s
         return StepParts(
-            step_s=self._clock.seconds(self._step_begin, self._step_end),
+            step_s=self.clock.seconds(self._step_begin, self._step_end),
             data_load_s=total["data_load"],
             forward_s=total["forward"],
             backward_s=total["backward"] + reading.compute_s - self._counted_twice_s(reading),
-            exposed_s=reading.exposed_s,
             optimizer_s=total["optimizer"],
+            comm_forward_s=comm["forward"],
+            comm_backward_s=comm["backward"],
+            comm_end_s=comm["end"],
         )
 
     def _counted_twice_s(self, reading: BackwardReading) -> float:
@@ -247,8 +283,8 @@ class StepTimer:
         processor ran another process in between.
         """
         spans = (*self._in_backward, *self._in_last_backward)
-        known = sum(self._clock.seconds(*span) for span in spans)
-        if not self._clock.is_host:
+        known = sum(self.clock.seconds(*span) for span in spans)
+        if not self.clock.is_host:
             return known + self._gap_on_device_s(reading)
         begin, end = reading.began_ns, reading.began_ns + round(reading.compute_s * 1e9)
         shared = (min(end, ended) - max(begin, began) for began, ended, *_ in self._forwards)
@@ -264,6 +300,6 @@ class StepTimer:
         for began_ns, ended_ns, begin, end in self._forwards:
             if began_ns <= reading.forward_began_ns <= ended_ns:
                 entered_s = (reading.forward_began_ns - began_ns) * 1e-9
-                gap_s = self._clock.seconds(begin, end) - entered_s - reading.forward_s
+                gap_s = self.clock.seconds(begin, end) - entered_s - reading.forward_s
                 return max(0.0, min(gap_s, (ended_ns - reading.began_ns) * 1e-9))
         return 0.0

@@ -16,6 +16,15 @@ compilations                ``torch._dynamo.utils.compilation_time_metrics``    
 observe_compiled_calls      ``Module._compiled_call_impl``                       nothing; hooks are compiled
 fsdp_version                ``Module._is_fsdp_managed_module``, and              strategy of a module within
                             ``Module._fsdp_use_orig_params``                     a model with FSDP
+observe_sharding            ``FSDPModule._get_fsdp_state``, and of its states    all parts with FSDP2
+                            and their groups: ``_fsdp_param_groups`` (before
+                            2.13 ``_fsdp_param_group``), ``_is_root``,
+                            ``_root_post_backward_final_callback``,
+                            ``_all_gather_comm``, ``_reduce_scatter_comm`` (both
+                            since 2.9), ``_all_reduce_hook``, ``_is_hsdp``,
+                            ``wait_for_unshard``, ``post_backward`` and
+                            ``finalize_backward``
+observe_parameter_sync      ``ZeroRedundancyOptimizer._sync_params``             all parts with ZeRO-1
 whole_flat_parameters       ``FullyShardedDataParallel._handle.flat_param``      parameters with FSDP1
 is_flattened                ``Parameter._fsdp_flattened``                        the same
 collective_timeout_s        ``ProcessGroup._get_backend``, ``options._timeout``  the time-out in messages
@@ -35,9 +44,10 @@ from __future__ import annotations
 import enum
 import gc
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -45,6 +55,8 @@ from torch import Tensor, nn
 from torch.distributed import Store, distributed_c10d  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel
 from torch.torch_version import TorchVersion
+
+from ..facts import Fact
 
 #: Errors of a call to an interface that is missing or takes other arguments.
 _MISSING = (AttributeError, TypeError)
@@ -178,6 +190,145 @@ def fsdp_version(module: nn.Module) -> int | None:
 def is_flattened(parameter: Tensor) -> bool:
     """Return whether a parameter is a part of a flat parameter of FSDP1, or a flat parameter itself."""
     return getattr(parameter, "_fsdp_flattened", False) is True
+
+
+#: Stands for a method that an object has from its class.
+_OF_CLASS = object()
+
+
+class ShardingObserver(Protocol):
+    """The owner of the calls of FSDP2 that communicate or wait; it makes each ``call`` itself."""
+
+    def gathers(self, group: object, call: Callable[[], Any]) -> Any:
+        """Gather the parameters of a group."""
+
+    def waits_for_gather(self, group: object, call: Callable[[], Any]) -> Any:
+        """Wait for the parameters of a group."""
+
+    def post_backward(self, call: Callable[[], Any]) -> Any:
+        """Reduce the gradients of a group after its backward."""
+
+    def allocates(self) -> None:
+        """Hear of the allocation of memory for a reduction, which follows the wait for an earlier one."""
+
+    def scatters(self, call: Callable[[], Any]) -> Any:
+        """Reduce and scatter the gradients of a group."""
+
+    def all_reduced(self) -> None:
+        """Hear of the end of the all-reduce over the replicas."""
+
+    def ends(self, call: Callable[[], Any]) -> Any:
+        """Do what follows the last computation of backward."""
+
+    def finalizes(self, call: Callable[[], Any]) -> Any:
+        """Wait for the reductions of a group; this call is within :meth:`ends`."""
+
+
+def observe_sharding(model: nn.Module, observer: ShardingObserver) -> Callable[[], None] | Fact:
+    """Let ``observer`` make the calls of FSDP2 in all groups of ``model`` that communicate or wait.
+
+    Returns:
+        A function that ends the observation, or the reason why there is none: this release of torch lacks an
+        interface, or ``model`` is only a part of a sharded model.
+    """
+    try:
+        states = _sharding_states(model)
+        changes = [change for state in states for change in _observations(state, observer)]
+        is_part = all(state._is_root is False for state in states)
+    except _MISSING:
+        return Fact("parts-not-timed", values={"torch": torch.__version__, "strategy": "FSDP2"})
+    if is_part:
+        return Fact("parts-not-timed")
+    return _replaced(changes)
+
+
+def _replaced(changes: list[tuple[Any, str, Any]]) -> Callable[[], None]:
+    """Set attributes, given as object, name and value; return the function that sets the former values."""
+    before = [(owner, name, vars(owner).get(name, _OF_CLASS)) for owner, name, _ in changes]
+    for change in changes:
+        setattr(*change)
+
+    def restore() -> None:
+        for owner, name, value in before:
+            if value is _OF_CLASS:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, value)
+
+    return restore
+
+
+def _sharding_states(model: nn.Module) -> list[Any]:
+    """Return the states of FSDP2's modules; a state can belong to several modules."""
+    kind = sys.modules["torch.distributed.fsdp"].FSDPModule
+    modules: list[Any] = [module for module in model.modules() if isinstance(module, kind)]
+    return list({id(state): state for module in modules if (state := module._get_fsdp_state())}.values())
+
+
+def _observations(state: Any, observer: ShardingObserver) -> Iterator[tuple[Any, str, Any]]:
+    """Yield the object, the name and the new value of each attribute of a state and its groups."""
+    name = "_root_post_backward_final_callback"
+    yield state, name, _observed(getattr(state, name), observer.ends)
+    groups = getattr(state, "_fsdp_param_groups", None)
+    for group in [state._fsdp_param_group] if groups is None else groups:
+        if group is None:  # all parameters of the module belong to modules within it
+            continue
+        gathers = partial(observer.gathers, group)
+        yield group, "_all_gather_comm", _observed_comm(group._all_gather_comm, gathers)
+        comm = _observed_comm(group._reduce_scatter_comm, observer.scatters, observer.allocates)
+        yield group, "_reduce_scatter_comm", comm
+        hook = group._all_reduce_hook
+        if hook is not None or group._is_hsdp:
+            yield group, "_all_reduce_hook", _observed_hook(hook, observer.all_reduced)
+        waits = partial(observer.waits_for_gather, group)
+        yield group, "wait_for_unshard", _observed(group.wait_for_unshard, waits)
+        yield group, "post_backward", _observed(group.post_backward, observer.post_backward)
+        yield group, "finalize_backward", _observed(group.finalize_backward, observer.finalizes)
+
+
+def _observed(function: Callable[..., Any], make: Callable[[Callable[[], Any]], Any]) -> Callable[..., Any]:
+    return lambda *values, **named: make(lambda: function(*values, **named))
+
+
+def _observed_hook(hook: Callable[[Tensor], None] | None, ended: Callable[[], None]) -> Callable[..., None]:
+    def call(reduced: Tensor) -> None:
+        if hook is not None:
+            hook(reduced)
+        ended()
+
+    return call
+
+
+def _observed_comm(
+    comm: Any, make: Callable[[Callable[[], Any]], Any], allocates: Callable[[], None] = lambda: None
+) -> Any:
+    """Return a collective of FSDP2 of the same class, whose calls ``make`` makes."""
+    kind = type(comm)
+
+    def call(self: Any, *values: Any, **named: Any) -> Any:
+        return make(lambda: kind.__call__(self, *values, **named))
+
+    def allocate(self: Any, *values: Any, **named: Any) -> Any:
+        allocates()
+        return kind.allocate(self, *values, **named)
+
+    observed: Any = object.__new__(type(kind.__name__, (kind,), {"__call__": call, "allocate": allocate}))
+    observed.__dict__ = vars(comm)
+    return observed
+
+
+def observe_parameter_sync(
+    optimizer: object, make: Callable[[Callable[[], Any]], Any]
+) -> Callable[[], None] | Fact:
+    """Let ``make`` make the call with which ``ZeroRedundancyOptimizer`` broadcasts the updated parameters.
+
+    Returns:
+        A function that ends the observation, or the reason why there is none.
+    """
+    sync = getattr(optimizer, "_sync_params", None)
+    if sync is None:
+        return Fact("parts-not-timed", values={"torch": torch.__version__, "strategy": "ZeRO-1"})
+    return _replaced([(optimizer, "_sync_params", _observed(sync, make))])
 
 
 def whole_flat_parameters(model: nn.Module) -> list[tuple[int, Tensor]] | None:

@@ -4,10 +4,11 @@
 - *forward*: from the call of the model to its return (module hooks).
 - *backward*: from the end of forward to the end of the backward pass, without the wait for communication. A
   loss that is computed outside of the model is included, because its end cannot be observed.
-- *exposed*: the exposed communication according to DDP's logger; exactly 0 for one process without DDP.
+- *exposed*: the exposed communication according to DDP's logger, or with FSDP2 to timers on its collectives;
+  exactly 0 for one process without DDP.
 - *optimizer*: the optimizers' ``step`` (torch's global hooks), without forward and backward in a closure.
 
-A part that no hook observed is NaN, never 0. For a sharded model (FSDP, DeepSpeed), only *data* is timed:
+A part that no hook observed is NaN, never 0. With FSDP1 and DeepSpeed, only *data* is timed:
 collectives take place in forward and in backward, and cannot be told from computation.
 """
 
@@ -23,7 +24,9 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
+from ..facts import Fact
 from ..measure.step_parts import (
+    COMM_PARTS,
     BackwardReading,
     Clock,
     StepParts,
@@ -38,7 +41,7 @@ class Attribution:
     """Time the parts of steps: call ``attach``, then ``start`` and ``stop`` per step, then ``detach``."""
 
     def __init__(self, model: nn.Module | None, clock: Clock, *, world_size: int) -> None:
-        #: False for a sharded model: only the loading of data is timed.
+        #: False if only the loading of data can be timed.
         strategy, self._strategy_parts = find_strategy(model)
         self.times_model = strategy is None or strategy.times_parts
         self._model = model if self.times_model else None
@@ -55,22 +58,27 @@ class Attribution:
         self.sync_passes = 0
         self._reset()
 
-    def attach(self) -> None:
-        """Register the hooks."""
+    def attach(self) -> Fact | None:
+        """Register the hooks; return the reason if the parts of a step cannot be measured, except *data*."""
         self.sync_passes = 0
+        untimed = self._strategy_parts.start(self._timer)
+        if untimed is not None:
+            self.times_model, self._model, self._sees_communication = False, None, False
         if self._model is not None:
             self._end_observation = observe_compiled_calls(
                 self._model, self.forward_begins, self.forward_ended
             )
         if self._model is not None and self._end_observation is None:
-            self._handles.append(self._model.register_forward_pre_hook(lambda *_: self.forward_begins()))
+            self._handles.append(
+                self._model.register_forward_pre_hook(lambda *_: self.forward_begins(), prepend=True)
+            )
             self._handles.append(
                 self._model.register_forward_hook(lambda module, inputs, output: self.forward_ended(output))
             )
         if self.times_model:
             self._handles.append(register_optimizer_step_pre_hook(self._optimizer_begins))
             self._handles.append(register_optimizer_step_post_hook(self._optimizer_ended))
-        self._strategy_parts.start()
+        return untimed
 
     def detach(self) -> None:
         """Remove the hooks."""
@@ -90,7 +98,9 @@ class Attribution:
     @property
     def sees_sync_passes(self) -> bool:
         """True if :attr:`sync_passes` counts all backward passes that synchronise gradients."""
-        return self._at_end_of_backward is not None and self._sees_communication
+        parts = self._strategy_parts
+        is_counted = parts.has_buckets or not parts.sees_communication
+        return self._at_end_of_backward is not None and self._sees_communication and is_counted
 
     @property
     def clock_jumped(self) -> bool:
@@ -159,7 +169,7 @@ class Attribution:
             return None
         missing = {"data_load_s", "forward_s", "backward_s", "optimizer_s"} - self._observed
         if not self._sees_communication:
-            missing.add("exposed_s")
+            missing |= {*COMM_PARTS}
         return replace(parts, **dict.fromkeys(missing, math.nan))
 
     def _reset(self) -> None:

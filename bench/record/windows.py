@@ -367,7 +367,9 @@ class Windows:
         if self._lengths.attribution_steps:
             self._session.post(self.posted + 1, self._window, early=True)
             self._enter(Phase.ATTRIBUTION)
-            self._attribution.attach()
+            untimed = self._attribution.attach()
+            if untimed is not None and self._session.launch.rank == 0:
+                self._session.add(untimed)
             self._attribution.start()
         else:
             self._post()

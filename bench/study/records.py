@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,7 +16,9 @@ from typing import Any, TypeVar
 from .files import read_table
 
 
-def _column(meaning: str, unit: str = "", window: str = "", *, part: str = "", doubt: str = "") -> Any:
+def _column(
+    meaning: str, unit: str = "", window: str = "", *, part: str = "", doubt: str = "", later: str = ""
+) -> Any:
     """Return a column, which is NaN (an empty cell) unless it is measured.
 
     Args:
@@ -25,13 +27,21 @@ def _column(meaning: str, unit: str = "", window: str = "", *, part: str = "", d
         window: the throughput window (t), the attribution window (a), the probes (p), or after both windows.
         part: the attribute of :class:`bench.measure.step_parts.StepParts` whose mean the column contains.
         doubt: a name; if a column with this name contradicts another place, all of them are left empty.
+        later: "yes" if tables of earlier versions lack the column.
     """
-    marks = {"meaning": meaning, "unit": unit, "window": window, "part": part, "doubt": doubt}
+    marks = {
+        "meaning": meaning,
+        "unit": unit,
+        "window": window,
+        "part": part,
+        "doubt": doubt,
+        "later": later,
+    }
     return field(default=math.nan, metadata=marks)
 
 
-def _part(meaning: str, part: str = "") -> Any:
-    return _column(meaning, "s", "a", part=part, doubt="parts")
+def _part(meaning: str, part: str = "", *, later: str = "") -> Any:
+    return _column(meaning, "s", "a", part=part, doubt="parts", later=later)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +73,17 @@ class RankRow(Record):
     window_time_sec: float = _column("the window's duration", "s", "t")
     step_time_sec: float = _column("a step", "s", "a", part="step_s")
     data_load_time_sec: float = _part("the time until the batches are on the device", "data_load_s")
-    forward_time_sec: float = _part("the forward passes, including the loss", "forward_s")
+    forward_time_sec: float = _part("the computation of the forward passes and of the loss", "forward_s")
     backward_time_sec: float = _part("the computation of the backward passes", "backward_s")
     comm_exposed_time_sec: float = _part("wait for communication that computation did not hide", "exposed_s")
+    comm_forward_time_sec: float = _part("exposed communication in forward", "comm_forward_s", later="yes")
+    comm_backward_time_sec: float = _part(
+        "exposed communication in backward, before its last computation", "comm_backward_s", later="yes"
+    )
+    comm_end_time_sec: float = _part("exposed communication after backward", "comm_end_s", later="yes")
     comm_wait_time_sec: float = _part("the part of the exposed time that waits for a rank that is behind")
     optimizer_time_sec: float = _part("unscale gradients, optimizer's step, clear gradients", "optimizer_s")
-    other_time_sec: float = _part("the step minus all parts above", "other_s")
+    other_time_sec: float = _part("the rest of the step", "other_s")
     peak_mem_bytes: float = _column("peak since the start: allocated on the GPU, or resident", "bytes", "t")
 
 
@@ -102,6 +117,9 @@ class EpochRow(Record):
     backward_time_sec: float = _mean("backward_time_sec")
     comm_time_sec: float = _column("time per step during which at least one bucket is reduced", "s", "p")
     comm_exposed_time_sec: float = _mean("comm_exposed_time_sec")
+    comm_forward_time_sec: float = _mean("comm_forward_time_sec")
+    comm_backward_time_sec: float = _mean("comm_backward_time_sec")
+    comm_end_time_sec: float = _mean("comm_end_time_sec")
     comm_wait_time_sec: float = _mean("comm_wait_time_sec")
     optimizer_time_sec: float = _mean("optimizer_time_sec")
     other_time_sec: float = _mean("other_time_sec")
@@ -127,6 +145,12 @@ def columns_of(record: type[Record], **marks: str) -> tuple[str, ...]:
 def part_columns(record: type[Record]) -> dict[str, str]:
     """Return the columns that contain the mean of a part of the step, with the attribute of the part."""
     return {one.name: one.metadata["part"] for one in fields(record) if one.metadata["part"]}
+
+
+def missing_columns(record: type[Record], header: Collection[str]) -> list[str]:
+    """Return the columns that a table lacks, except those that tables of earlier versions lack, too."""
+    later = columns_of(record, later="yes")
+    return [name for name in columns_of(record) if name not in header and name not in later]
 
 
 def text_columns(record: type[Record]) -> tuple[str, ...]:

@@ -23,7 +23,7 @@ from .layout import RunFolder
 from .ledger import RunRecord, RunState
 from .plan_json import check_cell
 from .processes import started_ranks
-from .records import METRICS_COLUMNS, EpochRow, RankRow, read_rows
+from .records import EpochRow, RankRow, missing_columns, read_rows
 from .run_json import REPEATED_MATCHES, VALUES_LEFT_OUT, read_run, read_warnings, recorded_class
 
 #: Kinds of facts in env.json that `bench verify` prints: they compare the cores and threads of ranks
@@ -284,7 +284,7 @@ def _metrics_checks(folder: RunFolder, cell: dict[str, Any]) -> Iterator[Check]:
         yield Check("epochs", bool(rows), str(len(rows)), "1 or more")
     if not columns:
         return
-    lacking = [name for name in METRICS_COLUMNS if name not in columns]
+    lacking = missing_columns(EpochRow, columns)
     found = f"missing {', '.join(lacking)}" if lacking else "complete"
     yield Check("columns", not lacking, found, "all columns of metrics.csv")
     if not rows:

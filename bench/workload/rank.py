@@ -386,6 +386,8 @@ def measure(
         if results is not None and record is not None:
             results.add(record)
             session.say(progress_line(record.row, options.epochs))
+    if windows.untimed is not None:
+        session.add(windows.untimed)
     if dropped_steps:
         session.add(Fact("clock-was-set", values={"steps": dropped_steps}))
     comm_s = Probes(session, collectives, trainer).run(_transfer_s(record))

@@ -17,11 +17,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ..facts import Fact
 from ..matrix.workload import WorkloadOptions
 from ..measure.conditions import Conditions, Meters, peak_memory_bytes
 from ..measure.exchange import Collectives
 from ..measure.results import Validation, Window, fewest_warmup_steps, first_steps, is_stable
-from ..measure.step_parts import StepParts, StepTimer, clock_for
+from ..measure.step_parts import COMM_PARTS, StepParts, StepTimer, clock_for
 from .data import Feed
 from .failures import CollectiveError
 from .models import DataShape, Kind, memory_format_of, spec_of
@@ -148,8 +149,7 @@ class Trainer:
         strategy = strategy_of(options.strategy)
         self.model = model
         self.parts = strategy.parts(model)
-        self.times_parts = strategy.times_parts
-        self.optimizer = strategy.optimizer(model, options)
+        self.optimizer = self.parts.optimizer = strategy.optimizer(model, options)
         self.feed = feed
         self._state = strategy.state
         self._last_micro_batch = options.grad_accum - 1
@@ -253,6 +253,8 @@ class Windows:
         self._samples_per_step = samples_per_step
         self._conditions = conditions
         self._sees_communication = trainer.parts.sees_communication or collectives.world_size == 1
+        #: The reason why the parts of a step cannot be measured, if the last attribution found one.
+        self.untimed: Fact | None = None
 
     def warm_up(self, fewest: int) -> tuple[int, bool]:
         """Train one to three rounds of ``fewest`` steps, until every rank's step time is stable.
@@ -322,10 +324,10 @@ class Windows:
         set during the step. If a step's parts are unknown for another reason, ``parts`` is empty.
         Communication that the strategy cannot see is NaN.
         """
-        if not self._trainer.times_parts:
-            return window
         parts, timer = self._trainer.parts, StepTimer(clock_for(self._device))
-        parts.start()
+        self.untimed = parts.start(timer)
+        if self.untimed is not None:
+            return window
         self._collectives.barrier()
         timed, jumps = [], []
         for _ in range(steps + 1):
@@ -335,7 +337,7 @@ class Windows:
         self._trainer.take_loss()
         del timed[0], jumps[0]
         if not self._sees_communication:
-            timed = [step and replace(step, exposed_s=math.nan) for step in timed]
+            timed = [step and replace(step, **dict.fromkeys(COMM_PARTS, math.nan)) for step in timed]
         unread = any(step is None and not jump for step, jump in zip(timed, jumps, strict=True))
         return replace(window, parts=[] if unread else timed, clock_jumps=sum(jumps))
 

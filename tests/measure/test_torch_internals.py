@@ -10,18 +10,22 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.fsdp
 from torch.distributed import HashStore, distributed_c10d
+from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from bench.errors import BenchError
+from bench.facts import Fact
 from bench.measure import torch_internals
 from bench.measure.conditions import Conditions
 from bench.measure.exchange import StoreExchange
-from bench.measure.step_parts import HostClock
+from bench.measure.step_parts import HostClock, StepTimer
 from bench.measure.torch_internals import GroupError
 from bench.record.attribution import Attribution
 from bench.workload.strategies.ddp import DdpParts
+from bench.workload.strategies.fsdp2 import ShardedParts
 from tests.common import raised
 
 CPU = torch.device("cpu")
@@ -148,7 +152,7 @@ def test_without_the_log_of_ddp_a_step_has_no_parts(model, monkeypatch, name):
             found = getattr(self.plain, wanted)
             return (lambda: Without(found())) if wanted == "_get_ddp_logging_data" else found
 
-    DdpParts(model).start()
+    DdpParts(model).start(StepTimer(HostClock()))
     train(model)
     assert DdpParts(model).read() is not None
     if name == "logger":
@@ -159,6 +163,23 @@ def test_without_the_log_of_ddp_a_step_has_no_parts(model, monkeypatch, name):
         model.logger = Without(model.logger)
     assert DdpParts(model).read() is None
     assert bool(torch_internals.ddp_texts(model)) == (name == "ints_map")
+
+
+@pytest.mark.parametrize("name", ["_all_gather_comm", "_reduce_scatter_comm", "finalize_backward"])
+def test_without_the_calls_of_fsdp2_a_step_has_no_parts_and_a_reason(group, monkeypatch, name):
+    fully_shard = getattr(torch.distributed.fsdp, "fully_shard", None)
+    if fully_shard is None or torch.__version__ < (2, 9):
+        pytest.skip("the release has no such calls")
+    model = fully_shard(torch.nn.Linear(4, 2), mesh=init_device_mesh("cpu", (1,)))
+    timer, own = StepTimer(HostClock()), model._get_fsdp_state()._fsdp_param_group
+    before, parts = dict(vars(own)), ShardedParts(model)
+    assert parts.start(timer) is None
+    assert vars(own) != before
+    parts.stop()
+    assert vars(own) == before
+    monkeypatch.delattr(own if name in vars(own) else type(own), name)
+    reason = ShardedParts(model).start(timer)
+    assert reason == Fact("parts-not-timed", values={"torch": torch.__version__, "strategy": "FSDP2"})
 
 
 def test_without_callbacks_a_users_step_has_no_parts(monkeypatch):

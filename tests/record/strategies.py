@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 from bench.record import Recorder
@@ -78,6 +79,7 @@ def models() -> Iterator[tuple[str, nn.Module, nn.Module]]:
         yield f"a layer of {name}", model, model.module[0]
     model = sharded()
     yield "fsdp2", model, model
+    yield "fsdp2, accumulated", model, model
     yield "a layer of fsdp2", model, model[0]
     model = torch.compile(model, backend="eager")
     yield "fsdp2, compiled", model, model
@@ -100,6 +102,9 @@ def strategies(argv: list[str]) -> int:
         optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.01)
         with Recorder(given, run_dir=Path(loops.run_dir(argv), name), **LENGTHS) as recorder:
             for batch in recorder.batches(loops.batches(STEPS, nap_s=NAP_S)):
+                if "accumulated" in name:
+                    with recorder.step(update=False):
+                        cross_entropy(model(batch[0]), batch[1]).backward()
                 with recorder.step():
                     loops.train(model, optimizer, batch)
     return loops.leave()

@@ -17,9 +17,7 @@ SHARDED = {
     "fsdp1 with its parameters": ("fsdp1", PARAMETERS),
     "a layer of fsdp1": ("fsdp1", None),
     "a layer of fsdp1 with its parameters": ("fsdp1", None),
-    "fsdp2": ("fsdp2", PARAMETERS),
     "a layer of fsdp2": ("fsdp2", 16 * 7 + 7),
-    "fsdp2, compiled": ("fsdp2", PARAMETERS),
     "deepspeed": ("deepspeed", PARAMETERS),
 }
 UNKNOWN = ("forward", "backward", "compute", "comm_exposed", "comm_wait", "optimizer", "other")
@@ -48,9 +46,26 @@ def test_a_sharded_model_has_no_parts_of_a_step_but_its_rate_and_all_its_paramet
     assert {row[f"{part}_time_sec"] for part in UNKNOWN} == {""}
     assert (row["load_balance"], row["comm_efficiency"], row["pop_parallel_efficiency"]) == ("", "", "")
     assert float(row["data_load_time_sec"]) >= NAP_S * 0.95
-    assert not {"model-not-called", "model-not-wrapped"} & {fact["kind"] for fact in env["facts"]}
+    kinds = {fact["kind"] for fact in env["facts"]}
+    assert not {"model-not-called", "model-not-wrapped"} & kinds
+    assert ("parts-not-timed" in kinds) == (strategy == "fsdp2")
     if parameters == PARAMETERS:
         assert env["gradient_bytes"] == 4 * (PARAMETERS - FROZEN)
+
+
+@pytest.mark.parametrize("name", ["fsdp2", "fsdp2, accumulated", "fsdp2, compiled"])
+def test_fsdp2_has_the_parts_of_its_steps(read, name):
+    (row,), env = read(name)
+    assert (env["strategy"], env["parameters"], row["samples"]) == ("fsdp2", PARAMETERS, str(4 * 2 * BATCH))
+    assert env["gradient_bytes"] == 4 * (PARAMETERS - FROZEN)
+    assert "parts-not-timed" not in {fact["kind"] for fact in env["facts"]}
+    exposed = [float(row[f"comm_{place}_time_sec"]) for place in ("forward", "backward", "end")]
+    assert all(seconds > 0 for seconds in exposed)
+    assert sum(exposed) == pytest.approx(float(row["comm_exposed_time_sec"]))
+    assert float(row["forward_time_sec"]) >= NAP_S * 0.95 * (1 + ("accumulated" in name))
+    names = ("data_load", "forward", "backward", "comm_exposed", "optimizer")
+    parts_s = sum(float(row[f"{part}_time_sec"]) for part in names)
+    assert float(row["other_time_sec"]) < 0.2 * parts_s
 
 
 @pytest.mark.parametrize("name", ["ddp, compiled", "ddp of a compiled model"])

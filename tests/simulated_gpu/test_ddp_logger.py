@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from bench.measure import step_parts
-from bench.measure.step_parts import BackwardReading
+from bench.measure.step_parts import BackwardReading, HostClock, StepTimer
 from bench.measure.torch_internals import set_ddp_sample_rate
 from bench.workload.strategies.ddp import DdpParts
 from tests.simulated_gpu.device import Costs, Link, Rank, World, install
@@ -75,7 +75,7 @@ def test_the_replay_reproduces_recorded_steps():
 
 def reading_of(model: Ddp, *, no_sync: bool = False) -> BackwardReading | None:
     """Train a step after twelve others, and read the logger."""
-    DdpParts(model).start()
+    DdpParts(model).start(StepTimer(HostClock()))
     for _ in range(12):
         model().backward()
     if no_sync:

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from bench.facts import Fact
 from bench.matrix.workload import WorkloadOptions
 from bench.measure import step_parts
 from bench.measure.conditions import Meters
@@ -133,8 +134,7 @@ def test_the_clocks_are_read_while_the_device_is_busy():
 
 
 def test_a_strategy_whose_parts_cannot_be_timed_has_none(monkeypatch):
-    strategy = replace(training.strategy_of("ddp"), times_parts=False)
-    monkeypatch.setattr(training, "strategy_of", lambda name: strategy)
+    monkeypatch.setattr(ddp.DdpParts, "start", lambda self, timer: Fact("parts-not-timed"))
     assert [window.parts for window in measured(MODEL, FAST, HIDDEN)] == [[]] * 4
 
 

@@ -18,7 +18,7 @@ from torch import nn
 
 from bench.matrix.workload import WorkloadOptions
 from bench.measure.environment import device_of
-from bench.measure.step_parts import StepTimer
+from bench.measure.step_parts import HostClock, StepTimer
 from bench.workload import mfu
 from bench.workload import rank as rank_module
 from bench.workload.__main__ import main
@@ -270,7 +270,7 @@ def readings(argv: list[str]) -> int:
 
     parts = DdpParts(model)
     parts.hook_buckets(None, link)
-    parts.start()
+    parts.start(StepTimer(HostClock()))
     inputs, targets = torch.randn(64, 784), torch.randint(10, (64,))
     rows = []
     for _ in range(12):

@@ -15,7 +15,8 @@ from analysis.checks.fabric import LARGE_BYTES, RingFit, fit_ring
 from analysis.checks.slow_ranks import extent, late_nodes_of, stragglers
 from analysis.data.csv_files import rows_of
 from analysis.data.load import RankOfRun
-from tests.workload.conftest import Finished, torchrun_env
+from tests.workload import planted_waits as waits
+from tests.workload.conftest import QUICK, Finished, torchrun_env
 from tests.workload.scenarios import LINK_MS, NAP_S
 
 #: These tests compare times; other tests must not use their cores.
@@ -51,6 +52,44 @@ def test_exposed_communication_is_what_a_link_of_known_time_takes(run_ranks, buc
             read,
             truths,
         )
+
+
+@pytest.fixture(scope="module")
+def planted(server, tmp_path_factory):
+    """The parts of the steps of trainings with collectives of known time."""
+    folder = tmp_path_factory.mktemp("planted")
+    target = "tests.workload.planted_waits:run"
+    server.start(folder, ["--per-gpu-batch", "4", *QUICK], torchrun_env(2), target).finish().succeeded()
+    return json.loads((folder / "parts.json").read_text())
+
+
+#: By training, the number of its collectives in forward, in backward and at its end: all-gathers,
+#: reduce-scatters, all-reduces and broadcasts.
+PLANTED = {
+    "fsdp": ((3, 0, 0, 0), (2, 2, 0, 0), (0, 1, 0, 0)),
+    "fsdp, accumulated": ((6, 0, 0, 0), (4, 2, 0, 0), (0, 1, 0, 0)),
+    "replicas": ((0, 0, 0, 0), (0, 0, 2, 0), (0, 0, 1, 0)),
+    "zero1": ((0, 0, 0, 0), (0, 0, 0, 0), (0, 0, 0, 1)),
+}
+
+
+@pytest.mark.parametrize("training", PLANTED)
+def test_a_planted_wait_is_found_in_its_place(planted, training):
+    steps, naps = planted[training], 2 if "accumulated" in training else 1
+    seconds = (waits.GATHER_S, waits.SCATTER_S, waits.REDUCE_S, waits.BROADCAST_S)
+    for place, counts in zip(("forward", "backward", "end"), PLANTED[training], strict=True):
+        expected = sum(count * one for count, one in zip(counts, seconds, strict=True))
+        pairs = [(step[f"comm_{place}_s"], step["truth"][place]) for step in steps]
+        assert all(truth >= expected for _, truth in pairs)
+        # One step of four is enough: another process may delay the rank after a collective's end.
+        assert any(found == pytest.approx(truth, rel=0.05, abs=2e-3) for found, truth in pairs), (
+            place,
+            pairs,
+        )
+    for part, one in (("forward", waits.FORWARD_S), ("backward", waits.BACKWARD_S)):
+        slept, found = naps * waits.BLOCKS * one, min(step[f"{part}_s"] for step in steps)
+        assert slept <= found < slept + naps * waits.GATHER_S, (part, found)  # without any of the waits
+    assert min(abs(step["other_s"]) / step["step_s"] for step in steps) < 0.02
 
 
 def test_a_late_rank_is_waited_for_in_communication_and_not_in_forward_with_batch_normalisation(run_ranks):

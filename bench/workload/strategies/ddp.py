@@ -20,8 +20,9 @@ from typing import Any
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ...facts import Fact
 from ...matrix.workload import WorkloadOptions
-from ...measure.step_parts import BackwardReading
+from ...measure.step_parts import BackwardReading, StepTimer
 from ...measure.torch_internals import ddp_texts, ddp_times, set_ddp_sample_rate, unused_parameter_bytes
 from ..failures import SetupError
 from .spec import Parts, Strategy
@@ -91,9 +92,10 @@ class DdpParts(Parts):
         module: nn.Module = self.model.module
         return module
 
-    def start(self) -> None:
+    def start(self, timer: StepTimer) -> Fact | None:
         """Make DDP's logger record times in every step."""
         set_ddp_sample_rate(self.model, 1)
+        return None
 
     def stop(self) -> None:
         """Stop DDP's logger from recording times, because on CUDA this costs a synchronisation per step."""

@@ -147,5 +147,4 @@ SPEC = Strategy(
     wrap=wrap,
     parts=FsdpParts,
     state=whole_state,
-    times_parts=False,
 )

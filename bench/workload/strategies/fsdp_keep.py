@@ -22,5 +22,4 @@ SPEC = Strategy(
     wrap=wrap,
     parts=fsdp.FsdpParts,
     state=fsdp.whole_state,
-    times_parts=False,
 )

@@ -52,5 +52,4 @@ SPEC = Strategy(
     parts=fsdp.FsdpParts,
     state=fsdp.whole_state,
     runs_as=runs_as,
-    times_parts=False,
 )

@@ -17,8 +17,9 @@ import torch
 from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
+from ...facts import Fact
 from ...matrix.workload import WorkloadOptions
-from ...measure.step_parts import BackwardReading
+from ...measure.step_parts import BackwardReading, StepTimer
 
 #: The types of gradients between ranks, by the name in a matrix.
 WIRE_TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -37,6 +38,8 @@ class Parts:
     sees_communication = False
     #: True if the strategy exchanges gradients in buckets, which :meth:`hook_buckets` can time.
     has_buckets = False
+    #: The optimizer of the model, if the built-in training made it.
+    optimizer: Optimizer | None = None
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
@@ -46,8 +49,13 @@ class Parts:
         """The model within the wrapper."""
         return self.model
 
-    def start(self) -> None:
-        """Begin to measure every step."""
+    def start(self, timer: StepTimer) -> Fact | None:
+        """Begin to measure every step; ``timer`` times its parts.
+
+        Returns:
+            The reason why the parts of this model's steps cannot be measured, or None.
+        """
+        return None
 
     def stop(self) -> None:
         """Stop measuring, so that steps are as fast as without bench."""

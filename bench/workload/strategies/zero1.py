@@ -2,20 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
 
+from ...facts import Fact
 from ...matrix.workload import WorkloadOptions
+from ...measure.step_parts import StepTimer
+from ...measure.torch_internals import observe_parameter_sync
 from . import ddp
 from .spec import Strategy, optimizer_kind, state_of
 
 
 class Zero1Parts(ddp.DdpParts):
-    """DDP's parts, which lack the broadcast of the updated weights."""
+    """Add the broadcast of the updated parameters, within the optimizer's step, to the times of DDP."""
 
-    sees_communication = False
+    _stop_observing: Callable[[], None] | None = None
+
+    def start(self, timer: StepTimer) -> Fact | None:
+        """Time the broadcast of every step, and make DDP's logger record times."""
+
+        def timed(call: Callable[[], Any]) -> Any:
+            begin = timer.clock.stamp()
+            result = call()
+            timer.waited(begin, timer.clock.stamp())
+            return result
+
+        found = observe_parameter_sync(self.optimizer, timed)
+        if isinstance(found, Fact):
+            return found
+        self._stop_observing = found
+        return super().start(timer)
+
+    def stop(self) -> None:
+        """Stop timing the broadcast, and stop DDP's logger from recording times."""
+        super().stop()
+        if self._stop_observing is not None:
+            self._stop_observing()
+            self._stop_observing = None
 
 
 def build_optimizer(model: nn.Module, options: WorkloadOptions) -> Optimizer:
