@@ -38,7 +38,6 @@ def other(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
 
 
 @pytest.mark.cluster
-@pytest.mark.timeout(180)
 def test_jobs_end_on_another_release_as_they_do_on_the_installed_one(other, tmp_path):
     slurm, ids = Slurm(), {}
     assert run(["sbatch", "--version"]).stdout.split()[-1] == other.options.release.version

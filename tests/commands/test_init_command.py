@@ -208,12 +208,12 @@ def test_try_reads_the_step_time_and_ends_all_processes_at_the_limit(folder):
         "python train.py",
         "--try",
         "--try-limit",
-        "3s",
+        "5s",
         cwd=folder,
         PATH="/nowhere",
     )
     assert done.returncode == 0, done.stderr
-    assert "ended at the limit of 3 s\nfound in the output: step 0 of rank 0: 12.5 ms\n" in done.stderr
+    assert "ended at the limit of 5 s\nfound in the output: step 0 of rank 0: 12.5 ms\n" in done.stderr
     metrics = make_plan(folder / "m.yaml").matrix.workload.metrics
     assert (metrics.output, metrics.units) == ({"step_time": "([0-9.]+) ms"}, {"step_time": "ms"})
     child = int((folder / "pid").read_text())

@@ -32,7 +32,7 @@ from bench.study.layout import StudyFolder
 from bench.study.plan_json import open_study
 
 #: A trial that lasts longer hangs.
-LIMIT_S = 20
+LIMIT_S = 90
 _NUMBER = re.compile(rb"(?<![A-Za-z_])[0-9]+(?:\.[0-9]+)?")
 #: Values of other types or sizes, as JSON.
 ODD = (

@@ -23,7 +23,7 @@ from bench.study.ledger import Ledger
 from bench.study.plan_json import open_study
 from tests.commands.command_line import bench, bench_process
 from tests.common import change_json, edited_json
-from tests.damage.fuzzer import COMMANDS, Fuzzer, time_limit
+from tests.damage.fuzzer import COMMANDS, LIMIT_S, Fuzzer, time_limit
 from tests.damage.whole_studies import ENDED_PROCESS, write_studies
 
 #: A short-lived study has a run that completed with this name.
@@ -79,7 +79,7 @@ def test_no_damage_of_one_file_stops_a_command(whole, tmp_path):
         copy, target, what = fuzzer.damaged(chance)
         places = {"STUDY": str(copy), "OTHER": str(whole[0])}
         words = [places.get(word, word) for word in COMMANDS[trial % len(COMMANDS)]]
-        with time_limit(20):
+        with time_limit(LIMIT_S):
             done = bench(*words, cwd=tmp_path)
         assert done.returncode in (0, 1, 2, 3), what
         if done.returncode == 2:
@@ -266,7 +266,7 @@ def test_a_line_of_100_000_brackets_is_ignored_with_a_message(study):
 @pytest.mark.parametrize("name", ["run.json", "metrics.csv", "ranks.csv", "env.json", "end.json", "job.err"])
 def test_files_of_a_run_that_are_no_files_do_not_hang(study, name, kind):
     replaced(attempt(study) / name, kind)
-    with time_limit(20):
+    with time_limit(LIMIT_S):
         bench("status", str(study), cwd=study.parent)
         bench("verify", str(study), cwd=study.parent)
         load_study(study)

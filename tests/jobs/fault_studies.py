@@ -55,14 +55,22 @@ measure() {{
 case $FAULT in
   fine) measure ;;
   time-limit | cancelled | crashed) sleep 300 & wait ;;
-  slurmd-killed | drained) sleep 8; measure ;;
+  slurmd-killed | drained)
+    touch "$folder/begun-$SLURM_PROCID"
+    until [ -e "$folder/go" ]; do sleep 0.2; done
+    measure
+    ;;
   requeued)
     measure
-    if [ "$SLURM_RESTART_COUNT" = "" ]; then touch "$folder/probes.json"; sleep 300 & wait; fi
+    if [ "$SLURM_RESTART_COUNT" = "" ]; then
+      [ "$SLURM_PROCID" = 0 ] && touch "$folder/probes.json"
+      sleep 300 & wait
+    fi
     ;;
   out-of-memory) [ "$SLURM_PROCID" = 0 ] && sleep 60; exec {python} -c 'b"x" * 600_000_000' ;;
   killed) [ "$SLURM_PROCID" = 0 ] && sleep 60; sleep 0.5; kill -9 $$ ;;
   full)
+    touch "$folder/begun-$SLURM_PROCID"
     [ "$SLURM_PROCID" = 0 ] || exit 0
     until [ -e "$folder/../../../go" ]; do sleep 0.2; done
     measure || exit 1
@@ -92,6 +100,15 @@ class Scene:
     def await_state(self, state: str) -> None:
         what = f"job {self.job_id} ({self.fault}) to be {state}"
         wait_for(lambda: self.squeue("%T") == state, what=what)
+
+    def await_ranks(self) -> None:
+        """Wait until both ranks of a run that waits for `go` have begun; RUNNING is earlier."""
+        files = [self.study.folder(self.fault).path / f"begun-{rank}" for rank in range(2)]
+        wait_for(lambda: all(file.exists() for file in files), what=f"the ranks of {self.fault}")
+
+    def let_end(self) -> None:
+        """Let a run end that waits for this."""
+        self.study.folder(self.fault).path.joinpath("go").touch()
 
     def update(self, *settings: str) -> None:
         self.cluster.run(["scontrol", "update", f"JobId={self.job_id}", *settings])
@@ -166,7 +183,7 @@ def fault_study(
     write_program(programs / "python", rank)
     text = matrix(
         "faults",  # the runs are side by side
-        cluster=slurm(exclusive=False, mem="300M", time_limit="1m", setup=[f"PATH={programs}:$PATH"]),
+        cluster=slurm(exclusive=False, mem="300M", time_limit="2m", setup=[f"PATH={programs}:$PATH"]),
         axes={"nodes": [1], "tasks_per_node": [2], "backend": ["gloo"], "env.FAULT": [*faults]},
         workload=training(steps_per_epoch=5, epochs=1),
     )
@@ -183,7 +200,8 @@ def requeue(scene: Scene) -> None:
     scene.update("Requeue=1")
     scene.cluster.run(["scontrol", "requeue", scene.job_id])
     scene.await_state("PENDING")
-    time.sleep(2)  # a job that starts where its part before is still being ended, fails at once
+    # Its part before has ended now, and slurmd refuses credentials of that second (cred_revoked in slurm_cred.c).
+    time.sleep(2)
     scene.update("StartTime=now")  # Slurm would wait for two minutes
 
 
@@ -204,18 +222,20 @@ def crash(scene: Scene) -> None:
 
 def stop_slurmd(scene: Scene) -> None:
     """Kill the slurmd of the job's node and restart it before Slurm notices; the ranks continue."""
-    scene.await_state("RUNNING")
+    scene.await_ranks()
     node = scene.squeue("%N")
     scene.cluster.stop_slurmd(node)
     time.sleep(3)
     scene.cluster.start_slurmd(node)
+    scene.let_end()
 
 
 def drain(scene: Scene) -> None:
     """Drain the job's node while it runs there."""
-    scene.await_state("RUNNING")
+    scene.await_ranks()
     node = scene.squeue("%N")
     scene.cluster.drain(node)
+    scene.let_end()
     scene.await_state("COMPLETED")
     scene.cluster.resume(node)
 

@@ -14,12 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from bench.jobs.slurm.client import Slurm
 from bench.jobs.slurm.scheduler import SlurmScheduler
 from bench.plan import make_plan, write_plan
 from bench.study.layout import StudyFolder
 from bench.study.plan_json import PlannedStudy, open_study
 from bench.study.records import METRICS_COLUMNS
+from tests.cluster.containers import wait_for
 from tests.commands import command_line
 from tests.common import run_program
 from tests.matrices import matrix, slurm
@@ -176,6 +179,11 @@ def _parted(body: str) -> tuple[str, str, str]:
         directives.append("#SBATCH --mem=100M")
     rest = [line for line in lines if not line.startswith("#SBATCH")]
     return "#!/bin/bash\n", "\n".join(directives), "\n".join(rest)
+
+
+def await_child(process: subprocess.Popen[str]) -> None:
+    """Wait until a process has started another one."""
+    wait_for(lambda: bool(psutil.Process(process.pid).children()), what=f"a child of {process.args}")
 
 
 def run_id(number: int, repeat: int = 1) -> str:

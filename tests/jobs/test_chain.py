@@ -104,7 +104,7 @@ def test_two_runs_execute_at_once_through_a_kill_cancellations_and_retries(scrip
     assert set(study.jobs_per_run().values()) == {1}
     in_order = sorted(study.status().values(), key=lambda record: int(record["job_id"]))
     jobs = [record["job_id"] for record in in_order]
-    wait_for(lambda: executing(running_cluster) == jobs[:2], what="two runs", timeout_s=30)
+    wait_for(lambda: executing(running_cluster) == jobs[:2], what="two runs")
 
     # The jobs that all later ones wait for disappear while the jobs before them still execute.
     assert study.bench("cancel", "STUDY", "--only", in_order[2]["run_id"]).stdout == "1 run cancelled\n"
@@ -115,11 +115,9 @@ def test_two_runs_execute_at_once_through_a_kill_cancellations_and_retries(scrip
     # A failed run lets the next job of its chain start.
     failed, cancelled = in_order[0]["run_id"], in_order[3]["run_id"]
     (study.folder / f"runs/{failed}/attempt-1/fail").touch()
-    wait_for(lambda: executing(running_cluster) == [jobs[1], jobs[4]], what="the next run", timeout_s=30)
+    wait_for(lambda: executing(running_cluster) == [jobs[1], jobs[4]], what="the next run")
     ends = {failed: "failed", cancelled: "cancelled"}
-    wait_for(
-        lambda: {run: study.status()[run]["state"] for run in ends} == ends, what="the ends", timeout_s=30
-    )
+    wait_for(lambda: {run: study.status()[run]["state"] for run in ends} == ends, what="the ends")
     again = study.bench("submit", "STUDY", "--retry-failed")
     assert again.stderr.splitlines()[-1] == "study scripted: 6 queued"
 

@@ -63,7 +63,7 @@ def study(tmp_path, monkeypatch):
 
 @pytest.fixture
 def limit_when_ready(monkeypatch):
-    """Return a time limit that is reached as soon as the command has printed ``ready``."""
+    """Return a time limit that is reached as soon as both ranks have printed ``ready``."""
     limit_s = 5
 
     class Process(subprocess.Popen):
@@ -74,7 +74,7 @@ def limit_when_ready(monkeypatch):
         def wait(self, timeout: float | None = None) -> int:
             if timeout != limit_s:
                 return super().wait(timeout)
-            wait_for(lambda: "ready" in self.output.read_text(), what="the command")
+            wait_for(lambda: self.output.read_text().count("ready") == 2, what="the command")
             raise subprocess.TimeoutExpired(self.args, timeout)
 
     monkeypatch.setattr(local.subprocess, "Popen", Process)
@@ -197,7 +197,10 @@ def test_the_time_limit_ends_every_process_of_a_command(study, limit_when_ready,
     script = 'trap "" TERM; sleep 4242 & echo ready; wait; sleep 4242'
     done = study(["bash", "-c", script], limit=limit_when_ready)
     assert run_json(done)["reason"] == "the time limit of 5 s was reached"
-    assert [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == ["sleep", "4242"]] == []
+    wait_for(
+        lambda: ["sleep", "4242"] not in [p.info["cmdline"] for p in psutil.process_iter(["cmdline"])],
+        what="the end of all processes",
+    )
 
 
 def test_the_reason_of_a_run_at_its_time_limit_includes_its_own_error(study, limit_when_ready):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from tests.cluster.bed import Cluster
 from tests.cluster.containers import wait_for
 from tests.common import write_program
 from tests.jobs.fault_studies import FAULTS, Scene, differences, fault_study
-from tests.jobs.slurm_studies import MEASURE, Study, run_id
+from tests.jobs.slurm_studies import MEASURE, Study, await_child, run_id
 from tests.jobs.small_disk import SmallDisk, small_disk
 
 #: Faults that take a few seconds; `make campaign` tests all.
@@ -160,7 +159,7 @@ def test_a_job_whose_id_could_not_be_saved_is_not_lost(cluster, disk, scripted):
         process = study.start("submit", "STUDY")
         wait_for(lambda: ledger.stat().st_size > size, what="the intent")
         _fill_up(ledger)
-        time.sleep(0.5)
+        await_child(process)  # sbatch, which waits for an answer
         disk.fill()
     said = process.communicate(timeout=280)[1]
     assert process.returncode == 2, said
@@ -182,9 +181,7 @@ def test_a_run_that_could_not_write_its_results_says_why(cluster, disk, tmp_path
     study = fault_study(tmp_path / "programs", ["full"], cluster.environment, results=disk.path)
     study.submit("full")
     scene = Scene(cluster, study, "full")
-    scene.await_state("RUNNING")
-    wait_for((study.folder("full").path / "job.err").exists, what="the job's files")
-    time.sleep(1)
+    scene.await_ranks()
     disk.fill()
     (study.study.folder / "go").touch()  # an empty file needs no room
     shown = study.await_ends("full")["full"]

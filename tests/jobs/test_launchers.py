@@ -137,17 +137,19 @@ def test_options_of_a_site_reach_slurm_with_either_gpu_option(site, tmp_path, re
 def push_out(study: Study, cluster: Cluster) -> None:
     """Execute the first run on a whole node, and preempt it by a job of a higher partition."""
     assert study.bench("submit", "STUDY").returncode == 0
-    wait_for(lambda: study.status()[run_id(1)]["state"] == "running", what="the job that is pushed out")
+    begun = study.folder / f"runs/{run_id(1)}/attempt-1/begun"
+    wait_for(begun.exists, what="the job that is pushed out")
     cluster.run(
         ["sbatch", "-p", "urgent", "-w", "n4", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 60"]
     )
 
 
 WHOLE_NODE = "#SBATCH -w n4 --exclusive\n"
+LONG = 'touch "$1/begun"; sleep 300'
 
 
 def test_a_preempted_run_fails_as_preempted_everywhere(cluster, tmp_path):
-    body = f"{WHOLE_NODE}#SBATCH --no-requeue\nsleep 300"
+    body = f"{WHOLE_NODE}#SBATCH --no-requeue\n{LONG}"
     study = scripted_study(tmp_path, [body], cluster.environment, name="preempted")
     push_out(study, cluster)
     wait_for(lambda: study.status()[run_id(1)]["state"] == "failed", what="its end")
@@ -169,7 +171,7 @@ def test_a_preempted_run_fails_as_preempted_everywhere(cluster, tmp_path):
 
 def test_a_preempted_and_requeued_job_is_queued_with_the_reason(cluster, tmp_path):
     """The scripts forbid requeueing, but a site's sbatch filter may allow it."""
-    body = f"{WHOLE_NODE}#SBATCH --requeue\nsleep 300"
+    body = f"{WHOLE_NODE}#SBATCH --requeue\n{LONG}"
     study = scripted_study(tmp_path, [body], cluster.environment, name="requeued")
     push_out(study, cluster)
     wait_for(lambda: study.status()[run_id(1)]["state"] == "queued", what="its return")

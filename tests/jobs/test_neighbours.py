@@ -15,6 +15,7 @@ from bench.jobs.slurm.settlement import Neighbourhood
 from bench.study.conditions import Occupation
 from bench.study.run_json import new_attempt, write_run
 from tests.cluster.bed import Cluster
+from tests.cluster.containers import wait_for
 from tests.common import write_program
 from tests.jobs.slurm_studies import MEASURE, Study, run_id, scripted_study, submitted
 
@@ -25,8 +26,11 @@ def at(seconds: float) -> datetime:
     return NOON + timedelta(seconds=seconds)
 
 
-def body(node: str, *, seconds: float = 5) -> str:
-    return f"#SBATCH --nodelist={node}\nsleep {seconds}; {MEASURE}"
+def body(node: str, *, jobs: int = 1) -> str:
+    """Return the script of a run on a node, on which in all so many ``jobs`` of this study execute at once."""
+    begun = f'"$1/../../../begun-{node}-"'
+    both = f"until [ $(ls {begun}* | wc -l) -ge {jobs} ]; do sleep 0.2; done; sleep {2 if jobs > 1 else 0}"
+    return f"#SBATCH --nodelist={node}\ntouch {begun}$SLURM_JOB_ID; {both}; {MEASURE}"
 
 
 def shown(run: dict[str, Any]) -> set[tuple[str, str, str]]:
@@ -35,12 +39,14 @@ def shown(run: dict[str, Any]) -> set[tuple[str, str, str]]:
 
 def test_all_jobs_on_the_nodes_of_runs_are_found(tmp_path: Path, cluster: Cluster) -> None:
     study = scripted_study(
-        tmp_path, [body("n1"), body("n1"), body("n2"), body("n3")], cluster.environment, name="neighbours"
+        tmp_path, [body("n1", jobs=2)] * 2 + [body("n2"), body("n3")], cluster.environment, name="neighbours"
     )
     options = ["--account=users", "--partition=l40s", "--output=/dev/null", "--parsable"]
     foreign = cluster.run(["sbatch", *options, "--nodelist=n2,n4", "--nodes=2", "--wrap=sleep 300"])
     job_id = foreign.stdout.strip()
     try:
+        asked = ["squeue", "-h", "-j", job_id, "-o%T"]
+        wait_for(lambda: cluster.run(asked).stdout.split() == ["RUNNING"], what="the foreign job")
         with submitted(study, "--wait"):
             runs = [study.run_json(run_id(number)) for number in (1, 2, 3, 4)]
             jobs = [run["job_id"] for run in runs]
@@ -64,9 +70,7 @@ def test_all_jobs_on_the_nodes_of_runs_are_found(tmp_path: Path, cluster: Cluste
 
 
 def test_disturbed_runs_run_again_once(tmp_path: Path, cluster: Cluster) -> None:
-    study = scripted_study(
-        tmp_path, [body("n1", seconds=3)] * 2 + [body("n2", seconds=0)], cluster.environment
-    )
+    study = scripted_study(tmp_path, [body("n1", jobs=2)] * 2 + [body("n2")], cluster.environment)
     with submitted(study, "--wait"):
         again = study.bench("submit", "STUDY", "--dry-run")
         assert "0 of 3 runs would be started" in again.stdout

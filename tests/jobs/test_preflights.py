@@ -34,8 +34,9 @@ mv "$1/result.json.new" "$1/result.json"
 SHORT = """\
 #!/bin/bash
 shift 4  # -P -m ddp_scaling_bench.start preflight
-exec %s -c 'import runpy; from bench.preflight import checks
+exec %s -c 'import runpy; from bench.preflight import checks, program
 checks.WINDOW_S = 0.2
+program._EXCHANGE_S = 0.05
 runpy.run_module("bench.preflight", run_name="__main__", alter_sys=True)' "$@"
 """
 
@@ -120,8 +121,8 @@ def bench_preflight(folder: Path, cluster: Cluster, *words: str, **options: Any)
 
 
 def test_a_job_that_does_not_start_in_time_is_cancelled(cluster, tmp_path):
-    cluster.run(["sbatch", "--exclusive", "--nodes=4", "--output=/dev/null", "--wrap=sleep 60"])
-    done = bench_preflight(tmp_path, cluster, "--timeout", "1s")
+    with cluster.occupied():
+        done = bench_preflight(tmp_path, cluster, "--timeout", "1s")
     assert done.returncode == 2
     assert "did not start within 1 s: " in done.stderr
     assert "CANCELLED" in cluster.run(["squeue", "-h", "-o%T %j", "--states=all"]).stdout

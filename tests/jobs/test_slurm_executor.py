@@ -22,7 +22,7 @@ from tests.cluster.bed import Cluster
 from tests.cluster.containers import wait_for
 from tests.common import run_program, write_program
 from tests.jobs.slurm.statuses import job_statuses
-from tests.jobs.slurm_studies import MEASURE, Study, lines, plan_study, run_id
+from tests.jobs.slurm_studies import MEASURE, Study, await_child, lines, plan_study, run_id
 from tests.matrices import command, matrix, slurm
 
 # -- no run is submitted twice or lost ----------------------------------------------------------
@@ -54,7 +54,7 @@ def test_bench_waits_for_an_orphaned_sbatch_and_finds_its_job(scripted, running_
     with running_cluster.frozen_slurmctld():
         killed = study.start("submit", "STUDY")
         wait_for(lambda: ledger.stat().st_size > size, what="the intent")
-        time.sleep(0.3)  # its sbatch connects, and waits for an answer
+        await_child(killed)  # its sbatch, which waits for an answer
         killed.kill()
         killed.wait()
         killed.stderr.close()
@@ -156,7 +156,7 @@ def test_an_intent_without_a_job_is_withdrawn_and_started_again(scripted):
 
 
 def test_a_rejected_job_stops_the_submission_and_the_next_continues_with_it(scripted, running_cluster):
-    study = scripted(*([f"sleep 2; {MEASURE}"] * 4))
+    study = scripted(*([f'until [ -e "$1/../../../go" ]; do sleep 0.2; done; {MEASURE}'] * 4))
     order = [run.run_id for run in study.planned.runs]
     running_cluster.run(["scancel", "--user=root"])  # a job of another test that ends now would make room
     wait_for(lambda: not _queued(running_cluster), what="the end of earlier jobs")
@@ -174,6 +174,7 @@ def test_a_rejected_job_stops_the_submission_and_the_next_continues_with_it(scri
         shown = study.status()
         assert [shown[run]["state"] for run in order[2:]] == ["planned", "planned"]
         # --wait continues when there is room.
+        (study.folder / "go").touch()
         done = study.bench("submit", "STUDY", "--wait")
         assert done.returncode == 0, done.stderr
     assert done.stderr.splitlines()[-1] == "study scripted: 4 completed"
@@ -184,14 +185,17 @@ def test_a_rejected_job_stops_the_submission_and_the_next_continues_with_it(scri
 def test_a_controller_with_its_maximum_number_of_jobs_is_waited_for(running_cluster, scripted):
     study = scripted(MEASURE)
     running_cluster.run(["sbatch", "--output=/dev/null", "--wrap=true"])
-    jobs = running_cluster.run(["squeue", "-h", "--states=all", "-o%A"]).stdout.split()
     test = ["sbatch", "--test-only", "--wrap=true"]
-    with running_cluster.configured(MaxJobCount=str(len(jobs))):
-        wait_for(lambda: running_cluster.run(test, check=False).returncode, what="the maximum number of jobs")
-        submission = study.start("submit", "STUDY", "--wait")
-        said = [next(lines(submission.stderr))]
-    with submission:
-        said += lines(submission.stderr)
+    with running_cluster.configured(MinJobAge="100000"):  # no ended job is forgotten, which would make room
+        jobs = running_cluster.run(["squeue", "-h", "--states=all", "-o%A"]).stdout.split()
+        with running_cluster.configured(MaxJobCount=str(len(jobs))):
+            wait_for(
+                lambda: running_cluster.run(test, check=False).returncode, what="the maximum number of jobs"
+            )
+            submission = study.start("submit", "STUDY", "--wait")
+            said = [next(lines(submission.stderr))]
+        with submission:
+            said += lines(submission.stderr)
     assert said[0].startswith(f"{run_id(1)} is submitted first, because sbatch --test-only says: "), said
     assert said[-1] == "study scripted: 1 completed", said
 
@@ -488,7 +492,8 @@ def test_the_status_of_a_large_study_calls_squeue_once_and_sacct_twice(
         found = job_statuses(study.executor.slurm.accounting(jobs))
         return len(found) == 20 and all(outcome.settled for outcome in found.values())
 
-    wait_for(settled, what="the whole accounting of all jobs")
+    # squeue can still show a job as completing when sacct has its end.
+    wait_for(lambda: settled() and not _queued(running_cluster), what="the ends of all jobs")
     _count_calls(tmp_path / "bin", monkeypatch)
     shown = json.loads(study.bench("status", "STUDY", "--json").stdout)
     assert {run["state"] for run in shown["runs"]} == {"completed"}
@@ -512,13 +517,15 @@ def test_the_matrix_of_init_is_planned_and_submitted_unchanged(running_cluster, 
         command = [str(Path(sys.executable).parent / "bench"), *words]
         return run_program(command, cwd=tmp_path, env=env)
 
+    running_cluster.wait_until_idle()
     assert bench("init", "--yes").stdout == "l40s.yaml\n"
     text = (tmp_path / "l40s.yaml").read_text()
     assert text.startswith("# l40s: 4 nodes (4 free), 4 x l40s, 8 CPUs each, limit none\n")
     assert bench("plan", "l40s.yaml").returncode == 0
-    submitted = bench("submit", "l40s")
-    assert submitted.returncode == 0, submitted.stderr
-    shown = json.loads(bench("status", "l40s", "--json").stdout)
-    assert len(shown["runs"]) == len({run["job_id"] for run in shown["runs"]}) > 0
-    assert {run["state"] for run in shown["runs"]} <= {"queued", "running"}
-    assert bench("cancel", "l40s").stdout == f"{len(shown['runs'])} runs cancelled\n"
+    with running_cluster.occupied():  # so that no run ends before it is cancelled
+        submitted = bench("submit", "l40s")
+        assert submitted.returncode == 0, submitted.stderr
+        shown = json.loads(bench("status", "l40s", "--json").stdout)
+        assert len(shown["runs"]) == len({run["job_id"] for run in shown["runs"]}) > 0
+        assert {run["state"] for run in shown["runs"]} == {"queued"}
+        assert bench("cancel", "l40s").stdout == f"{len(shown['runs'])} runs cancelled\n"

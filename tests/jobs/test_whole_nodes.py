@@ -20,7 +20,7 @@ def test_each_job_has_a_node_for_itself(running_cluster: Cluster, tmp_path):
         def on_all_nodes() -> bool:
             return sorted(row[1] for row in queue() if row[0] == "RUNNING") == ["n1", "n2", "n3", "n4"]
 
-        wait_for(on_all_nodes, what="a job on each node", timeout_s=30)
+        wait_for(on_all_nodes, what="a job on each node")
         waiting = [row for row in queue() if row[0] == "PENDING"]
         assert len(waiting) == 2
         assert {row[-1] for row in waiting} <= {"Resources", "Priority", "None"}

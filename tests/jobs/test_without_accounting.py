@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,6 +26,7 @@ on_term() {{ trap - EXIT TERM; kill $child; note 143 '"TERM"'; exit 143; }}
 trap 'note "$?" null' EXIT
 trap on_term TERM
 {body} & child=$!
+touch "$RUN/begun"
 wait $child
 exit $?"""
 MEASURED = TRAPS.format(body=f"{{ {MEASURE}; }}")
@@ -86,13 +86,11 @@ def bring_about(study: Study, cluster: Cluster) -> None:
     """Submit, cancel one run from outside and let another reach its time limit."""
     done = study.bench("submit", "STUDY")
     assert done.returncode == 0, done.stderr
-    jobs = {name: study.run_json(run_id(i))["job_id"] for i, name in enumerate(ENDS, 1)}
-    ids = f"{jobs['scancel']},{jobs['time-limit']}"
-    wait_for(
-        lambda: cluster.run(["squeue", "-h", "-j", ids, "-o", "%T"]).stdout.split() == ["RUNNING"] * 2,
-        what="the jobs that are to be ended",
-    )
-    time.sleep(0.5)  # until their traps are set
+    runs = {name: run_id(i) for i, name in enumerate(ENDS, 1)}
+    jobs = {name: study.run_json(run)["job_id"] for name, run in runs.items()}
+    # Slurm shows a job as running before its script begins and sets its traps.
+    begun = [study.folder / f"runs/{runs[name]}/attempt-1/begun" for name in ("scancel", "time-limit")]
+    wait_for(lambda: all(file.exists() for file in begun), what="the jobs that are to be ended")
     cluster.run(["scontrol", "update", f"JobId={jobs['time-limit']}", "EndTime=now+1"])
     cluster.run(["scancel", jobs["scancel"]])
 

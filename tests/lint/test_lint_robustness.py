@@ -110,7 +110,7 @@ PATTERNS = {
 def test_time_is_proportional_to_the_length_of_the_text(name: str) -> None:
     started = time.process_time()
     lint_script(HEAD + PATTERNS[name], path="x")
-    assert time.process_time() - started < 5  # quadratic patterns would take longer
+    assert time.process_time() - started < 30  # quadratic patterns would take longer
 
 
 def test_a_script_that_slurm_refuses_for_its_size_is_not_analysed() -> None:

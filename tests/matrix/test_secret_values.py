@@ -136,10 +136,10 @@ def test_no_key_of_a_matrix_is_the_name_of_a_secret():
 
 
 def test_masking_a_long_text_takes_little_time():
-    began = time.monotonic()
+    began = time.process_time()
     for text in ("key " * 50_000, "a.b-c_d" * 100_000, "token=basic " * 20_000, "pass path " * 50_000):
         mask_text(text)
-    assert time.monotonic() - began < 20  # quadratic time would be minutes
+    assert time.process_time() - began < 20  # quadratic time would be minutes
 
 
 MATRIX = """\

@@ -16,7 +16,7 @@ from tests.record.loops import NAP_S
 from tests.workload.conftest import torchrun_env
 
 #: From tests/record/trainers.py, whose import takes seconds.
-SLOW_S = 0.3
+SLOW_S = 1.0
 WARM_UP, STEPS, BETWEEN = 3, 5, 2 + 1 + 2
 
 pytestmark = pytest.mark.skipif(

@@ -16,7 +16,7 @@ from ddp_scaling_bench import TransformersCallback
 from tests.record import loops
 
 LENGTHS = {"warmup_steps": 3, "steps_per_epoch": 5, "attribution_steps": 2, "epochs": 2}
-SLOW_S = 0.3
+SLOW_S = 1.0
 
 
 class Naps(nn.Module):

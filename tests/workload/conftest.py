@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -136,9 +137,12 @@ class ForkServer:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """Return a free port below those that the kernel gives to connections, and below those of the jobs."""
+    while True:
+        port = random.SystemRandom().randrange(10_000, 20_000)  # a seed would give all workers the same ports
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def torchrun_env(ranks: int) -> list[dict[str, str]]:

@@ -340,8 +340,9 @@ def _end_processes(process: subprocess.Popen[bytes]) -> None:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
     for descendant in descendants:
-        if descendant.is_running():
-            descendant.kill()
+        with contextlib.suppress(psutil.Error):  # it has ended
+            for one in [*descendant.children(recursive=True), descendant]:  # some began in the meantime
+                one.kill()
 
 
 SCHEDULER = LocalScheduler

@@ -256,17 +256,17 @@ class SlurmScheduler(Scheduler):
             )
         # A predicted size has no script. These options override the directives of a similar cell's script.
         options = [f"--nodes={nodes}", f"--time={slurm_time(asked_s)}"]
-        asked_at = datetime.now(UTC)
         try:
             starts = self.slurm.test_only(script, options=options)
         except SlurmRefusedError as refusal:
             return None, "", f"Slurm would not start the job: {refusal.output}"
         if starts is None:
             return None, "", f"Slurm cannot estimate the start{'; ' if remark else ''}{remark}"
-        seconds = max(0.0, (starts - asked_at).total_seconds())
+        answered_at = datetime.now(UTC)  # not before: a busy controller answers late, with its time then
+        seconds = max(0.0, (starts - answered_at).total_seconds())
         # Slurm rounds to seconds, so that an immediate start can appear to be one second away.
         seconds = 0.0 if seconds < 2 else seconds
-        return seconds, f"Slurm's estimate at {asked_at:%Y-%m-%d %H:%M} UTC (sbatch --test-only)", remark
+        return seconds, f"Slurm's estimate at {answered_at:%Y-%m-%d %H:%M} UTC (sbatch --test-only)", remark
 
     def cancel(self, runs: Sequence[Run]) -> int:
         """Cancel the jobs of ``runs`` and record the runs as cancelled; return the number of runs."""
