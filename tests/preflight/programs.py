@@ -15,7 +15,7 @@ def run(
     argv: list[str],
     fault: Callable[[set[int]], None],
     is_hung: Callable[[set[int]], bool],
-    hung_s: float = 2.0,
+    hung_s: float = 1.5,
 ) -> int:
     """Run a node; ``fault`` is called in the child process in the middle of an exchange of two nodes.
 

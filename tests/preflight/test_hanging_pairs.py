@@ -31,7 +31,7 @@ def test_pairs_that_hang_are_named_and_the_others_are_measured(verdict):
         (["n3", "n4"], None),
     ]
     assert list(findings(result)) == [
-        "n1 and n2 exchanged no messages: the exchange did not end in 2 s; avoid one of these nodes",
+        "n1 and n2 exchanged no messages: the exchange did not end in 1.5 s; avoid one of these nodes",
         "n3 and n4 exchanged no messages: n4: the process ended by SIGABRT; avoid one of these nodes",
     ]
     assert (result["exclude"], result["pairs"]) == ([], 2)
@@ -43,6 +43,6 @@ def test_a_node_whose_exchanges_all_hang_is_unfit_even_if_it_writes_the_result(v
     result, _ = verdict("first_node_is_isolated")
     assert (result["exclude"], result["links"]) == (["n1"], [])
     assert list(findings(result)) == [
-        "n1 is unfit: it exchanged messages with no other node: the exchange did not end in 2 s"
+        "n1 is unfit: it exchanged messages with no other node: the exchange did not end in 1.5 s"
     ]
     assert result["pairs"] == 2
