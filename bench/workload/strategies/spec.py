@@ -18,6 +18,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from ...matrix.workload import WorkloadOptions
 from ...measure.step_parts import BackwardReading
+from ...measure.wire import Message, Passes
 
 NO_COMMUNICATION = BackwardReading(0.0, 0.0, 0)
 #: The momentum of SGD, with the value that is usual for ResNet-50.
@@ -91,6 +92,7 @@ class Strategy:
         wrap: returns the wrapped model, or raises a SetupError.
         parts: measures the parts of a step of the wrapped model.
         optimizer: returns the optimizer of the wrapped model.
+        messages: returns the messages of a step of the wrapped model, or None if they are unknown.
         find: returns the wrapped module of a user's model, if any of ``modules`` shows the strategy.
         recognised: True if the strategy is recognised in a user's training only, and cannot be in a matrix.
         times_parts: False if nothing can tell communication from computation yet.
@@ -102,6 +104,7 @@ class Strategy:
     wrap: Callable[[nn.Module, WorkloadOptions], nn.Module] = lambda model, options: model
     parts: type[Parts] = Parts
     optimizer: Callable[[nn.Module, WorkloadOptions], Optimizer] = build_optimizer
+    messages: Callable[[nn.Module, Passes], list[Message] | None] = lambda model, passes: None
     find: Callable[[Sequence[nn.Module]], nn.Module | None] = lambda modules: None
     times_parts: bool = True
     one_rank: bool = False
