@@ -26,7 +26,7 @@ Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "broadcast"]
 _SHARES: dict[Collective, int] = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "broadcast": 1}
 #: Ratios of counted to predicted bytes between which the count is plausible.
 LOWEST, HIGHEST = 0.7, 1.3
-#: For smaller messages (bytes per step), headers and other traffic of the job count too much for a finding.
+#: If a node sends fewer bytes per step, headers and other traffic of the job count too much for a finding.
 LEAST_BYTES = 4e6
 
 
@@ -43,10 +43,14 @@ class Message(NamedTuple):
 
 
 class Passes(NamedTuple):
-    """Numbers per optimizer step: micro-batches, and backward passes that synchronise gradients."""
+    """Numbers per optimizer step: backward passes that synchronise gradients, and micro-batches.
+
+    ``element_bytes`` is the size of a weight and of a gradient in the messages of a sharded model.
+    """
 
     syncs: float = 1
     micro_batches: int = 1
+    element_bytes: int = 4
 
 
 class UnknownError(Exception):
@@ -147,15 +151,9 @@ class WireBytes:
         ``parts`` contains each rank's result of :meth:`bench.measure.conditions.Conditions.stop`, or None.
         """
         counted = self._known("counted", lambda: self._count(parts))
-        messages: list[Message] = []
-
-        def predict() -> float:
-            messages.extend(self._messages_of(parts, steps))
-            return self._place.sent_bytes(messages)
-
-        predicted = self._known("predicted", predict)
+        predicted = self._known("predicted", lambda: self._predict(parts, steps))
         ratio = counted / predicted if predicted else math.nan
-        if sum(message.bytes for message in messages) >= LEAST_BYTES and math.isfinite(ratio):
+        if predicted >= LEAST_BYTES * self._place.nodes and math.isfinite(ratio):
             self._ratios.append(ratio)
         if ratio < LOWEST:
             counted, self._unknown["counted"] = math.nan, "the counters do not see the predicted bytes"
@@ -194,7 +192,8 @@ class WireBytes:
             total += size / part["steps"]
         return total
 
-    def _messages_of(self, parts: Sequence[Any], steps: int) -> list[Message]:
+    def _predict(self, parts: Sequence[Any], steps: int) -> float:
+        """Return the bytes that all nodes need to send per step."""
         passes, first = self._passes, parts[0]
         if passes is None:
             syncs = None if first is None else first["rank"]["sync_passes"]
@@ -204,4 +203,4 @@ class WireBytes:
         messages = self._messages(passes)
         if messages is None:
             raise UnknownError("the messages of the strategy are unknown")
-        return messages
+        return self._place.sent_bytes(messages)
