@@ -17,7 +17,7 @@ from .nested_launch import read_launch
 from .schedulers import DEFAULT
 from .schema import Matrix
 from .strategies import DEFAULT as DEFAULT_STRATEGY
-from .strategies import STRATEGIES
+from .strategies import STRATEGIES, strategies_using, wire_problem
 from .workload import WorkloadOptions, names_in, uses_python
 
 #: A word that needs no quotes, placeholders included.
@@ -236,13 +236,29 @@ def _check_precision(point: Point, matrix: Matrix, document: Document) -> None:
 
 
 def _check_strategy(point: Point, matrix: Matrix, document: Document) -> None:
+    if _commands(matrix):
+        return
     name = point.values.get("strategy", matrix.workload.strategy)
-    if point.ranks > 1 and STRATEGIES[name].one_rank and not _commands(matrix):
+    _check_wire(point, matrix, document)
+    per_node = point.values[PER_NODE]
+    if STRATEGIES[name].within_hosts and isinstance(per_node, list) and len({*per_node}) > 1:
+        what = f"strategy {name} needs the same number of ranks on every node, not {per_node}"
+        section = "axes" if "strategy" in matrix.axes.given else "workload"
+        document.add_problem((section, "strategy"), what, "use strategy fsdp")
+    if point.ranks > 1 and STRATEGIES[name].one_rank:
         varies = "strategy" in matrix.axes.given
         what = f"strategy {name} does not exchange gradients, so it needs one rank, not {point.ranks}"
         size = f"nodes: {point.values['nodes']}, {matrix.size_axis}: {point.values[PER_NODE]}"
         remedy = f"exclude {{{size}{f', strategy: {name}' * varies}}}, or use {DEFAULT_STRATEGY}"
         document.add_problem(("axes" if varies else "workload", "strategy"), what, remedy)
+
+
+def _check_wire(point: Point, matrix: Matrix, document: Document) -> None:
+    found = wire_problem(dict(matrix.workload) | point.values, point.values["backend"])
+    if found is not None:
+        option, what, remedy = found
+        section = "axes" if option in matrix.axes.given else "workload"
+        document.add_problem((section, option), what, remedy)
 
 
 def _check_placement(point: Point, matrix: Matrix, document: Document) -> None:
@@ -493,7 +509,7 @@ def _shell_syntax(words: Sequence[str]) -> Iterator[str]:
 
 
 def _ignored_settings(matrix: Matrix, document: Document) -> Iterator[str]:
-    """Yield a warning for each setting that has no effect with this executor, device or model."""
+    """Yield a warning for each setting that has no effect with this executor, device, model or strategy."""
     cluster, workload = matrix.cluster, matrix.workload
     axes = matrix.axes.given
     for name in sorted(cluster.model_fields_set - _FOR_ALL_EXECUTORS - cluster.scheduler.keys):
@@ -504,13 +520,22 @@ def _ignored_settings(matrix: Matrix, document: Document) -> Iterator[str]:
         yield from _ignored_on_cpu(matrix, document)
     if workload.command is not None or "command" in axes:
         return  # _command_warnings has checked these options
-    models = set(axes.get("model") or [workload.model])
-    for name in WorkloadOptions.model_fields:
-        users = models_using(name)
-        section = next((s for s in ("workload", "axes") if name in _given(matrix, s)), None)
-        if section and users and not models & set(users):
-            only = f"model {users[0]} uses it" if len(users) == 1 else f"models {' and '.join(users)} use it"
-            yield f"{document.location((section, name))}: {name} is ignored: only {only}"
+    if "root" in (axes.get("fsdp_wrap") or [workload.fsdp_wrap]):
+        section = "axes" if "fsdp_wrap" in axes else "workload"
+        yield (
+            f"{document.location((section, 'fsdp_wrap'))}: with fsdp_wrap root, FSDP gathers all weights "
+            "before it computes, so communication cannot overlap computation (pytorch#176318); use block"
+        )
+    for kind, using in (("model", models_using), ("strategy", strategies_using)):
+        several = {"model": "models", "strategy": "strategies"}[kind]
+        planned = set(axes.get(kind) or [getattr(workload, kind)])
+        for name in WorkloadOptions.model_fields:
+            users = using(name)
+            found = next((s for s in ("workload", "axes") if name in _given(matrix, s)), None)
+            if found and users and not planned & set(users):
+                names = f"{several} {', '.join(users[:-1])} and {users[-1]} use"
+                only = f"{kind} {users[0]} uses it" if len(users) == 1 else f"{names} it"
+                yield f"{document.location((found, name))}: {name} is ignored: only {only}"
 
 
 def _given(matrix: Matrix, section: str) -> set[str]:

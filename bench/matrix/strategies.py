@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from .models import read_specs
 
@@ -16,6 +18,9 @@ class StrategyFacts:
 
     module: str
     title: str
+    options: tuple[str, ...] = ()
+    sharded: tuple[str, ...] = ()
+    within_hosts: bool = False
     times_parts: bool = True
     one_rank: bool = False
     recognised: bool = False
@@ -24,3 +29,39 @@ class StrategyFacts:
 #: All strategies by their name in a matrix or in env.json.
 STRATEGIES = {name: StrategyFacts(module, **own) for module, name, own in read_specs("strategies", "title")}
 DEFAULT = "ddp"
+
+
+def strategies_using(option: str) -> tuple[str, ...]:
+    """Return the strategies that use an option; empty for an option that concerns every strategy."""
+    return tuple(name for name, one in STRATEGIES.items() if option in one.options)
+
+
+def wire_dtype(values: Mapping[str, Any]) -> str:
+    """Return the type of gradients between ranks, from the workload options of a cell.
+
+    It does not depend on ``precision``: autocast leaves weights and gradients in fp32.
+    """
+    hook = values["comm_hook"] if values["strategy"] in strategies_using("comm_hook") else "none"
+    return str(values["comm_dtype"] or (hook if hook != "none" else "fp32"))
+
+
+def wire_problem(values: Mapping[str, Any], backend: str) -> tuple[str, str, str] | None:
+    """Return why ranks cannot exchange gradients in the type that the options select, or None if they can.
+
+    Returns:
+        The option, the problem, and its remedy.
+    """
+    strategy, given, hook = values["strategy"], values["comm_dtype"], values["comm_hook"]
+    wire = wire_dtype(values)
+    if strategy in strategies_using("comm_hook"):
+        if given and hook not in ("none", given):
+            what = f"comm_hook {hook} sends gradients as {hook}, but comm_dtype is {given}"
+            return "comm_hook", what, "set only one of them; every strategy understands comm_dtype"
+        if wire == "bf16" and backend == "gloo":
+            what = f"strategy {strategy} sends bf16 with torch's bf16 hook, which needs nccl, not gloo"
+            return ("comm_dtype" if given else "comm_hook"), what, "use fp16 or fp32"
+    if "weights" in STRATEGIES[strategy].sharded and wire not in ("fp32", values["precision"]):
+        precision = values["precision"]
+        what = f"strategy {strategy} gathers weights as {wire} and computes with them in {precision}"
+        return "comm_dtype", what, f"use comm_dtype fp32, or precision {wire}"
+    return None

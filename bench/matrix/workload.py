@@ -29,7 +29,7 @@ from ..units import parse_count, parse_duration_s
 from .cell import Cell, Command, value_text
 from .field_types import Section, did_you_mean, shell_words
 from .models import MODELS
-from .strategies import DEFAULT, STRATEGIES
+from .strategies import DEFAULT, STRATEGIES, wire_dtype
 
 Count = Annotated[int, Field(strict=True, ge=1)]
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class WorkloadOptions(Section):
     model: Model = "transformer"
     """The neural network; `transformer` and `mlp` take their size from `parameters`."""
     strategy: StrategyName = DEFAULT
-    """How ranks train together; `none` is the model alone, without DDP, on one rank."""
+    """How ranks train together (docs/strategies.md); `none` is the model alone, without DDP, on one rank."""
     parameters: Annotated[int, BeforeValidator(_count), Field(strict=True, ge=1_000, le=10**12)] | None = None
     """Approximate number of parameters of transformer and mlp (10M, 1.5B); default 10M and 8M."""
     seq_len: Annotated[int, Field(strict=True, ge=2, le=1_000_000)] = 128
@@ -95,6 +95,12 @@ class WorkloadOptions(Section):
     """Micro-batches per optimizer step: global batch = per-GPU batch x ranks x grad_accum."""
     bucket_cap_mb: Annotated[float, Field(gt=0, le=10_000, allow_inf_nan=False)] | None = None
     """DDP's bucket size in MiB. Default: torch's, a first bucket of 1 MiB and then 25 MiB."""
+    comm_dtype: Literal["fp32", "bf16", "fp16"] | None = None
+    """The type of gradients between ranks and of weights that FSDP gathers; default: comm_hook's, or fp32."""
+    comm_hook: Literal["none", "fp16", "bf16"] = "none"
+    """DDP's hook that sends gradients as fp16 or bf16 (nccl only); the same as comm_dtype."""
+    fsdp_wrap: Literal["block", "root"] = "block"
+    """What FSDP gathers at once: the weights of one block, or those of the whole model (root)."""
     compile: Annotated[bool, Field(strict=True)] = False
     """Run the model through torch.compile."""
     activation_checkpointing: Annotated[bool, Field(strict=True)] = False
@@ -110,9 +116,14 @@ class WorkloadOptions(Section):
     join_timeout: Annotated[int, BeforeValidator(_duration), Field(strict=True, ge=1, le=86_400)] = 300
     """Maximum time that ranks wait for each other at the start (seconds, or 5m)."""
 
+    @property
+    def wire_dtype(self) -> str:
+        """The type of gradients between ranks: fp32, bf16 or fp16, whatever the precision."""
+        return wire_dtype(dict(self))
+
 
 #: Options whose default never changes: scripts omit it, and it applies to older plans, which lack the option.
-FIXED_DEFAULTS = {"strategy": DEFAULT}
+FIXED_DEFAULTS = {"strategy": DEFAULT, "comm_hook": "none", "fsdp_wrap": "block"}
 _DEFAULTS = {name: option.default for name, option in WorkloadOptions.model_fields.items()}
 _FLAGS = {name: "--" + name.replace("_", "-") for name in WorkloadOptions.model_fields}
 

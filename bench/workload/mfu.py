@@ -25,7 +25,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from ..matrix.workload import WorkloadOptions
 from .models import DataShape
-from .training import Task, build_task
+from .training import build_task, zero_batch
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def count_step(options: WorkloadOptions, shape: DataShape, per_gpu_batch: int) -
     )
     with torch.random.fork_rng(devices=[]), torch.device("meta"):
         task = build_task(plain, shape)
-        inputs, targets = _batch(task, shape, per_gpu_batch)
+        inputs, targets = zero_batch(task, shape, per_gpu_batch, torch.device("meta"))
         with FlopCounterMode(display=False) as counter:
             task(inputs, targets).backward()
     counts = counter.get_flop_counts().get("Global", {})
@@ -66,14 +66,6 @@ def count_step(options: WorkloadOptions, shape: DataShape, per_gpu_batch: int) -
     total = sum(counts.values())
     steps = options.grad_accum
     return StepFlops((total - convolution) * steps, convolution * steps, per_gpu_batch * steps)
-
-
-def _batch(task: Task, shape: DataShape, samples: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return uninitialised inputs and targets on the current device."""
-    integers, reals = torch.int64, torch.float32
-    inputs = torch.empty((samples, *shape.inputs), dtype=integers if task.kind == "tokens" else reals)
-    targets = torch.empty((samples, *shape.targets), dtype=reals if task.kind == "values" else integers)
-    return inputs, targets
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,7 @@ from ..measure.torch_internals import spin_device
 from ..study.files import write_json
 from .session import Session
 from .step_probes import StepReadings, time_buckets
+from .strategies.spec import WIRE_TYPES
 from .training import STATES_PER_WEIGHT, Trainer, parameters_of, wrap
 
 _KIB, _MIB = 2**10, 2**20
@@ -336,7 +337,7 @@ class Probes:
         if not self._options.probe_steps and not self._options.sweep_time:
             return None
         times = [time.perf_counter()]
-        buckets, available = self._trainer.parts.bucket_bytes(), self._available_bytes()
+        buckets, available = self._bucket_bytes(), self._available_bytes()
         steps, no_steps_reason = self._steps(available)
         times.append(time.perf_counter())
         sweep, no_sweep_reason = self._sweep(buckets, available)
@@ -360,6 +361,12 @@ class Probes:
         self._session.say(f"bench: probes took {all_s:.3f} s")
         return None if steps is None else fmean(steps.comm_time_s)
 
+    def _bucket_bytes(self) -> list[int]:
+        """Return the sizes in bytes of the buckets as they are sent."""
+        dtype = next(self._trainer.model.parameters()).dtype
+        sent = WIRE_TYPES[self._options.wire_dtype]
+        return [size * sent.itemsize // dtype.itemsize for size in self._trainer.parts.bucket_bytes()]
+
     def _steps(self, available_bytes: float) -> tuple[StepReadings | None, str | None]:
         options = self._options
         if not options.probe_steps:
@@ -371,9 +378,14 @@ class Probes:
         # The copy of the model needs its own weights, gradients and optimizer states.
         if weight_bytes * (2 + STATES_PER_WEIGHT[options.optimizer]) > available_bytes:
             return None, "not enough memory for a copy of the model"
-        hooked = Trainer(wrap(copy.deepcopy(model), options), self._trainer.feed, options)
-        clock = clock_for(self._session.device)
-        return time_buckets(hooked, options.probe_steps, collectives=self._collectives, clock=clock), None
+        # DDP accepts one hook only: the hook that takes the times also converts the gradients.
+        plain = options.model_copy(update={"comm_dtype": None, "comm_hook": "none"})
+        hooked = Trainer(wrap(copy.deepcopy(model), plain), self._trainer.feed, plain)
+        clock, dtype = clock_for(self._session.device), WIRE_TYPES[options.wire_dtype]
+        readings = time_buckets(
+            hooked, options.probe_steps, collectives=self._collectives, clock=clock, dtype=dtype
+        )
+        return readings, None
 
     def _sweep(self, buckets: list[int], available_bytes: float) -> tuple[Sweep | None, str | None]:
         options = self._options
@@ -386,15 +398,16 @@ class Probes:
         largest = _NCCL_TOP if queues else None
         if options.sweep_max_mb is not None:
             largest = int(options.sweep_max_mb * _MIB)
-        parameter = next(self._trainer.model.parameters())
+        parameter, dtype = next(self._trainer.model.parameters()), WIRE_TYPES[options.wire_dtype]
         sweep = AllReduceSweep(
             collectives=self._collectives,
             clock=clock_for(self._session.device),
             device=parameter.device,
-            dtype=parameter.dtype,
+            dtype=dtype,
             queues=queues,
         )
-        sizes = message_sizes(buckets, gradient_bytes=gradient_bytes, largest=largest)
+        sent_bytes = gradient_bytes * dtype.itemsize // parameter.dtype.itemsize
+        sizes = message_sizes(buckets, gradient_bytes=sent_bytes, largest=largest)
         room = available_bytes / 2
         return sweep.run(sizes, budget_s=options.sweep_time, room_bytes=room, seed=options.seed), None
 

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,8 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from ..errors import unwritable
 from ..facts import Fact
+from ..matrix.strategies import STRATEGIES, strategies_using, wire_problem
+from ..matrix.workload import WorkloadOptions
 from ..measure.conditions import Conditions, Meters
 from ..measure.environment import Device, device_of
 from ..measure.exchange import Collectives, Peers, Symptom, symptom_of, with_nccl_error
@@ -54,9 +56,10 @@ from .mfu import MfuBasis, count_step, mfu_basis, precisions_in_use
 from .models import DataShape, spec_of
 from .nccl_watch import shorten_watchdogs_wait, watched_group
 from .probes import Probes
-from .rendezvous import Launch, join, joined_message, launch_from
+from .rendezvous import Joined, Launch, join, joined_message, launch_from
 from .session import Request, Session
 from .strategies import strategy_of
+from .strategies.spec import WIRE_TYPES
 from .training import (
     STATES_PER_WEIGHT,
     Task,
@@ -66,6 +69,7 @@ from .training import (
     parameters_of,
     use_precision,
     wrap,
+    zero_batch,
 )
 
 #: Keeps the process group until the process ends. The group's destructor holds the GIL and waits for the
@@ -91,9 +95,10 @@ def run(request: Request) -> None:
         backend=request.backend,
         timeout_s=request.options.join_timeout,
     )
+    request, strategy_facts = _on_these_hosts(request, joined)
     session = Session(request, launch, joined, me, device, threads, _ignored(request, launch))
     session.say(joined_message(joined, launch, request.backend))
-    for fact in (*core_facts(joined.facts), *gpu_facts):
+    for fact in (*core_facts(joined.facts), *gpu_facts, *strategy_facts):
         session.add(fact)
     if session.is_first:
         request.run_dir.mkdir(parents=True, exist_ok=True)
@@ -105,6 +110,26 @@ def run(request: Request) -> None:
     except Exception as error:
         _exchange_causes(session, error)
         raise
+
+
+def _on_these_hosts(request: Request, joined: Joined) -> tuple[Request, list[Fact]]:
+    """Return the request with the strategy that takes the place of the requested one, and a fact about it.
+
+    Raises:
+        CollectiveError: the strategy does not support these numbers of ranks per host.
+    """
+    strategy = strategy_of(request.options.strategy)
+    if strategy.runs_as is None:
+        return request, []
+    try:
+        name = strategy.runs_as([len(host.ranks) for host in joined.hosts])
+    except SetupError as error:
+        raise CollectiveError(str(error)) from None
+    if name == strategy.name:
+        return request, []
+    values = {"strategy": strategy.name, "used": name, "hosts": len(joined.hosts)}
+    options = request.options.model_copy(update={"strategy": name})
+    return replace(request, options=options), [Fact("other-strategy", values=values, severity="info")]
 
 
 def _peers(session: Session) -> Peers:
@@ -205,7 +230,8 @@ def _wire_bytes(session: Session, trainer: Trainer, env: Mapping[str, str]) -> W
     options = session.request.options
     place = Placement([rank.host for rank in session.joined.facts], session.request.backend, env)
     messages = partial(strategy_of(options.strategy).messages, trainer.model)
-    return WireBytes(messages, place, Passes(micro_batches=options.grad_accum))
+    size = WIRE_TYPES[options.wire_dtype].itemsize
+    return WireBytes(messages, place, Passes(micro_batches=options.grad_accum, element_bytes=size))
 
 
 def _mfu_basis(
@@ -258,6 +284,11 @@ def _ignored(request: Request, launch: Launch) -> list[Fact]:
         found.append(Fact("other-launcher", values=values))
     if options.pin_memory and options.device == "cpu":
         found.append(Fact("option-ignored", values={"option": "pin_memory", "device": "CPU"}))
+    strategy = STRATEGIES[options.strategy]
+    for name, option in WorkloadOptions.model_fields.items():
+        has_effect = name in strategy.options or not strategies_using(name)
+        if not has_effect and getattr(options, name) != option.default:
+            found.append(Fact("option-ignored", values={"option": name, "strategy": options.strategy}))
     uses = spec_of(options.model).options
     if options.parameters and "parameters" not in uses:
         found.append(Fact("option-ignored", values={"option": "parameters", "model": options.model}))
@@ -274,12 +305,16 @@ def _build(session: Session, collectives: Collectives) -> Trainer:
     problem = ""
     try:
         shard = DataShard(launch.rank, launch.world_size, session.device)
+        if found := wire_problem(dict(request.options), request.backend):
+            raise SetupError(found[1], remedy=found[2])
         feed = open_feed(request.options, request.per_gpu_batch, shard)
         _check_memory(session, feed)
         if request.options.compile and (request.options.bucket_cap_mb or 1) < 1:
             # torch splits compiled graphs at the buckets, and assumes 1 MiB for the first bucket.
             raise SetupError("--compile true needs --bucket-cap-mb of 1 or more")
-        task = build_task(request.options, feed.shape).to(session.device)
+        task = build_task(request.options, feed.shape)
+        if "weights" not in strategy_of(request.options.strategy).sharded:
+            task.to(session.device)  # else one block after the other is moved, so that only its part stays
     except SetupError as error:
         problem = str(error)
     except (MemoryError, RuntimeError) as error:
@@ -289,7 +324,11 @@ def _build(session: Session, collectives: Collectives) -> Trainer:
     _raise_any_problem(session, collectives, problem)
     assert feed is not None
     assert task is not None
-    return Trainer(wrap(task, request.options), feed, request.options)
+    try:
+        model = wrap(task, request.options)
+    except SetupError as error:  # the same on every rank
+        raise CollectiveError(str(error)) from None
+    return Trainer(model, feed, request.options)
 
 
 def _check_memory(session: Session, feed: Feed) -> None:
@@ -297,13 +336,19 @@ def _check_memory(session: Session, feed: Feed) -> None:
     options = session.request.options
     with torch.device("meta"):
         parameters, weight_bytes = parameters_of(build_task(options, feed.shape))
-    copies = 2 + STATES_PER_WEIGHT[options.optimizer]
+    host = next(host for host in session.joined.hosts if host.host == session.me.host)
+    strategy = strategy_of(options.strategy)
+    parts = len(host.ranks) if strategy.within_hosts else session.launch.world_size
+    copies = {"weights": 1.0, "gradients": 1.0, "states": float(STATES_PER_WEIGHT[options.optimizer])}
+    needed = sum(
+        weight_bytes * count / (parts if name in strategy.sharded else 1) for name, count in copies.items()
+    )
     if session.device.type == "cuda":
         available, ranks = torch.cuda.get_device_properties(session.device).total_memory, 1
     else:
-        host = next(host for host in session.joined.hosts if host.host == session.me.host)
         available, ranks = host.memory_bytes, len(host.ranks)
-    needed = weight_bytes * copies * ranks
+        needed = max(needed, weight_bytes)  # each rank builds the whole model before it is sharded
+    needed = math.ceil(needed * ranks)
     if needed > available:
         raise SetupError(
             f"out of memory: weights, gradients and {options.optimizer}'s states of {parameters:,} parameters"
@@ -445,23 +490,36 @@ def _validate(trainer: Trainer, collectives: Collectives) -> Validation:
     assert isinstance(task, Task)
     task.eval()
     own = [0.0] * len(astuple(Validation()))
-    for inputs, targets in trainer.feed.validation():
+    for inputs, targets, counts in _validation_batches(trainer, task, collectives):
         batch = astuple(task.validate(inputs, targets))
-        own = [total + more for total, more in zip(own, batch, strict=True)]
+        own = [total + counts * more for total, more in zip(own, batch, strict=True)]
     task.train()
+    trainer.parts.validated()
     return Validation(*collectives.sums(own))
+
+
+def _validation_batches(
+    trainer: Trainer, task: Task, collectives: Collectives
+) -> Iterator[tuple[torch.Tensor, torch.Tensor, bool]]:
+    """Yield this rank's batches, and whether they count: other ranks can have one more.
+
+    All ranks yield equally many batches, because all ranks gather sharded weights.
+    """
+    own = trainer.feed.validation()
+    while True:
+        batch = next(own, None)
+        if not any(collectives.maxima([float(batch is not None)])):
+            return
+        padding = zero_batch(task, trainer.feed.shape, 1, trainer.loss_sum.device)
+        yield *(batch or padding), batch is not None
 
 
 def _checkpoint(session: Session, trainer: Trainer, epoch: int) -> float | None:
     """Write the checkpoint on rank 0 and return the duration in seconds, or None on other ranks."""
+    began = time.perf_counter()
+    state = {"epoch": epoch, **trainer.state()}
     if not session.is_first:
         return None
-    began = time.perf_counter()
-    state = {
-        "epoch": epoch,
-        "model": trainer.parts.module.state_dict(),
-        "optimizer": trainer.optimizer.state_dict(),
-    }
     with _replacing(session.folder.path / "checkpoint.pt") as temporary:
         torch.save(state, temporary)
     return time.perf_counter() - began

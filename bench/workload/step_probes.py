@@ -35,8 +35,9 @@ class BucketSpan:
 class Buckets:
     """The state of :func:`bucket_hook`: the time stamps since the last :meth:`take`."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, dtype: torch.dtype) -> None:
         self.clock = clock
+        self.dtype = dtype
         self.stamps: list[tuple[int, int, Any, Any]] = []
 
     def take(self) -> list[tuple[int, int, Any, Any]]:
@@ -58,19 +59,22 @@ def bucket_hook(
     state: Buckets,
     bucket: dist.GradBucket,  # type: ignore[name-defined]
 ) -> torch.futures.Future[torch.Tensor]:
-    """Time the reduction of a bucket, which is the same as DDP's without a hook."""
-    gradients = bucket.buffer()
-    index, size = bucket.index(), gradients.numel() * gradients.element_size()
-    gradients.div_(dist.get_world_size())
+    """Time the reduction of a bucket, which is the same as DDP's without a hook or with torch's fp16 hook."""
+    gradients: torch.Tensor = bucket.buffer()
+    sent = gradients.to(state.dtype)  # the same tensor if the type is the same
+    index, size = bucket.index(), sent.numel() * sent.element_size()
+    sent.div_(dist.get_world_size())
     begin = state.clock.stamp()
-    work = dist.all_reduce(gradients, async_op=True)
+    work = dist.all_reduce(sent, async_op=True)
     assert work is not None
 
     def ended(reduced: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
         # gloo calls this function from its own thread after the reduction. NCCL calls it at once, but the
         # current stream then waits for the reduction, so the event is recorded after the reduction.
         state.stamps.append((index, size, begin, state.clock.stamp()))
-        return reduced.value()[0]
+        if sent is not gradients:
+            gradients.copy_(sent)
+        return gradients
 
     carried: torch.futures.Future[torch.Tensor] = work.get_future().then(ended)
     return carried
@@ -120,9 +124,14 @@ class StepReadings:
         }
 
 
-def time_buckets(trainer: Trainer, steps: int, *, collectives: Collectives, clock: Clock) -> StepReadings:
-    """Train ``steps`` steps on one rank; return the times of their buckets on all ranks."""
-    buckets = Buckets(clock)
+def time_buckets(
+    trainer: Trainer, steps: int, *, collectives: Collectives, clock: Clock, dtype: torch.dtype
+) -> StepReadings:
+    """Train ``steps`` steps on one rank; return the times of their buckets on all ranks.
+
+    ``dtype`` is the type in which gradients are sent.
+    """
+    buckets = Buckets(clock, dtype)
     trainer.parts.hook_buckets(buckets, bucket_hook)
     trainer.parts.stop()
     for _ in range(_WARM_UP_STEPS if clock.is_host else DDP_ALWAYS_SAMPLED + 1):

@@ -11,6 +11,7 @@ import time
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -130,6 +131,16 @@ def wrap(task: nn.Module, options: WorkloadOptions) -> nn.Module:
     return strategy_of(options.strategy).wrap(task, options)
 
 
+def zero_batch(task: Task, shape: DataShape, samples: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return inputs and targets of zeros, [samples, ...]."""
+    inputs = torch.zeros((samples, *shape.inputs), device=device)
+    targets = torch.zeros((samples, *shape.targets), device=device)
+    return (
+        inputs.long() if task.kind == "tokens" else inputs,
+        targets if task.kind == "values" else targets.long(),
+    )
+
+
 class Trainer:
     """Run the training steps of one rank, and sum the losses of micro-batches on the device."""
 
@@ -140,6 +151,7 @@ class Trainer:
         self.times_parts = strategy.times_parts
         self.optimizer = strategy.optimizer(model, options)
         self.feed = feed
+        self._state = strategy.state
         self._last_micro_batch = options.grad_accum - 1
         self._loss_weight = 1.0 / options.grad_accum
         # The initial scale is often too high. If gradients overflow, a step is skipped and the scale halved.
@@ -185,6 +197,10 @@ class Trainer:
         self.loss_sum.zero_()
         self.micro_batches = 0
         return mean
+
+    def state(self) -> dict[str, Any]:
+        """Return the whole weights and optimizer states for rank 0; every rank must call this."""
+        return self._state(self.parts.module, self.optimizer)
 
     def _sync_context(self, micro: int) -> AbstractContextManager[None]:
         """Return the context of a micro-batch: ``no_sync`` for all micro-batches except the last."""

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.matrix.workload import WorkloadOptions, to_arguments
+from bench.matrix.workload import FIXED_DEFAULTS, WorkloadOptions, to_arguments
 from bench.workload.session import parse_arguments
 
 HEAD = ["--run-dir", "a run", "--backend", "gloo", "--per-gpu-batch", "22"]
@@ -17,7 +17,7 @@ HEAD = ["--run-dir", "a run", "--backend", "gloo", "--per-gpu-batch", "22"]
 VALUES = {
     "device": st.sampled_from(["cuda", "cpu"]),
     "model": st.sampled_from(["mlp", "convnet", "resnet50", "transformer", "traffic"]),
-    "strategy": st.sampled_from(["ddp", "none"]),
+    "strategy": st.sampled_from(["ddp", "ddp-static", "zero1", "fsdp", "fsdp-keep", "hsdp", "none"]),
     "parameters": st.none() | st.integers(1_000, 10**12),
     "seq_len": st.integers(2, 1_000_000),
     "image_size": st.integers(32, 4096),
@@ -37,6 +37,9 @@ VALUES = {
     "learning_rate": st.floats(0, 1e3, exclude_min=True, exclude_max=True),
     "grad_accum": st.integers(1, 10**9),
     "bucket_cap_mb": st.floats(0, 10_000, exclude_min=True),
+    "comm_dtype": st.none() | st.sampled_from(["fp32", "bf16", "fp16"]),
+    "comm_hook": st.sampled_from(["none", "fp16", "bf16"]),
+    "fsdp_wrap": st.sampled_from(["block", "root"]),
     "compile": st.booleans(),
     "activation_checkpointing": st.booleans(),
     "checkpoint": st.booleans(),
@@ -69,7 +72,8 @@ def test_words_survive_a_shell_once_they_are_quoted(values):
 
 def test_every_option_is_written_but_for_what_is_unset():
     words = to_arguments(WorkloadOptions(epochs=5, compile=True, learning_rate=4).model_dump())
-    unset = [name for name, field in WorkloadOptions.model_fields.items() if field.default in (None, "ddp")]
+    fields = WorkloadOptions.model_fields.items()
+    unset = [name for name, field in fields if field.default is None or name in FIXED_DEFAULTS]
     assert len(words) == 2 * (len(WorkloadOptions.model_fields) - len(unset))
     given = dict(zip(words[::2], words[1::2], strict=True))
     assert not {"--parameters", "--bucket-cap-mb"} & given.keys()

@@ -24,6 +24,7 @@ from ...matrix.workload import WorkloadOptions
 from ...measure.step_parts import BackwardReading
 from ...measure.torch_internals import ddp_texts, ddp_times, set_ddp_sample_rate, unused_parameter_bytes
 from ...measure.wire import Message, Passes
+from ..failures import SetupError
 from .spec import Parts, Strategy
 
 #: An interval between samples so large that DDP's logger samples no iteration after the tenth.
@@ -33,11 +34,16 @@ _SECONDS_PER_TICK = 1e-9
 _HOOKS = {"": 1.0, "allreduce_hook": 1.0, "fp16_compress_hook": 0.5, "bf16_compress_hook": 0.5}
 
 
-def wrap(model: nn.Module, options: WorkloadOptions) -> DistributedDataParallel:
+def wrap(
+    model: nn.Module, options: WorkloadOptions, *, static_graph: bool = False
+) -> DistributedDataParallel:
     """Wrap the model in DDP with the settings that the measurement needs.
 
     Gradients are views of the buckets; otherwise copies would count as communication. Buffers are not
     broadcast in forward; otherwise the wait for a late rank would count as forward.
+
+    Raises:
+        SetupError: torch or its build cannot exchange gradients in the type of the options.
     """
     accepted = inspect.signature(DistributedDataParallel.__init__).parameters
     # torch 2.13 renames the argument broadcast_buffers and deprecates the old name.
@@ -47,12 +53,28 @@ def wrap(model: nn.Module, options: WorkloadOptions) -> DistributedDataParallel:
     if options.bucket_cap_mb is not None:  # given, it is also the size of the first bucket
         settings["bucket_cap_mb"] = options.bucket_cap_mb  # torch accepts a fraction of a MiB
     device = next(model.parameters()).device
-    return DistributedDataParallel(
+    wrapped = DistributedDataParallel(
         model,
         device_ids=[device.index] if device.type == "cuda" else None,
         gradient_as_bucket_view=True,
+        static_graph=static_graph,
         **settings,
     )
+    if options.wire_dtype != "fp32":
+        _send_as(options.wire_dtype, wrapped)
+    return wrapped
+
+
+def _send_as(name: str, model: DistributedDataParallel) -> None:
+    # Imported here, because the recorder does not need it.
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+    hook = default_hooks.fp16_compress_hook if name == "fp16" else default_hooks.bf16_compress_hook
+    try:
+        model.register_comm_hook(None, hook)
+    except TypeError as error:
+        what = f"gradients cannot be sent as {name}: {error}"
+        raise SetupError(what, remedy="use comm_dtype fp16") from None
 
 
 def find(modules: Sequence[nn.Module]) -> DistributedDataParallel | None:
@@ -163,4 +185,12 @@ def _has_zero_span(values: Mapping[str, int]) -> bool:
     return 0 < computes <= begins <= ends
 
 
-SPEC = Strategy("ddp", title="DDP", wrap=wrap, parts=DdpParts, messages=messages, find=find)
+SPEC = Strategy(
+    "ddp",
+    title="DDP",
+    options=("bucket_cap_mb", "comm_dtype", "comm_hook"),
+    wrap=wrap,
+    parts=DdpParts,
+    messages=messages,
+    find=find,
+)

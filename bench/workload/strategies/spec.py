@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
@@ -20,6 +21,8 @@ from ...matrix.workload import WorkloadOptions
 from ...measure.step_parts import BackwardReading
 from ...measure.wire import Message, Passes
 
+#: The types of gradients between ranks, by the name in a matrix.
+WIRE_TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 NO_COMMUNICATION = BackwardReading(0.0, 0.0, 0)
 #: The momentum of SGD, with the value that is usual for ResNet-50.
 _MOMENTUM = 0.9
@@ -69,17 +72,31 @@ class Parts:
     def hook_buckets(self, state: Any, hook: Callable[..., Any]) -> None:
         """Let ``hook`` exchange the gradients of each bucket."""
 
+    def validated(self) -> None:
+        """Release what the model keeps after forward passes without backward."""
+
     def facts(self) -> dict[str, Any]:
         """Return what env.json contains about the wrapped model after it has trained."""
         return {}
 
 
+def optimizer_kind(options: WorkloadOptions) -> tuple[type[Optimizer], dict[str, Any]]:
+    """Return the class of the optimizer and its arguments."""
+    if options.optimizer == "sgd":
+        return SGD, {"lr": options.learning_rate, "momentum": _MOMENTUM}
+    return Adam if options.optimizer == "adam" else AdamW, {"lr": options.learning_rate}
+
+
 def build_optimizer(model: nn.Module, options: WorkloadOptions) -> Optimizer:
     """Return torch's optimizer of all parameters."""
-    if options.optimizer == "sgd":
-        return SGD(model.parameters(), lr=options.learning_rate, momentum=_MOMENTUM)
-    kind = Adam if options.optimizer == "adam" else AdamW
-    return kind(model.parameters(), lr=options.learning_rate)
+    kind, arguments = optimizer_kind(options)
+    optimizer: Optimizer = kind(model.parameters(), **arguments)
+    return optimizer
+
+
+def state_of(module: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
+    """Return the weights and the optimizer's states, for a checkpoint."""
+    return {"model": module.state_dict(), "optimizer": optimizer.state_dict()}
 
 
 @dataclass(frozen=True)
@@ -93,6 +110,14 @@ class Strategy:
         parts: measures the parts of a step of the wrapped model.
         optimizer: returns the optimizer of the wrapped model.
         messages: returns the messages of a step of the wrapped model, or None if they are unknown.
+        state: returns the whole state of the unwrapped model and of its optimizer. Only rank 0 uses it, but
+            every rank must call this function.
+        options: the workload options that this strategy uses and not every strategy does.
+        sharded: those of ``weights``, ``gradients`` and ``states`` (of the optimizer) of which each rank has
+            only a part. A strategy with sharded weights moves the model to its device.
+        within_hosts: True if the ranks of a host divide the sharded tensors, and all hosts have the same.
+        runs_as: returns the name of the strategy that takes its place on hosts with these numbers of ranks,
+            or raises a SetupError.
         find: returns the wrapped module of a user's model, if any of ``modules`` shows the strategy.
         recognised: True if the strategy is recognised in a user's training only, and cannot be in a matrix.
         times_parts: False if nothing can tell communication from computation yet.
@@ -105,6 +130,11 @@ class Strategy:
     parts: type[Parts] = Parts
     optimizer: Callable[[nn.Module, WorkloadOptions], Optimizer] = build_optimizer
     messages: Callable[[nn.Module, Passes], list[Message] | None] = lambda model, passes: None
+    state: Callable[[nn.Module, Optimizer], dict[str, Any]] = state_of
+    options: tuple[str, ...] = ()
+    sharded: tuple[str, ...] = ()
+    within_hosts: bool = False
+    runs_as: Callable[[Sequence[int]], str] | None = None
     find: Callable[[Sequence[nn.Module]], nn.Module | None] = lambda modules: None
     times_parts: bool = True
     one_rank: bool = False

@@ -1,0 +1,44 @@
+"""DDP with ``static_graph=True``: the first step records which gradients each later step has."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ...matrix.workload import WorkloadOptions
+from . import ddp
+from .spec import Strategy
+
+
+def wrap(model: nn.Module, options: WorkloadOptions) -> DistributedDataParallel:
+    """Wrap the model in DDP with a static graph."""
+    return ddp.wrap(model, options, static_graph=True)
+
+
+class StaticParts(ddp.DdpParts):
+    """DDP's parts; the first backward pass synchronises."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model)
+        self._is_recorded = False
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Return DDP's ``no_sync``, except the first time.
+
+        torch fails if the pass in which DDP records the graph does not synchronise. Results do not change:
+        gradients that are the average over all ranks stay the same when they are averaged again.
+        """
+        is_recorded, self._is_recorded = self._is_recorded, True
+        return super().no_sync() if is_recorded else nullcontext()
+
+
+SPEC = Strategy(
+    "ddp-static",
+    title="DDP with a static graph",
+    options=("bucket_cap_mb", "comm_dtype", "comm_hook"),
+    wrap=wrap,
+    parts=StaticParts,
+    messages=ddp.messages,
+)

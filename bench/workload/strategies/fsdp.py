@@ -1,0 +1,143 @@
+"""FSDP2 (``fully_shard``): each rank has a part of the weights, gradients and optimizer states.
+
+The weights of a block are all-gathered before its forward and again before its backward pass, and freed after
+each of them. Its gradients are reduce-scattered. As with torch's defaults, the weights outside of the blocks
+(those of the root) are kept from forward to backward, which needs them first.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.optim import Optimizer
+
+from ...matrix.workload import WorkloadOptions
+from ..failures import SetupError
+from ..models.spec import Blocks
+from ..wire import sharded_messages
+from .fsdp2 import ShardedParts
+from .spec import WIRE_TYPES, Strategy, state_of
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+
+def wrap(model: nn.Module, options: WorkloadOptions) -> nn.Module:
+    """Shard the model over all ranks."""
+    return shard(model, options, reshard=True)
+
+
+def shard(
+    model: nn.Module, options: WorkloadOptions, *, reshard: bool, mesh: DeviceMesh | None = None
+) -> nn.Module:
+    """Shard the network of a task, in place, and move it to the device of the options.
+
+    The root is the network, not the task, so that validation gathers its weights, too.
+
+    Args:
+        model: the task with the whole network, the same on all ranks.
+        options: ``fsdp_wrap`` selects what is gathered at once, and ``comm_dtype`` in which type.
+        reshard: whether gathered weights are freed after forward.
+        mesh: the ranks; two dimensions are replicas and shards. Default: all ranks are shards.
+
+    Raises:
+        SetupError: torch or the backend lacks something.
+    """
+    try:
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    except ImportError:
+        what = f"strategy {options.strategy} needs torch 2.6 or newer; this is {torch.__version__}"
+        raise SetupError(what, remedy="use a newer torch, or strategy ddp") from None
+    kind = WIRE_TYPES[options.wire_dtype]
+    _check_wire(model, options, kind)
+    # The loss reads the output of the traffic model, a view, and never changes it in place.
+    warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view", UserWarning)
+    arguments: dict[str, Any] = {
+        "mesh": mesh or init_device_mesh(options.device, (dist.get_world_size(),)),
+        "mp_policy": MixedPrecisionPolicy()
+        if kind == torch.float32
+        else MixedPrecisionPolicy(param_dtype=kind, reduce_dtype=kind),
+    }
+    if options.fsdp_wrap == "block":
+        for blocks in [one for one in model.modules() if isinstance(one, Blocks)]:
+            for block in blocks:
+                fully_shard(block, reshard_after_forward=reshard, **arguments)
+    fully_shard(model.get_submodule("network"), reshard_after_forward=False, **arguments)
+    return model
+
+
+def _check_wire(model: nn.Module, options: WorkloadOptions, kind: torch.dtype) -> None:
+    """Try the collectives with one value per rank: a release, or its backend, can lack them for a type."""
+    name = options.wire_dtype
+    if kind != torch.float32 and any(isinstance(one, _BatchNorm) for one in model.modules()):
+        what = f"model {options.model} has batch normalisation, which needs weights in fp32, not {name}"
+        raise SetupError(what, remedy="use comm_dtype fp32")
+    own = torch.zeros(1, dtype=kind, device=options.device)
+    whole = own.new_zeros(dist.get_world_size())
+    try:
+        dist.all_gather_into_tensor(whole, own)
+        dist.reduce_scatter_tensor(own, whole)
+    except (RuntimeError, ValueError) as error:
+        backend = f"backend {dist.get_backend()} of torch {torch.__version__}"
+        what = f"strategy {options.strategy}: {backend} cannot gather and reduce-scatter {name}: {error}"
+        raise SetupError(what, remedy="use comm_dtype fp32, a newer torch, or strategy ddp") from None
+
+
+class FsdpParts(ShardedParts):
+    """The parts of a step of :func:`shard`'s model."""
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Accumulate whole gradients on each rank, without reduce-scatters; weights are still gathered."""
+        root: Any = self.model.get_submodule("network")
+        root.set_requires_gradient_sync(False)
+        try:
+            yield
+        finally:
+            root.set_requires_gradient_sync(True)
+
+    def validated(self) -> None:
+        """Free the gathered weights that wait for a backward pass."""
+        for module in self.model.modules():
+            reshard: Any = getattr(module, "reshard", None)
+            if reshard is not None:
+                reshard()
+
+
+def whole_state(module: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
+    """Return the state with whole tensors, which rank 0 keeps in the host's memory."""
+    found: dict[str, Any] = _whole(state_of(module, optimizer), keeps=dist.get_rank() == 0)
+    return found
+
+
+def _whole(value: Any, *, keeps: bool) -> Any:
+    if isinstance(value, dict):
+        return {key: _whole(one, keeps=keeps) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_whole(one, keeps=keeps) for one in value]
+    if not hasattr(value, "full_tensor"):
+        return value
+    whole = value.full_tensor()
+    return whole.cpu() if keeps else None
+
+
+SPEC = Strategy(
+    "fsdp",
+    title="FSDP2",
+    options=("comm_dtype", "fsdp_wrap"),
+    sharded=("weights", "gradients", "states"),
+    wrap=wrap,
+    parts=FsdpParts,
+    messages=partial(sharded_messages, gathers=2),
+    state=whole_state,
+    times_parts=False,
+)

@@ -1,0 +1,59 @@
+"""HSDP: FSDP2 within each node; nodes are replicas and all-reduce their gradients."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+
+from ...matrix.workload import WorkloadOptions
+from ...measure.node import host_name
+from ..failures import SetupError
+from ..wire import sharded_messages
+from . import fsdp
+from .spec import Strategy
+
+
+def wrap(model: nn.Module, options: WorkloadOptions) -> nn.Module:
+    """Shard the model over the ranks of each node."""
+    from torch.distributed.device_mesh import DeviceMesh
+
+    hosts: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(hosts, host_name(os.environ))
+    ranks = [[rank for rank, one in enumerate(hosts) if one == host] for host in dict.fromkeys(hosts)]
+    mesh = DeviceMesh(options.device, ranks, mesh_dim_names=("replicate", "shard"))
+    return fsdp.shard(model, options, reshard=True, mesh=mesh)
+
+
+def runs_as(ranks_per_host: Sequence[int]) -> str:
+    """Return ``fsdp`` on one host, and ``ddp`` with one rank per host.
+
+    Raises:
+        SetupError: hosts have different numbers of ranks.
+    """
+    if len({*ranks_per_host}) > 1:
+        found = ", ".join(map(str, ranks_per_host))
+        what = f"strategy {SPEC.name} needs the same number of ranks on every node, not {found}"
+        raise SetupError(what, remedy="use strategy fsdp")
+    if len(ranks_per_host) == 1:
+        return fsdp.SPEC.name
+    return "ddp" if ranks_per_host[0] == 1 else SPEC.name
+
+
+SPEC = Strategy(
+    "hsdp",
+    title="HSDP",
+    options=("comm_dtype", "fsdp_wrap"),
+    sharded=("weights", "gradients", "states"),
+    within_hosts=True,
+    wrap=wrap,
+    parts=fsdp.FsdpParts,
+    messages=partial(sharded_messages, gathers=2, within=True),
+    state=fsdp.whole_state,
+    runs_as=runs_as,
+    times_parts=False,
+)

@@ -1,0 +1,105 @@
+"""Train with several strategies, one after another in the same ranks; rank 0 prints what each one found."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import astuple
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from bench.matrix.strategies import STRATEGIES
+from bench.matrix.workload import WorkloadOptions
+from bench.measure.exchange import Collectives
+from bench.measure.node import host_name
+from bench.workload.data import DataShard, open_feed
+from bench.workload.rank import _validation_batches
+from bench.workload.rendezvous import launch_from
+from bench.workload.training import Trainer, build_task, parameters_of, wrap
+
+STEPS = 4
+#: A small model of each kind that the strategies must shard; the sizes are odd, so that shards differ.
+OPTIONS: dict[str, Any] = {
+    "device": "cpu",
+    "model": "transformer",
+    "parameters": 20_000,
+    "seq_len": 6,
+    "learning_rate": 0.1,
+    "val_steps": 1,
+}
+PLANNED = [name for name, one in STRATEGIES.items() if not one.recognised]
+#: By name, the options that differ.
+SETTINGS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "accumulated": {"grad_accum": 3, "optimizer": "adamw", "learning_rate": 0.001},
+    "recomputed, root": {"activation_checkpointing": True, "fsdp_wrap": "root"},
+    "fp16": {"precision": "fp16", "model": "mlp"},
+    "fp16 wire": {"precision": "fp16", "comm_dtype": "fp16"},
+}
+
+
+def train(options: WorkloadOptions) -> dict[str, Any]:
+    """Return the mean losses, validation sums, sizes, and the sum of each tensor of a checkpoint."""
+    collectives, cpu = Collectives(torch.device("cpu"), "gloo"), torch.device("cpu")
+    feed = open_feed(options, 2, DataShard(collectives.rank, collectives.world_size, cpu))
+    task = build_task(options, feed.shape)
+    trainer = Trainer(wrap(task, options), feed, options)
+    losses = []
+    for _ in range(STEPS):
+        trainer.step()
+        losses.append(collectives.sums([trainer.take_loss()])[0])
+    batches = _validation_batches(trainer, task, collectives)
+    validation = [sum(astuple(task.validate(inputs, targets))) for inputs, targets, _ in batches]
+    trainer.parts.validated()
+    trainer.step()
+    state = trainer.state()
+    tensors = {} if collectives.rank else {**state["model"], **_tensors(state["optimizer"]["state"])}
+    return {
+        "losses": [loss / collectives.world_size for loss in losses],
+        "validation": collectives.sums(validation),
+        "sizes": parameters_of(trainer.model),
+        "own": sum(getattr(one, "to_local", lambda one=one: one)().numel() for one in task.parameters()),
+        "state": {name: float(one.double().abs().sum()) for name, one in tensors.items()},
+    }
+
+
+def _tensors(states: dict[int, dict[str, Any]]) -> dict[str, torch.Tensor]:
+    found = {f"{index}.{key}": one for index, own in states.items() for key, one in own.items()}
+    return {name: one for name, one in found.items() if isinstance(one, torch.Tensor)}
+
+
+def curves(argv: list[str]) -> int:
+    """Train with the named settings, by default all, and write curves.json into the folder of the run."""
+    launch = launch_from(os.environ)
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = dist.TCPStore(address, port, launch.world_size, is_master=launch.rank == 0)
+    dist.init_process_group("gloo", store=store, rank=launch.rank, world_size=launch.world_size)
+    torch.set_num_threads(1)
+    hosts: list[str] = [""] * launch.world_size
+    dist.all_gather_object(hosts, host_name(os.environ))
+    strategies = [
+        name
+        for name in PLANNED
+        if (launch.world_size == 1 or not STRATEGIES[name].one_rank)
+        and (len({*hosts}) > 1 or not STRATEGIES[name].within_hosts)
+    ]
+    _, folder, _, _, *names = argv
+    found = {
+        setting: {
+            strategy: train(WorkloadOptions(**{**OPTIONS, "strategy": strategy, **SETTINGS[setting]}))
+            for strategy in strategies
+        }
+        for setting in names or SETTINGS
+    }
+    if launch.rank == 0:
+        Path(folder, "curves.json").write_text(json.dumps(found))
+    dist.barrier()
+    return 0
+
+
+if __name__ == "__main__":
+    os._exit(curves(sys.argv[1:]))
