@@ -24,7 +24,7 @@ T = TypeVar("T")
 #: Parts of a step: ``transfer`` is the exposed communication beyond waiting for the slowest rank.
 PARTS = ("data", "forward", "backward", "optimizer", "other", "transfer", "wait")
 #: Measurements of the epochs of a run that the page shows on request.
-READINGS = ("mfu", "gpu_util", "energy_joules", "val_loss", "peak_mem_bytes")
+READINGS = ("mfu", "gpu_util", "energy_joules", "val_loss", "peak_mem_bytes", "wire_bytes", "wire_predicted")
 
 
 #: Views of a table: the CSV file for programs, the page, Markdown and LaTeX, and the proposal.
@@ -148,6 +148,12 @@ class Measurements:
     val_loss: Annotated[float, _reading("validation loss at the end", "", "Validation loss", number)]
     peak_mem_bytes: Annotated[
         float, _reading("largest memory of a GPU, or of a process on CPUs", "bytes", "Memory", _bytes)
+    ]
+    wire_bytes: Annotated[
+        float, _reading("bytes per step that all nodes sent", "bytes", "Bytes on the wire", _bytes)
+    ]
+    wire_predicted: Annotated[
+        float, _reading("bytes per step that the strategy needs", "bytes", "Predicted bytes", _bytes)
     ]
 
 

@@ -44,11 +44,12 @@ class Conditions:
         """Read torch's counters, immediately before the first step of a window."""
         self._counters = self._read_counters()
 
-    def stop(self, *, sync_passes: int | None) -> dict[str, Any]:
+    def stop(self, *, steps: int, sync_passes: int | None) -> dict[str, Any]:
         """End the window, read the counters again, and return this rank's part of conditions.json.
 
-        ``start`` and ``end`` are the times of the two readings, which enclose the window. ``sync_passes`` is
-        the number of the rank's backward passes that synchronised gradients, or None if it is unknown.
+        ``start`` and ``end`` are the times of the two readings, which enclose the window. ``steps`` is the
+        number of steps between the two readings. ``sync_passes`` is the number of the rank's backward passes
+        in the window that synchronised gradients, or None if it is unknown.
         """
         counters, ended = self._read_counters(), utc_now()
         clocks = self._read_clocks()
@@ -58,6 +59,7 @@ class Conditions:
         return {
             "start": self._began,
             "end": ended,
+            "steps": steps,
             "node": node,
             "rank": {
                 "threads": torch.get_num_threads(),

@@ -30,6 +30,10 @@ _MOST_INTERFACES = 8
 _DEV_COLUMNS = {0: "rx_bytes", 8: "tx_bytes"}
 #: Largest time for reading InfiniBand counters, each of which can be a request to the device.
 _INFINIBAND_S = 0.004
+#: InfiniBand counts words of four bytes. Counters of 32 bits stop at the largest number.
+_BYTES_PER_WORD, _FULL = 4, 2**32 - 1
+#: Types of interfaces (include/uapi/linux/if_arp.h) that can end at a cable. Tunnels have other types.
+_ETHERNET, _IP_OVER_INFINIBAND = 1, 32
 _SYS = Path("/sys")
 #: Largest time for reading clocks. Some kernels wait 10 ms for each core that has been idle.
 _CLOCKS_S = 0.002
@@ -57,7 +61,14 @@ def throttled_s(groups: list[Path]) -> dict[str, float]:
 
 
 class Network:
-    """Read the counters of one node; ``sys`` and ``proc`` are the mounts of sysfs and procfs."""
+    """Read the counters of one node; ``sys`` and ``proc`` are the mounts of sysfs and procfs.
+
+    The links of a node are the interfaces through which bytes leave the node, each byte through one of them.
+    Bonds, bridges and VLANs use other interfaces (``lower_*`` in sysfs), which count the same bytes. Virtual
+    interfaces, such as a veth pair, are links only if no interface belongs to a device, as in a container.
+    IP over InfiniBand is left out if the InfiniBand port counts. The port of a RoCE device counts RDMA only,
+    so its Ethernet interface counts, too.
+    """
 
     def __init__(self, env: Mapping[str, str], *, proc: Path, sys: Path) -> None:
         self._proc = proc
@@ -67,14 +78,17 @@ class Network:
             for state in sorted((sys / "class/infiniband").glob("*/ports/*/state"))
             if "ACTIVE" in read_text(state)
         ]
+        self._counting = [port for port in self._ports if (port / "counters/port_xmit_data").exists()]
+        self._is_fabric = any("InfiniBand" in read_text(port / "link_layer") for port in self._counting)
+        self._kinds: dict[str, tuple[bool, bool]] = {}
         # gloo and NCCL accept lists and patterns; only a plain name identifies the interface.
         names = (env.get("GLOO_SOCKET_IFNAME"), env.get("NCCL_SOCKET_IFNAME"))
         self._named = [name for name in names if name]
 
     def sample(self) -> dict[str, Any]:
         """Return the counters as they are now."""
-        interfaces = self._interfaces()
-        return {"interfaces": interfaces, "infiniband": self._infiniband()}
+        infiniband, interfaces = self._infiniband(), self._interfaces()
+        return {"interfaces": interfaces, "infiniband": infiniband, "links": self._find_links(interfaces)}
 
     def change(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
         """Return the changes between two samples, for the interface in use.
@@ -87,16 +101,17 @@ class Network:
             for name, counters in after["interfaces"].items()
         }
         name = self._in_use(changes)
-        ports = after["infiniband"]
+        ports = {
+            port: _change(before["infiniband"].get(port, {}), counted)
+            for port, counted in after["infiniband"].items()
+        }
         counters = dict.fromkeys((*_DEV_COLUMNS.values(), "crc_errors")) | (changes[name] if name else {})
         return {
             "interface": name,
             "rate_mbit_s": self._rate(name, list(after["interfaces"])),
             **counters,
-            "infiniband": {
-                port: _change(before["infiniband"].get(port, {}), counted) for port, counted in ports.items()
-            }
-            or None,
+            "infiniband": ports or None,
+            "sent": _sent(before["links"], after["links"], changes, ports),
         }
 
     def _in_use(self, changes: Mapping[str, Mapping[str, Any]]) -> str | None:
@@ -124,6 +139,24 @@ class Network:
                 found[name]["crc_errors"] = _number(self._links / name / "statistics/rx_crc_errors")
         return found
 
+    def _find_links(self, counters: Mapping[str, Mapping[str, int | None]]) -> list[str] | None:
+        """Return the names of the links, or None if they are unknown."""
+        others = [name for name in counters if name != "lo"]
+        if not self._is_own(list(counters)):
+            moved = [name for name in others if counters[name]["tx_bytes"]]
+            return moved if len(moved) == 1 else None
+        for name in others:
+            if name not in self._kinds:
+                self._kinds[name] = self._kind(self._links / name)
+        ends = [name for name in others if self._kinds[name][0]]
+        return [name for name in ends if self._kinds[name][1]] or ends
+
+    def _kind(self, link: Path) -> tuple[bool, bool]:
+        """Return whether an interface can be a link, and whether it belongs to a device."""
+        kinds = (_ETHERNET,) if self._is_fabric else (_ETHERNET, _IP_OVER_INFINIBAND)
+        is_end = _number(link / "type") in kinds and not any(link.glob("lower_*"))
+        return is_end, (link / "device").exists()
+
     def _is_own(self, names: list[str]) -> bool:
         """Return whether /sys shows this network namespace, and is not the mount of another namespace."""
         try:
@@ -140,9 +173,40 @@ class Network:
         found: dict[str, dict[str, int | None]] = {}
         for port in self._ports:
             is_late = time.monotonic() > deadline
-            errors = None if is_late else _number(port / "counters/symbol_error")
-            found[f"{port.parts[-3]}/{port.name}"] = {"symbol_error": errors}
+            counted = {"symbol_error": None if is_late else _number(port / "counters/symbol_error")}
+            if port in self._counting:
+                words = None if is_late else _number(port / "counters/port_xmit_data")
+                counted["tx_bytes"] = None if words in (None, _FULL) else words * _BYTES_PER_WORD
+            found[f"{port.parts[-3]}/{port.name}"] = counted
         return found
+
+
+def _sent(
+    before: list[str] | None,
+    after: list[str] | None,
+    interfaces: Mapping[str, Mapping[str, int | None]],
+    ports: Mapping[str, Mapping[str, int | None]],
+) -> dict[str, Any]:
+    """Return the bytes that the links and the loopback interface sent between two samples.
+
+    ``before`` and ``after`` are the links at both samples. An unknown number is None, with the reason.
+    """
+    because = None
+    counted = {name: interfaces[name]["tx_bytes"] for name in after or ()}
+    counted |= {port: one["tx_bytes"] for port, one in ports.items() if "tx_bytes" in one}
+    if before is None or after is None:
+        because = "/sys does not show which interfaces leave the node"
+    elif set(before) != set(after):
+        because = "an interface appeared or disappeared"
+    elif None in counted.values():
+        because = "a counter was reset, is too short, or was not read in time"
+    known = [size for size in counted.values() if size is not None]
+    return {
+        "links": list(counted),
+        "link_bytes": None if because else sum(known),
+        "loopback_bytes": interfaces.get("lo", {}).get("tx_bytes"),
+        "unknown_because": because,
+    }
 
 
 def _change(before: Mapping[str, int | None], after: Mapping[str, int | None]) -> dict[str, int | None]:

@@ -19,6 +19,7 @@ from ..study.layout import RunFolder
 from ..study.records import MEAN_COLUMNS, EpochRow, RankRow, Record, StepRow, csv_lines, header, part_columns
 from .conditions import Usage, window_conditions
 from .step_parts import DDP_ALWAYS_SAMPLED, StepParts, mean_parts
+from .wire import WireBytes
 
 #: The columns of ranks.csv with the parts of a step, and the attributes of :class:`StepParts`.
 _PART_COLUMNS = part_columns(RankRow)
@@ -198,10 +199,12 @@ def merge_windows(
     validation: Validation | None = None,
     checkpoint_s: float | None = None,
     ideal_step_s: float | None = None,
+    wire: WireBytes | None = None,
 ) -> Epoch:
     """Combine all ranks' windows of one epoch, keeping only steps that every rank took.
 
-    ``ideal_step_s`` is the time of a step if all devices ran at their stated peak FLOP/s.
+    ``ideal_step_s`` is the time of a step if all devices ran at their stated peak FLOP/s. ``wire`` computes
+    the columns with the bytes on the wire.
     """
     count = min(len(window.step_s) for window in windows)
     times = zip(*(window.step_s[:count] for window in windows), strict=True)
@@ -214,6 +217,7 @@ def merge_windows(
     ]
     seconds, samples = max(rank.window_time_sec for rank in ranks), sum(rank.samples for rank in ranks)
     quantiles = torch.tensor([step.step_time_sec for step in steps], dtype=torch.float64).quantile
+    found = [window.conditions for window in windows]
     row = EpochRow(
         epoch=epoch,
         steps=count,
@@ -226,12 +230,12 @@ def merge_windows(
         checkpoint_time_sec=math.nan if checkpoint_s is None else checkpoint_s,
         peak_mem_bytes=max(rank.peak_mem_bytes for rank in ranks),
         mfu=math.nan if ideal_step_s is None else ideal_step_s * count / seconds,
+        **({} if wire is None else wire.columns(found, count)),
         **_split_columns(ranks),
         **_usage_columns(windows, places),
         **_validation_columns(validation),
     )
-    conditions = window_conditions(epoch, [window.conditions for window in windows])
-    return Epoch(row, ranks, steps, conditions)
+    return Epoch(row, ranks, steps, window_conditions(epoch, found))
 
 
 def count_dropped_steps(windows: Sequence[Window]) -> int:

@@ -42,6 +42,7 @@ from ..measure.transport import (
     read_traces,
     users_variables,
 )
+from ..measure.wire import Message, Passes, Placement, WireBytes
 from ..study.files import write_json
 from ..study.layout import RunFolder
 from ..study.run_json import changed_script, read_run, script_sha256
@@ -313,6 +314,7 @@ class RunWriter:
         self._facts: list[RankFacts] = []
         self._places: list[RankPlace] = []
         self._results = Results(folder)
+        self._wire: WireBytes | None = None  # None until the hosts are known
         self._samples_per_step: float | None = None
         self._found: list[Fact] = []
         self._has_sample = False
@@ -364,6 +366,8 @@ class RunWriter:
             self._write_environment()
         if not self._has_sample:
             self._write_sample(is_last)
+        if is_last and self._wire is not None and (unlike := self._wire.fact()):
+            self.add(unlike)
 
     def _write_sample(self, is_last: bool) -> None:
         """Write sampled_step.json when all ranks have posted their sampled step, or at the end with fewer."""
@@ -394,6 +398,8 @@ class RunWriter:
             RankPlace(facts.rank, facts.local_rank, facts.host, one["device"], one["identity"])
             for facts, one in zip(self._facts, contents, strict=True)
         ]
+        place = Placement([facts.host for facts in self._facts], self._backend, os.environ)
+        self._wire = WireBytes(self._messages, place)
         if self._launch.world_size > 1 and self._has_bare_model:
             self._keep(Fact("model-not-wrapped"))
         for fact in core_facts(self._facts):
@@ -401,8 +407,11 @@ class RunWriter:
         self._write_environment()
         return True
 
+    def _messages(self, passes: Passes) -> list[Message] | None:
+        return None if self._strategy is None else self._strategy.messages(self._parts.model, passes)
+
     def _add_epoch(self, windows: Sequence[Window]) -> None:
-        record = merge_windows(self.epochs + 1, windows, self._places)
+        record = merge_windows(self.epochs + 1, windows, self._places, wire=self._wire)
         self._results.add(record)
         row = record.row
         if not all(window.stable for window in windows):
@@ -441,6 +450,7 @@ class RunWriter:
             "gradient_bytes": self._gradient_bytes,
             "script_sha256": self._script_sha256,
             "facts": [fact.as_json() for fact in self._found],
+            "wire_bytes": None if self._wire is None else self._wire.as_json(),
             **self._strategy_facts,
         }
         write_json(self._folder.env, content)

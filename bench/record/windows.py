@@ -410,7 +410,7 @@ class Windows:
             peak_memory_bytes(self._device),
             usage,
             self._stable,
-            conditions=self._conditions.stop(sync_passes=None),
+            conditions=self._conditions.stop(steps=len(step_s) + 1, sync_passes=None),
         )
 
     def _sync_passes(self, steps: int) -> int | None:

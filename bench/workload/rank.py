@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import astuple, replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ from ..measure.results import (
     progress_line,
 )
 from ..measure.transport import NcclLogFile, combine_nccl_logs, diverted_warnings
+from ..measure.wire import Passes, Placement, WireBytes
 from ..units import human_bytes, join_names
 from .data import DataShard, Feed, open_feed
 from .failures import (
@@ -57,6 +59,7 @@ from .probes import Probes
 from .rendezvous import Joined, Launch, join, joined_message, launch_from
 from .session import Request, Session
 from .strategies import strategy_of
+from .strategies.spec import WIRE_TYPES
 from .training import (
     STATES_PER_WEIGHT,
     Task,
@@ -205,11 +208,21 @@ def _build_and_measure(
         known["parameters"], known["gradient_bytes"] = parameters_of(trainer.model)
         session.write_environment(env, **known)
         ideal_s = None if basis is None else basis.ideal_s
-        measure(session, collectives, trainer, devices=devices, ideal_s=ideal_s)
+        wire = _wire_bytes(session, trainer, env)
+        measure(session, collectives, trainer, devices=devices, ideal_s=ideal_s, wire=wire)
+        known["wire_bytes"] = wire.as_json()
         in_use = None if log is None else _transport_in_use(session, collectives, log, env)
         session.write_environment(env, in_use, **known, **trainer.parts.facts())
     finally:
         trainer.feed.close()
+
+
+def _wire_bytes(session: Session, trainer: Trainer, env: Mapping[str, str]) -> WireBytes:
+    options = session.request.options
+    place = Placement([rank.host for rank in session.joined.facts], session.request.backend, env)
+    messages = partial(strategy_of(options.strategy).messages, trainer.model)
+    size = WIRE_TYPES[options.wire_dtype].itemsize
+    return WireBytes(messages, place, Passes(micro_batches=options.grad_accum, element_bytes=size))
 
 
 def _mfu_basis(
@@ -358,10 +371,12 @@ def measure(
     *,
     devices: Sequence[Device],
     ideal_s: float | None,
+    wire: WireBytes,
 ) -> None:
     """Warm up, measure all epochs, then run the probes and the trace; rank 0 writes the tables each epoch.
 
     ``ideal_s`` is the time of a step if all devices ran at their stated peak FLOP/s, or None if unknown.
+    ``wire`` compares the bytes on the wire.
 
     Raises:
         CollectiveError: the loss is NaN or infinite.
@@ -380,7 +395,7 @@ def measure(
     dropped_steps = 0
     for epoch in range(1, options.epochs + 1):
         record, dropped = _epoch(
-            session, epoch, windows, trainer, collectives, places=places, ideal_s=ideal_s
+            session, epoch, windows, trainer, collectives, places=places, ideal_s=ideal_s, wire=wire
         )
         dropped_steps += dropped
         if results is not None and record is not None:
@@ -390,6 +405,8 @@ def measure(
         session.add(windows.untimed)
     if dropped_steps:
         session.add(Fact("clock-was-set", values={"steps": dropped_steps}))
+    if unlike := wire.fact():
+        session.add(unlike)
     comm_s = Probes(session, collectives, trainer).run(_transfer_s(record))
     if results is not None and comm_s is not None:
         results.add_communication(comm_s)
@@ -431,6 +448,7 @@ def _epoch(
     *,
     places: Sequence[RankPlace],
     ideal_s: float | None,
+    wire: WireBytes,
 ) -> tuple[Epoch | None, int]:
     """Measure an epoch; return its record and the number of attribution steps that were left out.
 
@@ -454,6 +472,7 @@ def _epoch(
         validation=validation,
         checkpoint_s=checkpoint_s,
         ideal_step_s=ideal_s,
+        wire=wire,
     )
     return record, count_dropped_steps(rank_windows)
 

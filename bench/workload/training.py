@@ -297,7 +297,8 @@ class Windows:
         if self._conditions is not None:
             # Only the last micro-batch of a step synchronises gradients.
             syncs = steps if self._trainer.parts.sees_communication else 0
-            conditions = self._conditions.stop(sync_passes=syncs if self._sees_communication else None)
+            syncs_seen = syncs if self._sees_communication else None
+            conditions = self._conditions.stop(steps=steps, sync_passes=syncs_seen)
         return Window(
             step_s=step_s,
             samples=[self._samples_per_step] * steps,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,6 +37,29 @@ class Machine:
         self.write(self.proc / "self/mounts", f"proc /proc proc rw 0 0\nx {mounted} {kind} {options} 0 0\n")
         names = "0::" if version == 2 else "3:cpu,cpuacct:"
         self.write(self.proc / "self/cgroup", f"7:memory:/elsewhere\n{names}{own}\n")
+
+    def interface(
+        self, name: str, *, type_: int = 1, device: bool = True, lower: str = "", speed: int = 0
+    ) -> None:
+        folder = self.sys / "class/net" / name
+        self.write(folder / "type", f"{type_}\n")
+        self.write(folder / "speed", f"{speed}\n")
+        for entry in ("device",) * device + (f"lower_{lower}",) * bool(lower):
+            (folder / entry).mkdir()
+
+    def count(self, **sent: int) -> None:
+        """Write the bytes that interfaces have sent."""
+        lines = [f"  {name}: 9 1 0 0 0 0 0 0 {size} 1 0 0 0 0 0 0" for name, size in sent.items()]
+        self.write(self.proc / "net/dev", "\n".join(["Inter-|", " face |", *lines, ""]))
+
+    def sent(self, before: dict[str, int], after: dict[str, int]) -> dict[str, Any]:
+        """Return the entry of what the node sent between two counts."""
+        node = self.node()
+        self.count(**before)
+        sample = node.sample()
+        self.count(**after)
+        found: dict[str, Any] = node.conditions(sample, node.sample())["net"]["sent"]
+        return found
 
     def node(self, **env: str) -> Node:
         return Node({"SLURMD_NODENAME": "n1", **env}, proc=self.proc, sys=self.sys, pid=30)
@@ -97,7 +121,7 @@ def test_what_changes_between_two_samples_is_the_condition(machine):
     machine.write(machine.sys / "class/infiniband/mlx5_1/ports/1/state", "1: DOWN\n")
     for name in ("lo", "ib0"):
         (machine.sys / "class/net" / name).mkdir(parents=True)
-    machine.write(machine.sys / "class/net/eth0/speed", "25000\n")
+    machine.interface("eth0", speed=25000)
 
     def state(n: int) -> None:
         machine.write(machine.cgroups / "job/cpu.stat", f"throttled_usec {n * 1_500_000}\n")
@@ -105,6 +129,7 @@ def test_what_changes_between_two_samples_is_the_condition(machine):
         machine.write(machine.proc / "net/dev", DEV.format(eth0=numbers))
         machine.write(machine.sys / "class/net/eth0/statistics/rx_crc_errors", f"{n}\n")
         machine.write(counters / "counters/symbol_error", f"{n * 3}\n")
+        machine.write(counters / "counters/port_xmit_data", f"{n * 5}\n")
 
     state(1)
     node = machine.node()
@@ -121,7 +146,13 @@ def test_what_changes_between_two_samples_is_the_condition(machine):
             "rx_bytes": 2000,
             "tx_bytes": 1000,
             "crc_errors": 2,
-            "infiniband": {"mlx5_0/1": {"symbol_error": 6}},
+            "infiniband": {"mlx5_0/1": {"symbol_error": 6, "tx_bytes": 40}},
+            "sent": {
+                "links": ["eth0", "mlx5_0/1"],
+                "link_bytes": 1040,
+                "loopback_bytes": 0,
+                "unknown_because": None,
+            },
         },
     }
 
@@ -129,6 +160,8 @@ def test_what_changes_between_two_samples_is_the_condition(machine):
 def test_what_cannot_be_read_is_empty(machine):
     node = machine.node()
     found = node.conditions(node.sample(), node.sample())
+    sent = found["net"].pop("sent")
+    assert (sent["link_bytes"], sent["loopback_bytes"]) == (None, None)
     assert found.pop("net") == dict.fromkeys(
         ("interface", "rate_mbit_s", "rx_bytes", "tx_bytes", "crc_errors", "infiniband")
     )
@@ -167,3 +200,60 @@ def test_a_sample_survives_json(machine):
     machine.write(machine.proc / "net/dev", DEV.format(eth0="9 1 0 0 0 0 0 0 5 1 0 0 0 0 0 0"))
     sample = machine.node().sample()
     assert NodeSample.from_json(json.loads(json.dumps(sample.as_json()))) == sample
+
+
+def test_each_byte_that_leaves_a_node_counts_once(machine):
+    machine.interface("lo", type_=772, device=False)
+    for name, lower in {"bond0": "eth0", "eth0.7": "bond0", "br0": "veth1"}.items():
+        machine.interface(name, device=False, lower=lower)
+    machine.interface("veth1", device=False)
+    machine.interface("tun0", type_=65534, device=False)
+    machine.interface("eth0")
+    machine.interface("eth1")
+    machine.interface("ib0", type_=32)
+    names = ["lo", "bond0", "eth0.7", "br0", "veth1", "tun0", "eth0", "eth1", "ib0"]
+    before, after = dict.fromkeys(names, 5), {name: 5 + 10**place for place, name in enumerate(names)}
+    assert machine.sent(before, after) == {
+        "links": ["eth0", "eth1", "ib0"],
+        "link_bytes": 111_000_000,
+        "loopback_bytes": 1,
+        "unknown_because": None,
+    }
+    port = machine.sys / "class/infiniband/mlx5_0/ports/1"
+    for name, text in {"state": "ACTIVE", "link_layer": "InfiniBand", "counters/port_xmit_data": "7"}.items():
+        machine.write(port / name, text)
+    assert machine.sent(before, after)["links"] == ["eth0", "eth1", "mlx5_0/1"]
+    machine.write(port / "link_layer", "Ethernet")  # RoCE
+    assert machine.sent(before, after)["links"] == ["eth0", "eth1", "ib0", "mlx5_0/1"]
+    machine.write(port / "counters/port_xmit_data", f"{2**32 - 1}")
+    assert machine.sent(before, after)["unknown_because"] == (
+        "a counter was reset, is too short, or was not read in time"
+    )
+
+
+def test_a_container_has_only_virtual_interfaces_and_without_sys_one_is_certain(machine):
+    assert machine.sent({"lo": 1, "eth0": 1, "sit0": 0}, {"lo": 1, "eth0": 9, "sit0": 0})["link_bytes"] == 8
+    found = machine.sent({"lo": 1, "eth0": 1, "eth1": 1}, {"lo": 3, "eth0": 9, "eth1": 9})
+    assert found == {
+        "links": [],
+        "link_bytes": None,
+        "loopback_bytes": 2,
+        "unknown_because": "/sys does not show which interfaces leave the node",
+    }
+    for name in ("lo", "eth0", "eth1"):
+        machine.interface(name, device=False)
+    assert machine.sent({"lo": 1, "eth0": 1, "eth1": 1}, {"lo": 3, "eth0": 9, "eth1": 9})["link_bytes"] == 16
+
+
+def test_the_bytes_are_unknown_if_a_counter_fell_or_an_interface_appeared(machine):
+    for name in ("lo", "eth0"):
+        machine.interface(name)
+    assert machine.sent({"lo": 1, "eth0": 2**32 - 1}, {"lo": 1, "eth0": 7})["link_bytes"] is None
+    machine.interface("eth1")
+    node = machine.node()
+    machine.count(lo=1, eth0=5, eth1=5)
+    sample = node.sample()
+    (machine.sys / "class/net/eth1").rename(machine.sys / "gone")
+    machine.count(lo=1, eth0=9)
+    sent = node.conditions(sample, node.sample())["net"]["sent"]
+    assert (sent["link_bytes"], sent["unknown_because"]) == (None, "an interface appeared or disappeared")

@@ -36,6 +36,14 @@ def conditions_of(done: Finished) -> list[dict[str, Any]]:
     return content["windows"]
 
 
+def predicts_and_counts_bytes(done: Finished) -> None:
+    """Check the wire bytes of two ranks; other programs use the loopback interface, too."""
+    assert done.env["wire_bytes"] == {"counted_empty_because": None, "predicted_empty_because": None}
+    for row in done.table("metrics"):
+        assert float(row["wire_bytes_predicted_per_step"]) == 2 * done.env["gradient_bytes"]
+        assert float(row["wire_bytes_per_step"]) > 2 * done.env["gradient_bytes"]
+
+
 def test_the_built_in_workload_samples_every_window(run_ranks):
     began = now()
     done = run_ranks("--epochs", "2", "--grad-accum", "2").succeeded()
@@ -57,6 +65,7 @@ def test_the_built_in_workload_samples_every_window(run_ranks):
         assert (rank["recompilations"], rank["compile_s"], rank["allocator_retries"]) == (0, 0, None)
         assert rank["collectives"] == 5 * len(done.env["ddp"]["bucket_bytes"])
         assert rank["cpu_wait_s"] >= 0
+    predicts_and_counts_bytes(done)
     ddp = done.env["ddp"]
     assert sum(ddp.pop("bucket_bytes")) == done.env["gradient_bytes"]
     assert ddp == {
@@ -85,6 +94,7 @@ def test_the_recorder_samples_every_window(run_ranks):
         assert all(rank["cpu_wait_s"] >= 0 for rank in window["ranks"])
         assert [rank["sync_passes"] for rank in window["ranks"]] == [5, 5]
     assert sum(done.env["ddp"]["bucket_bytes"]) == done.env["gradient_bytes"]
+    predicts_and_counts_bytes(done)
 
 
 def test_a_thread_that_shares_its_core_waits_for_it():

@@ -181,3 +181,12 @@ def test_communication_without_overlap_takes_the_time_that_its_bytes_take_on_the
     assert content["standalone_s"] == pytest.approx(expected, rel=0.15)
     # It is that of the last window.
     assert content["hidden_fraction"] == pytest.approx(1 - transfers[-1] / content["standalone_s"], abs=0.01)
+
+
+def test_the_counters_of_the_links_show_the_predicted_bytes(shaped):
+    finished, _ = shaped
+    assert finished.env["wire_bytes"] == {"counted_empty_because": None, "predicted_empty_because": None}
+    for row in finished.table("metrics"):
+        predicted = number(row, "wire_bytes_predicted_per_step")
+        assert predicted == 2 * finished.env["gradient_bytes"]  # both nodes send 2(N − 1)/N = 1
+        assert number(row, "wire_bytes_per_step") == pytest.approx(predicted, rel=0.05)

@@ -24,12 +24,15 @@ from ...facts import Fact
 from ...matrix.workload import WorkloadOptions
 from ...measure.step_parts import BackwardReading, StepTimer
 from ...measure.torch_internals import ddp_texts, ddp_times, set_ddp_sample_rate, unused_parameter_bytes
+from ...measure.wire import Message, Passes
 from ..failures import SetupError
 from .spec import Parts, Strategy
 
 #: An interval between samples so large that DDP's logger samples no iteration after the tenth.
 _NEVER = 2**31 - 1
 _SECONDS_PER_TICK = 1e-9
+#: torch's hooks, with the share of the bytes of float32 gradients that they send.
+_HOOKS = {"": 1.0, "allreduce_hook": 1.0, "fp16_compress_hook": 0.5, "bf16_compress_hook": 0.5}
 
 
 def wrap(
@@ -132,9 +135,7 @@ class DdpParts(Parts):
 
     def bucket_bytes(self) -> list[int]:
         """Return the sizes of DDP's buckets in bytes, in their order, after DDP has rebuilt them."""
-        logged = ddp_texts(self.model)
-        sizes = logged.get("rebuilt_bucket_sizes") or logged.get("bucket_sizes") or ""
-        return [int(size) for size in sizes.replace(",", " ").split()]
+        return _bucket_bytes(ddp_texts(self.model))
 
     def hook_buckets(self, state: Any, hook: Callable[..., Any]) -> None:
         """Register ``hook`` as DDP's communication hook."""
@@ -158,6 +159,22 @@ class DdpParts(Parts):
         return {SPEC.name: own}
 
 
+def _bucket_bytes(logged: Mapping[str, str]) -> list[int]:
+    sizes = logged.get("rebuilt_bucket_sizes") or logged.get("bucket_sizes") or ""
+    return [int(size) for size in sizes.replace(",", " ").split()]
+
+
+def messages(model: nn.Module, passes: Passes) -> list[Message] | None:
+    """Return the all-reduce of the buckets, or None with a hook whose messages are unknown."""
+    assert isinstance(model, DistributedDataParallel)
+    logged = ddp_texts(model)
+    share = _HOOKS.get(logged.get("comm_hook", ""))
+    size = sum(_bucket_bytes(logged))
+    if not size or share is None or (share < 1 and logged.get("dtypes") != "float"):
+        return None
+    return [Message("all_reduce", size * share * passes.syncs)]
+
+
 def _has_zero_span(values: Mapping[str, int]) -> bool:
     """Return whether communication began and ended in the last backward pass, if its measured time is 0.
 
@@ -176,5 +193,6 @@ SPEC = Strategy(
     options=("bucket_cap_mb", "comm_dtype", "comm_hook"),
     wrap=wrap,
     parts=DdpParts,
+    messages=messages,
     find=find,
 )

@@ -40,4 +40,5 @@ SPEC = Strategy(
     options=("bucket_cap_mb", "comm_dtype", "comm_hook"),
     wrap=wrap,
     parts=StaticParts,
+    messages=ddp.messages,
 )

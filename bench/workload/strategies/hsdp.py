@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch.distributed as dist
@@ -12,6 +13,7 @@ from torch import nn
 from ...matrix.workload import WorkloadOptions
 from ...measure.node import host_name
 from ..failures import SetupError
+from ..wire import sharded_messages
 from . import ddp, fsdp
 from .spec import Strategy
 
@@ -50,6 +52,7 @@ SPEC = Strategy(
     within_hosts=True,
     wrap=wrap,
     parts=fsdp.FsdpParts,
+    messages=partial(sharded_messages, gathers=2, within=True),
     state=fsdp.whole_state,
     runs_as=runs_as,
 )

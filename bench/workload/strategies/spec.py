@@ -20,6 +20,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 from ...facts import Fact
 from ...matrix.workload import WorkloadOptions
 from ...measure.step_parts import BackwardReading, StepTimer
+from ...measure.wire import Message, Passes
 
 #: The types of gradients between ranks, by the name in a matrix.
 WIRE_TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -116,6 +117,7 @@ class Strategy:
         wrap: returns the wrapped model, or raises a SetupError.
         parts: measures the parts of a step of the wrapped model.
         optimizer: returns the optimizer of the wrapped model.
+        messages: returns the messages of a step of the wrapped model, or None if they are unknown.
         state: returns the whole state of the unwrapped model and of its optimizer. Only rank 0 uses it, but
             every rank must call this function.
         options: the workload options that this strategy uses and not every strategy does.
@@ -135,6 +137,7 @@ class Strategy:
     wrap: Callable[[nn.Module, WorkloadOptions], nn.Module] = lambda model, options: model
     parts: type[Parts] = Parts
     optimizer: Callable[[nn.Module, WorkloadOptions], Optimizer] = build_optimizer
+    messages: Callable[[nn.Module, Passes], list[Message] | None] = lambda model, passes: None
     state: Callable[[nn.Module, Optimizer], dict[str, Any]] = state_of
     options: tuple[str, ...] = ()
     sharded: tuple[str, ...] = ()

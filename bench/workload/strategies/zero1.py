@@ -12,6 +12,7 @@ from ...facts import Fact
 from ...matrix.workload import WorkloadOptions
 from ...measure.step_parts import StepTimer
 from ...measure.torch_internals import observe_parameter_sync
+from ...measure.wire import Message, Passes
 from . import ddp
 from .spec import Strategy, optimizer_kind, state_of
 
@@ -58,6 +59,13 @@ def whole_state(module: nn.Module, optimizer: Any) -> dict[str, Any]:
     return state_of(module, optimizer) if optimizer.rank == 0 else {}
 
 
+def messages(model: nn.Module, passes: Passes) -> list[Message] | None:
+    """Return DDP's messages, and the broadcast of the weights, of which each rank sends its part."""
+    weight_bytes = sum(one.numel() * one.element_size() for one in model.parameters())
+    found = ddp.messages(model, passes)
+    return found and [*found, Message("broadcast", weight_bytes)]
+
+
 SPEC = Strategy(
     "zero1",
     title="DDP with ZeRO-1",
@@ -66,5 +74,6 @@ SPEC = Strategy(
     wrap=ddp.wrap,
     parts=Zero1Parts,
     optimizer=build_optimizer,
+    messages=messages,
     state=whole_state,
 )

@@ -1,0 +1,206 @@
+"""The bytes that all nodes send in a step: predicted from the strategy's messages, and counted by the kernel.
+
+A collective of S bytes over a ring of N ranks makes each rank send (N − 1)/N · S bytes, and an all-reduce
+twice as many. Sources: nccl-tests, doc/PERFORMANCE.md; gloo/allreduce.cc and allgather.cc. gloo's
+reduce-scatter is an all-reduce of which each rank keeps a slice (torch's ProcessGroupGloo.cpp). Headers and
+acknowledgements are not predicted.
+
+Between nodes, the bytes of their links count (:class:`bench.measure.node.Network`). gloo's ring follows the
+order of the ranks, so as many of its N links leave a node as neighbours are on different nodes. With one rank
+per node, a tree sends as many bytes in all as a ring. Within a node, gloo uses the loopback interface. NCCL
+uses memory there, and no interface counts these bytes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any, Literal, NamedTuple
+
+from ..facts import Fact
+
+Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "broadcast"]
+#: Bytes that each rank of a ring sends, in units of (N − 1)/N times the size of the message.
+_SHARES: dict[Collective, int] = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "broadcast": 1}
+#: Ratios of counted to predicted bytes between which the count is plausible.
+LOWEST, HIGHEST = 0.7, 1.3
+#: If a node sends fewer bytes per step, headers and other traffic of the job count too much for a finding.
+LEAST_BYTES = 4e6
+
+
+class Message(NamedTuple):
+    """The messages of one collective in a step, with the sum of their sizes: all ranks' shards together.
+
+    ``ranks`` take part: all of them, those within each node, or the ranks with the same local rank on all
+    nodes (``across``), each with its share of ``bytes``.
+    """
+
+    collective: Collective
+    bytes: float
+    ranks: Literal["all", "within", "across"] = "all"
+
+
+class Passes(NamedTuple):
+    """Numbers per optimizer step: backward passes that synchronise gradients, and micro-batches.
+
+    ``element_bytes`` is the size of a weight and of a gradient in the messages of a sharded model.
+    """
+
+    syncs: float = 1
+    micro_batches: int = 1
+    element_bytes: int = 4
+
+
+class UnknownError(Exception):
+    """A number of bytes is unknown; the text is the reason."""
+
+
+@dataclass(frozen=True)
+class Placement:
+    """The host of each rank, the backend, and the variables that choose NCCL's algorithms."""
+
+    hosts: Sequence[str]
+    backend: str
+    env: Mapping[str, str]
+
+    @property
+    def nodes(self) -> int:
+        """The number of nodes."""
+        return len(set(self.hosts))
+
+    @property
+    def counter(self) -> str:
+        """The name of the count in conditions.json that contains the bytes between the ranks.
+
+        Raises:
+            UnknownError: no interface counts these bytes.
+        """
+        if len(self.hosts) == 1:
+            raise UnknownError("a single rank does not communicate")
+        if self.nodes > 1:
+            return "link_bytes"
+        if self.backend == "nccl":
+            raise UnknownError("NCCL uses memory within a node, which no interface counts")
+        return "loopback_bytes"
+
+    def sent_bytes(self, messages: Sequence[Message]) -> float:
+        """Return the bytes that all nodes send for ``messages``, on one node those of its loopback interface.
+
+        Raises:
+            UnknownError: the way of the bytes is unknown.
+        """
+        if self.backend not in ("gloo", "nccl"):
+            raise UnknownError(f"the algorithms of backend {self.backend} are unknown")
+        return sum(map(self._sent, messages))
+
+    def _sent(self, message: Message) -> float:
+        ranks, nodes = len(self.hosts), self.nodes
+        reduces_all = message.collective == "reduce_scatter" and self.backend == "gloo"
+        size = message.bytes * _SHARES["all_reduce" if reduces_all else message.collective]
+        if message.ranks == "across":
+            return (nodes - 1) * size
+        if message.ranks == "within" and nodes > 1:
+            return 0.0
+        return (ranks - 1) / ranks * size * self._leaving(message.collective)
+
+    def _leaving(self, collective: Collective) -> int:
+        """Return how many of the ring's links leave a node, or on one node use its loopback interface."""
+        ranks, nodes = len(self.hosts), self.nodes
+        algorithm = self.env.get("NCCL_ALGO", "").lower()
+        if self.backend == "nccl":
+            if algorithm not in ("", "ring", "tree") or self.env.get("NCCL_COLLNET_ENABLE") == "1":
+                raise UnknownError("NCCL may use other algorithms than rings and trees")
+            if nodes < ranks and algorithm != "ring":
+                raise UnknownError("with several ranks per node, NCCL's rings and trees send different bytes")
+        if nodes in (1, ranks):
+            return ranks
+        if collective == "broadcast":
+            raise UnknownError("with several ranks per node, the order of a broadcast is unknown")
+        if self.backend == "nccl":
+            return nodes
+        following = [*self.hosts[1:], self.hosts[0]]
+        return sum(own != other for own, other in zip(self.hosts, following, strict=True))
+
+
+class WireBytes:
+    """The wire bytes of a run, as columns of metrics.csv, and what they reveal.
+
+    Args:
+        messages: returns the messages of a step, or None if they are unknown.
+        place: the ranks and their backend.
+        passes: the passes of a step; None if the number of synchronised passes was measured.
+    """
+
+    def __init__(
+        self,
+        messages: Callable[[Passes], list[Message] | None],
+        place: Placement,
+        passes: Passes | None = None,
+    ) -> None:
+        self._messages = messages
+        self._place = place
+        self._passes = passes
+        self._ratios: list[float] = []
+        self._unknown: dict[str, str | None] = {}
+
+    def columns(self, parts: Sequence[Any], steps: int) -> dict[str, float]:
+        """Return the columns of a throughput window of ``steps`` steps.
+
+        ``parts`` contains each rank's result of :meth:`bench.measure.conditions.Conditions.stop`, or None.
+        """
+        counted = self._known("counted", lambda: self._count(parts))
+        predicted = self._known("predicted", lambda: self._predict(parts, steps))
+        ratio = counted / predicted if predicted else math.nan
+        if predicted >= LEAST_BYTES * self._place.nodes and math.isfinite(ratio):
+            self._ratios.append(ratio)
+        if ratio < LOWEST:
+            counted, self._unknown["counted"] = math.nan, "the counters do not see the predicted bytes"
+        return {"wire_bytes_per_step": counted, "wire_bytes_predicted_per_step": predicted}
+
+    def fact(self) -> Fact | None:
+        """Return a fact if the bytes that were counted differ much from those that were predicted."""
+        ratio = round(median(self._ratios), 2) if self._ratios else 1.0
+        if ratio < LOWEST:
+            return Fact("wire-bytes-unseen", ("wire_bytes_per_step",), {"share": ratio}, "info")
+        return Fact("wire-bytes-high", (), {"ratio": ratio}) if ratio > HIGHEST else None
+
+    def as_json(self) -> dict[str, str | None]:
+        """Return ``wire_bytes`` of env.json: the reasons why the columns are empty in the last window."""
+        return {f"{name}_empty_because": reason for name, reason in self._unknown.items()}
+
+    def _known(self, name: str, compute: Callable[[], float]) -> float:
+        try:
+            self._place.counter  # noqa: B018 (bytes that no interface counts are not predicted either)
+            found, self._unknown[name] = compute(), None
+        except UnknownError as error:
+            found, self._unknown[name] = math.nan, str(error)
+        return found
+
+    def _count(self, parts: Sequence[Any]) -> float:
+        """Return the bytes that all nodes sent per step."""
+        sampled = [part for part in parts if part is not None and part["node"] is not None]
+        if len({part["node"]["node"] for part in sampled}) < self._place.nodes:
+            raise UnknownError("not every node was sampled")
+        total = 0.0
+        for part in sampled:
+            sent = part["node"]["net"]["sent"]
+            size = sent[self._place.counter]
+            if size is None:
+                raise UnknownError(sent["unknown_because"] or "the loopback interface is not counted")
+            total += size / part["steps"]
+        return total
+
+    def _predict(self, parts: Sequence[Any], steps: int) -> float:
+        """Return the bytes that all nodes need to send per step."""
+        passes, first = self._passes, parts[0]
+        if passes is None:
+            syncs = None if first is None else first["rank"]["sync_passes"]
+            if syncs is None:
+                raise UnknownError("the number of backward passes that synchronise gradients is unknown")
+            passes = Passes(syncs / steps)
+        messages = self._messages(passes)
+        if messages is None:
+            raise UnknownError("the messages of the strategy are unknown")
+        return self._place.sent_bytes(messages)

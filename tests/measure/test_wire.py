@@ -1,0 +1,124 @@
+"""Wire bytes: the prediction for a placement of ranks, and its comparison with the counters."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from bench.measure.wire import Message, Passes, Placement, UnknownError, WireBytes
+from tests.common import raised
+
+REDUCE, GATHER = Message("all_reduce", 12e6), Message("all_gather", 12e6)
+SCATTER, CAST = Message("reduce_scatter", 12e6), Message("broadcast", 12e6)
+ACROSS, WITHIN = Message("all_reduce", 12e6, "across"), Message("all_gather", 12e6, "within")
+
+
+@pytest.mark.parametrize(
+    ("hosts", "backend", "message", "expected"),
+    [
+        ("a b", "gloo", REDUCE, 2 * 12e6),
+        ("a b c", "nccl", REDUCE, 4 * 12e6),
+        ("a b c", "gloo", GATHER, 2 * 12e6),
+        ("a b c", "nccl", SCATTER, 2 * 12e6),
+        ("a b c", "gloo", SCATTER, 4 * 12e6),
+        ("a b c", "gloo", CAST, 2 * 12e6),
+        ("a a a", "gloo", REDUCE, 4 * 12e6),  # over the loopback interface
+        ("a a b b", "gloo", REDUCE, 2 * 3 * 12e6 * 2 / 4),  # two of four links leave a node
+        ("a b a b", "gloo", REDUCE, 2 * 3 * 12e6),
+        ("a a b b", "gloo", ACROSS, 2 * 12e6),
+        ("a a b b c c", "nccl", ACROSS, 4 * 12e6),
+        ("a a b b", "nccl", WITHIN, 0),
+        ("a a", "gloo", WITHIN, 12e6),
+        ("a a", "gloo", ACROSS, 0),
+    ],
+)
+def test_bytes_that_all_nodes_send_for_a_message(hosts, backend, message, expected):
+    assert Placement(hosts.split(), backend, {}).sent_bytes([message]) == expected
+
+
+@pytest.mark.parametrize(
+    ("hosts", "backend", "algorithm", "message", "reason"),
+    [
+        ("a", "gloo", "", REDUCE, "a single rank does not communicate"),
+        ("a a", "nccl", "", REDUCE, "NCCL uses memory within a node, which no interface counts"),
+        ("a b", "mpi", "", REDUCE, "the algorithms of backend mpi are unknown"),
+        ("a b", "nccl", "NVLSTree", REDUCE, "NCCL may use other algorithms than rings and trees"),
+        (
+            *("a a b b", "nccl", "", REDUCE),
+            "with several ranks per node, NCCL's rings and trees send different bytes",
+        ),
+        ("a a b b", "gloo", "", CAST, "with several ranks per node, the order of a broadcast is unknown"),
+        ("a b", "gloo", "", None, "the messages of the strategy are unknown"),
+    ],
+)
+def test_without_a_certain_way_of_the_bytes_there_is_a_reason(hosts, backend, algorithm, message, reason):
+    place = Placement(hosts.split(), backend, {"NCCL_ALGO": algorithm})
+    wire = WireBytes(lambda _: message and [message], place, Passes())
+    assert math.isnan(wire.columns([None], 1)["wire_bytes_predicted_per_step"])
+    assert wire.as_json()["predicted_empty_because"] == reason
+
+
+def test_a_chosen_ring_of_nccl_leaves_each_node_once():
+    place = Placement(["a", "b", "a", "b"], "nccl", {"NCCL_ALGO": "Ring"})
+    assert place.sent_bytes([REDUCE]) == 2 * 3 * 12e6 * 2 / 4
+    assert "rings and trees" in raised(
+        UnknownError, Placement(["a", "b"], "nccl", {"NCCL_ALGO": "^Ring"}).sent_bytes, [REDUCE]
+    )
+
+
+def parts(*link_bytes: float | None, steps: int = 5, sync_passes: int | None = None) -> list[Any]:
+    """Return what the ranks of nodes a, b, ... sampled."""
+    return [
+        {
+            "steps": steps,
+            "node": {
+                "node": name,
+                "net": {"sent": {"link_bytes": size, "unknown_because": size is None and "why"}},
+            },
+            "rank": {"sync_passes": sync_passes},
+        }
+        for name, size in zip("abcd", link_bytes, strict=False)
+    ]
+
+
+def on_two_nodes(size: float = 12e6) -> WireBytes:
+    return WireBytes(
+        lambda passes: [Message("all_reduce", size * passes.syncs)], Placement(["a", "b"], "gloo", {})
+    )
+
+
+@pytest.mark.parametrize(
+    ("factor", "size", "kind"),
+    [
+        (1.0, 12e6, None),
+        (1.29, 12e6, None),
+        (1.5, 12e6, "wire-bytes-high"),
+        (1.5, 3e6, None),
+        (0.6, 12e6, "wire-bytes-unseen"),
+    ],
+)
+def test_bytes_far_from_the_prediction_are_a_fact_above_four_megabytes(factor, size, kind):
+    wire = on_two_nodes(size)
+    # The counters enclose five steps, one more than the window.
+    found = wire.columns(parts(5 * factor * size, 5 * factor * size, sync_passes=4), 4)
+    counted = math.nan if factor < 0.7 else 2 * factor * size
+    assert list(found.values()) == pytest.approx([counted, 2 * size], nan_ok=True)
+    fact = wire.fact()
+    assert (fact and fact.kind) == kind
+    assert (wire.as_json()["counted_empty_because"] is None) == (factor >= 0.7)
+
+
+@pytest.mark.parametrize(
+    ("sampled", "reason"),
+    [(parts(1e6), "not every node was sampled"), (parts(1e6, None), "why")],
+)
+def test_a_count_that_is_missing_on_a_node_is_empty_with_the_reason(sampled, reason):
+    wire = on_two_nodes()
+    found = wire.columns(sampled, 5)
+    assert all(map(math.isnan, found.values()))
+    assert wire.as_json() == {
+        "counted_empty_because": reason,
+        "predicted_empty_because": "the number of backward passes that synchronise gradients is unknown",
+    }
