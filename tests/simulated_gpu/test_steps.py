@@ -141,7 +141,8 @@ def test_a_strategy_whose_parts_cannot_be_timed_has_none(monkeypatch):
 def test_the_probe_steps_find_the_time_of_each_bucket():
     def program(rank: Rank) -> StepReadings:
         trainer = trainer_of(rank, MODEL)
-        return time_buckets(trainer, 6, collectives=Collectives(rank), clock=CudaClock(DEVICE))
+        clock = CudaClock(DEVICE)
+        return time_buckets(trainer, 6, collectives=Collectives(rank), clock=clock, dtype=torch.float32)
 
     found = World(4, link=EXPOSED, costs=FAST).run(program)
     assert found[0].comm_time_s == pytest.approx([4 * 6e-3] * 4, rel=0.02)

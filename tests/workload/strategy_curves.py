@@ -42,7 +42,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "optimizer": "adamw",
         "learning_rate": 1e-3,
     },
-    "fp16": {"precision": "fp16", "model": "mlp"},
     "fp16 wire": {"precision": "fp16", "comm_dtype": "fp16"},
 }
 

@@ -55,7 +55,10 @@ class ModelSpec:
 
 
 class Blocks(nn.Sequential):
-    """A sequence of blocks; with ``recompute``, activations are recomputed in backward instead of stored."""
+    """A sequence of blocks; with ``recompute``, activations are recomputed in backward instead of stored.
+
+    FSDP gathers the weights of one block at a time.
+    """
 
     def __init__(self, blocks: Iterable[nn.Module], *, recompute: bool) -> None:
         super().__init__(*blocks)

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
 from ...matrix.workload import WorkloadOptions
@@ -29,6 +28,8 @@ from .spec import WIRE_TYPES, Strategy, state_of
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
+
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 def wrap(model: nn.Module, options: WorkloadOptions) -> nn.Module:
@@ -59,7 +60,7 @@ def shard(
         what = f"strategy {options.strategy} needs torch 2.6 or newer; this is {torch.__version__}"
         raise SetupError(what, remedy="use a newer torch, or strategy ddp") from None
     kind = WIRE_TYPES[options.wire_dtype]
-    if kind != torch.float32 and any(isinstance(one, _BatchNorm) for one in model.modules()):
+    if kind != torch.float32 and any(isinstance(one, _BATCH_NORMS) for one in model.modules()):
         what = f"model {options.model} has batch normalisation, which needs weights in fp32"
         raise SetupError(f"{what}, not {options.wire_dtype}", remedy="use comm_dtype fp32")
     # The loss reads the output of the traffic model, a view, and never changes it in place.
