@@ -199,6 +199,10 @@ _OF_CLASS = object()
 class ShardingObserver(Protocol):
     """The owner of the calls of FSDP2 that communicate or wait; it makes each ``call`` itself."""
 
+    @property
+    def is_on_host(self) -> bool:
+        """True if collectives are complete when they return, so that nothing waits for them later."""
+
     def gathers(self, group: object, call: Callable[[], Any]) -> Any:
         """Gather the parameters of a group."""
 
@@ -280,6 +284,8 @@ def _observations(state: Any, observer: ShardingObserver) -> Iterator[tuple[Any,
         hook = group._all_reduce_hook
         if hook is not None or group._is_hsdp:
             yield group, "_all_reduce_hook", _observed_hook(hook, observer.all_reduced)
+        if observer.is_on_host:
+            continue
         waits = partial(observer.waits_for_gather, group)
         yield group, "wait_for_unshard", _observed(group.wait_for_unshard, waits)
         yield group, "post_backward", _observed(group.post_backward, observer.post_backward)
@@ -300,19 +306,23 @@ def _observed_hook(hook: Callable[[Tensor], None] | None, ended: Callable[[], No
 
 
 def _observed_comm(
-    comm: Any, make: Callable[[Callable[[], Any]], Any], allocates: Callable[[], None] = lambda: None
+    comm: Any, make: Callable[[Callable[[], Any]], Any], allocates: Callable[[], None] | None = None
 ) -> Any:
     """Return a collective of FSDP2 of the same class, whose calls ``make`` makes."""
     kind = type(comm)
 
     def call(self: Any, *values: Any, **named: Any) -> Any:
-        return make(lambda: kind.__call__(self, *values, **named))
+        return make(partial(kind.__call__, self, *values, **named))
 
-    def allocate(self: Any, *values: Any, **named: Any) -> Any:
-        allocates()
-        return kind.allocate(self, *values, **named)
+    methods: dict[str, Any] = {"__call__": call}
+    if allocates is not None:
 
-    observed: Any = object.__new__(type(kind.__name__, (kind,), {"__call__": call, "allocate": allocate}))
+        def allocate(self: Any, *values: Any, **named: Any) -> Any:
+            allocates()
+            return kind.allocate(self, *values, **named)
+
+        methods["allocate"] = allocate
+    observed: Any = object.__new__(type(kind.__name__, (kind,), methods))
     observed.__dict__ = vars(comm)
     return observed
 

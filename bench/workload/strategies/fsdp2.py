@@ -62,13 +62,17 @@ class ShardedParts(Parts):
 
     # -- called by what observes the groups --------------------------------------------------
 
+    @property
+    def is_on_host(self) -> bool:
+        """True if collectives are complete when they return."""
+        return self._clock.is_host
+
     def gathers(self, group: object, call: Callable[[], Any]) -> Any:
         """Make the call of an all-gather; the stream of the computation waits for it later."""
         work, end = self._communicate(call)
         if work is not None:  # the user asked for an asynchronous one
             return _TimedWork(work, self._timer)
-        if not self._clock.is_host:
-            self._gathered[group] = end
+        self._gathered[group] = end
         return None
 
     def scatters(self, call: Callable[[], Any]) -> Any:
@@ -98,13 +102,11 @@ class ShardedParts(Parts):
 
     def post_backward(self, call: Callable[[], Any]) -> Any:
         """Let a group wait for an earlier reduce-scatter, and reduce its gradients."""
-        self._post_backward_began = None if self._clock.is_host else self._clock.stamp()
+        self._post_backward_began = self._clock.stamp()
         return call()
 
     def finalizes(self, call: Callable[[], Any]) -> Any:
         """Let a group wait for the last reductions."""
-        if self._clock.is_host:
-            return call()
         began = self._clock.stamp()
         result = call()
         if self._reduced is not None:
