@@ -113,19 +113,10 @@ def run(request: Request) -> None:
 
 
 def _on_these_hosts(request: Request, joined: Joined) -> tuple[Request, list[Fact]]:
-    """Return the request with the strategy that takes the place of the requested one, and a fact about it.
-
-    Raises:
-        CollectiveError: the strategy does not support these numbers of ranks per host.
-    """
+    """Return the request with the strategy that takes the place of the requested one, and a fact about it."""
     strategy = strategy_of(request.options.strategy)
-    if strategy.runs_as is None:
-        return request, []
-    try:
-        name = strategy.runs_as([len(host.ranks) for host in joined.hosts])
-    except SetupError as error:
-        raise CollectiveError(str(error)) from None
-    if name == strategy.name:
+    name = strategy.runs_as([len(host.ranks) for host in joined.hosts])
+    if not name:
         return request, []
     values = {"strategy": strategy.name, "used": name, "hosts": len(joined.hosts)}
     options = request.options.model_copy(update={"strategy": name})

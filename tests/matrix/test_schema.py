@@ -95,6 +95,24 @@ CASES = {
         changed("nodes: [1, 2]", "nodes: [1]").replace("device: cpu", "device: cpu, strategy: none"),
         "m.yaml:6: strategy none does not exchange gradients, so it needs one rank, not 2; exclude {nodes: 1, tasks_per_node: 2}, or use ddp",
     ),
+    "two types of what ranks send": (
+        changed("device: cpu", "device: cpu, comm_hook: fp16, comm_dtype: bf16"),
+        "m.yaml:6: comm_hook fp16 sends gradients as fp16, but comm_dtype is bf16; set only one of them; every strategy understands comm_dtype",
+    ),
+    "torch's bf16 hook without nccl": (
+        changed("tasks_per_node: [2]", "tasks_per_node: [2]\n  comm_hook: [none, bf16]"),
+        "m.yaml:6: strategy ddp sends bf16 with torch's bf16 hook, which needs nccl, not gloo; use fp16 or fp32",
+    ),
+    "weights that FSDP gathers in a type that it does not compute in": (
+        changed("device: cpu", "device: cpu, strategy: fsdp, comm_dtype: bf16, comm_hook: fp16"),
+        "m.yaml:6: strategy fsdp gathers weights as bf16 and computes with them in fp32; use comm_dtype fp32, or precision bf16",
+    ),
+    "replicas of different sizes": (
+        changed("tasks_per_node: [2]", "tasks_per_node: [[1, 2]]\n  launcher: [torchrun]")
+        .replace("[1, 2]\n", "[2]\n", 1)
+        .replace("device: cpu", "device: cpu, strategy: hsdp"),
+        "m.yaml:7: strategy hsdp needs the same number of ranks on every node, not [1, 2]; use strategy fsdp",
+    ),
     "tf32 on cpu": (
         changed("tasks_per_node: [2]", "tasks_per_node: [2]\n  precision: [fp32, tf32]"),
         "m.yaml:6: precision tf32 is a mode of NVIDIA's GPUs, but workload.device is cpu; use fp32, or device: cuda",

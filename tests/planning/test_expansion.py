@@ -261,13 +261,17 @@ def test_settings_without_effect_give_warnings(tmp_path):
     path.write_text(
         "study: s\ncluster: {executor: local, partition: gpu}\n"
         "workload:\n  device: cpu\n  model: mlp\n  seq_len: 64\n  memory_format: channels_last\n"
+        "  strategy: fsdp-keep\n  bucket_cap_mb: 4\n  fsdp_wrap: root\n"
         "scaling: [{mode: weak, per_gpu_batch: [8]}]\n"
     )
-    ignored = [w for w in make_plan(path).warnings if "ignored" in w]
-    assert ignored == [
+    warnings = make_plan(path).warnings
+    root = "with fsdp_wrap root, FSDP gathers all weights before it computes, so communication cannot overlap"
+    assert f"{path}:10: {root} computation (pytorch#176318); use block" in warnings
+    assert [w for w in warnings if "ignored" in w] == [
         f"{path}:2: cluster.partition is ignored by executor local",
         f"{path}:6: seq_len is ignored: only model transformer uses it",
         f"{path}:7: memory_format is ignored: only models convnet and resnet50 use it",
+        f"{path}:9: bucket_cap_mb is ignored: only strategies ddp, ddp-static and zero1 use it",
     ]
 
 

@@ -7,8 +7,9 @@ each of them. Its gradients are reduce-scattered. As with torch's defaults, the 
 
 from __future__ import annotations
 
+import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -58,7 +59,9 @@ def shard(
         what = f"strategy {options.strategy} needs torch 2.6 or newer; this is {torch.__version__}"
         raise SetupError(what, remedy="use a newer torch, or strategy ddp") from None
     kind = WIRE_TYPES[options.wire_dtype]
-    _check_wire(model, options, kind)
+    if kind != torch.float32 and any(isinstance(one, _BatchNorm) for one in model.modules()):
+        what = f"model {options.model} has batch normalisation, which needs weights in fp32"
+        raise SetupError(f"{what}, not {options.wire_dtype}", remedy="use comm_dtype fp32")
     # The loss reads the output of the traffic model, a view, and never changes it in place.
     warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view", UserWarning)
     arguments: dict[str, Any] = {
@@ -67,6 +70,7 @@ def shard(
         if kind == torch.float32
         else MixedPrecisionPolicy(param_dtype=kind, reduce_dtype=kind),
     }
+    _check_average(options, partial(fully_shard, **arguments))
     if options.fsdp_wrap == "block":
         for blocks in [one for one in model.modules() if isinstance(one, Blocks)]:
             for block in blocks:
@@ -75,21 +79,27 @@ def shard(
     return model
 
 
-def _check_wire(model: nn.Module, options: WorkloadOptions, kind: torch.dtype) -> None:
-    """Try the collectives with one value per rank: a release, or its backend, can lack them for a type."""
-    name = options.wire_dtype
-    if kind != torch.float32 and any(isinstance(one, _BatchNorm) for one in model.modules()):
-        what = f"model {options.model} has batch normalisation, which needs weights in fp32, not {name}"
-        raise SetupError(what, remedy="use comm_dtype fp32")
-    own = torch.zeros(1, dtype=kind, device=options.device)
-    whole = own.new_zeros(dist.get_world_size())
+def _check_average(options: WorkloadOptions, fully_shard: Callable[[nn.Module], Any]) -> None:
+    """Average a gradient of known value.
+
+    The backend of a release can lack a collective for a type. With torch 2.7 and gloo, FSDP adds up
+    gradients in fp32 without dividing them.
+    """
+    ranks, trial = dist.get_world_size(), nn.Linear(dist.get_world_size(), 1, bias=False)
+    nn.init.ones_(trial.weight)
+    fully_shard(trial)
+    wanted, found, reason = (ranks + 1) / 2, math.nan, ""
     try:
-        dist.all_gather_into_tensor(whole, own)
-        dist.reduce_scatter_tensor(own, whole)
+        trial(torch.full((1, ranks), dist.get_rank() + 1.0, device=options.device)).sum().backward()
+        gradient: Any = trial.weight.grad
+        found = float(gradient.full_tensor().mean())
     except (RuntimeError, ValueError) as error:
-        backend = f"backend {dist.get_backend()} of torch {torch.__version__}"
-        what = f"strategy {options.strategy}: {backend} cannot gather and reduce-scatter {name}: {error}"
-        raise SetupError(what, remedy="use comm_dtype fp32, a newer torch, or strategy ddp") from None
+        reason = f": {error}"
+    if not math.isclose(found, wanted, rel_tol=0.01):
+        where = f"backend {dist.get_backend()} of torch {torch.__version__}"
+        what = f"strategy {options.strategy} cannot average gradients in {options.wire_dtype} with {where}"
+        reason = reason or f": {found:g} instead of {wanted:g}"
+        raise SetupError(what + reason, remedy="use a newer torch, another comm_dtype, or strategy ddp")
 
 
 class FsdpParts(ShardedParts):

@@ -14,34 +14,34 @@ from ...matrix.workload import WorkloadOptions
 from ...measure.node import host_name
 from ..failures import SetupError
 from ..wire import sharded_messages
-from . import fsdp
+from . import ddp, fsdp
 from .spec import Strategy
 
 
 def wrap(model: nn.Module, options: WorkloadOptions) -> nn.Module:
-    """Shard the model over the ranks of each node."""
+    """Shard the model over the ranks of each node.
+
+    Raises:
+        SetupError: nodes have different numbers of ranks, or torch or the backend lacks something.
+    """
     from torch.distributed.device_mesh import DeviceMesh
 
     hosts: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(hosts, host_name(os.environ))
     ranks = [[rank for rank, one in enumerate(hosts) if one == host] for host in dict.fromkeys(hosts)]
+    if len({*map(len, ranks)}) > 1:
+        found = ", ".join(str(len(own)) for own in ranks)
+        what = f"strategy {options.strategy} needs the same number of ranks on every node, not {found}"
+        raise SetupError(what, remedy="use strategy fsdp")
     mesh = DeviceMesh(options.device, ranks, mesh_dim_names=("replicate", "shard"))
     return fsdp.shard(model, options, reshard=True, mesh=mesh)
 
 
 def runs_as(ranks_per_host: Sequence[int]) -> str:
-    """Return ``fsdp`` on one host, and ``ddp`` with one rank per host.
-
-    Raises:
-        SetupError: hosts have different numbers of ranks.
-    """
-    if len({*ranks_per_host}) > 1:
-        found = ", ".join(map(str, ranks_per_host))
-        what = f"strategy {SPEC.name} needs the same number of ranks on every node, not {found}"
-        raise SetupError(what, remedy="use strategy fsdp")
+    """Return ``fsdp`` on one host, ``ddp`` with one rank per host, else an empty text."""
     if len(ranks_per_host) == 1:
         return fsdp.SPEC.name
-    return "ddp" if ranks_per_host[0] == 1 else SPEC.name
+    return ddp.SPEC.name if max(ranks_per_host) == 1 else ""
 
 
 SPEC = Strategy(

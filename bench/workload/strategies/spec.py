@@ -117,7 +117,7 @@ class Strategy:
             only a part. A strategy with sharded weights moves the model to its device.
         within_hosts: True if the ranks of a host divide the sharded tensors, and all hosts have the same.
         runs_as: returns the name of the strategy that takes its place on hosts with these numbers of ranks,
-            or raises a SetupError.
+            or an empty text if none does.
         find: returns the wrapped module of a user's model, if any of ``modules`` shows the strategy.
         recognised: True if the strategy is recognised in a user's training only, and cannot be in a matrix.
         times_parts: False if nothing can tell communication from computation yet.
@@ -134,7 +134,7 @@ class Strategy:
     options: tuple[str, ...] = ()
     sharded: tuple[str, ...] = ()
     within_hosts: bool = False
-    runs_as: Callable[[Sequence[int]], str] | None = None
+    runs_as: Callable[[Sequence[int]], str] = lambda ranks_per_host: ""
     find: Callable[[Sequence[nn.Module]], nn.Module | None] = lambda modules: None
     times_parts: bool = True
     one_rank: bool = False
