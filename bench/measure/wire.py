@@ -5,10 +5,8 @@ twice as many. Sources: nccl-tests, doc/PERFORMANCE.md; gloo/allreduce.cc and al
 reduce-scatter is an all-reduce of which each rank keeps a slice (torch's ProcessGroupGloo.cpp). Headers and
 acknowledgements are not predicted.
 
-Between nodes, the bytes of their links count (:class:`bench.measure.node.Network`). gloo's ring follows the
-order of the ranks, so as many of its N links leave a node as neighbours are on different nodes. With one rank
-per node, a tree sends as many bytes in all as a ring. Within a node, gloo uses the loopback interface. NCCL
-uses memory there, and no interface counts these bytes.
+gloo's ring follows the order of the ranks, so as many of its N links leave a node as neighbours are on
+different nodes. With one rank per node, a tree sends as many bytes in all as a ring.
 """
 
 from __future__ import annotations

@@ -6,8 +6,10 @@ import math
 from typing import Any
 
 import pytest
+from torch import nn
 
 from bench.measure.wire import Message, Passes, Placement, UnknownError, WireBytes
+from bench.workload.wire import sharded_messages
 from tests.common import raised
 
 REDUCE, GATHER = Message("all_reduce", 12e6), Message("all_gather", 12e6)
@@ -122,3 +124,23 @@ def test_a_count_that_is_missing_on_a_node_is_empty_with_the_reason(sampled, rea
         "counted_empty_because": reason,
         "predicted_empty_because": "the number of backward passes that synchronise gradients is unknown",
     }
+
+
+def test_messages_of_a_sharded_model_gather_its_root_once_and_its_blocks_as_often_as_they_are_freed():
+    def sharded(module: nn.Module) -> nn.Module:
+        module.set_requires_gradient_sync = None
+        return module
+
+    blocks = nn.Sequential(*(sharded(nn.Linear(10, 10, bias=False)) for _ in range(2)))  # 200 weights
+    model = nn.ModuleDict(
+        {"network": sharded(nn.Sequential(blocks, nn.Linear(10, 5, bias=False)))}
+    )  # 50 more
+    passes = Passes(micro_batches=3, element_bytes=2)
+    gathered, reduced = Message("all_gather", (2 * 200 + 50) * 2 * 3), Message("reduce_scatter", 250 * 2)
+    assert sharded_messages(model, passes, gathers=2) == [gathered, reduced]
+    kept = sharded_messages(model, passes, gathers=1, ranks="within")
+    assert kept == [
+        Message("all_gather", 250 * 2 * 3, "within"),
+        reduced._replace(ranks="within"),
+        Message("all_reduce", 250 * 2, "across"),
+    ]

@@ -52,7 +52,7 @@ SPEC = Strategy(
     within_hosts=True,
     wrap=wrap,
     parts=fsdp.FsdpParts,
-    messages=partial(sharded_messages, gathers=2, within=True),
+    messages=partial(sharded_messages, gathers=2, ranks="within"),
     state=fsdp.whole_state,
     runs_as=runs_as,
 )
