@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite, nan
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -35,15 +35,18 @@ from bench.units import count
 
 #: Messages of this size or more are large: they fill TCP windows, pipelines and switch buffers.
 LARGE_BYTES = 4_000_000
+#: By collective with times in probes.json, the number k in busbw = bytes / time · k(N − 1)/N.
+_ROUNDS_OF: Final = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}
 _FEWEST_SIZES = 3
 _ROUNDS = 50
 
 
 class SweepRow(NamedTuple):
-    """A row of sweep.csv: the all-reduces of one message size in a run.
+    """A row of sweep.csv: the messages of one size of a collective in a run.
 
-    ``time_sec`` is the time of the slowest rank, as a median over the repeats. ``method`` is "queued" or
-    "single", as in probes.json; earlier versions always timed single all-reduces.
+    ``ranks`` is the number of ranks that exchange a message. ``time_sec`` is the time of the slowest rank, as
+    a median over the repeats. ``method`` is "queued" or "single", as in probes.json; earlier versions always
+    timed single all-reduces.
     """
 
     run_id: str
@@ -56,6 +59,7 @@ class SweepRow(NamedTuple):
     algbw_bytes_per_sec: float
     busbw_bytes_per_sec: float
     method: str
+    collective: str = "all_reduce"
 
 
 class FabricRow(NamedTuple):
@@ -160,19 +164,31 @@ def _parameters(size: Floats, time: Floats, ranks: int) -> tuple[float, float] |
 
 
 def sweep_rows(study: Study) -> list[SweepRow]:
-    """Return the all-reduces timed in all runs; malformed entries are ignored."""
+    """Return the collectives timed in all runs; malformed entries are ignored."""
     ids = zip(study.runs["run_id"], study.runs["cell_id"], study.attempts, strict=True)
     rows: list[SweepRow] = []
     for run_id, cell_id, attempt in ids:
         content = read_json(RunFolder(Path(attempt)).probes) if attempt else None
         if content is not None and content.get("schema") == 1:
-            rows += _sizes(content, (run_id, cell_id))
+            for collective in _ROUNDS_OF:
+                rows += _sizes(content, (run_id, cell_id), collective)
     return rows
 
 
-def _sizes(content: Mapping[str, Any], ids: tuple[str, str]) -> Iterable[SweepRow]:
-    ranks, swept = content.get("world_size"), content.get("all_reduce")
-    sizes, method = (swept.get("sizes"), swept.get("method")) if isinstance(swept, dict) else (None, None)
+def all_reduces(sweep: Iterable[SweepRow]) -> list[SweepRow]:
+    """Return the rows of all-reduces, which every strategy times."""
+    return [row for row in sweep if row.collective == "all_reduce"]
+
+
+def _sizes(content: Mapping[str, Any], ids: tuple[str, str], collective: str) -> Iterable[SweepRow]:
+    swept = content.get(collective)
+    if not isinstance(swept, dict):
+        return
+    ranks, sizes, method = (
+        swept.get("ranks", content.get("world_size")),
+        swept.get("sizes"),
+        swept.get("method"),
+    )
     if not isinstance(ranks, int) or ranks < 2 or not isinstance(sizes, list):
         return
     for entry in sizes:
@@ -183,14 +199,15 @@ def _sizes(content: Mapping[str, Any], ids: tuple[str, str]) -> Iterable[SweepRo
             continue
         if size > 0 and isfinite(time_s) and time_s > 0:
             rate = size / time_s
-            rates = (rate, rate * 2 * (ranks - 1) / ranks)
+            rates = (rate, rate * _ROUNDS_OF[collective] * (ranks - 1) / ranks)
             how = "queued" if method == "queued" else "single"
-            yield SweepRow(*ids, ranks, size, buckets, len(repeats), time_s, *rates, how)
+            yield SweepRow(*ids, ranks, size, buckets, len(repeats), time_s, *rates, how, collective)
 
 
 def fabric_table(sweep: Iterable[SweepRow]) -> list[FabricRow]:
-    """Fit latency α and inverse bandwidth β of each cell."""
-    return [_cell(cell_id, rows) for cell_id, rows in grouped(sweep, lambda row: row.cell_id).items()]
+    """Fit latency α and inverse bandwidth β of each cell to its all-reduces."""
+    cells = grouped(all_reduces(sweep), lambda row: row.cell_id)
+    return [_cell(cell_id, rows) for cell_id, rows in cells.items()]
 
 
 def _cell(cell_id: str, rows: Sequence[SweepRow]) -> FabricRow:
@@ -234,12 +251,14 @@ def fabrics_of(
     """Return the all-reduce of each series, measured at its largest size with probes (for scaling laws).
 
     The ring of the largest size is most similar to the rings of even larger sizes. The probes do not identify
-    the bucket that is ready last, so it is assumed to have the mean size of all buckets.
+    the bucket that is ready last, so it is assumed to have the mean size of all buckets. A series has no
+    all-reduce if its strategy does not reduce the gradients of all ranks in this way.
     """
     known = {fit.cell_id: fit for fit in fits if fit.alpha_sec >= 0 and fit.beta_sec_per_byte > 0}
-    buckets = grouped((row for row in sweep if row.buckets > 0), lambda row: row.cell_id)
+    buckets = grouped((row for row in all_reduces(sweep) if row.buckets > 0), lambda row: row.cell_id)
     found = {}
-    for series, own in by_series([row for row in rows if row.cell_id in known]).items():
+    of_all = [row for row in rows if row.cell_id in known and known[row.cell_id].ranks == row.gpus]
+    for series, own in by_series(of_all).items():
         cell = max(reversed(own), key=lambda row: row.gpus).cell_id
         of_sizes = {row.bytes: row.buckets for row in reversed(buckets.get(cell, ()))}
         amount, payload = sum(of_sizes.values()), float(sum(size * n for size, n in of_sizes.items()))

@@ -111,7 +111,7 @@ class Results:
 
     @cached_property
     def sweep(self) -> list[SweepRow]:
-        """The timed all-reduces of all runs."""
+        """The timed collectives of all runs."""
         return sweep_rows(self.study)
 
     @cached_property

@@ -83,20 +83,25 @@ class Conditions:
         Values that are unknown are None.
         """
         compiled = compilations()
-        retries = None
-        if self._device.type == "cuda":
-            retries = torch.cuda.memory_stats(self._device).get("num_alloc_retries")
         return {
             "collectives": count_collectives(),
             "recompilations": None if compiled is None else compiled[0],
             "compile_s": None if compiled is None else compiled[1],
-            "allocator_retries": retries,
+            "allocator_retries": allocator_retries(self._device),
             "cpu_wait_s": cpu_wait_s(),
         }
 
     def _read_clocks(self) -> dict[str, Any] | None:
         """Return the clocks of the rank's GPU, or None on a CPU."""
         return nvml.clocks(self._device.index) if self._device.type == "cuda" else None
+
+
+def allocator_retries(device: torch.device) -> int | None:
+    """Return how often the allocator of a GPU has freed its cache and tried again, or None if unknown."""
+    if device.type != "cuda":
+        return None
+    retries: int | None = torch.cuda.memory_stats(device).get("num_alloc_retries")
+    return retries
 
 
 def cpu_wait_s(schedstat: Path = Path("/proc/thread-self/schedstat")) -> float | None:

@@ -26,6 +26,7 @@ observe_sharding            ``FSDPModule._get_fsdp_state``, and of its states   
                             ``finalize_backward``
 observe_parameter_sync      ``ZeroRedundancyOptimizer._sync_params``             all parts with ZeRO-1
 whole_flat_parameters       ``FullyShardedDataParallel._handle.flat_param``      parameters with FSDP1
+parameter_groups            ``FSDPModule._get_fsdp_state`` and its groups        sizes of FSDP2's messages
 is_flattened                ``Parameter._fsdp_flattened``                        the same
 collective_timeout_s        ``ProcessGroup._get_backend``, ``options._timeout``  the time-out in messages
 group_error                 ``ProcessGroup._get_backend``, ``get_error``         survivors' messages with NCCL
@@ -47,7 +48,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
@@ -361,6 +362,45 @@ def whole_flat_parameters(model: nn.Module) -> list[tuple[int, Tensor]] | None:
     is_within = any(is_flattened(one) and id(one) not in known for one in model.parameters())
     is_within |= not known and any(fsdp_version(part) == 1 for part in model.modules())
     return None if is_within else found
+
+
+class ParameterGroup(NamedTuple):
+    """Parameters that FSDP2 gathers in one message, and whose gradients it reduces in one message.
+
+    ``is_kept`` is true if they stay gathered until backward. Sizes include padding. ``shards`` are the ranks
+    that share the parameters, and ``replicas`` those with the same shard.
+    """
+
+    gathered_bytes: int
+    reduced_bytes: int
+    is_kept: bool
+    shards: dist.ProcessGroup
+    replicas: dist.ProcessGroup | None
+
+
+def parameter_groups(model: nn.Module) -> list[ParameterGroup]:
+    """Return FSDP2's groups of parameters after the first step; empty if torch does not show them."""
+    groups: dict[int, Any] = {}
+    with suppress(*_MISSING):
+        for module in model.modules():
+            state = getattr(module, "_get_fsdp_state", lambda: None)()
+            if state is not None:
+                found = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]
+                groups.update((id(group), group) for group in found if group is not None)
+        return [_parameter_group(group) for group in groups.values()]
+    return []
+
+
+def _parameter_group(group: Any) -> ParameterGroup:
+    mesh, gathered, reduced = group.mesh_info, 0, 0
+    for one in group.fsdp_params:
+        numel = one.padded_sharded_param_size.numel() * mesh.shard_mesh_size
+        dtype = one.param_dtype or one.orig_dtype
+        gathered += numel * dtype.itemsize
+        reduced += numel * (one.reduce_dtype or dtype).itemsize * one.sharded_param.requires_grad
+    is_kept = group.post_forward_mesh_info is None
+    replicas = getattr(mesh, "replicate_process_group", None)
+    return ParameterGroup(gathered, reduced, is_kept, mesh.shard_process_group, replicas)
 
 
 def collective_timeout_s(device: torch.device) -> float | None:

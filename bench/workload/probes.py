@@ -1,15 +1,16 @@
 """Run all probes after the last epoch, and write probes.json on rank 0 (see docs/measuring.md).
 
-One probe, the sweep, times all-reduces of many sizes without training, to measure the network's speed. For S
+One probe, the sweep, times collectives of many sizes without training, to measure the network's speed. For S
 bytes on N ranks in t seconds, nccl-tests (doc/PERFORMANCE.md) defines:
 
-    algbw = S / t          busbw = algbw · 2(N − 1)/N
+    algbw = S / t          busbw = algbw · k(N − 1)/N
 
-In a ring all-reduce, each rank sends 2(N − 1)/N · S bytes, so busbw is also the rate on each rank's link.
+k is 2 for an all-reduce, and 1 for an all-gather and a reduce-scatter, of which S is the whole tensor. In a
+ring, each rank sends k(N − 1)/N · S bytes, so busbw is also the rate on each rank's link.
 
-With NCCL, a single all-reduce between two events on an idle stream would measure the host, which needs 10 to
+With NCCL, a single collective between two events on an idle stream would measure the host, which needs 10 to
 100 µs to launch it. The sweep therefore keeps the device busy until the host has queued an untimed
-all-reduce, which aligns the ranks on their devices, then several timed ones, and divides.
+collective, which aligns the ranks on their devices, then several timed ones, and divides.
 """
 
 from __future__ import annotations
@@ -19,9 +20,8 @@ import math
 import random
 import time
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from itertools import pairwise
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from statistics import fmean, median
 from typing import Any
 
@@ -29,12 +29,15 @@ import psutil
 import torch
 import torch.distributed as dist
 
+from ..measure.conditions import peak_memory_bytes
 from ..measure.exchange import Collectives
 from ..measure.step_parts import Clock, clock_for
 from ..measure.torch_internals import spin_device
 from ..study.files import write_json
+from .memory import measure_step, predict
 from .session import Session
 from .step_probes import StepReadings, time_buckets
+from .strategies import Messages, strategy_of
 from .strategies.spec import WIRE_TYPES
 from .training import STATES_PER_WEIGHT, Trainer, parameters_of, wrap
 
@@ -53,8 +56,8 @@ _TIME_PER_SIZE_S = 0.02
 #: Bytes sent untimed before a large message. An idle link passes some bytes faster than its rate, because of
 #: buffers or a traffic shaper's credit of some 100 KiB. The untimed bytes use up this credit.
 _BURST = 512 * _KIB
-#: Timed all-reduces of a repeat with NCCL: as many as take _QUEUED_S, but at most _MOST_QUEUED. A stream
-#: holds about 1,000 commands, and an all-reduce is up to five of them.
+#: Timed collectives of a repeat with NCCL: as many as take _QUEUED_S, but at most _MOST_QUEUED. A stream
+#: holds about 1,000 commands, and a collective is up to five of them.
 _MOST_QUEUED, _QUEUED_S = 64, 2e-3
 #: The device is kept busy for this multiple of the time that the host needed for launching before. The
 #: multiple doubles whenever the device was faster than the host.
@@ -65,10 +68,34 @@ _LONGEST_LOAD_S = 0.1
 _SPIN_CYCLES = 1_000_000
 _CALIBRATION_PIECES = 8
 
+#: k in the formulas above, by collective.
+_ROUNDS = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}
+
+
+def _bind(collective: str, group: dist.ProcessGroup | None) -> Callable[[torch.Tensor], object]:
+    """Return a function that runs a collective on a tensor.
+
+    An all-gather reads this rank's part of the tensor, and a reduce-scatter writes to it. For both, the
+    number of ranks divides the length of the tensor.
+    """
+    if collective == "all_reduce":
+        return lambda whole: dist.all_reduce(whole, group=group)
+    ranks, rank = dist.get_world_size(group), dist.get_rank(group)
+
+    def own(whole: torch.Tensor) -> torch.Tensor:
+        return whole[rank * len(whole) // ranks : (rank + 1) * len(whole) // ranks]
+
+    # torch 2.13 renames both functions and deprecates the old names.
+    if collective == "all_gather":
+        gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+        return lambda whole: gather(whole, own(whole), group=group)
+    scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+    return lambda whole: scatter(own(whole), whole, group=group)
+
 
 @dataclass(frozen=True)
 class Size:
-    """One message size; ``buckets`` is the number of the model's buckets that have this size."""
+    """One message size; ``buckets`` is the number of messages of this size in a step of the model."""
 
     bytes: int
     buckets: int = 0
@@ -76,32 +103,34 @@ class Size:
 
 @dataclass
 class Sweep:
-    """The times of all-reduces by size, repeat and rank; ``dropped`` lists omitted sizes with reasons.
+    """The times of a collective by size, repeat and rank; ``dropped`` lists omitted sizes with reasons.
 
-    ``method`` is "queued" if the times are those of all-reduces queued on the device, and "single" if a host
-    or an idle device timed each all-reduce on its own.
+    ``ranks`` is the number of ranks of a group. If there are several groups, they communicate at the same
+    time, and the times are those of all ranks. ``method`` is "queued" if the times are those of collectives
+    queued on the device, and "single" if a host or an idle device timed each one on its own.
     """
 
-    world_size: int
+    ranks: int
     dtype: str
     sizes: list[Size] = field(default_factory=list)
     times_s: list[list[list[float]]] = field(default_factory=list)
     dropped: list[dict[str, Any]] = field(default_factory=list)
     method: str = "single"
+    collective: str = "all_reduce"
 
     def time_s(self, index: int) -> float:
         """Return the median over the repeats of the slowest rank's time (s) for the size at ``index``."""
         return median(max(ranks) for ranks in self.times_s[index])
 
     def standalone_s(self, buckets: Sequence[int]) -> float | None:
-        """Return the total time of the model's buckets (s), or None if a bucket's size was not measured."""
+        """Return the total time of messages (s), or None if the size of a message was not measured."""
         times = {size.bytes: self.time_s(index) for index, size in enumerate(self.sizes)}
         found = [times.get(size) for size in buckets]
         return None if None in found or not found else math.fsum(time for time in found if time is not None)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the value of ``all_reduce`` in probes.json."""
-        factor = 2 * (self.world_size - 1) / self.world_size
+        """Return the value of the collective's name in probes.json."""
+        factor = _ROUNDS[self.collective] * (self.ranks - 1) / self.ranks
         rows = []
         for index, size in enumerate(self.sizes):
             seconds = self.time_s(index)
@@ -116,17 +145,21 @@ class Sweep:
                     "times_s": self.times_s[index],
                 }
             )
-        return {"method": self.method, "dtype": self.dtype, "sizes": rows, "dropped": self.dropped}
+        found = {"method": self.method, "ranks": self.ranks, "dtype": self.dtype}
+        return {**found, "sizes": rows, "dropped": self.dropped}
 
 
-def message_sizes(buckets: Sequence[int], *, gradient_bytes: int, largest: int | None = None) -> list[Size]:
+def message_sizes(
+    buckets: Sequence[int], *, gradient_bytes: int, largest: int | None = None, multiple: int = 1
+) -> list[Size]:
     """Return the sizes of the sweep in ascending order: powers of 4 from 4 KiB, and the buckets' sizes.
 
     Args:
-        buckets: the bytes of each bucket.
+        buckets: the bytes of each bucket, or of each other message of the strategy.
         gradient_bytes: the bytes of all gradients.
         largest: the upper limit of the powers of 4; None means the size of the gradients, limited to the
             range from 16 to 64 MiB.
+        multiple: the powers of 4 are rounded up to a multiple of these bytes.
     """
     top = min(max(gradient_bytes, _MIN_TOP), _MAX_TOP) if largest is None else largest
     counts = Counter(buckets)
@@ -134,7 +167,7 @@ def message_sizes(buckets: Sequence[int], *, gradient_bytes: int, largest: int |
     found = {size: counts[size] for size in kinds}
     power = _SMALLEST
     while power <= top:
-        found.setdefault(power, 0)
+        found.setdefault(math.ceil(power / multiple) * multiple, 0)
         power *= 4
     return [Size(size, found[size]) for size in sorted(found)]
 
@@ -164,16 +197,18 @@ class DeviceLoad:
                 self._zeros.zero_()
 
 
-class AllReduceSweep:
-    """Time all-reduces of many sizes (the sweep) on one rank; all ranks choose the same sizes and order.
+class CollectiveSweep:
+    """Time a collective of many sizes (the sweep) on one rank; all ranks choose the same sizes and order.
 
     Args:
         collectives: the reductions of numbers over the ranks.
         clock: the clock of ``device``.
         device: the device of the messages.
         dtype: the type of the messages.
-        queues: True if an all-reduce returns before it is complete, as with NCCL: its time on the device is
+        queues: True if a collective returns before it is complete, as with NCCL: its time on the device is
             then measured.
+        collective: a key of ``_ROUNDS``.
+        group: the ranks of this rank's group; None means all ranks.
     """
 
     def __init__(
@@ -184,8 +219,14 @@ class AllReduceSweep:
         device: torch.device,
         dtype: torch.dtype,
         queues: bool = False,
+        collective: str = "all_reduce",
+        group: dist.ProcessGroup | None = None,
     ) -> None:
         self._collectives = collectives
+        self._collective = collective
+        self._ranks = collectives.world_size if group is None else dist.get_world_size(group)
+        self._parts = 1 if collective == "all_reduce" else self._ranks
+        self._call = _bind(collective, group)
         self._clock = clock
         self._device = device
         self._dtype = dtype
@@ -203,13 +244,13 @@ class AllReduceSweep:
             room_bytes: the largest message that fits into the memory of every rank.
             seed: the seed for the random order of all repeats.
         """
-        method = "queued" if self._queues else "single"
-        found = Sweep(self._collectives.world_size, str(self._dtype).removeprefix("torch."), method=method)
+        method, dtype = "queued" if self._queues else "single", str(self._dtype).removeprefix("torch.")
+        found = Sweep(self._ranks, dtype, method=method, collective=self._collective)
         fitting = [size for size in sizes if size.bytes <= room_bytes]
         largest = max((size.bytes for size in fitting), default=0)
         buffer = torch.empty(largest // self._dtype.itemsize, dtype=self._dtype, device=self._device)
         if self._queues and fitting:
-            dist.all_reduce(buffer[:1].zero_())  # opens connections
+            self._call(buffer[: self._ranks].zero_())  # opens connections
             self._load = DeviceLoad(self._clock, buffer.zero_())
         first_s = self._warm_up(buffer, fitting, budget_s, found)
         found.dropped += [{"bytes": s.bytes, "reason": "not enough memory"} for s in sizes[len(fitting) :]]
@@ -217,7 +258,7 @@ class AllReduceSweep:
         repeats = self._repeats(self._costs(first_s, counts), budget_s)
         order = [index for index, count in enumerate(repeats) for _ in range(count)]
         random.Random(seed).shuffle(order)
-        times = [self._time(self._payload(buffer, found.sizes[index]), counts[index]) for index in order]
+        times = [self._time(self._whole(buffer, found.sizes[index].bytes), counts[index]) for index in order]
         by_rank = self._collectives.rows(times) if times else []
         found.times_s = [
             [[row[at] for row in by_rank] for at, timed in enumerate(order) if timed == index]
@@ -237,15 +278,15 @@ class AllReduceSweep:
                 found.dropped.append({"bytes": size.bytes, "reason": reason})
                 continue
             # A sum of zeros is zero, so the buffer can be reused. Writing the zeros allocates the memory.
-            # Small sizes run twice, because the first all-reduce opens connections.
-            payload = self._payload(buffer, size).zero_()
+            # Small sizes run twice, because the first collective opens connections.
+            payload = self._whole(buffer, size.bytes).zero_()
             own = [self._time(payload) for _ in range(2 if predicted < _TIME_PER_SIZE_S else 1)]
             first.append(min(self._collectives.maxima(own)))
             found.sizes.append(size)
         return first
 
     def _count(self, seconds: float) -> int:
-        """Return the number of timed all-reduces in a repeat, if one takes ``seconds``."""
+        """Return the number of timed collectives in a repeat, if one takes ``seconds``."""
         if not self._queues:
             return 1
         return min(_MOST_QUEUED, math.ceil(_QUEUED_S / max(seconds, 1e-9)))
@@ -266,36 +307,38 @@ class AllReduceSweep:
             return repeats
         return [_MIN_REPEATS if seconds > _TIME_PER_SIZE_S else _REPEATS for seconds in first_s]
 
-    def _payload(self, buffer: torch.Tensor, size: Size) -> torch.Tensor:
-        return buffer[: size.bytes // self._dtype.itemsize]
+    def _whole(self, tensor: torch.Tensor, size: int) -> torch.Tensor:
+        """Return the first ``size`` bytes, fewer if the ranks cannot share them equally."""
+        length = size // self._dtype.itemsize
+        return tensor[: length - length % self._parts]
 
     def _time(self, payload: torch.Tensor, count: int = 1) -> float:
-        """Return the seconds of one all-reduce on this rank, as the mean of ``count``."""
-        burst = payload[: _BURST // self._dtype.itemsize]
+        """Return the seconds of one collective on this rank, as the mean of ``count``."""
+        burst = self._whole(payload, _BURST)
         if self._queues:
             return self._time_queued(payload, burst, count)
         if len(payload) > 2 * len(burst):
-            dist.all_reduce(burst)
+            self._call(burst)
         self._collectives.barrier()
         begin = self._clock.stamp()
-        dist.all_reduce(payload)
+        self._call(payload)
         end = self._clock.stamp()
         self._clock.synchronize()
         return self._clock.seconds(begin, end)
 
     def _time_queued(self, payload: torch.Tensor, burst: torch.Tensor, count: int) -> float:
-        """Return the mean time (s) of ``count`` all-reduces on the device, after an untimed one."""
+        """Return the mean time (s) of ``count`` collectives on the device, after an untimed one."""
         load_s = self._load_s(count)
         if self._load is not None:
             self._load.queue(load_s)
         began = time.perf_counter()
-        dist.all_reduce(burst)
+        self._call(burst)
         begin = self._clock.stamp()
         for _ in range(count):
-            dist.all_reduce(payload)
+            self._call(payload)
         end = self._clock.stamp()
         launched_s = time.perf_counter() - began
-        if load_s and begin.query():  # the device reached the all-reduces before the host had launched them
+        if load_s and begin.query():  # the device reached the collectives before the host had launched them
             self._margin *= 2
         self._clock.synchronize()
         self._launch_s = min(self._launch_s, launched_s / (count + 1))
@@ -312,6 +355,16 @@ class AllReduceSweep:
 SCHEMA = 1
 #: The fraction of the free memory that probes may use.
 _SHARE_OF_FREE = 0.8
+
+
+@dataclass(frozen=True)
+class Swept:
+    """The messages of a step, and the times of their collective, or the reason why there are none."""
+
+    sent: Messages
+    sweep: Sweep | None
+    reason: str | None = None
+    seconds: float = 0.0
 
 
 class Probes:
@@ -336,30 +389,55 @@ class Probes:
         """
         if not self._options.probe_steps and not self._options.sweep_time:
             return None
-        times = [time.perf_counter()]
-        buckets, available = self._bucket_bytes(), self._available_bytes()
+        marks = [time.perf_counter()]
+        memory, no_memory_reason = self._memory()
+        marks.append(time.perf_counter())
+        available = self._available_bytes()
         steps, no_steps_reason = self._steps(available)
-        times.append(time.perf_counter())
-        sweep, no_sweep_reason = self._sweep(buckets, available)
-        times.append(time.perf_counter())
-        names = ("steps", "all_reduce")
-        seconds = {name: end - begin for name, (begin, end) in zip(names, pairwise(times), strict=True)}
-        all_s = times[-1] - times[0]
+        marks.append(time.perf_counter())
+        swept = self._sweeps(available)
+        reasons = {"memory": no_memory_reason, "steps": no_steps_reason}
+        seconds = {"memory": marks[1] - marks[0], "steps": marks[2] - marks[1]}
+        seconds |= {one.sent.collective: one.seconds for one in swept}
+        all_s = math.fsum(seconds.values())
         content = {
             "schema": SCHEMA,
             "world_size": self._collectives.world_size,
             "backend": self._session.request.backend,
             "seconds": {**seconds, "all": all_s},
-            "bucket_bytes": buckets,
+            "bucket_bytes": self._bucket_bytes(),
+            "memory_bytes": memory,
             "steps": None if steps is None else steps.as_json(),
-            "all_reduce": None if sweep is None else sweep.as_json(),
-            "reasons": dict(zip(names, (no_steps_reason, no_sweep_reason), strict=True)),
-            **hidden_fraction(sweep, buckets, transfer_s),
+            **{one.sent.collective: one.sweep and one.sweep.as_json() for one in swept},
+            "reasons": {**reasons, **{one.sent.collective: one.reason for one in swept}},
+            **hidden_fraction(swept, transfer_s),
         }
         if self._session.is_first:
             write_json(self._session.folder.probes, content)
         self._session.say(f"bench: probes took {all_s:.3f} s")
         return None if steps is None else fmean(steps.comm_time_s)
+
+    def _memory(self) -> tuple[dict[str, Any] | None, str | None]:
+        """Return the predicted memory of a rank, and the measured memory of all ranks with its peaks.
+
+        Only rank 0 has the result.
+        """
+        options, device, trainer = self._options, self._session.device, self._trainer
+        if not options.probe_steps:
+            return None, "probe_steps is 0"
+        peaks = {
+            "peak": peak_memory_bytes(device),
+            "peak_reserved": torch.cuda.max_memory_reserved(device) if device.type == "cuda" else None,
+        }
+        own = {**asdict(measure_step(trainer, compiled=options.compile)), **peaks}
+        ranks = self._collectives.objects(own)
+        if not self._session.is_first:
+            return None, None
+        within = strategy_of(options.strategy).within_hosts
+        divided = len(self._session.joined.hosts[0].ranks) if within else len(ranks)
+        batch, shape = self._session.request.per_gpu_batch, trainer.feed.shape
+        predicted = predict(options, trainer.model, shape, per_gpu_batch=batch, ranks=divided)
+        return {"predicted": asdict(predicted), "ranks": ranks}, None
 
     def _bucket_bytes(self) -> list[int]:
         """Return the sizes in bytes of the buckets as they are sent."""
@@ -387,11 +465,26 @@ class Probes:
         )
         return readings, None
 
-    def _sweep(self, buckets: list[int], available_bytes: float) -> tuple[Sweep | None, str | None]:
-        options = self._options
+    def _sweeps(self, available_bytes: float) -> list[Swept]:
+        """Time each collective of the strategy; all of them share the time for the sweep."""
+        found, sent = [], self._trainer.parts.messages(self._bucket_bytes())
+        for one in sent:
+            if one.in_each_micro_batch:
+                one = replace(one, bytes=[*one.bytes] * self._options.grad_accum)
+            began = time.perf_counter()
+            budget_s = self._options.sweep_time / len(sent)
+            sweep, reason = self._sweep(one, available_bytes, budget_s=budget_s)
+            found.append(Swept(one, sweep, reason, time.perf_counter() - began))
+        return found
+
+    def _sweep(
+        self, sent: Messages, available_bytes: float, *, budget_s: float
+    ) -> tuple[Sweep | None, str | None]:
+        options, all_ranks = self._options, self._collectives.world_size
         if not options.sweep_time:
             return None, "sweep_time is 0"
-        if self._collectives.world_size == 1:
+        ranks = all_ranks if sent.group is None else dist.get_world_size(sent.group)
+        if ranks == 1:
             return None, "a single rank does not communicate"
         _, gradient_bytes = parameters_of(self._trainer.model)
         queues = self._session.request.backend == "nccl"
@@ -399,17 +492,20 @@ class Probes:
         if options.sweep_max_mb is not None:
             largest = int(options.sweep_max_mb * _MIB)
         parameter, dtype = next(self._trainer.model.parameters()), WIRE_TYPES[options.wire_dtype]
-        sweep = AllReduceSweep(
+        sweep = CollectiveSweep(
             collectives=self._collectives,
             clock=clock_for(self._session.device),
             device=parameter.device,
             dtype=dtype,
             queues=queues,
+            collective=sent.collective,
+            group=sent.group,
         )
+        multiple = 1 if sent.collective == "all_reduce" else ranks * dtype.itemsize
         sent_bytes = gradient_bytes * dtype.itemsize // parameter.dtype.itemsize
-        sizes = message_sizes(buckets, gradient_bytes=sent_bytes, largest=largest)
+        sizes = message_sizes(sent.bytes, gradient_bytes=sent_bytes, largest=largest, multiple=multiple)
         room = available_bytes / 2
-        return sweep.run(sizes, budget_s=options.sweep_time, room_bytes=room, seed=options.seed), None
+        return sweep.run(sizes, budget_s=budget_s, room_bytes=room, seed=options.seed), None
 
     def _available_bytes(self) -> float:
         """Return the memory that probes may use on the rank with the least free memory."""
@@ -423,15 +519,16 @@ class Probes:
         return self._collectives.minima([_SHARE_OF_FREE * free])[0]
 
 
-def hidden_fraction(
-    sweep: Sweep | None, buckets: list[int], transfer_s: float | None
-) -> dict[str, float | None]:
+def hidden_fraction(swept: Sequence[Swept], transfer_s: float | None) -> dict[str, float | None]:
     """Return ``standalone_s`` and ``hidden_fraction`` of probes.json.
 
-    The standalone time is the time to reduce all buckets without computation. The hidden fraction is the
+    The standalone time is the time of all messages of a step without computation. The hidden fraction is the
     share of the standalone time that computation hid: 1 − ``transfer_s`` / standalone time. The fraction is
     negative if communication takes longer during computation than on its own.
     """
-    standalone = None if sweep is None else sweep.standalone_s(buckets)
+    used = [(one.sweep, one.sent.bytes) for one in swept if one.sent.bytes]
+    times = [None if sweep is None else sweep.standalone_s(sizes) for sweep, sizes in used]
+    known = [time for time in times if time is not None]
+    standalone = math.fsum(known) if known and len(known) == len(times) else None
     hidden = None if standalone is None or transfer_s is None else 1 - transfer_s / standalone
     return {"standalone_s": standalone, "hidden_fraction": hidden}

@@ -26,7 +26,7 @@ from ..errors import unwritable
 from ..facts import Fact
 from ..matrix.strategies import STRATEGIES, strategies_using, wire_problem
 from ..matrix.workload import WorkloadOptions
-from ..measure.conditions import Conditions, Meters
+from ..measure.conditions import Conditions, Meters, allocator_retries
 from ..measure.environment import Device, device_of
 from ..measure.exchange import Collectives, Peers, Symptom, symptom_of, with_nccl_error
 from ..measure.ranks import core_facts, own_facts, threads_per_rank
@@ -407,11 +407,23 @@ def measure(
         session.add(Fact("clock-was-set", values={"steps": dropped_steps}))
     if unlike := wire.fact():
         session.add(unlike)
+    if (retries := _allocator_retries(session, collectives)) is not None:
+        session.add(retries)
     comm_s = Probes(session, collectives, trainer).run(_transfer_s(record))
     if results is not None and comm_s is not None:
         results.add_communication(comm_s)
     if options.trace_steps:
         _trace(session, trainer, options.trace_steps)
+
+
+def _allocator_retries(session: Session, collectives: Collectives) -> Fact | None:
+    """Return a fact if the memory of a GPU did not suffice at once, which slows steps."""
+    if session.device.type != "cuda":
+        return None
+    retries = [row[0] for row in collectives.rows([allocator_retries(session.device) or 0])]
+    rank, most = max(enumerate(retries), key=lambda one: one[1])
+    values = {"retries": int(most), "rank": rank, "host": session.joined.facts[rank].host}
+    return Fact("allocator-retries", values=values) if most else None
 
 
 def _windows(

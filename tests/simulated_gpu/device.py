@@ -323,7 +323,9 @@ class Collectives:
         return self._rank.exchange(list(values))
 
 
-def _all_reduce(tensor: torch.Tensor, op: Any = None, async_op: bool = False) -> Work | None:
+def _all_reduce(
+    tensor: torch.Tensor, op: Any = None, group: Any = None, async_op: bool = False
+) -> Work | None:
     work = here().all_reduce(tensor.numel() * tensor.element_size())
     if async_op:
         return work

@@ -10,7 +10,7 @@ import torch
 
 from bench.measure.step_parts import CudaClock
 from bench.workload import probes
-from bench.workload.probes import AllReduceSweep, DeviceLoad, Size, Sweep
+from bench.workload.probes import CollectiveSweep, DeviceLoad, Size, Sweep
 from tests.simulated_gpu.device import Collectives, Costs, Link, Rank, World, install
 
 SIZES = [Size(4096 * 64**power) for power in range(3)]
@@ -27,7 +27,7 @@ def cuda(monkeypatch):
 def sweep(rank: Rank) -> Sweep:
     """Sweep after the host has arrived late by up to 5 ms."""
     rank.spend(rank.rng.random() * 5e-3)
-    timed = AllReduceSweep(
+    timed = CollectiveSweep(
         collectives=Collectives(rank),
         clock=CudaClock(torch.device("cuda", 0)),
         device=torch.device("cpu"),

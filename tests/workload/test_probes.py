@@ -12,9 +12,17 @@ import torch
 from bench.matrix.workload import WorkloadOptions
 from bench.measure.step_parts import HostClock
 from bench.workload import probes
-from bench.workload.probes import AllReduceSweep, Size, Sweep, hidden_fraction, message_sizes
+from bench.workload.probes import (
+    CollectiveSweep,
+    Size,
+    Sweep,
+    Swept,
+    hidden_fraction,
+    message_sizes,
+)
 from bench.workload.step_probes import BucketSpan, unhidden_tail_s, union_s
-from tests.workload.conftest import torchrun_env
+from bench.workload.strategies import Messages
+from tests.workload.conftest import QUICK, srun_env, torchrun_env
 
 MIB = 2**20
 PROBES = ("--epochs", "1", "--probe-steps", "3", "--sweep-time", "5")
@@ -38,14 +46,23 @@ def content_of(finished) -> dict:
 def test_probes_json_has_the_documented_keys(probed):
     content = content_of(probed)
     assert list(content) == [
-        *("schema", "world_size", "backend", "seconds", "bucket_bytes", "steps", "all_reduce"),
-        *("reasons", "standalone_s", "hidden_fraction"),
+        *("schema", "world_size", "backend", "seconds", "bucket_bytes", "memory_bytes", "steps"),
+        *("all_reduce", "reasons", "standalone_s", "hidden_fraction"),
     ]
     assert (content["schema"], content["world_size"], content["backend"]) == (1, 2, "gloo")
-    reasons = {"steps": None, "all_reduce": None}
+    reasons = dict.fromkeys(("memory", "steps", "all_reduce"))
     assert content["reasons"] == reasons
     seconds = content["seconds"]
     assert seconds["all"] == pytest.approx(sum(seconds[part] for part in reasons))
+
+
+def test_the_memory_of_each_rank_is_as_predicted(probed):
+    memory = content_of(probed)["memory_bytes"]
+    size = probed.env["gradient_bytes"]
+    whole = {"weights": size, "gradients": size, "states": size, "gathered": 0}
+    assert memory["predicted"].items() >= whole.items()
+    assert memory["predicted"]["activations"] > 0
+    assert [rank | memory["predicted"] for rank in memory["ranks"]] == memory["ranks"]
 
 
 def test_the_timed_buckets_are_those_that_ddp_says_it_has(probed):
@@ -109,7 +126,7 @@ def test_without_a_launcher_one_rank_has_steps_to_probe_and_nobody_to_communicat
     content = content_of(finished)
     assert content["all_reduce"] is None
     alone = "a single rank does not communicate"
-    assert content["reasons"] == {"steps": None, "all_reduce": alone}
+    assert content["reasons"] == {"memory": None, "steps": None, "all_reduce": alone}
     assert content["steps"]["comm_time_s"][0] > 0
     assert (content["standalone_s"], content["hidden_fraction"]) == (None, None)
 
@@ -120,6 +137,39 @@ def test_accumulation_communicates_once_per_step_in_mixed_precision_with_states_
     (step,) = content["steps"]["timed_buckets_rank_0"]
     assert len(step) == len(content["bucket_bytes"])
     assert len(content["steps"]["comm_time_s"]) == 2
+
+
+def test_hsdp_sweeps_within_and_across_nodes_and_needs_the_memory_that_is_predicted(server, tmp_path):
+    words = [*QUICK, "--per-gpu-batch", "4", "--strategy", "hsdp", "--optimizer", "adamw", *PROBES]
+    words += ["--grad-accum", "2", "--sweep-time", "1.5", "--sweep-max-mb", "0.02"]
+    run = server.start(tmp_path, words, srun_env({"a": 2, "b": 2})).finish().succeeded()
+    content, whole = content_of(run), run.env["gradient_bytes"]
+    swept = {name: content[name] for name in ("all_reduce", "all_gather", "reduce_scatter")}
+    assert [one["ranks"] for one in swept.values()] == [2, 2, 2]
+    across, gathered, scattered = (
+        {size["bytes"]: size["buckets"] for size in one["sizes"] if size["buckets"]} for one in swept.values()
+    )
+    assert whole <= sum(size * count for size, count in scattered.items()) < 1.05 * whole
+    assert across == {size // 2: count for size, count in scattered.items()}
+    # Both micro-batches gather each block for forward and for backward, and the root once.
+    factors = sorted(gathered[size] / count for size, count in scattered.items())
+    assert (factors[0], *{*factors[1:]}) == (2, 4)
+    for size in swept["all_gather"]["sizes"]:
+        assert size["busbw_bytes_per_s"] == pytest.approx(size["bytes"] / 2 / size["time_s"])
+    times = [size["buckets"] * size["time_s"] for one in swept.values() for size in one["sizes"]]
+    assert content["standalone_s"] == pytest.approx(sum(times))
+
+    predicted, ranks = content["memory_bytes"]["predicted"], content["memory_bytes"]["ranks"]
+    assert (predicted["weights"], predicted["gradients"], predicted["states"]) == (
+        whole / 2,
+        whole / 2,
+        whole,
+    )
+    for part in ("weights", "gradients", "states"):  # shards of a node are not quite equal
+        assert sum(rank[part] for rank in ranks[:2]) == pytest.approx(2 * predicted[part], rel=0.001)
+    for rank in ranks:
+        assert (rank["gathered"], rank["activations"]) == (predicted["gathered"], predicted["activations"])
+        assert 0 < rank["gathered"] < whole < rank["peak"]
 
 
 def test_only_the_sweep_can_be_asked_for(run_ranks):
@@ -150,6 +200,8 @@ def test_sizes_go_as_far_as_the_gradients_within_bounds():
         *((100, 2), (4096, 0), (16384, 0), (65536, 0), (262144, 0), (MIB, 0), (4 * MIB, 0), (16 * MIB, 0)),
         *((25 * MIB, 1), (64 * MIB, 1)),
     ]
+    shared = message_sizes([12288], gradient_bytes=MIB, largest=70_000, multiple=12)
+    assert [size.bytes for size in shared] == [4104, 12288, 16392, 65544]
     many = message_sizes(range(4, 400, 4), gradient_bytes=MIB)
     assert sum(1 for size in many if size.buckets) == 16
 
@@ -169,7 +221,7 @@ class OneRank:
         return [list(values), list(values)]
 
 
-class SlowSweep(AllReduceSweep):
+class SlowSweep(CollectiveSweep):
     """A sweep over a link of 1 MB/s that takes no time at all."""
 
     def _time(self, payload: torch.Tensor, count: int = 1) -> float:
@@ -209,9 +261,17 @@ def test_messages_for_which_there_is_no_memory_are_left_out_and_named():
 
 def test_the_hidden_fraction_needs_the_times_of_all_buckets():
     sweep = Sweep(2, "float32", [Size(8, buckets=2)], [[[0.5, 1.0], [0.25, 2.0], [1.0, 1.0]]])
-    assert hidden_fraction(sweep, [8, 8], 0.5) == {"standalone_s": 2.0, "hidden_fraction": 0.75}
-    assert hidden_fraction(sweep, [8, 4], 0.5) == {"standalone_s": None, "hidden_fraction": None}
-    assert hidden_fraction(sweep, [8], None) == {"standalone_s": 1.0, "hidden_fraction": None}
+
+    def found(*sizes: list[int], last: Sweep | None = sweep, transfer_s: float | None = 0.5) -> tuple:
+        sweeps = [*[sweep] * (len(sizes) - 1), last]
+        swept = [Swept(Messages("", one), times) for one, times in zip(sizes, sweeps, strict=True)]
+        return tuple(hidden_fraction(swept, transfer_s).values())
+
+    assert found([8, 8]) == (2.0, 0.75)
+    assert found([8], transfer_s=None) == (1.0, None)
+    assert found([8, 8], [8, 8], [], last=None) == (4.0, 0.875), "the last collective is not used"
+    unknown = [found([8, 4]), found([8, 8], [8, 4]), found([8], [8], last=None), found([])]
+    assert unknown == [(None, None)] * 4
 
 
 @pytest.mark.parametrize(("backend", "queues", "largest_mib"), [("nccl", True, 1024), ("gloo", False, 16)])
@@ -221,11 +281,12 @@ def test_only_with_nccl_all_reduces_are_queued_on_the_device(monkeypatch, backen
             self.options = options
 
         def run(self, sizes, **limits):
-            return self.options["queues"], sizes[-1].bytes / 2**20
+            return self.options["queues"], sizes[-1].bytes / 2**20, limits["budget_s"]
 
-    monkeypatch.setattr(probes, "AllReduceSweep", Recorded)
+    monkeypatch.setattr(probes, "CollectiveSweep", Recorded)
     request = SimpleNamespace(options=WorkloadOptions(), backend=backend)
     session = SimpleNamespace(request=request, device=torch.device("cpu"))
     trainer = SimpleNamespace(model=torch.nn.Linear(2, 2))
-    found = probes.Probes(session, SimpleNamespace(world_size=2), trainer)._sweep([24], 1e12)
-    assert found == ((queues, largest_mib), None)
+    of_one = probes.Probes(session, SimpleNamespace(world_size=2), trainer)
+    found = of_one._sweep(Messages("all_reduce", [24]), 1e12, budget_s=10)
+    assert found == ((queues, largest_mib, 10), None)

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from bench.measure.step_parts import CudaClock
-from bench.workload.probes import AllReduceSweep, Size
+from bench.workload.probes import CollectiveSweep, Size
 from tests.workload.test_probes import OneRank
 
 pytestmark = [
@@ -36,14 +36,14 @@ def device_s(cycles: int) -> float:
 
 @pytest.mark.parametrize("launch_us", [0, 40, 100])
 def test_the_swept_time_is_the_time_of_the_device(monkeypatch, launch_us):
-    def all_reduce(payload: torch.Tensor) -> None:
+    def all_reduce(payload: torch.Tensor, group: None) -> None:
         until = time.perf_counter() + launch_us * 1e-6
         while time.perf_counter() < until:
             pass
         torch.cuda._sleep(CYCLES.get(payload.numel() * 4, 1000))
 
     monkeypatch.setattr(dist, "all_reduce", all_reduce)
-    sweep = AllReduceSweep(
+    sweep = CollectiveSweep(
         collectives=OneRank(), clock=CudaClock(CUDA), device=CUDA, dtype=torch.float32, queues=True
     )
     found = sweep.run([Size(size) for size in CYCLES], budget_s=10.0, room_bytes=1e9, seed=1)

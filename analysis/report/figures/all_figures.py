@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
+from analysis.checks.fabric import all_reduces
 from analysis.report.figures.bars import ranks_figure, split, split_figure
 from analysis.report.figures.curves import (
     EFFICIENCY,
@@ -92,7 +93,7 @@ def all_names() -> list[str]:
 
 def detail_figures(results: Results) -> list[Drawing]:
     """Draw the figures of steps.csv, ranks.csv and probes.json; a large study is sampled."""
-    bandwidth = bandwidth_figure(results.sweep, results.study)
+    bandwidth = bandwidth_figure(all_reduces(results.sweep), results.study)
     drawings = [bandwidth] if bandwidth else []
     for mode in MODES:
         rows = [row for row in results.rows if row.mode == mode and row.n]

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed import ProcessGroup
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from ...facts import Fact
@@ -25,6 +26,25 @@ from ...measure.wire import Message, Passes
 #: The types of gradients between ranks, by the name in a matrix.
 WIRE_TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 NO_COMMUNICATION = BackwardReading(0.0, 0.0, 0)
+
+
+@dataclass(frozen=True)
+class Messages:
+    """The messages of one collective in a step.
+
+    Attributes:
+        collective: ``all_reduce``, ``all_gather`` or ``reduce_scatter``.
+        bytes: the size of each message: that of the gathered tensor, or of the tensor before it is scattered.
+        group: the ranks that exchange them; None means all ranks.
+        in_each_micro_batch: False if only the last micro-batch of a step sends them.
+    """
+
+    collective: str
+    bytes: Sequence[int]
+    group: ProcessGroup | None = None
+    in_each_micro_batch: bool = False
+
+
 #: The momentum of SGD, with the value that is usual for ResNet-50.
 _MOMENTUM = 0.9
 
@@ -76,6 +96,10 @@ class Parts:
     def bucket_bytes(self) -> list[int]:
         """Return the sizes in bytes of the buckets of gradients, in their order."""
         return []
+
+    def messages(self, buckets: Sequence[int]) -> list[Messages]:
+        """Return what a step sends, one entry for each collective; ``buckets`` are bytes as they are sent."""
+        return [Messages("all_reduce", buckets)]
 
     def hook_buckets(self, state: Any, hook: Callable[..., Any]) -> None:
         """Let ``hook`` exchange the gradients of each bucket."""

@@ -193,6 +193,19 @@ def test_broken_probes_of_one_run_do_not_affect_others(study, text):
     assert len(sweep_rows(study)) == len(others) * len(SIZES)
 
 
+def test_other_collectives_are_rows_of_the_sweep_and_change_no_fit(study):
+    before, fits = sweep_rows(study), fabric_table(sweep_rows(study))
+    path = next(Path(one) / "probes.json" for one in study.attempts if "n2" in one)
+    content = json.loads(path.read_text())
+    own = {"ranks": 4, "method": "queued", "sizes": [{"bytes": 8, "buckets": 3, "times_s": [[1.0, 2.0]]}]}
+    path.write_text(json.dumps({**content, "all_gather": own, "reduce_scatter": own}))
+    rows = [row for row in sweep_rows(study) if row not in before]
+    assert [row[2:] for row in rows] == [
+        (4, 8, 3, 1, 2.0, 4.0, 3.0, "queued", name) for name in ("all_gather", "reduce_scatter")
+    ]
+    assert repr(fabric_table(sweep_rows(study))) == repr(fits)
+
+
 @pytest.mark.usefixtures("nothing_drawn")
 def test_the_report_writes_the_sweeps_and_the_fits(study):
     report = write_report(study.folder.path).page.parent

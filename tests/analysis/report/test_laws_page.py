@@ -100,7 +100,7 @@ def test_a_baseline_without_ddp_has_no_prediction_and_the_reason(tmp_path: Path)
     assert [row[0] for row in view.predictions] == ["32"]
 
 
-def with_sweep(path: Path) -> Study:
+def with_sweep(path: Path, **group: int) -> Study:
     """Give every run over ranks a probes.json whose times follow a ring of known constants."""
     study = load_study(path)
     for attempt, cell in zip(study.attempts, study.runs["cell_id"], strict=True):
@@ -109,7 +109,7 @@ def with_sweep(path: Path) -> Study:
             {"bytes": size, "buckets": buckets, "times_s": [[_ring(size, ranks)] * ranks] * 3}
             for size, buckets in ((4096, 0), (65_536, 0), (1_048_576, 4), (25_000_000, 1))
         ]
-        content = {"schema": 1, "world_size": ranks, "all_reduce": {"sizes": sizes}}
+        content = {"schema": 1, "world_size": ranks, "all_reduce": {"sizes": sizes, **group}}
         (Path(str(attempt)) / "probes.json").write_text(json.dumps(content))
     return study
 
@@ -129,6 +129,7 @@ def test_the_probes_of_the_largest_size_give_the_communication_model(tmp_path: P
     assert fabric.payload_bytes == 4 * 1_048_576 + 25_000_000
     (view,) = law_sections(rows, frames, labels={}, fabrics=fabrics(study, rows), invalid={})
     assert "Communication model" in {row[0] for row in view.laws}
+    assert fabrics(with_sweep(path, ranks=3), rows) == {}, "these all-reduces are not those of all ranks"
 
 
 def test_the_page_shows_laws_increments_and_escapes_names(tmp_path: Path, nothing_drawn: None) -> None:
