@@ -24,7 +24,10 @@ T = TypeVar("T")
 #: Parts of a step: ``transfer`` is the exposed communication beyond waiting for the slowest rank.
 PARTS = ("data", "forward", "backward", "optimizer", "other", "transfer", "wait")
 #: Measurements of the epochs of a run that the page shows on request.
-READINGS = ("mfu", "gpu_util", "energy_joules", "val_loss", "peak_mem_bytes", "wire_bytes", "wire_predicted")
+READINGS = (
+    *("mfu", "gpu_util", "energy_joules", "val_loss", "peak_mem_bytes", "wire_bytes", "wire_predicted"),
+    *("comm_forward", "comm_backward", "comm_end"),
+)
 
 
 #: Views of a table: the CSV file for programs, the page, Markdown and LaTeX, and the proposal.
@@ -148,6 +151,15 @@ class Measurements:
     val_loss: Annotated[float, _reading("validation loss at the end", "", "Validation loss", number)]
     peak_mem_bytes: Annotated[
         float, _reading("largest memory of a GPU, or of a process on CPUs", "bytes", "Memory", _bytes)
+    ]
+    comm_forward: Annotated[
+        float, _reading("exposed communication in forward", "ms", "Exposed: forward", _milliseconds)
+    ]
+    comm_backward: Annotated[
+        float, _reading("exposed communication in backward", "ms", "Exposed: backward", _milliseconds)
+    ]
+    comm_end: Annotated[
+        float, _reading("exposed communication after backward", "ms", "Exposed: end", _milliseconds)
     ]
     wire_bytes: Annotated[
         float, _reading("bytes per step that all nodes sent", "bytes", "Bytes on the wire", _bytes)

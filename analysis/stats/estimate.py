@@ -64,15 +64,17 @@ def run_readings(epochs: pd.DataFrame) -> pd.DataFrame:
     ``epochs`` are rows of metrics.csv with ``run_id``.
 
     Returns:
-        A frame indexed by run_id: ``mfu``, ``gpu_util`` (percent), and ``energy_joules``, ``wire_bytes``
-        and ``wire_predicted`` (per step), means over the epochs weighted by their steps; ``val_loss``, that
-        of the last epoch; and ``peak_mem_bytes``, the largest value.
+        A frame indexed by run_id: ``mfu``, ``gpu_util`` (percent), and ``energy_joules``, ``wire_bytes``,
+        ``wire_predicted``, ``comm_forward``, ``comm_backward`` and ``comm_end`` (per step), means over the
+        epochs weighted by their steps; ``val_loss``, that of the last epoch; and ``peak_mem_bytes``, the
+        largest value.
     """
     steps, ids = epochs["steps"].astype(float), epochs["run_id"]
     names = {name: name for name in ("mfu", "energy_joules")} | {
         "gpu_util_avg": "gpu_util",
         "wire_bytes_per_step": "wire_bytes",
         "wire_bytes_predicted_per_step": "wire_predicted",
+        **{f"{name}_time_sec": name for name in ("comm_forward", "comm_backward", "comm_end")},
     }
     frame = epochs[[*names]].astype(float).rename(columns=names)
     frame["energy_joules"] /= steps

@@ -14,6 +14,8 @@ from .options import JsonOption, ResultsOption, find_study, require_report, sett
 
 if TYPE_CHECKING:
     from analysis.compare.comparison import Comparison
+    from analysis.compare.strategies import StrategyRow
+    from analysis.data.load import Study
 
 SHOWN_CELLS = 60
 
@@ -96,12 +98,15 @@ def compare_command(
         found = compare_within(studies[0], key=by, base=base, minimum_effect=minimum_effect)
     else:
         found = compare_studies(*studies, minimum_effect=minimum_effect, ignore=ignore or [])
+    strategies = _strategies(studies[0], found) if by == "strategy" else []
     if output is not None:
         write_atomically(output, markdown_report(found))
     if as_json:
-        print_json(as_content(found))
+        own = {"strategies": [one.as_json() for one in strategies]} if strategies else {}
+        print_json({**as_content(found), **own})
     else:
         _show(found, everything=everything)
+        _show_strategies(strategies)
     if found.regression:
         return 1
     return 3 if strict and found.undecided else 0
@@ -123,6 +128,21 @@ def _check_options(
     if by is not None and ignore:
         remedy = "omit it: --by compares cells that differ only in KEY"
         raise BenchError("--ignore cannot be used with --by", remedy=remedy)
+
+
+def _strategies(study: Study, found: Comparison) -> list[StrategyRow]:
+    from analysis.checks.scaling_table import scaling_table
+    from analysis.compare.strategies import strategy_rows
+
+    return strategy_rows(study, scaling_table(study), found)
+
+
+def _show_strategies(rows: list[StrategyRow]) -> None:
+    from analysis.compare.strategies import HEADINGS, NUMERIC
+
+    if rows:
+        show()
+        print_table("Strategies", HEADINGS, [one.texts(one.row.cell_id) for one in rows], right=NUMERIC)
 
 
 def _show(found: Comparison, *, everything: bool) -> None:
