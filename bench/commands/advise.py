@@ -14,6 +14,7 @@ from ..matrix.cell import value_text
 from ..study.layout import StudyFolder
 from ..study.plan_json import PlannedStudy, open_study
 from ..units import count, human_duration, parse_count, parse_duration_s
+from .compare import show_strategies, strategies_of
 from .console import print_json, print_table, say, show
 from .options import JsonOption, ResultsOption, find_study, require_report, settle_study
 
@@ -86,10 +87,14 @@ def advise_command(
     planned = {name: open_study(folder) for name, folder in folders.items()}
     waits = waits_for(fastest_training_s(options), planned, given=given, ask=not no_queue)
     advice = rank(options, waits, samples=amount, epochs=epochs, notes=notes, validity=validity)
+    strategies = {name: rows for name, study in loaded.items() if (rows := strategies_of(study))}
     if as_json:
-        print_json(_as_content(advice))
+        own = {name: [one.as_json() for one in rows] for name, rows in strategies.items()}
+        print_json({**_as_content(advice), **({"strategies": own} if own else {})})
     else:
         _show(advice, everything=everything)
+        for name, rows in strategies.items():
+            show_strategies(rows, study=f"of study {name}")
     return 0 if advice.chosen("first") else 1
 
 

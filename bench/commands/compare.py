@@ -98,7 +98,7 @@ def compare_command(
         found = compare_within(studies[0], key=by, base=base, minimum_effect=minimum_effect)
     else:
         found = compare_studies(*studies, minimum_effect=minimum_effect, ignore=ignore or [])
-    strategies = _strategies(studies[0], found) if by == "strategy" else []
+    strategies = strategies_of(studies[0], found) if by == "strategy" else []
     if output is not None:
         write_atomically(output, markdown_report(found))
     if as_json:
@@ -106,7 +106,7 @@ def compare_command(
         print_json({**as_content(found), **own})
     else:
         _show(found, everything=everything)
-        _show_strategies(strategies)
+        show_strategies(strategies)
     if found.regression:
         return 1
     return 3 if strict and found.undecided else 0
@@ -130,19 +130,22 @@ def _check_options(
         raise BenchError("--ignore cannot be used with --by", remedy=remedy)
 
 
-def _strategies(study: Study, found: Comparison) -> list[StrategyRow]:
+def strategies_of(study: Study, found: Comparison | None = None) -> list[StrategyRow]:
+    """Return the strategies of a study side by side; none for a single strategy."""
     from analysis.checks.scaling_table import scaling_table
     from analysis.compare.strategies import strategy_rows
 
     return strategy_rows(study, scaling_table(study), found)
 
 
-def _show_strategies(rows: list[StrategyRow]) -> None:
+def show_strategies(rows: list[StrategyRow], *, study: str = "") -> None:
+    """Print the table of the strategies of a study, if there are any."""
     from analysis.compare.strategies import HEADINGS, NUMERIC
 
     if rows:
         show()
-        print_table("Strategies", HEADINGS, [one.texts(one.row.cell_id) for one in rows], right=NUMERIC)
+        texts = [one.texts(one.row.cell_id) for one in rows]
+        print_table(f"Strategies {study}".strip(), HEADINGS, texts, right=NUMERIC)
 
 
 def _show(found: Comparison, *, everything: bool) -> None:

@@ -41,6 +41,8 @@ def test_strategies_of_a_size_are_beside_each_other_and_compared_with_ddp(study)
     # Each strategy has its own baseline, so half the speed on two ranks is half the efficiency.
     assert rows[3]["efficiency"] == pytest.approx(rows[2]["efficiency"] / 2)
     assert rows[2]["exposed"] > 0
+    advise = ["advise", str(study), "--samples", "1000", "--no-queue", "--json"]
+    assert json.loads(CliRunner().invoke(app, advise).stdout)["strategies"] == {"s": rows}
     write_report(study)
     page = (study / "report/index.html").read_text()
     section = page.partition('<section aria-labelledby="strategies">')[2].partition("</section>")[0]
