@@ -216,6 +216,7 @@ def test_a_rank_that_paused_alone_is_named(tmp_path: Path) -> None:
         frame = pd.read_csv(file).assign(window_time_sec=2.0)
         frame.loc[(frame["rank"] == 1) & (frame["epoch"] == 2), "window_time_sec"] = 1.5
         frame.to_csv(file, index=False)
+        studies.agree_with_ranks(file.parent)
     found = findings(path)["unequal-windows"]
     assert title(found) == "Error: A rank paused alone"
     assert message(found) == (
