@@ -7,6 +7,7 @@ to the colours.
 from __future__ import annotations
 
 import io
+import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -320,8 +321,13 @@ def finish(draft: Draft, draw: Callable[[Axes], Tips]) -> Drawing:
         figure.legends.clear()  # the page has its own
         panel = Bbox.from_extents(0, legend_in + 5 / 72, WIDTH_IN, total_in)
         inline = _saved(figure, "svg", draft.name, facecolor="none", bbox_inches=panel).decode()
-    inline_svg = inline[inline.index("<svg") :]
+    inline_svg = _COORDINATES.sub(_rounded, inline[inline.index("<svg") :])
     return Drawing(**vars(draft), marks=marks, svg=svg, inline_svg=inline_svg, png=png, pdf=pdf)
+
+
+def _rounded(coordinates: re.Match[str]) -> str:
+    """Return the coordinates of an SVG element with two decimals: a hundredth of a pixel."""
+    return re.sub(r"(\.\d\d)\d+", r"\1", coordinates[0])
 
 
 def _set_ids(figure: Figure, name: str, tips: Tips) -> Tips:
@@ -381,6 +387,7 @@ def evenly_spaced(length: int, most: int) -> list[int]:
     return [int(place) for place in np.unique(places)]
 
 
+_COORDINATES = re.compile(r' (?:d|x|y|transform)="[^"]*"')
 #: Metadata that matplotlib writes by default, by format.
 _METADATA = {"svg": ("Creator", "Date", "Format", "Type"), "png": ("Software",), "pdf": ("CreationDate",)}
 
