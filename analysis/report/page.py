@@ -35,6 +35,7 @@ from analysis.report.tables import (
     grid_tables,
     latex,
     node_rows,
+    page_columns,
     run_data,
     runs_context,
 )
@@ -287,11 +288,12 @@ def _table(results: Results, marks: Tips) -> dict[str, Any]:
     """Return the table of all cells: the first rows for the HTML, and all rows for the page's script."""
     labels, _ = results.labels
     named = [replace(row, series=labels[row.series]) for row in with_errors(results.rows, results.invalid)]
-    table = cell_rows(named[:MAX_ROWS])
+    columns = page_columns(named)
+    table = cell_rows(named[:MAX_ROWS], columns)
     folders = not results.study.table
     data = {"rows": table, "folders": folders, "marks": marks, **run_data(results.attempts)}
     return {
-        "columns": cell_columns(),
+        "columns": cell_columns(columns),
         "rows": table[:STATIC_ROWS],
         "total_rows": len(table),
         "rows_left_out": max(0, len(named) - MAX_ROWS),

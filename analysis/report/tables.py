@@ -198,13 +198,21 @@ def _is_numeric(name: str) -> bool:
 # -- the page -------------------------------------------------------------------------
 
 
-def page_columns() -> dict[str, Column]:
-    """Return the columns of the page's table: those that are always shown come first."""
+def page_columns(rows: Sequence[ScalingRow]) -> dict[str, Column]:
+    """Return the columns of the page's table: those that are always shown come first.
+
+    A further column without a value in any row is left out.
+    """
     levels = ("always", "wide", "further")
-    return dict(sorted(shown_columns(PAGE).items(), key=lambda item: levels.index(item[1].level)))
+    shown = sorted(shown_columns(PAGE).items(), key=lambda item: levels.index(item[1].level))
+    return {
+        name: column
+        for name, column in shown
+        if column.level != "further" or any(known(_value(row, name)) for row in rows)
+    }
 
 
-def cell_columns() -> list[dict[str, Any]]:
+def cell_columns(columns: Mapping[str, Column]) -> list[dict[str, Any]]:
     """Return ``key, name, help, numeric`` and the CSS class ``level`` of each column of :func:`cell_rows`."""
     return [
         {
@@ -214,13 +222,12 @@ def cell_columns() -> list[dict[str, Any]]:
             "numeric": _is_numeric(name),
             "level": column.level,
         }
-        for name, column in page_columns().items()
+        for name, column in columns.items()
     ]
 
 
-def cell_rows(rows: Sequence[ScalingRow]) -> list[list[TableCell]]:
-    """Return the table of all cells: rows of texts, with the columns of :func:`cell_columns`."""
-    columns = page_columns()
+def cell_rows(rows: Sequence[ScalingRow], columns: Mapping[str, Column]) -> list[list[TableCell]]:
+    """Return the table of all cells: rows of texts, with the ``columns`` of :func:`page_columns`."""
     return [[_page_cell(row, name, column) for name, column in columns.items()] for row in rows]
 
 
