@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import astuple, replace
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +58,6 @@ from .probes import Probes
 from .rendezvous import Joined, Launch, join, joined_message, launch_from
 from .session import Request, Session
 from .strategies import strategy_of
-from .strategies.spec import WIRE_TYPES
 from .training import (
     STATES_PER_WEIGHT,
     Task,
@@ -220,9 +218,7 @@ def _build_and_measure(
 def _wire_bytes(session: Session, trainer: Trainer, env: Mapping[str, str]) -> WireBytes:
     options = session.request.options
     place = Placement([rank.host for rank in session.joined.facts], session.request.backend, env)
-    messages = partial(strategy_of(options.strategy).messages, trainer.model)
-    size = WIRE_TYPES[options.wire_dtype].itemsize
-    return WireBytes(messages, place, Passes(micro_batches=options.grad_accum, element_bytes=size))
+    return WireBytes(trainer.parts.messages, place, Passes(micro_batches=options.grad_accum))
 
 
 def _mfu_basis(
