@@ -38,7 +38,6 @@ from ..study.files import write_json
 from .memory import measure_step, predict
 from .session import Session
 from .step_probes import StepReadings, time_buckets
-from .strategies import strategy_of
 from .strategies.spec import WIRE_TYPES
 from .training import STATES_PER_WEIGHT, Trainer, parameters_of, wrap
 
@@ -431,10 +430,8 @@ class Probes:
         ranks = self._collectives.objects(own)
         if not self._session.is_first:
             return None, None
-        within = strategy_of(options.strategy).within_hosts
-        divided = len(self._session.joined.hosts[0].ranks) if within else len(ranks)
-        batch, shape = self._session.request.per_gpu_batch, trainer.feed.shape
-        predicted = predict(options, trainer.model, shape, per_gpu_batch=batch, ranks=divided)
+        batch, hosts = self._session.request.per_gpu_batch, self._session.joined.hosts
+        predicted = predict(options, trainer.model, trainer.feed.shape, hosts, per_gpu_batch=batch)
         return {"predicted": asdict(predicted), "ranks": ranks}, None
 
     def _steps(self, available_bytes: float) -> tuple[StepReadings | None, str | None]:

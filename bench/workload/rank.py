@@ -51,6 +51,7 @@ from .failures import (
     known_reason,
 )
 from .gpus import choose_device
+from .memory import kept_bytes
 from .mfu import MfuBasis, count_step, mfu_basis, precisions_in_use
 from .models import DataShape, spec_of
 from .nccl_watch import shorten_watchdogs_wait, watched_group
@@ -59,7 +60,6 @@ from .rendezvous import Joined, Launch, join, joined_message, launch_from
 from .session import Request, Session
 from .strategies import strategy_of
 from .training import (
-    STATES_PER_WEIGHT,
     Task,
     Trainer,
     Windows,
@@ -322,19 +322,15 @@ def _check_memory(session: Session, feed: Feed) -> None:
     """Reject a model that does not fit into memory, before the kernel kills ranks or other users' jobs."""
     options = session.request.options
     with torch.device("meta"):
-        parameters, weight_bytes = parameters_of(build_task(options, feed.shape))
-    host = next(host for host in session.joined.hosts if host.host == session.me.host)
-    strategy = strategy_of(options.strategy)
-    parts = len(host.ranks) if strategy.within_hosts else session.launch.world_size
-    copies = {"weights": 1.0, "gradients": 1.0, "states": float(STATES_PER_WEIGHT[options.optimizer])}
-    needed = sum(
-        weight_bytes * count / (parts if name in strategy.sharded else 1) for name, count in copies.items()
-    )
+        task = build_task(options, feed.shape)
+    (parameters, whole), hosts = parameters_of(task), session.joined.hosts
+    needed = math.fsum(kept_bytes(options, task, hosts).values())
     if session.device.type == "cuda":
         available, ranks = torch.cuda.get_device_properties(session.device).total_memory, 1
     else:
+        host = next(host for host in hosts if host.host == session.me.host)
         available, ranks = host.memory_bytes, len(host.ranks)
-        needed = max(needed, weight_bytes)  # each rank builds the whole model before it is sharded
+        needed = max(needed, whole)  # each rank builds the whole model before it is sharded
     needed = math.ceil(needed * ranks)
     if needed > available:
         raise SetupError(
