@@ -265,19 +265,21 @@ def _replaced(changes: list[tuple[Any, str, Any]]) -> Callable[[], None]:
 
 def _sharding_states(model: nn.Module) -> list[Any]:
     """Return the states of FSDP2's modules; a state can belong to several modules."""
-    kind = sys.modules["torch.distributed.fsdp"].FSDPModule
-    modules: list[Any] = [module for module in model.modules() if isinstance(module, kind)]
-    return list({id(state): state for module in modules if (state := module._get_fsdp_state())}.values())
+    states = [getattr(module, "_get_fsdp_state", lambda: None)() for module in model.modules()]
+    return list({id(state): state for state in states if state}.values())
+
+
+def _groups(state: Any) -> list[Any]:
+    """Return the groups of parameters; None stands for those that belong to modules within the module."""
+    groups = getattr(state, "_fsdp_param_groups", None)
+    return [one for one in ([state._fsdp_param_group] if groups is None else groups) if one is not None]
 
 
 def _observations(state: Any, observer: ShardingObserver) -> Iterator[tuple[Any, str, Any]]:
     """Yield the object, the name and the new value of each attribute of a state and its groups."""
     name = "_root_post_backward_final_callback"
     yield state, name, _observed(getattr(state, name), observer.ends)
-    groups = getattr(state, "_fsdp_param_groups", None)
-    for group in [state._fsdp_param_group] if groups is None else groups:
-        if group is None:  # all parameters of the module belong to modules within it
-            continue
+    for group in _groups(state):
         gathers = partial(observer.gathers, group)
         yield group, "_all_gather_comm", _observed_comm(group._all_gather_comm, gathers)
         comm = _observed_comm(group._reduce_scatter_comm, observer.scatters, observer.allocates)
@@ -380,14 +382,8 @@ class ParameterGroup(NamedTuple):
 
 def parameter_groups(model: nn.Module) -> list[ParameterGroup]:
     """Return FSDP2's groups of parameters after the first step; empty if torch does not show them."""
-    groups: dict[int, Any] = {}
     with suppress(*_MISSING):
-        for module in model.modules():
-            state = getattr(module, "_get_fsdp_state", lambda: None)()
-            if state is not None:
-                found = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]
-                groups.update((id(group), group) for group in found if group is not None)
-        return [_parameter_group(group) for group in groups.values()]
+        return [_parameter_group(group) for state in _sharding_states(model) for group in _groups(state)]
     return []
 
 

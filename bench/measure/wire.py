@@ -15,40 +15,42 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
+
+from torch.distributed import ProcessGroup, get_process_group_ranks
 
 from ..facts import Fact
 
-Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "broadcast"]
 #: Bytes that each rank of a ring sends, in units of (N − 1)/N times the size of the message.
-_SHARES: dict[Collective, int] = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "broadcast": 1}
+ROUNDS = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "broadcast": 1}
 #: Ratios of counted to predicted bytes between which the count is plausible.
 LOWEST, HIGHEST = 0.7, 1.3
 #: If a node sends fewer bytes per step, headers and other traffic of the job count too much for a finding.
 LEAST_BYTES = 4e6
 
 
-class Message(NamedTuple):
-    """The messages of one collective in a step, with the sum of their sizes: all ranks' shards together.
+@dataclass(frozen=True)
+class Messages:
+    """The messages of one collective in a step.
 
-    ``ranks`` take part: all of them, those within each node, or the ranks with the same local rank on all
-    nodes (``across``), each with its share of ``bytes``.
+    Attributes:
+        collective: a key of :data:`ROUNDS`.
+        bytes: the size of each message: that of the gathered tensor, or of the tensor before it is scattered.
+        group: the ranks that exchange them, one of several groups of equal size; None means all ranks.
+        in_each_micro_batch: False if only backward passes that synchronise gradients send them.
     """
 
-    collective: Collective
-    bytes: float
-    ranks: Literal["all", "within", "across"] = "all"
+    collective: str
+    bytes: Sequence[int]
+    group: ProcessGroup | None = None
+    in_each_micro_batch: bool = False
 
 
 class Passes(NamedTuple):
-    """Numbers per optimizer step: backward passes that synchronise gradients, and micro-batches.
-
-    ``element_bytes`` is the size of a weight and of a gradient in the messages of a sharded model.
-    """
+    """Numbers per optimizer step: backward passes that synchronise gradients, and micro-batches if known."""
 
     syncs: float = 1
-    micro_batches: int = 1
-    element_bytes: int = 4
+    micro_batches: int | None = None
 
 
 class UnknownError(Exception):
@@ -83,29 +85,35 @@ class Placement:
             raise UnknownError("NCCL uses memory within a node, which no interface counts")
         return "loopback_bytes"
 
-    def sent_bytes(self, messages: Sequence[Message]) -> float:
-        """Return the bytes that all nodes send for ``messages``, on one node those of its loopback interface.
+    def sent_bytes(self, messages: Sequence[Messages], passes: Passes) -> float:
+        """Return the bytes that all nodes send in a step, on one node those of its loopback interface.
 
         Raises:
-            UnknownError: the way of the bytes is unknown.
+            UnknownError: the way of the bytes, or the number of messages, is unknown.
         """
         if self.backend not in ("gloo", "nccl"):
             raise UnknownError(f"the algorithms of backend {self.backend} are unknown")
-        return sum(map(self._sent, messages))
+        total = 0.0
+        for one in messages:
+            count = passes.micro_batches if one.in_each_micro_batch else passes.syncs
+            if count is None:
+                raise UnknownError("the number of micro-batches is unknown")
+            total += count * self._sent(one)
+        return total
 
-    def _sent(self, message: Message) -> float:
-        ranks, nodes = len(self.hosts), self.nodes
-        reduces_all = message.collective == "reduce_scatter" and self.backend == "gloo"
-        size = message.bytes * _SHARES["all_reduce" if reduces_all else message.collective]
-        if message.ranks == "across":
-            return (nodes - 1) * size
-        if message.ranks == "within" and nodes > 1:
+    def _sent(self, messages: Messages) -> float:
+        """Return the bytes that all groups send for each message once."""
+        group, collective = messages.group, messages.collective
+        hosts = self.hosts if group is None else [self.hosts[one] for one in get_process_group_ranks(group)]
+        if self.nodes > 1 and len({*hosts}) == 1:
             return 0.0
-        return (ranks - 1) / ranks * size * self._leaving(message.collective)
+        reduces_all = collective == "reduce_scatter" and self.backend == "gloo"
+        factor = ROUNDS["all_reduce" if reduces_all else collective] * (len(hosts) - 1) / len(hosts)
+        return len(self.hosts) / len(hosts) * factor * sum(messages.bytes) * self._leaving(hosts, collective)
 
-    def _leaving(self, collective: Collective) -> int:
-        """Return how many of the ring's links leave a node, or on one node use its loopback interface."""
-        ranks, nodes = len(self.hosts), self.nodes
+    def _leaving(self, hosts: Sequence[str], collective: str) -> int:
+        """Return how many links of a ring leave a node, or on one node use its loopback interface."""
+        ranks, nodes = len(hosts), len({*hosts})
         algorithm = self.env.get("NCCL_ALGO", "").lower()
         if self.backend == "nccl":
             if algorithm not in ("", "ring", "tree") or self.env.get("NCCL_COLLNET_ENABLE") == "1":
@@ -118,22 +126,21 @@ class Placement:
             raise UnknownError("with several ranks per node, the order of a broadcast is unknown")
         if self.backend == "nccl":
             return nodes
-        following = [*self.hosts[1:], self.hosts[0]]
-        return sum(own != other for own, other in zip(self.hosts, following, strict=True))
+        return sum(own != other for own, other in zip(hosts, [*hosts[1:], hosts[0]], strict=True))
 
 
 class WireBytes:
     """The wire bytes of a run, as columns of metrics.csv, and what they reveal.
 
     Args:
-        messages: returns the messages of a step, or None if they are unknown.
+        messages: returns what a step sends, or None if that is unknown.
         place: the ranks and their backend.
         passes: the passes of a step; None if the number of synchronised passes was measured.
     """
 
     def __init__(
         self,
-        messages: Callable[[Passes], list[Message] | None],
+        messages: Callable[[], list[Messages] | None],
         place: Placement,
         passes: Passes | None = None,
     ) -> None:
@@ -198,7 +205,7 @@ class WireBytes:
             if syncs is None:
                 raise UnknownError("the number of backward passes that synchronise gradients is unknown")
             passes = Passes(syncs / steps)
-        messages = self._messages(passes)
+        messages = self._messages()
         if messages is None:
             raise UnknownError("the messages of the strategy are unknown")
-        return self._place.sent_bytes(messages)
+        return self._place.sent_bytes(messages, passes)

@@ -42,7 +42,7 @@ from ..measure.transport import (
     read_traces,
     users_variables,
 )
-from ..measure.wire import Message, Passes, Placement, WireBytes
+from ..measure.wire import Placement, WireBytes
 from ..study.files import write_json
 from ..study.layout import RunFolder
 from ..study.run_json import changed_script, read_run, script_sha256
@@ -399,16 +399,13 @@ class RunWriter:
             for facts, one in zip(self._facts, contents, strict=True)
         ]
         place = Placement([facts.host for facts in self._facts], self._backend, os.environ)
-        self._wire = WireBytes(self._messages, place)
+        self._wire = WireBytes(self._parts.messages, place)
         if self._launch.world_size > 1 and self._has_bare_model:
             self._keep(Fact("model-not-wrapped"))
         for fact in core_facts(self._facts):
             self.add(fact)
         self._write_environment()
         return True
-
-    def _messages(self, passes: Passes) -> list[Message] | None:
-        return None if self._strategy is None else self._strategy.messages(self._parts.model, passes)
 
     def _add_epoch(self, windows: Sequence[Window]) -> None:
         record = merge_windows(self.epochs + 1, windows, self._places, wire=self._wire)

@@ -8,7 +8,7 @@ except for weights. With autocast, they include the copies of the weights in the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import chain
@@ -23,6 +23,7 @@ from torch.nn.modules.module import register_module_forward_hook
 from torch.overrides import TorchFunctionMode
 
 from ..matrix.workload import WorkloadOptions
+from ..measure.ranks import Host
 from ..measure.torch_internals import parameter_groups
 from .models import DataShape
 from .strategies import strategy_of
@@ -48,26 +49,29 @@ class Memory:
     activations: float | None
 
 
-def predict(
-    options: WorkloadOptions, model: nn.Module, shape: DataShape, *, per_gpu_batch: int, ranks: int
-) -> Memory:
-    """Predict the memory of a rank with a wrapped model after its first step.
-
-    ``ranks`` is the number of ranks that divide what the strategy divides.
-    """
-    sharded = strategy_of(options.strategy).sharded
+def kept_bytes(options: WorkloadOptions, model: nn.Module, hosts: Sequence[Host]) -> dict[str, float]:
+    """Return the bytes of ``weights``, ``gradients`` and ``states`` that a rank on these hosts needs."""
+    strategy = strategy_of(options.strategy)
+    ranks = len(hosts[0].ranks) if strategy.within_hosts else sum(len(host.ranks) for host in hosts)
     _, trained = parameters_of(model)
     whole = {
         "weights": sum(p.numel() * p.element_size() for p in model.parameters()),
         "gradients": trained,
         "states": trained * STATES_PER_WEIGHT[options.optimizer],
     }
+    return {name: size / ranks if name in strategy.sharded else size for name, size in whole.items()}
+
+
+def predict(
+    options: WorkloadOptions, model: nn.Module, shape: DataShape, hosts: Sequence[Host], *, per_gpu_batch: int
+) -> Memory:
+    """Predict the memory of a rank on these hosts, with a wrapped model after its first step."""
     groups = parameter_groups(model)
     kept = sum(one.gathered_bytes for one in groups if one.is_kept)
     others = max((one.gathered_bytes for one in groups if not one.is_kept), default=0)
     return Memory(
-        **{name: size / ranks if name in sharded else size for name, size in whole.items()},
-        gathered=kept + others if groups or "weights" not in sharded else None,
+        **kept_bytes(options, model, hosts),
+        gathered=kept + others if groups or "weights" not in strategy_of(options.strategy).sharded else None,
         activations=_predict_activations(options, shape, per_gpu_batch),
     )
 

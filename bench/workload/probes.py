@@ -33,11 +33,11 @@ from ..measure.conditions import peak_memory_bytes
 from ..measure.exchange import Collectives
 from ..measure.step_parts import Clock, clock_for
 from ..measure.torch_internals import spin_device
+from ..measure.wire import ROUNDS, Messages
 from ..study.files import write_json
 from .memory import measure_step, predict
 from .session import Session
 from .step_probes import StepReadings, time_buckets
-from .strategies import Messages, strategy_of
 from .strategies.spec import WIRE_TYPES
 from .training import STATES_PER_WEIGHT, Trainer, parameters_of, wrap
 
@@ -67,9 +67,6 @@ _LONGEST_LOAD_S = 0.1
 #: One spin of the device, in cycles of its clock: about a millisecond.
 _SPIN_CYCLES = 1_000_000
 _CALIBRATION_PIECES = 8
-
-#: k in the formulas above, by collective.
-_ROUNDS = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}
 
 
 def _bind(collective: str, group: dist.ProcessGroup | None) -> Callable[[torch.Tensor], object]:
@@ -130,7 +127,7 @@ class Sweep:
 
     def as_json(self) -> dict[str, Any]:
         """Return the value of the collective's name in probes.json."""
-        factor = _ROUNDS[self.collective] * (self.ranks - 1) / self.ranks
+        factor = ROUNDS[self.collective] * (self.ranks - 1) / self.ranks
         rows = []
         for index, size in enumerate(self.sizes):
             seconds = self.time_s(index)
@@ -207,7 +204,7 @@ class CollectiveSweep:
         dtype: the type of the messages.
         queues: True if a collective returns before it is complete, as with NCCL: its time on the device is
             then measured.
-        collective: a key of ``_ROUNDS``.
+        collective: the name of the collective, other than ``broadcast``.
         group: the ranks of this rank's group; None means all ranks.
     """
 
@@ -405,7 +402,7 @@ class Probes:
             "world_size": self._collectives.world_size,
             "backend": self._session.request.backend,
             "seconds": {**seconds, "all": all_s},
-            "bucket_bytes": self._bucket_bytes(),
+            "bucket_bytes": self._trainer.parts.bucket_bytes(),
             "memory_bytes": memory,
             "steps": None if steps is None else steps.as_json(),
             **{one.sent.collective: one.sweep and one.sweep.as_json() for one in swept},
@@ -433,17 +430,9 @@ class Probes:
         ranks = self._collectives.objects(own)
         if not self._session.is_first:
             return None, None
-        within = strategy_of(options.strategy).within_hosts
-        divided = len(self._session.joined.hosts[0].ranks) if within else len(ranks)
-        batch, shape = self._session.request.per_gpu_batch, trainer.feed.shape
-        predicted = predict(options, trainer.model, shape, per_gpu_batch=batch, ranks=divided)
+        batch, hosts = self._session.request.per_gpu_batch, self._session.joined.hosts
+        predicted = predict(options, trainer.model, trainer.feed.shape, hosts, per_gpu_batch=batch)
         return {"predicted": asdict(predicted), "ranks": ranks}, None
-
-    def _bucket_bytes(self) -> list[int]:
-        """Return the sizes in bytes of the buckets as they are sent."""
-        dtype = next(self._trainer.model.parameters()).dtype
-        sent = WIRE_TYPES[self._options.wire_dtype]
-        return [size * sent.itemsize // dtype.itemsize for size in self._trainer.parts.bucket_bytes()]
 
     def _steps(self, available_bytes: float) -> tuple[StepReadings | None, str | None]:
         options = self._options
@@ -467,12 +456,12 @@ class Probes:
 
     def _sweeps(self, available_bytes: float) -> list[Swept]:
         """Time each collective of the strategy; all of them share the time for the sweep."""
-        found, sent = [], self._trainer.parts.messages(self._bucket_bytes())
+        found, sent = [], self._trainer.parts.messages() or [Messages("all_reduce", [])]
         for one in sent:
             if one.in_each_micro_batch:
                 one = replace(one, bytes=[*one.bytes] * self._options.grad_accum)
             began = time.perf_counter()
-            budget_s = self._options.sweep_time / len(sent)
+            budget_s = self._options.sweep_time / sum(other.collective != "broadcast" for other in sent)
             sweep, reason = self._sweep(one, available_bytes, budget_s=budget_s)
             found.append(Swept(one, sweep, reason, time.perf_counter() - began))
         return found
@@ -486,6 +475,8 @@ class Probes:
         ranks = all_ranks if sent.group is None else dist.get_world_size(sent.group)
         if ranks == 1:
             return None, "a single rank does not communicate"
+        if sent.collective == "broadcast":
+            return None, "the sweep does not time broadcasts"
         _, gradient_bytes = parameters_of(self._trainer.model)
         queues = self._session.request.backend == "nccl"
         largest = _NCCL_TOP if queues else None

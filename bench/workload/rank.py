@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import astuple, replace
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +51,7 @@ from .failures import (
     known_reason,
 )
 from .gpus import choose_device
+from .memory import kept_bytes
 from .mfu import MfuBasis, count_step, mfu_basis, precisions_in_use
 from .models import DataShape, spec_of
 from .nccl_watch import shorten_watchdogs_wait, watched_group
@@ -59,9 +59,7 @@ from .probes import Probes
 from .rendezvous import Joined, Launch, join, joined_message, launch_from
 from .session import Request, Session
 from .strategies import strategy_of
-from .strategies.spec import WIRE_TYPES
 from .training import (
-    STATES_PER_WEIGHT,
     Task,
     Trainer,
     Windows,
@@ -220,9 +218,7 @@ def _build_and_measure(
 def _wire_bytes(session: Session, trainer: Trainer, env: Mapping[str, str]) -> WireBytes:
     options = session.request.options
     place = Placement([rank.host for rank in session.joined.facts], session.request.backend, env)
-    messages = partial(strategy_of(options.strategy).messages, trainer.model)
-    size = WIRE_TYPES[options.wire_dtype].itemsize
-    return WireBytes(messages, place, Passes(micro_batches=options.grad_accum, element_bytes=size))
+    return WireBytes(trainer.parts.messages, place, Passes(micro_batches=options.grad_accum))
 
 
 def _mfu_basis(
@@ -326,19 +322,15 @@ def _check_memory(session: Session, feed: Feed) -> None:
     """Reject a model that does not fit into memory, before the kernel kills ranks or other users' jobs."""
     options = session.request.options
     with torch.device("meta"):
-        parameters, weight_bytes = parameters_of(build_task(options, feed.shape))
-    host = next(host for host in session.joined.hosts if host.host == session.me.host)
-    strategy = strategy_of(options.strategy)
-    parts = len(host.ranks) if strategy.within_hosts else session.launch.world_size
-    copies = {"weights": 1.0, "gradients": 1.0, "states": float(STATES_PER_WEIGHT[options.optimizer])}
-    needed = sum(
-        weight_bytes * count / (parts if name in strategy.sharded else 1) for name, count in copies.items()
-    )
+        task = build_task(options, feed.shape)
+    (parameters, whole), hosts = parameters_of(task), session.joined.hosts
+    needed = math.fsum(kept_bytes(options, task, hosts).values())
     if session.device.type == "cuda":
         available, ranks = torch.cuda.get_device_properties(session.device).total_memory, 1
     else:
+        host = next(host for host in hosts if host.host == session.me.host)
         available, ranks = host.memory_bytes, len(host.ranks)
-        needed = max(needed, weight_bytes)  # each rank builds the whole model before it is sharded
+        needed = max(needed, whole)  # each rank builds the whole model before it is sharded
     needed = math.ceil(needed * ranks)
     if needed > available:
         raise SetupError(

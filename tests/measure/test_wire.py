@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from torch import nn
 
-from bench.measure.wire import Message, Passes, Placement, UnknownError, WireBytes
-from bench.workload.wire import sharded_messages
+from bench.measure import wire as wire_module
+from bench.measure.wire import Messages, Passes, Placement, UnknownError, WireBytes
 from tests.common import raised
 
-REDUCE, GATHER = Message("all_reduce", 12e6), Message("all_gather", 12e6)
-SCATTER, CAST = Message("reduce_scatter", 12e6), Message("broadcast", 12e6)
-ACROSS, WITHIN = Message("all_reduce", 12e6, "across"), Message("all_gather", 12e6, "within")
+SIZES = [8_000_000, 4_000_000]
+REDUCE, SCATTER, CAST = (Messages(name, SIZES) for name in ("all_reduce", "reduce_scatter", "broadcast"))
+GATHER = Messages("all_gather", SIZES, in_each_micro_batch=True)
+#: Of the shards of two ranks on each node.
+ACROSS = Messages("all_reduce", [6_000_000], (0, 2))
+WITHIN = replace(GATHER, group=(0, 1))
 
 
 @pytest.mark.parametrize(
@@ -30,14 +33,15 @@ ACROSS, WITHIN = Message("all_reduce", 12e6, "across"), Message("all_gather", 12
         ("a a b b", "gloo", REDUCE, 2 * 3 * 12e6 * 2 / 4),  # two of four links leave a node
         ("a b a b", "gloo", REDUCE, 2 * 3 * 12e6),
         ("a a b b", "gloo", ACROSS, 2 * 12e6),
-        ("a a b b c c", "nccl", ACROSS, 4 * 12e6),
+        ("a a b b c c", "nccl", replace(ACROSS, group=(0, 2, 4)), 4 * 12e6),
         ("a a b b", "nccl", WITHIN, 0),
         ("a a", "gloo", WITHIN, 12e6),
-        ("a a", "gloo", ACROSS, 0),
     ],
 )
-def test_bytes_that_all_nodes_send_for_a_message(hosts, backend, message, expected):
-    assert Placement(hosts.split(), backend, {}).sent_bytes([message]) == expected
+def test_bytes_that_all_nodes_send_for_messages(monkeypatch, hosts, backend, message, expected):
+    monkeypatch.setattr(wire_module, "get_process_group_ranks", lambda group: group)
+    place, times = Placement(hosts.split(), backend, {}), 3 if message.in_each_micro_batch else 1
+    assert place.sent_bytes([message, message], Passes(micro_batches=3)) == 2 * times * expected
 
 
 @pytest.mark.parametrize(
@@ -53,20 +57,21 @@ def test_bytes_that_all_nodes_send_for_a_message(hosts, backend, message, expect
         ),
         ("a a b b", "gloo", "", CAST, "with several ranks per node, the order of a broadcast is unknown"),
         ("a b", "gloo", "", None, "the messages of the strategy are unknown"),
+        ("a b", "gloo", "", GATHER, "the number of micro-batches is unknown"),
     ],
 )
 def test_without_a_certain_way_of_the_bytes_there_is_a_reason(hosts, backend, algorithm, message, reason):
     place = Placement(hosts.split(), backend, {"NCCL_ALGO": algorithm})
-    wire = WireBytes(lambda _: message and [message], place, Passes())
+    wire = WireBytes(lambda: message and [message], place, Passes())
     assert math.isnan(wire.columns([None], 1)["wire_bytes_predicted_per_step"])
     assert wire.as_json()["predicted_empty_because"] == reason
 
 
 def test_a_chosen_ring_of_nccl_leaves_each_node_once():
     place = Placement(["a", "b", "a", "b"], "nccl", {"NCCL_ALGO": "Ring"})
-    assert place.sent_bytes([REDUCE]) == 2 * 3 * 12e6 * 2 / 4
+    assert place.sent_bytes([REDUCE], Passes()) == 2 * 3 * 12e6 * 2 / 4
     assert "rings and trees" in raised(
-        UnknownError, Placement(["a", "b"], "nccl", {"NCCL_ALGO": "^Ring"}).sent_bytes, [REDUCE]
+        UnknownError, Placement(["a", "b"], "nccl", {"NCCL_ALGO": "^Ring"}).sent_bytes, [REDUCE], Passes()
     )
 
 
@@ -86,9 +91,7 @@ def parts(*link_bytes: float | None, steps: int = 5, sync_passes: int | None = N
 
 
 def on_two_nodes(size: float = 12e6) -> WireBytes:
-    return WireBytes(
-        lambda passes: [Message("all_reduce", size * passes.syncs)], Placement(["a", "b"], "gloo", {})
-    )
+    return WireBytes(lambda: [Messages("all_reduce", [int(size)])], Placement(["a", "b"], "gloo", {}))
 
 
 @pytest.mark.parametrize(
@@ -124,23 +127,3 @@ def test_a_count_that_is_missing_on_a_node_is_empty_with_the_reason(sampled, rea
         "counted_empty_because": reason,
         "predicted_empty_because": "the number of backward passes that synchronise gradients is unknown",
     }
-
-
-def test_messages_of_a_sharded_model_gather_its_root_once_and_its_blocks_as_often_as_they_are_freed():
-    def sharded(module: nn.Module) -> nn.Module:
-        module.set_requires_gradient_sync = None
-        return module
-
-    blocks = nn.Sequential(*(sharded(nn.Linear(10, 10, bias=False)) for _ in range(2)))  # 200 weights
-    model = nn.ModuleDict(
-        {"network": sharded(nn.Sequential(blocks, nn.Linear(10, 5, bias=False)))}
-    )  # 50 more
-    passes = Passes(micro_batches=3, element_bytes=2)
-    gathered, reduced = Message("all_gather", (2 * 200 + 50) * 2 * 3), Message("reduce_scatter", 250 * 2)
-    assert sharded_messages(model, passes, gathers=2) == [gathered, reduced]
-    kept = sharded_messages(model, passes, gathers=1, ranks="within")
-    assert kept == [
-        Message("all_gather", 250 * 2 * 3, "within"),
-        reduced._replace(ranks="within"),
-        Message("all_reduce", 250 * 2, "across"),
-    ]

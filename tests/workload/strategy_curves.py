@@ -1,4 +1,4 @@
-"""Train with several strategies, one after another in the same ranks; rank 0 prints what each one found."""
+"""Train with several strategies, one after another in the same ranks; rank 0 writes what each one found."""
 
 from __future__ import annotations
 
@@ -14,10 +14,15 @@ import torch.distributed as dist
 
 from bench.matrix.strategies import STRATEGIES
 from bench.matrix.workload import WorkloadOptions
+from bench.measure.conditions import Conditions
 from bench.measure.exchange import Collectives
 from bench.measure.node import host_name
+from bench.measure.step_parts import HostClock
+from bench.measure.torch_internals import import_dynamo
+from bench.measure.wire import Passes, Placement, WireBytes
 from bench.workload.data import DataShard, open_feed
 from bench.workload.failures import SetupError
+from bench.workload.probes import CollectiveSweep, Size
 from bench.workload.rank import _validation_batches
 from bench.workload.rendezvous import launch_from
 from bench.workload.training import Trainer, build_task, parameters_of, wrap
@@ -81,6 +86,47 @@ def _tensors(states: dict[int, dict[str, Any]]) -> dict[str, torch.Tensor]:
     return {name: one for name, one in found.items() if isinstance(one, torch.Tensor)}
 
 
+def on_links(collectives: Collectives, hosts: list[str]) -> dict[str, Any]:
+    """Return bus bandwidths, and the bytes per step that the links count and that are predicted."""
+    clock, cpu = HostClock(), torch.device("cpu")
+    size, rates = 4 * 2**20, {}
+    for name in ("all_reduce", "all_gather", "reduce_scatter"):
+        sweep = CollectiveSweep(
+            collectives=collectives, clock=clock, device=cpu, dtype=torch.float32, collective=name
+        )
+        (found,) = sweep.run([Size(size)], budget_s=9, room_bytes=size, seed=1).as_json()["sizes"]
+        # The best repeat counts, because the nodes share this machine's cores.
+        rates[name] = found["wire_bytes_per_rank"] / min(map(max, found["times_s"]))
+    return {
+        "rates": rates,
+        "bytes": {name: wire_bytes(name, collectives, hosts) for name in ("fsdp", "hsdp")},
+    }
+
+
+def wire_bytes(strategy: str, collectives: Collectives, hosts: list[str]) -> list[float]:
+    """Return the counted and the predicted bytes of a step with messages of 4 MB."""
+    steps, cpu = 2, torch.device("cpu")
+    options = WorkloadOptions(
+        device="cpu", strategy=strategy, model="mlp", parameters=1_100_000, fsdp_wrap="root", grad_accum=2
+    )
+    feed = open_feed(options, 2, DataShard(collectives.rank, collectives.world_size, cpu))
+    trainer = Trainer(wrap(build_task(options, feed.shape), options), feed, options)
+    trainer.step()
+    is_first = collectives.rank == hosts.index(hosts[collectives.rank])
+    conditions = Conditions(cpu, os.environ, reads_node=is_first)
+    collectives.barrier()
+    conditions.sample()
+    conditions.start()
+    for _ in range(steps):
+        trainer.step()
+    collectives.barrier()
+    parts = collectives.objects(conditions.stop(steps=steps, sync_passes=steps))
+    place = Placement(hosts, "gloo", {})
+    return list(
+        WireBytes(trainer.parts.messages, place, Passes(micro_batches=2)).columns(parts, steps).values()
+    )
+
+
 def curves(argv: list[str]) -> int:
     """Train with the named settings, by default all, and write curves.json into the folder of the run."""
     launch = launch_from(os.environ)
@@ -97,18 +143,29 @@ def curves(argv: list[str]) -> int:
         and (len({*hosts}) > 1 or not STRATEGIES[name].within_hosts)
     ]
     _, folder, _, _, *names = argv
-    found = {
+    found: dict[str, Any] = {
         setting: {
             strategy: train(WorkloadOptions(**{**OPTIONS, "strategy": strategy, **SETTINGS[setting]}))
             for strategy in strategies
         }
         for setting in names or SETTINGS
+        if setting != "links"
     }
+    if "links" in names:
+        found["links"] = on_links(Collectives(torch.device("cpu"), "gloo"), hosts)
     if launch.rank == 0:
         Path(folder, "curves.json").write_text(json.dumps(found))
     dist.barrier()
     return 0
 
 
-if __name__ == "__main__":
-    os._exit(curves(sys.argv[1:]))
+if __name__ == "__main__":  # one process on each of two nodes, which forks because imports take long
+    import torch.distributed.fsdp
+    import torch.distributed.optim
+
+    import_dynamo()
+    other = os.fork()
+    local, node = int(not other), int(os.environ["SLURM_PROCID"])
+    os.environ |= {"RANK": str(2 * node + local), "LOCAL_RANK": str(local), "WORLD_SIZE": "4"}
+    code = curves(sys.argv[1:])
+    os._exit(code or (bool(other) and os.waitpid(other, 0)[1] != 0))

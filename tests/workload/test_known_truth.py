@@ -88,7 +88,9 @@ def test_a_planted_wait_is_found_in_its_place(planted, training):
         )
     for part, one in (("forward", waits.FORWARD_S), ("backward", waits.BACKWARD_S)):
         slept, found = naps * waits.BLOCKS * one, min(step[f"{part}_s"] for step in steps)
-        assert slept <= found < slept + naps * waits.GATHER_S, (part, found)  # without any of the waits
+        planted = PLANTED[training][part == "backward"]
+        waited = sum(count * one for count, one in zip(planted, seconds, strict=True))
+        assert slept <= found < slept + max(waited / 2, 20e-3), (part, found)  # without the waits
     assert min(abs(step["other_s"]) / step["step_s"] for step in steps) < 0.02
 
 
@@ -124,29 +126,25 @@ def test_a_late_rank_is_named_with_its_host_and_the_cause(late_rank_run):
     assert exposed - wait < wait
 
 
-def train_over_links(cluster, folder: Path, *, nodes: int, words: str) -> tuple[Finished, float]:
-    """Train with one rank per node over links of a random rate; return this rate, too (bytes/s)."""
-    rate = random.SystemRandom().randrange(210, 480)
-    words += " --backend gloo --device cpu --per-gpu-batch 8 --model mlp --parameters 1200k --val-steps 0"
-    env = {"GLOO_SOCKET_IFNAME": "eth0", "BENCH_THREADS_PER_RANK": "1", "PYTHONPATH": str(ROOT)}
-    env |= {"MASTER_ADDR": cluster.address("n1"), "MASTER_PORT": "29411"}
-    srun = ["srun", "-N", str(nodes), "--ntasks-per-node=1", "--time=3"]
-    command = [*srun, sys.executable, "-m", "bench.workload", "--run-dir", str(folder)]
-    with cluster.linked(f"{rate}mbit"):
-        cluster.run([*command, *words.split()], timeout_s=150, env=env, cwd=ROOT)
-    cluster.clear()
-    return Finished(folder, [0] * nodes, [], []), rate * 1e6 / 8
-
-
 @pytest.fixture(scope="module")
 def shaped(running_cluster, tmp_path_factory):
     """Two nodes with one rank each over links of a random rate; with one bucket nothing overlaps."""
+    rate = random.SystemRandom().randrange(210, 480)
+    folder = tmp_path_factory.mktemp("shaped link")
     words = (
-        "--bucket-cap-mb 64 --steps-per-epoch 3 --epochs 2 --warmup-steps 3 --attribution-steps 5"
+        "--backend gloo --device cpu --per-gpu-batch 8 --model mlp --parameters 1200k --bucket-cap-mb 64"
+        " --steps-per-epoch 3 --epochs 2 --warmup-steps 3 --attribution-steps 5 --val-steps 0"
         " --probe-steps 3 --sweep-time 8"
     )
-    folder = tmp_path_factory.mktemp("shaped link")
-    return train_over_links(running_cluster, folder, nodes=2, words=words)
+    env = {"GLOO_SOCKET_IFNAME": "eth0", "BENCH_THREADS_PER_RANK": "1", "PYTHONPATH": str(ROOT)}
+    env |= {"MASTER_ADDR": running_cluster.address("n1"), "MASTER_PORT": "29411"}
+    command = ["srun", "-N", "2", "--ntasks-per-node=1", "--time=3", sys.executable, "-m", "bench.workload"]
+    with running_cluster.linked(f"{rate}mbit"):
+        running_cluster.run(
+            [*command, "--run-dir", str(folder), *words.split()], timeout_s=150, env=env, cwd=ROOT
+        )
+    running_cluster.clear()
+    return Finished(folder, [0, 0], [], []), rate * 1e6 / 8
 
 
 def probes(finished: Finished) -> dict:
@@ -159,27 +157,6 @@ def test_a_large_all_reduce_runs_at_the_rate_of_the_line(shaped):
     assert len(swept) >= 2
     rates = {size["bytes"]: size["busbw_bytes_per_s"] / line for size in swept}
     assert all(0.85 <= rate <= 1.0 for rate in rates.values()), (line, rates)
-
-
-def test_a_large_all_gather_runs_at_the_rate_of_the_line_and_gloos_reduce_scatter_at_half(
-    running_cluster, tmp_path
-):
-    words = (
-        "--strategy fsdp --fsdp-wrap root --epochs 1 --steps-per-epoch 1 --warmup-steps 3"
-        " --attribution-steps 0 --probe-steps 0 --sweep-time 9 --sweep-max-mb 4"
-    )
-    # Between two ranks, gloo's all-gather has only one connection, and its requests wait behind data.
-    finished, line = train_over_links(running_cluster, tmp_path, nodes=3, words=words)
-    rates = {
-        name: [
-            size["busbw_bytes_per_s"] / line
-            for size in probes(finished)[name]["sizes"]
-            if size["bytes"] >= LARGE_BYTES
-        ]
-        for name in ("all_gather", "reduce_scatter", "all_reduce")
-    }
-    assert 0.85 <= max(rates["all_gather"]) <= 1.0, (line, rates)
-    assert max(rates["reduce_scatter"]) == pytest.approx(max(rates["all_reduce"]) / 2, rel=0.1), rates
 
 
 def test_alpha_and_beta_predict_a_large_all_reduce_that_was_left_out(shaped):

@@ -11,6 +11,7 @@ import torch
 
 from bench.matrix.workload import WorkloadOptions
 from bench.measure.step_parts import HostClock
+from bench.measure.wire import Messages
 from bench.workload import probes
 from bench.workload.probes import (
     CollectiveSweep,
@@ -21,7 +22,6 @@ from bench.workload.probes import (
     message_sizes,
 )
 from bench.workload.step_probes import BucketSpan, unhidden_tail_s, union_s
-from bench.workload.strategies import Messages
 from tests.workload.conftest import QUICK, srun_env, torchrun_env
 
 MIB = 2**20

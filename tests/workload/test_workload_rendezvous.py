@@ -246,7 +246,7 @@ def test_env_json_says_what_ran(run_ranks):
     assert " ".join(env) == (
         "schema bench_version torch python cuda nccl device_name device_memory_bytes device backend world_size "
         "launcher joined hosts cores transport threads_per_rank env slurm workload strategy per_gpu_batch "
-        "global_batch parameters gradient_bytes flops ddp facts"
+        "global_batch parameters gradient_bytes flops wire_bytes ddp facts"
     )
     assert env["env"]["NCCL_ALGO"] == "Ring"
     assert "hidden" not in str(env)

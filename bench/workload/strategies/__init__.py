@@ -8,9 +8,9 @@ from importlib import import_module
 from torch import nn
 
 from ...matrix.strategies import STRATEGIES
-from .spec import Messages, Parts, Strategy
+from .spec import Parts, Strategy
 
-__all__ = ["Messages", "Parts", "Strategy", "find_strategy", "strategy_of"]
+__all__ = ["Parts", "Strategy", "find_strategy", "strategy_of"]
 
 
 @cache

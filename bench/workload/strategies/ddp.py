@@ -24,7 +24,7 @@ from ...facts import Fact
 from ...matrix.workload import WorkloadOptions
 from ...measure.step_parts import BackwardReading, StepTimer
 from ...measure.torch_internals import ddp_texts, ddp_times, set_ddp_sample_rate, unused_parameter_bytes
-from ...measure.wire import Message, Passes
+from ...measure.wire import Messages
 from ..failures import SetupError
 from .spec import Parts, Strategy
 
@@ -134,8 +134,17 @@ class DdpParts(Parts):
         return self.model.no_sync()
 
     def bucket_bytes(self) -> list[int]:
-        """Return the sizes of DDP's buckets in bytes, in their order, after DDP has rebuilt them."""
-        return _bucket_bytes(ddp_texts(self.model))
+        """Return the sizes of the buckets, after DDP has rebuilt them; empty with a hook of the user."""
+        logged = ddp_texts(self.model)
+        share = _HOOKS.get(logged.get("comm_hook", ""))
+        if share is None or (share < 1 and logged.get("dtypes") != "float"):
+            return []
+        return [int(size * share) for size in _bucket_bytes(logged)]
+
+    def messages(self) -> list[Messages] | None:
+        """Return the all-reduces of the buckets."""
+        sizes = self.bucket_bytes()
+        return [Messages("all_reduce", sizes)] if sizes else None
 
     def hook_buckets(self, state: Any, hook: Callable[..., Any]) -> None:
         """Register ``hook`` as DDP's communication hook."""
@@ -154,7 +163,7 @@ class DdpParts(Parts):
             "static_graph": model.static_graph,
             "broadcast_buffers": model.broadcast_buffers,
             "buffer_bytes": sum(one.numel() * one.element_size() for one in model.buffers()),
-            "bucket_bytes": self.bucket_bytes(),
+            "bucket_bytes": _bucket_bytes(ddp_texts(model)),
         }
         return {SPEC.name: own}
 
@@ -162,17 +171,6 @@ class DdpParts(Parts):
 def _bucket_bytes(logged: Mapping[str, str]) -> list[int]:
     sizes = logged.get("rebuilt_bucket_sizes") or logged.get("bucket_sizes") or ""
     return [int(size) for size in sizes.replace(",", " ").split()]
-
-
-def messages(model: nn.Module, passes: Passes) -> list[Message] | None:
-    """Return the all-reduce of the buckets, or None with a hook whose messages are unknown."""
-    assert isinstance(model, DistributedDataParallel)
-    logged = ddp_texts(model)
-    share = _HOOKS.get(logged.get("comm_hook", ""))
-    size = sum(_bucket_bytes(logged))
-    if not size or share is None or (share < 1 and logged.get("dtypes") != "float"):
-        return None
-    return [Message("all_reduce", size * share * passes.syncs)]
 
 
 def _has_zero_span(values: Mapping[str, int]) -> bool:
@@ -193,6 +191,5 @@ SPEC = Strategy(
     options=("bucket_cap_mb", "comm_dtype", "comm_hook"),
     wrap=wrap,
     parts=DdpParts,
-    messages=messages,
     find=find,
 )

@@ -40,5 +40,4 @@ SPEC = Strategy(
     options=("bucket_cap_mb", "comm_dtype", "comm_hook"),
     wrap=wrap,
     parts=StaticParts,
-    messages=ddp.messages,
 )

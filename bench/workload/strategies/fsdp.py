@@ -22,7 +22,6 @@ from torch.optim import Optimizer
 from ...matrix.workload import WorkloadOptions
 from ..failures import SetupError
 from ..models.spec import Blocks
-from ..wire import sharded_messages
 from .fsdp2 import ShardedParts
 from .spec import WIRE_TYPES, Strategy, state_of
 
@@ -148,6 +147,5 @@ SPEC = Strategy(
     sharded=("weights", "gradients", "states"),
     wrap=wrap,
     parts=FsdpParts,
-    messages=partial(sharded_messages, gathers=2),
     state=whole_state,
 )

@@ -19,7 +19,8 @@ from torch import nn
 from ...facts import Fact
 from ...measure.step_parts import StepTimer
 from ...measure.torch_internals import fsdp_version, observe_sharding, parameter_groups
-from .spec import Messages, Parts, Strategy
+from ...measure.wire import Messages
+from .spec import Parts, Strategy
 
 
 def find(modules: Sequence[nn.Module]) -> nn.Module | None:
@@ -131,7 +132,7 @@ class ShardedParts(Parts):
             self._timer.waited(begin, end, at_end=self._is_end)
         return work, end
 
-    def messages(self, buckets: Sequence[int]) -> list[Messages]:
+    def messages(self) -> list[Messages] | None:
         """Return what a step sends, after the first step.
 
         Each micro-batch gathers the weights for its forward pass, and again for backward unless they are
@@ -139,10 +140,12 @@ class ShardedParts(Parts):
         gradients are then all-reduced; without them, the all-reduce has no messages.
         """
         groups = parameter_groups(self.model)
-        shards, replicas = (groups[0].shards, groups[0].replicas) if groups else (None, None)
-        gathered = [one.gathered_bytes for one in groups for _ in range(1 if one.is_kept else 2)]
+        if len({(one.shards, one.replicas) for one in groups}) != 1:
+            return None
+        shards, replicas = groups[0].shards, groups[0].replicas
         reduced = [one.reduced_bytes for one in groups if one.reduced_bytes]
-        of_shards = [one.reduced_bytes // one.shards.size() for one in groups if one.replicas is not None]
+        gathered = [one.gathered_bytes for one in groups for _ in range(1 if one.is_kept else 2)]
+        of_shards = [] if replicas is None else [size // shards.size() for size in reduced]
         return [
             Messages("all_reduce", of_shards, replicas),
             Messages("all_gather", gathered, shards, in_each_micro_batch=True),

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from torch import nn
 
 from ...matrix.workload import WorkloadOptions
-from ..wire import sharded_messages
 from . import fsdp
 from .spec import Strategy
 
@@ -24,6 +21,5 @@ SPEC = Strategy(
     sharded=("weights", "gradients", "states"),
     wrap=wrap,
     parts=fsdp.FsdpParts,
-    messages=partial(sharded_messages, gathers=1),
     state=fsdp.whole_state,
 )

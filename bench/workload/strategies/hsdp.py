@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import torch.distributed as dist
@@ -13,7 +12,6 @@ from torch import nn
 from ...matrix.workload import WorkloadOptions
 from ...measure.node import host_name
 from ..failures import SetupError
-from ..wire import sharded_messages
 from . import ddp, fsdp
 from .spec import Strategy
 
@@ -52,7 +50,6 @@ SPEC = Strategy(
     within_hosts=True,
     wrap=wrap,
     parts=fsdp.FsdpParts,
-    messages=partial(sharded_messages, gathers=2, ranks="within"),
     state=fsdp.whole_state,
     runs_as=runs_as,
 )

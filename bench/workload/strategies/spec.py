@@ -15,34 +15,16 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed import ProcessGroup
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from ...facts import Fact
 from ...matrix.workload import WorkloadOptions
 from ...measure.step_parts import BackwardReading, StepTimer
-from ...measure.wire import Message, Passes
+from ...measure.wire import Messages
 
 #: The types of gradients between ranks, by the name in a matrix.
 WIRE_TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 NO_COMMUNICATION = BackwardReading(0.0, 0.0, 0)
-
-
-@dataclass(frozen=True)
-class Messages:
-    """The messages of one collective in a step.
-
-    Attributes:
-        collective: ``all_reduce``, ``all_gather`` or ``reduce_scatter``.
-        bytes: the size of each message: that of the gathered tensor, or of the tensor before it is scattered.
-        group: the ranks that exchange them; None means all ranks.
-        in_each_micro_batch: False if only the last micro-batch of a step sends them.
-    """
-
-    collective: str
-    bytes: Sequence[int]
-    group: ProcessGroup | None = None
-    in_each_micro_batch: bool = False
 
 
 #: The momentum of SGD, with the value that is usual for ResNet-50.
@@ -94,12 +76,12 @@ class Parts:
         return nullcontext()
 
     def bucket_bytes(self) -> list[int]:
-        """Return the sizes in bytes of the buckets of gradients, in their order."""
+        """Return the sizes in bytes of the buckets of gradients as they are sent, in their order."""
         return []
 
-    def messages(self, buckets: Sequence[int]) -> list[Messages]:
-        """Return what a step sends, one entry for each collective; ``buckets`` are bytes as they are sent."""
-        return [Messages("all_reduce", buckets)]
+    def messages(self) -> list[Messages] | None:
+        """Return what a step sends, one entry for each collective, or None if that is unknown."""
+        return None
 
     def hook_buckets(self, state: Any, hook: Callable[..., Any]) -> None:
         """Let ``hook`` exchange the gradients of each bucket."""
@@ -141,7 +123,6 @@ class Strategy:
         wrap: returns the wrapped model, or raises a SetupError.
         parts: measures the parts of a step of the wrapped model.
         optimizer: returns the optimizer of the wrapped model.
-        messages: returns the messages of a step of the wrapped model, or None if they are unknown.
         state: returns the whole state of the unwrapped model and of its optimizer. Only rank 0 uses it, but
             every rank must call this function.
         options: the workload options that this strategy uses and not every strategy does.
@@ -161,7 +142,6 @@ class Strategy:
     wrap: Callable[[nn.Module, WorkloadOptions], nn.Module] = lambda model, options: model
     parts: type[Parts] = Parts
     optimizer: Callable[[nn.Module, WorkloadOptions], Optimizer] = build_optimizer
-    messages: Callable[[nn.Module, Passes], list[Message] | None] = lambda model, passes: None
     state: Callable[[nn.Module, Optimizer], dict[str, Any]] = state_of
     options: tuple[str, ...] = ()
     sharded: tuple[str, ...] = ()

@@ -12,7 +12,7 @@ from ...facts import Fact
 from ...matrix.workload import WorkloadOptions
 from ...measure.step_parts import StepTimer
 from ...measure.torch_internals import observe_parameter_sync
-from ...measure.wire import Message, Passes
+from ...measure.wire import Messages
 from . import ddp
 from .spec import Strategy, optimizer_kind, state_of
 
@@ -44,6 +44,14 @@ class Zero1Parts(ddp.DdpParts):
             self._stop_observing()
             self._stop_observing = None
 
+    def messages(self) -> list[Messages] | None:
+        """Return DDP's messages, and the broadcasts of the weights."""
+        found, weights = super().messages(), self.model.parameters()
+        return found and [
+            *found,
+            Messages("broadcast", [one.numel() * one.element_size() for one in weights]),
+        ]
+
 
 def build_optimizer(model: nn.Module, options: WorkloadOptions) -> Optimizer:
     """Return torch's optimizer, of whose states each rank has a part."""
@@ -59,13 +67,6 @@ def whole_state(module: nn.Module, optimizer: Any) -> dict[str, Any]:
     return state_of(module, optimizer) if optimizer.rank == 0 else {}
 
 
-def messages(model: nn.Module, passes: Passes) -> list[Message] | None:
-    """Return DDP's messages, and the broadcast of the weights, of which each rank sends its part."""
-    weight_bytes = sum(one.numel() * one.element_size() for one in model.parameters())
-    found = ddp.messages(model, passes)
-    return found and [*found, Message("broadcast", weight_bytes)]
-
-
 SPEC = Strategy(
     "zero1",
     title="DDP with ZeRO-1",
@@ -74,6 +75,5 @@ SPEC = Strategy(
     wrap=ddp.wrap,
     parts=Zero1Parts,
     optimizer=build_optimizer,
-    messages=messages,
     state=whole_state,
 )
