@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from analysis.checks.scaling_table import Invalid, invalid_reason
 from analysis.compare.comparison import ComparedCell, Comparison, compare_within
 from analysis.data.differences import settings_of
 from analysis.data.load import Study
@@ -19,12 +20,13 @@ from analysis.text import clean, plain
 from bench.errors import BenchError
 from bench.matrix.strategies import DEFAULT
 from bench.units import MISSING, fraction, fractions, human_bytes, known, number, whole
+from bench.words import heading
 
 HEADINGS = (
-    *("Strategy", "Ranks", "Batch", "Samples/s", "Ratio", "Efficiency", "Exposed (ms)", "forward"),
-    *("backward", "end", "Memory", "Wire bytes", "predicted"),
+    *("Strategy", "Ranks", "Batch", "Samples/s", "Ratio", "Efficiency", "Exposed (ms)", "in forward"),
+    *("in backward", "at the end", "Memory", "Wire bytes", "predicted", "Not valid"),
 )
-NUMERIC = HEADINGS[1:]
+NUMERIC = HEADINGS[1:-1]
 #: The values in JSON, by their names in :class:`ScalingRow`.
 _VALUES = (
     *("throughput_samples_per_sec", "throughput_low", "throughput_high"),
@@ -35,11 +37,15 @@ _VALUES = (
 
 @dataclass(frozen=True)
 class StrategyRow:
-    """A cell with its strategy, and how it compares with the base; None for the base itself."""
+    """A cell with its strategy, and how it compares with the base; None for the base itself.
+
+    ``not_valid`` is the kind of the error of the cell or of its baseline; empty if there is none.
+    """
 
     strategy: str
     row: ScalingRow
     compared: ComparedCell | None
+    not_valid: str
 
     def texts(self, name: str) -> tuple[str, ...]:
         """Return the texts of the table, with the columns :data:`HEADINGS`, the first one being ``name``."""
@@ -56,6 +62,7 @@ class StrategyRow:
             f"{fraction(row.efficiency)} {fractions(row.efficiency_low, row.efficiency_high)}".strip(),
             *(number(1000 * time) for time in times),
             *(human_bytes(size) if known(size) else MISSING for size in sizes),
+            heading(self.not_valid) if self.not_valid else "",
         )
 
     def as_json(self) -> dict[str, Any]:
@@ -70,15 +77,16 @@ class StrategyRow:
                 for name, one in zip(("ratio", "ratio_low", "ratio_high"), ratio, strict=True)
             },
             **{name: plain(getattr(self.row, name)) for name in _VALUES},
+            "not_valid": self.not_valid,
         }
 
 
 def strategy_rows(
-    study: Study, rows: Sequence[ScalingRow], comparison: Comparison | None = None
+    study: Study, rows: Sequence[ScalingRow], invalid: Invalid, comparison: Comparison | None = None
 ) -> list[StrategyRow]:
     """Return a row for each cell, those of equal size beside each other; none for a single strategy.
 
-    ``comparison`` is that of the strategies, if it is known.
+    ``invalid`` are the cells that are not valid; ``comparison`` is that of the strategies, if it is known.
     """
     cells = [] if study.table else study.plan["cells"]
     strategies = {clean(cell["cell_id"]): settings_of(cell).get("strategy", "") for cell in cells}
@@ -88,7 +96,9 @@ def strategy_rows(
     compared = {cell.cell_b: cell for cell in _compared(study, names, comparison)}
     order = {name: place for place, name in enumerate(sorted(names, key=lambda name: name != DEFAULT))}
     found = [
-        StrategyRow(strategies[row.cell_id], row, compared.get(row.cell_id))
+        StrategyRow(
+            strategies[row.cell_id], row, compared.get(row.cell_id), invalid_reason(row, row.base, invalid)
+        )
         for row in first_of_cells(rows)
         if strategies[row.cell_id]
     ]

@@ -64,11 +64,18 @@ class _Reader:
         self.record = record
         self.columns = columns_of(record)
         self.text = text_columns(record)
-        self.header = ",".join(self.columns).encode() + b"\n"
+        earlier = [name for name in self.columns if name not in columns_of(record, later="yes")]
+        #: The header, and that of tables of earlier versions.
+        self.headers = [",".join(names).encode() + b"\n" for names in (self.columns, earlier)]
         types = {name: pa.string() if name in self.text else pa.float64() for name in self.columns}
-        self.convert = arrow_csv.ConvertOptions(column_types=types, null_values=[""])
-        #: Files in the expected form that are not yet parsed: index, bytes below the header, number of rows.
-        self.pending: list[tuple[int, bytes, int]] = []
+        self.convert = arrow_csv.ConvertOptions(
+            column_types=types,
+            null_values=[""],
+            include_columns=self.columns,
+            include_missing_columns=True,
+        )
+        #: Files in the expected form that are not yet parsed, by header: index, bytes below it, rows.
+        self.pending: dict[bytes, list[tuple[int, bytes, int]]] = {}
         self.pending_bytes = 0
         self.frames: list[pd.DataFrame] = []
         self.problems: dict[int, str] = {}
@@ -83,12 +90,13 @@ class _Reader:
         except OSError as error:
             self.problems[index] = f"{self._name(index)} cannot be read: {error.strerror}"
             return
-        count = self._plain_rows(data)
-        if count is None:
+        header = next(filter(data.startswith, self.headers), None)
+        count = self._plain_rows(data, header) if header else None
+        if header is None or count is None:
             self._read_row_by_row(index, data)
             return
         if count:
-            self.pending.append((index, data[len(self.header) :], count))
+            self.pending.setdefault(header, []).append((index, data[len(header) :], count))
             self.pending_bytes += len(data)
         if self.pending_bytes > _PORTION_BYTES:
             self._parse_pending()
@@ -102,30 +110,30 @@ class _Reader:
             rows = rows.sort_values("file", kind="stable", ignore_index=True)
         return Loaded(rows, self.problems)
 
-    def _plain_rows(self, data: bytes) -> int | None:
-        """Return the number of rows of a file in exactly the expected form, else None."""
-        if not data.startswith(self.header) or not data.endswith(b"\n"):
-            return None
+    def _plain_rows(self, data: bytes, header: bytes) -> int | None:
+        """Return the number of rows of a file that is as expected below its ``header``, else None."""
         lines = data.count(b"\n")
-        if data.count(b",") != lines * (len(self.columns) - 1):
+        if not data.endswith(b"\n") or data.count(b",") != lines * header.count(b","):
             return None
         if b'"' in data or b"\r" in data or b"\n\n" in data or b"\0" in data:
             return None
         return lines - 1
 
     def _parse_pending(self) -> None:
-        if not self.pending:
-            return
-        files, bodies, counts = zip(*self.pending, strict=True)
-        self.pending, self.pending_bytes = [], 0
+        pending, self.pending, self.pending_bytes = self.pending, {}, 0
+        for header, files in pending.items():
+            self._parse(header, files)
+
+    def _parse(self, header: bytes, pending: Sequence[tuple[int, bytes, int]]) -> None:
+        files, bodies, counts = zip(*pending, strict=True)
         try:
-            source = pa.BufferReader(self.header + b"".join(bodies))
+            source = pa.BufferReader(header + b"".join(bodies))
             table = arrow_csv.read_csv(source, convert_options=self.convert)
         except pa.ArrowInvalid:
             table = None
         if table is None or table.num_rows != sum(counts):
             for index, body in zip(files, bodies, strict=True):
-                self._read_row_by_row(index, self.header + body)
+                self._read_row_by_row(index, header + body)
             return
         frame = table.to_pandas()
         frame.insert(0, "file", np.repeat(np.array(files, dtype=np.int64), counts))

@@ -86,7 +86,8 @@ def page_context(results: Results, drawings: Sequence[Drawing], why: Sequence[Wh
         "findings": _findings(results),
         "strategy_columns": HEADINGS,
         "strategies": [
-            one.texts(results.labels[0][one.row.series]) for one in strategy_rows(study, results.rows)
+            one.texts(results.labels[0][one.row.series].removeprefix("strategy "))
+            for one in strategy_rows(study, results.rows, results.invalid)
         ],
         "warnings": [(one_line(text, limit=500),) for text in study.plan.get("warnings") or []],
         "checks": [_check_row(check) for check in assessment.checks],

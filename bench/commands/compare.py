@@ -132,10 +132,11 @@ def _check_options(
 
 def strategies_of(study: Study, found: Comparison | None = None) -> list[StrategyRow]:
     """Return the strategies of a study side by side; none for a single strategy."""
-    from analysis.checks.scaling_table import scaling_table
     from analysis.compare.strategies import strategy_rows
+    from analysis.report.results import Results
 
-    return strategy_rows(study, scaling_table(study), found)
+    results = Results.of(study)
+    return strategy_rows(study, results.rows, results.invalid, found)
 
 
 def show_strategies(rows: list[StrategyRow], *, study: str = "") -> None:

@@ -132,8 +132,10 @@ class EpochRow(Record):
     peak_mem_bytes: float = _column("the largest value of all ranks", "bytes", "t")
     energy_joules: float = _column("energy of all GPUs, if every counter could be read", "J", "t")
     mfu: float = _column("counted FLOPs / (time × stated peak of all devices)", "", "t", doubt="rate")
-    wire_bytes_per_step: float = _column("bytes that all nodes sent to each other", "bytes", "t")
-    wire_bytes_predicted_per_step: float = _column("the same, predicted for the strategy", "bytes", "t")
+    wire_bytes_per_step: float = _column("bytes that all nodes sent to each other", "bytes", "t", later="yes")
+    wire_bytes_predicted_per_step: float = _column(
+        "the same, predicted for the strategy", "bytes", "t", later="yes"
+    )
 
 
 R = TypeVar("R", bound=Record)

@@ -170,12 +170,12 @@ class ForwardBytes:
         return tensor
 
     def _ended(self, module: nn.Module, *_: Any) -> None:
-        """Count the weights of a module before they are freed, and at the end of the model all tensors."""
-        for one in map(_local, module.parameters(recurse=False)):
-            if _storage(one) not in self._own:
-                self._gathered[_storage(one)] = one.untyped_storage()
-        if self._gathered:
-            self.gathered = max(self.gathered, sum(one.nbytes() for one in self._gathered.values()))
+        """Count the gathered weights before those of a module are freed, and at the end all tensors."""
+        weights = map(_local, self._model.parameters())
+        present = {_storage(one): one.untyped_storage() for one in weights}
+        gathered = {key: own for key, own in present.items() if key not in self._own}
+        self._gathered |= gathered
+        self.gathered = max(self.gathered, sum(own.nbytes() for own in gathered.values()))
         if module is self._model:
             self._is_in_forward = False
             saved = self._saved.items()
