@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from analysis.checks.scaling_table import Invalid, invalid_reason
+from analysis.checks.scaling_table import Invalid, efficiency_text, invalid_reason
 from analysis.compare.comparison import ComparedCell, Comparison, compare_within
 from analysis.data.differences import settings_of
 from analysis.data.load import Study
@@ -20,13 +20,12 @@ from analysis.text import clean, plain
 from bench.errors import BenchError
 from bench.matrix.strategies import DEFAULT
 from bench.units import MISSING, fraction, fractions, human_bytes, known, number, whole
-from bench.words import heading
 
 HEADINGS = (
     *("Strategy", "Ranks", "Batch", "Samples/s", "Ratio", "Efficiency", "Exposed (ms)", "in forward"),
-    *("in backward", "at the end", "Memory", "Wire bytes", "predicted", "Not valid"),
+    *("in backward", "at the end", "Memory", "Wire bytes", "predicted"),
 )
-NUMERIC = HEADINGS[1:-1]
+NUMERIC = HEADINGS[1:]
 #: The values in JSON, by their names in :class:`ScalingRow`.
 _VALUES = (
     *("throughput_samples_per_sec", "throughput_low", "throughput_high"),
@@ -54,15 +53,14 @@ class StrategyRow:
         times = (row.exposed, row.comm_forward, row.comm_backward, row.comm_end)
         sizes = (row.peak_mem_bytes, row.wire_bytes, row.wire_predicted)
         return (
-            name,
+            f"{name}, not valid" if self.not_valid else name,
             f"{row.gpus} ({layout(row)})",
             whole(row.global_batch),
             number(row.throughput_samples_per_sec),
             f"{fraction(ratio[0])} {fractions(*ratio[1:])}".strip() if ratio else MISSING,
-            f"{fraction(row.efficiency)} {fractions(row.efficiency_low, row.efficiency_high)}".strip(),
+            efficiency_text(row),
             *(number(1000 * time) for time in times),
             *(human_bytes(size) if known(size) else MISSING for size in sizes),
-            heading(self.not_valid) if self.not_valid else "",
         )
 
     def as_json(self) -> dict[str, Any]:

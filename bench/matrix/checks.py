@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import PurePosixPath
 
-from ..units import count, join_names
+from ..units import count, join_names, listed
 from .cell import PER_NODE, Cell, Command, Point
 from .document import Document, Place
 from .field_types import key_of_word
@@ -520,22 +520,40 @@ def _ignored_settings(matrix: Matrix, document: Document) -> Iterator[str]:
         yield from _ignored_on_cpu(matrix, document)
     if workload.command is not None or "command" in axes:
         return  # _command_warnings has checked these options
-    if "root" in (axes.get("fsdp_wrap") or [workload.fsdp_wrap]):
+    for kind, using in (("model", models_using), ("strategy", strategies_using)):
+        several = {"model": "models", "strategy": "strategies"}[kind]
+        every = list(axes.get(kind) or [getattr(workload, kind)])
+        # A single rank without a wrapper is a baseline, which has nothing to set.
+        planned = [one for one in every if kind == "model" or not STRATEGIES[one].one_rank] or every
+        for name in WorkloadOptions.model_fields:
+            users = using(name)
+            found = next((s for s in ("workload", "axes") if name in _given(matrix, s)), None)
+            others = [one for one in planned if one not in users]
+            if not found or not users or not others:
+                continue
+            where = f"{document.location((found, name))}: {name} is ignored"
+            if others != planned:
+                yield f"{where} by {kind if len(others) == 1 else several} {listed(others)}"
+            else:
+                verb = "uses" if len(users) == 1 else "use"
+                yield f"{where}: only {kind if len(users) == 1 else several} {listed(list(users))} {verb} it"
+    yield from _odd_strategies(axes.get("strategy") or [workload.strategy], matrix, document)
+
+
+def _odd_strategies(planned: Sequence[str], matrix: Matrix, document: Document) -> Iterator[str]:
+    """Yield a warning for each strategy that does not do what its name says."""
+    axes, workload = matrix.axes.given, matrix.workload
+    wraps = {*planned} & {*strategies_using("fsdp_wrap")}
+    if wraps and "root" in (axes.get("fsdp_wrap") or [workload.fsdp_wrap]):
         section = "axes" if "fsdp_wrap" in axes else "workload"
         yield (
             f"{document.location((section, 'fsdp_wrap'))}: with fsdp_wrap root, FSDP gathers all weights "
             "before it computes, so communication cannot overlap computation (pytorch#176318); use block"
         )
-    for kind, using in (("model", models_using), ("strategy", strategies_using)):
-        several = {"model": "models", "strategy": "strategies"}[kind]
-        planned = set(axes.get(kind) or [getattr(workload, kind)])
-        for name in WorkloadOptions.model_fields:
-            users = using(name)
-            found = next((s for s in ("workload", "axes") if name in _given(matrix, s)), None)
-            if found and users and not planned & set(users):
-                names = f"{several} {', '.join(users[:-1])} and {users[-1]} use"
-                only = f"{kind} {users[0]} uses it" if len(users) == 1 else f"{names} it"
-                yield f"{document.location((found, name))}: {name} is ignored: only {only}"
+    section = "axes" if "strategy" in axes else "workload"
+    for name in planned:
+        if STRATEGIES[name].within_hosts and 1 in (axes.get("nodes") or [1]):
+            yield f"{document.location((section, 'strategy'))}: on one node, strategy {name} runs as fsdp"
 
 
 def _given(matrix: Matrix, section: str) -> set[str]:

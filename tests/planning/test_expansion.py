@@ -275,6 +275,17 @@ def test_settings_without_effect_give_warnings(tmp_path):
     ]
 
 
+def test_strategies_that_do_not_use_an_option_or_do_not_fit_are_named(tmp_path):
+    path = tmp_path / "m.yaml"
+    path.write_text(
+        "study: s\ncluster: {executor: local}\naxes: {nodes: [1], strategy: [none, ddp, fsdp, hsdp]}\n"
+        "workload: {device: cpu, comm_hook: fp16}\nscaling: [{mode: weak, per_gpu_batch: [8]}]\n"
+    )
+    found = make_plan(path).warnings
+    assert f"{path}:4: comm_hook is ignored by strategies fsdp and hsdp" in found
+    assert f"{path}:3: on one node, strategy hsdp runs as fsdp" in found
+
+
 def test_gpu_settings_on_a_cpu_device_give_warnings(tmp_path):
     path = tmp_path / "m.yaml"
     text = (
