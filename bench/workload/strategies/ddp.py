@@ -102,6 +102,7 @@ class DdpParts(Parts):
 
     def stop(self) -> None:
         """Stop DDP's logger from recording times, because on CUDA this costs a synchronisation per step."""
+        super().stop()
         set_ddp_sample_rate(self.model, _NEVER)
 
     def times_backward(self) -> bool:
