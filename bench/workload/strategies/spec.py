@@ -39,6 +39,8 @@ class Parts:
 
     #: True if :meth:`read` contains all communication of a step of several ranks.
     sees_communication = False
+    #: False if the step also waits in forward, where nothing sees it.
+    sees_forward = True
     #: True if the strategy exchanges gradients in buckets, which :meth:`hook_buckets` can time.
     has_buckets = False
     #: The optimizer of the model, if the built-in training made it.
