@@ -5,6 +5,7 @@ Time stamps are taken during a step and read after it, because reading a CUDA ev
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import astuple, dataclass
 from typing import Any
@@ -104,8 +105,9 @@ class StepParts:
 
     @property
     def exposed_s(self) -> float:
-        """All exposed communication of the step."""
-        return self.comm_forward_s + self.comm_backward_s + self.comm_end_s
+        """All exposed communication of the step, without that in forward if only this is unknown."""
+        in_forward_s = 0.0 if math.isnan(self.comm_forward_s) else self.comm_forward_s
+        return in_forward_s + self.comm_backward_s + self.comm_end_s
 
     @property
     def other_s(self) -> float:

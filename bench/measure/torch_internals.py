@@ -22,6 +22,7 @@ observe_sharding            ``FSDPModule._get_fsdp_state``, and of its states   
                             ``_root_post_backward_final_callback``,
                             ``_all_gather_comm``, ``_reduce_scatter_comm`` (both
                             since 2.9), ``_all_reduce_hook``, ``_is_hsdp``,
+                            ``mesh_info``, ``ProcessGroup._get_backend``,
                             ``wait_for_unshard``, ``post_backward`` and
                             ``finalize_backward``
 observe_parameter_sync      ``ZeroRedundancyOptimizer._sync_params``             all parts with ZeRO-1
@@ -234,17 +235,32 @@ def observe_sharding(model: nn.Module, observer: ShardingObserver) -> Callable[[
 
     Returns:
         A function that ends the observation, or the reason why there is none: this release of torch lacks an
-        interface, or ``model`` is only a part of a sharded model.
+        interface, ``model`` is only a part of a sharded model, it is replicated and not sharded, or the
+        collectives of CUDA are not those of NCCL.
     """
     try:
         states = _sharding_states(model)
         changes = [change for state in states for change in _observations(state, observer)]
         is_part = all(state._is_root is False for state in states)
-    except _MISSING:
-        return Fact("parts-not-timed", values={"torch": torch.__version__, "strategy": "FSDP2"})
+        unseen = _unseen([group for state in states for group in _groups(state)], observer)
+    except (*_MISSING, *_NO_GROUP):
+        unseen = "FSDP2"
+    if unseen:
+        return Fact("parts-not-timed", values={"torch": torch.__version__, "strategy": unseen})
     if is_part:
         return Fact("parts-not-timed")
     return _replaced(changes)
+
+
+def _unseen(groups: list[Any], observer: ShardingObserver) -> str:
+    """Return how groups communicate if an observer cannot see it, else an empty text."""
+    shards: list[Any] = [getattr(group.mesh_info, "shard_process_group", None) for group in groups]
+    if None in shards:  # replicas only: no collective of FSDP2 is called
+        return "replicate"
+    if observer.is_on_host:
+        return ""
+    names = {one._get_backend(torch.device("cuda")).name() for one in shards}
+    return "" if names <= {"nccl"} else "FSDP2 without NCCL"  # others let the host wait
 
 
 def _replaced(changes: list[tuple[Any, str, Any]]) -> Callable[[], None]:

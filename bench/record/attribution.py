@@ -170,6 +170,8 @@ class Attribution:
         missing = {"data_load_s", "forward_s", "backward_s", "optimizer_s"} - self._observed
         if not self._sees_communication:
             missing |= {*COMM_PARTS}
+        elif not self._strategy_parts.sees_forward:
+            missing.add("comm_forward_s")
         return replace(parts, **dict.fromkeys(missing, math.nan))
 
     def _reset(self) -> None:

@@ -182,6 +182,13 @@ def test_without_the_calls_of_fsdp2_a_step_has_no_parts_and_a_reason(group, monk
     assert reason == Fact("parts-not-timed", values={"torch": torch.__version__, "strategy": "FSDP2"})
 
 
+def test_a_model_of_torchs_composable_replicate_has_no_parts_and_a_reason(group):
+    replicate = pytest.importorskip("torch.distributed._composable.replicate_with_fsdp").replicate
+    model = replicate(torch.nn.Linear(4, 2), mesh=init_device_mesh("cpu", (1,)))
+    reason = ShardedParts(model).start(StepTimer(HostClock()))
+    assert reason == Fact("parts-not-timed", values={"torch": torch.__version__, "strategy": "replicate"})
+
+
 def test_without_callbacks_a_users_step_has_no_parts(monkeypatch):
     model = torch.nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters())

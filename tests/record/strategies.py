@@ -91,6 +91,8 @@ def models() -> Iterator[tuple[str, nn.Module, nn.Module]]:
     yield "ddp, compiled", model, model
     model = DistributedDataParallel(torch.compile(network(), backend="eager"))
     yield "ddp of a compiled model", model, model
+    model = DistributedDataParallel(nn.Sequential(nn.BatchNorm1d(16), network()))
+    yield "ddp with buffers", model, model
     model = DistributedDataParallel(network().requires_grad_(True)[:2])
     model.compile(backend="eager", fullgraph=True)
     yield "ddp, compiled in place", model, model

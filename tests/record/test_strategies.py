@@ -77,6 +77,13 @@ def test_ddp_has_its_parts_outside_and_inside_of_a_compiled_model(read, name):
     assert not {"model-not-called", "model-not-wrapped"} & {fact["kind"] for fact in env["facts"]}
 
 
+def test_ddp_that_broadcasts_buffers_in_forward_does_not_know_this_wait(read):
+    (row,), _ = read("ddp with buffers")
+    exposed, *places = (row[f"comm_{name}_time_sec"] for name in ("exposed", "forward", "backward", "end"))
+    assert places == ["", "0", exposed]
+    assert min(float(exposed), float(row["forward_time_sec"]), float(row["other_time_sec"])) > 0
+
+
 def test_ddp_that_is_compiled_in_place_has_its_parts_without_compiled_hooks(read):
     (row,), env = read("ddp, compiled in place")
     assert env["strategy"] == "ddp"

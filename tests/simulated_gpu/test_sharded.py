@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+from bench.facts import Fact
 from bench.measure import step_parts
 from bench.measure.step_parts import CudaClock, StepParts, StepTimer
 from bench.workload.strategies.fsdp2 import ShardedParts
@@ -32,11 +33,15 @@ class Group:
     _reduce_scatter_comm: Any = None
     _all_reduce_hook: Any = None
     gathered: tuple[Stream, int] | None = None
+    has_gradients: bool = True
 
     def __post_init__(self) -> None:
         self._all_gather_comm = Comm(self.model)
         self._reduce_scatter_comm = Comm(self.model)
         self._is_hsdp = self.replicas > 1
+        backend = SimpleNamespace(name=lambda: self.model.backend)
+        shards = SimpleNamespace(_get_backend=lambda device: backend)
+        self.mesh_info = SimpleNamespace(shard_process_group=shards)
 
     def unshard(self) -> None:
         if self.gathered is None:
@@ -50,6 +55,8 @@ class Group:
 
     def post_backward(self) -> None:
         self.model.wait(self.model.scattered)
+        if not self.has_gradients:
+            return
         self._reduce_scatter_comm.allocate()
         self.model.scatters.wait_stream(self.model.rank.compute)
         with self.model.on(self.model.scatters):
@@ -90,6 +97,8 @@ class Marked(Stream):
 
 class Sharded(nn.Module):
     """A sharded model of equal blocks; the first one is reduced after backward."""
+
+    backend = "nccl"
 
     def __init__(self, rank: Rank, replicas: int) -> None:
         super().__init__()
@@ -160,11 +169,13 @@ def cuda(monkeypatch):
     monkeypatch.setattr("torch.distributed.fsdp.FSDPModule", Sharded)
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize(("replicas", "unused"), [(1, None), (2, None), (1, 1)])
 @pytest.mark.parametrize("link_s", LINKS.values(), ids=LINKS)
-def test_the_waits_of_a_sharded_model_are_the_idle_time_of_its_computation(link_s, replicas):
+def test_the_waits_of_a_sharded_model_are_the_idle_time_of_its_computation(link_s, replicas, unused):
     def program(rank: Rank) -> tuple[StepParts | None, dict[str, float]]:
         model = Sharded(rank, replicas)
+        if unused is not None:
+            model.groups[unused].has_gradients = False
         timer = StepTimer(CudaClock(torch.device("cuda", 0)))
         parts = ShardedParts(model)
         assert parts.start(timer) is None
@@ -188,3 +199,13 @@ def test_the_waits_of_a_sharded_model_are_the_idle_time_of_its_computation(link_
         assert parts.forward_s == pytest.approx(BLOCKS * FORWARD_S, rel=0.01)
         assert parts.backward_s == pytest.approx(BLOCKS * BACKWARD_S, rel=0.01)
         assert abs(parts.other_s) < 50e-6
+
+
+def test_collectives_that_let_the_host_wait_leave_the_parts_unknown():
+    def program(rank: Rank) -> Fact | None:
+        model = Sharded(rank, 1)
+        model.backend = "gloo"
+        return ShardedParts(model).start(StepTimer(CudaClock(torch.device("cuda", 0))))
+
+    values = {"torch": torch.__version__, "strategy": "FSDP2 without NCCL"}
+    assert World(1).run(program) == [Fact("parts-not-timed", values=values)]

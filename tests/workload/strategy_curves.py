@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from dataclasses import astuple
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from bench.measure.conditions import Conditions
 from bench.measure.exchange import Collectives
 from bench.measure.node import host_name
 from bench.measure.step_parts import HostClock
-from bench.measure.torch_internals import import_dynamo
+from bench.measure.torch_internals import import_dynamo, parameter_groups
 from bench.measure.wire import Passes, Placement, WireBytes
 from bench.workload.data import DataShard, open_feed
 from bench.workload.failures import SetupError
@@ -27,7 +28,7 @@ from bench.workload.rank import _validation_batches
 from bench.workload.rendezvous import launch_from
 from bench.workload.training import Trainer, build_task, parameters_of, wrap
 
-STEPS = 3
+STEPS, TIMEOUT = 3, timedelta(seconds=77)
 #: A small model of each kind that the strategies must shard; the sizes are odd, so that shards differ.
 OPTIONS: dict[str, Any] = {
     "device": "cpu",
@@ -77,6 +78,12 @@ def train(options: WorkloadOptions) -> dict[str, Any]:
         "validation": collectives.sums([validation]),
         "sizes": parameters_of(trainer.model),
         "own": sum(getattr(one, "to_local", lambda one=one: one)().numel() for one in task.parameters()),
+        "timeouts": [
+            one._get_backend(cpu).options._timeout.total_seconds()
+            for found in parameter_groups(trainer.model)
+            for one in (found.shards, found.replicas)
+            if one is not None
+        ],
         "state": {name: float(one.double().abs().sum()) for name, one in tensors.items()},
     }
 
@@ -132,7 +139,9 @@ def curves(argv: list[str]) -> int:
     launch = launch_from(os.environ)
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     store = dist.TCPStore(address, port, launch.world_size, is_master=launch.rank == 0)
-    dist.init_process_group("gloo", store=store, rank=launch.rank, world_size=launch.world_size)
+    dist.init_process_group(
+        "gloo", store=store, rank=launch.rank, world_size=launch.world_size, timeout=TIMEOUT
+    )
     torch.set_num_threads(1)
     hosts: list[str] = [""] * launch.world_size
     dist.all_gather_object(hosts, host_name(os.environ))

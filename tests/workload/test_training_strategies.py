@@ -48,6 +48,8 @@ def test_every_strategy_has_ddps_losses_and_checkpoint(server, tmp_path, ranks):
     if WITHOUT_FSDP:
         return
     own = {name: one["own"] for name, one in found["accumulated"].items()}
+    timeouts = {name for name, one in found["accumulated"].items() if {*one["timeouts"]} == {77}}
+    assert timeouts == {name for name in own if "weights" in STRATEGIES[name].sharded}
     shares = {name: count / own["ddp"] for name, count in own.items()}
     parts = {1: {"none": 1, "fsdp": 1}, 2: {"fsdp": 2}, 4: {"fsdp": 4, "hsdp": 2}}[ranks]
     for name, count in {"zero1": 1, "ddp-static": 1, **parts, "fsdp-keep": parts["fsdp"]}.items():

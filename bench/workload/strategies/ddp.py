@@ -95,6 +95,11 @@ class DdpParts(Parts):
         module: nn.Module = self.model.module
         return module
 
+    @property
+    def sees_forward(self) -> bool:  # type: ignore[override]
+        """False if DDP broadcasts the model's buffers in forward."""
+        return not (self.model.broadcast_buffers and any(True for _ in self.model.buffers()))
+
     def start(self, timer: StepTimer) -> Fact | None:
         """Make DDP's logger record times in every step."""
         set_ddp_sample_rate(self.model, 1)
@@ -102,6 +107,7 @@ class DdpParts(Parts):
 
     def stop(self) -> None:
         """Stop DDP's logger from recording times, because on CUDA this costs a synchronisation per step."""
+        super().stop()
         set_ddp_sample_rate(self.model, _NEVER)
 
     def times_backward(self) -> bool:

@@ -53,7 +53,7 @@ def shard(
         SetupError: torch or the backend lacks something.
     """
     try:
-        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.device_mesh import DeviceMesh
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
     except ImportError:
         what = f"strategy {options.strategy} needs torch 2.6 or newer; this is {torch.__version__}"
@@ -64,8 +64,9 @@ def shard(
         raise SetupError(f"{what}, not {options.wire_dtype}", remedy="use comm_dtype fp32")
     # The loss reads the output of the traffic model, a view, and never changes it in place.
     warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view", UserWarning)
+    everyone: Any = dist.group.WORLD
     arguments: dict[str, Any] = {
-        "mesh": mesh or init_device_mesh(options.device, (dist.get_world_size(),)),
+        "mesh": mesh or DeviceMesh.from_group(everyone, options.device),
         "mp_policy": MixedPrecisionPolicy()
         if kind == torch.float32
         else MixedPrecisionPolicy(param_dtype=kind, reduce_dtype=kind),

@@ -36,7 +36,6 @@ class ShardedParts(Parts):
     """
 
     sees_communication = True
-    _stop_observing: Callable[[], None] | None = None
 
     def start(self, timer: StepTimer) -> Fact | None:
         """Observe all groups of the model."""
@@ -49,17 +48,7 @@ class ShardedParts(Parts):
         self._reduction_began: Any = None
         self._post_backward_began: Any = None
         self._is_end = False
-        found = observe_sharding(self.model, self)
-        if isinstance(found, Fact):
-            return found
-        self._stop_observing = found
-        return None
-
-    def stop(self) -> None:
-        """Remove all that observes the groups."""
-        if self._stop_observing is not None:
-            self._stop_observing()
-            self._stop_observing = None
+        return self._observe(observe_sharding(self.model, self))
 
     # -- called by what observes the groups --------------------------------------------------
 
@@ -104,7 +93,10 @@ class ShardedParts(Parts):
     def post_backward(self, call: Callable[[], Any]) -> Any:
         """Let a group wait for an earlier reduce-scatter, and reduce its gradients."""
         self._post_backward_began = self._clock.stamp()
-        return call()
+        result = call()
+        if self._post_backward_began is not None:  # without gradients, the group has only waited
+            self.allocates()
+        return result
 
     def finalizes(self, call: Callable[[], Any]) -> Any:
         """Let a group wait for the last reductions."""

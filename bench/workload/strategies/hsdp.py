@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import nn
 
 from ...matrix.workload import WorkloadOptions
 from ...measure.node import host_name
+from ...measure.torch_internals import collective_timeout_s
 from ..failures import SetupError
 from . import ddp, fsdp
 from .spec import Strategy
@@ -31,7 +34,13 @@ def wrap(model: nn.Module, options: WorkloadOptions) -> nn.Module:
         found = ", ".join(str(len(own)) for own in ranks)
         what = f"strategy {options.strategy} needs the same number of ranks on every node, not {found}"
         raise SetupError(what, remedy="use strategy fsdp")
-    mesh = DeviceMesh(options.device, ranks, mesh_dim_names=("replicate", "shard"))
+    replicas = [list(own) for own in zip(*ranks, strict=True)]
+    timeout_s = collective_timeout_s(torch.device(options.device))
+    timeout = None if timeout_s is None else timedelta(seconds=timeout_s)
+    divide: Any = dist.new_subgroups_by_enumeration
+    groups = [divide(own, timeout)[0] for own in (replicas, ranks)]
+    names = ("replicate", "shard")
+    mesh = DeviceMesh.from_group(groups, options.device, mesh=ranks, mesh_dim_names=names)
     return fsdp.shard(model, options, reshard=True, mesh=mesh)
 
 

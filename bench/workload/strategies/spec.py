@@ -39,10 +39,13 @@ class Parts:
 
     #: True if :meth:`read` contains all communication of a step of several ranks.
     sees_communication = False
+    #: False if the step also waits in forward, where nothing sees it.
+    sees_forward = True
     #: True if the strategy exchanges gradients in buckets, which :meth:`hook_buckets` can time.
     has_buckets = False
     #: The optimizer of the model, if the built-in training made it.
     optimizer: Optimizer | None = None
+    _stop_observing: Callable[[], None] | None = None
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
@@ -62,6 +65,16 @@ class Parts:
 
     def stop(self) -> None:
         """Stop measuring, so that steps are as fast as without bench."""
+        if self._stop_observing is not None:
+            self._stop_observing()
+            self._stop_observing = None
+
+    def _observe(self, found: Callable[[], None] | Fact) -> Fact | None:
+        """Return the reason why nothing is observed, or keep the function that ends the observation."""
+        if isinstance(found, Fact):
+            return found
+        self._stop_observing = found
+        return None
 
     def times_backward(self) -> bool:
         """Return whether :meth:`read` has the times of the next backward pass, because it synchronises."""

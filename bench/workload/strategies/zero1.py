@@ -20,8 +20,6 @@ from .spec import Strategy, optimizer_kind, state_of
 class Zero1Parts(ddp.DdpParts):
     """Add the broadcast of the updated parameters, within the optimizer's step, to the times of DDP."""
 
-    _stop_observing: Callable[[], None] | None = None
-
     def start(self, timer: StepTimer) -> Fact | None:
         """Time the broadcast of every step, and make DDP's logger record times."""
 
@@ -31,18 +29,7 @@ class Zero1Parts(ddp.DdpParts):
             timer.waited(begin, timer.clock.stamp())
             return result
 
-        found = observe_parameter_sync(self.optimizer, timed)
-        if isinstance(found, Fact):
-            return found
-        self._stop_observing = found
-        return super().start(timer)
-
-    def stop(self) -> None:
-        """Stop timing the broadcast, and stop DDP's logger from recording times."""
-        super().stop()
-        if self._stop_observing is not None:
-            self._stop_observing()
-            self._stop_observing = None
+        return self._observe(observe_parameter_sync(self.optimizer, timed)) or super().start(timer)
 
     def messages(self) -> list[Messages] | None:
         """Return DDP's messages, and the broadcasts of the weights."""
