@@ -118,7 +118,7 @@ def _on_these_hosts(request: Request, joined: Joined) -> tuple[Request, list[Fac
         return request, []
     values = {"strategy": strategy.name, "used": name, "hosts": len(joined.hosts)}
     options = request.options.model_copy(update={"strategy": name})
-    return replace(request, options=options), [Fact("other-strategy", values=values, severity="info")]
+    return replace(request, options=options), [Fact("other-strategy", values=values)]
 
 
 def _peers(session: Session) -> Peers:

@@ -87,6 +87,7 @@ def test_a_sharded_run_has_all_files_and_says_that_one_node_has_no_replicas(serv
     assert float(row["val_loss"]) > 0
     assert not any("Warning" in text for text in run.err)
     facts = {fact["kind"]: fact for fact in run.env["facts"]}
+    assert facts["other-strategy"]["severity"] == "warning"  # so that the page shows it
     assert facts["other-strategy"]["values"] == {"strategy": "hsdp", "used": "fsdp", "hosts": 1}
     assert facts["option-ignored"]["values"] == {"option": "bucket_cap_mb", "strategy": "fsdp"}
     assert (
