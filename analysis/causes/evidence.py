@@ -17,6 +17,7 @@ import numpy as np
 from analysis.data.environment import crowds, positive
 from analysis.text import one_line
 from bench.facts import Fact
+from bench.matrix.strategies import STRATEGIES
 from bench.study.conditions import (
     Reason,
     Window,
@@ -151,7 +152,7 @@ def read_facts(
         ),
         collectives=_per_step(ranks, "collectives", steps),
         sync_passes=_per_step(ranks, "sync_passes", steps),
-        expected_collectives=_expected(own),
+        expected_collectives=_expected(env),
         recompilations=_per_step(ranks, "recompilations", steps),
         compile_share=float(np.mean(compiled)) / seconds if compiled and seconds > 0 else math.nan,
         retries=max(_sum_by_rank(ranks, "allocator_retries"), default=math.nan) / steps,
@@ -284,10 +285,11 @@ def _per_step(ranks: Sequence[Mapping[str, Any]], key: str, steps: float) -> flo
     return float(np.mean(sums)) / steps if sums and steps > 0 else math.nan
 
 
-def _expected(ddp: Mapping[str, Any]) -> float:
+def _expected(env: Mapping[str, Any]) -> float:
     """Return DDP's maximum number of collectives in a pass that synchronises gradients; NaN if unknown."""
+    ddp, strategy = _dict(env.get("ddp")), STRATEGIES.get(str(env.get("strategy")))
     buckets = ddp.get("bucket_bytes")
-    if not isinstance(buckets, list) or not buckets:
+    if not isinstance(buckets, list) or not buckets or (strategy and strategy.sharded):
         return math.nan
     search = 1 if ddp.get("find_unused_parameters") else 0
     # DDP broadcasts the buffers of each data type together.

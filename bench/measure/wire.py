@@ -71,6 +71,10 @@ class Placement:
         return len(set(self.hosts))
 
     @property
+    def _algorithm(self) -> str:
+        return self.env.get("NCCL_ALGO", "").lower()
+
+    @property
     def counter(self) -> str:
         """The name of the count in conditions.json that contains the bytes between the ranks.
 
@@ -93,6 +97,9 @@ class Placement:
         """
         if self.backend not in ("gloo", "nccl"):
             raise UnknownError(f"the algorithms of backend {self.backend} are unknown")
+        other = self._algorithm not in ("", "ring", "tree") or self.env.get("NCCL_COLLNET_ENABLE") == "1"
+        if self.backend == "nccl" and other:
+            raise UnknownError("NCCL may use other algorithms than rings and trees")
         total = 0.0
         for one in messages:
             count = passes.micro_batches if one.in_each_micro_batch else passes.syncs
@@ -114,12 +121,8 @@ class Placement:
     def _leaving(self, hosts: Sequence[str], collective: str) -> int:
         """Return how many links of a ring leave a node, or on one node use its loopback interface."""
         ranks, nodes = len(hosts), len({*hosts})
-        algorithm = self.env.get("NCCL_ALGO", "").lower()
-        if self.backend == "nccl":
-            if algorithm not in ("", "ring", "tree") or self.env.get("NCCL_COLLNET_ENABLE") == "1":
-                raise UnknownError("NCCL may use other algorithms than rings and trees")
-            if nodes < ranks and algorithm != "ring":
-                raise UnknownError("with several ranks per node, NCCL's rings and trees send different bytes")
+        if self.backend == "nccl" and nodes < ranks and self._algorithm != "ring":
+            raise UnknownError("with several ranks per node, NCCL's rings and trees send different bytes")
         if nodes in (1, ranks):
             return ranks
         if collective == "broadcast":
@@ -168,7 +171,7 @@ class WireBytes:
         """Return a fact if the bytes that were counted differ much from those that were predicted."""
         ratio = round(median(self._ratios), 2) if self._ratios else 1.0
         if ratio < LOWEST:
-            return Fact("wire-bytes-unseen", ("wire_bytes_per_step",), {"share": ratio}, "info")
+            return Fact("wire-bytes-unseen", ("wire_bytes_per_step",), {"share": ratio})
         return Fact("wire-bytes-high", (), {"ratio": ratio}) if ratio > HIGHEST else None
 
     def as_json(self) -> dict[str, str | None]:

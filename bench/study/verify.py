@@ -27,12 +27,13 @@ from .records import EpochRow, RankRow, missing_columns, read_rows
 from .run_json import REPEATED_MATCHES, VALUES_LEFT_OUT, read_run, read_warnings, recorded_class
 
 #: Kinds of facts in env.json that `bench verify` prints: they compare the cores and threads of ranks
-#: and nodes, or name values of a command that were left out.
+#: and nodes, or name another strategy, or values of a command that were left out.
 KINDS = (
     "shared-cores",
     "shared-gpus",
     "unequal-nodes",
     "threads-differ",
+    "other-strategy",
     VALUES_LEFT_OUT,
     REPEATED_MATCHES,
 )
