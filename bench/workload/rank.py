@@ -27,7 +27,15 @@ from ..matrix.strategies import STRATEGIES, strategies_using, wire_problem
 from ..matrix.workload import WorkloadOptions
 from ..measure.conditions import Conditions, Meters, allocator_retries
 from ..measure.environment import Device, device_of
-from ..measure.exchange import Collectives, Peers, Symptom, symptom_of, with_nccl_error
+from ..measure.exchange import (
+    REPORTS_TIMEOUT_S,
+    Collectives,
+    Peers,
+    StoreExchange,
+    Symptom,
+    symptom_of,
+    with_nccl_error,
+)
 from ..measure.ranks import core_facts, own_facts, threads_per_rank
 from ..measure.results import (
     Epoch,
@@ -313,8 +321,12 @@ def _build(session: Session, collectives: Collectives) -> Trainer:
     assert task is not None
     try:
         model = wrap(task, request.options)
-    except SetupError as error:  # the same on every rank
-        raise CollectiveError(str(error)) from None
+    except SetupError as error:  # of every rank, or else other ranks wait for this one in a collective
+        exchange = StoreExchange()
+        exchange.post("refused", True)
+        if not exchange.wait_for_all("refused", timeout_s=REPORTS_TIMEOUT_S):
+            _raise_any_problem(session, collectives, str(error))
+        raise
     return Trainer(model, feed, request.options)
 
 
@@ -325,17 +337,23 @@ def _check_memory(session: Session, feed: Feed) -> None:
         task = build_task(options, feed.shape)
     (parameters, whole), hosts = parameters_of(task), session.joined.hosts
     needed = math.fsum(kept_bytes(options, task, hosts).values())
+    host = next(host for host in hosts if host.host == session.me.host)
+    ranks, what = len(host.ranks), f"weights, gradients and {options.optimizer}'s states"
     if session.device.type == "cuda":
-        available, ranks = torch.cuda.get_device_properties(session.device).total_memory, 1
-    else:
-        host = next(host for host in hosts if host.host == session.me.host)
-        available, ranks = host.memory_bytes, len(host.ranks)
-        needed = max(needed, whole)  # each rank builds the whole model before it is sharded
-    needed = math.ceil(needed * ranks)
-    if needed > available:
+        total = torch.cuda.get_device_properties(session.device).total_memory
+        _check_fits(what, parameters, needed, 1, total)
+        needed, what = 0.0, "the weights in the host's memory, from which each rank takes its part,"
+    if "weights" in strategy_of(options.strategy).sharded:
+        needed = max(needed, whole)  # each rank builds the whole model in the host's memory
+    _check_fits(what, parameters, needed, ranks, host.memory_bytes)
+
+
+def _check_fits(what: str, parameters: int, needed: float, ranks: int, available: int) -> None:
+    if needed * ranks > available:
         raise SetupError(
-            f"out of memory: weights, gradients and {options.optimizer}'s states of {parameters:,} parameters"
-            f" need {human_bytes(needed)} for {ranks} rank(s); only {human_bytes(available)} are available",
+            f"out of memory: {what} of {parameters:,} parameters"
+            f" need {human_bytes(math.ceil(needed * ranks))} for {ranks} rank(s);"
+            f" only {human_bytes(available)} are available",
             remedy="lower --parameters",
         )
 

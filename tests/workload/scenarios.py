@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
@@ -27,6 +28,7 @@ from bench.workload.models import DataShape
 from bench.workload.models.mlp import Mlp
 from bench.workload.rendezvous import launch_from
 from bench.workload.session import parse_arguments
+from bench.workload.strategies import fsdp
 from bench.workload.strategies.ddp import DdpParts
 from bench.workload.training import Task, Trainer, build_task, wrap
 
@@ -129,6 +131,15 @@ def out_of_memory_on_rank_1(argv: list[str]) -> int:
             torch.empty(2**56, dtype=torch.uint8)
 
     before_each_batch(allocate, rank=1)
+    return main(argv)
+
+
+def cannot_average_on_rank_1(argv: list[str]) -> int:
+    def full(*size: object, **more: object) -> torch.Tensor:
+        raise RuntimeError("a defect")
+
+    if rank_of_env() == 1:
+        fsdp.torch = SimpleNamespace(**{**vars(torch), "full": full})
     return main(argv)
 
 

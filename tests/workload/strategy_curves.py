@@ -48,6 +48,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "learning_rate": 1e-3,
     },
     "fp16 wire": {"precision": "fp16", "comm_dtype": "fp16"},
+    "fp16 root": {"precision": "fp16", "comm_dtype": "fp16", "fsdp_wrap": "root"},
 }
 
 

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch.torch_version import TorchVersion
 
 from bench.matrix.strategies import STRATEGIES
+from bench.matrix.workload import WorkloadOptions
+from bench.measure.ranks import Host
 from bench.study.layout import RunFolder
+from bench.workload import rank as rank_module
+from bench.workload.failures import SetupError
+from bench.workload.models import DataShape
 from tests.workload.conftest import QUICK, ROOT, srun_env, torchrun_env
 
 PROGRAM = "tests.workload.strategy_curves"
 #: Relative differences: fp32 sums in another order, or fp16 rounds.
-TOLERANCES = {"fp16 wire": 3e-3}
+TOLERANCES = {"fp16 wire": 3e-3, "fp16 root": 3e-3}
 #: Before torch 2.6 there is no public ``fully_shard``; 2.7 does not divide gradients with gloo (2.10 does).
 WITHOUT_FSDP = TorchVersion(torch.__version__) < "2.10"
 needs_fsdp = pytest.mark.skipif(WITHOUT_FSDP, reason="FSDP2 does not work on CPUs with this torch")
@@ -142,3 +149,33 @@ def test_a_strategy_that_cannot_train_ends_all_ranks_with_one_message(run_ranks,
     errors = "".join(run.err)
     assert errors.count("bench: error:") == 1
     assert f"bench: error: {message}\n" in errors
+
+
+@needs_fsdp
+def test_a_rank_that_alone_cannot_average_names_itself_on_all_ranks(run_ranks):
+    target = "tests.workload.scenarios:cannot_average_on_rank_1"
+    run = run_ranks("--strategy", "fsdp", "--join-timeout", "600", target=target)
+    cause = "strategy fsdp cannot average gradients in fp32 with backend gloo of torch "
+    assert run.codes == [1, 1]
+    assert cause in run.err[1]
+    assert f"failed first: {cause}" in run.err[0]
+    assert "newer torch" not in run.err[0].partition("failed first")[0]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "gpu", "fits"), [("ddp", 60, True), ("fsdp", 60, False), ("ddp", 6, False)]
+)
+def test_the_host_has_memory_for_the_whole_model_of_each_rank(monkeypatch, strategy, gpu, fits):
+    options = WorkloadOptions(device="cuda", strategy=strategy, model="mlp", parameters=1_000_000)
+    hosts = [Host("a", [0, 1, 2, 3], 4, [], None, 8 * 10**6)]  # the weights of two ranks
+    session = SimpleNamespace(
+        request=SimpleNamespace(options=options),
+        device=torch.device("cuda"),
+        me=SimpleNamespace(host="a"),
+        joined=SimpleNamespace(hosts=hosts),
+    )
+    memory = SimpleNamespace(total_memory=gpu * 10**6)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: memory)
+    feed = SimpleNamespace(shape=DataShape((32,), (), 10))
+    with nullcontext() if fits else pytest.raises(SetupError, match="out of memory"):
+        rank_module._check_memory(session, feed)

@@ -128,7 +128,8 @@ class Transformer(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return scores [batch, time, vocabulary] for the next token."""
-        hidden = self.embedding(tokens) + self.positions[: tokens.shape[1]]
+        hidden = self.embedding(tokens)
+        hidden = hidden + self.positions[: tokens.shape[1]].to(hidden.dtype)  # FSDP may gather other types
         hidden = self.norm(self.layers(hidden))
         return functional.linear(hidden, self.embedding.weight)
 
