@@ -352,7 +352,8 @@ def _check_fits(what: str, parameters: int, needed: float, ranks: int, available
     if needed * ranks > available:
         raise SetupError(
             f"out of memory: {what} of {parameters:,} parameters"
-            f" need {human_bytes(math.ceil(needed * ranks))} for {ranks} rank(s); only {human_bytes(available)} are available",
+            f" need {human_bytes(math.ceil(needed * ranks))} for {ranks} rank(s);"
+            f" only {human_bytes(available)} are available",
             remedy="lower --parameters",
         )
 
