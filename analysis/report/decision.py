@@ -224,8 +224,8 @@ def _of_kind(rows: Sequence[ScalingRow], results: Results, *kinds: VerdictKind) 
 def _use(rows: Sequence[ScalingRow], results: Results, *, several: bool) -> str:
     """Return the size to use, as far as the runs tell, with its efficiency unless series are ``several``."""
     if best := _of_kind(rows, results, VerdictKind.USE):
-        efficiency = "" if several else f", efficiency {efficiency_text(best[0])}"
-        return with_layout(best[0]) + efficiency
+        parts = [with_layout(best[0])] + [f"efficiency {efficiency_text(best[0])}"] * (not several)
+        return ", ".join(parts + [str(WORDS["decision"]["largest"])] * (best[0].gpus == rows[-1].gpus))
     base = next((row for row in rows if row.is_base), None)
     ruled_out = {VerdictKind.TOO_LARGE, VerdictKind.NO_RESULT}
     larger = {results.verdicts[row.place].kind for row in rows if base and row.gpus > base.gpus}
@@ -265,7 +265,6 @@ def _unknown(rows: Sequence[ScalingRow], results: Results, *, several: bool) -> 
 
 def _unknowns(rows: Sequence[ScalingRow], results: Results, *, several: bool) -> Iterator[str]:
     """Yield why verdicts are missing, and what would settle them; of several series, what no verdict says."""
-    best = _of_kind(rows, results, VerdictKind.USE)
     too_large = min((row.gpus for row in _of_kind(rows, results, VerdictKind.TOO_LARGE)), default=math.inf)
     not_valid = [row for row in _of_kind(rows, results, VerdictKind.NOT_VALID) if row.gpus < too_large]
     if not_valid:
@@ -280,8 +279,6 @@ def _unknowns(rows: Sequence[ScalingRow], results: Results, *, several: bool) ->
     unjudged = [row for row in _of_kind(rows, results, *lacking) if row.facts]
     for reason, own in grouped(unjudged, lambda row: _why_none(row.facts[0])).items():
         yield f"{listed([_size(row) for row in own], limit=_MAX_NAMED)}: {reason}"
-    if best and best[0].gpus == rows[-1].gpus:
-        yield str(WORDS["decision"]["largest"])
 
 
 def _why_none(fact: Fact) -> str:

@@ -100,7 +100,7 @@ def test_each_mode_has_a_table_and_series_have_groups(tmp_path: Path) -> None:
     assert found["strong"].caption == "batch 64, gloo, srun, 4 of 6 series"
     assert [len(sizes) for _, sizes in found["weak"].groups] == [3, 3]
     # The series agree, so the line does not name them.
-    assert dict(found["strong"].lines)["Use"] == "2 ranks (2 × 1)"
+    assert dict(found["strong"].lines)["Use"] == "2 ranks (2 × 1), the largest size planned"
 
 
 def test_lines_about_several_series_do_not_repeat_the_rows(tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_layouts_with_as_many_ranks_as_the_recommended_size(tmp_path: Path) -> N
     assert verdicts_of(sizes) == ["baseline", "use it", "below 0.8", "no result: oom"]
     assert lines["Limited by"].endswith("on 8 ranks (1 × 8)")
     assert lines["Not known"] == (
-        "8 ranks (4 × 2): no run completed: 3 failed by oom; larger sizes: none was planned"
+        "8 ranks (4 × 2): no run completed: 3 failed by oom"
     )
 
 
@@ -183,8 +183,8 @@ def test_other_causes_lead_to_other_words(tmp_path: Path, timing: studies.Timing
     assert sizes[-1].loss.endswith(main)
     assert lines["Limited by"].startswith(main)
     if main == "outside all timers":
-        assert lines["Use"] == "8 ranks (8 × 1), efficiency 1.00 [1.00, 1.00]"
-        assert lines["Not known"] == "larger sizes: none was planned"
+        assert lines["Use"] == "8 ranks (8 × 1), efficiency 1.00 [1.00, 1.00], the largest size planned"
+        assert "Not known" not in lines
 
 
 def test_if_no_larger_size_reaches_the_guide_the_baseline_is_the_most(tmp_path: Path) -> None:
