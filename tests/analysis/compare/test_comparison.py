@@ -184,7 +184,7 @@ def test_an_unknown_setting_to_ignore_is_an_error_that_lists_the_settings(tmp_pa
     a, b = study(tmp_path / "a"), study(tmp_path / "b")
     assert raised(BenchError, compare_studies, a, b, ignore=["colour"]) == (
         "--ignore: no cell has a setting 'colour'; settings: nodes, tasks_per_node, world_size, global_batch, "
-        "per_gpu_batch, launcher, backend, strategy, device, model, grad_accum"
+        "per_gpu_batch, launcher, backend, strategy, comm_hook, fsdp_wrap, device, model, grad_accum"
     )
 
 

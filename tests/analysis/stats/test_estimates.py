@@ -60,6 +60,7 @@ def test_readings_are_means_over_steps_and_the_last_validation_loss() -> None:
     nan = math.nan
     columns = {"mfu": [0.2, 0.4, nan], "gpu_util_avg": [nan] * 3, "energy_joules": [10.0, nan, 50.0]}
     columns |= {"wire_bytes_per_step": [4.0, nan, 7.0], "wire_bytes_predicted_per_step": [3.0] * 3}
+    columns |= {f"comm_{part}_time_sec": [0.25, nan, 1.0] for part in ("forward", "backward", "end")}
     columns["peak_mem_bytes"] = [2.0**30, nan, 2.0**31]
     frame = epochs(samples=[1] * 3, steps=[10, 30, 20], val_loss=[3.0, 2.0, nan], **columns)
     found = run_readings(frame).loc["a"]
@@ -67,6 +68,7 @@ def test_readings_are_means_over_steps_and_the_last_validation_loss() -> None:
     assert found["energy_joules"] == pytest.approx((10 + 50) / (10 + 20))
     assert found["wire_bytes"] == pytest.approx((10 * 4 + 20 * 7) / 30)
     assert found["wire_predicted"] == 3.0
+    assert found["comm_end"] == pytest.approx((10 * 0.25 + 20 * 1.0) / 30)
     assert found["val_loss"] == 2.0
     assert found["peak_mem_bytes"] == 2.0**31
     assert math.isnan(found["gpu_util"])
