@@ -344,7 +344,8 @@ def test_busy_hosts_are_left_alone(bed, make, monkeypatch):
 
 def test_processes_of_killed_shells_are_ended_before_the_next_run(bed, make):
     study = make(f'[ -e go ] || {{ {RANKS} touch "begun $2"; wait; }}; {MEASURE}', repeats=2)
-    shells = "kill -KILL $(ps -ww -eo pid,args | grep '[b]ash -s' | cut -c1-8)"
+    # Stopped first: the second shell ends the ranks if it can still run when the first one is gone.
+    shells = "pids=$(ps -ww -eo pid,args | grep '[b]ash -s' | cut -c1-8); kill -STOP $pids; kill -KILL $pids"
     with harness_of(study, "--only", "repeat=1") as harness:
         wait_for(Path("begun 1").exists, what="the ranks on n2")
         harness.send_signal(signal.SIGSTOP)  # it must not end the processes of the lost shells itself
