@@ -95,6 +95,8 @@ for iter_num in range(config.max_iters):
         lossf = loss.item() * config.gradient_accumulation_steps
         print(f"iter {iter_num}: loss {lossf:.4f}, time {dt * 1000:.2f}ms")
 if ddp:
-    # DDP holds a reference to the group; without it, the group's threads end here and not at Python's exit.
-    del model
+    # DDP and the last graph hold references to the group; without them, the group's threads end here and not
+    # at Python's exit.
+    dist.barrier()
+    del model, logits, loss
     dist.destroy_process_group()
