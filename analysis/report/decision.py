@@ -185,7 +185,7 @@ def _verdict_text(row: ScalingRow, results: Results) -> str:
         detail = heading(verdict.reason)
     elif verdict.kind is VerdictKind.CANNOT_TELL:
         runs = verdict.more_runs
-        many = f"more than {MOST_RUNS} more runs"
+        many = f"over {MOST_RUNS} more runs"
         detail = count(int(runs), "more run") if runs <= MOST_RUNS else many
         if row.base and min(row.n_undisturbed, row.base.n_undisturbed) < MIN_RUNS:
             detail = f"at least {detail}"
