@@ -148,9 +148,7 @@ def test_layouts_with_as_many_ranks_as_the_recommended_size(tmp_path: Path) -> N
     sizes, lines = decided(results)
     assert verdicts_of(sizes) == ["baseline", "use it", "below 0.8", "no result: oom"]
     assert lines["Limited by"].endswith("on 8 ranks (1 × 8)")
-    assert lines["Not known"] == (
-        "8 ranks (4 × 2): no run completed: 3 failed by oom"
-    )
+    assert lines["Not known"] == ("8 ranks (4 × 2): no run completed: 3 failed by oom")
 
 
 def test_the_main_loss_is_the_largest_part_of_the_division(tmp_path: Path) -> None:
