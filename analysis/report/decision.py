@@ -224,8 +224,12 @@ def _of_kind(rows: Sequence[ScalingRow], results: Results, *kinds: VerdictKind) 
 def _use(rows: Sequence[ScalingRow], results: Results, *, several: bool) -> str:
     """Return the size to use, as far as the runs tell, with its efficiency unless series are ``several``."""
     if best := _of_kind(rows, results, VerdictKind.USE):
-        parts = [with_layout(best[0])] + [f"efficiency {efficiency_text(best[0])}"] * (not several)
-        return ", ".join(parts + [str(WORDS["decision"]["largest"])] * (best[0].gpus == rows[-1].gpus))
+        parts = [with_layout(best[0])]
+        if not several:
+            parts.append(f"efficiency {efficiency_text(best[0])}")
+        if best[0].gpus == rows[-1].gpus:
+            parts.append(str(WORDS["decision"]["largest"]))
+        return ", ".join(parts)
     base = next((row for row in rows if row.is_base), None)
     ruled_out = {VerdictKind.TOO_LARGE, VerdictKind.NO_RESULT}
     larger = {results.verdicts[row.place].kind for row in rows if base and row.gpus > base.gpus}
