@@ -236,4 +236,4 @@ def _with_evidence(
 
 def _means(parts: Sequence[Parts]) -> dict[str, float]:
     names = dict.fromkeys(name for one in parts for name in one)
-    return {name: float(np.mean([one.get(name, 0.0) for one in parts])) for name in names}
+    return {name: math.fsum(one.get(name, 0.0) for one in parts) / len(parts) for name in names}

@@ -36,14 +36,13 @@ def find_contradictions(
         cells: the planned cell of each of these runs, by run_id.
     """
     run_ids = list(folders)
+    codes = epochs["run_id"].astype(str).map({run_id: code for code, run_id in enumerate(run_ids)})
     for begin in range(0, len(run_ids), _CHUNK):
         own = run_ids[begin : begin + _CHUNK]
         paths = [f"{folders[run_id]}/{_RANKS_FILE}" for run_id in own]
-        ranks = read_csvs(paths, RankRow).rows
-        ranks = ranks.rename(columns={"file": "run"})
-        codes = pd.Series(range(len(own)), index=own)
-        rows = epochs.assign(run=epochs["run_id"].astype(str).map(codes))
-        rows = rows[rows["run"].notna()].astype({"run": "int64"})
+        ranks = read_csvs(paths, RankRow).rows.rename(columns={"file": "run"})
+        rows = epochs.assign(run=codes - begin)
+        rows = rows[rows["run"].between(0, len(own) - 1)].astype({"run": "int64"})
         planned = np.array([_planned_epochs(cells[run_id]) or np.nan for run_id in own], dtype=float)
         for code in _suspects(rows, ranks, planned):
             cell = cells[own[code]]

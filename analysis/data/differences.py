@@ -57,7 +57,12 @@ class Observed:
     def add_missing(self, kind: str, runs: Counter[str]) -> None:
         """Count the runs without a value of a quantity that other runs have."""
         for (other, _), values in self.values.items():
-            if other == kind and (lacking := runs - sum(values.values(), Counter())):
+            if other != kind:
+                continue
+            lacking = runs.copy()
+            for cells in values.values():
+                lacking.subtract(cells)
+            if lacking := +lacking:
                 values[NOT_SET] = values.get(NOT_SET, Counter()) + lacking
 
     def is_constant(self, key: tuple[str, str]) -> bool:
