@@ -21,7 +21,7 @@ from pyarrow import csv as arrow_csv
 
 from analysis.text import clean, one_line
 from bench.study.files import regular_file
-from bench.study.records import R, Record, columns_of, missing_columns, text_columns
+from bench.study.records import LATER_COLUMNS, R, Record, columns_of, missing_columns, text_columns
 from bench.units import listed
 
 #: Arrow parses portions of about this many bytes, to limit memory. If a portion contains a value that is not
@@ -64,7 +64,7 @@ class _Reader:
         self.record = record
         self.columns = columns_of(record)
         self.text = text_columns(record)
-        earlier = [name for name in self.columns if name not in columns_of(record, later="yes")]
+        earlier = [name for name in self.columns if name not in LATER_COLUMNS]
         #: The header, and that of tables of earlier versions.
         self.headers = [",".join(names).encode() + b"\n" for names in (self.columns, earlier)]
         types = {name: pa.string() if name in self.text else pa.float64() for name in self.columns}
