@@ -33,7 +33,10 @@ def read_specs(folder: str, *needed: str) -> Iterator[tuple[str, str, dict[str, 
 
 
 def _literals(path: Path) -> dict[str, Any]:
-    """Return the literal arguments of the ``SPEC`` in a file, or nothing if there is none."""
+    """Return the literal arguments of the ``SPEC`` in a file, or nothing if there is none.
+
+    ``SPEC = replace(fsdp.SPEC, ...)`` also has those of ``fsdp.py`` that it does not replace.
+    """
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
         match node:
             case ast.Assign([ast.Name("SPEC")], ast.Call() as call) | ast.AnnAssign(
@@ -41,24 +44,29 @@ def _literals(path: Path) -> dict[str, Any]:
             ):
                 given = dict(zip(["name"], call.args, strict=False))
                 given |= {str(one.arg): one.value for one in call.keywords}
-                return {
+                literals = {
                     key: ast.literal_eval(value)
                     for key, value in given.items()
                     if isinstance(value, ast.Constant | ast.Tuple)
                 }
+                match call.args:
+                    case [ast.Attribute(ast.Name(base), "SPEC")]:
+                        return _literals(path.with_name(f"{base}.py")) | literals
+                return literals
     return {}
 
 
 @dataclass(frozen=True)
 class Model:
-    """A model: the name of its module, and the options that it uses and not every model does."""
+    """A model: the name of its module, and the literals of its ``SPEC``."""
 
     module: str
-    options: tuple[str, ...]
+    options: tuple[str, ...] = ()
+    fp32_weights: bool = False
 
 
 #: All models by their name in a matrix.
-MODELS = {name: Model(module, own.get("options", ())) for module, name, own in read_specs("models")}
+MODELS = {name: Model(module, **own) for module, name, own in read_specs("models")}
 
 
 def models_using(option: str) -> tuple[str, ...]:

@@ -23,8 +23,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from ..errors import unwritable
 from ..facts import Fact
-from ..matrix.strategies import STRATEGIES, strategies_using, wire_problem
-from ..matrix.workload import WorkloadOptions
+from ..matrix.strategies import on_hosts, wire_problem
 from ..measure.conditions import Conditions, Meters, allocator_retries
 from ..measure.environment import Device, device_of
 from ..measure.exchange import (
@@ -61,7 +60,7 @@ from .failures import (
 from .gpus import choose_device
 from .memory import kept_bytes
 from .mfu import MfuBasis, count_step, mfu_basis, precisions_in_use
-from .models import DataShape, spec_of
+from .models import DataShape
 from .nccl_watch import shorten_watchdogs_wait, watched_group
 from .probes import Probes
 from .rendezvous import Joined, Launch, join, joined_message, launch_from
@@ -102,7 +101,7 @@ def run(request: Request) -> None:
         timeout_s=request.options.join_timeout,
     )
     request, strategy_facts = _on_these_hosts(request, joined)
-    session = Session(request, launch, joined, me, device, threads, _ignored(request, launch))
+    session = Session(request, launch, joined, me, device, threads, _other_launcher(request, launch))
     session.say(joined_message(joined, launch, request.backend))
     for fact in (*core_facts(joined.facts), *gpu_facts, *strategy_facts):
         session.add(fact)
@@ -120,12 +119,12 @@ def run(request: Request) -> None:
 
 def _on_these_hosts(request: Request, joined: Joined) -> tuple[Request, list[Fact]]:
     """Return the request with the strategy that takes the place of the requested one, and a fact about it."""
-    strategy = strategy_of(request.options.strategy)
-    name = strategy.runs_as([len(host.ranks) for host in joined.hosts])
-    if not name:
+    planned = request.options.strategy
+    used = on_hosts(planned, [len(host.ranks) for host in joined.hosts])
+    if used == planned:
         return request, []
-    values = {"strategy": strategy.name, "used": name, "hosts": len(joined.hosts)}
-    options = request.options.model_copy(update={"strategy": name})
+    values = {"strategy": planned, "used": used, "hosts": len(joined.hosts)}
+    options = request.options.model_copy(update={"strategy": used})
     return replace(request, options=options), [Fact("other-strategy", values=values)]
 
 
@@ -270,26 +269,11 @@ def _start_process_group(session: Session) -> Collectives:
     return Collectives(session.device, request.backend)
 
 
-def _ignored(request: Request, launch: Launch) -> list[Fact]:
-    """Return what the run does otherwise than requested."""
-    options = request.options
-    found = []
-    if request.launcher and request.launcher != launch.launcher:
-        values = {"planned": request.launcher, "used": launch.launcher}
-        found.append(Fact("other-launcher", values=values))
-    if options.pin_memory and options.device == "cpu":
-        found.append(Fact("option-ignored", values={"option": "pin_memory", "device": "CPU"}))
-    strategy = STRATEGIES[options.strategy]
-    for name, option in WorkloadOptions.model_fields.items():
-        has_effect = name in strategy.options or not strategies_using(name)
-        if not has_effect and getattr(options, name) != option.default:
-            found.append(Fact("option-ignored", values={"option": name, "strategy": options.strategy}))
-    uses = spec_of(options.model).options
-    if options.parameters and "parameters" not in uses:
-        found.append(Fact("option-ignored", values={"option": "parameters", "model": options.model}))
-    if options.data != "synthetic" and "image_size" in uses:
-        found.append(Fact("option-ignored", values={"option": "image_size"}))
-    return found
+def _other_launcher(request: Request, launch: Launch) -> list[Fact]:
+    """Return a fact if another launcher than the planned one started the ranks."""
+    if not request.launcher or request.launcher == launch.launcher:
+        return []
+    return [Fact("other-launcher", values={"planned": request.launcher, "used": launch.launcher})]
 
 
 def _build(session: Session, collectives: Collectives) -> Trainer:

@@ -141,9 +141,8 @@ class Strategy:
         options: the workload options that this strategy uses and not every strategy does.
         sharded: those of ``weights``, ``gradients`` and ``states`` (of the optimizer) of which each rank has
             only a part. A strategy with sharded weights moves the model to its device.
-        within_hosts: True if the ranks of a host divide the sharded tensors, and all hosts have the same.
-        runs_as: returns the name of the strategy that takes its place on hosts with these numbers of ranks,
-            or an empty text if none does.
+        within_hosts: for a strategy whose sharded tensors are divided over the ranks of a host, and are equal
+            on all hosts: the strategies that take its place on a single host, and with one rank per host.
         find: returns the wrapped module of a user's model, if any of ``modules`` shows the strategy.
         recognised: True if the strategy is recognised in a user's training only, and cannot be in a matrix.
         times_parts: False if nothing can tell communication from computation yet.
@@ -158,8 +157,7 @@ class Strategy:
     state: Callable[[nn.Module, Optimizer], dict[str, Any]] = state_of
     options: tuple[str, ...] = ()
     sharded: tuple[str, ...] = ()
-    within_hosts: bool = False
-    runs_as: Callable[[Sequence[int]], str] = lambda ranks_per_host: ""
+    within_hosts: tuple[str, ...] = ()
     find: Callable[[Sequence[nn.Module]], nn.Module | None] = lambda modules: None
     times_parts: bool = True
     one_rank: bool = False
