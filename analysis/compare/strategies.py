@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 from analysis.checks.assessment import Assessment
@@ -106,8 +107,5 @@ def strategy_rows(
         if strategies[row.cell_id]
     ]
     order = sorted({*strategies.values()}, key=[DEFAULT, *strategies.values()].index)
-    return sorted(found, key=lambda one: (*_work(one.row), order.index(one.strategy)))
-
-
-def _work(row: ScalingRow) -> tuple[Any, ...]:
-    return row.variant, row.gpus, row.nodes, row.global_batch
+    work = attrgetter("variant", "gpus", "nodes", "global_batch")
+    return sorted(found, key=lambda one: (*work(one.row), order.index(one.strategy)))

@@ -428,12 +428,10 @@ def _command_warnings(matrix: Matrix, document: Document) -> Iterator[str]:
         )
     yield from _shared_files(matrix, document)
     options = set(WorkloadOptions.model_fields) - _USED_WITHOUT_NAMING
-    for name in sorted(options & matrix.axes.given.keys() - named):
-        where = document.location(("axes", name))
-        yield f"{where}: axes.{name} varies, but the command does not contain {{{name}}}"
-    for name in sorted(options & matrix.workload.model_fields_set - named):
-        where = document.location(("workload", name))
-        yield f"{where}: workload.{name} is ignored: the command does not contain {{{name}}}"
+    for section, what in (("axes", "varies, but"), ("workload", "is ignored:")):
+        for name in sorted(options & _given(matrix, section) - named):
+            where = document.location((section, name))
+            yield f"{where}: {section}.{name} {what} the command does not contain {{{name}}}"
 
 
 def _nested_launch(matrix: Matrix, words: Sequence[str]) -> Iterator[str]:
@@ -500,13 +498,16 @@ def _shell_syntax(words: Sequence[str]) -> Iterator[str]:
 
 def _ignored_settings(matrix: Matrix, document: Document, cells: Sequence[Cell]) -> Iterator[str]:
     """Yield a warning for each setting that has no effect with this executor, device, model or strategy."""
-    cluster = matrix.cluster
-    for name in sorted(cluster.model_fields_set - _FOR_ALL_EXECUTORS - cluster.scheduler.keys):
-        if not document.inherited(f"cluster.{name}"):
-            where = document.location(("cluster", name))
-            yield f"{where}: cluster.{name} is ignored by executor {cluster.executor}"
+    keys, executor = matrix.cluster.scheduler.keys, matrix.cluster.executor
+    others = sorted(matrix.cluster.model_fields_set - _FOR_ALL_EXECUTORS - keys)
+    ignored = [("cluster", name, f"by executor {executor}") for name in others]
     if matrix.workload.device == "cpu":
-        yield from _ignored_on_cpu(matrix, document)
+        of_gpus = ("gpu_type", "gpu_request", "gpu_bind") if "gpu_request" in keys else ()
+        ignored += [("cluster", name, "on device cpu") for name in of_gpus]
+        ignored += [(section, "pin_memory", "on device cpu") for section in ("workload", "axes")]
+    for section, name, why in ignored:
+        if name in _given(matrix, section) and not document.inherited(f"{section}.{name}"):
+            yield f"{document.location((section, name))}: {section}.{name} is ignored {why}"
     if not _commands(matrix):  # _command_warnings checks the options of commands
         yield from _ignored_options(matrix, document, cells)
         yield from _odd_strategies(matrix, document, cells)
@@ -554,13 +555,3 @@ def _odd_strategies(matrix: Matrix, document: Document, cells: Sequence[Cell]) -
 
 def _given(matrix: Matrix, section: str) -> set[str]:
     return set(matrix.axes.given) if section == "axes" else getattr(matrix, section).model_fields_set
-
-
-def _ignored_on_cpu(matrix: Matrix, document: Document) -> Iterator[str]:
-    """Yield a warning for each setting that has no effect on a CPU."""
-    places = [("workload", "pin_memory"), ("axes", "pin_memory")]
-    if "gpu_request" in matrix.cluster.scheduler.keys:
-        places = [*(("cluster", name) for name in ("gpu_type", "gpu_request", "gpu_bind")), *places]
-    for section, name in places:
-        if name in _given(matrix, section) and not document.inherited(f"{section}.{name}"):
-            yield f"{document.location((section, name))}: {section}.{name} is ignored on device cpu"

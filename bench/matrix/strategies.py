@@ -17,17 +17,16 @@ class StrategyFacts:
     """
 
     module: str
-    title: str
     options: tuple[str, ...] = ()
     sharded: tuple[str, ...] = ()
     within_hosts: tuple[str, ...] = ()
-    times_parts: bool = True
+    untimed: str = ""
     one_rank: bool = False
     recognised: bool = False
 
 
 #: All strategies by their name in a matrix or in env.json.
-STRATEGIES = {name: StrategyFacts(module, **own) for module, name, own in read_specs("strategies", "title")}
+STRATEGIES = {name: StrategyFacts(module, **own) for module, name, own in read_specs("strategies")}
 DEFAULT = "ddp"
 
 

@@ -30,7 +30,6 @@ class StaticParts(ddp.DdpParts):
 
 SPEC = Strategy(
     "ddp-static",
-    title="DDP with a static graph",
     options=("bucket_cap_mb", "comm_dtype", "comm_hook"),
     wrap=partial(ddp.wrap, static_graph=True),
     parts=StaticParts,

@@ -135,7 +135,6 @@ def _whole(value: Any, *, keeps: bool) -> Any:
 
 SPEC = Strategy(
     "fsdp",
-    title="FSDP2",
     options=("comm_dtype", "fsdp_wrap"),
     sharded=("weights", "gradients", "states"),
     wrap=shard,

@@ -7,6 +7,4 @@ from functools import partial
 
 from . import fsdp
 
-SPEC = replace(
-    fsdp.SPEC, name="fsdp-keep", title="FSDP2 with kept weights", wrap=partial(fsdp.shard, reshard=False)
-)
+SPEC = replace(fsdp.SPEC, name="fsdp-keep", wrap=partial(fsdp.shard, reshard=False))

@@ -43,4 +43,4 @@ def wrap(model: nn.Module, options: WorkloadOptions) -> nn.Module:
     return fsdp.shard(model, options, mesh=mesh)
 
 
-SPEC = replace(fsdp.SPEC, name="hsdp", title="HSDP", within_hosts=("fsdp", "ddp"), wrap=wrap)
+SPEC = replace(fsdp.SPEC, name="hsdp", within_hosts=("fsdp", "ddp"), wrap=wrap)

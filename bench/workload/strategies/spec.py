@@ -132,7 +132,6 @@ class Strategy:
 
     Attributes:
         name: the name in a matrix and in env.json.
-        title: the name in sentences.
         wrap: returns the wrapped model, or raises a SetupError.
         parts: measures the parts of a step of the wrapped model.
         optimizer: returns the optimizer of the wrapped model.
@@ -145,12 +144,11 @@ class Strategy:
             on all hosts: the strategies that take its place on a single host, and with one rank per host.
         find: returns the wrapped module of a user's model, if any of ``modules`` shows the strategy.
         recognised: True if the strategy is recognised in a user's training only, and cannot be in a matrix.
-        times_parts: False if nothing can tell communication from computation yet.
+        untimed: the name in sentences, if nothing can tell its communication from computation yet.
         one_rank: True if the strategy does not communicate.
     """
 
     name: str
-    title: str
     wrap: Callable[[nn.Module, WorkloadOptions], nn.Module] = lambda model, options: model
     parts: type[Parts] = Parts
     optimizer: Callable[[nn.Module, WorkloadOptions], Optimizer] = build_optimizer
@@ -159,6 +157,6 @@ class Strategy:
     sharded: tuple[str, ...] = ()
     within_hosts: tuple[str, ...] = ()
     find: Callable[[Sequence[nn.Module]], nn.Module | None] = lambda modules: None
-    times_parts: bool = True
+    untimed: str = ""
     one_rank: bool = False
     recognised: bool = False
