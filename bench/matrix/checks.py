@@ -527,7 +527,7 @@ def _ignored_options(matrix: Matrix, document: Document, cells: Sequence[Cell]) 
             if len(matrix.axes.given.get(name, ())) > 1:
                 values = {(cell.workload[kind], cell.workload[name]) for cell in cells}
                 others = [one for one in others if sum(one == own for own, _ in values) > 1]
-                remedy = "; exclude all but one of its values for the others, or they are measured repeatedly"
+                remedy = "; exclude all but one of its values there, or the same is measured repeatedly"
             if others:
                 shown = f"{listed(others)}; only {listed(list(users))} can use it{remedy}"
                 yield f"{document.location(place)}: {name} is ignored by {shown}"

@@ -63,7 +63,10 @@ class Model:
 
 
 #: All models by their name in a matrix.
-MODELS = {name: Model(module, **own) for module, name, own in read_specs("models")}
+MODELS = {
+    name: Model(module, own.get("options", ()), own.get("fp32_weights", False))
+    for module, name, own in read_specs("models")
+}
 
 
 def models_using(option: str) -> tuple[str, ...]:

@@ -46,7 +46,6 @@ from ..measure.results import (
 )
 from ..measure.transport import NcclLogFile, combine_nccl_logs, diverted_warnings
 from ..measure.wire import Placement, WireBytes
-from ..study.records import EpochRow
 from ..units import human_bytes, join_names
 from .data import DataShard, Feed, open_feed
 from .failures import (
@@ -400,8 +399,8 @@ class Measurement:
             for rank, device in zip(session.joined.facts, devices, strict=True)
         ]
         self._results = Results(session.folder) if session.is_first else None
-        #: The row of the latest epoch; None on other ranks than rank 0.
-        self._row: EpochRow | None = None
+        #: On rank 0: exposed communication without the wait for late ranks (s per step, mean over ranks).
+        self._transfer_s: float | None = None
         self._dropped_steps = 0
 
     def run(self) -> None:
@@ -421,7 +420,7 @@ class Measurement:
         retries = _allocator_retries(session, self._collectives)
         for fact in filter(None, (self._windows.untimed, dropped, self._wire.fact(), retries)):
             session.add(fact)
-        comm_s = Probes(session, self._collectives, self._trainer).run(_transfer_s(self._row))
+        comm_s = Probes(session, self._collectives, self._trainer).run(self._transfer_s)
         if self._results is not None and comm_s is not None:
             self._results.add_communication(comm_s)
         if options.trace_steps:
@@ -450,7 +449,8 @@ class Measurement:
             wire=self._wire,
         )
         self._results.add(record)
-        self._row = record.row
+        exposed_s, wait_s = record.row.comm_exposed_time_sec, record.row.comm_wait_time_sec
+        self._transfer_s = None if math.isnan(exposed_s) else exposed_s - wait_s
         self._dropped_steps += count_dropped_steps(rank_windows)
         session.say(progress_line(record.row, options.epochs))
 
@@ -481,13 +481,6 @@ def _windows(
         samples_per_step=request.per_gpu_batch * request.options.grad_accum,
         conditions=Conditions(session.device, os.environ, reads_node=is_first_on_host),
     )
-
-
-def _transfer_s(row: EpochRow | None) -> float | None:
-    """Return exposed communication without the wait for late ranks: seconds per step, mean over ranks."""
-    if row is None or math.isnan(row.comm_exposed_time_sec):
-        return None
-    return row.comm_exposed_time_sec - row.comm_wait_time_sec
 
 
 def _validate(trainer: Trainer, collectives: Collectives) -> Validation:

@@ -292,7 +292,7 @@ def test_strategies_that_do_not_use_an_option_or_do_not_fit_are_named(tmp_path):
     twice = (
         f"{path}:3: fsdp_wrap is ignored by ddp; only fsdp, fsdp-keep and hsdp can use it; exclude all but"
     )
-    assert f"{twice} one of its values for the others, or they are measured repeatedly" in plan.warnings
+    assert f"{twice} one of its values there, or the same is measured repeatedly" in plan.warnings
     cells = [f"n{nodes}x1-gloo-srun-b8-strategy.hsdp-fsdp_wrap.block" for nodes in (1, 2)]
     assert f"{path}:3: strategy hsdp runs as fsdp in {cells[0]}" in plan.warnings
     assert f"{path}:3: strategy hsdp runs as ddp in {cells[1]}" in plan.warnings
