@@ -1,4 +1,4 @@
-"""Plan, run and diagnose scaling studies of PyTorch DDP on Slurm clusters."""
+"""Plan, run and diagnose scaling studies of PyTorch (DDP, FSDP, HSDP) on Slurm clusters."""
 
 from .version import __version__
 

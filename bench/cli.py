@@ -99,7 +99,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="""Plan, run and analyse scaling studies of PyTorch DDP.
+    help="""Plan, run and analyse scaling studies of PyTorch: DDP, FSDP and HSDP.
 
     A matrix (a YAML file) defines what to measure. Start with [bold]bench run smoke_cpu[/bold],
     a small study on this machine. On a cluster: [bold]bench plan MATRIX[/bold], check the

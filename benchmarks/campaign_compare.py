@@ -18,8 +18,8 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from analysis.compare.comparison import Verdict, judge, paired, unpaired
-from analysis.stats.estimate import LogMoments
+from analysis.compare.comparison import Verdict, judge
+from analysis.stats.estimate import LogMoments, paired, unpaired
 
 #: Noise of each run, relative to its throughput.
 NOISE = 0.02

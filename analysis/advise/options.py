@@ -24,7 +24,14 @@ from analysis.data.differences import SIZES, settings_of
 from analysis.data.load import Study, is_average, metrics_of_cells
 from analysis.stats.attempts import cell_success
 from analysis.stats.columns import CellSize, Column, ScalingRow, columns_of, first_of_cells, grouped
-from analysis.stats.estimate import MIN_RUNS, LogMoments, log_moments, ratio_interval, runs_to_decide, welch
+from analysis.stats.estimate import (
+    MIN_RUNS,
+    LogMoments,
+    log_moments,
+    ratio_interval,
+    runs_to_decide,
+    unpaired,
+)
 from analysis.stats.law_fit import Forecast, forecasts
 from analysis.stats.measured import Frames, measure
 from analysis.text import clean, one_line
@@ -375,7 +382,7 @@ def _decided(other: LogMoments, first: LogMoments) -> tuple[bool | None, float]:
         return None, MIN_RUNS
     if not low <= 1 <= high:
         return True, math.nan
-    centre, error, _ = (float(value[0]) for value in welch(other, first))
+    centre, error, _ = (float(value[0]) for value in unpaired(first, other))
     fewer = min(other.n[0], first.n[0])
     if centre == 0:
         return False, math.inf

@@ -56,7 +56,7 @@ _FEWEST_TO_TELL = 8
 #: Facts of runs that a finding replaces.
 OWNED = frozenset({"shared-cores", "not-stable", "unequal-nodes", "threads-differ"})
 #: The strategies (``strategy`` in env.json) whose parts of a step are not measured, with their names.
-_WITHOUT_PARTS = {name: one.title for name, one in STRATEGIES.items() if not one.times_parts}
+_WITHOUT_PARTS = {name: one.untimed for name, one in STRATEGIES.items() if one.untimed}
 #: Without intervals, an efficiency must exceed 1, or the efficiency of the previous size, by this much.
 MARGIN = 0.05
 #: A cell is unstable if the standard deviation of its runs' log throughput is above this.

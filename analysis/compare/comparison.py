@@ -1,10 +1,10 @@
 """Compare throughputs cell by cell: of two studies, or of the values of one setting within a study.
 
 :mod:`analysis.compare.matching` selects the cells. Ratios are B over A and are never averaged over cells. A
-ratio is the geometric mean of the runs of B over that of A. If the runs of A and B are interleaved in one
-allocation, the interval of the ratio is Student's t on the logarithms of the pairwise ratios. Otherwise it is
-Welch's t on the logarithms of the runs (B. L. Welch, Biometrika 34, 1947). Assumptions: pairs, or unpaired
-runs, are independent, and noise is multiplicative.
+throughput is the harmonic mean over runs, as in the scaling table. If the runs of A and B are interleaved in
+one allocation, the interval of the ratio is Student's t on the logarithms of the pairwise ratios. Otherwise
+it is Welch's t on the logarithms of the runs (B. L. Welch, Biometrika 34, 1947). Assumptions: pairs, or
+unpaired runs, are independent, and noise is multiplicative.
 
 With many cells, false alarms become likely. Therefore the one-sided p-values of each direction are
 adjusted as described by Benjamini and Hochberg (J. R. Stat. Soc. B 57, 1995), each direction with half
@@ -19,7 +19,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import permutations
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import numpy as np
 from scipy import special
@@ -33,7 +33,7 @@ from analysis.data.environment import sampled
 from analysis.data.load import Study
 from analysis.stats.columns import PARTS, CellSize, Column, RunRow, columns_of
 from analysis.stats.decompose import mean
-from analysis.stats.estimate import LEVEL, MIN_RUNS, Floats, LogMoments, log_moments, welch
+from analysis.stats.estimate import LEVEL, MIN_RUNS, Floats, LogRatios, bounds, log_moments, paired, unpaired
 from analysis.stats.measured import Frames, measure, state_counts
 from bench.errors import BenchError
 from bench.facts import Fact
@@ -52,30 +52,6 @@ class Verdict(StrEnum):
     SLOWER = "slower"
     SAME = "same"
     UNKNOWN = "cannot tell"
-
-
-class LogRatios(NamedTuple):
-    """Ratios B / A of all cells as means of log B - log A, with standard errors and degrees of freedom."""
-
-    centre: Floats
-    error: Floats
-    freedom: Floats
-
-
-def unpaired(a: LogMoments, b: LogMoments) -> LogRatios:
-    """Return the ratios of independent runs; standard errors are NaN below 3 runs in A or B."""
-    centre, error, freedom = welch(b, a)
-    enough = (a.n >= MIN_RUNS) & (b.n >= MIN_RUNS)
-    return LogRatios(centre, np.where(enough, error, np.nan), np.where(enough, freedom, np.nan))
-
-
-def paired(differences: LogMoments) -> LogRatios:
-    """Return the ratios of paired runs from the pairs' moments; standard errors are NaN below 3 pairs."""
-    enough = differences.n >= MIN_RUNS
-    with np.errstate(divide="ignore", invalid="ignore"):
-        error = np.sqrt(differences.variance / differences.n)
-    freedom = np.where(enough, differences.n - 1, np.nan)
-    return LogRatios(differences.mean, np.where(enough, error, np.nan), freedom)
 
 
 def joined(parts: Sequence[LogRatios]) -> LogRatios:
@@ -120,14 +96,6 @@ def judge(ratios: LogRatios, *, minimum_effect: float = MINIMUM_EFFECT) -> list[
     verdicts = map(verdict, ratios.centre.tolist(), low.tolist(), high.tolist(), *p_values)
     values = (np.exp(one).tolist() for one in (ratios.centre, low, high))
     return [Judgement(*one) for one in zip(*values, *p_values, verdicts, strict=True)]
-
-
-def bounds(ratios: LogRatios) -> tuple[Floats, Floats]:
-    """Return the lower and upper ends of the 95 % interval of each difference of logarithms."""
-    freedom = np.where(ratios.freedom > 0, ratios.freedom, np.nan)
-    half = special.stdtrit(freedom, 0.5 + LEVEL / 2) * ratios.error
-    half = np.where(ratios.error == 0, 0.0, half)
-    return ratios.centre - half, ratios.centre + half
 
 
 def _p_not_faster(ratios: LogRatios) -> Floats:
@@ -233,7 +201,7 @@ def _largest(differences: Mapping[str, float], slower: bool) -> str:
 class ComparedCell(CellSize, Judgement, Change):
     """One pair of matched cells, with the size of that of A.
 
-    Throughputs are geometric means over the compared runs. The verdict is that of the throughputs, even if
+    Throughputs are harmonic means over the compared runs. The verdict is that of the throughputs, even if
     the values of a side are not valid.
     """
 
@@ -337,15 +305,22 @@ def compare_studies(
 
 
 def compare_within(
-    study: Study, *, key: str, base: str | None = None, minimum_effect: float = MINIMUM_EFFECT
+    study: Study,
+    *,
+    key: str,
+    base: str | None = None,
+    minimum_effect: float = MINIMUM_EFFECT,
+    measured: tuple[Frames, Assessment] | None = None,
 ) -> Comparison:
     """Compare cells of one study that differ only in ``key``: A has the value ``base``, B any other value.
+
+    ``measured`` are the frames and the assessment of the study, if they are known.
 
     Raises:
         BenchError: ``key`` does not vary or is a size, no cell has the base, or no run has completed.
     """
     matchings = match_within(study, key=key, base=base)
-    runs = _Runs.of(study, "the study")
+    runs = _Runs.of(study, "the study", measured)
     if not any(matching.pairs for _, _, matching in matchings):
         raise BenchError(
             f"--by {key}: no two cells of study {study.name} differ in {key} alone",
@@ -390,20 +365,20 @@ class _Runs:
     assessment: Assessment
 
     @classmethod
-    def of(cls, study: Study, label: str) -> _Runs:
-        """Return the runs of a study.
+    def of(cls, study: Study, label: str, measured: tuple[Frames, Assessment] | None = None) -> _Runs:
+        """Return the runs of a study; ``measured`` are its frames and assessment, if they are known.
 
         Raises:
             BenchError: no run has completed.
         """
-        frames = measure(study)
+        frames = measured[0] if measured else measure(study)
         if not any(run.measured for run in frames.run_rows):
             raise BenchError(
                 f"{study.folder.path}: nothing to compare: no run has completed "
                 f"({state_counts(frames.run_rows) or 'no run is planned'})",
                 remedy="run it first: bench submit",
             )
-        return cls(label, study, frames, assess(study, frames))
+        return cls(label, study, frames, measured[1] if measured else assess(study, frames))
 
     def observed(self, cells: Iterable[str]) -> Observed:
         """Return what describes the measured runs of some cells; of many runs, only a sample is read."""
@@ -459,8 +434,8 @@ def _compare_runs(
             n_a=len(runs_a),
             n_b=len(runs_b),
             pairs=len(own) if is_paired else None,
-            throughput_a=_geometric_mean(rates_a),
-            throughput_b=_geometric_mean(rates_b),
+            throughput_a=1 / mean(1 / rate for rate in rates_a),
+            throughput_b=1 / mean(1 / rate for rate in rates_b),
             broken=bool(runs_a) and not runs_b and failed_in_b,
             not_valid_a=a.assessment.invalid.get(cell_a, ""),
             not_valid_b=b.assessment.invalid.get(cell_b, ""),
@@ -473,10 +448,6 @@ def _compare_runs(
 
 def _rates(runs: Iterable[RunRow]) -> list[float]:
     return [run.throughput_samples_per_sec for run in runs]
-
-
-def _geometric_mean(values: Iterable[float]) -> float:
-    return math.exp(mean(map(math.log, values)))
 
 
 def _pairs_of_runs(a: Iterable[RunRow], b: Iterable[RunRow]) -> list[tuple[float, float]]:
@@ -497,7 +468,7 @@ def _judged(
     judgements = judge(ratios, minimum_effect=minimum_effect)
     tested = sum(known(one.low) for one in judgements)
     for row, judgement, more in zip(rows, judgements, needed.tolist(), strict=True):
-        vars(row).update(vars(judgement))
+        vars(row).update(vars(judgement), ratio=row.throughput_b / row.throughput_a)
         row.remark = _remark(row, more, tested, minimum_effect)
     if changed := [row for row in rows if row.changed]:
         first = StepTimes(a)

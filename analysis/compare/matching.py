@@ -14,6 +14,7 @@ from analysis.data.differences import NOT_SET, SIZES, WORK, Settings, settings_o
 from analysis.data.load import Study
 from analysis.text import clean
 from bench.errors import BenchError
+from bench.matrix.strategies import DEFAULT
 from bench.units import listed
 
 #: Other names that --by and --ignore accept for a setting.
@@ -63,8 +64,9 @@ def match_studies(a: Study, b: Study, *, ignore: Collection[str] = ()) -> Matchi
 def match_within(study: Study, *, key: str, base: str | None = None) -> list[tuple[str, str, Matching]]:
     """Match the cells of one study that differ only in ``key``, such as ``backend`` or ``env.NCCL_ALGO``.
 
-    Cells with the value ``base`` (by default the first value in the plan) are matched with the cells of every
-    other value. The result contains a tuple (base, other value, matching) for each other value.
+    Cells with the value ``base`` (by default ``ddp``, or else the first value in the plan) are matched with
+    the cells of every other value. The result contains a tuple (base, other value, matching) for each other
+    value.
 
     Raises:
         BenchError: the setting does not vary or is a size, or no cell has the base.
@@ -73,7 +75,8 @@ def match_within(study: Study, *, key: str, base: str | None = None) -> list[tup
     cells = _settings(study)
     values = list(dict.fromkeys(cell.get(name, NOT_SET) for cell in cells.values()))
     _check_key(study, cells, name, values)
-    base = values[0] if base is None else base
+    if base is None:
+        base = DEFAULT if name == "strategy" and DEFAULT in values else values[0]
     if base not in values:
         raise BenchError(
             f"--base: no cell of study {study.name} has {name} {base!r}",

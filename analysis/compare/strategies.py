@@ -7,110 +7,105 @@ strategy`. Each strategy has its own baseline for its efficiency.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
-from analysis.checks.scaling_table import Invalid, efficiency_text, invalid_reason
-from analysis.compare.comparison import ComparedCell, Comparison, compare_within
+from analysis.checks.assessment import Assessment
+from analysis.checks.scaling_table import efficiency_text, invalid_reason
+from analysis.compare.comparison import Comparison, Judgement, compare_within
 from analysis.data.differences import settings_of
 from analysis.data.load import Study
 from analysis.data.names import layout
-from analysis.stats.columns import ScalingRow, first_of_cells
+from analysis.stats.columns import ScalingRow, columns_of, first_of_cells
+from analysis.stats.measured import Frames
 from analysis.text import clean, plain
 from bench.errors import BenchError
 from bench.matrix.strategies import DEFAULT
-from bench.units import MISSING, fraction, fractions, human_bytes, known, number, whole
+from bench.units import fraction, fractions, whole
 
+_MEASURED = (
+    *("throughput_samples_per_sec", "exposed", "comm_forward", "comm_backward", "comm_end"),
+    *("peak_mem_bytes", "wire_bytes", "wire_predicted"),
+)
+_COLUMNS = columns_of(ScalingRow)
 HEADINGS = (
-    *("Strategy", "Ranks", "Batch", "Samples/s", "Ratio", "Efficiency", "Exposed (ms)", "in forward"),
-    *("in backward", "at the end", "Memory", "Wire bytes", "predicted"),
+    *("Strategy", "Ranks", "Batch", "Ratio", "Efficiency"),
+    *(_COLUMNS[name].heading for name in _MEASURED),
 )
 NUMERIC = HEADINGS[1:]
-#: The values in JSON, by their names in :class:`ScalingRow`.
-_VALUES = (
-    *("throughput_samples_per_sec", "throughput_low", "throughput_high"),
-    *("efficiency", "efficiency_low", "efficiency_high", "exposed", "comm_forward", "comm_backward"),
-    *("comm_end", "peak_mem_bytes", "wire_bytes", "wire_predicted"),
+#: The values in JSON, by their names in :class:`ScalingRow` and :class:`Judgement`.
+_OF_ROW = (
+    *("cell_id", "nodes", "gpus", "global_batch", "throughput_low", "throughput_high"),
+    *("efficiency", "efficiency_low", "efficiency_high", *_MEASURED),
 )
+_OF_RATIO = {"ratio": "ratio", "low": "ratio_low", "high": "ratio_high"}
 
 
 @dataclass(frozen=True)
 class StrategyRow:
-    """A cell with its strategy, and how it compares with the base; None for the base itself.
+    """A cell with its strategy, and how it compares with the base; unknown for the base itself.
 
     ``not_valid`` is the kind of the error of the cell or of its baseline; empty if there is none.
     """
 
     strategy: str
     row: ScalingRow
-    compared: ComparedCell | None
+    compared: Judgement
     not_valid: str
 
     def texts(self, name: str) -> tuple[str, ...]:
         """Return the texts of the table, with the columns :data:`HEADINGS`, the first one being ``name``."""
         row, compared = self.row, self.compared
-        ratio = [compared.ratio, compared.low, compared.high] if compared else []
-        times = (row.exposed, row.comm_forward, row.comm_backward, row.comm_end)
-        sizes = (row.peak_mem_bytes, row.wire_bytes, row.wire_predicted)
         return (
             f"{name}, not valid" if self.not_valid else name,
             f"{row.gpus} ({layout(row)})",
             whole(row.global_batch),
-            number(row.throughput_samples_per_sec),
-            f"{fraction(ratio[0])} {fractions(*ratio[1:])}".strip() if ratio else MISSING,
+            f"{fraction(compared.ratio)} {fractions(compared.low, compared.high)}".strip(),
             efficiency_text(row),
-            *(number(1000 * time) for time in times),
-            *(human_bytes(size) if known(size) else MISSING for size in sizes),
+            *(_COLUMNS[name].form(getattr(row, name)) for name in _MEASURED),
         )
 
     def as_json(self) -> dict[str, Any]:
         """Return the values for programs; unknown ones are None."""
-        compared = self.compared
-        ratio = [compared.ratio, compared.low, compared.high] if compared else [None] * 3
         return {
             "strategy": self.strategy,
-            **{name: plain(getattr(self.row, name)) for name in ("cell_id", "nodes", "gpus", "global_batch")},
-            **{
-                name: plain(one)
-                for name, one in zip(("ratio", "ratio_low", "ratio_high"), ratio, strict=True)
-            },
-            **{name: plain(getattr(self.row, name)) for name in _VALUES},
+            **{name: plain(getattr(self.row, name)) for name in _OF_ROW},
+            **{name: plain(getattr(self.compared, own)) for own, name in _OF_RATIO.items()},
             "not_valid": self.not_valid,
         }
 
 
 def strategy_rows(
-    study: Study, rows: Sequence[ScalingRow], invalid: Invalid, comparison: Comparison | None = None
+    study: Study,
+    frames: Frames,
+    rows: Sequence[ScalingRow],
+    assessment: Assessment,
+    comparison: Comparison | None = None,
 ) -> list[StrategyRow]:
     """Return a row for each cell, those of equal size beside each other; none for a single strategy.
 
-    ``invalid`` are the cells that are not valid; ``comparison`` is that of the strategies, if it is known.
+    ``comparison`` is that of the strategies, if it is known.
     """
     cells = [] if study.table else study.plan["cells"]
     strategies = {clean(cell["cell_id"]): settings_of(cell).get("strategy", "") for cell in cells}
-    names = list(dict.fromkeys(filter(None, strategies.values())))
-    if len(names) < 2:
+    if len({*strategies.values()} - {""}) < 2:
         return []
-    compared = {cell.cell_b: cell for cell in _compared(study, names, comparison)}
-    order = {name: place for place, name in enumerate(sorted(names, key=lambda name: name != DEFAULT))}
+    if comparison is None:
+        with suppress(BenchError):  # no run has completed, or no two cells are equal otherwise
+            comparison = compare_within(study, key="strategy", measured=(frames, assessment))
+    compared = {cell.cell_b: cell for cell in comparison.cells} if comparison else {}
     found = [
         StrategyRow(
-            strategies[row.cell_id], row, compared.get(row.cell_id), invalid_reason(row, row.base, invalid)
+            strategies[row.cell_id],
+            row,
+            compared.get(row.cell_id, Judgement()),
+            invalid_reason(row, row.base, assessment.invalid),
         )
         for row in first_of_cells(rows)
         if strategies[row.cell_id]
     ]
-    return sorted(found, key=lambda one: (_work(one.row), order[one.strategy]))
-
-
-def _work(row: ScalingRow) -> tuple[Any, ...]:
-    return row.variant, row.gpus, row.nodes, row.global_batch
-
-
-def _compared(study: Study, names: Sequence[str], comparison: Comparison | None) -> Sequence[ComparedCell]:
-    if comparison is not None:
-        return comparison.cells
-    try:
-        return compare_within(study, key="strategy", base=DEFAULT if DEFAULT in names else names[0]).cells
-    except BenchError:  # no run has completed, or no two cells are equal otherwise
-        return []
+    order = sorted({*strategies.values()}, key=[DEFAULT, *strategies.values()].index)
+    work = attrgetter("variant", "gpus", "nodes", "global_batch")
+    return sorted(found, key=lambda one: (*work(one.row), order.index(one.strategy)))

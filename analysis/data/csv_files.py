@@ -21,7 +21,7 @@ from pyarrow import csv as arrow_csv
 
 from analysis.text import clean, one_line
 from bench.study.files import regular_file
-from bench.study.records import R, Record, columns_of, missing_columns, text_columns
+from bench.study.records import LATER_COLUMNS, R, Record, columns_of, missing_columns, text_columns
 from bench.units import listed
 
 #: Arrow parses portions of about this many bytes, to limit memory. If a portion contains a value that is not
@@ -64,7 +64,7 @@ class _Reader:
         self.record = record
         self.columns = columns_of(record)
         self.text = text_columns(record)
-        earlier = [name for name in self.columns if name not in columns_of(record, later="yes")]
+        earlier = [name for name in self.columns if name not in LATER_COLUMNS]
         #: The header, and that of tables of earlier versions.
         self.headers = [",".join(names).encode() + b"\n" for names in (self.columns, earlier)]
         types = {name: pa.string() if name in self.text else pa.float64() for name in self.columns}
@@ -74,9 +74,9 @@ class _Reader:
             include_columns=self.columns,
             include_missing_columns=True,
         )
-        #: Files in the expected form that are not yet parsed, by header: index, bytes below it, rows.
-        self.pending: dict[bytes, list[tuple[int, bytes, int]]] = {}
-        self.pending_bytes = 0
+        #: Files in the expected form that are not yet parsed: index, bytes below their header, rows.
+        self.pending: list[tuple[int, bytes, int]] = []
+        self.pending_header, self.pending_bytes = b"", 0
         self.frames: list[pd.DataFrame] = []
         self.problems: dict[int, str] = {}
 
@@ -90,16 +90,17 @@ class _Reader:
         except OSError as error:
             self.problems[index] = f"{self._name(index)} cannot be read: {error.strerror}"
             return
-        header = next(filter(data.startswith, self.headers), None)
-        count = self._plain_rows(data, header) if header else None
-        if header is None or count is None:
+        header = next(filter(data.startswith, self.headers), b"")
+        count = self._plain_rows(data, header)
+        if count is None:
             self._read_row_by_row(index, data)
             return
-        if count:
-            self.pending.setdefault(header, []).append((index, data[len(header) :], count))
-            self.pending_bytes += len(data)
-        if self.pending_bytes > _PORTION_BYTES:
+        if self.pending_bytes > _PORTION_BYTES or header != self.pending_header:
             self._parse_pending()
+        if count:
+            self.pending.append((index, data[len(header) :], count))
+            self.pending_header = header
+            self.pending_bytes += len(data)
 
     def loaded(self) -> Loaded:
         self._parse_pending()
@@ -113,19 +114,17 @@ class _Reader:
     def _plain_rows(self, data: bytes, header: bytes) -> int | None:
         """Return the number of rows of a file that is as expected below its ``header``, else None."""
         lines = data.count(b"\n")
-        if not data.endswith(b"\n") or data.count(b",") != lines * header.count(b","):
+        if not header or not data.endswith(b"\n") or data.count(b",") != lines * header.count(b","):
             return None
         if b'"' in data or b"\r" in data or b"\n\n" in data or b"\0" in data:
             return None
         return lines - 1
 
     def _parse_pending(self) -> None:
-        pending, self.pending, self.pending_bytes = self.pending, {}, 0
-        for header, files in pending.items():
-            self._parse(header, files)
-
-    def _parse(self, header: bytes, pending: Sequence[tuple[int, bytes, int]]) -> None:
-        files, bodies, counts = zip(*pending, strict=True)
+        if not self.pending:
+            return
+        files, bodies, counts = zip(*self.pending, strict=True)
+        self.pending, self.pending_bytes, header = [], 0, self.pending_header
         try:
             source = pa.BufferReader(header + b"".join(bodies))
             table = arrow_csv.read_csv(source, convert_options=self.convert)

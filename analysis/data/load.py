@@ -117,9 +117,8 @@ class Study:
             order of ``runs``.
         epochs: the rows of all runs' metrics.csv, with ``run_id`` and ``cell_id`` (categorical).
         remarks: problems of the folder as a whole.
-        contradictions: the contradictions between the files of each run, by run_id. The values that cannot be
-            trusted are missing in ``runs`` and ``epochs``.
-        damages: these contradictions and the files that cannot be read, in words, with the name of the run.
+        damages: the files of a run that cannot be read or contradict each other, in words, with the name of
+            the run. The values that cannot be trusted are missing in ``runs`` and ``epochs``.
         attempts: the folder of each run's latest attempt, in the order of ``runs``; None if the run has no
             attempt.
         table: the table that the study was read from; None if it was planned.
@@ -134,7 +133,6 @@ class Study:
     remarks: list[str] = field(default_factory=list)
     earlier: pd.DataFrame = field(default_factory=lambda: _runs_frame([]))
     attempts: list[str | None] = field(default_factory=list, repr=False)
-    contradictions: dict[str, list[Fact]] = field(default_factory=dict)
     damages: list[str] = field(default_factory=list)
     table: TableSource | None = None
 
@@ -211,7 +209,7 @@ def load_study(path: Path, *, records: Mapping[str, RunRecord] | None = None) ->
         damages += [f"{row.run_id}: {text}" for text in (*unread, *found) if text]
         of_ledger = known[row.run_id].damages if row.run_id in known else []
         row.reason = "; ".join(filter(None, (row.reason, problems.get(place), *found, *of_ledger)))
-    about = (remarks, _runs_frame(earlier), attempts, contradictions, damages)
+    about = (remarks, _runs_frame(earlier), attempts, damages)
     return Study(folder, plan, cells, members, _runs_frame(rows), epochs, *about)
 
 

@@ -19,7 +19,7 @@ from analysis.causes.catalogue import CAUSES
 from analysis.checks.assessment import Check
 from analysis.checks.scaling_table import Invalid, VerdictKind, invalid_reason
 from analysis.checks.validity import OWNED, anomalies
-from analysis.compare.strategies import HEADINGS, strategy_rows
+from analysis.compare.strategies import HEADINGS
 from analysis.data.differences import spelled
 from analysis.data.load import Study
 from analysis.data.names import ranks, widest_series
@@ -87,7 +87,7 @@ def page_context(results: Results, drawings: Sequence[Drawing], why: Sequence[Wh
         "strategy_columns": HEADINGS,
         "strategies": [
             one.texts(results.labels[0][one.row.series].removeprefix("strategy "))
-            for one in strategy_rows(study, results.rows, results.invalid)
+            for one in results.strategies()
         ],
         "warnings": [(one_line(text, limit=500),) for text in study.plan.get("warnings") or []],
         "checks": [_check_row(check) for check in assessment.checks],

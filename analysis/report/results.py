@@ -16,6 +16,8 @@ from analysis.checks.assessment import Assessment, assess
 from analysis.checks.fabric import FabricRow, SweepRow, fabric_table, fabrics_of, sweep_rows
 from analysis.checks.scaling_table import Invalid, Verdict, invalid_reason, scaling_table, verdicts
 from analysis.checks.slow_ranks import RankMeans, least_balanced_cells, rank_means
+from analysis.compare.comparison import Comparison
+from analysis.compare.strategies import StrategyRow, strategy_rows
 from analysis.data.differences import Difference, differences, observe
 from analysis.data.environment import Environment, describe_environment
 from analysis.data.load import Study
@@ -147,6 +149,10 @@ class Results:
     def divisions(self) -> dict[int, CellDivision]:
         """The divisions of the losses, by the place of the row."""
         return divide_study(self.rows, self.evidence)
+
+    def strategies(self, comparison: Comparison | None = None) -> list[StrategyRow]:
+        """Return the strategies side by side; ``comparison`` is that of the strategies, if it is known."""
+        return strategy_rows(self.study, self.frames, self.rows, self.assessment, comparison)
 
     @cached_property
     def causes(self) -> list[CauseRow]:

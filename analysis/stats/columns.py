@@ -143,7 +143,9 @@ class Measurements:
     other: Annotated[float, _part("other")]
     transfer: Annotated[float, _part("transfer")]
     wait: Annotated[float, _part("wait")]
-    exposed: Annotated[float, _internal("exposed communication, mean per step", "s")]
+    exposed: Annotated[
+        float, Column("exposed communication, mean per step", "ms", (), "Exposed", _milliseconds)
+    ]
     useful_s: Annotated[float, _internal("useful time, mean over ranks, per step", "s")]
     mfu: Annotated[float, _reading("model FLOPs utilisation of all GPUs", "", "MFU", fraction)]
     gpu_util: Annotated[float, _reading("utilisation of the GPUs", "%", "GPU (%)", three_digits)]

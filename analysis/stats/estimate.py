@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -114,6 +114,41 @@ def log_moments(groups: Sequence[Sequence[float]]) -> LogMoments:
     return LogMoments(n, mean, variance)
 
 
+class LogRatios(NamedTuple):
+    """Ratios as means of logarithms, with standard errors (NaN below 3 runs) and degrees of freedom."""
+
+    centre: Floats
+    error: Floats
+    freedom: Floats
+
+
+def paired(differences: LogMoments) -> LogRatios:
+    """Return the means of groups of logarithms, such as those of the ratios of paired runs."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        error = np.sqrt(differences.variance / differences.n)
+    return LogRatios(differences.mean, np.where(differences.n >= MIN_RUNS, error, np.nan), differences.n - 1)
+
+
+def unpaired(a: LogMoments, b: LogMoments) -> LogRatios:
+    """Return the ratios of B to A of independent runs: Welch's t on the logarithms.
+
+    The degrees of freedom are those of Welch and Satterthwaite (B. L. Welch, Biometrika 34, 1947).
+    """
+    with np.errstate(divide="ignore", invalid="ignore"):
+        own, other = b.variance / b.n, a.variance / a.n
+        freedom = (own + other) ** 2 / (own**2 / (b.n - 1) + other**2 / (a.n - 1))
+    enough = (a.n >= MIN_RUNS) & (b.n >= MIN_RUNS)
+    return LogRatios(b.mean - a.mean, np.where(enough, np.sqrt(own + other), np.nan), freedom)
+
+
+def bounds(ratios: LogRatios) -> tuple[Floats, Floats]:
+    """Return the lower and upper ends of the 95 % interval of each mean logarithm."""
+    freedom = np.where(ratios.freedom > 0, ratios.freedom, np.nan)
+    half = special.stdtrit(freedom, 0.5 + LEVEL / 2) * ratios.error
+    half = np.where(ratios.error == 0, 0.0, half)
+    return ratios.centre - half, ratios.centre + half
+
+
 def mean_interval(moments: LogMoments) -> tuple[Floats, Floats]:
     """Return the ends of the interval of each group's geometric mean; NaN below 3 runs.
 
@@ -121,33 +156,14 @@ def mean_interval(moments: LogMoments) -> tuple[Floats, Floats]:
     their noise is multiplicative. Simulated coverage of 95 % intervals: 97/96/95/95 % at n = 3/5/6/10
     (bootstrap intervals: 81 to 92 %).
     """
-    enough = moments.n >= MIN_RUNS
-    with np.errstate(divide="ignore", invalid="ignore"):
-        half = _t_quantile(moments.n - 1) * np.sqrt(moments.variance / moments.n)
-        low, high = np.exp(moments.mean - half), np.exp(moments.mean + half)
-    return np.where(enough, low, np.nan), np.where(enough, high, np.nan)
+    low, high = bounds(paired(moments))
+    return np.exp(low), np.exp(high)
 
 
 def ratio_interval(top: LogMoments, bottom: LogMoments) -> tuple[Floats, Floats]:
-    """Return the ends of the interval of top / bottom for unpaired runs: Welch's t on the logarithms.
-
-    The ends are NaN if either group has fewer than 3 runs. The degrees of freedom are those of Welch and
-    Satterthwaite (B. L. Welch, Biometrika 34, 1947).
-    """
-    enough = (top.n >= MIN_RUNS) & (bottom.n >= MIN_RUNS)
-    centre, error, freedom = welch(top, bottom)
-    with np.errstate(invalid="ignore"):
-        half = np.where(error > 0, _t_quantile(freedom) * error, 0.0)
-        low, high = np.exp(centre - half), np.exp(centre + half)
-    return np.where(enough, low, np.nan), np.where(enough, high, np.nan)
-
-
-def welch(top: LogMoments, bottom: LogMoments) -> tuple[Floats, Floats, Floats]:
-    """Return top - bottom of the mean logarithms, with the standard error and the degrees of freedom."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        a, b = top.variance / top.n, bottom.variance / bottom.n
-        freedom = (a + b) ** 2 / (a**2 / (top.n - 1) + b**2 / (bottom.n - 1))
-    return top.mean - bottom.mean, np.sqrt(a + b), freedom
+    """Return the ends of the interval of top / bottom for :func:`unpaired` runs; NaN below 3 runs."""
+    low, high = bounds(unpaired(bottom, top))
+    return np.exp(low), np.exp(high)
 
 
 #: Probability that as many runs as :func:`runs_to_decide` returns are enough.
@@ -179,11 +195,6 @@ def runs_to_decide(distance: float, *, error: float, top_n: float, bottom_n: flo
     return float(runs[enough[0]]) if len(enough) else float("inf")
 
 
-def _t_quantile(freedom: Floats) -> Floats:
-    usable = np.where(freedom > 0, freedom, np.nan)
-    return np.asarray(special.stdtrit(usable, 0.5 + LEVEL / 2), dtype=float)
-
-
 def outliers(values: pd.Series, *, by: pd.Series) -> pd.Series:
     """Return a mask of the values that are far from their group's median; outliers are never dropped.
 
@@ -194,9 +205,3 @@ def outliers(values: pd.Series, *, by: pd.Series) -> pd.Series:
     spread = distance.groupby(by, observed=True).transform("median")
     enough = groups.transform("count") >= OUTLIER_MIN_RUNS
     return enough & (spread > 0) & (distance > OUTLIER_MADS * spread)
-
-
-def lower_median(groups: Any) -> Any:
-    """Return the lower median of each group of a pandas groupby: up to half of the values can exceed it."""
-    # One call for all groups: in a large study, a call for each group takes seconds in total.
-    return groups.quantile(q=0.5, interpolation="lower")

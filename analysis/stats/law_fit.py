@@ -71,14 +71,13 @@ class LawRun(NamedTuple):
 class Prediction(NamedTuple):
     """The time per global batch (s) at one size, with the prediction interval of one further run.
 
-    ``extrapolation`` marks sizes outside the measured range, ``beyond`` those above twice the largest one.
+    ``beyond`` marks sizes above twice the largest measured one.
     """
 
     gpus: int
     step_time_sec: float
     low: float
     high: float
-    extrapolation: bool
     beyond: bool
 
 
@@ -337,7 +336,7 @@ class LawFit:
         laws: all laws, the chosen one first; a law with a reason in ``refused`` is never chosen.
         by_aicc: True if the laws were compared by AICc; False if only by the leave-last-out error.
         path: description of the sizes that the laws are fitted to.
-        largest, smallest: sizes in ranks.
+        largest: the largest measured size in ranks.
     """
 
     mode: str
@@ -346,7 +345,6 @@ class LawFit:
     by_aicc: bool
     path: str
     runs: int
-    smallest: int
     largest: int
 
     @property
@@ -374,10 +372,8 @@ class LawFit:
             )
         ends = np.array([fitted.interval(sizes, level=level) for fitted in self.plausible])
         columns = sizes, self.chosen.curve(sizes), ends[:, 0].min(axis=0), ends[:, 1].max(axis=0), far
-        return [
-            Prediction(int(size), time, low, high, not self.smallest <= size <= self.largest, is_far)
-            for size, time, low, high, is_far in zip(*(one.tolist() for one in columns), strict=True)
-        ]
+        rows = zip(*(one.tolist() for one in columns), strict=True)
+        return [Prediction(int(size), *values) for size, *values in rows]
 
     def _is_plausible(self, fitted: Fitted) -> bool:
         if fitted is self.chosen:
@@ -425,7 +421,6 @@ def fit_laws(runs: Sequence[LawRun], *, mode: str, probes: Fabric | None = None)
         by_aicc=by_aicc,
         path=path.name,
         runs=len(times),
-        smallest=int(ranks.min()),
         largest=int(ranks.max()),
     )
 

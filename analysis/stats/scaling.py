@@ -44,7 +44,7 @@ from analysis.data.load import Study
 from analysis.data.names import baseline_name, size_name
 from analysis.stats.columns import READINGS, RunRow, ScalingRow, by_series, grouped, missing_values
 from analysis.stats.decompose import cell_parts, computational_scalability, mean
-from analysis.stats.estimate import LogMoments, log_moments, mean_interval, ratio_interval, welch
+from analysis.stats.estimate import LogMoments, log_moments, mean_interval, ratio_interval, unpaired
 from analysis.stats.measured import Frames, measure
 from analysis.text import one_line
 from bench.errors import BenchError
@@ -301,7 +301,7 @@ def _add_efficiency(rows: Sequence[ScalingRow], moments: LogMoments) -> None:
     """
     bases = [row.base for row in rows if row.base]
     top, bottom = _moments_of(rows, moments), _moments_of(bases, moments)
-    columns = (*ratio_interval(top, bottom), welch(top, bottom)[1])
+    columns = (*ratio_interval(top, bottom), unpaired(bottom, top).error)
     for row, base, low, high, error in zip(rows, bases, *(one.tolist() for one in columns), strict=True):
         row.other_unit = not _same_unit(row.unit, base.unit)
         if row.other_unit:
@@ -312,7 +312,7 @@ def _add_efficiency(rows: Sequence[ScalingRow], moments: LogMoments) -> None:
         row.efficiency = base.step_time_sec / row.step_time_sec / (growth if strong else 1)
         if not row.is_base:
             row.efficiency_low, row.efficiency_high = low * per_rank, high * per_rank
-            row.efficiency_error = math.nan if math.isnan(low) else error
+            row.efficiency_error = error
         row.speedup = row.efficiency * growth
         row.speedup_low, row.speedup_high = row.efficiency_low * growth, row.efficiency_high * growth
         row.computational_scalability = computational_scalability(row, base)

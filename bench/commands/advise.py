@@ -14,7 +14,7 @@ from ..matrix.cell import value_text
 from ..study.layout import StudyFolder
 from ..study.plan_json import PlannedStudy, open_study
 from ..units import count, human_duration, parse_count, parse_duration_s
-from .compare import show_strategies, strategies_of
+from .compare import show_strategies
 from .console import print_json, print_table, say, show
 from .options import JsonOption, ResultsOption, find_study, require_report, settle_study
 
@@ -79,6 +79,7 @@ def advise_command(
     given = parse_waits(wait or [], studies=list(folders))
     from analysis.advise.options import fastest_training_s, options_of, rank
     from analysis.data.load import load_study
+    from analysis.report.results import Results
 
     loaded = {name: load_study(folder.path, records=records[name]) for name, folder in folders.items()}
     for damage in (f"{name}: {damage}" for name, study in loaded.items() for damage in study.damages):
@@ -87,7 +88,7 @@ def advise_command(
     planned = {name: open_study(folder) for name, folder in folders.items()}
     waits = waits_for(fastest_training_s(options), planned, given=given, ask=not no_queue)
     advice = rank(options, waits, samples=amount, epochs=epochs, notes=notes, validity=validity)
-    strategies = {name: rows for name, study in loaded.items() if (rows := strategies_of(study))}
+    strategies = {name: rows for name, study in loaded.items() if (rows := Results.of(study).strategies())}
     if as_json:
         own = {name: [one.as_json() for one in rows] for name, rows in strategies.items()}
         print_json({**_as_content(advice), **({"strategies": own} if own else {})})

@@ -15,7 +15,6 @@ from .options import JsonOption, ResultsOption, find_study, require_report, sett
 if TYPE_CHECKING:
     from analysis.compare.comparison import Comparison
     from analysis.compare.strategies import StrategyRow
-    from analysis.data.load import Study
 
 SHOWN_CELLS = 60
 
@@ -90,20 +89,24 @@ def compare_command(
     from analysis.compare.comparison import compare_studies, compare_within
     from analysis.compare.text import as_content, markdown_report
     from analysis.data.load import load_study
+    from analysis.report.results import Results
 
     studies = [load_study(f.path, records=r) for f, r in zip(folders, records, strict=True)]
     for damage in dict.fromkeys(damage for study in studies for damage in study.damages):
         say(damage)
-    if by is not None:
-        found = compare_within(studies[0], key=by, base=base, minimum_effect=minimum_effect)
-    else:
+    strategies: list[StrategyRow] = []
+    if by is None:
         found = compare_studies(*studies, minimum_effect=minimum_effect, ignore=ignore or [])
-    strategies = strategies_of(studies[0], found) if by == "strategy" else []
+    else:
+        own = Results.of(studies[0])
+        measured = (own.frames, own.assessment)
+        found = compare_within(own.study, key=by, base=base, minimum_effect=minimum_effect, measured=measured)
+        strategies = own.strategies(found) if by == "strategy" else []
     if output is not None:
         write_atomically(output, markdown_report(found))
     if as_json:
-        own = {"strategies": [one.as_json() for one in strategies]} if strategies else {}
-        print_json({**as_content(found), **own})
+        side_by_side = {"strategies": [one.as_json() for one in strategies]} if strategies else {}
+        print_json(as_content(found) | side_by_side)
     else:
         _show(found, everything=everything)
         show_strategies(strategies)
@@ -128,15 +131,6 @@ def _check_options(
     if by is not None and ignore:
         remedy = "omit it: --by compares cells that differ only in KEY"
         raise BenchError("--ignore cannot be used with --by", remedy=remedy)
-
-
-def strategies_of(study: Study, found: Comparison | None = None) -> list[StrategyRow]:
-    """Return the strategies of a study side by side; none for a single strategy."""
-    from analysis.compare.strategies import strategy_rows
-    from analysis.report.results import Results
-
-    results = Results.of(study)
-    return strategy_rows(study, results.rows, results.invalid, found)
 
 
 def show_strategies(rows: list[StrategyRow], *, study: str = "") -> None:

@@ -65,13 +65,10 @@ _COMPARISON = re.compile(r"(\w+) ([<>]) (\w+)")
 
 @dataclass(frozen=True, slots=True)
 class CauseInfo:
-    """A known cause with its general explanation and remedy; ``severity`` is "failure" or "slow"."""
+    """The general explanation and remedy of a known cause."""
 
-    name: str
     explanation: str
     remedy: str
-    example: str = ""
-    severity: str = FAILURE
 
 
 @dataclass(frozen=True)
@@ -172,23 +169,10 @@ def load() -> Catalogue:
                 signatures += _signatures(name, entry, severity=None)
             for name, entry in content.items():
                 assert name not in causes, f"{file.name}: {name} is described twice"
-                severity = entry.get("severity", FAILURE)
-                found = _signatures(name, entry, severity=severity)
-                causes[name] = CauseInfo(
-                    name,
-                    _unwrapped(entry["explanation"]),
-                    _unwrapped(entry["remedy"]),
-                    found[0].example if found else "",
-                    severity,
-                )
-                signatures += found
+                causes[name] = CauseInfo(_unwrapped(entry["explanation"]), _unwrapped(entry["remedy"]))
+                signatures += _signatures(name, entry, severity=entry.get("severity", FAILURE))
     vocabulary = frozenset(word for signature in signatures for words in signature.words for word in words)
     return Catalogue(dict(sorted(causes.items())), tuple(signatures), _index(signatures), vocabulary)
-
-
-def causes() -> list[CauseInfo]:
-    """Return all known causes, sorted by name."""
-    return list(load().causes.values())
 
 
 def _unwrapped(text: str) -> str:

@@ -192,10 +192,11 @@ def _ranked(hits: Sequence[Hit], paths: list[str]) -> list[Hit]:
 
 
 def _cause(hit: Hit) -> Cause:
-    info = load().causes[hit.signature.name]
-    explanation = _filled(hit.signature.explanation, hit.groups) or info.explanation
-    remedy = _filled(hit.signature.remedy, hit.groups) or info.remedy
-    return Cause(info.name, info.severity, hit.path, hit.line, hit.evidence, explanation, remedy)
+    own = hit.signature
+    info, severity = load().causes[own.name], own.severity or FAILURE
+    explanation = _filled(own.explanation, hit.groups) or info.explanation
+    remedy = _filled(own.remedy, hit.groups) or info.remedy
+    return Cause(own.name, severity, hit.path, hit.line, hit.evidence, explanation, remedy)
 
 
 def _filled(text: str, groups: Mapping[str, str]) -> str:

@@ -1,22 +1,14 @@
-"""Print a diagnosis as text, and list all known causes in ``docs/doctor.md``.
-
-``python -m bench.doctor.report docs/doctor.md`` updates the list in the page.
-"""
+"""Print a diagnosis as text."""
 
 from __future__ import annotations
 
-import sys
 import textwrap
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from ..terminal import one_line
 from ..units import percent
-from .catalogue import FAILURE, SLOW, CauseInfo, causes
+from .catalogue import FAILURE, SLOW
 from .diagnosis import Cause, Diagnosis
-
-BEGIN = "<!-- causes: written by python -m bench.doctor.report -->"
-END = "<!-- end of causes -->"
 
 _WIDTH = 100
 _UNKNOWN = "No known cause. This does not show that the job succeeded."
@@ -80,25 +72,3 @@ def _wrapped(text: str, indent: str, max_lines: int | None = None) -> str:
     width = _WIDTH - len(indent)
     lines = textwrap.wrap(text, width, break_on_hyphens=False, max_lines=max_lines, placeholder=" …")
     return "\n".join(indent + line for line in lines)
-
-
-def _section(info: CauseInfo) -> str:
-    severity = ["", "Severity: slow."] if info.severity == SLOW else []
-    explanation, remedy = _wrapped(info.explanation, ""), _wrapped(f"**Do:** {info.remedy}", "")
-    lines = [f"### {info.name}", *severity, "", explanation, "", remedy]
-    if info.example:
-        lines += ["", "```text", *(line.rstrip() for line in info.example.splitlines()), "```"]
-    return "\n".join(lines)
-
-
-def updated_page(page: str) -> str:
-    """Return a page with the list of causes between its two markers replaced."""
-    before, rest = page.split(BEGIN)
-    after = rest.split(END)[1]
-    sections = "\n\n".join(_section(info) for info in causes())
-    return f"{before}{BEGIN}\n\n{sections}\n\n{END}{after}"
-
-
-if __name__ == "__main__":
-    target = Path(sys.argv[1])
-    target.write_text(updated_page(target.read_text(encoding="utf-8")), encoding="utf-8")

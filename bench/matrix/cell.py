@@ -239,7 +239,7 @@ def name_of(parts: list[str], swept: Mapping[str, Any]) -> str:
 
 
 def _part(axis: str, value: Any) -> str:
-    is_name = axis == "command" and isinstance(value, str)  # the matrix checks such names
+    is_name = axis in ("command", "strategy") and isinstance(value, str)  # the matrix checks such names
     if is_private(axis):
         return f"_{_digest(value_text(value))}"
     return str(value) if is_name else _safe_text(value)

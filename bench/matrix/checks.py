@@ -17,7 +17,7 @@ from .nested_launch import read_launch
 from .schedulers import DEFAULT
 from .schema import Matrix
 from .strategies import DEFAULT as DEFAULT_STRATEGY
-from .strategies import STRATEGIES, strategies_using, wire_problem
+from .strategies import STRATEGIES, on_hosts, strategies_using, wire_problem
 from .workload import WorkloadOptions, names_in, uses_python
 
 #: A word that needs no quotes, placeholders included.
@@ -182,15 +182,15 @@ def runnable_points(points: Sequence[Point], matrix: Matrix, document: Document)
         if point.mode == "strong":
             divisor = point.ranks * _accumulation(point, matrix)
             multiples[point.batch] = math.lcm(multiples.get(point.batch, 1), divisor)
-    runnable = []
+    runnable, is_built_in = [], not _commands(matrix)
     for point in points:
         before = len(document.problems)
         _check_placement(point, matrix, document)
         if len(document.problems) == before:
             _check_layout(point, matrix, document)
             _check_backend(point, matrix, document)
-            _check_precision(point, matrix, document)
-            _check_strategy(point, matrix, document)
+            if is_built_in:
+                _check_options(point, matrix, document)
             check_node_gpus(point, matrix, document)
         if point.mode == "strong" and len(document.problems) == before:
             _check_division(point, matrix, document, every_size=multiples[point.batch])
@@ -225,40 +225,29 @@ def _check_backend(point: Point, matrix: Matrix, document: Document) -> None:
         document.add_problem(place, what, "use gloo, or device: cuda")
 
 
-def _check_precision(point: Point, matrix: Matrix, document: Document) -> None:
-    workload = matrix.workload
-    is_own = workload.command is not None or "command" in matrix.axes.given
-    if is_own or workload.device != "cpu" or point.values.get("precision", workload.precision) != "tf32":
-        return
-    section = "axes" if "precision" in matrix.axes.given else "workload"
-    what = "precision tf32 is a mode of NVIDIA's GPUs, but workload.device is cpu"
-    document.add_problem((section, "precision"), what, "use fp32, or device: cuda")
-
-
-def _check_strategy(point: Point, matrix: Matrix, document: Document) -> None:
-    if _commands(matrix):
-        return
-    name = point.values.get("strategy", matrix.workload.strategy)
-    _check_wire(point, matrix, document)
-    per_node = point.values[PER_NODE]
+def _check_options(point: Point, matrix: Matrix, document: Document) -> None:
+    """Record a problem for each option with which the built-in training cannot train a point."""
+    values = dict(matrix.workload) | point.values
+    name, per_node = values["strategy"], values[PER_NODE]
+    found = [wire_problem(values, values["backend"])]
+    if values["precision"] == "tf32" and values["device"] == "cpu":
+        what = "precision tf32 is a mode of NVIDIA's GPUs, but workload.device is cpu"
+        found.append(("precision", what, "use fp32, or device: cuda"))
     if STRATEGIES[name].within_hosts and isinstance(per_node, list) and len({*per_node}) > 1:
         what = f"strategy {name} needs the same number of ranks on every node, not {per_node}"
-        section = "axes" if "strategy" in matrix.axes.given else "workload"
-        document.add_problem((section, "strategy"), what, "use strategy fsdp")
-    if point.ranks > 1 and STRATEGIES[name].one_rank:
-        varies = "strategy" in matrix.axes.given
+        found.append(("strategy", what, "use strategy fsdp"))
+    if STRATEGIES[name].one_rank and point.ranks > 1:
         what = f"strategy {name} does not exchange gradients, so it needs one rank, not {point.ranks}"
-        size = f"nodes: {point.values['nodes']}, {matrix.size_axis}: {point.values[PER_NODE]}"
-        remedy = f"exclude {{{size}{f', strategy: {name}' * varies}}}, or use {DEFAULT_STRATEGY}"
-        document.add_problem(("axes" if varies else "workload", "strategy"), what, remedy)
+        size = f"nodes: {values['nodes']}, {matrix.size_axis}: {per_node}"
+        own = f", strategy: {name}" if "strategy" in matrix.axes.given else ""
+        found.append(("strategy", what, f"exclude {{{size}{own}}}, or use {DEFAULT_STRATEGY}"))
+    for option, what, remedy in filter(None, found):
+        document.add_problem(_place(option, matrix), what, remedy)
 
 
-def _check_wire(point: Point, matrix: Matrix, document: Document) -> None:
-    found = wire_problem(dict(matrix.workload) | point.values, point.values["backend"])
-    if found is not None:
-        option, what, remedy = found
-        section = "axes" if option in matrix.axes.given else "workload"
-        document.add_problem((section, option), what, remedy)
+def _place(option: str, matrix: Matrix) -> tuple[str, str]:
+    """Return the place of a workload option that can also be an axis."""
+    return ("axes" if option in matrix.axes.given else "workload", option)
 
 
 def _check_placement(point: Point, matrix: Matrix, document: Document) -> None:
@@ -362,6 +351,7 @@ _SHELL_SYNTAX = re.compile(r"\$|`|^(?:&&|\|\|?|;|[0-9]?>>?|<|&)$")
 #: Set-up lines that can put another python on PATH.
 _ACTIVATES = re.compile(r"\bPATH=|^\s*(?:source|\.|module|ml|conda|mamba|micromamba|spack|pyenv|eval|pixi)\s")
 _SHELLS = ("bash", "sh", "zsh", "dash", "ksh")
+_BASELINES = {name for name, strategy in STRATEGIES.items() if strategy.one_rank}
 #: Keys of `cluster` that every executor uses.
 _FOR_ALL_EXECUTORS = {"executor", "cpus_per_task", "time_limit", "setup", "env"}
 
@@ -373,7 +363,7 @@ def plan_warnings(matrix: Matrix, document: Document, cells: Sequence[Cell]) -> 
         *_surprising_settings(matrix, document, cells),
         *sharing_warnings(matrix, document, cells),
         *_command_warnings(matrix, document),
-        *_ignored_settings(matrix, document),
+        *_ignored_settings(matrix, document, cells),
     ]
 
 
@@ -438,12 +428,10 @@ def _command_warnings(matrix: Matrix, document: Document) -> Iterator[str]:
         )
     yield from _shared_files(matrix, document)
     options = set(WorkloadOptions.model_fields) - _USED_WITHOUT_NAMING
-    for name in sorted(options & matrix.axes.given.keys() - named):
-        where = document.location(("axes", name))
-        yield f"{where}: axes.{name} varies, but the command does not contain {{{name}}}"
-    for name in sorted(options & matrix.workload.model_fields_set - named):
-        where = document.location(("workload", name))
-        yield f"{where}: workload.{name} is ignored: the command does not contain {{{name}}}"
+    for section, what in (("axes", "varies, but"), ("workload", "is ignored:")):
+        for name in sorted(options & _given(matrix, section) - named):
+            where = document.location((section, name))
+            yield f"{where}: {section}.{name} {what} the command does not contain {{{name}}}"
 
 
 def _nested_launch(matrix: Matrix, words: Sequence[str]) -> Iterator[str]:
@@ -508,63 +496,62 @@ def _shell_syntax(words: Sequence[str]) -> Iterator[str]:
             )
 
 
-def _ignored_settings(matrix: Matrix, document: Document) -> Iterator[str]:
+def _ignored_settings(matrix: Matrix, document: Document, cells: Sequence[Cell]) -> Iterator[str]:
     """Yield a warning for each setting that has no effect with this executor, device, model or strategy."""
-    cluster, workload = matrix.cluster, matrix.workload
-    axes = matrix.axes.given
-    for name in sorted(cluster.model_fields_set - _FOR_ALL_EXECUTORS - cluster.scheduler.keys):
-        if not document.inherited(f"cluster.{name}"):
-            where = document.location(("cluster", name))
-            yield f"{where}: cluster.{name} is ignored by executor {cluster.executor}"
-    if workload.device == "cpu":
-        yield from _ignored_on_cpu(matrix, document)
-    if workload.command is not None or "command" in axes:
-        return  # _command_warnings has checked these options
-    for kind, using in (("model", models_using), ("strategy", strategies_using)):
-        several = {"model": "models", "strategy": "strategies"}[kind]
-        every = list(axes.get(kind) or [getattr(workload, kind)])
+    keys, executor = matrix.cluster.scheduler.keys, matrix.cluster.executor
+    others = sorted(matrix.cluster.model_fields_set - _FOR_ALL_EXECUTORS - keys)
+    ignored = [("cluster", name, f"by executor {executor}") for name in others]
+    if matrix.workload.device == "cpu":
+        of_gpus = ("gpu_type", "gpu_request", "gpu_bind") if "gpu_request" in keys else ()
+        ignored += [("cluster", name, "on device cpu") for name in of_gpus]
+        ignored += [(section, "pin_memory", "on device cpu") for section in ("workload", "axes")]
+    for section, name, why in ignored:
+        if name in _given(matrix, section) and not document.inherited(f"{section}.{name}"):
+            yield f"{document.location((section, name))}: {section}.{name} is ignored {why}"
+    if not _commands(matrix):  # _command_warnings checks the options of commands
+        yield from _ignored_options(matrix, document, cells)
+        yield from _odd_strategies(matrix, document, cells)
+
+
+def _ignored_options(matrix: Matrix, document: Document, cells: Sequence[Cell]) -> Iterator[str]:
+    """Yield a warning for each option that some of the planned models or strategies do not use."""
+    for kind, users_of in (("model", models_using), ("strategy", strategies_using)):
+        every = list(dict.fromkeys(cell.workload[kind] for cell in cells))
         # A single rank without a wrapper is a baseline, which has nothing to set.
-        planned = [one for one in every if kind == "model" or not STRATEGIES[one].one_rank] or every
+        planned = [one for one in every if one not in _BASELINES] or every
         for name in WorkloadOptions.model_fields:
-            users = using(name)
-            found = next((s for s in ("workload", "axes") if name in _given(matrix, s)), None)
-            others = [one for one in planned if one not in users]
-            if not found or not users or not others:
+            place, users = _place(name, matrix), users_of(name)
+            if not users or name not in _given(matrix, place[0]):
                 continue
-            where = f"{document.location((found, name))}: {name} is ignored"
-            if others != planned:
-                yield f"{where} by {kind if len(others) == 1 else several} {listed(others)}"
-            else:
-                verb = "uses" if len(users) == 1 else "use"
-                yield f"{where}: only {kind if len(users) == 1 else several} {listed(list(users))} {verb} it"
-    yield from _odd_strategies(axes.get("strategy") or [workload.strategy], matrix, document)
+            others, remedy = [one for one in planned if one not in users], ""
+            if len(matrix.axes.given.get(name, ())) > 1:
+                values = {(cell.workload[kind], cell.workload[name]) for cell in cells}
+                others = [one for one in others if sum(one == own for own, _ in values) > 1]
+                remedy = "; exclude all but one of its values there, or the same is measured repeatedly"
+            if others:
+                shown = f"{listed(others)}; only {listed(list(users))} can use it{remedy}"
+                yield f"{document.location(place)}: {name} is ignored by {shown}"
+    place = _place("image_size", matrix)
+    if matrix.workload.data != "synthetic" and "image_size" in _given(matrix, place[0]):
+        yield f"{document.location(place)}: image_size is ignored: the images of a folder keep their size"
 
 
-def _odd_strategies(planned: Sequence[str], matrix: Matrix, document: Document) -> Iterator[str]:
+def _odd_strategies(matrix: Matrix, document: Document, cells: Sequence[Cell]) -> Iterator[str]:
     """Yield a warning for each strategy that does not do what its name says."""
-    axes, workload = matrix.axes.given, matrix.workload
-    wraps = {*planned} & {*strategies_using("fsdp_wrap")}
-    if wraps and "root" in (axes.get("fsdp_wrap") or [workload.fsdp_wrap]):
-        section = "axes" if "fsdp_wrap" in axes else "workload"
+    wrapped = [cell for cell in cells if cell.workload["strategy"] in strategies_using("fsdp_wrap")]
+    if any(cell.workload["fsdp_wrap"] == "root" for cell in wrapped):
+        where = document.location(_place("fsdp_wrap", matrix))
         yield (
-            f"{document.location((section, 'fsdp_wrap'))}: with fsdp_wrap root, FSDP gathers all weights "
-            "before it computes, so communication cannot overlap computation (pytorch#176318); use block"
+            f"{where}: with fsdp_wrap root, FSDP gathers all weights before it computes, so communication "
+            "cannot overlap computation (pytorch#176318); use block"
         )
-    section = "axes" if "strategy" in axes else "workload"
-    for name in planned:
-        if STRATEGIES[name].within_hosts and 1 in (axes.get("nodes") or [1]):
-            yield f"{document.location((section, 'strategy'))}: on one node, strategy {name} runs as fsdp"
+    where = document.location(_place("strategy", matrix))
+    names = [(cell.workload["strategy"], cell.ranks_per_node) for cell in cells]
+    used = [(name, on_hosts(name, ranks)) for name, ranks in names]
+    for planned, other in dict.fromkeys(pair for pair in used if pair[0] != pair[1]):
+        own = [cell.cell_id for cell, pair in zip(cells, used, strict=True) if pair == (planned, other)]
+        yield f"{where}: strategy {planned} runs as {other} in {join_names(own, most=NAMED_CELLS)}"
 
 
 def _given(matrix: Matrix, section: str) -> set[str]:
     return set(matrix.axes.given) if section == "axes" else getattr(matrix, section).model_fields_set
-
-
-def _ignored_on_cpu(matrix: Matrix, document: Document) -> Iterator[str]:
-    """Yield a warning for each setting that has no effect on a CPU."""
-    places = [("workload", "pin_memory"), ("axes", "pin_memory")]
-    if "gpu_request" in matrix.cluster.scheduler.keys:
-        places = [*(("cluster", name) for name in ("gpu_type", "gpu_request", "gpu_bind")), *places]
-    for section, name in places:
-        if name in _given(matrix, section) and not document.inherited(f"{section}.{name}"):
-            yield f"{document.location((section, name))}: {section}.{name} is ignored on device cpu"

@@ -11,7 +11,7 @@ from typing import Any
 from ..errors import BenchError
 
 
-def read_specs(folder: str, *needed: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
+def read_specs(folder: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """Yield the module, the name and the other literals of each spec in a folder of ``bench/workload``.
 
     Each file there has one spec, such as ``SPEC = ModelSpec(...)``. Importing such a file would import torch,
@@ -19,21 +19,21 @@ def read_specs(folder: str, *needed: str) -> Iterator[tuple[str, str, dict[str, 
     the text of the file.
 
     Raises:
-        BenchError: a file has no spec whose name and ``needed`` arguments are literals.
+        BenchError: a file has no spec whose name is a literal.
     """
     for path in sorted((Path(__file__).resolve().parents[1] / "workload" / folder).glob("*.py")):
         if path.stem not in ("__init__", "spec"):
             literals = _literals(path)
-            if not literals.keys() >= {"name", *needed}:
-                wanted = " and ".join(("name", *needed))
-                raise BenchError(
-                    f"{path}: no SPEC with {wanted}", remedy="write them as literals in one call"
-                )
+            if "name" not in literals:
+                raise BenchError(f"{path}: no SPEC with a name", remedy="write it as a literal in one call")
             yield path.stem, literals.pop("name"), literals
 
 
 def _literals(path: Path) -> dict[str, Any]:
-    """Return the literal arguments of the ``SPEC`` in a file, or nothing if there is none."""
+    """Return the literal arguments of the ``SPEC`` in a file, or nothing if there is none.
+
+    ``SPEC = replace(fsdp.SPEC, ...)`` also has those of ``fsdp.py`` that it does not replace.
+    """
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
         match node:
             case ast.Assign([ast.Name("SPEC")], ast.Call() as call) | ast.AnnAssign(
@@ -41,24 +41,32 @@ def _literals(path: Path) -> dict[str, Any]:
             ):
                 given = dict(zip(["name"], call.args, strict=False))
                 given |= {str(one.arg): one.value for one in call.keywords}
-                return {
+                literals = {
                     key: ast.literal_eval(value)
                     for key, value in given.items()
                     if isinstance(value, ast.Constant | ast.Tuple)
                 }
+                match call.args:
+                    case [ast.Attribute(ast.Name(base), "SPEC")]:
+                        return _literals(path.with_name(f"{base}.py")) | literals
+                return literals
     return {}
 
 
 @dataclass(frozen=True)
 class Model:
-    """A model: the name of its module, and the options that it uses and not every model does."""
+    """A model: the name of its module, and the literals of its ``SPEC``."""
 
     module: str
-    options: tuple[str, ...]
+    options: tuple[str, ...] = ()
+    fp32_weights: bool = False
 
 
 #: All models by their name in a matrix.
-MODELS = {name: Model(module, own.get("options", ())) for module, name, own in read_specs("models")}
+MODELS = {
+    name: Model(module, own.get("options", ()), own.get("fp32_weights", False))
+    for module, name, own in read_specs("models")
+}
 
 
 def models_using(option: str) -> tuple[str, ...]:

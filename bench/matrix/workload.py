@@ -49,14 +49,14 @@ def _duration(value: Any) -> Any:
 
 
 class WorkloadOptions(Section):
-    """The options of the built-in DDP training."""
+    """The options of the built-in training."""
 
     device: Literal["cuda", "cpu"] = "cuda"
     """The device of the tensors; nccl needs cuda. A command has no default: set the device that it uses."""
     model: Model = "transformer"
     """The neural network; `transformer` and `mlp` take their size from `parameters`."""
     strategy: StrategyName = DEFAULT
-    """How ranks train together (docs/strategies.md); `none` is the model alone, without DDP, on one rank."""
+    """How ranks train together (docs/strategies.md); `none`: the model alone, on one rank."""
     parameters: Annotated[int, BeforeValidator(_count), Field(strict=True, ge=1_000, le=10**12)] | None = None
     """Approximate number of parameters of transformer and mlp (10M, 1.5B); default 10M and 8M."""
     seq_len: Annotated[int, Field(strict=True, ge=2, le=1_000_000)] = 128

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import astuple, dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 
 class HostClock:
@@ -126,6 +128,8 @@ def mean_parts(steps: list[StepParts]) -> StepParts:
 
 #: The parts of a step that are unknown if the communication is.
 COMM_PARTS = ("comm_forward_s", "comm_backward_s", "comm_end_s")
+#: The places of waits within a part, other than forward.
+_PLACES: dict[str | None, str] = {"backward": "backward", "optimizer": "end"}
 #: Largest accepted difference between the wall clock and the monotonic clock in a step. Parts are accurate
 #: to a millisecond at best.
 _MAX_DRIFT_NS = 1_000_000
@@ -173,6 +177,8 @@ class StepTimer:
         self._forwards: list[tuple[int, int, Any, Any]] = []
         self._forward_began_ns = 0
         self._is_in_backward = False
+        #: True while communication follows the last computation of backward.
+        self.at_end = False
         #: Spans that the logger counts as backward: in earlier passes of the step, and in the most recent
         #: pass.
         self._in_backward: list[tuple[Any, Any]] = []
@@ -221,16 +227,22 @@ class StepTimer:
         """Discard the part that is being timed, if any, because its end cannot be observed."""
         self.open_part = None
 
-    def waited(self, begin: Any, *ends: Any, at_end: bool = False) -> None:
+    def waited(self, begin: Any, *ends: Any) -> None:
         """Record a wait for communication from ``begin`` to the earliest of ``ends``, if that is later.
 
-        The wait is not part of the computation of the open part. ``at_end`` means that backward has no
-        computation left to do.
+        The wait is not part of the computation of the open part.
         """
         part = self.open_part
-        place = "end" if at_end or part == "optimizer" else "backward" if part == "backward" else "forward"
+        place = "end" if self.at_end else _PLACES.get(part, "forward")
         waits = self._waits if part is None else self._open_waits
         waits.append((part, place, begin, ends))
+
+    def time_wait(self, call: Callable[[], Any]) -> Any:
+        """Make a call that waits for communication, and return its result."""
+        begin = self.clock.stamp()
+        result = call()
+        self.waited(begin, self.clock.stamp())
+        return result
 
     def end(self) -> None:
         """End the open part."""
@@ -305,3 +317,101 @@ class StepTimer:
                 gap_s = self.clock.seconds(begin, end) - entered_s - reading.forward_s
                 return max(0.0, min(gap_s, (ended_ns - reading.began_ns) * 1e-9))
         return 0.0
+
+
+class ShardingTimer:
+    """Time the waits of FSDP2 within the parts that a timer measures; it makes each observed ``call`` itself.
+
+    On CUDA, a wait lasts from an event on the stream of the computation to one after the collective.
+    """
+
+    def __init__(self, timer: StepTimer) -> None:
+        self._timer, self._clock = timer, timer.clock
+        #: True if collectives are complete when they return, so that nothing waits for them later.
+        self.is_on_host = timer.clock.is_host
+        #: Ends of the latest collectives: each group's all-gather, the reduce-scatter, and the all-reduce
+        #: that follows it if there are replicas.
+        self._gathered: dict[Any, Any] = {}
+        self._scattered: Any = None
+        self._reduced: Any = None
+        self._reduction_began: Any = None
+        self._post_backward_began: Any = None
+
+    def gathers(self, group: object, call: Callable[[], Any]) -> Any:
+        """Make the call of an all-gather; the stream of the computation waits for it later."""
+        work, end = self._communicate(call)
+        if work is not None:  # the user asked for an asynchronous one
+            return _TimedWork(work, self._timer)
+        self._gathered[group] = end
+        return None
+
+    def scatters(self, call: Callable[[], Any]) -> Any:
+        """Make the call of a reduce-scatter."""
+        work, end = self._communicate(call)
+        self._scattered = self._reduced = self._reduction_began = end
+        return work
+
+    def allocates(self) -> None:
+        """Record that memory is allocated for a reduction: the group has waited for the previous one."""
+        self._reduction_began = now = self._clock.stamp()
+        if self._post_backward_began is not None and self._scattered is not None:
+            self._timer.waited(self._post_backward_began, now, self._scattered)
+        self._post_backward_began = None
+
+    def all_reduced(self) -> None:
+        """Record the end of the all-reduce over the replicas."""
+        self._reduced = self._clock.stamp()
+        if self.is_on_host:
+            self._timer.waited(self._reduction_began, self._reduced)
+
+    def waits_for_gather(self, group: object, call: Callable[[], Any]) -> Any:
+        """Let the group wait for its all-gather."""
+        if (end := self._gathered.pop(group, None)) is not None:
+            self._timer.waited(self._clock.stamp(), end)
+        return call()
+
+    def post_backward(self, call: Callable[[], Any]) -> Any:
+        """Let a group wait for an earlier reduce-scatter, and reduce its gradients."""
+        self._post_backward_began = self._clock.stamp()
+        result = call()
+        if self._post_backward_began is not None:  # without gradients, the group has only waited
+            self.allocates()
+        return result
+
+    def finalizes(self, call: Callable[[], Any]) -> Any:
+        """Let a group wait for the last reductions, within :meth:`ends`."""
+        began = self._clock.stamp()
+        result = call()
+        if self._reduced is not None:
+            self._timer.waited(began, self._clock.stamp(), self._reduced)
+        return result
+
+    def ends(self, call: Callable[[], Any]) -> Any:
+        """Make the call that follows the last computation of backward."""
+        self._timer.at_end = True
+        try:
+            return call()
+        finally:
+            self._timer.at_end = False
+
+    def _communicate(self, call: Callable[[], Any]) -> tuple[Any, Any]:
+        """Make the call of a collective; return its work if it is asynchronous, and the stamp after it."""
+        if not self.is_on_host:
+            return call(), self._clock.stamp()
+        begin = self._clock.stamp()
+        work, end = call(), self._clock.stamp()
+        if work is None:
+            self._timer.waited(begin, end)
+        return work, end
+
+
+class _TimedWork(dist.Work):
+    """A collective that runs, with a timer on the wait for it."""
+
+    def __init__(self, work: Any, timer: StepTimer) -> None:
+        super().__init__()
+        self._work, self._timer = work, timer
+
+    def wait(self, *timeout: Any) -> Any:
+        """Wait for the collective."""
+        return self._timer.time_wait(lambda: self._work.wait(*timeout))

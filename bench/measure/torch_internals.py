@@ -49,7 +49,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -59,6 +59,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.torch_version import TorchVersion
 
 from ..facts import Fact
+from .step_parts import ShardingTimer
 
 #: Errors of a call to an interface that is missing or takes other arguments.
 _MISSING = (AttributeError, TypeError)
@@ -198,39 +199,7 @@ def is_flattened(parameter: Tensor) -> bool:
 _OF_CLASS = object()
 
 
-class ShardingObserver(Protocol):
-    """The owner of the calls of FSDP2 that communicate or wait; it makes each ``call`` itself."""
-
-    @property
-    def is_on_host(self) -> bool:
-        """True if collectives are complete when they return, so that nothing waits for them later."""
-
-    def gathers(self, group: object, call: Callable[[], Any]) -> Any:
-        """Gather the parameters of a group."""
-
-    def waits_for_gather(self, group: object, call: Callable[[], Any]) -> Any:
-        """Wait for the parameters of a group."""
-
-    def post_backward(self, call: Callable[[], Any]) -> Any:
-        """Reduce the gradients of a group after its backward."""
-
-    def allocates(self) -> None:
-        """Hear of the allocation of memory for a reduction, which follows the wait for an earlier one."""
-
-    def scatters(self, call: Callable[[], Any]) -> Any:
-        """Reduce and scatter the gradients of a group."""
-
-    def all_reduced(self) -> None:
-        """Hear of the end of the all-reduce over the replicas."""
-
-    def ends(self, call: Callable[[], Any]) -> Any:
-        """Do what follows the last computation of backward."""
-
-    def finalizes(self, call: Callable[[], Any]) -> Any:
-        """Wait for the reductions of a group; this call is within :meth:`ends`."""
-
-
-def observe_sharding(model: nn.Module, observer: ShardingObserver) -> Callable[[], None] | Fact:
+def observe_sharding(model: nn.Module, observer: ShardingTimer) -> Callable[[], None] | Fact:
     """Let ``observer`` make the calls of FSDP2 in all groups of ``model`` that communicate or wait.
 
     Returns:
@@ -252,7 +221,7 @@ def observe_sharding(model: nn.Module, observer: ShardingObserver) -> Callable[[
     return _replaced(changes)
 
 
-def _unseen(groups: list[Any], observer: ShardingObserver) -> str:
+def _unseen(groups: list[Any], observer: ShardingTimer) -> str:
     """Return how groups communicate if an observer cannot see it, else an empty text."""
     shards: list[Any] = [getattr(group.mesh_info, "shard_process_group", None) for group in groups]
     if None in shards:  # replicas only: no collective of FSDP2 is called
@@ -291,7 +260,7 @@ def _groups(state: Any) -> list[Any]:
     return [one for one in ([state._fsdp_param_group] if groups is None else groups) if one is not None]
 
 
-def _observations(state: Any, observer: ShardingObserver) -> Iterator[tuple[Any, str, Any]]:
+def _observations(state: Any, observer: ShardingTimer) -> Iterator[tuple[Any, str, Any]]:
     """Yield the object, the name and the new value of each attribute of a state and its groups."""
     name = "_root_post_backward_final_callback"
     yield state, name, _observed(getattr(state, name), observer.ends)

@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch.distributed import ProcessGroup, get_process_group_ranks
 
@@ -44,13 +44,6 @@ class Messages:
     bytes: Sequence[int]
     group: ProcessGroup | None = None
     in_each_micro_batch: bool = False
-
-
-class Passes(NamedTuple):
-    """Numbers per optimizer step: backward passes that synchronise gradients, and micro-batches if known."""
-
-    syncs: float = 1
-    micro_batches: int | None = None
 
 
 class UnknownError(Exception):
@@ -89,8 +82,11 @@ class Placement:
             raise UnknownError("NCCL uses memory within a node, which no interface counts")
         return "loopback_bytes"
 
-    def sent_bytes(self, messages: Sequence[Messages], passes: Passes) -> float:
+    def sent_bytes(self, messages: Sequence[Messages], *, syncs: float, micro_batches: int | None) -> float:
         """Return the bytes that all nodes send in a step, on one node those of its loopback interface.
+
+        ``syncs`` is the number of backward passes of a step that synchronise gradients. ``micro_batches`` is
+        None if it is unknown.
 
         Raises:
             UnknownError: the way of the bytes, or the number of messages, is unknown.
@@ -102,7 +98,7 @@ class Placement:
             raise UnknownError("NCCL may use other algorithms than rings and trees")
         total = 0.0
         for one in messages:
-            count = passes.micro_batches if one.in_each_micro_batch else passes.syncs
+            count = micro_batches if one.in_each_micro_batch else syncs
             if count is None:
                 raise UnknownError("the number of micro-batches is unknown")
             total += count * self._sent(one)
@@ -138,18 +134,18 @@ class WireBytes:
     Args:
         messages: returns what a step sends, or None if that is unknown.
         place: the ranks and their backend.
-        passes: the passes of a step; None if the number of synchronised passes was measured.
+        micro_batches: the number of micro-batches of a step; None if it is unknown.
     """
 
     def __init__(
         self,
         messages: Callable[[], list[Messages] | None],
         place: Placement,
-        passes: Passes | None = None,
+        micro_batches: int | None = None,
     ) -> None:
         self._messages = messages
         self._place = place
-        self._passes = passes
+        self._micro_batches = micro_batches
         self._ratios: list[float] = []
         self._unknown: dict[str, str | None] = {}
 
@@ -202,13 +198,10 @@ class WireBytes:
 
     def _predict(self, parts: Sequence[Any], steps: int) -> float:
         """Return the bytes that all nodes need to send per step."""
-        passes, first = self._passes, parts[0]
-        if passes is None:
-            syncs = None if first is None else first["rank"]["sync_passes"]
-            if syncs is None:
-                raise UnknownError("the number of backward passes that synchronise gradients is unknown")
-            passes = Passes(syncs / steps)
+        syncs = None if parts[0] is None else parts[0]["rank"]["sync_passes"]
+        if syncs is None:
+            raise UnknownError("the number of backward passes that synchronise gradients is unknown")
         messages = self._messages()
         if messages is None:
             raise UnknownError("the messages of the strategy are unknown")
-        return self._place.sent_bytes(messages, passes)
+        return self._place.sent_bytes(messages, syncs=syncs / steps, micro_batches=self._micro_batches)

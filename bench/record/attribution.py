@@ -43,7 +43,7 @@ class Attribution:
     def __init__(self, model: nn.Module | None, clock: Clock, *, world_size: int) -> None:
         #: False if only the loading of data can be timed.
         strategy, self._strategy_parts = find_strategy(model)
-        self.times_model = strategy is None or strategy.times_parts
+        self.times_model = strategy is None or not strategy.untimed
         self._model = model if self.times_model else None
         sees_all = world_size == 1 or self._strategy_parts.sees_communication
         self._sees_communication = self.times_model and sees_all

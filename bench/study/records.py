@@ -16,9 +16,7 @@ from typing import Any, TypeVar
 from .files import read_table
 
 
-def _column(
-    meaning: str, unit: str = "", window: str = "", *, part: str = "", doubt: str = "", later: str = ""
-) -> Any:
+def _column(meaning: str, unit: str = "", window: str = "", *, part: str = "", doubt: str = "") -> Any:
     """Return a column, which is NaN (an empty cell) unless it is measured.
 
     Args:
@@ -27,21 +25,13 @@ def _column(
         window: the throughput window (t), the attribution window (a), the probes (p), or after both windows.
         part: the attribute of :class:`bench.measure.step_parts.StepParts` whose mean the column contains.
         doubt: a name; if a column with this name contradicts another place, all of them are left empty.
-        later: "yes" if tables of earlier versions lack the column.
     """
-    marks = {
-        "meaning": meaning,
-        "unit": unit,
-        "window": window,
-        "part": part,
-        "doubt": doubt,
-        "later": later,
-    }
+    marks = {"meaning": meaning, "unit": unit, "window": window, "part": part, "doubt": doubt}
     return field(default=math.nan, metadata=marks)
 
 
-def _part(meaning: str, part: str = "", *, later: str = "") -> Any:
-    return _column(meaning, "s", "a", part=part, doubt="parts", later=later)
+def _part(meaning: str, part: str = "") -> Any:
+    return _column(meaning, "s", "a", part=part, doubt="parts")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +66,11 @@ class RankRow(Record):
     forward_time_sec: float = _part("the computation of the forward passes and of the loss", "forward_s")
     backward_time_sec: float = _part("the computation of the backward passes", "backward_s")
     comm_exposed_time_sec: float = _part("wait for communication that computation did not hide", "exposed_s")
-    comm_forward_time_sec: float = _part("exposed communication in forward", "comm_forward_s", later="yes")
+    comm_forward_time_sec: float = _part("exposed communication in forward", "comm_forward_s")
     comm_backward_time_sec: float = _part(
-        "exposed communication in backward, before its last computation", "comm_backward_s", later="yes"
+        "exposed communication in backward, before its last computation", "comm_backward_s"
     )
-    comm_end_time_sec: float = _part("exposed communication after backward", "comm_end_s", later="yes")
+    comm_end_time_sec: float = _part("exposed communication after backward", "comm_end_s")
     comm_wait_time_sec: float = _part("the part of the exposed time that waits for a rank that is behind")
     optimizer_time_sec: float = _part("unscale gradients, optimizer's step, clear gradients", "optimizer_s")
     other_time_sec: float = _part("the rest of the step", "other_s")
@@ -132,10 +122,8 @@ class EpochRow(Record):
     peak_mem_bytes: float = _column("the largest value of all ranks", "bytes", "t")
     energy_joules: float = _column("energy of all GPUs, if every counter could be read", "J", "t")
     mfu: float = _column("counted FLOPs / (time × stated peak of all devices)", "", "t", doubt="rate")
-    wire_bytes_per_step: float = _column("bytes that all nodes sent to each other", "bytes", "t", later="yes")
-    wire_bytes_predicted_per_step: float = _column(
-        "the same, predicted for the strategy", "bytes", "t", later="yes"
-    )
+    wire_bytes_per_step: float = _column("bytes that all nodes sent to each other", "bytes", "t")
+    wire_bytes_predicted_per_step: float = _column("the same, predicted for the strategy", "bytes", "t")
 
 
 R = TypeVar("R", bound=Record)
@@ -151,10 +139,16 @@ def part_columns(record: type[Record]) -> dict[str, str]:
     return {one.name: one.metadata["part"] for one in fields(record) if one.metadata["part"]}
 
 
+#: Columns that tables of earlier versions lack.
+LATER_COLUMNS = {
+    *("comm_forward_time_sec", "comm_backward_time_sec", "comm_end_time_sec"),
+    *("wire_bytes_per_step", "wire_bytes_predicted_per_step"),
+}
+
+
 def missing_columns(record: type[Record], header: Collection[str]) -> list[str]:
     """Return the columns that a table lacks, except those that tables of earlier versions lack, too."""
-    later = columns_of(record, later="yes")
-    return [name for name in columns_of(record) if name not in header and name not in later]
+    return [name for name in columns_of(record) if name not in {*header, *LATER_COLUMNS}]
 
 
 def text_columns(record: type[Record]) -> tuple[str, ...]:

@@ -1,1 +1,1 @@
-"""The built-in DDP training that a cell runs and measures: ``python -m bench.workload``."""
+"""The built-in training that a cell runs and measures: ``python -m bench.workload``."""

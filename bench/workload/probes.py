@@ -361,7 +361,6 @@ class Swept:
     sent: Messages
     sweep: Sweep | None
     reason: str | None = None
-    seconds: float = 0.0
 
 
 class Probes:
@@ -386,22 +385,18 @@ class Probes:
         """
         if not self._options.probe_steps and not self._options.sweep_time:
             return None
-        marks = [time.perf_counter()]
+        began = time.perf_counter()
         memory, no_memory_reason = self._memory()
-        marks.append(time.perf_counter())
         available = self._available_bytes()
         steps, no_steps_reason = self._steps(available)
-        marks.append(time.perf_counter())
         swept = self._sweeps(available)
         reasons = {"memory": no_memory_reason, "steps": no_steps_reason}
-        seconds = {"memory": marks[1] - marks[0], "steps": marks[2] - marks[1]}
-        seconds |= {one.sent.collective: one.seconds for one in swept}
-        all_s = math.fsum(seconds.values())
+        all_s = time.perf_counter() - began
         content = {
             "schema": SCHEMA,
             "world_size": self._collectives.world_size,
             "backend": self._session.request.backend,
-            "seconds": {**seconds, "all": all_s},
+            "seconds": {"all": all_s},
             "bucket_bytes": self._trainer.parts.bucket_bytes(),
             "memory_bytes": memory,
             "steps": None if steps is None else steps.as_json(),
@@ -460,10 +455,8 @@ class Probes:
         for one in sent:
             if one.in_each_micro_batch:
                 one = replace(one, bytes=[*one.bytes] * self._options.grad_accum)
-            began = time.perf_counter()
             budget_s = self._options.sweep_time / sum(other.collective != "broadcast" for other in sent)
-            sweep, reason = self._sweep(one, available_bytes, budget_s=budget_s)
-            found.append(Swept(one, sweep, reason, time.perf_counter() - began))
+            found.append(Swept(one, *self._sweep(one, available_bytes, budget_s=budget_s)))
         return found
 
     def _sweep(

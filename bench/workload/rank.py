@@ -23,8 +23,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from ..errors import unwritable
 from ..facts import Fact
-from ..matrix.strategies import STRATEGIES, strategies_using, wire_problem
-from ..matrix.workload import WorkloadOptions
+from ..matrix.strategies import on_hosts, wire_problem
 from ..measure.conditions import Conditions, Meters, allocator_retries
 from ..measure.environment import Device, device_of
 from ..measure.exchange import (
@@ -38,7 +37,6 @@ from ..measure.exchange import (
 )
 from ..measure.ranks import core_facts, own_facts, threads_per_rank
 from ..measure.results import (
-    Epoch,
     RankPlace,
     Results,
     Validation,
@@ -47,7 +45,7 @@ from ..measure.results import (
     progress_line,
 )
 from ..measure.transport import NcclLogFile, combine_nccl_logs, diverted_warnings
-from ..measure.wire import Passes, Placement, WireBytes
+from ..measure.wire import Placement, WireBytes
 from ..units import human_bytes, join_names
 from .data import DataShard, Feed, open_feed
 from .failures import (
@@ -61,7 +59,7 @@ from .failures import (
 from .gpus import choose_device
 from .memory import kept_bytes
 from .mfu import MfuBasis, count_step, mfu_basis, precisions_in_use
-from .models import DataShape, spec_of
+from .models import DataShape
 from .nccl_watch import shorten_watchdogs_wait, watched_group
 from .probes import Probes
 from .rendezvous import Joined, Launch, join, joined_message, launch_from
@@ -102,7 +100,7 @@ def run(request: Request) -> None:
         timeout_s=request.options.join_timeout,
     )
     request, strategy_facts = _on_these_hosts(request, joined)
-    session = Session(request, launch, joined, me, device, threads, _ignored(request, launch))
+    session = Session(request, launch, joined, me, device, threads, _other_launcher(request, launch))
     session.say(joined_message(joined, launch, request.backend))
     for fact in (*core_facts(joined.facts), *gpu_facts, *strategy_facts):
         session.add(fact)
@@ -120,12 +118,12 @@ def run(request: Request) -> None:
 
 def _on_these_hosts(request: Request, joined: Joined) -> tuple[Request, list[Fact]]:
     """Return the request with the strategy that takes the place of the requested one, and a fact about it."""
-    strategy = strategy_of(request.options.strategy)
-    name = strategy.runs_as([len(host.ranks) for host in joined.hosts])
-    if not name:
+    planned = request.options.strategy
+    used = on_hosts(planned, [len(host.ranks) for host in joined.hosts])
+    if used == planned:
         return request, []
-    values = {"strategy": strategy.name, "used": name, "hosts": len(joined.hosts)}
-    options = request.options.model_copy(update={"strategy": name})
+    values = {"strategy": planned, "used": used, "hosts": len(joined.hosts)}
+    options = request.options.model_copy(update={"strategy": used})
     return replace(request, options=options), [Fact("other-strategy", values=values)]
 
 
@@ -215,7 +213,7 @@ def _build_and_measure(
         session.write_environment(env, **known)
         ideal_s = None if basis is None else basis.ideal_s
         wire = _wire_bytes(session, trainer, env)
-        measure(session, collectives, trainer, devices=devices, ideal_s=ideal_s, wire=wire)
+        Measurement(session, collectives, trainer, devices=devices, ideal_s=ideal_s, wire=wire).run()
         known["wire_bytes"] = wire.as_json()
         in_use = None if log is None else _transport_in_use(session, collectives, log, env)
         session.write_environment(env, in_use, **known, **trainer.parts.facts())
@@ -226,7 +224,7 @@ def _build_and_measure(
 def _wire_bytes(session: Session, trainer: Trainer, env: Mapping[str, str]) -> WireBytes:
     options = session.request.options
     place = Placement([rank.host for rank in session.joined.facts], session.request.backend, env)
-    return WireBytes(trainer.parts.messages, place, Passes(micro_batches=options.grad_accum))
+    return WireBytes(trainer.parts.messages, place, micro_batches=options.grad_accum)
 
 
 def _mfu_basis(
@@ -270,64 +268,62 @@ def _start_process_group(session: Session) -> Collectives:
     return Collectives(session.device, request.backend)
 
 
-def _ignored(request: Request, launch: Launch) -> list[Fact]:
-    """Return what the run does otherwise than requested."""
-    options = request.options
-    found = []
-    if request.launcher and request.launcher != launch.launcher:
-        values = {"planned": request.launcher, "used": launch.launcher}
-        found.append(Fact("other-launcher", values=values))
-    if options.pin_memory and options.device == "cpu":
-        found.append(Fact("option-ignored", values={"option": "pin_memory", "device": "CPU"}))
-    strategy = STRATEGIES[options.strategy]
-    for name, option in WorkloadOptions.model_fields.items():
-        has_effect = name in strategy.options or not strategies_using(name)
-        if not has_effect and getattr(options, name) != option.default:
-            found.append(Fact("option-ignored", values={"option": name, "strategy": options.strategy}))
-    uses = spec_of(options.model).options
-    if options.parameters and "parameters" not in uses:
-        found.append(Fact("option-ignored", values={"option": "parameters", "model": options.model}))
-    if options.data != "synthetic" and "image_size" in uses:
-        found.append(Fact("option-ignored", values={"option": "image_size"}))
-    return found
+def _other_launcher(request: Request, launch: Launch) -> list[Fact]:
+    """Return a fact if another launcher than the planned one started the ranks."""
+    if not request.launcher or request.launcher == launch.launcher:
+        return []
+    return [Fact("other-launcher", values={"planned": request.launcher, "used": launch.launcher})]
 
 
 def _build(session: Session, collectives: Collectives) -> Trainer:
     """Open the data and build the model; if any rank has a problem, all ranks end with one message."""
-    request, launch = session.request, session.launch
-    feed: Feed | None = None
-    task: Task | None = None
+    options = session.request.options
+    built: tuple[Feed, Task] | None = None
     problem = ""
     try:
-        shard = DataShard(launch.rank, launch.world_size, session.device)
-        if found := wire_problem(dict(request.options), request.backend):
-            raise SetupError(found[1], remedy=found[2])
-        feed = open_feed(request.options, request.per_gpu_batch, shard)
-        _check_memory(session, feed)
-        if request.options.compile and (request.options.bucket_cap_mb or 1) < 1:
-            # torch splits compiled graphs at the buckets, and assumes 1 MiB for the first bucket.
-            raise SetupError("--compile true needs --bucket-cap-mb of 1 or more")
-        task = build_task(request.options, feed.shape)
-        if "weights" not in strategy_of(request.options.strategy).sharded:
-            task.to(session.device)  # else one block after the other is moved, so that only its part stays
+        built = _open(session)
     except SetupError as error:
         problem = str(error)
     except (MemoryError, RuntimeError) as error:
-        problem = known_reason(error, timeout_s=request.options.join_timeout) or ""
+        problem = known_reason(error, timeout_s=options.join_timeout) or ""
         if not problem:
             raise
     _raise_any_problem(session, collectives, problem)
-    assert feed is not None
-    assert task is not None
+    assert built is not None
+    feed, task = built
     try:
-        model = wrap(task, request.options)
+        model = wrap(task, options)
     except SetupError as error:  # of every rank, or else other ranks wait for this one in a collective
         exchange = StoreExchange()
         exchange.post("refused", True)
         if not exchange.wait_for_all("refused", timeout_s=REPORTS_TIMEOUT_S):
             _raise_any_problem(session, collectives, str(error))
         raise
-    return Trainer(model, feed, request.options)
+    return Trainer(model, feed, options)
+
+
+def _open(session: Session) -> tuple[Feed, Task]:
+    """Check the options, open the data, and build the model.
+
+    Raises:
+        SetupError: this rank cannot train with these options, data or memory.
+    """
+    request, options = session.request, session.request.options
+    if found := wire_problem(dict(options), request.backend):
+        raise SetupError(found[1], remedy=found[2])
+    strategy = strategy_of(options.strategy)
+    if strategy.one_rank and session.launch.world_size > 1:
+        raise SetupError(f"--strategy {strategy.name} does not exchange gradients", remedy="start one rank")
+    shard = DataShard(session.launch.rank, session.launch.world_size, session.device)
+    feed = open_feed(options, request.per_gpu_batch, shard)
+    _check_memory(session, feed)
+    if options.compile and (options.bucket_cap_mb or 1) < 1:
+        # torch splits compiled graphs at the buckets, and assumes 1 MiB for the first bucket.
+        raise SetupError("--compile true needs --bucket-cap-mb of 1 or more")
+    task = build_task(options, feed.shape)
+    if "weights" not in strategy.sharded:
+        task.to(session.device)  # else one block after the other is moved, so that only its part stays
+    return feed, task
 
 
 def _check_memory(session: Session, feed: Feed) -> None:
@@ -374,56 +370,89 @@ def _raise_any_problem(session: Session, collectives: Collectives, problem: str)
     raise CollectiveError("\n".join(lines))
 
 
-def measure(
-    session: Session,
-    collectives: Collectives,
-    trainer: Trainer,
-    *,
-    devices: Sequence[Device],
-    ideal_s: float | None,
-    wire: WireBytes,
-) -> None:
-    """Warm up, measure all epochs, then run the probes and the trace; rank 0 writes the tables each epoch.
+class Measurement:
+    """Measure the training of one rank: the warm-up, the epochs, the probes and the trace.
 
-    ``ideal_s`` is the time of a step if all devices ran at their stated peak FLOP/s, or None if unknown.
-    ``wire`` compares the bytes on the wire.
+    Rank 0 writes the tables after each epoch.
 
-    Raises:
-        CollectiveError: the loss is NaN or infinite.
+    Args:
+        devices: the devices of all ranks.
+        ideal_s: the time of a step if all devices ran at their stated peak FLOP/s, or None if unknown.
+        wire: compares the bytes on the wire.
     """
-    options = session.request.options
-    windows = _windows(session, collectives, trainer, devices)
-    warmup_steps, stable = windows.warm_up(options.warmup_steps)
-    if not stable:
-        session.found.append(Fact("not-stable", values={"steps": warmup_steps}))
-    places = [
-        RankPlace(rank.rank, rank.local_rank, rank.host, device.name, device.identity)
-        for rank, device in zip(session.joined.facts, devices, strict=True)
-    ]
-    results = Results(session.folder) if session.is_first else None
-    record: Epoch | None = None
-    dropped_steps = 0
-    for epoch in range(1, options.epochs + 1):
-        record, dropped = _epoch(
-            session, epoch, windows, trainer, collectives, places=places, ideal_s=ideal_s, wire=wire
+
+    def __init__(
+        self,
+        session: Session,
+        collectives: Collectives,
+        trainer: Trainer,
+        *,
+        devices: Sequence[Device],
+        ideal_s: float | None,
+        wire: WireBytes,
+    ) -> None:
+        self._session, self._collectives, self._trainer = session, collectives, trainer
+        self._ideal_s, self._wire = ideal_s, wire
+        self._windows = _windows(session, collectives, trainer, devices)
+        self._places = [
+            RankPlace(rank.rank, rank.local_rank, rank.host, device.name, device.identity)
+            for rank, device in zip(session.joined.facts, devices, strict=True)
+        ]
+        self._results = Results(session.folder) if session.is_first else None
+        #: On rank 0: exposed communication without the wait for late ranks (s per step, mean over ranks).
+        self._transfer_s: float | None = None
+        self._dropped_steps = 0
+
+    def run(self) -> None:
+        """Measure.
+
+        Raises:
+            CollectiveError: the loss is NaN or infinite.
+        """
+        session, options = self._session, self._session.request.options
+        warmup_steps, stable = self._windows.warm_up(options.warmup_steps)
+        if not stable:
+            session.found.append(Fact("not-stable", values={"steps": warmup_steps}))
+        for epoch in range(1, options.epochs + 1):
+            self._measure_epoch(epoch)
+        values = {"steps": self._dropped_steps}
+        dropped = Fact("clock-was-set", values=values) if self._dropped_steps else None
+        retries = _allocator_retries(session, self._collectives)
+        for fact in filter(None, (self._windows.untimed, dropped, self._wire.fact(), retries)):
+            session.add(fact)
+        comm_s = Probes(session, self._collectives, self._trainer).run(self._transfer_s)
+        if self._results is not None and comm_s is not None:
+            self._results.add_communication(comm_s)
+        if options.trace_steps:
+            _trace(session, self._trainer, options.trace_steps)
+
+    def _measure_epoch(self, epoch: int) -> None:
+        """Measure an epoch; rank 0 combines the windows of all ranks and writes them."""
+        session, options = self._session, self._session.request.options
+        window = self._windows.throughput(options.steps_per_epoch)
+        self._windows.check_losses(window.loss, f"epoch {epoch}")
+        self._windows.sample_loaded(window)
+        if options.attribution_steps:
+            window = self._windows.attribution(window, options.attribution_steps)
+        rank_windows = self._collectives.gathered(window)
+        validation = _validate(self._trainer, self._collectives) if options.val_steps else None
+        checkpoint_s = _checkpoint(session, self._trainer, epoch) if options.checkpoint else None
+        if rank_windows is None or self._results is None:
+            return
+        record = merge_windows(
+            epoch,
+            rank_windows,
+            self._places,
+            validation=validation,
+            checkpoint_s=checkpoint_s,
+            ideal_step_s=self._ideal_s,
+            wire=self._wire,
         )
-        dropped_steps += dropped
-        if results is not None and record is not None:
-            results.add(record)
-            session.say(progress_line(record.row, options.epochs))
-    if windows.untimed is not None:
-        session.add(windows.untimed)
-    if dropped_steps:
-        session.add(Fact("clock-was-set", values={"steps": dropped_steps}))
-    if unlike := wire.fact():
-        session.add(unlike)
-    if (retries := _allocator_retries(session, collectives)) is not None:
-        session.add(retries)
-    comm_s = Probes(session, collectives, trainer).run(_transfer_s(record))
-    if results is not None and comm_s is not None:
-        results.add_communication(comm_s)
-    if options.trace_steps:
-        _trace(session, trainer, options.trace_steps)
+        self._results.add(record)
+        exposed_s, wait_s = record.row.comm_exposed_time_sec, record.row.comm_wait_time_sec
+        self._transfer_s = None if math.isnan(exposed_s) else exposed_s - wait_s
+        self._dropped_steps += count_dropped_steps(rank_windows)
+        session.say(progress_line(record.row, options.epochs))
 
 
 def _allocator_retries(session: Session, collectives: Collectives) -> Fact | None:
@@ -452,51 +481,6 @@ def _windows(
         samples_per_step=request.per_gpu_batch * request.options.grad_accum,
         conditions=Conditions(session.device, os.environ, reads_node=is_first_on_host),
     )
-
-
-def _transfer_s(record: Epoch | None) -> float | None:
-    """Return exposed communication without the wait for late ranks: seconds per step, mean over ranks."""
-    if record is None or math.isnan(record.row.comm_exposed_time_sec):
-        return None
-    return record.row.comm_exposed_time_sec - record.row.comm_wait_time_sec
-
-
-def _epoch(
-    session: Session,
-    epoch: int,
-    windows: Windows,
-    trainer: Trainer,
-    collectives: Collectives,
-    *,
-    places: Sequence[RankPlace],
-    ideal_s: float | None,
-    wire: WireBytes,
-) -> tuple[Epoch | None, int]:
-    """Measure an epoch; return its record and the number of attribution steps that were left out.
-
-    Only rank 0 combines the windows of all ranks; the other ranks return None and 0.
-    """
-    options = session.request.options
-    window = windows.throughput(options.steps_per_epoch)
-    windows.check_losses(window.loss, f"epoch {epoch}")
-    windows.sample_loaded(window)
-    if options.attribution_steps:
-        window = windows.attribution(window, options.attribution_steps)
-    rank_windows = collectives.gathered(window)
-    validation = _validate(trainer, collectives) if options.val_steps else None
-    checkpoint_s = _checkpoint(session, trainer, epoch) if options.checkpoint else None
-    if rank_windows is None:
-        return None, 0
-    record = merge_windows(
-        epoch,
-        rank_windows,
-        places,
-        validation=validation,
-        checkpoint_s=checkpoint_s,
-        ideal_step_s=ideal_s,
-        wire=wire,
-    )
-    return record, count_dropped_steps(rank_windows)
 
 
 def _validate(trainer: Trainer, collectives: Collectives) -> Validation:

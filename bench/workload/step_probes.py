@@ -89,21 +89,15 @@ def union_s(spans: Sequence[BucketSpan]) -> float:
     return total
 
 
-def unhidden_tail_s(spans: Sequence[BucketSpan]) -> float:
-    """Return the seconds from the start of the last all-reduce until all have ended (never hidden)."""
-    return max(span.end_s for span in spans) - max(span.begin_s for span in spans) if spans else 0.0
-
-
 @dataclass(frozen=True)
 class StepReadings:
     """The measurements of all timed steps.
 
-    ``union_s`` and ``tail_s`` contain one list per rank, with one value per step: the results of
-    :func:`union_s` and :func:`unhidden_tail_s`. ``spans`` contains this rank's buckets of each step.
+    ``union_s`` contains one list per rank, with the result of :func:`union_s` for each step. ``spans``
+    contains this rank's buckets of each step.
     """
 
     union_s: list[list[float]]
-    tail_s: list[list[float]]
     spans: list[list[BucketSpan]]
 
     @property
@@ -115,9 +109,7 @@ class StepReadings:
         """Return the value of ``steps`` in probes.json."""
         return {
             "comm_time_s": self.comm_time_s,
-            "comm_tail_s": [median(rank) for rank in self.tail_s],
             "timed_union_s": self.union_s,
-            "timed_tail_s": self.tail_s,
             "timed_buckets_rank_0": [
                 [[span.index, span.bytes, span.begin_s, span.end_s] for span in step] for step in self.spans
             ],
@@ -146,5 +138,4 @@ def time_buckets(
         stamps.append((origin, buckets.take()))
     clock.synchronize()
     spans = [buckets.read(taken, origin) for origin, taken in stamps]
-    rows = collectives.rows([*map(union_s, spans), *map(unhidden_tail_s, spans)])
-    return StepReadings([row[:steps] for row in rows], [row[steps:] for row in rows], spans)
+    return StepReadings(collectives.rows([*map(union_s, spans)]), spans)

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from bench.doctor import causes, diagnose
+from bench.doctor import diagnose
 from bench.doctor.catalogue import HINT, KINDS, SLOW, Signature, load
 from bench.doctor.diagnosis import IDLE_CORES
 from bench.doctor.scan import Scan
@@ -38,14 +38,14 @@ def test_the_example_of_a_signature_is_diagnosed_as_its_cause(signature: Signatu
 
 def test_every_cause_has_a_signature_of_a_known_kind() -> None:
     shown = [signature for signature in SIGNATURES if signature.is_cause]
-    assert {signature.name for signature in shown} == {info.name for info in causes()}
+    assert {signature.name for signature in shown} == {*load().causes}
     assert {signature.kind for signature in SIGNATURES} == set(KINDS)
     assert {signature.kind for signature in SIGNATURES if signature.severity == SLOW} == {KINDS[0]}
 
 
 def test_every_cause_has_an_explanation_and_a_remedy() -> None:
-    for info in causes():
-        assert re.fullmatch(r"[a-z]+(-[a-z]+)*", info.name)
+    for name, info in load().causes.items():
+        assert re.fullmatch(r"[a-z]+(-[a-z]+)*", name)
         assert info.explanation.endswith(".")
         assert info.remedy.endswith((".", ")"))
 

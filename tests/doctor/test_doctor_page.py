@@ -1,21 +1,42 @@
-"""The list of causes in docs/doctor.md equals the catalogue."""
+"""The list of causes in docs/doctor.md equals the catalogue; ``python tests/doctor/test_doctor_page.py`` writes it."""
 
 from __future__ import annotations
 
 import re
+import textwrap
 from pathlib import Path
 
-from bench.doctor import causes
-from bench.doctor.report import updated_page
+from bench.doctor.catalogue import SLOW, load
 
 PAGE = Path(__file__).parents[2] / "docs" / "doctor.md"
+BEGIN = "<!-- causes: written by python tests/doctor/test_doctor_page.py -->"
+END = "<!-- end of causes -->"
+
+
+def section(name: str) -> str:
+    info, first = load().causes[name], next(one for one in load().signatures if one.name == name)
+    severity = ["", "Severity: slow."] if first.severity == SLOW else []
+    texts = (info.explanation, f"**Do:** {info.remedy}")
+    explanation, remedy = (textwrap.fill(text, 100, break_on_hyphens=False) for text in texts)
+    example = ["", "```text", *(line.rstrip() for line in first.example.splitlines()), "```"]
+    return "\n".join([f"### {name}", *severity, "", explanation, "", remedy, *example])
+
+
+def updated_page(page: str) -> str:
+    before, rest = page.split(BEGIN)
+    sections = "\n\n".join(map(section, load().causes))
+    return f"{before}{BEGIN}\n\n{sections}\n\n{END}{rest.split(END)[1]}"
 
 
 def test_the_page_is_up_to_date() -> None:
     page = PAGE.read_text(encoding="utf-8")
-    assert updated_page(page) == page, "run: python -m bench.doctor.report docs/doctor.md"
+    assert updated_page(page) == page, f"run: python {Path(__file__)}"
 
 
 def test_the_page_has_one_section_for_each_cause() -> None:
     headings = re.findall(r"^### (\S+)$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
-    assert headings == [info.name for info in causes()]
+    assert headings == list(load().causes)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(updated_page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

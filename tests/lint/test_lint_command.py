@@ -10,10 +10,8 @@ import pytest
 
 from bench.commands.lint import patch, run_lint
 from bench.errors import BenchError
-from bench.lint.docs import page
 from tests.common import raised
 
-ROOT = Path(__file__).parents[2]
 BAD = (
     "#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --ntasks_per_node=4\n#SBATCH --gpus-per-node=4\n"
     "export MASTER_PORT=29500\npython train.py\n"
@@ -117,11 +115,6 @@ def test_a_patch_keeps_line_ends_and_a_missing_last_line_end() -> None:
         "+#SBATCH --nodes=1\n\\ No newline at end of file\n"
     )
     assert patch(GOOD, path="x") == ""
-
-
-def test_the_page_of_rules_is_generated_from_their_docstrings() -> None:
-    written = (ROOT / "docs" / "lint.md").read_text(encoding="utf-8")
-    assert written == page(written), "update it: python -m bench.lint.docs docs/lint.md"
 
 
 def test_an_unreadable_script_is_an_error_with_the_message_of_the_system() -> None:

@@ -85,7 +85,7 @@ def test_every_rule_has_a_bad_script_and_a_near_miss() -> None:
 def test_every_rule_is_listed_and_documented() -> None:
     assert [rule.name for rule in all_rules()] == ALL_RULES
     for rule in all_rules():
-        assert re.search(r"\nBad:.*\nGood:", rule.doc, re.DOTALL), rule.name
+        assert re.search(r"\n *Bad:.*\n *Good:", rule.check.__doc__, re.DOTALL), rule.name
 
 
 def test_these_rules_yield_warnings() -> None:

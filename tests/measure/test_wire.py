@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from bench.measure import wire as wire_module
-from bench.measure.wire import Messages, Passes, Placement, UnknownError, WireBytes
-from tests.common import raised
+from bench.measure.wire import Messages, Placement, UnknownError, WireBytes
 
 SIZES = [8_000_000, 4_000_000]
 REDUCE, SCATTER, CAST = (Messages(name, SIZES) for name in ("all_reduce", "reduce_scatter", "broadcast"))
@@ -41,7 +40,7 @@ WITHIN = replace(GATHER, group=(0, 1))
 def test_bytes_that_all_nodes_send_for_messages(monkeypatch, hosts, backend, message, expected):
     monkeypatch.setattr(wire_module, "get_process_group_ranks", lambda group: group)
     place, times = Placement(hosts.split(), backend, {}), 3 if message.in_each_micro_batch else 1
-    assert place.sent_bytes([message, message], Passes(micro_batches=3)) == 2 * times * expected
+    assert place.sent_bytes([message, message], syncs=1, micro_batches=3) == 2 * times * expected
 
 
 @pytest.mark.parametrize(
@@ -63,17 +62,18 @@ def test_bytes_that_all_nodes_send_for_messages(monkeypatch, hosts, backend, mes
 )
 def test_without_a_certain_way_of_the_bytes_there_is_a_reason(hosts, backend, algorithm, message, reason):
     place = Placement(hosts.split(), backend, {"NCCL_ALGO": algorithm})
-    wire = WireBytes(lambda: message and [message], place, Passes())
-    assert math.isnan(wire.columns([None], 1)["wire_bytes_predicted_per_step"])
+    wire = WireBytes(lambda: message and [message], place)
+    unsampled = {"node": None, "rank": {"sync_passes": 1}}
+    assert math.isnan(wire.columns([unsampled], 1)["wire_bytes_predicted_per_step"])
     assert wire.as_json()["predicted_empty_because"] == reason
 
 
 def test_a_chosen_ring_of_nccl_leaves_each_node_once():
     place = Placement(["a", "b", "a", "b"], "nccl", {"NCCL_ALGO": "Ring"})
-    assert place.sent_bytes([REDUCE], Passes()) == 2 * 3 * 12e6 * 2 / 4
-    assert "rings and trees" in raised(
-        UnknownError, Placement(["a", "b"], "nccl", {"NCCL_ALGO": "^Ring"}).sent_bytes, [REDUCE], Passes()
-    )
+    assert place.sent_bytes([REDUCE], syncs=1, micro_batches=None) == 2 * 3 * 12e6 * 2 / 4
+    other = Placement(["a", "b"], "nccl", {"NCCL_ALGO": "^Ring"})
+    with pytest.raises(UnknownError, match="rings and trees"):
+        other.sent_bytes([REDUCE], syncs=1, micro_batches=None)
 
 
 def parts(*link_bytes: float | None, steps: int = 5, sync_passes: int | None = None) -> list[Any]:

@@ -269,21 +269,36 @@ def test_settings_without_effect_give_warnings(tmp_path):
     assert f"{path}:10: {root} computation (pytorch#176318); use block" in warnings
     assert [w for w in warnings if "ignored" in w] == [
         f"{path}:2: cluster.partition is ignored by executor local",
-        f"{path}:6: seq_len is ignored: only model transformer uses it",
-        f"{path}:7: memory_format is ignored: only models convnet and resnet50 use it",
-        f"{path}:9: bucket_cap_mb is ignored: only strategies ddp, ddp-static and zero1 use it",
+        f"{path}:6: seq_len is ignored by mlp; only transformer can use it",
+        f"{path}:7: memory_format is ignored by mlp; only convnet and resnet50 can use it",
+        f"{path}:9: bucket_cap_mb is ignored by fsdp-keep; only ddp, ddp-static and zero1 can use it",
     ]
 
 
 def test_strategies_that_do_not_use_an_option_or_do_not_fit_are_named(tmp_path):
     path = tmp_path / "m.yaml"
     path.write_text(
-        "study: s\ncluster: {executor: local}\naxes: {nodes: [1], strategy: [none, ddp, fsdp, hsdp]}\n"
+        "study: s\ncluster: {executor: slurm}\n"
+        "axes: {nodes: [1, 2], strategy: [ddp, fsdp, fsdp-keep, hsdp], fsdp_wrap: [block, root]}\n"
         "workload: {device: cpu, comm_hook: fp16}\nscaling: [{mode: weak, per_gpu_batch: [8]}]\n"
+        "exclude: [{fsdp_wrap: root, strategy: hsdp}]\n"
     )
-    found = make_plan(path).warnings
-    assert f"{path}:4: comm_hook is ignored by strategies fsdp and hsdp" in found
-    assert f"{path}:3: on one node, strategy hsdp runs as fsdp" in found
+    plan = make_plan(path)
+    users = "ddp, ddp-static and zero1"
+    assert (
+        f"{path}:4: comm_hook is ignored by fsdp, fsdp-keep and hsdp; only {users} can use it"
+        in plan.warnings
+    )
+    twice = (
+        f"{path}:3: fsdp_wrap is ignored by ddp; only fsdp, fsdp-keep and hsdp can use it; exclude all but"
+    )
+    assert f"{twice} one of its values there, or the same is measured repeatedly" in plan.warnings
+    cells = [f"n{nodes}x1-gloo-srun-b8-strategy.hsdp-fsdp_wrap.block" for nodes in (1, 2)]
+    assert f"{path}:3: strategy hsdp runs as fsdp in {cells[0]}" in plan.warnings
+    assert f"{path}:3: strategy hsdp runs as ddp in {cells[1]}" in plan.warnings
+    assert "n1x1-gloo-srun-b8-strategy.fsdp-keep-fsdp_wrap.root" in [cell.cell_id for cell in plan.cells]
+    path.write_text(path.read_text().replace("exclude: [", "exclude: [{fsdp_wrap: root, strategy: ddp}, "))
+    assert not [one for one in make_plan(path).warnings if "fsdp_wrap is ignored" in one]
 
 
 def test_gpu_settings_on_a_cpu_device_give_warnings(tmp_path):

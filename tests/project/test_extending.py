@@ -62,7 +62,7 @@ class CountedParts(Parts):
         return {"calls": self.model.calls}
 
 
-SPEC = Strategy("counted", title="a wrapper that counts its calls", wrap=Counted, parts=CountedParts)
+SPEC = Strategy("counted", wrap=Counted, parts=CountedParts)
 """
 SCHEDULER = '''
 """A queue, from which each poll executes the first job."""
@@ -168,9 +168,9 @@ def test_a_model_is_one_file_and_a_strategy_is_another(copy):
 @pytest.mark.parametrize(
     ("spec", "found"),
     [
-        ('SPEC: Strategy = Strategy(name="own", title="Own", wrap=wrap)', {"title": "Own"}),
-        ('SPEC = Strategy("own", title=TITLE)', None),
-        ('SPEC = copy(Strategy("own", title="Own"))', None),
+        ('SPEC: Strategy = Strategy(name="own", untimed="Own", wrap=wrap)', {"untimed": "Own"}),
+        ("SPEC = Strategy(NAME)", None),
+        ('SPEC = copy(Strategy("own", untimed="Own"))', None),
         ("", None),
     ],
 )
@@ -180,10 +180,14 @@ def test_a_spec_is_read_in_both_spellings_or_is_an_error(tmp_path, monkeypatch, 
     file.parent.mkdir(parents=True)
     file.write_text(spec)
     if found:
-        assert list(read_specs("strategies", "title")) == [("own", "own", found)]
+        changed = 'SPEC = replace(own.SPEC, name="theirs", one_rank=True)'
+        file.with_name("theirs.py").write_text(changed)
+        own, theirs = read_specs("strategies")
+        assert own == ("own", "own", found)
+        assert theirs == ("theirs", "theirs", {**found, "one_rank": True})
         return
-    with pytest.raises(BenchError, match=f"{re.escape(str(file))}: no SPEC with name and title"):
-        list(read_specs("strategies", "title"))
+    with pytest.raises(BenchError, match=f"{re.escape(str(file))}: no SPEC with a name"):
+        list(read_specs("strategies"))
 
 
 def test_a_scheduler_is_one_folder_and_one_entry(copy):

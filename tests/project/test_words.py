@@ -25,9 +25,9 @@ from bench.words import _words, sentence, words
             "n1 and n2: 64 cores, 2 per rank, no quota; n3: 64 cores, 1 or 2 per rank, a quota of 1.5",
         ),
         (
-            "option-ignored",
-            {"option": "pin_memory", "device": "CPU"},
-            "option 'pin_memory' has no effect on a CPU device",
+            "allocator-retries",
+            {"per_step": 2.0},
+            "2.0 retries of the allocator per step",
         ),
         ("of a later version", {"steps": 3, "hosts": ["n1"]}, "steps 3, hosts ['n1']"),
     ],

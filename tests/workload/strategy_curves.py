@@ -20,7 +20,7 @@ from bench.measure.exchange import Collectives
 from bench.measure.node import host_name
 from bench.measure.step_parts import HostClock
 from bench.measure.torch_internals import import_dynamo, parameter_groups
-from bench.measure.wire import Passes, Placement, WireBytes
+from bench.measure.wire import Placement, WireBytes
 from bench.workload.data import DataShard, open_feed
 from bench.workload.failures import SetupError
 from bench.workload.probes import CollectiveSweep, Size
@@ -130,9 +130,7 @@ def wire_bytes(strategy: str, collectives: Collectives, hosts: list[str]) -> lis
     collectives.barrier()
     parts = collectives.objects(conditions.stop(steps=steps, sync_passes=steps))
     place = Placement(hosts, "gloo", {})
-    return list(
-        WireBytes(trainer.parts.messages, place, Passes(micro_batches=2)).columns(parts, steps).values()
-    )
+    return list(WireBytes(trainer.parts.messages, place, micro_batches=2).columns(parts, steps).values())
 
 
 def curves(argv: list[str]) -> int:

@@ -21,7 +21,7 @@ from bench.workload.probes import (
     hidden_fraction,
     message_sizes,
 )
-from bench.workload.step_probes import BucketSpan, unhidden_tail_s, union_s
+from bench.workload.step_probes import BucketSpan, union_s
 from tests.workload.conftest import QUICK, srun_env, torchrun_env
 
 MIB = 2**20
@@ -52,8 +52,7 @@ def test_probes_json_has_the_documented_keys(probed):
     assert (content["schema"], content["world_size"], content["backend"]) == (1, 2, "gloo")
     reasons = dict.fromkeys(("memory", "steps", "all_reduce"))
     assert content["reasons"] == reasons
-    seconds = content["seconds"]
-    assert seconds["all"] == pytest.approx(sum(seconds[part] for part in reasons))
+    assert content["seconds"]["all"] > 0
 
 
 def test_the_memory_of_each_rank_is_as_predicted(probed):
@@ -72,14 +71,11 @@ def test_the_timed_buckets_are_those_that_ddp_says_it_has(probed):
     assert len(buckets) > 2
     steps = content["steps"]["timed_buckets_rank_0"]
     assert len(steps) == 4
-    for step, union, tail in zip(
-        steps, content["steps"]["timed_union_s"][0], content["steps"]["timed_tail_s"][0], strict=True
-    ):
+    for step, union in zip(steps, content["steps"]["timed_union_s"][0], strict=True):
         assert [size for _, size, _, _ in sorted(step)] == buckets
         spans = [BucketSpan(*span) for span in step]
         assert all(0 < span.begin_s < span.end_s for span in spans)
         assert union_s(spans) == pytest.approx(union)
-        assert unhidden_tail_s(spans) == pytest.approx(tail)
         assert union <= sum(span.end_s - span.begin_s for span in spans) + 1e-12
 
 
@@ -182,9 +178,8 @@ def test_only_the_sweep_can_be_asked_for(run_ranks):
 def test_the_union_counts_no_moment_twice():
     spans = [BucketSpan(1, 4, 2.0, 5.0), BucketSpan(0, 4, 1.0, 3.0), BucketSpan(2, 4, 7.0, 8.0)]
     assert union_s(spans) == pytest.approx(5.0)
-    assert unhidden_tail_s(spans) == pytest.approx(1.0)
     assert union_s([*spans, BucketSpan(3, 4, 0.0, 9.0)]) == pytest.approx(9.0)
-    assert (union_s([]), unhidden_tail_s([])) == (0.0, 0.0)
+    assert union_s([]) == 0.0
 
 
 def test_sizes_go_as_far_as_the_gradients_within_bounds():

@@ -98,7 +98,6 @@ def test_a_sharded_run_has_all_files_and_says_that_one_node_has_no_replicas(serv
     facts = {fact["kind"]: fact for fact in run.env["facts"]}
     assert facts["other-strategy"]["severity"] == "warning"  # so that the page shows it
     assert facts["other-strategy"]["values"] == {"strategy": "hsdp", "used": "fsdp", "hosts": 1}
-    assert facts["option-ignored"]["values"] == {"option": "bucket_cap_mb", "strategy": "fsdp"}
     assert (
         "strategy hsdp needs several nodes with several ranks each: this run uses fsdp on 1 node"
         in run.out[0]

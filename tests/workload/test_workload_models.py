@@ -89,6 +89,8 @@ def test_the_mlp_has_about_the_parameters_that_were_asked_for(wanted):
 @pytest.mark.parametrize("model", MODELS)
 def test_each_model_computes_a_loss_and_all_its_gradients(model):
     task, batch = task_and_batch(model)
+    has_norms = any(isinstance(one, torch.nn.BatchNorm2d) for one in task.modules())
+    assert has_norms == MODELS[model].fp32_weights
     loss = task(*batch)
     assert loss.shape == ()
     assert torch.isfinite(loss)

@@ -62,7 +62,27 @@ class _Obstacle:
     remedy: str
 
 
-_TOO_MUCH = "request fewer nodes, ranks or cores, or choose another"
+def _limits(begin: str, owner: str, key: str) -> tuple[_Obstacle, ...]:
+    """Return the limits of an account or a QOS for one job; their reasons begin with ``begin``."""
+    fewer = f"request fewer nodes, ranks or cores, or choose another {key}"
+    return (
+        _Obstacle(
+            rf"{begin}MaxWall\w+",
+            f"its time limit exceeds that of the {owner}",
+            f"lower cluster.time_limit, or choose another {key}",
+        ),
+        _Obstacle(
+            rf"{begin}Max\w+MinutesPerJob\w*",
+            f"its resources, multiplied by its time limit, exceed the limit of the {owner} for one job",
+            f"lower cluster.time_limit, {fewer}",
+        ),
+        _Obstacle(
+            rf"{begin}Max\w+Per(?:Job|Node)(?:Limit)?",
+            f"it requests more than the {owner} allows for one job",
+            fewer,
+        ),
+    )
+
 
 #: The first obstacle that matches a reason applies. PerUser and PerAccount limits are missing: these end
 #: when other jobs of the user or the account end.
@@ -97,36 +117,8 @@ _OBSTACLES = (
         "it exceeds a limit of the partition",
         "compare the matrix with `scontrol show partition`, or choose another cluster.partition",
     ),
-    _Obstacle(
-        "AssocMaxWall\\w+",
-        "its time limit exceeds that of the account",
-        "lower cluster.time_limit, or choose another cluster.account",
-    ),
-    _Obstacle(
-        "QOSMaxWall\\w+",
-        "its time limit exceeds that of the QOS",
-        "lower cluster.time_limit, or choose another cluster.qos",
-    ),
-    _Obstacle(
-        r"AssocMax\w+MinutesPerJob\w*",
-        "its resources, multiplied by its time limit, exceed the account's limit for one job",
-        f"lower cluster.time_limit, {_TOO_MUCH} cluster.account",
-    ),
-    _Obstacle(
-        r"QOSMax\w+MinutesPerJob\w*",
-        "its resources, multiplied by its time limit, exceed the limit of the QOS for one job",
-        f"lower cluster.time_limit, {_TOO_MUCH} cluster.qos",
-    ),
-    _Obstacle(
-        r"AssocMax\w+Per(?:Job|Node)(?:Limit)?",
-        "it requests more than the account allows for one job",
-        f"{_TOO_MUCH} cluster.account",
-    ),
-    _Obstacle(
-        r"QOSMax\w+Per(?:Job|Node)(?:Limit)?",
-        "it requests more than the QOS allows for one job",
-        f"{_TOO_MUCH} cluster.qos",
-    ),
+    *_limits("Assoc", "account", "cluster.account"),
+    *_limits("QOS", "QOS", "cluster.qos"),
     _Obstacle(
         r"QOSMin\w+",
         "it requests less than the QOS requires",

@@ -7,7 +7,6 @@ docstring, with the sections ``Bad:`` and ``Good:``, is copied to docs/lint.md.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -24,11 +23,6 @@ class Rule:
     name: str
     severity: Severity
     check: Check
-
-    @property
-    def doc(self) -> str:
-        """The description of the rule with a bad and a good example."""
-        return inspect.cleandoc(self.check.__doc__ or "")
 
 
 #: The registered rules by name; ``bench.lint.all_rules`` imports the modules that register them.

@@ -86,4 +86,6 @@ def sample(options: WorkloadOptions) -> DataShape:
     return DataShape((3, options.image_size, options.image_size), (), 1_000)
 
 
-SPEC = ModelSpec("resnet50", "classes", build, sample, options=("image_size", "memory_format"))
+SPEC = ModelSpec(
+    "resnet50", "classes", build, sample, options=("image_size", "memory_format"), fp32_weights=True
+)

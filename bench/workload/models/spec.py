@@ -37,6 +37,7 @@ class ModelSpec:
         kind: what the model learns: one class per sample, the next token, or real values.
         options: the workload options that this model uses and not every model does. A model that uses
             ``memory_format`` takes images [batch, channels, height, width].
+        fp32_weights: True for a model with batch normalisation, whose weights must stay in fp32.
         build: returns the network for data of a shape, or raises a SetupError if it does not support that
             shape.
         sample: returns the shape of a synthetic sample.
@@ -47,6 +48,7 @@ class ModelSpec:
     build: Callable[[WorkloadOptions, DataShape], nn.Module]
     sample: Callable[[WorkloadOptions], DataShape]
     options: tuple[str, ...] = ()
+    fp32_weights: bool = False
 
     @property
     def takes_images(self) -> bool:

@@ -33,4 +33,4 @@ def find_strategy(model: nn.Module | None) -> tuple[Strategy | None, Parts]:
         for strategy in map(strategy_of, STRATEGIES)
         if (wrapped := strategy.find(modules)) is not None
     ]
-    return min(found, key=lambda one: one[0].times_parts, default=(None, Parts(whole)))
+    return min(found, key=lambda one: not one[0].untimed, default=(None, Parts(whole)))

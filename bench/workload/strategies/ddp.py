@@ -193,7 +193,6 @@ def _has_zero_span(values: Mapping[str, int]) -> bool:
 
 SPEC = Strategy(
     "ddp",
-    title="DDP",
     options=("bucket_cap_mb", "comm_dtype", "comm_hook"),
     wrap=wrap,
     parts=DdpParts,

@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
-from ...matrix.workload import WorkloadOptions
 from . import ddp
 from .spec import Strategy
-
-
-def wrap(model: nn.Module, options: WorkloadOptions) -> DistributedDataParallel:
-    """Wrap the model in DDP with a static graph."""
-    return ddp.wrap(model, options, static_graph=True)
 
 
 class StaticParts(ddp.DdpParts):
@@ -36,8 +30,7 @@ class StaticParts(ddp.DdpParts):
 
 SPEC = Strategy(
     "ddp-static",
-    title="DDP with a static graph",
     options=("bucket_cap_mb", "comm_dtype", "comm_hook"),
-    wrap=wrap,
+    wrap=partial(ddp.wrap, static_graph=True),
     parts=StaticParts,
 )

@@ -16,4 +16,4 @@ def find(modules: Sequence[nn.Module]) -> nn.Module | None:
     return next((module for module in modules if isinstance(module, engine)), None)
 
 
-SPEC = Strategy("deepspeed", title="DeepSpeed", find=find, times_parts=False, recognised=True)
+SPEC = Strategy("deepspeed", find=find, untimed="DeepSpeed", recognised=True)

@@ -28,16 +28,9 @@ from .spec import WIRE_TYPES, Strategy, state_of
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-
-
-def wrap(model: nn.Module, options: WorkloadOptions) -> nn.Module:
-    """Shard the model over all ranks."""
-    return shard(model, options, reshard=True)
-
 
 def shard(
-    model: nn.Module, options: WorkloadOptions, *, reshard: bool, mesh: DeviceMesh | None = None
+    model: nn.Module, options: WorkloadOptions, *, reshard: bool = True, mesh: DeviceMesh | None = None
 ) -> nn.Module:
     """Shard the network of a task, in place, and move it to the device of the options.
 
@@ -58,13 +51,10 @@ def shard(
     except ImportError:
         what = f"strategy {options.strategy} needs torch 2.6 or newer; this is {torch.__version__}"
         raise SetupError(what, remedy="use a newer torch, or strategy ddp") from None
-    kind = WIRE_TYPES[options.wire_dtype]
-    if kind != torch.float32 and any(isinstance(one, _BATCH_NORMS) for one in model.modules()):
-        what = f"model {options.model} has batch normalisation, which needs weights in fp32"
-        raise SetupError(f"{what}, not {options.wire_dtype}", remedy="use comm_dtype fp32")
     # The loss reads the output of the traffic model, a view, and never changes it in place.
     warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view", UserWarning)
     everyone: Any = dist.group.WORLD
+    kind = WIRE_TYPES[options.wire_dtype]
     arguments: dict[str, Any] = {
         "mesh": mesh or DeviceMesh.from_group(everyone, options.device),
         "mp_policy": MixedPrecisionPolicy()
@@ -145,10 +135,9 @@ def _whole(value: Any, *, keeps: bool) -> Any:
 
 SPEC = Strategy(
     "fsdp",
-    title="FSDP2",
     options=("comm_dtype", "fsdp_wrap"),
     sharded=("weights", "gradients", "states"),
-    wrap=wrap,
+    wrap=shard,
     parts=FsdpParts,
     state=whole_state,
 )

@@ -17,4 +17,4 @@ def find(modules: Sequence[nn.Module]) -> nn.Module | None:
     return next((one for one in modules if isinstance(one, kind) or fsdp_version(one) == 1), None)
 
 
-SPEC = Strategy("fsdp1", title="FSDP1", find=find, times_parts=False, recognised=True)
+SPEC = Strategy("fsdp1", find=find, untimed="FSDP1", recognised=True)

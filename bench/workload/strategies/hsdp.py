@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -15,8 +15,7 @@ from ...matrix.workload import WorkloadOptions
 from ...measure.node import host_name
 from ...measure.torch_internals import collective_timeout_s
 from ..failures import SetupError
-from . import ddp, fsdp
-from .spec import Strategy
+from . import fsdp
 
 
 def wrap(model: nn.Module, options: WorkloadOptions) -> nn.Module:
@@ -41,24 +40,7 @@ def wrap(model: nn.Module, options: WorkloadOptions) -> nn.Module:
     groups = [divide(own, timeout)[0] for own in (replicas, ranks)]
     names = ("replicate", "shard")
     mesh = DeviceMesh.from_group(groups, options.device, mesh=ranks, mesh_dim_names=names)
-    return fsdp.shard(model, options, reshard=True, mesh=mesh)
+    return fsdp.shard(model, options, mesh=mesh)
 
 
-def runs_as(ranks_per_host: Sequence[int]) -> str:
-    """Return ``fsdp`` on one host, ``ddp`` with one rank per host, else an empty text."""
-    if len(ranks_per_host) == 1:
-        return fsdp.SPEC.name
-    return ddp.SPEC.name if max(ranks_per_host) == 1 else ""
-
-
-SPEC = Strategy(
-    "hsdp",
-    title="HSDP",
-    options=("comm_dtype", "fsdp_wrap"),
-    sharded=("weights", "gradients", "states"),
-    within_hosts=True,
-    wrap=wrap,
-    parts=fsdp.FsdpParts,
-    state=fsdp.whole_state,
-    runs_as=runs_as,
-)
+SPEC = replace(fsdp.SPEC, name="hsdp", within_hosts=("fsdp", "ddp"), wrap=wrap)

@@ -132,7 +132,6 @@ class Strategy:
 
     Attributes:
         name: the name in a matrix and in env.json.
-        title: the name in sentences.
         wrap: returns the wrapped model, or raises a SetupError.
         parts: measures the parts of a step of the wrapped model.
         optimizer: returns the optimizer of the wrapped model.
@@ -141,26 +140,23 @@ class Strategy:
         options: the workload options that this strategy uses and not every strategy does.
         sharded: those of ``weights``, ``gradients`` and ``states`` (of the optimizer) of which each rank has
             only a part. A strategy with sharded weights moves the model to its device.
-        within_hosts: True if the ranks of a host divide the sharded tensors, and all hosts have the same.
-        runs_as: returns the name of the strategy that takes its place on hosts with these numbers of ranks,
-            or an empty text if none does.
+        within_hosts: for a strategy whose sharded tensors are divided over the ranks of a host, and are equal
+            on all hosts: the strategies that take its place on a single host, and with one rank per host.
         find: returns the wrapped module of a user's model, if any of ``modules`` shows the strategy.
         recognised: True if the strategy is recognised in a user's training only, and cannot be in a matrix.
-        times_parts: False if nothing can tell communication from computation yet.
+        untimed: the name in sentences, if nothing can tell its communication from computation yet.
         one_rank: True if the strategy does not communicate.
     """
 
     name: str
-    title: str
     wrap: Callable[[nn.Module, WorkloadOptions], nn.Module] = lambda model, options: model
     parts: type[Parts] = Parts
     optimizer: Callable[[nn.Module, WorkloadOptions], Optimizer] = build_optimizer
     state: Callable[[nn.Module, Optimizer], dict[str, Any]] = state_of
     options: tuple[str, ...] = ()
     sharded: tuple[str, ...] = ()
-    within_hosts: bool = False
-    runs_as: Callable[[Sequence[int]], str] = lambda ranks_per_host: ""
+    within_hosts: tuple[str, ...] = ()
     find: Callable[[Sequence[nn.Module]], nn.Module | None] = lambda modules: None
-    times_parts: bool = True
+    untimed: str = ""
     one_rank: bool = False
     recognised: bool = False

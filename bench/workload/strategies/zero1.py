@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from torch import nn
@@ -22,14 +21,7 @@ class Zero1Parts(ddp.DdpParts):
 
     def start(self, timer: StepTimer) -> Fact | None:
         """Time the broadcast of every step, and make DDP's logger record times."""
-
-        def timed(call: Callable[[], Any]) -> Any:
-            begin = timer.clock.stamp()
-            result = call()
-            timer.waited(begin, timer.clock.stamp())
-            return result
-
-        return self._observe(observe_parameter_sync(self.optimizer, timed)) or super().start(timer)
+        return self._observe(observe_parameter_sync(self.optimizer, timer.time_wait)) or super().start(timer)
 
     def messages(self) -> list[Messages] | None:
         """Return DDP's messages, and the broadcasts of the weights."""
@@ -56,7 +48,6 @@ def whole_state(module: nn.Module, optimizer: Any) -> dict[str, Any]:
 
 SPEC = Strategy(
     "zero1",
-    title="DDP with ZeRO-1",
     options=("bucket_cap_mb", "comm_dtype", "comm_hook"),
     sharded=("states",),
     wrap=ddp.wrap,

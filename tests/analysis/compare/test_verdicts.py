@@ -8,18 +8,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from analysis.compare.comparison import (
-    LogRatios,
-    Verdict,
-    benjamini_hochberg,
-    bounds,
-    joined,
-    judge,
-    paired,
-    runs_needed,
-    unpaired,
-)
-from analysis.stats.estimate import LogMoments
+from analysis.compare.comparison import Verdict, benjamini_hochberg, joined, judge, runs_needed
+from analysis.stats.estimate import LogMoments, LogRatios, bounds, paired, unpaired
 
 
 def moments(logs: np.ndarray) -> LogMoments:
