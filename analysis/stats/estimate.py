@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -194,9 +193,3 @@ def outliers(values: pd.Series, *, by: pd.Series) -> pd.Series:
     spread = distance.groupby(by, observed=True).transform("median")
     enough = groups.transform("count") >= OUTLIER_MIN_RUNS
     return enough & (spread > 0) & (distance > OUTLIER_MADS * spread)
-
-
-def lower_median(groups: Any) -> Any:
-    """Return the lower median of each group of a pandas groupby: up to half of the values can exceed it."""
-    # One call for all groups: in a large study, a call for each group takes seconds in total.
-    return groups.quantile(q=0.5, interpolation="lower")
