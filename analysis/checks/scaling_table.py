@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -12,11 +11,10 @@ from analysis.data.load import Study
 from analysis.data.names import size_name
 from analysis.stats.columns import RunRow, ScalingRow, by_series, grouped
 from analysis.stats.estimate import MIN_RUNS, MOST_RUNS, runs_to_decide
-from analysis.stats.measured import Frames, measure
+from analysis.stats.measured import Frames, count_outcomes, measure
 from analysis.stats.scaling import GUIDE, batch_per_rank, scale, with_baseline
 from analysis.text import one_line
 from bench.facts import Fact
-from bench.study.ledger import RunState
 from bench.units import count, fraction, fractions, known, listed
 from bench.words import heading, sentences
 
@@ -48,26 +46,16 @@ def scaling_table(source: Study | Frames, *, baseline: str | None = None) -> lis
 
 
 def _about_cell(runs: Sequence[RunRow]) -> Iterator[Fact]:
-    """Yield the facts about the runs of a cell that do not count."""
-    left_out = sum(run.left_out for run in runs)
-    lacking = [run for run in runs if not run.measured and not run.left_out]
-    if lacking:
-        kinds = Counter((run.state, _class_of(run)) for run in lacking)
+    """Yield the fact about the runs of a cell that do not count, if there are any."""
+    if lacking := [run for run in runs if not run.measured]:
+        reasons = (sentences(run.facts) for run in lacking if run.facts and not run.left_out)
         values = {
             "runs": len(runs),
-            "completed": len(runs) - len(lacking) or None,
-            "outcomes": [
-                {"state": state, "class": own, "runs": n} for (state, own), n in kinds.most_common()
-            ],
-            "reason": next((one_line(sentences(run.facts), limit=160) for run in lacking if run.facts), None),
+            "counted": len(runs) - len(lacking) or None,
+            "outcomes": count_outcomes(lacking),
+            "reason": one_line(next(reasons, ""), limit=160),
         }
         yield Fact("runs-missing", values=values)
-    if left_out:
-        yield Fact("runs-left-out", values={"left_out": left_out, "runs": len(runs)})
-
-
-def _class_of(run: RunRow) -> str | None:
-    return (run.failure_class or None) if run.state == RunState.FAILED else None
 
 
 def _about_baselines(rows: Sequence[ScalingRow], baseline: str | None) -> dict[str, Fact]:
@@ -201,9 +189,8 @@ def verdicts(rows: Sequence[ScalingRow], *, invalid: Invalid = _NONE) -> dict[in
 
 def _verdict(row: ScalingRow, base: ScalingRow | None, choice: Recommendation, invalid: Invalid) -> Verdict:
     if not row.n:
-        missing = next((fact for fact in row.facts if fact.kind == "runs-missing"), None)
-        first = missing.values["outcomes"][0] if missing else {"class": None, "state": ""}
-        return Verdict(VerdictKind.NO_RESULT, reason=str(first["class"] or first["state"]))
+        outcomes = next((fact.values["outcomes"] for fact in row.facts if fact.kind == "runs-missing"), None)
+        return Verdict(VerdictKind.NO_RESULT, reason=outcomes[0]["outcome"] if outcomes else "")
     if error := invalid_reason(row, row.base, invalid):
         return Verdict(VerdictKind.NOT_VALID, reason=error)
     if row.is_base:

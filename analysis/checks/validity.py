@@ -35,7 +35,7 @@ from analysis.data.load import RankOfRun, Study, is_average, metrics_of_cells, r
 from analysis.stats.columns import RunRow, ScalingRow, by_series, first_of_cells, grouped
 from analysis.stats.decompose import mean
 from analysis.stats.estimate import LEVEL, MIN_RUNS
-from analysis.stats.measured import Frames, common_reasons, counted_states, ranks_sample
+from analysis.stats.measured import Frames, common_reasons, count_outcomes, ranks_sample
 from analysis.stats.scaling import GUIDE, SAME_UNIT, is_wide
 from analysis.text import clean, one_line
 from bench.facts import Fact
@@ -53,8 +53,6 @@ _OWN_KIND = frozenset({"threads_per_rank"})
 Environments = Sequence[tuple[str, dict[str, Any]]]
 #: In a shorter warm-up, each half (without the first 2 steps) has fewer than 3 steps.
 _FEWEST_TO_TELL = 8
-#: Facts of runs that a finding replaces.
-OWNED = frozenset({"shared-cores", "not-stable", "unequal-nodes", "threads-differ"})
 #: The strategies (``strategy`` in env.json) whose parts of a step are not measured, with their names.
 _WITHOUT_PARTS = {name: one.untimed for name, one in STRATEGIES.items() if one.untimed}
 #: Without intervals, an efficiency must exceed 1, or the efficiency of the previous size, by this much.
@@ -139,8 +137,8 @@ def _incomplete(runs: Sequence[RunRow]) -> Iterator[Fact]:
 
 
 def _missing(missing: Sequence[RunRow], runs: Sequence[RunRow]) -> dict[str, Any]:
-    states = counted_states(missing)
-    return {"subject": cells_of(missing), "runs": len(runs), "missing": len(missing), "states": states}
+    outcomes = count_outcomes(missing)
+    return {"subject": cells_of(missing), "runs": len(runs), "missing": len(missing), "outcomes": outcomes}
 
 
 # -- disturbed runs -------------------------------------------------------------------

@@ -34,7 +34,7 @@ from analysis.data.load import Study
 from analysis.stats.columns import PARTS, CellSize, Column, RunRow, columns_of
 from analysis.stats.decompose import mean
 from analysis.stats.estimate import LEVEL, MIN_RUNS, Floats, LogRatios, bounds, log_moments, paired, unpaired
-from analysis.stats.measured import Frames, measure, state_counts
+from analysis.stats.measured import Frames, measure, outcomes_text
 from bench.errors import BenchError
 from bench.facts import Fact
 from bench.study.ledger import RunState
@@ -375,7 +375,7 @@ class _Runs:
         if not any(run.measured for run in frames.run_rows):
             raise BenchError(
                 f"{study.folder.path}: nothing to compare: no run has completed "
-                f"({state_counts(frames.run_rows) or 'no run is planned'})",
+                f"({outcomes_text(frames.run_rows) or 'no run is planned'})",
                 remedy="run it first: bench submit",
             )
         return cls(label, study, frames, measured[1] if measured else assess(study, frames))
@@ -393,7 +393,7 @@ class _Runs:
         if self.frames.measured_in(cell):
             return ""
         runs = self.frames.runs_of_cells.get(cell)
-        found = f" ({state_counts(runs)})" if runs else ""
+        found = f" ({outcomes_text(runs)})" if runs else ""
         return f"{self.label}: no measured run{found}"
 
 

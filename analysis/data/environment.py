@@ -19,6 +19,8 @@ from bench.units import count, human_bytes, listed, whole
 
 #: Maximum number of env.json files that are read. If more runs have started, those of a sample are read.
 MAX_READ = 500
+#: Facts of runs that a finding of :mod:`analysis.checks.validity` replaces.
+OWNED = frozenset({"shared-cores", "not-stable", "unequal-nodes", "threads-differ"})
 _MAX_VALUES = 4
 _MAX_HOSTS = 64
 #: The facts taken from env.json, and from its ``transport``.
@@ -61,7 +63,7 @@ class Environment:
             of runs.
         variables: name and value of each environment variable, in the form of ``facts``.
         hosts, hosts_left_out: the first hosts, and the number of further hosts.
-        warnings: the facts that the runs warn of, each with its number of runs.
+        warnings: the facts that the runs warn of, without OWNED kinds, each with its number of runs.
         differing: the facts with several values.
         envs: content of the env.json files that were read, by run_id.
     """
@@ -113,7 +115,8 @@ def describe(by_run: dict[str, dict[str, Any]]) -> Environment:
     found.differing = [name for name in names if len(counts["environment", name]) > 1]
     found.variables = sorted((name, text) for (kind, name), text in texts.items() if kind == "variable")
     _add_hosts(found, envs)
-    warned = [fact for env in envs for fact in facts_of_env(env) if fact.severity != "info"]
+    every = (fact for env in envs for fact in facts_of_env(env))
+    warned = [fact for fact in every if fact.severity != "info" and fact.kind not in OWNED]
     facts = {repr(fact): fact for fact in warned}
     found.warnings = [(facts[text], runs) for text, runs in Counter(map(repr, warned)).most_common(20)]
     return found

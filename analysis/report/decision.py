@@ -1,11 +1,10 @@
-"""Build the tables on the page's first screen: a row per size of a scaling mode, with a verdict."""
+"""Build the page's first screen: what went wrong, and tables with a row and a verdict per size."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from analysis.causes.catalogue import NOT_EXPLAINED
 from analysis.causes.cells import CellDivision
@@ -15,17 +14,19 @@ from analysis.checks.scaling_table import VerdictKind, efficiency_text, what_dec
 from analysis.data.names import layout, nodes_known, ranks, short_labels, with_layout
 from analysis.report.results import Results
 from analysis.report.words import WORDS, mode_title
-from analysis.stats.columns import ScalingRow, by_series, grouped
+from analysis.stats.columns import RunRow, ScalingRow, by_series, grouped
 from analysis.stats.estimate import MIN_RUNS, MOST_RUNS
+from analysis.stats.measured import outcome_of, outcomes_text
 from analysis.stats.scaling import GUIDE
 from analysis.text import one_line
-from bench.facts import Fact
-from bench.units import MISSING, count, known, listed, number, percent
+from bench.study.ledger import RunState
+from bench.units import MISSING, count, join_names, known, listed, number, percent
 from bench.words import about, heading, term, words
 
 MAX_SERIES = 4
-#: Maximum number of sizes that a line under the table names.
+#: Maximum number of sizes, and of things that went wrong, that a line names.
 _MAX_NAMED = 3
+_WAITING = (RunState.PLANNED, RunState.QUEUED, RunState.RUNNING)
 #: A smaller loss without a named cause, a share of the step, is mostly noise.
 LEAST_LOSS = 0.03
 #: The least and the largest upper end of the scale of the drawn efficiencies.
@@ -50,6 +51,7 @@ class SizeRow:
     efficiency: str
     drawn: DrawnInterval | None
     verdict: str
+    lacking: str
     kind: str
     speedup: str
     cost: str
@@ -151,6 +153,7 @@ def _size_row(row: ScalingRow, results: Results, scale: tuple[float, float], *, 
         efficiency=efficiency_text(row),
         drawn=_drawn(row, scale) if known(row.efficiency) else None,
         verdict=_verdict_text(row, results),
+        lacking=_lacking(row, results.frames.runs_of_cells.get(row.cell_id, ())),
         kind=verdict.kind,
         speedup=number(row.speedup, digits=3),
         cost=number(hours_per_million(row, on_gpus=on_gpus), digits=3),
@@ -189,9 +192,41 @@ def _verdict_text(row: ScalingRow, results: Results) -> str:
         detail = count(int(runs), "more run") if runs <= MOST_RUNS else many
         if row.base and min(row.n_undisturbed, row.base.n_undisturbed) < MIN_RUNS:
             detail = f"at least {detail}"
-    elif verdict.kind is VerdictKind.NO_RESULT:
-        detail = one_line(term("state", verdict.reason), limit=40)
     return f"{text}: {detail}" if detail else text
+
+
+def _lacking(row: ScalingRow, runs: Sequence[RunRow]) -> str:
+    lacking = outcomes_text(run for run in runs if not run.measured)
+    return f"{row.n} of {count(len(runs), 'run')}; {lacking}" if lacking and row.n else lacking
+
+
+def went_wrong(results: Results, *, warned: bool) -> tuple[str, bool]:
+    """Return how many runs of which sizes went wrong, and in what way; and whether any did.
+
+    A run that has not ended is not wrong. ``warned`` is True if the study has a warning.
+    """
+    runs, not_valid = results.frames.run_rows, _of_kind(results.rows, results, VerdictKind.NOT_VALID)
+    errors = {row.cell_id: _verdict_text(row, results) for row in not_valid}
+    groups = grouped(runs, lambda run: errors.get(run.cell_id, "") if run.measured else outcome_of(run))
+    counted = len(groups.pop("", ()))
+    waiting = [run for state in _WAITING for run in groups.pop(state, ())]
+    largest = sorted(groups.items(), key=lambda group: -len(group[1]))
+    total, repeated = count(len(runs), "run"), len(results.study.earlier)
+    wrong = [f"{len(own):,} {term('outcome', name)} ({_sizes(own, results)})" for name, own in largest]
+    none = "no run so far" if waiting else "no run" if warned or repeated else "nothing"
+    fine = f"{none}: {counted:,} of {total} completed and counted"
+    found = [f"of {total}, {join_names(wrong, most=_MAX_NAMED)}" if wrong else fine]
+    found += [f"{len(waiting):,} not run yet ({_sizes(waiting, results)})"] if waiting else []
+    found += [f"{count(repeated, 'attempt')} repeated"] if repeated else []
+    return "; ".join(found), bool(wrong)
+
+
+def _sizes(runs: Sequence[RunRow], results: Results) -> str:
+    ranks_of = {cell.cell_id: int(cell.gpus) for cell in results.frames.cells}
+    own = sorted({ranks_of[run.cell_id] for run in runs})
+    if len(own) > _MAX_NAMED:
+        return "all sizes" if len(own) == len({*ranks_of.values()}) else count(len(own), "size")
+    return listed([*(f"{size:,}" for size in own[:-1]), count(own[-1], "rank")])
 
 
 # -- the lines below a table ----------------------------------------------------------
@@ -201,12 +236,8 @@ def _lines(shown: Mapping[str, Sequence[ScalingRow]], results: Results) -> list[
     """Return the lines about the series ``shown``, by their labels; a text is not repeated."""
     several = len(shown) > 1
     lines = []
-    for name, describe in (
-        ("use", partial(_use, several=several)),
-        ("limited", partial(_limit, several=several)),
-        ("unknown", partial(_unknown, several=several)),
-    ):
-        texts = {label: describe(rows, results) for label, rows in shown.items()}
+    for name, describe in (("use", _use), ("limited", _limit), ("unknown", _unknown)):
+        texts = {label: describe(rows, results, several=several) for label, rows in shown.items()}
         same = [*texts.values()][:1] if len(set(texts.values())) == 1 else []
         every = same or [f"{label}: {text}" for label, text in texts.items() if text]
         lines.append((str(WORDS["decision"][name]), " · ".join(every)))
@@ -264,30 +295,22 @@ def _limit(rows: Sequence[ScalingRow], results: Results, *, several: bool) -> st
 
 
 def _unknown(rows: Sequence[ScalingRow], results: Results, *, several: bool) -> str:
-    return "; ".join(_unknowns(rows, results, several=several))
-
-
-def _unknowns(rows: Sequence[ScalingRow], results: Results, *, several: bool) -> Iterator[str]:
-    """Yield why verdicts are missing, and what would settle them; of several series, what no verdict says."""
+    """Return why verdicts are missing, and (of one series) what would settle them."""
     too_large = min((row.gpus for row in _of_kind(rows, results, VerdictKind.TOO_LARGE)), default=math.inf)
-    not_valid = [row for row in _of_kind(rows, results, VerdictKind.NOT_VALID) if row.gpus < too_large]
-    if not_valid:
-        sizes = listed([_size(row) for row in not_valid], limit=_MAX_NAMED)
-        yield f"{sizes if len(not_valid) < len(rows) else 'all sizes'}: {WORDS['verdicts']['not-valid']}"
+    found = []
+    for kind in (VerdictKind.NOT_VALID, VerdictKind.NO_RESULT):
+        if own := [row for row in _of_kind(rows, results, kind) if row.gpus < too_large]:
+            sizes = listed([_size(row) for row in own], limit=_MAX_NAMED)
+            found.append(f"{sizes if len(own) < len(rows) else 'all sizes'}: {WORDS['verdicts'][kind]}")
     undecided = _of_kind(rows, results, VerdictKind.CANNOT_TELL)
     if undecided and not several:
-        base = undecided[0].base or undecided[0]
         sizes = listed([_size(row) for row in undecided], limit=_MAX_NAMED)
-        yield f"whether {sizes} reach {GUIDE}: {what_decides(undecided[0], base)}"
-    lacking = [VerdictKind.NO_ADVICE] if several else [VerdictKind.NO_ADVICE, VerdictKind.NO_RESULT]
-    unjudged = [row for row in _of_kind(rows, results, *lacking) if row.facts]
-    for reason, own in grouped(unjudged, lambda row: _why_none(row.facts[0])).items():
-        yield f"{listed([_size(row) for row in own], limit=_MAX_NAMED)}: {reason}"
-
-
-def _why_none(fact: Fact) -> str:
-    """Return why a size has no result; the reasons of its runs stand in the table of runs."""
-    return one_line(words(replace(fact, values={**fact.values, "reason": None})), limit=160)
+        settled = what_decides(undecided[0], undecided[0].base or undecided[0])
+        found.append(f"whether {sizes} reach {GUIDE}: {settled}")
+    unjudged = [row for row in _of_kind(rows, results, VerdictKind.NO_ADVICE) if row.facts]
+    for reason, own in grouped(unjudged, lambda row: one_line(words(row.facts[-1]), limit=160)).items():
+        found.append(f"{listed([_size(row) for row in own], limit=_MAX_NAMED)}: {reason}")
+    return "; ".join(found)
 
 
 # -- the main loss --------------------------------------------------------------------

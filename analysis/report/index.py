@@ -30,6 +30,7 @@ from bench.study.layout import StudyFolder, latest_first
 from bench.study.ledger import RunState
 from bench.study.plan_json import open_study
 from bench.units import count, fraction, known
+from bench.words import term
 
 INDEX_FILE = "index.json"
 #: Maximum number of recommended sizes, and of points of a curve.
@@ -136,9 +137,9 @@ def _entry(folder: StudyFolder) -> tuple[Entry, str]:
 
 
 def _state(states: Mapping[RunState, int]) -> str:
-    """Return ``12 of 15 runs completed; 2 failed; 1 planned``."""
+    """Return ``12 of 15 runs completed; 2 failed; 1 not started``."""
     total, completed = sum(states.values()), states.get(RunState.COMPLETED, 0)
-    others = [f"{runs:,} {state}" for state, runs in states.items() if state != RunState.COMPLETED]
+    others = [f"{n:,} {term('outcome', state)}" for state, n in states.items() if state != RunState.COMPLETED]
     return "; ".join([f"{completed:,} of {count(total, 'run')} completed", *others]) if total else ""
 
 

@@ -17,13 +17,13 @@ import pandas as pd
 
 from analysis.causes.catalogue import CAUSES
 from analysis.checks.assessment import Check
-from analysis.checks.scaling_table import Invalid, VerdictKind, invalid_reason
-from analysis.checks.validity import OWNED, anomalies
+from analysis.checks.scaling_table import Invalid, invalid_reason
+from analysis.checks.validity import anomalies
 from analysis.compare.strategies import HEADINGS
 from analysis.data.differences import spelled
 from analysis.data.load import Study
 from analysis.data.names import ranks, widest_series
-from analysis.report.decision import MAX_SERIES, Decision, decisions
+from analysis.report.decision import MAX_SERIES, Decision, decisions, went_wrong
 from analysis.report.figures.drawing import Drawing, Tip, Tips
 from analysis.report.results import Results
 from analysis.report.tables import (
@@ -45,7 +45,7 @@ from analysis.report.words import WORDS, mode_title
 from analysis.stats.columns import ScalingRow
 from analysis.stats.law_fit import ALL_SIZES, LEVEL, LawFit, Refusal, fit_laws, runs_of
 from analysis.stats.law_forms import Fabric
-from analysis.stats.measured import Frames, state_counts
+from analysis.stats.measured import Frames
 from analysis.text import clean, clean_characters, message, one_line
 from bench.facts import Fact
 from bench.matrix.cell import command_label
@@ -76,7 +76,6 @@ def page_context(results: Results, drawings: Sequence[Drawing], why: Sequence[Wh
         "name": study.name,
         "lead": _lead(results, tables),
         "about": _about(results),
-        "all_counted": bool(results.frames.runs["measured"].all()),
         "shared": results.labels[1],
         "missing": MISSING,
         "errors": [_finding_row(fact) for fact in errors],
@@ -137,21 +136,20 @@ def models_of(cells: Sequence[Mapping[str, Any]]) -> list[str]:
 # -- from the top to the tables -------------------------------------------------------
 
 
-def _lead(results: Results, tables: Sequence[Decision]) -> list[tuple[str, str]]:
-    """Return label and value of facts about the runs, the sizes to use and the warnings."""
-    runs, assessment = results.frames.runs, results.assessment
-    lacking = state_counts(run for run in results.frames.run_rows if not run.measured)
-    counted = f"{int(runs['measured'].sum()):,} of {len(runs):,}"
-    wrong = {row.cell_id for row in results.rows if results.verdicts[row.place].kind is VerdictKind.NOT_VALID}
-    if not_valid := int((runs["measured"] & runs["cell_id"].isin(wrong)).sum()):
-        counted += f", {not_valid:,} of them in sizes that are not valid"
-    warnings = [heading(fact.kind) for fact in assessment.findings if fact.severity == "warning"]
+def _lead(results: Results, tables: Sequence[Decision]) -> tuple[list[tuple[str, str]], bool]:
+    """Return labels and values of the first line, and whether a run went wrong."""
+    told = {"incomplete", *(("overlap", "disturbed") if results.frames.runs["left_out"].any() else ())}
+    findings = [fact.kind for fact in results.assessment.findings if fact.severity == "warning"]
+    warnings = [heading(kind) for kind in findings if kind not in told]
+    of_runs = len(results.environment.warnings)
+    warnings += [f"{of_runs} from the runs"] if of_runs else []
+    wrong, is_wrong = went_wrong(results, warned=bool(warnings))
     found = {
-        "runs": "" if results.study.table else f"{counted}: {lacking}" if lacking else counted,
+        "wrong": wrong if len(results.frames.runs) and not results.study.table else "",
         "use": "; ".join(f"{one.title}: {one.use}" for one in tables if len(tables) > 1),
         "warnings": ", ".join(warnings),
     }
-    return _labelled(found)
+    return _labelled(found), is_wrong
 
 
 def _about(results: Results) -> list[tuple[str, str]]:
@@ -191,21 +189,19 @@ def _findings(results: Results) -> list[tuple[str, ...]]:
     study = results.study
     own = [fact for fact in results.assessment.findings if fact.severity != "error"]
     odd = anomalies(results.rows, results.frames, whole_nodes=bool(study.plan.get("exclusive")))
-    of_runs = [(fact, n) for fact, n in results.environment.warnings if fact.kind not in OWNED]
     return [
         *map(_finding_row, own),
         *(_finding_row(fact, "anomaly") for fact in odd),
-        *(_finding_row(fact, "warning", count(runs, "run")) for fact, runs in of_runs),
+        *(_finding_row(fact, "warning", count(runs, "run")) for fact, runs in results.environment.warnings),
         *((WORDS["severities"]["remark"], "", "", one_line(text, limit=500), "") for text in study.remarks),
     ]
 
 
 def _check_row(check: Check) -> tuple[str, str, str]:
     """Return the name of a check, its result, and the cells for which it was possible."""
-    result = (
-        "passed" if check.passed else "not possible" if check.missing else count(check.findings, "finding")
-    )
-    return WORDS["checks"][check.name], result, f"{check.possible} of {check.cells}"
+    result = "not possible" if check.missing else count(check.findings, "finding")
+    done = "passed" if check.passed else result
+    return WORDS["checks"][check.name], done, f"{check.possible} of {check.cells}"
 
 
 def _command(study: Study) -> str:

@@ -297,7 +297,7 @@ def _run_row(run: Any) -> list[str]:
     reasons = [one_line(sentences(run.facts), limit=400)]
     if run.outlier:
         reasons.append("outlier, counted: |x − median| / MAD above 14.8")
-    planned = term("state", RunState.PLANNED) if run.state == RunState.PLANNED else MISSING
+    planned = term("outcome", RunState.PLANNED) if run.state == RunState.PLANNED else MISSING
     return [
         run.run_id,
         MISSING if pd.isna(run.attempt) else str(run.attempt),
@@ -341,5 +341,5 @@ def _grid_row(size: ScalingRow) -> list[str]:
         f"{fraction(size.efficiency)} {bounds}".strip(),
         fraction(size.efficiency_within_node),
         MISSING if size.nodes == 1 else fraction(size.efficiency_over_nodes),
-        one_line(size.reason, limit=160) or ("" if size.n else term("state", size.state)),
+        one_line(size.reason, limit=160) or ("" if size.n else term("outcome", size.state)),
     ]

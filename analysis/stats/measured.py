@@ -23,7 +23,7 @@ from analysis.stats.estimate import outliers, run_rates, run_readings
 from bench.facts import Fact
 from bench.matrix.strategies import STRATEGIES
 from bench.matrix.workload import present_names
-from bench.study.ledger import RunState
+from bench.study.ledger import FailureClass, RunState
 from bench.words import words
 
 
@@ -145,27 +145,26 @@ def ranks_sample(runs: Iterable[RunRow]) -> list[RunRow]:
     return [counted[place] for place in sorted(place for _, place in sorted(order)[:MAX_RANKS_FILES])]
 
 
-def counted_states(runs: Iterable[RunRow]) -> list[dict[str, Any]]:
-    """Count runs by state, the most frequent state first, and by the classes of their failures.
+def outcome_of(run: RunRow) -> str:
+    """Return the class of a run's failure, the reason for which it was left out, or else its state.
 
-    The number of a failure class is left out if all runs of the state have this class, and the class
-    ``cancelled`` of cancelled runs is left out.
-
-    Completed runs that are left out of the results count as ``disturbed``.
+    A run that was left out for several reasons is ``disturbed``.
     """
-    found = []
-    states = grouped(runs, lambda run: "disturbed" if run.left_out else run.state)
-    for state, own in sorted(states.items(), key=lambda item: -len(item[1])):
-        names = Counter(run.failure_class for run in own if run.failure_class not in (None, "", state))
-        counts = names.most_common(4)
-        classes = [{"name": name, **({} if n == len(own) else {"runs": n})} for name, n in counts]
-        found.append({"state": state, "runs": len(own), "classes": classes})
-    return found
+    if run.left_out:
+        reasons = _reasons_of_run(run)
+        return min(reasons) if len(reasons) == 1 else "disturbed"
+    has_class = run.state in (RunState.FAILED, RunState.CANCELLED) and run.failure_class in list(FailureClass)
+    return str(run.failure_class if has_class else run.state)
 
 
-def state_counts(runs: Iterable[RunRow]) -> str:
-    """Return the runs by state in words: ``4 failed (3 time-limit); 2 not started``."""
-    return words(Fact("runs-by-state", values={"states": counted_states(runs)}))
+def count_outcomes(runs: Iterable[RunRow]) -> list[dict[str, Any]]:
+    """Count runs by :func:`outcome_of`, the most frequent outcome first."""
+    return [{"outcome": outcome, "runs": n} for outcome, n in Counter(map(outcome_of, runs)).most_common()]
+
+
+def outcomes_text(runs: Iterable[RunRow]) -> str:
+    """Return the runs by outcome in words: ``3 hit the time limit; 1 failed; 2 not started``."""
+    return words(Fact("runs-by-outcome", values={"outcomes": count_outcomes(runs)}))
 
 
 def _with_ddp(study: Study) -> list[bool]:

@@ -71,7 +71,7 @@ def late_and_failed(path: Path) -> Path:
 
     def state(cell: Cell, repeat: int) -> tuple[str, str, str | None]:
         failed = cell.world_size == 8 and repeat < 3
-        return ("failed", "out of memory", "oom") if failed else ("completed", "", None)
+        return ("failed", "out of memory", "out-of-memory") if failed else ("completed", "", None)
 
     study = studies.finished(path, studies.strong(), state=state)
     write_ranks(study, late=lambda _, rank: 0.005 * (rank == 1), host=lambda rank: f"n{rank + 1}")

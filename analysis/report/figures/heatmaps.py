@@ -63,7 +63,7 @@ class Square(NamedTuple):
         if known(self.row.efficiency):
             return f"{fraction(self.row.efficiency, decimals=2)}\n{self.below}"
         return (
-            term("state", self.row.state)
+            term("outcome", self.row.state)
             if self.below.startswith(MISSING)
             else f"no efficiency\n{self.below}"
         )
@@ -126,7 +126,7 @@ def _draw(
 def _not_measured(size: str, row: ScalingRow) -> str:
     """Return the tooltip of a square without a value: the state of the cell and the reason."""
     reason = one_line(row.reason, limit=160)
-    return f"{size}: {term('state', row.state)}" + (f"\n{reason}" if reason else "")
+    return f"{size}: {term('outcome', row.state)}" + (f"\n{reason}" if reason else "")
 
 
 def _spread(rows: Sequence[R], key: Callable[[R], float], most: int) -> list[R]:

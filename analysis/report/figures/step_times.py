@@ -211,7 +211,7 @@ def _draw_waterfall(
     axes.set_ylim(len(entries) - 0.4, -0.6)
     # Leave room for the text after the longest bar.
     axes.set_xlim(min(0.0, *(share for _, share in entries)) * step_s, 1.55 * step_s)
-    axes.xaxis.set_major_locator(MaxNLocator(4))
+    axes.xaxis.set_major_locator(MaxNLocator(3))
     axes.xaxis.set_major_formatter(lambda value, _: seconds(value) if value > 0 else "0")
     axes.set_xlabel("Time per step")
     return tips

@@ -200,9 +200,9 @@ def test_comparing_a_study_with_itself_is_an_error(tmp_path):
 
 def test_a_study_without_a_completed_run_is_an_error(tmp_path):
     a = study(tmp_path / "a")
-    b = study(tmp_path / "b", state=lambda cell, repeat: ("failed", "out of memory", "oom"))
+    b = study(tmp_path / "b", state=lambda cell, repeat: ("failed", "out of memory", "out-of-memory"))
     assert raised(BenchError, compare_studies, a, b) == (
-        f"{tmp_path}/b: nothing to compare: no run has completed (12 failed (oom)); run it first: bench submit"
+        f"{tmp_path}/b: nothing to compare: no run has completed (12 ran out of memory); run it first: bench submit"
     )
 
 
@@ -211,7 +211,7 @@ def test_a_cell_that_fails_after_the_change_is_a_regression(tmp_path):
     b = study(
         tmp_path / "b",
         state=lambda cell, repeat: (
-            ("failed", "boom", "oom") if cell.world_size == 8 else ("completed", "", None)
+            ("failed", "boom", "out-of-memory") if cell.world_size == 8 else ("completed", "", None)
         ),
     )
     found = compare_studies(a, b)
@@ -220,7 +220,7 @@ def test_a_cell_that_fails_after_the_change_is_a_regression(tmp_path):
     assert row.verdict == "cannot tell"
     assert (
         row.remark
-        == "B: no measured run (3 failed (oom)); failed in B but completed in A: this counts as a regression"
+        == "B: no measured run (3 ran out of memory); failed in B but completed in A: this counts as a regression"
     )
     assert found.regression
     assert conclusion(found).endswith("; 1 failed in B and completed in A")
@@ -234,7 +234,7 @@ def test_changed_and_broken_cells_can_come_first(tmp_path):
         noise=0.002,
         repeats=4,
         state=lambda cell, repeat: (
-            ("failed", "boom", "oom") if cell.world_size == 4 else ("completed", "", None)
+            ("failed", "boom", "out-of-memory") if cell.world_size == 4 else ("completed", "", None)
         ),
     )
     found = compare_studies(a, b)

@@ -124,7 +124,11 @@ def test_an_invalid_state_is_unknown_with_a_reason(tmp_path: Path) -> None:
 
 
 def test_missing_metrics_of_a_run_that_did_not_complete_are_no_problem(tmp_path: Path) -> None:
-    states = {1: ("running", "", None), 2: ("queued", "", None), 3: ("failed", "out of memory", "oom")}
+    states = {
+        1: ("running", "", None),
+        2: ("queued", "", None),
+        3: ("failed", "out of memory", "out-of-memory"),
+    }
     path = studies.finished(
         tmp_path / "s", studies.strong(sizes=(1,)), state=lambda cell, repeat: states[repeat]
     )

@@ -1,4 +1,4 @@
-"""The tables on the page's first screen: sizes, verdicts, and the lines below."""
+"""The page's first screen: what went wrong, and the tables of sizes, verdicts, and the lines below."""
 
 from __future__ import annotations
 
@@ -15,11 +15,14 @@ from analysis.checks.assessment import Assessment
 from analysis.checks.scaling_table import scaling_table, verdicts, what_decides
 from analysis.data.load import load_study
 from analysis.report.decision import Decision, SizeRow, decisions, main_loss
+from analysis.report.page import _lead
 from analysis.report.results import Results
 from analysis.report.why import loss_table, share_text
 from bench.facts import Fact
 from tests.analysis import studies
+from tests.analysis.checks.test_validity import disturb
 from tests.analysis.points import frames_of_points
+from tests.analysis.stats.test_attempts import repeated
 
 #: A size that loses efficiency.
 ROW: Any = SimpleNamespace(efficiency=0.8, efficiency_low=0.7, efficiency_high=0.9)
@@ -45,6 +48,99 @@ def set_efficiencies(results: Results, *values: tuple[float, float, float]) -> N
     """Change the efficiencies, with their intervals, of the second and the third size."""
     for row, own in zip(results.rows[1:3], values, strict=True):
         row.efficiency, row.efficiency_low, row.efficiency_high = own
+
+
+LATE, CRASHED, MEMORY = (("failed", "", one) for one in ("time-limit", "bad-exit", "out-of-memory"))
+PLANNED, QUEUED, RUNNING, LOST = ((one, "", None) for one in ("planned", "queued", "running", "unknown"))
+
+
+def first_line(path: Path, *, include_disturbed: bool = False) -> tuple[dict[str, str], bool]:
+    """Return the facts about runs and warnings in the first line, and whether a run went wrong."""
+    results = Results.of(load_study(path), include_disturbed=include_disturbed)
+    facts, is_wrong = _lead(results, decisions(results))
+    return dict(facts), is_wrong
+
+
+@pytest.mark.parametrize(
+    ("ends", "cores", "text"),
+    [
+        ({}, 8, "nothing: 9 of 9 runs completed and counted"),
+        (
+            {(4, 1): LATE, (4, 2): LATE, (2, 3): MEMORY},
+            8,
+            "of 9 runs, 2 hit the time limit (4 ranks), 1 ran out of memory (2 ranks)",
+        ),
+        ({}, 2, "of 9 runs, 3 not valid: Shared cores (4 ranks)"),
+        (
+            {(4, 1): LATE, (1, 2): LATE},
+            2,
+            "of 9 runs, 2 hit the time limit (1 and 4 ranks), 2 not valid: Shared cores (4 ranks)",
+        ),
+        (
+            {(4, 1): RUNNING, (4, 2): QUEUED, (4, 3): PLANNED},
+            8,
+            "no run so far: 6 of 9 runs completed and counted; 3 not run yet (4 ranks)",
+        ),
+        (
+            {(2, 1): LOST, (4, 3): PLANNED},
+            8,
+            "of 9 runs, 1 of unknown state (2 ranks); 1 not run yet (4 ranks)",
+        ),
+        (
+            {(1, 1): LATE, (1, 2): CRASHED, (2, 1): MEMORY, (4, 1): ("failed", "", "preempted")},
+            8,
+            "of 9 runs, 1 hit the time limit (1 rank), 1 ran out of memory (2 ranks), 1 stopped for another job "
+            "(4 ranks) and 1 more",
+        ),
+        (
+            {(size, repeat): PLANNED for size in (1, 2, 4) for repeat in (1, 2, 3)},
+            8,
+            "no run so far: 0 of 9 runs completed and counted; 9 not run yet (1, 2 and 4 ranks)",
+        ),
+    ],
+)
+def test_the_first_line_says_what_went_wrong_at_which_sizes(
+    tmp_path: Path, ends: dict[tuple[int, int], Any], cores: int, text: str
+) -> None:
+    path = studies.finished(
+        tmp_path / "s",
+        studies.strong(sizes=(1, 2, 4), per_node=4),
+        noise=0.0,
+        state=lambda cell, repeat: ends.get((cell.world_size, repeat), ("completed", "", None)),
+        env=lambda cell: studies.environment(cell, cores=cores),
+    )
+    assert first_line(path) == ({"Went wrong": text}, text.startswith("of "))
+
+
+def test_a_disturbed_run_is_named_in_the_first_line_and_in_the_row_of_its_size(tmp_path: Path) -> None:
+    path = studies.finished(tmp_path / "s", studies.strong(sizes=(1, 2, 4)), noise=0.0)
+    disturb(path, "n2x1-gloo-srun-b32-r1", "foreign-cpu", value=0.25, limit=0.05)
+    assert first_line(path)[0] == {"Went wrong": "of 9 runs, 1 disturbed by other programs (2 ranks)"}
+    sizes, _ = decided(Results.of(load_study(path)))
+    assert [size.lacking for size in sizes] == ["", "2 of 3 runs; 1 disturbed by other programs", ""]
+    assert first_line(path, include_disturbed=True) == (
+        {"Went wrong": "no run: 9 of 9 runs completed and counted", "Warnings": "Disturbed runs"},
+        False,
+    )
+    disturb(path, "n2x1-gloo-srun-b32-r1", "link-errors", value=3)
+    assert first_line(path)[0] == {"Went wrong": "of 9 runs, 1 disturbed (2 ranks)"}
+
+
+def test_with_a_warning_or_a_repeated_attempt_the_first_line_does_not_say_nothing(tmp_path: Path) -> None:
+    own = {"facts": [Fact("other-strategy", (), {"strategy": "hsdp", "used": "fsdp", "hosts": 1}).as_json()]}
+    cells = studies.strong(sizes=(1, 2))
+    path = studies.finished(
+        tmp_path / "facts", cells, noise=0.0, env=lambda cell: studies.environment(cell) | own
+    )
+    fine = "no run: 6 of 6 runs completed and counted"
+    assert first_line(path) == ({"Went wrong": fine, "Warnings": "1 from the runs"}, False)
+    path = studies.finished(tmp_path / "attempts", cells, noise=0.0)
+    repeated(path, "n2x1-gloo-srun-b32-r2")
+    assert first_line(path) == ({"Went wrong": f"{fine}; 1 attempt repeated"}, False)
+    for cell in cells:
+        cell.workload["command"] = ["python", "train.py"]
+    path = studies.finished(tmp_path / "command", cells, noise=0.0)
+    assert first_line(path) == ({"Went wrong": fine, "Warnings": "Ranks not counted"}, False)
 
 
 def test_the_largest_size_at_the_guide_is_recommended(tmp_path: Path) -> None:
@@ -140,15 +236,15 @@ def test_layouts_with_as_many_ranks_as_the_recommended_size(tmp_path: Path) -> N
     """1 × 8 is recommended, 2 × 4 is below the guide, and 4 × 2 failed."""
 
     def state(cell: Any, repeat: int) -> tuple[str, str, str | None]:
-        return ("failed", "", "oom") if cell.nodes == 4 else ("completed", "", None)
+        return ("failed", "", "out-of-memory") if cell.nodes == 4 else ("completed", "", None)
 
     cells = [studies.make_cell(ranks, per_node=n, batch=64) for ranks, n in ((1, 1), (8, 8), (8, 4), (8, 2))]
     results = results_of(tmp_path, cells, state=state, noise=0.0)
     set_efficiencies(results, (0.9, 0.89, 0.91), (0.6, 0.59, 0.61))
     sizes, lines = decided(results)
-    assert verdicts_of(sizes) == ["baseline", "use it", "below 0.8", "no result: oom"]
+    assert verdicts_of(sizes) == ["baseline", "use it", "below 0.8", "no result"]
     assert lines["Limited by"].endswith("on 8 ranks (1 × 8)")
-    assert lines["Not known"] == ("8 ranks (4 × 2): no run completed: 3 failed by oom")
+    assert lines["Not known"] == "8 ranks (4 × 2): no result"
 
 
 def test_the_main_loss_is_the_largest_part_of_the_division(tmp_path: Path) -> None:
@@ -193,13 +289,13 @@ def test_if_no_larger_size_reaches_the_guide_the_baseline_is_the_most(tmp_path: 
 
 def test_failed_sizes_are_rows_with_the_reason(tmp_path: Path) -> None:
     def state(cell: Any, repeat: int) -> tuple[str, str, str | None]:
-        return ("failed", "the host ran out", "oom") if cell.world_size > 2 else ("completed", "", None)
+        return MEMORY if cell.world_size > 2 else ("completed", "", None)
 
     sizes, lines = decided(results_of(tmp_path, timing=studies.Timing(comm_s=0.2), noise=0.0, state=state))
-    assert verdicts_of(sizes)[2:] == ["no result: oom", "no result: oom"]
+    assert verdicts_of(sizes)[2:] == ["no result", "no result"]
     assert (sizes[2].efficiency, sizes[2].drawn, sizes[2].cost, sizes[2].loss) == ("–", None, "–", "–")
-    why = "4 ranks and 8 ranks: no run completed: 3 failed by oom"
-    assert lines["Not known"] == why
+    assert sizes[2].lacking == "3 ran out of memory"
+    assert "Not known" not in lines, "2 ranks are too large already"
 
 
 def test_sizes_that_are_not_larger_than_the_baseline_have_no_advice(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ def healthy(tmp_path: Path, nothing_drawn: None) -> Path:
 
 def test_each_report_writes_the_list_of_all_studies_newest_first(healthy: Path) -> None:
     def state(cell: Cell, repeat: int) -> tuple[str, str, str | None]:
-        return ("failed", "", "oom") if repeat == 1 else ("planned", "", None)
+        return ("failed", "", "out-of-memory") if repeat == 1 else ("planned", "", None)
 
     finished(healthy.parent / "without-report", strong(sizes=(1,)), repeats=3, state=state)
     old = StudyFolder(healthy).plan_json.stat().st_mtime - 100
@@ -45,7 +45,7 @@ def test_each_report_writes_the_list_of_all_studies_newest_first(healthy: Path) 
     (healthy.parent / "no-study").mkdir()
     write_report(healthy, results_folder=healthy.parent)
     assert rows(healthy.parent) == {
-        "without-report": ("0 of 3 runs completed; 1 failed; 2 planned", "", ""),
+        "without-report": ("0 of 3 runs completed; 1 failed; 2 not started", "", ""),
         "healthy": ("18 of 18 runs completed", "", "8 ranks (8 × 1), 2 ranks (2 × 1)"),
     }
     page = (healthy.parent / "index.html").read_text()

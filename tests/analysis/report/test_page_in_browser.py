@@ -47,7 +47,9 @@ def page_file(tmp_path_factory: pytest.TempPathFactory, report_svg: Callable[[Pa
 
     def state(cell: Any, repeat: int) -> tuple[str, str, str | None]:
         failed = cell.world_size == 16 and cell.backend == "gloo"
-        return ("failed", f"ran out of memory {HOSTILE}", "oom") if failed else ("completed", "", None)
+        return (
+            ("failed", f"ran out of memory {HOSTILE}", "out-of-memory") if failed else ("completed", "", None)
+        )
 
     sizes = (1, 2, 4, 8, 16)
     cells = studies.merged(
@@ -351,7 +353,7 @@ def test_the_name_of_a_cell_does_not_show_the_runs_of_cells_that_begin_with_it(
     visit: Visit, tmp_path: Path, report_svg: Callable[[Path], Path]
 ) -> None:
     def state(cell: Any, repeat: int) -> tuple[str, str, str | None]:
-        return ("failed", "", "oom") if repeat == 1 else ("completed", "", None)
+        return ("failed", "", "out-of-memory") if repeat == 1 else ("completed", "", None)
 
     cells = [cell for batch in (64, 640) for cell in studies.strong(batch, (1, 2))]
     page = visit.open(report_svg(studies.finished(tmp_path / "s", cells, state=state)))
@@ -546,7 +548,7 @@ def test_a_click_shows_state_reason_evidence_and_folder_of_the_runs(visit: Visit
     page.locator("#table .name").first.click()
     assert page.locator("#run-list dl").count() == 3
     text = page.inner_text("#run-list dl >> nth=0")
-    assert "failed (oom)" in text
+    assert "failed (out-of-memory)" in text
     assert f"ran out of memory {HOSTILE}" in text
     assert f"out-of-memory (job.err:12): {EVIDENCE}" in text
     folder = page.evaluate("document.querySelector('#run-list a').pathname")

@@ -209,7 +209,7 @@ def test_failures_are_a_reserve_of_gpu_hours_and_memory_is_that_of_the_gpu(tmp_p
         return {**environment(cell), "device": "cuda", "device_memory_bytes": memory}
 
     def state(cell: Cell, repeat: int) -> tuple[str, str, str | None]:
-        return ("failed", "", "oom") if (cell.nodes, repeat) == (1, 4) else ("completed", "", None)
+        return ("failed", "", "out-of-memory") if (cell.nodes, repeat) == (1, 4) else ("completed", "", None)
 
     path = finished(tmp_path / "s", cells, env=env, repeats=4, state=state, timing=Timing(comm_s=0.2))
     request = requested(path)
@@ -349,8 +349,7 @@ def test_runs_that_failed_have_no_part_in_the_facts_and_no_traceback_is_referred
     markdown, _ = section(path)
     assert "RoCE" not in markdown
     assert (
-        "4 nodes x 1 (4 ranks) has no result: no run completed: 3 failed by error (rank 1 on n2: ValueError: "
-        "truncated) "
+        "4 nodes x 1 (4 ranks) has no result: no run completed: 3 failed (rank 1 on n2: ValueError: truncated) "
     ) in markdown
     page = (path / "report" / "index.html").read_text()
     assert "RoCE" in page

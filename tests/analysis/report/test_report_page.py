@@ -109,7 +109,7 @@ def test_the_report_has_its_files(demo_study: Path) -> None:
 
 def test_the_page_shows_runs_sizes_verdicts_and_losses(whole: Page) -> None:
     one_size = r"Use Strong scaling: 2 ranks \(2 × 1\), efficiency 0\.8\d \[0\.8\d, 0\.8\d\]; Weak scaling: "
-    assert re.search(f"Runs counted 28 of 28 {one_size}", whole.text)
+    assert re.search(f"Went wrong nothing: 28 of 28 runs completed and counted {one_size}", whole.text)
     assert " Checks passed 11 of 14, 3 not possible Cells 7 Model mlp Device Test CPU @ 2.0 GHz" in whole.text
     assert re.search(r"2 2 × 1 0\.8\d \[0\.8\d, 0\.8\d\] use it 1\.\d\d 0\.\d+ \d+ % exposed", whole.text)
     assert re.search(
@@ -244,11 +244,11 @@ def run_states(*names: str) -> Any:
     ("state", "alert"),
     [
         (run_states("planned"), "None of the 12 planned runs has a throughput: 12 not started."),
-        (run_states("failed"), "None of the 12 planned runs has a throughput: 12 failed (bad-exit)."),
+        (run_states("failed"), "None of the 12 planned runs has a throughput: 12 exited with an error."),
         (run_states("running", "queued"), "None of the 12 planned runs has a throughput: 8 running"),
         (
             run_states("completed", "failed", "cancelled"),
-            "Runs counted 4 of 12: 4 failed (bad-exit); 4 cancelled (bad-exit)",
+            "Went wrong of 12 runs, 8 exited with an error (all sizes) ",
         ),
     ],
 )
@@ -261,7 +261,7 @@ def test_an_unfinished_study_has_a_page_that_says_so(tmp_path: Path, state: Any,
 def test_a_study_of_one_run_has_no_efficiency_and_no_interval(tmp_path: Path) -> None:
     page = report(studies.finished(tmp_path / "s", studies.strong(sizes=(2,)), repeats=1))
     assert "Not known 2 ranks: no efficiency: the series has one cell only" in page.text
-    assert "Runs counted 1 of 1" in page.text
+    assert "Went wrong nothing: 1 of 1 run completed and counted" in page.text
     assert "no efficiency: the series has one cell only" in page.text
 
 
@@ -389,7 +389,7 @@ def test_ranks_that_outnumber_cores_are_reported_on_top(tmp_path: Path) -> None:
         in text
     )
     assert text.index("Shared cores") < text.index("Strong scaling")
-    assert text.count("Shared cores") == 4, "summary, row, verdict and remark"
+    assert text.count("Shared cores") == 5, "first line, summary, row, verdict and remark"
 
 
 def test_failed_runs_are_listed_with_reason_and_an_outlier_is_flagged(tmp_path: Path) -> None:
@@ -401,7 +401,7 @@ def test_failed_runs_are_listed_with_reason_and_an_outlier_is_flagged(tmp_path: 
     metrics = StudyFolder(path).attempt("n1x1-gloo-srun-b64-r1", 1).metrics_csv
     studies.scale_rate(metrics, 1 / 3)
     page = report(path)
-    assert "Runs counted 23 of 24: 1 failed (time-limit)" in page.text
+    assert "Went wrong of 24 runs, 1 hit the time limit (8 ranks) " in page.text
     assert "n8x1-gloo-srun-b8-r2 1 failed time-limit no 0.267 ran out of its 20m" in page.text
     assert "n1x1-gloo-srun-b64-r1 1 completed – yes – outlier, counted: |x − median| / MAD" in page.text
 

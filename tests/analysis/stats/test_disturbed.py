@@ -77,7 +77,7 @@ def test_results_mean_the_undisturbed_runs_and_those_of_all_runs_stand_beside_th
     assert rows.loc[2, "throughput_all"] == pytest.approx(1 / np.mean([1 / x for x in of_two]))
     speedup = rows.loc[2, "throughput_all"] / rows.loc[1, "throughput_all"]
     assert rows.loc[2, "efficiency_all"] == pytest.approx(speedup / 2)
-    assert rows.loc[2, "reason"] == "1 of 3 runs left out because something disturbed them"
+    assert rows.loc[2, "reason"] == "2 of 3 runs counted: 1 disturbed by other programs"
     assert rows["n_disturbed"].fillna(-1).to_list() == [-1, 1, 3]
     assert (rows.loc[4, "n"], rows.loc[4, "reason"]) == (3, "")
     common = common_reasons(measure(study).run_rows)
