@@ -139,7 +139,7 @@ def test_first_cheapest_and_safest_can_be_different_options(tmp_path):
     assert [found.chosen(mark).gpus for mark in ("first", "cheapest", "safest")] == [8, 1, 4]
     first = found.options[0]
     assert (first.completed, first.attempted, first.success_rate) == (4, 6, pytest.approx(2 / 3))
-    assert first.remark == "4 of 6 runs completed: 2 failed by node-failure (node lost)"
+    assert first.remark == "4 of 6 runs completed: 2 lost a node (node lost)"
 
 
 def test_the_cheapest_option_on_gpus_has_the_fewest_gpu_hours_also_beside_a_failed_size(tmp_path):
@@ -206,13 +206,13 @@ def test_a_cell_without_a_run_is_listed_last_with_its_reason(tmp_path):
         tmp_path / "s",
         strong(sizes=(1, 2, 4)),
         state=lambda cell, repeat: (
-            ("failed", "out of memory", "oom") if cell.world_size == 4 else ("completed", "", None)
+            ("failed", "out of memory", "out-of-memory") if cell.world_size == 4 else ("completed", "", None)
         ),
     )
     last = advise({"s": 0}, s=load_study(path)).options[-1]
     assert (last.kind, last.attempted, last.completed) == ("not measured", 3, 0)
     assert math.isnan(last.training_s)
-    assert last.remark == "no run completed: 3 failed by oom (out of memory)"
+    assert last.remark == "no run completed: 3 ran out of memory (out of memory)"
     assert {last.first, last.cheapest, last.safest} == {False}
 
 

@@ -140,15 +140,15 @@ def test_layouts_with_as_many_ranks_as_the_recommended_size(tmp_path: Path) -> N
     """1 × 8 is recommended, 2 × 4 is below the guide, and 4 × 2 failed."""
 
     def state(cell: Any, repeat: int) -> tuple[str, str, str | None]:
-        return ("failed", "", "oom") if cell.nodes == 4 else ("completed", "", None)
+        return ("failed", "", "out-of-memory") if cell.nodes == 4 else ("completed", "", None)
 
     cells = [studies.make_cell(ranks, per_node=n, batch=64) for ranks, n in ((1, 1), (8, 8), (8, 4), (8, 2))]
     results = results_of(tmp_path, cells, state=state, noise=0.0)
     set_efficiencies(results, (0.9, 0.89, 0.91), (0.6, 0.59, 0.61))
     sizes, lines = decided(results)
-    assert verdicts_of(sizes) == ["baseline", "use it", "below 0.8", "no result: oom"]
+    assert verdicts_of(sizes) == ["baseline", "use it", "below 0.8", "no result: out-of-memory"]
     assert lines["Limited by"].endswith("on 8 ranks (1 × 8)")
-    assert lines["Not known"] == ("8 ranks (4 × 2): no run completed: 3 failed by oom")
+    assert lines["Not known"] == ("8 ranks (4 × 2): no run completed: 3 ran out of memory")
 
 
 def test_the_main_loss_is_the_largest_part_of_the_division(tmp_path: Path) -> None:
@@ -165,7 +165,7 @@ def test_the_main_loss_is_the_largest_part_of_the_division(tmp_path: Path) -> No
     )
     assert (cause[:2], rest[:2]) == (("less work per rank", "–"), ("not explained", "58 % [58 %, 58 %]"))
     assert rest[2].startswith("exposed communication 50.6 %; longer computation per sample ")
-    assert other[:2] == ("outside all timers", "2 % [2 %, 2 %]")
+    assert other[:2] == ("time outside all timers", "2 % [2 %, 2 %]")
 
 
 @pytest.mark.parametrize(
@@ -173,14 +173,14 @@ def test_the_main_loss_is_the_largest_part_of_the_division(tmp_path: Path) -> No
     [
         (studies.Timing(comm_s=0, fixed_s=0, imbalance=0.6), "waiting for other ranks"),
         (studies.Timing(comm_s=0, fixed_s=0.05, imbalance=0), "longer computation per sample"),
-        (studies.Timing(comm_s=0, fixed_s=0, imbalance=0), "outside all timers"),
+        (studies.Timing(comm_s=0, fixed_s=0, imbalance=0), "time outside all timers"),
     ],
 )
 def test_other_causes_lead_to_other_words(tmp_path: Path, timing: studies.Timing, main: str) -> None:
     sizes, lines = decided(results_of(tmp_path, timing=timing, noise=0.0))
     assert sizes[-1].loss.endswith(main)
     assert lines["Limited by"].startswith(main)
-    if main == "outside all timers":
+    if main == "time outside all timers":
         assert lines["Use"] == "8 ranks (8 × 1), efficiency 1.00 [1.00, 1.00], the largest size planned"
         assert "Not known" not in lines
 
@@ -193,12 +193,16 @@ def test_if_no_larger_size_reaches_the_guide_the_baseline_is_the_most(tmp_path: 
 
 def test_failed_sizes_are_rows_with_the_reason(tmp_path: Path) -> None:
     def state(cell: Any, repeat: int) -> tuple[str, str, str | None]:
-        return ("failed", "the host ran out", "oom") if cell.world_size > 2 else ("completed", "", None)
+        return (
+            ("failed", "the host ran out", "out-of-memory")
+            if cell.world_size > 2
+            else ("completed", "", None)
+        )
 
     sizes, lines = decided(results_of(tmp_path, timing=studies.Timing(comm_s=0.2), noise=0.0, state=state))
-    assert verdicts_of(sizes)[2:] == ["no result: oom", "no result: oom"]
+    assert verdicts_of(sizes)[2:] == ["no result: out-of-memory", "no result: out-of-memory"]
     assert (sizes[2].efficiency, sizes[2].drawn, sizes[2].cost, sizes[2].loss) == ("–", None, "–", "–")
-    why = "4 ranks and 8 ranks: no run completed: 3 failed by oom"
+    why = "4 ranks and 8 ranks: no run completed: 3 ran out of memory"
     assert lines["Not known"] == why
 
 

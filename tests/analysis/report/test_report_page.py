@@ -244,11 +244,14 @@ def run_states(*names: str) -> Any:
     ("state", "alert"),
     [
         (run_states("planned"), "None of the 12 planned runs has a throughput: 12 not started."),
-        (run_states("failed"), "None of the 12 planned runs has a throughput: 12 failed (bad-exit)."),
+        (
+            run_states("failed"),
+            "None of the 12 planned runs has a throughput: 12 failed (ended with an error).",
+        ),
         (run_states("running", "queued"), "None of the 12 planned runs has a throughput: 8 running"),
         (
             run_states("completed", "failed", "cancelled"),
-            "Runs counted 4 of 12: 4 failed (bad-exit); 4 cancelled (bad-exit)",
+            "Runs counted 4 of 12: 4 failed (ended with an error); 4 cancelled (ended with an error)",
         ),
     ],
 )

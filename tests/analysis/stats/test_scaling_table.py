@@ -192,7 +192,7 @@ def test_a_failed_baseline_is_replaced_by_the_next_size_with_a_reason(tmp_path: 
     found = table(studies.finished(tmp_path / "s", state=state))
     failed, *others = found.to_dict("records")
     assert (failed["state"], failed["n"]) == ("failed", 0)
-    assert failed["reason"] == "no run completed: 3 failed by time-limit (ran out of time)"
+    assert failed["reason"] == "no run completed: 3 reached the time limit (ran out of time)"
     numbers = [name for name in PUBLISHED[12:26] if name != "node_hours"]
     assert all(pd.isna(failed[name]) for name in [*numbers, "node_hours"])
     for row in others:
@@ -239,17 +239,17 @@ def test_a_baseline_of_no_planned_size_is_an_error_with_the_sizes(tmp_path: Path
         (
             ["completed", "failed", "completed"],
             "completed",
-            "2 of 3 runs completed: 1 failed by bad-exit (boom)",
+            "2 of 3 runs completed: 1 ended with an error (boom)",
         ),
         (
             ["failed", "running", "queued"],
             "running",
-            "no run completed: 1 failed by bad-exit, 1 running and 1 queued (boom)",
+            "no run completed: 1 ended with an error, 1 running and 1 queued (boom)",
         ),
         (
             ["failed", "queued", "failed"],
             "queued",
-            "no run completed: 2 failed by bad-exit and 1 queued (boom)",
+            "no run completed: 2 ended with an error and 1 queued (boom)",
         ),
         (
             ["cancelled", "planned", "cancelled"],
