@@ -16,8 +16,7 @@ from typing import Annotated, Any
 
 from analysis.causes.catalogue import NOT_EXPLAINED
 from analysis.causes.table import rest_parts
-from analysis.checks.scaling_table import Recommendation, recommend, without_result
-from analysis.checks.validity import unstable_cells
+from analysis.checks.scaling_table import Recommendation, recommend
 from analysis.data.environment import Environment, describe
 from analysis.data.names import job_size, nodes_known, widest_series
 from analysis.report.decision import LEAST_LOSS, hours_per_million, main_loss
@@ -59,7 +58,7 @@ _MOST_MISSING = 6
 #: Values of a fact that are left out: the times of disturbances, lists of single runs, and messages of a job.
 _DETAILS = ("start", "end", "runs", "reason")
 #: Columns that the table's caption explains.
-_EXPLAINED = ("global_batch", "n", "cost")
+_EXPLAINED = ("global_batch", "cost")
 _COST = "Node-h per million"
 
 
@@ -81,14 +80,12 @@ class Work:
 class _Series:
     """One series: its measured rows from small to large, its scaling mode and its baseline.
 
-    ``mode`` is empty for measured sizes that have no efficiency. ``lacking`` is the number of sizes without
-    a result, as text.
+    ``mode`` is empty for measured sizes that have no efficiency.
     """
 
     rows: Sequence[ScalingRow]
     mode: str
     base: ScalingRow
-    lacking: str = ""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -171,6 +168,7 @@ class _Proposal:
         rate = self.row.throughput_samples_per_sec if self.scales and not self.error else math.nan
         request = list(self.request()) if known(rate) else []
         limits = [text for _, text in findings] + list(self.limits(request))
+        caption = f"{figure.subject}, {figure.mode} scaling. {figure.caption}".strip() if figure else ""
         return {
             "title": f"Scaling of {self.results.study.name}",
             "is_example": self.work is None and bool(request),
@@ -178,9 +176,7 @@ class _Proposal:
             "advice": " ".join(advice),
             "measured": measured,
             "figure": figure,
-            "figure_caption": f"{figure.subject}, {figure.mode} scaling. {figure.caption}".strip()
-            if figure
-            else "",
+            "figure_caption": caption,
             "request": request,
             "request_caption": TEXTS["request"]["caption"],
             "limits": [(_letter(place), text) for place, text in enumerate(limits)],
@@ -214,8 +210,6 @@ class _Proposal:
         if len(self.series) == 1:
             texts.pop("mode", None)
         meanings = {name: columns[name].meaning for name in _EXPLAINED if name in texts}
-        if self.executed.study.table:  # it does not say which runs completed
-            meanings["n"] = TEXTS["table"]["n"]
         explained = [f"{headings[name]}: {meaning}" for name, meaning in meanings.items()]
         explained += [f"{MISSING}: no value"] * any(MISSING in own for own in texts.values())
         explained += [TEXTS["table"]["shared"]] * (len({row.cell_id for row in rows}) < len(rows))
@@ -228,7 +222,10 @@ class _Proposal:
         }
 
     def _table_row(self, row: ScalingRow, mode: str, findings: Sequence[tuple[set[str], str]]) -> ProposalRow:
-        affected = [_letter(place) for place, (cells, _) in enumerate(findings) if row.cell_id in cells]
+        own = {row.cell_id}
+        if row.base and row.base.cell_id in self.results.invalid:  # an efficiency is as valid as its baseline
+            own.add(row.base.cell_id)
+        affected = [_letter(place) for place, (cells, _) in enumerate(findings) if own & cells]
         values = vars(row) if mode else vars(row) | {"speedup": math.nan, "efficiency": math.nan}
         cost = hours_per_million(row)
         return ProposalRow(**values | {"mode": mode}, cost=cost, limits=", ".join(affected))
@@ -246,16 +243,15 @@ class _Proposal:
             yield say("best", "scaling", size=size, **values)
             other = next((row for row in series.rows if row.gpus > best.gpus), None)
             if other is None:
-                yield say("largest", lacking=series.lacking)
-            elif other not in found.open:
+                yield say("largest")
+            elif other not in found.open[:1]:
                 yield say("larger", size=job_size(other), efficiency=_efficiency(other))
         elif not found.open:
-            closest, values = found.closest, {"guide": GUIDE, "mode": series.mode}
-            if closest is None:
-                yield say("nothing", "scaling", lacking=series.lacking)
+            if closest := found.closest:
+                values = {"guide": GUIDE, "mode": series.mode, "efficiency": _efficiency(closest)}
+                yield say("closest", "scaling", size=job_size(closest), **values)
             else:
-                values |= {"size": job_size(closest), "efficiency": _efficiency(closest)}
-                yield say("closest", "scaling", **values)
+                yield say("nothing", "scaling")
         if found.open:
             yield self._undecided(found.open[0])
         if best is None and self.error:
@@ -351,39 +347,26 @@ class _Proposal:
         found = []
         for fact in self.results.assessment.findings:
             if cells := set(filter(fact.affects, shown)):
-                if fact.severity == "error":  # an efficiency is no more valid than its baseline
-                    cells |= {row.cell_id for row in self.shown if row.base and row.base.cell_id in cells}
-                subject = [names[cell] for cell in sorted(fact.subject, key=lambda cell: cell not in shown)]
-                subject = list(dict.fromkeys(subject))
+                subject = sorted(fact.subject, key=lambda cell: cell not in shown)
+                subject = list(dict.fromkeys(names.get(cell, others) for cell in subject))
                 named = replace(fact, subject=tuple(subject), values=_renamed(fact.values, names))
                 values = {"heading": heading(fact.kind), "text": message(named)}
                 found.append((cells, self.sources.say("limits", fact.severity, "page", **values)))
-        spread = unstable_cells(self.executed.runs)
-        requested = (self.row, self.series[0].base) if self.scales else ()
-        for row in {one.cell_id: one for one in requested}.values():
-            if row.cell_id in spread:
-                values = {"size": job_size(row), "spread": percent(spread[row.cell_id])}
-                found.append(({row.cell_id}, self.sources.say("limits", "unstable", "runs", **values)))
-        if few := {cell: names[cell] for cell, row in shown.items() if 0 < row.n < MIN_RUNS}:
-            sizes = listed([*few.values()], limit=4)
-            found.append((set(few), self.sources.say("limits", "few_runs", sizes=sizes, runs=MIN_RUNS)))
+        if few := {cell for cell, row in shown.items() if 0 < row.n < MIN_RUNS}:
+            found.append((few, self.sources.say("limits", "few_runs", runs=MIN_RUNS)))
         return found
 
     @cached_property
     def _names(self) -> dict[str, str]:
         """The size of each cell, with its batch if other cells have the same size."""
-        rows = {row.cell_id: row for row in self.results.rows}
-        sizes = Counter(map(job_size, rows.values()))
-        batches = {cell: f" with batch {whole(row.global_batch)}" for cell, row in rows.items()}
-        return {
-            cell: size + batches[cell] * (sizes[size] > 1)
-            for cell, size in zip(rows, map(job_size, rows.values()), strict=True)
-        }
+        rows = first_of_cells(self.results.rows)
+        sizes = Counter(map(job_size, rows))
+        batches = [f" with batch {whole(row.global_batch)}" * (sizes[job_size(row)] > 1) for row in rows]
+        return {row.cell_id: job_size(row) + batch for row, batch in zip(rows, batches, strict=True)}
 
     def limits(self, request: Sequence[tuple[str, str, str]]) -> Iterator[str]:
         """Yield what else limits the numbers and the ``request``, as far as it is known."""
         say, executed = partial(self.sources.say, "limits"), self.executed
-        measured = any(row.n for row in self.shown)
         if self.scales and not known(self.row.throughput_samples_per_sec):
             yield say("no_rate")
         if self.scales:
@@ -396,7 +379,7 @@ class _Proposal:
             if request:
                 yield say("left_out", left_out=TEXTS["left_out"][executed.kind])
                 yield from self._reserve_and_memory()
-            if measured and executed.kind != "built_in":
+            if executed.kind != "built_in" and any(row.n for row in self.shown):
                 unknown = TEXTS["unknown"]["recorder" if executed.kind == "recorder" else "values"]
                 yield say("not_examined", unknown=unknown)
         yield from self._without_result()
@@ -495,7 +478,7 @@ def _series(results: Results, mode: str, rows: Sequence[ScalingRow]) -> _Series 
     own = sorted((row for row in measured if row.series == widest[0]), key=lambda row: (row.gpus, row.nodes))
     # The baseline may be a cell of another series, such as one rank without DDP.
     base = own[-1].base or own[-1]
-    return _Series(own, mode, base, without_result(results.rows, base, series=widest[0]))
+    return _Series(own, mode, base)
 
 
 def _without_efficiency(rows: Sequence[ScalingRow]) -> list[_Series]:

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -292,14 +293,22 @@ def test_measured_cells_without_an_efficiency_are_listed_with_the_reason(tmp_pat
     )
 
 
-def test_runs_that_differ_are_a_limit(tmp_path):
-    path = finished(tmp_path / "s", strong(64, sizes=(1, 2)), noise=0.2, repeats=6)
-    texts = " ".join(limits(path).values())
-    for size in ("1 rank on 1 node", "2 ranks on 2 nodes"):
-        assert re.search(
-            rf"The throughputs of the runs of {re.escape(size)} differ by \d+ % \(standard deviation of the logarithm\)",
-            texts,
-        )
+def test_of_several_strategies_one_is_described_and_the_others_are_counted(tmp_path):
+    cells = []
+    for name in ("ddp", "fsdp"):
+        own = [
+            *strong(64, sizes=(1, 2), swept={"strategy": name}),
+            *weak(32, sizes=(1, 2, 4)[: 2 + (name == "fsdp")], swept={"strategy": name}),
+        ]
+        cells += [replace(cell, workload={**cell.workload, "strategy": name}) for cell in merged(own)]
+    path = finished(tmp_path / "s", cells, repeats=1)
+    bases = tuple(cell.cell_id for cell in cells if (cell.world_size, cell.global_batch) == (1, 64))
+    context = proposal_context(with_findings(path, Fact("shared-cores", bases, severity="error")))
+    assert ": model mlp, strategy DDP [1]." in context["method"]
+    letters = [row[-1] for row in context["measured"]["rows"]]
+    assert letters == ["a, b", "a, b", "b", "b"], "an efficiency is no more valid than its baseline"
+    texts = [text for _, text in context["limits"]]
+    assert texts[-1].startswith("Not described: 2 other series of the study, with other settings [")
 
 
 def test_every_table_of_the_markdown_has_rows_of_one_width(written):
@@ -334,7 +343,7 @@ def test_a_single_size_is_shown_without_speedup_and_request(tmp_path):
     markdown, latex = section(finished(tmp_path / "s", strong(sizes=(2,)), repeats=1))
     head = tables(markdown)[0][0]
     assert {"Speedup", "Efficiency", "Scaling"}.isdisjoint(head)
-    assert "2 ranks on 2 nodes had fewer than 3 completed runs" in markdown
+    assert "Fewer than 3 runs: without an interval" in markdown
     assert "## Request" not in markdown
     assert "Measurements" in latex
 
@@ -397,7 +406,7 @@ def test_a_table_without_nodes_gives_rank_hours_and_says_nothing_about_single_ru
     assert rows["Rank-hours"] == ("7.60 (7.50 to 7.70)", "2 ranks x time")
     assert rows["Total"] == ("38.0 rank-hours", "trainings x hours")
     assert "of it and of the baseline. No larger size" in context["advice"]
-    assert "n: runs in the table" in context["measured"]["caption"]
+    assert "A throughput is the harmonic mean over the n rows of a size." in context["method"]
 
 
 def test_without_batches_in_a_table_the_section_has_no_time_to_solution(tmp_path, nothing_drawn):
@@ -449,8 +458,12 @@ def test_texts_from_results_stay_texts(hostile):
 
 
 @pytest.mark.skipif(LATEX is None, reason="no pdflatex here")
-def test_the_latex_compiles_with_hostile_texts_and_without_on_one_page(written, hostile):
-    for path, *_ in (written, hostile):
+def test_the_latex_compiles_with_hostile_texts_and_without_on_one_page(written, hostile, tmp_path):
+    sizes = [2**doubling for doubling in range(10)]
+    cells = merged([*strong(4096, sizes=sizes), *weak(16, sizes=sizes)])
+    ten = finished(tmp_path / "s", cells, repeats=1, epochs=1, ranks_files=False)
+    section(ten)
+    for path in (written[0], hostile[0], ten):
         folder = path / "report"
         (folder / "wrapper.tex").write_text(WRAPPER)
         done = subprocess.run(
