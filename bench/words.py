@@ -55,11 +55,6 @@ def heading(kind: str) -> str:
     return str(_words().get(kind, {}).get("heading", kind))
 
 
-def title(fact: Fact) -> str:
-    """Return severity and heading: ``Error: Shared cores``."""
-    return f"{fact.severity.capitalize()}: {heading(fact.kind)}"
-
-
 def about(causes: Iterable[str], what: str) -> str:
     """Return the ``title``, ``meaning`` or ``remedy`` of a row of causes.csv; empty if it has none."""
     texts = [_words()["causes"][cause].get(what, "") for cause in causes]

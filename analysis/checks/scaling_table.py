@@ -207,17 +207,6 @@ def _verdict(row: ScalingRow, base: ScalingRow | None, choice: Recommendation, i
     return Verdict(VerdictKind.USE if row is choice.best else VerdictKind.NO_ADVICE)
 
 
-def without_result(rows: Sequence[ScalingRow], base: ScalingRow, *, series: str) -> str:
-    """Return the number of sizes above the baseline without an efficiency, in brackets; empty without any.
-
-    ``rows`` is the whole scaling table.
-    """
-    lacking = [row for row in rows if row.series == series and row.gpus > base.gpus]
-    sizes = len({(row.nodes, row.gpus) for row in lacking if not known(row.efficiency)})
-    verb = "has" if sizes == 1 else "have"
-    return f" ({count(sizes, 'planned size')} {verb} no valid result)" if sizes else ""
-
-
 def efficiency_text(row: ScalingRow) -> str:
     """Return an efficiency with its interval, as ``0.94 [0.90, 0.98]``; no end is rounded to the guide."""
     ends = (row.efficiency_low, row.efficiency_high)

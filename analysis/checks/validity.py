@@ -597,15 +597,11 @@ def _clearly_above(upper: ScalingRow, lower: ScalingRow) -> bool:
     return upper.efficiency > lower.efficiency * (1 + MARGIN)
 
 
-def unstable_cells(runs: pd.DataFrame) -> dict[str, float]:
-    """Return the cells whose runs differ, the least stable first, with the deviation of log rates."""
-    runs = runs[runs["measured"]]
+def _unstable(frames: Frames, *, whole_nodes: bool) -> Iterator[Fact]:
+    """Yield the cells whose runs differ, the least stable first, with the deviation of log rates."""
+    runs = frames.runs[frames.runs["measured"]]
     logs = runs["rate"].astype(float).map(math.log).groupby(runs["cell_id"])
     spread = logs.std()[logs.size() >= MIN_RUNS].sort_values(ascending=False)
-    return {str(cell): float(value) for cell, value in spread[spread > UNSTABLE].items()}
-
-
-def _unstable(frames: Frames, *, whole_nodes: bool) -> Iterator[Fact]:
-    if wide := unstable_cells(frames.runs):
+    if wide := {str(cell): float(value) for cell, value in spread[spread > UNSTABLE].items()}:
         advice = "whole-nodes" if whole_nodes else "shared-nodes"
         yield _anomaly("unstable", wide, spread=wide, advice=advice)

@@ -58,10 +58,8 @@ def as_product(row: Size) -> str:
 
 
 def job_size(row: Size) -> str:
-    """Return ``2 nodes x 4 (8 ranks)``, the size of a job request."""
-    if not nodes_known(row):
-        return ranks(row)
-    return f"{count(int(row.nodes), 'node')} x {row.gpus_per_node} ({ranks(row)})"
+    """Return ``8 ranks on 2 nodes``, the size of a job request."""
+    return f"{ranks(row)} on {count(int(row.nodes), 'node')}" if nodes_known(row) else ranks(row)
 
 
 def devices(row: Size, kind: str, *, counted: bool) -> str:

@@ -8,6 +8,7 @@ the numbers. Sentences are in proposal.toml, and each value has the number of it
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -15,8 +16,7 @@ from typing import Annotated, Any
 
 from analysis.causes.catalogue import NOT_EXPLAINED
 from analysis.causes.table import rest_parts
-from analysis.checks.scaling_table import Recommendation, recommend, without_result
-from analysis.checks.validity import unstable_cells
+from analysis.checks.scaling_table import Recommendation, recommend
 from analysis.data.environment import Environment, describe
 from analysis.data.names import job_size, nodes_known, widest_series
 from analysis.report.decision import LEAST_LOSS, hours_per_million, main_loss
@@ -25,7 +25,7 @@ from analysis.report.figures.drawing import Drawing
 from analysis.report.results import Results
 from analysis.report.tables import shown_columns, texts_of
 from analysis.report.what_was_run import TEXTS, Executed, Sources, constant_batch, what_was_run
-from analysis.report.words import ascii_formula, mode_title
+from analysis.report.words import mode_title
 from analysis.stats.attempts import cell_success, reserve
 from analysis.stats.columns import PROPOSAL, Column, ScalingRow, first_of_cells, three_digits
 from analysis.stats.estimate import MIN_RUNS
@@ -45,7 +45,7 @@ from bench.units import (
     seconds,
     whole,
 )
-from bench.words import about, heading, term, title
+from bench.words import about, heading, sentences, term
 
 #: The samples of a training if none are stated.
 _EXAMPLE = 1_000_000
@@ -55,12 +55,10 @@ _LONG = 2
 _MOST_LOSSES = 3
 #: Maximum number of cells without a result that are listed.
 _MOST_MISSING = 6
-#: The attributes of a fact that contain names of cells.
-_NAMING = ("subject", "values")
-#: Values of a fact that are left out: the times of disturbances, and lists of single runs.
-_DETAILS = ("start", "end", "runs")
+#: Values of a fact that are left out: the times of disturbances, lists of single runs, and messages of a job.
+_DETAILS = ("start", "end", "runs", "reason")
 #: Columns that the table's caption explains.
-_EXPLAINED = ("n", "step_time_sec", "cost", "limits")
+_EXPLAINED = ("global_batch", "cost")
 _COST = "Node-h per million"
 
 
@@ -82,14 +80,12 @@ class Work:
 class _Series:
     """One series: its measured rows from small to large, its scaling mode and its baseline.
 
-    ``mode`` is empty for measured sizes that have no efficiency. ``lacking`` is the number of sizes without
-    a result, as text.
+    ``mode`` is empty for measured sizes that have no efficiency.
     """
 
     rows: Sequence[ScalingRow]
     mode: str
     base: ScalingRow
-    lacking: str = ""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -172,6 +168,7 @@ class _Proposal:
         rate = self.row.throughput_samples_per_sec if self.scales and not self.error else math.nan
         request = list(self.request()) if known(rate) else []
         limits = [text for _, text in findings] + list(self.limits(request))
+        caption = f"{figure.subject}, {figure.mode} scaling. {figure.caption}".strip() if figure else ""
         return {
             "title": f"Scaling of {self.results.study.name}",
             "is_example": self.work is None and bool(request),
@@ -179,31 +176,27 @@ class _Proposal:
             "advice": " ".join(advice),
             "measured": measured,
             "figure": figure,
-            "figure_caption": self.figure_caption(figure) if figure else "",
+            "figure_caption": caption,
             "request": request,
             "request_caption": TEXTS["request"]["caption"],
             "limits": [(_letter(place), text) for place, text in enumerate(limits)],
             "sources": self.sources.texts,
         }
 
-    def figure_caption(self, figure: Drawing) -> str:
-        """Return the caption of the figure, with what its dashed line is."""
-        guide = self.sources.say("figure", "guide", guide=GUIDE)
-        return f"{figure.title}. {ascii_formula(figure.caption)} {guide}".replace("  ", " ")
-
     # -- method and measurements ------------------------------------------------------
 
     def definitions(self) -> Iterator[str]:
         """Yield the definitions of efficiency and interval, as far as the table contains them."""
-        if any(known(row.throughput_low) for row in self.shown):
-            yield self.sources.say("method", "intervals", "scaling")
         if not self.scales:
             yield self.sources.say("method", "no_series")
             return
-        base = " and ".join(dict.fromkeys(one.base.baseline for one in self.series))
+        if any(known(row.throughput_low) for row in self.shown):
+            yield self.sources.say("method", "intervals", "scaling")
+        base = " and ".join(dict.fromkeys(job_size(one.base) for one in self.series))
         yield self.sources.say("method", "symbols", base=base)
         for one in self.series:
             yield self.sources.say("method", one.mode, batch=constant_batch(one.mode, self.executed))
+        yield self.sources.say("method", "guide", "guide", guide=GUIDE)
 
     def table(self, findings: Sequence[tuple[set[str], str]]) -> dict[str, Any]:
         """Return the table's caption, headings and rows; an empty column is left out."""
@@ -217,10 +210,9 @@ class _Proposal:
         if len(self.series) == 1:
             texts.pop("mode", None)
         meanings = {name: columns[name].meaning for name in _EXPLAINED if name in texts}
-        if self.executed.study.table:  # it does not say which runs completed
-            meanings["n"] = TEXTS["table"]["n"]
         explained = [f"{headings[name]}: {meaning}" for name, meaning in meanings.items()]
         explained += [f"{MISSING}: no value"] * any(MISSING in own for own in texts.values())
+        explained += [TEXTS["table"]["shared"]] * (len({row.cell_id for row in rows}) < len(rows))
         named = [f"{mode_title(one.mode)}" for one in self.series if one.mode] or ["Measurements"]
         source = self.sources.cite("scaling")
         return {
@@ -230,7 +222,10 @@ class _Proposal:
         }
 
     def _table_row(self, row: ScalingRow, mode: str, findings: Sequence[tuple[set[str], str]]) -> ProposalRow:
-        affected = [_letter(place) for place, (cells, _) in enumerate(findings) if row.cell_id in cells]
+        own = {row.cell_id}
+        if row.base and row.base.cell_id in self.results.invalid:  # an efficiency is as valid as its baseline
+            own.add(row.base.cell_id)
+        affected = [_letter(place) for place, (cells, _) in enumerate(findings) if own & cells]
         values = vars(row) if mode else vars(row) | {"speedup": math.nan, "efficiency": math.nan}
         cost = hours_per_million(row)
         return ProposalRow(**values | {"mode": mode}, cost=cost, limits=", ".join(affected))
@@ -240,33 +235,31 @@ class _Proposal:
     def advice(self) -> Iterator[str]:
         """Yield the requested size with its reason, and what is known about larger sizes."""
         found, series, say = self.found, self.series[0], partial(self.sources.say, "advice")
+        other = found.closest or next(iter(found.open), None)
         if (best := found.best) is not None:
             size, efficiency = job_size(best), _efficiency(best)
             values = {"mode": series.mode, "guide": GUIDE, "runs": MIN_RUNS, "efficiency": efficiency}
             values["undisturbed"] = "" if self.executed.study.table else TEXTS["advice"]["undisturbed"]
             yield say("best", "scaling", size=size, **values)
-            larger = [row for row in series.rows if row.gpus > best.gpus]
-            largest = say("largest", lacking=series.lacking)
-            yield from self._next_larger(best, larger[0]) if larger else [largest]
+            other = next((row for row in series.rows if row.gpus > best.gpus), None)
+            if other is None:
+                yield say("largest")
+            elif other not in found.open[:1]:
+                yield say("larger", size=job_size(other), efficiency=_efficiency(other))
         elif not found.open:
-            closest, values = found.closest, {"guide": GUIDE, "mode": series.mode}
-            if closest is None:
-                yield say("nothing", "scaling", lacking=series.lacking)
+            if closest := found.closest:
+                values = {"guide": GUIDE, "mode": series.mode, "efficiency": _efficiency(closest)}
+                yield say("closest", "scaling", size=job_size(closest), **values)
             else:
-                values |= {"size": job_size(closest), "efficiency": _efficiency(closest)}
-                yield say("closest", "scaling", **values)
+                yield say("nothing", "scaling")
         if found.open:
             yield self._undecided(found.open[0])
         if best is None and self.error:
             yield say("not_valid", size=job_size(series.base), error=heading(self.error))
         elif best is None:
-            yield say("baseline", size=job_size(series.base), guide=GUIDE, mode=series.mode)
-            if other := found.closest or next(iter(found.open), None):
-                yield from self._gain(series.base, other)
-
-    def _next_larger(self, best: ScalingRow, larger: ScalingRow) -> Iterator[str]:
-        yield self.sources.say("advice", "larger", size=job_size(larger), efficiency=_efficiency(larger))
-        yield from self._gain(best, larger)
+            yield say("baseline", size=job_size(series.base))
+        if other and not self.error:
+            yield from self._gain(self.row, other)
 
     def _gain(self, chosen: ScalingRow, larger: ScalingRow) -> Iterator[str]:
         """Yield what a larger size than the requested one gains and costs, if it is valid."""
@@ -317,7 +310,7 @@ class _Proposal:
         source = self.sources.cite("scaling")
         times_s = [work.total / rate for rate in _rates(row)]
         yield words["size"], job_size(row), source
-        yield words["rate"], f"{_with_range(_rates(row), number)} samples/s", source
+        yield words["rate"], _with_range(_rates(row), number), f"samples/s {source}"
         epochs = f"{work.samples:,} x {work.epochs} epochs = " if work.epochs > 1 else ""
         yield words["work"], f"{epochs}{work.total:,}", stated
         yield words["time"], _with_range(times_s, human_duration), "samples / throughput"
@@ -332,8 +325,8 @@ class _Proposal:
         if not self.executed.study.table:
             done, tried = cell_success(self.executed.study)[row.cell_id]
             share, source = reserve(done / tried), self.sources.cite("runs")
-            value = f"{percent(share)}: {done} of {count(tried, 'attempt')} of this size and batch completed"
-            yield words["reserve"], value, f"1/p - 1, p = {done}/{tried} {source}"
+            value = {"share": percent(share), "done": done, "attempts": count(tried, "attempt")}
+            yield words["reserve"], words["of_attempts"].format(**value), f"1/({done}/{tried}) - 1 {source}"
             formula += " x (1 + reserve)"
         total = work.trainings * (1 + share) * times_s[0] / 3600
         totals = [f"{three_digits(total * times)} {name}" for name, _, times in units]
@@ -349,28 +342,31 @@ class _Proposal:
     def findings(self) -> list[tuple[set[str], str]]:
         """Return the errors and warnings about the cells of the table, in words, and sizes with few runs."""
         shown = {row.cell_id: row for row in self.shown}
-        names = {row.cell_id: _name(row) for row in self.results.rows}
+        others = TEXTS["limits"]["others"]
+        names = {cell: name if cell in shown else others for cell, name in self._names.items()}
         found = []
         for fact in self.results.assessment.findings:
             if cells := set(filter(fact.affects, shown)):
-                named = replace(fact, **{of: _renamed(getattr(fact, of), names) for of in _NAMING})
-                text = f"{title(named)}. {message(named)} {self.sources.cite('page')}"
-                found.append((cells, text))
-        spread = unstable_cells(self.executed.runs)
-        requested = (self.row, self.series[0].base) if self.scales else ()
-        for row in {one.cell_id: one for one in requested}.values():
-            if row.cell_id in spread:
-                values = {"size": job_size(row), "spread": percent(spread[row.cell_id])}
-                found.append(({row.cell_id}, self.sources.say("limits", "unstable", "runs", **values)))
-        if few := {name: names[name] for name, row in shown.items() if 0 < row.n < MIN_RUNS}:
-            sizes = listed([*few.values()], limit=4)
-            found.append((set(few), self.sources.say("limits", "few_runs", sizes=sizes, runs=MIN_RUNS)))
+                subject = sorted(fact.subject, key=lambda cell: cell not in shown)
+                subject = list(dict.fromkeys(names.get(cell, others) for cell in subject))
+                named = replace(fact, subject=tuple(subject), values=_renamed(fact.values, names))
+                values = {"heading": heading(fact.kind), "text": message(named)}
+                found.append((cells, self.sources.say("limits", fact.severity, "page", **values)))
+        if few := {cell for cell, row in shown.items() if 0 < row.n < MIN_RUNS}:
+            found.append((few, self.sources.say("limits", "few_runs", runs=MIN_RUNS)))
         return found
+
+    @cached_property
+    def _names(self) -> dict[str, str]:
+        """The size of each cell, with its batch if other cells have the same size."""
+        rows = first_of_cells(self.results.rows)
+        sizes = Counter(map(job_size, rows))
+        batches = [f" with batch {whole(row.global_batch)}" * (sizes[job_size(row)] > 1) for row in rows]
+        return {row.cell_id: job_size(row) + batch for row, batch in zip(rows, batches, strict=True)}
 
     def limits(self, request: Sequence[tuple[str, str, str]]) -> Iterator[str]:
         """Yield what else limits the numbers and the ``request``, as far as it is known."""
         say, executed = partial(self.sources.say, "limits"), self.executed
-        measured = any(row.n for row in self.shown)
         if self.scales and not known(self.row.throughput_samples_per_sec):
             yield say("no_rate")
         if self.scales:
@@ -380,13 +376,21 @@ class _Proposal:
         if request and not self.executed.reads_values:
             yield from self._extrapolation()
         if not executed.study.table:
-            if self.scales:
+            if request:
                 yield say("left_out", left_out=TEXTS["left_out"][executed.kind])
                 yield from self._reserve_and_memory()
-            if measured and executed.kind != "built_in":
+            if executed.kind != "built_in" and any(row.n for row in self.shown):
                 unknown = TEXTS["unknown"]["recorder" if executed.kind == "recorder" else "values"]
                 yield say("not_examined", unknown=unknown)
         yield from self._without_result()
+        if more := len(self._not_described):
+            yield say("series", "scaling", series=count(more, "other series", "other series"))
+
+    @cached_property
+    def _not_described(self) -> set[str]:
+        """The other series of the study that have an efficiency."""
+        scaling = {row.series for row in self.results.rows if known(row.efficiency) and not row.is_base}
+        return scaling - {row.series for one in self.series for row in one.rows}
 
     def _all_runs(self) -> Iterator[str]:
         """Yield the efficiencies with the runs left out."""
@@ -426,26 +430,24 @@ class _Proposal:
     def _without_result(self) -> Iterator[str]:
         """Yield the sizes that are not in the table, with the reasons."""
         shown = {row.cell_id for row in self.shown}
-        out = (row for row in self.results.rows if row.cell_id not in shown)
+        out = [row for row in self.results.rows if row.cell_id not in shown]
+        out = [row for row in out if row.series not in self._not_described]
         lacking = first_of_cells(row for row in out if not (row.n and known(row.efficiency)))
         for row in lacking[:_MOST_MISSING]:
-            reason = one_line(row.reason, limit=200).rstrip(".") or (row.state if not row.n else "no series")
-            values = {"size": job_size(row), "reason": reason, "runs": count(int(row.n), "run")}
+            facts = [replace(fact, values=_renamed(fact.values, {})) for fact in row.facts]
+            reason = one_line(sentences(facts), limit=200) or (row.state if not row.n else "no series")
+            values = {"size": self._names[row.cell_id], "reason": reason, "runs": count(int(row.n), "run")}
             yield self.sources.say("limits", "not_comparable" if row.n else "missing", "scaling", **values)
         if (more := len(lacking) - _MOST_MISSING) > 0:
             yield self.sources.say("limits", "more", "scaling", cells=count(more, "more configuration"))
 
 
-def _name(row: ScalingRow) -> str:
-    """Return the size and the batch of a cell, as in the table."""
-    return f"{job_size(row)}, batch {whole(row.global_batch)}" if known(row.global_batch) else job_size(row)
-
-
 def _renamed(value: Any, names: Mapping[str, str]) -> Any:
-    """Return the values of a fact with other names of its cells, and without details."""
+    """Return the values of a fact with other names of its cells, without details and other cells."""
     if isinstance(value, Mapping):
         kept = {key: own for key, own in value.items() if key not in _DETAILS or isinstance(own, int)}
-        return {names.get(key, key): _renamed(own, names) for key, own in kept.items()}
+        own = {names.get(key, key): _renamed(own, names) for key, own in kept.items()}
+        return {key: one for key, one in own.items() if key != TEXTS["limits"]["others"]}
     if isinstance(value, list | tuple):
         return type(value)(_renamed(own, names) for own in value)
     return names.get(value, value) if isinstance(value, str) else value
@@ -457,13 +459,17 @@ def _letter(place: int) -> str:
 
 
 def _described(results: Results) -> list[_Series]:
-    """Return one series of strong and one of weak scaling, as far as the study has them."""
-    return [found for mode in ("strong", "weak") if (found := _series(results, mode))]
+    """Return one series of strong and one of weak scaling with the same settings, as far as they exist."""
+    rows, parts = results.rows, results.parts
+    settings = {row.series: {**parts.get(row.series, {}), "mode": "", "batch": ""} for row in rows}
+    strong = _series(results, "strong", rows)
+    like = strong.rows[0].series if strong else ""
+    alike = [row for row in rows if not like or settings[row.series] == settings[like]]
+    return [found for found in (strong, _series(results, "weak", alike)) if found]
 
 
-def _series(results: Results, mode: str) -> _Series | None:
+def _series(results: Results, mode: str, rows: Sequence[ScalingRow]) -> _Series | None:
     """Return the series of a mode with the most valid, else measured, sizes; in a tie, the plan's first."""
-    rows = results.rows
     measured = [row for row in rows if row.mode == mode and known(row.efficiency)]
     valid = [row for row in measured if not results.error_of(row)]
     widest = widest_series(valid, limit=1) or widest_series(measured, limit=1)
@@ -472,7 +478,7 @@ def _series(results: Results, mode: str) -> _Series | None:
     own = sorted((row for row in measured if row.series == widest[0]), key=lambda row: (row.gpus, row.nodes))
     # The baseline may be a cell of another series, such as one rank without DDP.
     base = own[-1].base or own[-1]
-    return _Series(own, mode, base, without_result(rows, base, series=widest[0]))
+    return _Series(own, mode, base)
 
 
 def _without_efficiency(rows: Sequence[ScalingRow]) -> list[_Series]:

@@ -13,7 +13,7 @@ from analysis.checks.slow_ranks import MeanTimes, RankMeans
 from analysis.data.csv_files import csv_text
 from analysis.data.names import nodes_known
 from analysis.report.figures.drawing import Selection
-from analysis.report.words import WORDS, ascii_formula
+from analysis.report.words import WORDS
 from analysis.stats.columns import PAGE, PUBLISHED, TEXT, Column, ScalingRow, columns_of, dtypes_of
 from analysis.text import markdown, markdown_line, one_line
 from bench.study.ledger import RunState
@@ -150,8 +150,9 @@ def notes(table: Sequence[ScalingRow]) -> list[str]:
         words = WORDS["modes"][mode]
         if names:
             shown = ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
+            formula = words["formula"].replace("N₀", "N0").replace("·", " ")  # some LaTeX fonts lack them
             texts.append(
-                f"{words['title']}: {ascii_formula(words['formula'])}, {words['constant']} constant; "
+                f"{words['title']}: {formula}, {words['constant']} constant; "
                 f"T: time per step; baseline N0: {shown}."
             )
     texts.append(

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pandas as pd
 
@@ -23,7 +23,8 @@ from analysis.report.words import WORDS
 from analysis.text import clean, one_line
 from bench.matrix.cell import canonical, command_label
 from bench.matrix.models import models_using
-from bench.matrix.workload import names_in, with_defaults
+from bench.matrix.strategies import STRATEGIES
+from bench.matrix.workload import names_in, tokens, with_defaults
 from bench.secret_values import shown_command, without_secret_variables
 from bench.study.run_json import read_run
 from bench.units import count, listed, whole
@@ -34,23 +35,17 @@ TEXTS: dict[str, dict[str, str]] = tomllib.loads(
     (Path(__file__).resolve().parent / "template" / "proposal.toml").read_text(encoding="utf-8")
 )
 #: Options of the built-in training that determine its computation, and others that are named if they are set.
-_SETTINGS = ("model", "strategy", "parameters", "seq_len", "image_size", "precision", "optimizer")
-_FURTHER = (
-    "memory_format",
-    "grad_accum",
-    "bucket_cap_mb",
-    "activation_checkpointing",
-    "compile",
-    "num_workers",
-)
+_SETTINGS = ("model", "strategy", "seq_len", "image_size", "precision", "optimizer")
+_FURTHER = ("memory_format", "grad_accum", "bucket_cap_mb", "activation_checkpointing", "compile")
 #: Placeholders whose values are names, or are known in the job only.
 _NAMES = frozenset({"study", "cell_id", "run_dir", "master_addr", "master_port"})
+#: Cells, as in plan.json.
+Cells: TypeAlias = Sequence[Mapping[str, Any]]
 _SOFTWARE, _TRANSPORT = ("python", "torch", "cuda", "nccl"), ("backend", "network", "interface")
-_MODEL = (("parameters", "parameters"), ("gradient_bytes", "of gradients"))
 
 
 class Sources:
-    """The sources of values, numbered in the order of their first use; ``table`` replaces them all."""
+    """The sources of values, numbered in the order of their first use; ``table`` replaces all files."""
 
     def __init__(self, table: str = "") -> None:
         self._table = table
@@ -58,7 +53,7 @@ class Sources:
 
     def cite(self, *names: str) -> str:
         """Return the numbers of some sources: ``[1, 2]``."""
-        texts = [self._table or TEXTS["sources"][name] for name in names]
+        texts = [TEXTS["literature"].get(name) or self._table or TEXTS["sources"][name] for name in names]
         numbers = {self._numbers.setdefault(text, len(self._numbers) + 1) for text in texts}
         return f"[{', '.join(map(str, sorted(numbers)))}]"
 
@@ -109,7 +104,7 @@ class Executed:
             groups.setdefault(key, []).append(cell)
         return list(groups.values())
 
-    def commands(self, cells: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    def commands(self, cells: Cells) -> list[Mapping[str, Any]]:
         """Return ``command`` of run.json for the runs of ``cells``; of many runs, only a sample is read."""
         own = self.runs[self.runs["cell_id"].isin([clean(cell["cell_id"]) for cell in cells])]
         wanted = set(own["run_id"])
@@ -143,71 +138,72 @@ def constant_batch(mode: str, executed: Executed) -> str:
 def _runs(runs: pd.DataFrame, sources: Sources, *, in_study: int) -> str:
     """Return the number of runs and sizes, and the days of the runs."""
     first, last = runs["started_at"].min(), runs["ended_at"].max()
-    when = "planned"
+    what, when = "planned", ""
     if not (pd.isna(first) or pd.isna(last)):
         days = list(dict.fromkeys(f"{time:%Y-%m-%d}" for time in (first, last)))
-        when = f"executed {'on' if len(days) == 1 else 'between'} {' and '.join(days)} (UTC)"
+        what, when = "executed", f" {'on' if len(days) == 1 else 'between'} {' and '.join(days)} (UTC)"
     values = {
         "runs": count(len(runs), "run"),
         "cells": count(runs["cell_id"].nunique(), "configuration"),
         "of_all": f" (of {in_study:,} runs of the study)" if in_study > len(runs) else "",
     }
-    text = sources.say("method", "runs", "plan", "runs", when=when, **values)
+    text = sources.say("method", "runs", "plan", "runs", what=what, when=when, **values)
     return text if runs["measured"].any() else f"{text} {sources.say('method', 'unmeasured', 'runs')}"
 
 
 # -- the training ---------------------------------------------------------------------
 
 
-def _of_kind(
-    executed: Executed, cells: Sequence[Mapping[str, Any]], sources: Sources, *, is_only: bool
-) -> Iterator[str]:
+def _of_kind(executed: Executed, cells: Cells, sources: Sources, *, is_only: bool) -> Iterator[str]:
     """Describe what ``cells`` executed: all of them one command, or all the built-in training."""
     workload = cells[0].get("workload") or {}
     runs = executed.runs[executed.runs["cell_id"].isin([clean(cell["cell_id"]) for cell in cells])]
     measured = bool(runs["measured"].any())
     if words := [str(word) for word in workload.get("command") or []]:
         label = one_line(command_label(workload, cells[0].get("swept") or {}), limit=60)
-        share = "The runs" if is_only else f"{count(len(runs), 'run')} ({label})"
-        command = one_line(shown_command(words), limit=400)
-        yield sources.say("method", "command", "plan", share=share, command=command)
-        passed = [name for name in _named(words) if not name.startswith("env.") and name not in _NAMES]
-        if options := _options(cells, passed):
-            yield sources.say("method", "options", "plan", options=options)
+        share = "They" if is_only else f"{count(len(runs), 'run')} ({label})"
+        command, where = _command(words, cells)
+        yield sources.say("method", "command", "plan", share=share, command=command, where=where)
         yield _scripts(executed.commands(cells), sources)
         if measured:
-            yield from _values_of_command(workload, runs, sources)
+            yield from _values_of_command(cells, runs, sources)
         return
     models = {(cell.get("workload") or {}).get("model") for cell in cells}
-    used = [name for name in _SETTINGS if models & set(models_using(name) or models)]
     default, every = with_defaults({}), [with_defaults(cell["workload"]) for cell in cells]
+    used = [name for name in _SETTINGS if models & set(models_using(name) or models)]
     used += [name for name in _FURTHER if any(own[name] != default[name] for own in every)]
-    yield sources.say("method", "built_in", "plan", options=_options(cells, used))
+    options = [
+        f"{name} {texts}".replace("_", " ") for name in used if (texts := " or ".join(_values(cells, name)))
+    ]
+    yield sources.say("method", "built_in", "plan", options=", ".join(options))
     inputs = "; or ".join(dict.fromkeys(_input(cell["workload"]) for cell in cells))
     yield sources.say("method", "data", "plan", inputs=inputs)
-    if any(cell["workload"].get("checkpoint") for cell in cells):
-        yield sources.say("method", "checkpoints", "plan")
     if measured:
-        yield _windows(runs, sources, who="It measured", how=", after a warm-up and without instrumentation")
+        yield _windows(cells, runs, sources, who="The training")
 
 
-def _named(words: Sequence[str]) -> list[str]:
+def _command(words: Sequence[str], cells: Cells) -> tuple[str, str]:
+    """Return a command with its values, and those of its placeholders that vary, which are in capitals."""
     try:
-        return names_in(words)
+        values = {name: [] if name in _NAMES else _values(cells, name) for name in names_in(words)}
     except ValueError:  # a plan of another version
-        return []
+        return one_line(shown_command(words), limit=400), ""
+    names = {name: name.replace("per_gpu_batch", "batch_per_rank").upper() for name in values}
+    texts = {name: own[0] if len(own) == 1 else names[name] for name, own in values.items()}
+    filled = [
+        "".join(texts[text] if kind == "value" else text for kind, text in tokens(word)) for word in words
+    ]
+    varied = [f"{names[name]} is {' or '.join(own)}" for name, own in values.items() if len(own) > 1]
+    where = TEXTS["method"]["where"].format(options=listed(varied)) if varied else ""
+    return one_line(shown_command(filled), limit=400), where
 
 
-def _options(cells: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
-    """Return options with their values; an option that varies has up to eight values."""
-    found = []
-    for name in names:
-        key = "tasks_per_node" if name == "gpus_per_node" else name
-        values = [cell.get(key, (cell.get("workload") or {}).get(key)) for cell in cells]
-        texts = list(dict.fromkeys(spelled(value) for value in values if value is not None))
-        if texts:
-            found.append(f"{name} {' or '.join(texts[:8])}")
-    return ", ".join(found)
+def _values(cells: Cells, name: str) -> list[str]:
+    """Return the different values of an option or a placeholder, at most eight."""
+    key = "tasks_per_node" if name == "gpus_per_node" else name
+    values = [cell.get(key, (cell.get("workload") or {}).get(key)) for cell in cells]
+    texts = list(dict.fromkeys(spelled(value) for value in values if value is not None))[:8]
+    return [STRATEGIES[one].title for one in texts if one in STRATEGIES] if name == "strategy" else texts
 
 
 def _scripts(commands: Sequence[Mapping[str, Any]], sources: Sources) -> str:
@@ -233,11 +229,11 @@ def _script(command: Mapping[str, Any]) -> str:
     return f"{text} ({', '.join(parts)})" if parts else text
 
 
-def _values_of_command(workload: Mapping[str, Any], runs: pd.DataFrame, sources: Sources) -> Iterator[str]:
+def _values_of_command(cells: Cells, runs: pd.DataFrame, sources: Sources) -> Iterator[str]:
     """Yield the source of a command's values, and how they are converted."""
-    metrics = workload.get("metrics") or {}
+    metrics = cells[0]["workload"].get("metrics") or {}
     if not reads_values(metrics):
-        yield _windows(runs, sources, who="The recorder of ddp-scaling-bench in the command measured", how="")
+        yield _windows(cells, runs, sources, who="Timers of the tool in the script")
         return
     file = metrics.get("csv") or metrics.get("jsonl")
     origin = f"its file {one_line(file, limit=120)}" if file else "its standard output"
@@ -260,9 +256,11 @@ def _values_of_command(workload: Mapping[str, Any], runs: pd.DataFrame, sources:
         yield sources.say("method", "planned_step")
 
 
-def _windows(runs: pd.DataFrame, sources: Sources, *, who: str, how: str) -> str:
+def _windows(cells: Cells, runs: pd.DataFrame, sources: Sources, *, who: str) -> str:
     windows, steps = _range(runs["epochs"], "timed window"), _range(runs["steps"], "step")
-    return sources.say("method", "windows", "runs", who=who, how=how, windows=windows, steps=steps)
+    warmup = " or ".join(dict.fromkeys(str(with_defaults(one["workload"])["warmup_steps"]) for one in cells))
+    values = {"who": who, "windows": windows, "steps": steps, "warmup": warmup}
+    return sources.say("method", "windows", "plan", "runs", **values)
 
 
 def _range(values: pd.Series, noun: str) -> str:
@@ -284,7 +282,7 @@ def _input(workload: Mapping[str, Any]) -> str:
 # -- launch and machine ---------------------------------------------------------------
 
 
-def _launch(cells: Sequence[Mapping[str, Any]], sources: Sources) -> str:
+def _launch(cells: Cells, sources: Sources) -> str:
     launchers = listed(list(dict.fromkeys(spelled(cell.get("launcher")) for cell in cells)))
     on_gpus = any((cell.get("workload") or {}).get("device") == "cuda" for cell in cells)
     variables: dict[str, dict[str, None]] = {}
@@ -303,9 +301,9 @@ def _machine(environment: Environment, executed: Executed, sources: Sources) -> 
     """Yield device, hosts and software; without the recorder, the harness knows only what is installed."""
     facts = dict(environment.facts)
     # One host has several entries if its cores differ between runs.
-    hosts = list(dict.fromkeys(host.name for host in environment.hosts))
+    hosts = {host.name for host in environment.hosts}
     number = count(len(hosts) + environment.hosts_left_out, "host")
-    parts = [facts.get("device_name"), f"{number} ({listed(hosts, limit=6)})" if hosts else None]
+    parts = [facts.get("device_name"), number if hosts else None]
     cores = listed(list(dict.fromkeys(host.cores for host in environment.hosts if host.cores)))
     parts.append(f"{cores} cores per host for its ranks" if cores else None)
     if threads := facts.get("threads_per_rank"):
@@ -316,8 +314,8 @@ def _machine(environment: Environment, executed: Executed, sources: Sources) -> 
         yield sources.say("method", "machine", "env", machine=machine, read=read)
     versions = [f"{term('environment', name)} {facts[name]}" for name in _SOFTWARE if facts.get(name)]
     versions += [f"{name} {facts[name]}" for name in _TRANSPORT if facts.get(name)]
-    if not executed.reads_values:
-        versions += [f"{facts[name]} {word}" for name, word in _MODEL if facts.get(name)]
+    if facts.get("parameters") and not executed.reads_values:
+        versions.append(f"{facts['parameters']} parameters")
     if versions:
         what = "Installed for the Python of the command" if executed.reads_values else "Software and model"
         yield sources.say("method", "software", "env", what=what, versions=", ".join(versions))

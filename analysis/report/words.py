@@ -25,11 +25,6 @@ WORDS = _read()
 CAPTIONS: dict[str, str] = WORDS["captions"]
 
 
-def ascii_formula(text: str) -> str:
-    """Replace the characters of a text's formulas that some LaTeX fonts lack."""
-    return text.replace("N₀", "N0").replace("·", " ")
-
-
 def mode_title(mode: str) -> str:
     """Return the title of a scaling mode, such as ``Strong scaling``."""
     return f"{mode.capitalize()} scaling"

@@ -81,7 +81,7 @@ def timed(change_per_hour: float, *, seed: int = 3, noise: float = 0.005) -> Fra
 def test_a_drift_over_the_study_is_reported_with_its_interval() -> None:
     (found,) = drift(timed(-0.01).run_rows)
     assert message(found).startswith(
-        "The throughput of repeats of the same cell changes by -8.9 % [-9.8 %, -8 %]"
+        "The throughput of repeats of one configuration changes by -8.9 % [-9.8 %, -8 %]"
     )
     assert "over the 9.5 h of the study (p = " in message(found)
     assert found.values["change_low"] < np.exp(-0.095) - 1 < found.values["change_high"]

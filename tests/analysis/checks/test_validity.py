@@ -26,7 +26,7 @@ from bench.facts import Fact
 from bench.matrix.cell import Cell
 from bench.study.layout import StudyFolder
 from bench.words import _words as words_of_kinds
-from bench.words import heading, remedy, title, words
+from bench.words import heading, remedy, words
 from tests.analysis import studies
 from tests.analysis.closer_studies import write_ranks
 from tests.common import change_json, edited_csv
@@ -62,7 +62,7 @@ def test_ranks_that_outnumber_the_cores_of_a_host_share_them(tmp_path: Path) -> 
     found = findings(path)["shared-cores"]
     assert (
         message(found)
-        == "In n1x4-gloo-srun-b16 (4 threads of 4 ranks on 2 cores), ranks share cores: times of such runs do not show scaling."
+        == "Ranks share cores: n1x4-gloo-srun-b16 (4 threads of 4 ranks on 2 cores). Times of such runs do not show scaling."
     )
     assert found.subject == ("n1x4-gloo-srun-b16",)
     most = {"ranks": 4, "threads": 4, "cores": 2}
@@ -126,7 +126,7 @@ def test_threads_that_differ_between_ranks_and_exceed_the_cores_are_named(tmp_pa
     found = findings(path)
     assert list(found) == ["shared-cores", "threads-differ"]
     assert message(found["shared-cores"]).startswith(
-        "In n2x2-gloo-srun-b16 (8 threads of 2 ranks on 4 cores)"
+        "Ranks share cores: n2x2-gloo-srun-b16 (8 threads of 2 ranks on 4 cores)"
     )
     assert message(found["threads-differ"]) == "Threads: n2x2-gloo-srun-b16 has ranks with 2 and 4."
     assert not describe_environment(load_study(path)).warnings
@@ -218,7 +218,7 @@ def test_a_rank_that_paused_alone_is_named(tmp_path: Path) -> None:
         frame.to_csv(file, index=False)
         studies.agree_with_ranks(file.parent)
     found = findings(path)["unequal-windows"]
-    assert title(found) == "Error: A rank paused alone"
+    assert heading(found.kind) == "A rank paused alone"
     assert message(found) == (
         "For the same steps, rank 1 measured 1.50 s and rank 0 2.00 s "
         "(n2x1-gloo-srun-b32): rank 1 stopped its clock, for example to evaluate or write a checkpoint, and the "
@@ -382,7 +382,7 @@ def test_the_same_findings_stand_in_all_four_places(tmp_path: Path) -> None:
     page = unescape((folder / "index.html").read_text(encoding="utf-8"))
     top = page[: page.index('id="decision-strong"')]
     markdown = (folder / "proposal.md").read_text(encoding="utf-8").replace("\\", "")
-    assert "- (a) Error: Shared cores. " in markdown
+    assert "- (a) Not valid: Shared cores. " in markdown
     assert "<strong>Validity: 2 errors</strong><span>: Shared cores, Threads differ</span>" in top
     assert ">not valid: Threads differ<" in page
     assert "its values are not valid (" in markdown

@@ -32,8 +32,8 @@ NODES_NOT_KNOWN = SimpleNamespace(nodes=1, gpus_per_node="", gpus=1)
 def test_a_size_has_one_name_for_each_use() -> None:
     told = (ranks(SIZE), layout(SIZE), with_layout(SIZE), as_product(SIZE), job_size(SIZE))
     product = "2 nodes × 4 ranks = 8 ranks"
-    assert told == ("8 ranks", "2 × 4", "8 ranks (2 × 4)", product, "2 nodes x 4 (8 ranks)")
-    assert (with_layout(UNEQUAL), job_size(UNEQUAL)) == ("6 ranks (2 × 4+2)", "2 nodes x 4+2 (6 ranks)")
+    assert told == ("8 ranks", "2 × 4", "8 ranks (2 × 4)", product, "8 ranks on 2 nodes")
+    assert (with_layout(UNEQUAL), job_size(UNEQUAL)) == ("6 ranks (2 × 4+2)", "6 ranks on 2 nodes")
 
 
 def test_if_nodes_are_unknown_a_size_is_its_ranks() -> None:

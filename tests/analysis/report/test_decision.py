@@ -261,7 +261,7 @@ def test_the_main_loss_is_the_largest_part_of_the_division(tmp_path: Path) -> No
     )
     assert (cause[:2], rest[:2]) == (("less work per rank", "–"), ("not explained", "58 % [58 %, 58 %]"))
     assert rest[2].startswith("exposed communication 50.6 %; longer computation per sample ")
-    assert other[:2] == ("outside all timers", "2 % [2 %, 2 %]")
+    assert other[:2] == ("time outside all timers", "2 % [2 %, 2 %]")
 
 
 @pytest.mark.parametrize(
@@ -269,14 +269,14 @@ def test_the_main_loss_is_the_largest_part_of_the_division(tmp_path: Path) -> No
     [
         (studies.Timing(comm_s=0, fixed_s=0, imbalance=0.6), "waiting for other ranks"),
         (studies.Timing(comm_s=0, fixed_s=0.05, imbalance=0), "longer computation per sample"),
-        (studies.Timing(comm_s=0, fixed_s=0, imbalance=0), "outside all timers"),
+        (studies.Timing(comm_s=0, fixed_s=0, imbalance=0), "time outside all timers"),
     ],
 )
 def test_other_causes_lead_to_other_words(tmp_path: Path, timing: studies.Timing, main: str) -> None:
     sizes, lines = decided(results_of(tmp_path, timing=timing, noise=0.0))
     assert sizes[-1].loss.endswith(main)
     assert lines["Limited by"].startswith(main)
-    if main == "outside all timers":
+    if main == "time outside all timers":
         assert lines["Use"] == "8 ranks (8 × 1), efficiency 1.00 [1.00, 1.00], the largest size planned"
         assert "Not known" not in lines
 

@@ -371,7 +371,7 @@ def test_the_caption_gives_the_true_reason_of_missing_intervals(tmp_path: Path) 
     alone = efficiency_of(tmp_path / "a", ["n2x1-gloo-srun-b32"])
     assert "No intervals" not in alone.caption
     few = efficiency_of(tmp_path / "b", [], repeats=2)
-    assert few.caption.startswith("No intervals: they need three runs of a cell and of its baseline.")
+    assert few.caption.startswith("No intervals: they need three runs of a size and of its baseline.")
     lost = ("failed", "", "bad-exit")
     of_base = efficiency_of(
         tmp_path / "c",
