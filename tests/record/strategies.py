@@ -94,7 +94,8 @@ def models() -> Iterator[tuple[str, nn.Module, nn.Module]]:
     model = DistributedDataParallel(nn.Sequential(nn.BatchNorm1d(16), network()))
     yield "ddp with buffers", model, model
     model = DistributedDataParallel(network().requires_grad_(True)[:2])
-    model.compile(backend="eager", fullgraph=True)
+    # A newer torch cannot compile its own DDP as one graph (2.15: Logger.set_runtime_stats_and_log).
+    model.compile(backend="eager", fullgraph=TorchVersion(torch.__version__) < "2.14")
     yield "ddp, compiled in place", model, model
 
 
