@@ -40,11 +40,12 @@ from tests.cluster.bed import missing
 
 ROOT = Path(__file__).resolve().parents[1]
 
-#: Python and torch: the oldest supported release, two in between and the newest; then the other Pythons.
+#: Python and torch: the oldest supported release, three in between and the newest; then the other Pythons.
 COMBINATIONS = [
     ("3.11", "2.4.1"),
     ("3.11", "2.7.1"),
     ("3.11", "2.10.0"),
+    ("3.11", "2.13.0"),
     ("3.11", "2.15.0"),
     ("3.12", "2.15.0"),
     ("3.13", "2.15.0"),

@@ -184,7 +184,8 @@ def test_without_the_calls_of_fsdp2_a_step_has_no_parts_and_a_reason(group, monk
 
 def test_a_model_of_torchs_composable_replicate_has_no_parts_and_a_reason(group):
     replicate = pytest.importorskip("torch.distributed._composable.replicate_with_fsdp").replicate
-    model = replicate(torch.nn.Linear(4, 2), mesh=init_device_mesh("cpu", (1,)))
+    mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("replicas",))  # torch 2.10 needs a name
+    model = replicate(torch.nn.Linear(4, 2), mesh=mesh)
     reason = ShardedParts(model).start(StepTimer(HostClock()))
     assert reason == Fact("parts-not-timed", values={"torch": torch.__version__, "strategy": "replicate"})
 

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.torch_version import TorchVersion
 
 from bench.matrix.workload import WorkloadOptions
 from bench.measure.step_parts import HostClock, StepTimer
@@ -25,6 +25,7 @@ from bench.workload.strategies import ddp, fsdp2
 from bench.workload.strategies.zero1 import Zero1Parts
 from tests.workload.scenarios import FixedFeed, join_group
 
+TIMES_FSDP = TorchVersion(torch.__version__) >= "2.9"
 BLOCKS, FORWARD_S, BACKWARD_S = 2, 5e-3, 8e-3
 GATHER_S, SCATTER_S, REDUCE_S, BROADCAST_S = 10e-3, 16e-3, 12e-3, 14e-3
 
@@ -98,6 +99,8 @@ class Sharded(fsdp2.ShardedParts):
 
 def sharded(model: nn.Module, shape: tuple[int, ...]) -> nn.Module:
     """Shard the model; its collectives begin late."""
+    from torch.distributed.fsdp import fully_shard  # torch before 2.6 has none
+
     mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicas", "shards")[-len(shape) :])
     for module in (*model.blocks, model):
         fully_shard(module, mesh=mesh)
@@ -153,13 +156,12 @@ def run(argv: list[str]) -> int:
     rank = join_group()
     fsdp = replace(fsdp2.SPEC, parts=Sharded)
     zero1 = replace(ddp.SPEC, parts=Zero1Parts, optimizer=zero1_optimizer)
-    found = {
-        "fsdp": parts_of(fsdp, sharded(Naps(), (2,))),
-        "fsdp, accumulated": parts_of(fsdp, sharded(Naps(), (2,)), grad_accum=2),
-        "zero1": parts_of(zero1, ddp.wrap(Naps(), WorkloadOptions(device="cpu"))),
-    }
-    dist.all_reduce = TRUTH.late(dist.all_reduce, REDUCE_S, reduces=True)
-    found["replicas"] = parts_of(fsdp, sharded(Naps(), (2, 1)))
+    found = {"zero1": parts_of(zero1, ddp.wrap(Naps(), WorkloadOptions(device="cpu")))}
+    if TIMES_FSDP:
+        found["fsdp"] = parts_of(fsdp, sharded(Naps(), (2,)))
+        found["fsdp, accumulated"] = parts_of(fsdp, sharded(Naps(), (2,)), grad_accum=2)
+        dist.all_reduce = TRUTH.late(dist.all_reduce, REDUCE_S, reduces=True)
+        found["replicas"] = parts_of(fsdp, sharded(Naps(), (2, 1)))
     if rank == 0:
         Path(parse_arguments(argv).run_dir, "parts.json").write_text(json.dumps(found))
     return 0
