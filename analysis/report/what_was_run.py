@@ -23,7 +23,6 @@ from analysis.report.words import WORDS
 from analysis.text import clean, one_line
 from bench.matrix.cell import canonical, command_label
 from bench.matrix.models import models_using
-from bench.matrix.strategies import STRATEGIES
 from bench.matrix.workload import names_in, tokens, with_defaults
 from bench.secret_values import shown_command, without_secret_variables
 from bench.study.run_json import read_run
@@ -203,7 +202,7 @@ def _values(cells: Cells, name: str) -> list[str]:
     key = "tasks_per_node" if name == "gpus_per_node" else name
     values = [cell.get(key, (cell.get("workload") or {}).get(key)) for cell in cells]
     texts = list(dict.fromkeys(spelled(value) for value in values if value is not None))[:8]
-    return [STRATEGIES[one].title for one in texts if one in STRATEGIES] if name == "strategy" else texts
+    return [term("strategy", one) for one in texts] if name == "strategy" else texts
 
 
 def _scripts(commands: Sequence[Mapping[str, Any]], sources: Sources) -> str:
