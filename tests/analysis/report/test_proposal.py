@@ -358,7 +358,7 @@ def test_runs_that_failed_have_no_part_in_the_facts_and_no_traceback_is_referred
         (folder / "env.json").write_text(json.dumps({"schema": 1, "transport": {"network": "RoCE"}}))
     markdown, _ = section(path)
     assert "RoCE" not in markdown
-    assert "4 ranks on 4 nodes has no result: no run completed: 3 failed \\[" in markdown
+    assert "4 ranks on 4 nodes has no result: no run completed: 3 exited with an error \\[" in markdown
     page = (path / "report" / "index.html").read_text()
     assert "RoCE" in page
     assert "traceback above" not in page

@@ -385,7 +385,7 @@ def test_ranks_that_outnumber_cores_are_reported_on_top(tmp_path: Path) -> None:
     text, remarks = page.text, [row[3] for row in page.rows]
     assert remarks == ["", "", "error: Shared cores"]
     assert (
-        "Shared cores n1x4-gloo-srun-b16 In n1x4-gloo-srun-b16 (4 threads of 4 ranks on 2 cores), ranks share cores:"
+        "Shared cores n1x4-gloo-srun-b16 Ranks share cores: n1x4-gloo-srun-b16 (4 threads of 4 ranks on 2 cores)."
         in text
     )
     assert text.index("Shared cores") < text.index("Strong scaling")
