@@ -404,7 +404,7 @@ def test_failed_runs_are_listed_with_reason_and_an_outlier_is_flagged(tmp_path: 
     metrics = StudyFolder(path).attempt("n1x1-gloo-srun-b64-r1", 1).metrics_csv
     studies.scale_rate(metrics, 1 / 3)
     page = report(path)
-    assert "Runs counted 23 of 24: 1 failed (time-limit)" in page.text
+    assert "Runs counted 23 of 24: 1 failed (reached the time limit)" in page.text
     assert "n8x1-gloo-srun-b8-r2 1 failed time-limit no 0.267 ran out of its 20m" in page.text
     assert "n1x1-gloo-srun-b64-r1 1 completed – yes – outlier, counted: |x − median| / MAD" in page.text
 
