@@ -226,7 +226,7 @@ def test_advise_and_the_proposal_count_the_attempts_of_runs_csv(studied):
         assert (option["completed"], option["attempted"]) == (completed, completed + failed)
     base = next(option for option in advice if option["gpus"] == 1)
     proposal = (studied / "results/ends/report/proposal.md").read_text().replace("\\", "")
-    assert "| Reserve (failures) | 50 %: 4 of 6 attempts of this size and batch completed |" in proposal
+    assert "| Reserve | 50 %: 4 of 6 attempts completed |" in proposal
     hours, total = (
         float(re.search(rf"{name} \| ([0-9.]+)", proposal)[1]) for name in ("Node-hours", "Total")
     )  # type: ignore[index]

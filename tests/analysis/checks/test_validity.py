@@ -393,7 +393,7 @@ def test_the_same_findings_stand_in_all_four_places(tmp_path: Path) -> None:
         assert all(f">{text}</td>" in top for text in cells)
         assert page.count(one["message"]) == 1
         assert all(
-            f") Error: {heading(one['code'])}. " in text for text in (markdown, latex.replace("~", " "))
+            f") Not valid: {heading(one['code'])}. " in text for text in (markdown, latex.replace("~", " "))
         )
 
 

@@ -365,9 +365,9 @@ def test_the_report_and_its_json_have_the_same_validity_and_size(
     assert [(one["verdict"], one["more_runs"], one["reason"]) for one in of_size] == [("use", None, "")]
     table = pd.read_csv(written.page.parent / "scaling.csv")
     assert table["verdict"].to_list() == [one["verdict"] for one in content["verdicts"]]
-    assert f"({best['gpus']} ranks)" in proposal
+    assert f"{best['gpus']} ranks on " in proposal
     assert "error: Shared cores" in text
-    assert "Error: Shared cores" in proposal
+    assert "Not valid: Shared cores" in proposal
     stored = json.loads((written.page.parent / "validity.json").read_text())["facts"]
     assert stored == json.loads(json.dumps([fact.as_json() for fact in written.assessment.findings]))
 
