@@ -82,8 +82,12 @@ class Decision:
 
     @property
     def use(self) -> str:
-        """The size to use, as far as the runs tell."""
-        return self.lines[0][1]
+        """The size to use, as far as the runs tell, with its largest loss."""
+        losses = {row.loss for _, rows in self.groups for row in rows if row.kind == VerdictKind.USE} - {
+            MISSING
+        }
+        known_loss = [WORDS["decision"]["loss"].format(loss=loss) for loss in losses if len(losses) == 1]
+        return "".join([self.lines[0][1], *known_loss])
 
 
 def decisions(results: Results) -> list[Decision]:

@@ -108,7 +108,10 @@ def test_the_report_has_its_files(demo_study: Path) -> None:
 
 
 def test_the_page_shows_runs_sizes_verdicts_and_losses(whole: Page) -> None:
-    one_size = r"Use Strong scaling: 2 ranks \(2 × 1\), efficiency 0\.8\d \[0\.8\d, 0\.8\d\]; Weak scaling: "
+    one_size = (
+        r"Use Strong scaling: 2 ranks \(2 × 1\), efficiency 0\.8\d \[0\.8\d, 0\.8\d\], "
+        r"largest loss \d+ % exposed communication; Weak scaling: "
+    )
     assert re.search(f"Went wrong nothing: 28 of 28 runs completed and counted {one_size}", whole.text)
     assert " Checks passed 11 of 14, 3 not possible Cells 7 Model mlp Device Test CPU @ 2.0 GHz" in whole.text
     assert re.search(r"2 2 × 1 0\.8\d \[0\.8\d, 0\.8\d\] use it 1\.\d\d 0\.\d+ \d+ % exposed", whole.text)
