@@ -20,13 +20,15 @@ from analysis.stats.measured import outcome_of, outcomes_text
 from analysis.stats.scaling import GUIDE
 from analysis.text import one_line
 from bench.study.ledger import RunState
-from bench.units import MISSING, count, join_names, known, listed, number, percent
+from bench.units import MISSING, count, known, listed, number, percent
 from bench.words import about, heading, term, words
 
 MAX_SERIES = 4
 #: Maximum number of sizes, and of things that went wrong, that a line names.
 _MAX_NAMED = 3
 _WAITING = (RunState.PLANNED, RunState.QUEUED, RunState.RUNNING)
+#: With such a verdict, a size that is larger than the recommended one may be as good.
+_OPEN = (VerdictKind.NOT_VALID, VerdictKind.NO_RESULT, VerdictKind.CANNOT_TELL)
 #: A smaller loss without a named cause, a share of the step, is mostly noise.
 LEAST_LOSS = 0.03
 #: The least and the largest upper end of the scale of the drawn efficiencies.
@@ -210,7 +212,7 @@ def went_wrong(results: Results, *, warned: bool) -> tuple[str, bool]:
     A run that has not ended is not wrong. ``warned`` is True if the study has a warning.
     """
     runs, not_valid = results.frames.run_rows, _of_kind(results.rows, results, VerdictKind.NOT_VALID)
-    errors = {row.cell_id: _verdict_text(row, results) for row in not_valid}
+    errors = {row.cell_id: _verdict_text(row, results).replace(": ", ", ") for row in not_valid}
     groups = grouped(runs, lambda run: errors.get(run.cell_id, "") if run.measured else outcome_of(run))
     counted = len(groups.pop("", ()))
     waiting = [run for state in _WAITING for run in groups.pop(state, ())]
@@ -218,8 +220,9 @@ def went_wrong(results: Results, *, warned: bool) -> tuple[str, bool]:
     total, repeated = count(len(runs), "run"), len(results.study.earlier)
     wrong = [f"{len(own):,} {term('outcome', name)} ({_sizes(own, results)})" for name, own in largest]
     none = "no run so far" if waiting else "no run" if warned or repeated else "nothing"
-    fine = f"{none}: {counted:,} of {total} completed and counted"
-    found = [f"of {total}, {join_names(wrong, most=_MAX_NAMED)}" if wrong else fine]
+    bad = f"{len(runs) - counted - len(waiting):,} of {total}: {wrong[0]}" if wrong else ""
+    found = [bad or f"{none}: {counted:,} of {total} completed and counted", *wrong[1:_MAX_NAMED]]
+    found += [f"{len(wrong) - _MAX_NAMED} more"] if len(wrong) > _MAX_NAMED else []
     found += [f"{len(waiting):,} not run yet ({_sizes(waiting, results)})"] if waiting else []
     found += [f"{count(repeated, 'attempt')} repeated"] if repeated else []
     return "; ".join(found), bool(wrong)
@@ -256,10 +259,16 @@ def _of_kind(rows: Sequence[ScalingRow], results: Results, *kinds: VerdictKind) 
     return [row for row in rows if results.verdicts[row.place].kind in kinds]
 
 
+def _below_too_large(rows: Sequence[ScalingRow], results: Results, *kinds: VerdictKind) -> list[ScalingRow]:
+    too_large = min((row.gpus for row in _of_kind(rows, results, VerdictKind.TOO_LARGE)), default=math.inf)
+    return [row for row in _of_kind(rows, results, *kinds) if row.gpus < too_large]
+
+
 def _use(rows: Sequence[ScalingRow], results: Results, *, several: bool) -> str:
     """Return the size to use, as far as the runs tell, with its efficiency unless series are ``several``."""
     if best := _of_kind(rows, results, VerdictKind.USE):
-        parts = [with_layout(best[0])]
+        is_open = any(row.gpus > best[0].gpus for row in _below_too_large(rows, results, *_OPEN))
+        parts = [WORDS["decision"]["at_least"] * is_open + with_layout(best[0])]
         if not several:
             parts.append(f"efficiency {efficiency_text(best[0])}")
         if best[0].gpus == rows[-1].gpus:
@@ -300,10 +309,9 @@ def _limit(rows: Sequence[ScalingRow], results: Results, *, several: bool) -> st
 
 def _unknown(rows: Sequence[ScalingRow], results: Results, *, several: bool) -> str:
     """Return why verdicts are missing, and (of one series) what would settle them."""
-    too_large = min((row.gpus for row in _of_kind(rows, results, VerdictKind.TOO_LARGE)), default=math.inf)
     found = []
     for kind in (VerdictKind.NOT_VALID, VerdictKind.NO_RESULT):
-        if own := [row for row in _of_kind(rows, results, kind) if row.gpus < too_large]:
+        if own := _below_too_large(rows, results, kind):
             sizes = listed([_size(row) for row in own], limit=_MAX_NAMED)
             found.append(f"{sizes if len(own) < len(rows) else 'all sizes'}: {WORDS['verdicts'][kind]}")
     undecided = _of_kind(rows, results, VerdictKind.CANNOT_TELL)

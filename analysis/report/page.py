@@ -158,11 +158,13 @@ def _about(results: Results) -> list[tuple[str, str]]:
     times = pd.concat([runs["started_at"], runs["ended_at"]]).dropna()
     ends = [f"{time:%Y-%m-%d %H:%M}" for time in (times.min(), times.max())] if len(times) else []
     checks = results.assessment.checks
-    passed = f"{sum(check.passed for check in checks)} of {len(checks)}"
+    passed = [f"{sum(check.passed for check in checks)} of {len(checks)} passed"]
+    if found := [WORDS["checks"][check.name] for check in checks if check.findings]:
+        passed.append(f"findings about {listed(found, limit=3)}")
     if missing := sum(check.missing for check in checks):
-        passed += f", {missing} not possible"
-    found = {
-        "checks": passed if checks else "",
+        passed.append(f"{missing} not possible")
+    values = {
+        "checks": "; ".join(passed) if checks else "",
         "cells": f"{len(study.cells):,}",
         "table": f"{study.table.name} ({count(study.table.rows, 'row')})" if study.table else "",
         "command": _command(study),
@@ -170,7 +172,7 @@ def _about(results: Results) -> list[tuple[str, str]]:
         "device": dict(results.environment.facts).get("device_name", ""),
         "dates": " – ".join(dict.fromkeys(ends)) + " UTC" if ends else "",
     }
-    return _labelled(found)
+    return _labelled(values)
 
 
 def _labelled(found: Mapping[str, str]) -> list[tuple[str, str]]:

@@ -68,13 +68,13 @@ def first_line(path: Path, *, include_disturbed: bool = False) -> tuple[dict[str
         (
             {(4, 1): LATE, (4, 2): LATE, (2, 3): MEMORY},
             8,
-            "of 9 runs, 2 hit the time limit (4 ranks), 1 ran out of memory (2 ranks)",
+            "3 of 9 runs: 2 hit the time limit (4 ranks); 1 ran out of memory (2 ranks)",
         ),
-        ({}, 2, "of 9 runs, 3 not valid: Shared cores (4 ranks)"),
+        ({}, 2, "3 of 9 runs: 3 not valid, Shared cores (4 ranks)"),
         (
             {(4, 1): LATE, (1, 2): LATE},
             2,
-            "of 9 runs, 2 hit the time limit (1 and 4 ranks), 2 not valid: Shared cores (4 ranks)",
+            "4 of 9 runs: 2 hit the time limit (1 and 4 ranks); 2 not valid, Shared cores (4 ranks)",
         ),
         (
             {(4, 1): RUNNING, (4, 2): QUEUED, (4, 3): PLANNED},
@@ -84,13 +84,13 @@ def first_line(path: Path, *, include_disturbed: bool = False) -> tuple[dict[str
         (
             {(2, 1): LOST, (4, 3): PLANNED},
             8,
-            "of 9 runs, 1 of unknown state (2 ranks); 1 not run yet (4 ranks)",
+            "1 of 9 runs: 1 of unknown state (2 ranks); 1 not run yet (4 ranks)",
         ),
         (
             {(1, 1): LATE, (1, 2): CRASHED, (2, 1): MEMORY, (4, 1): ("failed", "", "preempted")},
             8,
-            "of 9 runs, 1 hit the time limit (1 rank), 1 ran out of memory (2 ranks), 1 stopped for another job "
-            "(4 ranks) and 1 more",
+            "4 of 9 runs: 1 hit the time limit (1 rank); 1 ran out of memory (2 ranks); 1 stopped for another job "
+            "(4 ranks); 1 more",
         ),
         (
             {(size, repeat): PLANNED for size in (1, 2, 4) for repeat in (1, 2, 3)},
@@ -109,13 +109,16 @@ def test_the_first_line_says_what_went_wrong_at_which_sizes(
         state=lambda cell, repeat: ends.get((cell.world_size, repeat), ("completed", "", None)),
         env=lambda cell: studies.environment(cell, cores=cores),
     )
-    assert first_line(path) == ({"Went wrong": text}, text.startswith("of "))
+    assert first_line(path) == (
+        {"Went wrong": text},
+        " of 9 runs: " in text and not text.startswith(("no", "nothing")),
+    )
 
 
 def test_a_disturbed_run_is_named_in_the_first_line_and_in_the_row_of_its_size(tmp_path: Path) -> None:
     path = studies.finished(tmp_path / "s", studies.strong(sizes=(1, 2, 4)), noise=0.0)
     disturb(path, "n2x1-gloo-srun-b32-r1", "foreign-cpu", value=0.25, limit=0.05)
-    assert first_line(path)[0] == {"Went wrong": "of 9 runs, 1 disturbed by other programs (2 ranks)"}
+    assert first_line(path)[0] == {"Went wrong": "1 of 9 runs: 1 disturbed by other programs (2 ranks)"}
     sizes, _ = decided(Results.of(load_study(path)))
     assert [size.lacking for size in sizes] == ["", "2 of 3 runs; 1 disturbed by other programs", ""]
     assert first_line(path, include_disturbed=True) == (
@@ -123,7 +126,7 @@ def test_a_disturbed_run_is_named_in_the_first_line_and_in_the_row_of_its_size(t
         False,
     )
     disturb(path, "n2x1-gloo-srun-b32-r1", "link-errors", value=3)
-    assert first_line(path)[0] == {"Went wrong": "of 9 runs, 1 disturbed (2 ranks)"}
+    assert first_line(path)[0] == {"Went wrong": "1 of 9 runs: 1 disturbed (2 ranks)"}
 
 
 def test_with_a_warning_or_a_repeated_attempt_the_first_line_does_not_say_nothing(tmp_path: Path) -> None:
@@ -349,7 +352,7 @@ def test_nothing_is_concluded_from_sizes_that_are_not_valid(tmp_path: Path) -> N
         (
             "n4x1-gloo-srun-b16",
             ["baseline", "use it", "not valid: Shared cores", "too large"],
-            "2 ranks (2 × 1)",
+            "at least 2 ranks (2 × 1)",
             "4 ranks: not valid",
         ),
         ("n1x1-gloo-srun-b64", ["not valid: Shared cores"] * 4, "not known yet", "all sizes: not valid"),

@@ -113,7 +113,7 @@ def test_the_page_shows_runs_sizes_verdicts_and_losses(whole: Page) -> None:
         r"largest loss \d+ % exposed communication; Weak scaling: "
     )
     assert re.search(f"Went wrong nothing: 28 of 28 runs completed and counted {one_size}", whole.text)
-    assert " Checks passed 11 of 14, 3 not possible Cells 7 Model mlp Device Test CPU @ 2.0 GHz" in whole.text
+    assert " Checks 11 of 14 passed; 3 not possible Cells 7 Model mlp Device Test CPU @ 2.0 GHz" in whole.text
     assert re.search(r"2 2 × 1 0\.8\d \[0\.8\d, 0\.8\d\] use it 1\.\d\d 0\.\d+ \d+ % exposed", whole.text)
     assert re.search(
         r"Use 2 ranks \(2 × 1\), efficiency 0\.8\d \[0\.8\d, 0\.8\d\] Limited by exposed communication, \d+ % of the step on 2 ranks, 30 %",
@@ -251,7 +251,7 @@ def run_states(*names: str) -> Any:
         (run_states("running", "queued"), "None of the 12 planned runs has a throughput: 8 running"),
         (
             run_states("completed", "failed", "cancelled"),
-            "Went wrong of 12 runs, 8 exited with an error (all sizes) ",
+            "Went wrong 8 of 12 runs: 8 exited with an error (all sizes) ",
         ),
     ],
 )
@@ -404,7 +404,7 @@ def test_failed_runs_are_listed_with_reason_and_an_outlier_is_flagged(tmp_path: 
     metrics = StudyFolder(path).attempt("n1x1-gloo-srun-b64-r1", 1).metrics_csv
     studies.scale_rate(metrics, 1 / 3)
     page = report(path)
-    assert "Went wrong of 24 runs, 1 hit the time limit (8 ranks) " in page.text
+    assert "Went wrong 1 of 24 runs: 1 hit the time limit (8 ranks) " in page.text
     assert "n8x1-gloo-srun-b8-r2 1 failed time-limit no 0.267 ran out of its 20m" in page.text
     assert "n1x1-gloo-srun-b64-r1 1 completed – yes – outlier, counted: |x − median| / MAD" in page.text
 
