@@ -36,7 +36,8 @@ def find_contradictions(
         cells: the planned cell of each of these runs, by run_id.
     """
     run_ids = list(folders)
-    codes = epochs["run_id"].astype(str).map({run_id: code for code, run_id in enumerate(run_ids)})
+    numbers = {run_id: number for number, run_id in enumerate(run_ids)}
+    codes = epochs["run_id"].astype(str).map(numbers).astype("float64")
     for begin in range(0, len(run_ids), _CHUNK):
         own = run_ids[begin : begin + _CHUNK]
         paths = [f"{folders[run_id]}/{_RANKS_FILE}" for run_id in own]
