@@ -1,9 +1,9 @@
 """Compare throughputs cell by cell: of two studies, or of the values of one setting within a study.
 
-:mod:`analysis.compare.matching` selects the cells. Ratios are B over A and are never averaged over cells. A
-throughput is the harmonic mean over runs, as in the scaling table. If the runs of A and B are interleaved in
-one allocation, the interval of the ratio is Student's t on the logarithms of the pairwise ratios. Otherwise
-it is Welch's t on the logarithms of the runs (B. L. Welch, Biometrika 34, 1947). Assumptions: pairs, or
+:mod:`analysis.compare.matching` selects the cells. Ratios are B over A and are never averaged over cells. If
+the runs of A and B are interleaved in one allocation, the ratio is the geometric mean of the pairwise ratios,
+and its interval is Student's t on their logarithms. Otherwise it is the ratio of the geometric means over
+runs, with Welch's t on the logarithms (B. L. Welch, Biometrika 34, 1947). Assumptions: pairs, or
 unpaired runs, are independent, and noise is multiplicative.
 
 With many cells, false alarms become likely. Therefore the one-sided p-values of each direction are
@@ -63,7 +63,7 @@ def joined(parts: Sequence[LogRatios]) -> LogRatios:
 class Judgement:
     """A ratio with its 95 % interval, one-sided p-values adjusted over all ratios, and the verdict."""
 
-    ratio: Annotated[float, Column("throughput of B divided by that of A")] = math.nan
+    ratio: Annotated[float, Column("B over A by geometric means, or that of pairwise ratios")] = math.nan
     low: Annotated[float, Column("lower end of the ratio's 95 % interval")] = math.nan
     high: Annotated[float, Column("upper end of the ratio's 95 % interval")] = math.nan
     p_slower: Annotated[float, Column("adjusted p-value of a slower B")] = math.nan
@@ -468,7 +468,7 @@ def _judged(
     judgements = judge(ratios, minimum_effect=minimum_effect)
     tested = sum(known(one.low) for one in judgements)
     for row, judgement, more in zip(rows, judgements, needed.tolist(), strict=True):
-        vars(row).update(vars(judgement), ratio=row.throughput_b / row.throughput_a)
+        vars(row).update(vars(judgement))
         row.remark = _remark(row, more, tested, minimum_effect)
     if changed := [row for row in rows if row.changed]:
         first = StepTimes(a)

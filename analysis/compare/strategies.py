@@ -25,10 +25,9 @@ from bench.errors import BenchError
 from bench.matrix.strategies import DEFAULT
 from bench.units import fraction, fractions, whole
 
-_MEASURED = (
-    *("throughput_samples_per_sec", "exposed", "comm_forward", "comm_backward", "comm_end"),
-    *("peak_mem_bytes", "wire_bytes", "wire_predicted"),
-)
+_TIMES = ("exposed", "comm_forward", "comm_backward", "comm_end")
+_BYTES = ("peak_mem_bytes", "wire_bytes", "wire_predicted")
+_MEASURED = ("throughput_samples_per_sec", *_TIMES, *_BYTES)
 _COLUMNS = columns_of(ScalingRow)
 HEADINGS = (
     *("Strategy", "Ranks", "Batch", "Ratio", "Efficiency"),
@@ -38,7 +37,7 @@ NUMERIC = HEADINGS[1:]
 #: The values in JSON, by their names in :class:`ScalingRow` and :class:`Judgement`.
 _OF_ROW = (
     *("cell_id", "nodes", "gpus", "global_batch", "throughput_low", "throughput_high"),
-    *("efficiency", "efficiency_low", "efficiency_high", *_MEASURED),
+    *("efficiency", "efficiency_low", "efficiency_high", _MEASURED[0], *_BYTES),
 )
 _OF_RATIO = {"ratio": "ratio", "low": "ratio_low", "high": "ratio_high"}
 
@@ -72,6 +71,7 @@ class StrategyRow:
         return {
             "strategy": self.strategy,
             **{name: plain(getattr(self.row, name)) for name in _OF_ROW},
+            **{f"{name}_sec": plain(getattr(self.row, name)) for name in _TIMES},
             **{name: plain(getattr(self.compared, own)) for own, name in _OF_RATIO.items()},
             "not_valid": self.not_valid,
         }

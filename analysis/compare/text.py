@@ -64,9 +64,9 @@ def remarks(comparison: Comparison) -> list[str]:
     """Explain the verdicts, and list the notes and the unmatched cells."""
     least = short_percent(comparison.minimum_effect)
     texts = [
-        f"faster, slower: a change of at least {least}. Without real changes, at most 5 % of comparisons "
-        f"show such a verdict by chance, for any number of cells. "
-        f"same: the whole interval is within ±{least}."
+        "B/A: the ratio of geometric means over runs, or the geometric mean of pairwise ratios. faster, "
+        f"slower: a change of at least {least}. Without real changes, at most 5 % of comparisons show "
+        f"such a verdict by chance, for any number of cells. same: the whole interval is within ±{least}."
     ]
     texts += [f"{note}." for note in comparison.notes]
     for name, cells in (("A", comparison.only_a), ("B", comparison.only_b)):

@@ -144,7 +144,7 @@ class Measurements:
     transfer: Annotated[float, _part("transfer")]
     wait: Annotated[float, _part("wait")]
     exposed: Annotated[
-        float, Column("exposed communication, mean per step", "ms", (), "Exposed", _milliseconds)
+        float, Column("exposed communication, mean per step", "s", (), "Exposed (ms)", _milliseconds)
     ]
     useful_s: Annotated[float, _internal("useful time, mean over ranks, per step", "s")]
     mfu: Annotated[float, _reading("model FLOPs utilisation of all GPUs", "", "MFU", fraction)]
@@ -155,13 +155,13 @@ class Measurements:
         float, _reading("largest memory of a GPU, or of a process on CPUs", "bytes", "Memory", _bytes)
     ]
     comm_forward: Annotated[
-        float, _reading("exposed communication in forward", "ms", "Exposed: forward", _milliseconds)
+        float, _reading("exposed communication in forward", "s", "Exposed: forward (ms)", _milliseconds)
     ]
     comm_backward: Annotated[
-        float, _reading("exposed communication in backward", "ms", "Exposed: backward", _milliseconds)
+        float, _reading("exposed communication in backward", "s", "Exposed: backward (ms)", _milliseconds)
     ]
     comm_end: Annotated[
-        float, _reading("exposed communication after backward", "ms", "Exposed: end", _milliseconds)
+        float, _reading("exposed communication after backward", "s", "Exposed: end (ms)", _milliseconds)
     ]
     wire_bytes: Annotated[
         float, _reading("bytes per step that all nodes sent", "bytes", "Bytes on the wire", _bytes)

@@ -228,8 +228,17 @@ def _check_backend(point: Point, matrix: Matrix, document: Document) -> None:
 def _check_options(point: Point, matrix: Matrix, document: Document) -> None:
     """Record a problem for each option with which the built-in training cannot train a point."""
     values = dict(matrix.workload) | point.values
-    name, per_node = values["strategy"], values[PER_NODE]
-    found = [wire_problem(values, values["backend"])]
+    planned, per_node, sizes = values["strategy"], values[PER_NODE], ("nodes", matrix.size_axis)
+    name = on_hosts(planned, per_node if isinstance(per_node, list) else [per_node] * values["nodes"])
+    found = []
+    if wire := wire_problem(values | {"strategy": name}, values["backend"]):
+        (option, *others), what, remedy = wire
+        if name != planned:
+            what += f" ({planned} runs as {name} on {count(values['nodes'], 'node')})"
+        if len(matrix.axes.given.get(option, ())) > 1:
+            size = sizes if name != planned else ()
+            remedy = _excluding(point, matrix, (*size, "strategy", option, *others))
+        found.append((option, what, remedy))
     if values["precision"] == "tf32" and values["device"] == "cpu":
         what = "precision tf32 is a mode of NVIDIA's GPUs, but workload.device is cpu"
         found.append(("precision", what, "use fp32, or device: cuda"))
@@ -238,11 +247,17 @@ def _check_options(point: Point, matrix: Matrix, document: Document) -> None:
         found.append(("strategy", what, "use strategy fsdp"))
     if STRATEGIES[name].one_rank and point.ranks > 1:
         what = f"strategy {name} does not exchange gradients, so it needs one rank, not {point.ranks}"
-        size = f"nodes: {values['nodes']}, {matrix.size_axis}: {per_node}"
-        own = f", strategy: {name}" if "strategy" in matrix.axes.given else ""
-        found.append(("strategy", what, f"exclude {{{size}{own}}}, or use {DEFAULT_STRATEGY}"))
-    for option, what, remedy in filter(None, found):
+        remedy = f"{_excluding(point, matrix, (*sizes, 'strategy'))}, or use {DEFAULT_STRATEGY}"
+        found.append(("strategy", what, remedy))
+    for option, what, remedy in found:
         document.add_problem(_place(option, matrix), what, remedy)
+
+
+def _excluding(point: Point, matrix: Matrix, names: Sequence[str]) -> str:
+    """Return the entry of `exclude` with a point's values of those of the named axes that the matrix has."""
+    values = point.values | {matrix.size_axis: point.values[PER_NODE]}
+    given = {"nodes", matrix.size_axis, *matrix.axes.given}
+    return f"exclude {{{', '.join(f'{name}: {values[name]}' for name in names if name in given)}}}"
 
 
 def _place(option: str, matrix: Matrix) -> tuple[str, str]:
@@ -516,38 +531,45 @@ def _ignored_settings(matrix: Matrix, document: Document, cells: Sequence[Cell])
 def _ignored_options(matrix: Matrix, document: Document, cells: Sequence[Cell]) -> Iterator[str]:
     """Yield a warning for each option that some of the planned models or strategies do not use."""
     for kind, users_of in (("model", models_using), ("strategy", strategies_using)):
-        every = list(dict.fromkeys(cell.workload[kind] for cell in cells))
-        # A single rank without a wrapper is a baseline, which has nothing to set.
-        planned = [one for one in every if one not in _BASELINES] or every
+        used = [_used_strategy(one) if kind == "strategy" else (one.workload[kind],) * 2 for one in cells]
         for name in WorkloadOptions.model_fields:
             place, users = _place(name, matrix), users_of(name)
             if not users or name not in _given(matrix, place[0]):
                 continue
-            others, remedy = [one for one in planned if one not in users], ""
+            others, remedy = [one for one in dict.fromkeys(used) if one[1] not in users], ""
             if len(matrix.axes.given.get(name, ())) > 1:
-                values = {(cell.workload[kind], cell.workload[name]) for cell in cells}
+                values = {(own, cell.workload[name]) for own, cell in zip(used, cells, strict=True)}
                 others = [one for one in others if sum(one == own for own, _ in values) > 1]
                 remedy = "; exclude all but one of its values there, or the same is measured repeatedly"
+            elif any(one not in _BASELINES for _, one in used):
+                # A single rank without a wrapper is a baseline, which has nothing to set.
+                others = [one for one in others if one[1] not in _BASELINES]
             if others:
-                shown = f"{listed(others)}; only {listed(list(users))} can use it{remedy}"
+                names = [one if one == own else f"{one} (as {own})" for one, own in others]
+                shown = f"{listed(names)}; only {listed(list(users))} can use it{remedy}"
                 yield f"{document.location(place)}: {name} is ignored by {shown}"
     place = _place("image_size", matrix)
     if matrix.workload.data != "synthetic" and "image_size" in _given(matrix, place[0]):
         yield f"{document.location(place)}: image_size is ignored: the images of a folder keep their size"
 
 
+def _used_strategy(cell: Cell) -> tuple[str, str]:
+    """Return the strategy of a cell, and the one that it uses at its size."""
+    planned = cell.workload["strategy"]
+    return planned, on_hosts(planned, cell.ranks_per_node)
+
+
 def _odd_strategies(matrix: Matrix, document: Document, cells: Sequence[Cell]) -> Iterator[str]:
     """Yield a warning for each strategy that does not do what its name says."""
-    wrapped = [cell for cell in cells if cell.workload["strategy"] in strategies_using("fsdp_wrap")]
-    if any(cell.workload["fsdp_wrap"] == "root" for cell in wrapped):
+    used, wrapping = [_used_strategy(cell) for cell in cells], strategies_using("fsdp_wrap")
+    pairs = zip(cells, used, strict=True)
+    if any(own in wrapping and cell.workload["fsdp_wrap"] == "root" for cell, (_, own) in pairs):
         where = document.location(_place("fsdp_wrap", matrix))
         yield (
             f"{where}: with fsdp_wrap root, FSDP gathers all weights before it computes, so communication "
             "cannot overlap computation (pytorch#176318); use block"
         )
     where = document.location(_place("strategy", matrix))
-    names = [(cell.workload["strategy"], cell.ranks_per_node) for cell in cells]
-    used = [(name, on_hosts(name, ranks)) for name, ranks in names]
     for planned, other in dict.fromkeys(pair for pair in used if pair[0] != pair[1]):
         own = [cell.cell_id for cell, pair in zip(cells, used, strict=True) if pair == (planned, other)]
         yield f"{where}: strategy {planned} runs as {other} in {join_names(own, most=NAMED_CELLS)}"

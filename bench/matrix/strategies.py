@@ -52,27 +52,27 @@ def wire_dtype(values: Mapping[str, Any]) -> str:
     return str(values["comm_dtype"] or (hook if hook != "none" else "fp32"))
 
 
-def wire_problem(values: Mapping[str, Any], backend: str) -> tuple[str, str, str] | None:
+def wire_problem(values: Mapping[str, Any], backend: str) -> tuple[tuple[str, ...], str, str] | None:
     """Return why ranks cannot exchange gradients in the type that the options select, or None if they can.
 
     Returns:
-        The option, the problem, and its remedy.
+        The options (first the one to change), the problem, and its remedy.
     """
     strategy, given, hook = values["strategy"], values["comm_dtype"], values["comm_hook"]
     wire, model, precision = wire_dtype(values), values["model"], values["precision"]
     if strategy in strategies_using("comm_hook"):
         if given and hook not in ("none", given):
             what = f"comm_hook {hook} sends gradients as {hook}, but comm_dtype is {given}"
-            return "comm_hook", what, "set only one of them; every strategy understands comm_dtype"
+            return ("comm_hook", "comm_dtype"), what, "set only one; every strategy understands comm_dtype"
         if wire == "bf16" and backend == "gloo":
             what = f"strategy {strategy} sends bf16 with torch's bf16 hook, which needs nccl, not gloo"
-            return ("comm_dtype" if given else "comm_hook"), what, "use fp16 or fp32"
+            return ("comm_dtype" if given else "comm_hook", "backend"), what, "use fp16 or fp32"
     if "weights" not in STRATEGIES[strategy].sharded or wire == "fp32":
         return None
     if wire != precision:
         what = f"strategy {strategy} gathers weights as {wire} and computes with them in {precision}"
-        return "comm_dtype", what, f"use comm_dtype fp32, or precision {wire}"
+        return ("comm_dtype", "precision"), what, f"use comm_dtype fp32, or precision {wire}"
     if MODELS[model].fp32_weights:
         what = f"model {model} has batch normalisation, which needs weights in fp32, not {wire}"
-        return "comm_dtype", what, "use comm_dtype fp32"
+        return ("comm_dtype", "model"), what, "use comm_dtype fp32"
     return None

@@ -97,11 +97,23 @@ CASES = {
     ),
     "two types of what ranks send": (
         changed("device: cpu", "device: cpu, comm_hook: fp16, comm_dtype: bf16"),
-        "m.yaml:6: comm_hook fp16 sends gradients as fp16, but comm_dtype is bf16; set only one of them; every strategy understands comm_dtype",
+        "m.yaml:6: comm_hook fp16 sends gradients as fp16, but comm_dtype is bf16; set only one; every strategy understands comm_dtype",
     ),
     "torch's bf16 hook without nccl": (
         changed("tasks_per_node: [2]", "tasks_per_node: [2]\n  comm_hook: [none, bf16]"),
-        "m.yaml:6: strategy ddp sends bf16 with torch's bf16 hook, which needs nccl, not gloo; use fp16 or fp32",
+        "m.yaml:6: strategy ddp sends bf16 with torch's bf16 hook, which needs nccl, not gloo; exclude {comm_hook: bf16}",
+    ),
+    "hsdp that runs as ddp": (
+        changed("tasks_per_node: [2]", "tasks_per_node: [1]")
+        .replace("[1, 2]\n", "[2]\n", 1)
+        .replace("device: cpu", "device: cpu, strategy: hsdp, precision: bf16, comm_dtype: bf16"),
+        "m.yaml:6: strategy ddp sends bf16 with torch's bf16 hook, which needs nccl, not gloo (hsdp runs as ddp on 2 nodes); use fp16 or fp32",
+    ),
+    "batch normalisation beside another model": (
+        changed(
+            "tasks_per_node: [2]", "tasks_per_node: [2]\n  model: [mlp, resnet50]\n  comm_dtype: [bf16, fp32]"
+        ).replace("device: cpu", "device: cpu, strategy: fsdp, precision: bf16"),
+        "m.yaml:7: model resnet50 has batch normalisation, which needs weights in fp32, not bf16; exclude {comm_dtype: bf16, model: resnet50}",
     ),
     "weights that FSDP gathers in a type that it does not compute in": (
         changed("device: cpu", "device: cpu, strategy: fsdp, comm_dtype: bf16, comm_hook: fp16"),

@@ -284,11 +284,8 @@ def test_strategies_that_do_not_use_an_option_or_do_not_fit_are_named(tmp_path):
         "exclude: [{fsdp_wrap: root, strategy: hsdp}]\n"
     )
     plan = make_plan(path)
-    users = "ddp, ddp-static and zero1"
-    assert (
-        f"{path}:4: comm_hook is ignored by fsdp, fsdp-keep and hsdp; only {users} can use it"
-        in plan.warnings
-    )
+    ignoring, users = "fsdp, fsdp-keep and hsdp (as fsdp)", "ddp, ddp-static and zero1"
+    assert f"{path}:4: comm_hook is ignored by {ignoring}; only {users} can use it" in plan.warnings
     twice = (
         f"{path}:3: fsdp_wrap is ignored by ddp; only fsdp, fsdp-keep and hsdp can use it; exclude all but"
     )
@@ -299,6 +296,16 @@ def test_strategies_that_do_not_use_an_option_or_do_not_fit_are_named(tmp_path):
     assert "n1x1-gloo-srun-b8-strategy.fsdp-keep-fsdp_wrap.root" in [cell.cell_id for cell in plan.cells]
     path.write_text(path.read_text().replace("exclude: [", "exclude: [{fsdp_wrap: root, strategy: ddp}, "))
     assert not [one for one in make_plan(path).warnings if "fsdp_wrap is ignored" in one]
+    # At one size with one rank, the same is measured twice without a wrapper, and as hsdp on one rank per node.
+    path.write_text(
+        path.read_text()
+        .replace("strategy: [ddp,", "strategy: [none, ddp,")
+        .replace("{fsdp_wrap: root, strategy: hsdp}]", "{nodes: 2, strategy: none}]")
+    )
+    assert (
+        f"{path}:3: fsdp_wrap is ignored by none and hsdp (as ddp); only fsdp, fsdp-keep and hsdp"
+        in "\n".join(make_plan(path).warnings)
+    )
 
 
 def test_gpu_settings_on_a_cpu_device_give_warnings(tmp_path):

@@ -29,6 +29,11 @@ from bench.words import _words, sentence, words
             {"per_step": 2.0},
             "2.0 retries of the allocator per step",
         ),
+        (
+            "option-ignored",
+            {"option": "pin_memory", "device": "CPU"},
+            "option 'pin_memory' has no effect on a CPU device",
+        ),
         ("of a later version", {"steps": 3, "hosts": ["n1"]}, "steps 3, hosts ['n1']"),
     ],
 )

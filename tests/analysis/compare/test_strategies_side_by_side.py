@@ -40,7 +40,7 @@ def test_strategies_of_a_size_are_beside_each_other_and_compared_with_ddp(study)
     assert [row["ratio"] for row in rows] == [None, pytest.approx(1), None, pytest.approx(0.5)]
     # Each strategy has its own baseline, so half the speed on two ranks is half the efficiency.
     assert rows[3]["efficiency"] == pytest.approx(rows[2]["efficiency"] / 2)
-    assert rows[2]["exposed"] > 0
+    assert rows[2]["exposed_sec"] > 0
     advise = ["advise", str(study), "--samples", "1000", "--no-queue", "--json"]
     assert json.loads(CliRunner().invoke(app, advise).stdout)["strategies"] == {"s": rows}
     write_report(study)
@@ -48,4 +48,5 @@ def test_strategies_of_a_size_are_beside_each_other_and_compared_with_ddp(study)
     section = page.partition('<section aria-labelledby="strategies">')[2].partition("</section>")[0]
     assert section.count("<tr>") == 5
     assert "0.500 [0.500, 0.500]" in section
+    assert section.count("Exposed (ms)") == section.count("Exposed: end (ms)") == 1
     assert "0.500 [0.500, 0.500]" in CliRunner().invoke(app, words).stdout
