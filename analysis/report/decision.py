@@ -85,9 +85,8 @@ class Decision:
     @property
     def use(self) -> str:
         """The size to use, as far as the runs tell, with its largest loss."""
-        losses = {row.loss for _, rows in self.groups for row in rows if row.kind == VerdictKind.USE} - {
-            MISSING
-        }
+        used = [row for _, rows in self.groups for row in rows if row.kind == VerdictKind.USE]
+        losses = {row.loss for row in used} - {MISSING}
         known_loss = [WORDS["decision"]["loss"].format(loss=loss) for loss in losses if len(losses) == 1]
         return "".join([self.lines[0][1], *known_loss])
 
@@ -130,11 +129,8 @@ def _chosen(series: Mapping[str, Sequence[ScalingRow]], results: Results) -> lis
 
     def merit(name: str) -> tuple[int, ...]:
         valid = [row for row in series[name] if known(row.efficiency) and not results.error_of(row)]
-        kinds = (
-            _of_kind(series[name], results, VerdictKind.USE),
-            valid,
-            [row for row in series[name] if row.n],
-        )
+        used = _of_kind(series[name], results, VerdictKind.USE)
+        kinds = (used, valid, [row for row in series[name] if row.n])
         return tuple(len({row.gpus for row in own}) for own in kinds)
 
     several = [name for name, rows in series.items() if len({row.gpus for row in rows}) > 1] or [*series]
@@ -194,8 +190,7 @@ def _verdict_text(row: ScalingRow, results: Results) -> str:
         detail = heading(verdict.reason)
     elif verdict.kind is VerdictKind.CANNOT_TELL:
         runs = verdict.more_runs
-        many = f"over {MOST_RUNS} more runs"
-        detail = count(int(runs), "more run") if runs <= MOST_RUNS else many
+        detail = count(int(runs), "more run") if runs <= MOST_RUNS else f"over {MOST_RUNS} more runs"
         if row.base and min(row.n_undisturbed, row.base.n_undisturbed) < MIN_RUNS:
             detail = f"at least {detail}"
     return f"{text}: {detail}" if detail else text
@@ -211,16 +206,18 @@ def went_wrong(results: Results, *, warned: bool) -> tuple[str, bool]:
 
     A run that has not ended is not wrong. ``warned`` is True if the study has a warning.
     """
-    runs, not_valid = results.frames.run_rows, _of_kind(results.rows, results, VerdictKind.NOT_VALID)
-    errors = {row.cell_id: _verdict_text(row, results).replace(": ", ", ") for row in not_valid}
+    runs, not_valid = results.frames.run_rows, WORDS["verdicts"]["not-valid"]
+    errors = {cell: f"{not_valid}, {heading(kind)}" for cell, kind in results.invalid.items()}
     groups = grouped(runs, lambda run: errors.get(run.cell_id, "") if run.measured else outcome_of(run))
     counted = len(groups.pop("", ()))
     waiting = [run for state in _WAITING for run in groups.pop(state, ())]
     largest = sorted(groups.items(), key=lambda group: -len(group[1]))
     total, repeated = count(len(runs), "run"), len(results.study.earlier)
-    wrong = [f"{len(own):,} {term('outcome', name)} ({_sizes(own, results)})" for name, own in largest]
+    wrong = [f"{term('outcome', name)} ({_sizes(own, results)})" for name, own in largest]
+    if several := len(wrong) > 1:
+        wrong = [f"{len(own):,} {text}" for (_, own), text in zip(largest, wrong, strict=True)]
     none = "no run so far" if waiting else "no run" if warned or repeated else "nothing"
-    bad = f"{len(runs) - counted - len(waiting):,} of {total}: {wrong[0]}" if wrong else ""
+    bad = f"{len(runs) - counted - len(waiting):,} of {total}{':' * several} {wrong[0]}" if wrong else ""
     found = [bad or f"{none}: {counted:,} of {total} completed and counted", *wrong[1:_MAX_NAMED]]
     found += [f"{len(wrong) - _MAX_NAMED} more"] if len(wrong) > _MAX_NAMED else []
     found += [f"{len(waiting):,} not run yet ({_sizes(waiting, results)})"] if waiting else []
@@ -229,11 +226,15 @@ def went_wrong(results: Results, *, warned: bool) -> tuple[str, bool]:
 
 
 def _sizes(runs: Sequence[RunRow], results: Results) -> str:
+    """Return the sizes of some runs, after the label of their series if other series have none of them."""
     ranks_of = {cell.cell_id: int(cell.gpus) for cell in results.frames.cells}
-    own = sorted({ranks_of[run.cell_id] for run in runs})
+    cells, labels = {run.cell_id for run in runs}, results.labels[0]
+    alone = [name for name, own in by_series(results.rows).items() if cells <= {row.cell_id for row in own}]
+    label = f"{labels[alone[0]]}, " if len(alone) == 1 < len(labels) else ""
+    own = sorted({ranks_of[cell] for cell in cells})
     if len(own) > _MAX_NAMED:
-        return "all sizes" if len(own) == len({*ranks_of.values()}) else count(len(own), "size")
-    return listed([*(f"{size:,}" for size in own[:-1]), count(own[-1], "rank")])
+        return label + ("all sizes" if {*own} == {*ranks_of.values()} else count(len(own), "size"))
+    return label + listed([*(f"{size:,}" for size in own[:-1]), count(own[-1], "rank")])
 
 
 # -- the lines below a table ----------------------------------------------------------

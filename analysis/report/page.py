@@ -138,14 +138,15 @@ def models_of(cells: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _lead(results: Results, tables: Sequence[Decision]) -> tuple[list[tuple[str, str]], bool]:
     """Return labels and values of the first line, and whether a run went wrong."""
-    told = {"incomplete", *(("overlap", "disturbed") if results.frames.runs["left_out"].any() else ())}
-    findings = [fact.kind for fact in results.assessment.findings if fact.severity == "warning"]
-    warnings = [heading(kind) for kind in findings if kind not in told]
-    of_runs = len(results.environment.warnings)
-    warnings += [f"{of_runs} from the runs"] if of_runs else []
+    findings = [fact for fact in results.assessment.findings if fact.severity == "warning"]
+    tells = bool(len(results.frames.runs)) and not results.study.table
+    out = {fact.kind for fact in findings if fact.values.get("disturbed", 0) == fact.values.get("left_out")}
+    kinds = [fact.kind for fact in findings if not tells or fact.kind not in {"incomplete", *out}]
+    kinds += [fact.kind for fact, _ in results.environment.warnings]
+    warnings = dict.fromkeys(map(heading, kinds))
     wrong, is_wrong = went_wrong(results, warned=bool(warnings))
     found = {
-        "wrong": wrong if len(results.frames.runs) and not results.study.table else "",
+        "wrong": wrong if tells else "",
         "use": "; ".join(f"{one.title}: {one.use}" for one in tables if len(tables) > 1),
         "warnings": ", ".join(warnings),
     }
@@ -336,11 +337,8 @@ def _commands(study: Study) -> list[str]:
 def plan_facts(study: Study) -> list[tuple[str, str]]:
     """Return version, seed, repeats, executor, sizes, digest and site defaults of the plan."""
     names = (("bench", "bench_version"), ("seed", "seed"), ("repeats", "repeats"), ("executor", "executor"))
-    facts = [
-        (label, one_line(study.plan.get(key), limit=80))
-        for label, key in names
-        if study.plan.get(key) is not None
-    ]
+    stated = [(label, study.plan[key]) for label, key in names if study.plan.get(key) is not None]
+    facts = [(label, one_line(own, limit=80)) for label, own in stated]
     facts += [
         (f"command {one_line(label, limit=60)}", one_line(text, limit=400))
         for label, text in _labelled_commands(study).items()

@@ -358,9 +358,10 @@ class _Proposal:
 
     @cached_property
     def _names(self) -> dict[str, str]:
-        """The size of each cell, with its batch if other cells have the same size."""
+        """The size of each cell, with its batch if other cells that are described have the same size."""
         rows = first_of_cells(self.results.rows)
-        sizes = Counter(map(job_size, rows))
+        described = [row for row in self.results.rows if row.series not in self._not_described]
+        sizes = Counter(map(job_size, first_of_cells(described)))
         batches = [f" with batch {whole(row.global_batch)}" * (sizes[job_size(row)] > 1) for row in rows]
         return {row.cell_id: job_size(row) + batch for row, batch in zip(rows, batches, strict=True)}
 
@@ -388,9 +389,11 @@ class _Proposal:
 
     @cached_property
     def _not_described(self) -> set[str]:
-        """The other series of the study that have an efficiency."""
-        scaling = {row.series for row in self.results.rows if known(row.efficiency) and not row.is_base}
-        return scaling - {row.series for one in self.series for row in one.rows}
+        """The series with other settings than the described ones, or with the scaling mode of one of them."""
+        own = {one.rows[0].series: one.mode for one in self.series if self.scales}
+        alike, shown = _alike(self.results, [*own]), {row.cell_id for row in self.shown}
+        alike -= {row.series for row in self.results.rows if row.mode in own.values()} - own.keys()
+        return {row.series for row in self.results.rows if row.cell_id not in shown} - alike
 
     def _all_runs(self) -> Iterator[str]:
         """Yield the efficiencies with the runs left out."""
@@ -460,12 +463,18 @@ def _letter(place: int) -> str:
 
 def _described(results: Results) -> list[_Series]:
     """Return one series of strong and one of weak scaling with the same settings, as far as they exist."""
-    rows, parts = results.rows, results.parts
-    settings = {row.series: {**parts.get(row.series, {}), "mode": "", "batch": ""} for row in rows}
+    rows = results.rows
     strong = _series(results, "strong", rows)
-    like = strong.rows[0].series if strong else ""
-    alike = [row for row in rows if not like or settings[row.series] == settings[like]]
-    return [found for found in (strong, _series(results, "weak", alike)) if found]
+    alike = _alike(results, [strong.rows[0].series] if strong else [])
+    weak = _series(results, "weak", [row for row in rows if row.series in alike])
+    return [found for found in (strong, weak) if found]
+
+
+def _alike(results: Results, names: Sequence[str]) -> set[str]:
+    """Return the series that differ from one of ``names``, if any, in scaling mode and batch only."""
+    parts = {row.series: results.parts.get(row.series, {}) for row in results.rows}
+    settings = {name: {**own, "mode": "", "batch": ""} for name, own in parts.items()}
+    return {name for name, own in settings.items() if not names or own in map(settings.get, names)}
 
 
 def _series(results: Results, mode: str, rows: Sequence[ScalingRow]) -> _Series | None:

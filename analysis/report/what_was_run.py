@@ -160,7 +160,7 @@ def _of_kind(executed: Executed, cells: Cells, sources: Sources, *, is_only: boo
     measured = bool(runs["measured"].any())
     if words := [str(word) for word in workload.get("command") or []]:
         label = one_line(command_label(workload, cells[0].get("swept") or {}), limit=60)
-        share = "They" if is_only else f"{count(len(runs), 'run')} ({label})"
+        share = "all runs" if is_only else f"{count(len(runs), 'run')} ({label})"
         command, where = _command(words, cells)
         yield sources.say("method", "command", "plan", share=share, command=command, where=where)
         yield _scripts(executed.commands(cells), sources)
@@ -171,10 +171,10 @@ def _of_kind(executed: Executed, cells: Cells, sources: Sources, *, is_only: boo
     default, every = with_defaults({}), [with_defaults(cell["workload"]) for cell in cells]
     used = [name for name in _SETTINGS if models & set(models_using(name) or models)]
     used += [name for name in _FURTHER if any(own[name] != default[name] for own in every)]
-    options = [
-        f"{name} {texts}".replace("_", " ") for name in used if (texts := " or ".join(_values(cells, name)))
-    ]
-    yield sources.say("method", "built_in", "plan", options=", ".join(options))
+    terms = {name: "strategy" if name == "strategy" else "option" for name in used}
+    found = {name: [term(terms[name], one) for one in _values(cells, name)] for name in used}
+    options = [f"{term('option', name)} {' or '.join(own)}" for name, own in found.items() if own]
+    yield sources.say("method", "built_in", "plan", options=", ".join(options).replace("_", " "))
     inputs = "; or ".join(dict.fromkeys(_input(cell["workload"]) for cell in cells))
     yield sources.say("method", "data", "plan", inputs=inputs)
     if measured:
@@ -193,16 +193,19 @@ def _command(words: Sequence[str], cells: Cells) -> tuple[str, str]:
         "".join(texts[text] if kind == "value" else text for kind, text in tokens(word)) for word in words
     ]
     varied = [f"{names[name]} is {' or '.join(own)}" for name, own in values.items() if len(own) > 1]
+    varied += ["RUN_DIR is the folder of the run"] * ("run_dir" in values)
     where = TEXTS["method"]["where"].format(options=listed(varied)) if varied else ""
     return one_line(shown_command(filled), limit=400), where
 
 
 def _values(cells: Cells, name: str) -> list[str]:
-    """Return the different values of an option or a placeholder, at most eight."""
+    """Return the different values of an option or a placeholder, at most eight and "..." for others."""
     key = "tasks_per_node" if name == "gpus_per_node" else name
     values = [cell.get(key, (cell.get("workload") or {}).get(key)) for cell in cells]
-    texts = list(dict.fromkeys(spelled(value) for value in values if value is not None))[:8]
-    return [term("strategy", one) for one in texts] if name == "strategy" else texts
+    if name.startswith("env."):
+        values = [without_secret_variables(cell.get("env") or {}).get(name[4:]) for cell in cells]
+    texts = list(dict.fromkeys(spelled(value) for value in values if value is not None))
+    return [*texts[:8], "..."] if len(texts) > 8 else texts
 
 
 def _scripts(commands: Sequence[Mapping[str, Any]], sources: Sources) -> str:

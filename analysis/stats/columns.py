@@ -346,6 +346,7 @@ class RunRow(Measurements):
     disturbed: Annotated[tuple[Fact, ...] | None, Column("disturbances; None if not recorded")]
     measured: Annotated[bool, _internal("completed with a throughput and not left out")]
     left_out: Annotated[bool, _internal("does not count because it was disturbed")]
+    left_out_for: Annotated[str, _internal("the one reason for this, or disturbed")]
     wall_s: Annotated[float, _internal("time from start to end", "s")]
     most_useful_s: Annotated[float, _internal("longest useful time of a rank, per step", "s")]
     step_s: Annotated[float, _internal("time of a step of the attribution window", "s")]

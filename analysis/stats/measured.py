@@ -27,18 +27,19 @@ from bench.study.ledger import FailureClass, RunState
 from bench.words import words
 
 
-def left_out(runs: Sequence[RunRow]) -> set[str]:
-    """Return the ids of the disturbed runs that are left out.
+def left_out(runs: Sequence[RunRow]) -> dict[str, str]:
+    """Return the disturbed runs that are left out, by id: the one reason for this, or ``disturbed``.
 
     A reason that disturbed all runs of a cell is a property of the study; no run is left out because of it.
     Runs that were disturbed for another reason are left out, unless this applies to all runs of their cell.
     ``runs`` are those that completed with a throughput.
     """
-    found: set[str] = set()
+    found: dict[str, str] = {}
     common = common_reasons(runs)
     for cell, own in grouped(runs, lambda run: run.cell_id).items():
-        out = {run.run_id for run in own if _reasons_of_run(run) - common[cell]}
-        found |= out if len(out) < len(own) else set()
+        out = {run.run_id: reasons for run in own if (reasons := _reasons_of_run(run) - common[cell])}
+        if len(out) < len(own):
+            found |= {run: min(own) if len(own) == 1 else "disturbed" for run, own in out.items()}
     return found
 
 
@@ -72,7 +73,7 @@ class Frames:
         members: one row per cell and series: ``cell_id, series, mode``.
         runs: one row per planned run: ``run_id, cell_id, state, reason, failure_class``; ``measured``
             (True if the run counts: it completed with a throughput and was not left out),
-            ``left_out`` (True if it does not count because it was disturbed), ``disturbed`` (as in
+            ``left_out, left_out_for`` (if and why it is left out, see :func:`left_out`), ``disturbed`` (as in
             :attr:`analysis.data.load.Study.runs`), ``throughput_samples_per_sec, step_time_sec, wall_s,
             outlier``, ``rate`` (the throughput, even if a table does not give its unit), ``unit`` (counted
             divided by planned samples, NaN if unknown), and the columns of
@@ -125,9 +126,10 @@ def measure(study: Study, *, include_disturbed: bool = False) -> Frames:
         wall_s=wall_seconds(runs),
         rate=rate,
     )
-    out = set() if include_disturbed else left_out(run_rows(runs[runs["measured"]]))
+    out = {} if include_disturbed else left_out(run_rows(runs[runs["measured"]]))
     is_out = runs["run_id"].isin(out)
-    runs = runs.assign(left_out=is_out, measured=runs["measured"] & ~is_out)
+    why = [out.get(run_id, "") for run_id in runs["run_id"]]
+    runs = runs.assign(left_out=is_out, left_out_for=why, measured=runs["measured"] & ~is_out)
     runs["outlier"] = outliers(rate.where(runs["measured"]), by=runs["cell_id"])
     runs["facts"] = pd.Series(_facts_of(run_rows(runs), batch.tolist()), index=runs.index, dtype=object)
     cells = records_of(CellRow, study.cells.assign(ddp=_with_ddp(study)))
@@ -146,13 +148,9 @@ def ranks_sample(runs: Iterable[RunRow]) -> list[RunRow]:
 
 
 def outcome_of(run: RunRow) -> str:
-    """Return the class of a run's failure, the reason for which it was left out, or else its state.
-
-    A run that was left out for several reasons is ``disturbed``.
-    """
+    """Return the class of a run's failure, what it was left out for, or else its state."""
     if run.left_out:
-        reasons = _reasons_of_run(run)
-        return min(reasons) if len(reasons) == 1 else "disturbed"
+        return run.left_out_for
     has_class = run.state in (RunState.FAILED, RunState.CANCELLED) and run.failure_class in list(FailureClass)
     return str(run.failure_class if has_class else run.state)
 

@@ -212,7 +212,7 @@ def test_a_cell_without_a_run_is_listed_last_with_its_reason(tmp_path):
     last = advise({"s": 0}, s=load_study(path)).options[-1]
     assert (last.kind, last.attempted, last.completed) == ("not measured", 3, 0)
     assert math.isnan(last.training_s)
-    assert last.remark == "no run completed: 3 ran out of memory (out of memory)"
+    assert last.remark == "no run counted: 3 ran out of memory (out of memory)"
     assert {last.first, last.cheapest, last.safest} == {False}
 
 

@@ -66,7 +66,7 @@ def test_the_heat_map_has_a_field_per_size_and_batch(tmp_path: Path) -> None:
         assert f"efficiency {row.efficiency:.3f}\n" in tip
     (failed,) = (tip for tip in tips(found) if "failed" in tip)
     assert failed.endswith(
-        "4 nodes × 1 rank = 4 ranks, batch 128, 32 per rank: failed\nno run completed: 3 ran out of memory (out of memory)"
+        "4 nodes × 1 rank = 4 ranks, batch 128, 32 per rank: failed\nno run counted: 3 ran out of memory (out of memory)"
     )
     assert {"Nodes", "Global batch", "64", "128", "1", "2", "4", "failed"} <= set(texts(found))
 

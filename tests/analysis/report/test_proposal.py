@@ -146,9 +146,9 @@ def test_the_method_states_what_the_runs_executed(written):
     text = method(written[0])
     for sentence in (
         "The tool ddp-scaling-bench executed 24 runs of 6 configurations on 2026-01-02 (UTC) [1, 2].",
-        "They executed the training of the tool itself: model mlp, precision bf16 [1].",
+        "The training is that of the tool itself: model mlp, precision bf16 [1].",
         "Input: synthetic batches, so that reading from storage is not included [1].",
-        "The training measured the throughput in 3 timed windows with 150 steps in total per run, after 10 steps",
+        "The training measured the throughput in 3 timed windows with 150 steps in total per run, after at least",
         "Machine: Test CPU @ 2.0 GHz; 8 hosts; ",
         "The guide for the efficiency is 0.8: the POP Centre of Excellence regards efficiencies above 0.8 as",
         "Software and model: Python 3.11.2, PyTorch 2.13.0+cpu, backend gloo, interface eth0, 8,000,000 para",
@@ -161,14 +161,14 @@ def test_the_training_has_only_options_that_its_model_uses_and_each_host_is_coun
     cells = strong(64, sizes=(1, 2))
     options = {"model": "mlp", "parameters": 1000, "seq_len": 128, "image_size": 224, "optimizer": "sgd"}
     for cell in cells:
-        cell.workload = {**cell.workload, **options, "device": "cpu", "grad_accum": 2}
+        cell.workload = {**cell.workload, **options, "device": "cpu", "grad_accum": 2, "compile": True}
     path = finished(tmp_path / "s", cells, repeats=1, epochs=1)
     for file in path.glob("runs/n1x*/*/env.json"):
         text = file.read_text()
         assert text.count('"cores": 8') == 1
         file.write_text(text.replace('"cores": 8', '"cores": 1'))
     text = method(path)
-    assert ": model mlp, optimizer sgd, grad accum 2 [1]" in text
+    assert ": model mlp, optimizer sgd, gradient accumulation 2, torch.compile on [1]" in text
     assert "Machine: Test CPU @ 2.0 GHz; 2 hosts; 1 and 8 cores per host for its ranks;" in text
     assert "in 1 timed window with " in text
     assert "A rank is one process, started by srun [1]." in text
@@ -311,6 +311,47 @@ def test_of_several_strategies_one_is_described_and_the_others_are_counted(tmp_p
     assert texts[-1].startswith("Not described: 2 other series of the study, with other settings [")
 
 
+def test_sizes_without_a_result_are_those_of_the_described_strategy(tmp_path):
+    """FSDP fails at all sizes, and DDP at the largest one."""
+
+    def state(cell: Cell, repeat: int) -> tuple[str, str, str | None]:
+        fails = cell.workload["strategy"] == "fsdp" or cell.world_size == 4
+        return ("failed", "", "bad-exit") if fails else ("completed", "", None)
+
+    cells = []
+    for name in ("ddp", "fsdp", "hsdp"):
+        own = strong(64, sizes=(1, 2, 4), swept={"strategy": name})
+        cells += [replace(cell, workload={**cell.workload, "strategy": name}) for cell in own]
+    texts = limits(finished(tmp_path / "s", cells, state=state)).values()
+    found = [text for text in texts if "no result" in text or "Not described" in text]
+    assert [text.rpartition(" [")[0] for text in found] == [
+        "4 ranks on 4 nodes has no result: no run counted: 3 exited with an error",
+        "Not described: 2 other series of the study, with other settings",
+    ]
+
+
+def test_a_command_is_stated_with_the_values_of_its_variables(tmp_path):
+    cells = strong(64, sizes=(1, 2))
+    for cell in cells:
+        words = ["train", "{env.ALGO}", "{env.WAYS}", "{env.TOKEN}", "{run_dir}/x", "{strategy}"]
+        cell.workload = {**cell.workload, "command": words, "strategy": "ddp"}
+        cell.env = {"ALGO": "Ring", "WAYS": str(cell.nodes), "TOKEN": "hunter2"}
+    text = method(finished(tmp_path / "s", cells))
+    assert "command of all runs is train Ring ENV.WAYS *** RUN_DIR/x ddp, where ENV.WAYS is 1 or 2" in text
+    assert " and RUN_DIR is the folder of the run [1]." in text
+    assert "hunter2" not in text
+
+
+def test_of_many_values_of_an_option_the_rest_is_not_silently_cut(tmp_path):
+    cells = [one for n in range(1, 10) for one in strong(64, sizes=(1,), swept={"seq_len": n})]
+    for cell in cells:
+        words = ["train", "{seq_len}"]
+        cell.workload = {**cell.workload, "command": words, "seq_len": cell.swept["seq_len"]}
+    assert "SEQ_LEN is 1 or 2 or 3 or 4 or 5 or 6 or 7 or 8 or ... [1]" in method(
+        finished(tmp_path / "s", cells)
+    )
+
+
 def test_every_table_of_the_markdown_has_rows_of_one_width(written):
     _, markdown, _ = written
     assert len(tables(markdown)) == 2
@@ -334,6 +375,8 @@ def test_a_study_without_numbers_gives_a_section_that_says_so(tmp_path, state):
     markdown, latex = section(path)
     assert "No two sizes can be compared with each other, so there is no speedup" in markdown
     assert "None of them has a throughput" in markdown
+    assert "The training is that of the tool itself" in markdown
+    assert "They executed" not in markdown
     assert not tables(markdown)
     assert "## Request" not in markdown
     assert "1 rank on 1 node has no result: " in latex
@@ -358,7 +401,7 @@ def test_runs_that_failed_have_no_part_in_the_facts_and_no_traceback_is_referred
         (folder / "env.json").write_text(json.dumps({"schema": 1, "transport": {"network": "RoCE"}}))
     markdown, _ = section(path)
     assert "RoCE" not in markdown
-    assert "4 ranks on 4 nodes has no result: no run completed: 3 exited with an error \\[" in markdown
+    assert "4 ranks on 4 nodes has no result: no run counted: 3 exited with an error \\[" in markdown
     page = (path / "report" / "index.html").read_text()
     assert "RoCE" in page
     assert "traceback above" not in page
@@ -520,7 +563,7 @@ def test_the_section_has_the_same_content_in_both_forms():
         (
             {"source": "recorder"},
             "Timers of the tool in the script measured the throughput in 3 timed windows with 150 steps in total per "
-            "run, after 10 steps of warm-up [1, 2].",
+            "run, after at least 10 steps of warm-up [1, 2].",
             True,
         ),
         (
@@ -550,7 +593,7 @@ def test_of_a_command_only_what_is_known_is_said(tmp_path, metrics, said, main_l
     context = proposal_context(with_findings(path))
     text = context["method"]
     command = "python train.py --batch BATCH_PER_RANK --seq 64 --api-key ***"
-    assert f"They executed the command {command}, where BATCH_PER_RANK is 64 or 32 [1]." in text
+    assert f"The command of all runs is {command}, where BATCH_PER_RANK is 64 or 32 [1]." in text
     assert (
         "the script of this command was train.py (SHA-256 0123456789ab, git commit fedcba987654 with "
         "uncommitted changes) [3]."

@@ -111,7 +111,7 @@ def test_markdown_has_one_line_per_row_and_escapes_what_would_be_markup(tmp_path
     assert re.search(r"(?<!\\)<script", text) is None
     assert r"\<script\>alert(1)\</script\>" in text
     assert "baseline N0: 1x1 (1 rank)" in text
-    assert "no run completed: 3 failed" in text
+    assert "no run counted: 3 failed" in text
 
 
 def test_latex_is_a_tabular_with_balanced_braces_and_nothing_unescaped(tmp_path: Path) -> None:

@@ -192,7 +192,7 @@ def test_a_failed_baseline_is_replaced_by_the_next_size_with_a_reason(tmp_path: 
     found = table(studies.finished(tmp_path / "s", state=state))
     failed, *others = found.to_dict("records")
     assert (failed["state"], failed["n"]) == ("failed", 0)
-    assert failed["reason"] == "no run completed: 3 hit the time limit (ran out of time)"
+    assert failed["reason"] == "no run counted: 3 hit the time limit (ran out of time)"
     numbers = [name for name in PUBLISHED[12:26] if name != "node_hours"]
     assert all(pd.isna(failed[name]) for name in [*numbers, "node_hours"])
     for row in others:
@@ -244,23 +244,23 @@ def test_a_baseline_of_no_planned_size_is_an_error_with_the_sizes(tmp_path: Path
         (
             ["failed", "running", "queued"],
             "running",
-            "no run completed: 1 exited with an error, 1 running and 1 queued (boom)",
+            "no run counted: 1 exited with an error, 1 running and 1 queued (boom)",
         ),
         (
             ["failed", "queued", "failed"],
             "queued",
-            "no run completed: 2 exited with an error and 1 queued (boom)",
+            "no run counted: 2 exited with an error and 1 queued (boom)",
         ),
         (
             ["cancelled", "planned", "cancelled"],
             "cancelled",
-            "no run completed: 2 cancelled and 1 not started",
+            "no run counted: 2 cancelled and 1 not started",
         ),
-        (["planned", "planned", "planned"], "planned", "no run completed: 3 not started"),
+        (["planned", "planned", "planned"], "planned", "no run counted: 3 not started"),
         (
             ["unknown", "cancelled", "planned"],
             "unknown",
-            "no run completed: 1 of unknown state, 1 cancelled and 1 not started",
+            "no run counted: 1 of unknown state, 1 cancelled and 1 not started",
         ),
     ],
 )

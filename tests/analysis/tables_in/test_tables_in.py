@@ -500,7 +500,7 @@ def test_a_row_without_a_value_is_a_cell_with_a_reason(analysed: Report, text: s
     found = analysed(text)
     assert found["n"].to_list() == [1, 0, 1]
     assert found["reason"].iloc[1] == (
-        "no run completed: 1 completed without a throughput (the row has no value)"
+        "no run counted: 1 completed without a throughput (the row has no value)"
     )
 
 
