@@ -27,7 +27,7 @@ from analysis.report.tables import shown_columns, texts_of
 from analysis.report.what_was_run import TEXTS, Executed, Sources, constant_batch, what_was_run
 from analysis.report.words import mode_title
 from analysis.stats.attempts import cell_success, reserve
-from analysis.stats.columns import PROPOSAL, Column, ScalingRow, first_of_cells, three_digits
+from analysis.stats.columns import PROPOSAL, Column, ScalingRow, by_series, first_of_cells, three_digits
 from analysis.stats.estimate import MIN_RUNS
 from analysis.stats.scaling import GUIDE
 from analysis.text import message, one_line
@@ -478,8 +478,10 @@ def _alike(results: Results, names: Sequence[str]) -> set[str]:
 
 
 def _series(results: Results, mode: str, rows: Sequence[ScalingRow]) -> _Series | None:
-    """Return the series of a mode with the most valid, else measured, sizes; in a tie, the plan's first."""
+    """Return the series of a mode with the most valid, else measured, sizes; in a tie, the most runs."""
     measured = [row for row in rows if row.mode == mode and known(row.efficiency)]
+    runs = {name: sum(row.n for row in own) for name, own in by_series(measured).items()}
+    measured.sort(key=lambda row: -runs[row.series])
     valid = [row for row in measured if not results.error_of(row)]
     widest = widest_series(valid, limit=1) or widest_series(measured, limit=1)
     if not widest:

@@ -233,7 +233,11 @@ def _report(
     if proposal:
         figure = proposal_figure(results)
         drawings += [figure] if figure else []
-        files |= render_proposal(proposal_context(results, figure, work=work))
+        context = proposal_context(results, figure, work=work)
+        files |= render_proposal(context)
+        say(f"proposal: {folder / 'proposal.tex'} and proposal.md")
+        if work and not context["request"]:
+            say("the proposal requests no time, because no valid size has a throughput (see its limits)")
     return Report(_write(folder, files, drawings), assessment, verdicts)
 
 
