@@ -98,7 +98,8 @@ def human_duration(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60:02d} s" if whole % 60 else f"{whole // 60} min"
     if whole < 86400:
-        return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+        minutes = round(seconds / 60)
+        return f"{minutes // 60} h {minutes % 60:02d} min"
     hours = round(seconds / 3600)
     return f"{hours // 24} d {hours % 24} h"
 

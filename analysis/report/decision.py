@@ -268,12 +268,13 @@ def _below_too_large(rows: Sequence[ScalingRow], results: Results, *kinds: Verdi
 def _use(rows: Sequence[ScalingRow], results: Results, *, several: bool) -> str:
     """Return the size to use, as far as the runs tell, with its efficiency unless series are ``several``."""
     if best := _of_kind(rows, results, VerdictKind.USE):
-        is_open = any(row.gpus > best[0].gpus for row in _below_too_large(rows, results, *_OPEN))
-        parts = [WORDS["decision"]["at_least"] * is_open + with_layout(best[0])]
+        parts = [with_layout(best[0])]
         if not several:
             parts.append(f"efficiency {efficiency_text(best[0])}")
         if best[0].gpus == rows[-1].gpus:
             parts.append(str(WORDS["decision"]["largest"]))
+        if any(row.gpus > best[0].gpus for row in _below_too_large(rows, results, *_OPEN)):
+            parts.append(str(WORDS["decision"]["larger"]))
         return ", ".join(parts)
     base = next((row for row in rows if row.is_base), None)
     ruled_out = {VerdictKind.TOO_LARGE, VerdictKind.NO_RESULT}

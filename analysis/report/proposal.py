@@ -239,7 +239,8 @@ class _Proposal:
         if (best := found.best) is not None:
             size, efficiency = job_size(best), _efficiency(best)
             values = {"mode": series.mode, "guide": GUIDE, "runs": MIN_RUNS, "efficiency": efficiency}
-            values["undisturbed"] = "" if self.executed.study.table else TEXTS["advice"]["undisturbed"]
+            checks = {one.name: one.possible for one in self.results.assessment.checks}
+            values["undisturbed"] = TEXTS["advice"]["undisturbed"] if checks.get("disturbances") else ""
             yield say("best", "scaling", size=size, **values)
             other = next((row for row in series.rows if row.gpus > best.gpus), None)
             if other is None:
@@ -328,8 +329,8 @@ class _Proposal:
             value = {"share": percent(share), "done": done, "attempts": count(tried, "attempt")}
             yield words["reserve"], words["of_attempts"].format(**value), f"1/({done}/{tried}) - 1 {source}"
             formula += " x (1 + reserve)"
-        total = work.trainings * (1 + share) * times_s[0] / 3600
-        totals = [f"{three_digits(total * times)} {name}" for name, _, times in units]
+        hours = [work.trainings * (1 + share) * time_s / 3600 for time_s in times_s]
+        totals = [f"{_with_range([n * one for one in hours], three_digits)} {name}" for name, _, n in units]
         yield words["total"], ", ".join(totals), formula
 
     @property

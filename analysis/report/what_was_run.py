@@ -146,8 +146,10 @@ def _runs(runs: pd.DataFrame, sources: Sources, *, in_study: int) -> str:
         "cells": count(runs["cell_id"].nunique(), "configuration"),
         "of_all": f" (of {in_study:,} runs of the study)" if in_study > len(runs) else "",
     }
+    if runs["measured"].any():
+        return sources.say("method", "measured", "plan", "runs", when=when, **values)
     text = sources.say("method", "runs", "plan", "runs", what=what, when=when, **values)
-    return text if runs["measured"].any() else f"{text} {sources.say('method', 'unmeasured', 'runs')}"
+    return f"{text} {sources.say('method', 'unmeasured', 'runs')}"
 
 
 # -- the training ---------------------------------------------------------------------
@@ -160,7 +162,7 @@ def _of_kind(executed: Executed, cells: Cells, sources: Sources, *, is_only: boo
     measured = bool(runs["measured"].any())
     if words := [str(word) for word in workload.get("command") or []]:
         label = one_line(command_label(workload, cells[0].get("swept") or {}), limit=60)
-        share = "all runs" if is_only else f"{count(len(runs), 'run')} ({label})"
+        share = "these runs" if is_only else f"{count(len(runs), 'run')} ({label})"
         command, where = _command(words, cells)
         yield sources.say("method", "command", "plan", share=share, command=command, where=where)
         yield _scripts(executed.commands(cells), sources)
@@ -222,7 +224,7 @@ def _scripts(commands: Sequence[Mapping[str, Any]], sources: Sources) -> str:
 def _script(command: Mapping[str, Any]) -> str:
     parts = []
     if command.get("script_sha256"):
-        parts.append(f"SHA-256 {one_line(command['script_sha256'], limit=64)[:12]}")
+        parts.append(f"SHA-256 begins with {one_line(command['script_sha256'], limit=64)[:12]}")
     if command.get("git_commit"):
         state = {"True": " with uncommitted changes", "False": " without changes of tracked files"}
         commit = one_line(command["git_commit"], limit=64)[:12]

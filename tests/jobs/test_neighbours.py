@@ -45,8 +45,9 @@ def test_all_jobs_on_the_nodes_of_runs_are_found(tmp_path: Path, cluster: Cluste
     foreign = cluster.run(["sbatch", *options, "--nodelist=n2,n4", "--nodes=2", "--wrap=sleep 300"])
     job_id = foreign.stdout.strip()
     try:
-        asked = ["squeue", "-h", "-j", job_id, "-o%T"]
-        wait_for(lambda: cluster.run(asked).stdout.split() == ["RUNNING"], what="the foreign job")
+        # The accounting database can learn of the start later than squeue.
+        asked = ["sacct", "-nXP", "-j", job_id, "-o", "State,NodeList"]
+        wait_for(lambda: cluster.run(asked).stdout.strip() == "RUNNING|n[2,4]", what="the foreign job")
         with submitted(study, "--wait"):
             runs = [study.run_json(run_id(number)) for number in (1, 2, 3, 4)]
             jobs = [run["job_id"] for run in runs]

@@ -62,7 +62,7 @@ def test_ranks_that_outnumber_the_cores_of_a_host_share_them(tmp_path: Path) -> 
     found = findings(path)["shared-cores"]
     assert (
         message(found)
-        == "Ranks share cores: n1x4-gloo-srun-b16 (4 threads of 4 ranks on 2 cores). Times of such runs do not show scaling."
+        == "n1x4-gloo-srun-b16 (4 threads of 4 ranks on 2 cores): times of such runs do not show scaling."
     )
     assert found.subject == ("n1x4-gloo-srun-b16",)
     most = {"ranks": 4, "threads": 4, "cores": 2}
@@ -125,9 +125,7 @@ def test_threads_that_differ_between_ranks_and_exceed_the_cores_are_named(tmp_pa
     path = studies.finished(tmp_path / "s", cells, env=env)
     found = findings(path)
     assert list(found) == ["shared-cores", "threads-differ"]
-    assert message(found["shared-cores"]).startswith(
-        "Ranks share cores: n2x2-gloo-srun-b16 (8 threads of 2 ranks on 4 cores)"
-    )
+    assert message(found["shared-cores"]).startswith("n2x2-gloo-srun-b16 (8 threads of 2 ranks on 4 cores)")
     assert message(found["threads-differ"]) == "Threads: n2x2-gloo-srun-b16 has ranks with 2 and 4."
     assert not describe_environment(load_study(path)).warnings
 
@@ -382,8 +380,8 @@ def test_the_same_findings_stand_in_all_four_places(tmp_path: Path) -> None:
     page = unescape((folder / "index.html").read_text(encoding="utf-8"))
     top = page[: page.index('id="decision-strong"')]
     markdown = (folder / "proposal.md").read_text(encoding="utf-8").replace("\\", "")
-    assert "- (a) Not valid: Shared cores. " in markdown
-    assert "<strong>Validity: 2 errors</strong><span>: Shared cores, Threads differ</span>" in top
+    assert "- (a) Not valid: Ranks share cores. " in markdown
+    assert "<strong>Validity: 2 errors</strong><span>: Ranks share cores, Threads differ</span>" in top
     assert ">not valid: Threads differ<" in page
     assert "its values are not valid (" in markdown
     assert "whole loss" in page

@@ -72,11 +72,11 @@ def first_line(path: Path, *, include_disturbed: bool = False) -> tuple[dict[str
             8,
             "3 of 9 runs: 2 hit the time limit (4 ranks); 1 ran out of memory (2 ranks)",
         ),
-        ({}, 2, "3 of 9 runs not valid, Shared cores (4 ranks)"),
+        ({}, 2, "3 of 9 runs not valid, Ranks share cores (4 ranks)"),
         (
             {(4, 1): LATE, (1, 2): LATE},
             2,
-            "4 of 9 runs: 2 hit the time limit (1 and 4 ranks); 2 not valid, Shared cores (4 ranks)",
+            "4 of 9 runs: 2 hit the time limit (1 and 4 ranks); 2 not valid, Ranks share cores (4 ranks)",
         ),
         (
             {(4, 1): RUNNING, (4, 2): QUEUED, (4, 3): PLANNED},
@@ -381,17 +381,17 @@ def test_nothing_is_concluded_from_sizes_that_are_not_valid(tmp_path: Path) -> N
     for cell, kinds, use, unknown in (
         (
             "n8x1-gloo-srun-b8",
-            ["baseline", "use it", "too large", "not valid: Shared cores"],
+            ["baseline", "use it", "too large", "not valid: Ranks share cores"],
             "2 ranks (2 × 1)",
             None,
         ),
         (
             "n4x1-gloo-srun-b16",
-            ["baseline", "use it", "not valid: Shared cores", "too large"],
-            "at least 2 ranks (2 × 1)",
+            ["baseline", "use it", "not valid: Ranks share cores", "too large"],
+            "2 ranks (2 × 1)",
             "4 ranks: not valid",
         ),
-        ("n1x1-gloo-srun-b64", ["not valid: Shared cores"] * 4, "not known yet", "all sizes: not valid"),
+        ("n1x1-gloo-srun-b64", ["not valid: Ranks share cores"] * 4, "not known yet", "all sizes: not valid"),
     ):
         vars(results)["assessment"] = Assessment([Fact("shared-cores", (cell,), {}, "error")], [])
         vars(results).pop("verdicts", None)
@@ -399,7 +399,7 @@ def test_nothing_is_concluded_from_sizes_that_are_not_valid(tmp_path: Path) -> N
         assert verdicts_of(sizes) == kinds
         assert lines["Use"].partition(",")[0] == use
         assert lines.get("Not known") == unknown
-        assert "Shared cores" not in " ".join(lines.values()), "the verdict says it"
+        assert "Ranks share cores" not in " ".join(lines.values()), "the verdict says it"
 
 
 def test_fewer_than_3_runs_recommend_nothing_and_have_shares_without_intervals(tmp_path: Path) -> None:

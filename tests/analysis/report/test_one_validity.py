@@ -360,14 +360,14 @@ def test_the_report_and_its_json_have_the_same_validity_and_size(
     text = written.page.read_text(encoding="utf-8")
     proposal = (written.page.parent / "proposal.md").read_text(encoding="utf-8")
     (best,) = content["recommended"]
-    assert f"<dt>Use</dt><dd>at least {best['gpus']} ranks (" in text
+    assert f"<dt>Use</dt><dd>{best['gpus']} ranks (" in text
     of_size = [one for one in content["verdicts"] if one["cell_id"] == best["cell_id"]]
     assert [(one["verdict"], one["more_runs"], one["reason"]) for one in of_size] == [("use", None, "")]
     table = pd.read_csv(written.page.parent / "scaling.csv")
     assert table["verdict"].to_list() == [one["verdict"] for one in content["verdicts"]]
     assert f"{best['gpus']} ranks on " in proposal
-    assert "error: Shared cores" in text
-    assert "Not valid: Shared cores" in proposal
+    assert "error: Ranks share cores" in text
+    assert "Not valid: Ranks share cores" in proposal
     stored = json.loads((written.page.parent / "validity.json").read_text())["facts"]
     assert stored == json.loads(json.dumps([fact.as_json() for fact in written.assessment.findings]))
 

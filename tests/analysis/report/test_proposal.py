@@ -107,7 +107,7 @@ def test_the_requested_size_is_the_recommended_one_and_why(written):
         f"The requested job size is 2 ranks on 2 nodes, with an efficiency of {own[2]:.3f} ("
     )
     assert (
-        "It is the largest measured size whose whole interval is at least 0.8, with at least 3 runs of"
+        "In strong scaling, it is the largest measured size whose whole interval is at least 0.8, with at least 3 runs of"
         in text
     )
     assert "The next larger size, 4 ranks on 4 nodes, has an efficiency of 0." in text
@@ -145,7 +145,7 @@ def method(path: Path, **options: Any) -> str:
 def test_the_method_states_what_the_runs_executed(written):
     text = method(written[0])
     for sentence in (
-        "The tool ddp-scaling-bench executed 24 runs of 6 configurations on 2026-01-02 (UTC) [1, 2].",
+        "The numbers are those of 24 runs of 6 configurations, executed by the tool ddp-scaling-bench on 2026-01-02 (UTC) [1, 2].",
         "The training is that of the tool itself: model mlp, precision bf16 [1].",
         "Input: synthetic batches, so that reading from storage is not included [1].",
         "The training measured the throughput in 3 timed windows with 150 steps in total per run, after at least",
@@ -254,7 +254,10 @@ def test_a_size_that_is_not_valid_is_not_requested_and_has_no_losses(tmp_path):
     path = finished(tmp_path / "s", strong(64, sizes=(1, 2, 4)), timing=Timing(comm_s=0.1))
     error = Fact("shared-cores", ("n4x1-gloo-srun-b16",), severity="error")
     advice = proposal_context(with_findings(path, error))["advice"]
-    assert "Nothing is concluded about 4 ranks on 4 nodes: its values are not valid (Shared cores)." in advice
+    assert (
+        "Nothing is concluded about 4 ranks on 4 nodes: its values are not valid (Ranks share cores)."
+        in advice
+    )
     assert (
         "a step of 2 ranks on 2 nodes loses 80 % of its time (the baseline: 8 %). The largest losses, as shares of"
         in advice
@@ -262,7 +265,8 @@ def test_a_size_that_is_not_valid_is_not_requested_and_has_no_losses(tmp_path):
     base = Fact("shared-cores", ("n1x1-gloo-srun-b64",), severity="error")
     advice = proposal_context(with_findings(path, base))["advice"]
     assert (
-        "No size is requested: the values of the baseline, 1 rank on 1 node, are not valid (Shared" in advice
+        "No size is requested: the values of the baseline, 1 rank on 1 node, are not valid (Ranks share"
+        in advice
     )
 
 
@@ -308,7 +312,9 @@ def test_of_several_strategies_one_is_described_and_the_others_are_counted(tmp_p
     letters = [row[-1] for row in context["measured"]["rows"]]
     assert letters == ["a, b", "a, b", "b", "b"], "an efficiency is no more valid than its baseline"
     texts = [text for _, text in context["limits"]]
-    assert texts[-1].startswith("Not described: 2 other series of the study, with other settings [")
+    assert texts[-1].startswith(
+        "Not described: 2 other series of the study, with other settings or another batch ["
+    )
 
 
 def test_sizes_without_a_result_are_those_of_the_described_strategy(tmp_path):
@@ -326,7 +332,7 @@ def test_sizes_without_a_result_are_those_of_the_described_strategy(tmp_path):
     found = [text for text in texts if "no result" in text or "Not described" in text]
     assert [text.rpartition(" [")[0] for text in found] == [
         "4 ranks on 4 nodes has no result: no run counted: 3 exited with an error",
-        "Not described: 2 other series of the study, with other settings",
+        "Not described: 2 other series of the study, with other settings or another batch",
     ]
 
 
@@ -337,7 +343,7 @@ def test_a_command_is_stated_with_the_values_of_its_variables(tmp_path):
         cell.workload = {**cell.workload, "command": words, "strategy": "ddp"}
         cell.env = {"ALGO": "Ring", "WAYS": str(cell.nodes), "TOKEN": "hunter2"}
     text = method(finished(tmp_path / "s", cells))
-    assert "command of all runs is train Ring ENV.WAYS *** RUN_DIR/x ddp, where ENV.WAYS is 1 or 2" in text
+    assert "command of these runs is train Ring ENV.WAYS *** RUN_DIR/x ddp, where ENV.WAYS is 1 or 2" in text
     assert " and RUN_DIR is the folder of the run [1]." in text
     assert "hunter2" not in text
 
@@ -447,7 +453,7 @@ def test_a_table_without_nodes_gives_rank_hours_and_says_nothing_about_single_ru
     context = proposal_context(results, work=Work(1_300_000, 2, 5))
     rows = {what: (value, source) for what, value, source in context["request"]}
     assert rows["Rank-hours"] == ("7.60 (7.50 to 7.70)", "2 ranks x time")
-    assert rows["Total"] == ("38.0 rank-hours", "trainings x hours")
+    assert rows["Total"] == ("38.0 (37.5 to 38.5) rank-hours", "trainings x hours")
     assert "of it and of the baseline. No larger size" in context["advice"]
     assert "A throughput is the harmonic mean over the n rows of a size." in context["method"]
 
@@ -593,9 +599,9 @@ def test_of_a_command_only_what_is_known_is_said(tmp_path, metrics, said, main_l
     context = proposal_context(with_findings(path))
     text = context["method"]
     command = "python train.py --batch BATCH_PER_RANK --seq 64 --api-key ***"
-    assert f"The command of all runs is {command}, where BATCH_PER_RANK is 64 or 32 [1]." in text
+    assert f"The command of these runs is {command}, where BATCH_PER_RANK is 64 or 32 [1]." in text
     assert (
-        "the script of this command was train.py (SHA-256 0123456789ab, git commit fedcba987654 with "
+        "the script of this command was train.py (SHA-256 begins with 0123456789ab, git commit fedcba987654 with "
         "uncommitted changes) [3]."
     ) in text
     assert said in text

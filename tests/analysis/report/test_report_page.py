@@ -386,13 +386,13 @@ def test_ranks_that_outnumber_cores_are_reported_on_top(tmp_path: Path) -> None:
     path = studies.finished(tmp_path / "s", cells, env=lambda cell: studies.environment(cell, cores=2))
     page = report(path)
     text, remarks = page.text, [row[3] for row in page.rows]
-    assert remarks == ["", "", "error: Shared cores"]
+    assert remarks == ["", "", "error: Ranks share cores"]
     assert (
-        "Shared cores n1x4-gloo-srun-b16 Ranks share cores: n1x4-gloo-srun-b16 (4 threads of 4 ranks on 2 cores)."
+        "Ranks share cores n1x4-gloo-srun-b16 n1x4-gloo-srun-b16 (4 threads of 4 ranks on 2 cores): times of such"
         in text
     )
-    assert text.index("Shared cores") < text.index("Strong scaling")
-    assert text.count("Shared cores") == 5, "first line, summary, row, verdict and remark"
+    assert text.index("Ranks share cores") < text.index("Strong scaling")
+    assert text.count("Ranks share cores") == 5, "first line, summary, row, verdict and remark"
 
 
 def test_failed_runs_are_listed_with_reason_and_an_outlier_is_flagged(tmp_path: Path) -> None:
