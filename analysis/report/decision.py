@@ -84,11 +84,12 @@ class Decision:
 
     @property
     def use(self) -> str:
-        """The size to use, as far as the runs tell, with its largest loss."""
-        used = [row for _, rows in self.groups for row in rows if row.kind == VerdictKind.USE]
-        losses = {row.loss for row in used} - {MISSING}
-        known_loss = [WORDS["decision"]["loss"].format(loss=loss) for loss in losses if len(losses) == 1]
-        return "".join([self.lines[0][1], *known_loss])
+        """The size to use, as far as the runs tell, and of one series with its largest loss."""
+        rows = [row for _, own in self.groups for row in own if row.kind == VerdictKind.USE]
+        losses = [row.loss for row in rows if len(self.groups) == 1 and row.loss != MISSING]
+        return "".join(
+            [self.lines[0][1], *(WORDS["decision"]["loss"].format(loss=loss) for loss in losses[:1])]
+        )
 
 
 def decisions(results: Results) -> list[Decision]:
