@@ -86,10 +86,9 @@ class Decision:
     def use(self) -> str:
         """The size to use, as far as the runs tell, and of one series with its largest loss."""
         rows = [row for _, own in self.groups for row in own if row.kind == VerdictKind.USE]
-        losses = [row.loss for row in rows if len(self.groups) == 1 and row.loss != MISSING]
-        return "".join(
-            [self.lines[0][1], *(WORDS["decision"]["loss"].format(loss=loss) for loss in losses[:1])]
-        )
+        if len(self.groups) > 1 or not rows or rows[0].loss == MISSING:
+            return self.lines[0][1]
+        return self.lines[0][1] + str(WORDS["decision"]["loss"].format(loss=rows[0].loss))
 
 
 def decisions(results: Results) -> list[Decision]:

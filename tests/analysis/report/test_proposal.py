@@ -150,7 +150,7 @@ def test_the_method_states_what_the_runs_executed(written):
         "Input: synthetic batches, so that reading from storage is not included [1].",
         "The training measured the throughput in 3 timed windows with 150 steps in total per run, after at least",
         "Machine: Test CPU @ 2.0 GHz; 8 hosts; ",
-        "The guide for the efficiency is 0.8: the POP Centre of Excellence regards efficiencies above 0.8 as",
+        "The guide for the efficiency is 0.8, which the POP Centre of Excellence regards as acceptable for its own",
         "Software and model: Python 3.11.2, PyTorch 2.13.0+cpu, backend gloo, interface eth0, 8,000,000 para",
     ):
         assert sentence in text
