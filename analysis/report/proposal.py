@@ -167,7 +167,7 @@ class _Proposal:
         advice = [*self.advice(), *self.losses()] if self.scales else []
         rate = self.row.throughput_samples_per_sec if self.scales and not self.error else math.nan
         request = list(self.request()) if known(rate) else []
-        limits = [text for _, text in findings] + list(self.limits(request))
+        limits = [text for _, text, _ in findings] + list(self.limits(request))
         caption = f"{figure.subject}, {figure.mode} scaling. {figure.caption}".strip() if figure else ""
         return {
             "title": f"Scaling of {self.results.study.name}",
@@ -198,7 +198,7 @@ class _Proposal:
             yield self.sources.say("method", one.mode, batch=constant_batch(one.mode, self.executed))
         yield self.sources.say("method", "guide", "guide", guide=GUIDE)
 
-    def table(self, findings: Sequence[tuple[set[str], str]]) -> dict[str, Any]:
+    def table(self, findings: Sequence[tuple[set[str], str, bool]]) -> dict[str, Any]:
         """Return the table's caption, headings and rows; an empty column is left out."""
         rows = [self._table_row(row, one.mode, findings) for one in self.series for row in one.rows]
         columns = shown_columns(PROPOSAL, ProposalRow)
@@ -221,11 +221,15 @@ class _Proposal:
             "rows": [list(row) for row in zip(*texts.values(), strict=True)],
         }
 
-    def _table_row(self, row: ScalingRow, mode: str, findings: Sequence[tuple[set[str], str]]) -> ProposalRow:
-        own = {row.cell_id}
-        if row.base and row.base.cell_id in self.results.invalid:  # an efficiency is as valid as its baseline
-            own.add(row.base.cell_id)
-        affected = [_letter(place) for place, (cells, _) in enumerate(findings) if own & cells]
+    def _table_row(
+        self, row: ScalingRow, mode: str, findings: Sequence[tuple[set[str], str, bool]]
+    ) -> ProposalRow:
+        base = row.base.cell_id if row.base else ""  # an efficiency is as valid as its baseline
+        affected = [
+            _letter(place)
+            for place, (cells, _, is_error) in enumerate(findings)
+            if row.cell_id in cells or (is_error and base in cells)
+        ]
         values = vars(row) if mode else vars(row) | {"speedup": math.nan, "efficiency": math.nan}
         cost = hours_per_million(row)
         return ProposalRow(**values | {"mode": mode}, cost=cost, limits=", ".join(affected))
@@ -340,8 +344,8 @@ class _Proposal:
 
     # -- limits -----------------------------------------------------------------------
 
-    def findings(self) -> list[tuple[set[str], str]]:
-        """Return the errors and warnings about the cells of the table, in words, and sizes with few runs."""
+    def findings(self) -> list[tuple[set[str], str, bool]]:
+        """Return the findings about cells of the table, and sizes with few runs: cells, words, is an error."""
         shown = {row.cell_id: row for row in self.shown}
         others = TEXTS["limits"]["others"]
         names = {cell: name if cell in shown else others for cell, name in self._names.items()}
@@ -352,9 +356,10 @@ class _Proposal:
                 subject = list(dict.fromkeys(names.get(cell, others) for cell in subject))
                 named = replace(fact, subject=tuple(subject), values=_renamed(fact.values, names))
                 values = {"heading": heading(fact.kind), "text": message(named)}
-                found.append((cells, self.sources.say("limits", fact.severity, "page", **values)))
+                text = self.sources.say("limits", fact.severity, "page", **values)
+                found.append((cells, text, fact.severity == "error"))
         if few := {cell for cell, row in shown.items() if 0 < row.n < MIN_RUNS}:
-            found.append((few, self.sources.say("limits", "few_runs", runs=MIN_RUNS)))
+            found.append((few, self.sources.say("limits", "few_runs", runs=MIN_RUNS), False))
         return found
 
     @cached_property

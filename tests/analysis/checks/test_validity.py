@@ -270,7 +270,7 @@ def test_runs_that_were_not_stable_are_counted(tmp_path: Path) -> None:
     path = studies.finished(tmp_path / "s", studies.strong(sizes=(1, 2)), env=env)
     found = findings(path)["not-stable"]
     assert message(found) == (
-        "In 3 of 6 runs (n2x1-gloo-srun-b32), the medians of the step times in the two halves of the warm-up "
+        "In 3 of 6 runs of the study (n2x1-gloo-srun-b32), the medians of the step times in the two halves of the warm-up "
         "(without its first 2 steps) differ by more than 10 % on some rank."
     )
     assert found.values == {"runs": 3, "of": 6}

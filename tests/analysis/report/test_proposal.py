@@ -627,5 +627,5 @@ def test_disturbances_are_counted_without_runs_and_times(written):
     assert texts["b"] == "Disturbed runs. 3 of 24 completed runs were disturbed, 3 of them left out. [6]"
     assert texts["a"].endswith(
         "(CPU time of foreign processes (50 % of the time of the cores in use) on n1). "
-        "None of these runs is left out. [6]"
+        "No run is left out for this reason. [6]"
     )
