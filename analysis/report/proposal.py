@@ -60,6 +60,8 @@ _DETAILS = ("start", "end", "runs", "reason")
 #: Columns that the table's caption explains.
 _EXPLAINED = ("global_batch", "cost")
 _COST = "Node-h per million"
+#: The cells that a finding names, the finding in words, and whether it is an error.
+_Finding = tuple[set[str], str, bool]
 
 
 @dataclass(frozen=True)
@@ -198,7 +200,7 @@ class _Proposal:
             yield self.sources.say("method", one.mode, batch=constant_batch(one.mode, self.executed))
         yield self.sources.say("method", "guide", "guide", guide=GUIDE)
 
-    def table(self, findings: Sequence[tuple[set[str], str, bool]]) -> dict[str, Any]:
+    def table(self, findings: Sequence[_Finding]) -> dict[str, Any]:
         """Return the table's caption, headings and rows; an empty column is left out."""
         rows = [self._table_row(row, one.mode, findings) for one in self.series for row in one.rows]
         columns = shown_columns(PROPOSAL, ProposalRow)
@@ -221,9 +223,7 @@ class _Proposal:
             "rows": [list(row) for row in zip(*texts.values(), strict=True)],
         }
 
-    def _table_row(
-        self, row: ScalingRow, mode: str, findings: Sequence[tuple[set[str], str, bool]]
-    ) -> ProposalRow:
+    def _table_row(self, row: ScalingRow, mode: str, findings: Sequence[_Finding]) -> ProposalRow:
         base = row.base.cell_id if row.base else ""  # an efficiency is as valid as its baseline
         affected = [
             _letter(place)
@@ -344,8 +344,8 @@ class _Proposal:
 
     # -- limits -----------------------------------------------------------------------
 
-    def findings(self) -> list[tuple[set[str], str, bool]]:
-        """Return the findings about cells of the table, and sizes with few runs: cells, words, is an error."""
+    def findings(self) -> list[_Finding]:
+        """Return the errors and warnings about cells of the table, and the sizes with few runs."""
         shown = {row.cell_id: row for row in self.shown}
         others = TEXTS["limits"]["others"]
         names = {cell: name if cell in shown else others for cell, name in self._names.items()}
