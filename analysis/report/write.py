@@ -237,7 +237,7 @@ def _report(
         files |= render_proposal(context)
         say(f"proposal: {folder / 'proposal.tex'} and proposal.md")
         if work and not context["request"]:
-            say("the proposal requests no time, because no valid size has a throughput (see its limits)")
+            say("the proposal requests no time, and says why")
     return Report(_write(folder, files, drawings), assessment, verdicts)
 
 

@@ -629,3 +629,16 @@ def test_disturbances_are_counted_without_runs_and_times(written):
         "(CPU time of foreign processes (50 % of the time of the cores in use) on n1). "
         "No run is left out for this reason. [6]"
     )
+
+
+@pytest.mark.parametrize(("sizes", "requests"), [((1, 2), True), ((1,), False)])
+def test_the_paths_are_told_and_that_a_proposal_requests_nothing(
+    tmp_path, nothing_drawn, sizes: tuple[int, ...], requests: bool
+) -> None:
+    steps: list[str] = []
+    path = finished(tmp_path / "s", strong(sizes=sizes))
+    write_report(path, proposal=True, work=Work(1000), progress=steps.append)
+    assert f"proposal: {path / 'report' / 'proposal.tex'} and proposal.md" in steps
+    assert ("the proposal requests no time, and says why" not in steps) is requests
+    if not requests:
+        assert "No two sizes can be compared" in (path / "report" / "proposal.md").read_text()
