@@ -1,0 +1,271 @@
+"""Compare what `bench` says about the frozen studies with the expected values.
+
+    python tests/freeze/compare.py [--write] [STUDY ...]
+
+The archives in ``studies/`` are real studies as `bench` left them. Each is unpacked into a temporary
+folder, where `bench status`, `verify`, `report` and `plan` are called. Each difference is one line
+with study, file, row, column, expected and actual value; the exit code is then 1. ``--write`` writes
+the expected values anew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import json
+import math
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from tests.analysis.figures import no_figure  # noqa: E402
+from tests.commands import command_line  # noqa: E402
+
+HERE = Path(__file__).parent
+STUDIES = sorted(path.name.removesuffix(".tar.xz") for path in HERE.glob("studies/*.tar.xz"))
+TOLERANCE = 1e-9
+#: The columns that identify a row of a table.
+KEYS = {
+    "scaling.csv": ["series", "cell_id"],
+    "runs.csv": ["run_id", "attempt"],
+    "causes.csv": ["series", "cell_id", "cause", "run_id", "node", "rank", "part"],
+    "states.csv": ["run_id"],
+    "verify.csv": ["run_id"],
+    "report.csv": ["item", "subject"],
+}
+#: Columns that are not compared, with the reason.
+VOLATILE: dict[tuple[str, str], str] = {}
+#: Tables with more rows are compared by the sums of each cell.
+MAX_ROWS = 500
+
+Row = dict[str, str]
+Tables = dict[str, list[Row]]
+
+
+def actual(study: str, folder: Path) -> tuple[Tables, dict[str, str]]:
+    """Unpack a study into ``folder``, and return the tables and the scripts that `bench` makes of it."""
+    with tarfile.open(HERE / f"studies/{study}.tar.xz") as archive:
+        archive.extractall(folder, filter="data")
+    if (table := folder / f"{study}.csv").exists():
+        return _report(table, folder, folder / f"{study}-report"), {}
+    tables = {
+        "states.csv": [
+            _row(run, "run_id", "state", "failure_class") for run in _ask("status", study, folder)
+        ],
+        "verify.csv": [_row(run, "run_id", "passed") for run in _ask("verify", study, folder)],
+    }
+    tables |= _report(folder / study, folder, folder / study / "report")
+    return tables, _scripts(study, folder)
+
+
+def _bench(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    done = command_line.bench(*words, cwd=cwd, BENCH_SITE="", BENCH_RESULTS=str(cwd))
+    if done.returncode not in (0, 1) or not done.stdout:
+        raise RuntimeError(f"bench {' '.join(words)}: {done.returncode}: {done.stderr}")
+    return done
+
+
+def _ask(command: str, study: str, folder: Path) -> list[Mapping[str, object]]:
+    content = json.loads(_bench(command, f"./{study}", "--json", cwd=folder).stdout)
+    return list(content["runs"])
+
+
+def _row(content: Mapping[str, object], *names: str) -> Row:
+    return {name: _text(content[name]) for name in names}
+
+
+def _text(value: object) -> str:
+    return "" if value is None else str(value)
+
+
+def _report(source: Path, folder: Path, report: Path) -> Tables:
+    """Write a report without figures, and return its tables, verdicts and validity."""
+    with no_figure():
+        said = json.loads(_bench("report", f"./{source.name}", "--json", cwd=folder).stdout)
+    tables = {
+        name: _read(report / name)
+        for name in ("scaling.csv", "runs.csv", "causes.csv")
+        if (report / name).exists()
+    }
+    rows = [("validity", one["code"], one["severity"]) for one in said["validity"]]
+    for one in said["verdicts"]:
+        told = [_text(one[name]) for name in ("verdict", "reason", "more_runs")]
+        rows.append(("verdict", f"{one['series']} {one['cell_id']}", "; ".join(filter(None, told))))
+    rows += [("recommended", _name(one), json.dumps(one, sort_keys=True)) for one in said["recommended"]]
+    tables["report.csv"] = [dict(zip(("item", "subject", "value"), row, strict=True)) for row in rows]
+    return {name: _sums(rows) if len(rows) > MAX_ROWS else rows for name, rows in tables.items()}
+
+
+def _name(recommended: object) -> str:
+    return str(recommended.get("series", "")) if isinstance(recommended, dict) else str(recommended)
+
+
+def _sums(rows: Sequence[Row]) -> list[Row]:
+    """Return one row per cell: the sums of its numbers, and the number of each of its texts."""
+    cells: dict[str, list[Row]] = {}
+    for row in rows:
+        cells.setdefault(row["cell_id"], []).append(row)
+    return [
+        {"run_id": cell, "attempt": ""}
+        | {name: _sum([row[name] for row in own]) for name in own[0] if name != "run_id"}
+        for cell, own in cells.items()
+    ]
+
+
+def _sum(values: Sequence[str]) -> str:
+    numbers = [_number(value) for value in values if value]
+    if None not in numbers:
+        return repr(math.fsum(number for number in numbers if number is not None))
+    counts = Counter(values)
+    return (
+        next(iter(counts))
+        if len(counts) == 1
+        else f"{len(counts)} texts, most often {max(counts.values())} times"
+    )
+
+
+def _scripts(study: str, folder: Path) -> dict[str, str]:
+    """Plan the study's matrix anew, and return the scripts without the paths of this machine."""
+    matrix, planned = folder / f"{study}.yaml", folder / "planned"
+    if not (folder / study / "scripts").exists():
+        return {}
+    shutil.copy(folder / study / "matrix.yaml", matrix)
+    _bench("plan", f"./{study}.yaml", "--results", str(planned), cwd=folder)
+    places = {str(folder): "FOLDER", sys.executable: "PYTHON", str(ROOT): "ROOT"}
+    found = {}
+    for path in sorted((planned / study / "scripts").glob("n[0-9]*")):
+        text = path.read_text()
+        for place, word in places.items():
+            text = text.replace(place, word)
+        found[path.name] = text
+    return found
+
+
+def _read(path: Path) -> list[Row]:
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def differences(study: str) -> Iterator[str]:
+    """Yield a line for each difference of a study from its expected values."""
+    with tempfile.TemporaryDirectory() as folder:
+        tables, scripts = actual(study, Path(folder).resolve())
+    expected = {path.name: _read(path) for path in sorted((HERE / "expected" / study).glob("*.csv"))}
+    for name in sorted({*expected, *tables}):
+        if name not in tables or name not in expected:
+            yield f"{study} {name}: {'an additional' if name in tables else 'a missing'} file"
+        else:
+            yield from (f"{study} {name}: {line}" for line in _compare(name, expected[name], tables[name]))
+    yield from _compare_scripts(study, scripts)
+
+
+def _compare(name: str, expected: Sequence[Row], found: Sequence[Row]) -> Iterator[str]:
+    before, after = _keyed(name, expected), _keyed(name, found)
+    columns = (
+        {column for row in expected[:1] for column in row},
+        {column for row in found[:1] for column in row},
+    )
+    if expected and found:
+        yield from (f"missing column {column}" for column in sorted(columns[0] - columns[1]))
+        yield from (f"additional column {column}" for column in sorted(columns[1] - columns[0]))
+    yield from (f"missing row {key}" for key in before if key not in after)
+    yield from (f"additional row {key}" for key in after if key not in before)
+    shared = [key for key in before if key in after]
+    if shared != [key for key in after if key in before]:
+        yield "the rows have another order"
+    for key in shared:
+        for column, value in before[key].items():
+            if (
+                column in after[key]
+                and (name, column) not in VOLATILE
+                and not _same(value, after[key][column])
+            ):
+                yield f"row {key}, column {column}: expected {value!r}, actual {after[key][column]!r}"
+
+
+def _keyed(name: str, rows: Iterable[Row]) -> dict[str, Row]:
+    keyed: dict[str, Row] = {}
+    for row in rows:
+        key = " ".join(row[column] for column in KEYS[name] if row.get(column))
+        while key in keyed:
+            key += " (again)"
+        keyed[key] = row
+    return keyed
+
+
+def _number(value: str) -> float | None:
+    try:
+        return float(value)
+    except ValueError:
+        return None
+
+
+def _same(one: str, other: str) -> bool:
+    if one == other:
+        return True
+    numbers = _number(one), _number(other)
+    return None not in numbers and math.isclose(*numbers, rel_tol=TOLERANCE)  # type: ignore[arg-type]
+
+
+def _compare_scripts(study: str, found: Mapping[str, str]) -> Iterator[str]:
+    expected = {path.name: path.read_text() for path in sorted((HERE / "scripts" / study).glob("*"))}
+    for name in sorted({*expected, *found}):
+        if name not in found or name not in expected:
+            yield f"{study} scripts/{name}: {'an additional' if name in found else 'a missing'} file"
+        elif expected[name] != found[name]:
+            lines = zip(expected[name].splitlines(), found[name].splitlines(), strict=False)
+            number, pair = next(((i, p) for i, p in enumerate(lines, 1) if p[0] != p[1]), (0, ("", "")))
+            yield f"{study} scripts/{name}: line {number}: expected {pair[0]!r}, actual {pair[1]!r}"
+
+
+def write(study: str) -> None:
+    """Write the expected values of a study anew."""
+    with tempfile.TemporaryDirectory() as folder:
+        tables, scripts = actual(study, Path(folder).resolve())
+    for place in (HERE / "expected" / study, HERE / "scripts" / study):
+        shutil.rmtree(place, ignore_errors=True)
+    for name, rows in tables.items():
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, rows[0] if rows else KEYS[name], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        _put(HERE / "expected" / study / name, text.getvalue())
+    for name, script in scripts.items():
+        _put(HERE / "scripts" / study / name, script)
+
+
+def _put(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+
+
+def main() -> int:
+    """Compare or write the named studies, by default all."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("studies", nargs="*", metavar="STUDY", help=", ".join(STUDIES))
+    parser.add_argument("--write", action="store_true", help="write the expected values anew")
+    given = parser.parse_args()
+    found = 0
+    for study in given.studies or STUDIES:
+        if given.write:
+            write(study)
+            continue
+        for line in differences(study):
+            print(line)
+            found += 1
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
