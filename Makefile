@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 # Where Python may not write bytecode, each of the tests' processes compiles all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test check benchmark gpu campaign campaign-causes campaign-disturbed campaign-links campaign-preflight slow-nodes torch-releases cluster cluster-down releases clean setup setup-tests
+.PHONY: help demo test check benchmark gpu campaign torch-releases cluster cluster-down releases clean setup setup-tests
 
 help:
 	@echo "make demo       set up, run a small study on this machine, end with the path of its report"
@@ -15,12 +15,8 @@ help:
 	@echo "make check      ruff, mypy, layers and docs"
 	@echo "make benchmark  print the ratios that docs/benchmarks.md describes"
 	@echo "make gpu        on a machine with a GPU: its tests and measurements, in at most 8 minutes"
-	@echo "make campaign   kill bench submit 50 times on the test cluster, cause every fault, check intervals by simulation"
-	@echo "make slow-nodes  count false alarms about slow nodes in simulated studies"
-	@echo "make campaign-causes  plant causes of lost time in a script, and check which are named (25 minutes)"
-	@echo "make campaign-disturbed  disturb runs on the test cluster, and check which runs are called disturbed"
-	@echo "make campaign-links  measure links of random rates on the test cluster with the default settings"
-	@echo "make campaign-preflight  check on the test cluster and by simulation that bench preflight finds slow nodes and links"
+	@echo "make campaign   on the test cluster: kill bench submit 50 times, cause every fault, measure known links, plant"
+	@echo "                causes of lost time; check intervals by simulation (an hour)"
 	@echo "make torch-releases  test the measurement with other releases of torch and Python (40 GB, an hour)"
 	@echo "make cluster    start a real Slurm on this machine (make cluster-down stops it); SLURM=trixie: another release"
 	@echo "make releases   run the tests of the cluster and the fault campaign on four Slurm releases (two hours)"
@@ -56,46 +52,21 @@ GPU ?=
 gpu:
 	@$(PYTHON) benchmarks/gpu.py $(GPU)
 
-# Half an hour on the test cluster: kill bench submit at random moments, cause every fault of a run, and check
-# the intervals of simulated studies. For a short one: make campaign KILLS=2 FAULTS=killed STUDIES=20 PREDICTIONS=5
+# An hour on the test cluster: kill bench submit at random moments, cause every fault of a run, check the intervals of
+# simulated studies, measure links of random rates, and plant causes of lost time. For a short one:
+# make campaign KILLS=2 FAULTS=killed STUDIES=20 LINKS=1 SEEDS=1 KINDS="checkpoint metrics"
 KILLS ?= 50
 FAULTS ?=
 STUDIES ?= 1000
-PREDICTIONS ?= 500
-TRIALS ?= 3000
+LINKS ?= 5
+SEEDS ?= 3
+KINDS ?=
 campaign: setup-tests
 	$(BIN)/python benchmarks/campaign_submit.py --kills $(KILLS)
 	$(BIN)/python benchmarks/campaign_faults.py $(FAULTS)
-	$(BIN)/python benchmarks/campaign_statistics.py --studies $(STUDIES) --predictions $(PREDICTIONS)
-	$(BIN)/python benchmarks/campaign_compare.py --studies $(STUDIES)
-	$(BIN)/python benchmarks/campaign_damage.py --trials $(TRIALS)
-
-slow-nodes: setup-tests
-	$(BIN)/python benchmarks/campaign_slow_nodes.py --studies $(STUDIES)
-
-# An hour on the test cluster: disturb runs by jobs and processes on their nodes, and check which are called disturbed.
-DRAWS ?= 40
-HEALTHY ?= 12
-campaign-disturbed: setup-tests
-	$(BIN)/python benchmarks/campaign_disturbed.py --draws $(DRAWS) --studies $(HEALTHY)
-
-# For a part: make campaign-causes KINDS="checkpoint metrics" SEEDS=1; CAUSES=--pairs or --local.
-KINDS ?=
-SEEDS ?= 3
-CAUSES ?=
-campaign-causes: setup-tests
-	$(BIN)/python benchmarks/campaign_causes.py --seeds $(SEEDS) $(CAUSES) $(KINDS)
-
-# Links of random rates, measured with the default settings: LINKS of a minute each.
-LINKS ?= 5
-campaign-links: setup-tests
+	$(BIN)/python benchmarks/campaign_statistics.py --studies $(STUDIES)
 	$(BIN)/python benchmarks/campaign_links.py --draws $(LINKS)
-
-# An hour on the test cluster, and simulated networks. For a short one:
-# make campaign-preflight PREFLIGHTS="--draws 2 --two 1 --eight 0 --simulated 200"
-PREFLIGHTS ?=
-campaign-preflight: setup-tests
-	$(BIN)/python benchmarks/campaign_preflight.py $(PREFLIGHTS)
+	$(BIN)/python benchmarks/campaign_causes.py --seeds $(SEEDS) $(KINDS)
 
 # Virtual environments in the user's cache; they are kept. For one release: make torch-releases RELEASES=2.4.1
 RELEASES ?=

@@ -1,23 +1,19 @@
 """Plant causes of lost time in a user's script, and check which causes report/causes.csv names.
 
     python benchmarks/campaign_causes.py [--seeds N] [--seed N] [--local] [KIND ...]
-    python benchmarks/campaign_causes.py --pairs
 
 Each draw (random trial) is a study of planted_training.py with the recorder: three runs of two ranks with the
 planted cause, whose size is random. The largest named cause is compared with the planted one. Each rank
 measures the time of its planted cause on its own clock, and the true share is this time divided by the time
 of a step. A cause that is known only by a count, a setting or a warning has no share. The studies of causes
 within DDP's own work also have runs without the cause: any cause named for these runs is a false alarm. Some
-kinds use the nodes of a Slurm test cluster, which needs root (``--local`` leaves them out). The links of
-these nodes have no nominal rate, so ``slow-fabric`` writes one to conditions.json. Some planted causes are
-errors of validity, such as ranks that share cores. Therefore cells with errors are divided, too.
-
-``--pairs`` plants two causes at once, each pair twice.
+kinds use the nodes of a Slurm test cluster, which needs root (``--local`` leaves them out). Some planted
+causes are errors of validity, such as ranks that share cores. Therefore cells with errors are divided, too.
 
 On a busy machine, ``cpu-starved`` is named as well; if it has no share, it is printed but not counted. The
 exit code is 1 if fewer than 90 % of the draws are right, if more than 3 % name a wrong cause, if more than
 2 % of the studies name a cause where none was planted, or if a planted cause takes less than 10 % of the
-step. With ``--pairs``, both causes of 16 of 20 pairs must be named with shares within 10 percentage points.
+step.
 """
 
 from __future__ import annotations
@@ -30,7 +26,6 @@ import random
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
@@ -52,7 +47,7 @@ from bench.words import sentences
 if TYPE_CHECKING:
     from tests.cluster.bed import Cluster
 
-TRAINING, WARM_START = (Path(__file__).with_name(name) for name in ("planted_training.py", "warm_start.py"))
+TRAINING = Path(__file__).with_name("planted_training.py")
 #: The planted kinds, each with the cause that is right for it.
 KINDS = {
     "checkpoint": "outside-timers",
@@ -60,8 +55,6 @@ KINDS = {
     "no-sync": "extra-communication",
     "loader": "data-loading",
     "late-forward": "late-rank",
-    "unused": "unused-parameters",
-    "grad-strides": "grad-strides",
     "logging": "outside-timers",
     "recompile": "recompilation",
     "strong": "smaller-share",
@@ -75,40 +68,24 @@ KINDS = {
     "gather": "extra-communication",
     "late-node": "late-node",
     "overlap": "overlap",
-    "slow-fabric": "slow-fabric",
 }
 #: Kinds that need the test cluster.
-ON_CLUSTER = ("late-node", "overlap", "slow-fabric")
+ON_CLUSTER = ("late-node", "overlap")
 #: The range of each amount; for the other kinds it is in seconds, from 15 to 45 % of the step.
 AMOUNTS = {
     "metrics": (40, 120),
     "gather": (15, 40),
     "no-sync": (4, 16),
-    "unused": (2, 6),
-    "grad-strides": (1500, 2500),
 }
 #: Kinds whose studies also have runs without the cause, and all kinds whose cause has no share.
-COMPARED = ("no-sync", "unused", "grad-strides")
+COMPARED = ("no-sync",)
 UNTIMED = (*COMPARED, "strong")
 #: Kinds that use the cores all the time: no other draw runs beside them.
-ALONE = (*COMPARED, "metrics", "gather", "one-core", "recompile", "overlap", "slow-fabric")
-PAIRS = (
-    "loader+logging",
-    "loader+metrics",
-    "loader+late-forward",
-    "loader+recompile",
-    "loader+late-optimizer",
-    "logging+metrics",
-    "logging+late-backward",
-    "augmentation+gather",
-    "augmentation+recompile",
-    "one-core+loader",
-)
+ALONE = (*COMPARED, "metrics", "gather", "one-core", "recompile", "overlap")
 STEP_S = 0.06
 RIGHT, WRONG, FALSE = 0.9, 0.03, 0.02
 #: Shares must be within this distance.
 CLOSE = 0.1
-ENOUGH_PAIRS = 16 / 20
 
 MATRIX = """\
 study: causes
@@ -130,29 +107,16 @@ SLURM = (
     "{executor: slurm, partition: l40s, account: users, cpus_per_task: 1, mem: 600M, time_limit: 10m, "
     "concurrent_runs: 1, exclusive: false, env: {GLOO_SOCKET_IFNAME: eth0}}"
 )
-LINK_MATRIX = """\
-study: causes
-cluster: {executor: slurm, partition: l40s, account: users, cpus_per_task: 1, time_limit: 10m}
-axes: {nodes: [4], tasks_per_node: [1], backend: [gloo]}
-scaling: [{mode: weak, per_gpu_batch: [4]}]
-workload:
-  {device: cpu, model: mlp, parameters: 250k, steps_per_epoch: 5, attribution_steps: 4, epochs: 1,
-   warmup_steps: 3, probe_steps: 0, sweep_time: 5}
-repeats: 1
-"""
-#: Nominal rate of all links with slow-fabric: the kernel does not know one for those of the test cluster.
-NOMINAL_MBIT_S = 2500
 #: A job of someone else on the nodes of the study.
 NEIGHBOUR = "while :; do :; done"
 
 
 @dataclass(frozen=True)
 class Place:
-    """The place of the draws: a folder, and a test cluster or a server of :mod:`warm_start`."""
+    """The place of the draws: a folder, and a test cluster if the draws need one."""
 
     folder: Path
     cluster: Cluster | None = None
-    server: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -160,49 +124,35 @@ class Draw:
     """A random trial: the planted causes of a study, and the causes that were named.
 
     Attributes:
-        kind: the planted kinds, joined by ``+``.
-        planted: the share of each in the step; NaN if it is not known, or if the cause has no share.
-        causes: the causes named for runs of two ranks (four with slow-fabric).
+        kind: the planted kind.
+        planted: its share of the step; NaN if the cause has no share.
+        causes: the causes named for runs of two ranks.
         clean: the causes named for runs of two ranks without the planted cause.
     """
 
     kind: str
-    planted: dict[str, float]
+    planted: float
     causes: Sequence[CauseRow]
     clean: Sequence[CauseRow] = ()
 
     @property
-    def kinds(self) -> list[str]:
-        """The planted kinds."""
-        return self.kind.split("+")
-
-    @property
     def counted(self) -> Sequence[CauseRow]:
         """The named causes; ``cpu-starved`` by a busy machine counts only if lack of CPU time is planted."""
-        if {"one-core", "overlap"} & set(self.kinds):
+        if self.kind in ("one-core", "overlap"):
             return self.causes
         return [row for row in self.causes if not is_busy_machine(row)]
 
-    def row_of(self, kind: str) -> CauseRow | None:
-        """Return the row that names a planted kind; None if there is none."""
-        return next((row for row in self.counted if KINDS[kind] in row.causes), None)
-
     @property
     def verdict(self) -> str:
-        """Return whether the first named cause (of a pair: both causes) is right, wrong or not explained."""
+        """Return whether the first named cause is right, wrong or not explained."""
         if not self.counted:
             return "not explained"
-        rows = [self.row_of(kind) for kind in self.kinds]
-        if len(rows) > 1:
-            return "right" if all(row is not None for row in rows) else "not explained"
-        first = self.counted[0]
-        return "wrong" if rows[0] is None or rows[0].causes != first.causes else "right"
+        return "right" if KINDS[self.kind] in self.counted[0].causes else "wrong"
 
     @property
     def close(self) -> bool:
-        """True if the named shares agree with the planted ones."""
-        shares = [(self.planted[kind], self.row_of(kind)) for kind in self.kinds]
-        return all(row is not None and abs(row.share - share) <= CLOSE for share, row in shares)
+        """True if the named share agrees with the planted one."""
+        return self.verdict == "right" and abs(self.counted[0].share - self.planted) <= CLOSE
 
 
 def is_busy_machine(row: CauseRow) -> bool:
@@ -219,9 +169,6 @@ def run_draw(place: Place, kind: str, seed: int) -> Draw | str:
     dice = random.Random(f"{kind} {seed}")
     folder = place.folder / f"{kind}{seed}"
     folder.mkdir(parents=True)
-    if kind == "slow-fabric":
-        assert place.cluster
-        return run_fabric_draw(place.cluster, folder, dice)
     study = write_study(folder, kind, dice, place)
     with neighbours(place) if kind == "overlap" else nullcontext():
         failed = submit(study, place.cluster)
@@ -251,27 +198,21 @@ def neighbours(place: Place) -> Iterator[None]:
 
 def write_study(folder: Path, kind: str, dice: random.Random, place: Place) -> Path:
     """Plan the study of one draw."""
-    kinds = kind.split("+")
-    shares = [dice.uniform(0.15, 0.45 if len(kinds) == 1 else 0.3) for _ in kinds]
-    scale = STEP_S / (1 - sum(shares))
-    amounts = [
-        dice.randint(*AMOUNTS[one]) if one in AMOUNTS else share * scale
-        for one, share in zip(kinds, shares, strict=True)
-    ]
+    share = dice.uniform(0.15, 0.45)
+    amount = dice.randint(*AMOUNTS[kind]) if kind in AMOUNTS else share * STEP_S / (1 - share)
     two, sizes = "tasks_per_node: 2", f"tasks_per_node: {[1, 2] if kind == 'strong' else [2]}"
     if place.cluster:
         two, sizes = "nodes: 2, tasks_per_node: 1", "nodes: [2], tasks_per_node: [1]"
     without = f'include: [{{{two}, env.PLANTED: "0", mode: weak, per_gpu_batch: 16}}]' * (kind in COMPARED)
-    training = [str(WARM_START), str(place.server)] * bool(place.server) + [str(TRAINING)]
     matrix = MATRIX.format(
         cluster=SLURM if place.cluster else LOCAL,
         sizes=sizes,
         include=without,
         batches="mode: strong, global_batch: [32]" if kind == "strong" else "mode: weak, per_gpu_batch: [16]",
         python=json.dumps(sys.executable),
-        training=", ".join(map(json.dumps, training)),
+        training=json.dumps(str(TRAINING)),
         kind=kind,
-        amount="+".join(f"{amount:.4f}" for amount in amounts),
+        amount=f"{amount:.4f}",
     )
     path = folder / "causes.yaml"
     path.write_text(matrix)
@@ -284,7 +225,7 @@ def read_draw(path: Path, kind: str) -> Draw:
     cells = study.cells[study.cells["gpus"] == 2].to_dict("records")
     places = {row["swept"].get("env.PLANTED", "1"): row["cell_id"] for row in cells}
     with_plant, without = (named_causes(path, places.get(value, "")) for value in ("1", "0"))
-    return Draw(kind, planted_shares(path, kind, places["1"]), with_plant, without)
+    return Draw(kind, planted_share(path, kind, places["1"]), with_plant, without)
 
 
 def named_causes(path: Path, cell: str) -> list[CauseRow]:
@@ -293,45 +234,14 @@ def named_causes(path: Path, cell: str) -> list[CauseRow]:
     return [row for row in causes if row.cell_id == cell]
 
 
-def planted_shares(path: Path, kind: str, cell: str) -> dict[str, float]:
-    """Return each planted cause's share of the step, as two ranks measured it on their own clocks."""
+def planted_share(path: Path, kind: str, cell: str) -> float:
+    """Return the planted cause's share of the step, as two ranks measured it on their own clocks."""
     if kind in UNTIMED:
-        return {kind: math.nan}
+        return math.nan
     files = sorted(path.glob(f"runs/{cell}-r*/attempt-*/planted*.json"))
     ranks = pd.DataFrame([{"run": file.parent, **json.loads(file.read_text())} for file in files])
-    step_s = float(ranks["step_s"].mean())
-    spent = pd.DataFrame(list(ranks["spent_s"])).groupby(ranks["run"]).max().mean()
-    amounts = dict(zip(kind.split("+"), amounts_of(path), strict=True))
-    return {one: float(spent.get(one, amount)) / step_s for one, amount in amounts.items()}
-
-
-def amounts_of(path: Path) -> list[float]:
-    """Return the planted amounts (times or numbers) from the command of a study."""
-    words = json.loads((path / "plan.json").read_text())["cells"][0]["workload"]["command"]
-    return [float(word) for word in words[-3].split("+")]
-
-
-def run_fabric_draw(cluster: Cluster, folder: Path, dice: random.Random) -> Draw | str:
-    """Train the built-in model over limited links."""
-    path = folder / "causes.yaml"
-    path.write_text(LINK_MATRIX)
-    study = write_plan(make_plan(path), folder / "results").path
-    with cluster.linked(f"{dice.randint(200, 600)}mbit"):
-        if failed := submit(study, cluster):
-            return failed
-    write_nominal_rate(study)
-    causes = named_causes(study, str(load_study(study).cells["cell_id"].iloc[0]))
-    return Draw("slow-fabric", {"slow-fabric": math.nan}, causes)
-
-
-def write_nominal_rate(study: Path) -> None:
-    """Write the nominal rate of the links to conditions.json of all runs."""
-    for path in study.glob("runs/*/attempt-*/conditions.json"):
-        content = json.loads(path.read_text())
-        for window in content["windows"]:
-            for node in window["nodes"]:
-                node["net"]["rate_mbit_s"] = NOMINAL_MBIT_S
-        path.write_text(json.dumps(content))
+    spent_s = ranks["spent_s"].fillna(ranks["amount"]).astype(float)
+    return float(spent_s.groupby(ranks["run"]).max().mean() / ranks["step_s"].mean())
 
 
 # -- results --------------------------------------------------------------------------
@@ -340,10 +250,9 @@ def write_nominal_rate(study: Path) -> None:
 def print_draw(draw: Draw) -> None:
     """Print a draw's row and evidence, and the causes named for the runs without a planted cause."""
     names = "; ".join(f"{row.name} {_percent(row.share)}" for row in draw.causes)
-    planted = ", ".join(_percent(share) for share in draw.planted.values())
-    without = draw.kind in (*UNTIMED, "slow-fabric")
+    without = draw.kind in UNTIMED
     verdict = draw.verdict + ("" if draw.close or without else ", not close")
-    print(f"| {draw.kind} | {planted} | {names or 'none'} | {verdict} |", flush=True)
+    print(f"| {draw.kind} | {_percent(draw.planted)} | {names or 'none'} | {verdict} |", flush=True)
     for row in draw.causes:
         print(f"    {row.name}: {sentences(row.evidence)}", file=sys.stderr, flush=True)
     for row in draw.clean:
@@ -370,36 +279,19 @@ def summarize(draws: Sequence[Draw], failures: Sequence[str]) -> list[str]:
     print(f"\n{len(draws)} draws: {right} right, {wrong} wrong, {other} not explained")
     print(f"{close} are right with a share near the true one; {false} false alarms")
     exceeded = list(failures)
-    if draws and all(len(draw.kinds) > 1 for draw in draws):
-        return exceeded + [f"only {close} pairs are right"] * (close < ENOUGH_PAIRS * number)
     exceeded += [f"only {right} are right"] * (right < RIGHT * number)
     exceeded += [f"{wrong} are wrong"] * (wrong > WRONG * number)
     exceeded += [f"{false} name a cause where none is planted"] * (false > FALSE * number)
-    small = [draw for draw in draws if min(draw.planted.values()) < CLOSE]
-    return exceeded + [f"{draw.kind}: only {min(draw.planted.values()):.0%} planted" for draw in small]
+    small = [draw for draw in draws if draw.planted < CLOSE]
+    return exceeded + [f"{draw.kind}: only {draw.planted:.0%} planted" for draw in small]
 
 
 # -- all draws ------------------------------------------------------------------------
 
 
-@contextmanager
-def warm_server(folder: Path) -> Iterator[Path]:
-    """Start the server of :mod:`warm_start`; yield its socket."""
-    path = folder / "server"
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen([sys.executable, str(WARM_START), "--serve", str(path)], env=environment)
-    try:
-        while not path.exists() and process.poll() is None:
-            time.sleep(0.1)
-        yield path
-    finally:
-        process.terminate()
-        process.wait()
-
-
 def run_all(place: Place, wanted: Sequence[tuple[str, int]], found: Callable[[Draw | str], None]) -> None:
     """Run draws: two at the same time if both mostly sleep, the others alone."""
-    together = [one for one in wanted if not (set(one[0].split("+")) & set(ALONE)) and not place.cluster]
+    together = [one for one in wanted if one[0] not in ALONE and not place.cluster]
     with ThreadPoolExecutor(2) as pool:
         for draw in pool.map(lambda one: run_draw(place, *one), together):
             found(draw)
@@ -411,8 +303,7 @@ def run_all(place: Place, wanted: Sequence[tuple[str, int]], found: Callable[[Dr
 def main() -> int:
     """Run the draws of the chosen kinds."""
     given = arguments()
-    seeds = given.seeds or (2 if given.pairs else 3)
-    wanted = [(kind, seed) for seed in range(given.seed, given.seed + seeds) for kind in given.kinds]
+    wanted = [(kind, seed) for seed in range(given.seed, given.seed + given.seeds) for kind in given.kinds]
     draws: list[Draw] = []
     failures: list[str] = []
 
@@ -434,18 +325,15 @@ def main() -> int:
 
 def arguments() -> argparse.Namespace:
     """Parse the command line and check that the draws can run."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("kinds", nargs="*", metavar="KIND", help=f"only these kinds: {', '.join(KINDS)}")
-    parser.add_argument("--seeds", type=int, help="random trials of each kind (default 3; 2 of each pair)")
+    parser.add_argument("--seeds", type=int, default=3, help="random trials of each kind (default 3)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the first draws (default 0)")
-    parser.add_argument("--pairs", action="store_true", help="plant two causes at once")
     parser.add_argument("--local", action="store_true", help="leave out the kinds that need a test cluster")
     given = parser.parse_args()
-    if unknown := sorted(set(given.kinds) - {*KINDS, *PAIRS}):
-        parser.error(f"unknown kinds: {', '.join(unknown)}; known are {', '.join((*KINDS, *PAIRS))}")
-    kinds = given.kinds or list(PAIRS if given.pairs else KINDS)
+    if unknown := sorted(set(given.kinds) - set(KINDS)):
+        parser.error(f"unknown kinds: {', '.join(unknown)}; known are {', '.join(KINDS)}")
+    kinds = given.kinds or list(KINDS)
     given.kinds = [kind for kind in kinds if not (given.local and kind in ON_CLUSTER)]
     if set(given.kinds) & set(ON_CLUSTER):
         from tests.cluster.bed import missing
@@ -458,8 +346,8 @@ def arguments() -> argparse.Namespace:
 def run_wanted(wanted: Sequence[tuple[str, int]], found: Callable[[Draw | str], None]) -> None:
     """Run the draws on this machine, then those on the test cluster."""
     if local := [one for one in wanted if one[0] not in ON_CLUSTER]:
-        with tempfile.TemporaryDirectory() as folder, warm_server(Path(folder)) as server:
-            run_all(Place(Path(folder), server=server), local, found)
+        with tempfile.TemporaryDirectory() as folder:
+            run_all(Place(Path(folder)), local, found)
     if others := [one for one in wanted if one[0] in ON_CLUSTER]:
         from clusters import own_cluster
 

@@ -54,11 +54,7 @@ class Row:
         return f"| {' | '.join(map(str, cells))} |"
 
 
-def run_release(
-    suite: str,
-    release: Release,
-    tests: Sequence[str],
-) -> Row:
+def run_release(suite: str, release: Release, tests: Sequence[str]) -> Row:
     """Run the tests and the fault campaign on one release."""
     with tempfile.TemporaryDirectory() as folder:
         results = Path(folder) / "results.xml"
@@ -103,9 +99,7 @@ def write_row(page: str, row: Row) -> str:
 
 def main() -> int:
     """Test each release, one after another."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("tests", nargs="*", metavar="TEST", help="test files (default: all cluster tests)")
     parser.add_argument("--slurm", action="append", metavar="SUITE", help=f"default: {', '.join(SUITES)}")
     given = parser.parse_args()

@@ -7,7 +7,7 @@
 script; nothing is installed. A part that fails or runs out of time does not stop the others; all take at most
 8 minutes.
 
-If packages are missing, the first line names them and the commands that bring them.
+If packages are missing, the first line names them.
 
 The exit code is 0 if all parts passed, 1 if a part failed or ran out of time, 2 if this machine is unfit.
 """
@@ -217,35 +217,18 @@ def formats_words(values: Mapping[str, Any]) -> list[str]:
 
 
 def ranks_words(values: Mapping[str, Any]) -> list[str]:
-    """Return the results of the part ``ranks`` as texts: of the training, and of the preflight."""
+    """Return the results of the part ``ranks`` as texts."""
     if values.get("refused"):
         return [f"NCCL refuses two ranks on one GPU: {values['refused']}"]
-    words = []
-    if "transport" in values:
-        parts = ", ".join(f"{name} {seconds * 1e3:.1f}" for name, seconds in values["parts_s"].items())
-        words += [f"network {values['transport']['network']}", f"parts of a step in ms: {parts}"]
-        times = [f"{mib_text(size)} in {seconds * 1e3:.2f} ms" for size, seconds in values["sweep"]]
-        words.append(f"all-reduce of {', '.join(times)}" if times else f"no sweep: {values['no_sweep']}")
-    if "preflight" in values:
-        found = values["preflight"]
-        rates = ", ".join(f"{rate / 1e9:.2f}" for *_, rate in found["exchange"]) or "none"
-        words.append(f"preflight: exchange {rates} GB/s, failures {len(found['failures'])}")
-        checks = found["checks"].items()
-        words += [f"{name} {check_text(of_nodes)}" for name, of_nodes in checks if any(of_nodes)]
-    return words
+    parts = ", ".join(f"{name} {seconds * 1e3:.1f}" for name, seconds in values["parts_s"].items())
+    times = [f"{mib_text(size)} in {seconds * 1e3:.2f} ms" for size, seconds in values["sweep"]]
+    sweep = f"all-reduce of {', '.join(times)}" if times else f"no sweep: {values['no_sweep']}"
+    return [f"network {values['transport']['network']}", f"parts of a step in ms: {parts}", sweep]
 
 
 def mib_text(size: float) -> str:
     """Return a number of bytes in KiB or MiB."""
     return f"{size / 2**20:.0f} MiB" if size >= 2**20 else f"{size / 2**10:.0f} KiB"
-
-
-def check_text(values: Sequence[float | None]) -> str:
-    """Return the values of a check of the preflight on both nodes, in units of G or T if they are large."""
-    scales = ((1e12, " T"), (1e9, " G"), (0.0, ""))
-    known = [value for value in values if value is not None]
-    found = [(value, *next(one for one in scales if value >= one[0])) for value in known]
-    return " and ".join(f"{value / (scale or 1.0):.3g}{prefix}" for value, scale, prefix in found)
 
 
 def overhead_words(values: Mapping[str, Any]) -> list[str]:

@@ -53,32 +53,20 @@ FORMATS = (
     ("bf16", "contiguous"),
 )
 _IMAGES = 64
+TRAINING_OF_IMAGES = (
+    *("--device", "cuda", "--backend", "nccl", "--model", "resnet50", "--per-gpu-batch", str(_IMAGES)),
+    *("--steps-per-epoch", "30", "--epochs", "2", "--attribution-steps", "3", "--val-steps", "0"),
+    *("--probe-steps", "0", "--sweep-time", "0"),
+)
 
 #: The training of two ranks on one GPU, which is slow: the GPU serves its processes in turn.
 TWO_RANKS = (
-    *(
-        "--device",
-        "cuda",
-        "--backend",
-        "nccl",
-        "--model",
-        "mlp",
-        "--parameters",
-        "8M",
-        "--per-gpu-batch",
-        "512",
-    ),
-    *("--steps-per-epoch", "10", "--epochs", "1", "--probe-steps", "3", "--sweep-time", "4"),
+    *("--device", "cuda", "--backend", "nccl", "--model", "mlp", "--parameters", "8M"),
+    *("--per-gpu-batch", "512", "--steps-per-epoch", "10", "--epochs", "1"),
+    *("--probe-steps", "3", "--sweep-time", "4"),
 )
-#: Seconds for each of the two programs of the part ``ranks``.
+#: Seconds for the training of the part ``ranks``.
 _RANKS_S = 60.0
-#: A preflight with short windows: its rates are those of two nodes that share a GPU, and are not precise.
-PREFLIGHT = """\
-import runpy, sys
-from bench.preflight import checks
-checks.WINDOW_S = 0.3
-runpy.run_module("bench.preflight", run_name="__main__", alter_sys=True)
-"""
 #: NCCL's words if it refuses to run two ranks on one GPU.
 _REFUSED = "Duplicate GPU detected"
 
@@ -121,47 +109,10 @@ def missing_packages(names: Iterable[str]) -> list[str]:
     return found
 
 
-def versions() -> dict[str, str]:
-    """Return the version of each package in constraints.txt, by its normalised name."""
-    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
-    pairs = [line.split("==") for line in lines if "==" in line]
-    return {normalised(name): version.strip() for name, version in pairs}
-
-
-def normalised(name: str) -> str:
-    """Return the normalised name of a package (PEP 503)."""
-    return re.sub("[-_.]+", "-", name).lower()
-
-
-def how_to_bring(missing: Iterable[str]) -> str:
-    """Return the commands that download missing packages elsewhere and unpack them for this Python."""
-    known = versions()
-    # A package that is there but lacks a dependency is brought as well, so that their versions match.
-    words = [word for text in missing for word in text.rstrip(")").split(" (which lacks ")]
-    names = dict.fromkeys(map(normalised, words))
-    packages = [f"{name}=={known[name]}" if name in known else name for name in names]
-    python = f"{sys.version_info.major}.{sys.version_info.minor}"
-    platforms = " ".join(f"--platform {tag}" for tag in platform_tags())
-    download = f"pip download -d wheels --only-binary=:all: --python-version {python} {platforms}"
-    unpack = 'for wheel in wheels/*.whl; do python3 -m zipfile -e "$wheel" site; done'
-    return f"{download} {' '.join(packages)} && {unpack}"
-
-
-def platform_tags() -> list[str]:
-    """Return the tags of wheels that this machine can use, for the manylinux profiles that projects use."""
-    glibc = platform.libc_ver()[1].split(".")
-    minor = int(glibc[1]) if len(glibc) == 2 and glibc[1].isdigit() else 17
-    names = [f"manylinux_2_{profile}" for profile in (34, 28, 27) if profile <= minor]
-    return [f"{name}_{platform.machine()}" for name in (*names, "manylinux2014")]
-
-
 def why_unfit(missing: Sequence[str]) -> str | None:
     """Return why this Python and machine cannot run the GPU's parts, in one line; None if they can."""
     if missing:
-        return (
-            f"{sys.executable} lacks {', '.join(missing)}: name another PYTHON, or run on a machine with a"
-            f" network `{how_to_bring(missing)}`, copy the folder site here, and `PYTHONPATH=site make gpu`"
-        )
+        return f"{sys.executable} lacks {', '.join(missing)}: name another PYTHON or PYTHONPATH"
     import torch
 
     release = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
@@ -272,19 +223,7 @@ def formats(write: Write, folder: Path) -> None:
     found: list[Values] = []
     for precision, memory_format in FORMATS:
         name = f"{precision}-{memory_format}"
-        words = [
-            "--device",
-            "cuda",
-            "--backend",
-            "nccl",
-            "--model",
-            "resnet50",
-            "--per-gpu-batch",
-            str(_IMAGES),
-        ]
-        words += ["--precision", precision, "--memory-format", memory_format]
-        words += ["--steps-per-epoch", "30", "--epochs", "2", "--attribution-steps", "3", "--val-steps", "0"]
-        words += ["--probe-steps", "0", "--sweep-time", "0"]
+        words = [*TRAINING_OF_IMAGES, "--precision", precision, "--memory-format", memory_format]
         run([*WORKLOAD, "--run-dir", str(folder / name), *words], cwd=folder)
         found.append({"precision": precision, "memory_format": memory_format, **image_rates(folder / name)})
         write({"batch": _IMAGES, "configurations": found})
@@ -304,16 +243,11 @@ def image_rates(folder: Path) -> Values:
 
 
 def ranks(write: Write, folder: Path) -> None:
-    """Train with two NCCL ranks on one GPU, then let two nodes of a preflight exchange messages."""
-    values: Values = {}
-    for name, of in (("training", training_of_two), ("preflight", preflight_of_two)):
-        (folder / name).mkdir()
-        try:
-            values |= of(folder / name)
-        except RefusedError as refused:
-            write({"refused": str(refused)})
-            return
-        write(values)
+    """Train with two NCCL ranks on one GPU."""
+    try:
+        write(training_of_two(folder))
+    except RefusedError as refused:
+        write({"refused": str(refused)})
 
 
 def training_of_two(folder: Path) -> Values:
@@ -329,17 +263,6 @@ def training_of_two(folder: Path) -> Values:
         "sweep": [[size["bytes"], size["time_s"]] for size in sweep["sizes"]] if sweep else [],
         "no_sweep": probes["reasons"]["all_reduce"],
     }
-
-
-def preflight_of_two(folder: Path) -> Values:
-    """Return the checks of two nodes, and what they exchanged: [receiver, sender, bytes/s]."""
-    together([sys.executable, "-c", PREFLIGHT, str(folder), "--threshold", "0.9"], folder)
-    measured, result = read_json(folder / "measured.json"), read_json(folder / "result.json")
-    checks = {name: passes[0] for name, passes in measured["passes"].items()}
-    found = {"checks": checks, "exchange": measured["exchange"], "failures": measured["failures"]}
-    if not measured["exchange"]:
-        raise PartError(f"the preflight exchanged no messages: {measured['failures']}")
-    return {"preflight": {**found, "exclude": result["exclude"]}}
 
 
 class RefusedError(Exception):

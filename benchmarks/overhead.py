@@ -5,15 +5,11 @@ the same two gloo ranks with one thread each. Each pair of neighbouring blocks g
 result is the trimmed mean of the ratios with its 95 % interval.
 
     python benchmarks/overhead.py [--device cpu|cuda] [--parameters 8M] [--batch 22] [--pairs 200] [--steps 5]
-                                  [--json FILE] [--conditions]
+                                  [--json FILE]
 
 On a GPU, one nccl rank is used. The script exits with 1 if the whole interval is above 1 % (0.5 % on a GPU).
 Choose a size for which the GPU is busy all the time, such as ``--parameters 64M --batch 1024``. With a small
 network, the host launches kernels too slowly for the GPU, and every call of Python counts.
-
-With ``--conditions``, the throughput window with the samples for conditions.json is compared with the same
-window without them. The samples are taken outside of the window; their wall time and CPU time are printed as
-well. The script exits with 1 if the CPU time is above 20 ms. On a quiet machine, both times are nearly equal.
 """
 
 from __future__ import annotations
@@ -48,8 +44,6 @@ from bench.workload.training import Trainer, Windows, build_task, wrap
 
 RANKS = 2
 MOST_ADDED = {"cpu": 0.01, "cuda": 0.005}
-#: Maximum CPU time of the samples before and after a window, and the number of windows that are timed.
-MOST_SAMPLING_S, SAMPLED = 0.02, 50
 
 
 @dataclass(frozen=True)
@@ -102,12 +96,10 @@ def by_hand(options: WorkloadOptions, batch: int, here: Seat) -> Callable[[int],
     return train
 
 
-def by_harness(
-    options: WorkloadOptions, batch: int, here: Seat, *, conditions: bool = True
-) -> Callable[[int], float]:
+def by_harness(options: WorkloadOptions, batch: int, here: Seat) -> Callable[[int], float]:
     """Return a function that runs a throughput window of a number of steps and returns the seconds."""
     device, rank = here.device, here.rank
-    sampler = Conditions(device, os.environ, reads_node=rank == 0) if conditions else None
+    sampler = Conditions(device, os.environ, reads_node=rank == 0)
     feed = open_feed(options, batch, DataShard(rank, here.world_size, device))
     trainer = Trainer(wrap(build_task(options, feed.shape).to(device), options), feed, options)
     meters = Meters(device, reads_host=rank == 0, reads_device=True)
@@ -123,28 +115,10 @@ def by_harness(
     return train
 
 
-def sampling_s(device: torch.device) -> tuple[float, float]:
-    """Return median time and CPU time of a window's samples for conditions.json, on a node's first rank."""
-    conditions = Conditions(device, os.environ, reads_node=True)
-    seconds = []
-    for _ in range(SAMPLED):
-        began = time.perf_counter(), time.process_time()
-        conditions.sample()
-        conditions.start()
-        conditions.stop(sync_passes=0)
-        seconds.append((time.perf_counter() - began[0], time.process_time() - began[1]))
-        time.sleep(0.1)  # other processes run during a window, and are read again after it
-    wall, cpu = (statistics.median(column) for column in zip(*seconds, strict=True))
-    return wall, cpu
+def measure(rank: int, port: int, *, given: argparse.Namespace) -> list[list[float]]:
+    """Run all pairs of blocks as one of the ranks; return the seconds of each pair's blocks.
 
-
-def measure(
-    rank: int, port: int, *, given: argparse.Namespace
-) -> tuple[list[list[float]], tuple[float, float]]:
-    """Run all pairs of blocks as one of the ranks; return the seconds of each pair's blocks, and of sampling.
-
-    The hand-written loop, or the window without conditions, is first in each pair. The seconds are those of
-    the slowest rank.
+    The hand-written loop is first in each pair. The seconds are those of the slowest rank.
     """
     torch.set_num_threads(1)
     here = seat(rank, given.device)
@@ -159,8 +133,7 @@ def measure(
     options = WorkloadOptions.model_validate(
         {"device": given.device, "model": "mlp", "parameters": given.parameters}
     )
-    first = partial(by_harness, conditions=False) if given.conditions else by_hand
-    ways = [first(options, given.batch, here), by_harness(options, given.batch, here)]
+    ways = [by_hand(options, given.batch, here), by_harness(options, given.batch, here)]
     collectives = Collectives(here.device, here.backend)
     for way in ways:
         way(options.warmup_steps)
@@ -170,36 +143,17 @@ def measure(
         seconds = {number: ways[number](given.steps) for number in order}
         pairs.append(collectives.maxima([seconds[0], seconds[1]]))
     collectives.barrier()
-    return pairs, sampling_s(here.device) if given.conditions and rank == 0 else (0.0, 0.0)
+    return pairs
 
 
 def _arguments() -> argparse.Namespace:
     """Parse the command line; ``parameters`` is a number."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--device",
-        choices=("cpu", "cuda"),
-        default="cpu",
-        help="device of the training; for cuda, also increase --parameters and --batch (see above)",
-    )
-    parser.add_argument(
-        "--parameters", default="8M", help="size of the mlp; with 1M, a step takes a few milliseconds"
-    )
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="device of the training")
+    parser.add_argument("--parameters", default="8M", help="size of the mlp")
     parser.add_argument("--batch", type=int, default=22, help="samples per rank")
-    parser.add_argument(
-        "--pairs", type=int, default=200, help="number of pairs of blocks (hand-written loop and harness)"
-    )
-    parser.add_argument(
-        "--steps",
-        type=int,
-        default=5,
-        help="steps per block; if blocks are short, noise affects both blocks of a pair equally",
-    )
-    parser.add_argument(
-        "--conditions", action="store_true", help="compare the harness with and without conditions.json"
-    )
+    parser.add_argument("--pairs", type=int, default=200, help="number of pairs of blocks")
+    parser.add_argument("--steps", type=int, default=5, help="steps per block")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result to this file")
     given = parser.parse_args()
     given.parameters = WorkloadOptions(parameters=given.parameters).parameters
@@ -210,30 +164,22 @@ def main() -> int:
     """Print the ratio with its interval; return 1 if the whole interval is above the limit."""
     given = _arguments()
     ranks = RANKS if given.device == "cpu" else 1
-    pairs, (wall_s, cpu_s) = in_ranks(partial(measure, given=given), ranks=ranks)
-    names = (
-        ("without conditions", "with conditions") if given.conditions else ("hand-written loop", "harness")
-    )
+    pairs = in_ranks(partial(measure, given=given), ranks=ranks)
     hand_s, harness_s = (statistics.median(column) / given.steps for column in zip(*pairs, strict=True))
     print(
         f"mlp of {given.parameters:,} parameters, {given.device}, "
         f"{given.pairs} pairs of blocks of {given.steps} steps"
     )
-    print(f"median step: {names[0]} {hand_s * 1e3:.3f} ms, {names[1]} {harness_s * 1e3:.3f} ms")
+    print(f"median step: hand-written loop {hand_s * 1e3:.3f} ms, harness {harness_s * 1e3:.3f} ms")
     found = ratio(pairs)
-    print(f"ratio {names[1]} / {names[0]}: {found}")
+    print(f"ratio harness / hand-written loop: {found}")
     if given.json is not None:
         size = {name: vars(given)[name] for name in ("parameters", "batch", "pairs", "steps")}
         seconds = {"hand_written_step_s": hand_s, "harness_step_s": harness_s}
         ratios = {"ratio": found.value, "ratio_low": found.low, "ratio_high": found.high}
         content = {**size, **seconds, **ratios, "limit": 1 + MOST_ADDED[given.device]}
         given.json.write_text(json.dumps(content))
-    failed = found.adds_more_than(MOST_ADDED[given.device], who="the harness")
-    if given.conditions:
-        processes = sum(path.name.isdigit() for path in Path("/proc").iterdir())
-        times = f"{wall_s * 1e3:.1f} ms ({cpu_s * 1e3:.1f} ms of CPU time)"
-        print(f"time to sample the conditions of a window: {times}; {processes} processes on this machine")
-    return 1 if failed or cpu_s > MOST_SAMPLING_S else 0
+    return int(found.adds_more_than(MOST_ADDED[given.device], who="the harness"))
 
 
 if __name__ == "__main__":

@@ -1,14 +1,14 @@
-"""A user's training script with planted causes of lost time, for campaign_causes.py.
+"""A user's training script with a planted cause of lost time, for campaign_causes.py.
 
-    python planted_training.py KIND[+KIND] AMOUNT[+AMOUNT] PLANTED BATCH_PER_RANK
+    python planted_training.py KIND AMOUNT PLANTED BATCH_PER_RANK
 
 The training mostly sleeps, so that ranks do not compete for cores. AMOUNT is in seconds per step; for
-``metrics`` and ``gather`` it is a number of collectives, for ``no-sync`` the gradients in MiB, for ``unused``
-a number of layers, for ``grad-strides`` the width of a layer. With PLANTED 0, the training is the same
-without the causes.
+``metrics`` and ``gather`` it is a number of collectives, for ``no-sync`` the gradients in MiB. With
+PLANTED 0, the training is the same without the cause.
 
-Each rank writes ``planted<rank>.json``: the median time of a step and of each cause in it, in seconds, on its
-own clock. On a busy machine, a sleep takes longer than its argument, so AMOUNT is not the true time.
+Each rank writes ``planted<rank>.json``: the median time of a step and of the cause in it, in seconds, on its
+own clock. On a busy machine, a sleep takes longer than its argument, so AMOUNT is not the true time; it
+stands for causes that the training does not time.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ class Nap(torch.autograd.Function):
 class Network(nn.Module):
     """Layers that take the given times in forward and backward."""
 
-    def __init__(self, *, forward_s: float, backward_s: float, layers: int = 2, rows: int = 1) -> None:
+    def __init__(self, *, forward_s: float, backward_s: float, rows: int) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(layers))
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(2))
         self.wide = nn.Parameter(torch.zeros(rows, WIDTH))
         self.forward_s, self.backward_s = forward_s, backward_s
 
@@ -69,26 +69,6 @@ class Network(nn.Module):
             inputs = layer(inputs)
         found: Tensor = Nap.apply(inputs, self.backward_s) + self.wide.sum(0)  # type: ignore[no-untyped-call]
         return found
-
-
-class Wide(nn.Module):
-    """One layer with a large weight."""
-
-    def __init__(self, *, forward_s: float, backward_s: float, width: int) -> None:
-        super().__init__()
-        self.layer = nn.Linear(width, width, bias=False)
-        self.width, self.forward_s, self.backward_s = width, forward_s, backward_s
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Sleep, then return the output."""
-        time.sleep(self.forward_s)
-        rows = inputs.sum() + torch.ones(1, self.width)
-        found: Tensor = Nap.apply(self.layer(rows), self.backward_s)  # type: ignore[no-untyped-call]
-        return found
-
-    def transpose(self) -> None:
-        """Change the strides of the weight, and thereby those of its gradients."""
-        self.layer.weight.data = self.layer.weight.data.t().contiguous().t()
 
 
 class SlowSgd(torch.optim.SGD):
@@ -167,105 +147,89 @@ class Training:
     """The training of one rank.
 
     Attributes:
-        amounts: the AMOUNT of each planted cause that is in effect: 0 with PLANTED 0.
-        given: the AMOUNT of each cause on the command line, also with PLANTED 0.
+        kind: the planted cause.
+        amount: its AMOUNT, also with PLANTED 0.
         batch: samples per step of this rank.
-        spent_s: the time that each planted cause took in each step.
+        spent_s: the time that the cause took in each step.
     """
 
-    def __init__(self, given: dict[str, float], *, planted: bool, batch: int) -> None:
-        self.given, self.planted, self.batch = given, planted, batch
-        self.amounts = {kind: amount * planted for kind, amount in given.items()}
+    def __init__(self, kind: str, amount: float, *, planted: bool, batch: int) -> None:
+        self.kind, self.amount, self.planted, self.batch = kind, amount, planted, batch
         self.rank = dist.get_rank()
         self.is_late = self.rank == dist.get_world_size() - 1 > 0
-        if "late-node" in given:
+        if kind == "late-node":
             self.is_late = os.environ.get("SLURMD_NODENAME") == "n2"
-        self.passes = ACCUMULATED if "no-sync" in given else 1
-        self.spent_s: dict[str, list[float]] = {kind: [] for kind in given}
+        self.passes = ACCUMULATED if kind == "no-sync" else 1
+        self.spent_s: list[float] = []
 
-    def nap_s(self, *kinds: str) -> float:
-        """Return the planted seconds of these causes; ``late-`` causes are 0 on ranks that are not late."""
-        own = [kind for kind in kinds if self.is_late or not kind.startswith("late-")]
-        return sum(self.amounts.get(kind, 0.0) for kind in own)
+    def amount_of(self, *kinds: str) -> float:
+        """Return AMOUNT if one of these causes is planted, and on this rank; else 0."""
+        own = self.is_late or not self.kind.startswith("late-")
+        return self.amount if self.planted and self.kind in kinds and own else 0.0
 
     @contextmanager
-    def timed(self, kind: str) -> Iterator[None]:
-        """Record the time of a planted cause."""
+    def timed(self) -> Iterator[None]:
+        """Record the time of the planted cause."""
         began = time.perf_counter()
         yield
-        self.spent_s[kind].append(time.perf_counter() - began)
+        self.spent_s.append(time.perf_counter() - began)
 
     def times(self) -> tuple[float, float]:
         """Return the seconds of forward and backward in a step."""
-        both_s = self.nap_s("late-node") / 2
-        forward_s = FORWARD_S + self.nap_s("late-forward") + both_s
-        backward_s = BACKWARD_S + self.nap_s("late-backward") + both_s
-        if self.amounts.get("uneven-split") and self.is_late:
-            more = self.batch * (1 + self.amounts["uneven-split"] / (forward_s + backward_s))
+        both_s = self.amount_of("late-node") / 2
+        forward_s = FORWARD_S + self.amount_of("late-forward") + both_s
+        backward_s = BACKWARD_S + self.amount_of("late-backward") + both_s
+        if self.amount_of("uneven-split") and self.is_late:
+            more = self.batch * (1 + self.amount / (forward_s + backward_s))
             more = round(more) / self.batch
             self.batch = round(self.batch * more)
             return forward_s * more, backward_s * more
-        if {"unused", "grad-strides"} & self.given.keys():
-            # DDP's work for these causes is short, so the rest of the step is short, too.
-            return 0.0, 0.0
-        if "strong" in self.given:
-            return forward_s * self.batch / 16 + self.amounts["strong"], backward_s * self.batch / 16
+        if self.kind == "strong":
+            return forward_s * self.batch / 16 + self.amount_of("strong"), backward_s * self.batch / 16
         return forward_s, backward_s
 
     def model(self) -> DistributedDataParallel:
         """Return the model in DDP."""
         forward_s, backward_s = (seconds / self.passes for seconds in self.times())
-        if "grad-strides" in self.given:
-            wide = Wide(forward_s=forward_s, backward_s=backward_s, width=int(self.given["grad-strides"]))
-            model = DistributedDataParallel(wide)
-            if self.planted:
-                wide.transpose()
-            return model
-        layers = int(self.given.get("unused", 2))
-        rows = int(self.given.get("no-sync", 0) * 2**20 / WIDTH / 4) or 1
-        module = Network(forward_s=forward_s, backward_s=backward_s, layers=layers, rows=rows)
-        for kind in {"one-core", "overlap"} & self.given.keys():
-            module.register_forward_pre_hook(lambda *_, kind=kind: self.burn(kind))
-        if "recompile" in self.given:
+        rows = int(self.amount * 2**20 / WIDTH / 4) if self.kind == "no-sync" else 1
+        module = Network(forward_s=forward_s, backward_s=backward_s, rows=rows)
+        if self.kind in ("one-core", "overlap"):
+            module.register_forward_pre_hook(lambda *_: self.spent_s.append(burn(self.amount)))
+        if self.kind == "recompile":
             # Lengths that change in every step.
             torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = 1000
-            backend = slow_backend(self.amounts["recompile"])
+            backend = slow_backend(self.amount_of("recompile"))
             self.compiled = torch.compile(lambda inputs: inputs * 2, backend=backend, dynamic=False)
             self.lengths = itertools.count(1)
             module.register_forward_pre_hook(lambda *_: self.recompile())
-        searches = "unused" in self.given and self.planted
-        return DistributedDataParallel(module, find_unused_parameters=searches)
-
-    def burn(self, kind: str) -> None:
-        """Use CPU time, and record for how long this rank waited for a core."""
-        self.spent_s[kind].append(burn(self.given[kind]))
+        return DistributedDataParallel(module)
 
     def recompile(self) -> None:
         """Call a compiled function with a new length."""
-        with self.timed("recompile"):
+        with self.timed():
             self.compiled(torch.ones(next(self.lengths) if self.planted else 1))
 
     def batches(self) -> Iterator[Tensor]:
         """Yield batches, each after the planted time."""
         for _ in range(STEPS):
-            with self.timed("loader") if self.amounts.get("loader") else nullcontext():
-                time.sleep(self.nap_s("loader", "late-loader"))
+            with self.timed() if self.amount_of("loader") else nullcontext():
+                time.sleep(self.amount_of("loader", "late-loader"))
             yield torch.ones(4, WIDTH)
 
     def run(self) -> None:
         """Train until the recorder has the requested windows."""
         model = self.model()
         optimizer = SlowSgd(model.parameters(), lr=1e-6)
-        optimizer.nap_s = self.nap_s("late-optimizer")
+        optimizer.nap_s = self.amount_of("late-optimizer")
         recorder = Recorder(model)
         starts = []
         for inputs in recorder.batches(self.batches()):
             with recorder.step(samples=self.batch):
                 starts.append(time.perf_counter())
                 optimizer.zero_grad()
-                if self.amounts.get("augmentation"):
-                    with self.timed("augmentation"):
-                        inputs = augment(inputs, self.amounts["augmentation"])
+                if self.amount_of("augmentation"):
+                    with self.timed():
+                        inputs = augment(inputs, self.amount)
                 loss = self.gradients(model, inputs)
                 optimizer.step()
                 self.after(model, loss)
@@ -275,8 +239,8 @@ class Training:
     def write(self, starts: Sequence[float]) -> None:
         """Write the median times of a step."""
         steps = [after - before for before, after in itertools.pairwise(starts[WARM_UP:])]
-        spent = {kind: statistics.median(one[WARM_UP:]) for kind, one in self.spent_s.items() if one}
-        content = {"step_s": statistics.median(steps), "spent_s": spent}
+        spent_s = statistics.median(self.spent_s[WARM_UP:]) if self.spent_s else None
+        content = {"step_s": statistics.median(steps), "spent_s": spent_s, "amount": self.amount}
         Path(os.environ["BENCH_RUN_DIR"], f"planted{self.rank}.json").write_text(json.dumps(content))
 
     def gradients(self, model: DistributedDataParallel, inputs: Tensor) -> Tensor:
@@ -288,7 +252,7 @@ class Training:
         return loss
 
     def after(self, model: DistributedDataParallel, loss: Tensor) -> None:
-        """Execute the planted causes that follow the optimizer in a step."""
+        """Execute the planted cause if it follows the optimizer in a step."""
         actions: dict[str, Callable[[float], object]] = {
             "logging": lambda amount: log(loss, amount),
             "checkpoint": lambda amount: save_checkpoint(model, amount),
@@ -296,20 +260,19 @@ class Training:
             "metrics": lambda amount: reduce_metrics(loss, int(amount)),
             "gather": lambda amount: gather_losses(loss, int(amount)),
         }
-        for kind, action in actions.items():
-            if self.amounts.get(kind) and (self.rank == 0 or kind not in ("checkpoint", "validation")):
-                with self.timed(kind):
-                    action(self.amounts[kind])
+        action = actions.get(self.kind)
+        if action and self.planted and (self.rank == 0 or self.kind not in ("checkpoint", "validation")):
+            with self.timed():
+                action(self.amount)
 
 
 def main() -> None:
     """Train with the arguments of the command line."""
-    kinds, amounts, planted, batch = sys.argv[1:]
-    given = dict(zip(kinds.split("+"), map(float, amounts.split("+")), strict=True))
-    if "one-core" in given and planted == "1":
+    kind, amount, planted, batch = sys.argv[1:]
+    if kind == "one-core" and planted == "1":
         os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
     dist.init_process_group("gloo")
-    Training(given, planted=planted == "1", batch=int(batch)).run()
+    Training(kind, float(amount), planted=planted == "1", batch=int(batch)).run()
     dist.destroy_process_group()
 
 

@@ -8,7 +8,6 @@ each sbatch. The result is the difference per job.
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
 import subprocess
@@ -17,7 +16,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from clusters import Counted, own_cluster
+from clusters import own_cluster
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -47,17 +46,6 @@ def bench_submit(study: Study) -> float:
     return took
 
 
-def status(study: Study, folder: Path) -> tuple[float, str]:
-    """Return the time of `bench status` in seconds, and a text with its calls, such as ``1 squeue``."""
-    began = time.perf_counter()
-    shown = study.bench_process("status", "STUDY", "--json")
-    took = time.perf_counter() - began
-    assert len(json.loads(shown.stdout)["runs"]) == JOBS
-    counted = Counted.of(study, folder)
-    counted.study.bench_process("status", "STUDY")
-    return took, ", ".join(f"{number} {name}" for name, number in counted.calls()[0].items()) or "none"
-
-
 def measure(cluster: Cluster, folder: Path) -> None:
     """Submit in turns with the bare loop and with `bench submit`, and print the median times."""
     environment = {**os.environ, **cluster.environment}
@@ -68,8 +56,6 @@ def measure(cluster: Cluster, folder: Path) -> None:
         bare.append(bare_loop(study, environment))
         cluster.clear()
         ours.append(bench_submit(study))
-        if turn == ROUNDS - 1:
-            took, calls = status(study, folder / "bin")
         cluster.clear()
     more = statistics.median(a - b for a, b in zip(ours, bare, strict=True))
     print(
@@ -77,7 +63,6 @@ def measure(cluster: Cluster, folder: Path) -> None:
         f"{statistics.median(bare):.2f} s; {more:.2f} s more, {1000 * more / JOBS:.1f} ms per job "
         f"(median of {ROUNDS} interleaved rounds, including the start of Python)"
     )
-    print(f"bench status of {JOBS} queued runs: {took:.2f} s; Slurm's commands: {calls}")
 
 
 def main() -> int:

@@ -190,21 +190,17 @@ def install(python: str, release: str, folder: Path) -> Path:
     constraints = folder / "constraints.txt"
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     constraints.write_text("\n".join(line for line in lines if line.split("==")[0] not in FREE) + "\n")
-    words = ["install", "--no-compile", "--disable-pip-version-check", "--constraint", constraints]
-    run(
-        [
-            programs / "python",
-            "-m",
-            "pip",
-            *words,
-            f"torch=={release}",
-            *TEST_PACKAGES,
-            "--editable",
-            f"{ROOT}[report,train]",
-        ],
-        folder / "install.log",
-        limit_s=INSTALL_S,
-    )
+    words = [
+        "-m",
+        "pip",
+        "install",
+        "--no-compile",
+        "--disable-pip-version-check",
+        "--constraint",
+        constraints,
+    ]
+    words += [f"torch=={release}", *TEST_PACKAGES, "--editable", f"{ROOT}[report,train]"]
+    run([programs / "python", *words], folder / "install.log", limit_s=INSTALL_S)
     return programs
 
 
@@ -242,13 +238,8 @@ def run_on_cluster(programs: Path, folder: Path, release: str) -> Result:
         log = folder / "cluster.log"
         try:
             for words in (["plan", "release.yaml"], ["submit", "--wait"]):
-                run(
-                    [programs / "bench", *words],
-                    log,
-                    limit_s=CLUSTER_S,
-                    cwd=scratch,
-                    environment=environment,
-                )
+                command = [programs / "bench", *words]
+                run(command, log, limit_s=CLUSTER_S, cwd=scratch, environment=environment)
         except FailedError as error:
             return Result(False, str(error))
         used = {json.loads(path.read_text())["torch"].split("+")[0] for path in scratch.rglob("env.json")}

@@ -40,8 +40,8 @@ LATE_FROM = 0.05
 COMPARABLE_STEPS = 1.1
 #: Minimum ratio of a slow node's useful time to that of the other nodes.
 SLOW_NODE = 1.03
-#: Probability of reporting a slow node in a study without one, if the noise is as in
-#: benchmarks/campaign_slow_nodes.py. The limit is 1 %; the difference allows for noise with heavier tails.
+#: Probability of reporting a slow node in a study without one, if the noise is normal on logarithms and
+#: independent between nodes and runs. The limit is 1 %; the difference allows for noise with heavier tails.
 SLOW_NODE_LEVEL = 0.005
 #: Numbers of samples count as equal if they differ by at most this fraction.
 SAMPLES_APART = 0.02

@@ -10,7 +10,7 @@ import sys
 import time
 from argparse import Namespace
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -48,31 +48,10 @@ def test_all_missing_packages_are_named_at_once(tmp_path, monkeypatch):
     missing = gpu_parts.missing_packages(names)
     assert missing == ["not-there-1", "needs_another (which lacks not_there_at_all)", "not_there_2"]
     reason = gpu_parts.why_unfit(missing)
-    assert reason.startswith(
+    assert reason == (
         f"{sys.executable} lacks not-there-1, needs_another (which lacks not_there_at_all), not_there_2: name"
-        " another PYTHON, or run on a machine with a network `pip download "
+        " another PYTHON or PYTHONPATH"
     )
-    assert reason.endswith("`, copy the folder site here, and `PYTHONPATH=site make gpu`")
-    assert "\n" not in reason
-
-
-def test_the_command_that_brings_packages_has_our_versions_and_the_tags_of_that_machine(monkeypatch):
-    monkeypatch.setattr(sys, "version_info", SimpleNamespace(major=3, minor=12))
-    monkeypatch.setattr(gpu_parts.platform, "libc_ver", lambda: ("glibc", "2.31"))
-    monkeypatch.setattr(gpu_parts.platform, "machine", lambda: "aarch64")
-    monkeypatch.setattr(
-        gpu_parts, "versions", lambda: {"pydantic": "2.1", "pydantic-core": "2.2", "pyyaml": "6"}
-    )
-    missing = ["pydantic (which lacks pydantic_core)", "pyyaml", "unheard_of"]
-    assert gpu_parts.how_to_bring(missing) == (
-        "pip download -d wheels --only-binary=:all: --python-version 3.12 --platform manylinux_2_28_aarch64"
-        " --platform manylinux_2_27_aarch64 --platform manylinux2014_aarch64 pydantic==2.1 pydantic-core==2.2"
-        ' pyyaml==6 unheard-of && for wheel in wheels/*.whl; do python3 -m zipfile -e "$wheel" site; done'
-    )
-
-
-def test_every_required_package_has_a_version_to_bring():
-    assert set(gpu_parts.required_packages()) - {"pytest-timeout"} <= set(gpu_parts.versions()) | {"torch"}
 
 
 def test_an_old_python_is_reported_in_the_first_line(tmp_path, monkeypatch, capsys):
@@ -264,12 +243,6 @@ PARTS = [
         parts_s={"step": 0.26, "comm_exposed": 0.234},
         sweep=[[4096, 0.0045], [16 * 2**20, 0.03]],
         no_sweep=None,
-        preflight={
-            "exchange": [[0, 1, 0.5e9], [1, 0, 0.51e9]],
-            "failures": [],
-            "checks": {"gpus": [1, 1], "gpu-clock": [1.98e9, 1.41e9]},
-            "exclude": [],
-        },
     ),
     ended(
         *("overhead", 41.0, "failed", "the harness adds more than 0.5%"),
@@ -306,7 +279,7 @@ TABLE = """\
 | date | 2026-01-02, abc1234 |
 | MFU of the transformer in bf16 (30 s) | matrix product 8,192 x 8,192 in bf16: 700 TFLOP/s; transformer of 350M parameters: 350 TFLOP/s; 50.0% of the matrix product, the peak of 'an invented GPU' is not known |
 | ResNet-50 by precision and memory format (44 s) | fp32, contiguous: 793 images/s (MFU 29.0%); bf16, channels_last: 3344 images/s |
-| two NCCL ranks on one GPU (40 s) | network Socket; parts of a step in ms: step 260.0, comm_exposed 234.0; all-reduce of 4 KiB in 4.50 ms, 16 MiB in 30.00 ms; preflight: exchange 0.50, 0.51 GB/s, failures 0; gpus 1 and 1; gpu-clock 1.98 G and 1.41 G |
+| two NCCL ranks on one GPU (40 s) | network Socket; parts of a step in ms: step 260.0, comm_exposed 234.0; all-reduce of 4 KiB in 4.50 ms, 16 MiB in 30.00 ms |
 | overhead of the harness (41 s) | harness / hand-written loop 1.0120 (95 % interval 1.0081 to 1.0159; step of 10.10 ms, 40 pairs); **failed**: the harness adds more than 0.5% |
 | study with conditions (70 s) | 2 runs, 4 windows with conditions; sm 1755 to 1980 MHz; power 612 to 612 W |
 | tests (180 s) | 9 passed, 1 skipped of 15; **out of time**: it did not end in 175 s |

@@ -236,7 +236,7 @@ def test_a_host_alone_in_its_runs_is_not_slow() -> None:
 
 @pytest.mark.parametrize(("nodes", "runs"), [(2, 3), (8, 4)])
 def test_at_most_1_percent_of_simulated_studies_call_an_equal_node_slow(nodes: int, runs: int) -> None:
-    """``make slow-nodes`` simulates 1,000 studies per row; here a second alarm in 60 would be above 1 %."""
+    """A second alarm in 60 studies would be above 1 %."""
     draw = np.random.default_rng(nodes)
     alarms = 0
     for _ in range(60):
