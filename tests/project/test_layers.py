@@ -325,7 +325,7 @@ def test_modules_for_login_nodes_import_no_heavy_package(module):
 
 def test_the_project_speaks_of_itself_alone():
     listed = run_program(["git", "ls-files"], cwd=ROOT, check=True).stdout.split()
-    binary = {".png", ".gz", ".npy"}
+    binary = {".png", ".gz", ".xz", ".npy"}
     for name in listed:
         path = ROOT / name
         if path.suffix in binary or not path.is_file():
