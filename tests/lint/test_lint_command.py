@@ -14,7 +14,7 @@ from tests.common import raised
 
 BAD = (
     "#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --ntasks_per_node=4\n#SBATCH --gpus-per-node=4\n"
-    "export MASTER_PORT=29500\npython train.py\n"
+    "export NODES=$SLURM_NNODE\npython train.py\n"
 )
 GOOD = "#!/bin/bash\n#SBATCH --nodes=1\npython train.py\n"
 
@@ -34,8 +34,8 @@ def test_findings_are_printed_and_an_error_exits_with_1(
     assert printed.out == (
         f"{bad}:3: error: sbatch refuses `--ntasks_per_node=4`: sbatch has no option --ntasks_per_node"
         " [malformed-directive]\n    write --ntasks-per-node\n"
-        f"{bad}:5: warning: the port 29500 is fixed: two jobs on the same node conflict [hardcoded-port]\n"
-        "    compute the port from the job ID: $((10000 + SLURM_JOB_ID % 20000))\n"
+        f"{bad}:5: warning: Slurm does not set $SLURM_NNODE, so it is empty; did you mean $SLURM_NNODES?"
+        " [undefined-variable]\n    use $SLURM_NNODES\n"
         f"{bad}:6: error: only the first node runs this command: 1 of 2 processes will start [missing-srun]\n"
         "    put srun before the command: it starts one process per task\n"
     )
@@ -50,7 +50,7 @@ def test_json_has_the_promised_keys(bad: Path, capsys: pytest.CaptureFixture[str
     ] * 3
     assert [(finding["line"], finding["rule"], finding["severity"]) for finding in findings] == [
         (3, "malformed-directive", "error"),
-        (5, "hardcoded-port", "warning"),
+        (5, "undefined-variable", "warning"),
         (6, "missing-srun", "error"),
     ]
 
@@ -77,7 +77,7 @@ def test_standard_input_may_contain_any_bytes(
 
 def test_a_matrix_is_not_a_script(tmp_path):
     assert raised(BenchError, run_lint, [str(tmp_path / "my.yaml")], json=False, diff=False) == (
-        f"{tmp_path / 'my.yaml'} is a YAML file, not a script; `bench plan` lints the scripts of a matrix"
+        f"{tmp_path / 'my.yaml'} is a YAML file, not a script; give a script, such as one that `bench plan` wrote"
     )
 
 
@@ -101,7 +101,7 @@ def test_the_patch_contains_the_changes_that_need_no_decision(
         "-#SBATCH --ntasks_per_node=4\n"
         "+#SBATCH --ntasks-per-node=4\n"
         " #SBATCH --gpus-per-node=4\n"
-        " export MASTER_PORT=29500\n"
+        " export NODES=$SLURM_NNODE\n"
         "-python train.py\n"
         "+srun python train.py\n"
     )
