@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import difflib
 import re
+import shlex
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from ..findings import Edit, Remark
-from .options import EXPANSION, Option, is_placeholder, names, sbatch_options, srun_options
+from .options import EXPANSION, SBATCH, SRUN, Option, is_placeholder, names
 from .words import Word
 
 DIRECTIVE = "#SBATCH"
 _MAX_LINES = 1000
-# src/sbatch/opt.c, _get_next_opt: blanks separate words, quotes group them, a backslash escapes.
-_TOKEN = re.compile(r"\{\{[^}]*\}\}|(?:[^ \t'\"#\\]|\\.?)+|'[^']*'|\"[^\"]*\"|[ \t]+|.", re.DOTALL)
 _DASHES = "\u2010\u2011\u2012\u2013\u2014\u2015\u2212"
 _COUNTS = names(
     """ntasks ntasks-per-node ntasks-per-core ntasks-per-socket ntasks-per-gpu cpus-per-task
@@ -92,8 +91,9 @@ def read_header(lines: Sequence[str]) -> Header:
 
 def read_line(text: str, number: int) -> Line:
     """Read one directive."""
-    table, words = sbatch_options(), _split(text.removeprefix(DIRECTIVE))
-    if words is None:
+    try:
+        words = shlex.split(text.removeprefix(DIRECTIVE).rstrip("\\ \t"), comments=True)
+    except ValueError:
         return Line((), Remark(number, "sbatch refuses the directive: a quote is not closed", "close it"))
     if words[:1] in (["hetjob"], ["packjob"]):
         return Line(heterogeneous=True)
@@ -101,7 +101,7 @@ def read_line(text: str, number: int) -> Line:
     remarks: list[Remark | None] = []
     rest: Sequence[Word] = [Word((word,), number) for word in words]
     while rest:
-        found, rest = table.read(rest)
+        found, rest = SBATCH.read(rest)
         options += found
         remarks += [_refused_name(option) or _refused_value(option) for option in found]
         if rest:
@@ -109,26 +109,7 @@ def read_line(text: str, number: int) -> Line:
             rest = rest[1:]
     filled_in = not any("<" in word or "{{" in word or word == "{" for word in words)
     first = next((remark for remark in remarks if remark and filled_in), None)
-    return Line(tuple(option for option in options if option.name in table.long), first)
-
-
-def _split(rest: str) -> list[str] | None:
-    """Split a directive into words; return None for an open quote."""
-    words: list[str] = []
-    current: list[str] | None = None
-    for match in _TOKEN.finditer(f"{rest} "):
-        piece = match.group()
-        if piece == "#":
-            break
-        if piece in ("'", '"'):
-            return None
-        if piece[0] in " \t":
-            words += ["".join(current)] if current is not None else []
-            current = None
-        else:
-            quoted = len(piece) > 1 and piece[0] in "'\"" and piece[-1] == piece[0]
-            current = [*(current or ()), piece[1:-1] if quoted else piece]
-    return [word for word in words if word != "\\"]
+    return Line(tuple(option for option in options if option.name in SBATCH.long), first)
 
 
 def _stray(word: str, before: str, line: int) -> Remark:
@@ -136,7 +117,7 @@ def _stray(word: str, before: str, line: int) -> Remark:
     why, new, old = "it is neither an option nor a value", "", word
     if word[:1] in _DASHES:
         why, new = "its dash is not a plain hyphen (-)", "--" + word.lstrip(_DASHES + "-")
-    elif word.partition("=")[0] in sbatch_options().long:
+    elif word.partition("=")[0] in SBATCH.long:
         why, new = "an option starts with --", f"--{word}"
     elif before.endswith("="):
         why, old, new = "a blank after = is not allowed", f"{before} {word}", f"{before}{word}"
@@ -146,7 +127,7 @@ def _stray(word: str, before: str, line: int) -> Remark:
 
 def _refused_name(option: Option) -> Remark | None:
     """Return a finding if sbatch refuses an option's name; a plugin of the site may add an unlike name."""
-    table, word = sbatch_options(), re.split("[= ]", option.written)[0]
+    table, word = SBATCH, re.split("[= ]", option.written)[0]
     letter, value = word[1:2], option.written[2:]
     written = word.removeprefix("--") if word.startswith("--") else word[1:]
     if word.startswith("--"):
@@ -161,9 +142,9 @@ def _refused_name(option: Option) -> Remark | None:
             remedy = f"write --{meant}" if meant else f"did you mean --{near[0]}? See `sbatch --help`"
             new = f"--{meant}" if meant else ""
             return _refusal(option, word, f"sbatch has no option {word}", remedy, new)
-        if not found and written in srun_options().long:
+        if not found and written in SRUN.long:
             return _refusal(option, word, "it is an option of srun only", "pass it to srun, or remove it")
-    elif len(written) > 2 and written in table.long and letter not in _ANY_TEXT:
+    elif len(written) > 2 and written in SBATCH.long and letter not in _ANY_TEXT:
         why = f"with one dash, it is the short option -{letter}"
         return _refusal(option, word, why, f"write -{word}", f"-{word}")
     elif value.startswith("=") and letter in table.short and letter not in _ANY_TEXT:

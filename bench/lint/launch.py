@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from .geometry import Geometry, number
-from .options import Option, names, srun_options
+from .options import SRUN, Option, names
 from .words import Word
 
 #: Launchers that may start processes on other nodes.
@@ -116,7 +116,7 @@ def read_command(words: Sequence[Word]) -> Launch:
         if name == "env":
             rest = _read_env(launch, rest)
         elif name == "srun" and not launch.via:
-            options, others = srun_options().read(rest)
+            options, others = SRUN.read(rest)
             launch.via, launch.srun, rest = "srun", tuple(options), list(others)
             if rest and (rest[0].may_be_several or rest[0].literal == ":"):  # : separates components
                 launch.opaque, launch.kind = True, "unknown"

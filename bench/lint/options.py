@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import NamedTuple
 
 from .words import Word
@@ -90,30 +89,29 @@ _SRUN_SHORT = """
 E=preserve-env K=kill-on-bad-exit l=label r=relative T=threads u=unbuffered X=disable-status Z=no-allocate
 """
 #: Other names of options.
-_SYNONYMS = {
-    "tasks-per-node": "ntasks-per-node",
-    "cluster": "clusters",
-    "switch": "switches",
-    "cpu_bind": "cpu-bind",
-    "mem_bind": "mem-bind",
-    "pack-group": "het-group",
-}
+_SYNONYMS = dict(
+    pair.split("=")
+    for pair in [
+        "tasks-per-node=ntasks-per-node",
+        "cluster=clusters",
+        "switch=switches",
+        "cpu_bind=cpu-bind",
+        "mem_bind=mem-bind",
+        "pack-group=het-group",
+    ]
+)
 
 
 @dataclass(frozen=True, slots=True)
 class OptionTable:
-    """The options of a command and of common plugins.
-
-    The values of ``long`` are ``"="`` (takes a value), ``"?"`` (optional value) and ``""`` (no value).
-    """
+    """The options of a command: ``"="`` takes a value, ``"?"`` possibly has one, ``""`` has none."""
 
     long: dict[str, str]
     short: dict[str, str]
 
     def matches(self, written: str) -> list[str]:
         """Return the options that ``written`` may mean: getopt also accepts unique prefixes of names."""
-        found = [one for one in self.long if one.startswith(written)]
-        found = [written] if written in self.long else found
+        found = [written] if written in self.long else [one for one in self.long if one.startswith(written)]
         return sorted({_SYNONYMS.get(name, name) for name in found})
 
     def read(self, words: Sequence[Word]) -> tuple[list[Option], Sequence[Word]]:
@@ -122,39 +120,33 @@ class OptionTable:
         An option that the command does not have keeps its written name.
         """
         options: list[Option] = []
-        at = 0
-        while at < len(words) and words[at].start.startswith("-") and words[at].literal != "-":
-            word = words[at]
-            at += 1
+        rest = list(words)
+        while rest and rest[0].start.startswith("-") and rest[0].literal != "-":
+            word = rest.pop(0)
             if word.literal == "--":
                 break
-            for name, value, needs_value in self._parts(word):
+            for name, value in self._parts(word):
                 written = word.shown
-                if needs_value and at < len(words):
-                    value, at = words[at], at + 1
+                if value is None and self.long.get(name) == "=" and rest:
+                    value = rest.pop(0)
                     written = f"{written} {value.shown}"
-                text = value.shown if value else ("" if needs_value else None)
-                options.append(Option(name, text, written, word.line, value))
-        return options, words[at:]
+                options.append(Option(name, value.shown if value else None, written, word.line, value))
+        return options, rest
 
-    def _parts(self, word: Word) -> Iterator[tuple[str, Word | None, bool]]:
-        """Yield the options in one word: name, value, and whether the value is in the next word."""
+    def _parts(self, word: Word) -> Iterator[tuple[str, Word | None]]:
+        """Yield the options in one word with the values that it contains."""
         if word.start.startswith("--"):
             written, equals, _ = word.start[2:].partition("=")
             found = self.matches(written)
-            name = found[0] if len(found) == 1 else written
-            yield name, word.after(f"--{written}=") if equals else None, not equals and self._needs(name)
+            yield found[0] if len(found) == 1 else written, word.after(f"--{written}=") if equals else None
             return
         for position, letter in enumerate(word.start[1:], start=1):
             name = self.short.get(letter, letter)
-            if self.long.get(name):
-                value = word.after(word.start[: position + 1])
-                yield name, value if value.shown else None, not value.shown and self._needs(name)
+            value = word.after(word.start[: position + 1])
+            if self.long.get(name) and value.shown:
+                yield name, value
                 return
-            yield name, None, False
-
-    def _needs(self, name: str) -> bool:
-        return self.long.get(name) == "="
+            yield name, None
 
 
 def _table(short: str, *lists: str) -> OptionTable:
@@ -163,13 +155,6 @@ def _table(short: str, *lists: str) -> OptionTable:
     return OptionTable(long, {letter: name for letter, name in letters.items() if name in long})
 
 
-@cache
-def sbatch_options() -> OptionTable:
-    """Return the options of sbatch."""
-    return _table(_SHORT, _COMMON, _SBATCH_ONLY, _PLUGINS)
-
-
-@cache
-def srun_options() -> OptionTable:
-    """Return the options of srun."""
-    return _table(_SHORT + _SRUN_SHORT, _COMMON, _SRUN_ONLY, _PLUGINS)
+#: The options of sbatch and of srun.
+SBATCH = _table(_SHORT, _COMMON, _SBATCH_ONLY, _PLUGINS)
+SRUN = _table(_SHORT + _SRUN_SHORT, _COMMON, _SRUN_ONLY, _PLUGINS)

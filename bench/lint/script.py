@@ -42,8 +42,8 @@ class Script:
     def commands(self) -> list[Command]:
         """The commands up to an ``exit`` that certainly runs; none if a part has no known structure."""
         found = [] if self.walk.broken else self.walk.commands
-        end = next((at for at, one in enumerate(found) if one.ends_script), len(found))
-        return found[: end + 1]
+        exits = [at for at, one in enumerate(found) if one.ends_script]
+        return found[: exits[0] + 1] if exits else found
 
     def launchers(self, *names: str) -> list[Command]:
         """Return the commands that start a launcher, or one of some names, with known options."""

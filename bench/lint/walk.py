@@ -6,9 +6,8 @@ function or a subshell. A sourced file possibly changes every variable. Nothing 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from itertools import zip_longest
 from typing import NamedTuple
 
@@ -22,59 +21,36 @@ from .words import Expander, Word
 #: Builtins that set the variables that they name, and that declare variables.
 _SETS = names("read mapfile readarray getopts printf let unset")
 _DECLARES = names("export declare typeset local readonly")
-_BRANCHES = names("if_statement elif_clause else_clause case_item")
-_LOOPS = names("for_statement c_style_for_statement while_statement")
 #: Operators of expansions that allow an unset variable: bash(1), Parameter Expansion.
 _ALLOW_UNSET = frozenset({":-", "-", ":=", "=", ":+", "+", ":?", "?"})
-#: Longer values are unknown, and deeper statements are not read.
+#: Longer values are unknown, and deeper scripts are not read.
 _MAX_LENGTH, _MAX_PARTS, _MAX_DEPTH = 20_000, 200, 200
+#: The properties of the places inside a statement: what runs there possibly runs several times, or not at all.
+_PLACES = {
+    **dict.fromkeys(("if_statement", "elif_clause", "else_clause", "case_item"), "conditional"),
+    **dict.fromkeys(("for_statement", "c_style_for_statement", "while_statement"), "loop"),
+    **dict.fromkeys(("command_substitution", "process_substitution"), "substitution"),
+    **dict.fromkeys(("pipeline", "subshell"), "subshell"),
+    "function_definition": "function",
+}
+_UNCERTAIN = names("conditional loop function substitution")
+Place = frozenset[str]
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """The context of a command.
+@dataclass(frozen=True)
+class Command:
+    """One simple command, in the script or in the shell that the command ``task`` starts.
 
-    ``subshell`` is True in a subshell and after ``&&`` and ``||``. ``task`` is the command that starts the
-    shell of an inner command.
+    ``end`` is its last line, and ``environment`` what certainly is in its environment.
     """
 
-    conditional: bool = False
-    loop: bool = False
-    function: str = ""
-    subshell: bool = False
-    substitution: bool = False
-    background: bool = False
-    depth: int = 0
-    task: Command | None = None
-
-    @property
-    def certain(self) -> bool:
-        """True if the script certainly runs the commands here once."""
-        return not (self.conditional or self.loop or self.function or self.substitution)
-
-    @property
-    def straight(self) -> bool:
-        """True if an assignment here certainly has an effect below it."""
-        return self.certain and not (self.subshell or self.background)
-
-
-@dataclass(eq=False)
-class Command:
-    """One simple command. ``end`` is its last line, ``environment`` what certainly is in its environment."""
-
     words: tuple[Word, ...]
+    launch: Launch
     place: Place
     line: int
     end: int
-    environment: dict[str, Word] = field(default_factory=dict)
-
-    @cached_property
-    def launch(self) -> Launch:
-        """The parts of the command; srun starts a command in the shell of a task."""
-        launch = read_command(self.words)
-        if self.place.task is not None and not launch.via:
-            launch.via, launch.srun = self.place.task.launch.via, self.place.task.launch.srun
-        return launch
+    environment: Mapping[str, Word]
+    task: Command | None = None
 
     @property
     def name(self) -> str:
@@ -84,16 +60,21 @@ class Command:
     @property
     def outer(self) -> Command:
         """The command in the script itself that starts this command."""
-        return self.place.task or self
+        return self.task or self
 
-    def starts(self, *kinds: str) -> bool:
-        """Return whether srun certainly starts a program of one of these kinds."""
-        return self.launch.via == "srun" and self.launch.kind in kinds and not self.launch.opaque
+    @property
+    def certain(self) -> bool:
+        """True if the script certainly runs the command once."""
+        return self.place.isdisjoint(_UNCERTAIN)
 
     @property
     def ends_script(self) -> bool:
         """True if the command is an ``exit`` of the script's own shell that certainly runs."""
-        return self.name == "exit" and self.place.task is None and self.place.straight
+        return self.name == "exit" and self.task is None and not self.place
+
+    def starts(self, *kinds: str) -> bool:
+        """Return whether srun certainly starts a program of one of these kinds."""
+        return self.launch.via == "srun" and self.launch.kind in kinds and not self.launch.opaque
 
     def exported(self, name: str) -> Word | None:
         """Return the value of a variable in the environment of the command, or None if it is unknown."""
@@ -139,63 +120,65 @@ class Walk:
 def walk(text: str) -> Walk:
     """Follow the commands of a script."""
     found = Walk()
-    _Walker(found, Expander(text), {}).follow(Place())
+    _Walker(found, Expander(text), {}).follow()
     return found
 
 
 class _Walker:
-    """Follow one text: the script, or the text of an inner shell, which starts with ``environment``."""
+    """Follow the script, or the text of the shell of ``task``, which starts with ``environment``."""
 
-    def __init__(self, found: Walk, expander: Expander, environment: dict[str, Word]) -> None:
+    def __init__(
+        self, found: Walk, expander: Expander, environment: dict[str, Word], task: Command | None = None
+    ) -> None:
         self.found = found
         self.expander = expander
+        self.task = task
         self.scope = dict(environment)
         self.exported = set(environment)
         self.changed: set[str] = set()
         self.sourcing = {"source", ".", "eval"}
 
-    def follow(self, place: Place) -> None:
+    def follow(self) -> None:
         root = parse(self.expander.text)
-        if is_broken(root):
-            self.found.broken = self.found.broken or place.task is None
-            inner = place.task is not None and not self.expander.unknowns
-            self.found.inner += [(self.expander.first_line, self.expander.text)] if inner else []
-        nodes = list(_nodes(root, place))
-        self.found.broken = self.found.broken or any(where.depth > _MAX_DEPTH for _, where in nodes)
-        for node, where in nodes:
-            self._survey(node, where)
+        nodes = list(_nodes(root))
+        if self.task is None:
+            self.found.broken = is_broken(root) or not nodes
+        elif is_broken(root) and not self.expander.unknowns:
+            self.found.inner.append((self.expander.first_line, self.expander.text))
+        for node, place in nodes:
+            self._survey(node, place)
         self.scope = {name: word for name, word in self.scope.items() if name not in self.changed}
-        for node, where in nodes:
-            if node.type == "variable_assignment" and where.straight and _parent(node) != "command":
+        for node, place in nodes:
+            if node.type == "variable_assignment" and not place and _parent(node) != "command":
                 self._assign(node)
             elif node.type in ("command", "declaration_command"):
-                self._command(node, where)
+                self._command(node, place)
 
     def _survey(self, node: Node, place: Place) -> None:
         """Collect what the text says about variables, wherever it says it."""
         if node.type == "variable_assignment":
             name, right = text_of(node.children[0]).partition("[")[0], node.child_by_field_name("value")
-            if not place.straight and _parent(node) != "command":
-                self.changed.add(name)
+            self.changed |= {name} if place and _parent(node) != "command" else set()
             array = node.children[0].type == "subscript" or (right and right.type == "array")
             (self.found.arrays if array else self.found.scalars).add(name)
             if right and right.type in ("string", "raw_string"):
                 self.found.strings.append((name, self.expander.line(right), self.expander.source(right)))
         elif node.type in ("command", "declaration_command", "unset_command"):
             texts = [text_of(one) for one in node.children]
-            self._survey_builtin(texts[0], {text.partition("=")[0] for text in texts[1:]}, texts, place)
+            self._survey_builtin(texts[0], {text.partition("=")[0] for text in texts[1:]}, texts)
         elif node.type in ("simple_expansion", "expansion"):
             self._use(node)
-        elif node.type in _LOOPS:
+        elif _PLACES.get(node.type) == "loop":
             self.changed |= {text_of(one) for one in node.children if one.type == "variable_name"}
         elif node.type == "compound_statement" and text_of(node).startswith("(("):
-            self.changed |= {text_of(one) for one, _ in _nodes(node, place) if not one.children}
-        elif node.type == "comment" and not node.start_point.column and place.task is None:
+            self.changed |= {text_of(one) for one, _ in _nodes(node) if not one.children}
+        elif node.type == "function_definition":
+            if {text_of(one) for one, _ in _nodes(node) if one.type == "command_name"} & self.sourcing:
+                self.sourcing.add(text_of(node.children[0]))  # its calls possibly change every variable
+        elif node.type == "comment" and not node.start_point.column and self.task is None:
             self.found.comments.append(self.expander.line(node))
 
-    def _survey_builtin(self, name: str, named: set[str], texts: Sequence[str], place: Place) -> None:
-        if name in self.sourcing and place.function:
-            self.sourcing.add(place.function)  # calling the function possibly changes every variable
+    def _survey_builtin(self, name: str, named: set[str], texts: Sequence[str]) -> None:
         if name in _SETS:
             self.changed |= named
         if name in _DECLARES and {"-n", "+x"} & named:
@@ -212,91 +195,80 @@ class _Walker:
         user = node.parent
         while user is not None and user.type in ("string", "concatenation", "command_name"):
             user = user.parent
-        tested = user is not None and user.type in ("test_command", "unary_expression", "binary_expression")
-        guarded = tested or not _ALLOW_UNSET.isdisjoint(children[1:2])
-        command = text_of(user)[:200].split() if user is not None and user.type == "command" else ()
+        kind, command = user.type if user else "", text_of(user)[:200].split() if user else []
+        guarded = kind in ("test_command", "unary_expression", "binary_expression")
+        guarded = guarded or not _ALLOW_UNSET.isdisjoint(children[1:2])
         after = self.expander.text[node.end_byte : node.end_byte + 100]
         index = after[: after.find("]") + 1] if node.type == "simple_expansion" and after[:1] == "[" else ""
         name, quoted = (children or [""])[0].partition("[")[0], _parent(node) == "string"
-        self.found.uses.append(Use(name, self.expander.line(node), guarded, tuple(command), quoted, index))
+        words = tuple(command) if kind == "command" else ()
+        self.found.uses.append(Use(name, self.expander.line(node), guarded, words, quoted, index))
+
+    def _value(self, node: Node, scope: Mapping[str, Word]) -> Word:
+        right = node.child_by_field_name("value")
+        return self.expander.value(right, scope) if right else Word(("",), self.expander.line(node))
 
     def _assign(self, node: Node) -> None:
-        name, right = text_of(node.children[0]), node.child_by_field_name("value")
-        word = self.expander.value(right, self.scope) if right else Word(("",), self.expander.line(node))
+        name, word = text_of(node.children[0]), self._value(node, self.scope)
+        before = self.scope.pop(name, None)
         if any(child.type == "+=" for child in node.children):
-            before = self.scope.get(name)
             word = replace(word, parts=(*before.parts, *word.parts) if before else ())
         known = 0 < len(word.parts) < _MAX_PARTS and len(word.shown) < _MAX_LENGTH
-        self.scope.pop(name, None)
         if known and name not in self.changed | self.found.arrays:
             self.scope[name] = word
 
     def _command(self, node: Node, place: Place) -> None:
-        scope = {} if place.function else self.scope
+        scope = {} if "function" in place else self.scope
         exported = scope.keys() if "*" in self.exported else self.exported
         environment = {name: word for name, word in scope.items() if name in exported}
         words: list[Word] = []
         for child in node.children:
-            if node.type == "declaration_command":
+            name = text_of(child.children[0]) if child.type == "variable_assignment" else ""
+            if node.type == "declaration_command" or (name and not name.isidentifier()):
                 words.append(self.expander.word([self.expander.source(child)], child))
-            elif child.type == "variable_assignment" and text_of(child.children[0]).isidentifier():
-                right = child.child_by_field_name("value")
-                value = self.expander.value(right, scope) if right else Word(("",), 0)
-                environment[text_of(child.children[0])] = value
-            elif child.type == "variable_assignment":  # an option such as --name=value
-                words.append(self.expander.word([self.expander.source(child)], child))
+            elif name:
+                environment[name] = self._value(child, scope)
             elif child.type == "command_name":
-                words += [word for part in child.children for word in self.expander.words(part, scope)]
+                words += self.expander.words(child.children[0], scope)
             elif not child.type.endswith("_redirect") and child.type not in ("comment", "ERROR"):
                 words += self.expander.words(child, scope)
-        if not words:
-            return
-        line, end = self.expander.line(node), self.expander.first_line + node.end_point.row
-        command = Command(tuple(words), place, line, end, environment)
+        if words:
+            launch, end = read_command(words), self.expander.first_line + node.end_point.row
+            if self.task is not None and not launch.via:
+                launch.via, launch.srun = self.task.launch.via, self.task.launch.srun
+            line = self.expander.line(node)
+            self._record(Command(tuple(words), launch, place, line, end, environment, self.task))
+
+    def _record(self, command: Command) -> None:
+        """Record a command, and follow the text that it passes to a shell."""
         self.found.commands.append(command)
-        launch = command.launch
-        if {command.name, launch.program.literal if launch.program else ""} & self.sourcing:
+        launch, text = command.launch, command.launch.program
+        if {command.name, text.literal if text else ""} & self.sourcing:
             self.scope.clear()
-        if launch.kind == "inner" and place.task is None and launch.program is not None:
-            text, in_task = launch.program, launch.via == "srun"
-            expander = Expander(text.as_text(), text.line, text.unknowns, in_task)
-            _Walker(self.found, expander, {**environment, **launch.environment}).follow(Place(task=command))
+        if launch.kind == "inner" and self.task is None and text is not None:
+            expander = Expander(text.as_text(), text.line, text.unknowns, launch.via == "srun")
+            _Walker(self.found, expander, {**command.environment, **launch.environment}, command).follow()
 
 
 def _parent(node: Node) -> str:
     return node.parent.type if node.parent else ""
 
 
-def _nodes(root: Node, place: Place) -> Iterator[tuple[Node, Place]]:
-    """Yield the descendants of a node with their contexts, in the order of the text."""
-    waiting = [(root, place)]
+def _nodes(root: Node) -> list[tuple[Node, Place]]:
+    """Return the descendants of a node with their places, in order, or none if it is too deep."""
+    found: list[tuple[Node, Place]] = []
+    waiting = [(root, Place(), 0)]
     while waiting:
-        parent, place = waiting.pop()
-        if parent is not root:
-            yield parent, place
+        node, place, depth = waiting.pop()
+        found.append((node, place))
+        if depth > _MAX_DEPTH:
+            return []
         inside = []
-        for child, following in zip_longest(parent.children, parent.children[1:]):
-            background = following is not None and following.type == "&"
-            inner = _inside(parent, child, place)
-            inside.append((child, replace(inner, background=True) if background else inner))
-        waiting += reversed(inside) if place.depth <= _MAX_DEPTH else []
-
-
-def _inside(parent: Node, child: Node, place: Place) -> Place:
-    """Return the context of a child of a node."""
-    place, kind = replace(place, depth=place.depth + 1), parent.type
-    if kind in _BRANCHES:
-        return replace(place, conditional=True)
-    if kind == "list" and child.start_byte > parent.start_byte:  # a && b: b always runs if a succeeds
-        tested = parent.children[0].type in ("test_command", "list")
-        tested = tested or any(one.type == "||" for one in parent.children)
-        return replace(place, conditional=place.conditional or tested, subshell=True)
-    if kind in _LOOPS:
-        return replace(place, loop=True)
-    if kind == "function_definition":
-        return Place(function=text_of(parent.child_by_field_name("name") or parent), task=place.task)
-    if kind in ("pipeline", "subshell"):
-        return replace(place, subshell=True)
-    if kind in ("command_substitution", "process_substitution"):
-        return replace(place, substitution=True, background=False)
-    return place
+        for child, following in zip_longest(node.children, node.children[1:]):
+            flags = {_PLACES.get(node.type, ""), "background" if following and following.type == "&" else ""}
+            if node.type == "list" and child.start_byte > node.start_byte:  # a && b: b runs if a succeeds
+                tested = node.children[0].type in ("test_command", "list") or node.children[1].type == "||"
+                flags |= {"subshell", "conditional" if tested else ""}
+            inside.append((child, place | flags - {""}, depth + 1))
+        waiting += reversed(inside)
+    return found[1:]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bench.lint.directives import Line, read_header, read_line
-from bench.lint.options import OptionTable, sbatch_options, srun_options
+from bench.lint.options import SBATCH, SRUN, OptionTable
 from tests.cluster.plugin import release_or_skip
 from tests.common import run_program
 
@@ -146,7 +146,7 @@ def test_a_variable_in_a_number_is_refused() -> None:
     assert read("#SBATCH --output=$HOME/log").remark is None
 
 
-@pytest.mark.parametrize("table", [sbatch_options(), srun_options()], ids=["sbatch", "srun"])
+@pytest.mark.parametrize("table", [SBATCH, SRUN], ids=["sbatch", "srun"])
 def test_every_option_that_the_command_itself_lists_is_known(
     request, table: OptionTable, tmp_path: Path
 ) -> None:

@@ -31,9 +31,8 @@ _ALONE = frozenset({"no_ssh", "node_rank", "include"})
 def missing_srun(script: Script) -> Iterator[Remark]:
     """A job has several nodes, but only the batch shell starts the program.
 
-    The batch script runs once, on the first node, and only srun, mpirun or a similar launcher reaches the
-    others. The rule applies to launchers that expect several nodes, and to a Python program that is the last
-    command, if no other command of the script may reach the nodes.
+    The batch script runs on the first node, and only srun or a similar launcher reaches the others. The rule
+    applies to launchers of several nodes, and to a Python program that is the last command.
 
     Bad: python train.py
     Good: srun python train.py
@@ -48,7 +47,7 @@ def missing_srun(script: Script) -> Iterator[Remark]:
             yield Remark(command.outer.line, f"{message}: its rendezvous times out", remedy)
     programs = [one for one in script.commands if one.launch.kind not in ("builtin", "nothing")]
     started = any(one.launch.launcher or one.launch.via for one in programs)
-    for command in [one for one in programs if not one.place.substitution][-1:]:
+    for command in [one for one in programs if "substitution" not in one.place][-1:]:
         if command.launch.kind == "python" and not started:
             line, name = command.outer.line, command.outer.name
             edit = Edit(line, name, f"srun {name}") if name and name in script.line(line) else None
@@ -65,21 +64,21 @@ def _reaches_nodes(script: Script) -> bool:
     """Return whether a command may start processes on other nodes while a launcher runs on the first."""
     reaching = [one for one in script.commands if _may_reach_nodes(one)]
     # A srun in the foreground has ended before the launcher starts.
-    return any(one.launch.via != "srun" or one.outer.place.background for one in reaching)
+    return any(one.launch.via != "srun" or "background" in one.outer.place for one in reaching)
 
 
 def _may_reach_nodes(command: Command) -> bool:
     """Return whether a command may reach other nodes: a launcher, a function of srun, or a user's script."""
     launch, word, place = command.launch, command.words[0], command.place
     if launch.via or launch.kind == "shell" or command.name == "eval":
-        return launch.via != "srun" or not place.substitution
+        return launch.via != "srun" or "substitution" not in place
     if launch.kind == "inner":
         return launch.program is None or launch.program.literal is None
     if command.name == "export":
         return any(word.literal == "-f" for word in command.words)
     folder = word.shown.rpartition("/")[0]
     installed = word.literal is not None and (not folder or folder.endswith(("/bin", "/sbin")))
-    users = not place.substitution and (not installed or place.background)
+    users = "substitution" not in place and (not installed or "background" in place)
     named = not REACHES_NODES.isdisjoint(program_name(one) for one in command.words)
     return launch.kind == "unknown" and (users or named)
 
@@ -101,7 +100,7 @@ def _spread(script: Script, *names: str) -> Iterator[Command]:
     """Yield the launchers that one srun starts on several nodes; torchrun also reads PET_ variables."""
     for command in script.launchers(*names):
         several = command.launch.via == "srun" and _several(script.geometry(command))
-        once = not command.outer.place.loop and not command.place.conditional
+        once = "loop" not in command.outer.place and "conditional" not in command.place
         if several and once and not any(name.startswith("PET_") for name in script.walk.scalars):
             yield command
 
@@ -110,8 +109,8 @@ def _spread(script: Script, *names: str) -> Iterator[Command]:
 def one_launcher_per_gpu(script: Script) -> Iterator[Remark]:
     """A launcher that starts several workers is started several times on a node.
 
-    If every task of a node starts a launcher, there are too many workers: they share ports and GPUs, and the
-    job fails or hangs. DeepSpeed starts one worker per GPU of the node unless ``--num_gpus`` is given.
+    There are too many workers: they share ports and GPUs, and the job fails or hangs. ``deepspeed`` starts
+    one worker per GPU of the node unless ``--num_gpus`` is given.
 
     Bad: srun --ntasks-per-node=4 torchrun --nproc_per_node=4 train.py
     Good: srun --ntasks-per-node=1 torchrun --nproc_per_node=4 train.py
@@ -119,7 +118,7 @@ def one_launcher_per_gpu(script: Script) -> Iterator[Remark]:
     for command in script.launchers():
         launch, geometry = command.launch, script.geometry(command)
         tasks, workers = geometry.tasks_per_node or 1, launch.workers(geometry) or 1
-        once = launch.via != "srun" or command.place.conditional or geometry.isolates_gpus
+        once = launch.via != "srun" or "conditional" in command.place or geometry.isolates_gpus
         if not once and tasks > 1 and workers > 1:
             line = geometry.line("ntasks-per-node", "ntasks") or command.line
             message = f"srun starts {launch.launcher} {tasks} times on each node, each with {workers} workers"
@@ -151,7 +150,7 @@ def deepspeed_nodes(script: Script) -> Iterator[Remark]:
     for command in script.launchers("deepspeed") if _several(script.job) else ():
         options, one_node = command.launch.options, number(command.launch.node_count, script.job) == 1
         known = one_node or command.launch.via or options.keys() & {*_ALONE, "hostfile"}
-        if not known and not command.outer.place.conditional and not _reaches_nodes(script):
+        if not known and "conditional" not in command.outer.place and not _reaches_nodes(script):
             message = "only the first node starts workers, because no hostfile names the other nodes"
             yield Remark(command.line, message, remedy)
 
@@ -182,9 +181,8 @@ def missing_node_rank(script: Script) -> Iterator[Remark]:
 def world_size_mismatch(script: Script) -> Iterator[Remark]:
     """The number of nodes or processes that a program waits for is not the number that srun starts.
 
-    torchrun waits for ``--nnodes`` agents, and its default is one node. ``--num_processes`` of accelerate
-    counts the processes of all machines. A program that reads WORLD_SIZE waits for that many processes. With
-    fewer processes, the job fails when the rendezvous times out.
+    torchrun waits for ``--nnodes`` agents (default: 1), and a program for WORLD_SIZE processes, until the
+    rendezvous times out. ``--num_processes`` of accelerate counts the processes of all machines.
 
     Bad: export WORLD_SIZE=$SLURM_NTASKS_PER_NODE
     Good: export WORLD_SIZE=$SLURM_NTASKS
@@ -193,14 +191,14 @@ def world_size_mismatch(script: Script) -> Iterator[Remark]:
         place, geometry = command.outer.place, script.geometry(command)
         value = command.exported("WORLD_SIZE") if geometry.tasks_per_node != 1 else None
         size, tasks = number(value, geometry), geometry.ntasks
-        together = not command.starts("python") or place.background or place.loop
+        together = not command.starts("python") or "background" in place or "loop" in place
         if value and size and tasks and size != tasks and not together:
             message = f"WORLD_SIZE is {size}, but srun starts {tasks} processes"
             yield Remark(value.line, message, "write WORLD_SIZE=$SLURM_NTASKS")
     for command in _spread(script, "torchrun", "accelerate"):
         nodes = script.geometry(command).nodes or 1
         message = _wrong_nodes(script, command, nodes)
-        if message and nodes == script.job.nodes and not command.outer.place.background:
+        if message and nodes == script.job.nodes and "background" not in command.outer.place:
             yield Remark(command.line, message, "pass the numbers of the job, such as $SLURM_NNODES")
 
 
@@ -234,7 +232,7 @@ def task_gpu_mismatch(script: Script) -> Iterator[Remark]:
     for command in script.commands:
         launch, geometry = command.launch, script.geometry(command)
         gpus, tasks, workers = geometry.gpus_per_node, geometry.tasks_per_node, launch.workers(geometry)
-        if not gpus or launch.opaque or command.outer.place.conditional:
+        if not gpus or launch.opaque or "conditional" in command.outer.place:
             continue
         if launch.launcher and workers and workers > gpus:
             message = f"{launch.launcher} starts {workers} workers on {count(gpus, 'GPU')}"
@@ -254,8 +252,7 @@ def task_gpu_mismatch(script: Script) -> Iterator[Remark]:
 def ntasks_conflict(script: Script) -> Iterator[Remark]:
     """``--ntasks`` contradicts ``--nodes`` times ``--ntasks-per-node``.
 
-    ``--ntasks`` takes precedence: too few processes start, or Slurm refuses the job. With fewer tasks than
-    nodes, Slurm reduces the number of nodes.
+    Too few processes start, or Slurm refuses the job. With too few tasks, Slurm reduces the nodes.
 
     Bad: #SBATCH --nodes=2 --ntasks-per-node=4 --ntasks=4
     Good: #SBATCH --nodes=2 --ntasks-per-node=4
@@ -278,7 +275,7 @@ def _spanning(script: Script) -> Iterator[tuple[Command, list[Word]]]:
     """Yield the commands whose processes on several nodes form one group, with their master addresses."""
     for command in script.commands:
         launch, geometry = command.launch, script.geometry(command)
-        several = _several(geometry) or (command.outer.place.loop and _several(script.job))
+        several = _several(geometry) or ("loop" in command.outer.place and _several(script.job))
         given = [launch.options.get(name) for name in ("master_addr", "rdzv_endpoint", "main_process_ip")]
         if several and command.starts("launcher") and (number(launch.node_count, geometry) or 1) > 1:
             yield command, [value for value in given if value]
@@ -291,9 +288,8 @@ def _spanning(script: Script) -> Iterator[tuple[Command, list[Word]]]:
 def loopback_master_addr(script: Script) -> Iterator[Remark]:
     """The master address of a job with several nodes is the local host.
 
-    Every node then connects to itself, and the processes of the other nodes never reach the first
-    node. torchrun does not read MASTER_ADDR: without an address in its options, it uses 127.0.0.1.
-    Without --rdzv_endpoint, the c10d backend uses localhost.
+    Every node then connects to itself. torchrun does not read MASTER_ADDR: without an address in its
+    options, it uses 127.0.0.1, and the c10d backend uses localhost.
 
     Bad: export MASTER_ADDR=localhost
     Good: export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
@@ -328,8 +324,7 @@ def _lacks_address(script: Script, command: Command) -> bool:
 def hardcoded_host(script: Script) -> Iterator[Remark]:
     """The master address is a fixed host, although Slurm chooses the nodes of the job.
 
-    If the job runs on other nodes, no process listens on that host, and all processes wait until the
-    rendezvous times out. The rule does not apply to jobs with ``--nodelist``.
+    On other nodes, all processes wait until the rendezvous times out. ``--nodelist`` chooses the nodes.
 
     Bad: export MASTER_ADDR=node001
     Good: export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
@@ -348,8 +343,8 @@ def hardcoded_host(script: Script) -> Iterator[Remark]:
 def rank_expanded_early(script: Script) -> Iterator[Remark]:
     r"""The batch shell expands the rank of a node or task, and the rank is always 0 in the batch shell.
 
-    On the srun line, the batch shell expands variables that are unquoted or in double quotes, so every task
-    gets rank 0. The rule does not apply to a c10d rendezvous, which assigns the ranks itself.
+    The batch shell expands variables that are unquoted or in double quotes, so every task gets rank 0. A
+    c10d rendezvous assigns the ranks itself.
 
     Bad: srun torchrun --nnodes=2 --node_rank=$SLURM_NODEID --master_addr=$HOST ...
     Good: srun bash -c 'torchrun --nnodes=2 --node_rank=$SLURM_NODEID --master_addr=$HOST ...'
@@ -373,7 +368,7 @@ def _ranks(command: Command) -> Iterator[tuple[str, Word]]:
         value = word.after(f"{option}=") if equals else following
         if value and option[:2] == "--" and option.lstrip("-").replace("-", "_") in _RANK_OPTIONS:
             yield option, value
-    if launch.kind == "python" and (command.place.task or command.exported("WORLD_SIZE")):
+    if launch.kind == "python" and (command.task or command.exported("WORLD_SIZE")):
         values = [(name, command.exported(name)) for name in ("RANK", "LOCAL_RANK")]
         yield from ((name, value) for name, value in values if value)
 

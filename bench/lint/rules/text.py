@@ -114,8 +114,8 @@ def shell_syntax(script: Script) -> Iterator[Remark]:
             last = first + min(error.line, text.count("\n") + 1) - 1
             yield Remark(last, message, "correct the text between the quotes")
     error = script.error
-    ends = (one.line for one in script.walk.commands if one.ends_script)
-    if error and error.line <= next(ends, error.line):  # bash reads the line
+    exits = [one.line for one in script.walk.commands if one.ends_script]
+    if error and error.line <= min(exits, default=error.line):  # bash reads the line
         line = min(error.line, len(script.lines))
         while line > 1 and script.line(line).strip()[:1] in ("", "#"):
             line -= 1  # the end of the file is below its last command
@@ -228,7 +228,7 @@ def trap_delayed(script: Script) -> Iterator[Remark]:
         one.outer for one in script.commands if one.launch.via == "srun" or one.launch.kind == "python"
     ]
     for outer in started[-1:] if "B" in flags and colon and traps else ():
-        if outer.line > traps[0].line and outer.place.certain and not outer.place.background:
+        if outer.line > traps[0].line and outer.certain and "background" not in outer.place:
             message = f"bash runs the trap of line {traps[0].line} only after this command has ended"
             yield Remark(outer.line, message, "start the command in the background: srun ... & wait")
 
