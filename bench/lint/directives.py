@@ -50,11 +50,10 @@ _ANY_TEXT = frozenset("JoeiDAq")
 
 
 class Line(NamedTuple):
-    """A directive: its options, its first mistake, and whether it is ``#SBATCH hetjob``."""
+    """A directive: its options and its first mistake."""
 
-    options: tuple[Option, ...] = ()
+    options: tuple[Option, ...]
     remark: Remark | None = None
-    heterogeneous: bool = False
 
 
 class Header(NamedTuple):
@@ -63,7 +62,6 @@ class Header(NamedTuple):
     options: tuple[Option, ...]
     remarks: tuple[Remark, ...]
     end: int
-    heterogeneous: bool
 
 
 def read_header(lines: Sequence[str]) -> Header:
@@ -79,14 +77,18 @@ def read_header(lines: Sequence[str]) -> Header:
             message = "sbatch treats this line as a comment: a directive starts with exactly #SBATCH"
             read.append(Line((), Remark(number, message, f"write `{new[:80]}`", Edit(number, "", new))))
     options = tuple(option for line in read for option in line.options)
-    heterogeneous = any(line.heterogeneous for line in read)
     remarks = [line.remark for line in read if line.remark]
     memory = {one.name: one.line for one in options if one.name in _MEMORY}
-    if len(memory) > 1 and not heterogeneous:
+    if len(memory) > 1 and not is_heterogeneous(lines):
         both = " and ".join(f"--{name}" for name in sorted(memory))
         message = f"sbatch refuses the script: {both} exclude each other"
         remarks.append(Remark(max(memory.values()), message, "keep one of these options"))
-    return Header(options, tuple(remarks), end, heterogeneous)
+    return Header(options, tuple(remarks), end)
+
+
+def is_heterogeneous(lines: Sequence[str]) -> bool:
+    """Return whether a job has several components, which have options of their own."""
+    return any(line.startswith((f"{DIRECTIVE} hetjob", f"{DIRECTIVE} packjob")) for line in lines)
 
 
 def read_line(text: str, number: int) -> Line:
@@ -96,7 +98,7 @@ def read_line(text: str, number: int) -> Line:
     except ValueError:
         return Line((), Remark(number, "sbatch refuses the directive: a quote is not closed", "close it"))
     if words[:1] in (["hetjob"], ["packjob"]):
-        return Line(heterogeneous=True)
+        return Line(())
     options: list[Option] = []
     remarks: list[Remark | None] = []
     rest: Sequence[Word] = [Word((word,), number) for word in words]

@@ -41,7 +41,7 @@ class Geometry(NamedTuple):
 
 
 def geometry_of(options: Mapping[str, Option]) -> Geometry:
-    """Compute the geometry of a job or step that is not heterogeneous."""
+    """Compute the geometry of a job or step."""
     given = Geometry(options)
     ntasks, per_node = whole_number(given.value("ntasks")), whole_number(given.value("ntasks-per-node"))
     low, _, high = given.value("nodes").partition("-")
@@ -78,8 +78,7 @@ def step_of(job: Geometry, given: Sequence[Option]) -> Geometry:
         dropped |= {"ntasks-per-node"}
     if own.keys() & set(_GPU_OPTIONS):
         dropped |= set(_GPU_OPTIONS)
-    options = {name: option for name, option in inherited.items() if name not in dropped}
-    return Geometry({**options, **own}) if "het-group" in own else geometry_of({**options, **own})
+    return geometry_of({name: one for name, one in inherited.items() if name not in dropped} | own)
 
 
 def gpu_count(value: str, *, gres: bool = False) -> int | None:

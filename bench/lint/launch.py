@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 from .geometry import Geometry, number
 from .options import SRUN, Option, names
@@ -86,7 +87,8 @@ class Launch:
         options = self.options
         if self.launcher == "accelerate":  # --num_processes counts the processes of all machines
             total, machines = (
-                number(options.get(name), geometry) for name in ("num_processes", "num_machines")
+                number(options.get("num_processes"), geometry),
+                number(self.node_count, geometry),
             )
             return total // machines if total and machines else None
         value = options.get("num_gpus" if self.launcher == "deepspeed" else "nproc_per_node")
@@ -142,8 +144,8 @@ def _read_program(launch: Launch, name: str, rest: list[Word]) -> None:
     if name in BUILTINS:
         launch.kind = "builtin"
     elif name in SHELLS:
-        options = _leading_options(rest)
-        text = any(one.endswith("c") and not one.startswith("--") for one in options)
+        options = list(takewhile(lambda word: word.start.startswith("-"), rest))
+        text = any(one.shown.endswith("c") and not one.start.startswith("--") for one in options)
         if len(rest) > len(options):
             launch.kind, launch.program = "inner" if text else "shell", rest[len(options)]
     elif name.startswith("python") and (name[6:] or "3").replace(".", "").isdecimal():  # python3.11
@@ -156,11 +158,6 @@ def _read_program(launch: Launch, name: str, rest: list[Word]) -> None:
         _read_launcher(launch, name, rest)
     elif name.endswith(".py"):
         launch.kind = "python"
-
-
-def _leading_options(words: Sequence[Word]) -> list[str]:
-    end = next((at for at, word in enumerate(words) if not word.start.startswith("-")), len(words))
-    return [word.shown for word in words[:end]]
 
 
 def _read_python(launch: Launch, rest: list[Word]) -> None:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from .directives import Header, read_header
+from .directives import Header, is_heterogeneous, read_header
 from .geometry import Geometry, geometry_of, number, step_of
-from .syntax import ShellError, check_syntax
+from .syntax import check_syntax
 from .walk import Command, Walk, walk
 from .words import CLOSE, OPEN
 
@@ -31,7 +31,7 @@ class Script:
     job: Geometry
     too_large: bool = False
     dos_line: int | None = None
-    error: ShellError | None = None
+    error: tuple[int, str] | None = None
     walk: Walk = field(default_factory=Walk)
 
     def line(self, number: int) -> str:
@@ -52,7 +52,7 @@ class Script:
 
     def geometry(self, command: Command) -> Geometry:
         """Return the nodes, tasks and GPUs of the step that srun starts, or those of the job."""
-        if command.launch.via != "srun" or self.header.heterogeneous:
+        if command.launch.via != "srun":
             return self.job
         numbers = [(option, number(option.word, self.job)) for option in command.launch.srun]
         return step_of(self.job, [one if n is None else one._replace(value=str(n)) for one, n in numbers])
@@ -64,10 +64,11 @@ def read_script(text: str) -> Script:
     dos_line = next((at for at, line in enumerate(text.split("\n"), start=1) if line.endswith("\r")), None)
     lines = [line.rstrip("\r") for line in text.split("\n")]
     header = read_header(lines)
-    options = {option.name: option for option in header.options}
-    job = Geometry(options) if header.heterogeneous else geometry_of(options)
+    options = () if is_heterogeneous(lines) else header.options
+    job = geometry_of({option.name: option for option in options})
     script = Script(lines, header, job, len(text) > MAX_SCRIPT_SIZE, dos_line)
-    if not script.too_large and (not lines[0].startswith("#!") or _BASH.match(lines[0][:500])):
+    shell = not script.too_large and not is_heterogeneous(lines)
+    if shell and (not lines[0].startswith("#!") or _BASH.match(lines[0][:500])):
         script.walk = walk("\n".join(lines))
         script.error = check_syntax("\n".join(lines))
     return script

@@ -8,8 +8,6 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-from functools import cache
-from typing import NamedTuple
 
 import tree_sitter_bash
 from tree_sitter import Language, Node, Parser
@@ -18,16 +16,7 @@ from tree_sitter import Language, Node, Parser
 _MESSAGE = re.compile(r"\S+: line (\d+): (?!warning: )(.+)")
 
 
-class ShellError(NamedTuple):
-    """A syntax error, in the words of bash."""
-
-    line: int
-    message: str
-
-
-@cache
-def _parser() -> Parser:
-    return Parser(Language(tree_sitter_bash.language()))
+_PARSER = Parser(Language(tree_sitter_bash.language()))
 
 
 def parse(text: str) -> Node:
@@ -36,7 +25,7 @@ def parse(text: str) -> Node:
     Characters outside ASCII are parsed as letters: tree-sitter-bash 0.25.1 sometimes crashes on them, because
     its scanner passes them to isalnum(3).
     """
-    return _parser().parse(bytes(ord(one) if one < "\x80" else ord("x") for one in text)).root_node
+    return _PARSER.parse(bytes(ord(one) if one < "\x80" else ord("x") for one in text)).root_node
 
 
 def is_broken(root: Node) -> bool:
@@ -62,8 +51,8 @@ def start_of(node: Node) -> int:
     return node.start_byte + len(text) - len(text.lstrip(b" \t\n"))
 
 
-def check_syntax(text: str) -> ShellError | None:
-    """Return the first syntax error that bash finds, or None if there is none or no bash.
+def check_syntax(text: str) -> tuple[int, str] | None:
+    """Return the line and words of the first syntax error that bash finds; None if there is none or no bash.
 
     ``bash -n`` reads a script and executes nothing of it. It reads no start-up file: BASH_ENV is not set.
     """
@@ -79,4 +68,4 @@ def check_syntax(text: str) -> ShellError | None:
     printed = done.stderr.decode("utf-8", errors="replace").splitlines()
     error = next((match for match in map(_MESSAGE.match, printed) if match), None)
     # The status is 0 after an error in [[ ]] (bash 5.2).
-    return ShellError(int(error[1]), error[2]) if error else None
+    return (int(error[1]), error[2]) if error else None

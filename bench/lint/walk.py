@@ -25,7 +25,7 @@ _DECLARES = names("export declare typeset local readonly")
 _ALLOW_UNSET = frozenset({":-", "-", ":=", "=", ":+", "+", ":?", "?"})
 #: Longer values are unknown, and deeper scripts are not read.
 _MAX_LENGTH, _MAX_PARTS, _MAX_DEPTH = 20_000, 200, 200
-#: The properties of the places inside a statement: what runs there possibly runs several times, or not at all.
+#: The flags of places inside statements: what runs there possibly runs several times, or not at all.
 _PLACES = {
     **dict.fromkeys(("if_statement", "elif_clause", "else_clause", "case_item"), "conditional"),
     **dict.fromkeys(("for_statement", "c_style_for_statement", "while_statement"), "loop"),

@@ -22,22 +22,11 @@ _BROKEN = {'"': re.compile(r"(?:\A\"|[ \t\n])\\[ \t]+\n"), "'": re.compile(r"(?:
 _INDEX = re.compile(r"\[(?:[@*]|\d+|\$?\{?[A-Za-z_]\w*\}?)\]")
 #: Options without which Slurm does not set their variable (sbatch(1), OUTPUT ENVIRONMENT VARIABLES).
 _NEEDED_OPTIONS = names("cpus-per-task ntasks-per-node gpus gpus-per-node gpus-per-task cpus-per-gpu")
-#: Variables that Slurm sets in jobs and tasks, without ``SLURM_`` (sbatch(1), srun(1)).
+#: Variables that scripts read, and others that Slurm sets whose names resemble them (sbatch(1), srun(1)).
 _SLURM_NAMES = names(
-    """ACCOUNT ARRAY_JOB_ID ARRAY_TASK_COUNT ARRAY_TASK_ID ARRAY_TASK_MAX ARRAY_TASK_MIN ARRAY_TASK_STEP
-    CLUSTER_NAME CONF CONTAINER CPUS_ON_NODE CPUS_PER_GPU CPUS_PER_TASK CPU_BIND CPU_BIND_LIST CPU_BIND_TYPE
-    CPU_BIND_VERBOSE CPU_FREQ_REQ DEBUG DISTRIBUTION DIST_PLANESIZE EXACT EXPORT_ENV GPUS GPUS_ON_NODE
-    GPUS_PER_NODE GPUS_PER_SOCKET GPUS_PER_TASK GPU_BIND GPU_FREQ GTIDS HET_GROUP HET_SIZE HINT HOSTFILE
-    JOBID JOBTMP JOB_ACCOUNT JOB_COMMENT JOB_CONSTRAINTS JOB_CPUS_PER_NODE JOB_DEPENDENCY JOB_END_TIME
-    JOB_GID JOB_GPUS JOB_GROUP JOB_ID JOB_LICENSES JOB_NAME JOB_NODELIST JOB_NUM_NODES JOB_PARTITION JOB_QOS
-    JOB_RESERVATION JOB_SCRATCHDIR JOB_START_TIME JOB_TMP JOB_UID JOB_USER KILL_BAD_EXIT LAUNCH_NODE_IPADDR
-    LOCALID MEM_BIND MEM_PER_CPU MEM_PER_GPU MEM_PER_NODE MPI_TYPE NETWORK NNODES NODEFILE NODEID NODELIST
-    NODE_ALIASES NPROCS NTASKS NTASKS_PER_CORE NTASKS_PER_GPU NTASKS_PER_NODE NTASKS_PER_SOCKET OOMKILLSTEP
-    OVERCOMMIT OVERLAP PARTITION PRIO_PROCESS PROCID PROFILE QOS RESTART_COUNT RLIMIT_STACK SCRATCH
-    SCRIPT_CONTEXT SHARDS_ON_NODE SPANK_TASK_ENV SRUN_COMM_HOST SRUN_COMM_PORT STEPID STEP_GPUS STEP_ID
-    STEP_LAUNCHER_PORT STEP_NODELIST STEP_NUM_NODES STEP_NUM_TASKS STEP_TASKS_PER_NODE SUBMIT_DIR
-    SUBMIT_HOST TASKS TASKS_PER_NODE TASK_PID THREADS_PER_CORE TIMELIMIT TMPDIR TOPOLOGY_ADDR
-    TOPOLOGY_ADDR_PATTERN TRES_PER_TASK UMASK UNBUFFEREDIO USER WAIT WCKEY WHOLE WORKING_CLUSTER"""
+    """ARRAY_JOB_ID ARRAY_TASK_ID CPUS_ON_NODE CPUS_PER_TASK GPUS GPUS_ON_NODE GPUS_PER_NODE GPUS_PER_TASK
+    JOBID JOB_CPUS_PER_NODE JOB_GID JOB_GPUS JOB_ID JOB_NAME JOB_NODELIST JOB_NUM_NODES JOB_UID JOB_USER
+    LOCALID NNODES NODEID NODELIST NPROCS NTASKS NTASKS_PER_NODE PROCID STEPID STEP_ID SUBMIT_DIR TASKS_PER_NODE"""
 )
 
 
@@ -110,16 +99,15 @@ def shell_syntax(script: Script) -> Iterator[Remark]:
     for first, text in script.walk.inner:
         error = check_syntax(text)
         if error:
-            message = f"the shell that executes this text cannot parse it: {error.message}"
-            last = first + min(error.line, text.count("\n") + 1) - 1
+            message = f"the shell that executes this text cannot parse it: {error[1]}"
+            last = first + min(error[0], text.count("\n") + 1) - 1
             yield Remark(last, message, "correct the text between the quotes")
-    error = script.error
     exits = [one.line for one in script.walk.commands if one.ends_script]
-    if error and error.line <= min(exits, default=error.line):  # bash reads the line
-        line = min(error.line, len(script.lines))
+    if script.error and script.error[0] <= min(exits, default=script.error[0]):  # bash reads the line
+        line = min(script.error[0], len(script.lines))
         while line > 1 and script.line(line).strip()[:1] in ("", "#"):
             line -= 1  # the end of the file is below its last command
-        message = f"bash cannot parse the script: {error.message}"
+        message = f"bash cannot parse the script: {script.error[1]}"
         yield Remark(line, message, "check the script with `bash -n SCRIPT`")
 
 
@@ -194,7 +182,7 @@ def undefined_variable(script: Script) -> Iterator[Remark]:
     for name, use in uses.items() if script.header.options else ():
         short = name.removeprefix("SLURM_")
         option = short.lower().replace("_", "-")
-        near = difflib.get_close_matches(short, sorted(_SLURM_NAMES), n=1, cutoff=0.8)
+        near = difflib.get_close_matches(short, sorted(_SLURM_NAMES), n=1, cutoff=0.9)
         if short == name or "_HET_GROUP_" in name:
             continue
         if option in _NEEDED_OPTIONS - given:
