@@ -21,7 +21,7 @@ ACCEPTED = """
 --cpus-per-task=4 # x | --cpus-per-task=4#x | --comment "#a b" | --job-name="my job" | -p 'a'b | --time="10:00"
 --gpu-bind=closest | --gpu-bind=none | --array=1-10%2 | --begin=now+1hour | --get-user-env | --nice=abc
 --nodes=2 \\ | hetjob | --wait-all-nodes=1 | --gres=gpu:a100:4,lscratch:10 | --exclud=n1 | --ntasks-per-n=4
---partition=a # CHANGE THIS AS YOU LIKE | --output=/a/b\\ c/d | --quotatype=spot | --container-image=a --container-mounts /x:/y
+--partition=a # CHANGE THIS AS YOU LIKE | --output=/a/b\\ c/d | --quotatype=spot | --container-image=a --container-mounts /x:/y | --site-specific=1
 """
 REFUSED = """
 --nodes=$N | --nodes=1- | -nodes=4 | --node=4 | --ntask=4 | nodes=2 | --nodes=2 foo | --constraints=gpu
@@ -57,19 +57,9 @@ def header(*lines: str) -> list[int]:
     return [remark.line for remark in read_header(["#!/bin/bash", *lines]).remarks]
 
 
-def test_a_comment_is_a_disabled_directive() -> None:
-    assert header("# SBATCH --mem=24G", "##SBATCH --nodes=2", "#xSBATCH --nodes=2") == []
-
-
 def test_a_list_of_hosts_is_no_placeholder() -> None:
     assert header("#SBATCH --nodelist=node[01-04] --time=24h") == [2]
     assert header("#SBATCH --ntasks_per_node=4 --output=log_{a}.txt") == [2]
-
-
-def test_a_comment_that_shows_how_to_call_sbatch_gets_no_remark() -> None:
-    shown = "#   sbatch --nodes=N run.sh", "# sbatch --nodes=2", "#sbatch -N 2 run.sh"
-    assert header("#SBATCH --time=10", *shown) == []
-    assert header(*shown) == []
 
 
 def test_only_one_option_for_memory_is_accepted() -> None:
@@ -103,40 +93,19 @@ def test_a_remark_contains_the_edit_if_there_is_only_one_correction(line: str, f
     assert (remark.edit.line, remark.edit.apply(line)) == (1, fixed)
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "##SBATCH --nodes=2",
-        "# #SBATCH --nodes=2",
-        "### SBATCH options",
-        "# sbatch this script with --nodes=4",
-        "# Search --for",
-        "#",
-        "",
-        "\t ",
-        "#SBATCH",
-        "#SBATCH # nothing",
-    ],
-)
+COMMENTS = """##SBATCH --nodes=2 | # #SBATCH --nodes=2 | ### SBATCH options | # SBATCH --mem=24G | #xSBATCH --nodes=2
+#sbatch -N 2 run.sh | # sbatch this script with --nodes=4 | # Search --for | #SBATCH | #SBATCH # nothing"""
+
+
+@pytest.mark.parametrize("line", [*listed(COMMENTS), "", "\t "])
 def test_comments_are_comments(line: str) -> None:
     assert (read_header([line]).remarks, read_header([line]).options) == ((), ())
 
 
-def test_an_option_that_a_plugin_may_add_is_unknown() -> None:
-    assert read("#SBATCH --site-specific=1").remark is None
-
-
 def test_several_options_of_one_line_are_all_read() -> None:
     line = read("#SBATCH -N 2 -n8 --gres gpu:v100:4 -HvJ name --exclusive # -t 1")
-    assert [(option.name, option.value) for option in line.options] == [
-        ("nodes", "2"),
-        ("ntasks", "8"),
-        ("gres", "gpu:v100:4"),
-        ("hold", None),
-        ("verbose", None),
-        ("job-name", "name"),
-        ("exclusive", None),
-    ]
+    found = "nodes=2 ntasks=8 gres=gpu:v100:4 hold=None verbose=None job-name=name exclusive=None"
+    assert [f"{option.name}={option.value}" for option in line.options] == found.split()
 
 
 def test_a_variable_in_a_number_is_refused() -> None:

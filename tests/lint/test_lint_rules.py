@@ -104,18 +104,6 @@ def test_the_failing_script_of_four_nodes_is_explained() -> None:
     ]
 
 
-def test_findings_are_sorted_by_line_and_then_by_severity() -> None:
-    text = (
-        f"{HEAD}srun torchrun --nnodes=2 --nproc_per_node=2 --master_port=29500 x.py\npython x.py \\ \n--a\n"
-    )
-    assert [(f.line, f.rule) for f in lint_script(text, path="x")] == [
-        (3, "loopback-master-addr"),
-        (3, "missing-node-rank"),
-        (3, "task-gpu-mismatch"),
-        (4, "broken-continuation"),
-    ]
-
-
 @pytest.mark.parametrize(
     ("shebang", "is_shell"),
     [
