@@ -16,7 +16,6 @@ from typing import Any
 
 from . import __version__
 from .errors import BenchError, unwritable
-from .findings import Severity
 from .matrix.cell import Cell, Run, value_text
 from .matrix.checks import idle_gpus, plan_warnings
 from .matrix.document import Document, mask_yaml
@@ -188,63 +187,20 @@ def ordered_runs(cells: Sequence[Cell], *, repeats: int, seed: int) -> list[Run]
 
 
 def scripts(plan: Plan) -> Iterator[tuple[Cell, str]]:
-    """Yield each cell with the text of its script.
-
-    Raises:
-        BenchError: `bench lint` finds an error in a script, caused by cluster.setup or
-            cluster.directives.
-    """
+    """Yield each cell with the text of its script."""
     renderer = Renderer(plan.matrix)
-    linted: set[tuple[Any, ...]] = set()
-    read = _variables_read(plan)
     for cell in plan.cells:
-        script = renderer.render(cell)
-        kind = (script.kind, *(cell.env.get(name) for name in read))
-        if kind not in linted:  # one script of each kind is sufficient
-            _checked_script(plan, script.text, name=plan.script_name(cell), what=f"cell {cell.cell_id}")
-            linted.add(kind)
-        yield cell, script.text
-
-
-def _variables_read(plan: Plan) -> list[str]:
-    """Return the environment variables of cells that lint rules, set-up lines or commands may read."""
-    from .lint import VARIABLES
-
-    names = {name for cell in plan.cells for name in cell.env}
-    commands = {word for cell in plan.cells for word in cell.command or ()}
-    text = "\n".join([*plan.matrix.cluster.setup, *commands])
-    return sorted(name for name in names if name in VARIABLES or name in text)
+        yield cell, renderer.render(cell).text
 
 
 def pack_script(plan: Plan) -> str:
-    """Return the script of `bench submit --pack`, which starts many runs in one allocation.
-
-    Raises:
-        BenchError: `bench lint` finds an error in the script, caused by cluster.directives.
-    """
-    text = Renderer(plan.matrix).render_pack(plan.cells, runs=len(plan.runs))
-    return _checked_script(plan, text, name="scripts/pack.sbatch", what="packs")
+    """Return the script of `bench submit --pack`, which starts many runs in one allocation."""
+    return Renderer(plan.matrix).render_pack(plan.cells, runs=len(plan.runs))
 
 
 def preflight_script(plan: Plan) -> str:
-    """Return the script of `bench preflight`, which checks nodes.
-
-    Raises:
-        BenchError: `bench lint` finds an error in the script, caused by cluster.setup or cluster.directives.
-    """
-    text = Renderer(plan.matrix).render_preflight(plan.cells)
-    return _checked_script(plan, text, name="scripts/preflight.sbatch", what="the preflight")
-
-
-def _checked_script(plan: Plan, text: str, *, name: str, what: str) -> str:
-    from .lint import lint_script
-
-    findings = lint_script(text, path=name)
-    errors = [str(finding) for finding in findings if finding.severity is Severity.ERROR]
-    if errors:
-        lines = "\n".join([f"{plan.document.path}: the script for {what} has errors:", *errors])
-        raise BenchError(lines, remedy="correct the cluster section of the matrix")
-    return text
+    """Return the script of `bench preflight`, which checks nodes."""
+    return Renderer(plan.matrix).render_preflight(plan.cells)
 
 
 def write_plan(plan: Plan, root: Path) -> StudyFolder:

@@ -139,18 +139,6 @@ def test_an_option_that_an_earlier_version_did_not_have_is_no_change(tmp_path):
         planned(tmp_path, MATRIX.replace("repeats: 2", "workload: {memory_format: channels_last}"))
 
 
-def test_a_script_with_linter_errors_is_not_written(tmp_path):
-    text = MATRIX.replace("time_limit: 30m", 'time_limit: 30m, setup: ["if true"]')
-    with pytest.raises(BenchError) as caught:
-        planned(tmp_path, text)
-    assert str(caught.value).startswith(
-        f"{tmp_path}/m.yaml: the script for cell n1x4-nccl-srun-b8 has errors:\nscripts/n1x4-nccl-srun-b8.sbatch:"
-    )
-    assert "[shell-syntax]" in str(caught.value)
-    assert str(caught.value).endswith("; correct the cluster section of the matrix")
-    assert not (tmp_path / "results" / "s" / "plan.json").exists()
-
-
 def test_a_folder_that_cannot_be_written_is_one_clear_error(tmp_path):
     (tmp_path / "results").write_text("a file where the folder should be")
     with pytest.raises(BenchError, match=r"results/s/scripts: cannot be written: Not a directory$"):

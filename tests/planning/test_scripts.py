@@ -19,10 +19,8 @@ import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from bench.lint import lint_script
 from bench.matrix.field_types import env_name
 from bench.plan import Plan, make_plan, pack_script, preflight_script, scripts
-from bench.render import Renderer
 from bench.shipped import shipped
 from tests.common import run_program, write_program
 
@@ -138,29 +136,6 @@ def test_the_scripts_equal_the_golden_scripts(tmp_path):
 def test_bash_finds_no_syntax_error(path):
     checked = run_program(["bash", "-n", path])
     assert (checked.returncode, checked.stderr) == (0, "")
-
-
-def test_scripts_of_one_kind_lint_alike(tmp_path):
-    """The plan lints one script of each kind; this test lints all of them."""
-    matrix = yaml.safe_load(hostile_matrix("x"))
-    matrix["axes"] = {
-        "nodes": [1, 2, 3, 16],
-        "gpus_per_node": [1, 2, 8],
-        "launcher": ["srun", "torchrun"],
-        "backend": ["nccl", "gloo"],
-        "env.NCCL_ALGO": ["Ring", "Tree"],
-    }
-    plan = plan_of(tmp_path, yaml.safe_dump(matrix))
-    renderer = Renderer(plan.matrix)
-    by_kind: dict[tuple, set[tuple[str, ...]]] = {}
-    for cell in plan.cells:
-        script = renderer.render(cell)
-        remarks = tuple(f"{f.rule} {f.severity}" for f in lint_script(script.text, path="x"))
-        by_kind.setdefault(script.kind, set()).add(remarks)
-    assert len(plan.cells) == 96
-    assert len(by_kind) == 16
-    assert all(len(remarks) == 1 for remarks in by_kind.values()), by_kind
-    assert not any("error" in remark for remarks in by_kind.values() for found in remarks for remark in found)
 
 
 def test_every_directive_says_why_it_is_there():
@@ -341,11 +316,6 @@ def test_a_torchrun_task_gets_the_cores_of_all_its_ranks(tmp_path):
         tasks = {"srun": "--ntasks=8 --ntasks-per-node=4", "torchrun": "--ntasks=2 --ntasks-per-node=1"}
         assert f"\nsrun --nodes=2 {tasks[cell.launcher]} --cpus-per-task={cores} " in text
         assert "export OMP_NUM_THREADS=6 BENCH_THREADS_PER_RANK=6\n" in text
-
-
-def test_our_own_linter_has_no_findings_in_any_script():
-    for path in sorted(GOLDEN.glob("*.sbatch")):
-        assert lint_script(path.read_text(), path=path.name) == []
 
 
 AGENT = """\

@@ -341,11 +341,10 @@ def test_only_known_modules_make_imports_that_these_tests_cannot_see():
         for module, path in modules().items()
         if re.search(r"import_module|__import__", path.read_text())
     ]
-    # the modules of schedulers, lint rules, models and strategies; Lightning and Transformers, which are optional
+    # the modules of schedulers, models and strategies; Lightning and Transformers, which are optional
     optional = ["bench.record.lightning", "bench.record.transformers"]
     assert places == [
         "bench.jobs.scheduler",
-        "bench.lint",
         *optional,
         "bench.workload.models",
         "bench.workload.strategies",
