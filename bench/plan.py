@@ -226,16 +226,6 @@ def pack_script(plan: Plan) -> str:
     return _checked_script(plan, text, name="scripts/pack.sbatch", what="packs")
 
 
-def preflight_script(plan: Plan) -> str:
-    """Return the script of `bench preflight`, which checks nodes.
-
-    Raises:
-        BenchError: `bench lint` finds an error in the script, caused by cluster.setup or cluster.directives.
-    """
-    text = Renderer(plan.matrix).render_preflight(plan.cells)
-    return _checked_script(plan, text, name="scripts/preflight.sbatch", what="the preflight")
-
-
 def _checked_script(plan: Plan, text: str, *, name: str, what: str) -> str:
     from .lint import lint_script
 
@@ -273,8 +263,6 @@ def write_plan(plan: Plan, root: Path) -> StudyFolder:
             _write_script(f"{folder.path}/{plan.script_name(cell)}", text.encode(), private=private)
         if plan.matrix.cluster.scheduler.packs:
             _write_script(str(folder.pack_script), pack_script(plan).encode(), private=private)
-        if plan.matrix.cluster.scheduler.preflight == "job":
-            _write_script(str(folder.preflight_script), preflight_script(plan).encode(), private=private)
         _remove_stale_scripts(folder, old, plan)
         write_atomically(folder.matrix, matrix_text)
         if inherited:
