@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 # Where Python may not write bytecode, each of the tests' processes compiles all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test check benchmark gpu campaign campaign-causes campaign-disturbed campaign-links campaign-preflight slow-nodes torch-releases cluster cluster-down releases clean setup setup-tests
+.PHONY: help demo test check benchmark gpu campaign campaign-causes campaign-disturbed campaign-links slow-nodes torch-releases cluster cluster-down releases clean setup setup-tests
 
 help:
 	@echo "make demo       set up, run a small study on this machine, end with the path of its report"
@@ -20,7 +20,6 @@ help:
 	@echo "make campaign-causes  plant causes of lost time in a script, and check which are named (25 minutes)"
 	@echo "make campaign-disturbed  disturb runs on the test cluster, and check which runs are called disturbed"
 	@echo "make campaign-links  measure links of random rates on the test cluster with the default settings"
-	@echo "make campaign-preflight  check on the test cluster and by simulation that bench preflight finds slow nodes and links"
 	@echo "make torch-releases  test the measurement with other releases of torch and Python (40 GB, an hour)"
 	@echo "make cluster    start a real Slurm on this machine (make cluster-down stops it); SLURM=trixie: another release"
 	@echo "make releases   run the tests of the cluster and the fault campaign on four Slurm releases (two hours)"
@@ -90,12 +89,6 @@ campaign-causes: setup-tests
 LINKS ?= 5
 campaign-links: setup-tests
 	$(BIN)/python benchmarks/campaign_links.py --draws $(LINKS)
-
-# An hour on the test cluster, and simulated networks. For a short one:
-# make campaign-preflight PREFLIGHTS="--draws 2 --two 1 --eight 0 --simulated 200"
-PREFLIGHTS ?=
-campaign-preflight: setup-tests
-	$(BIN)/python benchmarks/campaign_preflight.py $(PREFLIGHTS)
 
 # Virtual environments in the user's cache; they are kept. For one release: make torch-releases RELEASES=2.4.1
 RELEASES ?=

@@ -198,11 +198,6 @@ def pack_script(plan: Plan) -> str:
     return Renderer(plan.matrix).render_pack(plan.cells, runs=len(plan.runs))
 
 
-def preflight_script(plan: Plan) -> str:
-    """Return the script of `bench preflight`, which checks nodes."""
-    return Renderer(plan.matrix).render_preflight(plan.cells)
-
-
 def write_plan(plan: Plan, root: Path) -> StudyFolder:
     """Write the matrix, scripts and plan.json of a study below ``root``; return the study's folder.
 
@@ -229,8 +224,6 @@ def write_plan(plan: Plan, root: Path) -> StudyFolder:
             _write_script(f"{folder.path}/{plan.script_name(cell)}", text.encode(), private=private)
         if plan.matrix.cluster.scheduler.packs:
             _write_script(str(folder.pack_script), pack_script(plan).encode(), private=private)
-        if plan.matrix.cluster.scheduler.preflight == "job":
-            _write_script(str(folder.preflight_script), preflight_script(plan).encode(), private=private)
         _remove_stale_scripts(folder, old, plan)
         write_atomically(folder.matrix, matrix_text)
         if inherited:

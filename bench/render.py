@@ -18,15 +18,13 @@ from typing import Any, NamedTuple
 import jinja2
 
 from .matrix.cell import Cell
-from .matrix.field_types import SRUN_KEYS, key_of_word, srun_option
+from .matrix.field_types import SRUN_KEYS, srun_option
 from .matrix.schema import Cluster, Container, Matrix
 from .matrix.workload import command_values, quote, shell_word, task_words, to_arguments, torchrun_words
 from .shipped import shipped
 from .start import AGENT
 from .units import slurm_time
 
-#: Time limit of a preflight's job.
-PREFLIGHT_LIMIT_S = 180
 #: The mark on both sides of a value's name in a rendered shape. The schema rejects NUL in a matrix.
 _MARK = "\0"
 
@@ -167,37 +165,6 @@ class Renderer:
         values = {"nodes": str(max(cell.nodes for cell in cells)), "ranks_per_node_max": str(most)}
         return "".join([values[piece] if i % 2 else piece for i, piece in enumerate(text.split(_MARK))])
 
-    def render_preflight(self, cells: Sequence[Cell]) -> str:
-        """Return the script of a preflight, with the resources per node of the largest of ``cells``.
-
-        `bench preflight` passes the number of nodes to sbatch as an option, which overrides the directive.
-        """
-        cluster, device = self.matrix.cluster, cells[0].device
-        most = max(max(cell.ranks_per_node) for cell in cells)
-        gpus = cluster.node_gpus if cluster.exclusive and cluster.node_gpus else most
-        options = [
-            word for word in cluster.srun_options if (key_of_word(word) or ("", ""))[0] not in SRUN_KEYS
-        ]
-        short = cluster.model_copy(update={"time_limit": PREFLIGHT_LIMIT_S})
-        env = [(name, quote(value)) for name, value in cluster.env.items()]
-        text = self._environment.get_template("preflight.sbatch.j2").render(
-            title=f"Study {self.matrix.study}: check nodes before its runs.",
-            cell_id="preflight",
-            setup=cluster.setup,
-            env=env,
-            directives=list(_directives(short, device=device, mixed=False, what="the preflight")),
-            exclusive=cluster.exclusive,
-            cpus_per_node=self._cores * most,
-            step_gpus=f" {gpu_option(cluster)}{gpus}" * (device == "cuda"),
-            python=self._python,
-            samples=False,
-            matrix_options=_lines([quote(word) for word in options]),
-            container_options=_lines(_container_options(cluster.container)),
-            container=_container_command(cluster.container, device),
-        )
-        values = {"nodes": str(max(cell.nodes for cell in cells)), "ranks_per_node_max": str(gpus)}
-        return "".join([values[piece] if i % 2 else piece for i, piece in enumerate(text.split(_MARK))])
-
     @property
     def _python(self) -> str:
         """The Python of a script: the Python of `bench submit` unless cluster.setup or a container is set."""
@@ -289,9 +256,7 @@ _PLACEMENT = (
 )
 
 
-def _directives(
-    cluster: Cluster, *, device: str, mixed: bool, what: str = "one run"
-) -> Iterator[tuple[str, str]]:
+def _directives(cluster: Cluster, *, device: str, mixed: bool) -> Iterator[tuple[str, str]]:
     """Yield (reason, directive) for the directives that do not depend on the launcher."""
     yield "The cell's nodes.", f"--nodes={_MARK}nodes{_MARK}"
     if device == "cuda":
@@ -305,7 +270,7 @@ def _directives(
             yield reason, f"--{key}={value}"
     if cluster.exclusive:
         yield "Whole nodes: no other job disturbs the measurement.", "--exclusive"
-    yield f"The time limit of {what}.", f"--time={slurm_time(cluster.time_limit)}"
+    yield "The time limit of one run.", f"--time={slurm_time(cluster.time_limit)}"
     yield "Replaced at submission by a file in the run's folder.", "--output=%x-%j.out"
     for line in cluster.directives:
         yield "From the matrix.", line

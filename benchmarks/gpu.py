@@ -217,7 +217,7 @@ def formats_words(values: Mapping[str, Any]) -> list[str]:
 
 
 def ranks_words(values: Mapping[str, Any]) -> list[str]:
-    """Return the results of the part ``ranks`` as texts: of the training, and of the preflight."""
+    """Return the results of the part ``ranks`` as texts: of the training, and of the nodes' check."""
     if values.get("refused"):
         return [f"NCCL refuses two ranks on one GPU: {values['refused']}"]
     words = []
@@ -226,12 +226,9 @@ def ranks_words(values: Mapping[str, Any]) -> list[str]:
         words += [f"network {values['transport']['network']}", f"parts of a step in ms: {parts}"]
         times = [f"{mib_text(size)} in {seconds * 1e3:.2f} ms" for size, seconds in values["sweep"]]
         words.append(f"all-reduce of {', '.join(times)}" if times else f"no sweep: {values['no_sweep']}")
-    if "preflight" in values:
-        found = values["preflight"]
-        rates = ", ".join(f"{rate / 1e9:.2f}" for *_, rate in found["exchange"]) or "none"
-        words.append(f"preflight: exchange {rates} GB/s, failures {len(found['failures'])}")
-        checks = found["checks"].items()
-        words += [f"{name} {check_text(of_nodes)}" for name, of_nodes in checks if any(of_nodes)]
+    if "nodecheck" in values:
+        checks = values["nodecheck"].items()
+        words += [f"{name} {', '.join(map(rate_text, of_nodes))}" for name, of_nodes in checks]
     return words
 
 
@@ -240,12 +237,11 @@ def mib_text(size: float) -> str:
     return f"{size / 2**20:.0f} MiB" if size >= 2**20 else f"{size / 2**10:.0f} KiB"
 
 
-def check_text(values: Sequence[float | None]) -> str:
-    """Return the values of a check of the preflight on both nodes, in units of G or T if they are large."""
-    scales = ((1e12, " T"), (1e9, " G"), (0.0, ""))
-    known = [value for value in values if value is not None]
-    found = [(value, *next(one for one in scales if value >= one[0])) for value in known]
-    return " and ".join(f"{value / (scale or 1.0):.3g}{prefix}" for value, scale, prefix in found)
+def rate_text(value: float | str) -> str:
+    """Return a rate of the preflight in units of G or T, or the reason why there is none."""
+    if isinstance(value, str):
+        return value
+    return f"{value / 1e12:.3g} T" if value >= 1e12 else f"{value / 1e9:.3g} G"
 
 
 def overhead_words(values: Mapping[str, Any]) -> list[str]:

@@ -72,13 +72,6 @@ TWO_RANKS = (
 )
 #: Seconds for each of the two programs of the part ``ranks``.
 _RANKS_S = 60.0
-#: A preflight with short windows: its rates are those of two nodes that share a GPU, and are not precise.
-PREFLIGHT = """\
-import runpy, sys
-from bench.preflight import checks
-checks.WINDOW_S = 0.3
-runpy.run_module("bench.preflight", run_name="__main__", alter_sys=True)
-"""
 #: NCCL's words if it refuses to run two ranks on one GPU.
 _REFUSED = "Duplicate GPU detected"
 
@@ -306,7 +299,7 @@ def image_rates(folder: Path) -> Values:
 def ranks(write: Write, folder: Path) -> None:
     """Train with two NCCL ranks on one GPU, then let two nodes of a preflight exchange messages."""
     values: Values = {}
-    for name, of in (("training", training_of_two), ("preflight", preflight_of_two)):
+    for name, of in (("training", training_of_two), ("nodecheck", nodecheck_of_two)):
         (folder / name).mkdir()
         try:
             values |= of(folder / name)
@@ -331,15 +324,20 @@ def training_of_two(folder: Path) -> Values:
     }
 
 
-def preflight_of_two(folder: Path) -> Values:
-    """Return the checks of two nodes, and what they exchanged: [receiver, sender, bytes/s]."""
-    together([sys.executable, "-c", PREFLIGHT, str(folder), "--threshold", "0.9"], folder)
-    measured, result = read_json(folder / "measured.json"), read_json(folder / "result.json")
-    checks = {name: passes[0] for name, passes in measured["passes"].items()}
-    found = {"checks": checks, "exchange": measured["exchange"], "failures": measured["failures"]}
-    if not measured["exchange"]:
-        raise PartError(f"the preflight exchanged no messages: {measured['failures']}")
-    return {"preflight": {**found, "exclude": result["exclude"]}}
+def nodecheck_of_two(folder: Path) -> Values:
+    """Return what two nodes measured in a preflight: by check, the value of each row, or its reason.
+
+    The nodes share a GPU, so their rates are not those of a GPU.
+    """
+    path = folder / "nodecheck.csv"
+    together([sys.executable, "-m", "ddp_scaling_bench.nodecheck", str(path)], folder)
+    found: Values = {"compute": [], "memory": [], "exchange": []}
+    for row in read_table(path):
+        if row["check"] in found:
+            found[row["check"]].append(float(row["value"]) if row["value"] else row["reason"])
+    if not any(isinstance(value, float) for value in found["exchange"]):
+        raise PartError(f"the preflight exchanged no messages: {found['exchange']}")
+    return {"nodecheck": found}
 
 
 class RefusedError(Exception):

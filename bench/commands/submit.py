@@ -14,7 +14,6 @@ from ..jobs.scheduler import QueueFullError, Scheduler, scheduler_for
 from ..jobs.slurm.pack import allocation_of
 from ..jobs.slurm.pack_submission import PackScheduler
 from ..matrix.cell import Run
-from ..render import PREFLIGHT_LIMIT_S
 from ..study.ledger import HaltWatch, RunRecord, RunState
 from ..study.plan_json import PlannedStudy, open_study
 from ..units import count, human_duration
@@ -32,7 +31,6 @@ from .options import (
     parse_patience_s,
     pending,
 )
-from .preflight import DEFAULT_TIMEOUT_S, check_nodes_of
 from .waiting import HaltedError, Patience, Waiting, canary_passes, say_stuck, start_runs
 
 DryRunOption = Annotated[
@@ -48,8 +46,6 @@ CanaryOption = Annotated[
 ]
 _PACK = "Submit one job that executes all runs in turn, with the nodes of the largest run."
 PackOption = Annotated[bool, typer.Option("--pack", help=_PACK)]
-_PREFLIGHT = "Check nodes first, and exclude the unfit ones."
-PreflightOption = Annotated[bool, typer.Option("--preflight", help=_PREFLIGHT)]
 DryRunJsonOption = Annotated[bool, typer.Option("--json", help="With --dry-run: print JSON for programs.")]
 
 
@@ -66,7 +62,6 @@ def submit_command(
     patience: PatienceOption = None,
     canary: CanaryOption = False,
     pack: PackOption = False,
-    preflight: PreflightOption = False,
     as_json: DryRunJsonOption = False,
 ) -> int:
     """Start the runs of a study that are neither completed nor in progress.
@@ -78,7 +73,7 @@ def submit_command(
     _check_combinations(as_json=as_json, dry_run=dry_run, patience=patience, waits=wait or canary)
     limited = Patience(parse_patience_s(patience))
     planned = open_study(find_study(study, results))
-    _check_options(planned, preflight=preflight, pack=pack, max_queued=max_queued)
+    _check_options(planned, pack=pack, max_queued=max_queued)
     halt = HaltWatch(planned.ledger)
     choose = partial(
         runs_to_start, planned, filters or [], retry_failed=retry_failed, retry_disturbed=retry_disturbed
@@ -88,14 +83,9 @@ def submit_command(
         _check_pack_budget(planned, runs, budget)
     else:
         check_budget(planned, runs, budget)
-    if preflight and runs and budget is not None:
-        limit = human_duration(PREFLIGHT_LIMIT_S)
-        say(f"--budget: the preflight's job of at most {limit} is not counted")
     if dry_run:
-        _show(planned, runs, pack=pack, preflight=preflight, as_json=as_json)
+        _show(planned, runs, pack=pack, as_json=as_json)
         return 0
-    if preflight and runs:
-        check_nodes_of(planned, runs, timeout_s=None if wait else DEFAULT_TIMEOUT_S)
     if canary:
         if not canary_passes(planned, runs, seen=seen, halt=halt, patience=limited, pack=pack):
             return 1
@@ -132,11 +122,8 @@ def _without_completed(
     ]
 
 
-def _check_options(planned: PlannedStudy, *, preflight: bool, pack: bool, max_queued: int | None) -> None:
+def _check_options(planned: PlannedStudy, *, pack: bool, max_queued: int | None) -> None:
     """Reject options that contradict the executor or --pack; print which option has no effect."""
-    if preflight and planned.scheduler.preflight != "job":
-        what = f"--preflight checks the nodes of Slurm jobs, but the matrix's executor is {planned.executor}"
-        raise BenchError(what, remedy="omit --preflight")
     if max_queued is None:
         return
     if pack:
@@ -199,10 +186,8 @@ def _check_pack_budget(planned: PlannedStudy, runs: Sequence[Run], budget: float
     say(f"pack: {count(len(runs), 'run')} in one job of {size}, {cost} at most")
 
 
-def _show(planned: PlannedStudy, runs: Sequence[Run], *, pack: bool, preflight: bool, as_json: bool) -> None:
+def _show(planned: PlannedStudy, runs: Sequence[Run], *, pack: bool, as_json: bool) -> None:
     """Print what would be started."""
-    if preflight:
-        say("--preflight: the nodes are checked first, and unfit nodes are excluded")
     if pack:
         _show_pack(planned, runs, as_json=as_json)
     else:

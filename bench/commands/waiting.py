@@ -175,8 +175,6 @@ class Waiting:
 
     def _is_unsubmitted(self, record: RunRecord) -> bool:
         """Return whether a run has had no new attempt since the submission began."""
-        if record.details.get("held"):
-            return False
         return record.state is RunState.PLANNED or record.attempt == self._attempts[record.run_id]
 
     def _has_room(self, active: int) -> bool:

@@ -11,7 +11,6 @@ import errno
 import os
 import subprocess
 import sys
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -43,10 +42,11 @@ Records = Mapping[str, RunRecord]
 
 #: Larger files, such as container images, are not scripts.
 _MAX_SCRIPT_BYTES = 16 * 2**20
-#: Time limit of all calls of git for one folder.
+#: Time limit of git for one folder.
 GIT_S = 5.0
 # No locks and no file system monitor: git only reads, and starts no other program.
-_GIT = ("git", "--no-optional-locks", "-c", "core.fsmonitor=false", "-C")
+_GIT = ("git", "--no-optional-locks", "-c", "core.fsmonitor=false")
+_DESCRIBE = ("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
 
 
 class SubmittedCommands:
@@ -70,7 +70,7 @@ class SubmittedCommands:
             return {}
         words = filled_words(cell.command, command_values(cell, self._name))
         script = self._script(words)
-        commit, is_dirty = self._git(Path(script))
+        commit, is_dirty = self._git(Path(script).parent)
         return {
             "command": {
                 "name": cell.workload.get("command_name"),
@@ -118,35 +118,26 @@ def _is_script(word: str) -> bool:
         return False
 
 
-def _git_state(script: Path) -> tuple[str | None, bool | None]:
-    """Return the commit of the script's repository, and whether tracked files differ from this commit.
+def _git_state(folder: Path) -> tuple[str | None, bool | None]:
+    """Return the commit of a folder's repository, and whether tracked files differ from this commit.
 
-    Both values are None if the repository does not track the script. Without a script, the repository
-    of the working folder is used.
+    Both values are None if there is no commit, or git does not answer in time.
     """
-    deadline = time.monotonic() + GIT_S
-    folder = script.parent
-    if script.name and _git(folder, ["ls-files", "--error-unmatch", "--", script.name], deadline) is None:
-        return None, None
-    commit = _git(folder, ["rev-parse", "--verify", "HEAD"], deadline)
-    changes = None if commit is None else _git(folder, ["status", "--porcelain", "-uno"], deadline)
-    return commit, None if changes is None else bool(changes)
-
-
-def _git(folder: Path, words: Sequence[str], deadline: float) -> str | None:
-    """Return the output of git, or None if it fails or does not end before ``deadline``."""
     try:
         done = subprocess.run(
-            [*_GIT, str(folder), *words],
+            [*_GIT, "-C", str(folder), *_DESCRIBE],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=max(0.1, deadline - time.monotonic()),
+            timeout=GIT_S,
         )
     except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() if done.returncode == 0 else None
+        return None, None
+    if done.returncode:
+        return None, None
+    commit, _, dirty = done.stdout.strip().partition("-")
+    return commit, bool(dirty)
 
 
 class QueueFullError(BenchError):

@@ -64,7 +64,7 @@ class WorkloadOptions(Section):
     image_size: Annotated[int, Field(strict=True, ge=32, le=4096)] = 224
     """Pixels along each side of resnet50's images."""
     data: Annotated[str, Field(min_length=1)] = "synthetic"
-    """`synthetic` (fresh random batches), or a folder of .npy arrays or of MNIST's IDX files."""
+    """`synthetic` (fresh random batches), or a folder with inputs.pt and targets.pt."""
     steps_per_epoch: Annotated[int, Field(strict=True, ge=1, le=10**7)] = 50
     """Optimizer steps per epoch; they are timed together and give the epoch's throughput."""
     epochs: Annotated[int, Field(strict=True, ge=1, le=10**5)] = 3

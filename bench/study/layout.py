@@ -2,15 +2,13 @@
 
 ::
 
-    results/<study>/  matrix.yaml site.yaml plan.json ledger.jsonl submit.lock unfit.json report/
-      scripts/                 <cell>.sbatch (.sh without Slurm) pack.sbatch preflight.sbatch
+    results/<study>/  matrix.yaml site.yaml plan.json ledger.jsonl submit.lock report/
+      scripts/                 <cell>.sbatch (.sh without Slurm) pack.sbatch
       runs/<run>/attempt-<n>/  run.json metrics.csv ranks.csv steps.csv probes.json
                                trace-rank0.json.gz env.json conditions.json sampled_step.json
                                end.json sacct_summary.txt
                                job.out job.err nccl.log
       packs/pack-<n>/  pack.json members marks.jsonl <cell>.sbatch job.out job.err
-      preflight/preflight-<n>/ preflight.json preflight.sbatch measured.json result.json
-                               job.out job.err
 
 A run is described by its ``run.json``; its properties are never parsed from folder names.
 """
@@ -78,16 +76,6 @@ class RunFolder(JobFolder):
 
 
 @dataclass(frozen=True)
-class PreflightFolder(JobFolder):
-    """Folder of a preflight: a job that checks nodes."""
-
-    preflight_json = _Child("preflight.json")  # job name, job id, and when it was submitted
-    script = _Child("preflight.sbatch")  # the script as it was submitted
-    measured = _Child("measured.json")  # all values, written after each check
-    result = _Child("result.json")  # nodes, links, and the nodes to exclude
-
-
-@dataclass(frozen=True)
 class PackFolder(JobFolder):
     """Folder of a pack (one Slurm job that executes many runs); each run also has its own folder."""
 
@@ -114,9 +102,6 @@ class StudyFolder:
     scripts = _Child("scripts")  # one script per cell
     pack_script = _Child("scripts/pack.sbatch")  # executes many runs in one allocation
     packs = _Child("packs")  # one folder per pack
-    preflight_script = _Child("scripts/preflight.sbatch")  # checks nodes
-    preflights = _Child("preflight")  # one folder per preflight
-    unfit = _Child("unfit.json")  # nodes that submissions of this study exclude: see bench.study.preflight
     runs = _Child("runs")  # one folder per run, with a subfolder per attempt
     report = _Child("report")  # HTML page, tables and figures
 

@@ -14,7 +14,6 @@ Events:
     those of run.json. The event contains ``"accounted": false`` if sacct did not yet have the job's rows.
     ``accounted``: sacct now has the rows. The values of this event replace the values of ``ended``.
     ``withdrawn``: the attempt was not started; the run is ``planned`` again.
-    ``held``: fewer nodes are fit than the run needs, so that the run stays ``planned`` (``reason``).
     ``halted``: the whole study was cancelled. A `bench submit` that is still running stops.
 """
 
@@ -38,7 +37,7 @@ from ..units import join_names
 from .before_facts import values_of_event
 from .files import regular_file
 
-_EVENTS = ("intent", "submitted", "started", "ended", "accounted", "withdrawn", "held")
+_EVENTS = ("intent", "submitted", "started", "ended", "accounted", "withdrawn")
 #: Values of events that are texts, if they are known.
 _TEXTS = ("time", "job_id", "job_name", "reason", "cause", "disturbed", "host", "started_at", "ended_at")
 #: Maximum number of damaged lines that a message names.
@@ -321,7 +320,6 @@ def _apply(record: RunRecord, written: Mapping[str, Any]) -> None:
     record.job_name = event.get("job_name", record.job_name)
     if kind in ("intent", "submitted"):
         record.state = RunState.QUEUED
-        record.details.pop("held", None)
     elif kind == "started":
         record.state, record.reason = RunState.RUNNING, ""
     elif kind in ("ended", "accounted"):
@@ -332,10 +330,6 @@ def _apply(record: RunRecord, written: Mapping[str, Any]) -> None:
         record.failure_class = final_failure_class(event.get("failure_class"), record.cause)
         record.disturbed = event.get("disturbed") or ""
         record.details["recorded_at"] = event.get("time")
-    elif kind == "held":
-        record.details["held"] = True
-        if record.state is RunState.PLANNED:
-            record.reason = event.get("reason", "")
     elif kind == "withdrawn":
         record.state = RunState.PLANNED
         record.reason = event.get("reason", "")

@@ -43,7 +43,7 @@ def test_the_study_contains_the_matrix_the_plan_and_one_script_per_cell(tmp_path
     assert folder.matrix.read_text() == MATRIX
     assert (
         sorted(path.name for path in folder.scripts.iterdir())
-        == "n1x4-nccl-srun-b8.sbatch n2x4-nccl-srun-b8.sbatch pack.sbatch preflight.sbatch".split()
+        == "n1x4-nccl-srun-b8.sbatch n2x4-nccl-srun-b8.sbatch pack.sbatch".split()
     )
     content = json.loads(folder.plan_json.read_text())
     assert content["study"] == "s"
@@ -85,7 +85,7 @@ def test_scripts_of_removed_cells_are_removed(tmp_path):
     folder = planned(tmp_path, MATRIX.replace("[1, 2]", "[2, 4]"))
     assert (
         sorted(path.name for path in folder.scripts.iterdir())
-        == "n2x4-nccl-srun-b8.sbatch n4x4-nccl-srun-b8.sbatch pack.sbatch preflight.sbatch".split()
+        == "n2x4-nccl-srun-b8.sbatch n4x4-nccl-srun-b8.sbatch pack.sbatch".split()
     )
 
 

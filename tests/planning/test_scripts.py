@@ -20,7 +20,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from bench.matrix.field_types import env_name
-from bench.plan import Plan, make_plan, pack_script, preflight_script, scripts
+from bench.plan import Plan, make_plan, pack_script, scripts
 from bench.shipped import shipped
 from tests.common import run_program, write_program
 
@@ -121,7 +121,6 @@ def golden_scripts(tmp_path: Path) -> dict[str, str]:
     for cell, text in scripts(plan_of(tmp_path, SITE % BINDING)):
         found[f"binding-{cell.launcher}.sbatch"] = text
     found["pack.sbatch"] = pack_script(plan_of(tmp_path, SITE % ""))
-    found["preflight.sbatch"] = preflight_script(plan_of(tmp_path, SITE % BINDING))
     return found
 
 

@@ -27,6 +27,7 @@ LAYERS = {
             "bench.extras",
             "bench.units",
             "bench.facts",
+            "bench.nodecheck",
             "bench.findings",
             "bench.secret_values",
             "bench.terminal",
@@ -63,7 +64,7 @@ LAYERS = {
 }
 
 HOMES = {
-    "torch": ("bench.measure", "bench.workload", "bench.record", "bench.preflight"),
+    "torch": ("bench.measure", "bench.workload", "bench.record", "bench.nodecheck"),
     "pandas": ("analysis",),
     "scipy": ("analysis",),
     "seaborn": ("analysis",),
@@ -83,7 +84,7 @@ HOMES = {
     "tree_sitter_bash": ("bench.lint",),
     "typer": ("bench.cli", "bench.commands"),
     "pynvml": ("bench.measure",),
-    "psutil": ("bench.measure", "bench.workload", "bench.jobs", "bench.preflight"),
+    "psutil": ("bench.measure", "bench.workload", "bench.jobs"),
 }
 
 #: The modules of bench that analysis may import: data modules, never jobs or workload.

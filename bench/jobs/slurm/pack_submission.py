@@ -50,8 +50,8 @@ class PackScheduler(SlurmScheduler):
 
     def check_largest(self, runs: Sequence[Run]) -> None:
         """Raise BenchError if Slurm would not accept a pack of ``runs``."""
-        records, (small, _) = self._records_once, self._split_by_fit_nodes(runs)
-        pack = self._pack([next_attempt(self.study, run, records[run.run_id]) for run in small])
+        records = self._records_once
+        pack = self._pack([next_attempt(self.study, run, records[run.run_id]) for run in runs])
         self._test(pack, Callbacks())
 
     def describe(self, runs: Sequence[Run]) -> tuple[str, list[tuple[str, list[int]]]]:

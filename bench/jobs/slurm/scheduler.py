@@ -34,7 +34,6 @@ from ...matrix.cell import Run
 from ...study.layout import JobFolder
 from ...study.ledger import FailureClass, RunRecord, RunState, now, submit_lock
 from ...study.plan_json import PlannedStudy
-from ...study.preflight import unfit_nodes
 from ...study.run_json import Attempt, new_attempt, next_attempt, update_run, write_run
 from ...units import count, human_duration, slurm_time
 from ..outcome import EndNote, JobStatus, Outcome
@@ -124,7 +123,6 @@ _INTERRUPTED = "sbatch was interrupted before Slurm accepted the job"
 
 #: States of nodes that run jobs or can start one.
 _IN_SERVICE = {"idle", "mixed", "allocated", "completing", "planned"}
-_EXCLUDE = re.compile(r"^#SBATCH --exclude=(\S+)", re.M)
 _PARTITION = re.compile(r"^#SBATCH --partition=(\S+)", re.M)
 
 
@@ -152,7 +150,6 @@ class SlurmScheduler(Scheduler):
             records = self._refreshed(reconcile=True)
             todo = [run for run in runs if may_start(records[run.run_id], seen[run.run_id])]
             self._warn_of_overriding(todo, callbacks)
-            todo = self._hold_too_large(todo, records, callbacks)
             active = sum(record.state.active for record in records.values())
             room = None if max_queued is None else max(0, max_queued - active)
             return self._submit_now(todo, records, lock, callbacks, room)
@@ -176,8 +173,7 @@ class SlurmScheduler(Scheduler):
 
     def check_largest(self, runs: Sequence[Run]) -> None:
         """Raise BenchError with Slurm's message if Slurm would reject the largest of ``runs``."""
-        small, _ = self._split_by_fit_nodes(list(runs))
-        self._test_largest(small, Callbacks())
+        self._test_largest(list(runs), Callbacks())
 
     def command_line(self, run: Run) -> str:
         """Return the sbatch command for the next attempt of ``run``, including environment variables."""
@@ -334,7 +330,7 @@ class SlurmScheduler(Scheduler):
             return runs
         script, nodes = self.study.script(largest.cell_id), self._cells[largest.run_id].nodes
         try:
-            self.slurm.test_only(script, options=self._exclusion(script))
+            self.slurm.test_only(script)
         except SlurmRefusedError as refusal:
             why = permanent_refusal(self.slurm, refusal, script=script, nodes=nodes)
             if not why:
@@ -364,7 +360,7 @@ class SlurmScheduler(Scheduler):
         """Submit one job for attempts with their allocations, and save its id; return their records."""
         records, intents = [], []
         for attempt, allocation in work:
-            content = self._describe(attempt, submitted_at=now(), allocation=allocation, **self._excluded)
+            content = self._describe(attempt, submitted_at=now(), allocation=allocation)
             write_run(attempt.folder, content)
             run_id, number, name = attempt.run.run_id, attempt.number, attempt.job_name
             records.append(RunRecord(run_id, number, RunState.QUEUED, job_name=name))
@@ -405,70 +401,8 @@ class SlurmScheduler(Scheduler):
             job_name=name,
             output=folder.out.absolute(),
             error=folder.err.absolute(),
-            options=[*options, *self._exclusion(script)],
+            options=list(options),
         )
-
-    def _exclusion(self, script: Path) -> list[str]:
-        """Return the --exclude option for the unfit nodes and for the nodes that the script excludes."""
-        if not self._unfit:
-            return []
-        named = _EXCLUDE.search(script.read_text(encoding="utf-8"))
-        return [f"--exclude={','.join([*([named[1]] if named else []), *self._unfit])}"]
-
-    @property
-    def _unfit(self) -> list[str]:
-        """The nodes that a preflight of this study found unfit."""
-        return unfit_nodes(self.study.folder)
-
-    @property
-    def _excluded(self) -> dict[str, list[str]]:
-        """The entry ``unfit_nodes`` for run.json, or ``{}`` if no node is excluded."""
-        return {"unfit_nodes": self._unfit} if self._unfit else {}
-
-    def _split_by_fit_nodes(self, runs: Sequence[Run]) -> tuple[list[Run], list[Run]]:
-        """Return the runs for which enough nodes remain after excluding unfit nodes, and the other runs."""
-        if not self._unfit:
-            return list(runs), []
-        # Cells of one size have the same requirements on nodes.
-        sizes = {self._cells[run.run_id].nodes: run.cell_id for run in runs}
-        too_large = {size for size, cell_id in sizes.items() if self._lacks_nodes(cell_id, size)}
-        small = [run for run in runs if self._cells[run.run_id].nodes not in too_large]
-        return small, [run for run in runs if self._cells[run.run_id].nodes in too_large]
-
-    def _lacks_nodes(self, cell_id: str, nodes: int) -> bool:
-        """Return True if a run on ``nodes`` nodes cannot start without using unfit nodes."""
-        script = self.study.script(cell_id)
-        if not self._is_refused(script, self._exclusion(script)):
-            return False
-        partitions = partitions_of(self.slurm, script).values()
-        total = max((sum(group.nodes for group in groups) for groups in partitions), default=0)
-        # Otherwise nodes are down, or the partition is too small; the submission reports these cases.
-        return not self._is_refused(script, []) or total - len(self._unfit) < nodes <= total
-
-    def _is_refused(self, script: Path, options: Sequence[str]) -> bool:
-        try:
-            self.slurm.test_only(script, options=options)
-        except SlurmRefusedError as refusal:
-            return search(NOT_NOW, refusal.output) is not None
-        return False
-
-    def _hold_too_large(
-        self, runs: Sequence[Run], records: Mapping[str, RunRecord], callbacks: Callbacks
-    ) -> list[Run]:
-        """Return the runs for which enough fit nodes remain; record why the other runs stay planned."""
-        small, held = self._split_by_fit_nodes(runs)
-        if self._unfit and runs:
-            callbacks.on_message(f"unfit nodes are excluded: {', '.join(self._unfit)}")
-        events = []
-        for run in held:
-            nodes, record = self._cells[run.run_id].nodes, records[run.run_id]
-            reason = f"needs {nodes} nodes, but too few are fit (unfit: {', '.join(self._unfit)})"
-            if not (record.details.get("held") and record.details.get("unfit_nodes") == self._unfit):
-                identity = {"run_id": run.run_id, "attempt": record.attempt}
-                events.append({"event": "held", **identity, "reason": reason, "unfit_nodes": self._unfit})
-            callbacks.on_message(f"{run.run_id} stays planned: it {reason}")
-        self.study.ledger.append_all(events)
-        return small
 
     def _add_job_id(self, records: Sequence[RunRecord], job_id: str) -> None:
         events = [
@@ -551,12 +485,7 @@ def partitions_of(slurm: Slurm, script: Path) -> dict[str, list[NodeGroup]]:
         groups = slurm.nodes()
     except SlurmUnavailableError:
         return {}
-    return requested_partitions(groups, script.read_text(encoding="utf-8"))
-
-
-def requested_partitions(groups: Sequence[NodeGroup], text: str) -> dict[str, list[NodeGroup]]:
-    """Return the groups of each partition that the text of a script requests, or ``{}`` if any is unknown."""
-    named = _PARTITION.search(text)
+    named = _PARTITION.search(script.read_text(encoding="utf-8"))
     names = named[1].split(",") if named else [group.partition for group in groups if group.default]
     found = {name: [group for group in groups if group.partition == name] for name in names}
     return found if all(found.values()) else {}

@@ -300,14 +300,14 @@ def test_a_short_warm_up_cannot_show_whether_the_step_time_is_stable(
 def test_strategies_without_parts_of_the_step_are_named_once_on_the_page(tmp_path: Path) -> None:
     def env(cell: Any) -> dict[str, Any]:
         return studies.environment(cell) | {
-            "strategy": {1: "fsdp2", 2: "fsdp1", 4: "deepspeed"}[cell.world_size]
+            "strategy": {1: "fsdp2", 2: "wrapped", 4: "wrapped"}[cell.world_size]
         }
 
     path = studies.finished(tmp_path / "s", studies.strong(sizes=(1, 2, 4)), env=env)
     found = findings(path)
     assert list(found) == ["parts-not-measured"]  # a study may compare strategies
     assert {*found["parts-not-measured"].subject} == {"n2x1-gloo-srun-b32", "n4x1-gloo-srun-b16"}
-    assert {*found["parts-not-measured"].values["strategies"]} == {"fsdp1", "deepspeed"}
+    assert {*found["parts-not-measured"].values["strategies"]} == {"wrapped"}
     page = unescape(write_report(path).page.read_text(encoding="utf-8"))
     assert page.count("The parts of the step are not measured with") == 1
 
