@@ -74,7 +74,7 @@ class WorkloadOptions(Section):
     attribution_steps: Annotated[int, Field(strict=True, ge=0, le=10**5)] = 10
     """Steps in each attribution window; with 0, the parts of a step are not measured."""
     probe_steps: Annotated[int, Field(strict=True, ge=0, le=10**5)] = 6
-    """Steps that time the all-reduce of every bucket after training, and one for memory; 0 for none."""
+    """Steps that time the all-reduce of every bucket after training; 0 for none."""
     sweep_time: Annotated[float, BeforeValidator(_duration), Field(ge=0, le=3600, allow_inf_nan=False)] = 10.0
     """Seconds for the sweep of collectives after training, which may omit large messages. 0 for no sweep."""
     sweep_max_mb: Annotated[float, Field(ge=0.004, le=16_384, allow_inf_nan=False)] | None = None
