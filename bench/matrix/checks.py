@@ -12,8 +12,8 @@ from ..units import count, join_names, listed
 from .cell import PER_NODE, Cell, Command, Point
 from .document import Document, Place
 from .field_types import key_of_word
+from .launchers import read_launch
 from .models import models_using
-from .nested_launch import read_launch
 from .schedulers import DEFAULT
 from .schema import Matrix
 from .strategies import DEFAULT as DEFAULT_STRATEGY
@@ -452,28 +452,17 @@ def _command_warnings(matrix: Matrix, document: Document) -> Iterator[str]:
 def _nested_launch(matrix: Matrix, words: Sequence[str]) -> Iterator[str]:
     """Yield a warning if the command is a launcher, of which each rank would start one."""
     line = read_launch(words)
-    options = line.options or {} if line else {}
-    if line is None or (line.launcher == "accelerate" and options.get("num_processes") == "1"):
-        return  # accelerate starts a single process without a launcher of its own
-    launcher = "srun" if line.launcher in ("srun", "mpirun") else "torchrun"
-    axis = "gpus_per_node" if matrix.workload.device == "cuda" else "tasks_per_node"
-    wanted = {"launcher": launcher}
-    number = options.get("nproc_per_node", options.get("num_gpus", ""))
-    if line.launcher in ("torchrun", "deepspeed") and number.isdigit():
-        wanted[axis] = number
-    axes = [
-        f"`{name}: [{value}]`"
-        for name, value in wanted.items()
-        if list(map(str, matrix.axes.given.get(name, ()))) != [value]
-    ]
-    program = "only the program as the command"
-    if line.program:
-        own = [*line.wrapper, *line.program]
-        shown = " ".join(word if _PLAIN.fullmatch(word) else shlex.quote(word) for word in own)
-        program = f"`command: {shown}`"
+    if line is None:
+        return
+    launcher = line.launcher.replacement
+    axis = "" if matrix.axes.given.get("launcher") == [launcher] else f"`launcher: [{launcher}]` and "
+    own = " ".join(
+        word if _PLAIN.fullmatch(word) else shlex.quote(word) for word in [*line.wrapper, *line.program]
+    )
+    program = f"`command: {own}`" if line.program else "only the program as the command"
     yield (
-        f"bench starts the command once per rank, and {line.launcher} in it starts ranks again; use "
-        f"{' and '.join(filter(None, [', '.join(axes), program]))}"
+        f"bench starts the command once per rank, and {line.launcher.name} in it starts ranks again; "
+        f"use {axis}{program}"
     )
 
 
