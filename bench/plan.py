@@ -322,7 +322,7 @@ def plan_content(plan: Plan) -> dict[str, Any]:
         "exclusive": plan.exclusive,
         "nodelist": plan.matrix.cluster.nodelist,
         "node_gpus": plan.matrix.cluster.node_gpus,
-        "concurrent_runs": plan.matrix.cluster.concurrent_runs,
+        "max_running": plan.matrix.max_running,
         "setup": mask_texts(plan.matrix.cluster.setup),
         "container": plan.matrix.cluster.container is not None,
         "gpu_option": gpu_option(plan.matrix.cluster) if plan.matrix.workload.device == "cuda" else None,

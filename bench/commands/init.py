@@ -229,7 +229,8 @@ def cluster_matrix(
   backend: {backends}
   launcher: {launcher}
 scaling:
-{scaling}{workload}repeats: 3                    # three runs of each cell: enough for an interval
+{scaling}{workload}max_running: 1                # one job after another; without this line: all at once
+repeats: 3                    # three runs of each cell: enough for an interval
 """
 
 

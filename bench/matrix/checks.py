@@ -36,12 +36,12 @@ def check_node_gpus(point: Point, matrix: Matrix, document: Document) -> None:
 
 
 def check_dependency(matrix: Matrix, document: Document) -> None:
-    """Record a problem if cluster.directives sets a dependency, which concurrent_runs would replace."""
-    if matrix.cluster.concurrent_runs is None:
+    """Record a problem if cluster.directives sets a dependency, which max_running would replace."""
+    if matrix.max_running is None:
         return
     for index, line in enumerate(matrix.cluster.directives):
         if any(word.startswith(("-d", "--dep")) for word in line.split()):
-            what = f"{line!r} has no effect with concurrent_runs, which sets the dependency of each job"
+            what = f"{line!r} has no effect with max_running, which sets the dependency of each job"
             document.add_problem(("cluster", "directives", index), what, "remove one of these settings")
 
 
@@ -61,20 +61,12 @@ def sharing_warnings(matrix: Matrix, document: Document, cells: Sequence[Cell]) 
         return
     if not cluster.exclusive:
         yield _shared_nodes(matrix, document, cells)
-    limit = cluster.concurrent_runs
-    if limit is not None:
-        before = "the run before it" if limit == 1 else f"the run {limit} places before it"
-        yield (
-            f"concurrent_runs {limit}: each job waits for {before}, and its priority rises only after that "
-            "run has ended; `bench submit --pack` waits in the queue only once"
-        )
-    several = [cell for cell in cells if cell.nodes > 1]
-    runs = min(len(several) * matrix.repeats, limit or len(several) * matrix.repeats)
-    if runs > 1:
+    runs = sum(cell.nodes > 1 for cell in cells) * matrix.repeats
+    if runs > 1 and matrix.max_running is None:
         yield (
             f"up to {runs} runs on several nodes can execute side by side and share the network, which "
             "disturbs their communication times; `bench submit --pack` (one job, one run after another) "
-            "avoids this, and so does cluster.concurrent_runs: 1"
+            "avoids this, and so does max_running: 1"
         )
 
 
@@ -87,12 +79,11 @@ def _shared_nodes(matrix: Matrix, document: Document, cells: Sequence[Cell]) -> 
     elif key not in document.lines:  # the value comes from the study's plan.json
         remedy = "give the matrix another `study:` name for whole nodes"
     what = f"{where}: cluster.exclusive is false: other jobs can run on the same nodes and disturb a run"
-    limit = matrix.cluster.concurrent_runs
-    meeting = [] if limit == 1 else _cells_that_meet(matrix, cells)
+    meeting = [] if matrix.max_running else _cells_that_meet(matrix, cells)
     if not meeting:
         return f"{what}; {remedy}"
     names = join_names([cell.cell_id for cell in meeting], most=NAMED_CELLS)
-    remedy = f"{remedy}, or use `bench submit --pack` or cluster.concurrent_runs: 1"
+    remedy = f"{remedy}, or use `bench submit --pack` or max_running: 1"
     return f"{what}. Runs of these cells can also share a node: {names}; {remedy}"
 
 

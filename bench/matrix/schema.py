@@ -186,8 +186,6 @@ class Cluster(Section):
     """Further options of the srun that starts the ranks, one word each (`--mem-bind=local`)."""
     node_gpus: Annotated[int, Field(strict=True, ge=1, le=MAX_TASKS_PER_NODE)] | None = None
     """GPUs of a node, for the cost of whole nodes; the number of GPUs in use comes from the axes."""
-    concurrent_runs: Annotated[int, Field(strict=True, ge=1, le=10_000)] | None = None
-    """Maximum number of runs that execute at once; default: no limit."""
     container: Container | None = None
     """The container in which the ranks run."""
     directives: list[DirectiveLine] = Field(default=[])
@@ -217,6 +215,15 @@ class Cluster(Section):
         return kind.startswith(("map_", "mask_", "rank"))
 
 
+def _check_max_running(value: Any) -> Any:
+    if value != 1 or isinstance(value, bool):
+        raise ValueError(f"{value!r} is not possible; write 1 for one job after another, or remove the key")
+    return value
+
+
+MaxRunning = Annotated[
+    int, BeforeValidator(_check_max_running), Field(strict=True), WithJsonSchema({"const": 1})
+]
 STUDY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 STUDY_NAME_RULE = "letters, digits, '.', '_' and '-', at most 64, beginning with a letter or digit"
 
@@ -364,6 +371,8 @@ class Matrix(Section):
     """The options of the built-in training, or a command that runs instead of it."""
     repeats: Annotated[int, Field(strict=True, ge=1, le=1000)] = 3
     """Number of runs per cell; confidence intervals need at least 3."""
+    max_running: MaxRunning | None = None
+    """1: one job of the study executes at a time. Left out: all at once."""
     seed: Annotated[int, Field(strict=True, ge=0, le=2**31 - 1)] = 0
     """Seed of the random order in which runs are started."""
     exclude: list[Selection] = Field(default=[])
