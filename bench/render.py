@@ -10,6 +10,7 @@ is rendered once per shape with a mark in place of each value. For each cell, it
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,13 +19,14 @@ from typing import Any, NamedTuple
 import jinja2
 
 from .matrix.cell import Cell
-from .matrix.field_types import SRUN_KEYS, key_of_word, srun_option
 from .matrix.schema import Cluster, Container, Matrix
 from .matrix.workload import command_values, quote, shell_word, task_words, to_arguments, torchrun_words
 from .shipped import shipped
 from .start import AGENT
 from .units import slurm_time
 
+#: Options of srun that bind the ranks of a run; the preflight has one task per node.
+_BINDING = re.compile("-m|--(?:cpu[-_]bind|gpu[-_]bind|distribution|hint)")
 #: Time limit of a preflight's job.
 PREFLIGHT_LIMIT_S = 180
 #: The mark on both sides of a value's name in a rendered shape. The schema rejects NUL in a matrix.
@@ -141,7 +143,7 @@ class Renderer:
             cpus=self._cores,
             threads=self._cores,
             python=self._python,
-            matrix_options=_lines(_matrix_options(cluster, device=shape.device)),
+            matrix_options=_lines([quote(word) for word in cluster.srun_options]),
             container_options=_lines(_container_options(cluster.container)),
             explicit_binding=cluster.explicit_binding,
             container=_container_command(cluster.container, shape.device),
@@ -175,9 +177,7 @@ class Renderer:
         cluster, device = self.matrix.cluster, cells[0].device
         most = max(max(cell.ranks_per_node) for cell in cells)
         gpus = cluster.node_gpus if cluster.exclusive and cluster.node_gpus else most
-        options = [
-            word for word in cluster.srun_options if (key_of_word(word) or ("", ""))[0] not in SRUN_KEYS
-        ]
+        options = [word for word in cluster.srun_options if not _BINDING.match(word)]
         short = cluster.model_copy(update={"time_limit": PREFLIGHT_LIMIT_S})
         env = [(name, quote(value)) for name, value in cluster.env.items()]
         text = self._environment.get_template("preflight.sbatch.j2").render(
@@ -285,7 +285,6 @@ _PLACEMENT = (
     ("exclude", "Nodes to avoid."),
     ("switches", "The most leaf switches that connect the nodes: sizes are compared on one network."),
     ("mem", "Memory per node."),
-    ("hint", "How CPUs are counted: the allocation must agree with srun."),
 )
 
 
@@ -315,14 +314,6 @@ def gpu_option(cluster: Cluster) -> str:
     """Return Slurm's option for GPUs per node, without the number: ``--gres=gpu:l40s:``."""
     kind = f"{cluster.gpu_type}:" if cluster.gpu_type else ""
     return f"{'--gres=gpu:' if cluster.gpu_request == 'gres' else '--gpus-per-node='}{kind}"
-
-
-def _matrix_options(cluster: Cluster, *, device: str) -> list[str]:
-    """Return the options that the matrix adds to srun."""
-    keys = [(key, srun_option(key), getattr(cluster, key)) for key in SRUN_KEYS]
-    given = [(key, option, value) for key, option, value in keys if value is not None]
-    words = [f"--{option}={value}" for key, option, value in given if key != "gpu_bind" or device == "cuda"]
-    return [quote(word) for word in [*words, *cluster.srun_options]]
 
 
 def _container_options(container: Container | None) -> list[str]:

@@ -221,7 +221,7 @@ def cluster_matrix(
 {account_line}{gpu_line}  cpus_per_task: {cores}            # cores, and threads, of one rank
   time_limit: "{slurm_time(limit_s)}"      # maximum for one run
   exclusive: true             # whole nodes: no other job disturbs the measurement
-  # cpu_bind: cores           # also gpu_bind, distribution, hint: see the recipes in docs/clusters.md
+  # srun_options: [--cpu-bind=cores]   # how srun places the ranks: see the recipes in docs/clusters.md
   # setup: ["module load cuda", "source .venv/bin/activate"]   # lines before the launch
 {env_line}axes:                         # every combination is measured
   nodes: {sizes}

@@ -11,7 +11,6 @@ from pathlib import PurePosixPath
 from ..units import count, join_names, listed
 from .cell import PER_NODE, Cell, Command, Point
 from .document import Document, Place
-from .field_types import key_of_word
 from .launchers import read_launch
 from .models import models_using
 from .schedulers import DEFAULT
@@ -104,45 +103,6 @@ def _cells_that_meet(matrix: Matrix, cells: Sequence[Cell]) -> list[Cell]:
         if node_gpus is None or cell.requested_gpus + other.requested_gpus <= node_gpus:
             found.append(cell)
     return found
-
-
-#: Options that srun does not accept beside --hint.
-_EXCLUDED_BY_HINT = re.compile(r"--(?:threads-per-core|ntasks-per-core|extra-node-info)\b|-B")
-
-
-def check_srun_options(matrix: Matrix, document: Document) -> None:
-    """Record a problem for each option of srun that is set twice, and for options that exclude each other."""
-    cluster = matrix.cluster
-    words: dict[str, str] = {}
-    for i, word in enumerate(cluster.srun_options):
-        found = key_of_word(word)
-        if found is None:
-            continue
-        key, place = found[0], ("cluster", "srun_options", i)
-        if getattr(cluster, key) is not None:
-            what = f"{word} in cluster.srun_options contradicts cluster.{key}: {getattr(cluster, key)}"
-            document.add_problem(place, what, "keep only one of these settings")
-        elif key in words:
-            what = f"{word} in cluster.srun_options contradicts {words[key]}"
-            document.add_problem(place, what, "keep only one of these options")
-        words[key] = word
-    _check_hint(matrix, document)
-
-
-def _check_hint(matrix: Matrix, document: Document) -> None:
-    cluster = matrix.cluster
-    if cluster.srun_value("hint") is None:
-        return
-    excluded = [word for word in cluster.srun_options if _EXCLUDED_BY_HINT.match(word)]
-    if cluster.srun_value("cpu_bind") not in (None, "verbose", "quiet"):
-        excluded.append("cpu_bind")
-    place: Place = ("cluster", "hint")
-    if cluster.hint is None:  # a word of srun_options sets it
-        found = [(key_of_word(word) or ("", ""))[0] for word in cluster.srun_options]
-        place = ("cluster", "srun_options", found.index("hint"))
-    for name in excluded:
-        what = f"hint and {name} exclude each other: srun derives the binding of tasks from the hint"
-        document.add_problem(place, what, f"remove hint or {name}")
 
 
 def check_hosts(matrix: Matrix, document: Document) -> None:
@@ -497,7 +457,7 @@ def _ignored_settings(matrix: Matrix, document: Document, cells: Sequence[Cell])
     others = sorted(matrix.cluster.model_fields_set - _FOR_ALL_EXECUTORS - keys)
     ignored = [("cluster", name, f"by executor {executor}") for name in others]
     if matrix.workload.device == "cpu":
-        of_gpus = ("gpu_type", "gpu_request", "gpu_bind") if "gpu_request" in keys else ()
+        of_gpus = ("gpu_type", "gpu_request") if "gpu_request" in keys else ()
         ignored += [("cluster", name, "on device cpu") for name in of_gpus]
         ignored += [(section, "pin_memory", "on device cpu") for section in ("workload", "axes")]
     for section, name, why in ignored:

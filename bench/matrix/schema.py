@@ -26,14 +26,11 @@ from .field_types import (
     ENV_NAME,
     MAX_TASKS_PER_NODE,
     Batch,
-    CpuBind,
     DirectiveLine,
     DirectiveValue,
-    Distribution,
     EnvName,
     EnvValue,
     Form,
-    GpuBind,
     Line,
     Nodes,
     RanksPerNode,
@@ -41,7 +38,6 @@ from .field_types import (
     SrunWord,
     Switches,
     env_name,
-    key_of_word,
     split_line,
 )
 from .schedulers import DEFAULT, SCHEDULERS, SchedulerSpec
@@ -139,6 +135,9 @@ HostEntry = Annotated[
 HostList = Annotated[list[HostEntry], Field(min_length=1), AfterValidator(_check_distinct_hosts)]
 
 
+_EXPLICIT_BINDING = re.compile("--cpu[-_]bind=(?:quiet,|verbose,)?(?:map_|mask_|rank)")
+
+
 class Cluster(Section):
     """The executor, resources, hosts, container and environment of the runs."""
 
@@ -174,16 +173,8 @@ class Cluster(Section):
     """Maximum wall time of one run."""
     exclusive: Annotated[bool, Field(strict=True)] = True
     """Allocate whole nodes, so that no other job disturbs the measurement."""
-    cpu_bind: CpuBind | None = None
-    """srun --cpu-bind: the cores of each task (`cores`, `mask_cpu:0x0f,0xf0`)."""
-    gpu_bind: GpuBind | None = None
-    """srun --gpu-bind: the GPUs that each task sees (`closest`, `none`)."""
-    distribution: Distribution | None = None
-    """srun --distribution: the order of tasks on nodes, sockets and cores (`block:cyclic`)."""
-    hint: Literal["compute_bound", "memory_bound", "multithread", "nomultithread"] | None = None
-    """sbatch and srun --hint: `nomultithread` counts cores instead of hardware threads."""
     srun_options: list[SrunWord] = Field(default=[])
-    """Further options of the srun that starts the ranks, one word each (`--mem-bind=local`)."""
+    """Options of the srun that starts the ranks, one word each (`--cpu-bind=cores`)."""
     node_gpus: Annotated[int, Field(strict=True, ge=1, le=MAX_TASKS_PER_NODE)] | None = None
     """GPUs of a node, for the cost of whole nodes; the number of GPUs in use comes from the axes."""
     container: Container | None = None
@@ -200,19 +191,10 @@ class Cluster(Section):
         """The scheduler that the executor names."""
         return SCHEDULERS[self.executor]
 
-    def srun_value(self, key: str) -> str | None:
-        """Return the value of a key of :data:`SRUN_KEYS`, which a word of `srun_options` can set, too."""
-        value: str | None = getattr(self, key)
-        if value is not None:
-            return value
-        given = filter(None, map(key_of_word, self.srun_options))
-        return next((text for name, text in given if name == key), None)
-
     @property
     def explicit_binding(self) -> bool:
-        """True if srun rejects or ignores `cpu_bind` unless the step has all CPUs of its nodes."""
-        kind = re.sub("^(?:quiet|verbose),", "", self.srun_value("cpu_bind") or "")
-        return kind.startswith(("map_", "mask_", "rank"))
+        """True if srun rejects or ignores its --cpu-bind unless the step has all CPUs of its nodes."""
+        return any(map(_EXPLICIT_BINDING.match, self.srun_options))
 
 
 def _check_max_running(value: Any) -> Any:

@@ -58,10 +58,7 @@ scaling: [{mode: weak, per_gpu_batch: [22]}]
 #: Options of srun, with one mask for all ranks of a node, as torchrun needs it.
 BINDING = """\
 switches: 1@2:00:00
-  cpu_bind: mask_cpu:0xff*2
-  gpu_bind: none
-  distribution: "block:*"
-  srun_options: ["--mem-bind=local"]"""
+  srun_options: ["--cpu-bind=mask_cpu:0xff*2", "--gpu-bind=none", "--distribution=block:*", "--mem-bind=local"]"""
 CONTAINERS = {
     "site": "",
     "apptainer": "container: {runtime: apptainer, image: '/images/py torch.sif', mounts: ['/scratch:/data'], options: [--cleanenv]}",
