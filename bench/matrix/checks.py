@@ -429,15 +429,14 @@ def _changed_python(matrix: Matrix, document: Document) -> Iterator[str]:
 
 
 def _shared_files(matrix: Matrix, document: Document) -> Iterator[str]:
-    for kind in ("csv", "jsonl"):
-        file = getattr(matrix.workload.metrics, kind, None)
-        if file is not None and PurePosixPath(file).is_absolute():
-            where = document.location(("workload", "metrics", kind))
-            yield (
-                f"{where}: workload.metrics.{kind} is one file for all runs, so that values of concurrent "
-                "or earlier runs can be read by mistake; let the command write below {run_dir}, and give "
-                "a path relative to the run's folder"
-            )
+    file = matrix.workload.metrics.csv
+    if file is not None and PurePosixPath(file).is_absolute():
+        where = document.location(("workload", "metrics", "csv"))
+        yield (
+            f"{where}: workload.metrics.csv is one file for all runs, so that values of concurrent or "
+            "earlier runs can be read by mistake; let the command write below {run_dir}, and give a path "
+            "relative to the run's folder"
+        )
 
 
 def _shell_syntax(words: Sequence[str]) -> Iterator[str]:

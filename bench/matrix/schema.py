@@ -251,7 +251,7 @@ class Workload(WorkloadOptions):
     command: CommandOption | None = None
     """A command instead of the built-in training; placeholders such as `{nodes}` are filled in."""
     metrics: MetricsOption = RECORDER
-    """The source of a command's metrics: recorder, none, csv, jsonl or output."""
+    """The source of a command's metrics: recorder, none, csv or output."""
 
     def resolved(self) -> dict[str, Any]:
         """Return the workload options for a cell, including the command and its metrics, if any."""

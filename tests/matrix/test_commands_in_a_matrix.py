@@ -138,15 +138,14 @@ def test_without_a_command_a_cell_has_no_command_options(plan):
         ),
         (
             "command: 'true'\nmetrics: {csv: a.csv, output: {throughput: '(x)'}}",
-            "own.yaml:7: workload.metrics: give exactly one of source, csv, jsonl and output; "
-            "given: csv and output",
+            "own.yaml:7: workload.metrics: give exactly one of source, csv and output; given: csv and output",
         ),
         (
             "command: 'true'\nmetrics: {csv: a.csv}",
-            "own.yaml:7: workload.metrics: csv and jsonl need columns; add columns: {throughput: NAME}",
+            "own.yaml:7: workload.metrics: csv needs columns; add columns: {throughput: NAME}",
         ),
         (
-            "command: 'true'\nmetrics: {jsonl: a, columns: {loss: l}}",
+            "command: 'true'\nmetrics: {csv: a, columns: {loss: l}}",
             "own.yaml:7: workload.metrics: neither throughput nor step_time is given; "
             "add the one that the command reports",
         ),
@@ -184,7 +183,7 @@ def test_without_a_command_a_cell_has_no_command_options(plan):
         (
             "command: 'true'\nmetrics: {cvs: a.csv}",
             "own.yaml:7: unknown key 'cvs' in workload.metrics; did you mean 'csv'? "
-            "allowed: source, csv, jsonl, columns, output, kind, units, scope, skip",
+            "allowed: source, csv, columns, output, kind, units, scope, skip",
         ),
     ],
 )
