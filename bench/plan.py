@@ -6,7 +6,6 @@ same matrix gives the same plan and byte-identical scripts on every machine.
 
 from __future__ import annotations
 
-import os
 import random
 import secrets
 from collections.abc import Iterator, Sequence
@@ -190,7 +189,7 @@ def scripts(plan: Plan) -> Iterator[tuple[Cell, str]]:
     """Yield each cell with the text of its script."""
     renderer = Renderer(plan.matrix)
     for cell in plan.cells:
-        yield cell, renderer.render(cell).text
+        yield cell, renderer.render(cell)
 
 
 def pack_script(plan: Plan) -> str:
@@ -221,9 +220,9 @@ def write_plan(plan: Plan, root: Path) -> StudyFolder:
     try:
         folder.scripts.mkdir(mode=0o755, parents=True, exist_ok=True)  # only the owner may replace scripts
         for cell, text in scripts(plan):
-            _write_script(f"{folder.path}/{plan.script_name(cell)}", text.encode(), private=private)
+            _write_script(f"{folder.path}/{plan.script_name(cell)}", text, private=private)
         if plan.matrix.cluster.scheduler.packs:
-            _write_script(str(folder.pack_script), pack_script(plan).encode(), private=private)
+            _write_script(str(folder.pack_script), pack_script(plan), private=private)
         _remove_stale_scripts(folder, old, plan)
         write_atomically(folder.matrix, matrix_text)
         if inherited:
@@ -236,22 +235,15 @@ def write_plan(plan: Plan, root: Path) -> StudyFolder:
     return folder
 
 
-def _write_script(path: str, data: bytes, *, private: bool) -> None:
-    """Write a script, unless the file already has this content; if ``private``, only the owner can read it.
+def _write_script(path: str, text: str, *, private: bool) -> None:
+    """Write a script; if ``private``, only the owner can read it.
 
-    With 10,000 cells, writing the scripts takes most of the planning time. Files are unbuffered and never
-    overwritten in place, because journalling file systems flush an overwritten file immediately.
+    Files are unbuffered and never overwritten in place, because journalling file systems flush an overwritten
+    file immediately.
     """
-    try:
-        with open(path, "xb", buffering=0, opener=owner_readable if private else owner_writable) as file:
-            file.write(data)
-    except FileExistsError:
-        with open(path, "rb", buffering=0) as old:
-            readable = os.fstat(old.fileno()).st_mode & 0o077
-            same = old.read() == data and not (private and readable)
-        if not same:
-            Path(path).unlink()
-            _write_script(path, data, private=private)
+    Path(path).unlink(missing_ok=True)
+    with open(path, "xb", buffering=0, opener=owner_readable if private else owner_writable) as file:
+        file.write(text.encode())
 
 
 def plan_content(plan: Plan) -> dict[str, Any]:
@@ -271,7 +263,7 @@ def plan_content(plan: Plan) -> dict[str, Any]:
         "exclusive": plan.exclusive,
         "nodelist": plan.matrix.cluster.nodelist,
         "node_gpus": plan.matrix.cluster.node_gpus,
-        "concurrent_runs": plan.matrix.cluster.concurrent_runs,
+        "max_running": plan.matrix.max_running,
         "setup": mask_texts(plan.matrix.cluster.setup),
         "container": plan.matrix.cluster.container is not None,
         "gpu_option": gpu_option(plan.matrix.cluster) if plan.matrix.workload.device == "cuda" else None,

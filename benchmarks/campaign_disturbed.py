@@ -66,7 +66,6 @@ cluster:
   time_limit: 5m
   cpus_per_task: 1
   exclusive: {exclusive}
-  concurrent_runs: {concurrent}
 axes: {{nodes: [1], tasks_per_node: [1], backend: [gloo]}}
 scaling: [{{mode: weak, per_gpu_batch: [{batches}]}}]
 workload: {{device: cpu, model: mlp, epochs: 1}}
@@ -81,8 +80,8 @@ cluster:
   cpus_per_task: 1
   mem: 600M
   time_limit: 10m
-  concurrent_runs: 1
 {nodelist}  env: {{GLOO_SOCKET_IFNAME: eth0}}
+max_running: 1
 axes: {{nodes: [{nodes}], tasks_per_node: [1], backend: [gloo]}}
 scaling: [{{mode: weak, per_gpu_batch: [16]}}]
 workload:
@@ -114,9 +113,7 @@ print(time.process_time())
 def overlapping_study(folder: Path, cluster: Cluster, *, exclusive: bool, cells: int) -> Study:
     """Plan a study of short scripts. Each cell runs on one node, which ``exclusive`` reserves for it."""
     batches = ", ".join(str(batch) for batch in range(1, cells + 1))
-    matrix = OVERLAPPING.format(
-        exclusive=str(exclusive).lower(), concurrent=4 if exclusive else 2, batches=batches
-    )
+    matrix = OVERLAPPING.format(exclusive=str(exclusive).lower(), batches=batches)
     study = plan_study(folder, matrix, cluster.environment)
     values = {"epoch": 0, "steps": 10, "samples": 100, "throughput_samples_per_sec": 10}
     row = ",".join(str(values.get(name, "")) for name in METRICS_COLUMNS)

@@ -228,7 +228,7 @@ def is_average(metrics: Mapping[str, Any]) -> bool:
 
 def reads_values(metrics: Mapping[str, Any]) -> bool:
     """Return whether values are read from the output or a file of a command, without the recorder."""
-    return any(name in metrics for name in ("output", "csv", "jsonl"))
+    return any(name in metrics for name in ("output", "csv"))
 
 
 def _cells(plan: dict[str, Any]) -> pd.DataFrame:

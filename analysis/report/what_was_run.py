@@ -239,7 +239,7 @@ def _values_of_command(cells: Cells, runs: pd.DataFrame, sources: Sources) -> It
     if not reads_values(metrics):
         yield _windows(cells, runs, sources, who="Timers of the tool in the script")
         return
-    file = metrics.get("csv") or metrics.get("jsonl")
+    file = metrics.get("csv")
     origin = f"its file {one_line(file, limit=120)}" if file else "its standard output"
     skip = int(metrics.get("skip") or 0)
     read = metrics.get("columns") or metrics.get("output") or {}

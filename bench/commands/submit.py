@@ -31,7 +31,7 @@ from .options import (
     parse_patience_s,
     pending,
 )
-from .waiting import HaltedError, Patience, Waiting, canary_passes, say_stuck, start_runs
+from .waiting import HaltedError, Patience, Waiting, say_stuck, start_runs
 
 DryRunOption = Annotated[
     bool, typer.Option("--dry-run", help="Show which runs would be started; start nothing.")
@@ -40,10 +40,6 @@ MaxQueuedOption = Annotated[
     int | None, typer.Option("--max-queued", min=1, help="Maximum number of queued jobs of the study.")
 ]
 WaitOption = Annotated[bool, typer.Option("--wait", help="Wait until every run has ended.")]
-CanaryOption = Annotated[
-    bool,
-    typer.Option("--canary", help="Run the smallest multi-node run first; start the others if it passes."),
-]
 _PACK = "Submit one job that executes all runs in turn, with the nodes of the largest run."
 PackOption = Annotated[bool, typer.Option("--pack", help=_PACK)]
 DryRunJsonOption = Annotated[bool, typer.Option("--json", help="With --dry-run: print JSON for programs.")]
@@ -60,7 +56,6 @@ def submit_command(
     max_queued: MaxQueuedOption = None,
     wait: WaitOption = False,
     patience: PatienceOption = None,
-    canary: CanaryOption = False,
     pack: PackOption = False,
     as_json: DryRunJsonOption = False,
 ) -> int:
@@ -70,7 +65,7 @@ def submit_command(
     Failed and disturbed runs are started again only with --retry-failed and --retry-disturbed. Executors
     local and ssh start one run after another; Ctrl-C stops them, and the next call continues.
     """
-    _check_combinations(as_json=as_json, dry_run=dry_run, patience=patience, waits=wait or canary)
+    _check_combinations(as_json=as_json, dry_run=dry_run, patience=patience, waits=wait)
     limited = Patience(parse_patience_s(patience))
     planned = open_study(find_study(study, results))
     _check_options(planned, pack=pack, max_queued=max_queued)
@@ -78,7 +73,7 @@ def submit_command(
     choose = partial(
         runs_to_start, planned, filters or [], retry_failed=retry_failed, retry_disturbed=retry_disturbed
     )
-    runs, seen = limited.until_answered(choose) if wait or canary else choose()
+    runs, seen = limited.until_answered(choose) if wait else choose()
     if pack:
         _check_pack_budget(planned, runs, budget)
     else:
@@ -86,10 +81,6 @@ def submit_command(
     if dry_run:
         _show(planned, runs, pack=pack, as_json=as_json)
         return 0
-    if canary:
-        if not canary_passes(planned, runs, seen=seen, halt=halt, patience=limited, pack=pack):
-            return 1
-        runs = _without_completed(planned, runs, since=seen)
     return start(
         planned,
         runs,
@@ -106,20 +97,7 @@ def _check_combinations(*, as_json: bool, dry_run: bool, patience: str | None, w
     if as_json and not dry_run:
         raise BenchError("--json requires --dry-run", remedy="`bench status --json` shows the states of runs")
     if patience is not None and not waits:
-        raise BenchError("--patience requires --wait or --canary", remedy="add --wait or --canary")
-
-
-def _without_completed(
-    planned: PlannedStudy, runs: Sequence[Run], *, since: Mapping[str, RunRecord]
-) -> list[Run]:
-    """Return the ``runs`` that have completed no new attempt; ``since`` contains the earlier records."""
-    records = planned.records()
-    return [
-        run
-        for run in runs
-        if records[run.run_id].state is not RunState.COMPLETED
-        or records[run.run_id].attempt <= since[run.run_id].attempt
-    ]
+        raise BenchError("--patience requires --wait", remedy="add --wait")
 
 
 def _check_options(planned: PlannedStudy, *, pack: bool, max_queued: int | None) -> None:
@@ -213,8 +191,8 @@ def _show_commands(planned: PlannedStudy, runs: Sequence[Run], *, as_json: bool)
     for command in commands.values():
         show(command)
     print_commands(planned.cells[cell_id] for cell_id in dict.fromkeys(run.cell_id for run in runs))
-    if "concurrent_runs" in planned.scheduler.keys and planned.concurrent_runs is not None:
-        say("concurrent_runs: `bench submit` also lets jobs wait for the end of earlier jobs")
+    if planned.scheduler.queues and planned.max_running is not None:
+        say("max_running: `bench submit` also lets jobs wait for the end of earlier jobs")
     show(f"{len(runs)} of {len(planned.runs)} runs would be started")
 
 

@@ -319,9 +319,6 @@ class Scheduler(ABC):
     def cancel(self, runs: Sequence[Run]) -> int:
         """Cancel the active ones of ``runs``; return their number."""
 
-    def check_largest(self, runs: Sequence[Run]) -> None:  # noqa: B027 (nothing to check)
-        """Raise BenchError if the scheduler would reject the largest of ``runs``."""
-
     def stuck_runs(self, runs: Sequence[Run]) -> list[RunRecord]:
         """Return the submitted ``runs`` that the scheduler will not start unless somebody acts."""
         return []

@@ -55,7 +55,7 @@ SCHEDULERS = {
                     "switches",
                 ),
                 *("mem", "directives", "container", "gpu_type", "gpu_request", "exclusive", "node_gpus"),
-                *("concurrent_runs", "cpu_bind", "gpu_bind", "distribution", "hint", "srun_options"),
+                "srun_options",
             }
         ),
         queues=True,

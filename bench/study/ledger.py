@@ -5,8 +5,7 @@ The state of a run follows from its events in order. Nothing is lost if a proces
 events: the next command finds an attempt without an ``ended`` event and determines how this attempt ended.
 
 Events:
-    ``intent``: the attempt is about to be submitted with a unique job name (``job_name``). If the matrix
-    sets concurrent_runs, ``chain`` is the number (from 0) of the job's chain.
+    ``intent``: the attempt is about to be submitted with a unique job name (``job_name``).
     ``submitted``: Slurm accepted the job (``job_id``).
     ``started``: the attempt was started.
     ``ended``: the attempt ended (``state``, ``reason``, ..., and ``disturbed`` if something disturbed it).

@@ -60,9 +60,9 @@ class PlannedStudy:
         return self.plan.get("node_gpus") if self.exclusive else None
 
     @property
-    def concurrent_runs(self) -> int | None:
+    def max_running(self) -> int | None:
         """Maximum number of runs that execute at once, or None if there is no limit."""
-        return self.plan.get("concurrent_runs")
+        return self.plan.get("max_running")
 
     def records(self) -> dict[str, RunRecord]:
         """Return the record of every run's latest attempt, in the planned order.
@@ -222,7 +222,7 @@ _CELL_TYPES = {
     "series": list,
 }
 #: Values of the plan that can be absent or null.
-_OPTIONAL = {"setup": list, "cpus_per_task": int, "node_gpus": int, "concurrent_runs": int, "key": str}
+_OPTIONAL = {"setup": list, "cpus_per_task": int, "node_gpus": int, "max_running": int, "key": str}
 
 
 def find_plan(folder: StudyFolder) -> dict[str, Any] | None:

@@ -93,7 +93,7 @@ def test_plan_prints_the_cells_the_cost_and_the_folder(tmp_path):
         "warning: at most 3 sizes per series: no forecast (a fitted model needs 5 or more)",
         "warning: up to 9 runs on several nodes can execute side by side and share the network, which disturbs "
         "their communication times; `bench submit --pack` (one job, one run after another) avoids this, and so "
-        "does cluster.concurrent_runs: 1",
+        "does max_running: 1",
         "next: bench submit l40s",
     ]
 

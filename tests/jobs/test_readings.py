@@ -170,10 +170,9 @@ def test_values_that_are_not_one_average_are_refused(left, rates):
 
 
 def test_an_average_is_read_from_a_file(left):
-    records = [{"loss": 0.7}, {"train_samples_per_second": 13.0, "train_loss": 0.5}]
-    (left.folder.path / "log.jsonl").write_text("\n".join(map(json.dumps, records)))
+    (left.folder.path / "log.csv").write_text("loss,train_samples_per_second,train_loss\n0.7,,\n,13.0,0.5\n")
     columns = {"throughput": "train_samples_per_second", "loss": "train_loss"}
-    (row,) = left.rows({"kind": "average", "jsonl": "log.jsonl", "columns": columns})
+    (row,) = left.rows({"kind": "average", "csv": "log.csv", "columns": columns})
     assert (row["throughput_samples_per_sec"], row["train_loss"], row["steps"]) == ("13", "0.5", "")
 
 
@@ -267,16 +266,10 @@ def test_records_without_a_loss_are_counted(left):
     assert fact["values"] == {"quantity": "loss", "source": "log.csv", "other": "throughput", **counts}
 
 
-def test_files_are_read_by_their_columns_or_keys_and_other_lines_are_skipped(left):
+def test_files_are_read_by_their_columns_and_lines_without_a_value_are_skipped(left):
     (left.folder.path / "log.csv").write_text("\ufeffstep, ips ,val\n1,10,\n2,20,\n3,,0.5\n")
     rows = left.rows({"csv": "log.csv", "columns": {"throughput": "ips"}})
     assert column(rows, "throughput_samples_per_sec") == [10.0, 20.0]
-    records = [{"t": 0.5, "loss": 1.0}, {"eval": 3}, {"t": 0.25, "loss": 0.5}]
-    text = "".join(f"{json.dumps(record)}\n" for record in records)
-    (left.folder.path / "log.jsonl").write_text(f"starting\n{text}[1]\n" + '{"t": 0.')
-    rows = left.rows({"jsonl": "log.jsonl", "columns": {"step_time": "t", "loss": "loss"}})
-    assert column(rows, "throughput_samples_per_sec") == [64.0, 128.0]
-    assert column(rows, "train_loss") == [1.0, 0.5]
 
 
 def test_an_unreadable_metric_is_reported_with_source_and_pattern(left):

@@ -106,7 +106,6 @@ def test_a_cell_without_secrets_keeps_its_other_settings():
         ("KeyError: 'lr'", "KeyError: 'lr'"),
         ("Missing key(s) in state_dict: lr", "Missing key(s) in state_dict: lr"),
         ("token_embedding.weight: copying a param", "token_embedding.weight: copying a param"),
-        ("the canary did not pass: nothing else", "the canary did not pass: nothing else"),
         ("not a mapping (key: value)", "not a mapping (key: value)"),
         ("PATH=/bin pattern=x bypass=1 author: me", "PATH=/bin pattern=x bypass=1 author: me"),
     ],

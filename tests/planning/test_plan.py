@@ -221,7 +221,7 @@ def test_a_begun_study_keeps_shared_nodes_and_warns(tmp_path, older):
         f"{tmp_path}/m.yaml:2: cluster.exclusive is false: other jobs can run on the same nodes and disturb a "
         "run. Runs of these cells can also share a node: n1x4-nccl-srun-b8, n2x4-nccl-srun-b8; give the "
         "matrix another `study:` name for whole nodes, or use `bench submit --pack` or "
-        "cluster.concurrent_runs: 1"
+        "max_running: 1"
     ]
     write_plan(kept, tmp_path / "results")
     assert "--exclusive" not in script_of(folder)

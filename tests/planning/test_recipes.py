@@ -41,5 +41,6 @@ def test_a_recipe_plans_without_warnings_about_its_keys(tmp_path, name):
 def test_the_masks_of_lumi_are_the_usable_cores_beside_each_gpu(tmp_path):
     # The first core of the L3 region beside GPU 0, 1, ..., which is reserved.
     first = [48, 56, 16, 24, 0, 8, 32, 40]
-    masks = plan_of(tmp_path, "LUMI-G").matrix.cluster.cpu_bind.removeprefix("mask_cpu:").split(",")
+    (option,) = plan_of(tmp_path, "LUMI-G").matrix.cluster.srun_options
+    masks = option.removeprefix("--cpu-bind=mask_cpu:").split(",")
     assert [int(mask, 16) for mask in masks] == [sum(1 << core + i for i in range(1, 8)) for core in first]

@@ -15,7 +15,6 @@ import os
 import select
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -29,7 +28,7 @@ import psutil
 from ...errors import BenchError
 from ...extras import install_line, missing_packages
 from ...matrix.cell import Cell, Run
-from ...matrix.workload import to_arguments, uses_python
+from ...matrix.workload import to_arguments
 from ...measure.command_conditions import sampled_node
 from ...secret_values import MASK
 from ...study.layout import RunFolder
@@ -281,23 +280,6 @@ def run_script(script: Path, folder: RunFolder, *, limit_s: float) -> int | None
     words = ["bash", str(script), str(folder.path.resolve())]
     with folder.out.open("ab") as out, folder.err.open("ab") as err:
         return _wait(words, out=out, err=err, env=environment, limit_s=limit_s)
-
-
-def try_command(words: Sequence[str], output: Path, *, env: Mapping[str, str], limit_s: float) -> int | None:
-    """Execute a command as the only rank of a run; return its exit code, or None at the time limit.
-
-    Standard output and standard error are written to ``output``. ``python`` is this Python interpreter.
-
-    Raises:
-        OSError: the command cannot be started.
-    """
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
-    rank |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    started = [sys.executable, *words[1:]] if uses_python(words) else list(words)
-    with output.open("wb") as file:
-        return _wait(started, out=file, err=file, env=_launch_environment({**rank, **env}), limit_s=limit_s)
 
 
 def _wait(

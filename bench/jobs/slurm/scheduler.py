@@ -5,12 +5,11 @@ written after sbatch returns. After a crash, the next call finds an intent witho
 a job with this name. sbatch inherits the study's lock. The lock therefore stays held while an sbatch process
 that outlived `bench submit` can still submit its job.
 
-Chains of job dependencies limit the number of runs that execute at once: there are as many chains as runs may
-execute. Each job depends on all jobs of its chain that have not ended (``--dependency=afterany``). A
-dependency on the preceding job alone is not enough: if that job is cancelled while it waits, Slurm would
-start its successor although an earlier job of the chain still executes. The ledger contains the chain of each
-job, and squeue shows which jobs have not ended. A submission keeps no other state, so that a killed
-submission cannot break a chain.
+With ``max_running: 1``, each job depends on all jobs of the study that have not ended
+(``--dependency=afterany``). A dependency on the preceding job alone is not enough: if that job is cancelled
+while it waits, Slurm would start its successor although an earlier job still executes. The ledger contains
+the jobs' names, and squeue shows which jobs have not ended. A submission keeps no other state, so that a
+killed submission cannot break the chain.
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from pathlib import Path
@@ -50,63 +49,6 @@ from .messages import NOT_NOW, search
 from .pack import is_packed, refuse_part_of_a_pack
 from .parsing import NodeGroup, QueueRow
 from .settlement import Settlement, as_iso, lacks_accounting
-
-
-@dataclass(frozen=True)
-class Place:
-    """The chain (sequence of jobs, or None) of a new job, and the jobs that must end before it starts."""
-
-    chain: int | None = None
-    after: tuple[str, ...] = ()
-
-    @property
-    def event(self) -> dict[str, Any]:
-        """The keys to add to the job's ``intent`` event in the ledger."""
-        return {} if self.chain is None else {"chain": self.chain}
-
-    @property
-    def options(self) -> list[str]:
-        """The options for sbatch."""
-        return [f"--dependency=afterany:{':'.join(self.after)}"] if self.after else []
-
-
-class Chains:
-    """A study's chains (sequences of jobs that execute one at a time), without jobs that have ended."""
-
-    def __init__(self, limit: int | None) -> None:
-        """``limit`` is the number of runs that may execute at once; None means no limit."""
-        self._jobs: list[list[str]] = [[] for _ in range(limit or 0)]
-
-    @classmethod
-    def of_queue(cls, limit: int, queue: Iterable[QueueRow], events: Iterable[Mapping[str, Any]]) -> Chains:
-        """Return ``limit`` chains that contain the jobs in squeue; each chain executes one job at a time.
-
-        The ledger's events contain each job's chain. A job that was submitted under another limit can have a
-        chain that does not exist now. It is added to every chain, so that all new jobs wait for its end.
-        """
-        chains = cls(limit)
-        chain_of = {event["job_name"]: event.get("chain") for event in events if event["event"] == "intent"}
-        for row in sorted(queue, key=lambda row: int(row.key.number)):
-            if row.name not in chain_of or read_state(row.state).state.ended:
-                continue
-            chain, job_id = chain_of[row.name], row.key.job
-            for jobs in chains._jobs if chain is None else chains._jobs[chain : chain + 1] or chains._jobs:
-                if job_id not in jobs:  # a heterogeneous job has several rows
-                    jobs.append(job_id)
-        return chains
-
-    def next_place(self) -> Place:
-        """Return the place after all jobs of the shortest chain; without a limit, the place has no chain."""
-        if not self._jobs:
-            return Place()
-        chain = min(range(len(self._jobs)), key=lambda number: len(self._jobs[number]))
-        return Place(chain, tuple(self._jobs[chain]))
-
-    def add(self, place: Place, job_id: str | None) -> None:
-        """Add the job that was submitted for ``place``."""
-        if place.chain is not None and job_id is not None:
-            self._jobs[place.chain].append(job_id)
-
 
 #: An sbatch process that outlived `bench submit` waits at most this long for a busy controller.
 LOCK_WAIT_S = 200.0
@@ -158,22 +100,19 @@ class SlurmScheduler(Scheduler):
         self, runs: list[Run], records: Records, lock: int, callbacks: Callbacks, room: int | None
     ) -> list[Run]:
         """Submit the first ``room`` of ``runs`` (None: all); return the others."""
-        todo, chains = self._test_largest(runs, callbacks), self._chains()
+        todo, before = self._test_largest(runs, callbacks), self._unended_jobs()
         for done, run in enumerate(todo[:room]):
             callbacks.on_start(run)
-            attempt, place = new_attempt(self.study, run, records[run.run_id]), chains.next_place()
+            attempt = new_attempt(self.study, run, records[run.run_id])
             work = [(attempt, {"kind": "job", "nodes": attempt.cell.nodes})]
             try:
-                (record,) = self._submit_attempts(work, self._job(attempt), place, lock)
+                (record,) = self._submit_attempts(work, self._job(attempt), before, lock)
             except SlurmRefusedError as refusal:
                 _raise_refused(refusal, todo, done)
-            chains.add(place, record.job_id)
+            if before is not None and record.job_id is not None:
+                before.append(record.job_id)
             callbacks.on_end(run, record)
         return [] if room is None else todo[room:]
-
-    def check_largest(self, runs: Sequence[Run]) -> None:
-        """Raise BenchError with Slurm's message if Slurm would reject the largest of ``runs``."""
-        self._test_largest(list(runs), Callbacks())
 
     def command_line(self, run: Run) -> str:
         """Return the sbatch command for the next attempt of ``run``, including environment variables."""
@@ -347,17 +286,27 @@ class SlurmScheduler(Scheduler):
             raise BenchError(what, remedy=remedy) from None
         return runs
 
-    def _chains(self) -> Chains:
-        """Return the chains that limit how many runs execute at once (none without concurrent_runs)."""
-        limit = self.study.concurrent_runs
-        if limit is None:
-            return Chains(None)
-        return Chains.of_queue(limit, self.slurm.queue(), self.study.ledger.events())
+    def _unended_jobs(self) -> list[str] | None:
+        """Return the ids of the study's jobs that have not ended; None without max_running."""
+        if self.study.max_running is None:
+            return None
+        names = {event["job_name"] for event in self.study.ledger.events() if event["event"] == "intent"}
+        rows = [row for row in self.slurm.queue() if row.name in names]
+        jobs = [row.key for row in rows if not read_state(row.state).state.ended]
+        # A heterogeneous job has several rows.
+        return list(dict.fromkeys(key.job for key in sorted(jobs, key=lambda key: int(key.number))))
 
     def _submit_attempts(
-        self, work: Sequence[tuple[Attempt, dict[str, Any]]], job: BatchJob, place: Place, lock: int
+        self,
+        work: Sequence[tuple[Attempt, dict[str, Any]]],
+        job: BatchJob,
+        before: Sequence[str] | None,
+        lock: int,
     ) -> list[RunRecord]:
-        """Submit one job for attempts with their allocations, and save its id; return their records."""
+        """Submit one job for attempts with their allocations, and save its id; return their records.
+
+        The job waits for the end of the jobs ``before``.
+        """
         records, intents = [], []
         for attempt, allocation in work:
             content = self._describe(attempt, submitted_at=now(), allocation=allocation)
@@ -366,9 +315,11 @@ class SlurmScheduler(Scheduler):
             records.append(RunRecord(run_id, number, RunState.QUEUED, job_name=name))
             intent = {"event": "intent", "run_id": run_id, "attempt": number, "job_name": name}
             of_pack = {"allocation": allocation} if "pack" in allocation else {}
-            intents.append({**intent, **of_pack, "refused": False, **place.event})
+            intents.append({**intent, **of_pack, "refused": False})
         self.study.ledger.append_all(intents)
-        self._submit_job(replace(job, options=[*job.options, *place.options]), records, lock)
+        if before:
+            job = replace(job, options=[*job.options, f"--dependency=afterany:{':'.join(before)}"])
+        self._submit_job(job, records, lock)
         return records
 
     def _submit_job(self, job: BatchJob, records: Sequence[RunRecord], lock: int) -> None:
