@@ -1,4 +1,4 @@
-"""Every command shows the same state, failure class and attempts of a run, also for files of older versions."""
+"""Every command shows the same state, failure class and attempts of a run."""
 
 from __future__ import annotations
 
@@ -101,20 +101,15 @@ def execute(study: PlannedStudy, ranks: int, repeat: int) -> None:
         shutil.rmtree(study.folder.runs / run.run_id)
 
 
-@pytest.fixture(scope="module", params=["now", "earlier"])
-def studied(request, tmp_path_factory) -> Path:
-    """A study with runs of all ends; ``earlier`` has classes as older versions wrote them."""
+@pytest.fixture(scope="module")
+def studied(tmp_path_factory) -> Path:
+    """A study with runs of all ends."""
     folder: Path = tmp_path_factory.mktemp("ends")
     (folder / "ends.yaml").write_text(matrix("ends", repeats=6))
     assert bench("plan", "ends.yaml", cwd=folder).returncode == 0
     study = open_study(StudyFolder(folder / "results/ends"))
     for ranks, repeat in ATTEMPTS:
         execute(study, ranks, repeat)
-    if request.param == "earlier":
-        for file in [study.ledger.path, *study.folder.runs.glob("*/*/run.json")]:
-            file.write_text(
-                file.read_text().replace(f'"failure_class": "{OOM}"', '"failure_class": "bad-exit"')
-            )
     with no_figure():
         done = bench("report", "ends", "--proposal", cwd=folder)
     assert done.returncode == 0, done.stderr
