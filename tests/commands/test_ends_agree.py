@@ -15,10 +15,11 @@ import pytest
 
 from bench.jobs.outcome import Outcome
 from bench.jobs.scheduler import settle
+from bench.study.checksums import write_sums
 from bench.study.layout import StudyFolder
 from bench.study.ledger import FailureClass, RunRecord, RunState
 from bench.study.plan_json import PlannedStudy, open_study
-from bench.study.records import METRICS_COLUMNS
+from bench.study.records import METRICS_COLUMNS, RankRow, StepRow, header
 from bench.study.run_json import new_attempt, write_run
 from tests.analysis.figures import no_figure
 from tests.analysis.studies import StudyBuilder, environment, table
@@ -95,6 +96,9 @@ def execute(study: PlannedStudy, ranks: int, repeat: int) -> None:
         if outcome.state is RunState.COMPLETED:
             rows = [StudyBuilder(Path(), [], steps=3).epoch(cell, 0, 1.0)]
             attempt.folder.metrics_csv.write_text(table(METRICS_COLUMNS, rows))
+            attempt.folder.ranks_csv.write_text(header(RankRow))
+            attempt.folder.steps_csv.write_text(header(StepRow))
+            write_sums(attempt.folder)
             attempt.folder.env.write_text(json.dumps(environment(cell)))
         settle(study, RunRecord(run.run_id, attempt.number), outcome, ended_at=ENDED)
     if (ranks, repeat) == MISSING:
