@@ -115,13 +115,14 @@ def cores_of(cell: Any, **changes: Any) -> list[dict[str, Any]]:
 
 def test_threads_that_differ_between_ranks_and_exceed_the_cores_are_named(tmp_path: Path) -> None:
     def env(cell: Any) -> dict[str, Any]:
-        texts = [
-            "shared-cores: 8 threads of 2 ranks share 4 cores (0-3) on n2: set cluster.cpus_per_task or "
-            "OMP_NUM_THREADS to 2 or less",
-            "threads-differ: n1: 2 threads per rank; n2: 4 threads per rank",
-        ]
-        more = {"cores": cores_of(cell, threads_per_rank=[4, 4]), "warnings": texts if cell.nodes > 1 else []}
-        return studies.environment(cell) | more
+        shared = {"ranks": 2, "threads": 8, "cores": 4, "machines": [["n2"]]}
+        nodes = [{"hosts": ["n1"], "threads": [2]}, {"hosts": ["n2"], "threads": [4]}]
+        facts = [Fact("shared-cores", values=shared), Fact("threads-differ", values={"nodes": nodes})]
+        written = [fact.as_json() for fact in facts] if cell.nodes > 1 else []
+        return studies.environment(cell) | {
+            "cores": cores_of(cell, threads_per_rank=[4, 4]),
+            "facts": written,
+        }
 
     cells = [studies.make_cell(n, batch=64, per_node=2) for n in (2, 4)]
     path = studies.finished(tmp_path / "s", cells, env=env)
@@ -273,8 +274,8 @@ def test_nodes_with_different_processors_are_named(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("nothing_drawn")
 def test_runs_that_were_not_stable_are_counted(tmp_path: Path) -> None:
     def env(cell: Any) -> dict[str, Any]:
-        texts = ["the step time was not yet stable after 20 warm-up steps"] * 2 * (cell.world_size == 2)
-        return studies.environment(cell) | {"warnings": texts}
+        facts = [Fact("not-stable", values={"steps": 20}).as_json()] * 2 * (cell.world_size == 2)
+        return studies.environment(cell) | {"facts": facts}
 
     path = studies.finished(tmp_path / "s", studies.strong(sizes=(1, 2)), env=env)
     found = findings(path)["not-stable"]
@@ -293,11 +294,11 @@ def test_runs_that_were_not_stable_are_counted(tmp_path: Path) -> None:
 def test_a_short_warm_up_cannot_show_whether_the_step_time_is_stable(
     tmp_path: Path, steps: int, too_few: bool
 ) -> None:
-    texts = [f"the step time was not yet stable after {steps} warm-up steps"]
+    facts = [Fact("not-stable", values={"steps": steps}).as_json()]
     path = studies.finished(
         tmp_path / "s",
         studies.strong(sizes=(1, 2)),
-        env=lambda cell: studies.environment(cell) | {"warnings": texts},
+        env=lambda cell: studies.environment(cell) | {"facts": facts},
     )
     found = message(findings(path)["not-stable"])
     text = "the step times at the end of the warm-up differ, but fewer than 8 steps of warm-up are too few to tell whether the step time is stable"
