@@ -61,13 +61,11 @@ KILLS ?= 50
 FAULTS ?=
 STUDIES ?= 1000
 PREDICTIONS ?= 500
-TRIALS ?= 3000
 campaign: setup-tests
 	$(BIN)/python benchmarks/campaign_submit.py --kills $(KILLS)
 	$(BIN)/python benchmarks/campaign_faults.py $(FAULTS)
 	$(BIN)/python benchmarks/campaign_statistics.py --studies $(STUDIES) --predictions $(PREDICTIONS)
 	$(BIN)/python benchmarks/campaign_compare.py --studies $(STUDIES)
-	$(BIN)/python benchmarks/campaign_damage.py --trials $(TRIALS)
 
 slow-nodes: setup-tests
 	$(BIN)/python benchmarks/campaign_slow_nodes.py --studies $(STUDIES)

@@ -21,7 +21,6 @@ from .matrix.document import Document, mask_yaml
 from .matrix.expansion import expand
 from .matrix.load import load_matrix
 from .matrix.schema import Matrix
-from .matrix.workload import with_defaults
 from .render import Renderer, gpu_option
 from .secret_values import cell_without_secrets, mask_texts, without_secret_variables
 from .study.files import owner_readable, owner_writable, write_atomically
@@ -145,7 +144,7 @@ def continue_study(plan: Plan, root: Path) -> Plan:
     old = find_plan(folder) if folder.has_runs else None
     if old is None or old.get("executor") != cluster.executor or "exclusive" not in cluster.scheduler.keys:
         return plan
-    began = _began_exclusive(folder, old)
+    began = bool(old["exclusive"])
     if began == cluster.exclusive:
         return plan
     value = str(began).lower()
@@ -155,17 +154,6 @@ def continue_study(plan: Plan, root: Path) -> Plan:
         raise BenchError(f"{plan.document.location(('cluster', 'exclusive'))}: {what}", remedy=remedy)
     matrix = plan.matrix.model_copy(update={"cluster": cluster.model_copy(update={"exclusive": began})})
     return replace(plan, matrix=matrix, warnings=_warnings(matrix, plan.document, plan.cells))
-
-
-def _began_exclusive(folder: StudyFolder, old: dict[str, Any]) -> bool:
-    """Return `exclusive` of a plan.json, or of a script if an older version wrote the plan."""
-    if "exclusive" in old:
-        return bool(old["exclusive"])
-    try:
-        scripts = [(folder.path / cell["script"]).read_text(encoding="utf-8") for cell in old["cells"][:1]]
-    except (OSError, KeyError):
-        return False
-    return any("#SBATCH --exclusive" in script.splitlines() for script in scripts)
 
 
 def ordered_runs(cells: Sequence[Cell], *, repeats: int, seed: int) -> list[Run]:
@@ -335,7 +323,7 @@ def _physical(cell: dict[str, Any]) -> dict[str, Any]:
     shown = cell_without_secrets(cell)
     values = {key: value for key, value in shown.items() if key not in others}
     variables = {f"env.{key}": value for key, value in (shown.get("env") or {}).items()}
-    return {**values, **with_defaults(shown.get("workload") or {}), **variables}
+    return {**values, **(shown.get("workload") or {}), **variables}
 
 
 def _changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:

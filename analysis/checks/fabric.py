@@ -45,8 +45,7 @@ class SweepRow(NamedTuple):
     """A row of sweep.csv: the messages of one size of a collective in a run.
 
     ``ranks`` is the number of ranks that exchange a message. ``time_sec`` is the time of the slowest rank, as
-    a median over the repeats. ``method`` is "queued" or "single", as in probes.json; earlier versions always
-    timed single all-reduces.
+    a median over the repeats. ``method`` is "queued" or "single", as in probes.json.
     """
 
     run_id: str
@@ -165,7 +164,7 @@ def _parameters(size: Floats, time: Floats, ranks: int) -> tuple[float, float] |
 
 def sweep_rows(study: Study) -> list[SweepRow]:
     """Return the collectives timed in all runs; malformed entries are ignored."""
-    ids = zip(study.runs["run_id"], study.runs["cell_id"], study.attempts, strict=True)
+    ids = zip(study.runs["run_id"], study.runs["cell_id"], study.measured, strict=True)
     rows: list[SweepRow] = []
     for run_id, cell_id, attempt in ids:
         content = read_json(RunFolder(Path(attempt)).probes) if attempt else None

@@ -15,7 +15,6 @@ from analysis.data.environment import TRANSPORT, facts_of_run
 from analysis.data.load import Study
 from analysis.text import clean, one_line
 from bench.matrix.cell import value_text
-from bench.matrix.workload import FIXED_DEFAULTS, present_names
 from bench.units import count, listed
 from bench.words import term
 
@@ -177,8 +176,7 @@ def observe(
 def settings_of(cell: Mapping[str, Any]) -> Settings:
     """Return all settings of a cell of plan.json: values as texts, by the setting's name in the matrix."""
     found = {name: spelled(cell.get(name)) for name in (*SIZES, "launcher", "backend")}
-    options = FIXED_DEFAULTS | present_names(cell["workload"]) if cell.get("workload") else {}
-    found |= {_scalar(name): spelled(value) for name, value in options.items()}
+    found |= {_scalar(name): spelled(value) for name, value in (cell.get("workload") or {}).items()}
     found |= {f"env.{clean(name)}": spelled(value) for name, value in (cell.get("env") or {}).items()}
     command, name = found.get("command", NOT_SET), found.pop("command_name", None)
     if command != NOT_SET and "{model}" not in command:
@@ -186,7 +184,7 @@ def settings_of(cell: Mapping[str, Any]) -> Settings:
     if name is not None:
         found["command"] = name  # two commands with one name match; their texts are a difference
     # A plan made elsewhere may contain axes that are not options of the workload.
-    axes = {clean(name): spelled(value) for name, value in present_names(cell.get("swept") or {}).items()}
+    axes = {clean(name): spelled(value) for name, value in (cell.get("swept") or {}).items()}
     return {**axes, **found}
 
 

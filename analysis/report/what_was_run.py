@@ -23,7 +23,7 @@ from analysis.report.words import WORDS
 from analysis.text import clean, one_line
 from bench.matrix.cell import canonical, command_label
 from bench.matrix.models import models_using
-from bench.matrix.workload import names_in, tokens, with_defaults
+from bench.matrix.workload import WorkloadOptions, names_in, tokens
 from bench.secret_values import shown_command, without_secret_variables
 from bench.study.run_json import read_run
 from bench.units import count, listed, whole
@@ -170,9 +170,9 @@ def _of_kind(executed: Executed, cells: Cells, sources: Sources, *, is_only: boo
             yield from _values_of_command(cells, runs, sources)
         return
     models = {(cell.get("workload") or {}).get("model") for cell in cells}
-    default, every = with_defaults({}), [with_defaults(cell["workload"]) for cell in cells]
     used = [name for name in _SETTINGS if models & set(models_using(name) or models)]
-    used += [name for name in _FURTHER if any(own[name] != default[name] for own in every)]
+    default = {name: WorkloadOptions.model_fields[name].default for name in _FURTHER}
+    used += [name for name in _FURTHER if any(one["workload"][name] != default[name] for one in cells)]
     terms = {name: "strategy" if name == "strategy" else "option" for name in used}
     found = {name: [term(terms[name], one) for one in _values(cells, name)] for name in used}
     options = [f"{term('option', name)} {' or '.join(own)}" for name, own in found.items() if own]
@@ -262,7 +262,7 @@ def _values_of_command(cells: Cells, runs: pd.DataFrame, sources: Sources) -> It
 
 def _windows(cells: Cells, runs: pd.DataFrame, sources: Sources, *, who: str) -> str:
     windows, steps = _range(runs["epochs"], "timed window"), _range(runs["steps"], "step")
-    warmup = " or ".join(dict.fromkeys(str(with_defaults(one["workload"])["warmup_steps"]) for one in cells))
+    warmup = " or ".join(dict.fromkeys(str(one["workload"]["warmup_steps"]) for one in cells))
     values = {"who": who, "windows": windows, "steps": steps, "warmup": warmup}
     return sources.say("method", "windows", "plan", "runs", **values)
 

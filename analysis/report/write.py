@@ -23,7 +23,7 @@ from analysis.checks.scaling_table import VerdictKind
 from analysis.checks.slow_ranks import nodes_table
 from analysis.data.csv_files import csv_text
 from analysis.data.differences import difference_rows
-from analysis.data.load import Study, load_study
+from analysis.data.load import load_study
 from analysis.report.figures import all_figures
 from analysis.report.figures.drawing import Drawing, theme_rules
 from analysis.report.index import INDEX_FILE, entry_of, index_context
@@ -41,7 +41,6 @@ from bench.errors import BenchError, UnwritableError, unwritable
 from bench.facts import Fact
 from bench.study.files import read_json, regular_file, write_atomically
 from bench.study.ledger import RunRecord
-from bench.study.validity import VALIDITY_FILE, validity_text
 
 _TEMPLATES = Path(__file__).resolve().parent / "template"
 #: Maximum number of characters of a paragraph in a proposal.
@@ -122,9 +121,6 @@ def write_report(
     say("computing")
     results = Results.of(study, baseline=baseline, include_disturbed=include_disturbed)
     report = _report(results, folder, files, say, proposal=proposal, work=work)
-    if output is None and baseline is None and not include_disturbed:
-        text = validity_text(report.assessment.findings, run_states(study))
-        write_atomically(folder / VALIDITY_FILE, text)  # for bench status
     if output is None:
         options = [f"--baseline {baseline}"] if baseline else []
         options += ["--include-disturbed"] if include_disturbed else []
@@ -248,12 +244,6 @@ def _verdicts(results: Results) -> list[dict[str, Any]]:
         verdict = {"verdict": str(own.kind), "more_runs": plain(own.more_runs), "reason": own.reason}
         found.append({"series": row.series, "cell_id": row.cell_id, "gpus": row.gpus, **verdict})
     return found
-
-
-def run_states(study: Study) -> Iterator[tuple[str, int, str]]:
-    """Yield the id, the attempt (0 before the first) and the state of each run."""
-    attempts = study.runs["attempt"].fillna(0).astype("int64")
-    yield from zip(study.runs["run_id"], map(int, attempts), map(str, study.runs["state"]), strict=True)
 
 
 @contextmanager

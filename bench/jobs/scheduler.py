@@ -25,7 +25,6 @@ from ..matrix.workload import INTERPRETER, command_values, filled_words, runs_py
 from ..measure.command_conditions import write_environment
 from ..secret_values import mask_text, without_secrets
 from ..study.conditions import Neighbours, assess, parse_moment, read_disturbances, summary
-from ..study.consistency import metrics_digest
 from ..study.files import file_sha256
 from ..study.layout import RunFolder
 from ..study.ledger import FailureClass, RunRecord, RunState, final_failure_class
@@ -199,8 +198,7 @@ def settle_run_json(
     record.disturbed = summary(read_disturbances(conditions) or ())
     if folder.path.is_dir():
         ending = {**end, **failure, **warnings, "ended_at": ended_at}
-        digest = metrics_digest(folder) if completed else {}
-        changes = {**ending, **digest, **conditions, **outcome.details}
+        changes = {**ending, **conditions, **outcome.details}
         update_run(folder, changes, fallback=identity)
         _complete_environment(study, record, outcome)
     disturbed = {"disturbed": record.disturbed} if record.disturbed else {}

@@ -122,22 +122,9 @@ class WorkloadOptions(Section):
         return wire_dtype(dict(self))
 
 
-#: Options whose default never changes: scripts omit it, and it applies to older plans, which lack the option.
+#: Options that scripts omit if they have these values.
 FIXED_DEFAULTS = {"strategy": DEFAULT, "comm_hook": "none", "fsdp_wrap": "block"}
-_DEFAULTS = {name: option.default for name, option in WorkloadOptions.model_fields.items()}
 _FLAGS = {name: "--" + name.replace("_", "-") for name in WorkloadOptions.model_fields}
-
-
-def with_defaults(workload: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a cell's options; an option that an earlier version did not have has its default."""
-    return _DEFAULTS | dict(workload)
-
-
-def present_names(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options of a cell by their present names: older plans have ``ddp``, true or false."""
-    own = dict(options)
-    ddp = own.pop("ddp", None)
-    return own if ddp is None else {"strategy": DEFAULT if ddp else "none", **own}
 
 
 def to_arguments(options: Mapping[str, Any]) -> list[str]:

@@ -43,6 +43,7 @@ from ..measure.transport import (
     users_variables,
 )
 from ..measure.wire import Placement, WireBytes
+from ..study.checksums import write_sums
 from ..study.files import write_json
 from ..study.layout import RunFolder
 from ..study.run_json import changed_script, read_run, script_sha256
@@ -321,10 +322,13 @@ class RunWriter:
     def write(self, *, is_last: bool = False) -> None:
         """Write complete records without waiting; if writing fails, say so and continue.
 
-        With ``is_last``, also write throughput windows whose attribution window did not end.
+        With ``is_last``, also write throughput windows whose attribution window did not end. After the last
+        window, write SHA256SUMS.
         """
         try:
             self._write_complete(is_last)
+            if self.epochs and (is_last or self.epochs == self._lengths.epochs):
+                write_sums(self._folder)
         except UnwritableError as error:
             self._keep(_lost(error))
 

@@ -5,7 +5,7 @@
     results/<study>/  matrix.yaml site.yaml plan.json ledger.jsonl submit.lock report/
       scripts/                 <cell>.sbatch (.sh without Slurm) pack.sbatch
       runs/<run>/attempt-<n>/  run.json metrics.csv ranks.csv steps.csv probes.json
-                               trace-rank0.json.gz env.json conditions.json sampled_step.json
+                               SHA256SUMS trace-rank0.json.gz env.json conditions.json sampled_step.json
                                end.json sacct_summary.txt
                                job.out job.err nccl.log
       packs/pack-<n>/  pack.json members marks.jsonl <cell>.sbatch job.out job.err
@@ -56,6 +56,7 @@ class RunFolder(JobFolder):
     ranks_csv = _Child("ranks.csv")  # see bench.study.records.RankRow
     steps_csv = _Child("steps.csv")  # see bench.study.records.StepRow
     probes = _Child("probes.json")
+    sums = _Child("SHA256SUMS")  # of these four files: see bench.study.checksums
     trace = _Child("trace-rank0.json.gz")  # profiler trace of some steps, if the matrix sets trace_steps
     env = _Child("env.json")  # software, hardware, hosts that took part, and network that was used
     conditions = _Child("conditions.json")  # state of nodes and ranks in each measured window

@@ -33,7 +33,6 @@ from typing import Any
 from ..errors import BenchError, unwritable
 from ..secret_values import mask_texts
 from ..units import join_names
-from .before_facts import values_of_event
 from .files import regular_file
 
 _EVENTS = ("intent", "submitted", "started", "ended", "accounted", "withdrawn")
@@ -94,8 +93,8 @@ _CLASS_OF_CAUSE = {
 def final_failure_class(recorded: object, cause: object) -> str | None:
     """Return the failure class that every view shows.
 
-    ``recorded`` is the class in run.json or the ledger. Older versions recorded it without regard to the
-    logs. ``cause`` is the name of the first cause in the logs, or None.
+    ``recorded`` is the class by the end of the job. ``cause`` is the name of the first cause in the logs, or
+    None.
     """
     # A signal is the usual sign that memory ran out, but others send it, too.
     unsure = recorded == FailureClass.KILLED and cause == "oom-host"
@@ -277,13 +276,11 @@ def _is_of_run(event: Mapping[str, Any]) -> bool:
 
 
 def _is_end(event: Mapping[str, Any]) -> bool:
-    """Return whether the values of an event that ends an attempt are possible and agree with each other."""
+    """Return whether the values of an event that ends an attempt are possible."""
     code = event.get("exit_code")
     if code is not None and not _is_whole(code, -(2**31), 2**31):
         return False
-    known = event.get("failure_class") in (*FailureClass, None) and event.get("state") in list(RunState)
-    failed = bool(event.get("failure_class")) or bool(event.get("exit_code"))
-    return known and not (event["state"] == RunState.COMPLETED and failed)
+    return event.get("failure_class") in (*FailureClass, None) and event.get("state") in list(RunState)
 
 
 def _text(value: Any) -> str | None:
@@ -310,8 +307,7 @@ def _write_all(descriptor: int, content: bytes) -> None:
         raise
 
 
-def _apply(record: RunRecord, written: Mapping[str, Any]) -> None:
-    event = values_of_event(written)
+def _apply(record: RunRecord, event: Mapping[str, Any]) -> None:
     kind = event.get("event")
     extra = {k: v for k, v in event.items() if k not in ("event", "run_id", "attempt", "state", "reason")}
     record.details.update(extra)
@@ -325,8 +321,7 @@ def _apply(record: RunRecord, written: Mapping[str, Any]) -> None:
         record.state = RunState(event["state"])
         record.reason = event.get("reason") or ""
         record.exit_code = 0 if record.state is RunState.COMPLETED else event.get("exit_code")
-        record.cause = event.get("cause")
-        record.failure_class = final_failure_class(event.get("failure_class"), record.cause)
+        record.cause, record.failure_class = event.get("cause"), event.get("failure_class")
         record.disturbed = event.get("disturbed") or ""
         record.details["recorded_at"] = event.get("time")
     elif kind == "withdrawn":

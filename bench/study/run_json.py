@@ -21,7 +21,7 @@ from .files import (
     write_atomically,
 )
 from .layout import RunFolder
-from .ledger import RunRecord, RunState, final_failure_class
+from .ledger import RunRecord, RunState
 from .plan_json import PlannedStudy
 
 #: Kinds of facts in env.json about the values that a command without the recorder reports: one average of the
@@ -63,13 +63,6 @@ def find_reason(folder: RunFolder) -> tuple[str, int, str]:
     reason = str((read_run(folder.path)[0] or {}).get("reason") or "run.json has no reason")
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
     return str(path), next((at for at, line in enumerate(lines, start=1) if '"reason"' in line), 1), reason
-
-
-def recorded_class(run: Mapping[str, Any]) -> str | None:
-    """Return the failure class in the content of a run.json, as every view shows it."""
-    cause = run.get("cause")
-    name = cause.get("cause") if isinstance(cause, Mapping) else None
-    return final_failure_class(run.get("failure_class"), name)
 
 
 def read_warnings(run: Mapping[str, Any]) -> list[dict[str, Any]] | None:

@@ -48,6 +48,7 @@ from ..measure.results import (
 )
 from ..measure.transport import NcclLogFile, combine_nccl_logs, diverted_warnings
 from ..measure.wire import Placement, WireBytes
+from ..study.checksums import write_sums
 from ..units import human_bytes, join_names
 from .data import DataShard, Feed, open_feed
 from .failures import (
@@ -438,6 +439,8 @@ class Measurement:
         comm_s = Probes(session, self._collectives, self._trainer).run(self._transfer_s)
         if self._results is not None and comm_s is not None:
             self._results.add_communication(comm_s)
+        if session.is_first:
+            write_sums(session.folder)
         if options.trace_steps:
             _trace(session, self._trainer, options.trace_steps)
 

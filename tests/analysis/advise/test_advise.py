@@ -23,7 +23,7 @@ from analysis.stats.measured import measure
 from bench.matrix.cell import Cell
 from bench.units import seconds
 from tests.analysis.closer_studies import with_probes
-from tests.analysis.studies import Timing, environment, finished, make_cell, strong, weak
+from tests.analysis.studies import Timing, environment, finished, make_cell, seal, strong, weak
 from tests.common import edited_json
 
 SAMPLES, EPOCHS = 1_300_000, 90
@@ -65,7 +65,7 @@ def advise(waits: Mapping[str, float | None], *, beyond: bool = False, **studies
 
 def test_a_prediction_equals_that_of_the_page_with_probes_and_a_cell_without_ddp(tmp_path):
     alone = make_cell(1, batch=512, swept={"ddp": False}, name="plain")
-    alone.workload["ddp"] = False
+    alone.workload["strategy"] = "none"
     cells = [alone, *strong(512, sizes=(1, 2, 4, 8, 16))]
     # In the same series as the other cells, as in a matrix without an axis ``ddp``.
     alone.series, alone.swept = cells[1].series, {}
@@ -123,6 +123,7 @@ def test_measured_checkpoints_are_included(tmp_path, l40s):
         for line in lines[1:]:
             line[place] = "12.5"
         file.write_text("\n".join(",".join(line) for line in lines) + "\n")
+    seal(l40s.folder.path)
     before = advise({}, l40s=l40s).options[0]
     after = advise({}, l40s=load_study(l40s.folder.path)).options[0]
     assert after.epoch_s == pytest.approx(before.epoch_s + 12.5)

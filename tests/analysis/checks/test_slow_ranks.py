@@ -26,7 +26,7 @@ from analysis.stats.columns import RunRow, records_of
 from analysis.stats.measured import measure
 from bench.study.records import RANKS_COLUMNS, columns_of
 from bench.words import words
-from tests.analysis.studies import agree_with_ranks, finished, make_cell
+from tests.analysis.studies import agree_with_ranks, finished, make_cell, seal
 from tests.workload.conftest import run_ranks, server
 
 __all__ = ["run_ranks", "server"]
@@ -259,7 +259,7 @@ def test_the_table_of_nodes_compares_nodes_of_the_same_run_only(tmp_path: Path) 
             step_time_sec=useful.max() + 0.01, comm_exposed_time_sec=useful.max() + 0.01 - useful
         )
         rows.reindex(columns=list(RANKS_COLUMNS)).to_csv(Path(attempt, "ranks.csv"), index=False)
-    study = load_study(folder)
+    study = load_study(seal(folder))
     means = rank_means(study, ["n2x1-gloo-srun-b32"], measure(study).run_rows)
     table = nodes_table(means).set_index("host")
     assert table["n"].to_dict() == {"n1": 1, "n2": 1, "n3": 1, "n4": 1}

@@ -132,6 +132,7 @@ def test_a_sweep_without_a_fit_shows_the_reason(tmp_path: Path) -> None:
     path = studies.finished(tmp_path / "s", cells, repeats=1)
     content = {"schema": 1, "world_size": 2, "all_reduce": {"sizes": [{"bytes": 4096, "times_s": [[1e-3]]}]}}
     StudyFolder(path).attempt(f"{cells[0].cell_id}-r1", 1).probes.write_text(json.dumps(content))
+    studies.seal(path)
     found = details_of(path)[1]["bandwidth"]
     assert len(tips(found)) == 1
     assert "no fit (1 message sizes; a fit needs 3)" in found.caption
@@ -148,6 +149,7 @@ def test_boxes_hold_the_quantiles_of_the_steps(tmp_path: Path) -> None:
         frame = pd.DataFrame({"epoch": 0, "step": range(40), "step_time_sec": values, "slowest_rank": 1})
         frame.to_csv(file, index=False)
         times[place] = values
+    studies.seal(path)
     both = np.concatenate(list(times.values()))
     found = details_of(path)[1]["times-strong"]
     box, slowest = (tip for tip in tips(found) if "2 ranks" in tip)

@@ -89,7 +89,7 @@ def test_without_a_batch_there_are_no_seconds_but_an_efficiency() -> None:
 
 def test_a_baseline_without_ddp_has_no_prediction_and_the_reason(tmp_path: Path) -> None:
     alone = studies.make_cell(1, batch=512, swept={"ddp": False}, name="plain")
-    alone.workload["ddp"] = False
+    alone.workload["strategy"] = "none"
     cells = [alone, *studies.strong(512, (1, 2, 4, 8, 16))]
     frames = measure(load_study(studies.finished(tmp_path / "s", cells)))
     (view,) = law_sections(scaling_table(frames, baseline="no-ddp"), frames, labels={}, invalid={})
@@ -111,6 +111,7 @@ def with_sweep(path: Path, **group: int) -> Study:
         ]
         content = {"schema": 1, "world_size": ranks, "all_reduce": {"sizes": sizes, **group}}
         (Path(str(attempt)) / "probes.json").write_text(json.dumps(content))
+    studies.seal(path)
     return study
 
 

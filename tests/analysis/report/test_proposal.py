@@ -28,7 +28,7 @@ from bench.facts import Fact
 from bench.matrix.cell import Cell
 from bench.units import human_duration, percent
 from tests.analysis.figures import no_figure
-from tests.analysis.studies import StudyBuilder, Timing, environment, finished, merged, strong, weak
+from tests.analysis.studies import StudyBuilder, Timing, environment, finished, merged, seal, strong, weak
 
 LATEX = shutil.which("pdflatex")
 #: Columns of metrics.csv that are no part of a step.
@@ -289,6 +289,7 @@ def test_measured_cells_without_an_efficiency_are_listed_with_the_reason(tmp_pat
         frame[["samples", "throughput_samples_per_sec"]] *= 2
         frame.to_csv(file, index=False)
         file.with_name("ranks.csv").unlink()
+    seal(path)
     context = proposal_context(with_findings(path))
     assert "Weak scaling" in context["measured"]["caption"]
     assert context["limits"][-1][1].startswith(
@@ -419,6 +420,7 @@ def test_without_parts_of_the_step_no_loss_is_named(tmp_path):
         frame = pd.read_csv(file)
         parts = [name for name in frame if name.endswith("_time_sec") and name not in TIMES]
         frame.assign(**dict.fromkeys(parts)).to_csv(file, index=False)
+    seal(path)
     assert "losses" not in proposal_context(Results.of(load_study(path)))["advice"]
 
 

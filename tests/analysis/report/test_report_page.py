@@ -94,7 +94,6 @@ def test_the_report_has_its_files(demo_study: Path) -> None:
         "scaling.tex",
         "runs.csv",
         "causes.csv",
-        "validity.json",
         "figures",
     }
     figures = {path.name for path in (folder / "figures").iterdir() if path.stat().st_size}
@@ -195,7 +194,9 @@ def hostile_study(path: Path) -> Path:
             "torch": HOSTILE,
             "device_name": HOSTILE,
             "env": {HOSTILE: HOSTILE},
-            "warnings": [HOSTILE],
+            "facts": [
+                {"kind": HOSTILE, "subject": [HOSTILE], "values": {HOSTILE: HOSTILE}, "severity": "warning"}
+            ],
             "transport": {"interface": HOSTILE},
         }
 
@@ -304,6 +305,7 @@ def test_what_was_not_measured_is_a_dash_and_never_zero(tmp_path: Path) -> None:
         frame = pd.read_csv(metrics)
         frame[["load_balance", "comm_wait_time_sec"]] = math.nan
         frame.to_csv(metrics, index=False)
+    studies.seal(path)
     page = report(path)
     (row,) = (r for r in page.rows if r[0][0].startswith("n2x1"))
     names = re.findall('data-column="([^"]*)"', page.html)
@@ -322,6 +324,7 @@ def test_runs_of_another_batch_than_planned_are_not_compared(tmp_path: Path) -> 
     (path / "runs" / "n8x1-gloo-srun-b8-r1" / "attempt-1" / "metrics.csv").write_bytes(
         next(path.glob("runs/n4x1*/attempt-1/metrics.csv")).read_bytes()
     )
+    studies.seal(path)
     page = report(path)
     read = pd.read_csv(path / "report" / "scaling.csv").set_index("gpus")
     assert read["efficiency"].notna().to_dict() == {1: True, 2: True, 4: False, 8: False}

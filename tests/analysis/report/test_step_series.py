@@ -21,6 +21,7 @@ def study(tmp_path_factory) -> Study:
         frame = pd.DataFrame(rows, columns=["epoch", "step", "step_time_sec", "slowest_rank"])
         frame.loc[(frame["epoch"] == 2) & (frame["step"] == 7), ["step_time_sec", "slowest_rank"]] = SLOW_S, 1
         frame.to_csv(file, index=False)
+    studies.seal(path)
     return load_study(path)
 
 

@@ -69,6 +69,7 @@ def test_a_slow_step_stays_visible_in_a_thinned_series(tmp_path: Path) -> None:
         times = [0.5 if step == 777 else 0.1 for step in range(1000)]
         frame = pd.DataFrame({"epoch": 1, "step": range(1, 1001), "step_time_sec": times, "slowest_rank": 1})
         frame.to_csv(file, index=False)
+    studies.seal(path)
     study = load_study(path)
     runs = choose_runs(study.runs[study.runs["cell_id"] == "n2x1-gloo-srun-b32"])[:1]
     assert runs == ["n2x1-gloo-srun-b32-r1"]
@@ -87,6 +88,7 @@ def test_no_causes_are_given_for_values_that_are_not_valid(tmp_path: Path) -> No
         frame = pd.read_csv(file)
         frame.loc[frame["rank"] == 1, "samples"] *= 3
         frame.to_csv(file, index=False)
+    studies.seal(path)
     page = write_report(path).page.read_text(encoding="utf-8")
     words = "The loss is not divided among causes, because the values are not valid: see the error Unequal samples."
     assert ">not valid: Unequal samples</td>" in page

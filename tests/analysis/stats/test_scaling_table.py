@@ -338,9 +338,11 @@ def test_without_an_attribution_window_only_its_factors_are_missing(tmp_path: Pa
     for metrics in path.glob("runs/n2x1*/attempt-1/metrics.csv"):
         with edited_csv(metrics) as frame:
             frame[["load_balance", "comm_efficiency"]] = math.nan
+    studies.seal(path)
     for metrics in path.glob("runs/n4x1*/attempt-1/metrics.csv"):
         with edited_csv(metrics) as frame:
             frame["other_time_sec"] = math.nan
+    studies.seal(path)
     found = table(path).set_index("gpus")
     factors = ["load_balance", "comm_efficiency", "pop_parallel_efficiency", "computational_scalability"]
     assert found.loc[2, factors].isna().all()
@@ -439,7 +441,7 @@ def test_the_smallest_common_size_can_be_the_baseline(tmp_path: Path) -> None:
 
 def test_a_cell_without_ddp_is_a_baseline_on_request_only(tmp_path: Path) -> None:
     alone = studies.make_cell(1, batch=64, swept={"ddp": False}, name="plain")
-    alone.workload["ddp"] = False
+    alone.workload["strategy"] = "none"
     own = studies.strong(64)
     for cell in own[1:]:
         cell.workload["strategy"] = "none"  # has no effect on a user's command
