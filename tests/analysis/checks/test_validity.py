@@ -427,7 +427,7 @@ def _of_command(path: Path, *, metrics: dict[str, Any], epochs: int = 1) -> Path
 
     def env(cell: Cell) -> dict[str, Any]:
         values = {"source": "job.out", "reported": cell.nodes, "lowest": 1.0, "highest": 1.1}
-        fact = {"kind": "average-of-run", "subject": "throughput", "values": values, "severity": "info"}
+        fact = {"kind": "average-of-run", "subject": ["throughput"], "values": values, "severity": "info"}
         return studies.environment(cell) | {"facts": [fact] if metrics.get("kind") else []}
 
     written = _Reports(path, cells, epochs=epochs, ranks_files=False, env=env).write()
