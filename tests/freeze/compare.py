@@ -46,6 +46,7 @@ KEYS = {
 VOLATILE: dict[tuple[str, str], str] = {}
 #: Tables with more rows are compared by the sums of each cell.
 MAX_ROWS = 500
+MAX_TEXTS = 5
 
 Row = dict[str, str]
 Tables = dict[str, list[Row]]
@@ -64,6 +65,7 @@ def actual(study: str, folder: Path) -> tuple[Tables, dict[str, str]]:
         "verify.csv": [_row(run, "run_id", "passed") for run in _ask("verify", study, folder)],
     }
     tables |= _report(folder / study, folder, folder / study / "report")
+    tables = {name: _sums(rows) if len(rows) > MAX_ROWS else rows for name, rows in tables.items()}
     return tables, _scripts(study, folder)
 
 
@@ -102,7 +104,7 @@ def _report(source: Path, folder: Path, report: Path) -> Tables:
         rows.append(("verdict", f"{one['series']} {one['cell_id']}", "; ".join(filter(None, told))))
     rows += [("recommended", _name(one), json.dumps(one, sort_keys=True)) for one in said["recommended"]]
     tables["report.csv"] = [dict(zip(("item", "subject", "value"), row, strict=True)) for row in rows]
-    return {name: _sums(rows) if len(rows) > MAX_ROWS else rows for name, rows in tables.items()}
+    return tables
 
 
 def _name(recommended: object) -> str:
@@ -110,27 +112,24 @@ def _name(recommended: object) -> str:
 
 
 def _sums(rows: Sequence[Row]) -> list[Row]:
-    """Return one row per cell: the sums of its numbers, and the number of each of its texts."""
+    """Return one row per cell: the sums of its numbers, and how often each of its texts occurs."""
     cells: dict[str, list[Row]] = {}
     for row in rows:
-        cells.setdefault(row["cell_id"], []).append(row)
+        cells.setdefault(row["run_id"].rpartition("-r")[0], []).append(row)
     return [
-        {"run_id": cell, "attempt": ""}
-        | {name: _sum([row[name] for row in own]) for name in own[0] if name != "run_id"}
+        {"run_id": cell} | {name: _sum([row[name] for row in own]) for name in own[0] if name != "run_id"}
         for cell, own in cells.items()
     ]
 
 
 def _sum(values: Sequence[str]) -> str:
     numbers = [_number(value) for value in values if value]
-    if None not in numbers:
+    if numbers and None not in numbers:
         return repr(math.fsum(number for number in numbers if number is not None))
     counts = Counter(values)
-    return (
-        next(iter(counts))
-        if len(counts) == 1
-        else f"{len(counts)} texts, most often {max(counts.values())} times"
-    )
+    if len(counts) > MAX_TEXTS:
+        return f"{len(counts)} texts"
+    return "; ".join(f"{number} {value}" for value, number in sorted(counts.items()) if value)
 
 
 def _scripts(study: str, folder: Path) -> dict[str, str]:
