@@ -23,8 +23,9 @@ import pandas as pd
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from analysis.stats.law_fit import LawFit, fit_laws
-from tests.analysis.stats.test_coverage_simulated import TRUTH, decided, simulated
 from tests.analysis.stats.test_laws_simulated import SIZES, ring_truth
+
+from tests.analysis.stats.test_coverage_simulated import TRUTH, decided, simulated
 
 #: Relative noise of a run and of a step.
 NOISES = ((0.02, 0.1), (0.005, 0.3), (0.08, 0.05))
