@@ -303,8 +303,6 @@ def variant_of(command: Command, axis: Sequence[Command]) -> Command | None:
     return same or next((variant for variant in axis if command.words == (variant.name,)), None)
 
 
-#: The minimum number of sizes per series for a fitted scaling model.
-FORECAST_SIZES = 5
 #: The minimum number of repeats for a confidence interval.
 INTERVAL_REPEATS = 3
 
@@ -344,10 +342,6 @@ def _missing_answers(matrix: Matrix, cells: Sequence[Cell]) -> Iterator[str]:
         yield "every series has only one size, so speedups and efficiencies cannot be computed"
     elif single:
         yield f"no efficiency for series with one size only: {join_names(single, most=3)}"
-    most = max(len(found) for found in sizes.values())
-    if most < FORECAST_SIZES:
-        needed = f"a fitted model needs {FORECAST_SIZES} or more"
-        yield f"at most {count(most, 'size')} per series: no forecast ({needed})"
     if matrix.repeats < INTERVAL_REPEATS:
         needed = f"they need {INTERVAL_REPEATS} or more"
         yield f"{count(matrix.repeats, 'repeat')}: no confidence intervals ({needed})"
