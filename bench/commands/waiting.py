@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from ..errors import BenchError, UnavailableError
-from ..jobs.scheduler import QueueFullError, Scheduler, scheduler_for
+from ..jobs.scheduler import QueueFullError, Scheduler, passed_variables, scheduler_for
 from ..matrix.cell import Run
 from ..study.ledger import HaltWatch, RunRecord, RunState
 from ..study.plan_json import PlannedStudy
@@ -54,8 +54,9 @@ def start_runs(
 
     Raises:
         HaltedError: the study was cancelled; the remaining runs are not started.
-        BenchError: see :meth:`bench.jobs.scheduler.Scheduler.submit`.
+        BenchError: see :meth:`bench.jobs.scheduler.Scheduler.submit`, or a variable is not set.
     """
+    passed_variables(scheduler.study)
     with show_progress(len(runs)) as callbacks:
 
         def started(run: Run) -> None:

@@ -109,7 +109,6 @@ def _against_plan(run: Mapping[str, Any], cell: Mapping[str, Any]) -> Iterator[F
         found if isinstance(found := one.get("workload"), dict) else {} for one in (own, cell)
     ]
     pairs = [(name, own.get(name), cell.get(name)) for name in CELL_NAMES]
-    # A command can contain secrets, which run.json masks.
     names = [name for name in workloads[1] if name not in ("command", "metrics")]
     known = with_defaults(workloads[0]) if workloads[0] else {}
     pairs += [(f"workload.{name}", known.get(name), workloads[1][name]) for name in names]

@@ -33,7 +33,6 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import BenchError, unwritable
-from ..secret_values import mask_texts
 from ..units import join_names
 from .before_facts import values_of_event
 from .files import regular_file
@@ -164,7 +163,7 @@ class Ledger:
         if not events:
             return
         time_utc = now()
-        text = "".join(json.dumps({"time": time_utc, **mask_texts(event)}) + "\n" for event in events)
+        text = "".join(json.dumps({"time": time_utc, **event}) + "\n" for event in events)
         try:
             descriptor = regular_file(str(self.path), os.O_RDWR | os.O_APPEND | os.O_CREAT)
             try:

@@ -222,7 +222,14 @@ _CELL_TYPES = {
     "series": list,
 }
 #: Values of the plan that can be absent or null.
-_OPTIONAL = {"setup": list, "cpus_per_task": int, "node_gpus": int, "concurrent_runs": int, "key": str}
+_OPTIONAL = {
+    "setup": list,
+    "env_from": list,
+    "cpus_per_task": int,
+    "node_gpus": int,
+    "concurrent_runs": int,
+    "key": str,
+}
 
 
 def find_plan(folder: StudyFolder) -> dict[str, Any] | None:
@@ -238,9 +245,9 @@ def invalid_plan(folder: StudyFolder, problem: str | Exception) -> BenchError:
     return BenchError(f"{folder.plan_json}: {problem}", remedy=REPLAN)
 
 
-def write_plan_json(folder: StudyFolder, content: dict[str, Any]) -> None:
-    """Write plan.json atomically."""
-    write_atomically(folder.plan_json, plan_text(content))
+def write_plan_json(folder: StudyFolder, content: dict[str, Any], *, private: bool = False) -> None:
+    """Write plan.json atomically; if ``private``, only the owner can read it."""
+    write_atomically(folder.plan_json, plan_text(content), private=private)
 
 
 def plan_text(content: dict[str, Any]) -> str:

@@ -405,7 +405,12 @@ class SlurmScheduler(Scheduler):
             job_name=name,
             output=folder.out.absolute(),
             error=folder.err.absolute(),
-            options=[*options, *self._exclusion(script)],
+            # The site's default, or SBATCH_EXPORT, can keep variables from the job.
+            options=[
+                *options,
+                *["--export=ALL"] * bool(self.study.plan.get("env_from")),
+                *self._exclusion(script),
+            ],
         )
 
     def _exclusion(self, script: Path) -> list[str]:
