@@ -140,7 +140,7 @@ for _name, _command in COMMANDS.items():
 def main() -> None:
     """Run the command line; exit with one line, or none for a closed pipe, if nothing more can be printed.
 
-    The traceback of an unexpected exception is printed without secrets and control characters.
+    The traceback of an unexpected exception is printed without control characters.
     """
     try:
         open_streams()

@@ -17,16 +17,16 @@ from . import __version__
 from .errors import BenchError, unwritable
 from .matrix.cell import Cell, Run, value_text
 from .matrix.checks import idle_gpus, plan_warnings
-from .matrix.document import Document, mask_yaml
+from .matrix.document import Document
 from .matrix.expansion import expand
 from .matrix.load import load_matrix
 from .matrix.schema import Matrix
 from .render import Renderer, gpu_option
-from .secret_values import cell_without_secrets, mask_texts, without_secret_variables
 from .study.files import owner_readable, owner_writable, write_atomically
 from .study.layout import StudyFolder
 from .study.plan_json import find_plan, write_plan_json
 from .units import count, human_duration, join_names
+from .variables import is_shown
 
 
 @dataclass(frozen=True)
@@ -188,7 +188,7 @@ def pack_script(plan: Plan) -> str:
 def write_plan(plan: Plan, root: Path) -> StudyFolder:
     """Write the matrix, scripts and plan.json of a study below ``root``; return the study's folder.
 
-    Only the scripts contain values that may be secrets; then only the owner can read the scripts.
+    If ``cluster.env`` sets a variable that is not shown, only the owner can read the files.
 
     Planning again is safe: a study can grow (more sizes, more repeats), but a cell that has results
     cannot change.
@@ -203,8 +203,7 @@ def write_plan(plan: Plan, root: Path) -> StudyFolder:
     content = {**plan_content(plan), "key": (old or {}).get("key") or secrets.token_hex(3)}
     _check_existing_results(folder, old, plan)
     inherited = plan.document.site if plan.document.site and plan.document.site.values else None
-    matrix_text, site_text = mask_yaml(plan.document.text), mask_yaml(inherited.text) if inherited else ""
-    private = (matrix_text, site_text) != (plan.document.text, inherited.text if inherited else "")
+    private = not all(map(is_shown, plan.matrix.cluster.env))
     try:
         folder.scripts.mkdir(mode=0o755, parents=True, exist_ok=True)  # only the owner may replace scripts
         for cell, text in scripts(plan):
@@ -212,12 +211,12 @@ def write_plan(plan: Plan, root: Path) -> StudyFolder:
         if plan.matrix.cluster.scheduler.packs:
             _write_script(str(folder.pack_script), pack_script(plan), private=private)
         _remove_stale_scripts(folder, old, plan)
-        write_atomically(folder.matrix, matrix_text)
+        write_atomically(folder.matrix, plan.document.text, private=private)
         if inherited:
-            write_atomically(folder.site, site_text)
+            write_atomically(folder.site, inherited.text, private=private)
         else:
             folder.site.unlink(missing_ok=True)
-        write_plan_json(folder, content)
+        write_plan_json(folder, content, private=private)
     except OSError as error:
         raise unwritable(Path(error.filename or folder.path), error) from None
     return folder
@@ -235,7 +234,7 @@ def _write_script(path: str, text: str, *, private: bool) -> None:
 
 
 def plan_content(plan: Plan) -> dict[str, Any]:
-    """Return the content of plan.json, without secrets."""
+    """Return the content of plan.json."""
     cost = plan.cost
     return {
         "schema": 1,
@@ -252,17 +251,16 @@ def plan_content(plan: Plan) -> dict[str, Any]:
         "nodelist": plan.matrix.cluster.nodelist,
         "node_gpus": plan.matrix.cluster.node_gpus,
         "max_running": plan.matrix.max_running,
-        "setup": mask_texts(plan.matrix.cluster.setup),
+        "setup": plan.matrix.cluster.setup,
+        "env_from": plan.matrix.cluster.env_from,
         "container": plan.matrix.cluster.container is not None,
         "gpu_option": gpu_option(plan.matrix.cluster) if plan.matrix.workload.device == "cuda" else None,
         # The settings that come from the site file; the whole file is stored as site.yaml.
-        "inherited": without_secret_variables(plan.document.site.values) if plan.document.site else {},
+        "inherited": plan.document.site.values if plan.document.site else {},
         "cost": {name: getattr(cost, name) for name in cost.__dataclass_fields__},
-        "warnings": mask_texts(plan.warnings),
+        "warnings": plan.warnings,
         "series": _series(plan.cells),
-        "cells": [
-            {**cell_without_secrets(cell.as_json()), "script": plan.script_name(cell)} for cell in plan.cells
-        ],
+        "cells": [{**cell.as_json(), "script": plan.script_name(cell)} for cell in plan.cells],
         "runs": [
             {"run_id": r.run_id, "cell_id": r.cell_id, "repeat": r.repeat, "order": r.order}
             for r in plan.runs
@@ -277,8 +275,7 @@ def _series(cells: Sequence[Cell]) -> list[dict[str, Any]]:
             if member.series in series:
                 continue
             batch = f"global batch {member.batch}" if member.mode == "strong" else f"{member.batch} per rank"
-            values = without_secret_variables(cell.swept)
-            swept = [f"{name.removeprefix('env.')} {value_text(value)}" for name, value in values.items()]
+            swept = [f"{name.removeprefix('env.')} {value_text(value)}" for name, value in cell.swept.items()]
             label = ", ".join([f"{member.mode}, {batch}", cell.backend, cell.launcher, *swept])
             series[member.series] = {
                 "series": member.series,
@@ -286,7 +283,7 @@ def _series(cells: Sequence[Cell]) -> list[dict[str, Any]]:
                 "batch": member.batch,
                 "launcher": cell.launcher,
                 "backend": cell.backend,
-                "swept": cell_without_secrets({"swept": cell.swept})["swept"],
+                "swept": cell.swept,
                 "label": label,
             }
     return list(series.values())
@@ -318,12 +315,11 @@ def _check_existing_results(folder: StudyFolder, old: dict[str, Any] | None, pla
 
 
 def _physical(cell: dict[str, Any]) -> dict[str, Any]:
-    """Return the values of a cell in plan.json that affect its runs, by name, without secrets."""
+    """Return the values of a cell in plan.json that affect its runs, by name."""
     others = ("series", "modes", "script", "swept", "workload", "env")
-    shown = cell_without_secrets(cell)
-    values = {key: value for key, value in shown.items() if key not in others}
-    variables = {f"env.{key}": value for key, value in (shown.get("env") or {}).items()}
-    return {**values, **(shown.get("workload") or {}), **variables}
+    values = {key: value for key, value in cell.items() if key not in others}
+    variables = {f"env.{key}": value for key, value in (cell.get("env") or {}).items()}
+    return {**values, **(cell.get("workload") or {}), **variables}
 
 
 def _changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:

@@ -63,6 +63,7 @@ class Renderer:
             arguments=self._command_lines(cell) if command else self._argument_lines(cell),
             title=f"Study {matrix.study}: one cell of its matrix.",
             setup=cluster.setup,
+            env_from=cluster.env_from,
             env=[(name, quote(value)) for name, value in cell.env.items()],
             directives=list(_directives(cluster, device=device, mixed=mixed, nodes=cell.nodes, gpus=most)),
             mixed=mixed,

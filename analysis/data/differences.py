@@ -16,6 +16,7 @@ from analysis.data.load import Study
 from analysis.text import clean, one_line
 from bench.matrix.cell import value_text
 from bench.units import count, listed
+from bench.variables import shown_variables
 from bench.words import term
 
 #: Size and batch of a cell.
@@ -177,7 +178,10 @@ def settings_of(cell: Mapping[str, Any]) -> Settings:
     """Return all settings of a cell of plan.json: values as texts, by the setting's name in the matrix."""
     found = {name: spelled(cell.get(name)) for name in (*SIZES, "launcher", "backend")}
     found |= {_scalar(name): spelled(value) for name, value in (cell.get("workload") or {}).items()}
-    found |= {f"env.{clean(name)}": spelled(value) for name, value in (cell.get("env") or {}).items()}
+    found |= {
+        f"env.{clean(name)}": spelled("set" if own is None else own)
+        for name, own in shown_variables(cell).items()
+    }
     command, name = found.get("command", NOT_SET), found.pop("command_name", None)
     if command != NOT_SET and "{model}" not in command:
         found["model"] = NOT_SET  # the default, which has no effect on a command
@@ -193,7 +197,7 @@ def spelled(value: Any) -> str:
     if value is None or isinstance(value, bool | float | int | str):
         return _scalar(value)
     if isinstance(value, list) and any(isinstance(word, str) for word in value):
-        return clean(value_text(value))  # a command as typed, without secrets
+        return clean(value_text(value))  # a command as typed
     if isinstance(value, list):
         # [4, 4], four ranks on each of two nodes, equals 4.
         parts = list(dict.fromkeys(map(str, value)))

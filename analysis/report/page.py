@@ -42,13 +42,13 @@ from analysis.report.what_was_run import Executed, constant_batch
 from analysis.report.why import WhySection
 from analysis.report.words import WORDS, mode_title
 from analysis.stats.columns import ScalingRow
-from analysis.text import clean, clean_characters, message, one_line
+from analysis.text import clean, message, one_line
 from bench.facts import Fact
-from bench.matrix.cell import command_label
-from bench.matrix.document import mask_yaml
-from bench.secret_values import shown_command, without_secret_variables
+from bench.matrix.cell import command_label, shown_command
+from bench.matrix.document import shown_text
 from bench.study.files import regular_file
 from bench.units import MISSING, count, interval, known, listed, number
+from bench.variables import shown_settings
 from bench.words import about, heading, remedy, term
 
 #: The serial fraction hardly changes if its intervals exclude a larger relative change.
@@ -196,7 +196,7 @@ def _check_row(check: Check) -> tuple[str, str, str]:
 
 
 def _command(study: Study) -> str:
-    """Return the user's command without secrets; if there are several, their number; if none, ""."""
+    """Return the user's command; if there are several, their number; if none, ""."""
     workloads = [cell.get("workload") or {} for cell in study.plan["cells"]]
     commands = {tuple(map(str, one["command"])) for one in workloads if one.get("command")}
     if len(commands) == 1:
@@ -208,7 +208,7 @@ def _command(study: Study) -> str:
 
 
 def _labelled_commands(study: Study) -> dict[str, str]:
-    """Return the commands that have a name or differ between cells, without secrets, by their labels."""
+    """Return the commands that have a name or differ between cells, by their labels."""
     found = {}
     for cell in study.plan.get("cells") or []:
         workload = cell.get("workload") or {}
@@ -281,7 +281,7 @@ def _table(results: Results) -> dict[str, Any]:
 
 
 def _matrix(study: Study) -> str:
-    """Return the text of matrix.yaml without secrets, or of the table that was measured elsewhere."""
+    """Return the text of matrix.yaml without values that are not shown, or of a table from elsewhere."""
     if study.table:
         return _shortened(clean(study.table.text), "the table")
     try:
@@ -289,7 +289,7 @@ def _matrix(study: Study) -> str:
             text = file.read()
     except OSError:
         return ""
-    return _shortened(clean_characters(mask_yaml(text)), "matrix.yaml")
+    return _shortened(clean(shown_text(text)), "matrix.yaml")
 
 
 def _shortened(text: str, name: str) -> str:
@@ -328,8 +328,8 @@ def plan_facts(study: Study) -> list[tuple[str, str]]:
         facts.append(("SHA-256 of matrix.yaml", digest))
     inherited = study.plan.get("inherited")
     if isinstance(inherited, dict) and inherited:
-        inherited = without_secret_variables(inherited)
-        taken = [f"{one_line(key, limit=80)} {one_line(value, limit=80)}" for key, value in inherited.items()]
+        shown = shown_settings(inherited).items()
+        taken = [f"{one_line(key, limit=80)} {one_line(value, limit=80)}".rstrip() for key, value in shown]
         facts.append(("from the site file", listed(taken, limit=20)))
     return facts
 

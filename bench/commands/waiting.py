@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from ..errors import BenchError, UnavailableError
-from ..jobs.scheduler import QueueFullError, Scheduler
+from ..jobs.scheduler import QueueFullError, Scheduler, passed_variables
 from ..matrix.cell import Run
 from ..study.ledger import HaltWatch, RunRecord, RunState
 from ..units import count, human_duration
@@ -52,8 +52,9 @@ def start_runs(
 
     Raises:
         HaltedError: the study was cancelled; the remaining runs are not started.
-        BenchError: see :meth:`bench.jobs.scheduler.Scheduler.submit`.
+        BenchError: see :meth:`bench.jobs.scheduler.Scheduler.submit`, or a variable is not set.
     """
+    passed_variables(scheduler.study)
     with show_progress(len(runs)) as callbacks:
 
         def started(run: Run) -> None:

@@ -23,13 +23,14 @@ from ..errors import BenchError, UnwritableError
 from ..matrix.cell import Cell, Run
 from ..matrix.workload import INTERPRETER, command_values, filled_words, runs_python, uses_python
 from ..measure.command_conditions import write_environment
-from ..secret_values import mask_text, without_secrets
 from ..study.conditions import Neighbours, assess, parse_moment, read_disturbances, summary
 from ..study.files import file_sha256
 from ..study.layout import RunFolder
 from ..study.ledger import FailureClass, RunRecord, RunState, final_failure_class
 from ..study.plan_json import PlannedStudy
 from ..study.run_json import Attempt, read_run, update_run
+from ..units import join_names
+from ..variables import shown_variables
 from .neighbours import beside_in_study, nodes_of
 from .outcome import Outcome, disk_is_full, missing_results
 
@@ -62,18 +63,21 @@ class SubmittedCommands:
         """Return ``command`` and ``interpreter`` for a cell's run.json, or ``{}`` for the built-in training.
 
         ``script`` is the first word that is a file, or ``""`` if no word is a file, as for ``python -m``.
-        Unknown values are None. Secrets are masked. ``interpreter`` is the Python interpreter with which the
-        command begins, in a form that the job can call.
+        Unknown values are None. Placeholders of variables that are not shown are kept. ``interpreter`` is
+        the Python interpreter with which the command begins, in a form that the job can call.
         """
         if cell.command is None:
             return {}
-        words = filled_words(cell.command, command_values(cell, self._name))
+        values = command_values(cell, self._name)
+        words = filled_words(cell.command, values)
+        unknown = [f"env.{name}" for name, own in shown_variables(cell.as_json()).items() if own is None]
+        hidden = {name: f"{{{name}}}" for name in unknown}
         script = self._script(words)
         commit, is_dirty = self._git(Path(script).parent)
         return {
             "command": {
                 "name": cell.workload.get("command_name"),
-                "words": without_secrets(words),
+                "words": filled_words(cell.command, values | hidden),
                 "script": script,
                 "script_sha256": self._sha256(Path(script)) if script else None,
                 "git_commit": commit,
@@ -209,7 +213,7 @@ def settle_run_json(
 
 def _record_end(record: RunRecord, outcome: Outcome, cause: Mapping[str, Any] | None) -> dict[str, Any]:
     """Write the end of an attempt into ``record``; return it as run.json and the ledger contain it."""
-    record.state, record.reason = outcome.state, mask_text(outcome.reason)
+    record.state, record.reason = outcome.state, outcome.reason
     record.cause = cause["cause"] if cause else None
     record.failure_class = final_failure_class(outcome.failure_class, record.cause)
     record.exit_code = outcome.exit_code
@@ -278,6 +282,18 @@ def _as_json(cause: Cause) -> dict[str, Any]:
     """Return the entry of a cause in run.json."""
     names = ("cause", "path", "line", "evidence", "explanation", "remedy")
     return {name: getattr(cause, name) for name in names}
+
+
+def passed_variables(study: PlannedStudy) -> dict[str, str]:
+    """Return the variables of ``cluster.env_from`` with their values; raise BenchError if one is not set."""
+    names = study.plan.get("env_from") or []
+    if missing := [name for name in names if name not in os.environ]:
+        what = f"{join_names(missing, most=5)} of cluster.env_from: not set in this shell"
+        remedy = (
+            f"set {missing[0]} (read -rs {missing[0]}; export {missing[0]}), then run `bench submit` again"
+        )
+        raise BenchError(what, remedy=remedy)
+    return {name: os.environ[name] for name in names}
 
 
 class Scheduler(ABC):

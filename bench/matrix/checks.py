@@ -268,6 +268,11 @@ def check_commands(matrix: Matrix, document: Document) -> None:
     """Record a problem for each placeholder of a command that has no value."""
     given, cluster = matrix.axes.given, matrix.cluster
     env = {*cluster.env, *(name.removeprefix("env.") for name in given if name.startswith("env."))}
+    for name in cluster.env_from:
+        if f"env.{name}" in given:
+            document.add_problem(
+                ("axes", f"env.{name}"), f"{name} is in cluster.env_from, too", "keep one of them"
+            )
     for place, words in _commands(matrix):
         for name in names_in(words):
             if name.startswith("env.") and name.removeprefix("env.") not in env:
@@ -317,7 +322,7 @@ _ACTIVATES = re.compile(r"\bPATH=|^\s*(?:source|\.|module|ml|conda|mamba|microma
 _SHELLS = ("bash", "sh", "zsh", "dash", "ksh")
 _BASELINES = {name for name, strategy in STRATEGIES.items() if strategy.one_rank}
 #: Keys of `cluster` that every executor uses.
-_FOR_ALL_EXECUTORS = {"executor", "cpus_per_task", "time_limit", "setup", "env"}
+_FOR_ALL_EXECUTORS = {"executor", "cpus_per_task", "time_limit", "setup", "env", "env_from"}
 
 
 def plan_warnings(matrix: Matrix, document: Document, cells: Sequence[Cell]) -> list[str]:

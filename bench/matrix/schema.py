@@ -185,6 +185,16 @@ class Cluster(Section):
     """Shell lines to run before the launch, in the folder from which the job was submitted."""
     env: dict[EnvName, EnvValue] = Field(default={})
     """Environment variables of the job; values are not expanded."""
+    env_from: list[EnvName] = Field(default=[])
+    """Names of variables that pass from the shell of `bench submit` to the job, with the values there."""
+
+    @model_validator(mode="after")
+    def _check_env_from(self) -> Cluster:
+        for name in self.env_from:
+            if name in self.env or self.env_from.count(name) > 1:
+                where = "in env_from and in env" if name in self.env else "twice in env_from"
+                raise ValueError(f"{name} is {where}; keep one of them")
+        return self
 
     @property
     def scheduler(self) -> SchedulerSpec:

@@ -31,7 +31,6 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import BenchError, unwritable
-from ..secret_values import mask_texts
 from ..units import join_names
 from .files import regular_file
 
@@ -161,7 +160,7 @@ class Ledger:
         if not events:
             return
         time_utc = now()
-        text = "".join(json.dumps({"time": time_utc, **mask_texts(event)}) + "\n" for event in events)
+        text = "".join(json.dumps({"time": time_utc, **event}) + "\n" for event in events)
         try:
             descriptor = regular_file(str(self.path), os.O_RDWR | os.O_APPEND | os.O_CREAT)
             try:

@@ -82,6 +82,7 @@ class _Plan(TypedDict):
     cpus_per_task: NotRequired[int | None]
     node_gpus: NotRequired[int | None]
     max_running: NotRequired[int | None]
+    env_from: NotRequired[list[str] | None]
     key: NotRequired[str | None]
 
 
@@ -240,9 +241,9 @@ def invalid_plan(folder: StudyFolder, problem: str) -> BenchError:
     return BenchError(f"{folder.plan_json}: {problem}", remedy=REPLAN)
 
 
-def write_plan_json(folder: StudyFolder, content: dict[str, Any]) -> None:
-    """Write plan.json atomically."""
-    write_atomically(folder.plan_json, plan_text(content))
+def write_plan_json(folder: StudyFolder, content: dict[str, Any], *, private: bool = False) -> None:
+    """Write plan.json atomically; if ``private``, only the owner can read it."""
+    write_atomically(folder.plan_json, plan_text(content), private=private)
 
 
 def plan_text(content: dict[str, Any]) -> str:

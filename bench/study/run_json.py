@@ -11,7 +11,7 @@ from .. import __version__
 from ..errors import unwritable
 from ..facts import Fact
 from ..matrix.cell import Cell, Run
-from ..secret_values import cell_without_secrets, mask_texts
+from ..variables import shown_variables
 from .files import (
     file_sha256,
     object_text,
@@ -39,7 +39,7 @@ def read_run(attempt: str | Path) -> tuple[dict[str, Any] | None, str]:
 
 def write_run(folder: RunFolder, content: Mapping[str, Any]) -> None:
     """Write the run.json of an attempt."""
-    write_atomically(folder.run_json, object_text(_without_secrets(content)))
+    write_atomically(folder.run_json, object_text(content))
 
 
 def update_run(
@@ -47,14 +47,9 @@ def update_run(
 ) -> None:
     """Change values in run.json. If the file is missing or broken, write ``fallback`` with the changes."""
     known = read_run(folder.path)[0]
-    content, changes = fallback if known is None else known, _without_secrets(changes)
+    content = fallback if known is None else known
     if content is not None and {**content, **changes} != known:
         rewrite_object(folder.run_json, {**content, **changes})
-
-
-def _without_secrets(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Mask texts of a job or of its logs; the cell is already without secrets."""
-    return {key: value if key == "cell" else mask_texts(value) for key, value in content.items()}
 
 
 def find_reason(folder: RunFolder) -> tuple[str, int, str]:
@@ -89,6 +84,7 @@ class Attempt:
 
     def describe(self, study: PlannedStudy, **values: Any) -> dict[str, Any]:
         """Return the initial content of run.json; ``values`` are added or override the defaults."""
+        cell = self.cell.as_json()
         return {
             "schema": 1,
             "bench_version": __version__,
@@ -101,7 +97,7 @@ class Attempt:
             "executor": study.executor,
             "job_name": self.job_name,
             "job_id": None,
-            "cell": cell_without_secrets(self.cell.as_json()),
+            "cell": cell | {"env": shown_variables(cell)},
             "state": str(RunState.QUEUED),
             "reason": "",
             "failure_class": None,

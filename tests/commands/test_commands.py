@@ -49,11 +49,11 @@ def test_max_queued_without_a_queue_is_reported(tmp_path):
 def test_each_listing_shows_which_command_a_name_means(tmp_path):
     (tmp_path / "own.yaml").write_text(
         "cluster: {executor: local}\n"
-        "axes: {command: [{name: fsdp2, run: 'python a.py --token abcdefgh'}, python b.py]}\n"
+        "axes: {command: [{name: fsdp2, run: 'python a.py --lr 1'}, python b.py]}\n"
         "scaling: [{mode: weak, per_gpu_batch: [16]}]\n"
         "workload: {device: cpu, metrics: none}\n"
     )
-    lines = ["command fsdp2: python a.py --token ***", "command python+b.py: python b.py"]
+    lines = ["command fsdp2: python a.py --lr 1", "command python+b.py: python b.py"]
     labels = ["fsdp2", "python+b.py"]
     for words in (["plan", "own.yaml"], ["status"], ["submit", "--dry-run"]):
         done = bench(*words, cwd=tmp_path)
@@ -61,7 +61,7 @@ def test_each_listing_shows_which_command_a_name_means(tmp_path):
     for words in (["plan", "own.yaml"], ["status"]):
         commands = json.loads(bench(*words, "--json", cwd=tmp_path).stdout)["commands"]
         assert [command["name"] for command in commands] == labels
-        assert [command["words"][-1] for command in commands] == ["***", "b.py"]
+        assert [command["words"][-1] for command in commands] == ["1", "b.py"]
         for command in commands:
             assert [command["name"] in cell for cell in command["cells"]] == [True]
     done = bench("submit", "--dry-run", "--only", "command=fsdp2", cwd=tmp_path)

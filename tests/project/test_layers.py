@@ -29,8 +29,8 @@ LAYERS = {
             "bench.facts",
             "bench.nodecheck",
             "bench.findings",
-            "bench.secret_values",
             "bench.terminal",
+            "bench.variables",
             "bench.words",
             "bench.shipped",
             "bench.start",
@@ -88,7 +88,7 @@ HOMES = {
 }
 
 #: The modules of bench that analysis may import: data modules, never jobs or workload.
-_READABLE = ("errors", "facts", "matrix", "secret_values", "shipped", "study", "units", "words")
+_READABLE = ("errors", "facts", "matrix", "shipped", "study", "units", "variables", "words")
 READABLE = tuple(f"bench.{name}" for name in _READABLE)
 
 

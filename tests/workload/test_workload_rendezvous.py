@@ -239,7 +239,8 @@ def test_threads_are_never_fewer_than_one():
 
 def test_env_json_says_what_ran(run_ranks):
     environments = [
-        env | {"NCCL_ALGO": "Ring", "TORCH_TOKEN": "hidden", "HOME_SECRET": "x"} for env in torchrun_env(2)
+        env | {"NCCL_ALGO": "Ring", "HF_TOKEN": "hidden", "NCCL_X": "http://u:hidden@h"}
+        for env in torchrun_env(2)
     ]
     finished = run_ranks("--epochs", "1", "--launcher", "srun", environments=environments).succeeded()
     env = finished.env

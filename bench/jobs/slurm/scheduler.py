@@ -352,7 +352,8 @@ class SlurmScheduler(Scheduler):
             job_name=name,
             output=folder.out.absolute(),
             error=folder.err.absolute(),
-            options=list(options),
+            # The site's default, or SBATCH_EXPORT, can keep variables from the job.
+            options=[*options, *["--export=ALL"] * bool(self.study.plan.get("env_from"))],
         )
 
     def _add_job_id(self, records: Sequence[RunRecord], job_id: str) -> None:

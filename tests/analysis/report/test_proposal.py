@@ -340,11 +340,15 @@ def test_sizes_without_a_result_are_those_of_the_described_strategy(tmp_path):
 def test_a_command_is_stated_with_the_values_of_its_variables(tmp_path):
     cells = strong(64, sizes=(1, 2))
     for cell in cells:
-        words = ["train", "{env.ALGO}", "{env.WAYS}", "{env.TOKEN}", "{run_dir}/x", "{strategy}"]
+        words = ["train", "{env.NCCL_ALGO}", "{env.WAYS}", "{env.TOKEN}", "{run_dir}/x", "{strategy}"]
         cell.workload = {**cell.workload, "command": words, "strategy": "ddp"}
-        cell.env = {"ALGO": "Ring", "WAYS": str(cell.nodes), "TOKEN": "hunter2"}
+        cell.env = {"NCCL_ALGO": "Ring", "WAYS": str(cell.nodes), "TOKEN": "hunter2"}
+        cell.swept = {"env.WAYS": str(cell.nodes)}
     text = method(finished(tmp_path / "s", cells))
-    assert "command of these runs is train Ring ENV.WAYS *** RUN_DIR/x ddp, where ENV.WAYS is 1 or 2" in text
+    assert (
+        "command of these runs is train Ring ENV.WAYS ENV.TOKEN RUN_DIR/x ddp, where ENV.WAYS is 1 or 2"
+        in text
+    )
     assert " and RUN_DIR is the folder of the run [1]." in text
     assert "hunter2" not in text
 
@@ -589,7 +593,7 @@ def test_the_section_has_the_same_content_in_both_forms():
 def test_of_a_command_only_what_is_known_is_said(tmp_path, metrics, said, main_loop):
     cells = strong(64, sizes=(1, 2))
     options = {"seq_len": 64, "image_size": 224, "optimizer": "sgd", "data": "synthetic", "checkpoint": False}
-    words = ["python", "train.py", "--batch", "{per_gpu_batch}", "--seq", "{seq_len}", "--api-key", "abc"]
+    words = ["python", "train.py", "--batch", "{per_gpu_batch}", "--seq", "{seq_len}"]
     for cell in cells:
         own = {"steps_per_epoch": 50, "epochs": 3, "command": words, "metrics": metrics}
         cell.workload = {**cell.workload, **options, **own}
@@ -600,7 +604,7 @@ def test_of_a_command_only_what_is_known_is_said(tmp_path, metrics, said, main_l
         file.write_text(json.dumps(json.loads(file.read_text()) | {"command": {"script": "train.py", **git}}))
     context = proposal_context(with_findings(path))
     text = context["method"]
-    command = "python train.py --batch BATCH_PER_RANK --seq 64 --api-key ***"
+    command = "python train.py --batch BATCH_PER_RANK --seq 64"
     assert f"The command of these runs is {command}, where BATCH_PER_RANK is 64 or 32 [1]." in text
     assert (
         "the script of this command was train.py (SHA-256 begins with 0123456789ab, git commit fedcba987654 with "

@@ -462,7 +462,7 @@ def test_a_folder_that_cannot_be_written_is_an_error_with_its_reason(
     assert str(caught.value) == f"{path}/report/figures: cannot be written: Not a directory"
 
 
-def test_the_first_line_shows_the_command_without_secrets_and_no_version_that_it_may_not_use(tmp_path):
+def test_the_first_line_shows_the_command_and_no_version_that_it_may_not_use(tmp_path):
     cells = studies.strong(64, (1, 2))
     for cell in cells:
         own = {
@@ -471,7 +471,7 @@ def test_the_first_line_shows_the_command_without_secrets_and_no_version_that_it
         }
         cell.workload = {**cell.workload, **own}
     page = report(studies.finished(tmp_path / "s", cells, repeats=1, epochs=1))
-    assert "Command python train.py --api-key *** Device Test CPU @ 2.0 GHz Run" in page.text
+    assert "Command python train.py Device Test CPU @ 2.0 GHz Run" in page.text
 
 
 def test_the_model_of_a_command_is_named_only_if_the_command_contains_it():

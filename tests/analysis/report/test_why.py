@@ -15,6 +15,7 @@ from analysis.causes.cells import CauseRow, CellDivision
 from analysis.report.figures.all_figures import all_names
 from analysis.report.figures.waterfall import waterfall_figure
 from analysis.report.write import write_report
+from tests.analysis import studies
 from tests.analysis.causes.planted import plant
 from tests.analysis.figures import texts
 
