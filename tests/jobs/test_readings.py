@@ -169,13 +169,6 @@ def test_values_that_are_not_one_average_are_refused(left, rates):
     assert not left.folder.metrics_csv.exists()
 
 
-def test_an_average_is_read_from_a_file(left):
-    (left.folder.path / "log.csv").write_text("loss,train_samples_per_second,train_loss\n0.7,,\n,13.0,0.5\n")
-    columns = {"throughput": "train_samples_per_second", "loss": "train_loss"}
-    (row,) = left.rows({"kind": "average", "csv": "log.csv", "columns": columns})
-    assert (row["throughput_samples_per_sec"], row["train_loss"], row["steps"]) == ("13", "0.5", "")
-
-
 def test_the_summaries_of_recent_transformers_are_read_with_the_documented_patterns(left):
     documented = (ROOT / "docs/matrix.md").read_text()
     patterns = dict(re.findall(r"^      (throughput|loss): \"(.*train_.*)\"$", documented, re.MULTILINE))
@@ -197,12 +190,6 @@ def test_a_part_of_a_number_is_refused(left, printed, found):
         f"job.out: workload.metrics.output found {found!r}, which is only a part of {printed}; let the pattern "
         "match the whole number, for example with ([0-9.,e+-]+)"
     )
-
-
-@pytest.mark.parametrize("printed", ["12.345", "12", "12, 345", "12,3456", "12.5em"])
-def test_a_number_before_other_characters_is_whole(left, printed):
-    left.folder.out.write_text(f"rate {printed}\n")
-    assert left.rows({"output": {"throughput": r"rate ([0-9]+\.[0-9]|[0-9]+)"}})
 
 
 LOSS = {**STEP_TIME, "loss": r"loss (\S+)"}
@@ -255,15 +242,6 @@ def test_values_that_are_left_out_or_counted_twice_are_named_in_env_json_and_by_
     verdict = verify_run(left.folder.path)
     assert verdict.passed
     assert verdict.warnings == ([] if warning is None else [warning])
-
-
-def test_records_without_a_loss_are_counted(left):
-    left.folder.env.write_text("{}")
-    (left.folder.path / "log.csv").write_text("ips,loss\n1,3\n2,\n3,\n")
-    left.rows({"csv": "log.csv", "columns": {"throughput": "ips", "loss": "loss"}})
-    (fact,) = json.loads(left.folder.env.read_text())["facts"]
-    counts = {"matched": 1, "other_matched": 3, "rows": 3, "rows_without": 2}
-    assert fact["values"] == {"quantity": "loss", "source": "log.csv", "other": "throughput", **counts}
 
 
 def test_files_are_read_by_their_columns_and_lines_without_a_value_are_skipped(left):

@@ -330,22 +330,6 @@ def test_a_limit_of_the_group_is_a_wait(running_cluster, tmp_path, scripted):
         assert study.bench("cancel", "STUDY").stdout == "2 runs cancelled\n"
 
 
-def test_patience_limits_the_wait_for_the_controller(scripted, running_cluster):
-    study = scripted(MEASURE)
-    with running_cluster.without_slurmctld():
-        done = study.bench("submit", "STUDY", "--wait", "--patience", "2s")
-        without = study.bench("submit", "STUDY")
-        short = study.start("submit", "STUDY", "--wait", "--patience", "10m")
-        said = next(lines(short.stderr))
-    assert (done.returncode, without.returncode) == (1, 1)
-    assert "Unable to contact slurm controller" in without.stderr
-    first, last = (line for line in done.stderr.splitlines() if "Unable to contact" in line)
-    assert first.endswith("(connect failure): waiting for Slurm")
-    assert "(connect failure) (waited for 2 s, see --patience); " in last
-    assert said.endswith(": waiting for Slurm")
-    assert short.communicate(timeout=280)[1].splitlines()[-1] == "study scripted: 1 completed"
-
-
 def test_a_controller_that_is_down_is_an_error_and_loses_nothing(scripted, running_cluster):
     study = scripted(MEASURE, f"sleep 1; {MEASURE}", MEASURE)
     assert study.bench("submit", "STUDY", "--max-queued", "2").returncode == 0

@@ -7,7 +7,6 @@ import os
 import re
 import socket
 import sys
-import time
 from typing import Any
 
 import pytest
@@ -51,9 +50,7 @@ def test_srun_places_ranks_on_hosts(run_ranks):
 def test_a_missing_rank_is_named_with_its_host_and_all_others_end(server, tmp_path):
     environments = srun_env({"n1": 2, "n2": 2})
     argv = ["--per-gpu-batch", "8", *QUICK, "--join-timeout", "5"]
-    began = time.monotonic()
     finished = server.start(tmp_path, argv, [environments[rank] for rank in (0, 1, 3)]).finish()
-    assert time.monotonic() - began < 280
     assert finished.codes == [1, 1, 1]
     words = "3/4 ranks joined in 5 s; missing: rank 2 on n2; joined: ranks 0-1 on n1, rank 3 on n2"
     assert finished.out == [f"bench: {words}\n", "", ""]

@@ -19,7 +19,7 @@ import pytest
 from analysis.data.load import load_study
 from analysis.report import write
 from analysis.report.figures import all_figures
-from analysis.report.page import _commands, json_for_script, models_of
+from analysis.report.page import _commands, json_for_script
 from analysis.report.tables import MAX_RUNS_LISTED, STATIC_ROWS
 from analysis.report.write import write_report
 from bench.errors import BenchError
@@ -262,13 +262,6 @@ def test_an_unfinished_study_has_a_page_that_says_so(tmp_path: Path, state: Any,
     assert len(page.rows) == 4
 
 
-def test_a_study_of_one_run_has_no_efficiency_and_no_interval(tmp_path: Path) -> None:
-    page = report(studies.finished(tmp_path / "s", studies.strong(sizes=(2,)), repeats=1))
-    assert "Not known 2 ranks: no efficiency: the series has one cell only" in page.text
-    assert "Went wrong nothing: 1 of 1 run completed and counted" in page.text
-    assert "no efficiency: the series has one cell only" in page.text
-
-
 def test_a_series_without_a_constant_batch_has_throughput_only(tmp_path: Path) -> None:
     path = studies.finished(tmp_path / "s")
     plan = json.loads((path / "plan.json").read_text())
@@ -282,21 +275,6 @@ def test_a_series_without_a_constant_batch_has_throughput_only(tmp_path: Path) -
     names = {figure.stem for figure in (path / "report" / "figures").iterdir()}
     assert {"throughput-other", "step-other", "shares-other", "times-other"} <= names
     assert not any(name.startswith(("efficiency", "speedup")) for name in names)
-
-
-def test_curves_stand_beside_the_sizes_of_their_mode(tmp_path: Path) -> None:
-    """The strong series has a single size, and therefore no efficiency."""
-    cells = studies.merged([*studies.strong(32, sizes=(1,)), *studies.weak(32, sizes=(1, 2))])
-    page = report(studies.finished(tmp_path / "s", cells))
-    places = [
-        page.html.index(text) for text in ('id="decision-strong"', "Throughput, strong", 'id="decision-weak"')
-    ]
-    assert places == sorted(places)
-    assert page.html.index("Efficiency, weak scaling") > places[-1]
-
-
-def test_a_plan_without_cells_has_a_page(tmp_path: Path) -> None:
-    assert "The plan has no cells." in report(studies.finished(tmp_path / "s", [])).text
 
 
 def test_what_was_not_measured_is_a_dash_and_never_zero(tmp_path: Path) -> None:
@@ -337,22 +315,6 @@ def test_runs_of_another_batch_than_planned_are_not_compared(tmp_path: Path) -> 
     )
 
 
-def test_the_environment_is_folded_unless_it_is_not_known(tmp_path: Path) -> None:
-    summary = '<summary><h2 id="environment">'
-    path = studies.finished(tmp_path / "s", studies.strong(sizes=(1, 2)), repeats=1)
-    assert f"<details>{summary}" in report(path).html
-    for file in path.glob("runs/*/attempt-1/env.json"):
-        file.unlink()
-    assert f"<details open>{summary}" in report(path).html
-
-
-def test_sections_without_content_are_absent(tmp_path: Path) -> None:
-    page = report(studies.finished(tmp_path / "s", studies.strong(sizes=(2,)), repeats=1))
-    sections = {attributes.get("id") for tag, attributes in page.tags if tag == "h2"}
-    assert {"decision-strong", "figures", "cells", "environment", "reproduce", "terms"} <= sections
-    assert not {"laws", "runs", "warnings"} & sections
-
-
 def test_half_written_files_are_reasons_on_the_page(tmp_path: Path) -> None:
     path = studies.finished(tmp_path / "s")
     folder = StudyFolder(path)
@@ -364,24 +326,6 @@ def test_half_written_files_are_reasons_on_the_page(tmp_path: Path) -> None:
     page = report(path)
     assert "run.json is not valid JSON" in page.text
     assert "matrix.yaml is missing." in page.text
-
-
-@pytest.mark.parametrize(
-    ("kind", "words"),
-    [
-        ("pack", "12 runs one after another in the allocation of job 77"),
-        ("job", "12 runs with one job each"),
-    ],
-)
-def test_the_kind_of_allocation_is_shown_even_if_no_environment_is_known(
-    tmp_path: Path, kind: str, words: str
-) -> None:
-    path = studies.finished(tmp_path / "s", repeats=3)
-    for file in sorted(path.glob("runs/*/attempt-1/run.json")):
-        run = {**json.loads(file.read_text()), "job_id": "77", "allocation": {"kind": kind}}
-        file.write_text(json.dumps(run))
-        (file.parent / "env.json").unlink()
-    assert f"Not known: no run left a readable env.json. Run {words}" in report(path).text
 
 
 def test_ranks_that_outnumber_cores_are_reported_on_top(tmp_path: Path) -> None:
@@ -443,15 +387,6 @@ def test_figures_of_an_older_report_are_removed_and_other_files_stay(
     assert not list(figures.glob("*-strong.*"))
 
 
-def test_progress_is_reported_step_by_step(tmp_path: Path, nothing_drawn: None) -> None:
-    said: list[str] = []
-    write_report(
-        studies.finished(tmp_path / "s", studies.strong(sizes=(1,)), repeats=1), progress=said.append
-    )
-    steps = ["reading the runs", "computing", "reading the environment", "drawing", "dividing the losses"]
-    assert said == [*steps, "writing"]
-
-
 def test_a_folder_that_cannot_be_written_is_an_error_with_its_reason(
     tmp_path: Path, nothing_drawn: None
 ) -> None:
@@ -472,14 +407,6 @@ def test_the_first_line_shows_the_command_and_no_version_that_it_may_not_use(tmp
         cell.workload = {**cell.workload, **own}
     page = report(studies.finished(tmp_path / "s", cells, repeats=1, epochs=1))
     assert "Command python train.py Device Test CPU @ 2.0 GHz Run" in page.text
-
-
-def test_the_model_of_a_command_is_named_only_if_the_command_contains_it():
-    own = {"workload": {"model": "transformer", "command": ["python", "train.py"]}}
-    passed = {"workload": {"model": "mlp", "command": ["python", "train.py", "--net", "{model}"]}}
-    built_in = {"workload": {"model": "convnet", "command": None}}
-    assert models_of([own]) == []
-    assert models_of([own, passed, built_in]) == ["convnet", "mlp"]
 
 
 def test_the_citation_holds_the_known_facts(tmp_path: Path, nothing_drawn: None) -> None:

@@ -321,13 +321,6 @@ def test_a_series_of_one_cell_has_no_efficiency(tmp_path: Path) -> None:
     assert found["reason"].item() == "no efficiency: the series has one cell only"
 
 
-def test_two_runs_have_no_interval(tmp_path: Path) -> None:
-    found = table(studies.finished(tmp_path / "s", repeats=2))
-    assert found["efficiency"].notna().all()
-    bounds = ["throughput_low", "throughput_high", "efficiency_low", "efficiency_high"]
-    assert found[bounds].isna().all(axis=None)
-
-
 def test_node_hours_are_the_mean_of_one_completed_run(tmp_path: Path) -> None:
     found = table(studies.finished(tmp_path / "s"))
     assert found["node_hours"].to_list() == pytest.approx([n * 120 / 3600 for n in (1, 2, 4, 8)])
@@ -366,14 +359,6 @@ def test_mixed_nodes_keep_their_layout(tmp_path: Path) -> None:
     found = table(studies.finished(tmp_path / "s", cells))
     assert found["gpus_per_node"].to_list() == ["1", "4+2"]
     assert found["baseline"].iloc[1] == "1x1 (1 rank)"
-
-
-def test_a_study_without_any_run_has_all_its_rows(tmp_path: Path) -> None:
-    found = table(studies.finished(tmp_path / "s", both(), state=lambda cell, repeat: ("planned", "", None)))
-    assert len(found) == 8
-    assert set(found["state"]) == {"planned"}
-    assert set(found["baseline"]) == {""}
-    assert found["efficiency"].isna().all()
 
 
 def test_a_plan_without_cells_has_an_empty_table(tmp_path: Path) -> None:
