@@ -57,16 +57,15 @@ gpu:
 	@$(PYTHON) benchmarks/gpu.py $(GPU)
 
 # Half an hour on the test cluster: kill bench submit at random moments, cause every fault of a run, and check
-# the intervals of simulated studies. For a short one: make campaign KILLS=2 FAULTS=killed STUDIES=20 PREDICTIONS=5
+# the intervals of simulated studies. For a short one: make campaign KILLS=2 FAULTS=killed STUDIES=20
 KILLS ?= 50
 FAULTS ?=
 STUDIES ?= 1000
-PREDICTIONS ?= 500
 TRIALS ?= 3000
 campaign: setup-tests
 	$(BIN)/python benchmarks/campaign_submit.py --kills $(KILLS)
 	$(BIN)/python benchmarks/campaign_faults.py $(FAULTS)
-	$(BIN)/python benchmarks/campaign_statistics.py --studies $(STUDIES) --predictions $(PREDICTIONS)
+	$(BIN)/python benchmarks/campaign_statistics.py --studies $(STUDIES)
 	$(BIN)/python benchmarks/campaign_compare.py --studies $(STUDIES)
 	$(BIN)/python benchmarks/campaign_damage.py --trials $(TRIALS)
 

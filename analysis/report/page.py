@@ -23,7 +23,7 @@ from analysis.data.differences import spelled
 from analysis.data.load import Study
 from analysis.data.names import ranks, widest_series
 from analysis.report.decision import MAX_SERIES, Decision, decisions, went_wrong
-from analysis.report.figures.drawing import Drawing, Tip, Tips
+from analysis.report.figures.drawing import Drawing
 from analysis.report.results import Results
 from analysis.report.tables import (
     MAX_NODES_LISTED,
@@ -54,14 +54,11 @@ from bench.words import about, heading, remedy, term
 #: The serial fraction hardly changes if its intervals exclude a larger relative change.
 _FLAT = 0.5
 MAX_MATRIX_CHARACTERS = 100_000
-#: Stands for the name of a cell or run that the page's script knows; texts never contain this character.
-_KNOWN_NAME = "\x7f"
 
 
 def page_context(results: Results, drawings: Sequence[Drawing], why: Sequence[WhySection]) -> dict[str, Any]:
     """Return the values of page.html.j2; texts are not escaped."""
     study, assessment, environment = results.study, results.assessment, results.environment
-    marks = _marks([*drawings, *(figure for section in why for figure in section.figures)])
     hosts_left_out = results.ranks.by_host[MAX_NODES_LISTED:] if results.ranks else ()
     errors = [fact for fact in assessment.findings if fact.severity == "error"]
     groups = _groups(results, drawings)
@@ -91,8 +88,9 @@ def page_context(results: Results, drawings: Sequence[Drawing], why: Sequence[Wh
         "groups": [group for group in groups if group not in charts.values()],
         "nodes": node_rows(results.ranks) if results.ranks else [],
         "nodes_left_out": len(hosts_left_out),
+        "swept": bool(results.sweep),
         "serial": serial_fractions(results),
-        **_table(results, marks),
+        **_table(results),
         "runs": runs_context(results.attempts),
         "environment": environment,
         "differs": results.differences,
@@ -237,7 +235,8 @@ def _groups(results: Results, drawings: Iterable[Drawing]) -> list[dict[str, Any
         group = {"title": f"{prefix}{title}", "note": WORDS["group_notes"].get(topic, "")}
         if topic == "scaling" and not name:
             group |= _scaling_words(results, mode)
-        tables = grid_tables(results.axes[mode]) if name.startswith("axes") else []
+        sizes = [size for size in results.sizes if topic == "scaling" and size.mode == mode]
+        tables = grid_tables(sizes, results.titles)
         group |= {"topic": topic, "mode": mode, "figures": own, "axes": tables, "views": not name}
         groups.append(group)
     return groups
@@ -261,27 +260,14 @@ def with_errors(rows: Sequence[ScalingRow], invalid: Mapping[str, str]) -> list[
     ]
 
 
-def _marks(drawings: Iterable[Drawing]) -> Tips:
-    return {
-        name: [_shorter(tip) for tip in tips] for drawing in drawings for name, tips in drawing.marks.items()
-    }
-
-
-def _shorter(tip: Tip) -> Tip:
-    """Shorten the name of the run or cell in the text, and of the cell in the run's; the script undoes it."""
-    known = tip.run or tip.cell
-    text = tip.text.replace(known, _KNOWN_NAME) if known else tip.text
-    return Tip(text, tip.cell, tip.run.replace(tip.cell, _KNOWN_NAME) if tip.cell else tip.run)
-
-
-def _table(results: Results, marks: Tips) -> dict[str, Any]:
+def _table(results: Results) -> dict[str, Any]:
     """Return the table of all cells: the first rows for the HTML, and all rows for the page's script."""
     labels, _ = results.labels
     named = [replace(row, series=labels[row.series]) for row in with_errors(results.rows, results.invalid)]
     columns = page_columns(named)
     table = cell_rows(named[:MAX_ROWS], columns)
     folders = not results.study.table
-    data = {"rows": table, "folders": folders, "marks": marks, **run_data(results.attempts)}
+    data = {"rows": table, "folders": folders, **run_data(results.attempts)}
     return {
         "columns": cell_columns(columns),
         "rows": table[:STATIC_ROWS],

@@ -22,8 +22,6 @@ from analysis.data.differences import Difference, differences, observe
 from analysis.data.environment import Environment, describe_environment
 from analysis.data.load import Study
 from analysis.data.names import series_parts, short_labels
-from analysis.report.figures.drawing import Selection
-from analysis.report.figures.heatmaps import grids
 from analysis.report.words import mode_title
 from analysis.stats.attempts import all_attempts
 from analysis.stats.columns import ScalingRow, by_series
@@ -99,11 +97,6 @@ class Results:
     def sizes(self) -> list[ScalingRow]:
         """The rows of axes.csv, see :func:`analysis.stats.scaling.two_axes`."""
         return two_axes(self.rows)
-
-    @cached_property
-    def axes(self) -> dict[str, Selection[ScalingRow]]:
-        """The sizes to draw over nodes and ranks per node, by scaling mode."""
-        return grids(self.sizes, self.parts)
 
     @cached_property
     def ranks(self) -> RankMeans | None:

@@ -262,7 +262,7 @@ def _drawn(results: Results) -> Iterator[Callable[[], list[Drawing]]]:
 
     Drawing takes a third of the report's time, so for a large study a second process draws in parallel.
     """
-    options = {"parts": results.parts, "axes": results.axes, "invalid": list(results.invalid)}
+    options = {"parts": results.parts, "invalid": list(results.invalid)}
     draw = partial(_draw, results.rows, results.frames.runs, **options)
     if len(results.frames.runs) < _MANY_RUNS:
         drawings = draw()

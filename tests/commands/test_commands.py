@@ -90,7 +90,6 @@ def test_plan_prints_the_cells_the_cost_and_the_folder(tmp_path):
     assert lines[-1] == "written: results/l40s (scripts/, plan.json)"
     assert done.stderr.splitlines() == [
         f"matrix: {shipped('matrices') / 'l40s.yaml'}",
-        "warning: at most 3 sizes per series: no forecast (a fitted model needs 5 or more)",
         "warning: up to 9 runs on several nodes can execute side by side and share the network, which disturbs "
         "their communication times; `bench submit --pack` (one job, one run after another) avoids this, and so "
         "does cluster.concurrent_runs: 1",
