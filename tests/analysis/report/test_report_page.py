@@ -89,7 +89,6 @@ def test_the_report_has_its_files(demo_study: Path) -> None:
         "index.html",
         "scaling.csv",
         "what-differs.csv",
-        "index.json",
         "scaling.md",
         "scaling.tex",
         "runs.csv",
