@@ -20,6 +20,7 @@ from .commands.console import say, show
 from .commands.doctor import doctor_command
 from .commands.init import init_command
 from .commands.lint import lint_command
+from .commands.list_studies import list_command
 from .commands.plan import plan_command
 from .commands.preflight import preflight_command
 from .commands.report import report_command
@@ -40,6 +41,7 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "cancel": cancel_command,
     "run": run_command,
     "verify": verify_command,
+    "list": list_command,
     "report": report_command,
     "compare": compare_command,
     "advise": advise_command,

@@ -126,11 +126,6 @@ class StudyFolder:
         """Time of the plan, in seconds since 1970; raise OSError if there is none."""
         return self.plan_json.stat().st_mtime
 
-    @property
-    def changed_s(self) -> float:
-        """Time of the latest event or, without one, of the plan; raise OSError if there is no plan."""
-        return max(self.planned_s, self.ledger.stat().st_mtime if self.ledger.exists() else 0.0)
-
     def pack(self, number: int) -> PackFolder:
         """Return the folder of pack ``number`` (from 1)."""
         return PackFolder(self.packs / f"pack-{number}")
