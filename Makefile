@@ -25,15 +25,9 @@ help:
 demo: setup
 	$(BIN)/bench run smoke_cpu
 
-# First the tests that compare times, one by one: the modules that this compiles need not be compiled by each of
-# the four workers. Then the others, four at a time, because tests on the cluster often wait.
-# (pytest exits with 5 if TESTS contains no test of a kind.)
+# Four tests at a time, because tests on the cluster often wait.
 test: setup-tests
-	failed=0; \
-	$(BIN)/python -m pytest -m alone $(TESTS) || [ $$? = 5 ] || failed=1; \
-	$(BIN)/python -m pytest -n 4 --dist loadscope --no-loadscope-reorder -m "not alone" $(TESTS) \
-	  || [ $$? = 5 ] || failed=1; \
-	exit $$failed
+	$(BIN)/python -m pytest -n 4 --dist loadscope --no-loadscope-reorder $(TESTS)
 
 check: setup-tests
 	$(BIN)/ruff check .

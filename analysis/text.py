@@ -1,6 +1,6 @@
 """Make texts safe to show.
 
-Texts from result files are not trusted: :func:`clean` masks values that may be secrets, and replaces
+Texts from result files are not trusted: :func:`clean` leaves out users of URLs, and replaces
 characters that no page, figure or table can show safely (control characters, lone surrogates,
 text-direction overrides). Code that writes HTML, SVG or LaTeX must escape texts itself.
 """
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from bench.facts import Fact
-from bench.secret_values import mask_text
+from bench.variables import without_users
 from bench.words import words
 
 _UNSAFE = re.compile(
@@ -22,14 +22,10 @@ _UNSAFE = re.compile(
 
 
 def clean(value: Any) -> str:
-    """Return ``value`` as text without secrets; each unsafe character becomes a replacement character."""
+    """Return ``value`` as text without users of URLs, and with replacements of unsafe characters."""
     if value is None:
         return ""
-    return clean_characters(mask_text(value if isinstance(value, str) else str(value)))
-
-
-def clean_characters(text: str) -> str:
-    """Return ``text`` with a replacement character for each unsafe character; nothing is masked."""
+    text = without_users(value if isinstance(value, str) else str(value))
     return text if text.isprintable() else _UNSAFE.sub("\N{REPLACEMENT CHARACTER}", text)
 
 

@@ -20,6 +20,7 @@ from .commands.console import say, show
 from .commands.doctor import doctor_command
 from .commands.init import init_command
 from .commands.lint import lint_command
+from .commands.list_studies import list_command
 from .commands.plan import plan_command
 from .commands.preflight import preflight_command
 from .commands.report import report_command
@@ -40,6 +41,7 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "cancel": cancel_command,
     "run": run_command,
     "verify": verify_command,
+    "list": list_command,
     "report": report_command,
     "compare": compare_command,
     "advise": advise_command,
@@ -140,7 +142,7 @@ for _name, _command in COMMANDS.items():
 def main() -> None:
     """Run the command line; exit with one line, or none for a closed pipe, if nothing more can be printed.
 
-    The traceback of an unexpected exception is printed without secrets and control characters.
+    The traceback of an unexpected exception is printed without control characters.
     """
     try:
         open_streams()

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 Severity = Literal["error", "warning", "info"]
-#: The kind of a warning that an older version wrote as a sentence of which nothing else is known.
-OLDER_WARNING = "older-warning"
 
 
 @dataclass(frozen=True)
@@ -49,3 +48,15 @@ class Fact:
                 if severity in get_args(Severity):
                     return cls(kind, tuple(map(str, subject)), values, severity)
         raise ValueError(f"not a fact: {content!r:.80}")
+
+
+def facts_in(entries: Any) -> Iterator[Fact]:
+    """Yield the facts in a list of env.json or run.json; what is not a fact is left out."""
+    for entry in entries if isinstance(entries, list) else ():
+        with suppress(ValueError):
+            yield Fact.from_json(entry)
+
+
+def facts_of_env(env: Any) -> list[Fact]:
+    """Return the facts in the content of an env.json."""
+    return list(facts_in(env.get("facts"))) if isinstance(env, Mapping) else []

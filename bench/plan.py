@@ -6,7 +6,6 @@ same matrix gives the same plan and byte-identical scripts on every machine.
 
 from __future__ import annotations
 
-import os
 import random
 import secrets
 from collections.abc import Iterator, Sequence
@@ -16,20 +15,18 @@ from typing import Any
 
 from . import __version__
 from .errors import BenchError, unwritable
-from .findings import Severity
 from .matrix.cell import Cell, Run, value_text
 from .matrix.checks import idle_gpus, plan_warnings
-from .matrix.document import Document, mask_yaml
+from .matrix.document import Document
 from .matrix.expansion import expand
 from .matrix.load import load_matrix
 from .matrix.schema import Matrix
-from .matrix.workload import with_defaults
 from .render import Renderer, gpu_option
-from .secret_values import cell_without_secrets, mask_texts, without_secret_variables
 from .study.files import owner_readable, owner_writable, write_atomically
 from .study.layout import StudyFolder
 from .study.plan_json import find_plan, write_plan_json
 from .units import count, human_duration, join_names
+from .variables import is_shown
 
 
 @dataclass(frozen=True)
@@ -147,7 +144,7 @@ def continue_study(plan: Plan, root: Path) -> Plan:
     old = find_plan(folder) if folder.has_runs else None
     if old is None or old.get("executor") != cluster.executor or "exclusive" not in cluster.scheduler.keys:
         return plan
-    began = _began_exclusive(folder, old)
+    began = bool(old["exclusive"])
     if began == cluster.exclusive:
         return plan
     value = str(began).lower()
@@ -157,17 +154,6 @@ def continue_study(plan: Plan, root: Path) -> Plan:
         raise BenchError(f"{plan.document.location(('cluster', 'exclusive'))}: {what}", remedy=remedy)
     matrix = plan.matrix.model_copy(update={"cluster": cluster.model_copy(update={"exclusive": began})})
     return replace(plan, matrix=matrix, warnings=_warnings(matrix, plan.document, plan.cells))
-
-
-def _began_exclusive(folder: StudyFolder, old: dict[str, Any]) -> bool:
-    """Return `exclusive` of a plan.json, or of a script if an older version wrote the plan."""
-    if "exclusive" in old:
-        return bool(old["exclusive"])
-    try:
-        scripts = [(folder.path / cell["script"]).read_text(encoding="utf-8") for cell in old["cells"][:1]]
-    except (OSError, KeyError):
-        return False
-    return any("#SBATCH --exclusive" in script.splitlines() for script in scripts)
 
 
 def ordered_runs(cells: Sequence[Cell], *, repeats: int, seed: int) -> list[Run]:
@@ -188,69 +174,21 @@ def ordered_runs(cells: Sequence[Cell], *, repeats: int, seed: int) -> list[Run]
 
 
 def scripts(plan: Plan) -> Iterator[tuple[Cell, str]]:
-    """Yield each cell with the text of its script.
-
-    Raises:
-        BenchError: `bench lint` finds an error in a script, caused by cluster.setup or
-            cluster.directives.
-    """
+    """Yield each cell with the text of its script."""
     renderer = Renderer(plan.matrix)
-    linted: set[tuple[Any, ...]] = set()
-    read = _variables_read(plan)
     for cell in plan.cells:
-        script = renderer.render(cell)
-        kind = (script.kind, *(cell.env.get(name) for name in read))
-        if kind not in linted:  # one script of each kind is sufficient
-            _checked_script(plan, script.text, name=plan.script_name(cell), what=f"cell {cell.cell_id}")
-            linted.add(kind)
-        yield cell, script.text
-
-
-def _variables_read(plan: Plan) -> list[str]:
-    """Return the environment variables of cells that lint rules, set-up lines or commands may read."""
-    from .lint import VARIABLES
-
-    names = {name for cell in plan.cells for name in cell.env}
-    commands = {word for cell in plan.cells for word in cell.command or ()}
-    text = "\n".join([*plan.matrix.cluster.setup, *commands])
-    return sorted(name for name in names if name in VARIABLES or name in text)
+        yield cell, renderer.render(cell)
 
 
 def pack_script(plan: Plan) -> str:
-    """Return the script of `bench submit --pack`, which starts many runs in one allocation.
-
-    Raises:
-        BenchError: `bench lint` finds an error in the script, caused by cluster.directives.
-    """
-    text = Renderer(plan.matrix).render_pack(plan.cells, runs=len(plan.runs))
-    return _checked_script(plan, text, name="scripts/pack.sbatch", what="packs")
-
-
-def preflight_script(plan: Plan) -> str:
-    """Return the script of `bench preflight`, which checks nodes.
-
-    Raises:
-        BenchError: `bench lint` finds an error in the script, caused by cluster.setup or cluster.directives.
-    """
-    text = Renderer(plan.matrix).render_preflight(plan.cells)
-    return _checked_script(plan, text, name="scripts/preflight.sbatch", what="the preflight")
-
-
-def _checked_script(plan: Plan, text: str, *, name: str, what: str) -> str:
-    from .lint import lint_script
-
-    findings = lint_script(text, path=name)
-    errors = [str(finding) for finding in findings if finding.severity is Severity.ERROR]
-    if errors:
-        lines = "\n".join([f"{plan.document.path}: the script for {what} has errors:", *errors])
-        raise BenchError(lines, remedy="correct the cluster section of the matrix")
-    return text
+    """Return the script of `bench submit --pack`, which starts many runs in one allocation."""
+    return Renderer(plan.matrix).render_pack(plan.cells, runs=len(plan.runs))
 
 
 def write_plan(plan: Plan, root: Path) -> StudyFolder:
     """Write the matrix, scripts and plan.json of a study below ``root``; return the study's folder.
 
-    Only the scripts contain values that may be secrets; then only the owner can read the scripts.
+    If ``cluster.env`` sets a variable that is not shown, only the owner can read the files.
 
     Planning again is safe: a study can grow (more sizes, more repeats), but a cell that has results
     cannot change.
@@ -265,48 +203,38 @@ def write_plan(plan: Plan, root: Path) -> StudyFolder:
     content = {**plan_content(plan), "key": (old or {}).get("key") or secrets.token_hex(3)}
     _check_existing_results(folder, old, plan)
     inherited = plan.document.site if plan.document.site and plan.document.site.values else None
-    matrix_text, site_text = mask_yaml(plan.document.text), mask_yaml(inherited.text) if inherited else ""
-    private = (matrix_text, site_text) != (plan.document.text, inherited.text if inherited else "")
+    private = not all(map(is_shown, plan.matrix.cluster.env))
     try:
         folder.scripts.mkdir(mode=0o755, parents=True, exist_ok=True)  # only the owner may replace scripts
         for cell, text in scripts(plan):
-            _write_script(f"{folder.path}/{plan.script_name(cell)}", text.encode(), private=private)
+            _write_script(f"{folder.path}/{plan.script_name(cell)}", text, private=private)
         if plan.matrix.cluster.scheduler.packs:
-            _write_script(str(folder.pack_script), pack_script(plan).encode(), private=private)
-        if plan.matrix.cluster.scheduler.preflight == "job":
-            _write_script(str(folder.preflight_script), preflight_script(plan).encode(), private=private)
+            _write_script(str(folder.pack_script), pack_script(plan), private=private)
         _remove_stale_scripts(folder, old, plan)
-        write_atomically(folder.matrix, matrix_text)
+        write_atomically(folder.matrix, plan.document.text, private=private)
         if inherited:
-            write_atomically(folder.site, site_text)
+            write_atomically(folder.site, inherited.text, private=private)
         else:
             folder.site.unlink(missing_ok=True)
-        write_plan_json(folder, content)
+        write_plan_json(folder, content, private=private)
     except OSError as error:
         raise unwritable(Path(error.filename or folder.path), error) from None
     return folder
 
 
-def _write_script(path: str, data: bytes, *, private: bool) -> None:
-    """Write a script, unless the file already has this content; if ``private``, only the owner can read it.
+def _write_script(path: str, text: str, *, private: bool) -> None:
+    """Write a script; if ``private``, only the owner can read it.
 
-    With 10,000 cells, writing the scripts takes most of the planning time. Files are unbuffered and never
-    overwritten in place, because journalling file systems flush an overwritten file immediately.
+    Files are unbuffered and never overwritten in place, because journalling file systems flush an overwritten
+    file immediately.
     """
-    try:
-        with open(path, "xb", buffering=0, opener=owner_readable if private else owner_writable) as file:
-            file.write(data)
-    except FileExistsError:
-        with open(path, "rb", buffering=0) as old:
-            readable = os.fstat(old.fileno()).st_mode & 0o077
-            same = old.read() == data and not (private and readable)
-        if not same:
-            Path(path).unlink()
-            _write_script(path, data, private=private)
+    Path(path).unlink(missing_ok=True)
+    with open(path, "xb", buffering=0, opener=owner_readable if private else owner_writable) as file:
+        file.write(text.encode())
 
 
 def plan_content(plan: Plan) -> dict[str, Any]:
-    """Return the content of plan.json, without secrets."""
+    """Return the content of plan.json."""
     cost = plan.cost
     return {
         "schema": 1,
@@ -322,18 +250,17 @@ def plan_content(plan: Plan) -> dict[str, Any]:
         "exclusive": plan.exclusive,
         "nodelist": plan.matrix.cluster.nodelist,
         "node_gpus": plan.matrix.cluster.node_gpus,
-        "concurrent_runs": plan.matrix.cluster.concurrent_runs,
-        "setup": mask_texts(plan.matrix.cluster.setup),
+        "max_running": plan.matrix.max_running,
+        "setup": plan.matrix.cluster.setup,
+        "env_from": plan.matrix.cluster.env_from,
         "container": plan.matrix.cluster.container is not None,
         "gpu_option": gpu_option(plan.matrix.cluster) if plan.matrix.workload.device == "cuda" else None,
         # The settings that come from the site file; the whole file is stored as site.yaml.
-        "inherited": without_secret_variables(plan.document.site.values) if plan.document.site else {},
+        "inherited": plan.document.site.values if plan.document.site else {},
         "cost": {name: getattr(cost, name) for name in cost.__dataclass_fields__},
-        "warnings": mask_texts(plan.warnings),
+        "warnings": plan.warnings,
         "series": _series(plan.cells),
-        "cells": [
-            {**cell_without_secrets(cell.as_json()), "script": plan.script_name(cell)} for cell in plan.cells
-        ],
+        "cells": [{**cell.as_json(), "script": plan.script_name(cell)} for cell in plan.cells],
         "runs": [
             {"run_id": r.run_id, "cell_id": r.cell_id, "repeat": r.repeat, "order": r.order}
             for r in plan.runs
@@ -348,8 +275,7 @@ def _series(cells: Sequence[Cell]) -> list[dict[str, Any]]:
             if member.series in series:
                 continue
             batch = f"global batch {member.batch}" if member.mode == "strong" else f"{member.batch} per rank"
-            values = without_secret_variables(cell.swept)
-            swept = [f"{name.removeprefix('env.')} {value_text(value)}" for name, value in values.items()]
+            swept = [f"{name.removeprefix('env.')} {value_text(value)}" for name, value in cell.swept.items()]
             label = ", ".join([f"{member.mode}, {batch}", cell.backend, cell.launcher, *swept])
             series[member.series] = {
                 "series": member.series,
@@ -357,7 +283,7 @@ def _series(cells: Sequence[Cell]) -> list[dict[str, Any]]:
                 "batch": member.batch,
                 "launcher": cell.launcher,
                 "backend": cell.backend,
-                "swept": cell_without_secrets({"swept": cell.swept})["swept"],
+                "swept": cell.swept,
                 "label": label,
             }
     return list(series.values())
@@ -389,12 +315,11 @@ def _check_existing_results(folder: StudyFolder, old: dict[str, Any] | None, pla
 
 
 def _physical(cell: dict[str, Any]) -> dict[str, Any]:
-    """Return the values of a cell in plan.json that affect its runs, by name, without secrets."""
+    """Return the values of a cell in plan.json that affect its runs, by name."""
     others = ("series", "modes", "script", "swept", "workload", "env")
-    shown = cell_without_secrets(cell)
-    values = {key: value for key, value in shown.items() if key not in others}
-    variables = {f"env.{key}": value for key, value in (shown.get("env") or {}).items()}
-    return {**values, **with_defaults(shown.get("workload") or {}), **variables}
+    values = {key: value for key, value in cell.items() if key not in others}
+    variables = {f"env.{key}": value for key, value in (cell.get("env") or {}).items()}
+    return {**values, **(cell.get("workload") or {}), **variables}
 
 
 def _changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from .facts import OLDER_WARNING, Fact
+from .facts import Fact
 from .units import count, fraction, join_names, listed, number, number_ranges, seconds, short_percent
 
 #: Number of names in a list that are written, with ``all``, and of the texts of a list.
@@ -20,7 +20,7 @@ _LONGEST_NAME = 60
 
 def sentence(fact: Fact) -> str:
     """Return the fact in words, after its kind: ``not-stable: the step time was not yet stable ...``."""
-    return words(fact) if fact.kind == OLDER_WARNING else f"{fact.kind}: {words(fact)}"
+    return f"{fact.kind}: {words(fact)}"
 
 
 def sentences(facts: Iterable[Fact]) -> str:
@@ -31,8 +31,8 @@ def sentences(facts: Iterable[Fact]) -> str:
 def words(fact: Fact) -> str:
     """Return the fact in words.
 
-    The fact of an older version is written in the words of that version. A kind of a later version has no
-    words, and the values of a damaged file do not fit into them; the values are then listed, shortened.
+    If the kind has no words, or the values of a damaged file do not fit into them, the values are listed,
+    shortened.
     """
     if "text" in fact.values:
         return str(fact.values["text"])

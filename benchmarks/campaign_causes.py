@@ -101,11 +101,12 @@ workload:
   attribution_steps: 5
   epochs: 2
 repeats: 3
+max_running: 1
 """
 LOCAL = "{executor: local, time_limit: 5m}"
 SLURM = (
     "{executor: slurm, partition: l40s, account: users, cpus_per_task: 1, mem: 600M, time_limit: 10m, "
-    "concurrent_runs: 1, exclusive: false, env: {GLOO_SOCKET_IFNAME: eth0}}"
+    "exclusive: false, env: {GLOO_SOCKET_IFNAME: eth0}}"
 )
 #: A job of someone else on the nodes of the study.
 NEIGHBOUR = "while :; do :; done"

@@ -15,7 +15,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 
 from clusters import own_cluster
@@ -52,29 +53,19 @@ def run_faults(cluster: Cluster, folder: Path, names: Sequence[str]) -> list[str
 
 
 @contextmanager
-def stopped_controller(cluster: Cluster) -> Iterator[None]:
-    """Stop slurmctld and start it again at the end."""
-    cluster.stop_slurmctld()
+def stopped(cluster: Cluster, daemon: str) -> Iterator[None]:
+    """Stop a daemon and start it again at the end."""
+    getattr(cluster, f"stop_{daemon}")()
     try:
         yield
     finally:
-        cluster.start_slurmctld()
+        getattr(cluster, f"start_{daemon}")()
 
 
-@contextmanager
-def stopped_accounting(cluster: Cluster) -> Iterator[None]:
-    """Stop slurmdbd and start it again at the end."""
-    cluster.stop_slurmdbd()
-    try:
-        yield
-    finally:
-        cluster.start_slurmdbd()
-
-
-OUTAGES: dict[str, Callable[[Cluster], object]] = {
-    "controller stopped": stopped_controller,
+OUTAGES: dict[str, Callable[[Cluster], AbstractContextManager[None]]] = {
+    "controller stopped": partial(stopped, daemon="slurmctld"),
     "controller frozen": Cluster.frozen_slurmctld,
-    "accounting stopped": stopped_accounting,
+    "accounting stopped": partial(stopped, daemon="slurmdbd"),
 }
 
 
@@ -87,7 +78,7 @@ def run_outage(cluster: Cluster, folder: Path, name: str) -> list[str]:
     began = time.perf_counter()
     submission = study.start("submit", "STUDY", "--wait")
     next(lines(submission.stderr))
-    with OUTAGES[name](cluster):  # type: ignore[attr-defined]
+    with OUTAGES[name](cluster):
         until = time.monotonic() + OUTAGE_S
         asked = time.perf_counter()
         shown = study.bench("status", "STUDY")

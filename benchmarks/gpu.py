@@ -217,18 +217,31 @@ def formats_words(values: Mapping[str, Any]) -> list[str]:
 
 
 def ranks_words(values: Mapping[str, Any]) -> list[str]:
-    """Return the results of the part ``ranks`` as texts."""
+    """Return the results of the part ``ranks`` as texts: of the training, and of the nodes' check."""
     if values.get("refused"):
         return [f"NCCL refuses two ranks on one GPU: {values['refused']}"]
-    parts = ", ".join(f"{name} {seconds * 1e3:.1f}" for name, seconds in values["parts_s"].items())
-    times = [f"{mib_text(size)} in {seconds * 1e3:.2f} ms" for size, seconds in values["sweep"]]
-    sweep = f"all-reduce of {', '.join(times)}" if times else f"no sweep: {values['no_sweep']}"
-    return [f"network {values['transport']['network']}", f"parts of a step in ms: {parts}", sweep]
+    words = []
+    if "transport" in values:
+        parts = ", ".join(f"{name} {seconds * 1e3:.1f}" for name, seconds in values["parts_s"].items())
+        words += [f"network {values['transport']['network']}", f"parts of a step in ms: {parts}"]
+        times = [f"{mib_text(size)} in {seconds * 1e3:.2f} ms" for size, seconds in values["sweep"]]
+        words.append(f"all-reduce of {', '.join(times)}" if times else f"no sweep: {values['no_sweep']}")
+    if "nodecheck" in values:
+        checks = values["nodecheck"].items()
+        words += [f"{name} {', '.join(map(rate_text, of_nodes))}" for name, of_nodes in checks]
+    return words
 
 
 def mib_text(size: float) -> str:
     """Return a number of bytes in KiB or MiB."""
     return f"{size / 2**20:.0f} MiB" if size >= 2**20 else f"{size / 2**10:.0f} KiB"
+
+
+def rate_text(value: float | str) -> str:
+    """Return a rate of the preflight in units of G or T, or the reason why there is none."""
+    if isinstance(value, str):
+        return value
+    return f"{value / 1e12:.3g} T" if value >= 1e12 else f"{value / 1e9:.3g} G"
 
 
 def overhead_words(values: Mapping[str, Any]) -> list[str]:

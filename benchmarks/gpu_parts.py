@@ -243,11 +243,16 @@ def image_rates(folder: Path) -> Values:
 
 
 def ranks(write: Write, folder: Path) -> None:
-    """Train with two NCCL ranks on one GPU."""
-    try:
-        write(training_of_two(folder))
-    except RefusedError as refused:
-        write({"refused": str(refused)})
+    """Train with two NCCL ranks on one GPU, then let two nodes of a preflight exchange messages."""
+    values: Values = {}
+    for name, of in (("training", training_of_two), ("nodecheck", nodecheck_of_two)):
+        (folder / name).mkdir()
+        try:
+            values |= of(folder / name)
+        except RefusedError as refused:
+            write({"refused": str(refused)})
+            return
+        write(values)
 
 
 def training_of_two(folder: Path) -> Values:
@@ -263,6 +268,22 @@ def training_of_two(folder: Path) -> Values:
         "sweep": [[size["bytes"], size["time_s"]] for size in sweep["sizes"]] if sweep else [],
         "no_sweep": probes["reasons"]["all_reduce"],
     }
+
+
+def nodecheck_of_two(folder: Path) -> Values:
+    """Return what two nodes measured in a preflight: by check, the value of each row, or its reason.
+
+    The nodes share a GPU, so their rates are not those of a GPU.
+    """
+    path = folder / "nodecheck.csv"
+    together([sys.executable, "-m", "ddp_scaling_bench.nodecheck", str(path)], folder)
+    found: Values = {"compute": [], "memory": [], "exchange": []}
+    for row in read_table(path):
+        if row["check"] in found:
+            found[row["check"]].append(float(row["value"]) if row["value"] else row["reason"])
+    if not any(isinstance(value, float) for value in found["exchange"]):
+        raise PartError(f"the preflight exchanged no messages: {found['exchange']}")
+    return {"nodecheck": found}
 
 
 class RefusedError(Exception):

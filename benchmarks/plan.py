@@ -1,7 +1,7 @@
 """Compare the time of planning with that of a bare loop, which only formats and writes the same scripts.
 
 Planning and the bare loop take turns in this process and write the same scripts to the same disk. Planning
-also reads and checks the matrix, expands it, renders templates, lints one script of each kind and writes
+also reads and checks the matrix, expands it, renders templates and writes
 plan.json. The script prints the medians and their ratio; only the ratio is comparable between machines.
 """
 

@@ -1,10 +1,9 @@
-"""Measure the times to load and to report a large study; compare loading with reading by pandas.
+"""Measure the times to load and to report a large study, and the peak memory of both.
 
     python benchmarks/report.py
 
 The script writes a finished study into a temporary folder. One process loads the study, another one writes
-its report, so that the peak memory of each is known. For comparison, `pandas.read_csv` reads some of the
-files one by one. Only the ratio of the times is comparable between machines.
+its report.
 """
 
 from __future__ import annotations
@@ -21,8 +20,6 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "analysis")]
 
 CELLS, REPEATS, EPOCHS = 2000, 5, 10
-#: Number of files to read with read_csv for comparison.
-SAMPLE = 300
 _MEASURE = """
 import json, resource, sys, time
 from pathlib import Path
@@ -62,37 +59,18 @@ def measure(path: Path, what: str) -> dict[str, float]:
     return dict(json.loads(done.stdout))
 
 
-def one_by_one(path: Path) -> tuple[float, int]:
-    """Read :data:`SAMPLE` files metrics.csv with pandas; return the seconds and the number of files read."""
-    import pandas as pd
-
-    files = sorted(path.glob("runs/*/attempt-1/metrics.csv"))
-    chosen = files[:: len(files) // SAMPLE][:SAMPLE]
-    pd.read_csv(chosen[0])
-    start = time.perf_counter()
-    pd.concat([pd.read_csv(file) for file in chosen])
-    return time.perf_counter() - start, len(chosen)
-
-
 def main() -> None:
     """Write a study, then print the times and peak memory of loading and reporting it."""
     with tempfile.TemporaryDirectory(prefix="bench-report-") as folder:
         path = Path(folder) / "large"
         start = time.perf_counter()
         build(path)
-        runs = CELLS * REPEATS
-        print(f"built {runs} runs x {EPOCHS} rows in {time.perf_counter() - start:.1f} s")
+        print(f"built {CELLS * REPEATS} runs x {EPOCHS} rows in {time.perf_counter() - start:.1f} s")
         measure(path, "load")  # the first reader fills the page cache
         load, report = measure(path, "load"), measure(path, "report")
-        seconds, files = one_by_one(path)
-    each = seconds / files * runs
-    for what, result, size in (
-        ("load", load, f"{load['size']:.0f} rows"),
-        ("report", report, f"page {report['size'] / 1e6:.2f} MB"),
-    ):
+    rows, page = f"{load['size']:.0f} rows", f"page {report['size'] / 1e6:.2f} MB"
+    for what, result, size in (("load", load, rows), ("report", report, page)):
         print(f"{what:<7} {result['seconds']:6.2f} s  peak {result['peak_bytes'] / 2**20:5.0f} MiB  {size}")
-    ratio = load["seconds"] / each
-    print(f"one read_csv per file: {each:.1f} s (from {files} files); loading takes {ratio:.3f} times that")
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@
 #
 # The variables: mark, job, folder (of submission), run_dir, token (a file's name), cell, script (text),
 # script_path, node, address, peer, python (empty: the set-up lines' own), holder (words), patience (s).
+# The function pass_variables exports the variables of cluster.env_from.
 
 say() { printf '%s %s\n' "$mark" "$*"; }
 
@@ -114,7 +115,11 @@ run_script() {
   trap 'why=stopped' TERM
   trap 'why=lost' HUP
   # A process group of its own, to be ended as one, without the lock and without standard input.
-  env "${variables[@]}" setsid bash "$script_path" "$work" "$node" "$endpoint" "$job" </dev/null 9>&- &
+  {
+    set -- env "${variables[@]}" setsid bash "$script_path" "$work" "$node" "$endpoint" "$job"
+    pass_variables
+    exec "$@"
+  } </dev/null 9>&- &
   child=$!
   {
     while next_word && kill -0 $$; do

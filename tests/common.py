@@ -12,6 +12,9 @@ from typing import Any
 
 import pytest
 
+from bench.study.checksums import write_sums
+from bench.study.layout import RunFolder
+
 
 def raised(kind: type[Exception], call: Callable[..., object], *arguments: Any, **options: Any) -> str:
     """Return the text of the exception that a call raises."""
@@ -54,9 +57,11 @@ def change_json(path: Path, **values: Any) -> None:
 
 @contextmanager
 def edited_csv(path: Path) -> Iterator[Any]:
-    """Yield the frame of a CSV file, and write it back as the block leaves it."""
+    """Yield the frame of a CSV file, and write it back as the block leaves it, with the digests of its run."""
     import pandas as pd  # not all tests need it
 
     frame = pd.read_csv(path)
     yield frame
     frame.to_csv(path, index=False)
+    if (folder := RunFolder(path.parent)).sums.exists():
+        write_sums(folder)

@@ -1,10 +1,9 @@
 """List the configurations that can run a training, with their times, costs and success rates.
 
-Options are measured cells (combinations of settings) and larger sizes predicted by scaling laws. The time per
-epoch is ceil(samples / global batch) x the time per step, plus a checkpoint if the study wrote one. Start-up
-and validation are not included. Intervals (90 %) are those of one further run, because a training is one job:
-Student's t on the logarithms of the runs with sqrt(1 + 1/n) for measured cells, and the intervals of the
-scaling law for predicted sizes.
+Options are planned cells (combinations of settings). The time per epoch is ceil(samples / global batch) x the
+time per step, plus a checkpoint if the study wrote one. Start-up and validation are not included. Intervals
+(90 %) are those of one further run, because a training is one job: Student's t on the logarithms of the runs
+with sqrt(1 + 1/n).
 """
 
 from __future__ import annotations
@@ -18,8 +17,7 @@ import numpy as np
 from scipy import special
 
 from analysis.checks.assessment import assess
-from analysis.checks.fabric import fabrics
-from analysis.checks.scaling_table import invalid_reason, scaling_table
+from analysis.checks.scaling_table import scaling_table
 from analysis.data.differences import SIZES, settings_of
 from analysis.data.load import Study, is_average, metrics_of_cells
 from analysis.stats.attempts import cell_success
@@ -32,7 +30,6 @@ from analysis.stats.estimate import (
     runs_to_decide,
     unpaired,
 )
-from analysis.stats.law_fit import Forecast, forecasts
 from analysis.stats.measured import Frames, measure
 from analysis.text import clean, one_line
 from bench.facts import Fact
@@ -44,15 +41,15 @@ Layout = tuple[str, int, str]
 
 @dataclass(kw_only=True)
 class Option(CellSize):
-    """One configuration that can run the training: a planned cell or a predicted size.
+    """One configuration that can run the training: a planned cell.
 
     Options of one ``group`` have the same global batch. ``low_s`` and ``high_s`` are the ends of the 90 %
     interval of ``step_time_s``, and ``run_step_times`` those of the measured runs.
     """
 
     study: Annotated[str, Column("study")] = ""
-    kind: Annotated[str, Column("measured, not measured, or predicted")]
-    cell_id: Annotated[str, Column("cell; empty for a predicted size")]
+    kind: Annotated[str, Column("measured or not measured")]
+    cell_id: Annotated[str, Column("cell")]
     setting: Annotated[str, Column("settings that vary between the cells of the study")]
     device: Annotated[str, Column("cuda or cpu")]
     gpu: Annotated[str, Column("model of the GPUs")]
@@ -149,12 +146,11 @@ class Advice:
 
 
 def options_of(
-    studies: Mapping[str, Study], *, samples: int, epochs: int, beyond: bool = False
+    studies: Mapping[str, Study], *, samples: int, epochs: int
 ) -> tuple[list[Option], list[str], dict[str, list[Fact]]]:
-    """Return the options of all studies, notes on sizes that cannot be predicted, and the studies' findings.
+    """Return the options of all studies, notes on their rates, and the studies' findings.
 
     The options do not yet have a queue wait and a total time. ``samples`` are training samples per epoch.
-    With ``beyond``, sizes above twice the largest measured one are predicted, too.
     """
     options: list[Option] = []
     notes, validity = [], {}
@@ -163,10 +159,6 @@ def options_of(
         rows = scaling_table(frames)
         assessment = assess(study, frames, rows)
         validity[name] = assessment.findings
-        # As on the page, laws are fitted to valid sizes only.
-        valid = [row for row in rows if not invalid_reason(row, row.base, assessment.invalid)]
-        predicted, reasons = forecasts(frames, valid, fabrics=fabrics(study, valid), beyond=beyond)
-        notes += [f"{name}: {reason}" for reason in reasons]
         if any(map(is_average, metrics_of_cells(study.plan).values())):
             notes.append(
                 f"{name}: rates are averages of whole runs, so times do include start-up, and validation if "
@@ -175,7 +167,7 @@ def options_of(
         measured = _measured(study, frames, rows, samples=samples, epochs=epochs)
         for cell, option in measured.items():
             option.study, option.not_valid = name, assessment.invalid.get(cell, "")
-        options += [*measured.values(), *(_predicted(one, measured[one.like]) for one in predicted)]
+        options += measured.values()
     return options, notes, validity
 
 
@@ -308,25 +300,6 @@ def _gpu(study: Study) -> str:
         if env and env.get("device") == "cuda" and env.get("device_name"):
             return one_line(env["device_name"], limit=60).removeprefix("NVIDIA ")
     return ""
-
-
-def _predicted(size: Forecast, like: Option) -> Option:
-    """Return a predicted size as an option, with the settings of the cell that it extrapolates."""
-    predicted = {name: value for name, value in size._asdict().items() if name != "like"}
-    return replace(
-        like,
-        **predicted,
-        kind="predicted",
-        cell_id="",
-        n=0,
-        throughput_samples_per_sec=size.global_batch / size.step_time_s,
-        completed=0,
-        attempted=0,
-        success_low=math.nan,
-        state="",
-        not_valid="",
-        run_step_times=(),
-    )
 
 
 def _groups(options: Sequence[Option]) -> list[list[Option]]:

@@ -38,9 +38,7 @@ def _row(row: Option) -> list[str]:
     gpu = row.device == "cuda"
     hours = row.gpu_hours if gpu else row.node_hours
     remark = row.remark
-    if row.kind == "predicted":
-        remark = f"predicted by {remark}"
-    elif row.kind == "not measured":
+    if row.kind == "not measured":
         remark = remark or "not measured"
     else:
         not_valid = f"not valid: {heading(row.not_valid)}" if row.not_valid else ""

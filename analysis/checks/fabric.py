@@ -26,9 +26,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from analysis.data.load import Study
-from analysis.stats.columns import ScalingRow, by_series, grouped
+from analysis.stats.columns import grouped
 from analysis.stats.estimate import MIN_RUNS, Floats, log_moments, mean_interval
-from analysis.stats.law_forms import Fabric
 from bench.study.files import read_json
 from bench.study.layout import RunFolder
 from bench.units import count
@@ -45,8 +44,7 @@ class SweepRow(NamedTuple):
     """A row of sweep.csv: the messages of one size of a collective in a run.
 
     ``ranks`` is the number of ranks that exchange a message. ``time_sec`` is the time of the slowest rank, as
-    a median over the repeats. ``method`` is "queued" or "single", as in probes.json; earlier versions always
-    timed single all-reduces.
+    a median over the repeats. ``method`` is "queued" or "single", as in probes.json.
     """
 
     run_id: str
@@ -165,7 +163,7 @@ def _parameters(size: Floats, time: Floats, ranks: int) -> tuple[float, float] |
 
 def sweep_rows(study: Study) -> list[SweepRow]:
     """Return the collectives timed in all runs; malformed entries are ignored."""
-    ids = zip(study.runs["run_id"], study.runs["cell_id"], study.attempts, strict=True)
+    ids = zip(study.runs["run_id"], study.runs["cell_id"], study.measured, strict=True)
     rows: list[SweepRow] = []
     for run_id, cell_id, attempt in ids:
         content = read_json(RunFolder(Path(attempt)).probes) if attempt else None
@@ -237,32 +235,3 @@ def _with_interval(values: Sequence[float]) -> tuple[float, float, float]:
 def _median(values: Iterable[float | None]) -> float:
     known = [value for value in values if value is not None]
     return float(np.median(known)) if known else float("nan")
-
-
-def fabrics(study: Study, rows: Sequence[ScalingRow]) -> dict[str, Fabric]:
-    """Read the study's probes and return the measured all-reduce of each series (see :func:`fabrics_of`)."""
-    sweep = sweep_rows(study)
-    return fabrics_of(sweep, fabric_table(sweep), rows)
-
-
-def fabrics_of(
-    sweep: Iterable[SweepRow], fits: Iterable[FabricRow], rows: Sequence[ScalingRow]
-) -> dict[str, Fabric]:
-    """Return the all-reduce of each series, measured at its largest size with probes (for scaling laws).
-
-    The ring of the largest size is most similar to the rings of even larger sizes. The probes do not identify
-    the bucket that is ready last, so it is assumed to have the mean size of all buckets. A series has no
-    all-reduce if its strategy does not reduce the gradients of all ranks in this way.
-    """
-    known = {fit.cell_id: fit for fit in fits if fit.alpha_sec >= 0 and fit.beta_sec_per_byte > 0}
-    buckets = grouped((row for row in all_reduces(sweep) if row.buckets > 0), lambda row: row.cell_id)
-    found = {}
-    of_all = [row for row in rows if row.cell_id in known and known[row.cell_id].ranks == row.gpus]
-    for series, own in by_series(of_all).items():
-        cell = max(reversed(own), key=lambda row: row.gpus).cell_id
-        of_sizes = {row.bytes: row.buckets for row in reversed(buckets.get(cell, ()))}
-        amount, payload = sum(of_sizes.values()), float(sum(size * n for size, n in of_sizes.items()))
-        if amount and isfinite(payload):
-            fit = known[cell]
-            found[series] = Fabric(fit.alpha_sec, fit.beta_sec_per_byte, payload, payload / amount, amount)
-    return found

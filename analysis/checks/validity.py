@@ -38,10 +38,9 @@ from analysis.stats.estimate import LEVEL, MIN_RUNS
 from analysis.stats.measured import Frames, common_reasons, count_outcomes, ranks_sample
 from analysis.stats.scaling import GUIDE, SAME_UNIT, is_wide
 from analysis.text import clean, one_line
-from bench.facts import Fact
+from bench.facts import Fact, facts_of_env
 from bench.matrix.schedulers import SCHEDULERS
 from bench.matrix.strategies import STRATEGIES
-from bench.study.before_facts import facts_of_env
 from bench.study.conditions import Reason, by_reason, objects
 from bench.study.processes import started_ranks
 from bench.study.run_json import AVERAGE_OF_RUN

@@ -21,7 +21,7 @@ from pyarrow import csv as arrow_csv
 
 from analysis.text import clean, one_line
 from bench.study.files import regular_file
-from bench.study.records import LATER_COLUMNS, R, Record, columns_of, missing_columns, text_columns
+from bench.study.records import R, Record, columns_of, missing_columns, text_columns
 from bench.units import listed
 
 #: Arrow parses portions of about this many bytes, to limit memory. If a portion contains a value that is not
@@ -64,19 +64,15 @@ class _Reader:
         self.record = record
         self.columns = columns_of(record)
         self.text = text_columns(record)
-        earlier = [name for name in self.columns if name not in LATER_COLUMNS]
-        #: The header, and that of tables of earlier versions.
-        self.headers = [",".join(names).encode() + b"\n" for names in (self.columns, earlier)]
+        self.header = ",".join(self.columns).encode() + b"\n"
         types = {name: pa.string() if name in self.text else pa.float64() for name in self.columns}
         self.convert = arrow_csv.ConvertOptions(
             column_types=types,
             null_values=[""],
-            include_columns=self.columns,
-            include_missing_columns=True,
         )
         #: Files in the expected form that are not yet parsed: index, bytes below their header, rows.
         self.pending: list[tuple[int, bytes, int]] = []
-        self.pending_header, self.pending_bytes = b"", 0
+        self.pending_bytes = 0
         self.frames: list[pd.DataFrame] = []
         self.problems: dict[int, str] = {}
 
@@ -90,16 +86,14 @@ class _Reader:
         except OSError as error:
             self.problems[index] = f"{self._name(index)} cannot be read: {error.strerror}"
             return
-        header = next(filter(data.startswith, self.headers), b"")
-        count = self._plain_rows(data, header)
+        count = self._plain_rows(data)
         if count is None:
             self._read_row_by_row(index, data)
             return
-        if self.pending_bytes > _PORTION_BYTES or header != self.pending_header:
+        if self.pending_bytes > _PORTION_BYTES:
             self._parse_pending()
         if count:
-            self.pending.append((index, data[len(header) :], count))
-            self.pending_header = header
+            self.pending.append((index, data[len(self.header) :], count))
             self.pending_bytes += len(data)
 
     def loaded(self) -> Loaded:
@@ -111,10 +105,12 @@ class _Reader:
             rows = rows.sort_values("file", kind="stable", ignore_index=True)
         return Loaded(rows, self.problems)
 
-    def _plain_rows(self, data: bytes, header: bytes) -> int | None:
-        """Return the number of rows of a file that is as expected below its ``header``, else None."""
+    def _plain_rows(self, data: bytes) -> int | None:
+        """Return the number of rows of a file that has exactly the expected form, else None."""
         lines = data.count(b"\n")
-        if not header or not data.endswith(b"\n") or data.count(b",") != lines * header.count(b","):
+        if not data.startswith(self.header) or not data.endswith(b"\n"):
+            return None
+        if data.count(b",") != lines * (len(self.columns) - 1):
             return None
         if b'"' in data or b"\r" in data or b"\n\n" in data or b"\0" in data:
             return None
@@ -124,15 +120,15 @@ class _Reader:
         if not self.pending:
             return
         files, bodies, counts = zip(*self.pending, strict=True)
-        self.pending, self.pending_bytes, header = [], 0, self.pending_header
+        self.pending, self.pending_bytes = [], 0
         try:
-            source = pa.BufferReader(header + b"".join(bodies))
+            source = pa.BufferReader(self.header + b"".join(bodies))
             table = arrow_csv.read_csv(source, convert_options=self.convert)
         except pa.ArrowInvalid:
             table = None
         if table is None or table.num_rows != sum(counts):
             for index, body in zip(files, bodies, strict=True):
-                self._read_row_by_row(index, header + body)
+                self._read_row_by_row(index, self.header + body)
             return
         frame = table.to_pandas()
         frame.insert(0, "file", np.repeat(np.array(files, dtype=np.int64), counts))

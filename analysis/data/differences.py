@@ -15,8 +15,8 @@ from analysis.data.environment import TRANSPORT, facts_of_run
 from analysis.data.load import Study
 from analysis.text import clean, one_line
 from bench.matrix.cell import value_text
-from bench.matrix.workload import FIXED_DEFAULTS, present_names
 from bench.units import count, listed
+from bench.variables import shown_variables
 from bench.words import term
 
 #: Size and batch of a cell.
@@ -177,16 +177,18 @@ def observe(
 def settings_of(cell: Mapping[str, Any]) -> Settings:
     """Return all settings of a cell of plan.json: values as texts, by the setting's name in the matrix."""
     found = {name: spelled(cell.get(name)) for name in (*SIZES, "launcher", "backend")}
-    options = FIXED_DEFAULTS | present_names(cell["workload"]) if cell.get("workload") else {}
-    found |= {_scalar(name): spelled(value) for name, value in options.items()}
-    found |= {f"env.{clean(name)}": spelled(value) for name, value in (cell.get("env") or {}).items()}
+    found |= {_scalar(name): spelled(value) for name, value in (cell.get("workload") or {}).items()}
+    found |= {
+        f"env.{clean(name)}": spelled("set" if own is None else own)
+        for name, own in shown_variables(cell).items()
+    }
     command, name = found.get("command", NOT_SET), found.pop("command_name", None)
     if command != NOT_SET and "{model}" not in command:
         found["model"] = NOT_SET  # the default, which has no effect on a command
     if name is not None:
         found["command"] = name  # two commands with one name match; their texts are a difference
     # A plan made elsewhere may contain axes that are not options of the workload.
-    axes = {clean(name): spelled(value) for name, value in present_names(cell.get("swept") or {}).items()}
+    axes = {clean(name): spelled(value) for name, value in (cell.get("swept") or {}).items()}
     return {**axes, **found}
 
 
@@ -195,7 +197,7 @@ def spelled(value: Any) -> str:
     if value is None or isinstance(value, bool | float | int | str):
         return _scalar(value)
     if isinstance(value, list) and any(isinstance(word, str) for word in value):
-        return clean(value_text(value))  # a command as typed, without secrets
+        return clean(value_text(value))  # a command as typed
     if isinstance(value, list):
         # [4, 4], four ranks on each of two nodes, equals 4.
         parts = list(dict.fromkeys(map(str, value)))

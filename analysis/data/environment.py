@@ -12,8 +12,7 @@ import numpy as np
 
 from analysis.data.load import Study
 from analysis.text import one_line
-from bench.facts import Fact
-from bench.study.before_facts import facts_of_env
+from bench.facts import Fact, facts_of_env
 from bench.study.conditions import objects
 from bench.units import count, human_bytes, listed, whole
 

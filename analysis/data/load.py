@@ -18,20 +18,18 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.data.contradictions import find_contradictions
 from analysis.data.csv_files import Loaded, read_csvs, rows_of
 from analysis.text import clean, one_line
 from bench.facts import Fact
+from bench.study.checksums import find_damage, is_recorded
 from bench.study.conditions import read_disturbances
-from bench.study.consistency import record_contradictions
 from bench.study.files import read_json
 from bench.study.layout import RunFolder, StudyFolder
 from bench.study.ledger import Ledger, RunRecord, RunState
-from bench.study.plan_json import invalid_plan, read_plan
-from bench.study.records import METRICS_COLUMNS, EpochRow, RankRow, Record, StepRow
-from bench.study.run_json import read_run, recorded_class
+from bench.study.plan_json import read_plan
+from bench.study.records import EpochRow, RankRow, Record, StepRow
+from bench.study.run_json import read_run
 from bench.units import count, listed
-from bench.words import words
 
 
 @dataclass(slots=True)
@@ -117,10 +115,10 @@ class Study:
             order of ``runs``.
         epochs: the rows of all runs' metrics.csv, with ``run_id`` and ``cell_id`` (categorical).
         remarks: problems of the folder as a whole.
-        damages: the files of a run that cannot be read or contradict each other, in words, with the name of
-            the run. The values that cannot be trusted are missing in ``runs`` and ``epochs``.
+        damages: the files of a run that cannot be read or were changed, in words, with the name of the run.
         attempts: the folder of each run's latest attempt, in the order of ``runs``; None if the run has no
             attempt.
+        measured: the same, but None also if the measured values of a completed run were changed or lost.
         table: the table that the study was read from; None if it was planned.
     """
 
@@ -133,6 +131,7 @@ class Study:
     remarks: list[str] = field(default_factory=list)
     earlier: pd.DataFrame = field(default_factory=lambda: _runs_frame([]))
     attempts: list[str | None] = field(default_factory=list, repr=False)
+    measured: list[str | None] = field(default_factory=list, repr=False)
     damages: list[str] = field(default_factory=list)
     table: TableSource | None = None
 
@@ -167,8 +166,8 @@ class Study:
 
     def _table_of(self, run_ids: Iterable[str], name: str, record: type[Record]) -> pd.DataFrame:
         file = getattr(RunFolder(Path()), name).name
-        places = [place for place in self._places(run_ids) if self.attempts[place]]
-        paths = [f"{self.attempts[place]}/{file}" for place in places]
+        places = [place for place in self._places(run_ids) if self.measured[place]]
+        paths = [f"{self.measured[place]}/{file}" for place in places]
         ids = list(zip(self.runs["run_id"], self.runs["cell_id"], strict=True))
         return _with_ids(read_csvs(paths, record), ids, places)
 
@@ -184,32 +183,25 @@ def load_study(path: Path, *, records: Mapping[str, RunRecord] | None = None) ->
     """
     folder = StudyFolder(Path(path))
     plan = read_plan(folder)
-    try:
-        cells, members = _cells(plan), _members(plan)
-        planned = [
-            (str(run["run_id"]), clean(run["cell_id"]), int(run["repeat"]), int(run["order"]))
-            for run in plan["runs"]
-        ]
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
-        raise invalid_plan(folder, error) from None
+    cells, members = _cells(plan), _members(plan)
+    planned = [(run["run_id"], clean(run["cell_id"]), run["repeat"], run["order"]) for run in plan["runs"]]
     of_plan = {clean(cell["cell_id"]): cell for cell in plan["cells"]}
     known = records or Ledger(folder.ledger).records(run_id for run_id, *_ in planned)
-    rows, earlier, attempts, remarks, contradictions = _read_runs(folder, planned, of_plan, known)
+    rows, earlier, attempts, remarks = _read_runs(folder, planned, known)
     remarks += Ledger(folder.ledger).damages({run_id for run_id, *_ in planned})
+    damaged = _damaged(rows, attempts, of_plan)
+    measured = [None if place in damaged else path for place, path in enumerate(attempts)]
     without = {cell for cell, own in metrics_of_cells(plan).items() if own.get("source") == "none"}
-    epochs, problems = _epochs(rows, attempts, without_metrics=without)
-    for run_id, more in _of_metrics(rows, attempts, epochs, of_plan):
-        contradictions.setdefault(run_id, []).extend(more)
-    _empty_untrusted(epochs, contradictions)
+    epochs, problems = _epochs(rows, measured, without_metrics=without)
+    problems |= damaged
     damages = []
     for place, row in enumerate(rows):
         unread = [] if row.cell_id in without else [problems.get(place)]
         unread += [row.reason] if row.evidence is None and attempts[place] else []  # without run.json
-        found = list(map(words, contradictions.get(row.run_id, [])))
-        damages += [f"{row.run_id}: {text}" for text in (*unread, *found) if text]
+        damages += [f"{row.run_id}: {text}" for text in unread if text]
         of_ledger = known[row.run_id].damages if row.run_id in known else []
-        row.reason = "; ".join(filter(None, (row.reason, problems.get(place), *found, *of_ledger)))
-    about = (remarks, _runs_frame(earlier), attempts, damages)
+        row.reason = "; ".join(filter(None, (row.reason, problems.get(place), *of_ledger)))
+    about = (remarks, _runs_frame(earlier), attempts, measured, damages)
     return Study(folder, plan, cells, members, _runs_frame(rows), epochs, *about)
 
 
@@ -228,7 +220,7 @@ def is_average(metrics: Mapping[str, Any]) -> bool:
 
 def reads_values(metrics: Mapping[str, Any]) -> bool:
     """Return whether values are read from the output or a file of a command, without the recorder."""
-    return any(name in metrics for name in ("output", "csv", "jsonl"))
+    return any(name in metrics for name in ("output", "csv"))
 
 
 def _cells(plan: dict[str, Any]) -> pd.DataFrame:
@@ -270,24 +262,20 @@ def _per_node(value: Any) -> str:
 def _read_runs(
     folder: StudyFolder,
     planned: list[tuple[str, str, int, int]],
-    cells: Mapping[str, Mapping[str, Any]],
     known: Mapping[str, RunRecord],
-) -> tuple[list[RunRow], list[RunRow], list[str | None], list[str], dict[str, list[Fact]]]:
-    """Return runs, earlier attempts, the folders of latest attempts, remarks, and contradictions."""
+) -> tuple[list[RunRow], list[RunRow], list[str | None], list[str]]:
+    """Return runs, earlier attempts, the folders of latest attempts, and remarks."""
     present = _visible_names(str(folder.runs))
     rows: list[RunRow] = []
     earlier: list[RunRow] = []
     attempts: list[str | None] = []
-    contradictions: dict[str, list[Fact]] = {}
     for run_id, cell_id, repeat, order in planned:
         # Paths are joined as texts: with thousands of runs, pathlib takes a third of the loading time.
         found = _attempts(f"{folder.runs}/{run_id}") if run_id in present else []
         number, path = found[-1] if found else (None, None)
         now = known.get(run_id)
         row = RunRow(clean(run_id), cell_id, repeat, order, number)
-        same = now if now and now.attempt <= (number or 0) else None
-        if contradicted := _read_run(row, run_id, path, cells[cell_id], known=same, tried=run_id in present):
-            contradictions[row.run_id] = contradicted
+        _read_run(row, run_id, path, tried=run_id in present)
         if now and now.state.ended:
             if now.attempt == number and _active(row.state):
                 row.end_as_in(now, row.reason if row.state == RunState.UNKNOWN else "")
@@ -301,7 +289,7 @@ def _read_runs(
         attempts.append(path)
         for number, path in found[:-1]:
             row = RunRow(clean(run_id), cell_id, repeat, order, number)
-            _read_run(row, run_id, path, cells[cell_id])
+            _read_run(row, run_id, path)
             if row.state != RunState.PLANNED:  # otherwise, the attempt was withdrawn and never started
                 earlier.append(row)
     unplanned = sorted(present - {run[0] for run in planned})
@@ -309,7 +297,7 @@ def _read_runs(
     if unplanned:
         names = listed([one_line(name, limit=80) for name in unplanned], limit=4)
         remarks.append(f"Not in the plan and ignored: {count(len(unplanned), 'folder')} in runs/ ({names})")
-    return rows, earlier, attempts, remarks, contradictions
+    return rows, earlier, attempts, remarks
 
 
 def _active(state: str) -> bool:
@@ -332,43 +320,20 @@ def _attempts(path: str) -> list[tuple[int, str]]:
     return sorted((int(match.group(1)), attempt) for match, attempt in entries)
 
 
-def _read_run(
-    row: RunRow,
-    run_id: str,
-    path: str | None,
-    cell: Mapping[str, Any],
-    *,
-    known: RunRecord | None = None,
-    tried: bool = True,
-) -> list[Fact]:
-    """Read run.json of an attempt into its row, and return the contradictions with other files.
-
-    ``known`` is the run's record in the ledger. ``tried`` is true if the run has a folder.
-    """
+def _read_run(row: RunRow, run_id: str, path: str | None, *, tried: bool = True) -> None:
+    """Read run.json of an attempt into its row; ``tried`` is true if the run has a folder."""
     content, problem = (None, "") if path is None else read_run(path)
-    if content is not None and path is not None and content.get("run_id") == run_id:
-        folder = RunFolder(Path(path))
-        end = read_json(folder.end) or {}
-        found = list(
-            record_contradictions(content, end, known, attempt=row.attempt, cell=cell, folder=folder)
-        )
-        unusable = {name for one in found for name in one.values["unusable"]}
-        content |= {name: None for name in _TIMES if name in unusable}
-        if "state" in unusable:
-            content["state"] = str(RunState.UNKNOWN)
+    if content is not None and content.get("run_id") == run_id:
         _fill(row, content)
-        return found
+        return
     if content is not None:
         problem = f"run.json is that of another run: {one_line(content.get('run_id'), limit=80)!r}"
     elif path is not None:
         problem = f"run.json {problem}"
     elif tried:
         problem = "the run's folder contains no attempt"
-    elif known is not None and known.state.ended:
-        problem = "the run's folder is missing; ledger.jsonl has its end"
     if problem:
         row.state, row.reason = str(RunState.UNKNOWN), problem
-    return []
 
 
 def _fill(row: RunRow, content: Mapping[str, Any]) -> None:
@@ -382,7 +347,7 @@ def _fill(row: RunRow, content: Mapping[str, Any]) -> None:
         odd = f"run.json contains the state {one_line(state, limit=40)!r}, which bench does not know"
         row.state, row.reason = str(RunState.UNKNOWN), f"{odd}; {row.reason}" if row.reason else odd
     row.failure_class, row.job_id = (
-        one_line(v) if v is not None else None for v in (recorded_class(content), content.get("job_id"))
+        one_line(v) if v is not None else None for v in (content.get("failure_class"), content.get("job_id"))
     )
     allocation = allocation if isinstance(allocation, Mapping) else {}
     kind, hosts = allocation.get("kind"), allocation.get("hosts")
@@ -447,23 +412,17 @@ def _epochs(
     return _with_ids(loaded, [(run.run_id, run.cell_id) for run in runs], places), problems
 
 
-def _of_metrics(
-    runs: Sequence[RunRow], attempts: Sequence[str | None], epochs: pd.DataFrame, cells: Mapping[str, Any]
-) -> Iterable[tuple[str, list[Fact]]]:
-    """Yield the completed runs whose metrics.csv contradicts itself, ranks.csv or the plan."""
-    pairs = zip(runs, attempts, strict=True)
-    completed = [(run, path) for run, path in pairs if path and run.state == RunState.COMPLETED]
-    folders = {run.run_id: path for run, path in completed}
-    return find_contradictions(epochs, folders, {run.run_id: cells[run.cell_id] for run, _ in completed})
-
-
-def _empty_untrusted(epochs: pd.DataFrame, contradictions: Mapping[str, Sequence[Fact]]) -> None:
-    """Empty the values in ``epochs`` that contradict another place."""
-    for run_id, found in contradictions.items():
-        names = {name for one in found for name in one.values["unusable"]}
-        columns = [name for name in METRICS_COLUMNS if (name in names or "*" in names) and name != "epoch"]
-        if columns:
-            epochs.loc[epochs["run_id"] == run_id, columns] = np.nan
+def _damaged(
+    runs: Sequence[RunRow], attempts: Sequence[str | None], cells: Mapping[str, Any]
+) -> dict[int, str]:
+    """Return the completed runs whose measured values are not as the job wrote them, by position, and why."""
+    recorded = {cell_id: is_recorded(cell["workload"]) for cell_id, cell in cells.items()}
+    return {
+        place: damage
+        for place, (run, attempt) in enumerate(zip(runs, attempts, strict=True))
+        if attempt and run.state == RunState.COMPLETED and recorded[run.cell_id]
+        if (damage := find_damage(attempt))
+    }
 
 
 def _with_ids(loaded: Loaded, ids: Sequence[tuple[str, str]], places: Sequence[int]) -> pd.DataFrame:

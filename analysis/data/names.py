@@ -49,14 +49,6 @@ def with_layout(row: Size) -> str:
     return f"{ranks(row)} ({layout(row)})" if nodes_known(row) else ranks(row)
 
 
-def as_product(row: Size) -> str:
-    """Return ``2 nodes × 4 ranks = 8 ranks``; all nodes must have the same number of ranks."""
-    if not nodes_known(row):
-        return ranks(row)
-    per_node = count(int(row.gpus_per_node), "rank")
-    return f"{count(int(row.nodes), 'node')} × {per_node} = {ranks(row)}"
-
-
 def job_size(row: Size) -> str:
     """Return ``8 ranks on 2 nodes``, the size of a job request."""
     return f"{ranks(row)} on {count(int(row.nodes), 'node')}" if nodes_known(row) else ranks(row)

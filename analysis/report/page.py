@@ -8,23 +8,22 @@ import math
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from analysis.causes.catalogue import CAUSES
 from analysis.checks.assessment import Check
-from analysis.checks.scaling_table import Invalid, invalid_reason
+from analysis.checks.scaling_table import invalid_reason
 from analysis.checks.validity import anomalies
 from analysis.compare.strategies import HEADINGS
 from analysis.data.differences import spelled
 from analysis.data.load import Study
 from analysis.data.names import ranks, widest_series
 from analysis.report.decision import MAX_SERIES, Decision, decisions, went_wrong
-from analysis.report.figures.drawing import Drawing, Tip, Tips
+from analysis.report.figures.drawing import Drawing
 from analysis.report.results import Results
 from analysis.report.tables import (
     MAX_NODES_LISTED,
@@ -43,29 +42,23 @@ from analysis.report.what_was_run import Executed, constant_batch
 from analysis.report.why import WhySection
 from analysis.report.words import WORDS, mode_title
 from analysis.stats.columns import ScalingRow
-from analysis.stats.law_fit import ALL_SIZES, LEVEL, LawFit, Refusal, fit_laws, runs_of
-from analysis.stats.law_forms import Fabric
-from analysis.stats.measured import Frames
-from analysis.text import clean, clean_characters, message, one_line
+from analysis.text import clean, message, one_line
 from bench.facts import Fact
-from bench.matrix.cell import command_label
-from bench.matrix.document import mask_yaml
-from bench.secret_values import shown_command, without_secret_variables
+from bench.matrix.cell import command_label, shown_command
+from bench.matrix.document import shown_text
 from bench.study.files import regular_file
-from bench.units import MISSING, count, fraction, fractions, interval, known, listed, number, percent, seconds
+from bench.units import MISSING, count, interval, known, listed, number
+from bench.variables import shown_settings
 from bench.words import about, heading, remedy, term
 
 #: The serial fraction hardly changes if its intervals exclude a larger relative change.
 _FLAT = 0.5
 MAX_MATRIX_CHARACTERS = 100_000
-#: Stands for the name of a cell or run that the page's script knows; texts never contain this character.
-_KNOWN_NAME = "\x7f"
 
 
 def page_context(results: Results, drawings: Sequence[Drawing], why: Sequence[WhySection]) -> dict[str, Any]:
     """Return the values of page.html.j2; texts are not escaped."""
     study, assessment, environment = results.study, results.assessment, results.environment
-    marks = _marks([*drawings, *(figure for section in why for figure in section.figures)])
     hosts_left_out = results.ranks.by_host[MAX_NODES_LISTED:] if results.ranks else ()
     errors = [fact for fact in assessment.findings if fact.severity == "error"]
     groups = _groups(results, drawings)
@@ -95,14 +88,9 @@ def page_context(results: Results, drawings: Sequence[Drawing], why: Sequence[Wh
         "groups": [group for group in groups if group not in charts.values()],
         "nodes": node_rows(results.ranks) if results.ranks else [],
         "nodes_left_out": len(hosts_left_out),
-        "laws": law_sections(
-            results.rows,
-            results.frames,
-            labels=results.titles,
-            fabrics=results.fabrics,
-            invalid=results.invalid,
-        ),
-        **_table(results, marks),
+        "swept": bool(results.sweep),
+        "serial": serial_fractions(results),
+        **_table(results),
         "runs": runs_context(results.attempts),
         "environment": environment,
         "differs": results.differences,
@@ -208,7 +196,7 @@ def _check_row(check: Check) -> tuple[str, str, str]:
 
 
 def _command(study: Study) -> str:
-    """Return the user's command without secrets; if there are several, their number; if none, ""."""
+    """Return the user's command; if there are several, their number; if none, ""."""
     workloads = [cell.get("workload") or {} for cell in study.plan["cells"]]
     commands = {tuple(map(str, one["command"])) for one in workloads if one.get("command")}
     if len(commands) == 1:
@@ -220,7 +208,7 @@ def _command(study: Study) -> str:
 
 
 def _labelled_commands(study: Study) -> dict[str, str]:
-    """Return the commands that have a name or differ between cells, without secrets, by their labels."""
+    """Return the commands that have a name or differ between cells, by their labels."""
     found = {}
     for cell in study.plan.get("cells") or []:
         workload = cell.get("workload") or {}
@@ -247,7 +235,8 @@ def _groups(results: Results, drawings: Iterable[Drawing]) -> list[dict[str, Any
         group = {"title": f"{prefix}{title}", "note": WORDS["group_notes"].get(topic, "")}
         if topic == "scaling" and not name:
             group |= _scaling_words(results, mode)
-        tables = grid_tables(results.axes[mode]) if name.startswith("axes") else []
+        sizes = [size for size in results.sizes if topic == "scaling" and size.mode == mode]
+        tables = grid_tables(sizes, results.titles)
         group |= {"topic": topic, "mode": mode, "figures": own, "axes": tables, "views": not name}
         groups.append(group)
     return groups
@@ -271,27 +260,14 @@ def with_errors(rows: Sequence[ScalingRow], invalid: Mapping[str, str]) -> list[
     ]
 
 
-def _marks(drawings: Iterable[Drawing]) -> Tips:
-    return {
-        name: [_shorter(tip) for tip in tips] for drawing in drawings for name, tips in drawing.marks.items()
-    }
-
-
-def _shorter(tip: Tip) -> Tip:
-    """Shorten the name of the run or cell in the text, and of the cell in the run's; the script undoes it."""
-    known = tip.run or tip.cell
-    text = tip.text.replace(known, _KNOWN_NAME) if known else tip.text
-    return Tip(text, tip.cell, tip.run.replace(tip.cell, _KNOWN_NAME) if tip.cell else tip.run)
-
-
-def _table(results: Results, marks: Tips) -> dict[str, Any]:
+def _table(results: Results) -> dict[str, Any]:
     """Return the table of all cells: the first rows for the HTML, and all rows for the page's script."""
     labels, _ = results.labels
     named = [replace(row, series=labels[row.series]) for row in with_errors(results.rows, results.invalid)]
     columns = page_columns(named)
     table = cell_rows(named[:MAX_ROWS], columns)
     folders = not results.study.table
-    data = {"rows": table, "folders": folders, "marks": marks, **run_data(results.attempts)}
+    data = {"rows": table, "folders": folders, **run_data(results.attempts)}
     return {
         "columns": cell_columns(columns),
         "rows": table[:STATIC_ROWS],
@@ -305,7 +281,7 @@ def _table(results: Results, marks: Tips) -> dict[str, Any]:
 
 
 def _matrix(study: Study) -> str:
-    """Return the text of matrix.yaml without secrets, or of the table that was measured elsewhere."""
+    """Return the text of matrix.yaml without values that are not shown, or of a table from elsewhere."""
     if study.table:
         return _shortened(clean(study.table.text), "the table")
     try:
@@ -313,7 +289,7 @@ def _matrix(study: Study) -> str:
             text = file.read()
     except OSError:
         return ""
-    return _shortened(clean_characters(mask_yaml(text)), "matrix.yaml")
+    return _shortened(clean(shown_text(text)), "matrix.yaml")
 
 
 def _shortened(text: str, name: str) -> str:
@@ -352,8 +328,8 @@ def plan_facts(study: Study) -> list[tuple[str, str]]:
         facts.append(("SHA-256 of matrix.yaml", digest))
     inherited = study.plan.get("inherited")
     if isinstance(inherited, dict) and inherited:
-        inherited = without_secret_variables(inherited)
-        taken = [f"{one_line(key, limit=80)} {one_line(value, limit=80)}" for key, value in inherited.items()]
+        shown = shown_settings(inherited).items()
+        taken = [f"{one_line(key, limit=80)} {one_line(value, limit=80)}".rstrip() for key, value in shown]
         facts.append(("from the site file", listed(taken, limit=20)))
     return facts
 
@@ -390,123 +366,21 @@ def citation(results: Results) -> str:
     return "\n".join([f"@misc{{{key},", *lines, "}"])
 
 
-@dataclass(frozen=True)
-class LawSection:
-    """The page's section about the laws of one series: heading, labelled facts, and three tables of texts."""
+def serial_fractions(results: Results) -> list[tuple[str, list[tuple[str, str]]]]:
+    """Return a title and labelled facts for each strong series whose serial fraction is known.
 
-    heading: str
-    facts: list[tuple[str, str]]
-    parameters: list[tuple[str, ...]]
-    laws: list[tuple[str, ...]]
-    predictions: list[tuple[str, ...]]
-
-
-def law_sections(
-    rows: Sequence[ScalingRow],
-    frames: Frames,
-    *,
-    labels: Mapping[str, str],
-    fabrics: Mapping[str, Fabric] | None = None,
-    invalid: Invalid,
-) -> list[LawSection]:
-    """Return a section for each of the series with the most measured sizes, in the plan's order.
-
-    ``labels`` maps series to their names, and ``fabrics`` maps series to their measured all-reduce.
-    Cells that are ``invalid``, or whose baseline is, are left out.
+    Cells that are not valid, or whose baseline is not, are left out.
     """
-    measured = [row for row in rows if row.n and row.mode and row.ddp]
-    left_out = [row for row in measured if invalid_reason(row, row.base, invalid)]
+    measured = [row for row in results.rows if row.n and row.mode == "strong" and row.ddp]
+    left_out = [row for row in measured if results.error_of(row)]
     measured = [row for row in measured if row not in left_out]
     sections = []
     for series in widest_series(measured, limit=MAX_SERIES):
-        own = [row for row in measured if row.series == series]
-        fit = fit_laws(runs_of(own, frames), mode=own[0].mode, probes=(fabrics or {}).get(series))
-        sizes = [ranks(row) for row in left_out if row.series == series]
-        sections.append(_section(own, fit, heading=labels.get(series, series), left_out=sizes))
+        if facts := serial_fraction([row for row in measured if row.series == series]):
+            facts["left_out"] = listed([ranks(row) for row in left_out if row.series == series], limit=8)
+            named = [(WORDS["serial_facts"][name], text) for name, text in facts.items() if text]
+            sections.append((results.titles.get(series, series), named))
     return sections
-
-
-def _section(
-    own: Sequence[ScalingRow], fit: LawFit | Refusal, *, heading: str, left_out: list[str]
-) -> LawSection:
-    facts = {"left_out": listed(left_out, limit=8), **serial_fraction(own)}
-    in_seconds = all(known(row.step_time_sec) for row in own)
-    tables: tuple[list[tuple[str, ...]], ...] = ([], [], [])
-    if isinstance(fit, Refusal):
-        facts["refused"] = str(fit)
-    else:
-        facts |= choice_facts(fit)
-        facts["no_prediction"] = _why_no_prediction(own)
-        tables = (
-            _parameter_rows(fit, in_seconds=in_seconds),
-            _law_rows(fit),
-            _prediction_rows(own, fit, in_seconds=in_seconds),
-        )
-    named = [(WORDS["law_facts"][name], text) for name, text in facts.items() if text]
-    return LawSection(heading, named, *tables)
-
-
-def choice_facts(fit: LawFit) -> dict[str, str]:
-    """Return the chosen law, the reason for it, its errors, and the laws with nearly the same support."""
-    others = [law.law.title for law in fit.plausible if law is not fit.chosen and not law.refused]
-    runs = count(fit.runs, "run")
-    few = f"predicts the largest size best when fitted without it; {runs} are too few for AICc"
-    reason = f"lowest AICc over {runs}" if fit.by_aicc else few
-    return {
-        "chosen": f"{fit.chosen.law.title}: {reason}",
-        "error": percent(abs(fit.chosen.leave_last_error), decimals=1),
-        "others": listed(others),
-        "sizes": "" if fit.path == ALL_SIZES else fit.path,
-        "noise": percent(fit.chosen.noise, decimals=1),
-    }
-
-
-def _parameter_rows(fit: LawFit, *, in_seconds: bool) -> list[tuple[str, ...]]:
-    rows: list[tuple[str, ...]] = []
-    chosen = fit.chosen
-    table = zip(chosen.law.parameters, chosen.theta, chosen.low, chosen.high, strict=True)
-    for parameter, value, low, high in table:
-        if not parameter.unit:
-            text, bounds = number(value, digits=3), interval(low, high, digits=3)
-        elif in_seconds:
-            text, bounds = seconds(value), f"[{seconds(low)}, {seconds(high)}]"
-        else:
-            continue
-        rows.append((parameter.name, text, bounds, parameter.meaning))
-    return rows
-
-
-def _law_rows(fit: LawFit) -> list[tuple[str, ...]]:
-    rows: list[tuple[str, ...]] = []
-    for fitted in fit.laws:
-        delta = number(fitted.aicc - fit.chosen.aicc, digits=3) if math.isfinite(fitted.aicc) else MISSING
-        error = percent(fitted.leave_last_error, decimals=1)
-        rows.append((fitted.law.title, fitted.law.formula, delta, error, fit.status(fitted)))
-    return rows
-
-
-def _why_no_prediction(own: Sequence[ScalingRow]) -> str:
-    """Return why a law has no prediction if it does not describe the baseline."""
-    if any(row.is_base for row in own):
-        return ""
-    return f"the baseline is {own[0].baseline}: choose one with DDP (--baseline)"
-
-
-def _prediction_rows(own: Sequence[ScalingRow], fit: LawFit, *, in_seconds: bool) -> list[tuple[str, ...]]:
-    """Predict the time at twice the largest size, and the efficiency relative to the law's baseline time."""
-    base = next((row for row in own if row.is_base), None)
-    if base is None:
-        return []
-    fitted = float(fit.chosen.curve(np.array([float(base.gpus)]))[0])
-    rows: list[tuple[str, ...]] = []
-    for row in fit.predict([2 * fit.largest], LEVEL):
-        growth = row.gpus / base.gpus if fit.mode == "strong" else 1.0
-        values = [fitted / time / growth for time in (row.step_time_sec, row.high, row.low)]
-        time = seconds(row.step_time_sec) if in_seconds else MISSING
-        if in_seconds:
-            time += f" [{seconds(row.low)}, {seconds(row.high)}]"
-        rows.append((f"{row.gpus:,}", time, fraction(values[0]), fractions(*values[1:])))
-    return rows
 
 
 def serial_fraction(own: Sequence[ScalingRow]) -> dict[str, str]:

@@ -13,7 +13,7 @@ from analysis.causes.claims import RunEvidence, clocks_of
 from analysis.causes.evidence import RunFacts
 from analysis.causes.table import cause_rows, divide_study, read_evidence, read_run_facts
 from analysis.checks.assessment import Assessment, assess
-from analysis.checks.fabric import FabricRow, SweepRow, fabric_table, fabrics_of, sweep_rows
+from analysis.checks.fabric import FabricRow, SweepRow, fabric_table, sweep_rows
 from analysis.checks.scaling_table import Invalid, Verdict, invalid_reason, scaling_table, verdicts
 from analysis.checks.slow_ranks import RankMeans, least_balanced_cells, rank_means
 from analysis.compare.comparison import Comparison
@@ -22,12 +22,9 @@ from analysis.data.differences import Difference, differences, observe
 from analysis.data.environment import Environment, describe_environment
 from analysis.data.load import Study
 from analysis.data.names import series_parts, short_labels
-from analysis.report.figures.drawing import Selection
-from analysis.report.figures.heatmaps import grids
 from analysis.report.words import mode_title
 from analysis.stats.attempts import all_attempts
 from analysis.stats.columns import ScalingRow, by_series
-from analysis.stats.law_forms import Fabric
 from analysis.stats.measured import Frames, measure
 from analysis.stats.scaling import two_axes
 
@@ -102,11 +99,6 @@ class Results:
         return two_axes(self.rows)
 
     @cached_property
-    def axes(self) -> dict[str, Selection[ScalingRow]]:
-        """The sizes to draw over nodes and ranks per node, by scaling mode."""
-        return grids(self.sizes, self.parts)
-
-    @cached_property
     def ranks(self) -> RankMeans | None:
         """Means of the ranks of the least balanced cells; None if no run has ranks.csv."""
         return rank_means(self.study, least_balanced_cells(self.rows), self.frames.run_rows)
@@ -120,11 +112,6 @@ class Results:
     def fabric(self) -> list[FabricRow]:
         """Latency and bandwidth of each cell with timed all-reduces."""
         return fabric_table(self.sweep)
-
-    @cached_property
-    def fabrics(self) -> dict[str, Fabric]:
-        """The measured all-reduce of each series."""
-        return fabrics_of(self.sweep, self.fabric, self.rows)
 
     @cached_property
     def run_facts(self) -> dict[str, RunFacts]:

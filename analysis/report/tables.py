@@ -12,9 +12,17 @@ from analysis.causes.cells import CauseRow
 from analysis.checks.slow_ranks import MeanTimes, RankMeans
 from analysis.data.csv_files import csv_text
 from analysis.data.names import nodes_known
-from analysis.report.figures.drawing import Selection
 from analysis.report.words import WORDS
-from analysis.stats.columns import PAGE, PUBLISHED, TEXT, Column, ScalingRow, columns_of, dtypes_of
+from analysis.stats.columns import (
+    PAGE,
+    PUBLISHED,
+    TEXT,
+    Column,
+    ScalingRow,
+    by_series,
+    columns_of,
+    dtypes_of,
+)
 from analysis.text import markdown, markdown_line, one_line
 from bench.study.ledger import RunState
 from bench.units import MISSING, capital, fraction, interval, known, number, percent, seconds
@@ -326,12 +334,9 @@ def _node_row(node: MeanTimes) -> tuple[bool, list[str]]:
     ]
 
 
-def grid_tables(grid: Selection[ScalingRow]) -> list[tuple[str, list[list[str]]]]:
+def grid_tables(sizes: Sequence[ScalingRow], labels: Mapping[str, str]) -> list[tuple[str, list[list[str]]]]:
     """Return, for each series, its name and the rows of its table of nodes and ranks per node."""
-    return [
-        (label, [_grid_row(size) for size in grid.rows if size.series == series])
-        for series, label in grid.labels.items()
-    ]
+    return [(labels[series], [_grid_row(size) for size in own]) for series, own in by_series(sizes).items()]
 
 
 def _grid_row(size: ScalingRow) -> list[str]:

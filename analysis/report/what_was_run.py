@@ -21,12 +21,12 @@ from analysis.data.environment import Environment, sampled
 from analysis.data.load import Study, is_average, metrics_of_cells, reads_values
 from analysis.report.words import WORDS
 from analysis.text import clean, one_line
-from bench.matrix.cell import canonical, command_label
+from bench.matrix.cell import canonical, command_label, shown_command
 from bench.matrix.models import models_using
-from bench.matrix.workload import names_in, tokens, with_defaults
-from bench.secret_values import shown_command, without_secret_variables
+from bench.matrix.workload import WorkloadOptions, names_in, tokens
 from bench.study.run_json import read_run
 from bench.units import count, listed, whole
+from bench.variables import shown_variables
 from bench.words import term
 
 #: The sentences of the proposal: table of proposal.toml -> name -> text.
@@ -170,9 +170,9 @@ def _of_kind(executed: Executed, cells: Cells, sources: Sources, *, is_only: boo
             yield from _values_of_command(cells, runs, sources)
         return
     models = {(cell.get("workload") or {}).get("model") for cell in cells}
-    default, every = with_defaults({}), [with_defaults(cell["workload"]) for cell in cells]
     used = [name for name in _SETTINGS if models & set(models_using(name) or models)]
-    used += [name for name in _FURTHER if any(own[name] != default[name] for own in every)]
+    default = {name: WorkloadOptions.model_fields[name].default for name in _FURTHER}
+    used += [name for name in _FURTHER if any(one["workload"][name] != default[name] for one in cells)]
     terms = {name: "strategy" if name == "strategy" else "option" for name in used}
     found = {name: [term(terms[name], one) for one in _values(cells, name)] for name in used}
     options = [f"{term('option', name)} {' or '.join(own)}" for name, own in found.items() if own]
@@ -205,7 +205,7 @@ def _values(cells: Cells, name: str) -> list[str]:
     key = "tasks_per_node" if name == "gpus_per_node" else name
     values = [cell.get(key, (cell.get("workload") or {}).get(key)) for cell in cells]
     if name.startswith("env."):
-        values = [without_secret_variables(cell.get("env") or {}).get(name[4:]) for cell in cells]
+        values = [shown_variables(cell).get(name[4:]) for cell in cells]
     texts = list(dict.fromkeys(spelled(value) for value in values if value is not None))
     return [*texts[:8], "..."] if len(texts) > 8 else texts
 
@@ -239,7 +239,7 @@ def _values_of_command(cells: Cells, runs: pd.DataFrame, sources: Sources) -> It
     if not reads_values(metrics):
         yield _windows(cells, runs, sources, who="Timers of the tool in the script")
         return
-    file = metrics.get("csv") or metrics.get("jsonl")
+    file = metrics.get("csv")
     origin = f"its file {one_line(file, limit=120)}" if file else "its standard output"
     skip = int(metrics.get("skip") or 0)
     read = metrics.get("columns") or metrics.get("output") or {}
@@ -262,7 +262,7 @@ def _values_of_command(cells: Cells, runs: pd.DataFrame, sources: Sources) -> It
 
 def _windows(cells: Cells, runs: pd.DataFrame, sources: Sources, *, who: str) -> str:
     windows, steps = _range(runs["epochs"], "timed window"), _range(runs["steps"], "step")
-    warmup = " or ".join(dict.fromkeys(str(with_defaults(one["workload"])["warmup_steps"]) for one in cells))
+    warmup = " or ".join(dict.fromkeys(str(one["workload"]["warmup_steps"]) for one in cells))
     values = {"who": who, "windows": windows, "steps": steps, "warmup": warmup}
     return sources.say("method", "windows", "plan", "runs", **values)
 
@@ -291,9 +291,9 @@ def _launch(cells: Cells, sources: Sources) -> str:
     on_gpus = any((cell.get("workload") or {}).get("device") == "cuda" for cell in cells)
     variables: dict[str, dict[str, None]] = {}
     for cell in cells:
-        for name, value in without_secret_variables(cell.get("env") or {}).items():
+        for name, value in shown_variables(cell).items():
             variables.setdefault(one_line(name, limit=60), {})[one_line(value, limit=80)] = None
-    texts = [f"{name}={' or '.join(list(values)[:4])}" for name, values in variables.items()]
+    texts = [f"{name}={' or '.join(list(values)[:4])}".rstrip("=") for name, values in variables.items()]
     values = {
         "rank": "one process with one GPU" if on_gpus else "one process",
         "variables": f" with the variables {listed(texts, limit=8)}" if texts else "",

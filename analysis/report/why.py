@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-
-import numpy as np
-import pandas as pd
 
 from analysis.causes.cells import CauseRow, CellDivision
 from analysis.causes.divide import WHOLE
 from analysis.causes.evidence import fact
-from analysis.data.load import Study
 from analysis.data.names import ranks, widest_series
 from analysis.report.figures.drawing import Drawing
-from analysis.report.figures.step_times import MAX_SERIES, series_figure, waterfall_figure
+from analysis.report.figures.waterfall import MAX_SERIES, waterfall_figure
 from analysis.report.results import Results
 from analysis.report.words import WORDS
 from analysis.stats.columns import ScalingRow, by_series
@@ -23,10 +19,6 @@ from bench.facts import Fact
 from bench.units import MISSING, known, percent
 from bench.words import about, remedy, sentences, words
 
-#: Limits of a figure: runs, and points per run.
-MAX_RUNS, MAX_POINTS = 60, 200
-#: Columns of :func:`step_series`. ``number`` counts the steps of all windows of a run from 1.
-SERIES_COLUMNS = ("run_id", "cell_id", "number", "epoch", "step", "step_time_sec", "slowest_rank")
 #: Time outside all timers, loss without a cause, and parts of the step are not listed below this share.
 _SMALLEST_REST = 0.005
 #: Parts of the step that are lost time at any size.
@@ -39,7 +31,7 @@ class WhySection:
 
     Attributes:
         heading: the series and the size.
-        figures: the waterfall and, if single steps were recorded, their times.
+        figures: the waterfall, if the values are valid.
         rows: title, share, evidence and remedy of the whole loss, its causes and the links between nodes.
     """
 
@@ -59,21 +51,14 @@ def why_sections(results: Results) -> list[WhySection]:
         max(reversed(own[series]), key=lambda row: (not results.error_of(row), row.gpus))
         for series in widest_series(divided, limit=MAX_SERIES)
     ]
-    runs, cells = results.frames.runs, list(dict.fromkeys(row.cell_id for row in last))
-    steps = step_series(results.study, choose_runs(runs[runs["measured"] & runs["cell_id"].isin(cells)]))
-    return [
-        _section(row, results, steps[steps["cell_id"].astype("str") == row.cell_id], place)
-        for place, row in enumerate(last, 1)
-    ]
+    return [_section(row, results, place) for place, row in enumerate(last, 1)]
 
 
-def _section(row: ScalingRow, results: Results, steps: pd.DataFrame, place: int) -> WhySection:
+def _section(row: ScalingRow, results: Results, place: int) -> WhySection:
     label, figures = results.titles.get(row.series, row.series), []
     table = loss_table(row, results)
     if not results.error_of(row):
         figures = [waterfall_figure(results.divisions[row.place], row, name=f"why-{place}", label=label)]
-        if steps.groupby("run_id", observed=True).size().max() > 1:
-            figures.append(series_figure(steps, name=f"steps-{place}", label=label))
         if row.nodes > 1:
             links = _links(row, results.evidence[row.cell_id][0].ring_bytes_per_s)
             table.append((WORDS["headings"]["links"], MISSING, words(links), remedy(links)))
@@ -138,28 +123,3 @@ def share_text(row: CauseRow) -> str:
         return f"{percent(row.share)} [share not certain]"
     doubtful = "; share not certain" if row.share_low <= 0 <= row.share_high else ""
     return f"{percent(row.share)} [{percent(row.share_low)}, {percent(row.share_high)}{doubtful}]"
-
-
-def choose_runs(runs: pd.DataFrame) -> list[str]:
-    """Return the ids of at most ``MAX_RUNS`` runs: the first repeats of all cells, then the second, ..."""
-    turn = runs.groupby("cell_id", sort=False, observed=True).cumcount().to_numpy()
-    chosen = np.sort(np.argsort(turn, kind="stable")[:MAX_RUNS])
-    return [str(run_id) for run_id in runs["run_id"].iloc[chosen]]
-
-
-def step_series(study: Study, run_ids: Sequence[str]) -> pd.DataFrame:
-    """Return the step times of some runs (:data:`SERIES_COLUMNS`), at most ``MAX_POINTS`` rows per run.
-
-    If a run has more steps, each row is the slowest one of a group of consecutive steps. Steps outside of
-    the throughput windows were not timed and do not count.
-    """
-    steps = study.steps_of(run_ids)
-    steps = steps[np.isfinite(steps["step_time_sec"])].astype({"run_id": "str", "cell_id": "str"})
-    steps = steps.sort_values(["run_id", "epoch", "step"], kind="stable").reset_index(drop=True)
-    runs = steps.groupby("run_id", sort=False)["step"]
-    steps["number"] = runs.cumcount() + 1
-    per_group = np.ceil(runs.transform("size") / MAX_POINTS)
-    groups = (steps["number"] - 1) // per_group
-    slowest = steps.groupby([steps["run_id"], groups], sort=False)["step_time_sec"].idxmax()
-    found: pd.DataFrame = steps.loc[slowest.to_numpy(dtype=int), list(SERIES_COLUMNS)]
-    return found.reset_index(drop=True)

@@ -23,33 +23,29 @@ from analysis.checks.scaling_table import VerdictKind
 from analysis.checks.slow_ranks import nodes_table
 from analysis.data.csv_files import csv_text
 from analysis.data.differences import difference_rows
-from analysis.data.load import Study, load_study
+from analysis.data.load import load_study
 from analysis.report.figures import all_figures
 from analysis.report.figures.drawing import Drawing, theme_rules
-from analysis.report.index import INDEX_FILE, entry_of, index_context
 from analysis.report.page import page_context
 from analysis.report.proposal import Work, proposal_context, proposal_figure
 from analysis.report.results import Results
 from analysis.report.tables import causes_frame, csv_table, latex, latex_table, markdown_table, runs_csv
 from analysis.report.why import why_sections
 from analysis.stats.columns import ScalingRow, frame_of_records
-from analysis.stats.scaling import AXES_COLUMNS, GUIDE
+from analysis.stats.scaling import AXES_COLUMNS
 from analysis.tables_in.read import read_table
 from analysis.tables_in.study import study_of_table
 from analysis.text import markdown, markdown_line, plain
-from bench.errors import BenchError, UnwritableError, unwritable
+from bench.errors import BenchError, unwritable
 from bench.facts import Fact
-from bench.study.files import read_json, regular_file, write_atomically
+from bench.study.files import read_json, write_atomically
 from bench.study.ledger import RunRecord
-from bench.study.validity import VALIDITY_FILE, validity_text
 
 _TEMPLATES = Path(__file__).resolve().parent / "template"
 #: Maximum number of characters of a paragraph in a proposal.
 _MAX_PARAGRAPH = 5000
 #: From this number of runs on, a second process draws figures.
 _MANY_RUNS = 2000
-#: Marks an index.html of a results folder that may be replaced.
-_GENERATOR = b'<meta name="generator" content="ddp-scaling-bench">'
 #: Files that only some reports have.
 _OPTIONAL_FILES = ("axes.csv", "causes.csv", "sweep.csv", "fabric.csv", "nodes.csv")
 
@@ -81,7 +77,6 @@ class Report(NamedTuple):
 def write_report(
     study_path: Path,
     *,
-    results_folder: Path | None = None,
     output: Path | None = None,
     records: Mapping[str, RunRecord] | None = None,
     baseline: str | None = None,
@@ -98,7 +93,6 @@ def write_report(
 
     Args:
         study_path: the study's folder; with ``output``, nothing is written there.
-        results_folder: the folder whose list of studies is written, if it contains the study.
         output: the folder in which to create ``STUDY-report/``.
         records: the present records of the runs, see :func:`analysis.data.load.load_study`.
         baseline: the size or cell that efficiencies refer to, in the form of
@@ -121,36 +115,7 @@ def write_report(
         files = _source_of(study_path, folder, kind="study")
     say("computing")
     results = Results.of(study, baseline=baseline, include_disturbed=include_disturbed)
-    report = _report(results, folder, files, say, proposal=proposal, work=work)
-    if output is None and baseline is None and not include_disturbed:
-        text = validity_text(report.assessment.findings, run_states(study))
-        write_atomically(folder / VALIDITY_FILE, text)  # for bench status
-    if output is None:
-        options = [f"--baseline {baseline}"] if baseline else []
-        options += ["--include-disturbed"] if include_disturbed else []
-        entry = entry_of(results, options=" ".join(options))
-        write_atomically(folder / INDEX_FILE, entry.model_dump_json())
-        # A link to a study belongs to the folder that contains the link.
-        parent = Path(os.path.abspath(study_path)).parent  # noqa: PTH100
-        if results_folder and parent.resolve() == results_folder.resolve():
-            _write_index(parent, say)
-    return report
-
-
-def _write_index(root: Path, say: Callable[[str], None]) -> None:
-    """Write index.html of the results folder ``root``, unless there is a file of somebody else."""
-    file = root / "index.html"
-    try:
-        if file.exists():
-            with open(file, "rb", opener=regular_file) as present:
-                if _GENERATOR not in present.read(1000):
-                    say(f"{file} was not written by bench and is not replaced")
-                    return
-        template = _templates(autoescape=True).get_template("index.html.j2")
-        style = Markup((_TEMPLATES / "page.css").read_text(encoding="utf-8"))  # noqa: S704 (our own file)
-        write_atomically(file, template.render(**index_context(root), style=style, guide=GUIDE))
-    except (OSError, UnwritableError) as error:
-        say(f"{file} is not written: {error}")
+    return _report(results, folder, files, say, proposal=proposal, work=work)
 
 
 def write_table_report(
@@ -250,19 +215,13 @@ def _verdicts(results: Results) -> list[dict[str, Any]]:
     return found
 
 
-def run_states(study: Study) -> Iterator[tuple[str, int, str]]:
-    """Yield the id, the attempt (0 before the first) and the state of each run."""
-    attempts = study.runs["attempt"].fillna(0).astype("int64")
-    yield from zip(study.runs["run_id"], map(int, attempts), map(str, study.runs["state"]), strict=True)
-
-
 @contextmanager
 def _drawn(results: Results) -> Iterator[Callable[[], list[Drawing]]]:
     """Draw the figures of the scaling table; yield a function that returns them.
 
     Drawing takes a third of the report's time, so for a large study a second process draws in parallel.
     """
-    options = {"parts": results.parts, "axes": results.axes, "invalid": list(results.invalid)}
+    options = {"parts": results.parts, "invalid": list(results.invalid)}
     draw = partial(_draw, results.rows, results.frames.runs, **options)
     if len(results.frames.runs) < _MANY_RUNS:
         drawings = draw()

@@ -22,7 +22,6 @@ from analysis.stats.decompose import run_parts
 from analysis.stats.estimate import outliers, run_rates, run_readings
 from bench.facts import Fact
 from bench.matrix.strategies import STRATEGIES
-from bench.matrix.workload import present_names
 from bench.study.ledger import FailureClass, RunState
 from bench.words import words
 
@@ -170,7 +169,7 @@ def _with_ddp(study: Study) -> list[bool]:
     options = [cell.get("workload") for cell in study.plan.get("cells") or []]
     if len(options) != len(study.cells):
         return [True] * len(study.cells)
-    own = [present_names(one) if isinstance(one, dict) else {} for one in options]
+    own = [one if isinstance(one, dict) else {} for one in options]
     pairs = zip(own, study.cells["gpus"], strict=True)
     return [ranks > 1 or str(one.get("strategy")) not in _ALONE for one, ranks in pairs]
 

@@ -48,7 +48,6 @@ from analysis.stats.estimate import LogMoments, log_moments, mean_interval, rati
 from analysis.stats.measured import Frames, measure
 from analysis.text import one_line
 from bench.errors import BenchError
-from bench.matrix.workload import present_names
 from bench.study.ledger import RunState
 from bench.units import listed
 
@@ -248,7 +247,7 @@ def _add_measurements(row: ScalingRow, runs: Sequence[RunRow]) -> None:
 
 def _variant(swept: dict[str, Any] | None) -> str:
     """Return a text for the swept options without the strategy: cells with the same text do the same work."""
-    own = present_names(swept or {}) | {"strategy": None}
+    own = (swept or {}) | {"strategy": None}
     return "" if swept is None else repr(sorted(own.items()))
 
 

@@ -104,6 +104,7 @@ def study_of_table(table: Table, *, mode: str | None, folder: Path) -> TableStud
         epochs=pd.DataFrame(columns=["run_id", "cell_id", *METRICS_COLUMNS]),
         remarks=[source, *remarks],
         attempts=[None] * len(rows),
+        measured=[None] * len(rows),
         table=TableSource(one_line(table.path.name), table.text, len(rows), mode),
     )
     return TableStudy(study, frames, hidden, remarks)

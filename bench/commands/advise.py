@@ -46,9 +46,6 @@ WaitOption = Annotated[
     ),
 ]
 NoQueueOption = Annotated[bool, typer.Option("--no-queue", help="Do not ask Slurm to estimate queue waits.")]
-BeyondOption = Annotated[
-    bool, typer.Option("--beyond", help="Also predict sizes beyond twice the largest measured size.")
-]
 AllOption = Annotated[
     bool, typer.Option("--all", help=f"List every option, not only the first {SHOWN_OPTIONS}.")
 ]
@@ -60,7 +57,6 @@ def advise_command(
     epochs: EpochsOption = 1,
     wait: WaitOption = None,
     no_queue: NoQueueOption = False,
-    beyond: BeyondOption = False,
     everything: AllOption = False,
     results: ResultsOption = None,
     as_json: JsonOption = False,
@@ -68,8 +64,7 @@ def advise_command(
     """Show which configuration of a training would finish first, cost least, and fail least often.
 
     For every measured configuration, the table lists queue wait, time per epoch, total time, GPU-hours and
-    success rate. A scaling law predicts these values for larger sizes. Example: bench advise l40s h200
-    --samples 1.3M --epochs 90 --wait l40s=0 --wait h200=6.5h
+    success rate. Example: bench advise l40s h200 --samples 1.3M --epochs 90 --wait l40s=0 --wait h200=6.5h
     """
     require_report("bench advise")
     amount = parse_samples(samples)
@@ -84,7 +79,7 @@ def advise_command(
     loaded = {name: load_study(folder.path, records=records[name]) for name, folder in folders.items()}
     for damage in (f"{name}: {damage}" for name, study in loaded.items() for damage in study.damages):
         say(damage)
-    options, notes, validity = options_of(loaded, samples=amount, epochs=epochs, beyond=beyond)
+    options, notes, validity = options_of(loaded, samples=amount, epochs=epochs)
     planned = {name: open_study(folder) for name, folder in folders.items()}
     waits = waits_for(fastest_training_s(options), planned, given=given, ask=not no_queue)
     advice = rank(options, waits, samples=amount, epochs=epochs, notes=notes, validity=validity)

@@ -1,7 +1,6 @@
 """Print texts, tables, JSON, diagnostics and the progress of runs.
 
 Commands print only with this module. Texts lose their control characters, and in JSON these are escaped.
-Values that may be secrets are masked.
 """
 
 from __future__ import annotations
@@ -14,33 +13,26 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from ..jobs.scheduler import Callbacks
-from ..matrix.cell import Cell, Run, labelled_commands
-from ..secret_values import mask_text, mask_texts, shown_command
+from ..matrix.cell import Cell, Run, labelled_commands, shown_command
 from ..study.ledger import RunRecord, RunState
 from ..terminal import one_line, printable
 from ..units import human_duration
+from ..variables import without_users
 
 if TYPE_CHECKING:
     from rich.text import Text
 
 
-def print_json(content: Any, *, has_secrets: bool = True) -> None:
-    """Print JSON on standard output; characters that a terminal does not print are escaped.
-
-    Without ``has_secrets``, the texts are those of this program, and nothing is masked.
-    """
-    text = json.dumps(mask_texts(content) if has_secrets else content, ensure_ascii=False, indent=1)
+def print_json(content: Any) -> None:
+    """Print JSON on standard output, without users of URLs; unprintable characters are escaped."""
+    text = without_users(json.dumps(content, ensure_ascii=False, indent=1))
     shown = (one if one.isprintable() or one == "\n" else json.dumps(one)[1:-1] for one in text)
     sys.stdout.write("".join(shown) + "\n")
 
 
-def _safe(text: str) -> str:
-    return mask_text(printable(text))
-
-
 def show(text: object = "") -> None:
     """Print a text and a newline on standard output."""
-    sys.stdout.write(f"{_safe(str(text))}\n")
+    sys.stdout.write(f"{printable(str(text))}\n")
 
 
 def clear_screen() -> None:
@@ -51,7 +43,7 @@ def clear_screen() -> None:
 
 def say(text: str) -> None:
     """Print a diagnostic line on standard error."""
-    sys.stderr.write(f"{_safe(text)}\n")
+    sys.stderr.write(f"{printable(text)}\n")
     sys.stderr.flush()
 
 
@@ -93,7 +85,7 @@ def print_table(
 def _cell(value: object) -> Text:
     from rich.text import Text
 
-    return Text("" if value is None else mask_text(one_line(str(value))))
+    return Text("" if value is None else one_line(str(value)))
 
 
 def print_commands(cells: Iterable[Cell]) -> None:
@@ -141,7 +133,7 @@ class _Bar(_Lines):
     def ended(self, run: Run, record: RunRecord) -> None:
         self._bar.advance(self._task)
         if record.state not in (RunState.COMPLETED, RunState.QUEUED):
-            self._bar.console.print(_safe(self.outcome(run, record)), markup=False, highlight=False)
+            self._bar.console.print(printable(self.outcome(run, record)), markup=False, highlight=False)
 
 
 @contextmanager
@@ -166,5 +158,5 @@ def show_progress(total: int) -> Iterator[Callbacks]:
         yield Callbacks(
             on_start=shown.started,
             on_end=shown.ended,
-            on_message=lambda text: bar.console.print(_safe(text), markup=False, highlight=False),
+            on_message=lambda text: bar.console.print(printable(text), markup=False, highlight=False),
         )

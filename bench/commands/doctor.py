@@ -17,7 +17,7 @@ from ..extras import install_line, missing_packages
 from ..study.layout import RunFolder, StudyFolder
 from ..study.ledger import RunRecord, RunState
 from ..study.plan_json import open_study
-from ..study.run_json import find_reason, read_run, recorded_class
+from ..study.run_json import find_reason, read_run
 from ..terminal import one_line, read_stdin
 from .console import print_json, say, show
 from .options import (
@@ -93,7 +93,7 @@ class Target:
     def end(self) -> End:
         """The state of the run according to its run.json, unknown if the target is not a run of a study."""
         content = read_run(self.folder.path)[0] if self.folder else None
-        return End() if content is None else End(content.get("state"), recorded_class(content))
+        return End() if content is None else End(content.get("state"), content.get("failure_class"))
 
     @property
     def state(self) -> str | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,10 +19,9 @@ from ..jobs.slurm.parsing import NodeGroup
 from ..terminal import one_line
 from ..units import slurm_time
 from .console import say, show
-from .options import parse_duration_option
 
 if TYPE_CHECKING:  # slow to import, and not needed by other commands
-    from .own_command import OwnWorkload
+    from .own_command import OwnCommand
 
 #: The time limit that the matrix gives each run, unless the partition's limit is shorter.
 TIME_LIMIT_S = 20 * 60
@@ -41,12 +40,6 @@ def init_command(
         str | None,
         typer.Option("--command", help="Your own training command, such as 'python train.py'."),
     ] = None,
-    try_: Annotated[
-        bool, typer.Option("--try", help="Run the command once here, and look for its rate in the output.")
-    ] = False,
-    try_limit: Annotated[
-        str, typer.Option("--try-limit", metavar="DURATION", help="The maximum time of --try.")
-    ] = "60s",
 ) -> int:
     """Write a matrix for a partition of the cluster (from sinfo), or for this machine.
 
@@ -54,9 +47,6 @@ def init_command(
     asks for one, unless --partition or --yes is given. It never overwrites an existing file.
     Example: bench init --command 'python train.py'
     """
-    limit_s = parse_duration_option("--try-limit", try_limit)
-    if try_ and command is None:
-        raise BenchError("--try needs a command", remedy="add --command 'python train.py'")
     own = None if command is None else _read(command)
     found = _partitions_of_slurm()
     if not found:
@@ -64,40 +54,22 @@ def init_command(
             what = f"no partition {partition!r}: there is no Slurm on this machine"
             remedy = "omit --partition, or run the command on a login node of the cluster"
             raise BenchError(what, remedy=remedy)
-        path = path or Path("local.yaml")
-        own = _try(own, path, limit_s) if own and try_ else own
-        return _write(path, local_matrix(usable_cores(), own))
+        return _write(path or Path("local.yaml"), local_matrix(usable_cores(), own))
     defaults = _site_defaults()
     # The sort is stable: the site's partition comes first, and the others stay in order.
     found.sort(key=lambda one: one.name != defaults.get("partition"))
     chosen = _choose(found, partition, ask=not yes and sys.stdin is not None and sys.stdin.isatty())
-    path = path or Path(f"{chosen.name}.yaml")
-    own = _try(own, path, limit_s) if own and try_ else own
-    return _write(path, cluster_matrix(chosen, own, inherited=defaults))
+    return _write(path or Path(f"{chosen.name}.yaml"), cluster_matrix(chosen, own, inherited=defaults))
 
 
-def _read(command: str) -> OwnWorkload:
+def _read(command: str) -> OwnCommand:
     """Read the user's command and print notes about it."""
-    from .own_command import OwnWorkload, read_command
+    from .own_command import read_command
 
     own = read_command(command)
     for note in own.notes:
         say(note)
-    return OwnWorkload(own)
-
-
-def _try(own: OwnWorkload, path: Path, limit_s: int) -> OwnWorkload:
-    """Run a command once and return it with the pattern for its output, if there is one."""
-    from .trial import find_reading, try_once
-
-    if path.exists():
-        raise _exists(path)
-    reading = find_reading(try_once(own.command.example_words(), own.command.env, limit_s))
-    if reading is None:
-        say("no line of the output certainly shows a rate or step time: use the recorder (see the matrix)")
-        return own
-    say(f"found in the output: {reading.line.strip()}")
-    return replace(own, reading=reading)
+    return own
 
 
 def _site_defaults() -> dict[str, Any]:
@@ -139,16 +111,13 @@ def _write(path: Path, text: str) -> int:
         with path.open("x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError:
-        raise _exists(path) from None
+        what = f"{path} exists and is not overwritten"
+        raise BenchError(what, remedy="give another file: bench init PATH") from None
     except OSError as error:
         raise unwritable(path, error) from None
     show(path)
     say(f"next: bench plan {path}")
     return 0
-
-
-def _exists(path: Path) -> BenchError:
-    return BenchError(f"{path} exists and is not overwritten", remedy="give another file: bench init PATH")
 
 
 @dataclass(frozen=True)
@@ -208,7 +177,7 @@ def _partition(groups: Sequence[NodeGroup]) -> Partition:
 
 
 def cluster_matrix(
-    partition: Partition, own: OwnWorkload | None = None, *, inherited: Collection[str] = ()
+    partition: Partition, own: OwnCommand | None = None, *, inherited: Collection[str] = ()
 ) -> str:
     """Return a matrix for a partition: 1, 2, 4, ... nodes, strong and weak scaling.
 
@@ -240,7 +209,7 @@ def cluster_matrix(
     )
     if own is not None:
         env_line = own.env_line or env_line
-        launcher = "[torchrun]        # or srun" if own.command.launcher == "torchrun" else launcher
+        launcher = "[torchrun]        # or srun" if own.launcher == "torchrun" else launcher
         scaling = own.scaling(scaling)
         workload = own.workload(device, steps=50, warmup=10)
     return f"""\
@@ -252,7 +221,7 @@ def cluster_matrix(
 {account_line}{gpu_line}  cpus_per_task: {cores}            # cores, and threads, of one rank
   time_limit: "{slurm_time(limit_s)}"      # maximum for one run
   exclusive: true             # whole nodes: no other job disturbs the measurement
-  # cpu_bind: cores           # also gpu_bind, distribution, hint: see the recipes in docs/clusters.md
+  # srun_options: [--cpu-bind=cores]   # how srun places the ranks: see the recipes in docs/clusters.md
   # setup: ["module load cuda", "source .venv/bin/activate"]   # lines before the launch
 {env_line}axes:                         # every combination is measured
   nodes: {sizes}
@@ -260,11 +229,12 @@ def cluster_matrix(
   backend: {backends}
   launcher: {launcher}
 scaling:
-{scaling}{workload}repeats: 3                    # three runs of each cell: enough for an interval
+{scaling}{workload}max_running: 1                # one job after another; without this line: all at once
+repeats: 3                    # three runs of each cell: enough for an interval
 """
 
 
-def local_matrix(cores: int, own: OwnWorkload | None = None) -> str:
+def local_matrix(cores: int, own: OwnCommand | None = None) -> str:
     """Return a matrix for this machine: 1, 2, 4, ... processes, see :func:`sizes_up_to`."""
     sizes = sizes_up_to(cores)
     scaling = f"""\

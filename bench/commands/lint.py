@@ -67,7 +67,7 @@ def _read(path: str) -> str:
         return read_stdin().read().decode("utf-8", errors="replace")
     file = Path(path)
     if file.suffix in (".yaml", ".yml"):
-        remedy = "`bench plan` lints the scripts of a matrix"
+        remedy = "give a script, such as one that `bench plan` wrote"
         raise BenchError(f"{file} is a YAML file, not a script", remedy=remedy)
     if not file.is_file():
         raise missing_file(file, what="the script", remedy="give the path of a sbatch script, or - for stdin")

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..matrix.cell import Cell, labelled_commands, value_text
-from ..secret_values import cell_without_secrets, without_secret_variables
 from ..study.layout import StudyFolder
+from ..variables import shown_settings
 from .console import print_commands, print_json, print_table, say, show
 from .options import JsonOption, MatrixArgument, ResultsOption, SiteOption, results_folder
 
@@ -102,8 +102,7 @@ def _as_content(plan: Plan, folder: StudyFolder) -> dict[str, Any]:
     cost, site = plan.cost, plan.document.site
     cells = []
     for cell in plan.cells:
-        known = {k: v for k, v in cell.as_json().items() if k not in ("workload", "env")}
-        content = cell_without_secrets(known)
+        content = {k: v for k, v in cell.as_json().items() if k not in ("workload", "env")}
         content["series"] = [member.series for member in cell.series]
         cells.append({**content, "script": str(folder.path / plan.script_name(cell))})
     return {
@@ -121,7 +120,7 @@ def _as_content(plan: Plan, folder: StudyFolder) -> dict[str, Any]:
         "time_limit_s": plan.matrix.cluster.time_limit,
         "exclusive": plan.exclusive,
         "warnings": plan.warnings,
-        "site": site and {"path": site.path, "inherited": without_secret_variables(site.values)},
+        "site": site and {"path": site.path, "inherited": shown_settings(site.values)},
         "commands": [command.as_json() for command in labelled_commands(plan.cells)],
         "cells": cells,
     }

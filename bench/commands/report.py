@@ -15,7 +15,7 @@ from ..study.layout import StudyFolder
 from ..words import heading, remedy
 from .advise import parse_samples
 from .console import print_json, say, show
-from .options import JsonOption, ResultsOption, find_study, require_report, results_folder, settle_study
+from .options import JsonOption, ResultsOption, find_study, require_report, settle_study
 
 if TYPE_CHECKING:
     from analysis.report.proposal import Work
@@ -123,7 +123,6 @@ def report_command(
         raise BenchError(what, remedy="omit --mode, or give a TABLE.csv")
     return write(
         find_study(source, results),
-        results=results_folder(results),
         output=output,
         baseline=baseline,
         proposal=proposal,
@@ -151,7 +150,6 @@ def _work(samples: str | None, epochs: int, trainings: int, *, proposal: bool) -
 def write(
     folder: StudyFolder,
     *,
-    results: Path,
     output: Path | None = None,
     baseline: str | None = None,
     proposal: bool = False,
@@ -167,7 +165,6 @@ def write(
 
         written = write_report(
             folder.path,
-            results_folder=results,
             output=output,
             records=records,
             baseline=baseline,

@@ -51,5 +51,5 @@ def run_command(
     runs, seen = limited.until_answered(choose)
     check_budget(study, runs, budget)
     code = start(study, runs, seen=seen, patience=limited)
-    write(folder, results=folder.path.parent)
+    write(folder)
     return code

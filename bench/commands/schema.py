@@ -20,5 +20,5 @@ def schema_command(
     from ..matrix.load import site_schema
     from ..matrix.schema import json_schema
 
-    print_json(site_schema() if site else json_schema(), has_secrets=False)
+    print_json(site_schema() if site else json_schema())
     return 0

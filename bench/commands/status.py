@@ -12,13 +12,10 @@ import typer
 from ..errors import UnavailableError
 from ..jobs.scheduler import scheduler_for
 from ..matrix.cell import labelled_commands
-from ..study.consistency import record_contradictions
 from ..study.ledger import RunRecord, RunState
 from ..study.plan_json import PlannedStudy, open_study
 from ..study.run_json import read_run
-from ..study.validity import read_validity
-from ..units import count, join_names
-from ..words import words
+from ..units import count
 from .console import clear_screen, print_commands, print_json, print_table, say, show
 from .options import JsonOption, ResultsOption, StudyArgument, find_study
 from .submit import counts_line
@@ -64,7 +61,6 @@ def status_command(
             say(f"{absent.message}: waiting for {absent.scheduler}")
             time.sleep(interval)
             continue
-        add_damages(planned, records)
         if as_json:
             print_json(status_content(planned, records))
         else:
@@ -78,28 +74,6 @@ def status_command(
             bad = (RunState.FAILED, RunState.UNKNOWN)
             return 1 if any(record.state in bad for record in records.values()) else 0
         time.sleep(interval)
-
-
-def add_damages(planned: PlannedStudy, records: Mapping[str, RunRecord]) -> None:
-    """Add the contradictions between the ledger and run.json to records of runs that have ended.
-
-    run.json is not read for a completed run, because studies can have thousands of them.
-    """
-    for record in records.values():
-        if not record.state.ended or record.damages:
-            continue
-        folder = planned.run_folder(record)
-        if not folder.path.is_dir():
-            record.damages.append(f"ledger.jsonl names attempt {record.attempt}, which has no folder")
-        if record.state is RunState.COMPLETED or record.damages:
-            continue
-        run, problem = read_run(folder.path)
-        if run is None:
-            record.damages.append(f"run.json {problem}")
-            continue
-        cell = planned.cell_of(record.run_id).as_json()
-        found = record_contradictions(run, {}, record, attempt=record.attempt, cell=cell, folder=folder)
-        record.damages.extend(map(words, found))
 
 
 def _show(planned: PlannedStudy, records: Mapping[str, RunRecord], *, everything: bool) -> None:
@@ -129,10 +103,6 @@ def _show(planned: PlannedStudy, records: Mapping[str, RunRecord], *, everything
     print_commands(planned.cells.values())
     if disturbed := sum(record.is_disturbed for record in ranked):
         show(f"{count(disturbed, 'completed run was', 'completed runs were')} disturbed")
-    for fact in read_validity(planned.folder, records) or ():
-        if fact.severity == "error":
-            named = join_names(fact.subject, most=_MAX_CELLS)
-            show(f"not valid [{fact.kind}]: {named} (see the report)")
     stuck = sum(bool(record.details.get("stuck")) for record in ranked)
     counts = counts_line(Counter(str(record.state) for record in ranked))
     show(f"{counts} ({stuck} will not start)" if stuck else counts)
@@ -156,14 +126,12 @@ def _log_line(planned: PlannedStudy, record: RunRecord) -> dict[str, Any] | None
 def status_content(planned: PlannedStudy, records: Mapping[str, RunRecord]) -> dict[str, Any]:
     """Return the output of `bench status --json`."""
     counts = Counter(str(record.state) for record in records.values())
-    facts = read_validity(planned.folder, records)
     runs = {run.run_id: run for run in planned.runs}
     names = ("attempt", "state", "reason", "cause", "failure_class", "exit_code", "job_id", "disturbed")
     return {
         "study": planned.folder.name,
         "folder": str(planned.folder.path),
         "counts": {str(state): counts[str(state)] for state in RunState},
-        "validity": None if facts is None else [fact.as_json() for fact in facts],
         "damages": planned.ledger.damages(runs.keys()),
         "commands": [command.as_json() for command in labelled_commands(planned.cells.values())],
         "runs": [

@@ -14,7 +14,6 @@ from ..jobs.scheduler import QueueFullError, Scheduler, scheduler_for
 from ..jobs.slurm.pack import allocation_of
 from ..jobs.slurm.pack_submission import PackScheduler
 from ..matrix.cell import Run
-from ..render import PREFLIGHT_LIMIT_S
 from ..study.ledger import HaltWatch, RunRecord, RunState
 from ..study.plan_json import PlannedStudy, open_study
 from ..units import count, human_duration
@@ -32,8 +31,7 @@ from .options import (
     parse_patience_s,
     pending,
 )
-from .preflight import DEFAULT_TIMEOUT_S, check_nodes_of
-from .waiting import HaltedError, Patience, Waiting, canary_passes, say_stuck, start_runs
+from .waiting import HaltedError, Patience, Waiting, say_stuck, start_runs
 
 DryRunOption = Annotated[
     bool, typer.Option("--dry-run", help="Show which runs would be started; start nothing.")
@@ -42,14 +40,8 @@ MaxQueuedOption = Annotated[
     int | None, typer.Option("--max-queued", min=1, help="Maximum number of queued jobs of the study.")
 ]
 WaitOption = Annotated[bool, typer.Option("--wait", help="Wait until every run has ended.")]
-CanaryOption = Annotated[
-    bool,
-    typer.Option("--canary", help="Run the smallest multi-node run first; start the others if it passes."),
-]
 _PACK = "Submit one job that executes all runs in turn, with the nodes of the largest run."
 PackOption = Annotated[bool, typer.Option("--pack", help=_PACK)]
-_PREFLIGHT = "Check nodes first, and exclude the unfit ones."
-PreflightOption = Annotated[bool, typer.Option("--preflight", help=_PREFLIGHT)]
 DryRunJsonOption = Annotated[bool, typer.Option("--json", help="With --dry-run: print JSON for programs.")]
 
 
@@ -64,9 +56,7 @@ def submit_command(
     max_queued: MaxQueuedOption = None,
     wait: WaitOption = False,
     patience: PatienceOption = None,
-    canary: CanaryOption = False,
     pack: PackOption = False,
-    preflight: PreflightOption = False,
     as_json: DryRunJsonOption = False,
 ) -> int:
     """Start the runs of a study that are neither completed nor in progress.
@@ -75,31 +65,22 @@ def submit_command(
     Failed and disturbed runs are started again only with --retry-failed and --retry-disturbed. Executors
     local and ssh start one run after another; Ctrl-C stops them, and the next call continues.
     """
-    _check_combinations(as_json=as_json, dry_run=dry_run, patience=patience, waits=wait or canary)
+    _check_combinations(as_json=as_json, dry_run=dry_run, patience=patience, waits=wait)
     limited = Patience(parse_patience_s(patience))
     planned = open_study(find_study(study, results))
-    _check_options(planned, preflight=preflight, pack=pack, max_queued=max_queued)
+    _check_options(planned, pack=pack, max_queued=max_queued)
     halt = HaltWatch(planned.ledger)
     choose = partial(
         runs_to_start, planned, filters or [], retry_failed=retry_failed, retry_disturbed=retry_disturbed
     )
-    runs, seen = limited.until_answered(choose) if wait or canary else choose()
+    runs, seen = limited.until_answered(choose) if wait else choose()
     if pack:
         _check_pack_budget(planned, runs, budget)
     else:
         check_budget(planned, runs, budget)
-    if preflight and runs and budget is not None:
-        limit = human_duration(PREFLIGHT_LIMIT_S)
-        say(f"--budget: the preflight's job of at most {limit} is not counted")
     if dry_run:
-        _show(planned, runs, pack=pack, preflight=preflight, as_json=as_json)
+        _show(planned, runs, pack=pack, as_json=as_json)
         return 0
-    if preflight and runs:
-        check_nodes_of(planned, runs, timeout_s=None if wait else DEFAULT_TIMEOUT_S)
-    if canary:
-        if not canary_passes(planned, runs, seen=seen, halt=halt, patience=limited, pack=pack):
-            return 1
-        runs = _without_completed(planned, runs, since=seen)
     return start(
         planned,
         runs,
@@ -116,27 +97,11 @@ def _check_combinations(*, as_json: bool, dry_run: bool, patience: str | None, w
     if as_json and not dry_run:
         raise BenchError("--json requires --dry-run", remedy="`bench status --json` shows the states of runs")
     if patience is not None and not waits:
-        raise BenchError("--patience requires --wait or --canary", remedy="add --wait or --canary")
+        raise BenchError("--patience requires --wait", remedy="add --wait")
 
 
-def _without_completed(
-    planned: PlannedStudy, runs: Sequence[Run], *, since: Mapping[str, RunRecord]
-) -> list[Run]:
-    """Return the ``runs`` that have completed no new attempt; ``since`` contains the earlier records."""
-    records = planned.records()
-    return [
-        run
-        for run in runs
-        if records[run.run_id].state is not RunState.COMPLETED
-        or records[run.run_id].attempt <= since[run.run_id].attempt
-    ]
-
-
-def _check_options(planned: PlannedStudy, *, preflight: bool, pack: bool, max_queued: int | None) -> None:
+def _check_options(planned: PlannedStudy, *, pack: bool, max_queued: int | None) -> None:
     """Reject options that contradict the executor or --pack; print which option has no effect."""
-    if preflight and planned.scheduler.preflight != "job":
-        what = f"--preflight checks the nodes of Slurm jobs, but the matrix's executor is {planned.executor}"
-        raise BenchError(what, remedy="omit --preflight")
     if max_queued is None:
         return
     if pack:
@@ -199,10 +164,8 @@ def _check_pack_budget(planned: PlannedStudy, runs: Sequence[Run], budget: float
     say(f"pack: {count(len(runs), 'run')} in one job of {size}, {cost} at most")
 
 
-def _show(planned: PlannedStudy, runs: Sequence[Run], *, pack: bool, preflight: bool, as_json: bool) -> None:
+def _show(planned: PlannedStudy, runs: Sequence[Run], *, pack: bool, as_json: bool) -> None:
     """Print what would be started."""
-    if preflight:
-        say("--preflight: the nodes are checked first, and unfit nodes are excluded")
     if pack:
         _show_pack(planned, runs, as_json=as_json)
     else:
@@ -228,8 +191,8 @@ def _show_commands(planned: PlannedStudy, runs: Sequence[Run], *, as_json: bool)
     for command in commands.values():
         show(command)
     print_commands(planned.cells[cell_id] for cell_id in dict.fromkeys(run.cell_id for run in runs))
-    if "concurrent_runs" in planned.scheduler.keys and planned.concurrent_runs is not None:
-        say("concurrent_runs: `bench submit` also lets jobs wait for the end of earlier jobs")
+    if planned.scheduler.queues and planned.max_running is not None:
+        say("max_running: `bench submit` also lets jobs wait for the end of earlier jobs")
     show(f"{len(runs)} of {len(planned.runs)} runs would be started")
 
 

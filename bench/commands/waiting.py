@@ -1,4 +1,4 @@
-"""Start runs, and wait for a place in the queue, for Slurm, for the first run (canary), or for all runs."""
+"""Start runs, and wait for a place in the queue, for Slurm, or for all runs."""
 
 from __future__ import annotations
 
@@ -10,11 +10,9 @@ from dataclasses import replace
 from typing import TypeVar
 
 from ..errors import BenchError, UnavailableError
-from ..jobs.scheduler import QueueFullError, Scheduler, scheduler_for
+from ..jobs.scheduler import QueueFullError, Scheduler, passed_variables
 from ..matrix.cell import Run
 from ..study.ledger import HaltWatch, RunRecord, RunState
-from ..study.plan_json import PlannedStudy
-from ..study.verify import verify_run
 from ..units import count, human_duration
 from .console import say, say_once, show_progress
 
@@ -54,8 +52,9 @@ def start_runs(
 
     Raises:
         HaltedError: the study was cancelled; the remaining runs are not started.
-        BenchError: see :meth:`bench.jobs.scheduler.Scheduler.submit`.
+        BenchError: see :meth:`bench.jobs.scheduler.Scheduler.submit`, or a variable is not set.
     """
+    passed_variables(scheduler.study)
     with show_progress(len(runs)) as callbacks:
 
         def started(run: Run) -> None:
@@ -175,8 +174,6 @@ class Waiting:
 
     def _is_unsubmitted(self, record: RunRecord) -> bool:
         """Return whether a run has had no new attempt since the submission began."""
-        if record.details.get("held"):
-            return False
         return record.state is RunState.PLANNED or record.attempt == self._attempts[record.run_id]
 
     def _has_room(self, active: int) -> bool:
@@ -216,55 +213,3 @@ def say_stuck(said: set[str], records: Iterable[RunRecord]) -> None:
         first, *others = stuck[reason]
         more = f" and {count(len(others), 'other run')}" if others else ""
         say(f"{first}{more} {reason}")
-
-
-def canary_passes(
-    planned: PlannedStudy,
-    runs: Sequence[Run],
-    *,
-    seen: Mapping[str, RunRecord],
-    halt: HaltWatch,
-    patience: Patience,
-    pack: bool = False,
-) -> bool:
-    """Run the smallest multi-node run alone and return whether it passes; print the checks that fail.
-
-    Return True without a run if a multi-node run of the study has already completed. ``seen`` are the
-    records by which ``runs`` were chosen.
-    """
-    proven = [run for run in planned.runs if seen[run.run_id].state is RunState.COMPLETED]
-    if not runs or any(planned.cells[run.cell_id].nodes > 1 for run in proven):
-        return True
-    canary = choose_canary(planned, runs)
-    say(f"canary: {canary.run_id} runs first; {count(len(runs) - 1, 'run')} held back until it has passed")
-    if rest := [run for run in runs if run is not canary]:
-        patience.until_answered(lambda: scheduler_for(planned, pack=pack).check_largest(rest))
-    scheduler = scheduler_for(planned)
-    patience.until_answered(lambda: start_runs(scheduler, [canary], seen=seen, halt=halt))
-    record = _wait_for_end(scheduler, canary, patience)
-    verdict = verify_run(planned.folder.attempt(record.run_id, record.attempt).path)
-    if not verdict.passed:
-        for check in verdict.failures:
-            say(f"  {check}")
-        say(f"the canary {canary.run_id} did not pass: nothing else was submitted")
-    return verdict.passed
-
-
-def choose_canary(planned: PlannedStudy, runs: Sequence[Run]) -> Run:
-    """Return the cheapest test of communication: the smallest multi-node run, else the smallest run."""
-
-    def size(run: Run) -> tuple[bool, int, int, int]:
-        cell = planned.cells[run.cell_id]
-        return (cell.nodes == 1, cell.nodes, cell.world_size, run.order)
-
-    return min(runs, key=size)
-
-
-def _wait_for_end(scheduler: Scheduler, run: Run, patience: Patience) -> RunRecord:
-    said: set[str] = set()
-    while True:
-        record = patience.until_answered(scheduler.poll)[run.run_id]
-        if record.state not in (RunState.QUEUED, RunState.RUNNING):
-            return record
-        say_stuck(said, [record])
-        time.sleep(POLL_S)

@@ -11,9 +11,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from ..facts import facts_of_env
 from ..matrix.cell import Cell
 from ..measure.nccl_errors import logged_nccl_errors
-from ..study.before_facts import facts_of_env
 from ..study.conditions import objects
 from ..study.files import read_json, read_table, regular_file
 from ..study.layout import RunFolder

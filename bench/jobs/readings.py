@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -163,14 +162,13 @@ def _surprises(found: Mapping[str, Sequence[_Value]], rate: str, source: str) ->
 
 def _from_file(folder: RunFolder, cell: Cell) -> _Found:
     metrics = cell.metrics
-    kind = "csv" if "csv" in metrics else "jsonl"
-    path = folder.path / metrics[kind]
+    path = folder.path / metrics["csv"]
     if not path.is_file():
-        raise UnreadableError(f"the command did not create {path}, the file named in workload.metrics.{kind}")
+        raise UnreadableError(f"the command did not create {path}, the file named in workload.metrics.csv")
     if not path.is_relative_to(folder.path) and _is_older(path, folder):
         raise UnreadableError(f"{path} is older than this run, so another run wrote it")
     columns: dict[str, str] = metrics["columns"]
-    records = list(_csv_records(path) if kind == "csv" else _json_records(path))
+    records = list(_csv_records(path))
     readings: list[dict[str, _Value]] = []
     for line, record in enumerate(records, start=1):
         given = {name: record[key] for name, key in columns.items() if record.get(key) not in (None, "")}
@@ -209,16 +207,6 @@ def _csv_records(path: Path) -> Iterator[dict[str, Any]]:
     reader = csv.DictReader(io.StringIO(_text(path).removeprefix("\ufeff")), skipinitialspace=True)
     for row in reader:
         yield {str(key).strip(): value for key, value in row.items() if isinstance(value, str)}
-
-
-def _json_records(path: Path) -> Iterator[dict[str, Any]]:
-    for line in _text(path).splitlines():
-        try:
-            record = json.loads(line)
-        except ValueError:  # an incomplete last line, or other text
-            continue
-        if isinstance(record, dict):
-            yield record
 
 
 def _text(path: Path) -> str:

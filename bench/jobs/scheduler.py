@@ -11,7 +11,6 @@ import errno
 import os
 import subprocess
 import sys
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -24,14 +23,14 @@ from ..errors import BenchError, UnwritableError
 from ..matrix.cell import Cell, Run
 from ..matrix.workload import INTERPRETER, command_values, filled_words, runs_python, uses_python
 from ..measure.command_conditions import write_environment
-from ..secret_values import mask_text, without_secrets
 from ..study.conditions import Neighbours, assess, parse_moment, read_disturbances, summary
-from ..study.consistency import metrics_digest
 from ..study.files import file_sha256
 from ..study.layout import RunFolder
 from ..study.ledger import FailureClass, RunRecord, RunState, final_failure_class
 from ..study.plan_json import PlannedStudy
 from ..study.run_json import Attempt, read_run, update_run
+from ..units import join_names
+from ..variables import shown_variables
 from .neighbours import beside_in_study, nodes_of
 from .outcome import Outcome, disk_is_full, missing_results
 
@@ -43,10 +42,11 @@ Records = Mapping[str, RunRecord]
 
 #: Larger files, such as container images, are not scripts.
 _MAX_SCRIPT_BYTES = 16 * 2**20
-#: Time limit of all calls of git for one folder.
+#: Time limit of git for one folder.
 GIT_S = 5.0
 # No locks and no file system monitor: git only reads, and starts no other program.
-_GIT = ("git", "--no-optional-locks", "-c", "core.fsmonitor=false", "-C")
+_GIT = ("git", "--no-optional-locks", "-c", "core.fsmonitor=false")
+_DESCRIBE = ("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
 
 
 class SubmittedCommands:
@@ -63,18 +63,21 @@ class SubmittedCommands:
         """Return ``command`` and ``interpreter`` for a cell's run.json, or ``{}`` for the built-in training.
 
         ``script`` is the first word that is a file, or ``""`` if no word is a file, as for ``python -m``.
-        Unknown values are None. Secrets are masked. ``interpreter`` is the Python interpreter with which the
-        command begins, in a form that the job can call.
+        Unknown values are None. Placeholders of variables that are not shown are kept. ``interpreter`` is
+        the Python interpreter with which the command begins, in a form that the job can call.
         """
         if cell.command is None:
             return {}
-        words = filled_words(cell.command, command_values(cell, self._name))
+        values = command_values(cell, self._name)
+        words = filled_words(cell.command, values)
+        unknown = [f"env.{name}" for name, own in shown_variables(cell.as_json()).items() if own is None]
+        hidden = {name: f"{{{name}}}" for name in unknown}
         script = self._script(words)
-        commit, is_dirty = self._git(Path(script))
+        commit, is_dirty = self._git(Path(script).parent)
         return {
             "command": {
                 "name": cell.workload.get("command_name"),
-                "words": without_secrets(words),
+                "words": filled_words(cell.command, values | hidden),
                 "script": script,
                 "script_sha256": self._sha256(Path(script)) if script else None,
                 "git_commit": commit,
@@ -118,35 +121,26 @@ def _is_script(word: str) -> bool:
         return False
 
 
-def _git_state(script: Path) -> tuple[str | None, bool | None]:
-    """Return the commit of the script's repository, and whether tracked files differ from this commit.
+def _git_state(folder: Path) -> tuple[str | None, bool | None]:
+    """Return the commit of a folder's repository, and whether tracked files differ from this commit.
 
-    Both values are None if the repository does not track the script. Without a script, the repository
-    of the working folder is used.
+    Both values are None if there is no commit, or git does not answer in time.
     """
-    deadline = time.monotonic() + GIT_S
-    folder = script.parent
-    if script.name and _git(folder, ["ls-files", "--error-unmatch", "--", script.name], deadline) is None:
-        return None, None
-    commit = _git(folder, ["rev-parse", "--verify", "HEAD"], deadline)
-    changes = None if commit is None else _git(folder, ["status", "--porcelain", "-uno"], deadline)
-    return commit, None if changes is None else bool(changes)
-
-
-def _git(folder: Path, words: Sequence[str], deadline: float) -> str | None:
-    """Return the output of git, or None if it fails or does not end before ``deadline``."""
     try:
         done = subprocess.run(
-            [*_GIT, str(folder), *words],
+            [*_GIT, "-C", str(folder), *_DESCRIBE],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=max(0.1, deadline - time.monotonic()),
+            timeout=GIT_S,
         )
     except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() if done.returncode == 0 else None
+        return None, None
+    if done.returncode:
+        return None, None
+    commit, _, dirty = done.stdout.strip().partition("-")
+    return commit, bool(dirty)
 
 
 class QueueFullError(BenchError):
@@ -208,8 +202,7 @@ def settle_run_json(
     record.disturbed = summary(read_disturbances(conditions) or ())
     if folder.path.is_dir():
         ending = {**end, **failure, **warnings, "ended_at": ended_at}
-        digest = metrics_digest(folder) if completed else {}
-        changes = {**ending, **digest, **conditions, **outcome.details}
+        changes = {**ending, **conditions, **outcome.details}
         update_run(folder, changes, fallback=identity)
         _complete_environment(study, record, outcome)
     disturbed = {"disturbed": record.disturbed} if record.disturbed else {}
@@ -220,7 +213,7 @@ def settle_run_json(
 
 def _record_end(record: RunRecord, outcome: Outcome, cause: Mapping[str, Any] | None) -> dict[str, Any]:
     """Write the end of an attempt into ``record``; return it as run.json and the ledger contain it."""
-    record.state, record.reason = outcome.state, mask_text(outcome.reason)
+    record.state, record.reason = outcome.state, outcome.reason
     record.cause = cause["cause"] if cause else None
     record.failure_class = final_failure_class(outcome.failure_class, record.cause)
     record.exit_code = outcome.exit_code
@@ -291,6 +284,18 @@ def _as_json(cause: Cause) -> dict[str, Any]:
     return {name: getattr(cause, name) for name in names}
 
 
+def passed_variables(study: PlannedStudy) -> dict[str, str]:
+    """Return the variables of ``cluster.env_from`` with their values; raise BenchError if one is not set."""
+    names = study.plan.get("env_from") or []
+    if missing := [name for name in names if name not in os.environ]:
+        what = f"{join_names(missing, most=5)} of cluster.env_from: not set in this shell"
+        remedy = (
+            f"set {missing[0]} (read -rs {missing[0]}; export {missing[0]}), then run `bench submit` again"
+        )
+        raise BenchError(what, remedy=remedy)
+    return {name: os.environ[name] for name in names}
+
+
 class Scheduler(ABC):
     """Run the jobs of one study. Every event of a run is in the study's ledger before anything depends on it.
 
@@ -327,9 +332,6 @@ class Scheduler(ABC):
     @abstractmethod
     def cancel(self, runs: Sequence[Run]) -> int:
         """Cancel the active ones of ``runs``; return their number."""
-
-    def check_largest(self, runs: Sequence[Run]) -> None:  # noqa: B027 (nothing to check)
-        """Raise BenchError if the scheduler would reject the largest of ``runs``."""
 
     def stuck_runs(self, runs: Sequence[Run]) -> list[RunRecord]:
         """Return the submitted ``runs`` that the scheduler will not start unless somebody acts."""

@@ -5,30 +5,20 @@ The docstring of each rule in :mod:`bench.lint.rules` is its documentation in do
 
 from __future__ import annotations
 
-import importlib
 import itertools
-import pkgutil
 from dataclasses import replace
-from functools import cache, lru_cache
+from functools import lru_cache
 
 from ..findings import Edit, Finding, Remark
-from . import rules
-from .rules import REGISTRY, Rule
+from .rules import REGISTRY, Rule, launching, text
 from .script import Script, read_script
-from .walk import VARIABLES
 
-__all__ = ["VARIABLES", "Rule", "all_rules", "edits", "lint_script"]
+__all__ = ["RULES", "Rule", "edits", "launching", "lint_script", "text"]
 
+#: All rules, sorted by name.
+RULES = tuple(sorted(REGISTRY, key=lambda rule: rule.name))
 #: Maximum number of findings per rule and script.
 _MAX_REMARKS = 200
-
-
-@cache
-def all_rules() -> tuple[Rule, ...]:
-    """Return all rules, sorted by name."""
-    for module in pkgutil.iter_modules(rules.__path__):
-        importlib.import_module(f"{rules.__name__}.{module.name}")
-    return tuple(REGISTRY[name] for name in sorted(REGISTRY))
 
 
 def lint_script(text: str, *, path: str) -> list[Finding]:
@@ -41,13 +31,12 @@ def edits(text: str) -> list[Edit]:
     return [edit for _, edit in _judge(text) if edit]
 
 
-# Cached: `bench lint --diff` needs findings and edits, and a repeated plan lints the same scripts again.
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=1)  # `bench lint --diff` needs findings and edits
 def _judge(text: str) -> tuple[tuple[Finding, Edit | None], ...]:
     """Apply all rules to a script, keeping at most one finding per rule and line."""
     script = read_script(text)
     found: dict[tuple[int, str], tuple[Finding, Edit | None]] = {}
-    for rule in all_rules():
+    for rule in RULES:
         for remark in itertools.islice(rule.check(script), _MAX_REMARKS):
             finding = _finding(script, rule, remark)
             found.setdefault((finding.line, rule.name), (finding, remark.edit))

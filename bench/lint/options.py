@@ -6,15 +6,12 @@ of plugins come from pyxis, Shifter, the CSCS container engine, SageMaker HyperP
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache
 from typing import NamedTuple
 
-from ..findings import Edit, Remark
-from .values import Value
+from .words import Word
 
 # A variable or a command substitution, which sbatch does not expand: sbatch(1) on directives.
 EXPANSION = re.compile(r"\$\{?[A-Za-z_]|\$\(|`")
@@ -26,14 +23,14 @@ class Option(NamedTuple):
     """An option of sbatch or srun under its full name.
 
     ``value`` is None if the option has no value. ``written`` is the option's text in the script.
-    ``expanded`` is the value of an option of srun with its unknown expansions.
+    ``word`` is the value with its unknown expansions.
     """
 
     name: str
     value: str | None
     written: str
     line: int = 0
-    expanded: Value | None = None
+    word: Word | None = None
 
 
 def is_placeholder(value: str) -> bool:
@@ -92,149 +89,72 @@ _SRUN_SHORT = """
 E=preserve-env K=kill-on-bad-exit l=label r=relative T=threads u=unbuffered X=disable-status Z=no-allocate
 """
 #: Other names of options.
-_SYNONYMS = """
-tasks-per-node=ntasks-per-node cluster=clusters switch=switches cpu_bind=cpu-bind mem_bind=mem-bind
-pack-group=het-group
-"""
-#: Options that a release of Slurm renamed.
-_RENAMED = {"workdir": "chdir", "share": "oversubscribe"}
-#: Short options whose values may be any text, such as ``-J=name``.
-_ANY_TEXT = frozenset("JoeiDAq")
+_SYNONYMS = dict(
+    pair.split("=")
+    for pair in [
+        "tasks-per-node=ntasks-per-node",
+        "cluster=clusters",
+        "switch=switches",
+        "cpu_bind=cpu-bind",
+        "mem_bind=mem-bind",
+        "pack-group=het-group",
+    ]
+)
 
 
 @dataclass(frozen=True, slots=True)
 class OptionTable:
-    """The options of ``command`` and of common plugins.
+    """The options of a command: ``"="`` takes a value, ``"?"`` possibly has one, ``""`` has none."""
 
-    The values of ``long`` are ``"="`` (takes a value), ``"?"`` (optional value) and ``""`` (no value).
-    """
-
-    command: str
     long: dict[str, str]
     short: dict[str, str]
 
     def matches(self, written: str) -> list[str]:
         """Return the options that ``written`` may mean: getopt also accepts unique prefixes of names."""
-        found = (
-            [written] if written in self.long else [name for name in self.long if name.startswith(written)]
-        )
-        return sorted({_synonyms().get(name, name) for name in found})
+        found = [written] if written in self.long else [one for one in self.long if one.startswith(written)]
+        return sorted({_SYNONYMS.get(name, name) for name in found})
 
-    def read(self, words: Sequence[Value]) -> tuple[list[Option], Sequence[Value]]:
+    def read(self, words: Sequence[Word]) -> tuple[list[Option], Sequence[Word]]:
         """Parse options like getopt_long; return them and the words from the first other word on.
 
         An option that the command does not have keeps its written name.
         """
         options: list[Option] = []
-        at = 0
-        while at < len(words) and words[at].start.startswith("-") and words[at].literal != "-":
-            word = words[at]
-            at += 1
+        rest = list(words)
+        while rest and rest[0].start.startswith("-") and rest[0].literal != "-":
+            word = rest.pop(0)
             if word.literal == "--":
                 break
-            for name, value, needs_value in self._parts(word):
+            for name, value in self._parts(word):
                 written = word.shown
-                if needs_value and at < len(words):
-                    value, at = words[at], at + 1
+                if value is None and self.long.get(name) == "=" and rest:
+                    value = rest.pop(0)
                     written = f"{written} {value.shown}"
-                text = value.shown if value else ("" if needs_value else None)
-                options.append(Option(name, text, written, word.line, value))
-        return options, words[at:]
+                options.append(Option(name, value.shown if value else None, written, word.line, value))
+        return options, rest
 
-    def _parts(self, word: Value) -> Iterator[tuple[str, Value | None, bool]]:
-        """Yield the options in one word: name, value, and whether the value is in the next word."""
+    def _parts(self, word: Word) -> Iterator[tuple[str, Word | None]]:
+        """Yield the options in one word with the values that it contains."""
         if word.start.startswith("--"):
             written, equals, _ = word.start[2:].partition("=")
             found = self.matches(written)
-            name = found[0] if len(found) == 1 else written
-            value = word.after(f"--{written}=") if equals else None
-            yield name, value, not equals and self.long.get(name) == "="
+            yield found[0] if len(found) == 1 else written, word.after(f"--{written}=") if equals else None
             return
         for position, letter in enumerate(word.start[1:], start=1):
             name = self.short.get(letter, letter)
-            if self.long.get(name):
-                value = word.after(word.start[: position + 1])
-                yield name, value if value.shown else None, not value.shown and self.long[name] == "="
+            value = word.after(word.start[: position + 1])
+            if self.long.get(name) and value.shown:
+                yield name, value
                 return
-            yield name, None, False
-
-    def refused(self, option: Option) -> Remark | None:
-        """Return a finding if the command refuses the name of an option.
-
-        An option that resembles none of the command's is accepted: a plugin of the site may add it.
-        """
-        word = option.written.partition("=")[0].partition(" ")[0]
-        written, new, why = word.removeprefix("--"), "", f"{self.command} has no option {word}"
-        if not word.startswith("--"):
-            return self._refused_short(option, word)
-        found = self.matches(written)
-        if len(found) == 1:
-            return None
-        close = _closest(written, sbatch=self.command == "sbatch")
-        remedy = f"did you mean --{close[0]}? See `{self.command} --help`" if close else ""
-        if found:
-            why = f"it is ambiguous ({', '.join(f'--{name}' for name in found[:6])})"
-            remedy = "write the option's name in full"
-        elif written in _RENAMED or close == [written.replace("_", "-")]:
-            new = f"--{_RENAMED.get(written) or close[0]}"
-            remedy = f"write {new}"
-        elif any(written in table.long for table in (sbatch_options(), srun_options())):
-            other = "srun" if self.command == "sbatch" else "sbatch"
-            why, remedy = f"it is an option of {other} only", f"pass it to {other}, or remove it"
-        return self.refusal(option, word, why, remedy, new) if remedy else None
-
-    def _refused_short(self, option: Option, word: str) -> Remark | None:
-        letter, value = word[1:2], option.written[2:]
-        if len(word) > 3 and word[1:] in self.long and letter not in _ANY_TEXT:
-            why = f"with one dash, it is the short option -{letter}"
-            return self.refusal(option, word, why, f"write -{word}", f"-{word}")
-        if value.startswith("=") and letter in self.short and letter not in _ANY_TEXT:
-            why, new = f"short options have no =, so that the value is `{value}`", f"-{letter} {value[1:]}"
-            return self.refusal(option, option.written, why, f"write `{new}`", new)
-        if len(option.name) == 1:
-            why = f"{self.command} has no option -{option.name}"
-            return self.refusal(option, word, why, f"see `{self.command} --help`")
-        return None
-
-    def refusal(self, option: Option, word: str, why: str, remedy: str, new: str = "") -> Remark:
-        """Return a finding for a word that the command refuses; its correction is ``new``."""
-        edit = Edit(option.line, word, new) if new else None
-        return Remark(option.line, f"{self.command} refuses `{option.written}`: {why}", remedy, edit)
+            yield name, None
 
 
-def _pairs(text: str) -> dict[str, str]:
-    return dict(pair.split("=") for pair in text.split())
+def _table(short: str, *lists: str) -> OptionTable:
+    long = {word.rstrip("=?"): word[len(word.rstrip("=?")) :] for word in " ".join(lists).split()}
+    letters = dict(pair.split("=") for pair in short.split())
+    return OptionTable(long, {letter: name for letter, name in letters.items() if name in long})
 
 
-@cache
-def _synonyms() -> dict[str, str]:
-    return _pairs(_SYNONYMS)
-
-
-def _table(*lists: str) -> dict[str, str]:
-    return {word.rstrip("=?"): word[len(word.rstrip("=?")) :] for word in " ".join(lists).split()}
-
-
-def _options(command: str, short: str, *lists: str) -> OptionTable:
-    long = _table(*lists)
-    letters = _pairs(short)
-    return OptionTable(command, long, {letter: name for letter, name in letters.items() if name in long})
-
-
-@lru_cache(maxsize=1000)
-def _closest(written: str, *, sbatch: bool) -> list[str]:
-    """Return the option whose name resembles ``written``, if any."""
-    table = sbatch_options() if sbatch else srun_options()
-    return difflib.get_close_matches(written.replace("_", "-").lower(), table.long, n=1, cutoff=0.84)
-
-
-@cache
-def sbatch_options() -> OptionTable:
-    """Return the options of sbatch."""
-    return _options("sbatch", _SHORT, _COMMON, _SBATCH_ONLY, _PLUGINS)
-
-
-@cache
-def srun_options() -> OptionTable:
-    """Return the options of srun."""
-    return _options("srun", _SHORT + _SRUN_SHORT, _COMMON, _SRUN_ONLY, _PLUGINS)
+#: The options of sbatch and of srun.
+SBATCH = _table(_SHORT, _COMMON, _SBATCH_ONLY, _PLUGINS)
+SRUN = _table(_SHORT + _SRUN_SHORT, _COMMON, _SRUN_ONLY, _PLUGINS)

@@ -1,406 +1,274 @@
-"""Follow a script from top to bottom and collect its commands and assignments.
+"""Find the commands of a script with their words.
 
-Only straight-line assignments give a variable a known value. Below a branch, a loop or a function that
-assigns a variable, and below a sourced file, its value is unknown. Nothing is executed.
+A variable has a value only below straight assignments: none of its assignments is in a branch, a loop, a
+function or a subshell. A sourced file possibly changes every variable. Nothing is executed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from itertools import zip_longest
+from typing import NamedTuple
 
 from tree_sitter import Node
 
-from .expand import Assigned, Expander, Use, as_text
 from .launch import Launch, read_command
 from .options import names
-from .syntax import is_broken, line_of, parse, text_of, within
-from .values import Unknown, Value, plain
+from .syntax import is_broken, parse, text_of
+from .words import Expander, Word
 
-#: The variables whose values rules read.
-VARIABLES = names("MASTER_ADDR MASTER_PORT WORLD_SIZE RANK LOCAL_RANK GLOO_SOCKET_IFNAME")
-_ASSIGNS = frozenset({"variable_assignment"})
-_TEXT = frozenset({"heredoc_start", "heredoc_body", "heredoc_end", "file_redirect", "file_descriptor"})
-#: Builtins that declare or set the variables that they name.
-DECLARES = names("export declare typeset local readonly")
-_SETS_VARIABLES = names("read mapfile readarray getopts printf let")
-_MAX_DEPTH = 50
-_EXPANSIONS = frozenset({"simple_expansion", "expansion", "command_substitution"})
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """The context of a command.
-
-    ``conditional`` is True in branches and after ``||``. ``loop`` is the name of the innermost loop's
-    variable, or ``-`` for another loop. ``task`` is the command that starts the shell of an inner command.
-    """
-
-    conditional: bool = False
-    loop: str = ""
-    function: str = ""
-    background: bool = False
-    substitution: bool = False
-    subshell: bool = False
-    task: Command | None = None
+#: Builtins that set the variables that they name, and that declare variables.
+_SETS = names("read mapfile readarray getopts printf let unset")
+_DECLARES = names("export declare typeset local readonly")
+#: Operators of expansions that allow an unset variable: bash(1), Parameter Expansion.
+_ALLOW_UNSET = frozenset({":-", "-", ":=", "=", ":+", "+", ":?", "?"})
+#: Longer values are unknown, and deeper scripts are not read.
+_MAX_LENGTH, _MAX_PARTS, _MAX_DEPTH = 20_000, 200, 200
+#: The flags of places inside statements: what runs there possibly runs several times, or not at all.
+_PLACES = {
+    **dict.fromkeys(("if_statement", "elif_clause", "else_clause", "case_item"), "conditional"),
+    **dict.fromkeys(("for_statement", "c_style_for_statement", "while_statement"), "loop"),
+    **dict.fromkeys(("command_substitution", "process_substitution"), "substitution"),
+    **dict.fromkeys(("pipeline", "subshell"), "subshell"),
+    "function_definition": "function",
+}
+_UNCERTAIN = names("conditional loop function substitution")
+Place = frozenset[str]
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True)
 class Command:
-    """One simple command.
+    """One simple command, in the script or in the shell that the command ``task`` starts.
 
-    ``prefix`` are the variables before its words, ``variables`` the last assignments of VARIABLES.
+    ``end`` is its last line, and ``environment`` what certainly is in its environment.
     """
 
-    words: tuple[Value, ...]
+    words: tuple[Word, ...]
+    launch: Launch
     place: Place
     line: int
     end: int
-    prefix: dict[str, Value] = field(default_factory=dict)
-    variables: dict[str, Assigned] = field(default_factory=dict)
-
-    @cached_property
-    def launch(self) -> Launch:
-        """What the command starts; a command in a task is started by the srun of the task's shell."""
-        launch = read_command(self.words)
-        task = self.place.task
-        if task is not None and not launch.via:
-            launch.via, launch.srun = task.launch.via, task.launch.srun
-        return launch
+    environment: Mapping[str, Word]
+    task: Command | None = None
 
     @property
     def name(self) -> str:
         """The first word, or an empty string if it is unknown."""
-        return (self.words[0].literal or "") if self.words else ""
-
-    @property
-    def texts(self) -> list[str]:
-        """The words, with unknown expansions as written."""
-        return [word.shown for word in self.words]
+        return self.words[0].literal or ""
 
     @property
     def outer(self) -> Command:
         """The command in the script itself that starts this command."""
-        return self.place.task or self
+        return self.task or self
 
     @property
     def certain(self) -> bool:
         """True if the script certainly runs the command once."""
-        place = self.outer.place
-        nested = place.conditional or place.loop or place.function or place.substitution
-        return not nested and not self.place.conditional
+        return self.place.isdisjoint(_UNCERTAIN)
 
     @property
     def ends_script(self) -> bool:
         """True if the command is an ``exit`` of the script's own shell that certainly runs."""
-        place = self.place
-        own = not (place.task or place.subshell or place.background)
-        return self.name == "exit" and own and self.certain
+        return self.name == "exit" and self.task is None and not self.place
 
-    def exported(self, name: str) -> Value | None:
+    def starts(self, *kinds: str) -> bool:
+        """Return whether srun certainly starts a program of one of these kinds."""
+        return self.launch.via == "srun" and self.launch.kind in kinds and not self.launch.opaque
+
+    def exported(self, name: str) -> Word | None:
         """Return the value of a variable in the environment of the command, or None if it is unknown."""
         chosen = self.launch.srun_option("export")
-        if chosen and chosen.value != "ALL":
-            return None
-        given = self.prefix.get(name) or self.launch.environment.get(name)
-        known = self.variables.get(name)
-        return given or (known.value if known and known.exported else None)
+        known = chosen is None or chosen.value == "ALL"
+        return self.launch.environment.get(name, self.environment.get(name)) if known else None
+
+
+class Use(NamedTuple):
+    """An expansion of a variable.
+
+    ``guarded`` is True if the variable may be unset. ``command`` is the start of the command that gets the
+    value, ``quoted`` True if bash does not split it. ``subscript`` follows ``$NAME``, such as ``[1]``.
+    """
+
+    name: str
+    line: int
+    guarded: bool
+    command: tuple[str, ...]
+    quoted: bool
+    subscript: str
 
 
 @dataclass
 class Walk:
-    """The commands, assignments and uses of variables of a script, in order.
+    """The commands of a script and what its text contains, in order.
 
-    ``broken`` is True if the tree has text of unknown structure outside arithmetic. ``inner`` contains the
-    texts for inner shells that tree-sitter does not understand: (line, text). ``comments`` are the lines of
-    comments that start a line.
+    ``broken`` is True if a part has no known structure. ``inner`` are texts for inner shells that tree-sitter
+    does not understand, ``strings`` the quoted strings that variables get: (name, line, text). ``comments``
+    are the lines of comments at the start of a line.
     """
 
     commands: list[Command] = field(default_factory=list)
-    assigned: list[Assigned] = field(default_factory=list)
     uses: list[Use] = field(default_factory=list)
-    arithmetic: list[Unknown] = field(default_factory=list)
     inner: list[tuple[int, str]] = field(default_factory=list)
+    strings: list[tuple[str, int, str]] = field(default_factory=list)
+    arrays: set[str] = field(default_factory=set)
+    scalars: set[str] = field(default_factory=set)
     comments: list[int] = field(default_factory=list)
     broken: bool = False
 
 
 def walk(text: str) -> Walk:
     """Follow the commands of a script."""
-    root = parse(text)
-    found = Walk(broken=is_broken(root))
-    comments = within(root, frozenset({"comment", "ERROR"}))
-    found.comments += [
-        line_of(one) for one in comments if one.type == "comment" and not one.start_point.column
-    ]
-    try:
-        _Walker(text, found, in_task=False).statements(root.children, Place())
-    except RecursionError:
-        found.broken = True
+    found = Walk()
+    _Walker(found, Expander(text), {}).follow()
     return found
 
 
 class _Walker:
-    """Follow the statements of one text: the script, or the text of an inner shell."""
+    """Follow the script, or the text of the shell of ``task``, which starts with ``environment``."""
 
-    def __init__(self, text: str, found: Walk, *, in_task: bool, unknowns: Sequence[Unknown] = ()) -> None:
+    def __init__(
+        self, found: Walk, expander: Expander, environment: dict[str, Word], task: Command | None = None
+    ) -> None:
         self.found = found
-        self.expander = Expander(text, unknowns, self._substitution, in_task=in_task)
-        self.expander.uses, self.expander.arithmetic = found.uses, found.arithmetic
-        self.place = Place()
-        self._functions: dict[str, set[str]] = {}
-        self._sourcing: set[str] = set()
-        self._sources = False
-        self._depth = 0
-        self._exports_all = False
+        self.expander = expander
+        self.task = task
+        self.scope = dict(environment)
+        self.exported = set(environment)
+        self.changed: set[str] = set()
+        self.sourcing = {"source", ".", "eval"}
 
-    @property
-    def scope(self) -> dict[str, Assigned]:
-        return self.expander.scope
+    def follow(self) -> None:
+        root = parse(self.expander.text)
+        nodes = list(_nodes(root))
+        if self.task is None:
+            self.found.broken = is_broken(root) or not nodes
+        elif is_broken(root) and not self.expander.unknowns:
+            self.found.inner.append((self.expander.first_line, self.expander.text))
+        for node, place in nodes:
+            self._survey(node, place)
+        self.scope = {name: word for name, word in self.scope.items() if name not in self.changed}
+        for node, place in nodes:
+            if node.type == "variable_assignment" and not place and _parent(node) != "command":
+                self._assign(node)
+            elif node.type in ("command", "declaration_command"):
+                self._command(node, place)
 
-    def statements(self, nodes: Sequence[Node], place: Place) -> None:
-        """Follow statements in order."""
-        for node, following in zip_longest(nodes, nodes[1:]):
-            if node.is_named and node.type != "comment":
-                background = following is not None and following.type == "&"
-                self._statement(node, replace(place, background=True) if background else place)
+    def _survey(self, node: Node, place: Place) -> None:
+        """Collect what the text says about variables, wherever it says it."""
+        if node.type == "variable_assignment":
+            name, right = text_of(node.children[0]).partition("[")[0], node.child_by_field_name("value")
+            self.changed |= {name} if place and _parent(node) != "command" else set()
+            array = node.children[0].type == "subscript" or (right and right.type == "array")
+            (self.found.arrays if array else self.found.scalars).add(name)
+            if right and right.type in ("string", "raw_string"):
+                self.found.strings.append((name, self.expander.line(right), self.expander.source(right)))
+        elif node.type in ("command", "declaration_command", "unset_command"):
+            texts = [text_of(one) for one in node.children]
+            self._survey_builtin(texts[0], {text.partition("=")[0] for text in texts[1:]}, texts)
+        elif node.type in ("simple_expansion", "expansion"):
+            self._use(node)
+        elif _PLACES.get(node.type) == "loop":
+            self.changed |= {text_of(one) for one in node.children if one.type == "variable_name"}
+        elif node.type == "compound_statement" and text_of(node).startswith("(("):
+            self.changed |= {text_of(one) for one, _ in _nodes(node) if not one.children}
+        elif node.type == "function_definition":
+            if {text_of(one) for one, _ in _nodes(node) if one.type == "command_name"} & self.sourcing:
+                self.sourcing.add(text_of(node.children[0]))  # its calls possibly change every variable
+        elif node.type == "comment" and not node.start_point.column and self.task is None:
+            self.found.comments.append(self.expander.line(node))
 
-    def _statement(self, node: Node, place: Place) -> None:
-        before, self.place = self.place, place
-        handler = getattr(self, f"_{node.type}", None)
-        self._depth += 1
-        if self._depth > _MAX_DEPTH:
-            self.found.broken = True
-        elif handler:
-            handler(node, place)
-        else:
-            self._uses(node)
-        self._depth -= 1
-        self.place = before
+    def _survey_builtin(self, name: str, named: set[str], texts: Sequence[str]) -> None:
+        if name in _SETS:
+            self.changed |= named
+        if name in _DECLARES and {"-n", "+x"} & named:
+            self.changed |= named | {text.rpartition("=")[2] for text in texts}
+        if name == "export" or (name in _DECLARES and "-x" in named):
+            self.exported |= named
+        if name == "set" and {"-a", "allexport"} & named:
+            self.exported.add("*")
+        if name in ("mapfile", "readarray") or (name in _DECLARES | _SETS and {"-a", "-A"} & named):
+            self.found.arrays |= {one for one in named if one.isidentifier()}
 
-    # One method for each kind of statement of the grammar.
+    def _use(self, node: Node) -> None:
+        children = [text_of(child) for child in node.children if text_of(child) not in ("$", "${")]
+        user = node.parent
+        while user is not None and user.type in ("string", "concatenation", "command_name"):
+            user = user.parent
+        kind, command = user.type if user else "", text_of(user)[:200].split() if user else []
+        guarded = kind in ("test_command", "unary_expression", "binary_expression")
+        guarded = guarded or not _ALLOW_UNSET.isdisjoint(children[1:2])
+        after = self.expander.text[node.end_byte : node.end_byte + 100]
+        index = after[: after.find("]") + 1] if node.type == "simple_expansion" and after[:1] == "[" else ""
+        name, quoted = (children or [""])[0].partition("[")[0], _parent(node) == "string"
+        words = tuple(command) if kind == "command" else ()
+        self.found.uses.append(Use(name, self.expander.line(node), guarded, words, quoted, index))
+
+    def _value(self, node: Node, scope: Mapping[str, Word]) -> Word:
+        right = node.child_by_field_name("value")
+        return self.expander.value(right, scope) if right else Word(("",), self.expander.line(node))
+
+    def _assign(self, node: Node) -> None:
+        name, word = text_of(node.children[0]), self._value(node, self.scope)
+        before = self.scope.pop(name, None)
+        if any(child.type == "+=" for child in node.children):
+            word = replace(word, parts=(*before.parts, *word.parts) if before else ())
+        known = 0 < len(word.parts) < _MAX_PARTS and len(word.shown) < _MAX_LENGTH
+        if known and name not in self.changed | self.found.arrays:
+            self.scope[name] = word
 
     def _command(self, node: Node, place: Place) -> None:
-        words: list[Value] = []
-        prefix: dict[str, Value] = {}
+        scope = {} if "function" in place else self.scope
+        exported = scope.keys() if "*" in self.exported else self.exported
+        environment = {name: word for name, word in scope.items() if name in exported}
+        words: list[Word] = []
         for child in node.children:
-            if child.type == "variable_assignment":
-                assigned = self.expander.assign(child, exported=True)
-                if assigned.name.isidentifier():
-                    prefix[assigned.name] = assigned.value or plain("", assigned.line)
-                else:  # an option such as --name=value
-                    words.append(self.expander.written(child))
+            name = text_of(child.children[0]) if child.type == "variable_assignment" else ""
+            if node.type == "declaration_command" or (name and not name.isidentifier()):
+                words.append(self.expander.word([self.expander.source(child)], child))
+            elif name:
+                environment[name] = self._value(child, scope)
             elif child.type == "command_name":
-                words += [word for part in child.children for word in self.expander.words(part)]
-            elif child.type.endswith("_redirect"):
-                self._redirect(child, place)
-            elif child.type not in ("comment", "ERROR"):
-                words += self.expander.words(child)
-        self._record(node, words, place, prefix)
+                words += self.expander.words(child.children[0], scope)
+            elif not child.type.endswith("_redirect") and child.type not in ("comment", "ERROR"):
+                words += self.expander.words(child, scope)
+        if words:
+            launch, end = read_command(words), self.expander.first_line + node.end_point.row
+            if self.task is not None and not launch.via:
+                launch.via, launch.srun = self.task.launch.via, self.task.launch.srun
+            line = self.expander.line(node)
+            self._record(Command(tuple(words), launch, place, line, end, environment, self.task))
 
-    def _record(
-        self, node: Node, words: list[Value], place: Place, prefix: dict[str, Value] | None = None
-    ) -> None:
-        """Record a command, and follow what it does to variables and what it passes to a shell."""
-        if not words:
-            return
-        end = self.expander.first_line + node.end_point.row
-        variables = {name: self.scope[name] for name in VARIABLES & self.scope.keys()}
-        command = Command(tuple(words), place, self.expander.line(node), end, prefix or {}, variables)
+    def _record(self, command: Command) -> None:
+        """Record a command, and follow the text that it passes to a shell."""
         self.found.commands.append(command)
-        self._builtin(command)
-        if command.launch.kind == "inner" and place.task is None and command.launch.program is not None:
-            self._inner(command, command.launch.program)
-
-    def _builtin(self, command: Command) -> None:
-        """Forget the variables that a builtin or a function of the script may set."""
-        program = command.launch.program  # behind words such as `builtin`
-        name, words = (program.literal or "") if program else "", command.texts[1:]
-        sources = name in ("source", ".", "eval") or name in self._sourcing
-        self._sources = self._sources or sources
-        if sources or (name in DECLARES and {"-n", "+x"} & set(words)):
+        launch, text = command.launch, command.launch.program
+        if {command.name, text.literal if text else ""} & self.sourcing:
             self.scope.clear()
-        elif name in _SETS_VARIABLES or (name in DECLARES and name != command.name):
-            self._forget({word.partition("=")[0] for word in words})
-        elif name == "set":
-            self._exports_all = self._exports_all or "allexport" in words or "-a" in words
-        elif name in self._functions:
-            self._forget(self._functions[name])
+        if launch.kind == "inner" and self.task is None and text is not None:
+            expander = Expander(text.as_text(), text.line, text.unknowns, launch.via == "srun")
+            _Walker(self.found, expander, {**command.environment, **launch.environment}, command).follow()
 
-    def _declaration_command(self, node: Node, place: Place) -> None:
-        words = [self.expander.written(child) for child in node.children]
-        exported = words[0].literal == "export" or any(word.literal == "-x" for word in words)
-        for child in node.children[1:]:
-            known = self.scope.get(text_of(child))
-            if child.type == "variable_assignment":
-                self._assign(child, exported=exported)
-            elif child.type == "variable_name" and exported and known:
-                self._keep(replace(known, exported=True))
-            else:
-                self._uses(child)
-        self._record(node, words, place)
 
-    def _variable_assignment(self, node: Node, place: Place) -> None:
-        if text_of(node).startswith("-"):  # an option such as --name=value
-            self._record(node, [self.expander.written(node)], place)
-        else:
-            self._assign(node, exported=False)
+def _parent(node: Node) -> str:
+    return node.parent.type if node.parent else ""
 
-    def _variable_assignments(self, node: Node, place: Place) -> None:
-        for child in node.named_children:
-            self._assign(child, exported=False)
 
-    def _unset_command(self, node: Node, place: Place) -> None:
-        self._forget({text_of(child) for child in node.named_children})
-
-    def _negated_command(self, node: Node, place: Place) -> None:
-        self.statements(node.named_children, place)
-
-    def _redirected_statement(self, node: Node, place: Place) -> None:
-        body = node.child_by_field_name("body")
-        if body is not None:
-            self._statement(body, place)
-        for child in node.children_by_field_name("redirect"):
-            self._redirect(child, place)
-
-    def _redirect(self, node: Node, place: Place) -> None:
-        """Follow the commands that the first line of a here-document contains, such as ``<<EOF | sbatch``."""
-        for child in node.named_children:
-            follows = node.type == "heredoc_redirect" and child.type not in _TEXT
-            self._statement(child, place) if follows else self._uses(child)
-
-    def _list(self, node: Node, place: Place) -> None:
-        """Follow ``a && b`` and ``a || b``: an assignment on the right possibly does not run."""
-        left, right = node.named_children[0], node.named_children[-1]
-        self._statement(left, place)
-        tested = left.type in ("test_command", "list") or any(child.type == "||" for child in node.children)
-        self._branch([right], replace(place, conditional=place.conditional or tested))
-
-    def _pipeline(self, node: Node, place: Place) -> None:
-        for child in node.named_children:
-            self._subshell_of([child], place)
-
-    def _subshell(self, node: Node, place: Place) -> None:
-        self._subshell_of(node.children, place)
-
-    def _compound_statement(self, node: Node, place: Place) -> None:
-        if node.children and node.children[0].type == "((":
-            self._uses(node)
-            kinds = frozenset({"variable_name", "word"})
-            self._forget({text_of(child) for child in within(node, kinds)})
-        else:
-            self.statements(node.children, place)
-
-    def _if_statement(self, node: Node, place: Place) -> None:
-        clauses = [child for child in node.children if child.type in ("elif_clause", "else_clause")]
-        body = [child for child in node.children if child not in clauses]
-        for nodes in (body, *(clause.children for clause in clauses)):
-            self._branch(nodes, replace(place, conditional=True))
-
-    def _case_statement(self, node: Node, place: Place) -> None:
-        self.statements(node.children, replace(place, conditional=True))
-
-    def _case_item(self, node: Node, place: Place) -> None:
-        self._branch(node.children, place)
-
-    def _function_definition(self, node: Node, place: Place) -> None:
-        name, body = node.child_by_field_name("name"), node.child_by_field_name("body")
-        if name is None or body is None:
-            return
-        before, self.expander.scope = self.scope, {}
-        sourced, self._sources = self._sources, False
-        self._statement(body, replace(place, function=text_of(name), conditional=False))
-        assigned = set(self.scope)
-        self._sourcing |= {text_of(name)} if self._sources else set()
-        self.expander.scope, self._sources = before, sourced
-        self._functions[text_of(name)] = assigned
-        self._forget(assigned)
-
-    def _loop(self, node: Node, place: Place) -> None:
-        variable, body = node.child_by_field_name("variable"), node.child_by_field_name("body")
-        counter = next(within(node, _ASSIGNS), None) if node.type == "c_style_for_statement" else None
-        variable = counter.child_by_field_name("name") if counter else variable
-        name = text_of(variable) if variable else ""
-        for one in node.children_by_field_name("value"):
-            self.expander.words(one)
-        assigned = ({name} if name else set()) | self._changed_in(node)
-        self._forget(assigned)
-        inside = replace(place, loop=name or "-")
-        if node.type == "while_statement":
-            self.statements([child for child in node.children[1:] if child != body], inside)
-        if body is not None:
-            self._branch(body.children, inside)
-        self._forget(assigned)
-
-    _for_statement = _c_style_for_statement = _while_statement = _loop
-
-    def _ERROR(self, node: Node, place: Place) -> None:  # noqa: N802 (the grammar's name)
-        self._forget(set(self.scope))
-
-    # Scopes.
-
-    def _branch(self, nodes: Sequence[Node], place: Place) -> None:
-        """Follow statements that possibly do not run: what they assign is unknown below them."""
-        before = dict(self.scope)
-        self.statements(nodes, place)
-        changed = {name for name, known in self.scope.items() if before.get(name) is not known}
-        self._forget(changed)
-
-    def _subshell_of(self, nodes: Sequence[Node], place: Place) -> None:
-        before, self.expander.scope = self.scope, dict(self.scope)
-        self.statements(nodes, replace(place, subshell=True))
-        self.expander.scope = before
-
-    def _substitution(self, node: Node) -> None:
-        """Follow the commands of a command substitution."""
-        background = replace(self.place, substitution=True, background=False)
-        self._subshell_of(node.named_children, background)
-
-    def _inner(self, command: Command, text: Value) -> None:
-        """Follow the text of ``bash -c``, in which only exported variables have values."""
-        unknowns: list[Unknown] = []
-        written = as_text(text, unknowns)
-        in_task = command.launch.via == "srun"
-        inner = _Walker(written, self.found, in_task=in_task, unknowns=unknowns)
-        inner.expander.first_line = text.line
-        inner.expander.scope = {name: known for name, known in self.scope.items() if known.exported}
-        given = {**command.prefix, **command.launch.environment}
-        for name, value in given.items():
-            inner.scope[name] = Assigned(name, value.line, value, exported=True)
-        root = parse(written)
-        if is_broken(root) and not unknowns:
-            self.found.inner.append((text.line, written))
-        inner.statements(root.children, Place(task=command))
-
-    def _assign(self, node: Node, *, exported: bool) -> None:
-        assigned = self.expander.assign(node, exported=exported)
-        before = self.scope.get(assigned.name)
-        if self._exports_all or (before and before.exported):
-            assigned = replace(assigned, exported=True)
-        self._keep(assigned)
-
-    def _keep(self, assigned: Assigned) -> None:
-        self.scope[assigned.name] = assigned
-        self.found.assigned.append(assigned)
-
-    def _forget(self, names: set[str]) -> None:
-        """Make the values of variables unknown."""
-        for name in names:
-            known = self.scope.get(name)
-            exported = bool(known and known.exported)
-            self.scope[name] = Assigned(name, known.line if known else 0, exported=exported)
-
-    def _changed_in(self, node: Node) -> set[str]:
-        """Return the known variables that a loop may change: all that it names without a $."""
-        tokens = within(node, frozenset({"variable_name", "word", "expansion", "simple_expansion"}))
-        named = {text_of(one).partition("=")[0].rstrip("+-*/") for one in tokens}
-        return named & self.scope.keys()
-
-    def _uses(self, node: Node) -> None:
-        """Record the uses of variables in text that tests or prints them."""
-        testing, self.expander.testing = self.expander.testing, True
-        for child in [node] if node.type in _EXPANSIONS else within(node, _EXPANSIONS):
-            self.expander.value(child)
-        self.expander.testing = testing
+def _nodes(root: Node) -> list[tuple[Node, Place]]:
+    """Return the descendants of a node with their places, in order, or none if it is too deep."""
+    found: list[tuple[Node, Place]] = []
+    waiting = [(root, Place(), 0)]
+    while waiting:
+        node, place, depth = waiting.pop()
+        found.append((node, place))
+        if depth > _MAX_DEPTH:
+            return []
+        inside = []
+        for child, following in zip_longest(node.children, node.children[1:]):
+            flags = {_PLACES.get(node.type, ""), "background" if following and following.type == "&" else ""}
+            if node.type == "list" and child.start_byte > node.start_byte:  # a && b: b runs if a succeeds
+                tested = node.children[0].type in ("test_command", "list") or node.children[1].type == "||"
+                flags |= {"subshell", "conditional" if tested else ""}
+            inside.append((child, place | flags - {""}, depth + 1))
+        waiting += reversed(inside)
+    return found[1:]

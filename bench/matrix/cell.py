@@ -5,11 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
-
-from ..secret_values import is_private, shown_command, without_secrets
 
 Mode = Literal["strong", "weak"]
 
@@ -170,7 +169,7 @@ class Run:
 
 @dataclass(frozen=True)
 class LabelledCommand:
-    """A command with its label in the names of its cells; ``words`` are without secrets."""
+    """A command with its label in the names of its cells; ``words`` have unfilled placeholders."""
 
     label: str
     words: list[str]
@@ -186,8 +185,7 @@ def labelled_commands(cells: Iterable[Cell]) -> list[LabelledCommand]:
     found: dict[str, LabelledCommand] = {}
     for cell in cells:
         if cell.command is not None and (label := cell.command_label):
-            words = without_secrets(cell.command)
-            found.setdefault(label, LabelledCommand(label, words, [])).cells.append(cell.cell_id)
+            found.setdefault(label, LabelledCommand(label, cell.command, [])).cells.append(cell.cell_id)
     return list(found.values())
 
 
@@ -208,10 +206,18 @@ def canonical(value: Any) -> str:
     return json.dumps(value, sort_keys=True, default=str)
 
 
+def shown_command(words: Sequence[str]) -> str:
+    """Return a command as it is typed in a shell; braces of placeholders need no quotes."""
+    plain = [re.sub(r"[{}]", "x", word) for word in words]
+    return " ".join(
+        word if shlex.quote(own) == own else shlex.quote(word) for word, own in zip(words, plain, strict=True)
+    )
+
+
 def value_text(value: Any) -> str:
     """Return a value as text, as in a matrix: ``true`` for True, ``null`` for None, ``4+2`` for [4, 2].
 
-    A command (a list of words) is returned as it is typed in a shell, without secrets.
+    A command (a list of words) is returned as it is typed in a shell.
     """
     if isinstance(value, bool):
         return str(value).lower()
@@ -240,18 +246,14 @@ def name_of(parts: list[str], swept: Mapping[str, Any]) -> str:
 
 def _part(axis: str, value: Any) -> str:
     is_name = axis in ("command", "strategy") and isinstance(value, str)  # the matrix checks such names
-    if is_private(axis):
-        return f"_{_digest(value_text(value))}"
     return str(value) if is_name else _safe_text(value)
 
 
 def _safe_text(value: Any) -> str:
-    is_list = isinstance(value, list)
-    text = "+".join(map(str, value)) if is_list else value_text(value)
-    shown = "+".join(without_secrets(list(map(str, value)))) if is_list else text
-    if shown == text and _SAFE_TEXT.fullmatch(text):
+    text = "+".join(map(str, value)) if isinstance(value, list) else value_text(value)
+    if _SAFE_TEXT.fullmatch(text):
         return text
-    return f"{re.sub(r'[^A-Za-z0-9_.+]', '_', shown)[:24]}_{_digest(text)}"
+    return f"{re.sub(r'[^A-Za-z0-9_.+]', '_', text)[:24]}_{_digest(text)}"
 
 
 def _digest(text: str) -> str:

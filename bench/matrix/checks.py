@@ -11,9 +11,8 @@ from pathlib import PurePosixPath
 from ..units import count, join_names, listed
 from .cell import PER_NODE, Cell, Command, Point
 from .document import Document, Place
-from .field_types import key_of_word
+from .launchers import read_launch
 from .models import models_using
-from .nested_launch import read_launch
 from .schedulers import DEFAULT
 from .schema import Matrix
 from .strategies import DEFAULT as DEFAULT_STRATEGY
@@ -36,12 +35,12 @@ def check_node_gpus(point: Point, matrix: Matrix, document: Document) -> None:
 
 
 def check_dependency(matrix: Matrix, document: Document) -> None:
-    """Record a problem if cluster.directives sets a dependency, which concurrent_runs would replace."""
-    if matrix.cluster.concurrent_runs is None:
+    """Record a problem if cluster.directives sets a dependency, which max_running would replace."""
+    if matrix.max_running is None:
         return
     for index, line in enumerate(matrix.cluster.directives):
         if any(word.startswith(("-d", "--dep")) for word in line.split()):
-            what = f"{line!r} has no effect with concurrent_runs, which sets the dependency of each job"
+            what = f"{line!r} has no effect with max_running, which sets the dependency of each job"
             document.add_problem(("cluster", "directives", index), what, "remove one of these settings")
 
 
@@ -61,20 +60,12 @@ def sharing_warnings(matrix: Matrix, document: Document, cells: Sequence[Cell]) 
         return
     if not cluster.exclusive:
         yield _shared_nodes(matrix, document, cells)
-    limit = cluster.concurrent_runs
-    if limit is not None:
-        before = "the run before it" if limit == 1 else f"the run {limit} places before it"
-        yield (
-            f"concurrent_runs {limit}: each job waits for {before}, and its priority rises only after that "
-            "run has ended; `bench submit --pack` waits in the queue only once"
-        )
-    several = [cell for cell in cells if cell.nodes > 1]
-    runs = min(len(several) * matrix.repeats, limit or len(several) * matrix.repeats)
-    if runs > 1:
+    runs = sum(cell.nodes > 1 for cell in cells) * matrix.repeats
+    if runs > 1 and matrix.max_running is None:
         yield (
             f"up to {runs} runs on several nodes can execute side by side and share the network, which "
             "disturbs their communication times; `bench submit --pack` (one job, one run after another) "
-            "avoids this, and so does cluster.concurrent_runs: 1"
+            "avoids this, and so does max_running: 1"
         )
 
 
@@ -87,12 +78,11 @@ def _shared_nodes(matrix: Matrix, document: Document, cells: Sequence[Cell]) -> 
     elif key not in document.lines:  # the value comes from the study's plan.json
         remedy = "give the matrix another `study:` name for whole nodes"
     what = f"{where}: cluster.exclusive is false: other jobs can run on the same nodes and disturb a run"
-    limit = matrix.cluster.concurrent_runs
-    meeting = [] if limit == 1 else _cells_that_meet(matrix, cells)
+    meeting = [] if matrix.max_running else _cells_that_meet(matrix, cells)
     if not meeting:
         return f"{what}; {remedy}"
     names = join_names([cell.cell_id for cell in meeting], most=NAMED_CELLS)
-    remedy = f"{remedy}, or use `bench submit --pack` or cluster.concurrent_runs: 1"
+    remedy = f"{remedy}, or use `bench submit --pack` or max_running: 1"
     return f"{what}. Runs of these cells can also share a node: {names}; {remedy}"
 
 
@@ -113,45 +103,6 @@ def _cells_that_meet(matrix: Matrix, cells: Sequence[Cell]) -> list[Cell]:
         if node_gpus is None or cell.requested_gpus + other.requested_gpus <= node_gpus:
             found.append(cell)
     return found
-
-
-#: Options that srun does not accept beside --hint.
-_EXCLUDED_BY_HINT = re.compile(r"--(?:threads-per-core|ntasks-per-core|extra-node-info)\b|-B")
-
-
-def check_srun_options(matrix: Matrix, document: Document) -> None:
-    """Record a problem for each option of srun that is set twice, and for options that exclude each other."""
-    cluster = matrix.cluster
-    words: dict[str, str] = {}
-    for i, word in enumerate(cluster.srun_options):
-        found = key_of_word(word)
-        if found is None:
-            continue
-        key, place = found[0], ("cluster", "srun_options", i)
-        if getattr(cluster, key) is not None:
-            what = f"{word} in cluster.srun_options contradicts cluster.{key}: {getattr(cluster, key)}"
-            document.add_problem(place, what, "keep only one of these settings")
-        elif key in words:
-            what = f"{word} in cluster.srun_options contradicts {words[key]}"
-            document.add_problem(place, what, "keep only one of these options")
-        words[key] = word
-    _check_hint(matrix, document)
-
-
-def _check_hint(matrix: Matrix, document: Document) -> None:
-    cluster = matrix.cluster
-    if cluster.srun_value("hint") is None:
-        return
-    excluded = [word for word in cluster.srun_options if _EXCLUDED_BY_HINT.match(word)]
-    if cluster.srun_value("cpu_bind") not in (None, "verbose", "quiet"):
-        excluded.append("cpu_bind")
-    place: Place = ("cluster", "hint")
-    if cluster.hint is None:  # a word of srun_options sets it
-        found = [(key_of_word(word) or ("", ""))[0] for word in cluster.srun_options]
-        place = ("cluster", "srun_options", found.index("hint"))
-    for name in excluded:
-        what = f"hint and {name} exclude each other: srun derives the binding of tasks from the hint"
-        document.add_problem(place, what, f"remove hint or {name}")
 
 
 def check_hosts(matrix: Matrix, document: Document) -> None:
@@ -317,6 +268,11 @@ def check_commands(matrix: Matrix, document: Document) -> None:
     """Record a problem for each placeholder of a command that has no value."""
     given, cluster = matrix.axes.given, matrix.cluster
     env = {*cluster.env, *(name.removeprefix("env.") for name in given if name.startswith("env."))}
+    for name in cluster.env_from:
+        if f"env.{name}" in given:
+            document.add_problem(
+                ("axes", f"env.{name}"), f"{name} is in cluster.env_from, too", "keep one of them"
+            )
     for place, words in _commands(matrix):
         for name in names_in(words):
             if name.startswith("env.") and name.removeprefix("env.") not in env:
@@ -352,8 +308,6 @@ def variant_of(command: Command, axis: Sequence[Command]) -> Command | None:
     return same or next((variant for variant in axis if command.words == (variant.name,)), None)
 
 
-#: The minimum number of sizes per series for a fitted scaling model.
-FORECAST_SIZES = 5
 #: The minimum number of repeats for a confidence interval.
 INTERVAL_REPEATS = 3
 
@@ -368,7 +322,7 @@ _ACTIVATES = re.compile(r"\bPATH=|^\s*(?:source|\.|module|ml|conda|mamba|microma
 _SHELLS = ("bash", "sh", "zsh", "dash", "ksh")
 _BASELINES = {name for name, strategy in STRATEGIES.items() if strategy.one_rank}
 #: Keys of `cluster` that every executor uses.
-_FOR_ALL_EXECUTORS = {"executor", "cpus_per_task", "time_limit", "setup", "env"}
+_FOR_ALL_EXECUTORS = {"executor", "cpus_per_task", "time_limit", "setup", "env", "env_from"}
 
 
 def plan_warnings(matrix: Matrix, document: Document, cells: Sequence[Cell]) -> list[str]:
@@ -393,10 +347,6 @@ def _missing_answers(matrix: Matrix, cells: Sequence[Cell]) -> Iterator[str]:
         yield "every series has only one size, so speedups and efficiencies cannot be computed"
     elif single:
         yield f"no efficiency for series with one size only: {join_names(single, most=3)}"
-    most = max(len(found) for found in sizes.values())
-    if most < FORECAST_SIZES:
-        needed = f"a fitted model needs {FORECAST_SIZES} or more"
-        yield f"at most {count(most, 'size')} per series: no forecast ({needed})"
     if matrix.repeats < INTERVAL_REPEATS:
         needed = f"they need {INTERVAL_REPEATS} or more"
         yield f"{count(matrix.repeats, 'repeat')}: no confidence intervals ({needed})"
@@ -452,28 +402,17 @@ def _command_warnings(matrix: Matrix, document: Document) -> Iterator[str]:
 def _nested_launch(matrix: Matrix, words: Sequence[str]) -> Iterator[str]:
     """Yield a warning if the command is a launcher, of which each rank would start one."""
     line = read_launch(words)
-    options = line.options or {} if line else {}
-    if line is None or (line.launcher == "accelerate" and options.get("num_processes") == "1"):
-        return  # accelerate starts a single process without a launcher of its own
-    launcher = "srun" if line.launcher in ("srun", "mpirun") else "torchrun"
-    axis = "gpus_per_node" if matrix.workload.device == "cuda" else "tasks_per_node"
-    wanted = {"launcher": launcher}
-    number = options.get("nproc_per_node", options.get("num_gpus", ""))
-    if line.launcher in ("torchrun", "deepspeed") and number.isdigit():
-        wanted[axis] = number
-    axes = [
-        f"`{name}: [{value}]`"
-        for name, value in wanted.items()
-        if list(map(str, matrix.axes.given.get(name, ()))) != [value]
-    ]
-    program = "only the program as the command"
-    if line.program:
-        own = [*line.wrapper, *line.program]
-        shown = " ".join(word if _PLAIN.fullmatch(word) else shlex.quote(word) for word in own)
-        program = f"`command: {shown}`"
+    if line is None:
+        return
+    launcher = line.launcher.replacement
+    axis = "" if matrix.axes.given.get("launcher") == [launcher] else f"`launcher: [{launcher}]` and "
+    own = " ".join(
+        word if _PLAIN.fullmatch(word) else shlex.quote(word) for word in [*line.wrapper, *line.program]
+    )
+    program = f"`command: {own}`" if line.program else "only the program as the command"
     yield (
-        f"bench starts the command once per rank, and {line.launcher} in it starts ranks again; use "
-        f"{' and '.join(filter(None, [', '.join(axes), program]))}"
+        f"bench starts the command once per rank, and {line.launcher.name} in it starts ranks again; "
+        f"use {axis}{program}"
     )
 
 
@@ -489,15 +428,14 @@ def _changed_python(matrix: Matrix, document: Document) -> Iterator[str]:
 
 
 def _shared_files(matrix: Matrix, document: Document) -> Iterator[str]:
-    for kind in ("csv", "jsonl"):
-        file = getattr(matrix.workload.metrics, kind, None)
-        if file is not None and PurePosixPath(file).is_absolute():
-            where = document.location(("workload", "metrics", kind))
-            yield (
-                f"{where}: workload.metrics.{kind} is one file for all runs, so that values of concurrent "
-                "or earlier runs can be read by mistake; let the command write below {run_dir}, and give "
-                "a path relative to the run's folder"
-            )
+    file = matrix.workload.metrics.csv
+    if file is not None and PurePosixPath(file).is_absolute():
+        where = document.location(("workload", "metrics", "csv"))
+        yield (
+            f"{where}: workload.metrics.csv is one file for all runs, so that values of concurrent or "
+            "earlier runs can be read by mistake; let the command write below {run_dir}, and give a path "
+            "relative to the run's folder"
+        )
 
 
 def _shell_syntax(words: Sequence[str]) -> Iterator[str]:
@@ -517,7 +455,7 @@ def _ignored_settings(matrix: Matrix, document: Document, cells: Sequence[Cell])
     others = sorted(matrix.cluster.model_fields_set - _FOR_ALL_EXECUTORS - keys)
     ignored = [("cluster", name, f"by executor {executor}") for name in others]
     if matrix.workload.device == "cpu":
-        of_gpus = ("gpu_type", "gpu_request", "gpu_bind") if "gpu_request" in keys else ()
+        of_gpus = ("gpu_type", "gpu_request") if "gpu_request" in keys else ()
         ignored += [("cluster", name, "on device cpu") for name in of_gpus]
         ignored += [(section, "pin_memory", "on device cpu") for section in ("workload", "axes")]
     for section, name, why in ignored:

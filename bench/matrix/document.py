@@ -6,19 +6,17 @@ Duplicate keys, aliases that expand to too many values, tabs and binary data are
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from ..errors import BenchError, InputError, Problem, missing_file
-from ..secret_values import MASK, is_private, mask_text, masked_value, without_secrets
+from ..variables import is_shown
 
 MAX_FILE_BYTES = 4_000_000
 #: The maximum number of YAML nodes after aliases are expanded; a matrix has dozens.
@@ -27,8 +25,6 @@ MAX_DEPTH = 50
 #: The number of problems of a file that are reported at once.
 MAX_PROBLEMS = 20
 _WRONG_FILE = "is it the right file?"
-
-_SHORTEST_SECRET = 4
 
 #: The path of a value in a document, such as ("axes", "nodes", 2).
 Place = tuple[str | int, ...]
@@ -100,20 +96,8 @@ class Document:
         return f"{self.path}:{self.line(place)}"
 
     def add_problem(self, place: Place, message: str, remedy: str = "") -> None:
-        """Record a problem with the value at ``place``, without the secrets of the document."""
-        texts = map(self._without_secrets, (message, remedy))
-        self.problems[Problem(self.path, self.line(place), *texts)] = None
-
-    def _without_secrets(self, text: str) -> str:
-        for secret in self._secrets:
-            text = text.replace(secret, MASK)
-        return text
-
-    @cached_property
-    def _secrets(self) -> list[str]:
-        """The secrets of the document, the longest first; shorter words also occur with other meanings."""
-        found = {scalar.value for scalar in _scalars(self.text) if scalar.masked == MASK}
-        return sorted((value for value in found if len(value) >= _SHORTEST_SECRET), key=len, reverse=True)
+        """Record a problem with the value at ``place``."""
+        self.problems[Problem(self.path, self.line(place), message, remedy)] = None
 
     def raise_problems(self) -> None:
         """Raise InputError with the first 20 problems, if there are any."""
@@ -142,9 +126,6 @@ def read_document(path: Path, *, may_be_empty: bool = False) -> Document:
     document = Document(path=str(path), text=text, content={})
     if root is not None:
         document.content = _Builder(document).build(root, (), 0)
-        for line in masked_lines(text):
-            what = f"a copy of a matrix has {MASK} in place of a secret"
-            document.problems[Problem(str(path), line, what, "write the value here")] = None
     elif not may_be_empty:
         raise _rejection(path, None, "is empty", "start from `bench init`, or from an example in matrices/")
     return document
@@ -360,79 +341,28 @@ class _Builder:
         self.document.problems[Problem(self.document.path, line, message, remedy)] = None
 
 
-@dataclass(frozen=True)
-class _Scalar:
-    """A scalar: its place in the text, its value, and this value with masks."""
+def shown_text(text: str) -> str:
+    """Return the text of a matrix without the values in ``cluster.env`` of variables that are not shown.
 
-    start: int
-    end: int
-    value: str
-    masked: str
-
-
-def mask_yaml(text: str) -> str:
-    """Return YAML with ``***`` in place of values, and in comments, that may be secrets."""
-    masked, position = [], 0
+    A text that is no YAML is left out.
+    """
     try:
-        scalars = _scalars(text)
-    except yaml.YAMLError:
-        return mask_text(text)
-    for one in scalars:
-        masked += [_mask_comments(text[position : one.start]), text[one.start : one.end]]
-        if one.masked != one.value:
-            is_block = text[one.end - 1 : one.end] == "\n"
-            masked[-1] = json.dumps(one.masked, ensure_ascii=False) + "\n" * is_block
-        position = one.end
-    return "".join([*masked, _mask_comments(text[position:])])
+        root = yaml.compose(text, Loader=_Loader)
+        sections = [value for key, value in _entries(root) if key == "cluster"]
+        variables = [node for one in sections for key, node in _entries(one) if key == "env"]
+        hidden = [node for one in variables for name, node in _entries(one) if not is_shown(name)]
+    except (yaml.YAMLError, RecursionError):
+        return ""
+    for start, end in sorted({(node.start_mark.index, node.end_mark.index) for node in hidden}, reverse=True):
+        text = text[:start] + "..." + "\n" * text[start:end].endswith("\n") + text[end:]
+    return text
 
 
-def masked_lines(text: str) -> list[int]:
-    """Return the lines with values that :func:`mask_yaml` has masked."""
-    if MASK not in text:
-        return []
-    stand_in = "\ue000" * len(MASK)
-    return [
-        text.count("\n", 0, one.start) + 1
-        for one in _scalars(text.replace(MASK, stand_in))
-        if one.masked.count(stand_in) < one.value.count(stand_in)
-    ]
-
-
-def _scalars(text: str) -> list[_Scalar]:
-    """Return the scalars of a YAML text in order; raise YAMLError if the text is no YAML."""
-    found: dict[int, _Scalar] = {}
-
-    def walk(node: yaml.Node, name: str) -> None:
-        """Walk over the scalars below ``node``; ``name`` is a key that belongs to a secret, or empty."""
-        if isinstance(node, yaml.MappingNode):
-            for key, value in node.value:
-                walk(key, "")
-                is_named = isinstance(key, yaml.ScalarNode) and is_private(key.value)
-                walk(value, key.value if is_named else name)
-        elif isinstance(node, yaml.SequenceNode):
-            words = [item.value if isinstance(item, yaml.ScalarNode) else "" for item in node.value]
-            for item, word, shown in zip(node.value, words, without_secrets(words), strict=True):
-                walk(item, "secret" if word != shown == MASK else name)
-        else:
-            start, end = node.start_mark.index, node.end_mark.index
-            if properties := _PROPERTIES.match(text, start, end):
-                start = properties.end()
-            masked = masked_value(name, node.value) if node.value else ""
-            # A secret can be an alias of a value that is none at its own place.
-            if start not in found or masked != node.value:
-                found[start] = _Scalar(start, end, node.value, masked)
-
-    root = yaml.compose(text, Loader=_Loader)
-    if root is not None:
-        walk(root, "")
-    return [found[start] for start in sorted(found)]
-
-
-#: The anchor and the tag of a YAML value.
-_PROPERTIES = re.compile(r"(?:[&!]\S*\s+)+")
-_COMMENT = re.compile(r"(?:^|(?<=\s))#.*", re.MULTILINE)
-
-
-def _mask_comments(between: str) -> str:
-    """Mask the comments in the text between two scalars."""
-    return _COMMENT.sub(lambda found: mask_text(found[0]), between)
+def _entries(node: yaml.Node | None) -> Iterator[tuple[str, yaml.Node]]:
+    """Yield the keys and values of a mapping, with those that it merges."""
+    for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
+        if key.value == "<<":
+            for merged in value.value if isinstance(value, yaml.SequenceNode) else [value]:
+                yield from _entries(merged)
+        elif isinstance(key, yaml.ScalarNode):
+            yield key.value, value

@@ -17,7 +17,6 @@ from .checks import (
     check_dependency,
     check_device,
     check_hosts,
-    check_srun_options,
     runnable_points,
     variant_of,
 )
@@ -44,7 +43,6 @@ def expand(matrix: Matrix, document: Document) -> list[Cell]:
             combinations that cannot run, too many cells or none.
     """
     check_commands(matrix, document)
-    check_srun_options(matrix, document)
     check_dependency(matrix, document)
     check_device(matrix, document)
     check_hosts(matrix, document)

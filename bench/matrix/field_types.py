@@ -165,22 +165,18 @@ _OWN_DIRECTIVES = {
     **_KEYS_OF_THE_JOB,
     "mem": "use cluster.mem",
     "exclusive": "use cluster.exclusive",
-    "gpu-bind": "use cluster.gpu_bind",
-    "distribution m": "use cluster.distribution",
-    "hint": "use cluster.hint",
     "output o error e job-name J chdir D parsable": "bench submit sets it for each run",
     "clusters cluster M": "bench tracks jobs of one cluster only: run bench on that cluster's login node",
     "array a hetjob wrap requeue no-requeue test-only wait W": "every run is one job that starts once",
 }
+#: Options of the srun that starts the ranks.
 _OWN_SRUN_OPTIONS = {
     **_SIZES,
-    **_KEYS_OF_THE_JOB,
-    "relative r jobid het-group pack-group": "the plan chooses the job and the nodes of each run",
+    "export": "use cluster.env",
+    "nodelist w": "use cluster.nodelist",
     "kill-on-bad-exit K": "the end of one rank ends all others",
-    "output o error e input i job-name J": "bench submit sets it for each run",
-    "multi-prog pty": "use workload.command for another program",
+    "job-name J": "bench submit sets it for each run",
     "container-image container-mounts": "use cluster.container with runtime: pyxis",
-    "help h usage version V test-only no-allocate Z": "srun would not start the ranks",
 }
 
 
@@ -242,55 +238,12 @@ class Form(NamedTuple):
             raise ValueError(f"{value!r} is not {self.what}; allowed: {self.allowed}")
         return value
 
-    @property
-    def json_schema(self) -> WithJsonSchema:
-        """The pattern for editors."""
-        return WithJsonSchema({"type": "string", "pattern": f"^(?:{self.pattern.pattern})$"})
 
-
-#: Without spaces, quotes, $, ; and the like, a shell cannot run a part of the value.
-_BIND_VALUE = re.compile(r"[A-Za-z0-9_.,:*-]+")
-_BIND_CHARACTERS = "letters, digits and _ . , : * -"
-_CPU_BIND = Form("a value of srun --cpu-bind", _BIND_VALUE, _BIND_CHARACTERS)
-_GPU_BIND = Form("a value of srun --gpu-bind", _BIND_VALUE, _BIND_CHARACTERS)
-_LEVEL = r"(?:\*|block|cyclic|fcyclic)"
-_DISTRIBUTION = Form(
-    "a value of srun --distribution",
-    re.compile(
-        rf"(?:(?:\*|block|cyclic)(?::{_LEVEL}(?::{_LEVEL})?)?|plane=[1-9]\d*)(?:,(?:No)?Pack)?", re.IGNORECASE
-    ),
-    "block, cyclic or * for nodes, then :block, :cyclic, :fcyclic or :* for sockets and for cores; plane=N",
-)
-_HINT = Form(
-    "a value of srun --hint",
-    re.compile("compute_bound|memory_bound|multithread|nomultithread"),
-    "compute_bound, memory_bound, multithread, nomultithread",
-)
 _SWITCHES = Form(
     "a value of sbatch --switches",
     re.compile(r"[1-9]\d*(?:@(?:\d+-)?\d+(?::\d+){0,2})?"),
     "COUNT, or COUNT@TIME with the longest wait, such as 1@2:00:00",
 )
-
-#: Keys of `cluster` with an option of srun, in the order of the launch line.
-SRUN_KEYS = {"cpu_bind": _CPU_BIND, "gpu_bind": _GPU_BIND, "distribution": _DISTRIBUTION, "hint": _HINT}
-
-
-def srun_option(key: str) -> str:
-    """Return the option of srun that a key of `cluster` sets, without dashes at its beginning."""
-    return key.replace("_", "-")
-
-
-def key_of_word(word: str) -> tuple[str, str] | None:
-    """Return the key of `cluster` for the option in a word of srun, and the option's value."""
-    if word.startswith("-m"):
-        return "distribution", word[2:].removeprefix("=")
-    name, _, value = word.removeprefix("--").partition("=")
-    name = name.replace("_", "-")
-    for key in SRUN_KEYS:
-        if len(name) > 2 and srun_option(key).startswith(name):
-            return key, value
-    return None
 
 
 def _check_srun_word(word: str) -> str:
@@ -304,9 +257,6 @@ def _check_srun_word(word: str) -> str:
     remedy = _own_option(word, _OWN_SRUN_OPTIONS, _SRUN_FLAGS)
     if remedy:
         raise ValueError(f"{word!r} would override a setting of the plan; {remedy}")
-    binding = key_of_word(word)
-    if binding is not None:
-        SRUN_KEYS[binding[0]].check(binding[1])
     return word
 
 
@@ -318,9 +268,6 @@ def _switches(value: Any) -> Any:
 DirectiveValue = Annotated[str, AfterValidator(_check_directive_value)]
 DirectiveLine = Annotated[str, AfterValidator(_check_directive_line)]
 SrunWord = Annotated[str, AfterValidator(_check_srun_word)]
-CpuBind = Annotated[str, AfterValidator(_CPU_BIND.check), _CPU_BIND.json_schema]
-GpuBind = Annotated[str, AfterValidator(_GPU_BIND.check), _GPU_BIND.json_schema]
-Distribution = Annotated[str, AfterValidator(_DISTRIBUTION.check)]
 Switches = Annotated[
     str,
     BeforeValidator(_switches),

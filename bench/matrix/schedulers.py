@@ -8,7 +8,6 @@ and cancels runs. Planning does not import it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -25,8 +24,6 @@ class SchedulerSpec:
         queues: whether jobs wait in a queue; otherwise `bench submit` executes one run after another.
         packs: whether one job can execute many runs; `bench submit --pack` knows packs of Slurm only.
         sets_master: whether its scripts know the address and the port of the rendezvous.
-        preflight: whether `bench preflight` checks the nodes of a ``job`` of Slurm, this ``process``'s node,
-            or none.
     """
 
     template: str
@@ -37,7 +34,6 @@ class SchedulerSpec:
     queues: bool = False
     packs: bool = False
     sets_master: bool = False
-    preflight: Literal["job", "process"] | None = None
 
 
 #: All schedulers by their name in a matrix; the first is the default.
@@ -59,15 +55,14 @@ SCHEDULERS = {
                     "switches",
                 ),
                 *("mem", "directives", "container", "gpu_type", "gpu_request", "exclusive", "node_gpus"),
-                *("concurrent_runs", "cpu_bind", "gpu_bind", "distribution", "hint", "srun_options"),
+                "srun_options",
             }
         ),
         queues=True,
         packs=True,
         sets_master=True,
-        preflight="job",
     ),
-    "local": SchedulerSpec(template="local.sh.j2", one_node=True, preflight="process"),
+    "local": SchedulerSpec(template="local.sh.j2", one_node=True),
     "ssh": SchedulerSpec(template="ssh.sh.j2", keys=frozenset({"hosts"})),
 }
 DEFAULT = next(iter(SCHEDULERS))

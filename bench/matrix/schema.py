@@ -26,14 +26,11 @@ from .field_types import (
     ENV_NAME,
     MAX_TASKS_PER_NODE,
     Batch,
-    CpuBind,
     DirectiveLine,
     DirectiveValue,
-    Distribution,
     EnvName,
     EnvValue,
     Form,
-    GpuBind,
     Line,
     Nodes,
     RanksPerNode,
@@ -41,7 +38,6 @@ from .field_types import (
     SrunWord,
     Switches,
     env_name,
-    key_of_word,
     split_line,
 )
 from .schedulers import DEFAULT, SCHEDULERS, SchedulerSpec
@@ -139,6 +135,9 @@ HostEntry = Annotated[
 HostList = Annotated[list[HostEntry], Field(min_length=1), AfterValidator(_check_distinct_hosts)]
 
 
+_EXPLICIT_BINDING = re.compile("--cpu[-_]bind=(?:quiet,|verbose,)?(?:map_|mask_|rank)")
+
+
 class Cluster(Section):
     """The executor, resources, hosts, container and environment of the runs."""
 
@@ -174,20 +173,10 @@ class Cluster(Section):
     """Maximum wall time of one run."""
     exclusive: Annotated[bool, Field(strict=True)] = True
     """Allocate whole nodes, so that no other job disturbs the measurement."""
-    cpu_bind: CpuBind | None = None
-    """srun --cpu-bind: the cores of each task (`cores`, `mask_cpu:0x0f,0xf0`)."""
-    gpu_bind: GpuBind | None = None
-    """srun --gpu-bind: the GPUs that each task sees (`closest`, `none`)."""
-    distribution: Distribution | None = None
-    """srun --distribution: the order of tasks on nodes, sockets and cores (`block:cyclic`)."""
-    hint: Literal["compute_bound", "memory_bound", "multithread", "nomultithread"] | None = None
-    """sbatch and srun --hint: `nomultithread` counts cores instead of hardware threads."""
     srun_options: list[SrunWord] = Field(default=[])
-    """Further options of the srun that starts the ranks, one word each (`--mem-bind=local`)."""
+    """Options of the srun that starts the ranks, one word each (`--cpu-bind=cores`)."""
     node_gpus: Annotated[int, Field(strict=True, ge=1, le=MAX_TASKS_PER_NODE)] | None = None
     """GPUs of a node, for the cost of whole nodes; the number of GPUs in use comes from the axes."""
-    concurrent_runs: Annotated[int, Field(strict=True, ge=1, le=10_000)] | None = None
-    """Maximum number of runs that execute at once; default: no limit."""
     container: Container | None = None
     """The container in which the ranks run."""
     directives: list[DirectiveLine] = Field(default=[])
@@ -196,27 +185,37 @@ class Cluster(Section):
     """Shell lines to run before the launch, in the folder from which the job was submitted."""
     env: dict[EnvName, EnvValue] = Field(default={})
     """Environment variables of the job; values are not expanded."""
+    env_from: list[EnvName] = Field(default=[])
+    """Names of variables that pass from the shell of `bench submit` to the job, with the values there."""
+
+    @model_validator(mode="after")
+    def _check_env_from(self) -> Cluster:
+        for name in self.env_from:
+            if name in self.env or self.env_from.count(name) > 1:
+                where = "in env_from and in env" if name in self.env else "twice in env_from"
+                raise ValueError(f"{name} is {where}; keep one of them")
+        return self
 
     @property
     def scheduler(self) -> SchedulerSpec:
         """The scheduler that the executor names."""
         return SCHEDULERS[self.executor]
 
-    def srun_value(self, key: str) -> str | None:
-        """Return the value of a key of :data:`SRUN_KEYS`, which a word of `srun_options` can set, too."""
-        value: str | None = getattr(self, key)
-        if value is not None:
-            return value
-        given = filter(None, map(key_of_word, self.srun_options))
-        return next((text for name, text in given if name == key), None)
-
     @property
     def explicit_binding(self) -> bool:
-        """True if srun rejects or ignores `cpu_bind` unless the step has all CPUs of its nodes."""
-        kind = re.sub("^(?:quiet|verbose),", "", self.srun_value("cpu_bind") or "")
-        return kind.startswith(("map_", "mask_", "rank"))
+        """True if srun rejects or ignores its --cpu-bind unless the step has all CPUs of its nodes."""
+        return any(map(_EXPLICIT_BINDING.match, self.srun_options))
 
 
+def _check_max_running(value: Any) -> Any:
+    if value != 1 or isinstance(value, bool):
+        raise ValueError(f"{value!r} is not possible; write 1 for one job after another, or remove the key")
+    return value
+
+
+MaxRunning = Annotated[
+    int, BeforeValidator(_check_max_running), Field(strict=True), WithJsonSchema({"const": 1})
+]
 STUDY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 STUDY_NAME_RULE = "letters, digits, '.', '_' and '-', at most 64, beginning with a letter or digit"
 
@@ -262,7 +261,7 @@ class Workload(WorkloadOptions):
     command: CommandOption | None = None
     """A command instead of the built-in training; placeholders such as `{nodes}` are filled in."""
     metrics: MetricsOption = RECORDER
-    """The source of a command's metrics: recorder, none, csv, jsonl or output."""
+    """The source of a command's metrics: recorder, none, csv or output."""
 
     def resolved(self) -> dict[str, Any]:
         """Return the workload options for a cell, including the command and its metrics, if any."""
@@ -364,6 +363,8 @@ class Matrix(Section):
     """The options of the built-in training, or a command that runs instead of it."""
     repeats: Annotated[int, Field(strict=True, ge=1, le=1000)] = 3
     """Number of runs per cell; confidence intervals need at least 3."""
+    max_running: MaxRunning | None = None
+    """1: one job of the study executes at a time. Left out: all at once."""
     seed: Annotated[int, Field(strict=True, ge=0, le=2**31 - 1)] = 0
     """Seed of the random order in which runs are started."""
     exclude: list[Selection] = Field(default=[])

@@ -64,7 +64,7 @@ class WorkloadOptions(Section):
     image_size: Annotated[int, Field(strict=True, ge=32, le=4096)] = 224
     """Pixels along each side of resnet50's images."""
     data: Annotated[str, Field(min_length=1)] = "synthetic"
-    """`synthetic` (fresh random batches), or a folder of .npy arrays or of MNIST's IDX files."""
+    """`synthetic` (fresh random batches), or a folder with inputs.pt and targets.pt."""
     steps_per_epoch: Annotated[int, Field(strict=True, ge=1, le=10**7)] = 50
     """Optimizer steps per epoch; they are timed together and give the epoch's throughput."""
     epochs: Annotated[int, Field(strict=True, ge=1, le=10**5)] = 3
@@ -74,7 +74,7 @@ class WorkloadOptions(Section):
     attribution_steps: Annotated[int, Field(strict=True, ge=0, le=10**5)] = 10
     """Steps in each attribution window; with 0, the parts of a step are not measured."""
     probe_steps: Annotated[int, Field(strict=True, ge=0, le=10**5)] = 6
-    """Steps that time the all-reduce of every bucket after training, and one for memory; 0 for none."""
+    """Steps that time the all-reduce of every bucket after training; 0 for none."""
     sweep_time: Annotated[float, BeforeValidator(_duration), Field(ge=0, le=3600, allow_inf_nan=False)] = 10.0
     """Seconds for the sweep of collectives after training, which may omit large messages. 0 for no sweep."""
     sweep_max_mb: Annotated[float, Field(ge=0.004, le=16_384, allow_inf_nan=False)] | None = None
@@ -122,22 +122,9 @@ class WorkloadOptions(Section):
         return wire_dtype(dict(self))
 
 
-#: Options whose default never changes: scripts omit it, and it applies to older plans, which lack the option.
+#: Options that scripts omit if they have these values.
 FIXED_DEFAULTS = {"strategy": DEFAULT, "comm_hook": "none", "fsdp_wrap": "block"}
-_DEFAULTS = {name: option.default for name, option in WorkloadOptions.model_fields.items()}
 _FLAGS = {name: "--" + name.replace("_", "-") for name in WorkloadOptions.model_fields}
-
-
-def with_defaults(workload: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a cell's options; an option that an earlier version did not have has its default."""
-    return _DEFAULTS | dict(workload)
-
-
-def present_names(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options of a cell by their present names: older plans have ``ddp``, true or false."""
-    own = dict(options)
-    ddp = own.pop("ddp", None)
-    return own if ddp is None else {"strategy": DEFAULT if ddp else "none", **own}
 
 
 def to_arguments(options: Mapping[str, Any]) -> list[str]:
@@ -399,10 +386,8 @@ class Metrics(Section):
     """recorder: the command uses bench.record. none: nothing is measured."""
     csv: Path | None = None
     """A CSV file with a header, written by the command; relative to the run's folder."""
-    jsonl: Path | None = None
-    """A file with one JSON object per line; relative to the run's folder."""
     columns: dict[Quantity, Annotated[str, Field(min_length=1)]] | None = None
-    """The columns of csv, or keys of jsonl, that contain throughput, step_time and loss."""
+    """The columns of csv that contain throughput, step_time and loss."""
     output: dict[Quantity, Pattern] | None = None
     """Regular expressions with one group, searched for in each line of the command's output."""
     kind: Literal["per_step", "average"] = "per_step"
@@ -416,16 +401,15 @@ class Metrics(Section):
 
     @model_validator(mode="after")
     def _check_sources(self) -> Metrics:
-        given = [name for name in ("source", "csv", "jsonl", "output") if getattr(self, name) is not None]
+        given = [name for name in ("source", "csv", "output") if getattr(self, name) is not None]
         if len(given) != 1:
             named = " and ".join(given) or "nothing"
-            raise ValueError(f"give exactly one of source, csv, jsonl and output; given: {named}")
-        is_file = self.csv is not None or self.jsonl is not None
-        if is_file != (self.columns is not None):
+            raise ValueError(f"give exactly one of source, csv and output; given: {named}")
+        if (self.csv is None) != (self.columns is None):
             raise ValueError(
-                "csv and jsonl need columns; add columns: {throughput: NAME}"
-                if is_file
-                else "columns is only used with csv and jsonl; remove it"
+                "columns is only used with csv; remove it"
+                if self.csv is None
+                else "csv needs columns; add columns: {throughput: NAME}"
             )
         named_quantities = self.columns or self.output
         if named_quantities is not None and not {"throughput", "step_time"} & set(named_quantities):

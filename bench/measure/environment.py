@@ -69,7 +69,7 @@ def shared_environment(
     """Return the part of env.json that is the same for the built-in workload and the recorder.
 
     Unknown values are null. ``env``, ``device`` and ``threads`` describe rank 0. Only environment
-    variables with known names or prefixes are included, and no secrets. ``join_s`` is the time in seconds
+    variables that are shown (:mod:`bench.variables`) are included. ``join_s`` is the time in seconds
     that the ranks took to join, or None if it was not measured.
     """
     return {

@@ -1,4 +1,4 @@
-"""The state of NVIDIA GPUs, read through NVML: clocks, power, temperature, errors and PCIe link.
+"""The state of NVIDIA GPUs, read through NVML: clocks, power, temperature and errors.
 
 Source: NVIDIA's NVML API Reference, and nvidia-ml-py's pynvml.py. A value that cannot be read is None: many
 values are not supported by consumer cards or MIG devices, need permissions, or are unknown to an older
@@ -93,16 +93,6 @@ def clocks(device: int) -> dict[str, Any]:
         "thermal_s": _thermal_s(gpu),
         "ecc_uncorrected": _read(gpu, "nvmlDeviceGetTotalEccErrors", _UNCORRECTED, _VOLATILE),
     }
-
-
-def gpu_facts() -> list[dict[str, Any]]:
-    """Return the health and PCIe link of each CUDA device that this process sees, in torch's order.
-
-    ``remapped_rows`` counts rows of memory that the GPU replaced because of errors, and ``pcie_width`` is the
-    number of lanes of its link.
-    """
-    devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    return [_facts(open_gpu(index)) for index in range(devices)]
 
 
 @cache
@@ -208,13 +198,3 @@ def _thermal_s(gpu: Gpu | None) -> float | None:
     if fields is None or fields[0].nvmlReturn != 0:
         return None
     return int(fields[0].value.ullVal) / 1e9
-
-
-def _facts(gpu: Gpu | None) -> dict[str, Any]:
-    rows = _read(gpu, "nvmlDeviceGetRemappedRows")
-    return {
-        "remapped_rows": None
-        if rows is None
-        else dict(zip(("correctable", "uncorrectable", "pending", "failure"), rows, strict=True)),
-        "pcie_width": _read(gpu, "nvmlDeviceGetCurrPcieLinkWidth"),
-    }

@@ -27,10 +27,10 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UnwritableError
-from ..secret_values import without_secrets
 from ..study.files import write_json
 from ..study.processes import RANKS_SEEN
 from ..terminal import one_line
+from ..variables import without_users
 from .node import host_name
 
 #: The first and the last interval between two looks at the processes of the node.
@@ -209,9 +209,9 @@ def _contains(path: Path, part: bytes) -> bool:
 
 
 def _command(content: bytes) -> str:
-    """Return a command line, the content of ``cmdline``, without secrets."""
+    """Return a command line, the content of ``cmdline``, without users of URLs."""
     words = [os.fsdecode(word) for word in content.split(b"\0")[:-1]]
-    text = one_line(shlex.join(without_secrets(words)))
+    text = one_line(without_users(shlex.join(words)))
     return text if len(text) <= _MOST_CHARACTERS else f"{text[: _MOST_CHARACTERS - 1]}…"
 
 

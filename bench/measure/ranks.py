@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -15,8 +14,8 @@ import psutil
 
 from ..cores import cpu_groups, cpu_quota
 from ..facts import Fact
-from ..secret_values import is_private
 from ..units import number_ranges
+from ..variables import SLURM, is_shown, without_users
 from .node import host_name
 
 
@@ -254,16 +253,7 @@ def cpu_model() -> str | None:
     return next(names, None)
 
 
-_KEPT = re.compile(
-    r"(NCCL|GLOO|OMP|KMP|MKL|TORCH|PYTORCH|UCX|FI)_[A-Z0-9_]+|CUDA_VISIBLE_DEVICES|BENCH_[A-Z_]+"
-)
-_SLURM = re.compile(
-    r"SLURM_(CLUSTER_NAME|CPUS_PER_TASK|JOB_(ID|NAME|NODELIST|PARTITION)|NNODES|NTASKS|RESTART_COUNT|STEP_ID"
-    r"|TASKS_PER_NODE)"
-)
-
-
 def kept_variables(env: Mapping[str, str]) -> dict[str, dict[str, str]]:
-    """Return ``env`` and ``slurm`` of env.json: variables with known names or prefixes, and no secrets."""
-    kept = {name: env[name] for name in sorted(env) if _KEPT.fullmatch(name) and not is_private(name)}
-    return {"env": kept, "slurm": {name: env[name] for name in sorted(env) if _SLURM.fullmatch(name)}}
+    """Return ``env`` and ``slurm`` of env.json: the variables that are shown."""
+    kept = {name: without_users(env[name]) for name in sorted(env) if is_shown(name)}
+    return {"env": kept, "slurm": {name: env[name] for name in sorted(env) if SLURM.fullmatch(name)}}

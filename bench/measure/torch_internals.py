@@ -14,8 +14,9 @@ group_store                 ``distributed_c10d._get_default_store``             
 count_collectives           ``ProcessGroup._get_sequence_number_for_group``      collectives of a step
 compilations                ``torch._dynamo.utils.compilation_time_metrics``     recompilations
 observe_compiled_calls      ``Module._compiled_call_impl``                       nothing; hooks are compiled
-fsdp_version                ``Module._is_fsdp_managed_module``, and              strategy of a module within
-                            ``Module._fsdp_use_orig_params``                     a model with FSDP
+fsdp_version                ``Module._is_fsdp_managed_module``,                  strategy of a module within
+                            ``Module._fsdp_use_orig_params``, and                a model with FSDP
+                            ``Parameter._fsdp_flattened``
 observe_sharding            ``FSDPModule._get_fsdp_state``, and of its states    all parts with FSDP2
                             and their groups: ``_fsdp_param_groups`` (before
                             2.13 ``_fsdp_param_group``), ``_is_root``,
@@ -26,9 +27,7 @@ observe_sharding            ``FSDPModule._get_fsdp_state``, and of its states   
                             ``wait_for_unshard``, ``post_backward`` and
                             ``finalize_backward``
 observe_parameter_sync      ``ZeroRedundancyOptimizer._sync_params``             all parts with ZeRO-1
-whole_flat_parameters       ``FullyShardedDataParallel._handle.flat_param``      parameters with FSDP1
 parameter_groups            ``FSDPModule._get_fsdp_state`` and its groups        sizes of FSDP2's messages
-is_flattened                ``Parameter._fsdp_flattened``                        the same
 collective_timeout_s        ``ProcessGroup._get_backend``, ``options._timeout``  the time-out in messages
 group_error                 ``ProcessGroup._get_backend``, ``get_error``         survivors' messages with NCCL
 end_loader_workers          ``_MultiProcessingDataLoaderIter._shutdown_workers`` nothing, but exit is slower
@@ -186,11 +185,11 @@ def fsdp_version(module: nn.Module) -> int | None:
     own = vars(module)
     if not own.get("_is_fsdp_managed_module"):
         return None
-    is_first = own.get("_fsdp_use_orig_params") is False or any(map(is_flattened, module.parameters()))
+    is_first = own.get("_fsdp_use_orig_params") is False or any(map(_is_flattened, module.parameters()))
     return 1 if is_first else 2
 
 
-def is_flattened(parameter: Tensor) -> bool:
+def _is_flattened(parameter: Tensor) -> bool:
     """Return whether a parameter is a part of a flat parameter of FSDP1, or a flat parameter itself."""
     return getattr(parameter, "_fsdp_flattened", False) is True
 
@@ -327,28 +326,6 @@ def observe_parameter_sync(
     if sync is None:
         return Fact("parts-not-timed", values={"torch": torch.__version__, "strategy": "ZeRO-1"})
     return _replaced([(optimizer, "_sync_params", _observed(sync, make))])
-
-
-def whole_flat_parameters(model: nn.Module) -> list[tuple[int, Tensor]] | None:
-    """Return the parameters that FSDP1 flattened and sharded, each with its size before both, no padding.
-
-    A parameter stands for its type and for ``requires_grad``. The result is empty without FSDP1, and None if
-    ``model`` contains parameters whose FSDP module is outside of it.
-    """
-    known: set[int] = set()
-    found: list[tuple[int, Tensor]] = []
-    try:
-        for part in model.modules():
-            flat = getattr(vars(part).get("_handle"), "flat_param", None)
-            if flat is not None:
-                parts = [flat] * len(flat._shapes) if flat._params is None else flat._params
-                known.update(map(id, parts))
-                found += [(shape.numel(), one) for shape, one in zip(flat._shapes, parts, strict=True)]
-    except _MISSING:
-        return None
-    is_within = any(is_flattened(one) and id(one) not in known for one in model.parameters())
-    is_within |= not known and any(fsdp_version(part) == 1 for part in model.modules())
-    return None if is_within else found
 
 
 class ParameterGroup(NamedTuple):

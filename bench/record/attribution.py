@@ -8,7 +8,7 @@
   exactly 0 for one process without DDP.
 - *optimizer*: the optimizers' ``step`` (torch's global hooks), without forward and backward in a closure.
 
-A part that no hook observed is NaN, never 0. With FSDP1 and DeepSpeed, only *data* is timed:
+A part that no hook observed is NaN, never 0. In a wrapper other than DDP and FSDP2, only *data* is timed:
 collectives take place in forward and in backward, and cannot be told from computation.
 """
 

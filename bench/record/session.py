@@ -33,7 +33,7 @@ from ..measure.results import (
     merge_windows,
     progress_line,
 )
-from ..measure.torch_internals import collective_timeout_s, is_flattened, whole_flat_parameters
+from ..measure.torch_internals import collective_timeout_s
 from ..measure.transport import (
     Transport,
     backend_for,
@@ -43,6 +43,7 @@ from ..measure.transport import (
     users_variables,
 )
 from ..measure.wire import Placement, WireBytes
+from ..study.checksums import write_sums
 from ..study.files import write_json
 from ..study.layout import RunFolder
 from ..study.run_json import changed_script, read_run, script_sha256
@@ -159,20 +160,14 @@ def _launcher_of(env: Mapping[str, str]) -> tuple[str, int, int, int]:
 def model_sizes(model: nn.Module | None) -> tuple[int | None, int | None]:
     """Return the number of parameters and the size of their gradients in bytes, over all shards.
 
-    Both are None without a model, and for a module within an FSDP1 model: FSDP1 keeps the sizes of whole
-    parameters in its own modules.
+    Both are None without a model, and in a wrapper that is not known and may have only a shard.
     """
-    if model is None:
+    strategy, _ = find_strategy(model)
+    if model is None or (strategy is not None and strategy.untimed):
         return None, None
-    parameters = list(model.parameters())
-    flat = whole_flat_parameters(model)
-    if flat is None:
-        return None, None
-    # A DTensor of FSDP2 has the size of the whole parameter. With ZeRO-3, `ds_numel` has it.
-    own = [(int(getattr(p, "ds_numel", p.numel())), p) for p in parameters if not is_flattened(p)]
-    found = [*flat, *own]
-    trained = (count * p.element_size() for count, p in found if p.requires_grad)
-    return sum(count for count, _ in found), sum(trained)
+    parameters = list(model.parameters())  # a DTensor of FSDP2 has the size of the whole parameter
+    trained = sum(p.numel() * p.element_size() for p in parameters if p.requires_grad)
+    return sum(p.numel() for p in parameters), trained
 
 
 class Session:
@@ -327,10 +322,13 @@ class RunWriter:
     def write(self, *, is_last: bool = False) -> None:
         """Write complete records without waiting; if writing fails, say so and continue.
 
-        With ``is_last``, also write throughput windows whose attribution window did not end.
+        With ``is_last``, also write throughput windows whose attribution window did not end. After the last
+        window, write SHA256SUMS.
         """
         try:
             self._write_complete(is_last)
+            if self.epochs and (is_last or self.epochs == self._lengths.epochs):
+                write_sums(self._folder)
         except UnwritableError as error:
             self._keep(_lost(error))
 

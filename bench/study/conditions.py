@@ -17,9 +17,8 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Any
 
-from ..facts import Fact
+from ..facts import Fact, facts_in
 from ..words import sentences
-from .before_facts import facts_in
 from .files import read_json
 from .layout import RunFolder
 

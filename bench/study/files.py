@@ -141,9 +141,9 @@ def read_object(path: str | Path) -> tuple[dict[str, Any] | None, str]:
     """Return (JSON object in the file, ``""``), or (None, a problem such as ``is missing``)."""
     try:
         try:
-            content = json.loads(_read_bytes(path))
+            content = json.loads(read_bytes(path))
         except (ValueError, RecursionError):  # the file is broken, or another process is rewriting it
-            content = json.loads(_read_bytes(path, lock=True))
+            content = json.loads(read_bytes(path, lock=True))
     except FileNotFoundError:
         return None, "is missing"
     except OSError as error:
@@ -172,7 +172,7 @@ def read_table(path: Path) -> tuple[list[str], list[dict[str, str]]]:
         return [], []
 
 
-def _read_bytes(path: str | Path, *, lock: bool = False) -> bytes:
+def read_bytes(path: str | Path, *, lock: bool = False) -> bytes:
     """Read a file; with ``lock``, first wait until no other process is rewriting it."""
     with open(path, "rb", buffering=0, opener=regular_file) as file:
         if lock:

@@ -2,15 +2,13 @@
 
 ::
 
-    results/<study>/  matrix.yaml site.yaml plan.json ledger.jsonl submit.lock unfit.json report/
-      scripts/                 <cell>.sbatch (.sh without Slurm) pack.sbatch preflight.sbatch
+    results/<study>/  matrix.yaml site.yaml plan.json ledger.jsonl submit.lock report/
+      scripts/                 <cell>.sbatch (.sh without Slurm) pack.sbatch
       runs/<run>/attempt-<n>/  run.json metrics.csv ranks.csv steps.csv probes.json
-                               trace-rank0.json.gz env.json conditions.json sampled_step.json
+                               SHA256SUMS trace-rank0.json.gz env.json conditions.json sampled_step.json
                                end.json sacct_summary.txt
                                job.out job.err nccl.log
       packs/pack-<n>/  pack.json members marks.jsonl <cell>.sbatch job.out job.err
-      preflight/preflight-<n>/ preflight.json preflight.sbatch measured.json result.json
-                               job.out job.err
 
 A run is described by its ``run.json``; its properties are never parsed from folder names.
 """
@@ -58,6 +56,7 @@ class RunFolder(JobFolder):
     ranks_csv = _Child("ranks.csv")  # see bench.study.records.RankRow
     steps_csv = _Child("steps.csv")  # see bench.study.records.StepRow
     probes = _Child("probes.json")
+    sums = _Child("SHA256SUMS")  # of these four files: see bench.study.checksums
     trace = _Child("trace-rank0.json.gz")  # profiler trace of some steps, if the matrix sets trace_steps
     env = _Child("env.json")  # software, hardware, hosts that took part, and network that was used
     conditions = _Child("conditions.json")  # state of nodes and ranks in each measured window
@@ -75,16 +74,6 @@ class RunFolder(JobFolder):
     def is_described(self) -> bool:
         """True if the folder contains a run.json."""
         return self.run_json.is_file()
-
-
-@dataclass(frozen=True)
-class PreflightFolder(JobFolder):
-    """Folder of a preflight: a job that checks nodes."""
-
-    preflight_json = _Child("preflight.json")  # job name, job id, and when it was submitted
-    script = _Child("preflight.sbatch")  # the script as it was submitted
-    measured = _Child("measured.json")  # all values, written after each check
-    result = _Child("result.json")  # nodes, links, and the nodes to exclude
 
 
 @dataclass(frozen=True)
@@ -114,9 +103,6 @@ class StudyFolder:
     scripts = _Child("scripts")  # one script per cell
     pack_script = _Child("scripts/pack.sbatch")  # executes many runs in one allocation
     packs = _Child("packs")  # one folder per pack
-    preflight_script = _Child("scripts/preflight.sbatch")  # checks nodes
-    preflights = _Child("preflight")  # one folder per preflight
-    unfit = _Child("unfit.json")  # nodes that submissions of this study exclude: see bench.study.preflight
     runs = _Child("runs")  # one folder per run, with a subfolder per attempt
     report = _Child("report")  # HTML page, tables and figures
 
@@ -139,11 +125,6 @@ class StudyFolder:
     def planned_s(self) -> float:
         """Time of the plan, in seconds since 1970; raise OSError if there is none."""
         return self.plan_json.stat().st_mtime
-
-    @property
-    def changed_s(self) -> float:
-        """Time of the latest event or, without one, of the plan; raise OSError if there is no plan."""
-        return max(self.planned_s, self.ledger.stat().st_mtime if self.ledger.exists() else 0.0)
 
     def pack(self, number: int) -> PackFolder:
         """Return the folder of pack ``number`` (from 1)."""

@@ -5,8 +5,7 @@ The state of a run follows from its events in order. Nothing is lost if a proces
 events: the next command finds an attempt without an ``ended`` event and determines how this attempt ended.
 
 Events:
-    ``intent``: the attempt is about to be submitted with a unique job name (``job_name``). If the matrix
-    sets concurrent_runs, ``chain`` is the number (from 0) of the job's chain.
+    ``intent``: the attempt is about to be submitted with a unique job name (``job_name``).
     ``submitted``: Slurm accepted the job (``job_id``).
     ``started``: the attempt was started.
     ``ended``: the attempt ended (``state``, ``reason``, ..., and ``disturbed`` if something disturbed it).
@@ -14,7 +13,6 @@ Events:
     those of run.json. The event contains ``"accounted": false`` if sacct did not yet have the job's rows.
     ``accounted``: sacct now has the rows. The values of this event replace the values of ``ended``.
     ``withdrawn``: the attempt was not started; the run is ``planned`` again.
-    ``held``: fewer nodes are fit than the run needs, so that the run stays ``planned`` (``reason``).
     ``halted``: the whole study was cancelled. A `bench submit` that is still running stops.
 """
 
@@ -33,12 +31,10 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import BenchError, unwritable
-from ..secret_values import mask_texts
 from ..units import join_names
-from .before_facts import values_of_event
 from .files import regular_file
 
-_EVENTS = ("intent", "submitted", "started", "ended", "accounted", "withdrawn", "held")
+_EVENTS = ("intent", "submitted", "started", "ended", "accounted", "withdrawn")
 #: Values of events that are texts, if they are known.
 _TEXTS = ("time", "job_id", "job_name", "reason", "cause", "disturbed", "host", "started_at", "ended_at")
 #: Maximum number of damaged lines that a message names.
@@ -96,8 +92,8 @@ _CLASS_OF_CAUSE = {
 def final_failure_class(recorded: object, cause: object) -> str | None:
     """Return the failure class that every view shows.
 
-    ``recorded`` is the class in run.json or the ledger. Older versions recorded it without regard to the
-    logs. ``cause`` is the name of the first cause in the logs, or None.
+    ``recorded`` is the class by the end of the job. ``cause`` is the name of the first cause in the logs, or
+    None.
     """
     # A signal is the usual sign that memory ran out, but others send it, too.
     unsure = recorded == FailureClass.KILLED and cause == "oom-host"
@@ -164,7 +160,7 @@ class Ledger:
         if not events:
             return
         time_utc = now()
-        text = "".join(json.dumps({"time": time_utc, **mask_texts(event)}) + "\n" for event in events)
+        text = "".join(json.dumps({"time": time_utc, **event}) + "\n" for event in events)
         try:
             descriptor = regular_file(str(self.path), os.O_RDWR | os.O_APPEND | os.O_CREAT)
             try:
@@ -279,13 +275,11 @@ def _is_of_run(event: Mapping[str, Any]) -> bool:
 
 
 def _is_end(event: Mapping[str, Any]) -> bool:
-    """Return whether the values of an event that ends an attempt are possible and agree with each other."""
+    """Return whether the values of an event that ends an attempt are possible."""
     code = event.get("exit_code")
     if code is not None and not _is_whole(code, -(2**31), 2**31):
         return False
-    known = event.get("failure_class") in (*FailureClass, None) and event.get("state") in list(RunState)
-    failed = bool(event.get("failure_class")) or bool(event.get("exit_code"))
-    return known and not (event["state"] == RunState.COMPLETED and failed)
+    return event.get("failure_class") in (*FailureClass, None) and event.get("state") in list(RunState)
 
 
 def _text(value: Any) -> str | None:
@@ -312,8 +306,7 @@ def _write_all(descriptor: int, content: bytes) -> None:
         raise
 
 
-def _apply(record: RunRecord, written: Mapping[str, Any]) -> None:
-    event = values_of_event(written)
+def _apply(record: RunRecord, event: Mapping[str, Any]) -> None:
     kind = event.get("event")
     extra = {k: v for k, v in event.items() if k not in ("event", "run_id", "attempt", "state", "reason")}
     record.details.update(extra)
@@ -321,21 +314,15 @@ def _apply(record: RunRecord, written: Mapping[str, Any]) -> None:
     record.job_name = event.get("job_name", record.job_name)
     if kind in ("intent", "submitted"):
         record.state = RunState.QUEUED
-        record.details.pop("held", None)
     elif kind == "started":
         record.state, record.reason = RunState.RUNNING, ""
     elif kind in ("ended", "accounted"):
         record.state = RunState(event["state"])
         record.reason = event.get("reason") or ""
         record.exit_code = 0 if record.state is RunState.COMPLETED else event.get("exit_code")
-        record.cause = event.get("cause")
-        record.failure_class = final_failure_class(event.get("failure_class"), record.cause)
+        record.cause, record.failure_class = event.get("cause"), event.get("failure_class")
         record.disturbed = event.get("disturbed") or ""
         record.details["recorded_at"] = event.get("time")
-    elif kind == "held":
-        record.details["held"] = True
-        if record.state is RunState.PLANNED:
-            record.reason = event.get("reason", "")
     elif kind == "withdrawn":
         record.state = RunState.PLANNED
         record.reason = event.get("reason", "")

@@ -5,22 +5,88 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, NotRequired
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, with_config
+from typing_extensions import TypedDict
 
 from ..errors import BenchError, missing_file
 from ..matrix.cell import Cell, Run
 from ..matrix.schedulers import SCHEDULERS, SchedulerSpec
-from .files import read_json, read_object, write_atomically
+from .files import read_bytes, read_json, write_atomically
 from .layout import RunFolder, StudyFolder
 from .ledger import Ledger, RunRecord, RunState
 
 #: Matches the name of the folder of an attempt.
 ATTEMPT = re.compile(r"attempt-([0-9]{1,6})", re.ASCII).fullmatch
 REPLAN = "plan the study again: bench plan MATRIX"
+
+_Positive = Annotated[int, Field(ge=1, lt=2**53)]
+_FolderName = Annotated[str, Field(pattern=r"^[^./][^/]*$")]
+_content = with_config(ConfigDict(extra="allow", strict=True))
+
+
+@_content
+class _Workload(TypedDict):
+    device: str
+    epochs: _Positive
+    steps_per_epoch: _Positive
+    command: NotRequired[list[str] | None]
+    metrics: NotRequired[dict[str, Any] | None]
+
+
+@_content
+class _Member(TypedDict):
+    series: str
+    mode: str
+    batch: int
+
+
+@_content
+class _Cell(TypedDict):
+    cell_id: _FolderName
+    launcher: str
+    backend: str
+    nodes: _Positive
+    tasks_per_node: _Positive | list[_Positive]
+    world_size: _Positive
+    global_batch: _Positive
+    per_gpu_batch: _Positive
+    workload: _Workload
+    env: dict[str, Any]
+    swept: dict[str, Any]
+    series: list[_Member]
+
+
+@_content
+class _Run(TypedDict):
+    run_id: _FolderName
+    cell_id: str
+    repeat: int
+    order: int
+
+
+@_content
+class _Plan(TypedDict):
+    """The values of plan.json that bench reads; others are kept as they are."""
+
+    executor: str
+    time_limit_s: int
+    cells: list[_Cell]
+    runs: list[_Run]
+    setup: NotRequired[list[str] | None]
+    cpus_per_task: NotRequired[int | None]
+    node_gpus: NotRequired[int | None]
+    max_running: NotRequired[int | None]
+    env_from: NotRequired[list[str] | None]
+    key: NotRequired[str | None]
+
+
+_PLAN, _CELL = TypeAdapter(_Plan), TypeAdapter(_Cell)
 
 
 @dataclass(frozen=True)
@@ -60,9 +126,9 @@ class PlannedStudy:
         return self.plan.get("node_gpus") if self.exclusive else None
 
     @property
-    def concurrent_runs(self) -> int | None:
+    def max_running(self) -> int | None:
         """Maximum number of runs that execute at once, or None if there is no limit."""
-        return self.plan.get("concurrent_runs")
+        return self.plan.get("max_running")
 
     def records(self) -> dict[str, RunRecord]:
         """Return the record of every run's latest attempt, in the planned order.
@@ -123,11 +189,8 @@ def _names(folder: Path) -> set[str]:
 def open_study(folder: StudyFolder) -> PlannedStudy:
     """Return the study planned in ``folder``; raise BenchError if plan.json is missing or broken."""
     plan = read_plan(folder)
-    try:
-        cells = {cell["cell_id"]: Cell.from_json(cell) for cell in plan["cells"]}
-        runs = [Run(r["run_id"], r["cell_id"], r["repeat"], r["order"]) for r in plan["runs"]]
-    except (KeyError, TypeError) as error:
-        raise invalid_plan(folder, error) from None
+    cells = {cell["cell_id"]: Cell.from_json(cell) for cell in plan["cells"]}
+    runs = [Run(r["run_id"], r["cell_id"], r["repeat"], r["order"]) for r in plan["runs"]]
     return PlannedStudy(folder, plan, cells, runs)
 
 
@@ -137,92 +200,35 @@ def read_plan(folder: StudyFolder) -> dict[str, Any]:
     if not path.is_file():
         remedy = "give the folder of a study, such as results/<study>, or plan one: bench plan MATRIX"
         raise missing_file(path, what="the study's plan", remedy=remedy)
-    plan, problem = read_object(path)
-    if plan is None:
-        raise invalid_plan(folder, problem)
     try:
-        known = {cell["cell_id"] for cell in plan["cells"]}
-        lost = next((run for run in plan["runs"] if run["cell_id"] not in known), None)
-    except (KeyError, TypeError, ValueError) as error:
-        raise invalid_plan(folder, error) from None
-    if lost is not None:
-        what = f"the cell {lost['cell_id']!r} of run {lost.get('run_id')!r} is not defined"
-        raise invalid_plan(folder, what)
+        content = read_bytes(path)
+    except OSError as error:
+        raise invalid_plan(folder, f"cannot be read: {error.strerror}") from None
     try:
-        _check_types(plan)
-    except (KeyError, TypeError, ValueError) as error:
-        raise invalid_plan(folder, error) from None
+        plan: dict[str, Any] = _PLAN.validate_json(content)  # type: ignore[assignment]
+    except ValidationError as error:
+        raise invalid_plan(
+            folder, f"is not a plan that this version can read ({first_error(error)})"
+        ) from None
+    known = {cell["cell_id"] for cell in plan["cells"]}
+    if lost := next((run for run in plan["runs"] if run["cell_id"] not in known), None):
+        raise invalid_plan(folder, f"the cell {lost['cell_id']!r} of run {lost['run_id']!r} is not defined")
     return plan
 
 
-def _check_types(plan: dict[str, Any]) -> None:
-    """Raise TypeError or ValueError if a value that bench uses has another type than bench writes."""
-    _check(plan, "the plan", {"cells": list, "runs": list, "executor": str, "time_limit_s": int, **_OPTIONAL})
-    for number, cell in enumerate(plan["cells"], start=1):
-        check_cell(cell, f"cell {number}")
-        _check(cell["workload"], f"cell {number}, workload", {"device": str})
-    for number, run in enumerate(plan["runs"], start=1):
-        _check(run, f"run {number}", {"run_id": str, "cell_id": str, "repeat": int, "order": int})
-        if "/" in run["run_id"] or run["run_id"] in ("", ".", ".."):
-            raise ValueError(f"run {number}: run_id {run['run_id']!r} is not the name of a folder")
-        if run["run_id"] != f"{run['cell_id']}-r{run['repeat']}":
-            raise ValueError(f"run {number}: run_id {run['run_id']!r} is not that of its cell and repeat")
-    cost = plan.get("cost")
-    for name in ("cells", "runs"):
-        planned = cost.get(name) if isinstance(cost, dict) else None
-        if planned is not None and planned != len(plan[name]):
-            raise ValueError(f"{len(plan[name])} {name}, but cost.{name} is {planned}")
-    for name, one in (("cell_id", "cells"), ("run_id", "runs")):
-        if len({json.dumps(entry.get(name)) for entry in plan[one]}) != len(plan[one]):
-            raise ValueError(f"two {one} have the same {name}")
+def cell_problem(cell: Any) -> str:
+    """Return why the content of ``cell`` in a run.json is not that of a cell, or ``""``."""
+    try:
+        _CELL.validate_python(cell)
+    except ValidationError as error:
+        return first_error(error)
+    return ""
 
 
-def check_cell(cell: Any, where: str) -> None:
-    """Raise an error if a cell in plan.json or run.json has values of other types, or contradicts itself.
-
-    Raises:
-        KeyError, TypeError, ValueError: with ``where`` in the message.
-    """
-    _check(cell, where, _CELL_TYPES)
-    per_node, nodes, workload = cell["tasks_per_node"], cell["nodes"], cell["workload"]
-    ranks = per_node if isinstance(per_node, list) else [per_node]
-    counts = [*((name, cell[name]) for name in _COUNTS), *(("tasks_per_node", one) for one in ranks)]
-    for name, value in counts:
-        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value < 2**53:
-            raise ValueError(f"{where}: {name} {str(value)[:40]} is not a positive number")
-    total = sum(ranks) if isinstance(per_node, list) else per_node * nodes
-    if total != cell["world_size"] or (isinstance(per_node, list) and len(ranks) != nodes):
-        what = f"world_size {cell['world_size']} is not nodes x tasks_per_node"
-        raise ValueError(f"{where}: {what}")
-    _check(workload.get("metrics") or {}, f"{where}, workload.metrics", {})
-    if not workload.get("command"):
-        for name in {"epochs", "steps_per_epoch"} & workload.keys():
-            if not isinstance(workload[name], int) or isinstance(workload[name], bool) or workload[name] < 1:
-                raise ValueError(f"{where}: {name} {str(workload[name])[:40]} is not a positive number")
-    for member in cell["series"]:
-        _check(member, f"{where}, series", {"series": str, "mode": str, "batch": int})
-
-
-def _check(content: Any, where: str, types: Mapping[str, Any]) -> None:
-    if not isinstance(content, dict):
-        raise TypeError(f"{where} is {type(content).__name__} instead of an object")
-    for name, kind in types.items():
-        value = content[name] if name not in _OPTIONAL else content.get(name)
-        known = isinstance(value, kind) and not (isinstance(value, bool) and kind is int)
-        if not known and not (value is None and name in _OPTIONAL):
-            expected = {list: "a list", dict: "an object", str: "a text", int: "a whole number"}[kind]
-            raise TypeError(f"{where}: {name} {str(value)[:40]!r} is not {expected}")
-
-
-_COUNTS = ("nodes", "world_size", "global_batch", "per_gpu_batch")
-_CELL_TYPES = {
-    **dict.fromkeys(("cell_id", "launcher", "backend"), str),
-    **dict.fromkeys(_COUNTS, int),
-    **dict.fromkeys(("workload", "env", "swept"), dict),
-    "series": list,
-}
-#: Values of the plan that can be absent or null.
-_OPTIONAL = {"setup": list, "cpus_per_task": int, "node_gpus": int, "concurrent_runs": int, "key": str}
+def first_error(error: ValidationError) -> str:
+    """Return the place and the message of the first error: ``cells.0.nodes: Field required``."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    return ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))
 
 
 def find_plan(folder: StudyFolder) -> dict[str, Any] | None:
@@ -230,17 +236,14 @@ def find_plan(folder: StudyFolder) -> dict[str, Any] | None:
     return read_json(folder.plan_json)
 
 
-def invalid_plan(folder: StudyFolder, problem: str | Exception) -> BenchError:
+def invalid_plan(folder: StudyFolder, problem: str) -> BenchError:
     """Return the error for a broken plan.json; ``problem`` is the reason why the file cannot be used."""
-    if isinstance(problem, Exception):
-        why = " ".join(f"{type(problem).__name__}: {problem}".split())
-        problem = f"is not a plan that this version can read ({why})"
     return BenchError(f"{folder.plan_json}: {problem}", remedy=REPLAN)
 
 
-def write_plan_json(folder: StudyFolder, content: dict[str, Any]) -> None:
-    """Write plan.json atomically."""
-    write_atomically(folder.plan_json, plan_text(content))
+def write_plan_json(folder: StudyFolder, content: dict[str, Any], *, private: bool = False) -> None:
+    """Write plan.json atomically; if ``private``, only the owner can read it."""
+    write_atomically(folder.plan_json, plan_text(content), private=private)
 
 
 def plan_text(content: dict[str, Any]) -> str:

@@ -95,8 +95,7 @@ def _seen(folder: Path) -> Iterator[SeenRank]:
 def _rank(one: dict[str, Any], node: str) -> SeenRank | None:
     try:
         rank, world_size = int(one["rank"]), int(one["world_size"])
-        # Earlier versions did not write the processes: then, each rank counts as a task of its own.
-        pid, task = int(one.get("pid", 0)), int(one.get("task", -1 - rank))
+        pid, task = int(one["pid"]), int(one["task"])
         first, last = float(one["first"]), float(one["last"])
     except (KeyError, TypeError, ValueError):
         return None

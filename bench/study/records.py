@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from .files import read_table
 
 
-def _column(meaning: str, unit: str = "", window: str = "", *, part: str = "", doubt: str = "") -> Any:
+def _column(meaning: str, unit: str = "", window: str = "", *, part: str = "") -> Any:
     """Return a column, which is NaN (an empty cell) unless it is measured.
 
     Args:
@@ -24,14 +24,13 @@ def _column(meaning: str, unit: str = "", window: str = "", *, part: str = "", d
         unit: the unit, if the column has one.
         window: the throughput window (t), the attribution window (a), the probes (p), or after both windows.
         part: the attribute of :class:`bench.measure.step_parts.StepParts` whose mean the column contains.
-        doubt: a name; if a column with this name contradicts another place, all of them are left empty.
     """
-    marks = {"meaning": meaning, "unit": unit, "window": window, "part": part, "doubt": doubt}
+    marks = {"meaning": meaning, "unit": unit, "window": window, "part": part}
     return field(default=math.nan, metadata=marks)
 
 
 def _part(meaning: str, part: str = "") -> Any:
-    return _column(meaning, "s", "a", part=part, doubt="parts")
+    return _column(meaning, "s", "a", part=part)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,15 +89,15 @@ class EpochRow(Record):
     """
 
     epoch: float = _column("counted from 1")
-    steps: float = _column("optimizer steps of the window", "", "t", doubt="rate")
-    samples: float = _column("steps × per-GPU batch × ranks × micro-batches", "", "t", doubt="rate")
+    steps: float = _column("optimizer steps of the window", "", "t")
+    samples: float = _column("steps × per-GPU batch × ranks × micro-batches", "", "t")
     train_loss: float | str = _column("mean over steps and ranks", "", "t")
     val_loss: float = _column("mean over all ranks' validation samples", "", "after")
     val_accuracy: float = _column("share of correct classes (mlp, convnet, resnet50)", "", "after")
     val_mae: float = _column("mean absolute error (traffic)", "", "after")
     val_rmse: float = _column("root mean square error (traffic)", "", "after")
-    epoch_time_sec: float = _column("the longest window of all ranks", "s", "t", doubt="rate")
-    throughput_samples_per_sec: float = _column("samples / epoch_time_sec", "1/s", "t", doubt="rate")
+    epoch_time_sec: float = _column("the longest window of all ranks", "s", "t")
+    throughput_samples_per_sec: float = _column("samples / epoch_time_sec", "1/s", "t")
     step_time_sec_median: float = _column("over the steps, each that of its slowest rank", "s", "t")
     step_time_sec_p95: float = _column("95th percentile, likewise", "s", "t")
     data_load_time_sec: float = _mean("data_load_time_sec")
@@ -114,14 +113,14 @@ class EpochRow(Record):
     optimizer_time_sec: float = _mean("optimizer_time_sec")
     other_time_sec: float = _mean("other_time_sec")
     checkpoint_time_sec: float = _column("time that rank 0 needs to write the checkpoint", "s", "after")
-    load_balance: float = _column("mean / longest useful time of the ranks", "", "a", doubt="parts")
-    comm_efficiency: float = _column("longest useful time / step time", "", "a", doubt="parts")
-    pop_parallel_efficiency: float = _column("the product of both", "", "a", doubt="parts")
+    load_balance: float = _column("mean / longest useful time of the ranks", "", "a")
+    comm_efficiency: float = _column("longest useful time / step time", "", "a")
+    pop_parallel_efficiency: float = _column("the product of both", "", "a")
     gpu_util_avg: float = _column("from the driver's samples, mean over GPUs", "%", "t")
     cpu_util_avg: float = _column("of all cores, mean over hosts", "%", "t")
     peak_mem_bytes: float = _column("the largest value of all ranks", "bytes", "t")
     energy_joules: float = _column("energy of all GPUs, if every counter could be read", "J", "t")
-    mfu: float = _column("counted FLOPs / (time × stated peak of all devices)", "", "t", doubt="rate")
+    mfu: float = _column("counted FLOPs / (time × stated peak of all devices)", "", "t")
     wire_bytes_per_step: float = _column("bytes that all nodes sent to each other", "bytes", "t")
     wire_bytes_predicted_per_step: float = _column("the same, predicted for the strategy", "bytes", "t")
 
@@ -129,9 +128,9 @@ class EpochRow(Record):
 R = TypeVar("R", bound=Record)
 
 
-def columns_of(record: type[Record], **marks: str) -> tuple[str, ...]:
-    """Return the names of a table's columns with these marks, such as ``doubt="rate"``."""
-    return tuple(one.name for one in fields(record) if marks.items() <= one.metadata.items())
+def columns_of(record: type[Record]) -> tuple[str, ...]:
+    """Return the names of a table's columns."""
+    return tuple(one.name for one in fields(record))
 
 
 def part_columns(record: type[Record]) -> dict[str, str]:
@@ -139,16 +138,9 @@ def part_columns(record: type[Record]) -> dict[str, str]:
     return {one.name: one.metadata["part"] for one in fields(record) if one.metadata["part"]}
 
 
-#: Columns that tables of earlier versions lack.
-LATER_COLUMNS = {
-    *("comm_forward_time_sec", "comm_backward_time_sec", "comm_end_time_sec"),
-    *("wire_bytes_per_step", "wire_bytes_predicted_per_step"),
-}
-
-
 def missing_columns(record: type[Record], header: Collection[str]) -> list[str]:
-    """Return the columns that a table lacks, except those that tables of earlier versions lack, too."""
-    return [name for name in columns_of(record) if name not in {*header, *LATER_COLUMNS}]
+    """Return the columns that a table lacks."""
+    return [name for name in columns_of(record) if name not in header]
 
 
 def text_columns(record: type[Record]) -> tuple[str, ...]:
@@ -158,9 +150,9 @@ def text_columns(record: type[Record]) -> tuple[str, ...]:
 
 METRICS_COLUMNS, RANKS_COLUMNS, STEPS_COLUMNS = map(columns_of, (EpochRow, RankRow, StepRow))
 #: The columns of metrics.csv that are the mean of a column of ranks.csv over the ranks.
-MEAN_COLUMNS = columns_of(RankRow, doubt="parts")
-#: Columns of metrics.csv that a contradiction of one of them makes unusable.
-RATE_COLUMNS, PARTS_COLUMNS = columns_of(EpochRow, doubt="rate"), columns_of(EpochRow, doubt="parts")
+MEAN_COLUMNS = tuple(
+    one.name for one in fields(RankRow) if one.metadata["window"] == "a" and one.name in METRICS_COLUMNS
+)
 
 
 def header(record: type[Record]) -> str:

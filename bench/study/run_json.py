@@ -11,7 +11,7 @@ from .. import __version__
 from ..errors import unwritable
 from ..facts import Fact
 from ..matrix.cell import Cell, Run
-from ..secret_values import cell_without_secrets, mask_texts
+from ..variables import shown_variables
 from .files import (
     file_sha256,
     object_text,
@@ -21,7 +21,7 @@ from .files import (
     write_atomically,
 )
 from .layout import RunFolder
-from .ledger import RunRecord, RunState, final_failure_class
+from .ledger import RunRecord, RunState
 from .plan_json import PlannedStudy
 
 #: Kinds of facts in env.json about the values that a command without the recorder reports: one average of the
@@ -39,7 +39,7 @@ def read_run(attempt: str | Path) -> tuple[dict[str, Any] | None, str]:
 
 def write_run(folder: RunFolder, content: Mapping[str, Any]) -> None:
     """Write the run.json of an attempt."""
-    write_atomically(folder.run_json, object_text(_without_secrets(content)))
+    write_atomically(folder.run_json, object_text(content))
 
 
 def update_run(
@@ -47,14 +47,9 @@ def update_run(
 ) -> None:
     """Change values in run.json. If the file is missing or broken, write ``fallback`` with the changes."""
     known = read_run(folder.path)[0]
-    content, changes = fallback if known is None else known, _without_secrets(changes)
+    content = fallback if known is None else known
     if content is not None and {**content, **changes} != known:
         rewrite_object(folder.run_json, {**content, **changes})
-
-
-def _without_secrets(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Mask texts of a job or of its logs; the cell is already without secrets."""
-    return {key: value if key == "cell" else mask_texts(value) for key, value in content.items()}
 
 
 def find_reason(folder: RunFolder) -> tuple[str, int, str]:
@@ -63,13 +58,6 @@ def find_reason(folder: RunFolder) -> tuple[str, int, str]:
     reason = str((read_run(folder.path)[0] or {}).get("reason") or "run.json has no reason")
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
     return str(path), next((at for at, line in enumerate(lines, start=1) if '"reason"' in line), 1), reason
-
-
-def recorded_class(run: Mapping[str, Any]) -> str | None:
-    """Return the failure class in the content of a run.json, as every view shows it."""
-    cause = run.get("cause")
-    name = cause.get("cause") if isinstance(cause, Mapping) else None
-    return final_failure_class(run.get("failure_class"), name)
 
 
 def read_warnings(run: Mapping[str, Any]) -> list[dict[str, Any]] | None:
@@ -96,6 +84,7 @@ class Attempt:
 
     def describe(self, study: PlannedStudy, **values: Any) -> dict[str, Any]:
         """Return the initial content of run.json; ``values`` are added or override the defaults."""
+        cell = self.cell.as_json()
         return {
             "schema": 1,
             "bench_version": __version__,
@@ -108,7 +97,7 @@ class Attempt:
             "executor": study.executor,
             "job_name": self.job_name,
             "job_id": None,
-            "cell": cell_without_secrets(self.cell.as_json()),
+            "cell": cell | {"env": shown_variables(cell)},
             "state": str(RunState.QUEUED),
             "reason": "",
             "failure_class": None,

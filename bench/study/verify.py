@@ -13,18 +13,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..errors import BenchError
-from ..facts import Fact
-from ..words import sentence, sentences, words
-from .before_facts import facts_of_env
+from ..facts import facts_of_env
+from ..words import sentence, words
+from .checksums import find_damage, is_recorded
 from .conditions import objects, read_disturbances
-from .consistency import metrics_contradictions, record_contradictions
 from .files import read_json, read_table
 from .layout import RunFolder
 from .ledger import RunRecord, RunState
-from .plan_json import check_cell
+from .plan_json import cell_problem
 from .processes import started_ranks
-from .records import EpochRow, RankRow, missing_columns, read_rows
-from .run_json import REPEATED_MATCHES, VALUES_LEFT_OUT, read_run, read_warnings, recorded_class
+from .records import EpochRow, missing_columns
+from .run_json import REPEATED_MATCHES, VALUES_LEFT_OUT, read_run, read_warnings
 
 #: Kinds of facts in env.json that `bench verify` prints: they compare the cores and threads of ranks
 #: and nodes, or name another strategy, or values of a command that were left out.
@@ -38,7 +37,7 @@ KINDS = (
     REPEATED_MATCHES,
 )
 #: Files that a run must have if it uses the built-in training or the recorder.
-_FILES = ("run.json", "metrics.csv", "ranks.csv", "steps.csv", "env.json")
+_FILES = ("run.json", "metrics.csv", "ranks.csv", "steps.csv", "env.json", "SHA256SUMS")
 
 
 @dataclass(frozen=True)
@@ -118,16 +117,10 @@ def verify_run(path: Path, *, record: RunRecord | None = None) -> Verification:
             f"{folder.run_json}: {problem}",
             remedy="specify the folder of a run: results/STUDY/runs/RUN/attempt-N",
         )
-    attempt = run.get("attempt")
-    known = record if record is not None and "recorded_at" in record.details else None
-    found = list(_contradictions(folder, run, known, attempt=attempt))
-    run["failure_class"] = recorded_class(run)
     if record is not None:
         end = {"state": str(record.state), "reason": record.reason, "failure_class": record.failure_class}
         run |= end
     run_id, checks = str(run.get("run_id", path.name)), list(_checks(folder, run))
-    if found:
-        checks.append(Check("records", not found, sentences(found), "files that agree"))
     disturbed = [f"disturbed: {words(one)}" for one in read_disturbances(run) or ()]
     found_in_job = [sentence(fact) for fact in facts_of_env(read_json(folder.env)) if fact.kind in KINDS]
     logged = [
@@ -135,36 +128,13 @@ def verify_run(path: Path, *, record: RunRecord | None = None) -> Verification:
         for one in read_warnings(run) or ()
     ]
     warnings = [*disturbed, *found_in_job, *logged]
-    return Verification(run_id, path, checks, warnings, str(run.get("state")), run["failure_class"])
-
-
-def _contradictions(
-    folder: RunFolder, run: dict[str, Any], record: RunRecord | None, *, attempt: Any
-) -> Iterator[Fact]:
-    cell = run["cell"]
-    yield from record_contradictions(
-        run, read_json(folder.end) or {}, record, attempt=attempt, cell=cell, folder=folder
-    )
-    if _source(cell) == "none":
-        return
-    rows, ranks = read_rows(folder.metrics_csv, EpochRow), read_rows(folder.ranks_csv, RankRow)
-    yield from metrics_contradictions(rows, ranks, epochs=None, global_batch=cell["global_batch"])
+    return Verification(run_id, path, checks, warnings, str(run.get("state")), run.get("failure_class"))
 
 
 def _problem_of(run: dict[str, Any]) -> str:
     """Return why the content of run.json cannot be verified, or ``""``."""
-    if not isinstance(run.get("cell"), dict):
-        return "does not describe a cell"
-    try:
-        check_cell(run["cell"], "cell")
-        workload = run["cell"]["workload"]
-        if not workload.get("command"):
-            int(workload["epochs"]), int(workload["steps_per_epoch"])
-    except KeyError as error:
-        return f"does not describe a cell: {error.args[0]} is missing"
-    except (TypeError, ValueError) as error:
-        return f"does not describe a cell: {error}"
-    return ""
+    problem = cell_problem(run.get("cell"))
+    return f"does not describe a cell: {problem}" if problem else ""
 
 
 def _checks(folder: RunFolder, run: dict[str, Any]) -> Iterator[Check]:
@@ -180,9 +150,9 @@ def _checks(folder: RunFolder, run: dict[str, Any]) -> Iterator[Check]:
         return
     files = _files(cell)
     missing = [name for name in files if not (folder.path / name).is_file()]
-    yield Check(
-        "files", not missing, f"missing {', '.join(missing)}" if missing else "complete", ", ".join(files)
-    )
+    damage = find_damage(folder.path) if is_recorded(cell["workload"]) and not missing else ""
+    found = f"missing {', '.join(missing)}" if missing else damage or "complete"
+    yield Check("files", not (missing or damage), found, ", ".join(files))
     if isinstance(run.get("accounting"), str):
         found = f"{run['accounting']}; the final state comes from squeue and the run's own files"
         yield Check("accounting", None, found, "the final state from sacct")

@@ -1,13 +1,13 @@
 """Training data of a rank: synthetic batches or a user's files, as endless streams of batches.
 
 Synthetic batches contain a pattern, so that the model can learn and the loss falls. A user's folder contains
-.npy arrays, which are memory-mapped, or MNIST's IDX files.
+tensors as written by ``torch.save``, which are memory-mapped.
 """
 
 from __future__ import annotations
 
-import gzip
 import math
+import pickle
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, get_worker_info
 
@@ -25,22 +24,20 @@ from ..measure.torch_internals import end_loader_workers
 from .failures import SetupError
 from .models import DataShape, Kind, memory_format_of, spec_of
 
-Array = NDArray[Any]
-
-_PAIRS = (("inputs.npy", "targets.npy"), ("x.npy", "y.npy"))
-_VALIDATION_PAIRS = (("val_inputs.npy", "val_targets.npy"), ("x_val.npy", "y_val.npy"))
-_IDX_FOLDERS = ("", "raw", "MNIST/raw")
-#: The (big-endian) element type of an IDX file by its third byte (http://yann.lecun.com/exdb/mnist).
-_IDX_TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
-#: Without validation arrays, 1 / _HELD_OUT of the samples is held out for validation.
+#: The types of elements that a file may contain; torch has too few operations for the others.
+_DTYPES = (
+    *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
+    *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
+)
+#: Without validation files, 1 / _HELD_OUT of the samples is held out for validation.
 _HELD_OUT = 10
 
 
-class ArrayDataset(Dataset[tuple[Tensor, Tensor]]):
-    """Samples ``start`` to ``stop`` of an inputs array and a targets array, read one batch at a time."""
+class TensorSamples(Dataset[tuple[Tensor, Tensor]]):
+    """Samples ``start`` to ``stop`` of a tensor of inputs and one of targets, read one batch at a time."""
 
     def __init__(
-        self, inputs: Array, targets: Array, *, kind: Kind, start: int = 0, stop: int | None = None
+        self, inputs: Tensor, targets: Tensor, *, kind: Kind, start: int = 0, stop: int | None = None
     ) -> None:
         self._inputs, self._targets = inputs, targets
         self._kind = kind
@@ -57,106 +54,100 @@ class ArrayDataset(Dataset[tuple[Tensor, Tensor]]):
         return inputs[0], targets[0]
 
     def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Return a batch with one read per array, which is much faster than one read per sample."""
-        rows = np.asarray(indices) + self._start
-        inputs, targets = np.asarray(self._inputs[rows]), np.asarray(self._targets[rows])
+        """Return a batch with one read per tensor, which is much faster than one read per sample."""
+        rows = torch.tensor(indices) + self._start
+        inputs, targets = self._inputs[rows], self._targets[rows]
         if self._kind == "tokens":
-            return torch.from_numpy(inputs.astype(np.int64)), torch.from_numpy(targets.astype(np.int64))
-        values = torch.from_numpy(inputs.astype(np.float32))
-        if inputs.dtype == np.uint8:
+            return inputs.long(), targets.long()
+        values = inputs.float()
+        if inputs.dtype == torch.uint8:
             values /= 255
-        kind = np.float32 if self._kind == "values" else np.int64
-        return values, torch.from_numpy(targets.astype(kind))
+        return values, targets.float() if self._kind == "values" else targets.long()
 
 
 def batch_as_is(batch: Any) -> Any:
-    """Return the batch unchanged: :meth:`ArrayDataset.__getitems__` has already collated it."""
+    """Return the batch unchanged: :meth:`TensorSamples.__getitems__` has already collated it."""
     return batch
 
 
 @dataclass(frozen=True)
-class Arrays:
+class FolderSamples:
     """The training and validation samples of a folder, and the shape of one sample."""
 
-    training: ArrayDataset
-    validation: ArrayDataset
+    training: TensorSamples
+    validation: TensorSamples
     shape: DataShape
 
 
-def load_arrays(folder: Path, *, model: str, seq_len: int, hold_out: bool) -> Arrays:
-    """Open the arrays of ``folder`` for a model.
+def load_samples(folder: Path, *, model: str, seq_len: int, hold_out: bool) -> FolderSamples:
+    """Open the tensors of ``folder`` for a model.
 
     Args:
-        folder: contains ``inputs.npy`` and ``targets.npy`` (or ``x.npy`` and ``y.npy``), and for
-            validation ``val_inputs.npy`` and ``val_targets.npy`` (or ``x_val.npy`` and
-            ``y_val.npy``); or MNIST's four IDX files, plain or gzipped. For tokens, targets are optional if
-            the inputs are a stream [tokens] or rows [samples, time + 1].
+        folder: contains ``inputs.pt`` and ``targets.pt``, and for validation ``val_inputs.pt`` and
+            ``val_targets.pt``. For tokens, targets are optional if the inputs are a stream [tokens] or rows
+            [samples, time + 1].
         model: the model that is trained on the samples.
         seq_len: the number of tokens per sample; a stream of tokens is cut into samples of this length.
-        hold_out: whether to hold out samples for validation if the folder has no validation arrays.
+        hold_out: whether to hold out samples for validation if the folder has none.
 
     Raises:
-        SetupError: files are missing, or the arrays do not match each other or the model.
+        SetupError: files are missing, or the tensors do not match each other or the model.
     """
     kind = spec_of(model).kind
     if not folder.is_dir():
         raise SetupError(
             f"data folder {folder} {'is a file' if folder.exists() else 'does not exist'} on this host"
         )
-    training = _find_pair(folder, _PAIRS, kind, seq_len) or _find_idx(folder, "train")
+    training = _find_pair(folder, "", kind, seq_len)
     if training is None:
-        raise SetupError(
-            f"data folder {folder} has neither inputs.npy and targets.npy (or x.npy and y.npy)"
-            " nor MNIST's train-images-idx3-ubyte and train-labels-idx1-ubyte"
-        )
-    validation = _find_pair(folder, _VALIDATION_PAIRS, kind, seq_len) or _find_idx(folder, "t10k")
-    inputs, targets = _check_arrays(*training, model=model, kind=kind)
-    size = len(inputs)
+        raise SetupError(f"data folder {folder} has no inputs.pt and targets.pt")
+    validation = _find_pair(folder, "val_", kind, seq_len)
+    inputs, targets = _check(*training, model=model, kind=kind)
+    size, shape = len(inputs), _shape(inputs, targets, kind)
     if validation is not None:
-        held = _check_arrays(*validation, model=model, kind=kind)
-        shape, held_shape = _shape(inputs, targets, kind), _shape(*held, kind)
+        held = _check(*validation, model=model, kind=kind)
+        held_shape = _shape(*held, kind)
         if (shape.inputs, shape.targets) != (held_shape.inputs, held_shape.targets):
             raise SetupError(
                 f"validation samples have shape {held_shape.inputs}, training samples {shape.inputs}"
             )
         if shape.classes is not None and held_shape.classes is not None:
             shape = replace(shape, classes=max(shape.classes, held_shape.classes))
-        return Arrays(ArrayDataset(inputs, targets, kind=kind), ArrayDataset(*held, kind=kind), shape)
+        return FolderSamples(
+            TensorSamples(inputs, targets, kind=kind), TensorSamples(*held, kind=kind), shape
+        )
     kept = size - (math.ceil(size / _HELD_OUT) if hold_out and size > 1 else 0)
-    return Arrays(
-        ArrayDataset(inputs, targets, kind=kind, stop=kept),
-        ArrayDataset(inputs, targets, kind=kind, start=kept),
-        _shape(inputs, targets, kind),
+    return FolderSamples(
+        TensorSamples(inputs, targets, kind=kind, stop=kept),
+        TensorSamples(inputs, targets, kind=kind, start=kept),
+        shape,
     )
 
 
-def _find_pair(
-    folder: Path, names: Sequence[tuple[str, str]], kind: Kind, seq_len: int
-) -> tuple[Array, Array] | None:
-    for inputs_name, targets_name in names:
-        if not (folder / inputs_name).is_file():
-            continue
-        inputs = _open_npy(folder / inputs_name)
-        if (folder / targets_name).is_file():
-            return inputs, _open_npy(folder / targets_name)
-        if kind == "tokens":
-            return _next_tokens(inputs, seq_len, folder / inputs_name)
-        raise SetupError(f"{folder / inputs_name} exists, but {targets_name} does not")
-    return None
+def _find_pair(folder: Path, prefix: str, kind: Kind, seq_len: int) -> tuple[Tensor, Tensor] | None:
+    path, targets = folder / f"{prefix}inputs.pt", folder / f"{prefix}targets.pt"
+    if not path.is_file():
+        return None
+    if targets.is_file():
+        return _open(path), _open(targets)
+    if kind == "tokens":
+        return _next_tokens(_open(path), seq_len, path)
+    raise SetupError(f"{path} exists, but {targets.name} does not")
 
 
-def _open_npy(path: Path) -> Array:
+def _open(path: Path) -> Tensor:
     try:
-        array: Array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise SetupError(f"{path} cannot be read as an array: {error}") from None
-    if array.dtype.kind not in "biuf":
-        raise SetupError(f"{path} contains elements of type {array.dtype}, not numbers")
-    return array
+        tensor = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+    except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as error:
+        raise SetupError(f"{path} cannot be read as a tensor: {str(error).splitlines()[0]}") from None
+    if not isinstance(tensor, Tensor) or tensor.dtype not in _DTYPES or not tensor.dim():
+        what = f"a tensor of {tensor.dtype}" if isinstance(tensor, Tensor) else type(tensor).__name__
+        raise SetupError(f"{path} contains {what}, not a tensor of numbers, one row per sample")
+    return tensor
 
 
-def _next_tokens(tokens: Array, seq_len: int, path: Path) -> tuple[Array, Array]:
-    """Return inputs and targets as views of one array of tokens; targets are shifted by one token."""
+def _next_tokens(tokens: Tensor, seq_len: int, path: Path) -> tuple[Tensor, Tensor]:
+    """Return inputs and targets as views of one tensor of tokens; targets are shifted by one token."""
     if tokens.ndim == 2 and tokens.shape[1] > 1:
         return tokens[:, :-1], tokens[:, 1:]
     rows = (len(tokens) - 1) // seq_len if tokens.ndim == 1 else 0
@@ -164,56 +155,21 @@ def _next_tokens(tokens: Array, seq_len: int, path: Path) -> tuple[Array, Array]
         wanted = f"at least {seq_len + 1} tokens in a row, or samples [samples, time + 1]"
         raise SetupError(f"{path} has shape {list(tokens.shape)}; without targets it must have {wanted}")
     end = rows * seq_len
-    return tokens[:end].reshape(rows, seq_len), tokens[1 : end + 1].reshape(rows, seq_len)
+    return tokens[:end].view(rows, seq_len), tokens[1 : end + 1].view(rows, seq_len)
 
 
-def _find_idx(folder: Path, part: str) -> tuple[Array, Array] | None:
-    images, labels = _idx_file(folder, f"{part}-images", 3), _idx_file(folder, f"{part}-labels", 1)
-    if images is None or labels is None:
-        return None
-    return _open_idx(images), _open_idx(labels)
-
-
-def _idx_file(folder: Path, stem: str, dimensions: int) -> Path | None:
-    for below in _IDX_FOLDERS:
-        for dot in "-.":
-            for ending in ("", ".gz"):
-                path = folder / below / f"{stem}{dot}idx{dimensions}-ubyte{ending}"
-                if path.is_file():
-                    return path
-    return None
-
-
-def _open_idx(path: Path) -> Array:
-    try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            head = file.read(4)
-            if len(head) < 4 or head[:2] != b"\0\0" or head[2] not in _IDX_TYPES:
-                raise SetupError(f"{path} is not an IDX file: it begins with {head.hex(' ')}")
-            sizes = np.frombuffer(file.read(4 * head[3]), dtype=">u4").astype(np.int64)
-            elements = np.frombuffer(file.read(), dtype=_IDX_TYPES[head[2]])
-    except (OSError, EOFError, ValueError) as error:
-        raise SetupError(f"{path} cannot be read: {error}") from None
-    if len(sizes) != head[3] or elements.size != sizes.prod():
-        stated = " x ".join(str(size) for size in sizes)
-        raise SetupError(f"{path} is truncated: it has {elements.size} of {stated} elements")
-    return elements.astype(elements.dtype.newbyteorder("=")).reshape(sizes)
-
-
-def _check_arrays(inputs: Array, targets: Array, *, model: str, kind: Kind) -> tuple[Array, Array]:
-    """Arrange the axes of the arrays as the model expects, or raise a SetupError."""
+def _check(inputs: Tensor, targets: Tensor, *, model: str, kind: Kind) -> tuple[Tensor, Tensor]:
+    """Return the tensors in the shapes that the model expects, or raise a SetupError."""
     if len(inputs) != len(targets):
         raise SetupError(f"the data has {len(inputs)} inputs but {len(targets)} targets")
     if len(inputs) == 0:
         raise SetupError("the data has no samples")
     if kind == "values":
-        return _sensors_first(inputs, targets)
-    if targets.dtype.kind == "f":
+        return inputs, targets
+    if targets.is_floating_point():
         raise SetupError(f"model {model} learns {kind}: its targets must be integers, not {targets.dtype}")
-    if kind == "tokens" and inputs.dtype.kind == "f":
+    if kind == "tokens" and inputs.is_floating_point():
         raise SetupError(f"model {model} reads tokens: its inputs must be integers, not {inputs.dtype}")
-    if kind == "classes" and targets.ndim == 2 and targets.shape[1] == 1:
-        targets = targets[:, 0]
     if kind == "classes" and targets.ndim != 1:
         raise SetupError(
             f"model {model} learns one class per sample; the targets have shape {list(targets.shape)}"
@@ -223,29 +179,14 @@ def _check_arrays(inputs: Array, targets: Array, *, model: str, kind: Kind) -> t
     return inputs, targets
 
 
-def _sensors_first(inputs: Array, targets: Array) -> tuple[Array, Array]:
-    """Arrange traffic data as [samples, sensors, time].
-
-    Accepts that layout, [samples, time, sensors], or [samples, time, sensors, features] as in the files of
-    METR-LA and PEMS-BAY. In the last layout, the first feature is forecast.
-    """
-    if inputs.ndim == targets.ndim == 4:
-        return inputs[..., 0].swapaxes(1, 2), targets[..., 0].swapaxes(1, 2)
-    shapes = inputs.shape, targets.shape
-    time_first = (
-        inputs.ndim == targets.ndim == 3 and shapes[0][1] != shapes[1][1] and shapes[0][2] == shapes[1][2]
-    )
-    return (inputs.swapaxes(1, 2), targets.swapaxes(1, 2)) if time_first else (inputs, targets)
-
-
-def _shape(inputs: Array, targets: Array, kind: Kind) -> DataShape:
+def _shape(inputs: Tensor, targets: Tensor, kind: Kind) -> DataShape:
     if kind == "values":
-        return DataShape(inputs.shape[1:], targets.shape[1:], None)
+        return DataShape(tuple(inputs.shape[1:]), tuple(targets.shape[1:]), None)
     labels = (inputs, targets) if kind == "tokens" else (targets,)
-    least, most = min(int(a.min()) for a in labels), max(int(a.max()) for a in labels)
+    least, most = min(int(one.min()) for one in labels), max(int(one.max()) for one in labels)
     if least < 0:
         raise SetupError(f"classes and tokens are numbered from 0; the data contains {least}")
-    return DataShape(inputs.shape[1:], targets.shape[1:], most + 1)
+    return DataShape(tuple(inputs.shape[1:]), tuple(targets.shape[1:]), most + 1)
 
 
 Batch = tuple[Tensor, Tensor]
@@ -406,28 +347,32 @@ class SyntheticFeed:
 
 
 class FolderFeed:
-    """Batches of a user's arrays from a DataLoader with DistributedSampler; the data repeats as needed."""
+    """Batches of a user's tensors from a DataLoader with DistributedSampler; the data repeats as needed."""
 
     def __init__(self, options: WorkloadOptions, per_gpu_batch: int, shard: DataShard) -> None:
         folder, hold_out = Path(options.data), options.val_steps > 0
-        arrays = load_arrays(folder, model=options.model, seq_len=options.seq_len, hold_out=hold_out)
+        samples = load_samples(folder, model=options.model, seq_len=options.seq_len, hold_out=hold_out)
         needed = shard.world_size * per_gpu_batch
-        if len(arrays.training) < needed:
+        if len(samples.training) < needed:
             raise SetupError(
-                f"data set smaller than one step: {len(arrays.training)} training samples for"
+                f"data set smaller than one step: {len(samples.training)} training samples for"
                 f" {shard.world_size} ranks x {per_gpu_batch} = {needed}",
                 remedy="use fewer ranks, a smaller batch or more data",
             )
-        self.shape = arrays.shape
+        self.shape = samples.shape
         self._options = options
         self._shard = shard
         self._sampler: DistributedSampler[Batch] = DistributedSampler(
-            arrays.training, shard.world_size, shard.rank, shuffle=True, seed=options.seed, drop_last=True
+            samples.training, shard.world_size, shard.rank, shuffle=True, seed=options.seed, drop_last=True
         )
         self._loader = DataLoader(
-            arrays.training, per_gpu_batch, sampler=self._sampler, drop_last=True, **_loader_settings(options)
+            samples.training,
+            per_gpu_batch,
+            sampler=self._sampler,
+            drop_last=True,
+            **_loader_settings(options),
         )
-        self._validation = _validation_loader(arrays.validation, per_gpu_batch, shard)
+        self._validation = _validation_loader(samples.validation, per_gpu_batch, shard)
         self._pass = 0
         self._batches = iter(self._loader)
 
@@ -476,7 +421,7 @@ def _loader_settings(options: WorkloadOptions) -> dict[str, Any]:
 
 
 def _validation_loader(
-    dataset: ArrayDataset, per_gpu_batch: int, shard: DataShard
+    dataset: TensorSamples, per_gpu_batch: int, shard: DataShard
 ) -> DataLoader[tuple[Tensor, Tensor]] | None:
     """Return a loader for this rank's share of the validation samples, without repeating any sample."""
     samples = range(shard.rank, len(dataset), shard.world_size)

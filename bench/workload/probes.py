@@ -21,7 +21,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from statistics import fmean, median
 from typing import Any
 
@@ -29,13 +29,11 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from ..measure.conditions import peak_memory_bytes
 from ..measure.exchange import Collectives
 from ..measure.step_parts import Clock, clock_for
 from ..measure.torch_internals import spin_device
 from ..measure.wire import ROUNDS, Messages
 from ..study.files import write_json
-from .memory import measure_step, predict
 from .session import Session
 from .step_probes import StepReadings, time_buckets
 from .strategies.spec import WIRE_TYPES
@@ -386,11 +384,9 @@ class Probes:
         if not self._options.probe_steps and not self._options.sweep_time:
             return None
         began = time.perf_counter()
-        memory, no_memory_reason = self._memory()
         available = self._available_bytes()
         steps, no_steps_reason = self._steps(available)
         swept = self._sweeps(available)
-        reasons = {"memory": no_memory_reason, "steps": no_steps_reason}
         all_s = time.perf_counter() - began
         content = {
             "schema": SCHEMA,
@@ -398,36 +394,15 @@ class Probes:
             "backend": self._session.request.backend,
             "seconds": {"all": all_s},
             "bucket_bytes": self._trainer.parts.bucket_bytes(),
-            "memory_bytes": memory,
             "steps": None if steps is None else steps.as_json(),
             **{one.sent.collective: one.sweep and one.sweep.as_json() for one in swept},
-            "reasons": {**reasons, **{one.sent.collective: one.reason for one in swept}},
+            "reasons": {"steps": no_steps_reason, **{one.sent.collective: one.reason for one in swept}},
             **hidden_fraction(swept, transfer_s),
         }
         if self._session.is_first:
             write_json(self._session.folder.probes, content)
         self._session.say(f"bench: probes took {all_s:.3f} s")
         return None if steps is None else fmean(steps.comm_time_s)
-
-    def _memory(self) -> tuple[dict[str, Any] | None, str | None]:
-        """Return the predicted memory of a rank, and the measured memory of all ranks with its peaks.
-
-        Only rank 0 has the result.
-        """
-        options, device, trainer = self._options, self._session.device, self._trainer
-        if not options.probe_steps:
-            return None, "probe_steps is 0"
-        peaks = {
-            "peak": peak_memory_bytes(device),
-            "peak_reserved": torch.cuda.max_memory_reserved(device) if device.type == "cuda" else None,
-        }
-        own = {**asdict(measure_step(trainer, compiled=options.compile)), **peaks}
-        ranks = self._collectives.objects(own)
-        if not self._session.is_first:
-            return None, None
-        batch, hosts = self._session.request.per_gpu_batch, self._session.joined.hosts
-        predicted = predict(options, trainer.model, trainer.feed.shape, hosts, per_gpu_batch=batch)
-        return {"predicted": asdict(predicted), "ranks": ranks}, None
 
     def _steps(self, available_bytes: float) -> tuple[StepReadings | None, str | None]:
         options = self._options

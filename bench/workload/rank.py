@@ -18,12 +18,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from ..errors import unwritable
 from ..facts import Fact
 from ..matrix.strategies import on_hosts, wire_problem
+from ..matrix.workload import WorkloadOptions
 from ..measure.conditions import Conditions, Meters, allocator_retries
 from ..measure.environment import Device, device_of
 from ..measure.exchange import (
@@ -35,7 +37,7 @@ from ..measure.exchange import (
     symptom_of,
     with_nccl_error,
 )
-from ..measure.ranks import core_facts, own_facts, threads_per_rank
+from ..measure.ranks import Host, core_facts, own_facts, threads_per_rank
 from ..measure.results import (
     RankPlace,
     Results,
@@ -46,6 +48,7 @@ from ..measure.results import (
 )
 from ..measure.transport import NcclLogFile, combine_nccl_logs, diverted_warnings
 from ..measure.wire import Placement, WireBytes
+from ..study.checksums import write_sums
 from ..units import human_bytes, join_names
 from .data import DataShard, Feed, open_feed
 from .failures import (
@@ -57,7 +60,6 @@ from .failures import (
     known_reason,
 )
 from .gpus import choose_device
-from .memory import kept_bytes
 from .mfu import MfuBasis, count_step, mfu_basis, precisions_in_use
 from .models import DataShape
 from .nccl_watch import shorten_watchdogs_wait, watched_group
@@ -66,6 +68,7 @@ from .rendezvous import Joined, Launch, join, joined_message, launch_from
 from .session import Request, Session
 from .strategies import strategy_of
 from .training import (
+    STATES_PER_WEIGHT,
     Task,
     Trainer,
     Windows,
@@ -332,7 +335,7 @@ def _check_memory(session: Session, feed: Feed) -> None:
     with torch.device("meta"):
         task = build_task(options, feed.shape)
     (parameters, whole), hosts = parameters_of(task), session.joined.hosts
-    needed = math.fsum(kept_bytes(options, task, hosts).values())
+    needed = _kept_bytes(options, task, hosts)
     host = next(host for host in hosts if host.host == session.me.host)
     ranks, what = len(host.ranks), f"weights, gradients and {options.optimizer}'s states"
     if session.device.type == "cuda":
@@ -342,6 +345,19 @@ def _check_memory(session: Session, feed: Feed) -> None:
     if "weights" in strategy_of(options.strategy).sharded:
         needed = max(needed, whole)  # each rank builds the whole model in the host's memory
     _check_fits(what, parameters, needed, ranks, host.memory_bytes)
+
+
+def _kept_bytes(options: WorkloadOptions, model: nn.Module, hosts: Sequence[Host]) -> float:
+    """Return the bytes of weights, gradients and states of the optimizer that a rank on these hosts needs."""
+    strategy = strategy_of(options.strategy)
+    ranks = len(hosts[0].ranks) if strategy.within_hosts else sum(len(host.ranks) for host in hosts)
+    _, trained = parameters_of(model)
+    whole = {
+        "weights": sum(p.numel() * p.element_size() for p in model.parameters()),
+        "gradients": trained,
+        "states": trained * STATES_PER_WEIGHT[options.optimizer],
+    }
+    return math.fsum(size / ranks if name in strategy.sharded else size for name, size in whole.items())
 
 
 def _check_fits(what: str, parameters: int, needed: float, ranks: int, available: int) -> None:
@@ -423,6 +439,8 @@ class Measurement:
         comm_s = Probes(session, self._collectives, self._trainer).run(self._transfer_s)
         if self._results is not None and comm_s is not None:
             self._results.add_communication(comm_s)
+        if session.is_first:
+            write_sums(session.folder)
         if options.trace_steps:
             _trace(session, self._trainer, options.trace_steps)
 

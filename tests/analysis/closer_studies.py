@@ -11,7 +11,8 @@ import pandas as pd
 
 from analysis.checks.fabric import ring_time
 from bench.matrix.cell import Cell
-from bench.study.layout import StudyFolder
+from bench.study.checksums import write_sums
+from bench.study.layout import RunFolder, StudyFolder
 from bench.study.records import RANKS_COLUMNS
 
 #: The sweep's message sizes (bytes), and the fabric that its times are computed from.
@@ -22,10 +23,7 @@ ALPHA, BETA = 25e-6, 1 / 5e9
 def with_probes(
     path: Path, cells: Iterable[Cell], *, repeats: int = 3, buckets: int = 0, method: str | None = None
 ) -> Path:
-    """Write probes.json of every run; ``buckets`` of the model are of the largest size.
-
-    Earlier versions wrote no ``method``.
-    """
+    """Write probes.json of every run; ``buckets`` of the model are of the largest size."""
     for cell in cells:
         sizes = [
             {
@@ -40,6 +38,8 @@ def with_probes(
         for repeat in range(1, repeats + 1):
             folder = StudyFolder(path).attempt(f"{cell.cell_id}-r{repeat}", 1)
             folder.probes.write_text(json.dumps(content))
+            if folder.sums.exists():
+                write_sums(folder)
     return path
 
 
@@ -59,3 +59,4 @@ def write_ranks(path: Path, *, late: Callable[[str, int], float], host: Callable
                 row |= {"data_load_time_sec": 0.001, "forward_time_sec": 0.003, "other_time_sec": 0}
                 row |= {"backward_time_sec": 0.005 + more, "comm_wait_time_sec": wait}
                 writer.writerow(row)
+        write_sums(RunFolder(file.parent))

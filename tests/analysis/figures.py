@@ -1,4 +1,4 @@
-"""Read the marks and texts of figures; skip what takes most of the time of a report."""
+"""Read the texts of figures; skip what takes most of the time of a report."""
 
 from __future__ import annotations
 
@@ -9,31 +9,14 @@ from xml.etree import ElementTree
 
 import pytest
 
-from analysis.report.figures.drawing import Drawing, Tip
+from analysis.report.figures.drawing import Drawing
 
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-def marks(drawing: Drawing) -> list[tuple[ElementTree.Element, Tip]]:
-    """Return the shapes of a figure that have a tip, as the page's script finds them, with their tips."""
-    groups = {group.get("id"): group for group in ElementTree.fromstring(drawing.inline_svg).iter(f"{SVG}g")}
-    found = []
-    for name, tips in drawing.marks.items():
-        group = groups[name]
-        defined = {shape for defs in group.iter(f"{SVG}defs") for shape in defs.iter()}
-        shapes = [e for e in group.iter() if e.tag in (f"{SVG}use", f"{SVG}path") and e not in defined]
-        found += [(shape, tip) for shape, tip in zip(shapes, tips, strict=True) if tip.text]
-    return found
-
-
-def tips(drawing: Drawing) -> list[str]:
-    """Return the tips of a figure."""
-    return [tip.text for _, tip in marks(drawing)]
-
-
 def texts(drawing: Drawing) -> list[str]:
     """Return the texts in a figure."""
-    return [element.text or "" for element in ElementTree.fromstring(drawing.inline_svg).iter(f"{SVG}text")]
+    return [element.text or "" for element in ElementTree.fromstring(drawing.svg.encode()).iter(f"{SVG}text")]
 
 
 def styled(element: ElementTree.Element, name: str) -> str:
@@ -43,16 +26,16 @@ def styled(element: ElementTree.Element, name: str) -> str:
 
 
 def _blank(draft: Any, draw: Any) -> Any:
-    return Drawing(**vars(draft), marks={}, svg="", inline_svg="", png=b"", pdf=b"")
+    return Drawing(**vars(draft), svg="<svg></svg>", png=b"", pdf=b"")
 
 
 @contextmanager
 def no_figure() -> Iterator[None]:
     """Write empty files instead of figures within a ``with`` block; titles and captions stay."""
-    from analysis.report.figures import bars, curves, heatmaps, step_times
+    from analysis.report.figures import bars, curves, waterfall
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in (bars, curves, heatmaps, step_times):
+        for module in (bars, curves, waterfall):
             patch.setattr(module, "finish", _blank)
         yield
 

@@ -21,8 +21,10 @@ import pandas as pd
 
 from bench.matrix.cell import Cell, Membership, Run
 from bench.matrix.load import load_matrix
+from bench.matrix.workload import WorkloadOptions
 from bench.plan import Plan, plan_content
-from bench.study.layout import StudyFolder
+from bench.study.checksums import write_sums
+from bench.study.layout import RunFolder, StudyFolder
 from bench.study.plan_json import write_plan_json
 from bench.study.records import MEAN_COLUMNS, METRICS_COLUMNS, RANKS_COLUMNS, STEPS_COLUMNS
 
@@ -79,7 +81,7 @@ class StudyBuilder:
     timing: Timing = field(default_factory=Timing)
     state: Callable[[Cell, int], tuple[str, str, str | None]] = lambda cell, repeat: ("completed", "", None)
     warnings: Sequence[str] = ()
-    ranks_files: bool = True
+    ranks_files: bool = True  # otherwise ranks.csv and steps.csv have no rows
     env: Callable[[Cell], dict[str, Any]] | None = None
 
     def write(self) -> Path:
@@ -132,9 +134,10 @@ class StudyBuilder:
             ]
             place.metrics_csv.write_text(table(METRICS_COLUMNS, rows), encoding="utf-8")
             place.env.write_text(json.dumps((self.env or environment)(cell), indent=1), encoding="utf-8")
-            if self.ranks_files:
-                place.ranks_csv.write_text(table(RANKS_COLUMNS, self.rank_rows(cell)), encoding="utf-8")
-                place.steps_csv.write_text(table(STEPS_COLUMNS, self.step_rows(cell)), encoding="utf-8")
+            ranks, steps = (self.rank_rows(cell), self.step_rows(cell)) if self.ranks_files else ((), ())
+            place.ranks_csv.write_text(table(RANKS_COLUMNS, ranks), encoding="utf-8")
+            place.steps_csv.write_text(table(STEPS_COLUMNS, steps), encoding="utf-8")
+            write_sums(place)
 
     def epoch(self, cell: Cell, number: int, factor: float) -> dict[str, float]:
         """Return one row of metrics.csv; windows agree, so that identities hold to the last digit."""
@@ -274,7 +277,7 @@ def make_cell(
         world_size=ranks,
         per_gpu_batch=per_gpu,
         global_batch=per_gpu * ranks,
-        workload={"device": "cpu", "model": "mlp", "grad_accum": 1},
+        workload=WorkloadOptions(device="cpu", model="mlp").model_dump(),
         env={},
         swept=swept or {},
         series=[Membership(series, mode, batch)],  # type: ignore[arg-type]
@@ -317,6 +320,13 @@ def finished(path: Path, cells: Sequence[Cell] | None = None, **options: Any) ->
     return StudyBuilder(path, cells if cells is not None else strong(), **options).write()
 
 
+def seal(path: Path) -> Path:
+    """Write SHA256SUMS again for the runs of a study whose files a test has changed; return ``path``."""
+    for metrics in path.glob("runs/*/*/metrics.csv"):
+        write_sums(RunFolder(metrics.parent))
+    return path
+
+
 def scale_rate(metrics: Path, factor: float | Sequence[float]) -> None:
     """Multiply the throughput in a run's metrics.csv; its times, and those of ranks.csv, agree with it."""
     frame = pd.read_csv(metrics)
@@ -328,6 +338,7 @@ def scale_rate(metrics: Path, factor: float | Sequence[float]) -> None:
         by_epoch = dict(zip(frame["epoch"], np.broadcast_to(factor, len(frame)), strict=True))
         rows["window_time_sec"] /= rows["epoch"].map(by_epoch)
         rows.to_csv(ranks, index=False)
+    write_sums(RunFolder(metrics.parent))
 
 
 def agree_with_ranks(attempt: Path) -> None:
@@ -345,3 +356,4 @@ def agree_with_ranks(attempt: Path) -> None:
     frame.reset_index()[pd.read_csv(attempt / "metrics.csv").columns].to_csv(
         attempt / "metrics.csv", index=False
     )
+    write_sums(RunFolder(attempt))

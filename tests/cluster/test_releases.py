@@ -1,85 +1,16 @@
-"""A short study on each other Slurm release that the Debian mirror has; `make releases` runs all cluster tests."""
+"""Releases of Slurm are found in the Debian mirror by suite and number; `make releases` runs the tests on each."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from bench.jobs.outcome import JobStatus
-from bench.jobs.slurm.client import BatchJob, Slurm, SlurmRefusedError
-from bench.jobs.slurm.job_states import state_from_notices
-from bench.study.ledger import FailureClass, RunState
-from tests.cluster.bed import Cluster
-from tests.cluster.configuration import Options
-from tests.cluster.containers import ClusterError, run, wait_for
-from tests.cluster.plugin import release_or_skip, started
-from tests.cluster.releases import find_release, other_suites
+from tests.cluster.containers import ClusterError
+from tests.cluster.plugin import release_or_skip
+from tests.cluster.releases import find_release
 from tests.cluster.roots import Apt, SuiteMissingError
 from tests.common import raised
-from tests.jobs.slurm.statuses import job_statuses
-
-#: Rank 1 fails while rank 0 waits for it.
-BAD_RANK = "srun --kill-on-bad-exit=1 bash -c '[ $SLURM_PROCID = 0 ] && sleep 60; sleep 0.5; exit 7'"
-
-
-@pytest.fixture(params=other_suites())
-def other(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
-    """Yield a cluster of two nodes for each other release."""
-    if request.config.getoption("--slurm"):
-        pytest.skip("--slurm selects one release")
-    release = release_or_skip(request.param)
-    with started(Options(nodes=2, gpus=1, release=release)) as cluster:
-        for name, value in cluster.environment.items():
-            monkeypatch.setenv(name, value)
-        yield cluster
-
-
-@pytest.mark.cluster
-def test_jobs_end_on_another_release_as_they_do_on_the_installed_one(other, tmp_path):
-    slurm, ids = Slurm(), {}
-    assert run(["sbatch", "--version"]).stdout.split()[-1] == other.options.release.version
-    for name, body, options in (
-        ("complete", "srun true", ["-N2", "--time=1"]),
-        ("rank", BAD_RANK, ["-N2", "--time=1"]),
-        ("cancel", "srun bash -c 'echo runs; exec sleep 60'", ["-N1", "--time=1"]),
-    ):
-        script = tmp_path / f"{name}.sbatch"
-        script.write_text(f"#!/bin/bash\n{body}\n")
-        start = slurm.test_only(script, options=options)
-        assert start is not None
-        assert abs(start - datetime.now(UTC)) < timedelta(minutes=5)
-        files = {"output": tmp_path / f"{name}.out", "error": tmp_path / f"{name}.err"}
-        ids[name] = slurm.submit(BatchJob(script=script, job_name=name, options=options, **files))
-    with pytest.raises(SlurmRefusedError) as refused:
-        slurm.test_only(script, options=["--partition=nope"])
-    assert refused.value.output.endswith("Invalid partition name specified")
-
-    said = tmp_path / "cancel.err"
-    # A step is listed before it is launched; one that is cancelled in between is not launched and says so.
-    printed = tmp_path / "cancel.out"
-    wait_for(lambda: printed.exists() and printed.read_text(), what="the step that is to be cancelled")
-    slurm.cancel([ids["cancel"]])
-    found: dict[str, JobStatus] = {}
-
-    def settled() -> bool:
-        found.update(job_statuses(slurm.accounting(list(ids.values()))))
-        return len(found) == len(ids) and all(status.settled for status in found.values())
-
-    wait_for(settled, what="the accounting")
-    ends = {
-        name: (found[job].state, found[job].failure_class, found[job].exit_code) for name, job in ids.items()
-    }
-    assert ends == {
-        "complete": (RunState.COMPLETED, None, 0),
-        "rank": (RunState.FAILED, FailureClass.BAD_EXIT, 7),
-        "cancel": (RunState.CANCELLED, FailureClass.CANCELLED, None),
-    }
-    notice = state_from_notices(said.read_text(), job_id=ids["cancel"])
-    assert notice is not None, said.read_text()
-    assert notice.word == "CANCELLED"
 
 
 def test_a_suite_that_the_mirror_does_not_have_is_named(tmp_path):

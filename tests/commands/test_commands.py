@@ -49,11 +49,11 @@ def test_max_queued_without_a_queue_is_reported(tmp_path):
 def test_each_listing_shows_which_command_a_name_means(tmp_path):
     (tmp_path / "own.yaml").write_text(
         "cluster: {executor: local}\n"
-        "axes: {command: [{name: fsdp2, run: 'python a.py --token abcdefgh'}, python b.py]}\n"
+        "axes: {command: [{name: fsdp2, run: 'python a.py --lr 1'}, python b.py]}\n"
         "scaling: [{mode: weak, per_gpu_batch: [16]}]\n"
         "workload: {device: cpu, metrics: none}\n"
     )
-    lines = ["command fsdp2: python a.py --token ***", "command python+b.py: python b.py"]
+    lines = ["command fsdp2: python a.py --lr 1", "command python+b.py: python b.py"]
     labels = ["fsdp2", "python+b.py"]
     for words in (["plan", "own.yaml"], ["status"], ["submit", "--dry-run"]):
         done = bench(*words, cwd=tmp_path)
@@ -61,7 +61,7 @@ def test_each_listing_shows_which_command_a_name_means(tmp_path):
     for words in (["plan", "own.yaml"], ["status"]):
         commands = json.loads(bench(*words, "--json", cwd=tmp_path).stdout)["commands"]
         assert [command["name"] for command in commands] == labels
-        assert [command["words"][-1] for command in commands] == ["***", "b.py"]
+        assert [command["words"][-1] for command in commands] == ["1", "b.py"]
         for command in commands:
             assert [command["name"] in cell for cell in command["cells"]] == [True]
     done = bench("submit", "--dry-run", "--only", "command=fsdp2", cwd=tmp_path)
@@ -90,10 +90,9 @@ def test_plan_prints_the_cells_the_cost_and_the_folder(tmp_path):
     assert lines[-1] == "written: results/l40s (scripts/, plan.json)"
     assert done.stderr.splitlines() == [
         f"matrix: {shipped('matrices') / 'l40s.yaml'}",
-        "warning: at most 3 sizes per series: no forecast (a fitted model needs 5 or more)",
         "warning: up to 9 runs on several nodes can execute side by side and share the network, which disturbs "
         "their communication times; `bench submit --pack` (one job, one run after another) avoids this, and so "
-        "does cluster.concurrent_runs: 1",
+        "does max_running: 1",
         "next: bench submit l40s",
     ]
 

@@ -1,4 +1,4 @@
-"""Every command shows the same state, failure class and attempts of a run, also for files of older versions."""
+"""Every command shows the same state, failure class and attempts of a run."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ import pytest
 
 from bench.jobs.outcome import Outcome
 from bench.jobs.scheduler import settle
+from bench.study.checksums import write_sums
 from bench.study.layout import StudyFolder
 from bench.study.ledger import FailureClass, RunRecord, RunState
 from bench.study.plan_json import PlannedStudy, open_study
-from bench.study.records import METRICS_COLUMNS
+from bench.study.records import METRICS_COLUMNS, RankRow, StepRow, header
 from bench.study.run_json import new_attempt, write_run
 from tests.analysis.figures import no_figure
 from tests.analysis.studies import StudyBuilder, environment, table
@@ -95,26 +96,24 @@ def execute(study: PlannedStudy, ranks: int, repeat: int) -> None:
         if outcome.state is RunState.COMPLETED:
             rows = [StudyBuilder(Path(), [], steps=3).epoch(cell, 0, 1.0)]
             attempt.folder.metrics_csv.write_text(table(METRICS_COLUMNS, rows))
+            attempt.folder.ranks_csv.write_text(header(RankRow))
+            attempt.folder.steps_csv.write_text(header(StepRow))
+            write_sums(attempt.folder)
             attempt.folder.env.write_text(json.dumps(environment(cell)))
         settle(study, RunRecord(run.run_id, attempt.number), outcome, ended_at=ENDED)
     if (ranks, repeat) == MISSING:
         shutil.rmtree(study.folder.runs / run.run_id)
 
 
-@pytest.fixture(scope="module", params=["now", "earlier"])
-def studied(request, tmp_path_factory) -> Path:
-    """A study with runs of all ends; ``earlier`` has classes as older versions wrote them."""
+@pytest.fixture(scope="module")
+def studied(tmp_path_factory) -> Path:
+    """A study with runs of all ends."""
     folder: Path = tmp_path_factory.mktemp("ends")
     (folder / "ends.yaml").write_text(matrix("ends", repeats=6))
     assert bench("plan", "ends.yaml", cwd=folder).returncode == 0
     study = open_study(StudyFolder(folder / "results/ends"))
     for ranks, repeat in ATTEMPTS:
         execute(study, ranks, repeat)
-    if request.param == "earlier":
-        for file in [study.ledger.path, *study.folder.runs.glob("*/*/run.json")]:
-            file.write_text(
-                file.read_text().replace(f'"failure_class": "{OOM}"', '"failure_class": "bad-exit"')
-            )
     with no_figure():
         done = bench("report", "ends", "--proposal", cwd=folder)
     assert done.returncode == 0, done.stderr

@@ -152,11 +152,11 @@ def test_the_first_line_is_all_that_head_needs(study: Path) -> None:
     assert ended.returncode in (1, 141)
 
 
-def test_the_traceback_of_an_unexpected_exception_has_no_secrets_and_no_control_characters(
+def test_the_traceback_of_an_unexpected_exception_has_no_control_characters(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def broken() -> None:
-        raise RuntimeError(f"https://u:hunter2@h {HOSTILE}")
+        raise RuntimeError(HOSTILE)
 
     monkeypatch.setattr("bench.cli.open_streams", lambda: None)
     monkeypatch.setattr("bench.cli.app", broken)
@@ -165,5 +165,4 @@ def test_the_traceback_of_an_unexpected_exception_has_no_secrets_and_no_control_
     assert ended.value.code == 1
     shown = capfd.readouterr().err
     assert shown.startswith("Traceback (most recent call last):\n")
-    assert f"RuntimeError: https://***@h {SHOWN}\n" in shown
-    assert "hunter2" not in shown
+    assert f"RuntimeError: {SHOWN}\n" in shown

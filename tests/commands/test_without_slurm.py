@@ -51,7 +51,7 @@ def add_sbatch(folder: Path, message: str) -> None:
     (folder / "bin/sbatch").write_text(program)
 
 
-WAYS = [[], ["--wait"], ["--canary"], ["--pack", "--wait"], ["--wait", "--patience", "2h"]]
+WAYS = [[], ["--wait"], ["--pack", "--wait"], ["--wait", "--patience", "2h"]]
 
 
 @pytest.mark.parametrize("options", WAYS, ids=" ".join)
@@ -125,7 +125,7 @@ def test_a_controller_that_refuses_connections_is_an_error_without_wait(planned)
     )
 
 
-@pytest.mark.parametrize("words", [["submit", "--wait"], ["submit", "--canary"], ["run", "elsewhere.yaml"]])
+@pytest.mark.parametrize("words", [["submit", "--wait"], ["run", "elsewhere.yaml"]])
 def test_the_wait_for_a_controller_ends_after_patience(planned, words):
     add_sbatch(planned, REFUSED)
     began = time.monotonic()
@@ -150,7 +150,7 @@ def test_a_wrong_duration_and_patience_without_wait_are_errors(planned):
     done = bench("submit", "--patience", "10m", cwd=planned)
     assert (done.returncode, done.stderr) == (
         2,
-        "error: --patience requires --wait or --canary; add --wait or --canary\n",
+        "error: --patience requires --wait; add --wait\n",
     )
 
 

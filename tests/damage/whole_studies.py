@@ -1,4 +1,4 @@
-"""Three finished studies with all files that runs on this machine leave, to be damaged by tests."""
+"""Two finished studies with all files that runs on this machine leave, to be damaged by tests."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from bench.jobs.outcome import Outcome
 from bench.jobs.scheduler import settle_run_json
 from bench.matrix.cell import Run
 from bench.plan import make_plan, write_plan
+from bench.study.checksums import write_sums
 from bench.study.layout import RunFolder
 from bench.study.ledger import FailureClass, RunRecord, RunState
 from bench.study.plan_json import PlannedStudy, open_study
 from bench.study.records import EpochRow, RankRow, StepRow, csv_lines, header
 from bench.study.run_json import new_attempt, write_run
 from tests.analysis.studies import environment
-from tests.matrices import command, matrix, training
+from tests.matrices import matrix, training
 
 #: The process of a `bench submit` that no longer exists: no process has this id.
 ENDED_PROCESS = {"pid": 2**22 - 1, "pid_started": 5.0, "host": os.uname().nodename}
@@ -30,15 +31,13 @@ TRAINING = {
     "scaling": [{"mode": "strong", "global_batch": [64]}],
     "workload": training(steps_per_epoch=STEPS, epochs=EPOCHS),
 }
-COMMAND = command("true", metrics={"output": {"throughput": "rate ([0-9.]+)"}})
 
 
 def write_studies(root: Path) -> list[Path]:
-    """Write the studies ``complete``, ``failed`` (with failed, orphaned and planned runs) and ``command``."""
+    """Write the studies ``complete`` and ``failed`` (with failed, orphaned and planned runs)."""
     return [
         _write(root, "complete", {}, **TRAINING),
         _write(root, "failed", {1: "failed", 2: "orphan", 4: "killed", 6: "planned"}, **TRAINING),
-        _write(root, "command", {}, batch=8, workload=COMMAND),
     ]
 
 
@@ -91,18 +90,6 @@ def _write_results(study: PlannedStudy, folder: RunFolder, run: Run, place: int,
     folder.env.write_text(json.dumps(environment(cell, cores=8), indent=1))
     if failed:
         return
-    if cell.command is not None:
-        rate = 100.0 * cell.world_size * (1 + 0.01 * (place % 5))
-        step_s, batch = cell.global_batch / rate, cell.global_batch
-        values = {
-            "epoch_time_sec": step_s,
-            "throughput_samples_per_sec": rate,
-            "step_time_sec_median": step_s,
-        }
-        rows = [EpochRow(epoch, steps=1, samples=batch, **values) for epoch in range(1, EPOCHS + 1)]
-        folder.metrics_csv.write_text(header(EpochRow) + csv_lines(rows))
-        folder.out.write_text(f"rate {rate:.12g}\n" * EPOCHS)
-        return
     metrics, ranks, steps = [], [], []
     for epoch in range(1, EPOCHS + 1):
         step_s = 0.04 / cell.world_size**0.8 * (1 + 0.004 * (place % 7) + 0.001 * epoch)
@@ -126,9 +113,9 @@ def _write_results(study: PlannedStudy, folder: RunFolder, run: Run, place: int,
                 step_time_sec_median=step_s,
                 step_time_sec_p95=step_s,
                 compute_time_sec=0.75 * step_s,
-                load_balance=1.0,
+                load_balance=0.945,
                 comm_efficiency=0.9,
-                pop_parallel_efficiency=0.9,
+                pop_parallel_efficiency=0.9 * 0.945,
                 cpu_util_avg=90.0,
                 **common,
             )
@@ -142,3 +129,5 @@ def _write_results(study: PlannedStudy, folder: RunFolder, run: Run, place: int,
         steps += [StepRow(epoch, step, step_s, 0) for step in range(1, STEPS + 1)]
     for path, rows in ((folder.metrics_csv, metrics), (folder.ranks_csv, ranks), (folder.steps_csv, steps)):
         path.write_text(header(type(rows[0])) + csv_lines(rows))
+    folder.probes.write_text(json.dumps({"schema": 1}))
+    write_sums(folder)

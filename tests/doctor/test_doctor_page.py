@@ -14,12 +14,12 @@ END = "<!-- end of causes -->"
 
 
 def section(name: str) -> str:
+    """Return a heading, and one paragraph: a message that is recognised, the cause, and the remedy."""
     info, first = load().causes[name], next(one for one in load().signatures if one.name == name)
-    severity = ["", "Severity: slow."] if first.severity == SLOW else []
-    texts = (info.explanation, f"**Do:** {info.remedy}")
-    explanation, remedy = (textwrap.fill(text, 100, break_on_hyphens=False) for text in texts)
-    example = ["", "```text", *(line.rstrip() for line in first.example.splitlines()), "```"]
-    return "\n".join([f"### {name}", *severity, "", explanation, "", remedy, *example])
+    message = first.example.strip().splitlines()[-1].strip().replace("`", "'")
+    slow = "Severity: slow. " if first.severity == SLOW else ""
+    text = f"{slow}{info.explanation} **Do:** {info.remedy}"
+    return "\n".join([f"### {name}", f"`{message}`\\", textwrap.fill(text, 120, break_on_hyphens=False)])
 
 
 def updated_page(page: str) -> str:

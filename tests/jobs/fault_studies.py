@@ -51,6 +51,7 @@ measure() {{
   printf '%s\\n' '{columns}' '{row}' >"$folder/metrics.csv"
   printf '%s\\n' '{env}' >"$folder/env.json"
   printf 'epoch\\n' | tee "$folder/ranks.csv" >"$folder/steps.csv"
+  (cd "$folder" && sha256sum metrics.csv ranks.csv steps.csv >SHA256SUMS)
 }}
 case $FAULT in
   fine) measure ;;

@@ -148,6 +148,7 @@ def scripted_study(
     name: str = "scripted",
     nodes: Sequence[int] = (1,),
     repeats: int = 1,
+    max_running: int | None = None,
     **cluster: Any,
 ) -> Study:
     """Plan a study whose cells are short scripts; the run's folder is ``$1``.
@@ -161,6 +162,7 @@ def scripted_study(
         axes={"nodes": list(nodes), "tasks_per_node": [1], "backend": ["gloo"]},
         scaling=[{"mode": "weak", "per_gpu_batch": list(range(1, len(bodies) + 1))}],
         repeats=repeats,
+        max_running=max_running,
     )
     study = plan_study(folder, text, environment)
     for size, (batch, body) in itertools.product(nodes, enumerate(bodies, 1)):

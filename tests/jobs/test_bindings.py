@@ -25,7 +25,9 @@ pathlib.Path(sys.argv[1], "rank-" + os.environ["RANK"]).write_text(f"{os.environ
 
 def study_of(folder: Path, cluster: Cluster, workload: dict[str, Any] | None = None, /, **axes: Any) -> Study:
     """Plan a study with axes, and the masks ``cpu_bind``; without a workload, its ranks execute RANK."""
-    section = slurm(exclusive=True, time_limit="5m", cpu_bind=axes.pop("cpu_bind"), env=ETH0)
+    section = slurm(
+        exclusive=True, time_limit="5m", srun_options=[f"--cpu-bind={axes.pop('cpu_bind')}"], env=ETH0
+    )
     (folder / "rank.py").write_text(RANK)
     words = ["python", f"{folder}/rank.py", "{run_dir}"]
     del section["cpus_per_task"]

@@ -132,11 +132,10 @@ def test_a_node_that_cannot_be_sampled_is_stated_and_does_not_fail_the_run(tmp_p
 
 
 def test_a_command_without_the_recorder_has_an_environment_and_its_script(study):
-    words = ["python", "train.py", "--api-key", "hunter2", "{run_dir}"]
+    words = ["python", "train.py", "{run_dir}"]
     done = study(words, metrics=RATE, files={"train.py": "print('rate 8')\n"})
     run, env = run_json(done), json.loads(left(done).env.read_text())
-    assert run["command"]["words"] == ["python", "train.py", "--api-key", "***", "{run_dir}"]
-    assert run["cell"]["workload"]["command"][3] == "***"
+    assert run["command"]["words"] == words
     assert (run["command"]["script"], env["script_sha256"]) == ("train.py", run["command"]["script_sha256"])
     (host,) = env["hosts"]
     assert (host["host"], host["ranks_here"]) == (socket.gethostname(), 2)

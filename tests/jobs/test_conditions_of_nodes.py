@@ -11,7 +11,7 @@ from typing import Any
 
 from tests.cluster.bed import Cluster
 from tests.jobs.slurm_studies import Study, plan_study, submitted
-from tests.matrices import command, matrix, slurm, torchrun_cell, training
+from tests.matrices import command, matrix, slurm, torchrun_cell
 
 LOOP = "echo $$; while :; do :; done"
 ON_TWO = slurm(time_limit="3m", nodelist="n[1-2]")
@@ -38,32 +38,6 @@ def foreign_cpu_s(study: Study, run_id: str) -> dict[str, float]:
     for node in window["nodes"]:
         assert (node["net"]["interface"], node["net"]["rate_mbit_s"]) == ("eth0", None)  # the machine's /sys
     return {node["node"]: node["foreign_cpu_s"] for node in window["nodes"]}
-
-
-def test_a_busy_process_beside_a_command_is_foreign_and_the_command_is_not(cluster: Cluster, tmp_path: Path):
-    axes = {"nodes": [2], "tasks_per_node": [1], "launcher": ["srun", "torchrun"]}
-    text = matrix(cluster=ON_TWO, axes=axes, workload=command(["bash", "-c", BUSY.format(3)]))
-    planned = plan_study(tmp_path, text, cluster.environment)
-    with busy(cluster, "n2", tmp_path), submitted(planned, "--wait") as study:
-        found = {run.run_id: foreign_cpu_s(study, run.run_id) for run in study.planned.runs}
-    assert len(found) == 2
-    for foreign_s in found.values():
-        assert list(foreign_s) == ["n1", "n2"]
-        assert foreign_s["n2"] > 0.1
-        assert foreign_s["n1"] < 0.2 * foreign_s["n2"]
-
-
-def test_a_busy_process_beside_the_training_is_foreign_and_the_training_is_not(
-    cluster: Cluster, tmp_path: Path
-):
-    large = training(parameters="1M", epochs=1, steps_per_epoch=150, probe_steps=0, sweep_time=0)
-    text = matrix(cluster=ON_TWO, axes={"nodes": [2], "tasks_per_node": [1]}, batch=8, workload=large)
-    planned = plan_study(tmp_path, text, cluster.environment)
-    with busy(cluster, "n2", tmp_path), submitted(planned, "--wait") as study:
-        (run,) = study.planned.runs
-        foreign_s = foreign_cpu_s(study, run.run_id)
-    assert foreign_s["n2"] > 0.1
-    assert foreign_s["n1"] < 0.2 * foreign_s["n2"]
 
 
 def test_the_runs_of_a_pack_are_sampled_on_their_own_nodes(cluster: Cluster, tmp_path: Path):

@@ -7,7 +7,6 @@ import os
 import random
 import re
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -24,7 +23,6 @@ from bench.shipped import shipped
 from bench.study.layout import PackFolder, RunFolder
 from tests.cluster.bed import Cluster
 from tests.cluster.containers import wait_for
-from tests.common import write_program
 from tests.jobs.slurm_studies import MEASURE, Study, lines, plan_study, scripted_study, submitted
 from tests.matrices import BARE, matrix, slurm, torchrun_cell, training
 
@@ -367,54 +365,6 @@ def test_a_submission_killed_again_and_again_leaves_every_run_in_one_job(scripte
     assert done.returncode == 0, done.stderr
     assert set(_states(study).values()) == {"completed"}
     _each_run_in_one_job(study, running_cluster)
-
-
-def test_bench_waits_for_an_orphaned_sbatch_and_finds_its_job(scripted, running_cluster, tmp_path):
-    study = scripted(*([MEASURE] * 3))
-    slow = Study(
-        study.folder, {**study.environment, "PATH": f"{_slow_sbatch(tmp_path)}:{os.environ['PATH']}"}
-    )
-    asked, go = tmp_path / "tools/asked", tmp_path / "tools/go"
-    # First bench and sbatch are killed before the job is submitted ...
-    bench = slow.start("submit", "STUDY", "--pack")
-    wait_for(asked.is_file, what="sbatch")
-    for process in (bench.pid, int(asked.read_text())):
-        os.kill(process, signal.SIGKILL)
-    bench.communicate()
-    asked.unlink()
-    # ... then bench alone: sbatch continues and holds the study's lock.
-    bench = slow.start("submit", "STUDY", "--pack")
-    wait_for(asked.is_file, what="sbatch")
-    bench.kill()
-    bench.communicate()
-    again = study.start("submit", "STUDY", "--pack", "--wait")
-    said = lines(again.stderr)
-    assert next(said) == "nothing to start"  # what was asked for is under way
-    go.touch()
-    assert list(said)[-1] == "study scripted: 3 completed"
-    assert again.wait(timeout=280) == 0
-    again.stderr.close()
-    (name,) = (path.name for path in study.folder.glob("packs/*") if (path / "marks.jsonl").is_file())
-    assert name == "pack-2"
-    _each_run_in_one_job(study, running_cluster)
-
-
-def _slow_sbatch(folder: Path) -> Path:
-    """Create an sbatch that writes its process id and waits for a file ``go`` before it submits."""
-    tools = folder / "tools"
-    tools.mkdir()
-    real = shutil.which("sbatch")
-    wrapper = tools / "sbatch"
-    write_program(
-        wrapper,
-        f"""#!/bin/bash
-case " $* " in *" --test-only "*) exec {real} "$@" ;; esac
-echo $$ >"{tools}/asking" && mv "{tools}/asking" "{tools}/asked"
-while [ ! -e "{tools}/go" ]; do sleep 0.1; done
-exec {real} "$@"
-""",
-    )
-    return tools
 
 
 def _each_run_in_one_job(study: Study, cluster: Cluster) -> None:

@@ -1,161 +1,135 @@
-"""Preflights on a real cluster: `bench preflight`, and `bench submit --preflight`."""
+"""`bench preflight`: a study whose command measures the nodes, on a real cluster and as processes."""
 
 from __future__ import annotations
 
+import csv
 import json
+import os
 import shlex
+import socket
+import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import pytest
-
+from bench.nodecheck import rounds
 from tests.cluster.bed import Cluster
 from tests.commands import command_line
 from tests.common import write_program
-from tests.jobs.slurm_studies import MEASURE, Study
 from tests.matrices import matrix, slurm
 
-#: Stands in for the measurement: waits for a file, if one is named, and writes that n2 is unfit.
-STAND_IN = """\
-#!/bin/bash
-#SBATCH --nodes=1
-#SBATCH --partition=l40s
-#SBATCH --account=users
-#SBATCH --mem=100M
-%s
-echo '{"nodes": [{"node": "n2", "fit": false, "check": "memory", "value": 8e9, "median": 1e10, "checks": [{"check":
-"memory", "fit": false, "value": 8e9, "median": 1e10, "unit": "B/s"}]}], "links": [], "exclude": ["n2"],
-"threshold": 0.9, "pairs": 0, "job_id": "'$SLURM_JOB_ID'"}' >"$1/result.json.new"
-mv "$1/result.json.new" "$1/result.json"
-"""
-#: The measurement with shorter windows, which cost CPU time on all nodes; the test needs no precise rates.
+#: The measurement with shorter windows; the tests need no precise rates.
 SHORT = """\
+import os, signal, sys, time
+import ddp_scaling_bench.nodecheck as nodecheck
+nodecheck.WINDOW_S = 0.2
+nodecheck.EXCHANGE_S = float(os.environ.get("EXCHANGE_S", "30"))
+"""
+#: A stand-in for python, which receives ``-m ddp_scaling_bench.nodecheck FILE --device cpu``.
+PYTHON = """\
 #!/bin/bash
-shift 4  # -P -m ddp_scaling_bench.start preflight
-exec %s -c 'import runpy; from bench.preflight import checks, program
-checks.WINDOW_S = 0.2
-program._EXCHANGE_S = 0.05
-runpy.run_module("bench.preflight", run_name="__main__", alter_sys=True)' "$@"
+[ "$1" = -m ] && [ "$2" = ddp_scaling_bench.nodecheck ] || exec %(python)s "$@"
+shift 2
+exec %(python)s -c %(program)s "$@"
 """
 
 
-def with_stand_in(study: Study, *, before: str = "") -> Study:
-    (study.folder / "scripts/preflight.sbatch").write_text(STAND_IN % before)
-    return study
-
-
-def states(study: Study) -> dict[str, tuple[str, str]]:
-    return {run_id: (str(record["state"]), record["reason"]) for run_id, record in study.status().items()}
-
-
-def preflight_jobs(cluster: Cluster) -> list[str]:
-    names = cluster.run(["squeue", "-h", "-o%j", "--states=all"]).stdout.split()
-    return [name for name in names if name.startswith("preflight.")]
-
-
-@pytest.fixture
-def four(cluster: Cluster, scripted: Callable[..., Study]) -> Study:
-    """Return a study with runs on 1 and on 4 nodes, of which n2 is said to be unfit."""
-    study = with_stand_in(scripted(MEASURE, name="four", nodes=(1, 4)))
-    script = study.folder / "scripts/n4x1-gloo-srun-b1.sbatch"
-    script.write_text(script.read_text().replace("#SBATCH", "#SBATCH --nodes=4\n#SBATCH", 1))
-    return study
-
-
-@pytest.mark.parametrize("pack", [[], ["--pack"]], ids=["jobs", "pack"])
-def test_unfit_nodes_are_excluded_and_runs_that_need_them_stay_planned(cluster, four, pack):
-    done = four.bench("submit", "STUDY", "--preflight", "--wait", *pack)
-    assert done.returncode == 0, done.stderr
-    assert "n2 is unfit: memory 8 GB/s (80 % of the median, 10 GB/s)\n" in done.stderr
-    reason = "needs 4 nodes, but too few are fit (unfit: n2)"
-    assert states(four) == {
-        "n1x1-gloo-srun-b1-r1": ("completed", ""),
-        "n4x1-gloo-srun-b1-r1": ("planned", reason),
-    }
-    assert four.run_json("n1x1-gloo-srun-b1-r1")["unfit_nodes"] == ["n2"]
-    job = four.run_json("n1x1-gloo-srun-b1-r1")["job_id"]
-    assert "ExcNodeList=n2" in cluster.run(["scontrol", "show", "job", job]).stdout
-    assert f"n4x1-gloo-srun-b1-r1  planned                  {reason}" in four.bench("status", "STUDY").stdout
-
-
-def test_a_later_submission_excludes_the_unfit_nodes_as_well(four):
-    four.bench("submit", "STUDY", "--preflight", "--only", "nodes=4")
-    done = four.bench("submit", "STUDY")
-    assert "unfit nodes are excluded: n2\n" in done.stderr
-    assert four.jobs_per_run() == {"n1x1-gloo-srun-b1-r1": 1}
-
-
-def test_after_a_kill_the_next_call_waits_for_the_same_preflight(cluster, scripted, tmp_path):
-    go, before = tmp_path / "go", len(preflight_jobs(cluster))
-    study = with_stand_in(
-        scripted(MEASURE, name="killed"), before=f"while [ ! -e '{go}' ]; do sleep 0.2; done"
-    )
-    with study.start("submit", "STUDY", "--preflight") as process:
-        assert process.stderr is not None
-        assert process.stderr.readline().startswith("preflight: job ")
-        process.kill()
-    go.touch()
-    done = study.bench("submit", "STUDY", "--preflight", "--wait")
-    assert done.returncode == 0, done.stderr
-    assert "of an earlier `bench preflight` has no result yet: waiting for it\n" in done.stderr
-    assert len(preflight_jobs(cluster)) - before == 1
-    assert study.jobs_per_run() == {"n1x1-gloo-srun-b1-r1": 1}
-
-
-def test_a_preflight_that_fails_submits_nothing_and_says_why(four):
-    (four.folder / "scripts/preflight.sbatch").write_text(
-        "#!/bin/bash\n#SBATCH --mem=100M\necho 'bench: error: rank 0 cannot serve the store' >&2; exit 1\n"
-    )
-    done = four.bench("submit", "STUDY", "--preflight")
-    assert done.returncode == 2
-    assert "could not check the nodes: rank 0 cannot serve the store; see " in done.stderr
-    assert not four.jobs_per_run()
-
-
-def bench_preflight(folder: Path, cluster: Cluster, *words: str, **options: Any) -> Any:
-    axes = {"nodes": [3], "tasks_per_node": [1], "backend": ["gloo"]}
-    (folder / "nodes.yaml").write_text(matrix("nodes", cluster=slurm(exclude="n4", **options), axes=axes))
-    return command_line.bench("preflight", "nodes.yaml", *words, cwd=folder, **cluster.environment)
-
-
-def test_a_job_that_does_not_start_in_time_is_cancelled(cluster, tmp_path):
-    with cluster.occupied():
-        done = bench_preflight(tmp_path, cluster, "--timeout", "1s")
-    assert done.returncode == 2
-    assert "did not start within 1 s: " in done.stderr
-    assert "CANCELLED" in cluster.run(["squeue", "-h", "-o%T %j", "--states=all"]).stdout
-
-
-def test_slurm_says_why_it_refuses_the_job(cluster, tmp_path):
-    done = bench_preflight(tmp_path, cluster, "--nodes", "3", constraint="nonsense")
-    assert done.returncode == 2
-    assert "Slurm does not accept the preflight's job on 3 nodes: " in done.stderr
-
-
-def test_a_node_with_a_slow_link_is_found(cluster, tmp_path):
-    """The only test with real measurements. Other checks may fail on a busy machine, this one cannot pass."""
+def test_a_node_with_a_slow_link_is_found_and_the_next_call_measures_again(cluster: Cluster, tmp_path):
     python = tmp_path / "bin/python"
     python.parent.mkdir()
-    write_program(python, SHORT % shlex.quote(sys.executable))
+    # Compute and memory are compared with a limit that a busy machine passes, too.
+    program = shlex.quote(
+        f"{SHORT}nodecheck.compute_rate = nodecheck.memory_rate = lambda device: 1e9\nnodecheck.main()"
+    )
+    write_program(python, PYTHON % {"python": shlex.quote(sys.executable), "program": program})
+    path = f"PATH={shlex.quote(str(python.parent))}:$PATH"
+    axes = {"nodes": [1, 3], "tasks_per_node": [1], "backend": ["gloo"]}
+    text = matrix("nodes", cluster=slurm(exclude="n4", setup=[path], mem="800M"), axes=axes)
+    (tmp_path / "nodes.yaml").write_text(text)
     cluster.link("80mbit", nodes=["n3"])
     try:
-        done = bench_preflight(tmp_path, cluster, "--json", setup=[f"PATH={python.parent}:$PATH"])
+        words = ("preflight", "nodes.yaml", "--threshold", "0.5")
+        first = command_line.bench(*words, "--json", cwd=tmp_path, **cluster.environment)
+        second = command_line.bench(*words, cwd=tmp_path, **cluster.environment)
     finally:
         cluster.link(None)
-    assert done.returncode == 1, done.stderr
-    found = json.loads(done.stdout)
-    assert [node["node"] for node in found["nodes"]] == ["n1", "n2", "n3"]  # n4 is excluded
-    checks = {node["node"]: {check["check"]: check for check in node["checks"]} for node in found["nodes"]}
-    assert {name: of["exchange"]["fit"] for name, of in checks.items()} == {
-        "n1": True,
-        "n2": True,
-        "n3": False,
+    assert first.returncode == 1, first.stderr
+    found = json.loads(first.stdout)
+    assert {one["node"]: one["fit"] for one in found["nodes"]} == {"n1": True, "n2": True, "n3": False}
+    assert (found["exclude"], found["links"], found["pairs"]) == (["n3"], [], 3)
+    assert second.returncode == 1, second.stderr
+    assert "n3 is unfit: exchange " in second.stdout
+    assert second.stdout.count('in the matrix, below cluster:\n  exclude: "n4,n3"\n') == 1
+    names = ["nodes-1", "nodes-2"]
+    assert sorted(one.name for one in (tmp_path / "results/preflight").iterdir()) == names
+
+
+def nodecheck(folder: Path, program: str, *, ranks: int, **environment: str) -> list[dict[str, str]]:
+    """Run the program as ranks of as many nodes n0, n1, ..., and return its rows."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    file = folder / "rows.csv"
+    common = {**os.environ, **environment, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    common |= {
+        "WORLD_SIZE": str(ranks),
+        "LOCAL_RANK": "0",
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
     }
-    assert 0.7 * 10e6 < checks["n3"]["exchange"]["value"] < 1.2 * 10e6
-    assert all(of[check]["value"] > 0 for of in checks.values() for check in ("matrix-product", "memory"))
-    assert "n3" in found["exclude"]
-    assert found["pairs"] == 3
-    measured = json.loads((tmp_path / found["folder"] / "measured.json").read_text())
-    assert measured["hosts"] == ["n1", "n2", "n3"]
+    words = [sys.executable, "-c", SHORT + program, str(file), "--device", "cpu"]
+    started = [
+        subprocess.Popen(words, env={**common, "RANK": str(rank), "SLURMD_NODENAME": f"n{rank}"})
+        for rank in range(ranks)
+    ]
+    assert [process.wait(timeout=240) for process in started] == [0] * ranks
+    with file.open(newline="") as rows:
+        return list(csv.DictReader(rows))
+
+
+#: The memory of n0 fails, that of n1 hangs, and n2 loses its process in every exchange.
+FAULTY = """
+nodecheck.compute_rate = lambda device: 1e9
+rank, exchange = int(os.environ["RANK"]), nodecheck.Exchange.rate
+def rate(self):
+    if rank == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return exchange(self)
+def memory(device):
+    if rank == 0:
+        raise RuntimeError("CUDA error: uncorrectable ECC error")
+    if rank == 1:
+        time.sleep(600)
+    return 1e9
+nodecheck.Exchange.rate, nodecheck.memory_rate, nodecheck.MEASURE_S = rate, memory, 3.0
+nodecheck.main()
+"""
+
+
+def test_a_fault_or_a_hang_is_a_row_with_its_reason_and_the_others_are_measured(tmp_path):
+    rows = nodecheck(tmp_path, FAULTY, ranks=4, EXCHANGE_S="20")
+    assert {row["pass"] for row in rows} == {"1", "2"}
+    memory = {row["node"]: row["value"] or row["reason"] for row in rows if row["check"] == "memory"}
+    assert memory == {
+        "n0": "RuntimeError: CUDA error: uncorrectable ECC error",
+        "n1": "no answer in 3 s",
+        "n2": "1e+09",
+        "n3": "1e+09",
+    }
+    exchanges = [row for row in rows if row["check"] == "exchange"]
+    failed = [row for row in exchanges if not row["value"]]
+    assert failed
+    assert all("n2: the process ended by SIGKILL" in row["reason"] for row in failed)
+    assert all("n2" in (row["node"], row["partner"]) for row in failed)
+    measured = {(row["node"], row["partner"]) for row in exchanges if row["value"]}
+    assert measured == {("n0", "n1"), ("n0", "n3"), ("n1", "n3")}
+
+
+def test_every_node_meets_its_neighbours_in_rounds_of_disjoint_pairs():
+    for nodes in range(1, 20):
+        for pairs in rounds(nodes):
+            members = [node for pair in pairs for node in pair]
+            assert len(set(members)) == len(members)
+        met = [pair for pairs in rounds(nodes) for pair in pairs]
+        distances = {min(b - a, nodes - b + a) for a, b in met}
+        assert len(set(met)) == len(met) == min(2 * nodes, nodes * (nodes - 1) // 2)
+        assert distances <= {1, 2}

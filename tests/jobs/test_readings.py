@@ -169,14 +169,6 @@ def test_values_that_are_not_one_average_are_refused(left, rates):
     assert not left.folder.metrics_csv.exists()
 
 
-def test_an_average_is_read_from_a_file(left):
-    records = [{"loss": 0.7}, {"train_samples_per_second": 13.0, "train_loss": 0.5}]
-    (left.folder.path / "log.jsonl").write_text("\n".join(map(json.dumps, records)))
-    columns = {"throughput": "train_samples_per_second", "loss": "train_loss"}
-    (row,) = left.rows({"kind": "average", "jsonl": "log.jsonl", "columns": columns})
-    assert (row["throughput_samples_per_sec"], row["train_loss"], row["steps"]) == ("13", "0.5", "")
-
-
 def test_the_summaries_of_recent_transformers_are_read_with_the_documented_patterns(left):
     documented = (ROOT / "docs/matrix.md").read_text()
     patterns = dict(re.findall(r"^      (throughput|loss): \"(.*train_.*)\"$", documented, re.MULTILINE))
@@ -198,12 +190,6 @@ def test_a_part_of_a_number_is_refused(left, printed, found):
         f"job.out: workload.metrics.output found {found!r}, which is only a part of {printed}; let the pattern "
         "match the whole number, for example with ([0-9.,e+-]+)"
     )
-
-
-@pytest.mark.parametrize("printed", ["12.345", "12", "12, 345", "12,3456", "12.5em"])
-def test_a_number_before_other_characters_is_whole(left, printed):
-    left.folder.out.write_text(f"rate {printed}\n")
-    assert left.rows({"output": {"throughput": r"rate ([0-9]+\.[0-9]|[0-9]+)"}})
 
 
 LOSS = {**STEP_TIME, "loss": r"loss (\S+)"}
@@ -258,25 +244,10 @@ def test_values_that_are_left_out_or_counted_twice_are_named_in_env_json_and_by_
     assert verdict.warnings == ([] if warning is None else [warning])
 
 
-def test_records_without_a_loss_are_counted(left):
-    left.folder.env.write_text("{}")
-    (left.folder.path / "log.csv").write_text("ips,loss\n1,3\n2,\n3,\n")
-    left.rows({"csv": "log.csv", "columns": {"throughput": "ips", "loss": "loss"}})
-    (fact,) = json.loads(left.folder.env.read_text())["facts"]
-    counts = {"matched": 1, "other_matched": 3, "rows": 3, "rows_without": 2}
-    assert fact["values"] == {"quantity": "loss", "source": "log.csv", "other": "throughput", **counts}
-
-
-def test_files_are_read_by_their_columns_or_keys_and_other_lines_are_skipped(left):
+def test_files_are_read_by_their_columns_and_lines_without_a_value_are_skipped(left):
     (left.folder.path / "log.csv").write_text("\ufeffstep, ips ,val\n1,10,\n2,20,\n3,,0.5\n")
     rows = left.rows({"csv": "log.csv", "columns": {"throughput": "ips"}})
     assert column(rows, "throughput_samples_per_sec") == [10.0, 20.0]
-    records = [{"t": 0.5, "loss": 1.0}, {"eval": 3}, {"t": 0.25, "loss": 0.5}]
-    text = "".join(f"{json.dumps(record)}\n" for record in records)
-    (left.folder.path / "log.jsonl").write_text(f"starting\n{text}[1]\n" + '{"t": 0.')
-    rows = left.rows({"jsonl": "log.jsonl", "columns": {"step_time": "t", "loss": "loss"}})
-    assert column(rows, "throughput_samples_per_sec") == [64.0, 128.0]
-    assert column(rows, "train_loss") == [1.0, 0.5]
 
 
 def test_an_unreadable_metric_is_reported_with_source_and_pattern(left):

@@ -249,7 +249,7 @@ def test_variables_that_override_the_scripts_are_a_warning(scripted):
     )
 
 
-def test_too_many_nodes_are_an_error_before_the_canary_and_after_smaller_runs(running_cluster, tmp_path):
+def test_too_many_nodes_are_an_error_before_and_after_smaller_runs(running_cluster, tmp_path):
     text = matrix(cluster=slurm(), axes={"nodes": [1, 8], "tasks_per_node": [1]}, workload=command("true"))
     study = plan_study(tmp_path / "eight", text, running_cluster.environment)
     refusal = (
@@ -258,8 +258,8 @@ def test_too_many_nodes_are_an_error_before_the_canary_and_after_smaller_runs(ru
         "nothing was submitted; correct the matrix's cluster section and plan it again (`sinfo -s` lists "
         "partitions, `sacctmgr show assoc where user=$USER` accounts and QOS), or leave out that size (--only)"
     )
-    done = study.bench("submit", "STUDY", "--canary")
-    assert (done.returncode, done.stderr.splitlines()[1:]) == (2, [refusal])
+    done = study.bench("submit", "STUDY")
+    assert (done.returncode, done.stderr.splitlines()) == (2, [refusal])
     assert not (study.folder / "ledger.jsonl").exists()
     done = study.bench("submit", "STUDY", "--only", "nodes=1", "--wait")
     assert done.returncode == 0, done.stderr
@@ -273,20 +273,6 @@ LONG = (
     "will not start (PartitionTimeLimit): its time limit exceeds the partition's; "
     "lower cluster.time_limit, or choose another cluster.partition"
 )
-
-
-def test_a_canary_that_cannot_start_by_itself_is_a_warning(running_cluster, tmp_path):
-    cluster = slurm(partition="short", time_limit="6m")
-    text = matrix(cluster=cluster, axes={"nodes": [1]}, workload=command("true"))
-    study = plan_study(tmp_path / "long", text, running_cluster.environment)
-    run = "n1x1-gloo-srun-b4-r1"
-    with study.start("submit", "STUDY", "--canary") as submission:
-        assert submission.stderr is not None
-        said = lines(submission.stderr)
-        assert next((line for line in said if "PartitionTimeLimit" in line), None) == f"{run} {LONG}"
-        assert study.bench("cancel", "STUDY").returncode == 0
-        assert list(said)[-1] == f"the canary {run} did not pass: nothing else was submitted"
-    assert submission.returncode == 1
 
 
 def test_runs_that_slurm_accepts_but_never_starts_are_reported_with_the_remedy(running_cluster, tmp_path):
@@ -342,22 +328,6 @@ def test_a_limit_of_the_group_is_a_wait(running_cluster, tmp_path, scripted):
         why = "waiting for your group's limit (QOSGrpJobsLimit)"
         wait_for(lambda: why in {run["reason"] for run in study.status().values()}, what=why)
         assert study.bench("cancel", "STUDY").stdout == "2 runs cancelled\n"
-
-
-def test_patience_limits_the_wait_for_the_controller(scripted, running_cluster):
-    study = scripted(MEASURE)
-    with running_cluster.without_slurmctld():
-        done = study.bench("submit", "STUDY", "--wait", "--patience", "2s")
-        without = study.bench("submit", "STUDY")
-        short = study.start("submit", "STUDY", "--wait", "--patience", "10m")
-        said = next(lines(short.stderr))
-    assert (done.returncode, without.returncode) == (1, 1)
-    assert "Unable to contact slurm controller" in without.stderr
-    first, last = (line for line in done.stderr.splitlines() if "Unable to contact" in line)
-    assert first.endswith("(connect failure): waiting for Slurm")
-    assert "(connect failure) (waited for 2 s, see --patience); " in last
-    assert said.endswith(": waiting for Slurm")
-    assert short.communicate(timeout=280)[1].splitlines()[-1] == "study scripted: 1 completed"
 
 
 def test_a_controller_that_is_down_is_an_error_and_loses_nothing(scripted, running_cluster):

@@ -124,15 +124,6 @@ def test_the_command_line_imports_no_module_of_the_users_folder(folder, path):
     assert run(folder, "-m", "bench", "plan", "own.yaml", path=path).returncode == 0
 
 
-def test_a_run_on_this_machine_and_its_report_work_in_such_a_folder(folder):
-    study(folder, "built-in", BUILT_IN)
-    execute(folder, "built-in", path="{}:")
-    assert_completed(folder, "built-in", runs=1)
-    (folder / "bench.py").unlink()
-    done = run(folder, "-m", "bench", "report", "built-in", path="{}:")
-    assert (done.returncode, (folder / "results/built-in/report/index.html").is_file()) == (0, True)
-
-
 def test_the_recorder_works_beside_a_module_of_the_user_named_bench(folder):
     for name in NAMES:  # in a user's own process, the user's modules come first
         (folder / name).unlink()

@@ -40,7 +40,7 @@ def changed(old: str, new: str) -> str:
     return GOOD.replace(old, new)
 
 
-KEYS_OF_MATRIX = "study, cluster, axes, scaling, workload, repeats, seed, exclude, include"
+KEYS_OF_MATRIX = "study, cluster, axes, scaling, workload, repeats, max_running, seed, exclude, include"
 
 CASES = {
     "an unknown key": (

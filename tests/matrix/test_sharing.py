@@ -15,12 +15,12 @@ study: s
 cluster:
   partition: gpu
   {cluster}
-axes: {{nodes: {nodes}, gpus_per_node: [1, 2, 4], backend: [nccl]}}
+{top}axes: {{nodes: {nodes}, gpus_per_node: [1, 2, 4], backend: [nccl]}}
 scaling: [{{mode: weak, per_gpu_batch: [8]}}]
 repeats: {repeats}
 """
 IS_FALSE = "m.yaml:4: cluster.exclusive is false: other jobs can run on the same nodes and disturb a run"
-REMEDY = "remove this line for whole nodes, or use `bench submit --pack` or cluster.concurrent_runs: 1"
+REMEDY = "remove this line for whole nodes, or use `bench submit --pack` or max_running: 1"
 N1, N2, N4 = (f"n1x{number}-nccl-srun-b8" for number in (1, 2, 4))
 
 
@@ -29,11 +29,11 @@ def warnings(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
     def warnings(
-        cluster: str, *, nodes: str = "[1]", repeats: int = 3, site: Path | None = None
+        cluster: str, *, top: str = "", nodes: str = "[1]", repeats: int = 3, site: Path | None = None
     ) -> list[str]:
-        Path("m.yaml").write_text(MATRIX.format(cluster=cluster, nodes=nodes, repeats=repeats))
+        Path("m.yaml").write_text(MATRIX.format(cluster=cluster, top=top, nodes=nodes, repeats=repeats))
         found = make_plan(Path("m.yaml"), site=site).warnings
-        return [text for text in found if "disturb" in text or "concurrent" in text]
+        return [text for text in found if "disturb" in text or "max_running" in text]
 
     return warnings
 
@@ -50,7 +50,6 @@ def test_whole_nodes_are_the_default_and_need_no_warning(warnings):
         ("exclusive: false\n  node_gpus: 4", 3, [N1, N2]),
         ("exclusive: false\n  node_gpus: 4", 1, [N1, N2]),
         ("exclusive: false\n  node_gpus: 5", 1, [N1, N2, N4]),
-        ("exclusive: false\n  concurrent_runs: 2", 3, [N1, N2, N4]),
     ],
 )
 def test_shared_nodes_give_a_warning_that_names_the_cells_that_meet(warnings, cluster, repeats, meeting):
@@ -61,7 +60,7 @@ def test_shared_nodes_give_a_warning_that_names_the_cells_that_meet(warnings, cl
 
 
 def test_runs_that_cannot_meet_are_disturbed_by_other_jobs_only(warnings):
-    said = warnings("exclusive: false\n  concurrent_runs: 1")
+    said = warnings("exclusive: false", top="max_running: 1\n")
     assert said[0] == f"{IS_FALSE}; remove this line for whole nodes"
 
 
@@ -75,38 +74,25 @@ def test_runs_on_several_nodes_share_the_network(warnings):
     side_by_side = (
         "up to {} runs on several nodes can execute side by side and share the network, which disturbs their "
         "communication times; `bench submit --pack` (one job, one run after another) avoids this, and so does "
-        "cluster.concurrent_runs: 1"
+        "max_running: 1"
     )
     assert warnings("qos: high", nodes="[1, 2]") == [side_by_side.format(9)]
-    chained = warnings("concurrent_runs: 4", nodes="[1, 2]")
-    assert chained == [
-        "concurrent_runs 4: each job waits for the run 4 places before it, and its priority rises "
-        "only after that run has ended; `bench submit --pack` waits in the queue only once",
-        side_by_side.format(4),
-    ]
-
-
-def test_one_run_at_a_time_has_the_network_for_itself(warnings):
-    assert warnings("concurrent_runs: 1", nodes="[1, 2]") == [
-        "concurrent_runs 1: each job waits for the run before it, and its priority rises only "
-        "after that run has ended; `bench submit --pack` waits in the queue only once"
-    ]
+    assert warnings("qos: high", top="max_running: 1\n", nodes="[1, 2]") == []
 
 
 @pytest.mark.parametrize("line", ["--dependency=afterok:7", "-dsingleton", "--depend singleton"])
-def test_a_dependency_of_the_user_is_refused_with_concurrent_runs(warnings, line):
-    assert raised(
-        InputError, warnings, f'concurrent_runs: 2\n  directives: ["--mail-type=END", "{line}"]'
-    ) == (
-        f"m.yaml:5: {line!r} has no effect with concurrent_runs, which sets the dependency of each job; "
+def test_a_dependency_of_the_user_is_refused_with_max_running(warnings, line):
+    cluster = f'directives: ["--mail-type=END", "{line}"]'
+    assert raised(InputError, warnings, cluster, top="max_running: 1\n") == (
+        f"m.yaml:4: {line!r} has no effect with max_running, which sets the dependency of each job; "
         "remove one of these settings"
     )
-    assert warnings(f'qos: high\n  directives: ["{line}"]') == []
+    assert warnings(cluster) == []
 
 
-def test_limits_of_slurm_have_no_effect_without_it(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    text = MATRIX.format(cluster="executor: local\n  concurrent_runs: 2", nodes="[1]", repeats=3)
-    Path("m.yaml").write_text(text.replace("  partition: gpu\n", ""))
-    found = make_plan(Path("m.yaml")).warnings
-    assert "m.yaml:4: cluster.concurrent_runs is ignored by executor local" in found
+@pytest.mark.parametrize("value", ["2", "0", "true", "one"])
+def test_only_one_job_at_a_time_or_all_at_once_are_possible(warnings, value):
+    shown = {"true": "True", "one": "'one'"}.get(value, value)
+    assert raised(InputError, warnings, "qos: high", top=f"max_running: {value}\n") == (
+        f"m.yaml:5: max_running: {shown} is not possible; write 1 for one job after another, or remove the key"
+    )

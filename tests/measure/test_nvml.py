@@ -67,27 +67,23 @@ H100_ANSWERS: dict[str, Any] = {
     "CurrentClocksThrottleReasons": 0x4,
     "FieldValues": lambda ids: [{75: field(2_500_000_000)}[number] for number in ids],
     "TotalEccErrors": lambda kind, counter: {(1, 0): 0}[kind, counter],
-    "RemappedRows": (1, 0, 0, 0),
-    "CurrPcieLinkWidth": 16,
     "MigMode": [0, 0],
     "DeviceHandleFromMigDeviceHandle": InvalidArgumentError,
     "TotalEnergyConsumption": 5_000,
     "Samples": lambda kind, since: (1, [sample(since - 1, 100), sample(since, 40), sample(since + 9, 60)]),
 }
-#: An A100 PCIe with driver 470, which knows "throttle reasons" only. It is too hot, and has 8 of 16 PCIe lanes.
+#: An A100 PCIe with driver 470, which knows "throttle reasons" only. It is too hot.
 A100_ANSWERS = H100_ANSWERS | {
     "ClockInfo": {1: 705}.__getitem__,
     "CurrentClocksEventReasons": FunctionNotFoundError,
     "CurrentClocksThrottleReasons": 0x8 | 0x40 | 0x800,
     "FieldValues": lambda ids: [field(3_000_000_000)],
-    "CurrPcieLinkWidth": 8,
 }
-#: A GeForce card: no ECC, no remapped rows, no MIG, and no counters.
+#: A GeForce card: no ECC, no MIG, and no counters.
 GEFORCE_ANSWERS = H100_ANSWERS | {
     "CurrentClocksEventReasons": 0x1,
     "FieldValues": lambda ids: [field(0, status=3)],
     "TotalEccErrors": NotSupportedError,
-    "RemappedRows": NotSupportedError,
     "MigMode": NotSupportedError,
     "TotalEnergyConsumption": NotSupportedError,
     "Samples": NotFoundError,
@@ -174,15 +170,6 @@ def test_an_h100_answers_everything(cuda):
     }
 
 
-def test_the_facts_of_two_gpus_contain_their_errors_and_pcie_links(cuda):
-    cuda(Nvml({f"GPU-{H100}": H100_ANSWERS, f"GPU-{A100}": A100_ANSWERS}), H100, A100)
-    rows = {"correctable": 1, "uncorrectable": 0, "pending": 0, "failure": 0}
-    assert nvml.gpu_facts() == [
-        {"remapped_rows": rows, "pcie_width": 16},
-        {"remapped_rows": rows, "pcie_width": 8},
-    ]
-
-
 def test_an_older_driver_calls_the_reasons_throttling_and_unknown_reasons_keep_their_bit(cuda):
     cuda(Nvml({f"GPU-{A100}": A100_ANSWERS}), A100)
     found = nvml.clocks(0)
@@ -208,12 +195,10 @@ def test_an_older_library_lacks_functions(cuda):
     lacks = (
         "nvmlDeviceGetCurrentClocksEventReasons",
         "nvmlDeviceGetFieldValues",
-        "nvmlDeviceGetRemappedRows",
     )
     cuda(Nvml({f"GPU-{A100}": A100_ANSWERS}, lacks=lacks), A100)
     assert nvml.clocks(0)["reasons"]["thermal"] == ["hw_thermal_slowdown"]
     assert nvml.clocks(0)["thermal_s"] is None
-    assert nvml.gpu_facts()[0]["remapped_rows"] is None
 
 
 def test_a_consumer_card_leaves_empty_what_it_does_not_support(cuda):
@@ -222,7 +207,6 @@ def test_a_consumer_card_leaves_empty_what_it_does_not_support(cuda):
     assert found["sm_mhz"] == 1755
     assert found["reasons"] == {"hardware": [], "thermal": [], "power_cap": [], "other": ["gpu_idle"]}
     assert (found["thermal_s"], found["ecc_uncorrected"]) == (None, None)
-    assert nvml.gpu_facts()[0]["remapped_rows"] is None
     assert not nvml.open_gpu(0).mig
 
 
@@ -233,11 +217,10 @@ def test_a_consumer_card_leaves_empty_what_it_does_not_support(cuda):
         pytest.param({f"GPU-{SLICE}": H100_ANSWERS | {"MigMode": [1, 1]}}, id="torch names the GPU"),
     ],
 )
-def test_a_mig_device_has_the_clocks_and_the_link_of_its_gpu_but_not_its_energy(cuda, answers):
+def test_a_mig_device_has_the_clocks_of_its_gpu_but_not_its_energy(cuda, answers):
     cuda(Nvml(answers), SLICE)
     assert nvml.clocks(0)["power_w"] == 699.312
     assert nvml.open_gpu(0).mig is True
-    assert nvml.gpu_facts()[0]["pcie_width"] == 16
     assert used(0) == Usage(None, None, None)
 
 
@@ -332,13 +315,11 @@ def all_empty(found: dict[str, Any]) -> bool:
 def test_without_an_answer_every_value_is_empty(cuda, library):
     cuda(library, H100)
     assert all_empty(nvml.clocks(0))
-    assert all_empty(nvml.gpu_facts()[0])
     assert used(0) == Usage(None, None, None)
 
 
-def test_without_a_gpu_there_are_no_facts_and_no_clocks(cuda):
+def test_without_a_gpu_there_are_no_clocks(cuda):
     cuda(None)
-    assert nvml.gpu_facts() == []
     assert all_empty(nvml.clocks(0))
 
 

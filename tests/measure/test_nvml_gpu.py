@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
-from statistics import median
 
 import pytest
 import torch
@@ -38,24 +36,6 @@ def test_the_clocks_of_a_busy_gpu_are_plausible():
     assert found["power_w"] is None or 5 < found["power_w"] < 2_000
     assert found["temperature_c"] is None or 10 < found["temperature_c"] < 110
     assert found["reasons"] is None or set(found["reasons"]) == {"hardware", "thermal", "power_cap", "other"}
-
-
-def test_reading_the_clocks_takes_less_than_twenty_milliseconds():
-    nvml.clocks(0)
-    seconds = []
-    for _ in range(20):
-        began = time.perf_counter()
-        nvml.clocks(0)
-        seconds.append(time.perf_counter() - began)
-    print(f"median {median(seconds) * 1e3:.2f} ms, longest {max(seconds) * 1e3:.2f} ms")
-    assert median(seconds) < 0.010, "a window is sampled twice"
-
-
-def test_the_facts_describe_every_visible_gpu():
-    facts = nvml.gpu_facts()
-    print(facts)
-    assert len(facts) == torch.cuda.device_count()
-    assert all(gpu["pcie_width"] is None or 1 <= gpu["pcie_width"] <= 32 for gpu in facts)
 
 
 def test_the_driver_and_nvml_agree_about_the_gpus_address():

@@ -232,10 +232,10 @@ def test_a_process_between_fork_and_exec_is_not_its_parent(tmp_path):
     write_process(proc, 11, 10, "bash run.sh", rank, torch=False)
     watch.look(2.0)
     for pid in (12, 13):
-        write_process(proc, pid, 11, "python t.py --token secret", rank, torch=True)
+        write_process(proc, pid, 11, "python t.py --url http://u:p@h/", rank, torch=True)
     watch.look(3.0)
     assert [(one["pid"], one["task"], one["command"]) for one in watch.ranks()] == [
-        (pid, 11, "python t.py --token '***'") for pid in (12, 13)
+        (pid, 11, "python t.py --url http://h/") for pid in (12, 13)
     ]
 
 

@@ -200,7 +200,6 @@ def warnings_of(name: str) -> list[str]:
 def test_the_plan_warns_about_questions_that_the_study_cannot_answer(monkeypatch):
     monkeypatch.setattr("bench.matrix.load.usable_cores", lambda: 4)
     assert warnings_of("smoke_cpu") == [
-        "at most 3 sizes per series: no forecast (a fitted model needs 5 or more)",
         "one node count (1): no efficiency across nodes, only within a node",
     ]
     (shared,) = warnings_of("strong_cpu")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-from copy import deepcopy
 from pathlib import Path
 
 import pytest
@@ -13,10 +12,8 @@ import pytest
 from bench.errors import BenchError
 from bench.plan import Cost, continue_study, make_plan, write_plan
 from bench.shipped import find_matrix, shipped
-from bench.study.consistency import record_contradictions
-from bench.study.layout import RunFolder, StudyFolder
-from bench.words import words
-from tests.common import edited_json, raised, run_program
+from bench.study.layout import StudyFolder
+from tests.common import raised, run_program
 
 MATRIX = """\
 study: s
@@ -43,7 +40,7 @@ def test_the_study_contains_the_matrix_the_plan_and_one_script_per_cell(tmp_path
     assert folder.matrix.read_text() == MATRIX
     assert (
         sorted(path.name for path in folder.scripts.iterdir())
-        == "n1x4-nccl-srun-b8.sbatch n2x4-nccl-srun-b8.sbatch pack.sbatch preflight.sbatch".split()
+        == "n1x4-nccl-srun-b8.sbatch n2x4-nccl-srun-b8.sbatch pack.sbatch".split()
     )
     content = json.loads(folder.plan_json.read_text())
     assert content["study"] == "s"
@@ -85,7 +82,7 @@ def test_scripts_of_removed_cells_are_removed(tmp_path):
     folder = planned(tmp_path, MATRIX.replace("[1, 2]", "[2, 4]"))
     assert (
         sorted(path.name for path in folder.scripts.iterdir())
-        == "n2x4-nccl-srun-b8.sbatch n4x4-nccl-srun-b8.sbatch pack.sbatch preflight.sbatch".split()
+        == "n2x4-nccl-srun-b8.sbatch n4x4-nccl-srun-b8.sbatch pack.sbatch".split()
     )
 
 
@@ -116,39 +113,6 @@ def test_a_cell_that_has_results_cannot_change(tmp_path, change, what):
     assert str(caught.value).startswith(f"study s {what}")
     assert str(caught.value).endswith(f"; give the matrix another `study:` name, or move {folder.path} away")
     assert folder.plan_json.read_bytes() == before
-
-
-def test_an_option_that_an_earlier_version_did_not_have_is_no_change(tmp_path):
-    folder = planned(tmp_path)
-    give_it_a_run(folder, "n1x4-nccl-srun-b8-r1")
-    with edited_json(folder.plan_json) as plan:
-        for cell in plan["cells"]:
-            cell["workload"].pop("memory_format", None)
-        old = deepcopy(plan["cells"][0])
-    folder = planned(tmp_path)
-    cell = json.loads(folder.plan_json.read_text())["cells"][0]
-    assert "memory_format" in cell["workload"]
-
-    def contradictions(own: dict) -> list[str]:
-        run, attempt = {"state": "completed", "cell": own}, RunFolder(tmp_path)
-        return [*map(words, record_contradictions(run, {}, None, attempt=1, cell=cell, folder=attempt))]
-
-    assert contradictions(old) == []
-    assert len(contradictions({**old, "workload": {}})) > 10
-    with pytest.raises(BenchError, match=r"changes \(memory_format from contiguous to channels_last\)"):
-        planned(tmp_path, MATRIX.replace("repeats: 2", "workload: {memory_format: channels_last}"))
-
-
-def test_a_script_with_linter_errors_is_not_written(tmp_path):
-    text = MATRIX.replace("time_limit: 30m", 'time_limit: 30m, setup: ["if true"]')
-    with pytest.raises(BenchError) as caught:
-        planned(tmp_path, text)
-    assert str(caught.value).startswith(
-        f"{tmp_path}/m.yaml: the script for cell n1x4-nccl-srun-b8 has errors:\nscripts/n1x4-nccl-srun-b8.sbatch:"
-    )
-    assert "[shell-syntax]" in str(caught.value)
-    assert str(caught.value).endswith("; correct the cluster section of the matrix")
-    assert not (tmp_path / "results" / "s" / "plan.json").exists()
 
 
 def test_a_folder_that_cannot_be_written_is_one_clear_error(tmp_path):
@@ -207,24 +171,15 @@ def script_of(folder: StudyFolder) -> str:
     return (folder.scripts / "n1x4-nccl-srun-b8.sbatch").read_text()
 
 
-def forget_exclusive(folder: StudyFolder) -> None:
-    """Remove the key from plan.json, as in plans of earlier versions."""
-    with edited_json(folder.plan_json) as content:
-        del content["exclusive"]
-
-
 def test_a_study_has_whole_nodes_by_default(tmp_path):
     folder = planned(tmp_path)
     assert "#SBATCH --exclusive\n" in script_of(folder)
     assert json.loads(folder.plan_json.read_text())["exclusive"] is True
 
 
-@pytest.mark.parametrize("older", [False, True])
-def test_a_begun_study_keeps_shared_nodes_and_warns(tmp_path, older):
+def test_a_begun_study_keeps_shared_nodes_and_warns(tmp_path):
     folder = planned(tmp_path, SHARED)
     give_it_a_run(folder, RUN)
-    if older:
-        forget_exclusive(folder)
     again = continue_study(make_plan(tmp_path / "m.yaml"), tmp_path / "results")
     assert not again.exclusive
     (tmp_path / "m.yaml").write_text(MATRIX)
@@ -233,19 +188,16 @@ def test_a_begun_study_keeps_shared_nodes_and_warns(tmp_path, older):
         f"{tmp_path}/m.yaml:2: cluster.exclusive is false: other jobs can run on the same nodes and disturb a "
         "run. Runs of these cells can also share a node: n1x4-nccl-srun-b8, n2x4-nccl-srun-b8; give the "
         "matrix another `study:` name for whole nodes, or use `bench submit --pack` or "
-        "cluster.concurrent_runs: 1"
+        "max_running: 1"
     ]
     write_plan(kept, tmp_path / "results")
     assert "--exclusive" not in script_of(folder)
     assert json.loads(folder.plan_json.read_text())["exclusive"] is False
 
 
-@pytest.mark.parametrize("older", [False, True])
-def test_a_begun_study_with_whole_nodes_keeps_them(tmp_path, older):
+def test_a_begun_study_with_whole_nodes_keeps_them(tmp_path):
     folder = planned(tmp_path, EXCLUSIVE)
     give_it_a_run(folder, RUN)
-    if older:
-        forget_exclusive(folder)
     planned(tmp_path)
     assert "#SBATCH --exclusive\n" in script_of(folder)
 

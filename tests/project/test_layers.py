@@ -27,9 +27,10 @@ LAYERS = {
             "bench.extras",
             "bench.units",
             "bench.facts",
+            "bench.nodecheck",
             "bench.findings",
-            "bench.secret_values",
             "bench.terminal",
+            "bench.variables",
             "bench.words",
             "bench.shipped",
             "bench.start",
@@ -63,7 +64,7 @@ LAYERS = {
 }
 
 HOMES = {
-    "torch": ("bench.measure", "bench.workload", "bench.record", "bench.preflight"),
+    "torch": ("bench.measure", "bench.workload", "bench.record", "bench.nodecheck"),
     "pandas": ("analysis",),
     "scipy": ("analysis",),
     "seaborn": ("analysis",),
@@ -83,11 +84,11 @@ HOMES = {
     "tree_sitter_bash": ("bench.lint",),
     "typer": ("bench.cli", "bench.commands"),
     "pynvml": ("bench.measure",),
-    "psutil": ("bench.measure", "bench.workload", "bench.jobs", "bench.preflight"),
+    "psutil": ("bench.measure", "bench.workload", "bench.jobs"),
 }
 
 #: The modules of bench that analysis may import: data modules, never jobs or workload.
-_READABLE = ("errors", "facts", "matrix", "secret_values", "shipped", "study", "units", "words")
+_READABLE = ("errors", "facts", "matrix", "shipped", "study", "units", "variables", "words")
 READABLE = tuple(f"bench.{name}" for name in _READABLE)
 
 
@@ -341,11 +342,10 @@ def test_only_known_modules_make_imports_that_these_tests_cannot_see():
         for module, path in modules().items()
         if re.search(r"import_module|__import__", path.read_text())
     ]
-    # the modules of schedulers, lint rules, models and strategies; Lightning and Transformers, which are optional
+    # the modules of schedulers, models and strategies; Lightning and Transformers, which are optional
     optional = ["bench.record.lightning", "bench.record.transformers"]
     assert places == [
         "bench.jobs.scheduler",
-        "bench.lint",
         *optional,
         "bench.workload.models",
         "bench.workload.strategies",

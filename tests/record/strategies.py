@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 
 import torch
 from torch import Tensor, nn
@@ -43,8 +41,8 @@ def network() -> nn.Sequential:
     return nn.Sequential(first, nn.Sequential(second, nn.ReLU()), Nap(), last)
 
 
-def flattened(*, keeps_parameters: bool) -> FullyShardedDataParallel:
-    options = {"use_orig_params": keeps_parameters, "device_id": CPU}
+def flattened() -> FullyShardedDataParallel:
+    options = {"use_orig_params": True, "device_id": CPU}
     model = network()
     model[1] = FullyShardedDataParallel(model[1], **options)
     model[3] = FullyShardedDataParallel(model[3], **options)
@@ -59,8 +57,8 @@ def sharded() -> nn.Module:
     return fully_shard(model, mesh=mesh)
 
 
-class DeepSpeedEngine(nn.Module):
-    """Stands in for DeepSpeed's class, which keeps the model in ``module``."""
+class Engine(nn.Module):
+    """A wrapper that keeps the model in ``module``, as DeepSpeed's does."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -72,10 +70,8 @@ class DeepSpeedEngine(nn.Module):
 
 def models() -> Iterator[tuple[str, nn.Module, nn.Module]]:
     """Yield the name of a training, the model that its loop calls, and the model that the recorder gets."""
-    for name, keeps_parameters in (("fsdp1", False), ("fsdp1 with its parameters", True)):
-        model = flattened(keeps_parameters=keeps_parameters)
-        yield name, model, model
-        yield f"a layer of {name}", model, model.module[0]
+    model = flattened()
+    yield "fsdp1", model, model
     if TorchVersion(torch.__version__) >= "2.6":
         model = sharded()
         yield "fsdp2", model, model
@@ -83,10 +79,8 @@ def models() -> Iterator[tuple[str, nn.Module, nn.Module]]:
         yield "a layer of fsdp2", model, model[0]
         model = torch.compile(model, backend="eager")
         yield "fsdp2, compiled", model, model
-    sys.modules["deepspeed"] = deepspeed = ModuleType("deepspeed")
-    deepspeed.DeepSpeedEngine = DeepSpeedEngine
-    model = nn.Sequential(DeepSpeedEngine(network()))
-    yield "deepspeed", model, model
+    model = nn.Sequential(Engine(network()))
+    yield "engine", model, model
     model = torch.compile(DistributedDataParallel(network()), backend="eager")
     yield "ddp, compiled", model, model
     model = DistributedDataParallel(torch.compile(network(), backend="eager"))

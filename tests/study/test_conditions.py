@@ -176,15 +176,7 @@ def test_disturbances_are_read_as_they_were_written_now_and_before() -> None:
         Fact("link-errors", ("n1",), {"errors": 3, "limit": 0}),
         Fact("foreign-cpu", values={"share": "much", "limit": 1}),
     )
-    before = [
-        {"reason": "foreign-cpu", "node": "n2", **times, "value": 0.31, "limit": 0.05},
-        {"reason": "study-run", "node": "n1", **times, "value": "job 5, job 6 and 2 more", "limit": None},
-        {"reason": "gpu-slowdown", "node": None, "start": None, "value": "hw_power_brake, thermal_slowdown"},
-        {"reason": "link-errors", "node": "n1", "start": 7, "value": 3, "limit": 0},
-        {"reason": "foreign-cpu", "value": "much", "limit": 1},
-    ]
     assert read_disturbances({"disturbed": [one.as_json() for one in facts]}) == facts
-    assert read_disturbances({"disturbed": before}) == facts
     assert read_disturbances({}) is None
     assert read_disturbances({"disturbed": ["x", {"reason": "moon"}, {"kind": "shared-cores"}]}) == ()
     assert [words(one) for one in facts] == [

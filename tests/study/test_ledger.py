@@ -153,14 +153,3 @@ def test_a_halt_is_seen_after_an_incomplete_line(tmp_path, torn):
 )
 def test_a_cause_in_the_logs_replaces_a_class_that_only_describes_the_exit_code(recorded, cause, shown):
     assert final_failure_class(recorded, cause) == shown
-
-
-def test_older_events_have_what_their_reasons_say(tmp_path):
-    ledger = Ledger(tmp_path / "ledger.jsonl")
-    text = "cancelled by bench cancel"
-    ledger.append("ended", run_id="a", attempt=1, state="cancelled", reason=text, failure_class="cancelled")
-    text = "needs 4 nodes, but too few are fit (unfit: n1, n2)"
-    ledger.append("held", run_id="b", attempt=0, reason=text)
-    records = ledger.records(["a", "b"])
-    assert records["a"].details["by_bench"] is True
-    assert records["b"].details["unfit_nodes"] == ["n1", "n2"]

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from bench.facts import Fact
 from bench.plan import make_plan
 from bench.study.verify import Verification, verify_run
+from bench.words import sentence
 from tests.commands.command_line import bench
 from tests.common import change_json
 from tests.matrices import command, matrix
@@ -110,8 +112,10 @@ def test_the_command_prints_both(run_folder):
 
 
 def test_warnings_about_cores_and_threads_are_shown_and_fail_no_run(run_folder):
-    shared = "shared-cores: 4 ranks share 2 cores (0-1) on n1: adding ranks measures how cores are shared"
-    (run_folder / "env.json").write_text(json.dumps({"warnings": ["pin_memory has no effect", shared]}))
+    values = {"ranks": 4, "threads": 4, "cores": 2, "machines": [["n1"]]}
+    facts = [Fact("shared-cores", values=values), Fact("model-not-called")]
+    (run_folder / "env.json").write_text(json.dumps({"facts": [fact.as_json() for fact in facts]}))
+    shared = sentence(facts[0])
     assert verify_run(run_folder).warnings == [shared]
     done = bench("verify", str(run_folder), cwd=run_folder.parent)
     assert done.stdout.splitlines()[-2] == f"  warn  {shared}"

@@ -7,7 +7,6 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -15,7 +14,6 @@ from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from bench.matrix.workload import WorkloadOptions
 from bench.measure.environment import device_of
@@ -25,7 +23,6 @@ from bench.workload import rank as rank_module
 from bench.workload.__main__ import main
 from bench.workload.data import SyntheticFeed
 from bench.workload.models import DataShape
-from bench.workload.models.mlp import Mlp
 from bench.workload.rendezvous import launch_from
 from bench.workload.session import parse_arguments
 from bench.workload.strategies import fsdp
@@ -33,8 +30,6 @@ from bench.workload.strategies.ddp import DdpParts
 from bench.workload.training import Task, Trainer, build_task, wrap
 
 NAP_S = 0.04
-#: The variable with the time of a :class:`Link` per bucket.
-LINK_MS = "BENCH_TEST_LINK_MS"
 
 
 def rank_of_env() -> int:
@@ -66,18 +61,6 @@ def late_rank(argv: list[str]) -> int:
     """Rank 1 sleeps before each batch: loading its data takes long, and rank 0 waits for its gradients."""
     before_each_batch(lambda number: time.sleep(NAP_S), rank=1)
     return main(argv)
-
-
-def late_rank_with_batch_norm(argv: list[str]) -> int:
-    """Rank 1 is late, and the network has batch normalisation, whose buffers DDP could broadcast."""
-    plain = Mlp.__init__
-
-    def normalised(self: Mlp, *, features: int, classes: int, width: int, recompute: bool) -> None:
-        plain(self, features=features, classes=classes, width=width, recompute=recompute)
-        self.last = nn.Sequential(nn.BatchNorm1d(width), self.last)
-
-    Mlp.__init__ = normalised
-    return late_rank(argv)
 
 
 def slow_forward(argv: list[str]) -> int:
@@ -308,44 +291,3 @@ def readings(argv: list[str]) -> int:
         content = {"rows": rows, "frozen": frozen.compute_s == rows[-1]["compute_s"]}
         Path(parse_arguments(argv).run_dir, "readings.json").write_text(json.dumps(content))
     return 0
-
-
-class Link:
-    """A link that carries one bucket after the other, each for a known time, without processor time."""
-
-    def __init__(self, bucket_s: float) -> None:
-        self.bucket_s = bucket_s
-        self.exposed_s: list[float] = []
-        self._line = ThreadPoolExecutor(1)
-        self._last_ready = 0.0
-
-    def hook(self, state, bucket):  # not annotated: DDP would compare the strings with types
-        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-        gradients, is_last = bucket.buffer(), bucket.is_last()
-        ready = time.perf_counter()
-
-        def carry() -> None:
-            if self.bucket_s:
-                time.sleep(self.bucket_s)
-            if is_last:
-                self.exposed_s.append(time.perf_counter() - ready)
-            future.set_result(gradients)
-
-        self._line.submit(carry)
-        return future
-
-
-def link_of_known_time(argv: list[str]) -> int:
-    """Gradients travel over a :class:`Link`; each rank writes its exposed seconds of every step."""
-    link = Link(float(os.environ[LINK_MS]) / 1e3)
-
-    def wrap_with_link(task, options):
-        model = wrap(task, options)
-        model.register_comm_hook(None, link.hook)
-        return model
-
-    rank_module.wrap = wrap_with_link
-    code = main(argv)
-    folder = parse_arguments(argv).run_dir
-    Path(folder, f"truth-{rank_of_env()}.json").write_text(json.dumps(link.exposed_s))
-    return code

@@ -18,12 +18,10 @@ from bench.matrix.workload import WorkloadOptions
 from bench.measure.conditions import Conditions
 from bench.measure.exchange import Collectives
 from bench.measure.node import host_name
-from bench.measure.step_parts import HostClock
 from bench.measure.torch_internals import import_dynamo, parameter_groups
 from bench.measure.wire import Placement, WireBytes
 from bench.workload.data import DataShard, open_feed
 from bench.workload.failures import SetupError
-from bench.workload.probes import CollectiveSweep, Size
 from bench.workload.rank import _validation_batches
 from bench.workload.rendezvous import launch_from
 from bench.workload.training import Trainer, build_task, parameters_of, wrap
@@ -94,23 +92,6 @@ def _tensors(states: dict[int, dict[str, Any]]) -> dict[str, torch.Tensor]:
     return {name: one for name, one in found.items() if isinstance(one, torch.Tensor)}
 
 
-def on_links(collectives: Collectives, hosts: list[str]) -> dict[str, Any]:
-    """Return bus bandwidths, and the bytes per step that the links count and that are predicted."""
-    clock, cpu = HostClock(), torch.device("cpu")
-    size, rates = 4 * 2**20, {}
-    for name in ("all_reduce", "all_gather", "reduce_scatter"):
-        sweep = CollectiveSweep(
-            collectives=collectives, clock=clock, device=cpu, dtype=torch.float32, collective=name
-        )
-        (found,) = sweep.run([Size(size)], budget_s=9, room_bytes=size, seed=1).as_json()["sizes"]
-        # The best repeat counts, because the nodes share this machine's cores.
-        rates[name] = found["wire_bytes_per_rank"] / min(map(max, found["times_s"]))
-    return {
-        "rates": rates,
-        "bytes": {name: wire_bytes(name, collectives, hosts) for name in ("fsdp", "hsdp")},
-    }
-
-
 def wire_bytes(strategy: str, collectives: Collectives, hosts: list[str]) -> list[float]:
     """Return the counted and the predicted bytes of a step with messages of 4 MB."""
     steps, cpu = 2, torch.device("cpu")
@@ -160,7 +141,8 @@ def curves(argv: list[str]) -> int:
         if setting != "links"
     }
     if "links" in names:
-        found["links"] = on_links(Collectives(torch.device("cpu"), "gloo"), hosts)
+        collectives = Collectives(torch.device("cpu"), "gloo")
+        found["links"] = {name: wire_bytes(name, collectives, hosts) for name in ("fsdp", "hsdp")}
     if launch.rank == 0:
         Path(folder, "curves.json").write_text(json.dumps(found))
     dist.barrier()

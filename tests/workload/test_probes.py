@@ -46,22 +46,12 @@ def content_of(finished) -> dict:
 def test_probes_json_has_the_documented_keys(probed):
     content = content_of(probed)
     assert list(content) == [
-        *("schema", "world_size", "backend", "seconds", "bucket_bytes", "memory_bytes", "steps"),
+        *("schema", "world_size", "backend", "seconds", "bucket_bytes", "steps"),
         *("all_reduce", "reasons", "standalone_s", "hidden_fraction"),
     ]
     assert (content["schema"], content["world_size"], content["backend"]) == (1, 2, "gloo")
-    reasons = dict.fromkeys(("memory", "steps", "all_reduce"))
-    assert content["reasons"] == reasons
+    assert content["reasons"] == {"steps": None, "all_reduce": None}
     assert content["seconds"]["all"] > 0
-
-
-def test_the_memory_of_each_rank_is_as_predicted(probed):
-    memory = content_of(probed)["memory_bytes"]
-    size = probed.env["gradient_bytes"]
-    whole = {"weights": size, "gradients": size, "states": size, "gathered": 0}
-    assert memory["predicted"].items() >= whole.items()
-    assert memory["predicted"]["activations"] > 0
-    assert [rank | memory["predicted"] for rank in memory["ranks"]] == memory["ranks"]
 
 
 def test_the_timed_buckets_are_those_that_ddp_says_it_has(probed):
@@ -122,7 +112,7 @@ def test_without_a_launcher_one_rank_has_steps_to_probe_and_nobody_to_communicat
     content = content_of(finished)
     assert content["all_reduce"] is None
     alone = "a single rank does not communicate"
-    assert content["reasons"] == {"memory": None, "steps": None, "all_reduce": alone}
+    assert content["reasons"] == {"steps": None, "all_reduce": alone}
     assert content["steps"]["comm_time_s"][0] > 0
     assert (content["standalone_s"], content["hidden_fraction"]) == (None, None)
 
@@ -136,7 +126,7 @@ def test_accumulation_communicates_once_per_step_in_mixed_precision_with_states_
 
 
 @pytest.mark.skipif(torch.__version__ < (2, 10), reason="FSDP2 does not work on CPUs with this torch")
-def test_hsdp_sweeps_within_and_across_nodes_and_needs_the_memory_that_is_predicted(server, tmp_path):
+def test_hsdp_sweeps_within_and_across_nodes(server, tmp_path):
     words = [*QUICK, "--per-gpu-batch", "4", "--strategy", "hsdp", "--optimizer", "adamw", *PROBES]
     words += ["--grad-accum", "2", "--sweep-time", "1.5", "--sweep-max-mb", "0.02"]
     run = server.start(tmp_path, words, srun_env({"a": 2, "b": 2})).finish().succeeded()
@@ -155,18 +145,6 @@ def test_hsdp_sweeps_within_and_across_nodes_and_needs_the_memory_that_is_predic
         assert size["busbw_bytes_per_s"] == pytest.approx(size["bytes"] / 2 / size["time_s"])
     times = [size["buckets"] * size["time_s"] for one in swept.values() for size in one["sizes"]]
     assert content["standalone_s"] == pytest.approx(sum(times))
-
-    predicted, ranks = content["memory_bytes"]["predicted"], content["memory_bytes"]["ranks"]
-    assert (predicted["weights"], predicted["gradients"], predicted["states"]) == (
-        whole / 2,
-        whole / 2,
-        whole,
-    )
-    for part in ("weights", "gradients", "states"):  # shards of a node are not quite equal
-        assert sum(rank[part] for rank in ranks[:2]) == pytest.approx(2 * predicted[part], rel=0.001)
-    for rank in ranks:
-        assert (rank["gathered"], rank["activations"]) == (predicted["gathered"], predicted["activations"])
-        assert 0 < rank["gathered"] < whole < rank["peak"]
 
 
 def test_only_the_sweep_can_be_asked_for(run_ranks):

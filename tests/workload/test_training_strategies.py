@@ -82,7 +82,6 @@ def test_each_strategy_trains_with_this_torch_and_has_its_parts_or_is_refused(ru
     assert forward + backward + end == pytest.approx(float(row["comm_exposed_time_sec"]), rel=1e-3)
 
 
-@pytest.mark.alone
 @needs_fsdp
 def test_nodes_of_a_cluster_are_the_replicas_of_hsdp_and_their_links_carry_what_is_predicted(
     running_cluster, tmp_path
@@ -91,17 +90,13 @@ def test_nodes_of_a_cluster_are_the_replicas_of_hsdp_and_their_links_carry_what_
     env = {"GLOO_SOCKET_IFNAME": "eth0", "PYTHONPATH": str(ROOT), "MASTER_PORT": "29412"}
     env["MASTER_ADDR"] = running_cluster.address("n1")
     words = ["--run-dir", str(tmp_path), "--backend", "gloo", "plain", "links"]
-    with running_cluster.linked("300mbit"):
-        running_cluster.run([*command, *words], timeout_s=150, env=env, cwd=ROOT)
+    running_cluster.run([*command, *words], timeout_s=150, env=env, cwd=ROOT)
     running_cluster.clear()
     found = json.loads((tmp_path / "curves.json").read_text())
     links = found.pop("links")
     check_curves(found)
     assert found["plain"]["hsdp"]["own"] == found["plain"]["ddp"]["own"] // 2
-    rates = {name: rate / (300e6 / 8) for name, rate in links["rates"].items()}
-    assert 0.9 <= rates["all_gather"] <= 1.0, rates
-    assert rates["reduce_scatter"] == pytest.approx(rates["all_reduce"] / 2, rel=0.1), rates
-    for name, (counted, predicted) in links["bytes"].items():
+    for name, (counted, predicted) in links.items():
         assert counted == pytest.approx(predicted, rel=0.05), name
 
 

@@ -1,9 +1,7 @@
-"""A user's own data: file formats, layouts, and errors."""
+"""A user's own data: tensors, layouts, and errors."""
 
 from __future__ import annotations
 
-import gzip
-import struct
 from pathlib import Path
 
 import numpy as np
@@ -12,72 +10,43 @@ import torch
 
 from bench.errors import BenchError
 from bench.matrix.workload import WorkloadOptions
-from bench.workload.data import DataShard, load_arrays, open_feed
+from bench.workload.data import DataShard, load_samples, open_feed
 
 
 def load(folder: Path, model: str = "mlp", *, seq_len: int = 4, hold_out: bool = True):
-    return load_arrays(folder, model=model, seq_len=seq_len, hold_out=hold_out)
+    return load_samples(folder, model=model, seq_len=seq_len, hold_out=hold_out)
 
 
 def save(folder: Path, **arrays: np.ndarray) -> Path:
     folder.mkdir(exist_ok=True)
     for name, array in arrays.items():
-        np.save(folder / f"{name}.npy", array)
+        torch.save(torch.from_numpy(array), folder / f"{name}.pt")
     return folder
 
 
-def write_idx(path: Path, array: np.ndarray) -> None:
-    head = struct.pack(">BBBB", 0, 0, 8, array.ndim) + struct.pack(f">{array.ndim}I", *array.shape)
-    content = head + array.astype(np.uint8).tobytes()
-    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
-
-
-@pytest.fixture
-def mnist(tmp_path):
-    """A tiny MNIST: the training part gzipped, the test part plain."""
+def test_images_are_scaled_and_a_run_trains_on_them(tmp_path, run_ranks):
     random = np.random.default_rng(0)
-    for part, count, ending in (("train", 60, ".gz"), ("t10k", 20, "")):
-        write_idx(tmp_path / f"{part}-images-idx3-ubyte{ending}", random.integers(0, 256, (count, 28, 28)))
-        write_idx(tmp_path / f"{part}-labels-idx1-ubyte{ending}", np.arange(count) % 10)
-    return tmp_path
-
-
-@pytest.mark.parametrize("model", ["convnet", "mlp"])
-def test_mnists_files_are_read(mnist, model):
-    arrays = load(mnist, model)
-    assert (len(arrays.training), len(arrays.validation)) == (60, 20)
-    assert arrays.shape.classes == 10
-    assert arrays.shape.inputs == ((1, 28, 28) if model == "convnet" else (28, 28))
-    images, labels = arrays.training.__getitems__([3, 17])
+    for prefix, count in (("", 60), ("val_", 20)):
+        images = random.integers(0, 256, (count, 28, 28)).astype(np.uint8)
+        save(tmp_path, **{f"{prefix}inputs": images, f"{prefix}targets": np.arange(count) % 10})
+    samples = load(tmp_path, "convnet")
+    assert (len(samples.training), len(samples.validation)) == (60, 20)
+    assert (samples.shape.inputs, samples.shape.classes) == ((1, 28, 28), 10)
+    images, labels = samples.training.__getitems__([3, 17])
     assert labels.tolist() == [3, 7]
-    assert images.dtype == torch.float32
-    assert 0.5 < float(images.max()) <= 1
-
-
-def test_an_image_keeps_its_pixels(tmp_path):
-    pixels = np.arange(28 * 28).reshape(1, 28, 28) % 256
-    write_idx(tmp_path / "train-images.idx3-ubyte", np.repeat(pixels, 4, axis=0))
-    write_idx(tmp_path / "train-labels.idx1-ubyte", np.array([0, 1, 2, 3]))
-    image, label = load(tmp_path, "convnet", hold_out=False).training[2]
-    assert int(label) == 2
-    assert torch.equal((image * 255).round().to(torch.int64), torch.from_numpy(pixels))
-
-
-def test_a_run_trains_on_mnists_files(mnist, run_ranks):
+    assert (images.dtype, 0.5 < float(images.max()) <= 1) == (torch.float32, True)
     finished = run_ranks(
-        "--model", "convnet", "--data", str(mnist), "--epochs", "1", "--num-workers", "1", batch=7
+        "--model", "convnet", "--data", str(tmp_path), "--epochs", "1", "--num-workers", "1", batch=7
     )
     (row,) = finished.succeeded().table("metrics")
     assert int(row["samples"]) == 5 * 2 * 7
     assert row["val_accuracy"] != ""
 
 
-@pytest.mark.parametrize("names", [("inputs", "targets"), ("x", "y")])
-def test_npy_arrays_are_mapped_and_a_tenth_is_held_out(tmp_path, names):
+def test_a_tenth_is_held_out(tmp_path):
     inputs = np.arange(600, dtype=np.float32).reshape(100, 6)
-    save(tmp_path, **{names[0]: inputs, names[1]: np.arange(100) % 3})
+    save(tmp_path, inputs=inputs, targets=np.arange(100) % 3)
     arrays = load(tmp_path)
-    assert isinstance(arrays.training._inputs, np.memmap)
     assert (len(arrays.training), len(arrays.validation)) == (90, 10)
     assert arrays.validation[0][0].tolist() == inputs[90].tolist()
     assert len(load(tmp_path, hold_out=False).training) == 100
@@ -92,35 +61,13 @@ def test_validation_arrays_are_used_where_they_are(tmp_path):
 
 
 def test_a_stream_of_tokens_gives_its_own_targets(tmp_path):
-    save(tmp_path, inputs=np.arange(21, dtype=np.uint16))
+    save(tmp_path, inputs=np.arange(21, dtype=np.int16))
     arrays = load(tmp_path, "transformer", hold_out=False)
     assert len(arrays.training) == 5
     tokens, following = arrays.training[1]
     assert tokens.tolist() == [4, 5, 6, 7]
     assert following.tolist() == [5, 6, 7, 8]
     assert arrays.shape.classes == 21
-
-
-@pytest.mark.parametrize("layout", ["sensors first", "time first", "with features"])
-def test_traffic_is_read_in_the_layouts_of_its_files(tmp_path, layout):
-    random = np.random.default_rng(0)
-    inputs, targets = random.random((20, 7, 12)), random.random((20, 7, 3))
-    if layout == "time first":
-        save(tmp_path, x=inputs.swapaxes(1, 2), y=targets.swapaxes(1, 2))
-    elif layout == "with features":
-        more = random.random((20, 12, 7))
-        after = random.random((20, 3, 7))
-        save(
-            tmp_path,
-            x=np.stack((inputs.swapaxes(1, 2), more), axis=3),
-            y=np.stack((targets.swapaxes(1, 2), after), axis=3),
-        )
-    else:
-        save(tmp_path, x=inputs, y=targets)
-    arrays = load(tmp_path, "traffic")
-    assert (arrays.shape.inputs, arrays.shape.targets) == ((7, 12), (7, 3))
-    assert torch.allclose(arrays.training[4][0], torch.from_numpy(inputs[4]).float())
-    assert torch.allclose(arrays.training[4][1], torch.from_numpy(targets[4]).float())
 
 
 def test_every_rank_reads_its_own_samples_and_passes_are_shuffled_anew(tmp_path):
@@ -176,12 +123,9 @@ def bad_folders():
         "neither",
         "mlp",
         {},
-        (
-            "data folder {} has neither inputs.npy and targets.npy (or x.npy and y.npy)"
-            " nor MNIST's train-images-idx3-ubyte and train-labels-idx1-ubyte"
-        ),
+        "data folder {} has no inputs.pt and targets.pt",
     )
-    yield "half", "mlp", {"inputs": np.zeros((10, 2))}, "{}/inputs.npy exists, but targets.npy does not"
+    yield "half", "mlp", {"inputs": np.zeros((10, 2))}, "{}/inputs.pt exists, but targets.pt does not"
     yield (
         "lengths",
         "mlp",
@@ -190,16 +134,16 @@ def bad_folders():
     )
     yield "empty", "mlp", {"inputs": np.zeros((0, 2)), "targets": ints[:0]}, "the data has no samples"
     yield (
-        "text",
+        "complex numbers",
         "mlp",
-        {"inputs": np.array(["a"] * 10), "targets": ints},
-        "{}/inputs.npy contains elements of type <U1, not numbers",
+        {"inputs": np.zeros((10, 2), dtype=np.complex64), "targets": ints},
+        "{}/inputs.pt contains a tensor of torch.complex64, not a tensor of numbers, one row per sample",
     )
     yield (
         "fractions",
         "mlp",
         {"inputs": np.zeros((10, 2)), "targets": np.zeros(10)},
-        "model mlp learns classes: its targets must be integers, not float64",
+        "model mlp learns classes: its targets must be integers, not torch.float64",
     )
     yield (
         "negative",
@@ -211,13 +155,13 @@ def bad_folders():
         "real tokens",
         "transformer",
         {"inputs": np.zeros((10, 5)), "targets": np.zeros((10, 5), dtype=np.int64)},
-        "model transformer reads tokens: its inputs must be integers, not float64",
+        "model transformer reads tokens: its inputs must be integers, not torch.float64",
     )
     yield (
         "few tokens",
         "transformer",
         {"inputs": np.zeros(3, dtype=np.int64)},
-        "{}/inputs.npy has shape [3]; without targets it must have at least 5 tokens in a row,"
+        "{}/inputs.pt has shape [3]; without targets it must have at least 5 tokens in a row,"
         " or samples [samples, time + 1]",
     )
     yield (
@@ -237,28 +181,15 @@ def test_what_does_not_fit_is_said(tmp_path, model, arrays, message):
     assert str(caught.value) == message.format(tmp_path)
 
 
-def test_objects_are_never_unpickled(tmp_path):
-    np.save(tmp_path / "inputs.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
-    np.save(tmp_path / "targets.npy", np.zeros(1))
-    with pytest.raises(BenchError, match=r"inputs\.npy cannot be read as an array: "):
+def test_objects_are_never_unpickled_and_a_cut_file_is_named(tmp_path):
+    save(tmp_path, targets=np.zeros(1))
+    torch.save(Path("a"), tmp_path / "inputs.pt")
+    with pytest.raises(BenchError, match=r"inputs\.pt cannot be read as a tensor: "):
         load(tmp_path)
-
-
-def test_a_cut_idx_file_is_named(tmp_path):
-    write_idx(tmp_path / "train-labels-idx1-ubyte", np.zeros(4))
-    write_idx(tmp_path / "train-images-idx3-ubyte", np.zeros((4, 28, 28)))
-    whole = (tmp_path / "train-images-idx3-ubyte").read_bytes()
-    (tmp_path / "train-images-idx3-ubyte").write_bytes(whole[:-5])
-    with pytest.raises(BenchError) as caught:
-        load(tmp_path)
-    path = tmp_path / "train-images-idx3-ubyte"
-    assert str(caught.value) == f"{path} is truncated: it has 3131 of 4 x 28 x 28 elements"
-
-
-def test_a_file_of_another_kind_is_named(tmp_path):
-    write_idx(tmp_path / "train-labels-idx1-ubyte", np.zeros(4))
-    (tmp_path / "train-images-idx3-ubyte").write_bytes(b"PNG!")
-    with pytest.raises(BenchError, match=r"is not an IDX file: it begins with 50 4e 47 21$"):
+    save(tmp_path, inputs=np.zeros((1000, 4)))
+    whole = (tmp_path / "inputs.pt").read_bytes()
+    (tmp_path / "inputs.pt").write_bytes(whole[:-5000])
+    with pytest.raises(BenchError, match=r"inputs\.pt cannot be read as a tensor: "):
         load(tmp_path)
 
 

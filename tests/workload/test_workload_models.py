@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -195,8 +194,8 @@ def test_images_are_stored_in_the_memory_format_of_the_weights(model):
 
 
 def test_batches_of_files_are_stored_in_the_memory_format_of_the_weights(tmp_path):
-    np.save(tmp_path / "x.npy", np.random.default_rng(0).random((8, 3, 16, 16)))
-    np.save(tmp_path / "y.npy", np.arange(8))
+    torch.save(torch.rand(8, 3, 16, 16), tmp_path / "inputs.pt")
+    torch.save(torch.arange(8), tmp_path / "targets.pt")
     words = {"model": "convnet", "data": str(tmp_path), "memory_format": "channels_last", "val_steps": 1}
     feed = open_feed(WorkloadOptions(device="cpu", **words), 2, DataShard(0, 1, torch.device("cpu")))
     for inputs, _ in (feed.next(), *feed.validation()):

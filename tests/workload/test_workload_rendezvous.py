@@ -7,7 +7,6 @@ import os
 import re
 import socket
 import sys
-import time
 from typing import Any
 
 import pytest
@@ -51,9 +50,7 @@ def test_srun_places_ranks_on_hosts(run_ranks):
 def test_a_missing_rank_is_named_with_its_host_and_all_others_end(server, tmp_path):
     environments = srun_env({"n1": 2, "n2": 2})
     argv = ["--per-gpu-batch", "8", *QUICK, "--join-timeout", "5"]
-    began = time.monotonic()
     finished = server.start(tmp_path, argv, [environments[rank] for rank in (0, 1, 3)]).finish()
-    assert time.monotonic() - began < 280
     assert finished.codes == [1, 1, 1]
     words = "3/4 ranks joined in 5 s; missing: rank 2 on n2; joined: ranks 0-1 on n1, rank 3 on n2"
     assert finished.out == [f"bench: {words}\n", "", ""]
@@ -239,7 +236,8 @@ def test_threads_are_never_fewer_than_one():
 
 def test_env_json_says_what_ran(run_ranks):
     environments = [
-        env | {"NCCL_ALGO": "Ring", "TORCH_TOKEN": "hidden", "HOME_SECRET": "x"} for env in torchrun_env(2)
+        env | {"NCCL_ALGO": "Ring", "HF_TOKEN": "hidden", "NCCL_X": "http://u:hidden@h"}
+        for env in torchrun_env(2)
     ]
     finished = run_ranks("--epochs", "1", "--launcher", "srun", environments=environments).succeeded()
     env = finished.env

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from analysis.checks.fabric import all_reduces
 from analysis.report.figures.bars import ranks_figure, split, split_figure
 from analysis.report.figures.curves import (
     EFFICIENCY,
     SPEEDUP,
     THROUGHPUT,
-    bandwidth_figure,
     curve_figure,
 )
-from analysis.report.figures.drawing import Drawing, Selection, select
-from analysis.report.figures.heatmaps import batch_figure, grid_figure
-from analysis.report.figures.step_times import MAX_SERIES, step_times, steps_figure
+from analysis.report.figures.drawing import Drawing, select
+from analysis.report.figures.waterfall import MAX_SERIES
 from analysis.stats.columns import ScalingRow
 from bench.units import known
 
@@ -34,10 +31,9 @@ def scaling_figures(
     runs: pd.DataFrame,
     *,
     parts: dict[str, dict[str, str]],
-    axes: Mapping[str, Selection[ScalingRow]],
     invalid: Collection[str] = (),
 ) -> Iterator[Drawing]:
-    """Yield the figures of the scaling table: curves, heat maps and step times of each mode.
+    """Yield the figures of the scaling table: curves and parts of the step of each mode.
 
     The curves mark the cells whose values, or those of their baseline, are ``invalid``.
     """
@@ -50,10 +46,6 @@ def scaling_figures(
             drawn = [row for row in rows if known(curve.value(row))]
             if drawn and (curve is THROUGHPUT or len({row.gpus for row in drawn}) > 1):
                 yield curve_figure(curve, select(drawn, mode, parts), rates, invalid)
-        if mode in axes:
-            yield grid_figure(axes[mode])
-        if mode and (heat := batch_figure(table, mode, parts)):
-            yield heat
         if divided := [row for row in rows if split(row)]:
             selection = select(divided, mode, parts, bars=True)
             yield split_figure(selection)
@@ -66,44 +58,25 @@ def efficiency_figure(results: Results, rows: Sequence[ScalingRow], *, name: str
     return replace(curve_figure(EFFICIENCY, selection, rates, results.invalid), name=name)
 
 
-def _rates(runs: pd.DataFrame) -> dict[str, list[tuple[str, float]]]:
-    """Return the id and the throughput of the measured runs of each cell."""
-    rates: dict[str, list[tuple[str, float]]] = {}
+def _rates(runs: pd.DataFrame) -> dict[str, list[float]]:
+    """Return the throughputs of the measured runs of each cell."""
+    rates: dict[str, list[float]] = {}
     counted = runs[runs["measured"]]
-    for cell_id, *run in zip(*(counted[name] for name in ("cell_id", "run_id", "rate")), strict=True):
-        rates.setdefault(cell_id, []).append(tuple(run))
+    for cell_id, rate in zip(counted["cell_id"], counted["rate"], strict=True):
+        rates.setdefault(cell_id, []).append(rate)
     return rates
 
 
 def all_names() -> list[str]:
     """Return the names of all figures that a report can have."""
-    kinds = (
-        SPEEDUP.kind,
-        EFFICIENCY.kind,
-        "axes",
-        "heat",
-        THROUGHPUT.kind,
-        "step",
-        "shares",
-        "times",
-    )
-    why = [f"{kind}-{place}" for kind in ("why", "steps") for place in range(1, MAX_SERIES + 1)]
-    return [*(f"{kind}-{mode or 'other'}" for kind in kinds for mode in MODES), "bandwidth", "ranks", *why]
+    kinds = (SPEEDUP.kind, EFFICIENCY.kind, THROUGHPUT.kind, "step", "shares")
+    why = [f"why-{place}" for place in range(1, MAX_SERIES + 1)]
+    return [*(f"{kind}-{mode or 'other'}" for kind in kinds for mode in MODES), "ranks", *why]
 
 
 def detail_figures(results: Results) -> list[Drawing]:
-    """Draw the figures of steps.csv, ranks.csv and probes.json; a large study is sampled."""
-    bandwidth = bandwidth_figure(all_reduces(results.sweep), results.study)
-    drawings = [bandwidth] if bandwidth else []
-    for mode in MODES:
-        rows = [row for row in results.rows if row.mode == mode and row.n]
-        if not rows:
-            continue
-        selection = select(rows, mode, results.parts, bars=True)
-        times = step_times(results.study, selection.rows, results.frames.runs)
-        if timed := [row for row in selection.rows if row.cell_id in times]:
-            drawings.append(steps_figure(replace(selection, rows=timed), times))
-    if results.ranks is not None:
-        balance = {row.cell_id: row.load_balance for row in results.rows}
-        drawings.append(ranks_figure(results.ranks, balance=balance))
-    return drawings
+    """Draw the figure of ranks.csv, if a run has this file."""
+    if results.ranks is None:
+        return []
+    balance = {row.cell_id: row.load_balance for row in results.rows}
+    return [ranks_figure(results.ranks, balance=balance)]

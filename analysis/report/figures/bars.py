@@ -23,8 +23,6 @@ from analysis.report.figures.drawing import (
     Key,
     Part,
     Selection,
-    Tip,
-    Tips,
     finish,
     part_keys,
 )
@@ -79,15 +77,12 @@ def bars_draft(
     )
 
 
-def draw_rows(
-    axes: Axes, selection: Selection[ScalingRow], bar: Callable[[float, ScalingRow, str], Tips]
-) -> Tips:
+def draw_rows(axes: Axes, selection: Selection[ScalingRow], bar: Callable[[float, ScalingRow], None]) -> None:
     """Draw each row, series by series, with the sizes as tick labels.
 
-    If there are several series, their names are drawn as headings. ``bar`` draws one row, given its vertical
-    position, the row and its name, and returns the row's tips.
+    If there are several series, their names are drawn as headings. ``bar`` draws one row at a vertical
+    position.
     """
-    tips: Tips = {}
     names: dict[float, str] = {}
     place = 0.0
     for series, own in by_series(selection.rows).items():
@@ -99,13 +94,12 @@ def draw_rows(
         sizes = Counter(row.gpus for row in own)
         for row in own:
             names[place] = with_layout(row) if sizes[row.gpus] > 1 else ranks(row)
-            tips |= bar(place, row, f"{label}\n{names[place]}")
+            bar(place, row)
             place += 1
         place += 0.25
     axes.set_yticks(list(names), list(names.values()))
     axes.tick_params(axis="y", length=0)
     axes.set_ylim(place - 0.35, -0.65)
-    return tips
 
 
 def draw_part(
@@ -115,15 +109,13 @@ def draw_part(
     *,
     left: float,
     part: Part,
-    gid: str,
     height: float = 0.72,
     edge: float = 0.6,
 ) -> None:
     """Draw one part of a stacked bar."""
     style: dict[str, Any] = {"color": part.colour, "hatch": part.hatch, "linewidth": edge}
     style["edgecolor"] = Colour.SURFACE
-    (bar,) = axes.barh(place, width, left=left, height=height, **style)
-    bar.set_gid(gid)
+    axes.barh(place, width, left=left, height=height, **style)
 
 
 # -- parts of the step ----------------------------------------------------------------
@@ -164,8 +156,8 @@ def split_figure(selection: Selection[ScalingRow], *, shares: bool = False) -> D
     return finish(draft, lambda axes: _draw_split(axes, selection, longest=longest, shares=shares))
 
 
-def _draw_split(axes: Axes, selection: Selection[ScalingRow], *, longest: float, shares: bool) -> Tips:
-    tips = draw_rows(axes, selection, partial(_draw_split_bar, axes, longest=longest, shares=shares))
+def _draw_split(axes: Axes, selection: Selection[ScalingRow], *, longest: float, shares: bool) -> None:
+    draw_rows(axes, selection, partial(_draw_split_bar, axes, longest=longest, shares=shares))
     axes.set(xlim=(0, 1.16 * longest))
     if shares:
         axes.set_xlabel("Share of the step's time")
@@ -174,7 +166,6 @@ def _draw_split(axes: Axes, selection: Selection[ScalingRow], *, longest: float,
         axes.spines["bottom"].set_bounds(0, 1)
     else:
         set_time_axis(axes, longest)
-    return tips
 
 
 def set_time_axis(axes: Axes, longest: float) -> None:
@@ -186,23 +177,17 @@ def set_time_axis(axes: Axes, longest: float) -> None:
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value * factor:.4g}"))
 
 
-def _draw_split_bar(
-    axes: Axes, place: float, row: ScalingRow, name: str, *, longest: float, shares: bool
-) -> Tips:
-    tips, parts = {}, split(row)
+def _draw_split_bar(axes: Axes, place: float, row: ScalingRow, *, longest: float, shares: bool) -> None:
+    parts = split(row)
     left, total = 0.0, sum(parts.values())
     unit = total if shares else 1.0
     for key, value in parts.items():
         if not value > 0:
             continue
-        gid, part = f"{key}@{place:.2f}", STEP_PARTS[key]
-        draw_part(axes, place, value / unit, left=left, part=part, gid=gid)
-        text = f"{name}, {part.words}: {seconds(value)}, {percent(value / total, decimals=1)} of the step"
-        tips[gid] = [Tip(text, row.cell_id)]
+        draw_part(axes, place, value / unit, left=left, part=STEP_PARTS[key])
         left += value / unit
     end = left + 0.015 * longest
     axes.text(end, place, seconds(total), va="center", ha="left", fontsize="small", color=Colour.MUTED)
-    return tips
 
 
 # -- work and waiting by rank ---------------------------------------------------------
@@ -265,8 +250,7 @@ def _rank_name(bar: MeanTimes) -> str:
     return host if bar.rank is None else f"rank {bar.rank} on {host}"
 
 
-def _draw(axes: Axes, panels: Sequence[Panel]) -> Tips:
-    tips: Tips = {}
+def _draw(axes: Axes, panels: Sequence[Panel]) -> None:
     ticks, names = [], []
     place = 0.0
     widest = max(bar.step for panel in panels for bar in panel.bars)
@@ -276,7 +260,7 @@ def _draw(axes: Axes, panels: Sequence[Panel]) -> Tips:
         axes.text(outside, place, panel.words(36), transform=axes.get_yaxis_transform(), **HEADING)
         place += 0.95
         for bar in panel.bars:
-            tips.update(_draw_bar(axes, place, bar))
+            _draw_bar(axes, place, bar)
             ticks.append(place)
             label = "" if bar.rank is None else f"{bar.rank} · "
             names.append(f"{label}{one_line(bar.host, limit=14)}{' ◀' if bar.late else ''}")
@@ -286,21 +270,13 @@ def _draw(axes: Axes, panels: Sequence[Panel]) -> Tips:
     axes.set(xlim=(0, 1.02 * widest), ylim=(place - 0.5, -0.6))
     set_time_axis(axes, widest)
     axes.tick_params(axis="y", length=0)
-    return tips
 
 
-def _draw_bar(axes: Axes, place: float, bar: MeanTimes) -> Tips:
-    tips = {}
+def _draw_bar(axes: Axes, place: float, bar: MeanTimes) -> None:
     left = 0.0
-    excess = f"{percent(abs(bar.beyond), decimals=1)} of the step {'more' if bar.beyond > 0 else 'less'}"
     for key, part in _PARTS.items():
         value = getattr(bar, key)
         if not (known(value) and value > 0):
             continue
-        gid = f"{key}@{place:.2f}"
-        draw_part(axes, place, value, left=left, part=part, gid=gid, height=0.74, edge=0.4)
-        text = f"{_rank_name(bar)}, {part.words}: {seconds(value)} per step\nuseful time: "
-        text += f"{seconds(bar.useful)}, {excess} than usual\n{count(bar.n, 'run')}"
-        tips[gid] = [Tip(text, bar.cell_id)]
+        draw_part(axes, place, value, left=left, part=part, height=0.74, edge=0.4)
         left += value
-    return tips

@@ -1,18 +1,16 @@
 """Draw figures in a common style and save them as SVG for the page and as SVG, PNG and PDF files.
 
-Every artist has an id that is unique on the page. The page's style sheet and script refer to these ids and
-to the colours.
+The page's style sheet refers to the colours, so that the figures follow its theme.
 """
 
 from __future__ import annotations
 
 import io
-import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 import matplotlib as mpl
 import numpy as np
@@ -23,11 +21,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
-from matplotlib.transforms import Bbox
 
 from analysis.data.names import short_labels
 from analysis.stats.columns import ScalingRow, by_series
-from analysis.text import clean
 from bench.units import count
 
 
@@ -157,14 +153,11 @@ PARTS = {
 class Key:
     """An entry of a legend: a line with a marker, or a filled box with a hatch.
 
-    The gids of all artists that the entry explains begin with ``name`` and ``@``. On the page, a click on the
-    entry hides or shows these artists. An entry without a name cannot be clicked.
     The markers ``x`` and ``hollow`` (a circle) are drawn without a line.
     """
 
     words: str
     colour: Colour
-    name: str = ""
     hatch: str | None = None
     marker: str = ""
     dashes: tuple[float, ...] = ()
@@ -185,26 +178,13 @@ class Key:
 
 
 def part_keys(parts: Mapping[str, Part]) -> tuple[Key, ...]:
-    """Return the legend of stacked bars; the gid ``wait@2.85`` is part ``wait`` of the bar at height 2.85."""
-    return tuple(Key(part.words, part.colour, name, hatch=part.hatch) for name, part in parts.items())
+    """Return the legend of stacked bars."""
+    return tuple(Key(part.words, part.colour, hatch=part.hatch) for part in parts.values())
 
 
 def series_key(words: str, place: int) -> Key:
-    """Return a series' legend entry; gid ``series0@mean`` marks the means of the first series."""
-    colour, marker, dashes = SERIES_COLOURS[place], SERIES_MARKERS[place], SERIES_DASHES[place]
-    return Key(words, colour, f"series{place}", marker=marker, dashes=dashes)
-
-
-class Tip(NamedTuple):
-    """The text that the page shows for a mark, and the cell and the run that the mark belongs to."""
-
-    text: str
-    cell: str = ""
-    run: str = ""
-
-
-#: The tips of the marks in a figure, by the gid (matplotlib's id) of the artist that draws the marks.
-Tips = dict[str, list[Tip]]
+    """Return the legend entry of the series at a place."""
+    return Key(words, SERIES_COLOURS[place], marker=SERIES_MARKERS[place], dashes=SERIES_DASHES[place])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -260,22 +240,22 @@ class Draft:
     @property
     def legend_lines(self) -> int:
         """The number of lines of the legend, which has two columns, or one if texts are long."""
-        longest = max((len(key.words) for key in self.legend if key.name), default=0)
+        longest = max((len(key.words) for key in self.legend), default=0)
         return len(self.legend) if longest > _LONG_LABEL else -(-len(self.legend) // 2)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Drawing(Draft):
-    """A finished figure: an SVG file, markup for the page, PNG and PDF.
+    """A finished figure as SVG, PNG and PDF."""
 
-    ``marks`` are the tips of the marks by the id of their group, in drawing order.
-    """
-
-    marks: Tips
     svg: str
-    inline_svg: str
     png: bytes
     pdf: bytes
+
+    @property
+    def markup(self) -> str:
+        """The SVG element, for the page."""
+        return self.svg[self.svg.index("<svg") :]
 
 
 def _style() -> Any:
@@ -301,7 +281,7 @@ def _style() -> Any:
     return mpl.rc_context({**sns.axes_style("ticks"), **own})
 
 
-def finish(draft: Draft, draw: Callable[[Axes], Tips]) -> Drawing:
+def finish(draft: Draft, draw: Callable[[Axes], None]) -> Drawing:
     """Draw a figure with fixed margins, which need no layout pass, and save it as SVG, PNG and PDF."""
     legend_in = _LEGEND_LINE_IN * draft.legend_lines + 0.08
     total_in = draft.height_in + legend_in
@@ -310,36 +290,14 @@ def finish(draft: Draft, draw: Callable[[Axes], Tips]) -> Drawing:
         figure = Figure(figsize=(WIDTH_IN, total_in))
         left, bottom = draft.left_in / WIDTH_IN, bottom_in / total_in
         axes = figure.add_axes((left, bottom, 1 - left - 0.12 / WIDTH_IN, 1 - bottom - 0.1 / total_in))
-        tips = draw(axes)
+        draw(axes)
         if draft.legend:
             _add_legend(figure, draft)
         sns.despine(ax=axes, left=not draft.with_axis)
-        marks = _set_ids(figure, draft.name, tips)
         texts = {"Title": draft.title, "Description": draft.description}
         svg = _saved(figure, "svg", draft.name, metadata=texts).decode()
         png, pdf = _saved(figure, "png", draft.name), _saved(figure, "pdf", draft.name)
-        figure.legends.clear()  # the page has its own
-        panel = Bbox.from_extents(0, legend_in + 5 / 72, WIDTH_IN, total_in)
-        inline = _saved(figure, "svg", draft.name, facecolor="none", bbox_inches=panel).decode()
-    inline_svg = _COORDINATES.sub(_rounded, inline[inline.index("<svg") :])
-    return Drawing(**vars(draft), marks=marks, svg=svg, inline_svg=inline_svg, png=png, pdf=pdf)
-
-
-def _rounded(coordinates: re.Match[str]) -> str:
-    """Return the coordinates of an SVG element with two decimals: a hundredth of a pixel."""
-    return re.sub(r"(\.\d\d)\d+", r"\1", coordinates[0])
-
-
-def _set_ids(figure: Figure, name: str, tips: Tips) -> Tips:
-    """Give each artist an id that is unique on the page; return the tips by these ids instead of gids."""
-    marks = {}
-    for place, artist in enumerate(figure.findobj()):
-        gid = artist.get_gid() or ""
-        own = f"{name}:{gid}:{place}"
-        artist.set_gid(own)
-        if gid in tips:
-            marks[own] = [Tip(text, clean(cell), clean(run)) for text, cell, run in tips[gid]]
-    return marks
+    return Drawing(**vars(draft), svg=svg, png=png, pdf=pdf)
 
 
 #: Style of a heading inside a panel.
@@ -347,7 +305,7 @@ HEADING: dict[str, Any] = {"va": "center", "fontsize": "small", "fontweight": "b
 
 
 def _add_legend(figure: Figure, draft: Draft) -> None:
-    """Add the legend below the panel; the page has its own."""
+    """Add the legend below the panel."""
     handles, names = [key.handle() for key in draft.legend], [key.words for key in draft.legend]
     columns = -(-len(names) // draft.legend_lines)
     style: dict[str, Any] = {
@@ -366,19 +324,10 @@ def set_ticks(axis: Axis, ticks: Sequence[float], text: Callable[[float], str]) 
     axis.set_major_formatter(FuncFormatter(lambda value, _: text(value)))
 
 
-def log_ticks(low: float, high: float, *steps: Sequence[float]) -> list[float]:
-    """Return ticks of a logarithmic axis, for the first of ``steps`` that gives three or more, else the last.
-
-    Each of ``steps`` contains the multiples of a power of ten that get a tick, such as ``(1, 2, 5)``; the
-    fewest multiples come first.
-    """
-    ticks: list[float] = []
-    for multiples in steps:
-        found = LogLocator(base=10, subs=multiples).tick_values(low, high)
-        ticks = [float(tick) for tick in found if low <= tick <= high]
-        if len(ticks) >= 3:
-            break
-    return ticks
+def log_ticks(low: float, high: float) -> list[float]:
+    """Return ticks of a logarithmic axis at 1, 2 and 5 times the powers of ten."""
+    found = LogLocator(base=10, subs=(1.0, 2.0, 5.0)).tick_values(low, high)
+    return [float(tick) for tick in found if low <= tick <= high]
 
 
 def evenly_spaced(length: int, most: int) -> list[int]:
@@ -387,14 +336,13 @@ def evenly_spaced(length: int, most: int) -> list[int]:
     return [int(place) for place in np.unique(places)]
 
 
-_COORDINATES = re.compile(r' (?:d|x|y|transform)="[^"]*"')
 #: Metadata that matplotlib writes by default, by format.
 _METADATA = {"svg": ("Creator", "Date", "Format", "Type"), "png": ("Software",), "pdf": ("CreationDate",)}
 
 
-def _saved(figure: Figure, form: str, name: str, **options: Any) -> bytes:
+def _saved(figure: Figure, form: str, name: str, metadata: Mapping[str, str] | None = None) -> bytes:
     """Return the figure in one format; equal figures give equal bytes."""
-    metadata = dict.fromkeys(_METADATA[form]) | options.pop("metadata", {})
+    written = dict.fromkeys(_METADATA[form]) | dict(metadata or {})
     target = io.BytesIO()
     with mpl.rc_context({"svg.hashsalt": name}), warnings.catch_warnings():
         # PNG and PDF show boxes for characters that the font lacks. SVG keeps the text.
@@ -402,8 +350,8 @@ def _saved(figure: Figure, form: str, name: str, **options: Any) -> bytes:
         figure.savefig(
             target,
             format=form,
-            metadata=metadata,
+            metadata=written,
             dpi=_PNG_DPI,
-            **{"facecolor": Colour.SURFACE, **options},
+            facecolor=Colour.SURFACE,
         )
     return target.getvalue()

@@ -60,70 +60,7 @@
   const named = (text, cell, run) => makeButton(text, "name", () => showRuns(cell, run));
   all(".runs tbody td:first-child").forEach((td) => td.replaceChildren(named(td.textContent, "", td.textContent)));
 
-  // Texts of the figures' marks: one tip for pointer and keyboard instead of the browser's own.
-  const tip = $("tip");
-  let active = null;
-  const say = (mark) => {
-    active?.classList.remove("active");
-    active = mark;
-    tip.hidden = !mark;
-    mark?.classList.add("active");
-    tip.textContent = mark?.dataset.tip;
-    place();
-  };
-  const place = () => {
-    if (!active) return;
-    const box = active.getBoundingClientRect(), own = tip.getBoundingClientRect();
-    const left = Math.min(box.left + box.width / 2 - own.width / 2, root.clientWidth - own.width - 8);
-    const above = box.top - own.height - 10;
-    Object.assign(tip.style, { left: `${Math.max(8, left)}px`, top: `${above < 8 ? box.bottom + 10 : above}px` });
-  };
-  const open = (mark) => { if (mark?.dataset.cell) { say(null); showRuns(mark.dataset.cell, mark.dataset.run); } };
-  // The marks: the shapes of each artist with tips, in the order of the tips. An empty tip has no mark.
-  all(".plot g[id*='@']").forEach((part) => { part.dataset.key = part.id.replace(/.*:(.*)@.*/, "$1"); });
-  for (const [id, tips] of Object.entries(data.marks)) {
-    const shapes = all("use, path", $(id)).filter((shape) => !shape.closest("defs"));
-    tips.forEach(([text, cell, rest], at) => {
-      if (!text) return;
-      const run = rest.replaceAll("\x7f", () => cell), tip = text.replaceAll("\x7f", () => run || cell);
-      shapes[at].classList.add("mark");
-      Object.assign(shapes[at].dataset, { tip, ...(cell && { cell }), ...(run && { run }) });
-    });
-  }
-  all(".plot").forEach((plot) => {
-    const every = all(".mark", plot);
-    const marks = () => every.filter((mark) => !mark.closest("[hidden]"));
-    if (!every.length) return plot.removeAttribute("tabindex");
-    // Later marks lie on top, so the last one of two equally near marks is chosen.
-    const nearest = (event) => {
-      let best = null, least = event.pointerType === "mouse" ? 14 : 26;
-      marks().forEach((mark) => {
-        const box = mark.getBoundingClientRect(), { clientX: x, clientY: y } = event;
-        const far = Math.hypot(Math.max(box.left - x, 0, x - box.right), Math.max(box.top - y, 0, y - box.bottom));
-        if (far <= least) [best, least] = [mark, far];
-      });
-      return best;
-    };
-    for (const kind of ["pointermove", "pointerdown"]) plot.addEventListener(kind, (event) => say(nearest(event)));
-    for (const kind of ["pointerleave", "blur"]) plot.addEventListener(kind, () => say(null));
-    plot.addEventListener("click", (event) => open(nearest(event)));
-    let at = 0;
-    plot.addEventListener("focus", () => { if (plot.matches(":focus-visible")) say(marks()[at] || null); });
-    plot.addEventListener("keydown", (event) => {
-      const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key], shown = marks();
-      if (event.key === "Escape") say(null);
-      // Otherwise, the same key press would close the dialog, whose button then has the focus.
-      if (event.key === "Enter") { event.preventDefault(); open(active); }
-      if (!step || !shown.length) return;
-      event.preventDefault();
-      at = (at + step + shown.length) % shown.length;
-      say(shown[at]);
-    });
-  });
-  addEventListener("scroll", place, { passive: true });
-  addEventListener("resize", place);
-
-  // Views: all groups that have a view show it. Legends hide and show what they explain.
+  // Views: all groups that have a view show it.
   const views = all(".tabs").map((tabs) => ({ figures: all("figure", tabs.closest(".views")), buttons: all("button", tabs) }));
   const nameOf = (button) => button.textContent.toLowerCase();
   const view = (name) => {
@@ -136,15 +73,6 @@
     if (own.length) follow({ view: [...chosen.view.filter((one) => !others.includes(one)), name] });
   };
   views.flatMap(({ buttons }) => buttons).forEach((button) => button.addEventListener("click", () => view(nameOf(button))));
-  all(".legend button").forEach((button) => {
-    const parts = all(".plot [data-key]", button.closest("figure")).filter((part) => part.dataset.key === button.dataset.switches);
-    button.disabled = false;
-    button.addEventListener("click", () => {
-      const shown = button.getAttribute("aria-pressed") === "false";
-      button.setAttribute("aria-pressed", shown);
-      parts.forEach((part) => part.toggleAttribute("hidden", !shown));
-    });
-  });
 
   // The table: all rows are in the data block; a page of them is in the document.
   const table = $("table");
@@ -189,19 +117,6 @@
     $("previous").disabled = page === 0;
     $("next").disabled = page === pages - 1;
   };
-  // Fade the marks of cells that the filter leaves out, and hide their runs.
-  const fade = (matches) => {
-    all(".plot").forEach((plot) => {
-      const left = new Map();
-      all(".mark[data-cell]", plot).forEach((mark) => {
-        const matched = matches(mark.dataset.cell, mark.dataset.run), key = mark.closest("[data-key]")?.dataset.key;
-        mark.classList.toggle("faded", !matched);
-        left.set(key, left.get(key) || matched);
-      });
-      all("[data-key]", plot).filter((part) => !part.querySelector(".mark")).forEach((part) => part.classList.toggle("faded", left.get(part.dataset.key) === false));
-    });
-    all(".runs tbody tr").forEach((tr) => { tr.hidden = !matches(cellOfRun.get(tr.cells[0].textContent), tr.cells[0].textContent); });
-  };
   const update = () => {
     const terms = $("filter").value.toLowerCase().split(/\s+/).filter(Boolean);
     // The name of a cell is not a part of other names.
@@ -210,7 +125,8 @@
     page = 0;
     follow({ filter: $("filter").value });
     const cells = new Set(matching.map((entry) => main(entry.row[0])));
-    fade((cell, run) => !terms.length || cells.has(cell) || (!name && run && terms.every((term) => run.toLowerCase().includes(term))));
+    const matches = (run) => !terms.length || cells.has(cellOfRun.get(run)) || (!name && terms.every((term) => run.toLowerCase().includes(term)));
+    all(".runs tbody tr").forEach((tr) => { tr.hidden = !matches(tr.cells[0].textContent); });
     if (sorted >= 0) matching.sort(compare);
     headings.forEach((heading, column) => heading.setAttribute("aria-sort", column !== sorted ? "none" : descending ? "descending" : "ascending"));
     show();

@@ -15,7 +15,6 @@ import os
 import select
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -29,9 +28,8 @@ import psutil
 from ...errors import BenchError
 from ...extras import install_line, missing_packages
 from ...matrix.cell import Cell, Run
-from ...matrix.workload import to_arguments, uses_python
+from ...matrix.workload import to_arguments
 from ...measure.command_conditions import sampled_node
-from ...secret_values import MASK
 from ...study.layout import RunFolder
 from ...study.ledger import FailureClass, RunState
 from ...study.plan_json import PlannedStudy
@@ -45,8 +43,6 @@ RANKS_END_S = 7.0
 #: Maximum time in which a command must end after SIGTERM. torchrun spends most of it waiting for ranks.
 COMMAND_END_S = 10.0
 MAX_SERVERS = 2
-#: The lines of local.sh.j2 around those that set the variables of the matrix and call its set-up lines.
-_BEFORE_SETUP, _AFTER_SETUP = '\nmkdir -p "$run_dir" || exit 1\n', "\npython="
 _LAUNCHER_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -102,7 +98,7 @@ class LocalScheduler(SerialScheduler):
         return {**cell.env, "OMP_NUM_THREADS": threads, "BENCH_THREADS_PER_RANK": threads}
 
     def _server(self, cell: Cell) -> ForkServer:
-        env, setup = self._with_secrets(cell, self._environment(cell))
+        env, setup = self._environment(cell), self.study.plan.get("setup") or []
         key = (*sorted(env.items()), *setup)
         server = self._servers.pop(key, None)
         if server is None or not server.alive:
@@ -111,15 +107,6 @@ class LocalScheduler(SerialScheduler):
             server = ForkServer(env, setup=setup)
         self._servers[key] = server  # the first key is the server that has been unused for the longest time
         return server
-
-    def _with_secrets(self, cell: Cell, env: Mapping[str, str]) -> tuple[Mapping[str, str], list[str]]:
-        """Return ``env`` and the set-up lines; if plan.json lacks their secrets, those of the script."""
-        setup = self.study.plan.get("setup") or []
-        if not any(MASK in text for text in (*env.values(), *setup)):
-            return env, setup
-        script = self.study.script(cell.cell_id).read_text(encoding="utf-8")
-        lines = script.partition(_BEFORE_SETUP)[2].rpartition(_AFTER_SETUP)[0].splitlines()
-        return {name: value for name, value in env.items() if MASK not in value}, lines
 
     def _close(self) -> None:
         for server in self._servers.values():
@@ -281,23 +268,6 @@ def run_script(script: Path, folder: RunFolder, *, limit_s: float) -> int | None
     words = ["bash", str(script), str(folder.path.resolve())]
     with folder.out.open("ab") as out, folder.err.open("ab") as err:
         return _wait(words, out=out, err=err, env=environment, limit_s=limit_s)
-
-
-def try_command(words: Sequence[str], output: Path, *, env: Mapping[str, str], limit_s: float) -> int | None:
-    """Execute a command as the only rank of a run; return its exit code, or None at the time limit.
-
-    Standard output and standard error are written to ``output``. ``python`` is this Python interpreter.
-
-    Raises:
-        OSError: the command cannot be started.
-    """
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
-    rank |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    started = [sys.executable, *words[1:]] if uses_python(words) else list(words)
-    with output.open("wb") as file:
-        return _wait(started, out=file, err=file, env=_launch_environment({**rank, **env}), limit_s=limit_s)
 
 
 def _wait(

@@ -48,12 +48,6 @@ class PackScheduler(SlurmScheduler):
                 callbacks.on_end(run, record)
         return []
 
-    def check_largest(self, runs: Sequence[Run]) -> None:
-        """Raise BenchError if Slurm would not accept a pack of ``runs``."""
-        records, (small, _) = self._records_once, self._split_by_fit_nodes(runs)
-        pack = self._pack([next_attempt(self.study, run, records[run.run_id]) for run in small])
-        self._test(pack, Callbacks())
-
     def describe(self, runs: Sequence[Run]) -> tuple[str, list[tuple[str, list[int]]]]:
         """Return the sbatch command, and for each run in order its name and node numbers (from 1)."""
         records = self._records_once
@@ -103,9 +97,8 @@ class PackScheduler(SlurmScheduler):
     def _submit_pack(self, pack: Pack, lock: int) -> list[RunRecord]:
         write_pack(self.study, pack)
         work = [(attempt, pack.describe(place)) for place, attempt in enumerate(pack.attempts, 1)]
-        place = self._chains().next_place()  # a pack executes one run at a time
         try:
-            return self._submit_attempts(work, self._pack_job(pack), place, lock)
+            return self._submit_attempts(work, self._pack_job(pack), self._unended_jobs(), lock)
         except SlurmRefusedError as error:
             raise _refused(pack, error.output, queue_is_full=error.queue_is_full) from None
 

@@ -5,12 +5,11 @@ written after sbatch returns. After a crash, the next call finds an intent witho
 a job with this name. sbatch inherits the study's lock. The lock therefore stays held while an sbatch process
 that outlived `bench submit` can still submit its job.
 
-Chains of job dependencies limit the number of runs that execute at once: there are as many chains as runs may
-execute. Each job depends on all jobs of its chain that have not ended (``--dependency=afterany``). A
-dependency on the preceding job alone is not enough: if that job is cancelled while it waits, Slurm would
-start its successor although an earlier job of the chain still executes. The ledger contains the chain of each
-job, and squeue shows which jobs have not ended. A submission keeps no other state, so that a killed
-submission cannot break a chain.
+With ``max_running: 1``, each job depends on all jobs of the study that have not ended
+(``--dependency=afterany``). A dependency on the preceding job alone is not enough: if that job is cancelled
+while it waits, Slurm would start its successor although an earlier job still executes. The ledger contains
+the jobs' names, and squeue shows which jobs have not ended. A submission keeps no other state, so that a
+killed submission cannot break the chain.
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from pathlib import Path
@@ -34,7 +33,6 @@ from ...matrix.cell import Run
 from ...study.layout import JobFolder
 from ...study.ledger import FailureClass, RunRecord, RunState, now, submit_lock
 from ...study.plan_json import PlannedStudy
-from ...study.preflight import unfit_nodes
 from ...study.run_json import Attempt, new_attempt, next_attempt, update_run, write_run
 from ...units import count, human_duration, slurm_time
 from ..outcome import EndNote, JobStatus, Outcome
@@ -52,63 +50,6 @@ from .pack import is_packed, refuse_part_of_a_pack
 from .parsing import NodeGroup, QueueRow
 from .settlement import Settlement, as_iso, lacks_accounting
 
-
-@dataclass(frozen=True)
-class Place:
-    """The chain (sequence of jobs, or None) of a new job, and the jobs that must end before it starts."""
-
-    chain: int | None = None
-    after: tuple[str, ...] = ()
-
-    @property
-    def event(self) -> dict[str, Any]:
-        """The keys to add to the job's ``intent`` event in the ledger."""
-        return {} if self.chain is None else {"chain": self.chain}
-
-    @property
-    def options(self) -> list[str]:
-        """The options for sbatch."""
-        return [f"--dependency=afterany:{':'.join(self.after)}"] if self.after else []
-
-
-class Chains:
-    """A study's chains (sequences of jobs that execute one at a time), without jobs that have ended."""
-
-    def __init__(self, limit: int | None) -> None:
-        """``limit`` is the number of runs that may execute at once; None means no limit."""
-        self._jobs: list[list[str]] = [[] for _ in range(limit or 0)]
-
-    @classmethod
-    def of_queue(cls, limit: int, queue: Iterable[QueueRow], events: Iterable[Mapping[str, Any]]) -> Chains:
-        """Return ``limit`` chains that contain the jobs in squeue; each chain executes one job at a time.
-
-        The ledger's events contain each job's chain. A job that was submitted under another limit can have a
-        chain that does not exist now. It is added to every chain, so that all new jobs wait for its end.
-        """
-        chains = cls(limit)
-        chain_of = {event["job_name"]: event.get("chain") for event in events if event["event"] == "intent"}
-        for row in sorted(queue, key=lambda row: int(row.key.number)):
-            if row.name not in chain_of or read_state(row.state).state.ended:
-                continue
-            chain, job_id = chain_of[row.name], row.key.job
-            for jobs in chains._jobs if chain is None else chains._jobs[chain : chain + 1] or chains._jobs:
-                if job_id not in jobs:  # a heterogeneous job has several rows
-                    jobs.append(job_id)
-        return chains
-
-    def next_place(self) -> Place:
-        """Return the place after all jobs of the shortest chain; without a limit, the place has no chain."""
-        if not self._jobs:
-            return Place()
-        chain = min(range(len(self._jobs)), key=lambda number: len(self._jobs[number]))
-        return Place(chain, tuple(self._jobs[chain]))
-
-    def add(self, place: Place, job_id: str | None) -> None:
-        """Add the job that was submitted for ``place``."""
-        if place.chain is not None and job_id is not None:
-            self._jobs[place.chain].append(job_id)
-
-
 #: An sbatch process that outlived `bench submit` waits at most this long for a busy controller.
 LOCK_WAIT_S = 200.0
 #: Unless the cluster is very busy, Slurm's scheduler considers a new job within this time.
@@ -124,7 +65,6 @@ _INTERRUPTED = "sbatch was interrupted before Slurm accepted the job"
 
 #: States of nodes that run jobs or can start one.
 _IN_SERVICE = {"idle", "mixed", "allocated", "completing", "planned"}
-_EXCLUDE = re.compile(r"^#SBATCH --exclude=(\S+)", re.M)
 _PARTITION = re.compile(r"^#SBATCH --partition=(\S+)", re.M)
 
 
@@ -152,7 +92,6 @@ class SlurmScheduler(Scheduler):
             records = self._refreshed(reconcile=True)
             todo = [run for run in runs if may_start(records[run.run_id], seen[run.run_id])]
             self._warn_of_overriding(todo, callbacks)
-            todo = self._hold_too_large(todo, records, callbacks)
             active = sum(record.state.active for record in records.values())
             room = None if max_queued is None else max(0, max_queued - active)
             return self._submit_now(todo, records, lock, callbacks, room)
@@ -161,23 +100,19 @@ class SlurmScheduler(Scheduler):
         self, runs: list[Run], records: Records, lock: int, callbacks: Callbacks, room: int | None
     ) -> list[Run]:
         """Submit the first ``room`` of ``runs`` (None: all); return the others."""
-        todo, chains = self._test_largest(runs, callbacks), self._chains()
+        todo, before = self._test_largest(runs, callbacks), self._unended_jobs()
         for done, run in enumerate(todo[:room]):
             callbacks.on_start(run)
-            attempt, place = new_attempt(self.study, run, records[run.run_id]), chains.next_place()
+            attempt = new_attempt(self.study, run, records[run.run_id])
             work = [(attempt, {"kind": "job", "nodes": attempt.cell.nodes})]
             try:
-                (record,) = self._submit_attempts(work, self._job(attempt), place, lock)
+                (record,) = self._submit_attempts(work, self._job(attempt), before, lock)
             except SlurmRefusedError as refusal:
                 _raise_refused(refusal, todo, done)
-            chains.add(place, record.job_id)
+            if before is not None and record.job_id is not None:
+                before.append(record.job_id)
             callbacks.on_end(run, record)
         return [] if room is None else todo[room:]
-
-    def check_largest(self, runs: Sequence[Run]) -> None:
-        """Raise BenchError with Slurm's message if Slurm would reject the largest of ``runs``."""
-        small, _ = self._split_by_fit_nodes(list(runs))
-        self._test_largest(small, Callbacks())
 
     def command_line(self, run: Run) -> str:
         """Return the sbatch command for the next attempt of ``run``, including environment variables."""
@@ -334,7 +269,7 @@ class SlurmScheduler(Scheduler):
             return runs
         script, nodes = self.study.script(largest.cell_id), self._cells[largest.run_id].nodes
         try:
-            self.slurm.test_only(script, options=self._exclusion(script))
+            self.slurm.test_only(script)
         except SlurmRefusedError as refusal:
             why = permanent_refusal(self.slurm, refusal, script=script, nodes=nodes)
             if not why:
@@ -351,28 +286,40 @@ class SlurmScheduler(Scheduler):
             raise BenchError(what, remedy=remedy) from None
         return runs
 
-    def _chains(self) -> Chains:
-        """Return the chains that limit how many runs execute at once (none without concurrent_runs)."""
-        limit = self.study.concurrent_runs
-        if limit is None:
-            return Chains(None)
-        return Chains.of_queue(limit, self.slurm.queue(), self.study.ledger.events())
+    def _unended_jobs(self) -> list[str] | None:
+        """Return the ids of the study's jobs that have not ended; None without max_running."""
+        if self.study.max_running is None:
+            return None
+        names = {event["job_name"] for event in self.study.ledger.events() if event["event"] == "intent"}
+        rows = [row for row in self.slurm.queue() if row.name in names]
+        jobs = [row.key for row in rows if not read_state(row.state).state.ended]
+        # A heterogeneous job has several rows.
+        return list(dict.fromkeys(key.job for key in sorted(jobs, key=lambda key: int(key.number))))
 
     def _submit_attempts(
-        self, work: Sequence[tuple[Attempt, dict[str, Any]]], job: BatchJob, place: Place, lock: int
+        self,
+        work: Sequence[tuple[Attempt, dict[str, Any]]],
+        job: BatchJob,
+        before: Sequence[str] | None,
+        lock: int,
     ) -> list[RunRecord]:
-        """Submit one job for attempts with their allocations, and save its id; return their records."""
+        """Submit one job for attempts with their allocations, and save its id; return their records.
+
+        The job waits for the end of the jobs ``before``.
+        """
         records, intents = [], []
         for attempt, allocation in work:
-            content = self._describe(attempt, submitted_at=now(), allocation=allocation, **self._excluded)
+            content = self._describe(attempt, submitted_at=now(), allocation=allocation)
             write_run(attempt.folder, content)
             run_id, number, name = attempt.run.run_id, attempt.number, attempt.job_name
             records.append(RunRecord(run_id, number, RunState.QUEUED, job_name=name))
             intent = {"event": "intent", "run_id": run_id, "attempt": number, "job_name": name}
             of_pack = {"allocation": allocation} if "pack" in allocation else {}
-            intents.append({**intent, **of_pack, "refused": False, **place.event})
+            intents.append({**intent, **of_pack, "refused": False})
         self.study.ledger.append_all(intents)
-        self._submit_job(replace(job, options=[*job.options, *place.options]), records, lock)
+        if before:
+            job = replace(job, options=[*job.options, f"--dependency=afterany:{':'.join(before)}"])
+        self._submit_job(job, records, lock)
         return records
 
     def _submit_job(self, job: BatchJob, records: Sequence[RunRecord], lock: int) -> None:
@@ -405,70 +352,9 @@ class SlurmScheduler(Scheduler):
             job_name=name,
             output=folder.out.absolute(),
             error=folder.err.absolute(),
-            options=[*options, *self._exclusion(script)],
+            # The site's default, or SBATCH_EXPORT, can keep variables from the job.
+            options=[*options, *["--export=ALL"] * bool(self.study.plan.get("env_from"))],
         )
-
-    def _exclusion(self, script: Path) -> list[str]:
-        """Return the --exclude option for the unfit nodes and for the nodes that the script excludes."""
-        if not self._unfit:
-            return []
-        named = _EXCLUDE.search(script.read_text(encoding="utf-8"))
-        return [f"--exclude={','.join([*([named[1]] if named else []), *self._unfit])}"]
-
-    @property
-    def _unfit(self) -> list[str]:
-        """The nodes that a preflight of this study found unfit."""
-        return unfit_nodes(self.study.folder)
-
-    @property
-    def _excluded(self) -> dict[str, list[str]]:
-        """The entry ``unfit_nodes`` for run.json, or ``{}`` if no node is excluded."""
-        return {"unfit_nodes": self._unfit} if self._unfit else {}
-
-    def _split_by_fit_nodes(self, runs: Sequence[Run]) -> tuple[list[Run], list[Run]]:
-        """Return the runs for which enough nodes remain after excluding unfit nodes, and the other runs."""
-        if not self._unfit:
-            return list(runs), []
-        # Cells of one size have the same requirements on nodes.
-        sizes = {self._cells[run.run_id].nodes: run.cell_id for run in runs}
-        too_large = {size for size, cell_id in sizes.items() if self._lacks_nodes(cell_id, size)}
-        small = [run for run in runs if self._cells[run.run_id].nodes not in too_large]
-        return small, [run for run in runs if self._cells[run.run_id].nodes in too_large]
-
-    def _lacks_nodes(self, cell_id: str, nodes: int) -> bool:
-        """Return True if a run on ``nodes`` nodes cannot start without using unfit nodes."""
-        script = self.study.script(cell_id)
-        if not self._is_refused(script, self._exclusion(script)):
-            return False
-        partitions = partitions_of(self.slurm, script).values()
-        total = max((sum(group.nodes for group in groups) for groups in partitions), default=0)
-        # Otherwise nodes are down, or the partition is too small; the submission reports these cases.
-        return not self._is_refused(script, []) or total - len(self._unfit) < nodes <= total
-
-    def _is_refused(self, script: Path, options: Sequence[str]) -> bool:
-        try:
-            self.slurm.test_only(script, options=options)
-        except SlurmRefusedError as refusal:
-            return search(NOT_NOW, refusal.output) is not None
-        return False
-
-    def _hold_too_large(
-        self, runs: Sequence[Run], records: Mapping[str, RunRecord], callbacks: Callbacks
-    ) -> list[Run]:
-        """Return the runs for which enough fit nodes remain; record why the other runs stay planned."""
-        small, held = self._split_by_fit_nodes(runs)
-        if self._unfit and runs:
-            callbacks.on_message(f"unfit nodes are excluded: {', '.join(self._unfit)}")
-        events = []
-        for run in held:
-            nodes, record = self._cells[run.run_id].nodes, records[run.run_id]
-            reason = f"needs {nodes} nodes, but too few are fit (unfit: {', '.join(self._unfit)})"
-            if not (record.details.get("held") and record.details.get("unfit_nodes") == self._unfit):
-                identity = {"run_id": run.run_id, "attempt": record.attempt}
-                events.append({"event": "held", **identity, "reason": reason, "unfit_nodes": self._unfit})
-            callbacks.on_message(f"{run.run_id} stays planned: it {reason}")
-        self.study.ledger.append_all(events)
-        return small
 
     def _add_job_id(self, records: Sequence[RunRecord], job_id: str) -> None:
         events = [
@@ -551,12 +437,7 @@ def partitions_of(slurm: Slurm, script: Path) -> dict[str, list[NodeGroup]]:
         groups = slurm.nodes()
     except SlurmUnavailableError:
         return {}
-    return requested_partitions(groups, script.read_text(encoding="utf-8"))
-
-
-def requested_partitions(groups: Sequence[NodeGroup], text: str) -> dict[str, list[NodeGroup]]:
-    """Return the groups of each partition that the text of a script requests, or ``{}`` if any is unknown."""
-    named = _PARTITION.search(text)
+    named = _PARTITION.search(script.read_text(encoding="utf-8"))
     names = named[1].split(",") if named else [group.partition for group in groups if group.default]
     found = {name: [group for group in groups if group.partition == name] for name in names}
     return found if all(found.values()) else {}

@@ -37,6 +37,7 @@ from ...study.plan_json import PlannedStudy
 from ...study.run_json import Attempt, next_attempt
 from ...units import human_duration
 from ..outcome import Outcome, error_line, killed_by_torchrun, log_tail, process_outcome, with_workload_error
+from ..scheduler import passed_variables
 from ..serial import HostBusyError, SerialScheduler
 
 #: Maximum time in which hosts must end a run after its `bench submit` process has died.
@@ -169,6 +170,7 @@ class SshScheduler(SerialScheduler):
         token = attempt.folder.path / f".{mark}"
         hosts, own_folder = self._hosts_of(attempt.cell), attempt.folder
         variables = [self._variables(attempt, node, mark) for node in range(len(hosts))]
+        passed = passed_variables(self.study)
         with contextlib.ExitStack() as undo:
             try:
                 token.touch()
@@ -179,7 +181,7 @@ class SshScheduler(SerialScheduler):
             with contextlib.ExitStack() as undo_connections:
                 undo_connections.push(group)
                 for host, own in zip(hosts, variables, strict=True):
-                    content = host_program(own)
+                    content = host_program(own, passed)
                     group.connections.append(Connection(host.host, mark=mark, content=content))
                 group.follow(lambda: group.answered, limit_s=READY_S)
                 job, folder = attempt.job_name, _submission_folder()
@@ -352,11 +354,16 @@ def address_of(host: str) -> str:
     return names[0]
 
 
-def host_program(variables: Mapping[str, str]) -> bytes:
-    """Return the text of ssh_host.sh with shell assignments of ``variables``, to be sent to a host."""
+def host_program(variables: Mapping[str, str], passed: Mapping[str, str]) -> bytes:
+    """Return the text of ssh_host.sh with shell assignments of ``variables``, to be sent to a host.
+
+    ``passed`` are variables of the run's environment.
+    """
     text = (shipped("slurm_templates") / "ssh_host.sh").read_text(encoding="utf-8")
     lines = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
-    return "\n".join([text, *lines, "bench_host; exit", ""]).encode()
+    exports = [f"export {name}={shlex.quote(value)}" for name, value in passed.items()]
+    lines += ["pass_variables() {", *exports, ":", "}"]
+    return "\n".join([text, *lines, "bench_host; exit", ""]).encode(errors="surrogateescape")
 
 
 class Connection:

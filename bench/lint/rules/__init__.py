@@ -1,14 +1,13 @@
-"""The rules of `bench lint`, one module per topic.
+"""The rules of `bench lint`.
 
-A rule is a generator function with the decorator :func:`rule`. It takes a
-:class:`~bench.lint.script.Script` and yields a :class:`~bench.findings.Remark` for each finding. Its
-docstring, with the sections ``Bad:`` and ``Good:``, is copied to docs/lint.md.
+A rule is a generator function with the decorator :func:`rule`. Its docstring, with the sections ``Bad:`` and
+``Good:``, is its documentation in docs/lint.md.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ...findings import Remark, Severity
 from ..script import Script
@@ -16,8 +15,7 @@ from ..script import Script
 Check = Callable[[Script], Iterable[Remark]]
 
 
-@dataclass(frozen=True)
-class Rule:
+class Rule(NamedTuple):
     """A rule and the severity of its findings."""
 
     name: str
@@ -25,16 +23,15 @@ class Rule:
     check: Check
 
 
-#: The registered rules by name; ``bench.lint.all_rules`` imports the modules that register them.
-REGISTRY: dict[str, Rule] = {}
+#: The registered rules.
+REGISTRY: list[Rule] = []
 
 
 def rule(severity: Severity) -> Callable[[Check], Check]:
     """Register the decorated generator function as a rule; the function's name becomes the rule's name."""
 
     def register(check: Check) -> Check:
-        name = check.__name__.replace("_", "-")
-        REGISTRY[name] = Rule(name, severity, check)
+        REGISTRY.append(Rule(check.__name__.replace("_", "-"), severity, check))
         return check
 
     return register

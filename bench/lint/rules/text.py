@@ -1,39 +1,45 @@
-"""Rules about the text of a script: directives, line ends, syntax and words that bash runs by mistake."""
+"""Rules about the text of a script: directives, line ends, syntax, backslashes, variables and traps."""
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Iterator
 
 from ...findings import Edit, Remark, Severity
 from ..directives import DIRECTIVE, read_line
-from ..launch import BUILTINS
+from ..launch import BUILTINS, SHELLS
+from ..options import names
 from ..script import MAX_SCRIPT_SIZE, Script
 from ..syntax import check_syntax
-from ..values import Unknown
-from ..walk import DECLARES, Command
+from ..walk import Command, Use
 from . import rule
 
-# bash(1), QUOTING: a backslash continues a line only directly before the newline.
-_NOT_LAST = re.compile(r"(?<=[ \t])\\[ \t]+(#.*)?\Z")
-# An option as the first word of a command: bash(1), SIMPLE COMMANDS.
-_OPTION = re.compile(r"--?[A-Za-z]")
+# bash(1), QUOTING: a backslash continues a line only directly before the newline, and not in single quotes.
+_BROKEN_END = re.compile(r"[^#]*[ \t](\\[ \t]+)(#.*)?")
+_BROKEN = {'"': re.compile(r"(?:\A\"|[ \t\n])\\[ \t]+\n"), "'": re.compile(r"(?:\A'|[ \t\n])\\[ \t]*\n")}
+# bash(1), Arrays: the index is a number, an expression with a variable, @ or *.
+_INDEX = re.compile(r"\[(?:[@*]|\d+|\$?\{?[A-Za-z_]\w*\}?)\]")
+#: Options without which Slurm does not set their variable (sbatch(1), OUTPUT ENVIRONMENT VARIABLES).
+_NEEDED_OPTIONS = names("cpus-per-task ntasks-per-node gpus gpus-per-node gpus-per-task cpus-per-gpu")
+#: Variables that scripts read, and others that Slurm sets whose names resemble them (sbatch(1), srun(1)).
+_SLURM_NAMES = names(
+    """ARRAY_JOB_ID ARRAY_TASK_ID CPUS_ON_NODE CPUS_PER_TASK GPUS GPUS_ON_NODE GPUS_PER_NODE GPUS_PER_TASK
+    JOBID JOB_CPUS_PER_NODE JOB_GID JOB_GPUS JOB_ID JOB_NAME JOB_NODELIST JOB_NUM_NODES JOB_UID JOB_USER
+    LOCALID NNODES NODEID NODELIST NPROCS NTASKS NTASKS_PER_NODE PROCID STEPID STEP_ID SUBMIT_DIR
+    TASKS_PER_NODE"""
+)
 
 
 @rule(Severity.ERROR)
 def malformed_directive(script: Script) -> Iterator[Remark]:
     """A directive or the first line is malformed: sbatch refuses the script or ignores the line.
 
-    sbatch refuses a script with an unknown option, an invalid value or a stray word, and a script whose
-    first line does not start with ``#!``. It ignores lines that do not start with exactly ``#SBATCH``, and it
-    does not expand variables.
+    sbatch refuses unknown options, invalid values, stray words, and a first line without ``#!``. It ignores
+    lines that do not start with exactly ``#SBATCH``, and it does not expand variables.
 
-    Bad:
-        #SBATCH --ntasks_per_node=4
-        #SBATCH --time=24h
-    Good:
-        #SBATCH --ntasks-per-node=4
-        #SBATCH --time=24:00:00
+    Bad: #SBATCH --ntasks_per_node=4 --time=24h
+    Good: #SBATCH --ntasks-per-node=4 --time=24:00:00
     """
     if not script.lines[0].startswith("#!"):
         message = "sbatch refuses the script: its first line does not start with #!"
@@ -61,16 +67,11 @@ def sbatch_after_command(script: Script) -> Iterator[Remark]:
     last = script.commands[-1].line if script.commands else 0
     given = {(option.name, option.value) for option in script.header.options}
     for number in script.walk.comments:
-        if not script.line(number).startswith(DIRECTIVE) or not first < number < last:
-            continue
-        line = read_line(script.line(number), number)
-        if line.options and {(one.name, one.value) for one in line.options} <= given:
-            continue  # kept below the script, or repeated
-        message = f"sbatch ignores this directive: it stopped reading at the first command, in line {first}"
-        remedy = f"move the line above line {first}"
-        if line.remarks:
-            remedy += f", and correct it: {line.remarks[0].remedy}"
-        yield Remark(number, message, remedy)
+        if script.line(number).startswith(DIRECTIVE) and first < number < last:
+            line = read_line(script.line(number), number)
+            if not line.options or not given.issuperset((one.name, one.value) for one in line.options):
+                message = f"sbatch ignores this directive: it stopped reading at the command in line {first}"
+                yield Remark(number, message, f"move the line above line {first}")
 
 
 @rule(Severity.ERROR)
@@ -84,8 +85,7 @@ def crlf_script(script: Script) -> Iterator[Remark]:
     """
     if script.dos_line:
         message = "sbatch refuses the script: its lines end with CR LF, as on Windows"
-        remedy = "convert the script: dos2unix SCRIPT, or sed -i 's/\\r$//' SCRIPT"
-        yield Remark(script.dos_line, message, remedy)
+        yield Remark(script.dos_line, message, "convert the script: dos2unix SCRIPT")
 
 
 @rule(Severity.ERROR)
@@ -94,150 +94,104 @@ def shell_syntax(script: Script) -> Iterator[Remark]:
 
     bash executes everything before the error, and then the job ends. ``bash -n`` executes nothing.
 
-    Bad:
-        for node in $NODES; do
-            echo $node
-    Good:
-        for node in $NODES; do
-            echo $node
-        done
+    Bad: for node in $NODES; do echo $node
+    Good: for node in $NODES; do echo $node; done
     """
-    for line, text in script.walk.inner:
+    for first, text in script.walk.inner:
         error = check_syntax(text)
         if error:
-            message = f"the shell that executes this text cannot parse it: {error.message}"
-            last = min(error.line, text.count("\n") + 1)
-            yield Remark(line + last - 1, message, "correct the text between the quotes")
-    error = script.error
-    ends = (one.line for one in script.walk.commands if one.ends_script)
-    if error and error.line <= next(ends, error.line):  # bash reads the line
-        line = min(error.line, len(script.lines))
+            message = f"the shell that executes this text cannot parse it: {error[1]}"
+            last = first + min(error[0], text.count("\n") + 1) - 1
+            yield Remark(last, message, "correct the text between the quotes")
+    exits = [one.line for one in script.walk.commands if one.ends_script]
+    if script.error and script.error[0] <= min(exits, default=script.error[0]):  # bash reads the line
+        line = min(script.error[0], len(script.lines))
         while line > 1 and script.line(line).strip()[:1] in ("", "#"):
             line -= 1  # the end of the file is below its last command
-        message = f"bash cannot parse the script: {error.message}"
+        message = f"bash cannot parse the script: {script.error[1]}"
         yield Remark(line, message, "check the script with `bash -n SCRIPT`")
 
 
 @rule(Severity.ERROR)
-def stray_command(script: Script) -> Iterator[Remark]:
-    r"""Bash runs a word as a command that is not meant as one, such as an option or a variable's name.
+def broken_continuation(script: Script) -> Iterator[Remark]:
+    r"""The backslash that continues a line is not its last character, or is in single quotes.
 
-    A blank after a backslash, or a comment between the lines of a command, ends the command. Bash then runs
-    the next line as a command. An assignment has no blanks around ``=`` and no ``$`` before the name.
+    After a blank, bash ends the command at the backslash, and runs the next line as another command. Within
+    quotes, the backslash stays in the text, and the program gets it as an argument.
 
     Bad:
         srun python train.py \  # the data
             --data /scratch
-        MASTER_PORT = 29500
     Good:
         srun python train.py \
             --data /scratch
-        MASTER_PORT=29500
     """
     for command in script.commands:
-        remark = _stray(script, command)
-        if remark:
-            yield remark
+        broken = _BROKEN_END.fullmatch(script.line(command.end))
+        if broken and script.line(command.end + 1).strip():
+            message = "the backslash is not the last character of the line, so the command ends here"
+            edit = None if broken[2] else Edit(command.end, broken[1], "\\")
+            yield Remark(command.end, message, "remove what follows the backslash", edit)
+    for name, line, text in script.walk.strings:
+        stays = _BROKEN[text[0]].search(text)
+        if stays and any(_gets_backslash(use, text[0]) for use in script.walk.uses if use.name == name):
+            message = f"the backslash stays in ${name}, and the program gets it as an argument"
+            remedy = "use double quotes" if text[0] == "'" else "remove the blank after the backslash"
+            yield Remark(line + text[: stays.end() - 1].count("\n"), message, remedy)
 
 
-def _stray(script: Script, command: Command) -> Remark | None:
-    words, line = command.words, command.line
-    first, second = words[0], words[1].start if len(words) > 1 else ""
-    name, only = first.literal or "", first.parts[0]
-    if _OPTION.match(first.start) and not first.quoted:
-        return _broken_off_option(script, command)
-    if name == "SBATCH":
-        return Remark(line, "bash runs `SBATCH` as a command", "put # at the start of the line")
-    if name in DECLARES:
-        spaced = any(word.literal == "=" or word.start[:1] == "=" for word in words[2:])
-        message = f"{name} does not allow blanks around ="
-        return Remark(line, message, f"write {name} NAME=VALUE") if spaced else None
-    if name.isidentifier() and name not in BUILTINS and second[:1] == "=" and second[1:2] != "=":
-        message = f"bash runs `{name}` as a command: an assignment has no blanks around ="
-        return Remark(line, message, f"write {name}=VALUE")
-    after = first.parts[1] if len(first.parts) > 1 and not first.quoted else ""
-    if isinstance(only, Unknown) and only.source == f"${only.name}" and str(after).startswith("="):
-        message = "bash runs this line as a command, because there is a $ before the variable's name"
-        return Remark(line, message, "remove the $")
-    following = script.line(command.end + 1).lstrip()
-    if _NOT_LAST.search(script.line(command.end)) and following and following[0] not in "-#":
-        message = "the backslash is not the last character of the line, so the command ends here"
-        return Remark(command.end, message, "move the comment above the command, or remove the blanks")
-    return _after_comment(script, command)
-
-
-def _broken_off_option(script: Script, command: Command) -> Remark:
-    """Return the finding for an option that a blank or a comment separates from its command."""
-    line, option = command.line, command.words[0].start.split("\n")[0][:40]
-    message = f"bash runs `{option}` as a command, although it is an option"
-    broken = _NOT_LAST.search(script.line(line - 1))
-    if broken and not broken[1]:
-        remedy = f"remove the blanks after the backslash in line {line - 1}"
-        return Remark(line, message, remedy, Edit(line - 1, broken.group(), "\\"))
-    remedy = "end every line of the command above with a backslash, or write #SBATCH before a directive"
-    return Remark(line, message, remedy)
-
-
-def _after_comment(script: Script, command: Command) -> Remark | None:
-    """Find a command below a comment that ends a continued command."""
-    above = command.line - 1
-    comment = script.line(above).lstrip().startswith("#")
-    while script.line(above).lstrip().startswith("#") and above > 1:
-        above -= 1
-    if not comment or not script.line(above).endswith("\\") or command.place.task is not None:
-        return None
-    message = f"the comment in line {above + 1} ends the command above: bash runs this line as a new command"
-    return Remark(command.line, message, "move the comment above the command")
-
-
-@rule(Severity.WARNING)
-def arguments_split(script: Script) -> Iterator[Remark]:
-    """``"$@"`` within a text for ``bash -c`` passes only the first argument.
-
-    bash splits ``bash -c "train.sh $@"`` into several words. The text up to the first argument is the
-    command. The other arguments become $0, $1 and so on of this command, which does not use them.
-
-    Bad: srun bash -c "python train.py $@"
-    Good: srun bash -c 'python train.py "$@"' bash "$@"
-    """
-    for command in script.commands:
-        text = command.launch.program if command.launch.kind == "inner" else None
-        for part in text.parts if text and text.quoted and len(text.parts) > 1 else ():
-            if not isinstance(part, str) and (part.name == "@" or part.source.endswith("[@]}")):
-                message = "bash -c gets only the first argument: "
-                message += f"{part.source} within a text becomes several words"
-                remedy = 'write bash -c \'... "$@"\' bash "$@", and export the variables that the text uses'
-                yield Remark(part.line, message, remedy)
+def _gets_backslash(use: Use, quote: str) -> bool:
+    """Return whether a command gets a backslash: as an argument, or as text that a shell reads."""
+    if use.quoted:
+        return quote == '"' and not {"eval", *SHELLS}.isdisjoint(use.command)
+    return BUILTINS.isdisjoint(use.command[:1]) and bool(use.command)
 
 
 @rule(Severity.ERROR)
-def script_folder(script: Script) -> Iterator[Remark]:
-    """The script looks for files beside itself, but Slurm executes a copy of the script.
+def array_without_braces(script: Script) -> Iterator[Remark]:
+    """An element of an array is written without braces, so that bash takes the first element.
 
-    ``$0`` and ``${BASH_SOURCE[0]}`` are the path of the copy, such as
-    /var/spool/slurmd/job4711/slurm_script. Files that lie beside the script are therefore not found.
+    bash expands ``$SIZES[2]`` to the first element, followed by the text ``[2]``.
 
-    Bad: cd "$(dirname "$0")"
-    Good: cd "$SLURM_SUBMIT_DIR"
+    Bad: srun python train.py --batch $SIZES[$SLURM_ARRAY_TASK_ID]
+    Good: srun python train.py --batch ${SIZES[$SLURM_ARRAY_TASK_ID]}
     """
-    used = {use.name for use in script.walk.uses}
-    submits = any(
-        one.name == "sbatch" or [word.literal for word in one.words[:3]] == ["scontrol", "show", "job"]
-        for one in script.commands
-    )
-    if not script.header.options or submits or "SLURM_SUBMIT_DIR" in used:
-        return  # the script knows where it is, or starts itself with sbatch
-    for command in script.commands:
-        place = command.place
-        if command.name not in ("dirname", "realpath", "readlink") or place.task or place.function:
+    for use in script.walk.uses:
+        if use.name in script.walk.arrays - script.walk.scalars and _INDEX.fullmatch(use.subscript):
+            message = f"bash takes the first element of {use.name} and appends the text {use.subscript}"
+            written = f"{use.name}{use.subscript}"
+            edit = Edit(use.line, f"${written}", f"${{{written}}}")
+            yield Remark(use.line, message, f"write ${{{written}}}", edit)
+
+
+@rule(Severity.WARNING)
+def undefined_variable(script: Script) -> Iterator[Remark]:
+    """A variable of Slurm is used that Slurm does not set in this job.
+
+    Slurm sets some variables only if an option is given, possibly on the command line of sbatch.
+
+    Bad:
+        #SBATCH --ntasks=8
+        srun python train.py --gpus $SLURM_NTASKS_PER_NODE
+    Good:
+        #SBATCH --ntasks-per-node=8
+        srun python train.py --gpus $SLURM_NTASKS_PER_NODE
+    """
+    known = {use.name for use in script.walk.uses if use.guarded} | script.walk.scalars | script.walk.arrays
+    given = set(script.job.options) | {one.name for command in script.commands for one in command.launch.srun}
+    uses = {use.name: use for use in reversed(script.walk.uses) if use.name not in known}
+    for name, use in uses.items() if script.header.options else ():
+        short = name.removeprefix("SLURM_")
+        option = short.lower().replace("_", "-")
+        near = difflib.get_close_matches(short, sorted(_SLURM_NAMES), n=1, cutoff=0.9)
+        if short == name or "_HET_GROUP_" in name:
             continue
-        named = [part for word in command.words for part in word.parts if not isinstance(part, str)]
-        own = next((part for part in named if part.name in ("0", "BASH_SOURCE")), None)
-        if own and not place.conditional:
-            message = f"{own.source} is Slurm's copy of the script in its spool folder, "
-            remedy = "use $SLURM_SUBMIT_DIR, the folder in which sbatch was called, or write the path itself"
-            yield Remark(command.line, f"{message}without the files beside it", remedy)
-            return
+        if option in _NEEDED_OPTIONS - given:
+            message = f"Slurm sets ${name} only in jobs with --{option}, which this script does not request"
+            yield Remark(use.line, message, f"add --{option}, or write ${{{name}:-NUMBER}}")
+        elif near and short not in _SLURM_NAMES:
+            message = f"Slurm does not set ${name}, so it is empty; did you mean $SLURM_{near[0]}?"
+            yield Remark(use.line, message, f"use $SLURM_{near[0]}")
 
 
 @rule(Severity.ERROR)
@@ -256,21 +210,16 @@ def trap_delayed(script: Script) -> Iterator[Remark]:
         trap 'scontrol requeue $SLURM_JOB_ID' USR1
         srun python train.py & wait
     """
-    flags, colon, signal = (script.job.value("signal") or "").partition(":")
-    name = signal.partition("@")[0].upper().removeprefix("SIG")
+    flags, colon, signal = script.job.value("signal").upper().partition(":")
+    name = signal.partition("@")[0].removeprefix("SIG")
     traps = [one for one in script.commands if one.name == "trap" and _catches(one, name)]
-    if "B" not in flags.upper() or not colon or not traps:
-        return
-    started = [one for one in script.commands if one.launch.via == "srun" or one.launch.kind == "python"]
-    for command in [one for one in started if one.launch.program and one.launch.kind != "builtin"][-1:]:
-        outer = command.outer
-        if outer.line > traps[0].line and command.certain and not outer.place.background:
-            message = (
-                f"bash runs the trap of line {traps[0].line} after this command ends, not when signalled"
-            )
-            remedy = "start the command in the background and wait for it: srun ... & wait"
-            yield Remark(outer.line, message, remedy)
-            return
+    started = [
+        one.outer for one in script.commands if one.launch.via == "srun" or one.launch.kind == "python"
+    ]
+    for outer in started[-1:] if "B" in flags and colon and traps else ():
+        if outer.line > traps[0].line and outer.certain and "background" not in outer.place:
+            message = f"bash runs the trap of line {traps[0].line} only after this command has ended"
+            yield Remark(outer.line, message, "start the command in the background: srun ... & wait")
 
 
 def _catches(command: Command, signal: str) -> bool:

@@ -2,8 +2,7 @@
 
 To add a strategy, add a file here with its ``SPEC``. ``bench plan`` and the report read the literals of that
 call from the text of the file, because they must not import torch. The recorder imports every strategy
-into the user's process, so a file must not import optional packages at its top: ``deepspeed.py`` and
-``fsdp1.py`` look in ``sys.modules``.
+into the user's process, so a file must not import optional packages at its top.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Advice: times, waits, costs, success rates, predicted sizes and texts."""
+"""Advice: times, waits, costs, success rates and texts."""
 
 from __future__ import annotations
 
@@ -14,16 +14,11 @@ from scipy import stats
 
 from analysis.advise.options import Advice, Wait, options_of, rank
 from analysis.advise.text import about, config, remarks, summary, table_rows
-from analysis.checks.fabric import fabrics
-from analysis.checks.scaling_table import scaling_table
 from analysis.data.load import Study, load_study
-from analysis.report.page import law_sections
 from analysis.stats.attempts import Success, cell_success
 from analysis.stats.measured import measure
 from bench.matrix.cell import Cell
-from bench.units import seconds
-from tests.analysis.closer_studies import with_probes
-from tests.analysis.studies import Timing, environment, finished, make_cell, strong, weak
+from tests.analysis.studies import Timing, environment, finished, seal, strong, weak
 from tests.common import edited_json
 
 SAMPLES, EPOCHS = 1_300_000, 90
@@ -53,34 +48,14 @@ def h200(tmp_path):
     return gpu_study(tmp_path / "h200", cells, gpu="NVIDIA H200", sample_s=2.37e-3, noise=0.002)
 
 
-def advise(waits: Mapping[str, float | None], *, beyond: bool = False, **studies: Study) -> Advice:
-    options, notes, validity = options_of(studies, samples=SAMPLES, epochs=EPOCHS, beyond=beyond)
+def advise(waits: Mapping[str, float | None], **studies: Study) -> Advice:
+    options, notes, validity = options_of(studies, samples=SAMPLES, epochs=EPOCHS)
     known = {
         option.layout: Wait(waits[option.study], "as given (--wait)")
         for option in options
         if option.study in waits
     }
     return rank(options, known, samples=SAMPLES, epochs=EPOCHS, notes=notes, validity=validity)
-
-
-def test_a_prediction_equals_that_of_the_page_with_probes_and_a_cell_without_ddp(tmp_path):
-    alone = make_cell(1, batch=512, swept={"ddp": False}, name="plain")
-    alone.workload["ddp"] = False
-    cells = [alone, *strong(512, sizes=(1, 2, 4, 8, 16))]
-    # In the same series as the other cells, as in a matrix without an axis ``ddp``.
-    alone.series, alone.swept = cells[1].series, {}
-    path = finished(tmp_path / "s", cells)
-    with_probes(path, cells[1:], buckets=4)
-    study = load_study(path)
-    frames = measure(study)
-    rows = scaling_table(frames)
-    (view,) = law_sections(rows, frames, labels={}, invalid={}, fabrics=fabrics(study, rows))
-    options = advise({}, s=study).options
-    (predicted,) = (option for option in options if option.kind == "predicted")
-    assert predicted.gpus == 32
-    assert view.predictions[0][1].startswith(f"{seconds(predicted.step_time_s)} [")
-    assert predicted.remark == view.laws[0][0]
-    assert "Communication model" in {row[0] for row in view.laws}
 
 
 def test_two_slower_nodes_without_a_wait_beat_a_faster_one_with_a_wait(l40s, h200):
@@ -123,6 +98,7 @@ def test_measured_checkpoints_are_included(tmp_path, l40s):
         for line in lines[1:]:
             line[place] = "12.5"
         file.write_text("\n".join(",".join(line) for line in lines) + "\n")
+    seal(l40s.folder.path)
     before = advise({}, l40s=l40s).options[0]
     after = advise({}, l40s=load_study(l40s.folder.path)).options[0]
     assert after.epoch_s == pytest.approx(before.epoch_s + 12.5)
@@ -272,43 +248,6 @@ def test_options_with_fewer_than_three_runs_are_not_compared(tmp_path):
     assert [option.distinguishable for option in found.options] == [None, None]
     assert table_rows(found)[1][-1] == "not compared with the first: fewer than 3 runs"
     assert "1 other option cannot be compared with this option: fewer than 3 runs." in summary(found)
-
-
-@pytest.fixture
-def wide(tmp_path):
-    cells = weak(16, sizes=(2, 4, 8, 16, 32), per_node=2)
-    return load_study(finished(tmp_path / "wide", cells, repeats=5, noise=0.005))
-
-
-def test_a_larger_size_is_predicted_with_an_interval_and_never_chosen(wide):
-    found = advise({"wide": 0}, wide=wide)
-    (row,) = (option for option in found.options if option.kind == "predicted")
-    assert row.gpus == 64
-    assert (row.nodes, row.global_batch, row.per_gpu_batch) == (32, 1024, 16)
-    assert row.training_low_s < row.training_s < row.training_high_s
-    assert (row.attempted, row.completed) == (0, 0)
-    assert {row.first, row.cheapest, row.safest} == {False}
-    # In a weak series, each size has its own global batch, and therefore its own group.
-    assert "With a global batch of 1,024:" not in summary(found)
-    assert table_rows(found)[-1][-1].startswith("predicted by ")
-    assert table_rows(found)[-1][-3] == "untried"
-
-
-def test_sizes_beyond_twice_the_largest_are_predicted_only_with_beyond(wide):
-    found = advise({"wide": 0}, beyond=True, wide=wide).options
-    assert sorted(option.gpus for option in found if option.kind == "predicted") == [64, 128, 256]
-    assert sum(one.remark.endswith("; beyond twice the largest measured size") for one in found) == 2
-
-
-def test_the_notes_say_why_a_size_is_not_predicted(l40s, h200):
-    notes = advise({}, l40s=l40s, h200=h200).notes
-    assert notes[0].startswith(
-        "l40s: no prediction for strong-352-nccl-srun: 2 sizes measured, and a law needs 5"
-    )
-    assert notes[1] == (
-        "h200: no prediction for strong-352-nccl-srun: larger sizes need more nodes, but the largest "
-        "measured size is not on several equal nodes"
-    )
 
 
 def test_ranks_on_a_cpu_cost_node_hours(tmp_path):

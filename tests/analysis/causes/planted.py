@@ -12,6 +12,7 @@ from analysis.causes.cells import CauseRow
 from analysis.causes.table import study_causes
 from analysis.data.load import load_study
 from bench.matrix.cell import Cell
+from bench.study.checksums import write_sums
 from bench.study.layout import RunFolder
 from bench.study.records import RANKS_COLUMNS
 from tests.analysis import studies
@@ -102,6 +103,7 @@ def late(path: Path, rank: int, seconds: float, *, part: str = "backward", ranks
                     **times,
                 }
                 writer.writerow(row)
+        write_sums(folder)
 
 
 def late_parts(seconds: float, *, part: str = "backward", ranks: int = 4) -> dict[str, float]:

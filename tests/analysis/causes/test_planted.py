@@ -22,6 +22,7 @@ from analysis.data.load import load_study
 from analysis.stats.measured import measure
 from bench.facts import Fact
 from bench.matrix.cell import Cell
+from bench.study.checksums import write_sums
 from bench.study.layout import RunFolder
 from bench.study.run_json import SampledStep, SlowCall
 from bench.words import about
@@ -82,12 +83,13 @@ def test_a_late_rank_in_one_part_is_a_late_rank(tmp_path: Path, part: str) -> No
 def test_a_noisy_optimizer_in_one_run_does_not_change_the_cause_of_this_run(tmp_path: Path) -> None:
     path = plant(tmp_path / "s", late_parts(MORE))
     late(path, 2, MORE)
-    entry = {"reason": "foreign-cpu", "node": "n1", "start": None, "end": None, "value": 0.4, "limit": 0.05}
+    entry = Fact("foreign-cpu", ("n1",), {"share": 0.4, "limit": 0.05}).as_json()
     for place, folder in enumerate(attempts(path)):
         change_json(folder.run_json, disturbed=[entry])
         ranks = pd.read_csv(folder.ranks_csv).assign(host="n1", optimizer_time_sec=0.0004)
         ranks.loc[ranks["rank"] == 2, "optimizer_time_sec"] *= 5 if place == 0 else 1
         ranks.to_csv(folder.ranks_csv, index=False)
+        write_sums(folder)
     assert facts_of(first(causes(path), "late-rank"))["seen-in"]["seen"] == 3
 
 
@@ -119,13 +121,14 @@ def test_a_row_without_a_rank_is_ignored(tmp_path: Path, damaged: str) -> None:
         ranks = pd.read_csv(folder.ranks_csv, dtype=str)
         ranks.loc[1, "rank"] = damaged
         ranks.to_csv(folder.ranks_csv, index=False)
+        write_sums(folder)
     assert first(causes(path), "late-rank").rank == 2
 
 
 def test_a_busy_neighbour_on_one_node_is_too_little_cpu(tmp_path: Path) -> None:
     path = plant(tmp_path / "s", late_parts(MORE))
     late(path, 2, MORE)
-    entry = {"reason": "foreign-cpu", "node": "n3", "start": None, "end": None, "value": 0.4, "limit": 0.05}
+    entry = Fact("foreign-cpu", ("n3",), {"share": 0.4, "limit": 0.05}).as_json()
     for folder in attempts(path):
         change_json(folder.run_json, disturbed=[entry])
     row = first(causes(path), "cpu-starved")
@@ -255,6 +258,7 @@ def test_the_wait_for_work_that_one_rank_does_now_and_then_is_part_of_its_share(
         rows = pd.read_csv(folder.ranks_csv)
         idle = rows.assign(epoch=2, other_time_sec=0.0, comm_exposed_time_sec=0.0, comm_wait_time_sec=0.0)
         pd.concat([rows, rows.assign(epoch=1), idle]).to_csv(folder.ranks_csv, index=False)
+        write_sums(folder)
     found = causes(path)
     row = found[0]
     assert (row.cause, row.rank, row.node) == ("outside-timers", 0, "n1")
@@ -279,6 +283,7 @@ def test_without_the_parts_the_interval_of_the_loss_is_that_of_the_efficiency(tm
         with edited_csv(file) as frame:
             parts = [one for one in frame if one.endswith("_time_sec") and one[:5] not in ("step_", "epoch")]
             frame[parts] = float("nan")
+    studies.seal(path)
     study = load_study(path)
     (table,) = (row for row in scaling_table(measure(study)) if row.cell_id == "n4x1-gloo-srun-b16")
     (found,) = [one for one in causes(path) if one.cause == "not-explained"]
@@ -471,9 +476,9 @@ def test_a_setting_is_named_without_a_share(tmp_path: Path) -> None:
 
 def test_causes_that_do_not_depend_on_times_are_named_although_ranks_share_cores(tmp_path: Path) -> None:
     def env(cell: Cell) -> dict[str, Any]:
-        return studies.environment(cell) | {
-            "warnings": ["4 ranks share 2 cores: text"] * (cell.world_size > 1)
-        }
+        values = {"ranks": 4, "threads": 4, "cores": 2, "machines": [["n1"]]}
+        facts = [Fact("shared-cores", values=values).as_json()] * (cell.world_size > 1)
+        return studies.environment(cell) | {"facts": facts}
 
     path = plant(tmp_path / "s", {"data": 0.025}, env=env)
     for folder in attempts(path):
@@ -494,7 +499,7 @@ def test_causes_that_do_not_depend_on_times_are_named_although_ranks_share_cores
 
 def test_overlapping_runs_without_measured_waits_are_named_without_a_share(tmp_path: Path) -> None:
     path = plant(tmp_path / "s", {"forward": MORE})
-    entry = {"reason": "study-run", "node": "n2", "start": None, "end": None, "value": "job 7", "limit": None}
+    entry = Fact("study-run", ("n2",), {"jobs": ["7"]}).as_json()
     for folder in attempts(path):
         change_json(folder.run_json, disturbed=[entry])
     row = first(causes(path), "overlap", share=None)
@@ -545,6 +550,7 @@ def write_sweep(folder: Any, *, bytes_per_s: float) -> None:
     ]
     content = {"schema": 1, "world_size": 4, "all_reduce": {"sizes": entries}}
     folder.probes.write_text(json.dumps(content))
+    write_sums(folder)
 
 
 def test_two_planted_causes_are_both_named_with_their_shares(tmp_path: Path) -> None:
@@ -568,6 +574,7 @@ def test_a_command_without_parts_of_the_step_has_only_the_rest(tmp_path: Path) -
         with edited_csv(file) as frame:
             frame[[name for name in frame if name.endswith("_time_sec") and name != "epoch_time_sec"]] = None
             frame[["load_balance", "comm_efficiency", "pop_parallel_efficiency"]] = None
+    studies.seal(path)
     found = causes(path)
     assert [row.cause for row in found] == ["not-explained", "other"]
     assert [row.share for row in found] == pytest.approx([SHARE, 0.0], abs=0.01)
@@ -581,6 +588,7 @@ def test_without_parts_of_the_step_a_cause_gets_no_share_of_the_loss(tmp_path: P
         with edited_csv(file) as frame:
             frame[[name for name in frame if name.endswith("_time_sec") and name != "epoch_time_sec"]] = None
             frame[["load_balance", "comm_efficiency", "pop_parallel_efficiency"]] = None
+    studies.seal(path)
     found = causes(path)
     assert "smaller-share" not in named(found)
     assert share_of(found, "not-explained") > 0.05

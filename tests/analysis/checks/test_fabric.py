@@ -26,7 +26,7 @@ from analysis.checks.fabric import (
 from analysis.data.csv_files import csv_text
 from analysis.data.load import load_study
 from analysis.report.write import write_report
-from tests.analysis.studies import finished, make_cell
+from tests.analysis.studies import finished, make_cell, seal
 
 SIZES = [4096 * 4**k for k in range(8)]
 ALPHA, BETA = 30e-6, 1 / 12.5e9
@@ -144,6 +144,7 @@ def study(tmp_path):
         content = probes(swept(ranks=2, seed=number, noise=0.01)) if ranks == 2 else {"schema": 1}
         with open(f"{attempt}/probes.json", "w") as file:
             json.dump(content, file)
+    seal(folder)
     return loaded
 
 
@@ -217,6 +218,7 @@ def test_the_report_writes_the_sweeps_and_the_fits(study):
     assert len(pd.read_csv(report / "sweep.csv")) == len(sweep_rows(study))
     for attempt in study.attempts:
         (study.folder.path / attempt / "probes.json").unlink()
+    seal(study.folder.path)
     write_report(study.folder.path)
     assert not (report / "fabric.csv").exists()
 

@@ -9,7 +9,6 @@ import pandas as pd
 import pytest
 
 from analysis.checks.slow_ranks import (
-    extent,
     late_nodes_of,
     nodes_table,
     rank_means,
@@ -21,12 +20,10 @@ from analysis.checks.slow_ranks import (
 from analysis.data.csv_files import rows_of
 from analysis.data.load import RankOfRun, load_study
 from analysis.report.write import write_report
-from analysis.stats import measured
-from analysis.stats.columns import RunRow, records_of
 from analysis.stats.measured import measure
 from bench.study.records import RANKS_COLUMNS, columns_of
 from bench.words import words
-from tests.analysis.studies import agree_with_ranks, finished, make_cell
+from tests.analysis.studies import agree_with_ranks, finished, make_cell, seal
 from tests.workload.conftest import run_ranks, server
 
 __all__ = ["run_ranks", "server"]
@@ -79,27 +76,12 @@ def test_a_late_rank_is_named_with_host_part_and_share():
     )
 
 
-@pytest.mark.parametrize(
-    ("share", "expected"), [(1.0, "whole"), (1.2, "most"), (0.8, "most"), (0.4, "several")]
-)
-def test_a_part_has_the_whole_excess_or_most_of_it(share, expected):
-    assert extent(share) == expected
-
-
 def test_a_whole_late_node_is_named():
     found = stragglers(rank_records(ranks_frame({2: 0.04, 3: 0.04})))
     assert [(row.rank, row.host) for row in found] == [(2, "n2"), (3, "n2")]
     (late,) = late_nodes_of(found, ["cell"]).values["late"]
     (part,) = late["parts"]
     assert (part["ranks"], part["host"], part["part"], "rank" in part) == (2, "n2", "backward", False)
-
-
-def test_ranks_that_are_late_in_different_parts_are_not_averaged():
-    frame = ranks_frame({2: 0.04, 3: 0.04})
-    frame.loc[frame["rank"] == 3, ["forward_time_sec", "backward_time_sec"]] = [0.05, 0.05]
-    (late,) = late_nodes_of(stragglers(rank_records(frame)), ["cell"]).values["late"]
-    parts = [(part["rank"], part["part"], part["extent"]) for part in late["parts"]]
-    assert parts == [(2, "backward", "whole"), (3, "forward", "most")]
 
 
 def test_a_node_is_named_once_however_many_of_its_ranks_and_cells_are_late():
@@ -167,13 +149,6 @@ def test_without_an_attribution_window_there_are_no_stragglers():
     frame = ranks_frame({1: 0.04}).assign(comm_exposed_time_sec=np.nan)
     assert not len(stragglers(rank_records(frame)))
     assert not len(stragglers(rank_records(frame.head(0))))
-
-
-def test_many_late_nodes_are_counted():
-    late = dict.fromkeys(range(17, 32), 0.04)
-    fact = late_nodes_of(stragglers(rank_records(ranks_frame(late, ranks=32))), ["cell"])
-    assert (len(fact.values["nodes"]), len(fact.values["late"]), fact.values["more"]) == (8, 2, 6)
-    assert "; and likewise on 6 more nodes. The others" in words(fact)
 
 
 def rank_rows(slow: dict[str, float], *, runs: int = 4, noise: float = 0.01, seed: int = 2) -> pd.DataFrame:
@@ -259,25 +234,12 @@ def test_the_table_of_nodes_compares_nodes_of_the_same_run_only(tmp_path: Path) 
             step_time_sec=useful.max() + 0.01, comm_exposed_time_sec=useful.max() + 0.01 - useful
         )
         rows.reindex(columns=list(RANKS_COLUMNS)).to_csv(Path(attempt, "ranks.csv"), index=False)
-    study = load_study(folder)
+    study = load_study(seal(folder))
     means = rank_means(study, ["n2x1-gloo-srun-b32"], measure(study).run_rows)
     table = nodes_table(means).set_index("host")
     assert table["n"].to_dict() == {"n1": 1, "n2": 1, "n3": 1, "n4": 1}
     expected = {"n1": 0.0, "n2": 0.01 / 0.12, "n3": 0.0, "n4": 0.02 / 0.23}
     assert table["beyond_usual"].to_dict() == pytest.approx(expected)
-
-
-def test_if_no_rank_is_late_none_is_marked(tmp_path: Path) -> None:
-    study = load_study(finished(tmp_path / "study", [make_cell(4, batch=64, per_node=2)]))
-    for attempt in study.attempts:
-        rows = ranks_frame({}).assign(epoch=lambda one: one["epoch"] - 1).reindex(columns=list(RANKS_COLUMNS))
-        rows.to_csv(Path(attempt, "ranks.csv"), index=False)
-        agree_with_ranks(Path(attempt))
-    study = load_study(study.folder.path)
-    means = rank_means(study, ["n2x2-gloo-srun-b16"], measure(study).run_rows)
-    assert means is not None
-    assert len(means.by_rank) == 4
-    assert not any(rank.late for rank in means.by_rank)
 
 
 @pytest.mark.usefixtures("nothing_drawn")
@@ -293,16 +255,6 @@ def test_the_page_names_stragglers(tmp_path):
     assert "<dt>Warnings</dt><dd>Late ranks</dd>" in page
     assert ">On average, rank 3 on n2 takes 40.0 ms per step longer" in page
     assert "The others wait for these ranks; such waiting is not slow communication." in page
-
-
-def test_of_a_large_study_the_first_repeats_of_every_cell_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measured, "MAX_RANKS_FILES", 5)
-    ids = [f"{cell}{repeat}" for cell in "ab" for repeat in range(4)]
-    rows = pd.DataFrame({"run_id": ids, "cell_id": [name[0] for name in ids], "measured": True})
-    rows.loc[0, "measured"] = False
-    runs = records_of(RunRow, rows)
-    assert [run.run_id for run in measured.ranks_sample(runs)] == ["a1", "a2", "a3", "b0", "b1"]
-    assert len(measured.ranks_sample(runs[:5])) == 4
 
 
 @pytest.mark.parametrize(("target", "paused_alone"), [("pauses_alone", True), ("pauses_together", False)])

@@ -26,12 +26,15 @@ from bench.facts import Fact
 from bench.matrix.cell import Cell
 from bench.study.layout import StudyFolder
 from bench.words import _words as words_of_kinds
-from bench.words import heading, remedy, words
+from bench.words import heading, remedy
 from tests.analysis import studies
 from tests.analysis.closer_studies import write_ranks
 from tests.common import change_json, edited_csv
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
+
+
+OTHER = Fact("model-not-called")
 
 
 def findings(path: Path) -> dict[str, Fact]:
@@ -71,15 +74,14 @@ def test_ranks_that_outnumber_the_cores_of_a_host_share_them(tmp_path: Path) -> 
 
 def test_hosts_that_share_a_machine_share_its_cores(tmp_path: Path) -> None:
     def env(cell: Any) -> dict[str, Any]:
-        text = "4 ranks share 2 cores: adding ranks measures how cores are shared, not the network"
-        return studies.environment(cell) | {
-            "warnings": [text, "other"] if cell.world_size == 4 else ["other"]
-        }
+        shared = Fact("shared-cores", values={"ranks": 4, "threads": 4, "cores": 2, "machines": [["n1"]]})
+        facts = [shared, OTHER] if cell.world_size == 4 else [OTHER]
+        return studies.environment(cell) | {"facts": [fact.as_json() for fact in facts]}
 
     path = studies.finished(tmp_path / "s", studies.strong(sizes=(1, 2, 4)), env=env)
     assert findings(path)["shared-cores"].values.items() >= {"ranks": 4, "threads": 4, "cores": 2}.items()
     (warned,) = describe_environment(load_study(path)).warnings
-    assert (words(warned[0]), warned[1]) == ("other", 9)
+    assert warned == (OTHER, 9)
 
 
 def test_threads_that_differ_from_the_baseline_are_named(tmp_path: Path) -> None:
@@ -113,13 +115,14 @@ def cores_of(cell: Any, **changes: Any) -> list[dict[str, Any]]:
 
 def test_threads_that_differ_between_ranks_and_exceed_the_cores_are_named(tmp_path: Path) -> None:
     def env(cell: Any) -> dict[str, Any]:
-        texts = [
-            "shared-cores: 8 threads of 2 ranks share 4 cores (0-3) on n2: set cluster.cpus_per_task or "
-            "OMP_NUM_THREADS to 2 or less",
-            "threads-differ: n1: 2 threads per rank; n2: 4 threads per rank",
-        ]
-        more = {"cores": cores_of(cell, threads_per_rank=[4, 4]), "warnings": texts if cell.nodes > 1 else []}
-        return studies.environment(cell) | more
+        shared = {"ranks": 2, "threads": 8, "cores": 4, "machines": [["n2"]]}
+        nodes = [{"hosts": ["n1"], "threads": [2]}, {"hosts": ["n2"], "threads": [4]}]
+        facts = [Fact("shared-cores", values=shared), Fact("threads-differ", values={"nodes": nodes})]
+        written = [fact.as_json() for fact in facts] if cell.nodes > 1 else []
+        return studies.environment(cell) | {
+            "cores": cores_of(cell, threads_per_rank=[4, 4]),
+            "facts": written,
+        }
 
     cells = [studies.make_cell(n, batch=64, per_node=2) for n in (2, 4)]
     path = studies.finished(tmp_path / "s", cells, env=env)
@@ -146,8 +149,12 @@ def test_nodes_with_other_cores_or_quotas_are_named(tmp_path: Path) -> None:
 
 def test_a_difference_between_nodes_that_only_the_ranks_saw_is_named(tmp_path: Path) -> None:
     def env(cell: Any) -> dict[str, Any]:
-        text = "unequal-nodes: n1: 8 cores, 4 per rank, no quota; n2: 8 cores, 2 or 6 per rank, no quota"
-        return studies.environment(cell) | {"warnings": [text] if cell.nodes > 1 else []}
+        nodes = [
+            {"hosts": ["n1"], "cores": 8, "cores_per_rank": [4], "quota": None},
+            {"hosts": ["n2"], "cores": 8, "cores_per_rank": [2, 6], "quota": None},
+        ]
+        facts = [Fact("unequal-nodes", values={"nodes": nodes}).as_json()]
+        return studies.environment(cell) | {"facts": facts if cell.nodes > 1 else []}
 
     found = findings(studies.finished(tmp_path / "s", studies.strong(sizes=(1, 2)), env=env))["unequal-nodes"]
     assert message(found) == (
@@ -161,14 +168,14 @@ def disturb(path: Path, run: str, reason: str, node: str = "n2", **values: Any) 
     file = path / "runs" / run / "attempt-1" / "run.json"
     content = json.loads(file.read_text())
     times = {"start": "2026-01-02T03:04:10Z", "end": "2026-01-02T03:04:20Z"}
-    entry = {"reason": reason, "node": node, **times, "value": None, "limit": None, **values}
+    entry = Fact(reason, (node,), {**times, **values}).as_json()
     file.write_text(json.dumps(content | {"disturbed": [*content.get("disturbed", []), entry]}))
 
 
 def test_disturbed_and_overlapping_runs_are_named_with_node_and_time(tmp_path: Path) -> None:
     path = studies.finished(tmp_path / "s", studies.strong(sizes=(1, 2)))
-    disturb(path, "n2x1-gloo-srun-b32-r2", "foreign-cpu", value=0.25, limit=0.05)
-    disturb(path, "n1x1-gloo-srun-b64-r1", "study-run", "n1", value="job 7")
+    disturb(path, "n2x1-gloo-srun-b32-r2", "foreign-cpu", share=0.25, limit=0.05)
+    disturb(path, "n1x1-gloo-srun-b64-r1", "study-run", "n1", jobs=["7"])
     found = findings(path)
     assert list(found) == ["overlap", "disturbed"]
     assert found["overlap"].subject == ("n1x1-gloo-srun-b64",)
@@ -186,12 +193,12 @@ def test_disturbed_and_overlapping_runs_are_named_with_node_and_time(tmp_path: P
 def test_a_condition_common_to_all_runs_of_a_cell_is_named_and_leaves_none_out(tmp_path: Path) -> None:
     path = studies.finished(tmp_path / "s", studies.strong(sizes=(1, 2)))
     for repeat in (1, 2, 3):
-        disturb(path, f"n2x1-gloo-srun-b32-r{repeat}", "foreign-cpu", value=0.25, limit=0.05)
+        disturb(path, f"n2x1-gloo-srun-b32-r{repeat}", "foreign-cpu", share=0.25, limit=0.05)
     found = findings(path)
     assert list(found) == ["common-condition"]
     conditions = {"n2x1-gloo-srun-b32": [Fact("foreign-cpu", ("n2",)).as_json()]}
     assert found["common-condition"].values["conditions"] == conditions
-    disturb(path, "n1x1-gloo-srun-b64-r1", "foreign-cpu", "n1", value=0.5, limit=0.05)
+    disturb(path, "n1x1-gloo-srun-b64-r1", "foreign-cpu", "n1", share=0.5, limit=0.05)
     values = findings(path)["disturbed"].values
     assert [values[name] for name in ("disturbed", "finished", "left_out", "common")] == [4, 6, 1, 3]
     rows = scaling_table(measure(load_study(path)))
@@ -204,6 +211,7 @@ def test_a_rank_with_more_samples_is_named_with_its_factor(tmp_path: Path) -> No
     for file in path.glob("runs/n2x1*/attempt-1/ranks.csv"):
         with edited_csv(file) as frame:
             frame.loc[frame["rank"] == 1, "samples"] *= 3
+    studies.seal(path)
     found = findings(path)["unequal-samples"]
     assert found.values == {"rank": 1, "other_rank": 0, "ratio": 3.0}
 
@@ -232,6 +240,7 @@ def test_a_batch_that_differs_from_the_plan_is_called_that(tmp_path: Path) -> No
     for metrics in path.glob("runs/n2x1*/attempt-1/metrics.csv"):
         with edited_csv(metrics) as frame:
             frame[["samples", "epoch_time_sec"]] *= 2
+    studies.seal(path)
     found = findings(path)["other-batch"]
     assert found.values == {"samples_per_step": {"n2x1-gloo-srun-b32": {"planned": 64, "measured": 128.0}}}
 
@@ -244,6 +253,7 @@ def test_the_cell_with_another_batch_is_named_even_if_it_is_the_baseline(
     for metrics in [file for name in odd for file in path.glob(f"runs/{name}*/attempt-1/metrics.csv")]:
         with edited_csv(metrics) as frame:
             frame[["samples", "epoch_time_sec"]] /= 2
+    studies.seal(path)
     found = findings(path)["other-batch"]
     assert [cell.split("-")[0] for cell in found.subject] == list(odd)
     assert "n1x1-gloo-srun-b64 (measured 32.00, planned 64)" in message(found)
@@ -264,8 +274,8 @@ def test_nodes_with_different_processors_are_named(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("nothing_drawn")
 def test_runs_that_were_not_stable_are_counted(tmp_path: Path) -> None:
     def env(cell: Any) -> dict[str, Any]:
-        texts = ["the step time was not yet stable after 20 warm-up steps"] * 2 * (cell.world_size == 2)
-        return studies.environment(cell) | {"warnings": texts}
+        facts = [Fact("not-stable", values={"steps": 20}).as_json()] * 2 * (cell.world_size == 2)
+        return studies.environment(cell) | {"facts": facts}
 
     path = studies.finished(tmp_path / "s", studies.strong(sizes=(1, 2)), env=env)
     found = findings(path)["not-stable"]
@@ -284,11 +294,11 @@ def test_runs_that_were_not_stable_are_counted(tmp_path: Path) -> None:
 def test_a_short_warm_up_cannot_show_whether_the_step_time_is_stable(
     tmp_path: Path, steps: int, too_few: bool
 ) -> None:
-    texts = [f"the step time was not yet stable after {steps} warm-up steps"]
+    facts = [Fact("not-stable", values={"steps": steps}).as_json()]
     path = studies.finished(
         tmp_path / "s",
         studies.strong(sizes=(1, 2)),
-        env=lambda cell: studies.environment(cell) | {"warnings": texts},
+        env=lambda cell: studies.environment(cell) | {"facts": facts},
     )
     found = message(findings(path)["not-stable"])
     text = "the step times at the end of the warm-up differ, but fewer than 8 steps of warm-up are too few to tell whether the step time is stable"
@@ -300,14 +310,14 @@ def test_a_short_warm_up_cannot_show_whether_the_step_time_is_stable(
 def test_strategies_without_parts_of_the_step_are_named_once_on_the_page(tmp_path: Path) -> None:
     def env(cell: Any) -> dict[str, Any]:
         return studies.environment(cell) | {
-            "strategy": {1: "fsdp2", 2: "fsdp1", 4: "deepspeed"}[cell.world_size]
+            "strategy": {1: "fsdp2", 2: "wrapped", 4: "wrapped"}[cell.world_size]
         }
 
     path = studies.finished(tmp_path / "s", studies.strong(sizes=(1, 2, 4)), env=env)
     found = findings(path)
     assert list(found) == ["parts-not-measured"]  # a study may compare strategies
     assert {*found["parts-not-measured"].subject} == {"n2x1-gloo-srun-b32", "n4x1-gloo-srun-b16"}
-    assert {*found["parts-not-measured"].values["strategies"]} == {"fsdp1", "deepspeed"}
+    assert {*found["parts-not-measured"].values["strategies"]} == {"wrapped"}
     page = unescape(write_report(path).page.read_text(encoding="utf-8"))
     assert page.count("The parts of the step are not measured with") == 1
 
@@ -350,6 +360,7 @@ def test_advice_about_a_slow_node_fits_the_matrix(tmp_path: Path) -> None:
     assert advice() == "advice-few"
     for file in path.glob("runs/n1x2*-r1/attempt-1/ranks.csv"):
         file.write_text(file.read_text().replace("n1", "n3"))
+    studies.seal(path)
     assert advice() == "advice-enough"
     change_json(path / "plan.json", nodelist="n[1-3]")
     assert advice() == "advice-named"
@@ -416,7 +427,7 @@ def _of_command(path: Path, *, metrics: dict[str, Any], epochs: int = 1) -> Path
 
     def env(cell: Cell) -> dict[str, Any]:
         values = {"source": "job.out", "reported": cell.nodes, "lowest": 1.0, "highest": 1.1}
-        fact = {"kind": "average-of-run", "subject": "throughput", "values": values, "severity": "info"}
+        fact = {"kind": "average-of-run", "subject": ["throughput"], "values": values, "severity": "info"}
         return studies.environment(cell) | {"facts": [fact] if metrics.get("kind") else []}
 
     written = _Reports(path, cells, epochs=epochs, ranks_files=False, env=env).write()
@@ -486,6 +497,7 @@ def test_different_numbers_of_values_are_named_with_their_cells(tmp_path: Path) 
     for file in path.glob("runs/n4x1-*-r[12]/attempt-1/metrics.csv"):
         lines = file.read_text().splitlines()
         file.write_text("\n".join([*lines, lines[-1].replace("2", "3", 1)]) + "\n")
+    studies.seal(path)
     found = findings(path)
     assert list(found) == ["value-counts"]
     counts = {"n1x1-gloo-srun-b16": [2], "n2x1-gloo-srun-b16": [2], "n4x1-gloo-srun-b16": [2, 3]}

@@ -15,7 +15,6 @@ from pandas.testing import assert_frame_equal
 
 from analysis.data import csv_files as csvs
 from analysis.data.csv_files import read_csvs
-from bench.study.records import LATER_COLUMNS, EpochRow, columns_of, missing_columns
 
 Row = make_dataclass("Row", [("epoch", "float"), ("rate", "float"), ("host", "str")])
 
@@ -111,33 +110,3 @@ def test_the_first_three_bad_lines_are_reported(tmp_path: Path) -> None:
         "metrics.csv: line 2 has 1 values instead of 3; line 3 has 1 values instead of 3; "
         "line 4 has 1 values instead of 3; and 6 more such lines"
     )
-
-
-def test_a_table_of_an_earlier_version_is_complete(tmp_path: Path) -> None:
-    names = [name for name in columns_of(EpochRow) if name not in LATER_COLUMNS]
-    path = tmp_path / "metrics.csv"
-    path.write_text(",".join(names) + "\n" + ",".join("1" * len(names)) + "\n")
-    loaded = read_csvs([str(path)], EpochRow)
-    assert (loaded.problems, missing_columns(EpochRow, names)) == ({}, [])
-    assert loaded.rows[list(LATER_COLUMNS)].isna().all(axis=None)
-    assert missing_columns(EpochRow, names[1:]) == names[:1]
-
-
-def test_missing_and_unreadable_files_are_reported(tmp_path: Path) -> None:
-    (tmp_path / "folder.csv").mkdir()
-    paths = [str(tmp_path / "absent.csv"), str(tmp_path / "folder.csv")]
-    loaded = read_csvs(paths, Row)
-    assert loaded.problems == {0: "absent.csv is missing", 1: "folder.csv cannot be read: Is a directory"}
-    assert loaded.rows.empty
-
-
-def test_rows_keep_the_order_of_the_files_across_portions(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(csvs, "_PORTION_BYTES", 50)
-    contents = [f"epoch,rate,host\n0,{n},a\n1,{n},a\n" for n in range(30)]
-    contents[7] = contents[7].replace("1,7,a", "1,seven,a")
-    loaded = read(tmp_path, *contents)
-    assert loaded.rows["file"].to_list() == [n for n in range(30) for _ in range(2)]
-    assert loaded.rows["epoch"].to_list() == [0.0, 1.0] * 30
-    assert loaded.problems == {7: "metrics.csv: line 3: rate 'seven' is not a number"}

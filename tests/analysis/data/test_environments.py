@@ -111,31 +111,13 @@ def test_no_content_of_an_env_json_stops_the_summary(
         assert "\n" not in value
 
 
-@pytest.mark.parametrize(
-    ("warning", "expected"),
-    [
-        ("4 ranks share 1 core (0) on n1, n2, n3, n4: set", [Crowd(("n1", "n2", "n3", "n4"), 4, 4, 1)]),
-        ("8 threads of 2 ranks share 4 cores (0-3) on n1: set", [Crowd(("n1",), 2, 8, 4)]),
-        (
-            "2 ranks share 1 core (0) on each of n1, n2 and 3 more: set",
-            [Crowd(("n1",), 2, 2, 1), Crowd(("n2",), 2, 2, 1)],
-        ),
-        ("4 ranks share 2 cores: as older versions wrote it", [Crowd((), 4, 4, 2)]),
-        ("unequal-nodes: n1 has 4 cores", []),
-    ],
-)
-def test_crowds_are_read_from_the_warnings(warning: str, expected: list[Crowd]) -> None:
-    assert crowds({"warnings": [f"shared-cores: {warning}", None]}) == expected
-
-
 def test_crowds_are_found_by_node_and_named_once() -> None:
     env = {
         "hosts": [{"host": "n1", "ranks_here": 4, "cores": 2}, {"host": "n2", "ranks_here": 2, "cores": 2}],
         "cores": [{"node": "n2", "cores": 8, "threads_per_rank": [2, 2]}, "odd"],
-        "warnings": ["shared-cores: 4 ranks share 2 cores (0-1) on n1: set"],
     }
     assert crowds(env) == [Crowd(("n1",), 4, 4, 2), Crowd(("n2",), 2, 4, 2)]
-    assert crowds({"hosts": "odd", "cores": None, "warnings": 3}) == []
+    assert crowds({"hosts": "odd", "cores": None, "facts": 3}) == []
     values = {"ranks": 4, "threads": 4, "cores": 2, "machines": [["n1"], 3, None, "n2"]}
     fact = {"kind": "shared-cores", "subject": [], "values": values, "severity": "warning"}
     assert crowds({"facts": [fact]}) == [Crowd(("n1",), 4, 4, 2)]

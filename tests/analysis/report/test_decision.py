@@ -261,7 +261,7 @@ def test_series_with_a_recommended_size_are_shown_before_those_that_are_not_vali
 
 def test_a_baseline_in_another_series_is_the_baseline(tmp_path: Path) -> None:
     alone = studies.make_cell(1, batch=64, swept={"ddp": False}, name="plain")
-    alone.workload["ddp"] = False
+    alone.workload["strategy"] = "none"
     results = results_of(tmp_path, [alone, *studies.strong()], baseline="no-ddp", noise=0.0)
     (decision,) = decisions(results)
     first, second, *_ = decision.groups[0][1]

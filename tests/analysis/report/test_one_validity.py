@@ -33,19 +33,18 @@ from analysis.report.page import with_errors
 from analysis.report.proposal import proposal_context
 from analysis.report.results import Results
 from analysis.report.tables import csv_table, runs_csv
-from analysis.report.write import run_states, write_report
+from analysis.report.write import write_report
 from analysis.stats.attempts import all_attempts
 from analysis.stats.columns import ScalingRow
 from analysis.stats.measured import measure
 from bench.commands.advise import _as_content as advice_content
 from bench.commands.report import _print
-from bench.commands.status import _show, status_content
+from bench.commands.status import status_content
 from bench.facts import Fact
 from bench.matrix.cell import Cell
 from bench.study.layout import StudyFolder
 from bench.study.ledger import Ledger
 from bench.study.plan_json import open_study
-from bench.study.validity import read_validity, validity_text
 from bench.words import heading
 from tests.analysis import studies
 from tests.analysis.causes.planted import Planted
@@ -135,6 +134,7 @@ def spoil_samples(path: Path, run: str) -> None:
     frame = pd.read_csv(file)
     frame.loc[frame["rank"] == 1, "samples"] *= 3
     frame.to_csv(file, index=False)
+    studies.seal(path)
 
 
 def disturb(made: Made, runs: list[str]) -> None:
@@ -142,7 +142,7 @@ def disturb(made: Made, runs: list[str]) -> None:
     for run in runs:
         file = made.path / "runs" / run / "attempt-1" / "run.json"
         times = {"start": "2026-01-02T03:04:10Z", "end": "2026-01-02T03:04:20Z"}
-        one = {"reason": "foreign-cpu", "node": "n1", **times, "value": 0.25, "limit": 0.05}
+        one = Fact("foreign-cpu", ("n1",), {**times, "share": 0.25, "limit": 0.05}).as_json()
         file.write_text(json.dumps(json.loads(file.read_text()) | {"disturbed": [one]}))
 
 
@@ -251,11 +251,7 @@ def check(made: Made) -> Counter[str]:
     first = {cell: next(kind for kind in kinds if kind in own) for cell, own in made.errors.items()}
     assert assessment.invalid == first
 
-    (made.path / "report").mkdir(exist_ok=True)
-    text = validity_text(assessment.findings, run_states(study))
-    (made.path / "report" / "validity.json").write_text(text)
     status = json.loads(json.dumps(status_content(planned, records)))
-    assert errors_of(status["validity"]) == made.errors
     assert {run["run_id"]: run["state"] for run in status["runs"]} == made.states
     assert {run["run_id"] for run in status["runs"] if run["disturbed"]} == made.disturbed
     runs = pd.read_csv(io.StringIO(runs_csv(all_attempts(study, frames.runs))), keep_default_na=False)
@@ -368,27 +364,3 @@ def test_the_report_and_its_json_have_the_same_validity_and_size(
     assert f"{best['gpus']} ranks on " in proposal
     assert "error: Ranks share cores" in text
     assert "Not valid: Ranks share cores" in proposal
-    stored = json.loads((written.page.parent / "validity.json").read_text())["facts"]
-    assert stored == json.loads(json.dumps([fact.as_json() for fact in written.assessment.findings]))
-
-
-def test_status_shows_the_validity_only_of_a_report_of_the_present_runs(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = StudyFolder(studies.finished(tmp_path / "s", studies.strong(sizes=(1, 2))))
-    folder.report.mkdir()
-    runs = [(run.run_id, 1, "completed") for run in open_study(folder).runs]
-    facts = [
-        Fact("shared-cores", ("n2x1-gloo-srun-b32",), {"ranks": 2}, "error"),
-        Fact("drift", (), {}, "warning"),
-    ]
-    file = folder.report / "validity.json"
-    file.write_text(validity_text(facts, runs))
-    made = Made(folder.path, [], states={run_id: state for run_id, _, state in runs})
-    write_ledger(made)
-    planned = open_study(folder)
-    assert read_validity(folder, planned.records()) == facts
-    _show(planned, planned.records(), everything=False)
-    assert "\nnot valid [shared-cores]: n2x1-gloo-srun-b32 (see the report)\n" in capsys.readouterr().out
-    file.write_text("[" * 10)
-    assert read_validity(folder, planned.records()) is None

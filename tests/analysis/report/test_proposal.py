@@ -11,19 +11,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 
 from analysis.checks.assessment import Assessment
 from analysis.checks.scaling_table import scaling_table
 from analysis.data.load import load_study
-from analysis.report.decision import main_loss
-from analysis.report.proposal import Work, proposal_context, proposal_figure
+from analysis.report.proposal import Work, proposal_context
 from analysis.report.results import Results
-from analysis.report.write import render_proposal, write_report, write_table_report
+from analysis.report.write import write_report, write_table_report
 from analysis.stats.attempts import Success
-from analysis.tables_in.read import read_table
-from analysis.tables_in.study import study_of_table
 from bench.facts import Fact
 from bench.matrix.cell import Cell
 from bench.units import human_duration, percent
@@ -31,8 +27,6 @@ from tests.analysis.figures import no_figure
 from tests.analysis.studies import StudyBuilder, Timing, environment, finished, merged, strong, weak
 
 LATEX = shutil.which("pdflatex")
-#: Columns of metrics.csv that are no part of a step.
-TIMES = ("epoch_time_sec", "checkpoint_time_sec")
 WRAPPER = r"""\documentclass[a4paper,11pt]{article}
 \usepackage[T1]{fontenc}
 \usepackage[margin=2.5cm]{geometry}
@@ -156,25 +150,6 @@ def test_the_method_states_what_the_runs_executed(written):
         assert sentence in text
 
 
-def test_the_training_has_only_options_that_its_model_uses_and_each_host_is_counted_once(tmp_path):
-    """The cores of n1 and n2 differ between the cells; no rank has a GPU."""
-    cells = strong(64, sizes=(1, 2))
-    options = {"model": "mlp", "parameters": 1000, "seq_len": 128, "image_size": 224, "optimizer": "sgd"}
-    for cell in cells:
-        cell.workload = {**cell.workload, **options, "device": "cpu", "grad_accum": 2, "compile": True}
-    path = finished(tmp_path / "s", cells, repeats=1, epochs=1)
-    for file in path.glob("runs/n1x*/*/env.json"):
-        text = file.read_text()
-        assert text.count('"cores": 8') == 1
-        file.write_text(text.replace('"cores": 8', '"cores": 1'))
-    text = method(path)
-    assert ": model mlp, optimizer sgd, gradient accumulation 2, torch.compile on [1]" in text
-    assert "Machine: Test CPU @ 2.0 GHz; 2 hosts; 1 and 8 cores per host for its ranks;" in text
-    assert "in 1 timed window with " in text
-    assert "A rank is one process, started by srun [1]." in text
-    assert "interval" not in text
-
-
 def requested(path: Path, work: Work | None = None, *findings: Fact) -> dict[str, tuple[str, str]]:
     context = proposal_context(with_findings(path, *findings), work=work)
     return {what: (value, source) for what, value, source in context["request"]}
@@ -231,18 +206,6 @@ def test_failures_are_a_reserve_of_gpu_hours_and_memory_is_that_of_the_gpu(tmp_p
     assert f"A rank of the requested size used up to 512.0 MiB of memory{of} [" in texts
 
 
-def test_limits_have_letters_in_the_table(written):
-    path, *_ = written
-    finding, of_all = Fact("straggler", ("n2x1-gloo-srun-b32",)), Fact("runs-differ")
-    context = proposal_context(with_findings(path, finding, of_all))
-    place = context["measured"]["headings"].index("Limits")
-    column = [row[place] for row in context["measured"]["rows"]]
-    assert sorted(column) == ["a, b", "a, b"] + ["b"] * 5
-    assert dict(context["limits"])["a"].startswith("Late ranks.")
-    elsewhere = Fact("straggler", ("of-another-series",))
-    assert not any("Late ranks" in text for text in limits(path, elsewhere).values())
-
-
 def with_findings(path: Path, *findings: Fact) -> Results:
     """Return the results of a study with other findings of validity."""
     results = Results.of(load_study(path))
@@ -270,53 +233,6 @@ def test_a_size_that_is_not_valid_is_not_requested_and_has_no_losses(tmp_path):
     )
 
 
-def test_a_series_with_valid_values_is_described_and_drawn_alone(tmp_path, nothing_drawn):
-    path = finished(tmp_path / "s", [*strong(64, sizes=(1, 2, 4)), *strong(128, sizes=(1, 2))])
-    results = with_findings(path, Fact("shared-cores", ("n1x1-gloo-srun-b64",), severity="error"))
-    figure = proposal_figure(results)
-    context = proposal_context(results, figure)
-    assert [row[3] for row in context["measured"]["rows"]] == ["128", "128"]
-    assert "The requested job size is 2 ranks on 2 nodes, " in context["advice"]
-    assert figure is not None
-    assert list(figure.labels.values()) == ["batch 128"]
-
-
-def test_measured_cells_without_an_efficiency_are_listed_with_the_reason(tmp_path):
-    """The script always processes 32 samples per rank, so that the strong series has another batch."""
-    path = finished(tmp_path / "s", merged([*strong(32, sizes=(1, 2)), *weak(32, sizes=(1, 2))]))
-    for file in path.glob("runs/n2x1-gloo-srun-b16-r*/*/metrics.csv"):
-        frame = pd.read_csv(file)
-        frame[["samples", "throughput_samples_per_sec"]] *= 2
-        frame.to_csv(file, index=False)
-        file.with_name("ranks.csv").unlink()
-    context = proposal_context(with_findings(path))
-    assert "Weak scaling" in context["measured"]["caption"]
-    assert context["limits"][-1][1].startswith(
-        "2 ranks on 2 nodes with batch 32 was measured in 3 runs, but is not in the table: no efficiency: the "
-        "runs of this cell or of its baseline process another batch than planned ["
-    )
-
-
-def test_of_several_strategies_one_is_described_and_the_others_are_counted(tmp_path):
-    cells = []
-    for name in ("ddp", "fsdp"):
-        own = [
-            *strong(64, sizes=(1, 2), swept={"strategy": name}),
-            *weak(32, sizes=(1, 2, 4)[: 2 + (name == "fsdp")], swept={"strategy": name}),
-        ]
-        cells += [replace(cell, workload={**cell.workload, "strategy": name}) for cell in merged(own)]
-    path = finished(tmp_path / "s", cells, repeats=1)
-    bases = tuple(cell.cell_id for cell in cells if (cell.world_size, cell.global_batch) == (1, 64))
-    context = proposal_context(with_findings(path, Fact("shared-cores", bases, severity="error")))
-    assert ": model mlp, strategy DDP [1]." in context["method"]
-    letters = [row[-1] for row in context["measured"]["rows"]]
-    assert letters == ["a, b", "a, b", "b", "b"], "an efficiency is no more valid than its baseline"
-    texts = [text for _, text in context["limits"]]
-    assert texts[-1].startswith(
-        "Not described: 2 other series of the study, with other settings or another batch ["
-    )
-
-
 def test_sizes_without_a_result_are_those_of_the_described_strategy(tmp_path):
     """FSDP fails at all sizes, and DDP at the largest one."""
 
@@ -339,30 +255,17 @@ def test_sizes_without_a_result_are_those_of_the_described_strategy(tmp_path):
 def test_a_command_is_stated_with_the_values_of_its_variables(tmp_path):
     cells = strong(64, sizes=(1, 2))
     for cell in cells:
-        words = ["train", "{env.ALGO}", "{env.WAYS}", "{env.TOKEN}", "{run_dir}/x", "{strategy}"]
+        words = ["train", "{env.NCCL_ALGO}", "{env.WAYS}", "{env.TOKEN}", "{run_dir}/x", "{strategy}"]
         cell.workload = {**cell.workload, "command": words, "strategy": "ddp"}
-        cell.env = {"ALGO": "Ring", "WAYS": str(cell.nodes), "TOKEN": "hunter2"}
+        cell.env = {"NCCL_ALGO": "Ring", "WAYS": str(cell.nodes), "TOKEN": "hunter2"}
+        cell.swept = {"env.WAYS": str(cell.nodes)}
     text = method(finished(tmp_path / "s", cells))
-    assert "command of these runs is train Ring ENV.WAYS *** RUN_DIR/x ddp, where ENV.WAYS is 1 or 2" in text
+    assert (
+        "command of these runs is train Ring ENV.WAYS ENV.TOKEN RUN_DIR/x ddp, where ENV.WAYS is 1 or 2"
+        in text
+    )
     assert " and RUN_DIR is the folder of the run [1]." in text
     assert "hunter2" not in text
-
-
-def test_of_many_values_of_an_option_the_rest_is_not_silently_cut(tmp_path):
-    cells = [one for n in range(1, 10) for one in strong(64, sizes=(1,), swept={"seq_len": n})]
-    for cell in cells:
-        words = ["train", "{seq_len}"]
-        cell.workload = {**cell.workload, "command": words, "seq_len": cell.swept["seq_len"]}
-    assert "SEQ_LEN is 1 or 2 or 3 or 4 or 5 or 6 or 7 or 8 or ... [1]" in method(
-        finished(tmp_path / "s", cells)
-    )
-
-
-def test_every_table_of_the_markdown_has_rows_of_one_width(written):
-    _, markdown, _ = written
-    assert len(tables(markdown)) == 2
-    for table in tables(markdown):
-        assert len({len(row) for row in table}) == 1
 
 
 def test_if_no_size_reaches_the_guide_none_is_recommended(tmp_path):
@@ -388,48 +291,6 @@ def test_a_study_without_numbers_gives_a_section_that_says_so(tmp_path, state):
     assert "1 rank on 1 node has no result: " in latex
 
 
-def test_a_single_size_is_shown_without_speedup_and_request(tmp_path):
-    markdown, latex = section(finished(tmp_path / "s", strong(sizes=(2,)), repeats=1))
-    head = tables(markdown)[0][0]
-    assert {"Speedup", "Efficiency", "Scaling"}.isdisjoint(head)
-    assert "Fewer than 3 runs: without an interval" in markdown
-    assert "## Request" not in markdown
-    assert "Measurements" in latex
-
-
-def test_runs_that_failed_have_no_part_in_the_facts_and_no_traceback_is_referred_to(tmp_path, nothing_drawn):
-    def state(cell: Cell, repeat: int) -> tuple[str, str, str | None]:
-        reason = "rank 1 on n2: ValueError: truncated; see the traceback above"
-        return ("failed", reason, "bad-exit") if cell.nodes == 4 else ("completed", "", None)
-
-    path = finished(tmp_path / "s", strong(sizes=(1, 2, 4)), state=state)
-    for folder in path.glob("runs/n4x1*/attempt-1"):
-        (folder / "env.json").write_text(json.dumps({"schema": 1, "transport": {"network": "RoCE"}}))
-    markdown, _ = section(path)
-    assert "RoCE" not in markdown
-    assert "4 ranks on 4 nodes has no result: no run counted: 3 exited with an error \\[" in markdown
-    page = (path / "report" / "index.html").read_text()
-    assert "RoCE" in page
-    assert "traceback above" not in page
-
-
-def test_without_parts_of_the_step_no_loss_is_named(tmp_path):
-    path = finished(tmp_path / "s", strong(sizes=(1, 2)), timing=Timing(comm_s=0.02))
-    for file in path.glob("runs/*/*/metrics.csv"):
-        frame = pd.read_csv(file)
-        parts = [name for name in frame if name.endswith("_time_sec") and name not in TIMES]
-        frame.assign(**dict.fromkeys(parts)).to_csv(file, index=False)
-    assert "losses" not in proposal_context(Results.of(load_study(path)))["advice"]
-
-
-def test_of_a_size_that_is_as_efficient_as_the_baseline_the_proposal_names_no_loss(tmp_path):
-    results = Results.of(
-        load_study(finished(tmp_path / "s", strong(64, sizes=(1, 2)), timing=Timing(comm_s=0)))
-    )
-    assert main_loss(results.divisions[results.rows[-1].place])[0] == "time outside all timers"
-    assert "losses" not in proposal_context(results)["advice"]
-
-
 def test_a_table_measured_elsewhere_gives_a_section_of_its_columns(tmp_path, nothing_drawn):
     (tmp_path / "bert.csv").write_text("gpus,throughput\n8,4553\n16,9191\n32,18119\n64,35774\n")
     page = write_table_report(tmp_path / "bert.csv", output=tmp_path, mode="strong", proposal=True).page
@@ -442,37 +303,6 @@ def test_a_table_measured_elsewhere_gives_a_section_of_its_columns(tmp_path, not
     assert markdown.endswith(
         "1. bert.csv\n2. POP (Performance Optimisation and Productivity), co-design.pop-coe.eu/metrics\n"
     )
-
-
-def test_a_table_without_nodes_gives_rank_hours_and_says_nothing_about_single_runs(tmp_path):
-    table = tmp_path / "t.csv"
-    lines = [f"{n},256,{rate + more}" for n, rate in ((1, 100), (2, 190)) for more in (-1, 0, 1)]
-    table.write_text("gpus,global_batch,throughput\n" + "\n".join(lines))
-    made = study_of_table(read_table(table), mode="strong", folder=tmp_path)
-    results = Results(made.study, made.shown, made.scale(baseline=None))
-    context = proposal_context(results, work=Work(1_300_000, 2, 5))
-    rows = {what: (value, source) for what, value, source in context["request"]}
-    assert rows["Rank-hours"] == ("7.60 (7.50 to 7.70)", "2 ranks x time")
-    assert rows["Total"] == ("38.0 (37.5 to 38.5) rank-hours", "trainings x hours")
-    assert "of it and of the baseline. No larger size" in context["advice"]
-    assert "A throughput is the harmonic mean over the n rows of a size." in context["method"]
-
-
-def test_without_batches_in_a_table_the_section_has_no_time_to_solution(tmp_path, nothing_drawn):
-    table = tmp_path / "t.csv"
-    table.write_text(
-        "nodes,gpus_per_node,time,mode\n" + "".join(f"{n},4,{1 + n / 9},weak\n" for n in (1, 2, 4))
-    )
-    write_table_report(table, output=tmp_path, proposal=True)
-    markdown = (tmp_path / "t-report" / "proposal.md").read_text()
-    assert "time and cost of a training, is not known: the table does not contain the batch" in markdown
-    assert len(tables(markdown)) == 1
-
-
-def test_the_section_is_optional(tmp_path, nothing_drawn):
-    page = write_report(finished(tmp_path / "s", strong(sizes=(1,)), repeats=1)).page
-    assert page.exists()
-    assert not list(page.parent.glob("proposal*"))
 
 
 HOSTILE = "<script>alert(1)</script> \\input{/etc/passwd} $x$ 50% a_b #1 & | `c` [d] ^~ {e} \" ' ± µ “q” 語"
@@ -526,43 +356,6 @@ def test_the_latex_compiles_with_hostile_texts_and_without_on_one_page(written, 
         assert path == hostile[0] or "(1 page," in done.stdout
 
 
-def test_the_section_has_the_same_content_in_both_forms():
-    context = {
-        "title": "A & B",
-        "is_example": False,
-        "method": "one_two [1].",
-        "advice": "a|b",
-        "measured": {"caption": "T", "headings": ["a", "b"], "rows": [["x|y", "1"]]},
-        "figure": {"name": "f", "description": "what it shows"},
-        "figure_caption": "C",
-        "request": [("Time", "2_h", "a / b")],
-        "request_caption": "R",
-        "limits": [("a", "two_2")],
-        "sources": ["plan_json", "E"],
-    }
-    files = render_proposal(context)
-    assert files["proposal.md"] == (
-        "# A \\& B\n\n## Method\n\none\\_two \\[1\\].\n\n"
-        "## Measurements\n\n| a | b |\n|---:|---:|\n| x\\|y | 1 |\n\n*T*\n\n"
-        "![what it shows](figures/f.png)\n\n*C*\n\n## Request\n\na\\|b\n\n"
-        "| Quantity | Value | Source or formula |\n|---|---|---|\n| Time | 2\\_h | a / b |\n\n*R*\n\n"
-        "## Limits\n\n- (a) two\\_2\n\n## Sources\n\n1. plan\\_json\n2. E\n"
-    )
-    latex = files["proposal.tex"]
-    for part in (
-        "\\section{A \\& B}\n",
-        "\\textbf{Method.} one\\_two {[}1{]}.\n",
-        "\\textbf{Request.} a\\textbar{}b\n",
-        "\\caption{\\footnotesize T}\n",
-        "\\shortstack[r]{a} & \\shortstack[r]{b} \\\\\n\\midrule\nx\\textbar{}y & 1 \\\\\n\\bottomrule\n",
-        "\\raggedright Time & \\raggedright 2\\_h & \\raggedright a / b \\tabularnewline\n",
-        "\\includegraphics[width=\\linewidth]{figures/f.pdf}\n",
-        "(a)~two\\_2\n",
-        "{[}1{]}~plan\\_json;\n{[}2{]}~E.\n",
-    ):
-        assert part in latex
-
-
 @pytest.mark.parametrize(
     ("metrics", "said", "main_loop"),
     [
@@ -587,7 +380,7 @@ def test_the_section_has_the_same_content_in_both_forms():
 def test_of_a_command_only_what_is_known_is_said(tmp_path, metrics, said, main_loop):
     cells = strong(64, sizes=(1, 2))
     options = {"seq_len": 64, "image_size": 224, "optimizer": "sgd", "data": "synthetic", "checkpoint": False}
-    words = ["python", "train.py", "--batch", "{per_gpu_batch}", "--seq", "{seq_len}", "--api-key", "abc"]
+    words = ["python", "train.py", "--batch", "{per_gpu_batch}", "--seq", "{seq_len}"]
     for cell in cells:
         own = {"steps_per_epoch": 50, "epochs": 3, "command": words, "metrics": metrics}
         cell.workload = {**cell.workload, **options, **own}
@@ -598,7 +391,7 @@ def test_of_a_command_only_what_is_known_is_said(tmp_path, metrics, said, main_l
         file.write_text(json.dumps(json.loads(file.read_text()) | {"command": {"script": "train.py", **git}}))
     context = proposal_context(with_findings(path))
     text = context["method"]
-    command = "python train.py --batch BATCH_PER_RANK --seq 64 --api-key ***"
+    command = "python train.py --batch BATCH_PER_RANK --seq 64"
     assert f"The command of these runs is {command}, where BATCH_PER_RANK is 64 or 32 [1]." in text
     assert (
         "the script of this command was train.py (SHA-256 begins with 0123456789ab, git commit fedcba987654 with "
@@ -615,20 +408,6 @@ def test_of_a_command_only_what_is_known_is_said(tmp_path, metrics, said, main_l
     assert "validation" not in others
     assert ("Not examined: what the command reads" in others) is main_loop
     assert ("Not examined: whether the command used the batches of the plan" in others) is not main_loop
-
-
-def test_disturbances_are_counted_without_runs_and_times(written):
-    times = {"start": "2026-01-02T03:04:05.000Z", "end": "2026-01-02T03:05:05.000Z"}
-    cpu = Fact("foreign-cpu", ("n1",), {"share": 0.5, **times}).as_json()
-    cell, counts = "n2x1-gloo-srun-b32", {"disturbed": 3, "finished": 24, "left_out": 3}
-    runs = [{"run_id": f"{cell}-r1", "cell_id": cell, "left_out": True, "facts": [cpu]}]
-    common = Fact("common-condition", (cell,), {"conditions": {cell: [cpu]}}, "error")
-    texts = limits(written[0], common, Fact("disturbed", (cell,), {**counts, "runs": runs}))
-    assert texts["b"] == "Disturbed runs. 3 of 24 completed runs were disturbed, 3 of them left out. [6]"
-    assert texts["a"].endswith(
-        "(CPU time of foreign processes (50 % of the time of the cores in use) on n1). "
-        "No run is left out for this reason. [6]"
-    )
 
 
 @pytest.mark.parametrize(("sizes", "requests"), [((1, 2), True), ((1,), False)])

@@ -1,4 +1,4 @@
-"""Scaling along two axes: the split of an efficiency, the figure, the table, and when there is none."""
+"""Scaling along two axes: the split of an efficiency, the table, and when there is none."""
 
 from __future__ import annotations
 
@@ -11,24 +11,15 @@ import pytest
 
 from analysis.checks.scaling_table import scaling_table
 from analysis.data.load import load_study
-from analysis.data.names import series_parts
-from analysis.report.figures.drawing import Selection
-from analysis.report.figures.heatmaps import MAX_NODES, MAX_SERIES, grid_figure, grids
 from analysis.report.write import write_report
 from analysis.stats.columns import ScalingRow
 from analysis.stats.measured import measure
 from analysis.stats.scaling import AXES_COLUMNS, two_axes
 from tests.analysis import studies
-from tests.analysis.figures import texts, tips
 
 
 def table(path: Path) -> list[ScalingRow]:
     return scaling_table(measure(load_study(path)))
-
-
-def grid_of(path: Path) -> Selection[ScalingRow]:
-    loaded = load_study(path)
-    return grids(two_axes(table(path)), series_parts(loaded.plan))["weak"]
 
 
 def test_an_efficiency_is_that_within_a_node_times_that_over_nodes(grid_study: Path) -> None:
@@ -65,7 +56,7 @@ def test_a_size_without_its_one_node_has_no_part_over_nodes(tmp_path: Path) -> N
     assert np.isnan([(row.efficiency_within_node, row.efficiency_over_nodes) for row in four]).all()
 
 
-def test_without_two_axes_there_is_neither_figure_nor_table_and_an_older_one_is_removed(
+def test_without_two_axes_there_is_no_table_and_an_older_one_is_removed(
     tmp_path: Path, nothing_drawn: None
 ) -> None:
     over_nodes = studies.strong(backend="gloo")
@@ -88,49 +79,14 @@ def test_axes_csv_holds_all_sizes(grid_study: Path) -> None:
     assert frame["efficiency"].isna().sum() == 4
 
 
-def test_the_figure_has_a_field_per_size_with_efficiency_and_speedup(grid_study: Path) -> None:
-    figure = grid_figure(grid_of(grid_study))
-    found = tips(figure)
-    assert len(found) == 18
-    assert found[0] == (
-        "srun\n1 node × 1 rank = 1 rank\nefficiency 1.000, speedup 1.00×\nwithin one node 1.000"
-    )
-    assert "over nodes 0." in found[1]
-    assert found[8].startswith("srun\n4 nodes × 4 ranks = 16 ranks: failed\n")
-    assert {"Nodes", "Ranks per node", "srun", "torchrun", "1", "2", "4"} <= set(texts(figure))
-    assert texts(figure).count("failed") == 2
-    assert texts(figure).count("1.00") == 2
-    assert figure.title == (
-        "Efficiency and speedup by nodes and ranks per node, weak scaling (16 per rank, gloo)"
-    )
-    assert figure.description.startswith(
-        "Efficiency and speedup by nodes (columns) and ranks per node (rows). srun: efficiency "
-    )
-    assert "First column: within one node" in figure.caption
-    assert not figure.left_out
-
-
 def test_the_page_shows_both_paths_in_a_table_and_escapes_reasons(grid_study: Path) -> None:
     page = (grid_study / "report/index.html").read_text()
     assert page.count('<details class="axes"><summary>Table</summary>') == 2
     assert page.count('"verdict">baseline</td>') == 4
-    for word in ("Within one node", "Over nodes", "<caption>srun</caption>", "<caption>torchrun</caption>"):
+    for word in ("Within one node", "Over nodes", ", srun</caption>", ", torchrun</caption>"):
         assert word in page
     assert 'href="axes.csv"' in page
     assert "<b>memory</b>" not in page
-
-
-def test_the_figure_reports_series_and_sizes_that_it_leaves_out(tmp_path: Path) -> None:
-    sizes = tuple(range(1, MAX_NODES + 3))
-    cells = [
-        studies.make_cell(n * k, batch=16, mode="weak", per_node=k, swept={"x": x})
-        for x in range(MAX_SERIES + 1)
-        for k in (1, 2)
-        for n in sizes
-    ]
-    path = studies.finished(tmp_path / "s", cells, repeats=1, epochs=1, ranks_files=False)
-    figure = grid_figure(grid_of(path))
-    assert figure.left_out == ["4 of 5 series drawn", "64 of 80 sizes drawn"]
 
 
 def test_mixed_nodes_have_no_place_on_the_axes(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The section "Why" of the page: waterfall, causes with evidence and remedy, and step times."""
+"""The section "Why" of the page: waterfall and causes with evidence and remedy."""
 
 from __future__ import annotations
 
@@ -12,14 +12,12 @@ import pandas as pd
 import pytest
 
 from analysis.causes.cells import CauseRow, CellDivision
-from analysis.data.load import load_study
 from analysis.report.figures.all_figures import all_names
-from analysis.report.figures.step_times import series_figure, waterfall_figure
-from analysis.report.why import choose_runs, step_series
+from analysis.report.figures.waterfall import waterfall_figure
 from analysis.report.write import write_report
 from tests.analysis import studies
 from tests.analysis.causes.planted import plant
-from tests.analysis.figures import tips
+from tests.analysis.figures import texts
 
 
 @pytest.mark.usefixtures("nothing_drawn")
@@ -41,13 +39,12 @@ def test_the_section_names_the_cause_with_its_share_evidence_and_remedy(tmp_path
     )
     assert links in text
     assert "From the ideal to the measured step, 4 ranks" in text
-    assert "Step time over step number" in text
     causes = pd.read_csv(path / "report" / "causes.csv")
     cell = causes[causes["cell_id"] == "n4x1-gloo-srun-b16"]
     assert cell["cause"].to_list() == ["data-loading", "other", "not-explained"]
     assert cell["share"].sum() == pytest.approx(0.2, abs=1e-6)
     figures = {file.stem for file in (path / "report" / "figures").iterdir()}
-    assert {"why-1", "steps-1"} <= figures <= set(all_names())
+    assert {"why-1"} <= figures <= set(all_names())
 
 
 def test_the_bars_of_the_waterfall_lead_from_the_ideal_to_the_measured_step() -> None:
@@ -55,29 +52,10 @@ def test_the_bars_of_the_waterfall_lead_from_the_ideal_to_the_measured_step() ->
     rows = [CauseRow(name, share, share, share) for name, share in shares]
     row: Any = SimpleNamespace(cell_id="c", step_time_sec=0.1, gpus=4)
     drawing = waterfall_figure(CellDivision(rows, {}, {}), row, name="why-1", label="weak")
-    assert tips(drawing) == [
-        "ideal step: 74.9 ms, 75 % of the step",
-        "data loading: 30.0 ms, 30 % of the step",
-        "not explained: -5 % of the step",
-        "measured step: 100 ms, 100 % of the step",
-    ]
-
-
-def test_a_slow_step_stays_visible_in_a_thinned_series(tmp_path: Path) -> None:
-    path = studies.finished(tmp_path / "s", studies.strong(sizes=(1, 2)), repeats=2)
-    for file in path.glob("runs/n2x1*/attempt-1/steps.csv"):
-        times = [0.5 if step == 777 else 0.1 for step in range(1000)]
-        frame = pd.DataFrame({"epoch": 1, "step": range(1, 1001), "step_time_sec": times, "slowest_rank": 1})
-        frame.to_csv(file, index=False)
-    study = load_study(path)
-    runs = choose_runs(study.runs[study.runs["cell_id"] == "n2x1-gloo-srun-b32"])[:1]
-    assert runs == ["n2x1-gloo-srun-b32-r1"]
-    steps = step_series(study, runs)
-    assert len(steps) == 200
-    slowest = steps.loc[steps["step_time_sec"].idxmax()]
-    assert (slowest["number"], slowest["step_time_sec"]) == (778, 0.5)
-    drawing = series_figure(steps, name="steps-1", label="strong")
-    assert "slowest 500 ms at step 778, rank 1" in tips(drawing)[0]
+    names = ["ideal step", "data loading", "not explained", "measured step"]
+    assert [text for text in texts(drawing) if text in names] == names
+    values = ["74.9 ms, 75 %", "30.0 ms, 30 %", "-5 %", "100 ms, 100 %"]
+    assert [text for text in texts(drawing) if text.endswith("%")] == values
 
 
 @pytest.mark.usefixtures("nothing_drawn")
@@ -87,6 +65,7 @@ def test_no_causes_are_given_for_values_that_are_not_valid(tmp_path: Path) -> No
         frame = pd.read_csv(file)
         frame.loc[frame["rank"] == 1, "samples"] *= 3
         frame.to_csv(file, index=False)
+    studies.seal(path)
     page = write_report(path).page.read_text(encoding="utf-8")
     words = "The loss is not divided among causes, because the values are not valid: see the error Unequal samples."
     assert ">not valid: Unequal samples</td>" in page

@@ -16,14 +16,14 @@ from analysis.stats.columns import ScalingRow, frame_of_records
 from analysis.stats.measured import common_reasons, measure
 from bench.facts import Fact
 from bench.study.conditions import Reason
-from tests.analysis.studies import StudyBuilder, strong
+from tests.analysis.studies import StudyBuilder, seal, strong
 from tests.commands.command_line import bench
 from tests.common import edited_json, read_rows
 
 
 def entry(reason: str, node: str = "n1") -> dict[str, Any]:
     times = {"start": "2026-01-02T03:04:10Z", "end": "2026-01-02T03:05:00Z"}
-    return {"reason": reason, "node": node, **times, "value": None, "limit": None}
+    return Fact(reason, (node,), times).as_json()
 
 
 def disturbed(folder: Path, cells: Mapping[str, list[list[str] | None]]) -> Path:
@@ -119,6 +119,7 @@ def test_a_slow_run_without_a_recorded_reason_is_named_with_its_nodes_and_kept(t
         for line in lines[1:]:
             line[column] = str(factor * float(line[column]))
     (attempt / "metrics.csv").write_text("".join(f"{','.join(line)}\n" for line in lines))
+    seal(path)
     content = json.loads((attempt / "run.json").read_text())
     recorded = {"disturbed": [], "allocation": {"kind": "job", "nodes": 2, "hosts": "n[3-4]"}}
     assert not measure(load_study(path)).runs["facts"].map(bool).any()  # nothing was recorded

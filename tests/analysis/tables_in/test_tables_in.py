@@ -291,15 +291,6 @@ def test_batches_that_are_neither_strong_nor_weak_have_no_efficiency(
     }
 
 
-def test_strong_and_weak_rows_with_a_mode_are_two_series(analysed: Report) -> None:
-    found = analysed(
-        "mode,gpus,global_batch,throughput\nstrong,1,64,100\nstrong,2,64,190\nweak,1,64,100\nweak,2,128,196\n"
-    )
-    assert dict(zip(found["series"], found["mode"], strict=True)) == {"strong": "strong", "weak": "weak"}
-    at_two = found[found["gpus"] == 2].set_index("series")["efficiency"]
-    assert at_two.to_dict() == pytest.approx({"strong": 0.95, "weak": 0.98})
-
-
 @pytest.mark.parametrize("asked", ["8", "2x4", "8 GPUs"])
 def test_another_size_can_be_the_baseline(analysed: Report, asked: str) -> None:
     text = "gpus,nodes,global_batch,throughput\n4,1,64,100\n8,2,64,190\n16,4,64,350\n"
@@ -474,19 +465,6 @@ def test_a_size_with_another_batch_is_named_and_the_others_are_analysed(tmp_path
         f"{lines} (8 ranks): the global batch is 2,048, but 1,024 in the rest of the series, "
         "so this size is not compared with the other sizes"
     ) in study.remarks
-
-
-def test_a_weak_series_with_one_other_batch_per_rank_is_analysed(analysed: Report) -> None:
-    found = analysed("gpus,per_gpu_batch,throughput\n1,32,100\n2,32,190\n4,64,420\n8,32,700\n")
-    assert found["efficiency"].to_list() == pytest.approx([1, 0.95, float("nan"), 0.875], nan_ok=True)
-    assert found["series"].iloc[2] == "table, batch per rank 64"
-
-
-def test_a_label_decides_which_of_three_sizes_has_another_batch(analysed: Report) -> None:
-    text = "gpus,global_batch,time\n1,64,1\n2,64,0.5\n4,128,0.5\n"
-    assert analysed(text)["efficiency"].isna().all()
-    assert analysed(text, mode="strong")["efficiency"].to_list()[:2] == [1, 1]
-    assert analysed(text, mode="weak")["efficiency"].to_list()[1:] == [1, 1]
 
 
 @pytest.mark.parametrize(

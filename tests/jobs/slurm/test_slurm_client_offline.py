@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -226,28 +225,12 @@ def test_all_jobs_share_one_call_unless_their_list_is_too_long(commands):
     assert commands.calls("scancel") == [ids[:3]]
 
 
-def test_without_jobs_no_command_is_run(commands):
-    slurm = commands.slurm()
-    assert slurm.queue([]) == []
-    assert slurm.accounting([]) == []
-    slurm.cancel([])
-
-
 def test_missing_accounting_is_reported_with_the_message_of_slurm(commands):
     commands.add("sacct", err="Slurm accounting storage is disabled\n", code=1)
     with pytest.raises(SlurmUnavailableError) as caught:
         commands.slurm().accounting(["1"])
     assert str(caught.value) == "sacct: Slurm accounting storage is disabled"
     assert (caught.value.command, caught.value.output) == ("sacct", "Slurm accounting storage is disabled")
-
-
-def test_unreadable_output_is_reported_as_unavailable(commands):
-    commands.add("squeue", out="<html>maintenance</html>\n")
-    with pytest.raises(SlurmUnavailableError) as caught:
-        commands.slurm().queue()
-    assert str(caught.value) == (
-        "squeue: cannot read its output: expected 10 columns, got '<html>maintenance</html>'"
-    )
 
 
 def test_a_job_that_slurm_no_longer_knows_has_no_row(commands):
@@ -264,13 +247,3 @@ def test_cancelling_an_ended_job_is_ignored_and_a_denied_request_is_an_error(com
     with pytest.raises(SlurmRefusedError) as caught:
         commands.slurm().cancel(["1", "2"])
     assert str(caught.value) == "scancel: Kill job error on job id 2: Access/permission denied"
-
-
-def test_accounting_by_name_returns_all_rows_of_the_jobs(commands):
-    rest = (
-        "|COMPLETED|0:0|0:0|None|2026-11-20T19:51:36|2026-11-20T19:51:37|2026-11-20T19:51:38|00:00:01|1|n1||"
-    )
-    commands.add("sacct", out=f"5{rest}mine\n5.batch{rest}batch\n6{rest}other\n")
-    rows = commands.slurm().accounting_by_name(["mine"], since=datetime(2026, 11, 20, 19, 0, tzinfo=UTC))
-    assert [(row.key.number, row.key.step) for row in rows] == [("5", None), ("5", "batch")]
-    assert commands.calls("sacct")[0][-2:] == [f"--user={os.geteuid()}", "--starttime=2026-11-20T19:00:00"]

@@ -17,7 +17,6 @@ from bench.jobs.slurm.parsing import (
     parse_limit_s,
     parse_queue,
     parse_submission,
-    parse_time,
 )
 from tests.common import raised
 
@@ -48,13 +47,6 @@ def test_components_of_a_heterogeneous_job_are_one_job_and_tasks_of_an_array_are
     ] == "18 18 25_0 25_1".split()
 
 
-@pytest.mark.parametrize("text", ["", "abc", "12a", "-1", "1;2", "$(id)"])
-def test_a_text_that_is_not_a_job_id_is_an_error(text):
-    with pytest.raises(UnreadableOutputError, match="is not a job id") as caught:
-        parse_job_id(text)
-    assert str(caught.value) == f"{text!r} is not a job id"
-
-
 def test_squeue_rows_of_waiting_running_and_component_jobs_are_read():
     # Recorded from Slurm 22.05.8.
     rows = parse_queue(
@@ -77,11 +69,6 @@ def test_the_cluster_line_of_option_m_is_skipped():
 
 def test_a_line_with_too_few_columns_is_an_error():
     assert raised(UnreadableOutputError, parse_queue, "1|RUNNING\n") == "expected 10 columns, got '1|RUNNING'"
-
-
-def test_empty_output_has_no_rows():
-    assert parse_queue("") == []
-    assert parse_accounting("\n") == []
 
 
 def test_missing_values_of_an_accounting_row_are_none():
@@ -109,11 +96,6 @@ def test_missing_values_of_an_accounting_row_are_none():
 )
 def test_time_limits_are_seconds_and_no_limit_is_none(text, seconds):
     assert parse_limit_s(text) == seconds
-
-
-@pytest.mark.parametrize("text", ["Unknown", "None", "N/A", "", "(null)"])
-def test_slurms_placeholders_for_no_time_are_none(text):
-    assert parse_time(text) is None
 
 
 @pytest.mark.parametrize(("text", "halves"), [("1:0", (1, 0)), ("0:125", (0, 125)), ("", (None, None))])
@@ -152,24 +134,6 @@ def test_the_job_id_in_the_output_of_sbatch_is_found(text, job_id):
 def test_the_expected_start_is_read(line):
     start = parse_expected_start(f"sbatch: info: a remark of the site\n{line}\n", now=NOW)
     assert start == datetime(2026, 11, 20, 17, 13, 29, tzinfo=UTC)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        # allocate.c of 20.11 to 25.05 (sbatch --test-only); before 18.08 without the partition. Jobs
-        # that would be preempted are listed on a separate line.
-        "sbatch: Job 7 to start at 2026-11-20T17:13:29 using 2 processors on nodes n[1-2]\n",
-        "sbatch: Job 7 to start at 2026-11-20T17:13:29 using 2 processors on nodes n[1-2] in partition l40s\n"
-        "sbatch:   Preempts: 3,4\n",
-        # Messages of a job_submit plugin come first; those of lmod on standard output come last.
-        "sbatch: lua: account set to users\n"
-        "sbatch: Job 7 to start at 2026-11-20T17:13:29 using 2 processors on nodes n[1-2] in partition l40s\n"
-        "The following have been reloaded\n",
-    ],
-)
-def test_the_expected_start_is_found_among_other_messages(text):
-    assert parse_expected_start(text, now=NOW) == datetime(2026, 11, 20, 17, 13, 29, tzinfo=UTC)
 
 
 @pytest.mark.parametrize(

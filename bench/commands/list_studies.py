@@ -1,0 +1,62 @@
+"""`bench list`: list the studies of a results folder."""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import UTC, datetime
+from typing import Any
+
+from ..errors import BenchError
+from ..study.layout import StudyFolder, latest_first
+from ..study.ledger import RunState
+from ..study.plan_json import open_study
+from ..units import count
+from ..words import term
+from .console import print_json, print_table
+from .options import JsonOption, ResultsOption, results_folder
+
+
+def list_command(results: ResultsOption = None, as_json: JsonOption = False) -> int:
+    """List the studies of a results folder, the newest first, with the states of their runs.
+
+    The states are those of the last command that updated the study; `bench status STUDY` updates them.
+    """
+    listed = [_described(folder) for folder in latest_first(results_folder(results))]
+    if as_json:
+        print_json({"studies": listed})
+        return 0
+    rows = [(one["study"], one["planned"], _runs(one), one["report"]) for one in listed]
+    print_table("", ("study", "planned", "runs", "report"), rows)
+    return 0
+
+
+def _described(folder: StudyFolder) -> dict[str, Any]:
+    """Return the JSON object of a study; ``problem`` says why the states of its runs are not known."""
+    page = folder.report / "index.html"
+    states: dict[str, int] = {}
+    problem = None
+    try:
+        records = open_study(folder).records().values()
+        states = dict(Counter(str(record.state) for record in records))
+    except BenchError as error:
+        problem = error.message
+    except OSError as error:
+        problem = f"not readable: {error.strerror}"
+    return {
+        "study": folder.name,
+        "planned": f"{datetime.fromtimestamp(folder.planned_s, UTC):%Y-%m-%d}",
+        "states": states,
+        "problem": problem,
+        "report": str(page) if page.is_file() else None,
+    }
+
+
+def _runs(study: dict[str, Any]) -> str:
+    """Return ``12 of 15 runs completed; 2 failed; 1 not started``."""
+    if study["problem"]:
+        return str(study["problem"])
+    states = {RunState(state): n for state, n in study["states"].items()}
+    completed = states.pop(RunState.COMPLETED, 0)
+    total = completed + sum(states.values())
+    others = [f"{n:,} {term('outcome', state)}" for state, n in states.items()]
+    return "; ".join([f"{completed:,} of {count(total, 'run')} completed", *others])

@@ -1,1 +1,0 @@
-"""Check nodes before a study: a short job measures every node, and the links of a ring."""

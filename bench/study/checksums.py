@@ -1,0 +1,77 @@
+"""Write and check the SHA-256 of the files with the values that a run measured.
+
+``SHA256SUMS`` has the format of coreutils: ``sha256sum -c SHA256SUMS`` in the run's folder checks it, too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ..errors import unwritable
+from .files import regular_file, write_atomically
+from .layout import RunFolder
+
+#: Larger files are not read: steps.csv of 10 million steps has about 0.4 GB.
+LARGEST_BYTES = 1 << 30
+_FOLDER = RunFolder(Path())
+_SUMS = _FOLDER.sums.name
+_TABLES = tuple(path.name for path in (_FOLDER.metrics_csv, _FOLDER.ranks_csv, _FOLDER.steps_csv))
+_PROBES = _FOLDER.probes.name
+
+
+def is_recorded(workload: Mapping[str, Any]) -> bool:
+    """Return whether runs with these options measure themselves: the built-in training or the recorder."""
+    return not workload.get("command") or (workload.get("metrics") or {}).get("source") == "recorder"
+
+
+def write_sums(folder: RunFolder) -> None:
+    """Write SHA256SUMS after the last change of the other files.
+
+    Raises:
+        UnwritableError: a file cannot be read, or SHA256SUMS cannot be written.
+    """
+    names = [*_TABLES, *([_PROBES] if folder.probes.exists() else [])]
+    try:
+        lines = [f"{_digest(f'{folder.path}/{name}')}  {name}\n" for name in names]
+    except OSError as error:
+        raise unwritable(folder.sums, error) from None
+    write_atomically(folder.sums, "".join(lines))
+
+
+def find_damage(folder: str | Path) -> str:
+    """Return the first file of a run that is not as the run wrote it, and why; "" if all files are."""
+    return next(_damages(str(folder)), "")
+
+
+def _damages(folder: str) -> Iterator[str]:
+    # Paths are joined as texts: with thousands of runs, pathlib would take longer than reading.
+    shown = "/".join(folder.rsplit("/", 3)[-3:])
+    try:
+        with open(f"{folder}/{_SUMS}", "rb", buffering=0, opener=regular_file) as file:
+            lines = file.read(4096).decode("ascii", "replace").splitlines()
+    except OSError as error:
+        yield f"{shown}/{_SUMS} cannot be read: {error.strerror}"
+        return
+    sums = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
+    for name in (*_TABLES, _PROBES):
+        path = f"{folder}/{name}"
+        if name not in sums:
+            if name != _PROBES or os.path.lexists(path):
+                yield f"{shown}/{_SUMS} does not contain {name}"
+            continue
+        try:
+            if _digest(path) != sums[name]:
+                yield f"{shown}/{name} is not as the run wrote it: its SHA-256 is not that in {_SUMS}"
+        except OSError as error:
+            yield f"{shown}/{name} cannot be read: {error.strerror}"
+
+
+def _digest(path: str) -> str:
+    with open(path, "rb", buffering=0, opener=regular_file) as file:
+        if os.fstat(file.fileno()).st_size > LARGEST_BYTES:
+            raise OSError(0, f"it is larger than {LARGEST_BYTES >> 30} GiB", path)
+        return hashlib.file_digest(file, "sha256").hexdigest()
