@@ -238,7 +238,8 @@ def test_a_study_without_a_plan_is_refused(tmp_path):
         open_study(StudyFolder(tmp_path))
     (tmp_path / "plan.json").write_text("{")
     with pytest.raises(
-        BenchError, match=r"plan\.json: is not valid JSON; plan the study again: bench plan MATRIX$"
+        BenchError,
+        match=r"plan\.json: is not a plan .*Invalid JSON.*; plan the study again: bench plan MATRIX$",
     ):
         open_study(StudyFolder(tmp_path))
     (tmp_path / "plan.json").write_text('{"cells": [{}], "runs": []}')
