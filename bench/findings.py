@@ -1,4 +1,4 @@
-"""Findings of `bench lint`: mistakes in a script and the edits that fix them."""
+"""Findings of `bench lint`: mistakes in a script."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ class Finding:
     """A mistake at one line of a file.
 
     ``line`` counts from 1. ``message`` describes the effect at run time, and ``remedy`` the change
-    that fixes the mistake. ``replacement`` is the corrected line, an empty string to delete the line, or
-    None if the correction is unknown.
+    that fixes the mistake.
     """
 
     path: str
@@ -32,29 +31,14 @@ class Finding:
     severity: Severity
     message: str
     remedy: str
-    replacement: str | None = None
 
     def as_json(self) -> dict[str, object]:
-        """Return the finding as a dictionary for the JSON output, without ``replacement``."""
-        return {name: value for name, value in vars(self).items() if name != "replacement"}
+        """Return the finding as a dictionary for the JSON output."""
+        return dict(vars(self))
 
     def __str__(self) -> str:
         place = f"{self.path}:{self.line}"
         return f"{place}: {self.severity}: {self.message} [{self.rule}]\n    {self.remedy}"
-
-
-class Edit(NamedTuple):
-    """A change of one line: ``old`` (the whole line if ``old`` is empty) becomes ``new``."""
-
-    line: int
-    old: str
-    new: str
-
-    def apply(self, text: str) -> str:
-        """Apply the edit to the text of its line, unless the line contains ``old`` several times."""
-        if not self.old:
-            return self.new
-        return text.replace(self.old, self.new) if text.count(self.old) == 1 else text
 
 
 class Remark(NamedTuple):
@@ -63,4 +47,3 @@ class Remark(NamedTuple):
     line: int
     message: str
     remedy: str
-    edit: Edit | None = None

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
 import shutil
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -13,7 +11,7 @@ import typer
 
 from ..errors import BenchError, missing_file
 from ..findings import Finding, Severity
-from ..terminal import printable, read_stdin
+from ..terminal import read_stdin
 from ..units import count
 from .console import print_json, say, show
 from .options import JsonOption
@@ -23,9 +21,6 @@ def lint_command(
     scripts: Annotated[
         list[str], typer.Argument(help="sbatch scripts; - is standard input.", show_default=False)
     ],
-    diff: Annotated[
-        bool, typer.Option("--diff", help="Print a patch of the unambiguous changes instead of findings.")
-    ] = False,
     as_json: JsonOption = False,
 ) -> int:
     """Find known multi-node mistakes in sbatch scripts before they wait in the queue.
@@ -33,11 +28,11 @@ def lint_command(
     The command works on any sbatch script and executes nothing. The exit code is 1 if there is an error.
     Example: bench lint job.sbatch
     """
-    return run_lint(scripts, json=as_json, diff=diff)
+    return run_lint(scripts, json=as_json)
 
 
-def run_lint(paths: list[str], *, json: bool, diff: bool) -> int:
-    """Print the findings of scripts (``-`` is standard input), or a patch if ``diff``.
+def run_lint(paths: list[str], *, json: bool) -> int:
+    """Print the findings of scripts (``-`` is standard input).
 
     Returns:
         1 if a finding is an error, otherwise 0.
@@ -50,10 +45,6 @@ def run_lint(paths: list[str], *, json: bool, diff: bool) -> int:
     findings = [finding for path, text in texts.items() for finding in lint_script(text, path=path)]
     if json:
         print_json({"findings": [finding.as_json() for finding in findings]})
-    elif diff:
-        for path, text in texts.items():
-            rows = patch(text, path=path)
-            sys.stdout.write(printable(rows) if sys.stdout.isatty() else rows)
     else:
         for finding in findings:
             show(finding)
@@ -75,23 +66,6 @@ def _read(path: str) -> str:
         return file.read_bytes().decode("utf-8", errors="replace")
     except OSError as error:
         raise BenchError(f"{file}: cannot be read: {error.strerror}") from None
-
-
-def patch(text: str, *, path: str) -> str:
-    """Return a unified patch of the unambiguous changes, or "" if there are none."""
-    from ..lint import edits
-
-    lines = text.splitlines(keepends=True)
-    changed = list(lines)
-    touched: set[int] = set()
-    for edit in edits(text):
-        if edit.line in touched or not 0 < edit.line <= len(lines):
-            continue  # one change per line; after it is applied, `bench lint --diff` shows the next one
-        touched.add(edit.line)
-        content = lines[edit.line - 1].rstrip("\r\n")
-        changed[edit.line - 1] = edit.apply(content) + lines[edit.line - 1][len(content) :]
-    rows = difflib.unified_diff(lines, changed, fromfile=f"a/{path}", tofile=f"b/{path}")
-    return "".join(row if row.endswith("\n") else f"{row}\n\\ No newline at end of file\n" for row in rows)
 
 
 def _summary(findings: Sequence[Finding], *, scripts: int) -> str:

@@ -1,51 +1,50 @@
 """Find known mistakes in sbatch scripts without executing them.
 
-The docstring of each rule in :mod:`bench.lint.rules` is its documentation in docs/lint.md.
+A rule is a public generator function in ``rules``. Its docstring is its section in docs/lint.md.
 """
 
 from __future__ import annotations
 
+import inspect
 import itertools
-from dataclasses import replace
-from functools import lru_cache
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
-from ..findings import Edit, Finding, Remark
-from .rules import REGISTRY, Rule, launching, text
+from ..findings import Finding, Remark, Severity
+from .options import names
+from .rules import launching, text
 from .script import Script, read_script
 
-__all__ = ["RULES", "Rule", "edits", "launching", "lint_script", "text"]
+#: The rules whose effect depends on the program, the site or the caller.
+_WARNINGS = names("deepspeed-nodes hardcoded-host task-gpu-mismatch undefined-variable world-size-mismatch")
+
+
+class Rule(NamedTuple):
+    """A rule and the severity of its findings."""
+
+    name: str
+    severity: Severity
+    check: Callable[[Script], Iterable[Remark]]
+
+
+def _rules() -> Iterable[Rule]:
+    for function, check in sorted({**vars(launching), **vars(text)}.items()):
+        name = function.replace("_", "-")
+        if inspect.isgeneratorfunction(check) and not function.startswith("_"):
+            yield Rule(name, Severity.WARNING if name in _WARNINGS else Severity.ERROR, check)
+
 
 #: All rules, sorted by name.
-RULES = tuple(sorted(REGISTRY, key=lambda rule: rule.name))
-#: Maximum number of findings per rule and script.
-_MAX_REMARKS = 200
+RULES = tuple(_rules())
 
 
 def lint_script(text: str, *, path: str) -> list[Finding]:
-    """Return the findings for a sbatch script, sorted by line; ``path`` is the path to show in them."""
-    return [replace(finding, path=path) for finding, _ in _judge(text)]
-
-
-def edits(text: str) -> list[Edit]:
-    """Return the edits that can be applied without a decision by the user, sorted by line."""
-    return [edit for _, edit in _judge(text) if edit]
-
-
-@lru_cache(maxsize=1)  # `bench lint --diff` needs findings and edits
-def _judge(text: str) -> tuple[tuple[Finding, Edit | None], ...]:
-    """Apply all rules to a script, keeping at most one finding per rule and line."""
+    """Return the findings for a script, at most one per rule and line, sorted by line; ``path`` is shown."""
     script = read_script(text)
-    found: dict[tuple[int, str], tuple[Finding, Edit | None]] = {}
+    found: dict[tuple[int, str], Finding] = {}
     for rule in RULES:
-        for remark in itertools.islice(rule.check(script), _MAX_REMARKS):
-            finding = _finding(script, rule, remark)
-            found.setdefault((finding.line, rule.name), (finding, remark.edit))
-    return tuple(sorted(found.values(), key=lambda one: (one[0].line, one[0].severity, one[0].rule)))
-
-
-def _finding(script: Script, rule: Rule, remark: Remark) -> Finding:
-    line = min(max(remark.line, 1), len(script.lines))
-    text = script.line(line)
-    changed = remark.edit.apply(text) if remark.edit and remark.edit.line == line else text
-    new = None if changed == text else changed
-    return Finding("", line, rule.name, rule.severity, remark.message, remark.remedy, new)
+        for remark in itertools.islice(rule.check(script), 200):
+            line = min(max(remark.line, 1), len(script.lines))
+            finding = Finding(path, line, rule.name, rule.severity, remark.message, remark.remedy)
+            found.setdefault((line, rule.name), finding)
+    return sorted(found.values(), key=lambda one: (one.line, one.severity, one.rule))

@@ -1,20 +1,15 @@
-"""The number of nodes, tasks and GPUs of a job and its steps, and numbers computed from them.
-
-The rules follow sbatch(1) and srun(1). Numbers that the script does not determine are None.
-"""
+"""The numbers of nodes, tasks and GPUs of a job and its steps: sbatch(1) and srun(1). None is unknown."""
 
 from __future__ import annotations
 
-import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from .options import EXPANSION, Option, is_placeholder, names, whole_number
-from .words import Unknown, Word
+from .options import Option, whole_number
+from .words import Word
 
 _GPU_OPTIONS = ("gpus-per-node", "gres", "gpus", "gpus-per-task", "gpus-per-socket", "tres-per-task")
-#: Options that determine the number of tasks in ways that this module does not compute.
-_OTHER_TASKS = names("ntasks-per-gpu ntasks-per-tres ntasks-per-socket ntasks-per-core tres-per-task")
 
 
 class Geometry(NamedTuple):
@@ -34,11 +29,6 @@ class Geometry(NamedTuple):
         """Return the script line of the first option in ``names`` that is given, or None."""
         return next((self.options[name].line for name in names if name in self.options), None)
 
-    @property
-    def isolates_gpus(self) -> bool:
-        """True if an option possibly restricts each task to its own GPUs."""
-        return not self.options.keys().isdisjoint({"gpu-bind", "tres-bind", "gpus-per-task"})
-
 
 def geometry_of(options: Mapping[str, Option]) -> Geometry:
     """Compute the geometry of a job or step."""
@@ -54,9 +44,8 @@ def geometry_of(options: Mapping[str, Option]) -> Geometry:
         tasks = per_node if not ntasks or not nodes or ntasks == nodes * per_node else None
     elif ntasks and nodes:
         tasks = ntasks // nodes if ntasks % nodes == 0 else None
-    elif not ({"ntasks", "ntasks-per-node"} | _OTHER_TASKS) & options.keys():
-        each, on_node = gpu_count(given.value("gpus-per-task")), gpu_count(given.value("gpus-per-node"))
-        tasks = on_node // each if each and on_node else 1  # as many tasks as a node has GPUs for
+    elif not any(name.startswith(("ntasks", "gpus-per-task", "tres-per-task")) for name in options):
+        tasks = 1
     option = next((name for name in _GPU_OPTIONS if name in options), "")
     gpus = gpu_count(given.value(option), gres=option == "gres") if option else 0
     if gpus and option == "gpus":
@@ -82,11 +71,8 @@ def step_of(job: Geometry, given: Sequence[Option]) -> Geometry:
 
 
 def gpu_count(value: str, *, gres: bool = False) -> int | None:
-    """Return the number of GPUs in ``[type:]number[,...]``, or None if it is missing or unknown.
-
-    In ``--gres``, each item starts with the name of the resource. A name or type alone means one GPU.
-    """
-    if not value or is_placeholder(value) or EXPANSION.search(value):
+    """Return the number of GPUs in ``[type:]number[,...]``; in ``--gres``, items start with the resource."""
+    if not re.fullmatch(r"[\w:.,=-]+", value):  # a variable, or a value that is still to be filled in
         return None
     items = [item.removeprefix("gres:").replace("=", ":").split(":") for item in value.split(",")]
     counted = [item[-1] for item in items if item[0] == "gpu" or not gres]
@@ -95,24 +81,15 @@ def gpu_count(value: str, *, gres: bool = False) -> int | None:
 
 def number(word: Word | None, geometry: Geometry) -> int | None:
     """Return the whole number that a word has in a job or step, or None if it is unknown."""
-    if word is None or (len(word.parts) > 1 and word.unknowns):
-        return None
-    only = word.parts[0]
-    return _number(only, geometry) if isinstance(only, Unknown) else whole_number(word.shown.strip())
-
-
-def _number(unknown: Unknown, geometry: Geometry) -> int | None:
-    """Return the value of a product, or of a variable that Slurm sets."""
-    if unknown.product:
-        known = [value for factor in unknown.product if (value := number(factor, geometry)) is not None]
-        return math.prod(known) if len(known) == len(unknown.product) else None
-    match unknown.name:
-        case "SLURM_NNODES" | "SLURM_JOB_NUM_NODES":
-            return geometry.nodes
-        case "SLURM_NTASKS" | "SLURM_NPROCS":
-            return geometry.ntasks
-        case "SLURM_NTASKS_PER_NODE":
-            return whole_number(geometry.value("ntasks-per-node"))
-        case "SLURM_GPUS_ON_NODE" | "SLURM_GPUS_PER_NODE":
-            return geometry.gpus_per_node or None
-    return None
+    if word is None or word.unknowns != list(word.parts):
+        return whole_number(word.literal) if word else None
+    nodes, ntasks, gpus = geometry.nodes, geometry.ntasks, geometry.gpus_per_node or None
+    known = {
+        "NNODES": nodes,
+        "JOB_NUM_NODES": nodes,
+        "NTASKS": ntasks,
+        "NPROCS": ntasks,
+        "GPUS_ON_NODE": gpus,
+    }
+    known |= {"NTASKS_PER_NODE": whole_number(geometry.value("ntasks-per-node")), "GPUS_PER_NODE": gpus}
+    return known.get(word.unknowns[0].name.removeprefix("SLURM_"))

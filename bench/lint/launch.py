@@ -1,7 +1,4 @@
-"""Read a command: words of the shell, srun with its options, a launcher with its options, the program.
-
-Only words of bash and launchers are known by name. Any other program is ``unknown``: it may start anything.
-"""
+"""Read a command: srun and a launcher with their options, and the program, which may start anything."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 
 from .geometry import Geometry, number
-from .options import SRUN, Option, names
+from .options import Option, names, read_options
 from .words import Word
 
 #: Launchers that may start processes on other nodes.
@@ -26,29 +23,18 @@ BUILTINS = names(
     printf pushd pwd read readarray readonly return set shift shopt suspend test times trap true type
     typeset ulimit umask unalias unset wait"""
 )
-SHELLS = names("bash sh dash zsh ksh")
-#: Words before a command that change nothing about what it starts.
+#: Words before a command, and Python modules that are torchrun, for `python -m`.
 _PREFIXES = names("exec command nohup time builtin")
-# Python modules that are launchers, for `python -m`.
-_MODULES = {
-    "torch.distributed.run": "torchrun",
-    "torch.distributed.launch": "torchrun",
-    "accelerate.commands.launch": "accelerate",
-    "deepspeed.launcher.runner": "deepspeed",
-}
-#: Launchers that start several workers, with their options that have no value: torch/distributed/run.py,
+_MODULES = names("torch.distributed.run torch.distributed.launch")
+#: Options without a value of launchers that start several workers: torch/distributed/run.py,
 #: accelerate/commands/launch.py, deepspeed/launcher/runner.py.
-LAUNCHERS = {
-    "torchrun": names("standalone m module no_python run_path virtual_local_rank use_env h help"),
-    "accelerate": names(
-        """cpu multi_gpu tpu use_mps_device use_deepspeed use_fsdp use_megatron_lm use_xpu ipex quiet m module
-        no_python debug same_network dynamo_use_fullgraph dynamo_use_dynamic enable_cpu_affinity h help
-        use_parallelism_config tpu_use_cluster tpu_use_sudo no_tpu_cluster"""
-    ),
-    "deepspeed": names(
-        "force_multi module no_python no_local_rank no_ssh no_ssh_check elastic_training bind_cores_to_rank"
-    ),
-}
+_FLAGS = names(
+    """standalone m module no_python run_path virtual_local_rank use_env h help cpu multi_gpu tpu
+    use_mps_device use_deepspeed use_fsdp use_megatron_lm use_xpu ipex quiet debug same_network
+    dynamo_use_fullgraph dynamo_use_dynamic enable_cpu_affinity use_parallelism_config tpu_use_cluster
+    tpu_use_sudo no_tpu_cluster force_multi no_local_rank no_ssh no_ssh_check elastic_training
+    bind_cores_to_rank"""
+)
 #: Options of launchers that rules read. argparse accepts their prefixes.
 _READ = names(
     """nnodes nproc_per_node rdzv_backend rdzv_endpoint rdzv_conf standalone node_rank master_addr local_addr
@@ -60,21 +46,19 @@ _READ = names(
 class Launch:
     """The parts of a command.
 
-    ``kind`` is ``python``, ``launcher``, ``shell`` (a file for a shell), ``inner`` (text for a shell),
-    ``builtin``, ``nothing`` or ``unknown``. ``via`` is ``srun`` or another launcher that reaches nodes.
-    ``opaque`` is True if an unknown expansion may contain further words for srun or the launcher.
-    ``options`` are those of the launcher, with underscores. ``environment`` is what env sets.
+    ``kind`` is ``python``, ``launcher``, ``shell`` (of a file), ``inner`` (a shell of text), ``builtin``,
+    ``nothing`` or ``unknown``. ``via`` is ``srun`` or a launcher of several nodes. ``opaque`` means that
+    an unknown word may contain further options. ``options`` are those of the launcher, with underscores.
     """
 
     kind: str = "nothing"
     via: str = ""
-    srun: tuple[Option, ...] = ()
+    srun: Sequence[Option] = ()
     opaque: bool = False
     launcher: str = ""
     options: dict[str, Word] = field(default_factory=dict)
     program: Word | None = None
     arguments: tuple[Word, ...] = ()
-    environment: dict[str, Word] = field(default_factory=dict)
 
     @property
     def node_count(self) -> Word | None:
@@ -86,20 +70,14 @@ class Launch:
         """Return the number of workers that the launcher starts on each node, or None if it is unknown."""
         options = self.options
         if self.launcher == "accelerate":  # --num_processes counts the processes of all machines
-            total, machines = (
-                number(options.get("num_processes"), geometry),
-                number(self.node_count, geometry),
-            )
+            total = number(options.get("num_processes"), geometry)
+            machines = number(self.node_count, geometry)
             return total // machines if total and machines else None
         value = options.get("num_gpus" if self.launcher == "deepspeed" else "nproc_per_node")
         all_gpus = value.literal in ("gpu", "auto") if value else self.launcher == "deepspeed"
         if all_gpus and options.keys().isdisjoint({"include", "hostfile"}):
             return geometry.gpus_per_node
         return number(value, geometry)
-
-    def srun_option(self, name: str) -> Option | None:
-        """Return the last occurrence of an option of srun, or None."""
-        return next((option for option in reversed(self.srun) if option.name == name), None)
 
 
 def program_name(word: Word) -> str:
@@ -115,11 +93,9 @@ def read_command(words: Sequence[Word]) -> Launch:
     rest = list(words)
     while rest and launch.kind == "nothing":
         name, word = program_name(rest[0]), rest.pop(0)
-        if name == "env":
-            rest = _read_env(launch, rest)
-        elif name == "srun" and not launch.via:
-            options, others = SRUN.read(rest)
-            launch.via, launch.srun, rest = "srun", tuple(options), list(others)
+        if name == "srun" and not launch.via:
+            launch.via = name
+            launch.srun, rest = read_options(rest)
             if rest and (rest[0].may_be_several or rest[0].literal == ":"):  # : separates components
                 launch.opaque, launch.kind = True, "unknown"
         elif name not in _PREFIXES or (rest and rest[0].start.startswith("-")):
@@ -128,22 +104,10 @@ def read_command(words: Sequence[Word]) -> Launch:
     return launch
 
 
-def _read_env(launch: Launch, words: list[Word]) -> list[Word]:
-    """Read the assignments of ``env NAME=VALUE ...``; return the words below them."""
-    for position, word in enumerate(words):
-        name, equals, _ = word.start.partition("=")
-        if word.start.startswith("-"):
-            launch.kind = "unknown"
-        if not equals or not name.isidentifier():
-            return words[position:]
-        launch.environment[name] = word.after(f"{name}=")
-    return []
-
-
 def _read_program(launch: Launch, name: str, rest: list[Word]) -> None:
     if name in BUILTINS:
         launch.kind = "builtin"
-    elif name in SHELLS:
+    elif name in ("bash", "sh", "dash", "zsh", "ksh"):
         options = list(takewhile(lambda word: word.start.startswith("-"), rest))
         text = any(one.shown.endswith("c") and not one.start.startswith("--") for one in options)
         if len(rest) > len(options):
@@ -154,25 +118,22 @@ def _read_program(launch: Launch, name: str, rest: list[Word]) -> None:
         launch.via = launch.via or name
     elif name == "accelerate" and rest and rest[0].literal == "launch":
         _read_launcher(launch, name, rest[1:])
-    elif name in LAUNCHERS and name != "accelerate":
+    elif name in ("torchrun", "deepspeed"):
         _read_launcher(launch, name, rest)
     elif name.endswith(".py"):
         launch.kind = "python"
 
 
 def _read_python(launch: Launch, rest: list[Word]) -> None:
-    while rest and rest[0].start.startswith("-"):
+    while rest and rest[0].start.startswith("-") and rest[0].literal != "-m":
         option = rest.pop(0).shown
-        if option == "-m":
-            if rest and rest[0].shown in _MODULES:
-                _read_launcher(launch, _MODULES[rest[0].shown], rest[1:])
-                return
-        elif option[-1] == "c" and not option.startswith("--"):
+        if option[-1] == "c" and not option.startswith("--"):
             return  # text for Python
-        elif option in ("-W", "-X", "--check-hash-based-pycs"):
-            rest = rest[1:]
-    if rest:
-        launch.kind, launch.program, launch.arguments = "python", rest[0], tuple(rest[1:])
+        rest = rest[1:] if option in ("-W", "-X") else rest
+    if len(rest) > 1 and rest[0].literal == "-m" and rest[1].literal in _MODULES:
+        _read_launcher(launch, "torchrun", rest[2:])
+    elif rest:
+        launch.kind, launch.arguments = "python", tuple(rest)
 
 
 def _read_launcher(launch: Launch, name: str, rest: list[Word]) -> None:
@@ -187,9 +148,9 @@ def _read_launcher(launch: Launch, name: str, rest: list[Word]) -> None:
         written, equals, _ = word.start.partition("=")
         option = written.lstrip("-").replace("-", "_")
         option = "hostfile" if option == "H" else "include" if option == "i" else option
-        if option not in _READ | LAUNCHERS[name] and any(one.startswith(option) for one in _READ):
+        if option not in _READ | _FLAGS and any(one.startswith(option) for one in _READ):
             launch.opaque = True  # an abbreviation
         value = word.after(f"{written}=") if equals else Word(("",), word.line)
-        if not equals and option not in LAUNCHERS[name] and rest:
+        if not equals and option not in _FLAGS and rest:
             value = rest.pop(0)
         launch.options[option] = value

@@ -1,13 +1,12 @@
 """Find the commands of a script with their words.
 
-A variable has a value only below straight assignments: none of its assignments is in a branch, a loop, a
-function or a subshell. A sourced file possibly changes every variable. Nothing is executed.
+A variable has a value only below straight assignments, outside of branches, loops, functions and subshells.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import NamedTuple
 
@@ -15,16 +14,14 @@ from tree_sitter import Node
 
 from .launch import Launch, read_command
 from .options import names
-from .syntax import is_broken, parse, text_of
-from .words import Expander, Word
+from .words import Expander, Word, is_broken, parse, text_of
 
-#: Builtins that set the variables that they name, and that declare variables.
+#: Builtins that set the variables that they name, that declare variables, and that run other files or text.
 _SETS = names("read mapfile readarray getopts printf let unset")
 _DECLARES = names("export declare typeset local readonly")
-#: Operators of expansions that allow an unset variable: bash(1), Parameter Expansion.
-_ALLOW_UNSET = frozenset({":-", "-", ":=", "=", ":+", "+", ":?", "?"})
+_SOURCES = names("source . eval")
 #: Longer values are unknown, and deeper scripts are not read.
-_MAX_LENGTH, _MAX_PARTS, _MAX_DEPTH = 20_000, 200, 200
+_MAX_LENGTH, _MAX_DEPTH = 2_000, 200
 #: The flags of places inside statements: what runs there possibly runs several times, or not at all.
 _PLACES = {
     **dict.fromkeys(("if_statement", "elif_clause", "else_clause", "case_item"), "conditional"),
@@ -33,16 +30,12 @@ _PLACES = {
     **dict.fromkeys(("pipeline", "subshell"), "subshell"),
     "function_definition": "function",
 }
-_UNCERTAIN = names("conditional loop function substitution")
 Place = frozenset[str]
 
 
 @dataclass(frozen=True)
 class Command:
-    """One simple command, in the script or in the shell that the command ``task`` starts.
-
-    ``end`` is its last line, and ``environment`` what certainly is in its environment.
-    """
+    """One simple command, in the script or in the shell of ``task``, with what its environment has."""
 
     words: tuple[Word, ...]
     launch: Launch
@@ -62,54 +55,36 @@ class Command:
         """The command in the script itself that starts this command."""
         return self.task or self
 
-    @property
-    def certain(self) -> bool:
-        """True if the script certainly runs the command once."""
-        return self.place.isdisjoint(_UNCERTAIN)
-
-    @property
-    def ends_script(self) -> bool:
-        """True if the command is an ``exit`` of the script's own shell that certainly runs."""
-        return self.name == "exit" and self.task is None and not self.place
-
     def starts(self, *kinds: str) -> bool:
         """Return whether srun certainly starts a program of one of these kinds."""
         return self.launch.via == "srun" and self.launch.kind in kinds and not self.launch.opaque
 
     def exported(self, name: str) -> Word | None:
         """Return the value of a variable in the environment of the command, or None if it is unknown."""
-        chosen = self.launch.srun_option("export")
-        known = chosen is None or chosen.value == "ALL"
-        return self.launch.environment.get(name, self.environment.get(name)) if known else None
+        known = all(one.name != "export" or one.value == "ALL" for one in self.launch.srun)
+        return self.environment.get(name) if known else None
 
 
 class Use(NamedTuple):
-    """An expansion of a variable.
-
-    ``guarded`` is True if the variable may be unset. ``command`` is the start of the command that gets the
-    value, ``quoted`` True if bash does not split it. ``subscript`` follows ``$NAME``, such as ``[1]``.
-    """
+    """An expansion of a variable, and the program that gets its value unquoted."""
 
     name: str
     line: int
-    guarded: bool
-    command: tuple[str, ...]
-    quoted: bool
+    may_be_unset: bool
+    program: str
     subscript: str
 
 
 @dataclass
 class Walk:
-    """The commands of a script and what its text contains, in order.
+    """The commands of a script and what its text contains.
 
-    ``broken`` is True if a part has no known structure. ``inner`` are texts for inner shells that tree-sitter
-    does not understand, ``strings`` the quoted strings that variables get: (name, line, text). ``comments``
-    are the lines of comments at the start of a line.
+    ``broken`` is True if a part has no known structure. ``strings`` are the quoted strings of variables:
+    (name, line, text). ``comments`` are the lines of comments at the start of a line.
     """
 
     commands: list[Command] = field(default_factory=list)
     uses: list[Use] = field(default_factory=list)
-    inner: list[tuple[int, str]] = field(default_factory=list)
     strings: list[tuple[str, int, str]] = field(default_factory=list)
     arrays: set[str] = field(default_factory=set)
     scalars: set[str] = field(default_factory=set)
@@ -130,21 +105,18 @@ class _Walker:
     def __init__(
         self, found: Walk, expander: Expander, environment: dict[str, Word], task: Command | None = None
     ) -> None:
-        self.found = found
-        self.expander = expander
-        self.task = task
-        self.scope = dict(environment)
-        self.exported = set(environment)
+        self.found, self.expander, self.task = found, expander, task
+        self.scope, self.exported = dict(environment), set(environment)
         self.changed: set[str] = set()
-        self.sourcing = {"source", ".", "eval"}
+        self.all_changed = False
 
     def follow(self) -> None:
         root = parse(self.expander.text)
-        nodes = list(_nodes(root))
-        if self.task is None:
-            self.found.broken = is_broken(root) or not nodes
-        elif is_broken(root) and not self.expander.unknowns:
-            self.found.inner.append((self.expander.first_line, self.expander.text))
+        nodes = _nodes(root)
+        broken = is_broken(root) or not nodes
+        if broken and self.task is not None:
+            return
+        self.found.broken |= broken
         for node, place in nodes:
             self._survey(node, place)
         self.scope = {name: word for name, word in self.scope.items() if name not in self.changed}
@@ -158,51 +130,45 @@ class _Walker:
         """Collect what the text says about variables, wherever it says it."""
         if node.type == "variable_assignment":
             name, right = text_of(node.children[0]).partition("[")[0], node.child_by_field_name("value")
-            self.changed |= {name} if place and _parent(node) != "command" else set()
+            changes = place or any(child.type == "+=" for child in node.children)
+            self.changed |= {name} if changes and _parent(node) != "command" else set()
             array = node.children[0].type == "subscript" or (right and right.type == "array")
             (self.found.arrays if array else self.found.scalars).add(name)
             if right and right.type in ("string", "raw_string"):
                 self.found.strings.append((name, self.expander.line(right), self.expander.source(right)))
         elif node.type in ("command", "declaration_command", "unset_command"):
-            texts = [text_of(one) for one in node.children]
-            self._survey_builtin(texts[0], {text.partition("=")[0] for text in texts[1:]}, texts)
+            self._survey_builtin([text_of(one) for one in node.children], place)
         elif node.type in ("simple_expansion", "expansion"):
             self._use(node)
         elif _PLACES.get(node.type) == "loop":
             self.changed |= {text_of(one) for one in node.children if one.type == "variable_name"}
         elif node.type == "compound_statement" and text_of(node).startswith("(("):
             self.changed |= {text_of(one) for one, _ in _nodes(node) if not one.children}
-        elif node.type == "function_definition":
-            if {text_of(one) for one, _ in _nodes(node) if one.type == "command_name"} & self.sourcing:
-                self.sourcing.add(text_of(node.children[0]))  # its calls possibly change every variable
         elif node.type == "comment" and not node.start_point.column and self.task is None:
             self.found.comments.append(self.expander.line(node))
 
-    def _survey_builtin(self, name: str, named: set[str], texts: Sequence[str]) -> None:
-        if name in _SETS:
-            self.changed |= named
-        if name in _DECLARES and {"-n", "+x"} & named:
-            self.changed |= named | {text.rpartition("=")[2] for text in texts}
-        if name == "export" or (name in _DECLARES and "-x" in named):
+    def _survey_builtin(self, texts: Sequence[str], place: Place) -> None:
+        name, named = texts[0], {text.partition("=")[0] for text in texts[1:]}
+        self.changed |= named if name in _SETS else set()
+        declares = name in _DECLARES
+        self.all_changed |= declares and not named.isdisjoint({"-n", "+x"})
+        self.all_changed |= "function" in place and not _SOURCES.isdisjoint(texts)
+        if name == "export" or (declares and "-x" in named):
             self.exported |= named
-        if name == "set" and {"-a", "allexport"} & named:
-            self.exported.add("*")
-        if name in ("mapfile", "readarray") or (name in _DECLARES | _SETS and {"-a", "-A"} & named):
-            self.found.arrays |= {one for one in named if one.isidentifier()}
 
     def _use(self, node: Node) -> None:
-        children = [text_of(child) for child in node.children if text_of(child) not in ("$", "${")]
+        children = [text_of(child) for child in node.children if text_of(child) not in ("$", "${", "}")]
         user = node.parent
         while user is not None and user.type in ("string", "concatenation", "command_name"):
             user = user.parent
-        kind, command = user.type if user else "", text_of(user)[:200].split() if user else []
-        guarded = kind in ("test_command", "unary_expression", "binary_expression")
-        guarded = guarded or not _ALLOW_UNSET.isdisjoint(children[1:2])
+        kind = user.type if user else ""
+        unset = kind in ("test_command", "unary_expression", "binary_expression") or len(children) > 1
         after = self.expander.text[node.end_byte : node.end_byte + 100]
         index = after[: after.find("]") + 1] if node.type == "simple_expansion" and after[:1] == "[" else ""
-        name, quoted = (children or [""])[0].partition("[")[0], _parent(node) == "string"
-        words = tuple(command) if kind == "command" else ()
-        self.found.uses.append(Use(name, self.expander.line(node), guarded, words, quoted, index))
+        split = kind == "command" and _parent(node) != "string"
+        program = text_of(user)[:200].split()[0] if user and split else ""
+        name = (children or [""])[0].partition("[")[0]
+        self.found.uses.append(Use(name, self.expander.line(node), unset, program, index))
 
     def _value(self, node: Node, scope: Mapping[str, Word]) -> Word:
         right = node.child_by_field_name("value")
@@ -210,17 +176,14 @@ class _Walker:
 
     def _assign(self, node: Node) -> None:
         name, word = text_of(node.children[0]), self._value(node, self.scope)
-        before = self.scope.pop(name, None)
-        if any(child.type == "+=" for child in node.children):
-            word = replace(word, parts=(*before.parts, *word.parts) if before else ())
-        known = 0 < len(word.parts) < _MAX_PARTS and len(word.shown) < _MAX_LENGTH
+        self.scope.pop(name, None)
+        known = len(word.shown) < _MAX_LENGTH and not self.all_changed
         if known and name not in self.changed | self.found.arrays:
             self.scope[name] = word
 
     def _command(self, node: Node, place: Place) -> None:
         scope = {} if "function" in place else self.scope
-        exported = scope.keys() if "*" in self.exported else self.exported
-        environment = {name: word for name, word in scope.items() if name in exported}
+        environment = {name: word for name, word in scope.items() if name in self.exported}
         words: list[Word] = []
         for child in node.children:
             name = text_of(child.children[0]) if child.type == "variable_assignment" else ""
@@ -243,11 +206,13 @@ class _Walker:
         """Record a command, and follow the text that it passes to a shell."""
         self.found.commands.append(command)
         launch, text = command.launch, command.launch.program
-        if {command.name, text.literal if text else ""} & self.sourcing:
+        if {command.name, text.literal if text else ""} & _SOURCES:
             self.scope.clear()
         if launch.kind == "inner" and self.task is None and text is not None:
-            expander = Expander(text.as_text(), text.line, text.unknowns, launch.via == "srun")
-            _Walker(self.found, expander, {**command.environment, **launch.environment}, command).follow()
+            late = "".join(part for part in text.parts if isinstance(part, str))
+            early = frozenset(one.source for one in text.unknowns if one.source not in late)
+            expander = Expander(text.shown, text.line, launch.via == "srun", early)
+            _Walker(self.found, expander, dict(command.environment), command).follow()
 
 
 def _parent(node: Node) -> str:

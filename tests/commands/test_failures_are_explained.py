@@ -103,7 +103,7 @@ def test_without_a_known_cause_the_page_shows_the_line_of_the_error(failed, noth
     assert f"exit code 1; job.err:3: {error}" in page
 
 
-def test_lint_and_its_patch_work_on_any_script(tmp_path):
+def test_lint_works_on_any_script(tmp_path):
     (tmp_path / "job.sbatch").write_text(
         "#!/bin/bash\n#SBATCH --nodes=4\n#SBATCH --ntasks-per-node=4\n#SBATCH --gpus-per-node=4\n"
         "export MASTER_ADDR=$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1)\n"
@@ -113,6 +113,3 @@ def test_lint_and_its_patch_work_on_any_script(tmp_path):
     assert done.returncode == 1
     findings = json.loads(done.stdout)["findings"]
     assert [(f["line"], f["severity"]) for f in findings if f["rule"] == "missing-srun"] == [(6, "error")]
-    patch = bench("lint", "job.sbatch", "--diff", cwd=tmp_path).stdout
-    assert "-python run_training_dense.py --num-nodes 4\n" in patch
-    assert "+srun " in patch

@@ -78,7 +78,7 @@ HOMES = {
         "bench.jobs.ssh.scheduler",
         "bench.jobs.scheduler",
         "bench.measure.command_conditions",
-        "bench.lint.syntax",
+        "bench.lint.script",
     ),
     "tree_sitter": ("bench.lint",),
     "tree_sitter_bash": ("bench.lint",),

@@ -6,17 +6,15 @@ import difflib
 import re
 from collections.abc import Iterator
 
-from ...findings import Edit, Remark, Severity
+from ...findings import Remark
 from ..directives import DIRECTIVE, read_line
-from ..launch import BUILTINS, SHELLS
+from ..launch import BUILTINS
 from ..options import names
-from ..script import MAX_SCRIPT_SIZE, Script
-from ..syntax import check_syntax
-from ..walk import Command, Use
-from . import rule
+from ..script import MAX_SCRIPT_SIZE, Script, ends_script
+from ..walk import Command
 
 # bash(1), QUOTING: a backslash continues a line only directly before the newline, and not in single quotes.
-_BROKEN_END = re.compile(r"[^#]*[ \t](\\[ \t]+)(#.*)?")
+_BROKEN_END = re.compile(r"[^#]*[ \t]\\[ \t]+(?:#.*)?")
 _BROKEN = {'"': re.compile(r"(?:\A\"|[ \t\n])\\[ \t]+\n"), "'": re.compile(r"(?:\A'|[ \t\n])\\[ \t]*\n")}
 # bash(1), Arrays: the index is a number, an expression with a variable, @ or *.
 _INDEX = re.compile(r"\[(?:[@*]|\d+|\$?\{?[A-Za-z_]\w*\}?)\]")
@@ -31,12 +29,8 @@ _SLURM_NAMES = names(
 )
 
 
-@rule(Severity.ERROR)
 def malformed_directive(script: Script) -> Iterator[Remark]:
-    """A directive or the first line is malformed: sbatch refuses the script or ignores the line.
-
-    sbatch refuses unknown options, invalid values, stray words, and a first line without ``#!``. It ignores
-    lines that do not start with exactly ``#SBATCH``, and it does not expand variables.
+    """The script is refused because of a directive or its first line, or sbatch ignores a directive.
 
     Bad: #SBATCH --ntasks_per_node=4 --time=24h
     Good: #SBATCH --ntasks-per-node=4 --time=24:00:00
@@ -50,35 +44,25 @@ def malformed_directive(script: Script) -> Iterator[Remark]:
         yield Remark(1, message, "move the data to a separate file")
 
 
-@rule(Severity.ERROR)
 def sbatch_after_command(script: Script) -> Iterator[Remark]:
-    """A directive is below the first command, so sbatch ignores it.
+    """A directive is below the first command, where sbatch ignores it.
 
-    sbatch stops reading directives at the first line that is neither blank nor a comment.
-
-    Bad:
-        module load cuda
-        #SBATCH --nodes=4
-    Good:
-        #SBATCH --nodes=4
-        module load cuda
+    Bad: #SBATCH --nodes=4  # in a line below `module load`
+    Good: #SBATCH --nodes=4  # in a line above `module load`
     """
     first = script.header.end + 1
     last = script.commands[-1].line if script.commands else 0
     given = {(option.name, option.value) for option in script.header.options}
     for number in script.walk.comments:
         if script.line(number).startswith(DIRECTIVE) and first < number < last:
-            line = read_line(script.line(number), number)
-            if not line.options or not given.issuperset((one.name, one.value) for one in line.options):
+            options, _ = read_line(script.line(number), number)
+            if not options or not given.issuperset((one.name, one.value) for one in options):
                 message = f"sbatch ignores this directive: it stopped reading at the command in line {first}"
                 yield Remark(number, message, f"move the line above line {first}")
 
 
-@rule(Severity.ERROR)
 def crlf_script(script: Script) -> Iterator[Remark]:
-    r"""The lines of the script end with CR LF, as on Windows.
-
-    sbatch refuses such a script: "Batch script contains DOS line breaks".
+    r"""The lines of the script end with CR LF, as on Windows, so that sbatch refuses it.
 
     Bad: #!/bin/bash\r\n
     Good: #!/bin/bash\n
@@ -88,22 +72,13 @@ def crlf_script(script: Script) -> Iterator[Remark]:
         yield Remark(script.dos_line, message, "convert the script: dos2unix SCRIPT")
 
 
-@rule(Severity.ERROR)
 def shell_syntax(script: Script) -> Iterator[Remark]:
-    """``bash -n`` finds a syntax error in the script, or in a text for ``bash -c``.
-
-    bash executes everything before the error, and then the job ends. ``bash -n`` executes nothing.
+    """``bash -n`` finds a syntax error in the script. What is above it runs.
 
     Bad: for node in $NODES; do echo $node
     Good: for node in $NODES; do echo $node; done
     """
-    for first, text in script.walk.inner:
-        error = check_syntax(text)
-        if error:
-            message = f"the shell that executes this text cannot parse it: {error[1]}"
-            last = first + min(error[0], text.count("\n") + 1) - 1
-            yield Remark(last, message, "correct the text between the quotes")
-    exits = [one.line for one in script.walk.commands if one.ends_script]
+    exits = [one.line for one in script.walk.commands if ends_script(one)]
     if script.error and script.error[0] <= min(exits, default=script.error[0]):  # bash reads the line
         line = min(script.error[0], len(script.lines))
         while line > 1 and script.line(line).strip()[:1] in ("", "#"):
@@ -112,46 +87,28 @@ def shell_syntax(script: Script) -> Iterator[Remark]:
         yield Remark(line, message, "check the script with `bash -n SCRIPT`")
 
 
-@rule(Severity.ERROR)
 def broken_continuation(script: Script) -> Iterator[Remark]:
-    r"""The backslash that continues a line is not its last character, or is in single quotes.
+    r"""The backslash at the end of a line does not continue it: it is not the last character, or is quoted.
 
-    After a blank, bash ends the command at the backslash, and runs the next line as another command. Within
-    quotes, the backslash stays in the text, and the program gets it as an argument.
-
-    Bad:
-        srun python train.py \  # the data
-            --data /scratch
-    Good:
-        srun python train.py \
-            --data /scratch
+    Bad: srun python train.py \  # the data
+    Good: srun python train.py \
     """
     for command in script.commands:
         broken = _BROKEN_END.fullmatch(script.line(command.end))
         if broken and script.line(command.end + 1).strip():
             message = "the backslash is not the last character of the line, so the command ends here"
-            edit = None if broken[2] else Edit(command.end, broken[1], "\\")
-            yield Remark(command.end, message, "remove what follows the backslash", edit)
+            yield Remark(command.end, message, "remove what follows the backslash")
     for name, line, text in script.walk.strings:
         stays = _BROKEN[text[0]].search(text)
-        if stays and any(_gets_backslash(use, text[0]) for use in script.walk.uses if use.name == name):
+        split = [one.program for one in script.walk.uses if one.name == name and one.program]
+        if stays and not BUILTINS.issuperset(split):
             message = f"the backslash stays in ${name}, and the program gets it as an argument"
             remedy = "use double quotes" if text[0] == "'" else "remove the blank after the backslash"
             yield Remark(line + text[: stays.end() - 1].count("\n"), message, remedy)
 
 
-def _gets_backslash(use: Use, quote: str) -> bool:
-    """Return whether a command gets a backslash: as an argument, or as text that a shell reads."""
-    if use.quoted:
-        return quote == '"' and not {"eval", *SHELLS}.isdisjoint(use.command)
-    return BUILTINS.isdisjoint(use.command[:1]) and bool(use.command)
-
-
-@rule(Severity.ERROR)
 def array_without_braces(script: Script) -> Iterator[Remark]:
-    """An element of an array is written without braces, so that bash takes the first element.
-
-    bash expands ``$SIZES[2]`` to the first element, followed by the text ``[2]``.
+    """An element of an array is written without braces: bash takes the first element, and appends ``[2]``.
 
     Bad: srun python train.py --batch $SIZES[$SLURM_ARRAY_TASK_ID]
     Good: srun python train.py --batch ${SIZES[$SLURM_ARRAY_TASK_ID]}
@@ -159,33 +116,24 @@ def array_without_braces(script: Script) -> Iterator[Remark]:
     for use in script.walk.uses:
         if use.name in script.walk.arrays - script.walk.scalars and _INDEX.fullmatch(use.subscript):
             message = f"bash takes the first element of {use.name} and appends the text {use.subscript}"
-            written = f"{use.name}{use.subscript}"
-            edit = Edit(use.line, f"${written}", f"${{{written}}}")
-            yield Remark(use.line, message, f"write ${{{written}}}", edit)
+            yield Remark(use.line, message, f"write ${{{use.name}{use.subscript}}}")
 
 
-@rule(Severity.WARNING)
 def undefined_variable(script: Script) -> Iterator[Remark]:
-    """A variable of Slurm is used that Slurm does not set in this job.
+    """Slurm does not set this variable in this job, unless the caller of sbatch gives an option for it.
 
-    Slurm sets some variables only if an option is given, possibly on the command line of sbatch.
-
-    Bad:
-        #SBATCH --ntasks=8
-        srun python train.py --gpus $SLURM_NTASKS_PER_NODE
-    Good:
-        #SBATCH --ntasks-per-node=8
-        srun python train.py --gpus $SLURM_NTASKS_PER_NODE
+    Bad: srun --ntasks=8 python train.py --gpus $SLURM_NTASKS_PER_NODE
+    Good: srun --ntasks-per-node=8 python train.py --gpus $SLURM_NTASKS_PER_NODE
     """
-    known = {use.name for use in script.walk.uses if use.guarded} | script.walk.scalars | script.walk.arrays
+    unset = {use.name for use in script.walk.uses if use.may_be_unset}
+    known = unset | script.walk.scalars | script.walk.arrays
     given = set(script.job.options) | {one.name for command in script.commands for one in command.launch.srun}
-    uses = {use.name: use for use in reversed(script.walk.uses) if use.name not in known}
-    for name, use in uses.items() if script.header.options else ():
+    uses = {use.name: use for use in reversed(script.walk.uses) if use.name[:6] == "SLURM_"}
+    uses = {name: use for name, use in uses.items() if name not in known and script.header.options}
+    for name, use in uses.items():
         short = name.removeprefix("SLURM_")
         option = short.lower().replace("_", "-")
         near = difflib.get_close_matches(short, sorted(_SLURM_NAMES), n=1, cutoff=0.9)
-        if short == name or "_HET_GROUP_" in name:
-            continue
         if option in _NEEDED_OPTIONS - given:
             message = f"Slurm sets ${name} only in jobs with --{option}, which this script does not request"
             yield Remark(use.line, message, f"add --{option}, or write ${{{name}:-NUMBER}}")
@@ -194,36 +142,23 @@ def undefined_variable(script: Script) -> Iterator[Remark]:
             yield Remark(use.line, message, f"use $SLURM_{near[0]}")
 
 
-@rule(Severity.ERROR)
 def trap_delayed(script: Script) -> Iterator[Remark]:
-    """Slurm sends a signal to the batch shell, which runs its trap only after the foreground command ends.
+    """With ``--signal=B:``, only the batch shell gets the signal, and its trap waits for the running command.
 
-    With ``--signal=B:``, only the batch shell gets the signal, and bash waits for the running command
-    before it executes a trap. The job therefore ends at its time limit without a checkpoint.
-
-    Bad:
-        #SBATCH --signal=B:USR1@120
-        trap 'scontrol requeue $SLURM_JOB_ID' USR1
-        srun python train.py
-    Good:
-        #SBATCH --signal=B:USR1@120
-        trap 'scontrol requeue $SLURM_JOB_ID' USR1
-        srun python train.py & wait
+    Bad: trap 'scontrol requeue $SLURM_JOB_ID' USR1; srun python train.py
+    Good: trap 'scontrol requeue $SLURM_JOB_ID' USR1; srun python train.py & wait
     """
     flags, colon, signal = script.job.value("signal").upper().partition(":")
     name = signal.partition("@")[0].removeprefix("SIG")
     traps = [one for one in script.commands if one.name == "trap" and _catches(one, name)]
-    started = [
-        one.outer for one in script.commands if one.launch.via == "srun" or one.launch.kind == "python"
-    ]
-    for outer in started[-1:] if "B" in flags and colon and traps else ():
-        if outer.line > traps[0].line and outer.certain and "background" not in outer.place:
+    ran = [one.outer for one in script.commands if one.launch.via == "srun" or one.launch.kind == "python"]
+    for outer in ran[-1:] if "B" in flags and colon and traps else ():
+        if outer.line > traps[0].line and outer.place <= {"subshell"}:
             message = f"bash runs the trap of line {traps[0].line} only after this command has ended"
             yield Remark(outer.line, message, "start the command in the background: srun ... & wait")
 
 
 def _catches(command: Command, signal: str) -> bool:
     """Return whether ``trap`` sets an action for a signal."""
-    given = [word.shown for word in command.words[1:] if word.literal != "--"]
-    caught = {text.upper().removeprefix("SIG") for text in given[1:]}
-    return len(given) > 1 and given[0] not in ("-", "", "-l", "-p") and signal in caught
+    given = [word.shown.upper().removeprefix("SIG") for word in command.words[1:]]
+    return signal in given[1:] and given[0] not in ("-", "", "-L", "-P")
