@@ -265,11 +265,6 @@ def test_without_a_measured_option_there_is_no_advice(tmp_path):
     assert len(table_rows(found)) == 2
 
 
-def test_the_same_studies_give_the_same_advice(l40s, h200):
-    once, again = (advise({"l40s": 0, "h200": 60}, l40s=l40s, h200=h200) for _ in range(2))
-    assert str(once.options) == str(again.options)
-
-
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [(0.4, "0.4 s"), (59, "59 s"), (60, "1 min"), (1500, "25 min"), (23_400, "6.5 h"), (43_200, "12 h"), (172_800, "2 d"), (1e9, "11,574 d"), (math.nan, "–"), (None, "–")],

@@ -75,24 +75,6 @@ def test_a_damaged_study_is_a_row_that_says_so_and_a_later_run_makes_a_report_ol
     assert found["changed"][2] == found["healthy"][2] != ""
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        '{"curve": [[2, 0.9], [2, 0.8]]}',
-        '{"curve": [[4, 0.9], [2, 0.8]]}',
-        f'{{"curve": [[1, 1], [{"9" * 400}, 0.8]]}}',
-        '{"states": {"done\\u202e\\n": 3}}',
-    ],
-)
-def test_contents_that_no_report_writes_are_damaged(healthy: Path, content: str) -> None:
-    (healthy / "report/index.json").write_text(content)
-    assert rows(healthy.parent)["healthy"] == (
-        "18 of 18 runs completed",
-        "report/index.json is damaged.",
-        "",
-    )
-
-
 def test_a_private_report_does_not_stop_the_list(healthy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(path: Path) -> bool:
         raise PermissionError(13, "Permission denied")
@@ -105,25 +87,6 @@ def test_a_private_report_does_not_stop_the_list(healthy: Path, monkeypatch: pyt
     found = rows(healthy.parent)
     assert found["private"][1] == "not readable: Permission denied"
     assert found["healthy"][1] == ""
-
-
-def test_equal_sizes_are_one_entry_and_the_curve_is_that_of_a_series_with_a_size(
-    tmp_path: Path, nothing_drawn: None
-) -> None:
-    cells = [*strong(64, sizes=(1, 4, 8)), *weak(64, sizes=(1, 2)), *weak(128, sizes=(1, 2))]
-    write_report(finished(tmp_path / "s", merged(cells)), results_folder=tmp_path)
-    (study,) = index_context(tmp_path)["studies"]
-    assert study["sizes"] == [
-        ("Weak scaling, 64 per rank; Weak scaling, 128 per rank", "2 ranks (2 × 1)"),
-    ]
-    assert study["series"] == "Weak scaling, 64 per rank"
-    assert f"<small>{study['series']}</small>" in (tmp_path / "index.html").read_text()
-
-
-def test_the_list_says_with_which_options_a_page_was_written(healthy: Path) -> None:
-    write_report(healthy, results_folder=healthy.parent, baseline="8", include_disturbed=True)
-    assert rows(healthy.parent)["healthy"] == ("18 of 18 runs completed", "", "2 ranks (2 × 1)")
-    assert "with --baseline 8 --include-disturbed" in (healthy.parent / "index.html").read_text()
 
 
 def test_names_of_folders_stay_texts_and_links_lead_to_them(healthy: Path) -> None:
