@@ -13,7 +13,7 @@ import pytest
 
 from analysis.causes.catalogue import CAUSES, RESTS
 from analysis.causes.cells import CauseRow, divide_cell
-from analysis.causes.claims import LateRank, RunEvidence, claims_of
+from analysis.causes.claims import RunEvidence
 from analysis.causes.evidence import NodeFacts, RunFacts, fact, read_facts
 from analysis.causes.table import study_causes
 from analysis.checks.scaling_table import scaling_table
@@ -163,25 +163,6 @@ def test_a_checkpoint_of_rank_0_is_work_outside_the_timers_of_this_rank(tmp_path
     assert facts_of(row)["slower-call"] == call
 
 
-def test_the_wait_for_work_that_one_rank_does_now_and_then_is_part_of_its_share(tmp_path: Path) -> None:
-    """The recorded windows of one epoch lack the work; the others wait for other reasons, too."""
-    parts = late_parts(MORE, part="other") | {"wait": 0.03, "exposed": 0.03}
-    path = plant(tmp_path / "s", parts)
-    late(path, 0, 1.5 * MORE, part="other")
-    for folder in attempts(path):
-        rows = pd.read_csv(folder.ranks_csv)
-        idle = rows.assign(epoch=2, other_time_sec=0.0, comm_exposed_time_sec=0.0, comm_wait_time_sec=0.0)
-        pd.concat([rows, rows.assign(epoch=1), idle]).to_csv(folder.ranks_csv, index=False)
-        write_sums(folder)
-    found = causes(path)
-    row = found[0]
-    assert (row.cause, row.rank, row.node) == ("outside-timers", 0, "n1")
-    late_share = 2 / 3 * 1.5 * MORE / (step_s({}) + 1.5 * MORE)
-    assert row.share == pytest.approx(late_share, abs=0.01)
-    (rest,) = [one for one in found if one.cause == "not-explained"]
-    assert facts_of(rest)["rest"]["parts"][0]["part"] == "wait"
-
-
 def test_without_the_parts_the_interval_of_the_loss_is_that_of_the_efficiency(tmp_path: Path) -> None:
     path = plant(tmp_path / "s", {"exposed": MORE}, noise=0.05)
     for file in path.glob("runs/*/*/metrics.csv"):
@@ -246,25 +227,6 @@ def test_foreign_cpu_time_is_a_cause_only_if_the_ranks_waited_for_cores(
         assert found[0].share == pytest.approx(0.3)
         wait = fact("waited-for-core", share=0.3, base_share=0.01 if base.nodes else None)
         assert found[0].evidence == (fact("foreign-cpu"), wait)
-
-
-@pytest.mark.parametrize(
-    ("node", "cause"),
-    [
-        (busy(wait=float("nan")), "cpu-starved"),
-        (busy(wait=0.0), "cpu-starved"),
-        (busy(wait=0.0, spare=1.0), "late-node"),
-        (busy(wait=0.2, spare=1.0), "cpu-starved"),
-    ],
-)
-def test_foreign_processes_on_a_late_node_are_its_cause_unless_cores_were_idle(
-    node: RunFacts, cause: str
-) -> None:
-    late_one = LateRank(
-        "r1", "c", 1, "n1", 2, 1, 0.03, 0.3, "forward", 1.0, whole_node=True, cause="late-node"
-    )
-    (claim,) = claims_of(RunEvidence({"forward": 0.7, "wait": 0.3}, 0.1, node, [late_one]))
-    assert claim.cause == cause
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "zero1"])
@@ -380,16 +342,6 @@ def write_sweep(folder: Any, *, bytes_per_s: float) -> None:
     content = {"schema": 1, "world_size": 4, "all_reduce": {"sizes": entries}}
     folder.probes.write_text(json.dumps(content))
     write_sums(folder)
-
-
-def test_two_planted_causes_are_both_named_with_their_shares(tmp_path: Path) -> None:
-    more = late_parts(MORE)
-    path = plant(tmp_path / "s", {**more, "data": MORE})
-    late(path, 2, MORE)
-    found = causes(path)
-    assert sorted(named(found)) == ["data-loading", "late-rank"]
-    expected = MORE / (0.1 + 2 * MORE)
-    assert [row.share for row in found[:2]] == pytest.approx([expected, expected], abs=0.03)
 
 
 def test_a_study_without_losses_names_no_cause(tmp_path: Path) -> None:

