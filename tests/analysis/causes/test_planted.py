@@ -344,6 +344,16 @@ def write_sweep(folder: Any, *, bytes_per_s: float) -> None:
     write_sums(folder)
 
 
+def test_two_planted_causes_are_both_named_with_their_shares(tmp_path: Path) -> None:
+    more = late_parts(MORE)
+    path = plant(tmp_path / "s", {**more, "data": MORE})
+    late(path, 2, MORE)
+    found = causes(path)
+    assert sorted(named(found)) == ["data-loading", "late-rank"]
+    expected = MORE / (0.1 + 2 * MORE)
+    assert [row.share for row in found[:2]] == pytest.approx([expected, expected], abs=0.03)
+
+
 def test_a_study_without_losses_names_no_cause(tmp_path: Path) -> None:
     found = causes(plant(tmp_path / "s", noise=0.02))
     assert named(found) == []

@@ -1,4 +1,4 @@
-"""The validity of a study's numbers: each finding with its cells and values, in all four places."""
+"""The validity of a study's numbers: each finding with its cells and values."""
 
 from __future__ import annotations
 
