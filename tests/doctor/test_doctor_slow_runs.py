@@ -13,7 +13,7 @@ from bench.cli import app
 from bench.study.layout import StudyFolder
 from bench.study.ledger import Ledger
 from tests.analysis.causes.planted import attempts, plant
-from tests.common import change_json, edited_csv
+from tests.common import change_json
 
 RUN = "n4x1-gloo-srun-b16-r2"
 
@@ -70,18 +70,6 @@ def test_the_causes_of_a_study_are_those_of_all_its_cells(results: Path) -> None
     text = doctor("results/slow").stdout
     assert text.startswith("Study results/slow: completed\n\n")
     assert "data-loading  20 % of the step  results/slow/runs/n4x1-gloo-srun-b16-r1/attempt-1\n" in text
-
-
-@pytest.mark.parametrize("target", ["slow", RUN])
-def test_no_causes_are_given_for_values_that_are_not_valid(results: Path, target: str) -> None:
-    for folder in attempts(results / "slow"):
-        with edited_csv(folder.ranks_csv) as ranks:
-            ranks.loc[ranks["rank"] == 1, "samples"] *= 3
-    (cause,) = content(target)["causes"]
-    assert cause["cause"] == "not-valid"
-    assert cause["evidence"] == (
-        "The loss is not divided among causes, because the values are not valid: see the error Unequal samples."
-    )
 
 
 def test_the_failures_of_a_study_come_first_and_exit_with_one(results: Path) -> None:
@@ -189,11 +177,3 @@ def test_a_run_of_several_studies_lists_the_candidates(results: Path) -> None:
     assert f"{RUN} is in 2 studies: " in result.stderr
     for name in ("slow", "later"):
         assert f"results/{name}/runs/{RUN}/attempt-1" in result.stderr
-
-
-def test_a_study_without_slow_steps_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    record(plant(tmp_path / "results" / "fine", noise=0.0))
-    result = doctor("fine")
-    assert result.exit_code == 0
-    assert result.stdout == "Study results/fine: completed\n\nNo cause of slow steps is known.\n"

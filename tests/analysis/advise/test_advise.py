@@ -13,7 +13,7 @@ import pytest
 from scipy import stats
 
 from analysis.advise.options import Advice, Wait, options_of, rank
-from analysis.advise.text import about, config, remarks, summary, table_rows
+from analysis.advise.text import config, remarks, summary, table_rows
 from analysis.data.load import Study, load_study
 from analysis.stats.attempts import Success, cell_success
 from analysis.stats.measured import measure
@@ -263,19 +263,6 @@ def test_without_a_measured_option_there_is_no_advice(tmp_path):
     found = advise({"s": 0}, s=load_study(path))
     assert summary(found) == ["No advice: no option has been measured."]
     assert len(table_rows(found)) == 2
-
-
-def test_the_same_studies_give_the_same_advice(l40s, h200):
-    once, again = (advise({"l40s": 0, "h200": 60}, l40s=l40s, h200=h200) for _ in range(2))
-    assert str(once.options) == str(again.options)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0.4, "0.4 s"), (59, "59 s"), (60, "1 min"), (1500, "25 min"), (23_400, "6.5 h"), (43_200, "12 h"), (172_800, "2 d"), (1e9, "11,574 d"), (math.nan, "–"), (None, "–")],
-)  # fmt: skip
-def test_times_have_a_suitable_unit(seconds, text):
-    assert about(seconds) == text
 
 
 def test_a_measured_cell_of_no_series_is_no_option(tmp_path):

@@ -11,11 +11,10 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from analysis.causes import claims
 from analysis.causes.catalogue import CAUSES, RESTS
 from analysis.causes.cells import CauseRow, divide_cell
-from analysis.causes.claims import LateRank, RunEvidence, claims_of
-from analysis.causes.evidence import NodeFacts, RunFacts, calls_outside, collectives_outside, fact, read_facts
+from analysis.causes.claims import RunEvidence
+from analysis.causes.evidence import NodeFacts, RunFacts, fact, read_facts
 from analysis.causes.table import study_causes
 from analysis.checks.scaling_table import scaling_table
 from analysis.data.load import load_study
@@ -24,7 +23,6 @@ from bench.facts import Fact
 from bench.matrix.cell import Cell
 from bench.study.checksums import write_sums
 from bench.study.layout import RunFolder
-from bench.study.run_json import SampledStep, SlowCall
 from bench.words import about
 from tests.analysis import studies
 from tests.analysis.causes.planted import (
@@ -80,19 +78,6 @@ def test_a_late_rank_in_one_part_is_a_late_rank(tmp_path: Path, part: str) -> No
     assert facts_of(row)["seen-in"] == {"seen": 3, "runs": 3, "run_id": "n4x1-gloo-srun-b16-r1"}
 
 
-def test_a_noisy_optimizer_in_one_run_does_not_change_the_cause_of_this_run(tmp_path: Path) -> None:
-    path = plant(tmp_path / "s", late_parts(MORE))
-    late(path, 2, MORE)
-    entry = Fact("foreign-cpu", ("n1",), {"share": 0.4, "limit": 0.05}).as_json()
-    for place, folder in enumerate(attempts(path)):
-        change_json(folder.run_json, disturbed=[entry])
-        ranks = pd.read_csv(folder.ranks_csv).assign(host="n1", optimizer_time_sec=0.0004)
-        ranks.loc[ranks["rank"] == 2, "optimizer_time_sec"] *= 5 if place == 0 else 1
-        ranks.to_csv(folder.ranks_csv, index=False)
-        write_sums(folder)
-    assert facts_of(first(causes(path), "late-rank"))["seen-in"]["seen"] == 3
-
-
 def test_a_rank_that_loads_data_slowly_is_late_and_the_study_cannot_tell_rank_from_node(
     tmp_path: Path,
 ) -> None:
@@ -102,27 +87,6 @@ def test_a_rank_that_loads_data_slowly_is_late_and_the_study_cannot_tell_rank_fr
         with edited_csv(folder.ranks_csv) as ranks:
             ranks.loc[ranks["rank"] == 1, "forward_time_sec"] *= 1.01
     assert first(causes(path), "late-rank or late-node").part == "data"
-
-
-@pytest.mark.parametrize("damaged", [{"seconds": "x"}, {"calls": []}, {"path": [1]}, {"function": 5}])
-def test_malformed_calls_of_a_sampled_step_are_no_cause(tmp_path: Path, damaged: dict[str, Any]) -> None:
-    path = plant(tmp_path / "s", {"other": MORE})
-    for folder in attempts(path):
-        call = {"line": 9, "function": "torch.save", "seconds": 0.0, **damaged}
-        sampled_step(folder, step_s({"other": MORE}), call)
-    assert named(causes(path)) == []
-
-
-@pytest.mark.parametrize("damaged", ["x", "inf"])
-def test_a_row_without_a_rank_is_ignored(tmp_path: Path, damaged: str) -> None:
-    path = plant(tmp_path / "s", late_parts(MORE))
-    late(path, 2, MORE)
-    for folder in attempts(path):
-        ranks = pd.read_csv(folder.ranks_csv, dtype=str)
-        ranks.loc[1, "rank"] = damaged
-        ranks.to_csv(folder.ranks_csv, index=False)
-        write_sums(folder)
-    assert first(causes(path), "late-rank").rank == 2
 
 
 def test_a_busy_neighbour_on_one_node_is_too_little_cpu(tmp_path: Path) -> None:
@@ -135,33 +99,6 @@ def test_a_busy_neighbour_on_one_node_is_too_little_cpu(tmp_path: Path) -> None:
     assert (row.node, row.part) == ("n3", "backward")
     assert facts_of(row)["foreign-cpu"]["share"] == 0.4
     assert row.evidence[-1].kind == "all-disturbed"
-
-
-@pytest.mark.parametrize(
-    ("one_part", "cause"), [(True, ("late-rank", "")), (False, ("late-rank", "cpu-starved"))]
-)
-def test_a_busy_node_explains_one_of_its_ranks_only_if_all_its_computation_is_slower(
-    one_part: bool, cause: tuple[str, str]
-) -> None:
-    facts = RunFacts(nodes={"n1": NodeFacts(foreign=0.5, evidence=(fact("foreign-cpu"),))})
-    late_one = LateRank(
-        "r1",
-        "c",
-        1,
-        "n1",
-        2,
-        1,
-        0.03,
-        0.3,
-        "forward",
-        1.0,
-        whole_node=False,
-        cause="late-rank",
-        one_part=one_part,
-    )
-    claims = claims_of(RunEvidence({"forward": 0.7, "wait": 0.3}, 0.1, facts, [late_one]))
-    assert [(claim.cause, claim.alternative) for claim in claims] == [cause]
-    assert (claims[0].rank, claims[0].share) == (1, 0.3)
 
 
 def test_threads_that_share_cores_are_too_little_cpu(tmp_path: Path) -> None:
@@ -214,29 +151,6 @@ def test_a_checkpoint_in_each_step_is_named_with_its_line(tmp_path: Path) -> Non
     assert (call["function"], call["path"], call["line"]) == ("torch.save", "/home/me/train.py", 57)
 
 
-def test_a_sampled_step_that_is_slow_for_other_reasons_does_not_hide_its_calls(tmp_path: Path) -> None:
-    more = {"other": MORE}
-    path = plant(tmp_path / "s", more)
-    for slower, folder in zip((5, 1, 1), attempts(path), strict=True):
-        call = {"line": 57, "function": "torch.save", "seconds": MORE}
-        sampled_step(folder, slower * step_s(more), call)
-    first(causes(path), "outside-timers")
-
-
-@pytest.mark.parametrize(
-    ("function", "profiler_s"), [("Optimizer.zero_grad", 0.001), ("torch.save", 2 * MORE)]
-)
-def test_neither_clearing_the_gradients_nor_the_time_of_the_profiler_is_a_cause(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: str, profiler_s: float
-) -> None:
-    monkeypatch.setattr(claims, "_LEAST_SAMPLED_S", profiler_s)
-    more = {"other": MORE}
-    path = plant(tmp_path / "s", more)
-    for folder in attempts(path):
-        sampled_step(folder, step_s(more), {"line": 9, "function": function, "seconds": MORE})
-    assert "outside-timers" not in named(causes(path))
-
-
 def test_a_checkpoint_of_rank_0_is_work_outside_the_timers_of_this_rank(tmp_path: Path) -> None:
     path = plant(tmp_path / "s", late_parts(MORE, part="other"))
     late(path, 0, MORE, part="other")
@@ -247,34 +161,6 @@ def test_a_checkpoint_of_rank_0_is_work_outside_the_timers_of_this_rank(tmp_path
     assert (row.rank, row.node) == (0, "n1")
     call = {"function": "torch.save", "path": "/home/me/train.py", "line": 57, "excess_s": MORE}
     assert facts_of(row)["slower-call"] == call
-
-
-def test_the_wait_for_work_that_one_rank_does_now_and_then_is_part_of_its_share(tmp_path: Path) -> None:
-    """The recorded windows of one epoch lack the work; the others wait for other reasons, too."""
-    parts = late_parts(MORE, part="other") | {"wait": 0.03, "exposed": 0.03}
-    path = plant(tmp_path / "s", parts)
-    late(path, 0, 1.5 * MORE, part="other")
-    for folder in attempts(path):
-        rows = pd.read_csv(folder.ranks_csv)
-        idle = rows.assign(epoch=2, other_time_sec=0.0, comm_exposed_time_sec=0.0, comm_wait_time_sec=0.0)
-        pd.concat([rows, rows.assign(epoch=1), idle]).to_csv(folder.ranks_csv, index=False)
-        write_sums(folder)
-    found = causes(path)
-    row = found[0]
-    assert (row.cause, row.rank, row.node) == ("outside-timers", 0, "n1")
-    late_share = 2 / 3 * 1.5 * MORE / (step_s({}) + 1.5 * MORE)
-    assert row.share == pytest.approx(late_share, abs=0.01)
-    (rest,) = [one for one in found if one.cause == "not-explained"]
-    assert facts_of(rest)["rest"]["parts"][0]["part"] == "wait"
-
-
-@pytest.mark.parametrize(("function", "communicates"), [("get_rank", False), ("all_reduce", True)])
-def test_a_query_of_the_rank_does_not_communicate(function: str, communicates: bool) -> None:
-    step = SampledStep(
-        0, 1.0, None, [SlowCall("train.py", 9, f"torch.distributed.{function}", 1, 0.1, None, None)]
-    )
-    assert bool(collectives_outside(step, waiting=True)) == communicates
-    assert calls_outside(step) == []
 
 
 def test_without_the_parts_the_interval_of_the_loss_is_that_of_the_efficiency(tmp_path: Path) -> None:
@@ -296,25 +182,6 @@ def test_time_outside_the_timers_without_a_call_stays_other(tmp_path: Path) -> N
     found = causes(plant(tmp_path / "s", {"other": MORE}))
     assert named(found) == []
     assert share_of(found, "other") == pytest.approx(SHARE, abs=0.01)
-
-
-def test_passes_that_synchronise_too_often_are_extra_communication(tmp_path: Path) -> None:
-    path = plant(tmp_path / "s", {"exposed": MORE})
-    for folder in attempts(path):
-        conditions(folder, ranks=4, rank=lambda rank: {"collectives": 600, "sync_passes": 600})
-    row = first(causes(path), "extra-communication", share=None)
-    assert facts_of(row)["synchronising-passes"] == {"per_step": 4}
-
-
-def test_a_cause_whose_time_only_some_runs_measured_has_no_share() -> None:
-    parts = {"forward": 0.4, "backward": 0.5, "optimizer": 0.1}
-    runs = [
-        RunEvidence(parts, 0.1, RunFacts({"n1": NodeFacts(starved=0.5, wait=wait)}), run_id=str(number))
-        for number, wait in enumerate((0.3, 0.3, float("nan")))
-    ]
-    (row, *_) = divide_cell(runs).rows
-    assert (row.cause, row.runs) == ("cpu-starved", 3)
-    assert pd.isna([row.share, row.share_low, row.share_high]).all()
 
 
 @pytest.mark.parametrize(("waited_s", "starved"), [(None, 0.5), (3.0, 0.3), (9.0, 0.5), (0.1, 0.0)])
@@ -360,60 +227,6 @@ def test_foreign_cpu_time_is_a_cause_only_if_the_ranks_waited_for_cores(
         assert found[0].share == pytest.approx(0.3)
         wait = fact("waited-for-core", share=0.3, base_share=0.01 if base.nodes else None)
         assert found[0].evidence == (fact("foreign-cpu"), wait)
-
-
-@pytest.mark.parametrize(
-    ("node", "cause"),
-    [
-        (busy(wait=float("nan")), "cpu-starved"),
-        (busy(wait=0.0), "cpu-starved"),
-        (busy(wait=0.0, spare=1.0), "late-node"),
-        (busy(wait=0.2, spare=1.0), "cpu-starved"),
-    ],
-)
-def test_foreign_processes_on_a_late_node_are_its_cause_unless_cores_were_idle(
-    node: RunFacts, cause: str
-) -> None:
-    late_one = LateRank(
-        "r1", "c", 1, "n1", 2, 1, 0.03, 0.3, "forward", 1.0, whole_node=True, cause="late-node"
-    )
-    (claim,) = claims_of(RunEvidence({"forward": 0.7, "wait": 0.3}, 0.1, node, [late_one]))
-    assert claim.cause == cause
-
-
-def test_measured_waits_for_a_core_count_beside_a_late_rank_of_the_node() -> None:
-    facts = RunFacts({"n1": NodeFacts(wait=0.1)})
-    late_one = LateRank(
-        "r1",
-        "c",
-        1,
-        "n1",
-        2,
-        1,
-        0.02,
-        0.2,
-        "forward",
-        1.0,
-        whole_node=False,
-        cause="late-rank",
-        one_part=True,
-    )
-    found = claims_of(RunEvidence({"forward": 0.7, "wait": 0.3}, 0.1, facts, [late_one]))
-    assert {claim.cause: claim.share for claim in found} == {"late-rank": 0.2, "cpu-starved": 0.1}
-
-
-@pytest.mark.parametrize(("shares", "is_named"), [((0.1, 0.9, 0.01), True), ((0.0, 0.9, 0.01), False)])
-def test_sampled_calls_outside_the_timers_are_named_if_other_steps_lose_time_there(
-    shares: Sequence[float], is_named: bool
-) -> None:
-    call = SlowCall("train.py", 9, "torch.save", 1, 0.02, None)
-    facts = RunFacts(calls=(SampledStep(0, 0.1, None, [call]),))
-    runs = [
-        RunEvidence({"forward": 1 - share, "other": share}, 0.1, facts, run_id=str(number))
-        for number, share in enumerate(shares)
-    ]
-    found = [one.share for one in divide_cell(runs).rows if one.cause == "outside-timers"]
-    assert [pd.isna(share) for share in found] == ([True] if is_named else [])
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "zero1"])
@@ -467,13 +280,6 @@ def test_a_warning_is_named_without_a_share(tmp_path: Path, cause: str, warning:
     assert row.evidence[0] == fact("log-line", path="job.err", line=14, message="Warning: text")
 
 
-def test_a_setting_is_named_without_a_share(tmp_path: Path) -> None:
-    path = plant(tmp_path / "s")
-    for folder in attempts(path):
-        change_json(folder.env, ddp={"find_unused_parameters": True, "unused_parameter_bytes": 0})
-    first(causes(path), "unused-parameters", share=None)
-
-
 def test_causes_that_do_not_depend_on_times_are_named_although_ranks_share_cores(tmp_path: Path) -> None:
     def env(cell: Cell) -> dict[str, Any]:
         values = {"ranks": 4, "threads": 4, "cores": 2, "machines": [["n1"]]}
@@ -507,26 +313,11 @@ def test_overlapping_runs_without_measured_waits_are_named_without_a_share(tmp_p
     assert row.evidence[0].subject == ("n2",)
 
 
-def test_the_waits_for_cores_beside_another_job_are_its_share() -> None:
-    other = Fact("foreign-job", ("n1",))
-    facts = RunFacts(nodes={"n1": NodeFacts(wait=0.25)}, disturbed=(other,))
-    (claim,) = claims_of(RunEvidence({"forward": 0.9, "other": 0.1}, 0.1, facts))
-    assert (claim.cause, claim.share) == ("overlap", 0.25)
-    wait = fact("waited-for-core", share=0.25, base_share=None)
-    assert claim.evidence == (Fact("foreign-job", ("n1",)), wait)
-
-
 def test_less_work_per_rank_is_slower_computation_per_sample_in_a_strong_series(tmp_path: Path) -> None:
     timing = studies.Timing(comm_s=0, fixed_s=8e-3, imbalance=0)
     path = studies.finished(tmp_path / "s", studies.strong(sizes=(1, 4)), timing=timing, noise=0.002)
     row = first(causes(path), "smaller-share", share=None)
     assert facts_of(row)["smaller-batch"] == {"ratio": 0.25}
-
-
-def test_less_work_per_rank_is_no_cause_if_computation_does_not_take_longer(tmp_path: Path) -> None:
-    timing = studies.Timing(fixed_s=0, imbalance=0)
-    path = studies.finished(tmp_path / "s", studies.strong(sizes=(1, 4)), timing=timing, noise=0.002)
-    assert named(causes(path)) == []
 
 
 def test_a_network_far_below_its_nominal_rate_is_slow(tmp_path: Path) -> None:
@@ -579,20 +370,6 @@ def test_a_command_without_parts_of_the_step_has_only_the_rest(tmp_path: Path) -
     assert [row.cause for row in found] == ["not-explained", "other"]
     assert [row.share for row in found] == pytest.approx([SHARE, 0.0], abs=0.01)
     assert found[0].evidence == (fact("parts-unknown"),)
-
-
-def test_without_parts_of_the_step_a_cause_gets_no_share_of_the_loss(tmp_path: Path) -> None:
-    """The batch per rank shrinks, but the loss may be communication all the same."""
-    path = studies.finished(tmp_path / "s", studies.strong(64, (1, 4)), repeats=3)
-    for file in path.glob("runs/*/attempt-1/metrics.csv"):
-        with edited_csv(file) as frame:
-            frame[[name for name in frame if name.endswith("_time_sec") and name != "epoch_time_sec"]] = None
-            frame[["load_balance", "comm_efficiency", "pop_parallel_efficiency"]] = None
-    studies.seal(path)
-    found = causes(path)
-    assert "smaller-share" not in named(found)
-    assert share_of(found, "not-explained") > 0.05
-    assert not any(row.share > 0 for row in found if not row.is_rest)
 
 
 def test_every_cause_has_a_title_a_meaning_and_a_remedy() -> None:

@@ -19,11 +19,10 @@ from analysis.checks.slow_ranks import (
 )
 from analysis.data.csv_files import rows_of
 from analysis.data.load import RankOfRun, load_study
-from analysis.report.write import write_report
 from analysis.stats.measured import measure
 from bench.study.records import RANKS_COLUMNS, columns_of
 from bench.words import words
-from tests.analysis.studies import agree_with_ranks, finished, make_cell, seal
+from tests.analysis.studies import finished, make_cell, seal
 from tests.workload.conftest import run_ranks, server
 
 __all__ = ["run_ranks", "server"]
@@ -84,21 +83,6 @@ def test_a_whole_late_node_is_named():
     assert (part["ranks"], part["host"], part["part"], "rank" in part) == (2, "n2", "backward", False)
 
 
-def test_a_node_is_named_once_however_many_of_its_ranks_and_cells_are_late():
-    two = ranks_frame({2: 0.04, 3: 0.04})
-    four = ranks_frame({2: 0.06}, ranks=8, run="r2").assign(cell_id="larger")
-    four["host"] = [f"n{rank // 4 + 1}" for rank in four["rank"]]
-    three = ranks_frame({4: 0.05, 5: 0.05, 6: 0.05}, ranks=8, run="r3").assign(cell_id="other")
-    three["host"] = [f"n{rank // 4 + 1}" for rank in three["rank"]]
-    found = stragglers(rank_records(pd.concat([two, four, three])))
-    assert words(late_nodes_of(found, ["cell", "larger", "other"])) == (
-        "On average, rank 2 on n1 takes 60.0 ms per step longer than the others (37.5 % of the step, in "
-        "backward), in 1 of 1 run of larger; 3 of the 4 ranks on n2 take 50.0 ms per step longer than the "
-        "others (33.3 % of the step, in backward), in 1 of 1 run of other, and likewise in 1 more cell. "
-        f"{WAITING}"
-    )
-
-
 def test_equal_ranks_and_small_differences_have_no_straggler():
     assert not len(stragglers(rank_records(ranks_frame({}))))
     assert not len(stragglers(rank_records(ranks_frame({1: 0.004}))))
@@ -143,12 +127,6 @@ def test_ranks_whose_clocks_stopped_at_different_times_are_not_compared():
     frame = ranks_frame({3: 0.04})
     frame.loc[frame["rank"] == 0, "step_time_sec"] *= 0.8
     assert not len(stragglers(rank_records(frame)))
-
-
-def test_without_an_attribution_window_there_are_no_stragglers():
-    frame = ranks_frame({1: 0.04}).assign(comm_exposed_time_sec=np.nan)
-    assert not len(stragglers(rank_records(frame)))
-    assert not len(stragglers(rank_records(frame.head(0))))
 
 
 def rank_rows(slow: dict[str, float], *, runs: int = 4, noise: float = 0.01, seed: int = 2) -> pd.DataFrame:
@@ -203,12 +181,6 @@ def test_nodes_with_more_ranks_or_samples_are_not_called_slow() -> None:
     assert {one.ratio for one in unequal_samples(rank_records(more))} == {3.0}
 
 
-def test_a_host_alone_in_its_runs_is_not_slow() -> None:
-    rows = rank_rows({})
-    assert not slow_nodes_of(rank_records(rows[rows["host"] == "n1"]))
-    assert not slow_nodes_of(rank_records(rows.iloc[:0]))
-
-
 @pytest.mark.parametrize(("nodes", "runs"), [(2, 3), (8, 4)])
 def test_at_most_1_percent_of_simulated_studies_call_an_equal_node_slow(nodes: int, runs: int) -> None:
     """A second alarm in 60 studies would be above 1 %."""
@@ -240,21 +212,6 @@ def test_the_table_of_nodes_compares_nodes_of_the_same_run_only(tmp_path: Path) 
     assert table["n"].to_dict() == {"n1": 1, "n2": 1, "n3": 1, "n4": 1}
     expected = {"n1": 0.0, "n2": 0.01 / 0.12, "n3": 0.0, "n4": 0.02 / 0.23}
     assert table["beyond_usual"].to_dict() == pytest.approx(expected)
-
-
-@pytest.mark.usefixtures("nothing_drawn")
-def test_the_page_names_stragglers(tmp_path):
-    folder = finished(tmp_path / "study", [make_cell(1, batch=64), make_cell(4, batch=64, per_node=2)])
-    study = load_study(folder)
-    for cell_id, attempt in zip(study.runs["cell_id"], study.attempts, strict=True):
-        rows = ranks_frame({3: 0.04} if "n2" in cell_id else {})
-        rows = rows.assign(epoch=rows["epoch"] - 1).reindex(columns=list(RANKS_COLUMNS))
-        rows.to_csv(Path(attempt, "ranks.csv"), index=False)
-        agree_with_ranks(Path(attempt))
-    page = write_report(folder).page.read_text(encoding="utf-8")
-    assert "<dt>Warnings</dt><dd>Late ranks</dd>" in page
-    assert ">On average, rank 3 on n2 takes 40.0 ms per step longer" in page
-    assert "The others wait for these ranks; such waiting is not slow communication." in page
 
 
 @pytest.mark.parametrize(("target", "paused_alone"), [("pauses_alone", True), ("pauses_together", False)])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from analysis.compare.comparison import Verdict, benjamini_hochberg, joined, judge, runs_needed
+from analysis.compare.comparison import Verdict, benjamini_hochberg, judge, runs_needed
 from analysis.stats.estimate import LogMoments, LogRatios, bounds, paired, unpaired
 
 
@@ -133,11 +133,3 @@ def test_the_number_of_runs_needed_is_about_right():
     assert 8 <= needed <= 12
     enough = simulated(cells=1, runs=4 * needed, studies=300, seed=16)
     assert (enough == Verdict.SAME).mean() > 0.9 > (verdicts == Verdict.SAME).mean()
-
-
-def test_families_are_joined_in_order():
-    one = LogRatios(np.array([1.0]), np.array([2.0]), np.array([3.0]))
-    two = LogRatios(np.array([4.0]), np.array([5.0]), np.array([6.0]))
-    both = joined([one, two])
-    assert list(both.centre) == [1.0, 4.0]
-    assert list(both.freedom) == [3.0, 6.0]

@@ -102,11 +102,3 @@ def test_a_file_in_another_form_is_parsed_row_by_row(
     if problem is not None:
         assert loaded.problems == {0: problem}
     assert list(loaded.rows.dtypes.astype(str)) == ["int64", "float64", "float64", "str"]
-
-
-def test_the_first_three_bad_lines_are_reported(tmp_path: Path) -> None:
-    loaded = read(tmp_path, "epoch,rate,host\n" + "1\n" * 9)
-    assert loaded.problems[0] == (
-        "metrics.csv: line 2 has 1 values instead of 3; line 3 has 1 values instead of 3; "
-        "line 4 has 1 values instead of 3; and 6 more such lines"
-    )

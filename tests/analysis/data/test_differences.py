@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import pytest
 
 from analysis.checks.assessment import assess
-from analysis.data.differences import Difference, Observed, differences, observe
+from analysis.data.differences import Difference
 from analysis.data.load import load_study
 from analysis.report.results import Results
 from analysis.report.write import write_report
@@ -47,22 +46,6 @@ def test_only_the_axes_and_what_follows_from_them_are_planned(tmp_path: Path) ->
     assert not [fact for fact in assess(load_study(tmp_path / "s")).findings if fact.kind == "runs-differ"]
 
 
-def test_clocks_that_only_round_differently_are_no_difference(tmp_path: Path) -> None:
-    study = load_study(studies.finished(tmp_path / "s", studies.strong(sizes=(1, 2))))
-    runs = list(study.runs["run_id"])
-
-    def observed(*mhz: float) -> Observed:
-        return observe(study, {}, {run: mhz[place % len(mhz)] for place, run in enumerate(runs)})
-
-    def clocks(*sides: Observed) -> list[str]:
-        return [one.text(0) for one in differences(*sides) if one.kind == "clock"]
-
-    assert clocks(observed(2945.0, 2955.0)) == []
-    assert clocks(observed(2945.0, 2700.0)) == ["2.7 GHz and 2.9 GHz"]
-    assert clocks(observed(2945.0), observed(2955.0)) == []
-    assert clocks(observed(2945.0), observed(2700.0)) == ["2.9 GHz"]
-
-
 def test_versions_variables_hosts_and_clocks_of_some_runs_are_not_planned(tmp_path: Path) -> None:
     path = studies.finished(tmp_path / "s", studies.strong(sizes=(1, 2)))
     for file in path.glob("runs/n2x1-gloo-srun-b32-r3/attempt-1/env.json"):
@@ -89,14 +72,3 @@ def test_versions_variables_hosts_and_clocks_of_some_runs_are_not_planned(tmp_pa
     section = page.read_text().partition('id="differs"')
     assert section[0].endswith("<details open><summary><h2 ")
     assert '<td class="text">PyTorch</td><td class="text">no</td>' in section[2].replace(" wide", "")
-
-
-@pytest.mark.parametrize("sizes", [(1,), (1, 2)])
-def test_the_section_is_folded_if_only_axes_differ_and_absent_without_a_difference(
-    tmp_path: Path, sizes: tuple[int, ...]
-) -> None:
-    page = write_report(
-        studies.finished(tmp_path / "s", studies.strong(sizes=sizes), repeats=1)
-    ).page.read_text()
-    assert ('id="differs"' in page) is (len(sizes) > 1)
-    assert '<details><summary><h2 id="differs">' in page or len(sizes) == 1

@@ -36,15 +36,6 @@ def test_facts_that_all_runs_share_are_listed_once(tmp_path: Path) -> None:
     assert found.source == "From the env.json of 12 runs."
 
 
-def test_facts_that_differ_are_listed_with_their_number_of_runs(tmp_path: Path) -> None:
-    def env(cell: Any) -> dict[str, Any]:
-        old = studies.environment(cell)
-        return old | {"torch": "2.12.0"} if cell.world_size == 8 else old
-
-    found = described(tmp_path, env=env)
-    assert dict(found.facts)["torch"] == "2.13.0+cpu (9 runs) and 2.12.0 (3 runs)"
-
-
 def test_variables_of_some_runs_are_counted_and_those_of_one_run_left_out(tmp_path: Path) -> None:
     def env(cell: Any) -> dict[str, Any]:
         found = studies.environment(cell)
@@ -57,15 +48,6 @@ def test_variables_of_some_runs_are_counted_and_those_of_one_run_left_out(tmp_pa
     assert variables["NCCL_DEBUG"] == "INFO (3 runs)"
 
 
-def test_missing_environments_are_counted(tmp_path: Path) -> None:
-    path = studies.finished(tmp_path / "s")
-    for place, file in enumerate(sorted(path.glob("runs/*/attempt-1/env.json"))):
-        if place < 5:
-            file.write_text("{" if place else "[]")
-    found = describe_environment(load_study(path))
-    assert found.source == "From the env.json of 7 runs; 5 more started runs left no readable env.json."
-
-
 def test_the_sample_of_a_large_study_contains_every_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -75,11 +57,6 @@ def test_the_sample_of_a_large_study_contains_every_size(
     assert found.asked <= 10
     assert found.source == f"From a sample: the env.json of {found.read} of 40 started runs."
     assert {host.name for host in found.hosts} == {f"n{n}" for n in range(1, 9)}
-
-
-def test_hosts_are_sorted_by_their_numbers(tmp_path: Path) -> None:
-    found = described(tmp_path / "s", cells=studies.strong(sizes=(1, 16)), repeats=1)
-    assert [host.name for host in found.hosts] == [f"n{n}" for n in range(1, 17)]
 
 
 anything = st.recursive(

@@ -16,12 +16,9 @@ from hypothesis import strategies as st
 from analysis.data.load import load_study
 from analysis.stats.measured import measure
 from bench.errors import BenchError
-from bench.plan import make_plan, plan_content
-from bench.shipped import find_matrix
 from bench.study.checksums import write_sums
 from bench.study.layout import RunFolder, StudyFolder
-from bench.study.plan_json import plan_text
-from bench.study.records import METRICS_COLUMNS, EpochRow, header
+from bench.study.records import EpochRow, header
 from bench.words import sentences
 from tests.analysis import studies
 from tests.common import change_json, edited_csv, edited_json, raised
@@ -36,18 +33,6 @@ def attempt(path: Path, run: str = RUN, number: int = 1) -> Path:
 def row(path: Path, run: str = RUN) -> pd.Series:
     runs = load_study(path).runs
     return runs[runs["run_id"] == run].iloc[0]
-
-
-def test_every_planned_run_is_a_row_in_the_plans_order(tmp_path: Path) -> None:
-    path = studies.finished(tmp_path / "s", repeats=2)
-    study = load_study(path)
-    planned = json.loads((path / "plan.json").read_text())["runs"]
-    assert study.runs["run_id"].to_list() == [run["run_id"] for run in planned]
-    assert study.runs["order"].to_list() == list(range(1, 9))
-    assert set(study.runs["state"]) == {"completed"}
-    assert study.runs["started_at"].iloc[0] == pd.Timestamp("2026-01-02T03:04:05Z")
-    assert study.epochs.columns.to_list() == ["run_id", "cell_id", *METRICS_COLUMNS]
-    assert len(study.epochs) == 8 * 3
 
 
 def test_epochs_are_the_rows_of_the_files(tmp_path: Path) -> None:
@@ -122,18 +107,6 @@ def test_an_invalid_state_is_unknown_with_a_reason(tmp_path: Path) -> None:
     assert pd.isna(found["started_at"])
 
 
-def test_missing_metrics_of_a_run_that_did_not_complete_are_no_problem(tmp_path: Path) -> None:
-    states = {
-        1: ("running", "", None),
-        2: ("queued", "", None),
-        3: ("failed", "out of memory", "out-of-memory"),
-    }
-    path = studies.finished(
-        tmp_path / "s", studies.strong(sizes=(1,)), state=lambda cell, repeat: states[repeat]
-    )
-    assert load_study(path).runs["reason"].to_list() == ["", "", "out of memory"]
-
-
 def test_a_cell_without_metrics_has_a_reason_of_its_own(tmp_path: Path) -> None:
     path = studies.finished(tmp_path / "s", repeats=1)
     with edited_json(path / "plan.json") as plan:
@@ -184,18 +157,6 @@ def test_ranks_steps_and_environments_are_read_on_request(tmp_path: Path) -> Non
     assert {row.run_id for row in study.ranks_of([RUN])} == {RUN}
 
 
-@pytest.mark.parametrize("name", ["smoke_cpu", "mixed_nodes", "l40s"])
-def test_a_real_plan_loads_with_every_run_planned(tmp_path: Path, name: str) -> None:
-    plan = make_plan(find_matrix(name))
-    (tmp_path / "plan.json").write_text(plan_text(plan_content(plan)), encoding="utf-8")
-    study = load_study(tmp_path)
-    assert study.cells["cell_id"].to_list() == [cell.cell_id for cell in plan.cells]
-    assert study.cells["gpus"].to_list() == [cell.world_size for cell in plan.cells]
-    assert len(study.members) == sum(len(cell.series) for cell in plan.cells)
-    assert len(study.runs) == len(plan.runs)
-    assert set(study.runs["state"]) == {"planned"}
-
-
 def test_a_folder_without_a_plan_is_an_error_with_a_remedy(tmp_path: Path) -> None:
     assert raised(BenchError, load_study, tmp_path) == (
         f"{tmp_path}/plan.json: the study's plan does not exist; "
@@ -218,15 +179,6 @@ def test_a_broken_plan_is_an_error_in_one_line(tmp_path: Path, text: str, messag
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
     assert str(caught.value).endswith("; plan the study again: bench plan MATRIX")
-
-
-def test_a_run_of_an_unknown_cell_is_an_error(tmp_path: Path) -> None:
-    path = studies.finished(tmp_path / "s", repeats=1)
-    with edited_json(path / "plan.json") as plan:
-        plan["runs"][0]["cell_id"] = "nowhere"
-    assert raised(BenchError, load_study, path) == (
-        f"{path}/plan.json: the cell 'nowhere' of run {RUN!r} is not defined; plan the study again: bench plan MATRIX"
-    )
 
 
 FILES = ("run.json", "metrics.csv", "env.json", "ranks.csv", "steps.csv")
@@ -254,11 +206,3 @@ def test_no_bytes_in_a_runs_files_stop_the_loading(tmp_path: Path, data: st.Data
         assert len(study.envs_of(study.runs["run_id"])) <= 2
     finally:
         target.write_bytes(whole)
-
-
-def test_an_unreadable_folder_is_a_reason(tmp_path: Path) -> None:
-    path = studies.finished(tmp_path / "s", repeats=1)
-    run = attempt(path).parent
-    shutil.rmtree(run)
-    run.write_text("a file where a folder should be")
-    assert row(path)["reason"] == "the run's folder contains no attempt"

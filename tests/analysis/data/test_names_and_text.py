@@ -18,7 +18,6 @@ from analysis.data.names import (
     job_size,
     layout,
     ranks,
-    widest_series,
     with_layout,
 )
 from analysis.report.figures.drawing import evenly_spaced, log_ticks
@@ -66,13 +65,6 @@ def test_evenly_spaced_positions_include_both_ends(length: int, most: int) -> No
 
 def test_ticks_of_a_logarithmic_axis_are_1_2_and_5() -> None:
     assert log_ticks(1, 20) == [1, 2, 5, 10, 20]
-
-
-def test_the_series_with_the_most_sizes_are_shown_in_the_order_of_the_plan() -> None:
-    sizes = {"a": [1, 2], "alone": [1], "b": [1, 2, 4], "c": [1, 2, 4]}
-    rows = [SimpleNamespace(series=name, gpus=size) for name, own in sizes.items() for size in own]
-    assert widest_series(rows, limit=2) == ["b", "c"]
-    assert widest_series(rows, limit=9) == ["a", "b", "c"]
 
 
 def test_no_text_of_a_csv_can_run_as_a_formula_and_numbers_are_unchanged() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
@@ -18,16 +17,11 @@ from analysis.report.decision import Decision, SizeRow, decisions, main_loss
 from analysis.report.page import _lead
 from analysis.report.results import Results
 from analysis.report.why import loss_table, share_text
-from analysis.tables_in.read import read_table
-from analysis.tables_in.study import study_of_table
 from bench.facts import Fact
 from tests.analysis import studies
 from tests.analysis.checks.test_validity import disturb
 from tests.analysis.points import frames_of_points
 from tests.analysis.stats.test_attempts import repeated
-
-#: A size that loses efficiency.
-ROW: Any = SimpleNamespace(efficiency=0.8, efficiency_low=0.7, efficiency_high=0.9)
 
 
 def results_of(path: Path, cells: Any = None, *, baseline: str | None = None, **options: Any) -> Results:
@@ -74,25 +68,9 @@ def first_line(path: Path, *, include_disturbed: bool = False) -> tuple[dict[str
         ),
         ({}, 2, "3 of 9 runs not valid, Ranks share cores (4 ranks)"),
         (
-            {(4, 1): LATE, (1, 2): LATE},
-            2,
-            "4 of 9 runs: 2 hit the time limit (1 and 4 ranks); 2 not valid, Ranks share cores (4 ranks)",
-        ),
-        (
             {(4, 1): RUNNING, (4, 2): QUEUED, (4, 3): PLANNED},
             8,
             "no run so far: 6 of 9 runs completed and counted; 3 not run yet (4 ranks)",
-        ),
-        (
-            {(2, 1): LOST, (4, 3): PLANNED},
-            8,
-            "1 of 9 runs of unknown state (2 ranks); 1 not run yet (4 ranks)",
-        ),
-        (
-            {(1, 1): LATE, (1, 2): CRASHED, (2, 1): MEMORY, (4, 1): ("failed", "", "preempted")},
-            8,
-            "4 of 9 runs: 1 hit the time limit (1 rank); 1 ran out of memory (2 ranks); 1 stopped for another job "
-            "(4 ranks); 1 more",
         ),
         (
             {(size, repeat): PLANNED for size in (1, 2, 4) for repeat in (1, 2, 3)},
@@ -126,43 +104,6 @@ def test_a_disturbed_run_is_named_in_the_first_line_and_in_the_row_of_its_size(t
     )
     disturb(path, "n2x1-gloo-srun-b32-r1", "link-errors", value=3)
     assert first_line(path)[0] == {"Went wrong": "1 of 9 runs disturbed (2 ranks)"}
-
-
-def test_a_reason_that_all_runs_of_a_size_have_does_not_hide_why_one_is_left_out(tmp_path: Path) -> None:
-    path = studies.finished(tmp_path / "s", studies.strong(sizes=(1, 2)), noise=0.0)
-    for repeat in (1, 2, 3):
-        disturb(path, f"n2x1-gloo-srun-b32-r{repeat}", "foreign-cpu", value=0.25, limit=0.05)
-    disturb(path, "n2x1-gloo-srun-b32-r1", "link-errors", value=3)
-    assert first_line(path)[0]["Went wrong"].endswith("; 1 disturbed by errors of the link (2 ranks)")
-
-
-def test_disturbed_runs_that_count_are_a_warning_beside_a_run_that_is_left_out(tmp_path: Path) -> None:
-    path = studies.finished(tmp_path / "s", studies.strong(sizes=(1, 2, 4)), repeats=2, noise=0.0)
-    runs = ("n2x1-gloo-srun-b32-r1", "n4x1-gloo-srun-b16-r1", "n4x1-gloo-srun-b16-r2")
-    for run, reason in zip(runs, ("foreign-cpu", "foreign-job", "link-errors"), strict=True):
-        disturb(path, run, reason, value="job 7" if reason == "foreign-job" else 0.25)
-    assert first_line(path)[0] == {
-        "Went wrong": "1 of 6 runs disturbed by other programs (2 ranks)",
-        "Warnings": "Disturbed runs",
-    }
-
-
-def test_a_table_measured_elsewhere_warns_of_sizes_without_a_value(tmp_path: Path) -> None:
-    table = tmp_path / "t.csv"
-    table.write_text("gpus,global_batch,time\n1,64,0.1\n2,64,0.06\n4,64,\n")
-    read = study_of_table(read_table(table), mode="strong", folder=tmp_path)
-    results = Results(read.study, read.shown, read.scale())
-    assert "Incomplete" in dict(_lead(results, decisions(results))[0])["Warnings"]
-
-
-def test_what_went_wrong_in_one_series_is_said_of_it_alone(tmp_path: Path) -> None:
-    """The size of one rank is a baseline of weak scaling only, and no run of the other sizes is bad."""
-    cells = studies.merged([*studies.strong(64, sizes=(1, 2, 4)), *studies.weak(16, sizes=(1, 2, 4))])
-    path = studies.finished(tmp_path / "s", cells, noise=0.0)
-    for repeat in (1, 2, 3):
-        disturb(path, f"n1x1-gloo-srun-b16-r{repeat}", "foreign-cpu", value=0.25, limit=0.05)
-    found, _ = first_line(path)
-    assert found["Went wrong"] == "3 of 15 runs not valid, All runs disturbed (16 per rank, 1 rank)"
 
 
 def test_with_a_warning_or_a_repeated_attempt_the_first_line_does_not_say_nothing(tmp_path: Path) -> None:
@@ -199,19 +140,6 @@ def test_the_largest_size_at_the_guide_is_recommended(tmp_path: Path) -> None:
     }
 
 
-def test_efficiencies_are_drawn_on_one_scale_with_the_guide(tmp_path: Path) -> None:
-    (decision,) = decisions(results_of(tmp_path, noise=0.0))
-    drawn = [size.drawn for size in decision.groups[0][1]]
-    assert drawn[0] is not None
-    assert drawn[-1] is not None
-    start, end = 0.4375 - 0.1, 1.1  # 0.1 below the lowest end; 8 ranks have an efficiency of 0.44
-    places = [100 * (value - start) / (end - start) for value in (0.8, 1.0, 0.4375)]
-    assert [decision.guide, drawn[0].value, drawn[-1].value] == pytest.approx(places, abs=0.5)
-    assert math.isnan(drawn[0].low)
-    assert drawn[1] is not None
-    assert drawn[1].low <= drawn[1].value <= drawn[1].high
-
-
 def test_the_cost_is_in_node_hours_on_cpus_and_in_gpu_hours_on_gpus(tmp_path: Path) -> None:
     for device, heading in (("cpu", "Node-hours"), ("cuda", "GPU-hours")):
         cells = studies.strong(sizes=(1, 4), per_node=2)
@@ -238,29 +166,8 @@ def test_each_mode_has_a_table_and_series_have_groups(tmp_path: Path) -> None:
     assert dict(found["strong"].lines)["Use"] == "2 ranks (2 × 1), the largest size planned"
 
 
-def test_lines_about_several_series_do_not_repeat_the_rows(tmp_path: Path) -> None:
-    cells = [cell for n in (1, 2) for cell in studies.strong(sizes=(1, 2, 4), swept={"n": n})]
-    results = results_of(tmp_path, cells, noise=0.0)
-    results.rows[4].efficiency_low = 0.7
-    (decision,) = decisions(results)
-    assert dict(decision.lines) == {
-        "Use": "n 1: 2 ranks (2 × 1) · n 2: not known yet",
-        "Limited by": "30 % exposed communication",
-    }
-
-
-def test_series_with_a_recommended_size_are_shown_before_those_that_are_not_valid(tmp_path: Path) -> None:
-    cells = [cell for n in range(6) for cell in studies.strong(sizes=(1, 2), swept={"n": n})]
-    results = results_of(tmp_path, cells, epochs=1, noise=0.0)
-    errors = [Fact("shared-cores", (row.cell_id,), {}, "error") for row in results.rows[:8]]
-    vars(results)["assessment"] = Assessment(errors, [])
-    (decision,) = decisions(results)
-    assert [label for label, _ in decision.groups] == ["n 0", "n 1", "n 4", "n 5"]
-    assert "n 4: 2 ranks (2 × 1)" in dict(decision.lines)["Use"]
-
-
 def test_a_baseline_in_another_series_is_the_baseline(tmp_path: Path) -> None:
-    alone = studies.make_cell(1, batch=64, swept={"ddp": False}, name="plain")
+    alone = studies.make_cell(1, batch=64, swept={"strategy": "none"}, name="plain")
     alone.workload["strategy"] = "none"
     results = results_of(tmp_path, [alone, *studies.strong()], baseline="no-ddp", noise=0.0)
     (decision,) = decisions(results)
@@ -301,23 +208,6 @@ def test_the_main_loss_is_the_largest_part_of_the_division(tmp_path: Path) -> No
     assert (cause[:2], rest[:2]) == (("less work per rank", "–"), ("not explained", "58 % [58 %, 58 %]"))
     assert rest[2].startswith("exposed communication 50.6 %; longer computation per sample ")
     assert other[:2] == ("time outside all timers", "2 % [2 %, 2 %]")
-
-
-@pytest.mark.parametrize(
-    ("timing", "main"),
-    [
-        (studies.Timing(comm_s=0, fixed_s=0, imbalance=0.6), "waiting for other ranks"),
-        (studies.Timing(comm_s=0, fixed_s=0.05, imbalance=0), "longer computation per sample"),
-        (studies.Timing(comm_s=0, fixed_s=0, imbalance=0), "time outside all timers"),
-    ],
-)
-def test_other_causes_lead_to_other_words(tmp_path: Path, timing: studies.Timing, main: str) -> None:
-    sizes, lines = decided(results_of(tmp_path, timing=timing, noise=0.0))
-    assert sizes[-1].loss.endswith(main)
-    assert lines["Limited by"].startswith(main)
-    if main == "time outside all timers":
-        assert lines["Use"] == "8 ranks (8 × 1), efficiency 1.00 [1.00, 1.00], the largest size planned"
-        assert "Not known" not in lines
 
 
 def test_if_no_larger_size_reaches_the_guide_the_baseline_is_the_most(tmp_path: Path) -> None:

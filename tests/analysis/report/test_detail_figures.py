@@ -7,14 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from analysis.checks.slow_ranks import LATE_FROM, nodes_table
+from analysis.checks.slow_ranks import nodes_table
 from analysis.data.csv_files import csv_text
 from analysis.data.load import load_study
 from analysis.report.figures.all_figures import all_names, detail_figures
 from analysis.report.figures.bars import MAX_BARS
 from analysis.report.figures.drawing import Drawing
 from analysis.report.results import Results
-from analysis.report.tables import node_rows
 from analysis.report.write import write_report
 from tests.analysis import studies
 from tests.analysis.closer_studies import with_probes, write_ranks
@@ -48,23 +47,6 @@ def test_the_late_rank_is_marked_and_named_and_its_node_is_first(tmp_path: Path)
     assert nodes[0].startswith("cell_id,host,ranks,n,useful_sec,data_sec,compute_sec,wait_sec,transfer_sec")
     latest = next(line for line in nodes if line.startswith("n4x1"))
     assert latest == "n4x1-gloo-srun-b16,node2,1,3,0.014,0.001,0.012,0,0.002,0.016,0.25"
-
-
-def test_a_rank_that_is_late_in_few_runs_has_no_mark(tmp_path: Path) -> None:
-    """Of two ranks, each is late in some run by chance: both have a mean excess above 5 % of the step."""
-    path = studies.finished(tmp_path / "s", studies.strong(sizes=(1, 2)), repeats=4)
-    first = {"r1": 0.004, "r2": 0.004}
-    write_ranks(
-        path,
-        late=lambda run, rank: first.get(run[-2:], 0.0) if rank == 0 else 0.004 - first.get(run[-2:], 0.0),
-        host=lambda rank: f"node{rank}",
-    )
-    found, drawings = details_of(path)
-    assert found.ranks is not None
-    assert all(rank.beyond > LATE_FROM for rank in found.ranks.by_rank)
-    assert not any("◀" in text for text in texts(drawings["ranks"]))
-    assert drawings["ranks"].description.endswith("no rank is late.")
-    assert [late for late, _ in node_rows(found.ranks)] == [False, False]
 
 
 def test_many_ranks_are_drawn_by_node_and_many_nodes_are_bounded(tmp_path: Path) -> None:

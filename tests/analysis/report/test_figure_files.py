@@ -14,20 +14,15 @@ import pytest
 
 from analysis.checks.scaling_table import scaling_table
 from analysis.data.load import load_study
-from analysis.data.names import series_parts, short_labels
-from analysis.report.figures.all_figures import all_names, scaling_figures
+from analysis.data.names import series_parts
+from analysis.report.figures.all_figures import scaling_figures
 from analysis.report.figures.bars import split
-from analysis.report.figures.curves import NOT_VALID, WIDE
+from analysis.report.figures.curves import NOT_VALID
 from analysis.report.figures.drawing import (
     MAX_SERIES,
     MAX_SIZES,
-    PARTS,
-    SERIES_COLOURS,
-    SERIES_DASHES,
-    SERIES_MARKERS,
     Colour,
     Drawing,
-    theme_rules,
 )
 from analysis.report.write import write_report
 from analysis.stats.measured import measure
@@ -60,12 +55,6 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Drawing]:
     return drawings(studies.finished(tmp_path_factory.mktemp("figures") / "demo", cells, repeats=4))
 
 
-def test_each_regime_has_its_figures(demo: dict[str, Drawing]) -> None:
-    kinds = ("efficiency", "speedup", "throughput", "step", "shares")
-    assert list(demo) == [f"{kind}-{regime}" for regime in ("strong", "weak") for kind in kinds]
-    assert set(demo) <= set(all_names())
-
-
 def test_files_have_their_formats(demo: dict[str, Drawing]) -> None:
     for drawing in demo.values():
         assert drawing.png.startswith(b"\x89PNG\r\n")
@@ -85,13 +74,6 @@ def test_a_figure_has_a_description(demo: dict[str, Drawing]) -> None:
     )
 
 
-def test_text_stays_text_and_the_legend_is_part_of_the_figure(demo: dict[str, Drawing]) -> None:
-    drawing = demo["speedup-strong"]
-    legend = {"gloo", "nccl", "ideal, through the baseline"}
-    assert {"Ranks", "Speedup", "1", "2", "4", "8"} | legend <= set(texts(drawing))
-    assert legend == {key.words for key in drawing.legend}
-
-
 def test_figures_hold_no_script_and_no_outside_reference(demo: dict[str, Drawing]) -> None:
     for drawing in demo.values():
         root = ElementTree.fromstring(drawing.markup)
@@ -109,23 +91,6 @@ def test_every_reference_has_one_target_on_the_page(demo: dict[str, Drawing]) ->
     assert {ids[name] for name in used} == {1}
 
 
-def test_the_style_sheet_has_a_rule_for_each_colour_on_the_page(demo: dict[str, Drawing]) -> None:
-    rules = theme_rules()
-    for drawing in demo.values():
-        root = ElementTree.fromstring(drawing.markup)
-        for element in root.iter():
-            for name in ("fill", "stroke"):
-                colour = element.get(name) or styled(element, name)
-                if colour not in ("", "none") and not colour.startswith("url(#"):
-                    assert f'[style*="{name}: {colour}"], [{name}="{colour}"] {{ {name}: var(--' in rules
-        assert "var(" not in drawing.svg
-
-
-def test_drawing_again_gives_the_same_bytes(tmp_path: Path) -> None:
-    path = studies.finished(tmp_path / "s", studies.strong(sizes=(1, 2)))
-    assert drawings(path) == drawings(path)
-
-
 def test_the_ideal_line_goes_through_the_measured_base_point(demo: dict[str, Drawing]) -> None:
     for name in ("speedup-strong", "throughput-weak"):
         root = ElementTree.fromstring(demo[name].markup)
@@ -136,14 +101,6 @@ def test_the_ideal_line_goes_through_the_measured_base_point(demo: dict[str, Dra
         assert any(abs(sx - x) < 0.01 and abs(sy - y) < 0.01 for sx, sy in starts for x, y in points), (
             f"no ideal line of {name} starts at a mark"
         )
-
-
-def test_a_run_above_every_mean_is_drawn_inside_the_panel(tmp_path: Path, svg_only: None) -> None:
-    path = studies.finished(tmp_path / "s", studies.weak(sizes=(1, 2)), timing=studies.Timing(comm_s=0))
-    metrics = path / "runs" / "n2x1-gloo-srun-b16-r1" / "attempt-1" / "metrics.csv"
-    studies.scale_rate(metrics, 1.5)
-    shapes = ElementTree.fromstring(figure(path, "efficiency-weak").markup).iter(f"{SVG}use")
-    assert min(float(shape.get("y", 0)) for shape in shapes) >= 7.2  # the panel's upper edge, in points
 
 
 def test_an_interval_beyond_the_bound_ends_in_an_arrow_with_its_value(tmp_path: Path, svg_only: None) -> None:
@@ -177,27 +134,6 @@ def test_a_size_that_is_not_valid_is_a_cross_without_line(tmp_path: Path, svg_on
         assert "at 2 ranks; 1 size is not valid" in drawing.description
 
 
-def test_without_a_valid_baseline_there_is_no_ideal_line(tmp_path: Path, svg_only: None) -> None:
-    study = load_study(studies.finished(tmp_path / "s", studies.strong(sizes=(1, 2))))
-    frames = measure(study)
-    table, base = scaling_table(frames), "n1x1-gloo-srun-b64"
-    found = scaling_figures(table, frames.runs, parts=series_parts(study.plan), invalid=[base])
-    efficiency, speedup, throughput = (next(found) for _ in range(3))
-    for drawing in (efficiency, speedup):
-        assert "no valid value; 2 sizes are not valid." in drawing.description
-    assert " at 2 ranks; 1 size is not valid" in throughput.description
-    for drawing in (speedup, throughput):
-        assert "ideal, through the baseline" not in [key.words for key in drawing.legend]
-
-
-def test_a_part_of_the_step_has_one_colour_and_hatch_in_all_figures(demo: dict[str, Drawing]) -> None:
-    keys = [key for drawing in demo.values() for key in drawing.legend if key.hatch is not None]
-    step = {key.words: (key.colour, key.hatch) for key in keys}
-    assert all((key.colour, key.hatch) == step[key.words] for key in keys)
-    assert len(set(PARTS.values())) == len({part.colour for part in PARTS.values()}) == len(PARTS)
-    assert not {part.colour for part in PARTS.values()} & set(SERIES_COLOURS)
-
-
 def test_unknown_waiting_stays_in_the_communication() -> None:
     parts = {"data": 1.0, "forward": 1.0, "backward": 1.0, "optimizer": 1.0, "other": -0.5}
     row: Any = SimpleNamespace(**parts, exposed=2.0, transfer=float("nan"), wait=float("nan"))
@@ -223,28 +159,9 @@ def test_a_figure_reports_series_sizes_and_runs_that_it_leaves_out(tmp_path: Pat
     assert len(found.svg) < 200_000
 
 
-def test_one_size_alone_has_throughput_and_no_curve(tmp_path: Path) -> None:
-    path = studies.finished(tmp_path / "s", studies.strong(sizes=(4,)))
-    assert list(drawings(path)) == ["throughput-strong", "step-strong", "shares-strong"]
-
-
 def test_nothing_measured_draws_nothing(tmp_path: Path) -> None:
     path = studies.finished(tmp_path / "s", state=lambda cell, repeat: ("failed", "x", None))
     assert drawings(path) == {}
-
-
-def test_several_layouts_of_one_size_are_named(tmp_path: Path, svg_only: None) -> None:
-    cells = [
-        studies.make_cell(n, batch=16, mode="weak", per_node=p, name=f"c{n}x{p}")
-        for n, p in ((1, 1), (2, 1), (2, 2), (4, 2), (4, 1))
-    ]
-    found = drawings(studies.finished(tmp_path / "s", cells))
-    names = {"1 rank", "2 ranks (2 × 1)", "2 ranks (1 × 2)", "4 ranks (2 × 2)", "4 ranks (4 × 1)"}
-    assert names <= set(texts(found["step-weak"]))
-    assert (
-        "Lines connect sizes on one node, or sizes with equal ranks per node."
-        in found["efficiency-weak"].caption
-    )
 
 
 HOSTILE = '"><script>alert(1)</script>$\\frac{1}{0}$ \x1b[31m\u202e &amp; 漢字'
@@ -268,44 +185,6 @@ def test_hostile_names_are_text_in_every_figure(tmp_path: Path, svg_only: None) 
         assert not re.search("[\x00-\x08\x1b\u202e]", drawing.svg)
 
 
-def test_labels_hold_only_what_differs() -> None:
-    plan = {
-        "series": [
-            {
-                "series": "a",
-                "mode": "strong",
-                "batch": 1024,
-                "backend": "nccl",
-                "launcher": "srun",
-                "swept": {"env.A": 1},
-            },
-            {
-                "series": "b",
-                "mode": "weak",
-                "batch": 8,
-                "backend": "nccl",
-                "launcher": "srun",
-                "swept": {"env.A": 2},
-            },
-        ]
-    }
-    parts = series_parts(plan)
-    assert short_labels(parts, ["a", "b"]) == (
-        {"a": "batch 1,024, A 1", "b": "8 per rank, A 2"},
-        "nccl, srun",
-    )
-    assert short_labels(parts, ["a"]) == ({"a": "batch 1,024"}, "nccl, srun, A 1")
-    assert short_labels({}, ["x"]) == ({"x": "x"}, "")
-    long = [f"{'y' * 70}{end}" for end in "ab"]
-    assert short_labels({}, long)[0] == {one: f"{i}: {'y' * 55}…" for i, one in enumerate(long, start=1)}
-    twins = {"a": parts["a"], "c": dict(parts["a"])}
-    assert short_labels(twins, ["a", "c"]) == ({"a": "a", "c": "c"}, "nccl, srun, A 1")
-
-
-def test_series_differ_in_colour_marker_and_dash() -> None:
-    assert len(set(SERIES_COLOURS)) == len(set(SERIES_MARKERS)) == len(set(SERIES_DASHES)) == MAX_SERIES
-
-
 def efficiency_of(path: Path, invalid: list[str], **options: Any) -> Drawing:
     """Return the figure of the efficiency of a strong series; ``invalid`` cells are not valid."""
     study = load_study(studies.finished(path, studies.strong(sizes=(1, 2)), **options))
@@ -326,9 +205,3 @@ def test_the_caption_gives_the_true_reason_of_missing_intervals(tmp_path: Path) 
         state=lambda cell, r: lost if cell.world_size == r == 1 else ("completed", "", None),
     )
     assert of_base.caption.startswith("No intervals: the baseline has fewer than three runs.")
-
-
-def test_the_legend_explains_a_mean_with_a_wide_interval(tmp_path: Path) -> None:
-    for name, noise in (("certain", 0.01), ("wide", 0.4)):
-        drawing = efficiency_of(tmp_path / name, [], noise=noise)
-        assert (WIDE in [key.words for key in drawing.legend]) == (name == "wide")

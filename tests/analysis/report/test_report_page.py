@@ -16,10 +16,9 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from analysis.data.load import load_study
 from analysis.report import write
 from analysis.report.figures import all_figures
-from analysis.report.page import _commands, json_for_script
+from analysis.report.page import json_for_script
 from analysis.report.tables import MAX_RUNS_LISTED, STATIC_ROWS
 from analysis.report.write import write_report
 from bench.errors import BenchError
@@ -105,56 +104,6 @@ def test_the_report_has_its_files(demo_study: Path) -> None:
     assert len(pd.read_csv(folder / "runs.csv")) == 28
 
 
-def test_the_page_shows_runs_sizes_verdicts_and_losses(whole: Page) -> None:
-    one_size = (
-        r"Use Strong scaling: 2 ranks \(2 × 1\), efficiency 0\.8\d \[0\.8\d, 0\.8\d\], "
-        r"largest loss \d+ % exposed communication; Weak scaling: "
-    )
-    assert re.search(f"Went wrong nothing: 28 of 28 runs completed and counted {one_size}", whole.text)
-    assert " Checks 11 of 14 passed; 3 not possible Cells 7 Model mlp Device Test CPU @ 2.0 GHz" in whole.text
-    assert re.search(r"2 2 × 1 0\.8\d \[0\.8\d, 0\.8\d\] use it 1\.\d\d 0\.\d+ \d+ % exposed", whole.text)
-    assert re.search(
-        r"Use 2 ranks \(2 × 1\), efficiency 0\.8\d \[0\.8\d, 0\.8\d\] Limited by exposed communication, \d+ % of the step on 2 ranks, 30 %",
-        whole.text,
-    )
-    assert re.search(r"whole loss \d+ %", whole.text)
-    assert "E = S·N₀/N" in whole.text
-    assert "E = T(N₀)/T(N)" in whole.text
-    assert 'id="runs"' not in whole.html, "there is no section about failed runs without such runs"
-    assert "at most 4 sizes per series" in whole.text
-    assert "scaling: - {mode: strong, global_batch: [64]}" in whole.text
-    for line in (
-        "# save the matrix as demo.yaml",
-        "bench plan demo.yaml",
-        "bench submit demo",
-        "bench report demo",
-    ):
-        assert line in whole.text
-    assert "Ranks outnumber cores" not in whole.text
-
-
-def test_the_commands_of_a_study_with_a_site_file_name_this_file(tmp_path: Path) -> None:
-    path = studies.finished(tmp_path / "s", studies.strong(sizes=(1,)), repeats=1)
-    plan = json.loads((path / "plan.json").read_text())
-    (path / "plan.json").write_text(json.dumps({**plan, "inherited": {"cluster.partition": "gpu"}}))
-    name = load_study(path).name
-    assert _commands(load_study(path))[:2] == [
-        f"# save the matrix as {name}.yaml and the study's site.yaml beside it",
-        f"bench plan {name}.yaml --site site.yaml",
-    ]
-
-
-def test_the_table_holds_every_cell_in_the_page_and_in_its_data(whole: Page) -> None:
-    assert len(whole.rows) == 8
-    assert sum(tag == "tr" for tag, _ in whole.tags) >= 8
-    first = whole.rows[0]
-    assert first[0] == ["n1x1-gloo-srun-b64", "batch 64, strong"]
-    assert first[4] == ["1", "1 × 1"]
-    for cell in first:
-        for text in [cell] if isinstance(cell, str) else cell:
-            assert text in whole.text
-
-
 def test_nothing_is_loaded_from_outside_and_the_policy_forbids_it(whole: Page) -> None:
     for tag, attributes in whole.tags:
         assert tag not in ("iframe", "object", "embed", "base", "form", "img")
@@ -171,12 +120,6 @@ def test_nothing_is_loaded_from_outside_and_the_policy_forbids_it(whole: Page) -
     assert whole.html.index("Content-Security-Policy") < whole.html.index("<style")
     assert not re.search(r"(href|src|url\()=?[\"']?https?:", whole.html)
     assert "https://" not in whole.html
-
-
-def test_the_page_is_the_same_each_time(tmp_path: Path, nothing_drawn: None) -> None:
-    path = studies.finished(tmp_path / "s", studies.strong(sizes=(1, 2)), repeats=1)
-    first = write_report(path).page.read_bytes()
-    assert write_report(path).page.read_bytes() == first
 
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'&{{7*7}}\u202e\x1b[31m"
@@ -261,21 +204,6 @@ def test_an_unfinished_study_has_a_page_that_says_so(tmp_path: Path, state: Any,
     assert len(page.rows) == 4
 
 
-def test_a_series_without_a_constant_batch_has_throughput_only(tmp_path: Path) -> None:
-    path = studies.finished(tmp_path / "s")
-    plan = json.loads((path / "plan.json").read_text())
-    for cell in plan["cells"]:
-        cell["global_batch"] += 3 * cell["world_size"] ** 2
-    (path / "plan.json").write_text(json.dumps(plan))
-    page = report(path)
-    assert "Neither strong nor weak" in page.text
-    assert "Neither the global batch nor the batch per rank is constant: no efficiency." in page.text
-    assert {row[1] for row in page.rows} == {"–"}
-    names = {figure.stem for figure in (path / "report" / "figures").iterdir()}
-    assert {"throughput-other", "step-other", "shares-other"} <= names
-    assert not any(name.startswith(("efficiency", "speedup")) for name in names)
-
-
 def test_what_was_not_measured_is_a_dash_and_never_zero(tmp_path: Path) -> None:
     path = studies.finished(tmp_path / "s", repeats=1)
     for metrics in path.glob("runs/n2x1*/attempt-1/metrics.csv"):
@@ -292,28 +220,6 @@ def test_what_was_not_measured_is_a_dash_and_never_zero(tmp_path: Path) -> None:
     assert read.loc[read["gpus"] == 2, ["load_balance", "global_efficiency"]].isna().all(axis=None)
 
 
-def test_runs_of_another_batch_than_planned_are_not_compared(tmp_path: Path) -> None:
-    path = studies.finished(tmp_path / "s", repeats=2)
-    for metrics in path.glob("runs/n4x1*/attempt-1/metrics.csv"):
-        frame = pd.read_csv(metrics)
-        frame[["samples", "throughput_samples_per_sec"]] *= 128  # counted in tokens
-        frame.to_csv(metrics, index=False)
-    (path / "runs" / "n8x1-gloo-srun-b8-r1" / "attempt-1" / "metrics.csv").write_bytes(
-        next(path.glob("runs/n4x1*/attempt-1/metrics.csv")).read_bytes()
-    )
-    studies.seal(path)
-    page = report(path)
-    read = pd.read_csv(path / "report" / "scaling.csv").set_index("gpus")
-    assert read["efficiency"].notna().to_dict() == {1: True, 2: True, 4: False, 8: False}
-    told = "no efficiency: the runs of this cell or of its baseline process another batch than planned"
-    assert read.loc[[4, 8], "reason"].to_list() == [told, told]
-    assert "8192 samples per step, but the plan's global batch is 64" in page.text
-    assert (
-        "Other batch than planned n4x1-gloo-srun-b16 and n8x1-gloo-srun-b8 Samples per step: n4x1-gloo-srun-b16 "
-        "(measured 8192, planned 64) and n8x1-gloo-srun-b8 (runs differ, planned 64)." in page.text
-    )
-
-
 def test_half_written_files_are_reasons_on_the_page(tmp_path: Path) -> None:
     path = studies.finished(tmp_path / "s")
     folder = StudyFolder(path)
@@ -325,20 +231,6 @@ def test_half_written_files_are_reasons_on_the_page(tmp_path: Path) -> None:
     page = report(path)
     assert "run.json is not valid JSON" in page.text
     assert "matrix.yaml is missing." in page.text
-
-
-def test_ranks_that_outnumber_cores_are_reported_on_top(tmp_path: Path) -> None:
-    cells = studies.strong(sizes=(1, 2, 4), per_node=4)
-    path = studies.finished(tmp_path / "s", cells, env=lambda cell: studies.environment(cell, cores=2))
-    page = report(path)
-    text, remarks = page.text, [row[3] for row in page.rows]
-    assert remarks == ["", "", "error: Ranks share cores"]
-    assert (
-        "Ranks share cores n1x4-gloo-srun-b16 n1x4-gloo-srun-b16 (4 threads of 4 ranks on 2 cores): times of such"
-        in text
-    )
-    assert text.index("Ranks share cores") < text.index("Strong scaling")
-    assert text.count("Ranks share cores") == 5, "first line, summary, row, verdict and remark"
 
 
 def test_failed_runs_are_listed_with_reason_and_an_outlier_is_flagged(tmp_path: Path) -> None:
@@ -394,18 +286,6 @@ def test_a_folder_that_cannot_be_written_is_an_error_with_its_reason(
     with pytest.raises(BenchError) as caught:
         write_report(path)
     assert str(caught.value) == f"{path}/report/figures: cannot be written: Not a directory"
-
-
-def test_the_first_line_shows_the_command_and_no_version_that_it_may_not_use(tmp_path):
-    cells = studies.strong(64, (1, 2))
-    for cell in cells:
-        own = {
-            "command": ["python", "train.py", "--api-key", "abc"],
-            "metrics": {"output": {"step_time": "t (.*)"}},
-        }
-        cell.workload = {**cell.workload, **own}
-    page = report(studies.finished(tmp_path / "s", cells, repeats=1, epochs=1))
-    assert "Command python train.py Device Test CPU @ 2.0 GHz Run" in page.text
 
 
 def test_the_citation_holds_the_known_facts(tmp_path: Path, nothing_drawn: None) -> None:

@@ -6,7 +6,6 @@ import dataclasses
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from analysis.checks.scaling_table import scaling_table
@@ -14,7 +13,7 @@ from analysis.data.load import load_study
 from analysis.report.write import write_report
 from analysis.stats.columns import ScalingRow
 from analysis.stats.measured import measure
-from analysis.stats.scaling import AXES_COLUMNS, two_axes
+from analysis.stats.scaling import two_axes
 from tests.analysis import studies
 
 
@@ -70,13 +69,6 @@ def test_without_two_axes_there_is_no_table_and_an_older_one_is_removed(
     page = write_report(path).page.read_text()
     assert "by nodes and ranks per node" not in page
     assert not (path / "report/axes.csv").exists()
-
-
-def test_axes_csv_holds_all_sizes(grid_study: Path) -> None:
-    frame = pd.read_csv(grid_study / "report/axes.csv", dtype={"gpus_per_node": str})
-    assert tuple(frame.columns) == AXES_COLUMNS
-    assert len(frame) == 36
-    assert frame["efficiency"].isna().sum() == 4
 
 
 def test_the_page_shows_both_paths_in_a_table_and_escapes_reasons(grid_study: Path) -> None:

@@ -15,7 +15,6 @@ from analysis.causes.cells import CauseRow, CellDivision
 from analysis.report.figures.all_figures import all_names
 from analysis.report.figures.waterfall import waterfall_figure
 from analysis.report.write import write_report
-from tests.analysis import studies
 from tests.analysis.causes.planted import plant
 from tests.analysis.figures import texts
 
@@ -56,20 +55,3 @@ def test_the_bars_of_the_waterfall_lead_from_the_ideal_to_the_measured_step() ->
     assert [text for text in texts(drawing) if text in names] == names
     values = ["74.9 ms, 75 %", "30.0 ms, 30 %", "-5 %", "100 ms, 100 %"]
     assert [text for text in texts(drawing) if text.endswith("%")] == values
-
-
-@pytest.mark.usefixtures("nothing_drawn")
-def test_no_causes_are_given_for_values_that_are_not_valid(tmp_path: Path) -> None:
-    path = plant(tmp_path / "s", {"data": 0.025}, noise=0.0)
-    for file in path.glob("runs/n4x1*/attempt-1/ranks.csv"):
-        frame = pd.read_csv(file)
-        frame.loc[frame["rank"] == 1, "samples"] *= 3
-        frame.to_csv(file, index=False)
-    studies.seal(path)
-    page = write_report(path).page.read_text(encoding="utf-8")
-    words = "The loss is not divided among causes, because the values are not valid: see the error Unequal samples."
-    assert ">not valid: Unequal samples</td>" in page
-    assert "loading data takes" not in page
-    causes = pd.read_csv(path / "report" / "causes.csv").set_index("cell_id")
-    assert causes.loc["n4x1-gloo-srun-b16", ["cause", "evidence"]].to_list() == ["not-valid", words]
-    assert "not-valid" not in set(causes.loc["n1x1-gloo-srun-b16", "cause"])

@@ -239,14 +239,6 @@ def test_a_table_with_repeats_recommends_a_size(reported: Report, tmp_path: Path
     assert "<dt>Use</dt><dd>4 ranks, efficiency " in page
 
 
-def test_rows_of_one_size_are_repeats_and_a_remark_says_so(tmp_path: Path) -> None:
-    table = tmp_path / "t.csv"
-    table.write_text("gpus,global_batch,time\n1,64,1.0\n1,64,1.1\n2,64,0.5\n")
-    done = run_report(str(table))
-    assert "Rows of one size and series were taken as repeats of one cell: 2 rows with 1 rank" in done.stderr
-    assert "taken as repeats of one cell" in (tmp_path / "t-report" / "index.html").read_text()
-
-
 def test_a_label_that_contradicts_the_batches_is_overruled_with_a_reason(analysed: Report) -> None:
     found = analysed("gpus,global_batch,time,mode\n1,64,1.0,weak\n2,64,0.5,weak\n")
     assert set(found["mode"]) == {"strong"}
@@ -321,24 +313,10 @@ def test_a_baseline_that_is_not_in_the_table_is_an_error(tmp_path: Path) -> None
             "cell empty",
         ),
         (
-            'gpus,global_batch,throughput\n\n1,64,"1,340"\n2,64,0\n4,64,inf\n',
-            "t.csv:3: throughput '1,340' is not a number above 0; write it without units and thousands separators, or "
-            "leave the cell empty\n"
-            "t.csv:4: throughput '0' is not a number above 0; write it without units and thousands separators, or "
-            "leave the cell empty\n"
-            "t.csv:5: throughput 'inf' is not a number above 0; write it without units and thousands separators, or "
-            "leave the cell empty",
-        ),
-        (
             "gpus,loss\n1,2\n",
             "t.csv:1: the column 'loss' is not known; rename or remove it; the columns of a table are nodes, gpus, "
             "gpus_per_node, global_batch, per_gpu_batch, throughput, time, mode, series, repeat\n"
             "t.csv:1: no column throughput or time; give throughput (samples/s of all ranks) or time (s per step)",
-        ),
-        (
-            "global_batch,time,throughput\n1,2,3\n",
-            "t.csv:1: both columns throughput and time; give throughput (samples/s of all ranks) or time (s per step)\n"
-            "t.csv:1: no column gpus or nodes; give the number of ranks in a column gpus",
         ),
         (
             "gpus,time\n1,2\n2,1\n",
@@ -365,22 +343,8 @@ def test_a_baseline_that_is_not_in_the_table_is_an_error(tmp_path: Path) -> None
             "enclose values that contain commas in double quotes",
         ),
         (
-            "gpus,global_batch,time\n1,64,1,000\n",
-            "t.csv: the rows have more values than the first line has names; give one value per column; enclose values "
-            "that contain commas in double quotes",
-        ),
-        (
-            "gpus,global_batch,time,mode\n1,64,1,string\n",
-            "t.csv:2: mode 'string' is not strong or weak; write one of these",
-        ),
-        (
             "gpus,global_batch,time\n1,64,1\n2,,0.5\n",
             "t.csv:3: the batch is missing, but other rows of the series have one; fill in the batch",
-        ),
-        (
-            "gpus,global_batch,per_gpu_batch,time\n4,64,16,1\n4,128,16,1\n",
-            "t.csv:3: the row has the size and batch per rank of an earlier row, but another global batch; distinguish "
-            "them by a column series",
         ),
         ("gpus,time\n", "error: t.csv: the table has a header but no rows; add one row per run or per size"),
         ("\n\n", "error: t.csv: the table is empty; begin with a line of column names"),
@@ -399,14 +363,6 @@ def test_a_missing_table_or_a_binary_file_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "binary.csv").write_bytes(b"gpus,time\n1,\xff\n")
     done = run_report(str(tmp_path / "binary.csv"))
     assert f"{tmp_path}/binary.csv:2: the text is not UTF-8; save it as UTF-8" in done.stderr
-
-
-def test_options_for_tables_are_an_error_for_studies() -> None:
-    done = run_report("some-study", "--mode", "weak")
-    assert done.exit_code == 2
-    assert done.stderr.strip() == (
-        "error: --mode is for a table measured elsewhere, not for a study; omit --mode, or give a TABLE.csv"
-    )
 
 
 @pytest.mark.usefixtures("nothing_drawn")
@@ -499,17 +455,3 @@ def test_words_for_missing_values_are_names_of_series(tmp_path: Path) -> None:
         "series,gpus,global_batch,throughput\nNone,1,64,100\nNone,2,64,190\nNA,1,64,90\nNA,2,64,\n"
     )
     assert [row.series for row in read_table(table).rows] == ["None", "None", "NA", "NA"]
-
-
-def test_series_whose_long_names_begin_alike_have_panels_of_their_own(tmp_path: Path) -> None:
-    rows = [
-        f"{'x' * 70}{series},{nodes},{per_node},{64 * nodes * per_node},{50 * nodes * per_node}"
-        for series in "ab"
-        for nodes in (1, 2, 4)
-        for per_node in (1, 2, 4)
-    ]
-    table = tmp_path / "long.csv"
-    table.write_text("\n".join(["series,nodes,gpus_per_node,global_batch,throughput", *rows]))
-    done = run_report(str(table))
-    assert done.exit_code == 0, done.output
-    assert (tmp_path / "long-report" / "figures" / "axes-weak.svg").is_file()
