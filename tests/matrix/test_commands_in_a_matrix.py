@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.errors import InputError
-from bench.matrix.workload import Metrics, names_in, shell_word, tokens, torchrun_words
+from bench.matrix.workload import shell_word, torchrun_words
 from bench.plan import make_plan
 from tests.common import run_program
 
@@ -63,10 +63,6 @@ def test_a_launcher_in_the_command_is_a_warning_with_the_lines_to_write(plan, co
     warning = f"own.yaml:6: bench starts the command once per rank, and {name} in it starts ranks again; use {lines}"
     found = plan(f'command: "{command}"').warnings
     assert [one for one in found if "starts ranks again" in one] == [warning]
-
-
-def test_without_a_command_a_cell_has_no_command_options(plan):
-    assert {"command", "metrics"} & set(plan("model: mlp").cells[0].workload) == set()
 
 
 @pytest.mark.parametrize(
@@ -292,13 +288,6 @@ def test_the_names_of_commands_are_in_the_names_of_cells_and_series(tmp_path, mo
     }
 
 
-def test_a_single_command_can_have_a_name(plan):
-    named, unnamed = (plan(f"command: {command}").cells for command in ("{name: a, run: ./x}", "./x"))
-    assert [cell.cell_id for cell in named] == [cell.cell_id for cell in unnamed]
-    assert [cell.command_label for cell in named] == ["a", "a"]
-    assert [cell.command_label for cell in unnamed] == ["", ""]
-
-
 @pytest.mark.parametrize(
     ("lines", "words"),
     [
@@ -364,15 +353,6 @@ def test_pythons_own_options_are_kept_under_torchrun():
     assert torchrun_words(["python", "-c", "print()"])[2:] == ["-c", "print()"]
 
 
-def test_braces_are_placeholders_and_double_braces_are_literal():
-    assert list(tokens("a{x}b{{c}}")) == [("text", "a"), ("value", "x"), ("text", "b"), *_texts("{c}")]
-    assert names_in(["{a}{b}", "{a}"]) == ["a", "b"]
-
-
-def _texts(text: str) -> list[tuple[str, str]]:
-    return [("text", letter) for letter in text]
-
-
 @given(st.text(st.characters(exclude_characters="\0\r", exclude_categories=["Cs"])), st.text("{}$`'\" ;a\\"))
 def test_any_value_reaches_the_program_unchanged(value, around):
     template = around.replace("{", "{{").replace("}", "}}") + "={data}"
@@ -393,11 +373,6 @@ def test_a_value_of_run_time_is_expanded_and_not_split(tmp_path):
     word = shell_word("--out={run_dir}/a b;{{", {})
     done = run_program(["bash", "-c", f"run_dir='x  *\"$(y)'; printf '[%s]' {word}"], check=True)
     assert done.stdout == '[--out=x  *"$(y)/a b;{]'
-
-
-def test_metrics_are_stored_without_defaults():
-    given = {"output": {"throughput": "(x)"}, "scope": "per_gpu"}
-    assert Metrics.model_validate(given).as_json() == given
 
 
 @pytest.mark.parametrize(

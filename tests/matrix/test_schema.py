@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.errors import BenchError, InputError
+from bench.errors import BenchError
 from bench.matrix.expansion import expand
 from bench.matrix.load import load_matrix
 from bench.matrix.schema import json_schema
@@ -344,10 +344,3 @@ def test_the_json_schema_has_every_key_and_rejects_others():
     assert list(axes["patternProperties"]) == [r"^env\.[A-Za-z_][A-Za-z0-9_]*$"]
     for option in schema["$defs"]["Workload"]["properties"].values():
         assert option["description"], "an editor shows it"
-
-
-def test_input_errors_are_sorted_by_line_and_the_whole_file_comes_last():
-    from bench.errors import Problem
-
-    error = InputError([Problem("b", 2, "x"), Problem("a", 9, "y"), Problem("a", None, "z")])
-    assert str(error) == "a:9: y\na: z\nb:2: x"

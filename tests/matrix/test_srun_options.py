@@ -105,12 +105,6 @@ def test_switches_and_directives_are_requested_from_sbatch_also_for_packs(tmp_pa
         assert "\n#SBATCH --hint=nomultithread\n" in script
 
 
-def test_a_directive_with_a_key_of_its_own_refers_to_the_key(tmp_path):
-    assert problems(tmp_path, {"directives": ["--switches=1"]}) == [
-        "cluster.directives[0]: '--switches=1' would override a setting of the plan; use cluster.switches"
-    ]
-
-
 @pytest.mark.parametrize("launcher", ["srun", "torchrun"])
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_explicit_bindings_get_a_step_with_all_cpus_of_its_nodes(tmp_path, launcher, nodes):
@@ -124,9 +118,3 @@ def test_explicit_bindings_get_a_step_with_all_cpus_of_its_nodes(tmp_path, launc
         assert (
             "\nunset SLURM_EXACT SLURM_CPUS_PER_TASK SLURM_TRES_PER_TASK SRUN_CPUS_PER_TASK\n" in text
         ) is explicit
-
-
-def test_mixed_nodes_get_the_options(tmp_path):
-    cluster = {"srun_options": ["--cpu-bind=mask_cpu:0x3", "--distribution=block"]}
-    ((_, text),) = scripts(plan_of(tmp_path, cluster, launcher=["torchrun"], gpus_per_node=[[2, 1]]))
-    assert {"--cpu-bind=mask_cpu:0x3", "--distribution=block"} <= set(srun_words(text))

@@ -196,7 +196,7 @@ def test_a_real_busy_process_is_foreign_to_its_sibling_and_belongs_to_its_parent
         shot._replace(processes={pid: one for pid, one in shot.processes.items() if pid in family})
         for shot in (before, after)
     )
-    assert foreign_cpu_s(before, after, Job(table, {}, pid=sibling)) == pytest.approx(BURNT_S, abs=0.1)
+    assert foreign_cpu_s(before, after, Job(table, {}, pid=sibling)) >= BURNT_S - 0.02  # two of its ticks
     assert foreign_cpu_s(before, after, Job(table, {})) == 0.0
 
 
