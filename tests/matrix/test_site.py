@@ -82,17 +82,6 @@ def test_a_list_of_the_matrix_replaces_the_sites_and_env_is_merged_by_name(write
     assert cluster.env == {"GLOO_SOCKET_IFNAME": "ib0", "NCCL_DEBUG": "INFO", "X": "1"}
 
 
-def test_a_matrix_without_a_cluster_section_inherits_all_of_it(write):
-    own = (
-        MATRIX.replace("cluster: {partition: own}\n", "")
-        .replace(", device: cpu", "")
-        .replace("tasks", "gpus")
-    )
-    matrix, document = load_matrix(write(own, "m.yaml"), site=write(SITE, "site.yaml"))
-    assert (matrix.cluster.partition, matrix.workload.device) == ("gpu", "cuda")
-    assert "workload.device" in document.site.values
-
-
 def test_the_defaults_are_for_the_executor_that_the_site_names(write):
     local = MATRIX.replace("{partition: own}", "{executor: local}").replace("[1, 2]", "[1]")
     plan = make_plan(write(local, "m.yaml"), site=write(SITE, "site.yaml"))

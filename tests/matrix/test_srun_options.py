@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from bench.errors import BenchError
-from bench.plan import Plan, make_plan, pack_script, scripts
+from bench.plan import Plan, make_plan, scripts
 
 
 def plan_of(folder: Path, cluster: dict, *, device: str = "cuda", **axes) -> Plan:
@@ -56,11 +56,7 @@ WORDS = {
     "allowed: an option with letters, digits and _ . , : @ + = / [ ] * % -",
     "--ntasks=4": "'--ntasks=4' would override a setting of the plan; "
     "use axes.tasks_per_node or axes.gpus_per_node",
-    "--nt=4": "'--nt=4' would override a setting of the plan; use axes.tasks_per_node or axes.gpus_per_node",
     "-ln4": "'-ln4' would override a setting of the plan; use axes.tasks_per_node or axes.gpus_per_node",
-    "-c7": "'-c7' would override a setting of the plan; use cluster.cpus_per_task",
-    "--gpus-per-task=1": "'--gpus-per-task=1' would override a setting of the plan; "
-    "use axes.gpus_per_node and cluster.gpu_type",
     "--job-name=x": "'--job-name=x' would override a setting of the plan; bench submit sets it for each run",
 }
 
@@ -95,14 +91,6 @@ def test_other_executors_ignore_the_options_with_a_warning(tmp_path):
         warning.split(": ", 1)[1] for warning in plan.warnings if "ignored by executor local" in warning
     }
     assert {f"cluster.{key} is ignored by executor local" for key in keys} <= ignored
-
-
-def test_switches_and_directives_are_requested_from_sbatch_also_for_packs(tmp_path):
-    plan = plan_of(tmp_path, {"switches": 1, "directives": ["--hint=nomultithread"]})
-    ((_, text),) = scripts(plan)
-    for script in (text, pack_script(plan)):
-        assert "\n#SBATCH --switches=1\n" in script
-        assert "\n#SBATCH --hint=nomultithread\n" in script
 
 
 @pytest.mark.parametrize("launcher", ["srun", "torchrun"])

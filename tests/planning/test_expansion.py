@@ -202,17 +202,6 @@ def test_the_cores_of_this_machine_are_no_size_for_other_machines(tmp_path):
     assert (problem.line, problem.remedy) == (1, "write a list such as [1, 2, 4]")
 
 
-def test_two_repeats_give_no_interval_and_one_size_no_efficiency(tmp_path):
-    path = tmp_path / "m.yaml"
-    content = gpu_matrix(repeats=2)
-    content["axes"]["nodes"] = [2]
-    path.write_text(yaml.safe_dump(content))
-    assert make_plan(path).warnings[:1] == [
-        "every series has only one size, so speedups and efficiencies cannot be computed"
-    ]
-    assert "2 repeats: no confidence intervals (they need 3 or more)" in make_plan(path).warnings
-
-
 def test_settings_without_effect_give_warnings(tmp_path):
     path = tmp_path / "m.yaml"
     path.write_text(

@@ -274,15 +274,6 @@ def test_the_port_is_below_the_ephemeral_range_for_every_job(tmp_path):
     assert 1024 < 20000 <= int(env["MASTER_PORT"]) < 30000
 
 
-def test_a_torchrun_task_gets_the_cores_of_all_its_ranks(tmp_path):
-    for cell, text in scripts(plan_of(tmp_path, SITE % "")):
-        cores = {"srun": 6, "torchrun": 24}[cell.launcher]
-        assert f"#SBATCH --cpus-per-task={cores}\n" in text
-        tasks = {"srun": "--ntasks=8 --ntasks-per-node=4", "torchrun": "--ntasks=2 --ntasks-per-node=1"}
-        assert f"\nsrun --nodes=2 {tasks[cell.launcher]} --cpus-per-task={cores} " in text
-        assert "export OMP_NUM_THREADS=6 BENCH_THREADS_PER_RANK=6\n" in text
-
-
 AGENT = """\
 #!/bin/bash
 trap 'kill "$!"; echo asked to end; exit 7' TERM

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from ddp_scaling_bench.measure import step_parts
 from torch import Tensor, nn
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from bench.measure import step_parts
 from ddp_scaling_bench import TransformersCallback
 from tests.record import loops
 

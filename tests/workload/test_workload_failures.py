@@ -163,7 +163,7 @@ def test_steps_in_which_a_clock_was_set_are_left_out_with_a_warning(run_ranks):
     for row in finished.table("ranks"):
         step = float(row["step_time_sec"])
         parts = ("forward", "backward", "optimizer", "comm_exposed")
-        assert all(0 <= float(row[f"{part}_time_sec"]) <= step < 60 for part in parts), row
+        assert all(0 <= float(row[f"{part}_time_sec"]) <= step < 3600 for part in parts), row
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ from statistics import mean, median
 import pytest
 import torch
 
-from bench.measure.results import pop_efficiencies
 from bench.study.records import METRICS_COLUMNS
 from tests.workload.conftest import QUICK, torchrun_env
 from tests.workload.scenarios import NAP_S
@@ -165,13 +164,6 @@ def test_without_attribution_the_split_is_empty_and_throughput_is_there(run_rank
     assert split | pop | {"val_loss", "val_accuracy", "checkpoint_time_sec"} <= set(empty)
     assert finished.table("ranks")[0]["step_time_sec"] == ""
     assert not (finished.folder / "probes.json").exists()
-
-
-def test_pop_efficiencies_of_a_worked_example():
-    found = pop_efficiencies([1.0, 1.0], [0.2, 0.6])
-    assert found.load_balance == pytest.approx(0.6 / 0.8)
-    assert found.comm_efficiency == pytest.approx(0.8)
-    assert found.parallel_efficiency == pytest.approx(0.6)
 
 
 def test_a_trace_has_the_steps_that_were_asked_for_and_leaves_the_rows_as_they_are(run_ranks):
