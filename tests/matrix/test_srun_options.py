@@ -77,13 +77,6 @@ def test_other_words_are_accepted(tmp_path):
     assert given[first : first + len(words)] == words
 
 
-def test_a_word_that_srun_refuses_is_an_error_of_the_plan(tmp_path):
-    with pytest.raises(BenchError) as caught:
-        list(scripts(plan_of(tmp_path, {"srun_options": ["--me=local"]})))
-    assert "error: srun refuses `--me=local`: it is ambiguous (--mem, --mem-bind" in str(caught.value)
-    assert str(caught.value).endswith("correct the cluster section of the matrix")
-
-
 def test_other_executors_ignore_the_options_with_a_warning(tmp_path):
     keys = {"switches": 1, "srun_options": ["-v"]}
     plan = plan_of(tmp_path, {"executor": "local", **keys}, device="cpu", nodes=[1])

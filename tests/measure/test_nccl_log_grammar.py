@@ -1,4 +1,4 @@
-"""NCCL's log parses to the contents from which it was generated, and excerpts of public logs parse right.
+"""Excerpts of public logs of NCCL, of many releases and networks, are read right.
 
 The first lines of a file in ``nccl_excerpts/`` name its source, the number of hosts, and expected values of
 ``transport`` in env.json, or the ``devices`` in the log.

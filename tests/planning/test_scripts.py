@@ -185,7 +185,7 @@ def hostile_matrix(value: str, *, launcher: str = "srun") -> str:
 HOSTILE = "-n $(touch planted) `touch planted`; touch planted '\" \\ $HOME * !x é ü 漢\ntwo"
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=12, deadline=None)
 @example(value="0E0", launcher="srun")
 @example(value="\r\n", launcher="srun")
 @example(value=HOSTILE, launcher="srun")
