@@ -55,7 +55,6 @@ def test_anchors_and_merges_work_and_own_keys_win(tmp_path):
     ("text", "message"),
     [
         ("", "{path}: is empty; start from `bench init`, or from an example in matrices/"),
-        ("# only a comment\n", "{path}: is empty; start from `bench init`, or from an example in matrices/"),
         ("a:\n\tb: 1\n", "{path}:2: the line is indented with a tab; indent with spaces"),
         (
             "a: [1,\nb: 2\n",
@@ -66,12 +65,7 @@ def test_anchors_and_merges_work_and_own_keys_win(tmp_path):
             "a: 1\n---\nb: 2\n",
             "{path}:2: contains more than one YAML document; keep one matrix per file (no second '---')",
         ),
-        (
-            "a: *nowhere\n",
-            "{path}:1: YAML: found undefined alias; define it earlier in the file with '&name', or quote a value that begins with '*'",
-        ),
         (b"study: \xff\xfe\n", "{path}:1: is not text in UTF-8 (binary data?); is it the right file?"),
-        (b"study: a\nx: \0\n", "{path}:2: contains a NUL byte (binary data?); is it the right file?"),
         (
             "study: a\nx: 'b\u2028c'\n".encode(),
             "{path}:2: contains the character U+2028, which some YAML readers treat as a line break; "
@@ -93,10 +87,7 @@ _COMMA = "; check indentation, brackets and quotes here and in the line above"
     [
         ("w: {d: cpu, c: t.py --b {batch} --o {dir}/x, m: no}", _QUOTE + "'t.py --b {batch} --o {dir}/x'"),
         ("w: [a, it's {batch}]", _QUOTE + "'it''s {batch}'"),
-        ("w: {c: t.py --sizes [1, 2]}", _QUOTE + "'t.py --sizes [1, 2]'"),
         ("w: {o: {loss: 'a', rate: rate ([0-9]{1,3})}}", _QUOTE + "'rate ([0-9]{1,3})'"),
-        ("w: {c: [{dir}/x, b]}", _QUOTE + "'{dir}/x'"),
-        ("c: {dir}/run.sh --x 1  # why", _QUOTE + "'{dir}/run.sh --x 1'"),
         ("c: [t.py, {batch}]", "{batch} needs quotes; write '{batch}'"),
         (
             "w: {c: t.py --s 1,2}",
@@ -104,7 +95,6 @@ _COMMA = "; check indentation, brackets and quotes here and in the line above"
         ),
         # A comma is missing; quotes would not help.
         ("w: {a: [1] b: [2]}", "not valid YAML: did not find expected ',' or '}'" + _COMMA),
-        ("w: [{a: 1} {a: 2}]", "not valid YAML: did not find expected ',' or ']'" + _COMMA),
     ],
 )
 def test_braces_and_commas_that_need_quotes_are_named_with_the_quoted_text(tmp_path, text, message):

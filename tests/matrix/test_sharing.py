@@ -46,10 +46,8 @@ def test_whole_nodes_are_the_default_and_need_no_warning(warnings):
     ("cluster", "repeats", "meeting"),
     [
         ("exclusive: false", 3, [N1, N2, N4]),  # the number of GPUs of a node is unknown
-        ("exclusive: false\n  node_gpus: 8", 3, [N1, N2, N4]),
         ("exclusive: false\n  node_gpus: 4", 3, [N1, N2]),
         ("exclusive: false\n  node_gpus: 4", 1, [N1, N2]),
-        ("exclusive: false\n  node_gpus: 5", 1, [N1, N2, N4]),
     ],
 )
 def test_shared_nodes_give_a_warning_that_names_the_cells_that_meet(warnings, cluster, repeats, meeting):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bench.errors import BenchError
-from bench.matrix.load import find_site, load_matrix, site_schema
+from bench.matrix.load import find_site, load_matrix
 from bench.plan import make_plan, write_plan
 from tests.commands.command_line import bench
 from tests.common import raised
@@ -82,30 +82,6 @@ def test_a_list_of_the_matrix_replaces_the_sites_and_env_is_merged_by_name(write
     assert cluster.env == {"GLOO_SOCKET_IFNAME": "ib0", "NCCL_DEBUG": "INFO", "X": "1"}
 
 
-def test_an_empty_key_of_the_matrix_is_not_inherited(write):
-    own = MATRIX.replace("{partition: own}", "{partition: null, qos: }")
-    cluster = load_matrix(write(own, "m.yaml"), site=write(SITE, "site.yaml"))[0].cluster
-    assert (cluster.partition, cluster.qos, cluster.account) == (None, None, "project")
-
-
-def test_a_matrix_without_a_cluster_section_inherits_all_of_it(write):
-    own = (
-        MATRIX.replace("cluster: {partition: own}\n", "")
-        .replace(", device: cpu", "")
-        .replace("tasks", "gpus")
-    )
-    matrix, document = load_matrix(write(own, "m.yaml"), site=write(SITE, "site.yaml"))
-    assert (matrix.cluster.partition, matrix.workload.device) == ("gpu", "cuda")
-    assert "workload.device" in document.site.values
-
-
-def test_an_axis_overrides_an_inherited_variable(write):
-    own = MATRIX.replace("axes: {", "axes: {env.NCCL_DEBUG: [A, B], ")
-    cells = make_plan(write(own, "m.yaml"), site=write(SITE, "site.yaml")).cells
-    assert {cell.env["NCCL_DEBUG"] for cell in cells} == {"A", "B"}
-    assert {cell.env["GLOO_SOCKET_IFNAME"] for cell in cells} == {"ib0"}
-
-
 def test_the_defaults_are_for_the_executor_that_the_site_names(write):
     local = MATRIX.replace("{partition: own}", "{executor: local}").replace("[1, 2]", "[1]")
     plan = make_plan(write(local, "m.yaml"), site=write(SITE, "site.yaml"))
@@ -115,11 +91,6 @@ def test_the_defaults_are_for_the_executor_that_the_site_names(write):
     bare = MATRIX.replace("{partition: own}", "{}")
     cluster = load_matrix(write(bare, "m.yaml"), site=here)[0].cluster
     assert (cluster.executor, cluster.env) == ("local", {"A": "1"})
-
-
-def test_inherited_settings_without_effect_give_no_warning(write):
-    warnings = make_plan(write(MATRIX, "m.yaml"), site=write(SITE, "site.yaml")).warnings
-    assert [warning for warning in warnings if "ignored" in warning] == []
 
 
 # -- which file -----------------------------------------------------------------------------
@@ -136,20 +107,6 @@ def test_the_users_own_file_is_found_unless_another_or_none_is_named(write, tmp_
     monkeypatch.setenv("BENCH_SITE", str(other))
     assert find_site() == other
     monkeypatch.setenv("BENCH_SITE", "")
-    assert find_site() is None
-
-
-def test_without_xdg_config_home_it_is_below_the_home_folder(write, tmp_path, monkeypatch):
-    own = write(SITE, "home/.config/ddp-scaling-bench/site.yaml")
-    monkeypatch.delenv("BENCH_SITE")
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    for unusable in (None, "", "relative/path"):
-        if unusable is None:
-            monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
-        else:
-            monkeypatch.setenv("XDG_CONFIG_HOME", unusable)
-        assert find_site() == own
-    own.unlink()
     assert find_site() is None
 
 
@@ -249,10 +206,3 @@ def test_plan_prints_the_site_file_and_the_inherited_keys(write, tmp_path):
     assert "site defaults" not in none.stderr
     nothing = bench("plan", "smoke_cpu", "--site", str(site), cwd=tmp_path)
     assert f"site defaults of {site} (executor slurm): nothing inherited" in nothing.stderr.splitlines()
-
-
-def test_the_schema_of_a_site_file_has_only_keys_of_the_cluster_and_the_device(tmp_path):
-    printed = json.loads(bench("schema", "--site", cwd=tmp_path).stdout)
-    assert printed == site_schema()
-    assert set(printed["properties"]) == {"cluster", "workload"}
-    assert {"partition", "account", "env"} <= set(printed["$defs"]["Cluster"]["properties"])

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from bench.errors import BenchError
-from bench.plan import Plan, make_plan, pack_script, scripts
+from bench.plan import Plan, make_plan, scripts
 
 
 def plan_of(folder: Path, cluster: dict, *, device: str = "cuda", **axes) -> Plan:
@@ -56,11 +56,7 @@ WORDS = {
     "allowed: an option with letters, digits and _ . , : @ + = / [ ] * % -",
     "--ntasks=4": "'--ntasks=4' would override a setting of the plan; "
     "use axes.tasks_per_node or axes.gpus_per_node",
-    "--nt=4": "'--nt=4' would override a setting of the plan; use axes.tasks_per_node or axes.gpus_per_node",
     "-ln4": "'-ln4' would override a setting of the plan; use axes.tasks_per_node or axes.gpus_per_node",
-    "-c7": "'-c7' would override a setting of the plan; use cluster.cpus_per_task",
-    "--gpus-per-task=1": "'--gpus-per-task=1' would override a setting of the plan; "
-    "use axes.gpus_per_node and cluster.gpu_type",
     "--job-name=x": "'--job-name=x' would override a setting of the plan; bench submit sets it for each run",
 }
 
@@ -81,13 +77,6 @@ def test_other_words_are_accepted(tmp_path):
     assert given[first : first + len(words)] == words
 
 
-def test_a_word_that_srun_refuses_is_an_error_of_the_plan(tmp_path):
-    with pytest.raises(BenchError) as caught:
-        list(scripts(plan_of(tmp_path, {"srun_options": ["--me=local"]})))
-    assert "error: srun refuses `--me=local`: it is ambiguous (--mem, --mem-bind" in str(caught.value)
-    assert str(caught.value).endswith("correct the cluster section of the matrix")
-
-
 def test_other_executors_ignore_the_options_with_a_warning(tmp_path):
     keys = {"switches": 1, "srun_options": ["-v"]}
     plan = plan_of(tmp_path, {"executor": "local", **keys}, device="cpu", nodes=[1])
@@ -95,20 +84,6 @@ def test_other_executors_ignore_the_options_with_a_warning(tmp_path):
         warning.split(": ", 1)[1] for warning in plan.warnings if "ignored by executor local" in warning
     }
     assert {f"cluster.{key} is ignored by executor local" for key in keys} <= ignored
-
-
-def test_switches_and_directives_are_requested_from_sbatch_also_for_packs(tmp_path):
-    plan = plan_of(tmp_path, {"switches": 1, "directives": ["--hint=nomultithread"]})
-    ((_, text),) = scripts(plan)
-    for script in (text, pack_script(plan)):
-        assert "\n#SBATCH --switches=1\n" in script
-        assert "\n#SBATCH --hint=nomultithread\n" in script
-
-
-def test_a_directive_with_a_key_of_its_own_refers_to_the_key(tmp_path):
-    assert problems(tmp_path, {"directives": ["--switches=1"]}) == [
-        "cluster.directives[0]: '--switches=1' would override a setting of the plan; use cluster.switches"
-    ]
 
 
 @pytest.mark.parametrize("launcher", ["srun", "torchrun"])
@@ -124,9 +99,3 @@ def test_explicit_bindings_get_a_step_with_all_cpus_of_its_nodes(tmp_path, launc
         assert (
             "\nunset SLURM_EXACT SLURM_CPUS_PER_TASK SLURM_TRES_PER_TASK SRUN_CPUS_PER_TASK\n" in text
         ) is explicit
-
-
-def test_mixed_nodes_get_the_options(tmp_path):
-    cluster = {"srun_options": ["--cpu-bind=mask_cpu:0x3", "--distribution=block"]}
-    ((_, text),) = scripts(plan_of(tmp_path, cluster, launcher=["torchrun"], gpus_per_node=[[2, 1]]))
-    assert {"--cpu-bind=mask_cpu:0x3", "--distribution=block"} <= set(srun_words(text))

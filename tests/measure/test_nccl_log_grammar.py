@@ -1,4 +1,4 @@
-"""NCCL's log parses to the contents from which it was generated, and excerpts of public logs parse right.
+"""Excerpts of public logs of NCCL, of many releases and networks, are read right.
 
 The first lines of a file in ``nccl_excerpts/`` name its source, the number of hosts, and expected values of
 ``transport`` in env.json, or the ``devices`` in the log.
@@ -10,43 +10,12 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from bench.measure.ranks import RankFacts
 from bench.measure.transport import combine_nccl_logs, nccl_transport, read_nccl_log
-from tests.measure.nccl_logs import logs
 
-KINDS = ("sockets", "infiniband", "merged", "plugin", "nvlink", "rccl", "one_host")
-USES_DEVICES = ("sockets", "infiniband", "merged", "plugin", "rccl")
 EXCERPTS = sorted(Path(__file__).parent.glob("nccl_excerpts/*.txt"))
 FACTS = [RankFacts(rank, 0, f"n{rank}", f"n{rank}", [0], 1, None, ["mlx5_0"]) for rank in range(2)]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_generated_log_parses_to_its_contents(kind):
-    @settings(max_examples=500, deadline=None, database=None, suppress_health_check=list(HealthCheck))
-    @given(st.data())
-    def check(data):
-        contents = data.draw(logs(kind))
-        found = read_nccl_log(contents.text.splitlines())
-        assert found.version == contents.version
-        assert found.devices == {contents.key: contents.devices}
-        assert (found.ways, found.channels) == (contents.ways, contents.channels)
-        assert found.algorithms == contents.algorithms
-        hosts = 1 if kind == "one_host" else 2
-        transport, warning = combine_nccl_logs([found], FACTS[:hosts], {})
-        network = {"nvlink": "MNNVL", "one_host": None}.get(kind, contents.network)
-        assert transport["network"] == network
-        assert transport["interface"] == (", ".join(contents.devices) if kind in USES_DEVICES else None)
-        assert (warning is not None) == (network == "Socket")
-        assert ("fallback" in transport) == (network == "Socket")
-        direct = {"/GDRDMA" in way for way in contents.ways if way.startswith("NET/")}
-        words = {frozenset([True]): "yes", frozenset([False]): "no", frozenset([True, False]): "partly"}
-        assert transport["gpudirect"] == words.get(frozenset(direct))
-        assert "comm" not in (transport["within_host"] or "")
-
-    check()
 
 
 @pytest.mark.parametrize("path", EXCERPTS, ids=lambda path: path.stem)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bench.cores import cores_of, cpu_groups, cpu_quota
-from bench.measure.node import Node, NodeSample, throttled_s
+from bench.measure.node import Node, throttled_s
 
 DEV = """Inter-|   Receive                            |  Transmit
  face |bytes packets errs drop fifo frame compressed multicast|bytes packets errs drop fifo colls carrier compressed
@@ -168,15 +167,6 @@ def test_what_cannot_be_read_is_empty(machine):
     assert found == {"node": "n1", "foreign_cpu_s": 0.0, "throttled_s": None, "freq_mhz": None}
 
 
-def test_a_counter_that_was_reset_is_empty(machine):
-    node = machine.node()
-    machine.write(machine.proc / "net/dev", DEV.format(eth0="900 1 0 0 0 0 0 0 500 1 0 0 0 0 0 0"))
-    before = node.sample()
-    machine.write(machine.proc / "net/dev", DEV.format(eth0="100 1 0 0 0 0 0 0 700 1 0 0 0 0 0 0"))
-    net = node.conditions(before, node.sample())["net"]
-    assert (net["interface"], net["rx_bytes"], net["tx_bytes"]) == ("eth0", None, 200)
-
-
 def test_files_in_sys_of_another_network_namespace_are_not_used(machine):
     machine.write(machine.sys / "class/net/eth0/speed", "25000\n")
     machine.write(machine.sys / "class/net/bridge0/speed", "10\n")
@@ -194,12 +184,6 @@ def test_the_interface_that_a_variable_names_is_the_one_in_use(machine):
     assert node.conditions(before, node.sample())["net"]["interface"] == "ib0"
     other = machine.node(NCCL_SOCKET_IFNAME="^docker")
     assert other.conditions(before, other.sample())["net"]["interface"] == "eth0"
-
-
-def test_a_sample_survives_json(machine):
-    machine.write(machine.proc / "net/dev", DEV.format(eth0="9 1 0 0 0 0 0 0 5 1 0 0 0 0 0 0"))
-    sample = machine.node().sample()
-    assert NodeSample.from_json(json.loads(json.dumps(sample.as_json()))) == sample
 
 
 def test_each_byte_that_leaves_a_node_counts_once(machine):

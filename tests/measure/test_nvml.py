@@ -13,7 +13,6 @@ import torch
 
 from bench.measure import nvml
 from bench.measure.conditions import Meters, Usage
-from bench.measure.environment import device_of
 
 H100 = "3f2504e0-4f89-11d3-9a0c-0305e82c3301"
 A100 = "11111111-2222-3333-4444-555555555555"
@@ -191,16 +190,6 @@ def test_a_newer_library_has_only_the_newer_names(cuda):
     assert found["temperature_c"] == 91
 
 
-def test_an_older_library_lacks_functions(cuda):
-    lacks = (
-        "nvmlDeviceGetCurrentClocksEventReasons",
-        "nvmlDeviceGetFieldValues",
-    )
-    cuda(Nvml({f"GPU-{A100}": A100_ANSWERS}, lacks=lacks), A100)
-    assert nvml.clocks(0)["reasons"]["thermal"] == ["hw_thermal_slowdown"]
-    assert nvml.clocks(0)["thermal_s"] is None
-
-
 def test_a_consumer_card_leaves_empty_what_it_does_not_support(cuda):
     cuda(Nvml({f"GPU-{GEFORCE}": GEFORCE_ANSWERS}), GEFORCE)
     found = nvml.clocks(0)
@@ -255,15 +244,6 @@ def test_a_gpu_that_nvml_does_not_know_by_its_uuid_is_found_by_its_pci_address(c
     assert nvml.clocks(0)["sm_mhz"] == 705
 
 
-def test_without_uuids_the_pci_address_tells_gpus_apart(cuda, monkeypatch):
-    properties = SimpleNamespace(name="NVIDIA A100")  # torch 2.4 has no UUID
-    cuda(None, A100)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
-    monkeypatch.setattr(nvml.ctypes, "CDLL", CudaDriver)
-    assert device_of(torch.device("cuda", 0), "n1").identity == "n1 0001:C1:00.0"
-    assert device_of(torch.device("cuda", 1), "n1").identity == "n1 cuda:1"
-
-
 def used(device: int) -> Usage:
     meters = Meters(torch.device("cuda", device), reads_host=False, reads_device=True)
     meters.start()
@@ -281,11 +261,6 @@ def test_a_gpus_energy_is_a_difference_and_its_utilisation_a_mean_of_later_sampl
 def test_the_energy_of_a_window_shorter_than_a_second_is_not_given(cuda):
     cuda(Nvml({f"GPU-{H100}": H100_ANSWERS | {"TotalEnergyConsumption": lambda: 5_000}}), H100)
     assert used(0).energy_joules is None
-
-
-def test_a_gpu_without_these_counters_gives_no_usage(cuda):
-    cuda(Nvml({f"GPU-{GEFORCE}": GEFORCE_ANSWERS}), GEFORCE)
-    assert used(0) == Usage(None, None, None)
 
 
 def test_a_window_that_is_too_short_for_a_sample_has_no_utilisation(cuda):
@@ -316,16 +291,6 @@ def test_without_an_answer_every_value_is_empty(cuda, library):
     cuda(library, H100)
     assert all_empty(nvml.clocks(0))
     assert used(0) == Usage(None, None, None)
-
-
-def test_without_a_gpu_there_are_no_clocks(cuda):
-    cuda(None)
-    assert all_empty(nvml.clocks(0))
-
-
-def test_a_device_that_torch_does_not_have_has_no_clocks(cuda):
-    cuda(Nvml({f"GPU-{H100}": H100_ANSWERS}), H100)
-    assert all_empty(nvml.clocks(7))
 
 
 def test_the_answers_have_the_names_of_nvidia_ml_py():

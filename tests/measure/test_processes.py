@@ -170,18 +170,6 @@ def test_hidden_processes_are_counted_only_if_the_node_owns_the_machine(proc):
     assert foreign_cpu_s(before, proc.table.snapshot(), proc.job(30)) is None
 
 
-def test_a_process_that_has_not_run_is_not_read_again(proc):
-    proc.add(30, 1, 10)
-    clocks = {1: 5, 30: 100_000_000}
-    table = ProcessTable(proc.folder, clock=clocks.get)
-    first = table.snapshot()
-    assert first.processes[30].own_ns == 100_000_000
-    proc.add(30, 1, 999)
-    assert table.snapshot().processes[30] is first.processes[30]
-    clocks[30] = 123_456_789
-    assert table.snapshot().processes[30].own_ns == 123_456_789
-
-
 def test_a_real_busy_process_is_foreign_to_its_sibling_and_belongs_to_its_parent():
     table = ProcessTable()
     with busy() as sibling:
@@ -196,7 +184,7 @@ def test_a_real_busy_process_is_foreign_to_its_sibling_and_belongs_to_its_parent
         shot._replace(processes={pid: one for pid, one in shot.processes.items() if pid in family})
         for shot in (before, after)
     )
-    assert foreign_cpu_s(before, after, Job(table, {}, pid=sibling)) == pytest.approx(BURNT_S, abs=0.1)
+    assert foreign_cpu_s(before, after, Job(table, {}, pid=sibling)) >= BURNT_S - 0.02  # two of its ticks
     assert foreign_cpu_s(before, after, Job(table, {})) == 0.0
 
 

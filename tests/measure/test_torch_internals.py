@@ -23,7 +23,6 @@ from bench.measure.conditions import Conditions
 from bench.measure.exchange import StoreExchange
 from bench.measure.step_parts import HostClock, StepTimer
 from bench.measure.torch_internals import GroupError
-from bench.record.attribution import Attribution
 from bench.workload.strategies.ddp import DdpParts
 from bench.workload.strategies.fsdp2 import ShardedParts
 from tests.common import raised
@@ -136,9 +135,7 @@ def test_this_release_ends_the_workers_of_a_loader():
     torch_internals.end_loader_workers(None)
 
 
-@pytest.mark.parametrize(
-    "name", ["_set_ddp_runtime_logging_sample_rate", "logger", "_get_ddp_logging_data", "ints_map"]
-)
+@pytest.mark.parametrize("name", ["_set_ddp_runtime_logging_sample_rate", "_get_ddp_logging_data"])
 def test_without_the_log_of_ddp_a_step_has_no_parts(model, monkeypatch, name):
     class Without:
         """The logger of a release without one of the interfaces."""
@@ -188,25 +185,6 @@ def test_a_model_of_torchs_composable_replicate_has_no_parts_and_a_reason(group)
     model = replicate(torch.nn.Linear(4, 2), mesh=mesh)
     reason = ShardedParts(model).start(StepTimer(HostClock()))
     assert reason == Fact("parts-not-timed", values={"torch": torch.__version__, "strategy": "replicate"})
-
-
-def test_without_callbacks_a_users_step_has_no_parts(monkeypatch):
-    model = torch.nn.Linear(4, 2)
-    optimizer = torch.optim.SGD(model.parameters())
-
-    def step() -> object:
-        attribution = Attribution(model, HostClock(), world_size=1)
-        attribution.attach()
-        attribution.start()
-        model(torch.ones(3, 4)).sum().backward()
-        optimizer.step()
-        parts = attribution.stop()
-        attribution.detach()
-        return parts
-
-    assert step() is not None
-    monkeypatch.setattr("bench.record.attribution.backward_callbacks", lambda: None)
-    assert step() is None
 
 
 def test_without_the_store_the_recorder_names_the_release(group, monkeypatch):

@@ -137,24 +137,6 @@ def test_a_recorder_created_before_nccl_starts_requests_its_log(tmp_path, monkey
     assert theirs == {"NCCL_DEBUG": "VERSION"}
 
 
-def test_sockets_although_infiniband_is_available_cause_a_warning(tmp_path):
-    log_in(tmp_path, SOCKETS)
-    traces = traces_of_nccl(scripts_variables(tmp_path), folder=tmp_path)
-    both = [traces, {"why": "elsewhere"}]
-    found, warning = combine_traces(both, facts("g1", "g2"), backend="nccl", env={})
-    assert (found["network"], found["interface"], found["fallback"]) == (
-        "Socket",
-        "eth0",
-        "sockets beside InfiniBand",
-    )
-    assert warning is not None
-    assert (warning.kind, warning.values["hosts"]) == ("socket-fallback", ["g1", "g2"])
-    disabled, message = combine_traces(both, facts("g1", "g2"), backend="nccl", env={"NCCL_IB_DISABLE": "1"})
-    assert "fallback" not in disabled
-    assert message is not None
-    assert message.values["disabled"] == "1"
-
-
 def test_variables_set_for_the_recorder_are_not_reported_as_the_users(tmp_path):
     env = {**scripts_variables(tmp_path), "NCCL_ALGO": "Ring"}
     assert users_variables(env) == {"BENCH_RUN_DIR": str(tmp_path), "NCCL_ALGO": "Ring"}

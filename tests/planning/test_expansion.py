@@ -111,24 +111,11 @@ def test_an_exclude_without_a_match_gives_a_warning_with_its_line(tmp_path):
     assert make_plan(path).warnings[0] == f"{path}:{line}: exclude[0] matches no cell and has no effect"
 
 
-def test_an_excluded_cell_may_have_an_indivisible_batch(tmp_path):
-    matrix = gpu_matrix(exclude=[{"nodes": 3}])
-    matrix["axes"]["nodes"] = [1, 2, 3]
-    assert expanded(tmp_path, matrix)
-
-
 def test_include_takes_all_values_of_an_axis_that_it_does_not_name(tmp_path):
     matrix = gpu_matrix(include=[{"nodes": 8, "backend": "nccl", "mode": "weak", "per_gpu_batch": 22}])
     matrix["axes"]["env.NCCL_ALGO"] = ["Ring", "Tree"]
     added = [c.cell_id for c in expanded(tmp_path, matrix) if c.nodes == 8]
     assert added == ["n8x4-nccl-srun-b22-NCCL_ALGO.Ring", "n8x4-nccl-srun-b22-NCCL_ALGO.Tree"]
-
-
-def test_an_include_can_add_an_option_that_is_not_an_axis(tmp_path):
-    matrix = gpu_matrix(include=[{"nodes": 4, "mode": "weak", "precision": "bf16"}])
-    ids = [c.cell_id for c in expanded(tmp_path, matrix)]
-    assert len(ids) == len(set(ids)) == 6
-    assert "n4x4-nccl-srun-b22-precision.bf16" in ids
 
 
 def test_mixed_nodes_count_their_own_ranks(tmp_path):
@@ -176,23 +163,6 @@ def test_the_order_of_runs_is_seeded_and_spreads_the_repeats(tmp_path):
     assert len(set(orders)) > 1, "and not in the same order"
 
 
-def test_two_cells_with_the_same_name_are_rejected(tmp_path):
-    # Their SHA-256 begin with the same 32 bits.
-    twins = [f"a value of many letters: {number}" for number in (79102, 126337)]
-    content = gpu_matrix()
-    content["axes"]["env.NOTE"] = ["short", *twins]
-    with pytest.raises(InputError) as caught:
-        expanded(tmp_path, content)
-    line = next(
-        i for i, words in enumerate((tmp_path / "m.yaml").read_text().splitlines(), 1) if "env" in words
-    )
-    assert str(caught.value) == (
-        f"{tmp_path}/m.yaml:{line}: axes.env.NOTE: 'a value of many letters: 79102' and "
-        "'a value of many letters: 126337' would give two cells the same name; "
-        "use shorter values, or letters and digits only"
-    )
-
-
 def warnings_of(name: str) -> list[str]:
     return make_plan(shipped("matrices") / f"{name}.yaml").warnings
 
@@ -223,18 +193,6 @@ def test_the_sizes_of_a_local_study_follow_the_cores_of_the_machine(
     assert (alone in plan.warnings) == (sizes == [1])
 
 
-@pytest.mark.parametrize(("text", "place"), [("Cores", ""), ("[cores]", "[0]"), ("[1, cores]", "[1]")])
-def test_the_word_cores_is_named_if_it_is_written_otherwise(text, place, tmp_path):
-    path = tmp_path / "m.yaml"
-    path.write_text(f"axes: {{tasks_per_node: {text}}}\nscaling: [{{mode: weak, per_gpu_batch: [1]}}]\n")
-    with pytest.raises(InputError) as caught:
-        make_plan(path)
-    problem = caught.value.problems[0]
-    word = text.strip("[]").rpartition(" ")[2]
-    assert problem.message == f"axes.tasks_per_node{place} cannot be '{word}'"
-    assert problem.remedy == "write a list such as [1, 2, 4], or `tasks_per_node: cores` (executor local)"
-
-
 def test_the_cores_of_this_machine_are_no_size_for_other_machines(tmp_path):
     path = tmp_path / "m.yaml"
     path.write_text("axes: {tasks_per_node: cores}\nscaling: [{mode: weak, per_gpu_batch: [1]}]\n")
@@ -242,17 +200,6 @@ def test_the_cores_of_this_machine_are_no_size_for_other_machines(tmp_path):
         make_plan(path)
     problem = caught.value.problems[0]
     assert (problem.line, problem.remedy) == (1, "write a list such as [1, 2, 4]")
-
-
-def test_two_repeats_give_no_interval_and_one_size_no_efficiency(tmp_path):
-    path = tmp_path / "m.yaml"
-    content = gpu_matrix(repeats=2)
-    content["axes"]["nodes"] = [2]
-    path.write_text(yaml.safe_dump(content))
-    assert make_plan(path).warnings[:1] == [
-        "every series has only one size, so speedups and efficiencies cannot be computed"
-    ]
-    assert "2 repeats: no confidence intervals (they need 3 or more)" in make_plan(path).warnings
 
 
 def test_settings_without_effect_give_warnings(tmp_path):
@@ -305,23 +252,3 @@ def test_strategies_that_do_not_use_an_option_or_do_not_fit_are_named(tmp_path):
         f"{path}:3: fsdp_wrap is ignored by none and hsdp (as ddp); only fsdp, fsdp-keep and hsdp"
         in "\n".join(make_plan(path).warnings)
     )
-
-
-def test_gpu_settings_on_a_cpu_device_give_warnings(tmp_path):
-    path = tmp_path / "m.yaml"
-    text = (
-        "study: s\ncluster: {executor: slurm, gpu_type: a100}\n"
-        "axes: {pin_memory: [true, false]}\n"
-        "workload: {device: cpu, pin_memory: true}\n"
-        "scaling: [{mode: weak, per_gpu_batch: [8]}]\n"
-    )
-    path.write_text(text)
-    without_cluster = [
-        f"{path}:4: workload.pin_memory is ignored on device cpu",
-        f"{path}:3: axes.pin_memory is ignored on device cpu",
-    ]
-    ignored = [w for w in make_plan(path).warnings if "ignored" in w]
-    assert ignored == [f"{path}:2: cluster.gpu_type is ignored on device cpu", *without_cluster]
-    path.write_text(text.replace("executor: slurm", "executor: local"))
-    ignored = [w for w in make_plan(path).warnings if "ignored" in w]
-    assert ignored == [f"{path}:2: cluster.gpu_type is ignored by executor local", *without_cluster]

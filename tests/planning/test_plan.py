@@ -152,14 +152,6 @@ def test_planning_imports_neither_torch_nor_pandas_and_needs_no_command(tmp_path
     assert done.stdout.splitlines()[-1] == "HEAVY []"
 
 
-def test_any_number_of_cells_keeps_its_plan_readable_line_by_line(tmp_path):
-    text = MATRIX.replace("[1, 2]", str(list(range(1, 101))))
-    folder = planned(tmp_path, text)
-    lines = folder.plan_json.read_text().splitlines()
-    assert sum(line.lstrip().startswith('{"cell_id"') for line in lines) == 100
-    assert sum(line.lstrip().startswith('{"run_id"') for line in lines) == 200
-
-
 # -- a begun study keeps its value of exclusive --------------------------------------------------
 
 SHARED = MATRIX.replace("time_limit: 30m", "time_limit: 30m, exclusive: false")
@@ -195,13 +187,6 @@ def test_a_begun_study_keeps_shared_nodes_and_warns(tmp_path):
     assert json.loads(folder.plan_json.read_text())["exclusive"] is False
 
 
-def test_a_begun_study_with_whole_nodes_keeps_them(tmp_path):
-    folder = planned(tmp_path, EXCLUSIVE)
-    give_it_a_run(folder, RUN)
-    planned(tmp_path)
-    assert "#SBATCH --exclusive\n" in script_of(folder)
-
-
 @pytest.mark.parametrize(
     ("before", "after", "value"), [(SHARED, EXCLUSIVE, "false"), (MATRIX, SHARED, "true")]
 )
@@ -232,14 +217,6 @@ def cost_of(tmp_path: Path, cluster: str, axes: str = "nodes: [1, 2], gpus_per_n
 def test_mixed_nodes_reserve_the_gpus_of_the_largest(tmp_path):
     axes = "nodes: [2], gpus_per_node: [[4, 2]], launcher: [torchrun]"
     assert cost_of(tmp_path, "exclusive: false", axes).idle_gpus == {"n2x4+2-nccl-torchrun-b8": 2}
-
-
-def test_hosts_without_slurm_reserve_no_gpus(tmp_path):
-    text = MATRIX.replace("executor: slurm, time_limit: 30m", "executor: ssh, hosts: [a, b]")
-    path = tmp_path / "m.yaml"
-    path.write_text(text.replace("nodes: [1, 2], gpus_per_node: [4]", "nodes: [2], gpus_per_node: [[4, 2]]"))
-    cost = make_plan(path).cost
-    assert (cost.idle_gpus, cost.gpu_hours_exact) == ({}, True)
 
 
 def test_a_cpu_study_on_gpu_nodes_costs_their_gpus(tmp_path):

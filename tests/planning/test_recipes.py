@@ -27,12 +27,6 @@ def test_there_is_a_recipe_for_each_cluster():
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_a_recipe_names_public_pages_as_its_source(name):
-    source = RECIPES[name][RECIPES[name].index("Source:") :]
-    assert re.search(r"\]\(https://", source)
-
-
-@pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_plans_without_warnings_about_its_keys(tmp_path, name):
     plan = plan_of(tmp_path, name)
     assert not [warning for warning in plan.warnings if "recipe.yaml:" in warning]

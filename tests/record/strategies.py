@@ -57,17 +57,6 @@ def sharded() -> nn.Module:
     return fully_shard(model, mesh=mesh)
 
 
-class Engine(nn.Module):
-    """A wrapper that keeps the model in ``module``, as DeepSpeed's does."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.module = module
-
-    def forward(self, points: Tensor) -> Tensor:
-        return self.module(points)
-
-
 def models() -> Iterator[tuple[str, nn.Module, nn.Module]]:
     """Yield the name of a training, the model that its loop calls, and the model that the recorder gets."""
     model = flattened()
@@ -77,14 +66,8 @@ def models() -> Iterator[tuple[str, nn.Module, nn.Module]]:
         yield "fsdp2", model, model
         yield "fsdp2, accumulated", model, model
         yield "a layer of fsdp2", model, model[0]
-        model = torch.compile(model, backend="eager")
-        yield "fsdp2, compiled", model, model
-    model = nn.Sequential(Engine(network()))
-    yield "engine", model, model
     model = torch.compile(DistributedDataParallel(network()), backend="eager")
     yield "ddp, compiled", model, model
-    model = DistributedDataParallel(torch.compile(network(), backend="eager"))
-    yield "ddp of a compiled model", model, model
     model = DistributedDataParallel(nn.Sequential(nn.BatchNorm1d(16), network()))
     yield "ddp with buffers", model, model
     model = DistributedDataParallel(network().requires_grad_(True)[:2])

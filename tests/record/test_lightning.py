@@ -10,7 +10,7 @@ import pytest
 from tests.workload.conftest import torchrun_env
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
-PARTS = ("data_load", "forward", "backward", "optimizer")
+PARTS = ("data_load", "forward", "backward", "optimizer", "comm_exposed")
 
 # Only the scripts import it: its import takes a third of the time in which all tests are collected.
 pytestmark = pytest.mark.skipif(
@@ -47,25 +47,28 @@ def test_two_ranks_are_measured_as_any_others(fit):
     ]
     assert (env["world_size"], env["joined"]["ranks"], env["global_batch"]) == (2, 2, 64)
     for row in rows:
-        assert all(float(row[f"{part}_time_sec"]) > 0 for part in (*PARTS, "comm_exposed"))
+        assert all(float(row[f"{part}_time_sec"]) > 0 for part in PARTS)
         assert float(row["train_loss"]) > 0
 
 
 SINGLE = """\
-import time
 import lightning.pytorch as pl
 import torch
+from bench.measure import step_parts
 from bench.record.lightning import BenchCallback
+from tests.record.loops import PlantedClock
+
+clock = step_parts.time = PlantedClock()
 
 class Naps(pl.LightningModule):
     def __init__(self):
         super().__init__()
         self.layer = torch.nn.Linear(4, 1)
     def training_step(self, batch, index):
-        time.sleep(0.02)
+        clock.sleep(0.25)
         return self.layer(batch[0]).square().mean() * 0 + 1.5
     def validation_step(self, batch, index):
-        time.sleep(0.3)
+        clock.sleep(8)
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.01)
 
@@ -85,11 +88,7 @@ def test_one_device_without_ddp_has_its_parts_and_no_validation_in_them(fit, tmp
     rows, env = fit(str(script))
     assert env["global_batch"] == 16  # two micro-batches of eight are one step
     for row in rows:
-        assert row["comm_exposed_time_sec"] == "0"
+        assert (row["epoch_time_sec"], row["forward_time_sec"]) == ("2.5", "0.5")
+        empty = ("data_load", "backward", "comm_exposed", "optimizer", "other")
+        assert {row[f"{part}_time_sec"] for part in empty} == {"0"}
         assert float(row["train_loss"]) == pytest.approx(1.5)  # of a sample, not a micro-batch's share of it
-        assert float(row["forward_time_sec"]) >= 0.04 * 0.95
-        assert all(float(row[f"{part}_time_sec"]) > 0 for part in PARTS)
-    # The faster window, because a busy machine can delay one of them.
-    assert min(float(row["epoch_time_sec"]) for row in rows) < 5 * 0.3
-    for part in ("data_load", "backward", "optimizer"):
-        assert min(float(row[f"{part}_time_sec"]) for row in rows) < 0.04

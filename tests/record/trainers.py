@@ -9,14 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from ddp_scaling_bench.measure import step_parts
 from torch import Tensor, nn
-from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from ddp_scaling_bench import TransformersCallback
 from tests.record import loops
 
 LENGTHS = {"warmup_steps": 3, "steps_per_epoch": 5, "attribution_steps": 2, "epochs": 2}
 SLOW_S = 1.0
+sleep = time.sleep
 
 
 class Naps(nn.Module):
@@ -27,8 +29,8 @@ class Naps(nn.Module):
         self.layer = nn.Linear(4, 1)
 
     def forward(self, points: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        time.sleep(loops.NAP_S)
-        return {"loss": self.layer(points).square().mean() * 0 + labels.float().mean()}
+        sleep(loops.NAP_S)
+        return {"loss": self.layer(points.reshape(-1, 4)).square().mean() * 0 + labels.float().mean()}
 
 
 class Counting(Trainer):
@@ -44,12 +46,12 @@ class Counting(Trainer):
         return loss
 
     def evaluate(self, *values: Any, **named: Any) -> Any:
-        time.sleep(SLOW_S)
+        sleep(SLOW_S)
         return super().evaluate(*values, **named)
 
     def save_model(self, *values: Any, **named: Any) -> None:
         if self.args.process_index == 0:
-            time.sleep(SLOW_S)
+            sleep(SLOW_S)
         super().save_model(*values, **named)
 
 
@@ -64,7 +66,13 @@ class NextStep(TrainerCallback):
 
 
 def train(
-    folder: str, name: str, model: nn.Module, data: list[dict[str, Tensor]], batch: int, **more: Any
+    folder: str,
+    name: str,
+    model: nn.Module,
+    data: list[dict[str, Tensor]],
+    batch: int,
+    lengths: dict[str, int],
+    **more: Any,
 ) -> None:
     """Train and write what the training counted itself."""
     path = Path(folder, name)
@@ -73,7 +81,7 @@ def train(
         output_dir=str(path / "out"), per_device_train_batch_size=batch, **arguments
     )
     counter = NextStep()
-    measured = TransformersCallback(run_dir=path, **LENGTHS)
+    measured = TransformersCallback(run_dir=path, **lengths)
     trainer = Counting(
         model, arguments, train_dataset=data, eval_dataset=data[:4], callbacks=[counter, measured]
     )
@@ -89,35 +97,33 @@ def points(count: int) -> list[dict[str, Tensor]]:
 
 
 def on_two_ranks(argv: list[str]) -> int:
-    """Epochs of four steps of two micro-batches, and a last step of one micro-batch."""
+    """Epochs of four steps of two micro-batches, and a last step of one micro-batch.
+
+    The training with evaluations and checkpoints has a planted clock, so it times no parts of a step.
+    """
+    global sleep
     torch.set_num_threads(1)
     more = {"max_steps": 23, "gradient_accumulation_steps": 2, "ddp_backend": "gloo"}
+    train(loops.run_dir(argv), "ddp", Naps(), points(2 * 35), 4, LENGTHS, save_strategy="no", **more)
+    clock = step_parts.time = loops.PlantedClock()
+    sleep = clock.sleep
     plans = {"eval_strategy": "steps", "eval_steps": 7, "save_strategy": "steps", "save_steps": 7}
-    train(loops.run_dir(argv), "ddp", Naps(), points(2 * 35), 4, **more, **plans)
-    return loops.leave()
-
-
-def alone(argv: list[str]) -> int:
-    torch.set_num_threads(1)
-    model = GPT2LMHeadModel(GPT2Config(n_layer=2, n_head=2, n_embd=16, vocab_size=50, n_positions=8))
-    tokens = [{"input_ids": ids, "labels": ids} for ids in torch.randint(50, (43, 8))]
-    train(loops.run_dir(argv), "gpt2", model, tokens, 4, num_train_epochs=2, save_strategy="no")
+    untimed = {**LENGTHS, "attribution_steps": 0}
+    train(loops.run_dir(argv), "evaluated", Naps(), points(2 * 64), 4, untimed, **more, **plans)
 
     def packed(batch: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-        return {name: torch.cat([one[name] for one in batch])[None] for name in batch[0]}
+        return {name: torch.stack([one[name] for one in batch])[None] for name in batch[0]}
 
     path = Path(loops.run_dir(argv), "packed")
     arguments = TrainingArguments(
         output_dir=str(path / "out"), use_cpu=True, report_to="none", disable_tqdm=True, max_steps=12,
-        per_device_train_batch_size=2, save_strategy="no",
+        per_device_train_batch_size=2, save_strategy="no", ddp_backend="gloo",
     )  # fmt: skip
-    for name, samples in (
-        ("packed", None),
-        ("packed and counted", lambda batch: batch["input_ids"].numel() / 4),
-    ):
-        callback = TransformersCallback(
-            samples=samples, run_dir=path.with_name(name), **{**LENGTHS, "epochs": 1}
-        )
-        short = [{name: values[:4] for name, values in one.items()} for one in tokens]
-        Trainer(model, arguments, train_dataset=short, data_collator=packed, callbacks=[callback]).train()
-    return 0
+    counts = {"packed": None, "packed and counted": lambda batch: batch["labels"].numel()}
+    for name, samples in counts.items():
+        lengths = {**LENGTHS, "attribution_steps": 0, "epochs": 1}
+        callback = TransformersCallback(samples=samples, run_dir=path.with_name(name), **lengths)
+        Trainer(
+            Naps(), arguments, train_dataset=points(60), data_collator=packed, callbacks=[callback]
+        ).train()
+    return loops.leave()

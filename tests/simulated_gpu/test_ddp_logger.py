@@ -8,10 +8,9 @@ import pytest
 
 from bench.measure import step_parts
 from bench.measure.step_parts import BackwardReading, HostClock, StepTimer
-from bench.measure.torch_internals import set_ddp_sample_rate
 from bench.workload.strategies.ddp import DdpParts
 from tests.simulated_gpu.device import Costs, Link, Rank, World, install
-from tests.simulated_gpu.training import Ddp, Model, Optimizer
+from tests.simulated_gpu.training import Ddp, Model
 
 #: Steps on an H100 (torch 2.11, NCCL 2.28, one rank, 8 linear layers of 64 MiB, fp32) at the largest sampling
 #: interval: the number of the step from 0, the host's times of forward and of backward (ms), the logger's
@@ -114,29 +113,3 @@ def test_an_event_of_an_earlier_pass_is_not_measured(missing):
         return DdpParts(model).read()
 
     assert alone(program, Link(0.0, 0.0)) is None
-
-
-def test_without_sampling_the_host_runs_ahead_after_eleven_steps():
-    def program(rank: Rank) -> list[float]:
-        model = Ddp(rank, MODEL)
-        DdpParts(model).stop()
-        for _ in range(14):
-            model().backward()
-            Optimizer(MODEL).step()
-        return model.forward_host_s
-
-    waits = [seconds > 10e-3 for seconds in alone(program)]
-    assert waits == [False, *[True] * 10, *[False] * 3]
-
-
-def test_at_a_sampling_rate_of_four_the_values_are_of_every_fourth_step():
-    def program(rank: Rank) -> list[int]:
-        model, iterations = Ddp(rank, MODEL), []
-        set_ddp_sample_rate(model, 4)
-        for _ in range(22):
-            model().backward()
-            DdpParts(model).read()
-            iterations.append(model.reducer.ints_map["iteration"])
-        return iterations
-
-    assert alone(program) == [*range(1, 11), 10, *[12] * 4, *[16] * 4, *[20] * 3]

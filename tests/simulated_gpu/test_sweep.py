@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +9,7 @@ import torch
 
 from bench.measure.step_parts import CudaClock
 from bench.workload import probes
-from bench.workload.probes import CollectiveSweep, DeviceLoad, Size, Sweep
+from bench.workload.probes import CollectiveSweep, Size, Sweep
 from tests.simulated_gpu.device import Collectives, Costs, Link, Rank, World, install
 
 SIZES = [Size(4096 * 64**power) for power in range(3)]
@@ -37,9 +36,7 @@ def sweep(rank: Rank) -> Sweep:
     return timed.run(SIZES, budget_s=0.05, room_bytes=1e12, seed=3)  # five repeats of each size
 
 
-@pytest.mark.parametrize(
-    ("ranks", "launch_us"), [(4, 0), (4, 5), (4, 15), (4, 40), (4, 100), (16, 0), (16, 30), (16, 100)]
-)
+@pytest.mark.parametrize(("ranks", "launch_us"), [(4, 0), (4, 40), (16, 100)])
 def test_the_swept_time_is_the_time_of_the_device(ranks, launch_us):
     costs = Costs(launch_s=launch_us * 1e-6, jitter=1.0, pause_s=1e-3)
     found = World(ranks, link=LINK, costs=costs, seed=launch_us).run(sweep)
@@ -63,18 +60,3 @@ def test_a_clock_that_rises_during_the_sweep_does_not_change_the_times():
     found = World(2, link=LINK, costs=Costs(launch_s=30e-6, jitter=1.0)).run(program)[0]
     for index, size in enumerate(SIZES):
         assert found.time_s(index) == pytest.approx(LINK.all_reduce_s(size.bytes), rel=0.05)
-
-
-def test_without_a_private_function_of_torch_the_device_fills_memory(monkeypatch):
-    monkeypatch.delattr(torch.cuda, "_sleep")
-
-    def program(rank: Rank) -> float:
-        clock = CudaClock(torch.device("cuda", 0))
-        load = DeviceLoad(clock, SimpleNamespace(zero_=lambda: rank.launch(30e-6)))
-        begin = clock.stamp()
-        load.queue(5e-3)
-        end = clock.stamp()
-        clock.synchronize()
-        return clock.seconds(begin, end)
-
-    assert World(1).run(program) == [pytest.approx(5e-3, rel=0.02)]

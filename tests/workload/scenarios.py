@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import count
-from pathlib import Path
 from types import SimpleNamespace
 
 import torch
@@ -17,7 +16,7 @@ import torch.distributed as dist
 
 from bench.matrix.workload import WorkloadOptions
 from bench.measure.environment import device_of
-from bench.measure.step_parts import HostClock, StepTimer
+from bench.measure.step_parts import StepTimer
 from bench.workload import mfu
 from bench.workload import rank as rank_module
 from bench.workload.__main__ import main
@@ -26,7 +25,6 @@ from bench.workload.models import DataShape
 from bench.workload.rendezvous import launch_from
 from bench.workload.session import parse_arguments
 from bench.workload.strategies import fsdp
-from bench.workload.strategies.ddp import DdpParts
 from bench.workload.training import Task, Trainer, build_task, wrap
 
 NAP_S = 0.04
@@ -233,61 +231,4 @@ def weights_after_a_step(argv: list[str]) -> int:
     if rank == 0:
         content = {"error": max(e for e, _ in found), "change": max(c for _, c in found)}
         (folder / "weights.json").write_text(json.dumps(content))
-    return 0
-
-
-def readings(argv: list[str]) -> int:
-    """Read DDP's logger right after each step, and again in the usual way, after the next forward.
-
-    Communication takes a known time: each bucket's future completes in a thread that sleeps, so the last
-    bucket is exposed for as long as its thread sleeps.
-    """
-    rank = join_group()
-    options = WorkloadOptions(device="cpu", model="mlp", parameters=400_000, bucket_cap_mb=0.4)
-    shape = DataShape((784,), (), 10)
-    model = wrap(build_task(options, shape), options)
-    truth: list[float] = []
-
-    def link(state, bucket):  # not annotated: DDP would compare the strings with types
-        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-        gradients = bucket.buffer()
-
-        def carry() -> None:
-            began = time.perf_counter()
-            time.sleep(NAP_S if bucket.is_last() else 0.001)
-            if bucket.is_last():
-                truth.append(time.perf_counter() - began)
-            future.set_result(gradients)
-
-        threading.Thread(target=carry).start()
-        return future
-
-    parts = DdpParts(model)
-    parts.hook_buckets(None, link)
-    parts.start(StepTimer(HostClock()))
-    inputs, targets = torch.randn(64, 784), torch.randint(10, (64,))
-    rows = []
-    for _ in range(12):
-        loss = model(inputs, targets)
-        lagging = {**model._get_ddp_logging_data()}
-        if rows:
-            rows[-1]["next_forward_compute_s"] = lagging["backward_compute_time"] / 1e9
-        began = time.perf_counter()
-        loss.backward()
-        took = time.perf_counter() - began
-        at_once = parts.read()
-        rows.append(
-            {
-                "compute_s": at_once.compute_s,
-                "exposed_s": at_once.exposed_s,
-                "call_s": took,
-                "truth_s": truth[-1],
-            }
-        )
-    with model.no_sync():
-        model(inputs, targets).backward()
-    frozen = parts.read()
-    if rank == 0:
-        content = {"rows": rows, "frozen": frozen.compute_s == rows[-1]["compute_s"]}
-        Path(parse_arguments(argv).run_dir, "readings.json").write_text(json.dumps(content))
     return 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from dataclasses import astuple
 from datetime import timedelta
 from pathlib import Path
@@ -15,11 +14,9 @@ import torch.distributed as dist
 
 from bench.matrix.strategies import STRATEGIES
 from bench.matrix.workload import WorkloadOptions
-from bench.measure.conditions import Conditions
 from bench.measure.exchange import Collectives
 from bench.measure.node import host_name
-from bench.measure.torch_internals import import_dynamo, parameter_groups
-from bench.measure.wire import Placement, WireBytes
+from bench.measure.torch_internals import parameter_groups
 from bench.workload.data import DataShard, open_feed
 from bench.workload.failures import SetupError
 from bench.workload.rank import _validation_batches
@@ -92,28 +89,6 @@ def _tensors(states: dict[int, dict[str, Any]]) -> dict[str, torch.Tensor]:
     return {name: one for name, one in found.items() if isinstance(one, torch.Tensor)}
 
 
-def wire_bytes(strategy: str, collectives: Collectives, hosts: list[str]) -> list[float]:
-    """Return the counted and the predicted bytes of a step with messages of 4 MB."""
-    steps, cpu = 2, torch.device("cpu")
-    options = WorkloadOptions(
-        device="cpu", strategy=strategy, model="mlp", parameters=1_100_000, fsdp_wrap="root", grad_accum=2
-    )
-    feed = open_feed(options, 2, DataShard(collectives.rank, collectives.world_size, cpu))
-    trainer = Trainer(wrap(build_task(options, feed.shape), options), feed, options)
-    trainer.step()
-    is_first = collectives.rank == hosts.index(hosts[collectives.rank])
-    conditions = Conditions(cpu, os.environ, reads_node=is_first)
-    collectives.barrier()
-    conditions.sample()
-    conditions.start()
-    for _ in range(steps):
-        trainer.step()
-    collectives.barrier()
-    parts = collectives.objects(conditions.stop(steps=steps, sync_passes=steps))
-    place = Placement(hosts, "gloo", {})
-    return list(WireBytes(trainer.parts.messages, place, micro_batches=2).columns(parts, steps).values())
-
-
 def curves(argv: list[str]) -> int:
     """Train with the named settings, by default all, and write curves.json into the folder of the run."""
     launch = launch_from(os.environ)
@@ -138,24 +113,8 @@ def curves(argv: list[str]) -> int:
             for strategy in strategies
         }
         for setting in names or SETTINGS
-        if setting != "links"
     }
-    if "links" in names:
-        collectives = Collectives(torch.device("cpu"), "gloo")
-        found["links"] = {name: wire_bytes(name, collectives, hosts) for name in ("fsdp", "hsdp")}
     if launch.rank == 0:
         Path(folder, "curves.json").write_text(json.dumps(found))
     dist.barrier()
     return 0
-
-
-if __name__ == "__main__":  # one process on each of two nodes, which forks because imports take long
-    import torch.distributed.fsdp
-    import torch.distributed.optim
-
-    import_dynamo()
-    other = os.fork()
-    local, node = int(not other), int(os.environ["SLURM_PROCID"])
-    os.environ |= {"RANK": str(2 * node + local), "LOCAL_RANK": str(local), "WORLD_SIZE": "4"}
-    code = curves(sys.argv[1:])
-    os._exit(code or (bool(other) and os.waitpid(other, 0)[1] != 0))

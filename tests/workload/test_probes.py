@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 from statistics import mean, median
-from types import SimpleNamespace
 
 import pytest
 import torch
 
-from bench.matrix.workload import WorkloadOptions
 from bench.measure.step_parts import HostClock
 from bench.measure.wire import Messages
-from bench.workload import probes
 from bench.workload.probes import (
     CollectiveSweep,
     Size,
@@ -96,11 +93,6 @@ def test_the_sweep_times_powers_of_four_and_the_buckets(probed):
     )
     expected = 1 - (exposed - wait) / content["standalone_s"]
     assert content["hidden_fraction"] == pytest.approx(expected, rel=1e-6, abs=1e-6)
-
-
-def test_the_line_on_standard_output_says_what_the_probes_cost(probed):
-    printed = next(line for line in probed.out[0].splitlines() if "probes" in line)
-    assert printed == f"bench: probes took {content_of(probed)['seconds']['all']:.3f} s"
 
 
 def test_without_a_launcher_one_rank_has_steps_to_probe_and_nobody_to_communicate_with(run_ranks):
@@ -221,12 +213,6 @@ def test_sizes_that_take_too_long_are_left_out_and_named():
     assert found.time_s(3) == pytest.approx(0.262144)
 
 
-def test_repeats_are_fewer_where_time_is_short():
-    # 0.35 s for one pass; usual are 5 repeats of the slow sizes.
-    assert [len(times) for times in slow_sweep(2.0).times_s] == [5, 5, 3, 3]
-    assert [len(times) for times in slow_sweep(3.0).times_s] == [5, 5, 5, 5]
-
-
 def test_messages_for_which_there_is_no_memory_are_left_out_and_named():
     found = slow_sweep(1e3, room_bytes=5 * MIB)
     assert found.sizes[-1].bytes == 4 * MIB
@@ -246,21 +232,3 @@ def test_the_hidden_fraction_needs_the_times_of_all_buckets():
     assert found([8, 8], [8, 8], [], last=None) == (4.0, 0.875), "the last collective is not used"
     unknown = [found([8, 4]), found([8, 8], [8, 4]), found([8], [8], last=None), found([])]
     assert unknown == [(None, None)] * 4
-
-
-@pytest.mark.parametrize(("backend", "queues", "largest_mib"), [("nccl", True, 1024), ("gloo", False, 16)])
-def test_only_with_nccl_all_reduces_are_queued_on_the_device(monkeypatch, backend, queues, largest_mib):
-    class Recorded:
-        def __init__(self, **options):
-            self.options = options
-
-        def run(self, sizes, **limits):
-            return self.options["queues"], sizes[-1].bytes / 2**20, limits["budget_s"]
-
-    monkeypatch.setattr(probes, "CollectiveSweep", Recorded)
-    request = SimpleNamespace(options=WorkloadOptions(), backend=backend)
-    session = SimpleNamespace(request=request, device=torch.device("cpu"))
-    trainer = SimpleNamespace(model=torch.nn.Linear(2, 2))
-    of_one = probes.Probes(session, SimpleNamespace(world_size=2), trainer)
-    found = of_one._sweep(Messages("all_reduce", [24]), 1e12, budget_s=10)
-    assert found == ((queues, largest_mib, 10), None)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-from pathlib import Path
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -62,14 +59,6 @@ def test_every_option_survives_the_way_to_the_job(values):
     assert parse_arguments([*HEAD, *words]).options == options
 
 
-@given(st.fixed_dictionaries({}, optional=VALUES))
-@settings(max_examples=50, deadline=None)
-def test_words_survive_a_shell_once_they_are_quoted(values):
-    words = to_arguments(WorkloadOptions(**values).model_dump())
-    if not any("\0" in word for word in words):
-        assert shlex.split(shlex.join(words)) == words
-
-
 def test_every_option_is_written_but_for_what_is_unset():
     words = to_arguments(WorkloadOptions(epochs=5, compile=True, learning_rate=4).model_dump())
     fields = WorkloadOptions.model_fields.items()
@@ -85,17 +74,6 @@ def test_what_people_write_is_read():
     options = parse_arguments([*HEAD, *words]).options
     assert (options.parameters, options.join_timeout, options.compile) == (1_500_000_000, 300, True)
     assert options.data == "--odd"
-
-
-def test_the_fixed_arguments_are_read():
-    request = parse_arguments([*HEAD, "--launcher", "torchrun"])
-    assert (request.run_dir, request.backend, request.per_gpu_batch) == (Path("a run"), "gloo", 22)
-    assert request.launcher == "torchrun"
-
-
-def test_a_name_that_is_no_option_is_an_error():
-    with pytest.raises(KeyError):
-        to_arguments({"nodes": 4})
 
 
 def test_help_names_every_option_and_its_default(capsys):

@@ -119,12 +119,7 @@ def test_a_data_set_smaller_than_one_step_is_refused(tmp_path):
 
 def bad_folders():
     ints = np.zeros(10, dtype=np.int64)
-    yield (
-        "neither",
-        "mlp",
-        {},
-        "data folder {} has no inputs.pt and targets.pt",
-    )
+    yield "neither", "mlp", {}, "data folder {} has no inputs.pt and targets.pt"
     yield "half", "mlp", {"inputs": np.zeros((10, 2))}, "{}/inputs.pt exists, but targets.pt does not"
     yield (
         "lengths",
@@ -132,24 +127,11 @@ def bad_folders():
         {"inputs": np.zeros((9, 2)), "targets": ints},
         "the data has 9 inputs but 10 targets",
     )
-    yield "empty", "mlp", {"inputs": np.zeros((0, 2)), "targets": ints[:0]}, "the data has no samples"
-    yield (
-        "complex numbers",
-        "mlp",
-        {"inputs": np.zeros((10, 2), dtype=np.complex64), "targets": ints},
-        "{}/inputs.pt contains a tensor of torch.complex64, not a tensor of numbers, one row per sample",
-    )
     yield (
         "fractions",
         "mlp",
         {"inputs": np.zeros((10, 2)), "targets": np.zeros(10)},
         "model mlp learns classes: its targets must be integers, not torch.float64",
-    )
-    yield (
-        "negative",
-        "mlp",
-        {"inputs": np.zeros((10, 2)), "targets": ints - 1},
-        "classes and tokens are numbered from 0; the data contains -1",
     )
     yield (
         "real tokens",
@@ -163,12 +145,6 @@ def bad_folders():
         {"inputs": np.zeros(3, dtype=np.int64)},
         "{}/inputs.pt has shape [3]; without targets it must have at least 5 tokens in a row,"
         " or samples [samples, time + 1]",
-    )
-    yield (
-        "two classes",
-        "mlp",
-        {"inputs": np.zeros((10, 2)), "targets": np.zeros((10, 2), dtype=np.int64)},
-        "model mlp learns one class per sample; the targets have shape [10, 2]",
     )
 
 
@@ -193,7 +169,7 @@ def test_objects_are_never_unpickled_and_a_cut_file_is_named(tmp_path):
         load(tmp_path)
 
 
-@pytest.mark.parametrize("model", ["convnet", "resnet50", "traffic", "transformer"])
+@pytest.mark.parametrize("model", ["convnet", "traffic"])
 def test_a_shape_that_a_model_cannot_take_is_refused(tmp_path, run_ranks, model):
     save(tmp_path / "data", inputs=np.zeros((40, 3), dtype=np.int64), targets=np.zeros(40, dtype=np.int64))
     finished = run_ranks("--model", model, "--data", str(tmp_path / "data"), batch=2)

@@ -16,7 +16,6 @@ from torch.distributed import HashStore
 from bench.facts import Fact
 from bench.measure.environment import Device
 from bench.measure.ranks import RankFacts
-from bench.measure.transport import diverted_warnings
 from bench.workload import gpus
 from bench.workload.failures import WorkloadError
 from bench.workload.rendezvous import Joined, Launch, OtherRankError
@@ -86,11 +85,6 @@ def test_ranks_on_two_hosts_do_not_share_a_gpu_with_the_same_address(choose):
     assert [warnings for _, warnings in found] == [[], []]
 
 
-def test_parts_of_a_gpu_are_not_shared(choose):
-    part = ("n1", "GPU-1", "NVIDIA A100-SXM4-40GB MIG 1g.5gb", {})
-    assert [warnings for _, warnings in choose(part, part)] == [[], []]
-
-
 @pytest.mark.parametrize(
     "variables",
     [
@@ -118,15 +112,6 @@ def test_nccl_is_not_started_otherwise_and_only_rank_0_has_the_message(choose, v
     )
 
 
-def test_many_shared_gpus_are_one_line(choose):
-    ranks = [(f"n{rank // 2}", f"GPU-{rank // 2}", H100, {}) for rank in range(10)]
-    text = str(choose(*ranks)[0])
-    assert text.startswith(
-        "ranks 0-1 on n0 use the same GPU (GPU-0), ranks 2-3 on n1 use the same GPU (GPU-1), "
-    )
-    assert " and 2 more, but NCCL needs" in text
-
-
 def test_ranks_without_a_gpu_are_named_and_all_ranks_end(choose):
     found = choose(("n1", "GPU-1", H100, {}), ("n2", "", "", {}), ("n2", "", "", {}))
     assert str(found[0]).startswith("ranks 1-2: no CUDA device is visible")
@@ -149,13 +134,6 @@ def test_a_rank_that_fails_prints_nccls_warnings_and_its_last_error(run_ranks):
     assert logs[0] == finished.folder / "nccl.log"
     assert [log.exists() for log in logs] == [True, False]
     assert not logs[1].parent.exists()
-
-
-def test_warnings_are_read_from_the_file_of_the_users_variable(tmp_path):
-    env = {"NCCL_DEBUG": "WARN", "NCCL_DEBUG_FILE": f"{tmp_path}/mine.log"}
-    assert diverted_warnings(env) == diverted_warnings({}) == []
-    (tmp_path / "mine.log").write_text(f"\n{WARNING}\n\n{WARNING}\nn1:7:7 [0] NCCL INFO init.cc:1582 -> 5\n")
-    assert diverted_warnings(env) == [WARNING]
 
 
 def test_with_nccl_a_rank_that_waits_for_a_killed_one_names_it(run_ranks):

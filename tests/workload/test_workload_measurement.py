@@ -10,7 +10,6 @@ from statistics import mean, median
 import pytest
 import torch
 
-from bench.measure.results import pop_efficiencies
 from bench.study.records import METRICS_COLUMNS
 from tests.workload.conftest import QUICK, torchrun_env
 from tests.workload.scenarios import NAP_S
@@ -49,8 +48,6 @@ def test_every_row_is_there(plain):
     steps = [(int(row["epoch"]), int(row["step"])) for row in plain.table("steps")]
     assert steps == [(epoch, step) for epoch in (1, 2) for step in range(1, 7)]
 
-
-def test_samples_are_counted_to_the_sample(plain):
     for row in plain.table("metrics"):
         assert int(row["samples"]) == 6 * 2 * 16
         assert int(row["steps"]) == 6
@@ -65,13 +62,11 @@ def test_throughput_is_all_samples_over_the_slowest_ranks_window(plain):
         assert number(row, "throughput_samples_per_sec") == pytest.approx(rate, rel=1e-9)
 
 
-def test_step_times_make_up_the_window(plain):
+def test_the_median_and_the_95th_percentile_are_those_of_the_steps(plain):
     for row in plain.table("metrics"):
         steps = [number(r, "step_time_sec") for r in plain.table("steps") if r["epoch"] == row["epoch"]]
         assert number(row, "step_time_sec_median") == pytest.approx(median(steps), rel=1e-9)
         assert max(steps) >= number(row, "step_time_sec_p95") >= number(row, "step_time_sec_median")
-        # The sum of the steps' maxima exceeds the wall time, but not by much.
-        assert sum(steps) >= number(row, "epoch_time_sec") * 0.98
         assert {r["slowest_rank"] for r in plain.table("steps")} <= {"0", "1"}
 
 
@@ -152,21 +147,6 @@ def test_time_within_the_model_is_forward_and_accumulated_micro_batches_all_coun
     assert finished.env["global_batch"] == 3 * 2 * 8
 
 
-@pytest.fixture(scope="module")
-def ddp_readings(server, tmp_path_factory):
-    """Readings of DDP's logger, step by step."""
-    folder = tmp_path_factory.mktemp("readings")
-    argv = ["--per-gpu-batch", "8", *QUICK]
-    server.start(folder, argv, torchrun_env(2), "tests.workload.scenarios:readings").finish().succeeded()
-    return json.loads((folder / "readings.json").read_text())
-
-
-def test_ddps_logger_read_at_once_says_what_the_next_forward_would(ddp_readings):
-    for row in ddp_readings["rows"][:-1]:
-        assert row["compute_s"] == pytest.approx(row["next_forward_compute_s"], rel=1e-9)
-    assert ddp_readings["frozen"], "under no_sync the logger keeps the last reading"
-
-
 def test_accumulated_gradients_equal_those_of_one_big_batch(run_ranks):
     finished = run_ranks(target="tests.workload.scenarios:weights_after_a_step").succeeded()
     content = json.loads((finished.folder / "weights.json").read_text())
@@ -184,13 +164,6 @@ def test_without_attribution_the_split_is_empty_and_throughput_is_there(run_rank
     assert split | pop | {"val_loss", "val_accuracy", "checkpoint_time_sec"} <= set(empty)
     assert finished.table("ranks")[0]["step_time_sec"] == ""
     assert not (finished.folder / "probes.json").exists()
-
-
-def test_pop_efficiencies_of_a_worked_example():
-    found = pop_efficiencies([1.0, 1.0], [0.2, 0.6])
-    assert found.load_balance == pytest.approx(0.6 / 0.8)
-    assert found.comm_efficiency == pytest.approx(0.8)
-    assert found.parallel_efficiency == pytest.approx(0.6)
 
 
 def test_a_trace_has_the_steps_that_were_asked_for_and_leaves_the_rows_as_they_are(run_ranks):

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import socket
-import sys
 from typing import Any
 
 import pytest
 
 from bench.errors import BenchError
-from bench.measure.ranks import RankFacts, core_facts, cores_of_nodes, hosts_of, own_facts, threads_per_rank
+from bench.measure.ranks import RankFacts, core_facts, own_facts, threads_per_rank
 from bench.words import sentence
-from bench.workload.rendezvous import Joined, joined_message, launch_from, missing_ranks_message
-from tests.common import raised, run_program
-from tests.workload.conftest import QUICK, ROOT, srun_env, torchrun_env
+from bench.workload.rendezvous import launch_from, missing_ranks_message
+from tests.common import raised
+from tests.workload.conftest import QUICK, srun_env, torchrun_env
 
 
 def facts(
@@ -137,31 +135,12 @@ def test_hosts_of_ranks_are_unknown_unless_srun_fills_them_in_order(distribution
     assert launch_from(env | {"SLURM_DISTRIBUTION": distribution}).expected_hosts == ()
 
 
-def test_a_missing_ranks_host_is_named_once():
-    launch = launch_from(srun_env({"n1": 1, "n2": 1})[0])
-    line = missing_ranks_message([facts(0, "n1")], launch, 5)
-    assert line == "1/2 ranks joined in 5 s; missing: rank 1 on n2; joined: rank 0 on n1"
-
-
 def test_a_silent_host_is_named_if_its_ranks_are_not_known():
     env = torchrun_env(4)[0] | {"BENCH_HOSTS": "n1,n2"}
     line = missing_ranks_message([facts(0, "n1"), facts(1, "n1")], launch_from(env), 60)
     assert line == (
         "2/4 ranks joined in 60 s; missing: ranks 2-3; joined: ranks 0-1 on n1; no rank joined from n2"
     )
-
-
-def test_the_start_line_shows_gaps_in_a_hosts_ranks():
-    joined = Joined(None, [facts(0, "n1"), facts(1, "n2"), facts(2, "n1"), facts(3, "n1")], 0.416)
-    line = joined_message(joined, launch_from(torchrun_env(4)[0]), "nccl")
-    assert line == "bench: 4/4 ranks joined on 2 hosts (n1: 0,2-3, n2: 1) in 0.42 s, backend nccl"
-
-
-def test_cores_of_a_host_are_what_its_ranks_may_use_together():
-    (host,) = hosts_of([facts(0, "n1", cores=[0, 1]), facts(1, "n1", cores=[1, 2, 3])])
-    assert host.cores == 4
-    assert host.as_json()["ranks_here"] == 2
-    assert host.as_json()["affinity"] == ["0-1", "1-3"]
 
 
 def core_words(ranks: list[RankFacts]) -> list[str]:
@@ -205,14 +184,6 @@ def test_threads_that_differ_between_ranks_are_named():
     assert core_words(ranks) == ["threads-differ: n1: 1 or 2 per rank"]
 
 
-def test_env_json_lists_cores_quota_and_threads_of_every_node():
-    ranks = [facts(0, "n1", quota=2.0), facts(2, "n2", threads=3), facts(1, "n1", cores=[1, 2], quota=1.5)]
-    assert cores_of_nodes(ranks) == [
-        {"node": "n1", "cores": 64, "quota": 1.5, "threads_per_rank": [1, 1]},
-        {"node": "n2", "cores": 64, "quota": None, "threads_per_rank": [3]},
-    ]
-
-
 @pytest.mark.parametrize(
     ("env", "threads"),
     [
@@ -227,11 +198,6 @@ def test_threads_are_the_same_under_every_launcher(env, threads):
     assert me.threads == (threads if threads != 4 else None)
     here = [facts(rank, "n1", cores=list(range(8)), threads=me.threads) for rank in range(2)]
     assert threads_per_rank(here[0], [*here, facts(2, "n2")]) == threads
-
-
-def test_threads_are_never_fewer_than_one():
-    here = [facts(rank, "n1", cores=[0]) for rank in range(3)]
-    assert threads_per_rank(here[0], here) == 1
 
 
 def test_env_json_says_what_ran(run_ranks):
@@ -256,15 +222,3 @@ def test_env_json_says_what_ran(run_ranks):
     assert env["transport"]["interface"] == "lo"
     assert env["workload"]["steps_per_epoch"] == 5
     assert {"planned": "srun", "used": "torchrun"} in [fact["values"] for fact in env["facts"]]
-
-
-def test_torchrun_itself_starts_the_ranks(tmp_path):
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    words = ["--run-dir", str(tmp_path / "a run"), "--backend", "gloo", "--per-gpu-batch", "8", *QUICK]
-    env = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(ROOT)}
-    done = run_program([*torchrun, "-m", "bench.workload", *words, "--epochs", "1"], cwd=tmp_path, env=env)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("bench: 2/2 ranks joined on 1 host (")
-    env_json = json.loads((tmp_path / "a run" / "env.json").read_text(encoding="utf-8"))
-    assert env_json["launcher"] == "torchrun"
-    assert env_json["threads_per_rank"] == 1
