@@ -10,10 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from tests.cluster import network as networks
-from tests.cluster.bed import Cluster, missing, remove_abandoned
+from tests.cluster.bed import Cluster, remove_abandoned
 from tests.cluster.configuration import MEMORY_CGROUP
 from tests.cluster.containers import ClusterError, Process
 from tests.cluster.daemons import PROGRAMS
@@ -136,63 +134,6 @@ def test_a_start_that_fails_says_why_and_leaves_nothing(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 
 
-def pytest_as_nobody(**environment: str) -> str:
-    """Run one test that needs the cluster without root rights; return the output of pytest."""
-    done = subprocess.run(
-        [
-            *("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", sys.executable, "-m", "pytest"),
-            *("-p", "no:cacheprovider", "-rs", "--no-header", "tests/cluster/test_cluster_bed.py"),
-            *("-k", "reached_by_ssh"),
-        ],
-        cwd=ROOT,
-        env={"PATH": os.environ["PATH"], "PYTHONDONTWRITEBYTECODE": "1", **environment},
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
-    return done.stdout
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="drops root's rights")
-def test_without_root_the_tests_are_skipped_in_one_line_but_fail_in_ci():
-    why = "the test cluster needs root (for network namespaces)"
-    assert re.search(rf"SKIPPED \[1\] \S+: {re.escape(why)}\n", pytest_as_nobody())
-    assert re.search(r"^E? *" + re.escape(why) + "$", complete := pytest_as_nobody(CI="true"), re.M)
-    assert "1 error" in complete
-
-
-def test_a_missing_program_is_named_with_the_way_to_install_it(monkeypatch):
-    monkeypatch.setattr("os.geteuid", lambda: 0)
-    absent = {"slurmdbd", "tc"}
-    monkeypatch.setattr("shutil.which", lambda name, path: None if name in absent else f"/usr/bin/{name}")
-    assert missing() == "the test cluster lacks slurmdbd, tc: run tests/cluster/install.sh"
-
-
 def test_the_installer_brings_every_program_that_the_cluster_asks_for():
     line = re.search(r'^packages="(.*)"$', (HERE / "install.sh").read_text(), re.M)
     assert set(line[1].split()) == set(PROGRAMS)
-
-
-def test_the_installer_says_what_it_lacks(tmp_path):
-    def said(**programs: str) -> str:
-        for name, body in programs.items():
-            (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
-            (tmp_path / name).chmod(0o755)
-        command = ["/bin/sh", str(HERE / "install.sh")]
-        done = subprocess.run(
-            command, env={"PATH": str(tmp_path)}, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 1
-        return done.stderr.replace("dpkg-query", "")
-
-    packages = " ".join(PROGRAMS)
-    skipped = "The tests marked 'cluster' are skipped on this machine; everything else runs.\n"
-    assert said() == (
-        "tests/cluster/install.sh: needs Debian or Ubuntu (there is no apt-get here); "
-        f"install by hand: {packages}\n{skipped}"
-    )
-    not_root = said(**{"apt-get": "exit 9", "dpkg-query": "exit 1", "id": "echo 1000"})
-    assert not_root == (
-        f"tests/cluster/install.sh: needs root to install: {packages}; try: sudo {HERE}/install.sh\n{skipped}"
-    )

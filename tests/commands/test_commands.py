@@ -68,14 +68,6 @@ def test_each_listing_shows_which_command_a_name_means(tmp_path):
     assert done.stdout.splitlines()[-1] == "3 of 6 runs would be started"
 
 
-def test_watch_ends_if_no_run_is_in_progress(tmp_path):
-    (tmp_path / "tiny.yaml").write_text(TINY)
-    assert bench("plan", "tiny.yaml", cwd=tmp_path).returncode == 0
-    watched = bench("status", "--watch", cwd=tmp_path)
-    assert watched.returncode == 0
-    assert watched.stderr == "no run is in progress: `bench submit tiny` starts the planned runs\n"
-
-
 def test_plan_prints_the_cells_the_cost_and_the_folder(tmp_path):
     done = bench("plan", "l40s", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -95,20 +87,6 @@ def test_plan_prints_the_cells_the_cost_and_the_folder(tmp_path):
         "does max_running: 1",
         "next: bench submit l40s",
     ]
-
-
-def test_plan_as_json_has_the_promised_keys(tmp_path):
-    content = json.loads(bench("plan", "l40s", "--json", cwd=tmp_path).stdout)
-    assert (content["study"], content["runs"], content["gpu_hours"]) == ("l40s", 15, 40.0)
-    assert len(content["cells"]) == 5
-    for cell in content["cells"]:
-        assert set(cell) >= set(
-            (
-                "cell_id modes launcher backend nodes tasks_per_node world_size global_batch per_gpu_batch "
-                "script"
-            ).split()
-        )
-        assert (tmp_path / cell["script"]).is_file()
 
 
 def test_a_bad_matrix_is_exit_code_2_one_message_and_no_study(tmp_path):
@@ -196,13 +174,6 @@ def test_a_study_that_cannot_be_written_is_reported_in_another_folder(read_only,
     assert {path: path.stat().st_mtime_ns for path in read_only.rglob("*")} == before
 
 
-def test_status_and_verify_show_the_end_of_a_run_that_they_cannot_record(read_only, tmp_path):
-    done = bench_process("status", str(read_only), cwd=tmp_path, prefix=UNPRIVILEGED)
-    assert done.returncode == 0, done.stderr
-    assert "\n3 completed\n" in done.stdout
-    assert len(re.findall(r"not saved: \S.*run.json: cannot be written: Permission denied", done.stdout)) == 1
-
-
 def test_the_report_of_another_study_is_not_replaced(ran, tmp_path):
     shutil.copytree(ran / "results" / "tiny", tmp_path / "results" / "tiny")
     (tmp_path / "tiny-report").mkdir()
@@ -275,12 +246,6 @@ def test_verify_prints_the_failed_check(ran, tmp_path, damage, said):
     assert said in done.stdout
 
 
-def test_report_is_written_again_and_names_its_files(ran, nothing_drawn):
-    content = json.loads(bench("report", "--json", cwd=ran).stdout)
-    assert content["report"] == "results/tiny/report/index.html"
-    assert {"results/tiny/report/index.html", "results/tiny/report/scaling.csv"} <= set(content["files"])
-
-
 def test_run_again_starts_nothing(ran, nothing_drawn):
     done = bench("run", "tiny.yaml", cwd=ran)
     assert done.returncode == 0
@@ -304,13 +269,6 @@ def test_only_chooses_by_name_and_by_property(tmp_path):
     assert not (tmp_path / "results/tiny/runs").exists(), "a dry run leaves nothing"
 
 
-def test_the_results_folder_can_be_elsewhere(tmp_path):
-    (tmp_path / "tiny.yaml").write_text(TINY)
-    done = bench("plan", "tiny.yaml", "--results", "else where", cwd=tmp_path)
-    assert "written: else where/tiny (scripts/, plan.json)\n" in done.stdout
-    assert bench("status", cwd=tmp_path, BENCH_RESULTS="else where").stdout.endswith("3 planned\n")
-
-
 def test_schema_is_json_schema(tmp_path):
     schema = json.loads(bench("schema", cwd=tmp_path).stdout)
     assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
@@ -325,12 +283,6 @@ def test_help_version_and_completion_work(tmp_path, words):
     done = call(*words, cwd=tmp_path, **shell)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
-
-
-def test_an_unknown_option_is_bad_input(tmp_path):
-    done = bench("plan", "--nope", cwd=tmp_path)
-    assert done.returncode == 2
-    assert "--nope" in done.stderr
 
 
 def test_a_path_without_permission_is_one_error_and_private_studies_are_left_out(tmp_path):

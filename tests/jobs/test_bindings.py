@@ -45,14 +45,6 @@ def cores_of_ranks(study: Study) -> list[tuple[str, str]]:
     return [(host, cores) for host, cores in words]
 
 
-def test_masks_per_rank_arrive_with_srun(cluster, tmp_path):
-    study = study_of(tmp_path, cluster, nodes=[2], tasks_per_node=[2], cpu_bind="mask_cpu:0x1,0x2")
-    with submitted(study, "--wait"):
-        first, second, third, last = cores_of_ranks(study)
-    assert (first[0], third[0]) == (second[0], last[0])
-    assert [cores for _, cores in (first, second, third, last)] == ["0", "1", "0", "1"]
-
-
 def test_masks_per_rank_arrive_in_a_pack_and_are_recorded_in_env_json(cluster, tmp_path):
     study = study_of(tmp_path, cluster, TRAINING, nodes=[1], tasks_per_node=[2], cpu_bind="mask_cpu:0x2,0x1")
     with submitted(study, "--wait", "--pack"):
@@ -62,15 +54,6 @@ def test_masks_per_rank_arrive_in_a_pack_and_are_recorded_in_env_json(cluster, t
     assert study.run_json(shown["run_id"])["allocation"]["kind"] == "pack"
     (host,) = json.loads((folder / "env.json").read_text())["hosts"]
     assert (host["ranks"], host["affinity"]) == ([0, 1], ["1", "0"])
-
-
-def test_one_mask_per_node_arrives_on_mixed_nodes_with_torchrun(cluster, tmp_path):
-    axes = {"nodes": [2], "tasks_per_node": [[2, 1]], "launcher": ["torchrun"]}
-    study = study_of(tmp_path, cluster, cpu_bind="mask_cpu:0x2", **axes)
-    with submitted(study, "--wait"):
-        ranks = cores_of_ranks(study)
-    assert [cores for _, cores in ranks] == ["1", "1", "1"]
-    assert len({host for host, _ in ranks}) == 2
 
 
 def test_a_mask_outside_of_the_cores_of_the_ranks_arrives(start_cluster: StartCluster, tmp_path):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
@@ -94,19 +93,6 @@ def test_the_commit_and_changes_of_tracked_files_are_recorded(planned):
     assert described(study)["git_dirty"] is True
 
 
-def test_git_and_the_script_are_read_once_for_all_cells(planned, tmp_path, monkeypatch):
-    study = planned("python train.py --ranks {world_size}")
-    (tmp_path / "bin").mkdir()
-    fake = tmp_path / "bin/git"
-    write_program(fake, f"#!/bin/sh\necho \"$@\" >>'{tmp_path}/calls'\necho 0123\n")
-    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
-    commands = SubmittedCommands(study)
-    first, second = (commands.describe(cell)["command"] for cell in study.cells.values())
-    assert len((tmp_path / "calls").read_text().splitlines()) == 1
-    assert first["script_sha256"] == second["script_sha256"]
-    assert first["words"] != second["words"]
-
-
 def test_a_git_that_does_not_answer_is_ended(planned, tmp_path, monkeypatch):
     study = planned("python train.py")
     fake = tmp_path / "git"
@@ -125,17 +111,3 @@ def test_a_script_that_changed_after_the_submission_is_named(planned):
         f"{run['command']['script_sha256'][:12]}, and was {script_sha256(run, '.')[:12]} when the run started"
     )
     assert changed_script({}, None) is changed_script(run, None) is None
-
-
-@pytest.mark.parametrize(
-    ("command", "interpreter"),
-    [
-        ("python train.py", sys.executable),
-        ("./env/bin/python3.11 train.py", "./env/bin/python3.11"),
-        ("ls", None),
-    ],
-)
-def test_the_python_of_a_command_is_named_as_a_job_can_call_it(planned, command, interpreter):
-    study = planned(command)
-    cell = next(iter(study.cells.values()))
-    assert SubmittedCommands(study).describe(cell)["interpreter"] == interpreter

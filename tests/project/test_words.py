@@ -74,13 +74,6 @@ def test_long_lists_are_shortened_and_a_text_is_not_a_list(kind, values, expecte
     assert words(Fact(kind, values=values)).endswith(expected)
 
 
-def test_facts_that_are_nested_too_deeply_are_written_as_they_are():
-    nested = Fact("link-errors")
-    for _ in range(140):
-        nested = Fact("left-out", values={"facts": [nested.as_json()]})
-    assert "disturbed by facts [{'kind': 'left-out'" in words(nested)
-
-
 def test_facts_are_read_as_they_were_written_and_others_are_left_out():
     fact = Fact("loss-not-finite", ("loss",), {"epoch": 1, "ranks": [1]})
     broken = [None, {"kind": 3}, {**fact.as_json(), "severity": "fatal"}, {**fact.as_json(), "values": []}]
