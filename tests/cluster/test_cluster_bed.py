@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import subprocess
@@ -12,7 +11,6 @@ from pathlib import Path
 
 from tests.cluster import network as networks
 from tests.cluster.bed import Cluster, remove_abandoned
-from tests.cluster.configuration import MEMORY_CGROUP
 from tests.cluster.containers import ClusterError, Process
 from tests.cluster.daemons import PROGRAMS
 from tests.common import raised
@@ -35,62 +33,6 @@ def test_nodes_are_reached_by_ssh(cluster):
     config = cluster.start_sshd()
     said = cluster.run(["ssh", "-F", config, "n3", "hostname; echo $$ >&2"])
     assert said.stdout == "n3\n"
-
-
-def bench_cluster(*words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "tests.cluster", *words]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=check)
-
-
-def _mounts() -> list[str]:
-    """Return the mounts of this machine except the small disks of tests that run at the same time."""
-    lines = Path("/proc/self/mounts").read_text().splitlines()
-    return [line for line in lines if not line.startswith("/dev/loop")]
-
-
-def test_a_cluster_started_by_hand_ends_without_a_trace_beside_a_running_one(cluster):
-    mounts = _mounts()
-    release = cluster.options.release.name
-    said = bench_cluster("--slurm", release, "up", "--nodes", "1", "--gpus", "2", "--no-accounting").stdout
-    folder = re.search(r"state in (\S+)$", said, re.M)[1]
-    second = Cluster.attach(Path(folder))
-    try:
-        assert folder != str(cluster.folder)
-        assert f"n1 {second.address('n1')} idle" in bench_cluster("--folder", folder, "status").stdout
-        bench_cluster("--folder", folder, "link", "--rate", "400mbit")
-        shell = bench_cluster(
-            "--folder", folder, "shell", "--node", "n1", "tc", "qdisc", "show", "dev", "eth0"
-        )
-        assert "tbf" in shell.stdout
-        # A job that leaves a process behind in a separate session.
-        marker = f"{41_000 + os.getpid() % 1000}.5"
-        second.run(["srun", "bash", "-c", f"setsid sleep {marker} >/dev/null 2>&1 </dev/null & sleep 0.2"])
-        assert running(marker)
-    finally:
-        bench_cluster("--folder", folder, "down")
-    assert not running(marker)
-    assert not Path(folder).exists()
-    assert not Path(f"/sys/class/net/{second.network.bridge}").exists()
-    assert not (MEMORY_CGROUP / second.network.bridge).exists()
-    assert _mounts() == mounts
-    assert cluster.node_states() == dict.fromkeys(cluster.nodes, "idle")
-    again = bench_cluster("--folder", folder, "down", check=False)
-    assert (again.returncode, again.stderr) == (
-        1,
-        f"{folder}: no cluster is there ([Errno 2] No such file or directory: '{folder}/state.json')\n",
-    )
-
-
-def running(argument: str) -> list[int]:
-    """Return the processes of this machine, in all namespaces, with ``argument`` in their command line."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            if argument.encode() in path.read_bytes().split(b"\0"):
-                found.append(int(path.parent.name))
-        except OSError:
-            continue
-    return found
 
 
 def test_what_a_killed_test_session_left_is_removed_by_the_next(running_cluster):

@@ -218,22 +218,10 @@ def test_verify_passes_for_study_run_and_folder(ran):
     [
         (lambda f: (f / "env.json").unlink(), "FAIL  files: missing env.json, expected"),
         (
-            lambda f: (f / "metrics.csv").write_text(
-                "\n".join((f / "metrics.csv").read_text().splitlines()[:2]) + "\n"
-            ),
-            "FAIL  epochs: 1, expected 2",
-        ),
-        (
             lambda f: (f / "env.json").write_text(
                 (f / "env.json").read_text().replace('"world_size": 2', '"world_size": 1')
             ),
             "FAIL  world size: 1, expected 2",
-        ),
-        (
-            lambda f: (f / "run.json").write_text(
-                (f / "run.json").read_text().replace('"completed"', '"failed"')
-            ),
-            "FAIL  state: failed, expected completed",
         ),
     ],
 )

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shutil
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -115,7 +114,7 @@ def studied(tmp_path_factory) -> Path:
     for ranks, repeat in ATTEMPTS:
         execute(study, ranks, repeat)
     with no_figure():
-        done = bench("report", "ends", "--proposal", cwd=folder)
+        done = bench("report", "ends", cwd=folder)
     assert done.returncode == 0, done.stderr
     return folder
 
@@ -187,29 +186,6 @@ def rows_of_page(page: str) -> Iterator[tuple[tuple[str, int], tuple[str, str, s
     for row in re.findall(r"<tr><td.*?</tr>", section):
         run, attempt, state, failure_class, counted, lost, _ = re.findall(r"<td[^>]*>(.*?)</td>", row)
         yield (run, int(attempt.replace("–", "0"))), (state, failure_class, counted, lost)
-
-
-def test_advise_and_the_proposal_count_the_attempts_of_runs_csv(studied):
-    counts = Counter(
-        (row["cell_id"], row["state"])
-        for row in rows_of_runs(studied)
-        if row["state"] in ("completed", "failed")
-    )
-    advice = answer(studied, "advise", "ends", "--samples", "1M", "--no-queue")["options"]
-    assert advice
-    for option in advice:
-        completed, failed = (counts[option["cell_id"], state] for state in ("completed", "failed"))
-        assert (option["completed"], option["attempted"]) == (completed, completed + failed)
-    base = next(option for option in advice if option["gpus"] == 1)
-    proposal = (studied / "results/ends/report/proposal.md").read_text().replace("\\", "")
-    assert "| Reserve | 50 %: 4 of 6 attempts completed |" in proposal
-    hours, total = (
-        float(re.search(rf"{name} \| ([0-9.]+)", proposal)[1]) for name in ("Node-hours", "Total")
-    )  # type: ignore[index]
-    assert total == pytest.approx(1.5 * hours, rel=0.01)
-    low = base["success_low"]
-    assert f"may be as low as {100 * low:.0f} % " in proposal
-    assert f"the reserve would then be {100 / low - 100:.0f} %." in proposal
 
 
 @pytest.mark.parametrize("target", ["ends", f"ends/{run_name(1, 1)}"])

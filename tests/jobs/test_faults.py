@@ -69,31 +69,6 @@ def test_a_run_waits_for_a_drained_node_and_says_so(cluster, scripted):
     assert study.bench("submit", "STUDY", "--wait").stderr.splitlines()[-1] == "study scripted: 1 completed"
 
 
-def test_runs_settled_without_accounting_are_completed_when_it_is_back(cluster, scripted):
-    study = scripted(
-        MEASURE,
-        "#SBATCH -n2\nsrun -n2 --kill-on-bad-exit=1 bash -c '[ $SLURM_PROCID = 0 ] || kill -9 $$; sleep 30'",
-    )
-    cluster.stop_slurmdbd()
-    try:
-        done = study.bench("submit", "STUDY", "--wait")
-        assert done.returncode == 1
-        assert done.stderr.splitlines()[-2] == "study scripted: 1 completed, 1 failed"
-        early = study.run_json(run_id(2))
-        assert early["reason"].endswith("; ended with a bad exit code (NonZeroExitCode)")
-    finally:
-        cluster.start_slurmdbd()
-    summary = study.folder / f"runs/{run_id(2)}/attempt-1/sacct_summary.txt"
-    assert not summary.exists()
-    wait_for(lambda: bool(study.status()) and summary.exists(), what="the accounting")
-    assert (study.folder / f"runs/{run_id(1)}/attempt-1/sacct_summary.txt").exists()
-    late = study.run_json(run_id(2))
-    assert (late["state"], late["failure_class"]) == ("failed", "killed")
-    assert "step 0 (bash) was ended by SIG" in late["reason"]
-    events = [e["event"] for e in study.planned.ledger.events() if e["run_id"] == run_id(2)]
-    assert events == ["intent", "submitted", "ended", "accounted"]
-
-
 # -- full disk ---------------------------------------------------------------------------------
 
 

@@ -74,7 +74,7 @@ def ranks_of(process: psutil.Process, *, count: int) -> list[psutil.Process]:
 
 
 def test_every_run_completes_in_the_planned_order_and_leaves_all_files(tmp_path):
-    study = planned(tmp_path, repeats=2)
+    study = planned(tmp_path)
     submitted(study)
     assert set(states(study).values()) == {"completed"}
     started = [event["run_id"] for event in study.ledger.events() if event["event"] == "started"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import re
 import shlex
@@ -227,37 +226,6 @@ def _accounted_steps(study: Study, run_id: str) -> list[str]:
     study.status()
     summary = _attempt(study, run_id).sacct_summary
     return [row.split()[-1] for row in summary.read_text().splitlines()[1:]] if summary.is_file() else []
-
-
-def test_a_pack_cancelled_from_outside_keeps_its_results(scripted, running_cluster):
-    study = scripted(MEASURE, "sleep 60", MEASURE, MEASURE)
-    first, running, *waiting = _in_order(study, "b1", "b2", "b3", "b4")
-    assert study.bench("submit", "STUDY", "--pack").returncode == 0
-    _wait_for_states(study, {"completed": 1, "running": 1, "queued": 2})
-    (job,) = study.job_ids()
-    shown = study.status()
-    in_pack = f"before it in its pack (job {job})"
-    assert [shown[run]["reason"] for run in (running, *waiting)] == [
-        "",
-        f"waits for 1 run {in_pack}",
-        f"waits for 2 runs {in_pack}",
-    ]
-    running_cluster.run(["scancel", job])
-    _wait_for_end(study)
-    shown = study.status()
-    by = f"cancelled by user id {os.geteuid()}"
-    assert [(shown[run]["state"], shown[run]["reason"]) for run in (first, running)] == [
-        ("completed", ""),
-        ("cancelled", f"ended with its pack (job {job}): {by}"),
-    ]
-    for run in waiting:  # known before sacct says by whom
-        reason = shown[run]["reason"]
-        assert shown[run]["state"] == "planned"
-        assert reason.startswith(f"not started: its pack (job {job}) ended before its turn (")
-        assert "cancelled" in reason
-    dry = study.bench("submit", "STUDY", "--dry-run").stdout.splitlines()
-    assert dry[-1] == "3 of 4 runs would be started"
-    assert {name.split(".")[-2] for name in re.findall(r"--job-name=(\S+)", "\n".join(dry))} == {"a2"}
 
 
 def test_bench_cancel_ends_whole_packs_only(scripted, running_cluster):

@@ -189,16 +189,6 @@ def test_a_cell_that_slurm_rejects_is_an_error_before_anything_is_submitted(scri
     assert not (study.folder / "ledger.jsonl").exists()
 
 
-def test_variables_that_override_the_scripts_are_a_warning(scripted):
-    study = scripted(MEASURE)
-    study.environment = {**study.environment, "SBATCH_COMMENT": "a b"}
-    done = study.bench("submit", "STUDY", "--wait")
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.splitlines()[0] == (
-        "SBATCH_COMMENT='a b' in the environment overrides the scripts' #SBATCH lines"
-    )
-
-
 def test_too_many_nodes_are_an_error_before_and_after_smaller_runs(running_cluster, tmp_path):
     text = matrix(cluster=slurm(), axes={"nodes": [1, 8], "tasks_per_node": [1]}, workload=command("true"))
     study = plan_study(tmp_path / "eight", text, running_cluster.environment)

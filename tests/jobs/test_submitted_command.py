@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
 from pathlib import Path
 
 import pytest
 
-from bench.jobs import scheduler
 from bench.jobs.scheduler import SubmittedCommands
 from bench.plan import make_plan, write_plan
 from bench.study.plan_json import PlannedStudy, open_study
 from bench.study.run_json import changed_script, script_sha256
 from bench.words import sentence
-from tests.common import run_program, write_program
+from tests.common import run_program
 
 MATRIX = """\
 study: own
@@ -91,15 +89,6 @@ def test_the_commit_and_changes_of_tracked_files_are_recorded(planned):
     assert (described(study)["git_commit"], described(study)["git_dirty"]) == (commit, False)
     Path("train.py").write_text("print('changed')\n")
     assert described(study)["git_dirty"] is True
-
-
-def test_a_git_that_does_not_answer_is_ended(planned, tmp_path, monkeypatch):
-    study = planned("python train.py")
-    fake = tmp_path / "git"
-    write_program(fake, "#!/bin/sh\nexec sleep 60\n")
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setattr(scheduler, "GIT_S", 0.2)
-    assert described(study)["git_commit"] is None
 
 
 def test_a_script_that_changed_after_the_submission_is_named(planned):

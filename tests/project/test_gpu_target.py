@@ -82,14 +82,13 @@ def test_a_part_that_fails_or_hangs_is_reported_and_the_others_run(tmp_path, cap
         part("works", WRITES),
     ]
     results = gpu.run_parts(parts, tmp_path, began=time.monotonic())
-    hung = gpu.run_part(part("hangs", HANGS), tmp_path, limit_s=20)
+    hung = gpu.run_part(part("hangs", HANGS), tmp_path, limit_s=8)
     assert [(one.name, one.outcome, one.reason, one.values) for one in [*results, hung]] == [
         ("fails", "failed", "the reason", {}),
         ("dies", "failed", "it ended with signal SIGKILL and no output", {}),
         ("works", "passed", None, {"rate": 7}),
-        ("hangs", "out of time", "it did not end in 20 s", {"rate": 7}),
+        ("hangs", "out of time", "it did not end in 8 s", {"rate": 7}),
     ]
-    assert hung.seconds > 19
     stat = Path("/proc", (tmp_path / "hangs.pid").read_text(), "stat")
     wait_for(lambda: not stat.exists() or stat.read_text().split()[2] == "Z", "the end of the part's child")
     out = capsys.readouterr().out

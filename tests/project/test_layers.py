@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import functools
 import graphlib
-import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -198,35 +197,6 @@ def test_analysis_reads_the_data_modules_of_bench_only():
         f"{module} imports {name}"
         for module, name in imports()
         if module.startswith("analysis") and name in known and not within(name, READABLE)
-    ]
-    assert wrong == []
-
-
-def private_names(path: Path) -> Iterator[str]:
-    """Yield the private attributes and modules that a file uses of anything but its own objects."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        names: list[str] = []
-        if isinstance(node, ast.Attribute) and not (
-            isinstance(node.value, ast.Name) and node.value.id in ("self", "cls", "other")
-        ):
-            names = [node.attr]
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-            given = [word.value for word in node.args if isinstance(word, ast.Constant)]
-            names = [str(word) for word in given] if node.func.id in ("getattr", "hasattr") else []
-        elif isinstance(node, ast.Import):
-            names = [part for alias in node.names for part in alias.name.split(".")]
-        elif isinstance(node, ast.ImportFrom):
-            names = [*str(node.module).split("."), *(alias.name for alias in node.names)]
-        yield from (name for name in names if re.match(r"_[a-z]", name))
-
-
-def test_private_interfaces_of_torch_have_one_home():
-    wrong = [
-        f"{module} uses {name}"
-        for module, path in modules().items()
-        if within(module, HOMES["torch"]) and module != "bench.measure.torch_internals"
-        for name in private_names(path)
-        if name not in ("_exit", "_current_frames")  # of Python
     ]
     assert wrong == []
 
