@@ -18,7 +18,7 @@ from tests.matrices import SHORT, matrix, training
 
 TINY = matrix(
     axes={"tasks_per_node": [1, 2]},
-    scaling=[{"mode": "strong", "global_batch": [8]}, {"mode": "weak", "per_gpu_batch": [8]}],
+    scaling=[{"mode": "strong", "global_batch": [8]}],
     workload=training(parameters="20k", **SHORT | {"steps_per_epoch": 4, "epochs": 2}),
 )
 
@@ -31,8 +31,8 @@ def ran(tmp_path_factory) -> Path:
     done = bench_process("run", "tiny.yaml", cwd=folder)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "results/tiny/report/index.html\n"
-    assert re.search(r"^\[3/3\] n1x\S+ completed in ", done.stderr, re.M)
-    assert "study tiny: 3 completed\n" in done.stderr
+    assert re.search(r"^\[2/2\] n1x\S+ completed in ", done.stderr, re.M)
+    assert "study tiny: 2 completed\n" in done.stderr
     return folder
 
 
@@ -125,11 +125,11 @@ def test_status_lists_every_run(ran):
     lines = done.stdout.splitlines()
     assert lines[1].split() == ["run", "state", "attempt", "job", "reason"]
     # Further lines name runs that other processes of this machine disturbed.
-    runs = [f"n1x{ranks}-gloo-torchrun-b{batch}-r1" for ranks, batch in ((1, 8), (2, 4), (2, 8))]
-    assert sorted(line.split()[0] for line in lines[2:5]) == runs
-    assert "3 completed" in lines[5:]
+    runs = [f"n1x{ranks}-gloo-torchrun-b{batch}-r1" for ranks, batch in ((1, 8), (2, 4))]
+    assert sorted(line.split()[0] for line in lines[2:4]) == runs
+    assert "2 completed" in lines[4:]
     content = json.loads(bench("status", "--json", cwd=ran).stdout)
-    assert (content["study"], content["counts"]["completed"]) == ("tiny", 3)
+    assert (content["study"], content["counts"]["completed"]) == ("tiny", 2)
     assert sorted(run["run_id"] for run in content["runs"]) == runs
     assert {run["state"] for run in content["runs"]} == {"completed"}
 
@@ -169,7 +169,7 @@ def test_a_study_that_cannot_be_written_is_reported_in_another_folder(read_only,
     assert {"scaling.csv", "runs.csv", "figures/"} <= links
     assert [link for link in links if not (report / link).exists()] == []
     runs = list(csv.DictReader((report / "runs.csv").read_text().splitlines()))
-    assert [run["state"] for run in runs] == ["completed"] * 3
+    assert [run["state"] for run in runs] == ["completed"] * 2
     assert sum("not saved: " in run["reason"] for run in runs) == 1
     assert {path: path.stat().st_mtime_ns for path in read_only.rglob("*")} == before
 
@@ -188,7 +188,7 @@ def test_the_report_of_another_study_is_not_replaced(ran, tmp_path):
 
 def test_verify_passes_for_study_run_and_folder(ran):
     done = bench("verify", cwd=ran)
-    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "3 of 3 runs pass")
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "2 of 2 runs pass")
     done = bench("verify", "n1x2-gloo-torchrun-b4-r1", cwd=ran)
     assert done.returncode == 0
     assert "  ok    ranks joined: 2 of 2 on " in done.stdout
@@ -246,9 +246,9 @@ def test_only_chooses_by_name_and_by_property(tmp_path):
     by_name = bench("submit", "--dry-run", "--only", "n1x2-*", cwd=tmp_path).stdout
     by_value = bench("submit", "--dry-run", "--only", "world_size=2", cwd=tmp_path).stdout
     assert by_name == by_value
-    assert by_name.splitlines()[-1] == "2 of 3 runs would be started"
+    assert by_name.splitlines()[-1] == "1 of 2 runs would be started"
     whole = bench("submit", "--dry-run", "--only", "sweep_time=10", cwd=tmp_path).stdout
-    assert whole.splitlines()[-1] == "3 of 3 runs would be started", "10 is 10.0"
+    assert whole.splitlines()[-1] == "2 of 2 runs would be started", "10 is 10.0"
     done = bench("submit", "--dry-run", "--only", "wrold_size=2", cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr.startswith(

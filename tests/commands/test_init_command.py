@@ -79,12 +79,6 @@ def test_the_matrix_has_the_launcher_and_the_command_of_one_process(command, lau
             "torchrun, give the command of one process: bench init --command 'python ...'",
         ),
         (
-            "torchrun --nnodes 2",
-            "--command: bench starts the processes itself, and cannot replace torchrun: it has no program; if "
-            "the program also runs under torchrun, give the command of one process: bench init --command "
-            "'python ...'",
-        ),
-        (
             "MASTER_PORT=1 python train.py",
             "--command: MASTER_PORT is set by the job's script and would be overwritten; it is derived from "
             "the job's id; remove MASTER_PORT= from the command",

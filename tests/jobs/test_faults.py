@@ -72,28 +72,6 @@ def test_a_run_waits_for_a_drained_node_and_says_so(cluster, scripted):
 # -- full disk ---------------------------------------------------------------------------------
 
 
-def test_a_disk_that_is_full_or_read_only_keeps_a_submission_from_queueing_anything(disk, scripted):
-    study = scripted(MEASURE, folder=disk.path)
-    folder = study.folder / f"runs/{run_id(1)}"
-    with disk.full():
-        done = study.bench("submit", "STUDY")
-    assert done.returncode == 2
-    assert done.stderr.startswith(f"error: {folder}")
-    assert done.stderr.endswith(
-        ": cannot be written: No space left on device; free some space there and repeat the command\n"
-    )
-    with disk.read_only():
-        done = study.bench("submit", "STUDY")
-    assert (done.returncode, done.stderr) == (
-        2,
-        f"error: {study.folder}/submit.lock: cannot be written: Read-only file system; "
-        "make it writable and repeat the command\n",
-    )
-    assert study.jobs_per_run() == {}
-    done = study.bench("submit", "STUDY", "--wait")
-    assert done.stderr.splitlines()[-1] == "study scripted: 1 completed"
-
-
 def test_a_job_whose_id_could_not_be_saved_is_not_lost(cluster, disk, scripted):
     when_there_is_room = f'until echo >"$1/room"; do sleep 0.2; done 2>/dev/null; {MEASURE}'
     study = scripted(MEASURE, when_there_is_room, folder=disk.path)

@@ -6,7 +6,6 @@ import json
 import os
 import shlex
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -144,24 +143,6 @@ def test_ranks_of_two_hosts_train_together_and_leave_all_files(bed, make):
     assert not Path("planted").exists()
     (window,) = json.loads(folder.conditions.read_text())["windows"]
     assert [node["node"] for node in window["nodes"]] == ["n1", "n2"]
-
-
-def test_the_script_also_starts_a_run_by_hand(bed, make):
-    study = make()
-    (script,) = (study.folder / "scripts").iterdir()
-    endpoint, here = f"{bed.address('n1')}:29411", str(Path.cwd())
-    python = {"BENCH_PYTHON": sys.executable}
-    environment = {**os.environ, **python}
-    words = ["bash", script, "by hand", "1", endpoint]
-    command = bed.command_on_node("n2", words, cwd=Path.cwd())
-    with Command(command, env=environment, stderr=subprocess.DEVNULL, text=True) as second:
-        first = bed.run_on_node(
-            "n1", ["bash", script, "by hand", "0", endpoint], env=python, cwd=Path.cwd(), check=False
-        )
-        second.wait(180)
-    assert (first.returncode, second.returncode) == (0, 0), first.stderr
-    assert "2/2 ranks joined on 2 hosts (n1: 0, n2: 1)" in first.stdout
-    assert (Path(here) / "by hand/metrics.csv").exists()
 
 
 def test_a_killed_rank_ends_the_run_on_all_hosts_with_the_reason(bed, make):
