@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from tests.cluster import network as networks
-from tests.cluster.bed import Cluster, missing
+from tests.cluster.bed import Cluster
 from tests.cluster.configuration import Options
 from tests.cluster.containers import ClusterError
 from tests.cluster.releases import SUITES, find_release
@@ -46,7 +46,6 @@ def _parser() -> argparse.ArgumentParser:
     down = commands.add_parser("down", help="end the cluster and remove all its traces")
     down.add_argument("--all", action="store_true", help="every cluster on this machine")
     commands.add_parser("status", help="say what runs, and where")
-    commands.add_parser("missing", help="say what keeps a cluster from being started here")
     commands.add_parser("releases", help="list the suites with their Slurm releases, and the cached ones")
     link = commands.add_parser("link", help="give the nodes' links a known speed")
     link.add_argument("--rate", help="as tc writes it, such as 400mbit; left out: full speed")
@@ -112,12 +111,6 @@ def _status(options: argparse.Namespace) -> int:
     return 0
 
 
-def _missing(options: argparse.Namespace) -> int:
-    lacking = missing(find_release(options.slurm))
-    print(lacking or "nothing is missing")
-    return 1 if lacking else 0
-
-
 def _releases(options: argparse.Namespace) -> int:
     for suite in SUITES:
         root = Root(cache_folder() / suite)
@@ -143,7 +136,6 @@ _COMMANDS = {
     "up": _up,
     "down": _down,
     "status": _status,
-    "missing": _missing,
     "releases": _releases,
     "link": _link,
     "shell": _shell,

@@ -26,7 +26,6 @@ from tests.cluster.configuration import ACCOUNT, MEMORY_CGROUP, Options, write_f
 from tests.cluster.containers import PATIENCE_S, ClusterError, Container, Process, run, wait_for
 from tests.cluster.daemons import PROGRAMS, Daemons, make_devices, make_keys
 from tests.cluster.network import Network
-from tests.cluster.processors import CPU_CGROUP, limit_cpu
 from tests.cluster.releases import INSTALLED, Release
 
 INSTALL = "tests/cluster/install.sh"
@@ -123,7 +122,6 @@ class Cluster:
             machine.kill()
         self._machines.clear()
         _remove_cgroups(self._cgroup)
-        _remove_cgroups(self._cpu_cgroup)
         if (self.folder / ".bench-cluster").exists():  # never delete another folder
             wait_for(partial(_emptied, self.folder), what=f"the removal of {self.folder}")
         # Last, so that the next user of the slot finds no leftovers.
@@ -209,10 +207,6 @@ class Cluster:
     def _cgroup(self) -> Path:
         return MEMORY_CGROUP / self.network.bridge
 
-    @property
-    def _cpu_cgroup(self) -> Path:
-        return CPU_CGROUP / self.network.bridge
-
     def address(self, host: str) -> str:
         """Return the address of ``login`` (this machine), ``ctl`` or a node."""
         return self.network.address(host)
@@ -253,13 +247,6 @@ class Cluster:
             yield
         finally:
             self.link(None)
-
-    # ---- processors -------------------------------------------------------------------------
-
-    def quota(self, cores: float | None, *, nodes: Sequence[str] | None = None) -> None:
-        """Limit the CPU time of the nodes (0.2: a fifth of a core each); None removes the limit."""
-        for node in nodes or self.nodes:
-            limit_cpu(self._machines[node], cores, group=self._cpu_cgroup / node)
 
     # ---- daemons and nodes, for tests that break things -------------------------------------
 

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from tests.cluster import network as networks
-from tests.cluster.bed import Cluster, missing, remove_abandoned
-from tests.cluster.configuration import MEMORY_CGROUP
+from tests.cluster.bed import Cluster, remove_abandoned
 from tests.cluster.containers import ClusterError, Process
 from tests.cluster.daemons import PROGRAMS
 from tests.common import raised
@@ -37,62 +33,6 @@ def test_nodes_are_reached_by_ssh(cluster):
     config = cluster.start_sshd()
     said = cluster.run(["ssh", "-F", config, "n3", "hostname; echo $$ >&2"])
     assert said.stdout == "n3\n"
-
-
-def bench_cluster(*words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "tests.cluster", *words]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=check)
-
-
-def _mounts() -> list[str]:
-    """Return the mounts of this machine except the small disks of tests that run at the same time."""
-    lines = Path("/proc/self/mounts").read_text().splitlines()
-    return [line for line in lines if not line.startswith("/dev/loop")]
-
-
-def test_a_cluster_started_by_hand_ends_without_a_trace_beside_a_running_one(cluster):
-    mounts = _mounts()
-    release = cluster.options.release.name
-    said = bench_cluster("--slurm", release, "up", "--nodes", "1", "--gpus", "2", "--no-accounting").stdout
-    folder = re.search(r"state in (\S+)$", said, re.M)[1]
-    second = Cluster.attach(Path(folder))
-    try:
-        assert folder != str(cluster.folder)
-        assert f"n1 {second.address('n1')} idle" in bench_cluster("--folder", folder, "status").stdout
-        bench_cluster("--folder", folder, "link", "--rate", "400mbit")
-        shell = bench_cluster(
-            "--folder", folder, "shell", "--node", "n1", "tc", "qdisc", "show", "dev", "eth0"
-        )
-        assert "tbf" in shell.stdout
-        # A job that leaves a process behind in a separate session.
-        marker = f"{41_000 + os.getpid() % 1000}.5"
-        second.run(["srun", "bash", "-c", f"setsid sleep {marker} >/dev/null 2>&1 </dev/null & sleep 0.2"])
-        assert running(marker)
-    finally:
-        bench_cluster("--folder", folder, "down")
-    assert not running(marker)
-    assert not Path(folder).exists()
-    assert not Path(f"/sys/class/net/{second.network.bridge}").exists()
-    assert not (MEMORY_CGROUP / second.network.bridge).exists()
-    assert _mounts() == mounts
-    assert cluster.node_states() == dict.fromkeys(cluster.nodes, "idle")
-    again = bench_cluster("--folder", folder, "down", check=False)
-    assert (again.returncode, again.stderr) == (
-        1,
-        f"{folder}: no cluster is there ([Errno 2] No such file or directory: '{folder}/state.json')\n",
-    )
-
-
-def running(argument: str) -> list[int]:
-    """Return the processes of this machine, in all namespaces, with ``argument`` in their command line."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            if argument.encode() in path.read_bytes().split(b"\0"):
-                found.append(int(path.parent.name))
-        except OSError:
-            continue
-    return found
 
 
 def test_what_a_killed_test_session_left_is_removed_by_the_next(running_cluster):
@@ -136,63 +76,6 @@ def test_a_start_that_fails_says_why_and_leaves_nothing(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 
 
-def pytest_as_nobody(**environment: str) -> str:
-    """Run one test that needs the cluster without root rights; return the output of pytest."""
-    done = subprocess.run(
-        [
-            *("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", sys.executable, "-m", "pytest"),
-            *("-p", "no:cacheprovider", "-rs", "--no-header", "tests/cluster/test_cluster_bed.py"),
-            *("-k", "reached_by_ssh"),
-        ],
-        cwd=ROOT,
-        env={"PATH": os.environ["PATH"], "PYTHONDONTWRITEBYTECODE": "1", **environment},
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
-    return done.stdout
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="drops root's rights")
-def test_without_root_the_tests_are_skipped_in_one_line_but_fail_in_ci():
-    why = "the test cluster needs root (for network namespaces)"
-    assert re.search(rf"SKIPPED \[1\] \S+: {re.escape(why)}\n", pytest_as_nobody())
-    assert re.search(r"^E? *" + re.escape(why) + "$", complete := pytest_as_nobody(CI="true"), re.M)
-    assert "1 error" in complete
-
-
-def test_a_missing_program_is_named_with_the_way_to_install_it(monkeypatch):
-    monkeypatch.setattr("os.geteuid", lambda: 0)
-    absent = {"slurmdbd", "tc"}
-    monkeypatch.setattr("shutil.which", lambda name, path: None if name in absent else f"/usr/bin/{name}")
-    assert missing() == "the test cluster lacks slurmdbd, tc: run tests/cluster/install.sh"
-
-
 def test_the_installer_brings_every_program_that_the_cluster_asks_for():
     line = re.search(r'^packages="(.*)"$', (HERE / "install.sh").read_text(), re.M)
     assert set(line[1].split()) == set(PROGRAMS)
-
-
-def test_the_installer_says_what_it_lacks(tmp_path):
-    def said(**programs: str) -> str:
-        for name, body in programs.items():
-            (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
-            (tmp_path / name).chmod(0o755)
-        command = ["/bin/sh", str(HERE / "install.sh")]
-        done = subprocess.run(
-            command, env={"PATH": str(tmp_path)}, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 1
-        return done.stderr.replace("dpkg-query", "")
-
-    packages = " ".join(PROGRAMS)
-    skipped = "The tests marked 'cluster' are skipped on this machine; everything else runs.\n"
-    assert said() == (
-        "tests/cluster/install.sh: needs Debian or Ubuntu (there is no apt-get here); "
-        f"install by hand: {packages}\n{skipped}"
-    )
-    not_root = said(**{"apt-get": "exit 9", "dpkg-query": "exit 1", "id": "echo 1000"})
-    assert not_root == (
-        f"tests/cluster/install.sh: needs root to install: {packages}; try: sudo {HERE}/install.sh\n{skipped}"
-    )

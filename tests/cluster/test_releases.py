@@ -8,9 +8,7 @@ import pytest
 
 from tests.cluster.containers import ClusterError
 from tests.cluster.plugin import release_or_skip
-from tests.cluster.releases import find_release
 from tests.cluster.roots import Apt, SuiteMissingError
-from tests.common import raised
 
 
 def test_a_suite_that_the_mirror_does_not_have_is_named(tmp_path):
@@ -48,12 +46,3 @@ def test_only_a_suite_that_the_mirror_does_not_have_is_skipped_in_ci(monkeypatch
     monkeypatch.delenv("CI")
     with pytest.raises(pytest.skip.Exception, match=r"^another Slurm release needs patchelf$"):
         release_or_skip("trixie")
-
-
-def test_a_release_that_no_suite_has_is_an_error_that_lists_those_of_the_mirror(monkeypatch):
-    monkeypatch.setattr("tests.cluster.releases.SUITES", ("old", "new", "gone"))
-    versions = {"old": "20.11.4", "new": "24.11.5", "gone": ""}
-    monkeypatch.setattr("tests.cluster.releases.suite_version", versions.__getitem__)
-    assert raised(ClusterError, find_release, "24.1") == (
-        "no Debian suite has Slurm 24.1; the mirror has: old 20.11.4, new 24.11.5, gone is missing"
-    )

@@ -18,7 +18,7 @@ from tests.matrices import SHORT, matrix, training
 
 TINY = matrix(
     axes={"tasks_per_node": [1, 2]},
-    scaling=[{"mode": "strong", "global_batch": [8]}, {"mode": "weak", "per_gpu_batch": [8]}],
+    scaling=[{"mode": "strong", "global_batch": [8]}],
     workload=training(parameters="20k", **SHORT | {"steps_per_epoch": 4, "epochs": 2}),
 )
 
@@ -31,8 +31,8 @@ def ran(tmp_path_factory) -> Path:
     done = bench_process("run", "tiny.yaml", cwd=folder)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "results/tiny/report/index.html\n"
-    assert re.search(r"^\[3/3\] n1x\S+ completed in ", done.stderr, re.M)
-    assert "study tiny: 3 completed\n" in done.stderr
+    assert re.search(r"^\[2/2\] n1x\S+ completed in ", done.stderr, re.M)
+    assert "study tiny: 2 completed\n" in done.stderr
     return folder
 
 
@@ -68,14 +68,6 @@ def test_each_listing_shows_which_command_a_name_means(tmp_path):
     assert done.stdout.splitlines()[-1] == "3 of 6 runs would be started"
 
 
-def test_watch_ends_if_no_run_is_in_progress(tmp_path):
-    (tmp_path / "tiny.yaml").write_text(TINY)
-    assert bench("plan", "tiny.yaml", cwd=tmp_path).returncode == 0
-    watched = bench("status", "--watch", cwd=tmp_path)
-    assert watched.returncode == 0
-    assert watched.stderr == "no run is in progress: `bench submit tiny` starts the planned runs\n"
-
-
 def test_plan_prints_the_cells_the_cost_and_the_folder(tmp_path):
     done = bench("plan", "l40s", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -95,20 +87,6 @@ def test_plan_prints_the_cells_the_cost_and_the_folder(tmp_path):
         "does max_running: 1",
         "next: bench submit l40s",
     ]
-
-
-def test_plan_as_json_has_the_promised_keys(tmp_path):
-    content = json.loads(bench("plan", "l40s", "--json", cwd=tmp_path).stdout)
-    assert (content["study"], content["runs"], content["gpu_hours"]) == ("l40s", 15, 40.0)
-    assert len(content["cells"]) == 5
-    for cell in content["cells"]:
-        assert set(cell) >= set(
-            (
-                "cell_id modes launcher backend nodes tasks_per_node world_size global_batch per_gpu_batch "
-                "script"
-            ).split()
-        )
-        assert (tmp_path / cell["script"]).is_file()
 
 
 def test_a_bad_matrix_is_exit_code_2_one_message_and_no_study(tmp_path):
@@ -147,11 +125,11 @@ def test_status_lists_every_run(ran):
     lines = done.stdout.splitlines()
     assert lines[1].split() == ["run", "state", "attempt", "job", "reason"]
     # Further lines name runs that other processes of this machine disturbed.
-    runs = [f"n1x{ranks}-gloo-torchrun-b{batch}-r1" for ranks, batch in ((1, 8), (2, 4), (2, 8))]
-    assert sorted(line.split()[0] for line in lines[2:5]) == runs
-    assert "3 completed" in lines[5:]
+    runs = [f"n1x{ranks}-gloo-torchrun-b{batch}-r1" for ranks, batch in ((1, 8), (2, 4))]
+    assert sorted(line.split()[0] for line in lines[2:4]) == runs
+    assert "2 completed" in lines[4:]
     content = json.loads(bench("status", "--json", cwd=ran).stdout)
-    assert (content["study"], content["counts"]["completed"]) == ("tiny", 3)
+    assert (content["study"], content["counts"]["completed"]) == ("tiny", 2)
     assert sorted(run["run_id"] for run in content["runs"]) == runs
     assert {run["state"] for run in content["runs"]} == {"completed"}
 
@@ -191,16 +169,9 @@ def test_a_study_that_cannot_be_written_is_reported_in_another_folder(read_only,
     assert {"scaling.csv", "runs.csv", "figures/"} <= links
     assert [link for link in links if not (report / link).exists()] == []
     runs = list(csv.DictReader((report / "runs.csv").read_text().splitlines()))
-    assert [run["state"] for run in runs] == ["completed"] * 3
+    assert [run["state"] for run in runs] == ["completed"] * 2
     assert sum("not saved: " in run["reason"] for run in runs) == 1
     assert {path: path.stat().st_mtime_ns for path in read_only.rglob("*")} == before
-
-
-def test_status_and_verify_show_the_end_of_a_run_that_they_cannot_record(read_only, tmp_path):
-    done = bench_process("status", str(read_only), cwd=tmp_path, prefix=UNPRIVILEGED)
-    assert done.returncode == 0, done.stderr
-    assert "\n3 completed\n" in done.stdout
-    assert len(re.findall(r"not saved: \S.*run.json: cannot be written: Permission denied", done.stdout)) == 1
 
 
 def test_the_report_of_another_study_is_not_replaced(ran, tmp_path):
@@ -217,7 +188,7 @@ def test_the_report_of_another_study_is_not_replaced(ran, tmp_path):
 
 def test_verify_passes_for_study_run_and_folder(ran):
     done = bench("verify", cwd=ran)
-    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "3 of 3 runs pass")
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "2 of 2 runs pass")
     done = bench("verify", "n1x2-gloo-torchrun-b4-r1", cwd=ran)
     assert done.returncode == 0
     assert "  ok    ranks joined: 2 of 2 on " in done.stdout
@@ -247,22 +218,10 @@ def test_verify_passes_for_study_run_and_folder(ran):
     [
         (lambda f: (f / "env.json").unlink(), "FAIL  files: missing env.json, expected"),
         (
-            lambda f: (f / "metrics.csv").write_text(
-                "\n".join((f / "metrics.csv").read_text().splitlines()[:2]) + "\n"
-            ),
-            "FAIL  epochs: 1, expected 2",
-        ),
-        (
             lambda f: (f / "env.json").write_text(
                 (f / "env.json").read_text().replace('"world_size": 2', '"world_size": 1')
             ),
             "FAIL  world size: 1, expected 2",
-        ),
-        (
-            lambda f: (f / "run.json").write_text(
-                (f / "run.json").read_text().replace('"completed"', '"failed"')
-            ),
-            "FAIL  state: failed, expected completed",
         ),
     ],
 )
@@ -273,12 +232,6 @@ def test_verify_prints_the_failed_check(ran, tmp_path, damage, said):
     done = bench("verify", str(folder), cwd=tmp_path)
     assert done.returncode == 1
     assert said in done.stdout
-
-
-def test_report_is_written_again_and_names_its_files(ran, nothing_drawn):
-    content = json.loads(bench("report", "--json", cwd=ran).stdout)
-    assert content["report"] == "results/tiny/report/index.html"
-    assert {"results/tiny/report/index.html", "results/tiny/report/scaling.csv"} <= set(content["files"])
 
 
 def test_run_again_starts_nothing(ran, nothing_drawn):
@@ -293,22 +246,15 @@ def test_only_chooses_by_name_and_by_property(tmp_path):
     by_name = bench("submit", "--dry-run", "--only", "n1x2-*", cwd=tmp_path).stdout
     by_value = bench("submit", "--dry-run", "--only", "world_size=2", cwd=tmp_path).stdout
     assert by_name == by_value
-    assert by_name.splitlines()[-1] == "2 of 3 runs would be started"
+    assert by_name.splitlines()[-1] == "1 of 2 runs would be started"
     whole = bench("submit", "--dry-run", "--only", "sweep_time=10", cwd=tmp_path).stdout
-    assert whole.splitlines()[-1] == "3 of 3 runs would be started", "10 is 10.0"
+    assert whole.splitlines()[-1] == "2 of 2 runs would be started", "10 is 10.0"
     done = bench("submit", "--dry-run", "--only", "wrold_size=2", cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr.startswith(
         "error: --only: unknown key 'wrold_size'; allowed: nodes, tasks_per_node, gpus_per_node, "
     )
     assert not (tmp_path / "results/tiny/runs").exists(), "a dry run leaves nothing"
-
-
-def test_the_results_folder_can_be_elsewhere(tmp_path):
-    (tmp_path / "tiny.yaml").write_text(TINY)
-    done = bench("plan", "tiny.yaml", "--results", "else where", cwd=tmp_path)
-    assert "written: else where/tiny (scripts/, plan.json)\n" in done.stdout
-    assert bench("status", cwd=tmp_path, BENCH_RESULTS="else where").stdout.endswith("3 planned\n")
 
 
 def test_schema_is_json_schema(tmp_path):
@@ -325,12 +271,6 @@ def test_help_version_and_completion_work(tmp_path, words):
     done = call(*words, cwd=tmp_path, **shell)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
-
-
-def test_an_unknown_option_is_bad_input(tmp_path):
-    done = bench("plan", "--nope", cwd=tmp_path)
-    assert done.returncode == 2
-    assert "--nope" in done.stderr
 
 
 def test_a_path_without_permission_is_one_error_and_private_studies_are_left_out(tmp_path):

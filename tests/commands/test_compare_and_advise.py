@@ -21,7 +21,7 @@ from tests.analysis.studies import StudyBuilder, Timing, finished, strong
 from tests.cluster.bed import Cluster
 from tests.cluster.containers import wait_for
 from tests.commands.command_line import bench
-from tests.common import change_json, run_program, write_program
+from tests.common import run_program, write_program
 from tests.matrices import matrix, slurm, training
 
 SLOW = Timing(sample_s=1.2e-3, comm_s=4.8e-3, fixed_s=1.2e-3)
@@ -78,14 +78,6 @@ def test_compare_as_json_and_as_markdown(folder, tmp_path):
     assert report.read_text().startswith(
         "**B: after/s against A: before/s.** 2 cells compared: 2 slower.\n\n| cell |"
     )
-
-
-def test_compare_within_a_study_by_a_setting(folder):
-    done = bench("compare", "backends", "--by", "backend", "--base", "nccl", "--json", cwd=folder)
-    content = json.loads(done.stdout)
-    assert done.returncode == 0
-    assert (content["a"], content["b"]) == ("backend nccl", "backend gloo")
-    assert len(content["cells"]) == 2
 
 
 @pytest.mark.parametrize(
@@ -207,18 +199,6 @@ def asked(study: PlannedStudy, *, samples: int) -> dict[tuple[int, str], Any]:
     return {layout[1:]: wait for layout, wait in waits.items()}
 
 
-def test_slurm_estimates_the_start_of_each_layout_and_nothing_is_submitted(cluster: Cluster, tmp_path):
-    study = measured_study(tmp_path / "l40s", partition="l40s")
-    before = {row.key.job for row in Slurm().queue()}  # what other tests had, ended by now
-    waits = asked(study, samples=1000)
-    assert set(waits) == {(1, "1"), (2, "1")}
-    for wait in waits.values():
-        assert wait.seconds == 0.0
-        assert wait.source.startswith("Slurm's estimate at 2")
-        assert wait.remark == ""
-    assert {row.key.job for row in Slurm().queue()} <= before
-
-
 def test_a_busy_cluster_has_a_wait_by_slurms_own_estimate(cluster: Cluster, tmp_path):
     study = measured_study(tmp_path / "l40s", partition="l40s")
     words = (
@@ -229,21 +209,6 @@ def test_a_busy_cluster_has_a_wait_by_slurms_own_estimate(cluster: Cluster, tmp_
     wait_for(lambda: [row.state for row in queue.queue([job_id])] == ["RUNNING"], what="the job's start")
     waits = asked(study, samples=1000)
     assert all(0 < wait.seconds <= 300 for wait in waits.values())
-
-
-def test_a_training_beyond_the_partitions_limits_has_a_remark(cluster: Cluster, tmp_path):
-    study = measured_study(tmp_path / "short", partition="short")
-    # 9 ms for 8 samples and half a million steps: an hour and a quarter, where 5 minutes are allowed.
-    waits = asked(study, samples=4_000_000)
-    one, two = waits[1, "1"], waits[2, "1"]
-    assert one.seconds == 0.0
-    assert one.remark.endswith(
-        " consecutive jobs: the partition's limit is 5 min; only the first wait is counted"
-    )
-    assert int(one.remark.split()[0]) > 10
-    assert two.seconds is None
-    limit = "partition short allows 1 node per job, and the job needs 2"
-    assert two.remark == f"Slurm would not start the job: {limit}"
 
 
 SBATCH = """\
@@ -269,22 +234,6 @@ def test_jobs_of_the_study_itself_are_not_counted_as_waiting_time(tmp_path, monk
         assert wait.remark.endswith(
             "may include 1 queued or running job of this study, so the wait is not known"
         )
-
-
-def test_without_slurm_the_wait_is_unknown_with_a_reason(tmp_path, monkeypatch):
-    study = measured_study(tmp_path / "l40s", partition="l40s")
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert {wait.source for wait in asked(study, samples=1000).values()} == {
-        "not known: sbatch: command not found"
-    }
-
-
-def test_a_study_on_this_machine_has_no_wait(tmp_path):
-    path = finished(tmp_path / "s", strong(sizes=(1, 2)))
-    change_json(path / "plan.json", executor="local")
-    waits = asked(open_study(StudyFolder(path)), samples=1000)
-    assert {wait.seconds for wait in waits.values()} == {0.0}
-    assert {wait.source for wait in waits.values()} == {"no queue (executor local)"}
 
 
 def test_a_wait_for_an_unknown_study_is_an_error():

@@ -22,16 +22,6 @@ def folder(tmp_path):
     return write
 
 
-def test_many_cells_with_idle_gpus_are_counted(folder):
-    path = folder(node_gpus=8)
-    text = (path / "m.yaml").read_text().replace("nodes: [1, 2]", "nodes: [1, 2, 3, 4, 5]")
-    (path / "m.yaml").write_text(text)
-    line = bench("plan", "m.yaml", cwd=path).stdout.splitlines()[-2]
-    assert line.count("(") - 1 == 8
-    assert line.endswith(" and 2 more cells (--all lists them)")
-    assert bench("plan", "m.yaml", "--all", cwd=path).stdout.splitlines()[-2].count("(") == 10
-
-
 WHOLE = "; at most 24 GPU-hours with exclusive nodes, 15 without"
 UNKNOWN = "; at least 15 GPU-hours (set cluster.node_gpus for the number with exclusive nodes)"
 
@@ -67,17 +57,6 @@ def test_the_budget_counts_all_gpus_of_whole_nodes(folder):
         "cluster.time_limit, or choose runs with --only\n",
     )
     assert bench("submit", "--budget", "24", "--dry-run", cwd=path).returncode == 0
-
-
-def test_a_budget_of_nodes_of_unknown_size_is_reported_as_a_lower_bound(folder):
-    path = folder(exclusive=True)
-    bench("plan", "m.yaml", cwd=path)
-    done = bench("submit", "--budget", "15", "--dry-run", cwd=path)
-    assert (done.returncode, done.stderr) == (
-        0,
-        "--budget: the runs could use more than the counted 15 GPU-hours, because they reserve all GPUs of "
-        "their nodes; set cluster.node_gpus for the exact number\n",
-    )
 
 
 def test_a_pack_of_whole_nodes_costs_all_their_gpus(folder):

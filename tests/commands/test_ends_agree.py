@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shutil
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -115,7 +114,7 @@ def studied(tmp_path_factory) -> Path:
     for ranks, repeat in ATTEMPTS:
         execute(study, ranks, repeat)
     with no_figure():
-        done = bench("report", "ends", "--proposal", cwd=folder)
+        done = bench("report", "ends", cwd=folder)
     assert done.returncode == 0, done.stderr
     return folder
 
@@ -157,17 +156,6 @@ def test_status_verify_and_doctor_show_the_same_state_and_class(studied):
         assert (one["state"], one["failure_class"]) == end
 
 
-def test_the_texts_of_status_verify_and_doctor_name_the_class(studied):
-    status, verify = (bench(verb, "ends", cwd=studied).stdout for verb in ("status", "verify"))
-    for run, (state, failure_class) in last_ends().items():
-        line = next(line for line in status.splitlines() if line.startswith(run))
-        assert line.split()[1 : 2 + bool(failure_class)] == [state, failure_class][: 1 + bool(failure_class)]
-        if state == "failed":
-            assert re.search(rf"FAIL  {run}\n  FAIL  state: failed [^\n]*; class: {failure_class}\b", verify)
-            heading = bench("doctor", f"ends/{run}", cwd=studied).stdout.partition("\n")[0]
-            assert heading.endswith(f": failed ({failure_class})")
-
-
 def test_every_attempt_is_a_row_of_runs_csv_and_of_the_page(studied):
     rows = rows_of_runs(studied)
     ends = {(row["run_id"], int(row["attempt"] or 0)): (row["state"], row["failure_class"]) for row in rows}
@@ -198,62 +186,6 @@ def rows_of_page(page: str) -> Iterator[tuple[tuple[str, int], tuple[str, str, s
     for row in re.findall(r"<tr><td.*?</tr>", section):
         run, attempt, state, failure_class, counted, lost, _ = re.findall(r"<td[^>]*>(.*?)</td>", row)
         yield (run, int(attempt.replace("–", "0"))), (state, failure_class, counted, lost)
-
-
-def test_reasons_are_those_of_status_and_earlier_attempts_have_no_measurement(studied):
-    reasons = {run["run_id"]: run["reason"] for run in answer(studied, "status")["runs"]}
-    for row in rows_of_runs(studied):
-        if row["latest"] == "True" and row["run_id"] != run_name(*MISSING):
-            assert row["reason"].startswith(reasons[row["run_id"]])
-        if row["state"] == "failed":
-            assert row["reason"]
-            assert not row["throughput_samples_per_sec"]
-    (missing,) = (row for row in rows_of_runs(studied) if row["run_id"] == run_name(*MISSING))
-    assert missing["reason"] == "the folder of attempt 1 is missing"
-
-
-def test_advise_and_the_proposal_count_the_attempts_of_runs_csv(studied):
-    counts = Counter(
-        (row["cell_id"], row["state"])
-        for row in rows_of_runs(studied)
-        if row["state"] in ("completed", "failed")
-    )
-    advice = answer(studied, "advise", "ends", "--samples", "1M", "--no-queue")["options"]
-    assert advice
-    for option in advice:
-        completed, failed = (counts[option["cell_id"], state] for state in ("completed", "failed"))
-        assert (option["completed"], option["attempted"]) == (completed, completed + failed)
-    base = next(option for option in advice if option["gpus"] == 1)
-    proposal = (studied / "results/ends/report/proposal.md").read_text().replace("\\", "")
-    assert "| Reserve | 50 %: 4 of 6 attempts completed |" in proposal
-    hours, total = (
-        float(re.search(rf"{name} \| ([0-9.]+)", proposal)[1]) for name in ("Node-hours", "Total")
-    )  # type: ignore[index]
-    assert total == pytest.approx(1.5 * hours, rel=0.01)
-    low = base["success_low"]
-    assert f"may be as low as {100 * low:.0f} % " in proposal
-    assert f"the reserve would then be {100 / low - 100:.0f} %." in proposal
-
-
-def test_the_doctor_does_not_call_the_failure_of_one_run_a_consequence_of_that_of_another(studied):
-    text = bench("doctor", "ends", cwd=studied).stdout
-    assert "Further causes" not in text
-    assert f"  Runs: {run_name(2, 2)} (killed)\n" in text
-    assert f"  Runs: {run_name(2, 3)} (out-of-memory)\n" in text
-    unknown = text.partition("No known cause in the logs of ")[2].replace("\n", " ")
-    for key in ((1, 4), (2, 1)):
-        assert run_name(*key) in unknown
-    one = answer(studied, "doctor", f"ends/{run_name(2, 3)}")
-    assert {cause["path"].split("/")[-3] for cause in one["causes"]} == {run_name(2, 3)}
-
-
-def test_the_logs_of_several_runs_are_not_read_as_those_of_one_job(studied):
-    done = bench("doctor", f"ends/{run_name(2, 3)}", f"ends/{run_name(1, 4)}", cwd=studied)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert (
-        done.stderr
-        == "error: several runs, whose failures have their own causes; give one run, or the study\n"
-    )
 
 
 @pytest.mark.parametrize("target", ["ends", f"ends/{run_name(1, 1)}"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +30,6 @@ def failed(tmp_path_factory) -> Path:
     return folder
 
 
-def test_the_reason_is_the_message_of_the_workload(failed):
-    (run,) = json.loads(bench("status", "--json", cwd=failed).stdout)["runs"]
-    assert run["state"] == "failed"
-    assert "/nowhere/at all" in run["reason"]
-    assert run["failure_class"] == "bad-exit"
-
-
 def test_the_doctor_reads_a_run_by_its_name_and_by_its_folder(failed):
     run_id = "n1x1-gloo-torchrun-b4-r1"
     by_name = bench("doctor", run_id, "--json", cwd=failed)
@@ -47,25 +39,6 @@ def test_the_doctor_reads_a_run_by_its_name_and_by_its_folder(failed):
     done = bench("doctor", "no-such-run", cwd=failed)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("error: no-such-run is not a known log, study, run or job; give a log file")
-
-
-def test_a_run_is_found_despite_a_study_of_another_version_and_an_unstarted_one(failed):
-    run_id = "n1x1-gloo-torchrun-b4-r1"
-    planned = bench("plan", "fails.yaml", "--results", "later", cwd=failed)
-    assert planned.returncode == 0, planned.stderr
-    (failed / "later/fails").rename(failed / "results/later")
-    (failed / "results/other").mkdir()
-    (failed / "results/other/plan.json").write_text('{"version": 99}')
-    try:
-        told = bench("doctor", run_id, cwd=failed)
-        checked = bench("verify", run_id, cwd=failed)
-    finally:
-        shutil.rmtree(failed / "results/other")
-        shutil.rmtree(failed / "results/later")
-    assert (told.returncode, told.stderr) == (1, "")
-    assert f"results/fails/runs/{run_id}/attempt-1/job." in told.stdout
-    # verify finds the run in the study planned last, in which it has not been started.
-    assert checked.stdout.splitlines()[1] == "  FAIL  state: planned, not started, expected completed"
 
 
 def settled(root: Path, err: str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.commands.init import cluster_matrix, local_matrix, partitions
+from bench.commands.init import cluster_matrix, partitions
 from bench.jobs.slurm.parsing import parse_nodes
 from bench.plan import make_plan
 from tests.commands.command_line import bench
@@ -52,13 +52,6 @@ def test_the_matrix_of_each_partition_can_be_planned(tmp_path, name):
     assert {mode for cell in plan.cells for mode in cell.modes} == {"strong", "weak"}
 
 
-@pytest.mark.parametrize("cores", [1, 2, 6, 128])
-def test_the_matrix_of_a_machine_can_be_planned(tmp_path, cores):
-    path = tmp_path / "local.yaml"
-    path.write_text(local_matrix(cores))
-    assert len({cell.world_size for cell in make_plan(path).cells}) == min(cores.bit_length(), 5)
-
-
 def init(*words: str, cwd: Path, path: str = "/nowhere", **env: str) -> subprocess.CompletedProcess[str]:
     return bench("init", *words, cwd=cwd, PATH=path, **env)
 
@@ -99,14 +92,6 @@ def test_the_partition_is_the_named_one_or_the_first(tmp_path):
     done = init("--partition", "nope", cwd=tmp_path, path=path)
     assert done.returncode == 2
     assert done.stderr == "error: no partition 'nope' is in service; available: gpu, odd, debug, cpu\n"
-
-
-def test_the_starter_matrix_omits_keys_of_the_site_file():
-    partition = partitions(parse_nodes(SINFO))[0]
-    assert "  # account: project         # set in the site file\n" in cluster_matrix(
-        partition, inherited={"account": "users"}
-    )
-    assert "  # account: project         # if your site needs one\n" in cluster_matrix(partition)
 
 
 def test_the_partition_of_the_site_file_is_preferred(tmp_path):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.commands.init import cluster_matrix, local_matrix, partitions
+from bench.commands.init import cluster_matrix, partitions
 from bench.commands.own_command import read_command
 from bench.errors import BenchError
 from bench.jobs.slurm.parsing import parse_nodes
@@ -79,12 +79,6 @@ def test_the_matrix_has_the_launcher_and_the_command_of_one_process(command, lau
             "torchrun, give the command of one process: bench init --command 'python ...'",
         ),
         (
-            "torchrun --nnodes 2",
-            "--command: bench starts the processes itself, and cannot replace torchrun: it has no program; if "
-            "the program also runs under torchrun, give the command of one process: bench init --command "
-            "'python ...'",
-        ),
-        (
             "MASTER_PORT=1 python train.py",
             "--command: MASTER_PORT is set by the job's script and would be overwritten; it is derived from "
             "the job's id; remove MASTER_PORT= from the command",
@@ -127,9 +121,3 @@ def test_placeholders_stay_and_both_scaling_modes_need_one_for_the_batch():
     assert {mode for cell in plan.cells for mode in cell.modes} == {"strong", "weak"}
     plan, _ = planned("python train.py")
     assert {(mode, cell.per_gpu_batch) for cell in plan.cells for mode in cell.modes} == {("weak", 1)}
-
-
-def test_without_slurm_the_matrix_of_a_command_can_be_planned(folder):
-    own = read_command("torchrun --nproc_per_node 2 train.py")
-    (folder / "local.yaml").write_text(local_matrix(4, own))
-    assert [cell.world_size for cell in make_plan(folder / "local.yaml").cells] == [1, 2, 4]

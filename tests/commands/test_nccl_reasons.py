@@ -13,7 +13,6 @@ import pytest
 from torch.distributed import DistBackendError
 
 from bench.jobs.outcome import EndNote, JobStatus, process_outcome
-from bench.jobs.outcome import error_line as error_of_logs
 from bench.jobs.scheduler import settle
 from bench.jobs.slurm.job_states import job_outcome
 from bench.measure.exchange import Symptom, error_line, symptom_of
@@ -78,16 +77,6 @@ def test_status_and_the_page_contain_nccls_last_error(errors, nothing_drawn):
         assert words(run["reason"])[:100] in table
 
 
-def test_doctor_reports_nccls_last_error_of_a_run(errors):
-    root, runs = errors
-    for run_id, path in runs.items():
-        found = json.loads(bench("doctor", run_id, "--json", cwd=root).stdout)
-        causes = [one["evidence"] for one in found["causes"][:1]]
-        shown = causes or [one["text"] for one in found["last_lines"]]
-        assert any(read(path)[0] in text for text in shown), (path.name, shown)
-        assert words(read(path)[0])[:90] in words(bench("doctor", run_id, cwd=root).stdout), path.name
-
-
 @pytest.mark.parametrize(
     "path", [path for path in FILES if "watchdog" not in path.name], ids=lambda p: p.stem
 )
@@ -101,14 +90,6 @@ def test_the_line_of_an_exception_contains_nccls_last_error(path):
     assert last in line
     assert len(line.splitlines()) == 1
     assert last in describe_error(DistBackendError(message), timeout_s=60) or "without-id" in path.name
-
-
-def test_the_line_names_nccls_version_and_only_its_last_error():
-    _, log = read(FILES[0].with_name("recorded-duplicate-gpu.txt"))
-    error = DistBackendError(log.partition("DistBackendError: ")[2])
-    assert error_line(error) == (
-        "DistBackendError: NCCL 2.28.9: Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 60"
-    )
 
 
 def nccl(kind: str, last: str) -> DistBackendError:
@@ -146,16 +127,6 @@ def test_only_lost_connections_of_nccl_are_symptoms_of_another_ranks_end():
     late = nccl("ncclSystemError", "socketPollConnect: Connect to 10.0.0.1<4> failed : Connection timed out")
     assert symptom_of(late) is None, "no collective was late"
     assert error_line(late).endswith("Connect to 10.0.0.1<4> failed : Connection timed out")
-
-
-def test_an_error_that_other_ranks_notice_does_not_replace_the_cause(tmp_path):
-    folder = RunFolder(tmp_path)
-    _, killed = read(FILES[0].with_name("recorded-watchdog-killed-peer.txt"))
-    folder.err.write_text(f"{killed}\nTraceback (most recent call last):\nKeyError: 'labels' Error\n")
-    last = "NCCL 2.28.9: socketProgress: Connection closed by remote peer localhost<34818>"
-    assert error_of_logs(folder) == f"KeyError: 'labels' Error; {last}"
-    folder.err.write_text(killed)
-    assert error_of_logs(folder) == last
 
 
 @pytest.mark.parametrize(

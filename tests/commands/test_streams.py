@@ -78,12 +78,6 @@ def test_a_hostile_reason_does_not_reach_the_terminal(study: Path, words: str) -
         assert "\x1b]0;title\x07" in json.loads(ended.stdout)["runs"][0]["reason"]
 
 
-def test_a_hostile_reason_does_not_reach_the_terminal_while_a_run_ends(study: Path) -> None:
-    ended = bench("submit", "m", "--retry-failed", cwd=study)
-    assert SHOWN in ended.stderr
-    assert all(letter.isprintable() or letter == "\n" for letter in ended.stderr + ended.stdout)
-
-
 @pytest.mark.parametrize(
     "words",
     [
@@ -142,14 +136,6 @@ def test_a_broken_stream_ends_cleanly(study: Path, shell: str, code: int, printe
     function = f'bench() {{ "{sys.executable}" -P -m ddp_scaling_bench "$@"; }}\n'
     ended = run_program(["bash", "-c", function + shell], cwd=study, timeout=120)
     assert (ended.returncode, ended.stdout, ended.stderr) == (code, printed, said)
-
-
-def test_the_first_line_is_all_that_head_needs(study: Path) -> None:
-    shell = f'"{sys.executable}" -P -m ddp_scaling_bench status m | head -1; exit ${{PIPESTATUS[0]}}'
-    ended = run_program(["bash", "-c", shell], cwd=study, timeout=120)
-    assert (ended.stdout, ended.stderr) == ("Study m\n", "")
-    # 1, because a run has failed, if bench has written everything before head ends.
-    assert ended.returncode in (1, 141)
 
 
 def test_the_traceback_of_an_unexpected_exception_has_no_control_characters(

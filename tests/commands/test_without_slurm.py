@@ -61,30 +61,12 @@ def test_without_slurm_a_submission_stops_at_once_with_exit_code_2(planned, opti
     assert done.stderr.splitlines()[-1] == (f"error: sbatch: command not found; {HINT}")
 
 
-def test_a_broken_configuration_is_reported_with_slurms_words(planned):
-    words = 's_p_parse_file: file "/dev/null" is empty', "ClusterName needs to be specified"
-    add_sbatch(
-        planned,
-        f"sbatch: {words[0]}\nsbatch: error: {words[1]}\nsbatch: fatal: Unable to process configuration file\n",
-    )
-    done = bench("submit", "--wait", cwd=planned)
-    assert (done.returncode, done.stderr) == (
-        2,
-        f"error: sbatch --test-only: {words[0]}\n{words[1]}\nUnable to process configuration file; {HINT}\n",
-    )
-
-
 @pytest.mark.parametrize("options", WAYS, ids=" ".join)
 def test_without_a_configuration_a_submission_stops_at_once_with_exit_code_2(planned, options):
     add_sbatch(planned, UNCONFIGURED)
     done = bench("submit", *options, cwd=planned)
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1] == f"Could not establish a configuration source; {HINT}"
-
-
-def test_run_stops_too_and_keeps_the_plan(planned):
-    done = bench("run", "elsewhere.yaml", cwd=planned)
-    assert (done.returncode, done.stderr.splitlines()[-1]) == (2, f"error: sbatch: command not found; {HINT}")
 
 
 @pytest.fixture
@@ -112,16 +94,6 @@ def test_a_submitted_study_is_reported_with_its_last_known_states(submitted, not
     assert (done.returncode, done.stdout) == (0, "results/elsewhere/report/index.html\n")
     assert done.stderr.splitlines()[0] == (
         "results/elsewhere: the states of unfinished runs are not updated: squeue: command not found"
-    )
-
-
-def test_a_controller_that_refuses_connections_is_an_error_without_wait(planned):
-    add_sbatch(planned, REFUSED)
-    done = bench("submit", cwd=planned)
-    assert done.returncode == 1
-    assert done.stderr.endswith(
-        "Unable to contact slurm controller (connect failure); repeat the command when Slurm responds again "
-        "(scontrol ping); nothing is lost\n"
     )
 
 
@@ -174,19 +146,6 @@ def test_each_outage_has_the_full_time(slept):
         patience.wait(absent)
     with pytest.raises(UnavailableError, match=r"connect failure \(waited for 10 s, see --patience\); wait"):
         patience.wait(absent)
-
-
-def test_a_request_is_repeated_until_slurm_answers(slept):
-    answers = iter([SlurmUnavailableError("squeue", "connect failure")] * 5 + ["rows"])
-
-    def request() -> str:
-        answer = next(answers)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    assert Patience().until_answered(request) == "rows"
-    assert slept == [3] * 5
 
 
 def test_a_configuration_that_disappears_is_waited_for_and_a_missing_command_is_not(slept):

@@ -70,12 +70,6 @@ case $FAULT in
     ;;
   out-of-memory) [ "$SLURM_PROCID" = 0 ] && sleep 60; exec {python} -c 'b"x" * 600_000_000' ;;
   killed) [ "$SLURM_PROCID" = 0 ] && sleep 60; sleep 0.5; kill -9 $$ ;;
-  full)
-    touch "$folder/begun-$SLURM_PROCID"
-    [ "$SLURM_PROCID" = 0 ] || exit 0
-    until [ -e "$folder/../../../go" ]; do sleep 0.2; done
-    measure || exit 1
-    ;;
 esac
 """
 
@@ -171,10 +165,8 @@ class FaultStudy:
         return shown
 
 
-def fault_study(
-    folder: Path, faults: Sequence[str], environment: Mapping[str, str], *, results: Path | None = None
-) -> FaultStudy:
-    """Plan a study with one run per fault; its results are in ``folder`` or in ``results``."""
+def fault_study(folder: Path, faults: Sequence[str], environment: Mapping[str, str]) -> FaultStudy:
+    """Plan a study with one run per fault."""
     programs = folder / "bin"
     programs.mkdir(parents=True)
     row = ",".join(str(_METRICS.get(name, "")) for name in METRICS_COLUMNS)
@@ -188,7 +180,7 @@ def fault_study(
         axes={"nodes": [1], "tasks_per_node": [2], "backend": ["gloo"], "env.FAULT": [*faults]},
         workload=training(steps_per_epoch=5, epochs=1),
     )
-    return FaultStudy(plan_study(results or folder, text, environment))
+    return FaultStudy(plan_study(folder, text, environment))
 
 
 # -- faults ----------------------------------------------------------------------------------

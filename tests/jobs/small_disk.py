@@ -1,4 +1,4 @@
-"""A small disk, shared by login node and nodes, that tests fill or make read-only."""
+"""A small disk, shared by login node and nodes, that tests fill."""
 
 from __future__ import annotations
 
@@ -32,24 +32,6 @@ class SmallDisk:
     def free(self) -> None:
         """Free the space."""
         (self.path / "filler").unlink()
-
-    @contextmanager
-    def full(self) -> Iterator[None]:
-        """Fill the disk during the block."""
-        self.fill()
-        try:
-            yield
-        finally:
-            self.free()
-
-    @contextmanager
-    def read_only(self) -> Iterator[None]:
-        """Make the disk read-only during the block; no file may be open for writing."""
-        _run("mount", "-o", "remount,ro", str(self.path))
-        try:
-            yield
-        finally:
-            _run("mount", "-o", "remount,rw", str(self.path))
 
 
 @contextmanager

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,13 +10,12 @@ import pytest
 
 from tests.cluster.bed import Cluster
 from tests.cluster.containers import wait_for
-from tests.common import write_program
 from tests.jobs.fault_studies import FAULTS, Scene, differences, fault_study
-from tests.jobs.slurm_studies import MEASURE, Study, await_child, run_id
+from tests.jobs.slurm_studies import MEASURE, await_child, run_id
 from tests.jobs.small_disk import SmallDisk, small_disk
 
 #: Faults that take a few seconds; `make campaign` tests all.
-QUICK = ("fine", "out-of-memory", "killed", "cancelled", "requeued", "slurmd-killed", "drained")
+QUICK = ("fine", "out-of-memory", "killed", "requeued")
 
 
 @pytest.fixture
@@ -72,80 +69,7 @@ def test_a_run_waits_for_a_drained_node_and_says_so(cluster, scripted):
     assert study.bench("submit", "STUDY", "--wait").stderr.splitlines()[-1] == "study scripted: 1 completed"
 
 
-def test_a_run_whose_folder_a_node_cannot_write_never_started(cluster, scripted, tmp_path):
-    study = scripted(f"#SBATCH -w n3\n{MEASURE}")
-    cluster.run_on_node("n3", ["mount", "-t", "tmpfs", "-o", "ro", "none", study.folder])
-    try:
-        assert study.bench("submit", "STUDY", "--wait").returncode == 1
-    finally:
-        cluster.run_on_node("n3", ["umount", study.folder])
-    run = study.status()[run_id(1)]
-    assert (run["state"], run["failure_class"], run["exit_code"]) == ("failed", "never-started", None)
-    why = "Slurm could not open the job's output; its folder must exist on the nodes and be writable"
-    assert why in run["reason"]
-
-
-def test_runs_settled_without_accounting_are_completed_when_it_is_back(cluster, scripted):
-    study = scripted(
-        MEASURE,
-        "#SBATCH -n2\nsrun -n2 --kill-on-bad-exit=1 bash -c '[ $SLURM_PROCID = 0 ] || kill -9 $$; sleep 30'",
-    )
-    cluster.stop_slurmdbd()
-    try:
-        done = study.bench("submit", "STUDY", "--wait")
-        assert done.returncode == 1
-        assert done.stderr.splitlines()[-2] == "study scripted: 1 completed, 1 failed"
-        early = study.run_json(run_id(2))
-        assert early["reason"].endswith("; ended with a bad exit code (NonZeroExitCode)")
-    finally:
-        cluster.start_slurmdbd()
-    summary = study.folder / f"runs/{run_id(2)}/attempt-1/sacct_summary.txt"
-    assert not summary.exists()
-    wait_for(lambda: bool(study.status()) and summary.exists(), what="the accounting")
-    assert (study.folder / f"runs/{run_id(1)}/attempt-1/sacct_summary.txt").exists()
-    late = study.run_json(run_id(2))
-    assert (late["state"], late["failure_class"]) == ("failed", "killed")
-    assert "step 0 (bash) was ended by SIG" in late["reason"]
-    events = [e["event"] for e in study.planned.ledger.events() if e["run_id"] == run_id(2)]
-    assert events == ["intent", "submitted", "ended", "accounted"]
-
-
-def test_a_cancelled_run_gets_its_accounting_with_the_next_status(cluster, scripted):
-    study = scripted("sleep 60")
-    assert study.bench("submit", "STUDY").returncode == 0
-    wait_for(lambda: study.status()[run_id(1)]["state"] == "running", what="the run")
-    assert study.bench("cancel", "STUDY").stdout == "1 run cancelled\n"
-    summary = study.folder / f"runs/{run_id(1)}/attempt-1/sacct_summary.txt"
-    wait_for(lambda: bool(study.status()) and summary.exists(), what="its accounting")
-    content = study.run_json(run_id(1))
-    assert (content["state"], content["reason"]) == ("cancelled", "cancelled by bench cancel")
-    assert content["started_at"] <= content["ended_at"]
-    assert "CANCELLED by 0" in summary.read_text()
-
-
 # -- full disk ---------------------------------------------------------------------------------
-
-
-def test_a_disk_that_is_full_or_read_only_keeps_a_submission_from_queueing_anything(disk, scripted):
-    study = scripted(MEASURE, folder=disk.path)
-    folder = study.folder / f"runs/{run_id(1)}"
-    with disk.full():
-        done = study.bench("submit", "STUDY")
-    assert done.returncode == 2
-    assert done.stderr.startswith(f"error: {folder}")
-    assert done.stderr.endswith(
-        ": cannot be written: No space left on device; free some space there and repeat the command\n"
-    )
-    with disk.read_only():
-        done = study.bench("submit", "STUDY")
-    assert (done.returncode, done.stderr) == (
-        2,
-        f"error: {study.folder}/submit.lock: cannot be written: Read-only file system; "
-        "make it writable and repeat the command\n",
-    )
-    assert study.jobs_per_run() == {}
-    done = study.bench("submit", "STUDY", "--wait")
-    assert done.stderr.splitlines()[-1] == "study scripted: 1 completed"
 
 
 def test_a_job_whose_id_could_not_be_saved_is_not_lost(cluster, disk, scripted):
@@ -175,43 +99,3 @@ def _fill_up(ledger: Path) -> None:
     """Pad a file with empty lines to a full block, so that its next line needs a new block."""
     with ledger.open("a") as file:
         file.write("\n" * (-ledger.stat().st_size % 4096))
-
-
-def test_a_run_that_could_not_write_its_results_says_why(cluster, disk, tmp_path):
-    study = fault_study(tmp_path / "programs", ["full"], cluster.environment, results=disk.path)
-    study.submit("full")
-    scene = Scene(cluster, study, "full")
-    scene.await_ranks()
-    disk.fill()
-    (study.study.folder / "go").touch()  # an empty file needs no room
-    shown = study.await_ends("full")["full"]
-    why = "the run's folder could not be written when the job ended: the disk is full or read-only; FAILED: "
-    assert (shown["state"], shown["failure_class"]) == ("failed", "bad-exit")
-    assert shown["reason"].startswith(why) or "No space left on device" in shown["reason"]
-    assert "not saved: " in shown["reason"]
-    disk.free()
-    reason = study.status()["full"]["reason"]
-    assert "not saved: " not in reason
-    assert study.verified()["full"].startswith(f"failed ({reason})")
-    rows, page = study.reported()
-    assert reason in rows["full"]["reason"]
-    assert reason in page
-
-
-def test_rows_of_another_job_with_the_same_id_do_not_hide_this_jobs(cluster, scripted, tmp_path):
-    """A controller that lost its state reuses job ids; sacct then has rows of both jobs."""
-    study = scripted(MEASURE)
-    programs = tmp_path / "bin"
-    programs.mkdir()
-    sacct = programs / "sacct"
-    write_program(
-        sacct,
-        f'#!/bin/bash\nrows=$({shutil.which("sacct")} "$@")\n'
-        'sed "s/COMPLETED/FAILED/; s/scripted[.].*/other/" <<<"$rows"\nprintf "%s\\n" "$rows"\n',
-    )
-    watched = Study(study.folder, {**study.environment, "PATH": f"{programs}:{os.environ['PATH']}"})
-    done = watched.bench("submit", "STUDY", "--wait")
-    assert done.stderr.splitlines()[-1] == "study scripted: 1 completed", done.stderr
-    summary = (study.folder / f"runs/{run_id(1)}/attempt-1/sacct_summary.txt").read_text()
-    assert "FAILED" not in summary
-    assert study.run_json(run_id(1))["job_name"] in summary

@@ -22,21 +22,6 @@ def test_a_cancelled_study_stops_a_waiting_submission_and_the_next_continues(clu
     assert again.stderr.splitlines()[-1] == "study scripted: 1 planned, 2 queued"
 
 
-def test_a_waiting_submission_continues_if_only_some_runs_are_cancelled(cluster, tmp_path):
-    study = scripted_study(tmp_path, [MEASURE] * 3, cluster.environment)
-    first = study.planned.runs[0].run_id
-    cell = study.folder / f"scripts/{study.planned.runs[0].cell_id}.sbatch"
-    cell.write_text(cell.read_text().replace("printf", "sleep 60; printf"))
-    with study.start("submit", "STUDY", "--wait", "--max-queued", "1") as waiting:
-        assert waiting.stderr is not None
-        said = lines(waiting.stderr)
-        assert "2 runs held back until other runs end" in said
-        assert study.bench("cancel", "STUDY", "--only", first).stdout == "1 run cancelled\n"
-        assert list(said)[-1] == "study scripted: 2 completed, 1 cancelled"
-    assert waiting.returncode == 0
-    assert set(study.jobs_per_run().values()) == {1}
-
-
 def test_a_running_submission_stops(cluster, tmp_path):
     study = scripted_study(tmp_path, ["sleep 60"], cluster.environment, repeats=300)
     with study.start("submit", "STUDY") as submission:

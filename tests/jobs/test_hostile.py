@@ -22,14 +22,10 @@ from tests.planning.test_scripts import run_script
 VALUES = (
     "a b",
     "it's",
-    '"',
     "$(touch planted)",
-    "`touch planted`",
     "x; touch planted",
     "x\ntouch planted",
-    "x' ; touch planted ; '",
-    "x && touch planted",
-    "x | touch planted",
+    "x' ; `touch planted` ; '\"",
     "é ü 漢",
     "-x",
     "\\",
@@ -124,20 +120,6 @@ def _arrived(done: subprocess.CompletedProcess[str]) -> str:
     """Return all arguments and variables of srun as one text."""
     arrived = json.loads(done.stdout)
     return "\0".join([*arrived["words"], *arrived["env"].values()])
-
-
-@pytest.mark.parametrize("line", VALUES)
-def test_a_set_up_line_is_copied_as_it_is_or_refused(tmp_path, line):
-    """Set-up lines are shell code, so quoting is up to their author."""
-    path = tmp_path / "matrix.yaml"
-    matrix = {**PLAIN, "cluster": {"setup": [line]}}
-    path.write_text(yaml.safe_dump(matrix, allow_unicode=True), encoding="utf-8")
-    texts, refusal = _scripts(path)
-    if refusal:
-        assert str(path) in refusal
-        assert line not in ("a b", "$(touch planted)", "é ü 漢"), refusal
-    else:
-        assert [line in text.splitlines() for text in texts] == [True]
 
 
 HOSTILE_FOLDER = "a'; touch planted; é $(touch planted)"

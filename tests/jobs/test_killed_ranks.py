@@ -98,9 +98,3 @@ def test_a_broken_end_json_is_ignored(tmp_path, text):
     (tmp_path / "end.json").write_text(text)
     end = EndNote.read(RunFolder(tmp_path))
     assert (end.exit_code, end.written, end.time) == (None, None, None)
-
-
-def test_exit_code_and_time_are_read_from_end_json(tmp_path):
-    (tmp_path / "end.json").write_text('{"exit_code": 3, "signal": null, "time": "2026-11-20T20:42:05Z"}')
-    end = EndNote.read(RunFolder(tmp_path))
-    assert (end.exit_code, end.time.isoformat()) == (3, "2026-11-20T20:42:05+00:00")

@@ -113,12 +113,6 @@ def test_an_active_run_shares_the_jobs_status_and_a_finished_one_does_not(packs,
     )
 
 
-def test_an_unknown_status_is_not_guessed(packs):
-    of = packs(started(1))
-    assert of.status(record(1), None, []) is None
-    assert not of.marks(record(1)).over
-
-
 def test_a_run_waits_for_those_before_it(packs):
     running = JobStatus(RunState.RUNNING)
     assert (

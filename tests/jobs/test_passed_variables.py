@@ -42,8 +42,7 @@ def check(folder: Path, *, ranks: int) -> None:
     assert [path for path in folder.rglob("*") if path.is_file() and b"qzv" in path.read_bytes()] == []
 
 
-@pytest.mark.parametrize("launcher", ["srun", "torchrun"])
-@pytest.mark.parametrize("pack", [False, True])
+@pytest.mark.parametrize(("launcher", "pack"), [("srun", False), ("torchrun", True)])
 def test_a_variable_reaches_the_ranks_of_a_job(
     cluster: Cluster, tmp_path: Path, launcher: str, pack: bool
 ) -> None:

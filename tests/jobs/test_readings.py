@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from pathlib import Path
 from typing import Any
 
@@ -169,17 +168,6 @@ def test_values_that_are_not_one_average_are_refused(left, rates):
     assert not left.folder.metrics_csv.exists()
 
 
-def test_the_summaries_of_recent_transformers_are_read_with_the_documented_patterns(left):
-    documented = (ROOT / "docs/matrix.md").read_text()
-    patterns = dict(re.findall(r"^      (throughput|loss): \"(.*train_.*)\"$", documented, re.MULTILINE))
-    assert patterns.keys() == {"throughput", "loss"}
-    left.folder.out.write_text("{'train_samples_per_second': '1.235e+04', 'train_loss': '1.2e-05'}\n")
-    (row,) = left.rows({"kind": "average", "output": patterns})
-    assert (row["throughput_samples_per_sec"], row["train_loss"]) == ("12350", "1.2e-05")
-    left.folder.out.write_text(summary(13.0, 0.5))
-    assert left.rows({"kind": "average", "output": patterns})[0]["throughput_samples_per_sec"] == "13"
-
-
 @pytest.mark.parametrize(
     ("printed", "found"),
     [("1.235e+04", "1.235"), ("1,234.5", "1"), ("1,234,567", "1"), ("3e3", "3"), ("123.4e2", "123.4")],
@@ -271,14 +259,6 @@ def test_an_unreadable_metric_is_reported_with_source_and_pattern(left):
     )
     assert not left.folder.metrics_csv.exists()
     assert pattern in left.lack({"output": {"step_time": f"x{pattern}"}})
-
-
-@pytest.mark.parametrize("value", ["0", "-3", "nan", "inf"])
-def test_an_impossible_rate_is_refused(left, value):
-    left.folder.out.write_text(f"rate {value}\n")
-    assert left.lack({"output": {"throughput": r"rate (\S+)"}}) == (
-        f"reading 1 of job.out is not a positive number: {{'throughput': {float(value)}}}"
-    )
 
 
 def test_a_loss_that_is_not_finite_is_reported_and_the_rows_are_kept(left):

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
 
-from bench.jobs import scheduler
 from bench.jobs.scheduler import SubmittedCommands
 from bench.plan import make_plan, write_plan
 from bench.study.plan_json import PlannedStudy, open_study
 from bench.study.run_json import changed_script, script_sha256
 from bench.words import sentence
-from tests.common import run_program, write_program
+from tests.common import run_program
 
 MATRIX = """\
 study: own
@@ -94,28 +91,6 @@ def test_the_commit_and_changes_of_tracked_files_are_recorded(planned):
     assert described(study)["git_dirty"] is True
 
 
-def test_git_and_the_script_are_read_once_for_all_cells(planned, tmp_path, monkeypatch):
-    study = planned("python train.py --ranks {world_size}")
-    (tmp_path / "bin").mkdir()
-    fake = tmp_path / "bin/git"
-    write_program(fake, f"#!/bin/sh\necho \"$@\" >>'{tmp_path}/calls'\necho 0123\n")
-    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
-    commands = SubmittedCommands(study)
-    first, second = (commands.describe(cell)["command"] for cell in study.cells.values())
-    assert len((tmp_path / "calls").read_text().splitlines()) == 1
-    assert first["script_sha256"] == second["script_sha256"]
-    assert first["words"] != second["words"]
-
-
-def test_a_git_that_does_not_answer_is_ended(planned, tmp_path, monkeypatch):
-    study = planned("python train.py")
-    fake = tmp_path / "git"
-    write_program(fake, "#!/bin/sh\nexec sleep 60\n")
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setattr(scheduler, "GIT_S", 0.2)
-    assert described(study)["git_commit"] is None
-
-
 def test_a_script_that_changed_after_the_submission_is_named(planned):
     run = {"command": described(planned("python train.py"))}
     assert changed_script(run, script_sha256(run, ".")) is None
@@ -125,17 +100,3 @@ def test_a_script_that_changed_after_the_submission_is_named(planned):
         f"{run['command']['script_sha256'][:12]}, and was {script_sha256(run, '.')[:12]} when the run started"
     )
     assert changed_script({}, None) is changed_script(run, None) is None
-
-
-@pytest.mark.parametrize(
-    ("command", "interpreter"),
-    [
-        ("python train.py", sys.executable),
-        ("./env/bin/python3.11 train.py", "./env/bin/python3.11"),
-        ("ls", None),
-    ],
-)
-def test_the_python_of_a_command_is_named_as_a_job_can_call_it(planned, command, interpreter):
-    study = planned(command)
-    cell = next(iter(study.cells.values()))
-    assert SubmittedCommands(study).describe(cell)["interpreter"] == interpreter

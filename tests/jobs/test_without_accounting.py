@@ -17,7 +17,6 @@ from tests.cluster.containers import wait_for
 from tests.cluster.plugin import StartCluster
 from tests.jobs.slurm_studies import MEASURE, Study, run_id, scripted_study
 
-DISABLED = "none: Slurm accounting storage is disabled"
 #: Traps that write end.json, as in the real scripts.
 TRAPS = """\
 note() {{ printf '{{"exit_code": %d, "signal": %s, "time": "%s"}}' "$1" "$2" "$(date -u +%FT%TZ)" >"$RUN/end.json"; }}
@@ -125,6 +124,10 @@ def test_squeue_shows_the_ends_and_verify_the_missing_accounting(studies):
     }
     folder = RunFolder(study.folder / f"runs/{run_id(1)}/attempt-1")
     assert not folder.sacct_summary.exists()
+    assert study.run_json(run_id(1))["accounting"] == "none: Slurm accounting storage is disabled"
+    words = "none: Slurm accounting storage is disabled; the final state comes from"
+    verified = study.bench("verify", run_id(1), "--results", str(study.folder.parent))
+    assert f"  --    accounting: not measured ({words}" in verified.stdout
     assert found["bad-exit"] in (by_squeue["bad-exit"], EXPECTED["bad-exit"])
 
 
@@ -139,24 +142,6 @@ def test_run_folders_show_the_ends_of_jobs_that_squeue_has_forgotten(bare, studi
     assert ended(study) == EXPECTED
     verified = study.bench("verify", run_id(4), "--results", str(study.folder.parent))
     assert f"  FAIL  state: failed (TIMEOUT: reached its time limit ({FORGOTTEN}))" in verified.stdout
-
-
-def test_wait_ends_without_accounting(bare, tmp_path):
-    partition = bare.options.gpu_type
-    study = scripted_study(
-        tmp_path / "s", [MEASURED, MEASURED], bare.environment, name="waits", partition=partition
-    )
-    first = study.planned.runs[0].run_id
-    done = study.bench("submit", "STUDY", "--only", first, "--wait")
-    assert done.returncode == 0, done.stderr
-    assert study.run_json(first)["accounting"] == DISABLED
-    words = "none: Slurm accounting storage is disabled; the final state comes from"
-    assert f"  --    accounting: not measured ({words}" in (
-        study.bench("verify", first, "--results", str(study.folder.parent)).stdout
-    )
-    done = study.bench("submit", "STUDY", "--wait")
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.splitlines()[-1] == "study waits: 2 completed"
 
 
 def test_without_sacct_and_scontrol_everything_works(bare, tmp_path, monkeypatch):

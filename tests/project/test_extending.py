@@ -6,15 +6,12 @@ import csv
 import filecmp
 import json
 import os
-import re
 import shutil
 import sys
 from pathlib import Path
 
 import pytest
 
-from bench.errors import BenchError
-from bench.matrix.models import read_specs
 from tests.common import read_rows, run_program
 from tests.matrices import BARE, command, matrix
 
@@ -163,31 +160,6 @@ def test_a_model_is_one_file_and_a_strategy_is_another(copy):
         assert [rank["sync_passes"] for rank in window["ranks"]] == [passes] * ranks
     page = (copy / "results/own/report/index.html").read_text()
     assert "<dt>Model</dt><dd>one-layer</dd>" in page
-
-
-@pytest.mark.parametrize(
-    ("spec", "found"),
-    [
-        ('SPEC: Strategy = Strategy(name="own", untimed="Own", wrap=wrap)', {"untimed": "Own"}),
-        ("SPEC = Strategy(NAME)", None),
-        ('SPEC = copy(Strategy("own", untimed="Own"))', None),
-        ("", None),
-    ],
-)
-def test_a_spec_is_read_in_both_spellings_or_is_an_error(tmp_path, monkeypatch, spec, found):
-    monkeypatch.setattr("bench.matrix.models.__file__", str(tmp_path / "bench/matrix/models.py"))
-    file = tmp_path / "bench/workload/strategies/own.py"
-    file.parent.mkdir(parents=True)
-    file.write_text(spec)
-    if found:
-        changed = 'SPEC = replace(own.SPEC, name="theirs", one_rank=True)'
-        file.with_name("theirs.py").write_text(changed)
-        own, theirs = read_specs("strategies")
-        assert own == ("own", "own", found)
-        assert theirs == ("theirs", "theirs", {**found, "one_rank": True})
-        return
-    with pytest.raises(BenchError, match=f"{re.escape(str(file))}: no SPEC with a name"):
-        list(read_specs("strategies"))
 
 
 def test_a_scheduler_is_one_folder_and_one_entry(copy):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import sys
 import time
 from argparse import Namespace
@@ -15,7 +14,6 @@ from typing import Any
 import pytest
 
 from bench.matrix.load import load_matrix
-from tests.common import run_program
 from tests.workload.conftest import wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -51,21 +49,6 @@ def test_all_missing_packages_are_named_at_once(tmp_path, monkeypatch):
     )
 
 
-def test_an_old_python_is_reported_in_the_first_line(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(gpu.sys, "version_info", (3, 10, 2))
-    assert gpu.measure(Namespace(json=tmp_path / "gpu.json", page=tmp_path / "gpu.md"), tmp_path) == 2
-    message = f"make gpu: error: {sys.executable} is Python 3.10.2: 3.11 or newer is needed\n"
-    assert capsys.readouterr() == ("", message)
-
-
-def test_make_uses_the_given_python_and_sets_nothing_up():
-    # These tests may themselves run under make, which passes its options on.
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
-    command = ["make", "-n", "gpu", "PYTHON=/x/python"]
-    done = run_program(command, cwd=ROOT, env=environment, check=True)
-    assert done.stdout.strip() == "/x/python benchmarks/gpu.py"
-
-
 # -- running the parts -----------------------------------------------------------------------------
 
 
@@ -97,14 +80,13 @@ def test_a_part_that_fails_or_hangs_is_reported_and_the_others_run(tmp_path, cap
         part("works", WRITES),
     ]
     results = gpu.run_parts(parts, tmp_path, began=time.monotonic())
-    hung = gpu.run_part(part("hangs", HANGS), tmp_path, limit_s=20)
+    hung = gpu.run_part(part("hangs", HANGS), tmp_path, limit_s=8)
     assert [(one.name, one.outcome, one.reason, one.values) for one in [*results, hung]] == [
         ("fails", "failed", "the reason", {}),
         ("dies", "failed", "it ended with signal SIGKILL and no output", {}),
         ("works", "passed", None, {"rate": 7}),
-        ("hangs", "out of time", "it did not end in 20 s", {"rate": 7}),
+        ("hangs", "out of time", "it did not end in 8 s", {"rate": 7}),
     ]
-    assert hung.seconds > 19
     stat = Path("/proc", (tmp_path / "hangs.pid").read_text(), "stat")
     wait_for(lambda: not stat.exists() or stat.read_text().split()[2] == "Z", "the end of the part's child")
     out = capsys.readouterr().out
@@ -135,29 +117,7 @@ def test_without_a_gpu_there_is_one_line_and_no_file(tmp_path, monkeypatch, caps
     assert not any(file.exists() for file in files)
 
 
-MACHINE = {
-    "unfit": None,
-    "python": "3.12.3",
-    "torch": "2.11.0+cu130",
-    "cuda": "13.0",
-    "nccl": "2.28.9",
-    "driver": "580.159.04",
-    "gpus": ["an invented GPU"],
-}
-
-
-@pytest.mark.parametrize(("program", "code"), [(WRITES, 0), (f"{WRITES}; sys.exit('a reason')", 1)])
-def test_the_files_are_written_whether_or_not_a_part_failed(tmp_path, monkeypatch, program, code):
-    monkeypatch.setattr(gpu, "TITLES", {"one": "part one"})
-    monkeypatch.setattr(gpu, "WORDS", {"one": lambda values: [f"rate {values['rate']}"]})
-    found, values, page = run(tmp_path, monkeypatch, json.dumps(MACHINE), part("one", program))
-    assert found == code
-    content = json.loads(values.read_text())
-    assert content["machine"]["torch"] == "2.11.0+cu130"
-    assert [(one["outcome"], one["reason"]) for one in content["parts"]] == [
-        ("failed", "a reason") if code else ("passed", None)
-    ]
-    assert "an invented GPU; driver 580.159.04; torch 2.11.0+cu130, NCCL 2.28.9" in page.read_text()
+# -- the table -------------------------------------------------------------------------------------
 
 
 # -- the parts -------------------------------------------------------------------------------------

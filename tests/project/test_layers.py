@@ -5,14 +5,12 @@ from __future__ import annotations
 import ast
 import functools
 import graphlib
-import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from bench.matrix.schedulers import SCHEDULERS
 from tests.common import run_program
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -203,70 +201,6 @@ def test_analysis_reads_the_data_modules_of_bench_only():
     assert wrong == []
 
 
-def test_no_module_compares_the_name_of_a_scheduler():
-    wrong = [
-        f"{module}:{node.lineno} {ast.unparse(node)}"
-        for module, path in modules().items()
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Compare)
-        if {word.value for word in ast.walk(node) if isinstance(word, ast.Constant)} & {*SCHEDULERS}
-    ]
-    assert wrong == []
-
-
-def private_names(path: Path) -> Iterator[str]:
-    """Yield the private attributes and modules that a file uses of anything but its own objects."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        names: list[str] = []
-        if isinstance(node, ast.Attribute) and not (
-            isinstance(node.value, ast.Name) and node.value.id in ("self", "cls", "other")
-        ):
-            names = [node.attr]
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-            given = [word.value for word in node.args if isinstance(word, ast.Constant)]
-            names = [str(word) for word in given] if node.func.id in ("getattr", "hasattr") else []
-        elif isinstance(node, ast.Import):
-            names = [part for alias in node.names for part in alias.name.split(".")]
-        elif isinstance(node, ast.ImportFrom):
-            names = [*str(node.module).split("."), *(alias.name for alias in node.names)]
-        yield from (name for name in names if re.match(r"_[a-z]", name))
-
-
-def test_private_interfaces_of_torch_have_one_home():
-    wrong = [
-        f"{module} uses {name}"
-        for module, path in modules().items()
-        if within(module, HOMES["torch"]) and module != "bench.measure.torch_internals"
-        for name in private_names(path)
-        if name not in ("_exit", "_current_frames")  # of Python
-    ]
-    assert wrong == []
-
-
-#: The modules that may name these files or use their paths. Everyone else calls them.
-READERS = {
-    "run.json": ("bench.study",),
-    "plan.json": ("bench.study",),
-    # Rank 0 writes the table during the run; analysis reads it as a frame.
-    "ranks.csv": ("bench.study", "bench.measure.results", "analysis.data"),
-}
-
-
-def file_uses(path: Path) -> Iterator[str]:
-    """Yield the records of READERS whose path a module names or uses."""
-    attributes = {name.replace(".", "_"): name for name in READERS}
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Attribute) and node.attr in attributes:
-            yield attributes[node.attr]
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            text = node.value
-            yield from (
-                name
-                for name in READERS
-                if text in (name, name.replace(".", "_")) or text.endswith(f"/{name}")
-            )
-
-
 def test_imports_within_bench_are_relative():
     """The same files are loaded as ``bench`` and as ``ddp_scaling_bench``: see ddp_scaling_bench/__init__.py."""
     wrong = [
@@ -278,30 +212,6 @@ def test_imports_within_bench_are_relative():
         or (isinstance(node, ast.Import) and any(a.name.split(".")[0] == "bench" for a in node.names))
     ]
     assert wrong == []
-
-
-def test_each_record_of_the_results_has_one_reader():
-    wrong = [
-        f"{module} uses {name}"
-        for module, path in modules().items()
-        for name in file_uses(path)
-        if not within(module, READERS[name])
-    ]
-    assert wrong == []
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "json.loads(folder.run_json.read_text())",
-        "open(f'{attempt}/run.json')",
-        "Path(attempt, 'run.json')",
-        "getattr(folder, 'run_json')",
-    ],
-)
-def test_a_second_reader_is_found(tmp_path, line):
-    (tmp_path / "module.py").write_text(f"{line}\n")
-    assert list(file_uses(tmp_path / "module.py")) == ["run.json"]
 
 
 def test_bench_reaches_analysis_from_its_commands_only():
@@ -334,19 +244,3 @@ def test_the_project_speaks_of_itself_alone():
         text = path.read_text(errors="replace")
         for word in ("/wor" + "k/", "/far" + "m/", "../sha" + "red"):
             assert word not in text, f"{name} names a path of the machine it was written on"
-
-
-def test_only_known_modules_make_imports_that_these_tests_cannot_see():
-    places = [
-        module
-        for module, path in modules().items()
-        if re.search(r"import_module|__import__", path.read_text())
-    ]
-    # the modules of schedulers, models and strategies; Lightning and Transformers, which are optional
-    optional = ["bench.record.lightning", "bench.record.transformers"]
-    assert places == [
-        "bench.jobs.scheduler",
-        *optional,
-        "bench.workload.models",
-        "bench.workload.strategies",
-    ]

@@ -176,9 +176,3 @@ def test_a_study_goes_from_matrix_to_report_in_an_empty_folder(bench, tmp_path):
     reported = bench("report", cwd=tmp_path)
     assert (reported.returncode, reported.stdout) == (0, "results/own/report/index.html\n"), reported.stderr
     assert "own" in (tmp_path / reported.stdout.strip()).read_text()
-
-
-def test_the_shipped_examples_are_found_by_name(bench, tmp_path):
-    done = bench("plan", "smoke_cpu", "--json", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["runs"] % 4 == 0

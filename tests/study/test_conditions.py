@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bench.facts import Fact
 from bench.study.conditions import (
     FOREIGN_CPU_LIMIT,
     Neighbours,
     Occupation,
     assess,
-    read_disturbances,
-    summary,
 )
 from bench.study.layout import RunFolder
-from bench.words import words
 
 NOON = datetime(2026, 11, 22, 12, 0, tzinfo=UTC)
 ENV = {
@@ -77,10 +72,6 @@ def test_foreign_cpu_time_disturbs_above_the_limit_of_the_cores_in_use(tmp_path:
     ]
 
 
-def test_a_tick_of_the_clock_in_a_short_window_is_no_disturbance(tmp_path: Path) -> None:
-    assert not found(write(tmp_path, window(0, seconds=0.1, nodes=[{"node": "n1", "foreign_cpu_s": 0.01}])))
-
-
 def test_conditions_that_a_run_can_cause_itself_do_not_disturb_it(tmp_path: Path) -> None:
     net = {"rx_drops": 5, "rx_errors": 2, "crc_errors": None}
     node = {"node": "n1", "foreign_cpu_s": 0, "throttled_s": 9.0, "pressure": {"cpu": 80.0}, "net": net}
@@ -125,11 +116,6 @@ def test_a_job_disturbs_only_if_it_is_there_during_a_window(tmp_path: Path) -> N
     assert entries[0]["values"]["jobs"] == ["4"]
 
 
-def test_without_windows_a_job_disturbs_if_it_is_there_during_the_run(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path)
-    assert found(folder, Neighbours([job("1", 0, 8, "n1")]))[0]["kind"] == "foreign-job"
-
-
 def test_jobs_of_one_kind_on_a_node_are_one_entry(tmp_path: Path) -> None:
     jobs = [job(str(number), number, number + 5, "n1") for number in range(1, 13)]
     (entry,) = found(RunFolder(tmp_path), Neighbours(jobs))
@@ -165,28 +151,3 @@ def test_what_is_not_known_is_not_called_undisturbed(tmp_path: Path) -> None:
 def test_a_broken_file_disturbs_nothing(tmp_path: Path, text: str) -> None:
     (tmp_path / "conditions.json").write_text(text)
     assert assess(RunFolder(tmp_path), start=None, end=None, neighbours=None).get("disturbed", []) == []
-
-
-def test_disturbances_are_read_as_they_were_written_now_and_before() -> None:
-    times = {"start": "2026-11-22T12:00:01Z", "end": "2026-11-22T12:00:09Z"}
-    facts = (
-        Fact("foreign-cpu", ("n2",), {**times, "share": 0.31, "limit": 0.05}),
-        Fact("study-run", ("n1",), {**times, "jobs": ["5", "6"], "more_jobs": 2}),
-        Fact("gpu-slowdown", (), {"slowdowns": ["hw_power_brake", "thermal_slowdown"]}),
-        Fact("link-errors", ("n1",), {"errors": 3, "limit": 0}),
-        Fact("foreign-cpu", values={"share": "much", "limit": 1}),
-    )
-    assert read_disturbances({"disturbed": [one.as_json() for one in facts]}) == facts
-    assert read_disturbances({}) is None
-    assert read_disturbances({"disturbed": ["x", {"reason": "moon"}, {"kind": "shared-cores"}]}) == ()
-    assert [words(one) for one in facts] == [
-        "CPU time of foreign processes (31 % of the time of the cores in use, limit 5 %) on n2 from "
-        "2026-11-22T12:00:01Z to 2026-11-22T12:00:09Z",
-        "another run of the study (job 5, 6 and 2 more jobs) on n1 from 2026-11-22T12:00:01Z to 2026-11-22T12:00:09Z",
-        "a slowdown of the GPU by its hardware or temperature (hw_power_brake, thermal_slowdown)",
-        "CRC or symbol errors of the link (3) on n1",
-        "share much, limit 1",
-    ]
-    assert summary([*facts[:2], replace(facts[1], subject=("n3",))]) == (
-        "CPU time of foreign processes on n2; another run of the study on n1 and n3"
-    )

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.errors import UnwritableError
 from bench.study.files import read_json, rewrite_object, write_json
 
 texts = st.text(max_size=5000)
@@ -41,13 +40,6 @@ def test_a_small_file_is_overwritten_and_a_large_one_replaced(tmp_path: Path) ->
 def test_a_missing_file_is_written(tmp_path: Path) -> None:
     rewrite_object(tmp_path / "run.json", {"state": "completed"})
     assert read_json(tmp_path / "run.json") == {"state": "completed"}
-
-
-def test_a_missing_folder_is_an_error(tmp_path: Path) -> None:
-    path = tmp_path / "gone" / "run.json"
-    with pytest.raises(UnwritableError) as raised:
-        rewrite_object(path, {})
-    assert raised.value.message == f"{path}: cannot be written: No such file or directory"
 
 
 @pytest.mark.parametrize("broken", [b"", b'{"state": "com', b"\xff\xfe", b'{"state": 1}{'])

@@ -128,16 +128,6 @@ def test_a_halt_is_seen_only_by_watches_created_before_it(tmp_path):
     assert ledger.records(["halted"])["halted"].state is RunState.COMPLETED
 
 
-@pytest.mark.parametrize("torn", [b'{"event": "hal', b"\0\xff", b'"halted"', b"[1]"])
-def test_a_halt_is_seen_after_an_incomplete_line(tmp_path, torn):
-    path = tmp_path / "ledger.jsonl"
-    ledger, watch = Ledger(path), HaltWatch(Ledger(path))
-    path.write_bytes(torn)
-    assert not watch.halted()
-    ledger.halt()
-    assert watch.halted()
-
-
 @pytest.mark.parametrize(
     ("recorded", "cause", "shown"),
     [

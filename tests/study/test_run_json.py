@@ -5,8 +5,6 @@ from __future__ import annotations
 import fcntl
 import json
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,46 +12,8 @@ import pytest
 
 from analysis.data.load import load_study
 from bench.study.layout import RunFolder
-from bench.study.run_json import read_run, update_run, write_run
+from bench.study.run_json import update_run, write_run
 from tests.analysis import studies
-
-
-@contextmanager
-def rewriting(folders: list[RunFolder]) -> Iterator[None]:
-    """Rewrite each run.json again and again, as `bench status` does, with texts of different length."""
-    done = threading.Event()
-
-    def rewrite() -> None:
-        length = 0
-        while not done.is_set():
-            length = (length + 397) % 2000
-            for folder in folders:
-                update_run(folder, {"reason": "x" * length})
-
-    writer = threading.Thread(target=rewrite)
-    writer.start()
-    try:
-        yield
-    finally:
-        done.set()
-        writer.join()
-
-
-def test_the_loader_reads_whole_files_while_another_program_rewrites_them(tmp_path: Path) -> None:
-    path = studies.finished(tmp_path / "s", repeats=2)
-    folders = [RunFolder(attempt) for attempt in sorted(path.glob("runs/*/attempt-1"))]
-    assert len(folders) == 8
-    inodes = [folder.run_json.stat().st_ino for folder in folders]
-    with rewriting(folders):
-        for _ in range(10):
-            assert set(load_study(path).runs["state"]) == {"completed"}
-        for _ in range(1000):
-            content, problem = read_run(folders[0].path)
-            assert problem == ""
-            assert content is not None
-            assert content["state"] == "completed"
-    # The files were changed in place: a reader could have met half of one.
-    assert [folder.run_json.stat().st_ino for folder in folders] == inodes
 
 
 def test_the_loader_waits_for_the_end_of_a_rewrite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

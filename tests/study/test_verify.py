@@ -82,20 +82,6 @@ def test_missing_accounting_is_not_measured(run_folder):
     assert "none: sacct is not installed" in str(check)
 
 
-def test_a_run_of_a_study_without_a_readable_run_json_fails_and_the_others_are_verified(
-    tmp_path, nothing_drawn
-):
-    (tmp_path / "own.yaml").write_text(MATRIX)
-    assert bench("run", "own", cwd=tmp_path).returncode == 0
-    first, second, _ = sorted((tmp_path / "results/own/runs").glob("*/attempt-1"))
-    (first / "run.json").unlink()
-    (second / "run.json").write_text("{")
-    done = bench("verify", "own", cwd=tmp_path)
-    assert (done.returncode, done.stdout.splitlines()[-1]) == (1, "1 of 3 runs pass")
-    for found in ("is missing", "is not valid JSON"):
-        assert f"  FAIL  run.json: {found}, expected a description of the run\n" in done.stdout
-
-
 def test_the_command_prints_both(run_folder):
     done = bench("verify", str(run_folder), cwd=run_folder.parent)
     lines = done.stdout.splitlines()
@@ -121,12 +107,3 @@ def test_warnings_about_cores_and_threads_are_shown_and_fail_no_run(run_folder):
     assert done.stdout.splitlines()[-2] == f"  warn  {shared}"
     content = json.loads(bench("verify", str(run_folder), "--json", cwd=run_folder.parent).stdout)
     assert content["runs"][0]["warnings"] == [shared]
-
-
-def test_warnings_in_the_logs_are_shown_and_fail_no_run(run_folder):
-    run = json.loads((run_folder / "run.json").read_text())
-    logged = {"cause": "slow-gradient-strides", "path": "job.err", "line": 4, "remedy": "Copy the tensor."}
-    (run_folder / "run.json").write_text(json.dumps({**run, "warnings": [logged]}))
-    verified = verify_run(run_folder)
-    assert verified.passed
-    assert verified.warnings == ["slow-gradient-strides (job.err:4): Copy the tensor."]

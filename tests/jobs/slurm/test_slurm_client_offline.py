@@ -199,14 +199,6 @@ def test_a_job_does_not_inherit_the_allocation_that_bench_runs_in(commands):
     assert slurm.sbatch_variables() == {"SBATCH_QOS": "long"}
 
 
-def test_queries_do_not_inherit_filters_and_read_times_in_utc(commands):
-    commands.add("squeue")
-    commands.slurm(SQUEUE_PARTITION="other", SLURM_TIME_FORMAT="relative", TZ="Asia/Tokyo", X="y").queue()
-    (inherited,) = commands.environments("squeue")
-    names = ("SQUEUE_PARTITION", "SLURM_TIME_FORMAT", "TZ", "X")
-    assert {k: inherited[k] for k in names if k in inherited} == {"TZ": "UTC", "X": "y"}
-
-
 def test_all_jobs_share_one_call_unless_their_list_is_too_long(commands):
     commands.add("sacct")
     commands.add("squeue")

@@ -15,8 +15,7 @@ from bench.jobs.slurm.client import (
     Slurm,
     SlurmRefusedError,
 )
-from bench.jobs.slurm.job_states import queue_statuses, state_from_notices
-from bench.jobs.slurm.parsing import Gres
+from bench.jobs.slurm.job_states import queue_statuses
 from bench.study.ledger import FailureClass, RunState
 from tests.cluster.bed import Cluster
 from tests.cluster.containers import wait_for
@@ -187,25 +186,6 @@ def test_a_lost_node_a_preemption_and_a_cancellation_are_distinguished(submitter
         cluster.boot_node("n4")
 
 
-def test_messages_of_slurmstepd_are_read_in_every_format_of_their_time(submitter, cluster):
-    # 23.11 and 24.11 print the time with format_stderr, 25.05 and later always.
-    release = cluster.options.release.number
-    other = [] if release < (23, 11) else ["iso8601_ms,format_stderr" if release < (25, 5) else "rfc5424_ms"]
-    for number, time_format in enumerate(["thread_id", *other]):
-        with cluster.configured(LogTimeFormat=time_format):
-            job = submitter.submit(
-                f"format{number}", "touch $1; sleep 60", arguments=(f"{submitter.folder}/{number}",)
-            )
-            wait_for((submitter.folder / str(number)).exists, what="the script")
-            submitter.slurm.cancel([job])
-            submitter.outcomes([job])
-            cluster.clear()  # a slurmd that starts again does not report the end of a job for minutes
-        said = (submitter.folder / f"format{number}.err").read_text()
-        state = state_from_notices(said, job_id=job)
-        assert state is not None, said
-        assert state.word == "CANCELLED"
-
-
 def test_output_paths_are_literal_and_the_script_gets_its_arguments(slurm, tmp_path):
     folder = tmp_path / "100%j a'; echo foo ü"
     folder.mkdir()
@@ -228,34 +208,3 @@ def test_test_only_returns_the_expected_start_and_submits_nothing(submitter, slu
         "sbatch --test-only: allocation failure: Requested node configuration is not available"
     )
     assert {row.key.job for row in slurm.queue()} == before
-
-
-def test_nodes_describes_the_partitions_and_their_gpus(slurm, cluster):
-    groups = slurm.nodes()
-    assert {(g.partition, g.default, g.time_limit_s) for g in groups} == {
-        ("l40s", True, None),
-        ("urgent", False, None),
-        ("short", False, 300),
-    }
-    l40s = [g for g in groups if g.partition == "l40s"]
-    assert sum(g.nodes for g in l40s) == 4
-    assert {g.gpus for g in l40s} == {(Gres("gpu", "l40s", 4),)}
-    cluster.drain("n2")
-    try:
-        assert [g.in_service for g in slurm.nodes() if g.hosts == "n2"] == [False, False, False]
-    finally:
-        cluster.resume("n2")
-
-
-def test_accounting_by_name_finds_the_job(submitter, slurm):
-    since = datetime.now(UTC) - timedelta(minutes=1)
-    job = submitter.submit("unique-name", "true")
-    submitter.outcomes([job])
-    wait_for(
-        lambda: (
-            [r.key.job for r in slurm.accounting_by_name(["unique-name"], since=since) if not r.key.step]
-            == [job]
-        ),
-        what="the job in sacct by its name",
-    )
-    assert slurm.accounting_by_name(["unique"], since=since) == []

@@ -9,7 +9,7 @@ import pytest
 
 from bench.jobs.outcome import JobStatus
 from bench.jobs.slurm.job_states import classify, queue_statuses
-from bench.jobs.slurm.parsing import accounting_table, parse_accounting, parse_queue
+from bench.jobs.slurm.parsing import parse_accounting, parse_queue
 from bench.study.ledger import FailureClass, RunState
 from tests.jobs.slurm.statuses import job_statuses
 
@@ -48,11 +48,6 @@ def test_a_recorded_job_comes_to_what_its_fixture_says(path):
 def test_the_fixtures_cover_every_final_failure_class():
     classes = {read_fixture(path)[1].get("failure_class") for path in FIXTURES} - {None}
     assert classes == {str(member) for member in FailureClass} - {"requeued"}
-
-
-def test_rows_of_several_jobs_are_told_apart():
-    rows = parse_accounting("".join(read_fixture(path)[2] for path in FIXTURES[:8]))
-    assert len(job_statuses(rows)) == 8
 
 
 def test_steps_without_their_job_are_no_outcome():
@@ -142,22 +137,4 @@ def test_squeue_tells_of_an_output_that_could_not_be_opened():
     assert outcome.reason == (
         "Slurm could not open the job's output; its folder must exist on the nodes and be writable "
         "(RaisedSignal:53(Real-time signal 19))"
-    )
-
-
-def test_the_summary_has_one_aligned_line_per_row():
-    _, _, text = read_fixture(next(path for path in FIXTURES if path.stem == "22.05-het-fails"))
-    assert accounting_table(parse_accounting(text)) == (
-        "JobID       State      ExitCode  Start (UTC)          End (UTC)            Elapsed   MaxRSS"
-        "  NodeList  Name\n"
-        "20+0        FAILED     1:0       2026-11-20 19:51:38  2026-11-20 19:51:38  00:00:00        "
-        "  n3        het-fails\n"
-        "20+0.batch  FAILED     1:0       2026-11-20 19:51:38  2026-11-20 19:51:38  00:00:00        "
-        "  n3        batch\n"
-        "20+0.0      COMPLETED  0:0       2026-11-20 19:51:38  2026-11-20 19:51:38  00:00:00        "
-        "  n3        bash\n"
-        "20+1        FAILED     1:0       2026-11-20 19:51:38  2026-11-20 19:51:38  00:00:00        "
-        "  n4        het-fails\n"
-        "20+1.0      FAILED     1:0       2026-11-20 19:51:38  2026-11-20 19:51:38  00:00:00        "
-        "  n4        bash\n"
     )

@@ -11,7 +11,6 @@ from bench.jobs.slurm.parsing import (
     UnreadableOutputError,
     expand_hosts,
     parse_accounting,
-    parse_exit,
     parse_expected_start,
     parse_job_id,
     parse_limit_s,
@@ -98,11 +97,6 @@ def test_time_limits_are_seconds_and_no_limit_is_none(text, seconds):
     assert parse_limit_s(text) == seconds
 
 
-@pytest.mark.parametrize(("text", "halves"), [("1:0", (1, 0)), ("0:125", (0, 125)), ("", (None, None))])
-def test_an_exit_code_and_a_signal_are_read(text, halves):
-    assert parse_exit(text) == halves
-
-
 @pytest.mark.parametrize(
     ("text", "job_id"),
     [
@@ -173,21 +167,6 @@ def test_the_expected_start_is_read(line):
 def test_rows_of_the_queue_are_read_in_all_states(line, key, state, reason):
     (row,) = parse_queue(f"{line}\n")
     assert (row.key, row.state, row.reason) == (key, state, reason)
-
-
-def test_a_start_centuries_ahead_is_unknown():
-    # Slurm 22.05.8, for a job that waits for a job that can never start.
-    line = (
-        "sbatch: Job 6 to start at 2282-01-29T13:29:35 using 2 processors on nodes n[1-2] in partition l40s"
-    )
-    assert parse_expected_start(line, now=NOW) is None
-
-
-def test_a_refusal_has_no_expected_start():
-    assert (
-        parse_expected_start("allocation failure: Requested node configuration is not available", now=NOW)
-        is None
-    )
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.jobs.slurm.job_states import STATES, read_state
+from bench.jobs.slurm.job_states import read_state
 from bench.study.ledger import FailureClass, RunState
 
 # https://slurm.schedmd.com/job_state_codes.html: base states and flags of releases 20.11 to 26.05.
@@ -12,30 +12,6 @@ BASE_STATES = (
     *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY"),
     *("PENDING", "PREEMPTED", "RUNNING", "SUSPENDED", "TIMEOUT"),
 )
-FLAGS = (
-    *("COMPLETING", "CONFIGURING", "EXPEDITING", "GETENV_FAILED", "LAUNCH_FAILED", "POWER_UP_NODE"),
-    *("RECONFIG_FAIL", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESIZING", "RESV_DEL_HOLD", "REVOKED"),
-    *("SIGNALING", "SPECIAL_EXIT", "STAGE_OUT", "STOPPED", "UPDATE_DB"),
-)
-# squeue(1) and sacct(1), "JOB STATE CODES".
-CODES = (
-    *("BF", "CA", "CD", "CF", "CG", "DL", "F", "NF", "OOM", "PD", "PR", "R", "RD", "RF", "RH", "RQ"),
-    *("RS", "RV", "SI", "SE", "SO", "ST", "S", "TO"),
-)
-
-
-def test_the_table_holds_every_state_of_slurm_and_nothing_else():
-    assert set(STATES) == {*BASE_STATES, *FLAGS, *CODES}
-
-
-@pytest.mark.parametrize("word", [*BASE_STATES, *FLAGS, *CODES])
-def test_every_state_means_something_for_a_run(word):
-    slurm_state = read_state(word)
-    assert slurm_state.state not in (RunState.UNKNOWN, RunState.PLANNED)
-    assert (slurm_state.failure_class is None) == (
-        slurm_state.state in (RunState.RUNNING, RunState.COMPLETED)
-        or slurm_state.word in ("PENDING", "RESV_DEL_HOLD")
-    )
 
 
 def test_bad_ends_are_told_apart():
