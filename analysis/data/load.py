@@ -27,7 +27,7 @@ from bench.study.files import read_json
 from bench.study.layout import RunFolder, StudyFolder
 from bench.study.ledger import Ledger, RunRecord, RunState
 from bench.study.plan_json import read_plan
-from bench.study.records import EpochRow, RankRow, Record, StepRow
+from bench.study.records import EpochRow, RankRow, Record
 from bench.study.run_json import read_run
 from bench.units import count, listed
 
@@ -146,10 +146,6 @@ class Study:
         rows = rows[np.isfinite(rows["epoch"]) & np.isfinite(rows["rank"])]
         return rows_of(rows.astype({"rank": "int64"}).assign(host=rows["host"].map(clean)), RankOfRun)
 
-    def steps_of(self, run_ids: Iterable[str]) -> pd.DataFrame:
-        """Return the rows of steps.csv of some runs, with ``run_id`` and ``cell_id``."""
-        return self._table_of(run_ids, "steps_csv", StepRow)
-
     def envs_of(self, run_ids: Iterable[str]) -> dict[str, dict[str, Any]]:
         """Return the content of each run's env.json by run_id; runs without a readable file are absent."""
         found = {}
@@ -188,7 +184,6 @@ def load_study(path: Path, *, records: Mapping[str, RunRecord] | None = None) ->
     of_plan = {clean(cell["cell_id"]): cell for cell in plan["cells"]}
     known = records or Ledger(folder.ledger).records(run_id for run_id, *_ in planned)
     rows, earlier, attempts, remarks = _read_runs(folder, planned, known)
-    remarks += Ledger(folder.ledger).damages({run_id for run_id, *_ in planned})
     damaged = _damaged(rows, attempts, of_plan)
     measured = [None if place in damaged else path for place, path in enumerate(attempts)]
     without = {cell for cell, own in metrics_of_cells(plan).items() if own.get("source") == "none"}
@@ -199,8 +194,7 @@ def load_study(path: Path, *, records: Mapping[str, RunRecord] | None = None) ->
         unread = [] if row.cell_id in without else [problems.get(place)]
         unread += [row.reason] if row.evidence is None and attempts[place] else []  # without run.json
         damages += [f"{row.run_id}: {text}" for text in unread if text]
-        of_ledger = known[row.run_id].damages if row.run_id in known else []
-        row.reason = "; ".join(filter(None, (row.reason, problems.get(place), *of_ledger)))
+        row.reason = "; ".join(filter(None, (row.reason, problems.get(place))))
     about = (remarks, _runs_frame(earlier), attempts, measured, damages)
     return Study(folder, plan, cells, members, _runs_frame(rows), epochs, *about)
 

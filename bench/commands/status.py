@@ -21,7 +21,6 @@ from .options import JsonOption, ResultsOption, StudyArgument, find_study
 from .submit import counts_line
 
 SHOWN_RUNS = 60
-_MAX_CELLS = 4
 
 #: The states that are listed first, in this order.
 _FIRST_STATES = ("failed", "unknown", "running", "queued", "cancelled")
@@ -78,8 +77,6 @@ def status_command(
 
 def _show(planned: PlannedStudy, records: Mapping[str, RunRecord], *, everything: bool) -> None:
     """Print a table of runs, with failed and unknown runs first, and a line of counts."""
-    for damage in planned.ledger.damages(records.keys()):
-        say(damage)
     order = {RunState(name): place for place, name in enumerate(_FIRST_STATES)}
 
     def rank(record: RunRecord) -> tuple[int, bool, bool]:
@@ -109,10 +106,10 @@ def _show(planned: PlannedStudy, records: Mapping[str, RunRecord], *, everything
 
 
 def _remark(record: RunRecord) -> str:
-    """Return the reason of a run's state, the cause of a failure, what disturbed the run, and damages."""
+    """Return the reason of a run's state, the cause of a failure, and what disturbed the run."""
     reason = f"{record.reason} [{record.cause}]" if record.cause else record.reason
     disturbed = f"disturbed by {record.disturbed}" if record.is_disturbed else ""
-    return "; ".join(filter(None, (reason, disturbed, *record.damages)))
+    return "; ".join(filter(None, (reason, disturbed)))
 
 
 def _log_line(planned: PlannedStudy, record: RunRecord) -> dict[str, Any] | None:
@@ -132,7 +129,6 @@ def status_content(planned: PlannedStudy, records: Mapping[str, RunRecord]) -> d
         "study": planned.folder.name,
         "folder": str(planned.folder.path),
         "counts": {str(state): counts[str(state)] for state in RunState},
-        "damages": planned.ledger.damages(runs.keys()),
         "commands": [command.as_json() for command in labelled_commands(planned.cells.values())],
         "runs": [
             {
@@ -140,7 +136,6 @@ def status_content(planned: PlannedStudy, records: Mapping[str, RunRecord]) -> d
                 "cell_id": runs[record.run_id].cell_id,
                 "repeat": runs[record.run_id].repeat,
                 **{name: getattr(record, name) for name in names},
-                "damages": record.damages,
                 "log_line": _log_line(planned, record),
                 "will_not_start": bool(record.details.get("stuck")),
             }

@@ -59,8 +59,6 @@ class SerialScheduler(Scheduler):
         for record in records.values():
             if not record.state.active:
                 continue
-            if not _has_process(record) and record.state is RunState.RUNNING:
-                record.damages.append(f"{self.study.folder.ledger.name} does not name the run's process")
             if _is_orphan(record) or (
                 not _has_process(record) and EndNote.read(self.study.run_folder(record)).exit_code is not None
             ):
@@ -76,9 +74,6 @@ class SerialScheduler(Scheduler):
         The end time is that of run.json if it describes the end, else that of end.json, else unknown.
         """
         folder = self.study.run_folder(record)
-        if not folder.path.is_dir():
-            ledger = self.study.folder.ledger.name
-            record.damages.append(f"{ledger} names attempt {record.attempt}, which has no folder")
         run = read_run(folder.path)[0] or {}
         # `bench submit` died after it wrote run.json, or the ledger's last event was lost.
         ended = run.get("state") in list(RunState) and RunState(run["state"]).ended

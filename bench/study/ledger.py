@@ -22,7 +22,7 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -31,14 +31,11 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import BenchError, unwritable
-from ..units import join_names
 from .files import regular_file
 
 _EVENTS = ("intent", "submitted", "started", "ended", "accounted", "withdrawn")
 #: Values of events that are texts, if they are known.
 _TEXTS = ("time", "job_id", "job_name", "reason", "cause", "disturbed", "host", "started_at", "ended_at")
-#: Maximum number of damaged lines that a message names.
-_MAX_NAMED = 5
 
 
 class RunState(StrEnum):
@@ -107,7 +104,6 @@ class RunRecord:
     """State of a run's latest attempt according to the ledger; ``attempt`` is 0 before the first attempt.
 
     ``disturbed`` names what disturbed the attempt from outside of its job, or is empty if nothing is known.
-    ``damages`` are the damages of the run's records, in words.
     """
 
     run_id: str
@@ -121,7 +117,6 @@ class RunRecord:
     job_id: str | None = None
     job_name: str | None = None
     details: dict[str, Any] = field(default_factory=dict)
-    damages: list[str] = field(default_factory=list)
 
     def restore(self, run: Mapping[str, Any]) -> None:
         """Set the state to that in the content of a run.json; an active attempt becomes ``unknown``."""
@@ -186,30 +181,9 @@ class Ledger:
 
     def events(self) -> Iterator[dict[str, Any]]:
         """Yield the events of runs in order, skipping incomplete and damaged lines."""
-        return (event for _, event in self._lines() if event is not None and "run_id" in event)
-
-    def damages(self, run_ids: Collection[str]) -> list[str]:
-        """Return which lines are damaged and ignored, in words. ``run_ids`` are the planned runs."""
-        numbers = [
-            number
-            for number, event in self._lines()
-            if event is None or (event.get("event") != "halted" and event["run_id"] not in run_ids)
-        ]
-        if not numbers:
-            return []
-        named = join_names([str(number) for number in numbers], most=_MAX_NAMED)
-        lines = "line" if len(numbers) == 1 else "lines"
-        ignored = "is ignored" if len(numbers) == 1 else "are ignored"
-        return [f"{self.path.name}: {lines} {named} cannot be read and {ignored}"]
-
-    def _lines(self) -> Iterator[tuple[int, dict[str, Any] | None]]:
-        """Yield the number and the event of each line; None if the line is damaged."""
         try:
             with open(self.path, encoding="utf-8", errors="replace", opener=regular_file) as file:
-                for number, line in enumerate(file, start=1):
-                    event = _parsed(line)
-                    is_known = _is_of_run(event) or event.get("event") == "halted"
-                    yield number, event if is_known else None
+                yield from filter(_is_of_run, map(_parsed, file))
         except FileNotFoundError:
             return
 

@@ -154,8 +154,6 @@ class PlannedStudy:
         if state in list(RunState) and state != RunState.PLANNED:
             record.attempt = max(numbers)
             record.restore(content)
-            lost = f"{self.folder.ledger.name} has no event of this run; the state is that of run.json"
-            record.damages.append(lost)
 
     def run_folder(self, record: RunRecord) -> RunFolder:
         """Return the folder of the attempt that ``record`` describes."""

@@ -10,10 +10,7 @@ import io
 import math
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, fields
-from pathlib import Path
 from typing import Any, TypeVar
-
-from .files import read_table
 
 
 def _column(meaning: str, unit: str = "", window: str = "", *, part: str = "") -> Any:
@@ -172,20 +169,3 @@ def _cell(value: object) -> object:
     if not isinstance(value, float):
         return value
     return "" if math.isnan(value) else format(value, ".12g")
-
-
-def read_rows(path: Path, record: type[R]) -> list[R]:
-    """Return the rows of a table; a value that is missing or not a number is NaN."""
-    texts = text_columns(record)
-    names = columns_of(record)
-    return [
-        record(*(row.get(name, "") if name in texts else _number(row.get(name)) for name in names))
-        for row in read_table(path)[1]
-    ]
-
-
-def _number(text: str | None) -> float:
-    try:
-        return float(text or "nan")
-    except ValueError:
-        return math.nan
