@@ -414,20 +414,6 @@ class Cluster:
 
         wait_for(idle, what=f"idle nodes {', '.join(wanted)}", timeout_s=timeout_s)
 
-    @contextmanager
-    def occupied(self) -> Iterator[None]:
-        """Occupy all nodes with a job within a ``with`` block."""
-        size = [f"--nodes={len(self.nodes)}", "--exclusive"]
-        job = self.run(
-            ["sbatch", "--parsable", *size, "--output=/dev/null", "--wrap=sleep 600"]
-        ).stdout.strip()
-        try:
-            asked = ["squeue", "-h", "-j", job, "-o", "%T"]
-            wait_for(lambda: self.run(asked).stdout.split() == ["RUNNING"], what="the job on all nodes")
-            yield
-        finally:
-            self.run(["scancel", job])
-
     def clear(self) -> None:
         """Cancel all jobs and wait until the nodes are idle, so that the next test starts in a clean state."""
         jobs = self.run(["squeue", "-h", "-o", "%A"]).stdout.split()

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from bench.shipped import shipped
+from tests.analysis.figures import no_figure
 from tests.commands.command_line import bench, bench_process
 from tests.common import change_json
 from tests.matrices import SHORT, matrix, training
@@ -19,7 +20,7 @@ from tests.matrices import SHORT, matrix, training
 TINY = matrix(
     axes={"tasks_per_node": [1, 2]},
     scaling=[{"mode": "strong", "global_batch": [8]}],
-    workload=training(parameters="20k", **SHORT | {"steps_per_epoch": 4, "epochs": 2}),
+    workload=training(parameters="20k", **SHORT | {"steps_per_epoch": 4, "epochs": 2, "sweep_time": 0.5}),
 )
 
 
@@ -28,7 +29,8 @@ def ran(tmp_path_factory) -> Path:
     """Return a folder in which `bench run` has completed a study."""
     folder = tmp_path_factory.mktemp("a user's folder")
     (folder / "tiny.yaml").write_text(TINY)
-    done = bench_process("run", "tiny.yaml", cwd=folder)
+    with no_figure():
+        done = bench("run", "tiny.yaml", cwd=folder)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "results/tiny/report/index.html\n"
     assert re.search(r"^\[2/2\] n1x\S+ completed in ", done.stderr, re.M)
@@ -141,7 +143,8 @@ def read_only(ran, tmp_path_factory) -> Path:
     shutil.copytree(ran / "results" / "tiny", study)
     shutil.rmtree(study / "report")
     *events, end = (study / "ledger.jsonl").read_text().splitlines()
-    (study / "ledger.jsonl").write_text("".join(f"{event}\n" for event in events))
+    ended = re.sub(r'("pid": ?)\d+', rf"\g<1>{2**22 - 1}", "".join(f"{event}\n" for event in events))
+    (study / "ledger.jsonl").write_text(ended)
     last = json.loads(end)
     file = study / "runs" / last["run_id"] / "attempt-1" / "run.json"
     change_json(file, state="running", ended_at=None)
@@ -247,8 +250,8 @@ def test_only_chooses_by_name_and_by_property(tmp_path):
     by_value = bench("submit", "--dry-run", "--only", "world_size=2", cwd=tmp_path).stdout
     assert by_name == by_value
     assert by_name.splitlines()[-1] == "1 of 2 runs would be started"
-    whole = bench("submit", "--dry-run", "--only", "sweep_time=10", cwd=tmp_path).stdout
-    assert whole.splitlines()[-1] == "2 of 2 runs would be started", "10 is 10.0"
+    whole = bench("submit", "--dry-run", "--only", "sweep_time=0.50", cwd=tmp_path).stdout
+    assert whole.splitlines()[-1] == "2 of 2 runs would be started", "0.50 is 0.5"
     done = bench("submit", "--dry-run", "--only", "wrold_size=2", cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr.startswith(

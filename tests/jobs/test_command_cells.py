@@ -184,14 +184,16 @@ def test_an_unchanged_script_and_one_with_added_lines_end_in_the_same_report(tmp
     for name in ("train_ddp.py", "train_gpt.py"):
         shutil.copy(EXAMPLES / name, tmp_path)
     quick = {
-        "ddp": ("--epochs 4", "--epochs 2 --samples 1600"),
+        "ddp": ("--epochs 4", "--epochs 1 --samples 1600"),
         "gpt": ("{grad_accum}", "{grad_accum} --max_iters 9"),
     }
     reports = {}
     for name, (old, new) in quick.items():
         text = (EXAMPLES / f"{name}.yaml").read_text()
         assert old in text
-        text = text.replace(old, new).replace("steps_per_epoch: 30", "steps_per_epoch: 10")
+        text = text.replace(old, new).replace(
+            "steps_per_epoch: 30", "steps_per_epoch: 10\n  sweep_time: 0\n  probe_steps: 0"
+        )
         text = text.replace("repeats: 3", "repeats: 1").replace(
             "tasks_per_node: [1, 2]", "tasks_per_node: [2]"
         )

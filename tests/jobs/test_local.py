@@ -24,7 +24,7 @@ from bench.study.records import METRICS_COLUMNS, RANKS_COLUMNS, STEPS_COLUMNS
 from bench.study.verify import verify_run
 from tests.cluster.containers import wait_for
 from tests.common import run_program
-from tests.matrices import SHORT, matrix, training
+from tests.matrices import BARE, matrix, training
 
 
 def planned(
@@ -35,7 +35,9 @@ def planned(
     root.mkdir(exist_ok=True)
     path = root / "tiny.yaml"
     cluster = {"executor": "local", "time_limit": limit, **cluster}
-    workload = training(parameters="20k", **SHORT | {"steps_per_epoch": steps, "epochs": epochs}, val_steps=1)
+    workload = training(
+        parameters="20k", **BARE | {"steps_per_epoch": steps, "epochs": epochs, "val_steps": 1}
+    )
     path.write_text(
         matrix(cluster=cluster, axes={"tasks_per_node": [*ranks]}, workload=workload, repeats=repeats)
     )
@@ -215,12 +217,6 @@ def test_set_up_lines_and_variables_reach_the_ranks_literally(tmp_path):
 def test_a_study_without_a_plan_is_refused(tmp_path):
     with pytest.raises(
         BenchError, match=r"plan\.json: the study's plan does not exist; give the folder of a study"
-    ):
-        open_study(StudyFolder(tmp_path))
-    (tmp_path / "plan.json").write_text("{")
-    with pytest.raises(
-        BenchError,
-        match=r"plan\.json: is not a plan .*Invalid JSON.*; plan the study again: bench plan MATRIX$",
     ):
         open_study(StudyFolder(tmp_path))
     (tmp_path / "plan.json").write_text('{"cells": [{}], "runs": []}')

@@ -19,7 +19,7 @@ from bench.study.layout import RunFolder
 from bench.study.ledger import submit_lock
 from tests.cluster.bed import Cluster
 from tests.cluster.containers import wait_for
-from tests.common import run_program, write_program
+from tests.common import write_program
 from tests.jobs.slurm.statuses import job_statuses
 from tests.jobs.slurm_studies import MEASURE, Study, await_child, lines, plan_study, run_id
 from tests.matrices import command, matrix, slurm
@@ -386,24 +386,3 @@ def _count_calls(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         wrapper = folder / name
         write_program(wrapper, f'#!/bin/sh\necho {name} >>"{folder}/calls"\nexec {shutil.which(name)} "$@"\n')
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
-
-
-def test_the_matrix_of_init_is_planned_and_submitted_unchanged(running_cluster, tmp_path):
-    env = {**os.environ, **running_cluster.environment, "BENCH_RESULTS": str(tmp_path / "results")}
-
-    def bench(*words: str) -> subprocess.CompletedProcess[str]:
-        command = [str(Path(sys.executable).parent / "bench"), *words]
-        return run_program(command, cwd=tmp_path, env=env)
-
-    running_cluster.wait_until_idle()
-    assert bench("init", "--yes").stdout == "l40s.yaml\n"
-    text = (tmp_path / "l40s.yaml").read_text()
-    assert text.startswith("# l40s: 4 nodes (4 free), 4 x l40s, 8 CPUs each, limit none\n")
-    assert bench("plan", "l40s.yaml").returncode == 0
-    with running_cluster.occupied():  # so that no run ends before it is cancelled
-        submitted = bench("submit", "l40s")
-        assert submitted.returncode == 0, submitted.stderr
-        shown = json.loads(bench("status", "l40s", "--json").stdout)
-        assert len(shown["runs"]) == len({run["job_id"] for run in shown["runs"]}) > 0
-        assert {run["state"] for run in shown["runs"]} == {"queued"}
-        assert bench("cancel", "l40s").stdout == f"{len(shown['runs'])} runs cancelled\n"

@@ -16,7 +16,7 @@ from bench.study.layout import StudyFolder
 from bench.study.plan_json import open_study
 from bench.study.verify import verify_run
 from tests.common import run_program
-from tests.matrices import command, matrix, slurm, training
+from tests.matrices import BARE, command, matrix, slurm, training
 
 #: Modules with the names of bench's own, and of packages that it uses.
 NAMES = ("bench.py", "analysis/__init__.py", "torch_helpers.py", "psutil.py", "yaml.py", "rich/__init__.py")
@@ -24,7 +24,7 @@ NAMES = ("bench.py", "analysis/__init__.py", "torch_helpers.py", "psutil.py", "y
 STANDARD = ("json.py", "typing.py", "pathlib.py", "re.py", "numpy/__init__.py")
 #: Values of PYTHONPATH that put the current folder on the import path; {} is this folder.
 PATHS = ["{}:", ":/nowhere"]
-SHORT = {"steps_per_epoch": 2, "warmup_steps": 3, "attribution_steps": 2, "epochs": 1}
+SHORT = BARE | {"steps_per_epoch": 2}
 BUILT_IN = training(**SHORT)
 COMMAND = command("python plain.py", metrics={"output": {"step_time": "took ([0-9.]+)"}})
 RECORDED = command("python recorded.py", **SHORT, metrics="recorder")

@@ -18,7 +18,7 @@ from packaging.requirements import Requirement
 
 from bench.extras import EXTRAS
 from tests.common import run_program
-from tests.matrices import matrix
+from tests.matrices import BARE, matrix, training
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -168,7 +168,7 @@ def test_the_wheel_contains_the_tracked_files_and_no_others(wheel):
 
 
 def test_a_study_goes_from_matrix_to_report_in_an_empty_folder(bench, tmp_path):
-    (tmp_path / "own.yaml").write_text(matrix("own"))
+    (tmp_path / "own.yaml").write_text(matrix("own", workload=training(parameters="20k", **BARE)))
     planned = bench("plan", "own.yaml", cwd=tmp_path)
     assert planned.returncode == 0, planned.stderr
     submitted = bench("submit", cwd=tmp_path)
