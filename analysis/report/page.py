@@ -131,7 +131,7 @@ def _lead(results: Results, tables: Sequence[Decision]) -> tuple[list[tuple[str,
     out = {fact.kind for fact in findings if fact.values.get("disturbed", 0) == fact.values.get("left_out")}
     kinds = [fact.kind for fact in findings if not tells or fact.kind not in {"incomplete", *out}]
     kinds += [fact.kind for fact, _ in results.environment.warnings]
-    warnings = dict.fromkeys(map(heading, kinds))
+    warnings = dict.fromkeys(one_line(heading(kind), limit=80) for kind in kinds)
     wrong, is_wrong = went_wrong(results, warned=bool(warnings))
     found = {
         "wrong": wrong if tells else "",
