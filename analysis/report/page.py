@@ -131,7 +131,7 @@ def _lead(results: Results, tables: Sequence[Decision]) -> tuple[list[tuple[str,
     out = {fact.kind for fact in findings if fact.values.get("disturbed", 0) == fact.values.get("left_out")}
     kinds = [fact.kind for fact in findings if not tells or fact.kind not in {"incomplete", *out}]
     kinds += [fact.kind for fact, _ in results.environment.warnings]
-    warnings = dict.fromkeys(map(heading, kinds))
+    warnings = dict.fromkeys(one_line(heading(kind)) for kind in kinds)
     wrong, is_wrong = went_wrong(results, warned=bool(warnings))
     found = {
         "wrong": wrong if tells else "",
@@ -172,7 +172,7 @@ def _finding_row(fact: Fact, severity: str = "", where: str = "") -> tuple[str, 
     """Return severity, heading, place, evidence and remedy of a finding."""
     place = where or listed(list(fact.subject), limit=3) or WORDS["severities"]["everywhere"]
     severity = WORDS["severities"][severity or fact.severity]
-    return severity, heading(fact.kind), one_line(place), message(fact), remedy(fact)
+    return severity, one_line(heading(fact.kind)), one_line(place), message(fact), remedy(fact)
 
 
 def _findings(results: Results) -> list[tuple[str, ...]]:
