@@ -209,7 +209,6 @@ def test_verify_passes_for_study_run_and_folder(ran):
         "nodes",
         "global batch",
         "epochs",
-        "columns",
         "throughput",
         "loss",
         "samples",
