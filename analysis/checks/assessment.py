@@ -33,7 +33,7 @@ from bench.units import known
 #: The checks, each with the kinds of its findings. A check is possible for a cell if its files contain the
 #: values that the check compares.
 CHECKS: dict[str, tuple[str, ...]] = {
-    "throughput": ("no-throughput", "incomplete"),
+    "throughput": ("no-throughput", "incomplete", "damaged-files"),
     "batch": ("other-batch",),
     "disturbances": ("common-condition", "overlap", "disturbed"),
     "cores": ("shared-cores",),

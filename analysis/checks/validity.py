@@ -41,6 +41,7 @@ from analysis.text import clean, one_line
 from bench.facts import Fact, facts_of_env
 from bench.matrix.schedulers import SCHEDULERS
 from bench.matrix.strategies import STRATEGIES
+from bench.study.checksums import find_damage
 from bench.study.conditions import Reason, by_reason, objects
 from bench.study.processes import started_ranks
 from bench.study.run_json import AVERAGE_OF_RUN
@@ -95,6 +96,7 @@ def validity(
         *_batches(rows),
         *_disturbed(runs),
         *_incomplete(runs),
+        *_damaged_files(study),
         *_unequal_nodes(envs),
         *_differing(study, environment),
         *_averages(study, runs, envs),
@@ -133,6 +135,15 @@ def _incomplete(runs: Sequence[RunRow]) -> Iterator[Fact]:
     missing = [run for run in runs if not run.measured and not run.left_out]
     if 0 < len(missing) < len(runs):
         yield _warning("incomplete", **_missing(missing, runs))
+
+
+def _damaged_files(study: Study) -> Iterator[Fact]:
+    """Yield the first file of each completed run that is not as the run wrote it."""
+    runs = zip(study.runs["cell_id"], study.attempts, study.measured, strict=True)
+    damaged = [(str(cell), attempt) for cell, attempt, measured in runs if attempt and not measured]
+    if damaged:
+        files = [{"text": find_damage(attempt)} for _, attempt in damaged]
+        yield _warning("damaged-files", (cell for cell, _ in damaged), files=files)
 
 
 def _missing(missing: Sequence[RunRow], runs: Sequence[RunRow]) -> dict[str, Any]:

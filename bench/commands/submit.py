@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import BenchError, UnavailableError
-from ..jobs.scheduler import QueueFullError, Scheduler, scheduler_for
+from ..jobs.scheduler import QueueFullError, Scheduler, passed_variables, scheduler_for
 from ..jobs.slurm.pack import allocation_of
 from ..jobs.slurm.pack_submission import PackScheduler
 from ..matrix.cell import Run
@@ -78,6 +78,7 @@ def submit_command(
         _check_pack_budget(planned, runs, budget)
     else:
         check_budget(planned, runs, budget)
+    passed_variables(planned)
     if dry_run:
         _show(planned, runs, pack=pack, as_json=as_json)
         return 0

@@ -80,6 +80,8 @@ def _unknown_key(place: Place) -> tuple[str, str]:
     other = next((name for name in ("workload", "cluster", "axes") if key in _known_keys((name,))), None)
     if other and not section:
         return f"unknown key '{key}' in {where}", f"write it below `{other}:`"
+    if section and key in _known_keys(()):
+        return f"unknown key '{key}' in {where}", "write it at the top level of the matrix"
     remedy = did_you_mean(str(key), _known_keys(tuple(section)), cutoff=0.6)
     return f"unknown key '{key}' in {where}", remedy
 

@@ -17,6 +17,8 @@ from .layout import RunFolder
 
 #: Larger files are not read: steps.csv of 10 million steps has about 0.4 GB.
 LARGEST_BYTES = 1 << 30
+#: A line is a digest of 64 letters and the name of one of four files.
+_MOST_SUMS = 4096
 _FOLDER = RunFolder(Path())
 _SUMS = _FOLDER.sums.name
 _TABLES = tuple(path.name for path in (_FOLDER.metrics_csv, _FOLDER.ranks_csv, _FOLDER.steps_csv))
@@ -52,10 +54,14 @@ def _damages(folder: str) -> Iterator[str]:
     shown = "/".join(folder.rsplit("/", 3)[-3:])
     try:
         with open(f"{folder}/{_SUMS}", "rb", buffering=0, opener=regular_file) as file:
-            lines = file.read(4096).decode("ascii", "replace").splitlines()
+            content = file.read(_MOST_SUMS + 1)
     except OSError as error:
         yield f"{shown}/{_SUMS} cannot be read: {error.strerror}"
         return
+    if len(content) > _MOST_SUMS:
+        yield f"{shown}/{_SUMS} is larger than {_MOST_SUMS} bytes"
+        return
+    lines = content.decode("ascii", "replace").splitlines()
     sums = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
     for name in (*_TABLES, _PROBES):
         path = f"{folder}/{name}"

@@ -7,6 +7,7 @@ value that was not measured neither passes nor fails.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -148,10 +149,11 @@ def _checks(folder: RunFolder, run: dict[str, Any]) -> Iterator[Check]:
     if state in (RunState.QUEUED, RunState.RUNNING):
         return
     files = _files(cell)
-    missing = [name for name in files if not (folder.path / name).is_file()]
+    missing = [name for name in files if not os.path.lexists(folder.path / name)]
     damage = find_damage(folder.path) if is_recorded(cell["workload"]) and not missing else ""
     found = f"missing {', '.join(missing)}" if missing else damage or "complete"
-    yield Check("files", not (missing or damage), found, ", ".join(files))
+    expected = "as the run wrote them" if damage else ", ".join(files)
+    yield Check("files", not (missing or damage), found, expected)
     if isinstance(run.get("accounting"), str):
         found = f"{run['accounting']}; the final state comes from squeue and the run's own files"
         yield Check("accounting", None, found, "the final state from sacct")
