@@ -265,7 +265,7 @@ def _read_runs(
         row = RunRow(clean(run_id), cell_id, repeat, order, number)
         _read_run(row, run_id, path, tried=run_id in present)
         if now and now.state.ended:
-            if now.attempt == number and _active(row.state):
+            if now.attempt == number and row.state in _STATES and RunState(row.state).active:
                 row.end_as_in(now, row.reason if row.state == RunState.UNKNOWN else "")
                 row.started_at = row.started_at or now.details.get("started_at")
                 row.ended_at = row.ended_at or now.details.get("ended_at")
@@ -286,10 +286,6 @@ def _read_runs(
         names = listed([one_line(name, limit=80) for name in unplanned], limit=4)
         remarks.append(f"Not in the plan and ignored: {count(len(unplanned), 'folder')} in runs/ ({names})")
     return rows, earlier, attempts, remarks
-
-
-def _active(state: str) -> bool:
-    return state in _STATES and RunState(state).active
 
 
 def _visible_names(path: str) -> set[str]:
