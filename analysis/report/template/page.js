@@ -54,12 +54,10 @@
   // Views: all groups that have a view show it.
   const views = all(".tabs").map((tabs) => ({ figures: all("figure", tabs.closest(".views")), buttons: all("button", tabs) }));
   const nameOf = (button) => button.textContent.toLowerCase();
-  const view = (name) => {
-    views.filter(({ buttons }) => buttons.map(nameOf).includes(name)).forEach(({ figures, buttons }) => buttons.forEach((button, at) => {
-      figures[at].classList.toggle("shown", nameOf(button) === name);
-      button.setAttribute("aria-pressed", nameOf(button) === name);
-    }));
-  };
+  const view = (name) => views.filter(({ buttons }) => buttons.map(nameOf).includes(name)).forEach(({ figures, buttons }) => buttons.forEach((button, at) => {
+    figures[at].classList.toggle("shown", nameOf(button) === name);
+    button.setAttribute("aria-pressed", nameOf(button) === name);
+  }));
   views.flatMap(({ buttons }) => buttons).forEach((button) => button.addEventListener("click", () => view(nameOf(button))));
 
   // The table: all rows are in the data block; a page of them is in the document.
