@@ -130,13 +130,10 @@ def _root(
     pass
 
 
-def _help(command: Callable[..., int]) -> str:
-    """Return a docstring with one line per paragraph, which the terminal wraps; examples keep line breaks."""
-    return re.sub(r"(?<!\n)\n(?!\n|Example|bench )", " ", inspect.getdoc(command) or "")
-
-
 for _name, _command in COMMANDS.items():
-    app.command(_name, help=_help(_command))(_command)
+    # One line per paragraph, which the terminal wraps; examples keep line breaks.
+    _text = re.sub(r"(?<!\n)\n(?!\n|Example|bench )", " ", inspect.getdoc(_command) or "")
+    app.command(_name, help=_text)(_command)
 
 
 def main() -> None:

@@ -27,10 +27,6 @@ class Fact:
     values: Mapping[str, Any] = field(default_factory=dict)
     severity: Severity = "warning"
 
-    def affects(self, name: str) -> bool:
-        """Return whether the finding affects the cell or run ``name``."""
-        return not self.subject or name in self.subject
-
     def as_json(self) -> dict[str, Any]:
         """Return the finding as it is stored and printed with ``--json``."""
         rest = {"values": dict(self.values), "severity": self.severity}

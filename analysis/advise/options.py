@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Annotated
 
 import numpy as np
@@ -206,12 +207,9 @@ def rank(
             option.group = place
         _mark(own)
         _compare_with_first(own)
-    options.sort(key=lambda one: (one.group, *_order(one), one.study, one.cell_id))
+    values = attrgetter("total_s", "training_s", "node_hours")
+    options.sort(key=lambda one: (one.group, *map(_unknown_last, values(one)), one.study, one.cell_id))
     return Advice(samples, epochs, options, notes, validity or {})
-
-
-def _order(option: Option) -> list[tuple[bool, float]]:
-    return [_unknown_last(value) for value in (option.total_s, option.training_s, option.node_hours)]
 
 
 def _unknown_last(value: float) -> tuple[bool, float]:

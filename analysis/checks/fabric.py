@@ -173,11 +173,6 @@ def sweep_rows(study: Study) -> list[SweepRow]:
     return rows
 
 
-def all_reduces(sweep: Iterable[SweepRow]) -> list[SweepRow]:
-    """Return the rows of all-reduces, which every strategy times."""
-    return [row for row in sweep if row.collective == "all_reduce"]
-
-
 def _sizes(content: Mapping[str, Any], ids: tuple[str, str], collective: str) -> Iterable[SweepRow]:
     swept = content.get(collective)
     if not isinstance(swept, dict):
@@ -203,8 +198,8 @@ def _sizes(content: Mapping[str, Any], ids: tuple[str, str], collective: str) ->
 
 
 def fabric_table(sweep: Iterable[SweepRow]) -> list[FabricRow]:
-    """Fit latency α and inverse bandwidth β of each cell to its all-reduces."""
-    cells = grouped(all_reduces(sweep), lambda row: row.cell_id)
+    """Fit latency α and inverse bandwidth β of each cell to its all-reduces, which every strategy times."""
+    cells = grouped([row for row in sweep if row.collective == "all_reduce"], lambda row: row.cell_id)
     return [_cell(cell_id, rows) for cell_id, rows in cells.items()]
 
 

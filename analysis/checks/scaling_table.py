@@ -16,7 +16,7 @@ from analysis.stats.scaling import GUIDE, batch_per_rank, scale, with_baseline
 from analysis.text import one_line
 from bench.facts import Fact
 from bench.units import count, fraction, fractions, known, listed
-from bench.words import heading, sentences
+from bench.words import sentences
 
 #: Cells whose values are not valid, each with the kind of its first error.
 Invalid = Mapping[str, str]
@@ -214,10 +214,8 @@ def efficiency_text(row: ScalingRow) -> str:
     return f"{fraction(row.efficiency, decimals=decimals)} {fractions(*ends, decimals=decimals)}".strip()
 
 
-def what_decides(row: ScalingRow, base: ScalingRow, *, invalid: Invalid = _NONE) -> str:
+def what_decides(row: ScalingRow, base: ScalingRow) -> str:
     """Return how many runs would probably decide whether an efficiency is at least :data:`GUIDE`."""
-    if reason := invalid_reason(row, base, invalid):
-        return f"see the error {heading(reason)}"
     lacking = [
         (MIN_RUNS - one.n_undisturbed, name) for one, name in ((row, "this size"), (base, "the baseline"))
     ]

@@ -88,7 +88,6 @@ def validity(
     measured = {run.run_id for run in runs if run.measured}
     ranks = study.ranks_of([run.run_id for run in ranks_sample(runs)])
     found = [
-        *_without_throughput(runs),
         *_shared_cores(envs),
         *_threads(envs, rows),
         *_samples(ranks),
@@ -126,14 +125,11 @@ def envs_by_cell(study: Study, environment: Environment, only: set[str] | None =
     ]
 
 
-def _without_throughput(runs: Sequence[RunRow]) -> Iterator[Fact]:
-    if not any(run.measured or run.left_out for run in runs):
-        yield _error("no-throughput", **_missing(runs, runs))
-
-
 def _incomplete(runs: Sequence[RunRow]) -> Iterator[Fact]:
     missing = [run for run in runs if not run.measured and not run.left_out]
-    if 0 < len(missing) < len(runs):
+    if len(missing) == len(runs):
+        yield _error("no-throughput", **_missing(runs, runs))
+    elif missing:
         yield _warning("incomplete", **_missing(missing, runs))
 
 

@@ -50,7 +50,8 @@ def match_studies(a: Study, b: Study, *, ignore: Collection[str] = ()) -> Matchi
     names = list(dict.fromkeys(name for cell in (*cells_a.values(), *cells_b.values()) for name in cell))
     for name in sorted(ignored - set(names)):
         raise BenchError(f"--ignore: no cell has a setting {name!r}", remedy=f"settings: {', '.join(names)}")
-    compared = [name for name in names if name not in ignored and _must_match(name, cells_a, cells_b)]
+    varying = {name for name in names if max(len(_values(cells, name)) for cells in (cells_a, cells_b)) > 1}
+    compared = [name for name in names if name not in ignored and name in {*SIZES, *WORK, *varying}]
     matching = _match(cells_a, cells_b, compared, labels=("A", "B"))
     if not matching.pairs:
         raise BenchError(
@@ -109,11 +110,6 @@ def _check_key(study: Study, cells: Mapping[str, Settings], name: str, values: S
 
 def _settings(study: Study) -> dict[str, Settings]:
     return {clean(cell["cell_id"]): settings_of(cell) for cell in study.plan["cells"]}
-
-
-def _must_match(name: str, a: Mapping[str, Settings], b: Mapping[str, Settings]) -> bool:
-    """Return whether matching cells must be equal in a setting."""
-    return name in SIZES or name in WORK or len(_values(a, name)) > 1 or len(_values(b, name)) > 1
 
 
 def _values(cells: Mapping[str, Settings], name: str) -> list[str]:

@@ -30,13 +30,8 @@ FACTS = (
 TRANSPORT = (
     *("interface", "network", "algorithm", "version", "gpudirect", "within_host", "not_read_because"),
 )
-#: Environment variables that always differ between runs or repeat settings, and are left out.
-_PER_RUN = (
-    *("SLURM_JOB_ID", "SLURM_JOB_NAME", "SLURM_JOB_NODELIST", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"),
-    *("SLURM_NNODES", "SLURM_NTASKS", "SLURM_TASKS_PER_NODE"),
-)
-#: The variables of bench repeat the matrix, or describe one run.
-_PER_RUN_PREFIXES = ("TORCHELASTIC_", "BENCH_")
+#: The variables of Slurm that neither differ between all runs nor repeat settings.
+_OF_SLURM = ("SLURM_CLUSTER_NAME", "SLURM_CPUS_PER_TASK", "SLURM_JOB_PARTITION")
 
 
 @dataclass(frozen=True)
@@ -175,7 +170,7 @@ def facts_of_run(env: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
     for section in ("env", "slurm"):
         variables = env.get(section)
         for name, value in variables.items() if isinstance(variables, dict) else ():
-            if name not in _PER_RUN and not name.startswith(_PER_RUN_PREFIXES):
+            if name in _OF_SLURM or not name.startswith("SLURM_"):
                 yield "variable", one_line(name, limit=80), one_line(value, limit=160)
 
 

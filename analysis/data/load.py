@@ -40,7 +40,7 @@ class RunRow:
         allocation: ``job`` (the run had its own job), or ``pack`` (it shared its job with other runs).
         disturbed: a tuple of facts; None if disturbances were not recorded.
         hosts: the nodes as Slurm lists them (``n[1-4]``); empty if unknown.
-        evidence: the log lines that `bench doctor` found, each with its cause; None without run.json.
+        evidence: the log lines that `bench doctor` found, each with its cause.
         cause: the first cause that `bench doctor` found in the logs of a failed run.
     """
 
@@ -59,7 +59,7 @@ class RunRow:
     ended_at: str | None = None
     disturbed: tuple[Fact, ...] | None = None
     hosts: str | None = None
-    evidence: tuple[str, ...] | None = None
+    evidence: tuple[str, ...] = ()
     cause: str | None = None
 
     def end_as_in(self, record: RunRecord, reason: str) -> None:
@@ -115,7 +115,6 @@ class Study:
             order of ``runs``.
         epochs: the rows of all runs' metrics.csv, with ``run_id`` and ``cell_id`` (categorical).
         remarks: problems of the folder as a whole.
-        damages: the files of a run that cannot be read or were changed, in words, with the name of the run.
         attempts: the folder of each run's latest attempt, in the order of ``runs``; None if the run has no
             attempt.
         measured: the same, but None also if the measured values of a completed run were changed or lost.
@@ -132,7 +131,6 @@ class Study:
     earlier: pd.DataFrame = field(default_factory=lambda: _runs_frame([]))
     attempts: list[str | None] = field(default_factory=list, repr=False)
     measured: list[str | None] = field(default_factory=list, repr=False)
-    damages: list[str] = field(default_factory=list)
     table: TableSource | None = None
 
     @property
@@ -189,13 +187,9 @@ def load_study(path: Path, *, records: Mapping[str, RunRecord] | None = None) ->
     without = {cell for cell, own in metrics_of_cells(plan).items() if own.get("source") == "none"}
     epochs, problems = _epochs(rows, measured, without_metrics=without)
     problems |= damaged
-    damages = []
-    for place, row in enumerate(rows):
-        unread = [] if row.cell_id in without else [problems.get(place)]
-        unread += [row.reason] if row.evidence is None and attempts[place] else []  # without run.json
-        damages += [f"{row.run_id}: {text}" for text in unread if text]
-        row.reason = "; ".join(filter(None, (row.reason, problems.get(place))))
-    about = (remarks, _runs_frame(earlier), attempts, measured, damages)
+    for place, problem in problems.items():
+        rows[place].reason = "; ".join(filter(None, (rows[place].reason, problem)))
+    about = (remarks, _runs_frame(earlier), attempts, measured)
     return Study(folder, plan, cells, members, _runs_frame(rows), epochs, *about)
 
 
@@ -271,7 +265,7 @@ def _read_runs(
         row = RunRow(clean(run_id), cell_id, repeat, order, number)
         _read_run(row, run_id, path, tried=run_id in present)
         if now and now.state.ended:
-            if now.attempt == number and _active(row.state):
+            if now.attempt == number and row.state in _STATES and RunState(row.state).active:
                 row.end_as_in(now, row.reason if row.state == RunState.UNKNOWN else "")
                 row.started_at = row.started_at or now.details.get("started_at")
                 row.ended_at = row.ended_at or now.details.get("ended_at")
@@ -292,10 +286,6 @@ def _read_runs(
         names = listed([one_line(name, limit=80) for name in unplanned], limit=4)
         remarks.append(f"Not in the plan and ignored: {count(len(unplanned), 'folder')} in runs/ ({names})")
     return rows, earlier, attempts, remarks
-
-
-def _active(state: str) -> bool:
-    return state in _STATES and RunState(state).active
 
 
 def _visible_names(path: str) -> set[str]:

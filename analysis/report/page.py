@@ -31,9 +31,9 @@ from analysis.report.tables import (
     STATIC_ROWS,
     cell_columns,
     cell_rows,
-    grid_tables,
+    grid_row,
     latex,
-    node_rows,
+    node_row,
     page_columns,
     run_data,
     runs_context,
@@ -41,7 +41,7 @@ from analysis.report.tables import (
 from analysis.report.what_was_run import Executed, constant_batch
 from analysis.report.why import WhySection
 from analysis.report.words import WORDS, mode_title
-from analysis.stats.columns import ScalingRow
+from analysis.stats.columns import ScalingRow, by_series
 from analysis.text import clean, message, one_line
 from bench.facts import Fact
 from bench.matrix.cell import command_label, shown_command
@@ -59,7 +59,7 @@ MAX_MATRIX_CHARACTERS = 100_000
 def page_context(results: Results, drawings: Sequence[Drawing], why: Sequence[WhySection]) -> dict[str, Any]:
     """Return the values of page.html.j2; texts are not escaped."""
     study, assessment, environment = results.study, results.assessment, results.environment
-    hosts_left_out = results.ranks.by_host[MAX_NODES_LISTED:] if results.ranks else ()
+    hosts = results.ranks.by_host if results.ranks else []
     errors = [fact for fact in assessment.findings if fact.severity == "error"]
     groups = _groups(results, drawings)
     charts = {group["mode"]: group for group in groups if group["topic"] == "scaling" and group["views"]}
@@ -86,8 +86,8 @@ def page_context(results: Results, drawings: Sequence[Drawing], why: Sequence[Wh
         "why": why,
         "causes": [(about([cause], "title"), about([cause], "meaning")) for cause in CAUSES],
         "groups": [group for group in groups if group not in charts.values()],
-        "nodes": node_rows(results.ranks) if results.ranks else [],
-        "nodes_left_out": len(hosts_left_out),
+        "nodes": list(map(node_row, hosts[:MAX_NODES_LISTED])),
+        "nodes_left_out": len(hosts[MAX_NODES_LISTED:]),
         "swept": bool(results.sweep),
         "serial": serial_fractions(results),
         **_table(results),
@@ -236,7 +236,7 @@ def _groups(results: Results, drawings: Iterable[Drawing]) -> list[dict[str, Any
         if topic == "scaling" and not name:
             group |= _scaling_words(results, mode)
         sizes = [size for size in results.sizes if topic == "scaling" and size.mode == mode]
-        tables = grid_tables(sizes, results.titles)
+        tables = [(results.titles[name], list(map(grid_row, own))) for name, own in by_series(sizes).items()]
         group |= {"topic": topic, "mode": mode, "figures": own, "axes": tables, "views": not name}
         groups.append(group)
     return groups

@@ -102,7 +102,7 @@ class ProposalRow(ScalingRow):
 def proposal_figure(results: Results) -> Drawing | None:
     """Draw the efficiencies of the first series that the proposal describes; None if it describes none."""
     series = _described(results)
-    return efficiency_figure(results, series[0].rows, name="proposal") if series else None
+    return efficiency_figure(results, series[0].rows) if series else None
 
 
 def proposal_context(
@@ -351,7 +351,7 @@ class _Proposal:
         names = {cell: name if cell in shown else others for cell, name in self._names.items()}
         found = []
         for fact in self.results.assessment.findings:
-            if cells := set(filter(fact.affects, shown)):
+            if cells := {cell for cell in shown if not fact.subject or cell in fact.subject}:
                 subject = sorted(fact.subject, key=lambda cell: cell not in shown)
                 subject = list(dict.fromkeys(names.get(cell, others) for cell in subject))
                 named = replace(fact, subject=tuple(subject), values=_renamed(fact.values, names))

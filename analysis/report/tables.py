@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from analysis.causes.cells import CauseRow
-from analysis.checks.slow_ranks import MeanTimes, RankMeans
+from analysis.checks.slow_ranks import MeanTimes
 from analysis.data.csv_files import csv_text
 from analysis.data.names import nodes_known
 from analysis.report.words import WORDS
@@ -19,7 +19,6 @@ from analysis.stats.columns import (
     TEXT,
     Column,
     ScalingRow,
-    by_series,
     columns_of,
     dtypes_of,
 )
@@ -318,12 +317,8 @@ def _run_row(run: Any) -> list[str]:
     ]
 
 
-def node_rows(means: RankMeans) -> list[tuple[bool, list[str]]]:
-    """Return, for at most ``MAX_NODES_LISTED`` hosts, whether the host is late and the texts of its row."""
-    return [_node_row(node) for node in means.by_host[:MAX_NODES_LISTED]]
-
-
-def _node_row(node: MeanTimes) -> tuple[bool, list[str]]:
+def node_row(node: MeanTimes) -> tuple[bool, list[str]]:
+    """Return whether a host is late, and the texts of its row."""
     texts = [one_line(node.host, limit=80), one_line(node.cell_id, limit=120), str(node.ranks), str(node.n)]
     beyond = percent(node.beyond, decimals=1)
     return node.late, [
@@ -334,12 +329,8 @@ def _node_row(node: MeanTimes) -> tuple[bool, list[str]]:
     ]
 
 
-def grid_tables(sizes: Sequence[ScalingRow], labels: Mapping[str, str]) -> list[tuple[str, list[list[str]]]]:
-    """Return, for each series, its name and the rows of its table of nodes and ranks per node."""
-    return [(labels[series], [_grid_row(size) for size in own]) for series, own in by_series(sizes).items()]
-
-
-def _grid_row(size: ScalingRow) -> list[str]:
+def grid_row(size: ScalingRow) -> list[str]:
+    """Return the texts of a row of the table of nodes and ranks per node."""
     bounds = interval(size.efficiency_low, size.efficiency_high, digits=3)
     return [
         *map(str, (size.gpus_per_node, size.nodes, size.gpus)),

@@ -14,7 +14,7 @@ import pandas as pd
 from scipy import special
 
 from analysis.data.load import Study
-from analysis.stats.columns import RunRow, run_rows
+from analysis.stats.columns import run_rows
 from bench.facts import Fact
 from bench.study.ledger import RunState
 
@@ -67,14 +67,10 @@ class Success(NamedTuple):
         return (rate + spread / 2 - z * math.sqrt(rate * (1 - rate) / n + spread / (4 * n))) / (1 + spread)
 
 
-def recorded_attempts(study: Study) -> list[RunRow]:
-    """Return all attempts of the runs, without measurements."""
-    return [run for frame in (study.earlier, study.runs) for run in run_rows(frame)]
-
-
 def cell_success(study: Study) -> dict[str, Success]:
     """Return how often the runs of each cell succeeded, with earlier attempts of restarted runs."""
-    counts = Counter((run.cell_id, run.state) for run in recorded_attempts(study))
+    frames = (study.earlier, study.runs)
+    counts = Counter((run.cell_id, run.state) for frame in frames for run in run_rows(frame))
     # A cancelled or queued attempt does not count.
     done, failed = str(RunState.COMPLETED), str(RunState.FAILED)
     return {

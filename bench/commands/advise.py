@@ -77,8 +77,6 @@ def advise_command(
     from analysis.report.results import Results
 
     loaded = {name: load_study(folder.path, records=records[name]) for name, folder in folders.items()}
-    for damage in (f"{name}: {damage}" for name, study in loaded.items() for damage in study.damages):
-        say(damage)
     options, notes, validity = options_of(loaded, samples=amount, epochs=epochs)
     planned = {name: open_study(folder) for name, folder in folders.items()}
     waits = waits_for(fastest_training_s(options), planned, given=given, ask=not no_queue)

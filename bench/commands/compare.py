@@ -9,7 +9,7 @@ import typer
 
 from ..errors import BenchError
 from ..study.files import write_atomically
-from .console import print_json, print_table, say, show
+from .console import print_json, print_table, show
 from .options import JsonOption, ResultsOption, find_study, require_report, settle_study
 
 if TYPE_CHECKING:
@@ -92,8 +92,6 @@ def compare_command(
     from analysis.report.results import Results
 
     studies = [load_study(f.path, records=r) for f, r in zip(folders, records, strict=True)]
-    for damage in dict.fromkeys(damage for study in studies for damage in study.damages):
-        say(damage)
     strategies: list[StrategyRow] = []
     if by is None:
         found = compare_studies(*studies, minimum_effect=minimum_effect, ignore=ignore or [])

@@ -211,11 +211,11 @@ def cluster_matrix(
         env_line = own.env_line or env_line
         launcher = "[torchrun]        # or srun" if own.launcher == "torchrun" else launcher
         scaling = own.scaling(scaling)
-        workload = own.workload(device, steps=50, warmup=10)
+        workload = own.workload(device, steps=50)
     return f"""\
 # {partition}
 # bench plan shows the cost and writes the scripts; then: bench submit, bench status, bench report.
-{own.header if own else ""}cluster:
+cluster:
   executor: slurm
   partition: {partition.name}
 {account_line}{gpu_line}  cpus_per_task: {cores}            # cores, and threads, of one rank
@@ -245,10 +245,10 @@ def local_matrix(cores: int, own: OwnCommand | None = None) -> str:
     workload = f"workload: {{device: cpu, {model}, steps_per_epoch: 20, epochs: 3, warmup_steps: 5}}\n"
     if own is not None:
         scaling = own.scaling(scaling)
-        workload = own.workload("cpu", steps=20, warmup=10)
+        workload = own.workload("cpu", steps=20)
     return f"""\
 # This machine: {cores} cores, no Slurm found. Start it with: bench run this-file
-{own.header if own else ""}cluster:
+cluster:
   executor: local             # this machine, one run after another
   time_limit: 5m              # maximum for one run
 {own.env_line if own else ""}axes:                         # every combination is measured

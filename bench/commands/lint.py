@@ -28,22 +28,13 @@ def lint_command(
     The command works on any sbatch script and executes nothing. The exit code is 1 if there is an error.
     Example: bench lint job.sbatch
     """
-    return run_lint(scripts, json=as_json)
-
-
-def run_lint(paths: list[str], *, json: bool) -> int:
-    """Print the findings of scripts (``-`` is standard input).
-
-    Returns:
-        1 if a finding is an error, otherwise 0.
-    """
     from ..lint import lint_script
 
-    texts = {path: _read(path) for path in paths}
+    texts = {path: _read(path) for path in scripts}
     if shutil.which("bash") is None:
         say("bash is not on PATH: the syntax of the scripts is not checked")
     findings = [finding for path, text in texts.items() for finding in lint_script(text, path=path)]
-    if json:
+    if as_json:
         print_json({"findings": [finding.as_json() for finding in findings]})
     else:
         for finding in findings:

@@ -75,15 +75,10 @@ PatienceOption = Annotated[
 
 def parse_patience_s(text: str | None) -> int | None:
     """Parse the value of --patience into seconds; None means no limit."""
-    return None if text is None else parse_duration_option("--patience", text)
-
-
-def parse_duration_option(option: str, text: str) -> int:
-    """Parse the value of an option, such as ``30m``, into seconds."""
     try:
-        return parse_duration_s(text)
+        return None if text is None else parse_duration_s(text)
     except ValueError as wrong:
-        raise BenchError(f"{option} {text}: {wrong}") from None
+        raise BenchError(f"--patience {text}: {wrong}") from None
 
 
 def results_folder(results: Path | None) -> Path:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -13,25 +12,8 @@ from pydantic import TypeAdapter, ValidationError
 from ..errors import BenchError
 from ..matrix.field_types import env_name, shell_words
 from ..matrix.launchers import LaunchLine, read_launch
-from ..matrix.workload import (
-    CELL_VALUES,
-    RUN_TIME_VALUES,
-    Words,
-    WorkloadOptions,
-    names_in,
-    tokens,
-)
-from ..terminal import one_line
+from ..matrix.workload import CELL_VALUES, RUN_TIME_VALUES, Words, WorkloadOptions, names_in, tokens
 
-RECORDER_LINES = """\
-from ddp_scaling_bench import Recorder
-
-recorder = Recorder(model)                # the model that the loop calls, after DDP(model)
-for batch in recorder.batches(loader):
-    with recorder.step():
-        ...                               # forward, backward and optimizer.step(), as before
-recorder.close()
-"""
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 
 
@@ -47,11 +29,6 @@ class OwnCommand:
     notes: list[str] = field(default_factory=list)
 
     @property
-    def header(self) -> str:
-        """Comments for the beginning of the matrix."""
-        return "".join(map(comment, self.notes))
-
-    @property
     def env_line(self) -> str:
         """The `env` of the section `cluster`, or an empty string."""
         variables = ", ".join(f"{name}: {yaml_text(value)}" for name, value in self.env.items())
@@ -61,56 +38,31 @@ class OwnCommand:
         """Return the entries of the section `scaling`; both need a command that sets the batch."""
         if {"per_gpu_batch", "global_batch"} & set(names_in(self.words)):
             return of_both_modes
-        return (
-            comment(
-                "The command does not set the batch. The entry below is right if each process has the same "
-                "batch at every size (weak scaling): replace 1 by this number of samples. If the script "
-                "divides a fixed batch among the processes, use the entry with mode strong instead. If it "
-                "has an option for its batch, let the command set it, for example --batch-size "
-                "{per_gpu_batch}; then both entries are possible.",
-                indent="  ",
-            )
-            + "  - {mode: weak, per_gpu_batch: [1]}\n"
-            + "  # - {mode: strong, global_batch: [256]}\n"
-        )
+        return """\
+  # The command does not set the batch. The entry below is right if each process has the same batch at
+  # every size: replace 1 by its samples. If the script divides a fixed batch among the processes, use the
+  # other entry. For both, let the command set the batch, for example --batch-size {per_gpu_batch}.
+  - {mode: weak, per_gpu_batch: [1]}
+  # - {mode: strong, global_batch: [256]}
+"""
 
-    def workload(self, device: str, *, steps: int, warmup: int) -> str:
+    def workload(self, device: str, *, steps: int) -> str:
         """Return the section `workload`."""
         other = "cpu if it uses none" if device == "cuda" else "cuda if it uses GPUs, with axes.gpus_per_node"
         # An epoch has both windows, three steps between them, and the sampled step: see docs/recorder.md.
-        needed = warmup + 3 * (steps + WorkloadOptions().attribution_steps + 4)
-        text = f"""\
+        needed = 10 + 3 * (steps + WorkloadOptions().attribution_steps + 4)
+        return f"""\
 workload:
   device: {device}                # of the script; {other}
   # {{world_size}}, {{run_dir}} and the other names in docs/matrix.md become values of the run:
   command: {yaml_text(shlex.join(self.words))}
-  metrics: recorder           # add the lines below to the script
-  warmup_steps: {warmup:<13} # steps before the first measurement
+  metrics: recorder           # add its lines to the script, or read what the script prints: docs/recorder.md
+  warmup_steps: 10            # steps before the first measurement
   steps_per_epoch: {steps}         # measured together; `epochs` times
   epochs: 3
+  # The measurement needs about {needed} optimizer steps. Let the script stop soon afterwards, and within
+  # time_limit, for example with an option for its number of steps.
 """
-        text += comment(
-            f"The measurement needs about {needed} optimizer steps. Let the script stop soon afterwards, and "
-            "within time_limit, for example with an option for its number of steps.",
-            indent="  ",
-        )
-        text += comment(
-            "The lines for the script; for the Trainer of Lightning or Transformers, docs/recorder.md has "
-            "callbacks:",
-            indent="  ",
-        )
-        text += "".join(f"  #     {line}".rstrip() + "\n" for line in RECORDER_LINES.splitlines())
-        text += comment(
-            "If the script must not be changed, bench can read the rate or step time that it prints: replace "
-            "`metrics` by the patterns of these numbers, as in this example.",
-            indent="  ",
-        )
-        return text + (
-            "  # metrics:\n"
-            "  #   output: {step_time: 'time ([0-9.]+)ms'}   # or throughput\n"
-            "  #   units: {step_time: ms}\n"
-            "  #   skip: 5                                   # values at the beginning\n"
-        )
 
 
 def yaml_text(text: str) -> str:
@@ -118,12 +70,6 @@ def yaml_text(text: str) -> str:
     escaped = text.replace("\\", r"\\").replace('"', r"\"")
     quoted = "".join(letter if letter.isprintable() else f"\\U{ord(letter):08x}" for letter in escaped)
     return f'"{quoted}"'
-
-
-def comment(text: str, *, indent: str = "") -> str:
-    """Return ``text`` as lines of a YAML comment."""
-    lines = textwrap.wrap(one_line(text), 98 - len(indent), break_long_words=False, break_on_hyphens=False)
-    return "".join(f"{indent}# {line}\n" for line in lines)
 
 
 def read_command(text: str) -> OwnCommand:

@@ -65,7 +65,10 @@ def submit_command(
     Failed and disturbed runs are started again only with --retry-failed and --retry-disturbed. Executors
     local and ssh start one run after another; Ctrl-C stops them, and the next call continues.
     """
-    _check_combinations(as_json=as_json, dry_run=dry_run, patience=patience, waits=wait)
+    if as_json and not dry_run:
+        raise BenchError("--json requires --dry-run", remedy="`bench status --json` shows the states of runs")
+    if patience is not None and not wait:
+        raise BenchError("--patience requires --wait", remedy="add --wait")
     limited = Patience(parse_patience_s(patience))
     planned = open_study(find_study(study, results))
     _check_options(planned, pack=pack, max_queued=max_queued)
@@ -91,14 +94,6 @@ def submit_command(
         pack=pack,
         halt=halt,
     )
-
-
-def _check_combinations(*, as_json: bool, dry_run: bool, patience: str | None, waits: bool) -> None:
-    """Reject options that require another option."""
-    if as_json and not dry_run:
-        raise BenchError("--json requires --dry-run", remedy="`bench status --json` shows the states of runs")
-    if patience is not None and not waits:
-        raise BenchError("--patience requires --wait", remedy="add --wait")
 
 
 def _check_options(planned: PlannedStudy, *, pack: bool, max_queued: int | None) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -84,12 +83,7 @@ def _verdicts(target: str | None, results: Path | None) -> list[Verification]:
             what = f"no study below {root} has submitted a job {target}"
             raise BenchError(what, remedy="`bench status STUDY` lists the jobs of a study")
     planned = open_study(find_study(target, results))
-    return verify_study(planned, settled_records(planned))
-
-
-def verify_study(planned: PlannedStudy, records: Mapping[str, RunRecord]) -> list[Verification]:
-    """Verify the latest attempt of each run of a study; ``records`` are the present records."""
-    return [_verdict(planned, record, record.attempt) for record in records.values()]
+    return [_verdict(planned, record, record.attempt) for record in settled_records(planned).values()]
 
 
 def _record_of(path: Path) -> RunRecord | None:

@@ -71,8 +71,8 @@ class Passage:
     numbers: list[int] = field(default_factory=list)
 
     def text(self, index: int) -> str:
-        """Return a line, or a piece of a long line, as text without control characters."""
-        return readable(self.pieces[index].decode("utf-8", "replace"))
+        """Return a line, or a piece of a long line, without control characters and trailing spaces."""
+        return printable(self.pieces[index].decode("utf-8", "replace")).rstrip()
 
     def around(self, index: int, *, above: int, below: int) -> str:
         """Return a line, or a piece of a long line, with those above and below, joined by newlines."""
@@ -119,11 +119,6 @@ class Passage:
         while above > max(0, index - ABOVE) and _IN_TRACEBACK.search(self.text(above)):
             above -= 1
         return above >= 0 and bool(_IGNORED.search(self.text(above)))
-
-
-def readable(text: str) -> str:
-    """Return a line without trailing spaces and characters that a terminal does not print."""
-    return printable(text).rstrip()
 
 
 def blocks(source: Source) -> Iterator[bytes]:

@@ -19,7 +19,6 @@ from ..study.files import read_json, read_table, regular_file
 from ..study.layout import RunFolder
 from ..study.ledger import FailureClass, RunState
 from ..study.processes import started_ranks
-from ..study.records import METRICS_COLUMNS, EpochRow, missing_columns
 from ..words import sentence
 from .readings import collect_metrics
 
@@ -34,7 +33,6 @@ _TORCHRUN_RANK = re.compile(r"host +: (\S+)\n *rank +: (\d+) .*\n *exitcode +: -
 _TORCHRUN_EXIT = re.compile(
     r"Root Cause .*\n.*\n.*\n *host +: (\S+)\n *rank +: (\d+) .*\n *exitcode +: (\d+) "
 )
-_WRONG_COLUMNS = "metrics.csv does not have the expected columns"
 _WORKLOAD_ERROR = "bench: error: "
 #: Lines with "Error" that are never the cause. torchrun raises ChildFailedError after its ranks have printed
 #: their own errors. torch's C++ stack contains ``c10::Error``. :mod:`bench.measure.nccl_errors` reads NCCL's
@@ -155,10 +153,9 @@ def missing_results(folder: RunFolder, cell: Cell) -> str:
     """
     if cell.command is not None:
         return _missing_of_command(folder, cell)
-    rows, expected = _metrics_rows(folder), int(cell.workload["epochs"])
-    if rows is None:
-        exists = folder.metrics_csv.exists()
-        return _WRONG_COLUMNS if exists else "ended without metrics.csv"
+    if not folder.metrics_csv.exists():
+        return "ended without metrics.csv"
+    rows, expected = read_table(folder.metrics_csv)[1], int(cell.workload["epochs"])
     return f"metrics.csv contains {len(rows)} of {expected} epochs" if len(rows) < expected else ""
 
 
@@ -170,11 +167,8 @@ def _missing_of_command(folder: RunFolder, cell: Cell) -> str:
         return ""
     if source != "recorder":
         return collect_metrics(folder, cell)
-    rows = _metrics_rows(folder)
-    if rows is None and folder.metrics_csv.exists():
-        return _WRONG_COLUMNS
-    if rows:
-        losses = ((row["epoch"], row["train_loss"]) for row in rows)
+    if rows := read_table(folder.metrics_csv)[1]:
+        losses = ((row.get("epoch"), row.get("train_loss")) for row in rows)
         wrong = (f"the loss became {loss} in epoch {epoch}" for epoch, loss in losses if loss in _NOT_FINITE)
         return next(wrong, "")
     for fact in facts_of_env(read_json(folder.env)):
@@ -182,13 +176,6 @@ def _missing_of_command(folder: RunFolder, cell: Cell) -> str:
             return sentence(fact)
     what = "the command recorded no metrics: call bench.record in its training loop"
     return f"{what}, or set workload.metrics to the file or output that contains them"
-
-
-def _metrics_rows(folder: RunFolder) -> list[dict[str, str]] | None:
-    """Return the complete rows of metrics.csv, or None if the file is missing or has unexpected columns."""
-    columns, rows = read_table(folder.metrics_csv)
-    expected = [name for name in METRICS_COLUMNS if name in columns]
-    return rows if columns == expected and not missing_columns(EpochRow, columns) else None
 
 
 def error_line(folder: RunFolder) -> str:

@@ -6,7 +6,6 @@ import math
 import re
 import shlex
 from collections.abc import Iterator, Sequence
-from pathlib import PurePosixPath
 
 from ..units import count, join_names, listed
 from .cell import PER_NODE, Cell, Command, Point
@@ -17,7 +16,7 @@ from .schedulers import DEFAULT
 from .schema import Matrix
 from .strategies import DEFAULT as DEFAULT_STRATEGY
 from .strategies import STRATEGIES, on_hosts, strategies_using, wire_problem
-from .workload import WorkloadOptions, names_in, uses_python
+from .workload import WorkloadOptions, names_in
 
 #: A word that needs no quotes, placeholders included.
 _PLAIN = re.compile(r"[\w@%+=:,./{}-]+")
@@ -316,10 +315,6 @@ _USED_WITHOUT_NAMING = {
     *("device", "warmup_steps", "steps_per_epoch", "attribution_steps", "epochs"),
     *("grad_accum", "join_timeout"),
 }
-_SHELL_SYNTAX = re.compile(r"\$|`|^(?:&&|\|\|?|;|[0-9]?>>?|<|&)$")
-#: Set-up lines that can put another python on PATH.
-_ACTIVATES = re.compile(r"\bPATH=|^\s*(?:source|\.|module|ml|conda|mamba|micromamba|spack|pyenv|eval|pixi)\s")
-_SHELLS = ("bash", "sh", "zsh", "dash", "ksh")
 _BASELINES = {name for name, strategy in STRATEGIES.items() if strategy.one_rank}
 #: Keys of `cluster` that every executor uses.
 _FOR_ALL_EXECUTORS = {"executor", "cpus_per_task", "time_limit", "setup", "env", "env_from"}
@@ -373,7 +368,7 @@ def _surprising_settings(matrix: Matrix, document: Document, cells: Sequence[Cel
 
 
 def _command_warnings(matrix: Matrix, document: Document) -> Iterator[str]:
-    """Yield a warning for each shell operator in a command, and each setting that no command uses."""
+    """Yield a warning for each launcher in a command, and each setting that no command uses."""
     commands = _commands(matrix)
     if not commands:
         if "metrics" in matrix.workload.model_fields_set:
@@ -381,17 +376,13 @@ def _command_warnings(matrix: Matrix, document: Document) -> Iterator[str]:
             yield f"{where}: workload.metrics is ignored: there is no workload.command"
         return
     for place, words in commands:
-        yield from (f"{document.location(place)}: {warning}" for warning in _shell_syntax(words))
         yield from (f"{document.location(place)}: {warning}" for warning in _nested_launch(matrix, words))
-    if any(uses_python(words) for _, words in commands):
-        yield from _changed_python(matrix, document)
     named = {name for _, words in commands for name in names_in(words)}
     if not named & {"per_gpu_batch", "global_batch"}:
         yield (
             f"{document.location(commands[0][0])}: the command contains neither {{per_gpu_batch}} nor "
             "{global_batch}: unless it reads $BENCH_PER_GPU_BATCH, its batch may differ from the cell's"
         )
-    yield from _shared_files(matrix, document)
     options = set(WorkloadOptions.model_fields) - _USED_WITHOUT_NAMING
     for section, what in (("axes", "varies, but"), ("workload", "is ignored:")):
         for name in sorted(options & _given(matrix, section) - named):
@@ -414,39 +405,6 @@ def _nested_launch(matrix: Matrix, words: Sequence[str]) -> Iterator[str]:
         f"bench starts the command once per rank, and {line.launcher.name} in it starts ranks again; "
         f"use {axis}{program}"
     )
-
-
-def _changed_python(matrix: Matrix, document: Document) -> Iterator[str]:
-    """Yield a warning if set-up lines change a command's python and do not activate an environment."""
-    setup = matrix.cluster.setup
-    if setup and not matrix.cluster.container and not any(map(_ACTIVATES.search, setup)):
-        yield (
-            f"{document.location(('cluster', 'setup'))}: with set-up lines, `python` in the command is the "
-            "first one on the job's PATH, not the python that runs bench; activate an environment in "
-            "cluster.setup, or set variables in cluster.env instead"
-        )
-
-
-def _shared_files(matrix: Matrix, document: Document) -> Iterator[str]:
-    file = matrix.workload.metrics.csv
-    if file is not None and PurePosixPath(file).is_absolute():
-        where = document.location(("workload", "metrics", "csv"))
-        yield (
-            f"{where}: workload.metrics.csv is one file for all runs, so that values of concurrent or "
-            "earlier runs can be read by mistake; let the command write below {run_dir}, and give a path "
-            "relative to the run's folder"
-        )
-
-
-def _shell_syntax(words: Sequence[str]) -> Iterator[str]:
-    if words[0].rpartition("/")[2] in _SHELLS:
-        return
-    for word in words:
-        if _SHELL_SYNTAX.search(word):
-            yield (
-                f"{word!r} in the command is passed literally, because no shell reads it; "
-                'for a shell write [bash, -c, "...", bash, WORDS]'
-            )
 
 
 def _ignored_settings(matrix: Matrix, document: Document, cells: Sequence[Cell]) -> Iterator[str]:

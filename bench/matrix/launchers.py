@@ -66,9 +66,8 @@ LAUNCHERS = (
         rf"|{_MODULE}accelerate\.commands\.(?:launch|accelerate_cli launch)",
         replacement="torchrun",
         starts_python=True,
-        flags=f"multi_gpu same_network quiet q {_MODULE_FLAGS}",
-        values="""num_processes num_machines machine_rank main_process_ip main_process_port rdzv_backend
-        rdzv_conf num_cpu_threads_per_process t tee log_dir role max_restarts monitor_interval""",
+        flags=f"multi_gpu {_MODULE_FLAGS}",
+        values="num_processes num_machines machine_rank main_process_ip main_process_port rdzv_backend",
     ),
     Launcher(
         "deepspeed",
@@ -87,11 +86,9 @@ LAUNCHERS = (
         "srun",
         "srun",
         replacement="srun",
-        flags="l label u unbuffered exclusive overlap exact pty v verbose K kill_on_bad_exit",
-        values="""N nodes n ntasks ntasks_per_node ntasks_per_gpu c cpus_per_task G gpus gpus_per_node
-        gpus_per_task gres p partition A account q qos t time w nodelist x exclude C constraint reservation
-        mem mem_per_cpu mem_per_gpu J job_name o output e error i input D chdir export mpi m distribution
-        cpu_bind gpu_bind mem_bind hint jobid""",
+        flags="l label u unbuffered exclusive K kill_on_bad_exit",
+        values="""N nodes n ntasks ntasks_per_node c cpus_per_task G gpus gpus_per_node gpus_per_task gres
+        p partition A account t time w nodelist mem J job_name o output export mpi cpu_bind""",
     ),
     Launcher(
         "env",
@@ -173,8 +170,6 @@ def _split(launcher: Launcher, words: list[str]) -> tuple[list[str], list[str], 
 def _python_program(python: str, options: Sequence[str], program: list[str]) -> list[str]:
     """Return the words of the process that a launcher written in Python starts."""
     names = {option.lstrip("-").replace("-", "_") for option in options}
-    if names & {"h", "help"}:
-        return []
     if names & {"m", "module"}:
         return [python, "-m", *program]
     return program if "no_python" in names and "run_path" not in names else [python, *program]

@@ -167,7 +167,7 @@ def _environment(
         "python": versions.get("python"),
         "cuda": versions.get("cuda"),
         "nccl": None,
-        "device_name": _only(models or []),
+        "device_name": models[0] if models and len(set(models)) == 1 else None,
         "device": device,
         "backend": None,
         "world_size": None,
@@ -238,11 +238,6 @@ def _versions(run: Mapping[str, Any]) -> dict[str, Any]:
     except (OSError, ValueError, subprocess.TimeoutExpired):
         return {}
     return versions if isinstance(versions, dict) else {}
-
-
-def _only(values: Sequence[str | None]) -> str | None:
-    """Return the common value, or None if the values differ or there are none."""
-    return values[0] if values and len(set(values)) == 1 else None
 
 
 def main() -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from statistics import fmean, median
 from typing import Any
 
@@ -16,13 +16,13 @@ import torch
 
 from ..study.files import write_atomically, write_json
 from ..study.layout import RunFolder
-from ..study.records import MEAN_COLUMNS, EpochRow, RankRow, Record, StepRow, csv_lines, header, part_columns
+from ..study.records import MEAN_COLUMNS, EpochRow, RankRow, Record, StepRow, csv_lines, header
 from .conditions import Usage, window_conditions
 from .step_parts import DDP_ALWAYS_SAMPLED, StepParts, mean_parts
 from .wire import WireBytes
 
 #: The columns of ranks.csv with the parts of a step, and the attributes of :class:`StepParts`.
-_PART_COLUMNS = part_columns(RankRow)
+_PART_COLUMNS = {one.name: one.metadata["part"] for one in fields(RankRow) if one.metadata["part"]}
 
 
 @dataclass(frozen=True, slots=True)

@@ -185,13 +185,9 @@ def fsdp_version(module: nn.Module) -> int | None:
     own = vars(module)
     if not own.get("_is_fsdp_managed_module"):
         return None
-    is_first = own.get("_fsdp_use_orig_params") is False or any(map(_is_flattened, module.parameters()))
-    return 1 if is_first else 2
-
-
-def _is_flattened(parameter: Tensor) -> bool:
-    """Return whether a parameter is a part of a flat parameter of FSDP1, or a flat parameter itself."""
-    return getattr(parameter, "_fsdp_flattened", False) is True
+    # FSDP1 marks the parts of its flat parameters, and the flat parameters themselves.
+    flattened = (getattr(one, "_fsdp_flattened", False) is True for one in module.parameters())
+    return 1 if own.get("_fsdp_use_orig_params") is False or any(flattened) else 2
 
 
 #: Stands for a method that an object has from its class.

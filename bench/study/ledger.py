@@ -35,7 +35,12 @@ from .files import regular_file
 
 _EVENTS = ("intent", "submitted", "started", "ended", "accounted", "withdrawn")
 #: Values of events that are texts, if they are known.
-_TEXTS = ("time", "job_id", "job_name", "reason", "cause", "disturbed", "host", "started_at", "ended_at")
+_TEXTS = (
+    *("run_id", "time", "job_id", "job_name", "reason", "cause", "disturbed", "host"),
+    *("started_at", "ended_at"),
+)
+#: Values of events that are whole numbers, if they are known, with the smallest possible ones.
+_LEAST = {"attempt": 0, "pid": 1, "exit_code": -(2**31)}
 
 
 class RunState(StrEnum):
@@ -122,12 +127,10 @@ class RunRecord:
         """Set the state to that in the content of a run.json; an active attempt becomes ``unknown``."""
         state = RunState(run["state"])
         self.state = RunState.UNKNOWN if state.active else state
-        code, failure = run.get("exit_code"), run.get("failure_class")
-        self.exit_code = code if _is_whole(code, -(2**31), 2**31) else None
-        self.failure_class = failure if failure in list(FailureClass) else None
-        self.reason = str(run.get("reason") or "")
-        self.cause = _name_of(run.get("cause"))
-        self.job_id, self.job_name = (_text(run.get(name)) for name in ("job_id", "job_name"))
+        for name in ("exit_code", "failure_class", "job_id", "job_name"):
+            setattr(self, name, run.get(name) if _is_possible(name, run.get(name)) else None)
+        self.reason, cause = str(run.get("reason") or ""), run.get("cause")
+        self.cause = str(cause.get("cause")) if isinstance(cause, dict) else None
 
     @property
     def is_disturbed(self) -> bool:
@@ -235,37 +238,23 @@ def _parsed(line: str | bytes) -> dict[str, Any]:
 
 def _is_of_run(event: Mapping[str, Any]) -> bool:
     """Return whether a line of the ledger is an event of a run, with the values that :func:`_apply` needs."""
-    if not isinstance(event.get("run_id"), str) or event.get("event") not in _EVENTS:
+    kind = event.get("event")
+    if kind not in _EVENTS or None in (event.get("run_id"), event.get("attempt")):
         return False
-    if not _is_whole(event.get("attempt"), 0, 10**6):
+    if kind in ("ended", "accounted") and event.get("state") not in list(RunState):
         return False
-    if any(not isinstance(event.get(name, ""), str | None) for name in _TEXTS):
-        return False
-    if not _is_whole(event.get("pid", 1), 1, 2**31) or not isinstance(
-        event.get("pid_started"), float | int | None
-    ):
-        return False
-    return event["event"] not in ("ended", "accounted") or _is_end(event)
+    return all(map(_is_possible, event, event.values()))
 
 
-def _is_end(event: Mapping[str, Any]) -> bool:
-    """Return whether the values of an event that ends an attempt are possible."""
-    code = event.get("exit_code")
-    if code is not None and not _is_whole(code, -(2**31), 2**31):
-        return False
-    return event.get("failure_class") in (*FailureClass, None) and event.get("state") in list(RunState)
-
-
-def _text(value: Any) -> str | None:
-    return value if isinstance(value, str) else None
-
-
-def _name_of(cause: Any) -> str | None:
-    return _text(cause.get("cause")) if isinstance(cause, dict) else None
-
-
-def _is_whole(value: Any, least: int, below: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and least <= value < below
+def _is_possible(name: str, value: Any) -> bool:
+    """Return whether a value of an event or of run.json can be used."""
+    if value is None:
+        return True
+    if name in _LEAST:
+        return type(value) is int and _LEAST[name] <= value < 2**31
+    if name in _TEXTS:
+        return isinstance(value, str)
+    return value in list(FailureClass) if name == "failure_class" else True
 
 
 def _write_all(descriptor: int, content: bytes) -> None:
@@ -296,7 +285,6 @@ def _apply(record: RunRecord, event: Mapping[str, Any]) -> None:
         record.exit_code = 0 if record.state is RunState.COMPLETED else event.get("exit_code")
         record.cause, record.failure_class = event.get("cause"), event.get("failure_class")
         record.disturbed = event.get("disturbed") or ""
-        record.details["recorded_at"] = event.get("time")
     elif kind == "withdrawn":
         record.state = RunState.PLANNED
         record.reason = event.get("reason", "")

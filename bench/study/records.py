@@ -130,11 +130,6 @@ def columns_of(record: type[Record]) -> tuple[str, ...]:
     return tuple(one.name for one in fields(record))
 
 
-def part_columns(record: type[Record]) -> dict[str, str]:
-    """Return the columns that contain the mean of a part of the step, with the attribute of the part."""
-    return {one.name: one.metadata["part"] for one in fields(record) if one.metadata["part"]}
-
-
 def missing_columns(record: type[Record], header: Collection[str]) -> list[str]:
     """Return the columns that a table lacks."""
     return [name for name in columns_of(record) if name not in header]

@@ -61,7 +61,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if known_reason(error, timeout_s=timeout_s) is None:
             traceback.print_exc()
             text = f"unexpected {text}; see the traceback above"
-        _print_error(text if isinstance(error, WorkloadError) else f"{_rank_prefix()}{text}")
+        if not isinstance(error, WorkloadError) and dist.is_initialized():
+            text = f"rank {dist.get_rank()} on {host_name(os.environ)}: {text}"
+        _print_error(text)
         return 1
     return 0
 
@@ -70,10 +72,6 @@ def _print_error(text: str) -> None:
     """Print every line of ``text`` as an error, in one call, so that lines of different ranks do not mix."""
     sys.stderr.write("".join(f"bench: error: {line}\n" for line in text.splitlines()))
     sys.stderr.flush()
-
-
-def _rank_prefix() -> str:
-    return f"rank {dist.get_rank()} on {host_name(os.environ)}: " if dist.is_initialized() else ""
 
 
 if __name__ == "__main__":

@@ -203,14 +203,10 @@ _PATTERN_SCALE_IMAGE, _PATTERN_SCALE = 0.1, 0.3
 _RANDOM_TOKENS = 0.1
 
 
-def seed_of(*numbers: int) -> int:
-    """Derive a seed of 63 bits from ``numbers``; different numbers give unrelated seeds."""
-    return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> 1)
-
-
 def generator_on(device: torch.device | str, *numbers: int) -> torch.Generator:
-    """Return a generator of random numbers on ``device``, seeded with :func:`seed_of` ``numbers``."""
-    return torch.Generator(device).manual_seed(seed_of(*numbers))
+    """Return a generator of random numbers on ``device``; different ``numbers`` give unrelated ones."""
+    seed = np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> 1
+    return torch.Generator(device).manual_seed(int(seed))
 
 
 class ClassSignal:

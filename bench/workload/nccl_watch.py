@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from ..measure.exchange import Symptom
@@ -19,14 +19,9 @@ from ..measure.torch_internals import GroupError, group_error
 
 #: One call of torch each second, which takes microseconds, is no load for the training.
 POLL_S = 1.0
-_WAIT = "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC"
-#: Four times this value is enough for the other ranks' reports.
-_WAIT_MS = "2000"
-
-
-def shorten_watchdogs_wait(env: MutableMapping[str, str]) -> None:
-    """Let torch's watchdog abort a process after seconds, unless the user has set its time."""
-    env.setdefault(_WAIT, _WAIT_MS)
+#: The variable with which torch's watchdog aborts a process after seconds. Four times the value is enough for
+#: the other ranks' reports.
+WATCHDOGS_WAIT = ("TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", "2000")
 
 
 @contextmanager

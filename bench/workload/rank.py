@@ -62,7 +62,7 @@ from .failures import (
 from .gpus import choose_device
 from .mfu import MfuBasis, count_step, mfu_basis, precisions_in_use
 from .models import DataShape
-from .nccl_watch import shorten_watchdogs_wait, watched_group
+from .nccl_watch import WATCHDOGS_WAIT, watched_group
 from .probes import Probes
 from .rendezvous import Joined, Launch, join, joined_message, launch_from
 from .session import Request, Session
@@ -186,7 +186,7 @@ def _train(session: Session, env: dict[str, str]) -> None:
     log: NcclLogFile | None = None
     if session.request.backend == "nccl":
         log = NcclLogFile.arrange(os.environ, session.folder, rank=session.launch.rank)
-        shorten_watchdogs_wait(os.environ)
+        os.environ.setdefault(*WATCHDOGS_WAIT)  # the user's value stays
     try:
         collectives = _start_process_group(session)
         with _watched(session, log):

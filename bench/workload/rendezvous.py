@@ -61,7 +61,8 @@ def launch_from(env: Mapping[str, str]) -> Launch:
     """
     if all(name in env for name in _TORCHRUN):
         launch = _from_torchrun(env)
-    elif "SLURM_PROCID" in env and not _in_batch_shell(env):
+    # In a job's script, SLURM_PROCID is set but no step id.
+    elif "SLURM_PROCID" in env and ("SLURM_JOB_ID" not in env or {"SLURM_STEP_ID", "SLURM_STEPID"} & {*env}):
         launch = _from_srun(env)
     else:
         launch = Launch("single", 0, 0, 1, job_hosts=_job_hosts(env))
@@ -72,11 +73,6 @@ def launch_from(env: Mapping[str, str]) -> Launch:
         )
     _check_size(launch, env)
     return launch
-
-
-def _in_batch_shell(env: Mapping[str, str]) -> bool:
-    """Return whether this process runs in a job's script, where SLURM_PROCID is set but no step id."""
-    return "SLURM_JOB_ID" in env and "SLURM_STEP_ID" not in env and "SLURM_STEPID" not in env
 
 
 def _from_torchrun(env: Mapping[str, str]) -> Launch:

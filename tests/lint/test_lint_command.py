@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.commands.lint import run_lint
+from bench.commands.lint import lint_command
 from bench.errors import BenchError
 from tests.common import raised
 
@@ -29,7 +29,7 @@ def bad(tmp_path: Path) -> Path:
 def test_findings_are_printed_and_an_error_exits_with_1(
     bad: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run_lint([str(bad)], json=False) == 1
+    assert lint_command([str(bad)], as_json=False) == 1
     printed = capsys.readouterr()
     assert printed.out == (
         f"{bad}:3: error: sbatch refuses `--ntasks_per_node=4`: sbatch has no option --ntasks_per_node"
@@ -43,7 +43,7 @@ def test_findings_are_printed_and_an_error_exits_with_1(
 
 
 def test_json_has_the_promised_keys(bad: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_lint([str(bad)], json=True) == 1
+    assert lint_command([str(bad)], as_json=True) == 1
     findings = json.loads(capsys.readouterr().out)["findings"]
     assert list(findings[0]) == ["path", "line", "rule", "severity", "message", "remedy"]
     found = [(finding["line"], finding["rule"], finding["severity"]) for finding in findings]
@@ -53,9 +53,9 @@ def test_json_has_the_promised_keys(bad: Path, capsys: pytest.CaptureFixture[str
 def test_a_correct_script_exits_with_0(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "good.sbatch"
     path.write_text(GOOD, encoding="utf-8")
-    assert run_lint([str(path), str(path)], json=False) == 0
+    assert lint_command([str(path), str(path)], as_json=False) == 0
     assert capsys.readouterr() == ("", "1 script: no findings\n")
-    assert run_lint([str(path)], json=True) == 0
+    assert lint_command([str(path)], as_json=True) == 0
     assert json.loads(capsys.readouterr().out) == {"findings": []}
 
 
@@ -64,21 +64,21 @@ def test_standard_input_may_contain_any_bytes(
 ) -> None:
     stdin = io.TextIOWrapper(io.BytesIO(b"#!/bin/bash\r\n#SBATCH --nodes=1\r\n\xff\xfe\0\r\n"))
     monkeypatch.setattr("sys.stdin", stdin)
-    assert run_lint(["-"], json=False) == 1
+    assert lint_command(["-"], as_json=False) == 1
     assert capsys.readouterr().out.startswith(
         "-:1: error: sbatch refuses the script: its lines end with CR LF"
     )
 
 
 def test_a_matrix_is_not_a_script(tmp_path):
-    assert raised(BenchError, run_lint, [str(tmp_path / "my.yaml")], json=False) == (
+    assert raised(BenchError, lint_command, [str(tmp_path / "my.yaml")], as_json=False) == (
         f"{tmp_path / 'my.yaml'} is a YAML file, not a script; give a script, such as one that `bench plan` wrote"
     )
 
 
 @pytest.mark.parametrize(("name", "kind"), [("none.sbatch", "does not exist"), ("", "is a directory")])
 def test_a_path_that_is_not_a_file_is_bad_input(tmp_path: Path, name: str, kind: str) -> None:
-    message = raised(BenchError, run_lint, [str(tmp_path / name)], json=False)
+    message = raised(BenchError, lint_command, [str(tmp_path / name)], as_json=False)
     assert (
         message == f"{tmp_path / name}: the script {kind}; give the path of a sbatch script, or - for stdin"
     )
@@ -89,8 +89,8 @@ def test_control_characters_of_a_script_are_not_printed(
 ) -> None:
     path = tmp_path / "a\x1b[31m.sbatch"
     path.write_text("#!/bin/bash\n#SBATCH --nodes=\x1b7x\x07\u202e\x9b\n", encoding="utf-8")
-    assert run_lint([str(path)], json=False) == 1
-    assert run_lint([str(path)], json=True) == 1
+    assert lint_command([str(path)], as_json=False) == 1
+    assert lint_command([str(path)], as_json=True) == 1
     printed = capsys.readouterr().out
     assert "a.sbatch:2: error: sbatch refuses `--nodes=x: allowed" in printed
     assert not set("\x1b\x07\x9b\u202e") & set(printed)

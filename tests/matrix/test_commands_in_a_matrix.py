@@ -126,39 +126,13 @@ def test_bad_commands_and_metrics_are_rejected_with_their_line(plan, workload, w
     assert words in lines or any(line.startswith(words) for line in lines if words.endswith(", "))
 
 
-@pytest.mark.parametrize(
-    ("setup", "warns"),
-    [("export X=1", True), ("module load python", False), ("source .venv/bin/activate", False)],
-)
-def test_a_set_up_line_that_changes_the_python_of_a_command_gives_a_warning(plan, setup, warns):
-    executor = f"local, setup: ['{setup}']"
-    warnings = plan("command: python x.py {per_gpu_batch}", executor).warnings
-    wanted = (
-        "own.yaml:1: with set-up lines, `python` in the command is the first one on the job's PATH, not the "
-        "python that runs bench; activate an environment in cluster.setup, or set variables in cluster.env instead"
-    )
-    assert (wanted in warnings) is warns
-    assert wanted not in plan("command: ./train {per_gpu_batch}", executor).warnings
-
-
-def test_surprising_and_unused_settings_of_a_command_give_warnings(plan):
-    warnings = plan("command: python x.py $HOME && ls\nprecision: bf16\nepochs: 2").warnings
+def test_unused_settings_of_a_command_give_warnings(plan):
+    warnings = plan("command: python x.py\nprecision: bf16\nepochs: 2").warnings
     assert [words for words in warnings if words.startswith("own.yaml")] == [
-        "own.yaml:6: '$HOME' in the command is passed literally, because no shell reads it; "
-        'for a shell write [bash, -c, "...", bash, WORDS]',
-        "own.yaml:6: '&&' in the command is passed literally, because no shell reads it; "
-        'for a shell write [bash, -c, "...", bash, WORDS]',
         "own.yaml:6: the command contains neither {per_gpu_batch} nor {global_batch}: "
         "unless it reads $BENCH_PER_GPU_BATCH, its batch may differ from the cell's",
         "own.yaml:7: workload.precision is ignored: the command does not contain {precision}",
     ]
-    assert (
-        "own.yaml:7: workload.metrics.csv is one file for all runs, so that values of concurrent "
-        "or earlier runs can be read by mistake; let the command write below {run_dir}, and give "
-        "a path relative to the run's folder"
-    ) in plan(
-        "command: python x.py {per_gpu_batch}\nmetrics: {csv: /tmp/a.csv, columns: {throughput: t}}"
-    ).warnings
     assert (
         "own.yaml:6: workload.metrics is ignored: there is no workload.command"
         in plan("metrics: none").warnings

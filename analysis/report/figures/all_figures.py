@@ -52,10 +52,10 @@ def scaling_figures(
             yield split_figure(selection, shares=True)
 
 
-def efficiency_figure(results: Results, rows: Sequence[ScalingRow], *, name: str) -> Drawing:
-    """Draw the efficiencies of ``rows``, which have one mode, as a figure with its own file name."""
+def efficiency_figure(results: Results, rows: Sequence[ScalingRow]) -> Drawing:
+    """Draw the efficiencies of ``rows``, which have one mode, as the figure of the proposal."""
     selection, rates = select(rows, rows[0].mode, results.parts), _rates(results.frames.runs)
-    return replace(curve_figure(EFFICIENCY, selection, rates, results.invalid), name=name)
+    return replace(curve_figure(EFFICIENCY, selection, rates, results.invalid), name="proposal")
 
 
 def _rates(runs: pd.DataFrame) -> dict[str, list[float]]:

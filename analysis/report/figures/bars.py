@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -20,7 +19,6 @@ from analysis.report.figures.drawing import (
     Colour,
     Draft,
     Drawing,
-    Key,
     Part,
     Selection,
     finish,
@@ -45,61 +43,6 @@ _PARTS = {
     "transfer": PARTS["transfer"],
     "wait": PARTS["wait"],
 }
-
-
-def bars_draft(
-    selection: Selection[ScalingRow],
-    *,
-    kind: str,
-    subject: str,
-    description: str,
-    view: str = "",
-    legend: Sequence[Key] = (),
-) -> Draft:
-    """Return the draft of a figure with one bar per row of a selection."""
-    rows = selection.rows
-    headings = 1.1 * len(selection.labels) if len(selection.labels) > 1 else 0
-    return Draft(
-        name=f"{kind}-{selection.mode or 'other'}",
-        subject=subject,
-        topic="time",
-        mode=selection.mode,
-        labels=selection.labels,
-        shared=selection.shared,
-        description=description,
-        caption=CAPTIONS[kind],
-        left_out=list(selection.left_out),
-        height_in=0.28 * (len(rows) + headings) + 0.75,
-        view=view,
-        legend=legend,
-        left_in=0.78 if len({(row.series, row.gpus) for row in rows}) == len(rows) else 1.2,
-        with_axis=False,
-    )
-
-
-def draw_rows(axes: Axes, selection: Selection[ScalingRow], bar: Callable[[float, ScalingRow], None]) -> None:
-    """Draw each row, series by series, with the sizes as tick labels.
-
-    If there are several series, their names are drawn as headings. ``bar`` draws one row at a vertical
-    position.
-    """
-    names: dict[float, str] = {}
-    place = 0.0
-    for series, own in by_series(selection.rows).items():
-        label = selection.labels[series]
-        if len(selection.labels) > 1:
-            # The transform places the text at the panel's edge, independent of the limits of the axis.
-            axes.text(0, place, label, transform=axes.get_yaxis_transform(), **HEADING)
-            place += 0.85
-        sizes = Counter(row.gpus for row in own)
-        for row in own:
-            names[place] = with_layout(row) if sizes[row.gpus] > 1 else ranks(row)
-            bar(place, row)
-            place += 1
-        place += 0.25
-    axes.set_yticks(list(names), list(names.values()))
-    axes.tick_params(axis="y", length=0)
-    axes.set_ylim(place - 0.35, -0.65)
 
 
 def draw_part(
@@ -135,30 +78,55 @@ def split(row: ScalingRow) -> dict[str, float]:
     return {name: max(value, 0.0) for name, value in parts.items()}
 
 
-def split_figure(selection: Selection[ScalingRow], *, shares: bool = False) -> Drawing:
+def split_figure(selection: Selection, *, shares: bool = False) -> Drawing:
     """Draw the parts of the step as times or as shares; :func:`split` knows those of each row."""
-    splits = [split(row) for row in selection.rows]
-    largest, parts = max(zip(selection.rows, splits, strict=True), key=lambda pair: pair[0].gpus)
+    rows, labels, kind = selection.rows, selection.labels, "shares" if shares else "step"
+    splits = [split(row) for row in rows]
+    largest, parts = max(zip(rows, splits, strict=True), key=lambda pair: pair[0].gpus)
     exposed = (parts["transfer"] + parts["wait"]) / sum(parts.values())
     shown = {name: part for name, part in STEP_PARTS.items() if any(own[name] > 0 for own in splits)}
-    draft = bars_draft(
-        selection,
-        kind="shares" if shares else "step",
+    headings = 1.1 * len(labels) if len(labels) > 1 else 0
+    draft = Draft(
+        name=f"{kind}-{selection.mode or 'other'}",
         subject="Shares of the step time" if shares else "Parts of the step time",
-        view="Shares" if shares else "Step time",
+        topic="time",
+        mode=selection.mode,
+        labels=labels,
+        shared=selection.shared,
         description=(
             f"Stacked bars of {count(len(splits), 'cell')}. At {ranks(largest)} "
             f"{percent(exposed)} of the step is exposed communication."
         ),
+        caption=CAPTIONS[kind],
+        left_out=selection.left_out,
+        height_in=0.28 * (len(rows) + headings) + 0.75,
+        view="Shares" if shares else "Step time",
         legend=part_keys(shown),
+        left_in=0.78 if len({(row.series, row.gpus) for row in rows}) == len(rows) else 1.2,
+        with_axis=False,
     )
     longest = 1.0 if shares else max(sum(own.values()) for own in splits)
     return finish(draft, lambda axes: _draw_split(axes, selection, longest=longest, shares=shares))
 
 
-def _draw_split(axes: Axes, selection: Selection[ScalingRow], *, longest: float, shares: bool) -> None:
-    draw_rows(axes, selection, partial(_draw_split_bar, axes, longest=longest, shares=shares))
-    axes.set(xlim=(0, 1.16 * longest))
+def _draw_split(axes: Axes, selection: Selection, *, longest: float, shares: bool) -> None:
+    """Draw each row, series by series; if there are several series, with their names."""
+    names: dict[float, str] = {}
+    place = 0.0
+    for series, own in by_series(selection.rows).items():
+        if len(selection.labels) > 1:
+            # The transform places the text at the panel's edge, independent of the limits of the axis.
+            axes.text(0, place, selection.labels[series], transform=axes.get_yaxis_transform(), **HEADING)
+            place += 0.85
+        sizes = Counter(row.gpus for row in own)
+        for row in own:
+            names[place] = with_layout(row) if sizes[row.gpus] > 1 else ranks(row)
+            _draw_split_bar(axes, place, row, longest=longest, shares=shares)
+            place += 1
+        place += 0.25
+    axes.set_yticks(list(names), list(names.values()))
+    axes.tick_params(axis="y", length=0)
+    axes.set(xlim=(0, 1.16 * longest), ylim=(place - 0.35, -0.65))
     if shares:
         axes.set_xlabel("Share of the step's time")
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: percent(value)))

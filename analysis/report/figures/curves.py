@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,7 +9,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import LogLocator, MaxNLocator
 
 from analysis.data.names import ranks
 from analysis.report.figures.drawing import (
@@ -24,8 +23,6 @@ from analysis.report.figures.drawing import (
     Selection,
     evenly_spaced,
     finish,
-    log_ticks,
-    series_key,
     set_ticks,
 )
 from analysis.report.words import CAPTIONS
@@ -101,7 +98,7 @@ class Point:
 
 def curve_figure(
     curve: Curve,
-    selection: Selection[ScalingRow],
+    selection: Selection,
     runs: Mapping[str, Sequence[float]],
     invalid: Collection[str] = (),
 ) -> Drawing:
@@ -344,12 +341,11 @@ def _set_scales(axes: Axes, curve: Curve, sizes: Sequence[int], limits: tuple[fl
 
 def _set_log_ticks(axes: Axes, curve: Curve) -> None:
     low, high = axes.get_ylim()
-    ticks = log_ticks(low, high)
-    if curve is SPEEDUP:
-        powers = range(math.floor(math.log2(low)), math.ceil(math.log2(high)) + 1)
-        ticks = [2.0**power for power in powers if low <= 2.0**power <= high]
-    if len(ticks) < 2:
-        ticks = [float(tick) for tick in MaxNLocator(4).tick_values(low, high) if low <= tick <= high]
+    base, subs = (2, (1.0,)) if curve is SPEEDUP else (10, (1.0, 2.0, 5.0))
+    for locator in (LogLocator(base=base, subs=subs), MaxNLocator(4)):
+        ticks = [float(tick) for tick in locator.tick_values(low, high) if low <= tick <= high]
+        if len(ticks) > 1:
+            break
     set_ticks(axes.yaxis, [ticks[place] for place in evenly_spaced(len(ticks), MAX_TICKS)], _tick)
 
 
@@ -370,7 +366,8 @@ def _spread_sizes(sizes: Sequence[int]) -> list[int]:
 
 def _legend(curve: Curve, lines: Lines) -> list[Key]:
     valid = _valid(lines)
-    keys = [series_key(label, place) for place, (label, _) in enumerate(lines)]
+    looks = zip(lines, SERIES_COLOURS, SERIES_MARKERS, SERIES_DASHES, strict=False)
+    keys = [Key(label, colour, marker=marker, dashes=dashes) for (label, _), colour, marker, dashes in looks]
     if any(not point.valid for _, own in lines for point in own):
         keys.append(Key(NOT_VALID, Colour.MUTED, marker="x"))
     if any(point.wide for point in valid):

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -20,7 +20,7 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from analysis.data.names import short_labels
 from analysis.stats.columns import ScalingRow, by_series
@@ -88,15 +88,12 @@ MAX_SIZES = 24
 MAX_BARS = 18
 
 
-R = TypeVar("R")
-
-
 @dataclass(frozen=True)
-class Selection(Generic[R]):
+class Selection:
     """The ``rows`` of one scaling mode that a figure shows; for the other attributes, see :class:`Draft`."""
 
     mode: str
-    rows: Sequence[R]
+    rows: Sequence[ScalingRow]
     labels: dict[str, str]
     shared: str
     left_out: list[str]
@@ -104,7 +101,7 @@ class Selection(Generic[R]):
 
 def select(
     rows: Sequence[ScalingRow], mode: str, parts: dict[str, dict[str, str]], *, bars: bool = False
-) -> Selection[ScalingRow]:
+) -> Selection:
     """Select the series with the most sizes, and as many sizes as fit into a figure (or a bar chart)."""
     every = by_series(rows)
     sizes = {series: len({row.gpus for row in own}) for series, own in every.items()}
@@ -180,11 +177,6 @@ class Key:
 def part_keys(parts: Mapping[str, Part]) -> tuple[Key, ...]:
     """Return the legend of stacked bars."""
     return tuple(Key(part.words, part.colour, hatch=part.hatch) for part in parts.values())
-
-
-def series_key(words: str, place: int) -> Key:
-    """Return the legend entry of the series at a place."""
-    return Key(words, SERIES_COLOURS[place], marker=SERIES_MARKERS[place], dashes=SERIES_DASHES[place])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -322,12 +314,6 @@ def set_ticks(axis: Axis, ticks: Sequence[float], text: Callable[[float], str]) 
     axis.set_major_locator(FixedLocator(ticks))
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(FuncFormatter(lambda value, _: text(value)))
-
-
-def log_ticks(low: float, high: float) -> list[float]:
-    """Return ticks of a logarithmic axis at 1, 2 and 5 times the powers of ten."""
-    found = LogLocator(base=10, subs=(1.0, 2.0, 5.0)).tick_values(low, high)
-    return [float(tick) for tick in found if low <= tick <= high]
 
 
 def evenly_spaced(length: int, most: int) -> list[int]:

@@ -18,13 +18,6 @@
     root.dataset.theme = (root.dataset.theme ?? (system.matches ? "dark" : "light")) === "dark" ? "light" : "dark";
   });
 
-  // What the reader chooses is part of the address: #filter=weak%20failed&view=speedup&cell=NAME
-  const chosen = { filter: "", view: [], cell: "" };
-  const follow = (change) => {
-    const pairs = Object.entries(Object.assign(chosen, change)).flatMap(([name, own]) => [own].flat().filter(Boolean).map((value) => `${name}=${encodeURIComponent(value)}`));
-    history.replaceState(null, "", pairs.length ? `#${pairs.join("&")}` : location.href.split("#")[0]);
-  };
-
   // Errors are folded on narrow screens. Everything is unfolded on paper.
   if (matchMedia("(max-width: 46rem)").matches) all(".alert details").forEach((fold) => { fold.open = false; });
   let folded = [];
@@ -53,9 +46,7 @@
     $("run-title").textContent = run || cell;
     $("run-list").replaceChildren(...found.slice(0, 100).map(describe));
     $("run").showModal();
-    follow({ cell: run ? "" : cell });
   };
-  $("run").addEventListener("close", () => follow({ cell: "" }));
   $("close").addEventListener("click", () => $("run").close());
   const named = (text, cell, run) => makeButton(text, "name", () => showRuns(cell, run));
   all(".runs tbody td:first-child").forEach((td) => td.replaceChildren(named(td.textContent, "", td.textContent)));
@@ -63,15 +54,10 @@
   // Views: all groups that have a view show it.
   const views = all(".tabs").map((tabs) => ({ figures: all("figure", tabs.closest(".views")), buttons: all("button", tabs) }));
   const nameOf = (button) => button.textContent.toLowerCase();
-  const view = (name) => {
-    const own = views.filter(({ buttons }) => buttons.map(nameOf).includes(name));
-    own.forEach(({ figures, buttons }) => buttons.forEach((button, at) => {
-      figures[at].classList.toggle("shown", nameOf(button) === name);
-      button.setAttribute("aria-pressed", nameOf(button) === name);
-    }));
-    const others = own.flatMap(({ buttons }) => buttons.map(nameOf));
-    if (own.length) follow({ view: [...chosen.view.filter((one) => !others.includes(one)), name] });
-  };
+  const view = (name) => views.filter(({ buttons }) => buttons.map(nameOf).includes(name)).forEach(({ figures, buttons }) => buttons.forEach((button, at) => {
+    figures[at].classList.toggle("shown", nameOf(button) === name);
+    button.setAttribute("aria-pressed", nameOf(button) === name);
+  }));
   views.flatMap(({ buttons }) => buttons).forEach((button) => button.addEventListener("click", () => view(nameOf(button))));
 
   // The table: all rows are in the data block; a page of them is in the document.
@@ -123,7 +109,6 @@
     const name = rows.some((entry) => main(entry.row[0]) === $("filter").value) && $("filter").value;
     matching = rows.filter((entry) => (name ? main(entry.row[0]) === name : terms.every((term) => entry.text.includes(term))));
     page = 0;
-    follow({ filter: $("filter").value });
     const cells = new Set(matching.map((entry) => main(entry.row[0])));
     const matches = (run) => !terms.length || cells.has(cellOfRun.get(run)) || (!name && terms.every((term) => run.toLowerCase().includes(term)));
     all(".runs tbody tr").forEach((tr) => { tr.hidden = !matches(tr.cells[0].textContent); });
@@ -136,25 +121,5 @@
   $("filter").addEventListener("input", update);
   $("previous").addEventListener("click", () => { page -= 1; show(); });
   $("next").addEventListener("click", () => { page += 1; show(); });
-  // An address restores what it names; other names do nothing.
-  const restorers = {
-    view,
-    filter: (value) => { $("filter").value = value; update(); },
-    cell: (name) => {
-      if (!rows.some((entry) => main(entry.row[0]) === name)) return;
-      restorers.filter(name);
-      showRuns(name);
-    },
-  };
-  const restore = () => location.hash.slice(1).split("&").map((part) => part.split(/=(.*)/s)).forEach(([name, value]) => {
-    try {
-      if (Object.hasOwn(restorers, name) && value) restorers[name](decodeURIComponent(value));
-    } catch (error) {
-      if (!(error instanceof URIError)) throw error;
-    }
-  });
-  const address = location.hash;
   update();
-  if (address) { history.replaceState(null, "", address); restore(); }
-  addEventListener("hashchange", restore);
 })();

@@ -20,7 +20,7 @@ from analysis.data.names import (
     ranks,
     with_layout,
 )
-from analysis.report.figures.drawing import evenly_spaced, log_ticks
+from analysis.report.figures.drawing import evenly_spaced
 
 SIZE = SimpleNamespace(nodes=2, gpus_per_node="4", gpus=8)
 UNEQUAL = SimpleNamespace(nodes=2, gpus_per_node="4+2", gpus=6)
@@ -61,10 +61,6 @@ def test_evenly_spaced_positions_include_both_ends(length: int, most: int) -> No
     assert len(places) == min(length, most)
     assert (places[0], places[-1]) == (0, length - 1)
     assert places == sorted(set(places))
-
-
-def test_ticks_of_a_logarithmic_axis_are_1_2_and_5() -> None:
-    assert log_ticks(1, 20) == [1, 2, 5, 10, 20]
 
 
 def test_no_text_of_a_csv_can_run_as_a_formula_and_numbers_are_unchanged() -> None:
