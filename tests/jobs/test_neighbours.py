@@ -28,8 +28,9 @@ def at(seconds: float) -> datetime:
 
 def body(node: str, *, jobs: int = 1) -> str:
     """Return the script of a run on a node, on which in all so many ``jobs`` of this study execute at once."""
+    # The accounting database can learn of a start some seconds later than squeue.
     begun = f'"$1/../../../begun-{node}-"'
-    both = f"until [ $(ls {begun}* | wc -l) -ge {jobs} ]; do sleep 0.2; done; sleep {2 if jobs > 1 else 0}"
+    both = f"until [ $(ls {begun}* | wc -l) -ge {jobs} ]; do sleep 0.2; done; sleep {6 if jobs > 1 else 0}"
     return f"#SBATCH --nodelist={node}\ntouch {begun}$SLURM_JOB_ID; {both}; {MEASURE}"
 
 
