@@ -3,7 +3,7 @@
     python tests/freeze/compare.py [--write] [STUDY ...]
 
 The archives in ``studies/`` are real studies as `bench` left them. Each is unpacked into a temporary
-folder, where `bench status`, `verify`, `report` and `plan` are called. Each difference is one line
+folder, where `bench status`, `verify` and `report` are called. Each difference is one line
 with study, file, row, column, expected and actual value; the exit code is then 1. ``--write`` writes
 the expected values anew.
 """
@@ -52,12 +52,12 @@ Row = dict[str, str]
 Tables = dict[str, list[Row]]
 
 
-def actual(study: str, folder: Path) -> tuple[Tables, dict[str, str]]:
-    """Unpack a study into ``folder``, and return the tables and the scripts that `bench` makes of it."""
+def actual(study: str, folder: Path) -> Tables:
+    """Unpack a study into ``folder``, and return the tables that `bench` makes of it."""
     with tarfile.open(HERE / f"studies/{study}.tar.xz") as archive:
         archive.extractall(folder, filter="data")
     if (table := folder / f"{study}.csv").exists():
-        return _report(table, folder, folder / f"{study}-report"), {}
+        return _report(table, folder, folder / f"{study}-report")
     tables = {
         "states.csv": [
             _row(run, "run_id", "state", "failure_class") for run in _ask("status", study, folder)
@@ -65,8 +65,7 @@ def actual(study: str, folder: Path) -> tuple[Tables, dict[str, str]]:
         "verify.csv": [_row(run, "run_id", "passed") for run in _ask("verify", study, folder)],
     }
     tables |= _report(folder / study, folder, folder / study / "report")
-    tables = {name: _sums(rows) if len(rows) > MAX_ROWS else rows for name, rows in tables.items()}
-    return tables, _scripts(study, folder)
+    return {name: _sums(rows) if len(rows) > MAX_ROWS else rows for name, rows in tables.items()}
 
 
 def _bench(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -132,23 +131,6 @@ def _sum(values: Sequence[str]) -> str:
     return "; ".join(f"{number} {value}" for value, number in sorted(counts.items()) if value)
 
 
-def _scripts(study: str, folder: Path) -> dict[str, str]:
-    """Plan the study's matrix anew, and return the scripts without the paths of this machine."""
-    matrix, planned = folder / f"{study}.yaml", folder / "planned"
-    if not (folder / study / "scripts").exists():
-        return {}
-    shutil.copy(folder / study / "matrix.yaml", matrix)
-    _bench("plan", f"./{study}.yaml", "--results", str(planned), cwd=folder)
-    places = {str(folder): "FOLDER", sys.executable: "PYTHON", str(ROOT): "ROOT"}
-    found = {}
-    for path in sorted((planned / study / "scripts").glob("n[0-9]*")):
-        text = path.read_text()
-        for place, word in places.items():
-            text = text.replace(place, word)
-        found[path.name] = text
-    return found
-
-
 def _read(path: Path) -> list[Row]:
     with path.open(newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))
@@ -157,14 +139,13 @@ def _read(path: Path) -> list[Row]:
 def differences(study: str) -> Iterator[str]:
     """Yield a line for each difference of a study from its expected values."""
     with tempfile.TemporaryDirectory() as folder:
-        tables, scripts = actual(study, Path(folder).resolve())
+        tables = actual(study, Path(folder).resolve())
     expected = {path.name: _read(path) for path in sorted((HERE / "expected" / study).glob("*.csv"))}
     for name in sorted({*expected, *tables}):
         if name not in tables or name not in expected:
             yield f"{study} {name}: {'an additional' if name in tables else 'a missing'} file"
         else:
             yield from (f"{study} {name}: {line}" for line in _compare(name, expected[name], tables[name]))
-    yield from _compare_scripts(study, scripts)
 
 
 def _compare(name: str, expected: Sequence[Row], found: Sequence[Row]) -> Iterator[str]:
@@ -215,31 +196,17 @@ def _same(one: str, other: str) -> bool:
     return None not in numbers and math.isclose(*numbers, rel_tol=TOLERANCE)  # type: ignore[arg-type]
 
 
-def _compare_scripts(study: str, found: Mapping[str, str]) -> Iterator[str]:
-    expected = {path.name: path.read_text() for path in sorted((HERE / "scripts" / study).glob("*"))}
-    for name in sorted({*expected, *found}):
-        if name not in found or name not in expected:
-            yield f"{study} scripts/{name}: {'an additional' if name in found else 'a missing'} file"
-        elif expected[name] != found[name]:
-            lines = zip(expected[name].splitlines(), found[name].splitlines(), strict=False)
-            number, pair = next(((i, p) for i, p in enumerate(lines, 1) if p[0] != p[1]), (0, ("", "")))
-            yield f"{study} scripts/{name}: line {number}: expected {pair[0]!r}, actual {pair[1]!r}"
-
-
 def write(study: str) -> None:
     """Write the expected values of a study anew."""
     with tempfile.TemporaryDirectory() as folder:
-        tables, scripts = actual(study, Path(folder).resolve())
-    for place in (HERE / "expected" / study, HERE / "scripts" / study):
-        shutil.rmtree(place, ignore_errors=True)
+        tables = actual(study, Path(folder).resolve())
+    shutil.rmtree(HERE / "expected" / study, ignore_errors=True)
     for name, rows in tables.items():
         text = io.StringIO(newline="")
         writer = csv.DictWriter(text, rows[0] if rows else KEYS[name], lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
         _put(HERE / "expected" / study / name, text.getvalue())
-    for name, script in scripts.items():
-        _put(HERE / "scripts" / study / name, script)
 
 
 def _put(path: Path, text: str) -> None:
