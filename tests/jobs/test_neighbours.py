@@ -28,9 +28,9 @@ def at(seconds: float) -> datetime:
 
 def body(node: str, *, jobs: int = 1) -> str:
     """Return the script of a run on a node, on which in all so many ``jobs`` of this study execute at once."""
-    # The accounting database can learn of a start some seconds later than squeue.
+    # Slurm's times are whole seconds, and the accounting database can learn of a start some seconds later.
     begun = f'"$1/../../../begun-{node}-"'
-    both = f"until [ $(ls {begun}* | wc -l) -ge {jobs} ]; do sleep 0.2; done; sleep {6 if jobs > 1 else 0}"
+    both = f"until [ $(ls {begun}* | wc -l) -ge {jobs} ]; do sleep 0.2; done; sleep 6"
     return f"#SBATCH --nodelist={node}\ntouch {begun}$SLURM_JOB_ID; {both}; {MEASURE}"
 
 
@@ -58,12 +58,13 @@ def test_all_jobs_on_the_nodes_of_runs_are_found(tmp_path: Path, cluster: Cluste
             }
     finally:
         cluster.run(["scancel", job_id])
-    assert [shown(run) for run in runs] == [
+    expected = [
         {("study-run", "n1", jobs[1])},
         {("study-run", "n1", jobs[0])},
         {("foreign-job", "n2", job_id)},
         set(),
     ]
+    assert [shown(run) for run in runs] == expected, [run["neighbours"] for run in runs]
     (neighbour,) = runs[2]["neighbours"]
     assert neighbour.keys() == {"job_id", "start", "end", "nodes"}
     assert (neighbour["job_id"], neighbour["end"], neighbour["nodes"]) == (job_id, None, ["n2"])
