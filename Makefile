@@ -15,8 +15,8 @@ help:
 	@echo "make check      ruff, mypy, layers and docs"
 	@echo "make benchmark  print the ratios that docs/benchmarks.md describes"
 	@echo "make gpu        on a machine with a GPU: its tests and measurements, in at most 8 minutes"
-	@echo "make campaign   on the test cluster: kill bench submit 50 times, cause every fault, measure known links, plant"
-	@echo "                causes of lost time; check intervals by simulation (an hour)"
+	@echo "make campaign   on the test cluster: kill bench 50 times, cause every fault, measure known links, plant causes"
+	@echo "                of lost time; check intervals by simulation (an hour); SLURM=26.05: another release"
 	@echo "make torch-releases  test the measurement with other releases of torch and Python (40 GB, an hour)"
 	@echo "make cluster    start a real Slurm on this machine (make cluster-down stops it); SLURM=trixie: another release"
 	@echo "make releases   run the tests of the cluster and the fault campaign on four Slurm releases (two hours)"
@@ -56,8 +56,8 @@ LINKS ?= 5
 SEEDS ?= 3
 KINDS ?=
 campaign: setup-tests
-	$(BIN)/python benchmarks/campaign_submit.py --kills $(KILLS)
-	$(BIN)/python benchmarks/campaign_faults.py $(FAULTS)
+	$(BIN)/python benchmarks/campaign_submit.py --kills $(KILLS) --slurm "$(SLURM)"
+	$(BIN)/python benchmarks/campaign_faults.py --slurm "$(SLURM)" $(FAULTS)
 	$(BIN)/python benchmarks/campaign_statistics.py --studies $(STUDIES)
 	$(BIN)/python benchmarks/campaign_links.py --draws $(LINKS)
 	$(BIN)/python benchmarks/campaign_causes.py --seeds $(SEEDS) $(KINDS)

@@ -95,7 +95,8 @@ NOT_REGULAR = errno.ESPIPE
 
 _ACCESS_REMEDIES = {
     **dict.fromkeys(
-        (errno.ELOOP, errno.EISDIR, errno.ENOTDIR, NOT_REGULAR), "replace it by the original file"
+        (errno.ELOOP, errno.EISDIR, errno.ENOTDIR, errno.EFBIG, NOT_REGULAR),
+        "replace it by the original file",
     ),
     errno.EACCES: "check the permissions of this path and of the folders above it",
     errno.ENAMETOOLONG: "give a shorter name",

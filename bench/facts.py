@@ -47,8 +47,8 @@ class Fact:
 
 
 def facts_in(entries: Any) -> Iterator[Fact]:
-    """Yield the facts in a list of env.json or run.json; what is not a fact is left out."""
-    for entry in entries if isinstance(entries, list) else ():
+    """Yield the facts in a list of env.json or the ledger; what is not a fact is left out."""
+    for entry in entries if isinstance(entries, list | tuple) else ():
         with suppress(ValueError):
             yield Fact.from_json(entry)
 

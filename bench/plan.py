@@ -24,7 +24,7 @@ from .matrix.schema import Matrix
 from .render import Renderer, gpu_option
 from .study.files import owner_readable, owner_writable, write_atomically
 from .study.layout import StudyFolder
-from .study.plan_json import find_plan, write_plan_json
+from .study.plan_json import find_plan, place_of, write_plan_json
 from .units import count, human_duration, join_names
 from .variables import is_shown
 
@@ -216,6 +216,7 @@ def write_plan(plan: Plan, root: Path) -> StudyFolder:
             write_atomically(folder.site, inherited.text, private=private)
         else:
             folder.site.unlink(missing_ok=True)
+        content["place"] = (old or {}).get("place") or place_of(folder)
         write_plan_json(folder, content, private=private)
     except OSError as error:
         raise unwritable(Path(error.filename or folder.path), error) from None
@@ -239,6 +240,7 @@ def plan_content(plan: Plan) -> dict[str, Any]:
     return {
         "schema": 1,
         "study": plan.matrix.study,
+        "matrix": plan.document.text,
         "bench_version": __version__,
         "executor": plan.matrix.cluster.executor,
         "hosts": [host.model_dump() for host in plan.matrix.cluster.hosts or []],

@@ -8,7 +8,6 @@ schema rejects values that an ``#SBATCH`` line cannot contain.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import jinja2
@@ -26,9 +25,8 @@ class Renderer:
 
     def __init__(self, matrix: Matrix) -> None:
         self.matrix = matrix
-        folder = Path(__file__).with_name("jobs") / matrix.cluster.executor
         self._environment = jinja2.Environment(
-            loader=jinja2.FileSystemLoader([shipped("slurm_templates"), folder]),
+            loader=jinja2.FileSystemLoader(shipped("slurm_templates")),
             undefined=jinja2.StrictUndefined,
             trim_blocks=True,
             lstrip_blocks=True,
@@ -79,6 +77,7 @@ class Renderer:
             step_gpus=f" {gpu_option(cluster)}{most}" * (device == "cuda"),
             cpus=self._cores,
             threads=self._cores,
+            time_limit=cluster.time_limit,
             python=self._python,
             matrix_options=_lines([quote(word) for word in cluster.srun_options]),
             container_options=_lines(_container_options(cluster.container)),

@@ -14,19 +14,15 @@ import argparse
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 
-from clusters import own_cluster
+from clusters import DAEMONS, add_release_option, own_cluster
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tests.cluster.bed import Cluster, missing
-from tests.cluster.configuration import Options
+from tests.cluster.bed import Cluster
 from tests.cluster.containers import ClusterError, wait_for
-from tests.cluster.releases import find_release
 from tests.jobs.fault_studies import FAULTS, Scene, differences, fault_study
 from tests.jobs.slurm_studies import MEASURE, Study, lines, scripted_study
 
@@ -52,33 +48,16 @@ def run_faults(cluster: Cluster, folder: Path, names: Sequence[str]) -> list[str
     return wrong
 
 
-@contextmanager
-def stopped(cluster: Cluster, daemon: str) -> Iterator[None]:
-    """Stop a daemon and start it again at the end."""
-    getattr(cluster, f"stop_{daemon}")()
-    try:
-        yield
-    finally:
-        getattr(cluster, f"start_{daemon}")()
-
-
-OUTAGES: dict[str, Callable[[Cluster], AbstractContextManager[None]]] = {
-    "controller stopped": partial(stopped, daemon="slurmctld"),
-    "controller frozen": Cluster.frozen_slurmctld,
-    "accounting stopped": partial(stopped, daemon="slurmdbd"),
-}
-
-
 def run_outage(cluster: Cluster, folder: Path, name: str) -> list[str]:
     """Stop or freeze a daemon while `bench submit --wait` runs, and call `bench status` meanwhile.
 
-    ``name`` is a key of ``OUTAGES``. Returns a text for each problem.
+    ``name`` is a key of ``DAEMONS``. Returns a text for each problem.
     """
     study = scripted_study(folder, [f"sleep 2; {MEASURE}"] * JOBS, cluster.environment, name=name.split()[0])
     began = time.perf_counter()
     submission = study.start("submit", "STUDY", "--wait")
     next(lines(submission.stderr))
-    with OUTAGES[name](cluster):
+    with DAEMONS[name](cluster):
         until = time.monotonic() + OUTAGE_S
         asked = time.perf_counter()
         shown = study.bench("status", "STUDY")
@@ -91,12 +70,12 @@ def run_outage(cluster: Cluster, folder: Path, name: str) -> list[str]:
         return [f"{name}: bench submit --wait hangs"]
     took = time.perf_counter() - began
     jobs = study.jobs_per_run()
-    states = {run["state"] for run in study.status().values()}
+    states = {str(record.state) for record in study.status().values()}
     answer = shown.stderr.strip().splitlines()[-1] if shown.returncode else "answered"
     told = "; ".join(line for line in said.splitlines() if "waiting" in line) or "continued"
     _row(
         name,
-        ", ".join(map(str, states)),
+        ", ".join(states),
         "",
         f"status after {answer_s:.1f} s: {answer}; submit: {told}",
         took,
@@ -128,27 +107,23 @@ def _row(name: str, state: str, failure_class: str, reason: str, took_s: float) 
 
 def main() -> int:
     """Run the campaign on a fresh cluster."""
-    known = [*FAULTS, *OUTAGES]
+    known = [*FAULTS, *DAEMONS]
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
         "faults", nargs="*", metavar="FAULT", help=f"cause only these faults: {', '.join(map(repr, known))}"
     )
-    parser.add_argument("--slurm", default="", metavar="SUITE|RELEASE", help="default: the installed Slurm")
+    add_release_option(parser)
     given = parser.parse_args()
     chosen = given.faults or known
     if unknown := sorted(set(chosen) - set(known)):
         parser.error(f"unknown faults: {', '.join(unknown)}")
-    release = find_release(given.slurm)
-    if lacking := missing(release):
-        print(f"not run: {lacking}")
-        return 1
     print("| fault | state | class | reason | time |\n|---|---|---|---|---|")
-    with own_cluster(Options(release=release)) as (cluster, folder):
+    with own_cluster(slurm=given.slurm) as (cluster, folder):
         faults = [name for name in FAULTS if name in chosen]
         wrong = run_faults(cluster, folder / "faults", faults) if faults else []
-        for number, name in enumerate(name for name in OUTAGES if name in chosen):
+        for number, name in enumerate(name for name in DAEMONS if name in chosen):
             wrong += run_outage(cluster, folder / f"outage{number}", name)
     for line in wrong:
         print(f"WRONG: {line}")

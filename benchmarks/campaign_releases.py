@@ -22,7 +22,7 @@ from xml.etree import ElementTree
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from campaign_faults import FAULTS, OUTAGES
+from campaign_faults import DAEMONS, FAULTS
 
 from tests.cluster.containers import ClusterError
 from tests.cluster.releases import INSTALLED, SUITES, Release, find_release, other_suites
@@ -79,7 +79,7 @@ def _run_faults(release: Release) -> str:
     lines = done.stdout.splitlines()
     faults = [line for line in lines if line.startswith("| ") and not line.startswith("| fault |")]
     wrong = {line.split(":")[1] for line in lines if line.startswith("WRONG: ")}
-    return f"{len(faults) - len(wrong)} of {len(FAULTS) + len(OUTAGES)}"
+    return f"{len(faults) - len(wrong)} of {len(FAULTS) + len(DAEMONS)}"
 
 
 def write_row(page: str, row: Row) -> str:

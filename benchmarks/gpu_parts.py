@@ -367,7 +367,9 @@ def study(write: Write, folder: Path, device: str = "cuda") -> None:
     run([*bench, "submit", "gpu"], cwd=folder)
     verified = json.loads(run([*bench, "verify", "gpu", "--json"], cwd=folder))
     folders = [folder / one["folder"] for one in verified["runs"]]
-    values: Values = {"runs": [summary(one) for one in folders]}
+    status = json.loads(run([*bench, "status", "gpu", "--json"], cwd=folder))
+    disturbed = {one["run_id"]: one["disturbed"] for one in status["runs"]}
+    values: Values = {"runs": [summary(one) | {"disturbed": disturbed[one.parent.name]} for one in folders]}
     write(values)
     report = json.loads(run([*bench, "report", "gpu", "--json"], cwd=folder))
     values["validity"] = report.get("validity")
@@ -389,7 +391,6 @@ def summary(folder: Path) -> Values:
         "throughput_samples_per_sec": median(float(row["throughput_samples_per_sec"]) for row in rows),
         "conditions": len(windows),
         "clocks": [rank["clocks"] for rank in ranks if rank["clocks"]],
-        "disturbed": read_json(folder / "run.json").get("disturbed"),
     }
 
 

@@ -20,7 +20,7 @@ from clusters import own_cluster
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tests.cluster.bed import Cluster, missing
+from tests.cluster.bed import Cluster
 from tests.jobs.slurm_studies import Study, scripted_study
 
 JOBS = 200
@@ -37,15 +37,6 @@ def bare_loop(study: Study, environment: Mapping[str, str]) -> float:
     return time.perf_counter() - began
 
 
-def bench_submit(study: Study) -> float:
-    """Submit a study with `bench submit`; return the time of the command in seconds."""
-    began = time.perf_counter()
-    done = study.bench_process("submit", "STUDY")
-    took = time.perf_counter() - began
-    assert done.returncode == 0, done.stderr
-    return took
-
-
 def measure(cluster: Cluster, folder: Path) -> None:
     """Submit in turns with the bare loop and with `bench submit`, and print the median times."""
     environment = {**os.environ, **cluster.environment}
@@ -55,7 +46,10 @@ def measure(cluster: Cluster, folder: Path) -> None:
         study = scripted_study(folder / str(turn), held, cluster.environment, name=f"many{turn}")
         bare.append(bare_loop(study, environment))
         cluster.clear()
-        ours.append(bench_submit(study))
+        began = time.perf_counter()
+        done = study.bench_process("submit", "STUDY")
+        ours.append(time.perf_counter() - began)
+        assert done.returncode == 0, done.stderr
         cluster.clear()
     more = statistics.median(a - b for a, b in zip(ours, bare, strict=True))
     print(
@@ -65,15 +59,6 @@ def measure(cluster: Cluster, folder: Path) -> None:
     )
 
 
-def main() -> int:
-    """Start a cluster, measure, and remove it."""
-    if lacking := missing():
-        print(f"not measured: {lacking}")
-        return 0
-    with own_cluster() as (cluster, folder):
-        measure(cluster, folder)
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    with own_cluster(exit_code=0) as (own, scratch):
+        measure(own, scratch)

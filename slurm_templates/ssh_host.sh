@@ -1,16 +1,17 @@
-# Execute the part of a run that belongs to one host, for executor ssh. `bench submit` sends this text to
-# `bash -s` on each host, then variables and the line `bench_host; exit`. During the run, it sends one
-# command per line:
-#   .               `bench submit` is alive
+# Execute the part of a run that belongs to one host, for executor ssh. The run's process (bench/jobs/ssh.py)
+# sends this text to `bash -s` on each host, then variables and the line `bench_host; exit`. During the run,
+# it sends one command per line:
+#   .               the process is alive
 #   go ENDPOINT HOSTS   start the cell's script with this rendezvous
 #   stop            end the run
-#   done, keep      remove the folder that was created here, or keep it, and exit
-# If no line arrives in time, `bench submit` or the connection is gone, and the run is ended.
+#   done, keep      the files have been copied, or not: remove the folder that was created here, or keep it
+# If no line arrives in time, the process or the connection is gone, and the run is ended.
 # Answers are lines of standard output that begin with the mark:
-#   ready WHERE PORT NAME    refused WHY WORDS    ended EXIT_CODE
+#   ready WHERE PORT NAME    busy PROBLEM; REMEDY    refused PROBLEM; REMEDY    ended EXIT_CODE
+# If the run's folder is not shared, an archive of the host's files follows the last answer.
 #
-# The variables: mark, job, folder (of submission), run_dir, token (a file's name), cell, script (text),
-# script_path, node, address, peer, python (empty: the set-up lines' own), holder (words), patience (s).
+# The variables: mark, job, folder (of submission), run_dir, token (a file's name), script (text), node,
+# address, peer, python (empty: the set-up lines' own), holder (words), patience (s).
 # The function pass_variables exports the variables of cluster.env_from.
 
 say() { printf '%s %s\n' "$mark" "$*"; }
@@ -68,21 +69,28 @@ next_word() { read -r -t "$patience" word rest; }
 prepare() {
   local tool error lock status
   for tool in flock setsid stat tar; do
-    command -v "$tool" >/dev/null || { say refused tool "$tool"; return 1; }
+    command -v "$tool" >/dev/null && continue
+    say refused "lacks the command $tool; install util-linux (flock, setsid), coreutils and tar on that host"
+    return 1
   done
   # One run at a time, of all studies, because a second one would disturb the measurement.
-  open_lock || { say refused lock "$lock"; return 1; }
+  open_lock || { refuse_lock; return 1; }
   error=$(flock -w 2 9 2>&1) || status=$?
   case ${status:-0}$error in
     0) ;;
-    1) say refused busy "$(head -n 1 "$lock")"; return 1 ;;
-    *) say refused lock "$lock (${error##*: })"; return 1 ;;
+    1)
+      say busy "is busy with $(head -n 1 "$lock"); wait until that run has ended, or stop it; then run \`bench" \
+        "submit\` again"
+      return 1
+      ;;
+    *) refuse_lock " (${error##*: })"; return 1 ;;
   esac
   printf '%s\n' "$holder" >"$lock"
   # With the lock held, processes that still run were left by a killed shell like this one.
   kill_processes ''
   if ! error=$(cd -- "$folder" 2>&1); then
-    say refused folder "${error##*: }"
+    say refused "cannot enter the folder in which \`bench submit\` was called, $folder: ${error##*: }; run \`bench" \
+      "submit\` in a folder that every host has: a shared one, or a copy at the same path"
     return 1
   fi
   cd -- "$folder" || return 1
@@ -90,12 +98,18 @@ prepare() {
     where=shared work=$run_dir
     return 0
   fi
-  where=apart work=$folder/.bench-$job script_path=$folder/.bench-$job/$cell.sh
+  where=apart work=$folder/.bench-$job
   rm -rf -- "$work"
-  if ! error=$( (mkdir -m 700 -- "$work" && printf '%s' "$script" >"$script_path") 2>&1); then
-    say refused write "${error##*: }"
+  if ! error=$(mkdir -m 700 -- "$work" 2>&1); then
+    say refused "cannot create a folder for results in $folder: ${error##*: }; run \`bench submit\` in a folder that" \
+      "is writable on every host"
     return 1
   fi
+}
+
+refuse_lock() { # [WHY]
+  say refused "cannot lock $lock$1; check that the file and its folder belong to you, that the folder has mode 700," \
+    "and that the disk is not full; XDG_RUNTIME_DIR on that host selects another folder"
 }
 
 free_port() { # below the ephemeral range (32768 and up)
@@ -116,10 +130,10 @@ run_script() {
   trap 'why=lost' HUP
   # A process group of its own, to be ended as one, without the lock and without standard input.
   {
-    set -- env "${variables[@]}" setsid bash "$script_path" "$work" "$node" "$endpoint" "$job"
+    set -- env "${variables[@]}" setsid bash /dev/fd/8 "$work" "$node" "$endpoint" "$job"
     pass_variables
     exec "$@"
-  } </dev/null 9>&- &
+  } </dev/null 8<<<"$script" 9>&- &
   child=$!
   {
     while next_word && kill -0 $$; do
@@ -150,7 +164,7 @@ bench_host() {
   while next_word && [ "$word" = . ]; do :; done
   if [ "$word" = go ] && run_script; then
     say ended "$code"
-    patience=86400 # no words arrive while the results are copied
+    [ "$where" = shared ] || tar -cf - -C "$work" .
     while next_word && [ "$word" != done ]; do
       [ "$word" != keep ] || return
     done

@@ -20,7 +20,7 @@ from scipy import special
 from analysis.checks.assessment import assess
 from analysis.checks.scaling_table import scaling_table
 from analysis.data.differences import SIZES, settings_of
-from analysis.data.load import Study, is_average, metrics_of_cells
+from analysis.data.load import Study, metrics_of_cells
 from analysis.stats.attempts import cell_success
 from analysis.stats.columns import CellSize, Column, ScalingRow, columns_of, first_of_cells, grouped
 from analysis.stats.estimate import (
@@ -34,6 +34,7 @@ from analysis.stats.estimate import (
 from analysis.stats.measured import Frames, measure
 from analysis.text import clean, one_line
 from bench.facts import Fact
+from bench.study.readings import is_average
 from bench.units import known
 
 #: Study, number of nodes and ranks per node. Jobs with the same layout have the same queue wait.

@@ -1,7 +1,7 @@
 """Read the facts that a run recorded about itself, from which its causes of lost time are derived.
 
-The files are conditions.json, env.json, sampled_step.json and run.json of the run. Each file, and each value
-in it, may be missing.
+The files are conditions.json, env.json and sampled_step.json of the run. Each file, and each value in it, may
+be missing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from bench.study.conditions import (
 )
 from bench.study.files import read_json
 from bench.study.layout import RunFolder
-from bench.study.run_json import SampledStep, SlowCall, read_run, read_sampled_step, read_warnings
+from bench.study.run_json import SampledStep, SlowCall, read_sampled_step
 
 #: Prefixes of calls of torch.distributed in the user's code, which communicate in addition to DDP, and the
 #: beginnings of the names of its functions that do not communicate.
@@ -129,11 +129,12 @@ def read_facts(
     steps: float,
     step_s: float = math.nan,
     disturbed: Iterable[Fact] | None = None,
+    warnings: Sequence[Mapping[str, Any]] | None = None,
 ) -> RunFacts:
     """Read the facts of the run in the folder ``attempt``.
 
     ``steps`` is the number of steps in all throughput windows, and ``step_s`` the seconds per step; NaN if
-    unknown.
+    unknown. ``warnings`` are those of the run's end.
     """
     folder = RunFolder(Path(attempt))
     windows = read_windows(folder) or []
@@ -158,23 +159,22 @@ def read_facts(
         retries=max(_sum_by_rank(ranks, "allocator_retries"), default=math.nan) / steps,
         searches_for_nothing=own.get("find_unused_parameters") is True
         and own.get("unused_parameter_bytes") == 0,
-        warnings=_warnings(folder),
+        warnings=_warnings(warnings or ()),
         calls=tuple(read_sampled_step(folder)),
         disturbed=found,
         nominal_bytes_per_s=_nominal(windows),
     )
 
 
-def _warnings(folder: RunFolder) -> dict[str, Fact]:
-    content = read_run(folder.path)[0] or {}
+def _warnings(warnings: Sequence[Mapping[str, Any]]) -> dict[str, Fact]:
     return {
-        str(one["cause"]): fact(
+        str(one.get("cause")): fact(
             "log-line",
             path=one_line(one.get("path") or "log", limit=80),
             line=one.get("line"),
             message=one_line(one.get("evidence"), limit=160),
         )
-        for one in reversed(read_warnings(content) or [])
+        for one in reversed(warnings)
     }
 
 

@@ -109,8 +109,15 @@ def _in_one_part(ranks: Iterable[RankOfRun]) -> set[tuple[str, int]]:
 def read_run_facts(study: Study, frames: Frames) -> dict[str, RunFacts]:
     """Read the facts of the runs that count, at most :data:`analysis.stats.measured.MAX_RANKS_FILES`."""
     attempts = dict(zip(study.runs["run_id"], study.attempts, strict=True))
+    ends = {run_id: record.end for run_id, record in study.records.items() if record.end}
     return {
-        run.run_id: read_facts(attempt, steps=run.steps, step_s=run.step_time_sec, disturbed=run.disturbed)
+        run.run_id: read_facts(
+            attempt,
+            steps=run.steps,
+            step_s=run.step_time_sec,
+            disturbed=run.disturbed,
+            warnings=ends[run.run_id].warnings if run.run_id in ends else None,
+        )
         for run in ranks_sample(frames.run_rows)
         if (attempt := attempts.get(run.run_id))
     }

@@ -23,11 +23,12 @@ from analysis.checks.validity import (
     validity,
 )
 from analysis.data.environment import Environment, describe_environment, positive
-from analysis.data.load import Study, metrics_of_cells, reads_values
+from analysis.data.load import Study, metrics_of_cells
 from analysis.stats.columns import ScalingRow
 from analysis.stats.measured import Frames, measure, ranks_sample
 from bench.facts import Fact
 from bench.study.conditions import objects
+from bench.study.readings import has_readings
 from bench.units import known
 
 #: The checks, each with the kinds of its findings. A check is possible for a cell if its files contain the
@@ -124,7 +125,7 @@ def _possible(
     ranks = study.ranks_of([run.run_id for run in ranks_sample(frames.run_rows)])
     finished = [run for run in frames.run_rows if run.measured or run.left_out]
     unknown = {run.cell_id for run in finished if run.disturbed is None}
-    commands = {cell for cell, metrics in metrics_of_cells(study.plan).items() if reads_values(metrics)}
+    commands = {cell for cell, metrics in metrics_of_cells(study.plan).items() if has_readings(metrics)}
     with_nodes = _cells(envs, lambda env: any(facts_of_nodes(env)))
     found = {
         "throughput": (every, every),

@@ -31,7 +31,7 @@ from analysis.checks.slow_ranks import (
 )
 from analysis.data.differences import differences, observe
 from analysis.data.environment import Crowd, Environment, crowds, positive
-from analysis.data.load import RankOfRun, Study, is_average, metrics_of_cells, reads_values
+from analysis.data.load import RankOfRun, Study, metrics_of_cells
 from analysis.stats.columns import RunRow, ScalingRow, by_series, first_of_cells, grouped
 from analysis.stats.decompose import mean
 from analysis.stats.estimate import LEVEL, MIN_RUNS
@@ -44,7 +44,7 @@ from bench.matrix.strategies import STRATEGIES
 from bench.study.checksums import find_damage
 from bench.study.conditions import Reason, by_reason, objects
 from bench.study.processes import started_ranks
-from bench.study.run_json import AVERAGE_OF_RUN
+from bench.study.readings import AVERAGE_OF_RUN, has_readings, is_average
 from bench.units import known
 
 #: Facts of the environment that ``runs-differ`` leaves out, because another kind reports them.
@@ -451,7 +451,7 @@ def _uncounted_ranks(study: Study, runs: Iterable[RunRow]) -> Iterator[Fact]:
 def _value_counts(study: Study, frames: Frames) -> Iterator[Fact]:
     """Yield the cells of a series, and runs of a cell, that reported different numbers of values."""
     metrics = metrics_of_cells(study.plan)
-    read = {cell for cell, own in metrics.items() if reads_values(own) and not is_average(own)}
+    read = {cell for cell, own in metrics.items() if has_readings(own) and not is_average(own)}
     counts = {
         cell: sorted({int(run.epochs) for run in frames.measured_in(cell)})
         for cell in frames.runs_of_cells

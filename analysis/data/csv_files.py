@@ -20,8 +20,8 @@ import pyarrow as pa
 from pyarrow import csv as arrow_csv
 
 from analysis.text import clean, one_line
-from bench.study.files import regular_file
-from bench.study.records import R, Record, columns_of, missing_columns, text_columns
+from bench.study.files import read_bytes
+from bench.study.records import R, TableRow, columns_of, missing_columns, text_columns
 from bench.units import listed
 
 #: Arrow parses portions of about this many bytes, to limit memory. If a portion contains a value that is not
@@ -40,7 +40,7 @@ class Loaded:
     problems: dict[int, str] = field(default_factory=dict)
 
 
-def read_csvs(paths: Sequence[str], record: type[Record]) -> Loaded:
+def read_csvs(paths: Sequence[str], record: type[TableRow]) -> Loaded:
     """Return the rows of all files in the order of ``paths``, with the columns of ``record``.
 
     Columns are float64 (an empty cell is NaN), except for those of text. A file or line that cannot be read
@@ -59,7 +59,7 @@ def rows_of(frame: pd.DataFrame, record: type[R]) -> list[R]:
 
 
 class _Reader:
-    def __init__(self, paths: Sequence[str], record: type[Record]) -> None:
+    def __init__(self, paths: Sequence[str], record: type[TableRow]) -> None:
         self.paths = paths
         self.record = record
         self.columns = columns_of(record)
@@ -78,8 +78,7 @@ class _Reader:
 
     def read(self, index: int) -> None:
         try:
-            with open(self.paths[index], "rb", buffering=0, opener=regular_file) as file:
-                data = file.read()
+            data = read_bytes(self.paths[index])
         except FileNotFoundError:
             self.problems[index] = f"{self._name(index)} is missing"
             return
@@ -153,7 +152,7 @@ class _Reader:
         }
 
 
-def _parse_rows(data: bytes, record: type[Record]) -> tuple[list[list[str | float]], list[str]]:
+def _parse_rows(data: bytes, record: type[TableRow]) -> tuple[list[list[str | float]], list[str]]:
     """Return the readable rows of a file, and remarks about its other rows."""
     columns, text = columns_of(record), text_columns(record)
     content = data.decode("utf-8-sig", "replace").replace("\0", "\N{REPLACEMENT CHARACTER}")

@@ -1,16 +1,15 @@
 """Load a study's folder as DataFrames: all planned cells and runs, with the results so far.
 
-Loading starts from the plan, and no run is ever dropped. A run that never started is a row with the state
-``planned``. If a file in a run's folder is missing or broken, loading continues, and the column ``reason`` of
-the run's row says so.
+Loading starts from the plan, and no run is ever dropped. The states of the runs, with reasons and causes, are
+those of the ledger. A run that never started is a row with the state ``planned``. If a table in a run's
+folder is missing or broken, loading continues, and the column ``reason`` of the run's row says so.
 """
 
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import astuple, dataclass, field, fields
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -18,17 +17,18 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.data.csv_files import Loaded, read_csvs, rows_of
+from analysis.data.csv_files import read_csvs, rows_of
 from analysis.text import clean, one_line
 from bench.facts import Fact
-from bench.study.checksums import find_damage, is_recorded
+from bench.matrix.cell import Run
+from bench.study.checksums import find_damage
 from bench.study.conditions import read_disturbances
 from bench.study.files import read_json
 from bench.study.layout import RunFolder, StudyFolder
-from bench.study.ledger import Ledger, RunRecord, RunState
-from bench.study.plan_json import read_plan
-from bench.study.records import EpochRow, RankRow, Record
-from bench.study.run_json import read_run
+from bench.study.ledger import End, Record, RunState
+from bench.study.plan_json import PlannedStudy, open_study
+from bench.study.readings import Readings, has_readings, readings_of
+from bench.study.records import EpochRow, RankRow, TableRow, columns_of
 from bench.units import count, listed
 
 
@@ -62,18 +62,11 @@ class RunRow:
     evidence: tuple[str, ...] = ()
     cause: str | None = None
 
-    def end_as_in(self, record: RunRecord, reason: str) -> None:
-        """Take the end of the run from the ledger, with a further reason."""
-        self.state, self.reason = str(record.state), "; ".join(filter(None, (record.reason, reason)))
-        self.failure_class, self.exit_code, self.cause = record.failure_class, record.exit_code, record.cause
-
 
 RUNS_COLUMNS = tuple(one.name for one in fields(RunRow))
 _values_of = attrgetter(*RUNS_COLUMNS)
 _TEXTS = ("failure_class", "job_id", "allocation", "cause")
 _TIMES = ("started_at", "ended_at")
-_STATES = frozenset(str(state) for state in RunState)
-_ATTEMPT = re.compile(r"attempt-([0-9]{1,9})", re.ASCII).fullmatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,12 +106,15 @@ class Study:
         runs: one row per planned run: :class:`RunRow`; times are UTC.
         earlier: one row per attempt before the latest one of its run, with the columns of ``runs``, in the
             order of ``runs``.
-        epochs: the rows of all runs' metrics.csv, with ``run_id`` and ``cell_id`` (categorical).
+        epochs: the rows of all runs' metrics.csv, and those of commands without the recorder, with
+            ``run_id`` and ``cell_id`` (categorical).
         remarks: problems of the folder as a whole.
         attempts: the folder of each run's latest attempt, in the order of ``runs``; None if the run has no
             attempt.
         measured: the same, but None also if the measured values of a completed run were changed or lost.
         table: the table that the study was read from; None if it was planned.
+        records: the record of each run by run_id.
+        facts: facts about the values of commands without the recorder, by run_id.
     """
 
     folder: StudyFolder
@@ -132,6 +128,8 @@ class Study:
     attempts: list[str | None] = field(default_factory=list, repr=False)
     measured: list[str | None] = field(default_factory=list, repr=False)
     table: TableSource | None = None
+    records: Mapping[str, Record] = field(default_factory=dict, repr=False)
+    facts: Mapping[str, Sequence[Fact]] = field(default_factory=dict, repr=False)
 
     @property
     def name(self) -> str:
@@ -145,52 +143,62 @@ class Study:
         return rows_of(rows.astype({"rank": "int64"}).assign(host=rows["host"].map(clean)), RankOfRun)
 
     def envs_of(self, run_ids: Iterable[str]) -> dict[str, dict[str, Any]]:
-        """Return the content of each run's env.json by run_id; runs without a readable file are absent."""
+        """Return each run's env.json, with the run's ``facts``; runs without a readable file are absent."""
         found = {}
         for place in self._places(run_ids):
-            attempt = self.attempts[place]
+            attempt, run_id = self.attempts[place], str(self.runs["run_id"].iloc[place])
             content = read_json(RunFolder(Path(attempt)).env) if attempt else None
             if content is not None:
-                found[str(self.runs["run_id"].iloc[place])] = content
+                if more := self.facts.get(run_id):
+                    content["facts"] = [*(content.get("facts") or ()), *(fact.as_json() for fact in more)]
+                found[run_id] = content
         return found
 
     def _places(self, run_ids: Iterable[str]) -> list[int]:
         wanted = set(run_ids)
         return [place for place, run_id in enumerate(self.runs["run_id"]) if run_id in wanted]
 
-    def _table_of(self, run_ids: Iterable[str], name: str, record: type[Record]) -> pd.DataFrame:
+    def _table_of(self, run_ids: Iterable[str], name: str, record: type[TableRow]) -> pd.DataFrame:
         file = getattr(RunFolder(Path()), name).name
         places = [place for place in self._places(run_ids) if self.measured[place]]
         paths = [f"{self.measured[place]}/{file}" for place in places]
         ids = list(zip(self.runs["run_id"], self.runs["cell_id"], strict=True))
-        return _with_ids(read_csvs(paths, record), ids, places)
+        return _with_ids(read_csvs(paths, record).rows, ids, places)
 
 
-def load_study(path: Path, *, records: Mapping[str, RunRecord] | None = None) -> Study:
+def load_study(path: Path, *, records: Mapping[str, Record] | None = None) -> Study:
     """Return the study in the folder ``path``.
 
-    ``records`` are the present records of runs. Of a read-only study, they can contain ends of runs that
-    could not be saved in run.json.
+    ``records`` are the present records of the runs, by default those of the ledger. They can contain states
+    that are never written, such as ``running``, and ends that could not be saved.
 
     Raises:
         BenchError: there is no plan.json, or this version cannot read it.
     """
-    folder = StudyFolder(Path(path))
-    plan = read_plan(folder)
-    cells, members = _cells(plan), _members(plan)
-    planned = [(run["run_id"], clean(run["cell_id"]), run["repeat"], run["order"]) for run in plan["runs"]]
-    of_plan = {clean(cell["cell_id"]): cell for cell in plan["cells"]}
-    known = records or Ledger(folder.ledger).records(run_id for run_id, *_ in planned)
-    rows, earlier, attempts, remarks = _read_runs(folder, planned, known)
-    damaged = _damaged(rows, attempts, of_plan)
+    planned = open_study(StudyFolder(Path(path)))
+    records = records or planned.records()
+    known = [records.get(run.run_id) or Record(run_id=run.run_id) for run in planned.runs]
+    rows = [_run_row(planned, run, record) for run, record in zip(planned.runs, known, strict=True)]
+    attempts = [_folder_of(planned, row, record) for row, record in zip(rows, known, strict=True)]
+    damaged = _damaged(planned, rows, attempts)
     measured = [None if place in damaged else path for place, path in enumerate(attempts)]
-    without = {cell for cell, own in metrics_of_cells(plan).items() if own.get("source") == "none"}
-    epochs, problems = _epochs(rows, measured, without_metrics=without)
-    problems |= damaged
-    for place, problem in problems.items():
+    epochs, problems, facts = _epochs(planned, rows, measured)
+    for place, problem in (problems | damaged).items():
         rows[place].reason = "; ".join(filter(None, (rows[place].reason, problem)))
-    about = (remarks, _runs_frame(earlier), attempts, measured)
-    return Study(folder, plan, cells, members, _runs_frame(rows), epochs, *about)
+    return Study(
+        planned.folder,
+        planned.plan,
+        _cells(planned.plan),
+        _members(planned.plan),
+        _runs_frame(rows),
+        epochs,
+        remarks=_remarks(planned),
+        earlier=_runs_frame(_earlier(planned, known)),
+        attempts=attempts,
+        measured=measured,
+        records={row.run_id: record for row, record in zip(rows, known, strict=True)},
+        facts=facts,
+    )
 
 
 def metrics_of_cells(plan: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
@@ -199,16 +207,6 @@ def metrics_of_cells(plan: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
         clean(cell["cell_id"]): (cell.get("workload") or {}).get("metrics") or {}
         for cell in plan.get("cells") or []
     }
-
-
-def is_average(metrics: Mapping[str, Any]) -> bool:
-    """Return whether a command reports one average of the whole run."""
-    return metrics.get("kind") == "average"
-
-
-def reads_values(metrics: Mapping[str, Any]) -> bool:
-    """Return whether values are read from the output or a file of a command, without the recorder."""
-    return any(name in metrics for name in ("output", "csv"))
 
 
 def _cells(plan: dict[str, Any]) -> pd.DataFrame:
@@ -247,120 +245,82 @@ def _per_node(value: Any) -> str:
     return "+".join(str(int(v)) for v in value) if isinstance(value, list) else str(int(value))
 
 
-def _read_runs(
-    folder: StudyFolder,
-    planned: list[tuple[str, str, int, int]],
-    known: Mapping[str, RunRecord],
-) -> tuple[list[RunRow], list[RunRow], list[str | None], list[str]]:
-    """Return runs, earlier attempts, the folders of latest attempts, and remarks."""
-    present = _visible_names(str(folder.runs))
-    rows: list[RunRow] = []
-    earlier: list[RunRow] = []
-    attempts: list[str | None] = []
-    for run_id, cell_id, repeat, order in planned:
-        # Paths are joined as texts: with thousands of runs, pathlib takes a third of the loading time.
-        found = _attempts(f"{folder.runs}/{run_id}") if run_id in present else []
-        number, path = found[-1] if found else (None, None)
-        now = known.get(run_id)
-        row = RunRow(clean(run_id), cell_id, repeat, order, number)
-        _read_run(row, run_id, path, tried=run_id in present)
-        if now and now.state.ended:
-            if now.attempt == number and row.state in _STATES and RunState(row.state).active:
-                row.end_as_in(now, row.reason if row.state == RunState.UNKNOWN else "")
-                row.started_at = row.started_at or now.details.get("started_at")
-                row.ended_at = row.ended_at or now.details.get("ended_at")
-            elif now.attempt > (number or 0):
-                found.append((now.attempt, ""))
-                path, row = None, RunRow(row.run_id, cell_id, repeat, order, now.attempt)
-                row.end_as_in(now, f"the folder of attempt {now.attempt} is missing")
-        rows.append(row)
-        attempts.append(path)
-        for number, path in found[:-1]:
-            row = RunRow(clean(run_id), cell_id, repeat, order, number)
-            _read_run(row, run_id, path)
-            if row.state != RunState.PLANNED:  # otherwise, the attempt was withdrawn and never started
-                earlier.append(row)
-    unplanned = sorted(present - {run[0] for run in planned})
-    remarks = []
-    if unplanned:
-        names = listed([one_line(name, limit=80) for name in unplanned], limit=4)
-        remarks.append(f"Not in the plan and ignored: {count(len(unplanned), 'folder')} in runs/ ({names})")
-    return rows, earlier, attempts, remarks
+def _run_row(planned: PlannedStudy, run: Run, record: Record) -> RunRow:
+    """Return the row of an attempt of a run."""
+    end = record.end or End(state=record.state)
+    # Without a queue, `bench submit` starts the runs, and there is no allocation.
+    has_job = planned.scheduler.queues and (end.hosts or not record.end) and record.job_id
+    return RunRow(
+        clean(run.run_id),
+        clean(run.cell_id),
+        run.repeat,
+        run.order,
+        record.attempt or None,
+        str(record.state),
+        _reason(record, end),
+        end.failure_class,
+        end.exit_code,
+        one_line(record.job_id) or None,
+        "pack" if record.pack is not None else "job" if has_job else None,
+        end.started_at,
+        end.ended_at,
+        read_disturbances(end.disturbed),
+        one_line(end.hosts, limit=80),
+        _evidence(end),
+        one_line(record.cause, limit=80) if record.cause else None,
+    )
 
 
-def _visible_names(path: str) -> set[str]:
+def _folder_of(planned: PlannedStudy, row: RunRow, record: Record) -> str | None:
+    """Return the folder of an attempt, if it exists."""
+    if not record.attempt:
+        return None
+    folder = planned.run_folder(record).path
+    if folder.is_dir():
+        return str(folder)
+    if record.state.ended:
+        missing = f"the folder of attempt {record.attempt} is missing"
+        row.reason = "; ".join(filter(None, (row.reason, missing)))
+    return None
+
+
+def _earlier(planned: PlannedStudy, known: Sequence[Record]) -> list[RunRow]:
+    """Return the rows of the attempts before the latest one of each run; withdrawn attempts never started."""
+    attempts = planned.ledger.attempts()
+    return [
+        _run_row(planned, run, record)
+        for run, latest in zip(planned.runs, known, strict=True)
+        for number, record in sorted(attempts.get(run.run_id, {}).items())
+        if number < latest.attempt and record.state is not RunState.PLANNED
+    ]
+
+
+def _remarks(planned: PlannedStudy) -> list[str]:
     try:
-        return {entry.name for entry in os.scandir(path) if not entry.name.startswith(".")}
-    except OSError:
-        return set()
-
-
-def _attempts(path: str) -> list[tuple[int, str]]:
-    """Return the numbers and folders of a run's attempts, the latest last."""
-    try:
-        entries = [(match, entry.path) for entry in os.scandir(path) if (match := _ATTEMPT(entry.name))]
+        names = {entry.name for entry in os.scandir(planned.folder.runs) if not entry.name.startswith(".")}
     except OSError:
         return []
-    return sorted((int(match.group(1)), attempt) for match, attempt in entries)
+    unplanned = sorted(names - {run.run_id for run in planned.runs})
+    shown = listed([one_line(name, limit=80) for name in unplanned], limit=4)
+    text = f"Not in the plan and ignored: {count(len(unplanned), 'folder')} in runs/ ({shown})"
+    return [text] if unplanned else []
 
 
-def _read_run(row: RunRow, run_id: str, path: str | None, *, tried: bool = True) -> None:
-    """Read run.json of an attempt into its row; ``tried`` is true if the run has a folder."""
-    content, problem = (None, "") if path is None else read_run(path)
-    if content is not None and content.get("run_id") == run_id:
-        _fill(row, content)
-        return
-    if content is not None:
-        problem = f"run.json is that of another run: {one_line(content.get('run_id'), limit=80)!r}"
-    elif path is not None:
-        problem = f"run.json {problem}"
-    elif tried:
-        problem = "the run's folder contains no attempt"
-    if problem:
-        row.state, row.reason = str(RunState.UNKNOWN), problem
-
-
-def _fill(row: RunRow, content: Mapping[str, Any]) -> None:
-    """Set the columns of a run's row from the content of run.json."""
-    state, row.reason = content.get("state"), _reason_and_cause(content)
-    cause, allocation, exit_code = (content.get(name) for name in ("cause", "allocation", "exit_code"))
-    row.cause = one_line(cause.get("cause"), limit=80) if isinstance(cause, Mapping) else None
-    if isinstance(state, str) and state in _STATES:
-        row.state = state
-    else:
-        odd = f"run.json contains the state {one_line(state, limit=40)!r}, which bench does not know"
-        row.state, row.reason = str(RunState.UNKNOWN), f"{odd}; {row.reason}" if row.reason else odd
-    row.failure_class, row.job_id = (
-        one_line(v) if v is not None else None for v in (content.get("failure_class"), content.get("job_id"))
-    )
-    allocation = allocation if isinstance(allocation, Mapping) else {}
-    kind, hosts = allocation.get("kind"), allocation.get("hosts")
-    row.allocation = kind if kind in ("job", "pack") else None
-    row.hosts = one_line(hosts, limit=80) if isinstance(hosts, str) else ""
-    row.exit_code = exit_code if isinstance(exit_code, int) and abs(exit_code) < 2**31 else None
-    row.started_at, row.ended_at = (t if isinstance(t := content.get(k), str) else None for k in _TIMES)
-    row.disturbed, row.evidence = read_disturbances(content), _evidence(content)
-
-
-def _reason_and_cause(content: Mapping[str, Any]) -> str:
-    parts = [content.get("reason")]
-    cause = content.get("cause")
-    if isinstance(cause, Mapping):
-        parts.append(f"cause: {cause.get('cause')} ({cause.get('remedy')})")
-    line = content.get("log_line")
-    if isinstance(line, Mapping):
+def _reason(record: Record, end: End) -> str:
+    parts = [record.reason]
+    if end.cause:
+        parts.append(f"cause: {end.cause.get('cause')} ({end.cause.get('remedy')})")
+    if line := end.log_line:
         parts.append(f"{line.get('path')}:{line.get('line')}: {line.get('text')}")
     text = "; ".join(one_line(part, limit=1000) for part in parts if part)
     return text.replace("; see the traceback above", "")  # it is above this line in the log only
 
 
-def _evidence(content: Mapping[str, Any]) -> tuple[str, ...]:
+def _evidence(end: End) -> tuple[str, ...]:
     """Return the lines with which `bench doctor` explains a failure or a slow run."""
-    warnings = content.get("warnings")
-    found = [content.get("cause"), *(warnings if isinstance(warnings, list) else [])]
     texts = []
-    for cause in found:
-        if isinstance(cause, Mapping) and cause.get("evidence"):
+    for cause in filter(None, (end.cause, *(end.warnings or ()))):
+        if cause.get("evidence"):
             place = ":".join(str(cause[name]) for name in ("path", "line") if cause.get(name))
             heading = f"{cause.get('cause')} ({place})" if place else str(cause.get("cause"))
             texts.append(one_line(f"{heading}: {cause['evidence']}", limit=300))
@@ -377,41 +337,53 @@ def _runs_frame(rows: list[RunRow]) -> pd.DataFrame:
 
 
 def _epochs(
-    runs: Sequence[RunRow], attempts: Sequence[str | None], *, without_metrics: Collection[str]
-) -> tuple[pd.DataFrame, dict[int, str]]:
-    """Return the rows of all runs' metrics.csv, and the problems by the position of the run in ``runs``."""
+    planned: PlannedStudy, runs: Sequence[RunRow], attempts: Sequence[str | None]
+) -> tuple[pd.DataFrame, dict[int, str], dict[str, Sequence[Fact]]]:
+    """Return the rows of all runs' metrics.csv or readings, problems by the run's position, and facts."""
+    cells = [planned.cells[run.cell_id] for run in planned.runs]
+    places = [place for place, path in enumerate(attempts) if path and not has_readings(cells[place].metrics)]
     file = RunFolder(Path()).metrics_csv.name
-    places = [place for place, attempt in enumerate(attempts) if attempt]
     paths = [f"{attempts[place]}/{file}" for place in places]
     loaded = read_csvs(paths, EpochRow)
+    loaded.rows["file"] = np.asarray(places, dtype=np.int64)[loaded.rows["file"].to_numpy()]
     problems = {}
     for index, problem in loaded.problems.items():
         place = places[index]
         absent, completed = not Path(paths[index]).exists(), runs[place].state == RunState.COMPLETED
-        if absent and completed and runs[place].cell_id in without_metrics:
+        if absent and completed and cells[place].metrics.get("source") == "none":
             problems[place] = "the matrix asks for no metrics (metrics: none)"
         # If a run is queued or failed early, its state explains the missing file.
         elif completed or not absent:
             problems[place] = problem
-    return _with_ids(loaded, [(run.run_id, run.cell_id) for run in runs], places), problems
+    readings: dict[int, Readings] = {
+        place: readings_of(RunFolder(Path(path)), cell)
+        for place, (run, path, cell) in enumerate(zip(runs, attempts, cells, strict=True))
+        if path and run.state == RunState.COMPLETED and has_readings(cell.metrics)
+    }
+    problems |= {place: one.problem for place, one in readings.items() if one.problem}
+    rows = [(place, *astuple(row)) for place, one in readings.items() for row in one.rows]
+    frame = loaded.rows
+    if rows:
+        read = pd.DataFrame(rows, columns=["file", *columns_of(EpochRow)]).astype(frame.dtypes)
+        frame = pd.concat([frame, read]).sort_values("file", kind="stable", ignore_index=True)
+    facts = {runs[place].run_id: one.facts for place, one in readings.items()}
+    ids = [(run.run_id, run.cell_id) for run in runs]
+    return _with_ids(frame, ids, range(len(runs))), problems, facts
 
 
-def _damaged(
-    runs: Sequence[RunRow], attempts: Sequence[str | None], cells: Mapping[str, Any]
-) -> dict[int, str]:
+def _damaged(planned: PlannedStudy, rows: Sequence[RunRow], attempts: Sequence[str | None]) -> dict[int, str]:
     """Return the completed runs whose measured values are not as the job wrote them, by position, and why."""
-    recorded = {cell_id: is_recorded(cell["workload"]) for cell_id, cell in cells.items()}
+    recorded = {cell_id: not cell.is_unrecorded for cell_id, cell in planned.cells.items()}
     return {
         place: damage
-        for place, (run, attempt) in enumerate(zip(runs, attempts, strict=True))
-        if attempt and run.state == RunState.COMPLETED and recorded[run.cell_id]
+        for place, (run, row, attempt) in enumerate(zip(planned.runs, rows, attempts, strict=True))
+        if attempt and row.state == RunState.COMPLETED and recorded[run.cell_id]
         if (damage := find_damage(attempt))
     }
 
 
-def _with_ids(loaded: Loaded, ids: Sequence[tuple[str, str]], places: Sequence[int]) -> pd.DataFrame:
-    """Return the loaded rows, with ``run_id`` and ``cell_id`` instead of the column ``file``."""
-    frame = loaded.rows
+def _with_ids(frame: pd.DataFrame, ids: Sequence[tuple[str, str]], places: Sequence[int]) -> pd.DataFrame:
+    """Return rows with ``run_id`` and ``cell_id`` instead of the column ``file``."""
     rows = np.asarray(places, dtype=np.int64)[frame.pop("file").to_numpy()]
     for at, name in enumerate(("run_id", "cell_id")):
         frame.insert(at, name, pd.Categorical([one[at] for one in ids])[rows])

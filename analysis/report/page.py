@@ -46,7 +46,6 @@ from analysis.text import clean, message, one_line
 from bench.facts import Fact
 from bench.matrix.cell import command_label, shown_command
 from bench.matrix.document import shown_text
-from bench.study.files import regular_file
 from bench.units import MISSING, count, interval, known, listed, number
 from bench.variables import shown_settings
 from bench.words import about, heading, remedy, term
@@ -281,15 +280,10 @@ def _table(results: Results) -> dict[str, Any]:
 
 
 def _matrix(study: Study) -> str:
-    """Return the text of matrix.yaml without values that are not shown, or of a table from elsewhere."""
+    """Return the text of the matrix without values that are not shown, or of a table from elsewhere."""
     if study.table:
         return _shortened(clean(study.table.text), "the table")
-    try:
-        with open(study.folder.matrix, encoding="utf-8", errors="replace", opener=regular_file) as file:
-            text = file.read()
-    except OSError:
-        return ""
-    return _shortened(clean(shown_text(text)), "matrix.yaml")
+    return _shortened(clean(shown_text(str(study.plan.get("matrix") or ""))), "matrix.yaml")
 
 
 def _shortened(text: str, name: str) -> str:
@@ -335,11 +329,9 @@ def plan_facts(study: Study) -> list[tuple[str, str]]:
 
 
 def matrix_digest(study: Study) -> str:
-    """Return the SHA-256 of matrix.yaml; empty if it is missing."""
-    try:
-        return hashlib.sha256(study.folder.matrix.read_bytes()).hexdigest()
-    except OSError:
-        return ""
+    """Return the SHA-256 of matrix.yaml; empty if there is none."""
+    text = study.plan.get("matrix")
+    return hashlib.sha256(text.encode()).hexdigest() if isinstance(text, str) else ""
 
 
 def citation(results: Results) -> str:

@@ -18,12 +18,13 @@ import pandas as pd
 
 from analysis.data.differences import spelled
 from analysis.data.environment import Environment, sampled
-from analysis.data.load import Study, is_average, metrics_of_cells, reads_values
+from analysis.data.load import Study, metrics_of_cells
 from analysis.report.words import WORDS
 from analysis.text import clean, one_line
 from bench.matrix.cell import canonical, command_label, shown_command
 from bench.matrix.models import models_using
 from bench.matrix.workload import WorkloadOptions, names_in, tokens
+from bench.study.readings import has_readings, is_average
 from bench.study.run_json import read_run
 from bench.units import count, listed, whole
 from bench.variables import shown_variables
@@ -82,7 +83,7 @@ class Executed:
     @property
     def reads_values(self) -> bool:
         """True if values come from the output or a file of a command, without the recorder."""
-        return any(map(reads_values, metrics_of_cells({"cells": self.cells}).values()))
+        return any(map(has_readings, metrics_of_cells({"cells": self.cells}).values()))
 
     @property
     def kind(self) -> str:
@@ -236,7 +237,7 @@ def _script(command: Mapping[str, Any]) -> str:
 def _values_of_command(cells: Cells, runs: pd.DataFrame, sources: Sources) -> Iterator[str]:
     """Yield the source of a command's values, and how they are converted."""
     metrics = cells[0]["workload"].get("metrics") or {}
-    if not reads_values(metrics):
+    if not has_readings(metrics):
         yield _windows(cells, runs, sources, who="Timers of the tool in the script")
         return
     file = metrics.get("csv")

@@ -39,7 +39,7 @@ from analysis.text import markdown, markdown_line, plain
 from bench.errors import BenchError, unwritable
 from bench.facts import Fact
 from bench.study.files import read_json, write_atomically
-from bench.study.ledger import RunRecord
+from bench.study.ledger import Record
 
 _TEMPLATES = Path(__file__).resolve().parent / "template"
 #: Maximum number of characters of a paragraph in a proposal.
@@ -78,7 +78,7 @@ def write_report(
     study_path: Path,
     *,
     output: Path | None = None,
-    records: Mapping[str, RunRecord] | None = None,
+    records: Mapping[str, Record] | None = None,
     baseline: str | None = None,
     proposal: bool = False,
     work: Work | None = None,

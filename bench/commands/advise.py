@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import BenchError, UnavailableError
-from ..jobs.scheduler import scheduler_for
+from ..jobs.engine import scheduler_for
 from ..matrix.cell import value_text
 from ..study.layout import StudyFolder
 from ..study.plan_json import PlannedStudy, open_study
@@ -211,7 +211,9 @@ def _estimated_waits(study: PlannedStudy, layouts: Mapping[Layout, float]) -> di
         for layout, training_s in known.items():
             _, nodes, per_node = layout
             cell_id = _similar_cell(study, nodes, per_node)
-            seconds, source, remark = scheduler.queue_wait(cell_id, nodes=nodes, training_s=training_s)
+            seconds, source, remark = scheduler.estimate(
+                study.script(cell_id), nodes=nodes, training_s=training_s
+            )
             found[layout] = Wait(seconds, source, _one_line(remark))
     except UnavailableError as absent:
         return dict.fromkeys(layouts, Wait(None, f"not known: {_one_line(absent.message)}"))

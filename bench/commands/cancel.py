@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from ..errors import UnwritableError
-from ..jobs.scheduler import scheduler_for
+from ..jobs.engine import Engine
 from ..study.plan_json import open_study
 from ..units import count
 from .console import say, show
 from .options import OnlyOption, ResultsOption, StudyArgument, find_study, only
+from .submit import AdoptOption
 
 
 def cancel_command(
-    study: StudyArgument = None, results: ResultsOption = None, filters: OnlyOption = None
+    study: StudyArgument = None,
+    results: ResultsOption = None,
+    filters: OnlyOption = None,
+    adopt: AdoptOption = False,
 ) -> int:
     """Cancel the queued and running runs of a study, and nothing else.
 
@@ -19,11 +23,14 @@ def cancel_command(
     later `bench submit` starts the cancelled runs again.
     """
     planned = open_study(find_study(study, results))
+    engine = Engine(planned)
+    engine.check_place(adopt=adopt)
     if not filters:
         try:
-            planned.ledger.halt()
+            planned.ledger.note("halted")
         except UnwritableError as error:  # jobs are cancelled even if the disk is full
             say(f"{error.message}; a `bench submit` in another terminal may start further runs")
-    cancelled = scheduler_for(planned).cancel(only(planned.runs, planned.cells, filters or []))
+    runs = only(planned.runs, planned.cells, filters or [])
+    cancelled = engine.cancel(runs)
     show(f"{count(cancelled, 'run')} cancelled")
     return 0

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from ..jobs.scheduler import Callbacks
+from ..jobs.engine import Callbacks
 from ..matrix.cell import Cell, Run, labelled_commands, shown_command
-from ..study.ledger import RunRecord, RunState
+from ..study.ledger import Record, RunState
 from ..terminal import one_line, printable
 from ..units import human_duration
 from ..variables import without_users
@@ -105,11 +105,11 @@ class _Lines:
     def started(self, run: Run) -> None:
         self._since = time.monotonic()
 
-    def ended(self, run: Run, record: RunRecord) -> None:
+    def ended(self, run: Run, record: Record) -> None:
         self.done += 1
         say(f"[{self.done}/{self.total}] {self.outcome(run, record)}")
 
-    def outcome(self, run: Run, record: RunRecord) -> str:
+    def outcome(self, run: Run, record: Record) -> str:
         if record.state is RunState.QUEUED:
             return f"{run.run_id} submitted as job {record.job_id}"
         took = human_duration(time.monotonic() - self._since)
@@ -130,7 +130,7 @@ class _Bar(_Lines):
         super().started(run)
         self._bar.update(self._task, description=one_line(run.run_id))
 
-    def ended(self, run: Run, record: RunRecord) -> None:
+    def ended(self, run: Run, record: Record) -> None:
         self._bar.advance(self._task)
         if record.state not in (RunState.COMPLETED, RunState.QUEUED):
             self._bar.console.print(printable(self.outcome(run, record)), markup=False, highlight=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from contextlib import suppress
@@ -15,9 +14,8 @@ import typer
 from ..errors import BenchError, missing_file
 from ..extras import install_line, missing_packages
 from ..study.layout import RunFolder, StudyFolder
-from ..study.ledger import RunRecord, RunState
-from ..study.plan_json import open_study
-from ..study.run_json import find_reason, read_run
+from ..study.ledger import Ledger, Record, RunState
+from ..study.plan_json import ATTEMPT, open_study
 from ..terminal import one_line, read_stdin
 from .console import print_json, say, show
 from .options import (
@@ -39,11 +37,10 @@ if TYPE_CHECKING:
 MAX_FAILED = 20
 #: State of a study of which some runs completed and none failed.
 INCOMPLETE = "incomplete"
-_ATTEMPT = re.compile(r"attempt-(\d{1,9})", re.ASCII).fullmatch
 
 
 @dataclass(frozen=True)
-class End:
+class Ends:
     """How a run, or the runs of a study, ended; None if that is unknown.
 
     ``runs`` are the failed runs of a study: ``run_id, attempt, state, failure_class`` and ``cause``, the
@@ -77,12 +74,16 @@ class End:
 
 @dataclass(frozen=True)
 class Target:
-    """The logs, the attempt or the study that an argument names; ``study`` is None for logs of other jobs."""
+    """The logs, the attempt or the study that an argument names.
+
+    ``study`` is None for logs of other jobs, and ``record`` without a readable plan.
+    """
 
     logs: tuple[Path | Literal["-"], ...] = ()
     study: StudyFolder | None = None
     run_id: str = ""
     attempt: int = 0
+    record: Record | None = None
 
     @property
     def folder(self) -> RunFolder | None:
@@ -90,10 +91,9 @@ class Target:
         return self.study.attempt(self.run_id, self.attempt) if self.study and self.run_id else None
 
     @property
-    def end(self) -> End:
-        """The state of the run according to its run.json, unknown if the target is not a run of a study."""
-        content = read_run(self.folder.path)[0] if self.folder else None
-        return End() if content is None else End(content.get("state"), content.get("failure_class"))
+    def end(self) -> Ends:
+        """The state of the attempt, unknown if the target is not a run of a study."""
+        return Ends(str(self.record.state), self.record.failure_class) if self.record else Ends()
 
     @property
     def state(self) -> str | None:
@@ -169,9 +169,9 @@ def _target(name: str, root: Path) -> Target:
 
 def _of_folder(path: Path) -> Target:
     """Return the attempt in the folder ``path``; in a run's folder, this is the last attempt."""
-    attempts = {int(match[1]): entry for entry in path.iterdir() if (match := _ATTEMPT(entry.name))}
+    attempts = {int(match[1]): entry for entry in path.iterdir() if (match := ATTEMPT(entry.name))}
     folder = attempts[max(attempts)] if attempts else path
-    number, run = _ATTEMPT(folder.resolve().name), folder.resolve().parent
+    number, run = ATTEMPT(folder.resolve().name), folder.resolve().parent
     study = StudyFolder(path.parent.parent if attempts else path.parent.parent.parent)
     if number and run.parent.name == "runs" and study.is_planned:
         return _with_logs(Target(study=study, run_id=run.name, attempt=int(number[1])))
@@ -204,24 +204,34 @@ def _of_name(name: str, root: Path) -> Target:
 
 def _with_logs(target: Target) -> Target:
     """Return ``target`` with its logs; raise BenchError if a run that has not ended has no logs."""
-    assert target.study is not None
-    assert target.folder is not None
+    folder, study = target.folder, target.study
+    assert folder is not None
+    assert study is not None
     with suppress(BenchError):  # the logs of a run can be read without a readable plan
-        _settle(target.study)
-    logs, state = target.folder.logs, target.state
+        target = replace(target, record=_record_of(target, _settle(study)))
+    logs, state = folder.logs, target.state
     if not logs and state not in (RunState.COMPLETED, RunState.FAILED):
-        what = f"{target.folder.path}: the run is {state or RunState.UNKNOWN} and has no job.out or job.err"
-        raise _error(what, remedy=f"`bench status {target.study.name}` shows its state")
+        what = f"{folder.path}: the run is {state or RunState.UNKNOWN} and has no job.out or job.err"
+        raise _error(what, remedy=f"`bench status {study.name}` shows its state")
     return replace(target, logs=logs)
 
 
-def _settle(study: StudyFolder) -> dict[str, RunRecord]:
+def _record_of(target: Target, records: Mapping[str, Record]) -> Record | None:
+    """Return the record of an attempt."""
+    assert target.study is not None
+    record = records.get(target.run_id)
+    if record is None or record.attempt == target.attempt:
+        return record
+    return Ledger(target.study.ledger).attempts().get(target.run_id, {}).get(target.attempt)
+
+
+def _settle(study: StudyFolder) -> dict[str, Record]:
     """Record how runs have ended since the last command, as `bench status` does; return the records.
 
     They can contain ends that cannot be saved.
     """
     records = open_study(study).records()
-    if any(record.state.active for record in records.values()):
+    if any(not record.settled for record in records.values()):
         return settle_study(study) or records
     return records
 
@@ -249,14 +259,14 @@ def _diagnose(targets: Sequence[Path | Literal["-"]]) -> Diagnosis:
         raise _error(f"cannot read {error.filename or 'the log'}: {error.strerror}") from error
 
 
-def _of_target(target: Target) -> tuple[Diagnosis, End]:
+def _of_target(target: Target) -> tuple[Diagnosis, Ends]:
     """Return the causes of the failures, followed by the causes of slow steps, and how the runs ended."""
     from ..doctor import Diagnosis
 
     if target.folder is None:
         return _of_study(target)
-    if target.state == RunState.FAILED:
-        return _failure(target.folder), target.end
+    if target.record and target.record.state is RunState.FAILED:
+        return _failure(target.folder, target.record, target.study), target.end
     found = _diagnose(target.logs) if target.logs else Diagnosis([], [])
     if target.state == RunState.COMPLETED:
         warnings = [cause for cause in found.causes if cause.severity == "slow"]
@@ -264,7 +274,7 @@ def _of_target(target: Target) -> tuple[Diagnosis, End]:
     return found, target.end
 
 
-def _of_study(target: Target) -> tuple[Diagnosis, End]:
+def _of_study(target: Target) -> tuple[Diagnosis, Ends]:
     """Return the first cause of each failed run, each cause once, and the causes of slow steps.
 
     The state is "failed", "completed", "incomplete", or None if no run has completed or failed.
@@ -274,7 +284,10 @@ def _of_study(target: Target) -> tuple[Diagnosis, End]:
     assert target.study is not None
     records = _settle(target.study)
     failed = [one for one in records.items() if one[1].state is RunState.FAILED and one[1].attempt]
-    failures = [_failure(target.study.attempt(name, one.attempt)) for name, one in failed[:MAX_FAILED]]
+    failures = [
+        _failure(target.study.attempt(name, one.attempt), one, target.study)
+        for name, one in failed[:MAX_FAILED]
+    ]
     firsts = [one.first_failure for one in failures]
     causes: dict[str, Cause] = {}
     for cause in filter(None, firsts):
@@ -293,10 +306,10 @@ def _of_study(target: Target) -> tuple[Diagnosis, End]:
     elif counted["completed"]:
         state = "completed" if counted["completed"] == len(records) else INCOMPLETE
     counts = {str(name): counted[name] for name in RunState if counted[name]}
-    return Diagnosis([*causes.values(), *slow], lines[:5]), End(state, runs=runs, counts=counts)
+    return Diagnosis([*causes.values(), *slow], lines[:5]), Ends(state, runs=runs, counts=counts)
 
 
-def _failed_run(record: RunRecord, cause: Cause | None) -> dict[str, Any]:
+def _failed_run(record: Record, cause: Cause | None) -> dict[str, Any]:
     return {
         "run_id": record.run_id,
         "attempt": record.attempt,
@@ -306,19 +319,21 @@ def _failed_run(record: RunRecord, cause: Cause | None) -> dict[str, Any]:
     }
 
 
-def _failure(folder: RunFolder) -> Diagnosis:
-    """Diagnose a failed run from its logs. If these show no cause, report that of run.json, or its reason."""
+def _failure(folder: RunFolder, record: Record, study: StudyFolder | None) -> Diagnosis:
+    """Diagnose a failed run from its logs. If these show no cause, report the ledger's cause or reason."""
     from ..doctor import Cause, Diagnosis, LogLine
 
     found = _diagnose(folder.logs) if folder.logs else Diagnosis([], [])
-    recorded = (read_run(folder.path)[0] or {}).get("cause")
-    if found.first_failure is None and isinstance(recorded, dict) and recorded.get("cause"):
+    recorded = record.end.cause if record.end else None
+    if found.first_failure is None and recorded:
         names = ("cause", "path", "evidence", "explanation", "remedy")
         texts: dict[str, Any] = {name: str(recorded.get(name) or "") for name in names}
         texts["path"] = str(folder.path / texts["path"])
         found.causes.insert(0, Cause(severity="failure", line=None, share=None, **texts))
-    if found.first_failure is None:
-        found.last_lines.insert(0, LogLine(*find_reason(folder)))
+    if found.first_failure is None and study:
+        ledger = Ledger(study.ledger)
+        number, reason = ledger.line_number(record), record.reason or "the ledger has no reason"
+        found.last_lines.insert(0, LogLine(str(ledger.path), number, reason))
     return found
 
 
@@ -363,21 +378,21 @@ def _cause(row: CauseRow, path: str) -> Cause:
     )
 
 
-def _print(diagnosis: Diagnosis, *, json: bool, target: Target | None = None, end: End | None = None) -> int:
+def _print(diagnosis: Diagnosis, *, json: bool, target: Target | None = None, end: Ends | None = None) -> int:
     """Print a diagnosis and return the exit code; ``end`` says how the target's runs ended."""
     if json:
         print_json(diagnosis.as_json() | (target.as_json() | end.as_json() if target and end else {}))
     else:
         if target:
             show(one_line(": ".join(filter(None, (str(target), str(end or ""))))) + "\n")
-        show(_text_of(diagnosis, target, end or End()).removesuffix("\n"))
+        show(_text_of(diagnosis, target, end or Ends()).removesuffix("\n"))
     state = end.state if end else None
     if diagnosis.first_failure is not None or state == RunState.FAILED:
         return 1
     return 0 if state == RunState.COMPLETED else 3
 
 
-def _text_of(diagnosis: Diagnosis, target: Target | None, end: End) -> str:
+def _text_of(diagnosis: Diagnosis, target: Target | None, end: Ends) -> str:
     from ..doctor.report import as_text
 
     if target is not None and target.folder is None and end.state is None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fnmatch
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -11,18 +10,15 @@ from typing import Annotated, Any
 
 import typer
 
-from ..errors import BenchError, UnavailableError, UnwritableError
+from ..errors import BenchError, UnavailableError
 from ..extras import install_line, missing_packages
-from ..jobs.scheduler import save_states, scheduler_for
+from ..jobs.engine import Engine
 from ..matrix.cell import Cell, Run, value_text
 from ..study.layout import StudyFolder, latest_first, studies
-from ..study.ledger import RunRecord, RunState
+from ..study.ledger import Record, RunState
 from ..study.plan_json import PlannedStudy, open_study
 from ..units import join_names, parse_duration_s
 from .console import say
-
-#: Seconds to wait for Slurm's accounting; it is complete only a second or more after a job ends.
-ACCOUNTING_WAIT_S = 4.0
 
 ResultsOption = Annotated[
     Path | None,
@@ -130,38 +126,35 @@ def find_attempts(target: str, root: Path) -> Iterator[tuple[PlannedStudy, list[
         records = planned.records()
         if target in records:
             yield planned, [(target, records[target].attempt)]
-        elif of_job := [pair for pair in planned.ledger.attempts_of_job(target) if pair[0] in records]:
+        elif of_job := [
+            (run_id, attempt)
+            for run_id, attempts in planned.ledger.attempts().items()
+            for attempt, record in attempts.items()
+            if record.job_id == target and run_id in records
+        ]:
             yield planned, of_job
 
 
-def settled_records(planned: PlannedStudy) -> dict[str, RunRecord]:
-    """Return the current record of each run; wait some seconds for the accounting of ended jobs."""
-    scheduler = scheduler_for(planned)
-    deadline = time.monotonic() + ACCOUNTING_WAIT_S
-    while True:
-        records = scheduler.poll()
-        ending = any(record.details.get("ending") for record in records.values())
-        if not ending or time.monotonic() > deadline:
-            return records
-        time.sleep(0.4)
+def say_if_copy(engine: Engine) -> None:
+    """Print that a study is a copy, if it is one: its jobs are those of the original."""
+    if engine.is_copy():
+        path = engine.study.folder.path
+        say(f"{path} is a copy of a study in another folder; `bench submit --adopt` goes on with it")
 
 
-def settle_study(folder: StudyFolder) -> dict[str, RunRecord]:
+def settle_study(folder: StudyFolder) -> dict[str, Record]:
     """Update and return the records of a study; if that is not possible, print a diagnostic line.
 
-    If Slurm cannot be reached, the result is empty. If the study is read-only, the records are not saved.
+    If the scheduler cannot be reached, the records are those of the ledger.
     """
     planned = open_study(folder)
     try:
-        records = settled_records(planned)
+        engine = Engine(planned)
+        say_if_copy(engine)
+        return engine.settled()
     except UnavailableError as absent:
         say(f"{folder.path}: the states of unfinished runs are not updated: {absent.message}")
-        return {}
-    try:
-        save_states(planned, records)
-    except UnwritableError as error:
-        say(f"{folder.path}: the states of unfinished runs are not saved: {error.message}")
-    return records
+        return planned.records()
 
 
 # fmt: off
@@ -174,7 +167,7 @@ _CELL_KEYS = (
 
 def pending(
     runs: Sequence[Run],
-    records: Mapping[str, RunRecord],
+    records: Mapping[str, Record],
     *,
     retry_failed: bool = False,
     retry_disturbed: bool = False,

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from ..errors import UnavailableError
-from ..jobs.scheduler import scheduler_for
+from ..jobs.engine import Engine
 from ..matrix.schema import Cluster
 from ..preflight import (
     CHECKS,
@@ -23,13 +23,13 @@ from ..preflight import (
     read_measurements,
 )
 from ..study.layout import StudyFolder, studies
-from ..study.ledger import HaltWatch, RunRecord, RunState
+from ..study.ledger import Record, RunState
 from ..study.plan_json import PlannedStudy, open_study
 from ..units import count, join_names
-from .console import print_json, print_table, say, show
+from .console import print_json, print_table, say, show, show_progress
 from .options import JsonOption, MatrixArgument, ResultsOption, SiteOption, results_folder
 from .submit import runs_to_start
-from .waiting import Patience, Waiting
+from .waiting import HaltWatch, Patience, Waiting
 
 #: The folder of the studies, below results. They are not studies of a training: `bench list` omits them.
 FOLDER = "preflight"
@@ -86,20 +86,23 @@ def _last_number(root: Path, name: str) -> int:
     return max((int(number) for number in numbers if number.isdecimal()), default=0)
 
 
-def _run(planned: PlannedStudy) -> RunRecord:
+def _run(planned: PlannedStudy) -> Record:
     """Start the run of a preflight unless it is in progress, wait for its end, and return its record."""
-    halt, patience = HaltWatch(planned.ledger), Patience()
+    halt, patience = HaltWatch(planned), Patience()
     choose = partial(runs_to_start, planned, [], retry_failed=False, retry_disturbed=False)
     try:
         runs, seen = patience.until_answered(choose)
-        waiting = Waiting(scheduler_for(planned), runs, before=seen, halt=halt, patience=patience)
-        (record,) = waiting.until_over().values()
+        with show_progress(len(runs)) as shown:
+            waiting = Waiting(
+                Engine(planned), runs, before=seen, halt=halt, patience=patience, callbacks=shown
+            )
+            (record,) = waiting.until_over().values()
     except UnavailableError as absent:
         raise UndecidedError(absent.message, remedy=absent.remedy) from None
     return record
 
 
-def _verdict(path: Path, record: RunRecord, threshold: float) -> Verdict:
+def _verdict(path: Path, record: Record, threshold: float) -> Verdict:
     """Judge the measurements of a run.
 
     Raises:

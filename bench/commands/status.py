@@ -10,14 +10,14 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import UnavailableError
-from ..jobs.scheduler import scheduler_for
+from ..jobs.engine import Engine
 from ..matrix.cell import labelled_commands
-from ..study.ledger import RunRecord, RunState
+from ..study.conditions import disturbance_text
+from ..study.ledger import Record, RunState
 from ..study.plan_json import PlannedStudy, open_study
-from ..study.run_json import read_run
 from ..units import count
 from .console import clear_screen, print_commands, print_json, print_table, say, show
-from .options import JsonOption, ResultsOption, StudyArgument, find_study
+from .options import JsonOption, ResultsOption, StudyArgument, find_study, say_if_copy
 from .submit import counts_line
 
 SHOWN_RUNS = 60
@@ -50,7 +50,9 @@ def status_command(
     while True:
         planned = open_study(folder)
         try:
-            records = scheduler_for(planned).poll()
+            engine = Engine(planned)
+            say_if_copy(engine)
+            records = engine.poll()
         except UnavailableError as absent:
             if not watch or absent.missing:
                 if not as_json:
@@ -75,12 +77,12 @@ def status_command(
         time.sleep(interval)
 
 
-def _show(planned: PlannedStudy, records: Mapping[str, RunRecord], *, everything: bool) -> None:
+def _show(planned: PlannedStudy, records: Mapping[str, Record], *, everything: bool) -> None:
     """Print a table of runs, with failed and unknown runs first, and a line of counts."""
     order = {RunState(name): place for place, name in enumerate(_FIRST_STATES)}
 
-    def rank(record: RunRecord) -> tuple[int, bool, bool]:
-        return order.get(record.state, len(order)), not record.details.get("stuck"), not record.is_disturbed
+    def rank(record: Record) -> tuple[int, bool, bool]:
+        return order.get(record.state, len(order)), not record.stuck, not record.is_disturbed
 
     ranked = sorted(records.values(), key=rank)
     shown = ranked if everything else ranked[:SHOWN_RUNS]
@@ -89,7 +91,7 @@ def _show(planned: PlannedStudy, records: Mapping[str, RunRecord], *, everything
     rows = [
         (
             *(record.run_id, str(record.state), *([classes.get(record.run_id)] if classes else [])),
-            *(record.attempt or None, record.job_id, _remark(record)),
+            *(record.attempt or None, record.job_id or None, _remark(record)),
         )
         for record in shown
     ]
@@ -100,31 +102,23 @@ def _show(planned: PlannedStudy, records: Mapping[str, RunRecord], *, everything
     print_commands(planned.cells.values())
     if disturbed := sum(record.is_disturbed for record in ranked):
         show(f"{count(disturbed, 'completed run was', 'completed runs were')} disturbed")
-    stuck = sum(bool(record.details.get("stuck")) for record in ranked)
+    stuck = sum(record.stuck for record in ranked)
     counts = counts_line(Counter(str(record.state) for record in ranked))
     show(f"{counts} ({stuck} will not start)" if stuck else counts)
 
 
-def _remark(record: RunRecord) -> str:
+def _remark(record: Record) -> str:
     """Return the reason of a run's state, the cause of a failure, and what disturbed the run."""
     reason = f"{record.reason} [{record.cause}]" if record.cause else record.reason
-    disturbed = f"disturbed by {record.disturbed}" if record.is_disturbed else ""
+    disturbed = f"disturbed by {disturbance_text(record)}" if record.is_disturbed else ""
     return "; ".join(filter(None, (reason, disturbed)))
 
 
-def _log_line(planned: PlannedStudy, record: RunRecord) -> dict[str, Any] | None:
-    """If a run failed without a known cause, return the line of its logs that its run.json contains."""
-    if record.state is not RunState.FAILED or record.cause:
-        return None
-    line = (read_run(planned.folder.attempt(record.run_id, record.attempt).path)[0] or {}).get("log_line")
-    return line if isinstance(line, dict) else None
-
-
-def status_content(planned: PlannedStudy, records: Mapping[str, RunRecord]) -> dict[str, Any]:
+def status_content(planned: PlannedStudy, records: Mapping[str, Record]) -> dict[str, Any]:
     """Return the output of `bench status --json`."""
     counts = Counter(str(record.state) for record in records.values())
     runs = {run.run_id: run for run in planned.runs}
-    names = ("attempt", "state", "reason", "cause", "failure_class", "exit_code", "job_id", "disturbed")
+    names = ("attempt", "state", "reason", "cause", "failure_class", "exit_code")
     return {
         "study": planned.folder.name,
         "folder": str(planned.folder.path),
@@ -136,8 +130,10 @@ def status_content(planned: PlannedStudy, records: Mapping[str, RunRecord]) -> d
                 "cell_id": runs[record.run_id].cell_id,
                 "repeat": runs[record.run_id].repeat,
                 **{name: getattr(record, name) for name in names},
-                "log_line": _log_line(planned, record),
-                "will_not_start": bool(record.details.get("stuck")),
+                "job_id": record.job_id or None,
+                "disturbed": disturbance_text(record),
+                "log_line": record.end.log_line if record.end else None,
+                "will_not_start": record.stuck,
             }
             for record in records.values()
         ],

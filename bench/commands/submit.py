@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -10,14 +11,15 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import BenchError, UnavailableError
-from ..jobs.scheduler import QueueFullError, Scheduler, passed_variables, scheduler_for
+from ..jobs.commands import passed_variables
+from ..jobs.engine import Callbacks, Engine, QueueFullError, scheduler_for
 from ..jobs.slurm.pack import allocation_of
-from ..jobs.slurm.pack_submission import PackScheduler
 from ..matrix.cell import Run
-from ..study.ledger import HaltWatch, RunRecord, RunState
+from ..study.ledger import Record, RunState
 from ..study.plan_json import PlannedStudy, open_study
+from ..study.run_json import next_attempt
 from ..units import count, human_duration
-from .console import print_commands, print_json, say, show
+from .console import print_commands, print_json, say, show, show_progress
 from .options import (
     BudgetOption,
     OnlyOption,
@@ -30,8 +32,10 @@ from .options import (
     only,
     parse_patience_s,
     pending,
+    results_folder,
+    say_if_copy,
 )
-from .waiting import HaltedError, Patience, Waiting, say_stuck, start_runs
+from .waiting import HaltedError, HaltWatch, Patience, Waiting, say_stuck, start_runs
 
 DryRunOption = Annotated[
     bool, typer.Option("--dry-run", help="Show which runs would be started; start nothing.")
@@ -42,6 +46,9 @@ MaxQueuedOption = Annotated[
 WaitOption = Annotated[bool, typer.Option("--wait", help="Wait until every run has ended.")]
 _PACK = "Submit one job that executes all runs in turn, with the nodes of the largest run."
 PackOption = Annotated[bool, typer.Option("--pack", help=_PACK)]
+AdoptOption = Annotated[
+    bool, typer.Option("--adopt", help="Go on with a copied study; the original is no longer used.")
+]
 DryRunJsonOption = Annotated[bool, typer.Option("--json", help="With --dry-run: print JSON for programs.")]
 
 
@@ -57,6 +64,7 @@ def submit_command(
     wait: WaitOption = False,
     patience: PatienceOption = None,
     pack: PackOption = False,
+    adopt: AdoptOption = False,
     as_json: DryRunJsonOption = False,
 ) -> int:
     """Start the runs of a study that are neither completed nor in progress.
@@ -72,7 +80,7 @@ def submit_command(
     limited = Patience(parse_patience_s(patience))
     planned = open_study(find_study(study, results))
     _check_options(planned, pack=pack, max_queued=max_queued)
-    halt = HaltWatch(planned.ledger)
+    halt = HaltWatch(planned)
     choose = partial(
         runs_to_start, planned, filters or [], retry_failed=retry_failed, retry_disturbed=retry_disturbed
     )
@@ -92,6 +100,7 @@ def submit_command(
         max_queued=max_queued,
         patience=limited if wait else None,
         pack=pack,
+        adopt=adopt,
         halt=halt,
     )
 
@@ -112,9 +121,9 @@ def _check_options(planned: PlannedStudy, *, pack: bool, max_queued: int | None)
 
 def runs_to_start(
     planned: PlannedStudy, filters: Sequence[str], *, retry_failed: bool, retry_disturbed: bool
-) -> tuple[list[Run], dict[str, RunRecord]]:
+) -> tuple[list[Run], dict[str, Record]]:
     """Return the runs that a submission starts, in the planned order, and all runs' present records."""
-    records = scheduler_for(planned).poll()
+    records = Engine(planned).poll()
     # Filters apply to all runs: a filter that matches none is an error even if no run is left to start.
     chosen = set(only(planned.runs, planned.cells, filters))
     wanted = pending(planned.runs, records, retry_failed=retry_failed, retry_disturbed=retry_disturbed)
@@ -143,7 +152,8 @@ def _say_if_inexact(planned: PlannedStudy, gpu_hours: float) -> None:
 
 def _check_pack_budget(planned: PlannedStudy, runs: Sequence[Run], budget: float | None) -> None:
     """Print the maximum cost of one job for all ``runs``; raise BenchError if it exceeds ``budget``."""
-    scheduler_for(planned, pack=True)  # raises if the scheduler has no packs
+    if not planned.scheduler.packs:
+        scheduler_for(planned).pack(())  # raises the error
     if not runs:
         return
     pack = allocation_of(planned, runs)
@@ -170,8 +180,12 @@ def _show(planned: PlannedStudy, runs: Sequence[Run], *, pack: bool, as_json: bo
 
 def _show_commands(planned: PlannedStudy, runs: Sequence[Run], *, as_json: bool) -> None:
     """Print the commands that would start ``runs``."""
-    scheduler = scheduler_for(planned)
-    commands = {run: scheduler.command_line(run) for run in runs}
+    engine, records = Engine(planned), planned.records()
+    say_if_copy(engine)
+    commands = {
+        run: engine.scheduler.words(engine.job(next_attempt(planned, run, records[run.run_id])))
+        for run in runs
+    }
     if as_json:
         shown = [
             {
@@ -194,7 +208,10 @@ def _show_commands(planned: PlannedStudy, runs: Sequence[Run], *, as_json: bool)
 
 def _show_pack(planned: PlannedStudy, runs: Sequence[Run], *, as_json: bool) -> None:
     """Print the command that would start ``runs`` in one job, and their order in the job."""
-    command, order = PackScheduler(planned).describe(runs) if runs else ("", [])
+    records, scheduler = planned.records(), Engine(planned).scheduler
+    pack = scheduler.pack([next_attempt(planned, run, records[run.run_id]) for run in runs]) if runs else None
+    command = scheduler.words(pack.job) if pack else ""
+    order = [(one.run.run_id, pack.nodes_of(one)) for one, _ in pack.attempts] if pack else []
     if as_json:
         shown = [{"run_id": run_id, "nodes": nodes} for run_id, nodes in order]
         print_json(_dry_run_json(planned, command=command, runs=shown))
@@ -215,56 +232,75 @@ def start(
     planned: PlannedStudy,
     runs: Sequence[Run],
     *,
-    seen: Mapping[str, RunRecord],
+    seen: Mapping[str, Record],
     max_queued: int | None = None,
     patience: Patience | None = None,
     pack: bool = False,
+    adopt: bool = False,
     halt: HaltWatch | None = None,
 ) -> int:
     """Start ``runs``, print the state of the study, and return the exit code.
 
-    ``seen`` are the records by which ``runs`` were chosen.
-    With ``pack``, one job executes all ``runs``. With ``patience``, wait until all runs have ended. ``halt``
-    (by default created now) detects a `bench cancel` that is called after its creation. The exit code is 1 if
-    a run has failed or the study was cancelled.
+    ``seen`` are the records by which ``runs`` were chosen. With ``pack``, one job executes all ``runs``. With
+    ``patience``, and without a queue, wait until all runs have ended. ``halt`` (by default created now)
+    detects a `bench cancel` that is called after its creation. The exit code is 1 if a run has failed or the
+    study was cancelled.
     """
-    halt, name = halt or HaltWatch(planned.ledger), planned.folder.name
-    scheduler = scheduler_for(planned, pack=pack)
-    remaining = _start_now(scheduler, runs, seen=seen, halt=halt, max_queued=max_queued, patience=patience)
-    if patience is None:
-        _say_stuck_now(scheduler, runs, name=name, pack=pack)
-        records = planned.records()
-    else:
-        waiting = Waiting(
-            scheduler, remaining, before=seen, halt=halt, patience=patience, max_queued=max_queued
-        )
-        records = waiting.until_over()
-    return _conclude(name, records, waited=patience is not None, halted=halt.halted())
+    halt, engine = halt or HaltWatch(planned), Engine(planned)
+    is_found = planned.folder.path.parent.resolve() == results_folder(None).resolve()
+    name = planned.folder.name if is_found else shlex.quote(str(planned.folder.path))
+    waits = patience is not None or (engine.scheduler.slots is not None and bool(runs))
+    if adopt:
+        engine.adopt()
+    if not runs:
+        say("nothing to start")
+    with show_progress(len(runs)) as callbacks:
+        remaining = list(runs)
+        if runs and engine.scheduler.slots is None:
+            remaining = _start_now(
+                engine, runs, seen, halt, callbacks, patience=patience, max_queued=max_queued, pack=pack
+            )
+        if waits:
+            records = Waiting(
+                engine,
+                remaining,
+                before=seen,
+                halt=halt,
+                patience=patience or Patience(),
+                callbacks=callbacks,
+                max_queued=max_queued,
+                pack=pack,
+            ).until_over()
+    if not waits:
+        _say_stuck_now(engine, runs, name=name, pack=pack)
+        records = planned.records() if runs else dict(seen)
+    return _conclude(planned.folder.name, name, records, waited=waits, halted=halt.halted())
 
 
-def _say_stuck_now(scheduler: Scheduler, runs: Sequence[Run], *, name: str, pack: bool) -> None:
+def _say_stuck_now(engine: Engine, runs: Sequence[Run], *, name: str, pack: bool) -> None:
     """Print which of the submitted ``runs`` Slurm will not start, and how to remove them from the queue."""
-    if stuck := scheduler.stuck_runs(runs):
+    if stuck := engine.stuck(runs):
         say_stuck(set(), stuck)
         fewer = ", or pack fewer runs (--only), or submit without --pack" if pack else ""
         say(f"`bench cancel {name}` removes them from the queue; then correct the matrix{fewer}")
 
 
 def _start_now(
-    scheduler: Scheduler,
+    engine: Engine,
     runs: Sequence[Run],
-    *,
-    seen: Mapping[str, RunRecord],
+    seen: Mapping[str, Record],
     halt: HaltWatch,
-    max_queued: int | None,
+    callbacks: Callbacks,
+    *,
     patience: Patience | None,
+    max_queued: int | None,
+    pack: bool,
 ) -> list[Run]:
     """Start the runs that can be started now; return the others."""
-    if not runs:
-        say("nothing to start")
-        return []
     try:
-        remaining = start_runs(scheduler, runs, seen=seen, halt=halt, max_queued=max_queued)
+        remaining = start_runs(
+            engine, runs, seen=seen, halt=halt, callbacks=callbacks, max_queued=max_queued, pack=pack
+        )
     except HaltedError:
         return []
     except QueueFullError as full:
@@ -283,7 +319,7 @@ def _start_now(
     return remaining
 
 
-def _conclude(name: str, records: Mapping[str, RunRecord], *, waited: bool, halted: bool) -> int:
+def _conclude(study: str, name: str, records: Mapping[str, Record], *, waited: bool, halted: bool) -> int:
     """Print the state of the study and the next command; return the exit code."""
     counts = Counter(str(record.state) for record in records.values())
     stopped = halted and counts[RunState.COMPLETED] < len(records)
@@ -293,7 +329,7 @@ def _conclude(name: str, records: Mapping[str, RunRecord], *, waited: bool, halt
         retry = f"`bench submit {name} --retry-disturbed` starts them again"
         verb = "run was" if disturbed == 1 else "runs were"
         say(f"{disturbed:,} completed {verb} disturbed: `bench status {name}` shows why; {retry}")
-    say(f"study {name}: {counts_line(counts)}")
+    say(f"study {study}: {counts_line(counts)}")
     failed, unknown = counts[RunState.FAILED], counts[RunState.UNKNOWN]
     if failed:
         retry = f"`bench submit {name} --retry-failed` starts them again"

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from ..errors import BenchError
+from ..jobs.engine import Engine
+from ..jobs.slurm.parsing import expand_hosts
 from ..study.layout import RunFolder, StudyFolder
-from ..study.ledger import RunRecord
-from ..study.plan_json import PlannedStudy, open_study
-from ..study.verify import Check, Verification, verify_run
+from ..study.ledger import Record, RunState
+from ..study.plan_json import ATTEMPT, PlannedStudy, open_study
+from ..study.verify import Verification, verify_run
 from .console import print_json, show
-from .options import (
-    JsonOption,
-    ResultsOption,
-    find_attempts,
-    find_study,
-    results_folder,
-    settled_records,
-)
+from .options import JsonOption, ResultsOption, find_attempts, find_study, results_folder
 
 
 def verify_command(
@@ -43,10 +39,10 @@ def verify_command(
     if as_json:
         runs = [
             {
-                "run_id": verdict.run_id,
-                "state": verdict.state,
-                "failure_class": verdict.failure_class,
-                "folder": str(verdict.folder),
+                "run_id": verdict.record.run_id,
+                "state": str(verdict.record.state),
+                "failure_class": verdict.record.failure_class,
+                "folder": str(verdict.folder.path),
                 "passed": verdict.passed,
                 "checks": [check.as_json() for check in verdict.checks],
                 "warnings": verdict.warnings,
@@ -62,7 +58,7 @@ def verify_command(
 
 
 def _show(verdict: Verification, *, all_checks: bool) -> None:
-    show(f"{'pass' if verdict.passed else 'FAIL'}  {verdict.run_id}")
+    show(f"{'pass' if verdict.passed else 'FAIL'}  {verdict.record.run_id}")
     for check in verdict.checks:
         if all_checks or check in verdict.failures:
             show(f"  {check}")
@@ -73,39 +69,45 @@ def _show(verdict: Verification, *, all_checks: bool) -> None:
 def _verdicts(target: str | None, results: Path | None) -> list[Verification]:
     if target is not None:
         root = results_folder(results)
-        path = Path(target)
-        if RunFolder(path).is_described:
-            return [verify_run(path, record=_record_of(path))]
+        if RunFolder(path := Path(target)).is_described:
+            return [_of_folder(path)]
         for planned, attempts in find_attempts(target, root):
-            records = settled_records(planned)
-            return [_verdict(planned, records[run_id], attempt) for run_id, attempt in attempts]
+            return _of_attempts(planned, attempts)
         if target.isdigit() and not (root / target).is_dir():
             what = f"no study below {root} has submitted a job {target}"
             raise BenchError(what, remedy="`bench status STUDY` lists the jobs of a study")
     planned = open_study(find_study(target, results))
-    return [_verdict(planned, record, record.attempt) for record in settled_records(planned).values()]
+    return [_verdict(planned, record) for record in Engine(planned).settled().values()]
 
 
-def _record_of(path: Path) -> RunRecord | None:
-    """Return the record of a run if ``path`` is the folder of the last attempt of the run, otherwise None."""
-    parents = path.resolve().parents
-    if len(parents) < 3 or not StudyFolder(parents[2]).is_planned:
-        return None
-    record = settled_records(open_study(StudyFolder(parents[2]))).get(parents[0].name)
-    is_latest = record is not None and path.resolve().name == f"attempt-{record.attempt}"
-    return record if is_latest else None
+def _of_folder(path: Path) -> Verification:
+    """Verify the attempt whose folder is ``path``."""
+    folder = path.resolve()
+    run, number = folder.parent, ATTEMPT(folder.name)
+    study = StudyFolder(run.parent.parent)
+    planned = open_study(study) if number and study.is_planned else None
+    if planned is None or run.name not in planned.records():
+        remedy = "give the folder of a run: results/STUDY/runs/RUN/attempt-N"
+        raise BenchError(f"{path}: is not in the folder of a study that contains the run", remedy=remedy)
+    assert number
+    return _of_attempts(planned, [(run.name, int(number[1]))])[0]
 
 
-def _verdict(planned: PlannedStudy, record: RunRecord, attempt: int) -> Verification:
-    """Verify an attempt of a run. A run that was never started (``attempt`` is 0) does not pass."""
-    folder = planned.folder.attempt(record.run_id, max(attempt, 1)).path
-    if attempt != record.attempt:
-        return verify_run(folder)
-    if attempt == 0:
-        return Verification(
-            record.run_id,
-            folder,
-            [Check("state", False, "planned, not started", "completed")],
-            state=str(record.state),
-        )
-    return verify_run(folder, record=record)
+def _of_attempts(planned: PlannedStudy, attempts: Sequence[tuple[str, int]]) -> list[Verification]:
+    """Verify some attempts, each a pair of run and attempt."""
+    records, earlier = Engine(planned).settled(), planned.ledger.attempts()
+    found = []
+    for run_id, number in attempts:
+        record = records[run_id]
+        if number != record.attempt:
+            unknown = Record(run_id=run_id, attempt=number, state=RunState.UNKNOWN)
+            record = earlier.get(run_id, {}).get(number, unknown)
+        found.append(_verdict(planned, record))
+    return found
+
+
+def _verdict(planned: PlannedStudy, record: Record) -> Verification:
+    # A run that was never started has no folder.
+    folder = planned.folder.attempt(record.run_id, max(record.attempt, 1))
+    allocated = expand_hosts(record.end.hosts) if record.end else ()
+    return verify_run(folder, record, planned.cell_of(record.run_id), allocated=allocated)

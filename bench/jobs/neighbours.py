@@ -1,21 +1,20 @@
-"""Find the other jobs on the nodes of runs that have ended.
+"""Find the other jobs on the nodes of runs that have ended, and what disturbed the runs.
 
-Without accounting, only the other runs of the study are known, from run.json, conditions.json and the queue.
+Without accounting, only the other runs of the study are known.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from datetime import UTC, datetime
-from typing import Any
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 
-from ..study.conditions import Neighbours, Occupation, parse_moment, read_windows
-from ..study.ledger import RunRecord
+from ..errors import UnavailableError
+from ..study.conditions import Occupation, assess, parse_moment, read_windows
+from ..study.ledger import Record
 from ..study.plan_json import PlannedStudy
-from ..study.run_json import read_run
-from .outcome import JobStatus
+from .contract import Scheduler, Status
 from .slurm.parsing import expand_hosts
 
 
@@ -64,55 +63,65 @@ def _latest_ends(jobs: Sequence[Occupation]) -> Iterator[datetime]:
         yield latest
 
 
-def beside_in_study(study: PlannedStudy, record: RunRecord, *, ended_at: str | None) -> Neighbours:
-    """Return the other runs of the study that shared nodes with a run; other jobs are unknown."""
-    unknown = f"executor {study.executor} has no accounting"
-    ended = JobStatus(record.state, ended=parse_moment(ended_at))
-    run = occupation(study, record, ended)
-    if run is None:
-        return Neighbours(unknown=unknown)
-    return Neighbours(Jobs(occupations(study, since=run.start)).beside(run), unknown)
+@dataclass(frozen=True)
+class Neighbourhood:
+    """The jobs on the nodes of runs. ``records`` are the present records of all runs of the study."""
 
+    study: PlannedStudy
+    scheduler: Scheduler
+    records: Mapping[str, Record]
+    statuses: Mapping[str, Status]
 
-def occupations(
-    study: PlannedStudy, *, queue: Mapping[str, JobStatus] | None = None, since: datetime | None = None
-) -> Iterator[Occupation]:
-    """Yield the nodes and times of each run's latest attempt, if they are known without sacct.
+    def assess(self, ended: Mapping[str, Record]) -> dict[str, Record]:
+        """Return ``ended`` with their neighbours and what disturbed them; the scheduler is asked once."""
+        runs = {run_id: self._occupation(record) for run_id, record in ended.items() if record.end}
+        known = [run for run in runs.values() if run is not None]
+        jobs, unknown = self._jobs(known) if known else (Jobs(()), "")
+        found = {}
+        for run_id, run in runs.items():
+            record = ended[run_id]
+            assert record.end is not None
+            conditions = assess(
+                self.study.run_folder(record),
+                start=parse_moment(record.end.started_at),
+                end=parse_moment(record.end.ended_at),
+                jobs=jobs.beside(run) if run else None,
+                unknown=unknown,
+                cores=self.study.cores_per_node(run_id),
+            )
+            found[run_id] = replace(record, end=replace(record.end, **conditions))
+        return found
 
-    ``queue`` is the status of jobs in squeue. Runs whose end was recorded before ``since`` are left out.
-    """
-    for record in study.records().values():
-        recorded = parse_moment(record.details.get("time"))
-        over = record.state.ended and since is not None and recorded is not None and recorded < since
-        if record.attempt and not over:
-            found = occupation(study, record, (queue or {}).get(str(record.job_id)))
-            if found is not None and (found.end is not None or record.state.active):
-                yield found
+    def _jobs(self, runs: Sequence[Occupation]) -> tuple[Jobs, str]:
+        nodes = sorted({node for run in runs for node in run.nodes})
+        last = max((run.end or datetime.now(UTC) for run in runs), default=datetime.now(UTC))
+        try:
+            found = self.scheduler.others(nodes, min(run.start for run in runs), last + timedelta(seconds=1))
+            unknown = found.unknown
+        except UnavailableError as error:
+            found, unknown = None, error.message.partition("\n")[0]
+        if found is None or (unknown and not found.jobs):
+            own = (self._occupation(record) for record in self.records.values() if record.attempt)
+            return Jobs([run for run in own if run is not None]), unknown
+        ours = {one.job_id for of_run in self.study.ledger.attempts().values() for one in of_run.values()}
+        ours |= {record.job_id for record in self.records.values()}
+        return Jobs(replace(job, of_study=job.job_id in ours) for job in found.jobs), unknown
 
-
-def occupation(study: PlannedStudy, record: RunRecord, status: JobStatus | None) -> Occupation | None:
-    """Return the nodes and times of a run, from the ``status`` of its job or else from its files."""
-    start, end = (status.started, status.ended) if status else (None, None)
-    nodes = expand_hosts(status.hosts) if status else ()
-    folder = study.run_folder(record)
-    if start is None or not nodes:
-        run = read_run(folder.path)[0] or {}
-        start, nodes = start or parse_moment(run.get("started_at")), nodes or nodes_of(run)
-        end = end or parse_moment(run.get("ended_at"))
-    if start is None or not nodes:
-        windows = read_windows(folder) or []
-        nodes = nodes or tuple(dict.fromkeys(str(node.get("node")) for one in windows for node in one.nodes))
-        start = start or min((window.start for window in windows), default=None)
-        end = end or max((window.end for window in windows), default=None)
-    if start is None or not nodes:
-        return None
-    return Occupation(record.job_id or record.run_id, nodes, start, end, of_study=True)
-
-
-def nodes_of(run: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the nodes of a run according to its run.json, or ``()`` if run.json does not name them."""
-    allocation = run.get("allocation")
-    hosts = allocation.get("hosts") if isinstance(allocation, Mapping) else run.get("hosts")
-    if isinstance(hosts, str):
-        return expand_hosts(hosts)
-    return tuple(map(str, hosts)) if isinstance(hosts, list) else ()
+    def _occupation(self, record: Record) -> Occupation | None:
+        """Return the nodes and times of a run: from its end, its job's status, or its conditions.json."""
+        end, status = record.end, self.statuses.get(record.job_name)
+        if end is None and (status is None or not record.state.active):
+            return None
+        hosts = end.hosts if end else status.hosts if status else ""
+        start = parse_moment(end.started_at) if end else status.started if status else None
+        until = parse_moment(end.ended_at) if end else None
+        nodes: tuple[str, ...] = expand_hosts(hosts)
+        if start is None or not nodes:
+            windows = read_windows(self.study.run_folder(record)) or []
+            nodes = nodes or tuple(
+                dict.fromkeys(str(node.get("node")) for one in windows for node in one.nodes)
+            )
+            start = start or min((window.start for window in windows), default=None)
+        if start is None or not nodes:
+            return None
+        return Occupation(record.job_id or record.run_id, nodes, start, until, of_study=True)

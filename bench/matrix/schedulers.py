@@ -1,8 +1,7 @@
 """The schedulers that run jobs, as a matrix and its plan need them.
 
-To add a scheduler, add an entry here and a folder of its name in ``bench/jobs``. In the folder's module
-``scheduler``, ``SCHEDULER`` is a subclass of :class:`bench.jobs.scheduler.Scheduler`, which submits, polls
-and cancels runs. Planning does not import it.
+To add a scheduler, add an entry here, a template, and a module of its name in ``bench/jobs``, in which
+``SCHEDULER`` is a subclass of :class:`bench.jobs.contract.Scheduler`. Planning does not import it.
 """
 
 from __future__ import annotations
@@ -15,7 +14,8 @@ class SchedulerSpec:
     """One scheduler.
 
     Attributes:
-        template: the template of the scripts, in slurm_templates or in the scheduler's folder.
+        template: the template of the scripts, in slurm_templates.
+        module: the module in ``bench/jobs``, by default that of the scheduler's name.
         suffix: the suffix of the scripts.
         launchers: the launchers that its scripts can use, of which the first is the default.
         keys: the keys of `cluster` that it uses and not every scheduler does. With `exclusive`, runs can have
@@ -27,6 +27,7 @@ class SchedulerSpec:
     """
 
     template: str
+    module: str = ""
     suffix: str = ".sh"
     launchers: tuple[str, ...] = ("torchrun",)
     keys: frozenset[str] = frozenset()
@@ -40,6 +41,7 @@ class SchedulerSpec:
 SCHEDULERS = {
     "slurm": SchedulerSpec(
         template="{launcher}.sbatch.j2",
+        module="slurm.scheduler",
         suffix=".sbatch",
         launchers=("srun", "torchrun"),
         keys=frozenset(

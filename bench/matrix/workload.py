@@ -372,6 +372,8 @@ def _check_pattern(text: str) -> str:
 def _check_path(text: str) -> str:
     if "\0" in text or "\n" in text:
         raise ValueError(f"{text!r} is not a path")
+    if text.startswith("/") or ".." in text.split("/"):
+        raise ValueError(f"{text!r} is not in the run's folder; give a path relative to this folder")
     return text
 
 

@@ -5,6 +5,7 @@
     python -m bench.measure.command_conditions before RUN_FOLDER    # on each node
     python -m bench.measure.command_conditions after RUN_FOLDER     # on each node
     python -m bench.measure.command_conditions merge RUN_FOLDER     # once, after all nodes
+    python -m bench.measure.command_conditions finish RUN_FOLDER    # after and merge, for a single node
 
 Until the end, each node keeps its values in its own file in the run's folder. conditions.json has one window,
 the whole command. The window's epoch is null, and it has no ranks, because bench does not know the ranks.
@@ -22,14 +23,13 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from .. import __version__
 from ..cores import cpu_groups, cpu_quota
-from ..errors import UnwritableError
 from ..study.files import read_json, write_json
 from ..study.layout import RunFolder
 from ..study.run_json import changed_script, read_run, script_sha256
@@ -100,20 +100,10 @@ def merge_nodes(folder: RunFolder) -> None:
             errors.unlink()
 
 
-@contextmanager
-def sampled_node(folder: RunFolder, env: Mapping[str, str]) -> Iterator[None]:
-    """Sample this node before and after a block that runs the command, whose environment is ``env``.
-
-    If the folder cannot be written, do nothing.
-    """
-    with suppress(UnwritableError):
-        sample_before(folder, env)
-    try:
-        yield
-    finally:
-        with suppress(UnwritableError):
-            sample_after(folder)
-            merge_nodes(folder)
+def finish(folder: RunFolder) -> None:
+    """Sample the only node of a run after the command, and write conditions.json and env.json."""
+    sample_after(folder)
+    merge_nodes(folder)
 
 
 def _last_line(path: Path) -> str:
@@ -136,28 +126,23 @@ def note_node(folder: RunFolder, env: Mapping[str, str]) -> None:
     write_json(folder.path / _ENV_NODE.format(name), facts)
 
 
-def write_environment(folder: RunFolder, *, hosts: Sequence[str] = ()) -> None:
-    """Write env.json from the nodes' files, unless it already exists, and remove these files.
-
-    If no node has written a file, env.json contains only the names of ``hosts``.
-    """
+def write_environment(folder: RunFolder) -> None:
+    """Write env.json from the nodes' files, unless it already exists, and remove these files."""
     paths = sorted(folder.path.glob(_ENV_NODE.format("*")))
     nodes = [node for path in paths if (node := read_json(path)) is not None]
     run = read_run(folder.path)[0]
     if run is not None and not folder.env.is_file():
-        write_json(folder.env, _environment(run, nodes, hosts))
+        write_json(folder.env, _environment(run, nodes))
     for path in paths:
         path.unlink(missing_ok=True)
 
 
-def _environment(
-    run: Mapping[str, Any], nodes: Sequence[dict[str, Any]], hosts: Sequence[str]
-) -> dict[str, Any]:
+def _environment(run: Mapping[str, Any], nodes: Sequence[dict[str, Any]]) -> dict[str, Any]:
     cell = run.get("cell") or {}
     first = next((node for node in nodes if "versions" in node), {})
     versions, sha256 = first.get("versions") or {}, first.get("script_sha256")
     device = (cell.get("workload") or {}).get("device")
-    named = [node["host"] for node in nodes] or [{"host": host} for host in hosts]
+    named = [node["host"] for node in nodes]
     models = first.get("gpus") if device == "cuda" else [host.get("cpu_model") for host in named]
     changed = changed_script(run, sha256)
     return {
@@ -242,7 +227,7 @@ def _versions(run: Mapping[str, Any]) -> dict[str, Any]:
 
 def main() -> int:
     """Run the function that the first argument names."""
-    functions = {"before": sample_before, "after": sample_after, "merge": merge_nodes}
+    functions = {"before": sample_before, "after": sample_after, "merge": merge_nodes, "finish": finish}
     moment, folder = sys.argv[1:]
     functions[moment](RunFolder(Path(folder)))
     return 0

@@ -16,7 +16,7 @@ import torch
 
 from ..study.files import write_atomically, write_json
 from ..study.layout import RunFolder
-from ..study.records import MEAN_COLUMNS, EpochRow, RankRow, Record, StepRow, csv_lines, header
+from ..study.records import MEAN_COLUMNS, EpochRow, RankRow, StepRow, TableRow, csv_lines, header
 from .conditions import Usage, window_conditions
 from .step_parts import DDP_ALWAYS_SAMPLED, StepParts, mean_parts
 from .wire import WireBytes
@@ -101,7 +101,7 @@ class Results:
     def add(self, epoch: Epoch) -> None:
         """Add an epoch and rewrite the tables."""
         self._epochs.append(epoch.row)
-        tables: tuple[Sequence[Record], ...] = ([epoch.row], epoch.ranks, epoch.steps)
+        tables: tuple[Sequence[TableRow], ...] = ([epoch.row], epoch.ranks, epoch.steps)
         for path, rows in zip(self._texts, tables, strict=True):
             self._texts[path] += csv_lines(rows)
             write_atomically(path, self._texts[path])

@@ -394,8 +394,11 @@ def end_loader_workers(batches: object) -> None:
 
 
 def import_dynamo() -> None:
-    """Import the module that DDP imports when it is created, so that forked processes share this module."""
-    gc.disable()  # garbage collection would take a quarter of the time, and an import leaves little garbage
+    """Import the module that DDP imports when it is created, without garbage collection.
+
+    Garbage collection would take a quarter of the time, and an import leaves little garbage.
+    """
+    gc.disable()
     try:
         with suppress(ImportError):
             import torch._dynamo  # noqa: F401

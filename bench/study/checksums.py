@@ -7,27 +7,19 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from ..errors import unwritable
-from .files import regular_file, write_atomically
+from .files import bounded_file, regular_file, write_atomically
 from .layout import RunFolder
 
-#: Larger files are not read: steps.csv of 10 million steps has about 0.4 GB.
-LARGEST_BYTES = 1 << 30
 #: A line is a digest of 64 letters and the name of one of four files.
 _MOST_SUMS = 4096
 _FOLDER = RunFolder(Path())
 _SUMS = _FOLDER.sums.name
 _TABLES = tuple(path.name for path in (_FOLDER.metrics_csv, _FOLDER.ranks_csv, _FOLDER.steps_csv))
 _PROBES = _FOLDER.probes.name
-
-
-def is_recorded(workload: Mapping[str, Any]) -> bool:
-    """Return whether runs with these options measure themselves: the built-in training or the recorder."""
-    return not workload.get("command") or (workload.get("metrics") or {}).get("source") == "recorder"
 
 
 def write_sums(folder: RunFolder) -> None:
@@ -77,7 +69,5 @@ def _damages(folder: str) -> Iterator[str]:
 
 
 def _digest(path: str) -> str:
-    with open(path, "rb", buffering=0, opener=regular_file) as file:
-        if os.fstat(file.fileno()).st_size > LARGEST_BYTES:
-            raise OSError(0, f"it is larger than {LARGEST_BYTES >> 30} GiB", path)
+    with open(path, "rb", buffering=0, opener=bounded_file) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -21,6 +21,7 @@ from ..facts import Fact, facts_in
 from ..words import sentences
 from .files import read_json
 from .layout import RunFolder
+from .ledger import Record
 
 #: Maximum CPU time of foreign processes, as a fraction of the time of the cores that the run uses on a node.
 FOREIGN_CPU_LIMIT = 0.05
@@ -30,7 +31,7 @@ THERMAL_LIMIT = 0.01
 FOREIGN_CPU_LEAST_S = 0.02
 #: Slurm rounds the start and the end of a job down to a whole second.
 _SLURM_ROUNDING = timedelta(seconds=1)
-#: Maximum number of neighbours in run.json, and of job ids in one entry of ``disturbed``.
+#: Maximum number of neighbours in the ledger, and of job ids in one entry of ``disturbed``.
 MAX_NEIGHBOURS = 10
 #: NVML sets this reason together with a more specific one. Alone, it can mean that clocks are changing.
 _UNSPECIFIC_SLOWDOWN = "hw_slowdown"
@@ -48,20 +49,17 @@ class Reason(StrEnum):
     LINK_ERRORS = "link-errors"
 
 
-def read_disturbances(run: Mapping[str, Any]) -> tuple[Fact, ...] | None:
-    """Return the disturbances in the content of a run.json, or None if disturbances were not determined.
+def read_disturbances(disturbed: Sequence[Mapping[str, Any]] | None) -> tuple[Fact, ...] | None:
+    """Return the disturbances in ``End.disturbed``, or None if disturbances were not determined.
 
     The kind of a disturbance is a :class:`Reason`, and its subject is the node. ``start`` and ``end`` enclose
     the disturbed time. The other values are ``jobs`` (ids, and the number of ``more_jobs``), ``share`` and
     ``limit`` (CPU time of foreign processes, as a fraction of the time of the cores in use), ``slowdowns``
     (NVML's names), or ``errors``.
     """
-    found = run.get("disturbed")
-    return (
-        None
-        if not isinstance(found, list)
-        else tuple(one for one in facts_in(found) if one.kind in set(Reason))
-    )
+    if disturbed is None:
+        return None
+    return tuple(one for one in facts_in(disturbed) if one.kind in set(Reason))
 
 
 def _disturbance(reason: Reason, node: str | None, start: datetime, end: datetime, **values: Any) -> Fact:
@@ -77,9 +75,9 @@ def by_reason(disturbances: Iterable[Fact]) -> list[Fact]:
     return [Fact(kind, tuple(names)) for kind, names in nodes.items()]
 
 
-def summary(disturbances: Iterable[Fact]) -> str:
-    """Return the disturbances in one line without times: ``another run of the study on n1 and n2``."""
-    return sentences(by_reason(disturbances))
+def disturbance_text(record: Record) -> str:
+    """Return what disturbed an attempt, in one line without times: ``another run of the study on n1``."""
+    return sentences(by_reason(read_disturbances(record.end.disturbed if record.end else None) or ()))
 
 
 @dataclass(frozen=True)
@@ -99,23 +97,9 @@ class Occupation:
 
     @cached_property  # a job can be the neighbour of hundreds of runs
     def entry(self) -> dict[str, Any]:
-        """The entry of ``neighbours`` in run.json. It names no user, account or job."""
+        """The entry of ``End.neighbours``. It names no user, account or job."""
         times = {"start": _as_text(self.start), "end": _as_text(self.end)}
         return {"job_id": self.job_id, **times, "nodes": list(self.nodes)}
-
-
-@dataclass(frozen=True)
-class Neighbours:
-    """The other jobs on a run's nodes during the run; ``unknown`` is the reason if not all jobs are known."""
-
-    jobs: Sequence[Occupation] = ()
-    unknown: str = ""
-
-    def as_json(self) -> list[dict[str, Any]] | str:
-        """Return the value of ``neighbours`` in run.json: a list, or ``unknown: REASON``."""
-        if self.unknown:
-            return f"unknown: {self.unknown}"
-        return [job.entry for job in self.jobs[:MAX_NEIGHBOURS]]
 
 
 @dataclass(frozen=True)
@@ -138,14 +122,12 @@ def read_windows(folder: RunFolder) -> list[Window] | None:
     content = read_json(folder.conditions)
     if content is None:
         return None
-    return list(_windows(content.get("windows")))
-
-
-def _windows(entries: Any) -> Iterator[Window]:
-    for entry in objects(entries):
+    windows = []
+    for entry in objects(content.get("windows")):
         start, end = parse_moment(entry.get("start")), parse_moment(entry.get("end"))
         if start is not None and end is not None and start <= end:
-            yield Window(start, end, objects(entry.get("nodes")), objects(entry.get("ranks")))
+            windows.append(Window(start, end, objects(entry.get("nodes")), objects(entry.get("ranks"))))
+    return windows
 
 
 def objects(entries: Any) -> list[dict[str, Any]]:
@@ -176,28 +158,33 @@ def assess(
     *,
     start: datetime | None,
     end: datetime | None,
-    neighbours: Neighbours | None,
+    jobs: Sequence[Occupation] | None = None,
+    unknown: str = "",
     cores: int = 1,
 ) -> dict[str, Any]:
-    """Return ``disturbed`` and ``neighbours`` of run.json; unknown values are left out.
+    """Return ``disturbed`` and ``neighbours`` of an end; unknown values are left out.
 
     Args:
         folder: the run's folder with conditions.json and env.json.
         start: start of the run. If conditions.json has no windows, every other job that ran between
             start and end disturbs the run.
         end: end of the run.
-        neighbours: the other jobs on the run's nodes, or None if they were not determined.
+        jobs: the other jobs on the run's nodes, or None if they were not determined.
+        unknown: the reason if some of these jobs may be missing.
         cores: number of cores that the run uses on each node, if env.json does not contain this number.
     """
     windows = read_windows(folder)
-    content = {} if neighbours is None else {"neighbours": neighbours.as_json()}
+    content: dict[str, Any] = {}
+    if jobs is not None:
+        listed = [job.entry for job in jobs[:MAX_NEIGHBOURS]]
+        content["neighbours"] = f"unknown: {unknown}" if unknown else listed
     spans = [(window.start, window.end) for window in windows or ()]
     if not spans and start is not None and end is not None:
         spans = [(start, end)]
-    found = [*_by_jobs(neighbours.jobs if neighbours else (), spans)]
+    found = [*_by_jobs(jobs or (), spans)]
     if windows:
         found += _by_conditions(windows, folder, cores)
-    if not found and windows is None and (neighbours is None or neighbours.unknown):
+    if not found and windows is None and (jobs is None or unknown):
         return content
     return {"disturbed": [one.as_json() for one in found], **content}
 
@@ -244,7 +231,7 @@ def _by_window(
         if share is not None and share > FOREIGN_CPU_LIMIT:
             share = round(share, 4)
             yield _disturbance(Reason.FOREIGN_CPU, name, *times, share=share, limit=FOREIGN_CPU_LIMIT)
-        errors = sum(_counts(node.get("net"), _LINK_ERRORS))
+        errors = _link_errors(node.get("net"))
         if errors > 0:
             yield _disturbance(Reason.LINK_ERRORS, name, *times, errors=errors)
     for rank in window.ranks:
@@ -278,24 +265,26 @@ def _foreign_share(foreign_s: Any, seconds: float, cores: int) -> float | None:
     return foreign_s / (cores * seconds)
 
 
-def _counts(counters: Any, words: Sequence[str]) -> Iterator[float]:
-    """Yield the values of the counters (at any depth) whose names contain one of ``words``."""
-    if isinstance(counters, dict):
-        for name, value in counters.items():
-            if isinstance(value, dict):
-                yield from _counts(value, words)
-            elif isinstance(value, int | float) and any(word in name for word in words):
-                yield value
+def _leaves(content: Any) -> Iterator[tuple[str, Any]]:
+    """Yield name and value of the entries of a dict at any depth."""
+    for name, value in content.items() if isinstance(content, dict) else ():
+        if isinstance(value, dict):
+            yield from _leaves(value)
+        else:
+            yield name, value
+
+
+def _link_errors(counters: Any) -> float:
+    """Return the number of damaged packets."""
+    counts = ((name, value) for name, value in _leaves(counters) if isinstance(value, int | float))
+    return sum(value for name, value in counts if any(word in name for word in _LINK_ERRORS))
 
 
 def _slowdowns(clocks: Any) -> Iterator[str]:
-    """Yield NVML's names of the hardware and thermal reasons for lower clocks, at any depth of ``clocks``."""
-    if isinstance(clocks, dict):
-        for name, value in clocks.items():
-            if name in ("hardware", "thermal") and isinstance(value, list):
-                yield from map(str, value)
-            else:
-                yield from _slowdowns(value)
+    """Yield NVML's names of the hardware and thermal reasons for lower clocks."""
+    for name, value in _leaves(clocks):
+        if name in ("hardware", "thermal") and isinstance(value, list):
+            yield from map(str, value)
 
 
 def _thermal_s(clocks: Any) -> float:

@@ -6,9 +6,9 @@
       scripts/                 <cell>.sbatch (.sh without Slurm) pack.sbatch
       runs/<run>/attempt-<n>/  run.json metrics.csv ranks.csv steps.csv probes.json
                                SHA256SUMS trace-rank0.json.gz env.json conditions.json sampled_step.json
-                               end.json sacct_summary.txt
+                               start end.json pack_end.json sacct_summary.txt
                                job.out job.err nccl.log
-      packs/pack-<n>/  pack.json members marks.jsonl <cell>.sbatch job.out job.err
+      packs/pack-<n>/  members <cell>.sbatch job.out job.err
 
 A run is described by its ``run.json``; its properties are never parsed from folder names.
 """
@@ -19,12 +19,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
-
-
-class _Folder(Protocol):
-    @property
-    def path(self) -> Path: ...
+from typing import Any
 
 
 class _Child:
@@ -33,8 +28,8 @@ class _Child:
     def __init__(self, name: str) -> None:
         self._name = name
 
-    def __get__(self, folder: _Folder, owner: type) -> Path:
-        return folder.path / self._name
+    def __get__(self, folder: Any, owner: type) -> Path:
+        return Path(folder.path, self._name)
 
 
 @dataclass(frozen=True)
@@ -51,7 +46,7 @@ class JobFolder:
 class RunFolder(JobFolder):
     """Folder of one attempt of a run."""
 
-    run_json = _Child("run.json")  # description and state: see bench.study.run_json
+    run_json = _Child("run.json")  # description, written at the submission: see bench.study.run_json
     metrics_csv = _Child("metrics.csv")  # see bench.study.records.EpochRow
     ranks_csv = _Child("ranks.csv")  # see bench.study.records.RankRow
     steps_csv = _Child("steps.csv")  # see bench.study.records.StepRow
@@ -61,7 +56,9 @@ class RunFolder(JobFolder):
     env = _Child("env.json")  # software, hardware, hosts that took part, and network that was used
     conditions = _Child("conditions.json")  # state of nodes and ranks in each measured window
     sampled_step = _Child("sampled_step.json")  # slowest calls of one step, see bench.study.run_json
+    start = _Child("start")  # a line per start of the script: job id, time, host, number of restarts
     end = _Child("end.json")  # exit code and end time, written by the job itself
+    pack_end = _Child("pack_end.json")  # the same, written by the script of the run's pack
     sacct_summary = _Child("sacct_summary.txt")  # rows of the job in sacct, written by bench
 
     @property
@@ -80,9 +77,7 @@ class RunFolder(JobFolder):
 class PackFolder(JobFolder):
     """Folder of a pack (one Slurm job that executes many runs); each run also has its own folder."""
 
-    pack_json = _Child("pack.json")  # job name, allocation and the runs in their order
     members = _Child("members")  # list of runs, which the job's script reads
-    marks = _Child("marks.jsonl")  # start and end of each run, written by the job's script
 
     def script(self, cell_id: str) -> Path:
         """Return the path of a cell's script as it was when the pack was submitted."""
@@ -95,10 +90,10 @@ class StudyFolder:
 
     path: Path
 
-    matrix = _Child("matrix.yaml")  # copy of the planned matrix
+    matrix = _Child("matrix.yaml")  # copy of the planned matrix, for people: plan.json contains it, too
     site = _Child("site.yaml")  # copy of the site file, if the matrix inherits from one
     plan_json = _Child("plan.json")  # cells, runs and their order: see bench.study.plan_json
-    ledger = _Child("ledger.jsonl")  # events: see bench.study.ledger
+    ledger = _Child("ledger.jsonl")  # states of the runs: see bench.study.ledger
     lock = _Child("submit.lock")  # held during a submission
     scripts = _Child("scripts")  # one script per cell
     pack_script = _Child("scripts/pack.sbatch")  # executes many runs in one allocation

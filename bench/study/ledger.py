@@ -1,19 +1,16 @@
-"""The ledger of a study: an append-only file of events, one JSON object per line.
+"""The ledger of a study: the only place in which the state of a run is stored.
 
-Each event except ``halted`` names a run and an attempt (a run that is started again gets a new attempt).
-The state of a run follows from its events in order. Nothing is lost if a process dies between two
-events: the next command finds an attempt without an ``ended`` event and determines how this attempt ended.
+ledger.jsonl is an append-only file with one JSON object per line. A line says how an attempt of a run is,
+and the last line of a run's latest attempt is the state of the run:
 
-Events:
-    ``intent``: the attempt is about to be submitted with a unique job name (``job_name``).
-    ``submitted``: Slurm accepted the job (``job_id``).
-    ``started``: the attempt was started.
-    ``ended``: the attempt ended (``state``, ``reason``, ..., and ``disturbed`` if something disturbed it).
-    ``started_at`` and ``ended_at`` are
-    those of run.json. The event contains ``"accounted": false`` if sacct did not yet have the job's rows.
-    ``accounted``: sacct now has the rows. The values of this event replace the values of ``ended``.
-    ``withdrawn``: the attempt was not started; the run is ``planned`` again.
-    ``halted``: the whole study was cancelled. A `bench submit` that is still running stops.
+    ``queued`` without ``job_id``: the intent to submit a job with a unique name (``job_name``).
+    ``queued`` with ``job_id``: the scheduler accepted the job.
+    ``planned``: the attempt certainly never started (``reason`` says why).
+    ``completed``, ``failed``, ``cancelled``: the attempt ended, with the values of :class:`End`.
+
+A line without a run is an event of the study: ``halted`` (`bench cancel`: a `bench submit` that still runs
+stops), or ``adopted`` (`--adopt`: real path and inode of the folder). Only :class:`bench.jobs.engine.Engine`
+writes, under the study's lock.
 """
 
 from __future__ import annotations
@@ -24,27 +21,21 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field, TypeAdapter
+from pydantic_core import from_json
 
 from ..errors import BenchError, unwritable
-from .files import regular_file
-
-_EVENTS = ("intent", "submitted", "started", "ended", "accounted", "withdrawn")
-#: Values of events that are texts, if they are known.
-_TEXTS = (
-    *("run_id", "time", "job_id", "job_name", "reason", "cause", "disturbed", "host"),
-    *("started_at", "ended_at"),
-)
-#: Values of events that are whole numbers, if they are known, with the smallest possible ones.
-_LEAST = {"attempt": 0, "pid": 1, "exit_code": -(2**31)}
+from .files import bounded_file, regular_file
 
 
 class RunState(StrEnum):
-    """State of a run. Each state of a Slurm job is mapped to one of these states."""
+    """State of a run, and of a job: each state of a scheduler is mapped to one of these."""
 
     PLANNED = "planned"
     QUEUED = "queued"
@@ -77,6 +68,7 @@ class FailureClass(StrEnum):
     BAD_EXIT = "bad-exit"
     NEVER_STARTED = "never-started"
     KILLED = "killed"
+    STARTED_TWICE = "started-twice"
 
 
 #: Classes that only describe the exit code or signal of a process, and the classes that a cause in the logs
@@ -91,51 +83,139 @@ _CLASS_OF_CAUSE = {
 }
 
 
-def final_failure_class(recorded: object, cause: object) -> str | None:
-    """Return the failure class that every view shows.
-
-    ``recorded`` is the class by the end of the job. ``cause`` is the name of the first cause in the logs, or
-    None.
-    """
+def final_class(by_end: FailureClass | None, cause: str | None) -> FailureClass | None:
+    """Return the failure class, from the class by the end of the job and the first cause in the logs."""
     # A signal is the usual sign that memory ran out, but others send it, too.
-    unsure = recorded == FailureClass.KILLED and cause == "oom-host"
-    if recorded in _BY_EXIT_CODE and isinstance(cause, str) and not unsure:
-        recorded = _CLASS_OF_CAUSE.get(cause, recorded)
-    return None if recorded is None else str(recorded)
+    unsure = by_end is FailureClass.KILLED and cause == "oom-host"
+    if by_end in _BY_EXIT_CODE and cause is not None and not unsure:
+        return _CLASS_OF_CAUSE.get(cause, by_end)
+    return by_end
 
 
-@dataclass
-class RunRecord:
-    """State of a run's latest attempt according to the ledger; ``attempt`` is 0 before the first attempt.
+_Count = Annotated[int, Field(ge=0, lt=2**31)]
+_Code = Annotated[int, Field(ge=-(2**31), lt=2**31)]
 
-    ``disturbed`` names what disturbed the attempt from outside of its job, or is empty if nothing is known.
+
+@dataclass(frozen=True, kw_only=True)
+class End:
+    """What became of an attempt.
+
+    Attributes:
+        state: completed, failed or cancelled; planned if the attempt certainly never started; unknown if its
+            files do not say how it ended.
+        cause: the first cause in the logs of a failed run: ``cause, path, line, evidence, explanation,
+            remedy``.
+        log_line: without a known cause, the first line of the logs' end that looks like an error: ``path,
+            line, text``.
+        warnings: the warnings in the logs of a completed run, with the keys of ``cause``; None if the logs
+            were not searched.
+        started_at, ended_at: UTC times in ISO 8601.
+        hosts: the allocation as the scheduler names it: ``n[1-4]``.
+        disturbed: the disturbances as JSON (:mod:`bench.study.conditions`); None if they are not known.
+        neighbours: the other jobs on the run's nodes, or why they are unknown.
+        accounting: why the scheduler's accounting of the job is missing, or ``""``.
+        settled: False if the scheduler is to be asked again.
+    """
+
+    state: RunState
+    reason: str = ""
+    failure_class: FailureClass | None = None
+    exit_code: _Code | None = None
+    cause: Mapping[str, Any] | None = None
+    log_line: Mapping[str, Any] | None = None
+    warnings: Sequence[Mapping[str, Any]] | None = None
+    started_at: str | None = None
+    ended_at: str | None = None
+    hosts: str = ""
+    disturbed: Sequence[Mapping[str, Any]] | None = None
+    neighbours: Sequence[Mapping[str, Any]] | str | None = None
+    accounting: str = ""
+    settled: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """A line of the ledger: how an attempt of a run is. ``attempt`` is 0 before the first attempt.
+
+    Attributes:
+        job_name: the unique name of the job, which is its identity.
+        job_id: the scheduler's id of the job, or ``""`` if it is not known.
+        pack: number of the pack (a job that executes many runs), or None.
+        place: position of the run in its pack, from 1.
+        refused: True if the scheduler refused the attempt, whose number is then used again.
+        by_bench: True if `bench cancel` cancelled the attempt.
+        end: what became of the attempt, once it has ended.
+        time: when the line was written.
+        stuck: True if the job will not start until a person acts. Not written.
+        ending: True if the job has ended, but its accounting is not complete yet. Not written.
     """
 
     run_id: str
-    attempt: int = 0
+    attempt: _Count = 0
     state: RunState = RunState.PLANNED
     reason: str = ""
-    failure_class: str | None = None
-    exit_code: int | None = None
-    cause: str | None = None
-    disturbed: str = ""
-    job_id: str | None = None
-    job_name: str | None = None
-    details: dict[str, Any] = field(default_factory=dict)
+    job_name: str = ""
+    job_id: str = ""
+    pack: _Count | None = None
+    place: _Count | None = None
+    refused: bool = False
+    by_bench: bool = False
+    end: End | None = None
+    time: str = ""
+    stuck: bool = False
+    ending: bool = False
 
-    def restore(self, run: Mapping[str, Any]) -> None:
-        """Set the state to that in the content of a run.json; an active attempt becomes ``unknown``."""
-        state = RunState(run["state"])
-        self.state = RunState.UNKNOWN if state.active else state
-        for name in ("exit_code", "failure_class", "job_id", "job_name"):
-            setattr(self, name, run.get(name) if _is_possible(name, run.get(name)) else None)
-        self.reason, cause = str(run.get("reason") or ""), run.get("cause")
-        self.cause = str(cause.get("cause")) if isinstance(cause, dict) else None
+    def ended(self, end: End) -> Record:
+        """Return the record of this attempt after its end."""
+        return replace(self, state=end.state, reason=end.reason, end=end, stuck=False, ending=False)
+
+    @property
+    def failure_class(self) -> FailureClass | None:
+        """Category of the failure, if the attempt failed or was cancelled."""
+        return self.end.failure_class if self.end else None
+
+    @property
+    def exit_code(self) -> int | None:
+        """Exit code of the attempt, if it is known."""
+        return self.end.exit_code if self.end else None
+
+    @property
+    def cause(self) -> str | None:
+        """Name of the first cause in the logs of a failed attempt."""
+        return str(self.end.cause.get("cause")) if self.end and self.end.cause else None
 
     @property
     def is_disturbed(self) -> bool:
         """True if the attempt completed but was disturbed."""
-        return self.state is RunState.COMPLETED and bool(self.disturbed)
+        return self.state is RunState.COMPLETED and bool(self.end and self.end.disturbed)
+
+    @property
+    def settled(self) -> bool:
+        """True if nothing more is to be found out about the attempt."""
+        return not self.state.active and (self.end is None or self.end.settled)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the values of the ledger's line; values that are not set are left out."""
+        own = {name: getattr(self, name) for name in _OWN}
+        content = {**own, **(asdict(self.end) if self.end else {})}
+        kept = {name: value for name, value in content.items() if value != _DEFAULTS.get(name)}
+        return {"run_id": self.run_id, "attempt": self.attempt, "state": str(self.state)} | kept
+
+
+_UNWRITTEN = ("end", "time", "stuck", "ending")
+_OWN = tuple(one.name for one in fields(Record) if one.name not in _UNWRITTEN)
+_DEFAULTS = {one.name: one.default for one in (*fields(Record), *fields(End))}
+_RECORD = TypeAdapter(Record)
+
+
+def _record(line: bytes) -> Record | None:
+    """Return the record in a line, or None if the line is broken, incomplete, or not about a run."""
+    try:
+        content = from_json(line)
+        end = content if RunState(content["state"]).ended else None
+        return _RECORD.validate_python({**content, "end": end})
+    except (KeyError, TypeError, ValueError):
+        return None
 
 
 def now() -> str:
@@ -145,121 +225,90 @@ def now() -> str:
 
 @dataclass(frozen=True)
 class Ledger:
-    """The ledger of a study: a file of events, and the states that follow from them."""
+    """The ledger of a study."""
 
     path: Path
 
-    def append(self, event: str, *, run_id: str, attempt: int, **details: Any) -> None:
-        """Append one event and sync it to disk; if that fails, append nothing and raise UnwritableError."""
-        self.append_all([{"event": event, "run_id": run_id, "attempt": attempt, **details}])
+    def append(self, records: Sequence[Record]) -> None:
+        """Append the lines of records and sync them to disk; if that fails, append none.
 
-    def append_all(self, events: Sequence[Mapping[str, Any]]) -> None:
-        """Append events and sync them to disk; if that fails, append none and raise UnwritableError."""
-        if not events:
+        Raises:
+            UnwritableError: the disk is full or read-only.
+        """
+        self._append([record.as_json() for record in records])
+
+    def note(self, event: str, **values: Any) -> None:
+        """Append an event of the study (``halted`` or ``adopted``)."""
+        self._append([{"event": event, **values}])
+
+    def _append(self, lines: Sequence[Mapping[str, Any]]) -> None:
+        if not lines:
             return
         time_utc = now()
-        text = "".join(json.dumps({"time": time_utc, **event}) + "\n" for event in events)
+        dump = json.JSONEncoder(ensure_ascii=False, default=str).encode
+        text = "".join(dump({"time": time_utc, **line}) + "\n" for line in lines)
         try:
             descriptor = regular_file(str(self.path), os.O_RDWR | os.O_APPEND | os.O_CREAT)
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
-                _write_all(descriptor, (self._missing_line_break(descriptor) + text).encode())
+                fcntl.flock(descriptor, fcntl.LOCK_EX)  # `bench cancel` notes without the study's lock
+                size = os.fstat(descriptor).st_size
+                is_cut = size and os.pread(descriptor, 1, size - 1) != b"\n"
+                _write_all(descriptor, ("\n" * bool(is_cut) + text).encode(), size)
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)
         except OSError as error:
             raise unwritable(self.path, error) from None
 
-    def halt(self) -> None:
-        """Record that the whole study is being cancelled; a :class:`HaltWatch` detects this event."""
-        self.append_all([{"event": "halted"}])
-
-    @staticmethod
-    def _missing_line_break(descriptor: int) -> str:
-        """Return a line break if the file ends with an incomplete line, else an empty string."""
-        size = os.fstat(descriptor).st_size
-        if size and os.pread(descriptor, 1, size - 1) != b"\n":
-            return "\n"
-        return ""
-
-    def events(self) -> Iterator[dict[str, Any]]:
-        """Yield the events of runs in order, skipping incomplete and damaged lines."""
+    def _lines(self, start: int = 0) -> Iterator[bytes]:
         try:
-            with open(self.path, encoding="utf-8", errors="replace", opener=regular_file) as file:
-                yield from filter(_is_of_run, map(_parsed, file))
+            with open(self.path, "rb", opener=bounded_file) as file:
+                file.seek(start)
+                yield from file
         except FileNotFoundError:
             return
 
-    def attempts_of_job(self, job_id: str) -> list[tuple[str, int]]:
-        """Return (run id, attempt) pairs for all attempts that were submitted as job ``job_id``."""
-        events = (event for event in self.events() if event.get("event") == "submitted")
-        return sorted({(e["run_id"], e["attempt"]) for e in events if e.get("job_id") == job_id})
+    def attempts(self) -> dict[str, dict[int, Record]]:
+        """Return the last line of each attempt, by run and attempt."""
+        found: dict[str, dict[int, Record]] = {}
+        for record in filter(None, map(_record, self._lines())):
+            found.setdefault(record.run_id, {})[record.attempt] = record
+        return found
 
-    def records(self, run_ids: Iterable[str]) -> dict[str, RunRecord]:
+    def records(self, run_ids: Iterable[str]) -> dict[str, Record]:
         """Return the record of each run's latest attempt, in the order of ``run_ids``."""
-        records = {run_id: RunRecord(run_id) for run_id in run_ids}
-        for event in self.events():
-            record = records.get(event["run_id"])
-            if record is None or event["attempt"] < record.attempt:
-                continue
-            if event["attempt"] > record.attempt:
-                record = records[record.run_id] = RunRecord(record.run_id, attempt=event["attempt"])
-            _apply(record, event)
-        return records
+        found = self.attempts()
+        return {run_id: latest(found.get(run_id), run_id) for run_id in run_ids}
+
+    def line_number(self, record: Record) -> int:
+        """Return the number of the last line about an attempt, or 1 if there is none."""
+        kept = {name: value for name, value in record.as_json().items() if name in ("run_id", "attempt")}
+        start = json.dumps(kept | {"state": ""}, ensure_ascii=False)[1:-2].encode()
+        return max((at for at, line in enumerate(self._lines(), start=1) if start in line), default=1)
+
+    @property
+    def size(self) -> int:
+        """Size in bytes; with it, :meth:`events` finds later events."""
+        return self.path.stat().st_size if self.path.exists() else 0
+
+    def events(self, event: str, start: int = 0) -> list[dict[str, Any]]:
+        """Return the events of the study with this name, after the first ``start`` bytes."""
+        mark = f'"event": "{event}"'.encode()
+        found = []
+        for line in self._lines(start):
+            if mark in line:
+                with suppress(ValueError):
+                    found.append(from_json(line))
+        return [one for one in found if isinstance(one, dict) and one.get("event") == event]
 
 
-class HaltWatch:
-    """Detect, from new lines of the ledger, that a study was cancelled after this object was created."""
-
-    def __init__(self, ledger: Ledger) -> None:
-        self._path = ledger.path
-        self._read_to = ledger.path.stat().st_size if ledger.path.exists() else 0
-        self._halted = False
-
-    def halted(self) -> bool:
-        """Return True if the whole study has been cancelled."""
-        if self._halted or not self._path.exists():
-            return self._halted
-        with open(self._path, "rb", opener=regular_file) as file:
-            file.seek(self._read_to)
-            whole, line_break, _ = file.read().rpartition(b"\n")
-        self._read_to += len(whole) + len(line_break)
-        self._halted = any(_parsed(line).get("event") == "halted" for line in whole.splitlines())
-        return self._halted
+def latest(attempts: Mapping[int, Record] | None, run_id: str) -> Record:
+    """Return the record of the latest attempt, or one without an attempt."""
+    return attempts[max(attempts)] if attempts else Record(run_id=run_id)
 
 
-def _parsed(line: str | bytes) -> dict[str, Any]:
-    try:
-        event = json.loads(line)
-    except (ValueError, RecursionError):  # an incomplete line
-        return {}
-    return event if isinstance(event, dict) else {}
-
-
-def _is_of_run(event: Mapping[str, Any]) -> bool:
-    """Return whether a line of the ledger is an event of a run, with the values that :func:`_apply` needs."""
-    kind = event.get("event")
-    if kind not in _EVENTS or None in (event.get("run_id"), event.get("attempt")):
-        return False
-    if kind in ("ended", "accounted") and event.get("state") not in list(RunState):
-        return False
-    return all(map(_is_possible, event, event.values()))
-
-
-def _is_possible(name: str, value: Any) -> bool:
-    """Return whether a value of an event or of run.json can be used."""
-    if value is None:
-        return True
-    if name in _LEAST:
-        return type(value) is int and _LEAST[name] <= value < 2**31
-    if name in _TEXTS:
-        return isinstance(value, str)
-    return value in list(FailureClass) if name == "failure_class" else True
-
-
-def _write_all(descriptor: int, content: bytes) -> None:
-    """Append ``content``; if that fails (disk full), remove what was written and raise OSError."""
-    size = os.fstat(descriptor).st_size
+def _write_all(descriptor: int, content: bytes, size: int) -> None:
+    """Append ``content`` to a file of ``size`` bytes; if that fails (disk full), restore the size."""
     left = memoryview(content)
     try:
         while left:
@@ -269,34 +318,20 @@ def _write_all(descriptor: int, content: bytes) -> None:
         raise
 
 
-def _apply(record: RunRecord, event: Mapping[str, Any]) -> None:
-    kind = event.get("event")
-    extra = {k: v for k, v in event.items() if k not in ("event", "run_id", "attempt", "state", "reason")}
-    record.details.update(extra)
-    record.job_id = event.get("job_id", record.job_id)
-    record.job_name = event.get("job_name", record.job_name)
-    if kind in ("intent", "submitted"):
-        record.state = RunState.QUEUED
-    elif kind == "started":
-        record.state, record.reason = RunState.RUNNING, ""
-    elif kind in ("ended", "accounted"):
-        record.state = RunState(event["state"])
-        record.reason = event.get("reason") or ""
-        record.exit_code = 0 if record.state is RunState.COMPLETED else event.get("exit_code")
-        record.cause, record.failure_class = event.get("cause"), event.get("failure_class")
-        record.disturbed = event.get("disturbed") or ""
-    elif kind == "withdrawn":
-        record.state = RunState.PLANNED
-        record.reason = event.get("reason", "")
+class LockedError(BenchError):
+    """Another command holds the lock of the study."""
 
 
 @contextmanager
-def submit_lock(path: Path, *, wait_s: float = 0.0) -> Iterator[int]:
+def study_lock(path: Path, *, wait_s: float = 0.0) -> Iterator[int]:
     """Hold the lock file ``path`` of a study; yield its descriptor, which a child process may inherit.
 
     The lock is released when every process has closed the descriptor. A child that outlives its parent
-    therefore still prevents other submissions. Raises BenchError if the lock is not free within
-    ``wait_s`` seconds.
+    therefore still prevents other submissions.
+
+    Raises:
+        LockedError: the lock is not free within ``wait_s`` seconds.
+        UnwritableError: the file cannot be opened.
     """
     try:
         descriptor = regular_file(str(path), os.O_RDWR | os.O_CREAT)
@@ -312,8 +347,8 @@ def submit_lock(path: Path, *, wait_s: float = 0.0) -> Iterator[int]:
                 if time.monotonic() >= deadline:
                     holder = os.pread(descriptor, 100, 0).decode(errors="replace").strip()
                     who = f" ({holder})" if holder else ""
-                    raise BenchError(
-                        f"{path.parent}: another `bench submit` is running for this study{who}",
+                    raise LockedError(
+                        f"{path.parent}: another command holds the lock of this study{who}",
                         remedy="wait until it ends, or stop it",
                     ) from None
                 time.sleep(0.1)

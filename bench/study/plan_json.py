@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
+import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,12 +19,13 @@ from typing_extensions import TypedDict
 from ..errors import BenchError, missing_file
 from ..matrix.cell import Cell, Run
 from ..matrix.schedulers import SCHEDULERS, SchedulerSpec
-from .files import read_bytes, read_json, write_atomically
+from .files import read_bytes, read_json, read_object, write_atomically
 from .layout import RunFolder, StudyFolder
-from .ledger import Ledger, RunRecord, RunState
+from .ledger import Ledger, Record, RunState, latest
 
 #: Matches the name of the folder of an attempt.
 ATTEMPT = re.compile(r"attempt-([0-9]{1,6})", re.ASCII).fullmatch
+_KEY = re.compile(r"[0-9a-f]{1,16}").fullmatch
 REPLAN = "plan the study again: bench plan MATRIX"
 
 _Positive = Annotated[int, Field(ge=1, lt=2**53)]
@@ -70,6 +73,13 @@ class _Run(TypedDict):
     order: int
 
 
+@with_config(ConfigDict(extra="forbid", strict=True))
+class _Host(TypedDict):
+    host: str
+    processes: NotRequired[_Positive | None]
+    address: NotRequired[str | None]
+
+
 @_content
 class _Plan(TypedDict):
     """The values of plan.json that bench reads; others are kept as they are."""
@@ -83,7 +93,9 @@ class _Plan(TypedDict):
     node_gpus: NotRequired[int | None]
     max_running: NotRequired[int | None]
     env_from: NotRequired[list[str] | None]
+    hosts: NotRequired[list[_Host] | None]
     key: NotRequired[str | None]
+    place: NotRequired[dict[str, Any] | None]
 
 
 _PLAN, _CELL = TypeAdapter(_Plan), TypeAdapter(_Cell)
@@ -130,32 +142,74 @@ class PlannedStudy:
         """Maximum number of runs that execute at once, or None if there is no limit."""
         return self.plan.get("max_running")
 
-    def records(self) -> dict[str, RunRecord]:
+    def records(self) -> dict[str, Record]:
         """Return the record of every run's latest attempt, in the planned order.
 
-        If the ledger has lost all events of a run, the record is that of its run.json.
+        An attempt whose folder exists may have started. If the ledger does not know it, because its last
+        lines were lost, the record is an intent: the scheduler is asked for a job of its name.
         """
-        records = self.ledger.records(run.run_id for run in self.runs)
-        lost = [one for one in records.values() if one.attempt == 0]
-        begun = _names(self.folder.runs) if lost else set()
-        for record in lost:
-            if record.run_id in begun:
-                self._recover(record)
+        known = self.ledger.attempts()
+        begun = _names(self.folder.runs)
+        records = {}
+        for run in self.runs:
+            record = latest(known.get(run.run_id), run.run_id)
+            records[run.run_id] = self._with_folders(record) if run.run_id in begun else record
         return records
 
-    def _recover(self, record: RunRecord) -> None:
-        """Fill a record without events from the run.json of its latest attempt."""
-        folder = self.folder.runs / record.run_id
-        numbers = [int(match[1]) for name in _names(folder) if (match := ATTEMPT(name))]
-        content = read_json(self.folder.attempt(record.run_id, max(numbers)).run_json) if numbers else None
-        if content is None or content.get("run_id") != record.run_id:
-            return
-        state = content.get("state")
-        if state in list(RunState) and state != RunState.PLANNED:
-            record.attempt = max(numbers)
-            record.restore(content)
+    def _with_folders(self, record: Record) -> Record:
+        """Return the record of the latest attempt that has a line in the ledger or a folder."""
+        run, last = f"{self.folder.runs}/{record.run_id}", record.attempt
+        if not last:
+            last = max((int(match[1]) for name in _names(Path(run)) if (match := ATTEMPT(name))), default=0)
+        if record.refused and os.path.isdir(f"{run}/attempt-{last}"):  # noqa: PTH112
+            return self.intent(record.run_id, last)  # killed while it was removed, or claimed again
+        while os.path.isdir(f"{run}/attempt-{last + 1}"):  # noqa: PTH112 (for each run)
+            last += 1
+        return self.intent(record.run_id, last) if last > record.attempt else record
 
-    def run_folder(self, record: RunRecord) -> RunFolder:
+    def intent(self, run_id: str, attempt: int) -> Record:
+        """Return the record of an attempt that may have been submitted, from its folder."""
+        content = read_object(self.folder.attempt(run_id, attempt).run_json)[0] or {}
+        name, allocation = content.get("job_name"), content.get("allocation")
+        own = allocation if isinstance(allocation, dict) else {}
+        pack, place = (v if isinstance(v := own.get(key), int) else None for key in ("pack", "place"))
+        known = isinstance(name, str) and content.get("run_id") == run_id
+        return Record(
+            run_id=run_id,
+            attempt=attempt,
+            state=RunState.QUEUED,
+            job_name=str(name) if known else self.job_name(run_id, attempt),
+            pack=pack,
+            place=place,
+        )
+
+    def job_name(self, run_id: str, attempt: int | str) -> str:
+        """Return the unique name of an attempt's job."""
+        return f"{self.folder.name}.{run_id}.a{attempt}.{self.key}"
+
+    @property
+    def key(self) -> str:
+        """Part of the names of the study's jobs, which no other study has."""
+        return str(self._identity.get("key") or "")
+
+    @property
+    def place(self) -> dict[str, Any]:
+        """The value of :func:`place_of` when the study was planned or adopted."""
+        place = self._identity.get("place")
+        return dict(place) if isinstance(place, dict) else {}
+
+    def adopt(self) -> None:
+        """Let this folder be the study; its later jobs have other names than those of the original."""
+        self.ledger.note("adopted", place=place_of(self.folder), key=secrets.token_hex(3))
+        self.__dict__.pop("_identity", None)
+
+    @cached_property
+    def _identity(self) -> dict[str, Any]:
+        adopted = self.ledger.events("adopted")
+        fitting = (isinstance(one.get("place"), dict) and _KEY(str(one.get("key"))) for one in adopted)
+        return [self.plan, *(one for one, fits in zip(adopted, fitting, strict=True) if fits)][-1]
+
+    def run_folder(self, record: Record) -> RunFolder:
         """Return the folder of the attempt that ``record`` describes."""
         return self.folder.attempt(record.run_id, record.attempt)
 
@@ -175,6 +229,12 @@ class PlannedStudy:
     def script(self, cell_id: str) -> Path:
         """Return the path of the script that executes the runs of a cell."""
         return self.folder.scripts / f"{cell_id}{self.scheduler.suffix}"
+
+
+def place_of(folder: StudyFolder) -> dict[str, Any]:
+    """Return what identifies the folder of a study: a hash of its real path, and its inode."""
+    path = hashlib.sha256(str(folder.path.resolve()).encode(errors="surrogateescape")).hexdigest()[:16]
+    return {"path_sha256": path, "inode": folder.path.stat().st_ino}
 
 
 def _names(folder: Path) -> set[str]:
@@ -212,15 +272,6 @@ def read_plan(folder: StudyFolder) -> dict[str, Any]:
     if lost := next((run for run in plan["runs"] if run["cell_id"] not in known), None):
         raise invalid_plan(folder, f"the cell {lost['cell_id']!r} of run {lost['run_id']!r} is not defined")
     return plan
-
-
-def cell_problem(cell: Any) -> str:
-    """Return why the content of ``cell`` in a run.json is not that of a cell, or ``""``."""
-    try:
-        _CELL.validate_python(cell)
-    except ValidationError as error:
-        return first_error(error)
-    return ""
 
 
 def first_error(error: ValidationError) -> str:

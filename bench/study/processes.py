@@ -7,18 +7,24 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from itertools import combinations, groupby
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from pydantic import TypeAdapter, ValidationError
 
 from ..units import join_names
+from .conditions import objects
 from .files import read_json
 
 #: File of the ranks of a node, in the run's folder.
 RANKS_SEEN = "processes.{}.json"
 
 
-class SeenRank(NamedTuple):
+@dataclass(frozen=True, order=True)
+class SeenRank:
     """A rank, and the first and last time (seconds since 1970) it was seen."""
 
     rank: int
@@ -35,6 +41,9 @@ class SeenRank(NamedTuple):
     def place(self) -> str:
         """Command, process and node in words."""
         return f"`{self.command}` (process {self.pid} on {self.node})"
+
+
+_RANK = TypeAdapter(SeenRank)
 
 
 class StartedRanks(NamedTuple):
@@ -85,21 +94,11 @@ def started_ranks(folder: Path, planned: int) -> StartedRanks:
 def _seen(folder: Path) -> Iterator[SeenRank]:
     before, after = RANKS_SEEN.split("{}")
     for path in sorted(folder.glob(RANKS_SEEN.format("*"))):
-        content = read_json(path)
         node = path.name.removeprefix(before).removesuffix(after)
-        for one in content.get("ranks") or () if isinstance(content, dict) else ():
-            if isinstance(one, dict) and (rank := _rank(one, node)) is not None:
-                yield rank
-
-
-def _rank(one: dict[str, Any], node: str) -> SeenRank | None:
-    try:
-        rank, world_size = int(one["rank"]), int(one["world_size"])
-        pid, task = int(one["pid"]), int(one["task"])
-        first, last = float(one["first"]), float(one["last"])
-    except (KeyError, TypeError, ValueError):
-        return None
-    return SeenRank(rank, world_size, first, last, pid, task, node, str(one.get("command") or "a program"))
+        for one in objects((read_json(path) or {}).get("ranks")):
+            own = {"node": node, "command": str(one.get("command") or "a program")}
+            with suppress(ValidationError):
+                yield _RANK.validate_python(one | own)
 
 
 def _doubles(seen: Sequence[SeenRank]) -> Iterator[tuple[SeenRank, SeenRank]]:

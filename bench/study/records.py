@@ -31,12 +31,12 @@ def _part(meaning: str, part: str = "") -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class TableRow:
     """A row of a table."""
 
 
 @dataclass(frozen=True, slots=True)
-class StepRow(Record):
+class StepRow(TableRow):
     """A row of steps.csv: one step of the throughput window."""
 
     epoch: float = _column("the row of metrics.csv that contains the step")
@@ -46,7 +46,7 @@ class StepRow(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class RankRow(Record):
+class RankRow(TableRow):
     """A row of ranks.csv: one rank in one epoch. The times of the parts of a step are means over steps."""
 
     epoch: float = _column("the row of metrics.csv that contains the rank")
@@ -79,7 +79,7 @@ def _mean(name: str) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class EpochRow(Record):
+class EpochRow(TableRow):
     """A row of metrics.csv: one epoch of all ranks together.
 
     The times of the parts of a step are means over ranks and steps. ``train_loss`` can be "nan" or "inf".
@@ -122,20 +122,20 @@ class EpochRow(Record):
     wire_bytes_predicted_per_step: float = _column("the same, predicted for the strategy", "bytes", "t")
 
 
-R = TypeVar("R", bound=Record)
+R = TypeVar("R", bound=TableRow)
 
 
-def columns_of(record: type[Record]) -> tuple[str, ...]:
+def columns_of(record: type[TableRow]) -> tuple[str, ...]:
     """Return the names of a table's columns."""
     return tuple(one.name for one in fields(record))
 
 
-def missing_columns(record: type[Record], header: Collection[str]) -> list[str]:
+def missing_columns(record: type[TableRow], header: Collection[str]) -> list[str]:
     """Return the columns that a table lacks."""
     return [name for name in columns_of(record) if name not in header]
 
 
-def text_columns(record: type[Record]) -> tuple[str, ...]:
+def text_columns(record: type[TableRow]) -> tuple[str, ...]:
     """Return the columns that contain text."""
     return tuple(one.name for one in fields(record) if one.type == "str")
 
@@ -147,12 +147,12 @@ MEAN_COLUMNS = tuple(
 )
 
 
-def header(record: type[Record]) -> str:
+def header(record: type[TableRow]) -> str:
     """Return the first line of a table."""
     return ",".join(columns_of(record)) + "\n"
 
 
-def csv_lines(rows: Iterable[Record]) -> str:
+def csv_lines(rows: Iterable[TableRow]) -> str:
     """Return rows as lines of a CSV file: a missing value is an empty cell, a float has twelve digits."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")

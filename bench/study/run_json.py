@@ -1,75 +1,34 @@
-"""Read and write run.json, the record of one attempt of a run, and read sampled_step.json."""
+"""Write run.json, the description of one attempt of a run, once; read it and sampled_step.json."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
 
 from .. import __version__
 from ..errors import unwritable
 from ..facts import Fact
 from ..matrix.cell import Cell, Run
 from ..variables import shown_variables
-from .files import (
-    file_sha256,
-    object_text,
-    read_json,
-    read_object,
-    rewrite_object,
-    write_atomically,
-)
+from .files import file_sha256, read_json, read_object, write_atomically
 from .layout import RunFolder
-from .ledger import RunRecord, RunState
+from .ledger import Record, now
 from .plan_json import PlannedStudy
 
-#: Kinds of facts in env.json about the values that a command without the recorder reports: one average of the
-#: whole run, values that metrics.csv lacks, and a pattern that matches several times in a line. The last two
-#: are also codes of its warnings.
-AVERAGE_OF_RUN, VALUES_LEFT_OUT, REPEATED_MATCHES = "average-of-run", "values-left-out", "repeated-matches"
 # Paths are concatenated as text: with pathlib, reading thousands of files would take much longer.
 _NAME = RunFolder(Path()).run_json.name
+_encode = json.JSONEncoder(ensure_ascii=False).encode
 
 
 def read_run(attempt: str | Path) -> tuple[dict[str, Any] | None, str]:
     """Return (content of run.json in folder ``attempt``, ``""``), or (None, why it cannot be read)."""
     return read_object(f"{attempt}/{_NAME}")
-
-
-def write_run(folder: RunFolder, content: Mapping[str, Any]) -> None:
-    """Write the run.json of an attempt."""
-    write_atomically(folder.run_json, object_text(content))
-
-
-def update_run(
-    folder: RunFolder, changes: Mapping[str, Any], *, fallback: Mapping[str, Any] | None = None
-) -> None:
-    """Change values in run.json. If the file is missing or broken, write ``fallback`` with the changes."""
-    known = read_run(folder.path)[0]
-    content = fallback if known is None else known
-    if content is not None and {**content, **changes} != known:
-        rewrite_object(folder.run_json, {**content, **changes})
-
-
-def find_reason(folder: RunFolder) -> tuple[str, int, str]:
-    """Return the path of run.json, the number of the line with ``reason`` (1 without one), and the reason."""
-    path = folder.run_json
-    reason = str((read_run(folder.path)[0] or {}).get("reason") or "run.json has no reason")
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
-    return str(path), next((at for at, line in enumerate(lines, start=1) if '"reason"' in line), 1), reason
-
-
-def read_warnings(run: Mapping[str, Any]) -> list[dict[str, Any]] | None:
-    """Return ``warnings`` in the content of a run.json, or None if the logs were not searched for them.
-
-    Each warning has the keys ``cause``, ``path``, ``line``, ``evidence``, ``explanation`` and ``remedy``,
-    like ``cause`` of a run that failed.
-    """
-    found = run.get("warnings")
-    if not isinstance(found, list):
-        return None
-    return [one for one in found if isinstance(one, dict) and isinstance(one.get("cause"), str)]
 
 
 @dataclass(frozen=True)
@@ -82,11 +41,15 @@ class Attempt:
     folder: RunFolder
     job_name: str
 
-    def describe(self, study: PlannedStudy, **values: Any) -> dict[str, Any]:
-        """Return the initial content of run.json; ``values`` are added or override the defaults."""
+    def claim(self, study: PlannedStudy, **values: Any) -> None:
+        """Create the folder of the attempt, which must not exist, and write its run.json, once and for all.
+
+        Raises:
+            UnwritableError: the folder exists, or cannot be created or written.
+        """
         cell = self.cell.as_json()
-        return {
-            "schema": 1,
+        content = {
+            "schema": 2,
             "bench_version": __version__,
             "study": study.folder.name,
             "run_id": self.run.run_id,
@@ -96,17 +59,34 @@ class Attempt:
             "order": self.run.order,
             "executor": study.executor,
             "job_name": self.job_name,
-            "job_id": None,
+            "submitted_at": now(),
             "cell": cell | {"env": shown_variables(cell)},
-            "state": str(RunState.QUEUED),
-            "reason": "",
-            "failure_class": None,
-            "exit_code": None,
-            "submitted_at": None,
-            "started_at": None,
-            "ended_at": None,
             **values,
         }
+        try:
+            self.folder.path.parent.mkdir(parents=True, exist_ok=True)
+            self.folder.path.mkdir()
+        except OSError as error:
+            raise unwritable(self.folder.path, error) from None
+        lines = (f" {json.dumps(key)}: {_encode(value)}" for key, value in content.items())
+        write_atomically(self.folder.run_json, "{\n" + ",\n".join(lines) + "\n}\n")
+
+    def release(self) -> None:
+        """Remove the folder of an attempt that the scheduler refused, so that its number is free again."""
+        with suppress(OSError):
+            self.folder.run_json.unlink(missing_ok=True)
+            self.folder.path.rmdir()
+
+
+def next_attempt(study: PlannedStudy, run: Run, record: Record) -> Attempt:
+    """Return the next attempt of a run, with a unique job name. ``record`` is the latest attempt.
+
+    If the scheduler refused the last attempt, there is neither a job nor a folder, and its number is used
+    again.
+    """
+    number = record.attempt + (not record.refused)
+    folder = study.folder.attempt(run.run_id, number)
+    return Attempt(run, study.cells[run.cell_id], number, folder, study.job_name(run.run_id, number))
 
 
 def changed_script(run: Mapping[str, Any], found: str | None) -> Fact | None:
@@ -126,27 +106,6 @@ def script_sha256(run: Mapping[str, Any], folder: str | Path) -> str | None:
     """
     script = (run.get("command") or {}).get("script")
     return file_sha256(Path(folder, script)) if script else None
-
-
-def next_attempt(study: PlannedStudy, run: Run, record: RunRecord) -> Attempt:
-    """Return the next attempt of a run, with a unique job name.
-
-    If Slurm rejected the last attempt, that attempt has no job, and the next attempt reuses its number.
-    """
-    rejected = record.state is RunState.PLANNED and bool(record.details.get("refused"))
-    number = record.attempt if rejected else record.attempt + 1
-    name = f"{study.folder.name}.{run.run_id}.a{number}.{study.plan.get('key', '')}"
-    return Attempt(run, study.cells[run.cell_id], number, study.folder.attempt(run.run_id, number), name)
-
-
-def new_attempt(study: PlannedStudy, run: Run, record: RunRecord) -> Attempt:
-    """Return the next attempt of a run and create its folder. Folders of earlier attempts are kept."""
-    attempt = next_attempt(study, run, record)
-    try:
-        attempt.folder.path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise unwritable(attempt.folder.path, error) from None
-    return attempt
 
 
 @dataclass(frozen=True)
@@ -182,30 +141,14 @@ class SampledStep:
     slow_calls: list[SlowCall]
 
 
+_STEP = TypeAdapter(SampledStep)
+
+
 def read_sampled_step(folder: RunFolder) -> list[SampledStep]:
     """Return each rank's sampled step, if any. Malformed entries of sampled_step.json are left out."""
-    content = read_json(folder.sampled_step)
-    return list(_steps(content)) if content is not None and content.get("schema") == 1 else []
-
-
-def _call(call: Mapping[str, Any]) -> SlowCall:
-    part, size = call["part"], call["bytes"]
-    return SlowCall(
-        path=str(call["path"]),
-        line=int(call["line"]),
-        function=str(call["function"]),
-        calls=int(call["calls"]),
-        seconds=float(call["seconds"]),
-        part=part if isinstance(part, str) else None,
-        bytes=size if isinstance(size, int) else None,
-    )
-
-
-def _steps(content: Mapping[str, Any]) -> Iterator[SampledStep]:
+    content, steps = read_json(folder.sampled_step) or {}, []
     ranks = content.get("ranks")
-    for rank in ranks if isinstance(ranks, list) else ():
-        try:
-            calls = [_call(call) for call in rank["slow_calls"]]
-            yield SampledStep(int(rank["rank"]), float(rank["step_s"]), rank["collectives"], calls)
-        except (KeyError, TypeError, ValueError):
-            continue
+    for rank in ranks if isinstance(ranks, list) and content.get("schema") == 1 else ():
+        with suppress(ValidationError):
+            steps.append(_STEP.validate_python(rank))
+    return steps

@@ -1,7 +1,6 @@
 """Entry point of the workload: arguments, exit codes, and one line for each expected failure.
 
-:func:`main` can also be called in a forked child of a process that has imported this module, so that torch is
-imported once for many runs. The launch is detected from environment variables only.
+The launch is detected from environment variables only.
 """
 
 from __future__ import annotations

@@ -20,27 +20,17 @@ SIZES = [4096 * 4**power for power in range(8)]
 ALPHA, BETA = 25e-6, 1 / 5e9
 
 
-def with_probes(
-    path: Path, cells: Iterable[Cell], *, repeats: int = 3, buckets: int = 0, method: str | None = None
-) -> Path:
-    """Write probes.json of every run; ``buckets`` of the model are of the largest size."""
+def with_probes(path: Path, cells: Iterable[Cell]) -> None:
+    """Write probes.json of three repeats of each cell."""
     for cell in cells:
-        sizes = [
-            {
-                "bytes": size,
-                "buckets": buckets * (size == SIZES[-1]),
-                "times_s": [[ring_time(size, cell.world_size, ALPHA, BETA)]] * 3,
-            }
-            for size in SIZES
-        ]
-        swept = {"sizes": sizes} | ({} if method is None else {"method": method})
-        content = {"schema": 1, "world_size": cell.world_size, "all_reduce": swept}
-        for repeat in range(1, repeats + 1):
+        times = {size: ring_time(size, cell.world_size, ALPHA, BETA) for size in SIZES}
+        sizes = [{"bytes": size, "buckets": 0, "times_s": [[time]] * 3} for size, time in times.items()]
+        content = {"schema": 1, "world_size": cell.world_size, "all_reduce": {"sizes": sizes}}
+        for repeat in (1, 2, 3):
             folder = StudyFolder(path).attempt(f"{cell.cell_id}-r{repeat}", 1)
             folder.probes.write_text(json.dumps(content))
             if folder.sums.exists():
                 write_sums(folder)
-    return path
 
 
 def write_ranks(path: Path, *, late: Callable[[str, int], float], host: Callable[[int], str]) -> None:

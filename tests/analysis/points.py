@@ -22,13 +22,7 @@ def frames_of_points(points: pd.DataFrame) -> Frames:
             ``backend``.
     """
     frame = points.reset_index(drop=True).copy()
-    for name, default in (
-        ("nodes", 1),
-        ("series", "points"),
-        ("mode", ""),
-        ("launcher", ""),
-        ("backend", ""),
-    ):
+    for name, default in {"nodes": 1, "series": "points", "mode": "", "launcher": "", "backend": ""}.items():
         frame[name] = frame.get(name, default)
     if "global_batch" not in frame:
         frame["global_batch"] = frame["per_gpu_batch"] * frame["gpus"]

@@ -12,7 +12,7 @@ import json
 import math
 import random
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,15 @@ from bench.matrix.workload import WorkloadOptions
 from bench.plan import Plan, plan_content
 from bench.study.checksums import write_sums
 from bench.study.layout import RunFolder, StudyFolder
+from bench.study.ledger import End, FailureClass, Ledger, Record, RunState
 from bench.study.plan_json import write_plan_json
 from bench.study.records import MEAN_COLUMNS, METRICS_COLUMNS, RANKS_COLUMNS, STEPS_COLUMNS
+
+CPU_MODEL = "Test CPU @ 2.0 GHz"
+#: Values of the transport that gloo does not have.
+UNKNOWN = ("network", "algorithm", "version", "gpudirect")
+#: The state of a run, its reason and its failure class.
+State = tuple[str, str, str | None]
 
 MATRIX = """\
 # A study made up for tests
@@ -69,7 +76,7 @@ class Timing:
 
 @dataclass
 class StudyBuilder:
-    """Write a study folder. ``spoil`` may change or break the files of a run afterwards."""
+    """Write a study folder. ``state`` gives the ends of runs that have not completed."""
 
     path: Path
     cells: Sequence[Cell]
@@ -79,53 +86,49 @@ class StudyBuilder:
     seed: int = 1
     steps: int = 50
     timing: Timing = field(default_factory=Timing)
-    state: Callable[[Cell, int], tuple[str, str, str | None]] = lambda cell, repeat: ("completed", "", None)
+    state: Callable[[Cell, int], State | None] = lambda cell, repeat: None
     warnings: Sequence[str] = ()
     ranks_files: bool = True  # otherwise ranks.csv and steps.csv have no rows
     env: Callable[[Cell], dict[str, Any]] | None = None
 
     def write(self) -> Path:
-        """Write plan.json, matrix.yaml and every run's files; return the folder."""
+        """Write plan.json, matrix.yaml, the ledger and every run's files; return the folder."""
         folder = StudyFolder(self.path)
         folder.runs.mkdir(parents=True)
         folder.matrix.write_text(MATRIX.format(name="planned", repeats=self.repeats), encoding="utf-8")
         matrix, document = load_matrix(folder.matrix)
-        folder.matrix.write_text(MATRIX.format(name=self.path.name, repeats=self.repeats), encoding="utf-8")
+        text = MATRIX.format(name=self.path.name, repeats=self.repeats)
+        folder.matrix.write_text(text, encoding="utf-8")
         names = [(f"{cell.cell_id}-r{r}", cell, r) for r in range(1, self.repeats + 1) for cell in self.cells]
         runs = [Run(name, cell.cell_id, r, order) for order, (name, cell, r) in enumerate(names, 1)]
         plan = Plan(matrix, document, list(self.cells), runs, list(self.warnings))
-        write_plan_json(folder, plan_content(plan) | {"study": self.path.name})
+        write_plan_json(folder, plan_content(plan) | {"study": self.path.name, "matrix": text})
         noise = random.Random(self.seed)
         by_id = {cell.cell_id: cell for cell in self.cells}
-        for run in runs:
-            self._write_run(folder, by_id[run.cell_id], run, noise)
+        records = [self._write_run(folder, by_id[run.cell_id], run, noise) for run in runs]
+        Ledger(folder.ledger).append([record for record in records if record])
         return self.path
 
-    def _write_run(self, folder: StudyFolder, cell: Cell, run: Run, noise: random.Random) -> None:
-        state, reason, failure = self.state(cell, run.repeat)
+    def _write_run(self, folder: StudyFolder, cell: Cell, run: Run, noise: random.Random) -> Record | None:
+        """Write the files of a run; return its line in the ledger, or None if it was not started."""
+        state, reason, failure = self.state(cell, run.repeat) or ("completed", "", None)
         if state == "planned":
-            return
+            return None
         place = folder.attempt(run.run_id, 1)
         place.path.mkdir(parents=True)
-        ended = state in ("completed", "failed", "cancelled")
-        record = {
-            "schema": 1,
+        job = {"job_name": f"{self.path.name}.{run.run_id}.1", "job_id": str(1000 + run.order)}
+        record = Record(run_id=run.run_id, attempt=1, state=RunState(state), reason=reason, **job)
+        description = {
+            "schema": 2,
             "study": self.path.name,
             **asdict(run),
             "attempt": 1,
             "executor": "slurm",
-            "job_name": f"{self.path.name}.{run.run_id}.1",
-            "job_id": str(1000 + run.order),
-            "cell": cell.as_json(),
-            "state": state,
-            "reason": reason,
-            "failure_class": failure,
-            "exit_code": {"completed": 0, "failed": 1}.get(state),
+            "job_name": job["job_name"],
             "submitted_at": "2026-01-02T03:00:00.000Z",
-            "started_at": "2026-01-02T03:04:05.000Z" if state != "queued" else None,
-            "ended_at": "2026-01-02T03:06:05.000Z" if ended else None,
+            "cell": cell.as_json(),
         }
-        place.run_json.write_text(json.dumps(record, ensure_ascii=False, indent=1), encoding="utf-8")
+        place.run_json.write_text(json.dumps(description, ensure_ascii=False, indent=1), encoding="utf-8")
         if state == "completed":
             factor = math.exp(noise.gauss(0.0, self.noise))
             rows = [
@@ -138,6 +141,18 @@ class StudyBuilder:
             place.ranks_csv.write_text(table(RANKS_COLUMNS, ranks), encoding="utf-8")
             place.steps_csv.write_text(table(STEPS_COLUMNS, steps), encoding="utf-8")
             write_sums(place)
+        if not record.state.ended:
+            return record
+        return record.ended(
+            End(
+                state=record.state,
+                reason=reason,
+                failure_class=FailureClass(failure) if failure else None,
+                exit_code={"completed": 0, "failed": 1}.get(state),
+                started_at="2026-01-02T03:04:05.000Z",
+                ended_at="2026-01-02T03:06:05.000Z",
+            )
+        )
 
     def epoch(self, cell: Cell, number: int, factor: float) -> dict[str, float]:
         """Return one row of metrics.csv; windows agree, so that identities hold to the last digit."""
@@ -203,20 +218,12 @@ def table(columns: Sequence[str], rows: Iterable[dict[str, Any]]) -> str:
 
 def environment(cell: Cell, *, cores: int = 8) -> dict[str, Any]:
     """Return an env.json by its contract, of CPU nodes with ``cores`` cores each."""
-    first = 0
-    hosts = []
+    hosts: list[dict[str, Any]] = []
     for number, ranks in enumerate(cell.ranks_per_node, 1):
-        hosts.append(
-            {
-                "host": f"n{number}",
-                "ranks": list(range(first, first + ranks)),
-                "cores": cores,
-                "cpu_model": "Test CPU @ 2.0 GHz",
-                "memory_bytes": 16 * 2**30,
-                "ranks_here": ranks,
-            }
-        )
-        first += ranks
+        first = sum(cell.ranks_per_node[: number - 1])
+        host = {"host": f"n{number}", "ranks": [*range(first, first + ranks)], "ranks_here": ranks}
+        machine = {"cores": cores, "cpu_model": CPU_MODEL, "memory_bytes": 16 * 2**30}
+        hosts.append(host | machine)
     return {
         "schema": 1,
         "bench_version": "0.1.0",
@@ -224,21 +231,14 @@ def environment(cell: Cell, *, cores: int = 8) -> dict[str, Any]:
         "python": "3.11.2",
         "cuda": None,
         "nccl": None,
-        "device_name": "Test CPU @ 2.0 GHz",
+        "device_name": CPU_MODEL,
         "device": "cpu",
         "backend": cell.backend,
         "world_size": cell.world_size,
         "launcher": cell.launcher,
         "joined": {"ranks": cell.world_size, "expected": cell.world_size, "seconds": 0.4},
         "hosts": hosts,
-        "transport": {
-            "backend": cell.backend,
-            "interface": "eth0",
-            "network": None,
-            "algorithm": None,
-            "version": None,
-            "gpudirect": None,
-        },
+        "transport": {"backend": cell.backend, "interface": "eth0", **dict.fromkeys(UNKNOWN)},
         "threads_per_rank": 1,
         "workload": cell.workload,
         "per_gpu_batch": cell.per_gpu_batch,
@@ -318,6 +318,30 @@ def over_two_axes(
 def finished(path: Path, cells: Sequence[Cell] | None = None, **options: Any) -> Path:
     """Write a study in which everything completed (unless ``options`` say otherwise)."""
     return StudyBuilder(path, cells if cells is not None else strong(), **options).write()
+
+
+def print_rates(path: Path, *, per_node: bool = False) -> Path:
+    """Replace each run's metrics.csv by lines ``rate N`` in job.out, once or once per node; return ``path``."""
+    for metrics in path.glob("runs/*/*/metrics.csv"):
+        rates = "".join(f"rate {rate!r}\n" for rate in pd.read_csv(metrics)["throughput_samples_per_sec"])
+        nodes = json.loads(metrics.with_name("run.json").read_text())["cell"]["nodes"]
+        metrics.with_name("job.out").write_text(rates * (nodes if per_node else 1))
+        metrics.unlink()
+    return path
+
+
+def change_run(study: Path, run_id: str, *, attempt: int | None = None, **values: Any) -> None:
+    """Append a line to a study's ledger that changes values of a run's latest, or another, attempt."""
+    ledger = Ledger(StudyFolder(study).ledger)
+    attempts = ledger.attempts().get(run_id, {})
+    number = attempt or max(attempts, default=1)
+    before = attempts.get(number) or attempts[max(attempts)]
+    of_record, of_end = ({one.name for one in fields(kind)} & values.keys() for kind in (Record, End))
+    record = replace(before, attempt=number, **{name: values[name] for name in of_record})
+    record = replace(record, state=RunState(record.state))
+    end = replace(before.end or End(state=record.state), **{name: values[name] for name in of_end})
+    end = replace(end, state=record.state, reason=record.reason)
+    ledger.append([record.ended(end) if record.state.ended else replace(record, end=None)])
 
 
 def seal(path: Path) -> Path:

@@ -49,12 +49,8 @@ def test_a_written_number_is_the_number_to_its_digits(value: float) -> None:
 
 
 def test_units_counts_and_lists() -> None:
-    assert (seconds(1.234), seconds(0.1153), seconds(8.2e-4), seconds(math.nan)) == (
-        "1.23 s",
-        "115 ms",
-        "820 µs",
-        "–",
-    )
+    times = [seconds(value) for value in (1.234, 0.1153, 8.2e-4, math.nan)]
+    assert times == ["1.23 s", "115 ms", "820 µs", "–"]
     assert (percent(0.234), percent(0.2345, decimals=1), percent(math.nan)) == ("23 %", "23.4 %", "–")
     assert (fraction(0.98765), fraction(math.nan), whole(352), whole(2.5)) == ("0.988", "–", "352", "2.50")
     assert interval(1.0, 2.0) == "[1.000, 2.000]"
@@ -62,11 +58,8 @@ def test_units_counts_and_lists() -> None:
     assert (fractions(0.8, 0.9), fractions(0.8, math.nan)) == ("[0.800, 0.900]", "")
     assert (short_percent(0.02), short_percent(0.025)) == ("2 %", "2.5 %")
     assert (percent(-0.001), percent(-0.012)) == ("0 %", "-1 %")
-    assert (count(1, "run"), count(12_000, "run"), count(2, "series", "series")) == (
-        "1 run",
-        "12,000 runs",
-        "2 series",
-    )
+    assert (count(1, "run"), count(12_000, "run")) == ("1 run", "12,000 runs")
+    assert count(2, "series", "series") == "2 series"
     assert listed([]) == ""
     assert listed(["a"]) == "a"
     assert listed(["a", "b", "c"]) == "a, b and c"

@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from bench.shipped import shipped
+from bench.study.layout import StudyFolder
+from bench.study.plan_json import open_study
 from tests.analysis.figures import no_figure
 from tests.commands.command_line import bench, bench_process
-from tests.common import change_json
 from tests.matrices import SHORT, matrix, training
 
 TINY = matrix(
@@ -142,12 +143,9 @@ def read_only(ran, tmp_path_factory) -> Path:
     study = tmp_path_factory.mktemp("of another user") / "tiny"
     shutil.copytree(ran / "results" / "tiny", study)
     shutil.rmtree(study / "report")
-    *events, end = (study / "ledger.jsonl").read_text().splitlines()
-    ended = re.sub(r'("pid": ?)\d+', rf"\g<1>{2**22 - 1}", "".join(f"{event}\n" for event in events))
-    (study / "ledger.jsonl").write_text(ended)
-    last = json.loads(end)
-    file = study / "runs" / last["run_id"] / "attempt-1" / "run.json"
-    change_json(file, state="running", ended_at=None)
+    *lines, _ = (study / "ledger.jsonl").read_text().splitlines(keepends=True)
+    (study / "ledger.jsonl").write_text("".join(lines))
+    open_study(StudyFolder(study)).adopt()
     for path in (*study.rglob("*"), study):
         path.chmod(path.stat().st_mode & ~0o222)
     return study
@@ -173,7 +171,6 @@ def test_a_study_that_cannot_be_written_is_reported_in_another_folder(read_only,
     assert [link for link in links if not (report / link).exists()] == []
     runs = list(csv.DictReader((report / "runs.csv").read_text().splitlines()))
     assert [run["state"] for run in runs] == ["completed"] * 2
-    assert sum("not saved: " in run["reason"] for run in runs) == 1
     assert {path: path.stat().st_mtime_ns for path in read_only.rglob("*")} == before
 
 
@@ -200,18 +197,8 @@ def test_verify_passes_for_study_run_and_folder(ran):
     content = json.loads(done.stdout)
     assert content["passed"] is True
     assert {check["check"] for check in content["runs"][0]["checks"]} == {
-        "state",
-        "files",
-        "ranks joined",
-        "world size",
-        "backend",
-        "transport",
-        "nodes",
-        "global batch",
-        "epochs",
-        "throughput",
-        "loss",
-        "samples",
+        *("state", "files", "ranks joined", "world size", "backend", "transport", "nodes", "hosts"),
+        *("global batch", "epochs", "throughput", "loss", "samples"),
     }
 
 
@@ -228,8 +215,8 @@ def test_verify_passes_for_study_run_and_folder(ran):
     ],
 )
 def test_verify_prints_the_failed_check(ran, tmp_path, damage, said):
-    folder = tmp_path / "attempt-1"
-    shutil.copytree(ran / "results/tiny/runs/n1x2-gloo-torchrun-b4-r1/attempt-1", folder)
+    shutil.copytree(ran / "results/tiny", tmp_path / "tiny")
+    folder = tmp_path / "tiny/runs/n1x2-gloo-torchrun-b4-r1/attempt-1"
     damage(folder)
     done = bench("verify", str(folder), cwd=tmp_path)
     assert done.returncode == 1

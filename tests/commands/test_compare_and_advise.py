@@ -11,11 +11,11 @@ import pytest
 from typer.testing import CliRunner
 
 from bench.cli import app
-from bench.commands.advise import parse_waits, waits_for
-from bench.errors import BenchError
+from bench.commands.advise import waits_for
 from bench.jobs.slurm.client import Slurm
 from bench.plan import make_plan, write_plan
 from bench.study.layout import StudyFolder
+from bench.study.ledger import Record, RunState
 from bench.study.plan_json import PlannedStudy, open_study
 from tests.analysis.studies import StudyBuilder, Timing, finished, strong
 from tests.cluster.bed import Cluster
@@ -85,6 +85,7 @@ def test_compare_as_json_and_as_markdown(folder, tmp_path):
     [
         (["before/s"], "a second study is missing; use bench compare A B for two studies, bench compare A --by KEY for one"),
         (["before/s", "after/s", "--by", "backend"], "--by backend compares cells of one study, but two studies are given; use bench compare A B for two studies, bench compare A --by KEY for one"),
+        (["before/s", "before/../before/s"], "before/s and before/../before/s are the same study; give two different studies, or compare cells of one study with --by KEY"),
         (["before/s", "after/s", "--base", "x"], "--base requires --by; use bench compare A --by KEY --base VALUE"),
         (["backends", "--by", "backend", "--ignore", "x"], "--ignore cannot be used with --by; omit it: --by compares cells that differ only in KEY"),
         (["before/s", "after/s", "--minimum-effect", "2"], "--minimum-effect 2 is not between 0 and 1; write a fraction, such as 0.02 for 2 %"),
@@ -154,19 +155,6 @@ def test_advise_rejects_bad_options(folder, words, said):
     assert done.stderr == f"error: {said}\n"
 
 
-@pytest.mark.parametrize(
-    ("texts", "expected"),
-    [
-        ([], {}),
-        (["6.5h"], {"a": 23_400.0, "b": 23_400.0}),
-        (["1h", "b=0"], {"a": 3600.0, "b": 0.0}),
-        (["b=1-02:00:00"], {"b": 93_600.0}),
-    ],
-)
-def test_waits_are_parsed_for_all_studies_or_one(texts, expected):
-    assert parse_waits(texts, studies=["a", "b"]) == expected
-
-
 # -- the queue of a real Slurm --------------------------------------------------------
 
 
@@ -202,11 +190,11 @@ def asked(study: PlannedStudy, *, samples: int) -> dict[tuple[int, str], Any]:
 def test_a_busy_cluster_has_a_wait_by_slurms_own_estimate(cluster: Cluster, tmp_path):
     study = measured_study(tmp_path / "l40s", partition="l40s")
     words = (
-        "sbatch --parsable --partition=l40s --account=users --nodes=4 --exclusive --time=5 --output=/dev/null"
+        "sbatch --parsable --partition=l40s --account=users --nodes=4 --exclusive --time=5 --output=/dev/null "
+        "--job-name=busy"
     )
-    job = run_program([*words.split(), "--wrap=sleep 200"], check=True)
-    queue, job_id = Slurm(), job.stdout.strip()
-    wait_for(lambda: [row.state for row in queue.queue([job_id])] == ["RUNNING"], what="the job's start")
+    run_program([*words.split(), "--wrap=sleep 200"], check=True)
+    wait_for(lambda: [row.state for row in Slurm().queue(["busy"])] == ["RUNNING"], what="the job's start")
     waits = asked(study, samples=1000)
     assert all(0 < wait.seconds <= 300 for wait in waits.values())
 
@@ -225,17 +213,11 @@ def test_jobs_of_the_study_itself_are_not_counted_as_waiting_time(tmp_path, monk
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
     waits = asked(study, samples=1000)
     assert all(7000 < wait.seconds < 9000 for wait in waits.values()), "Slurm's estimate without own jobs"
-    identity = {"run_id": study.runs[0].run_id, "attempt": 2}
-    study.ledger.append("intent", **identity, job_name="queue.a2", refused=False)
-    study.ledger.append("submitted", **identity, job_id="7")
+    job = {"state": RunState.QUEUED, "job_name": "queue.a2", "job_id": "7"}
+    study.ledger.append([Record(run_id=study.runs[0].run_id, attempt=2, **job)])
     for wait in asked(study, samples=1000).values():
         assert wait.seconds is None
         assert wait.remark.startswith("Slurm's estimate of ")
         assert wait.remark.endswith(
             "may include 1 queued or running job of this study, so the wait is not known"
         )
-
-
-def test_a_wait_for_an_unknown_study_is_an_error():
-    with pytest.raises(BenchError, match="no study 'c' is given; the studies are: a, b"):
-        parse_waits(["c=1h"], studies=["a", "b"])

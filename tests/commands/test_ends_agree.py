@@ -12,14 +12,13 @@ from typing import Any
 
 import pytest
 
-from bench.jobs.outcome import Outcome
-from bench.jobs.scheduler import settle
+from bench.jobs.end import end_of
 from bench.study.checksums import write_sums
 from bench.study.layout import StudyFolder
-from bench.study.ledger import FailureClass, RunRecord, RunState
+from bench.study.ledger import Record, RunState
 from bench.study.plan_json import PlannedStudy, open_study
 from bench.study.records import METRICS_COLUMNS, RankRow, StepRow, header
-from bench.study.run_json import new_attempt, write_run
+from bench.study.run_json import next_attempt
 from tests.analysis.figures import no_figure
 from tests.analysis.studies import StudyBuilder, environment, table
 from tests.commands.command_line import bench
@@ -36,15 +35,17 @@ Traceback (most recent call last):
     loss.backward()
 torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.10 GiB
 """
-COMPLETED = Outcome(RunState.COMPLETED, exit_code=0), ""
-FAILED = RunState.FAILED
-TIME_LIMIT = Outcome(FAILED, "the time limit of 1 m was reached", FailureClass.TIME_LIMIT, 143), ""
-HOST_MEMORY = Outcome(FAILED, "rank 0 was killed by SIGKILL", FailureClass.KILLED, 137), OOM_HOST
-GPU_MEMORY = Outcome(FAILED, "exit code 1", FailureClass.BAD_EXIT, 1), OOM_GPU
-EXIT = Outcome(FAILED, "exit code 3", FailureClass.BAD_EXIT, 3), "nothing known\n"
-CANCELLED = Outcome(RunState.CANCELLED, "stopped by the user", FailureClass.CANCELLED), ""
+#: What torchrun prints.
+KILLED = "  host      : n1\n  rank      : 0 (local_rank: 0)\n  exitcode  : -9 (pid: 5)\n"
+#: The exit code, the cause of the end (`by` in end.json) and job.err of an attempt; its state and class.
+COMPLETED = 0, "exit", "", ("completed", "")
+TIME_LIMIT = 143, "limit", "", ("failed", "time-limit")
+HOST_MEMORY = 1, "exit", f"{OOM_HOST}\n{KILLED}", ("failed", "killed")
+GPU_MEMORY = 1, "exit", OOM_GPU, ("failed", "out-of-memory")
+EXIT = 3, "exit", "nothing known\n", ("failed", "bad-exit")
+CANCELLED = 143, "term", "", ("cancelled", "cancelled")
 
-#: The outcomes and job.err of the attempts of each run, by ranks and repeat.
+#: The attempts of each run, by ranks and repeat.
 ATTEMPTS = {
     (1, 1): [COMPLETED],
     (1, 2): [COMPLETED],
@@ -59,23 +60,9 @@ ATTEMPTS = {
     (2, 5): [COMPLETED],
     (2, 6): [CANCELLED, TIME_LIMIT, COMPLETED],
 }
+EXPECTED = {key: [end for *_, end in attempts] for key, attempts in ATTEMPTS.items()}
 #: The folder of this run is deleted.
 MISSING = (1, 5)
-OOM = "out-of-memory"
-EXPECTED: dict[tuple[int, int], list[tuple[str, str]]] = {
-    (1, 1): [("completed", "")],
-    (1, 2): [("completed", "")],
-    (1, 3): [("failed", "killed"), ("completed", "")],
-    (1, 4): [("failed", "bad-exit")],
-    (1, 5): [("completed", "")],
-    (1, 6): [],
-    (2, 1): [("failed", "time-limit")],
-    (2, 2): [("failed", "bad-exit"), ("failed", "killed")],
-    (2, 3): [("failed", OOM)],
-    (2, 4): [("cancelled", "cancelled")],
-    (2, 5): [("completed", "")],
-    (2, 6): [("cancelled", "cancelled"), ("failed", "time-limit"), ("completed", "")],
-}
 
 
 def run_name(ranks: int, repeat: int) -> str:
@@ -86,20 +73,21 @@ def execute(study: PlannedStudy, ranks: int, repeat: int) -> None:
     """Write the files of the attempts of one run, as executor local does."""
     run = next(run for run in study.runs if run.run_id == run_name(ranks, repeat))
     cell = study.cells[run.cell_id]
-    for outcome, log in ATTEMPTS[ranks, repeat]:
-        record = study.records()[run.run_id]
-        attempt = new_attempt(study, run, record)
-        write_run(attempt.folder, attempt.describe(study, state="running", started_at=STARTED))
-        study.ledger.append("started", run_id=run.run_id, attempt=attempt.number)
+    for exit_code, by, log, _ in ATTEMPTS[ranks, repeat]:
+        attempt = next_attempt(study, run, study.records()[run.run_id])
+        attempt.claim(study)
+        attempt.folder.start.write_text(f"77 {STARTED} {os.uname().nodename} 0\n")
         attempt.folder.err.write_text(log)
-        if outcome.state is RunState.COMPLETED:
+        if exit_code == 0:
             rows = [StudyBuilder(Path(), [], steps=3).epoch(cell, 0, 1.0)]
             attempt.folder.metrics_csv.write_text(table(METRICS_COLUMNS, rows))
             attempt.folder.ranks_csv.write_text(header(RankRow))
             attempt.folder.steps_csv.write_text(header(StepRow))
             write_sums(attempt.folder)
             attempt.folder.env.write_text(json.dumps(environment(cell)))
-        settle(study, RunRecord(run.run_id, attempt.number), outcome, ended_at=ENDED)
+        attempt.folder.end.write_text(json.dumps({"exit_code": exit_code, "by": by, "time": ENDED}))
+        record = Record(run_id=run.run_id, attempt=attempt.number)
+        study.ledger.append([record.ended(end_of(attempt.folder, cell, None))])
     if (ranks, repeat) == MISSING:
         shutil.rmtree(study.folder.runs / run.run_id)
 
@@ -175,10 +163,10 @@ def test_every_attempt_is_a_row_of_runs_csv_and_of_the_page(studied):
     assert set(listed) == not_counted | {(run_name(*MISSING), 1)}
     for key, (state, failure_class, counted, lost) in listed.items():
         assert (state, failure_class.replace("–", ""), counted) == (*all_ends()[key], "no")
-        assert lost == ("0.100" if key[1] and key[0] != run_name(*MISSING) else "–")
+        assert lost == ("0.100" if key[1] else "–")
     facts = dict(re.findall(r"<dt>([^<]+)</dt><dd>([^<]+)</dd>", page))
     assert facts["Failed attempts"] == "7 of 15"
-    assert facts["Node-hours of attempts that do not count"] == "0.900 of 1.40"
+    assert facts["Node-hours of attempts that do not count"] == "1.00 of 1.50"
 
 
 def rows_of_page(page: str) -> Iterator[tuple[tuple[str, int], tuple[str, str, str, str]]]:
@@ -194,11 +182,13 @@ def test_the_doctor_knows_the_end_of_a_run_whose_submission_was_killed(tmp_path,
     assert bench("plan", "ends.yaml", cwd=tmp_path).returncode == 0
     study = open_study(StudyFolder(tmp_path / "results/ends"))
     run = next(run for run in study.runs if run.run_id == run_name(1, 1))
-    attempt = new_attempt(study, run, study.records()[run.run_id])
-    write_run(attempt.folder, attempt.describe(study, state="running", started_at=STARTED))
+    attempt = next_attempt(study, run, study.records()[run.run_id])
+    attempt.claim(study)
+    host = os.uname().nodename
+    attempt.folder.start.write_text(f"{2**22 - 1} {STARTED} {host} 0\n")
     attempt.folder.err.write_text("step 3\n")
-    process = {"pid": 2**22 - 1, "pid_started": 0.0, "host": os.uname().nodename}
-    study.ledger.append("started", run_id=run.run_id, attempt=1, **process)
+    job = {"job_name": attempt.job_name, "job_id": f"{host}:{2**22 - 1}:0"}
+    study.ledger.append([Record(run_id=run.run_id, attempt=1, state=RunState.QUEUED, **job)])
     found = answer(tmp_path, "doctor", target)
     (end,) = found.get("runs", [found])
     assert (end["run_id"], end["state"], end["failure_class"]) == (run.run_id, "failed", "killed")

@@ -1,4 +1,4 @@
-"""The doctor's cause of a failed run in status, verify, run.json and the report."""
+"""The doctor's cause of a failed run in status, verify, the ledger and the report."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ from typing import Any
 import pytest
 
 from analysis.report.write import write_report
-from bench.jobs.outcome import Outcome
-from bench.jobs.scheduler import settle
+from bench.jobs.end import end_of
 from bench.study.layout import StudyFolder
-from bench.study.ledger import RunState, now
 from bench.study.plan_json import open_study
 from tests.commands.command_line import bench
 from tests.matrices import SHORT, matrix, training
@@ -42,13 +40,14 @@ def test_the_doctor_reads_a_run_by_its_name_and_by_its_folder(failed):
 
 
 def settled(root: Path, err: str) -> dict[str, Any]:
-    """End the run with exit code 1 and this text on standard error, and return its run.json."""
+    """End the run with exit code 1 and this text on standard error, and return its line in the ledger."""
     study = open_study(StudyFolder(root / "results" / "fails"))
     (record,) = study.records().values()
     folder = study.folder.attempt(record.run_id, 1)
     folder.err.write_text(err)
-    settle(study, record, Outcome(RunState.FAILED, "exit code 1", "bad-exit", 1), ended_at=now())
-    return json.loads(folder.run_json.read_text())
+    record = record.ended(end_of(folder, study.cell_of(record.run_id), None))
+    study.ledger.append([record])
+    return record.as_json()
 
 
 def test_a_known_cause_is_stored_with_the_run_and_shown(failed, nothing_drawn):
@@ -57,7 +56,7 @@ def test_a_known_cause_is_stored_with_the_run_and_shown(failed, nothing_drawn):
         "torch.distributed.DistStoreError: Timed out after 3601 seconds waiting for clients. 1/16 clients joined.\n",
     )
     assert (content["cause"]["cause"], content["cause"]["line"]) == ("missing-srun", 1)
-    assert "exit code 1 [missing-srun]" in bench("status", cwd=failed).stdout
+    assert "[missing-srun]" in bench("status", cwd=failed).stdout
     assert "; cause: missing-srun; " in bench("verify", cwd=failed).stdout
     page = bench("report", cwd=failed)
     assert page.returncode == 0, page.stderr
@@ -69,20 +68,11 @@ def test_without_a_known_cause_the_page_shows_the_line_of_the_error(failed, noth
     content = settled(
         failed, f"reading\nshard 7\n{error}\nsrun: error: n1: task 0: Exited with exit code 1\n"
     )
-    assert (content["cause"], content["log_line"]) == (None, {"path": "job.err", "line": 3, "text": error})
+    assert (content.get("cause"), content["log_line"]) == (
+        None,
+        {"path": "job.err", "line": 3, "text": error},
+    )
     (run,) = json.loads(bench("status", "--json", cwd=failed).stdout)["runs"]
     assert run["log_line"] == content["log_line"]
     page = write_report(failed / "results/fails").page.read_text(encoding="utf-8")
-    assert f"exit code 1; job.err:3: {error}" in page
-
-
-def test_lint_works_on_any_script(tmp_path):
-    (tmp_path / "job.sbatch").write_text(
-        "#!/bin/bash\n#SBATCH --nodes=4\n#SBATCH --ntasks-per-node=4\n#SBATCH --gpus-per-node=4\n"
-        "export MASTER_ADDR=$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1)\n"
-        "python run_training_dense.py --num-nodes 4\n"
-    )
-    done = bench("lint", "job.sbatch", "--json", cwd=tmp_path)
-    assert done.returncode == 1
-    findings = json.loads(done.stdout)["findings"]
-    assert [(f["line"], f["severity"]) for f in findings if f["rule"] == "missing-srun"] == [(6, "error")]
+    assert f"job.err:3: {error}" in page

@@ -15,14 +15,14 @@ from tests.commands.command_line import bench
 from tests.common import write_program
 
 SINFO = """\
-cpu*|up|2-00:00:00|20|idle|64|256000|(null)|(null)|c[1-20]
-gpu|up|1-00:00:00|3|idle|48|512000|gpu:l40s:4(S:0-1)|l40s|g[1-3]
-gpu|up|1-00:00:00|1|mixed|48|512000|gpu:l40s:4(S:0-1)|l40s|g4
-gpu|up|1-00:00:00|1|down*|48|512000|gpu:l40s:4|l40s|g5
-debug|up|10:00|2|allocated|16|64000|gpu:2|(null)|d[1-2]
-odd|up|infinite|3|idle|40|64000|gpu:a100:3|(null)|o[1-3]
-closed|down|infinite|9|idle|8|1000|gpu:8|(null)|x[1-9]
-broken|up|infinite|9|drained|8|1000|(null)|(null)|y[1-9]
+cpu*|up|2-00:00:00|20|idle|64|(null)|(null)
+gpu|up|1-00:00:00|3|idle|48|gpu:l40s:4(S:0-1)|l40s
+gpu|up|1-00:00:00|1|mixed|48|gpu:l40s:4(S:0-1)|l40s
+gpu|up|1-00:00:00|1|down*|48|gpu:l40s:4|l40s
+debug|up|10:00|2|allocated|16|gpu:2|(null)
+odd|up|infinite|3|idle|40|gpu:a100:3|(null)
+closed|down|infinite|9|idle|8|gpu:8|(null)
+broken|up|infinite|9|drained|8|(null)|(null)
 """
 
 

@@ -6,21 +6,19 @@ import json
 import os
 from pathlib import Path
 
-from bench.matrix.cell import Cell
 from bench.study.layout import StudyFolder
 from tests.analysis.studies import finished, strong
 from tests.commands.command_line import bench
 
 
 def test_studies_are_listed_with_their_states_the_newest_first(tmp_path: Path) -> None:
-    def state(cell: Cell, repeat: int) -> tuple[str, str, str | None]:
-        return ("failed", "", "out-of-memory") if repeat == 1 else ("planned", "", None)
-
+    failed, planned = ("failed", "", "out-of-memory"), ("planned", "", None)
     root = tmp_path / "results"
     whole = finished(root / "a study", strong(sizes=(1, 2)))
     (whole / "report").mkdir()
     (whole / "report/index.html").touch()
-    finished(root / "fails", strong(sizes=(1,)), state=state)
+    ends = {"state": lambda cell, repeat: failed if repeat == 1 else planned}
+    finished(root / "fails", strong(sizes=(1,)), **ends)
     finished(root / "damaged", strong(sizes=(1,)))
     StudyFolder(root / "damaged").plan_json.write_text("{")
     for age_s, name in enumerate(("fails", "a study", "damaged")):

@@ -12,15 +12,14 @@ from pathlib import Path
 import pytest
 from torch.distributed import DistBackendError
 
-from bench.jobs.outcome import EndNote, JobStatus, process_outcome
-from bench.jobs.scheduler import settle
-from bench.jobs.slurm.job_states import job_outcome
+from bench.jobs.contract import Status
+from bench.jobs.end import end_of
 from bench.measure.exchange import Symptom, error_line, symptom_of
 from bench.measure.nccl_errors import logged_nccl_errors
 from bench.study.layout import RunFolder, StudyFolder
-from bench.study.ledger import FailureClass, RunRecord, RunState, now
+from bench.study.ledger import FailureClass, Record, RunState, now
 from bench.study.plan_json import open_study
-from bench.study.run_json import new_attempt, write_run
+from bench.study.run_json import next_attempt
 from bench.workload.failures import describe_error
 from tests.analysis.studies import make_cell
 from tests.commands.command_line import bench
@@ -51,14 +50,12 @@ def errors(tmp_path_factory) -> tuple[Path, dict[str, Path]]:
     study = open_study(StudyFolder(root / "results/errors"))
     runs = {}
     for run, path in zip(study.runs, FILES, strict=True):
-        attempt = new_attempt(study, run, RunRecord(run.run_id, 0, RunState.PLANNED))
-        study.ledger.append("started", run_id=run.run_id, attempt=1)
-        write_run(attempt.folder, attempt.describe(study, state="running", started_at=now()))
+        attempt = next_attempt(study, run, Record(run_id=run.run_id))
+        attempt.claim(study)
         attempt.folder.err.write_text(read(path)[1], encoding="utf-8")
-        if "watchdog" in path.name:  # torch aborts the process
-            attempt.folder.end.write_text('{"failures": [{"rank": 0, "exit_code": -6}]}')
-        outcome = process_outcome(attempt.folder, attempt.cell, 1)
-        settle(study, RunRecord(run.run_id, 1, RunState.RUNNING), outcome, ended_at=now())
+        attempt.folder.end.write_text(json.dumps({"exit_code": 1, "time": now()}))
+        end = end_of(attempt.folder, attempt.cell, None)
+        study.ledger.append([Record(run_id=run.run_id, attempt=1).ended(end)])
         runs[run.run_id] = path
     return root, runs
 
@@ -143,8 +140,10 @@ def test_slurms_reason_of_an_aborted_rank_contains_the_watchdogs_error(
     _, log = read(FILES[0].with_name("recorded-watchdog-timeout.txt"))
     folder = RunFolder(tmp_path)
     folder.err.write_text(f"{log}\nsrun: error: n1: task 0: Aborted (core dumped)\n")
-    status = JobStatus(RunState.FAILED, failure_class, slurms, 1)
-    found = job_outcome(folder, make_cell(2, batch=4), status, EndNote()).reason
+    status = Status(
+        job_id="7", state=RunState.FAILED, failure_class=failure_class, reason=slurms, exit_code=1
+    )
+    found = end_of(folder, make_cell(2, batch=4), status).reason
     own = (
         "NCCL: rank 0: Watchdog caught collective operation timeout: WorkNCCL(SeqNum=2, OpType=ALLREDUCE,"
         " NumelIn=4, NumelOut=4, Timeout(ms)=6000) ran for 6036 milliseconds before timing out"

@@ -12,6 +12,7 @@ from bench.commands.waiting import Patience
 from bench.errors import UnavailableError
 from bench.jobs.slurm.client import SlurmMissingError, SlurmUnavailableError
 from bench.study.layout import StudyFolder
+from bench.study.ledger import Record, RunState
 from bench.study.plan_json import open_study
 from tests.commands.command_line import bench
 from tests.matrices import matrix
@@ -44,26 +45,23 @@ def planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def add_sbatch(folder: Path, message: str) -> None:
-    """Add an sbatch that fails with ``message`` on standard error."""
+def add_commands(folder: Path, message: str) -> None:
+    """Add commands of Slurm that fail with ``message`` on standard error."""
     program = f"#!{sys.executable}\nimport sys\nsys.stderr.write({message!r})\nsys.exit(1)\n"
-    (folder / "bin/sbatch").touch(mode=0o755)
-    (folder / "bin/sbatch").write_text(program)
+    for name in ("sbatch", "squeue"):
+        (folder / "bin" / name).touch(mode=0o755)
+        (folder / "bin" / name).write_text(program)
 
 
 WAYS = [[], ["--wait"], ["--pack", "--wait"], ["--wait", "--patience", "2h"]]
 
 
 @pytest.mark.parametrize("options", WAYS, ids=" ".join)
-def test_without_slurm_a_submission_stops_at_once_with_exit_code_2(planned, options):
+def test_without_slurm_or_a_configuration_a_submission_stops_at_once_with_exit_code_2(planned, options):
     done = bench("submit", *options, cwd=planned)
     assert done.returncode == 2
-    assert done.stderr.splitlines()[-1] == (f"error: sbatch: command not found; {HINT}")
-
-
-@pytest.mark.parametrize("options", WAYS, ids=" ".join)
-def test_without_a_configuration_a_submission_stops_at_once_with_exit_code_2(planned, options):
-    add_sbatch(planned, UNCONFIGURED)
+    assert done.stderr.splitlines()[-1] == (f"error: squeue: command not found; {HINT}")
+    add_commands(planned, UNCONFIGURED)
     done = bench("submit", *options, cwd=planned)
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1] == f"Could not establish a configuration source; {HINT}"
@@ -74,8 +72,8 @@ def submitted(planned: Path) -> Path:
     """Record a job of the planned study, as on the machine where it was submitted."""
     ledger = open_study(StudyFolder(planned / "results/elsewhere")).ledger
     run = "n1x1-gloo-srun-b4-r1"
-    ledger.append("intent", run_id=run, attempt=1, job_name="name")
-    ledger.append("submitted", run_id=run, attempt=1, job_id="7")
+    record = Record(run_id=run, attempt=1, state=RunState.QUEUED, job_name="name", job_id="7")
+    ledger.append([record])
     return planned
 
 
@@ -99,7 +97,7 @@ def test_a_submitted_study_is_reported_with_its_last_known_states(submitted, not
 
 @pytest.mark.parametrize("words", [["submit", "--wait"], ["run", "elsewhere.yaml"]])
 def test_the_wait_for_a_controller_ends_after_patience(planned, words):
-    add_sbatch(planned, REFUSED)
+    add_commands(planned, REFUSED)
     began = time.monotonic()
     done = bench(*words, "--patience", "1s", cwd=planned)
     assert time.monotonic() - began >= 1
@@ -120,10 +118,7 @@ def test_a_wrong_duration_and_patience_without_wait_are_errors(planned):
         "[days-]hours:minutes:seconds\n",
     )
     done = bench("submit", "--patience", "10m", cwd=planned)
-    assert (done.returncode, done.stderr) == (
-        2,
-        "error: --patience requires --wait; add --wait\n",
-    )
+    assert (done.returncode, done.stderr) == (2, "error: --patience requires --wait; add --wait\n")
 
 
 @pytest.fixture

@@ -9,21 +9,20 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from bench.jobs.outcome import Outcome
-from bench.jobs.scheduler import settle_run_json
+from bench.jobs.end import end_of
 from bench.matrix.cell import Run
 from bench.plan import make_plan, write_plan
 from bench.study.checksums import write_sums
 from bench.study.layout import RunFolder
-from bench.study.ledger import FailureClass, RunRecord, RunState
+from bench.study.ledger import Record, RunState
 from bench.study.plan_json import PlannedStudy, open_study
-from bench.study.records import EpochRow, RankRow, StepRow, csv_lines, header
-from bench.study.run_json import new_attempt, write_run
-from tests.analysis.studies import environment
+from bench.study.records import METRICS_COLUMNS, RANKS_COLUMNS, STEPS_COLUMNS
+from bench.study.run_json import next_attempt
+from tests.analysis.studies import StudyBuilder, environment, table
 from tests.matrices import matrix, training
 
-#: The process of a `bench submit` that no longer exists: no process has this id.
-ENDED_PROCESS = {"pid": 2**22 - 1, "pid_started": 5.0, "host": os.uname().nodename}
+#: The process of a run that has ended: no process has this id.
+ENDED_PROCESS = f"{os.uname().nodename}:{2**22 - 1}:5"
 BEGIN = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 STEPS, EPOCHS, RUN_S = 20, 3, 40
 TRAINING = {
@@ -61,26 +60,20 @@ def _iso(moment: datetime) -> str:
 def _write_run(study: PlannedStudy, run: Run, place: int, state: str) -> None:
     start = BEGIN + timedelta(minutes=place)
     end = start + timedelta(seconds=RUN_S + place)
-    attempt = new_attempt(study, run, RunRecord(run.run_id))
-    times = {"submitted_at": _iso(start), "started_at": _iso(start)}
-    write_run(attempt.folder, attempt.describe(study, state="running", **times, pid=ENDED_PROCESS["pid"]))
-    record = RunRecord(run.run_id, 1, RunState.RUNNING)
-    events: list[dict[str, Any]] = [
-        {"time": _iso(start), "event": "started", "run_id": run.run_id, "attempt": 1, **ENDED_PROCESS}
-    ]
+    attempt = next_attempt(study, run, Record(run_id=run.run_id))
+    attempt.claim(study, submitted_at=_iso(start))
+    _, pid, _ = ENDED_PROCESS.split(":")
+    attempt.folder.start.write_text(f"{pid} {_iso(start)} {os.uname().nodename} 0\n")
+    job = {"job_name": attempt.job_name, "job_id": ENDED_PROCESS}
+    record = Record(run_id=run.run_id, attempt=1, state=RunState.QUEUED, **job)
+    study.ledger.append([record])
     if state != "killed":
         _write_results(study, attempt.folder, run, place, failed=state == "failed")
         code = 1 if state == "failed" else 0
         note = {"exit_code": code, "signal": None, "stage": "run", "time": _iso(end)}
         attempt.folder.end.write_text(json.dumps(note))
     if state in ("completed", "failed"):
-        outcome = Outcome(RunState.COMPLETED, exit_code=0)
-        if state == "failed":
-            outcome = Outcome(RunState.FAILED, "exit code 1", FailureClass.BAD_EXIT, 1)
-        event = settle_run_json(study, record, outcome, ended_at=_iso(end))
-        events.append({"time": _iso(end + timedelta(milliseconds=80)), **event})
-    with study.folder.ledger.open("a") as file:
-        file.writelines(json.dumps(event) + "\n" for event in events)
+        study.ledger.append([record.ended(end_of(attempt.folder, attempt.cell, None))])
 
 
 def _write_results(study: PlannedStudy, folder: RunFolder, run: Run, place: int, *, failed: bool) -> None:
@@ -90,44 +83,10 @@ def _write_results(study: PlannedStudy, folder: RunFolder, run: Run, place: int,
     folder.env.write_text(json.dumps(environment(cell, cores=8), indent=1))
     if failed:
         return
-    metrics, ranks, steps = [], [], []
-    for epoch in range(1, EPOCHS + 1):
-        step_s = 0.04 / cell.world_size**0.8 * (1 + 0.004 * (place % 7) + 0.001 * epoch)
-        exposed = 0.1 * step_s
-        parts = {
-            "data_load_time_sec": 0.05 * step_s,
-            "forward_time_sec": 0.25 * step_s,
-            "backward_time_sec": 0.5 * step_s,
-            "comm_exposed_time_sec": exposed,
-            "optimizer_time_sec": 0.06 * step_s,
-            "other_time_sec": 0.04 * step_s,
-        }
-        common = {"comm_wait_time_sec": 0.0, "peak_mem_bytes": 2**28, "steps": STEPS, **parts}
-        metrics.append(
-            EpochRow(
-                epoch,
-                samples=STEPS * cell.global_batch,
-                train_loss=1 / epoch,
-                epoch_time_sec=STEPS * step_s,
-                throughput_samples_per_sec=cell.global_batch / step_s,
-                step_time_sec_median=step_s,
-                step_time_sec_p95=step_s,
-                compute_time_sec=0.75 * step_s,
-                load_balance=0.945,
-                comm_efficiency=0.9,
-                pop_parallel_efficiency=0.9 * 0.945,
-                cpu_util_avg=90.0,
-                **common,
-            )
-        )
-        own = {
-            "samples": STEPS * cell.per_gpu_batch,
-            "window_time_sec": STEPS * step_s,
-            "step_time_sec": step_s,
-        }
-        ranks += [RankRow(epoch, rank, rank, "n1", "cpu", **own, **common) for rank in range(cell.world_size)]
-        steps += [StepRow(epoch, step, step_s, 0) for step in range(1, STEPS + 1)]
-    for path, rows in ((folder.metrics_csv, metrics), (folder.ranks_csv, ranks), (folder.steps_csv, steps)):
-        path.write_text(header(type(rows[0])) + csv_lines(rows))
+    builder = StudyBuilder(Path(), [], epochs=EPOCHS, steps=STEPS)
+    rows = [builder.epoch(cell, epoch, 1 + 0.004 * (place % 7)) for epoch in range(EPOCHS)]
+    folder.metrics_csv.write_text(table(METRICS_COLUMNS, rows))
+    folder.ranks_csv.write_text(table(RANKS_COLUMNS, builder.rank_rows(cell)))
+    folder.steps_csv.write_text(table(STEPS_COLUMNS, builder.step_rows(cell)))
     folder.probes.write_text(json.dumps({"schema": 1}))
     write_sums(folder)

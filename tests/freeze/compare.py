@@ -2,8 +2,9 @@
 
     python tests/freeze/compare.py [--write] [STUDY ...]
 
-The archives in ``studies/`` are real studies as `bench` left them. Each is unpacked into a temporary
-folder, where `bench status`, `verify` and `report` are called. Each difference is one line
+The archives in ``studies/`` are real studies as `bench` left them. Of each, plan.json, ledger.jsonl and
+runs/ are unpacked into a temporary folder, where `bench status`, `verify` and `report` are called: they need
+nothing else. Each difference is one line
 with study, file, row, column, expected and actual value; the exit code is then 1. ``--write`` writes
 the expected values anew.
 """
@@ -44,6 +45,8 @@ KEYS = {
 }
 #: Columns that are not compared, with the reason.
 VOLATILE: dict[tuple[str, str], str] = {}
+#: The parts of a study from which everything else can be computed again.
+SOURCES = ("plan.json", "ledger.jsonl", "runs")
 #: Tables with more rows are compared by the sums of each cell.
 MAX_ROWS = 500
 MAX_TEXTS = 5
@@ -54,8 +57,7 @@ Tables = dict[str, list[Row]]
 
 def actual(study: str, folder: Path) -> Tables:
     """Unpack a study into ``folder``, and return the tables that `bench` makes of it."""
-    with tarfile.open(HERE / f"studies/{study}.tar.xz") as archive:
-        archive.extractall(folder, filter="data")
+    unpack(study, folder)
     if (table := folder / f"{study}.csv").exists():
         return _report(table, folder, folder / f"{study}-report")
     tables = {
@@ -66,6 +68,19 @@ def actual(study: str, folder: Path) -> Tables:
     }
     tables |= _report(folder / study, folder, folder / study / "report")
     return {name: _sums(rows) if len(rows) > MAX_ROWS else rows for name, rows in tables.items()}
+
+
+def unpack(study: str, folder: Path, *, whole: bool = False) -> None:
+    """Unpack a study, or only its :data:`SOURCES`, into ``folder``."""
+    with tarfile.open(HERE / f"studies/{study}.tar.xz") as archive:
+        archive.extractall(folder, filter="data")
+    for path in () if whole or not (folder / study).is_dir() else sorted((folder / study).iterdir()):
+        if path.name in SOURCES:
+            continue
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
 
 
 def _bench(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -16,17 +17,22 @@ from typing import Any
 
 import psutil
 
+from bench.jobs.engine import Engine
 from bench.jobs.slurm.client import Slurm
 from bench.jobs.slurm.scheduler import SlurmScheduler
 from bench.plan import make_plan, write_plan
-from bench.study.layout import StudyFolder
+from bench.study.layout import RunFolder, StudyFolder
+from bench.study.ledger import Record
 from bench.study.plan_json import PlannedStudy, open_study
 from bench.study.records import METRICS_COLUMNS
 from tests.cluster.containers import wait_for
 from tests.commands import command_line
-from tests.common import run_program
+from tests.common import run_program, write_program
 from tests.matrices import matrix, slurm
 
+#: The first act of each script.
+GATE = Path(__file__).parents[2].joinpath("slurm_templates/gate.j2").read_text(encoding="utf-8")
+GATE += 'claim_folder "$1" "$SLURM_JOB_ID" "${SLURM_RESTART_COUNT:-0}"'
 #: Commands that write the results that the executor expects of a successful run.
 MEASURE = f"printf '%s\\n' {','.join(METRICS_COLUMNS)} {',' * (len(METRICS_COLUMNS) - 1)} >\"$1/metrics.csv\""
 
@@ -56,8 +62,9 @@ class Study:
         return open_study(StudyFolder(self.folder))
 
     @property
-    def executor(self) -> SlurmScheduler:
-        return SlurmScheduler(self.planned, slurm=Slurm(environment={**os.environ, **self.environment}))
+    def engine(self) -> Engine:
+        planned, environment = self.planned, {**os.environ, **self.environment}
+        return Engine(planned, SlurmScheduler(planned, slurm=Slurm(environment=environment)))
 
     def command(self, *words: str) -> list[str]:
         """Return the command ``bench WORDS``; the word STUDY is replaced by the folder."""
@@ -86,14 +93,19 @@ class Study:
             stdin=subprocess.DEVNULL,
         )
 
-    def status(self) -> dict[str, dict[str, Any]]:
-        """Return the record of each run after a refresh."""
-        return {run_id: vars(record) for run_id, record in self.executor.poll().items()}
+    def status(self) -> dict[str, Record]:
+        """Return the present record of each run."""
+        return self.engine.poll()
+
+    def record(self, run_id: str) -> Record:
+        """Return the record of a run in the ledger; Slurm is not asked."""
+        return self.planned.records()[run_id]
+
+    def attempt(self, run_id: str, attempt: int = 1) -> RunFolder:
+        return self.planned.folder.attempt(run_id, attempt)
 
     def run_json(self, run_id: str, attempt: int = 1) -> dict[str, Any]:
-        content: dict[str, Any] = json.loads(
-            (self.folder / f"runs/{run_id}/attempt-{attempt}/run.json").read_text()
-        )
+        content: dict[str, Any] = json.loads(self.attempt(run_id, attempt).run_json.read_text())
         return content
 
     def jobs_per_run(self) -> Counter[str]:
@@ -119,6 +131,15 @@ class Study:
         jobs = dict(line.split(maxsplit=1) for line in shown.stdout.splitlines())
         key = self.planned.plan["key"]
         return {job_id: name for job_id, name in jobs.items() if name.endswith(f".{key}")}
+
+
+def with_waiting_sbatch(study: Study, folder: Path) -> Study:
+    """Return a study whose sbatch waits, before it submits, until there is a file ``go`` in ``folder``."""
+    programs = folder / "bin"
+    programs.mkdir()
+    until = f'until [ "$1" != --parsable ] || [ -e {folder}/go ]; do sleep 0.1; done'
+    write_program(programs / "sbatch", f'#!/bin/bash\n{until}\nexec {shutil.which("sbatch")} "$@"\n')
+    return Study(study.folder, {**study.environment, "PATH": f"{programs}:{os.environ['PATH']}"})
 
 
 @contextmanager
@@ -169,7 +190,7 @@ def scripted_study(
         script = study.folder / f"scripts/n{size}x1-gloo-srun-b{batch}.sbatch"
         assert script.exists()
         head, directives, body = _parted(body)
-        script.write_text(f"{head}{directives}\n{body}\n")
+        script.write_text(f"{head}{directives}\n{GATE}\n{body}\n")
     return study
 
 

@@ -19,8 +19,8 @@ def test_masks_per_rank_arrive_in_a_pack_and_are_recorded_in_env_json(cluster, t
     study = plan_study(tmp_path, text, cluster.environment)
     with submitted(study, "--wait", "--pack"):
         (shown,) = study.status().values()
-    folder = study.folder / f"runs/{shown['run_id']}/attempt-1"
-    assert shown["state"] == "completed", (shown, (folder / "job.err").read_text())
-    assert study.run_json(shown["run_id"])["allocation"]["kind"] == "pack"
+    folder = study.folder / f"runs/{shown.run_id}/attempt-1"
+    assert shown.state == "completed", (shown, (folder / "job.err").read_text())
+    assert study.run_json(shown.run_id)["allocation"]["kind"] == "pack"
     (host,) = json.loads((folder / "env.json").read_text())["hosts"]
     assert (host["ranks"], host["affinity"]) == ([0, 1], ["1", "0"])

@@ -18,12 +18,10 @@ from typing import Any
 import psutil
 import pytest
 
-from bench.jobs.local import scheduler as local
-from bench.jobs.local.scheduler import LocalScheduler
-from bench.jobs.scheduler import Callbacks
 from bench.measure.command_conditions import merge_nodes
 from bench.plan import make_plan, write_plan
 from bench.study.layout import RunFolder, StudyFolder
+from bench.study.ledger import Record
 from bench.study.plan_json import PlannedStudy, open_study
 from bench.study.verify import verify_run
 from tests.cluster.containers import wait_for
@@ -54,30 +52,10 @@ def study(tmp_path, monkeypatch):
         axes, workload = {"tasks_per_node": [2]}, command(words, **options)
         Path("own.yaml").write_text(matrix("own", cluster=cluster, axes=axes, batch=8, workload=workload))
         planned = open_study(write_plan(make_plan(Path("own.yaml")), Path("results")))
-        LocalScheduler(planned).submit(planned.runs, seen=planned.records(), callbacks=Callbacks())
+        bench("submit", "own", cwd=root)
         return planned
 
     return study
-
-
-@pytest.fixture
-def limit_when_ready(monkeypatch):
-    """Return a time limit that is reached as soon as both ranks have printed ``ready``."""
-    limit_s = 5
-
-    class Process(subprocess.Popen):
-        def __init__(self, *arguments, **options) -> None:
-            self.output = Path(getattr(options.get("stdout"), "name", os.devnull))
-            super().__init__(*arguments, **options)
-
-        def wait(self, timeout: float | None = None) -> int:
-            if timeout != limit_s:
-                return super().wait(timeout)
-            wait_for(lambda: self.output.read_text().count("ready") == 2, what="the command")
-            raise subprocess.TimeoutExpired(self.args, timeout)
-
-    monkeypatch.setattr(local.subprocess, "Popen", Process)
-    return f"{limit_s}s"
 
 
 def left(study: PlannedStudy) -> RunFolder:
@@ -88,6 +66,14 @@ def run_json(study: PlannedStudy) -> dict:
     return json.loads(left(study).run_json.read_text())
 
 
+def record(study: PlannedStudy) -> Record:
+    return study.records()[study.runs[0].run_id]
+
+
+def passes(study: PlannedStudy) -> bool:
+    return verify_run(left(study), record(study), study.cell_of(study.runs[0].run_id)).passed
+
+
 def bench(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return command_line.bench(*words, cwd=cwd, BENCH_RESULTS=str(cwd / "results"), OMP_NUM_THREADS="1")
 
@@ -95,18 +81,18 @@ def bench(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 def test_a_command_needs_no_torch_and_gets_its_arguments_literally(study):
     words = ["{run_dir}", "{cell_id}", "a  'b' $HOME", "{{}}"]
     done = study(["bash", "-c", 'printf "%s\\n" "$@" >"$1/words.$RANK"', "bash", *words])
-    assert (run_json(done)["state"], run_json(done)["warnings"]) == ("completed", [])
+    assert (str(record(done).state), list(record(done).end.warnings)) == ("completed", [])
     folder = left(done)
     wanted = [str(folder.path.resolve()), "n1x2-gloo-torchrun-b8", "a  'b' $HOME", "{}"]
     for rank in (0, 1):
         assert (folder.path / f"words.{rank}").read_text().splitlines() == wanted
-    assert verify_run(folder.path).passed
+    assert passes(done)
 
 
 def test_the_node_is_sampled_and_the_log_searched_after_a_command_without_the_recorder(study):
     done = study(["bash", "-c", "sleep 0.3; echo Grad strides do not match bucket view strides."])
     folder = left(done)
-    (warning, *_) = run_json(done)["warnings"]
+    (warning, *_) = record(done).end.warnings
     assert (warning["cause"], warning["path"], warning["line"]) == ("slow-gradient-strides", "job.out", 1)
     content = json.loads(folder.conditions.read_text())
     (window,) = content["windows"]
@@ -143,7 +129,8 @@ def test_a_command_without_the_recorder_has_an_environment_and_its_script(study)
     assert (env["python"], env["torch"]) == (platform.python_version(), version("torch"))
     assert (env["joined"], env["backend"], env["transport"]) == (None, None, None)
     assert not list(left(done).path.glob("env-node*"))
-    outcomes = {check.name: check.outcome for check in verify_run(left(done).path).checks}
+    verification = verify_run(left(done), record(done), done.cell_of(done.runs[0].run_id))
+    outcomes = {check.name: check.outcome for check in verification.checks}
     assert (outcomes["script"], outcomes["nodes"], outcomes["ranks joined"]) == ("ok", "ok", "not measured")
 
 
@@ -160,19 +147,18 @@ def test_a_command_without_the_recorder_has_an_environment_and_its_script(study)
 )
 def test_a_command_that_fails_or_does_not_print_its_metrics_has_failed(study, words, metrics, reason):
     done = study(words, metrics=metrics)
-    content = run_json(done)
-    assert (content["state"], content["reason"]) == ("failed", reason)
-    assert not verify_run(left(done).path).passed
+    assert (str(record(done).state), record(done).reason) == ("failed", reason)
+    assert not passes(done)
 
 
-def test_the_time_limit_ends_every_process_of_a_command(study, limit_when_ready, monkeypatch):
-    monkeypatch.setattr(local, "COMMAND_END_S", 0.5)
+def test_the_time_limit_ends_every_process_of_a_command(study):
     words = "rank 0 on n1: rank 1 on n2 did not reach step 3"
     script = f"trap 'echo \"bench: error: {words}\" >&2' TERM; sleep 4242 & echo ready; wait; sleep 4242"
-    done = study(["bash", "-c", script], limit=limit_when_ready)
-    content = run_json(done)
-    assert content["reason"] == f"the time limit of 5 s was reached; {words}"
-    assert content["failure_class"] == "time-limit"
+    done = study(["bash", "-c", script], limit="15s")
+    assert record(done).reason == f"the time limit was reached; {words}"
+    assert record(done).failure_class == "time-limit"
+    assert left(done).out.read_text().count("ready") == 2
+    assert left(done).conditions.exists(), "the node is sampled after the command"
     wait_for(
         lambda: ["sleep", "4242"] not in [p.info["cmdline"] for p in psutil.process_iter(["cmdline"])],
         what="the end of all processes",
@@ -224,7 +210,7 @@ def test_srun_and_torchrun_give_a_command_the_same_names(cluster, tmp_path, monk
     for run in study.runs:
         path = study.folder.attempt(run.run_id, 1).path
         names[run.cell_id] = [(path / f"env.{rank}").read_text().split() for rank in range(4)]
-        assert verify_run(path).passed
+    assert bench("verify", "own", cwd=tmp_path).returncode == 0
     srun, torchrun = names.values()
     assert srun == torchrun
     assert srun[3] == "BENCH_GLOBAL_BATCH=32 LOCAL_RANK=1 LOCAL_WORLD_SIZE=2 RANK=3 WORLD_SIZE=4".split()

@@ -33,6 +33,6 @@ def test_a_running_submission_stops(cluster, tmp_path):
         last = list(said)[-2:]
     assert submission.returncode == 1
     assert last[0] == HALTED
-    states = [run["state"] for run in study.status().values()]
+    states = [run.state for run in study.status().values()]
     assert set(states) == {"planned", "cancelled"}
     assert cancelled.stdout == f"{states.count('cancelled')} runs cancelled\n"

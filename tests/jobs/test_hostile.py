@@ -160,8 +160,9 @@ def test_hostile_folders_and_values_arrive_in_real_jobs(cluster, tmp_path):
         assert {name: arrived["env"][name] for name in values} == values
         assert arrived["env"]["SPOKEN"] == 'it is "$(echo said)"; `x` é'
         assert str(attempt.path) in arrived["words"]
-        content = study.run_json(run.run_id)
-        assert content["reason"].startswith("ended without metrics.csv, although Slurm says COMPLETED")
+        assert study.planned.records()[run.run_id].reason.startswith(
+            "ended without metrics.csv, although Slurm says COMPLETED"
+        )
     for command in ("status", "verify", "report"):
         shown = study.bench(command, "STUDY")
         assert "Traceback" not in shown.stderr

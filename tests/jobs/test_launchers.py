@@ -36,7 +36,7 @@ def study(running_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) ->
 def test_every_run_of_either_launcher_completes_and_passes(study):
     shown = study.status()
     assert len(shown) == 2
-    assert {run["state"] for run in shown.values()} == {"completed"}
+    assert {run.state for run in shown.values()} == {"completed"}
     verified = study.bench("verify", "STUDY")
     assert verified.stdout.splitlines()[-1] == "2 of 2 runs pass"
 
@@ -46,7 +46,7 @@ def test_the_ranks_join_on_the_allocated_hosts_and_report_them(study, running_cl
         folder = RunFolder(study.folder / f"runs/{name}/attempt-1")
         env, content = json.loads(folder.env.read_text()), study.run_json(name)
         cell = content["cell"]
-        asked = ["sacct", "-nXPj", run["job_id"], "-o", "State,NodeList"]
+        asked = ["sacct", "-nXPj", run.job_id, "-o", "State,NodeList"]
         state, nodes = running_cluster.run(asked).stdout.strip().split("|")
         given = running_cluster.run(["scontrol", "show", "hostnames", nodes]).stdout.split()
         assert state == "COMPLETED"
@@ -56,9 +56,9 @@ def test_the_ranks_join_on_the_allocated_hosts_and_report_them(study, running_cl
         assert [host["ranks_here"] for host in env["hosts"]] == per_node
         ranks = cell["world_size"]
         assert (env["joined"]["ranks"], env["joined"]["expected"]) == (ranks, ranks)
-        assert content["submitted_at"][:19] <= content["started_at"] <= content["ended_at"]
+        assert content["submitted_at"][:19] <= run.end.started_at <= run.end.ended_at
         steps = [line.split()[0] for line in folder.sacct_summary.read_text().splitlines()[1:]]
-        assert steps == [run["job_id"], f"{run['job_id']}.batch", f"{run['job_id']}.0"]
+        assert steps == [run.job_id, f"{run.job_id}.batch", f"{run.job_id}.0"]
         said = folder.out.read_text() + folder.err.read_text()
         assert re.search(rf"\b{ranks}/{ranks} ranks? joined", said), said
 
@@ -108,7 +108,7 @@ def test_options_of_a_site_reach_slurm(site, tmp_path):
     script.write_text("\n".join(["#!/bin/bash", *head, body, MEASURE, ""]))
     done = study.bench("submit", "STUDY")
     assert done.returncode == 0, done.stderr
-    job_id = study.run_json(run.run_id)["job_id"]
+    job_id = study.record(run.run_id).job_id
     fields = "Partition,Account,QOS,Constraints,ReqTRES,NodeList,State"
 
     def accounting_row() -> list[str]:
@@ -151,10 +151,10 @@ def test_a_preempted_run_fails_as_preempted_everywhere(cluster, tmp_path):
     body = f"{WHOLE_NODE}#SBATCH --no-requeue\n{LONG}"
     study = scripted_study(tmp_path, [body], cluster.environment, name="preempted")
     push_out(study, cluster)
-    wait_for(lambda: study.status()[run_id(1)]["state"] == "failed", what="its end")
+    wait_for(lambda: study.status()[run_id(1)].state == "failed", what="its end")
     run = study.status()[run_id(1)]
     reason = "PREEMPTED: was stopped for another job"
-    assert (run["failure_class"], run["reason"]) == ("preempted", reason)
+    assert (run.failure_class, run.reason) == ("preempted", reason)
     assert (
         study.bench("verify", "STUDY").stdout.splitlines()[1].startswith(f"  FAIL  state: failed ({reason})")
     )
@@ -173,12 +173,12 @@ def test_a_preempted_and_requeued_job_is_queued_with_the_reason(cluster, tmp_pat
     body = f"{WHOLE_NODE}#SBATCH --requeue\n{LONG}"
     study = scripted_study(tmp_path, [body], cluster.environment, name="requeued")
     push_out(study, cluster)
-    wait_for(lambda: study.status()[run_id(1)]["state"] == "queued", what="its return")
+    wait_for(lambda: study.status()[run_id(1)].state == "queued", what="its return")
     run = study.status()[run_id(1)]
-    assert run["job_id"] == study.run_json(run_id(1))["job_id"]
+    assert run.job_id == study.record(run_id(1)).job_id
     # squeue of 24.11 gives no reason for this wait, earlier releases give BeginTime.
-    assert run["reason"].startswith("PREEMPTED: was stopped for another job; waits to start")
+    assert run.reason.startswith("PREEMPTED: was stopped for another job; waits to start")
     dry = study.bench("submit", "STUDY", "--dry-run").stdout
     assert dry == "0 of 1 runs would be started\n"
     assert study.bench("cancel", "STUDY").stdout == "1 run cancelled\n"
-    assert study.status()[run_id(1)]["state"] == "cancelled"
+    assert study.status()[run_id(1)].state == "cancelled"

@@ -1,4 +1,4 @@
-"""Execution on this machine, with real ranks and signals."""
+"""Execution on this machine: the scheduler with short scripts, and the command line with real ranks."""
 
 from __future__ import annotations
 
@@ -7,24 +7,31 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from bench.commands.options import pending
 from bench.errors import BenchError
-from bench.jobs.local.scheduler import LocalScheduler
-from bench.jobs.scheduler import Callbacks
+from bench.jobs.contract import Job
+from bench.jobs.local import LocalScheduler, process_id
 from bench.plan import make_plan, write_plan
 from bench.study.layout import StudyFolder
+from bench.study.ledger import Record, RunState
 from bench.study.plan_json import PlannedStudy, open_study
 from bench.study.records import METRICS_COLUMNS, RANKS_COLUMNS, STEPS_COLUMNS
-from bench.study.verify import verify_run
+from bench.study.run_json import next_attempt
 from tests.cluster.containers import wait_for
+from tests.commands.command_line import bench
 from tests.common import run_program
 from tests.matrices import BARE, matrix, training
+
+#: A process in a session of its own, as ranks are, which ignores SIGTERM.
+STUBBORN = "(trap '' TERM; exec setsid sleep 4242) &"
 
 
 def planned(
@@ -44,169 +51,274 @@ def planned(
     return open_study(write_plan(make_plan(path), root / "results"))
 
 
-def submitted(study: PlannedStudy, **options) -> None:
-    executor = LocalScheduler(study)
-    seen = executor.poll()
-    executor.submit(pending(study.runs, seen, **options), seen=seen, callbacks=Callbacks())
+# -- the scheduler, with jobs whose set-up line is all that they do ----------------------
+
+
+Jobs = Callable[..., tuple[LocalScheduler, Job]]
+
+
+@pytest.fixture
+def job_of(tmp_path: Path) -> Jobs:
+    """Return a function that plans a job with a set-up line; check at the end that no process is left."""
+    made: list[Job] = []
+
+    def make(line: str, *, limit: str = "2m") -> tuple[LocalScheduler, Job]:
+        study = planned(tmp_path, ranks=[1], setup=[line], limit=limit)
+        attempt = next_attempt(study, study.runs[0], Record(run_id=study.runs[0].run_id))
+        attempt.claim(study)
+        script = study.script(attempt.cell.cell_id).absolute()
+        made.append(Job(name=attempt.job_name, script=script, folder=attempt.folder))
+        return LocalScheduler(study), made[-1]
+
+    yield make
+    for job in made:
+        wait_for(lambda job=job: not named(job), what="the end of all processes")
+
+
+def named(job: Job) -> list[str]:
+    """Return the processes of a job."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if job.name in process.cmdline() or process.environ().get("BENCH_JOB") == job.name:
+                found.append(str(process))
+    return found
+
+
+def state(scheduler: LocalScheduler, job: Job, job_id: str = "") -> str | None:
+    """Return the state of a job: ``over`` if only its folder knows how it ended, None if it is not known."""
+    status = scheduler.poll({job.name: job_id}).get(job.name)
+    if status is None:
+        return None
+    return "over" if status.state is RunState.UNKNOWN and status.settled else str(status.state)
+
+
+def end_of(job: Job) -> tuple[int, str | None, str]:
+    end = json.loads(job.folder.end.read_text())
+    return end["exit_code"], end["signal"], end["by"]
+
+
+def begun(job: Job) -> None:
+    wait_for((job.folder.path / "begun").exists, what="the job")
+
+
+def test_a_job_is_found_by_its_id_and_by_its_name_until_it_has_ended(job_of):
+    scheduler, job = job_of('while [ ! -e "$run_dir/go" ]; do sleep 0.1; done; exit 3')
+    assert scheduler.poll({job.name: ""}) == {}
+    job_id = scheduler.submit(job)
+    wait_for(lambda: scheduler.living([job.name]) == {job.name: job_id}, what="the process")
+    wait_for(job.folder.start.exists, what="the script")
+    assert job.folder.start.read_text().split()[0] == job_id
+    assert [state(scheduler, job, known) for known in (job_id, "")] == ["running", "running"]
+    (job.folder.path / "go").touch()
+    wait_for(lambda: state(scheduler, job, job_id) == "over", what="the end")
+    assert state(scheduler, job) is None
+    assert end_of(job) == (3, None, "exit")
+    host, pid, start = job_id.split(":")
+    assert state(scheduler, job, f"{host}:{os.getpid()}:{start}") == "over", "a reused process id"
+    status = scheduler.poll({job.name: f"elsewhere:{pid}:{start}"})[job.name]
+    assert (status.state, status.settled) == (RunState.UNKNOWN, False)
+    assert status.reason == f"the run is process {pid} on elsewhere; run `bench status` there"
+    assert status.owner == "host elsewhere"
+    scheduler.cancel([job_id])  # nothing happens
+
+
+@pytest.mark.parametrize("by", ["term", "limit"])
+def test_a_cancelled_job_and_one_at_its_limit_leave_no_process(job_of, by):
+    line = f'{STUBBORN} touch "$run_dir/begun"; sleep 4242'
+    scheduler, job = job_of(line, limit="2m" if by == "term" else "1s")
+    job_id = scheduler.submit(job)
+    begun(job)
+    if by == "term":
+        scheduler.cancel([job_id])
+    wait_for(lambda: state(scheduler, job, job_id) == "over", what="the end")
+    assert end_of(job) == (143, "TERM", by)
+
+
+@pytest.mark.parametrize("wait", ["trap '' TERM; sleep 4242; sleep 4242", "sleep 4242"])
+def test_a_job_that_ignores_the_signal_or_was_stopped_is_killed(job_of, wait):
+    scheduler, job = job_of(f'touch "$run_dir/begun"; {wait}')
+    job_id = scheduler.submit(job)
+    begun(job)
+    if "trap" not in wait:
+        os.kill(int(job_id.split(":")[1]), signal.SIGSTOP)
+    started = time.monotonic()
+    scheduler.cancel([job_id])
+    assert time.monotonic() - started < 5, "the script, not `bench cancel`, waits for the end"
+    wait_for(lambda: state(scheduler, job, job_id) == "over", what="the end")
+    assert end_of(job) == (143, "TERM", "term")
+
+
+def test_the_processes_of_a_killed_script_are_ended(job_of):
+    scheduler, job = job_of(f'{STUBBORN} touch "$run_dir/begun"; sleep 4242; sleep 4242')
+    job_id = scheduler.submit(job)
+    begun(job)
+    os.kill(int(job_id.split(":")[1]), signal.SIGKILL)
+    assert state(scheduler, job, job_id) == "running", "its ranks may still train"
+    wait_for(lambda: state(scheduler, job, job_id) == "over", what="the end")
+    assert end_of(job) == (137, "KILL", "kill")
+
+
+def test_a_folder_has_one_start(job_of):
+    scheduler, job = job_of('echo began >>"$run_dir/lines"; while [ ! -e "$run_dir/go" ]; do sleep 0.1; done')
+    first = scheduler.submit(job)
+    wait_for((job.folder.path / "lines").exists, what="the first start")
+    second = scheduler.submit(job)
+    wait_for(lambda: "another" in job.folder.err.read_text(), what="the second start")
+    assert scheduler.living([job.name]) == {job.name: first} != {job.name: second}
+    owner = job.folder.start.read_text()
+    assert owner.split()[0] == first
+    assert job.folder.err.read_text() == f"bench: error: another start owns this folder: {owner}"
+    (job.folder.path / "go").touch()
+    scheduler.cancel([first])
+    wait_for(lambda: state(scheduler, job, first) == "over", what="the end")
+    assert (job.folder.path / "lines").read_text() == "began\n"
+
+
+def test_a_withdrawn_attempt_does_not_start(job_of):
+    scheduler, job = job_of('touch "$run_dir/begun"')
+    job.folder.start.write_text("bench 2026-01-01T00:00:00Z n1 0\n")
+    job_id = scheduler.submit(job)
+    wait_for(lambda: state(scheduler, job, job_id) == "over", what="the end")
+    assert not job.folder.end.exists()
+    assert not (job.folder.path / "begun").exists()
+
+
+def test_an_orphan_of_a_run_is_found_by_its_environment(job_of):
+    scheduler, job = job_of("exit")
+    orphan = subprocess.Popen(["sleep", "4242"], env={**os.environ, "BENCH_JOB": job.name})
+    try:
+        assert scheduler.living([job.name]) == {job.name: process_id(orphan.pid)}
+        scheduler.cancel([process_id(orphan.pid)])
+        assert orphan.wait(60) == -signal.SIGTERM
+    finally:
+        orphan.kill()
+        orphan.wait()
+
+
+# -- the command line, with real ranks -------------------------------------------------
 
 
 def states(study: PlannedStudy) -> dict[str, str]:
-    return {run_id: str(record.state) for run_id, record in LocalScheduler(study).poll().items()}
+    done = bench("status", str(study.folder.path), "--json", cwd=Path.cwd())
+    return {run["run_id"]: run["state"] for run in json.loads(done.stdout)["runs"]}
 
 
-def harness(study: PlannedStudy) -> subprocess.Popen:
-    """Start `bench submit`; its output goes to the file :func:`said`."""
+def submission(study: PlannedStudy) -> subprocess.Popen:
+    """Start `bench submit`."""
     words = [sys.executable, "-m", "bench", "submit", str(study.folder.path)]
-    with said(study).open("w") as output:
-        return subprocess.Popen(words, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
+    return subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT)
 
 
-def said(study: PlannedStudy) -> Path:
-    return study.folder.path.parent / "said.txt"
-
-
-def ranks_of(process: psutil.Process, *, count: int) -> list[psutil.Process]:
-    """Return the rank processes of a harness (server, agent, ranks)."""
-    try:
-        agents = [child for server in process.children() for child in server.children()]
-        ranks = [rank for agent in agents for rank in agent.children()]
-    except psutil.NoSuchProcess:
-        return []
-    return ranks if len(ranks) == count else []
+def ranks_of(study: PlannedStudy) -> list[psutil.Process]:
+    """Return the rank processes of a study."""
+    found = []
+    for process in psutil.process_iter(["environ"]):
+        variables = process.info["environ"] or {}
+        if variables.get("BENCH_JOB", "").endswith(study.plan["key"]) and "LOCAL_RANK" in variables:
+            found.append(process)
+    return found
 
 
 def test_every_run_completes_in_the_planned_order_and_leaves_all_files(tmp_path):
     study = planned(tmp_path)
-    submitted(study)
+    done = bench("submit", str(study.folder.path), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
     assert set(states(study).values()) == {"completed"}
-    started = [event["run_id"] for event in study.ledger.events() if event["event"] == "started"]
+    lines = [json.loads(line) for line in study.folder.ledger.read_text().splitlines()]
+    started = [line["run_id"] for line in lines if line["state"] == "queued" and not line.get("job_id")]
     assert started == [run.run_id for run in study.runs]
     for run in study.runs:
         folder = study.folder.attempt(run.run_id, 1)
         names = {path.name for path in folder.path.iterdir()}
-        assert names >= {"env.json", "end.json", "job.out", "job.err"}
+        assert names >= {"env.json", "end.json", "start", "job.out", "job.err"}
         assert folder.metrics_csv.read_text().splitlines()[0] == ",".join(METRICS_COLUMNS)
         assert folder.ranks_csv.read_text().splitlines()[0] == ",".join(RANKS_COLUMNS)
         assert folder.steps_csv.read_text().splitlines()[0] == ",".join(STEPS_COLUMNS)
-        verdict = verify_run(folder.path)
-        assert verdict.passed, [str(check) for check in verdict.checks]
-        content = json.loads(folder.run_json.read_text())
-        described = [content[name] for name in ("study", "run_id", "repeat", "attempt")]
-        assert described == ["tiny", run.run_id, run.repeat, 1]
-        assert content["cell"]["world_size"] == study.cells[run.cell_id].world_size
-        assert (content["state"], content["reason"], content["exit_code"]) == ("completed", "", 0)
-        assert content["submitted_at"] <= content["started_at"] <= content["ended_at"]
+    assert bench("verify", str(study.folder.path), cwd=tmp_path).returncode == 0
     before = study.folder.ledger.read_bytes()
-    submitted(study)
+    assert bench("submit", str(study.folder.path), cwd=tmp_path).returncode == 0
     assert study.folder.ledger.read_bytes() == before, "nothing is started again"
-    # The script executed by hand has the same results.
-    run = next(run for run in study.runs if "x2" in run.cell_id)
+
+
+def test_a_script_is_executed_by_hand_with_the_same_results(tmp_path):
+    study = planned(tmp_path, ranks=[2])
     env = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    words = ["bash", study.script(run.cell_id), tmp_path / "by hand"]
-    done = run_program(words, env=env)
+    script = study.script(study.runs[0].cell_id).absolute()
+    done = run_program(["bash", script], env=env, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "2/2 ranks joined" in done.stdout
-    ours = study.folder.attempt(run.run_id, 1).metrics_csv.read_text().splitlines()
-    theirs = (tmp_path / "by hand" / "metrics.csv").read_text().splitlines()
-    assert (theirs[0], len(theirs)) == (ours[0], len(ours))
+    (folder,) = tmp_path.glob("manual-*")
+    assert len((folder / "metrics.csv").read_text().splitlines()) == 3
+    assert run_program(["bash", script, folder], env=env).returncode == 1, "a second start in the folder"
 
 
 def test_a_killed_rank_fails_its_run_with_the_reason_and_other_runs_continue(tmp_path):
     study = planned(tmp_path, ranks=[2], steps=400, epochs=50, repeats=2)
-    process = harness(study)
-    first = study.folder.attempt(study.runs[0].run_id, 1)
-    try:
-        wait_for(first.metrics_csv.exists, what="the first epoch")
-        wait_for(lambda: ranks_of(psutil.Process(process.pid), count=2), what="both ranks")
-        ranks = ranks_of(psutil.Process(process.pid), count=2)
-        ranks[1].send_signal(signal.SIGKILL)
-        wait_for(lambda: states(study)[study.runs[0].run_id] == "failed", what="the end")
-        record = LocalScheduler(study).poll()[study.runs[0].run_id]
-        assert "rank 1 was killed by SIGKILL" in record.reason
-        rows = first.metrics_csv.read_text().splitlines()
-        assert len(rows) > 1
-        assert all(row.count(",") == len(METRICS_COLUMNS) - 1 for row in rows)
-        wait_for(lambda: states(study)[study.runs[1].run_id] == "running", what="the next run")
-    finally:
-        process.send_signal(signal.SIGINT)
-        process.wait(timeout=280)
-
-
-def test_a_killed_harness_leaves_no_process_and_a_failed_run_with_the_reason(tmp_path):
-    study = planned(tmp_path, ranks=[2], steps=400, epochs=50, repeats=2)
-    process = harness(study)
     first, second = (run.run_id for run in study.runs)
-    wait_for(study.folder.attempt(first, 1).metrics_csv.exists, what="the first epoch")
-    family = psutil.Process(process.pid).children(recursive=True)
-    assert len(family) == 1 + 1 + 2, "the server, its agent, and as many ranks as asked for"
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
-    _, alive = psutil.wait_procs(family, timeout=280)
-    assert alive == []
-    record = LocalScheduler(study).poll()[first]
-    assert (str(record.state), record.failure_class) == ("failed", "killed")
-    assert record.reason == f"the `bench submit` process ({process.pid}) was killed during this run"
-    content = json.loads(study.folder.attempt(first, 1).run_json.read_text())
-    assert (content["state"], content["reason"]) == ("failed", record.reason)
-    left = pending(study.runs, LocalScheduler(study).poll())
-    assert [run.run_id for run in left] == [second]
-    assert [run.run_id for run in pending(study.runs, study.records(), retry_failed=True)] == [first, second]
+    with submission(study) as process:
+        try:
+            folder = study.folder.attempt(first, 1)
+            wait_for(folder.metrics_csv.exists, what="the first epoch")
+            wait_for(lambda: len(ranks_of(study)) == 2, what="both ranks")
+            victim = next(rank for rank in ranks_of(study) if rank.environ()["RANK"] == "1")
+            victim.send_signal(signal.SIGKILL)
+            wait_for(lambda: states(study)[first] == "failed", what="the end")
+            # `bench submit` or `bench status` writes the end: the one that has the lock.
+            reason = "was killed by SIGKILL"
+            wait_for(lambda: reason in study.records()[first].reason, what="the end in the ledger")
+            rows = folder.metrics_csv.read_text().splitlines()
+            assert len(rows) > 1
+            assert all(row.count(",") == len(METRICS_COLUMNS) - 1 for row in rows)
+            wait_for(lambda: states(study)[second] == "running", what="the next run")
+        finally:
+            process.kill()
+            bench("cancel", str(study.folder.path), cwd=tmp_path)
+    wait_for(lambda: not ranks_of(study), what="the end of the ranks")
 
 
-def test_a_study_is_submitted_once_and_continues_after_a_stop_with_the_remaining_runs(tmp_path):
-    study = planned(tmp_path, ranks=[1], steps=200, epochs=5000, repeats=3)
-    process = harness(study)
-    first = study.folder.attempt(study.runs[0].run_id, 1)
-    wait_for(first.metrics_csv.exists, what="the first epoch")
-    with pytest.raises(BenchError) as caught:
-        submitted(study)
-    holder = f"pid {process.pid} on {os.uname().nodename}"
-    assert str(caught.value) == (
-        f"{study.folder.path}: another `bench submit` is running for this study ({holder}); "
-        "wait until it ends, or stop it"
-    )
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=280) == 130
-    assert said(study).read_text().splitlines()[-1] == "stopped"
-    record = study.records()[study.runs[0].run_id]
-    assert (str(record.state), record.reason) == ("cancelled", "stopped by the user")
-    assert [run.run_id for run in pending(study.runs, study.records())] == [run.run_id for run in study.runs]
+def test_a_run_goes_on_without_its_bench_submit_and_is_not_started_again(tmp_path):
+    study = planned(tmp_path, ranks=[2], steps=60, epochs=20, repeats=2)
+    first, second = (run.run_id for run in study.runs)
+    with submission(study) as process:
+        wait_for(study.folder.attempt(first, 1).metrics_csv.exists, what="the first epoch")
+        process.kill()
+    assert states(study) == {first: "running", second: "planned"}
+    done = bench("submit", str(study.folder.path), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert states(study) == {first: "completed", second: "completed"}
+    assert [record.attempt for record in study.records().values()] == [1, 1]
+
+
+def test_a_cancelled_run_is_started_again_by_the_next_submission(tmp_path):
+    study = planned(tmp_path, ranks=[2], setup=["[ -e go ] || sleep 4242"])
+    (run,) = study.runs
+    with submission(study) as process:
+        wait_for(study.folder.attempt(run.run_id, 1).start.exists, what="the run")
+        assert bench("cancel", str(study.folder.path), cwd=tmp_path).stdout == "1 run cancelled\n"
+        process.wait(280)
+    assert states(study) == {run.run_id: "cancelled"}
+    study.folder.path.joinpath("../../go").touch()
+    env = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    done = bench("submit", str(study.folder.path), cwd=study.folder.path.parent.parent, **env)
+    assert done.returncode == 0, done.stderr
+    assert (states(study), study.records()[run.run_id].attempt) == ({run.run_id: "completed"}, 2)
 
 
 def test_a_run_is_ended_at_its_time_limit_with_the_reason(tmp_path):
-    study = planned(tmp_path, ranks=[2], steps=5000, epochs=1000, limit="1s")
-    submitted(study)
+    study = planned(tmp_path, ranks=[2], steps=5000, epochs=1000, limit="10s")
+    assert bench("submit", str(study.folder.path), cwd=tmp_path).returncode == 1
     record = study.records()[study.runs[0].run_id]
     assert (str(record.state), record.failure_class) == ("failed", "time-limit")
-    assert record.reason == "the time limit of 1 s was reached"
-
-
-def test_retry_failed_makes_a_new_attempt_and_keeps_the_old_one(tmp_path):
-    study = planned(tmp_path, ranks=[1])
-    run_id, before = study.runs[0].run_id, study.records()
-    study.ledger.append(
-        "started", run_id=run_id, attempt=1, pid=2**22 - 1, pid_started=0.0, host=os.uname().nodename
-    )
-    study.folder.attempt(run_id, 1).path.mkdir(parents=True)
-    assert states(study) == {run_id: "failed"}
-    submitted(study)
-    # A `bench submit` that chose its runs before this failure does not start the run again either.
-    LocalScheduler(study).submit(study.runs, seen=before, callbacks=Callbacks())
-    assert states(study) == {run_id: "failed"}
-    assert study.records()[run_id].attempt == 1
-    submitted(study, retry_failed=True)
-    assert states(study) == {run_id: "completed"}
-    assert study.records()[run_id].attempt == 2
-    assert study.folder.attempt(run_id, 1).path.is_dir()
+    assert record.reason.startswith("the time limit was reached")
+    assert not ranks_of(study)
 
 
 def test_set_up_lines_and_variables_reach_the_ranks_literally(tmp_path):
     setup = ["export FROM_SETUP='a b'", "touch set-up-ran"]
     study = planned(tmp_path, ranks=[1], setup=setup, env={"NCCL_DEBUG": "$(touch planted) 'x"})
-    env = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    done = run_program(
-        [sys.executable, "-m", "bench", "submit", str(study.folder.path)], cwd=tmp_path, env=env
-    )
+    env = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    done = bench("submit", str(study.folder.path), cwd=tmp_path, **env)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "set-up-ran").exists()
     assert not (tmp_path / "planted").exists()

@@ -14,14 +14,11 @@ from typing import Any
 
 import pytest
 
-from bench.commands.options import pending
-from bench.errors import BenchError
-from bench.jobs.scheduler import Callbacks
-from bench.jobs.ssh import scheduler as ssh
-from bench.jobs.ssh.scheduler import SshScheduler
+from bench.jobs.engine import Engine
 from bench.plan import make_plan, write_plan
 from bench.study.layout import RunFolder
-from bench.study.plan_json import PlannedStudy, open_study
+from bench.study.ledger import Record
+from bench.study.plan_json import open_study
 from tests.cluster.bed import Cluster
 from tests.cluster.containers import wait_for
 from tests.common import read_rows
@@ -89,29 +86,39 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
     return plan
 
 
-def submitted(study: Study, *, retry_failed: bool = False) -> None:
-    executor = SshScheduler(study.planned)
-    seen = executor.poll()
-    runs = pending(study.planned.runs, seen, retry_failed=retry_failed)
-    executor.submit(runs, seen=seen, callbacks=Callbacks())
+def submitted(study: Study, *options: str) -> str:
+    """Submit a study; return what `bench` said."""
+    return study.bench("submit", "STUDY", *options).stderr
 
 
 @contextmanager
-def harness_of(study: Study, *words: str) -> Iterator[Command]:
-    """Yield a running `bench submit`, which ends with the block."""
+def submission(study: Study, *words: str) -> Iterator[Command]:
+    """Yield a running `bench submit`, which ends with the block; its run is cancelled."""
     with study.start("submit", "STUDY", *words) as process:
         try:
             yield process
         finally:
             process.kill()
+            study.bench("cancel", "STUDY")
+
+
+def records(study: Study) -> list[Record]:
+    """Return the present record of each run, in the planned order."""
+    return list(Engine(open_study(study.planned.folder)).poll().values())
 
 
 def states(study: Study) -> dict[int, tuple[str, str]]:
     """Return state and reason by number of hosts."""
-    planned: PlannedStudy = open_study(study.planned.folder)
-    records = SshScheduler(planned).poll()
-    found = {run.run_id: planned.cells[run.cell_id].nodes for run in planned.runs}
-    return {found[run_id]: (str(record.state), record.reason) for run_id, record in records.items()}
+    return {
+        study.planned.cell_of(record.run_id).nodes: (str(record.state), record.reason)
+        for record in records(study)
+    }
+
+
+def process_of(study: Study) -> int:
+    """Return the id of the process that connects to the hosts of the study's only active run."""
+    (job_id,) = (record.job_id for record in records(study) if record.state.active)
+    return int(job_id.split(":")[1])
 
 
 def only_folder(study: Study, attempt: int = 1) -> RunFolder:
@@ -134,8 +141,6 @@ def test_ranks_of_two_hosts_train_together_and_leave_all_files(bed, make):
     assert (verified.returncode, verified.stdout.splitlines()[-1]) == (0, "1 of 1 runs pass"), verified.stdout
     folder = only_folder(study)
     assert [row["host"] for row in read_rows(folder.ranks_csv)] == ["n1", "n2", "n2"]
-    content = json.loads(folder.run_json.read_text())
-    assert (content["hosts"], content["executor"]) == (["n1", "root@n2"], "ssh")
     assert json.loads(folder.end.read_text())["hosts"] == {"n1": 0, "root@n2": 0}
     assert "==> n1 <==\nbench: 3/3 ranks joined on 2 hosts (n1: 0, n2: 1" in folder.out.read_text()
     for host, peer in (("n1", "n2"), ("n2", "n1")):  # set-up lines run on each, in the folder of submission
@@ -148,7 +153,7 @@ def test_ranks_of_two_hosts_train_together_and_leave_all_files(bed, make):
 def test_a_killed_rank_ends_the_run_on_all_hosts_with_the_reason(bed, make):
     study = make(workload=TRAINING | {"steps_per_epoch": 300, "epochs": 500})
     folder = only_folder(study)
-    with harness_of(study) as harness:
+    with submission(study) as process:
         wait_for(folder.metrics_csv.exists, what="the first epoch")
         # -ww: without it, lines are cut after $COLUMNS characters.
         rank = (
@@ -157,47 +162,45 @@ def test_a_killed_rank_ends_the_run_on_all_hosts_with_the_reason(bed, make):
         )
         pid = bed.run_on_node("n2", ["sh", "-c", rank]).stdout.split()[0]
         bed.run_on_node("n2", ["kill", "-KILL", pid])
-        assert harness.wait(180) == 1
-    assert states(study) == {2: ("failed", "rank 1 on n2 was killed by SIGKILL")}
-    content = json.loads(folder.run_json.read_text())
-    assert (content["failure_class"], content["exit_code"]) == ("killed", 1)
+        assert process.wait(180) == 1
+    (record,) = records(study)
+    assert (str(record.state), record.reason) == ("failed", "rank 1 on n2 was killed by SIGKILL")
+    assert (record.failure_class, record.exit_code) == ("killed", 1)
     assert not running(bed, "n1")
     assert not running(bed, "n2")
 
 
-def test_a_killed_harness_leaves_nothing_running_and_nothing_runs_twice(bed, make):
+def test_a_run_whose_process_was_killed_ends_on_all_hosts_and_is_not_started_again(bed, make):
     study = make(f'echo "$2" >>started; {RANKS} {MEASURE}; [ -e go ] || wait', repeats=2)
     started = Path("started")
-    with harness_of(study) as harness:
+    with submission(study) as process:
         wait_for(lambda: started.exists() and len(started.read_text().split()) == 2, what="a run")
         assert running(bed, "n1")
-        harness.kill()
+        process.kill()
+        process.wait()
+        assert [str(record.state) for record in records(study)] == ["running", "planned"]
+        os.kill(process_of(study), signal.SIGKILL)
+    wait_for(lambda: str(records(study)[0].state) == "failed", what="the end")
     Path("go").touch()
-    # Submitted again at once: the hosts may still be ending the run of the dead harness.
+    # Submitted again at once: the hosts may still be ending the run of the dead process.
     submitted(study)
-    first, second = (study.planned.records()[run.run_id] for run in study.planned.runs)
-    assert (str(first.state), first.reason, str(second.state)) == (
-        "failed",
-        f"the `bench submit` process ({harness.pid}) was killed during this run, "
-        "which left no exit code in end.json",
-        "completed",
-    )
-    submitted(study, retry_failed=True)
-    assert [(r.attempt, str(r.state)) for r in study.planned.records().values()] == [
-        (2, "completed"),
-        (1, "completed"),
-    ]
-    submitted(study, retry_failed=True)
+    first, second = records(study)
+    assert (first.failure_class, str(second.state)) == ("killed", "completed")
+    submitted(study, "--retry-failed")
+    assert [(r.attempt, str(r.state)) for r in records(study)] == [(2, "completed"), (1, "completed")]
     assert sorted(started.read_text().split()) == ["0", "0", "0", "1", "1", "1"]
 
 
 def test_a_cancelled_run_ends_in_order_and_is_started_again(bed, make):
     study = make(f"{RANKS} touch begun; [ -e go ] || wait; {MEASURE}")
-    with harness_of(study) as harness:
+    with submission(study) as process:
         wait_for(lambda: Path("begun").exists() and running(bed, "n2"), what="a run")
         assert study.bench("cancel", "STUDY").stdout == "1 run cancelled\n"
-        assert harness.wait(180) == 130
-    assert states(study) == {2: ("cancelled", "stopped by the user")}
+        process.wait(180)
+    wait_for(only_folder(study).end.exists, what="the end of the run")
+    end = json.loads(only_folder(study).end.read_text())
+    assert (end["by"], end["hosts"]) == ("term", {"n1": 143, "n2": 143})
+    assert states(study)[2][0] == "cancelled"
     assert not running(bed, "n1")
     assert not running(bed, "n2")
     Path("go").touch()
@@ -205,8 +208,7 @@ def test_a_cancelled_run_ends_in_order_and_is_started_again(bed, make):
     assert states(study) == {2: ("completed", "")}
 
 
-def test_the_error_of_one_host_is_the_reason_and_the_others_are_ended(bed, make, monkeypatch):
-    monkeypatch.setattr(ssh, "ERRORS_S", 0.5)
+def test_the_error_of_one_host_is_the_reason_and_the_others_are_ended(bed, make):
     study = make(
         f'[ "$2" = 0 ] || {{ echo out; echo "bench: error: no such wheel" >&2; exit 3; }}; {RANKS} wait'
     )
@@ -222,27 +224,23 @@ def test_the_error_of_one_host_is_the_reason_and_the_others_are_ended(bed, make,
 def test_a_run_that_reaches_its_time_limit_is_ended_on_all_hosts(bed, make):
     study = make(f"{RANKS} wait", time_limit="1s")
     submitted(study)
-    assert states(study) == {2: ("failed", "the time limit of 1 s was reached")}
+    assert states(study) == {2: ("failed", "the time limit was reached")}
     assert not running(bed, "n1")
     assert not running(bed, "n2")
 
 
-def test_runs_that_need_a_missing_host_wait_and_the_others_are_executed(bed, make, ssh_config, monkeypatch):
+def test_a_run_that_needs_a_missing_host_does_not_start(bed, make, ssh_config, monkeypatch):
     own = Path("ssh config")
     own.write_text(f"Host gone\n  HostName 127.0.0.1\n  Port 1\n{ssh_config.read_text()}")
     monkeypatch.setenv("BENCH_SSH", f"ssh -F {shlex.quote(str(own.absolute()))}")
-    study = make(MEASURE, hosts=["n1", {"host": "gone", "address": "10.0.0.9"}, "n2"], nodes=[1, 2, 3])
-    with pytest.raises(BenchError) as caught:
-        submitted(study)
+    study = make(MEASURE, hosts=["n1", {"host": "gone", "address": "10.0.0.9"}])
+    submitted(study)
     why = "gone cannot be reached: ssh: connect to host 127.0.0.1 port 1: Connection refused"
-    assert (
-        str(caught.value)
-        == f"{why}\n1 run needs this host and did not start; fix the problem, then run `bench submit` again"
-    )
-    found = states(study)
-    assert found[1] == ("completed", "")
     remedy = "check that `ssh -o BatchMode=yes gone true` works on this machine"
-    assert sorted([found[2], found[3]]) == [("failed", f"{why}; {remedy}"), ("planned", "")]
+    (record,) = records(study)
+    assert (str(record.state), record.failure_class) == ("failed", "never-started")
+    assert record.reason == f"{why}; {remedy}"
+    assert only_folder(study).err.read_text().endswith(f"bench: error: {why}; {remedy}\n")
 
 
 def test_a_host_without_the_folder_of_submission_is_named(bed, make):
@@ -277,73 +275,58 @@ def test_results_of_hosts_without_a_shared_folder_are_copied_and_removed(bed, ma
     )
     study = make(body)
     with hidden(bed, ["n1", "n2"], Path.cwd()):
-        submitted(study)
+        said = submitted(study)
         left = {node: bed.run_on_node(node, ["ls", "-A", Path.cwd()]).stdout for node in ("n1", "n2")}
-    assert states(study) == {2: ("completed", "")}
+    assert states(study) == {2: ("completed", "")}, said
     assert left == {"n1": "", "n2": ""}
     folder = only_folder(study).path
-    usual = {"run.json", "end.json", "job.out", "job.err", "env.json", "metrics.csv"}
+    usual = {"run.json", "start", "end.json", "job.out", "job.err", "metrics.csv"}
     assert {path.name for path in folder.iterdir()} == usual | {"checkpoint.pt", "of 0", "of 1"}
     assert (folder / "of 1").read_text() == "n1,n2\n"
     assert (folder / "checkpoint.pt").stat().st_size == 3_000_000
 
 
-def test_busy_hosts_are_left_alone(bed, make, monkeypatch):
-    monkeypatch.setattr(ssh, "BUSY_S", 0.0)
+def test_busy_hosts_are_left_alone(bed, make):
     going = make(f"touch begun; [ -e go ] || sleep 500; {MEASURE}", name="going")
     study = make(MEASURE, name="second", hosts=["n2"], nodes=[1])
-    with harness_of(going) as harness:
+    with submission(going):
         wait_for(Path("begun").exists, what="a run")
-        with pytest.raises(BenchError) as caught:
-            submitted(study)
-        harness.send_signal(signal.SIGTERM)
-        assert harness.wait(180) == 130
+        submitted(study)
+        holder = process_of(going)
     job = f"going.{going.planned.runs[0].run_id}.a1.{going.planned.plan['key']}"
-    who = f"{job} (process {harness.pid} of root on {os.uname().nodename})"
+    who = f"{job} (process {holder} of root on {os.uname().nodename})"
     why = f"n2 is busy with {who}; wait until that run has ended, or stop it; then run `bench submit` again"
-    assert str(caught.value) == why
-    assert states(study) == {1: ("planned", why)}
-    submitted(study)
+    (record,) = records(study)
+    assert (record.failure_class, record.reason) == ("never-started", why)
+    submitted(study, "--retry-failed")  # the host may still be ending the other run
     assert states(study) == {1: ("completed", "")}
-    assert study.planned.records()[study.planned.runs[0].run_id].attempt == 1
 
 
 def test_processes_of_killed_shells_are_ended_before_the_next_run(bed, make):
     study = make(f'[ -e go ] || {{ {RANKS} touch "begun $2"; wait; }}; {MEASURE}', repeats=2)
     # Stopped first: the second shell ends the ranks if it can still run when the first one is gone.
     shells = "pids=$(ps -ww -eo pid,args | grep '[b]ash -s' | cut -c1-8); kill -STOP $pids; kill -KILL $pids"
-    with harness_of(study, "--only", "repeat=1") as harness:
+    with submission(study, "--only", "repeat=1"):
         wait_for(Path("begun 1").exists, what="the ranks on n2")
-        harness.send_signal(signal.SIGSTOP)  # it must not end the processes of the lost shells itself
+        process = process_of(study)
+        os.kill(process, signal.SIGSTOP)  # it must not end the processes of the lost shells itself
         bed.run_on_node("n2", ["sh", "-c", shells])
-        harness.kill()
-    assert states(study)[2][0] == "planned"
+        os.kill(process, signal.SIGKILL)
     before = running(bed, "n2")
     assert before, "nobody is left there to end them"
     Path("go").touch()
     submitted(study)
     assert not set(before) & set(running(bed, "n2"))
-    assert [str(record.state) for record in study.planned.records().values()] == ["failed", "completed"]
+    assert [str(record.state) for record in records(study)] == ["completed", "completed"]
 
 
-def test_a_dry_run_shows_the_ssh_and_the_remote_command_of_each_host(bed, make, ssh_config):
+def test_a_dry_run_shows_the_process_of_each_run(bed, make):
     study = make()
     script, run = next((study.folder / "scripts").iterdir()), only_folder(study).path
-    options = (
-        "-T -x -a -o BatchMode=yes -o ConnectTimeout=15 -o ServerAliveInterval=15 -o ServerAliveCountMax=4 "
-        "-o ClearAllForwardings=yes -o ControlMaster=no -o RemoteCommand=none -o PermitLocalCommand=no"
-    )
-
-    def quoted(path: Path) -> str:
-        return "'" + str(path).replace("'", "'\"'\"'") + "'"
-
-    there = f"cd {quoted(Path.cwd())} && BENCH_PYTHON={sys.executable} bash {quoted(script)} {quoted(run)}"
-    lines = [
-        f"ssh -F {ssh_config} {options} n{node + 1} 'exec bash -s'  # {there} {node} {bed.address('n1')}:PORT"
-        for node in (0, 1)
-    ]
+    name = study.planned.job_name(study.planned.runs[0].run_id, 1)
+    words = [sys.executable, "-P", "-m", "ddp_scaling_bench.start", "jobs.ssh", str(script), str(run), name]
     said = study.bench("submit", "STUDY", "--dry-run")
-    assert said.stdout == "\n".join([*lines, "1 of 1 runs would be started", ""])
+    assert said.stdout == f"{shlex.join(words)}\n1 of 1 runs would be started\n"
     assert not run.exists()
 
 
@@ -376,8 +359,7 @@ def test_the_interface_that_leads_to_another_host_is_found(bed):
 
 def test_without_an_ssh_client_the_remedy_is_named(make, monkeypatch):
     monkeypatch.setenv("BENCH_SSH", "no-such-ssh")
-    with pytest.raises(BenchError) as caught:
-        submitted(make(MEASURE))
-    assert str(caught.value) == (
-        "no-such-ssh: No such file or directory; install an OpenSSH client, or set BENCH_SSH"
-    )
+    study = make(MEASURE)
+    said = " ".join(submitted(study).split())
+    assert "no-such-ssh: No such file or directory; install an OpenSSH client, or set BENCH_SSH" in said
+    assert not study.planned.folder.has_runs

@@ -105,8 +105,11 @@ def test_without_a_safe_folder_there_is_no_lock(host):
 @pytest.mark.parametrize(
     ("flock", "answer"),
     [
-        ("exit 1", "refused busy"),
-        ("echo 'flock: 9: No locks available' >&2; exit 71", "refused lock {} (No locks available)"),
+        ("exit 1", "busy is busy with ; wait"),
+        (
+            "echo 'flock: 9: No locks available' >&2; exit 71",
+            "refused cannot lock {} (No locks available); check",
+        ),
     ],
 )
 def test_a_lock_that_is_held_differs_from_a_file_system_without_locks(host, tmp_path, flock, answer):
@@ -117,4 +120,4 @@ def test_a_lock_that_is_held_differs_from_a_file_system_without_locks(host, tmp_
         env={**host.variables, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
     )
     assert (done.returncode, done.stderr) == (1, "")
-    assert done.stdout.strip() == f"M {answer.format(host.runtime / NAME)}"
+    assert done.stdout.startswith(f"M {answer.format(host.runtime / NAME)}")

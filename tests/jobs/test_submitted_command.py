@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.jobs.scheduler import SubmittedCommands
+from bench.jobs.commands import SubmittedCommands
 from bench.plan import make_plan, write_plan
 from bench.study.plan_json import PlannedStudy, open_study
 from bench.study.run_json import changed_script, script_sha256

@@ -92,10 +92,12 @@ def execute(folder: Path, name: str, *more: str, path: str = ".", **env: str) ->
 
 def assert_completed(folder: Path, name: str, *, runs: int) -> None:
     planned = open_study(StudyFolder(folder / "results" / name))
-    attempts = sorted((folder / "results" / name / "runs").glob("*/attempt-1"))
-    assert len(attempts) == len(planned.runs) == runs
-    for attempt in attempts:
-        assert verify_run(attempt).failures == [], (attempt / "job.err").read_text()
+    records = planned.records()
+    assert len(records) == runs
+    for run_id, record in records.items():
+        attempt = planned.run_folder(record)
+        verdict = verify_run(attempt, record, planned.cell_of(run_id))
+        assert verdict.failures == [], attempt.err.read_text()
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -86,7 +86,7 @@ def bring_about(study: Study, cluster: Cluster) -> None:
     done = study.bench("submit", "STUDY")
     assert done.returncode == 0, done.stderr
     runs = {name: run_id(i) for i, name in enumerate(ENDS, 1)}
-    jobs = {name: study.run_json(run)["job_id"] for name, run in runs.items()}
+    jobs = {name: study.record(run).job_id for name, run in runs.items()}
     # Slurm shows a job as running before its script begins and sets its traps.
     begun = [study.folder / f"runs/{runs[name]}/attempt-1/begun" for name in ("scancel", "time-limit")]
     wait_for(lambda: all(file.exists() for file in begun), what="the jobs that are to be ended")
@@ -98,12 +98,12 @@ def ended(study: Study) -> dict[str, tuple[object, ...]]:
     """Wait for the end of all runs, and return their records."""
     shown = study.status()
     found = [shown[run_id(i)] for i in range(1, len(ENDS) + 1)]
-    ends = [(run["state"], run["failure_class"], run["exit_code"], run["reason"]) for run in found]
+    ends = [(run.state, run.failure_class, run.exit_code, run.reason) for run in found]
     return dict(zip(ENDS, ends, strict=True))
 
 
 def over(study: Study) -> bool:
-    return all(run["state"] not in ("queued", "running") for run in study.status().values())
+    return all(run.state not in ("queued", "running") for run in study.status().values())
 
 
 def test_squeue_shows_the_ends_and_verify_the_missing_accounting(studies):
@@ -124,8 +124,8 @@ def test_squeue_shows_the_ends_and_verify_the_missing_accounting(studies):
     }
     folder = RunFolder(study.folder / f"runs/{run_id(1)}/attempt-1")
     assert not folder.sacct_summary.exists()
-    assert study.run_json(run_id(1))["accounting"] == "none: Slurm accounting storage is disabled"
-    words = "none: Slurm accounting storage is disabled; the final state comes from"
+    assert study.record(run_id(1)).end.accounting == "Slurm accounting storage is disabled"
+    words = "Slurm accounting storage is disabled; the final state comes from"
     verified = study.bench("verify", run_id(1), "--results", str(study.folder.parent))
     assert f"  --    accounting: not measured ({words}" in verified.stdout
     assert found["bad-exit"] in (by_squeue["bad-exit"], EXPECTED["bad-exit"])
@@ -164,7 +164,7 @@ def test_without_sacct_and_scontrol_everything_works(bare, tmp_path, monkeypatch
         lambda: json.loads(study.bench("status", "STUDY", "--json").stdout)["counts"]["completed"] == 1,
         what="the first run's end",
     )
-    assert study.run_json(run_id(1))["accounting"] == "none: command not found"
+    assert study.record(run_id(1)).end.accounting == "command not found"
     cancelled = study.bench("cancel", "STUDY")
     assert (cancelled.returncode, cancelled.stdout) == (0, "1 run cancelled\n"), cancelled.stderr
     verified = study.bench("verify", "STUDY")

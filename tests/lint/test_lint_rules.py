@@ -112,39 +112,7 @@ def test_commands_are_checked_only_if_a_shell_like_bash_runs_them(shebang: str, 
     assert found == ({"malformed-directive", "missing-srun"} if is_shell else {"malformed-directive"})
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "srun $WRAPPER torchrun --nnodes=2 --node_rank=$SLURM_NODEID train.py",
-        'srun torchrun --nnodes=2 "$@"',
-        'ARGS=(--nnodes=2)\nsrun torchrun "${ARGS[@]}" train.py',
-        "if a; then NODES=2; fi\nsrun torchrun --nnodes=$NODES train.py",
-        "NODES=2\nif a; then NODES=1; fi\nsrun torchrun --nnodes=$NODES train.py",
-        ". settings.sh\nsrun torchrun --nnodes=$NODES train.py",
-        "export PET_NODE_RANK=1\nsrun torchrun --nnodes=2 train.py",
-        "srun apptainer exec image.sif torchrun --nnodes=2 train.py",
-        "./start.sh\npython evaluate.py",
-        "run() { torchrun --nnodes=2 --node_rank=$RANK train.py; }\nexport -f run\nsrun bash -c run",
-        "echo $((10#$X)) `# a comment` \\\n  --option\npython train.py",
-        "python prepare.py\nbash -c 'echo; exit 0'\nsrun python train.py",
-        "python prepare.py\n(exit 0)\necho | exit 0\nsrun python train.py",
-        "python prepare.py\ntimeout 3h srun python train.py",
-        "python prepare.py\nnextflow run main.nf",
-        "accelerate launch --num_machines 2 --use_deepspeed --deepspeed_hostfile hosts train.py",
-        "export MASTER_ADDR=localhost\nset_up() { source env.sh; }\nset_up\nsrun python train.py",
-        "export MASTER_ADDR=localhost\nbuiltin source env.sh\nsrun python train.py",
-        "export MASTER_ADDR=localhost\ndeclare -n ref=MASTER_ADDR; ref=$(hostname)\nsrun python train.py",
-        "export MASTER_ADDR=localhost\nexport -n MASTER_ADDR\nsrun python train.py",
-        "export MASTER_ADDR=localhost\nsrun --export=ALL,MASTER_ADDR=$HOST python train.py",
-        "export MASTER_ADDR=localhost\nread MASTER_ADDR < file\nsrun python train.py",
-        "srun -K1 -lI60 python train.py",
-        'N=2\nA=--nnodes\nA+=" $N --master_addr h"\nsrun torchrun $A x.py',
-        "N=2\nsrun torchrun --nnodes $((N * 2)) --rdzv_backend=c10d --rdzv_endpoint=$HOST:1 x.py",
-        "env RANK=$SLURM_PROCID WORLD_SIZE=2 python train.py",
-        "srun bash -c \"MASTER_ADDR='$HOST' python train.py\"",
-        'export MASTER_ADDR=$HOST\nsrun bash -c "echo $SLURM_NODEID; torchrun --nnodes=2 --node_rank=\\$SLURM_NODEID --master_addr=$HOST x.py"',
-    ],
-)
+@pytest.mark.parametrize("text", read(FIXTURES / "unknown.txt").rstrip("\n").split("\n\n"))
 def test_what_is_not_known_is_not_judged(text: str) -> None:
     assert rules(f"{HEAD}{text}\n") == set()
 

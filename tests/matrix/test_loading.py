@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bench.errors import BenchError, InputError
+from bench.errors import BenchError
 from bench.matrix.document import read_document
 
 
@@ -51,59 +51,6 @@ def test_anchors_and_merges_work_and_own_keys_win(tmp_path):
     assert read_document(write(tmp_path, text)).content["own"] == {"x": 1, "y": 3}
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", "{path}: is empty; start from `bench init`, or from an example in matrices/"),
-        ("a:\n\tb: 1\n", "{path}:2: the line is indented with a tab; indent with spaces"),
-        (
-            "a: [1,\nb: 2\n",
-            "{path}:3: not valid YAML: did not find expected ',' or ']'; "
-            "check indentation, brackets and quotes here and in the line above",
-        ),
-        (
-            "a: 1\n---\nb: 2\n",
-            "{path}:2: contains more than one YAML document; keep one matrix per file (no second '---')",
-        ),
-        (b"study: \xff\xfe\n", "{path}:1: is not text in UTF-8 (binary data?); is it the right file?"),
-        (
-            "study: a\nx: 'b\u2028c'\n".encode(),
-            "{path}:2: contains the character U+2028, which some YAML readers treat as a line break; "
-            'remove it, or write it as "\\u2028" in double quotes',
-        ),
-    ],
-)
-def test_a_file_that_is_not_a_matrix_is_rejected_with_its_line(tmp_path, text, message):
-    path = write(tmp_path, text)
-    assert refusal(path) == message.format(path=path)
-
-
-_QUOTE = "a text needs quotes if it begins with { or [, or contains them inside other { } or [ ]; write "
-_COMMA = "; check indentation, brackets and quotes here and in the line above"
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("w: {d: cpu, c: t.py --b {batch} --o {dir}/x, m: no}", _QUOTE + "'t.py --b {batch} --o {dir}/x'"),
-        ("w: [a, it's {batch}]", _QUOTE + "'it''s {batch}'"),
-        ("w: {o: {loss: 'a', rate: rate ([0-9]{1,3})}}", _QUOTE + "'rate ([0-9]{1,3})'"),
-        ("c: [t.py, {batch}]", "{batch} needs quotes; write '{batch}'"),
-        (
-            "w: {c: t.py --s 1,2}",
-            "'2' is a key without a colon and a value; quote a text that contains a comma inside { }",
-        ),
-        # A comma is missing; quotes would not help.
-        ("w: {a: [1] b: [2]}", "not valid YAML: did not find expected ',' or '}'" + _COMMA),
-    ],
-)
-def test_braces_and_commas_that_need_quotes_are_named_with_the_quoted_text(tmp_path, text, message):
-    path = write(tmp_path, f"study: a\n{text}\n")
-    with pytest.raises(InputError) as error:
-        read_document(path).raise_problems()
-    assert str(error.value) == f"{path}:2: {message}"
-
-
 def test_an_alias_bomb_is_rejected_at_once(tmp_path):
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 12)]
@@ -130,6 +77,13 @@ def test_a_missing_file_and_a_directory_give_different_errors(tmp_path):
 def test_deep_nesting_is_rejected(tmp_path):
     assert "is nested more than 50 levels deep" in refusal(write(tmp_path, "[" * 200 + "]" * 200))
     assert refusal(write(tmp_path, "[" * 100_000))
+
+
+def test_an_empty_and_a_binary_file_are_rejected(tmp_path):
+    path = write(tmp_path, "")
+    assert refusal(path) == f"{path}: is empty; start from `bench init`, or from an example in matrices/"
+    write(tmp_path, b"study: \xff\xfe\n")
+    assert refusal(path) == f"{path}:1: is not text in UTF-8 (binary data?); is it the right file?"
 
 
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -163,94 +162,6 @@ def test_other_ranks_than_planned_are_named(tmp_path, n1, n2, example):
         "the command start one training process, without a launcher: bench starts the command once per rank. "
         "Unset RANK and WORLD_SIZE for helpers"
     )
-
-
-@pytest.mark.parametrize("stage", [False, True])
-@pytest.mark.parametrize("at_once", [False, True])
-def test_a_training_that_left_its_parent_is_a_rank(tmp_path, stage, at_once):
-    """Bash executes its last command in its own process, beside a training that has no parent."""
-    proc, rank = tmp_path / "proc", {"BENCH_RUN_DIR": "/run", "RANK": "0", "WORLD_SIZE": "1"}
-    watch = ProcessWatch("/run", proc=proc)
-    write_process(proc, 10, 1, "bash run.sh", rank, torch=False)
-    if stage:
-        write_process(proc, 11, 10, "python first.py", rank, torch=True)
-    watch.look(1.0, since_boot=1.0)
-    shutil.rmtree(proc / "11", ignore_errors=True)
-    if not at_once:
-        write_process(proc, 12, 1, "python t.py", rank, torch=False, started=1.5)
-        watch.look(2.0, since_boot=2.0)
-    write_process(proc, 12, 1, "python t.py", rank, torch=True, started=1.5)
-    watch.look(3.0, since_boot=3.0)
-    write_process(proc, 10, 1, "python t.py", rank, torch=True)
-    watch.look(4.0, since_boot=4.0)
-    assert [one["pid"] for one in watch.ranks()] == [11, 12, 10][not stage :]
-
-
-def write_process(
-    proc: Path, pid: int, parent: int, command: str, env: dict[str, str], *, torch: bool, started: float = 0.0
-) -> None:
-    """Write the files of /proc/PID; ``started`` is in seconds since the start of the machine."""
-    folder = proc / str(pid)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "environ").write_bytes("".join(f"{key}={value}\0" for key, value in env.items()).encode())
-    fields = ["S", str(parent), *["0"] * 17, str(round(started * os.sysconf("SC_CLK_TCK")))]
-    (folder / "stat").write_text(f"{pid} (a) b) {' '.join(fields)}")
-    (folder / "cmdline").write_bytes(command.replace(" ", "\0").encode() + b"\0")
-    (folder / "maps").write_text("7f00 /lib/libtorch_cpu.so" if torch else "7f00 /lib/libc.so")
-
-
-def test_a_process_between_fork_and_exec_is_not_its_parent(tmp_path):
-    """The agent of torchrun has loaded torch. It forks, and the child becomes a shell with two trainings."""
-    proc, env = tmp_path / "proc", {"BENCH_RUN_DIR": "/run"}
-    rank = {**env, "RANK": "0", "WORLD_SIZE": "1"}
-    watch = ProcessWatch("/run", proc=proc)
-    write_process(proc, 10, 1, "python agent", env, torch=True)
-    write_process(proc, 11, 10, "python agent", env, torch=True)
-    watch.look(1.0)
-    write_process(proc, 11, 10, "bash run.sh", rank, torch=False)
-    watch.look(2.0)
-    for pid in (12, 13):
-        write_process(proc, pid, 11, "python t.py --url http://u:p@h/", rank, torch=True)
-    watch.look(3.0)
-    assert [(one["pid"], one["task"], one["command"]) for one in watch.ranks()] == [
-        (pid, 11, "python t.py --url http://h/") for pid in (12, 13)
-    ]
-
-
-def test_a_rank_that_has_ended_but_was_not_waited_for_is_kept(tmp_path):
-    proc, rank = tmp_path / "proc", {"BENCH_RUN_DIR": "/run", "RANK": "0", "WORLD_SIZE": "1"}
-    watch = ProcessWatch("/run", proc=proc)
-    write_process(proc, 11, 1, "python t.py", rank, torch=True)
-    watch.look(1.0)
-    write_process(proc, 11, 1, "", {}, torch=False)
-    for name in ("cmdline", "environ", "maps"):
-        (proc / "11" / name).write_text("")
-    watch.look(2.0)
-    assert [(one["rank"], one["command"]) for one in watch.ranks()] == [(0, "python t.py")]
-
-
-@pytest.mark.parametrize(("started", "ranks"), [(0.5, [11]), (1.5, [11, 12])])
-def test_a_helper_that_outlives_its_rank_is_no_rank_but_a_later_training_is(tmp_path, started, ranks):
-    proc, rank = tmp_path / "proc", {"BENCH_RUN_DIR": "/run", "RANK": "0", "WORLD_SIZE": "1"}
-    watch = ProcessWatch("/run", proc=proc)
-    write_process(proc, 10, 1, "bash run.sh", rank, torch=False)
-    write_process(proc, 11, 10, "python t.py", rank, torch=True)
-    watch.look(1.0, since_boot=1.0)
-    shutil.rmtree(proc / "11")
-    write_process(proc, 12, 1, "python t.py", rank, torch=True, started=started)
-    watch.look(2.0, since_boot=2.0)
-    assert [one["pid"] for one in watch.ranks()] == ranks
-
-
-@pytest.mark.parametrize("helper", [9, 12])
-def test_a_helper_with_a_lower_id_than_its_rank_is_no_rank(tmp_path, helper):
-    """Process ids start again from 1 after the highest."""
-    proc, rank = tmp_path, {"BENCH_RUN_DIR": "/run", "RANK": "0", "WORLD_SIZE": "1"}
-    watch = ProcessWatch("/run", proc=proc)
-    for pid, parent in ((11, 1), (helper, 11)):
-        write_process(proc, pid, parent, "python t.py", rank, torch=True)
-    watch.look(1.0)
-    assert [one["pid"] for one in watch.ranks()] == [11]
 
 
 REPLACE = """\

@@ -14,7 +14,6 @@ import torch.distributed.fsdp
 from torch.distributed import HashStore, distributed_c10d
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader
 
 from bench.errors import BenchError
 from bench.facts import Fact
@@ -51,19 +50,6 @@ def train(model: DistributedDataParallel) -> None:
     model(torch.ones(3, 4)).sum().backward()
 
 
-def test_this_release_has_the_log_of_ddp(model):
-    torch_internals.set_ddp_sample_rate(model, 1)
-    for _ in range(12):  # ddp samples the first ten at any rate
-        train(model)
-    times, texts = torch_internals.ddp_times(model), torch_internals.ddp_texts(model)
-    begin, end = times["backward_compute_time_start"], times["backward_compute_time_end"]
-    assert times["backward_compute_time"] == end - begin > 0
-    assert times["backward_comm_time"] >= times["backward_compute_comm_overlap_time"] >= 0
-    assert texts["rebuilt_bucket_sizes"] == str(10 * 4)
-    train(model)
-    assert torch_internals.ddp_times(model)["backward_compute_time_start"] > begin
-
-
 def test_this_release_stops_sampling_on_request(model):
     torch_internals.set_ddp_sample_rate(model, 1000)
     for _ in range(12):
@@ -71,27 +57,6 @@ def test_this_release_stops_sampling_on_request(model):
     begin = torch_internals.ddp_times(model)["backward_compute_time_start"]
     train(model)
     assert torch_internals.ddp_times(model)["backward_compute_time_start"] == begin
-
-
-def test_this_release_calls_back_at_the_end_of_a_backward_pass():
-    at_end, order = torch_internals.backward_callbacks(), []
-    assert at_end is not None
-    weight = torch.ones(2, requires_grad=True)
-    result = weight * 2
-    result.register_hook(lambda _: at_end(lambda: order.append("end")))
-    weight.register_hook(lambda _: order.append("weight"))
-    result.sum().backward()
-    assert order == ["weight", "end"]
-
-
-def test_this_release_knows_the_store_the_collectives_and_their_time_out(group):
-    StoreExchange().post("a", 7)
-    assert group.num_keys() > 0
-    before = torch_internals.count_collectives()
-    dist.all_reduce(torch.ones(2))
-    assert before is not None
-    assert torch_internals.count_collectives() == before + 1
-    assert torch_internals.collective_timeout_s(CPU) == 77.0
 
 
 def test_this_release_counts_compilations():
@@ -125,16 +90,6 @@ def test_this_release_knows_the_parameters_that_a_step_does_not_use(group):
     assert (facts["find_unused_parameters"], facts["unused_parameter_bytes"]) == (True, known)
 
 
-def test_this_release_ends_the_workers_of_a_loader():
-    batches = iter(DataLoader(range(4), num_workers=1, persistent_workers=True))
-    next(batches)
-    (worker,) = batches._workers
-    torch_internals.end_loader_workers(batches)
-    assert not worker.is_alive()
-    torch_internals.end_loader_workers(iter(DataLoader(range(4))))  # has no workers
-    torch_internals.end_loader_workers(None)
-
-
 @pytest.mark.parametrize("name", ["_set_ddp_runtime_logging_sample_rate", "_get_ddp_logging_data"])
 def test_without_the_log_of_ddp_a_step_has_no_parts(model, monkeypatch, name):
     class Without:
@@ -152,14 +107,11 @@ def test_without_the_log_of_ddp_a_step_has_no_parts(model, monkeypatch, name):
     DdpParts(model).start(StepTimer(HostClock()))
     train(model)
     assert DdpParts(model).read() is not None
-    if name == "logger":
-        del model.logger
-    elif name.startswith("_set"):
+    if name.startswith("_set"):
         monkeypatch.delattr(DistributedDataParallel, name)
     else:
         model.logger = Without(model.logger)
-    assert DdpParts(model).read() is None
-    assert bool(torch_internals.ddp_texts(model)) == (name == "ints_map")
+    assert (DdpParts(model).read(), torch_internals.ddp_texts(model)) == (None, {})
 
 
 @pytest.mark.parametrize("name", ["_all_gather_comm", "_reduce_scatter_comm"])

@@ -1,7 +1,7 @@
 """The transport in use: NCCL's log in the formats of its releases, unused InfiniBand.
 
 The line formats are those of the logs in NVIDIA/nccl#226 (2.4), #707 (2.7), #952 and #1412 (2.1x), #1029
-(HPC-X's plugin), #1538 (2.22), aws/aws-ofi-nccl#715, and of NCCL's sources for TUNING (enqueue.cc, 2.24).
+(HPC-X's plugin), #1538 (2.22) and aws/aws-ofi-nccl#715.
 """
 
 from __future__ import annotations
@@ -16,41 +16,13 @@ from bench.measure.ranks import infiniband_devices
 from bench.measure.transport import NcclLog, NcclLogFile, fallback, nccl_transport, read_nccl_log
 from bench.study.files import write_json
 from bench.study.layout import RunFolder
+from bench.study.ledger import End, Record, RunState
 from bench.study.verify import Check, verify_run
 from bench.words import sentence
 from tests.analysis.studies import make_cell
 
-INFINIBAND = """\
-g1:4052:4052 [0] NCCL INFO Bootstrap : Using ib0:10.1.0.1<0>
-g1:4052:4052 [0] NCCL INFO NET/Plugin: No plugin found (libnccl-net.so)
-NCCL version 2.21.5+cuda12.4
-g1:4052:4122 [0] NCCL INFO NET/IB : Using [0]mlx5_0:1/IB/SHARP [1]mlx5_1:1/IB/SHARP [RO]; OOB ib0:10.1.0.1<0>
-g1:4052:4122 [0] NCCL INFO Using non-device net plugin version 0
-g1:4052:4122 [0] NCCL INFO Using network IB
-g1:4052:4122 [0] NCCL INFO DMA-BUF is available on GPU device 0
-g1:4052:4122 [0] NCCL INFO Channel 00/16 :    0   1   2   3
-g1:4052:4122 [0] NCCL INFO Channel 00/0 : 3[1] -> 0[0] [receive] via NET/IB/0/GDRDMA
-g1:4052:4122 [0] NCCL INFO Channel 01/0 : 0[0] -> 3[1] [send] via NET/IB/1(0)/GDRDMA/Shared
-g1:4052:4122 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM/read
-g1:4052:4122 [0] NCCL INFO Connected all rings
-g1:4052:4122 [0] NCCL INFO 16 coll channels, 16 collnet channels, 0 nvls channels, 16 p2p channels, 2 p2p channels per peer
-"""
-SOCKETS = """\
-g1:919:1150 [0] NCCL INFO Bootstrap : Using eth0:10.0.0.1<0>
-NCCL version 2.18.1+cuda12.1
-g1:919:1150 [0] NCCL INFO NET/IB : No device found.
-g1:919:1150 [0] NCCL INFO NET/Socket : Using [0]eth0:10.0.0.1<0> [1]eth1:fe80::1%eth1<0>
-g1:919:1150 [0] NCCL INFO Using network Socket
-g1:919:1150 [0] NCCL INFO Channel 00/0 : 8[0] -> 0[0] [receive] via NET/Socket/0
-g1:919:1150 [0] NCCL INFO Channel 00/0 : 0[0] -> 8[0] [send] via NET/Socket/0
-g1:919:1150 [0] NCCL INFO Channel 00 : 0[1a000] -> 1[1b000] via SHM/direct/direct
-g1:919:1150 [0] NCCL INFO 2 coll channels, 0 nvls channels, 2 p2p channels, 1 p2p channels per peer
-"""
-TUNING = """\
-[2026-05-05 06:16:47] g1:1:9 [0] NCCL INFO AllReduce: 4 Bytes -> Algo TREE proto LL channel{Lo..Hi}={0..0}
-[2026-05-05 06:16:48] g1:1:9 [0] NCCL INFO AllReduce: 26214400 Bytes -> Algo RING proto SIMPLE channel{Lo..Hi}={0..15}
-[2026-05-05 06:16:48] g1:1:9 [0] NCCL INFO AllReduce: 26214400 Bytes -> Algo RING proto SIMPLE channel{Lo..Hi}={0..15}
-"""
+LOGS = Path(__file__).with_name("nccl_logs")
+INFINIBAND, SOCKETS = ((LOGS / f"{name}.txt").read_text() for name in ("infiniband", "sockets"))
 HOSTS = {"g1": ["mlx5_0", "mlx5_1"], "g2": ["mlx5_0"]}
 
 
@@ -79,10 +51,6 @@ def test_a_log_over_sockets_names_the_interfaces():
     found = transport_of(SOCKETS)
     assert (found["network"], found["interface"], found["gpudirect"]) == ("Socket", "eth0, eth1", "no")
     assert (found["within_host"], found["channels"], found["algorithm"]) == ("SHM", "2", None)
-
-
-def test_the_algorithm_is_known_if_the_user_requested_it():
-    assert transport_of(INFINIBAND, TUNING)["algorithm"] == "RING/SIMPLE, TREE/LL"
 
 
 def test_on_one_host_no_network_is_in_use():
@@ -186,11 +154,11 @@ def test_the_users_settings_of_nccls_log_stay(tmp_path):
 
 def transport_check(folder: Path, transport: dict[str, str | None], *, backend: str, nodes: int) -> Check:
     """Return the check of the transport of a completed run with one rank per node."""
-    cell = make_cell(nodes, batch=4, mode="weak", backend=backend).as_json()
-    cell["workload"] |= {"epochs": 1, "steps_per_epoch": 1}
-    write_json(folder / "run.json", {"run_id": "r1", "state": "completed", "cell": cell})
+    cell = make_cell(nodes, batch=4, mode="weak", backend=backend)
     write_json(folder / "env.json", {"world_size": nodes, "backend": backend, "transport": transport})
-    (check,) = [check for check in verify_run(folder).checks if check.name == "transport"]
+    record = Record(run_id="r1", attempt=1).ended(End(state=RunState.COMPLETED))
+    checks = verify_run(RunFolder(folder), record, cell).checks
+    (check,) = [check for check in checks if check.name == "transport"]
     return check
 
 

@@ -18,19 +18,7 @@ from bench.measure.transport import (
     users_variables,
 )
 from bench.study.layout import RunFolder
-
-SOCKETS = """\
-NCCL version 2.18.1+cuda12.1
-g1:919:1150 [0] NCCL INFO NET/Socket : Using [0]eth0:10.0.0.1<0>
-g1:919:1150 [0] NCCL INFO Using network Socket
-g1:919:1150 [0] NCCL INFO Channel 00/0 : 1[0] -> 0[0] [receive] via NET/Socket/0
-"""
-INFINIBAND = """\
-NCCL version 2.21.5+cuda12.4
-g1:4052:4122 [0] NCCL INFO NET/IB : Using [0]mlx5_0:1/IB [RO]; OOB ib0:10.1.0.1<0>
-g1:4052:4122 [0] NCCL INFO Using network IB
-g1:4052:4122 [0] NCCL INFO Channel 00/0 : 1[0] -> 0[0] [receive] via NET/IB/0/GDRDMA
-"""
+from tests.measure.test_transport_in_use import INFINIBAND, SOCKETS
 
 
 def facts(*hosts: str, infiniband: tuple[str, ...] = ("mlx5_0",)) -> list[RankFacts]:

@@ -169,9 +169,7 @@ def warnings_of(name: str) -> list[str]:
 
 def test_the_plan_warns_about_questions_that_the_study_cannot_answer(monkeypatch):
     monkeypatch.setattr("bench.matrix.load.usable_cores", lambda: 4)
-    assert warnings_of("smoke_cpu") == [
-        "one node count (1): no efficiency across nodes, only within a node",
-    ]
+    assert warnings_of("smoke_cpu") == ["one node count (1): no efficiency across nodes, only within a node"]
     (shared,) = warnings_of("strong_cpu")
     assert shared.startswith("up to 24 runs on several nodes can execute side by side and share the network")
 

@@ -61,15 +61,7 @@ NAME_RULE = (
 
 @pytest.mark.parametrize(
     "name",
-    [
-        "-oProxyCommand=touch planted",
-        "a;touch planted",
-        "$(touch planted)",
-        "a\nb",
-        "a:22",
-        "é",
-        "a\0",
-    ],
+    ["-oProxyCommand=touch planted", "a;touch planted", "$(touch planted)", "a\nb", "a:22", "é", "a\0"],
 )
 def test_unsafe_host_names_are_rejected(tmp_path, name):
     said = refusal(tmp_path, {"hosts": ["n1", name]})
@@ -79,46 +71,6 @@ def test_unsafe_host_names_are_rejected(tmp_path, name):
         f"cluster.hosts[0].address: {name!r} is not an address; allowed: a name or an IPv4 address, "
         "with letters, digits, '.', '_' and '-'"
     )
-
-
-@pytest.mark.parametrize(
-    ("cluster", "axes", "words"),
-    [
-        (
-            {},
-            {},
-            "executor ssh needs cluster.hosts; add cluster.hosts: [gpu1, gpu2], with host names that ssh accepts",
-        ),
-        (
-            {"hosts": ["a", "b"]},
-            {"nodes": [2, 3]},
-            "nodes 3: cluster.hosts has 2 hosts; add hosts, or use nodes up to 2",
-        ),
-        (
-            {"hosts": ["a"]},
-            {"launcher": ["srun"]},
-            "launcher srun: executor ssh starts ranks with torchrun; use launcher [torchrun]",
-        ),
-        (
-            {"hosts": ["a", {"host": "b", "processes": 2}]},
-            {"nodes": [2], "tasks_per_node": [4]},
-            "tasks_per_node 4: host b allows 2 processes, not 4; "
-            "lower tasks_per_node, or omit it: each host then starts as many ranks as its `processes`",
-        ),
-        (
-            {"hosts": ["a", "b", "a"]},
-            {},
-            "cluster.hosts: a is listed twice; write one entry per host, with `processes` for its number of ranks",
-        ),
-        (
-            {"hosts": [{"gpu1": 4}]},
-            {},
-            "cluster.hosts[0]: {'gpu1': 4} is not a valid host; write a host name, or {host: gpu1, processes: 4}",
-        ),
-    ],
-)
-def test_matrices_that_cannot_run_on_the_hosts_are_rejected(tmp_path, cluster, axes, words):
-    assert refusal(tmp_path, cluster, **axes) == words
 
 
 SEEN = "import json, os, sys; json.dump({'words': sys.argv[1:], 'env': dict(os.environ)}, sys.stdout)"

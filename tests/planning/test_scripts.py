@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 from pathlib import Path
 from unittest.mock import patch
@@ -25,33 +26,8 @@ from tests.common import run_program, write_program
 
 GOLDEN = Path(__file__).parent / "golden"
 
-SITE = """\
-study: site
-cluster:
-  executor: slurm
-  partition: gpu
-  account: proj-42
-  qos: high
-  reservation: maint
-  constraint: "a100|h100"
-  nodelist: n[1-2]
-  exclude: n[7,9]
-  mem: 64G
-  gpu_type: a100
-  gpu_request: gpus-per-node
-  cpus_per_task: 6
-  time_limit: 1-02:00:00
-  exclusive: true
-  directives: ["--mail-type=END", "--comment=\\"a study\\""]
-  setup: ["module load cuda/12.4", 'source "$HOME/my env/bin/activate"']
-  env: {NCCL_SOCKET_IFNAME: "^docker,lo", TEXT: "it's $(not) a `command`; \\"x\\" é\\nline"}
-  %s
-axes:
-  nodes: [2]
-  gpus_per_node: [4]
-  launcher: [srun, torchrun]
-scaling: [{mode: weak, per_gpu_batch: [22]}]
-"""
+#: Matrices with all settings of a cluster, and of a command with words that a shell would change.
+SITE, COMMAND = ((GOLDEN.with_name("matrices") / name).read_text() for name in ("site.yaml", "own.yaml"))
 #: Options of srun, with one mask for all ranks of a node, as torchrun needs it.
 BINDING = """\
 switches: 1@2:00:00
@@ -62,31 +38,15 @@ CONTAINERS = {
 }
 
 
-#: A command with words that a shell would change.
-COMMAND = """\
-study: own
-cluster: {executor: slurm, time_limit: 10m, env: {DATA: "a 'b' $(c)"}}
-axes: {nodes: [2], tasks_per_node: [2], launcher: [srun, torchrun]}
-scaling: [{mode: weak, per_gpu_batch: [8]}]
-workload:
-  device: cpu
-  command:
-    - python
-    - train.py
-    - --batch={per_gpu_batch}
-    - --data
-    - "{env.DATA}/{{x}}"
-    - --out
-    - "{run_dir}/it's $HOME"
-    - "{master_addr}:{master_port}"
-    - ""
-"""
-
-
 def plan_of(tmp_path: Path, text: str) -> Plan:
     path = tmp_path / "m.yaml"
     path.write_text(text)
     return make_plan(path)
+
+
+def site(more: str) -> str:
+    """Return the matrix with another key of the cluster."""
+    return SITE.replace("axes:\n", f"  {more}\naxes:\n", 1)
 
 
 def golden_scripts(tmp_path: Path) -> dict[str, str]:
@@ -98,10 +58,10 @@ def golden_scripts(tmp_path: Path) -> dict[str, str]:
         cell, text = list(scripts(plan))[-1]
         found[f"{name}-{Path(plan.script_name(cell)).name}"] = text
     for name, launcher in (("apptainer", "srun"), ("pyxis", "torchrun")):
-        texts = {cell.launcher: text for cell, text in scripts(plan_of(tmp_path, SITE % CONTAINERS[name]))}
+        texts = {cell.launcher: text for cell, text in scripts(plan_of(tmp_path, site(CONTAINERS[name])))}
         found[f"{name}-{launcher}.sbatch"] = texts[launcher]
     found["unrecorded-srun.sbatch"] = next(scripts(plan_of(tmp_path, COMMAND + "  metrics: none\n")))[1]
-    found["pack.sbatch"] = pack_script(plan_of(tmp_path, SITE % BINDING))
+    found["pack.sbatch"] = pack_script(plan_of(tmp_path, site(BINDING)))
     return found
 
 
@@ -126,7 +86,7 @@ def test_the_same_matrix_gives_the_same_bytes_elsewhere(tmp_path, monkeypatch):
         folder.mkdir()
         monkeypatch.chdir(folder)
         monkeypatch.setenv("USER", folder.name)
-        texts.append([text for _, text in scripts(plan_of(folder, SITE % ""))])
+        texts.append([text for _, text in scripts(plan_of(folder, SITE))])
     assert texts[0] == texts[1]
     assert not any(str(tmp_path) in text for text in texts[0])
 
@@ -157,6 +117,8 @@ def run_script(text: str, folder: Path) -> subprocess.CompletedProcess[str]:
         "SLURM_SUBMIT_DIR": str(folder),
         "HOME": str(folder),
     }
+    shutil.rmtree(folder / "run dir", ignore_errors=True)
+    (folder / "run dir").mkdir()
     return run_program(["bash", str(script), str(folder / "run dir")], env=env, cwd=folder)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.common import read_rows, run_program
-from tests.matrices import BARE, command, matrix
+from tests.matrices import BARE, matrix
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = '''
@@ -61,63 +61,19 @@ class CountedParts(Parts):
 
 SPEC = Strategy("counted", wrap=Counted, parts=CountedParts)
 """
-SCHEDULER = '''
-"""A queue, from which each poll executes the first job."""
-
-import subprocess
-
-from ...study.ledger import FailureClass, RunState, now
-from ...study.run_json import new_attempt, write_run
-from ..outcome import Outcome, process_outcome
-from ..scheduler import Scheduler, settle
 
 
-class Queue(Scheduler):
-    def command_line(self, run):
-        return f"enqueue {self.study.script(run.cell_id)}"
-
-    def submit(self, runs, *, seen, callbacks, max_queued=None):
-        for number, run in enumerate(runs, 1):
-            attempt = new_attempt(self.study, run, seen[run.run_id])
-            write_run(attempt.folder, self._describe(attempt, submitted_at=now()))
-            identity = {"run_id": run.run_id, "attempt": attempt.number}
-            self.study.ledger.append("submitted", **identity, job_id=str(number))
-        return []
-
-    def poll(self):
-        records = self.study.records()
-        for record in [record for record in records.values() if record.state is RunState.QUEUED][:1]:
-            folder, cell = self.study.run_folder(record), self.study.cell_of(record.run_id)
-            with folder.out.open("w") as out:
-                code = subprocess.call(["bash", self.study.script(cell.cell_id), folder.path], stdout=out)
-            settle(self.study, record, process_outcome(folder, cell, code), ended_at=now())
-        return records
-
-    def cancel(self, runs):
-        records, cancelled = self.study.records(), Outcome(RunState.CANCELLED, "", FailureClass.CANCELLED)
-        for run in runs:
-            settle(self.study, records[run.run_id], cancelled, ended_at=now())
-        return len(runs)
-
-
-SCHEDULER = Queue
-'''
-TEMPLATE = """#!/bin/bash
-cell={{ cell_id }}
-run_dir=$1
-python={{ python }}
-{% include "program.j2" %}
-exec "${command[@]:1}"  # without torchrun's --no-python
-"""
-ENTRY = '    "queue": SchedulerSpec("own.sh.j2", keys=frozenset({"partition"}), queues=True),\n'
+def copy_program(folder: Path) -> Path:
+    """Copy the program into a folder."""
+    for name in ("bench", "analysis", "ddp_scaling_bench", "matrices", "slurm_templates"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    return folder
 
 
 @pytest.fixture
 def copy(tmp_path) -> Path:
     """A copy of the program."""
-    for name in ("bench", "analysis", "ddp_scaling_bench", "matrices", "slurm_templates"):
-        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
-    return tmp_path
+    return copy_program(tmp_path)
 
 
 def run(folder: Path, *words: str) -> str:
@@ -129,10 +85,8 @@ def run(folder: Path, *words: str) -> str:
 
 def changed_files(copy: Path) -> list[str]:
     """Return the files of the program that a copy of it adds or changes."""
-    found = [path for path in copy.rglob("*.[pjt]*") if path.suffix != ".pyc"]
-    names = [
-        path.relative_to(copy) for path in found if path.relative_to(copy).parts[0] in ("bench", "analysis")
-    ]
+    found = [path.relative_to(copy) for path in copy.rglob("*.[pjt]*") if path.suffix != ".pyc"]
+    names = [path for path in found if path.parts[0] in ("bench", "analysis", "slurm_templates")]
     same = [name for name in names if (ROOT / name).is_file() and filecmp.cmp(ROOT / name, copy / name)]
     return sorted(map(str, {*names} - {*same}))
 
@@ -160,35 +114,6 @@ def test_a_model_is_one_file_and_a_strategy_is_another(copy):
         assert [rank["sync_passes"] for rank in window["ranks"]] == [passes] * ranks
     page = (copy / "results/own/report/index.html").read_text()
     assert "<dt>Model</dt><dd>one-layer</dd>" in page
-
-
-def test_a_scheduler_is_one_folder_and_one_entry(copy):
-    folder, entries = copy / "bench/jobs/queue", copy / "bench/matrix/schedulers.py"
-    folder.mkdir()
-    (folder / "scheduler.py").write_text(SCHEDULER)
-    (folder / "own.sh.j2").write_text(TEMPLATE)
-    entries.write_text(entries.read_text().replace('    "ssh": ', f'{ENTRY}    "ssh": '))
-    assert changed_files(copy) == [
-        *(f"bench/jobs/queue/{name}" for name in ("own.sh.j2", "scheduler.py")),
-        "bench/matrix/schedulers.py",
-    ]
-    cluster, axes = {"executor": "queue", "partition": "short"}, {"tasks_per_node": [1]}
-    words = ["sh", "-c", "echo $1 samples/s", "sh", "2{per_gpu_batch}"]
-    workload = command(words, metrics={"output": {"throughput": "([0-9]+) samples/s"}})
-    text = matrix("own", cluster=cluster, axes=axes, batch=2, workload=workload, repeats=3)
-    (copy / "own.yaml").write_text(text)
-    assert "ignored" not in run(copy, "plan", "own")
-    run(copy, "submit", "own")
-    shown = run(copy, "status", "own", "--json")
-    queued = [one["run_id"] for one in json.loads(shown)["runs"] if one["state"] == "queued"]
-    assert len(queued) == 2
-    assert "1 run cancelled" in run(copy, "cancel", "own", "--only", queued[0])
-    states = [one["state"] for one in json.loads(run(copy, "status", "own", "--json"))["runs"]]
-    assert sorted(states) == ["cancelled", "completed", "completed"]
-    run(copy, "report", "own")
-    header, row = (copy / "results/own/report/scaling.csv").read_text().splitlines()
-    found = dict(zip(header.split(","), row.split(","), strict=True))
-    assert (found["n"], float(found["throughput_samples_per_sec"])) == ("2", 22)
 
 
 COLUMN = """

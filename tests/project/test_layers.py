@@ -15,25 +15,13 @@ from tests.common import run_program
 
 ROOT = Path(__file__).resolve().parents[2]
 
+_BASE = "cores errors extras facts findings nodecheck shipped start terminal units variables version words"
+BASE = [f"bench.{name}" for name in _BASE.split()]
+
 #: From bottom to top: a module imports from its own layer or from lower ones only.
 LAYERS = {
     "bench": [
-        [
-            "bench",
-            "bench.cores",
-            "bench.errors",
-            "bench.extras",
-            "bench.units",
-            "bench.facts",
-            "bench.nodecheck",
-            "bench.findings",
-            "bench.terminal",
-            "bench.variables",
-            "bench.words",
-            "bench.shipped",
-            "bench.start",
-            "bench.version",
-        ],
+        ["bench", *BASE],
         ["bench.matrix"],
         ["bench.study"],
         [
@@ -72,9 +60,9 @@ HOMES = {
     "jinja2": ("bench.render", "analysis.report.write"),
     "subprocess": (
         "bench.jobs.slurm.client",
-        "bench.jobs.local.scheduler",
-        "bench.jobs.ssh.scheduler",
-        "bench.jobs.scheduler",
+        "bench.jobs.local",
+        "bench.jobs.ssh",
+        "bench.jobs.commands",
         "bench.measure.command_conditions",
         "bench.lint.script",
     ),

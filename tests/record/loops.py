@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -97,10 +98,6 @@ def loop(body: Callable[..., None], width: int = 64) -> Callable[[list[str]], in
     return program
 
 
-def wide_loop(body: Callable[..., None]) -> Callable[[list[str]], int]:
-    return loop(body, width=512)
-
-
 def pauses(argv: list[str], *, together: bool) -> int:
     """Rank 0 validates within the loop; with ``together``, all ranks pause until it has ended."""
     rank = join()
@@ -118,12 +115,7 @@ def pauses(argv: list[str], *, together: bool) -> int:
     return leave()
 
 
-def pauses_alone(argv: list[str]) -> int:
-    return pauses(argv, together=False)
-
-
-def pauses_together(argv: list[str]) -> int:
-    return pauses(argv, together=True)
+pauses_alone, pauses_together = (partial(pauses, together=together) for together in (False, True))
 
 
 class PlantedClock:
@@ -240,7 +232,7 @@ def fetches_between(recorder, model, optimizer, rank):
             optimizer.zero_grad()
 
 
-@wide_loop
+@partial(loop, width=512)
 def evaluates_in_the_step(recorder, model, optimizer, rank):
     """The model is called without gradients before and after the backward pass of the same step."""
     model.module.register_forward_pre_hook(lambda *given: time.sleep(NAP_S))

@@ -54,14 +54,10 @@ def test_three_lines_leave_the_run_folder_of_the_built_in_workload(three_lines):
     metrics, ranks, steps = (done.table(name) for name in ("metrics", "ranks", "steps"))
     assert [*map(tuple, (metrics[0], ranks[0], steps[0]))] == [METRICS_COLUMNS, RANKS_COLUMNS, STEPS_COLUMNS]
     assert [(row["epoch"], row["steps"], row["samples"]) for row in metrics] == [
-        ("1", "5", "80"),
-        ("2", "5", "80"),
+        (epoch, "5", "80") for epoch in "12"
     ]
     assert [(row["epoch"], row["rank"], row["samples"]) for row in ranks] == [
-        ("1", "0", "40"),
-        ("1", "1", "40"),
-        ("2", "0", "40"),
-        ("2", "1", "40"),
+        (epoch, rank, "40") for epoch in "12" for rank in "01"
     ]
     assert len(steps) == 10
     for row in metrics:
@@ -217,26 +213,21 @@ def test_several_processes_need_a_process_group(run_loop):
 
 def test_the_backend_of_a_group_without_a_named_one_follows_from_the_device(run_ranks):
     done = run_ranks(target="tests.record.loops:names_no_backend").succeeded()
-    assert done.env["backend"] == "gloo"
-    assert done.env["transport"] == {
-        "backend": "gloo",
-        "interface": "lo",
-        "network": "tcp",
-        "algorithm": None,
-        "version": None,
-        "gpudirect": None,
-        "source": "configuration",
-    }
+    assert (done.env["backend"], done.env["transport"]["network"]) == ("gloo", "tcp")
 
 
 # -- one process ---------------------------------------------------------------------------
 
 
+@pytest.fixture(autouse=True)
+def no_launcher(monkeypatch):
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "SLURM_STEP_ID", "BENCH_RUN_DIR"):
+        monkeypatch.delenv(name, raising=False)
+
+
 @pytest.fixture
 def alone(monkeypatch, tmp_path):
     """Return a function that trains in this process and returns the rows of metrics.csv."""
-    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "SLURM_STEP_ID", "BENCH_RUN_DIR"):
-        monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # more threads are slow on a busy machine
@@ -269,7 +260,6 @@ def test_one_process_without_ddp_communicates_exactly_nothing(alone):
 
 
 def test_time_between_loops_and_in_pauses_does_not_count(monkeypatch, tmp_path):
-    monkeypatch.delenv("RANK", raising=False)
     clock = loops.PlantedClock()
     monkeypatch.setattr(step_parts, "time", clock)
     with Recorder(run_dir=tmp_path, **loops.LENGTHS) as recorder:
@@ -286,8 +276,7 @@ def test_time_between_loops_and_in_pauses_does_not_count(monkeypatch, tmp_path):
     assert rows == [("5", "5")] * 2
 
 
-def test_a_removed_folder_does_not_end_the_training(monkeypatch, tmp_path, capsys):
-    monkeypatch.delenv("RANK", raising=False)
+def test_a_removed_folder_does_not_end_the_training(tmp_path, capsys):
     with Recorder(run_dir=tmp_path / "run", **loops.LENGTHS) as recorder:
         for number, _ in enumerate(recorder.batches(loops.batches())):
             with recorder.step():
@@ -302,12 +291,6 @@ def test_without_the_model_its_parts_are_empty(alone):
     for row in alone(with_model=False):
         assert (row["forward_time_sec"], row["backward_time_sec"], row["other_time_sec"]) == ("", "", "")
         assert value(row, "optimizer") > 0
-
-
-def test_without_attribution_the_split_is_empty(alone):
-    rows = alone(attribution_steps=0)
-    assert len(rows) == 2
-    assert {row["forward_time_sec"] for row in rows} == {""}
 
 
 def test_the_harness_takes_precedence_over_the_script(alone, monkeypatch, tmp_path):
@@ -336,8 +319,7 @@ def test_invalid_lengths_are_refused(given, message):
 ONCE = "; write `with recorder.step():` around one step's forward, backward and update"
 
 
-def test_a_step_within_a_step_is_refused(monkeypatch, tmp_path):
-    monkeypatch.delenv("RANK", raising=False)
+def test_a_step_within_a_step_is_refused(tmp_path):
     with Recorder(run_dir=tmp_path) as recorder:
         with recorder.step(samples=1), pytest.raises(RecorderError) as error:
             recorder.step()
@@ -346,8 +328,7 @@ def test_a_step_within_a_step_is_refused(monkeypatch, tmp_path):
     assert str(error.value) == "recorder.step() was called within another step" + ONCE
 
 
-def test_a_step_without_a_with_is_refused(monkeypatch, tmp_path):
-    monkeypatch.delenv("RANK", raising=False)
+def test_a_step_without_a_with_is_refused(tmp_path):
     recorder = Recorder(run_dir=tmp_path)
     recorder.step()
     assert raised(RecorderError, recorder.step) == "recorder.step() was called without `with`" + ONCE
@@ -361,8 +342,7 @@ def test_an_invalid_number_of_samples_is_refused(samples):
     assert str(error.value) == f"recorder.step(samples={samples!r}): {message}"
 
 
-def test_the_samples_may_be_a_tensor(monkeypatch, tmp_path):
-    monkeypatch.delenv("RANK", raising=False)
+def test_the_samples_may_be_a_tensor(tmp_path):
     lengths = {"warmup_steps": 3, "steps_per_epoch": 4, "attribution_steps": 0, "epochs": 1}
     with Recorder(run_dir=tmp_path, **lengths) as recorder:
         for _ in range(7):
@@ -371,8 +351,7 @@ def test_the_samples_may_be_a_tensor(monkeypatch, tmp_path):
     assert [row["samples"] for row in read_rows(tmp_path / "metrics.csv")] == ["8"]
 
 
-def test_a_model_that_the_loop_does_not_call_causes_a_warning(monkeypatch, tmp_path):
-    monkeypatch.delenv("RANK", raising=False)
+def test_a_model_that_the_loop_does_not_call_causes_a_warning(tmp_path):
     lengths = {"warmup_steps": 3, "steps_per_epoch": 4, "attribution_steps": 3, "epochs": 1}
     given, called = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
     with Recorder(given, run_dir=tmp_path, **lengths) as recorder:
@@ -387,8 +366,7 @@ def test_a_model_that_the_loop_does_not_call_causes_a_warning(monkeypatch, tmp_p
     [torch.ones((), dtype=torch.bfloat16), torch.tensor([0.5, 1.5]), 1.0],
     ids=["bf16", "several", "float"],
 )
-def test_the_mean_loss_includes_all_steps_for_every_type_of_loss(monkeypatch, tmp_path, loss):
-    monkeypatch.delenv("RANK", raising=False)
+def test_the_mean_loss_includes_all_steps_for_every_type_of_loss(tmp_path, loss):
     steps = 400  # a sum of ones in bf16 stops growing at 256
     lengths = {"warmup_steps": 3, "steps_per_epoch": steps, "attribution_steps": 0, "epochs": 1}
     with Recorder(run_dir=tmp_path, **lengths) as recorder:
@@ -398,8 +376,7 @@ def test_the_mean_loss_includes_all_steps_for_every_type_of_loss(monkeypatch, tm
     assert [float(row["train_loss"]) for row in read_rows(tmp_path / "metrics.csv")] == [1.0]
 
 
-def test_a_row_that_the_loop_ends_has_the_steps_so_far_and_no_split(monkeypatch, tmp_path):
-    monkeypatch.delenv("RANK", raising=False)
+def test_a_row_that_the_loop_ends_has_the_steps_so_far_and_no_split(tmp_path):
     with Recorder(run_dir=tmp_path, **loops.LENGTHS) as recorder:
         for number in range(3 + 4 + 2 + 5 + 4):
             with recorder.step(samples=1):

@@ -13,10 +13,7 @@ from tests.workload.conftest import torchrun_env
 
 #: From tests/record/strategies.py, whose import takes seconds.
 PARAMETERS, FROZEN, NAP_S = 207, 32, 0.01
-SHARDED = {
-    "fsdp1": ("wrapped", None),
-    "a layer of fsdp2": ("fsdp2", 16 * 7 + 7),
-}
+SHARDED = {"fsdp1": ("wrapped", None), "a layer of fsdp2": ("fsdp2", 16 * 7 + 7)}
 TORCH = tuple(map(int, version("torch").split(".")[:2]))
 needs_fsdp2 = pytest.mark.skipif(TORCH < (2, 6), reason="FSDP2 does not work on CPUs with this torch")
 UNKNOWN = ("forward", "backward", "compute", "comm_exposed", "comm_wait", "optimizer", "other")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,6 @@ import pytest
 
 from bench.study.conditions import (
     FOREIGN_CPU_LIMIT,
-    Neighbours,
     Occupation,
     assess,
 )
@@ -39,8 +39,8 @@ def write(folder: Path, *windows: dict[str, Any]) -> RunFolder:
     return RunFolder(folder)
 
 
-def found(folder: RunFolder, neighbours: Neighbours | None = None) -> list[dict[str, Any]]:
-    content = assess(folder, start=at(0), end=at(100), neighbours=neighbours)
+def found(folder: RunFolder, jobs: Sequence[Occupation] | None = None) -> list[dict[str, Any]]:
+    content = assess(folder, start=at(0), end=at(100), jobs=jobs)
     entries: list[dict[str, Any]] = content["disturbed"]
     return entries
 
@@ -102,10 +102,10 @@ def test_slowdowns_of_gpus_and_errors_of_links_disturb(tmp_path: Path) -> None:
 def test_a_job_disturbs_only_if_it_is_there_during_a_window(tmp_path: Path) -> None:
     folder = write(tmp_path, window(10), window(30))
     before, between, after = job("1", 0, 8, "n1"), job("2", 21, 28, "n1"), job("3", 40, 60, "n1")
-    assert not found(folder, Neighbours([before, between, after]))
+    assert not found(folder, [before, between, after])
     during = job("4", 15, 35, "n1", "n2", of_study=True)
     running = job("5", 35, None, "n1")
-    entries = found(folder, Neighbours([before, during, running]))
+    entries = found(folder, [before, during, running])
     times = [(one["values"]["start"][-4:-1], one["values"]["end"][-4:-1]) for one in entries]
     shown = [(one["kind"], *one["subject"], *own) for one, own in zip(entries, times, strict=True)]
     assert shown == [
@@ -118,17 +118,17 @@ def test_a_job_disturbs_only_if_it_is_there_during_a_window(tmp_path: Path) -> N
 
 def test_jobs_of_one_kind_on_a_node_are_one_entry(tmp_path: Path) -> None:
     jobs = [job(str(number), number, number + 5, "n1") for number in range(1, 13)]
-    (entry,) = found(RunFolder(tmp_path), Neighbours(jobs))
+    (entry,) = found(RunFolder(tmp_path), jobs)
     times = {"start": "2026-11-22T12:00:01Z", "end": "2026-11-22T12:00:18Z"}
     assert entry["values"] == {**times, "jobs": [str(number) for number in range(1, 11)], "more_jobs": 2}
 
 
 def test_what_is_not_known_is_not_called_undisturbed(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
-    assert assess(folder, start=at(0), end=at(9), neighbours=None) == {}
-    unknown = assess(folder, start=at(0), end=at(9), neighbours=Neighbours(unknown="no sacct"))
+    assert assess(folder, start=at(0), end=at(9)) == {}
+    unknown = assess(folder, start=at(0), end=at(9), jobs=[], unknown="no sacct")
     assert unknown == {"neighbours": "unknown: no sacct"}
-    known = assess(folder, start=at(0), end=at(9), neighbours=Neighbours([job("7", 9, 20, "n1")]))
+    known = assess(folder, start=at(0), end=at(9), jobs=[job("7", 9, 20, "n1")])
     assert known == {
         "disturbed": [],
         "neighbours": [
@@ -150,4 +150,4 @@ def test_what_is_not_known_is_not_called_undisturbed(tmp_path: Path) -> None:
 )
 def test_a_broken_file_disturbs_nothing(tmp_path: Path, text: str) -> None:
     (tmp_path / "conditions.json").write_text(text)
-    assert assess(RunFolder(tmp_path), start=None, end=None, neighbours=None).get("disturbed", []) == []
+    assert assess(RunFolder(tmp_path), start=None, end=None).get("disturbed", []) == []

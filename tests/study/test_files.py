@@ -1,70 +1,71 @@
-"""Files that are written again and again while others read them."""
+"""Files of a study are written whole, and other kinds of files are not read."""
 
 from __future__ import annotations
 
-import json
-import threading
+import os
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.study.files import read_json, rewrite_object, write_json
+from bench.errors import UnwritableError
+from bench.study.files import read_json, read_object, read_table, write_json
 
-texts = st.text(max_size=5000)
 
-
-@given(old=texts, new=texts)
+@given(old=st.text(max_size=5000), new=st.text(max_size=5000))
 def test_rewritten_content_is_read_back_whatever_its_length(
     tmp_path_factory: pytest.TempPathFactory, old: str, new: str
 ) -> None:
-    path = tmp_path_factory.mktemp("layout") / "run.json"
-    write_json(path, {"text": old})
-    rewrite_object(path, {"text": new})
+    path = tmp_path_factory.mktemp("layout") / "env.json"
+    for text in (old, new):
+        write_json(path, {"text": text})
     assert read_json(path) == {"text": new}
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_a_small_file_is_overwritten_and_a_large_one_replaced(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_written_keeps_its_content(tmp_path: Path) -> None:
+    path = tmp_path / "env.json"
+    write_json(path, {"state": 1})
+    with pytest.raises(TypeError):
+        write_json(path, {"state": {1}})
+    with pytest.raises(UnwritableError):
+        write_json(tmp_path / "gone" / "env.json", {})
+    assert read_json(path) == {"state": 1}
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    ("kind", "problem"),
+    [
+        ("missing", "is missing"),
+        ("fifo", "cannot be read: It is not a regular file"),
+        ("device", "cannot be read: It is not a regular file"),
+        ("folder", "cannot be read: Is a directory"),
+        ("sparse", "cannot be read: it is larger than 1 GiB"),
+        (b"", "is not valid JSON"),
+        (b'{"state": "com', "is not valid JSON"),
+        (b"\xff\xfe", "is not valid JSON"),
+        (b"[" * 100_000, "is not valid JSON"),
+        (b"[1]", "is not a JSON object"),
+    ],
+)
+def test_a_file_that_is_no_json_object_has_a_problem_in_words(
+    tmp_path: Path, kind: str | bytes, problem: str
+) -> None:
     path = tmp_path / "run.json"
-    write_json(path, {"state": "queued", "reason": "x" * 100})
-    first = path.stat().st_ino
-    rewrite_object(path, {"state": "completed"})
-    assert path.stat().st_ino == first
-    with path.open():  # so that its number is not given to the next file
-        rewrite_object(path, {"state": "completed", "reason": "x" * 5000})
-        assert path.stat().st_ino != first
-
-
-def test_a_missing_file_is_written(tmp_path: Path) -> None:
-    rewrite_object(tmp_path / "run.json", {"state": "completed"})
-    assert read_json(tmp_path / "run.json") == {"state": "completed"}
-
-
-@pytest.mark.parametrize("broken", [b"", b'{"state": "com', b"\xff\xfe", b'{"state": 1}{'])
-def test_a_broken_file_is_read_as_none_and_replaced(tmp_path: Path, broken: bytes) -> None:
-    path = tmp_path / "run.json"
-    path.write_bytes(broken)
+    if isinstance(kind, bytes):
+        path.write_bytes(kind)
+    elif kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "sparse":
+        with path.open("wb") as file:
+            file.truncate(10 * 2**30)
+    assert read_object(path) == (None, problem)
     assert read_json(path) is None
-    rewrite_object(path, {"state": "completed"})
-    assert read_json(path) == {"state": "completed"}
-
-
-def test_two_concurrent_rewrites_leave_one_complete_content(tmp_path: Path) -> None:
-    path = tmp_path / "run.json"
-    contents = [{"reason": "x" * length} for length in (10, 700)]
-    for _ in range(300):
-        write_json(path, {"reason": "queued"})
-        together = threading.Barrier(2)
-
-        def rewrite(content: dict[str, str], barrier: threading.Barrier = together) -> None:
-            barrier.wait()
-            rewrite_object(path, content)
-
-        writers = [threading.Thread(target=rewrite, args=[content]) for content in contents]
-        for writer in writers:
-            writer.start()
-        for writer in writers:
-            writer.join()
-        assert json.loads(path.read_text()) in contents
+    if not isinstance(kind, bytes):
+        assert read_table(path) == ([], [])

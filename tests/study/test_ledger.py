@@ -5,127 +5,141 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from bench.errors import BenchError
-from bench.study.ledger import HaltWatch, Ledger, RunState, final_failure_class, submit_lock
+from bench.study.ledger import (
+    End,
+    FailureClass,
+    Ledger,
+    LockedError,
+    Record,
+    RunState,
+    final_class,
+    study_lock,
+)
 
-
-def test_the_last_attempt_of_a_run_counts(tmp_path):
-    ledger = Ledger(tmp_path / "ledger.jsonl")
-    ledger.append("intent", run_id="a", attempt=1, job_name="s.a.1")
-    ledger.append("submitted", run_id="a", attempt=1, job_id="7")
-    ledger.append("started", run_id="a", attempt=1)
-    ledger.append(
-        "ended",
-        run_id="a",
-        attempt=1,
-        state="failed",
-        reason="it broke",
-        failure_class="bad-exit",
+INTENT = Record(run_id="a", attempt=1, state=RunState.QUEUED, job_name="s.a.1")
+SUBMITTED = replace(INTENT, job_id="7", pack=2, place=3)
+ENDED = SUBMITTED.ended(
+    End(
+        state=RunState.FAILED,
+        reason="it broke: é",
+        failure_class=FailureClass.BAD_EXIT,
         exit_code=3,
+        cause={"cause": "program-error", "path": "job.err", "line": 4, "remedy": "correct it"},
+        warnings=[],
+        started_at="2026-01-02T03:04:05Z",
+        ended_at="2026-01-02T03:04:06Z",
+        hosts="n[1-2]",
+        disturbed=[{"kind": "foreign-cpu", "subject": ["n1"], "values": {}, "severity": "warning"}],
+        neighbours="unknown: no accounting",
+        settled=False,
     )
-    ledger.append("intent", run_id="a", attempt=2, job_name="s.a.2")
+)
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    return Ledger(tmp_path / "ledger.jsonl")
+
+
+def test_a_record_is_read_as_it_was_written(ledger):
+    for record in (INTENT, SUBMITTED, ENDED):
+        ledger.append([record])
+        read = ledger.records(["a"])["a"]
+        assert read.time
+        assert replace(read, time="") == record
+
+
+def test_the_last_line_of_the_latest_attempt_is_the_state(ledger):
+    again = Record(run_id="a", attempt=2, state=RunState.QUEUED, job_name="s.a.2")
+    ledger.append([INTENT, SUBMITTED, again])
+    ledger.append([ENDED])  # the end of an earlier attempt is found later
     records = ledger.records(["a", "b"])
-    assert (records["a"].attempt, records["a"].state, records["a"].reason) == (2, RunState.QUEUED, "")
-    assert (records["a"].job_name, records["a"].job_id) == ("s.a.2", None)
-    assert (records["b"].attempt, records["b"].state) == (0, RunState.PLANNED)
+    assert (records["a"].attempt, records["a"].state) == (2, RunState.QUEUED)
+    assert records["b"] == Record(run_id="b")
+    assert {number: record.state for number, record in ledger.attempts()["a"].items()} == {
+        1: RunState.FAILED,
+        2: RunState.QUEUED,
+    }
 
 
-def test_a_withdrawn_intent_leaves_the_run_planned(tmp_path):
-    ledger = Ledger(tmp_path / "ledger.jsonl")
-    ledger.append("intent", run_id="a", attempt=1)
-    ledger.append("withdrawn", run_id="a", attempt=1, reason="sbatch refused")
-    assert ledger.records(["a"])["a"].state is RunState.PLANNED
+def test_the_line_of_an_attempt_has_a_number(ledger):
+    ledger.append([replace(INTENT, run_id='a"'), INTENT, ENDED, replace(INTENT, attempt=11)])
+    assert [ledger.line_number(record) for record in (ENDED, replace(INTENT, attempt=2))] == [3, 1]
 
 
 @pytest.mark.parametrize(
     "torn",
     [
-        *(
-            '{"event": "ended", "run_',
-            "\0\0\0",
-            '"just a string"',
-            "[1]",
-            "é",
-            '{"run_id": ["a"], "attempt": 1}',
-        ),
-        *(
-            '{"event": "started", "run_id": "a"}',
-            '{"event": "ended", "run_id": "a", "attempt": 1, "state": "odd"}',
-        ),
+        '{"run_id": "a", "attempt": 1, "state": "compl',
+        "\0\0\0",
+        '"just a string"',
+        "[1]",
+        "[" * 100_000,
+        "é",
+        '{"run_id": ["a"], "attempt": 1, "state": "failed"}',
+        '{"run_id": "a", "attempt": 1}',
+        '{"run_id": "a", "attempt": 1, "state": "odd"}',
+        '{"run_id": "a", "attempt": -1, "state": "failed"}',
+        '{"run_id": "a", "attempt": 1, "state": "failed", "failure_class": "odd"}',
+        '{"run_id": "a", "attempt": 1, "state": "failed", "cause": "oom"}',
     ],
 )
-def test_an_incomplete_line_is_skipped_and_the_next_is_kept(tmp_path, torn):
-    path = tmp_path / "ledger.jsonl"
-    ledger = Ledger(path)
-    ledger.append("started", run_id="a", attempt=1)
-    with path.open("a") as file:
+def test_a_torn_or_odd_line_is_skipped_and_the_next_is_kept(ledger, torn):
+    ledger.append([SUBMITTED])
+    with ledger.path.open("a") as file:
         file.write(torn)
-    ledger.append("ended", run_id="a", attempt=1, state="completed")
-    assert [event["event"] for event in ledger.events()] == ["started", "ended"]
-    assert ledger.records(["a"])["a"].state is RunState.COMPLETED
+    assert ledger.records(["a"])["a"].state is RunState.QUEUED
+    ledger.append([ENDED])
+    assert ledger.records(["a"])["a"].state is RunState.FAILED
 
 
-def _append_many(path, name):
+def _append_many(path: Path, name: str) -> None:
     for i in range(200):
-        Ledger(path).append("started", run_id=f"{name}-{i}", attempt=1, note="x" * 500)
+        Ledger(path).append([Record(run_id=f"{name}-{i}", attempt=1, reason="x" * 500)])
 
 
-def test_concurrent_writers_do_not_mix_their_lines(tmp_path):
-    path = tmp_path / "ledger.jsonl"
+def test_concurrent_writers_do_not_mix_their_lines(ledger):
     context = multiprocessing.get_context("spawn")
-    writers = [context.Process(target=_append_many, args=(path, name)) for name in "abc"]
+    writers = [context.Process(target=_append_many, args=(ledger.path, name)) for name in "abc"]
     for writer in writers:
         writer.start()
     for writer in writers:
         writer.join()
-    events = [json.loads(line) for line in path.read_text().splitlines()]
-    assert len({event["run_id"] for event in events}) == 600
+    lines = [json.loads(line) for line in ledger.path.read_text().splitlines()]
+    assert len({line["run_id"] for line in lines}) == 600
 
 
 def test_a_ledger_that_cannot_be_written_is_a_clear_error(tmp_path):
     with pytest.raises(BenchError, match=r"ledger\.jsonl: cannot be written: No such file or directory$"):
-        Ledger(tmp_path / "gone" / "ledger.jsonl").append("started", run_id="a", attempt=1)
+        Ledger(tmp_path / "gone" / "ledger.jsonl").append([INTENT])
+
+
+def test_an_event_is_found_after_the_size_that_the_ledger_had(ledger):
+    ledger.append([replace(INTENT, run_id="halted")])
+    before = ledger.size
+    assert ledger.events("halted") == []
+    ledger.note("halted")
+    assert len(ledger.events("halted", before)) == 1
+    assert ledger.events("halted", ledger.size) == []
 
 
 def test_the_lock_is_held_while_a_child_has_its_descriptor(tmp_path):
     path = tmp_path / "submit.lock"
-    with submit_lock(path) as descriptor:
+    with study_lock(path) as descriptor:
         kept = os.dup(descriptor)
     try:
-        with (
-            pytest.raises(BenchError, match="another `bench submit` is running for this study"),
-            submit_lock(path),
-        ):
+        with pytest.raises(LockedError, match="another command holds the lock"), study_lock(path):
             pass
     finally:
         os.close(kept)
-    with submit_lock(path):
+    with study_lock(path):
         pass
-
-
-def test_attempts_are_found_by_job_id_in_older_attempts_and_packs(tmp_path):
-    ledger = Ledger(tmp_path / "ledger.jsonl")
-    for run_id, attempt, job_id in [("a", 1, "7"), ("b", 1, "8"), ("a", 2, "9"), ("c", 1, "9")]:
-        ledger.append("submitted", run_id=run_id, attempt=attempt, job_id=job_id)
-    assert ledger.attempts_of_job("7") == [("a", 1)]
-    assert ledger.attempts_of_job("9") == [("a", 2), ("c", 1)]
-    assert ledger.attempts_of_job("10") == []
-
-
-def test_a_halt_is_seen_only_by_watches_created_before_it(tmp_path):
-    ledger = Ledger(tmp_path / "ledger.jsonl")
-    before = HaltWatch(ledger)
-    assert not before.halted()
-    ledger.append("started", run_id="halted", attempt=1, note="halted")
-    assert not before.halted()
-    ledger.halt()
-    ledger.append("ended", run_id="halted", attempt=1, state="completed")
-    after = HaltWatch(ledger)
-    assert [before.halted(), before.halted(), after.halted()] == [True, True, False]
-    assert ledger.records(["halted"])["halted"].state is RunState.COMPLETED
 
 
 @pytest.mark.parametrize(
@@ -133,13 +147,13 @@ def test_a_halt_is_seen_only_by_watches_created_before_it(tmp_path):
     [
         ("bad-exit", "oom-host", "out-of-memory"),
         ("killed", "oom-gpu", "out-of-memory"),
+        ("killed", "oom-host", "killed"),
         ("bad-exit", "node-fail", "node-failure"),
         ("bad-exit", "program-error", "bad-exit"),
         ("killed", None, "killed"),
         ("time-limit", "oom-host", "time-limit"),  # Slurm's own statement stays
         (None, "oom-host", None),
-        ("bad-exit", {"cause": 1}, "bad-exit"),
     ],
 )
 def test_a_cause_in_the_logs_replaces_a_class_that_only_describes_the_exit_code(recorded, cause, shown):
-    assert final_failure_class(recorded, cause) == shown
+    assert final_class(recorded and FailureClass(recorded), cause) == shown

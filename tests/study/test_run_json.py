@@ -1,65 +1,60 @@
-"""run.json is read and changed by several programs at the same time."""
+"""run.json describes an attempt, and is written once."""
 
 from __future__ import annotations
 
-import fcntl
 import json
-import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from analysis.data.load import load_study
-from bench.study.layout import RunFolder
-from bench.study.run_json import update_run, write_run
-from tests.analysis import studies
+from bench.errors import UnwritableError
+from bench.plan import make_plan, write_plan
+from bench.study.ledger import Record, RunState
+from bench.study.plan_json import PlannedStudy, open_study
+from bench.study.run_json import next_attempt
+from tests.matrices import matrix
 
 
-def test_the_loader_waits_for_the_end_of_a_rewrite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = studies.finished(tmp_path / "s", repeats=1)
-    run_json = sorted(path.glob("runs/*/attempt-1/run.json"))[0]
-    content, half_written, reader_waits = run_json.read_bytes(), threading.Event(), threading.Event()
-
-    def rewrite_slowly() -> None:
-        with run_json.open("r+b", buffering=0) as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            file.write(b" " * len(content))
-            half_written.set()
-            assert reader_waits.wait(60)
-            file.seek(0)
-            file.write(content)
-
-    def flock(file: Any, operation: int) -> None:
-        reader_waits.set()
-        lock(file, operation)
-
-    lock = fcntl.flock
-    writer = threading.Thread(target=rewrite_slowly)
-    writer.start()
-    assert half_written.wait(60)
-    monkeypatch.setattr("bench.study.files.fcntl.flock", flock)
-    try:
-        assert set(load_study(path).runs["state"]) == {"completed"}
-    finally:
-        reader_waits.set()
-        writer.join()
+@pytest.fixture
+def study(tmp_path: Path) -> PlannedStudy:
+    (tmp_path / "s.yaml").write_text(matrix("s", axes={"tasks_per_node": [1]}))
+    return open_study(write_plan(make_plan(tmp_path / "s.yaml"), tmp_path))
 
 
-def test_a_missing_or_broken_file_is_replaced_only_with_a_fallback(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path)
-    update_run(folder, {"state": "failed"})
-    assert not folder.run_json.exists()
-    folder.run_json.write_text("{")
-    update_run(folder, {"state": "failed"})
-    assert folder.run_json.read_text() == "{"
-    update_run(folder, {"state": "failed"}, fallback={"run_id": "r1"})
-    assert json.loads(folder.run_json.read_text()) == {"run_id": "r1", "state": "failed"}
+def test_an_attempt_is_described_when_its_number_is_claimed(study):
+    run = study.runs[0]
+    attempt = next_attempt(study, run, Record(run_id=run.run_id))
+    attempt.claim(study, interpreter="python")
+    content = json.loads(attempt.folder.run_json.read_text())
+    assert (content["run_id"], content["attempt"], content["job_name"]) == (
+        *(run.run_id, 1),
+        attempt.job_name,
+    )
+    assert content["cell"]["world_size"] == 1
+    assert content["interpreter"] == "python"
+    assert "state" not in content
+    with pytest.raises(UnwritableError, match="File exists"):
+        attempt.claim(study)
 
 
-def test_an_unchanged_file_is_not_written(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path)
-    write_run(folder, {"state": "queued"})
-    before = folder.run_json.stat().st_mtime_ns
-    update_run(folder, {"state": "queued"})
-    assert folder.run_json.stat().st_mtime_ns == before
+def test_a_folder_that_the_ledger_does_not_know_is_an_intent(study):
+    run = study.runs[0]
+    assert study.records()[run.run_id].attempt == 0
+    attempt = next_attempt(study, run, study.records()[run.run_id])
+    attempt.claim(study, allocation={"pack": 1, "place": 2})
+    record = study.records()[run.run_id]
+    assert (record.attempt, record.state, record.job_name) == (1, RunState.QUEUED, attempt.job_name)
+    assert (record.pack, record.place) == (1, 2)
+    attempt.folder.run_json.write_text("{")
+    assert study.records()[run.run_id].job_name == attempt.job_name
+    assert next_attempt(study, run, record).number == 2
+
+
+def test_a_refused_attempt_leaves_no_folder_and_its_number_is_used_again(study):
+    run = study.runs[0]
+    attempt = next_attempt(study, run, Record(run_id=run.run_id))
+    attempt.claim(study)
+    attempt.release()
+    assert not attempt.folder.path.exists()
+    refused = Record(run_id=run.run_id, attempt=1, refused=True)
+    assert next_attempt(study, run, refused).number == 1

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bench.facts import Fact
-from bench.plan import make_plan
+from bench.plan import make_plan, write_plan
+from bench.study.ledger import End, FailureClass, Record, RunState
+from bench.study.plan_json import PlannedStudy, open_study
+from bench.study.run_json import next_attempt
 from bench.study.verify import Verification, verify_run
 from bench.words import sentence
 from tests.commands.command_line import bench
-from tests.common import change_json
 from tests.matrices import command, matrix
 
-MATRIX = matrix("own", axes={"tasks_per_node": [2]}, batch=8, workload=command("true"), repeats=3)
+MATRIX = matrix("own", axes={"tasks_per_node": [2]}, batch=8, workload=command("true"), repeats=1)
+RUN = "n1x2-gloo-torchrun-b8-r1"
 UNMEASURED = {
     "processes": "2 with WORLD_SIZE 2",
     "ranks joined": "2 of 2",
@@ -27,20 +31,31 @@ UNMEASURED = {
 
 
 @pytest.fixture
-def run_folder(tmp_path) -> Path:
-    """Return the folder of a completed run of a command that measures nothing."""
-    matrix = tmp_path / "own.yaml"
-    matrix.write_text(MATRIX)
-    (cell,) = make_plan(matrix).cells
-    folder = tmp_path / "attempt-1"
-    folder.mkdir()
-    content = {"run_id": "a-run", "state": "completed", "cell": cell.as_json()}
-    (folder / "run.json").write_text(json.dumps(content))
-    return folder
+def study(tmp_path) -> PlannedStudy:
+    """Return a study with a completed run of a command that measures nothing."""
+    (tmp_path / "own.yaml").write_text(MATRIX)
+    study = open_study(write_plan(make_plan(tmp_path / "own.yaml"), tmp_path / "results"))
+    (run,) = study.runs
+    assert run.run_id == RUN
+    attempt = next_attempt(study, run, Record(run_id=RUN))
+    attempt.claim(study)
+    study.ledger.append([Record(run_id=RUN, attempt=1).ended(End(state=RunState.COMPLETED, exit_code=0))])
+    return study
 
 
-def test_what_was_not_measured_is_not_ok_and_does_not_fail_the_run(run_folder):
-    verdict = verify_run(run_folder)
+def folder(study: PlannedStudy) -> Path:
+    return study.folder.attempt(RUN, 1).path
+
+
+def verify(study: PlannedStudy, end: End | None = None, **options: Any) -> Verification:
+    """Verify the run, or the run with another end."""
+    record = study.records()[RUN]
+    record = record.ended(end) if end else record
+    return verify_run(study.run_folder(record), record, study.cell_of(RUN), **options)
+
+
+def test_what_was_not_measured_is_not_ok_and_does_not_fail_the_run(study):
+    verdict = verify(study)
     assert verdict.passed
     unmeasured = {check.name: check for check in verdict.checks if check.passed is None}
     assert {name: check.expected for name, check in unmeasured.items()} == UNMEASURED
@@ -54,16 +69,20 @@ def test_what_was_not_measured_is_not_ok_and_does_not_fail_the_run(run_folder):
     }
 
 
-@pytest.mark.parametrize("state", ["queued", "running"])
-def test_only_the_state_of_a_run_that_has_not_ended_is_checked(run_folder, state):
-    change_json(run_folder / "run.json", state=state)
-    verdict = verify_run(run_folder)
-    assert [str(check) for check in verdict.checks] == [f"FAIL  state: {state}, expected completed"]
+@pytest.mark.parametrize(
+    ("state", "found"),
+    [("queued", "queued (Priority)"), ("running", "running (Priority)"), ("planned", "planned, not started")],
+)
+def test_only_the_state_of_a_run_that_has_not_ended_is_checked(study, state, found):
+    reason = "" if state == "planned" else "Priority"
+    record = Record(run_id=RUN, attempt=1, state=RunState(state), reason=reason)
+    verdict = verify_run(study.run_folder(record), record, study.cell_of(RUN))
+    assert [str(check) for check in verdict.checks] == [f"FAIL  state: {found}, expected completed"]
 
 
-def test_a_failed_check_fails_a_run_with_unmeasured_values(run_folder):
-    (run_folder / "env.json").write_text('{"backend": "nccl", "world_size": 2}')
-    verdict: Verification = verify_run(run_folder)
+def test_a_failed_check_fails_a_run_with_unmeasured_values(study):
+    (folder(study) / "env.json").write_text('{"backend": "nccl", "world_size": 2}')
+    verdict: Verification = verify(study)
     assert not verdict.passed
     outcomes = {check.name: check.outcome for check in verdict.checks}
     assert (outcomes["backend"], outcomes["world size"]) == ("failed", "ok")
@@ -72,38 +91,88 @@ def test_a_failed_check_fails_a_run_with_unmeasured_values(run_folder):
     assert failed.as_json()["outcome"] == "failed"
 
 
-def test_missing_accounting_is_not_measured(run_folder):
-    path = run_folder / "run.json"
-    change_json(path, accounting="none: sacct is not installed")
-    verdict = verify_run(run_folder)
+def test_missing_accounting_is_not_measured(study):
+    verdict = verify(study, End(state=RunState.COMPLETED, accounting="none: sacct is not installed"))
     check = next(check for check in verdict.checks if check.name == "accounting")
     assert verdict.passed
     assert check.outcome == "not measured"
     assert "none: sacct is not installed" in str(check)
 
 
-def test_the_command_prints_both(run_folder):
-    done = bench("verify", str(run_folder), cwd=run_folder.parent)
+def test_the_command_prints_both(study):
+    done = bench("verify", str(folder(study)), cwd=study.folder.path.parent)
     lines = done.stdout.splitlines()
-    assert (done.returncode, lines[0], lines[-1]) == (0, "pass  a-run", "1 of 1 runs pass")
+    assert (done.returncode, lines[0], lines[-1]) == (0, f"pass  {RUN}", "1 of 1 runs pass")
     assert lines[1:-1] == [
         "  ok    state: completed",
         "  ok    files: complete",
         *(f"  --    {name}: not measured" for name in UNMEASURED),
     ]
-    content = json.loads(bench("verify", str(run_folder), "--json", cwd=run_folder.parent).stdout)
+    content = json.loads(bench("verify", str(folder(study)), "--json", cwd=study.folder.path.parent).stdout)
     assert content["passed"] is True
     outcomes = {check["check"]: check["outcome"] for check in content["runs"][0]["checks"]}
     assert outcomes == {"state": "ok", "files": "ok", **dict.fromkeys(UNMEASURED, "not measured")}
 
 
-def test_warnings_about_cores_and_threads_are_shown_and_fail_no_run(run_folder):
+def test_warnings_about_cores_and_threads_are_shown_and_fail_no_run(study):
     values = {"ranks": 4, "threads": 4, "cores": 2, "machines": [["n1"]]}
     facts = [Fact("shared-cores", values=values), Fact("model-not-called")]
-    (run_folder / "env.json").write_text(json.dumps({"facts": [fact.as_json() for fact in facts]}))
+    (folder(study) / "env.json").write_text(json.dumps({"facts": [fact.as_json() for fact in facts]}))
     shared = sentence(facts[0])
-    assert verify_run(run_folder).warnings == [shared]
-    done = bench("verify", str(run_folder), cwd=run_folder.parent)
+    assert verify(study).warnings == [shared]
+    done = bench("verify", str(folder(study)), cwd=study.folder.path.parent)
     assert done.stdout.splitlines()[-2] == f"  warn  {shared}"
-    content = json.loads(bench("verify", str(run_folder), "--json", cwd=run_folder.parent).stdout)
+    content = json.loads(bench("verify", str(folder(study)), "--json", cwd=study.folder.path.parent).stdout)
     assert content["runs"][0]["warnings"] == [shared]
+
+
+def test_the_end_of_a_failed_run_is_shown_with_class_and_cause(study):
+    end = End(
+        state=RunState.FAILED,
+        reason="exit code 1",
+        failure_class=FailureClass.OUT_OF_MEMORY,
+        cause={"cause": "oom-gpu", "remedy": "a smaller batch"},
+        disturbed=[Fact("foreign-cpu", ("n1",), {"start": "a", "end": "b"}).as_json()],
+        warnings=[{"cause": "slow-save", "path": "job.err", "line": 3, "remedy": "save less"}],
+    )
+    verdict = verify(study, end)
+    assert str(verdict.failures[0]) == (
+        "FAIL  state: failed (exit code 1); class: out-of-memory; cause: oom-gpu; a smaller batch, "
+        "expected completed"
+    )
+    assert verdict.warnings == [
+        "disturbed: CPU time of foreign processes on n1 from a to b",
+        "slow-save (job.err:3): save less",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("allocated", "outcome"),
+    [
+        (("n1", "n2"), "ok"),
+        (("n1.cluster.org",), "failed"),
+        (("n1.cluster.org", "n2"), "ok"),
+        (("n1", "n3"), "failed"),
+        (("n1", "n2.other.org"), "failed"),
+    ],
+)
+def test_the_hosts_of_the_ranks_are_those_of_the_job(study, allocated, outcome):
+    hosts = [{"host": "n1", "ranks": [0]}, {"host": "n2.cluster.org", "ranks": [1]}]
+    (folder(study) / "env.json").write_text(json.dumps({"hosts": hosts}))
+    (check,) = (check for check in verify(study, allocated=allocated).checks if check.name == "hosts")
+    assert check.outcome == outcome
+    assert check.found == {"ok": "n1, n2.cluster.org", "failed": "n2.cluster.org"}[outcome]
+
+
+def test_a_run_json_that_cannot_be_read_fails_the_check_of_the_files(study):
+    (folder(study) / "run.json").write_text("{")
+    assert [str(one) for one in verify(study).failures] == [
+        "FAIL  files: run.json is not valid JSON, expected run.json"
+    ]
+
+
+def test_a_folder_outside_of_a_study_is_an_error_with_a_remedy(study, tmp_path):
+    folder(study).rename(tmp_path / "attempt-1")
+    done = bench("verify", str(tmp_path / "attempt-1"), cwd=tmp_path)
+    assert done.returncode == 2
+    assert "is not in the folder of a study that contains the run; give the folder of a run" in done.stderr

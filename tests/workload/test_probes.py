@@ -10,14 +10,7 @@ import torch
 
 from bench.measure.step_parts import HostClock
 from bench.measure.wire import Messages
-from bench.workload.probes import (
-    CollectiveSweep,
-    Size,
-    Sweep,
-    Swept,
-    hidden_fraction,
-    message_sizes,
-)
+from bench.workload.probes import CollectiveSweep, Size, Sweep, Swept, hidden_fraction, message_sizes
 from bench.workload.step_probes import BucketSpan, union_s
 from tests.workload.conftest import QUICK, srun_env, torchrun_env
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.matrix.workload import FIXED_DEFAULTS, WorkloadOptions, to_arguments
+from bench.matrix.workload import WorkloadOptions, to_arguments
 from bench.workload.session import parse_arguments
 
 HEAD = ["--run-dir", "a run", "--backend", "gloo", "--per-gpu-batch", "22"]
@@ -57,16 +57,6 @@ def test_every_option_survives_the_way_to_the_job(values):
     options = WorkloadOptions(**values)
     words = to_arguments(options.model_dump())
     assert parse_arguments([*HEAD, *words]).options == options
-
-
-def test_every_option_is_written_but_for_what_is_unset():
-    words = to_arguments(WorkloadOptions(epochs=5, compile=True, learning_rate=4).model_dump())
-    fields = WorkloadOptions.model_fields.items()
-    unset = [name for name, field in fields if field.default is None or name in FIXED_DEFAULTS]
-    assert len(words) == 2 * (len(WorkloadOptions.model_fields) - len(unset))
-    given = dict(zip(words[::2], words[1::2], strict=True))
-    assert not {"--parameters", "--bucket-cap-mb"} & given.keys()
-    assert (given["--epochs"], given["--learning-rate"], given["--compile"]) == ("5", "4.0", "true")
 
 
 def test_what_people_write_is_read():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,10 +17,11 @@ from analysis.data.load import Study, load_study
 from analysis.stats.attempts import Success, cell_success
 from analysis.stats.measured import measure
 from bench.matrix.cell import Cell
-from tests.analysis.studies import Timing, environment, finished, seal, strong, weak
-from tests.common import edited_json
+from tests.analysis.studies import State, Timing, change_run, environment, finished, strong, weak
+from tests.common import edited_csv, edited_json
 
 SAMPLES, EPOCHS = 1_300_000, 90
+LOST = ("failed", "node lost", "node-failure")
 
 
 def gpu_study(path: Path, cells: list[Cell], *, gpu: str, sample_s: float, **options: Any) -> Study:
@@ -58,14 +58,11 @@ def advise(waits: Mapping[str, float | None], **studies: Study) -> Advice:
     return rank(options, known, samples=SAMPLES, epochs=EPOCHS, notes=notes, validity=validity)
 
 
-def test_two_slower_nodes_without_a_wait_beat_a_faster_one_with_a_wait(l40s, h200):
+def test_two_slower_nodes_beat_a_faster_one_only_if_that_one_has_a_wait(l40s, h200):
     found = advise({"l40s": 0, "h200": 6.5 * 3600}, l40s=l40s, h200=h200)
     assert summary(found)[0] == "Ends first: 2 nodes x 4 L40S (l40s): about 12 h, can start now."
     row = next(row for row in table_rows(found) if row[0] == "h200")
     assert (row[6], row[8]) == ("6.5 h", "16.5 h")
-
-
-def test_without_a_wait_the_faster_node_is_first(l40s, h200):
     found = advise({"l40s": 0, "h200": 0}, l40s=l40s, h200=h200)
     assert summary(found)[0] == "Ends first: 8 H200 (h200): about 10 h, can start now."
 
@@ -93,21 +90,16 @@ def test_the_interval_is_that_of_one_further_run(l40s):
 
 def test_measured_checkpoints_are_included(tmp_path, l40s):
     for file in l40s.folder.path.glob("runs/*/attempt-1/metrics.csv"):
-        lines = [line.split(",") for line in file.read_text().splitlines()]
-        place = lines[0].index("checkpoint_time_sec")
-        for line in lines[1:]:
-            line[place] = "12.5"
-        file.write_text("\n".join(",".join(line) for line in lines) + "\n")
-    seal(l40s.folder.path)
+        with edited_csv(file) as metrics:
+            metrics["checkpoint_time_sec"] = 12.5
     before = advise({}, l40s=l40s).options[0]
     after = advise({}, l40s=load_study(l40s.folder.path)).options[0]
     assert after.epoch_s == pytest.approx(before.epoch_s + 12.5)
 
 
 def test_first_cheapest_and_safest_can_be_different_options(tmp_path):
-    def state(cell: Cell, repeat: int) -> tuple[str, str, str | None]:
-        failed = (cell.world_size == 8 and repeat < 3) or (cell.world_size == 1 and repeat == 1)
-        return ("failed", "node lost", "node-failure") if failed else ("completed", "", None)
+    def state(cell: Cell, repeat: int) -> State | None:
+        return LOST if (cell.world_size, repeat) in {(8, 1), (8, 2), (1, 1)} else None
 
     cells = strong(352, sizes=(1, 2, 4, 8), per_node=8, backend="nccl")
     study = gpu_study(tmp_path / "s", cells, gpu="NVIDIA H200", sample_s=1e-3, repeats=6, state=state)
@@ -119,12 +111,9 @@ def test_first_cheapest_and_safest_can_be_different_options(tmp_path):
 
 
 def test_the_cheapest_option_on_gpus_has_the_fewest_gpu_hours_also_beside_a_failed_size(tmp_path):
-    def state(cell: Cell, repeat: int) -> tuple[str, str, str | None]:
-        failed = cell.world_size == 8
-        return ("failed", "node lost", "node-failure") if failed else ("completed", "", None)
-
     cells = strong(352, sizes=(1, 2, 4, 8), per_node=8, backend="nccl")
-    study = gpu_study(tmp_path / "s", cells, gpu="NVIDIA H200", sample_s=1e-3, state=state)
+    options = {"sample_s": 1e-3, "state": lambda cell, _: LOST if cell.world_size == 8 else None}
+    study = gpu_study(tmp_path / "s", cells, gpu="NVIDIA H200", **options)
     assert advise({"s": 0}, s=study).chosen("cheapest").gpus == 1
 
 
@@ -132,19 +121,15 @@ def test_an_earlier_attempt_that_failed_counts_against_a_cell(tmp_path):
     study = load_study(finished(tmp_path / "s", strong(sizes=(1,)), repeats=2))
     run = next((tmp_path / "s/runs").iterdir())
     (run / "attempt-1").rename(run / "attempt-2")
-    record = json.loads((run / "attempt-2/run.json").read_text())
-    (run / "attempt-1").mkdir()
-    (run / "attempt-1/run.json").write_text(json.dumps({**record, "state": "failed"}))
+    change_run(tmp_path / "s", run.name, attempt=2)
+    change_run(tmp_path / "s", run.name, attempt=1, state="failed")
     success = next(iter(cell_success(load_study(study.folder.path)).values()))
     assert (success.completed, success.attempted) == (2, 3)
 
 
 def test_a_cancelled_attempt_does_not_count(tmp_path):
-    path = finished(
-        tmp_path / "s",
-        strong(sizes=(1,)),
-        state=lambda cell, repeat: ("cancelled" if repeat == 1 else "completed", "", None),
-    )
+    cancelled = {1: ("cancelled", "", None)}
+    path = finished(tmp_path / "s", strong(sizes=(1,)), state=lambda _, repeat: cancelled.get(repeat))
     success = next(iter(cell_success(load_study(path)).values()))
     assert (success.completed, success.attempted) == (2, 2)
 
@@ -178,12 +163,9 @@ def test_options_of_different_global_batches_are_ranked_in_groups(tmp_path):
 
 
 def test_a_cell_without_a_run_is_listed_last_with_its_reason(tmp_path):
+    failed = {4: ("failed", "out of memory", "out-of-memory")}
     path = finished(
-        tmp_path / "s",
-        strong(sizes=(1, 2, 4)),
-        state=lambda cell, repeat: (
-            ("failed", "out of memory", "out-of-memory") if cell.world_size == 4 else ("completed", "", None)
-        ),
+        tmp_path / "s", strong(sizes=(1, 2, 4)), state=lambda cell, _: failed.get(cell.world_size)
     )
     last = advise({"s": 0}, s=load_study(path)).options[-1]
     assert (last.kind, last.attempted, last.completed) == ("not measured", 3, 0)
@@ -256,13 +238,6 @@ def test_ranks_on_a_cpu_cost_node_hours(tmp_path):
     assert found.chosen("cheapest").gpus == 1
     assert config(found.chosen("cheapest")) == "1 rank (s)"
     assert any(row[9].endswith(" node-h") for row in table_rows(found))
-
-
-def test_without_a_measured_option_there_is_no_advice(tmp_path):
-    path = finished(tmp_path / "s", strong(sizes=(1, 2)), state=lambda cell, repeat: ("planned", "", None))
-    found = advise({"s": 0}, s=load_study(path))
-    assert summary(found) == ["No advice: no option has been measured."]
-    assert len(table_rows(found)) == 2
 
 
 def test_a_measured_cell_of_no_series_is_no_option(tmp_path):

@@ -48,16 +48,13 @@ def plant(
     path: Path,
     more: dict[str, float] | None = None,
     *,
-    sizes: Sequence[int] = (1, 4),
     everywhere: bool = False,
     noise: float = 0.003,
-    repeats: int = 3,
     env: Callable[[Cell], dict[str, Any]] | None = None,
 ) -> Path:
-    """Write a weak series of one rank per node; ``more`` are seconds by part on the larger sizes."""
+    """Write a weak series of one and of four nodes; ``more`` are seconds by part on four nodes."""
     timing = Planted(more or {}, everywhere=everywhere)
-    cells = studies.weak(sizes=sizes)
-    return studies.finished(path, cells, timing=timing, noise=noise, repeats=repeats, env=env)
+    return studies.finished(path, studies.weak(sizes=(1, 4)), timing=timing, noise=noise, env=env)
 
 
 def attempts(path: Path, pattern: str = "n4x1*") -> list[RunFolder]:
@@ -83,33 +80,29 @@ def conditions(
     folder.conditions.write_text(json.dumps({"schema": 1, "windows": [window]}))
 
 
-def late(path: Path, rank: int, seconds: float, *, part: str = "backward", ranks: int = 4) -> None:
+def late(path: Path, rank: int, seconds: float, *, part: str = "backward") -> None:
     """Write ranks.csv of the larger cells: one rank takes longer in one part, and the others wait."""
     column = {"data": "data_load_time_sec"}.get(part, f"{part}_time_sec")
     for folder in attempts(path):
         with folder.ranks_csv.open("w", newline="", encoding="utf-8") as target:
             writer = csv.DictWriter(target, RANKS_COLUMNS, restval="")
             writer.writeheader()
-            for one in range(ranks):
+            for one in range(4):
                 more = seconds if one == rank else 0.0
                 times = {"forward_time_sec": FORWARD, "backward_time_sec": BACKWARD}
                 times |= {"optimizer_time_sec": OPTIMIZER, "data_load_time_sec": 0.0, "other_time_sec": 0.0}
                 times[column] += more
                 row = {"epoch": 0, "rank": one, "host": f"n{one + 1}", "steps": 50, "samples": 800}
                 row |= {"step_time_sec": FORWARD + BACKWARD + OPTIMIZER + seconds}
-                row |= {
-                    "comm_exposed_time_sec": seconds - more,
-                    "comm_wait_time_sec": seconds - more,
-                    **times,
-                }
-                writer.writerow(row)
+                waiting = dict.fromkeys(("comm_exposed_time_sec", "comm_wait_time_sec"), seconds - more)
+                writer.writerow(row | waiting | times)
         write_sums(folder)
 
 
-def late_parts(seconds: float, *, part: str = "backward", ranks: int = 4) -> dict[str, float]:
-    """Return the means over the ranks for one late rank."""
-    waiting = seconds * (ranks - 1) / ranks
-    return {part: seconds / ranks, "wait": waiting, "exposed": waiting}
+def late_parts(seconds: float, *, part: str = "backward") -> dict[str, float]:
+    """Return the means over four ranks, of which one is late."""
+    waiting = seconds * 3 / 4
+    return {part: seconds / 4, "wait": waiting, "exposed": waiting}
 
 
 def sampled_step(

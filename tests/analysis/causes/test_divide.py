@@ -9,12 +9,11 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import stats
 
-from analysis.causes.catalogue import CAUSES, NOT_EXPLAINED
+from analysis.causes.catalogue import CAUSES
 from analysis.causes.cells import divide_cell
 from analysis.causes.claims import RunEvidence
-from analysis.causes.divide import WHOLE, Claim, divide
+from analysis.causes.divide import Claim, divide
 from analysis.causes.table import late_ranks
 from analysis.data.csv_files import rows_of
 from analysis.data.load import RankOfRun
@@ -103,17 +102,3 @@ def test_at_most_2_percent_of_1000_healthy_studies_have_a_cause() -> None:
         assert found.loss == pytest.approx(1 - sum(reference.values()))
         wrong += any(not row.is_rest for row in found.rows)
     assert wrong <= STUDIES // 50
-
-
-def test_the_interval_of_the_whole_loss_agrees_with_that_of_the_efficiency() -> None:
-    """Without parts, loss = 1 - E, so that the relative error of E determines the interval of the loss."""
-    base, large = np.array([0.97, 1.0, 1.03]), np.array([0.9, 1.0, 1.1])
-    errors = [float(one.std(ddof=1)) / math.sqrt(3) for one in (base, 1 / large)]
-    base_runs, runs = (
-        [RunEvidence({WHOLE: 1.0}, 0.1, run_id=str(n), factor=t) for n, t in enumerate(times)]
-        for times in (base, large)
-    )
-    (row,) = (one for one in divide_cell(runs, {WHOLE: 0.75}, base_runs).rows if one.cause == NOT_EXPLAINED)
-    freedom = (errors[0] ** 2 + errors[1] ** 2) ** 2 / ((errors[0] ** 4 + errors[1] ** 4) / 2)
-    half = 0.75 * math.hypot(*errors) * float(stats.t.ppf(0.975, freedom))
-    assert (row.share, row.share_low, row.share_high) == pytest.approx((0.25, 0.25 - half, 0.25 + half))

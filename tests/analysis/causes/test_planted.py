@@ -94,7 +94,7 @@ def test_a_busy_neighbour_on_one_node_is_too_little_cpu(tmp_path: Path) -> None:
     late(path, 2, MORE)
     entry = Fact("foreign-cpu", ("n3",), {"share": 0.4, "limit": 0.05}).as_json()
     for folder in attempts(path):
-        change_json(folder.run_json, disturbed=[entry])
+        studies.change_run(path, folder.path.parent.name, disturbed=[entry])
     row = first(causes(path), "cpu-starved")
     assert (row.node, row.part) == ("n3", "backward")
     assert facts_of(row)["foreign-cpu"]["share"] == 0.4
@@ -169,7 +169,6 @@ def test_without_the_parts_the_interval_of_the_loss_is_that_of_the_efficiency(tm
         with edited_csv(file) as frame:
             parts = [one for one in frame if one.endswith("_time_sec") and one[:5] not in ("step_", "epoch")]
             frame[parts] = float("nan")
-    studies.seal(path)
     study = load_study(path)
     (table,) = (row for row in scaling_table(measure(study)) if row.cell_id == "n4x1-gloo-srun-b16")
     (found,) = [one for one in causes(path) if one.cause == "not-explained"]
@@ -274,7 +273,7 @@ def test_a_warning_is_named_without_a_share(tmp_path: Path, cause: str, warning:
     path = plant(tmp_path / "s", {part: MORE})
     for folder in attempts(path):
         line = {"cause": warning, "path": "job.err", "line": 14, "evidence": "Warning: text"}
-        change_json(folder.run_json, warnings=[line])
+        studies.change_run(path, folder.path.parent.name, warnings=[line])
     row = first(causes(path), cause, share=None)
     assert pd.isna([row.share_low, row.share_high]).all()
     assert row.evidence[0] == fact("log-line", path="job.err", line=14, message="Warning: text")
@@ -291,10 +290,8 @@ def test_causes_that_do_not_depend_on_times_are_named_although_ranks_share_cores
         conditions(folder, ranks=4, rank=lambda rank: {"collectives": 600, "sync_passes": 600})
         ddp = {"bucket_bytes": [1024], "find_unused_parameters": True, "unused_parameter_bytes": 0}
         change_json(folder.env, ddp=ddp)
-        change_json(
-            folder.run_json,
-            warnings=[{"cause": "slow-gradient-strides", "path": "job.err", "line": 14, "evidence": "text"}],
-        )
+        line = {"cause": "slow-gradient-strides", "path": "job.err", "line": 14, "evidence": "text"}
+        studies.change_run(path, folder.path.parent.name, warnings=[line])
     found = study_causes(load_study(path))
     found = [row for row in found if row.cell_id == "n4x1-gloo-srun-b16"]
     assert found[0].cause == "not-valid"
@@ -307,7 +304,7 @@ def test_overlapping_runs_without_measured_waits_are_named_without_a_share(tmp_p
     path = plant(tmp_path / "s", {"forward": MORE})
     entry = Fact("study-run", ("n2",), {"jobs": ["7"]}).as_json()
     for folder in attempts(path):
-        change_json(folder.run_json, disturbed=[entry])
+        studies.change_run(path, folder.path.parent.name, disturbed=[entry])
     row = first(causes(path), "overlap", share=None)
     assert [one.kind for one in row.evidence] == ["study-run", "seen-in", "all-disturbed"]
     assert row.evidence[0].subject == ("n2",)
@@ -365,7 +362,6 @@ def test_a_command_without_parts_of_the_step_has_only_the_rest(tmp_path: Path) -
         with edited_csv(file) as frame:
             frame[[name for name in frame if name.endswith("_time_sec") and name != "epoch_time_sec"]] = None
             frame[["load_balance", "comm_efficiency", "pop_parallel_efficiency"]] = None
-    studies.seal(path)
     found = causes(path)
     assert [row.cause for row in found] == ["not-explained", "other"]
     assert [row.share for row in found] == pytest.approx([SHARE, 0.0], abs=0.01)

@@ -23,7 +23,6 @@ from analysis.checks.fabric import (
     ring_time,
     sweep_rows,
 )
-from analysis.data.csv_files import csv_text
 from analysis.data.load import load_study
 from analysis.report.write import write_report
 from tests.analysis.studies import finished, make_cell, seal
@@ -194,11 +193,3 @@ def test_the_report_writes_the_sweeps_and_the_fits(study):
     seal(study.folder.path)
     write_report(study.folder.path)
     assert not (report / "fabric.csv").exists()
-
-
-def test_a_cell_named_like_a_formula_is_text_in_the_file():
-    assert (
-        csv_text(pd.DataFrame(fabric_table(frame([swept()], cell="=1+1"))))
-        .splitlines()[1]
-        .startswith("'=1+1,")
-    )

@@ -25,6 +25,7 @@ from bench.cli import app
 from bench.facts import Fact
 from bench.matrix.cell import Cell
 from bench.study.layout import StudyFolder
+from bench.study.ledger import Ledger
 from bench.words import _words as words_of_kinds
 from bench.words import heading, remedy
 from tests.analysis import studies
@@ -128,12 +129,11 @@ def test_nodes_with_other_cores_or_quotas_are_named(tmp_path: Path) -> None:
 
 
 def disturb(path: Path, run: str, reason: str, node: str = "n2", **values: Any) -> None:
-    """Add a disturbance to the run.json of a run."""
-    file = path / "runs" / run / "attempt-1" / "run.json"
-    content = json.loads(file.read_text())
+    """Add a disturbance to the end of a run."""
+    end = Ledger(path / "ledger.jsonl").records([run])[run].end
     times = {"start": "2026-01-02T03:04:10Z", "end": "2026-01-02T03:04:20Z"}
     entry = Fact(reason, (node,), {**times, **values}).as_json()
-    file.write_text(json.dumps(content | {"disturbed": [*content.get("disturbed", []), entry]}))
+    studies.change_run(path, run, disturbed=[*((end and end.disturbed) or ()), entry])
 
 
 def test_disturbed_and_overlapping_runs_are_named_with_node_and_time(tmp_path: Path) -> None:
@@ -175,7 +175,6 @@ def test_a_rank_with_more_samples_is_named_with_its_factor(tmp_path: Path) -> No
     for file in path.glob("runs/n2x1*/attempt-1/ranks.csv"):
         with edited_csv(file) as frame:
             frame.loc[frame["rank"] == 1, "samples"] *= 3
-    studies.seal(path)
     found = findings(path)["unequal-samples"]
     assert found.values == {"rank": 1, "other_rank": 0, "ratio": 3.0}
 
@@ -183,9 +182,9 @@ def test_a_rank_with_more_samples_is_named_with_its_factor(tmp_path: Path) -> No
 def test_a_rank_that_paused_alone_is_named(tmp_path: Path) -> None:
     path = studies.finished(tmp_path / "s", studies.strong(sizes=(1, 2)))
     for file in path.glob("runs/n2x1*/attempt-1/ranks.csv"):
-        frame = pd.read_csv(file).assign(window_time_sec=2.0)
-        frame.loc[(frame["rank"] == 1) & (frame["epoch"] == 2), "window_time_sec"] = 1.5
-        frame.to_csv(file, index=False)
+        with edited_csv(file) as frame:
+            frame["window_time_sec"] = 2.0
+            frame.loc[(frame["rank"] == 1) & (frame["epoch"] == 2), "window_time_sec"] = 1.5
         studies.agree_with_ranks(file.parent)
     found = findings(path)["unequal-windows"]
     assert heading(found.kind) == "A rank paused alone"
@@ -207,7 +206,6 @@ def test_the_cell_with_another_batch_is_named_even_if_it_is_the_baseline(
     for metrics in [file for name in odd for file in path.glob(f"runs/{name}*/attempt-1/metrics.csv")]:
         with edited_csv(metrics) as frame:
             frame[["samples", "epoch_time_sec"]] /= 2
-    studies.seal(path)
     found = findings(path)["other-batch"]
     assert [cell.split("-")[0] for cell in found.subject] == list(odd)
     assert "n1x1-gloo-srun-b64 (measured 32.00, planned 64)" in message(found)
@@ -298,18 +296,13 @@ def _of_command(path: Path, *, metrics: dict[str, Any], epochs: int = 1) -> Path
     for cell in cells:
         cell.workload |= {"command": ["python", "t.py", "{per_gpu_batch}"], "metrics": metrics}
 
-    def env(cell: Cell) -> dict[str, Any]:
-        values = {"source": "job.out", "reported": cell.nodes, "lowest": 1.0, "highest": 1.1}
-        fact = {"kind": "average-of-run", "subject": ["throughput"], "values": values, "severity": "info"}
-        return studies.environment(cell) | {"facts": [fact] if metrics.get("kind") else []}
-
-    written = _Reports(path, cells, epochs=epochs, ranks_files=False, env=env).write()
+    written = _Reports(path, cells, epochs=epochs, ranks_files=False).write()
     for file in path.glob("runs/*/attempt-1/run.json"):
         size = json.loads(file.read_text())["cell"]["world_size"]
         times = {"world_size": size, "first": 1.0, "last": 2.0}
         ranks = [{"rank": rank, "pid": rank, "task": rank, **times} for rank in range(size)]
         (file.parent / "processes.n1.json").write_text(json.dumps({"schema": 1, "ranks": ranks}))
-    return written
+    return studies.print_rates(written, per_node="kind" in metrics)
 
 
 _PATTERN = {"output": {"throughput": r"rate (\S+)"}}
@@ -367,10 +360,8 @@ def test_averages_of_whole_runs_count_with_a_warning_and_without_steps(tmp_path:
 def test_different_numbers_of_values_are_named_with_their_cells(tmp_path: Path) -> None:
     path = _of_command(tmp_path / "s", metrics=_PATTERN, epochs=2)
     assert findings(path) == {}
-    for file in path.glob("runs/n4x1-*-r[12]/attempt-1/metrics.csv"):
-        lines = file.read_text().splitlines()
-        file.write_text("\n".join([*lines, lines[-1].replace("2", "3", 1)]) + "\n")
-    studies.seal(path)
+    for file in path.glob("runs/n4x1-*-r[12]/attempt-1/job.out"):
+        file.write_text(file.read_text() + "rate 400\n")
     found = findings(path)
     assert list(found) == ["value-counts"]
     counts = {"n1x1-gloo-srun-b16": [2], "n2x1-gloo-srun-b16": [2], "n4x1-gloo-srun-b16": [2, 3]}

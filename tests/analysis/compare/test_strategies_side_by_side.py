@@ -32,10 +32,7 @@ def test_strategies_of_a_size_are_beside_each_other_and_compared_with_ddp(study)
     assert done.exit_code == 1, "fsdp is slower on two ranks"
     rows = json.loads(done.stdout)["strategies"]
     assert [(row["gpus"], row["strategy"]) for row in rows] == [
-        (1, "ddp"),
-        (1, "fsdp"),
-        (2, "ddp"),
-        (2, "fsdp"),
+        (gpus, name) for gpus in (1, 2) for name in ("ddp", "fsdp")
     ]
     assert [row["ratio"] for row in rows] == [None, pytest.approx(1), None, pytest.approx(0.5)]
     # Each strategy has its own baseline, so half the speed on two ranks is half the efficiency.

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import math
 from dataclasses import make_dataclass
 from pathlib import Path
 
-import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pandas.testing import assert_frame_equal
 
 from analysis.data import csv_files as csvs
 from analysis.data.csv_files import read_csvs
@@ -27,22 +24,6 @@ def read(folder: Path, *contents: str | bytes) -> csvs.Loaded:
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
         paths.append(str(path))
     return read_csvs(paths, Row)
-
-
-def test_valid_files_give_the_same_frame_as_pandas(tmp_path: Path) -> None:
-    contents = [f"epoch,rate,host\n0,{n}.5,n{n}\n1,,n{n}\n" for n in range(5)]
-    loaded = read(tmp_path, *contents)
-    expected = pd.concat(
-        [
-            pd.read_csv(io.StringIO(text), dtype={"epoch": float, "rate": float, "host": "str"}).assign(
-                file=n
-            )
-            for n, text in enumerate(contents)
-        ],
-        ignore_index=True,
-    )
-    assert loaded.problems == {}
-    assert_frame_equal(loaded.rows[["epoch", "rate", "host", "file"]], expected)
 
 
 @settings(max_examples=40)

@@ -11,15 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analysis.data.csv_files import csv_text
-from analysis.data.names import (
-    Size,
-    baseline_name,
-    devices,
-    job_size,
-    layout,
-    ranks,
-    with_layout,
-)
+from analysis.data.names import Size, baseline_name, devices, job_size, layout, ranks, with_layout
 from analysis.report.figures.drawing import evenly_spaced
 
 SIZE = SimpleNamespace(nodes=2, gpus_per_node="4", gpus=8)

@@ -10,19 +10,14 @@ from typing import Any
 import pytest
 
 from analysis.report.write import write_report
-from bench.matrix.cell import Cell
 from tests.analysis import studies
 from tests.analysis.closer_studies import with_probes, write_ranks
 from tests.analysis.figures import only_svg
 
 CHROMIUM = Path(os.environ.get("BENCH_CHROMIUM", "/usr/bin/chromium"))
-ARGUMENTS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--in-process-gpu",
-    "--disable-background-networking",
-    "--no-first-run",
-]
+ARGUMENTS = (
+    "--no-sandbox --disable-gpu --in-process-gpu --disable-background-networking --no-first-run".split()
+)
 HOSTILE_HOST = "<img src=x onerror=alert(1)>"
 
 
@@ -51,14 +46,11 @@ def demo_study(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def grid_study(tmp_path_factory: pytest.TempPathFactory, report_svg: Callable[[Path], Path]) -> Path:
     """A study over nodes and ranks per node whose largest size failed, with its report."""
 
-    def state(cell: Cell, repeat: int) -> tuple[str, str, str | None]:
-        if cell.nodes == 4 and cell.tasks_per_node == 4:
-            return "failed", "ran out of <b>memory</b>", "out-of-memory"
-        return "completed", "", None
-
+    failed = {16: ("failed", "ran out of <b>memory</b>", "out-of-memory")}
     cells = [cell for launcher in ("srun", "torchrun") for cell in studies.over_two_axes(launcher=launcher)]
     path = tmp_path_factory.mktemp("reports") / "grid"
-    studies.finished(path, cells, epochs=1, ranks_files=False, state=state)
+    state = {"state": lambda cell, repeat: failed.get(cell.world_size)}
+    studies.finished(path, cells, epochs=1, ranks_files=False, **state)
     report_svg(path)
     return path
 

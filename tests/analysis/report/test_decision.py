@@ -86,7 +86,7 @@ def test_the_first_line_says_what_went_wrong_at_which_sizes(
         tmp_path / "s",
         studies.strong(sizes=(1, 2, 4), per_node=4),
         noise=0.0,
-        state=lambda cell, repeat: ends.get((cell.world_size, repeat), ("completed", "", None)),
+        state=lambda cell, repeat: ends.get((cell.world_size, repeat)),
         env=lambda cell: studies.environment(cell, cores=cores),
     )
     assert first_line(path) == ({"Went wrong": text}, text[0].isdigit())
@@ -181,11 +181,9 @@ def test_a_baseline_in_another_series_is_the_baseline(tmp_path: Path) -> None:
 def test_layouts_with_as_many_ranks_as_the_recommended_size(tmp_path: Path) -> None:
     """1 × 8 is recommended, 2 × 4 is below the guide, and 4 × 2 failed."""
 
-    def state(cell: Any, repeat: int) -> tuple[str, str, str | None]:
-        return ("failed", "", "out-of-memory") if cell.nodes == 4 else ("completed", "", None)
-
     cells = [studies.make_cell(ranks, per_node=n, batch=64) for ranks, n in ((1, 1), (8, 8), (8, 4), (8, 2))]
-    results = results_of(tmp_path, cells, state=state, noise=0.0)
+    state = {4: MEMORY}
+    results = results_of(tmp_path, cells, state=lambda cell, _: state.get(cell.nodes), noise=0.0)
     set_efficiencies(results, (0.9, 0.89, 0.91), (0.6, 0.59, 0.61))
     sizes, lines = decided(results)
     assert verdicts_of(sizes) == ["baseline", "use it", "below 0.8", "no result"]
@@ -217,10 +215,9 @@ def test_if_no_larger_size_reaches_the_guide_the_baseline_is_the_most(tmp_path: 
 
 
 def test_failed_sizes_are_rows_with_the_reason(tmp_path: Path) -> None:
-    def state(cell: Any, repeat: int) -> tuple[str, str, str | None]:
-        return MEMORY if cell.world_size > 2 else ("completed", "", None)
-
-    sizes, lines = decided(results_of(tmp_path, timing=studies.Timing(comm_s=0.2), noise=0.0, state=state))
+    options = {"timing": studies.Timing(comm_s=0.2), "noise": 0.0}
+    failed = results_of(tmp_path, state=lambda cell, _: MEMORY if cell.world_size > 2 else None, **options)
+    sizes, lines = decided(failed)
     assert verdicts_of(sizes)[2:] == ["no result", "no result"]
     assert (sizes[2].efficiency, sizes[2].drawn, sizes[2].cost, sizes[2].loss) == ("–", None, "–", "–")
     assert sizes[2].lacking == "3 ran out of memory"

@@ -18,12 +18,7 @@ from analysis.data.names import series_parts
 from analysis.report.figures.all_figures import scaling_figures
 from analysis.report.figures.bars import split
 from analysis.report.figures.curves import NOT_VALID
-from analysis.report.figures.drawing import (
-    MAX_SERIES,
-    MAX_SIZES,
-    Colour,
-    Drawing,
-)
+from analysis.report.figures.drawing import MAX_SERIES, MAX_SIZES, Colour, Drawing
 from analysis.report.write import write_report
 from analysis.stats.measured import measure
 from tests.analysis import studies
@@ -168,10 +163,7 @@ HOSTILE = '"><script>alert(1)</script>$\\frac{1}{0}$ \x1b[31m\u202e &amp; 漢字
 
 
 def test_hostile_names_are_text_in_every_figure(tmp_path: Path, svg_only: None) -> None:
-    cells: list[Any] = [
-        *studies.strong(swept={"env.X": HOSTILE}),
-        *studies.strong(swept={"env.X": "plain"}),
-    ]
+    cells: list[Any] = [*studies.strong(swept={"env.X": HOSTILE}), *studies.strong(swept={"env.X": "plain"})]
     for place, cell in enumerate(cells):
         cell.cell_id = f"c{place}"
     for drawing in drawings(studies.finished(tmp_path / "s", cells)).values():
@@ -200,8 +192,6 @@ def test_the_caption_gives_the_true_reason_of_missing_intervals(tmp_path: Path) 
     assert few.caption.startswith("No intervals: they need three runs of a size and of its baseline.")
     lost = ("failed", "", "bad-exit")
     of_base = efficiency_of(
-        tmp_path / "c",
-        [],
-        state=lambda cell, r: lost if cell.world_size == r == 1 else ("completed", "", None),
+        tmp_path / "c", [], state=lambda cell, r: lost if cell.world_size == r == 1 else None
     )
     assert of_base.caption.startswith("No intervals: the baseline has fewer than three runs.")

@@ -14,7 +14,6 @@ from typer.testing import CliRunner
 
 from bench.cli import app
 from bench.matrix.cell import Cell
-from bench.study.ledger import Ledger
 from tests.analysis import studies
 from tests.analysis.checks.test_validity import disturb
 from tests.common import edited_csv
@@ -53,22 +52,12 @@ def make(path: Path, *, valid_baseline: bool) -> Made:
     for file in path.glob(f"runs/{sixteen.cell_id}-*/attempt-1/ranks.csv"):
         with edited_csv(file) as ranks:
             ranks.loc[ranks["rank"] == 1, "samples"] *= 3
-    studies.seal(path)
     made.disturbed = {f"{two.cell_id}-r1"}
     if not valid_baseline:
         made.errors[one.cell_id] = {"common-condition"}
         made.disturbed |= {f"{one.cell_id}-r{repeat}" for repeat in range(1, 7)}
     for run in made.disturbed:
         disturb(path, run, "foreign-cpu", "n1", share=0.25, limit=0.05)
-    events: list[dict[str, Any]] = []
-    for run, own in made.states.items():
-        if own != "planned":
-            end = dict(zip(("state", "reason", "failure_class"), FAILED, strict=True))
-            end = end if own == "failed" else {"state": own}
-            end |= {"disturbed": "foreign processes"} if run in made.disturbed else {}
-            events.append({"event": "submitted", "run_id": run, "attempt": 1, "job_id": "7"})
-            events.append({"event": "ended", "run_id": run, "attempt": 1, **end})
-    Ledger(path / "ledger.jsonl").append_all(events)
     return made
 
 

@@ -6,7 +6,6 @@ All tests share one page, which each of them loads anew: a new page or browser t
 from __future__ import annotations
 
 import hashlib
-import json
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from bench.study.ledger import Ledger, RunState
 from tests.analysis import studies
 from tests.analysis.report.test_report_page import hostile_study
 
@@ -29,13 +29,12 @@ pytestmark = pytest.mark.browser
 
 
 def with_cause(path: Path) -> Path:
-    """Add the cause that `bench doctor` finds to the run.json of each failed run."""
-    for file in path.glob("runs/*/attempt-1/run.json"):
-        content = json.loads(file.read_text(encoding="utf-8"))
-        if content["state"] == "failed":
-            cause = {"cause": "out-of-memory", "path": "job.err", "line": 12, "evidence": EVIDENCE}
-            content["cause"] = {**cause, "explanation": "too large", "remedy": "a smaller batch"}
-            file.write_text(json.dumps(content), encoding="utf-8")
+    """Add the cause that `bench doctor` finds to the end of each failed run."""
+    cause = {"cause": "out-of-memory", "path": "job.err", "line": 12, "evidence": EVIDENCE}
+    cause |= {"explanation": "too large", "remedy": "a smaller batch"}
+    for run_id, attempts in Ledger(path / "ledger.jsonl").attempts().items():
+        if attempts[1].state is RunState.FAILED:
+            studies.change_run(path, run_id, cause=cause)
     return path
 
 
@@ -43,11 +42,9 @@ def with_cause(path: Path) -> Path:
 def page_file(tmp_path_factory: pytest.TempPathFactory, report_svg: Callable[[Path], Path]) -> Path:
     """A page with two regimes, a failed size, a long cell name, and more rows than one page shows."""
 
-    def state(cell: Any, repeat: int) -> tuple[str, str, str | None]:
+    def state(cell: Any, repeat: int) -> studies.State | None:
         failed = cell.world_size == 16 and cell.backend == "gloo"
-        return (
-            ("failed", f"ran out of memory {HOSTILE}", "out-of-memory") if failed else ("completed", "", None)
-        )
+        return ("failed", f"ran out of memory {HOSTILE}", "out-of-memory") if failed else None
 
     sizes = (1, 2, 4, 8, 16)
     cells = studies.merged(

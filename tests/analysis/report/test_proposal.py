@@ -22,7 +22,15 @@ from bench.facts import Fact
 from bench.matrix.cell import Cell
 from bench.units import human_duration, percent
 from tests.analysis.figures import no_figure
-from tests.analysis.studies import StudyBuilder, Timing, environment, finished, merged, strong, weak
+from tests.analysis.studies import (
+    Timing,
+    environment,
+    finished,
+    merged,
+    print_rates,
+    strong,
+    weak,
+)
 from tests.common import change_json
 
 LATEX = shutil.which("pdflatex")
@@ -163,10 +171,11 @@ def test_failures_are_a_reserve_of_gpu_hours_and_memory_is_that_of_the_gpu(tmp_p
     def env(cell: Cell) -> dict[str, Any]:
         return {**environment(cell), "device": "cuda", "device_memory_bytes": memory}
 
-    def state(cell: Cell, repeat: int) -> tuple[str, str, str | None]:
-        return ("failed", "", "out-of-memory") if (cell.nodes, repeat) == (1, 4) else ("completed", "", None)
-
-    path = finished(tmp_path / "s", cells, env=env, repeats=4, state=state, timing=Timing(comm_s=0.2))
+    failed = {(1, 4): ("failed", "", "out-of-memory")}
+    options = {"env": env, "repeats": 4, "timing": Timing(comm_s=0.2)}
+    path = finished(
+        tmp_path / "s", cells, state=lambda cell, repeat: failed.get((cell.nodes, repeat)), **options
+    )
     request = requested(path)
     node_hours, gpu_hours = (request[what][0].split()[0] for what in ("Node-hours", "GPU-hours"))
     assert float(gpu_hours) == pytest.approx(2 * float(node_hours), rel=0.005)
@@ -274,10 +283,8 @@ def hostile_study(path: Path) -> Path:
     def env(cell: Cell) -> dict[str, Any]:
         return {**environment(cell), "device_name": HOSTILE}
 
-    def state(cell: Cell, repeat: int) -> tuple[str, str, str | None]:
-        return ("failed", HOSTILE, HOSTILE) if cell.world_size == 4 else ("completed", "", None)
-
-    return StudyBuilder(path, cells, env=env, state=state).write()
+    failed = {4: ("failed", HOSTILE, None)}
+    return finished(path, cells, env=env, state=lambda cell, _: failed.get(cell.world_size))
 
 
 @pytest.fixture(scope="module")
@@ -319,7 +326,7 @@ def test_of_a_command_only_what_is_known_is_said(tmp_path):
     for cell in cells:
         own = {"seq_len": 64, "optimizer": "sgd", "data": "synthetic", "command": words}
         cell.workload = {**cell.workload, **own, "metrics": {"output": {"throughput": "rate (.*)"}}}
-    path = finished(tmp_path / "s", cells)
+    path = print_rates(finished(tmp_path / "s", cells))
     assert "The code of this command was not recorded." in method(path)
     git = {"script_sha256": "0123456789abcdef", "git_commit": "fedcba9876543210", "git_dirty": True}
     for file in path.glob("runs/*/*/run.json"):

@@ -35,10 +35,10 @@ HOSTILE = "<script>alert(1)</script> | `x` $y$ \\input{/etc/passwd} 100% & #1 _a
 
 
 def hostile_table(path: Path) -> list[ScalingRow]:
-    def state(cell: Any, repeat: int) -> tuple[str, str, str | None]:
-        return ("failed", HOSTILE, "a|b") if cell.world_size == 8 else ("completed", "", None)
-
-    return scaling_table(load_study(studies.finished(path / "s", state=state)))
+    failed = {8: ("failed", HOSTILE, None)}
+    return scaling_table(
+        load_study(studies.finished(path / "s", state=lambda cell, _: failed.get(cell.world_size)))
+    )
 
 
 def test_csv_holds_the_promised_columns_and_empty_cells_for_what_was_not_measured(tmp_path: Path) -> None:
@@ -90,10 +90,8 @@ def test_mfu_utilisation_energy_and_validation_loss_of_the_cells_are_shown_on_re
 
 
 def test_every_planned_run_is_in_runs_csv(tmp_path: Path) -> None:
-    def state(cell: Any, repeat: int) -> tuple[str, str, str | None]:
-        return ("planned", "", None) if repeat == 3 else ("completed", "", None)
-
-    study = load_study(studies.finished(tmp_path / "s", state=state))
+    planned = {3: ("planned", "", None)}
+    study = load_study(studies.finished(tmp_path / "s", state=lambda _, repeat: planned.get(repeat)))
     runs = measure(study).runs
     read = pd.read_csv(io.StringIO(runs_csv(all_attempts(study, runs))))
     assert read["run_id"].to_list() == runs["run_id"].to_list()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -14,24 +13,17 @@ from analysis.data.load import load_study
 from analysis.report.tables import csv_table
 from analysis.stats.attempts import all_attempts, reserve
 from analysis.stats.measured import measure
-from bench.study.ledger import RunRecord, RunState
-from tests.analysis.studies import finished, strong
+from tests.analysis.studies import change_run, finished, strong
 
 
 def repeated(path: Path, run_id: str, **changes: Any) -> None:
     """Make the only attempt of a run its second one; the first one, with ``changes``, failed."""
     run = path / "runs" / run_id
     (run / "attempt-1").rename(run / "attempt-2")
-    content = json.loads((run / "attempt-2/run.json").read_text())
-    (run / "attempt-2/run.json").write_text(json.dumps({**content, "attempt": 2}))
     (run / "attempt-1").mkdir()
-    failed = {
-        **content,
-        "state": "failed",
-        "failure_class": "killed",
-        "reason": "rank 0 was killed by SIGKILL",
-    }
-    (run / "attempt-1/run.json").write_text(json.dumps({**failed, **changes}))
+    change_run(path, run_id, attempt=2)
+    failed = {"state": "failed", "failure_class": "killed", "reason": "rank 0 was killed by SIGKILL"}
+    change_run(path, run_id, attempt=1, **{**failed, **changes})
 
 
 def test_earlier_attempts_are_rows_before_the_latest_and_change_no_number(tmp_path):
@@ -57,25 +49,6 @@ def test_an_attempt_that_was_withdrawn_before_it_started_is_no_row(tmp_path):
     path = finished(tmp_path / "s", strong(64, sizes=(1,)), repeats=2)
     repeated(path, "n1x1-gloo-srun-b64-r1", state="planned", failure_class=None)
     assert len(load_study(path).earlier) == 0
-
-
-@pytest.mark.parametrize("with_attempt", [True, False])
-def test_a_run_whose_folder_is_missing_has_the_state_of_the_ledger(tmp_path, with_attempt):
-    path = finished(tmp_path / "s", strong(64, sizes=(1,)), repeats=1)
-    run_id = "n1x1-gloo-srun-b64-r1"
-    if not with_attempt:
-        (path / "runs" / run_id / "attempt-1").rename(tmp_path / "elsewhere")
-        (path / "runs" / run_id).rmdir()
-    record = RunRecord(run_id, 2, RunState.FAILED, "exit code 1", "out-of-memory", 1, cause="oom-gpu")
-    study = load_study(path, records={run_id: record})
-    (run,) = study.runs.to_dict("records")
-    assert (run["attempt"], run["state"], run["failure_class"], run["cause"]) == (
-        *(2, "failed", "out-of-memory"),
-        "oom-gpu",
-    )
-    assert run["reason"] == "exit code 1; the folder of attempt 2 is missing"
-    assert study.earlier["attempt"].to_list() == [1] * with_attempt
-    assert not measure(study).runs["measured"].any()
 
 
 def test_the_reserve_is_the_mean_number_of_failures_before_the_first_success():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,9 +15,9 @@ from analysis.stats.columns import ScalingRow, frame_of_records
 from analysis.stats.measured import common_reasons, measure
 from bench.facts import Fact
 from bench.study.conditions import Reason
-from tests.analysis.studies import StudyBuilder, seal, strong
+from tests.analysis.studies import StudyBuilder, change_run, scale_rate, strong
 from tests.commands.command_line import bench
-from tests.common import edited_json, read_rows
+from tests.common import read_rows
 
 
 def entry(reason: str, node: str = "n1") -> dict[str, Any]:
@@ -33,10 +32,8 @@ def disturbed(folder: Path, cells: Mapping[str, list[list[str] | None]]) -> Path
     for cell in builder.cells:
         runs = cells.get(str(cell.nodes), [None] * 3)
         for repeat, reasons in enumerate(runs, 1):
-            file = path / f"runs/{cell.cell_id}-r{repeat}/attempt-1/run.json"
-            with edited_json(file) as content:
-                if reasons is not None:
-                    content["disturbed"] = [entry(reason) for reason in reasons]
+            if reasons is not None:
+                change_run(path, f"{cell.cell_id}-r{repeat}", disturbed=list(map(entry, reasons)))
     return path
 
 
@@ -112,18 +109,9 @@ def test_a_slow_run_without_a_recorded_reason_is_named_with_its_nodes_and_kept(t
     builder = StudyBuilder(tmp_path / "s", strong(64, sizes=(1, 2)), repeats=6)
     path = builder.write()
     (cell,) = (cell.cell_id for cell in builder.cells if cell.nodes == 2)
-    attempt = path / f"runs/{cell}-r4/attempt-1"
-    lines = [line.split(",") for line in (attempt / "metrics.csv").read_text().splitlines()]
-    for name, factor in (("throughput_samples_per_sec", 0.5), ("epoch_time_sec", 2)):
-        column = lines[0].index(name)
-        for line in lines[1:]:
-            line[column] = str(factor * float(line[column]))
-    (attempt / "metrics.csv").write_text("".join(f"{','.join(line)}\n" for line in lines))
-    seal(path)
-    content = json.loads((attempt / "run.json").read_text())
-    recorded = {"disturbed": [], "allocation": {"kind": "job", "nodes": 2, "hosts": "n[3-4]"}}
+    scale_rate(path / f"runs/{cell}-r4/attempt-1/metrics.csv", 0.5)
     assert not measure(load_study(path)).runs["facts"].map(bool).any()  # nothing was recorded
-    (attempt / "run.json").write_text(json.dumps(content | recorded))
+    change_run(path, f"{cell}-r4", disturbed=[], hosts="n[3-4]")
     runs = measure(load_study(path)).runs.set_index("run_id")
     assert runs["facts"][f"{cell}-r4"] == (Fact("slow-run", values={"hosts": "n[3-4]"}),)
     assert runs["measured"].all()

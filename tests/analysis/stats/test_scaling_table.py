@@ -152,18 +152,6 @@ def test_throughput_interval_is_that_of_the_runs(tmp_path: Path) -> None:
         )
 
 
-@pytest.mark.parametrize("name", [STRONG, WEAK])
-def test_efficiency_is_global_efficiency_over_the_baselines_parallel_efficiency(
-    tmp_path: Path, name: str
-) -> None:
-    found = series(table(studies.finished(tmp_path / "s", both(), repeats=5, noise=0.1)), name)
-    attributed = found["global_efficiency"] / found["pop_parallel_efficiency"].iloc[0]
-    assert (attributed / found["efficiency"] - 1).abs().max() < 1e-9
-    assert (found["load_balance"] * found["comm_efficiency"]).to_list() == pytest.approx(
-        found["pop_parallel_efficiency"].to_list(), rel=1e-12
-    )
-
-
 def test_a_cell_of_two_series_has_a_row_in_each(tmp_path: Path) -> None:
     found = table(studies.finished(tmp_path / "s", both()))
     shared = found[found["cell_id"] == "n4x1-gloo-srun-b16"]
@@ -184,12 +172,9 @@ def test_the_baseline_is_the_smallest_measured_size_and_named(tmp_path: Path) ->
 
 
 def test_a_failed_baseline_is_replaced_by_the_next_size_with_a_reason(tmp_path: Path) -> None:
-    def state(cell: Any, repeat: int) -> tuple[str, str, str | None]:
-        return (
-            ("failed", "ran out of time", "time-limit") if cell.world_size == 1 else ("completed", "", None)
-        )
-
-    found = table(studies.finished(tmp_path / "s", state=state))
+    late = ("failed", "ran out of time", "time-limit")
+    path = studies.finished(tmp_path / "s", state=lambda cell, repeat: late if cell.world_size == 1 else None)
+    found = table(path)
     failed, *others = found.to_dict("records")
     assert (failed["state"], failed["n"]) == ("failed", 0)
     assert failed["reason"] == "no run counted: 3 hit the time limit (ran out of time)"
@@ -214,10 +199,9 @@ def test_another_baseline_can_be_selected(tmp_path: Path, asked: str) -> None:
 
 
 def test_a_baseline_that_was_planned_but_not_measured_is_a_reason(tmp_path: Path) -> None:
-    def state(cell: Any, repeat: int) -> tuple[str, str, str | None]:
-        return ("failed", "boom", "bad-exit") if cell.world_size == 2 else ("completed", "", None)
-
-    found = table(studies.finished(tmp_path / "s", state=state), baseline="2x1")
+    failed = ("failed", "boom", "bad-exit")
+    path = studies.finished(tmp_path / "s", state=lambda cell, _: failed if cell.world_size == 2 else None)
+    found = table(path, baseline="2x1")
     assert set(found["baseline"]) == {"1x1 (1 rank)"}
     told = "the baseline asked for, 2x1, was not measured in this series"
     assert set(found.loc[found["n"] > 0, "reason"]) == {told}
@@ -246,11 +230,7 @@ def test_a_baseline_of_no_planned_size_is_an_error_with_the_sizes(tmp_path: Path
             "running",
             "no run counted: 1 exited with an error, 1 running and 1 queued (boom)",
         ),
-        (
-            ["cancelled", "planned", "cancelled"],
-            "cancelled",
-            "no run counted: 2 cancelled and 1 not started",
-        ),
+        (["cancelled", "planned", "cancelled"], "cancelled", "no run counted: 2 cancelled and 1 not started"),
         (["planned", "planned", "planned"], "planned", "no run counted: 3 not started"),
     ],
 )
@@ -286,24 +266,6 @@ def test_the_regime_follows_from_the_batches_not_from_the_label(tmp_path: Path) 
     )
 
 
-def test_a_series_with_neither_batch_constant_has_no_efficiency_but_a_reason(tmp_path: Path) -> None:
-    path = studies.finished(tmp_path / "s")
-    respecify(path, lambda cell: cell.update(global_batch=64 + 3 * cell["world_size"] ** 2))
-    found = table(path)
-    assert set(found["mode"]) == {""}
-    assert (
-        found[["speedup", "efficiency", "computational_scalability", "global_efficiency"]]
-        .isna()
-        .all(axis=None)
-    )
-    assert found["throughput_samples_per_sec"].notna().all()
-    assert set(found["baseline"]) == {""}
-    for reason in found["reason"]:
-        assert reason == (
-            "no efficiency: neither the global batch nor the batch per rank is constant over the series"
-        )
-
-
 def test_node_hours_are_the_mean_of_one_completed_run(tmp_path: Path) -> None:
     found = table(studies.finished(tmp_path / "s"))
     assert found["node_hours"].to_list() == pytest.approx([n * 120 / 3600 for n in (1, 2, 4, 8)])
@@ -311,14 +273,10 @@ def test_node_hours_are_the_mean_of_one_completed_run(tmp_path: Path) -> None:
 
 def test_without_an_attribution_window_only_its_factors_are_missing(tmp_path: Path) -> None:
     path = studies.finished(tmp_path / "s")
-    for metrics in path.glob("runs/n2x1*/attempt-1/metrics.csv"):
-        with edited_csv(metrics) as frame:
-            frame[["load_balance", "comm_efficiency"]] = math.nan
-    studies.seal(path)
-    for metrics in path.glob("runs/n4x1*/attempt-1/metrics.csv"):
-        with edited_csv(metrics) as frame:
-            frame["other_time_sec"] = math.nan
-    studies.seal(path)
+    for cell, lost in (("n2x1", ["load_balance", "comm_efficiency"]), ("n4x1", ["other_time_sec"])):
+        for metrics in path.glob(f"runs/{cell}*/attempt-1/metrics.csv"):
+            with edited_csv(metrics) as frame:
+                frame[lost] = math.nan
     found = table(path).set_index("gpus")
     factors = ["load_balance", "comm_efficiency", "pop_parallel_efficiency", "computational_scalability"]
     assert found.loc[2, factors].isna().all()
@@ -342,18 +300,6 @@ def test_mixed_nodes_keep_their_layout(tmp_path: Path) -> None:
     found = table(studies.finished(tmp_path / "s", cells))
     assert found["gpus_per_node"].to_list() == ["1", "4+2"]
     assert found["baseline"].iloc[1] == "1x1 (1 rank)"
-
-
-def test_measured_points_scale_like_runs() -> None:
-    points = pd.DataFrame(
-        {"gpus": [1, 1, 1, 2, 2, 2], "per_gpu_batch": 8, "time": [1.0, 1.1, 0.9, 1.2, 1.3, 1.25]}
-    )
-    found = frame_of_records(ScalingRow, scaling_table(frames_of_points(points)))
-    assert found["efficiency"].to_list() == pytest.approx([1.0, 1.0 / 1.25])
-    assert found["throughput_samples_per_sec"].to_list() == pytest.approx([8.0, 16 / 1.25])
-    assert found["n"].to_list() == [3, 3]
-    assert set(found["mode"]) == {"weak"}
-    assert found["efficiency_low"].iloc[1] < 0.8 < found["efficiency_high"].iloc[1]
 
 
 def test_the_incremental_efficiency_is_that_per_doubling(tmp_path: Path) -> None:

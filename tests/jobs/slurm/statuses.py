@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bench.jobs.outcome import JobStatus
-from bench.jobs.slurm.job_states import classify
-from bench.jobs.slurm.parsing import AccountingRow
+from bench.jobs.contract import Status
+from bench.jobs.slurm.parsing import JobRow
+from bench.jobs.slurm.states import classify, rows_by_job
 
 
-def job_statuses(rows: Sequence[AccountingRow]) -> dict[str, JobStatus]:
+def job_statuses(rows: Sequence[JobRow]) -> dict[str, Status]:
     """Return the status of each job that has a row of its own."""
-    jobs = {row.key.job for row in rows}
-    found = {job: classify([row for row in rows if row.key.job == job]) for job in jobs}
+    found = {job: classify(own) for job, own in rows_by_job(rows).items()}
     return {job: status for job, status in found.items() if status is not None}

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.jobs.slurm.job_states import state_from_notices
+from bench.jobs.slurm.states import state_from_notices
 
 AT = "CANCELLED AT 2026-11-21T18:26:34"
 

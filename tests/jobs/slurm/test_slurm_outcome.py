@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from bench.jobs.outcome import JobStatus
-from bench.jobs.slurm.job_states import classify, queue_statuses
+from bench.jobs.contract import Status
 from bench.jobs.slurm.parsing import parse_accounting, parse_queue
+from bench.jobs.slurm.states import classify, classify_queue
 from bench.study.ledger import FailureClass, RunState
 from tests.jobs.slurm.statuses import job_statuses
 
@@ -25,7 +25,7 @@ def read_fixture(path: Path) -> tuple[str, dict[str, str], str]:
     return expected.pop("job"), expected, "".join(line for line in lines if not line.startswith("# "))
 
 
-def shown(outcome: JobStatus) -> dict[str, str]:
+def shown(outcome: Status) -> dict[str, str]:
     """Return what an outcome says, as a fixture writes it: what is unset is left out."""
     values = {key: getattr(outcome, key) for key in KEYS}
     if not values["restarts"]:
@@ -47,11 +47,11 @@ def test_a_recorded_job_comes_to_what_its_fixture_says(path):
 
 def test_the_fixtures_cover_every_final_failure_class():
     classes = {read_fixture(path)[1].get("failure_class") for path in FIXTURES} - {None}
-    assert classes == {str(member) for member in FailureClass} - {"requeued"}
+    assert classes == {str(member) for member in FailureClass} - {"requeued", "started-twice"}
 
 
 def test_steps_without_their_job_are_no_outcome():
-    rows = parse_accounting("7.0|RUNNING|0:0|||2026-11-20T19:51:36|Unknown|Unknown||1|n1||python\n")
+    rows = parse_accounting("7.0|RUNNING|0:0|||Unknown|Unknown||n1||||python\n")
     assert classify(rows) is None
     assert classify([]) is None
     assert job_statuses(rows) == {}
@@ -59,9 +59,9 @@ def test_steps_without_their_job_are_no_outcome():
 
 def test_the_row_of_a_job_that_was_just_requeued_means_queued():
     # Slurm 22.05.8, in the first half second after scontrol requeue: the new row is not there yet.
-    rest = "2026-11-20T19:39:54|2026-11-20T19:39:54|2026-11-20T19:39:55|00:00:01|1|n1|"
+    rest = "2026-11-20T19:39:54|2026-11-20T19:39:55|00:00:01|n1|"
     rows = parse_accounting(
-        f"11|REQUEUED|0:0|0:0|None|{rest}|allocation\n11.batch|REQUEUED|0:0|||{rest}|batch\n"
+        f"11|REQUEUED|0:0|0:0|None|{rest}|root|0|allocation\n11.batch|REQUEUED|0:0|||{rest}|||batch\n"
     )
     outcome = job_statuses(rows)["11"]
     assert (outcome.state, outcome.failure_class) == (RunState.QUEUED, FailureClass.REQUEUED)
@@ -70,18 +70,19 @@ def test_the_row_of_a_job_that_was_just_requeued_means_queued():
 
 def test_a_job_whose_start_is_not_in_the_database_yet_runs():
     # Slurm 22.05.8, in the first second of a job: steps are there, the job's own record is not.
-    times = "2026-11-20T20:12:21|2026-11-20T20:12:22|Unknown|00:00:01"
+    times = "2026-11-20T20:12:22|Unknown|00:00:01"
     rows = parse_accounting(
-        f"8|PENDING|0:0|0:0|None|{times}|0|n1||allocation\n8.0|RUNNING|0:0|||{times}|1|n1||python3\n"
+        f"8|PENDING|0:0|0:0|None|{times}|n1||root|0|allocation\n8.0|RUNNING|0:0|||{times}|n1||||python3\n"
     )
     assert job_statuses(rows)["8"].state is RunState.RUNNING
 
 
 def test_an_ended_job_is_settled_when_its_last_row_is_there():
     # Slurm 22.05.8, two seconds apart: DerivedExitCode stays 0:0, the step's own row has the cause.
-    times = "2026-11-20T20:12:21|2026-11-20T20:12:22|2026-11-20T20:12:22|00:00:00"
-    first = f"3|FAILED|15:0|0:0|None|{times}|2|n1||allocation\n3.0|RUNNING|0:0|||{times}|2|n[1-2]||bash\n"
-    last = f"3|FAILED|15:0|0:0|None|{times}|2|n[1-2]||run.1\n3.0|FAILED|7:0|||{times}|2|n[1-2]||bash\n"
+    rest = "2026-11-20T20:12:22|2026-11-20T20:12:22|00:00:00|n[1-2]|"
+    job, step = f"3|FAILED|15:0|0:0|None|{rest}|root|0", f"{rest}|||bash\n"
+    first = f"{job}|allocation\n3.0|RUNNING|0:0|||{step}"
+    last = f"{job}|run.1\n3.0|FAILED|7:0|||{step}"
     early, late = (job_statuses(parse_accounting(text))["3"] for text in (first, last))
     assert (early.state, early.settled, early.exit_code) == (RunState.FAILED, False, 15)
     assert (late.state, late.settled, late.exit_code) == (RunState.FAILED, True, 7)
@@ -89,28 +90,29 @@ def test_an_ended_job_is_settled_when_its_last_row_is_there():
 
 def test_the_exit_code_of_a_job_at_its_time_limit_is_not_one_of_its_program():
     # Slurm 22.05.8 on a busy machine: 15:0 if the script ends first, otherwise 0:0.
-    times = "2026-11-20T20:12:21|2026-11-20T20:12:22|2026-11-20T20:12:52|00:00:30"
+    rest = "2026-11-20T20:12:22|2026-11-20T20:12:52|00:00:30|n1|"
     for code in ("15:0", "0:0"):
-        rows = (
-            f"3|TIMEOUT|{code}|0:0|None|{times}|1|n1||run.1\n3.batch|CANCELLED|{code}|||{times}|1|n1||batch\n"
-        )
+        rows = f"3|TIMEOUT|{code}|0:0|None|{rest}|root|0|run.1\n3.batch|CANCELLED|{code}|||{rest}|||batch\n"
         outcome = job_statuses(parse_accounting(rows))["3"]
         assert (outcome.failure_class, outcome.exit_code) == (FailureClass.TIME_LIMIT, None)
 
 
 QUEUE = """\
-13|CANCELLED|PartitionNodeLimit|2026-11-20T19:51:36|2026-11-20T19:51:42|UNLIMITED|9||l40s|a
-14|PENDING|JobHeldUser|2026-11-20T19:51:36|N/A|UNLIMITED|1||l40s|b
-15|PENDING|BeginTime|2026-11-20T19:51:42|2026-11-20T19:53:43|UNLIMITED|1||l40s|c
-16|NODE_FAIL|NodeDown|2026-11-20T19:51:36|2026-11-20T19:51:37|UNLIMITED|2|n[3-4]|l40s|d
-17|RUNNING|None|2026-11-20T19:51:36|2026-11-20T19:51:37|1:00|1|n2|l40s|e
-18+0|COMPLETED|None|2026-11-20T19:51:36|2026-11-20T19:51:37|UNLIMITED|1|n2|l40s|f
-18+1|COMPLETING|None|2026-11-20T19:51:36|2026-11-20T19:51:37|UNLIMITED|1|n3|l40s|f
+13|CANCELLED|PartitionNodeLimit|2026-11-20T19:51:42||root|0|a
+14|PENDING|JobHeldUser|N/A||root|0|b
+15|PENDING|BeginTime|2026-11-20T19:53:43||root|0|c
+16|NODE_FAIL|NodeDown|2026-11-20T19:51:37|n[3-4]|root|0|d
+17|RUNNING|None|2026-11-20T19:51:37|n2|root|0|e
+18|COMPLETING|None|2026-11-20T19:51:37|n3|root|0|f
+19|PENDING|PartitionConfig|N/A||root|0|g
+20|PENDING|ReqNodeNotAvail, UnavailableNodes:n[3-4]|N/A||root|0|h
 """
 
 
 def test_squeue_alone_tells_states_and_reasons():
-    found = queue_statuses(parse_queue(QUEUE))
+    found = {row.job: classify_queue(row) for row in parse_queue(QUEUE)}
+    assert [job for job, status in found.items() if not status.considered] == ["19"]
+    del found["19"]
     assert {job: (str(o.state), o.reason, o.hosts, o.stuck) for job, o in found.items()} == {
         "13": ("cancelled", "was cancelled (PartitionNodeLimit)", "", False),
         "14": (
@@ -122,7 +124,8 @@ def test_squeue_alone_tells_states_and_reasons():
         "15": ("queued", "waits to start (BeginTime)", "", False),
         "16": ("failed", "lost a node (NodeDown)", "n[3-4]", False),
         "17": ("running", "", "n2", False),
-        "18": ("running", "has ended; its nodes are being cleared", "n2,n3", False),
+        "18": ("running", "has ended; its nodes are being cleared", "n3", False),
+        "20": ("queued", "waits to start (ReqNodeNotAvail, UnavailableNodes:n[3-4])", "", False),
     }
     assert found["13"].started is None
     assert found["15"].started is None
@@ -131,8 +134,8 @@ def test_squeue_alone_tells_states_and_reasons():
 
 def test_squeue_tells_of_an_output_that_could_not_be_opened():
     # 24.11.5 and 26.05.5; squeue of 20.11 and 22.05 shows NonZeroExitCode.
-    row = "1|FAILED|RaisedSignal:53(Real-time signal 19)|2026-11-22T13:32:45|2026-11-22T13:32:46|1:00|1|n1|l40s|a"
-    outcome = queue_statuses(parse_queue(row))["1"]
+    (row,) = parse_queue("1|FAILED|RaisedSignal:53(Real-time signal 19)|2026-11-22T13:32:46|n1|root|0|a\n")
+    outcome = classify_queue(row)
     assert outcome.failure_class is FailureClass.NEVER_STARTED
     assert outcome.reason == (
         "Slurm could not open the job's output; its folder must exist on the nodes and be writable "

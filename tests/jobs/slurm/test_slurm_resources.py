@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from bench.jobs.slurm.parsing import Gres, UnreadableOutputError, parse_gres, parse_nodes
+from bench.jobs.slurm.parsing import Gpus, UnreadableOutputError, parse_nodes
 from tests.common import raised
 
 # The first three lines are from Slurm 22.05.8; the others follow sinfo(1) of 20.11 to 25.05.
 SINFO = """\
-l40s*|up|infinite|3|idle|8|32000|gpu:l40s:4|1-infinite|n[2-4]
-l40s*|up|infinite|1|down*|8|32000|gpu:l40s:4|1-infinite|n1
-short|up|5:00|1|mixed|8|32000|gpu:l40s:4|1|n1
-big|down|2-00:00:00|120|allocated+|128+|515000+|gpu:a100:8(S:0-7),shard:32|1-16|g[001-120]
-saving|up|1-00:00:00|4|idle~|64|257000|(null)|1-infinite|c[1-4]
-broken|up|1-00:00:00|2|drained|64|257000|gpu:2|1-infinite|d[1-2]
+l40s*|up|infinite|3|idle|8|gpu:l40s:4|1-infinite
+l40s*|up|infinite|1|down*|8|gpu:l40s:4|1-infinite
+short|up|5:00|1|mixed|8|gpu:l40s:4|1
+big|down|2-00:00:00|120|allocated+|128+|gpu:a100:8(S:0-7),shard:32|1-16
+saving|up|1-00:00:00|4|idle~|64|(null)|1-infinite
+broken|up|1-00:00:00|2|drained|64|gpu:2|1-infinite
 """
 
 # States in sinfo(1), "NODE STATE CODES", of 21.08 to 25.05, in which a node can run jobs now or later.
@@ -26,7 +26,7 @@ OUT_OF_SERVICE += ("inval", "future", "unknown", "perfctrs", "reboot", "rebootin
 
 @pytest.mark.parametrize("state", [*IN_SERVICE, *OUT_OF_SERVICE])
 def test_the_state_of_a_node_decides_if_it_is_in_service(state):
-    (group,) = parse_nodes(f"gpu|up|1:00|1|{state}|8|1000|(null)|(null)|n1\n")
+    (group,) = parse_nodes(f"gpu|up|1:00|1|{state}|8|(null)|(null)\n")
     assert group.in_service == (state in IN_SERVICE)
 
 
@@ -42,29 +42,32 @@ def test_partitions_nodes_and_gpus_are_read():
     ]
     assert [g.time_limit_s for g in groups] == [None, None, 300, 172_800, 86_400, 86_400]
     assert [g.in_service for g in groups] == [True, False, True, True, True, False]
-    assert [g.gpus for g in groups[3:]] == [(Gres("gpu", "a100", 8),), (), (Gres("gpu", None, 2),)]
+    assert [g.gpus for g in groups[3:]] == [(Gpus("a100", 8),), (), (Gpus(None, 2),)]
     assert groups[3].cpus == 128
     assert [g.max_nodes for g in groups] == [None, None, 1, 16, None, None]
 
 
 @pytest.mark.parametrize(
-    ("text", "gres"),
+    ("text", "gpus"),
     [
         ("(null)", ()),
         ("", ()),
-        ("gpu:4", (Gres("gpu", None, 4),)),
-        ("gpu", (Gres("gpu", None, 1),)),
-        ("gpu:l40s:4(S:0-1)", (Gres("gpu", "l40s", 4),)),
-        ("gpu:a100:4(S:0,1),nvme:no_consume:1K", (Gres("gpu", "a100", 4), Gres("nvme", None, 1024))),
-        ("gpu:a100_1g.5gb:7(IDX:0-6),gpu:a100:1", (Gres("gpu", "a100_1g.5gb", 7), Gres("gpu", "a100", 1))),
+        ("gpu:4", (Gpus(None, 4),)),
+        ("gpu", (Gpus(None, 1),)),
+        ("gpu:0", ()),
+        ("gpu:l40s:4(S:0-1)", (Gpus("l40s", 4),)),
+        ("gpu:a100:4(S:0,1),nvme:no_consume:1K", (Gpus("a100", 4),)),
+        ("shard:32,gpu:h100:no_consume:2", (Gpus("h100", 2),)),
+        ("gpu:a100_1g.5gb:7(IDX:0-6),gpu:a100:1", (Gpus("a100_1g.5gb", 7), Gpus("a100", 1))),
     ],
 )
-def test_generic_resources_are_read(text, gres):
-    assert parse_gres(text) == gres
+def test_gpus_are_read(text, gpus):
+    (group,) = parse_nodes(f"gpu|up|1:00|1|idle|8|{text}|1-infinite\n")
+    assert group.gpus == gpus
 
 
 def test_a_line_with_other_columns_is_an_error():
     assert (
         raised(UnreadableOutputError, parse_nodes, "l40s*|up|infinite\n")
-        == "expected 10 columns, got 'l40s*|up|infinite'"
+        == "expected 8 columns, got 'l40s*|up|infinite'"
     )

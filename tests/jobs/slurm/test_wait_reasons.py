@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.jobs.slurm.job_states import describe_wait, will_not_start
+from bench.jobs.slurm.states import describe_wait, obstacle
 
 #: Limits of one job or node, and minimums, which no end of another job changes.
 FOREVER = [
@@ -35,7 +35,7 @@ TEMPORARY = [
 
 @pytest.mark.parametrize("reason", FOREVER)
 def test_a_reason_that_only_somebody_can_end_has_a_remedy(reason):
-    assert will_not_start(reason)
+    assert obstacle(reason)
     start, meaning = describe_wait(reason).split(": ", 1)
     assert start == f"will not start ({reason})"
     assert all(part.strip() for part in meaning.split("; "))
@@ -44,13 +44,13 @@ def test_a_reason_that_only_somebody_can_end_has_a_remedy(reason):
 
 @pytest.mark.parametrize("reason", GROUP)
 def test_a_limit_of_a_group_ends_by_itself(reason):
-    assert not will_not_start(reason)
+    assert not obstacle(reason)
     assert describe_wait(reason) == f"waiting for your group's limit ({reason})"
 
 
 @pytest.mark.parametrize("reason", TEMPORARY)
 def test_other_reasons_are_shown_as_they_are(reason):
-    assert not will_not_start(reason)
+    assert not obstacle(reason)
     assert describe_wait(reason) == (f"waits to start ({reason})" if reason else "waits to start")
 
 

@@ -1,7 +1,7 @@
 #!/bin/bash
 # Study ssh_hosts: one cell of its matrix.
 # n4x4-nccl-torchrun-b24: 16 ranks on 4 host(s), nccl, global batch 384
-# `bench submit` starts this on each host. To run it by hand: bash this-file RUN_FOLDER NODE ENDPOINT
+# The run's process (bench/jobs/ssh.py) starts this on each host. By hand: bash this-file RUN_FOLDER NODE ENDPOINT
 # NODE is the host's number from 0, ENDPOINT is ADDRESS:PORT of host 0; a single host needs neither.
 
 cell=n4x4-nccl-torchrun-b24
@@ -9,7 +9,7 @@ run_dir=${1:-"manual-$cell"}
 node=${2:-0}
 endpoint=${3:-localhost:29400}
 rdzv_id=${4:-"$cell"}
-mkdir -p "$run_dir" || exit 1
+[ $# -gt 0 ] || mkdir -p "$run_dir" || exit 1
 
 # Environment variables of the matrix; the shell does not expand their values.
 matrix_environment() {

@@ -1,0 +1,369 @@
+"""What became of an attempt: one function makes an :class:`End` from its folder and its scheduler's status.
+
+Sources, the most certain first: two starts in one folder; the scheduler, which knows signals, limits and
+lost nodes; end.json, which the run's script writes (not after SIGKILL or on a lost node); messages of srun,
+torchrun and slurmstepd in the logs; the results, without which no run has completed.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..facts import facts_of_env
+from ..matrix.cell import Cell
+from ..study.conditions import parse_moment
+from ..study.files import read_json, read_table, regular_file
+from ..study.layout import RunFolder
+from ..study.ledger import End, FailureClass, RunState, final_class, now
+from ..study.processes import started_ranks
+from ..study.readings import readings_of
+from ..words import sentence
+from .contract import Status
+from .logs import (
+    error_line,
+    exited_rank,
+    joined,
+    killed_rank,
+    log_tail,
+    nccl_error,
+    with_workload_error,
+)
+from .slurm.pack import run_status
+from .slurm.states import EXIT_UNWRITABLE, NO_OUTPUT, state_from_notices
+
+if TYPE_CHECKING:
+    from ..doctor import Cause
+
+#: A disk with less free space is full: the files of a run no longer fit.
+_LEAST_FREE_BYTES = 64 * 1024
+_NOT_FINITE = ("nan", "inf", "-inf")
+_MOST_STARTS = 4096
+
+
+@dataclass(frozen=True)
+class Note:
+    """Content of end.json; values that are missing or of another type are empty.
+
+    ``by`` says why the run ended: ``exit`` (on its own), ``limit`` (at its time limit), ``term`` or ``kill``
+    (by a signal). ``stage`` is ``connect`` if the ranks were never started, or ``lost`` if a host was lost,
+    for the reason in ``problem``.
+    """
+
+    exit_code: int | None = None
+    time: datetime | None = None
+    by: str = ""
+    stage: str = ""
+    problem: str = ""
+
+    @classmethod
+    def read(cls, path: Path) -> Note:
+        """Read the file, which may be missing."""
+        content = read_json(path) or {}
+        code = content.get("exit_code")
+        texts = {name: str(content.get(name) or "") for name in ("by", "stage", "problem")}
+        return cls(
+            exit_code=code if type(code) is int else None, time=parse_moment(content.get("time")), **texts
+        )
+
+
+@dataclass(frozen=True)
+class Start:
+    """A line of the file ``start``: a start of the run's script."""
+
+    job: str
+    time: str
+    host: str
+    restarts: int
+
+    def __str__(self) -> str:
+        return f"job {self.job} on {self.host} at {self.time}"
+
+
+def starts_of(folder: RunFolder) -> list[Start]:
+    """Return the starts of an attempt's script, in order; ``bench`` stands for a withdrawn attempt."""
+    try:
+        with open(folder.start, "rb", opener=regular_file) as file:
+            lines = file.read(_MOST_STARTS).decode("utf-8", "replace").splitlines()
+    except OSError:
+        return []
+    words = [line.split() for line in lines]
+    return [
+        Start(w[0], w[1], w[2], int(w[3]) if len(w) > 3 and w[3].isdigit() else 0)
+        for w in words
+        if len(w) > 2
+    ]
+
+
+def has_begun(folder: RunFolder) -> bool:
+    """Return True if an attempt has left a trace of its start in its folder."""
+    try:  # Unlike a test for one file, a listing is not answered from an outdated cache of NFS.
+        names = {entry.name for entry in os.scandir(folder.path)}
+    except OSError:
+        return False
+    starts = starts_of(folder)
+    if starts and starts[0].job == "bench":
+        return False
+    return bool(starts) or bool(names & {folder.out.name, folder.err.name, folder.end.name})
+
+
+def end_of(folder: RunFolder, cell: Cell, status: Status | None, *, packed: bool = False) -> End:
+    """Return what became of an attempt.
+
+    The state is ``planned`` if the attempt certainly never started, and ``unknown`` if neither the scheduler
+    nor the folder says how it ended.
+
+    Args:
+        folder: the attempt's folder, which is only read.
+        cell: the configuration of the run.
+        status: what the scheduler says of its job; None if the scheduler knows no such job.
+        packed: True if the job executes other runs, too.
+    """
+    note = _note_of_last_start(folder, status)
+    if packed:
+        job = status or Status(job_id="", state=RunState.UNKNOWN, settled=False)
+        status = run_status(job, folder.path.parent.name, folder)
+        end = _end_in_pack(folder, cell, job, status, note)
+    elif status is None or status.state is RunState.UNKNOWN:
+        end = _end_by_folder(folder, cell, note, status)
+    else:
+        end = _end_by_scheduler(folder, cell, note, status)
+    if twice := started_twice(folder):
+        end = End(state=RunState.FAILED, reason=twice, failure_class=FailureClass.STARTED_TWICE)
+    if not end.state.ended:
+        return end
+    started, ended = (status.started, status.ended) if status else (None, None)
+    return replace(
+        end,
+        **_findings(folder, end),
+        started_at=as_iso(started) or next((one.time for one in starts_of(folder)), None),
+        ended_at=as_iso(ended or note.time) or now(),
+        hosts=status.hosts if status else "",
+        accounting=status.accounting if status else "",
+        settled=_is_settled(status),
+    )
+
+
+def _is_settled(status: Status | None) -> bool:
+    """Return True if the scheduler will not know more about the end of a job."""
+    forgotten = status is not None and status.state is RunState.UNKNOWN and not status.accounting
+    return status is None or status.settled or forgotten
+
+
+def as_iso(moment: datetime | None) -> str | None:
+    """Format a UTC time in ISO 8601 with ``Z``."""
+    return None if moment is None else moment.isoformat().replace("+00:00", "Z")
+
+
+def started_twice(folder: RunFolder) -> str:
+    """Return which two starts wrote into a folder, or ``""``; a requeued job moves its results aside."""
+    starts = starts_of(folder)
+    for first, second in itertools.pairwise(starts):
+        if second.restarts <= first.restarts:
+            return f"two starts wrote into the run's folder: {first}, and {second}; the values are not valid"
+    return ""
+
+
+def _note_of_last_start(folder: RunFolder, status: Status | None) -> Note:
+    """Return the content of end.json, or an empty note if it is from before a requeue of the job."""
+    note = Note.read(folder.end)
+    if status and status.restarts and status.started and note.time and note.time <= status.started:
+        return Note()
+    return note
+
+
+# -- the scheduler knows how the job ended --------------------------------------------
+
+
+def _end_by_scheduler(folder: RunFolder, cell: Cell, note: Note, status: Status) -> End:
+    if status.state is RunState.COMPLETED:
+        if missing := missing_results(folder, cell):
+            reason = joined(f"{missing}, although Slurm says COMPLETED", status.reason)
+            return End(state=RunState.FAILED, reason=reason, failure_class=FailureClass.BAD_EXIT, exit_code=0)
+        return End(state=RunState.COMPLETED, reason=status.reason, exit_code=0)
+    status = _with_notices(folder, status)
+    state, failure_class = status.state, status.failure_class
+    # sacct subtracts 128 from codes above 128; end.json contains the exact code.
+    exit_code = note.exit_code or status.exit_code
+    if failure_class not in (FailureClass.BAD_EXIT, FailureClass.KILLED, None):
+        reason = with_workload_error(folder, status.reason)
+        return End(state=state, reason=reason, failure_class=failure_class, exit_code=exit_code)
+    if failure_class is FailureClass.BAD_EXIT and _lacks_output(folder, status, note):
+        reason = joined(NO_OUTPUT, status.reason)
+        return End(state=state, reason=reason, failure_class=FailureClass.NEVER_STARTED)
+    killed = killed_rank(folder, cell.launcher)
+    exited = "" if killed else exited_rank(folder, cell.launcher)
+    if killed or exited:  # the exit code of the first rank is the cause; srun ended the others with signals
+        failure_class = FailureClass.KILLED if killed else FailureClass.BAD_EXIT
+    why = joined(killed, nccl_error(folder)) if killed else error_line(folder) or exited
+    if not why and note.exit_code is None and status.exit_code == EXIT_UNWRITABLE:
+        why = "the run's folder could not be written when the job ended: the disk is full or read-only"
+    shown = status.reason.replace(f"exit code {status.exit_code} or {exit_code}", f"exit code {exit_code}")
+    reason = joined(wrong_ranks_of(folder, cell), why, shown)
+    return End(state=state, reason=reason, failure_class=failure_class, exit_code=exit_code)
+
+
+def earlier_end(folder: RunFolder, status: Status) -> str:
+    """Return why a job that waits again was stopped, according to its job.err, or ``""``."""
+    found = state_from_notices("\n".join(log_tail(folder.err)), job_id=status.job_id)
+    return f"{found.word}: {found.meaning}" if found else ""
+
+
+def _with_notices(folder: RunFolder, status: Status) -> Status:
+    """Correct a status without accounting if job.err shows that the job ran out of memory."""
+    if not status.accounting or status.failure_class not in (FailureClass.BAD_EXIT, FailureClass.KILLED):
+        return status
+    found = state_from_notices("\n".join(log_tail(folder.err)), job_id=status.job_id)
+    if found is None or found.failure_class is not FailureClass.OUT_OF_MEMORY:
+        return status
+    reason = f"{found.word}: {found.meaning} (according to job.err); {status.reason}"
+    return replace(status, failure_class=found.failure_class, reason=reason)
+
+
+def _lacks_output(folder: RunFolder, status: Status, note: Note) -> bool:
+    """Return True if a failed job has no output files, which Slurm creates before it starts the script.
+
+    The exit code is then 1 (sacct of Slurm 20.11) or unknown (squeue).
+    """
+    return note.exit_code is None and status.exit_code in (1, None) and not has_begun(folder)
+
+
+# -- only the folder knows how the job ended -------------------------------------------
+
+
+def _end_by_folder(folder: RunFolder, cell: Cell, note: Note, status: Status | None) -> End:
+    if note.exit_code == 0:
+        return _end_of_process(folder, cell, 0)
+    job_id = status.job_id if status else ""
+    found = state_from_notices("\n".join(log_tail(folder.err)), job_id=job_id) if job_id else None
+    if found is not None:
+        reason = f"{found.word}: {found.meaning} (according to job.err; Slurm has forgotten the job)"
+        state = RunState.FAILED if found.state.active else found.state  # requeued, and no longer in the queue
+        return End(state=state, reason=reason, failure_class=found.failure_class, exit_code=note.exit_code)
+    if note.stage == "connect":
+        reason = note.problem or error_line(folder)
+        return End(state=RunState.FAILED, reason=reason, failure_class=FailureClass.NEVER_STARTED)
+    if note.stage == "lost":
+        return End(state=RunState.FAILED, reason=note.problem, failure_class=FailureClass.NODE_FAILURE)
+    if note.by == "limit":
+        reason = with_workload_error(folder, "the time limit was reached")
+        return End(state=RunState.FAILED, reason=reason, failure_class=FailureClass.TIME_LIMIT)
+    if note.by == "kill":
+        reason = joined("the run was killed by SIGKILL", error_line(folder))
+        killed = FailureClass.KILLED
+        return End(state=RunState.FAILED, reason=reason, failure_class=killed, exit_code=note.exit_code)
+    if note.by == "term":
+        reason = "stopped by a signal (SIGTERM)"
+        return End(state=RunState.CANCELLED, reason=reason, failure_class=FailureClass.CANCELLED)
+    if note.exit_code is not None:
+        return _end_of_process(folder, cell, note.exit_code, note.problem)
+    if status is not None and status.settled:
+        reason = joined("the run left no exit code in end.json: it was killed", status.reason)
+        return End(state=RunState.FAILED, reason=reason, failure_class=FailureClass.KILLED)
+    return End(state=RunState.UNKNOWN)
+
+
+def _end_of_process(folder: RunFolder, cell: Cell, exit_code: int, problem: str = "") -> End:
+    """Return the end of an attempt whose script ended with ``exit_code``, or with ``problem``."""
+    if exit_code == 0:
+        missing = missing_results(folder, cell)
+        state, failed = (RunState.FAILED, FailureClass.BAD_EXIT) if missing else (RunState.COMPLETED, None)
+        return End(state=state, reason=missing, failure_class=failed, exit_code=0)
+    if killed := killed_rank(folder, cell.launcher):
+        reason, failed = joined(killed, nccl_error(folder)), FailureClass.KILLED
+        return End(state=RunState.FAILED, reason=reason, failure_class=failed, exit_code=exit_code)
+    reason = joined(wrong_ranks_of(folder, cell), error_line(folder))
+    if not reason:  # on a full disk, the run cannot log its error
+        full = f"the disk of {folder.path} is full ({os.strerror(errno.ENOSPC)})"
+        reason = joined(full * disk_is_full(folder), problem or f"exit code {exit_code}")
+    failed = FailureClass.BAD_EXIT
+    return End(state=RunState.FAILED, reason=reason, failure_class=failed, exit_code=exit_code)
+
+
+# -- the job executes many runs ---------------------------------------------------------
+
+
+def _end_in_pack(folder: RunFolder, cell: Cell, job: Status, own: Status | None, note: Note) -> End:
+    """Return the end of a run of a pack: its own end, or else that of the whole job."""
+    if not has_begun(folder):
+        if not (job.state.ended or job.settled):
+            return End(state=RunState.UNKNOWN)
+        why = f" ({job.reason})" if job.reason else ""
+        reason = f"not started: its pack (job {job.job_id}) ended before its turn{why}"
+        return End(state=RunState.PLANNED, reason=reason)
+    return _end_by_scheduler(folder, cell, note, own) if own else _end_by_folder(folder, cell, note, job)
+
+
+# -- results and causes -----------------------------------------------------------------
+
+
+def disk_is_full(folder: RunFolder) -> bool:
+    """Return whether the disk of a run's folder is full; False if that is unknown."""
+    try:
+        disk = os.statvfs(folder.path)
+    except OSError:
+        return False
+    return disk.f_bavail * disk.f_frsize < _LEAST_FREE_BYTES
+
+
+def wrong_ranks_of(folder: RunFolder, cell: Cell) -> str:
+    """Return why a command did not start the planned ranks, or ``""``."""
+    return started_ranks(folder.path, cell.world_size).error if cell.command is not None else ""
+
+
+def missing_results(folder: RunFolder, cell: Cell) -> str:
+    """Name the results that a run with exit code 0 did not produce; return "" if none is missing."""
+    if cell.command is not None:
+        return wrong_ranks_of(folder, cell) or _missing_of_command(folder, cell)
+    if not folder.metrics_csv.exists():
+        return "ended without metrics.csv"
+    rows, expected = read_table(folder.metrics_csv)[1], int(cell.workload["epochs"])
+    return f"metrics.csv contains {len(rows)} of {expected} epochs" if len(rows) < expected else ""
+
+
+def _missing_of_command(folder: RunFolder, cell: Cell) -> str:
+    source = cell.metrics.get("source")
+    if source == "none":
+        return ""
+    if source != "recorder":
+        return readings_of(folder, cell).problem
+    if rows := read_table(folder.metrics_csv)[1]:
+        losses = ((row.get("epoch"), row.get("train_loss")) for row in rows)
+        wrong = (f"the loss became {loss} in epoch {epoch}" for epoch, loss in losses if loss in _NOT_FINITE)
+        return next(wrong, "")
+    for fact in facts_of_env(read_json(folder.env)):
+        if fact.kind == "no-window":
+            return sentence(fact)
+    what = "the command recorded no metrics: call bench.record in its training loop"
+    return f"{what}, or set workload.metrics to the file or output that contains them"
+
+
+def _findings(folder: RunFolder, end: End) -> Mapping[str, Any]:
+    """Return what the logs explain: the cause of a failure, or the warnings of a run that completed."""
+    from ..doctor.diagnosis import diagnose, find_warnings
+
+    if end.state is RunState.COMPLETED:  # warnings can explain why it is slow
+        return {"warnings": list(map(_as_json, find_warnings(folder)))}
+    if end.state is not RunState.FAILED:
+        return {}
+    try:
+        found = diagnose({log.name: log for log in folder.logs})
+        if found.first_failure is None and disk_is_full(folder):  # the run could not log that
+            found = diagnose({folder.err.name: f"{folder.err.name}: {os.strerror(errno.ENOSPC)}"})
+    except OSError:
+        return {}
+    if found.first_failure is None:
+        return {"log_line": asdict(found.last_lines[0])} if found.last_lines else {}
+    cause = _as_json(found.first_failure)
+    return {"cause": cause, "failure_class": final_class(end.failure_class, cause["cause"])}
+
+
+def _as_json(cause: Cause) -> dict[str, Any]:
+    names = ("cause", "path", "line", "evidence", "explanation", "remedy")
+    return {name: getattr(cause, name) for name in names}

@@ -1,0 +1,317 @@
+"""Metrics of unchanged commands, from their output or a file."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.facts import Fact
+from bench.jobs.end import missing_results
+from bench.matrix.cell import Cell
+from bench.study.layout import RunFolder
+from bench.study.ledger import End, Record, RunState
+from bench.study.readings import readings_of
+from bench.study.records import METRICS_COLUMNS, EpochRow
+from bench.study.verify import verify_run
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def cell(metrics: dict[str, Any]) -> Cell:
+    return Cell(
+        cell_id="c",
+        launcher="torchrun",
+        backend="gloo",
+        nodes=2,
+        tasks_per_node=2,
+        world_size=4,
+        per_gpu_batch=8,
+        global_batch=32,
+        workload={"device": "cpu", "command": ["x"], "metrics": metrics, "epochs": 3, "steps_per_epoch": 5},
+        env={},
+    )
+
+
+class Left:
+    """A run's folder with the output of a command."""
+
+    def __init__(self, path: Path) -> None:
+        self.folder = RunFolder(path)
+
+    def lack(self, metrics: dict[str, Any]) -> str:
+        return missing_results(self.folder, cell(metrics))
+
+    def rows(self, metrics: dict[str, Any]) -> list[EpochRow]:
+        before = sorted(self.folder.path.iterdir())
+        found = readings_of(self.folder, cell(metrics))
+        assert found.problem == self.lack(metrics) == ""
+        assert sorted(self.folder.path.iterdir()) == before
+        return list(found.rows)
+
+
+@pytest.fixture
+def left(tmp_path) -> Left:
+    return Left(tmp_path)
+
+
+def values(row: EpochRow) -> dict[str, Any]:
+    """Return the values of a row that are known."""
+    return {name: value for name, value in asdict(row).items() if value == value}
+
+
+def column(rows: list[EpochRow], name: str) -> list[float | str]:
+    return ["" if math.isnan(value) else value for value in (getattr(row, name) for row in rows)]
+
+
+STEP_TIME = {"step_time": r"time ([0-9.]+)ms"}
+BOTH = {"throughput": r"(\S+) img/s", "step_time": r"in (\S+) s"}
+
+
+def test_step_times_in_milliseconds_become_throughputs_of_the_global_batch(left):
+    left.folder.out.write_text("iter 0: loss 3.0, time 900ms\niter 1: loss 2.5, time 64.0ms\nend\n")
+    metrics = {"output": {**STEP_TIME, "loss": r"loss ([0-9.]+)"}, "units": {"step_time": "ms"}, "skip": 1}
+    (row,) = left.rows(metrics)
+    assert values(row) == {
+        "epoch": 1,
+        "steps": 1,
+        "samples": 32,
+        "train_loss": 2.5,
+        "epoch_time_sec": 0.064,
+        "throughput_samples_per_sec": 500,
+        "step_time_sec_median": 0.064,
+    }
+
+
+@pytest.mark.parametrize(
+    ("more", "throughput"),
+    [
+        ({}, 100.0),
+        ({"scope": "per_gpu"}, 400.0),
+        ({"units": {"throughput": "it/s"}}, 3200.0),
+        ({"units": {"throughput": "it/s"}, "scope": "per_gpu"}, 3200.0),
+    ],
+)
+def test_a_rate_counts_samples_of_all_ranks_of_one_rank_or_steps(left, more, throughput):
+    left.folder.out.write_text("speed: 100/s\n")
+    rows = left.rows({"output": {"throughput": r"speed: (\S+)/s"}, **more})
+    assert column(rows, "throughput_samples_per_sec") == [throughput]
+    assert column(rows, "step_time_sec_median") == [32 / throughput]
+
+
+@pytest.mark.parametrize(
+    ("out", "err", "metrics", "name", "values"),
+    [
+        ("1,000.5 img/s in 0.5 s\n", "", {"output": BOTH}, "throughput_samples_per_sec", [1000.5]),
+        ("1,000.5 img/s in 0.5 s\n", "", {"output": BOTH}, "step_time_sec_median", [0.5]),
+        # Progress bars on standard error are read if the output has no match.
+        ("nothing\n", " 10%|#  | [00:01, 4.00it/s]\r 20%|## | [00:02, 8.00it/s]\r",
+         {"output": {"throughput": r"([0-9.]+)it/s"}, "units": {"throughput": "it/s"}},
+         "throughput_samples_per_sec", [128.0, 256.0]),
+        # A loss that is printed more often is left out.
+        ("loss 3\nloss 2\ntime 10ms\n", "", {"output": {**STEP_TIME, "loss": r"loss (\S+)"}}, "train_loss", [""]),
+    ],
+)  # fmt: skip
+def test_values_are_found_in_the_output_of_a_command(left, out, err, metrics, name, values):
+    left.folder.out.write_text(out)
+    left.folder.err.write_text(err)
+    assert column(left.rows(metrics), name) == values
+
+
+def summary(rate: float | str, loss: float) -> str:
+    """Return what HuggingFace's Trainer prints at the end of a training of 40 steps."""
+    return (
+        f"{{'train_runtime': 12.3, 'train_samples_per_second': {rate}, 'train_steps_per_second': 3.2, "
+        f"'train_loss': {loss}, 'epoch': 1.0}}\n"
+    )
+
+
+AVERAGE = {
+    "kind": "average",
+    "output": {"throughput": "samples_per_second': ([0-9.]+)", "loss": "train_loss': ([0-9.]+)"},
+}
+
+
+@pytest.mark.parametrize(
+    ("output", "metrics", "throughput", "printed"),
+    [
+        (summary(13.008, 0.5), AVERAGE, 13.008, ("throughput", 1, 13.008, 13.008)),
+        # Two nodes print the summary; each has its own clock.
+        (summary(13.008, 0.5) + summary(12.9, 0.5), AVERAGE, 12.9, ("throughput", 2, 12.9, 13.008)),
+        # More values than the 4 ranks: they must be equal, but for rounding.
+        ("rate 0.012\n" * 9 + "rate 0.013\n", {"kind": "average", "output": {"throughput": r"rate (\S+)"}},
+         0.012, ("throughput", 10, 0.012, 0.013)),
+        ("50 ms a step\n51 ms a step\n",
+         {"kind": "average", "output": {"step_time": r"(\S+) ms"}, "units": {"step_time": "ms"}},
+         32 / 0.051, ("step_time", 2, 50.0, 51.0)),
+    ],
+)  # fmt: skip
+def test_an_average_of_the_run_has_a_rate_and_a_loss_but_no_steps(left, output, metrics, throughput, printed):
+    left.folder.out.write_text(f"{{'loss': 0.7, 'epoch': 0.5}}\n{output}")
+    (row,) = left.rows(metrics)
+    loss = {"train_loss": 0.5} if "loss" in metrics["output"] else {}
+    rate = {"throughput_samples_per_sec": pytest.approx(throughput)}
+    assert values(row) == {"epoch": 1, **rate, **loss}
+    (fact,) = readings_of(left.folder, cell(metrics)).facts
+    told = dict(zip(("reported", "lowest", "highest"), printed[1:], strict=True))
+    told = {"quantity": printed[0], "source": "job.out", **told}
+    assert fact == Fact("average-of-run", (printed[0],), told, "info")
+
+
+@pytest.mark.parametrize("rates", [[13.0, 9.0], [13.0, 13.1, 13.2, 13.3, 13.4]])
+def test_values_that_are_not_one_average_are_refused(left, rates):
+    left.folder.out.write_text("".join(summary(rate, 0.5) for rate in rates))
+    assert left.lack(AVERAGE) == (
+        f"job.out contains {len(rates)} different values of throughput ({min(rates):g} to {max(rates):g}), but "
+        "kind average reads one value of the whole run; let workload.metrics match only the summary, or "
+        "remove kind"
+    )
+
+
+@pytest.mark.parametrize(
+    ("printed", "found"),
+    [("1.235e+04", "1.235"), ("1,234.5", "1"), ("1,234,567", "1"), ("3e3", "3"), ("123.4e2", "123.4")],
+)
+def test_a_part_of_a_number_is_refused(left, printed, found):
+    left.folder.out.write_text(f"took 5.25s\nrate {printed}, step 2,100\n")
+    assert left.lack({"output": {"throughput": "rate ([0-9.]+)"}}) == (
+        f"job.out: workload.metrics.output found {found!r}, which is only a part of {printed}; let the pattern "
+        "match the whole number, for example with ([0-9.,e+-]+)"
+    )
+
+
+LOSS = {**STEP_TIME, "loss": r"loss (\S+)"}
+
+
+@pytest.mark.parametrize(
+    ("output", "metrics", "warning"),
+    [
+        (
+            "loss 3\nloss 2\ntime 10ms\n",
+            {"output": LOSS},
+            "values-left-out: loss occurs 2 times in job.out and step_time 1 time, so it is empty in 1 of 1 row. "
+            "Let loss occur once with each step_time, in the same line or record",
+        ),
+        (
+            "time 9ms loss 3 val_loss 4\n",
+            {"output": LOSS},
+            "values-left-out: loss occurs 2 times in job.out (in 1 line) and step_time 1 time, so it is empty in "
+            "1 of 1 row. Let loss occur once with each step_time, in the same line or record",
+        ),
+        (
+            "time 9ms mean time 8ms\n",
+            {"output": STEP_TIME},
+            "repeated-matches: step_time occurs 2 times in job.out (in 1 line); each counts as a value of its own. "
+            "Let its pattern match once in a line",
+        ),
+        (
+            "time 9ms\n",
+            {"output": LOSS, "kind": "average"},
+            "values-left-out: loss occurs 0 times in job.out, so the run has no loss. Check its pattern or column",
+        ),
+        (
+            "loss 3\nloss 2\ntime 9ms\n",
+            {"output": LOSS, "kind": "average"},
+            "values-left-out: loss occurs 2 times in job.out with different values (2 to 3), so the run has no "
+            "loss. Let one rank report it, once",
+        ),
+        ("time 9ms loss 3\ntime 8ms loss 2\n", {"output": LOSS}, None),
+    ],
+)
+def test_values_that_are_left_out_or_counted_twice_are_named_by_verify(left, output, metrics, warning):
+    left.folder.out.write_text(output)
+    left.folder.run_json.write_text("{}")
+    record = Record(run_id="r1", attempt=1).ended(End(state=RunState.COMPLETED))
+    verdict = verify_run(left.folder, record, cell(metrics))
+    assert verdict.passed
+    assert verdict.warnings == ([] if warning is None else [warning])
+    checks = {check.name: check.outcome for check in verdict.checks}
+    assert (checks["epochs"], checks["throughput"]) == ("ok", "ok")
+
+
+def test_files_are_read_by_their_columns_and_lines_without_a_value_are_skipped(left):
+    (left.folder.path / "log.csv").write_text("\ufeffstep, ips ,val\n1,10,\n2,20,\n3,,0.5\n")
+    rows = left.rows({"csv": "log.csv", "columns": {"throughput": "ips"}})
+    assert column(rows, "throughput_samples_per_sec") == [10.0, 20.0]
+
+
+def test_an_unreadable_metric_is_reported_with_source_and_pattern(left):
+    left.folder.out.write_text("time 5ms\ntime 6ms, rate 3\n")
+    pattern = STEP_TIME["step_time"]
+    assert left.lack({"output": {"throughput": "speed ([0-9]+)"}}) == (
+        "no line of job.out or job.err matches workload.metrics.output.throughput 'speed ([0-9]+)'"
+    )
+    assert left.lack({"output": {**STEP_TIME, "throughput": "speed ([0-9]+)"}}) == (
+        "no line of job.out matches workload.metrics.output.throughput 'speed ([0-9]+)'"
+    )
+    assert left.lack({"output": {**STEP_TIME, "throughput": "rate ([0-9]+)"}}) == (
+        "job.out contains step_time 2 times and throughput 1 times, so the values cannot be paired"
+    )
+    assert (
+        left.lack({"output": STEP_TIME, "skip": 2})
+        == "job.out contains 2 values, and workload.metrics.skip 2 drops all of them"
+    )
+    assert left.lack({"output": {"step_time": "(time)"}}) == (
+        "job.out: workload.metrics.output found 'time', which is not a number"
+    )
+    assert pattern in left.lack({"output": {"step_time": f"x{pattern}"}})
+
+
+def test_a_loss_that_is_not_finite_is_reported_and_the_rows_are_kept(left):
+    left.folder.out.write_text("loss 3 time 5ms\nloss nan time 5ms\n")
+    assert (
+        left.lack({"output": {**STEP_TIME, "loss": r"loss (\S+)"}})
+        == "the loss became nan in reading 2 of job.out"
+    )
+    assert len(readings_of(left.folder, cell({"output": {**STEP_TIME, "loss": r"loss (\S+)"}})).rows) == 2
+
+
+def test_a_file_that_is_missing_or_has_other_columns_is_named(left):
+    path = left.folder.path / "log.csv"
+    metrics = {"csv": "log.csv", "columns": {"throughput": "ips"}}
+    assert left.lack(metrics) == f"the command did not create {path}, the file named in workload.metrics.csv"
+    path.write_text("a,b\n1,2\n")
+    assert left.lack(metrics) == f"{path} has no ips (workload.metrics.columns); it contains a, b"
+    path.write_text("ips\nfast\n")
+    assert left.lack(metrics) == f"{path}: contains 'fast', which is not a number"
+
+
+@pytest.mark.parametrize("kind", ["fifo", "sparse"])
+def test_a_log_that_cannot_be_read_is_the_problem(left, kind):
+    if kind == "fifo":
+        os.mkfifo(left.folder.out)
+    else:
+        with left.folder.out.open("wb") as file:
+            file.truncate(10 * 2**30)
+    what = "It is not a regular file" if kind == "fifo" else "it is larger than 1 GiB"
+    assert left.lack({"output": STEP_TIME}) == f"{left.folder.out}: cannot be read: {what}"
+
+
+def test_a_command_that_records_nothing_is_incomplete_unless_metrics_is_none(left):
+    assert left.lack({"source": "recorder"}) == (
+        "the command recorded no metrics: call bench.record in its training loop, or set workload.metrics to the file or output that contains them"
+    )
+    assert left.lack({"source": "none"}) == ""
+
+
+def test_a_recorder_with_too_few_steps_reports_the_required_number(left):
+    words = "no-window: no window was recorded: a rank took fewer than 6 steps"
+    left.folder.env.write_text(json.dumps({"facts": [Fact("no-window", values={"steps": 6}).as_json()]}))
+    assert left.lack({"source": "recorder"}) == words
+
+
+def test_a_recorded_loss_that_is_not_finite_is_reported_with_its_epoch(left):
+    def record(loss: str) -> None:
+        rows = [METRICS_COLUMNS, *([epoch, "5", "40", told] for epoch, told in (("1", "2.5"), ("2", loss)))]
+        lines = [",".join([*row, *[""] * (len(METRICS_COLUMNS) - len(row))]) for row in rows]
+        left.folder.metrics_csv.write_text("\n".join(lines) + "\n")
+
+    assert METRICS_COLUMNS[3] == "train_loss"
+    for loss, words in (("nan", "the loss became nan in epoch 2"), ("2.4", ""), ("", "")):
+        record(loss)
+        assert left.lack({"source": "recorder"}) == words
