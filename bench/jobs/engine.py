@@ -307,15 +307,19 @@ class Engine:
             records = self._refresh(writing=True)
             todo = [run for run in runs if may_start(records[run.run_id], seen[run.run_id])]
             lost = self._lost(todo, records)
-            todo, records = [run for run in todo if run.run_id not in lost], records | lost
+            # A run that was cancelled is started again when its job has ended.
+            ending = [run for run in todo if run.run_id in lost and records[run.run_id].by_bench]
+            todo = [run for run in todo if run.run_id not in lost]
+            records |= {run_id: one for run_id, one in lost.items() if not records[run_id].by_bench}
             for remark in self.scheduler.check(todo) if todo else ():
                 callbacks.on_message(remark)
             self.scheduler.held = (lock,)
             try:
                 if pack:
                     self._submit_pack(todo, records, callbacks)
-                    return []
-                return self._submit_each(todo, records, callbacks, self._room(records, max_queued))
+                    return ending
+                room = self._room(records, max_queued)
+                return [*ending, *self._submit_each(todo, records, callbacks, room)]
             finally:
                 self.scheduler.held = ()
 
@@ -342,7 +346,7 @@ class Engine:
             for run, number in runs
             if name in living
         }
-        self.study.ledger.append(list(lost.values()))
+        self.study.ledger.append([one for run_id, one in lost.items() if not records[run_id].by_bench])
         return lost
 
     def _submit_each(

@@ -500,6 +500,18 @@ def test_a_lost_cancellation_is_noticed_after_a_while(lab, monkeypatch):
     assert len(lab.queue.entries) == 3
 
 
+def test_a_cancelled_run_is_started_again_once_its_job_has_ended(lab, monkeypatch):
+    lab.submit()
+    cancel = Queue.cancel
+    monkeypatch.setattr(Queue, "cancel", lambda queue, ids: None)  # the job takes its time
+    assert lab.cancel(lab.ids[0]) == 1
+    assert lab.submit() == lab.ids[:1]
+    assert len(lab.queue.entries) == 3
+    cancel(lab.queue, ["1"])
+    assert lab.submit() == []
+    assert lab.attempts() == [2, 1, 1]
+
+
 def test_jobs_of_other_users_are_shown_and_named_but_not_cancelled(lab):
     lab.submit()
     lab.begin(0)

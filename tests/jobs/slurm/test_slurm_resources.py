@@ -67,7 +67,5 @@ def test_gpus_are_read(text, gpus):
 
 
 def test_a_line_with_other_columns_is_an_error():
-    assert (
-        raised(UnreadableOutputError, parse_nodes, "l40s*|up|infinite\n")
-        == "expected 8 columns, got 'l40s*|up|infinite'"
-    )
+    message = raised(UnreadableOutputError, parse_nodes, "l40s*|up|infinite\n")
+    assert message == "expected 8 columns, got 'l40s*|up|infinite'"
