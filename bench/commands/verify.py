@@ -16,7 +16,7 @@ from ..study.ledger import Record, RunState
 from ..study.plan_json import ATTEMPT, PlannedStudy, open_study
 from ..study.verify import Verification, verify_run
 from .console import print_json, show
-from .options import JsonOption, ResultsOption, find_attempts, find_study, results_folder
+from .options import JsonOption, ResultsOption, find_attempts, find_study, results_folder, say_if_copy
 
 
 def verify_command(
@@ -77,7 +77,9 @@ def _verdicts(target: str | None, results: Path | None) -> list[Verification]:
             what = f"no study below {root} has submitted a job {target}"
             raise BenchError(what, remedy="`bench status STUDY` lists the jobs of a study")
     planned = open_study(find_study(target, results))
-    return [_verdict(planned, record) for record in Engine(planned).settled().values()]
+    engine = Engine(planned)
+    say_if_copy(engine)
+    return [_verdict(planned, record) for record in engine.settled().values()]
 
 
 def _of_folder(path: Path) -> Verification:
@@ -95,7 +97,9 @@ def _of_folder(path: Path) -> Verification:
 
 def _of_attempts(planned: PlannedStudy, attempts: Sequence[tuple[str, int]]) -> list[Verification]:
     """Verify some attempts, each a pair of run and attempt."""
-    records, earlier = Engine(planned).settled(), planned.ledger.attempts()
+    engine = Engine(planned)
+    say_if_copy(engine)
+    records, earlier = engine.settled(), planned.ledger.attempts()
     found = []
     for run_id, number in attempts:
         record = records[run_id]
