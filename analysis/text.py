@@ -12,9 +12,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from bench.facts import Fact
+from bench.finding import Finding
 from bench.variables import without_users
-from bench.words import words
 
 _UNSAFE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufeff\ufffe\uffff]"
@@ -35,9 +34,14 @@ def one_line(value: Any, *, limit: int = 300) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
-def message(fact: Fact) -> str:
-    """Return a fact in words, cleaned, on one line."""
-    return one_line(words(fact), limit=8000)
+def message(finding: Finding) -> str:
+    """Return a finding in words, cleaned, on one line."""
+    return one_line(finding.message, limit=8000)
+
+
+def heading(finding: Finding) -> str:
+    """Return the heading of a finding, or else its kind, cleaned, on one line."""
+    return one_line(finding.heading or finding.kind)
 
 
 def plain(value: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from importlib.util import find_spec
 
 #: The packages of the extras in pyproject.toml that commands check.
@@ -16,6 +17,6 @@ def install_line(extra: str) -> str:
     return f"pip install 'ddp-scaling-bench[{extra}]'"
 
 
-def missing_packages(extra: str) -> list[str]:
-    """Return the packages of an extra that this Python interpreter does not find."""
-    return [name for name in EXTRAS[extra] if find_spec(name) is None]
+def missing_packages(names: Iterable[str]) -> list[str]:
+    """Return the packages that this Python interpreter does not find."""
+    return [name for name in names if find_spec(name) is None]

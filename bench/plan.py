@@ -21,6 +21,7 @@ from .matrix.document import Document
 from .matrix.expansion import expand
 from .matrix.load import load_matrix
 from .matrix.schema import Matrix
+from .matrix.warnings import PlanWarning
 from .render import Renderer, gpu_option
 from .study.files import owner_readable, owner_writable, write_atomically
 from .study.layout import StudyFolder
@@ -79,7 +80,7 @@ class Plan:
     document: Document
     cells: list[Cell]
     runs: list[Run]
-    warnings: list[str]
+    warnings: list[PlanWarning]
 
     def script_name(self, cell: Cell) -> str:
         """Return the path of a cell's script, relative to the study's folder."""
@@ -127,7 +128,7 @@ def make_plan(path: Path, *, site: Path | None = None) -> Plan:
     return Plan(matrix, document, cells, runs, _warnings(matrix, document, cells))
 
 
-def _warnings(matrix: Matrix, document: Document, cells: Sequence[Cell]) -> list[str]:
+def _warnings(matrix: Matrix, document: Document, cells: Sequence[Cell]) -> list[PlanWarning]:
     return [*document.warnings, *plan_warnings(matrix, document, cells)]
 
 
@@ -260,7 +261,7 @@ def plan_content(plan: Plan) -> dict[str, Any]:
         # The settings that come from the site file; the whole file is stored as site.yaml.
         "inherited": plan.document.site.values if plan.document.site else {},
         "cost": {name: getattr(cost, name) for name in cost.__dataclass_fields__},
-        "warnings": plan.warnings,
+        "warnings": [one.as_json() for one in plan.warnings],
         "series": _series(plan.cells),
         "cells": [{**cell.as_json(), "script": plan.script_name(cell)} for cell in plan.cells],
         "runs": [
@@ -318,8 +319,8 @@ def _check_existing_results(folder: StudyFolder, old: dict[str, Any] | None, pla
 
 def _physical(cell: dict[str, Any]) -> dict[str, Any]:
     """Return the values of a cell in plan.json that affect its runs, by name."""
-    others = ("series", "modes", "script", "swept", "workload", "env")
-    values = {key: value for key, value in cell.items() if key not in others}
+    others = ["series", "modes", "script", "swept", "workload", "env", "argv", "planned_epochs", "packages"]
+    values = {key: value for key, value in cell.items() if key not in others} | {"command": cell.get("argv")}
     variables = {f"env.{key}": value for key, value in (cell.get("env") or {}).items()}
     return {**values, **(cell.get("workload") or {}), **variables}
 

@@ -1,8 +1,8 @@
 """`bench preflight`: plan a study of one run that measures nodes, and judge its measurements.
 
-The run's command is :mod:`bench.nodecheck`. A rate is compared with the median of all nodes. Disturbances
-only lower a rate, so the better one of its two measurements counts. With an even number of nodes, the median
-is the higher of the two middle values, because a fault only makes a node slower.
+The run's command is :mod:`bench.train.nodecheck`. A rate is compared with the median of all nodes.
+Disturbances only lower a rate, so the better one of its two measurements counts. With an even number of
+nodes, the median is the higher of the two middle values, because a fault only makes a node slower.
 
 An exchange is as fast as the slower of its two nodes. The rate of a node is therefore its rate with its
 fastest partner. Two nodes that are fast with others, but slow together, have a slow link between them.
@@ -22,7 +22,7 @@ from typing import Any
 from .errors import BenchError
 from .plan import Plan, make_plan
 
-#: The file in the run's folder that contains the measurements; its columns: ``bench.nodecheck.COLUMNS``.
+#: The file of the measurements in the run's folder; its columns: ``bench.train.nodecheck.COLUMNS``.
 ROWS = "nodecheck.csv"
 #: Time limit of the run.
 TIME_LIMIT = "10m"
@@ -56,7 +56,7 @@ def plan_nodecheck(plan: Plan, name: str, *, nodes: int | None = None) -> Plan:
         "scaling": [{"mode": "weak", "per_gpu_batch": [1]}],
         "workload": {
             "device": device,
-            "command": f"python -m ddp_scaling_bench.nodecheck {{run_dir}}/{ROWS} --device {device}",
+            "command": f"python -m ddp_scaling_bench.train.nodecheck {{run_dir}}/{ROWS} --device {device}",
             "metrics": "none",
         },
         "repeats": 1,

@@ -7,16 +7,18 @@ schema rejects values that an ``#SBATCH`` line cannot contain.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
+from dataclasses import fields
 from typing import Any
 
 import jinja2
 
 from .matrix.cell import Cell
 from .matrix.schema import Cluster, Container, Matrix
-from .matrix.workload import command_values, quote, shell_word, task_words, to_arguments, torchrun_words
+from .matrix.workload import command_values, options_in_file, quote, shell_word, task_words
 from .shipped import shipped
-from .start import AGENT
+from .study.cell_json import CellFile
 from .units import slurm_time
 
 
@@ -35,52 +37,46 @@ class Renderer:
             auto_reload=False,
         )
         self._cores = matrix.cluster.cpus_per_task or 1
-        self._arguments: dict[tuple[Any, ...], str] = {}
+        self._options: dict[int, tuple[dict[str, Any], list[str]]] = {}  # as lines of cell.json
 
     def render(self, cell: Cell) -> str:
         """Return the script that runs ``cell``."""
-        matrix, cluster, command = self.matrix, self.matrix.cluster, cell.command
-        template = self._environment.get_template(cluster.scheduler.template.format(launcher=cell.launcher))
+        matrix, cluster = self.matrix, self.matrix.cluster
         ranks, device = cell.ranks_per_node, cell.device
         most, mixed = max(ranks), isinstance(cell.tasks_per_node, list)
-        alone = cell.launcher == "torchrun" and cell.nodes == 1
-        records = cell.metrics.get("source") == "recorder"
-        return template.render(
-            {name: cell.workload[name] for name in _RECORDER_VALUES},
+        per_rank = cell.launcher == "srun"
+        return self._environment.get_template(cluster.scheduler.template).render(
+            title=f"Study {matrix.study}: one cell of its matrix.",
             cell_id=cell.cell_id,
+            launcher=cell.launcher,
+            backend=cell.backend,
             nodes=cell.nodes,
             tasks_per_node=cell.tasks_per_node,
             world_size=cell.world_size,
             ranks_per_node=" ".join(map(str, ranks)),
             ranks_per_node_max=most,
-            cpus_per_node=self._cores * most,
-            backend=cell.backend,
+            mixed=mixed,
+            alone=not per_rank and cell.nodes == 1,
             global_batch=cell.global_batch,
             per_gpu_batch=cell.per_gpu_batch,
+            grad_accum=cell.workload["grad_accum"],
             join_timeout=cell.workload["join_timeout"],
-            arguments=self._command_lines(cell) if command else self._argument_lines(cell),
-            title=f"Study {matrix.study}: one cell of its matrix.",
+            waits=not per_rank or "join_timeout" in options_in_file(cell),
+            cell_json=self._cell_json(cell),
+            command=self._command_lines(cell),
+            samples=cell.is_unrecorded,
             setup=cluster.setup,
             env_from=cluster.env_from,
             env=[(name, quote(value)) for name, value in cell.env.items()],
             directives=list(_directives(cluster, device=device, mixed=mixed, nodes=cell.nodes, gpus=most)),
-            mixed=mixed,
-            alone=alone,
-            command=command is not None,
-            records=records,
-            samples=command is not None and not records,
-            # A step with one task per node gets as many cores per task as the job's tasks have.
-            node_task_cpus=self._cores * most if cell.launcher == "torchrun" else self._cores,
-            program=_program(cell),
-            watch=_WATCH * (command is not None),
-            agent=_agent(cell),
-            step_gpus=f" {gpu_option(cluster)}{most}" * (device == "cuda"),
             cpus=self._cores,
             threads=self._cores,
+            tasks=cell.tasks_per_node if per_rank else 1,
+            task_cpus=self._cores if per_rank else self._cores * most,
+            step_gpus=f" {gpu_option(cluster)}{most}" * (device == "cuda"),
             time_limit=cluster.time_limit,
             python=self._python,
-            matrix_options=_lines([quote(word) for word in cluster.srun_options]),
-            container_options=_lines(_container_options(cluster.container)),
+            srun_options=[*map(quote, cluster.srun_options), *_container_options(cluster.container)],
             explicit_binding=cluster.explicit_binding,
             container=_container_command(cluster.container, device),
         )
@@ -109,62 +105,41 @@ class Renderer:
         cluster = self.matrix.cluster
         return "python" if cluster.setup or cluster.container else '"${BENCH_PYTHON:-python}"'
 
-    def _argument_lines(self, cell: Cell) -> str:
-        """Return the workload options as lines of the script, with one option and its value per line."""
-        key = (cell.launcher, cell.backend, cell.per_gpu_batch, *cell.workload.values())
-        lines = self._arguments.get(key)
-        if lines is None:
-            head = ["--launcher", cell.launcher, "--backend", cell.backend]
-            words = [*head, "--per-gpu-batch", str(cell.per_gpu_batch), *to_arguments(cell.workload)]
-            lines = "".join(
-                f"\n  {quote(word)}" if word.startswith("--") else f" {quote(word)}" for word in words
-            ).strip()
-            if len(self._arguments) < 10_000:
-                self._arguments[key] = lines
-        return lines
+    def _cell_json(self, cell: Cell) -> list[str]:
+        """Return the lines of cell.json as words of the script, with one value per line."""
+        key = id(cell.workload)  # cells share it
+        if key not in self._options:
+            *options, last = options_in_file(cell).items()
+            lines = [_member("    ", *option, end=",") for option in options]
+            self._options[key] = cell.workload, [*lines, _member("    ", *last)]
+        names = (field.name for field in fields(CellFile) if field.name != "workload")
+        sizes = [_member("  ", name, getattr(cell, name), end=",") for name in names]
+        return [quote("{"), *sizes, quote('  "workload": {'), *self._options[key][1], "'  }'", "'}'"]
 
     def _command_lines(self, cell: Cell) -> str:
         """Return the cell's command as lines of the script, with one option and its value per line."""
-        words = [shell_word(text, command_values(cell, self.matrix.study)) for text in self._own_words(cell)]
+        values = command_values(cell, self.matrix.study)
+        words = [shell_word(word, values) for word in task_words(cell.argv)]
         return "".join(f"\n  {word}" if word.startswith("-") else f" {word}" for word in words).strip()
 
-    @staticmethod
-    def _own_words(cell: Cell) -> list[str]:
-        words = cell.command or []
-        return torchrun_words(words) if cell.launcher == "torchrun" else task_words(words)
+
+#: Values of cell.json that the script has in a variable, because another line of the script uses them, too.
+_VARIABLES = {
+    "per_gpu_batch": "BENCH_PER_GPU_BATCH",
+    "grad_accum": "BENCH_GRAD_ACCUM",
+    "world_size": "world_size",
+    "join_timeout": "join_timeout",
+}
 
 
-#: Starts a process that notes the ranks on this node, until the shell, or the program that replaces it, ends.
-_WATCH = (
-    '("$BENCH_WATCHER" -P -m ddp_scaling_bench.start measure.process_watch "$BENCH_RUN_DIR" $$ '
-    "</dev/null >/dev/null 2>&1 &)"
-)
-#: Sets the same rank variables as torchrun in each srun task. Single quotes leave expansion to the task.
-_WITH_RANK_VARIABLES = (
-    "bash -c 'export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS "
-    f'LOCAL_WORLD_SIZE=%s; [ "$SLURM_LOCALID" != 0 ] || {_WATCH}; exec "$@"\' '
-    'bash "${command[@]}"'
-)
+def _member(indent: str, name: str, value: Any, *, end: str = "") -> str:
+    """Return a member of a JSON object as a word of the script, with ASCII characters only."""
+    start = f"{indent}{json.dumps(name)}: "
+    if name in _VARIABLES:
+        return f'{quote(start)}"${_VARIABLES[name]}{end}"'
+    return quote(f"{start}{json.dumps(value)}{end}")
 
 
-def _agent(cell: Cell) -> str:
-    """Return the options with which python starts torchrun's agent."""
-    # The python of a command without the recorder can lack this package, and be older than 3.11.
-    return f"-m {AGENT}" if cell.is_unrecorded else f"-P -m ddp_scaling_bench.start {AGENT}"
-
-
-def _program(cell: Cell) -> str:
-    """Return the end of the launch line: the program that torchrun, or each task of srun, starts."""
-    if cell.command is not None:
-        by_task = _WITH_RANK_VARIABLES % cell.tasks_per_node
-        return '"${command[@]}"' if cell.launcher == "torchrun" else by_task
-    words = "-P -u" if cell.launcher == "torchrun" else "-P"
-    program = f'"$python" {words} -m ddp_scaling_bench.start workload "${{workload[@]}}"'
-    return f"--no-python {program}" if cell.launcher == "torchrun" else program
-
-
-#: Workload options that also control the recorder in a command.
-_RECORDER_VALUES = ("grad_accum", "warmup_steps", "steps_per_epoch", "attribution_steps", "epochs")
 _PLACEMENT = (
     ("partition", "The partition of the study."),
     ("account", "The account that pays."),
@@ -213,11 +188,6 @@ def _container_options(container: Container | None) -> list[str]:
     mounts = ",".join(['"$run_dir:$run_dir"', *(quote(mount) for mount in container.mounts)])
     words = [f"--container-image={quote(container.image)}", f"--container-mounts={mounts}"]
     return words + [quote(option) for option in container.options]
-
-
-def _lines(words: Sequence[str]) -> str:
-    """Return the words of a command, with one word per line of the script."""
-    return "".join(f" \\\n  {word}" for word in words)
 
 
 def _container_command(container: Container | None, device: str) -> str:

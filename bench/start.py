@@ -1,15 +1,13 @@
-"""Start a program in a job: ``python -P -m ddp_scaling_bench.start workload ARGUMENTS``.
+"""Start a program in a job: ``python -P -m ddp_scaling_bench.start MODULE ARGUMENTS``.
 
-The program is a module of bench, or torchrun's agent (``torch.distributed.run``). Jobs run in the user's
-folder. ``-P`` and :func:`leave_out_working_folder` keep the user's modules out of these programs; the
-environment, and so the import path of the user's own programs, stays unchanged. Before this function is
-called, the package's ``__init__`` and this module import only what Python itself imports at its start.
+The program is a module of bench. Jobs run in the user's folder. ``-P`` and :func:`leave_out_working_folder`
+keep the user's modules out of these programs; the environment, and so the import path of the user's own
+programs, stays unchanged. Before this function is called, the package's ``__init__`` and this module import
+only what Python itself imports at its start.
 """
 
 import os
 import sys
-
-AGENT = "torch.distributed.run"
 
 
 def leave_out_working_folder() -> None:
@@ -30,8 +28,7 @@ def main() -> None:
     import runpy
 
     module = sys.argv.pop(1)
-    name = module if module == AGENT else f"{__package__}.{module}"
-    runpy.run_module(name, run_name="__main__", alter_sys=True)
+    runpy.run_module(f"{__package__}.{module}", run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":

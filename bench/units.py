@@ -1,15 +1,19 @@
-"""Parse and format numbers: durations, counts, sizes, shares, ranges; and lists of names."""
+"""Parse and format numbers: durations, counts, sizes, shares, ranges; lists of names; the current time."""
 
 from __future__ import annotations
 
-import math
 import re
+import sys
 from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
 from itertools import groupby
 from typing import TypeGuard
 
 #: Text of a value that was not measured, on pages and in figures (CSV cells are empty).
 MISSING = "–"
+
+#: Longer names are shortened within sentences.
+LONGEST_NAME = 60
 
 _DURATION = re.compile(
     r"(?:(\d+(?:\.\d+)?)d)?(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?"
@@ -105,7 +109,9 @@ def human_duration(seconds: float) -> str:
 
 
 def human_bytes(count: float) -> str:
-    """Format a number of bytes: ``512 B``, ``1.5 KiB``, ``32.0 MiB``, ``2.0 GiB``."""
+    """Format a number of bytes: ``512 B``, ``1.5 KiB``, ``32.0 MiB``, ``2.0 GiB``; a dash if unknown."""
+    if not known(count):
+        return MISSING
     size = float(count)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size < 1024:
@@ -122,7 +128,8 @@ def number_ranges(numbers: Iterable[int]) -> str:
 
 def known(value: float | None) -> TypeGuard[float]:
     """Return whether ``value`` is a finite number, not None or NaN."""
-    return value is not None and math.isfinite(value)
+    # An integer of a damaged file can be larger than any float, for which math.isfinite raises OverflowError.
+    return value is not None and abs(value) <= sys.float_info.max
 
 
 def number(value: float | None, *, digits: int = 4) -> str:
@@ -198,6 +205,33 @@ def listed(items: list[str], *, limit: int = 5) -> str:
     return f"{', '.join(items[:-1])} and {items[-1]}"
 
 
+def short_name(value: object) -> str:
+    """Return a name within a sentence, shortened to :data:`LONGEST_NAME` characters."""
+    text = str(value)
+    return text if len(text) <= LONGEST_NAME else f"{text[: LONGEST_NAME - 1]}…"
+
+
+def names(values: Iterable[object], *, limit: int = 4) -> str:
+    """Return some names within a sentence as ``a, b and c``; beyond ``limit``, ``a, b and 7 more``."""
+    return listed([short_name(value) for value in values], limit=limit)
+
+
+def clauses(texts: Sequence[str], *, limit: int = 5) -> str:
+    """Join the first ``limit`` texts by semicolons; add the number of the remaining ones."""
+    more = [f"and {len(texts) - limit} more"] if len(texts) > limit else []
+    return "; ".join([*texts[:limit], *more])
+
+
+def signed_percent(change: float) -> str:
+    """Return a relative change as ``+2.5 %`` or ``-2.5 %``."""
+    return f"{'-' if change < 0 else '+'}{short_percent(abs(change))}"
+
+
 def capital(text: str) -> str:
     """Return a text with its first letter capitalised and the others unchanged."""
     return text[:1].upper() + text[1:]
+
+
+def now() -> str:
+    """Return the current UTC time as ISO 8601 with milliseconds."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

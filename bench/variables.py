@@ -6,7 +6,7 @@ docs/matrix.md lists the names.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
 #: Variables with these prefixes are shown with their values; of others only the name is shown.
@@ -29,10 +29,8 @@ def is_shown(name: str) -> bool:
     return name.startswith(PREFIXES)
 
 
-def shown_variables(cell: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the variables of a cell of plan.json; values are None unless they are shown, or are axes."""
-    axes = cell.get("swept") or {}
-    env = cell.get("env") or {}
+def shown_variables(env: Mapping[str, str], axes: Container[str]) -> dict[str, str | None]:
+    """Return the variables; values are None unless they are shown, or ``env.NAME`` is one of ``axes``."""
     return {name: value if is_shown(name) or f"env.{name}" in axes else None for name, value in env.items()}
 
 

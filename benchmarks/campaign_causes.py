@@ -40,9 +40,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from analysis.causes.cells import CauseRow
 from analysis.causes.table import named, study_causes
 from analysis.data.load import load_study
+from bench.finding import messages
 from bench.plan import make_plan, write_plan
-from bench.study.conditions import Reason
-from bench.words import sentences
+from bench.study.findings import ForeignCpu
 
 if TYPE_CHECKING:
     from tests.cluster.bed import Cluster
@@ -159,7 +159,7 @@ class Draw:
 def is_busy_machine(row: CauseRow) -> bool:
     """Return whether a row only shows other programs on the cores of this machine."""
     kinds = {fact.kind for fact in row.evidence}
-    return row.cause == "cpu-starved" and math.isnan(row.share) and Reason.FOREIGN_CPU in kinds
+    return row.cause == "cpu-starved" and math.isnan(row.share) and ForeignCpu.kind in kinds
 
 
 # -- one draw -------------------------------------------------------------------------
@@ -255,9 +255,9 @@ def print_draw(draw: Draw) -> None:
     verdict = draw.verdict + ("" if draw.close or without else ", not close")
     print(f"| {draw.kind} | {_percent(draw.planted)} | {names or 'none'} | {verdict} |", flush=True)
     for row in draw.causes:
-        print(f"    {row.name}: {sentences(row.evidence)}", file=sys.stderr, flush=True)
+        print(f"    {row.name}: {messages(row.evidence)}", file=sys.stderr, flush=True)
     for row in draw.clean:
-        text = f"{row.name} {_percent(row.share)}: {sentences(row.evidence)}"
+        text = f"{row.name} {_percent(row.share)}: {messages(row.evidence)}"
         print(f"    without the planted cause: {text}", file=sys.stderr, flush=True)
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 # The tests define the simulated studies.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tests.analysis.stats.test_coverage_simulated import TRUTH, decided, simulated
+from tests.analysis.stats.test_estimates import TRUTH, decided, simulated
 
 #: Relative noise of a run and of a step.
 NOISES = ((0.02, 0.1), (0.005, 0.3), (0.08, 0.05))

@@ -28,7 +28,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-WORKLOAD = (sys.executable, "-m", "bench.workload")
+TRAINING = (sys.executable, "-P", "-m", "ddp_scaling_bench.train")
 Values = dict[str, Any]
 Write = Callable[[Values], None]
 
@@ -42,7 +42,7 @@ OLDEST_TORCH = (2, 11)
 PRODUCT_SIZE = 8192
 _PRODUCTS, _BLOCKS = 10, 5
 #: A transformer whose step takes tens of milliseconds on an H100.
-TRANSFORMER = {"model": "transformer", "parameters": "350M", "seq_len": 1024, "precision": "bf16"}
+TRANSFORMER = {"model": "transformer", "parameters": 350 * 10**6, "seq_len": 1024, "precision": "bf16"}
 _TRANSFORMER_BATCH = 8
 
 #: ResNet-50 as torch trains it by default, and as users train it on such a GPU.
@@ -53,18 +53,13 @@ FORMATS = (
     ("bf16", "contiguous"),
 )
 _IMAGES = 64
-TRAINING_OF_IMAGES = (
-    *("--device", "cuda", "--backend", "nccl", "--model", "resnet50", "--per-gpu-batch", str(_IMAGES)),
-    *("--steps-per-epoch", "30", "--epochs", "2", "--attribution-steps", "3", "--val-steps", "0"),
-    *("--probe-steps", "0", "--sweep-time", "0"),
-)
+_WITHOUT_PROBES: Values = {"steps_per_epoch": 30, "probe_steps": 0, "sweep_time": 0}
+TRAINING_OF_IMAGES: Values = {"model": "resnet50", "epochs": 2, "attribution_steps": 3, "val_steps": 0}
+TRAINING_OF_IMAGES |= _WITHOUT_PROBES
 
 #: The training of two ranks on one GPU, which is slow: the GPU serves its processes in turn.
-TWO_RANKS = (
-    *("--device", "cuda", "--backend", "nccl", "--model", "mlp", "--parameters", "8M"),
-    *("--per-gpu-batch", "512", "--steps-per-epoch", "10", "--epochs", "1"),
-    *("--probe-steps", "3", "--sweep-time", "4"),
-)
+TWO_RANKS: Values = {"model": "mlp", "parameters": 8 * 10**6, "steps_per_epoch": 10, "epochs": 1}
+TWO_RANKS |= {"probe_steps": 3, "sweep_time": 4}
 #: Seconds for the training of the part ``ranks``.
 _RANKS_S = 60.0
 #: NCCL's words if it refuses to run two ranks on one GPU.
@@ -165,12 +160,8 @@ def mfu(write: Write, folder: Path) -> None:
     before = product_rate()
     values: Values = {"product_size": PRODUCT_SIZE, "product_flops_per_s": before}
     write(values)
-    words = [
-        text for name, value in TRANSFORMER.items() for text in (f"--{name.replace('_', '-')}", str(value))
-    ]
-    words += ["--device", "cuda", "--backend", "nccl", "--per-gpu-batch", str(_TRANSFORMER_BATCH)]
-    words += ["--steps-per-epoch", "30", "--epochs", "3", "--probe-steps", "0", "--sweep-time", "0"]
-    run([*WORKLOAD, "--run-dir", str(folder), *words], cwd=folder)
+    write_nccl_cell(folder, batch=_TRANSFORMER_BATCH, epochs=3, **TRANSFORMER, **_WITHOUT_PROBES)
+    run(TRAINING, cwd=folder, BENCH_RUN_DIR=str(folder))
     values["product_flops_per_s"] = max(before, product_rate())
     write(values | utilisation(folder, values["product_flops_per_s"]))
 
@@ -222,10 +213,12 @@ def formats(write: Write, folder: Path) -> None:
     """Train ResNet-50 with each precision and memory format of :data:`FORMATS`."""
     found: list[Values] = []
     for precision, memory_format in FORMATS:
-        name = f"{precision}-{memory_format}"
-        words = [*TRAINING_OF_IMAGES, "--precision", precision, "--memory-format", memory_format]
-        run([*WORKLOAD, "--run-dir", str(folder / name), *words], cwd=folder)
-        found.append({"precision": precision, "memory_format": memory_format, **image_rates(folder / name)})
+        own = folder / f"{precision}-{memory_format}"
+        own.mkdir()
+        layout = {"precision": precision, "memory_format": memory_format}
+        write_nccl_cell(own, batch=_IMAGES, **TRAINING_OF_IMAGES, **layout)
+        run(TRAINING, cwd=folder, BENCH_RUN_DIR=str(own))
+        found.append({**layout, **image_rates(own)})
         write({"batch": _IMAGES, "configurations": found})
 
 
@@ -257,7 +250,8 @@ def ranks(write: Write, folder: Path) -> None:
 
 def training_of_two(folder: Path) -> Values:
     """Return the transport, the parts of a step (s), and the sweep as (bytes, seconds) of two ranks."""
-    together([*WORKLOAD, "--run-dir", str(folder), *TWO_RANKS], folder)
+    write_nccl_cell(folder, launcher="torchrun", ranks=2, batch=512, **TWO_RANKS)
+    together(TRAINING, folder)
     row = read_table(folder / "metrics.csv")[-1]
     parts = ("step_time_sec_median", "forward_time_sec", "backward_time_sec", "comm_exposed_time_sec")
     probes = read_json(folder / "probes.json")
@@ -276,7 +270,7 @@ def nodecheck_of_two(folder: Path) -> Values:
     The nodes share a GPU, so their rates are not those of a GPU.
     """
     path = folder / "nodecheck.csv"
-    together([sys.executable, "-m", "ddp_scaling_bench.nodecheck", str(path)], folder)
+    together([sys.executable, "-m", "ddp_scaling_bench.train.nodecheck", str(path)], folder)
     found: Values = {"compute": [], "memory": [], "exchange": []}
     for row in read_table(path):
         if row["check"] in found:
@@ -305,7 +299,7 @@ def together(words: Sequence[str], folder: Path) -> None:
     processes = []
     for rank, path in enumerate(outputs):
         with path.open("wb") as output:
-            environment = {**os.environ, **rank_environment(rank, port)}
+            environment = {**os.environ, "BENCH_RUN_DIR": str(folder), **rank_environment(rank, port)}
             start = subprocess.Popen(
                 words, cwd=folder, env=environment, stdout=output, stderr=subprocess.STDOUT
             )
@@ -469,14 +463,21 @@ def tests(write: Write, folder: Path) -> None:
 # -- common ----------------------------------------------------------------------------------------
 
 
-def run(words: Sequence[str], *, cwd: Path) -> str:
-    """Run a command, show its output, and return its standard output.
+def write_nccl_cell(folder: Path, **values: Any) -> None:
+    """Write the cell.json of a training on GPUs."""
+    from tests.common import write_cell  # it needs pytest
+
+    write_cell(folder, backend="nccl", device="cuda", **values)
+
+
+def run(words: Sequence[str], *, cwd: Path, **env: str) -> str:
+    """Run a command with additional environment variables, show its output, and return its standard output.
 
     Raises:
         PartError: the command failed.
     """
     print(f"$ {' '.join(words)}", flush=True)
-    done = subprocess.run(words, cwd=cwd, stdout=subprocess.PIPE, text=True)
+    done = subprocess.run(words, cwd=cwd, env={**os.environ, **env}, stdout=subprocess.PIPE, text=True)
     if done.returncode or "--json" not in words:
         print(done.stdout, flush=True)
     if done.returncode:

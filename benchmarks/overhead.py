@@ -35,12 +35,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from bench.matrix.workload import WorkloadOptions
 from bench.measure.conditions import Conditions, Meters
 from bench.measure.exchange import Collectives
-from bench.workload.data import DataShard, generator_on, open_feed, signal_for
-from bench.workload.models.mlp import Mlp, mlp_width
-from bench.workload.training import Trainer, Windows, build_task, wrap
+from bench.train.data import DataShard, generator_on, open_feed, signal_for
+from bench.train.models.mlp import Mlp, mlp_width
+from bench.train.options import TrainOptions
+from bench.train.training import Trainer, Windows, build_task, wrap
+from bench.units import parse_count
 
 RANKS = 2
 MOST_ADDED = {"cpu": 0.01, "cuda": 0.005}
@@ -64,7 +65,7 @@ def seat(rank: int, device: str) -> Seat:
     return Seat(rank, 1, torch.device("cuda", 0), "nccl")
 
 
-def by_hand(options: WorkloadOptions, batch: int, here: Seat) -> Callable[[int], float]:
+def by_hand(options: TrainOptions, batch: int, here: Seat) -> Callable[[int], float]:
     """Return a function that trains a number of steps in a hand-written loop and returns the seconds."""
     device, rank = here.device, here.rank
     torch.manual_seed(options.seed)
@@ -96,7 +97,7 @@ def by_hand(options: WorkloadOptions, batch: int, here: Seat) -> Callable[[int],
     return train
 
 
-def by_harness(options: WorkloadOptions, batch: int, here: Seat) -> Callable[[int], float]:
+def by_harness(options: TrainOptions, batch: int, here: Seat) -> Callable[[int], float]:
     """Return a function that runs a throughput window of a number of steps and returns the seconds."""
     device, rank = here.device, here.rank
     sampler = Conditions(device, os.environ, reads_node=rank == 0)
@@ -130,9 +131,7 @@ def measure(rank: int, port: int, *, given: argparse.Namespace) -> list[list[flo
         world_size=here.world_size,
         device_id=here.device if here.backend == "nccl" else None,
     )
-    options = WorkloadOptions.model_validate(
-        {"device": given.device, "model": "mlp", "parameters": given.parameters}
-    )
+    options = TrainOptions(device=given.device, model="mlp", parameters=given.parameters)
     ways = [by_hand(options, given.batch, here), by_harness(options, given.batch, here)]
     collectives = Collectives(here.device, here.backend)
     for way in ways:
@@ -150,14 +149,12 @@ def _arguments() -> argparse.Namespace:
     """Parse the command line; ``parameters`` is a number."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="device of the training")
-    parser.add_argument("--parameters", default="8M", help="size of the mlp")
+    parser.add_argument("--parameters", type=parse_count, default="8M", help="size of the mlp")
     parser.add_argument("--batch", type=int, default=22, help="samples per rank")
     parser.add_argument("--pairs", type=int, default=200, help="number of pairs of blocks")
     parser.add_argument("--steps", type=int, default=5, help="steps per block")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result to this file")
-    given = parser.parse_args()
-    given.parameters = WorkloadOptions(parameters=given.parameters).parameters
-    return given
+    return parser.parse_args()
 
 
 def main() -> int:

@@ -4,7 +4,7 @@
 
 For each combination in COMBINATIONS, the script installs the project into a virtual environment, and runs
 
-- tests/workload, tests/record and tests/measure, without those that need a GPU or the test cluster;
+- tests/train, tests/record and tests/measure, without those that need a GPU or the test cluster;
 - `bench run smoke_cpu`;
 - a study on the test cluster, whose jobs activate the environment, under srun and torchrun on two nodes.
 
@@ -50,7 +50,7 @@ COMBINATIONS = [
     ("3.12", "2.15.0"),
     ("3.13", "2.15.0"),
 ]
-FOLDERS = ("tests/workload", "tests/record", "tests/measure")
+FOLDERS = ("tests/train", "tests/record", "tests/measure")
 #: Packages that the tests need in addition to the project.
 TEST_PACKAGES = ("pytest", "pytest-timeout", "hypothesis", "lightning")
 #: Packages for which some releases of torch need other versions than those in constraints.txt.

@@ -7,7 +7,7 @@
 #   done, keep      the files have been copied, or not: remove the folder that was created here, or keep it
 # If no line arrives in time, the process or the connection is gone, and the run is ended.
 # Answers are lines of standard output that begin with the mark:
-#   ready WHERE PORT NAME    busy PROBLEM; REMEDY    refused PROBLEM; REMEDY    ended EXIT_CODE
+#   ready WHERE PORT NAME    busy JOB (PROCESS)    refused PROBLEM; REMEDY    ended EXIT_CODE
 # If the run's folder is not shared, an archive of the host's files follows the last answer.
 #
 # The variables: mark, job, folder (of submission), run_dir, token (a file's name), script (text), node,
@@ -79,8 +79,7 @@ prepare() {
   case ${status:-0}$error in
     0) ;;
     1)
-      say busy "is busy with $(head -n 1 "$lock"); wait until that run has ended, or stop it; then run \`bench" \
-        "submit\` again"
+      say busy "$(head -n 1 "$lock")"
       return 1
       ;;
     *) refuse_lock " (${error##*: })"; return 1 ;;

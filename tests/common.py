@@ -1,12 +1,11 @@
 """Small functions that tests of several folders share."""
 
-from __future__ import annotations
-
 import csv
 import json
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import pytest
 
 from bench.study.checksums import write_sums
 from bench.study.layout import RunFolder
+from bench.train.options import TrainOptions
 
 
 def raised(kind: type[Exception], call: Callable[..., object], *arguments: Any, **options: Any) -> str:
@@ -33,6 +33,23 @@ def write_program(path: Path, text: str) -> None:
     """Write an executable script."""
     path.write_text(text)
     path.chmod(0o755)
+
+
+def write_cell(
+    folder: Path,
+    *,
+    launcher: str = "single",
+    backend: str = "gloo",
+    ranks: int = 1,
+    batch: int = 8,
+    **options: Any,
+) -> None:
+    """Write the cell.json of a run on one node; ``options`` of the training differ from the defaults."""
+    sizes = {"tasks_per_node": ranks, "world_size": ranks, "per_gpu_batch": batch}
+    workload = {**asdict(TrainOptions()), **options}
+    content = {"launcher": launcher, "backend": backend, **sizes, "workload": workload}
+    folder.mkdir(parents=True, exist_ok=True)
+    RunFolder(folder).cell.write_text(json.dumps(content))
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:

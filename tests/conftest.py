@@ -1,7 +1,5 @@
 """Make the fixtures of the test cluster and of the figures known to all tests."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

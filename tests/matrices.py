@@ -1,7 +1,5 @@
 """Small matrices for tests whose subject is not the text of a matrix."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

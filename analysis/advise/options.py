@@ -20,7 +20,7 @@ from scipy import special
 from analysis.checks.assessment import assess
 from analysis.checks.scaling_table import scaling_table
 from analysis.data.differences import SIZES, settings_of
-from analysis.data.load import Study, metrics_of_cells
+from analysis.data.load import Study
 from analysis.stats.attempts import cell_success
 from analysis.stats.columns import CellSize, Column, ScalingRow, columns_of, first_of_cells, grouped
 from analysis.stats.estimate import (
@@ -33,8 +33,7 @@ from analysis.stats.estimate import (
 )
 from analysis.stats.measured import Frames, measure
 from analysis.text import clean, one_line
-from bench.facts import Fact
-from bench.study.readings import is_average
+from bench.finding import Finding
 from bench.units import known
 
 #: Study, number of nodes and ranks per node. Jobs with the same layout have the same queue wait.
@@ -87,6 +86,7 @@ class Option(CellSize):
     samples: int
     epochs: int
     run_step_times: Sequence[float] = ()
+    error: Finding | None = None
 
     def __post_init__(self) -> None:
         self.steps_per_epoch = math.ceil(self.samples / self.global_batch)
@@ -134,7 +134,7 @@ class Advice:
     epochs: int
     options: list[Option]
     notes: list[str] = field(default_factory=list)
-    validity: Mapping[str, Sequence[Fact]] = field(default_factory=dict)
+    validity: Mapping[str, Sequence[Finding]] = field(default_factory=dict)
 
     def groups(self) -> list[Advice]:
         """Return the advice for each group of options with the same global batch."""
@@ -149,7 +149,7 @@ class Advice:
 
 def options_of(
     studies: Mapping[str, Study], *, samples: int, epochs: int
-) -> tuple[list[Option], list[str], dict[str, list[Fact]]]:
+) -> tuple[list[Option], list[str], dict[str, list[Finding]]]:
     """Return the options of all studies, notes on their rates, and the studies' findings.
 
     The options do not yet have a queue wait and a total time. ``samples`` are training samples per epoch.
@@ -161,14 +161,15 @@ def options_of(
         rows = scaling_table(frames)
         assessment = assess(study, frames, rows)
         validity[name] = assessment.findings
-        if any(map(is_average, metrics_of_cells(study.plan).values())):
+        if any(cell.is_average for cell in study.planned):
             notes.append(
                 f"{name}: rates are averages of whole runs, so times do include start-up, and validation if "
                 "the command counts it, in proportion to the samples"
             )
         measured = _measured(study, frames, rows, samples=samples, epochs=epochs)
         for cell, option in measured.items():
-            option.study, option.not_valid = name, assessment.invalid.get(cell, "")
+            option.study, option.error = name, assessment.invalid.get(cell)
+            option.not_valid = option.error.kind if option.error else ""
         options += measured.values()
     return options, notes, validity
 
@@ -180,7 +181,7 @@ def rank(
     samples: int,
     epochs: int,
     notes: Iterable[str] = (),
-    validity: Mapping[str, Sequence[Fact]] | None = None,
+    validity: Mapping[str, Sequence[Finding]] | None = None,
 ) -> Advice:
     """Return the options with their queue waits, in groups, and in the order of their total time.
 
@@ -264,7 +265,7 @@ def _measured(
 
 def _settings(study: Study) -> dict[str, str]:
     """Return, by cell, a text with the settings (except for size and batch) that vary between cells."""
-    cells = {clean(cell["cell_id"]): settings_of(cell) for cell in study.plan["cells"]}
+    cells = {clean(cell.cell_id): settings_of(cell) for cell in study.planned}
     names = {name for cell in cells.values() for name in cell}.difference(SIZES)
     varying = sorted(name for name in names if len({cell.get(name) for cell in cells.values()}) > 1)
     return {

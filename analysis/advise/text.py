@@ -7,8 +7,8 @@ import math
 from analysis.advise.options import Advice, Option
 from analysis.data.names import devices, layout
 from analysis.stats.estimate import MIN_RUNS, MOST_RUNS
+from analysis.text import heading
 from bench.units import MISSING, count, known, listed, number, whole
-from bench.words import heading
 
 HEADINGS = (
     *("study", "nodes", "ranks", "batch", "setting", "epoch", "wait", "training", "total", "hours"),
@@ -41,7 +41,7 @@ def _row(row: Option) -> list[str]:
     if row.kind == "not measured":
         remark = remark or "not measured"
     else:
-        not_valid = f"not valid: {heading(row.not_valid)}" if row.not_valid else ""
+        not_valid = f"not valid: {heading(row.error)}" if row.error else ""
         remark = "; ".join(filter(None, (not_valid, remark, _undecided(row))))
     return [
         row.study,
@@ -89,10 +89,14 @@ def summary(advice: Advice) -> list[str]:
 
 def _not_valid(advice: Advice) -> list[str]:
     """Return a sentence about the options that are not recommended because their values are not valid."""
-    odd = [option for option in advice.options if option.not_valid and option.kind == "measured"]
+    odd = [
+        f"{config(option)}, {heading(option.error)}"
+        for option in advice.options
+        if option.error and option.kind == "measured"
+    ]
     if not odd:
         return []
-    named = listed([f"{config(option)}, {heading(option.not_valid)}" for option in odd], limit=4)
+    named = listed(odd, limit=4)
     return [f"Not valid, so not recommended: {named}. `bench report` shows the errors."]
 
 

@@ -17,11 +17,11 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from scipy import special
 
-from analysis.causes.catalogue import RESTS
+from analysis.causes.catalogue import RESTS, described
 from analysis.causes.claims import RunEvidence, claims_of
 from analysis.causes.divide import COMPUTING, LEAST_SHARE, Claim, Division, Key, Parts, divide
 from analysis.stats.estimate import LEVEL, MIN_RUNS
-from bench.facts import Fact
+from bench.finding import Finding
 from bench.units import known
 
 #: Without an interval, computation is longer than at the baseline from this fraction of the step.
@@ -53,7 +53,7 @@ class CauseRow:
     node: str = ""
     rank: int | None = None
     part: str = ""
-    evidence: tuple[Fact, ...] = ()
+    evidence: tuple[Finding, ...] = ()
     run_id: str = ""
     runs: int = 0
     timed: bool = False
@@ -75,6 +75,21 @@ class CauseRow:
     def name(self) -> str:
         """The value of the column ``cause``."""
         return " or ".join(self.causes)
+
+    @property
+    def title(self) -> str:
+        """The row in words."""
+        return " or ".join(described(name).title for name in self.causes)
+
+    @property
+    def meaning(self) -> str:
+        """What the row is, in words."""
+        return " ".join(described(name).meaning for name in self.causes)
+
+    @property
+    def remedy(self) -> str:
+        """What to change because of it."""
+        return " ".join(described(name).remedy for name in self.causes)
 
 
 @dataclass(frozen=True)

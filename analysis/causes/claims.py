@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -18,13 +18,14 @@ from analysis.causes.evidence import (
     RunFacts,
     calls_outside,
     collectives_outside,
-    fact,
     seconds_of,
 )
 from analysis.checks.slow_ranks import Straggler
-from bench.facts import Fact
-from bench.study.conditions import Reason, by_reason
+from analysis.stats.columns import part_title
+from bench.finding import Finding
+from bench.study.findings import Disturbance, ForeignJob, StudyRun, by_reason
 from bench.study.run_json import SlowCall
+from bench.units import clauses, count, seconds, short_name, short_percent
 
 #: Data loading is a cause if it takes at least this fraction of the step.
 MUCH_LOADING = 0.08
@@ -104,6 +105,65 @@ def claims_of(run: RunEvidence) -> list[Claim]:
 # -- late ranks and nodes -------------------------------------------------------------
 
 
+class Late(Finding, kind="late"):
+    """A late rank, or all ranks of a late node, with the part of the step that has most of the excess."""
+
+    rank: int | None = None
+    node: str
+    excess_s: float
+    part: str
+    part_share: float
+
+    def _message(self) -> str:
+        who = short_name(self.node) if self.rank is None else f"rank {self.rank} on {short_name(self.node)}"
+        return (
+            f"{who} takes {seconds(self.excess_s)} per step longer than the others, "
+            f"{short_percent(self.part_share)} of it in {part_title(self.part)}"
+        )
+
+
+class WaitCounts(Finding, kind="wait-counts"):
+    """The wait for a late rank is part of the cause."""
+
+    message = "the others wait for it, and this wait counts"
+
+
+class SlowerCall(Finding, kind="slower-call"):
+    """A call that takes longer on the late rank."""
+
+    function: str
+    path: str
+    line: int
+    excess_s: float
+
+    def _message(self) -> str:
+        call = f"{short_name(self.function)} at {self.path}:{self.line}"
+        return f"{call} takes {seconds(self.excess_s)} longer there, in a sampled step"
+
+
+class MoreSamples(Finding, kind="more-samples"):
+    """A late rank with more samples than the others."""
+
+    ratio: float
+
+    def _message(self) -> str:
+        return f"it processes {self.ratio:#.2g} times the samples of the rank with the fewest"
+
+
+class LowClock(Finding, kind="low-clock"):
+    """A clock that is lower than that of the other ranks, or (in MHz) than that at the baseline."""
+
+    ratio: float
+    mhz: float | None = None
+    base_mhz: float | None = None
+
+    def _message(self) -> str:
+        ratio = short_percent(self.ratio)
+        if self.mhz is None:
+            return f"its clock is {ratio} of that of the others"
+        return f"the clock is {self.mhz:.0f} MHz, but {self.base_mhz:.0f} MHz at the baseline ({ratio})"
+
+
 def _late(run: RunEvidence) -> Iterator[Claim]:
     """Yield the late ranks or nodes. Their delays overlap, so all shares together equal the largest delay."""
     groups: dict[tuple[str, int | None], LateRank] = {}
@@ -125,12 +185,13 @@ def _late(run: RunEvidence) -> Iterator[Claim]:
 
 def _about_late(run: RunEvidence, late: LateRank, *, node: str, rank: int | None, share: float) -> Claim:
     cause, alternative, why = _why_late(run, late)
-    times = {"excess_s": late.excess_s, "part": late.part, "part_share": min(late.part_share, 1.0)}
-    evidence = (fact("late", rank=rank, node=node, **times), *why)
+    part_share = min(late.part_share, 1.0)
+    shown = Late(rank=rank, node=node, excess_s=late.excess_s, part=late.part, part_share=part_share)
+    evidence = (shown, *why)
     outside = cause == "outside-timers"
     return Claim(
         cause,
-        (*evidence, fact("wait-counts")) if outside else evidence,
+        (*evidence, WaitCounts()) if outside else evidence,
         ("wait", late.part, *COMPUTING, "other", "transfer"),
         share,
         node=node,
@@ -142,13 +203,13 @@ def _about_late(run: RunEvidence, late: LateRank, *, node: str, rank: int | None
     )
 
 
-def _why_late(run: RunEvidence, late: LateRank) -> tuple[str, str, Sequence[Fact]]:
+def _why_late(run: RunEvidence, late: LateRank) -> tuple[str, str, Sequence[Finding]]:
     """Return the cause of a late rank, its alternative, and the evidence for it."""
     lines = _calls_of_late(run, late)
     if late.part == "other":
         return "outside-timers", "", lines
     if late.samples > 1:
-        return "late-rank", "", [fact("more-samples", ratio=late.samples)]
+        return "late-rank", "", [MoreSamples(ratio=late.samples)]
     own = run.facts.nodes.get(late.host, NodeFacts())
     others = [node.taken for name, node in run.facts.nodes.items() if name != late.host]
     lost = own.taken > 0 and all(own.taken > 1.5 * other for other in others)
@@ -158,7 +219,7 @@ def _why_late(run: RunEvidence, late: LateRank) -> tuple[str, str, Sequence[Fact
         return ("overlap", "", by_reason(jobs)) if jobs else ("cpu-starved", "", own.evidence)
     ratio = _clock_ratio(run.facts, late)
     if ratio < LOW_CLOCK and late.part in COMPUTING:
-        return "clocks", "", [fact("low-clock", ratio=ratio)]
+        return "clocks", "", [LowClock(ratio=ratio)]
     # The node's other ranks are not late, so only a rank that computes slower in all parts may lack CPU time.
     if lost and late.part in COMPUTING and not late.one_part:
         return late.cause, "cpu-starved", [*own.evidence, *lines]
@@ -176,7 +237,7 @@ def _clock_ratio(facts: RunFacts, late: LateRank) -> float:
     return own / float(np.median(by_node)) if math.isfinite(own) and by_node else math.nan
 
 
-def _calls_of_late(run: RunEvidence, late: LateRank) -> list[Fact]:
+def _calls_of_late(run: RunEvidence, late: LateRank) -> list[Finding]:
     """Return the late rank's call with the most extra time, if that is at least 30 % of the excess."""
     own: dict[tuple[str, int, str], float] = {}
     others: dict[tuple[str, int, str], list[float]] = {}
@@ -193,10 +254,33 @@ def _calls_of_late(run: RunEvidence, late: LateRank) -> list[Fact]:
     if slowest is None or more[slowest] < 0.3 * late.share * run.step_s:
         return []
     path, line, function = slowest
-    return [fact("slower-call", function=function, path=path, line=line, excess_s=more[slowest])]
+    return [SlowerCall(function=function, path=path, line=line, excess_s=more[slowest])]
 
 
 # -- CPU and clocks -------------------------------------------------------------------
+
+
+class WaitedForCore(Finding, kind="waited-for-core"):
+    """The share of the step for which the ranks waited for a core, here and at the baseline."""
+
+    share: float
+    base_share: float | None = None
+
+    def _message(self) -> str:
+        text = f"the ranks waited for a core in {short_percent(self.share)} of the step"
+        return (
+            text if self.base_share is None else f"{text} ({short_percent(self.base_share)} at the baseline)"
+        )
+
+
+class FewerThreads(Finding, kind="fewer-threads"):
+    """Ranks with fewer threads than those of the baseline."""
+
+    threads: int
+    base_threads: int
+
+    def _message(self) -> str:
+        return f"{count(self.threads, 'thread')} per rank, but {self.base_threads} at the baseline"
 
 
 def _starved(run: RunEvidence) -> Iterator[Claim]:
@@ -214,12 +298,12 @@ def _starved(run: RunEvidence) -> Iterator[Claim]:
     yield Claim("cpu-starved", evidence, _WAITING, _mean_wait(run.facts), counted=True)
 
 
-def _about_wait(run: RunEvidence) -> Iterator[Fact]:
+def _about_wait(run: RunEvidence) -> Iterator[Finding]:
     """Yield the time for which the ranks waited for a core, if it was measured."""
     wait = _mean_wait(run.facts)
     if math.isfinite(wait):
         base = _mean_wait(run.reference) if run.reference else math.nan
-        yield fact("waited-for-core", share=wait, base_share=base if math.isfinite(base) else None)
+        yield WaitedForCore(share=wait, base_share=base if math.isfinite(base) else None)
 
 
 def _mean_wait(facts: RunFacts) -> float:
@@ -234,7 +318,7 @@ def _clocks(run: RunEvidence) -> Iterator[Claim]:
     own, base = _mean_clock(run.facts), _mean_clock(run.reference)
     ratio = own / base if base > 0 else math.nan
     if ratio < LOW_CLOCK:
-        yield Claim("clocks", (fact("low-clock", mhz=own, base_mhz=base, ratio=ratio),))
+        yield Claim("clocks", (LowClock(mhz=own, base_mhz=base, ratio=ratio),))
 
 
 def clocks_of(runs: Mapping[str, RunFacts]) -> dict[str, float]:
@@ -253,7 +337,7 @@ def _mean_clock(facts: RunFacts) -> float:
 def _fewer_threads(run: RunEvidence) -> Iterator[Claim]:
     base = run.reference.threads if run.reference else ()
     if run.facts.threads and base and max(run.facts.threads) < min(base):
-        fewer = fact("fewer-threads", threads=run.facts.threads[0], base_threads=base[0])
+        fewer = FewerThreads(threads=run.facts.threads[0], base_threads=base[0])
         yield Claim("cpu-starved", (fewer,))
 
 
@@ -269,11 +353,83 @@ def _disturbed(run: RunEvidence) -> Iterator[Claim]:
         yield Claim("overlap", evidence, (*_WAITING, "wait"), share, node=node, counted=True)
 
 
-def _jobs(facts: RunFacts) -> list[Fact]:
-    return [one for one in facts.disturbed if one.kind in (Reason.STUDY_RUN, Reason.FOREIGN_JOB)]
+def _jobs(facts: RunFacts) -> list[Disturbance]:
+    return [one for one in facts.disturbed if isinstance(one, StudyRun | ForeignJob)]
 
 
 # -- the user's code ------------------------------------------------------------------
+
+
+class Compilations(Finding, kind="compilations"):
+    """Compilations per step, and their time per step if it is known."""
+
+    per_step: float
+    seconds: float | None
+
+    def _message(self) -> str:
+        spent = "" if self.seconds is None else f", {seconds(self.seconds)} per step"
+        return f"torch.compile compiles {self.per_step:#.2g} times per step{spent}"
+
+
+class Loading(Finding, kind="loading"):
+    """The time of loading data, per step and as a share of the step."""
+
+    seconds: float
+    share: float
+
+    def _message(self) -> str:
+        return f"loading data takes {seconds(self.seconds)} per step ({short_percent(self.share)})"
+
+
+class CallsOutsideTimers(Finding, kind="calls-outside-timers"):
+    """The time of all calls outside of the timers, mean over the ranks with a sampled step."""
+
+    seconds: float
+    ranks: int
+
+    def _message(self) -> str:
+        spent = f"take {seconds(self.seconds)} in a sampled step"
+        return f"calls outside all timers {spent}, mean over {count(self.ranks, 'rank')}"
+
+
+class SlowestCalls(Finding, kind="calls"):
+    """The slowest calls of a step, with file and line."""
+
+    rank: int | None = None
+    calls: tuple[SlowCall, ...]
+
+    def _message(self) -> str:
+        calls = clauses(
+            [
+                f"{short_name(call.function)} at {call.path}:{call.line} ({seconds(call.seconds)})"
+                for call in self.calls
+            ]
+        )
+        return calls if self.rank is None else f"on rank {self.rank}: {calls}"
+
+
+class NeedlessSearch(Finding, kind="needless-search"):
+    """A search for unused parameters, of which there are none."""
+
+    message = "find_unused_parameters=True, but no parameter is unused"
+
+
+class RetriesPerStep(Finding, kind="allocator-retries"):
+    """Retries of the allocator per step of the rank with the most."""
+
+    per_step: float
+
+    def _message(self) -> str:
+        return f"{self.per_step:#.2g} retries of the allocator per step"
+
+
+class SmallerBatch(Finding, kind="smaller-batch"):
+    """A smaller batch per rank than at the baseline."""
+
+    ratio: float
+
+    def _message(self) -> str:
+        return f"the batch per rank is {short_percent(self.ratio)} of that of the baseline"
 
 
 def _recompilation(run: RunEvidence) -> Iterator[Claim]:
@@ -282,7 +438,7 @@ def _recompilation(run: RunEvidence) -> Iterator[Claim]:
         return
     share = facts.compile_share
     spent_s = share * run.step_s if math.isfinite(share) else None
-    evidence = (fact("compilations", per_step=facts.recompilations, seconds=spent_s),)
+    evidence = (Compilations(per_step=facts.recompilations, seconds=spent_s),)
     pools = ("forward", "backward", "other")
     yield Claim("recompilation", evidence, pools, share, counted=True, timeless=True)
 
@@ -291,7 +447,7 @@ def _loading(run: RunEvidence) -> Iterator[Claim]:
     if run.loading:
         share = run.parts.get("data", 0.0)
         calls = [call for step in run.facts.calls for call in step.slow_calls if call.part == "data_load"]
-        evidence = (fact("loading", seconds=share * run.step_s, share=share), *_slowest(calls))
+        evidence = (Loading(seconds=share * run.step_s, share=share), *_slowest(calls))
         yield Claim("data-loading", evidence, ("data",), share, part="data")
 
 
@@ -309,7 +465,7 @@ def _outside(run: RunEvidence) -> Iterator[Claim]:
     if share >= LEAST_SHARE and spent_s >= _LEAST_SAMPLED_S + _PROFILED_CALL_S * max(counts, default=0):
         step, calls = max(zip(run.facts.calls, found, strict=True), key=lambda one: seconds_of(one[1]))
         evidence = (
-            fact("calls-outside-timers", seconds=spent_s, ranks=len(found)),
+            CallsOutsideTimers(seconds=spent_s, ranks=len(found)),
             *_slowest(calls, rank=step.rank if len(found) > 1 else None),
         )
         # In a single step, a call can take long by chance. Its time is certain if other steps lose it, too.
@@ -317,23 +473,23 @@ def _outside(run: RunEvidence) -> Iterator[Claim]:
         yield Claim("outside-timers", evidence, ("other",), share, part="other", counted=counted)
 
 
-def _slowest(calls: Iterable[SlowCall], *, rank: int | None = None) -> Iterator[Fact]:
+def _slowest(calls: Iterable[SlowCall], *, rank: int | None = None) -> Iterator[Finding]:
     """Yield the slowest calls with file and line, if there are any."""
     slowest = sorted(calls, key=lambda call: -call.seconds)
     lines = {(call.path, call.line): call for call in reversed(slowest)}
-    shown = [asdict(call) for call in sorted(lines.values(), key=lambda call: -call.seconds)[:_MOST]]
+    shown = tuple(sorted(lines.values(), key=lambda call: -call.seconds)[:_MOST])
     if shown:
-        yield fact("calls", rank=rank, calls=shown)
+        yield SlowestCalls(rank=rank, calls=shown)
 
 
 def _warned(run: RunEvidence) -> Iterator[Claim]:
     """Yield the causes that only a setting or a warning in the log shows."""
     facts = run.facts
-    found: dict[str, Fact] = {}
+    found: dict[str, Finding] = {}
     if facts.searches_for_nothing:
-        found["unused-parameters"] = fact("needless-search")
+        found["unused-parameters"] = NeedlessSearch()
     if facts.retries > 0:
-        found["memory-pressure"] = fact("allocator-retries", per_step=facts.retries)
+        found["memory-pressure"] = RetriesPerStep(per_step=facts.retries)
     for name, line in facts.warnings.items():
         if name in OF_WARNINGS:
             found.setdefault(OF_WARNINGS[name], line)
@@ -348,10 +504,42 @@ def _smaller_share(run: RunEvidence) -> Iterator[Claim]:
     facts = [run.facts, *([run.reference] if run.reference else [])]
     lacked = any(node.lacked_cpu for one in facts for node in one.nodes.values())
     if run.smaller_batch < 1 and not lacked:
-        yield Claim("smaller-share", (fact("smaller-batch", ratio=run.smaller_batch),))
+        yield Claim("smaller-share", (SmallerBatch(ratio=run.smaller_batch),))
 
 
 # -- communication --------------------------------------------------------------------
+
+
+class SlowAllReduces(Finding, kind="slow-all-reduces"):
+    """All-reduces that are slower than the nominal rate of the interface."""
+
+    fitted_gbit_s: float
+    nominal_gbit_s: float
+
+    def _message(self) -> str:
+        return (
+            f"the fitted rate of all-reduces is {self.fitted_gbit_s:#.3g} Gbit/s, but the nominal rate is "
+            f"{self.nominal_gbit_s:#.3g} Gbit/s"
+        )
+
+
+class SynchronisingPasses(Finding, kind="synchronising-passes"):
+    """Backward passes per step that synchronise gradients."""
+
+    per_step: float
+
+    def _message(self) -> str:
+        return f"{self.per_step:#.2g} backward passes per step synchronise gradients, but one is enough"
+
+
+class ManyCollectives(Finding, kind="collectives"):
+    """Collectives per step, and the number that DDP needs."""
+
+    per_step: float
+    needed: float
+
+    def _message(self) -> str:
+        return f"{self.per_step:#.2g} collectives per step, but DDP needs {self.needed:#.2g}"
 
 
 def _saved(run: RunEvidence, ratio: float) -> float:
@@ -369,8 +557,7 @@ def _slow_fabric(run: RunEvidence) -> Iterator[Claim]:
     """Yield a network that is slow for all nodes."""
     nominal, fitted = run.facts.nominal_bytes_per_s, run.ring_bytes_per_s
     if fitted < SLOW_FABRIC * nominal:
-        rates = {"fitted_gbit_s": fitted * 8e-9, "nominal_gbit_s": nominal * 8e-9}
-        evidence = (fact("slow-all-reduces", **rates),)
+        evidence = (SlowAllReduces(fitted_gbit_s=fitted * 8e-9, nominal_gbit_s=nominal * 8e-9),)
         yield Claim("slow-fabric", evidence, _COMMUNICATION, _saved(run, fitted / nominal), part="transfer")
 
 
@@ -384,12 +571,12 @@ def _extra_communication(run: RunEvidence) -> Iterator[Claim]:
     """Yield synchronising passes beyond the one needed per step, and collectives of the user's code."""
     facts = run.facts
     if facts.sync_passes > 1 + _EXTRA:
-        passes = fact("synchronising-passes", per_step=facts.sync_passes)
+        passes = SynchronisingPasses(per_step=facts.sync_passes)
         yield Claim("extra-communication", (passes,), part="transfer", timeless=True)
     if not _extra_collectives(run) > _EXTRA:
         return
     needed = facts.sync_passes * facts.expected_collectives
-    collectives = fact("collectives", per_step=facts.collectives, needed=needed)
+    collectives = ManyCollectives(per_step=facts.collectives, needed=needed)
     claim = Claim("extra-communication", (collectives,), part="other", timeless=True)
     calls = [collectives_outside(step, waiting=True) for step in facts.calls]
     shares = [seconds_of(own) / run.step_s for own in calls]

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from analysis.causes.catalogue import NOT_EXPLAINED, OTHER
 from analysis.stats.columns import PARTS
-from bench.facts import Fact
+from bench.finding import Finding
 
 #: Parts that are work. A run whose parts are unknown has the single part ``step``.
 COMPUTING = ("forward", "backward", "optimizer")
@@ -56,7 +56,7 @@ class Claim:
     """
 
     cause: str
-    evidence: tuple[Fact, ...]
+    evidence: tuple[Finding, ...]
     pools: tuple[str, ...] = ()
     share: float = math.nan
     node: str = ""

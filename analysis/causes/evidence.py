@@ -16,10 +16,9 @@ import numpy as np
 
 from analysis.data.environment import crowds, positive
 from analysis.text import one_line
-from bench.facts import Fact
+from bench.finding import Finding
 from bench.matrix.strategies import STRATEGIES
 from bench.study.conditions import (
-    Reason,
     Window,
     cores_in_use,
     host_of_rank,
@@ -27,8 +26,11 @@ from bench.study.conditions import (
     read_windows,
 )
 from bench.study.files import read_json
+from bench.study.findings import Disturbance, ForeignCpu
 from bench.study.layout import RunFolder
+from bench.study.reasons import LogCause
 from bench.study.run_json import SampledStep, SlowCall, read_sampled_step
+from bench.units import count, short_name, short_percent
 
 #: Prefixes of calls of torch.distributed in the user's code, which communicate in addition to DDP, and the
 #: beginnings of the names of its functions that do not communicate.
@@ -39,6 +41,41 @@ _WAITING_CALLS = ("Tensor.item", "Tensor.cpu", "Tensor.tolist", "Tensor.numpy", 
 
 #: Calls that every training loop makes outside of the timers: they are not a cause of lost time.
 _OF_TRAINING = ("Optimizer.zero_grad", "Module.zero_grad")
+
+
+class CpuQuota(Finding, kind="cpu-quota"):
+    """Processes that a CPU quota stopped, for a ``share`` of the time."""
+
+    node: str
+    share: float
+
+    def _message(self) -> str:
+        stopped = f"a CPU quota stopped the processes on {short_name(self.node)}"
+        return f"{stopped} for {short_percent(self.share)} of the time"
+
+
+class FewCores(Finding, kind="few-cores"):
+    """Ranks with more threads than cores."""
+
+    node: str
+    threads: int
+    ranks: int
+    cores: int
+
+    def _message(self) -> str:
+        threads = f"{self.threads} threads of {count(self.ranks, 'rank')}"
+        return f"{threads} share {count(self.cores, 'core')} on {short_name(self.node)}"
+
+
+class WarningLine(Finding, kind="log-line"):
+    """A warning in a log."""
+
+    path: str
+    line: int | None
+    text: str
+
+    def _message(self) -> str:
+        return f"{self.path}:{self.line}: {self.text}"
 
 
 @dataclass(frozen=True)
@@ -61,7 +98,7 @@ class NodeFacts:
     foreign: float = 0.0
     wait: float = math.nan
     spare: float = math.nan
-    evidence: tuple[Fact, ...] = ()
+    evidence: tuple[Finding, ...] = ()
     freq_mhz: float = math.nan
 
     @property
@@ -112,15 +149,10 @@ class RunFacts:
     compile_share: float = math.nan
     retries: float = math.nan
     searches_for_nothing: bool = False
-    warnings: dict[str, Fact] = field(default_factory=dict)
+    warnings: dict[str, Finding] = field(default_factory=dict)
     calls: tuple[SampledStep, ...] = ()
-    disturbed: tuple[Fact, ...] = ()
+    disturbed: tuple[Disturbance, ...] = ()
     nominal_bytes_per_s: float = math.nan
-
-
-def fact(kind: str, **values: Any) -> Fact:
-    """Return a piece of evidence."""
-    return Fact(kind, values=values)
 
 
 def read_facts(
@@ -128,8 +160,8 @@ def read_facts(
     *,
     steps: float,
     step_s: float = math.nan,
-    disturbed: Iterable[Fact] | None = None,
-    warnings: Sequence[Mapping[str, Any]] | None = None,
+    disturbed: Iterable[Disturbance] | None = None,
+    warnings: Sequence[LogCause] | None = None,
 ) -> RunFacts:
     """Read the facts of the run in the folder ``attempt``.
 
@@ -166,13 +198,12 @@ def read_facts(
     )
 
 
-def _warnings(warnings: Sequence[Mapping[str, Any]]) -> dict[str, Fact]:
+def _warnings(warnings: Sequence[LogCause]) -> dict[str, Finding]:
     return {
-        str(one.get("cause")): fact(
-            "log-line",
-            path=one_line(one.get("path") or "log", limit=80),
-            line=one.get("line"),
-            message=one_line(one.get("evidence"), limit=160),
+        one.cause: WarningLine(
+            path=one_line(one.path or "log", limit=80),
+            line=one.line,
+            text=one_line(one.evidence, limit=160),
         )
         for one in reversed(warnings)
     }
@@ -182,14 +213,14 @@ def _warnings(warnings: Sequence[Mapping[str, Any]]) -> dict[str, Fact]:
 
 
 def _nodes(
-    windows: Sequence[Window], env: dict[str, Any], disturbed: Sequence[Fact], *, measured_s: float
+    windows: Sequence[Window], env: dict[str, Any], disturbed: Sequence[Disturbance], *, measured_s: float
 ) -> dict[str, NodeFacts]:
-    found: dict[str, list[tuple[float, Fact]]] = {}
+    found: dict[str, list[tuple[float, Finding]]] = {}
     foreign = {
         node: one
         for one in disturbed
         for node in one.subject
-        if one.kind == Reason.FOREIGN_CPU and _number(one.values, "share") > 0
+        if isinstance(one, ForeignCpu) and (one.share or 0) > 0
     }
     seconds = sum(window.seconds for window in windows)
     entries = [node for window in windows for node in window.nodes]
@@ -199,13 +230,13 @@ def _nodes(
         throttled[name] = throttled.get(name, 0.0) + _number(node, "throttled_s")
     for name, stopped in throttled.items():
         share = _part_of(stopped, seconds)
-        found.setdefault(name, []).append((share, fact("cpu-quota", node=name, share=share)))
+        found.setdefault(name, []).append((share, CpuQuota(node=name, share=share)))
     # Nodes that share a machine are containers: their crowd is a validity error, and no cause.
     for crowd in [one for one in crowds(env) if len(one.hosts) == 1]:
         name = crowd.hosts[0]
-        sizes = {"threads": crowd.threads, "ranks": crowd.ranks, "cores": crowd.cores}
+        few = FewCores(node=name, threads=crowd.threads, ranks=crowd.ranks, cores=crowd.cores)
         lacking = 1 - crowd.cores / crowd.threads
-        found.setdefault(name, []).append((lacking, fact("few-cores", node=name, **sizes)))
+        found.setdefault(name, []).append((lacking, few))
     waits = _waits(windows, env, measured_s)
     spare = _spare_cores(env)
     clocks = {str(node.get("node")): _number(node, "freq_mhz", math.nan) for node in entries}
@@ -219,7 +250,7 @@ def _nodes(
         evidence += [foreign[name]] if name in foreign else []
         facts[name] = NodeFacts(
             starved=max((share for share, _ in known), default=0.0),
-            foreign=_number(foreign[name].values, "share") if name in foreign else 0.0,
+            foreign=foreign[name].share or 0.0 if name in foreign else 0.0,
             wait=wait,
             spare=spare.get(name, math.nan),
             evidence=tuple(evidence),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,23 +14,77 @@ from analysis.causes.catalogue import NOT_EXPLAINED, NOT_VALID
 from analysis.causes.cells import CauseRow, CellDivision, divide_cell
 from analysis.causes.claims import MUCH_LOADING, LateRank, RunEvidence
 from analysis.causes.divide import COMPUTING, WHOLE, Parts
-from analysis.causes.evidence import RunFacts, fact, read_facts
+from analysis.causes.evidence import RunFacts, read_facts
 from analysis.checks.assessment import assess
 from analysis.checks.fabric import FabricRow, fabric_table, sweep_rows
-from analysis.checks.scaling_table import Invalid, invalid_reason, scaling_table
+from analysis.checks.scaling_table import Invalid, error_of, scaling_table
 from analysis.checks.slow_ranks import stragglers, unequal_samples
 from analysis.data.load import RankOfRun, Study
-from analysis.stats.columns import PARTS, RunRow, ScalingRow, grouped
+from analysis.stats.columns import PARTS, RunRow, ScalingRow, grouped, part_title
 from analysis.stats.decompose import USEFUL_PARTS, mean
 from analysis.stats.measured import Frames, measure, ranks_sample
-from bench.facts import Fact
-from bench.units import known
+from analysis.text import heading
+from bench.finding import Finding
+from bench.units import clauses, count, known, short_percent
 
 #: If the other parts of computation exceed the typical ones by less than this fraction of the largest excess,
 #: the excess is in one part only.
 _CONCENTRATED = 0.25
 #: Smaller parts of a loss without a cause are not listed.
 _SMALLEST_PART = 0.0005
+
+
+class NotDivided(Finding, kind="not-divided"):
+    """A loss that is not divided, because of an error of the cell or its baseline."""
+
+    error: str
+    title: str
+
+    def _message(self) -> str:
+        because = "because the values are not valid"
+        return f"The loss is not divided among causes, {because}: see the error {self.title}."
+
+
+class SeenIn(Finding, kind="seen-in"):
+    """The number of the cell's runs that show a cause; the values are those of ``run_id``."""
+
+    seen: int
+    runs: int
+    run_id: str | None
+
+    def _message(self) -> str:
+        present = f"present in {self.seen} of {count(self.runs, 'run')}"
+        return f"{present} (values of {self.run_id})" if self.run_id else present
+
+
+class AllDisturbed(Finding, kind="all-disturbed"):
+    """A cell without an undisturbed run."""
+
+    message = "all runs were disturbed"
+
+
+class PartsUnknown(Finding, kind="parts-unknown"):
+    """A cell whose parts of the step were not measured."""
+
+    message = "the parts of the step were not measured"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartShare:
+    """The share of a part of the step."""
+
+    part: str
+    share: float
+
+
+class Rest(Finding, kind="rest"):
+    """The parts of the loss that are not assigned to a cause, the largest first."""
+
+    parts: tuple[PartShare, ...]
+
+    def _message(self) -> str:
+        parts = [f"{part_title(one.part)} {short_percent(one.share)}" for one in self.parts]
+        return clauses(parts)
 
 
 def late_ranks(ranks: Sequence[RankOfRun]) -> dict[str, list[LateRank]]:
@@ -243,10 +297,10 @@ def cause_rows(
         if (division := divisions.get(row.place)) is None:
             continue
         own = division.rows
-        if error := invalid_reason(row, _base_of(row), invalid):
+        if error := error_of(row, _base_of(row), invalid):
             nan = math.nan
             timeless = [one for one in own if one.timeless]
-            own = [CauseRow(NOT_VALID, evidence=(fact("not-divided", error=error),))]
+            own = [CauseRow(NOT_VALID, evidence=(NotDivided(error=error.kind, title=heading(error)),))]
             own += [replace(one, share=nan, share_low=nan, share_high=nan, timed=False) for one in timeless]
         for one in own:
             evidence = _evidence(one, division, row)
@@ -254,7 +308,7 @@ def cause_rows(
     return found
 
 
-def _evidence(cause: CauseRow, division: CellDivision, row: ScalingRow) -> tuple[Fact, ...]:
+def _evidence(cause: CauseRow, division: CellDivision, row: ScalingRow) -> tuple[Finding, ...]:
     """Return the evidence for a row of causes.csv, with the number of runs that show it."""
     if cause.cause == NOT_EXPLAINED:
         return _rest(division)
@@ -264,26 +318,27 @@ def _evidence(cause: CauseRow, division: CellDivision, row: ScalingRow) -> tuple
     if row.n > 1:
         # The rate of the network is that of all runs.
         run_id = None if cause.cause == "slow-fabric" else cause.run_id
-        found.append(fact("seen-in", seen=cause.runs, runs=row.n, run_id=run_id))
+        found.append(SeenIn(seen=cause.runs, runs=row.n, run_id=run_id))
     if row.n_undisturbed == 0:
-        found.append(fact("all-disturbed"))
+        found.append(AllDisturbed())
     return tuple(found)
 
 
-def _rest(division: CellDivision) -> tuple[Fact, ...]:
+def _rest(division: CellDivision) -> tuple[Finding, ...]:
     """Return the parts of the loss that are not assigned to a cause, the largest first."""
     if WHOLE in division.rests:
-        return (fact("parts-unknown"),)
-    parts = [(part, share) for part, share in rest_parts(division) if abs(share) >= _SMALLEST_PART]
-    return (fact("rest", parts=[{"part": part, "share": share} for part, share in parts]),) if parts else ()
+        return (PartsUnknown(),)
+    parts = [one for one in rest_parts(division) if abs(one.share) >= _SMALLEST_PART]
+    return (Rest(parts=tuple(parts)),) if parts else ()
 
 
-def rest_parts(division: CellDivision) -> list[tuple[str, float]]:
-    """Return the parts of a loss not assigned to a cause, with their shares; the largest first."""
+def rest_parts(division: CellDivision) -> list[PartShare]:
+    """Return the parts of a loss not assigned to a cause, the largest first."""
     rests = {part: value for part, value in division.rests.items() if part not in COMPUTING}
     slower = sum(division.rests.get(part, 0.0) for part in COMPUTING)
     rests["longer" if slower >= 0 else "shorter"] = slower
-    return sorted(rests.items(), key=lambda one: -abs(one[1]))
+    parts = [PartShare(part=part, share=share) for part, share in rests.items()]
+    return sorted(parts, key=lambda one: -abs(one.share))
 
 
 # -- the causes of a study or a run, read from its folder -----------------------------

@@ -6,48 +6,60 @@ the severity ``error`` names it. :attr:`Assessment.checks` says which checks the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from analysis.checks.scaling_table import scaling_table
-from analysis.checks.validity import (
+from analysis.checks.disturbed import CommonCondition, DisturbedRuns
+from analysis.checks.drift import Drift, DriftInRun, WideIntervals, changes_in_runs, timed_runs
+from analysis.checks.nodes import (
+    CrowdedCores,
+    DifferingNodes,
     Environments,
-    changes_in_runs,
-    envs_by_cell,
+    UnequalThreads,
     facts_of_nodes,
-    invalid_cells,
     threads_of,
-    timed_runs,
+)
+from analysis.checks.samples import OtherBatch, PausedRank, UnevenSamples
+from analysis.checks.scaling_table import Invalid, scaling_table
+from analysis.checks.slow_ranks import SlowNodes
+from analysis.checks.validity import (
+    DamagedFiles,
+    IncompleteRuns,
+    NoThroughput,
+    RunsDiffer,
+    UnstableWarmUp,
+    envs_by_cell,
+    invalid_cells,
     validity,
 )
 from analysis.data.environment import Environment, describe_environment, positive
-from analysis.data.load import Study, metrics_of_cells
+from analysis.data.load import Study
 from analysis.stats.columns import ScalingRow
 from analysis.stats.measured import Frames, measure, ranks_sample
-from bench.facts import Fact
+from analysis.text import clean
+from bench.finding import Finding
 from bench.study.conditions import objects
-from bench.study.readings import has_readings
 from bench.units import known
 
-#: The checks, each with the kinds of its findings. A check is possible for a cell if its files contain the
+#: The checks, each with the classes of its findings. A check is possible for a cell if its files contain the
 #: values that the check compares.
-CHECKS: dict[str, tuple[str, ...]] = {
-    "throughput": ("no-throughput", "incomplete", "damaged-files"),
-    "batch": ("other-batch",),
-    "disturbances": ("common-condition", "overlap", "disturbed"),
-    "cores": ("shared-cores",),
-    "threads": ("threads-differ",),
-    "samples": ("unequal-samples",),
-    "windows": ("unequal-windows",),
-    "late-ranks": ("straggler", "slow-node"),
-    "nodes": ("unequal-nodes",),
-    "environment": ("runs-differ",),
-    "warm-up": ("not-stable",),
-    "drift": ("drift",),
-    "drift-in-run": ("drift-in-run",),
-    "intervals": ("wide-interval",),
+CHECKS: dict[str, tuple[type[Finding], ...]] = {
+    "throughput": (NoThroughput, IncompleteRuns, DamagedFiles),
+    "batch": (OtherBatch,),
+    "disturbances": (CommonCondition, DisturbedRuns),
+    "cores": (CrowdedCores,),
+    "threads": (UnequalThreads,),
+    "samples": (UnevenSamples,),
+    "windows": (PausedRank,),
+    "late-ranks": (SlowNodes,),
+    "nodes": (DifferingNodes,),
+    "environment": (RunsDiffer,),
+    "warm-up": (UnstableWarmUp,),
+    "drift": (Drift,),
+    "drift-in-run": (DriftInRun,),
+    "intervals": (WideIntervals,),
 }
 
 
@@ -82,12 +94,12 @@ class Check(NamedTuple):
 class Assessment:
     """What limits the validity of a study's numbers, and the checks that were possible."""
 
-    findings: list[Fact]
+    findings: list[Finding]
     checks: Sequence[Check]
 
     @cached_property
-    def invalid(self) -> Mapping[str, str]:
-        """The cells whose values are not valid, each with the kind of its first error."""
+    def invalid(self) -> Invalid:
+        """The cells whose values are not valid, each with its first error."""
         return invalid_cells(self.findings)
 
 
@@ -103,11 +115,10 @@ def assess(
     environment = describe_environment(study) if environment is None else environment
     found = validity(study, frames, rows, environment)
     possible = _possible(study, frames, rows, environment)
-    kinds = [fact.kind for fact in found]
     return Assessment(
         found,
         [
-            Check(name, sum(kinds.count(kind) for kind in own), *possible[name])
+            Check(name, sum(isinstance(one, own) for one in found), *possible[name])
             for name, own in CHECKS.items()
             if possible[name][0]
         ],
@@ -125,7 +136,7 @@ def _possible(
     ranks = study.ranks_of([run.run_id for run in ranks_sample(frames.run_rows)])
     finished = [run for run in frames.run_rows if run.measured or run.left_out]
     unknown = {run.cell_id for run in finished if run.disturbed is None}
-    commands = {cell for cell, metrics in metrics_of_cells(study.plan).items() if has_readings(metrics)}
+    commands = {clean(cell.cell_id) for cell in study.planned if cell.reads_values}
     with_nodes = _cells(envs, lambda env: any(facts_of_nodes(env)))
     found = {
         "throughput": (every, every),

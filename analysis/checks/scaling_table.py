@@ -11,16 +11,92 @@ from analysis.data.load import Study
 from analysis.data.names import size_name
 from analysis.stats.columns import RunRow, ScalingRow, by_series, grouped
 from analysis.stats.estimate import MIN_RUNS, MOST_RUNS, runs_to_decide
-from analysis.stats.measured import Frames, count_outcomes, measure
+from analysis.stats.measured import Frames, OutcomeCount, count_outcomes, measure
 from analysis.stats.scaling import GUIDE, batch_per_rank, scale, with_baseline
 from analysis.text import one_line
-from bench.facts import Fact
-from bench.units import count, fraction, fractions, known, listed
-from bench.words import sentences
+from bench.finding import Finding, messages
+from bench.units import count, fraction, fractions, known, listed, names
 
-#: Cells whose values are not valid, each with the kind of its first error.
-Invalid = Mapping[str, str]
+#: Cells whose values are not valid, each with its first error.
+Invalid = Mapping[str, Finding]
 _NONE: Invalid = {}
+
+
+class RunsMissing(Finding, kind="runs-missing"):
+    """Runs of a cell that do not count; ``reason`` is that of the first one that was not left out."""
+
+    runs: int
+    counted: int | None
+    outcomes: tuple[OutcomeCount, ...]
+    reason: str = ""
+
+    def _message(self) -> str:
+        counted = f"{self.counted} of {count(self.runs, 'run')}" if self.counted else "no run"
+        why = f" ({self.reason})" if self.reason else ""
+        return f"{counted} counted: {listed([*map(str, self.outcomes)], limit=4)}{why}"
+
+
+class OtherBaseline(Finding, kind="other-baseline"):
+    """A series without the baseline that was asked for."""
+
+    asked: str
+
+    def _message(self) -> str:
+        return f"the baseline asked for, {self.asked}, was not measured in this series"
+
+
+class LargerBaseline(Finding, kind="larger-baseline"):
+    """A baseline that is not the smallest planned size, because the smaller ``sizes`` have no run."""
+
+    baseline: str
+    sizes: tuple[str, ...]
+
+    def _message(self) -> str:
+        have = "has" if len(self.sizes) == 1 else "have"
+        return f"the baseline is {self.baseline}: {names(self.sizes)} {have} no completed run"
+
+
+class OneCell(Finding, kind="one-cell"):
+    """A series of one cell, which has no efficiency."""
+
+    message = "no efficiency: the series has one cell only"
+
+
+class NoRegime(Finding, kind="no-regime"):
+    """A series that is neither strong nor weak scaling; ``advice`` is ``mixed`` if it may be two series."""
+
+    advice: str = ""
+
+    def _message(self) -> str:
+        text = "no efficiency: neither the global batch nor the batch per rank is constant over the series"
+        if not self.advice:
+            return text
+        return (
+            f"{text}; if these rows are a strong and a weak series, distinguish them by a column mode or "
+            "series"
+        )
+
+
+class OtherRegime(Finding, kind="other-regime"):
+    """A series whose batches are those of another scaling mode than its label."""
+
+    label: str
+    mode: str
+    labelled_by: str
+
+    def _message(self) -> str:
+        source = {"plan": "the plan", "table": "the table", "option": "--mode"}[self.labelled_by]
+        constant = {"strong": "global batch", "weak": "batch per rank"}[self.mode]
+        return (
+            f"the series is called {self.label} by {source}, but its {constant} is constant: {self.mode} "
+            "scaling"
+        )
+
+
+class BatchesDiffer(Finding, kind="batches-differ"):
+    """A cell that is not compared with its baseline, because one of them processes another batch."""
+
+    message = "no efficiency: the runs of this cell or of its baseline process another batch than planned"
 
 
 def scaling_table(source: Study | Frames, *, baseline: str | None = None) -> list[ScalingRow]:
@@ -39,56 +115,54 @@ def scaling_table(source: Study | Frames, *, baseline: str | None = None) -> lis
     for row in rows:
         found = [*by_cell.get(row.cell_id, ()), by_regime.get(row.series)]
         found += [by_baseline.get(row.series) if row.n else None]
-        found += [Fact("batches-differ") if row.other_unit else None]
+        found += [BatchesDiffer() if row.other_unit else None]
         row.facts = tuple(fact for fact in found if fact)
-        row.reason = sentences(row.facts)
+        row.reason = messages(row.facts)
     return rows
 
 
-def _about_cell(runs: Sequence[RunRow]) -> Iterator[Fact]:
+def _about_cell(runs: Sequence[RunRow]) -> Iterator[Finding]:
     """Yield the fact about the runs of a cell that do not count, if there are any."""
     if lacking := [run for run in runs if not run.measured]:
-        reasons = (sentences(run.facts) for run in lacking if run.facts and not run.left_out)
-        values = {
-            "runs": len(runs),
-            "counted": len(runs) - len(lacking) or None,
-            "outcomes": count_outcomes(lacking),
-            "reason": one_line(next(reasons, ""), limit=160),
-        }
-        yield Fact("runs-missing", values=values)
+        reasons = (messages(run.facts) for run in lacking if run.facts and not run.left_out)
+        yield RunsMissing(
+            runs=len(runs),
+            counted=len(runs) - len(lacking) or None,
+            outcomes=count_outcomes(lacking),
+            reason=one_line(next(reasons, ""), limit=160),
+        )
 
 
-def _about_baselines(rows: Sequence[ScalingRow], baseline: str | None) -> dict[str, Fact]:
+def _about_baselines(rows: Sequence[ScalingRow], baseline: str | None) -> dict[str, Finding]:
     """Return the facts about baselines that are not the requested one or not the smallest planned size."""
     if baseline:
         wanted = with_baseline(rows, baseline)
-        asked = Fact("other-baseline", values={"asked": one_line(baseline, limit=80)})
+        asked = OtherBaseline(asked=one_line(baseline, limit=80))
         return {row.series: asked for row in rows if row.base and row.base not in wanted}
-    found: dict[str, Fact] = {}
+    found: dict[str, Finding] = {}
     for series, own in by_series(rows).items():
         smaller = [row for row in own if row.base and row.gpus < row.base.gpus and not row.n and row.ddp]
         if smaller:
-            values = {"baseline": smaller[0].baseline, "sizes": [size_name(row) for row in smaller]}
-            found[series] = Fact("larger-baseline", values=values)
+            sizes = tuple(map(size_name, smaller))
+            found[series] = LargerBaseline(baseline=smaller[0].baseline, sizes=sizes)
     return found
 
 
-def _about_regimes(rows: Sequence[ScalingRow], frames: Frames) -> dict[str, Fact]:
+def _about_regimes(rows: Sequence[ScalingRow], frames: Frames) -> dict[str, Finding]:
     """Return the facts about missing efficiencies, and regimes (strong, weak) that differ from the label."""
-    found: dict[str, Fact] = {}
+    found: dict[str, Finding] = {}
     for series, own in by_series(rows).items():
         mode, label = own[0].mode, own[0].label_mode
         if mode and not label:
             continue
         if len(own) == 1:
             if not own[0].is_base:
-                found[series] = Fact("one-cell")
+                found[series] = OneCell()
         elif not mode:
             is_mixed = frames.labelled_by != "plan" and _contains_a_series(own)
-            found[series] = Fact("no-regime", values={"advice": "mixed"} if is_mixed else {})
+            found[series] = NoRegime(advice="mixed" if is_mixed else "")
         elif mode != label:
-            values = {"label": label, "mode": mode, "labelled_by": frames.labelled_by}
-            found[series] = Fact("other-regime", values=values)
+            found[series] = OtherRegime(label=label, mode=mode, labelled_by=frames.labelled_by)
     return found
 
 
@@ -127,7 +201,7 @@ def recommend(rows: Sequence[ScalingRow], base: ScalingRow, *, invalid: Invalid 
     """
     larger = [row for row in rows if row.base and row.gpus > row.base.gpus and known(row.efficiency)]
     larger.sort(key=lambda row: (row.gpus, row.efficiency))
-    valid = [row for row in larger if not invalid_reason(row, base, invalid)]
+    valid = [row for row in larger if not error_of(row, base, invalid)]
     below = [row for row in valid if row.efficiency_high < GUIDE]
     good = [
         row
@@ -165,13 +239,19 @@ class Verdict:
         more_runs: the runs of the size and of its baseline that would probably decide, in addition to those
             measured; with too few for an interval, at least so many. It is infinite if they are very many,
             NaN unless the kind is ``cannot-tell``.
-        reason: the kind of the error of ``not-valid``, or the failure class or state of the runs of
-            ``no-result``.
+        error: the error of ``not-valid``.
+        outcome: the failure class or state of the runs of ``no-result``.
     """
 
     kind: VerdictKind
     more_runs: float = math.nan
-    reason: str = ""
+    error: Finding | None = None
+    outcome: str = ""
+
+    @property
+    def reason(self) -> str:
+        """The kind of the error, or the outcome."""
+        return self.error.kind if self.error else self.outcome
 
 
 def verdicts(rows: Sequence[ScalingRow], *, invalid: Invalid = _NONE) -> dict[int, Verdict]:
@@ -189,10 +269,10 @@ def verdicts(rows: Sequence[ScalingRow], *, invalid: Invalid = _NONE) -> dict[in
 
 def _verdict(row: ScalingRow, base: ScalingRow | None, choice: Recommendation, invalid: Invalid) -> Verdict:
     if not row.n:
-        outcomes = next((fact.values["outcomes"] for fact in row.facts if fact.kind == "runs-missing"), None)
-        return Verdict(VerdictKind.NO_RESULT, reason=outcomes[0]["outcome"] if outcomes else "")
-    if error := invalid_reason(row, row.base, invalid):
-        return Verdict(VerdictKind.NOT_VALID, reason=error)
+        lacking = (one.outcomes[0].outcome for one in row.facts if isinstance(one, RunsMissing))
+        return Verdict(VerdictKind.NO_RESULT, outcome=next(lacking, ""))
+    if error := error_of(row, row.base, invalid):
+        return Verdict(VerdictKind.NOT_VALID, error=error)
     if row.is_base:
         return Verdict(VerdictKind.BASELINE)
     if base is None or not known(row.efficiency) or row.gpus <= base.gpus:
@@ -243,6 +323,6 @@ def more_runs(row: ScalingRow, base: ScalingRow) -> float:
     return max(runs - min(row.n, base.n), 1)
 
 
-def invalid_reason(row: ScalingRow, base: ScalingRow | None, invalid: Invalid) -> str:
-    """Return the kind of the error of a size or of its baseline; empty if their values are valid."""
-    return invalid.get(row.cell_id) or (invalid.get(base.cell_id, "") if base else "")
+def error_of(row: ScalingRow, base: ScalingRow | None, invalid: Invalid) -> Finding | None:
+    """Return the error of a size or of its baseline; None if their values are valid."""
+    return invalid.get(row.cell_id) or (invalid.get(base.cell_id) if base else None)

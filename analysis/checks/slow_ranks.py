@@ -14,22 +14,23 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from statistics import median, median_low
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
 from scipy import special
 
 from analysis.data.load import RankOfRun, Study
-from analysis.stats.columns import RunRow, ScalingRow, first_of_cells, grouped
+from analysis.stats.columns import RunRow, ScalingRow, distinct, first_of_cells, grouped, part_title
 from analysis.stats.decompose import USEFUL_PARTS, mean
 from analysis.stats.estimate import MIN_RUNS
 from analysis.stats.measured import ranks_sample
-from bench.facts import Fact
-from bench.units import MISSING, known
+from bench.finding import Finding
+from bench.units import MISSING, clauses, count, known, listed, seconds, short_name, short_percent
 
 #: A rank is late if its useful time exceeds the typical one by this share of the step, in every epoch. If
 #: most of the excess is outside all timers, the mean over the epochs and more than half of them are enough:
@@ -146,8 +147,142 @@ class _LateRank(NamedTuple):
     runs: int
 
 
-def late_nodes_of(found: Sequence[Straggler], cells: Iterable[str]) -> Fact | None:
-    """Return the fact about the late nodes, longest wait first; None if no node is late.
+@dataclass(frozen=True)
+class SlowNode:
+    """A slow node: the number of its runs, and its mean excess over the other nodes."""
+
+    host: str
+    runs: int
+    excess: float
+
+
+Extent = Literal["whole", "most", "several"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatePart:
+    """Ranks of one node that are late in the same part of the step.
+
+    Attributes:
+        ranks: the number of ranks of the node.
+        rank: the late rank, if it is the only one.
+        late: the number of late ranks; None if all ranks of the node are late.
+        excess_s: useful time beyond the typical one, per step; ``share`` is this as a fraction of the step.
+        extent: how much of the excess is in ``part``.
+    """
+
+    host: str
+    ranks: int
+    rank: int | None = None
+    late: int | None = None
+    excess_s: float
+    share: float
+    part: str
+    extent: Extent
+
+    def __str__(self) -> str:
+        on = f"on {short_name(self.host)}"
+        if self.rank is not None:
+            who = f"rank {self.rank} {on} takes"
+        elif self.late is not None:
+            who = f"{self.late} of the {self.ranks} ranks {on} take"
+        else:
+            who = f"all {self.ranks} ranks {on} take"
+        where = {"whole": "in", "most": "mostly in", "several": "in several parts, most in"}[self.extent]
+        return (
+            f"{who} {seconds(self.excess_s)} per step longer than the others ({short_percent(self.share)} of "
+            f"the step, {where} {part_title(self.part)})"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LateNode:
+    """A node with late ranks, described by the cell in which they cause the longest wait.
+
+    Attributes:
+        late_in: the number of the cell's ``runs`` in which a rank is late; two if the ranks differ.
+        more_cells: the number of other cells in which ranks of the node are late.
+    """
+
+    cell: str
+    parts: tuple[LatePart, ...]
+    late_in: tuple[int, ...]
+    runs: int
+    more_cells: int | None = None
+
+    def __str__(self) -> str:
+        late_in = " to ".join(map(str, self.late_in))
+        likewise = f", and likewise in {count(self.more_cells, 'more cell')}" if self.more_cells else ""
+        where = f"in {late_in} of {count(self.runs, 'run')} of {short_name(self.cell)}{likewise}"
+        return f"{clauses([*map(str, self.parts)])}, {where}"
+
+
+class NodeAdvice(StrEnum):
+    """What to do about slow nodes."""
+
+    NAMED = "advice-named"
+    FEW = "advice-few"
+    ENOUGH = "advice-enough"
+
+
+class SlowNodes(Finding, kind="slow-node"):
+    """Nodes that are slow over all their runs.
+
+    Attributes:
+        excess: by node, the ratio of its useful time to that of the other nodes, minus 1.
+        hosts: the number of these nodes.
+        needed: the number of other nodes that the largest cell needs.
+    """
+
+    heading = "Slow node"
+    excess: Mapping[str, float] = field(default_factory=dict)
+    slow: tuple[SlowNode, ...] = ()
+    hosts: int | None = None
+    advice: NodeAdvice | None = None
+    needed: int | None = None
+
+    def _message(self) -> str:
+        slow = [
+            f"{short_name(one.host)} by {short_percent(one.excess)} in {count(one.runs, 'run')}"
+            for one in self.slow
+        ]
+        return f"Slower than the other nodes of the same runs: {listed(slow)}. {self._what_to_do()}"
+
+    def _what_to_do(self) -> str:
+        these, them = ("this node", "it") if self.hosts == 1 else ("these nodes", "them")
+        match self.advice:
+            case NodeAdvice.NAMED:
+                return f"Have {these} checked. The matrix names its nodes, so none can be left out."
+            case NodeAdvice.FEW:
+                remain = f"{count(self.needed or 0, 'other node')} remain for the largest cell"
+                return f"Have {these} checked. Leave {them} out (exclude) only if {remain}."
+        return f"Leave {these} out (exclude) or have {them} checked."
+
+
+class LateRanks(SlowNodes, kind="straggler"):
+    """Late ranks, and the slow nodes if ranks on one of them are late.
+
+    Attributes:
+        nodes: all nodes with late ranks, longest wait first; the first ones are described by ``late``.
+        more: the number of nodes that are not described.
+    """
+
+    heading = "Late ranks"
+    nodes: tuple[str, ...]
+    late: tuple[LateNode, ...]
+    more: int | None = None
+
+    def _message(self) -> str:
+        others = f"; and likewise on {count(self.more, 'more node')}" if self.more else ""
+        text = (
+            f"On average, {clauses([*map(str, self.late)])}{others}. The others wait for these ranks; such "
+            "waiting is not slow communication."
+        )
+        return f"{text} {super()._message()}" if self.slow else text
+
+
+def late_nodes_of(found: Sequence[Straggler], cells: Iterable[str]) -> LateRanks | None:
+    """Return the finding about the late nodes, longest wait first; None if no node is late.
 
     The first nodes are described by their late ranks in the cell in which they cause the longest wait.
     ``cells`` is the ``cell_id`` of each run that was read.
@@ -156,10 +291,9 @@ def late_nodes_of(found: Sequence[Straggler], cells: Iterable[str]) -> Fact | No
     if not ranks:
         return None
     nodes = grouped(ranks, lambda one: one.mean.host)
-    late = [_late_node(own) for own in [*nodes.values()][:_MAX_DESCRIBED]]
-    more = {"more": len(nodes) - len(late)} if len(nodes) > len(late) else {}
-    subject = tuple(dict.fromkeys(one.mean.cell_id for one in ranks))
-    return Fact("straggler", subject, {"nodes": list(nodes), "late": late, **more})
+    late = tuple(_late_node(own) for own in [*nodes.values()][:_MAX_DESCRIBED])
+    subject = distinct(one.mean.cell_id for one in ranks)
+    return LateRanks(subject=subject, nodes=tuple(nodes), late=late, more=len(nodes) - len(late) or None)
 
 
 def _late_ranks(found: Iterable[Straggler], cells: Iterable[str]) -> list[_LateRank]:
@@ -183,50 +317,42 @@ def _late_ranks(found: Iterable[Straggler], cells: Iterable[str]) -> list[_LateR
     return sorted(late, key=lambda one: -one.mean.excess_s)
 
 
-def _late_node(late: Sequence[_LateRank]) -> dict[str, Any]:
-    """Return the values of a node from its late ranks in all cells, which are sorted by their excess."""
+def _late_node(late: Sequence[_LateRank]) -> LateNode:
+    """Describe a node by its late ranks in all cells, which are sorted by their excess."""
     cells = grouped(late, lambda one: one.mean.cell_id)
     cell, worst = next(iter(cells.items()))
     # Ranks that are late in different parts of the step have different reasons.
     parts = grouped([one.mean for one in worst], lambda one: one.part)
     late_in = [one.late_in for one in worst]
-    return {
-        "cell": cell,
-        "parts": [_late_part(own) for own in parts.values()],
-        "late_in": sorted({min(late_in), max(late_in)}),
-        "runs": worst[0].runs,
-        **({"more_cells": len(cells) - 1} if len(cells) > 1 else {}),
-    }
+    return LateNode(
+        cell=cell,
+        parts=tuple(_late_part(own) for own in parts.values()),
+        late_in=tuple(sorted({min(late_in), max(late_in)})),
+        runs=worst[0].runs,
+        more_cells=len(cells) - 1 or None,
+    )
 
 
-def _late_part(late: Sequence[Straggler]) -> dict[str, Any]:
-    """Return the values of the ranks of one node and cell that are late in the same part of the step."""
+def _late_part(late: Sequence[Straggler]) -> LatePart:
+    """Describe the ranks of one node and cell that are late in the same part of the step."""
     first = late[0]
-    late_ranks = {"late": len(late)} if len(late) < first.host_ranks else {}
-    return {
-        "host": first.host,
-        "ranks": first.host_ranks,
-        **({"rank": first.rank} if len(late) == 1 else late_ranks),
-        "excess_s": mean(one.excess_s for one in late),
-        "share": mean(one.share for one in late),
-        "part": first.part,
-        "extent": extent(mean(one.part_share for one in late)),
-    }
+    return LatePart(
+        host=first.host,
+        ranks=first.host_ranks,
+        rank=first.rank if len(late) == 1 else None,
+        late=len(late) if 1 < len(late) < first.host_ranks else None,
+        excess_s=mean(one.excess_s for one in late),
+        share=mean(one.share for one in late),
+        part=first.part,
+        extent=extent(mean(one.part_share for one in late)),
+    )
 
 
-def extent(share: float) -> Literal["whole", "most", "several"]:
+def extent(share: float) -> Extent:
     """Return whether the part of the step with the largest ``share`` of an excess has all or most of it."""
     if _WHOLE_EXCESS <= share <= 1 / _WHOLE_EXCESS:
         return "whole"
     return "most" if share >= 0.5 else "several"
-
-
-class SlowNode(NamedTuple):
-    """A slow node: the number of its runs, and its mean excess over the other nodes."""
-
-    host: str
-    runs: int
-    excess: float
 
 
 def slow_nodes_of(ranks: Sequence[RankOfRun]) -> list[SlowNode]:

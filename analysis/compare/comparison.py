@@ -31,15 +31,15 @@ from analysis.compare.matching import match_studies, match_within
 from analysis.data.differences import Difference, Observed, differences, observe
 from analysis.data.environment import sampled
 from analysis.data.load import Study
-from analysis.stats.columns import PARTS, CellSize, Column, RunRow, columns_of
+from analysis.stats.columns import PARTS, CellSize, Column, RunRow, columns_of, part_title
 from analysis.stats.decompose import mean
 from analysis.stats.estimate import LEVEL, MIN_RUNS, Floats, LogRatios, bounds, log_moments, paired, unpaired
 from analysis.stats.measured import Frames, measure, outcomes_text
+from analysis.text import heading
 from bench.errors import BenchError
-from bench.facts import Fact
+from bench.finding import Finding
 from bench.study.ledger import RunState
 from bench.units import count, known, seconds, short_percent
-from bench.words import heading, term
 
 #: A smaller relative change of the throughput is not called faster or slower.
 MINIMUM_EFFECT = 0.02
@@ -141,7 +141,7 @@ class Change:
     @property
     def change(self) -> str:
         """The changes as a clause."""
-        times = f"{term('part', self.part)}: {seconds(self.part_a_sec)} in A, {seconds(self.part_b_sec)} in B"
+        times = f"{part_title(self.part)}: {seconds(self.part_a_sec)} in A, {seconds(self.part_b_sec)} in B"
         return "; ".join(
             filter(None, (times if self.part else "", f"cause: {self.cause}" if self.cause else ""))
         )
@@ -220,6 +220,8 @@ class ComparedCell(CellSize, Judgement, Change):
     remark: Annotated[str, Column("remarks")] = ""
     missing: str
     outliers: int
+    error_a: Finding | None
+    error_b: Finding | None
 
     @property
     def changed(self) -> bool:
@@ -249,7 +251,7 @@ class Comparison:
     only_b: list[str] = field(default_factory=list)
     differences: list[Difference] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    validity: dict[str, list[Fact]] = field(default_factory=dict)
+    validity: dict[str, list[Finding]] = field(default_factory=dict)
 
     @property
     def counts(self) -> dict[str, int]:
@@ -422,6 +424,7 @@ def _compare_runs(
     for (cell_a, cell_b), own in zip(pairs, twins, strict=True):
         size = {name: getattr(cells[cell_a], name) for name in columns_of(CellSize)}
         runs_a, runs_b = a.frames.measured_in(cell_a), b.frames.measured_in(cell_b)
+        error_a, error_b = a.assessment.invalid.get(cell_a), b.assessment.invalid.get(cell_b)
         is_paired = len(own) >= MIN_RUNS
         failed_in_b = any(run.state == RunState.FAILED for run in b.frames.runs_of_cells.get(cell_b, []))
         rates_a, rates_b = zip(*own, strict=True) if is_paired else (_rates(runs_a), _rates(runs_b))
@@ -437,8 +440,10 @@ def _compare_runs(
             throughput_a=1 / mean(1 / rate for rate in rates_a),
             throughput_b=1 / mean(1 / rate for rate in rates_b),
             broken=bool(runs_a) and not runs_b and failed_in_b,
-            not_valid_a=a.assessment.invalid.get(cell_a, ""),
-            not_valid_b=b.assessment.invalid.get(cell_b, ""),
+            not_valid_a=error_a.kind if error_a else "",
+            not_valid_b=error_b.kind if error_b else "",
+            error_a=error_a,
+            error_b=error_b,
             missing="; ".join(filter(None, (a.missing(cell_a), b.missing(cell_b)))),
             outliers=sum(run.outlier for run in [*runs_a, *runs_b]),
         )
@@ -481,10 +486,10 @@ def _judged(
 
 def _remark(row: ComparedCell, needed: float, tested: int, minimum_effect: float) -> str:
     """Name what is not valid, explain a missing verdict, and mention unpaired runs and outliers."""
-    sides = {"A": row.not_valid_a, "B": row.not_valid_b}
-    texts = [f"{side} is not valid: {heading(reason)}" for side, reason in sides.items() if reason]
-    if row.not_valid_a == row.not_valid_b != "":
-        texts = [f"A and B are not valid: {heading(row.not_valid_a)}"]
+    sides = {"A": row.error_a, "B": row.error_b}
+    texts = [f"{side} is not valid: {heading(error)}" for side, error in sides.items() if error]
+    if row.error_a and row.not_valid_a == row.not_valid_b:
+        texts = [f"A and B are not valid: {heading(row.error_a)}"]
     texts += [row.missing] if row.missing else []
     fewest, most = sorted((row.n_a, row.n_b))
     if row.broken:

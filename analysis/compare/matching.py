@@ -109,7 +109,7 @@ def _check_key(study: Study, cells: Mapping[str, Settings], name: str, values: S
 
 
 def _settings(study: Study) -> dict[str, Settings]:
-    return {clean(cell["cell_id"]): settings_of(cell) for cell in study.plan["cells"]}
+    return {clean(cell.cell_id): settings_of(cell) for cell in study.planned}
 
 
 def _values(cells: Mapping[str, Settings], name: str) -> list[str]:

@@ -13,7 +13,7 @@ from operator import attrgetter
 from typing import Any
 
 from analysis.checks.assessment import Assessment
-from analysis.checks.scaling_table import efficiency_text, invalid_reason
+from analysis.checks.scaling_table import efficiency_text, error_of
 from analysis.compare.comparison import Comparison, Judgement, compare_within
 from analysis.data.differences import settings_of
 from analysis.data.load import Study
@@ -22,6 +22,7 @@ from analysis.stats.columns import ScalingRow, columns_of, first_of_cells
 from analysis.stats.measured import Frames
 from analysis.text import clean, plain
 from bench.errors import BenchError
+from bench.finding import Finding
 from bench.matrix.strategies import DEFAULT
 from bench.units import fraction, fractions, whole
 
@@ -46,19 +47,19 @@ _OF_RATIO = {"ratio": "ratio", "low": "ratio_low", "high": "ratio_high"}
 class StrategyRow:
     """A cell with its strategy, and how it compares with the base; unknown for the base itself.
 
-    ``not_valid`` is the kind of the error of the cell or of its baseline; empty if there is none.
+    ``error`` is that of the cell or of its baseline, if there is one.
     """
 
     strategy: str
     row: ScalingRow
     compared: Judgement
-    not_valid: str
+    error: Finding | None
 
     def texts(self, name: str) -> tuple[str, ...]:
         """Return the texts of the table, with the columns :data:`HEADINGS`, the first one being ``name``."""
         row, compared = self.row, self.compared
         return (
-            f"{name}, not valid" if self.not_valid else name,
+            f"{name}, not valid" if self.error else name,
             f"{row.gpus} ({layout(row)})",
             whole(row.global_batch),
             f"{fraction(compared.ratio)} {fractions(compared.low, compared.high)}".strip(),
@@ -73,7 +74,7 @@ class StrategyRow:
             **{name: plain(getattr(self.row, name)) for name in _OF_ROW},
             **{f"{name}_sec": plain(getattr(self.row, name)) for name in _TIMES},
             **{name: plain(getattr(self.compared, own)) for own, name in _OF_RATIO.items()},
-            "not_valid": self.not_valid,
+            "not_valid": self.error.kind if self.error else "",
         }
 
 
@@ -88,8 +89,7 @@ def strategy_rows(
 
     ``comparison`` is that of the strategies, if it is known.
     """
-    cells = [] if study.table else study.plan["cells"]
-    strategies = {clean(cell["cell_id"]): settings_of(cell).get("strategy", "") for cell in cells}
+    strategies = {clean(cell.cell_id): settings_of(cell).get("strategy", "") for cell in study.planned}
     if len({*strategies.values()} - {""}) < 2:
         return []
     if comparison is None:
@@ -101,7 +101,7 @@ def strategy_rows(
             strategies[row.cell_id],
             row,
             compared.get(row.cell_id, Judgement()),
-            invalid_reason(row, row.base, assessment.invalid),
+            error_of(row, row.base, assessment.invalid),
         )
         for row in first_of_cells(rows)
         if strategies[row.cell_id]

@@ -11,13 +11,12 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from analysis.data.environment import TRANSPORT, facts_of_run
+from analysis.data.environment import TRANSPORT, fact_title, facts_of_run
 from analysis.data.load import Study
 from analysis.text import clean, one_line
-from bench.matrix.cell import value_text
+from bench.matrix.cell import Cell, value_text
 from bench.units import count, listed
 from bench.variables import shown_variables
-from bench.words import term
 
 #: Size and batch of a cell.
 SIZES = ("nodes", "tasks_per_node", "world_size", "global_batch", "per_gpu_batch")
@@ -98,7 +97,7 @@ class Difference:
     @property
     def what(self) -> str:
         """The name for people."""
-        return term("environment", self.name) if self.kind == "environment" else self.name
+        return fact_title(self.name) if self.kind == "environment" else self.name
 
     def text(self, side: int, *, counts: bool = False) -> str:
         """Return the values of one study, on request with their numbers of runs and cells."""
@@ -154,12 +153,12 @@ def observe(
     """
     cells = dict(zip(study.runs["run_id"], study.runs["cell_id"], strict=True))
     planned, found = Counter(cells.values()), Observed({}, Counter(cells[run_id] for run_id in envs))
-    for cell in study.plan.get("cells") or []:
-        own, name = clean(cell["cell_id"]), (cell.get("workload") or {}).get("command_name")
+    for cell in study.planned:
+        own = clean(cell.cell_id)
         for setting, value in settings_of(cell).items():
             found.add("setting", setting, value, own, planned[own])
-        if name:
-            found.add("command", f"command {clean(name)}", spelled(cell["workload"]["command"]), own)
+        if cell.name:
+            found.add("command", f"command {clean(cell.name)}", spelled(cell.argv), own)
     found.add_missing("setting", planned)
     for run_id, env in envs.items():
         # Backend and launcher are settings, and so is the strategy of the built-in training.
@@ -174,22 +173,18 @@ def observe(
     return found
 
 
-def settings_of(cell: Mapping[str, Any]) -> Settings:
-    """Return all settings of a cell of plan.json: values as texts, by the setting's name in the matrix."""
-    found = {name: spelled(cell.get(name)) for name in (*SIZES, "launcher", "backend")}
-    found |= {_scalar(name): spelled(value) for name, value in (cell.get("workload") or {}).items()}
+def settings_of(cell: Cell) -> Settings:
+    """Return all settings of a cell: values as texts, by the setting's name in the matrix."""
+    found = {name: spelled(getattr(cell, name)) for name in (*SIZES, "launcher", "backend", "metrics")}
+    # Two commands with one name match; their texts are a difference.
+    found["command"] = clean(cell.program)
+    found |= {_scalar(name): spelled(value) for name, value in cell.workload.items()}
     found |= {
         f"env.{clean(name)}": spelled("set" if own is None else own)
-        for name, own in shown_variables(cell).items()
+        for name, own in shown_variables(cell.env, cell.swept).items()
     }
-    command, name = found.get("command", NOT_SET), found.pop("command_name", None)
-    if command != NOT_SET and "{model}" not in command:
-        found["model"] = NOT_SET  # the default, which has no effect on a command
-    if name is not None:
-        found["command"] = name  # two commands with one name match; their texts are a difference
     # A plan made elsewhere may contain axes that are not options of the workload.
-    axes = {clean(name): spelled(value) for name, value in (cell.get("swept") or {}).items()}
-    return {**axes, **found}
+    return {clean(name): spelled(value) for name, value in cell.swept.items()} | found
 
 
 def spelled(value: Any) -> str:

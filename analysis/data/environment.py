@@ -6,32 +6,56 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from analysis.data.load import Study
 from analysis.text import one_line
-from bench.facts import Fact, facts_of_env
+from bench.finding import Finding
+from bench.measure.findings import NotStable, SharedCores, ThreadsDiffer, UnequalNodes
 from bench.study.conditions import objects
+from bench.study.found import findings_of_env
 from bench.units import count, human_bytes, listed, whole
 
 #: Maximum number of env.json files that are read. If more runs have started, those of a sample are read.
 MAX_READ = 500
-#: Facts of runs that a finding of :mod:`analysis.checks.validity` replaces.
-OWNED = frozenset({"shared-cores", "not-stable", "unequal-nodes", "threads-differ"})
+#: Findings of runs that a finding of :mod:`analysis.checks.validity` replaces.
+OWNED = (SharedCores, NotStable, UnequalNodes, ThreadsDiffer)
 _MAX_VALUES = 4
 _MAX_HOSTS = 64
-#: The facts taken from env.json, and from its ``transport``.
-FACTS = (
-    *("bench_version", "torch", "python", "cuda", "nccl", "device_name", "backend", "launcher", "strategy"),
-    *("threads_per_rank", "parameters", "gradient_bytes"),
-)
-TRANSPORT = (
-    *("interface", "network", "algorithm", "version", "gpudirect", "within_host", "not_read_because"),
-)
+#: The facts taken from env.json, and from its ``transport``, with their titles.
+FACTS = {
+    "bench_version": "bench",
+    "torch": "PyTorch",
+    "python": "Python",
+    "cuda": "CUDA",
+    "nccl": "NCCL",
+    "device_name": "Device",
+    "backend": "Backend",
+    "launcher": "Launcher",
+    "strategy": "Strategy",
+    "threads_per_rank": "Threads per rank",
+    "parameters": "Parameters",
+    "gradient_bytes": "Gradients",
+}
+TRANSPORT = {
+    "interface": "Interface",
+    "network": "Network",
+    "algorithm": "Algorithm",
+    "version": "Transport version",
+    "gpudirect": "GPUDirect",
+    "within_host": "Within a host",
+    "not_read_because": "Transport not read",
+}
+_OTHER_TITLES = {"allocations": "Run", "hosts": "Hosts", "cpu": "CPU", "cores": "Cores per host"}
 #: The variables of Slurm that neither differ between all runs nor repeat settings.
 _OF_SLURM = ("SLURM_CLUSTER_NAME", "SLURM_CPUS_PER_TASK", "SLURM_JOB_PARTITION")
+
+
+def fact_title(name: str) -> str:
+    """Return the title of a fact of the environment."""
+    return (FACTS | TRANSPORT | _OTHER_TITLES).get(name, name)
 
 
 @dataclass(frozen=True)
@@ -57,7 +81,7 @@ class Environment:
             of runs.
         variables: name and value of each environment variable, in the form of ``facts``.
         hosts, hosts_left_out: the first hosts, and the number of further hosts.
-        warnings: the facts that the runs warn of, without OWNED kinds, each with its number of runs.
+        warnings: the findings that the runs warn of, without those in OWNED, each with its number of runs.
         differing: the facts with several values.
         envs: content of the env.json files that were read, by run_id.
     """
@@ -69,7 +93,7 @@ class Environment:
     variables: list[tuple[str, str]] = field(default_factory=list)
     hosts: list[Host] = field(default_factory=list)
     hosts_left_out: int = 0
-    warnings: list[tuple[Fact, int]] = field(default_factory=list)
+    warnings: list[tuple[Finding, int]] = field(default_factory=list)
     differing: list[str] = field(default_factory=list)
     envs: dict[str, dict[str, Any]] = field(default_factory=dict, repr=False)
 
@@ -109,10 +133,10 @@ def describe(by_run: dict[str, dict[str, Any]]) -> Environment:
     found.differing = [name for name in names if len(counts["environment", name]) > 1]
     found.variables = sorted((name, text) for (kind, name), text in texts.items() if kind == "variable")
     _add_hosts(found, envs)
-    every = (fact for env in envs for fact in facts_of_env(env))
-    warned = [fact for fact in every if fact.severity != "info" and fact.kind not in OWNED]
-    facts = {repr(fact): fact for fact in warned}
-    found.warnings = [(facts[text], runs) for text, runs in Counter(map(repr, warned)).most_common(20)]
+    every = (finding for env in envs for finding in findings_of_env(env))
+    warned = [one for one in every if one.severity != "info" and not isinstance(one, OWNED)]
+    by_text = {repr(one): one for one in warned}
+    found.warnings = [(by_text[text], runs) for text, runs in Counter(map(repr, warned)).most_common(20)]
     return found
 
 
@@ -182,7 +206,8 @@ def _with_counts(counts: Counter[str], *, of: int) -> str:
     return listed(shown, limit=_MAX_VALUES)
 
 
-class Crowd(NamedTuple):
+@dataclass(frozen=True)
+class Crowd:
     """A machine (possibly split into several nodes) whose ranks have more threads than it has cores."""
 
     hosts: tuple[str, ...]
@@ -203,15 +228,9 @@ def crowds(env: dict[str, Any]) -> list[Crowd]:
         cores = positive(host.get("cores")) or positive(entry.get("cores"))
         if cores and sum(threads) > cores:
             found.append(Crowd((name,), len(threads), sum(threads), cores))
-    for fact in facts_of_env(env):
-        if fact.kind == "shared-cores":
-            numbers = [positive(fact.values.get(name)) for name in ("ranks", "threads", "cores")]
-            machines = fact.values.get("machines")
-            found += [
-                Crowd(tuple(map(str, hosts)), *filter(None, numbers))
-                for hosts in (machines if isinstance(machines, list) and all(numbers) else ())
-                if isinstance(hosts, list)
-            ]
+    for one in findings_of_env(env):
+        if isinstance(one, SharedCores) and one.threads:
+            found += [Crowd(tuple(hosts), one.ranks, one.threads, one.cores) for hosts in one.machines]
     return list(dict.fromkeys(found))
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, fields
+from functools import cached_property
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -19,15 +20,15 @@ import pandas as pd
 
 from analysis.data.csv_files import read_csvs, rows_of
 from analysis.text import clean, one_line
-from bench.facts import Fact
-from bench.matrix.cell import Run
+from bench.finding import Finding
+from bench.matrix.cell import Cell, Run
 from bench.study.checksums import find_damage
-from bench.study.conditions import read_disturbances
 from bench.study.files import read_json
+from bench.study.findings import Disturbance
 from bench.study.layout import RunFolder, StudyFolder
 from bench.study.ledger import End, Record, RunState
-from bench.study.plan_json import PlannedStudy, open_study
-from bench.study.readings import Readings, has_readings, readings_of
+from bench.study.plan_json import PlannedStudy, open_study, planned_cells
+from bench.study.readings import Readings, readings_of
 from bench.study.records import EpochRow, RankRow, TableRow, columns_of
 from bench.units import count, listed
 
@@ -57,7 +58,7 @@ class RunRow:
     allocation: str | None = None
     started_at: str | None = None
     ended_at: str | None = None
-    disturbed: tuple[Fact, ...] | None = None
+    disturbed: tuple[Disturbance, ...] | None = None
     hosts: str | None = None
     evidence: tuple[str, ...] = ()
     cause: str | None = None
@@ -129,12 +130,17 @@ class Study:
     measured: list[str | None] = field(default_factory=list, repr=False)
     table: TableSource | None = None
     records: Mapping[str, Record] = field(default_factory=dict, repr=False)
-    facts: Mapping[str, Sequence[Fact]] = field(default_factory=dict, repr=False)
+    facts: Mapping[str, Sequence[Finding]] = field(default_factory=dict, repr=False)
 
     @property
     def name(self) -> str:
         """The study's name, as given in the plan."""
         return one_line(self.plan.get("study") or self.folder.name)
+
+    @cached_property
+    def planned(self) -> list[Cell]:
+        """The cells of the plan; none for a table that was measured elsewhere."""
+        return planned_cells(self.plan)
 
     def ranks_of(self, run_ids: Iterable[str]) -> list[RankOfRun]:
         """Return the rows of some runs' ranks.csv that name an epoch and a rank."""
@@ -201,14 +207,6 @@ def load_study(path: Path, *, records: Mapping[str, Record] | None = None) -> St
     )
 
 
-def metrics_of_cells(plan: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """Return ``workload.metrics`` of each cell by cell_id; empty for the built-in training."""
-    return {
-        clean(cell["cell_id"]): (cell.get("workload") or {}).get("metrics") or {}
-        for cell in plan.get("cells") or []
-    }
-
-
 def _cells(plan: dict[str, Any]) -> pd.DataFrame:
     rows = [
         (
@@ -264,7 +262,7 @@ def _run_row(planned: PlannedStudy, run: Run, record: Record) -> RunRow:
         "pack" if record.pack is not None else "job" if has_job else None,
         end.started_at,
         end.ended_at,
-        read_disturbances(end.disturbed),
+        end.disturbed,
         one_line(end.hosts, limit=80),
         _evidence(end),
         one_line(record.cause, limit=80) if record.cause else None,
@@ -309,21 +307,19 @@ def _remarks(planned: PlannedStudy) -> list[str]:
 def _reason(record: Record, end: End) -> str:
     parts = [record.reason]
     if end.cause:
-        parts.append(f"cause: {end.cause.get('cause')} ({end.cause.get('remedy')})")
+        parts.append(f"cause: {end.cause.cause} ({end.cause.remedy})")
     if line := end.log_line:
         parts.append(f"{line.get('path')}:{line.get('line')}: {line.get('text')}")
-    text = "; ".join(one_line(part, limit=1000) for part in parts if part)
-    return text.replace("; see the traceback above", "")  # it is above this line in the log only
+    return "; ".join(one_line(part, limit=1000) for part in parts if part)
 
 
 def _evidence(end: End) -> tuple[str, ...]:
     """Return the lines with which `bench doctor` explains a failure or a slow run."""
     texts = []
     for cause in filter(None, (end.cause, *(end.warnings or ()))):
-        if cause.get("evidence"):
-            place = ":".join(str(cause[name]) for name in ("path", "line") if cause.get(name))
-            heading = f"{cause.get('cause')} ({place})" if place else str(cause.get("cause"))
-            texts.append(one_line(f"{heading}: {cause['evidence']}", limit=300))
+        if cause.evidence:
+            heading = f"{cause.cause} ({cause.place})" if cause.place else cause.cause
+            texts.append(one_line(f"{heading}: {cause.evidence}", limit=300))
     return tuple(texts)
 
 
@@ -338,10 +334,10 @@ def _runs_frame(rows: list[RunRow]) -> pd.DataFrame:
 
 def _epochs(
     planned: PlannedStudy, runs: Sequence[RunRow], attempts: Sequence[str | None]
-) -> tuple[pd.DataFrame, dict[int, str], dict[str, Sequence[Fact]]]:
+) -> tuple[pd.DataFrame, dict[int, str], dict[str, Sequence[Finding]]]:
     """Return the rows of all runs' metrics.csv or readings, problems by the run's position, and facts."""
     cells = [planned.cells[run.cell_id] for run in planned.runs]
-    places = [place for place, path in enumerate(attempts) if path and not has_readings(cells[place].metrics)]
+    places = [place for place, path in enumerate(attempts) if path and not cells[place].reads_values]
     file = RunFolder(Path()).metrics_csv.name
     paths = [f"{attempts[place]}/{file}" for place in places]
     loaded = read_csvs(paths, EpochRow)
@@ -350,7 +346,7 @@ def _epochs(
     for index, problem in loaded.problems.items():
         place = places[index]
         absent, completed = not Path(paths[index]).exists(), runs[place].state == RunState.COMPLETED
-        if absent and completed and cells[place].metrics.get("source") == "none":
+        if absent and completed and not cells[place].measures:
             problems[place] = "the matrix asks for no metrics (metrics: none)"
         # If a run is queued or failed early, its state explains the missing file.
         elif completed or not absent:
@@ -358,7 +354,7 @@ def _epochs(
     readings: dict[int, Readings] = {
         place: readings_of(RunFolder(Path(path)), cell)
         for place, (run, path, cell) in enumerate(zip(runs, attempts, cells, strict=True))
-        if path and run.state == RunState.COMPLETED and has_readings(cell.metrics)
+        if path and run.state == RunState.COMPLETED and cell.reads_values
     }
     problems |= {place: one.problem for place, one in readings.items() if one.problem}
     rows = [(place, *astuple(row)) for place, one in readings.items() for row in one.rows]
@@ -366,7 +362,9 @@ def _epochs(
     if rows:
         read = pd.DataFrame(rows, columns=["file", *columns_of(EpochRow)]).astype(frame.dtypes)
         frame = pd.concat([frame, read]).sort_values("file", kind="stable", ignore_index=True)
-    facts = {runs[place].run_id: one.facts for place, one in readings.items()}
+    facts: dict[str, Sequence[Finding]] = {
+        runs[place].run_id: one.findings for place, one in readings.items()
+    }
     ids = [(run.run_id, run.cell_id) for run in runs]
     return _with_ids(frame, ids, range(len(runs))), problems, facts
 

@@ -10,7 +10,8 @@ from collections.abc import Iterable
 from typing import Any, Protocol
 
 from analysis.text import clean, one_line
-from bench.matrix.cell import command_label, value_text
+from bench.matrix.cell import safe_text, value_text
+from bench.study.plan_json import planned_cells
 from bench.units import count, whole
 
 
@@ -79,9 +80,9 @@ def series_parts(plan: dict[str, Any]) -> dict[str, dict[str, str]]:
     """Return the name of each series in parts: series -> kind of part -> text.
 
     The kinds are ``mode``, ``batch``, ``backend``, ``launcher`` and ``swept NAME`` for each swept axis. A
-    user's command may use another backend than that of the plan, so its backend is marked.
+    command may use another backend than that of the plan, so its backend is marked.
     """
-    of_command = any((cell.get("workload") or {}).get("command") for cell in plan.get("cells") or [])
+    is_certain = all(cell.follows_plan for cell in planned_cells(plan))
     parts: dict[str, dict[str, str]] = {}
     for series in plan.get("series") or []:
         batch = series.get("batch")
@@ -90,14 +91,14 @@ def series_parts(plan: dict[str, Any]) -> dict[str, dict[str, str]]:
         known = {
             "mode": mode,
             "batch": "" if not size else f"{size} per rank" if mode == "weak" else f"batch {size}",
-            "backend": f"{backend} in the plan" if backend and of_command else backend,
+            "backend": backend if is_certain or not backend else f"{backend} in the plan",
             "launcher": one_line(series.get("launcher"), limit=30),
         }
         for name, value in (series.get("swept") or {}).items():
             axis = one_line(name, limit=40).removeprefix("env.")
             text = f"{value:g}" if isinstance(value, float) else value_text(value)
             if name == "command" and len(text) > 40:  # the label tells commands with equal beginnings apart
-                text = command_label({}, series["swept"])
+                text = safe_text(value)
             known[f"swept {axis}"] = f"{axis} {one_line(text, limit=40)}"
         parts[clean(series.get("series"))] = known
     return parts

@@ -14,14 +14,13 @@ from analysis.checks.scaling_table import VerdictKind, efficiency_text, what_dec
 from analysis.data.names import layout, nodes_known, ranks, short_labels, with_layout
 from analysis.report.results import Results
 from analysis.report.words import WORDS, mode_title
-from analysis.stats.columns import RunRow, ScalingRow, by_series, grouped
+from analysis.stats.columns import RunRow, ScalingRow, by_series, grouped, part_title
 from analysis.stats.estimate import MIN_RUNS, MOST_RUNS
-from analysis.stats.measured import outcome_of, outcomes_text
+from analysis.stats.measured import outcome_of, outcome_text, outcomes_text
 from analysis.stats.scaling import GUIDE
-from analysis.text import one_line
+from analysis.text import heading, one_line
 from bench.study.ledger import RunState
 from bench.units import MISSING, count, known, listed, number, percent
-from bench.words import about, heading, term, words
 
 MAX_SERIES = 4
 #: Maximum number of sizes, and of things that went wrong, that a line names.
@@ -88,7 +87,7 @@ class Decision:
         rows = [row for _, own in self.groups for row in own if row.kind == VerdictKind.USE]
         if len(self.groups) > 1 or not rows or rows[0].loss == MISSING:
             return self.lines[0][1]
-        return self.lines[0][1] + str(WORDS["decision"]["loss"].format(loss=rows[0].loss))
+        return self.lines[0][1] + f", largest loss {rows[0].loss}"
 
 
 def decisions(results: Results) -> list[Decision]:
@@ -187,7 +186,7 @@ def _verdict_text(row: ScalingRow, results: Results) -> str:
     verdict = results.verdicts[row.place]
     text, detail = str(WORDS["verdicts"][verdict.kind]), ""
     if verdict.kind is VerdictKind.NOT_VALID:
-        detail = heading(verdict.reason)
+        detail = heading(verdict.error) if verdict.error else ""
     elif verdict.kind is VerdictKind.CANNOT_TELL:
         runs = verdict.more_runs
         detail = count(int(runs), "more run") if runs <= MOST_RUNS else f"over {MOST_RUNS} more runs"
@@ -207,13 +206,13 @@ def went_wrong(results: Results, *, warned: bool) -> tuple[str, bool]:
     A run that has not ended is not wrong. ``warned`` is True if the study has a warning.
     """
     runs, not_valid = results.frames.run_rows, WORDS["verdicts"]["not-valid"]
-    errors = {cell: f"{not_valid}, {heading(kind)}" for cell, kind in results.invalid.items()}
+    errors = {cell: f"{not_valid}, {heading(error)}" for cell, error in results.invalid.items()}
     groups = grouped(runs, lambda run: errors.get(run.cell_id, "") if run.measured else outcome_of(run))
     counted = len(groups.pop("", ()))
     waiting = [run for state in _WAITING for run in groups.pop(state, ())]
     largest = sorted(groups.items(), key=lambda group: -len(group[1]))
     total, repeated = count(len(runs), "run"), len(results.study.earlier)
-    wrong = [f"{term('outcome', name)} ({_sizes(own, results)})" for name, own in largest]
+    wrong = [f"{outcome_text(name)} ({_sizes(own, results)})" for name, own in largest]
     if several := len(wrong) > 1:
         wrong = [f"{len(own):,} {text}" for (_, own), text in zip(largest, wrong, strict=True)]
     none = "no run so far" if waiting else "no run" if warned or repeated else "nothing"
@@ -322,7 +321,7 @@ def _unknown(rows: Sequence[ScalingRow], results: Results, *, several: bool) -> 
         settled = what_decides(undecided[0], undecided[0].base or undecided[0])
         found.append(f"whether {sizes} reach {GUIDE}: {settled}")
     unjudged = [row for row in _of_kind(rows, results, VerdictKind.NO_ADVICE) if row.facts]
-    for reason, own in grouped(unjudged, lambda row: one_line(words(row.facts[-1]), limit=160)).items():
+    for reason, own in grouped(unjudged, lambda row: one_line(row.facts[-1].message, limit=160)).items():
         found.append(f"{listed([_size(row) for row in own], limit=_MAX_NAMED)}: {reason}")
     return "; ".join(found)
 
@@ -339,9 +338,9 @@ def main_loss(division: CellDivision) -> tuple[str, float]:
         return "not known", math.nan
     if division.loss < LEAST_LOSS and all(one.is_rest for one in division.rows):
         return "hardly any loss", math.nan
-    shares = [(about(one.causes, "title"), one.share) for one in division.rows if one.cause != NOT_EXPLAINED]
+    shares = [(one.title, one.share) for one in division.rows if one.cause != NOT_EXPLAINED]
     rest = next(one for one in division.rows if one.cause == NOT_EXPLAINED)
     if not rest.share_low <= 0:
-        shares += [(term("part", part), share) for part, share in rest_parts(division)]
+        shares += [(part_title(part.part), part.share) for part in rest_parts(division)]
     title, share = max(shares, key=lambda one: one[1] if known(one[1]) else 0.0)
     return (title, share) if share >= LEAST_LOSS else ("cannot tell", math.nan)

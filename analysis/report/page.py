@@ -15,13 +15,16 @@ from typing import Any
 import pandas as pd
 
 from analysis.causes.catalogue import CAUSES
+from analysis.checks.anomalies import anomalies
 from analysis.checks.assessment import Check
-from analysis.checks.scaling_table import invalid_reason
-from analysis.checks.validity import anomalies
+from analysis.checks.disturbed import DisturbedRuns
+from analysis.checks.scaling_table import Invalid, error_of
+from analysis.checks.validity import IncompleteRuns
 from analysis.compare.strategies import HEADINGS
 from analysis.data.differences import spelled
+from analysis.data.environment import fact_title
 from analysis.data.load import Study
-from analysis.data.names import ranks, widest_series
+from analysis.data.names import ranks, short_labels, widest_series
 from analysis.report.decision import MAX_SERIES, Decision, decisions, went_wrong
 from analysis.report.figures.drawing import Drawing
 from analysis.report.results import Results
@@ -42,13 +45,13 @@ from analysis.report.what_was_run import Executed, constant_batch
 from analysis.report.why import WhySection
 from analysis.report.words import WORDS, mode_title
 from analysis.stats.columns import ScalingRow, by_series
-from analysis.text import clean, message, one_line
-from bench.facts import Fact
-from bench.matrix.cell import command_label, shown_command
+from analysis.text import clean, heading, message, one_line
+from bench.finding import Finding
+from bench.matrix.cell import Cell, labelled_commands, shown_command
 from bench.matrix.document import shown_text
+from bench.study.found import read_findings
 from bench.units import MISSING, count, interval, known, listed, number
 from bench.variables import shown_settings
-from bench.words import about, heading, remedy, term
 
 #: The serial fraction hardly changes if its intervals exclude a larger relative change.
 _FLAT = 0.5
@@ -72,18 +75,15 @@ def page_context(results: Results, drawings: Sequence[Drawing], why: Sequence[Wh
         "missing": MISSING,
         "errors": [_finding_row(fact) for fact in errors],
         "counted": count(len(errors), "error"),
-        "found": ", ".join(heading(fact.kind) for fact in errors),
+        "found": ", ".join(heading(error) for error in errors),
         "decisions": [(one, charts.get(one.mode)) for one in tables],
         "findings": _findings(results),
         "strategy_columns": HEADINGS,
-        "strategies": [
-            one.texts(results.labels[0][one.row.series].removeprefix("strategy "))
-            for one in results.strategies()
-        ],
-        "warnings": [(one_line(text, limit=500),) for text in study.plan.get("warnings") or []],
+        "strategies": _strategies(results),
+        "warnings": [(one_line(one, limit=500),) for one in read_findings(study.plan.get("warnings"))],
         "checks": [_check_row(check) for check in assessment.checks],
         "why": why,
-        "causes": [(about([cause], "title"), about([cause], "meaning")) for cause in CAUSES],
+        "causes": [(cause.title, cause.meaning) for cause in CAUSES.values()],
         "groups": [group for group in groups if group not in charts.values()],
         "nodes": list(map(node_row, hosts[:MAX_NODES_LISTED])),
         "nodes_left_out": len(hosts[MAX_NODES_LISTED:]),
@@ -95,7 +95,7 @@ def page_context(results: Results, drawings: Sequence[Drawing], why: Sequence[Wh
         "differs": results.differences,
         "environment_facts": [
             *([(WORDS["headings"]["source"], environment.source)] if environment.read else []),
-            *((term("environment", name), value) for name, value in environment.facts),
+            *((fact_title(name), value) for name, value in environment.facts),
         ],
         "plan_facts": plan_facts(study),
         "commands": _commands(study),
@@ -113,11 +113,17 @@ def json_for_script(content: Any) -> str:
     return text
 
 
-def models_of(cells: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the models of the cells; a user's command has a model only if it contains ``{model}``."""
-    workloads = [cell.get("workload") or {} for cell in cells]
-    known = [one for one in workloads if not one.get("command") or "{model}" in str(one["command"])]
-    return sorted({one_line(one.get("model"), limit=40) for one in known} - {""})
+def models_of(cells: Sequence[Cell]) -> list[str]:
+    """Return the models of the cells, as far as the plan decides about them."""
+    return sorted({one_line(cell.workload.get("model"), limit=40) for cell in cells} - {""})
+
+
+def _strategies(results: Results) -> list[tuple[str, ...]]:
+    """Return the rows of the table of strategies, whose heading names what the labels are."""
+    rows = results.strategies()
+    parts = {one.row.series: results.parts[one.row.series] | {"swept strategy": one.strategy} for one in rows}
+    labels, _ = short_labels(parts, parts)
+    return [one.texts(labels[one.row.series]) for one in rows]
 
 
 # -- from the top to the tables -------------------------------------------------------
@@ -127,10 +133,9 @@ def _lead(results: Results, tables: Sequence[Decision]) -> tuple[list[tuple[str,
     """Return labels and values of the first line, and whether a run went wrong."""
     findings = [fact for fact in results.assessment.findings if fact.severity == "warning"]
     tells = bool(len(results.frames.runs)) and not results.study.table
-    out = {fact.kind for fact in findings if fact.values.get("disturbed", 0) == fact.values.get("left_out")}
-    kinds = [fact.kind for fact in findings if not tells or fact.kind not in {"incomplete", *out}]
-    kinds += [fact.kind for fact, _ in results.environment.warnings]
-    warnings = dict.fromkeys(one_line(heading(kind)) for kind in kinds)
+    warned = [one for one in findings if not tells or not _is_told(one)]
+    warned += [one for one, _ in results.environment.warnings]
+    warnings = dict.fromkeys(map(heading, warned))
     wrong, is_wrong = went_wrong(results, warned=bool(warnings))
     found = {
         "wrong": wrong if tells else "",
@@ -138,6 +143,12 @@ def _lead(results: Results, tables: Sequence[Decision]) -> tuple[list[tuple[str,
         "warnings": ", ".join(warnings),
     }
     return _labelled(found), is_wrong
+
+
+def _is_told(finding: Finding) -> bool:
+    """Return whether the number of runs that count and do not count says what was found."""
+    is_out = isinstance(finding, DisturbedRuns) and finding.disturbed == finding.left_out
+    return is_out or isinstance(finding, IncompleteRuns)
 
 
 def _about(results: Results) -> list[tuple[str, str]]:
@@ -156,7 +167,7 @@ def _about(results: Results) -> list[tuple[str, str]]:
         "cells": f"{len(study.cells):,}",
         "table": f"{study.table.name} ({count(study.table.rows, 'row')})" if study.table else "",
         "command": _command(study),
-        "model": listed(models_of(study.plan.get("cells") or []), limit=3),
+        "model": listed(models_of(study.planned), limit=3),
         "device": dict(results.environment.facts).get("device_name", ""),
         "dates": " – ".join(dict.fromkeys(ends)) + " UTC" if ends else "",
     }
@@ -167,11 +178,11 @@ def _labelled(found: Mapping[str, str]) -> list[tuple[str, str]]:
     return [(WORDS["lead"][name], value) for name, value in found.items() if value]
 
 
-def _finding_row(fact: Fact, severity: str = "", where: str = "") -> tuple[str, ...]:
+def _finding_row(finding: Finding, severity: str = "", where: str = "") -> tuple[str, ...]:
     """Return severity, heading, place, evidence and remedy of a finding."""
-    place = where or listed(list(fact.subject), limit=3) or WORDS["severities"]["everywhere"]
-    severity = WORDS["severities"][severity or fact.severity]
-    return severity, one_line(heading(fact.kind)), one_line(place), message(fact), remedy(fact)
+    place = where or listed(list(finding.subject), limit=3) or WORDS["severities"]["everywhere"]
+    severity = WORDS["severities"][severity or finding.severity]
+    return severity, heading(finding), one_line(place), message(finding), finding.remedy
 
 
 def _findings(results: Results) -> list[tuple[str, ...]]:
@@ -195,25 +206,13 @@ def _check_row(check: Check) -> tuple[str, str, str]:
 
 
 def _command(study: Study) -> str:
-    """Return the user's command; if there are several, their number; if none, ""."""
-    workloads = [cell.get("workload") or {} for cell in study.plan["cells"]]
-    commands = {tuple(map(str, one["command"])) for one in workloads if one.get("command")}
+    """Return the command; if there are several, their number and names."""
+    commands = {tuple(cell.argv) for cell in study.planned}
     if len(commands) == 1:
         return one_line(shown_command(list(commands.pop())), limit=160)
-    names = [one_line(one["command_name"], limit=40) for one in workloads if one.get("command_name")]
-    names = list(dict.fromkeys(names))
+    names = list(dict.fromkeys(one_line(cell.name, limit=40) for cell in study.planned if cell.name))
     named = f" ({listed(names, limit=6)})" if len(names) == len(commands) else ""
     return f"in {len(commands)} variants{named}" if commands else ""
-
-
-def _labelled_commands(study: Study) -> dict[str, str]:
-    """Return the commands that have a name or differ between cells, by their labels."""
-    found = {}
-    for cell in study.plan.get("cells") or []:
-        workload = cell.get("workload") or {}
-        if workload.get("command") and (label := command_label(workload, cell.get("swept") or {})):
-            found[label] = shown_command(list(map(str, workload["command"])))
-    return found
 
 
 def _groups(results: Results, drawings: Iterable[Drawing]) -> list[dict[str, Any]]:
@@ -249,11 +248,11 @@ def _scaling_words(results: Results, mode: str) -> dict[str, str]:
     return {"title": WORDS["headings"]["scaling"], "note": f"{constant}{WORDS['modes'][name]['formula']}."}
 
 
-def with_errors(rows: Sequence[ScalingRow], invalid: Mapping[str, str]) -> list[ScalingRow]:
+def with_errors(rows: Sequence[ScalingRow], invalid: Invalid) -> list[ScalingRow]:
     """Return the rows with the error of a cell, or of its baseline, in front of the reason."""
     return [
         replace(row, reason="; ".join(filter(None, (f"error: {heading(error)}", row.reason))))
-        if (error := invalid_reason(row, row.base, invalid))
+        if (error := error_of(row, row.base, invalid))
         else row
         for row in rows
     ]
@@ -310,12 +309,11 @@ def plan_facts(study: Study) -> list[tuple[str, str]]:
     stated = [(label, study.plan[key]) for label, key in names if study.plan.get(key) is not None]
     facts = [(label, one_line(own, limit=80)) for label, own in stated]
     facts += [
-        (f"command {one_line(label, limit=60)}", one_line(text, limit=400))
-        for label, text in _labelled_commands(study).items()
+        (f"command {one_line(own.label, limit=60)}", one_line(shown_command(own.words), limit=400))
+        for own in labelled_commands(study.planned)
     ]
     # `tasks_per_node: cores` gives other sizes on another machine.
-    cells = study.plan.get("cells") or []
-    sizes = dict.fromkeys(f"{spelled(cell['nodes'])} × {spelled(cell['tasks_per_node'])}" for cell in cells)
+    sizes = dict.fromkeys(f"{cell.nodes} × {spelled(cell.tasks_per_node)}" for cell in study.planned)
     if sizes:
         facts.append(("nodes × ranks per node", listed([*sizes], limit=20)))
     if digest := matrix_digest(study):
@@ -345,7 +343,7 @@ def citation(results: Results) -> str:
     subject = "" if results.study.table else " of distributed data parallel training"
     notes = [count(int(runs["measured"].sum()), "run")]
     names = [name for name in ("device_name", "torch") if facts.get(name)]
-    notes += [f"{term('environment', name)} {facts[name]}" for name in names]
+    notes += [f"{fact_title(name)} {facts[name]}" for name in names]
     if digest := matrix_digest(study):
         notes.append(f"matrix SHA-256 {digest[:16]}")
     fields = {

@@ -2,7 +2,7 @@
 
 Reviewers expect these facts: the method; the measurements with speedup, efficiency, interval and number of
 runs; the requested job size and why; time and cost of a training with a reserve for failures; and what limits
-the numbers. Sentences are in proposal.toml, and each value has the number of its source.
+the numbers. Each value has the number of its source.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import cached_property
 from typing import Annotated, Any
 
 from analysis.causes.catalogue import NOT_EXPLAINED
@@ -24,13 +24,22 @@ from analysis.report.figures.all_figures import efficiency_figure
 from analysis.report.figures.drawing import Drawing
 from analysis.report.results import Results
 from analysis.report.tables import shown_columns, texts_of
-from analysis.report.what_was_run import TEXTS, Executed, Sources, constant_batch, what_was_run
+from analysis.report.what_was_run import Executed, Sources, constant_batch, what_was_run
 from analysis.report.words import mode_title
 from analysis.stats.attempts import cell_success, reserve
-from analysis.stats.columns import PROPOSAL, Column, ScalingRow, by_series, first_of_cells, three_digits
+from analysis.stats.columns import (
+    PROPOSAL,
+    Column,
+    ScalingRow,
+    by_series,
+    first_of_cells,
+    part_title,
+    three_digits,
+)
 from analysis.stats.estimate import MIN_RUNS
 from analysis.stats.scaling import GUIDE
-from analysis.text import message, one_line
+from analysis.text import heading, message, one_line
+from bench.finding import Finding, messages
 from bench.units import (
     MISSING,
     capital,
@@ -45,7 +54,6 @@ from bench.units import (
     seconds,
     whole,
 )
-from bench.words import about, heading, sentences, term
 
 #: The samples of a training if none are stated.
 _EXAMPLE = 1_000_000
@@ -55,11 +63,28 @@ _LONG = 2
 _MOST_LOSSES = 3
 #: Maximum number of cells without a result that are listed.
 _MOST_MISSING = 6
-#: Values of a fact that are left out: the times of disturbances, lists of single runs, and messages of a job.
-_DETAILS = ("start", "end", "runs", "reason")
+#: Values of a finding that are left out: times of disturbances, lists of runs, and messages of a job.
+_DETAILS = {"start", "end", "runs", "reason"}
 #: Columns that the table's caption explains.
 _EXPLAINED = ("global_batch", "cost")
 _COST = "Node-h per million"
+_REQUEST = "The request. Samples, time and hours are those of one training on the measured machine."
+#: Cells in the text of a finding that are not in the table.
+_OTHERS = "others not in the table"
+#: By :attr:`Executed.kind`: what the time of a training does not include, and what is not known of a command.
+_LEFT_OUT = {
+    "average": "queue waits and work outside the reported rate",
+    "values": "start-up, queue waits and work outside the reported rate",
+    "recorder": "start-up, queue waits, and work between two loops over the batches",
+    "built_in": "start-up, validation, checkpoints and queue waits",
+}
+_UNKNOWN = {
+    "recorder": "what the command reads and writes; its kind of model; modules that its script imports",
+    "values": (
+        "whether the command used the batches of the plan; its input, output, model and memory; whether its "
+        "warm-up was over and its ranks equally fast; modules that its script imports"
+    ),
+}
 #: The cells that a finding names, the finding in words, and whether it is an error.
 _Finding = tuple[set[str], str, bool]
 
@@ -152,14 +177,19 @@ class _Proposal:
         return self.series[0].base if self.found.best is None else self.found.best
 
     @property
-    def error(self) -> str:
-        """The kind of the error of the requested size; empty if its values are valid."""
-        return self.results.invalid.get(self.row.cell_id, "")
+    def error(self) -> Finding | None:
+        """The error of the requested size; None if its values are valid."""
+        return self.results.invalid.get(self.row.cell_id)
 
     @property
     def shown(self) -> list[ScalingRow]:
         """The rows of the table, and their baselines."""
         return [row for one in self.series for row in (*one.rows, one.base)]
+
+    @property
+    def cite(self) -> Callable[..., str]:
+        """The numbers of some sources, see :meth:`Sources.cite`."""
+        return self.sources.cite
 
     def context(self, figure: Drawing | None) -> dict[str, Any]:
         """Return the values of the templates, see :func:`proposal_context`."""
@@ -180,7 +210,7 @@ class _Proposal:
             "figure": figure,
             "figure_caption": caption,
             "request": request,
-            "request_caption": TEXTS["request"]["caption"],
+            "request_caption": _REQUEST,
             "limits": [(_letter(place), text) for place, text in enumerate(limits)],
             "sources": self.sources.texts,
         }
@@ -190,15 +220,26 @@ class _Proposal:
     def definitions(self) -> Iterator[str]:
         """Yield the definitions of efficiency and interval, as far as the table contains them."""
         if not self.scales:
-            yield self.sources.say("method", "no_series")
+            yield ("No two sizes can be compared with each other, so there is no speedup and no efficiency.")
             return
         if any(known(row.throughput_low) for row in self.shown):
-            yield self.sources.say("method", "intervals", "scaling")
+            yield (
+                "Ranges are 95 % confidence intervals over the runs (Student's t, for ratios Welch's t, on "
+                f"logarithms) {self.cite('scaling')}."
+            )
         base = " and ".join(dict.fromkeys(job_size(one.base) for one in self.series))
-        yield self.sources.say("method", "symbols", base=base)
+        yield f"T is the time per step on N ranks, and the baseline N0 is {base}."
         for one in self.series:
-            yield self.sources.say("method", one.mode, batch=constant_batch(one.mode, self.executed))
-        yield self.sources.say("method", "guide", "guide", guide=GUIDE)
+            batch = constant_batch(one.mode, self.executed)
+            if one.mode == "strong":
+                formulas = "speedup S(N) = T(N0)/T(N), efficiency E(N) = S(N) N0/N"
+            else:
+                formulas = "efficiency E(N) = T(N0)/T(N), scaled speedup S(N) = E(N) N/N0"
+            yield f"{mode_title(one.mode)} keeps the {batch} constant: {formulas}."
+        yield (
+            f"The guide for the efficiency is {GUIDE}, which the POP Centre of Excellence regards as "
+            f"acceptable for its own efficiency metrics {self.cite('guide')}."
+        )
 
     def table(self, findings: Sequence[_Finding]) -> dict[str, Any]:
         """Return the table's caption, headings and rows; an empty column is left out."""
@@ -214,7 +255,9 @@ class _Proposal:
         meanings = {name: columns[name].meaning for name in _EXPLAINED if name in texts}
         explained = [f"{headings[name]}: {meaning}" for name, meaning in meanings.items()]
         explained += [f"{MISSING}: no value"] * any(MISSING in own for own in texts.values())
-        explained += [TEXTS["table"]["shared"]] * (len({row.cell_id for row in rows}) < len(rows))
+        explained += ["rows with the same ranks and batch show the same runs"] * (
+            len({row.cell_id for row in rows}) < len(rows)
+        )
         named = [f"{mode_title(one.mode)}" for one in self.series if one.mode] or ["Measurements"]
         source = self.sources.cite("scaling")
         return {
@@ -238,49 +281,67 @@ class _Proposal:
 
     def advice(self) -> Iterator[str]:
         """Yield the requested size with its reason, and what is known about larger sizes."""
-        found, series, say = self.found, self.series[0], partial(self.sources.say, "advice")
+        found, series = self.found, self.series[0]
         other = found.closest or next(iter(found.open), None)
         if (best := found.best) is not None:
-            size, efficiency = job_size(best), _efficiency(best)
-            values = {"mode": series.mode, "guide": GUIDE, "runs": MIN_RUNS, "efficiency": efficiency}
-            checks = {one.name: one.possible for one in self.results.assessment.checks}
-            values["undisturbed"] = TEXTS["advice"]["undisturbed"] if checks.get("disturbances") else ""
-            yield say("best", "scaling", size=size, **values)
+            yield self._recommended(best, series.mode)
             other = next((row for row in series.rows if row.gpus > best.gpus), None)
             if other is None:
-                yield say("largest")
+                yield "No larger size has an efficiency."
             elif other not in found.open[:1]:
-                yield say("larger", size=job_size(other), efficiency=_efficiency(other))
+                yield f"The next larger size, {job_size(other)}, has an efficiency of {_efficiency(other)}."
         elif not found.open:
             if closest := found.closest:
-                values = {"guide": GUIDE, "mode": series.mode, "efficiency": _efficiency(closest)}
-                yield say("closest", "scaling", size=job_size(closest), **values)
+                yield (
+                    f"No measured size beyond the baseline reaches an efficiency of {GUIDE} ({series.mode} "
+                    f"scaling); {job_size(closest)} is closest, with {_efficiency(closest)} "
+                    f"{self.cite('scaling')}."
+                )
             else:
-                yield say("nothing", "scaling")
+                yield f"No size beyond the baseline has an efficiency {self.cite('scaling')}."
         if found.open:
             yield self._undecided(found.open[0])
+        base = job_size(series.base)
         if best is None and self.error:
-            yield say("not_valid", size=job_size(series.base), error=heading(self.error))
+            yield (
+                f"No size is requested: the values of the baseline, {base}, are not valid "
+                f"({heading(self.error)})."
+            )
         elif best is None:
-            yield say("baseline", size=job_size(series.base))
+            yield f"The request is therefore for the baseline, {base}."
         if other and not self.error:
             yield from self._gain(self.row, other)
+
+    def _recommended(self, best: ScalingRow, mode: str) -> str:
+        """Return sentences about the recommended size."""
+        checks = {one.name: one.possible for one in self.results.assessment.checks}
+        undisturbed = " without a recorded disturbance (such as another job on the nodes)"
+        return (
+            f"The requested job size is {job_size(best)}, with an efficiency of {_efficiency(best)} ({mode} "
+            f"scaling) {self.cite('scaling')}. In {mode} scaling, it is the largest measured size whose "
+            f"whole interval is at least {GUIDE}, with at least {MIN_RUNS} runs of it and of the baseline"
+            f"{undisturbed if checks.get('disturbances') else ''}."
+        )
 
     def _gain(self, chosen: ScalingRow, larger: ScalingRow) -> Iterator[str]:
         """Yield what a larger size than the requested one gains and costs, if it is valid."""
         gain = larger.throughput_samples_per_sec / chosen.throughput_samples_per_sec
         cost = hours_per_million(larger) / hours_per_million(chosen)
         if known(gain) and known(cost) and not self.results.error_of(larger):
-            values = {"gain": three_digits(gain), "cost": three_digits(cost)}
-            yield self.sources.say("advice", "gain", size=job_size(larger), **values)
+            yield (
+                f"{job_size(larger)} has {three_digits(gain)} times the throughput and {three_digits(cost)} "
+                "times the node-hours per sample of the requested size."
+            )
 
     def _undecided(self, row: ScalingRow) -> str:
         """Return a sentence about a size that the runs neither recommend nor rule out."""
-        size, say = job_size(row), partial(self.sources.say, "advice")
+        size = job_size(row)
         if error := self.results.error_of(row):
-            return say("invalid", size=size, error=heading(error))
-        values = {"mode": row.mode, "guide": GUIDE, "efficiency": _efficiency(row)}
-        return say("open", "scaling", size=size, **values)
+            return f"Nothing is concluded about {size}: its values are not valid ({heading(error)})."
+        return (
+            f"The runs cannot tell whether {size} reaches an efficiency of {GUIDE} ({row.mode} scaling): it "
+            f"has {_efficiency(row)} {self.cite('scaling')}."
+        )
 
     def losses(self) -> Iterator[str]:
         """Yield the largest losses of the largest valid size of the first series, if they are known."""
@@ -289,53 +350,52 @@ class _Proposal:
         if division is None or valid[-1].efficiency > 1 - LEAST_LOSS or not known(main_loss(division)[1]):
             return
         rest = next(one for one in division.rows if one.cause == NOT_EXPLAINED)
-        shares = [(about(one.causes, "title"), one.share) for one in division.rows if one is not rest]
+        shares = [(one.title, one.share) for one in division.rows if one is not rest]
         if not rest.share_low <= 0:
-            shares += [(term("part", part), share) for part, share in rest_parts(division)]
+            shares += [(part_title(part.part), part.share) for part in rest_parts(division)]
         largest = sorted((one for one in shares if abs(one[1]) >= LEAST_LOSS), key=lambda one: -abs(one[1]))
         texts = [
             f"{name} {percent(share)}" if share > 0 else f"{name}, a gain of {percent(-share)}"
             for name, share in largest[:_MOST_LOSSES]
         ]
         base = self.results.divisions.get(self.series[0].base.place)
-        values = {
-            "size": job_size(valid[-1]),
-            "loss": percent(division.loss),
-            "base": self.sources.say("advice", "base_loss", loss=percent(base.loss)) if base else "",
-            "losses": listed(texts),
-        }
-        yield self.sources.say("advice", "losses", "causes", **values)
+        of_base = f" (the baseline: {percent(base.loss)})" if base else ""
+        yield (
+            f"An ideal step only computes, at the speed of the baseline; a step of {job_size(valid[-1])} "
+            f"loses {percent(division.loss)} of its time{of_base}. The largest losses, as shares of the "
+            f"step: {listed(texts)} {self.cite('causes')}."
+        )
 
     # -- the request ------------------------------------------------------------------
 
     def request(self) -> Iterator[tuple[str, str, str]]:
         """Yield the rows of the request: a quantity, its value, and its source or formula."""
-        row, words = self.row, TEXTS["request"]
+        row = self.row
         work, stated = (Work(_EXAMPLE), "an example") if self.work is None else (self.work, "applicant")
         source = self.sources.cite("scaling")
         times_s = [work.total / rate for rate in _rates(row)]
-        yield words["size"], job_size(row), source
-        yield words["rate"], _with_range(_rates(row), number), f"samples/s {source}"
+        yield "Job size", job_size(row), source
+        yield "Throughput", _with_range(_rates(row), number), f"samples/s {source}"
         epochs = f"{work.samples:,} x {work.epochs} epochs = " if work.epochs > 1 else ""
-        yield words["work"], f"{epochs}{work.total:,}", stated
-        yield words["time"], _with_range(times_s, human_duration), "samples / throughput"
+        yield "Samples", f"{epochs}{work.total:,}", stated
+        yield "Time", _with_range(times_s, human_duration), "samples / throughput"
         units = [("node-hours", "node", row.nodes)] if nodes_known(row) else []
         units += [("GPU-hours", "GPU", row.gpus)] if self._has_gpus else []
         units = units or [("rank-hours", "rank", row.gpus)]
         for name, unit, times in units:
             hours = [times * one / 3600 for one in times_s]
-            yield words[name], _with_range(hours, three_digits), f"{count(int(times), unit)} x time"
-        yield words["trainings"], f"{work.trainings:,}", stated
+            yield capital(name), _with_range(hours, three_digits), f"{count(int(times), unit)} x time"
+        yield "Trainings", f"{work.trainings:,}", stated
         share, formula = 0.0, "trainings x hours"
         if not self.executed.study.table:
             done, tried = cell_success(self.executed.study)[row.cell_id]
             share, source = reserve(done / tried), self.sources.cite("runs")
-            value = {"share": percent(share), "done": done, "attempts": count(tried, "attempt")}
-            yield words["reserve"], words["of_attempts"].format(**value), f"1/({done}/{tried}) - 1 {source}"
+            completed = f"{percent(share)}: {done} of {count(tried, 'attempt')} completed"
+            yield "Reserve", completed, f"1/({done}/{tried}) - 1 {source}"
             formula += " x (1 + reserve)"
         hours = [work.trainings * (1 + share) * time_s / 3600 for time_s in times_s]
         totals = [f"{_with_range([n * one for one in hours], three_digits)} {name}" for name, _, n in units]
-        yield words["total"], ", ".join(totals), formula
+        yield "Total", ", ".join(totals), formula
 
     @property
     def _has_gpus(self) -> bool:
@@ -347,19 +407,19 @@ class _Proposal:
     def findings(self) -> list[_Finding]:
         """Return the errors and warnings about cells of the table, and the sizes with few runs."""
         shown = {row.cell_id: row for row in self.shown}
-        others = TEXTS["limits"]["others"]
-        names = {cell: name if cell in shown else others for cell, name in self._names.items()}
+        names = {cell: name if cell in shown else _OTHERS for cell, name in self._names.items()}
         found = []
         for fact in self.results.assessment.findings:
             if cells := {cell for cell in shown if not fact.subject or cell in fact.subject}:
                 subject = sorted(fact.subject, key=lambda cell: cell not in shown)
-                subject = list(dict.fromkeys(names.get(cell, others) for cell in subject))
-                named = replace(fact, subject=tuple(subject), values=_renamed(fact.values, names))
-                values = {"heading": heading(fact.kind), "text": message(named)}
-                text = self.sources.say("limits", fact.severity, "page", **values)
-                found.append((cells, text, fact.severity == "error"))
+                subject = list(dict.fromkeys(names.get(cell, _OTHERS) for cell in subject))
+                named = replace(_renamed(fact, names), subject=tuple(subject))
+                is_error = fact.severity == "error"
+                text = f"{heading(fact)}. {message(named)} {self.cite('page')}"
+                found.append((cells, f"Not valid: {text}" if is_error else text, is_error))
         if few := {cell for cell, row in shown.items() if 0 < row.n < MIN_RUNS}:
-            found.append((few, self.sources.say("limits", "few_runs", runs=MIN_RUNS), False))
+            text = f"Fewer than {MIN_RUNS} runs: without an interval, differences may be chance."
+            found.append((few, text, False))
         return found
 
     @cached_property
@@ -373,25 +433,31 @@ class _Proposal:
 
     def limits(self, request: Sequence[tuple[str, str, str]]) -> Iterator[str]:
         """Yield what else limits the numbers and the ``request``, as far as it is known."""
-        say, executed = partial(self.sources.say, "limits"), self.executed
+        executed = self.executed
         if self.scales and not known(self.row.throughput_samples_per_sec):
-            yield say("no_rate")
+            yield (
+                "The throughput, and with it the time and cost of a training, is not known: the table does "
+                "not contain the batch of a step."
+            )
         if self.scales:
             yield from self._all_runs()
         if {row.nodes for row in self.shown if nodes_known(row)} == {1}:
-            yield say("one_node")
+            yield "All sizes are on one node: scaling over nodes was not measured."
         if request and not self.executed.reads_values:
             yield from self._extrapolation()
         if not executed.study.table:
             if request:
-                yield say("left_out", left_out=TEXTS["left_out"][executed.kind])
+                yield f"The time per training does not include {_LEFT_OUT[executed.kind]}."
                 yield from self._reserve_and_memory()
             if executed.kind != "built_in" and any(row.n for row in self.shown):
-                unknown = TEXTS["unknown"]["recorder" if executed.kind == "recorder" else "values"]
-                yield say("not_examined", unknown=unknown)
+                yield f"Not examined: {_UNKNOWN['recorder' if executed.kind == 'recorder' else 'values']}."
         yield from self._without_result()
         if more := len(self._not_described):
-            yield say("series", "scaling", series=count(more, "other series", "other series"))
+            series = count(more, "other series", "other series")
+            yield (
+                f"Not described: {series} of the study, with other settings or another batch "
+                f"{self.cite('scaling')}."
+            )
 
     @cached_property
     def _not_described(self) -> set[str]:
@@ -409,7 +475,10 @@ class _Proposal:
             if (text := fraction(row.efficiency_all)) not in (MISSING, fraction(row.efficiency))
         ]
         if texts:
-            yield self.sources.say("limits", "all_runs", "scaling", efficiencies=listed(texts))
+            yield (
+                f"With the runs that were left out as disturbed, the efficiency is {listed(texts)} "
+                f"{self.cite('scaling')}."
+            )
 
     def _extrapolation(self) -> Iterator[str]:
         """Yield how long a run of the requested size was measured, if a training takes much longer."""
@@ -418,13 +487,20 @@ class _Proposal:
         window_s, work = own["window_s"].median(), self.work or Work(_EXAMPLE)
         times = work.total / self.row.throughput_samples_per_sec / window_s
         if times >= _LONG:
-            values = {"measured": seconds(window_s), "times": three_digits(times)}
-            yield self.sources.say("limits", "extrapolated", "runs", **values)
+            yield (
+                f"A run of the requested size was timed for {seconds(window_s)} (median) "
+                f"{self.cite('runs')}; a training, {three_digits(times)} times as long, is assumed to run at "
+                "the same speed."
+            )
 
     def _reserve_and_memory(self) -> Iterator[str]:
         success = cell_success(self.executed.study)[self.row.cell_id]
-        values = {"attempts": count(success.attempted, "attempt"), "low": percent(success.low)}
-        yield self.sources.say("limits", "reserve", "wilson", most=percent(reserve(success.low)), **values)
+        yield (
+            f"With {count(success.attempted, 'attempt')}, the success rate may be as low as "
+            f"{percent(success.low)} (lower end of its 95 % interval {self.cite('wilson')}); the reserve "
+            f"would then be {percent(reserve(success.low))}. Each failure is taken to be independent and to "
+            "cost a whole job."
+        )
         runs = self.executed.runs[self.executed.runs["cell_id"] == self.row.cell_id]["run_id"]
         epochs = self.executed.study.epochs
         used = epochs.loc[epochs["run_id"].isin(runs), "peak_mem_bytes"].astype(float).max()
@@ -434,7 +510,8 @@ class _Proposal:
             # Only the memory of a GPU is known to be that of one rank.
             of = f", of the {human_bytes(min(sizes))} of its GPU" if len(sizes) == len(envs) else ""
             names = ("memory", "env") if of else ("memory",)
-            yield self.sources.say("limits", "memory", *names, used=human_bytes(used), of=of)
+            what = f"A rank of the requested size used up to {human_bytes(used)} of memory{of}"
+            yield f"{what} {self.cite(*names)}."
 
     def _without_result(self) -> Iterator[str]:
         """Yield the sizes that are not in the table, with the reasons."""
@@ -443,20 +520,27 @@ class _Proposal:
         out = [row for row in out if row.series not in self._not_described]
         lacking = first_of_cells(row for row in out if not (row.n and known(row.efficiency)))
         for row in lacking[:_MOST_MISSING]:
-            facts = [replace(fact, values=_renamed(fact.values, {})) for fact in row.facts]
-            reason = one_line(sentences(facts), limit=200) or (row.state if not row.n else "no series")
-            values = {"size": self._names[row.cell_id], "reason": reason, "runs": count(int(row.n), "run")}
-            yield self.sources.say("limits", "not_comparable" if row.n else "missing", "scaling", **values)
+            reason = messages(_renamed(row.facts, {}))
+            reason = one_line(reason, limit=200) or (row.state if not row.n else "no series")
+            what = "has no result"
+            if row.n:
+                what = f"was measured in {count(int(row.n), 'run')}, but is not in the table"
+            yield f"{self._names[row.cell_id]} {what}: {reason} {self.cite('scaling')}."
         if (more := len(lacking) - _MOST_MISSING) > 0:
-            yield self.sources.say("limits", "more", "scaling", cells=count(more, "more configuration"))
+            cells = count(more, "more configuration")
+            yield f"{cells} of the plan have no result or no efficiency, either {self.cite('scaling')}."
 
 
 def _renamed(value: Any, names: Mapping[str, str]) -> Any:
-    """Return the values of a fact with other names of its cells, without details and other cells."""
+    """Return a finding, or a value of it, with other names of its cells, without details and other cells."""
+    if is_dataclass(value) and not isinstance(value, type):
+        values = {one.name: (one.default, getattr(value, one.name)) for one in fields(value)}
+        details = {name for name in values.keys() & _DETAILS if not isinstance(values[name][1], int)}
+        renamed = {name: _renamed(own, names) for name, (_, own) in values.items()}
+        return replace(value, **renamed | {name: values[name][0] for name in details})
     if isinstance(value, Mapping):
-        kept = {key: own for key, own in value.items() if key not in _DETAILS or isinstance(own, int)}
-        own = {names.get(key, key): _renamed(own, names) for key, own in kept.items()}
-        return {key: one for key, one in own.items() if key != TEXTS["limits"]["others"]}
+        own = {names.get(key, key): _renamed(one, names) for key, one in value.items()}
+        return {key: one for key, one in own.items() if key != _OTHERS}
     if isinstance(value, list | tuple):
         return type(value)(_renamed(own, names) for own in value)
     return names.get(value, value) if isinstance(value, str) else value

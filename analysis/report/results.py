@@ -14,7 +14,7 @@ from analysis.causes.evidence import RunFacts
 from analysis.causes.table import cause_rows, divide_study, read_evidence, read_run_facts
 from analysis.checks.assessment import Assessment, assess
 from analysis.checks.fabric import FabricRow, SweepRow, fabric_table, sweep_rows
-from analysis.checks.scaling_table import Invalid, Verdict, invalid_reason, scaling_table, verdicts
+from analysis.checks.scaling_table import Invalid, Verdict, error_of, scaling_table, verdicts
 from analysis.checks.slow_ranks import RankMeans, least_balanced_cells, rank_means
 from analysis.compare.comparison import Comparison
 from analysis.compare.strategies import StrategyRow, strategy_rows
@@ -27,6 +27,7 @@ from analysis.stats.attempts import all_attempts
 from analysis.stats.columns import ScalingRow, by_series
 from analysis.stats.measured import Frames, measure
 from analysis.stats.scaling import two_axes
+from bench.finding import Finding
 
 
 @dataclass(frozen=True)
@@ -58,9 +59,9 @@ class Results:
         """The cells whose values are not valid."""
         return self.assessment.invalid
 
-    def error_of(self, row: ScalingRow) -> str:
-        """Return why the values of a row or of its baseline are not valid; empty if they are."""
-        return invalid_reason(row, row.base, self.invalid)
+    def error_of(self, row: ScalingRow) -> Finding | None:
+        """Return the error of a row or of its baseline; None if their values are valid."""
+        return error_of(row, row.base, self.invalid)
 
     @cached_property
     def verdicts(self) -> dict[int, Verdict]:

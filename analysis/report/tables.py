@@ -22,10 +22,11 @@ from analysis.stats.columns import (
     columns_of,
     dtypes_of,
 )
+from analysis.stats.measured import outcome_text
 from analysis.text import markdown, markdown_line, one_line
+from bench.finding import messages
 from bench.study.ledger import RunState
 from bench.units import MISSING, capital, fraction, interval, known, number, percent, seconds
-from bench.words import about, sentences, term
 
 #: A LaTeX table with more rows is a longtable.
 _PAGE_ROWS = 40
@@ -102,8 +103,8 @@ def runs_csv(attempts: pd.DataFrame) -> str:
     frame = attempts.assign(allocation_id=attempts["job_id"])[columns].copy()
     for name in ("started_at", "ended_at"):
         frame[name] = frame[name].dt.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-    frame["disturbed"] = [sentences(found or ()) for found in frame["disturbed"]]
-    frame["reason"] = attempts["facts"].map(sentences)
+    frame["disturbed"] = [messages(found or ()) for found in frame["disturbed"]]
+    frame["reason"] = attempts["facts"].map(messages)
     return csv_text(frame)
 
 
@@ -115,7 +116,7 @@ def causes_frame(causes: Iterable[CauseRow]) -> pd.DataFrame:
     """
     rows = [
         {name: getattr(one, name) for name in CAUSE_COLUMNS[:-2]}
-        | {"cause": one.name, "evidence": sentences(one.evidence), "remedy": about(one.causes, "remedy")}
+        | {"cause": one.name, "evidence": messages(one.evidence), "remedy": one.remedy}
         for one in causes
     ]
     return pd.DataFrame(rows, columns=list(CAUSE_COLUMNS)).astype({"rank": "Int64"})
@@ -270,7 +271,7 @@ def run_data(attempts: pd.DataFrame) -> dict[str, Any]:
         shared = len(run.cell_id) if run.run_id.startswith(run.cell_id) else 0
         numbers.setdefault(run.cell_id, len(numbers))
         attempt = 0 if pd.isna(run.attempt) else int(run.attempt)
-        texts = [add(run.state), add(run.failure_class), add(sentences(run.facts), 400)]
+        texts = [add(run.state), add(run.failure_class), add(messages(run.facts), 400)]
         evidence = [add(text) for text in (run.evidence if isinstance(run.evidence, tuple) else ())]
         rate = number(run.rate) if known(run.rate) else ""
         rows.append([numbers[run.cell_id], shared, run.run_id[shared:], attempt, *texts, rate, *evidence])
@@ -302,10 +303,10 @@ def runs_context(attempts: pd.DataFrame) -> dict[str, Any]:
 
 
 def _run_row(run: Any) -> list[str]:
-    reasons = [one_line(sentences(run.facts), limit=400)]
+    reasons = [one_line(messages(run.facts), limit=400)]
     if run.outlier:
         reasons.append("outlier, counted: |x − median| / MAD above 14.8")
-    planned = term("outcome", RunState.PLANNED) if run.state == RunState.PLANNED else MISSING
+    planned = RunState.PLANNED.words if run.state == RunState.PLANNED else MISSING
     return [
         run.run_id,
         MISSING if pd.isna(run.attempt) else str(run.attempt),
@@ -338,5 +339,5 @@ def grid_row(size: ScalingRow) -> list[str]:
         f"{fraction(size.efficiency)} {bounds}".strip(),
         fraction(size.efficiency_within_node),
         MISSING if size.nodes == 1 else fraction(size.efficiency_over_nodes),
-        one_line(size.reason, limit=160) or ("" if size.n else term("outcome", size.state)),
+        one_line(size.reason, limit=160) or ("" if size.n else outcome_text(size.state)),
     ]

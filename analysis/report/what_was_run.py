@@ -6,7 +6,6 @@ placeholders, and the source of its values.
 
 from __future__ import annotations
 
-import tomllib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,30 +16,46 @@ from typing import Any, TypeAlias
 import pandas as pd
 
 from analysis.data.differences import spelled
-from analysis.data.environment import Environment, sampled
-from analysis.data.load import Study, metrics_of_cells
+from analysis.data.environment import Environment, fact_title, sampled
+from analysis.data.load import Study
 from analysis.report.words import WORDS
 from analysis.text import clean, one_line
-from bench.matrix.cell import canonical, command_label, shown_command
+from bench.matrix.cell import Cell, canonical, shown_command
 from bench.matrix.models import models_using
-from bench.matrix.workload import WorkloadOptions, names_in, tokens
-from bench.study.readings import has_readings, is_average
+from bench.matrix.strategies import STRATEGIES
+from bench.matrix.workload import CELL_VALUES, names_in, tokens
 from bench.study.run_json import read_run
-from bench.units import count, listed, whole
+from bench.train.options import OPTIONS
+from bench.units import capital, count, listed, whole
 from bench.variables import shown_variables
-from bench.words import term
 
-#: The sentences of the proposal: table of proposal.toml -> name -> text.
-TEXTS: dict[str, dict[str, str]] = tomllib.loads(
-    (Path(__file__).resolve().parent / "template" / "proposal.toml").read_text(encoding="utf-8")
-)
+#: The sources of values, by name: files of a study, and literature.
+_FILES = {
+    "plan": "plan.json: the plan",
+    "runs": "report/runs.csv: each run and attempt",
+    "scaling": "report/scaling.csv: the measured sizes",
+    "page": "report/index.html: checks of the values",
+    "causes": "report/causes.csv: the losses of each size by cause",
+    "env": "env.json of the runs: machine and software",
+    "script": "run.json of the runs: the command as submitted",
+    "memory": "metrics.csv of the runs: peak_mem_bytes",
+}
+_LITERATURE = {
+    "wilson": "E. B. Wilson, JASA 22 (1927)",
+    "guide": "POP (Performance Optimisation and Productivity), co-design.pop-coe.eu/metrics",
+}
 #: Options of the built-in training that determine its computation, and others that are named if they are set.
 _SETTINGS = ("model", "strategy", "seq_len", "image_size", "precision", "optimizer")
 _FURTHER = ("memory_format", "grad_accum", "bucket_cap_mb", "activation_checkpointing", "compile")
+_TITLES = {
+    "seq_len": "sequence length",
+    "grad_accum": "gradient accumulation",
+    "bucket_cap_mb": "size of the gradient buckets in MiB",
+    "compile": "torch.compile",
+}
 #: Placeholders whose values are names, or are known in the job only.
 _NAMES = frozenset({"study", "cell_id", "run_dir", "master_addr", "master_port"})
-#: Cells, as in plan.json.
-Cells: TypeAlias = Sequence[Mapping[str, Any]]
+Cells: TypeAlias = Sequence[Cell]
 _SOFTWARE, _TRANSPORT = ("python", "torch", "cuda", "nccl"), ("backend", "network", "interface")
 
 
@@ -53,13 +68,9 @@ class Sources:
 
     def cite(self, *names: str) -> str:
         """Return the numbers of some sources: ``[1, 2]``."""
-        texts = [TEXTS["literature"].get(name) or self._table or TEXTS["sources"][name] for name in names]
+        texts = [_LITERATURE.get(name) or self._table or _FILES[name] for name in names]
         numbers = {self._numbers.setdefault(text, len(self._numbers) + 1) for text in texts}
         return f"[{', '.join(map(str, sorted(numbers)))}]"
-
-    def say(self, table: str, name: str, *names: str, **values: Any) -> str:
-        """Return a sentence of proposal.toml with its values and the numbers of its sources."""
-        return TEXTS[table][name].format(**values, cite=self.cite(*names) if names else "")
 
     @property
     def texts(self) -> list[str]:
@@ -75,38 +86,35 @@ class Executed:
     runs: pd.DataFrame
 
     @cached_property
-    def cells(self) -> list[Mapping[str, Any]]:
-        """The cells of the runs, as in plan.json."""
+    def cells(self) -> list[Cell]:
+        """The planned cells of the runs."""
         shown = set(self.runs["cell_id"])
-        return [cell for cell in self.study.plan.get("cells") or [] if clean(cell["cell_id"]) in shown]
+        return [cell for cell in self.study.planned if clean(cell.cell_id) in shown]
 
     @property
     def reads_values(self) -> bool:
         """True if values come from the output or a file of a command, without the recorder."""
-        return any(map(has_readings, metrics_of_cells({"cells": self.cells}).values()))
+        return any(cell.reads_values for cell in self.cells)
 
     @property
     def kind(self) -> str:
         """The name of the source of values: ``average``, ``values``, ``recorder`` or ``built_in``."""
-        if any(map(is_average, metrics_of_cells({"cells": self.cells}).values())):
+        if any(cell.is_average for cell in self.cells):
             return "average"
         if self.reads_values:
             return "values"
-        commands = [(cell.get("workload") or {}).get("command") for cell in self.cells]
-        return "recorder" if any(commands) else "built_in"
+        return "built_in" if all(cell.follows_plan for cell in self.cells) else "recorder"
 
-    def kinds(self) -> list[list[Mapping[str, Any]]]:
+    def kinds(self) -> list[list[Cell]]:
         """Return the cells in groups; a group has one command and one source of values."""
-        groups: dict[str, list[Mapping[str, Any]]] = {}
+        groups: dict[str, list[Cell]] = {}
         for cell in self.cells:
-            workload = cell.get("workload") or {}
-            key = canonical([workload.get("command"), workload.get("metrics")])
-            groups.setdefault(key, []).append(cell)
+            groups.setdefault(canonical([cell.argv, cell.metrics]), []).append(cell)
         return list(groups.values())
 
     def commands(self, cells: Cells) -> list[Mapping[str, Any]]:
         """Return ``command`` of run.json for the runs of ``cells``; of many runs, only a sample is read."""
-        own = self.runs[self.runs["cell_id"].isin([clean(cell["cell_id"]) for cell in cells])]
+        own = self.runs[self.runs["cell_id"].isin([clean(cell.cell_id) for cell in cells])]
         wanted = set(own["run_id"])
         places = [place for place, run_id in enumerate(self.study.runs["run_id"]) if run_id in wanted]
         attempts = [self.study.attempts[place] for place in sampled(self.study, places)]
@@ -117,7 +125,10 @@ class Executed:
 def what_was_run(executed: Executed, environment: Environment, sources: Sources) -> Iterator[str]:
     """Yield sentences about what the runs executed, where, when and how often."""
     if executed.study.table:
-        yield sources.say("method", "table", "scaling")
+        yield (
+            f"The values were measured elsewhere and are taken from a table {sources.cite('scaling')}. A "
+            "throughput is the harmonic mean over the n rows of a size."
+        )
         return
     yield _runs(executed.runs, sources, in_study=len(executed.study.runs))
     kinds = executed.kinds()
@@ -126,7 +137,7 @@ def what_was_run(executed: Executed, environment: Environment, sources: Sources)
     yield _launch(executed.cells, sources)
     yield from _machine(environment, executed, sources)
     if executed.runs["measured"].any():
-        yield sources.say("method", "statistics")
+        yield "A throughput is the harmonic mean over the n runs of a size."
 
 
 def constant_batch(mode: str, executed: Executed) -> str:
@@ -142,46 +153,49 @@ def _runs(runs: pd.DataFrame, sources: Sources, *, in_study: int) -> str:
     if not (pd.isna(first) or pd.isna(last)):
         days = list(dict.fromkeys(f"{time:%Y-%m-%d}" for time in (first, last)))
         what, when = "executed", f" {'on' if len(days) == 1 else 'between'} {' and '.join(days)} (UTC)"
-    values = {
-        "runs": count(len(runs), "run"),
-        "cells": count(runs["cell_id"].nunique(), "configuration"),
-        "of_all": f" (of {in_study:,} runs of the study)" if in_study > len(runs) else "",
-    }
+    of_all = f" (of {in_study:,} runs of the study)" if in_study > len(runs) else ""
+    number = f"{count(len(runs), 'run')} of {count(runs['cell_id'].nunique(), 'configuration')}{of_all}"
+    tool, cited = "the tool ddp-scaling-bench", sources.cite("plan", "runs")
     if runs["measured"].any():
-        return sources.say("method", "measured", "plan", "runs", when=when, **values)
-    text = sources.say("method", "runs", "plan", "runs", what=what, when=when, **values)
-    return f"{text} {sources.say('method', 'unmeasured', 'runs')}"
+        return f"The numbers are those of {number}, executed by {tool}{when} {cited}."
+    none = f"None of them has a throughput {sources.cite('runs')}."
+    return f"{capital(tool)} {what} {number}{when} {cited}. {none}"
 
 
 # -- the training ---------------------------------------------------------------------
 
 
 def _of_kind(executed: Executed, cells: Cells, sources: Sources, *, is_only: bool) -> Iterator[str]:
-    """Describe what ``cells`` executed: all of them one command, or all the built-in training."""
-    workload = cells[0].get("workload") or {}
-    runs = executed.runs[executed.runs["cell_id"].isin([clean(cell["cell_id"]) for cell in cells])]
+    """Describe the only command that ``cells`` executed."""
+    runs = executed.runs[executed.runs["cell_id"].isin([clean(cell.cell_id) for cell in cells])]
     measured = bool(runs["measured"].any())
-    if words := [str(word) for word in workload.get("command") or []]:
-        label = one_line(command_label(workload, cells[0].get("swept") or {}), limit=60)
+    if not cells[0].follows_plan:
+        label = one_line(cells[0].command_label, limit=60)
         share = "these runs" if is_only else f"{count(len(runs), 'run')} ({label})"
-        command, where = _command(words, cells)
-        yield sources.say("method", "command", "plan", share=share, command=command, where=where)
+        command, where = _command(cells[0].argv, cells)
+        yield f"The command of {share} is {command}{where} {sources.cite('plan')}."
         yield _scripts(executed.commands(cells), sources)
         if measured:
             yield from _values_of_command(cells, runs, sources)
         return
-    models = {(cell.get("workload") or {}).get("model") for cell in cells}
+    models = {cell.workload.get("model") for cell in cells}
     used = [name for name in _SETTINGS if models & set(models_using(name) or models)]
-    default = {name: WorkloadOptions.model_fields[name].default for name in _FURTHER}
-    used += [name for name in _FURTHER if any(one["workload"][name] != default[name] for one in cells)]
-    terms = {name: "strategy" if name == "strategy" else "option" for name in used}
-    found = {name: [term(terms[name], one) for one in _values(cells, name)] for name in used}
-    options = [f"{term('option', name)} {' or '.join(own)}" for name, own in found.items() if own]
-    yield sources.say("method", "built_in", "plan", options=", ".join(options).replace("_", " "))
-    inputs = "; or ".join(dict.fromkeys(_input(cell["workload"]) for cell in cells))
-    yield sources.say("method", "data", "plan", inputs=inputs)
+    default = {name: (None, OPTIONS[name].default) for name in _FURTHER}
+    used += [name for name in default if any(cell.workload.get(name) not in default[name] for cell in cells)]
+    found = {name: [_value_title(name, one) for one in _values(cells, name)] for name in used}
+    options = [f"{_TITLES.get(name, name)} {' or '.join(own)}" for name, own in found.items() if own]
+    shown = ", ".join(options).replace("_", " ")
+    yield f"The training is that of the tool itself: {shown} {sources.cite('plan')}."
+    inputs = "; or ".join(dict.fromkeys(_input(cell.workload) for cell in cells))
+    yield f"Input: {inputs} {sources.cite('plan')}."
     if measured:
         yield _windows(cells, runs, sources, who="The training")
+
+
+def _value_title(option: str, value: str) -> str:
+    if option == "strategy":
+        return STRATEGIES[value].title if value in STRATEGIES else value
+    return {"true": "on", "false": "off"}.get(value, value)
 
 
 def _command(words: Sequence[str], cells: Cells) -> tuple[str, str]:
@@ -197,16 +211,16 @@ def _command(words: Sequence[str], cells: Cells) -> tuple[str, str]:
     ]
     varied = [f"{names[name]} is {' or '.join(own)}" for name, own in values.items() if len(own) > 1]
     varied += ["RUN_DIR is the folder of the run"] * ("run_dir" in values)
-    where = TEXTS["method"]["where"].format(options=listed(varied)) if varied else ""
+    where = f", where {listed(varied)}" if varied else ""
     return one_line(shown_command(filled), limit=400), where
 
 
 def _values(cells: Cells, name: str) -> list[str]:
     """Return the different values of an option or a placeholder, at most eight and "..." for others."""
     key = "tasks_per_node" if name == "gpus_per_node" else name
-    values = [cell.get(key, (cell.get("workload") or {}).get(key)) for cell in cells]
+    values = [getattr(cell, key) if key in CELL_VALUES else cell.workload.get(key) for cell in cells]
     if name.startswith("env."):
-        values = [shown_variables(cell).get(name[4:]) for cell in cells]
+        values = [shown_variables(cell.env, cell.swept).get(name[4:]) for cell in cells]
     texts = list(dict.fromkeys(spelled(value) for value in values if value is not None))
     return [*texts[:8], "..."] if len(texts) > 8 else texts
 
@@ -215,11 +229,12 @@ def _scripts(commands: Sequence[Mapping[str, Any]], sources: Sources) -> str:
     """Return a sentence about the script, its SHA-256 and its commit at the submission, as far as known."""
     found = Counter(_script(command) for command in commands if command.get("script"))
     if not found:
-        return sources.say("method", "no_script")
+        return "The code of this command was not recorded."
     texts = list(found)
     if len(texts) > 1:
         texts = [f"{text} for {count(runs, 'run')}" for text, runs in found.most_common()]
-    return sources.say("method", "script", "script", scripts=listed(texts, limit=4))
+    scripts = listed(texts, limit=4)
+    return f"When the runs were submitted, the script of this command was {scripts} {sources.cite('script')}."
 
 
 def _script(command: Mapping[str, Any]) -> str:
@@ -236,8 +251,8 @@ def _script(command: Mapping[str, Any]) -> str:
 
 def _values_of_command(cells: Cells, runs: pd.DataFrame, sources: Sources) -> Iterator[str]:
     """Yield the source of a command's values, and how they are converted."""
-    metrics = cells[0]["workload"].get("metrics") or {}
-    if not has_readings(metrics):
+    metrics = cells[0].metrics
+    if not cells[0].reads_values:
         yield _windows(cells, runs, sources, who="Timers of the tool in the script")
         return
     file = metrics.get("csv")
@@ -245,27 +260,32 @@ def _values_of_command(cells: Cells, runs: pd.DataFrame, sources: Sources) -> It
     skip = int(metrics.get("skip") or 0)
     read = metrics.get("columns") or metrics.get("output") or {}
     names = [name for name in ("throughput", "step_time") if name in read]
-    values = {
-        "what": " and ".join(name.replace("_", " ") for name in names),
-        "origin": origin,
-        "values": _range(runs["epochs"], "value"),
-        "skipped": f", after {count(skip, 'skipped value')}" if skip else "",
-    }
-    yield sources.say("method", "average" if is_average(metrics) else "values", "plan", "runs", **values)
+    reported = f"The command itself reported its {' and '.join(name.replace('_', ' ') for name in names)}"
+    if cells[0].is_average:
+        yield (
+            f"{reported} in {origin}, as an average over the whole run with its start-up; if several ranks "
+            f"did so, the lowest rate counts {sources.cite('plan', 'runs')}."
+        )
+    else:
+        skipped = f", after {count(skip, 'skipped value')}" if skip else ""
+        number = f"{_range(runs['epochs'], 'value')} per run"
+        yield f"{reported}, {number}, in {origin}{skipped} {sources.cite('plan', 'runs')}."
     unit = (metrics.get("units") or {}).get("throughput")
     if unit == "it/s" or "throughput" not in names:
-        yield sources.say("method", "planned_rate")
+        yield "Samples per second are computed with the batch of the plan."
     elif metrics.get("scope") == "per_gpu":
-        yield sources.say("method", "rate_of_ranks")
+        yield "Samples per second are the reported rate times the number of ranks."
     if "throughput" in names and unit != "it/s":
-        yield sources.say("method", "planned_step")
+        yield "The time per step is the batch of the plan divided by the throughput."
 
 
 def _windows(cells: Cells, runs: pd.DataFrame, sources: Sources, *, who: str) -> str:
     windows, steps = _range(runs["epochs"], "timed window"), _range(runs["steps"], "step")
-    warmup = " or ".join(dict.fromkeys(str(one["workload"]["warmup_steps"]) for one in cells))
-    values = {"who": who, "windows": windows, "steps": steps, "warmup": warmup}
-    return sources.say("method", "windows", "plan", "runs", **values)
+    warmup = " or ".join(dict.fromkeys(str(cell.workload["warmup_steps"]) for cell in cells))
+    return (
+        f"{who} measured the throughput in {windows} with {steps} in total per run, after at least {warmup} "
+        f"steps of warm-up {sources.cite('plan', 'runs')}."
+    )
 
 
 def _range(values: pd.Series, noun: str) -> str:
@@ -288,18 +308,16 @@ def _input(workload: Mapping[str, Any]) -> str:
 
 
 def _launch(cells: Cells, sources: Sources) -> str:
-    launchers = listed(list(dict.fromkeys(spelled(cell.get("launcher")) for cell in cells)))
-    on_gpus = any((cell.get("workload") or {}).get("device") == "cuda" for cell in cells)
+    launchers = listed(list(dict.fromkeys(spelled(cell.launcher) for cell in cells)))
+    on_gpus = any(cell.device == "cuda" for cell in cells)
     variables: dict[str, dict[str, None]] = {}
     for cell in cells:
-        for name, value in shown_variables(cell).items():
+        for name, value in shown_variables(cell.env, cell.swept).items():
             variables.setdefault(one_line(name, limit=60), {})[one_line(value, limit=80)] = None
     texts = [f"{name}={' or '.join(list(values)[:4])}".rstrip("=") for name, values in variables.items()]
-    values = {
-        "rank": "one process with one GPU" if on_gpus else "one process",
-        "variables": f" with the variables {listed(texts, limit=8)}" if texts else "",
-    }
-    return sources.say("method", "launch", "plan", launchers=launchers, **values)
+    rank = "one process with one GPU" if on_gpus else "one process"
+    with_variables = f" with the variables {listed(texts, limit=8)}" if texts else ""
+    return f"A rank is {rank}, started by {launchers}{with_variables} {sources.cite('plan')}."
 
 
 def _machine(environment: Environment, executed: Executed, sources: Sources) -> Iterator[str]:
@@ -316,11 +334,11 @@ def _machine(environment: Environment, executed: Executed, sources: Sources) -> 
     if machine := "; ".join(filter(None, parts)):
         lacking = environment.read < len(executed.runs)
         read = f" (as recorded by {environment.read:,} of {count(len(executed.runs), 'run')})" * lacking
-        yield sources.say("method", "machine", "env", machine=machine, read=read)
-    versions = [f"{term('environment', name)} {facts[name]}" for name in _SOFTWARE if facts.get(name)]
+        yield f"Machine: {machine}{read} {sources.cite('env')}."
+    versions = [f"{fact_title(name)} {facts[name]}" for name in _SOFTWARE if facts.get(name)]
     versions += [f"{name} {facts[name]}" for name in _TRANSPORT if facts.get(name)]
     if facts.get("parameters") and not executed.reads_values:
         versions.append(f"{facts['parameters']} parameters")
     if versions:
         what = "Installed for the Python of the command" if executed.reads_values else "Software and model"
-        yield sources.say("method", "software", "env", what=what, versions=", ".join(versions))
+        yield f"{what}: {', '.join(versions)} {sources.cite('env')}."

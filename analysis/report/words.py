@@ -1,6 +1,6 @@
 """Fixed words of the report's page, read from template/words.toml.
 
-The sentences about findings are in bench/words.toml. The other sentences about one study are composed in
+The sentences of findings stand in their classes. The other sentences about one study are composed in
 :mod:`analysis.report.decision`, :mod:`analysis.report.page` and :mod:`analysis.report.proposal`.
 """
 
@@ -13,14 +13,19 @@ from typing import Any
 from analysis.stats.scaling import GUIDE
 from bench.units import MISSING
 
-
-def _read() -> dict[str, dict[str, Any]]:
-    text = (Path(__file__).resolve().parent / "template" / "words.toml").read_text(encoding="utf-8")
-    return tomllib.loads(text.replace("{guide}", str(GUIDE)).replace("{missing}", MISSING))
-
-
 #: The fixed words: table of words.toml -> name -> text (in some tables, a list of texts).
-WORDS = _read()
+WORDS: dict[str, dict[str, Any]] = tomllib.loads(
+    (Path(__file__).resolve().parent / "template" / "words.toml").read_text(encoding="utf-8")
+)
+WORDS["decision"] |= {
+    "guide": f"┊ guide {GUIDE}",
+    "rule": (
+        f"Use it: the largest size whose whole 95 % interval is {GUIDE} or more. Too small: a larger size "
+        f"can be used. Too large: the whole interval is below {GUIDE}. Cannot tell: it contains {GUIDE}."
+    ),
+}
+WORDS["verdicts"]["below"] = f"below {GUIDE}"
+WORDS["notes"]["cells"] = f"{MISSING}: not measured."
 #: Captions of the figures.
 CAPTIONS: dict[str, str] = WORDS["captions"]
 

@@ -37,7 +37,7 @@ from analysis.tables_in.read import read_table
 from analysis.tables_in.study import study_of_table
 from analysis.text import markdown, markdown_line, plain
 from bench.errors import BenchError, unwritable
-from bench.facts import Fact
+from bench.finding import Finding
 from bench.study.files import read_json, write_atomically
 from bench.study.ledger import Record
 
@@ -54,12 +54,14 @@ class Report(NamedTuple):
     """A written report: the path of its index.html, the validity of its numbers, and its verdicts.
 
     ``verdicts`` contains ``series, cell_id, gpus, verdict, more_runs`` and ``reason`` of each size; see
-    :class:`analysis.checks.scaling_table.Verdict`.
+    :class:`analysis.checks.scaling_table.Verdict`. ``of_runs`` are the findings that runs recorded and that
+    no finding about the study replaces, each with its number of runs.
     """
 
     page: Path
     assessment: Assessment
     verdicts: list[dict[str, Any]]
+    of_runs: Sequence[tuple[Finding, int]]
 
     @property
     def recommended(self) -> list[dict[str, Any]]:
@@ -69,7 +71,7 @@ class Report(NamedTuple):
         return [{name: one[name] for name in names} for one in best]
 
     @property
-    def validity(self) -> Sequence[Fact]:
+    def validity(self) -> Sequence[Finding]:
         """The findings about the validity of the numbers."""
         return self.assessment.findings
 
@@ -203,7 +205,7 @@ def _report(
         say(f"proposal: {folder / 'proposal.tex'} and proposal.md")
         if work and not context["request"]:
             say("the proposal requests no time, and says why")
-    return Report(_write(folder, files, drawings), assessment, verdicts)
+    return Report(_write(folder, files, drawings), assessment, verdicts, results.environment.warnings)
 
 
 def _verdicts(results: Results) -> list[dict[str, Any]]:

@@ -15,8 +15,17 @@ from scipy import special
 
 from analysis.data.load import Study
 from analysis.stats.columns import run_rows
-from bench.facts import Fact
+from bench.finding import Finding
 from bench.study.ledger import RunState
+
+
+class RecordedReason(Finding, kind="recorded"):
+    """Why an attempt has no result, or what is wrong with its files, in the words of the study's files."""
+
+    text: str
+
+    def _message(self) -> str:
+        return self.text
 
 
 def all_attempts(study: Study, runs: pd.DataFrame) -> pd.DataFrame:
@@ -38,9 +47,9 @@ def all_attempts(study: Study, runs: pd.DataFrame) -> pd.DataFrame:
     return both
 
 
-def recorded(reason: str) -> tuple[Fact, ...]:
-    """Return the recorded reason of a run as a fact."""
-    return (Fact("recorded", values={"text": reason}),) if reason else ()
+def recorded(reason: str) -> tuple[Finding, ...]:
+    """Return the recorded reason of a run as a finding."""
+    return (RecordedReason(text=reason),) if reason else ()
 
 
 def wall_seconds(runs: pd.DataFrame) -> pd.Series:

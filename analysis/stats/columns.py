@@ -15,7 +15,8 @@ import pandas as pd
 
 from analysis.data.names import layout
 from analysis.text import one_line
-from bench.facts import Fact
+from bench.finding import Finding
+from bench.study.findings import Disturbance
 from bench.units import MISSING, fraction, human_bytes, known, number, whole
 
 K = TypeVar("K", bound=Hashable)
@@ -23,6 +24,23 @@ T = TypeVar("T")
 
 #: Parts of a step: ``transfer`` is the exposed communication beyond waiting for the slowest rank.
 PARTS = ("data", "forward", "backward", "optimizer", "other", "transfer", "wait")
+#: Parts of a step, and of a loss, in words.
+_PART_TITLES = {
+    "data": "data loading",
+    "optimizer": "the optimizer",
+    "other": "time outside all timers",
+    "transfer": "exposed communication",
+    "wait": "waiting for other ranks",
+    "longer": "longer computation per sample",
+    "shorter": "shorter computation per sample",
+}
+
+
+def part_title(part: str) -> str:
+    """Return a part of a step or of a loss in words."""
+    return _PART_TITLES.get(part, part)
+
+
 #: Measurements of the epochs of a run that the page shows on request.
 READINGS = (
     *("mfu", "gpu_util", "energy_joules", "val_loss", "peak_mem_bytes", "wire_bytes", "wire_predicted"),
@@ -314,7 +332,7 @@ class ScalingRow(Measurements):
     ]
     efficiency_over_nodes: Annotated[float, _internal("efficiency relative to one node with as many ranks")]
     several: bool = False
-    facts: tuple[Fact, ...] = ()
+    facts: tuple[Finding, ...] = ()
     base: ScalingRow | None = None
 
     @property
@@ -332,7 +350,7 @@ class RunRow(Measurements):
     repeat: Annotated[int, Column("number of the repeat, from 1")]
     state: Annotated[str, Column("state of the run")]
     reason: Annotated[str, _internal("problems of the run and of its files")]
-    facts: Annotated[tuple[Fact, ...], Column("remarks: these problems, and facts about the measurements")]
+    facts: Annotated[tuple[Finding, ...], Column("remarks: these problems, and facts about the measurements")]
     failure_class: Annotated[str | None, Column("kind of a failure")]
     job_id: Annotated[str | None, Column("Slurm job, or process")]
     allocation: Annotated[str | None, Column("job: a job of its own; pack: a job shared with other runs")]
@@ -343,7 +361,7 @@ class RunRow(Measurements):
     epochs: Annotated[float, Column("epochs with a throughput")]
     steps: Annotated[float, Column("optimizer steps of their throughput windows")]
     outlier: Annotated[bool, Column("far from the median of the cell's runs")]
-    disturbed: Annotated[tuple[Fact, ...] | None, Column("disturbances; None if not recorded")]
+    disturbed: Annotated[tuple[Disturbance, ...] | None, Column("disturbances; None if not recorded")]
     measured: Annotated[bool, _internal("completed with a throughput and not left out")]
     left_out: Annotated[bool, _internal("does not count because it was disturbed")]
     left_out_for: Annotated[str, _internal("the one reason for this, or disturbed")]
@@ -403,6 +421,11 @@ def frame_of_records(record: Callable[..., T], rows: Sequence[T]) -> pd.DataFram
     """Return records as a frame; the inverse of :func:`records_of`."""
     values = {name: [getattr(row, name) for row in rows] for name in columns_of(record)}
     return pd.DataFrame(values).astype(dtypes_of(record))
+
+
+def distinct(names: Iterable[str]) -> tuple[str, ...]:
+    """Return the different names in the order of their first use."""
+    return tuple(dict.fromkeys(names))
 
 
 def grouped(rows: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:

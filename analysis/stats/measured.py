@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import median
-from typing import Any
 
 import pandas as pd
 
@@ -20,10 +19,73 @@ from analysis.stats.attempts import recorded, wall_seconds
 from analysis.stats.columns import CellRow, RunRow, grouped, records_of, run_rows
 from analysis.stats.decompose import run_parts
 from analysis.stats.estimate import outliers, run_rates, run_readings
-from bench.facts import Fact
+from bench.finding import Finding, messages
 from bench.matrix.strategies import STRATEGIES
+from bench.study.findings import ForeignCpu, ForeignJob, GpuSlowdown, LinkErrors, StudyRun
 from bench.study.ledger import FailureClass, RunState
-from bench.words import words
+from bench.units import clauses, number
+
+#: Runs that were left out because of a disturbance, by its kind; and all outcomes of runs in words.
+_LEFT_OUT = {
+    StudyRun.kind: "disturbed by another run",
+    ForeignJob.kind: "disturbed by another job",
+    ForeignCpu.kind: "disturbed by other programs",
+    GpuSlowdown.kind: "disturbed by a slowdown of the GPU",
+    LinkErrors.kind: "disturbed by errors of the link",
+}
+_OUTCOMES: dict[str, str] = {str(one): one.words for one in (*RunState, *FailureClass)} | _LEFT_OUT
+
+
+class NoEpoch(Finding, kind="no-epoch"):
+    """A completed run without a measured epoch."""
+
+    message = "metrics.csv has no epoch with samples and a throughput"
+
+
+class OtherSamples(Finding, kind="other-samples"):
+    """A run that processes another batch than planned."""
+
+    measured: float
+    planned: float
+
+    def _message(self) -> str:
+        return f"{number(self.measured)} samples per step, but the plan's global batch is {self.planned:.0f}"
+
+
+class WasDisturbed(Finding, kind="was-disturbed"):
+    """A disturbed run that counts."""
+
+    facts: tuple[Finding, ...]
+
+    def _message(self) -> str:
+        return f"disturbed by {messages(self.facts)}"
+
+
+class LeftOut(WasDisturbed, kind="left-out"):
+    """A disturbed run that does not count."""
+
+    def _message(self) -> str:
+        return f"left out: {super()._message()}"
+
+
+class SlowRun(Finding, kind="slow-run"):
+    """A run far slower than the cell's other runs."""
+
+    hosts: str | None
+
+    def _message(self) -> str:
+        return "slow for no recorded reason" + (f", on {self.hosts}" if self.hosts else "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutcomeCount:
+    """The number of runs with one outcome."""
+
+    outcome: str
+    runs: int
+
+    def __str__(self) -> str:
+        return f"{self.runs:,} {outcome_text(self.outcome)}"
 
 
 def left_out(runs: Sequence[RunRow]) -> dict[str, str]:
@@ -154,27 +216,30 @@ def outcome_of(run: RunRow) -> str:
     return str(run.failure_class if has_class else run.state)
 
 
-def count_outcomes(runs: Iterable[RunRow]) -> list[dict[str, Any]]:
+def outcome_text(outcome: str) -> str:
+    """Return the result of :func:`outcome_of` in words, to follow a number of runs."""
+    return _OUTCOMES.get(outcome, outcome)
+
+
+def count_outcomes(runs: Iterable[RunRow]) -> tuple[OutcomeCount, ...]:
     """Count runs by :func:`outcome_of`, the most frequent outcome first."""
-    return [{"outcome": outcome, "runs": n} for outcome, n in Counter(map(outcome_of, runs)).most_common()]
+    counts = Counter(map(outcome_of, runs)).most_common()
+    return tuple(OutcomeCount(outcome=outcome, runs=n) for outcome, n in counts)
 
 
 def outcomes_text(runs: Iterable[RunRow]) -> str:
     """Return the runs by outcome in words: ``3 hit the time limit; 1 failed; 2 not started``."""
-    return words(Fact("runs-by-outcome", values={"outcomes": count_outcomes(runs)}))
+    return clauses([*map(str, count_outcomes(runs))])
 
 
 def _with_ddp(study: Study) -> list[bool]:
     """Return for each cell whether ranks exchange gradients, even if there is one rank only."""
-    options = [cell.get("workload") for cell in study.plan.get("cells") or []]
-    if len(options) != len(study.cells):
+    if study.table:
         return [True] * len(study.cells)
-    own = [one if isinstance(one, dict) else {} for one in options]
-    pairs = zip(own, study.cells["gpus"], strict=True)
-    return [ranks > 1 or str(one.get("strategy")) not in _ALONE for one, ranks in pairs]
+    return [cell.world_size > 1 or cell.workload.get("strategy") not in _ALONE for cell in study.planned]
 
 
-def _facts_of(runs: Sequence[RunRow], batches: Sequence[float]) -> list[tuple[Fact, ...]]:
+def _facts_of(runs: Sequence[RunRow], batches: Sequence[float]) -> list[tuple[Finding, ...]]:
     """Return each run's ``reason``, followed by the facts about the run's metrics and conditions.
 
     ``batches`` are the planned global batches.
@@ -185,14 +250,13 @@ def _facts_of(runs: Sequence[RunRow], batches: Sequence[float]) -> list[tuple[Fa
     return [tuple(_facts(run, batch, medians)) for run, batch in zip(runs, batches, strict=True)]
 
 
-def _facts(run: RunRow, batch: float, medians: Mapping[str, float]) -> Iterator[Fact]:
+def _facts(run: RunRow, batch: float, medians: Mapping[str, float]) -> Iterator[Finding]:
     yield from recorded(run.reason)
     if run.state == RunState.COMPLETED and not (run.reason or run.measured or run.left_out):
-        yield Fact("no-epoch")
+        yield NoEpoch()
     if run.measured and abs(run.unit - 1) > 0.01:
-        yield Fact("other-samples", values={"measured": run.unit * batch, "planned": batch})
+        yield OtherSamples(measured=run.unit * batch, planned=batch)
     if run.disturbed:
-        values = {"facts": [fact.as_json() for fact in run.disturbed]}
-        yield Fact("left-out" if run.left_out else "was-disturbed", values=values)
+        yield (LeftOut if run.left_out else WasDisturbed)(facts=run.disturbed)
     if run.outlier and run.disturbed == () and run.rate < medians[run.cell_id]:
-        yield Fact("slow-run", values={"hosts": run.hosts})
+        yield SlowRun(hosts=run.hosts)

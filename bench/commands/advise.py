@@ -15,14 +15,11 @@ from ..study.layout import StudyFolder
 from ..study.plan_json import PlannedStudy, open_study
 from ..units import count, human_duration, parse_count, parse_duration_s
 from .compare import show_strategies
-from .console import print_json, print_table, say, show
-from .options import JsonOption, ResultsOption, find_study, require_report, settle_study
+from .console import SHOWN_ROWS, print_json, print_table, say, show
+from .options import AllOption, JsonOption, ResultsOption, find_study, require_report, settle_study
 
 if TYPE_CHECKING:
     from analysis.advise.options import Advice, Layout, Wait
-
-
-SHOWN_OPTIONS = 30
 
 
 StudiesArgument = Annotated[
@@ -46,9 +43,6 @@ WaitOption = Annotated[
     ),
 ]
 NoQueueOption = Annotated[bool, typer.Option("--no-queue", help="Do not ask Slurm to estimate queue waits.")]
-AllOption = Annotated[
-    bool, typer.Option("--all", help=f"List every option, not only the first {SHOWN_OPTIONS}.")
-]
 
 
 def advise_command(
@@ -139,13 +133,11 @@ def _show(advice: Advice, *, everything: bool) -> None:
     from analysis.advise.text import HEADINGS, NUMERIC, remarks, summary, table_rows
 
     rows = table_rows(advice)
-    shown = rows if everything else rows[:SHOWN_OPTIONS]
+    shown = rows if everything else rows[:SHOWN_ROWS]
     title = "Options, shortest total time first"
     if len(advice.groups()) > 1:
         title = "Options by global batch, shortest total time first"
-    print_table(title, HEADINGS, shown, right=NUMERIC)
-    if len(shown) < len(rows):
-        show(f"... and {len(rows) - len(shown)} more options (--all lists them)")
+    print_table(title, HEADINGS, shown, right=NUMERIC, hidden=len(rows) - len(shown))
     show()
     for text in summary(advice):
         show(text)

@@ -7,8 +7,7 @@ from ..jobs.engine import Engine
 from ..study.plan_json import open_study
 from ..units import count
 from .console import say, show
-from .options import OnlyOption, ResultsOption, StudyArgument, find_study, only
-from .submit import AdoptOption
+from .options import AdoptOption, OnlyOption, ResultsOption, StudyArgument, find_study, only
 
 
 def cancel_command(

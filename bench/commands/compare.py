@@ -9,15 +9,12 @@ import typer
 
 from ..errors import BenchError
 from ..study.files import write_atomically
-from .console import print_json, print_table, show
-from .options import JsonOption, ResultsOption, find_study, require_report, settle_study
+from .console import SHOWN_ROWS, print_json, print_table, show
+from .options import AllOption, JsonOption, ResultsOption, find_study, require_report, settle_study
 
 if TYPE_CHECKING:
     from analysis.compare.comparison import Comparison
     from analysis.compare.strategies import StrategyRow
-
-SHOWN_CELLS = 60
-
 
 AArgument = Annotated[
     str, typer.Argument(metavar="A", help="The name or folder of the first study.", show_default=False)
@@ -46,9 +43,6 @@ EffectOption = Annotated[
 IgnoreOption = Annotated[
     list[str] | None,
     typer.Option("--ignore", metavar="KEY", help="Ignore this setting when cells are matched; repeatable."),
-]
-AllOption = Annotated[
-    bool, typer.Option("--all", help=f"List every cell, not only {SHOWN_CELLS} (changed cells first).")
 ]
 OutputOption = Annotated[
     Path | None, typer.Option("--output", help="Also write the comparison as Markdown to this file.")
@@ -152,11 +146,10 @@ def _show(found: Comparison, *, everything: bool) -> None:
         title,
     )
 
-    whole = everything or len(found.cells) <= SHOWN_CELLS
-    cells = table_rows(found, changed_first=not whole)
-    print_table(title(found), HEADINGS, cells if whole else cells[:SHOWN_CELLS], right=NUMERIC)
-    if not whole:
-        show(f"... and {len(cells) - SHOWN_CELLS} more cells (--all lists them)")
+    hidden = 0 if everything else max(0, len(found.cells) - SHOWN_ROWS)
+    cells = table_rows(found, changed_first=hidden > 0)
+    shown = cells[: len(cells) - hidden]
+    print_table(title(found), HEADINGS, shown, right=NUMERIC, hidden=hidden)
     if rows := difference_rows(found):
         show()
         print_table("Differences between the studies", ["", "A", "B"], rows)

@@ -22,6 +22,9 @@ from ..variables import without_users
 if TYPE_CHECKING:
     from rich.text import Text
 
+#: The maximum number of rows of a long table without ``--all``.
+SHOWN_ROWS = 60
+
 
 def print_json(content: Any) -> None:
     """Print JSON on standard output, without users of URLs; unprintable characters are escaped."""
@@ -35,31 +38,24 @@ def show(text: object = "") -> None:
     sys.stdout.write(f"{printable(str(text))}\n")
 
 
-def clear_screen() -> None:
-    """Clear the terminal, if standard output is one."""
-    if sys.stdout.isatty():
-        sys.stdout.write("\033[2J\033[H")
-
-
 def say(text: str) -> None:
     """Print a diagnostic line on standard error."""
     sys.stderr.write(f"{printable(text)}\n")
     sys.stderr.flush()
 
 
-def say_once(said: set[str], text: str) -> None:
-    """Print a diagnostic line and add it to ``said``; do nothing if ``said`` contains it."""
-    if text not in said:
-        said.add(text)
-        say(text)
-
-
 def print_table(
-    title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], *, right: Iterable[str] = ()
+    title: str,
+    columns: Sequence[str],
+    rows: Iterable[Sequence[Any]],
+    *,
+    right: Iterable[str] = (),
+    hidden: int = 0,
 ) -> None:
     """Print a table; a line below the headings is drawn only on a terminal. Rich markup has no effect.
 
-    ``right`` contains the names of the right-aligned columns.
+    ``right`` contains the names of the right-aligned columns. ``hidden`` is the number of rows that the
+    table does not contain, but would with ``--all``.
     """
     from rich import box
     from rich.console import Console
@@ -80,6 +76,8 @@ def print_table(
     for row in rows:
         table.add_row(*map(_cell, row))
     console.print(table)
+    if hidden:
+        show(f"... and {hidden} more rows (--all lists them)")
 
 
 def _cell(value: object) -> Text:

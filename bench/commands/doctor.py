@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -12,20 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from ..errors import BenchError, missing_file
-from ..extras import install_line, missing_packages
+from ..extras import EXTRAS, install_line, missing_packages
+from ..jobs.logs import recorded_failures
 from ..study.layout import RunFolder, StudyFolder
-from ..study.ledger import Ledger, Record, RunState
-from ..study.plan_json import ATTEMPT, open_study
+from ..study.ledger import Record, RunState
+from ..study.plan_json import ATTEMPT, PlannedStudy, open_study
 from ..terminal import one_line, read_stdin
 from .console import print_json, say, show
-from .options import (
-    JsonOption,
-    ResultsOption,
-    find_attempts,
-    require_report,
-    results_folder,
-    settle_study,
-)
+from .options import JsonOption, ResultsOption, find_attempts, require_report, results_folder, settle_study
 
 if TYPE_CHECKING:
     from analysis.causes.cells import CauseRow
@@ -38,78 +31,7 @@ MAX_FAILED = 20
 #: State of a study of which some runs completed and none failed.
 INCOMPLETE = "incomplete"
 
-
-@dataclass(frozen=True)
-class Ends:
-    """How a run, or the runs of a study, ended; None if that is unknown.
-
-    ``runs`` are the failed runs of a study: ``run_id, attempt, state, failure_class`` and ``cause``, the
-    first cause in the logs of the run. ``counts`` are the runs of a study by their states. A study is
-    "completed" if all planned runs completed.
-    """
-
-    state: str | None = None
-    failure_class: str | None = None
-    runs: tuple[dict[str, Any], ...] | None = None
-    counts: Mapping[str, int] | None = None
-
-    @property
-    def completed(self) -> bool:
-        """True if the run, or runs of the study, completed and none failed."""
-        return self.state in (RunState.COMPLETED, INCOMPLETE)
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the keys of the JSON output that say how the runs ended."""
-        runs = {} if self.runs is None else {"runs": list(self.runs), "counts": dict(self.counts or {})}
-        return {"state": self.state, "failure_class": self.failure_class, **runs}
-
-    def __str__(self) -> str:
-        if self.counts and self.state != RunState.COMPLETED:
-            done = f"{self.counts.get('completed', 0)} of {sum(self.counts.values())} runs completed"
-            others = [(name, n) for name, n in self.counts.items() if name != RunState.COMPLETED]
-            return ", ".join([done, *(f"{n} {'not run' if x == 'planned' else x}" for x, n in others)])
-        name = f" ({self.failure_class})" if self.failure_class else ""
-        return f"{self.state or ''}{name}"
-
-
-@dataclass(frozen=True)
-class Target:
-    """The logs, the attempt or the study that an argument names.
-
-    ``study`` is None for logs of other jobs, and ``record`` without a readable plan.
-    """
-
-    logs: tuple[Path | Literal["-"], ...] = ()
-    study: StudyFolder | None = None
-    run_id: str = ""
-    attempt: int = 0
-    record: Record | None = None
-
-    @property
-    def folder(self) -> RunFolder | None:
-        """The folder of the attempt, or None if the target is not a run of a study."""
-        return self.study.attempt(self.run_id, self.attempt) if self.study and self.run_id else None
-
-    @property
-    def end(self) -> Ends:
-        """The state of the attempt, unknown if the target is not a run of a study."""
-        return Ends(str(self.record.state), self.record.failure_class) if self.record else Ends()
-
-    @property
-    def state(self) -> str | None:
-        """The state in :attr:`end`."""
-        return self.end.state
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the keys of the JSON output that say what was read."""
-        study = str(self.study.path) if self.study else None
-        return {"study": study, "run_id": self.run_id or None, "attempt": self.attempt or None}
-
-    def __str__(self) -> str:
-        if self.study is None:
-            return ""
-        run = f", run {self.run_id}, attempt {self.attempt}" if self.run_id else ""
-        return f"Study {self.study.path}{run}"
+Log = Path | Literal["-"]
 
 
 def doctor_command(
@@ -127,226 +49,221 @@ def doctor_command(
     Several logs are read together. Without a known cause, the last lines that look like errors are printed.
     Example: bench doctor results/l40s
     """
-    found = [_target(target, results_folder(results)) for target in targets]
-    runs = {(target.study, target.run_id, target.attempt) for target in found if target.study}
-    if len(found) > 1 and len(runs) > 1:
-        raise _error(
-            "several runs, whose failures have their own causes", remedy="give one run, or the study"
-        )
-    if len(found) > 1 and any(not target.logs for target in found):
-        raise _error(
-            "several targets, of which one is a study", remedy="give one study, or only logs and runs"
-        )
-    if len(found) == 1 and found[0].study is not None:
-        diagnosis, end = _of_target(found[0])
-        return _print(diagnosis, json=as_json, target=found[0], end=end)
-    return run_doctor([log for target in found for log in target.logs], json=as_json)
+    logs: list[Log] = ["-" if target == "-" else Path(target) for target in targets]
+    if len(logs) > 1 or logs[0] == "-" or logs[0].is_file():
+        return run_doctor(logs, json=as_json)
+    root, (target,) = results_folder(results), targets
+    for study in (StudyFolder(Path(target)), StudyFolder(root / target)):
+        if study.is_planned:
+            return _print(*_of_study(open_study(study)), json=as_json)
+    attempt = _find_attempt(target, root)
+    if attempt is not None:
+        return _print(*_of_attempt(*attempt), json=as_json)
+    return run_doctor(_logs_in(Path(target)), json=as_json)
 
 
-# -- targets --------------------------------------------------------------------------
-
-
-def _target(name: str, root: Path) -> Target:
-    """Return what an argument names: standard input, a file, a folder, or a study, run or job by its name."""
-    if name == "-":
-        return Target(("-",))
-    path = Path(name)
-    if path.is_file():
-        return Target((path,))
-    if StudyFolder(path).is_planned:
-        return Target(study=StudyFolder(path))
-    if path.is_dir():
-        return _of_folder(path)
-    if StudyFolder(root / name).is_planned:
-        return Target(study=StudyFolder(root / name))
-    # A line of `bench submit` or `bench status` separates the study and its run by a tab.
-    study, _, run = name.replace("\t", "/").rpartition("/")
-    for found in (StudyFolder(Path(study)), StudyFolder(root / study)):
-        if study and run and found.is_planned and (found.runs / run).is_dir():
-            return _of_folder(found.runs / run)
-    return _with_logs(_of_name(name, root))
-
-
-def _of_folder(path: Path) -> Target:
-    """Return the attempt in the folder ``path``; in a run's folder, this is the last attempt."""
-    attempts = {int(match[1]): entry for entry in path.iterdir() if (match := ATTEMPT(entry.name))}
-    folder = attempts[max(attempts)] if attempts else path
-    number, run = ATTEMPT(folder.resolve().name), folder.resolve().parent
-    study = StudyFolder(path.parent.parent if attempts else path.parent.parent.parent)
-    if number and run.parent.name == "runs" and study.is_planned:
-        return _with_logs(Target(study=study, run_id=run.name, attempt=int(number[1])))
-    logs = RunFolder(folder).logs
-    if not logs:
-        what = f"{folder}: contains no job.out and no job.err"
-        raise _error(what, remedy="give a run's attempt-N folder")
-    return Target(logs)
-
-
-def _of_name(name: str, root: Path) -> Target:
-    """Return the last attempt of the run ``name``, or an attempt in the job ``name``: a failed one if any."""
-    found, study = [], ""
-    for planned, attempts in find_attempts(name, root):
-        records, study = planned.records(), planned.folder.name
-        begun = [(run_id, attempt) for run_id, attempt in attempts if attempt]
-        begun.sort(key=lambda one: records[one[0]].state is not RunState.FAILED)
-        found += [Target(study=planned.folder, run_id=run_id, attempt=number) for run_id, number in begun[:1]]
-    if not found and study:
-        raise _error(f"{name} has not been started", remedy=f"start it: bench submit {study}")
-    if not found:
-        remedy = "give a log file, a study, a run's name or folder, or the id of a job of a study"
-        raise _error(f"{name} is not a known log, study, run or job", remedy=remedy)
-    if len(found) > 1:
-        places = [str(target.folder.path) for target in found if target.folder]
-        what = f"{name} is in {len(found)} studies: {', '.join(places)}"
-        raise _error(what, remedy="give one of these folders")
-    return found[0]
-
-
-def _with_logs(target: Target) -> Target:
-    """Return ``target`` with its logs; raise BenchError if a run that has not ended has no logs."""
-    folder, study = target.folder, target.study
-    assert folder is not None
-    assert study is not None
-    with suppress(BenchError):  # the logs of a run can be read without a readable plan
-        target = replace(target, record=_record_of(target, _settle(study)))
-    logs, state = folder.logs, target.state
-    if not logs and state not in (RunState.COMPLETED, RunState.FAILED):
-        what = f"{folder.path}: the run is {state or RunState.UNKNOWN} and has no job.out or job.err"
-        raise _error(what, remedy=f"`bench status {study.name}` shows its state")
-    return replace(target, logs=logs)
-
-
-def _record_of(target: Target, records: Mapping[str, Record]) -> Record | None:
-    """Return the record of an attempt."""
-    assert target.study is not None
-    record = records.get(target.run_id)
-    if record is None or record.attempt == target.attempt:
-        return record
-    return Ledger(target.study.ledger).attempts().get(target.run_id, {}).get(target.attempt)
-
-
-def _settle(study: StudyFolder) -> dict[str, Record]:
-    """Record how runs have ended since the last command, as `bench status` does; return the records.
-
-    They can contain ends that cannot be saved.
-    """
-    records = open_study(study).records()
-    if any(not record.settled for record in records.values()):
-        return settle_study(study) or records
-    return records
-
-
-# -- diagnoses ------------------------------------------------------------------------
-
-
-def run_doctor(targets: Sequence[Path | Literal["-"]], *, json: bool) -> int:
+def run_doctor(logs: Sequence[Log], *, json: bool) -> int:
     """Diagnose the logs of one job (``-`` is standard input) and print text or JSON.
 
     Returns:
         1 if a cause of a failure is known, otherwise 3.
     """
-    if not targets:
-        raise _error("no log to read", remedy="give the job's logs, or - for standard input")
-    return _print(_diagnose(targets), json=json)
+    return _print(_diagnose(logs), json=json)
 
 
-def _diagnose(targets: Sequence[Path | Literal["-"]]) -> Diagnosis:
-    from ..doctor import diagnose
-
+def _find_attempt(name: str, root: Path) -> tuple[PlannedStudy, str, int] | None:
+    """Return the attempt that an argument names, a failed one if any; None for a folder of other logs."""
+    found, study = [], ""
     try:
-        return diagnose(dict(_open_log(target) for target in targets))
+        matches = [*find_attempts(name, root)]
+    except BenchError:
+        if _logs_in(Path(name)):  # the plan of the study cannot be read, but these can
+            return None
+        raise
+    for planned, attempts in matches:
+        records, study = planned.records(), planned.folder.name
+        begun = [(run_id, number) for run_id, number in attempts if number]
+        begun.sort(key=lambda one: records[one[0]].state is not RunState.FAILED)
+        found += [(planned, *one) for one in begun[:1]]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        places = ", ".join(str(one.folder.attempt(run, number).path) for one, run, number in found)
+        raise _error(f"{name} is in {len(found)} studies: {places}", remedy="give one of these folders")
+    if study:
+        raise _error(f"{name} has not been started", remedy=f"start it: bench submit {study}")
+    if not Path(name).is_dir():
+        remedy = "give a log file, a study, a run's name or folder, or the id of a job of a study"
+        raise _error(f"{name} is not a known log, study, run or job", remedy=remedy)
+    if not _logs_in(Path(name)):
+        raise _error(f"{name}: contains no job.out and no job.err", remedy="give a run's attempt-N folder")
+    return None
+
+
+def _logs_in(folder: Path) -> tuple[Path, ...]:
+    """Return the logs in the folder of an attempt, or of a run's last attempt."""
+    attempts = {int(name[1]): path for path in folder.glob("*") if (name := ATTEMPT(path.name))}
+    return RunFolder(attempts[max(attempts)] if attempts else folder).logs
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How an attempt of a run, or the runs of a study, ended.
+
+    ``runs`` are the failed runs of a study: ``run_id, attempt, state, failure_class`` and ``cause``, the
+    first cause in the logs of the run. ``counts`` are the runs of a study by their states. A study is
+    "completed" if all planned runs completed; its state is None if none has completed or failed.
+    """
+
+    study: StudyFolder
+    run_id: str | None = None
+    attempt: int | None = None
+    state: str | None
+    failure_class: str | None = None
+    runs: Sequence[dict[str, Any]] | None = None
+    counts: Mapping[str, int] | None = None
+
+    @property
+    def completed(self) -> bool:
+        """True if the run, or runs of the study, completed and none failed."""
+        return self.state in (RunState.COMPLETED, INCOMPLETE)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the keys of the JSON output that say what was read, and how it ended."""
+        content = {name: value for name, value in vars(self).items() if self.counts or name not in _OF_STUDY}
+        return content | {"study": str(self.study.path)}
+
+    def __str__(self) -> str:
+        run = f", run {self.run_id}, attempt {self.attempt}" if self.run_id else ""
+        end = f"{self.state} ({self.failure_class})" if self.failure_class else self.state or ""
+        if self.counts and self.state != RunState.COMPLETED:
+            done = f"{self.counts.get('completed', 0)} of {sum(self.counts.values())} runs completed"
+            others = [(RunState(name), n) for name, n in self.counts.items() if name != RunState.COMPLETED]
+            end = ", ".join([done, *(f"{n} {'not run' if s == 'planned' else s}" for s, n in others)])
+        return f"Study {self.study.path}{run}" + (f": {end}" if end else "")
+
+
+_OF_STUDY = ("runs", "counts")
+
+
+def _of_attempt(planned: PlannedStudy, run_id: str, number: int) -> tuple[Diagnosis, Outcome]:
+    """Return the causes of the failure of an attempt, or of its slow steps, and how it ended."""
+    from ..doctor import Diagnosis
+
+    record: Record | None = _settle(planned)[run_id]
+    if record and record.attempt != number:
+        record = planned.ledger.attempts().get(run_id, {}).get(number)
+    folder, state = planned.folder.attempt(run_id, number), record.state if record else None
+    if not folder.logs and state not in (RunState.COMPLETED, RunState.FAILED):
+        what = f"{folder.path}: the run is {state or RunState.UNKNOWN} and has no job.out or job.err"
+        raise _error(what, remedy=f"`bench status {planned.folder.name}` shows its state")
+    if record and state is RunState.FAILED:
+        found = _failure(planned, record)
+    else:
+        found = _diagnose(folder.logs) if folder.logs else Diagnosis([], [])
+    if state is RunState.COMPLETED:
+        warnings = [cause for cause in found.causes if cause.severity == "slow"]
+        found = Diagnosis(_slow(planned.folder, run_id, warnings), [])
+    end = {"state": state and str(state), "failure_class": record and record.failure_class}
+    return found, Outcome(study=planned.folder, run_id=run_id, attempt=number, **end)  # type: ignore[arg-type]
+
+
+def _of_study(planned: PlannedStudy) -> tuple[Diagnosis, Outcome]:
+    """Return the first causes of failed runs, each once, then the causes of slow steps, and the states."""
+    from ..doctor import Diagnosis
+
+    records = _settle(planned)
+    failed = [one for one in records.values() if one.state is RunState.FAILED and one.attempt]
+    failures = [(record, _failure(planned, record)) for record in failed[:MAX_FAILED]]
+    causes: dict[str, Cause] = {}
+    runs = []
+    for record, found in failures:
+        first = found.first_failure
+        if first:
+            causes.setdefault(first.cause, first)
+        own = {"run_id": record.run_id, "attempt": record.attempt, "state": str(record.state)}
+        runs.append({**own, "failure_class": record.failure_class, "cause": first and first.cause})
+    slow: list[Cause] = []
+    if failures and missing_packages(EXTRAS["report"]):
+        say(f"causes of slow steps are not included; to find them: {install_line('report')}")
+    else:
+        slow = _slow(planned.folder, "", [])
+    counted = Counter(record.state for record in records.values())
+    counts = {str(state): counted[state] for state in RunState if counted[state]}
+    state = None
+    if counted[RunState.FAILED]:
+        state = "failed"
+    elif counted[RunState.COMPLETED]:
+        state = "completed" if counted[RunState.COMPLETED] == len(records) else INCOMPLETE
+    lines = [line for _, found in failures for line in found.last_lines[:2]]
+    diagnosis = Diagnosis([*causes.values(), *slow], lines[:5])
+    return diagnosis, Outcome(study=planned.folder, state=state, runs=runs, counts=counts)
+
+
+def _settle(planned: PlannedStudy) -> dict[str, Record]:
+    """Record how runs have ended since the last command, as `bench status` does; return the records."""
+    records = planned.records()
+    return records if all(record.settled for record in records.values()) else settle_study(planned.folder)
+
+
+def _diagnose(logs: Sequence[Log], folder: RunFolder | None = None) -> Diagnosis:
+    """Diagnose logs; those of a run, with what its ranks recorded in ``folder``."""
+    from ..doctor.diagnosis import OF_RUN, diagnose
+
+    facts, recorded = (frozenset({OF_RUN}), recorded_failures(folder)) if folder else (frozenset[str](), [])
+    try:
+        opened = dict(_open_log(log) for log in logs)
+        return diagnose(opened, facts=facts, failure=next(iter(recorded), None))
     except OSError as error:
         raise _error(f"cannot read {error.filename or 'the log'}: {error.strerror}") from error
 
 
-def _of_target(target: Target) -> tuple[Diagnosis, Ends]:
-    """Return the causes of the failures, followed by the causes of slow steps, and how the runs ended."""
-    from ..doctor import Diagnosis
-
-    if target.folder is None:
-        return _of_study(target)
-    if target.record and target.record.state is RunState.FAILED:
-        return _failure(target.folder, target.record, target.study), target.end
-    found = _diagnose(target.logs) if target.logs else Diagnosis([], [])
-    if target.state == RunState.COMPLETED:
-        warnings = [cause for cause in found.causes if cause.severity == "slow"]
-        found = Diagnosis(_slow(target, warnings), [])
-    return found, target.end
+def _open_log(log: Log) -> tuple[str, Source]:
+    if log == "-":
+        return "-", read_stdin()
+    if not log.exists() or log.is_dir():
+        error = missing_file(log, what="log", remedy="give a log file, such as slurm-<job>.out")
+        raise _error(error.message, remedy=error.remedy)
+    return str(log), log
 
 
-def _of_study(target: Target) -> tuple[Diagnosis, Ends]:
-    """Return the first cause of each failed run, each cause once, and the causes of slow steps.
-
-    The state is "failed", "completed", "incomplete", or None if no run has completed or failed.
-    """
-    from ..doctor import Diagnosis
-
-    assert target.study is not None
-    records = _settle(target.study)
-    failed = [one for one in records.items() if one[1].state is RunState.FAILED and one[1].attempt]
-    failures = [
-        _failure(target.study.attempt(name, one.attempt), one, target.study)
-        for name, one in failed[:MAX_FAILED]
-    ]
-    firsts = [one.first_failure for one in failures]
-    causes: dict[str, Cause] = {}
-    for cause in filter(None, firsts):
-        causes.setdefault(cause.cause, cause)
-    lines = [line for one in failures for line in one.last_lines[:2]]
-    runs = tuple(_failed_run(record, cause) for (_, record), cause in zip(failed, firsts, strict=False))
-    if failures and missing_packages("report"):
-        say(f"causes of slow steps are not included; to find them: {install_line('report')}")
-        slow = []
-    else:
-        slow = _slow(target, [])
-    counted = Counter(str(record.state) for record in records.values())
-    state = None
-    if counted["failed"]:
-        state = "failed"
-    elif counted["completed"]:
-        state = "completed" if counted["completed"] == len(records) else INCOMPLETE
-    counts = {str(name): counted[name] for name in RunState if counted[name]}
-    return Diagnosis([*causes.values(), *slow], lines[:5]), Ends(state, runs=runs, counts=counts)
-
-
-def _failed_run(record: Record, cause: Cause | None) -> dict[str, Any]:
-    return {
-        "run_id": record.run_id,
-        "attempt": record.attempt,
-        "state": str(record.state),
-        "failure_class": record.failure_class,
-        "cause": cause.cause if cause else None,
-    }
-
-
-def _failure(folder: RunFolder, record: Record, study: StudyFolder | None) -> Diagnosis:
+def _failure(planned: PlannedStudy, record: Record) -> Diagnosis:
     """Diagnose a failed run from its logs. If these show no cause, report the ledger's cause or reason."""
-    from ..doctor import Cause, Diagnosis, LogLine
+    from ..doctor import Cause, LogLine
 
-    found = _diagnose(folder.logs) if folder.logs else Diagnosis([], [])
+    folder = planned.run_folder(record)
+    found = _diagnose(folder.logs, folder)
+    found.causes[:] = [replace(one, path=one.path or str(folder.path)) for one in found.causes]
     recorded = record.end.cause if record.end else None
     if found.first_failure is None and recorded:
-        names = ("cause", "path", "evidence", "explanation", "remedy")
-        texts: dict[str, Any] = {name: str(recorded.get(name) or "") for name in names}
-        texts["path"] = str(folder.path / texts["path"])
-        found.causes.insert(0, Cause(severity="failure", line=None, share=None, **texts))
-    if found.first_failure is None and study:
-        ledger = Ledger(study.ledger)
+        found.causes.insert(
+            0,
+            Cause(
+                recorded.cause,
+                "failure",
+                str(folder.path / recorded.path),
+                None,
+                recorded.evidence,
+                recorded.explanation,
+                recorded.remedy,
+            ),
+        )
+    if found.first_failure is None:
+        ledger = planned.ledger
         number, reason = ledger.line_number(record), record.reason or "the ledger has no reason"
         found.last_lines.insert(0, LogLine(str(ledger.path), number, reason))
     return found
 
 
-def _slow(target: Target, warnings: Sequence[Cause]) -> list[Cause]:
+def _slow(folder: StudyFolder, run_id: str, warnings: Sequence[Cause]) -> list[Cause]:
     """Return the causes of slow steps, largest share first, including the ``warnings`` from the logs."""
     require_report("bench doctor, to find causes of slow steps,")
     from analysis.causes.catalogue import NOT_EXPLAINED, OF_WARNINGS, OTHER
     from analysis.causes.table import run_causes, study_causes
     from analysis.data.load import load_study
 
-    assert target.study is not None
-    study = load_study(target.study.path)
-    rows = run_causes(study, target.run_id) if target.run_id else study_causes(study)
+    study = load_study(folder.path)
+    rows = run_causes(study, run_id) if run_id else study_causes(study)
     attempts = dict(zip(study.runs["run_id"], study.attempts, strict=True))
     found: dict[Hashable, CauseRow] = {}
     for row in sorted(rows, key=lambda row: -row.share if row.share == row.share else 1.0):
@@ -363,57 +280,49 @@ def _cause(row: CauseRow, path: str) -> Cause:
     from analysis.text import one_line
 
     from ..doctor import Cause
-    from ..words import about, sentences
+    from ..finding import messages
 
     return Cause(
         row.name,
         "slow",
         path,
         None,
-        one_line(sentences(row.evidence), limit=600),
-        about(row.causes, "meaning"),
-        about(row.causes, "remedy"),
+        one_line(messages(row.evidence), limit=600),
+        row.meaning,
+        row.remedy,
         None if row.share != row.share else round(row.share, 4),
         row.evidence,
     )
 
 
-def _print(diagnosis: Diagnosis, *, json: bool, target: Target | None = None, end: Ends | None = None) -> int:
-    """Print a diagnosis and return the exit code; ``end`` says how the target's runs ended."""
+def _print(diagnosis: Diagnosis, outcome: Outcome | None = None, *, json: bool) -> int:
+    """Print a diagnosis and return the exit code."""
+    state = outcome and outcome.state
     if json:
-        print_json(diagnosis.as_json() | (target.as_json() | end.as_json() if target and end else {}))
+        print_json(diagnosis.as_json() | (outcome.as_json() if outcome else {}))
     else:
-        if target:
-            show(one_line(": ".join(filter(None, (str(target), str(end or ""))))) + "\n")
-        show(_text_of(diagnosis, target, end or Ends()).removesuffix("\n"))
-    state = end.state if end else None
+        if outcome:
+            show(one_line(str(outcome)) + "\n")
+        show(_text_of(diagnosis, outcome).removesuffix("\n"))
     if diagnosis.first_failure is not None or state == RunState.FAILED:
         return 1
     return 0 if state == RunState.COMPLETED else 3
 
 
-def _text_of(diagnosis: Diagnosis, target: Target | None, end: Ends) -> str:
+def _text_of(diagnosis: Diagnosis, outcome: Outcome | None) -> str:
     from ..doctor.report import as_text
 
-    if target is not None and target.folder is None and end.state is None:
+    if outcome is None or outcome.runs is None:
+        return as_text(diagnosis, completed=outcome is not None and outcome.completed)
+    if outcome.state is None:
         return "No run of the study has completed or failed yet.\n"
-    runs: dict[str | None, list[str]] | None = None if end.runs is None else {}
-    for run in end.runs or ():
-        assert runs is not None
+    runs: dict[str | None, list[str]] = {}
+    for run in outcome.runs:
         name = f"{run['run_id']} ({run['failure_class']})" if run["failure_class"] else run["run_id"]
         runs.setdefault(run["cause"], []).append(name)
-    return as_text(diagnosis, completed=end.completed, runs=runs)
+    return as_text(diagnosis, completed=outcome.completed, runs=runs)
 
 
 def _error(message: str, *, remedy: str = "") -> BenchError:
     """Return an error on one line, even if the name of a file or folder in it contains a line break."""
     return BenchError(one_line(message), remedy=one_line(remedy))
-
-
-def _open_log(target: Path | Literal["-"]) -> tuple[str, Source]:
-    if not isinstance(target, Path):
-        return "-", read_stdin()
-    if not target.exists() or target.is_dir():
-        error = missing_file(target, what="log", remedy="give a log file, such as slurm-<job>.out")
-        raise _error(error.message, remedy=error.remedy)
-    return str(target), target

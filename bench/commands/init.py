@@ -5,7 +5,6 @@ With ``--command``, the matrix is for a user's own script.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,6 @@ import typer
 from ..cores import sizes_up_to, usable_cores
 from ..errors import BenchError, unwritable
 from ..jobs.slurm.parsing import NodeGroup
-from ..terminal import one_line
 from ..units import slurm_time
 from .console import say, show
 
@@ -35,7 +33,6 @@ def init_command(
     partition: Annotated[
         str | None, typer.Option("--partition", help="The partition for which to write the matrix.")
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask; use the first partition.")] = False,
     command: Annotated[
         str | None,
         typer.Option("--command", help="Your own training command, such as 'python train.py'."),
@@ -43,23 +40,21 @@ def init_command(
 ) -> int:
     """Write a matrix for a partition of the cluster (from sinfo), or for this machine.
 
-    The matrix can be planned without changes. If there are several partitions, the command
-    asks for one, unless --partition or --yes is given. It never overwrites an existing file.
+    The matrix can be planned without changes. Without --partition, it is for the site file's partition, or
+    for the first one with GPUs. The command never overwrites an existing file.
     Example: bench init --command 'python train.py'
     """
     own = None if command is None else _read(command)
     found = _partitions_of_slurm()
-    if not found:
-        if partition is not None:
-            what = f"no partition {partition!r}: there is no Slurm on this machine"
-            remedy = "omit --partition, or run the command on a login node of the cluster"
-            raise BenchError(what, remedy=remedy)
-        return _write(path or Path("local.yaml"), local_matrix(usable_cores(), own))
-    defaults = _site_defaults()
-    # The sort is stable: the site's partition comes first, and the others stay in order.
-    found.sort(key=lambda one: one.name != defaults.get("partition"))
-    chosen = _choose(found, partition, ask=not yes and sys.stdin is not None and sys.stdin.isatty())
-    return _write(path or Path(f"{chosen.name}.yaml"), cluster_matrix(chosen, own, inherited=defaults))
+    if found:
+        defaults = _site_defaults()
+        chosen = _choose(found, partition, preferred=defaults.get("partition"))
+        return _write(path or Path(f"{chosen.name}.yaml"), cluster_matrix(chosen, own, inherited=defaults))
+    if partition is not None:
+        what = f"no partition {partition!r}: there is no Slurm on this machine"
+        remedy = "omit --partition, or run the command on a login node of the cluster"
+        raise BenchError(what, remedy=remedy)
+    return _write(path or Path("local.yaml"), local_matrix(usable_cores(), own))
 
 
 def _read(command: str) -> OwnCommand:
@@ -91,18 +86,16 @@ def _partitions_of_slurm() -> list[Partition]:
         return []
 
 
-def _choose(found: list[Partition], name: str | None, *, ask: bool) -> Partition:
-    names = [partition.name for partition in found]
-    if name is not None:
-        if name not in names:
-            raise BenchError(f"no partition {name!r} is in service", remedy=f"available: {', '.join(names)}")
-        return found[names.index(name)]
-    for partition in found:
-        say(str(partition))
-    if len(found) == 1 or not ask:
-        return found[0]
-    answer = typer.prompt("partition", default=one_line(names[0]))
-    return _choose(found, answer, ask=False)
+def _choose(found: list[Partition], name: str | None, *, preferred: str | None) -> Partition:
+    """Return the partition ``name``; without a name, list all and return the preferred or the first one."""
+    by_name = {partition.name: partition for partition in found}
+    if name is None:
+        for partition in found:
+            say(str(partition))
+        return by_name.get(preferred or "", found[0])
+    if name not in by_name:
+        raise BenchError(f"no partition {name!r} is in service", remedy=f"available: {', '.join(by_name)}")
+    return by_name[name]
 
 
 def _write(path: Path, text: str) -> int:

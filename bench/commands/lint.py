@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections import Counter
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from ..errors import BenchError, missing_file
-from ..findings import Finding, Severity
 from ..terminal import read_stdin
 from ..units import count
 from .console import print_json, say, show
@@ -29,18 +28,21 @@ def lint_command(
     Example: bench lint job.sbatch
     """
     from ..lint import lint_script
+    from ..lint.mistakes import Severity
 
     texts = {path: _read(path) for path in scripts}
     if shutil.which("bash") is None:
         say("bash is not on PATH: the syntax of the scripts is not checked")
-    findings = [finding for path, text in texts.items() for finding in lint_script(text, path=path)]
+    mistakes = [mistake for path, text in texts.items() for mistake in lint_script(text, path=path)]
+    counts = Counter(mistake.severity for mistake in mistakes)
     if as_json:
-        print_json({"findings": [finding.as_json() for finding in findings]})
+        print_json({"findings": [mistake.as_json() for mistake in mistakes]})
     else:
-        for finding in findings:
-            show(finding)
-        say(_summary(findings, scripts=len(texts)))
-    return int(any(finding.severity is Severity.ERROR for finding in findings))
+        for mistake in mistakes:
+            show(mistake)
+        parts = [count(counts[severity], severity) for severity in Severity if counts[severity]]
+        say(f"{count(len(texts), 'script')}: {', '.join(parts) or 'no findings'}")
+    return int(counts[Severity.ERROR] > 0)
 
 
 def _read(path: str) -> str:
@@ -57,9 +59,3 @@ def _read(path: str) -> str:
         return file.read_bytes().decode("utf-8", errors="replace")
     except OSError as error:
         raise BenchError(f"{file}: cannot be read: {error.strerror}") from None
-
-
-def _summary(findings: Sequence[Finding], *, scripts: int) -> str:
-    counts = {severity: sum(one.severity is severity for one in findings) for severity in Severity}
-    parts = [count(number, severity) for severity, number in counts.items() if number]
-    return f"{count(scripts, 'script')}: {', '.join(parts) if parts else 'no findings'}"

@@ -11,7 +11,6 @@ from ..study.layout import StudyFolder, latest_first
 from ..study.ledger import RunState
 from ..study.plan_json import open_study
 from ..units import count
-from ..words import term
 from .console import print_json, print_table
 from .options import JsonOption, ResultsOption, results_folder
 
@@ -58,5 +57,5 @@ def _runs(study: dict[str, Any]) -> str:
     states = {RunState(state): n for state, n in study["states"].items()}
     completed = states.pop(RunState.COMPLETED, 0)
     total = completed + sum(states.values())
-    others = [f"{n:,} {term('outcome', state)}" for state, n in states.items()]
+    others = [f"{n:,} {state.words}" for state, n in states.items()]
     return "; ".join([f"{completed:,} of {count(total, 'run')} completed", *others])

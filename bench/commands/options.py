@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -11,14 +12,14 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import BenchError, UnavailableError
-from ..extras import install_line, missing_packages
+from ..extras import EXTRAS, install_line, missing_packages
 from ..jobs.engine import Engine
 from ..matrix.cell import Cell, Run, value_text
 from ..study.layout import StudyFolder, latest_first, studies
 from ..study.ledger import Record, RunState
-from ..study.plan_json import PlannedStudy, open_study
-from ..units import join_names, parse_duration_s
-from .console import say
+from ..study.plan_json import ATTEMPT, PlannedStudy, open_study
+from ..units import join_names
+from .console import SHOWN_ROWS, say
 
 ResultsOption = Annotated[
     Path | None,
@@ -27,6 +28,9 @@ ResultsOption = Annotated[
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of a table.")]
+AllOption = Annotated[
+    bool, typer.Option("--all", help=f"List every row of the table, not only {SHOWN_ROWS}.")
+]
 MatrixArgument = Annotated[
     str, typer.Argument(help="A matrix file, or the name of a shipped example.", show_default=False)
 ]
@@ -58,23 +62,9 @@ BudgetOption = Annotated[
     float | None,
     typer.Option("--budget", min=0.0, help="Start nothing if the runs could use more GPU-hours than this."),
 ]
-PatienceOption = Annotated[
-    str | None,
-    typer.Option(
-        "--patience",
-        metavar="DURATION",
-        help="How long to wait for a controller that does not answer, such as 30m.",
-        show_default="without limit",
-    ),
+AdoptOption = Annotated[
+    bool, typer.Option("--adopt", help="Go on with a copied study; the original is no longer used.")
 ]
-
-
-def parse_patience_s(text: str | None) -> int | None:
-    """Parse the value of --patience into seconds; None means no limit."""
-    try:
-        return None if text is None else parse_duration_s(text)
-    except ValueError as wrong:
-        raise BenchError(f"--patience {text}: {wrong}") from None
 
 
 def results_folder(results: Path | None) -> Path:
@@ -84,7 +74,7 @@ def results_folder(results: Path | None) -> Path:
 
 def require_report(what: str) -> None:
     """Raise BenchError if the packages that evaluate and draw results are not installed."""
-    if missing := missing_packages("report"):
+    if missing := missing_packages(EXTRAS["report"]):
         verb = "is" if len(missing) == 1 else "are"
         absent = f"{join_names(missing, most=len(missing))}, which {verb} not installed"
         raise BenchError(f"{what} needs {absent}", remedy=f"install the extra: {install_line('report')}")
@@ -114,10 +104,16 @@ def find_study(name: str | None, results: Path | None) -> StudyFolder:
 def find_attempts(target: str, root: Path) -> Iterator[tuple[PlannedStudy, list[tuple[str, int]]]]:
     """Yield each study that contains the run or job ``target``, with the matching (run, attempt) pairs.
 
-    The study planned last comes first. If ``target`` is a run's name, the pair contains the run's latest
-    attempt (0 if the run was never started). If ``target`` is a job's id, there is a pair for each
-    attempt in the job, even if the run has a later attempt.
+    ``target`` is the folder of a run or of an attempt, ``STUDY/RUN``, or the name of a run or the id of a job
+    in any study below ``root``; the study planned last comes first. If ``target`` is a run, the pair contains
+    its latest attempt (0 if the run was never started). If it is a job, there is a pair for each attempt in
+    the job, even if the run has a later attempt.
     """
+    study, _, run_id = target.rpartition("/")
+    for path in (Path(target), *([root / study / "runs" / run_id] if study else [])):
+        if path.is_dir() and (found := _of_folder(path)):
+            yield found
+            return
     for folder in latest_first(root):
         try:
             planned = open_study(folder)
@@ -133,6 +129,18 @@ def find_attempts(target: str, root: Path) -> Iterator[tuple[PlannedStudy, list[
             if record.job_id == target and run_id in records
         ]:
             yield planned, of_job
+
+
+def _of_folder(path: Path) -> tuple[PlannedStudy, list[tuple[str, int]]] | None:
+    """Return the study and the attempt of the folder of a run or attempt, or None if it is another folder."""
+    number = ATTEMPT(path.resolve().name)
+    run = Path(os.path.normpath(path / "..")) if number else path
+    study = StudyFolder(Path(os.path.normpath(run / "../..")))
+    if run.resolve().parent.name != "runs" or not study.is_planned:
+        return None
+    planned, run_id = open_study(study), run.resolve().name
+    record = planned.records().get(run_id)
+    return (planned, [(run_id, int(number[1]) if number else record.attempt)]) if record else None
 
 
 def say_if_copy(engine: Engine) -> None:
@@ -165,27 +173,22 @@ _CELL_KEYS = (
 # fmt: on
 
 
-def pending(
-    runs: Sequence[Run],
+def choose_runs(
+    planned: PlannedStudy,
     records: Mapping[str, Record],
+    filters: Sequence[str] | None = None,
     *,
     retry_failed: bool = False,
     retry_disturbed: bool = False,
 ) -> list[Run]:
-    """Return the runs in state planned or cancelled.
+    """Return the runs that a submission starts, in the planned order: those in state planned or cancelled.
 
-    With ``retry_failed`` and ``retry_disturbed``, also return the failed runs and the completed runs that
-    were disturbed.
+    With ``retry_failed`` and ``retry_disturbed``, also failed runs, and completed runs that were disturbed.
     """
-    wanted = {RunState.PLANNED, RunState.CANCELLED}
-    if retry_failed:
-        wanted.add(RunState.FAILED)
-    chosen = (records[run.run_id] for run in runs)
-    return [
-        run
-        for run, record in zip(runs, chosen, strict=True)
-        if record.state in wanted or (retry_disturbed and record.is_disturbed)
-    ]
+    wanted = {RunState.PLANNED, RunState.CANCELLED, *([RunState.FAILED] if retry_failed else [])}
+    # Filters apply to all runs: a filter that matches none is an error even if no run is left to start.
+    chosen = ((run, records[run.run_id]) for run in only(planned.runs, planned.cells, filters or []))
+    return [run for run, r in chosen if r.state in wanted or (retry_disturbed and r.is_disturbed)]
 
 
 def only(runs: Sequence[Run], cells: Mapping[str, Cell], filters: Sequence[str]) -> list[Run]:
@@ -214,7 +217,7 @@ def _matches(run: Run, cell: Cell, pattern: str) -> bool:
         return str(run.repeat) == value
     if key == "mode":
         return value in cell.modes
-    if key == "command" and cell.workload.get("command_name") == value:
+    if key == "command" and cell.name == value:
         return True
     found = _property(cell, key)
     with suppress(ValueError):
@@ -228,11 +231,14 @@ def _property(cell: Cell, key: str) -> Any:
         return cell.tasks_per_node
     if key in _CELL_KEYS:
         return getattr(cell, key)
-    if key in cell.workload:
-        return cell.workload[key]
+    if key == "command":
+        return cell.argv
+    options = cell.swept | cell.workload
+    if key in options:
+        return options[key]
     if key.startswith("env."):
         return cell.env.get(key.removeprefix("env."), "")
-    allowed = ", ".join([*_CELL_KEYS, *cell.workload, "env.NAME"])
+    allowed = ", ".join([*_CELL_KEYS, "command", *cell.workload, "env.NAME"])
     raise BenchError(
         f"--only: unknown key {key!r}", remedy=f"allowed: {allowed}, or a pattern such as 'n4x4-*'"
     )

@@ -12,7 +12,8 @@ from pydantic import TypeAdapter, ValidationError
 from ..errors import BenchError
 from ..matrix.field_types import env_name, shell_words
 from ..matrix.launchers import LaunchLine, read_launch
-from ..matrix.workload import CELL_VALUES, RUN_TIME_VALUES, Words, WorkloadOptions, names_in, tokens
+from ..matrix.workload import CELL_VALUES, RUN_TIME_VALUES, Words, names_in, tokens
+from ..train.options import OPTIONS
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 
@@ -50,7 +51,7 @@ class OwnCommand:
         """Return the section `workload`."""
         other = "cpu if it uses none" if device == "cuda" else "cuda if it uses GPUs, with axes.gpus_per_node"
         # An epoch has both windows, three steps between them, and the sampled step: see docs/recorder.md.
-        needed = 10 + 3 * (steps + WorkloadOptions().attribution_steps + 4)
+        needed = 10 + 3 * (steps + OPTIONS["attribution_steps"].default + 4)
         return f"""\
 workload:
   device: {device}                # of the script; {other}
@@ -145,7 +146,7 @@ def _without_launcher(launch: LaunchLine, own: OwnCommand) -> list[str]:
 
 def _matrix_word(word: str) -> str:
     """Return a word with the syntax of a matrix: if it has no known placeholder, its braces are literal."""
-    known = {*CELL_VALUES, *RUN_TIME_VALUES, *WorkloadOptions.model_fields}
+    known = {*CELL_VALUES, *RUN_TIME_VALUES, *OPTIONS}
     try:
         names = [name for kind, name in tokens(word) if kind == "value"]
     except ValueError:

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from ..matrix.cell import Cell, labelled_commands, value_text
 from ..study.layout import StudyFolder
+from ..units import join_names
 from ..variables import shown_settings
-from .console import print_commands, print_json, print_table, say, show
-from .options import JsonOption, MatrixArgument, ResultsOption, SiteOption, results_folder
+from .console import SHOWN_ROWS, print_commands, print_json, print_table, say, show
+from .options import AllOption, JsonOption, MatrixArgument, ResultsOption, SiteOption, results_folder
 
 if TYPE_CHECKING:  # slow to import, and not needed by other commands
     from ..plan import Plan
 
-SHOWN_CELLS = 40
 #: Number of cells with idle GPUs that are named.
 SHOWN_IDLE = 8
 
@@ -25,9 +22,7 @@ SHOWN_IDLE = 8
 def plan_command(
     matrix: MatrixArgument,
     results: ResultsOption = None,
-    everything: Annotated[
-        bool, typer.Option("--all", help=f"List every cell, not only the first {SHOWN_CELLS}.")
-    ] = False,
+    everything: AllOption = False,
     site: SiteOption = None,
     as_json: JsonOption = False,
 ) -> int:
@@ -72,23 +67,15 @@ def _show(plan: Plan, folder: StudyFolder, *, everything: bool) -> None:
     """Print the cells, the cost and the study's folder."""
     per_node = "GPUs/node" if plan.matrix.workload.device == "cuda" else "tasks/node"
     columns = ["cell", "nodes", per_node, "ranks", "per-GPU batch", "global batch", "series"]
-    shown = plan.cells if everything else plan.cells[:SHOWN_CELLS]
-    print_table(f"Study {plan.matrix.study}", columns, [_row(cell) for cell in shown], right=columns[1:6])
-    if len(shown) < len(plan.cells):
-        show(f"... and {len(plan.cells) - len(shown)} more cells (--all lists them)")
+    rows = list(map(_row, plan.cells if everything else plan.cells[:SHOWN_ROWS]))
+    hidden = len(plan.cells) - len(rows)
+    print_table(f"Study {plan.matrix.study}", columns, rows, right=columns[1:6], hidden=hidden)
     print_commands(plan.cells)
     show(plan.cost)
-    if idle := plan.cost.idle_gpus:
-        show(_idle_line(idle, everything=everything))
+    if idle := [f"{cell_id} ({number})" for cell_id, number in plan.cost.idle_gpus.items()]:
+        named = join_names(idle, most=len(idle) if everything else SHOWN_IDLE)
+        show(f"idle GPUs that each run of a cell reserves: {named}")
     show(f"written: {folder.path} (scripts/, plan.json)")
-
-
-def _idle_line(idle: Mapping[str, int], *, everything: bool) -> str:
-    """Return a line that names the cells whose runs reserve GPUs that they do not use."""
-    named = list(idle.items())[: None if everything else SHOWN_IDLE]
-    cells = ", ".join(f"{cell_id} ({number})" for cell_id, number in named)
-    more = f" and {len(idle) - len(named)} more cells (--all lists them)" if len(named) < len(idle) else ""
-    return f"idle GPUs that each run of a cell reserves: {cells}{more}"
 
 
 def _row(cell: Cell) -> tuple[Any, ...]:
@@ -119,7 +106,7 @@ def _as_content(plan: Plan, folder: StudyFolder) -> dict[str, Any]:
         "nodes": cost.nodes_max,
         "time_limit_s": plan.matrix.cluster.time_limit,
         "exclusive": plan.exclusive,
-        "warnings": plan.warnings,
+        "warnings": [one.told() for one in plan.warnings],
         "site": site and {"path": site.path, "inherited": shown_settings(site.values)},
         "commands": [command.as_json() for command in labelled_commands(plan.cells)],
         "cells": cells,

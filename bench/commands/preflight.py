@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from ..errors import UnavailableError
-from ..jobs.engine import Engine
 from ..matrix.schema import Cluster
 from ..preflight import (
     CHECKS,
@@ -27,9 +25,8 @@ from ..study.ledger import Record, RunState
 from ..study.plan_json import PlannedStudy, open_study
 from ..units import count, join_names
 from .console import print_json, print_table, say, show, show_progress
-from .options import JsonOption, MatrixArgument, ResultsOption, SiteOption, results_folder
-from .submit import runs_to_start
-from .waiting import HaltWatch, Patience, Waiting
+from .options import JsonOption, MatrixArgument, ResultsOption, SiteOption, choose_runs, results_folder
+from .submit import new_submission
 
 #: The folder of the studies, below results. They are not studies of a training: `bench list` omits them.
 FOLDER = "preflight"
@@ -88,15 +85,12 @@ def _last_number(root: Path, name: str) -> int:
 
 def _run(planned: PlannedStudy) -> Record:
     """Start the run of a preflight unless it is in progress, wait for its end, and return its record."""
-    halt, patience = HaltWatch(planned), Patience()
-    choose = partial(runs_to_start, planned, [], retry_failed=False, retry_disturbed=False)
+    submission = new_submission(planned)
     try:
-        runs, seen = patience.until_answered(choose)
-        with show_progress(len(runs)) as shown:
-            waiting = Waiting(
-                Engine(planned), runs, before=seen, halt=halt, patience=patience, callbacks=shown
-            )
-            (record,) = waiting.until_over().values()
+        seen = submission.records(wait=True)
+        runs = choose_runs(planned, seen)
+        with show_progress(len(runs)) as submission.callbacks:
+            (record,) = submission.finish(runs, seen=seen).values()
     except UnavailableError as absent:
         raise UndecidedError(absent.message, remedy=absent.remedy) from None
     return record

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import shlex
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from ..errors import BenchError, UnwritableError
 from ..study.files import check_writable
 from ..study.layout import StudyFolder
-from ..words import heading, remedy
 from .advise import parse_samples
 from .console import print_json, say, show
 from .options import JsonOption, ResultsOption, find_study, require_report, settle_study
@@ -23,13 +21,6 @@ if TYPE_CHECKING:
 
 #: File suffix of tables. A study whose name ends in this suffix must be given by its folder.
 TABLE_SUFFIX = ".csv"
-
-
-class Mode(StrEnum):
-    """The scaling mode (strong or weak) of a table without batch columns."""
-
-    STRONG = "strong"
-    WEAK = "weak"
 
 
 BaselineOption = Annotated[
@@ -72,7 +63,9 @@ SourceArgument = Annotated[
     ),
 ]
 _MODE = "The scaling mode (strong or weak) of a table without batch columns."
-ModeOption = Annotated[Mode | None, typer.Option("--mode", help=_MODE, show_default=False)]
+ModeOption = Annotated[
+    Literal["strong", "weak"] | None, typer.Option("--mode", help=_MODE, show_default=False)
+]
 _OUTPUT = (
     "The folder in which STUDY-report/ or TABLE-report/ is created; default: report/ of the study, or the "
     "table's folder."
@@ -103,33 +96,20 @@ def report_command(
     """
     require_report("bench report")
     work = _work(samples, epochs, trainings, proposal=proposal)
+    options: dict[str, Any] = {"baseline": baseline, "proposal": proposal, "work": work}
     if source is not None and source.lower().endswith(TABLE_SUFFIX) and not Path(source).is_dir():
         if include_disturbed:
             raise BenchError("--include-disturbed is for a study, not for a table", remedy="omit it")
         from analysis.report.write import write_table_report
 
-        written = write_table_report(
-            Path(source),
-            output=output or Path(source).parent,
-            mode=mode.value if mode else None,
-            baseline=baseline,
-            proposal=proposal,
-            work=work,
-            progress=say,
-        )
-        return _print(written, study=Path(source).stem, as_json=as_json)
+        table = Path(source)
+        written = write_table_report(table, output=output or table.parent, mode=mode, progress=say, **options)
+        return _print(written, study=table.stem, as_json=as_json)
     if mode is not None:
         what = "--mode is for a table measured elsewhere, not for a study"
         raise BenchError(what, remedy="omit --mode, or give a TABLE.csv")
-    return write(
-        find_study(source, results),
-        output=output,
-        baseline=baseline,
-        proposal=proposal,
-        work=work,
-        include_disturbed=include_disturbed,
-        as_json=as_json,
-    )
+    folder = find_study(source, results)
+    return write(folder, as_json=as_json, output=output, include_disturbed=include_disturbed, **options)
 
 
 def _work(samples: str | None, epochs: int, trainings: int, *, proposal: bool) -> Work | None:
@@ -147,32 +127,17 @@ def _work(samples: str | None, epochs: int, trainings: int, *, proposal: bool) -
     return Work(parse_samples(samples), epochs, trainings)
 
 
-def write(
-    folder: StudyFolder,
-    *,
-    output: Path | None = None,
-    baseline: str | None = None,
-    proposal: bool = False,
-    work: Work | None = None,
-    include_disturbed: bool = False,
-    as_json: bool = False,
-) -> int:
-    """Update the records of a study, write its report, and print the path and the validity of the numbers."""
+def write(folder: StudyFolder, *, as_json: bool = False, output: Path | None = None, **options: Any) -> int:
+    """Update the records of a study, write its report, and print the path and the validity of the numbers.
+
+    ``options`` are those of :func:`analysis.report.write.write_report`.
+    """
     try:
         check_writable(output or folder.report)  # a large study takes minutes
         records = settle_study(folder)
         from analysis.report.write import write_report
 
-        written = write_report(
-            folder.path,
-            output=output,
-            records=records,
-            baseline=baseline,
-            proposal=proposal,
-            work=work,
-            include_disturbed=include_disturbed,
-            progress=say,
-        )
+        written = write_report(folder.path, output=output, records=records, progress=say, **options)
     except UnwritableError as error:
         elsewhere = f"write the report elsewhere: bench report {shlex.quote(str(folder.path))} --output DIR"
         remedy = f"{error.remedy}, or {elsewhere}" if error.remedy else elsewhere
@@ -182,28 +147,32 @@ def write(
 
 def _print(written: Report, *, study: str, as_json: bool) -> int:
     """Print the path of the page and the validity of the numbers; return the exit code."""
-    from analysis.text import message
+    from analysis.text import heading, message
 
     page = written.page
     if not as_json:
         show(page)
-        for fact in written.validity:
-            advice = f"{message(fact)} {remedy(fact)}".strip()
-            say(f"{fact.severity}: {heading(fact.kind)}. {advice} [{fact.kind}]")
+        for one in written.validity:
+            advice = f"{message(one)} {one.remedy}".strip()
+            say(f"{one.severity}: {heading(one)}. {advice} [{one.kind}]")
         return 0
     files = sorted(str(path) for path in page.parent.rglob("*") if path.is_file())
     validity = [
         {
-            "code": fact.kind,
-            "severity": fact.severity,
-            "message": message(fact),
-            "remedy": remedy(fact),
-            "cells": fact.subject,
-            "values": fact.values,
+            "code": one.kind,
+            "severity": one.severity,
+            "message": message(one),
+            "remedy": one.remedy,
+            "cells": one.subject,
+            "values": one.values,
         }
-        for fact in written.validity
+        for one in written.validity
     ]
     content = {"study": study, "report": str(page), "files": files, "validity": validity}
+    content["findings"] = [
+        {**one.as_json(), "message": message(one), "remedy": one.remedy, "runs": runs}
+        for one, runs in written.of_runs
+    ]
     content["checks"] = [check.as_json() for check in written.assessment.checks]
     print_json({**content, "recommended": written.recommended, "verdicts": written.verdicts})
     return 0

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from ..study.plan_json import open_study
 from .console import say
 from .options import (
     BudgetOption,
     MatrixArgument,
     OnlyOption,
-    PatienceOption,
     ResultsOption,
     RetryDisturbedOption,
     RetryOption,
     SiteOption,
-    parse_patience_s,
+    choose_runs,
     require_report,
 )
 from .plan import plan_study, say_warnings
 from .report import write
-from .submit import check_budget, runs_to_start, start
-from .waiting import Patience
+from .submit import check_budget, new_submission, start
 
 
 def run_command(
@@ -31,7 +27,6 @@ def run_command(
     retry_failed: RetryOption = False,
     retry_disturbed: RetryDisturbedOption = False,
     budget: BudgetOption = None,
-    patience: PatienceOption = None,
     site: SiteOption = None,
 ) -> int:
     """Plan a matrix, start the runs that are not yet done, wait for them, and write the report.
@@ -40,16 +35,14 @@ def run_command(
     Example: bench run smoke_cpu
     """
     require_report("bench run")
-    limited = Patience(parse_patience_s(patience))
     plan, folder = plan_study(matrix, site=site, results=results)
     say(f"study {plan.matrix.study}: {plan.cost}")
     say_warnings(plan)
     study = open_study(folder)
-    choose = partial(
-        runs_to_start, study, filters or [], retry_failed=retry_failed, retry_disturbed=retry_disturbed
-    )
-    runs, seen = limited.until_answered(choose)
+    submission = new_submission(study)
+    seen = submission.records(wait=True)
+    runs = choose_runs(study, seen, filters, retry_failed=retry_failed, retry_disturbed=retry_disturbed)
     check_budget(study, runs, budget)
-    code = start(study, runs, seen=seen, patience=limited)
+    code = start(submission, runs, seen, wait=True)
     write(folder)
     return code

@@ -5,22 +5,28 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Mapping
+from textwrap import shorten
 from typing import Annotated, Any
 
 import typer
 
 from ..errors import UnavailableError
-from ..jobs.engine import Engine
+from ..finding import Finding
 from ..matrix.cell import labelled_commands
 from ..study.conditions import disturbance_text
+from ..study.files import read_json
+from ..study.found import findings_of_env
 from ..study.ledger import Record, RunState
 from ..study.plan_json import PlannedStudy, open_study
 from ..units import count
-from .console import clear_screen, print_commands, print_json, print_table, say, show
-from .options import JsonOption, ResultsOption, StudyArgument, find_study, say_if_copy
-from .submit import counts_line
+from .console import SHOWN_ROWS, print_commands, print_json, print_table, say, show
+from .options import AllOption, JsonOption, ResultsOption, StudyArgument, find_study, say_if_copy
+from .submit import counts_line, new_submission
 
-SHOWN_RUNS = 60
+#: Seconds between two updates with --watch.
+WATCH_S = 5.0
+#: Maximum number of characters of a recorded finding.
+MAX_LINE = 160
 
 #: The states that are listed first, in this order.
 _FIRST_STATES = ("failed", "unknown", "running", "queued", "cancelled")
@@ -32,12 +38,7 @@ def status_command(
     watch: Annotated[
         bool, typer.Option("--watch", help="Repeat every few seconds until no run is in progress.")
     ] = False,
-    interval: Annotated[
-        float, typer.Option("--interval", min=0.5, help="Seconds between two updates (with --watch).")
-    ] = 5.0,
-    everything: Annotated[
-        bool, typer.Option("--all", help=f"List every run, not only the first {SHOWN_RUNS}.")
-    ] = False,
+    everything: AllOption = False,
     as_json: JsonOption = False,
 ) -> int:
     """Show the state of each run, and why a failed run failed.
@@ -46,35 +47,31 @@ def status_command(
     write its result is shown as failed, with that reason. The exit code is 1 if a run is failed
     or unknown (Slurm has forgotten its job).
     """
-    folder = find_study(study, results)
+    from rich.console import Console
+
+    planned = open_study(find_study(study, results))
+    submission = new_submission(planned)
+    say_if_copy(submission.engine)
     while True:
-        planned = open_study(folder)
         try:
-            engine = Engine(planned)
-            say_if_copy(engine)
-            records = engine.poll()
-        except UnavailableError as absent:
-            if not watch or absent.missing:
-                if not as_json:
-                    say("Slurm is unreachable: these are the last known states")
-                    _show(planned, planned.records(), everything=everything)
-                raise
-            say(f"{absent.message}: waiting for {absent.scheduler}")
-            time.sleep(interval)
-            continue
+            records = submission.records(wait=watch)
+        except UnavailableError:
+            if not as_json:
+                say("Slurm is unreachable: these are the last known states")
+                _show(planned, planned.records(), everything=everything)
+            raise
         if as_json:
             print_json(status_content(planned, records))
         else:
             if watch:
-                clear_screen()
+                Console().clear()
             _show(planned, records, everything=everything)
-        in_progress = any(record.state.active for record in records.values())
-        if watch and not in_progress and not all(record.state.ended for record in records.values()):
-            say(f"no run is in progress: `bench submit {folder.name}` starts the planned runs")
-        if not watch or not in_progress:
-            bad = (RunState.FAILED, RunState.UNKNOWN)
-            return 1 if any(record.state in bad for record in records.values()) else 0
-        time.sleep(interval)
+        if not watch or not any(record.state.active for record in records.values()):
+            break
+        time.sleep(WATCH_S)
+    if watch and not all(record.state.ended for record in records.values()):
+        say(f"no run is in progress: `bench submit {planned.folder.name}` starts the planned runs")
+    return int(any(record.state in (RunState.FAILED, RunState.UNKNOWN) for record in records.values()))
 
 
 def _show(planned: PlannedStudy, records: Mapping[str, Record], *, everything: bool) -> None:
@@ -85,26 +82,32 @@ def _show(planned: PlannedStudy, records: Mapping[str, Record], *, everything: b
         return order.get(record.state, len(order)), not record.stuck, not record.is_disturbed
 
     ranked = sorted(records.values(), key=rank)
-    shown = ranked if everything else ranked[:SHOWN_RUNS]
+    shown = ranked if everything else ranked[:SHOWN_ROWS]
     # The class is a column only if a run has one.
     classes = {record.run_id: record.failure_class for record in shown if record.failure_class}
-    rows = [
-        (
-            *(record.run_id, str(record.state), *([classes.get(record.run_id)] if classes else [])),
-            *(record.attempt or None, record.job_id or None, _remark(record)),
-        )
-        for record in shown
-    ]
+    rows: list[tuple[Any, ...]] = []
+    for record in shown:
+        own = (record.run_id, str(record.state), *([classes.get(record.run_id)] if classes else []))
+        rows.append((*own, record.attempt or None, record.job_id or None, _remark(record)))
+        lines = (shorten(str(one), MAX_LINE, placeholder=" …") for one in _warnings(planned, record))
+        rows += [(*("" for _ in own), None, None, line) for line in lines]
     columns = ["run", "state", *(["class"] if classes else []), "attempt", "job", "reason"]
-    print_table(f"Study {planned.folder.name}", columns, rows, right=["attempt"])
-    if len(shown) < len(ranked):
-        show(f"... and {len(ranked) - len(shown)} more runs (--all lists them)")
+    hidden = len(ranked) - len(shown)
+    print_table(f"Study {planned.folder.name}", columns, rows, right=["attempt"], hidden=hidden)
     print_commands(planned.cells.values())
     if disturbed := sum(record.is_disturbed for record in ranked):
         show(f"{count(disturbed, 'completed run was', 'completed runs were')} disturbed")
     stuck = sum(record.stuck for record in ranked)
     counts = counts_line(Counter(str(record.state) for record in ranked))
     show(f"{counts} ({stuck} will not start)" if stuck else counts)
+
+
+def _warnings(planned: PlannedStudy, record: Record) -> list[Finding]:
+    """Return the errors and warnings in env.json of an attempt that has ended, without its reasons."""
+    if record.end is None:
+        return []
+    found = findings_of_env(read_json(planned.run_folder(record).env))
+    return [one for one in found if one.severity != "info" and one not in record.end.reasons]
 
 
 def _remark(record: Record) -> str:
@@ -132,6 +135,8 @@ def status_content(planned: PlannedStudy, records: Mapping[str, Record]) -> dict
                 **{name: getattr(record, name) for name in names},
                 "job_id": record.job_id or None,
                 "disturbed": disturbance_text(record),
+                "reasons": [one.told() for one in record.end.reasons] if record.end else [],
+                "findings": [one.told() for one in _warnings(planned, record)],
                 "log_line": record.end.log_line if record.end else None,
                 "will_not_start": record.stuck,
             }

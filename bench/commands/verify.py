@@ -11,9 +11,10 @@ import typer
 from ..errors import BenchError
 from ..jobs.engine import Engine
 from ..jobs.slurm.parsing import expand_hosts
-from ..study.layout import RunFolder, StudyFolder
+from ..study.findings import Disturbance
+from ..study.layout import RunFolder
 from ..study.ledger import Record, RunState
-from ..study.plan_json import ATTEMPT, PlannedStudy, open_study
+from ..study.plan_json import PlannedStudy, open_study
 from ..study.verify import Verification, verify_run
 from .console import print_json, show
 from .options import JsonOption, ResultsOption, find_attempts, find_study, results_folder, say_if_copy
@@ -45,7 +46,7 @@ def verify_command(
                 "folder": str(verdict.folder.path),
                 "passed": verdict.passed,
                 "checks": [check.as_json() for check in verdict.checks],
-                "warnings": verdict.warnings,
+                "warnings": [warning.told() for warning in verdict.warnings],
             }
             for verdict in verdicts
         ]
@@ -63,43 +64,18 @@ def _show(verdict: Verification, *, all_checks: bool) -> None:
         if all_checks or check in verdict.failures:
             show(f"  {check}")
     for warning in verdict.warnings:
-        show(f"  warn  {warning}")
+        what = f"disturbed: {warning.message}" if isinstance(warning, Disturbance) else warning
+        show(f"  warn  {what}")
 
 
 def _verdicts(target: str | None, results: Path | None) -> list[Verification]:
-    if target is not None:
-        root = results_folder(results)
-        if RunFolder(path := Path(target)).is_described:
-            return [_of_folder(path)]
-        for planned, attempts in find_attempts(target, root):
-            return _of_attempts(planned, attempts)
-        if target.isdigit() and not (root / target).is_dir():
-            what = f"no study below {root} has submitted a job {target}"
-            raise BenchError(what, remedy="`bench status STUDY` lists the jobs of a study")
-    planned = open_study(find_study(target, results))
+    planned, attempts = _find(target, results)
     engine = Engine(planned)
     say_if_copy(engine)
-    return [_verdict(planned, record) for record in engine.settled().values()]
-
-
-def _of_folder(path: Path) -> Verification:
-    """Verify the attempt whose folder is ``path``."""
-    folder = path.resolve()
-    run, number = folder.parent, ATTEMPT(folder.name)
-    study = StudyFolder(run.parent.parent)
-    planned = open_study(study) if number and study.is_planned else None
-    if planned is None or run.name not in planned.records():
-        remedy = "give the folder of a run: results/STUDY/runs/RUN/attempt-N"
-        raise BenchError(f"{path}: is not in the folder of a study that contains the run", remedy=remedy)
-    assert number
-    return _of_attempts(planned, [(run.name, int(number[1]))])[0]
-
-
-def _of_attempts(planned: PlannedStudy, attempts: Sequence[tuple[str, int]]) -> list[Verification]:
-    """Verify some attempts, each a pair of run and attempt."""
-    engine = Engine(planned)
-    say_if_copy(engine)
-    records, earlier = engine.settled(), planned.ledger.attempts()
+    records = engine.settled()
+    if attempts is None:
+        return [_verdict(planned, record) for record in records.values()]
+    earlier = planned.ledger.attempts()
     found = []
     for run_id, number in attempts:
         record = records[run_id]
@@ -108,6 +84,21 @@ def _of_attempts(planned: PlannedStudy, attempts: Sequence[tuple[str, int]]) -> 
             record = earlier.get(run_id, {}).get(number, unknown)
         found.append(_verdict(planned, record))
     return found
+
+
+def _find(target: str | None, results: Path | None) -> tuple[PlannedStudy, Sequence[tuple[str, int]] | None]:
+    """Return a study and the (run, attempt) pairs that ``target`` names in it, or None for all its runs."""
+    if target is not None:
+        root = results_folder(results)
+        for planned, attempts in find_attempts(target, root):
+            return planned, attempts
+        if RunFolder(Path(target)).is_described:
+            what = f"{target}: is not in the folder of a study that contains the run"
+            raise BenchError(what, remedy="give the folder of a run: results/STUDY/runs/RUN/attempt-N")
+        if target.isdigit() and not (root / target).is_dir():
+            what = f"no study below {root} has submitted a job {target}"
+            raise BenchError(what, remedy="`bench status STUDY` lists the jobs of a study")
+    return open_study(find_study(target, results)), None
 
 
 def _verdict(planned: PlannedStudy, record: Record) -> Verification:

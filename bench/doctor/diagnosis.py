@@ -27,7 +27,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ..facts import Fact
+from ..finding import Finding
+from ..measure.failures import Failure
 from ..study.conditions import idle_cores
 from ..study.files import regular_file
 from ..study.layout import RunFolder
@@ -38,6 +39,8 @@ from .scan import Hit, Scan, Source
 HEAD_BYTES = 256 * 1024
 #: Name of a fact that no log shows. :func:`find_warnings` takes it from the conditions of the run.
 IDLE_CORES = "idle-cores"
+#: Name of the fact that the logs are those of a run, whose reason contains the messages of bench already.
+OF_RUN = "of-run"
 
 #: A line of source code in a traceback. The exception below it is the better evidence.
 _SOURCE_LINE = re.compile(r"(?:\[?\w{1,12}\]?:\s+)?raise \w")
@@ -49,8 +52,8 @@ class Cause:
 
     Attributes:
         severity: "failure", or "slow" if the cause makes the job slow but does not end it.
-        path, line: the line of a log that shows the cause. For a cause that measurements show, ``path`` is
-            the run's folder and ``line`` is None.
+        path, line: the line of a log that shows the cause. For a cause that measurements show, or that a rank
+            recorded, ``path`` is the run's folder (or empty) and ``line`` is None.
         share: the fraction of the step that the cause takes, if measurements show it, otherwise None.
         facts: the measurements that show it.
     """
@@ -63,7 +66,7 @@ class Cause:
     explanation: str
     remedy: str
     share: float | None = None
-    facts: Sequence[Fact] = ()
+    facts: Sequence[Finding] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,23 +97,38 @@ class Diagnosis:
 
     def as_json(self) -> dict[str, Any]:
         """Return the output of ``bench doctor --json``."""
-        return asdict(self)
+        causes = [{**asdict(one), "facts": [fact.told() for fact in one.facts]} for one in self.causes]
+        return {"causes": causes, "last_lines": list(map(asdict, self.last_lines))}
 
 
-def diagnose(logs: Mapping[str, Source], *, facts: frozenset[str] = frozenset()) -> Diagnosis:
+def diagnose(
+    logs: Mapping[str, Source], *, facts: frozenset[str] = frozenset(), failure: Failure | None = None
+) -> Diagnosis:
     """Diagnose a job.
 
     Args:
         logs: all logs of one job, from all ranks and nodes, by the path or name to report. A log
             is a path, an open file, the whole text as str or bytes, or its lines.
         facts: names of facts that are known from elsewhere.
+        failure: what a rank of the run recorded. If it is a cause, it comes first; but if another rank failed
+            before, it comes after messages of the kinds ``origin``, ``error`` and ``hint``.
 
     Raises:
         OSError: a log cannot be read.
     """
     scans = [Scan(path, load()).read(source) for path, source in logs.items()]
-    hits = _counting([hit for scan in scans for hit in scan.hits], facts)
-    found = Diagnosis([_cause(hit) for hit in _ranked(hits, list(logs))], [])
+    recorded = failure if failure and failure.is_cause else None
+    if recorded:
+        facts |= {recorded.kind}
+    hits = _counting(
+        [hit for scan in scans for hit in scan.hits], facts, is_late=bool(failure and failure.effect)
+    )
+    ranked = [hit for hit in _ranked(hits, list(logs)) if not recorded or hit.signature.name != recorded.kind]
+    found = Diagnosis([_cause(hit) for hit in ranked], [])
+    if recorded:
+        before = KINDS[: KINDS.index(PEER)] if recorded.effect else ()
+        number = sum(hit.signature.kind in before for hit in ranked if hit.signature.severity == FAILURE)
+        found.causes.insert(number, _recorded_cause(recorded))
     if found.first_failure is None:
         found.last_lines.extend(LogLine(scan.path, *line) for scan in scans for line in scan.last_lines)
     return found
@@ -134,8 +152,11 @@ def find_warnings(folder: RunFolder) -> list[Cause]:
     return [cause for cause in diagnose(logs, facts=facts).causes if cause.severity == SLOW]
 
 
-def _counting(hits: Sequence[Hit], facts: frozenset[str]) -> list[Hit]:
-    """Return the hits of causes whose conditions on the rest of the logs are met."""
+def _counting(hits: Sequence[Hit], facts: frozenset[str], *, is_late: bool) -> list[Hit]:
+    """Return the hits of causes whose conditions on the rest of the logs are met.
+
+    ``is_late`` is true if a rank recorded that another one was lost or late.
+    """
     names, variants = facts.union(hit.signature.name for hit in hits), _variants(hits)
     met = [
         hit
@@ -149,7 +170,7 @@ def _counting(hits: Sequence[Hit], facts: frozenset[str]) -> list[Hit]:
     for hit in met:
         place = hit.path, hit.line
         least[place] = min(hit.signature.general, least.get(place, hit.signature.general))
-    failed = any(hit.signature.kind in (PEER, ENDED) for hit in hits)
+    failed = is_late or any(hit.signature.kind in (PEER, ENDED) for hit in hits)
     return [
         hit
         for hit in met
@@ -197,6 +218,11 @@ def _cause(hit: Hit) -> Cause:
     explanation = _filled(own.explanation, hit.groups) or info.explanation
     remedy = _filled(own.remedy, hit.groups) or info.remedy
     return Cause(own.name, severity, hit.path, hit.line, hit.evidence, explanation, remedy)
+
+
+def _recorded_cause(failure: Failure) -> Cause:
+    """Return a recorded failure as a cause, which no line of a log shows."""
+    return Cause(failure.kind, FAILURE, "", None, "", failure.message, failure.remedy)
 
 
 def _filled(text: str, groups: Mapping[str, str]) -> str:

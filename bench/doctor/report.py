@@ -58,9 +58,9 @@ def _cause(cause: Cause) -> str:
     share = f"{percent(cause.share)} of the step  " if cause.share is not None else ""
     path = one_line(cause.path)
     place = path if cause.line is None else f"{path}:{cause.line}"
-    heading = f"{cause.cause}  {share}{place}\n{_evidence(cause.evidence)}"
     why, remedy = _wrapped(f"Why: {cause.explanation}", "  "), _wrapped(f"Do:  {cause.remedy}", "  ")
-    return f"{heading}\n{why}\n{remedy}"
+    lines = (f"{cause.cause}  {share}{place}", _evidence(cause.evidence), why, remedy)
+    return "\n".join(filter(None, lines))
 
 
 def _evidence(text: str) -> str:

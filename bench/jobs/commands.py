@@ -42,24 +42,22 @@ class SubmittedCommands:
         self._git = cache(_git_state)
 
     def describe(self, cell: Cell) -> dict[str, Any]:
-        """Return ``command`` and ``interpreter`` for a cell's run.json, or ``{}`` for the built-in training.
+        """Return ``command`` and ``interpreter`` for a cell's run.json.
 
         ``script`` is the first word that is a file, or ``""`` if no word is a file, as for ``python -m``.
         Unknown values are None. Placeholders of variables that are not shown are kept. ``interpreter`` is
         the Python interpreter with which the command begins, in a form that the job can call.
         """
-        if cell.command is None:
-            return {}
         values = command_values(cell, self._name)
-        words = filled_words(cell.command, values)
-        unknown = [f"env.{name}" for name, own in shown_variables(cell.as_json()).items() if own is None]
-        hidden = {name: f"{{{name}}}" for name in unknown}
+        words = filled_words(cell.argv, values)
+        shown = shown_variables(cell.env, cell.swept)
+        hidden = {f"env.{name}": f"{{env.{name}}}" for name, value in shown.items() if value is None}
         script = self._script(words)
-        commit, is_dirty = self._git(Path(script).parent)
+        commit, is_dirty = self._git(Path(script).parent) if script else (None, None)
         return {
             "command": {
-                "name": cell.workload.get("command_name"),
-                "words": filled_words(cell.command, values | hidden),
+                "name": cell.name or None,
+                "words": filled_words(cell.argv, values | hidden),
                 "script": script,
                 "script_sha256": self._sha256(Path(script)) if script else None,
                 "git_commit": commit,

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from ..errors import BenchError, UnavailableError
+from ..finding import Finding, messages
 from ..matrix.cell import Run
 from ..study.conditions import Occupation
 from ..study.layout import JobFolder
@@ -51,7 +52,8 @@ class Status:
             example because it has forgotten the job and its accounting is away.
         failure_class: class of the cause if the job failed or was cancelled; None if the scheduler does not
             know.
-        reason: explanation of the state, or ``""`` if there is nothing to explain.
+        reasons: why the job failed or was cancelled, and remarks on its end.
+        remark: explanation of the state of a job that has not ended, or ``""``.
         exit_code: exit code of the job, if the scheduler knows it.
         started, ended: UTC times.
         hosts: names of the hosts, such as ``n[1-4]``.
@@ -68,7 +70,8 @@ class Status:
     job_id: str
     state: RunState
     failure_class: FailureClass | None = None
-    reason: str = ""
+    reasons: tuple[Finding, ...] = ()
+    remark: str = ""
     exit_code: int | None = None
     started: datetime | None = None
     ended: datetime | None = None
@@ -81,6 +84,11 @@ class Status:
     accounting: str = ""
     steps: Mapping[str, Status] = field(default_factory=dict)
     summary: str = ""
+
+    @property
+    def reason(self) -> str:
+        """The explanation of the state in words, or ``""`` if there is nothing to explain."""
+        return "; ".join(filter(None, (self.remark, messages(self.reasons))))
 
 
 class RefusedError(BenchError):

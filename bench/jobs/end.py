@@ -16,27 +16,47 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..facts import facts_of_env
+from ..finding import Finding
 from ..matrix.cell import Cell
+from ..measure.findings import NoWindow
 from ..study.conditions import parse_moment
 from ..study.files import read_json, read_table, regular_file
+from ..study.found import findings_of_env, read_findings
 from ..study.layout import RunFolder
 from ..study.ledger import End, FailureClass, RunState, final_class, now
 from ..study.processes import started_ranks
 from ..study.readings import readings_of
-from ..words import sentence
+from ..study.reasons import (
+    DiskFull,
+    EndedWithPack,
+    ExitCode,
+    JobSays,
+    JobState,
+    KilledRun,
+    LogCause,
+    LossDiverged,
+    NoMetrics,
+    NoOutput,
+    NotWritable,
+    Start,
+    StartedTwice,
+    Stopped,
+    TimeLimit,
+    TooFewEpochs,
+    UnreadableMetrics,
+)
 from .contract import Status
 from .logs import (
-    error_line,
     exited_rank,
-    joined,
     killed_rank,
     log_tail,
+    logged_error,
     nccl_error,
-    with_workload_error,
+    recorded_failures,
+    reported_errors,
 )
 from .slurm.pack import run_status
-from .slurm.states import EXIT_UNWRITABLE, NO_OUTPUT, state_from_notices
+from .slurm.states import EXIT_UNWRITABLE, state_from_notices
 
 if TYPE_CHECKING:
     from ..doctor import Cause
@@ -53,37 +73,27 @@ class Note:
 
     ``by`` says why the run ended: ``exit`` (on its own), ``limit`` (at its time limit), ``term`` or ``kill``
     (by a signal). ``stage`` is ``connect`` if the ranks were never started, or ``lost`` if a host was lost,
-    for the reason in ``problem``.
+    for these ``reasons``.
     """
 
     exit_code: int | None = None
     time: datetime | None = None
     by: str = ""
     stage: str = ""
-    problem: str = ""
+    reasons: tuple[Finding, ...] = ()
 
     @classmethod
     def read(cls, path: Path) -> Note:
         """Read the file, which may be missing."""
         content = read_json(path) or {}
         code = content.get("exit_code")
-        texts = {name: str(content.get(name) or "") for name in ("by", "stage", "problem")}
         return cls(
-            exit_code=code if type(code) is int else None, time=parse_moment(content.get("time")), **texts
+            exit_code=code if type(code) is int else None,
+            time=parse_moment(content.get("time")),
+            by=str(content.get("by") or ""),
+            stage=str(content.get("stage") or ""),
+            reasons=tuple(read_findings(content.get("reasons"))),
         )
-
-
-@dataclass(frozen=True)
-class Start:
-    """A line of the file ``start``: a start of the run's script."""
-
-    job: str
-    time: str
-    host: str
-    restarts: int
-
-    def __str__(self) -> str:
-        return f"job {self.job} on {self.host} at {self.time}"
 
 
 def starts_of(folder: RunFolder) -> list[Start]:
@@ -135,7 +145,7 @@ def end_of(folder: RunFolder, cell: Cell, status: Status | None, *, packed: bool
     else:
         end = _end_by_scheduler(folder, cell, note, status)
     if twice := started_twice(folder):
-        end = End(state=RunState.FAILED, reason=twice, failure_class=FailureClass.STARTED_TWICE)
+        end = End(state=RunState.FAILED, reasons=(twice,), failure_class=FailureClass.STARTED_TWICE)
     if not end.state.ended:
         return end
     started, ended = (status.started, status.ended) if status else (None, None)
@@ -161,13 +171,13 @@ def as_iso(moment: datetime | None) -> str | None:
     return None if moment is None else moment.isoformat().replace("+00:00", "Z")
 
 
-def started_twice(folder: RunFolder) -> str:
-    """Return which two starts wrote into a folder, or ``""``; a requeued job moves its results aside."""
+def started_twice(folder: RunFolder) -> StartedTwice | None:
+    """Return which two starts wrote into a folder, or None; a requeued job moves its results aside."""
     starts = starts_of(folder)
     for first, second in itertools.pairwise(starts):
         if second.restarts <= first.restarts:
-            return f"two starts wrote into the run's folder: {first}, and {second}; the values are not valid"
-    return ""
+            return StartedTwice(first=first, second=second)
+    return None
 
 
 def _note_of_last_start(folder: RunFolder, status: Status | None) -> Note:
@@ -184,29 +194,41 @@ def _note_of_last_start(folder: RunFolder, status: Status | None) -> Note:
 def _end_by_scheduler(folder: RunFolder, cell: Cell, note: Note, status: Status) -> End:
     if status.state is RunState.COMPLETED:
         if missing := missing_results(folder, cell):
-            reason = joined(f"{missing}, although Slurm says COMPLETED", status.reason)
-            return End(state=RunState.FAILED, reason=reason, failure_class=FailureClass.BAD_EXIT, exit_code=0)
-        return End(state=RunState.COMPLETED, reason=status.reason, exit_code=0)
+            reasons = (missing, JobSays(state="COMPLETED"), *status.reasons)
+            failed = FailureClass.BAD_EXIT
+            return End(state=RunState.FAILED, reasons=reasons, failure_class=failed, exit_code=0)
+        return End(state=RunState.COMPLETED, reasons=status.reasons, exit_code=0)
     status = _with_notices(folder, status)
     state, failure_class = status.state, status.failure_class
     # sacct subtracts 128 from codes above 128; end.json contains the exact code.
     exit_code = note.exit_code or status.exit_code
     if failure_class not in (FailureClass.BAD_EXIT, FailureClass.KILLED, None):
-        reason = with_workload_error(folder, status.reason)
-        return End(state=state, reason=reason, failure_class=failure_class, exit_code=exit_code)
+        reasons = (*status.reasons, *reported_errors(folder))
+        return End(state=state, reasons=reasons, failure_class=failure_class, exit_code=exit_code)
     if failure_class is FailureClass.BAD_EXIT and _lacks_output(folder, status, note):
-        reason = joined(NO_OUTPUT, status.reason)
-        return End(state=state, reason=reason, failure_class=FailureClass.NEVER_STARTED)
+        reasons = (NoOutput(), *status.reasons)
+        return End(state=state, reasons=reasons, failure_class=FailureClass.NEVER_STARTED)
     killed = killed_rank(folder, cell.launcher)
-    exited = "" if killed else exited_rank(folder, cell.launcher)
+    exited = None if killed else exited_rank(folder, cell.launcher)
     if killed or exited:  # the exit code of the first rank is the cause; srun ended the others with signals
         failure_class = FailureClass.KILLED if killed else FailureClass.BAD_EXIT
-    why = joined(killed, nccl_error(folder)) if killed else error_line(folder) or exited
+    why = (killed, *nccl_error(folder)) if killed else logged_error(folder) or _known(exited)
     if not why and note.exit_code is None and status.exit_code == EXIT_UNWRITABLE:
-        why = "the run's folder could not be written when the job ended: the disk is full or read-only"
-    shown = status.reason.replace(f"exit code {status.exit_code} or {exit_code}", f"exit code {exit_code}")
-    reason = joined(wrong_ranks_of(folder, cell), why, shown)
-    return End(state=state, reason=reason, failure_class=failure_class, exit_code=exit_code)
+        why = (NotWritable(),)
+    shown = (_with_code(one, exit_code) for one in status.reasons)
+    reasons = (*_known(wrong_ranks_of(folder, cell)), *why, *shown)
+    return End(state=state, reasons=reasons, failure_class=failure_class, exit_code=exit_code)
+
+
+def _known(reason: Finding | None) -> tuple[Finding, ...]:
+    return () if reason is None else (reason,)
+
+
+def _with_code(reason: Finding, code: int | None) -> Finding:
+    """Return the reason of an exit code without doubt about it, if ``code`` is one of its two codes."""
+    if isinstance(reason, ExitCode) and reason.or_more and code == 128 + (reason.exit_code or 0):
+        return replace(reason, exit_code=code, or_more=False)
+    return reason
 
 
 def earlier_end(folder: RunFolder, status: Status) -> str:
@@ -222,8 +244,8 @@ def _with_notices(folder: RunFolder, status: Status) -> Status:
     found = state_from_notices("\n".join(log_tail(folder.err)), job_id=status.job_id)
     if found is None or found.failure_class is not FailureClass.OUT_OF_MEMORY:
         return status
-    reason = f"{found.word}: {found.meaning} (according to job.err); {status.reason}"
-    return replace(status, failure_class=found.failure_class, reason=reason)
+    reasons = (JobState(state=found.word, meaning=found.meaning, by_notice=True), *status.reasons)
+    return replace(status, failure_class=found.failure_class, reasons=reasons)
 
 
 def _lacks_output(folder: RunFolder, status: Status, note: Note) -> bool:
@@ -243,47 +265,52 @@ def _end_by_folder(folder: RunFolder, cell: Cell, note: Note, status: Status | N
     job_id = status.job_id if status else ""
     found = state_from_notices("\n".join(log_tail(folder.err)), job_id=job_id) if job_id else None
     if found is not None:
-        reason = f"{found.word}: {found.meaning} (according to job.err; Slurm has forgotten the job)"
         state = RunState.FAILED if found.state.active else found.state  # requeued, and no longer in the queue
-        return End(state=state, reason=reason, failure_class=found.failure_class, exit_code=note.exit_code)
+        return End(
+            state=state,
+            reasons=(JobState(state=found.word, meaning=found.meaning, by_notice=True, forgotten=True),),
+            failure_class=found.failure_class,
+            exit_code=note.exit_code,
+        )
     if note.stage == "connect":
-        reason = note.problem or error_line(folder)
-        return End(state=RunState.FAILED, reason=reason, failure_class=FailureClass.NEVER_STARTED)
+        return _failed(FailureClass.NEVER_STARTED, *(note.reasons or logged_error(folder)))
     if note.stage == "lost":
-        return End(state=RunState.FAILED, reason=note.problem, failure_class=FailureClass.NODE_FAILURE)
+        return _failed(FailureClass.NODE_FAILURE, *note.reasons)
     if note.by == "limit":
-        reason = with_workload_error(folder, "the time limit was reached")
-        return End(state=RunState.FAILED, reason=reason, failure_class=FailureClass.TIME_LIMIT)
+        return _failed(FailureClass.TIME_LIMIT, TimeLimit(), *reported_errors(folder))
     if note.by == "kill":
-        reason = joined("the run was killed by SIGKILL", error_line(folder))
-        killed = FailureClass.KILLED
-        return End(state=RunState.FAILED, reason=reason, failure_class=killed, exit_code=note.exit_code)
+        return _failed(FailureClass.KILLED, KilledRun(), *logged_error(folder), exit_code=note.exit_code)
     if note.by == "term":
-        reason = "stopped by a signal (SIGTERM)"
-        return End(state=RunState.CANCELLED, reason=reason, failure_class=FailureClass.CANCELLED)
+        reasons = (Stopped(signal="SIGTERM"),)
+        return End(state=RunState.CANCELLED, reasons=reasons, failure_class=FailureClass.CANCELLED)
     if note.exit_code is not None:
-        return _end_of_process(folder, cell, note.exit_code, note.problem)
+        return _end_of_process(folder, cell, note.exit_code, note.reasons)
     if status is not None and status.settled:
-        reason = joined("the run left no exit code in end.json: it was killed", status.reason)
-        return End(state=RunState.FAILED, reason=reason, failure_class=FailureClass.KILLED)
+        return _failed(FailureClass.KILLED, KilledRun(wrote_end=False), *status.reasons)
     return End(state=RunState.UNKNOWN)
 
 
-def _end_of_process(folder: RunFolder, cell: Cell, exit_code: int, problem: str = "") -> End:
-    """Return the end of an attempt whose script ended with ``exit_code``, or with ``problem``."""
+def _failed(failure_class: FailureClass, *reasons: Finding, exit_code: int | None = None) -> End:
+    return End(state=RunState.FAILED, reasons=reasons, failure_class=failure_class, exit_code=exit_code)
+
+
+def _end_of_process(folder: RunFolder, cell: Cell, exit_code: int, noted: tuple[Finding, ...] = ()) -> End:
+    """Return the end of an attempt whose script ended with ``exit_code``, or for the reasons in end.json."""
     if exit_code == 0:
         missing = missing_results(folder, cell)
-        state, failed = (RunState.FAILED, FailureClass.BAD_EXIT) if missing else (RunState.COMPLETED, None)
-        return End(state=state, reason=missing, failure_class=failed, exit_code=0)
+        return (
+            _failed(FailureClass.BAD_EXIT, missing, exit_code=0)
+            if missing
+            else End(state=RunState.COMPLETED, exit_code=0)
+        )
     if killed := killed_rank(folder, cell.launcher):
-        reason, failed = joined(killed, nccl_error(folder)), FailureClass.KILLED
-        return End(state=RunState.FAILED, reason=reason, failure_class=failed, exit_code=exit_code)
-    reason = joined(wrong_ranks_of(folder, cell), error_line(folder))
-    if not reason:  # on a full disk, the run cannot log its error
-        full = f"the disk of {folder.path} is full ({os.strerror(errno.ENOSPC)})"
-        reason = joined(full * disk_is_full(folder), problem or f"exit code {exit_code}")
-    failed = FailureClass.BAD_EXIT
-    return End(state=RunState.FAILED, reason=reason, failure_class=failed, exit_code=exit_code)
+        return _failed(FailureClass.KILLED, killed, *nccl_error(folder), exit_code=exit_code)
+    reasons = (*_known(wrong_ranks_of(folder, cell)), *logged_error(folder))
+    if not reasons:  # on a full disk, the run cannot log its error
+        full = DiskFull(path=str(folder.path), error=os.strerror(errno.ENOSPC))
+        reasons = _known(full if disk_is_full(folder) else None)
+        reasons += noted or (ExitCode(exit_code=exit_code),)
+    return _failed(FailureClass.BAD_EXIT, *reasons, exit_code=exit_code)
 
 
 # -- the job executes many runs ---------------------------------------------------------
@@ -294,9 +321,8 @@ def _end_in_pack(folder: RunFolder, cell: Cell, job: Status, own: Status | None,
     if not has_begun(folder):
         if not (job.state.ended or job.settled):
             return End(state=RunState.UNKNOWN)
-        why = f" ({job.reason})" if job.reason else ""
-        reason = f"not started: its pack (job {job.job_id}) ended before its turn{why}"
-        return End(state=RunState.PLANNED, reason=reason)
+        reason = EndedWithPack(job=job.job_id, started=False)
+        return End(state=RunState.PLANNED, reasons=(reason, *job.reasons))
     return _end_by_scheduler(folder, cell, note, own) if own else _end_by_folder(folder, cell, note, job)
 
 
@@ -312,58 +338,62 @@ def disk_is_full(folder: RunFolder) -> bool:
     return disk.f_bavail * disk.f_frsize < _LEAST_FREE_BYTES
 
 
-def wrong_ranks_of(folder: RunFolder, cell: Cell) -> str:
-    """Return why a command did not start the planned ranks, or ``""``."""
-    return started_ranks(folder.path, cell.world_size).error if cell.command is not None else ""
+def wrong_ranks_of(folder: RunFolder, cell: Cell) -> Finding | None:
+    """Return which other ranks than planned a command started, or None."""
+    return started_ranks(folder.path, cell.world_size).error
 
 
-def missing_results(folder: RunFolder, cell: Cell) -> str:
-    """Name the results that a run with exit code 0 did not produce; return "" if none is missing."""
-    if cell.command is not None:
-        return wrong_ranks_of(folder, cell) or _missing_of_command(folder, cell)
-    if not folder.metrics_csv.exists():
-        return "ended without metrics.csv"
-    rows, expected = read_table(folder.metrics_csv)[1], int(cell.workload["epochs"])
-    return f"metrics.csv contains {len(rows)} of {expected} epochs" if len(rows) < expected else ""
+def missing_results(folder: RunFolder, cell: Cell) -> Finding | None:
+    """Return the results that a run with exit code 0 did not produce; None if none is missing."""
+    if cell.is_unrecorded and (wrong := wrong_ranks_of(folder, cell)):
+        return wrong
+    if not cell.measures:
+        return None
+    if cell.reads_values:
+        problem = readings_of(folder, cell).problem
+        return UnreadableMetrics(problem=problem) if problem else None
+    return _missing_rows(folder, cell.planned_epochs)
 
 
-def _missing_of_command(folder: RunFolder, cell: Cell) -> str:
-    source = cell.metrics.get("source")
-    if source == "none":
-        return ""
-    if source != "recorder":
-        return readings_of(folder, cell).problem
-    if rows := read_table(folder.metrics_csv)[1]:
-        losses = ((row.get("epoch"), row.get("train_loss")) for row in rows)
-        wrong = (f"the loss became {loss} in epoch {epoch}" for epoch, loss in losses if loss in _NOT_FINITE)
-        return next(wrong, "")
-    for fact in facts_of_env(read_json(folder.env)):
-        if fact.kind == "no-window":
-            return sentence(fact)
-    what = "the command recorded no metrics: call bench.record in its training loop"
-    return f"{what}, or set workload.metrics to the file or output that contains them"
+def _missing_rows(folder: RunFolder, planned: int | None) -> Finding | None:
+    """Return what metrics.csv lacks; ``planned`` is the number of epochs unless the command chooses it."""
+    rows = read_table(folder.metrics_csv)[1]
+    if planned:
+        if not folder.metrics_csv.exists():
+            return NoMetrics()
+        return TooFewEpochs(epochs=len(rows), planned=planned) if len(rows) < planned else None
+    if rows:
+        losses = ((str(row.get("epoch")), row.get("train_loss")) for row in rows)
+        diverged = (LossDiverged(loss=loss, epoch=epoch) for epoch, loss in losses if loss in _NOT_FINITE)
+        return next(diverged, None)
+    found = findings_of_env(read_json(folder.env))
+    return next((one for one in found if isinstance(one, NoWindow)), NoMetrics(of_command=True))
 
 
 def _findings(folder: RunFolder, end: End) -> Mapping[str, Any]:
     """Return what the logs explain: the cause of a failure, or the warnings of a run that completed."""
-    from ..doctor.diagnosis import diagnose, find_warnings
+    from ..doctor.diagnosis import OF_RUN, diagnose, find_warnings
 
     if end.state is RunState.COMPLETED:  # warnings can explain why it is slow
-        return {"warnings": list(map(_as_json, find_warnings(folder)))}
+        return {"warnings": tuple(map(_log_cause, find_warnings(folder)))}
     if end.state is not RunState.FAILED:
         return {}
     try:
-        found = diagnose({log.name: log for log in folder.logs})
+        logs, failure = {log.name: log for log in folder.logs}, next(iter(recorded_failures(folder)), None)
+        found = diagnose(logs, facts=frozenset({OF_RUN}), failure=failure)
         if found.first_failure is None and disk_is_full(folder):  # the run could not log that
             found = diagnose({folder.err.name: f"{folder.err.name}: {os.strerror(errno.ENOSPC)}"})
     except OSError:
         return {}
     if found.first_failure is None:
         return {"log_line": asdict(found.last_lines[0])} if found.last_lines else {}
-    cause = _as_json(found.first_failure)
-    return {"cause": cause, "failure_class": final_class(end.failure_class, cause["cause"])}
+    cause = _log_cause(found.first_failure)
+    return {"cause": cause, "failure_class": final_class(end.failure_class, cause.cause)}
 
 
-def _as_json(cause: Cause) -> dict[str, Any]:
+def _log_cause(cause: Cause) -> LogCause:
     names = ("cause", "path", "line", "evidence", "explanation", "remedy")
-    return {name: getattr(cause, name) for name in names}
+    is_failure = cause.severity == "failure"
+    return LogCause(
+        severity="error" if is_failure else "warning", **{name: getattr(cause, name) for name in names}
+    )

@@ -32,11 +32,13 @@ from datetime import UTC, datetime
 from importlib import import_module
 
 from ..errors import BenchError, UnavailableError, UnwritableError
+from ..finding import messages
 from ..matrix.cell import Cell, Run
 from ..study.conditions import parse_moment
 from ..study.files import write_atomically
 from ..study.ledger import End, FailureClass, LockedError, Record, RunState, now, study_lock
 from ..study.plan_json import PlannedStudy, place_of
+from ..study.reasons import CancelledByUser
 from ..study.run_json import Attempt, next_attempt
 from ..units import count
 from .commands import SubmittedCommands
@@ -186,7 +188,7 @@ class Engine:
         if record.end is not None and not end.state.ended:
             return record.ended(replace(record.end, settled=True))  # cancelled before its turn
         if end.state is RunState.PLANNED:
-            return self._withdraw(record, end.reason, writing=writing)
+            return self._withdraw(record, messages(end.reasons), writing=writing)
         if end.state is RunState.UNKNOWN:
             return self._unknown(record, status, writing=writing)
         final = _is_final(end, status)
@@ -195,14 +197,14 @@ class Engine:
         if record.by_bench and end.failure_class is FailureClass.PREEMPTED and _age_s(record.time) < GRACE_S:
             return record  # accounting lacks the row of the requeued job, which was cancelled
         if not (final or end.accounting or (packed and end.state is RunState.COMPLETED)):
-            return replace(record, state=RunState.RUNNING, reason=INCOMPLETE, ending=True)
+            return replace(record, state=RunState.RUNNING, remark=INCOMPLETE, ending=True)
         if record.by_bench and (
             end.state is RunState.CANCELLED or end.failure_class is FailureClass.KILLED
         ):  # the reason is more specific than that of the scheduler, or of a process that was killed
             end = replace(
                 end,
                 state=RunState.CANCELLED,
-                reason=record.reason,
+                reasons=record.end.reasons if record.end else (),
                 failure_class=FailureClass.CANCELLED,
                 cause=None,
                 log_line=None,
@@ -221,14 +223,14 @@ class Engine:
             status.reason,
         )
         record = replace(
-            record, state=status.state, reason=reason, stuck=status.stuck, end=None, by_bench=False
+            record, state=status.state, remark=reason, stuck=status.stuck, end=None, by_bench=False
         )
         if record.pack is None or waits or has_begun(self.study.run_folder(record)):
             return record
         before = [m for m in mates if (m.pack, m.job_name) == (record.pack, record.job_name)]
         earlier = sum((m.place or 0) < (record.place or 0) for m in before)
         reason = f"waits for {count(earlier, 'run')} before it in its pack (job {status.job_id})"
-        return replace(record, state=RunState.QUEUED, reason=reason)
+        return replace(record, state=RunState.QUEUED, remark=reason)
 
     def _withdraw(self, record: Record, reason: str, *, writing: bool) -> Record:
         """Return the record of an attempt that never started, if it also cannot start any more."""
@@ -242,13 +244,13 @@ class Engine:
             starts = starts_of(folder)
             if not starts or starts[0].job != "bench":
                 reason = "the job has started, but the scheduler does not know it"
-                return replace(record, state=RunState.UNKNOWN, reason=f"{reason}; {_MARK}")
+                return replace(record, state=RunState.UNKNOWN, remark=f"{reason}; {_MARK}")
         except FileNotFoundError:
             pass  # without a folder, the script cannot start
         except OSError as error:
             folder.start.unlink(missing_ok=True)  # empty: the disk is full
-            return replace(record, state=RunState.UNKNOWN, reason=f"{folder.path}: {error.strerror}")
-        return replace(record, state=RunState.PLANNED, reason=reason, end=None)
+            return replace(record, state=RunState.UNKNOWN, remark=f"{folder.path}: {error.strerror}")
+        return replace(record, state=RunState.PLANNED, remark=reason, end=None)
 
     def _unknown(self, record: Record, status: Status | None, *, writing: bool) -> Record:
         """Return the record of a run of which neither the scheduler nor the folder says how it is."""
@@ -258,7 +260,7 @@ class Engine:
         name = record.job_id or record.job_name
         what = status.reason if status and status.reason else f"the scheduler does not know job {name}"
         reason = f"{what}; the run wrote no end.json. {_MARK}"
-        return replace(record, state=RunState.UNKNOWN, reason=reason)
+        return replace(record, state=RunState.UNKNOWN, remark=reason)
 
     def _write(
         self, asked: Mapping[str, Record], found: Mapping[str, Record], statuses: Mapping[str, Status]
@@ -412,7 +414,7 @@ class Engine:
                 raise UnavailableError(what, remedy=remedy) from None
         except (RefusedError, UnavailableError) as error:
             reason = f"not submitted: {error.message}"
-            refused = [replace(one, state=RunState.PLANNED, reason=reason, refused=True) for one in intents]
+            refused = [replace(one, state=RunState.PLANNED, remark=reason, refused=True) for one in intents]
             self.study.ledger.append(refused)
             for attempt in attempts:
                 attempt.release()
@@ -496,17 +498,17 @@ class Engine:
             if all(status.considered for status in found.values()) or time.monotonic() > deadline:
                 stuck = [(record, found.get(record.job_name)) for record in asked]
                 return [
-                    replace(r, reason=s.reason, stuck=True) for r, s in stuck if s is not None and s.stuck
+                    replace(r, remark=s.reason, stuck=True) for r, s in stuck if s is not None and s.stuck
                 ]
             time.sleep(0.25)
         return []
 
     # -- cancellation -------------------------------------------------------------------
 
-    def cancel(
-        self, runs: Sequence[Run], *, adopt: bool = False, reason: str = "cancelled by bench cancel"
-    ) -> int:
+    def cancel(self, runs: Sequence[Run], *, adopt: bool = False, with_submit: bool = False) -> int:
         """Cancel the jobs of the active ones of ``runs``; return the number of runs.
+
+        ``with_submit`` is true if the user stopped the `bench submit` that waits for them.
 
         Raises:
             BenchError: a job executes other runs, too, or belongs to another user.
@@ -534,7 +536,7 @@ class Engine:
             for record in own:
                 if record.job_name not in alive and not has_begun(self.study.run_folder(record)):
                     self._withdraw(record, "", writing=True)  # its job cannot start any more
-            self.study.ledger.append([_cancelled(r, alive.get(r.job_name), reason) for r in own])
+            self.study.ledger.append([_cancelled(r, alive.get(r.job_name), with_submit) for r in own])
         if others:
             listed = ", ".join(f"job {status.job_id} of {status.owner}" for status in others.values())
             what = f"{count(len(own), 'run')} cancelled; not cancelled: {listed}"
@@ -588,7 +590,7 @@ def _intent(attempt: Attempt) -> Record:
 def _as_line(record: Record) -> Record:
     """Return what the ledger stores of a record: that a job runs, and why it waits, is not stored."""
     if record.state.active:
-        return replace(record, state=RunState.QUEUED, reason="", stuck=False)
+        return replace(record, state=RunState.QUEUED, remark="", stuck=False)
     return record
 
 
@@ -597,11 +599,11 @@ def _of_original(record: Record) -> Record:
     if not record.state.active:
         return record
     reason = "this folder is a copy; the original study knows how the run is"
-    return replace(record, state=RunState.UNKNOWN, reason=reason)
+    return replace(record, state=RunState.UNKNOWN, remark=reason)
 
 
 def _unsaved(record: Record, error: UnwritableError) -> Record:
-    return replace(record, reason=joined(record.reason, f"not saved: {error.message}"))
+    return replace(record, remark=joined(record.remark, f"not saved: {error.message}"))
 
 
 def _lacks_accounting(record: Record) -> bool:
@@ -622,13 +624,12 @@ def _age_s(moment: str) -> float:
     return 0.0 if at is None else (datetime.now(UTC) - at).total_seconds()
 
 
-def _cancelled(record: Record, status: Status | None, reason: str) -> Record:
+def _cancelled(record: Record, status: Status | None, with_submit: bool) -> Record:
     """Return the record of an attempt that is being cancelled. How its job ended is asked later."""
-    if record.state is RunState.UNKNOWN:
-        reason = f"marked as cancelled by bench cancel: {record.reason}"
+    was = record.reason if record.state is RunState.UNKNOWN else ""
     end = End(
         state=RunState.CANCELLED,
-        reason=reason,
+        reasons=(CancelledByUser(with_submit=with_submit, was=was),),
         failure_class=FailureClass.CANCELLED,
         started_at=as_iso(status.started) if status and record.pack is None else None,
         ended_at=now(),

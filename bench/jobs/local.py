@@ -40,13 +40,13 @@ class LocalScheduler(Scheduler):
     poll_s = 0.2
 
     def check(self, runs: Sequence[Run]) -> list[str]:
-        """Raise BenchError if the built-in training cannot be imported here."""
-        trains = any(self.study.cells[run.cell_id].command is None for run in runs)
-        # Set-up lines can activate another Python.
-        if trains and not self.study.plan.get("setup") and (missing := missing_packages("train")):
-            what = (
-                f"the built-in training needs {' and '.join(missing)}, which {sys.executable} does not find"
-            )
+        """Raise BenchError if packages that a command needs are missing here."""
+        needed = {tuple(cell.packages): cell for cell in (self.study.cells[run.cell_id] for run in runs)}
+        for packages, cell in needed.items():
+            missing = missing_packages(packages)
+            if not missing or self.study.plan.get("setup"):  # set-up lines can activate another Python
+                continue
+            what = f"{cell.program} needs {' and '.join(missing)}, which {sys.executable} does not find"
             remedy = f"run {install_line('train')}, or activate an environment with PyTorch in cluster.setup"
             raise BenchError(what, remedy=remedy)
         return []
@@ -91,7 +91,7 @@ class LocalScheduler(Scheduler):
                 statuses[name] = Status(
                     job_id=job_id,
                     state=RunState.UNKNOWN,
-                    reason=reason,
+                    remark=reason,
                     settled=False,
                     owner=f"host {host}",
                 )

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import re
 import signal
 from pathlib import Path
 
-from ..measure.nccl_errors import LOST_CONNECTION, logged_nccl_errors
-from ..study.files import regular_file
+from ..finding import Finding
+from ..measure.failures import FAILURES, Failure
+from ..measure.nccl_errors import NcclError, logged_nccl_errors
+from ..study.files import read_json, regular_file
+from ..study.found import read_findings
 from ..study.layout import RunFolder
+from ..study.reasons import ExitedRank, KilledRank, Said
 from .slurm.messages import SIGNALS, TASK_EXITED, TASK_KILLED, TASKS_ENDED, search
 
 _TAIL_BYTES = 20_000
@@ -18,6 +24,7 @@ _TORCHRUN_RANK = re.compile(r"host +: (\S+)\n *rank +: (\d+) .*\n *exitcode +: -
 _TORCHRUN_EXIT = re.compile(
     r"Root Cause .*\n.*\n.*\n *host +: (\S+)\n *rank +: (\d+) .*\n *exitcode +: (\d+) "
 )
+#: The start of an error of a script or of a rank. What follows it is only shown.
 _WORKLOAD_ERROR = "bench: error: "
 #: Lines with "Error" that are never the cause. torchrun raises ChildFailedError after its ranks have printed
 #: their own errors. torch's C++ stack contains ``c10::Error``. :mod:`bench.measure.nccl_errors` reads NCCL's
@@ -51,88 +58,112 @@ def log_tail(path: Path, *, head: int = 0) -> list[str]:
         return []
 
 
-def error_line(folder: RunFolder) -> str:
+def logged_error(folder: RunFolder) -> tuple[Finding, ...]:
     """Return the workload's first error message, else the last error in the logs, and NCCL's error.
 
     NCCL's error replaces the last error, unless it is probably an effect. Without any error, return
     torchrun's report.
     """
-    last, of_torchrun = "", ""
+    last, of_torchrun = tuple[Finding, ...](), tuple[Finding, ...]()
     for path in (folder.err, folder.out):
         lines = log_tail(path)
         for line in map(str.strip, lines):
             if line and line[0] not in "=-[" and "Error" in line and not _NOT_A_CAUSE.search(line):
-                last = line
+                last = (Said(text=line, source=path.name),)
         if found := _TORCHRUN_EXIT.search("\n".join(lines)):
             host, rank, code = found.groups()
-            of_torchrun = of_torchrun or f"rank {rank} on {host} ended with exit code {code}"
+            one = ExitedRank(host=host, ranks=rank, exit_code=int(code), by_torchrun=True)
+            of_torchrun = of_torchrun or (one,)
     reported, of_nccl = _workload_error(folder), logged_nccl_errors(_log_lines(folder))
-    if not of_nccl or any(str(one) in reported for one in of_nccl):
+    if not of_nccl or _contain(reported, of_nccl):
         return reported or last or of_torchrun
-    return joined(reported or (last if of_nccl[0].is_effect else ""), str(of_nccl[0]))
+    return (*(reported or (last if of_nccl[0].is_effect else ())), _of_nccl(of_nccl[0]))
 
 
-def nccl_error(folder: RunFolder, reported: str = "") -> str:
-    """Return the error that NCCL or torch's watchdog logged, or ``""`` if ``reported`` contains one.
+def nccl_error(folder: RunFolder, reported: tuple[Finding, ...] = ()) -> tuple[Finding, ...]:
+    """Return the error that NCCL or torch's watchdog logged, unless ``reported`` contains one.
 
     The watchdog aborts its process, whose end is then that of a process killed by SIGABRT.
     """
-    found = [str(one) for one in logged_nccl_errors(_log_lines(folder))]
-    return "" if any(one in reported for one in found) else next(iter(found), "")
+    found = logged_nccl_errors(_log_lines(folder))
+    return () if not found or _contain(reported, found) else (_of_nccl(found[0]),)
+
+
+def _of_nccl(error: NcclError) -> Said:
+    return Said(text=str(error), source="NCCL")
+
+
+def _contain(reported: tuple[Finding, ...], of_nccl: list[NcclError]) -> bool:
+    known = {one.nccl for one in reported if isinstance(one, Failure)}
+    return not known.isdisjoint(of_nccl)
 
 
 def _log_lines(folder: RunFolder) -> list[str]:
     return [line for path in (folder.err, folder.out) for line in log_tail(path, head=_HEAD_BYTES)]
 
 
-def _workload_error(folder: RunFolder) -> str:
-    """Return the first error that the workload or the recorder logged, or ``""`` if there is none."""
+def recorded_failures(folder: RunFolder) -> list[Failure]:
+    """Return why ranks failed, as they wrote it: the effects of other failures last, else the first first.
+
+    Failures without a time are behind those with one.
+    """
+    found = []
+    for path in folder.path.glob(FAILURES.format("*")):
+        content = read_json(path) or {}
+        moment = content.get("time")
+        own = (one for one in read_findings(content.get("findings")) if isinstance(one, Failure))
+        when = moment if type(moment) in (int, float) and moment == moment else math.inf
+        found += [(bool(one.effect), when, one) for one in own]
+    return [one for *_, one in sorted(found, key=lambda entry: entry[:2])]
+
+
+def _workload_error(folder: RunFolder) -> tuple[Finding, ...]:
+    """Return why a rank failed first, or else the first error that a program of bench logged, if any."""
+    if known := recorded_failures(folder):
+        return (known[0],)
     lines = _log_lines(folder)
     found = (line.partition(_WORKLOAD_ERROR)[2].strip() for line in lines if _WORKLOAD_ERROR in line)
-    return next(found, "")
+    return tuple(Said(text=text, source="bench") for text in itertools.islice(filter(None, found), 1))
 
 
-def with_workload_error(folder: RunFolder, reason: str) -> str:
-    """Append the workload's error, which can name the missing rank after a time-out, and NCCL's error."""
+def reported_errors(folder: RunFolder) -> tuple[Finding, ...]:
+    """Return the workload's error, which can name the missing rank after a time-out, and NCCL's error."""
     reported = _workload_error(folder)
-    return joined(reason, reported, nccl_error(folder, reported))
+    return (*reported, *nccl_error(folder, reported))
 
 
-def killed_by_torchrun(text: str) -> str:
-    """Describe the rank that a signal killed, from torchrun's report; return ``""`` if there is none."""
+def _killed_by_torchrun(text: str) -> KilledRank | None:
+    """Return the rank that a signal killed, according to torchrun's report."""
     for host, rank, number in _TORCHRUN_RANK.findall(text):
         if int(number) != signal.SIGTERM:  # torchrun ends the other ranks with SIGTERM
-            return f"rank {rank} on {host} was killed by {signal_name(int(number))}"
-    return ""
+            return KilledRank(host=host, ranks=rank, signal=signal_name(int(number)))
+    return None
 
 
-def killed_rank(folder: RunFolder, launcher: str) -> str:
-    """Describe the rank that a signal killed, from the launcher's messages in job.err; return ``""`` if none.
+def killed_rank(folder: RunFolder, launcher: str) -> KilledRank | None:
+    """Return the rank that a signal killed, from the launcher's messages in job.err, or None.
 
     A killed rank logs no error, and a scheduler does not distinguish killed from aborted ranks.
     """
     text = "\n".join(log_tail(folder.err))
     before = _until_srun_ends_all(text)
-    if found := search(TASK_KILLED, text if LOST_CONNECTION in text else before):
+    was_lost = any(one.effect == "lost" for one in recorded_failures(folder))
+    if found := search(TASK_KILLED, text if was_lost else before):
         host, tasks, name = found.groups()
-        several = re.search(r"[-,]", tasks) is not None
-        ranks = f"ranks {tasks} on {host} were" if several else f"rank {tasks} on {host} was"
-        who = ranks if launcher == "srun" else f"the torchrun agent on {host} was"
-        return f"{who} killed by {SIGNALS[name]}"
-    return killed_by_torchrun(text)
+        return KilledRank(host=host, ranks=tasks if launcher == "srun" else "", signal=SIGNALS[name])
+    return _killed_by_torchrun(text)
 
 
-def exited_rank(folder: RunFolder, launcher: str) -> str:
-    """Describe the rank that exited first, from srun's messages in job.err, or ``""`` if there are none.
+def exited_rank(folder: RunFolder, launcher: str) -> ExitedRank | None:
+    """Return the rank that exited first, from srun's messages in job.err, or None if there are none.
 
     When a rank fails, srun ends the other ranks with SIGTERM, and sacct shows only SIGTERM for the step.
     """
     found = search(TASK_EXITED, _until_srun_ends_all("\n".join(log_tail(folder.err))))
     if found is None:
-        return ""
+        return None
     host, tasks, code = found.groups()
-    ranks = f"rank{'s' if re.search(r'[-,]', tasks) else ''} {tasks}"
-    return f"{ranks if launcher == 'srun' else 'the torchrun agent'} on {host} exited with code {code}"
+    return ExitedRank(host=host, ranks=tasks if launcher == "srun" else "", exit_code=int(code))
 
 
 def _until_srun_ends_all(text: str) -> str:

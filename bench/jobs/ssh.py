@@ -30,6 +30,7 @@ from typing import IO, Any
 import psutil
 
 from ..errors import BenchError, UnwritableError
+from ..finding import Finding
 from ..matrix.cell import Cell, Run
 from ..matrix.schema import HOST_ADDRESS, Host
 from ..measure.command_conditions import merge_nodes
@@ -38,6 +39,7 @@ from ..study.files import write_json
 from ..study.layout import RunFolder, StudyFolder
 from ..study.ledger import now
 from ..study.plan_json import PlannedStudy, open_study
+from ..study.reasons import ExitCode, LostHost, Said
 from .contract import Job
 from .local import LocalScheduler, process_id
 
@@ -119,7 +121,7 @@ class Connection:
         ready: None until the host is ready, then three texts: ``shared`` or ``apart`` (whether the host
             shares the run's folder with this machine), a free port, and the host's name.
         refusal: why the host cannot execute the run, or ``""``.
-        is_busy: True if that is another run.
+        busy_with: the name of the run that uses the host, or ``""``.
         code: exit code of the cell's script, or None until the script has ended.
         is_lost: True if the connection ended before the script.
         copied: ``""`` after the host's files were copied, or the reason why not; None before.
@@ -128,8 +130,8 @@ class Connection:
     def __init__(self, run: HostedRun, host: str, program: bytes) -> None:
         self.run, self.host = run, host
         self.ready: Sequence[str] | None = None
-        self.refusal = ""
-        self.is_busy = self.is_lost = False
+        self.refusal = self.busy_with = ""
+        self.is_lost = False
         self.code: int | None = None
         self.copied: str | None = None
         self._stderr, self._failed = b"", run.failed
@@ -203,8 +205,12 @@ class Connection:
     def _take(self, kind: str, words: str, stream: IO[bytes]) -> None:
         if kind == "ready":
             self.ready = (*words.split(), "", "", "")[:3]
-        elif kind in ("busy", "refused"):
-            self.refusal, self.is_busy = f"{self.host} {words}", kind == "busy"
+        elif kind == "refused":
+            self.refusal = f"{self.host} {words}"
+        elif kind == "busy":
+            self.busy_with = words.partition(" ")[0]
+            remedy = "wait until that run has ended, or stop it; then run `bench submit` again"
+            self.refusal = f"{self.host} is busy with {words}; {remedy}"
         elif kind == "ended":
             self.code = int(words)
             if self.code:
@@ -311,10 +317,10 @@ class HostedRun:
             problem = next(filter(None, (one.problem() for one in answers)), "")
             if not problem or self.is_stopped:
                 return
-            if f" {self.name} " in problem:
+            if self.name == answers[0].busy_with:
                 what = f"{answers[0].host} is a machine that appears twice in cluster.hosts"
                 raise BenchError(what, remedy="list each machine once, with its ranks in `processes`")
-            if not answers[0].is_busy or time.monotonic() > deadline:
+            if not answers[0].busy_with or time.monotonic() > deadline:
                 raise BenchError(problem)
             self._close()
             # Random, so that two runs that block each other do not retry simultaneously.
@@ -377,15 +383,19 @@ class HostedRun:
                 left = f"they remain in {host.host}:{os.environ['PWD']}/.bench-{self.name}"
                 print_error(f"the results could not be copied ({host.copied}); {left}")
                 code = code or NOT_COPIED
-        stage, problem = "run", f"exit code {code} on {first.host}" if first else ""
+        end = {"exit_code": code, "by": by, "stage": "run", "hosts": codes}
         if first is not None and first.is_lost:
-            stage, problem = "lost", f"the connection to {first.host} was lost: {first.last_lines}"
-        elif silent := ", ".join(host.host for host in hosts if not host.is_over):
-            stage, problem = "lost", f"{silent} stopped answering"
-        return {"exit_code": code, "by": by, "stage": stage, "hosts": codes, "problem": problem}
+            return end | _because(LostHost(host=first.host, said=first.last_lines), stage="lost")
+        if silent := ", ".join(host.host for host in hosts if not host.is_over):
+            return end | _because(LostHost(host=silent), stage="lost")
+        return end | _because(ExitCode(exit_code=code, host=first.host), stage="run") if first else end
 
     def _is_over(self) -> bool:
         return all(host.is_over for host in self.connections)
+
+
+def _because(reason: Finding, *, stage: str) -> dict[str, Any]:
+    return {"stage": stage, "reasons": [reason.as_json()]}
 
 
 def print_error(message: str) -> None:
@@ -410,7 +420,8 @@ def main() -> int:
         end = HostedRun(study, cell, script, folder, name).execute()
     except (BenchError, OSError) as error:
         print_error(str(error))
-        end = {"exit_code": 1, "by": "exit", "stage": "connect", "problem": str(error)}
+        said = Said(text=str(error), source="ssh")
+        end = {"exit_code": 1, "by": "exit", **_because(said, stage="connect")}
     write_json(folder.end, {"signal": None, "time": now(), **end})
     return 0
 

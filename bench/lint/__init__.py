@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from ..findings import Finding, Remark, Severity
+from .mistakes import Mistake, Remark, Severity
 from .options import names
 from .rules import launching, text
 from .script import Script, read_script
@@ -38,13 +38,13 @@ def _rules() -> Iterable[Rule]:
 RULES = tuple(_rules())
 
 
-def lint_script(text: str, *, path: str) -> list[Finding]:
-    """Return the findings for a script, at most one per rule and line, sorted by line; ``path`` is shown."""
+def lint_script(text: str, *, path: str) -> list[Mistake]:
+    """Return the mistakes in a script, at most one per rule and line, sorted by line; ``path`` is shown."""
     script = read_script(text)
-    found: dict[tuple[int, str], Finding] = {}
+    found: dict[tuple[int, str], Mistake] = {}
     for rule in RULES:
         for remark in itertools.islice(rule.check(script), 200):
             line = min(max(remark.line, 1), len(script.lines))
-            finding = Finding(path, line, rule.name, rule.severity, remark.message, remark.remedy)
-            found.setdefault((line, rule.name), finding)
+            mistake = Mistake(path, line, rule.name, rule.severity, remark.message, remark.remedy)
+            found.setdefault((line, rule.name), mistake)
     return sorted(found.values(), key=lambda one: (one.line, one.severity, one.rule))

@@ -12,7 +12,7 @@ import shlex
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ..findings import Remark
+from .mistakes import Remark
 from .options import LONG, Option, matches, names, read_options
 from .words import Word
 

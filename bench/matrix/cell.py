@@ -12,6 +12,9 @@ from typing import Any, Literal, NamedTuple
 
 Mode = Literal["strong", "weak"]
 
+#: The command of the built-in training, the default of a matrix.
+BUILT_IN = ("python", "-P", "-m", "ddp_scaling_bench.train")
+
 
 @dataclass(frozen=True, slots=True)
 class Membership:
@@ -26,7 +29,7 @@ class Membership:
 
 
 class Command(NamedTuple):
-    """A user's command: its words with unfilled placeholders, and its name if the matrix gives one."""
+    """A command: its words with unfilled placeholders, and its name if the matrix gives one."""
 
     words: tuple[str, ...]
     name: str | None = None
@@ -74,9 +77,13 @@ class Cell:
     """One physical configuration, which is run ``repeats`` times.
 
     ``tasks_per_node`` is one number, or a list with one number per node if nodes differ.
-    ``swept`` contains the cell's values of the axes that vary in the matrix, except size and
-    batch. ``workload`` contains the resolved workload options, ``env`` the job's environment
-    variables. global_batch = per_gpu_batch x world_size x grad_accum.
+    ``argv`` is the command of each rank, with unfilled placeholders, and ``name`` the command's name
+    if the matrix gives one. ``workload`` contains the options that the command uses, ``metrics`` the
+    source of its metrics, without defaults, and ``env`` the job's environment variables.
+    ``planned_epochs`` is the number of epochs in metrics.csv, or None if the command determines it, as well
+    as its batch and backend. ``packages`` are the Python packages that the command needs. ``swept`` contains
+    the cell's values of the axes that vary in the matrix, except size and batch.
+    global_batch = per_gpu_batch x world_size x grad_accum.
     """
 
     cell_id: str
@@ -87,8 +94,13 @@ class Cell:
     world_size: int
     per_gpu_batch: int
     global_batch: int
+    argv: list[str]
+    metrics: dict[str, Any]
     workload: dict[str, Any]
     env: dict[str, str]
+    name: str = ""
+    planned_epochs: int | None = None
+    packages: list[str] = field(default_factory=list)
     swept: dict[str, Any] = field(default_factory=dict)
     series: list[Membership] = field(default_factory=list)
 
@@ -116,24 +128,50 @@ class Cell:
         return self.nodes * max(self.requested_gpus, node_gpus or 0)
 
     @property
-    def command(self) -> list[str] | None:
-        """The user's command as words with unfilled placeholders, or None for the built-in training."""
-        return self.workload.get("command")
+    def program(self) -> str:
+        """The command as text for people: its name, or its words as they are typed in a shell."""
+        if tuple(self.argv) == BUILT_IN:
+            return "the built-in training"
+        return self.name or shown_command(self.argv)
 
     @property
     def command_label(self) -> str:
         """The command's name, or its text in the cell's name; empty if all cells have the same command."""
-        return command_label(self.workload, self.swept)
-
-    @property
-    def metrics(self) -> dict[str, Any]:
-        """The settings of a command's metrics that differ from the defaults."""
-        return self.workload.get("metrics") or {}
+        if self.name or "command" not in self.swept:
+            return self.name
+        return safe_text(self.swept["command"])
 
     @property
     def is_unrecorded(self) -> bool:
-        """True for a command that does not use the recorder."""
-        return self.command is not None and self.metrics.get("source") != "recorder"
+        """True if the command does not use the recorder."""
+        return self.metrics.get("source") != "recorder"
+
+    @property
+    def measures(self) -> bool:
+        """False if the matrix asks for no metrics (``metrics: none``)."""
+        return self.metrics.get("source") != "none"
+
+    @property
+    def reads_values(self) -> bool:
+        """True if values are read from the output or a file of the command."""
+        return "output" in self.metrics or "csv" in self.metrics
+
+    @property
+    def is_average(self) -> bool:
+        """True if the command reports one average of the whole run."""
+        return self.metrics.get("kind") == "average"
+
+    @property
+    def follows_plan(self) -> bool:
+        """True if the plan determines model, batch and backend; False if the command does."""
+        return self.planned_epochs is not None
+
+    @property
+    def planned_samples(self) -> int | None:
+        """The number of samples in each epoch, or None if the command determines it."""
+        if self.planned_epochs is None:
+            return None
+        return self.global_batch * int(self.workload["steps_per_epoch"])
 
     @property
     def device(self) -> str:
@@ -143,10 +181,19 @@ class Cell:
     def as_json(self) -> dict[str, Any]:
         """Return the cell as a dictionary for plan.json and run.json."""
         series = [{"series": m.series, "mode": m.mode, "batch": m.batch} for m in self.series]
-        names = (
-            "launcher backend nodes tasks_per_node world_size global_batch per_gpu_batch workload env swept"
-        )
-        own = {name: getattr(self, name) for name in names.split()}
+        sizes = "launcher backend nodes tasks_per_node world_size global_batch per_gpu_batch"
+        names = [
+            *sizes.split(),
+            "argv",
+            "name",
+            "planned_epochs",
+            "packages",
+            "metrics",
+            "workload",
+            "env",
+            "swept",
+        ]
+        own = {name: getattr(self, name) for name in names}
         return {"cell_id": self.cell_id, "modes": self.modes, "series": series, **own}
 
     @classmethod
@@ -184,16 +231,9 @@ def labelled_commands(cells: Iterable[Cell]) -> list[LabelledCommand]:
     """Return the commands that have a name or differ between cells, in the order of the cells."""
     found: dict[str, LabelledCommand] = {}
     for cell in cells:
-        if cell.command is not None and (label := cell.command_label):
-            found.setdefault(label, LabelledCommand(label, cell.command, [])).cells.append(cell.cell_id)
+        if label := cell.command_label:
+            found.setdefault(label, LabelledCommand(label, cell.argv, [])).cells.append(cell.cell_id)
     return list(found.values())
-
-
-def command_label(workload: Mapping[str, Any], swept: Mapping[str, Any]) -> str:
-    """Return the name of a cell's command, or its text in the cell's name, or "" if it has neither."""
-    if name := workload.get("command_name"):
-        return str(name)
-    return _safe_text(swept["command"]) if "command" in swept else ""
 
 
 #: The maximum length of a cell's or series' name; folders get these names.
@@ -246,10 +286,11 @@ def name_of(parts: list[str], swept: Mapping[str, Any]) -> str:
 
 def _part(axis: str, value: Any) -> str:
     is_name = axis in ("command", "strategy") and isinstance(value, str)  # the matrix checks such names
-    return str(value) if is_name else _safe_text(value)
+    return str(value) if is_name else safe_text(value)
 
 
-def _safe_text(value: Any) -> str:
+def safe_text(value: Any) -> str:
+    """Return a value as a part of a folder's name; different values have different texts."""
     text = "+".join(map(str, value)) if isinstance(value, list) else value_text(value)
     if _SAFE_TEXT.fullmatch(text):
         return text

@@ -7,7 +7,8 @@ import re
 import shlex
 from collections.abc import Iterator, Sequence
 
-from ..units import count, join_names, listed
+from ..train.options import OPTIONS, device_problem
+from ..units import count
 from .cell import PER_NODE, Cell, Command, Point
 from .document import Document, Place
 from .launchers import read_launch
@@ -16,12 +17,29 @@ from .schedulers import DEFAULT
 from .schema import Matrix
 from .strategies import DEFAULT as DEFAULT_STRATEGY
 from .strategies import STRATEGIES, on_hosts, strategies_using, wire_problem
-from .workload import WorkloadOptions, names_in
+from .warnings import (
+    BatchNotNamed,
+    DataNotMounted,
+    FewRepeats,
+    IgnoredOption,
+    IgnoredSetting,
+    ImageSizeIgnored,
+    LiteralDollar,
+    MixedNodes,
+    NestedLaunch,
+    NotInCommand,
+    OneNodeCount,
+    OneSize,
+    PlanWarning,
+    RootOnly,
+    RunsAs,
+    SharedNetwork,
+    SharedNodes,
+)
+from .workload import COMMON_OPTIONS, names_in
 
 #: A word that needs no quotes, placeholders included.
 _PLAIN = re.compile(r"[\w@%+=:,./{}-]+")
-#: Number of cells that a warning names.
-NAMED_CELLS = 6
 
 
 def check_node_gpus(point: Point, matrix: Matrix, document: Document) -> None:
@@ -52,7 +70,7 @@ def idle_gpus(cell: Cell, *, node_gpus: int | None) -> int:
     return cell.reserved_gpus(node_gpus=node_gpus) - used
 
 
-def sharing_warnings(matrix: Matrix, document: Document, cells: Sequence[Cell]) -> Iterator[str]:
+def sharing_warnings(matrix: Matrix, document: Document, cells: Sequence[Cell]) -> Iterator[PlanWarning]:
     """Yield a warning if jobs can share nodes, and one if runs can share the network between nodes."""
     cluster = matrix.cluster
     if "exclusive" not in cluster.scheduler.keys:
@@ -61,28 +79,17 @@ def sharing_warnings(matrix: Matrix, document: Document, cells: Sequence[Cell]) 
         yield _shared_nodes(matrix, document, cells)
     runs = sum(cell.nodes > 1 for cell in cells) * matrix.repeats
     if runs > 1 and matrix.max_running is None:
-        yield (
-            f"up to {runs} runs on several nodes can execute side by side and share the network, which "
-            "disturbs their communication times; `bench submit --pack` (one job, one run after another) "
-            "avoids this, and so does max_running: 1"
-        )
+        yield SharedNetwork(runs=runs)
 
 
-def _shared_nodes(matrix: Matrix, document: Document, cells: Sequence[Cell]) -> str:
+def _shared_nodes(matrix: Matrix, document: Document, cells: Sequence[Cell]) -> SharedNodes:
     """Return the warning about `exclusive: false`, which names the cells whose runs can share a node."""
     key = ("cluster", "exclusive")
-    where, remedy = document.location(key), "remove this line for whole nodes"
+    meeting = () if matrix.max_running else (cell.cell_id for cell in _cells_that_meet(matrix, cells))
     if document.site is not None and document.inherited("cluster.exclusive"):
-        where = document.site.path
-    elif key not in document.lines:  # the value comes from the study's plan.json
-        remedy = "give the matrix another `study:` name for whole nodes"
-    what = f"{where}: cluster.exclusive is false: other jobs can run on the same nodes and disturb a run"
-    meeting = [] if matrix.max_running else _cells_that_meet(matrix, cells)
-    if not meeting:
-        return f"{what}; {remedy}"
-    names = join_names([cell.cell_id for cell in meeting], most=NAMED_CELLS)
-    remedy = f"{remedy}, or use `bench submit --pack` or max_running: 1"
-    return f"{what}. Runs of these cells can also share a node: {names}; {remedy}"
+        return SharedNodes(cells=tuple(meeting), path=document.site.path)
+    of_plan = key not in document.lines  # the value comes from the study's plan.json
+    return SharedNodes(cells=tuple(meeting), of_plan=of_plan, path=document.path, line=document.line(key))
 
 
 def _cells_that_meet(matrix: Matrix, cells: Sequence[Cell]) -> list[Cell]:
@@ -138,7 +145,7 @@ def runnable_points(points: Sequence[Point], matrix: Matrix, document: Document)
         _check_placement(point, matrix, document)
         if len(document.problems) == before:
             _check_layout(point, matrix, document)
-            _check_backend(point, matrix, document)
+            _check_device_of(point, matrix, document, is_built_in=is_built_in)
             if is_built_in:
                 _check_options(point, matrix, document)
             check_node_gpus(point, matrix, document)
@@ -167,12 +174,16 @@ def _check_layout(point: Point, matrix: Matrix, document: Document) -> None:
         document.add_problem(("axes", axis), what, "use launcher [torchrun] for mixed nodes")
 
 
-def _check_backend(point: Point, matrix: Matrix, document: Document) -> None:
-    if point.values["backend"] == "nccl" and matrix.workload.device == "cpu":
+def _check_device_of(point: Point, matrix: Matrix, document: Document, *, is_built_in: bool) -> None:
+    """Record a problem if the device does not support the backend, or the precision of the training."""
+    values = dict(matrix.workload) | point.values
+    option, what, remedy = device_problem(values, values["backend"]) or ("", "", "")
+    if option == "backend":
         backends = matrix.axes.given.get("backend") or []
         place: Place = ("axes", "backend", backends.index("nccl")) if "nccl" in backends else ("include",)
-        what = "backend nccl needs GPUs, but workload.device is cpu"
-        document.add_problem(place, what, "use gloo, or device: cuda")
+        document.add_problem(place, what, remedy)
+    elif option and is_built_in:
+        document.add_problem(_place(option, matrix), what, remedy)
 
 
 def _check_options(point: Point, matrix: Matrix, document: Document) -> None:
@@ -189,9 +200,6 @@ def _check_options(point: Point, matrix: Matrix, document: Document) -> None:
             size = sizes if name != planned else ()
             remedy = _excluding(point, matrix, (*size, "strategy", option, *others))
         found.append((option, what, remedy))
-    if values["precision"] == "tf32" and values["device"] == "cpu":
-        what = "precision tf32 is a mode of NVIDIA's GPUs, but workload.device is cpu"
-        found.append(("precision", what, "use fp32, or device: cuda"))
     if STRATEGIES[name].within_hosts and isinstance(per_node, list) and len({*per_node}) > 1:
         what = f"strategy {name} needs the same number of ranks on every node, not {per_node}"
         found.append(("strategy", what, "use strategy fsdp"))
@@ -310,17 +318,12 @@ def variant_of(command: Command, axis: Sequence[Command]) -> Command | None:
 #: The minimum number of repeats for a confidence interval.
 INTERVAL_REPEATS = 3
 
-#: Options that control the recorder or the launch, and so have an effect without a placeholder.
-_USED_WITHOUT_NAMING = {
-    *("device", "warmup_steps", "steps_per_epoch", "attribution_steps", "epochs"),
-    *("grad_accum", "join_timeout"),
-}
 _BASELINES = {name for name, strategy in STRATEGIES.items() if strategy.one_rank}
 #: Keys of `cluster` that every executor uses.
 _FOR_ALL_EXECUTORS = {"executor", "cpus_per_task", "time_limit", "setup", "env", "env_from"}
 
 
-def plan_warnings(matrix: Matrix, document: Document, cells: Sequence[Cell]) -> list[str]:
+def plan_warnings(matrix: Matrix, document: Document, cells: Sequence[Cell]) -> list[PlanWarning]:
     """Return warnings about unanswerable questions, surprising settings, and settings without effect."""
     return [
         *_missing_answers(matrix, cells),
@@ -331,122 +334,116 @@ def plan_warnings(matrix: Matrix, document: Document, cells: Sequence[Cell]) -> 
     ]
 
 
-def _missing_answers(matrix: Matrix, cells: Sequence[Cell]) -> Iterator[str]:
+def _missing_answers(matrix: Matrix, cells: Sequence[Cell]) -> Iterator[PlanWarning]:
     """Yield a warning for each question that the study cannot answer as planned."""
     sizes: dict[str, set[int]] = {}
     for cell in cells:
         for member in cell.series:
             sizes.setdefault(member.series, set()).add(cell.world_size)
     single = [series for series, found in sizes.items() if len(found) == 1]
-    if len(single) == len(sizes):
-        yield "every series has only one size, so speedups and efficiencies cannot be computed"
-    elif single:
-        yield f"no efficiency for series with one size only: {join_names(single, most=3)}"
+    if single or not sizes:
+        yield OneSize(series=tuple(single), of_all=len(single) == len(sizes))
     if matrix.repeats < INTERVAL_REPEATS:
-        needed = f"they need {INTERVAL_REPEATS} or more"
-        yield f"{count(matrix.repeats, 'repeat')}: no confidence intervals ({needed})"
+        yield FewRepeats(repeats=matrix.repeats, needed=INTERVAL_REPEATS)
     if len({cell.nodes for cell in cells}) == 1:
-        yield f"one node count ({cells[0].nodes}): no efficiency across nodes, only within a node"
+        yield OneNodeCount(nodes=cells[0].nodes)
 
 
-def _surprising_settings(matrix: Matrix, document: Document, cells: Sequence[Cell]) -> Iterator[str]:
+def _surprising_settings(matrix: Matrix, document: Document, cells: Sequence[Cell]) -> Iterator[PlanWarning]:
     """Yield a warning for each setting that does something other than people expect."""
     cluster = matrix.cluster
     for name, value in cluster.env.items():
         if "$" in value and not document.inherited(f"cluster.env.{name}"):
-            yield (
-                f"{document.location(('cluster', 'env', name))}: cluster.env.{name} contains a $, which is "
-                "passed literally; to refer to another variable, use export in a line of cluster.setup"
-            )
+            line = document.line(("cluster", "env", name))
+            yield LiteralDollar(variable=name, path=document.path, line=line)
     if cluster.container and matrix.workload.data != "synthetic" and not cluster.container.mounts:
-        where = document.location(("workload", "data"))
-        yield f"{where}: the container sees workload.data only if cluster.container.mounts binds it"
+        yield DataNotMounted(path=document.path, line=document.line(("workload", "data")))
     if "gpu_request" in cluster.scheduler.keys and matrix.workload.device == "cuda":
         for per_node in {tuple(c.tasks_per_node) for c in cells if isinstance(c.tasks_per_node, list)}:
-            asked = f"the job requests {max(per_node)} GPUs on each node"
-            yield f"mixed nodes {list(per_node)}: {asked}; some of these GPUs stay idle"
+            yield MixedNodes(ranks_per_node=per_node)
 
 
-def _command_warnings(matrix: Matrix, document: Document) -> Iterator[str]:
+def _command_warnings(matrix: Matrix, document: Document) -> Iterator[PlanWarning]:
     """Yield a warning for each launcher in a command, and each setting that no command uses."""
     commands = _commands(matrix)
     if not commands:
         if "metrics" in matrix.workload.model_fields_set:
-            where = document.location(("workload", "metrics"))
-            yield f"{where}: workload.metrics is ignored: there is no workload.command"
+            line = document.line(("workload", "metrics"))
+            yield IgnoredSetting(setting="workload.metrics", path=document.path, line=line)
         return
     for place, words in commands:
-        yield from (f"{document.location(place)}: {warning}" for warning in _nested_launch(matrix, words))
+        yield from _nested_launch(matrix, words, path=document.path, line=document.line(place))
     named = {name for _, words in commands for name in names_in(words)}
     if not named & {"per_gpu_batch", "global_batch"}:
-        yield (
-            f"{document.location(commands[0][0])}: the command contains neither {{per_gpu_batch}} nor "
-            "{global_batch}: unless it reads $BENCH_PER_GPU_BATCH, its batch may differ from the cell's"
-        )
-    options = set(WorkloadOptions.model_fields) - _USED_WITHOUT_NAMING
-    for section, what in (("axes", "varies, but"), ("workload", "is ignored:")):
+        yield BatchNotNamed(path=document.path, line=document.line(commands[0][0]))
+    options = OPTIONS.keys() - set(COMMON_OPTIONS)
+    for section in ("axes", "workload"):
         for name in sorted(options & _given(matrix, section) - named):
-            where = document.location((section, name))
-            yield f"{where}: {section}.{name} {what} the command does not contain {{{name}}}"
+            line = document.line((section, name))
+            yield NotInCommand(section=section, name=name, path=document.path, line=line)
 
 
-def _nested_launch(matrix: Matrix, words: Sequence[str]) -> Iterator[str]:
+def _nested_launch(matrix: Matrix, words: Sequence[str], *, path: str, line: int) -> Iterator[PlanWarning]:
     """Yield a warning if the command is a launcher, of which each rank would start one."""
-    line = read_launch(words)
-    if line is None:
+    launch = read_launch(words)
+    if launch is None:
         return
-    launcher = line.launcher.replacement
-    axis = "" if matrix.axes.given.get("launcher") == [launcher] else f"`launcher: [{launcher}]` and "
+    launcher = launch.launcher.replacement
+    axis = "" if matrix.axes.given.get("launcher") == [launcher] else launcher
     own = " ".join(
-        word if _PLAIN.fullmatch(word) else shlex.quote(word) for word in [*line.wrapper, *line.program]
+        word if _PLAIN.fullmatch(word) else shlex.quote(word) for word in [*launch.wrapper, *launch.program]
     )
-    program = f"`command: {own}`" if line.program else "only the program as the command"
-    yield (
-        f"bench starts the command once per rank, and {line.launcher.name} in it starts ranks again; "
-        f"use {axis}{program}"
-    )
+    program = own if launch.program else ""
+    yield NestedLaunch(launcher=launch.launcher.name, axis=axis, program=program, path=path, line=line)
 
 
-def _ignored_settings(matrix: Matrix, document: Document, cells: Sequence[Cell]) -> Iterator[str]:
+def _ignored_settings(matrix: Matrix, document: Document, cells: Sequence[Cell]) -> Iterator[PlanWarning]:
     """Yield a warning for each setting that has no effect with this executor, device, model or strategy."""
     keys, executor = matrix.cluster.scheduler.keys, matrix.cluster.executor
     others = sorted(matrix.cluster.model_fields_set - _FOR_ALL_EXECUTORS - keys)
-    ignored = [("cluster", name, f"by executor {executor}") for name in others]
+    ignored = [("cluster", name, (executor, "")) for name in others]
     if matrix.workload.device == "cpu":
         of_gpus = ("gpu_type", "gpu_request") if "gpu_request" in keys else ()
-        ignored += [("cluster", name, "on device cpu") for name in of_gpus]
-        ignored += [(section, "pin_memory", "on device cpu") for section in ("workload", "axes")]
-    for section, name, why in ignored:
+        ignored += [("cluster", name, ("", "cpu")) for name in of_gpus]
+        ignored += [(section, "pin_memory", ("", "cpu")) for section in ("workload", "axes")]
+    for section, name, (by, device) in ignored:
         if name in _given(matrix, section) and not document.inherited(f"{section}.{name}"):
-            yield f"{document.location((section, name))}: {section}.{name} is ignored {why}"
+            line = document.line((section, name))
+            setting = f"{section}.{name}"
+            path = document.path
+            yield IgnoredSetting(setting=setting, executor=by, device=device, path=path, line=line)
     if not _commands(matrix):  # _command_warnings checks the options of commands
         yield from _ignored_options(matrix, document, cells)
         yield from _odd_strategies(matrix, document, cells)
 
 
-def _ignored_options(matrix: Matrix, document: Document, cells: Sequence[Cell]) -> Iterator[str]:
+def _ignored_options(matrix: Matrix, document: Document, cells: Sequence[Cell]) -> Iterator[PlanWarning]:
     """Yield a warning for each option that some of the planned models or strategies do not use."""
     for kind, users_of in (("model", models_using), ("strategy", strategies_using)):
         used = [_used_strategy(one) if kind == "strategy" else (one.workload[kind],) * 2 for one in cells]
-        for name in WorkloadOptions.model_fields:
+        for name in OPTIONS:
             place, users = _place(name, matrix), users_of(name)
             if not users or name not in _given(matrix, place[0]):
                 continue
-            others, remedy = [one for one in dict.fromkeys(used) if one[1] not in users], ""
-            if len(matrix.axes.given.get(name, ())) > 1:
+            others = [one for one in dict.fromkeys(used) if one[1] not in users]
+            if varies := len(matrix.axes.given.get(name, ())) > 1:
                 values = {(own, cell.workload[name]) for own, cell in zip(used, cells, strict=True)}
                 others = [one for one in others if sum(one == own for own, _ in values) > 1]
-                remedy = "; exclude all but one of its values there, or the same is measured repeatedly"
             elif any(one not in _BASELINES for _, one in used):
                 # A single rank without a wrapper is a baseline, which has nothing to set.
                 others = [one for one in others if one[1] not in _BASELINES]
             if others:
-                names = [one if one == own else f"{one} (as {own})" for one, own in others]
-                shown = f"{listed(names)}; only {listed(list(users))} can use it{remedy}"
-                yield f"{document.location(place)}: {name} is ignored by {shown}"
+                yield IgnoredOption(
+                    option=name,
+                    by=tuple(others),
+                    users=tuple(users),
+                    is_repeated=varies,
+                    path=document.path,
+                    line=document.line(place),
+                )
     place = _place("image_size", matrix)
     if matrix.workload.data != "synthetic" and "image_size" in _given(matrix, place[0]):
-        yield f"{document.location(place)}: image_size is ignored: the images of a folder keep their size"
+        yield ImageSizeIgnored(path=document.path, line=document.line(place))
 
 
 def _used_strategy(cell: Cell) -> tuple[str, str]:
@@ -455,20 +452,16 @@ def _used_strategy(cell: Cell) -> tuple[str, str]:
     return planned, on_hosts(planned, cell.ranks_per_node)
 
 
-def _odd_strategies(matrix: Matrix, document: Document, cells: Sequence[Cell]) -> Iterator[str]:
+def _odd_strategies(matrix: Matrix, document: Document, cells: Sequence[Cell]) -> Iterator[PlanWarning]:
     """Yield a warning for each strategy that does not do what its name says."""
     used, wrapping = [_used_strategy(cell) for cell in cells], strategies_using("fsdp_wrap")
     pairs = zip(cells, used, strict=True)
     if any(own in wrapping and cell.workload["fsdp_wrap"] == "root" for cell, (_, own) in pairs):
-        where = document.location(_place("fsdp_wrap", matrix))
-        yield (
-            f"{where}: with fsdp_wrap root, FSDP gathers all weights before it computes, so communication "
-            "cannot overlap computation (pytorch#176318); use block"
-        )
-    where = document.location(_place("strategy", matrix))
+        yield RootOnly(path=document.path, line=document.line(_place("fsdp_wrap", matrix)))
+    line = document.line(_place("strategy", matrix))
     for planned, other in dict.fromkeys(pair for pair in used if pair[0] != pair[1]):
-        own = [cell.cell_id for cell, pair in zip(cells, used, strict=True) if pair == (planned, other)]
-        yield f"{where}: strategy {planned} runs as {other} in {join_names(own, most=NAMED_CELLS)}"
+        own = (cell.cell_id for cell, pair in zip(cells, used, strict=True) if pair == (planned, other))
+        yield RunsAs(strategy=planned, other=other, cells=tuple(own), path=document.path, line=line)
 
 
 def _given(matrix: Matrix, section: str) -> set[str]:

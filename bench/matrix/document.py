@@ -17,6 +17,7 @@ import yaml
 
 from ..errors import BenchError, InputError, Problem, missing_file
 from ..variables import is_shown
+from .warnings import PlanWarning
 
 MAX_FILE_BYTES = 4_000_000
 #: The maximum number of YAML nodes after aliases are expanded; a matrix has dozens.
@@ -78,7 +79,7 @@ class Document:
     content: Any
     lines: dict[Place, int] = field(default_factory=dict)
     problems: dict[Problem, None] = field(default_factory=dict)
-    warnings: list[str] = field(default_factory=list)
+    warnings: list[PlanWarning] = field(default_factory=list)
     site: Inheritance | None = None
 
     def inherited(self, key: str) -> bool:

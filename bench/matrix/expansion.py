@@ -9,9 +9,11 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from .cell import PER_NODE, Cell, Command, Membership, Mode, Point, canonical, name_of, value_text
+from ..extras import EXTRAS
+from ..train.options import OPTIONS
+from .cell import BUILT_IN, PER_NODE, Cell, Command, Membership, Mode, Point, canonical, name_of, value_text
 from .checks import (
     check_commands,
     check_dependency,
@@ -22,6 +24,8 @@ from .checks import (
 )
 from .document import Document, Place
 from .schema import Matrix
+from .warnings import UnusedExclusion
+from .workload import RECORDER, used_options
 
 MAX_CELLS = 100_000
 MAX_RUNS = 1_000_000
@@ -193,7 +197,7 @@ class _Enumeration:
             if not hits:
                 kept.append(point)
         self.document.warnings += [
-            f"{self.document.location(('exclude', i))}: exclude[{i}] matches no cell and has no effect"
+            UnusedExclusion(index=i, path=self.document.path, line=self.document.line(("exclude", i)))
             for i in range(len(entries))
             if i not in used
         ]
@@ -263,11 +267,11 @@ def _matches(entry: dict[str, Any], point: Point) -> bool:
 
 def _cells(points: Sequence[Point], matrix: Matrix, document: Document) -> list[Cell]:
     swept_names = _swept_names(points, matrix)
-    settings = _Settings(matrix)
+    settings = _SettingsOfPoints(matrix)
     cells: dict[str, Cell] = {}
     for point in points:
         swept = {name: _swept_value(point.values[name]) for name in swept_names if name in point.values}
-        cell = _cell(point, swept, settings)
+        cell = _cell(point, swept, settings.of(point))
         known = cells.setdefault(cell.cell_id, cell)
         if known.swept != swept:
             _add_name_clash(known.swept, swept, document)
@@ -302,39 +306,58 @@ def _swept_names(points: Sequence[Point], matrix: Matrix) -> list[str]:
     return swept
 
 
-class _Settings:
-    """Compute the workload options and environment of points; equal results share one object."""
+class _Settings(NamedTuple):
+    """The command, options and environment of a cell."""
+
+    argv: list[str]
+    name: str
+    planned_epochs: int | None
+    packages: list[str]
+    metrics: dict[str, Any]
+    workload: dict[str, Any]
+    env: dict[str, str]
+
+
+class _SettingsOfPoints:
+    """Compute the settings of points; points with equal ones share one object."""
 
     def __init__(self, matrix: Matrix) -> None:
         self._options = matrix.workload
-        self._workload = matrix.workload.resolved()
+        self._values = {name: getattr(matrix.workload, name) for name in (*OPTIONS, "command")}
         self._env = dict(matrix.cluster.env)
-        self._known: dict[tuple[Any, ...], tuple[dict[str, Any], dict[str, str]]] = {}
+        self._known: dict[tuple[Any, ...], _Settings] = {}
 
-    def of(self, point: Point) -> tuple[dict[str, Any], dict[str, str]]:
-        own: tuple[tuple[str, Any], ...] = tuple(
-            (name, tuple(value) if isinstance(value, list) else value)
+    def of(self, point: Point) -> _Settings:
+        chosen: tuple[tuple[str, Any], ...] = tuple(
+            (name, value)
             for name, value in point.values.items()
-            if name in self._workload or name == "command" or name.startswith("env.")
+            if name in self._values or name.startswith("env.")
         )
-        known = self._known.get(own)
+        known = self._known.get(chosen)
         if known is None:
-            workload, env = dict(self._workload), dict(self._env)
-            for name, chosen in own:
-                if name.startswith("env."):
-                    env[name.removeprefix("env.")] = chosen
-                elif name == "command":
-                    workload |= self._options.command_options(chosen)
-                else:
-                    workload[name] = chosen
-            known = self._known[own] = (workload, env)
+            known = self._known[chosen] = self._settings(dict(chosen))
         return known
+
+    def _settings(self, chosen: dict[str, Any]) -> _Settings:
+        variables = {name for name in chosen if name.startswith("env.")}
+        env = self._env | {name.removeprefix("env."): chosen[name] for name in variables}
+        values = self._values | chosen
+        command: Command = values["command"] or Command(BUILT_IN)
+        is_built_in = command.words == BUILT_IN
+        return _Settings(
+            argv=list(command.words),
+            name=command.name or "",
+            planned_epochs=values["epochs"] if is_built_in else None,
+            packages=list(EXTRAS["train"]) if is_built_in else [],
+            metrics=(RECORDER if is_built_in else self._options.metrics).as_json(),
+            workload={name: values[name] for name in used_options(command.words)},
+            env=env,
+        )
 
 
 def _cell(point: Point, swept: dict[str, Any], settings: _Settings) -> Cell:
     values, ranks = point.values, point.ranks
-    workload, env = settings.of(point)
-    accumulation = workload["grad_accum"]
+    accumulation = settings.workload["grad_accum"]
     per_gpu = point.batch if point.mode == "weak" else point.batch // (ranks * accumulation)
     size = f"n{values['nodes']}x{value_text(values[PER_NODE])}"
     return Cell(
@@ -346,7 +369,6 @@ def _cell(point: Point, swept: dict[str, Any], settings: _Settings) -> Cell:
         world_size=ranks,
         per_gpu_batch=per_gpu,
         global_batch=per_gpu * ranks * accumulation,
-        workload=workload,
-        env=env,
         swept=swept,
+        **settings._asdict(),
     )

@@ -78,8 +78,9 @@ _OWNED_VARIABLES = {
 }
 #: Variables of the scripts' own shell code, which values from the matrix would break.
 _SHELL_VARIABLE = re.compile(
-    "agent|before|by|cell|child|command|counts|endpoint|exit_code|file|guard|host|hosts|interface|is_host|job|node|"
-    "owner|placement|processes|python|rdzv_id|run_dir|sampler|shell|stage|workload|"
+    "agent|before|by|cell|cell_file|cell_json|child|command|counts|endpoint|exit_code|file|guard|host|hosts|"
+    "interface|is_host|job|join_timeout|node|owner|placement|python|ranks|rdzv_id|run_dir|sampler|stage|step|"
+    "world_size|"
     "BASHOPTS|BASH_VERSINFO|EUID|IFS|PPID|SHELLOPTS|UID"
 )
 

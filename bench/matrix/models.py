@@ -12,7 +12,7 @@ from ..errors import BenchError
 
 
 def read_specs(folder: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Yield the module, the name and the other literals of each spec in a folder of ``bench/workload``.
+    """Yield the module, the name and the other literals of each spec in a folder of ``bench/train``.
 
     Each file there has one spec, such as ``SPEC = ModelSpec(...)``. Importing such a file would import torch,
     which takes seconds and is missing on many login nodes. The literals of that call are therefore read from
@@ -21,7 +21,7 @@ def read_specs(folder: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
     Raises:
         BenchError: a file has no spec whose name is a literal.
     """
-    for path in sorted((Path(__file__).resolve().parents[1] / "workload" / folder).glob("*.py")):
+    for path in sorted((Path(__file__).resolve().parents[1] / "train" / folder).glob("*.py")):
         if path.stem not in ("__init__", "spec"):
             literals = _literals(path)
             if "name" not in literals:

@@ -40,7 +40,7 @@ class SchedulerSpec:
 #: All schedulers by their name in a matrix; the first is the default.
 SCHEDULERS = {
     "slurm": SchedulerSpec(
-        template="{launcher}.sbatch.j2",
+        template="slurm.sbatch.j2",
         module="slurm.scheduler",
         suffix=".sbatch",
         launchers=("srun", "torchrun"),

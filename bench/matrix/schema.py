@@ -20,8 +20,9 @@ from pydantic import (
     model_validator,
 )
 
+from ..train.options import OPTIONS
 from ..units import DURATION_FORMS, parse_duration_s
-from .cell import Command, Mode
+from .cell import Mode
 from .field_types import (
     ENV_NAME,
     MAX_TASKS_PER_NODE,
@@ -41,7 +42,7 @@ from .field_types import (
     split_line,
 )
 from .schedulers import DEFAULT, SCHEDULERS, SchedulerSpec
-from .workload import RECORDER, CommandOption, MetricsOption, WorkloadOptions
+from .workload import OPTION_TYPES, RECORDER, CommandOption, MetricsOption
 
 #: Host names that ssh accepts and that cannot be mistaken for options or shell code.
 _HOST_NAME = Form(
@@ -255,32 +256,31 @@ class Scaling(Section):
         return (self.global_batch if self.mode == "strong" else self.per_gpu_batch) or []
 
 
-class Workload(WorkloadOptions):
-    """The options of the built-in training, or a command that runs instead of it."""
-
-    command: CommandOption | None = None
-    """A command instead of the built-in training; placeholders such as `{nodes}` are filled in."""
-    metrics: MetricsOption = RECORDER
-    """The source of a command's metrics: recorder, none, csv or output."""
-
-    def resolved(self) -> dict[str, Any]:
-        """Return the workload options for a cell, including the command and its metrics, if any."""
-        own = {name: getattr(self, name) for name in WorkloadOptions.model_fields}
-        return own if self.command is None else own | self.command_options(self.command)
-
-    def command_options(self, command: Command) -> dict[str, Any]:
-        """Return a command, its name if it has one, and its metrics as workload options of a cell."""
-        name = {} if command.name is None else {"command_name": command.name}
-        return {"command": list(command.words), **name, "metrics": self.metrics.as_json()}
-
-
-def _option_type(name: str) -> Any:
-    """Return the type of a workload option with all its constraints."""
-    info = Workload.model_fields[name]
-    return Annotated[(info.annotation, *info.metadata)] if info.metadata else info.annotation
-
-
-AXIS_OPTIONS = tuple(name for name in Workload.model_fields if name not in ("device", "metrics"))
+_model: Any = create_model  # its overloads do not take computed fields
+Workload: Any = _model(
+    "Workload",
+    __base__=Section,
+    __doc__="The options of the built-in training, or a command that runs instead of it.",
+    **{
+        name: (OPTION_TYPES[name], Field(option.default, description=option.help))
+        for name, option in OPTIONS.items()
+    },
+    command=(
+        CommandOption | None,
+        Field(
+            None,
+            description="A command instead of the built-in training; placeholders such as `{nodes}` are "
+            "filled in.",
+        ),
+    ),
+    metrics=(
+        MetricsOption,
+        Field(RECORDER, description="The source of a command's metrics: recorder, none, csv or output."),
+    ),
+)
+_OPTION_AXES = {
+    name: kind for name, kind in {**OPTION_TYPES, "command": CommandOption | None}.items() if name != "device"
+}
 _SIZE_AXES: dict[str, Any] = {
     "nodes": Nodes,
     "gpus_per_node": RanksPerNode,
@@ -290,7 +290,7 @@ _SIZE_AXES: dict[str, Any] = {
 }
 #: ``tasks_per_node: cores`` is 1, 2, 4, ... processes, as many as this machine has cores for.
 CORES = "cores"
-_AXIS_TYPES: dict[str, Any] = {**_SIZE_AXES, **{name: _option_type(name) for name in AXIS_OPTIONS}}
+_AXIS_TYPES: dict[str, Any] = {**_SIZE_AXES, **_OPTION_AXES}
 
 
 #: The error text for an unknown axis; pydantic cannot forbid extra keys here because of `env.*`.
@@ -332,7 +332,6 @@ def _list_of(kind: Any) -> Any:
     return Annotated[list[kind], Field(min_length=1)]
 
 
-_model: Any = create_model  # its overloads do not take computed fields
 Axes: Any = _model(
     "Axes",
     __base__=_AxesBase,

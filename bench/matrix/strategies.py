@@ -17,6 +17,7 @@ class StrategyFacts:
     """
 
     module: str
+    title: str = ""
     options: tuple[str, ...] = ()
     sharded: tuple[str, ...] = ()
     within_hosts: tuple[str, ...] = ()

@@ -1,7 +1,6 @@
 """The `workload` section of a matrix: options of the built-in training, or a command in its place.
 
-One model of the options validates the matrix, writes the launch line of a script, and parses it in the
-job. Each option can also be an axis of the matrix.
+The options are defined in :mod:`bench.train.options`. Each can also be an axis of the matrix.
 
 A command is a list of words, never shell code; it can have a name. A string is split at spaces and
 quotes as in a shell, but nothing is expanded. ``{name}`` is replaced by a value of the cell; ``{{``
@@ -12,8 +11,8 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -25,123 +24,58 @@ from pydantic import (
     model_validator,
 )
 
+from ..train.options import OPTIONS, Option
 from ..units import parse_count, parse_duration_s
-from .cell import Cell, Command, value_text
+from .cell import BUILT_IN, Cell, Command, value_text
 from .field_types import Section, did_you_mean, shell_words
-from .models import MODELS
-from .strategies import DEFAULT, STRATEGIES, wire_dtype
 
-Count = Annotated[int, Field(strict=True, ge=1)]
-if TYPE_CHECKING:
-    Model = str
-    StrategyName = str
-else:
-    Model = Literal[tuple(MODELS)]
-    StrategyName = Literal[tuple(name for name, one in STRATEGIES.items() if not one.recognised)]
+#: Options whose number can also be a text in a matrix (``10M``, ``5m``), with the function that parses it.
+_TEXT_FORMS: dict[str, Callable[[str], float]] = {
+    "parameters": parse_count,
+    **dict.fromkeys(("sweep_time", "join_timeout"), parse_duration_s),
+}
 
 
-def _count(value: Any) -> Any:
-    return parse_count(value) if isinstance(value, str) else value
+def _option_type(option: Option) -> Any:
+    """Return the type with which a matrix validates an option of the built-in training."""
+    parse = _TEXT_FORMS.get(option.name)
+    checks: list[Any] = [BeforeValidator(_parsed(parse))] if parse else []
+    limits: dict[str, Any] = dict(option.limits)
+    if option.type is str:
+        checks.append(Field(min_length=1))
+    elif option.type is float:
+        checks.append(Field(allow_inf_nan=False, **limits))
+    elif option.type in (int, bool):
+        checks.append(Field(strict=True, **limits))
+    kind = Annotated[(option.type, *checks)] if checks else option.type
+    return kind | None if option.default is None else kind
 
 
-def _duration(value: Any) -> Any:
-    return parse_duration_s(value) if isinstance(value, str) else value
+def _parsed(parse: Callable[[str], float]) -> Callable[[Any], Any]:
+    return lambda value: parse(value) if isinstance(value, str) else value
 
 
-class WorkloadOptions(Section):
-    """The options of the built-in training."""
-
-    device: Literal["cuda", "cpu"] = "cuda"
-    """The device of the tensors; nccl needs cuda. A command has no default: set the device that it uses."""
-    model: Model = "transformer"
-    """The neural network; `transformer` and `mlp` take their size from `parameters`."""
-    strategy: StrategyName = DEFAULT
-    """How ranks train together (docs/strategies.md); `none`: the model alone, on one rank."""
-    parameters: Annotated[int, BeforeValidator(_count), Field(strict=True, ge=1_000, le=10**12)] | None = None
-    """Approximate number of parameters of transformer and mlp (10M, 1.5B); default 10M and 8M."""
-    seq_len: Annotated[int, Field(strict=True, ge=2, le=1_000_000)] = 128
-    """Tokens per sample of the transformer."""
-    image_size: Annotated[int, Field(strict=True, ge=32, le=4096)] = 224
-    """Pixels along each side of resnet50's images."""
-    data: Annotated[str, Field(min_length=1)] = "synthetic"
-    """`synthetic` (fresh random batches), or a folder with inputs.pt and targets.pt."""
-    steps_per_epoch: Annotated[int, Field(strict=True, ge=1, le=10**7)] = 50
-    """Optimizer steps per epoch; they are timed together and give the epoch's throughput."""
-    epochs: Annotated[int, Field(strict=True, ge=1, le=10**5)] = 3
-    """Epochs; each has a throughput window, then an attribution window (in which step parts are timed)."""
-    warmup_steps: Annotated[int, Field(strict=True, ge=3, le=10**6)] = 10
-    """Minimum number of steps before the first window; DDP rebuilds its buckets in the first step."""
-    attribution_steps: Annotated[int, Field(strict=True, ge=0, le=10**5)] = 10
-    """Steps in each attribution window; with 0, the parts of a step are not measured."""
-    probe_steps: Annotated[int, Field(strict=True, ge=0, le=10**5)] = 6
-    """Steps that time the all-reduce of every bucket after training; 0 for none."""
-    sweep_time: Annotated[float, BeforeValidator(_duration), Field(ge=0, le=3600, allow_inf_nan=False)] = 10.0
-    """Seconds for the sweep of collectives after training, which may omit large messages. 0 for no sweep."""
-    sweep_max_mb: Annotated[float, Field(ge=0.004, le=16_384, allow_inf_nan=False)] | None = None
-    """Largest message of the sweep in MiB, except for buckets. Default: gradients (16 to 64), NCCL 1024."""
-    trace_steps: Annotated[int, Field(strict=True, ge=0, le=1_000)] = 0
-    """Steps that rank 0 records with the profiler after all measurements; 0 for none."""
-    val_steps: Annotated[int, Field(strict=True, ge=0, le=10**6)] = 2
-    """Validation batches after each epoch, untimed; with 0, the columns val_* are empty."""
-    precision: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32"
-    """fp32: torch's defaults (TF32 in convolutions); tf32: also in matrix products; bf16, fp16: autocast."""
-    memory_format: Literal["contiguous", "channels_last"] = "contiguous"
-    """The order of an image's values in memory, for convnet and resnet50; Tensor Cores like channels_last."""
-    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
-    """The optimizer."""
-    learning_rate: Annotated[float, Field(gt=0, lt=1e3, allow_inf_nan=False)] = 0.01
-    """The optimizer's learning rate."""
-    grad_accum: Count = 1
-    """Micro-batches per optimizer step: global batch = per-GPU batch x ranks x grad_accum."""
-    bucket_cap_mb: Annotated[float, Field(gt=0, le=10_000, allow_inf_nan=False)] | None = None
-    """DDP's bucket size in MiB. Default: torch's, a first bucket of 1 MiB and then 25 MiB."""
-    comm_dtype: Literal["fp32", "bf16", "fp16"] | None = None
-    """The type of gradients between ranks and of weights that FSDP gathers; default: comm_hook's, or fp32."""
-    comm_hook: Literal["none", "fp16", "bf16"] = "none"
-    """DDP's hook that sends gradients as fp16 or bf16 (nccl only); the same as comm_dtype."""
-    fsdp_wrap: Literal["block", "root"] = "block"
-    """What FSDP gathers at once: the weights of one block, or those of the whole model (root)."""
-    compile: Annotated[bool, Field(strict=True)] = False
-    """Run the model through torch.compile."""
-    activation_checkpointing: Annotated[bool, Field(strict=True)] = False
-    """Recompute the blocks' activations in backward."""
-    checkpoint: Annotated[bool, Field(strict=True)] = False
-    """Rank 0 writes a checkpoint after each epoch; its time is recorded separately."""
-    num_workers: Annotated[int, Field(strict=True, ge=0, le=1024)] = 0
-    """DataLoader workers per rank."""
-    pin_memory: Annotated[bool, Field(strict=True)] = False
-    """Pinned host memory for batches (cuda only)."""
-    seed: Annotated[int, Field(strict=True, ge=0, le=2**31 - 1)] = 0
-    """Seed of weights and data."""
-    join_timeout: Annotated[int, BeforeValidator(_duration), Field(strict=True, ge=1, le=86_400)] = 300
-    """Maximum time that ranks wait for each other at the start (seconds, or 5m)."""
-
-    @property
-    def wire_dtype(self) -> str:
-        """The type of gradients between ranks: fp32, bf16 or fp16, whatever the precision."""
-        return wire_dtype(dict(self))
+#: The types of all options by name.
+OPTION_TYPES = {name: _option_type(option) for name, option in OPTIONS.items()}
+#: Options that control the recorder.
+RECORDER_OPTIONS = ("warmup_steps", "steps_per_epoch", "attribution_steps", "epochs")
+#: Options that control the recorder or the launch, and so have an effect on every program.
+COMMON_OPTIONS = ("device", *RECORDER_OPTIONS, "grad_accum", "join_timeout")
 
 
-#: Options that scripts omit if they have these values.
-FIXED_DEFAULTS = {"strategy": DEFAULT, "comm_hook": "none", "fsdp_wrap": "block"}
-_FLAGS = {name: "--" + name.replace("_", "-") for name in WorkloadOptions.model_fields}
+def used_options(argv: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of the options that have an effect on a program."""
+    if tuple(argv) == BUILT_IN:
+        return tuple(OPTIONS)
+    return tuple(name for name in OPTIONS if name in {*COMMON_OPTIONS, *names_in(argv)})
 
 
-def to_arguments(options: Mapping[str, Any]) -> list[str]:
-    """Convert ``options`` to command-line arguments of ``python -m bench.workload``.
-
-    Default values are written, too, so that a later version's defaults cannot change an existing
-    script. Options that are None are omitted. The arguments are not yet quoted for a shell.
-    """
-    words: list[str] = []
-    for name, value in options.items():
-        flag = _FLAGS[name]
-        if value is None or value == FIXED_DEFAULTS.get(name):
-            continue
-        text = ("true" if value else "false") if isinstance(value, bool) else str(value)
-        # A value that starts with a dash would be read as the next option.
-        words += [f"{flag}={text}"] if text.startswith("-") else [flag, text]
-    return words
+def options_in_file(cell: Cell) -> dict[str, Any]:
+    """Return the options that the processes of a run read from cell.json."""
+    if tuple(cell.argv) == BUILT_IN:
+        return cell.workload
+    names = ("device",) if cell.is_unrecorded else ("device", *RECORDER_OPTIONS)
+    return {name: cell.workload[name] for name in names}
 
 
 _TOKEN = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
@@ -230,20 +164,8 @@ def uses_python(words: Sequence[str]) -> bool:
     return words[0] in ("python", "python3")
 
 
-def torchrun_words(words: Sequence[str]) -> list[str]:
-    """Convert a command to torchrun's arguments: a script, ``-m MODULE``, or ``--no-python COMMAND``.
-
-    The words ``python`` and ``-u`` are dropped: torchrun starts scripts with its own python, unbuffered.
-    """
-    if uses_python(words):
-        rest = list(words[2:]) if words[1:2] == ["-u"] else list(words[1:])
-        if rest and (not rest[0].startswith("-") or (rest[0] == "-m" and len(rest) > 1)):
-            return rest
-    return ["--no-python", *task_words(words)]
-
-
 def task_words(words: Sequence[str]) -> list[str]:
-    """Return the command of an srun task, with :data:`PYTHON` in place of a leading ``python``."""
+    """Return the words of a command with :data:`PYTHON` in place of a leading ``python``."""
     return [PYTHON, *words[1:]] if uses_python(words) else list(words)
 
 
@@ -275,7 +197,7 @@ def _check_no_code(before: list[str], word: str, name: str) -> None:
 
 
 def _check_name(name: str) -> None:
-    allowed = [*CELL_VALUES, *RUN_TIME_VALUES, *WorkloadOptions.model_fields]
+    allowed = [*CELL_VALUES, *RUN_TIME_VALUES, *OPTIONS]
     if name in allowed or name.startswith("env."):
         return
     if name in _RANK_VALUES:

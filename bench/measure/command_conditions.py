@@ -30,6 +30,8 @@ from typing import Any
 
 from .. import __version__
 from ..cores import cpu_groups, cpu_quota
+from ..errors import BenchError
+from ..study.cell_json import CellFile, read_cell
 from ..study.files import read_json, write_json
 from ..study.layout import RunFolder
 from ..study.run_json import changed_script, read_run, script_sha256
@@ -116,9 +118,11 @@ def _last_line(path: Path) -> str:
 
 def note_node(folder: RunFolder, env: Mapping[str, str]) -> None:
     """Write this node's facts to a file, before the command; ``env`` is the command's environment."""
-    run = read_run(folder.path)[0] or {}
+    run, cell = read_run(folder.path)[0] or {}, None
+    with suppress(BenchError):
+        cell = read_cell(folder.path)
     name, is_first = host_name(env), env.get("SLURM_NODEID", "0") == "0"
-    facts: dict[str, Any] = {"host": _host(name, env, run), "cores": _cores(name, env, run)}
+    facts: dict[str, Any] = {"host": _host(name, env, cell), "cores": _cores(name, env, cell)}
     if is_first:
         facts |= {"gpus": _gpu_models(), "variables": kept_variables(env)}
         facts |= {"versions": _versions(run), "threads_per_rank": requested_threads(env)}
@@ -132,13 +136,14 @@ def write_environment(folder: RunFolder) -> None:
     nodes = [node for path in paths if (node := read_json(path)) is not None]
     run = read_run(folder.path)[0]
     if run is not None and not folder.env.is_file():
-        write_json(folder.env, _environment(run, nodes))
+        write_json(folder.env, _environment(run, read_json(folder.cell) or {}, nodes))
     for path in paths:
         path.unlink(missing_ok=True)
 
 
-def _environment(run: Mapping[str, Any], nodes: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    cell = run.get("cell") or {}
+def _environment(
+    run: Mapping[str, Any], cell: Mapping[str, Any], nodes: Sequence[dict[str, Any]]
+) -> dict[str, Any]:
     first = next((node for node in nodes if "versions" in node), {})
     versions, sha256 = first.get("versions") or {}, first.get("script_sha256")
     device = (cell.get("workload") or {}).get("device")
@@ -168,18 +173,18 @@ def _environment(run: Mapping[str, Any], nodes: Sequence[dict[str, Any]]) -> dic
     }
 
 
-def _ranks_here(env: Mapping[str, str], run: Mapping[str, Any]) -> int | None:
+def _ranks_here(env: Mapping[str, str], cell: CellFile | None) -> int | None:
     """Return the number of ranks that the launcher starts on this node, or None if it is unknown."""
-    per_node = (run.get("cell") or {}).get("tasks_per_node")
+    per_node = cell.tasks_per_node if cell else None
     if isinstance(per_node, list):
         place = env.get("SLURM_NODEID", "")
         return int(per_node[int(place)]) if place.isdigit() and int(place) < len(per_node) else None
-    return per_node if isinstance(per_node, int) else None
+    return per_node
 
 
-def _host(name: str, env: Mapping[str, str], run: Mapping[str, Any]) -> dict[str, Any]:
-    ranks, cores = _ranks_here(env, run), len(os.sched_getaffinity(0))
-    if ranks and (run.get("cell") or {}).get("launcher") == "srun":
+def _host(name: str, env: Mapping[str, str], cell: CellFile | None) -> dict[str, Any]:
+    ranks, cores = _ranks_here(env, cell), len(os.sched_getaffinity(0))
+    if ranks and cell and cell.launcher == "srun":
         cores *= ranks  # this process has the cores of one task
     return {
         "host": name,
@@ -190,8 +195,8 @@ def _host(name: str, env: Mapping[str, str], run: Mapping[str, Any]) -> dict[str
     }
 
 
-def _cores(name: str, env: Mapping[str, str], run: Mapping[str, Any]) -> dict[str, Any]:
-    threads, ranks = requested_threads(env), _ranks_here(env, run)
+def _cores(name: str, env: Mapping[str, str], cell: CellFile | None) -> dict[str, Any]:
+    threads, ranks = requested_threads(env), _ranks_here(env, cell)
     return {
         "node": name,
         "cores": os.cpu_count(),

@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import torch
 
-from ..study.ledger import now as utc_now
+from ..units import now as utc_now
 from . import nvml
 from .node import Node
 from .nvml import Gpu, open_gpu

@@ -30,8 +30,8 @@ from torch import Tensor
 from torch.distributed import HashStore, PrefixStore, Store  # type: ignore[attr-defined]
 
 from ..errors import BenchError
-from ..units import join_names
-from .nccl_errors import LOST_CONNECTION, nccl_error
+from .failures import Failure, HostRank, LateCollective, LostConnection, RaisedError
+from .nccl_errors import NcclError, nccl_error
 from .ranks import RankFacts
 from .torch_internals import group_store
 
@@ -189,25 +189,41 @@ def symptom_of(error: BaseException) -> Symptom | None:
     return None
 
 
+def nccl_of(error: BaseException) -> NcclError | None:
+    """Return NCCL's own error in the message of an exception, or None."""
+    return nccl_error(str(error))
+
+
+def raised(error: BaseException) -> RaisedError:
+    """Return the failure of an error that nobody expects, with NCCL's last error or the first line."""
+    lines = str(error).strip().splitlines()
+    nccl = nccl_of(error)
+    return RaisedError(error=type(error).__name__, text=lines[0] if lines and not nccl else "", nccl=nccl)
+
+
 def error_line(error: BaseException) -> str:
-    """Format an error in one line: its type and NCCL's last error, or else the first line of its message."""
-    text = str(error).strip()
-    if of_nccl := nccl_error(text):
-        return f"{type(error).__name__}: {of_nccl}"
-    return f"{type(error).__name__}: {text.splitlines()[0]}" if text else type(error).__name__
+    """Format an error in one line."""
+    return raised(error).message
 
 
-def with_nccl_error(reason: str, error: BaseException) -> str:
-    """Add NCCL's own error, if ``error`` contains one, to the reason of a failure."""
-    of_nccl = nccl_error(str(error))
-    return reason if of_nccl is None else f"{reason}; {of_nccl}"
+def broken_group(
+    symptom: Symptom, *, timeout_s: float | None, option: str, **known: Any
+) -> LostConnection | LateCollective:
+    """Return the failure of a rank that sees ``symptom``, with what is known of its cause.
+
+    ``timeout_s`` is the time-out of collectives, or None if it is unknown; ``option`` sets it.
+    """
+    if symptom is Symptom.LOST:
+        return LostConnection(**known)
+    return LateCollective(timeout_s=timeout_s, option=option, **known)
 
 
 @dataclass
 class _Reports:
     """The first failure that another rank reported; ``silent`` lists the ranks that reported nothing."""
 
-    cause: str = ""
+    first: int | None = None
+    said: str = ""
     silent: list[int] = field(default_factory=list)
     store_is_lost: bool = False
 
@@ -227,34 +243,30 @@ class Peers:
 
     def report(self, cause: str) -> None:
         """Report to the other ranks why this rank fails."""
-        content = json.dumps(f"{self.name_of(self._rank)} failed first: {cause}") + "\n"
+        content = json.dumps([self._rank, cause]) + "\n"
         self._with_timeout(lambda _: self._store.append("causes", content))  # type: ignore[attr-defined]
 
-    def explain(self, symptom: Symptom, *, timeout_s: float | None, remedy: str) -> str | None:
-        """Return a message with the cause of broken communication, or None if no rank knows the cause.
+    def explain(self, symptom: Symptom, *, timeout_s: float | None, option: str) -> Failure | None:
+        """Return the failure with the cause of broken communication, or None if no rank knows the cause.
 
-        ``timeout_s`` is the time-out of collectives, or None if it is unknown. ``remedy`` is the advice
-        on how to raise that time-out.
+        The arguments are those of :func:`broken_group`.
         """
         reports = self._with_timeout(self._collect)
-        is_lost = symptom is Symptom.LOST
-        limit = "its time-out" if timeout_s is None else f"{timeout_s:g} s"
-        late = f"a collective did not complete in {limit}"
-        effect = LOST_CONNECTION if is_lost else late
-        if reports.cause:
-            return f"{effect}: {reports.cause}"
-        if reports.store_is_lost and self._rank_0_serves:
-            return f"{effect}: {self.name_of(0)} has ended, and its own message says why"
-        if not reports.silent:
+        known: dict[str, Any] = {}
+        if reports.first is not None:
+            known = {"first": self.name_of(reports.first), "said": reports.said}
+        elif reports.store_is_lost and self._rank_0_serves:
+            known = {"ended": self.name_of(0)}
+        elif reports.silent:
+            known = {"absent": tuple(map(self.name_of, reports.silent))}
+        if not known:
             return None
-        named = join_names([self.name_of(rank) for rank in reports.silent])
-        if is_lost:
-            return f"{effect}: no report from {named}: killed, or the host was lost"
-        return f"{effect}: {named} did not reach the collective; find out why, or {remedy}"
+        own = (self.name_of(self._rank),)
+        return broken_group(symptom, timeout_s=timeout_s, option=option, failed=own, **known)
 
-    def name_of(self, rank: int) -> str:
-        """Return the rank with its host, such as ``rank 1 on n2``."""
-        return f"rank {rank} on {self._facts[rank].host}"
+    def name_of(self, rank: int) -> HostRank:
+        """Return the rank with its host."""
+        return HostRank(rank, self._facts[rank].host)
 
     def _with_timeout(self, use_store: Callable[[_Reports], object]) -> _Reports:
         """Run ``use_store`` in a thread with a time limit, because the store's server can hang."""
@@ -284,7 +296,7 @@ class Peers:
             time.sleep(_POLL_S)
             count = store.add("count", 0)
         if store.check(["causes"]):
-            reports.cause = json.loads(store.get("causes").splitlines()[0])
+            reports.first, reports.said = json.loads(store.get("causes").splitlines()[0])
         present = {int(line) for line in store.get("came").split()}
         reports.silent = [one.rank for one in self._facts if one.rank not in present]
         self._wait_for_readers()

@@ -20,8 +20,6 @@ from dataclasses import dataclass
 
 from ..terminal import printable
 
-#: The start of a rank's error in its log if it lost another rank; :mod:`bench.jobs.slurm` looks for it.
-LOST_CONNECTION = "lost the connection to another rank"
 _LAST_ERROR = "Last error:"
 #: The names of ncclResult_t in nccl.h, as torch prints them.
 _KIND = re.compile(r"\b(nccl(?:\w{1,40}Error|Invalid(?:Argument|Usage)|Timeout)): ?(.*)")

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..cores import PROC, cpu_groups, read_text
-from ..study.ledger import now as utc_now
+from ..units import now as utc_now
 
 #: Maximum number of interfaces whose files in /sys are read. Those that moved the most bytes are chosen.
 _MOST_INTERFACES = 8

@@ -5,18 +5,21 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 
 from ..cores import cpu_groups, cpu_quota
-from ..facts import Fact
+from ..finding import Recorded
 from ..units import number_ranges
 from ..variables import SLURM, is_shown, without_users
+from .findings import CoresOfNodes, SharedCores, ThreadsDiffer, ThreadsOfNodes, UnequalNodes
 from .node import host_name
+
+_Nodes = TypeVar("_Nodes", CoresOfNodes, ThreadsOfNodes)
 
 
 @dataclass(frozen=True)
@@ -142,52 +145,47 @@ def cores_of_nodes(facts: Sequence[RankFacts]) -> list[dict[str, Any]]:
     ]
 
 
-def core_facts(facts: Sequence[RankFacts]) -> list[Fact]:
-    """Compare the cores and threads of all ranks.
-
-    ``shared-cores``: the threads of a machine's ranks outnumber the cores that they may use.
-    ``unequal-nodes``: nodes differ in their number of cores, in cores per rank, or in quotas.
-    ``threads-differ``: ranks differ in their number of threads.
-    """
-    found = [*_shared_cores(facts)]
+def core_facts(facts: Sequence[RankFacts]) -> list[Recorded]:
+    """Compare the cores and threads of all ranks."""
+    found: list[Recorded] = [*_shared_cores(facts)]
     nodes = _grouped(facts, lambda one: one.host)
-    cores = _alike(nodes, _cores_of)
+    cores = _alike(map(_cores_of, nodes))
     if len(cores) > 1:
-        found.append(Fact("unequal-nodes", values={"nodes": cores}))
+        found.append(UnequalNodes(nodes=cores))
     if len({threads_per_rank(one, facts) for one in facts}) > 1:
-        threads = _alike(nodes, lambda node: {"threads": _distinct(threads_per_rank(o, facts) for o in node)})
-        found.append(Fact("threads-differ", values={"nodes": threads}))
+        threads = [(node[0].host, _distinct(threads_per_rank(one, facts) for one in node)) for node in nodes]
+        of_nodes = _alike(ThreadsOfNodes(hosts=(host,), threads=own) for host, own in threads)
+        found.append(ThreadsDiffer(nodes=of_nodes))
     return found
 
 
-def _shared_cores(facts: Sequence[RankFacts]) -> Iterator[Fact]:
-    alike: dict[tuple[int, int, tuple[int, ...]], list[list[str]]] = {}
+def _shared_cores(facts: Sequence[RankFacts]) -> Iterator[SharedCores]:
+    alike: dict[tuple[int, int, tuple[int, ...]], list[tuple[str, ...]]] = {}
     machines = _grouped(facts, lambda one: one.machine)
     for machine in machines:
         threads = sum(threads_per_rank(one, facts) for one in machine)
         cores = tuple(_core_ids(machine))
         if threads > len(cores):
-            hosts = list(dict.fromkeys(one.host for one in machine))
+            hosts = tuple(dict.fromkeys(one.host for one in machine))
             alike.setdefault((len(machine), threads, cores), []).append(hosts)
     for (ranks, threads, cores), hosts_of_machines in alike.items():
-        values = {
-            "ranks": ranks,
-            "threads": threads,
-            "cores": len(cores),
-            "core_ids": list(cores),
-            "machines": hosts_of_machines,
-            "at_most": len(cores) // ranks or None,
-        }
-        yield Fact("shared-cores", values=values)
+        yield SharedCores(
+            ranks=ranks,
+            threads=threads,
+            cores=len(cores),
+            core_ids=cores,
+            machines=tuple(hosts_of_machines),
+            at_most=len(cores) // ranks or None,
+        )
 
 
-def _cores_of(node: Sequence[RankFacts]) -> dict[str, Any]:
-    per_rank = _distinct(len(one.core_ids) for one in node)
-    return {"cores": node[0].node_cores, "cores_per_rank": per_rank, "quota": _quota(node)}
+def _cores_of(node: Sequence[RankFacts]) -> CoresOfNodes:
+    one, per_rank = node[0], _distinct(len(rank.core_ids) for rank in node)
+    return CoresOfNodes(hosts=(one.host,), cores=one.node_cores, cores_per_rank=per_rank, quota=_quota(node))
 
 
-def _distinct(numbers: Iterable[int]) -> list[int]:
-    return sorted(set(numbers))
+def _distinct(numbers: Iterable[int]) -> tuple[int, ...]:
+    return tuple(sorted(set(numbers)))
 
 
 def _quota(facts: Sequence[RankFacts]) -> float | None:
@@ -202,19 +200,12 @@ def _grouped(facts: Sequence[RankFacts], key: Callable[[RankFacts], str]) -> lis
     return list(groups.values())
 
 
-def _alike(
-    nodes: Sequence[Sequence[RankFacts]], describe: Callable[[Sequence[RankFacts]], dict[str, Any]]
-) -> list[dict[str, Any]]:
-    """Return each description of a node, with the ``hosts`` that it describes."""
-    found: list[tuple[dict[str, Any], list[str]]] = []
+def _alike(nodes: Iterable[_Nodes]) -> tuple[_Nodes, ...]:
+    """Join the hosts of nodes that do not differ otherwise."""
+    hosts: dict[_Nodes, list[str]] = {}
     for node in nodes:
-        own = describe(node)
-        hosts = next((hosts for other, hosts in found if other == own), None)
-        if hosts is None:
-            found.append((own, [node[0].host]))
-        else:
-            hosts.append(node[0].host)
-    return [{"hosts": hosts, **own} for own, hosts in found]
+        hosts.setdefault(replace(node, hosts=()), []).extend(node.hosts)
+    return tuple(replace(node, hosts=tuple(own)) for node, own in hosts.items())
 
 
 def infiniband_devices(root: Path = Path("/sys/class/infiniband")) -> list[str]:

@@ -57,7 +57,7 @@ from torch.distributed import Store, distributed_c10d  # type: ignore[attr-defin
 from torch.nn.parallel import DistributedDataParallel
 from torch.torch_version import TorchVersion
 
-from ..facts import Fact
+from .findings import PartsNotTimed
 from .step_parts import ShardingTimer
 
 #: Errors of a call to an interface that is missing or takes other arguments.
@@ -194,7 +194,7 @@ def fsdp_version(module: nn.Module) -> int | None:
 _OF_CLASS = object()
 
 
-def observe_sharding(model: nn.Module, observer: ShardingTimer) -> Callable[[], None] | Fact:
+def observe_sharding(model: nn.Module, observer: ShardingTimer) -> Callable[[], None] | PartsNotTimed:
     """Let ``observer`` make the calls of FSDP2 in all groups of ``model`` that communicate or wait.
 
     Returns:
@@ -210,9 +210,9 @@ def observe_sharding(model: nn.Module, observer: ShardingTimer) -> Callable[[], 
     except (*_MISSING, *_NO_GROUP):
         unseen = "FSDP2"
     if unseen:
-        return Fact("parts-not-timed", values={"torch": torch.__version__, "strategy": unseen})
+        return PartsNotTimed(torch=torch.__version__, strategy=unseen)
     if is_part:
-        return Fact("parts-not-timed")
+        return PartsNotTimed()
     return _replaced(changes)
 
 
@@ -312,7 +312,7 @@ def _observed_comm(
 
 def observe_parameter_sync(
     optimizer: object, make: Callable[[Callable[[], Any]], Any]
-) -> Callable[[], None] | Fact:
+) -> Callable[[], None] | PartsNotTimed:
     """Let ``make`` make the call with which ``ZeroRedundancyOptimizer`` broadcasts the updated parameters.
 
     Returns:
@@ -320,7 +320,7 @@ def observe_parameter_sync(
     """
     sync = getattr(optimizer, "_sync_params", None)
     if sync is None:
-        return Fact("parts-not-timed", values={"torch": torch.__version__, "strategy": "ZeRO-1"})
+        return PartsNotTimed(torch=torch.__version__, strategy="ZeRO-1")
     return _replaced([(optimizer, "_sync_params", _observed(sync, make))])
 
 

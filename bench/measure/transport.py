@@ -27,9 +27,9 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from ..facts import Fact
 from ..study.layout import RunFolder
 from .environment import nccl_version
+from .findings import SocketFallback
 from .ranks import RankFacts
 
 #: The value of ``transport`` in env.json.
@@ -203,33 +203,32 @@ def _interfaces(log: NcclLog, networks: Sequence[str]) -> list[str]:
 
 def fallback(
     transport: Mapping[str, str | None], infiniband: Mapping[str, Sequence[str]], env: Mapping[str, str]
-) -> Fact | None:
-    """Return a fact if NCCL uses sockets between hosts that have InfiniBand.
+) -> SocketFallback | None:
+    """Return a finding if NCCL uses sockets between hosts that have InfiniBand.
 
     ``infiniband`` lists the devices with an active port for each host.
     """
     equipped = {host: devices for host, devices in infiniband.items() if devices}
     if len(infiniband) < 2 or not equipped or "Socket" not in (transport.get("network") or ""):
         return None
-    values = {
-        "interface": transport.get("interface") or "interface unknown",
-        "hosts": list(equipped),
-        "devices": list(next(iter(equipped.values()))),
-        "disabled": value if (value := env.get("NCCL_IB_DISABLE", "0")) not in ("", "0") else None,
-    }
-    return Fact("socket-fallback", values=values)
+    return SocketFallback(
+        interface=transport.get("interface") or "interface unknown",
+        hosts=tuple(equipped),
+        devices=tuple(next(iter(equipped.values()))),
+        disabled=value if (value := env.get("NCCL_IB_DISABLE", "0")) not in ("", "0") else None,
+    )
 
 
 def combine_nccl_logs(
     logs: Iterable[NcclLog], facts: Sequence[RankFacts], env: Mapping[str, str]
-) -> tuple[Transport, Fact | None]:
-    """Return the value of ``transport`` in env.json, and a fact if NCCL fell back to sockets."""
+) -> tuple[Transport, SocketFallback | None]:
+    """Return the value of ``transport`` in env.json, and a finding if NCCL fell back to sockets."""
     merged = NcclLog()
     for log in logs:
         merged.merge(log)
     found = nccl_transport(merged, hosts=len({one.host for one in facts}), env=env)
     slower = fallback(found, {one.host: one.infiniband for one in facts}, env)
-    if slower and slower.values["disabled"] is None:
+    if slower and slower.disabled is None:
         found["fallback"] = "sockets beside InfiniBand"
     return found, slower
 
@@ -245,24 +244,6 @@ class NcclLogFile:
     path: Path | None
     missing_because: str = ""
     is_temporary: bool = False
-
-    @classmethod
-    def arrange(cls, env: MutableMapping[str, str], folder: RunFolder, *, rank: int) -> NcclLogFile:
-        """Request NCCL's log before NCCL starts, without overriding the user's settings.
-
-        Rank 0's log is kept in the run's folder. The logs of other ranks are written to a private folder in
-        the node's temporary folder and removed after they have been read.
-        """
-        if env.get("NCCL_DEBUG"):
-            # Without a file, NCCL writes to standard output, which all ranks share.
-            return cls(cls.from_env(env, folder.out if rank == 0 else None).path)
-        try:
-            path = (folder.path if rank == 0 else _private_folder()) / "nccl.log"
-        except OSError as error:
-            return cls(None, f"no temporary folder for NCCL's log: {error.strerror}")
-        env["NCCL_DEBUG"] = "INFO"
-        env["NCCL_DEBUG_FILE"] = str(path).replace("%", "%%")
-        return cls(path, is_temporary=rank != 0)
 
     @classmethod
     def from_env(cls, env: Mapping[str, str], output: Path | None) -> NcclLogFile:
@@ -282,13 +263,17 @@ class NcclLogFile:
         """Parse the log as written so far; the result is empty if the file cannot be read."""
         return read_nccl_log([] if self.path is None else _lines_of(self.path))
 
-    def remove(self) -> None:
-        """Remove the file if it is temporary."""
-        if self.is_temporary and self.path is not None:
-            with suppress(OSError):
-                self.path.unlink(missing_ok=True)
-                if self.path.parent.name.startswith(_PRIVATE_PREFIX):
-                    self.path.parent.rmdir()
+    def release(self, folder: RunFolder | None) -> None:
+        """Move the file to ``folder`` if it is temporary, or remove it if ``folder`` is None."""
+        if not self.is_temporary or self.path is None:
+            return
+        with suppress(OSError):
+            if folder is None:
+                self.path.unlink()
+            else:
+                shutil.move(self.path, folder.path / "nccl.log")
+            if self.path.parent.name.startswith(_PRIVATE_PREFIX):
+                self.path.parent.rmdir()
 
 
 def diverted_warnings(env: Mapping[str, str]) -> list[str]:
@@ -380,20 +365,16 @@ def read_traces(
     if log.path is None or not log.path.is_file():
         return {"why": log.missing_because}
     content = log.read()
-    if log.is_temporary and folder is not None:
-        with suppress(OSError):
-            shutil.move(log.path, folder.path / "nccl.log")
-    else:
-        log.remove()
+    log.release(folder)
     return {"log": content.as_json()}
 
 
 def combine_traces(
     traces: Sequence[dict[str, Any]], facts: Sequence[RankFacts], *, backend: str, env: Mapping[str, str]
-) -> tuple[Transport, Fact | None]:
+) -> tuple[Transport, SocketFallback | None]:
     """Combine the results of :func:`read_traces` of all ranks.
 
-    Returns the value of ``transport`` in env.json, and a fact if NCCL fell back to sockets.
+    Returns the value of ``transport`` in env.json, and a finding if NCCL fell back to sockets.
     """
     if backend == "gloo":
         return configured_transport(backend, env), None

@@ -19,7 +19,7 @@ from typing import Any
 
 from torch.distributed import ProcessGroup, get_process_group_ranks
 
-from ..facts import Fact
+from .findings import WireBytesHigh, WireBytesUnseen
 
 #: Bytes that each rank of a ring sends, in units of (N − 1)/N times the size of the message.
 ROUNDS = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "broadcast": 1}
@@ -163,12 +163,12 @@ class WireBytes:
             counted, self._unknown["counted"] = math.nan, "the counters do not see the predicted bytes"
         return {"wire_bytes_per_step": counted, "wire_bytes_predicted_per_step": predicted}
 
-    def fact(self) -> Fact | None:
-        """Return a fact if the bytes that were counted differ much from those that were predicted."""
+    def finding(self) -> WireBytesHigh | WireBytesUnseen | None:
+        """Return a finding if the bytes that were counted differ much from those that were predicted."""
         ratio = round(median(self._ratios), 2) if self._ratios else 1.0
         if ratio < LOWEST:
-            return Fact("wire-bytes-unseen", ("wire_bytes_per_step",), {"share": ratio})
-        return Fact("wire-bytes-high", (), {"ratio": ratio}) if ratio > HIGHEST else None
+            return WireBytesUnseen(share=ratio)
+        return WireBytesHigh(ratio=ratio) if ratio > HIGHEST else None
 
     def as_json(self) -> dict[str, str | None]:
         """Return ``wire_bytes`` of env.json: the reasons why the columns are empty in the last window."""

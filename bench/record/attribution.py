@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
-from ..facts import Fact
+from ..measure.findings import PartsNotTimed
 from ..measure.step_parts import (
     COMM_PARTS,
     BackwardReading,
@@ -33,8 +33,8 @@ from ..measure.step_parts import (
     StepTimer,
 )
 from ..measure.torch_internals import backward_callbacks, observe_compiled_calls
-from ..workload.strategies import find_strategy
-from ..workload.strategies.spec import NO_COMMUNICATION
+from ..train.strategies import find_strategy
+from ..train.strategies.spec import NO_COMMUNICATION
 
 
 class Attribution:
@@ -58,7 +58,7 @@ class Attribution:
         self.sync_passes = 0
         self._reset()
 
-    def attach(self) -> Fact | None:
+    def attach(self) -> PartsNotTimed | None:
         """Register the hooks; return the reason if the parts of a step cannot be measured, except *data*."""
         self.sync_passes = 0
         untimed = self._strategy_parts.start(self._timer)

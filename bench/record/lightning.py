@@ -10,7 +10,7 @@ import importlib
 import os
 from typing import Any
 
-from ..workload.strategies import find_strategy
+from ..train.strategies import find_strategy
 from .recorder import Recorder
 from .session import RecorderError
 

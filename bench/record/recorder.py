@@ -18,12 +18,13 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor, nn
 
-from ..facts import Fact
+from ..finding import Recorded
 from ..measure.environment import device_for
+from ..measure.findings import ModelNotCalled
 from ..measure.step_parts import clock_for
 from ..measure.transport import request_nccl_log
 from .attribution import Attribution
-from .session import Lengths, RecorderError, Session
+from .session import Lengths, RecorderError, Session, failures_kept, planned_cell
 from .windows import Phase, Span, StepSampler, Windows
 
 T = TypeVar("T")
@@ -59,7 +60,7 @@ class Recorder:
         device: the device of the computation, by default the model's device. Without a model, it is the
             current CUDA device if the process uses CUDA when the first step begins.
         lengths: ``warmup_steps``, ``steps_per_epoch``, ``attribution_steps`` and ``epochs`` (None records to
-            the end), as in the matrix. Environment variables set by the harness take precedence.
+            the end), as in the matrix. Those of a run's cell.json take precedence.
 
     Raises:
         RecorderError: a length is invalid, or several processes begin a step without a process group.
@@ -78,7 +79,9 @@ class Recorder:
             allowed = ", ".join(("run_dir", "device", *Lengths.__dataclass_fields__))
             raise RecorderError(f"Recorder has no option {min(unknown)!r}", remedy=f"allowed: {allowed}")
         self._model = model
-        self._lengths = Lengths.of(lengths, os.environ)
+        with failures_kept():
+            self._cell = planned_cell(os.environ)
+            self._lengths = Lengths.of(lengths, self._cell)
         self._run_dir = run_dir
         self._device = device
         if device_for(model, device).type == "cuda":
@@ -167,7 +170,7 @@ class Recorder:
         timed = self._model is not None and self._attribution.times_model
         unused = timed and instrumented and not self._attribution.was_called
         if unused:
-            self.add(Fact("model-not-called"))
+            self.add(ModelNotCalled())
 
     def __enter__(self) -> Recorder:
         return self
@@ -277,16 +280,19 @@ class Recorder:
         if self._session is not None and self._started_at is None:
             self._session.meet(timeout_s=_MEET_TIMEOUT_S)
 
-    def add(self, fact: Fact) -> None:
-        """Print a fact on rank 0 and add it to env.json."""
+    def add(self, finding: Recorded) -> None:
+        """Print a finding on rank 0 and add it to env.json."""
         if self._session is not None and self._session.launch.rank == 0:
-            self._session.add(fact)
+            self._session.add(finding)
 
     def _open(self) -> None:
         # The model may have been moved to the device after the recorder was created.
         device = device_for(self._model, self._device)
         self._clock = clock_for(device)
-        session = Session(self._model, run_dir=self._run_dir, device=device, lengths=self._lengths)
+        with failures_kept():
+            session = Session(
+                self._model, run_dir=self._run_dir, device=device, lengths=self._lengths, cell=self._cell
+            )
         self._attribution = Attribution(self._model, self._clock, world_size=session.launch.world_size)
         self._windows.open(self._clock, self._attribution, session, StepSampler(self._model))
         self._session = session

@@ -1,16 +1,17 @@
 """One rank's part of a recording: each rank posts its records to the store, and rank 0 writes the files.
 
-The harness's environment variables override the script's settings, and the script's settings override
-defaults.
+The lengths in the run's cell.json override the program's settings, and these override the defaults.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,22 @@ import torch.distributed as dist
 from torch import nn
 
 from ..errors import BenchError, UnwritableError
-from ..facts import Fact
-from ..matrix.workload import WorkloadOptions
+from ..finding import Recorded, with_remedies
 from ..measure.environment import device_of, shared_environment
-from ..measure.exchange import Peers, StoreExchange, error_line, symptom_of, with_nccl_error
+from ..measure.exchange import Peers, StoreExchange, error_line, nccl_of, raised, symptom_of
+from ..measure.failure_files import write_failures
+from ..measure.failures import Failure, LossNotFinite, OtherSize, RankFailed
+from ..measure.findings import (
+    ClockWasSet,
+    MeasurementsLost,
+    ModelNotWrapped,
+    NotStable,
+    NoWindow,
+    RankUnfinished,
+    SamplesUnknown,
+    StepsDiffer,
+)
+from ..measure.node import host_name
 from ..measure.ranks import RankFacts, core_facts, own_facts
 from ..measure.results import (
     RankPlace,
@@ -43,22 +56,36 @@ from ..measure.transport import (
     users_variables,
 )
 from ..measure.wire import Placement, WireBytes
+from ..study.cell_json import CellFile, read_cell
 from ..study.checksums import write_sums
-from ..study.files import write_json
+from ..study.files import read_json, write_json
 from ..study.layout import RunFolder
 from ..study.run_json import changed_script, read_run, script_sha256
-from ..words import sentence
-from ..workload.strategies import find_strategy
+from ..train.options import OPTIONS, expected_value
+from ..train.strategies import find_strategy
 
-_MINIMA = {"warmup_steps": 3, "steps_per_epoch": 1, "attribution_steps": 0, "epochs": 1}
 _TORCHRUN_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
 _SRUN_VARIABLES = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS")
 
 
 class RecorderError(BenchError):
-    """The recorder cannot record with these settings."""
+    """The recorder cannot record with these settings; ``failure`` says why."""
 
     exit_code = 1
+
+    def __init__(self, found: Failure | str, *, remedy: str = "") -> None:
+        self.failure = found if isinstance(found, Failure) else RankFailed(text=found, remedy=remedy)
+        super().__init__(self.failure.message, remedy=self.failure.remedy)
+
+
+@contextmanager
+def failures_kept() -> Iterator[None]:
+    """Write a RecorderError that is raised to the run's folder, for the reason of the run's end."""
+    try:
+        yield
+    except RecorderError as error:
+        write_failures([error.failure])
+        raise
 
 
 @dataclass(frozen=True)
@@ -76,30 +103,35 @@ class Lengths:
     epochs: int | None
 
     @classmethod
-    def of(cls, given: Mapping[str, int | None], env: Mapping[str, str]) -> Lengths:
-        """Return the lengths from ``BENCH_WARMUP_STEPS`` and similar variables, else from ``given``.
+    def of(cls, given: Mapping[str, int | None], cell: CellFile | None) -> Lengths:
+        """Return the lengths of a run's ``cell``, else those of ``given``, else the matrix's defaults.
 
         Raises:
-            RecorderError: a length is not a whole number or is too small.
+            RecorderError: a length is not a whole number, or is too small or too large.
         """
-        found: dict[str, int | None] = {}
+        planned, lengths = {} if cell is None else cell.workload, {}
         for field in fields(cls):
-            name = field.name
-            variable = f"BENCH_{name.upper()}"
-            if text := env.get(variable):
-                if not text.isdigit():
-                    raise RecorderError(f"{variable} is {text!r}, not a whole number")
-                found[name] = _checked(variable, int(text), _MINIMA[name])
-            else:
-                value = given.get(name, int(WorkloadOptions.model_fields[name].default))
-                found[name] = None if value is None else _checked(name, value, _MINIMA[name])
-        return cls(**found)  # type: ignore[arg-type]
+            option = OPTIONS[field.name]
+            value = planned.get(field.name, given.get(field.name, option.default))
+            if value is not None and (expected := expected_value(option, value)):
+                raise RecorderError(f"{field.name} is {value!r}", remedy=f"it must be {expected}")
+            lengths[field.name] = value
+        return cls(**lengths)
 
 
-def _checked(name: str, value: int, least: int) -> int:
-    if value < least:
-        raise RecorderError(f"{name} is {value}", remedy=f"it must be {least} or more")
-    return value
+def planned_cell(env: Mapping[str, str]) -> CellFile | None:
+    """Return the content of the run's cell.json, or None if no script of bench started this process.
+
+    Raises:
+        RecorderError: the file is damaged, or the script's file cannot be read.
+    """
+    folder = env.get("BENCH_RUN_DIR")
+    if not folder or not ("BENCH_CELL_ID" in env or RunFolder(Path(folder)).cell.exists()):
+        return None
+    try:
+        return read_cell(Path(folder))
+    except BenchError as error:
+        raise RecorderError(error.message, remedy=error.remedy) from None
 
 
 def recording_folder(given: str | os.PathLike[str] | None, env: Mapping[str, str]) -> Path:
@@ -120,21 +152,20 @@ class Launch:
     world_size: int
 
 
-def launch_from(env: Mapping[str, str], group: tuple[int, int] | None) -> Launch:
+def launch_from(
+    env: Mapping[str, str], group: tuple[int, int] | None, cell: CellFile | None = None
+) -> Launch:
     """Detect how this process was launched; ``group`` is (rank, world size) in the process group, if any.
 
     Raises:
-        RecorderError: several processes were started without a process group, or the group's size differs
-            from the cell's (``BENCH_EXPECTED_WORLD_SIZE``).
+        RecorderError: several processes were started without a process group, or the group's size is not
+            that of the run's ``cell``, if it is known.
     """
     launcher, _, local_rank, processes = _launcher_of(env)
     if group is not None:
-        expected = env.get("BENCH_EXPECTED_WORLD_SIZE", "")
-        if expected.isdigit() and int(expected) != group[1]:
-            raise RecorderError(
-                f"the process group has {group[1]} processes, but the cell has {expected}",
-                remedy="let the script take the number of processes from the launcher's variables",
-            )
+        if cell is not None and group[1] != cell.world_size:
+            planned, started = cell.world_size, group[1]
+            raise RecorderError(OtherSize(started=started, planned=planned, launcher=cell.launcher))
         return Launch(launcher, group[0], local_rank, group[1])
     if processes > 1:
         raise RecorderError(
@@ -184,11 +215,13 @@ class Session:
         run_dir: str | os.PathLike[str] | None,
         device: torch.device,
         lengths: Lengths,
+        cell: CellFile | None,
     ) -> None:
         group = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else None
-        self.launch = launch_from(os.environ, group)
+        self.launch = launch_from(os.environ, group, cell)
         self.exchange = StoreExchange()
         self.backend = None if group is None else backend_for(device)
+        self.cell = cell
         self.device = device
         self.lengths = lengths
         self._timeout_s = collective_timeout_s(device)
@@ -218,12 +251,12 @@ class Session:
         if self._writer is not None:
             self._writer.write()
 
-    def add(self, fact: Fact) -> None:
-        """Print a fact and, on rank 0, add it to env.json."""
+    def add(self, finding: Recorded) -> None:
+        """Print a finding and, on rank 0, add it to env.json."""
         if self._writer is not None:
-            self._writer.add(fact)
+            self._writer.add(finding)
         else:
-            _print(fact)
+            _print(finding)
 
     def explain(self, error: Exception) -> None:
         """Print and report this rank's error; if communication broke, print the cause that others report."""
@@ -236,13 +269,17 @@ class Session:
         symptom = symptom_of(error)
         if symptom is None:
             peers.report(error_line(error))
-            cause: str | None = f"{error_line(error)}; see the traceback above"
+            own = (peers.name_of(self.exchange.rank),)
+            failure: Failure | None = replace(raised(error), failed=own)
+            hint = "see the traceback above"
         else:
-            remedy = "raise the time-out of init_process_group"
-            cause = peers.explain(symptom, timeout_s=self._timeout_s, remedy=remedy)
-        if cause is not None:
-            reason = cause if symptom is None else with_nccl_error(cause, error)
-            print(f"bench: error: {peers.name_of(self.exchange.rank)}: {reason}", file=sys.stderr, flush=True)
+            option, hint = "the time-out of init_process_group", ""
+            failure = peers.explain(symptom, timeout_s=self._timeout_s, option=option)
+            failure = failure and replace(failure, nccl=nccl_of(error))
+        if failure is not None:
+            write_failures([failure], self.exchange.rank)
+            text = "; ".join(filter(None, (with_remedies([failure]), hint)))
+            print(f"bench: error: {text}", file=sys.stderr, flush=True)
 
     def meet(self, *, timeout_s: float) -> None:
         """Wait until all ranks have called this equally often; after a time-out, never wait again."""
@@ -263,22 +300,22 @@ class Session:
         late = self.exchange.wait_for_all("closed", timeout_s=timeout_s)
         writer.write(is_last=True)
         if late and timeout_s:
-            writer.add(Fact("rank-unfinished", values={"ranks": late, "timeout_s": timeout_s}))
+            writer.add(RankUnfinished(ranks=tuple(late), timeout_s=timeout_s))
         counts = self.exchange.read_all("closed")
         if counts and len(set(counts)) > 1:
             most, fewest = max(counts), min(counts)
-            ends = {"most_rank": counts.index(most), "fewest_rank": counts.index(fewest)}
-            writer.add(Fact("steps-differ", values={**ends, "most": most, "fewest": fewest}))
+            most_rank, fewest_rank = counts.index(most), counts.index(fewest)
+            writer.add(StepsDiffer(most_rank=most_rank, fewest_rank=fewest_rank, most=most, fewest=fewest))
         if not writer.epochs:
-            writer.add(Fact("no-window", values={"steps": warmup_steps + 1}))
+            writer.add(NoWindow(steps=warmup_steps + 1))
 
 
-def _lost(error: UnwritableError) -> Fact:
-    return Fact("measurements-lost", values={"reason": str(error)})
+def _lost(error: UnwritableError) -> MeasurementsLost:
+    return MeasurementsLost(reason=str(error))
 
 
-def _print(fact: Fact) -> None:
-    print(f"bench: {fact.severity}: {sentence(fact)}", flush=True)
+def _print(finding: Recorded) -> None:
+    print(f"bench: {finding.severity}: {finding}", flush=True)
 
 
 def _make_folder(run_dir: str | os.PathLike[str] | None) -> RunFolder:
@@ -287,8 +324,47 @@ def _make_folder(run_dir: str | os.PathLike[str] | None) -> RunFolder:
         folder.path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RecorderError(f"{folder.path}: cannot be created: {error.strerror}") from None
+    if "BENCH_RUN_DIR" in os.environ:
+        _claim(folder)
     print(f"bench: recording into {folder.path}", flush=True)
     return folder
+
+
+def _claim(folder: RunFolder) -> None:
+    """Note that this process records into the folder of a run, which is the folder of one training.
+
+    Raises:
+        RecorderError: another training records there, because the command has a launcher of its own.
+    """
+    host, pid = host_name(os.environ), os.getpid()
+    own = folder.recorder.with_name(f".recorder.{host}.{pid}")
+    try:
+        own.write_text(json.dumps({"host": host, "pid": pid}))
+        os.link(own, folder.recorder)
+    except FileExistsError:
+        other = read_json(folder.recorder) or {}
+        if other != {"host": host, "pid": pid} and _is_running(other, host):
+            raise RecorderError(
+                f"process {other.get('pid')} on {other.get('host')} already records into {folder.path}: the "
+                "command started several trainings. Give the command of one process, without a launcher: "
+                "bench starts it once per rank"
+            ) from None
+        os.replace(own, folder.recorder)  # the trainings of a run can follow each other
+    except OSError:
+        return  # the file system knows no links, or is full, which the first result will show
+    finally:
+        own.unlink(missing_ok=True)
+
+
+def _is_running(process: Mapping[str, Any], host: str) -> bool:
+    """Return whether a process has not ended; True on another host, which does not tell."""
+    try:
+        os.kill(int(process["pid"]), 0) if process["host"] == host else None
+    except ProcessLookupError:
+        return False
+    except (KeyError, OSError, TypeError, ValueError):
+        return True
+    return True
 
 
 class RunWriter:
@@ -300,7 +376,7 @@ class RunWriter:
         self._launch = session.launch
         self._lengths = session.lengths
         self._device = session.device
-        self._backend = session.backend or os.environ.get("BENCH_BACKEND", "none")
+        self._backend = session.backend or (session.cell.backend if session.cell else "none")
         self._transport: Transport | None = None  # None until it has been observed
         self._parameters, self._gradient_bytes = model_sizes(model)
         self._strategy, self._parts = find_strategy(model)
@@ -311,7 +387,7 @@ class RunWriter:
         self._results = Results(folder)
         self._wire: WireBytes | None = None  # None until the hosts are known
         self._samples_per_step: float | None = None
-        self._found: list[Fact] = []
+        self._found: list[Recorded] = []
         self._has_sample = False
         self.epochs = 0
         run = read_run(folder.path)[0] or {}  # the run's folder of `bench submit` describes the command
@@ -332,21 +408,21 @@ class RunWriter:
         except UnwritableError as error:
             self._keep(_lost(error))
 
-    def add(self, fact: Fact) -> None:
-        """Print a fact and add it to env.json, unless the same fact is known."""
-        if fact in self._found:
+    def add(self, finding: Recorded) -> None:
+        """Print a finding and add it to env.json, unless the same finding is known."""
+        if finding in self._found:
             return
-        self._keep(fact)
+        self._keep(finding)
         if self._facts:
             try:
                 self._write_environment()
             except UnwritableError as error:
                 self._keep(_lost(error))
 
-    def _keep(self, fact: Fact) -> None:
-        if fact not in self._found:
-            self._found.append(fact)
-            _print(fact)
+    def _keep(self, finding: Recorded) -> None:
+        if finding not in self._found:
+            self._found.append(finding)
+            _print(finding)
 
     def _write_complete(self, is_last: bool) -> None:
         if not self._facts and not self._read_facts():
@@ -364,7 +440,7 @@ class RunWriter:
             self._write_environment()
         if not self._has_sample:
             self._write_sample(is_last)
-        if is_last and self._wire is not None and (unlike := self._wire.fact()):
+        if is_last and self._wire is not None and (unlike := self._wire.finding()):
             self.add(unlike)
 
     def _write_sample(self, is_last: bool) -> None:
@@ -399,9 +475,9 @@ class RunWriter:
         place = Placement([facts.host for facts in self._facts], self._backend, os.environ)
         self._wire = WireBytes(self._parts.messages, place)
         if self._launch.world_size > 1 and self._has_bare_model:
-            self._keep(Fact("model-not-wrapped"))
-        for fact in core_facts(self._facts):
-            self.add(fact)
+            self._keep(ModelNotWrapped())
+        for finding in core_facts(self._facts):
+            self.add(finding)
         self._write_environment()
         return True
 
@@ -411,17 +487,17 @@ class RunWriter:
         row = record.row
         if not all(window.stable for window in windows):
             steps = fewest_warmup_steps(self._lengths.warmup_steps, self._device)
-            self.add(Fact("not-stable", values={"steps": steps}))
+            self.add(NotStable(steps=steps))
         if jumps := [window.clock_jumps for window in windows if window.clock_jumps]:
-            self.add(Fact("clock-was-set", values={"steps": max(jumps)}))
+            self.add(ClockWasSet(steps=max(jumps)))
         if math.isnan(row.samples):
-            self.add(Fact("samples-unknown"))
+            self.add(SamplesUnknown())
         elif self._samples_per_step is None:
             self._samples_per_step = row.samples / row.steps
             self._write_environment()
         losses = [0.0 if window.loss is None else window.loss for window in windows]
         if wrong := [rank for rank, loss in enumerate(losses) if not math.isfinite(loss)]:
-            self.add(Fact("loss-not-finite", values={"epoch": self.epochs + 1, "ranks": wrong}))
+            self.add(LossNotFinite(epoch=self.epochs + 1, ranks=tuple(wrong), severity="warning"))
         print(progress_line(row, self._lengths.epochs), flush=True)
 
     def _write_environment(self) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
 
-from ..facts import Fact
+from ..measure.findings import SamplesUnknown
 from .recorder import Recorder, batch_size
 from .session import RecorderError
 
@@ -140,8 +140,7 @@ class BenchCallback(Callback):  # type: ignore[misc]
             self._count = batch_size
             if length != self._batch_size:
                 self._count = _unknown
-                values = {"length": length, "batch_size": self._batch_size}
-                self._recorder.add(Fact("samples-unknown", values=values))
+                self._recorder.add(SamplesUnknown(length=length, batch_size=self._batch_size))
         counts = [self._count(batch) for batch in batches]
         return None if None in counts else sum(count for count in counts if count is not None)
 

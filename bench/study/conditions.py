@@ -9,17 +9,15 @@ results look better than they are.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from enum import StrEnum
 from functools import cached_property
 from typing import Any
 
-from ..facts import Fact, facts_in
-from ..words import sentences
+from ..finding import messages
 from .files import read_json
+from .findings import Disturbance, ForeignCpu, ForeignJob, GpuSlowdown, LinkErrors, StudyRun, by_reason
 from .layout import RunFolder
 from .ledger import Record
 
@@ -39,45 +37,9 @@ _UNSPECIFIC_SLOWDOWN = "hw_slowdown"
 _LINK_ERRORS = ("crc", "symbol")
 
 
-class Reason(StrEnum):
-    """A reason for which a run is disturbed."""
-
-    STUDY_RUN = "study-run"
-    FOREIGN_JOB = "foreign-job"
-    FOREIGN_CPU = "foreign-cpu"
-    GPU_SLOWDOWN = "gpu-slowdown"
-    LINK_ERRORS = "link-errors"
-
-
-def read_disturbances(disturbed: Sequence[Mapping[str, Any]] | None) -> tuple[Fact, ...] | None:
-    """Return the disturbances in ``End.disturbed``, or None if disturbances were not determined.
-
-    The kind of a disturbance is a :class:`Reason`, and its subject is the node. ``start`` and ``end`` enclose
-    the disturbed time. The other values are ``jobs`` (ids, and the number of ``more_jobs``), ``share`` and
-    ``limit`` (CPU time of foreign processes, as a fraction of the time of the cores in use), ``slowdowns``
-    (NVML's names), or ``errors``.
-    """
-    if disturbed is None:
-        return None
-    return tuple(one for one in facts_in(disturbed) if one.kind in set(Reason))
-
-
-def _disturbance(reason: Reason, node: str | None, start: datetime, end: datetime, **values: Any) -> Fact:
-    times = {"start": _as_text(start), "end": _as_text(end)}
-    return Fact(str(reason), (node,) if node else (), {**times, **values})
-
-
-def by_reason(disturbances: Iterable[Fact]) -> list[Fact]:
-    """Return one fact without values for each kind of disturbance, with all its nodes."""
-    nodes: dict[str, dict[str, None]] = {}
-    for one in disturbances:
-        nodes.setdefault(one.kind, {}).update(dict.fromkeys(one.subject))
-    return [Fact(kind, tuple(names)) for kind, names in nodes.items()]
-
-
 def disturbance_text(record: Record) -> str:
     """Return what disturbed an attempt, in one line without times: ``another run of the study on n1``."""
-    return sentences(by_reason(read_disturbances(record.end.disturbed if record.end else None) or ()))
+    return messages(by_reason(record.end.disturbed or () if record.end else ()))
 
 
 @dataclass(frozen=True)
@@ -186,34 +148,39 @@ def assess(
         found += _by_conditions(windows, folder, cores)
     if not found and windows is None and (jobs is None or unknown):
         return content
-    return {"disturbed": [one.as_json() for one in found], **content}
+    return {"disturbed": tuple(found), **content}
 
 
-def _by_jobs(jobs: Iterable[Occupation], spans: Sequence[tuple[datetime, datetime]]) -> Iterator[Fact]:
+def _by_jobs(jobs: Iterable[Occupation], spans: Sequence[tuple[datetime, datetime]]) -> Iterator[Disturbance]:
     """Yield one disturbance per kind of job and node, for the jobs that ran during one of ``spans``."""
-    found: dict[tuple[Reason, str], list[tuple[datetime, datetime, str]]] = {}
+    found: dict[tuple[type[StudyRun | ForeignJob], str], list[tuple[datetime, datetime, str]]] = {}
     for job in jobs:
         last = job.certain_end
         common = [span for span in spans if job.start < span[1] and span[0] < last]
         if common:
             entry = (max(job.start, common[0][0]), min(last, common[-1][1]), job.job_id)
-            reason = Reason.STUDY_RUN if job.of_study else Reason.FOREIGN_JOB
+            kind = StudyRun if job.of_study else ForeignJob
             for node in job.nodes:
-                found.setdefault((reason, node), []).append(entry)
-    for (reason, node), entries in found.items():
+                found.setdefault((kind, node), []).append(entry)
+    for (kind, node), entries in found.items():
         starts, ends, ids = zip(*entries, strict=True)
-        jobs = list(dict.fromkeys(ids))
-        more = {"more_jobs": len(jobs) - MAX_NEIGHBOURS} if len(jobs) > MAX_NEIGHBOURS else {}
-        yield _disturbance(reason, node, min(starts), max(ends), jobs=jobs[:MAX_NEIGHBOURS], **more)
+        job_ids = tuple(dict.fromkeys(ids))
+        yield kind(
+            subject=(node,),
+            start=_as_text(min(starts)),
+            end=_as_text(max(ends)),
+            jobs=job_ids[:MAX_NEIGHBOURS],
+            more_jobs=max(len(job_ids) - MAX_NEIGHBOURS, 0),
+        )
 
 
-def _by_conditions(windows: Sequence[Window], folder: RunFolder, cores: int) -> Iterator[Fact]:
+def _by_conditions(windows: Sequence[Window], folder: RunFolder, cores: int) -> Iterator[Disturbance]:
     """Yield one disturbance per reason and node, from the windows that exceed a limit."""
     if not any(True for window in windows for _ in _by_window(window, {}, {}, 1)):
         return  # more cores only raise the limits, so env.json need not be read
     env = read_json(folder.env) or {}
     used, hosts = cores_in_use(env), host_of_rank(env)
-    found: dict[tuple[str, tuple[str, ...]], Fact] = {}
+    found: dict[tuple[str, tuple[str, ...]], Disturbance] = {}
     for window in windows:
         for one in _by_window(window, used, hosts, cores):
             key = (one.kind, one.subject)
@@ -223,17 +190,17 @@ def _by_conditions(windows: Sequence[Window], folder: RunFolder, cores: int) -> 
 
 def _by_window(
     window: Window, cores: Mapping[str, int], hosts: Mapping[int, str], default_cores: int
-) -> Iterator[Fact]:
-    times = (window.start, window.end)
+) -> Iterator[Disturbance]:
+    start, end = _as_text(window.start), _as_text(window.end)
     for node in window.nodes:
         name = str(node.get("node"))
         share = _foreign_share(node.get("foreign_cpu_s"), window.seconds, cores.get(name, default_cores))
         if share is not None and share > FOREIGN_CPU_LIMIT:
             share = round(share, 4)
-            yield _disturbance(Reason.FOREIGN_CPU, name, *times, share=share, limit=FOREIGN_CPU_LIMIT)
+            yield ForeignCpu(subject=(name,), start=start, end=end, share=share, limit=FOREIGN_CPU_LIMIT)
         errors = _link_errors(node.get("net"))
         if errors > 0:
-            yield _disturbance(Reason.LINK_ERRORS, name, *times, errors=errors)
+            yield LinkErrors(subject=(name,), start=start, end=end, errors=errors)
     for rank in window.ranks:
         reasons = sorted(set(_slowdowns(rank.get("clocks"))) - {_UNSPECIFIC_SLOWDOWN})
         # The reasons were sampled at the start and end of the window. The counter also includes the time
@@ -242,20 +209,20 @@ def _by_window(
             reasons = ["thermal_slowdown"]
         if reasons:
             host = hosts.get(rank.get("rank", -1))
-            yield _disturbance(Reason.GPU_SLOWDOWN, host, *times, slowdowns=reasons)
+            subject = (host,) if host else ()
+            yield GpuSlowdown(subject=subject, start=start, end=end, slowdowns=tuple(reasons))
 
 
-def _extended(earlier: Fact, later: Fact) -> Fact:
+def _extended(earlier: Disturbance, later: Disturbance) -> Disturbance:
     """Return a disturbance from the start of ``earlier`` to the end of ``later``, with the values of both."""
-    values = {**earlier.values, "end": later.values["end"]}
-    for name, join in (("share", max), ("errors", operator.add), ("slowdowns", _union)):
-        if name in values:
-            values[name] = join(values[name], later.values[name])
-    return replace(earlier, values=values)
-
-
-def _union(first: list[str], second: list[str]) -> list[str]:
-    return list(dict.fromkeys([*first, *second]))
+    match earlier, later:
+        case ForeignCpu(share=float(first)), ForeignCpu(share=float(second)):
+            earlier = replace(earlier, share=max(first, second))
+        case LinkErrors(errors=int() | float() as first), LinkErrors(errors=int() | float() as second):
+            earlier = replace(earlier, errors=first + second)
+        case GpuSlowdown(), GpuSlowdown():
+            earlier = replace(earlier, slowdowns=tuple(dict.fromkeys(earlier.slowdowns + later.slowdowns)))
+    return replace(earlier, end=later.end)
 
 
 def _foreign_share(foreign_s: Any, seconds: float, cores: int) -> float | None:
@@ -299,8 +266,7 @@ def host_of_rank(env: Mapping[str, Any]) -> dict[int, str]:
     return {
         rank: str(host.get("host"))
         for host in objects(env.get("hosts"))
-        for rank in host.get("ranks") or []
-        if isinstance(rank, int)
+        for rank in _integers(host.get("ranks"))
     }
 
 
@@ -326,7 +292,7 @@ def idle_cores(folder: RunFolder) -> str:
     ranks = windows[-1].ranks if windows else []
     threads = {rank.get("rank"): rank.get("threads") for rank in ranks}
     for host in objects(env.get("hosts")):
-        here = [threads.get(rank) for rank in host.get("ranks") or ()]
+        here = [threads.get(rank) for rank in _integers(host.get("ranks"))]
         used, cores = _sum(here), host.get("cores")
         if used and None not in here and isinstance(cores, int) and cores - used >= len(here):
             return f"{cores - used} of {cores} cores are idle on {host.get('host')}"
@@ -334,5 +300,8 @@ def idle_cores(folder: RunFolder) -> str:
 
 
 def _sum(numbers: Any) -> int | None:
-    found = [one for one in numbers if isinstance(one, int)] if isinstance(numbers, list) else []
-    return sum(found) or None
+    return sum(_integers(numbers)) or None
+
+
+def _integers(numbers: Any) -> list[int]:
+    return [one for one in numbers if isinstance(one, int)] if isinstance(numbers, list) else []

@@ -4,7 +4,7 @@
 
     results/<study>/  matrix.yaml site.yaml plan.json ledger.jsonl submit.lock report/
       scripts/                 <cell>.sbatch (.sh without Slurm) pack.sbatch
-      runs/<run>/attempt-<n>/  run.json metrics.csv ranks.csv steps.csv probes.json
+      runs/<run>/attempt-<n>/  run.json cell.json metrics.csv ranks.csv steps.csv probes.json
                                SHA256SUMS trace-rank0.json.gz env.json conditions.json sampled_step.json
                                start end.json pack_end.json sacct_summary.txt
                                job.out job.err nccl.log
@@ -47,6 +47,7 @@ class RunFolder(JobFolder):
     """Folder of one attempt of a run."""
 
     run_json = _Child("run.json")  # description, written at the submission: see bench.study.run_json
+    cell = _Child("cell.json")  # sizes and options for the ranks, written by the script: see cell_json.py
     metrics_csv = _Child("metrics.csv")  # see bench.study.records.EpochRow
     ranks_csv = _Child("ranks.csv")  # see bench.study.records.RankRow
     steps_csv = _Child("steps.csv")  # see bench.study.records.StepRow
@@ -54,6 +55,7 @@ class RunFolder(JobFolder):
     sums = _Child("SHA256SUMS")  # of these four files: see bench.study.checksums
     trace = _Child("trace-rank0.json.gz")  # profiler trace of some steps, if the matrix sets trace_steps
     env = _Child("env.json")  # software, hardware, hosts that took part, and network that was used
+    recorder = _Child("recorder.json")  # host and process of the training that records here
     conditions = _Child("conditions.json")  # state of nodes and ranks in each measured window
     sampled_step = _Child("sampled_step.json")  # slowest calls of one step, see bench.study.run_json
     start = _Child("start")  # a line per start of the script: job id, time, host, number of restarts

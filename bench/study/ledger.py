@@ -5,7 +5,7 @@ and the last line of a run's latest attempt is the state of the run:
 
     ``queued`` without ``job_id``: the intent to submit a job with a unique name (``job_name``).
     ``queued`` with ``job_id``: the scheduler accepted the job.
-    ``planned``: the attempt certainly never started (``reason`` says why).
+    ``planned``: the attempt certainly never started (``remark`` says why).
     ``completed``, ``failed``, ``cancelled``: the attempt ended, with the values of :class:`End`.
 
 A line without a run is an event of the study: ``halted`` (`bench cancel`: a `bench submit` that still runs
@@ -21,17 +21,21 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, fields, replace
-from datetime import UTC, datetime
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, TypeAdapter
+from pydantic import Field, PlainValidator, TypeAdapter
 from pydantic_core import from_json
 
 from ..errors import BenchError, unwritable
+from ..finding import Finding, with_remedies
+from ..units import now as now
 from .files import bounded_file, regular_file
+from .findings import Disturbance
+from .found import read_disturbances, read_findings
+from .reasons import LogCause
 
 
 class RunState(StrEnum):
@@ -55,6 +59,16 @@ class RunState(StrEnum):
         """True if the run is queued or running, or ``unknown`` (possibly still queued or running)."""
         return self in (RunState.QUEUED, RunState.RUNNING, RunState.UNKNOWN)
 
+    @property
+    def words(self) -> str:
+        """The state of a run that has no result, after the number of such runs."""
+        words = {
+            RunState.PLANNED: "not started",
+            RunState.COMPLETED: "completed without a throughput",
+            RunState.UNKNOWN: "of unknown state",
+        }
+        return words.get(self, str(self))
+
 
 class FailureClass(StrEnum):
     """The category of the reason for which a run failed or was cancelled."""
@@ -69,6 +83,21 @@ class FailureClass(StrEnum):
     NEVER_STARTED = "never-started"
     KILLED = "killed"
     STARTED_TWICE = "started-twice"
+
+    @property
+    def words(self) -> str:
+        """The failure of a run, after the number of such runs."""
+        words = {
+            FailureClass.TIME_LIMIT: "hit the time limit",
+            FailureClass.OUT_OF_MEMORY: "ran out of memory",
+            FailureClass.NODE_FAILURE: "lost a node",
+            FailureClass.PREEMPTED: "stopped for another job",
+            FailureClass.REQUEUED: "held after a requeue",
+            FailureClass.BAD_EXIT: "exited with an error",
+            FailureClass.NEVER_STARTED: "could not start",
+            FailureClass.KILLED: "killed by a signal",
+        }
+        return words.get(self, str(self))
 
 
 #: Classes that only describe the exit code or signal of a process, and the classes that a cause in the logs
@@ -94,6 +123,24 @@ def final_class(by_end: FailureClass | None, cause: str | None) -> FailureClass 
 
 _Count = Annotated[int, Field(ge=0, lt=2**31)]
 _Code = Annotated[int, Field(ge=-(2**31), lt=2**31)]
+_Disturbances = Annotated[tuple[Disturbance, ...] | None, PlainValidator(read_disturbances)]
+
+
+def _findings(entries: Any) -> tuple[Finding, ...]:
+    return tuple(read_findings(entries))
+
+
+def _warnings(entries: Any) -> tuple[LogCause, ...] | None:
+    found = (one for one in read_findings(entries) if isinstance(one, LogCause))
+    return None if entries is None else tuple(found)
+
+
+def _cause(entry: Any) -> LogCause | None:
+    return next(iter(_warnings([entry]) or ()), None)
+
+
+#: A damaged finding is left out, or :class:`bench.study.found.Unknown`, so that the line still counts.
+_Findings = Annotated[tuple[Finding, ...], PlainValidator(_findings)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,31 +150,30 @@ class End:
     Attributes:
         state: completed, failed or cancelled; planned if the attempt certainly never started; unknown if its
             files do not say how it ended.
-        cause: the first cause in the logs of a failed run: ``cause, path, line, evidence, explanation,
-            remedy``.
+        reasons: why the attempt failed, was cancelled or never started, and remarks of its scheduler.
+        cause: the first cause in the logs of a failed run.
         log_line: without a known cause, the first line of the logs' end that looks like an error: ``path,
             line, text``.
-        warnings: the warnings in the logs of a completed run, with the keys of ``cause``; None if the logs
-            were not searched.
+        warnings: the warnings in the logs of a completed run; None if the logs were not searched.
         started_at, ended_at: UTC times in ISO 8601.
         hosts: the allocation as the scheduler names it: ``n[1-4]``.
-        disturbed: the disturbances as JSON (:mod:`bench.study.conditions`); None if they are not known.
+        disturbed: the disturbances (:mod:`bench.study.conditions`); None if they are not known.
         neighbours: the other jobs on the run's nodes, or why they are unknown.
         accounting: why the scheduler's accounting of the job is missing, or ``""``.
         settled: False if the scheduler is to be asked again.
     """
 
     state: RunState
-    reason: str = ""
+    reasons: _Findings = ()
     failure_class: FailureClass | None = None
     exit_code: _Code | None = None
-    cause: Mapping[str, Any] | None = None
+    cause: Annotated[LogCause | None, PlainValidator(_cause)] = None
     log_line: Mapping[str, Any] | None = None
-    warnings: Sequence[Mapping[str, Any]] | None = None
+    warnings: Annotated[tuple[LogCause, ...] | None, PlainValidator(_warnings)] = None
     started_at: str | None = None
     ended_at: str | None = None
     hosts: str = ""
-    disturbed: Sequence[Mapping[str, Any]] | None = None
+    disturbed: _Disturbances = None
     neighbours: Sequence[Mapping[str, Any]] | str | None = None
     accounting: str = ""
     settled: bool = True
@@ -138,6 +184,7 @@ class Record:
     """A line of the ledger: how an attempt of a run is. ``attempt`` is 0 before the first attempt.
 
     Attributes:
+        remark: why an attempt is in its state, or ``""``; for an attempt that has ended, ``end`` says this.
         job_name: the unique name of the job, which is its identity.
         job_id: the scheduler's id of the job, or ``""`` if it is not known.
         pack: number of the pack (a job that executes many runs), or None.
@@ -153,7 +200,7 @@ class Record:
     run_id: str
     attempt: _Count = 0
     state: RunState = RunState.PLANNED
-    reason: str = ""
+    remark: str = ""
     job_name: str = ""
     job_id: str = ""
     pack: _Count | None = None
@@ -167,7 +214,12 @@ class Record:
 
     def ended(self, end: End) -> Record:
         """Return the record of this attempt after its end."""
-        return replace(self, state=end.state, reason=end.reason, end=end, stuck=False, ending=False)
+        return replace(self, state=end.state, remark="", end=end, stuck=False, ending=False)
+
+    @property
+    def reason(self) -> str:
+        """Why the attempt is in its state, in words; ``""`` if there is nothing to explain."""
+        return "; ".join(filter(None, (with_remedies(self.end.reasons if self.end else ()), self.remark)))
 
     @property
     def failure_class(self) -> FailureClass | None:
@@ -182,7 +234,7 @@ class Record:
     @property
     def cause(self) -> str | None:
         """Name of the first cause in the logs of a failed attempt."""
-        return str(self.end.cause.get("cause")) if self.end and self.end.cause else None
+        return self.end.cause.cause if self.end and self.end.cause else None
 
     @property
     def is_disturbed(self) -> bool:
@@ -196,9 +248,9 @@ class Record:
 
     def as_json(self) -> dict[str, Any]:
         """Return the values of the ledger's line; values that are not set are left out."""
-        own = {name: getattr(self, name) for name in _OWN}
-        content = {**own, **(asdict(self.end) if self.end else {})}
-        kept = {name: value for name, value in content.items() if value != _DEFAULTS.get(name)}
+        content = {name: getattr(self, name) for name in _OWN}
+        content |= vars(self.end) if self.end else {}
+        kept = {name: _stored(value) for name, value in content.items() if value != _DEFAULTS.get(name)}
         return {"run_id": self.run_id, "attempt": self.attempt, "state": str(self.state)} | kept
 
 
@@ -206,6 +258,13 @@ _UNWRITTEN = ("end", "time", "stuck", "ending")
 _OWN = tuple(one.name for one in fields(Record) if one.name not in _UNWRITTEN)
 _DEFAULTS = {one.name: one.default for one in (*fields(Record), *fields(End))}
 _RECORD = TypeAdapter(Record)
+
+
+def _stored(value: Any) -> Any:
+    """Return a value of a record as it is written: findings with their kinds."""
+    if isinstance(value, Finding):
+        return value.as_json()
+    return list(map(_stored, value)) if isinstance(value, tuple) else value
 
 
 def _record(line: bytes) -> Record | None:
@@ -216,11 +275,6 @@ def _record(line: bytes) -> Record | None:
         return _RECORD.validate_python({**content, "end": end})
     except (KeyError, TypeError, ValueError):
         return None
-
-
-def now() -> str:
-    """Return the current UTC time as ISO 8601 with milliseconds."""
-    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 @dataclass(frozen=True)

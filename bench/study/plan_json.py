@@ -7,18 +7,27 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, NotRequired
 
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, with_config
+from pydantic import (
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    with_config,
+)
 from typing_extensions import TypedDict
 
 from ..errors import BenchError, missing_file
 from ..matrix.cell import Cell, Run
 from ..matrix.schedulers import SCHEDULERS, SchedulerSpec
+from ..matrix.workload import Metrics
 from .files import read_bytes, read_json, read_object, write_atomically
 from .layout import RunFolder, StudyFolder
 from .ledger import Ledger, Record, RunState, latest
@@ -29,6 +38,7 @@ _KEY = re.compile(r"[0-9a-f]{1,16}").fullmatch
 REPLAN = "plan the study again: bench plan MATRIX"
 
 _Positive = Annotated[int, Field(ge=1, lt=2**53)]
+_Count = Annotated[int, Field(ge=0, lt=2**53)]
 _FolderName = Annotated[str, Field(pattern=r"^[^./][^/]*$")]
 _content = with_config(ConfigDict(extra="allow", strict=True))
 
@@ -38,15 +48,30 @@ class _Workload(TypedDict):
     device: str
     epochs: _Positive
     steps_per_epoch: _Positive
-    command: NotRequired[list[str] | None]
-    metrics: NotRequired[dict[str, Any] | None]
+    strategy: NotRequired[str]
 
 
 @_content
 class _Member(TypedDict):
     series: str
     mode: str
-    batch: int
+    batch: _Positive
+
+
+@_content
+class _Series(_Member):
+    swept: NotRequired[dict[str, Any] | None]
+
+
+@_content
+class _Warning(TypedDict):
+    kind: str
+
+
+def _checked(metrics: Any, check: ValidatorFunctionWrapHandler) -> Any:
+    """Check metrics as a matrix does, and return them without defaults."""
+    check(metrics)
+    return metrics
 
 
 @_content
@@ -59,6 +84,11 @@ class _Cell(TypedDict):
     world_size: _Positive
     global_batch: _Positive
     per_gpu_batch: _Positive
+    argv: Annotated[list[str], Field(min_length=1)]
+    name: str
+    planned_epochs: _Positive | None
+    packages: list[str]
+    metrics: Annotated[Metrics, WrapValidator(_checked)]
     workload: _Workload
     env: dict[str, Any]
     swept: dict[str, Any]
@@ -69,8 +99,8 @@ class _Cell(TypedDict):
 class _Run(TypedDict):
     run_id: _FolderName
     cell_id: str
-    repeat: int
-    order: int
+    repeat: _Count
+    order: _Count
 
 
 @with_config(ConfigDict(extra="forbid", strict=True))
@@ -85,20 +115,22 @@ class _Plan(TypedDict):
     """The values of plan.json that bench reads; others are kept as they are."""
 
     executor: str
-    time_limit_s: int
+    time_limit_s: _Positive
     cells: list[_Cell]
     runs: list[_Run]
+    series: NotRequired[list[_Series] | None]
+    warnings: NotRequired[list[_Warning | str] | None]  # version 0.1.0 wrote texts
     setup: NotRequired[list[str] | None]
-    cpus_per_task: NotRequired[int | None]
-    node_gpus: NotRequired[int | None]
-    max_running: NotRequired[int | None]
+    cpus_per_task: NotRequired[_Positive | None]
+    node_gpus: NotRequired[_Count | None]
+    max_running: NotRequired[_Positive | None]
     env_from: NotRequired[list[str] | None]
     hosts: NotRequired[list[_Host] | None]
     key: NotRequired[str | None]
     place: NotRequired[dict[str, Any] | None]
 
 
-_PLAN, _CELL = TypeAdapter(_Plan), TypeAdapter(_Cell)
+_PLAN = TypeAdapter(_Plan)
 
 
 @dataclass(frozen=True)
@@ -247,9 +279,14 @@ def _names(folder: Path) -> set[str]:
 def open_study(folder: StudyFolder) -> PlannedStudy:
     """Return the study planned in ``folder``; raise BenchError if plan.json is missing or broken."""
     plan = read_plan(folder)
-    cells = {cell["cell_id"]: Cell.from_json(cell) for cell in plan["cells"]}
+    cells = {cell.cell_id: cell for cell in planned_cells(plan)}
     runs = [Run(r["run_id"], r["cell_id"], r["repeat"], r["order"]) for r in plan["runs"]]
     return PlannedStudy(folder, plan, cells, runs)
+
+
+def planned_cells(plan: Mapping[str, Any]) -> list[Cell]:
+    """Return the cells of a plan; a table that was measured elsewhere has none."""
+    return [Cell.from_json(cell) for cell in plan.get("cells") or ()]
 
 
 def read_plan(folder: StudyFolder) -> dict[str, Any]:

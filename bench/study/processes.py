@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 
-from ..units import join_names
 from .conditions import objects
 from .files import read_json
+from .reasons import OtherRank, WrongRanks, sizes_named
 
 #: File of the ranks of a node, in the run's folder.
 RANKS_SEEN = "processes.{}.json"
@@ -60,26 +60,22 @@ class StartedRanks(NamedTuple):
     @property
     def found(self) -> str:
         """The ranks in words, such as ``4 processes with WORLD_SIZE 2``, or ``""`` if none was seen."""
-        sizes = Counter(one.world_size for one in self.seen)
-        counts = [f"{n} process{'es' * (n > 1)} with WORLD_SIZE {size}" for size, n in sorted(sizes.items())]
-        return join_names(counts)
+        return sizes_named(self.sizes)
 
     @property
-    def error(self) -> str:
-        """The difference from the plan and its remedy, or ``""`` if the command started the planned ranks."""
+    def sizes(self) -> tuple[tuple[int, int], ...]:
+        """The values of WORLD_SIZE, each with its number of processes."""
+        return tuple(sorted(Counter(one.world_size for one in self.seen).items()))
+
+    @property
+    def error(self) -> WrongRanks | None:
+        """The difference from the plan, or None if the command started the planned ranks."""
         if self.as_planned is not False:
-            return ""
+            return None
         wrong = next((one for one in self.seen if one.world_size != self.planned), None)
-        if wrong is not None:
-            example = f"rank {wrong.rank} of {wrong.world_size} is {wrong.place}"
-        else:
-            one, other = next(_doubles(self.seen))
-            example = f"rank {one.rank} is {one.place}, and rank {other.rank} is {other.place}"
-        return (
-            f"the command started other ranks than planned: {self.found} instead of {self.planned}; "
-            f"{example}. Let the command start one training process, without a launcher: bench starts the "
-            "command once per rank. Unset RANK and WORLD_SIZE for helpers"
-        )
+        pair = (wrong,) if wrong is not None else next(_doubles(self.seen))
+        examples = tuple(OtherRank(one.rank, one.world_size, one.place) for one in pair)
+        return WrongRanks(sizes=self.sizes, planned=self.planned, examples=examples)
 
 
 def started_ranks(folder: Path, planned: int) -> StartedRanks:

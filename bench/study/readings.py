@@ -21,16 +21,13 @@ from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..facts import Fact, Severity
+from ..finding import Recorded
 from ..matrix.cell import Cell
 from ..matrix.workload import UNITS
 from .files import read_bytes
+from .findings import AverageOfRun, RepeatedMatches, ValuesLeftOut
 from .layout import RunFolder
 from .records import EpochRow
-
-#: Kinds of facts about these values: one average of the whole run, values that the rows lack, and a pattern
-#: that matches several times in a line. The last two are also codes of warnings.
-AVERAGE_OF_RUN, VALUES_LEFT_OUT, REPEATED_MATCHES = "average-of-run", "values-left-out", "repeated-matches"
 
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
 _LINE_END = re.compile(r"[\r\n]+")  # progress bars print carriage returns
@@ -46,13 +43,13 @@ OWN_CLOCKS = 0.1
 
 @dataclass(frozen=True)
 class Readings:
-    """The values of a run: its rows and facts about them, or the ``problem`` with the values.
+    """The values of a run: its rows and findings about them, or the ``problem`` with the values.
 
     If a loss is not finite, this is a problem, but there are rows, too.
     """
 
     rows: Sequence[EpochRow] = ()
-    facts: Sequence[Fact] = ()
+    findings: Sequence[Recorded] = ()
     problem: str = ""
 
 
@@ -69,21 +66,11 @@ class _Value(NamedTuple):
 
 
 class _Found(NamedTuple):
-    """Readings of a run (values by quantity), the name of their file, and facts about them."""
+    """Readings of a run (values by quantity), the name of their file, and findings about them."""
 
     readings: list[dict[str, float]]
     source: str
-    facts: list[Fact]
-
-
-def has_readings(metrics: Mapping[str, Any]) -> bool:
-    """Return whether values are read from the output or a file of a command, without the recorder."""
-    return "output" in metrics or "csv" in metrics
-
-
-def is_average(metrics: Mapping[str, Any]) -> bool:
-    """Return whether a command reports one average of the whole run."""
-    return metrics.get("kind") == "average"
+    findings: Sequence[Recorded] = ()
 
 
 def readings_of(folder: RunFolder, cell: Cell) -> Readings:
@@ -103,7 +90,7 @@ def readings_of(folder: RunFolder, cell: Cell) -> Readings:
         for number, loss in losses
         if not math.isfinite(loss)
     )
-    return Readings(rows, found.facts, next(wrong, ""))
+    return Readings(rows, found.findings, next(wrong, ""))
 
 
 # -- from the output ------------------------------------------------------------------
@@ -121,7 +108,7 @@ def _from_output(folder: RunFolder, cell: Cell) -> _Found:
     for name, pattern in patterns.items():
         if name != "loss" and name not in rates:
             raise _UnreadableError(f"no line of {where} matches workload.metrics.output.{name} {pattern!r}")
-    if is_average(cell.metrics):
+    if cell.is_average:
         return _average(found, cell, where)
     counts = {name: len(values) for name, values in rates.items()}
     if len(set(counts.values())) > 1:
@@ -130,7 +117,7 @@ def _from_output(folder: RunFolder, cell: Cell) -> _Found:
     (name, count), *_ = counts.items()
     paired = {name: values for name, values in found.items() if len(values) == count}
     readings = [{name: values[i].value for name, values in paired.items()} for i in range(count)]
-    return _Found(readings, where, list(_surprises(found, name, where)))
+    return _Found(readings, where, [*_surprises(found, name, where)])
 
 
 def _matches(pattern: str, lines: list[str], path: Path) -> list[_Value]:
@@ -156,17 +143,26 @@ def _rest_of_number(match: re.Match[str]) -> str:
     return cut[0] if cut else ""
 
 
-def _surprises(found: Mapping[str, Sequence[_Value]], rate: str, source: str) -> Iterator[Fact]:
-    """Yield a fact for each quantity that cannot be paired with ``rate``, or matches twice in a line."""
+def _surprises(found: Mapping[str, Sequence[_Value]], rate: str, source: str) -> Iterator[Recorded]:
+    """Yield a finding for each quantity that cannot be paired with ``rate``, or matches twice in a line."""
     for name, values in found.items():
         lines = {value.line for value in values}
         fewer = len(lines) if len(lines) < len(values) else None
-        counts = {"source": source, "matched": len(values), "lines": fewer}
-        if (without := len(found[rate])) != len(values):
-            counts |= {"other": rate, "other_matched": without, "rows": without, "rows_without": without}
-            yield _fact(VALUES_LEFT_OUT, name, counts)
+        matched, rows = len(values), len(found[rate])
+        if rows != matched:
+            yield ValuesLeftOut(
+                subject=(name,),
+                quantity=name,
+                source=source,
+                matched=matched,
+                lines=fewer,
+                other=rate,
+                other_matched=rows,
+                rows=rows,
+                rows_without=rows,
+            )
         elif fewer:
-            yield _fact(REPEATED_MATCHES, name, counts)
+            yield RepeatedMatches(subject=(name,), quantity=name, source=source, matched=matched, lines=fewer)
 
 
 # -- from a file ----------------------------------------------------------------------
@@ -190,16 +186,24 @@ def _from_file(folder: RunFolder, cell: Cell) -> _Found:
         contained = ", ".join(keys) or "nothing"
         raise _UnreadableError(f"{path} has no {wanted} (workload.metrics.columns); it contains {contained}")
     found = {name: [reading[name] for reading in readings if name in reading] for name in columns}
-    if is_average(cell.metrics):
+    if cell.is_average:
         return _average(found, cell, str(path))
-    facts = []
+    findings = []
     if missing := len(readings) - len(found.get("loss", readings)):
         rate = next(name for name in columns if name != "loss")
-        counts = {"source": path.name, "matched": len(found["loss"]), "other": rate}
-        counts |= {"other_matched": len(found[rate]), "rows": len(readings), "rows_without": missing}
-        facts.append(_fact(VALUES_LEFT_OUT, "loss", counts))
+        left_out = ValuesLeftOut(
+            subject=("loss",),
+            quantity="loss",
+            source=path.name,
+            matched=len(found["loss"]),
+            other=rate,
+            other_matched=len(found[rate]),
+            rows=len(readings),
+            rows_without=missing,
+        )
+        findings.append(left_out)
     values = [{name: value.value for name, value in reading.items()} for reading in readings]
-    return _Found(values, str(path), facts)
+    return _Found(values, str(path), findings)
 
 
 def _csv_records(path: Path) -> Iterator[dict[str, Any]]:
@@ -246,7 +250,7 @@ def _average(found: Mapping[str, Sequence[_Value]], cell: Cell, source: str) -> 
     rate = next(name for name, values in found.items() if name != "loss" and values)
     values = [value.value for value in found[rate]]
     if wrong := [value for value in values if not (math.isfinite(value) and value > 0)]:
-        return _Found([{rate: wrong[0]}], source, [])  # _row rejects it
+        return _Found([{rate: wrong[0]}], source)  # _row rejects it
     low, high = min(values), max(values)
     of_ranks = len(values) <= cell.world_size and high - low <= OWN_CLOCKS * high
     if not (of_ranks or _are_equal(found[rate])):
@@ -256,16 +260,26 @@ def _average(found: Mapping[str, Sequence[_Value]], cell: Cell, source: str) -> 
             "remove kind"
         )
     reading = {rate: high if rate == "step_time" else low}
-    counts = {"source": source, "reported": len(values), "lowest": low, "highest": high}
-    facts = [_fact(AVERAGE_OF_RUN, rate, counts, severity="info")]
+    findings: list[Recorded] = [
+        AverageOfRun(
+            subject=(rate,), quantity=rate, source=source, reported=len(values), lowest=low, highest=high
+        )
+    ]
     if "loss" in found:
         losses = [value.value for value in found["loss"]]
         if losses and (_are_equal(found["loss"]) or not all(map(math.isfinite, losses))):
             reading["loss"] = next((loss for loss in losses if not math.isfinite(loss)), losses[0])
         else:
-            ends = {"lowest": min(losses), "highest": max(losses)} if losses else {}
-            facts.append(_fact(VALUES_LEFT_OUT, "loss", {"source": source, "matched": len(losses), **ends}))
-    return _Found([reading], source, facts)
+            left_out = ValuesLeftOut(
+                subject=("loss",),
+                quantity="loss",
+                source=source,
+                matched=len(losses),
+                lowest=min(losses, default=None),
+                highest=max(losses, default=None),
+            )
+            findings.append(left_out)
+    return _Found([reading], source, findings)
 
 
 def _are_equal(values: Sequence[_Value]) -> bool:
@@ -290,7 +304,7 @@ def _row(number: int, reading: Mapping[str, float], cell: Cell, source: str) -> 
     row = EpochRow(
         epoch=number, throughput_samples_per_sec=rate, train_loss=loss if math.isfinite(loss) else math.nan
     )
-    if is_average(cell.metrics):
+    if cell.is_average:
         return row
     samples, seconds = cell.global_batch, cell.global_batch / rate
     step_s = seconds if step_s is None else step_s
@@ -309,7 +323,3 @@ def _throughput(reading: Mapping[str, float], cell: Cell) -> float | None:
 
 def _unit(cell: Cell, quantity: str) -> str:
     return str((cell.metrics.get("units") or {}).get(quantity, UNITS[quantity][0]))
-
-
-def _fact(kind: str, quantity: str, values: Mapping[str, Any], severity: Severity = "warning") -> Fact:
-    return Fact(kind, (quantity,), {"quantity": quantity, **values}, severity)

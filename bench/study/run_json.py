@@ -13,9 +13,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from .. import __version__
 from ..errors import unwritable
-from ..facts import Fact
 from ..matrix.cell import Cell, Run
-from ..variables import shown_variables
+from ..measure.findings import ScriptChanged
 from .files import file_sha256, read_json, read_object, write_atomically
 from .layout import RunFolder
 from .ledger import Record, now
@@ -47,7 +46,6 @@ class Attempt:
         Raises:
             UnwritableError: the folder exists, or cannot be created or written.
         """
-        cell = self.cell.as_json()
         content = {
             "schema": 2,
             "bench_version": __version__,
@@ -60,7 +58,6 @@ class Attempt:
             "executor": study.executor,
             "job_name": self.job_name,
             "submitted_at": now(),
-            "cell": cell | {"env": shown_variables(cell)},
             **values,
         }
         try:
@@ -89,14 +86,13 @@ def next_attempt(study: PlannedStudy, run: Run, record: Record) -> Attempt:
     return Attempt(run, study.cells[run.cell_id], number, folder, study.job_name(run.run_id, number))
 
 
-def changed_script(run: Mapping[str, Any], found: str | None) -> Fact | None:
-    """Return a fact if a script had another SHA-256 in the job (``found``) than at the submission."""
+def changed_script(run: Mapping[str, Any], found: str | None) -> ScriptChanged | None:
+    """Return a finding if a script had another SHA-256 in the job (``found``) than at the submission."""
     command = run.get("command") or {}
     submitted = command.get("script_sha256")
     if submitted is None or found is None or submitted == found:
         return None
-    values = {"script": command["script"], "submitted": submitted[:12], "found": found[:12]}
-    return Fact("script-changed", values=values)
+    return ScriptChanged(script=command["script"], submitted=submitted[:12], found=found[:12])
 
 
 def script_sha256(run: Mapping[str, Any], folder: str | Path) -> str | None:

@@ -12,24 +12,18 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from ..facts import facts_of_env
-from ..matrix.cell import Cell
-from ..words import sentence, words
+from ..finding import Finding, Recorded
+from ..matrix.cell import Cell, canonical
 from .checksums import find_damage
-from .conditions import objects, read_disturbances
+from .conditions import objects
 from .files import read_json, read_table
+from .found import findings_of_env
 from .layout import RunFolder
 from .ledger import End, Record, RunState
 from .processes import started_ranks
-from .readings import REPEATED_MATCHES, VALUES_LEFT_OUT, Readings, has_readings, readings_of
+from .readings import Readings, readings_of
 from .run_json import read_run
 
-#: Kinds of facts that `bench verify` prints: they compare the cores and threads of ranks and nodes, or name
-#: another strategy, or values of a command that were left out.
-KINDS = (
-    *("shared-cores", "shared-gpus", "unequal-nodes", "threads-differ", "other-strategy"),
-    *(VALUES_LEFT_OUT, REPEATED_MATCHES),
-)
 #: Files that a run must have if it uses the built-in training or the recorder. Other runs need the first.
 _FILES = ("run.json", "metrics.csv", "ranks.csv", "steps.csv", "env.json", "SHA256SUMS")
 _NOT_ENDED = (RunState.PLANNED, RunState.QUEUED, RunState.RUNNING)
@@ -69,14 +63,14 @@ class Check:
 class Verification:
     """All checks of one attempt of a run.
 
-    ``warnings`` has one line for each disturbance of the run, for each fact of one of the :data:`KINDS`, and
-    for each warning in the logs. Warnings do not affect ``passed``.
+    ``warnings`` has one line for each disturbance of the run, for each finding that is :attr:`verified
+    <bench.finding.Recorded.verified>`, and for each warning in the logs. Warnings do not affect ``passed``.
     """
 
     record: Record
     folder: RunFolder
     checks: Sequence[Check]
-    warnings: Sequence[str] = ()
+    warnings: Sequence[Finding] = ()
 
     @property
     def passed(self) -> bool:
@@ -100,19 +94,18 @@ def verify_run(
     if record.state in _NOT_ENDED:
         return Verification(record, folder, [state])
     end, env = record.end or End(state=record.state), read_json(folder.env) or {}
-    readings = readings_of(folder, cell) if has_readings(cell.metrics) else Readings()
+    readings = readings_of(folder, cell) if cell.reads_values else Readings()
     run, problem = read_run(folder.path)
     checks = [state, *_file_checks(folder, cell, problem), *_end_checks(folder, end, cell)]
     checks += _environment_checks(env, cell)
+    checks += _options_check(env.get("workload"), cell)
     checks += _host_check([str(host.get("host")) for host in objects(env.get("hosts"))], allocated)
     checks += _script_check(env.get("script_sha256"), (run or {}).get("command"))
-    if cell.metrics.get("source") != "none":
+    if cell.measures:
         checks += _value_checks(_rows(folder, cell, readings), cell, readings.problem)
-    facts = [one for one in (*facts_of_env(env), *readings.facts) if one.kind in KINDS]
-    warnings = [f"disturbed: {words(one)}" for one in read_disturbances(end.disturbed) or ()]
-    warnings += map(sentence, facts)
-    for one in end.warnings or ():
-        warnings.append(f"{one.get('cause')} ({one.get('path')}:{one.get('line')}): {one.get('remedy')}")
+    findings = (*findings_of_env(env), *readings.findings)
+    verified = [one for one in findings if isinstance(one, Recorded) and one.verified]
+    warnings = [*(end.disturbed or ()), *verified, *(end.warnings or ())]
     return Verification(record, folder, checks, warnings)
 
 
@@ -121,7 +114,7 @@ def _state(record: Record) -> str:
     text += f" ({record.reason})" if record.reason else ""
     text += f"; class: {record.failure_class}" if record.failure_class else ""
     cause = record.end.cause if record.end else None
-    return f"{text}; cause: {cause.get('cause')}; {cause.get('remedy')}" if cause else text
+    return f"{text}; cause: {cause.cause}; {cause.remedy}" if cause else text
 
 
 def _file_checks(folder: RunFolder, cell: Cell, problem: str) -> Iterator[Check]:
@@ -139,7 +132,7 @@ def _end_checks(folder: RunFolder, end: End, cell: Cell) -> Iterator[Check]:
     if end.accounting:
         found = f"{end.accounting}; the final state comes from squeue and the run's own files"
         yield Check("accounting", None, found, "the final state from sacct")
-    if cell.command:
+    if cell.is_unrecorded:
         started = started_ranks(folder.path, cell.world_size)
         expected = f"{cell.world_size} with WORLD_SIZE {cell.world_size}"
         yield Check("processes", started.as_planned, started.found, expected)
@@ -158,7 +151,7 @@ def _environment_checks(env: Mapping[str, Any], cell: Cell) -> Iterator[Check]:
     yield _same("backend", env.get("backend"), cell.backend, unknown=unknown)
     yield _same("nodes", len(hosts) or None, cell.nodes, unknown=unknown and not hosts)
     batch = env.get("global_batch")
-    differs = batch is None and cell.command is not None and not unknown
+    differs = batch is None and not (cell.follows_plan or unknown)
     if differs:
         yield Check("global batch", None, "it differs between steps", str(cell.global_batch))
     else:
@@ -189,6 +182,19 @@ def _transport_check(transport: Any, cell: Cell) -> Iterator[Check]:
     yield Check("transport", passed, f"{transport.get('backend')} over {route}" if route else "", expected)
 
 
+def _options_check(options: Any, cell: Cell) -> Iterator[Check]:
+    """Compare the options that the program read with the planned ones; a script can be changed."""
+    planned = cell.workload
+    known = [name for name in planned if name in options] if isinstance(options, dict) else []
+    if known:
+        differing = [name for name in known if options[name] != planned[name]]
+        found, expected = (
+            ", ".join(f"{name} {canonical(values[name])}" for name in differing) or "as planned"
+            for values in (options, planned)
+        )
+        yield Check("options", not differing, found, expected)
+
+
 def _host_check(hosts: Sequence[str], allocated: Collection[str]) -> Iterator[Check]:
     """Compare the hosts of the ranks with those of the job; each name can be short or full."""
     if hosts and allocated:
@@ -209,7 +215,7 @@ def _script_check(found: Any, command: Any) -> Iterator[Check]:
 
 def _rows(folder: RunFolder, cell: Cell, readings: Readings) -> list[Mapping[str, Any]]:
     """Return the rows of metrics.csv, or those of a command without the recorder; losses can be missing."""
-    if not has_readings(cell.metrics):
+    if not cell.reads_values:
         return list(read_table(folder.metrics_csv)[1])
     return [
         {name: "" if value != value else f"{value}" for name, value in asdict(row).items()}
@@ -218,24 +224,23 @@ def _rows(folder: RunFolder, cell: Cell, readings: Readings) -> list[Mapping[str
 
 
 def _value_checks(rows: Sequence[Mapping[str, Any]], cell: Cell, problem: str) -> Iterator[Check]:
-    built_in, expected = cell.command is None, int(cell.workload["epochs"])
-    passed = len(rows) == expected if built_in else bool(rows)
-    yield Check("epochs", passed, problem or str(len(rows)), str(expected) if built_in else "1 or more")
+    epochs, samples = cell.planned_epochs, cell.planned_samples
+    passed = bool(rows) if epochs is None else len(rows) == epochs
+    yield Check("epochs", passed, problem or str(len(rows)), str(epochs or "1 or more"))
     if not rows:
         return
     name, wanted = "throughput_samples_per_sec", "a positive number in every epoch"
     bad = _epochs(row for row in rows if not (_is_finite(row.get(name)) and float(row[name]) > 0))
     found = f"not a positive number in epoch {bad}" if bad else "positive in every epoch"
     yield Check("throughput", not bad, found, wanted)
-    with_loss = rows if built_in else [row for row in rows if row.get("train_loss")]
+    with_loss = rows if cell.follows_plan else [row for row in rows if row.get("train_loss")]
     bad = _epochs(row for row in with_loss if not _is_finite(row.get("train_loss")))
     found = f"not finite in epoch {bad}" if bad else "finite in every epoch" if with_loss else ""
     yield Check("loss", not bad if with_loss else None, found, "a finite number in every epoch")
-    if built_in:  # a command determines its own number of steps
-        samples = str(cell.global_batch * int(cell.workload["steps_per_epoch"]))
+    if samples is not None:
         counted = {str(row.get("samples")) for row in rows}
         found = " and ".join(sorted(counted))
-        yield Check("samples", counted == {samples}, found, f"{samples} per epoch")
+        yield Check("samples", counted == {str(samples)}, found, f"{samples} per epoch")
 
 
 def _epochs(rows: Iterable[Mapping[str, Any]]) -> str:

@@ -1,7 +1,5 @@
 """Write probes.json and ranks.csv with known properties for made-up studies."""
 
-from __future__ import annotations
-
 import csv
 import json
 from collections.abc import Callable, Iterable

@@ -1,7 +1,5 @@
 """Settings of all tests of analysis."""
 
-from __future__ import annotations
-
 from hypothesis import settings
 
 # A busy machine must not fail a test.

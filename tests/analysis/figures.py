@@ -1,7 +1,5 @@
 """Read the texts of figures; skip what takes most of the time of a report."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any

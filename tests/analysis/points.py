@@ -1,7 +1,5 @@
 """Convert measured points to the frames of a study, for tests of formulas without files."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 

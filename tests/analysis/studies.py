@@ -4,8 +4,6 @@ The times follow a simple model (compute per sample plus a communication term th
 ranks), so a test can compute the expected results.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import json
@@ -19,15 +17,17 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from bench.matrix.cell import Cell, Membership, Run
+from bench.matrix.cell import BUILT_IN, Cell, Membership, Run
 from bench.matrix.load import load_matrix
-from bench.matrix.workload import WorkloadOptions
+from bench.matrix.warnings import PlanWarning
 from bench.plan import Plan, plan_content
 from bench.study.checksums import write_sums
 from bench.study.layout import RunFolder, StudyFolder
 from bench.study.ledger import End, FailureClass, Ledger, Record, RunState
 from bench.study.plan_json import write_plan_json
+from bench.study.reasons import Said
 from bench.study.records import MEAN_COLUMNS, METRICS_COLUMNS, RANKS_COLUMNS, STEPS_COLUMNS
+from bench.train.options import TrainOptions
 
 CPU_MODEL = "Test CPU @ 2.0 GHz"
 #: Values of the transport that gloo does not have.
@@ -87,7 +87,7 @@ class StudyBuilder:
     steps: int = 50
     timing: Timing = field(default_factory=Timing)
     state: Callable[[Cell, int], State | None] = lambda cell, repeat: None
-    warnings: Sequence[str] = ()
+    warnings: Sequence[PlanWarning] = ()
     ranks_files: bool = True  # otherwise ranks.csv and steps.csv have no rows
     env: Callable[[Cell], dict[str, Any]] | None = None
 
@@ -117,7 +117,7 @@ class StudyBuilder:
         place = folder.attempt(run.run_id, 1)
         place.path.mkdir(parents=True)
         job = {"job_name": f"{self.path.name}.{run.run_id}.1", "job_id": str(1000 + run.order)}
-        record = Record(run_id=run.run_id, attempt=1, state=RunState(state), reason=reason, **job)
+        record = Record(run_id=run.run_id, attempt=1, state=RunState(state), remark=reason, **job)
         description = {
             "schema": 2,
             "study": self.path.name,
@@ -126,8 +126,8 @@ class StudyBuilder:
             "executor": "slurm",
             "job_name": job["job_name"],
             "submitted_at": "2026-01-02T03:00:00.000Z",
-            "cell": cell.as_json(),
         }
+        place.cell.write_text(json.dumps(cell.as_json()))
         place.run_json.write_text(json.dumps(description, ensure_ascii=False, indent=1), encoding="utf-8")
         if state == "completed":
             factor = math.exp(noise.gauss(0.0, self.noise))
@@ -146,7 +146,7 @@ class StudyBuilder:
         return record.ended(
             End(
                 state=record.state,
-                reason=reason,
+                reasons=(Said(text=reason),) if reason else (),
                 failure_class=FailureClass(failure) if failure else None,
                 exit_code={"completed": 0, "failed": 1}.get(state),
                 started_at="2026-01-02T03:04:05.000Z",
@@ -277,7 +277,10 @@ def make_cell(
         world_size=ranks,
         per_gpu_batch=per_gpu,
         global_batch=per_gpu * ranks,
-        workload=WorkloadOptions(device="cpu", model="mlp").model_dump(),
+        argv=list(BUILT_IN),
+        metrics={"source": "recorder"},
+        planned_epochs=3,
+        workload=asdict(TrainOptions(device="cpu", model="mlp")),
         env={},
         swept=swept or {},
         series=[Membership(series, mode, batch)],  # type: ignore[arg-type]
@@ -324,7 +327,7 @@ def print_rates(path: Path, *, per_node: bool = False) -> Path:
     """Replace each run's metrics.csv by lines ``rate N`` in job.out, once or once per node; return ``path``."""
     for metrics in path.glob("runs/*/*/metrics.csv"):
         rates = "".join(f"rate {rate!r}\n" for rate in pd.read_csv(metrics)["throughput_samples_per_sec"])
-        nodes = json.loads(metrics.with_name("run.json").read_text())["cell"]["nodes"]
+        nodes = json.loads(metrics.with_name("cell.json").read_text())["nodes"]
         metrics.with_name("job.out").write_text(rates * (nodes if per_node else 1))
         metrics.unlink()
     return path
@@ -336,12 +339,22 @@ def change_run(study: Path, run_id: str, *, attempt: int | None = None, **values
     attempts = ledger.attempts().get(run_id, {})
     number = attempt or max(attempts, default=1)
     before = attempts.get(number) or attempts[max(attempts)]
+    if "reason" in values:
+        values |= {"remark": values["reason"], "reasons": (Said(text=values["reason"]),)}
     of_record, of_end = ({one.name for one in fields(kind)} & values.keys() for kind in (Record, End))
     record = replace(before, attempt=number, **{name: values[name] for name in of_record})
     record = replace(record, state=RunState(record.state))
     end = replace(before.end or End(state=record.state), **{name: values[name] for name in of_end})
-    end = replace(end, state=record.state, reason=record.reason)
+    end = replace(end, state=record.state)
     ledger.append([record.ended(end) if record.state.ended else replace(record, end=None)])
+
+
+def disturb(path: Path, run_id: str, reason: str, node: str = "n2", **values: Any) -> None:
+    """Add a disturbance to the end of a run."""
+    end = Ledger(StudyFolder(path).ledger).records([run_id])[run_id].end
+    before = [one.as_json() for one in (end and end.disturbed) or ()]
+    times = {"start": "2026-01-02T03:04:10Z", "end": "2026-01-02T03:04:20Z"}
+    change_run(path, run_id, disturbed=[*before, recorded(reason, node, **times, **values)])
 
 
 def seal(path: Path) -> Path:
@@ -349,6 +362,11 @@ def seal(path: Path) -> Path:
     for metrics in path.glob("runs/*/*/metrics.csv"):
         write_sums(RunFolder(metrics.parent))
     return path
+
+
+def recorded(kind: str, *subject: str, **values: Any) -> dict[str, Any]:
+    """Return a finding as env.json and the ledger contain it."""
+    return {"kind": kind, "subject": [*subject], "values": values, "severity": "warning"}
 
 
 def scale_rate(metrics: Path, factor: float | Sequence[float]) -> None:

@@ -1,7 +1,5 @@
 """Start and stop the daemons of the test cluster, and wait until they are ready."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The network of the test cluster: a bridge, a veth pair per machine, and limits of the link speed."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

@@ -5,8 +5,6 @@ it are marked ``cluster``. If no cluster can be started, these tests are skipped
 CI=true they fail instead. A suite that the Debian mirror does not have is always a reason to skip.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager

@@ -5,8 +5,6 @@ into a cache; nothing is installed into the system. A :class:`Release` owns all 
 configuring the daemons of a release.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """The test cluster: separate machines, real DDP between them, limited links, and complete removal."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal

@@ -1,7 +1,5 @@
 """Releases of Slurm are found in the Debian mirror by suite and number; `make releases` runs the tests on each."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

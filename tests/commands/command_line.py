@@ -1,7 +1,5 @@
 """Call `bench` from a test: in the same process, which saves its imports, or in a new one."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import subprocess

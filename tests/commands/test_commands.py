@@ -1,20 +1,22 @@
 """The commands on the command line: exit codes, both streams, and the files that they write."""
 
-from __future__ import annotations
-
 import csv
 import json
 import os
 import re
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
 
+from bench.matrix.document import shown_text
 from bench.shipped import shipped
 from bench.study.layout import StudyFolder
 from bench.study.plan_json import open_study
+from bench.variables import without_users
 from tests.analysis.figures import no_figure
+from tests.analysis.studies import finished, strong
 from tests.commands.command_line import bench, bench_process
 from tests.matrices import SHORT, matrix, training
 
@@ -127,9 +129,9 @@ def test_status_lists_every_run(ran):
     assert done.returncode == 0
     lines = done.stdout.splitlines()
     assert lines[1].split() == ["run", "state", "attempt", "job", "reason"]
-    # Further lines name runs that other processes of this machine disturbed.
+    # Further lines say what was found about a run, such as the disturbance by other processes.
     runs = [f"n1x{ranks}-gloo-torchrun-b{batch}-r1" for ranks, batch in ((1, 8), (2, 4))]
-    assert sorted(line.split()[0] for line in lines[2:4]) == runs
+    assert sorted(line.split()[0] for line in lines if line.startswith("n1x")) == runs
     assert "2 completed" in lines[4:]
     content = json.loads(bench("status", "--json", cwd=ran).stdout)
     assert (content["study"], content["counts"]["completed"]) == ("tiny", 2)
@@ -198,29 +200,8 @@ def test_verify_passes_for_study_run_and_folder(ran):
     assert content["passed"] is True
     assert {check["check"] for check in content["runs"][0]["checks"]} == {
         *("state", "files", "ranks joined", "world size", "backend", "transport", "nodes", "hosts"),
-        *("global batch", "epochs", "throughput", "loss", "samples"),
+        *("global batch", "options", "epochs", "throughput", "loss", "samples"),
     }
-
-
-@pytest.mark.parametrize(
-    ("damage", "said"),
-    [
-        (lambda f: (f / "env.json").unlink(), "FAIL  files: missing env.json, expected"),
-        (
-            lambda f: (f / "env.json").write_text(
-                (f / "env.json").read_text().replace('"world_size": 2', '"world_size": 1')
-            ),
-            "FAIL  world size: 1, expected 2",
-        ),
-    ],
-)
-def test_verify_prints_the_failed_check(ran, tmp_path, damage, said):
-    shutil.copytree(ran / "results/tiny", tmp_path / "tiny")
-    folder = tmp_path / "tiny/runs/n1x2-gloo-torchrun-b4-r1/attempt-1"
-    damage(folder)
-    done = bench("verify", str(folder), cwd=tmp_path)
-    assert done.returncode == 1
-    assert said in done.stdout
 
 
 def test_run_again_starts_nothing(ran, nothing_drawn):
@@ -288,3 +269,140 @@ def test_a_name_that_is_too_long_is_one_error(tmp_path, command):
     done = bench(command, "a" * 300, cwd=tmp_path)
     assert done.returncode == 2
     assert re.fullmatch(r"error: a{300}\S*: File name too long; give a shorter name\n", done.stderr)
+
+
+def test_studies_are_listed_with_their_states_the_newest_first(tmp_path: Path) -> None:
+    failed, planned = ("failed", "", "out-of-memory"), ("planned", "", None)
+    root = tmp_path / "results"
+    whole = finished(root / "a study", strong(sizes=(1, 2)))
+    (whole / "report").mkdir()
+    (whole / "report/index.html").touch()
+    ends = {"state": lambda cell, repeat: failed if repeat == 1 else planned}
+    finished(root / "fails", strong(sizes=(1,)), **ends)
+    finished(root / "damaged", strong(sizes=(1,)))
+    StudyFolder(root / "damaged").plan_json.write_text("{")
+    for age_s, name in enumerate(("fails", "a study", "damaged")):
+        plan = StudyFolder(root / name).plan_json
+        os.utime(plan, (1e9 - age_s, 1e9 - age_s))
+    done = bench("list", cwd=tmp_path)
+    first, second, third = done.stdout.splitlines()[-3:]
+    assert (done.returncode, done.stderr) == (0, "")
+    assert first.split() == "fails 2001-09-09 0 of 3 runs completed; 1 failed; 2 not started".split()
+    assert (
+        second.split() == "a study 2001-09-09 6 of 6 runs completed results/a study/report/index.html".split()
+    )
+    assert third.startswith("damaged")
+    listed = json.loads(bench("list", "--json", cwd=tmp_path).stdout)["studies"]
+    assert [one["study"] for one in listed] == ["fails", "a study", "damaged"]
+    assert listed[0]["states"] == {"failed": 1, "planned": 2}
+    assert listed[1] == {
+        "study": "a study",
+        "planned": "2001-09-09",
+        "states": {"completed": 6},
+        "problem": None,
+        "report": "results/a study/report/index.html",
+    }
+    assert listed[2]["problem"]
+
+
+def test_a_folder_without_studies_lists_none(tmp_path: Path) -> None:
+    assert json.loads(bench("list", "--json", cwd=tmp_path).stdout) == {"studies": []}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    def write(**cluster):
+        axes = {"nodes": [1, 2], "gpus_per_node": [1, 4]}
+        cluster["time_limit"] = "30m"
+        text = matrix("s", cluster=cluster, axes=axes, batch=8, workload=None, repeats=2)
+        (tmp_path / "m.yaml").write_text(text)
+        return tmp_path
+
+    return write
+
+
+WHOLE = "; at most 24 GPU-hours with exclusive nodes, 15 without"
+UNKNOWN = "; at least 15 GPU-hours (set cluster.node_gpus for the number with exclusive nodes)"
+
+
+@pytest.mark.parametrize(
+    ("cluster", "expected", "cost"),
+    [
+        # 2 repeats of half an hour: the nodes of the four cells x 4 GPUs, or the GPUs in use.
+        ({"node_gpus": 4}, (24, True, 15, {"n1x1-nccl-srun-b8": 3, "n2x1-nccl-srun-b8": 6}, True), WHOLE),
+        ({"exclusive": True}, (15, False, 15, {}, True), UNKNOWN),
+        ({"exclusive": False}, (15, True, 15, {}, False), "; at most 15 GPU-hours"),
+        ({"exclusive": False, "node_gpus": 4}, (15, True, 15, {}, False), "; at most 15 GPU-hours"),
+    ],
+)
+def test_the_plan_says_what_nodes_cost_and_whether_this_is_exact(folder, cluster, expected, cost):
+    path = folder(**cluster)
+    content = json.loads(bench("plan", "m.yaml", "--json", cwd=path).stdout)
+    names = ("gpu_hours", "gpu_hours_exact", "gpu_hours_without_exclusive", "idle_gpus", "exclusive")
+    assert tuple(content[name] for name in names) == expected
+    lines = bench("plan", "m.yaml", cwd=path).stdout.splitlines()
+    assert any(line.endswith(cost) for line in lines[-3:])
+    idle = "idle GPUs that each run of a cell reserves: n1x1-nccl-srun-b8 (3), n2x1-nccl-srun-b8 (6)"
+    assert (idle in lines) == bool(expected[3])
+
+
+def test_the_budget_counts_all_gpus_of_whole_nodes(folder):
+    path = folder(node_gpus=4)
+    bench("plan", "m.yaml", cwd=path)
+    done = bench("submit", "--budget", "23", "--dry-run", cwd=path)
+    assert (done.returncode, done.stderr) == (
+        2,
+        "error: 8 runs could use 24 GPU-hours, more than the budget of 23; raise --budget, lower "
+        "cluster.time_limit, or choose runs with --only\n",
+    )
+    assert bench("submit", "--budget", "24", "--dry-run", cwd=path).returncode == 0
+
+
+def test_a_pack_of_whole_nodes_costs_all_their_gpus(folder):
+    path = folder(node_gpus=4)
+    bench("plan", "m.yaml", cwd=path)
+    done = bench("submit", "--pack", "--dry-run", "--budget", "31", cwd=path)
+    assert (done.returncode, done.stderr) == (
+        2,
+        "error: a pack of 8 runs could use 32 GPU-hours (2 x 4 GPUs for 4 h 00 min), more than the budget of 31; "
+        "raise --budget, lower cluster.time_limit, choose runs with --only, or omit --pack\n",
+    )
+    only = ("--only", "nodes=1", "--only", "gpus_per_node=1")
+    done = bench("submit", "--pack", "--dry-run", "--budget", "4", *only, cwd=path)
+    assert done.stderr == "pack: 2 runs in one job of 1 node for at most 1 h 00 min, 4 GPU-hours at most\n"
+    assert " --nodes=1 --ntasks-per-node=1 --gres=gpu:1 --time=01:00:00 " in done.stdout
+
+
+MATRIX = """\
+cluster:
+  executor: local
+  env: {OWN: qzv-1, NCCL_DEBUG: INFO}
+axes: {nodes: [1], tasks_per_node: [1], env.WAY: [w1]}
+scaling: [{mode: weak, per_gpu_batch: [2]}]
+repeats: 1
+workload: {device: cpu, command: 'python -c pass {env.OWN}', metrics: none}
+"""
+PATH = {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+
+
+def test_a_value_without_a_prefix_is_in_no_report_and_no_json(tmp_path: Path) -> None:
+    (tmp_path / "m.yaml").write_text(MATRIX)
+    assert bench("run", "m.yaml", cwd=tmp_path, **PATH).returncode == 0
+    assert bench("report", "m", cwd=tmp_path).returncode == 0
+    study = tmp_path / "results/m"
+    holders = {path for path in study.rglob("*") if path.is_file() and b"qzv" in path.read_bytes()}
+    (script,) = study.glob("scripts/*")
+    assert holders == {script, study / "plan.json", study / "matrix.yaml"}
+    assert {path.stat().st_mode & 0o777 for path in holders} == {0o600}
+    assert "w1" in (study / "report/index.html").read_text()
+    for words in ("plan m.yaml --json", "status m --json", "verify m --json", "compare m m --json"):
+        assert "qzv" not in bench(*words.split(), cwd=tmp_path).stdout
+
+
+def test_the_shown_matrix_lacks_only_values_that_are_not_shown() -> None:
+    text = "x: &x {A: 1}\ncluster:\n  env:\n    <<: *x\n    B: |\n      2\n    NCCL_C: 3\n"
+    assert shown_text(text) == text.replace("A: 1", "A: ...").replace("|\n      2\n", "...\n")
+
+
+def test_users_of_urls_are_left_out() -> None:
+    assert without_users("a https://u:p/w@h:1/x http://h:1/a@b") == "a https://h:1/x http://h:1/a@b"

@@ -1,7 +1,5 @@
 """`bench compare` and `bench advise` on the command line, and Slurm's estimates of queue waits."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path
@@ -153,9 +151,6 @@ def test_advise_rejects_bad_options(folder, words, said):
     done = bench("advise", "before/s", *words, cwd=folder)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == f"error: {said}\n"
-
-
-# -- the queue of a real Slurm --------------------------------------------------------
 
 
 def measured_study(path: Path, *, partition: str) -> PlannedStudy:

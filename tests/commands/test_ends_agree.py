@@ -1,7 +1,5 @@
 """Every command shows the same state, failure class and attempts of a run."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -13,7 +11,9 @@ from typing import Any
 import pytest
 
 from bench.jobs.end import end_of
+from bench.measure.failures import FAILURES, DataTooSmall
 from bench.study.checksums import write_sums
+from bench.study.files import write_json
 from bench.study.layout import StudyFolder
 from bench.study.ledger import Record, RunState
 from bench.study.plan_json import PlannedStudy, open_study
@@ -187,6 +187,8 @@ def test_the_doctor_knows_the_end_of_a_run_whose_submission_was_killed(tmp_path,
     host = os.uname().nodename
     attempt.folder.start.write_text(f"{2**22 - 1} {STARTED} {host} 0\n")
     attempt.folder.err.write_text("step 3\n")
+    failure = DataTooSmall(samples=36, ranks=4, batch=10)
+    write_json(attempt.folder.path / FAILURES.format(0), {"time": 1.5, "findings": [failure.as_json()]})
     job = {"job_name": attempt.job_name, "job_id": f"{host}:{2**22 - 1}:0"}
     study.ledger.append([Record(run_id=run.run_id, attempt=1, state=RunState.QUEUED, **job)])
     found = answer(tmp_path, "doctor", target)
@@ -195,3 +197,5 @@ def test_the_doctor_knows_the_end_of_a_run_whose_submission_was_killed(tmp_path,
     status = answer(tmp_path, "status")["runs"]
     (shown,) = (one for one in status if one["run_id"] == run.run_id)
     assert (shown["state"], shown["failure_class"]) == ("failed", "killed")
+    assert [one["cause"] for one in found["causes"]] == ["data-too-small"]
+    assert (found["causes"][0]["remedy"], shown["cause"]) == (failure.remedy, "data-too-small")

@@ -1,7 +1,5 @@
 """The doctor's cause of a failed run in status, verify, the ledger and the report."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -9,9 +7,11 @@ from typing import Any
 import pytest
 
 from analysis.report.write import write_report
+from bench.finding import Recorded
 from bench.jobs.end import end_of
 from bench.study.layout import StudyFolder
 from bench.study.plan_json import open_study
+from tests.analysis import studies
 from tests.commands.command_line import bench
 from tests.matrices import SHORT, matrix, training
 
@@ -34,9 +34,21 @@ def test_the_doctor_reads_a_run_by_its_name_and_by_its_folder(failed):
     by_folder = bench("doctor", f"results/fails/runs/{run_id}/attempt-1", "--json", cwd=failed)
     assert by_name.returncode == by_folder.returncode == 1
     assert by_name.stdout == by_folder.stdout
+    study = StudyFolder(failed / "results/fails")
+    content = study.plan_json.read_text()
+    study.plan_json.write_text("{")  # without a plan, only the logs are read
+    assert "bench-error" in bench("doctor", str(study.runs / run_id), cwd=failed).stdout
+    study.plan_json.write_text(content)
     done = bench("doctor", "no-such-run", cwd=failed)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("error: no-such-run is not a known log, study, run or job; give a log file")
+
+
+def test_the_reason_is_the_one_that_the_rank_wrote(failed):
+    (run,) = json.loads(bench("status", "--json", cwd=failed).stdout)["runs"]
+    (reason,) = run["reasons"]
+    assert (reason["kind"], reason["message"]) == ("rank-failed", run["reason"])
+    assert "/nowhere/at all" in run["reason"]
 
 
 def settled(root: Path, err: str) -> dict[str, Any]:
@@ -55,7 +67,7 @@ def test_a_known_cause_is_stored_with_the_run_and_shown(failed, nothing_drawn):
         failed,
         "torch.distributed.DistStoreError: Timed out after 3601 seconds waiting for clients. 1/16 clients joined.\n",
     )
-    assert (content["cause"]["cause"], content["cause"]["line"]) == ("missing-srun", 1)
+    assert (content["cause"]["values"]["cause"], content["cause"]["values"]["line"]) == ("missing-srun", 1)
     assert "[missing-srun]" in bench("status", cwd=failed).stdout
     assert "; cause: missing-srun; " in bench("verify", cwd=failed).stdout
     page = bench("report", cwd=failed)
@@ -76,3 +88,42 @@ def test_without_a_known_cause_the_page_shows_the_line_of_the_error(failed, noth
     assert run["log_line"] == content["log_line"]
     page = write_report(failed / "results/fails").page.read_text(encoding="utf-8")
     assert f"job.err:3: {error}" in page
+
+
+class WarmCable(Recorded, kind="warm-cable"):
+    heading = "A cable is warm"
+
+    cable: str
+    celsius: float
+
+    def _message(self) -> str:
+        return f"cable {self.cable} has {self.celsius:g} degrees"
+
+
+FOUND = WarmCable(cable="c7", celsius=61.5)
+TOLD = {**FOUND.as_json(), "message": "cable c7 has 61.5 degrees"}
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = studies.finished(tmp_path_factory.mktemp("found") / "warm")
+    env = min(path.glob("runs/*/attempt-1/env.json"))
+    content = json.loads(env.read_text())
+    env.write_text(json.dumps({**content, "facts": [*content["facts"], FOUND.as_json()]}))
+    return studies.seal(path)
+
+
+def test_status_shows_it_below_its_run(study):
+    lines = bench("status", "./warm", "--all", cwd=study.parent).stdout.splitlines()
+    (place,) = (at for at, line in enumerate(lines) if line.strip() == f"warm-cable: {FOUND.message}")
+    content = json.loads(bench("status", "./warm", "--json", cwd=study.parent).stdout)
+    (name,) = (run["run_id"] for run in content["runs"] if TOLD in run["findings"])
+    assert name in lines[place - 1]
+
+
+def test_the_page_and_the_json_of_the_report_contain_it(study, nothing_drawn):
+    said = json.loads(bench("report", "./warm", "--json", cwd=study.parent).stdout)
+    assert TOLD["message"] in json.dumps(said)
+    page = (study / "report" / "index.html").read_text()
+    assert WarmCable.heading in page
+    assert TOLD["message"] in page

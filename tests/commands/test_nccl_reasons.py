@@ -3,8 +3,6 @@
 The first lines of a file in ``nccl_errors/`` name its source and the text that the reason must contain.
 """
 
-from __future__ import annotations
-
 import html
 import json
 from pathlib import Path
@@ -12,6 +10,7 @@ from pathlib import Path
 import pytest
 from torch.distributed import DistBackendError
 
+from bench.finding import messages
 from bench.jobs.contract import Status
 from bench.jobs.end import end_of
 from bench.measure.exchange import Symptom, error_line, symptom_of
@@ -19,8 +18,9 @@ from bench.measure.nccl_errors import logged_nccl_errors
 from bench.study.layout import RunFolder, StudyFolder
 from bench.study.ledger import FailureClass, Record, RunState, now
 from bench.study.plan_json import open_study
+from bench.study.reasons import ExitCode, Said
 from bench.study.run_json import next_attempt
-from bench.workload.failures import describe_error
+from bench.train.failures import describe_error
 from tests.analysis.studies import make_cell
 from tests.commands.command_line import bench
 from tests.matrices import matrix
@@ -129,9 +129,13 @@ def test_only_lost_connections_of_nccl_are_symptoms_of_another_ranks_end():
 @pytest.mark.parametrize(
     ("failure_class", "slurms", "reason"),
     [
-        (FailureClass.KILLED, "", "rank 0 on n1 was killed by SIGABRT; {own}"),
-        (FailureClass.BAD_EXIT, "exit code 1", "rank 0 on n1 was killed by SIGABRT; {own}; exit code 1"),
-        (FailureClass.TIME_LIMIT, "time limit of 10 min", "time limit of 10 min; {own}"),
+        (FailureClass.KILLED, (), "rank 0 on n1 was killed by SIGABRT; {own}"),
+        (
+            FailureClass.BAD_EXIT,
+            (ExitCode(exit_code=1),),
+            "rank 0 on n1 was killed by SIGABRT; {own}; exit code 1",
+        ),
+        (FailureClass.TIME_LIMIT, (Said(text="time limit of 10 min"),), "time limit of 10 min; {own}"),
     ],
 )
 def test_slurms_reason_of_an_aborted_rank_contains_the_watchdogs_error(
@@ -141,9 +145,9 @@ def test_slurms_reason_of_an_aborted_rank_contains_the_watchdogs_error(
     folder = RunFolder(tmp_path)
     folder.err.write_text(f"{log}\nsrun: error: n1: task 0: Aborted (core dumped)\n")
     status = Status(
-        job_id="7", state=RunState.FAILED, failure_class=failure_class, reason=slurms, exit_code=1
+        job_id="7", state=RunState.FAILED, failure_class=failure_class, reasons=slurms, exit_code=1
     )
-    found = end_of(folder, make_cell(2, batch=4), status).reason
+    found = messages(end_of(folder, make_cell(2, batch=4), status).reasons)
     own = (
         "NCCL: rank 0: Watchdog caught collective operation timeout: WorkNCCL(SeqNum=2, OpType=ALLREDUCE,"
         " NumelIn=4, NumelOut=4, Timeout(ms)=6000) ran for 6036 milliseconds before timing out"

@@ -1,13 +1,11 @@
 """The verdict of `bench preflight` on rows of nodecheck."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
 
-from bench.nodecheck import COLUMNS
 from bench.preflight import UndecidedError, Verdict, judge, read_measurements
+from bench.train.nodecheck import COLUMNS
 
 
 def verdict(folder: Path, *rows: str, threshold: float = 0.9) -> Verdict:

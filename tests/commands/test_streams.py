@@ -1,7 +1,5 @@
 """Nothing that comes from a job, a file or an argument controls the terminal, and broken streams end cleanly."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
@@ -138,9 +136,7 @@ def test_a_broken_stream_ends_cleanly(study: Path, shell: str, code: int, printe
     assert (ended.returncode, ended.stdout, ended.stderr) == (code, printed, said)
 
 
-def test_the_traceback_of_an_unexpected_exception_has_no_control_characters(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_the_traceback_of_an_unexpected_exception_has_no_control_characters(monkeypatch, capfd):
     def broken() -> None:
         raise RuntimeError(HOSTILE)
 

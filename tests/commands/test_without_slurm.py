@@ -1,16 +1,15 @@
 """Studies for Slurm on a machine without Slurm, without a configuration, or without a controller."""
 
-from __future__ import annotations
-
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from bench.commands.waiting import Patience
-from bench.errors import UnavailableError
+from bench.jobs.engine import Callbacks, Engine
 from bench.jobs.slurm.client import SlurmMissingError, SlurmUnavailableError
+from bench.jobs.submission import Submission
 from bench.study.layout import StudyFolder
 from bench.study.ledger import Record, RunState
 from bench.study.plan_json import open_study
@@ -53,7 +52,7 @@ def add_commands(folder: Path, message: str) -> None:
         (folder / "bin" / name).write_text(program)
 
 
-WAYS = [[], ["--wait"], ["--pack", "--wait"], ["--wait", "--patience", "2h"]]
+WAYS = [[], ["--wait"], ["--pack", "--wait"]]
 
 
 @pytest.mark.parametrize("options", WAYS, ids=" ".join)
@@ -95,62 +94,47 @@ def test_a_submitted_study_is_reported_with_its_last_known_states(submitted, not
     )
 
 
-@pytest.mark.parametrize("words", [["submit", "--wait"], ["run", "elsewhere.yaml"]])
-def test_the_wait_for_a_controller_ends_after_patience(planned, words):
+@pytest.mark.parametrize("words", [["submit", "--wait"], ["run", "elsewhere.yaml"]], ids=" ".join)
+def test_a_submission_waits_for_the_controller(planned, monkeypatch, words):
     add_commands(planned, REFUSED)
-    began = time.monotonic()
-    done = bench(*words, "--patience", "1s", cwd=planned)
-    assert time.monotonic() - began >= 1
-    assert done.returncode == 1
-    lines = [line for line in done.stderr.splitlines() if "connect failure" in line]
-    assert lines[0].endswith("Unable to contact slurm controller (connect failure): waiting for Slurm")
-    assert lines[1].endswith(
-        "(waited for 1 s, see --patience); repeat the command when Slurm responds again "
-        "(scontrol ping); nothing is lost"
-    )
+
+    def interrupt(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    clock = SimpleNamespace(sleep=interrupt, monotonic=time.monotonic)
+    monkeypatch.setattr("bench.jobs.submission.time", clock)
+    done = bench(*words, cwd=planned)
+    assert done.returncode == 130
+    *_, waits, stopped = done.stderr.splitlines()
+    assert waits.endswith("Unable to contact slurm controller (connect failure): waiting for Slurm")
+    assert stopped == "stopped"
 
 
-def test_a_wrong_duration_and_patience_without_wait_are_errors(planned):
-    done = bench("submit", "--wait", "--patience", "ten minutes", cwd=planned)
-    assert (done.returncode, done.stderr) == (
-        2,
-        "error: --patience ten minutes: 'ten minutes' is not a duration such as 20m, 1h30m, 45s, or Slurm's "
-        "[days-]hours:minutes:seconds\n",
-    )
-    done = bench("submit", "--patience", "10m", cwd=planned)
-    assert (done.returncode, done.stderr) == (2, "error: --patience requires --wait; add --wait\n")
-
-
-@pytest.fixture
-def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Replace time.sleep by a list of the times, which advance time.monotonic."""
-    times: list[float] = []
-    monkeypatch.setattr("bench.commands.waiting.time.sleep", times.append)
-    monkeypatch.setattr("bench.commands.waiting.time.monotonic", lambda: sum(times))
-    return times
-
-
-def test_each_outage_has_the_full_time(slept):
-    patience, absent = Patience(10), SlurmUnavailableError("squeue", "connect failure", remedy="wait")
-    for _ in range(2):
-        for _ in range(4):
-            patience.wait(absent)
-        patience.answered()
-    assert slept == [3, 3, 3, 1] * 2
-    for _ in range(4):
-        patience.wait(absent)
-    with pytest.raises(UnavailableError, match=r"connect failure \(waited for 10 s, see --patience\); wait"):
-        patience.wait(absent)
-
-
-def test_a_configuration_that_disappears_is_waited_for_and_a_missing_command_is_not(slept):
+def test_a_configuration_that_disappears_is_waited_for_and_a_missing_command_is_not(submitted, monkeypatch):
     """On a cluster whose controller provides the configuration, it is missing while the controller is down."""
+    study = open_study(StudyFolder(submitted / "results/elsewhere"))
     unconfigured = SlurmMissingError("squeue", "Could not establish a configuration source")
-    patience = Patience()
+    absent = SlurmUnavailableError("squeue", "connect failure", remedy="wait")
+    no_command = SlurmMissingError("squeue", "command not found")
+    records = study.records()
+    answers = iter([unconfigured, records, unconfigured, absent, absent, records, no_command])
+
+    def poll(engine: Engine) -> dict[str, Record]:
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    said: list[str] = []
+    slept: list[float] = []
+    monkeypatch.setattr(Engine, "poll", poll)
+    monkeypatch.setattr("bench.jobs.submission.time.sleep", slept.append)
+    submission = Submission(Engine(study), Callbacks(on_message=said.append))
     with pytest.raises(SlurmMissingError):
-        patience.wait(unconfigured)
-    patience.answered()
-    patience.wait(unconfigured)
-    assert slept == [3]
+        submission.records(wait=True)
+    submission.records(wait=True)
+    assert (said, slept) == ([], [])
+    submission.records(wait=True)
+    assert (len(said), slept) == (2, [3, 3, 3])
     with pytest.raises(SlurmMissingError):
-        patience.wait(SlurmMissingError("squeue", "command not found"))
+        submission.records(wait=True)

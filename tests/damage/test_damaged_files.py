@@ -1,7 +1,5 @@
 """A truncated, missing, unreadable or foreign file never gives a traceback, a hang or a run started twice."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -76,9 +74,6 @@ def replace(path: Path, kind: str) -> None:
         path.write_text("[" * 100_000)
 
 
-# -- the measured values of a run -----------------------------------------------------
-
-
 def assert_without_values(study: Path, problem: str) -> None:
     """Check that a run has no values because of one problem, and that `bench verify` fails with it."""
     found = shown(study)
@@ -150,9 +145,6 @@ def test_a_run_that_was_killed_before_its_last_window_has_no_values(study):
     assert not shown(study)["measured"]
 
 
-# -- files of a run that describe it --------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", ["fifo", "foreign", "device", "sparse"])
 @pytest.mark.usefixtures("nothing_drawn")
 def test_files_of_a_run_that_are_no_files_stop_no_command(study, kind):
@@ -168,19 +160,20 @@ def test_files_of_a_run_that_are_no_files_stop_no_command(study, kind):
     assert found["reason"].startswith(f"{FOLDER}/metrics.csv ")
 
 
-# -- the plan and the ledger ----------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
         (lambda text: text[:-40], "(Invalid JSON: "),
         (lambda text: text.replace('"executor"', '"x"'), "(executor: Field required)"),
         (
-            lambda text: text.replace('"nodes": 1', '"nodes": "1"', 1),
+            lambda text: text.replace('"nodes": 1, "tasks', '"nodes": "1", "tasks', 1),
             "(cells.0.nodes: Input should be a valid integer)",
         ),
         (lambda text: text.replace('"hosts": []', '"hosts": ["n1"]'), "(hosts.0: Input should be"),
+        (lambda text: text.replace('{"source": "recorder"}', '{"output": 3}'), "(cells.0.metrics.output: "),
+        (lambda text: text.replace('{"source": "recorder"}', '{"csv": "../x"}'), "(cells.0.metrics.csv: "),
+        (lambda text: text.replace('"series": [\n', '"series": ["x",\n', 1), "(series.0: Input should be"),
+        (lambda text: text.replace('"warnings": [', '"warnings": [{"kind": 5}, '), "(warnings.0."),
     ],
 )
 def test_a_damaged_plan_is_one_clear_error_of_every_command(study, change, problem):
@@ -193,6 +186,15 @@ def test_a_damaged_plan_is_one_clear_error_of_every_command(study, change, probl
         assert (done.returncode, done.stdout) == (2, "")
         assert done.stderr.startswith(f"error: {path}: is not a plan that this version can read {problem}")
         assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.usefixtures("nothing_drawn")
+def test_impossible_values_in_env_json_stop_no_command(study):
+    host = {"host": "n1", "ranks": True, "memory_bytes": 10**400}
+    huge = {"global_batch": 10**400, "parameters": 10**400, "gradient_bytes": 10**400, "hosts": [host]}
+    change_json(study / FOLDER / "env.json", world_size=float("nan"), backend=[], **huge)
+    for command in ("verify", "report", "doctor", "status"):
+        assert bench(command, str(study), cwd=study.parent).returncode in (0, 1)
 
 
 @pytest.mark.parametrize("kind", ["fifo", "device", "sparse", "folder"])
@@ -230,9 +232,6 @@ def test_an_impossible_process_is_never_signalled(study, job_id):
     forget_end(study, job_id=job_id)
     done = bench_process("cancel", str(study), cwd=study.parent, prefix=("setsid", "-w"))
     assert done.returncode in (0, 2)
-
-
-# -- a disk that is full or read-only -------------------------------------------------
 
 
 def test_status_shows_states_that_it_cannot_save(whole, tmp_path, monkeypatch):

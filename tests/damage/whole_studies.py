@@ -1,7 +1,5 @@
 """Two finished studies with all files that runs on this machine leave, to be damaged by tests."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Mapping

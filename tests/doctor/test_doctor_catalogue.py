@@ -1,15 +1,16 @@
-"""The catalogue is complete and consistent, and its expressions are fast on any input."""
-
-from __future__ import annotations
+"""The catalogue of causes: consistent, fast on any input, and right about recorded logs and prose."""
 
 import re
 import string
+from collections import Counter
+from pathlib import Path
 
 import pytest
 
-from bench.doctor import diagnose
+from bench.commands.doctor import run_doctor
+from bench.doctor import diagnose, diagnose_text
 from bench.doctor.catalogue import HINT, KINDS, SLOW, Signature, load
-from bench.doctor.diagnosis import IDLE_CORES
+from bench.doctor.diagnosis import IDLE_CORES, OF_RUN
 from bench.doctor.scan import Scan
 
 SIGNATURES = load().signatures
@@ -57,7 +58,7 @@ def test_texts_of_a_signature_name_only_groups_of_its_pattern() -> None:
 
 
 def test_conditions_name_existing_facts_and_causes() -> None:
-    names = {signature.name for signature in SIGNATURES} | {IDLE_CORES}
+    names = {signature.name for signature in SIGNATURES} | {IDLE_CORES, OF_RUN}
     for signature in SIGNATURES:
         assert set(signature.needs) | set(signature.unless) <= names, signature.name
 
@@ -77,3 +78,83 @@ def test_no_pattern_has_an_unbounded_repetition_of_a_broad_class() -> None:
         for pattern in (signature.pattern, signature.near):
             bare = classes.sub("", pattern.text) if pattern else ""
             assert not unbounded.search(bare), (signature.name, bare)
+
+
+FIXTURES = sorted(Path(__file__).parent.glob("fixtures/*.txt"))
+
+
+def read(path: Path) -> tuple[dict[str, str], bytes]:
+    """Return what is expected (keys expect, evidence, slow), and the log."""
+    content = path.read_bytes()
+    header = {"evidence": "", "slow": ""}
+    while content.startswith((b"# expect: ", b"# evidence: ", b"# slow: ")):
+        line, _, content = content.partition(b"\n")
+        key, _, value = line.decode().removeprefix("# ").partition(": ")
+        header[key] = value
+    return header, content
+
+
+@pytest.mark.parametrize("path", FIXTURES, ids=lambda path: path.stem)
+def test_the_first_cause_and_its_evidence_are_found(path: Path) -> None:
+    header, log = read(path)
+    found = diagnose({path.name: log})
+    first = found.first_failure
+    assert (first.cause if first else "none") == header["expect"]
+    if first:
+        assert first.evidence.startswith(header["evidence"])
+        assert header["evidence"] in log.decode().split("\n")[(first.line or 0) - 1]
+    assert [cause.cause for cause in found.causes if cause.severity == SLOW] == header["slow"].split()
+
+
+def test_every_cause_has_at_least_two_logs() -> None:
+    headers = [read(path)[0] for path in FIXTURES]
+    logs = Counter(name for header in headers for name in (header["expect"], *header["slow"].split()))
+    # A log cannot show idle cores: tests/doctor/test_doctor_robustness.py.
+    signatures = (one for one in load().signatures if IDLE_CORES not in one.needs)
+    shown = {signature.name for signature in signatures if signature.is_cause}
+    assert {name: logs[name] for name in shown if logs[name] < 2} == {}
+
+
+PROSE = Path(__file__).with_name("prose.txt").read_text(encoding="utf-8").splitlines()
+MESSAGES = {
+    "OSError: [Errno 28] No space left on device: '/scratch/x'": "disk-quota",
+    "tar: out/model.pt: Cannot write: No space left on device": "disk-quota",
+    "RuntimeError: Address already in use": "port-in-use",
+    "socket.gaierror: [Errno -2] Name or service not known": "hostname-unreachable",
+    "torch.OutOfMemoryError: CUDA out of memory.": "oom-gpu",
+    "MemoryError": "oom-host",
+    "KeyError: 'LOCAL_RANK'": "no-launcher",
+    "ModuleNotFoundError: No module named 'torch'": "wrong-python-env",
+}
+PREFIXES = [
+    "",
+    "3: ",
+    "n042: ",
+    "03: [rank3]: ",
+    "[default0]:",
+    "[1,0]<stderr>:",
+    "(RayTrainWorker pid=1, ip=10.0.0.1) ",
+    "2024-05-02T11:31:04.501Z ",
+    "2024-05-02 11:31:04,501 - ERROR - ",
+    "2024-05-02 11:31:04.501 | ERROR    | __main__:main:41 - ",
+    "[2024-05-02 11:31:04,501][train][ERROR] - ",
+    "E0502 11:31:04.501000 123 torch/run.py:12] ",
+    "INFO 05-02 11:31:04 engine.py:12] ",
+    "May  2 11:31:04 n042 train[123]: ",
+]
+
+
+@pytest.mark.parametrize("line", PROSE)
+def test_words_that_any_program_can_print_are_no_cause(line, tmp_path, capsys):
+    log = tmp_path / "job.out"
+    log.write_text(f"{line}\n")
+    assert run_doctor([log], json=False) == 3
+    assert capsys.readouterr().out.startswith("No known cause.")
+
+
+@pytest.mark.parametrize("prefix", PREFIXES)
+@pytest.mark.parametrize("message", MESSAGES)
+def test_a_message_is_found_below_a_time_a_rank_and_a_level(message, prefix):
+    first = diagnose_text(f"{prefix}{message}\n").first_failure
+    assert first is not None
+    assert first.cause == MESSAGES[message]

@@ -1,7 +1,5 @@
 """`bench doctor`: text, JSON, exit codes and error messages."""
 
-from __future__ import annotations
-
 import io
 import json
 import sys
@@ -30,22 +28,18 @@ missing-srun  job.err:2
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-def test_the_text_names_cause_line_reason_and_remedy(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_text_names_cause_line_reason_and_remedy(folder, capsys):
     Path("job.err").write_text(FAILED)
     assert run_doctor([Path("job.err")], json=False) == 1
     assert capsys.readouterr().out == TEXT
 
 
-def test_a_log_without_a_known_cause_exits_with_three(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_log_without_a_known_cause_exits_with_three(folder, capsys):
     Path("job.out").write_text("step 1 loss 2.0\nTraining finished\n")
     assert run_doctor([Path("job.out")], json=False) == 3
     assert capsys.readouterr().out == (
@@ -54,9 +48,7 @@ def test_a_log_without_a_known_cause_exits_with_three(
     )
 
 
-def test_standard_input_and_files_are_read_together(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_standard_input_and_files_are_read_together(folder, capsys, monkeypatch):
     awkward = Path("a'; echo foo ä.log")
     awkward.write_text("RuntimeError: Tensors must be CUDA and dense\n")
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(FAILED.encode())))
@@ -67,9 +59,7 @@ def test_standard_input_and_files_are_read_together(
 
 @pytest.mark.parametrize("json", [False, True])
 @pytest.mark.parametrize("message", ["RuntimeError: Tensors must be CUDA and dense", "no known ERROR"])
-def test_control_characters_of_a_log_and_its_name_do_not_reach_the_terminal(
-    folder: Path, capsys: pytest.CaptureFixture[str], message: str, json: bool
-) -> None:
+def test_control_characters_of_a_log_and_its_name_do_not_reach_the_terminal(folder, capsys, message, json):
     hostile = "\x1b]0;title\x07\x1b[2J\x1b[31m\x9b5m\u202e\u2066\u200b\x85\x00\r"
     log = Path("job\x1b[2J\u202e.err")
     log.write_text(f"{hostile}{message}{hostile} \udcff\n", errors="surrogateescape")
@@ -79,9 +69,7 @@ def test_control_characters_of_a_log_and_its_name_do_not_reach_the_terminal(
     assert all(char.isprintable() or char == "\n" for char in printed)
 
 
-def test_a_line_break_in_a_name_is_printed_as_a_space(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_line_break_in_a_name_is_printed_as_a_space(folder, capsys):
     Path("job\nfake-cause  x:1.err").write_text(FAILED)
     run_doctor([Path("job\nfake-cause  x:1.err")], json=False)
     assert capsys.readouterr().out.startswith("missing-srun  job fake-cause  x:1.err:2\n")
@@ -96,5 +84,5 @@ def test_a_line_break_in_a_name_is_printed_as_a_space(
         (".", ".: log is a directory; give a log file, such as slurm-<job>.out"),
     ],
 )
-def test_a_target_that_is_not_a_log_is_an_error_with_a_remedy(folder: Path, name: str, message: str) -> None:
+def test_a_target_that_is_not_a_log_is_an_error_with_a_remedy(folder, name, message):
     assert raised(BenchError, run_doctor, [Path(name)], json=False) == message

@@ -1,7 +1,5 @@
 """`bench doctor STUDY | RUN`: the causes of slow steps after those of failures, and the ways to name a run."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
@@ -11,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from bench.cli import app
+from bench.study.reasons import LogCause
 from tests.analysis.causes.planted import attempts, plant
 from tests.analysis.studies import change_run
 
@@ -37,7 +36,7 @@ def content(*arguments: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     "target",
-    [f"results/slow/runs/{RUN}", f"results/slow/runs/{RUN}/attempt-1", f"slow/{RUN}", f"slow\t{RUN}"],
+    [f"results/slow/runs/{RUN}", f"results/slow/runs/{RUN}/attempt-1", f"slow/{RUN}"],
 )
 def test_a_slow_run_is_named_by_its_folder_and_exits_with_zero(results: Path, target: str) -> None:
     found = content(target)
@@ -75,9 +74,7 @@ def test_the_failures_of_a_study_come_first_and_exit_with_one(results: Path) -> 
     ("target", "log"),
     [("slow", None), (RUN, ""), (f"results/slow/runs/{RUN}", "Training finished in 10 s\n")],
 )
-def test_a_failure_that_no_log_shows_has_the_reason_of_the_ledger(
-    results: Path, target: str, log: str | None
-) -> None:
+def test_a_failure_that_no_log_shows_has_the_reason_of_the_ledger(results, target, log):
     folder = attempts(results / "slow", RUN)[0]
     change_run(results / "slow", RUN, state="failed", reason="NODE_FAIL: a node of the job failed")
     if log is not None:
@@ -149,8 +146,8 @@ def test_a_study_of_which_some_runs_are_missing_is_not_completed(results: Path) 
 def test_a_warning_in_the_log_is_reported_once(results: Path) -> None:
     folder = attempts(results / "slow", RUN)[0]
     folder.err.write_text("Warning: Grad strides do not match bucket view strides. This may indicate\n")
-    line = {"cause": "slow-gradient-strides", "path": "job.err", "line": 1, "evidence": "Warning"}
-    change_run(results / "slow", RUN, warnings=[line])
+    line = LogCause(cause="slow-gradient-strides", path="job.err", line=1, evidence="Warning")
+    change_run(results / "slow", RUN, warnings=(line,))
     assert [one["cause"] for one in content(str(folder.path))["causes"]] == ["data-loading", "grad-strides"]
 
 

@@ -9,8 +9,6 @@ with study, file, row, column, expected and actual value; the exit code is then 
 the expected values anew.
 """
 
-from __future__ import annotations
-
 import argparse
 import csv
 import io

@@ -1,7 +1,5 @@
 """The values that `bench` finds in real studies stay as they are: see README.md in this folder."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -44,8 +44,8 @@ _ENV = {
 }
 _RANK = """\
 #!/bin/bash
-# Called as: python -P -m ddp_scaling_bench.start workload --run-dir FOLDER ...
-folder=$6
+# Called as: python -P -m ddp_scaling_bench.train
+folder=$BENCH_RUN_DIR
 measure() {{
   [ "$SLURM_PROCID" = 0 ] || return 0
   printf '%s\\n' '{columns}' '{row}' >"$folder/metrics.csv"
@@ -183,9 +183,6 @@ def fault_study(folder: Path, faults: Sequence[str], environment: Mapping[str, s
     return FaultStudy(plan_study(folder, text, environment))
 
 
-# -- faults ----------------------------------------------------------------------------------
-
-
 def requeue(scene: Scene) -> None:
     """Requeue a running job, as an administrator can despite --no-requeue."""
     scene.await_state("RUNNING")
@@ -256,12 +253,12 @@ FAULTS = {
     "out-of-memory": Fault(
         "failed",
         "out-of-memory",
-        r"OUT_OF_MEMORY(?: in step 0 \(python\); the job says FAILED|: ran out of memory)",
+        r"OUT_OF_MEMORY(?: in step 0 \(bash\); the job says FAILED|: ran out of memory)",
     ),
     "killed": Fault(
         "failed",
         "killed",
-        r"rank 1 on n\d was killed by SIGKILL; FAILED: step 0 \(python\) was ended by SIG\w+",
+        r"rank 1 on n\d was killed by SIGKILL; FAILED: step 0 \(bash\) was ended by SIG\w+",
     ),
     "cancelled": Fault("cancelled", "cancelled", "cancelled by user id 0", cancel),
     "requeued": Fault("completed", None, "requeued by Slurm 1 time", requeue),

@@ -1,7 +1,5 @@
 """Studies for tests on the cluster, with real training or with short scripts."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

@@ -1,7 +1,5 @@
 """The engine with a scheduler in memory: each run becomes one job, and every end reaches the ledger."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import shutil
@@ -22,6 +20,7 @@ from bench.plan import make_plan, write_plan
 from bench.study.layout import RunFolder, StudyFolder
 from bench.study.ledger import FailureClass, Record, RunState, now
 from bench.study.plan_json import PlannedStudy, open_study
+from bench.study.reasons import Said
 from tests.common import change_json
 from tests.matrices import command, matrix
 
@@ -108,14 +107,18 @@ class Queue(Scheduler):
                 found[name] = (living or present)[-1].status
             elif own:
                 reason = f"the queue has forgotten job {job_id}"
-                found[name] = Status(job_id=job_id, state=RunState.UNKNOWN, reason=reason, settled=False)
+                found[name] = Status(job_id=job_id, state=RunState.UNKNOWN, remark=reason, settled=False)
         return found
 
     def cancel(self, ids: Sequence[str]) -> None:
         self.cancelled += ids
         for one in self.entries:
             if one.status.job_id in ids and one.status.state.active:
-                one.become(RunState.CANCELLED, failure_class=FailureClass.CANCELLED, reason="was cancelled")
+                one.become(
+                    RunState.CANCELLED,
+                    failure_class=FailureClass.CANCELLED,
+                    reasons=(Said(text="was cancelled"),),
+                )
 
     def words(self, job: Job) -> str:
         return f"enqueue {job.script} {job.folder.path}"
@@ -208,9 +211,6 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lab:
     return Lab(study, Queue(study))
 
 
-# -- each run becomes one job ------------------------------------------------------------------
-
-
 def test_each_run_becomes_one_job_and_a_second_submission_starts_nothing(lab):
     assert lab.submit() == []
     assert [one.job.name for one in lab.queue.entries] == [lab.study.job_name(run, 1) for run in lab.ids]
@@ -298,9 +298,6 @@ def test_a_lost_answer_without_a_job_and_a_scheduler_that_is_away_stop_the_submi
     assert lab.attempts() == [attempt, 1, 1]
 
 
-# -- limits ------------------------------------------------------------------------------------
-
-
 def test_the_rest_starts_when_a_slot_is_free(lab):
     lab.queue.slots = 1
     for number in range(3):
@@ -318,9 +315,6 @@ def test_jobs_wait_for_the_jobs_before_them_that_have_not_ended(tmp_path, monkey
     lab.end(0)
     lab.submit()
     assert [list(one.job.after) for one in lab.queue.entries] == [[], ["1"], ["2"]]
-
-
-# -- lost files and damaged lines --------------------------------------------------------------
 
 
 def test_after_the_tail_of_the_ledger_is_lost_jobs_are_found_by_name(lab):
@@ -377,9 +371,6 @@ def test_of_two_jobs_of_one_name_the_living_one_counts(lab):
     assert lab.jobs()[0] == ("running", "4")
 
 
-# -- unknown stays unknown ----------------------------------------------------------------------
-
-
 def test_a_forgotten_job_is_unknown_until_the_scheduler_or_the_folder_says_more(lab):
     lab.submit()
     for entry in lab.queue.entries:
@@ -425,9 +416,6 @@ def test_a_scheduler_that_is_away_is_an_error_and_writes_nothing(lab):
     assert lab.lines() == before
 
 
-# -- ends ----------------------------------------------------------------------------------------
-
-
 def test_an_end_is_one_line_of_the_ledger_and_changes_nothing_in_the_folder(lab):
     lab.submit()
     lab.end(0)
@@ -468,9 +456,6 @@ def test_two_starts_in_one_folder_are_not_valid_and_both_are_named(lab):
     for line in lab.folder(0).start.read_text().splitlines():
         assert line.split()[1] in twice.reason
     assert requeued.state is RunState.COMPLETED
-
-
-# -- cancel ---------------------------------------------------------------------------------------
 
 
 def test_cancelled_runs_stay_cancelled_and_completed_ones_completed(lab):
@@ -526,9 +511,6 @@ def test_jobs_of_other_users_are_shown_and_named_but_not_cancelled(lab):
     assert len(lab.queue.entries) == 3
 
 
-# -- packs ------------------------------------------------------------------------------------------
-
-
 def packed(lab: Lab) -> Entry:
     """Write what the submission of a pack leaves."""
     folder, name = lab.study.folder.pack(1), f"own.pack.a1.{lab.study.plan['key']}"
@@ -557,10 +539,10 @@ def test_runs_of_a_pack_end_one_by_one_and_those_that_did_not_start_are_planned_
     assert lab.states() == ["completed", "running", "queued"]
     end_of_pack(lab.folder(1), 143, by="limit")
     reason = "TIMEOUT: reached its time limit"
-    entry.become(RunState.FAILED, failure_class=FailureClass.TIME_LIMIT, reason=reason)
+    entry.become(RunState.FAILED, failure_class=FailureClass.TIME_LIMIT, reasons=(Said(text=reason),))
     _, limited, last = lab.records()
     assert (limited.state, limited.failure_class, limited.reason) == ("failed", "time-limit", reason)
-    why = f"not started: its pack (job 1) ended before its turn ({reason})"
+    why = f"not started: its pack (job 1) ended before its turn; {reason}"
     assert (last.state, last.reason) == ("planned", why)
     assert lab.folder(2).start.read_text().split()[0] == "bench"
 
@@ -571,9 +553,6 @@ def test_a_pack_is_cancelled_as_a_whole(lab):
         lab.cancel(lab.ids[0])
     assert lab.cancel() == 3
     assert lab.queue.cancelled == ["1"]
-
-
-# -- who may write ------------------------------------------------------------------------------------
 
 
 def test_without_the_lock_the_same_is_shown_and_nothing_is_written(lab):
@@ -600,9 +579,6 @@ def test_a_study_that_cannot_be_written_is_shown_as_it_is(lab):
     assert lab.lines() == before
     with pytest.raises(BenchError, match=r"submit\.lock"):
         lab.cancel()
-
-
-# -- the place of the study ----------------------------------------------------------------------------
 
 
 def elsewhere(lab: Lab, folder: Path) -> Lab:

@@ -1,18 +1,71 @@
 """Faults on the real cluster, and their presentation by status, verify and the report."""
 
-from __future__ import annotations
-
 import json
+import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from tests.cluster.bed import Cluster
 from tests.cluster.containers import wait_for
+from tests.common import run_program
 from tests.jobs.fault_studies import FAULTS, Scene, differences, fault_study
 from tests.jobs.slurm_studies import MEASURE, await_child, run_id, with_waiting_sbatch
-from tests.jobs.small_disk import SmallDisk, small_disk
+
+SIZE = 4 << 20
+
+
+@dataclass(frozen=True)
+class SmallDisk:
+    """A mounted file system of a few megabytes."""
+
+    path: Path
+
+    def fill(self) -> None:
+        """Fill the disk."""
+        with (self.path / "filler").open("wb", buffering=0) as file:
+            try:
+                while True:
+                    file.write(b"x" * 1024)
+            except OSError:
+                return
+
+    def free(self) -> None:
+        """Free the space."""
+        (self.path / "filler").unlink()
+
+
+@contextmanager
+def small_disk(cluster: Cluster, folder: Path) -> Iterator[SmallDisk]:
+    """Create a disk in a file, and mount it here and on every node.
+
+    Raises:
+        CalledProcessError: there is no loop device here.
+    """
+    image, mounted = folder / "disk.img", folder / "disk"
+    with image.open("wb") as file:
+        file.truncate(SIZE)
+    mounted.mkdir()
+    _run("mke2fs", "-q", "-F", "-t", "ext2", "-m", "0", str(image))
+    loop = _run("losetup", "--find", "--show", str(image)).strip()
+    try:
+        _run("mount", loop, str(mounted))
+        for node in cluster.nodes:
+            cluster.run_on_node(node, ["mount", loop, mounted])
+        yield SmallDisk(mounted)
+    finally:
+        for node in cluster.nodes:
+            cluster.run_on_node(node, ["umount", "--lazy", mounted], check=False)
+        subprocess.run(["umount", "--lazy", mounted], check=False)
+        _run("losetup", "--detach", loop)
+
+
+def _run(*words: str) -> str:
+    return run_program(words, check=True).stdout
+
 
 #: Faults that take a few seconds; `make campaign` tests all.
 QUICK = ("fine", "out-of-memory", "killed", "requeued")
@@ -66,9 +119,6 @@ def test_a_run_waits_for_a_drained_node_and_says_so(cluster, scripted):
     finally:
         cluster.resume("n3")
     assert study.bench("submit", "STUDY", "--wait").stderr.splitlines()[-1] == "study scripted: 1 completed"
-
-
-# -- full disk ---------------------------------------------------------------------------------
 
 
 def test_a_job_whose_id_could_not_be_saved_is_not_lost(cluster, disk, scripted, tmp_path):

@@ -1,7 +1,5 @@
 """Hostile text in every field arrives literally or is refused, and is never executed."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -14,6 +12,7 @@ import yaml
 
 from bench.errors import BenchError
 from bench.plan import make_plan, scripts
+from bench.study.cell_json import read_cell
 from tests.common import run_program, write_program
 from tests.jobs.slurm_studies import plan_study
 from tests.matrices import matrix, slurm
@@ -105,7 +104,7 @@ def test_hostile_text_in_a_field_is_refused_or_arrives_and_is_never_executed(tmp
         for text in texts:
             done = run_script(text, folder)
             assert not list(folder.rglob("planted")), f"{field}: {value!r} ran"
-            assert value in text or value in _arrived(done), f"{field}: {value!r} got lost"
+            assert value in text or value in _arrived(done, folder), f"{field}: {value!r} got lost"
 
 
 def _scripts(path: Path) -> tuple[list[str], str]:
@@ -116,10 +115,11 @@ def _scripts(path: Path) -> tuple[list[str], str]:
         return [], str(refusal)
 
 
-def _arrived(done: subprocess.CompletedProcess[str]) -> str:
-    """Return all arguments and variables of srun as one text."""
+def _arrived(done: subprocess.CompletedProcess[str], folder: Path) -> str:
+    """Return all arguments and variables of srun, and the options for ranks, as one text."""
     arrived = json.loads(done.stdout)
-    return "\0".join([*arrived["words"], *arrived["env"].values()])
+    options = map(str, read_cell(folder / "run dir").workload.values())
+    return "\0".join([*arrived["words"], *arrived["env"].values(), *options])
 
 
 HOSTILE_FOLDER = "a'; touch planted; é $(touch planted)"
@@ -128,7 +128,7 @@ WRITE_DOWN = """\
 #!{python}
 import json, os, sys
 words = sys.argv[1:]
-folder = words[words.index("--run-dir") + 1]
+folder = os.environ["BENCH_RUN_DIR"]
 if os.environ["SLURM_PROCID"] == "0":
     with open(os.path.join(folder, "arrived.json"), "w") as file:
         json.dump({{"words": words, "env": dict(os.environ)}}, file)
@@ -159,9 +159,9 @@ def test_hostile_folders_and_values_arrive_in_real_jobs(cluster, tmp_path):
         arrived = json.loads((attempt.path / "arrived.json").read_text())
         assert {name: arrived["env"][name] for name in values} == values
         assert arrived["env"]["SPOKEN"] == 'it is "$(echo said)"; `x` é'
-        assert str(attempt.path) in arrived["words"]
+        assert arrived["env"]["BENCH_RUN_DIR"] == str(attempt.path)
         assert study.planned.records()[run.run_id].reason.startswith(
-            "ended without metrics.csv, although Slurm says COMPLETED"
+            "ended without metrics.csv; the job says COMPLETED"
         )
     for command in ("status", "verify", "report"):
         shown = study.bench(command, "STUDY")

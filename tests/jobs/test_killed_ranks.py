@@ -1,11 +1,13 @@
 """Detection of killed ranks in recorded messages of srun and torchrun."""
 
-from __future__ import annotations
-
 import pytest
 
+from bench.finding import messages
 from bench.jobs.end import Note
-from bench.jobs.logs import error_line, exited_rank, killed_rank
+from bench.jobs.logs import exited_rank, killed_rank, logged_error, recorded_failures
+from bench.measure.failure_files import write_failures
+from bench.measure.failures import FAILURES, LateCollective, LostConnection, RankFailed
+from bench.study.files import write_json
 from bench.study.layout import RunFolder
 
 LOST = "bench: error: rank 0: lost the connection to another rank: it ended first, and its own message says why\n"
@@ -64,7 +66,37 @@ Root Cause (first observed failure):
 def test_the_rank_that_was_killed_or_exited_first_is_named(tmp_path, launcher, words, killed, exited):
     folder = RunFolder(tmp_path)
     folder.err.write_text(words)
-    assert (killed_rank(folder, launcher), exited_rank(folder, launcher)) == (killed, exited)
+    if words.startswith(LOST):
+        content = {"time": 1.5, "findings": [LostConnection().as_json()]}
+        write_json(folder.path / FAILURES.format(0), content)
+    found = (killed_rank(folder, launcher), exited_rank(folder, launcher))
+    assert tuple(one.message if one else "" for one in found) == (killed, exited)
+
+
+def test_the_cause_of_a_failure_comes_before_its_effects_then_the_first(tmp_path):
+    folder = RunFolder(tmp_path)
+    told = [
+        (2.0, LostConnection()),
+        (4.0, RankFailed(text="no memory")),
+        (3.0, RankFailed(text="no data")),
+        (1.0, LateCollective(timeout_s=5.0, option="an option")),
+        ("earlier", RankFailed(text="no time")),
+    ]
+    for rank, (moment, found) in enumerate(told):
+        write_json(tmp_path / FAILURES.format(rank), {"time": moment, "findings": [found.as_json()]})
+    (tmp_path / FAILURES.format("9")).write_text("[")
+    folder.err.write_text("bench: error: rank 5: another line\n")
+    assert messages(logged_error(folder)) == "no data"
+
+
+def test_a_rank_writes_only_its_first_failure_and_ignores_a_full_disk(tmp_path, monkeypatch):
+    monkeypatch.setenv("BENCH_RUN_DIR", str(tmp_path))
+    monkeypatch.setenv("RANK", "3")
+    write_failures([RankFailed(text="first")])
+    write_failures([RankFailed(text="second")])
+    assert messages(recorded_failures(RunFolder(tmp_path))) == "first"
+    monkeypatch.setenv("BENCH_RUN_DIR", str(tmp_path / "missing"))
+    write_failures([RankFailed(text="nowhere")])
 
 
 @pytest.mark.parametrize(
@@ -78,7 +110,7 @@ def test_the_rank_that_was_killed_or_exited_first_is_named(tmp_path, launcher, w
 def test_errors_of_a_rank_take_precedence_over_torchruns(tmp_path, own, said):
     torchruns = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n"
     (tmp_path / "job.err").write_text(own + torchruns + TORCHRUN.format(code=7, name=""))
-    assert error_line(RunFolder(tmp_path)) == said
+    assert messages(logged_error(RunFolder(tmp_path))) == said
 
 
 def test_the_first_error_is_the_reason_however_much_the_other_ranks_print(tmp_path):
@@ -86,9 +118,9 @@ def test_the_first_error_is_the_reason_however_much_the_other_ranks_print(tmp_pa
     others = [f"{frames}bench: error: rank {rank}: the store stopped answering\n" for rank in range(1, 8)]
     first = "bench: error: rank 0: no CUDA device is visible\n"
     (tmp_path / "job.err").write_text(first + "".join(others))
-    assert error_line(RunFolder(tmp_path)) == "rank 0: no CUDA device is visible"
+    assert messages(logged_error(RunFolder(tmp_path))) == "rank 0: no CUDA device is visible"
     (tmp_path / "job.err").write_text("step\n" * 300_000 + "bench: error: the loss is NaN\n")
-    assert error_line(RunFolder(tmp_path)) == "the loss is NaN"
+    assert messages(logged_error(RunFolder(tmp_path))) == "the loss is NaN"
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,12 @@
 """The same matrix with srun and torchrun on a real Slurm, from plan to report; options of sites."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator
 
 import pytest
 
+from bench.study.cell_json import read_cell
 from bench.study.layout import RunFolder
 from tests.analysis.figures import no_figure
 from tests.cluster.bed import Cluster
@@ -45,25 +44,22 @@ def test_the_ranks_join_on_the_allocated_hosts_and_report_them(study, running_cl
     for name, run in study.status().items():
         folder = RunFolder(study.folder / f"runs/{name}/attempt-1")
         env, content = json.loads(folder.env.read_text()), study.run_json(name)
-        cell = content["cell"]
+        cell = read_cell(folder.path)
         asked = ["sacct", "-nXPj", run.job_id, "-o", "State,NodeList"]
         state, nodes = running_cluster.run(asked).stdout.strip().split("|")
         given = running_cluster.run(["scontrol", "show", "hostnames", nodes]).stdout.split()
         assert state == "COMPLETED"
         assert [host["host"] for host in env["hosts"]] == given
-        counts = cell["tasks_per_node"]
-        per_node = counts if isinstance(counts, list) else [counts] * cell["nodes"]
+        counts = cell.tasks_per_node
+        per_node = counts if isinstance(counts, list) else [counts] * len(given)
         assert [host["ranks_here"] for host in env["hosts"]] == per_node
-        ranks = cell["world_size"]
+        ranks = cell.world_size
         assert (env["joined"]["ranks"], env["joined"]["expected"]) == (ranks, ranks)
         assert content["submitted_at"][:19] <= run.end.started_at <= run.end.ended_at
         steps = [line.split()[0] for line in folder.sacct_summary.read_text().splitlines()[1:]]
         assert steps == [run.job_id, f"{run.job_id}.batch", f"{run.job_id}.0"]
         said = folder.out.read_text() + folder.err.read_text()
         assert re.search(rf"\b{ranks}/{ranks} ranks? joined", said), said
-
-
-# -- options of sites -------------------------------------------------------------------------
 
 
 #: Without `exclusive`, because the batch shell of a whole node sees all its GPUs.
@@ -130,9 +126,6 @@ def test_options_of_a_site_reach_slurm(site, tmp_path):
     )
 
 
-# -- preemption -------------------------------------------------------------------------------
-
-
 def push_out(study: Study, cluster: Cluster) -> None:
     """Execute the first run on a whole node, and preempt it by a job of a higher partition."""
     assert study.bench("submit", "STUDY").returncode == 0
@@ -182,3 +175,22 @@ def test_a_preempted_and_requeued_job_is_queued_with_the_reason(cluster, tmp_pat
     assert dry == "0 of 1 runs would be started\n"
     assert study.bench("cancel", "STUDY").stdout == "1 run cancelled\n"
     assert study.status()[run_id(1)].state == "cancelled"
+
+
+ETH0 = {"GLOO_SOCKET_IFNAME": "eth0"}
+TRAINING = training(parameters="100k", **BARE | {"steps_per_epoch": 1, "attribution_steps": 0})
+
+
+def test_masks_per_rank_arrive_in_a_pack_and_are_recorded_in_env_json(cluster, tmp_path):
+    section = slurm(exclusive=True, time_limit="5m", srun_options=["--cpu-bind=mask_cpu:0x2,0x1"], env=ETH0)
+    del section["cpus_per_task"]
+    axes = {"nodes": [1], "tasks_per_node": [2]}
+    text = matrix("bindings", cluster=section, axes=axes, batch=2, workload=TRAINING)
+    study = plan_study(tmp_path, text, cluster.environment)
+    with submitted(study, "--wait", "--pack"):
+        (shown,) = study.status().values()
+    folder = study.folder / f"runs/{shown.run_id}/attempt-1"
+    assert shown.state == "completed", (shown, (folder / "job.err").read_text())
+    assert study.run_json(shown.run_id)["allocation"]["kind"] == "pack"
+    (host,) = json.loads((folder / "env.json").read_text())["hosts"]
+    assert (host["ranks"], host["affinity"]) == ([0, 1], ["1", "0"])

@@ -1,7 +1,6 @@
 """Execution on this machine: the scheduler with short scripts, and the command line with real ranks."""
 
-from __future__ import annotations
-
+import csv
 import json
 import os
 import signal
@@ -16,11 +15,9 @@ from typing import Any
 import psutil
 import pytest
 
-from bench.errors import BenchError
 from bench.jobs.contract import Job
 from bench.jobs.local import LocalScheduler, process_id
 from bench.plan import make_plan, write_plan
-from bench.study.layout import StudyFolder
 from bench.study.ledger import Record, RunState
 from bench.study.plan_json import PlannedStudy, open_study
 from bench.study.records import METRICS_COLUMNS, RANKS_COLUMNS, STEPS_COLUMNS
@@ -49,9 +46,6 @@ def planned(
         matrix(cluster=cluster, axes={"tasks_per_node": [*ranks]}, workload=workload, repeats=repeats)
     )
     return open_study(write_plan(make_plan(path), root / "results"))
-
-
-# -- the scheduler, with jobs whose set-up line is all that they do ----------------------
 
 
 Jobs = Callable[..., tuple[LocalScheduler, Job]]
@@ -196,9 +190,6 @@ def test_an_orphan_of_a_run_is_found_by_its_environment(job_of):
         orphan.wait()
 
 
-# -- the command line, with real ranks -------------------------------------------------
-
-
 def states(study: PlannedStudy) -> dict[str, str]:
     done = bench("status", str(study.folder.path), "--json", cwd=Path.cwd())
     return {run["run_id"]: run["state"] for run in json.loads(done.stdout)["runs"]}
@@ -251,6 +242,22 @@ def test_a_script_is_executed_by_hand_with_the_same_results(tmp_path):
     (folder,) = tmp_path.glob("manual-*")
     assert len((folder / "metrics.csv").read_text().splitlines()) == 3
     assert run_program(["bash", script, folder], env=env).returncode == 1, "a second start in the folder"
+    done = run_program(["bash", script, tmp_path / "new/folder"], env=env | {"BENCH_PYTHON": "nopython"})
+    assert (done.returncode, (tmp_path / "new/folder/end.json").exists()) == (127, True)
+    assert "there is no nopython: name the environment in cluster.setup" in done.stderr
+
+
+def test_a_line_of_a_script_decides_what_runs(tmp_path):
+    study = planned(tmp_path, ranks=[2], steps=4)
+    (run,) = study.runs
+    script = study.script(run.cell_id)
+    text = script.read_text().replace('"steps_per_epoch": 4,', '"steps_per_epoch": 7,')
+    script.write_text(text.replace("BENCH_PER_GPU_BATCH=4 ", "BENCH_PER_GPU_BATCH=8 "))
+    assert bench("submit", str(study.folder.path), cwd=tmp_path).returncode == 0
+    rows = csv.DictReader(study.folder.attempt(run.run_id, 1).metrics_csv.read_text().splitlines())
+    assert [(row["steps"], row["samples"]) for row in rows] == [("7", "112"), ("7", "112")]
+    done = bench("verify", str(study.folder.path), cwd=tmp_path)
+    assert "FAIL  samples: 112, expected 32 per epoch" in done.stdout
 
 
 def test_a_killed_rank_fails_its_run_with_the_reason_and_other_runs_continue(tmp_path):
@@ -290,30 +297,6 @@ def test_a_run_goes_on_without_its_bench_submit_and_is_not_started_again(tmp_pat
     assert [record.attempt for record in study.records().values()] == [1, 1]
 
 
-def test_a_cancelled_run_is_started_again_by_the_next_submission(tmp_path):
-    study = planned(tmp_path, ranks=[2], setup=["[ -e go ] || sleep 4242"])
-    (run,) = study.runs
-    with submission(study) as process:
-        wait_for(study.folder.attempt(run.run_id, 1).start.exists, what="the run")
-        assert bench("cancel", str(study.folder.path), cwd=tmp_path).stdout == "1 run cancelled\n"
-        process.wait(280)
-    assert states(study) == {run.run_id: "cancelled"}
-    study.folder.path.joinpath("../../go").touch()
-    env = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    done = bench("submit", str(study.folder.path), cwd=study.folder.path.parent.parent, **env)
-    assert done.returncode == 0, done.stderr
-    assert (states(study), study.records()[run.run_id].attempt) == ({run.run_id: "completed"}, 2)
-
-
-def test_a_run_is_ended_at_its_time_limit_with_the_reason(tmp_path):
-    study = planned(tmp_path, ranks=[2], steps=5000, epochs=1000, limit="10s")
-    assert bench("submit", str(study.folder.path), cwd=tmp_path).returncode == 1
-    record = study.records()[study.runs[0].run_id]
-    assert (str(record.state), record.failure_class) == ("failed", "time-limit")
-    assert record.reason.startswith("the time limit was reached")
-    assert not ranks_of(study)
-
-
 def test_set_up_lines_and_variables_reach_the_ranks_literally(tmp_path):
     setup = ["export FROM_SETUP='a b'", "touch set-up-ran"]
     study = planned(tmp_path, ranks=[1], setup=setup, env={"NCCL_DEBUG": "$(touch planted) 'x"})
@@ -324,13 +307,3 @@ def test_set_up_lines_and_variables_reach_the_ranks_literally(tmp_path):
     assert not (tmp_path / "planted").exists()
     content = json.loads(study.folder.attempt(study.runs[0].run_id, 1).env.read_text())
     assert content["env"]["NCCL_DEBUG"] == "$(touch planted) 'x"
-
-
-def test_a_study_without_a_plan_is_refused(tmp_path):
-    with pytest.raises(
-        BenchError, match=r"plan\.json: the study's plan does not exist; give the folder of a study"
-    ):
-        open_study(StudyFolder(tmp_path))
-    (tmp_path / "plan.json").write_text('{"cells": [{}], "runs": []}')
-    with pytest.raises(BenchError, match=r"plan\.json: is not a plan that this version can read"):
-        open_study(StudyFolder(tmp_path))

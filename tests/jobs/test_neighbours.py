@@ -1,7 +1,5 @@
 """Jobs that share nodes with a run are found, and disturb it only while it measures."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -20,7 +18,7 @@ def body(node: str, *, jobs: int = 1) -> str:
 
 
 def shown(run: Record) -> set[tuple[str, str, str]]:
-    return {(one["kind"], *one["subject"], *one["values"]["jobs"]) for one in run.end.disturbed}
+    return {(one.kind, *one.subject, *one.values["jobs"]) for one in run.end.disturbed}
 
 
 def test_all_jobs_on_the_nodes_of_runs_are_found(tmp_path: Path, cluster: Cluster) -> None:

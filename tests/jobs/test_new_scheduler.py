@@ -1,7 +1,5 @@
 """A new scheduler is one file, one template and one entry, and the engine submits exactly once with it too."""
 
-from __future__ import annotations
-
 import json
 import os
 import random
@@ -102,8 +100,6 @@ sys.exit({{"submit": submit, "run": run, "list": show, "cancel": cancel}}[sys.ar
 SCHEDULER = '''
 """The scheduler qq, a queue of this machine."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import subprocess
@@ -187,7 +183,7 @@ run_dir=$1
 claim_folder "$run_dir" "$QQ_JOB" 0
 python={{ python }}
 {% include "program.j2" %}
-"${command[@]:1}"  # without torchrun's --no-python
+"${command[@]}"
 code=$?
 printf '{"exit_code": %d}' "$code" >"$run_dir/end.json"
 exit "$code"

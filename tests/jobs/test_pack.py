@@ -1,7 +1,5 @@
 """Packs on a real cluster: many runs in one job, and all ways in which runs and job can end."""
 
-from __future__ import annotations
-
 import json
 import random
 import re
@@ -68,9 +66,6 @@ def _wait_for_end(study: Study) -> None:
     )
 
 
-# -- nodes and order ----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("nodes", "hosts"), [(1, 4), (2, 4), (3, 4), (4, 4), (2, 5), (5, 8), (1, 1)])
 def test_over_the_repeats_every_size_uses_every_node_equally_often(nodes, hosts):
     used = Counter(
@@ -109,9 +104,6 @@ def test_each_repeat_runs_on_other_nodes_of_the_same_job_and_sees_only_those(
         assert Counter(host for one in hosts for host in one) == {f"n{i}": size for i in (1, 2, 3, 4)}
     order = [line.split()[1] for line in (study.folder / "packs/pack-1/members").read_text().splitlines()]
     assert order == [run.run_id for run in study.planned.runs]
-
-
-# -- comparison with single jobs ----------------------------------------------------------------
 
 
 def test_what_a_pack_would_do_is_shown_and_its_cost_is_checked(scripted, running_cluster, tmp_path):
@@ -164,9 +156,6 @@ def test_a_pack_that_slurm_rejects_is_an_error_and_leaves_nothing(scripted):
         done.stderr.split("\n", 1)[1],
     ), done.stderr
     assert not (study.folder / "ledger.jsonl").exists()
-
-
-# -- ends of runs -------------------------------------------------------------------------------
 
 
 STEP = 'srun -N1 -n1 -J "$BENCH_STEP_NAME"'
@@ -264,9 +253,6 @@ def _queue(cluster: Cluster, job: str) -> list[str]:
     return cluster.run(["squeue", "-h", "-o", "%A", "-j", job], check=False).stdout.split()
 
 
-# -- no run is submitted twice or lost ------------------------------------------------------------
-
-
 def test_a_submission_killed_again_and_again_leaves_every_run_in_one_job(scripted, running_cluster):
     study = scripted(*([MEASURE] * 4))
     dice = random.Random(3)
@@ -294,9 +280,6 @@ def _each_run_in_one_job(study: Study, cluster: Cluster) -> None:
     assert sorted(ran) == sorted(run.run_id for run in study.planned.runs)
 
 
-# -- runs that did not start --------------------------------------------------------------------
-
-
 def test_the_jobs_time_limit_keeps_finished_runs_and_the_rest_is_started_again(overrun, running_cluster):
     study = overrun
     _wait_for_end(study)
@@ -305,8 +288,8 @@ def test_the_jobs_time_limit_keeps_finished_runs_and_the_rest_is_started_again(o
     limit = "TIMEOUT: reached its time limit"
     assert [(run.state, run.failure_class, run.reason) for run in shown] == [
         ("completed", None, ""),
-        ("failed", "time-limit", f"ended with its pack (job {job}): {limit}"),
-        *[("planned", None, f"not started: its pack (job {job}) ended before its turn ({limit})")] * 2,
+        ("failed", "time-limit", f"ended with its pack (job {job}); {limit}"),
+        *[("planned", None, f"not started: its pack (job {job}) ended before its turn; {limit}")] * 2,
     ]
     dry = study.bench("submit", "STUDY", "--pack", "--dry-run").stdout.splitlines()
     assert [line.split()[1] for line in dry[1:-1]] == [run.run_id for run in study.planned.runs[2:]]

@@ -1,7 +1,5 @@
 """`bench preflight`: a study whose command measures the nodes, on a real cluster and as processes."""
 
-from __future__ import annotations
-
 import csv
 import json
 import os
@@ -11,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from bench.nodecheck import rounds
+from bench.train.nodecheck import rounds
 from tests.cluster.bed import Cluster
 from tests.commands import command_line
 from tests.common import write_program
@@ -20,14 +18,14 @@ from tests.matrices import matrix, slurm
 #: The measurement with shorter windows; the tests need no precise rates.
 SHORT = """\
 import os, signal, sys, time
-import ddp_scaling_bench.nodecheck as nodecheck
+import ddp_scaling_bench.train.nodecheck as nodecheck
 nodecheck.WINDOW_S = 0.2
 nodecheck.EXCHANGE_S = float(os.environ.get("EXCHANGE_S", "30"))
 """
-#: A stand-in for python, which receives ``-m ddp_scaling_bench.nodecheck FILE --device cpu``.
+#: A stand-in for python, which receives ``-m ddp_scaling_bench.train.nodecheck FILE --device cpu``.
 PYTHON = """\
 #!/bin/bash
-[ "$1" = -m ] && [ "$2" = ddp_scaling_bench.nodecheck ] || exec %(python)s "$@"
+[ "$1" = -m ] && [ "$2" = ddp_scaling_bench.train.nodecheck ] || exec %(python)s "$@"
 shift 2
 exec %(python)s -c %(program)s "$@"
 """

@@ -3,8 +3,6 @@
 Several users, restored and copied studies, wrong digits in the ledger, jobs that Slurm has forgotten, lost requests.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import pickle
@@ -18,7 +16,6 @@ from pathlib import Path
 
 import pytest
 
-from bench.jobs import engine
 from tests.cluster.bed import Cluster
 from tests.cluster.configuration import ACCOUNT
 from tests.cluster.containers import wait_for
@@ -89,9 +86,6 @@ def as_nobody(call: Callable[[], subprocess.CompletedProcess[str]]) -> subproces
     return pickle.loads(content)
 
 
-# -- two users -------------------------------------------------------------------------------
-
-
 def test_two_users_of_a_study_see_the_same_and_neither_ends_nor_repeats_the_others_runs(cluster, folder):
     cluster.run(["sacctmgr", "-i", "add", "user", "nobody", f"account={ACCOUNT}"], check=False)
     study = shared(folder, cluster, "sleep 60", runs=3)
@@ -114,9 +108,6 @@ def test_two_users_of_a_study_see_the_same_and_neither_ends_nor_repeats_the_othe
     assert set(study.jobs_per_run().values()) == {1}
 
 
-# -- lost and wrong lines ---------------------------------------------------------------------
-
-
 def test_a_restored_ledger_and_a_wrong_digit_start_nothing_twice(cluster, folder):
     study = shared(folder, cluster, "sleep 60")
     ledger = study.folder / "ledger.jsonl"
@@ -136,9 +127,6 @@ def test_a_restored_ledger_and_a_wrong_digit_start_nothing_twice(cluster, folder
     )
     assert states(study) == ["cancelled", "cancelled"]
     assert set(study.jobs_per_run().values()) == {1}
-
-
-# -- killed between sbatch and the ledger, and forgotten ------------------------------------------
 
 
 def test_jobs_whose_ids_were_lost_and_that_slurm_has_forgotten_do_not_run_again(cluster, folder):
@@ -174,42 +162,6 @@ def test_jobs_whose_ids_were_lost_and_that_slurm_has_forgotten_do_not_run_again(
         wait_for(lambda study=study: states(study) == ["completed"], what="the accounting")
         assert study.bench("submit", "STUDY").stderr.startswith("nothing to start")
     assert set(starts(folder).values()) == {1}
-
-
-# -- copies, and requests that Slurm loses ---------------------------------------------------------
-
-
-def test_a_copied_study_asks_before_it_starts_or_cancels_anything(cluster, folder):
-    study = shared(folder, cluster, "sleep 60")
-    assert study.bench("submit", "STUDY", "--max-queued", "1").returncode == 0
-    copy = Study(shutil.copytree(study.folder, folder / "copy/shared"), study.environment)
-    wait_for(lambda: states(study) == ["running", "planned"], what="the first run")
-    assert states(copy) == ["unknown", "planned"], "the copy asks nobody"
-    for words in (("submit", "STUDY"), ("cancel", "STUDY")):
-        refused = copy.bench(*words)
-        assert (refused.returncode, "--adopt" in refused.stderr) == (2, True), refused.stderr
-    assert copy.bench("submit", "STUDY", "--adopt").returncode == 0
-    assert study.bench("submit", "STUDY").returncode == 0
-    names = cluster.run(["squeue", "-h", "-o", "%j"]).stdout.split()
-    assert len(names) == len(set(names)) == 3
-
-
-def test_a_lost_cancellation_is_noticed(cluster, folder, monkeypatch):
-    (folder / "bin").mkdir()
-    write_program(
-        folder / "bin/scancel", "#!/bin/sh\n"
-    )  # the controller was killed before it saved the request
-    study = shared(folder, cluster, "sleep 60", runs=1)
-    assert study.bench("submit", "STUDY").returncode == 0
-    wait_for(lambda: all_running(study), what="the run")
-    with monkeypatch.context() as patch:
-        patch.setenv("PATH", f"{folder / 'bin'}:{os.environ['PATH']}")
-        assert study.bench("cancel", "STUDY").stdout == "1 run cancelled\n"
-    assert states(study) == ["cancelled"]
-    monkeypatch.setattr(engine, "CANCEL_S", -1.0)
-    (record,) = study.status().values()
-    assert (str(record.state), "cancellation was lost" in record.reason) == ("running", True)
-    assert study.bench("submit", "STUDY").stderr.startswith("nothing to start")
 
 
 def test_a_second_start_in_a_folder_is_refused_or_makes_the_run_invalid(cluster, folder):

@@ -1,30 +1,22 @@
 """The Slurm executor on a real cluster: interruptions, rejections, and all ways in which a run can end."""
 
-from __future__ import annotations
-
 import json
 import os
-import shutil
 import sys
-from pathlib import Path
-
-import pytest
 
 from bench.study.ledger import study_lock
 from tests.cluster.bed import Cluster
 from tests.cluster.containers import wait_for
-from tests.common import write_program
 from tests.jobs.slurm_studies import (
     MEASURE,
     await_child,
     lines,
     plan_study,
     run_id,
+    scripted_study,
     with_waiting_sbatch,
 )
 from tests.matrices import command, matrix, slurm
-
-# -- no run is submitted twice or lost ----------------------------------------------------------
 
 
 def test_bench_waits_for_an_orphaned_sbatch_and_finds_its_job(scripted, running_cluster, tmp_path):
@@ -173,9 +165,6 @@ def test_a_controller_that_is_down_is_an_error_and_loses_nothing(scripted, runni
     assert study.jobs_per_run() == {run_id(i): 1 for i in (1, 2, 3)}
 
 
-# -- commands -------------------------------------------------------------------------------
-
-
 def test_a_dry_run_prints_the_sbatch_commands(scripted):
     study = scripted(MEASURE)
     done = study.bench("submit", "STUDY", "--dry-run")
@@ -187,50 +176,39 @@ def test_a_dry_run_prints_the_sbatch_commands(scripted):
         f"--error={attempt}/job.err {folder}/scripts/n1x1-gloo-srun-b1.sbatch {attempt}\n"
         "1 of 1 runs would be started\n"
     )
-    shown = json.loads(study.bench("submit", "STUDY", "--dry-run", "--json").stdout)
-    assert shown == {
-        "study": "scripted",
-        "planned": 1,
-        "runs": [
-            {
-                "run_id": run_id(1),
-                "cell_id": "n1x1-gloo-srun-b1",
-                "command": done.stdout.splitlines()[0],
-                "script": f"{folder}/scripts/n1x1-gloo-srun-b1.sbatch",
-            }
-        ],
-    }
-    assert study.bench("submit", "STUDY", "--json").stderr == (
-        "error: --json requires --dry-run; `bench status --json` shows the states of runs\n"
-    )
     assert study.jobs_per_run() == {}
     assert not (folder / "ledger.jsonl").exists()
 
 
-def test_the_status_of_a_large_study_calls_squeue_once_and_sacct_twice(
-    scripted, running_cluster, tmp_path, monkeypatch
-):
-    study = scripted(*([MEASURE] * 4))
-    assert study.bench("submit", "STUDY").returncode == 0
-    jobs = {record.job_name: record.job_id for record in study.planned.records().values()}
-
-    def settled() -> bool:
-        found = study.engine.scheduler.poll(jobs).values()
-        return all(status.settled and status.state.ended for status in found)
-
-    # squeue can still show a job as completing when sacct has its end.
-    wait_for(lambda: settled() and not _queued(running_cluster), what="the ends of all jobs")
-    _count_calls(tmp_path / "bin", monkeypatch)
-    shown = json.loads(study.bench("status", "STUDY", "--json").stdout)
-    assert {run["state"] for run in shown["runs"]} == {"completed"}
-    # sacct is asked for the jobs of the study, and for all jobs on their nodes.
-    assert sorted((tmp_path / "bin/calls").read_text().split()) == ["sacct", "sacct", "squeue"]
+HALTED = "the study was cancelled: no more runs are started; `bench submit` starts the remaining runs"
 
 
-def _count_calls(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Put wrappers of Slurm's commands first in PATH, which record each call."""
-    folder.mkdir()
-    for name in ("squeue", "sacct", "scontrol", "sinfo"):
-        wrapper = folder / name
-        write_program(wrapper, f'#!/bin/sh\necho {name} >>"{folder}/calls"\nexec {shutil.which(name)} "$@"\n')
-    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+def test_a_cancelled_study_stops_a_waiting_submission_and_the_next_continues(cluster, tmp_path):
+    study = scripted_study(tmp_path, [f"sleep 60; {MEASURE}"] * 3, cluster.environment)
+    with study.start("submit", "STUDY", "--wait", "--max-queued", "1") as waiting:
+        assert waiting.stderr is not None
+        said = lines(waiting.stderr)
+        assert "2 runs held back until other runs end" in said
+        assert study.bench("cancel", "STUDY").stdout == "1 run cancelled\n"
+        assert list(said) == [HALTED, "study scripted: 2 planned, 1 cancelled"]
+    assert waiting.returncode == 1
+    assert sum(study.jobs_per_run().values()) == 1
+    again = study.bench("submit", "STUDY", "--max-queued", "2")
+    assert again.returncode == 0, again.stderr
+    assert again.stderr.splitlines()[-1] == "study scripted: 1 planned, 2 queued"
+
+
+def test_a_running_submission_stops(cluster, tmp_path):
+    study = scripted_study(tmp_path, ["sleep 60"], cluster.environment, repeats=300)
+    with study.start("submit", "STUDY") as submission:
+        assert submission.stderr is not None
+        said = lines(submission.stderr)
+        assert next(said).startswith("[1/300] ")
+        cancelled = study.bench("cancel", "STUDY")
+        assert cancelled.returncode == 0, cancelled.stderr
+        last = list(said)[-2:]
+    assert submission.returncode == 1
+    assert last[0] == HALTED
+    states = [run.state for run in study.status().values()]
+    assert set(states) == {"planned", "cancelled"}
+    assert cancelled.stdout == f"{states.count('cancelled')} runs cancelled\n"

@@ -1,7 +1,5 @@
 """A real Slurm without accounting, and a login node without sacct and scontrol."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys
@@ -170,6 +168,6 @@ def test_without_sacct_and_scontrol_everything_works(bare, tmp_path, monkeypatch
     verified = study.bench("verify", "STUDY")
     assert "Traceback" not in verified.stderr
     matrix = tmp_path / "starter.yaml"
-    started = study.bench("init", str(matrix), "--yes")
+    started = study.bench("init", str(matrix))
     assert started.returncode == 0, started.stderr
     assert f"partition: {bare.options.gpu_type}\n" in matrix.read_text()

@@ -1,10 +1,7 @@
 """Output and exit code of ``bench lint``, and the page of its rules."""
 
-from __future__ import annotations
-
 import io
 import json
-from pathlib import Path
 
 import pytest
 
@@ -20,15 +17,13 @@ GOOD = "#!/bin/bash\n#SBATCH --nodes=1\npython train.py\n"
 
 
 @pytest.fixture
-def bad(tmp_path: Path) -> Path:
+def bad(tmp_path):
     path = tmp_path / "a'; echo b é.sbatch"
     path.write_text(BAD, encoding="utf-8")
     return path
 
 
-def test_findings_are_printed_and_an_error_exits_with_1(
-    bad: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_findings_are_printed_and_an_error_exits_with_1(bad, capsys):
     assert lint_command([str(bad)], as_json=False) == 1
     printed = capsys.readouterr()
     assert printed.out == (
@@ -42,7 +37,7 @@ def test_findings_are_printed_and_an_error_exits_with_1(
     assert printed.err == "1 script: 2 errors, 1 warning\n"
 
 
-def test_json_has_the_promised_keys(bad: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_has_the_promised_keys(bad, capsys):
     assert lint_command([str(bad)], as_json=True) == 1
     findings = json.loads(capsys.readouterr().out)["findings"]
     assert list(findings[0]) == ["path", "line", "rule", "severity", "message", "remedy"]
@@ -50,7 +45,7 @@ def test_json_has_the_promised_keys(bad: Path, capsys: pytest.CaptureFixture[str
     assert found[1:] == [(5, "undefined-variable", "warning"), (6, "missing-srun", "error")]
 
 
-def test_a_correct_script_exits_with_0(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_correct_script_exits_with_0(tmp_path, capsys):
     path = tmp_path / "good.sbatch"
     path.write_text(GOOD, encoding="utf-8")
     assert lint_command([str(path), str(path)], as_json=False) == 0
@@ -59,9 +54,7 @@ def test_a_correct_script_exits_with_0(tmp_path: Path, capsys: pytest.CaptureFix
     assert json.loads(capsys.readouterr().out) == {"findings": []}
 
 
-def test_standard_input_may_contain_any_bytes(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_standard_input_may_contain_any_bytes(monkeypatch, capsys):
     stdin = io.TextIOWrapper(io.BytesIO(b"#!/bin/bash\r\n#SBATCH --nodes=1\r\n\xff\xfe\0\r\n"))
     monkeypatch.setattr("sys.stdin", stdin)
     assert lint_command(["-"], as_json=False) == 1
@@ -78,14 +71,12 @@ def test_standard_input_may_contain_any_bytes(
         ("my.yaml", " is a YAML file, not a script; give a script, such as one that `bench plan` wrote"),
     ],
 )
-def test_a_path_that_is_not_a_script_is_bad_input(tmp_path: Path, name: str, message: str) -> None:
+def test_a_path_that_is_not_a_script_is_bad_input(tmp_path, name, message):
     path = tmp_path / name
     assert raised(BenchError, lint_command, [str(path)], as_json=False) == f"{path}{message}"
 
 
-def test_control_characters_of_a_script_are_not_printed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_control_characters_of_a_script_are_not_printed(tmp_path, capsys):
     path = tmp_path / "a\x1b[31m.sbatch"
     path.write_text("#!/bin/bash\n#SBATCH --nodes=\x1b7x\x07\u202e\x9b\n", encoding="utf-8")
     assert lint_command([str(path)], as_json=False) == 1

@@ -1,15 +1,13 @@
 """Directives are read the way sbatch reads them; the expected results are those of sbatch 22.05."""
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path
 
 import pytest
 
-from bench.findings import Remark
 from bench.lint.directives import read_header, read_line
+from bench.lint.mistakes import Remark
 from bench.lint.options import LETTERS, LONG, Option, matches
 from tests.cluster.plugin import release_or_skip
 from tests.common import run_program

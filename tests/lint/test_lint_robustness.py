@@ -1,7 +1,5 @@
 """Any text is linted without a traceback, and nothing of it is executed."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

@@ -4,8 +4,6 @@ A script in ``fixtures/bad`` contains its expectations: ``# expect: RULE | START
 START is the start of the line. ``python tests/lint/test_lint_rules.py`` writes the rules in docs/lint.md.
 """
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections import Counter
@@ -13,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.findings import Finding, Severity
 from bench.lint import RULES, Rule, lint_script
+from bench.lint.mistakes import Mistake, Severity
 
 ROOT = Path(__file__).parents[2]
 FIXTURES = Path(__file__).parent / "fixtures"
@@ -76,16 +74,10 @@ def test_every_rule_has_a_bad_script_a_near_miss_and_examples() -> None:
         assert re.search(r"\n *Bad:.*\n *Good:", rule.check.__doc__ or "", re.DOTALL), rule.name
 
 
-def test_these_rules_yield_warnings() -> None:
-    warnings = {rule.name for rule in RULES if rule.severity is Severity.WARNING}
-    expected = "deepspeed-nodes hardcoded-host task-gpu-mismatch undefined-variable world-size-mismatch"
-    assert warnings == set(expected.split())
-
-
 def test_the_failing_script_of_four_nodes_is_explained() -> None:
     path = FIXTURES / "bad" / "missing-srun--mission.sbatch"
     assert lint_script(read(path), path=path.name) == [
-        Finding(
+        Mistake(
             path=path.name,
             line=15,
             rule="missing-srun",

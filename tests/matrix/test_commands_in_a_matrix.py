@@ -1,7 +1,5 @@
 """Parse, check and quote a command that replaces the built-in training."""
 
-from __future__ import annotations
-
 import shlex
 import subprocess
 from pathlib import Path
@@ -10,8 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.matrix.workload import shell_word, torchrun_words
+from bench.matrix.launchers import LAUNCHERS, read_launch
+from bench.matrix.workload import shell_word
 from bench.plan import make_plan
+from bench.train.options import OPTIONS
 from tests.common import run_program
 
 HEAD = """\
@@ -39,42 +39,8 @@ def plan(tmp_path, monkeypatch):
 def test_a_text_is_split_like_in_a_shell_and_a_list_is_kept(plan):
     text = plan("command: python train.py --name 'a b' {per_gpu_batch}")
     words = plan("command: [python, train.py, --name, a b, '{per_gpu_batch}']")
-    assert text.cells[0].command == ["python", "train.py", "--name", "a b", "{per_gpu_batch}"]
-    assert words.cells[0].command == text.cells[0].command
-
-
-@pytest.mark.parametrize(
-    ("command", "lines"),
-    [
-        (
-            "torchrun --nproc_per_node 2 t.py --b {per_gpu_batch}",
-            "`launcher: [torchrun]` and `command: python t.py --b {per_gpu_batch}`",
-        ),
-        (
-            "env X=1 accelerate launch -m own.train 'a b'",
-            "`launcher: [torchrun]` and `command: env X=1 python -m own.train 'a b'`",
-        ),
-        ("srun python t.py", "`launcher: [srun]` and `command: python t.py`"),
-    ],
-)
-def test_a_launcher_in_the_command_is_a_warning_with_the_lines_to_write(plan, command, lines):
-    name = next(name for name in ("torchrun", "accelerate launch", "srun") if name in command)
-    warning = f"own.yaml:6: bench starts the command once per rank, and {name} in it starts ranks again; use {lines}"
-    found = plan(f'command: "{command}"').warnings
-    assert [one for one in found if "starts ranks again" in one] == [warning]
-
-
-def test_unused_settings_of_a_command_give_warnings(plan):
-    warnings = plan("command: python x.py\nprecision: bf16\nepochs: 2").warnings
-    assert [words for words in warnings if words.startswith("own.yaml")] == [
-        "own.yaml:6: the command contains neither {per_gpu_batch} nor {global_batch}: "
-        "unless it reads $BENCH_PER_GPU_BATCH, its batch may differ from the cell's",
-        "own.yaml:7: workload.precision is ignored: the command does not contain {precision}",
-    ]
-    assert (
-        "own.yaml:6: workload.metrics is ignored: there is no workload.command"
-        in plan("metrics: none").warnings
-    )
+    assert text.cells[0].argv == ["python", "train.py", "--name", "a b", "{per_gpu_batch}"]
+    assert words.cells[0].argv == text.cells[0].argv
 
 
 def test_a_command_can_be_an_axis(tmp_path, monkeypatch):
@@ -86,7 +52,7 @@ def test_a_command_can_be_an_axis(tmp_path, monkeypatch):
         "workload: {device: cpu, metrics: none}\n"
     )
     plan = make_plan(Path("own.yaml"))
-    assert [cell.command for cell in plan.cells] == [
+    assert [cell.argv for cell in plan.cells] == [
         ["python", "a.py", "{global_batch}"],
         ["python", "b.py", "{global_batch}"],
     ]
@@ -106,7 +72,7 @@ def test_the_names_of_commands_are_in_the_names_of_cells_and_series(tmp_path):
         "  - {tasks_per_node: 1, command: {name: new, run: ./new}}\n"
     )
     plan = make_plan(path)
-    assert [(cell.cell_id, cell.command) for cell in plan.cells] == [
+    assert [(cell.cell_id, cell.argv) for cell in plan.cells] == [
         ("n1x1-gloo-torchrun-b16-command.fsdp-2", ["python", "a.py", "--fsdp2"]),
         ("n1x1-gloo-torchrun-b16-command.ddp", ["python", "a.py"]),
         ("n1x1-gloo-torchrun-b16-command.python+b.py", ["python", "b.py"]),
@@ -120,22 +86,24 @@ def test_the_names_of_commands_are_in_the_names_of_cells_and_series(tmp_path):
     }
 
 
-@pytest.mark.parametrize(
-    ("command", "words"),
-    [
-        ("python train.py --a", "train.py --a"),
-        ("python -m pkg.train --a", "-m pkg.train --a"),
-        ("./train.sh --a", "--no-python ./train.sh --a"),
-        ("/usr/bin/python3 train.py", "--no-python /usr/bin/python3 train.py"),
-    ],
-)
-def test_torchrun_is_given_a_script_a_module_or_a_program(command, words):
-    assert torchrun_words(shlex.split(command)) == shlex.split(words)
+def test_a_cell_has_the_options_that_its_command_uses(plan):
+    common = ["device", "steps_per_epoch", "epochs", "warmup_steps", "attribution_steps", "grad_accum"]
+    common.append("join_timeout")
+    assert list(plan("command: python x.py").cells[0].workload) == common
+    named = plan("command: python x.py {precision} {data}\nprecision: bf16").cells[0].workload
+    assert named.keys() - set(common) == {"precision", "data"}
+    assert (named["precision"], named["data"]) == ("bf16", "synthetic")
 
 
-def test_pythons_own_options_are_kept_under_torchrun():
-    assert shell_word(torchrun_words(["python", "-O", "x.py"])[1], {}) == '"$python"'
-    assert torchrun_words(["python", "-c", "print()"])[2:] == ["-c", "print()"]
+def test_the_built_in_training_is_the_default_command(plan):
+    cell = plan("epochs: 2").cells[0]
+    assert cell.argv == ["python", "-P", "-m", "ddp_scaling_bench.train"]
+    assert (cell.program, cell.metrics) == ("the built-in training", {"source": "recorder"})
+    assert (cell.planned_epochs, cell.planned_samples, "torch" in cell.packages) == (2, 16 * 50, True)
+    assert list(cell.workload) == list(OPTIONS)
+    own = plan("command: python 'a b.py' {per_gpu_batch}").cells[0]
+    assert own.program == "python 'a b.py' {per_gpu_batch}"
+    assert (own.planned_epochs, own.planned_samples, own.packages) == (None, None, [])
 
 
 @given(st.text(st.characters(exclude_characters="\0\r", exclude_categories=["Cs"])), st.text("{}$`'\" ;a\\"))
@@ -165,3 +133,58 @@ def test_the_device_of_a_command_can_be_that_of_the_site_file(tmp_path):
     path.write_text("axes: {command: ['true', 'false']}\nscaling: [{mode: weak, per_gpu_batch: [4]}]\n")
     site.write_text("cluster: {executor: local}\nworkload: {device: cpu}\n")
     assert {cell.device for cell in make_plan(path, site=site).cells} == {"cpu"}
+
+
+#: (command, launcher, program); an empty program is not certain.
+FOUND = [
+    ("torchrun train.py", "torchrun", "python train.py"),
+    ("torchrun --standalone --nproc-per-node 2 t.py --nnodes 3", "torchrun", "python t.py --nnodes 3"),
+    ("torchrun --nnodes=2 --nproc_per_node=4 -m pkg.train --lr 1", "torchrun", "python -m pkg.train --lr 1"),
+    ("/opt/bin/torchrun -r3 -t 3 --no-python bash run.sh", "torchrun", "bash run.sh"),
+    ("torchrun --no-python --run-path /a/t.py", "torchrun", "python /a/t.py"),
+    ("torchrun", "torchrun", ""),
+    ("python -m torch.distributed.run --nnodes=2 t.py", "torchrun", "python t.py"),
+    ("python -m torch.distributed.launch t.py", "torch.distributed.launch", "python t.py"),
+    ("env -u A torchrun t.py", "torchrun", "env -u A python t.py"),
+    ("conda run -n e --live-stream torchrun t.py", "torchrun", "conda run -n e --live-stream python t.py"),
+    ("poetry run env A=1 accelerate launch t.py", "accelerate launch", "poetry run env A=1 python t.py"),
+    ("accelerate launch --multi_gpu --num_processes 8 t.py --l 1", "accelerate launch", "python t.py --l 1"),
+    ("accelerate-launch --use_fsdp t.py", "accelerate launch", ""),
+    ("deepspeed --num_gpus=4 t.py --deepspeed ds.json", "deepspeed", ""),
+    ("mpiexec.hydra -np 4 python t.py", "mpirun", ""),
+    ("srun -N2 --ntasks 4 -u --exclusive --mpi=pmix python t.py", "srun", "python t.py"),
+    ("srun --het-group 1 python t.py", "srun", ""),
+    ("srun --nodes=2 torchrun --nnodes 2 t.py", "torchrun", "python t.py"),
+]
+NONE = [
+    "python train.py --launcher torchrun",
+    "python torchrun.py",
+    "python -c 'import torch' torchrun",
+    "bash -c 'torchrun t.py'",
+    "bash run.sh torchrun",
+    "env -S 'torchrun t.py'",
+    "uv run --new-option x torchrun t.py",
+    "accelerate config",
+]
+
+
+@pytest.mark.parametrize(("command", "launcher", "program"), FOUND)
+def test_a_launcher_and_its_program_are_found(command, launcher, program):
+    found = read_launch(shlex.split(command))
+    words = [*found.wrapper, *found.program] if found.program else []
+    assert (found.launcher.name, words) == (launcher, shlex.split(program))
+
+
+@pytest.mark.parametrize("command", NONE)
+def test_other_commands_have_no_launcher(command):
+    assert read_launch(shlex.split(command)) is None
+
+
+def test_the_options_of_torchrun_are_those_of_the_installed_torch():
+    from torch.distributed.run import get_args_parser
+
+    found: dict[bool, set[str]] = {True: set(), False: set()}
+    for action in get_args_parser()._actions:
+        found[action.nargs == 0] |= {text.lstrip("-").replace("-", "_") for text in action.option_strings}
+    torchrun = LAUNCHERS[0]
+    assert found == {True: {*torchrun.flags.split()}, False: {*torchrun.values.split()}}

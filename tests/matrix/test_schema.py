@@ -1,18 +1,24 @@
-"""Messages for mistakes in a matrix: file, line, mistake, allowed values, remedy."""
+"""Messages for mistakes in a matrix: file, line, mistake, allowed values, remedy; and the plan's warnings.
 
-from __future__ import annotations
+A line ``# expect: LINE: MESSAGE`` at the end of a matrix in ``mistakes/`` or ``warnings/`` stands for one message;
+three dots at its end, for any further text.
+"""
 
 import json
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from bench.errors import BenchError
+from bench.matrix.document import read_document
 from bench.matrix.expansion import expand
 from bench.matrix.load import load_matrix
 from bench.matrix.schema import json_schema
-from bench.matrix.workload import WorkloadOptions
+from bench.plan import make_plan
 from bench.shipped import shipped
+from bench.train.options import OPTIONS
 
 GOOD = """\
 study: good
@@ -102,8 +108,122 @@ def test_the_json_schema_has_every_key_and_rejects_others():
     assert schema["required"] == ["scaling"]
     assert schema["additionalProperties"] is False
     axes = schema["$defs"]["Axes"]
-    assert set(axes["properties"]) >= set(WorkloadOptions.model_fields) - {"device"} | {"nodes", "backend"}
+    assert set(axes["properties"]) >= OPTIONS.keys() - {"device"} | {"nodes", "backend"}
     assert axes["additionalProperties"] is False
     assert list(axes["patternProperties"]) == [r"^env\.[A-Za-z_][A-Za-z0-9_]*$"]
     for option in schema["$defs"]["Workload"]["properties"].values():
         assert option["description"], "an editor shows it"
+
+
+MISTAKES, WARNINGS = (
+    sorted(Path(__file__).with_name(name).glob("*.yaml")) for name in ("mistakes", "warnings")
+)
+
+
+def read(path, folder):
+    """Write a matrix without its comments; return the matrix, and the messages in the comments."""
+    text, *expected = path.read_text(encoding="utf-8").rstrip("\n").split("\n# expect: ")
+    matrix = folder / "m.yaml"
+    matrix.write_text(f"{text}\n", encoding="utf-8")
+    return matrix, expected
+
+
+@pytest.mark.parametrize("path", WARNINGS, ids=lambda path: path.stem)
+def test_each_plan_has_exactly_its_warnings(path, tmp_path, monkeypatch):
+    monkeypatch.setattr("bench.matrix.load.usable_cores", lambda: 4)
+    matrix, expected = read(path, tmp_path)
+    assert [str(one).removeprefix(f"{matrix}:") for one in make_plan(matrix).warnings] == expected
+
+
+@pytest.mark.parametrize("path", MISTAKES, ids=lambda path: path.stem)
+def test_each_mistake_gets_its_message(path, tmp_path):
+    matrix, expected = read(path, tmp_path)
+    assert expected
+    with pytest.raises(BenchError) as caught:
+        make_plan(matrix)
+    assert caught.value.exit_code == 2
+    found = str(caught.value).splitlines()
+    ends = [len(message) - 3 if message.endswith("...") else None for message in expected]
+    assert [f"{matrix}:{message[:end]}" for message, end in zip(expected, ends, strict=True)] == [
+        message[: end and end + len(f"{matrix}:")] for message, end in zip(found, ends, strict=True)
+    ]
+
+
+def write(tmp_path: Path, text: str | bytes) -> Path:
+    path = tmp_path / "m.yaml"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path
+
+
+def refusal(path: Path) -> str:
+    with pytest.raises(BenchError) as caught:
+        read_document(path)
+    return str(caught.value)
+
+
+def test_every_key_and_item_has_its_line(tmp_path):
+    document = read_document(write(tmp_path, "a: 1\nb:\n  c:\n    - 5\n    - 6\n"))
+    assert document.content == {"a": 1, "b": {"c": [5, 6]}}
+    assert document.line(("b", "c", 1)) == 5
+    assert document.line(("b", "c", 9)) == 3, "a missing value has the line of the value around it"
+
+
+def test_words_with_a_special_meaning_in_yaml_1_1_stay_text(tmp_path):
+    text = "on: yes\ntime: 20:00\noctal: 010\ndate: 2026-11-20\nhex: 0x10\nquoted: '5'\nnothing:\nflag: true\nf: 1e3\n"
+    assert read_document(write(tmp_path, text)).content == {
+        "on": "yes",
+        "time": "20:00",
+        "octal": 10,
+        "date": "2026-11-20",
+        "hex": "0x10",
+        "quoted": "5",
+        "nothing": None,
+        "flag": True,
+        "f": 1000.0,
+    }
+
+
+def test_anchors_and_merges_work_and_own_keys_win(tmp_path):
+    text = "base: &b {x: 1, y: 2}\nown:\n  <<: *b\n  y: 3\n"
+    assert read_document(write(tmp_path, text)).content["own"] == {"x": 1, "y": 3}
+
+
+def test_a_tag_that_would_build_objects_is_only_reported(tmp_path):
+    document = read_document(write(tmp_path, "a: !!python/object/apply:os.system ['true']\nb: !x 1\n"))
+    assert [str(problem) for problem in document.problems] == [
+        f"{document.path}:2: the YAML tag !x is not supported in a matrix; remove it"
+    ]
+    assert document.content["a"] == ["true"], "built as plain data, never called"
+
+
+def test_a_missing_file_and_a_directory_give_different_errors(tmp_path):
+    remedy = "give the path of a YAML file, or the name of a shipped example"
+    assert refusal(tmp_path / "no.yaml") == f"{tmp_path}/no.yaml: matrix file does not exist; {remedy}"
+    assert refusal(tmp_path) == f"{tmp_path}: matrix file is a directory; {remedy}"
+
+
+def test_deep_nesting_is_rejected(tmp_path):
+    assert "is nested more than 50 levels deep" in refusal(write(tmp_path, "[" * 200 + "]" * 200))
+    assert refusal(write(tmp_path, "[" * 100_000))
+
+
+def test_an_empty_and_a_binary_file_are_rejected(tmp_path):
+    path = write(tmp_path, "")
+    assert refusal(path) == f"{path}: is empty; start from `bench init`, or from an example in matrices/"
+    write(tmp_path, b"study: \xff\xfe\n")
+    assert refusal(path) == f"{path}:1: is not text in UTF-8 (binary data?); is it the right file?"
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.binary(max_size=300) | st.text(alphabet="abc:-[]{}&*!|>'\"#%@,\n \t0", max_size=200).map(str.encode)
+)
+def test_no_bytes_make_the_reader_crash(tmp_path, data):
+    path = write(tmp_path, data)
+    try:
+        document = read_document(path)
+    except BenchError as error:
+        said = str(error)
+    else:
+        said = document.path
+    assert said.startswith(str(path))

@@ -1,7 +1,5 @@
 """Site defaults: choosing the file, inheriting from it, recording and rejecting it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -51,9 +49,6 @@ def refusal(matrix: Path, site: Path) -> str:
     return str(caught.value)
 
 
-# -- what is inherited ----------------------------------------------------------------------
-
-
 def test_a_matrix_inherits_keys_that_it_does_not_set(write):
     matrix, document = load_matrix(write(MATRIX, "m.yaml"), site=write(SITE, "site.yaml"))
     cluster = matrix.cluster
@@ -93,7 +88,10 @@ def test_the_defaults_are_for_the_executor_that_the_site_names(write):
     assert (cluster.executor, cluster.env) == ("local", {"A": "1"})
 
 
-# -- which file -----------------------------------------------------------------------------
+def test_a_warning_about_a_key_of_the_site_file_has_its_path(write):
+    site = write("cluster: {exclusive: false, node_gpus: 4}\n", "site.yaml")
+    warnings = map(str, make_plan(write(MATRIX, "m.yaml"), site=site).warnings)
+    assert any(one.startswith(f"{site}: cluster.exclusive is false: ") for one in warnings)
 
 
 def test_the_users_own_file_is_found_unless_another_or_none_is_named(write, tmp_path, monkeypatch):
@@ -116,9 +114,6 @@ def test_a_named_file_that_does_not_exist_is_an_error(monkeypatch):
         "/nowhere/site.yaml: site file does not exist; "
         "name another file with --site or $BENCH_SITE; an empty BENCH_SITE means no site file"
     )
-
-
-# -- what is refused ------------------------------------------------------------------------
 
 
 def test_all_problems_of_a_site_file_are_reported_with_their_lines(write):
@@ -154,9 +149,6 @@ def test_a_site_file_is_a_mapping_or_has_only_comments(write):
         assert plan.document.site.values == {}
 
 
-# -- what is kept ---------------------------------------------------------------------------
-
-
 def test_inherited_values_are_stored_and_give_the_same_plan_again(write, tmp_path):
     matrix, site = write(MATRIX, "m.yaml"), write(SITE, "site.yaml")
     folder = write_plan(make_plan(matrix, site=site), tmp_path / "results")
@@ -173,23 +165,6 @@ def test_inherited_values_are_stored_and_give_the_same_plan_again(write, tmp_pat
     assert not bare.site.exists()
     assert json.loads(bare.plan_json.read_text())["inherited"] == {}
     assert "#SBATCH --account" not in script.read_text()
-
-
-def test_planning_without_the_site_file_cannot_change_cells_with_results(write, tmp_path):
-    matrix, site = write(MATRIX, "m.yaml"), write(SITE, "site.yaml")
-    folder = write_plan(make_plan(matrix, site=site), tmp_path / "results")
-    (folder.runs / "n1x1-gloo-srun-b4-r1" / "attempt-1").mkdir(parents=True)
-    with pytest.raises(BenchError) as caught:
-        write_plan(make_plan(matrix), tmp_path / "results")
-    assert str(caught.value) == (
-        "study s has results of cell n1x1-gloo-srun-b4, which this matrix changes (env.NCCL_DEBUG from WARN to null,"
-        " env.GLOO_SOCKET_IFNAME from ib0 to null); "
-        f"give the matrix another `study:` name, or move {folder.path} away"
-    )
-    assert folder.site.exists()
-
-
-# -- the commands ---------------------------------------------------------------------------
 
 
 def test_plan_prints_the_site_file_and_the_inherited_keys(write, tmp_path):

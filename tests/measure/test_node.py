@@ -1,7 +1,5 @@
 """The state of a node, read from invented files of /proc and /sys."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """NVML's answers as GPUs of different kinds give them, with the types of nvidia-ml-py."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

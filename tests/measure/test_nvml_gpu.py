@@ -1,7 +1,5 @@
 """NVML's real answers on a machine with a GPU."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """Torch's private interfaces: all exist in this release, and the values are empty where one is missing."""
 
-from __future__ import annotations
-
 import enum
 from collections.abc import Iterator
 from datetime import timedelta
@@ -16,18 +14,18 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
 from bench.errors import BenchError
-from bench.facts import Fact
 from bench.measure import torch_internals
 from bench.measure.conditions import Conditions
 from bench.measure.exchange import StoreExchange
+from bench.measure.findings import PartsNotTimed
 from bench.measure.step_parts import HostClock, StepTimer
 from bench.measure.torch_internals import GroupError
-from bench.workload.strategies.ddp import DdpParts
-from bench.workload.strategies.fsdp2 import ShardedParts
+from bench.train.strategies.ddp import DdpParts
+from bench.train.strategies.fsdp2 import ShardedParts
 from tests.common import raised
 
 CPU = torch.device("cpu")
-#: Keeps the process groups, because the destructor can hang (see bench/workload/rank.py).
+#: Keeps the process groups, because the destructor can hang (see bench/train/rank.py).
 KEPT_GROUPS: list[object] = []
 
 
@@ -128,7 +126,7 @@ def test_without_the_calls_of_fsdp2_a_step_has_no_parts_and_a_reason(group, monk
     assert vars(own) == before
     monkeypatch.delattr(own, name)
     reason = ShardedParts(model).start(timer)
-    assert reason == Fact("parts-not-timed", values={"torch": torch.__version__, "strategy": "FSDP2"})
+    assert reason == PartsNotTimed(torch=torch.__version__, strategy="FSDP2")
 
 
 def test_a_model_of_torchs_composable_replicate_has_no_parts_and_a_reason(group):
@@ -136,7 +134,7 @@ def test_a_model_of_torchs_composable_replicate_has_no_parts_and_a_reason(group)
     mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("replicas",))  # torch 2.10 needs a name
     model = replicate(torch.nn.Linear(4, 2), mesh=mesh)
     reason = ShardedParts(model).start(StepTimer(HostClock()))
-    assert reason == Fact("parts-not-timed", values={"torch": torch.__version__, "strategy": "replicate"})
+    assert reason == PartsNotTimed(torch=torch.__version__, strategy="replicate")
 
 
 def test_without_the_store_the_recorder_names_the_release(group, monkeypatch):
@@ -177,7 +175,7 @@ def test_this_release_has_a_spin_of_the_device(monkeypatch):
     ],
 )
 def test_the_state_of_the_nccl_group_is_that_of_the_watchdog(monkeypatch, name, expected):
-    """Only builds with CUDA have the group: tests/workload/test_workload_gpu.py uses it."""
+    """Only builds with CUDA have the group: tests/train/test_workload_gpu.py uses it."""
     backend = SimpleNamespace() if name is None else SimpleNamespace(get_error=lambda: ErrorType[name])
     group = SimpleNamespace(_get_backend=lambda device: backend)
     monkeypatch.setattr(distributed_c10d, "_get_default_group", lambda: group)

@@ -1,7 +1,5 @@
 """conditions.json, as runs of the built-in workload and of the recorder leave it."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket
@@ -12,11 +10,14 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from bench.measure.conditions import cpu_wait_s, window_conditions
-from bench.study.ledger import now
-from tests.workload.conftest import Finished, run_ranks, server, srun_env
+import pytest
 
-__all__ = ["run_ranks", "server"]
+from bench.measure.conditions import cpu_wait_s, window_conditions
+from bench.measure.results import is_stable
+from bench.study.ledger import now
+from tests.train.conftest import Finished, run_program, run_ranks, server, srun_env
+
+__all__ = ["run_program", "run_ranks", "server"]
 
 NODE_KEYS = ["node", "foreign_cpu_s", "throttled_s", "freq_mhz", "net"]
 RANK_KEYS = [
@@ -46,7 +47,7 @@ def predicts_and_counts_bytes(done: Finished) -> None:
 
 def test_the_built_in_workload_samples_every_window(run_ranks):
     began = now()
-    done = run_ranks("--epochs", "2", "--grad-accum", "2").succeeded()
+    done = run_ranks(epochs=2, grad_accum=2).succeeded()
     windows = conditions_of(done)
     assert [window["epoch"] for window in windows] == [1, 2]
     times = [datetime.fromisoformat(window[key]) for window in windows for key in ("start", "end")]
@@ -79,14 +80,14 @@ def test_the_built_in_workload_samples_every_window(run_ranks):
 
 
 def test_one_rank_per_node_samples_the_node(run_ranks):
-    done = run_ranks("--epochs", "1", environments=srun_env({"n1": 2, "n2": 1})).succeeded()
+    done = run_ranks(epochs=1, environments=srun_env({"n1": 2, "n2": 1})).succeeded()
     (window,) = conditions_of(done)
     assert [node["node"] for node in window["nodes"]] == ["n1", "n2"]
     assert [rank["rank"] for rank in window["ranks"]] == [0, 1, 2]
 
 
-def test_the_recorder_samples_every_window(run_ranks):
-    done = run_ranks(target="tests.record.loops:three_lines").succeeded()
+def test_the_recorder_samples_every_window(run_program):
+    done = run_program("tests.record.loops:three_lines").succeeded()
     windows = conditions_of(done)
     assert [window["epoch"] for window in windows] == [1, 2]
     for window in windows:
@@ -134,3 +135,23 @@ def test_the_windows_of_all_ranks_are_combined():
         "ranks": [{"rank": rank, "threads": 8} for rank in range(3)],
     }
     assert window_conditions(3, [parts[0], None]) is None
+
+
+# The first two steps never count.
+START_S = [9.0, 5.0]
+
+
+@pytest.mark.parametrize(
+    ("step_s", "prepares", "stable"),
+    [
+        ([1.0, 1.05], False, True),
+        ([1.0, 1.2], False, False),
+        ([1.0, 1.0, 3.0], False, False),
+        ([1.0, 1.0, 3.0], True, True),  # the final step contains the writing of files
+        ([1.0, 1.2, 1.2], True, False),
+        ([1.0, 3.0], True, False),  # without the final step, a single one would remain
+        ([1.0], False, False),
+    ],
+)
+def test_the_halves_after_two_steps_agree_within_a_tenth(step_s, prepares, stable):
+    assert is_stable(START_S + step_s, prepares=prepares) is stable

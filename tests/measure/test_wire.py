@@ -1,7 +1,5 @@
 """Wire bytes: the prediction for a placement of ranks, and its comparison with the counters."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any
@@ -111,14 +109,13 @@ def test_bytes_far_from_the_prediction_are_a_fact_above_four_megabytes(factor, s
     found = wire.columns(parts(5 * factor * size, 5 * factor * size, sync_passes=4), 4)
     counted = math.nan if factor < 0.7 else 2 * factor * size
     assert list(found.values()) == pytest.approx([counted, 2 * size], nan_ok=True)
-    fact = wire.fact()
+    fact = wire.finding()
     assert (fact and (fact.kind, fact.severity)) == (kind and (kind, "warning"))
     assert (wire.as_json()["counted_empty_because"] is None) == (factor >= 0.7)
 
 
 @pytest.mark.parametrize(
-    ("sampled", "reason"),
-    [(parts(1e6), "not every node was sampled"), (parts(1e6, None), "why")],
+    ("sampled", "reason"), [(parts(1e6), "not every node was sampled"), (parts(1e6, None), "why")]
 )
 def test_a_count_that_is_missing_on_a_node_is_empty_with_the_reason(sampled, reason):
     wire = on_two_nodes()

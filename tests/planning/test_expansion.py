@@ -1,9 +1,10 @@
 """The cells of a matrix, their names and order, and the plan's warnings."""
 
-from __future__ import annotations
-
+import json
+import sys
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -15,8 +16,10 @@ from bench.errors import InputError
 from bench.matrix.cell import Cell, Run
 from bench.matrix.expansion import expand
 from bench.matrix.load import load_matrix
-from bench.plan import make_plan, ordered_runs
+from bench.plan import Plan, make_plan, ordered_runs, plan_content, scripts
 from bench.shipped import shipped
+from bench.study.cell_json import read_cell
+from tests.common import run_program, write_program
 
 
 def expanded(folder: Path, content: dict) -> list[Cell]:
@@ -104,13 +107,6 @@ def test_exclude_removes_cells_that_match_all_its_keys(tmp_path):
     ]
 
 
-def test_an_exclude_without_a_match_gives_a_warning_with_its_line(tmp_path):
-    path = tmp_path / "m.yaml"
-    path.write_text(yaml.safe_dump(gpu_matrix(exclude=[{"nodes": 64}])))
-    line = path.read_text().splitlines().index("- nodes: 64") + 1
-    assert make_plan(path).warnings[0] == f"{path}:{line}: exclude[0] matches no cell and has no effect"
-
-
 def test_include_takes_all_values_of_an_axis_that_it_does_not_name(tmp_path):
     matrix = gpu_matrix(include=[{"nodes": 8, "backend": "nccl", "mode": "weak", "per_gpu_batch": 22}])
     matrix["axes"]["env.NCCL_ALGO"] = ["Ring", "Tree"]
@@ -164,7 +160,7 @@ def test_the_order_of_runs_is_seeded_and_spreads_the_repeats(tmp_path):
 
 
 def warnings_of(name: str) -> list[str]:
-    return make_plan(shipped("matrices") / f"{name}.yaml").warnings
+    return list(map(str, make_plan(shipped("matrices") / f"{name}.yaml").warnings))
 
 
 def test_the_plan_warns_about_questions_that_the_study_cannot_answer(monkeypatch):
@@ -188,7 +184,7 @@ def test_the_sizes_of_a_local_study_follow_the_cores_of_the_machine(
     plan = make_plan(path)
     assert sorted({cell.world_size for cell in plan.cells}) == sizes
     alone = "every series has only one size, so speedups and efficiencies cannot be computed"
-    assert (alone in plan.warnings) == (sizes == [1])
+    assert (alone in map(str, plan.warnings)) == (sizes == [1])
 
 
 def test_the_cores_of_this_machine_are_no_size_for_other_machines(tmp_path):
@@ -200,53 +196,99 @@ def test_the_cores_of_this_machine_are_no_size_for_other_machines(tmp_path):
     assert (problem.line, problem.remedy) == (1, "write a list such as [1, 2, 4]")
 
 
-def test_settings_without_effect_give_warnings(tmp_path):
-    path = tmp_path / "m.yaml"
-    path.write_text(
-        "study: s\ncluster: {executor: local, partition: gpu}\n"
-        "workload:\n  device: cpu\n  model: mlp\n  seq_len: 64\n  memory_format: channels_last\n"
-        "  strategy: fsdp-keep\n  bucket_cap_mb: 4\n  fsdp_wrap: root\n"
-        "scaling: [{mode: weak, per_gpu_batch: [8]}]\n"
-    )
-    warnings = make_plan(path).warnings
-    root = "with fsdp_wrap root, FSDP gathers all weights before it computes, so communication cannot overlap"
-    assert f"{path}:10: {root} computation (pytorch#176318); use block" in warnings
-    assert [w for w in warnings if "ignored" in w] == [
-        f"{path}:2: cluster.partition is ignored by executor local",
-        f"{path}:6: seq_len is ignored by mlp; only transformer can use it",
-        f"{path}:7: memory_format is ignored by mlp; only convnet and resnet50 can use it",
-        f"{path}:9: bucket_cap_mb is ignored by fsdp-keep; only ddp, ddp-static and zero1 can use it",
+def plan(folder: Path, cluster: dict[str, Any], **axes: Any) -> Plan:
+    path = folder / "m.yaml"
+    content = {
+        "study": "hosts",
+        "cluster": {"executor": "ssh", **cluster},
+        "axes": axes,
+        "scaling": [{"mode": "weak", "per_gpu_batch": [4]}],
+        "workload": {"device": "cpu", "model": "mlp"},
+    }
+    path.write_text(yaml.safe_dump(content, allow_unicode=True))
+    return make_plan(path)
+
+
+def refusal(folder: Path, cluster: dict[str, Any], **axes: Any) -> str:
+    """Return the problems of a matrix without file name and line."""
+    with pytest.raises(InputError) as caught:
+        plan(folder, cluster, **axes)
+    problems = [str(problem).partition(": ")[2] for problem in caught.value.problems]
+    return "\n".join(problems)
+
+
+def test_without_an_axis_each_host_starts_its_own_processes(tmp_path):
+    hosts = [{"host": "a", "processes": 4}, {"host": "user@b", "processes": 4}, {"host": "c", "processes": 2}]
+    planned = plan(tmp_path, {"hosts": hosts}, nodes=[1, 2, 3])
+    assert [(cell.nodes, cell.tasks_per_node, cell.world_size) for cell in planned.cells] == [
+        (1, 4, 4),
+        (2, 4, 8),
+        (3, [4, 4, 2], 10),
     ]
+    assert {cell.launcher for cell in planned.cells} == {"torchrun"}
+    assert plan_content(planned)["hosts"] == [{**host, "address": None} for host in hosts]
 
 
-def test_strategies_that_do_not_use_an_option_or_do_not_fit_are_named(tmp_path):
-    path = tmp_path / "m.yaml"
-    path.write_text(
-        "study: s\ncluster: {executor: slurm}\n"
-        "axes: {nodes: [1, 2], strategy: [ddp, fsdp, fsdp-keep, hsdp], fsdp_wrap: [block, root]}\n"
-        "workload: {device: cpu, comm_hook: fp16}\nscaling: [{mode: weak, per_gpu_batch: [8]}]\n"
-        "exclude: [{fsdp_wrap: root, strategy: hsdp}]\n"
+def test_a_plain_name_is_a_host_with_one_rank_or_the_axis_value(tmp_path):
+    assert plan(tmp_path, {"hosts": ["a", "b"]}, nodes=[2]).cells[0].tasks_per_node == 1
+    assert plan(tmp_path, {"hosts": ["a", "b"]}, nodes=[2], tasks_per_node=[[4, 2]]).cells[0].world_size == 6
+
+
+NAME_RULE = (
+    "allowed: NAME or USER@NAME with letters, digits, '.', '_' and '-' "
+    "(set ports, keys and jump hosts in ~/.ssh/config)"
+)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["-oProxyCommand=touch planted", "a;touch planted", "$(touch planted)", "a\nb", "a:22", "é", "a\0"],
+)
+def test_unsafe_host_names_are_rejected(tmp_path, name):
+    said = refusal(tmp_path, {"hosts": ["n1", name]})
+    assert said == f"cluster.hosts[1].host: {name!r} is not a host name; {NAME_RULE}"
+    said = refusal(tmp_path, {"hosts": [{"host": "n1", "address": name}]})
+    assert said == (
+        f"cluster.hosts[0].address: {name!r} is not an address; allowed: a name or an IPv4 address, "
+        "with letters, digits, '.', '_' and '-'"
     )
-    plan = make_plan(path)
-    ignoring, users = "fsdp, fsdp-keep and hsdp (as fsdp)", "ddp, ddp-static and zero1"
-    assert f"{path}:4: comm_hook is ignored by {ignoring}; only {users} can use it" in plan.warnings
-    twice = (
-        f"{path}:3: fsdp_wrap is ignored by ddp; only fsdp, fsdp-keep and hsdp can use it; exclude all but"
-    )
-    assert f"{twice} one of its values there, or the same is measured repeatedly" in plan.warnings
-    cells = [f"n{nodes}x1-gloo-srun-b8-strategy.hsdp-fsdp_wrap.block" for nodes in (1, 2)]
-    assert f"{path}:3: strategy hsdp runs as fsdp in {cells[0]}" in plan.warnings
-    assert f"{path}:3: strategy hsdp runs as ddp in {cells[1]}" in plan.warnings
-    assert "n1x1-gloo-srun-b8-strategy.fsdp-keep-fsdp_wrap.root" in [cell.cell_id for cell in plan.cells]
-    path.write_text(path.read_text().replace("exclude: [", "exclude: [{fsdp_wrap: root, strategy: ddp}, "))
-    assert not [one for one in make_plan(path).warnings if "fsdp_wrap is ignored" in one]
-    # At one size with one rank, the same is measured twice without a wrapper, and as hsdp on one rank per node.
-    path.write_text(
-        path.read_text()
-        .replace("strategy: [ddp,", "strategy: [none, ddp,")
-        .replace("{fsdp_wrap: root, strategy: hsdp}]", "{nodes: 2, strategy: none}]")
-    )
-    assert (
-        f"{path}:3: fsdp_wrap is ignored by none and hsdp (as ddp); only fsdp, fsdp-keep and hsdp"
-        in "\n".join(make_plan(path).warnings)
-    )
+
+
+SEEN = "import json, os, sys; json.dump({'words': sys.argv[1:], 'env': dict(os.environ)}, sys.stdout)"
+
+
+def launched(script: str, folder: Path, *words: str) -> dict[str, Any]:
+    """Return the arguments and the environment of torchrun in a script."""
+    python = folder / "python"
+    write_program(python, f'#!/bin/bash\nexec {sys.executable} -c "{SEEN}" "$@"\n')
+    path = folder / "cell.sh"
+    path.write_text(script)
+    env = {"PATH": "/usr/bin:/bin", "BENCH_PYTHON": str(python), "GLOO_SOCKET_IFNAME": "eth7"}
+    done = run_program(["bash", path, *words], env=env, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_the_same_script_starts_each_hosts_part_of_a_run(tmp_path):
+    planned = plan(tmp_path, {"hosts": ["a", "b"]}, nodes=[2], tasks_per_node=[[4, 2]])
+    ((_, text),) = scripts(planned)
+    first = launched(text, tmp_path, "run dir", "0", "10.0.0.1:29400", "an-id")
+    second = launched(text, tmp_path, "run dir", "1", "10.0.0.1:29400", "an-id")
+    assert first["words"][0] == "-c"
+    assert first["words"][2:] == [
+        *("--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=10.0.0.1:29400", "--rdzv-id=an-id"),
+        *("--rdzv-conf=join_timeout=300,is_host=true", "--max-restarts=0", "--no-python"),
+        *(str(tmp_path / "python"), "-P", "-m", "ddp_scaling_bench.train"),
+    ]
+    assert {(a, b) for a, b in zip(first["words"], second["words"], strict=True) if a != b} == {
+        ("--rdzv-conf=join_timeout=300,is_host=true", "--rdzv-conf=join_timeout=300,is_host=false")
+    }
+    assert [one["env"]["PET_NPROC_PER_NODE"] for one in (first, second)] == ["4", "2"]
+    assert read_cell(tmp_path / "run dir").tasks_per_node == [4, 2]
+
+
+@pytest.mark.parametrize("value", ["it's $(touch planted)", "`touch planted`", 'two\nlines "quoted"', "; é"])
+def test_values_arrive_literally_on_the_hosts(tmp_path, value):
+    ((_, text),) = scripts(plan(tmp_path, {"hosts": ["a"], "env": {"VALUE": value}}))
+    assert launched(text, tmp_path, "run dir")["env"]["VALUE"] == value
+    assert not (tmp_path / "planted").exists()

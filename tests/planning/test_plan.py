@@ -1,16 +1,16 @@
 """Planning: the files of a study, planning again, and rejected changes."""
 
-from __future__ import annotations
-
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
 
 from bench.errors import BenchError
-from bench.plan import continue_study, make_plan, write_plan
+from bench.plan import Plan, continue_study, make_plan, write_plan
 from bench.shipped import find_matrix, shipped
+from bench.study.found import read_findings
 from bench.study.layout import StudyFolder
 from tests.common import raised
 
@@ -43,6 +43,7 @@ def test_the_study_contains_the_matrix_the_plan_and_one_script_per_cell(tmp_path
     )
     content = json.loads(folder.plan_json.read_text())
     assert content["study"] == "s"
+    assert list(read_findings(content["warnings"])) == make_plan(tmp_path / "m.yaml").warnings != []
     assert [run["order"] for run in content["runs"]] == [1, 2, 3, 4]
     assert content["cost"] == {
         "cells": 2,
@@ -136,8 +137,6 @@ def test_shipped_examples_are_found_by_name_and_the_users_own_files_first(tmp_pa
     )
 
 
-# -- a begun study keeps its value of exclusive --------------------------------------------------
-
 SHARED = MATRIX.replace("time_limit: 30m", "time_limit: 30m, exclusive: false")
 EXCLUSIVE = MATRIX.replace("time_limit: 30m", "time_limit: 30m, exclusive: true")
 RUN = "n1x4-nccl-srun-b8-r1"
@@ -154,7 +153,7 @@ def test_a_begun_study_keeps_shared_nodes_and_warns(tmp_path):
     assert not again.exclusive
     (tmp_path / "m.yaml").write_text(MATRIX)
     kept = continue_study(make_plan(tmp_path / "m.yaml"), tmp_path / "results")
-    assert [warning for warning in kept.warnings if "exclusive" in warning] == [
+    assert [warning for warning in map(str, kept.warnings) if "exclusive" in warning] == [
         f"{tmp_path}/m.yaml:2: cluster.exclusive is false: other jobs can run on the same nodes and disturb a "
         "run. Runs of these cells can also share a node: n1x4-nccl-srun-b8, n2x4-nccl-srun-b8; give the "
         "matrix another `study:` name for whole nodes, or use `bench submit --pack` or "
@@ -181,9 +180,6 @@ def test_a_matrix_that_would_change_exclusive_of_a_begun_study_is_refused(tmp_pa
     assert folder.plan_json.read_bytes() == content
 
 
-# -- the cost of whole nodes ------------------------------------------------------------------
-
-
 def test_mixed_nodes_reserve_the_gpus_of_the_largest(tmp_path):
     path = tmp_path / "m.yaml"
     axes = "nodes: [2], gpus_per_node: [[4, 2]], launcher: [torchrun]"
@@ -198,3 +194,34 @@ def test_a_cpu_study_on_gpu_nodes_costs_their_gpus(tmp_path):
     cost = make_plan(path).cost
     assert (cost.gpu_hours_max, cost.gpus_max) == ((1 + 2) * 4, 0)
     assert cost.idle_gpus == {"n1x4-gloo-srun-b8": 4, "n2x4-gloo-srun-b8": 8}
+
+
+TEXT = (Path(__file__).parents[2] / "docs" / "clusters.md").read_text(encoding="utf-8")
+SECTION = TEXT[TEXT.index("\n## Recipes\n") :].split("\n## ")[1]
+RECIPES = dict(part.split("\n", 1) for part in SECTION.split("\n### ")[1:])
+
+
+def plan_of(folder: Path, name: str) -> Plan:
+    (matrix,) = re.findall(r"^```yaml\n(.*?)^```$", RECIPES[name], re.MULTILINE | re.DOTALL)
+    (folder / "recipe.yaml").write_text(matrix, encoding="utf-8")
+    return make_plan(folder / "recipe.yaml")
+
+
+def test_there_is_a_recipe_for_each_cluster():
+    expected = ["LUMI-G", "Frontier", "JUWELS Booster", "Perlmutter", "A cluster with two sockets per node"]
+    assert list(RECIPES) == expected
+    assert "**not run on these systems**" in SECTION
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_plans_without_warnings_about_its_keys(tmp_path, name):
+    plan = plan_of(tmp_path, name)
+    assert not [warning for warning in map(str, plan.warnings) if "recipe.yaml:" in warning]
+
+
+def test_the_masks_of_lumi_are_the_usable_cores_beside_each_gpu(tmp_path):
+    # The first core of the L3 region beside GPU 0, 1, ..., which is reserved.
+    first = [48, 56, 16, 24, 0, 8, 32, 40]
+    (option,) = plan_of(tmp_path, "LUMI-G").matrix.cluster.srun_options
+    masks = option.removeprefix("--cpu-bind=mask_cpu:").split(",")
+    assert [int(mask, 16) for mask in masks] == [sum(1 << core + i for i in range(1, 8)) for core in first]

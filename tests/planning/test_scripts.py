@@ -4,8 +4,6 @@ The golden scripts are in ``golden/``. After an intended change, write them agai
 ``python tests/planning/test_scripts.py`` and read the difference.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -20,8 +18,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from bench.matrix.field_types import env_name
+from bench.matrix.schedulers import SCHEDULERS
 from bench.plan import Plan, make_plan, pack_script, scripts
 from bench.shipped import shipped
+from bench.study.cell_json import read_cell
 from tests.common import run_program, write_program
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -163,9 +163,9 @@ def test_any_text_arrives_literally_and_nothing_in_it_runs(tmp_path_factory, val
     assert done.returncode == 0, done.stderr
     arrived = json.loads(done.stdout)
     assert arrived["env"]["VALUE"] == arrived["env"]["AXIS"] == value
-    words = arrived["words"]
-    assert words[words.index("--data") + 1] == f"/data/{value}"
-    assert words[words.index("--run-dir") + 1] == str(folder / "run dir")
+    assert arrived["env"]["BENCH_RUN_DIR"] == str(folder / "run dir")
+    cell = read_cell(folder / "run dir")
+    assert (cell.workload["data"], cell.world_size, cell.launcher) == (f"/data/{value}", 4, launcher)
     assert not (folder / "planted").exists()
 
 
@@ -179,6 +179,18 @@ def test_the_job_writes_a_provisional_end_even_if_it_is_terminated(tmp_path):
     assert run_script(terminated, tmp_path).returncode == 143
     end = json.loads((tmp_path / "run dir" / "end.json").read_text())
     assert (end["exit_code"], end["signal"], end["stage"]) == (143, "TERM", "run")
+
+
+def test_a_requeued_job_writes_cell_json_again_and_moves_the_earlier_one_aside(tmp_path):
+    ((_, text),) = scripts(plan_of(tmp_path, hostile_matrix("x")))
+    earlier = f"export SLURM_RESTART_COUNT=1\ncd '{tmp_path}/run dir'\n"
+    earlier += "for name in cell.json SHA256SUMS nccl.n1.log; do echo earlier >$name; done\n"
+    assert run_script(earlier + text, tmp_path).returncode == 0
+    folder = tmp_path / "run dir"
+    moved = {path.name: path.read_text() for path in (folder / "before-restart-1").iterdir()}
+    assert moved == dict.fromkeys(("cell.json", "SHA256SUMS", "nccl.n1.log"), "earlier\n")
+    assert read_cell(folder).workload["data"] == "/data/x"
+    assert not list(folder.glob(".cell*"))
 
 
 AWAY = """\
@@ -218,6 +230,24 @@ def test_a_matrix_cannot_set_a_variable_of_the_scripts():
             env_name(name)
 
 
+def test_one_template_starts_ranks_and_one_module_knows_the_built_in_training():
+    search = [
+        "git",
+        "grep",
+        "-lE",
+        "command\\[@\\]|LOCAL_RANK=|torch.distributed.run",
+        "--",
+        "slurm_templates",
+    ]
+    root = Path(__file__).parents[2]
+    assert run_program(search, cwd=root).stdout == "slurm_templates/program.j2\n"
+    for spec in SCHEDULERS.values():
+        assert '"${ranks[@]}"' in (root / "slurm_templates" / spec.template).read_text()
+    search = ["git", "grep", "-lw", "BUILT_IN", "--", "bench", "analysis", "slurm_templates"]
+    files = run_program(search, cwd=root).stdout.splitlines()
+    assert {path.rpartition("/")[0] for path in files} == {"bench/matrix"}
+
+
 def test_a_set_up_line_that_fails_ends_the_job_before_the_launch(tmp_path):
     matrix = yaml.safe_load(hostile_matrix("x"))
     matrix["cluster"]["setup"] = ["touch before", "false", "touch after"]
@@ -254,10 +284,9 @@ def test_torchrun_on_one_node_starts_without_srun_and_its_exit_code_is_the_jobs(
     write_program(agent, AGENT)
     done = run_script(f"export BENCH_PYTHON={agent} WAITS={waits}\n{text}", tmp_path)
     assert (done.returncode, done.stderr) == (code, "")
-    assert done.stdout.startswith(
-        "-P\n-m\nddp_scaling_bench.start\ntorch.distributed.run\n--nnodes=1\n--nproc-per-node=2\n--standalone\n"
-    )
-    assert done.stdout.endswith(f"--join-timeout\n300\n{said}")
+    assert done.stdout.startswith("-c\nimport os, sys; ")
+    assert "\n--nnodes=1\n--nproc-per-node=2\n--standalone\n" in done.stdout
+    assert done.stdout.endswith(f"--no-python\n{agent}\n-P\n-m\nddp_scaling_bench.train\n{said}")
     end = json.loads((tmp_path / "run dir/end.json").read_text())
     assert (end["exit_code"], end["stage"]) == (code, "run")
 

@@ -1,7 +1,5 @@
 """What CONTRIBUTING.md says about new parts: a new part is one file, and the rest of the program finds it."""
 
-from __future__ import annotations
-
 import csv
 import filecmp
 import json
@@ -92,12 +90,9 @@ def changed_files(copy: Path) -> list[str]:
 
 
 def test_a_model_is_one_file_and_a_strategy_is_another(copy):
-    (copy / "bench/workload/models/one_layer.py").write_text(MODEL)
-    (copy / "bench/workload/strategies/counted.py").write_text(STRATEGY)
-    assert changed_files(copy) == [
-        "bench/workload/models/one_layer.py",
-        "bench/workload/strategies/counted.py",
-    ]
+    (copy / "bench/train/models/one_layer.py").write_text(MODEL)
+    (copy / "bench/train/strategies/counted.py").write_text(STRATEGY)
+    assert changed_files(copy) == ["bench/train/models/one_layer.py", "bench/train/strategies/counted.py"]
     options = {"seq_len": 5, **BARE, "steps_per_epoch": 2, "attribution_steps": 1}
     workload = {"device": "cpu", "model": "one-layer", "strategy": "counted", **options}
     (copy / "own.yaml").write_text(matrix("own", batch=2, workload=workload))
@@ -124,28 +119,30 @@ COLUMN = """
 
 
 WARNING = """
-odd-size.heading = "Odd size"
-odd-size.says = ["{ranks:rank} cannot be halved."]
+class OddSize(Finding, kind="odd-size"):
+    heading = "Odd size"
+    ranks: int
+
+    def _message(self) -> str:
+        return f"{count(self.ranks, 'rank')} cannot be halved."
+
 
 """
 
 
-def test_a_column_and_a_warning_are_one_entry_each_and_the_line_that_computes_it(copy):
+def test_a_column_and_a_finding_are_one_entry_each_and_the_line_that_computes_it(copy):
     """The column is then in the CSV file, on the page, in Markdown, LaTeX and the proposal."""
     add(copy / "analysis/stats/columns.py", COLUMN, before="    series_place: Annotated")
     computed = "            row.rate_per_rank = row.rate / row.gpus\n"
     add(copy / "analysis/stats/scaling.py", computed, before="            row.mode = _regime(")
-    add(copy / "bench/words.toml", WARNING, before="# -- disturbances\n")
-    found = (
-        '        *(_warning("odd-size", [row.cell_id], ranks=row.gpus) for row in rows if row.gpus == 3),\n'
-    )
-    add(copy / "analysis/checks/validity.py", found, before="        *_shared_cores(envs),\n")
-    assert (
-        changed_files(copy)
-        == (
-            "analysis/checks/validity.py analysis/stats/columns.py analysis/stats/scaling.py bench/words.toml"
-        ).split()
-    )
+    found = "        *(OddSize(subject=(row.cell_id,), ranks=row.gpus) for row in rows if row.gpus == 3),\n"
+    add(copy / "analysis/checks/validity.py", WARNING, before="def validity(")
+    add(copy / "analysis/checks/validity.py", found, before="        *shared_cores(envs),\n")
+    assert changed_files(copy) == [
+        "analysis/checks/validity.py",
+        "analysis/stats/columns.py",
+        "analysis/stats/scaling.py",
+    ]
     table = copy / "t.csv"
     table.write_text("gpus,global_batch,throughput\n1,66,100\n3,66,264\n")
     shown = json.loads(run(copy, "report", str(table), "--output", str(copy), "--proposal", "--json"))

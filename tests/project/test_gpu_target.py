@@ -1,7 +1,5 @@
 """`make gpu` without a GPU: its checks, its time limits and its table."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from pathlib import Path

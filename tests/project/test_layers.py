@@ -1,28 +1,28 @@
 """The house rules: layers, no import cycles, one home per heavy package, and fast start-up."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import graphlib
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from bench.study.found import DEFINED_IN
 from tests.common import run_program
 
 ROOT = Path(__file__).resolve().parents[2]
 
-_BASE = "cores errors extras facts findings nodecheck shipped start terminal units variables version words"
+_BASE = "cores errors extras finding shipped start terminal units variables version"
 BASE = [f"bench.{name}" for name in _BASE.split()]
 
 #: From bottom to top: a module imports from its own layer or from lower ones only.
 LAYERS = {
     "bench": [
-        ["bench", *BASE],
-        ["bench.matrix"],
+        ["bench", *BASE, "bench.measure.failures", "bench.measure.findings", "bench.measure.nccl_errors"],
+        ["bench.matrix", "bench.train.options"],
         ["bench.study"],
         [
             "bench.render",
@@ -34,7 +34,7 @@ LAYERS = {
             "bench.doctor",
         ],
         ["bench.plan"],
-        ["bench.jobs", "bench.workload", "bench.record", "bench.preflight"],
+        ["bench.jobs", "bench.train", "bench.record", "bench.preflight"],
         ["bench.commands"],
         ["bench.cli", "bench.__main__"],
     ],
@@ -50,7 +50,7 @@ LAYERS = {
 }
 
 HOMES = {
-    "torch": ("bench.measure", "bench.workload", "bench.record", "bench.nodecheck"),
+    "torch": ("bench.measure", "bench.train", "bench.record"),
     "pandas": ("analysis",),
     "scipy": ("analysis",),
     "seaborn": ("analysis",),
@@ -70,11 +70,24 @@ HOMES = {
     "tree_sitter_bash": ("bench.lint",),
     "typer": ("bench.cli", "bench.commands"),
     "pynvml": ("bench.measure",),
-    "psutil": ("bench.measure", "bench.workload", "bench.jobs"),
+    "psutil": ("bench.measure", "bench.train", "bench.jobs"),
 }
 
 #: The modules of bench that analysis may import: data modules, never jobs or workload.
-_READABLE = ("errors", "facts", "matrix", "shipped", "study", "units", "variables", "words")
+_READABLE = (
+    *(
+        "errors",
+        "finding",
+        "matrix",
+        "measure.failures",
+        "measure.findings",
+        "shipped",
+        "study",
+        "train.options",
+        "units",
+    ),
+    "variables",
+)
 READABLE = tuple(f"bench.{name}" for name in _READABLE)
 
 
@@ -232,3 +245,14 @@ def test_the_project_speaks_of_itself_alone():
         text = path.read_text(errors="replace")
         for word in ("/wor" + "k/", "/far" + "m/", "../sha" + "red"):
             assert word not in text, f"{name} names a path of the machine it was written on"
+
+
+def test_each_module_with_a_recorded_class_is_read():
+    header = re.compile(r"^class (\w+)\((\w+)", re.M)
+    files = [*ROOT.glob("bench/**/*.py"), *ROOT.glob("analysis/**/*.py")]
+    classes = [(path, *one) for path in files for one in header.findall(path.read_text())]
+    names = {"Recorded"}
+    while more := {name for _, name, base in classes if base in names} - names:
+        names |= more
+    modules = {path for path, name, _ in classes if name in names} - {ROOT / "bench/finding.py"}
+    assert modules == {Path(str(module.__file__)) for module in DEFINED_IN}

@@ -1,7 +1,5 @@
 """The built wheel, outside any checkout: examples, templates and the page's parts travel with it."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

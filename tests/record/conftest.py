@@ -1,5 +1,5 @@
 """Loops with a recorder, in real ranks."""
 
-from tests.workload.conftest import run_ranks, server
+from tests.train.conftest import run_program, server
 
-__all__ = ["run_ranks", "server"]
+__all__ = ["run_program", "server"]

@@ -1,7 +1,5 @@
 """Training loops as users write them, each with a recorder; the expected readings are known in advance."""
 
-from __future__ import annotations
-
 import atexit
 import os
 import runpy
@@ -24,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bench.measure.step_parts import DDP_ALWAYS_SAMPLED
 from bench.record import Recorder
+from tests.train.conftest import folder_of_test
 
 NAP_S = 0.03
 BATCH = 8
@@ -67,13 +66,9 @@ def trained(model: nn.Module) -> tuple[nn.Module, torch.optim.Optimizer]:
     return model, torch.optim.SGD(model.parameters(), lr=0.01)
 
 
-def run_dir(argv: list[str]) -> str:
-    return argv[argv.index("--run-dir") + 1]
-
-
-def script(argv: list[str]) -> int:
-    """Run the script that follows the arguments of all ranks, as the interpreter would."""
-    sys.argv = argv[argv.index("gloo") + 1 :]
+def script(*words: str) -> int:
+    """Run a script with its arguments, as the interpreter would."""
+    sys.argv = list(words)
     sys.path.insert(0, str(Path(sys.argv[0]).parent))
     runpy.run_path(sys.argv[0], run_name="__main__")
     return 0
@@ -85,24 +80,24 @@ def leave() -> int:
     return 0
 
 
-def loop(body: Callable[..., None], width: int = 64) -> Callable[[list[str]], int]:
+def loop(body: Callable[..., None], width: int = 64) -> Callable[[], int]:
     """Return the program of a rank that calls ``body`` with a recorder, a model in DDP and the rank."""
 
-    def program(argv: list[str]) -> int:
+    def program() -> int:
         rank = join()
         model, optimizer = trained(DistributedDataParallel(network(width)))
-        with Recorder(model, run_dir=run_dir(argv), **LENGTHS) as recorder:
+        with Recorder(model, run_dir=folder_of_test(), **LENGTHS) as recorder:
             body(recorder, model, optimizer, rank)
         return leave()
 
     return program
 
 
-def pauses(argv: list[str], *, together: bool) -> int:
+def pauses(*, together: bool) -> int:
     """Rank 0 validates within the loop; with ``together``, all ranks pause until it has ended."""
     rank = join()
     model, optimizer = trained(DistributedDataParallel(network()))
-    recorder = Recorder(model, run_dir=run_dir(argv), **LENGTHS)
+    recorder = Recorder(model, run_dir=folder_of_test(), **LENGTHS)
     for step, batch in enumerate(recorder.batches(batches(nap_s=NAP_S))):
         with recorder.step():
             train(model, optimizer, batch)
@@ -136,23 +131,20 @@ class PlantedClock:
     time_ns = perf_counter_ns
 
 
-def wait_for_output(text: str, argv: list[str]) -> None:
+def wait_for_output(text: str) -> None:
     """Wait until rank 0 has printed ``text``."""
-    output = Path(run_dir(argv), "0.out")
+    output = folder_of_test() / "0.out"
     deadline = time.monotonic() + DEADLINE_S
     while text not in output.read_text():
         assert time.monotonic() < deadline, "the event never came"
         time.sleep(0.05)
 
 
-# -- what is measured ----------------------------------------------------------------------
-
-
-def three_lines(argv: list[str]) -> int:
+def three_lines() -> int:
     """Rank 1's loader sleeps; nobody calls close."""
     rank = join()
     model, optimizer = trained(DistributedDataParallel(network()))
-    recorder = Recorder(model, run_dir=run_dir(argv), **LENGTHS)
+    recorder = Recorder(model, run_dir=folder_of_test(), **LENGTHS)
     for batch in recorder.batches(batches(nap_s=NAP_S if rank else 0.0)):
         with recorder.step():
             train(model, optimizer, batch)
@@ -201,11 +193,11 @@ def closure(recorder, model, optimizer, rank):
             optimizer.step(again)
 
 
-def own_group_without_ddp(argv: list[str]) -> int:
+def own_group_without_ddp() -> int:
     """The loop reduces its gradients; how long it waits for them cannot be observed."""
     join()
     model, optimizer = trained(network())
-    with Recorder(model, run_dir=run_dir(argv), **LENGTHS) as recorder:
+    with Recorder(model, run_dir=folder_of_test(), **LENGTHS) as recorder:
         for batch in recorder.batches(batches()):
             with recorder.step():
                 cross_entropy(model(batch[0]), batch[1]).backward()
@@ -264,28 +256,25 @@ def uneven_batches(recorder, model, optimizer, rank):
             recorder.loss(torch.tensor(float("nan")) if rank else torch.tensor(1.0))
 
 
-def names_no_backend(argv: list[str]) -> int:
+def names_no_backend() -> int:
     """Let torch choose the backend."""
     dist.init_process_group()
     model, optimizer = trained(DistributedDataParallel(network()))
-    with Recorder(model, run_dir=run_dir(argv), **LENGTHS) as recorder:
+    with Recorder(model, run_dir=folder_of_test(), **LENGTHS) as recorder:
         for batch in recorder.batches(batches()):
             with recorder.step():
                 train(model, optimizer, batch)
     return leave()
 
 
-# -- what fails ----------------------------------------------------------------------------
-
-
-def times_out(argv: list[str]) -> int:
+def times_out() -> int:
     """Rank 1 sleeps for minutes in a step, and the collectives of rank 0 time out after 5 s.
 
     The exception is handled as by the interpreter: it prints the traceback and calls the exit functions.
     """
     rank = join(timeout=timedelta(seconds=5))
     model, optimizer = trained(DistributedDataParallel(network()))
-    recorder = Recorder(model, run_dir=run_dir(argv), **LENGTHS)
+    recorder = Recorder(model, run_dir=folder_of_test(), **LENGTHS)
     try:
         for number, batch in enumerate(batches()):
             with recorder.step(samples=BATCH):
@@ -300,9 +289,9 @@ def times_out(argv: list[str]) -> int:
     return 0
 
 
-def gets_sigterm(argv: list[str]) -> int:
+def gets_sigterm() -> int:
     """Get SIGTERM in the second throughput window."""
-    recorder = Recorder(run_dir=run_dir(argv), **LENGTHS)
+    recorder = Recorder(run_dir=folder_of_test(), **LENGTHS)
     for number in range(ALL_STEPS):
         with recorder.step(samples=1):
             if number == 3 + 11 + 2:
@@ -314,9 +303,6 @@ def gets_sigterm(argv: list[str]) -> int:
     return 0
 
 
-# -- what goes wrong -----------------------------------------------------------------------
-
-
 @loop
 def uneven_steps(recorder, model, optimizer, rank):
     """Rank 1 runs out of data after the first epoch; DDP's Join lets the other rank continue."""
@@ -326,13 +312,13 @@ def uneven_steps(recorder, model, optimizer, rank):
                 train(model, optimizer, batch)
 
 
-def raises(argv: list[str]) -> int:
+def raises() -> int:
     """Every rank raises in the second throughput window."""
     join()
     model, optimizer = trained(DistributedDataParallel(network()))
     began = time.monotonic()
     try:
-        with Recorder(model, run_dir=run_dir(argv), **LENGTHS) as recorder:
+        with Recorder(model, run_dir=folder_of_test(), **LENGTHS) as recorder:
             for number, batch in enumerate(recorder.batches(batches())):
                 with recorder.step():
                     train(model, optimizer, batch)
@@ -343,16 +329,16 @@ def raises(argv: list[str]) -> int:
     return leave()
 
 
-def one_rank_is_lost(argv: list[str]) -> int:
+def one_rank_is_lost() -> int:
     """Rank 1 never reaches the end."""
     rank = join()
     model, optimizer = trained(DistributedDataParallel(network()))
-    recorder = Recorder(model, run_dir=run_dir(argv), **LENGTHS)
+    recorder = Recorder(model, run_dir=folder_of_test(), **LENGTHS)
     for batch in recorder.batches(batches()):
         with recorder.step():
             train(model, optimizer, batch)
     if rank:
-        wait_for_output("did not finish", argv)
+        wait_for_output("did not finish")
         os._exit(0)
     recorder.close(timeout_s=0.3)
     return 0
@@ -365,9 +351,9 @@ def too_few_steps(recorder, model, optimizer, rank):
             train(model, optimizer, batch)
 
 
-def before_the_group(argv: list[str]) -> int:
+def before_the_group() -> int:
     """The first step comes before the process group."""
-    recorder = Recorder(network(), run_dir=run_dir(argv))
+    recorder = Recorder(network(), run_dir=folder_of_test())
     try:
         recorder.begin()
     except Exception as error:
@@ -387,7 +373,7 @@ def hooks(recorder, model, optimizer, rank):
         print("".join(hooked))
 
 
-def on_a_gpu(argv: list[str]) -> int:
+def on_a_gpu() -> int:
     """Over nccl, the GPU spins in forward, in backward and in the optimizer, while the host runs ahead."""
     device = torch.device("cuda", 0)
     torch.cuda.set_device(device)
@@ -401,7 +387,7 @@ def on_a_gpu(argv: list[str]) -> int:
     model.module.register_full_backward_pre_hook(spin)
     optimizer.register_step_pre_hook(spin)
     began = time.perf_counter()
-    with Recorder(model, run_dir=run_dir(argv), **LENGTHS) as recorder:
+    with Recorder(model, run_dir=folder_of_test(), **LENGTHS) as recorder:
         # On CUDA the warm-up includes the steps that DDP's logger always samples.
         for points, labels in recorder.batches(batches(ALL_STEPS + DDP_ALWAYS_SAMPLED)):
             with recorder.step():

@@ -1,10 +1,7 @@
 """Trainings with different strategies, one after another in the same ranks, each with a recorder."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +13,7 @@ from torch.torch_version import TorchVersion
 
 from bench.record import Recorder
 from tests.record import loops
+from tests.train.conftest import folder_of_test
 
 #: Some sizes are odd, so that FSDP1 pads its shards.
 SHAPES = ((16, 7), (7, 7), (7, 4))
@@ -76,11 +74,11 @@ def models() -> Iterator[tuple[str, nn.Module, nn.Module]]:
     yield "ddp, compiled in place", model, model
 
 
-def strategies(argv: list[str]) -> int:
+def strategies() -> int:
     loops.join()
     for name, model, given in models():
         optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.01)
-        with Recorder(given, run_dir=Path(loops.run_dir(argv), name), **LENGTHS) as recorder:
+        with Recorder(given, run_dir=folder_of_test() / name, **LENGTHS) as recorder:
             for batch in recorder.batches(loops.batches(STEPS, nap_s=NAP_S)):
                 if "accumulated" in name:
                     with recorder.step(update=False):

@@ -1,7 +1,5 @@
 """Training that a signal or an exception ends: complete windows are on disk, and the cause is printed."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal
@@ -12,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.common import write_cell
 from tests.record import loops
-from tests.workload.conftest import ROOT, torchrun_env
+from tests.train.conftest import ROOT, torchrun_env
 
 
 def errors(err: str) -> list[str]:
@@ -21,15 +20,15 @@ def errors(err: str) -> list[str]:
     return [re.sub(r"(rank \d) on [^\s,:]+", r"\1", one) for one in re.findall("bench: error: (.*)", err)]
 
 
-def test_a_signal_ends_the_process_as_without_the_recorder_and_earlier_windows_are_on_disk(run_ranks):
-    done = run_ranks(target="tests.record.loops:gets_sigterm", environments=[{}])
+def test_a_signal_ends_the_process_as_without_the_recorder_and_earlier_windows_are_on_disk(run_program):
+    done = run_program("tests.record.loops:gets_sigterm", environments=[{}])
     assert done.codes == [-signal.SIGTERM]
     assert "handler SIG_DFL, wakeup -1, threads ['MainThread']\n" in done.out[0]
     assert [row["epoch"] for row in done.table("metrics")] == ["1"]
 
 
 def test_a_time_out_names_the_late_rank(server, tmp_path):
-    started = server.start(tmp_path / "run", [""], torchrun_env(2), "tests.record.loops:times_out")
+    started = server.start(tmp_path / "run", torchrun_env(2), "tests.record.loops:times_out")
     until = time.monotonic() + loops.DEADLINE_S
     output = started.folder / "0.err"
     while (
@@ -66,8 +65,8 @@ for number in range(100):
 def test_a_rank_that_raises_is_named_by_the_other_one(tmp_path):
     script = Path(tmp_path / "train.py")
     script.write_text(SCRIPT)
-    lengths = {"BENCH_WARMUP_STEPS": "3", "BENCH_STEPS_PER_EPOCH": "5", "BENCH_ATTRIBUTION_STEPS": "3"}
-    shared = {**os.environ, **lengths, "PYTHONPATH": str(ROOT), "BENCH_RUN_DIR": str(tmp_path)}
+    write_cell(tmp_path, ranks=2, warmup_steps=3, steps_per_epoch=5, attribution_steps=3)
+    shared = {**os.environ, "PYTHONPATH": str(ROOT), "BENCH_RUN_DIR": str(tmp_path)}
     ranks = [
         subprocess.Popen(
             [sys.executable, str(script)],

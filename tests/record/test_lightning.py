@@ -1,13 +1,13 @@
 """The callback in Lightning's loop, with and without DDP."""
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-from tests.workload.conftest import torchrun_env
+from tests.common import write_cell
+from tests.record.loops import LENGTHS
+from tests.train.conftest import torchrun_env
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 PARTS = ("data_load", "forward", "backward", "optimizer", "comm_exposed")
@@ -23,17 +23,12 @@ def fit(server, tmp_path):
     """Return a function that runs a script in one or two ranks, and returns metrics.csv and env.json."""
 
     def fit(*words: str, ranks: int = 1) -> tuple[list[dict[str, str]], dict]:
-        env = {
-            "BENCH_RUN_DIR": str(tmp_path),
-            "BENCH_WARMUP_STEPS": "3",
-            "BENCH_STEPS_PER_EPOCH": "5",
-            "BENCH_ATTRIBUTION_STEPS": "3",
-            "BENCH_EPOCHS": "2",
-        }
+        write_cell(tmp_path, ranks=ranks, **LENGTHS)
+        env = {"BENCH_RUN_DIR": str(tmp_path)}
         torchrun = {"TORCHELASTIC_RUN_ID": "none", "GROUP_RANK": "0", "LOCAL_WORLD_SIZE": str(ranks)}
         environments = [env | torchrun | rank for rank in torchrun_env(ranks)] if ranks > 1 else [env]
-        done = server.start(tmp_path, words, environments, "tests.record.loops:script").finish().succeeded()
-        return done.table("metrics"), done.env
+        done = server.start(tmp_path, environments, "tests.record.loops:script", words).finish()
+        return done.succeeded().table("metrics"), done.env
 
     return fit
 

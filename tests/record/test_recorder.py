@@ -1,9 +1,8 @@
 """The recorder in users' loops: real ranks over gloo, with known delays."""
 
-from __future__ import annotations
-
 import json
 import math
+import os
 import re
 import shutil
 import time
@@ -15,24 +14,26 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from bench.measure import step_parts
+from bench.measure.node import host_name
 from bench.record import Recorder, RecorderError
 from bench.record.recorder import batch_size
-from bench.record.session import Launch, launch_from, recording_folder
+from bench.record.session import Launch, _make_folder, failures_kept, launch_from, recording_folder
+from bench.study.cell_json import CellFile
 from bench.study.layout import RunFolder
 from bench.study.records import METRICS_COLUMNS, RANKS_COLUMNS, STEPS_COLUMNS
 from bench.study.run_json import read_sampled_step
-from tests.common import raised, read_rows
+from tests.common import raised, read_rows, write_cell
 from tests.record import loops
-from tests.workload.conftest import Finished, torchrun_env
+from tests.train.conftest import Finished, torchrun_env
 
 NAP_S = loops.NAP_S
 PARTS = ("data_load", "forward", "backward", "comm_exposed", "optimizer")
 
 
 @pytest.fixture
-def run_loop(run_ranks):
+def run_loop(run_program):
     def run(name: str, **more):
-        return run_ranks(target=f"tests.record.loops:{name}", **more)
+        return run_program(f"tests.record.loops:{name}", **more)
 
     return run
 
@@ -41,7 +42,7 @@ def run_loop(run_ranks):
 def three_lines(server, tmp_path_factory) -> Finished:
     """One run of the loop with three lines of the recorder, for several tests."""
     folder = tmp_path_factory.mktemp("three_lines") / "run"
-    started = server.start(folder, [], torchrun_env(2), "tests.record.loops:three_lines")
+    started = server.start(folder, torchrun_env(2), "tests.record.loops:three_lines")
     return started.finish().succeeded()
 
 
@@ -211,12 +212,9 @@ def test_several_processes_need_a_process_group(run_loop):
     )
 
 
-def test_the_backend_of_a_group_without_a_named_one_follows_from_the_device(run_ranks):
-    done = run_ranks(target="tests.record.loops:names_no_backend").succeeded()
+def test_the_backend_of_a_group_without_a_named_one_follows_from_the_device(run_program):
+    done = run_program("tests.record.loops:names_no_backend").succeeded()
     assert (done.env["backend"], done.env["transport"]["network"]) == ("gloo", "tcp")
-
-
-# -- one process ---------------------------------------------------------------------------
 
 
 @pytest.fixture(autouse=True)
@@ -295,16 +293,26 @@ def test_without_the_model_its_parts_are_empty(alone):
 
 def test_the_harness_takes_precedence_over_the_script(alone, monkeypatch, tmp_path):
     monkeypatch.setenv("BENCH_RUN_DIR", str(tmp_path / "run"))
-    monkeypatch.setenv("BENCH_STEPS_PER_EPOCH", "2")
-    monkeypatch.setenv("BENCH_EPOCHS", "3")
+    write_cell(tmp_path / "run", **loops.LENGTHS | {"steps_per_epoch": 2, "epochs": 3})
     assert [row["steps"] for row in alone()] == ["2", "2", "2"]
     assert recording_folder("elsewhere", {"BENCH_RUN_DIR": "here"}) == Path("here")
+
+
+def test_two_trainings_cannot_record_into_the_folder_of_a_run_at_once(monkeypatch, tmp_path):
+    monkeypatch.setenv("BENCH_RUN_DIR", str(tmp_path))
+    claimed = RunFolder(tmp_path).recorder
+    claimed.write_text(json.dumps({"host": host_name(os.environ), "pid": os.getppid()}))
+    assert "the command started several trainings" in raised(RecorderError, _make_folder, None)
+    claimed.write_text(json.dumps({"host": host_name(os.environ), "pid": 2**30}))  # one that has ended
+    _make_folder(None)
+    assert json.loads(claimed.read_text())["pid"] == os.getpid()
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".recorder")] == []
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"warmup_steps": 2}, "warmup_steps is 2; it must be 3 or more"),
+        ({"warmup_steps": 2}, "warmup_steps is 2; it must be a whole number, at least 3 and at most 1000000"),
         (
             {"warmup": 2},
             "Recorder has no option 'warmup'; allowed: run_dir, device, warmup_steps, steps_per_epoch, "
@@ -418,13 +426,18 @@ def test_the_launcher_is_recognised_by_its_variables(env, group, launch):
     assert launch_from(env, group) == launch
 
 
-def test_a_group_of_another_size_than_the_cells_is_refused():
-    env = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "BENCH_EXPECTED_WORLD_SIZE": "4"}
-    assert raised(RecorderError, launch_from, env, (0, 2)) == (
-        "the process group has 2 processes, but the cell has 4;"
-        " let the script take the number of processes from the launcher's variables"
+def test_a_group_of_another_size_than_the_cells_is_refused(monkeypatch, tmp_path):
+    env = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2"}
+    cells = [CellFile("torchrun", "gloo", ranks, ranks, 1, {}) for ranks in (1, 2, 4)]
+    assert raised(RecorderError, launch_from, env, (0, 2), cells[0]) == (
+        "2 of 1 planned processes started; check the launch line; the command must not contain another launcher"
     )
-    assert launch_from({**env, "BENCH_EXPECTED_WORLD_SIZE": "2"}, (0, 2)).world_size == 2
+    monkeypatch.setenv("BENCH_RUN_DIR", str(tmp_path))
+    with pytest.raises(RecorderError, match=r"^2 of 4 planned processes started"), failures_kept():
+        launch_from(env, (0, 2), cells[2])
+    (failure,) = json.loads((tmp_path / "failure.0.json").read_text())["findings"]
+    assert (failure["kind"], failure["values"]["started"]) == ("other-size", 2)
+    assert launch_from(env, (0, 2), cells[1]).world_size == 2
 
 
 def test_the_size_of_a_batch_is_that_of_its_first_tensor():

@@ -1,12 +1,10 @@
 """The recorder in a loop on a CUDA device, while the host runs ahead."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
 from tests.record.loops import SPIN_CYCLES
-from tests.workload.conftest import torchrun_env
+from tests.train.conftest import torchrun_env
 
 pytestmark = [
     pytest.mark.gpu,
@@ -18,8 +16,8 @@ SPINNING = ("forward", "backward", "optimizer")
 FASTEST_HZ = 4e9
 
 
-def test_the_device_is_timed_and_not_the_host(run_ranks):
-    done = run_ranks(target="tests.record.loops:on_a_gpu", environments=torchrun_env(1)).succeeded()
+def test_the_device_is_timed_and_not_the_host(run_program):
+    done = run_program("tests.record.loops:on_a_gpu", environments=torchrun_env(1)).succeeded()
     assert [row["epoch"] for row in done.table("metrics")] == ["1", "2"]
     for row in done.table("ranks"):
         assert row["device"] == "cuda:0"
@@ -33,11 +31,11 @@ def test_the_device_is_timed_and_not_the_host(run_ranks):
     assert done.env["device"] == "cuda"
 
 
-def test_the_nccl_log_requested_by_a_user_is_read(run_ranks, tmp_path):
+def test_the_nccl_log_requested_by_a_user_is_read(run_program, tmp_path):
     path = tmp_path / "mine.log"
     asked = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": str(path)}
     environments = [{**torchrun_env(1)[0], **asked}]
-    done = run_ranks(target="tests.record.loops:on_a_gpu", environments=environments).succeeded()
+    done = run_program("tests.record.loops:on_a_gpu", environments=environments).succeeded()
     transport = done.env["transport"]
     assert (transport["backend"], transport["source"]) == ("nccl", "NCCL's log")
     assert transport["version"]

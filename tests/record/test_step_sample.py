@@ -1,7 +1,5 @@
 """The sampled step: the slowest calls of the user's code, with their lines, parts and bytes."""
 
-from __future__ import annotations
-
 import inspect
 import io
 import os

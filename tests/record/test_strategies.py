@@ -1,7 +1,5 @@
 """Sharded and compiled models: their parts of a step are right, or empty."""
 
-from __future__ import annotations
-
 import json
 from importlib.metadata import version
 
@@ -9,7 +7,7 @@ import pytest
 
 from tests.common import read_rows
 from tests.record.loops import BATCH
-from tests.workload.conftest import torchrun_env
+from tests.train.conftest import torchrun_env
 
 #: From tests/record/strategies.py, whose import takes seconds.
 PARAMETERS, FROZEN, NAP_S = 207, 32, 0.01
@@ -24,7 +22,7 @@ def read(server, tmp_path_factory):
     """Return a function that returns metrics.csv and env.json of one of the trainings."""
     folder = tmp_path_factory.mktemp("strategies") / "run"
     target = "tests.record.strategies:strategies"
-    server.start(folder, [], torchrun_env(2), target).finish().succeeded()
+    server.start(folder, torchrun_env(2), target).finish().succeeded()
 
     def read(name: str) -> tuple[list[dict[str, str]], dict]:
         return read_rows(folder / name / "metrics.csv"), json.loads((folder / name / "env.json").read_text())

@@ -1,7 +1,5 @@
 """The callback in the loop of HuggingFace's Trainer, with and without DDP."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import sys
@@ -13,7 +11,7 @@ import pytest
 from bench.record import RecorderError
 from tests.common import raised, read_rows
 from tests.record.loops import NAP_S
-from tests.workload.conftest import torchrun_env
+from tests.train.conftest import torchrun_env
 
 WARM_UP, STEPS, BETWEEN = 3, 5, 2 + 1 + 2
 
@@ -28,7 +26,7 @@ def folder(server, tmp_path_factory):
     folder = tmp_path_factory.mktemp("trainers")
     torchrun = {"TORCHELASTIC_RUN_ID": "none", "GROUP_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
     environments = [torchrun | rank for rank in torchrun_env(2)]
-    server.start(folder, [], environments, "tests.record.trainers:on_two_ranks").finish().succeeded()
+    server.start(folder, environments, "tests.record.trainers:on_two_ranks").finish().succeeded()
     return folder
 
 

@@ -1,7 +1,5 @@
 """Trainings with HuggingFace's Trainer, which count their own steps, samples and losses."""
 
-from __future__ import annotations
-
 import json
 import os
 import time
@@ -15,6 +13,7 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from ddp_scaling_bench import TransformersCallback
 from tests.record import loops
+from tests.train.conftest import folder_of_test
 
 LENGTHS = {"warmup_steps": 3, "steps_per_epoch": 5, "attribution_steps": 2, "epochs": 2}
 SLOW_S = 1.0
@@ -96,7 +95,7 @@ def points(count: int) -> list[dict[str, Tensor]]:
     return [{"points": torch.randn(4), "labels": torch.tensor(float(number % 7))} for number in range(count)]
 
 
-def on_two_ranks(argv: list[str]) -> int:
+def on_two_ranks() -> int:
     """Epochs of four steps of two micro-batches, and a last step of one micro-batch.
 
     The training with evaluations and checkpoints has a planted clock, so it times no parts of a step.
@@ -104,17 +103,17 @@ def on_two_ranks(argv: list[str]) -> int:
     global sleep
     torch.set_num_threads(1)
     more = {"max_steps": 23, "gradient_accumulation_steps": 2, "ddp_backend": "gloo"}
-    train(loops.run_dir(argv), "ddp", Naps(), points(2 * 35), 4, LENGTHS, save_strategy="no", **more)
+    train(folder_of_test(), "ddp", Naps(), points(2 * 35), 4, LENGTHS, save_strategy="no", **more)
     clock = step_parts.time = loops.PlantedClock()
     sleep = clock.sleep
     plans = {"eval_strategy": "steps", "eval_steps": 7, "save_strategy": "steps", "save_steps": 7}
     untimed = {**LENGTHS, "attribution_steps": 0}
-    train(loops.run_dir(argv), "evaluated", Naps(), points(2 * 64), 4, untimed, **more, **plans)
+    train(folder_of_test(), "evaluated", Naps(), points(2 * 64), 4, untimed, **more, **plans)
 
     def packed(batch: list[dict[str, Tensor]]) -> dict[str, Tensor]:
         return {name: torch.stack([one[name] for one in batch])[None] for name in batch[0]}
 
-    path = Path(loops.run_dir(argv), "packed")
+    path = folder_of_test() / "packed"
     arguments = TrainingArguments(
         output_dir=str(path / "out"), use_cpu=True, report_to="none", disable_tqdm=True, max_steps=12,
         per_device_train_batch_size=2, save_strategy="no", ddp_backend="gloo",

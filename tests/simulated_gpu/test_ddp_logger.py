@@ -1,14 +1,12 @@
 """The replay of DDP's logger against a recording, and what is read from a logger that lacks times."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
 
 from bench.measure import step_parts
 from bench.measure.step_parts import BackwardReading, HostClock, StepTimer
-from bench.workload.strategies.ddp import DdpParts
+from bench.train.strategies.ddp import DdpParts
 from tests.simulated_gpu.device import Costs, Link, Rank, World, install
 from tests.simulated_gpu.training import Ddp, Model
 

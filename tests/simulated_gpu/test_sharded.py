@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch import nn
 
-from bench.facts import Fact
 from bench.measure import step_parts
+from bench.measure.findings import PartsNotTimed
 from bench.measure.step_parts import CudaClock, StepParts, StepTimer
-from bench.workload.strategies.fsdp2 import ShardedParts
+from bench.train.strategies.fsdp2 import ShardedParts
 from tests.simulated_gpu.device import Costs, Link, Operation, Rank, Stream, World, install
 
 BLOCKS, FORWARD_S, BACKWARD_S = 4, 2e-3, 4e-3
@@ -202,10 +202,10 @@ def test_the_waits_of_a_sharded_model_are_the_idle_time_of_its_computation(link_
 
 
 def test_collectives_that_let_the_host_wait_leave_the_parts_unknown():
-    def program(rank: Rank) -> Fact | None:
+    def program(rank: Rank) -> PartsNotTimed | None:
         model = Sharded(rank, 1)
         model.backend = "gloo"
         return ShardedParts(model).start(StepTimer(CudaClock(torch.device("cuda", 0))))
 
-    values = {"torch": torch.__version__, "strategy": "FSDP2 without NCCL"}
-    assert World(1).run(program) == [Fact("parts-not-timed", values=values)]
+    expected = PartsNotTimed(torch=torch.__version__, strategy="FSDP2 without NCCL")
+    assert World(1).run(program) == [expected]

@@ -1,7 +1,5 @@
 """The recorder on a simulated device, with and without a model."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 

@@ -1,6 +1,4 @@
-"""Windows, parts of a step and probe steps on simulated devices."""
-
-from __future__ import annotations
+"""Windows, parts of a step, probe steps and the sweep on simulated devices."""
 
 from dataclasses import replace
 from statistics import fmean
@@ -9,16 +7,17 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from bench.facts import Fact
-from bench.matrix.workload import WorkloadOptions
 from bench.measure import step_parts
 from bench.measure.conditions import Meters
+from bench.measure.findings import PartsNotTimed
 from bench.measure.results import Window
 from bench.measure.step_parts import CudaClock, StepParts
-from bench.workload import probes, training
-from bench.workload.step_probes import StepReadings, time_buckets
-from bench.workload.strategies import ddp
-from bench.workload.training import Trainer, Windows
+from bench.train import probes, training
+from bench.train.options import TrainOptions
+from bench.train.probes import CollectiveSweep, Size, Sweep
+from bench.train.step_probes import StepReadings, time_buckets
+from bench.train.strategies import ddp
+from bench.train.training import Trainer, Windows
 from tests.simulated_gpu.device import Collectives, Costs, Link, Rank, World, install
 from tests.simulated_gpu.training import Ddp, Feed, Model, Optimizer
 
@@ -43,7 +42,7 @@ def cuda(monkeypatch):
 
 def trainer_of(rank: Rank, model: Model, **options) -> Trainer:
     """Return the trainer of the workload with a simulated model."""
-    return Trainer(Ddp(rank, model), Feed(model), WorkloadOptions(**options))
+    return Trainer(Ddp(rank, model), Feed(model), TrainOptions(**options))
 
 
 def windows_of(rank: Rank, model: Model, **options) -> Windows:
@@ -134,7 +133,7 @@ def test_the_clocks_are_read_while_the_device_is_busy():
 
 
 def test_a_strategy_whose_parts_cannot_be_timed_has_none(monkeypatch):
-    monkeypatch.setattr(ddp.DdpParts, "start", lambda self, timer: Fact("parts-not-timed"))
+    monkeypatch.setattr(ddp.DdpParts, "start", lambda self, timer: PartsNotTimed())
     assert [window.parts for window in measured(MODEL, FAST, HIDDEN)] == [[]] * 4
 
 
@@ -181,3 +180,46 @@ def test_a_drift_after_the_first_steps_is_noticed():
         return windows.warm_up(8)
 
     assert World(1, costs=FAST).run(program) == [(34, True)]
+
+
+SIZES = [Size(4096 * 64**power) for power in range(3)]
+LINK = Link(latency_s=12e-6, s_per_byte=1 / 150e9)
+
+
+def sweep(rank: Rank) -> Sweep:
+    """Sweep after the host has arrived late by up to 5 ms."""
+    rank.spend(rank.rng.random() * 5e-3)
+    timed = CollectiveSweep(
+        collectives=Collectives(rank),
+        clock=CudaClock(DEVICE),
+        device=torch.device("cpu"),
+        dtype=torch.float32,
+        queues=True,  # as with NCCL
+    )
+    return timed.run(SIZES, budget_s=0.05, room_bytes=1e12, seed=3)  # five repeats of each size
+
+
+@pytest.mark.parametrize(("ranks", "launch_us"), [(4, 0), (4, 40), (16, 100)])
+def test_the_swept_time_is_the_time_of_the_device(ranks, launch_us):
+    costs = Costs(launch_s=launch_us * 1e-6, jitter=1.0, pause_s=1e-3)
+    found = World(ranks, link=LINK, costs=costs, seed=launch_us).run(sweep)
+    assert all(one.times_s == found[0].times_s for one in found)
+    for index, size in enumerate(SIZES):
+        assert found[0].time_s(index) == pytest.approx(LINK.all_reduce_s(size.bytes), rel=0.05)
+    largest = SIZES[-1].bytes
+    assert found[0].standalone_s([largest] * 3) == pytest.approx(3 * LINK.all_reduce_s(largest), rel=0.05)
+
+
+def test_a_clock_that_rises_during_the_sweep_does_not_change_the_times():
+    def program(rank: Rank) -> Sweep:
+        launch = rank.launch
+
+        def faster(seconds: float) -> int:  # from an idle clock to six times its rate in 50 ms
+            return launch(seconds / min(6.0, 1 + rank.now * 100))
+
+        rank.launch = faster  # type: ignore[method-assign]
+        return sweep(rank)
+
+    found = World(2, link=LINK, costs=Costs(launch_s=30e-6, jitter=1.0)).run(program)[0]
+    for index, size in enumerate(SIZES):
+        assert found.time_s(index) == pytest.approx(LINK.all_reduce_s(size.bytes), rel=0.05)

@@ -1,20 +1,16 @@
 """A run is disturbed only by causes outside its job that conditions.json or other jobs show."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bench.study.conditions import (
-    FOREIGN_CPU_LIMIT,
-    Occupation,
-    assess,
-)
+from bench.study.conditions import FOREIGN_CPU_LIMIT, Occupation, assess
+from bench.study.findings import ForeignCpu, ForeignJob, GpuSlowdown, LinkErrors
 from bench.study.layout import RunFolder
 
 NOON = datetime(2026, 11, 22, 12, 0, tzinfo=UTC)
@@ -39,10 +35,10 @@ def write(folder: Path, *windows: dict[str, Any]) -> RunFolder:
     return RunFolder(folder)
 
 
-def found(folder: RunFolder, jobs: Sequence[Occupation] | None = None) -> list[dict[str, Any]]:
+def found(folder: RunFolder, jobs: Sequence[Occupation] | None = None) -> tuple[Any, ...]:
     content = assess(folder, start=at(0), end=at(100), jobs=jobs)
-    entries: list[dict[str, Any]] = content["disturbed"]
-    return entries
+    disturbances: tuple[Any, ...] = content["disturbed"]
+    return disturbances
 
 
 def job(job_id: str, start: float, end: float | None, *nodes: str, of_study: bool = False) -> Occupation:
@@ -57,19 +53,8 @@ def test_foreign_cpu_time_disturbs_above_the_limit_of_the_cores_in_use(tmp_path:
         window(20, nodes=[{"node": "n1", "foreign_cpu_s": 1.9}, {"node": "n2", "foreign_cpu_s": 3.0}]),
         window(40, nodes=[{"node": "n1", "foreign_cpu_s": None}, {"node": "n2", "foreign_cpu_s": 2.0}]),
     )
-    assert found(folder) == [
-        {
-            "kind": "foreign-cpu",
-            "subject": ["n2"],
-            "values": {
-                "start": "2026-11-22T12:00:20Z",
-                "end": "2026-11-22T12:00:50Z",
-                "share": 0.15,
-                "limit": FOREIGN_CPU_LIMIT,
-            },
-            "severity": "warning",
-        }
-    ]
+    times = {"start": "2026-11-22T12:00:20Z", "end": "2026-11-22T12:00:50Z"}
+    assert found(folder) == (ForeignCpu(subject=("n2",), **times, share=0.15, limit=FOREIGN_CPU_LIMIT),)
 
 
 def test_conditions_that_a_run_can_cause_itself_do_not_disturb_it(tmp_path: Path) -> None:
@@ -86,7 +71,7 @@ def test_conditions_that_a_run_can_cause_itself_do_not_disturb_it(tmp_path: Path
 def test_a_slowdown_by_heat_within_a_window_disturbs(tmp_path: Path, before, after, expected) -> None:
     clocks = {"before": {"thermal_s": before}, "after": {"thermal_s": after}}
     shown = found(write(tmp_path, window(0, ranks=[{"rank": 0, "clocks": clocks}])))
-    assert [one for fact in shown for one in fact["values"]["slowdowns"]] == expected
+    assert [reason for one in shown for reason in one.slowdowns] == expected
 
 
 def test_slowdowns_of_gpus_and_errors_of_links_disturb(tmp_path: Path) -> None:
@@ -94,9 +79,9 @@ def test_slowdowns_of_gpus_and_errors_of_links_disturb(tmp_path: Path) -> None:
     net = {"crc_errors": 1, "infiniband": {"mlx5_0/1": {"symbol_error": 3}}}
     first = window(0, nodes=[{"node": "n1", "net": net}], ranks=[{"rank": 2, "clocks": clocks}])
     entries = found(write(tmp_path, first, window(20, nodes=[{"node": "n1", "net": {"crc_errors": 2}}])))
-    errors, slowdown = ((one["kind"], *one["subject"], one["values"]) for one in entries)
-    assert (*errors[:2], errors[2]["errors"]) == ("link-errors", "n1", 6)
-    assert (*slowdown[:2], slowdown[2]["slowdowns"]) == ("gpu-slowdown", "n2", ["hw_thermal_slowdown"])
+    errors, slowdown = (replace(one, start=None, end=None) for one in entries)
+    assert errors == LinkErrors(subject=("n1",), errors=6)
+    assert slowdown == GpuSlowdown(subject=("n2",), slowdowns=("hw_thermal_slowdown",))
 
 
 def test_a_job_disturbs_only_if_it_is_there_during_a_window(tmp_path: Path) -> None:
@@ -106,21 +91,20 @@ def test_a_job_disturbs_only_if_it_is_there_during_a_window(tmp_path: Path) -> N
     during = job("4", 15, 35, "n1", "n2", of_study=True)
     running = job("5", 35, None, "n1")
     entries = found(folder, [before, during, running])
-    times = [(one["values"]["start"][-4:-1], one["values"]["end"][-4:-1]) for one in entries]
-    shown = [(one["kind"], *one["subject"], *own) for one, own in zip(entries, times, strict=True)]
-    assert shown == [
+    assert [(one.kind, *one.subject, one.start[-4:-1], one.end[-4:-1]) for one in entries] == [
         ("study-run", "n1", ":15", ":36"),
         ("study-run", "n2", ":15", ":36"),
         ("foreign-job", "n1", ":35", ":40"),
     ]
-    assert entries[0]["values"]["jobs"] == ["4"]
+    assert entries[0].jobs == ("4",)
 
 
 def test_jobs_of_one_kind_on_a_node_are_one_entry(tmp_path: Path) -> None:
     jobs = [job(str(number), number, number + 5, "n1") for number in range(1, 13)]
     (entry,) = found(RunFolder(tmp_path), jobs)
     times = {"start": "2026-11-22T12:00:01Z", "end": "2026-11-22T12:00:18Z"}
-    assert entry["values"] == {**times, "jobs": [str(number) for number in range(1, 11)], "more_jobs": 2}
+    ten = tuple(str(number) for number in range(1, 11))
+    assert entry == ForeignJob(subject=("n1",), **times, jobs=ten, more_jobs=2)
 
 
 def test_what_is_not_known_is_not_called_undisturbed(tmp_path: Path) -> None:
@@ -130,7 +114,7 @@ def test_what_is_not_known_is_not_called_undisturbed(tmp_path: Path) -> None:
     assert unknown == {"neighbours": "unknown: no sacct"}
     known = assess(folder, start=at(0), end=at(9), jobs=[job("7", 9, 20, "n1")])
     assert known == {
-        "disturbed": [],
+        "disturbed": (),
         "neighbours": [
             {"job_id": "7", "start": "2026-11-22T12:00:09Z", "end": "2026-11-22T12:00:20Z", "nodes": ["n1"]}
         ],
@@ -150,4 +134,4 @@ def test_what_is_not_known_is_not_called_undisturbed(tmp_path: Path) -> None:
 )
 def test_a_broken_file_disturbs_nothing(tmp_path: Path, text: str) -> None:
     (tmp_path / "conditions.json").write_text(text)
-    assert assess(RunFolder(tmp_path), start=None, end=None).get("disturbed", []) == []
+    assert assess(RunFolder(tmp_path), start=None, end=None).get("disturbed", ()) == ()

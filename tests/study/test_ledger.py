@@ -1,7 +1,5 @@
 """The ledger: durable, append only, and readable whatever was torn."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os
@@ -11,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from bench.errors import BenchError
+from bench.study.findings import LinkErrors, StudyRun
 from bench.study.ledger import (
     End,
     FailureClass,
@@ -21,21 +20,25 @@ from bench.study.ledger import (
     final_class,
     study_lock,
 )
+from bench.study.reasons import ExitCode, LogCause, Said
 
 INTENT = Record(run_id="a", attempt=1, state=RunState.QUEUED, job_name="s.a.1")
 SUBMITTED = replace(INTENT, job_id="7", pack=2, place=3)
 ENDED = SUBMITTED.ended(
     End(
         state=RunState.FAILED,
-        reason="it broke: é",
+        reasons=(Said(text="it broke: é", source="job.err"), ExitCode(exit_code=3)),
         failure_class=FailureClass.BAD_EXIT,
         exit_code=3,
-        cause={"cause": "program-error", "path": "job.err", "line": 4, "remedy": "correct it"},
-        warnings=[],
+        cause=LogCause(cause="program-error", path="job.err", line=4, remedy="correct it"),
+        warnings=(),
         started_at="2026-01-02T03:04:05Z",
         ended_at="2026-01-02T03:04:06Z",
         hosts="n[1-2]",
-        disturbed=[{"kind": "foreign-cpu", "subject": ["n1"], "values": {}, "severity": "warning"}],
+        disturbed=(
+            LinkErrors(subject=("n1",), errors=3),
+            StudyRun(subject=("n2",), jobs=("7",), more_jobs=2),
+        ),
         neighbours="unknown: no accounting",
         settled=False,
     )
@@ -53,6 +56,25 @@ def test_a_record_is_read_as_it_was_written(ledger):
         read = ledger.records(["a"])["a"]
         assert read.time
         assert replace(read, time="") == record
+
+
+@pytest.mark.parametrize(
+    ("disturbed", "read"),
+    [
+        (
+            [3, {"kind": "study-run", "subject": ["n1"], "values": {"jobs": 7}, "severity": "warning"}],
+            ["study-run"],
+        ),
+        ([{"kind": "later", "subject": [], "values": {}, "severity": "warning"}, None, [[]]], []),
+        ("n1", None),
+        ({"kind": "study-run"}, None),
+    ],
+)
+def test_damaged_disturbances_never_lose_a_record(ledger, disturbed, read):
+    line = {"run_id": "a", "attempt": 1, "state": "completed", "disturbed": disturbed}
+    ledger.path.write_text(json.dumps(line) + "\n")
+    end = ledger.records(["a"])["a"].end
+    assert (None if end.disturbed is None else [one.kind for one in end.disturbed]) == read
 
 
 def test_the_last_line_of_the_latest_attempt_is_the_state(ledger):
@@ -87,7 +109,6 @@ def test_the_line_of_an_attempt_has_a_number(ledger):
         '{"run_id": "a", "attempt": 1, "state": "odd"}',
         '{"run_id": "a", "attempt": -1, "state": "failed"}',
         '{"run_id": "a", "attempt": 1, "state": "failed", "failure_class": "odd"}',
-        '{"run_id": "a", "attempt": 1, "state": "failed", "cause": "oom"}',
     ],
 )
 def test_a_torn_or_odd_line_is_skipped_and_the_next_is_kept(ledger, torn):
@@ -101,7 +122,7 @@ def test_a_torn_or_odd_line_is_skipped_and_the_next_is_kept(ledger, torn):
 
 def _append_many(path: Path, name: str) -> None:
     for i in range(200):
-        Ledger(path).append([Record(run_id=f"{name}-{i}", attempt=1, reason="x" * 500)])
+        Ledger(path).append([Record(run_id=f"{name}-{i}", attempt=1, remark="x" * 500)])
 
 
 def test_concurrent_writers_do_not_mix_their_lines(ledger):
@@ -140,6 +161,23 @@ def test_the_lock_is_held_while_a_child_has_its_descriptor(tmp_path):
         os.close(kept)
     with study_lock(path):
         pass
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        ({"reasons": "exit code 3"}, ""),
+        ({"reasons": [7, {"kind": "said"}]}, ""),
+        ({"reasons": [{"kind": "exit-code", "subject": [], "values": {}, "severity": "error"}]}, ""),
+        ({"reasons": [{"kind": "odd", "subject": [], "values": {"n": 3}, "severity": "error"}]}, "n 3"),
+        ({"cause": "oom", "warnings": [None, {"kind": []}]}, "it broke: é; exit code 3"),
+    ],
+)
+def test_a_damaged_finding_does_not_lose_its_line(ledger, damage, reason):
+    line = json.dumps({**ENDED.as_json(), **damage})
+    ledger.path.write_text(f"{line}\n")
+    found = ledger.records(["a"])["a"]
+    assert (found.state, found.exit_code, found.reason) == (RunState.FAILED, 3, reason)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """Metrics of unchanged commands, from their output or a file."""
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -11,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from bench.facts import Fact
 from bench.jobs.end import missing_results
 from bench.matrix.cell import Cell
+from bench.measure.findings import NoWindow
+from bench.study.findings import AverageOfRun
 from bench.study.layout import RunFolder
 from bench.study.ledger import End, Record, RunState
 from bench.study.readings import readings_of
@@ -33,7 +32,9 @@ def cell(metrics: dict[str, Any]) -> Cell:
         world_size=4,
         per_gpu_batch=8,
         global_batch=32,
-        workload={"device": "cpu", "command": ["x"], "metrics": metrics, "epochs": 3, "steps_per_epoch": 5},
+        argv=["x"],
+        metrics=metrics,
+        workload={"device": "cpu", "epochs": 3, "steps_per_epoch": 5},
         env={},
     )
 
@@ -45,7 +46,8 @@ class Left:
         self.folder = RunFolder(path)
 
     def lack(self, metrics: dict[str, Any]) -> str:
-        return missing_results(self.folder, cell(metrics))
+        missing = missing_results(self.folder, cell(metrics))
+        return missing.message if missing else ""
 
     def rows(self, metrics: dict[str, Any]) -> list[EpochRow]:
         before = sorted(self.folder.path.iterdir())
@@ -157,10 +159,10 @@ def test_an_average_of_the_run_has_a_rate_and_a_loss_but_no_steps(left, output, 
     loss = {"train_loss": 0.5} if "loss" in metrics["output"] else {}
     rate = {"throughput_samples_per_sec": pytest.approx(throughput)}
     assert values(row) == {"epoch": 1, **rate, **loss}
-    (fact,) = readings_of(left.folder, cell(metrics)).facts
-    told = dict(zip(("reported", "lowest", "highest"), printed[1:], strict=True))
-    told = {"quantity": printed[0], "source": "job.out", **told}
-    assert fact == Fact("average-of-run", (printed[0],), told, "info")
+    quantity, reported, lowest, highest = printed
+    told = {"quantity": quantity, "reported": reported, "lowest": lowest, "highest": highest}
+    average = AverageOfRun(subject=(quantity,), source="job.out", **told)
+    assert readings_of(left.folder, cell(metrics)).findings == [average]
 
 
 @pytest.mark.parametrize("rates", [[13.0, 9.0], [13.0, 13.1, 13.2, 13.3, 13.4]])
@@ -189,47 +191,23 @@ LOSS = {**STEP_TIME, "loss": r"loss (\S+)"}
 
 
 @pytest.mark.parametrize(
-    ("output", "metrics", "warning"),
+    ("output", "metrics", "kinds"),
     [
-        (
-            "loss 3\nloss 2\ntime 10ms\n",
-            {"output": LOSS},
-            "values-left-out: loss occurs 2 times in job.out and step_time 1 time, so it is empty in 1 of 1 row. "
-            "Let loss occur once with each step_time, in the same line or record",
-        ),
-        (
-            "time 9ms loss 3 val_loss 4\n",
-            {"output": LOSS},
-            "values-left-out: loss occurs 2 times in job.out (in 1 line) and step_time 1 time, so it is empty in "
-            "1 of 1 row. Let loss occur once with each step_time, in the same line or record",
-        ),
-        (
-            "time 9ms mean time 8ms\n",
-            {"output": STEP_TIME},
-            "repeated-matches: step_time occurs 2 times in job.out (in 1 line); each counts as a value of its own. "
-            "Let its pattern match once in a line",
-        ),
-        (
-            "time 9ms\n",
-            {"output": LOSS, "kind": "average"},
-            "values-left-out: loss occurs 0 times in job.out, so the run has no loss. Check its pattern or column",
-        ),
-        (
-            "loss 3\nloss 2\ntime 9ms\n",
-            {"output": LOSS, "kind": "average"},
-            "values-left-out: loss occurs 2 times in job.out with different values (2 to 3), so the run has no "
-            "loss. Let one rank report it, once",
-        ),
-        ("time 9ms loss 3\ntime 8ms loss 2\n", {"output": LOSS}, None),
+        ("loss 3\nloss 2\ntime 10ms\n", {"output": LOSS}, ["values-left-out"]),
+        ("time 9ms loss 3 val_loss 4\n", {"output": LOSS}, ["values-left-out"]),
+        ("time 9ms mean time 8ms\n", {"output": STEP_TIME}, ["repeated-matches"]),
+        ("time 9ms\n", {"output": LOSS, "kind": "average"}, ["values-left-out"]),
+        ("loss 3\nloss 2\ntime 9ms\n", {"output": LOSS, "kind": "average"}, ["values-left-out"]),
+        ("time 9ms loss 3\ntime 8ms loss 2\n", {"output": LOSS}, []),
     ],
 )
-def test_values_that_are_left_out_or_counted_twice_are_named_by_verify(left, output, metrics, warning):
+def test_values_that_are_left_out_or_counted_twice_are_named_by_verify(left, output, metrics, kinds):
     left.folder.out.write_text(output)
     left.folder.run_json.write_text("{}")
     record = Record(run_id="r1", attempt=1).ended(End(state=RunState.COMPLETED))
     verdict = verify_run(left.folder, record, cell(metrics))
     assert verdict.passed
-    assert verdict.warnings == ([] if warning is None else [warning])
+    assert [warning.kind for warning in verdict.warnings] == kinds
     checks = {check.name: check.outcome for check in verdict.checks}
     assert (checks["epochs"], checks["throughput"]) == ("ok", "ok")
 
@@ -300,8 +278,8 @@ def test_a_command_that_records_nothing_is_incomplete_unless_metrics_is_none(lef
 
 
 def test_a_recorder_with_too_few_steps_reports_the_required_number(left):
-    words = "no-window: no window was recorded: a rank took fewer than 6 steps"
-    left.folder.env.write_text(json.dumps({"facts": [Fact("no-window", values={"steps": 6}).as_json()]}))
+    words = "no window was recorded: a rank took fewer than 6 steps"
+    left.folder.env.write_text(json.dumps({"facts": [NoWindow(steps=6).as_json()]}))
     assert left.lack({"source": "recorder"}) == words
 
 

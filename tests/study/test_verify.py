@@ -1,20 +1,19 @@
 """Checks of a run: values that were not measured are neither right nor wrong."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bench.facts import Fact
+from bench.measure.findings import ModelNotCalled, SharedCores
 from bench.plan import make_plan, write_plan
+from bench.study.findings import ForeignCpu
 from bench.study.ledger import End, FailureClass, Record, RunState
 from bench.study.plan_json import PlannedStudy, open_study
+from bench.study.reasons import ExitCode, LogCause
 from bench.study.run_json import next_attempt
 from bench.study.verify import Verification, verify_run
-from bench.words import sentence
 from tests.commands.command_line import bench
 from tests.matrices import command, matrix
 
@@ -75,7 +74,7 @@ def test_what_was_not_measured_is_not_ok_and_does_not_fail_the_run(study):
 )
 def test_only_the_state_of_a_run_that_has_not_ended_is_checked(study, state, found):
     reason = "" if state == "planned" else "Priority"
-    record = Record(run_id=RUN, attempt=1, state=RunState(state), reason=reason)
+    record = Record(run_id=RUN, attempt=1, state=RunState(state), remark=reason)
     verdict = verify_run(study.run_folder(record), record, study.cell_of(RUN))
     assert [str(check) for check in verdict.checks] == [f"FAIL  state: {found}, expected completed"]
 
@@ -89,6 +88,13 @@ def test_a_failed_check_fails_a_run_with_unmeasured_values(study):
     assert outcomes["global batch"] == "not measured"
     failed = next(check for check in verdict.failures if check.name == "backend")
     assert failed.as_json()["outcome"] == "failed"
+
+
+def test_options_that_differ_from_the_plan_fail_the_run(study):
+    options = {"device": "cpu", "epochs": 7, "optimizer": "sgd"}
+    (folder(study) / "env.json").write_text(json.dumps({"workload": options}))
+    (check,) = (check for check in verify(study).failures if check.name == "options")
+    assert (check.found, check.expected) == ("epochs 7", f"epochs {study.cell_of(RUN).workload['epochs']}")
 
 
 def test_missing_accounting_is_not_measured(study):
@@ -115,33 +121,32 @@ def test_the_command_prints_both(study):
 
 
 def test_warnings_about_cores_and_threads_are_shown_and_fail_no_run(study):
-    values = {"ranks": 4, "threads": 4, "cores": 2, "machines": [["n1"]]}
-    facts = [Fact("shared-cores", values=values), Fact("model-not-called")]
-    (folder(study) / "env.json").write_text(json.dumps({"facts": [fact.as_json() for fact in facts]}))
-    shared = sentence(facts[0])
+    shared = SharedCores(ranks=4, threads=4, cores=2, machines=(("n1",),))
+    found = [one.as_json() for one in (shared, ModelNotCalled())]
+    (folder(study) / "env.json").write_text(json.dumps({"facts": found}))
     assert verify(study).warnings == [shared]
     done = bench("verify", str(folder(study)), cwd=study.folder.path.parent)
     assert done.stdout.splitlines()[-2] == f"  warn  {shared}"
     content = json.loads(bench("verify", str(folder(study)), "--json", cwd=study.folder.path.parent).stdout)
-    assert content["runs"][0]["warnings"] == [shared]
+    assert content["runs"][0]["warnings"] == [{**found[0], "message": shared.message}]
 
 
 def test_the_end_of_a_failed_run_is_shown_with_class_and_cause(study):
     end = End(
         state=RunState.FAILED,
-        reason="exit code 1",
+        reasons=(ExitCode(exit_code=1),),
         failure_class=FailureClass.OUT_OF_MEMORY,
-        cause={"cause": "oom-gpu", "remedy": "a smaller batch"},
-        disturbed=[Fact("foreign-cpu", ("n1",), {"start": "a", "end": "b"}).as_json()],
-        warnings=[{"cause": "slow-save", "path": "job.err", "line": 3, "remedy": "save less"}],
+        cause=LogCause(cause="oom-gpu", remedy="a smaller batch"),
+        disturbed=(ForeignCpu(subject=("n1",), start="a", end="b"),),
+        warnings=(LogCause(cause="slow-save", path="job.err", line=3, remedy="save less"),),
     )
     verdict = verify(study, end)
     assert str(verdict.failures[0]) == (
         "FAIL  state: failed (exit code 1); class: out-of-memory; cause: oom-gpu; a smaller batch, "
         "expected completed"
     )
-    assert verdict.warnings == [
-        "disturbed: CPU time of foreign processes on n1 from a to b",
+    assert list(map(str, verdict.warnings)) == [
+        "foreign-cpu: CPU time of foreign processes on n1 from a to b",
         "slow-save (job.err:3): save less",
     ]
 

@@ -186,7 +186,10 @@ def ranks_figure(means: RankMeans, *, balance: Mapping[str, float]) -> Drawing:
         subject="Work and waiting by rank",
         topic="ranks",
         description=f"Stacked bars of the ranks of {cells}: {longest}.",
-        caption=CAPTIONS["ranks"].format(limit=percent(LATE_FROM)),
+        caption=(
+            f"Cells with the lowest load balance. ◀: late (by {percent(LATE_FROM)} of the step or more) in "
+            "most runs."
+        ),
         left_out=left_out,
         height_in=0.21 * (len(bars) + 1.4 * len(panels)) + 0.75,
         legend=part_keys({n: part for n, part in _PARTS.items() if any(getattr(b, n) > 0 for b in bars)}),

@@ -50,7 +50,13 @@ class Curve:
 
     kind: str
     column: str
-    axis: str
+    subject: str
+    unit: str = ""
+
+    @property
+    def axis(self) -> str:
+        """The title of the axis."""
+        return f"{self.subject} ({self.unit})" if self.unit else self.subject
 
     @property
     def is_efficiency(self) -> bool:
@@ -66,7 +72,7 @@ class Curve:
         return fraction(value) if self.is_efficiency else number(value)
 
 
-THROUGHPUT = Curve("throughput", "throughput_samples_per_sec", "Throughput (samples/s)")
+THROUGHPUT = Curve("throughput", "throughput_samples_per_sec", "Throughput", "samples/s")
 SPEEDUP = Curve("speedup", "speedup", "Speedup")
 EFFICIENCY = Curve("efficiency", "efficiency", "Efficiency")
 
@@ -119,14 +125,14 @@ def curve_figure(
     wide = curve is THROUGHPUT and max(point.value for point in points) >= 50_000
     draft = Draft(
         name=f"{curve.kind}-{selection.mode or 'other'}",
-        subject=curve.axis.partition(" (")[0],
+        subject=curve.subject,
         mode=selection.mode,
         labels=selection.labels,
         shared=selection.shared,
         description=f"{curve.axis} over ranks. {' '.join(_description(curve, *line) for line in lines)}",
         caption=_caption(curve, lines),
         left_out=left_out,
-        view=curve.axis.partition(" (")[0],
+        view=curve.subject,
         legend=_legend(curve, lines),
         left_in=0.9 if wide else 0.78,
     )

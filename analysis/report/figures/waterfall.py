@@ -13,10 +13,9 @@ from analysis.data.names import ranks
 from analysis.report.figures.bars import draw_part
 from analysis.report.figures.drawing import Colour, Draft, Drawing, Part, finish
 from analysis.report.words import CAPTIONS
-from analysis.stats.columns import ScalingRow
+from analysis.stats.columns import ScalingRow, part_title
 from analysis.text import one_line
 from bench.units import percent, seconds
-from bench.words import about, term
 
 #: Maximum number of series in the section "Why".
 MAX_SERIES = 4
@@ -29,9 +28,9 @@ def waterfall_figure(division: CellDivision, row: ScalingRow, *, name: str, labe
     """Draw how the causes add up from the ideal time of a step to its measured time."""
     bars = []
     for one in division.rows:
-        shares = [(about(one.causes, "title"), one.share)]
+        shares = [(one.title, one.share)]
         if one.cause == NOT_EXPLAINED and division.rests and WHOLE not in division.rests:
-            shares = [(term("part", part), share) for part, share in rest_parts(division)]
+            shares = [(part_title(part.part), part.share) for part in rest_parts(division)]
         colour = _COLOURS.get(one.cause, Colour.WINE)
         bars += [(Part(text, colour), share) for text, share in shares if abs(share) >= _SMALLEST_BAR]
     texts = [f"{part.words} {percent(share)}" for part, share in bars]

@@ -22,6 +22,7 @@ from ...study.files import read_json, write_atomically
 from ...study.layout import PackFolder, RunFolder
 from ...study.ledger import RunState
 from ...study.plan_json import REPLAN, PlannedStudy
+from ...study.reasons import CompletedBut, EndedWithPack
 from ...study.run_json import Attempt
 from ...units import slurm_time
 from ..contract import Job, Status
@@ -185,14 +186,15 @@ def run_status(job: Status, run_id: str, folder: RunFolder) -> Status | None:
         slurm_state = read_state("COMPLETED" if code == 0 else "TIMEOUT" if by == "limit" else "FAILED")
         # A shell reports signal N as exit code 128 + N. A script killed by a signal cannot write end.json.
         number = code - 128 if code > 128 and own_code is None else None
-        cause, reason, exit_code = failed_end(slurm_state, shown, code=code, number=number)
+        cause, reasons, exit_code = failed_end(slurm_state, shown, code=code, number=number)
         if code == 0:
-            reason = f"the job says COMPLETED, but {shown.reason}" if shown.state is RunState.FAILED else ""
+            is_odd = shown.state is RunState.FAILED
+            reasons = (CompletedBut(), *shown.reasons) if is_odd else ()
         return replace(
             job,
             state=slurm_state.state,
             failure_class=cause,
-            reason=reason,
+            reasons=reasons,
             exit_code=exit_code if code else 0,
             started=started,
             ended=parse_moment(ended),
@@ -203,8 +205,8 @@ def run_status(job: Status, run_id: str, folder: RunFolder) -> Status | None:
         )
     if not job.state.ended:
         return None
-    reason = f"ended with its pack (job {job.job_id}): {job.reason}" if job.reason else ""
-    return replace(job, reason=reason, started=started, steps={}, summary=(steps or job).summary)
+    reasons = (EndedWithPack(job=job.job_id), *job.reasons) if job.reasons else ()
+    return replace(job, reasons=reasons, started=started, steps={}, summary=(steps or job).summary)
 
 
 def _last_start(folder: RunFolder) -> datetime | None:

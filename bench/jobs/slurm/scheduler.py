@@ -23,6 +23,7 @@ from ...matrix.cell import Run
 from ...study.conditions import Occupation
 from ...study.ledger import RunState
 from ...study.plan_json import PlannedStudy
+from ...study.reasons import SameName
 from ...study.run_json import Attempt
 from ...units import count, human_duration, slurm_time
 from ..contract import Estimate, Job, Others, Scheduler, Status
@@ -285,7 +286,7 @@ def _accounted(queued: Status | None, rows: Sequence[JobRow], *, packed: bool) -
     if queued is not None:  # it runs, or its end is not in sacct yet
         return replace(queued, steps=steps, restarts=status.restarts)
     reason = f"job {status.job_id} is not in the queue, but sacct says that it has not ended"
-    return replace(status, state=RunState.UNKNOWN, reason=reason, settled=False, stuck=False)
+    return replace(status, state=RunState.UNKNOWN, reasons=(), remark=reason, settled=False, stuck=False)
 
 
 def _unaccounted(queued: Status | None, name: str, job_id: str, error: SlurmUnavailableError) -> Status:
@@ -295,7 +296,7 @@ def _unaccounted(queued: Status | None, name: str, job_id: str, error: SlurmUnav
         return replace(queued, accounting=absence, settled=error.permanent)
     job = f"job {job_id}" if job_id else f"a job named {name}"
     reason = f"squeue does not list {job}; sacct is unavailable ({error.output})"
-    return Status(job_id=job_id, state=RunState.UNKNOWN, reason=reason, settled=False, accounting=absence)
+    return Status(job_id=job_id, state=RunState.UNKNOWN, remark=reason, settled=False, accounting=absence)
 
 
 def _preferred(jobs: Sequence[Status], job_id: str) -> Status:
@@ -308,8 +309,8 @@ def _preferred(jobs: Sequence[Status], job_id: str) -> Status:
     jobs = sorted(jobs, key=lambda job: int(job.job_id.partition("_")[0] or 0))
     known = next((job for job in jobs if job.job_id == job_id), jobs[-1])
     chosen = next((job for job in jobs if job.state.active), known)
-    others = " and ".join(f"{job.job_id} ({job.state})" for job in jobs if job is not chosen)
-    return replace(chosen, reason=joined(chosen.reason, f"another job has the same name: {others}"))
+    others = tuple((job.job_id, str(job.state)) for job in jobs if job is not chosen)
+    return replace(chosen, reasons=(*chosen.reasons, SameName(jobs=others)))
 
 
 def longest_limit_s(partitions: Mapping[str, Sequence[NodeGroup]]) -> int | None:

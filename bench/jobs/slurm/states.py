@@ -16,13 +16,25 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 
+from ...finding import Finding
 from ...study.ledger import FailureClass, RunState
-from ...units import count
+from ...study.reasons import (
+    CancelledBy,
+    CompletedBut,
+    EndedBySignal,
+    ExitCode,
+    FailedEarly,
+    JobSays,
+    JobState,
+    NoOutput,
+    Requeued,
+    StepState,
+)
 from ..contract import Status
-from ..logs import joined, signal_name
+from ..logs import signal_name
 from .messages import END_REASONS, ENDED, OUT_OF_MEMORY, match_start, step_daemon_message
 from .parsing import JobRow, accounting_table
 
@@ -179,8 +191,6 @@ _NO_OUTPUT_REASON = f"RaisedSignal:{_NO_OUTPUT_MARK}("
 EXIT_UNWRITABLE = 74
 #: Causes that the states of steps show, the gravest first; the job itself can be FAILED.
 _IN_STEPS = (FailureClass.OUT_OF_MEMORY, FailureClass.NODE_FAILURE, FailureClass.TIME_LIMIT)
-#: Explanation of a job whose output could not be opened.
-NO_OUTPUT = "Slurm could not open the job's output; its folder must exist on the nodes and be writable"
 
 
 @dataclass
@@ -224,12 +234,14 @@ def classify(rows: Sequence[JobRow]) -> Status | None:
         return None
     last, restarts = attempts[-1], len(attempts) - 1
     job, state = last.job, last.slurm_state.state
-    failure_class, reason, exit_code = _explained(last)
+    failure_class, reasons, exit_code = _explained(last)
+    is_live = state in (RunState.QUEUED, RunState.RUNNING, RunState.UNKNOWN)
     return Status(
         job_id=job.job,
         state=state,
         failure_class=failure_class,
-        reason=joined(reason, f"requeued by Slurm {count(restarts, 'time')}" if restarts else ""),
+        reasons=reasons + ((Requeued(times=restarts),) if restarts else ()),
+        remark=_remark(last) if is_live else "",
         exit_code=exit_code,
         started=last.started,
         ended=job.ended if state.ended else None,
@@ -251,18 +263,22 @@ def classify_queue(row: JobRow) -> Status:
     slurm_state = read_state(row.state)
     state, waits = slurm_state.state, slurm_state.state is RunState.QUEUED
     failure_class, meaning = slurm_state.failure_class, slurm_state.meaning
-    reason = f"{meaning} ({row.reason})" if row.reason else meaning
+    reasons: tuple[Finding, ...] = ()
+    remark = f"{meaning} ({row.reason})" if row.reason else meaning
     if waits:
-        reason = describe_wait(row.reason, meaning=meaning)
+        remark = describe_wait(row.reason, meaning=meaning)
     if state is RunState.COMPLETED or slurm_state.word == "RUNNING":
-        reason = ""
-    if state is RunState.FAILED and row.reason.startswith(_NO_OUTPUT_REASON):
-        failure_class, reason = FailureClass.NEVER_STARTED, f"{NO_OUTPUT} ({row.reason})"
+        remark = ""
+    elif state is RunState.FAILED and row.reason.startswith(_NO_OUTPUT_REASON):
+        failure_class, reasons = FailureClass.NEVER_STARTED, (NoOutput(detail=row.reason),)
+    elif state.ended:
+        reasons = (JobState(meaning=meaning, detail=row.reason),)
     return Status(
         job_id=row.job,
         state=state,
         failure_class=failure_class,
-        reason=reason,
+        reasons=reasons,
+        remark="" if state.ended else remark,
         # Without hosts, the time is an estimate or the time of the cancellation.
         started=row.started if row.hosts else None,
         hosts=row.hosts,
@@ -291,32 +307,40 @@ def _attempts(rows: Sequence[JobRow]) -> list[_Attempt]:
     return attempts
 
 
-def _explained(attempt: _Attempt) -> tuple[FailureClass | None, str, int | None]:
-    """Return the failure class, an explanation of the state, and the exit code."""
+def _remark(attempt: _Attempt) -> str:
+    """Return the explanation of the state of a job that has not ended."""
+    slurm_state = attempt.slurm_state
+    if slurm_state.state is RunState.QUEUED:
+        return describe_wait(attempt.job.reason, meaning=slurm_state.meaning)
+    return "" if slurm_state.word == "RUNNING" else slurm_state.meaning
+
+
+def _explained(attempt: _Attempt) -> tuple[FailureClass | None, tuple[Finding, ...], int | None]:
+    """Return the failure class, the reasons of the end, and the exit code."""
     job, slurm_state = attempt.job, attempt.slurm_state
-    failure_class, meaning = slurm_state.failure_class, slurm_state.meaning
+    failure_class = slurm_state.failure_class
     match slurm_state.state:
         case RunState.FAILED:
             if failure_class is FailureClass.BAD_EXIT and job.signal == _NO_OUTPUT_MARK:
-                return FailureClass.NEVER_STARTED, f"FAILED (0:53): {NO_OUTPUT}", None
+                return FailureClass.NEVER_STARTED, (NoOutput(state="FAILED (0:53)"),), None
             if failure_class is FailureClass.BAD_EXIT and attempt.started is None:
-                return FailureClass.NEVER_STARTED, "FAILED before it started", job.exit_code or None
+                return FailureClass.NEVER_STARTED, (FailedEarly(),), job.exit_code or None
             steps = _status_of_steps(job, attempt.steps, derived=job.derived_exit_code)
             number = None if job.signal in _NO_SIGNALS else job.signal
             return failed_end(slurm_state, steps, code=job.exit_code, number=number)
         case RunState.CANCELLED:
-            return failure_class, _cancellation(attempt), None
+            return failure_class, (_cancellation(attempt),), None
         case RunState.COMPLETED:
             return None, _bad_steps(attempt.steps), job.exit_code
         case RunState.QUEUED:
-            return failure_class, describe_wait(job.reason, meaning=meaning), None
-    return None, "" if slurm_state.word == "RUNNING" else meaning, None
+            return failure_class, (), None
+    return None, (), None
 
 
 def failed_end(
     slurm_state: SlurmState, steps: Status, *, code: int | None, number: int | None
-) -> tuple[FailureClass | None, str, int | None]:
-    """Return the failure class, an explanation and the exit code of a job that failed.
+) -> tuple[FailureClass | None, tuple[Finding, ...], int | None]:
+    """Return the failure class, the reasons and the exit code of a job that failed.
 
     Args:
         slurm_state: the state of the job.
@@ -333,14 +357,16 @@ def failed_end(
     # Ranks whose peer was killed may hang until the time limit; the step shows the cause.
     is_open = cause in (FailureClass.BAD_EXIT, FailureClass.TIME_LIMIT)
     if is_open and steps.failure_class in _IN_STEPS and steps.failure_class is not cause:
-        return steps.failure_class, f"{steps.reason}; the job says {word}", exit_code
+        return steps.failure_class, (*steps.reasons, JobSays(state=word)), exit_code
     if cause is not FailureClass.BAD_EXIT:
-        return cause, f"{word}: {slurm_state.meaning}", exit_code
+        return cause, (JobState(state=word, meaning=slurm_state.meaning),), exit_code
     if number:
-        return FailureClass.KILLED, f"FAILED: the script was ended by {signal_name(number)}", 128 + number
+        by_signal = EndedBySignal(signal=signal_name(number), state="FAILED")
+        return FailureClass.KILLED, (by_signal,), 128 + number
     if killed:
-        return FailureClass.KILLED, f"FAILED: {steps.reason}", steps.exit_code
-    return cause, f"FAILED: {_exit_words(exit_code)}", exit_code
+        in_steps = (replace(one, state="FAILED") for one in steps.reasons if isinstance(one, EndedBySignal))
+        return FailureClass.KILLED, tuple(in_steps), steps.exit_code
+    return cause, (_exit_code(exit_code, state="FAILED"),), exit_code
 
 
 def step_statuses(rows: Sequence[JobRow]) -> dict[str, Status]:
@@ -365,46 +391,46 @@ def _status_of_steps(job: JobRow, steps: Sequence[JobRow], *, derived: int | Non
     code = max(number or 0 for number in (derived, *ranks)) or None
     grave = [(step, state) for cause in _IN_STEPS for step, state in states if state.failure_class is cause]
     killed = [step for step in steps if not step.exit_code and step.signal not in _NO_SIGNALS]
-    failure_class, reason = None, ""
+    failure_class, reasons = None, list[Finding]()
     if grave:
-        failure_class, reason = grave[0][1].failure_class, f"{grave[0][1].word} in step {_name(grave[0][0])}"
+        step, slurm_state = grave[0]
+        failure_class = slurm_state.failure_class
+        reasons.append(StepState(state=slurm_state.word, step=_name(step)))
     elif code:
-        failure_class, reason = FailureClass.BAD_EXIT, _exit_words(code)
+        failure_class = FailureClass.BAD_EXIT
+        reasons.append(_exit_code(code))
     elif killed:
         number = killed[0].signal or 0
         failure_class, code = FailureClass.KILLED, 128 + number
-        reason = f"step {_name(killed[0])} was ended by {signal_name(number)}"
+        reasons.append(EndedBySignal(signal=signal_name(number), step=_name(killed[0])))
     return Status(
         job_id=job.job,
         state=_FAILED if any(state.state is _FAILED for _, state in states) else RunState.COMPLETED,
         failure_class=failure_class,
-        reason=reason,
+        reasons=tuple(reasons),
         exit_code=code,
         settled=job.name != PROVISIONAL_NAME and all(state.state.ended for _, state in states),
         summary=accounting_table([job, *steps]),
     )
 
 
-def _exit_words(code: int | None) -> str:
-    """Return an exit code in words; sacct shows codes above 128 reduced by 128 (137 as 9)."""
-    return f"exit code {code}{f' or {128 + code}' if code in (6, 9, 11, 15) else ''}"
+def _exit_code(code: int | None, *, state: str = "") -> ExitCode:
+    """Return the reason of an exit code; sacct shows codes above 128 reduced by 128 (137 as 9)."""
+    return ExitCode(exit_code=code, or_more=code in (6, 9, 11, 15), state=state)
 
 
-def _cancellation(attempt: _Attempt) -> str:
+def _cancellation(attempt: _Attempt) -> CancelledBy:
     job = attempt.job
     by = re.search(r"by (\S+)", job.state)
-    who = f"by user id {by.group(1)}" if by else "by an unknown user"
-    if attempt.started is not None:
-        return f"cancelled {who}"
-    waited = f" (it waited: {job.reason})" if job.reason else ""
-    return f"cancelled {who} before it started{waited}"
+    started = attempt.started is not None
+    return CancelledBy(user=by[1] if by else "", started=started, waited="" if started else job.reason)
 
 
-def _bad_steps(steps: Sequence[JobRow]) -> str:
-    """Describe the failed steps of a completed job, or ``""`` if there are none."""
+def _bad_steps(steps: Sequence[JobRow]) -> tuple[Finding, ...]:
+    """Return the failed steps of a completed job as a reason, if there are any."""
     states = [(step, read_state(step.state)) for step in steps]
-    bad = [f"step {_name(step)} says {state.word}" for step, state in states if state.state is _FAILED]
-    return f"the job says COMPLETED, but {'; '.join(bad)}" if bad else ""
+    bad = [(_name(step), state.word) for step, state in states if state.state is _FAILED]
+    return (CompletedBut(steps=tuple(bad)),) if bad else ()
 
 
 def _name(step: JobRow) -> str:

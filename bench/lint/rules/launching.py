@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from ...findings import Remark
 from ...units import count
 from ..geometry import Geometry, number
 from ..launch import REACHES_NODES, Launch, program_name
+from ..mistakes import Remark
 from ..options import whole_number
 from ..script import Script
 from ..walk import Command

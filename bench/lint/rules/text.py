@@ -6,9 +6,9 @@ import difflib
 import re
 from collections.abc import Iterator
 
-from ...findings import Remark
 from ..directives import DIRECTIVE, read_line
 from ..launch import BUILTINS
+from ..mistakes import Remark
 from ..options import names
 from ..script import MAX_SCRIPT_SIZE, Script, ends_script
 from ..walk import Command

@@ -1,7 +1,5 @@
 """Advice: times, waits, costs, success rates and texts."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from pathlib import Path

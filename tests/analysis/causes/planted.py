@@ -1,7 +1,5 @@
 """Made-up studies in whose runs a cause is planted, with all files as the harness writes them."""
 
-from __future__ import annotations
-
 import csv
 import json
 from collections.abc import Callable, Sequence

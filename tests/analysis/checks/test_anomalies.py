@@ -1,17 +1,15 @@
 """Anomalies are described; noise is not reported."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from analysis.checks.anomalies import anomalies
+from analysis.checks.drift import drift
 from analysis.checks.scaling_table import scaling_table
-from analysis.checks.validity import anomalies, drift
 from analysis.stats.measured import Frames
 from analysis.text import message
-from bench.words import remedy
 from tests.analysis.points import frames_of_points
 
 
@@ -97,7 +95,7 @@ def test_noise_is_rarely_called_a_drift() -> None:
 def test_whole_nodes_are_not_recommended_to_a_study_that_has_them() -> None:
     frames = points({1: [100, 101, 99], 2: [150, 200, 250]})
     shared, whole = (
-        remedy(anomalies(scaling_table(frames), frames, whole_nodes=given)[0]) for given in (False, True)
+        anomalies(scaling_table(frames), frames, whole_nodes=given)[0].remedy for given in (False, True)
     )
     assert shared.endswith("Use more repeats, or whole nodes (exclusive: true).")
     assert "shared nodes" in shared

@@ -1,7 +1,5 @@
 """α and β of the fabric from exact, distorted and unusable sweeps."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

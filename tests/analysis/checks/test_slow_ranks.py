@@ -1,7 +1,5 @@
 """Late ranks and slow nodes: detection, sentences and sampling."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -21,11 +19,10 @@ from analysis.data.csv_files import rows_of
 from analysis.data.load import RankOfRun, load_study
 from analysis.stats.measured import measure
 from bench.study.records import RANKS_COLUMNS, columns_of
-from bench.words import words
 from tests.analysis.studies import finished, make_cell, seal
-from tests.workload.conftest import run_ranks, server
+from tests.train.conftest import run_program, server
 
-__all__ = ["run_ranks", "server"]
+__all__ = ["run_program", "server"]
 
 STEP_S = 0.1
 
@@ -69,7 +66,9 @@ def test_a_late_rank_is_named_with_host_part_and_share():
     (row,) = found
     assert (row.run_id, row.rank, row.host, row.part) == ("r1", 3, "n2", "backward")
     assert (row.excess_s, row.share) == pytest.approx((0.04, 0.04 / 0.14))
-    assert words(late_nodes_of(found, ["cell"])) == (
+    late = late_nodes_of(found, ["cell"])
+    assert late
+    assert late.message == (
         "On average, rank 3 on n2 takes 40.0 ms per step longer than the others (28.6 % of the step, in "
         f"backward), in 1 of 1 run of cell. {WAITING}"
     )
@@ -215,8 +214,8 @@ def test_the_table_of_nodes_compares_nodes_of_the_same_run_only(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(("target", "paused_alone"), [("pauses_alone", True), ("pauses_together", False)])
-def test_a_rank_that_pauses_the_recorder_alone_has_a_shorter_window(run_ranks, target, paused_alone):
-    done = run_ranks(target=f"tests.record.loops:{target}").succeeded()
+def test_a_rank_that_pauses_the_recorder_alone_has_a_shorter_window(run_program, target, paused_alone):
+    done = run_program(f"tests.record.loops:{target}").succeeded()
     ranks = pd.read_csv(done.folder / "ranks.csv").assign(run_id="r1", cell_id="cell")
     found = [
         (one.shortest.run_id, one.shortest.rank, one.longest.rank)

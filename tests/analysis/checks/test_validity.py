@@ -1,10 +1,9 @@
 """The validity of a study's numbers: each finding with its cells and values."""
 
-from __future__ import annotations
-
 import json
 import math
 import re
+from collections.abc import Iterator
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -20,14 +19,11 @@ from analysis.data.environment import describe_environment
 from analysis.data.load import load_study
 from analysis.stats.measured import measure
 from analysis.stats.scaling import is_wide
-from analysis.text import message
+from analysis.text import heading, message
 from bench.cli import app
-from bench.facts import Fact
+from bench.finding import Finding, Recorded
 from bench.matrix.cell import Cell
 from bench.study.layout import StudyFolder
-from bench.study.ledger import Ledger
-from bench.words import _words as words_of_kinds
-from bench.words import heading, remedy
 from tests.analysis import studies
 from tests.analysis.closer_studies import write_ranks
 from tests.common import change_json, edited_csv
@@ -35,10 +31,10 @@ from tests.common import change_json, edited_csv
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 
 
-OTHER = Fact("model-not-called")
+OTHER = studies.recorded("model-not-called")
 
 
-def findings(path: Path) -> dict[str, Fact]:
+def findings(path: Path) -> dict[str, Finding]:
     """Return the findings of the study in ``path`` by kind."""
     study = load_study(path)
     frames = measure(study)
@@ -48,10 +44,18 @@ def findings(path: Path) -> dict[str, Fact]:
     return {one.kind: one for one in found}
 
 
+def every_class_of(base: type[Finding]) -> Iterator[type[Finding]]:
+    for one in base.__subclasses__():
+        yield one
+        yield from every_class_of(one)
+
+
 def test_every_code_is_documented_with_meaning_and_remedy() -> None:
     section = (DOCS / "analysis.md").read_text().partition("\n## Validity\n")[2].partition("\n## ")[0]
     rows = dict(re.findall(r"^\| `([a-z-]+)` \| .+ \| (.+) \|$", section, re.M))
-    own = {kind for kind, texts in words_of_kinds().items() if "heading" in texts}
+    own = {
+        one.kind for one in every_class_of(Finding) if one.heading and one.__module__.startswith("analysis.")
+    }
     assert rows.keys() == own - {"baseline-outlier", "superlinear", "recovery", "unstable"}
     assert all(rows.values())
 
@@ -70,19 +74,40 @@ def test_ranks_that_outnumber_the_cores_of_a_host_share_them(tmp_path: Path) -> 
     )
     assert found.subject == ("n1x4-gloo-srun-b16",)
     most = {"ranks": 4, "threads": 4, "cores": 2}
-    assert found.values == {**most, "crowds": {"n1x4-gloo-srun-b16": {"hosts": ("n1",), **most}}}
+    assert found.values == {**most, "crowds": {"n1x4-gloo-srun-b16": {"hosts": ["n1"], **most}}}
 
 
 def test_hosts_that_share_a_machine_share_its_cores(tmp_path: Path) -> None:
     def env(cell: Any) -> dict[str, Any]:
-        shared = Fact("shared-cores", values={"ranks": 4, "threads": 4, "cores": 2, "machines": [["n1"]]})
+        shared = studies.recorded("shared-cores", ranks=4, threads=4, cores=2, machines=[["n1"]])
         facts = [shared, OTHER] if cell.world_size == 4 else [OTHER]
-        return studies.environment(cell) | {"facts": [fact.as_json() for fact in facts]}
+        return studies.environment(cell) | {"facts": facts}
 
     path = studies.finished(tmp_path / "s", studies.strong(sizes=(1, 2, 4)), env=env)
     assert findings(path)["shared-cores"].values.items() >= {"ranks": 4, "threads": 4, "cores": 2}.items()
     (warned,) = describe_environment(load_study(path)).warnings
-    assert warned == (OTHER, 9)
+    assert (warned[0].kind, warned[1]) == ("model-not-called", 9)
+
+
+def test_a_finding_of_runs_that_the_analysis_does_not_know_is_on_the_page_and_in_json(tmp_path: Path) -> None:
+    class HotRoom(Recorded, kind="hot-room"):
+        heading = "Hot room"
+        remedy = "Open a window."
+        celsius: float
+
+        def _message(self) -> str:
+            return f"the room has {self.celsius:g} °C"
+
+    def env(cell: Any) -> dict[str, Any]:
+        return studies.environment(cell) | {"facts": [studies.recorded("hot-room", "n1", celsius=41)]}
+
+    path = studies.finished(tmp_path / "s", studies.strong(sizes=(1,)), env=env)
+    run = CliRunner().invoke(app, ["report", str(path), "--json"])
+    (found,) = json.loads(run.stdout)["findings"]
+    texts = {"message": "the room has 41 °C", "remedy": "Open a window."}
+    assert found == studies.recorded("hot-room", "n1", celsius=41) | texts | {"runs": 3}
+    page = StudyFolder(path).report.joinpath("index.html").read_text(encoding="utf-8")
+    assert all(text in page for text in ("Hot room", *texts.values()))
 
 
 def test_threads_that_differ_from_the_baseline_are_named(tmp_path: Path) -> None:
@@ -128,18 +153,10 @@ def test_nodes_with_other_cores_or_quotas_are_named(tmp_path: Path) -> None:
     ]
 
 
-def disturb(path: Path, run: str, reason: str, node: str = "n2", **values: Any) -> None:
-    """Add a disturbance to the end of a run."""
-    end = Ledger(path / "ledger.jsonl").records([run])[run].end
-    times = {"start": "2026-01-02T03:04:10Z", "end": "2026-01-02T03:04:20Z"}
-    entry = Fact(reason, (node,), {**times, **values}).as_json()
-    studies.change_run(path, run, disturbed=[*((end and end.disturbed) or ()), entry])
-
-
 def test_disturbed_and_overlapping_runs_are_named_with_node_and_time(tmp_path: Path) -> None:
     path = studies.finished(tmp_path / "s", studies.strong(sizes=(1, 2)))
-    disturb(path, "n2x1-gloo-srun-b32-r2", "foreign-cpu", share=0.25, limit=0.05)
-    disturb(path, "n1x1-gloo-srun-b64-r1", "study-run", "n1", jobs=["7"])
+    studies.disturb(path, "n2x1-gloo-srun-b32-r2", "foreign-cpu", share=0.25, limit=0.05)
+    studies.disturb(path, "n1x1-gloo-srun-b64-r1", "study-run", "n1", jobs=["7"])
     found = findings(path)
     assert list(found) == ["overlap", "disturbed"]
     assert found["overlap"].subject == ("n1x1-gloo-srun-b64",)
@@ -157,12 +174,12 @@ def test_disturbed_and_overlapping_runs_are_named_with_node_and_time(tmp_path: P
 def test_a_condition_common_to_all_runs_of_a_cell_is_named_and_leaves_none_out(tmp_path: Path) -> None:
     path = studies.finished(tmp_path / "s", studies.strong(sizes=(1, 2)))
     for repeat in (1, 2, 3):
-        disturb(path, f"n2x1-gloo-srun-b32-r{repeat}", "foreign-cpu", share=0.25, limit=0.05)
+        studies.disturb(path, f"n2x1-gloo-srun-b32-r{repeat}", "foreign-cpu", share=0.25, limit=0.05)
     found = findings(path)
     assert list(found) == ["common-condition"]
-    conditions = {"n2x1-gloo-srun-b32": [Fact("foreign-cpu", ("n2",)).as_json()]}
+    conditions = {"n2x1-gloo-srun-b32": [studies.recorded("foreign-cpu", "n2")]}
     assert found["common-condition"].values["conditions"] == conditions
-    disturb(path, "n1x1-gloo-srun-b64-r1", "foreign-cpu", "n1", share=0.5, limit=0.05)
+    studies.disturb(path, "n1x1-gloo-srun-b64-r1", "foreign-cpu", "n1", share=0.5, limit=0.05)
     values = findings(path)["disturbed"].values
     assert [values[name] for name in ("disturbed", "finished", "left_out", "common")] == [4, 6, 1, 3]
     rows = scaling_table(measure(load_study(path)))
@@ -187,21 +204,19 @@ def test_a_rank_that_paused_alone_is_named(tmp_path: Path) -> None:
             frame.loc[(frame["rank"] == 1) & (frame["epoch"] == 2), "window_time_sec"] = 1.5
         studies.agree_with_ranks(file.parent)
     found = findings(path)["unequal-windows"]
-    assert heading(found.kind) == "A rank paused alone"
+    assert heading(found) == "A rank paused alone"
     assert message(found) == (
         "For the same steps, rank 1 measured 1.50 s and rank 0 2.00 s "
         "(n2x1-gloo-srun-b32): rank 1 stopped its clock, for example to evaluate or write a checkpoint, and the "
         "others waited for it."
     )
-    assert remedy(found).startswith("Pause all ranks: call the recorder's pause() on each rank")
+    assert found.remedy.startswith("Pause all ranks: call the recorder's pause() on each rank")
     runs = [f"n2x1-gloo-srun-b32-r{repeat}" for repeat in (1, 2, 3)]
     assert found.values == {"rank": 1, "other_rank": 0, "seconds": [1.5, 2.0], "runs": runs}
 
 
 @pytest.mark.parametrize("odd", [("n1x1",), ("n1x1", "n2x1")])
-def test_the_cell_with_another_batch_is_named_even_if_it_is_the_baseline(
-    tmp_path: Path, odd: tuple[str, ...]
-) -> None:
+def test_the_cell_with_another_batch_is_named_even_if_it_is_the_baseline(tmp_path, odd):
     path = studies.finished(tmp_path / "s", studies.strong(sizes=(1, 2)))
     for metrics in [file for name in odd for file in path.glob(f"runs/{name}*/attempt-1/metrics.csv")]:
         with edited_csv(metrics) as frame:
@@ -219,7 +234,7 @@ def test_the_cell_with_another_batch_is_named_even_if_it_is_the_baseline(
 
 def test_runs_that_were_not_stable_are_counted(tmp_path: Path) -> None:
     def env(cell: Any) -> dict[str, Any]:
-        facts = [Fact("not-stable", values={"steps": 20}).as_json()] * 2 * (cell.world_size == 2)
+        facts = [studies.recorded("not-stable", steps=20)] * 2 * (cell.world_size == 2)
         return studies.environment(cell) | {"facts": facts}
 
     path = studies.finished(tmp_path / "s", studies.strong(sizes=(1, 2)), env=env)
@@ -277,9 +292,6 @@ def test_advice_about_a_slow_node_fits_the_matrix(tmp_path: Path) -> None:
     assert advice() == "advice-named"
 
 
-# -- values that a command reports ----------------------------------------------------
-
-
 class _Reports(studies.StudyBuilder):
     """A study of a command whose throughput grows with the ranks."""
 
@@ -294,11 +306,11 @@ class _Reports(studies.StudyBuilder):
 def _of_command(path: Path, *, metrics: dict[str, Any], epochs: int = 1) -> Path:
     cells = studies.weak(sizes=(1, 2, 4))
     for cell in cells:
-        cell.workload |= {"command": ["python", "t.py", "{per_gpu_batch}"], "metrics": metrics}
+        cell.argv, cell.metrics, cell.planned_epochs = ["python", "t.py", "{per_gpu_batch}"], metrics, None
 
     written = _Reports(path, cells, epochs=epochs, ranks_files=False).write()
-    for file in path.glob("runs/*/attempt-1/run.json"):
-        size = json.loads(file.read_text())["cell"]["world_size"]
+    for file in path.glob("runs/*/attempt-1/cell.json"):
+        size = json.loads(file.read_text())["world_size"]
         times = {"world_size": size, "first": 1.0, "last": 2.0}
         ranks = [{"rank": rank, "pid": rank, "task": rank, **times} for rank in range(size)]
         (file.parent / "processes.n1.json").write_text(json.dumps({"schema": 1, "ranks": ranks}))
@@ -339,7 +351,7 @@ def test_averages_of_whole_runs_count_with_a_warning_and_without_steps(tmp_path:
     rates = dict(zip(epochs["run_id"], epochs["throughput_samples_per_sec"], strict=True))
     assert dict(zip(runs["run_id"], runs["throughput_samples_per_sec"], strict=True)) == rates
     run = CliRunner().invoke(app, ["report", str(path), "--proposal"])
-    text = f"Averages with start-up. {message(found['average-of-run'])} {remedy(found['average-of-run'])} [average-of-run]"
+    text = f"Averages with start-up. {message(found['average-of-run'])} {found['average-of-run'].remedy} [average-of-run]"
     assert (run.exit_code, run.stderr.splitlines()[-1]) == (0, f"warning: {text}")
     report = StudyFolder(path).report
     assert message(found["average-of-run"]) in unescape((report / "index.html").read_text(encoding="utf-8"))

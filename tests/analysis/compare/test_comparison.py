@@ -1,7 +1,5 @@
 """Comparisons of studies: matched cells, paired runs, differences, remarks and formats."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path
@@ -10,11 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 from scipy import stats
+from typer.testing import CliRunner
 
 from analysis.compare.comparison import Comparison, compare_studies, compare_within
 from analysis.compare.text import as_content, conclusion, difference_rows, markdown_report, table_rows
 from analysis.data.load import Study, load_study
+from analysis.report.write import write_report
 from analysis.stats.measured import measure
+from bench.cli import app
 from bench.errors import BenchError
 from bench.matrix.cell import Cell
 from tests.analysis.causes.planted import plant
@@ -161,7 +162,7 @@ def paired_study(path: Path, *, packed: bool, drift: float = 0.3) -> Study:
     hours = np.random.default_rng(7).normal(0, drift, 7)
     for file in sorted(path.glob("runs/*/attempt-1/metrics.csv")):
         record = json.loads((file.parent / "run.json").read_text())
-        factor = math.exp(hours[record["repeat"]]) * (1.03 if record["cell"]["backend"] == "nccl" else 1.0)
+        factor = math.exp(hours[record["repeat"]]) * (1.03 if "nccl" in record["cell_id"] else 1.0)
         scale_rate(file, factor)
     if packed:
         for run in (path / "runs").iterdir():
@@ -267,3 +268,32 @@ def test_the_part_and_the_cause_that_changed_are_named(tmp_path):
     assert slower.remark.startswith("data loading: ")
     assert slower.remark.endswith("; cause: data-loading")
     assert {row.cause for row in found.cells if row.verdict != "slower"} == {""}
+
+
+def test_strategies_of_a_size_are_beside_each_other_and_compared_with_ddp(tmp_path):
+    cells = [cell for name in ("fsdp", "ddp") for cell in weak(sizes=(1, 2), swept={"strategy": name})]
+    for cell in cells:
+        cell.workload["strategy"] = cell.swept["strategy"]
+    path = finished(tmp_path / "s", cells, repeats=3, noise=0.0, timing=Timing(comm_s=0.01))
+    for metrics in path.glob("runs/n2x1*fsdp*/attempt-1/metrics.csv"):
+        scale_rate(metrics, 0.5)
+    words = ["compare", str(path), "--by", "strategy"]  # the base is ddp, not the first value
+    done = CliRunner().invoke(app, [*words, "--json"])
+    assert done.exit_code == 1, "fsdp is slower on two ranks"
+    rows = json.loads(done.stdout)["strategies"]
+    assert [(row["gpus"], row["strategy"]) for row in rows] == [
+        (gpus, name) for gpus in (1, 2) for name in ("ddp", "fsdp")
+    ]
+    assert [row["ratio"] for row in rows] == [None, pytest.approx(1), None, pytest.approx(0.5)]
+    # Each strategy has its own baseline, so half the speed on two ranks is half the efficiency.
+    assert rows[3]["efficiency"] == pytest.approx(rows[2]["efficiency"] / 2)
+    assert rows[2]["exposed_sec"] > 0
+    advise = ["advise", str(path), "--samples", "1000", "--no-queue", "--json"]
+    assert json.loads(CliRunner().invoke(app, advise).stdout)["strategies"] == {"s": rows}
+    write_report(path)
+    page = (path / "report/index.html").read_text()
+    section = page.partition('<section aria-labelledby="strategies">')[2].partition("</section>")[0]
+    assert section.count("<tr>") == 5
+    assert "0.500 [0.500, 0.500]" in section
+    assert section.count("Exposed (ms)") == section.count("Exposed: end (ms)") == 1
+    assert "0.500 [0.500, 0.500]" in CliRunner().invoke(app, words).stdout

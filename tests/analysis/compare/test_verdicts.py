@@ -1,7 +1,5 @@
 """Verdicts: rates of false alarms and of detected changes, and agreement with scipy."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

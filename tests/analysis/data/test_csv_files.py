@@ -1,7 +1,5 @@
 """Many small CSV files are read at once, with the same result as pandas."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import make_dataclass
 from pathlib import Path
@@ -33,9 +31,7 @@ def read(folder: Path, *contents: str | bytes) -> csvs.Loaded:
     ),
     broken=st.sets(st.integers(0, 5)),
 )
-def test_broken_files_do_not_affect_valid_ones(
-    tmp_path_factory: pytest.TempPathFactory, tables: list[list[tuple[int, float]]], broken: set[int]
-) -> None:
+def test_broken_files_do_not_affect_valid_ones(tmp_path_factory, tables, broken):
     contents = [
         "epoch,rate,host\n" + "".join(f"{epoch},{rate!r},n1\n" for epoch, rate in table) for table in tables
     ]
@@ -75,9 +71,7 @@ def test_broken_files_do_not_affect_valid_ones(
         ("epoch,rate,host\n", [], None),
     ],
 )
-def test_a_file_in_another_form_is_parsed_row_by_row(
-    tmp_path: Path, content: str | bytes, rates: list[float], problem: str | None
-) -> None:
+def test_a_file_in_another_form_is_parsed_row_by_row(tmp_path, content, rates, problem):
     loaded = read(tmp_path, content)
     assert loaded.rows["rate"].to_list() == pytest.approx(rates, nan_ok=True)
     if problem is not None:

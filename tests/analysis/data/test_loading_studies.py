@@ -1,7 +1,5 @@
 """A study's folder is loaded as frames, with reasons for missing or broken files."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections import Counter
@@ -16,10 +14,10 @@ from hypothesis import strategies as st
 from analysis.data.load import load_study
 from analysis.stats.measured import measure
 from bench.errors import BenchError
+from bench.finding import messages
 from bench.study.checksums import write_sums
 from bench.study.layout import RunFolder, StudyFolder
 from bench.study.records import EpochRow, header
-from bench.words import sentences
 from tests.analysis import studies
 from tests.common import edited_csv, edited_json, raised
 
@@ -77,7 +75,7 @@ def test_a_missing_or_broken_file_is_a_reason(tmp_path: Path, spoil: Any, state:
     spoil(attempt(path))
     runs = measure(load_study(path)).runs
     found = runs[runs["run_id"] == RUN].iloc[0]
-    assert (found["state"], sentences(found["facts"]), found["measured"]) == (state, reason, False)
+    assert (found["state"], messages(found["facts"]), found["measured"]) == (state, reason, False)
     assert runs["measured"].sum() == 3
 
 
@@ -95,7 +93,7 @@ def test_a_broken_line_of_the_ledger_is_skipped(tmp_path: Path) -> None:
 def test_a_cell_without_metrics_has_a_reason_of_its_own(tmp_path: Path) -> None:
     path = studies.finished(tmp_path / "s", repeats=1)
     with edited_json(path / "plan.json") as plan:
-        plan["cells"][0]["workload"] |= {"command": ["true"], "metrics": {"source": "none"}}
+        plan["cells"][0] |= {"argv": ["true"], "planned_epochs": None, "metrics": {"source": "none"}}
     (attempt(path) / "metrics.csv").unlink()
     assert row(path)["reason"] == "the matrix asks for no metrics (metrics: none)"
 
@@ -115,7 +113,7 @@ def test_samples_per_step_other_than_planned_are_a_reason(tmp_path: Path) -> Non
         metrics[["samples", "epoch_time_sec"]] /= 2
     runs = measure(load_study(path)).runs
     found = runs[runs["run_id"] == RUN].iloc[0]
-    assert sentences(found["facts"]) == "32.00 samples per step, but the plan's global batch is 64"
+    assert messages(found["facts"]) == "32.00 samples per step, but the plan's global batch is 64"
     assert found["measured"]
 
 

@@ -1,7 +1,5 @@
 """Reports and the browser that several test modules share."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,6 +8,7 @@ from typing import Any
 import pytest
 
 from analysis.report.write import write_report
+from bench.matrix.warnings import OneNodeCount
 from tests.analysis import studies
 from tests.analysis.closer_studies import with_probes, write_ranks
 from tests.analysis.figures import only_svg
@@ -37,7 +36,7 @@ def demo_study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished study of a strong and a weak series, with its report."""
     path = tmp_path_factory.mktemp("reports") / "demo"
     cells = studies.merged(studies.strong() + studies.weak())
-    studies.finished(path, cells, repeats=4, warnings=["at most 4 sizes per series"])
+    studies.finished(path, cells, repeats=4, warnings=[OneNodeCount(nodes=2)])
     write_report(path)
     return path
 

@@ -1,7 +1,5 @@
 """The page's first screen: what went wrong, and the tables of sizes, verdicts, and the lines below."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any
@@ -11,17 +9,16 @@ import pytest
 
 from analysis.causes.cells import CauseRow, CellDivision
 from analysis.checks.assessment import Assessment
+from analysis.checks.nodes import CrowdedCores
 from analysis.checks.scaling_table import scaling_table, verdicts, what_decides
 from analysis.data.load import load_study
 from analysis.report.decision import Decision, SizeRow, decisions, main_loss
 from analysis.report.page import _lead
 from analysis.report.results import Results
 from analysis.report.why import loss_table, share_text
-from bench.facts import Fact
 from tests.analysis import studies
-from tests.analysis.checks.test_validity import disturb
 from tests.analysis.points import frames_of_points
-from tests.analysis.stats.test_attempts import repeated
+from tests.analysis.stats.test_disturbed import repeated
 
 
 def results_of(path: Path, cells: Any = None, *, baseline: str | None = None, **options: Any) -> Results:
@@ -79,9 +76,7 @@ def first_line(path: Path, *, include_disturbed: bool = False) -> tuple[dict[str
         ),
     ],
 )
-def test_the_first_line_says_what_went_wrong_at_which_sizes(
-    tmp_path: Path, ends: dict[tuple[int, int], Any], cores: int, text: str
-) -> None:
+def test_the_first_line_says_what_went_wrong_at_which_sizes(tmp_path, ends, cores, text):
     path = studies.finished(
         tmp_path / "s",
         studies.strong(sizes=(1, 2, 4), per_node=4),
@@ -94,7 +89,7 @@ def test_the_first_line_says_what_went_wrong_at_which_sizes(
 
 def test_a_disturbed_run_is_named_in_the_first_line_and_in_the_row_of_its_size(tmp_path: Path) -> None:
     path = studies.finished(tmp_path / "s", studies.strong(sizes=(1, 2, 4)), noise=0.0)
-    disturb(path, "n2x1-gloo-srun-b32-r1", "foreign-cpu", value=0.25, limit=0.05)
+    studies.disturb(path, "n2x1-gloo-srun-b32-r1", "foreign-cpu", share=0.25, limit=0.05)
     assert first_line(path)[0] == {"Went wrong": "1 of 9 runs disturbed by other programs (2 ranks)"}
     sizes, _ = decided(Results.of(load_study(path)))
     assert [size.lacking for size in sizes] == ["", "2 of 3 runs; 1 disturbed by other programs", ""]
@@ -102,12 +97,12 @@ def test_a_disturbed_run_is_named_in_the_first_line_and_in_the_row_of_its_size(t
         {"Went wrong": "no run: 9 of 9 runs completed and counted", "Warnings": "Disturbed runs"},
         False,
     )
-    disturb(path, "n2x1-gloo-srun-b32-r1", "link-errors", value=3)
+    studies.disturb(path, "n2x1-gloo-srun-b32-r1", "link-errors", errors=3)
     assert first_line(path)[0] == {"Went wrong": "1 of 9 runs disturbed (2 ranks)"}
 
 
 def test_with_a_warning_or_a_repeated_attempt_the_first_line_does_not_say_nothing(tmp_path: Path) -> None:
-    own = {"facts": [Fact("other-strategy", (), {"strategy": "hsdp", "used": "fsdp", "hosts": 1}).as_json()]}
+    own = {"facts": [studies.recorded("other-strategy", strategy="hsdp", used="fsdp", hosts=1)]}
     cells = studies.strong(sizes=(1, 2))
     path = studies.finished(
         tmp_path / "facts", cells, noise=0.0, env=lambda cell: studies.environment(cell) | own
@@ -118,7 +113,7 @@ def test_with_a_warning_or_a_repeated_attempt_the_first_line_does_not_say_nothin
     repeated(path, "n2x1-gloo-srun-b32-r2")
     assert first_line(path) == ({"Went wrong": f"{fine}; 1 attempt repeated"}, False)
     for cell in cells:
-        cell.workload["command"] = ["python", "train.py"]
+        cell.argv, cell.metrics, cell.planned_epochs = ["python", "train.py"], {"source": "none"}, None
     path = studies.finished(tmp_path / "command", cells, noise=0.0)
     assert first_line(path) == ({"Went wrong": fine, "Warnings": "Ranks not counted"}, False)
 
@@ -280,7 +275,9 @@ def test_nothing_is_concluded_from_sizes_that_are_not_valid(tmp_path: Path) -> N
         ),
         ("n1x1-gloo-srun-b64", ["not valid: Ranks share cores"] * 4, "not known yet", "all sizes: not valid"),
     ):
-        vars(results)["assessment"] = Assessment([Fact("shared-cores", (cell,), {}, "error")], [])
+        vars(results)["assessment"] = Assessment(
+            [CrowdedCores(subject=(cell,), ranks=4, threads=4, cores=2, crowds={})], []
+        )
         vars(results).pop("verdicts", None)
         sizes, lines = decided(results)
         assert verdicts_of(sizes) == kinds

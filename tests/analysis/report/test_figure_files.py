@@ -1,7 +1,5 @@
 """The figures of the scaling table: their texts, descriptions and files, and that they hold no script."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Page, proposal, tables, advise, compare, status and JSON agree on validity, states, values and sizes."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import dataclass, field
@@ -15,7 +13,6 @@ from typer.testing import CliRunner
 from bench.cli import app
 from bench.matrix.cell import Cell
 from tests.analysis import studies
-from tests.analysis.checks.test_validity import disturb
 from tests.common import edited_csv
 
 FAILED = ("failed", "a rank was killed", "out-of-memory")
@@ -57,7 +54,7 @@ def make(path: Path, *, valid_baseline: bool) -> Made:
         made.errors[one.cell_id] = {"common-condition"}
         made.disturbed |= {f"{one.cell_id}-r{repeat}" for repeat in range(1, 7)}
     for run in made.disturbed:
-        disturb(path, run, "foreign-cpu", "n1", share=0.25, limit=0.05)
+        studies.disturb(path, run, "foreign-cpu", "n1", share=0.25, limit=0.05)
     return made
 
 

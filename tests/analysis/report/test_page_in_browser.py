@@ -3,8 +3,6 @@
 All tests share one page, which each of them loads anew: a new page or browser takes longer than most tests.
 """
 
-from __future__ import annotations
-
 import hashlib
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +12,7 @@ from typing import Any
 import pytest
 
 from bench.study.ledger import Ledger, RunState
+from bench.study.reasons import LogCause
 from tests.analysis import studies
 from tests.analysis.report.test_report_page import hostile_study
 
@@ -30,8 +29,8 @@ pytestmark = pytest.mark.browser
 
 def with_cause(path: Path) -> Path:
     """Add the cause that `bench doctor` finds to the end of each failed run."""
-    cause = {"cause": "out-of-memory", "path": "job.err", "line": 12, "evidence": EVIDENCE}
-    cause |= {"explanation": "too large", "remedy": "a smaller batch"}
+    said = {"evidence": EVIDENCE, "explanation": "too large", "remedy": "a smaller batch"}
+    cause = LogCause(cause="out-of-memory", path="job.err", line=12, **said)
     for run_id, attempts in Ledger(path / "ledger.jsonl").attempts().items():
         if attempts[1].state is RunState.FAILED:
             studies.change_run(path, run_id, cause=cause)
@@ -149,9 +148,7 @@ def test_the_policy_refuses_injected_scripts_and_images(visit: Visit, page_file:
     visit.complaints.clear()
 
 
-def test_nothing_planted_in_the_results_runs_or_becomes_an_element(
-    visit: Visit, tmp_path: Path, report_svg: Callable[[Path], Path]
-) -> None:
+def test_nothing_planted_in_the_results_runs_or_becomes_an_element(visit, tmp_path, report_svg):
     page = visit.open(report_svg(with_cause(hostile_study(tmp_path))))
     page.fill("#filter", "<img")
     assert visit.shown().endswith("rows")
@@ -169,9 +166,7 @@ def test_nothing_planted_in_the_results_runs_or_becomes_an_element(
 
 
 @pytest.mark.parametrize("width", [1400, 390])
-def test_every_look_fits_and_can_be_read(
-    visit: Visit, full_study: Path, page_file: Path, grid_study: Path, width: int
-) -> None:
+def test_every_look_fits_and_can_be_read(visit, full_study, page_file, grid_study, width):
     most = full_study / "report/index.html"
     for file in (grid_study / "report/index.html", page_file, most):
         page = visit.open(file, width=width)
@@ -208,9 +203,7 @@ def check_with_axe(page: Any) -> None:
     assert [(v["id"], v["nodes"][0]["html"][:120]) for v in found["violations"]] == []
 
 
-def test_a_phones_first_screen_shows_each_size_with_efficiency_and_verdict(
-    visit: Visit, full_study: Path
-) -> None:
+def test_a_phones_first_screen_shows_each_size_with_efficiency_and_verdict(visit, full_study):
     page = visit.open(full_study / "report/index.html", width=390)
     rows = page.locator(".sizes").first.locator("tr[class]")
     assert rows.count() == 6
@@ -223,9 +216,7 @@ def test_a_phones_first_screen_shows_each_size_with_efficiency_and_verdict(
     assert rows.first.locator("svg").get_attribute("aria-hidden") == "true", "the text says the value"
 
 
-def test_errors_are_folded_on_a_phone_and_counted(
-    visit: Visit, tmp_path: Path, report_svg: Callable[[Path], Path]
-) -> None:
+def test_errors_are_folded_on_a_phone_and_counted(visit, tmp_path, report_svg):
     cells = studies.strong(sizes=(1, 2, 4), per_node=4)
     path = studies.finished(tmp_path / "s", cells, env=lambda cell: studies.environment(cell, cores=2))
     file = report_svg(path)
@@ -318,9 +309,7 @@ def test_the_rest_of_the_rows_is_on_the_next_page(visit: Visit, page_file: Path)
     assert visit.cells(0) == first
 
 
-def test_without_a_script_the_page_has_the_same_rows_and_all_figures(
-    browser: Any, visit: Visit, page_file: Path
-) -> None:
+def test_without_a_script_the_page_has_the_same_rows_and_all_figures(browser, visit, page_file):
     context = browser.new_context(java_script_enabled=False)
     page = context.new_page()
     page.goto(page_file.as_uri())

@@ -1,7 +1,5 @@
 """The scaling section of a proposal: what reviewers look for, in Markdown and in LaTeX that compiles."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess
@@ -12,25 +10,18 @@ from typing import Any
 import pytest
 
 from analysis.checks.assessment import Assessment
+from analysis.checks.nodes import CrowdedCores
 from analysis.checks.scaling_table import scaling_table
 from analysis.data.load import load_study
 from analysis.report.proposal import Work, proposal_context
 from analysis.report.results import Results
 from analysis.report.write import write_report, write_table_report
 from analysis.stats.attempts import Success
-from bench.facts import Fact
+from bench.finding import Finding
 from bench.matrix.cell import Cell
 from bench.units import human_duration, percent
 from tests.analysis.figures import no_figure
-from tests.analysis.studies import (
-    Timing,
-    environment,
-    finished,
-    merged,
-    print_rates,
-    strong,
-    weak,
-)
+from tests.analysis.studies import Timing, environment, finished, merged, print_rates, strong, weak
 from tests.common import change_json
 
 LATEX = shutil.which("pdflatex")
@@ -134,7 +125,7 @@ def method(path: Path, **options: Any) -> str:
     return str(proposal_context(Results.of(load_study(path)), **options)["method"])
 
 
-def requested(path: Path, work: Work | None = None, *findings: Fact) -> dict[str, tuple[str, str]]:
+def requested(path: Path, work: Work | None = None, *findings: Finding) -> dict[str, tuple[str, str]]:
     context = proposal_context(with_findings(path, *findings), work=work)
     return {what: (value, source) for what, value, source in context["request"]}
 
@@ -158,7 +149,7 @@ def test_the_request_follows_from_the_stated_work(written):
     assert requested(path)["Samples"] == ("1,000,000", "an example")
 
 
-def limits(path: Path, *findings: Fact) -> dict[str, str]:
+def limits(path: Path, *findings: Finding) -> dict[str, str]:
     return dict(proposal_context(with_findings(path, *findings))["limits"])
 
 
@@ -191,16 +182,20 @@ def test_failures_are_a_reserve_of_gpu_hours_and_memory_is_that_of_the_gpu(tmp_p
     assert f"A rank of the requested size used up to 512.0 MiB of memory{of} [" in texts
 
 
-def with_findings(path: Path, *findings: Fact) -> Results:
+def with_findings(path: Path, *findings: Finding) -> Results:
     """Return the results of a study with other findings of validity."""
     results = Results.of(load_study(path))
     vars(results)["assessment"] = Assessment(list(findings), [])
     return results
 
 
+def crowded(cell):
+    return CrowdedCores(subject=(cell,), ranks=4, threads=4, cores=2, crowds={})
+
+
 def test_a_size_that_is_not_valid_is_not_requested_and_has_no_losses(tmp_path):
     path = finished(tmp_path / "s", strong(64, sizes=(1, 2, 4)), timing=Timing(comm_s=0.1))
-    error = Fact("shared-cores", ("n4x1-gloo-srun-b16",), severity="error")
+    error = crowded("n4x1-gloo-srun-b16")
     advice = proposal_context(with_findings(path, error))["advice"]
     assert (
         "Nothing is concluded about 4 ranks on 4 nodes: its values are not valid (Ranks share cores)."
@@ -210,7 +205,7 @@ def test_a_size_that_is_not_valid_is_not_requested_and_has_no_losses(tmp_path):
         "a step of 2 ranks on 2 nodes loses 80 % of its time (the baseline: 8 %). The largest losses, as shares of"
         in advice
     )
-    base = Fact("shared-cores", ("n1x1-gloo-srun-b64",), severity="error")
+    base = crowded("n1x1-gloo-srun-b64")
     advice = proposal_context(with_findings(path, base))["advice"]
     assert (
         "No size is requested: the values of the baseline, 1 rank on 1 node, are not valid (Ranks share"
@@ -222,7 +217,7 @@ def test_a_command_is_stated_with_the_values_of_its_variables(tmp_path):
     cells = strong(64, sizes=(1, 2))
     for cell in cells:
         words = ["train", "{env.NCCL_ALGO}", "{env.WAYS}", "{env.TOKEN}", "{run_dir}/x", "{strategy}"]
-        cell.workload = {**cell.workload, "command": words, "strategy": "ddp"}
+        cell.argv, cell.planned_epochs = words, None
         cell.env = {"NCCL_ALGO": "Ring", "WAYS": str(cell.nodes), "TOKEN": "hunter2"}
         cell.swept = {"env.WAYS": str(cell.nodes)}
     text = method(finished(tmp_path / "s", cells))
@@ -324,8 +319,9 @@ def test_of_a_command_only_what_is_known_is_said(tmp_path):
     cells = strong(64, sizes=(1, 2))
     words = ["python", "train.py", "--batch", "{per_gpu_batch}", "--seq", "{seq_len}"]
     for cell in cells:
-        own = {"seq_len": 64, "optimizer": "sgd", "data": "synthetic", "command": words}
-        cell.workload = {**cell.workload, **own, "metrics": {"output": {"throughput": "rate (.*)"}}}
+        cell.workload = {**cell.workload, "seq_len": 64}
+        cell.planned_epochs = None
+        cell.argv, cell.metrics = words, {"output": {"throughput": "rate (.*)"}}
     path = print_rates(finished(tmp_path / "s", cells))
     assert "The code of this command was not recorded." in method(path)
     git = {"script_sha256": "0123456789abcdef", "git_commit": "fedcba9876543210", "git_dirty": True}

@@ -1,7 +1,5 @@
 """`report/` of finished, unfinished, broken and hostile studies."""
 
-from __future__ import annotations
-
 import errno
 import json
 import math
@@ -18,11 +16,14 @@ import pytest
 
 from analysis.report import write
 from analysis.report.figures import all_figures
+from analysis.report.figures.all_figures import all_names
 from analysis.report.page import json_for_script
 from analysis.report.tables import MAX_RUNS_LISTED, STATIC_ROWS
 from analysis.report.write import write_report
+from bench.matrix.warnings import LiteralDollar
 from bench.study.layout import StudyFolder
 from tests.analysis import studies
+from tests.analysis.closer_studies import with_probes, write_ranks
 from tests.analysis.figures import no_figure, only_svg
 from tests.common import edited_csv, edited_json
 
@@ -115,7 +116,7 @@ def test_nothing_is_loaded_from_outside_and_the_policy_forbids_it(whole: Page) -
     assert "https://" not in shown
 
 
-HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'&{{7*7}}\u202e\x1b[31m"
+HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'&{{7*7}}$\\frac{1}{0}$\u202e\x1b[31m"
 
 
 def hostile_study(path: Path) -> Path:
@@ -137,8 +138,14 @@ def hostile_study(path: Path) -> Path:
         cell.cell_id = f"cell{place}" + HOSTILE.replace("/", "")
         cell.workload["model"] = HOSTILE
     failed = {2: ("failed", HOSTILE, None)}
-    options = {"state": lambda cell, repeat: failed.get(repeat), "env": env, "warnings": [HOSTILE]}
+    options = {
+        "state": lambda cell, repeat: failed.get(repeat),
+        "env": env,
+        "warnings": [LiteralDollar(variable=HOSTILE)],
+    }
     path = studies.finished(path / "hostile", cells, **options)
+    with_probes(path, [cell for cell in cells if cell.world_size > 1])
+    write_ranks(path, late=lambda run, rank: 0.004 * (rank == 1), host=lambda rank: f"n{rank}{HOSTILE}")
     plan = json.loads((path / "plan.json").read_text(encoding="utf-8"))
     plan["study"] = f"x'; echo {HOSTILE}"
     plan["matrix"] = f"study: x # {HOSTILE}</pre></script>\n"
@@ -154,6 +161,7 @@ def test_everything_from_results_is_shown_as_text(tmp_path: Path) -> None:
     assert not any(tag in ("img", "iframe") for tag, _ in page.tags)
     assert not any("onerror" in attributes for _, attributes in page.tags)
     assert page.text.count("<script>alert(1)</script>") > 20
+    assert "n1<script>alert(1)" in page.text
     assert "{{7*7}}" in page.text
     assert "49" not in page.text.split("{{7*7}}")[0][-3:]
     assert "\x1b" not in page.html
@@ -163,7 +171,9 @@ def test_everything_from_results_is_shown_as_text(tmp_path: Path) -> None:
     assert set(page.run_texts) >= {"completed", "failed"}
     assert any("<script>alert(1)</script>" in text for text in page.run_texts)
     assert "bench submit 'x'\"'\"'; echo <script>alert(1)</script>" in page.text
-    for figure in (path / "report" / "figures").glob("*.svg"):
+    figures = {figure.stem: figure for figure in (path / "report" / "figures").glob("*.svg")}
+    assert {"step-strong", "why-1", "ranks"} <= figures.keys() <= set(all_names())
+    for figure in figures.values():
         assert "<script" not in figure.read_text(encoding="utf-8")
 
 
@@ -252,9 +262,7 @@ def test_a_large_study_has_a_page_of_few_megabytes_that_says_what_it_leaves_out(
     assert "6 of 150 series drawn, with the most sizes" in page.text
 
 
-def test_figures_of_an_older_report_are_removed_and_other_files_stay(
-    tmp_path: Path, nothing_drawn: None
-) -> None:
+def test_figures_of_an_older_report_are_removed_and_other_files_stay(tmp_path, nothing_drawn):
     cells = studies.merged(studies.strong(sizes=(1, 2)) + studies.weak(sizes=(1, 2)))
     path = studies.finished(tmp_path / "s", cells, repeats=1)
     write_report(path)

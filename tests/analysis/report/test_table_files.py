@@ -1,7 +1,5 @@
 """The scaling table as CSV, Markdown and LaTeX: complete, and safe whatever it holds."""
 
-from __future__ import annotations
-
 import io
 import re
 from dataclasses import replace

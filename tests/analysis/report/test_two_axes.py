@@ -1,20 +1,31 @@
 """Scaling along two axes: the split of an efficiency, the table, and when there is none."""
 
-from __future__ import annotations
-
 import dataclasses
+import re
+from html import unescape
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
+from analysis.causes.cells import CauseRow, CellDivision
 from analysis.checks.scaling_table import scaling_table
 from analysis.data.load import load_study
+from analysis.report.figures.all_figures import all_names
+from analysis.report.figures.waterfall import waterfall_figure
+from analysis.report.page import serial_fraction
 from analysis.report.write import write_report
 from analysis.stats.columns import ScalingRow
 from analysis.stats.measured import measure
 from analysis.stats.scaling import two_axes
+from bench.study.layout import StudyFolder
 from tests.analysis import studies
+from tests.analysis.causes.planted import plant
+from tests.analysis.figures import texts
+from tests.analysis.points import frames_of_points
 
 
 def table(path: Path) -> list[ScalingRow]:
@@ -55,9 +66,7 @@ def test_a_size_without_its_one_node_has_no_part_over_nodes(tmp_path: Path) -> N
     assert np.isnan([(row.efficiency_within_node, row.efficiency_over_nodes) for row in four]).all()
 
 
-def test_without_two_axes_there_is_no_table_and_an_older_one_is_removed(
-    tmp_path: Path, nothing_drawn: None
-) -> None:
+def test_without_two_axes_there_is_no_table_and_an_older_one_is_removed(tmp_path, nothing_drawn):
     over_nodes = studies.strong(backend="gloo")
     within_a_node = [studies.make_cell(n, batch=64, per_node=n, backend="nccl") for n in (1, 2, 4)]
     path = studies.finished(
@@ -89,3 +98,86 @@ def test_mixed_nodes_have_no_place_on_the_axes(tmp_path: Path) -> None:
     rows = table(path)
     assert "mixed" in {row.cell_id for row in rows}
     assert "mixed" not in {row.cell_id for row in two_axes(rows)}
+
+
+def strong(times: dict[int, float], *, repeats: int = 3) -> list[ScalingRow]:
+    rows = [
+        {"gpus": n, "time": time * (1 + 0.01 * (repeat - 1)), "global_batch": 64}
+        for n, time in times.items()
+        for repeat in range(repeats)
+    ]
+    return scaling_table(frames_of_points(pd.DataFrame(rows)))
+
+
+@pytest.mark.parametrize(
+    ("times", "words"),
+    [
+        (
+            {n: 0.05 + 0.95 / n for n in (1, 2, 4, 8, 16)},
+            "hardly changes: consistent with a fixed serial part",
+        ),
+        ({1: 1.0, 2: 0.52, 4: 0.31, 8: 0.25}, "grows with the size: additional ranks cause the loss"),
+        ({1: 1.0, 2: 0.47, 4: 0.22}, "not above 0: the speedup is at least ideal"),
+        ({1: 1.0, 2: 0.5, 4: 0.252}, "not shown by these intervals"),
+        ({1: 1.0, 2: 0.6, 4: 0.3, 8: 0.15}, "falls with the size: the smallest sizes have a loss"),
+    ],
+)
+def test_each_trend_of_the_serial_fraction_has_its_words(times, words):
+    assert serial_fraction(strong(times))["trend"].startswith(words)
+    few = serial_fraction(strong(times, repeats=2))
+    assert few["trend"] == "not stated without intervals, which need 3 runs"
+
+
+def test_the_values_have_their_intervals_and_sizes():
+    facts = serial_fraction(strong({n: 0.05 + 0.95 / n for n in (1, 2, 4)}))
+    assert facts["serial"] == "0.050 [0.026, 0.074] at 2 and 0.050 [0.041, 0.059] at 4 ranks"
+
+
+def test_the_page_shows_the_serial_fraction_and_escapes_names(tmp_path, nothing_drawn):
+    cells = studies.strong(512, (1, 2, 4, 8, 16), swept={"env.X": "<b onclick=alert(1)>"})
+    path = studies.finished(tmp_path / "s", cells)
+    text = write_report(path).page.read_text(encoding="utf-8")
+    assert '<h2 id="serial">Serial fraction</h2>' in text
+    assert "Per doubling" in text
+    assert "<b onclick" not in text
+    read = pd.read_csv(StudyFolder(path).report / "scaling.csv")
+    assert read["incremental_efficiency"].notna().sum() == 4
+    assert read["karp_flatt"].notna().sum() == 4
+
+
+@pytest.mark.usefixtures("nothing_drawn")
+def test_the_section_names_the_cause_with_its_share_evidence_and_remedy(tmp_path: Path) -> None:
+    path = plant(tmp_path / "s", {"data": 0.025}, noise=0.0)
+    page = write_report(path).page.read_text(encoding="utf-8")
+    text = " ".join(unescape(re.sub(r"<[^>]+>", " ", page.partition('id="why"')[2])).split())
+    assert (
+        "whole loss 20 % 0 % at the baseline; whole parts of the step: data loading 20 % (0 % at the baseline)"
+        in text
+    )
+    assert (
+        "data loading 20 % [20 %, 20 %] loading data takes 25.0 ms per step (20 %); present in 3 of 3 runs"
+        in text
+    )
+    assert "(values of n4x1-gloo-srun-b16-r1) Use more workers" in text
+    links = (
+        "links between nodes – not measured, because the training has no all-reduce sweep `bench preflight`"
+    )
+    assert links in text
+    assert "From the ideal to the measured step, 4 ranks" in text
+    causes = pd.read_csv(path / "report" / "causes.csv")
+    cell = causes[causes["cell_id"] == "n4x1-gloo-srun-b16"]
+    assert cell["cause"].to_list() == ["data-loading", "other", "not-explained"]
+    assert cell["share"].sum() == pytest.approx(0.2, abs=1e-6)
+    figures = {file.stem for file in (path / "report" / "figures").iterdir()}
+    assert {"why-1"} <= figures <= set(all_names())
+
+
+def test_the_bars_of_the_waterfall_lead_from_the_ideal_to_the_measured_step() -> None:
+    shares = [("data-loading", 0.3), ("not-explained", -0.05), ("other", 0.001)]
+    rows = [CauseRow(name, share, share, share) for name, share in shares]
+    row: Any = SimpleNamespace(cell_id="c", step_time_sec=0.1, gpus=4)
+    drawing = waterfall_figure(CellDivision(rows, {}, {}), row, name="why-1", label="weak")
+    names = ["ideal step", "data loading", "not explained", "measured step"]
+    assert [text for text in texts(drawing) if text in names] == names
+    values = ["74.9 ms, 75 %", "30.0 ms, 30 %", "-5 %", "100 ms, 100 %"]
+    assert [text for text in texts(drawing) if text.endswith("%")] == values

@@ -1,7 +1,5 @@
 """Exact identities of load balance, communication and computation, and unknown values."""
 
-from __future__ import annotations
-
 import math
 
 import pandas as pd
@@ -59,9 +57,7 @@ def test_epochs_are_weighted_by_their_steps_and_sums_divided_by_sums() -> None:
         max_size=6,
     )
 )
-def test_parallel_efficiency_is_the_product_of_its_factors(
-    rows: list[tuple[int, float, float, float]],
-) -> None:
+def test_parallel_efficiency_is_the_product_of_its_factors(rows):
     frame = metrics(
         [row(steps=s, forward_time_sec=f, load_balance=b, comm_efficiency=c) for s, f, b, c in rows]
     )

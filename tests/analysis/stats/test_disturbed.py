@@ -1,28 +1,27 @@
 """Disturbed runs are left out, unless their condition is common to all runs of their cell."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from analysis.checks.scaling_table import scaling_table
 from analysis.data.load import load_study
+from analysis.report.tables import csv_table
+from analysis.stats.attempts import all_attempts, reserve
 from analysis.stats.columns import ScalingRow, frame_of_records
-from analysis.stats.measured import common_reasons, measure
-from bench.facts import Fact
-from bench.study.conditions import Reason
-from tests.analysis.studies import StudyBuilder, change_run, scale_rate, strong
+from analysis.stats.measured import SlowRun, common_reasons, measure
+from tests.analysis.studies import StudyBuilder, change_run, finished, recorded, scale_rate, strong
 from tests.commands.command_line import bench
 from tests.common import read_rows
 
 
 def entry(reason: str, node: str = "n1") -> dict[str, Any]:
     times = {"start": "2026-01-02T03:04:10Z", "end": "2026-01-02T03:05:00Z"}
-    return Fact(reason, (node,), times).as_json()
+    return recorded(reason, node, **times)
 
 
 def disturbed(folder: Path, cells: Mapping[str, list[list[str] | None]]) -> Path:
@@ -50,9 +49,7 @@ def disturbed(folder: Path, cells: Mapping[str, list[list[str] | None]]) -> Path
         ([[], [], []], [False, False, False]),
     ],
 )
-def test_a_disturbed_run_is_left_out_if_an_undisturbed_one_exists(
-    tmp_path: Path, runs: list[list[str] | None], left_out: list[bool]
-) -> None:
+def test_a_disturbed_run_is_left_out_if_an_undisturbed_one_exists(tmp_path, runs, left_out):
     study = load_study(disturbed(tmp_path / "s", {"2": runs}))
     frames = measure(study)
     own = frames.runs[frames.runs["cell_id"].str.startswith("n2")].sort_values("repeat")
@@ -78,7 +75,7 @@ def test_results_mean_the_undisturbed_runs_and_those_of_all_runs_stand_beside_th
     assert rows["n_disturbed"].fillna(-1).to_list() == [-1, 1, 3]
     assert (rows.loc[4, "n"], rows.loc[4, "reason"]) == (3, "")
     common = common_reasons(measure(study).run_rows)
-    assert [common[cell] for cell in rows["cell_id"]] == [set(), set(), {Reason.STUDY_RUN}]
+    assert [common[cell] for cell in rows["cell_id"]] == [set(), set(), {"study-run"}]
 
 
 @pytest.mark.usefixtures("nothing_drawn")
@@ -113,5 +110,47 @@ def test_a_slow_run_without_a_recorded_reason_is_named_with_its_nodes_and_kept(t
     assert not measure(load_study(path)).runs["facts"].map(bool).any()  # nothing was recorded
     change_run(path, f"{cell}-r4", disturbed=[], hosts="n[3-4]")
     runs = measure(load_study(path)).runs.set_index("run_id")
-    assert runs["facts"][f"{cell}-r4"] == (Fact("slow-run", values={"hosts": "n[3-4]"}),)
+    assert runs["facts"][f"{cell}-r4"] == (SlowRun(hosts="n[3-4]"),)
     assert runs["measured"].all()
+
+
+def repeated(path: Path, run_id: str, **changes: Any) -> None:
+    """Make the only attempt of a run its second one; the first one, with ``changes``, failed."""
+    run = path / "runs" / run_id
+    (run / "attempt-1").rename(run / "attempt-2")
+    (run / "attempt-1").mkdir()
+    change_run(path, run_id, attempt=2)
+    failed = {"state": "failed", "failure_class": "killed", "reason": "rank 0 was killed by SIGKILL"}
+    change_run(path, run_id, attempt=1, **{**failed, **changes})
+
+
+def test_earlier_attempts_are_rows_before_the_latest_and_change_no_number(tmp_path):
+    path = finished(tmp_path / "s", strong(64, sizes=(1, 2)), repeats=3)
+    frames = measure(load_study(path))
+    before = csv_table(scaling_table(frames))
+    run_id = "n2x1-gloo-srun-b32-r2"
+    repeated(path, run_id, ended_at="2026-01-02T03:34:05.000Z")
+    study = load_study(path)
+    frames = measure(study)
+    assert csv_table(scaling_table(frames)) == before
+    attempts = all_attempts(study, frames.runs)
+    place = attempts.index[attempts["run_id"] == run_id][0]
+    assert attempts["latest"].to_list() == [at != place for at in range(7)]
+    first, second = attempts.iloc[place], attempts.iloc[place + 1]
+    assert (second["run_id"], first["attempt"], second["attempt"]) == (run_id, 1, 2)
+    assert (first["failure_class"], first["measured"], first["node_hours"]) == ("killed", False, 1.0)
+    assert second["node_hours"] == pytest.approx(2 * 120 / 3600)
+    assert pd.isna(first["throughput_samples_per_sec"])
+
+
+def test_an_attempt_that_was_withdrawn_before_it_started_is_no_row(tmp_path):
+    path = finished(tmp_path / "s", strong(64, sizes=(1,)), repeats=2)
+    repeated(path, "n1x1-gloo-srun-b64-r1", state="planned", failure_class=None)
+    assert len(load_study(path).earlier) == 0
+
+
+def test_the_reserve_is_the_mean_number_of_failures_before_the_first_success():
+    p = 0.7
+    failures = sum(n * p * (1 - p) ** n for n in range(200))
+    assert reserve(p) == pytest.approx(failures)
+    assert reserve(1.0) == 0.0

@@ -1,7 +1,5 @@
 """Columns, regimes, baselines and numbers of the scaling table, against a second computation."""
 
-from __future__ import annotations
-
 import csv
 import json
 import math
@@ -234,9 +232,7 @@ def test_a_baseline_of_no_planned_size_is_an_error_with_the_sizes(tmp_path: Path
         (["planned", "planned", "planned"], "planned", "no run counted: 3 not started"),
     ],
 )
-def test_the_state_of_a_cell_and_why_runs_are_missing(
-    tmp_path: Path, states: list[str], state: str, reason: str
-) -> None:
+def test_the_state_of_a_cell_and_why_runs_are_missing(tmp_path, states, state, reason):
     def of(cell: Any, repeat: int) -> tuple[str, str, str | None]:
         name = states[repeat - 1] if cell.world_size == 2 else "completed"
         return (name, "boom", "bad-exit") if name == "failed" else (name, "", None)

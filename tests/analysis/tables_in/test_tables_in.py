@@ -4,8 +4,6 @@ Published numbers and their raw values are rounded or truncated. Each test allow
 rounding of its inputs permits. A throughput of one GPU is written as the throughput of all.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -68,9 +66,6 @@ def error_of(tmp_path: Path, text: str, *options: str) -> str:
     assert not (tmp_path / "t-report").exists()
     lines = [line for line in done.stderr.splitlines() if str(table) in line or line.startswith("error")]
     return "\n".join(lines).replace(str(table), "t.csv")
-
-
-# -- published tables -----------------------------------------------------------------
 
 
 def test_bert_of_nvidia_deep_learning_examples(reported: Report) -> None:
@@ -143,9 +138,6 @@ def test_published_speedups(analysed: Report, rows: str) -> None:
     assert found["efficiency"].to_list() == pytest.approx((found["speedup"] * size[0] / size).to_list())
 
 
-# -- repeats, regimes, baselines ------------------------------------------------------
-
-
 def test_repeats_have_intervals_like_runs_of_a_study(analysed: Report) -> None:
     rows = [f"{n},{64},{r},{64 / (n * f)}" for n in (1, 2) for r, f in enumerate((1.0, 1.02, 0.97), 1)]
     found = analysed("gpus,global_batch,repeat,time\n" + "\n".join(rows) + "\n")
@@ -193,9 +185,7 @@ def test_a_mixed_strong_and_weak_series_gets_a_remedy(analysed: Report) -> None:
     assert set(found["mode"]) == {"strong", "weak"}
 
 
-def test_batches_that_are_neither_strong_nor_weak_have_no_efficiency(
-    reported: Report, tmp_path: Path
-) -> None:
+def test_batches_that_are_neither_strong_nor_weak_have_no_efficiency(reported, tmp_path):
     found = reported("gpus,global_batch,time\n1,64,1.0\n2,96,0.5\n4,100,0.5\n", "--proposal")
     page, proposal = (
         (tmp_path / "table-report" / name).read_text() for name in ("index.html", "proposal.md")
@@ -215,9 +205,6 @@ def test_a_baseline_that_is_not_in_the_table_is_an_error(tmp_path: Path) -> None
         "error: --baseline 4: no such size or cell; the sizes are 8 and 16; give one of these sizes, a number of "
         "ranks, or the cell_id of one of its cells"
     )
-
-
-# -- problems of a table -------------------------------------------------------
 
 
 @pytest.mark.parametrize("path", PROBLEMS, ids=lambda path: path.stem)

@@ -1,7 +1,5 @@
 """The gate of each script: which start of a job owns the folder of an attempt."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 
@@ -31,10 +29,7 @@ def test_the_first_job_owns_the_folder_and_a_requeued_one_adds_a_line(tmp_path):
     assert start(folder, restarts=1) == (0, "")
     before = (folder / "start").read_text()
     code, errors = start(folder, job="70")
-    assert (code, errors) == (
-        1,
-        f"bench: error: another start owns this folder: {before.splitlines()[0]}\n",
-    )
+    assert (code, errors) == (1, f"bench: error: another start owns this folder: {before.splitlines()[0]}\n")
     assert (folder / "start").read_text() == before
     assert lines(folder) == [("7", "0"), ("7", "1")]
 

@@ -1,7 +1,5 @@
 """Status of the runs of a pack, from what the pack's script wrote and rows of sacct, without a cluster."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -85,7 +83,13 @@ def test_the_step_of_a_run_names_the_cause_and_those_of_others_do_not(folder):
             ("failed", "out-of-memory", None, "OUT_OF_MEMORY in step 0 (r1); the job says TIMEOUT"),
         ),
         ("0:0", "COMPLETED", 0, "exit", ("completed", None, 0, "")),
-        ("3:0", "FAILED", 0, "exit", ("completed", None, 0, "the job says COMPLETED, but exit code 3")),
+        (
+            "3:0",
+            "FAILED",
+            0,
+            "exit",
+            ("completed", None, 0, "the job says COMPLETED, but a step failed; exit code 3"),
+        ),
     ],
 )
 def test_a_run_that_ended_before_its_pack_comes_to_what_a_job_would(folder, exits, state, code, by, expected):
@@ -121,7 +125,7 @@ def test_an_active_run_shares_the_jobs_end_and_a_finished_one_does_not(folder):
     assert run_status(JOB, "r2", folder("r2")) is None
     cancelled = job(state="CANCELLED by 0")
     assert told(run_status(cancelled, "r1", folder("r1", 0)))[0] == "completed"
-    shared = ("cancelled", "cancelled", None, "ended with its pack (job 7): cancelled by user id 0")
+    shared = ("cancelled", "cancelled", None, "ended with its pack (job 7); cancelled by user id 0")
     for made in (folder("r2"), folder("r3", 143, "stop", end=143)):
         status = run_status(cancelled, made.path.parent.name, made)
         assert told(status) == shared

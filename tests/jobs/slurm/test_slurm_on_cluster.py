@@ -1,10 +1,7 @@
 """The scheduler with a real Slurm: submissions, polls, cancellations, and all ways in which a job can end."""
 
-from __future__ import annotations
-
 import os
 import re
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -185,9 +182,6 @@ def test_output_paths_are_literal_and_the_script_gets_its_folder(cluster, planne
     assert (folder / "paths/job.err").read_text() == "oops\n"
 
 
-# -- the name is the identity of a job ------------------------------------------------------------
-
-
 def test_a_job_is_found_by_its_name_even_if_its_id_is_wrong_or_unknown(submitter, cluster):
     first, other = submitter.start("first", "true"), submitter.start("other")
     submitter.wait_for_state("other", RunState.RUNNING)
@@ -216,23 +210,3 @@ def test_a_job_is_found_by_its_name_even_if_its_id_is_wrong_or_unknown(submitter
             assert str(submitter.status("other", "999999").state) == "running"
         finally:
             cluster.start_slurmdbd()
-
-
-@pytest.fixture
-def another(cluster: Cluster) -> Iterator[str]:
-    """Add another user of the cluster; return the user's name."""
-    cluster.run(["sacctmgr", "-i", "add", "user", "daemon", "Account=users", "DefaultAccount=users"])
-    yield "daemon"
-    cluster.clear()
-    cluster.run(["sacctmgr", "-i", "delete", "user", "daemon"])
-
-
-def test_another_users_job_is_found_and_its_owner_named(submitter, cluster, another):
-    options = ["--parsable", f"--job-name={submitter.name('theirs')}", "--output=/dev/null", "--chdir=/tmp"]
-    words = ["sbatch", f"--uid={another}", f"--gid={another}", *options, "--wrap=sleep 60"]
-    job_id = cluster.run(words).stdout.strip()
-    submitter.wait_for_state("theirs", RunState.RUNNING)
-    status = submitter.status("theirs")
-    assert (status.job_id, status.owner) == (job_id, "user daemon")
-    submitter.cancel([job_id])  # the tests' user is root
-    assert submitter.ends("theirs")["theirs"].owner == "user daemon"

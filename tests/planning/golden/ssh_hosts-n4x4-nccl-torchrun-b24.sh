@@ -9,7 +9,8 @@ run_dir=${1:-"manual-$cell"}
 node=${2:-0}
 endpoint=${3:-localhost:29400}
 rdzv_id=${4:-"$cell"}
-[ $# -gt 0 ] || mkdir -p "$run_dir" || exit 1
+mkdir -p "$run_dir" || exit 1
+[[ $run_dir = /* ]] || run_dir=$PWD/$run_dir
 
 # Environment variables of the matrix; the shell does not expand their values.
 matrix_environment() {
@@ -21,60 +22,107 @@ if ! command -v "$python" >/dev/null; then
   echo "bench: error: on $(uname -n) there is no $python: name the environment in cluster.setup" >&2
   exit 127
 fi
-# A rank that finds a different number of ranks stops with an error.
-export BENCH_EXPECTED_WORLD_SIZE=16
 # The same number of threads in every cell, so that baselines are comparable.
 export OMP_NUM_THREADS=8 BENCH_THREADS_PER_RANK=8
 # gloo needs the name of one interface. Unless the matrix sets this name, use the interface that leads to
 # another host. (By default, gloo uses the address of the machine's own name, often the loopback.)
 if [ nccl = gloo ] && [ -z "${GLOO_SOCKET_IFNAME:-}" ]; then
-  interface=$("$python" -P -m ddp_scaling_bench.start workload.network_interface "${BENCH_PEER:-${endpoint%:*}}") || exit 1
+  interface=$("$python" -P -m ddp_scaling_bench.start train.network_interface "${BENCH_PEER:-${endpoint%:*}}") || exit 1
   [ -z "$interface" ] || export GLOO_SOCKET_IFNAME="$interface"
 fi
 export PYTHONUNBUFFERED=1
 
-workload=(
-  --run-dir "$run_dir"
-  --launcher torchrun
-  --backend nccl
-  --per-gpu-batch 24
-  --device cuda
-  --model transformer
-  --parameters 124000000
-  --seq-len 128
-  --image-size 224
-  --data synthetic
-  --steps-per-epoch 50
-  --epochs 3
-  --warmup-steps 10
-  --attribution-steps 10
-  --probe-steps 6
-  --sweep-time 10.0
-  --trace-steps 0
-  --val-steps 2
-  --precision bf16
-  --memory-format contiguous
-  --optimizer sgd
-  --learning-rate 0.01
-  --grad-accum 1
-  --compile false
-  --activation-checkpointing false
-  --checkpoint false
-  --num-workers 0
-  --pin-memory false
-  --seed 0
-  --join-timeout 300
-)
-
-processes=4
-# Host 0 serves the rendezvous. is_host is explicit, because the host's name can differ from its address.
+# Host 0 serves the rendezvous.
 is_host=false
 [ "$node" -ne 0 ] || is_host=true
-# --rdzv-id: agents of another run that connect to this port are rejected.
-# --local-addr: the address by which the other hosts reach this one, if known.
-# --max-restarts=0: a restarted run would be a different measurement.
-exec "$python" -P -m ddp_scaling_bench.start torch.distributed.run --nnodes=4 --nproc-per-node="$processes" \
-  --rdzv-backend=c10d --rdzv-endpoint="$endpoint" --rdzv-id="$rdzv_id" \
-  --rdzv-conf="join_timeout=300,is_host=$is_host" \
-  ${BENCH_ADDRESS:+"--local-addr=$BENCH_ADDRESS"} --max-restarts=0 \
-  --no-python "$python" -P -u -m ddp_scaling_bench.start workload "${workload[@]}"
+
+# For the program of a rank, and for the tools of bench in the job.
+export BENCH_RUN_DIR="$run_dir" BENCH_CELL_ID=n4x4-nccl-torchrun-b24 BENCH_BACKEND=nccl
+export BENCH_PER_GPU_BATCH=24 BENCH_GRAD_ACCUM=1
+world_size=16 # the number of ranks that the launch lines below start
+export BENCH_GLOBAL_BATCH=$((BENCH_PER_GPU_BATCH * world_size * BENCH_GRAD_ACCUM))
+join_timeout=300 # seconds
+# NCCL reports its network only in its log, which the recorder reads.
+if [ -z "${NCCL_DEBUG:-}${NCCL_DEBUG_FILE:-}" ]; then
+  export NCCL_DEBUG=INFO NCCL_DEBUG_FILE="${run_dir//%/%%}/nccl.%h.%p.log"
+fi
+
+# Sizes and options, which every rank reads from cell.json.
+cell_json=(
+  '{'
+  '  "launcher": "torchrun",'
+  '  "backend": "nccl",'
+  '  "tasks_per_node": 4,'
+  '  "world_size": '"$world_size,"
+  '  "per_gpu_batch": '"$BENCH_PER_GPU_BATCH,"
+  '  "workload": {'
+  '    "device": "cuda",'
+  '    "model": "transformer",'
+  '    "strategy": "ddp",'
+  '    "parameters": 124000000,'
+  '    "seq_len": 128,'
+  '    "image_size": 224,'
+  '    "data": "synthetic",'
+  '    "steps_per_epoch": 50,'
+  '    "epochs": 3,'
+  '    "warmup_steps": 10,'
+  '    "attribution_steps": 10,'
+  '    "probe_steps": 6,'
+  '    "sweep_time": 10.0,'
+  '    "sweep_max_mb": null,'
+  '    "trace_steps": 0,'
+  '    "val_steps": 2,'
+  '    "precision": "bf16",'
+  '    "memory_format": "contiguous",'
+  '    "optimizer": "sgd",'
+  '    "learning_rate": 0.01,'
+  '    "grad_accum": '"$BENCH_GRAD_ACCUM,"
+  '    "bucket_cap_mb": null,'
+  '    "comm_dtype": null,'
+  '    "comm_hook": "none",'
+  '    "fsdp_wrap": "block",'
+  '    "compile": false,'
+  '    "activation_checkpointing": false,'
+  '    "checkpoint": false,'
+  '    "num_workers": 0,'
+  '    "pin_memory": false,'
+  '    "seed": 0,'
+  '    "join_timeout": '"$join_timeout"
+  '  }'
+  '}'
+)
+# The file appears as a whole, because hosts can share the folder. If it cannot be written, the exit code is
+# EX_IOERR.
+cell_file="$run_dir/.cell.$(uname -n).$$"
+printf '%s\n' "${cell_json[@]}" >"$cell_file" && mv -f "$cell_file" "$run_dir/cell.json" || exit 74
+
+# The program of a rank: the words of the matrix, which the shell does not expand.
+command=(
+  "$python"
+  -P
+  -m ddp_scaling_bench.train
+)
+# torchrun's agent on each node starts the ranks there. `python -m` would put the working folder first on the
+# agent's import path, where a file of the user can be named torch.py or json.py.
+agent='import os, sys; folder = os.path.realpath("."); '
+agent+='sys.path[:] = [entry for entry in sys.path if os.path.realpath(entry) != folder]; import runpy; '
+agent+='runpy.run_module("torch.distributed.run", run_name="__main__", alter_sys=True)'
+ranks=(
+  "$python" -c "$agent"
+  --nnodes=4
+  --nproc-per-node=4
+  --rdzv-backend=c10d
+  --rdzv-endpoint="$endpoint"
+  # Agents of another run that connect to this port are rejected.
+  --rdzv-id="$rdzv_id"
+  # is_host is explicit, because the host's name can differ from its address.
+  --rdzv-conf="join_timeout=$join_timeout,is_host=$is_host"
+  # The address by which the other hosts reach this one, if known.
+  ${BENCH_ADDRESS:+"--local-addr=$BENCH_ADDRESS"}
+  # A restarted run would be a different measurement.
+  --max-restarts=0
+  --no-python
+  "${command[@]}"
+)
+
+exec "${ranks[@]}"

@@ -1,0 +1,125 @@
+"""Findings about the values that a command without the recorder reports."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import field
+from pathlib import Path
+
+from analysis.checks.nodes import Environments
+from analysis.data.load import Study
+from analysis.stats.columns import RunRow, distinct
+from analysis.stats.measured import Frames
+from analysis.text import clean
+from bench.finding import Finding
+from bench.study.findings import AverageOfRun
+from bench.study.found import findings_of_env
+from bench.study.processes import started_ranks
+from bench.units import listed, names, short_name
+
+
+class WholeRunAverages(Finding, kind="average-of-run"):
+    """Cells whose throughput is one average of the whole run.
+
+    Attributes:
+        reported: the findings of their runs, by cell.
+        most: the largest number of averages that a command reported in a run, if it is above 1.
+    """
+
+    heading = "Averages with start-up"
+    remedy = "Train longer, or let the command report values of single steps."
+    reported: Mapping[str, Sequence[AverageOfRun]] = field(default_factory=dict)
+    most: int | None = None
+
+    def _message(self) -> str:
+        several = f"The commands report it up to {self.most} times per run, and the lowest rate counts."
+        text = (
+            f"The throughput of {names(self.subject)} is one average of the whole run, including start-up, "
+            "and evaluation if the command counts it. The efficiency and the time per step, which is the "
+            "global batch of the plan divided by the throughput, are therefore those of whole runs."
+        )
+        return f"{text} {several}" if self.most else text
+
+
+class RanksNotCounted(Finding, kind="ranks-not-counted"):
+    """Cells whose command started an unknown number of ranks."""
+
+    heading = "Ranks not counted"
+    remedy = "Check that the commands contain no launcher."
+    runs: int
+
+    def _message(self) -> str:
+        return (
+            f"It is not known how many ranks the commands of {names(self.subject)} started, because not all "
+            "processes with RANK and WORLD_SIZE were seen. If a command contains a launcher, its rate is "
+            "that of separate trainings."
+        )
+
+
+class ValueCounts(Finding, kind="value-counts"):
+    """Cells of a series, and runs of a cell, that reported different numbers of values, by cell."""
+
+    heading = "Number of values differs"
+    remedy = "Let only rank 0 report values, and train the same number of steps in all runs."
+    values_per_run: Mapping[str, Sequence[int]]
+
+    def _message(self) -> str:
+        cells = [
+            f"{short_name(cell)} {' or '.join(map(str, numbers))}"
+            for cell, numbers in self.values_per_run.items()
+        ]
+        return (
+            f"Values per run: {listed(cells, limit=4)}. Either the runs trained different numbers of steps, "
+            "or several ranks reported values."
+        )
+
+
+def averages(study: Study, runs: Iterable[RunRow], envs: Environments) -> Iterator[Finding]:
+    """Yield the cells whose throughput is one average of the whole run."""
+    measured = {run.cell_id for run in runs if run.measured}
+    cells = [name for cell in study.planned if cell.is_average and (name := clean(cell.cell_id)) in measured]
+    if not cells:
+        return
+    reported: dict[str, list[AverageOfRun]] = {}
+    most = 1
+    for cell, env in envs:
+        for one in findings_of_env(env):
+            if isinstance(one, AverageOfRun):
+                reported.setdefault(cell, []).append(one)
+                most = max(most, one.reported)
+    yield WholeRunAverages(subject=distinct(cells), reported=reported, most=most if most > 1 else None)
+
+
+def uncounted_ranks(study: Study, runs: Iterable[RunRow]) -> Iterator[Finding]:
+    """Yield the cells whose command started an unknown number of ranks."""
+    sizes = {clean(cell.cell_id): cell.world_size for cell in study.planned if cell.is_unrecorded}
+    cells = [
+        run.cell_id
+        for run, attempt in zip(runs, study.attempts, strict=True)
+        if run.measured and run.cell_id in sizes and attempt
+        if started_ranks(Path(attempt), sizes[run.cell_id]).as_planned is None
+    ]
+    if cells:
+        yield RanksNotCounted(subject=distinct(cells), runs=len(cells))
+
+
+def value_counts(study: Study, frames: Frames) -> Iterator[Finding]:
+    """Yield the cells of a series, and runs of a cell, that reported different numbers of values."""
+    read = {clean(cell.cell_id) for cell in study.planned if cell.reads_values and not cell.is_average}
+    counts = {
+        cell: sorted({int(run.epochs) for run in frames.measured_in(cell)})
+        for cell in frames.runs_of_cells
+        if cell in read and frames.measured_in(cell)
+    }
+    series: dict[str, dict[str, list[int]]] = {}
+    for name, cell in zip(frames.members["series"], frames.members["cell_id"], strict=True):
+        if cell in counts:
+            series.setdefault(name, {})[cell] = counts[cell]
+    odd = {
+        cell: numbers
+        for own in series.values()
+        if len({number for numbers in own.values() for number in numbers}) > 1
+        for cell, numbers in own.items()
+    }
+    if odd:
+        yield ValueCounts(subject=tuple(odd), values_per_run=odd)

@@ -1,1 +1,0 @@
-"""The built-in training that a cell runs and measures: ``python -m bench.workload``."""

@@ -1,7 +1,0 @@
-"""The model alone: what one rank does without any wrapper."""
-
-from __future__ import annotations
-
-from .spec import Strategy
-
-SPEC = Strategy("none", one_rank=True)

@@ -1,0 +1,63 @@
+"""Fork ranks from a process that has imported torch; see ``conftest.py``.
+
+It reads one JSON request per line from standard input::
+
+    {"target": "module:function", "words": [...], "ranks": [{"env": {...}, "out": PATH, "err": PATH}, ...]}
+
+and answers ``{"pids": [...]}`` at once and ``{"codes": [...]}`` after all have ended.
+"""
+
+import importlib
+import json
+import os
+import sys
+import traceback
+
+from bench.train.__main__ import main
+
+TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS")
+
+
+def fork_rank(target: str, words: list[str], rank: dict) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        for descriptor, path in ((1, rank["out"]), (2, rank["err"])):
+            os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), descriptor)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        for name in TORCHRUN:
+            os.environ.pop(name, None)
+        os.environ.update(rank["env"])
+        module, _, function = target.partition(":")
+        call = getattr(importlib.import_module(module), function) if target else main
+        code = call(*words)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def answer(content: dict) -> None:
+    sys.stdout.write(json.dumps(content) + "\n")
+    sys.stdout.flush()
+
+
+def serve() -> None:
+    answer({"ready": True})
+    for line in sys.stdin:
+        request = json.loads(line)
+        pids = [fork_rank(request["target"], request["words"], rank) for rank in request["ranks"]]
+        answer({"pids": pids})
+        codes = dict.fromkeys(pids, 0)
+        for _ in pids:
+            pid, status = os.wait()
+            codes[pid] = os.waitstatus_to_exitcode(status)
+        answer({"codes": [codes[pid] for pid in pids]})
+
+
+if __name__ == "__main__":
+    serve()

@@ -1,0 +1,232 @@
+"""Programs of ranks for which the correct measurement is known in advance."""
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import count
+from types import SimpleNamespace
+
+import torch
+import torch.distributed as dist
+
+from bench.measure.environment import device_of
+from bench.measure.step_parts import StepTimer
+from bench.train import mfu
+from bench.train import rank as rank_module
+from bench.train.__main__ import main
+from bench.train.data import SyntheticFeed
+from bench.train.models import DataShape
+from bench.train.options import TrainOptions
+from bench.train.rendezvous import launch_from
+from bench.train.strategies import fsdp
+from bench.train.training import Task, Trainer, build_task, wrap
+from tests.train.conftest import folder_of_test
+
+NAP_S = 0.04
+
+
+def rank_of_env() -> int:
+    return launch_from(os.environ).rank
+
+
+def join_group() -> int:
+    launch = launch_from(os.environ)
+    store = dist.TCPStore(launch.address, launch.port, launch.world_size, is_master=launch.rank == 0)
+    dist.init_process_group("gloo", store=store, rank=launch.rank, world_size=launch.world_size)
+    torch.set_num_threads(1)
+    return launch.rank
+
+
+def before_each_batch(act: Callable[[int], None], *, rank: int | None = None) -> None:
+    """Call ``act`` with the number of the batch (from 1) before each batch, on one rank or on all."""
+    if rank in (None, rank_of_env()):
+        plain = SyntheticFeed.next
+        numbers = count(1)
+
+        def following(self: SyntheticFeed):
+            act(next(numbers))
+            return plain(self)
+
+        SyntheticFeed.next = following
+
+
+def late_rank() -> int:
+    """Rank 1 sleeps before each batch: loading its data takes long, and rank 0 waits for its gradients."""
+    before_each_batch(lambda number: time.sleep(NAP_S), rank=1)
+    return main()
+
+
+def slow_forward() -> int:
+    """Every forward pass sleeps."""
+    plain = Task.forward
+
+    def slow(self: Task, inputs: torch.Tensor, targets: torch.Tensor):
+        time.sleep(NAP_S)
+        return plain(self, inputs, targets)
+
+    Task.forward = slow
+    return main()
+
+
+def nan_on_rank_1() -> int:
+    """Rank 1's inputs are NaN from the 15th batch on, after 3 to 9 steps of warm-up and a window."""
+    plain = SyntheticFeed.next
+    numbers = count(1)
+
+    def broken(self: SyntheticFeed):
+        inputs, targets = plain(self)
+        return (inputs * float("nan") if next(numbers) >= 15 else inputs), targets
+
+    if rank_of_env() == 1:
+        SyntheticFeed.next = broken
+    return main()
+
+
+def raises_on_rank_0() -> int:
+    """Rank 0, which serves the store, raises an unexpected error in its third batch."""
+    before_each_batch(raise_in_third_batch, rank=0)
+    return main()
+
+
+def raises_on_rank_1() -> int:
+    """Rank 1 raises an unexpected error in its third batch."""
+    before_each_batch(raise_in_third_batch, rank=1)
+    return main()
+
+
+def raise_in_third_batch(number: int) -> None:
+    if number == 3:
+        raise ZeroDivisionError("a defect\nof two lines")
+
+
+def out_of_memory_on_rank_1() -> int:
+    """Rank 1 allocates more memory than any machine has, in its third batch."""
+
+    def allocate(number: int) -> None:
+        if number == 3:
+            torch.empty(2**56, dtype=torch.uint8)
+
+    before_each_batch(allocate, rank=1)
+    return main()
+
+
+def cannot_average_on_rank_1() -> int:
+    def full(*size: object, **more: object) -> torch.Tensor:
+        raise RuntimeError("a defect")
+
+    if rank_of_env() == 1:
+        fsdp.torch = SimpleNamespace(**{**vars(torch), "full": full})
+    return main()
+
+
+def sleeps_on_rank_1() -> int:
+    """Rank 1 never reaches its 25th step, after an epoch: its process lives and does nothing."""
+
+    def hang(number: int) -> None:
+        if number == 25:
+            time.sleep(600)
+
+    before_each_batch(hang, rank=1)
+    return main()
+
+
+def clock_set_on_rank_1() -> int:
+    """Rank 1's wall clock, as Python reads it, is set an hour back during an optimizer step.
+
+    The step belongs to the first epoch's attribution window. The warm-up takes 3, 6 or 9 steps, so the timer
+    identifies the step.
+    """
+    wall = time.time_ns
+    stop = StepTimer.stop
+    stops_so_far = shift = 0
+
+    def stops(self: StepTimer):
+        nonlocal stops_so_far, shift
+        stops_so_far += 1
+        if stops_so_far == 3:  # the first step of the window does not count
+            shift = 3_600_000_000_000
+        stop(self)
+
+    if rank_of_env() == 1:
+        time.time_ns = lambda: wall() - shift
+        StepTimer.stop = stops
+    return main()
+
+
+def cpu_with_a_peak() -> int:
+    """The CPU has a name and a stated peak."""
+    plain = device_of
+    rank_module.device_of = lambda device, host: replace(plain(device, host), model="a CPU")
+    mfu.peaks = lambda: {"a CPU": mfu.Peak({"fp32": 1e12}, "https://example.org")}
+    return main()
+
+
+def compiled_without_inductor() -> int:
+    """The model is traced and split at the buckets as usual, but not compiled by a C++ compiler (a minute)."""
+    plain = Task.compile
+    compiled = []
+
+    def compile_for_tests(self: Task) -> None:
+        plain(self, backend="aot_eager")
+        compiled.append(self)
+
+    Task.compile = compile_for_tests
+    code = main()
+    assert compiled
+    return code
+
+
+def naps_in_epochs() -> int:
+    """Every batch sleeps, so that a test can act during the run."""
+    before_each_batch(lambda number: time.sleep(0.02))
+    return main()
+
+
+def threads_left() -> int:
+    """Report the Python threads that :func:`main` leaves behind."""
+    code = main()
+    print(
+        "left:", [t.name for t in threading.enumerate() if t is not threading.main_thread() and not t.daemon]
+    )
+    return code
+
+
+class FixedFeed:
+    """A feed of given batches."""
+
+    def __init__(self, batches, shape: DataShape) -> None:
+        self.shape = shape
+        self._batches = iter(batches)
+
+    def next(self):
+        return next(self._batches)
+
+
+def weights_after_a_step() -> int:
+    """Compare two micro-batches on two ranks with one plain step on all samples; rank 0 writes the error."""
+    rank = join_group()
+    folder = folder_of_test()
+    options = TrainOptions(device="cpu", model="mlp", parameters=20_000, grad_accum=2, learning_rate=0.1)
+    shape = DataShape((16,), (), 10)
+    source = torch.Generator().manual_seed(1)
+    inputs = torch.randn((4, 8, 16), generator=source)
+    targets = torch.randint(10, (4, 8), generator=source)
+
+    model = wrap(build_task(options, shape), options)
+    mine = [(inputs[2 * rank + micro], targets[2 * rank + micro]) for micro in range(2)]
+    Trainer(model, FixedFeed(mine, shape), options).step()
+
+    plain = build_task(options, shape)
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9)
+    before = [p.detach().clone() for p in plain.parameters()]
+    plain(inputs.flatten(0, 1), targets.flatten()).backward()
+    optimizer.step()
+    pairs = zip(model.module.parameters(), plain.parameters(), before, strict=True)
+    found = [(float((a - b).abs().max()), float((b - c).abs().max())) for a, b, c in pairs]
+    if rank == 0:
+        content = {"error": max(e for e, _ in found), "change": max(c for _, c in found)}
+        (folder / "weights.json").write_text(json.dumps(content))
+    return 0

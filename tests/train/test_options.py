@@ -1,0 +1,131 @@
+"""The cell.json of a run: what ranks read, and errors in it."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from bench.errors import BenchError
+from bench.study.layout import RunFolder
+from bench.train.options import OPTIONS, TrainOptions
+from bench.train.session import read_task
+from tests.common import change_json, raised, run_program, write_cell
+from tests.train.conftest import QUICK, ROOT
+
+WRITER = "correct the lines `cell_json=(` of the run's script, or write the script again with `bench plan`"
+
+
+def test_every_option_has_a_help_and_a_default_that_is_valid(tmp_path):
+    options = asdict(TrainOptions())
+    assert {name: one.default for name, one in OPTIONS.items()} == options
+    assert all(one.help.endswith((".", ")")) for one in OPTIONS.values())
+    write_cell(tmp_path, backend="nccl", **options)
+    cell, read = read_task(RunFolder(tmp_path))
+    assert (read, cell.backend, cell.per_gpu_batch) == (TrainOptions(), "nccl", 8)
+
+
+@pytest.mark.parametrize(
+    ("values", "problem"),
+    [
+        ({"epochs": 0}, "workload.epochs is 0; it must be a whole number, at least 1 and at most 100000"),
+        (
+            {"epochs": True},
+            "workload.epochs is True; it must be a whole number, at least 1 and at most 100000",
+        ),
+        ({"epochs": 2.0}, "workload.epochs is 2.0; it must be a whole number, at least 1 and at most 100000"),
+        (
+            {"learning_rate": "0.1"},
+            "workload.learning_rate is '0.1'; it must be a number, greater than 0 and less than 1000.0",
+        ),
+        ({"compile": 1}, "workload.compile is 1; it must be true or false"),
+        ({"data": ""}, "workload.data is ''; it must be a text that is not empty"),
+        ({"optimizer": None}, "workload.optimizer is None; it must be one of sgd, adam, adamw"),
+        ({"fast": 1}, f"workload.fast is not an option of the training; allowed: {', '.join(OPTIONS)}"),
+        ({"backend": "mpi"}, "backend is 'mpi'; it must be nccl or gloo"),
+        ({"batch": 0}, "per_gpu_batch is 0; it must be 1 or more"),
+        (
+            {"backend": "nccl"},
+            "backend nccl needs GPUs, but workload.device is cpu; use gloo, or device: cuda",
+        ),
+        (
+            {"precision": "tf32"},
+            "precision tf32 is a mode of NVIDIA's GPUs, but workload.device is cpu; use fp32, or device: cuda",
+        ),
+    ],
+)
+def test_a_wrong_value_is_named(tmp_path, values, problem):
+    write_cell(tmp_path, **{"device": "cpu", **values})
+    assert raised(BenchError, read_task, RunFolder(tmp_path)) == f"{tmp_path}/cell.json: {problem}"
+
+
+def test_all_wrong_options_are_named_and_a_whole_number_can_be_a_float(tmp_path):
+    write_cell(tmp_path, device="cpu", seed=-1, bucket_cap_mb=0)
+    assert len(raised(BenchError, read_task, RunFolder(tmp_path)).splitlines()) == 2
+    write_cell(tmp_path, device="cpu", sweep_time=3)
+    assert repr(read_task(RunFolder(tmp_path))[1].sweep_time) == "3.0"
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (
+            "{",
+            "is not valid JSON: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)",
+        ),
+        ("[]", "is not a JSON object"),
+        ("{}", "launcher is missing"),
+    ],
+)
+def test_a_damaged_file_is_one_line_with_a_remedy(tmp_path, text, problem):
+    path = RunFolder(tmp_path).cell
+    path.write_text(text)
+    assert raised(BenchError, read_task, RunFolder(tmp_path)) == f"{path}: {problem}; {WRITER}"
+    write_cell(tmp_path)
+    change_json(path, world_size="1")
+    assert raised(BenchError, read_task, RunFolder(tmp_path)) == f"{path}: world_size is '1'; {WRITER}"
+    options = {name: one.default for name, one in OPTIONS.items() if name != "device"}
+    change_json(path, world_size=1, workload=options)
+    assert raised(BenchError, read_task, RunFolder(tmp_path)) == f"{path}: workload has no device; {WRITER}"
+
+
+def train(*words: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run the training as a script of the plan does."""
+    path = os.pathsep.join(filter(None, (env.pop("PYTHONPATH", ""), str(ROOT), os.environ.get("PYTHONPATH"))))
+    command = [sys.executable, "-P", "-m", "ddp_scaling_bench.train", *words]
+    unset = {name: text for name, text in os.environ.items() if name != "BENCH_RUN_DIR"}
+    return run_program(command, cwd=cwd, env={**unset, "PYTHONPATH": path, **env})
+
+
+def test_a_bad_start_is_one_line_and_exit_code_2(tmp_path):
+    write_cell(tmp_path, device="cpu", epochs=0)
+    for words, env, problem in (
+        ((), {}, "BENCH_RUN_DIR is not set; start the training with a script of `bench plan`, which sets it"),
+        (("--epochs", "3"), {}, "the training has no arguments; change its options in the run's script"),
+        (
+            (),
+            {"BENCH_RUN_DIR": str(tmp_path)},
+            f"{tmp_path}/cell.json: workload.epochs is 0; it must be a whole number, at least 1 and at most 100000",
+        ),
+    ):
+        done = train(*words, cwd=tmp_path, **env)
+        assert (done.returncode, done.stderr) == (2, f"bench: error: {problem}\n")
+
+
+def test_modules_in_the_users_folder_are_not_imported(tmp_path):
+    for name in ("torch", "json", "bench", "__future__", "pathlib"):
+        (tmp_path / f"{name}.py").write_text(f"raise SystemExit('the {name} of the user')")
+    folder = tmp_path / "run"
+    folder.mkdir()
+    write_cell(folder, **QUICK)
+    done = train(cwd=tmp_path, PYTHONPATH=".", BENCH_RUN_DIR=str(folder))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(RunFolder(folder).env.read_text())["workload"]["parameters"] == 100_000
+
+
+def test_neither_the_options_nor_the_training_need_pydantic():
+    code = "import sys; sys.modules['pydantic'] = None; import bench.train.__main__, bench.study.cell_json"
+    assert run_program([sys.executable, "-c", code], cwd=ROOT).returncode == 0

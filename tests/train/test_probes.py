@@ -1,0 +1,224 @@
+"""The probes: their file, their effects on the run, and limits of memory and time."""
+
+import json
+from statistics import mean, median
+
+import pytest
+import torch
+
+from bench.measure.step_parts import HostClock
+from bench.measure.wire import Messages
+from bench.train.probes import CollectiveSweep, Size, Sweep, Swept, hidden_fraction, message_sizes
+from bench.train.step_probes import BucketSpan, union_s
+from tests.train.conftest import QUICK, srun_env, torchrun_env
+
+MIB = 2**20
+PROBES = {"epochs": 1, "probe_steps": 3, "sweep_time": 5}
+
+
+@pytest.fixture(scope="module")
+def probed(server, tmp_path_factory):
+    """Two ranks of an mlp with several buckets."""
+    folder = tmp_path_factory.mktemp("probed run")
+    model = {"parameters": 400_000, "bucket_cap_mb": 0.4, "val_steps": 0}
+    probes = {"probe_steps": 4, "sweep_time": 10, "sweep_max_mb": 1}
+    options = QUICK | model | probes | {"steps_per_epoch": 4}
+    return server.train(folder, torchrun_env(2), **options).finish().succeeded()
+
+
+def content_of(finished) -> dict:
+    return json.loads((finished.folder / "probes.json").read_text(encoding="utf-8"))
+
+
+def test_probes_json_has_the_documented_keys(probed):
+    content = content_of(probed)
+    assert list(content) == [
+        *("schema", "world_size", "backend", "seconds", "bucket_bytes", "steps"),
+        *("all_reduce", "reasons", "standalone_s", "hidden_fraction"),
+    ]
+    assert (content["schema"], content["world_size"], content["backend"]) == (1, 2, "gloo")
+    assert content["reasons"] == {"steps": None, "all_reduce": None}
+    assert content["seconds"]["all"] > 0
+
+
+def test_the_timed_buckets_are_those_that_ddp_says_it_has(probed):
+    content = content_of(probed)
+    buckets = content["bucket_bytes"]
+    assert sum(buckets) == probed.env["gradient_bytes"]
+    assert len(buckets) > 2
+    steps = content["steps"]["timed_buckets_rank_0"]
+    assert len(steps) == 4
+    for step, union in zip(steps, content["steps"]["timed_union_s"][0], strict=True):
+        assert [size for _, size, _, _ in sorted(step)] == buckets
+        spans = [BucketSpan(*span) for span in step]
+        assert all(0 < span.begin_s < span.end_s for span in spans)
+        assert union_s(spans) == pytest.approx(union)
+        assert union <= sum(span.end_s - span.begin_s for span in spans) + 1e-12
+
+
+def test_total_communication_stands_in_every_row_of_the_metrics(probed):
+    per_rank = content_of(probed)["steps"]["comm_time_s"]
+    for row in probed.table("metrics"):
+        assert float(row["comm_time_sec"]) == pytest.approx(sum(per_rank) / 2, rel=1e-9)
+
+
+def test_the_sweep_times_powers_of_four_and_the_buckets(probed):
+    content = content_of(probed)
+    sizes = content["all_reduce"]["sizes"]
+    buckets = set(content["bucket_bytes"])
+    assert {size["bytes"] for size in sizes} == buckets | {4096 * 4**k for k in range(5)}
+    assert {size["bytes"] for size in sizes if size["buckets"]} == buckets
+    for size in sizes:
+        slowest = [max(ranks) for ranks in size["times_s"]]
+        assert size["time_s"] == pytest.approx(median(slowest))
+        assert len(slowest) >= 3
+        assert size["algbw_bytes_per_s"] == pytest.approx(size["bytes"] / size["time_s"])
+        assert size["busbw_bytes_per_s"] == pytest.approx(size["algbw_bytes_per_s"])  # 2(N − 1)/N is 1
+    alone = {size["bytes"]: size["time_s"] for size in sizes}
+    assert content["standalone_s"] == pytest.approx(sum(alone[size] for size in content["bucket_bytes"]))
+    # Of the last epoch, without the time of waiting for a later rank.
+    last = [row for row in probed.table("ranks") if row["epoch"] == "2"]
+    exposed, wait = (
+        mean(float(row[f"comm_{part}_time_sec"]) for row in last) for part in ("exposed", "wait")
+    )
+    expected = 1 - (exposed - wait) / content["standalone_s"]
+    assert content["hidden_fraction"] == pytest.approx(expected, rel=1e-6, abs=1e-6)
+
+
+def test_without_a_launcher_one_rank_has_steps_to_probe_and_nobody_to_communicate_with(run_ranks):
+    finished = run_ranks(**PROBES, environments=[{}]).succeeded()
+    (row,) = finished.table("metrics")
+    assert (finished.env["launcher"], finished.env["world_size"], row["samples"]) == ("single", 1, "40")
+    assert (float(row["load_balance"]), float(row["comm_wait_time_sec"])) == (1, 0)
+    assert float(row["comm_exposed_time_sec"]) >= 0
+    content = content_of(finished)
+    assert content["all_reduce"] is None
+    alone = "a single rank does not communicate"
+    assert content["reasons"] == {"steps": None, "all_reduce": alone}
+    assert content["steps"]["comm_time_s"][0] > 0
+    assert (content["standalone_s"], content["hidden_fraction"]) == (None, None)
+
+
+def test_accumulation_communicates_once_per_step_in_mixed_precision_with_states_of_the_optimizer(run_ranks):
+    options = {"grad_accum": 3, "probe_steps": 1, "precision": "bf16", "optimizer": "adamw"}
+    content = content_of(run_ranks(**PROBES | options).succeeded())
+    (step,) = content["steps"]["timed_buckets_rank_0"]
+    assert len(step) == len(content["bucket_bytes"])
+    assert len(content["steps"]["comm_time_s"]) == 2
+
+
+@pytest.mark.skipif(torch.__version__ < (2, 10), reason="FSDP2 does not work on CPUs with this torch")
+def test_hsdp_sweeps_within_and_across_nodes(server, tmp_path):
+    options = {"strategy": "hsdp", "optimizer": "adamw", "grad_accum": 2, "batch": 4}
+    options |= PROBES | {"sweep_time": 1.5, "sweep_max_mb": 0.02}
+    run = server.train(tmp_path, srun_env({"a": 2, "b": 2}), **QUICK | options).finish().succeeded()
+    content, whole = content_of(run), run.env["gradient_bytes"]
+    swept = {name: content[name] for name in ("all_reduce", "all_gather", "reduce_scatter")}
+    assert [one["ranks"] for one in swept.values()] == [2, 2, 2]
+    across, gathered, scattered = (
+        {size["bytes"]: size["buckets"] for size in one["sizes"] if size["buckets"]} for one in swept.values()
+    )
+    assert whole <= sum(size * count for size, count in scattered.items()) < 1.05 * whole
+    assert across == {size // 2: count for size, count in scattered.items()}
+    # Both micro-batches gather each block for forward and for backward, and the root once.
+    factors = sorted(gathered[size] / count for size, count in scattered.items())
+    assert (factors[0], *{*factors[1:]}) == (2, 4)
+    for size in swept["all_gather"]["sizes"]:
+        assert size["busbw_bytes_per_s"] == pytest.approx(size["bytes"] / 2 / size["time_s"])
+    times = [size["buckets"] * size["time_s"] for one in swept.values() for size in one["sizes"]]
+    assert content["standalone_s"] == pytest.approx(sum(times))
+
+
+def test_only_the_sweep_can_be_asked_for(run_ranks):
+    content = content_of(run_ranks(**PROBES | {"probe_steps": 0, "sweep_max_mb": 0.1}).succeeded())
+    assert content["steps"] is None
+    assert content["reasons"]["steps"] == "probe_steps is 0"
+    assert {s["bytes"] for s in content["all_reduce"]["sizes"] if not s["buckets"]} == {4096, 16384, 65536}
+
+
+def test_the_union_counts_no_moment_twice():
+    spans = [BucketSpan(1, 4, 2.0, 5.0), BucketSpan(0, 4, 1.0, 3.0), BucketSpan(2, 4, 7.0, 8.0)]
+    assert union_s(spans) == pytest.approx(5.0)
+    assert union_s([*spans, BucketSpan(3, 4, 0.0, 9.0)]) == pytest.approx(9.0)
+    assert union_s([]) == 0.0
+
+
+def test_sizes_go_as_far_as_the_gradients_within_bounds():
+    def powers(gradient_bytes: int, largest: int | None = None) -> int:
+        return message_sizes([], gradient_bytes=gradient_bytes, largest=largest)[-1].bytes
+
+    assert powers(1000) == 16 * MIB
+    assert powers(40 * MIB) == 16 * MIB
+    assert powers(64 * MIB) == powers(10**12) == 64 * MIB
+    assert powers(10**12, largest=5 * MIB) == 4 * MIB
+    sizes = message_sizes([100, 25 * MIB, 100, 64 * MIB], gradient_bytes=MIB)
+    assert [(size.bytes, size.buckets) for size in sizes] == [
+        *((100, 2), (4096, 0), (16384, 0), (65536, 0), (262144, 0), (MIB, 0), (4 * MIB, 0), (16 * MIB, 0)),
+        *((25 * MIB, 1), (64 * MIB, 1)),
+    ]
+    shared = message_sizes([12288], gradient_bytes=MIB, largest=70_000, multiple=12)
+    assert [size.bytes for size in shared] == [4104, 12288, 16392, 65544]
+    many = message_sizes(range(4, 400, 4), gradient_bytes=MIB)
+    assert sum(1 for size in many if size.buckets) == 16
+
+
+class OneRank:
+    """Collectives of one rank that pretends to be two; all that a sweep needs."""
+
+    world_size = 2
+
+    def barrier(self) -> None:
+        pass
+
+    def maxima(self, values):
+        return list(values)
+
+    def rows(self, values):
+        return [list(values), list(values)]
+
+
+class SlowSweep(CollectiveSweep):
+    """A sweep over a link of 1 MB/s that takes no time at all."""
+
+    def _time(self, payload: torch.Tensor, count: int = 1) -> float:
+        return payload.numel() * 4 / 1e6
+
+
+def slow_sweep(budget_s: float, room_bytes: float = 1e12) -> Sweep:
+    sweep = SlowSweep(
+        collectives=OneRank(), clock=HostClock(), device=torch.device("cpu"), dtype=torch.float32
+    )
+    sizes = [Size(bytes=4096 * 4**k) for k in range(7)]
+    return sweep.run(sizes, budget_s=budget_s, room_bytes=room_bytes, seed=1)
+
+
+def test_sizes_that_take_too_long_are_left_out_and_named():
+    found = slow_sweep(2.0)
+    assert [size.bytes for size in found.sizes] == [4096, 16384, 65536, 262144]
+    assert found.dropped == [
+        {"bytes": 1048576, "reason": "about 1.05 s per repeat is too long for a sweep of 2 s"},
+        {"bytes": 4194304, "reason": "about 4.19 s per repeat is too long for a sweep of 2 s"},
+        {"bytes": 16777216, "reason": "about 16.8 s per repeat is too long for a sweep of 2 s"},
+    ]
+    assert found.time_s(3) == pytest.approx(0.262144)
+
+
+def test_messages_for_which_there_is_no_memory_are_left_out_and_named():
+    found = slow_sweep(1e3, room_bytes=5 * MIB)
+    assert found.sizes[-1].bytes == 4 * MIB
+    assert found.dropped == [{"bytes": 16 * MIB, "reason": "not enough memory"}]
+
+
+def test_the_hidden_fraction_needs_the_times_of_all_buckets():
+    sweep = Sweep(2, "float32", [Size(8, buckets=2)], [[[0.5, 1.0], [0.25, 2.0], [1.0, 1.0]]])
+
+    def found(*sizes: list[int], last: Sweep | None = sweep, transfer_s: float | None = 0.5) -> tuple:
+        sweeps = [*[sweep] * (len(sizes) - 1), last]
+        swept = [Swept(Messages("", one), times) for one, times in zip(sizes, sweeps, strict=True)]
+        return tuple(hidden_fraction(swept, transfer_s).values())
+
+    assert found([8, 8]) == (2.0, 0.75)
+    assert found([8], transfer_s=None) == (1.0, None)
+    assert found([8, 8], [8, 8], [], last=None) == (4.0, 0.875), "the last collective is not used"
+    unknown = [found([8, 4]), found([8, 8], [8, 4]), found([8], [8], last=None), found([])]
+    assert unknown == [(None, None)] * 4
