@@ -33,11 +33,12 @@ check: setup-tests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy --python-version 3.10 --package ddp_scaling_bench  # what runs in a job
 	$(BIN)/python -m pytest -q tests/project
 
-# Ratios of interleaved rounds; use a quiet machine. docs/benchmarks.md explains them.
+# Interleaved rounds; use a quiet machine. docs/benchmarks.md explains them.
 benchmark: setup-tests
-	failed=0; for name in plan overhead recorder report submit status; do \
+	failed=0; for name in plan recorder report submit status; do \
 	  echo "== $$name"; $(BIN)/python benchmarks/$$name.py || failed=1; done; exit $$failed
 
 # Everything that needs a GPU, with the given Python as it is: no virtual environment, no network. Writes gpu.json and

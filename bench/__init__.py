@@ -1,5 +1,5 @@
 """Plan, run and diagnose scaling studies of PyTorch (DDP, FSDP, HSDP) on Slurm clusters."""
 
-from .version import __version__
+from ddp_scaling_bench.version import __version__
 
 __all__ = ["__version__"]

@@ -1,37 +1,6 @@
-"""The command line's entry point: `bench`, `python -m ddp_scaling_bench` or `python -m bench`."""
+"""`python -m bench`, which is the same program as `python -m ddp_scaling_bench`."""
 
-import sys
-
-from .start import leave_out_working_folder
-
-
-def main() -> None:
-    """Run the command line; show no traceback if Ctrl-C is pressed during the imports."""
-    try:
-        leave_out_working_folder()  # before any import that a file of this folder could replace
-        for package in ("bench", "analysis"):
-            _import_own(package)
-        from bench.cli import main as run
-
-        run()
-    except KeyboardInterrupt:
-        sys.exit(130)
-
-
-def _import_own(name: str) -> None:
-    """Import a package of this installation, even if the import path finds another one of this name first."""
-    import importlib.util
-    from pathlib import Path
-
-    init = Path(__file__).resolve().parent.parent / name / "__init__.py"
-    if name in sys.modules and sys.modules[name].__file__ == str(init):
-        return
-    spec = importlib.util.spec_from_file_location(name, init, submodule_search_locations=[str(init.parent)])
-    assert spec is not None
-    assert spec.loader is not None
-    package = sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(package)
-
+from ddp_scaling_bench.__main__ import main
 
 if __name__ == "__main__":
     main()

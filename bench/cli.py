@@ -12,7 +12,10 @@ from typing import Any
 
 import typer
 
-from . import __version__
+from ddp_scaling_bench.errors import BenchError, inaccessible
+from ddp_scaling_bench.text import printable
+from ddp_scaling_bench.version import __version__
+
 from .commands.advise import advise_command
 from .commands.cancel import cancel_command
 from .commands.compare import compare_command
@@ -29,8 +32,7 @@ from .commands.schema import schema_command
 from .commands.status import status_command
 from .commands.submit import submit_command
 from .commands.verify import verify_command
-from .errors import BenchError, inaccessible
-from .terminal import OutputError, discard_output, open_streams, printable
+from .terminal import OutputError, discard_output, open_streams
 
 #: The commands in the order of `bench --help`.
 COMMANDS: dict[str, Callable[..., int]] = {

@@ -13,8 +13,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from . import __version__
-from .errors import BenchError, unwritable
+from ddp_scaling_bench.errors import BenchError, unwritable
+from ddp_scaling_bench.files import owner_readable, owner_writable, write_atomically
+from ddp_scaling_bench.units import count, human_duration, join_names
+from ddp_scaling_bench.variables import is_shown
+from ddp_scaling_bench.version import __version__
+
 from .matrix.cell import Cell, Run, value_text
 from .matrix.checks import idle_gpus, plan_warnings
 from .matrix.document import Document
@@ -23,11 +27,8 @@ from .matrix.load import load_matrix
 from .matrix.schema import Matrix
 from .matrix.warnings import PlanWarning
 from .render import Renderer, gpu_option
-from .study.files import owner_readable, owner_writable, write_atomically
 from .study.layout import StudyFolder
 from .study.plan_json import find_plan, place_of, write_plan_json
-from .units import count, human_duration, join_names
-from .variables import is_shown
 
 
 @dataclass(frozen=True)

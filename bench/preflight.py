@@ -1,6 +1,6 @@
 """`bench preflight`: plan a study of one run that measures nodes, and judge its measurements.
 
-The run's command is :mod:`bench.train.nodecheck`. A rate is compared with the median of all nodes.
+The run's command is :mod:`train.nodecheck`. A rate is compared with the median of all nodes.
 Disturbances only lower a rate, so the better one of its two measurements counts. With an even number of
 nodes, the median is the higher of the two middle values, because a fault only makes a node slower.
 
@@ -19,10 +19,11 @@ from pathlib import Path
 from statistics import median_high
 from typing import Any
 
-from .errors import BenchError
+from ddp_scaling_bench.errors import BenchError
+
 from .plan import Plan, make_plan
 
-#: The file of the measurements in the run's folder; its columns: ``bench.train.nodecheck.COLUMNS``.
+#: The file of the measurements in the run's folder; its columns: ``train.nodecheck.COLUMNS``.
 ROWS = "nodecheck.csv"
 #: Time limit of the run.
 TIME_LIMIT = "10m"

@@ -14,12 +14,13 @@ from typing import Any
 
 import jinja2
 
+from ddp_scaling_bench.cell_json import CellFile
+from ddp_scaling_bench.units import slurm_time
+
 from .matrix.cell import Cell
 from .matrix.schema import Cluster, Container, Matrix
 from .matrix.workload import command_values, options_in_file, quote, shell_word, task_words
 from .shipped import shipped
-from .study.cell_json import CellFile
-from .units import slurm_time
 
 
 class Renderer:

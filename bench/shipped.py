@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from .errors import missing_file
+from ddp_scaling_bench.errors import missing_file
 
 _PACKAGE = Path(__file__).resolve().parent
 

@@ -40,9 +40,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from analysis.causes.cells import CauseRow
 from analysis.causes.table import named, study_causes
 from analysis.data.load import load_study
-from bench.finding import messages
 from bench.plan import make_plan, write_plan
 from bench.study.findings import ForeignCpu
+from ddp_scaling_bench.finding import messages
 
 if TYPE_CHECKING:
     from tests.cluster.bed import Cluster

@@ -58,7 +58,7 @@ class Part:
 
 
 #: A GPU that is busy all the time: a step of about 10 ms on an H100.
-_OVERHEAD = ("--device", "cuda", "--parameters", "64M", "--batch", "1024", "--pairs", "40", "--steps", "30")
+_OVERHEAD = ("--device", "cuda", "--width", "8192", "--batch", "1024", "--rounds", "12", "--steps", "20")
 MACHINE = Part("machine", "machine", 30)
 #: Time that a part leaves unused goes to the next ones, so the longest and least certain part is the last.
 PARTS = (
@@ -67,9 +67,9 @@ PARTS = (
     Part("ranks", "two NCCL ranks on one GPU", 90),
     Part(
         "overhead",
-        "overhead of the harness",
+        "overhead of the recorder",
         50,
-        (sys.executable, str(Path(__file__).with_name("overhead.py")), *_OVERHEAD, "--json", "{file}"),
+        (sys.executable, str(Path(__file__).with_name("recorder.py")), *_OVERHEAD, "--json", "{file}"),
     ),
     Part("study", "study with conditions", 70),
     Part("tests", "tests", 120),
@@ -245,10 +245,13 @@ def rate_text(value: float | str) -> str:
 
 
 def overhead_words(values: Mapping[str, Any]) -> list[str]:
-    """Return the result of the part ``overhead`` as a text: the ratio of step times with its interval."""
-    interval = f"{values['ratio_low']:.4f} to {values['ratio_high']:.4f}"
-    step = f"step of {values['hand_written_step_s'] * 1e3:.2f} ms, {values['pairs']} pairs"
-    return [f"harness / hand-written loop {values['ratio']:.4f} (95 % interval {interval}; {step})"]
+    """Return the results of the part ``overhead`` as texts: the time that the recorder adds to a step."""
+    words = []
+    for cost in values["costs"]:
+        interval = f"95 % interval {cost['low_us']:.0f} to {cost['high_us']:.0f}"
+        step = f"step of {cost['step_s'] * 1e3:.2f} ms, {values['rounds']} rounds"
+        words.append(f"{cost['name']}: {cost['cost_us']:.0f} us ({interval}; {step})")
+    return words
 
 
 def study_words(values: Mapping[str, Any]) -> list[str]:

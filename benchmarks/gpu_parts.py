@@ -134,8 +134,8 @@ def machine(write: Write, folder: Path) -> None:
         return
     import torch
 
-    from bench.measure.environment import nccl_version
-    from bench.measure.nvml import open_gpu
+    from ddp_scaling_bench.measure.environment import nccl_version
+    from ddp_scaling_bench.measure.nvml import open_gpu
 
     gpu = open_gpu(0)
     write(

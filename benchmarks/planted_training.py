@@ -29,7 +29,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from bench.record import Recorder
+from ddp_scaling_bench.record import Recorder
 
 #: Seconds of forward and backward of a rank, and steps of the training (more than the recorder needs).
 FORWARD_S, BACKWARD_S = 0.02, 0.03

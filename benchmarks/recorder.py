@@ -1,186 +1,185 @@
-"""Measure the overhead of the recorder in a user's training loop.
+"""Measure the time that the recorder adds to a step of a training loop, in its throughput window.
 
-The script trains one model in gloo ranks with one thread each. A round consists of four blocks of steps in
-random order: the loop without the recorder ("bare") twice, the loop with the recorder in its throughput
-window, and the loop with the hooks of the attribution window. Each block is compared with the bare blocks of
-its round. The result is the trimmed mean of the ratios over all rounds with its 95 % interval.
+Blocks of steps alternate in random order: the bare loop twice, and the loop with the recorder. Each round has
+these three blocks with and without gradient accumulation. The result is the median difference to the bare
+blocks of the same round, per step, with its 95 % interval. The difference of the bare blocks is the control.
 
-    python benchmarks/recorder.py [--ranks 2] [--width 1024] [--rounds 200] [--steps 5]
+    python benchmarks/recorder.py [--device cpu|cuda] [--width 1024] [--batch 32] [--rounds 300] [--steps 2]
+                                  [--json FILE]
 
-The script exits with 1 if the whole interval is above 1 %.
+One rank trains in DDP, because the recorder exchanges nothing between ranks within a window. Both loops sum
+the loss. On a CPU, blocks are measured in CPU time, which other processes disturb less. Only the time of an
+empty step contains waits. On a GPU, choose a size for which the GPU is always busy, such as ``--width 8192
+--batch 1024``.
+
+The script exits with 1 if a whole interval is above 0.1 ms.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import io
-import math
-import os
+import json
 import random
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from paired import in_ranks, ratio
+from scipy import stats
 from torch import Tensor, nn
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed import HashStore  # type: ignore[attr-defined]
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from bench.measure.step_parts import clock_for
-from bench.record import Recorder
-from bench.record.attribution import Attribution
+from ddp_scaling_bench import Recorder
 
-MOST_ADDED = 0.01
+#: The recorder may add this much to a step; costs are also shown as a share of a step of ``STEP_US``.
+LIMIT_US, STEP_US = 100, 20_000
 FEATURES, CLASSES = 784, 10
-#: Samples per rank.
-BATCH = 32
-#: The blocks of a round. The difference between its two bare blocks shows the noise of the comparison.
-WAYS = ("bare", "recorded", "attributed", "bare")
+#: Micro-batches per step, by the name of the result.
+PASSES = {"one batch": 1, "four micro-batches": 4}
+BLOCKS = ("bare", "recorded", "bare again")
 
 
 class Loop:
-    """A model with its training loop in three forms: bare, with the recorder, with the attribution hooks."""
+    """A training loop that can run with and without the recorder."""
 
     def __init__(self, given: argparse.Namespace, folder: str) -> None:
-        width = given.width
+        self._device, self._batch, width = torch.device(given.device), given.batch, given.width
+        self._clock = time.process_time if given.device == "cpu" else time.perf_counter
         layers = [nn.Linear(FEATURES, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU()]
-        self._model = DistributedDataParallel(nn.Sequential(*layers, nn.Linear(width, CLASSES)))
+        self._model = DistributedDataParallel(
+            nn.Sequential(*layers, nn.Linear(width, CLASSES)).to(self._device)
+        )
         self._optimizer = torch.optim.SGD(self._model.parameters(), lr=0.01, momentum=0.9)
+        self._loss_sum = torch.zeros((), device=self._device)
         # One endless window: its start and end are outside of all blocks.
-        self._recorder = Recorder(
+        self.recorder = Recorder(
             self._model, run_dir=folder, warmup_steps=10, steps_per_epoch=10**7, attribution_steps=0
         )
-        self._attribution = Attribution(self._model, clock_for(torch.device("cpu")), world_size=given.ranks)
 
-    def _batches(self, steps: int) -> Iterator[tuple[Tensor, Tensor]]:
-        for _ in range(steps):
-            yield torch.randn(BATCH, FEATURES), torch.randint(CLASSES, (BATCH,))
+    def seconds(self, block: str, steps: int, passes: int) -> float:
+        """Run a block of steps and return its duration; a step has ``passes`` micro-batches."""
+        run = self._recorded if block == "recorded" else self._bare
+        self._synchronize()
+        began = self._clock()
+        run(self._batches(steps * passes, self._batch // passes), passes)
+        self._synchronize()
+        return self._clock() - began
 
-    def _train(self, points: Tensor, labels: Tensor) -> None:
+    def _bare(self, batches: Iterable[tuple[Tensor, Tensor]], passes: int) -> None:
+        for number, batch in enumerate(batches, start=1):
+            self._loss_sum += self._train(*batch, update=number % passes == 0).detach()
+
+    def _recorded(self, batches: Iterable[tuple[Tensor, Tensor]], passes: int) -> None:
+        for number, batch in enumerate(self.recorder.batches(batches), start=1):
+            update = number % passes == 0
+            with self.recorder.step(update=update):
+                self.recorder.loss(self._train(*batch, update=update))
+
+    def _batches(self, number: int, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+        for _ in range(number):
+            points = torch.randn(size, FEATURES, device=self._device)
+            yield points, torch.randint(CLASSES, (size,), device=self._device)
+
+    def _train(self, points: Tensor, labels: Tensor, *, update: bool) -> Tensor:
         loss = cross_entropy(self._model(points), labels)
-        self._optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
-        self._optimizer.step()
+        if update:
+            self._optimizer.step()
+            self._optimizer.zero_grad()
+        return loss
 
-    def bare(self, steps: int) -> float:
-        """Run some steps of the loop without the recorder; return the time in seconds."""
+    def _synchronize(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
 
-        def loop() -> None:
-            for batch in self._batches(steps):
-                self._train(*batch)
 
-        return self._timed(loop)
+def measure(loop: Loop, rounds: int, steps: int) -> dict[tuple[str, str], list[float]]:
+    """Return the times of a step (s) in the blocks of all rounds, by the name of the passes and the block."""
+    found: dict[tuple[str, str], list[float]] = {(name, block): [] for name in PASSES for block in BLOCKS}
+    for name, block in found:
+        loop.seconds(block, 15, PASSES[name])
+    orders = random.Random(0)
+    for _ in range(rounds):
+        for name, block in orders.sample([*found], len(found)):
+            found[name, block].append(loop.seconds(block, steps, PASSES[name]) / steps)
+    return found
 
-    def recorded(self, steps: int) -> float:
-        """Run some steps with the recorder; return the time in seconds."""
 
-        def loop() -> None:
-            for batch in self._recorder.batches(self._batches(steps)):
-                with self._recorder.step():
-                    self._train(*batch)
+def median_us(differences_s: Sequence[float]) -> tuple[float, float, float]:
+    """Return the median of differences in microseconds and the bounds of its 95 % interval."""
+    ordered = sorted(seconds * 1e6 for seconds in differences_s)
+    # The distribution-free interval between two order statistics.
+    place = max(1, int(stats.binom.ppf(0.025, len(ordered), 0.5)))
+    return statistics.median(ordered), ordered[place - 1], ordered[-place]
 
-        return self._timed(loop)
 
-    def attributed(self, steps: int) -> float:
-        """Run some steps with the hooks of the attribution window; return the time in seconds."""
+def results(found: dict[tuple[str, str], list[float]]) -> Iterator[dict[str, Any]]:
+    """Yield the time of a step, the recorder's cost and the control, with and without accumulation."""
+    for name in PASSES:
+        first, recorded, again = (found[name, block] for block in BLOCKS)
+        rounds = list(zip(first, recorded, again, strict=True))
+        cost_us, low_us, high_us = median_us([with_it - (a + b) / 2 for a, with_it, b in rounds])
+        control = median_us([b - a for a, _, b in rounds])
+        result = {"name": name, "step_s": statistics.median(first), "control_us": control}
+        yield {**result, "cost_us": cost_us, "low_us": low_us, "high_us": high_us}
 
-        def loop() -> None:
-            for batch in self._batches(steps):
-                self._attribution.start()
-                self._train(*batch)
-                self._attribution.stop()
 
-        self._attribution.attach()
-        seconds = self._timed(loop)
-        self._attribution.detach()
-        return seconds
-
-    @staticmethod
-    def _timed(run: Callable[[], object]) -> float:
-        dist.barrier()
+def empty_step_us(recorder: Recorder) -> float:
+    """Return the microseconds that the recorder takes for a step without any work (minimum of 200 trials)."""
+    batches, least_s = [(torch.zeros(1, 1),)] * 100, float("inf")
+    for _ in range(200):
         began = time.perf_counter()
-        run()
-        return time.perf_counter() - began
-
-
-def measure(rank: int, port: int, *, given: argparse.Namespace, folder: str) -> list[list[float]]:
-    """Run all rounds as one of the ranks; return the seconds of each round's blocks, as ordered in ``WAYS``.
-
-    The seconds are those of the slowest rank.
-    """
-    torch.set_num_threads(1)
-    store = TCPStore("127.0.0.1", port, given.ranks, is_master=rank == 0)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=given.ranks)
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(given.ranks)}
-    loop = Loop(given, folder)
-    for way in WAYS:
-        getattr(loop, way)(15)
-    rounds, orders = [], random.Random(0)
-    for _ in range(given.rounds):
-        order = orders.sample(range(len(WAYS)), len(WAYS))  # the same on all ranks
-        own = {place: getattr(loop, WAYS[place])(given.steps) for place in order}
-        seconds = torch.tensor([own[place] for place in range(len(WAYS))], dtype=torch.float64)
-        dist.all_reduce(seconds, op=dist.ReduceOp.MAX)
-        rounds.append(seconds.tolist())
-    dist.barrier()
-    return rounds
-
-
-def empty_step_us() -> float:
-    """Return the microseconds that the recorder adds to a step without any work (minimum of 200 trials)."""
-    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
-        recorder = Recorder(run_dir=folder, warmup_steps=10, steps_per_epoch=10**7, attribution_steps=0)
-        least = math.inf
-        batch = (torch.zeros(1, 1),)
-        for _ in range(200):
-            began = time.perf_counter()
-            for _ in recorder.batches([batch] * 100):
-                with recorder.step():
-                    pass
-            least = min(least, (time.perf_counter() - began) / 100)
-        recorder.close()
-    return least * 1e6
+        for _ in recorder.batches(batches):
+            with recorder.step():
+                pass
+        least_s = min(least_s, (time.perf_counter() - began) / len(batches))
+    return least_s * 1e6
 
 
 def main() -> int:
-    """Print the ratios with their intervals; return 1 if the whole interval is above 1 %."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--ranks",
-        type=int,
-        default=2,
-        help="number of ranks; a single rank has less noise, because it waits for no other rank",
-    )
-    parser.add_argument(
-        "--width", type=int, default=1024, help="width of the layers; with 256, steps are short"
-    )
-    parser.add_argument("--rounds", type=int, default=200, help="number of rounds")
-    parser.add_argument("--steps", type=int, default=5, help="steps per block")
+    """Print the recorder's cost; return 1 if a whole interval is above the limit."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="device of the training")
+    parser.add_argument("--width", type=int, default=1024, help="width of the layers")
+    parser.add_argument("--batch", type=int, default=32, help="samples per step")
+    parser.add_argument("--rounds", type=int, default=300, help="number of rounds")
+    parser.add_argument("--steps", type=int, default=2, help="steps per block")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result to this file")
     given = parser.parse_args()
+    torch.set_num_threads(1)
+    backend = "nccl" if given.device == "cuda" else "gloo"
+    dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
     with tempfile.TemporaryDirectory() as folder:
-        rounds = in_ranks(partial(measure, given=given, folder=folder), ranks=given.ranks)
-    bare, recorded, attributed, again = zip(*rounds, strict=True)
-    bare_ms = statistics.median(bare) / given.steps * 1e3
-    print(f"ranks: {given.ranks}; {given.rounds} rounds of {given.steps} steps, {bare_ms:.3f} ms each")
-    both = [math.sqrt(first * second) for first, second in zip(bare, again, strict=True)]
-    found = ratio(zip(both, recorded, strict=True))
-    print(f"ratio recorder / bare loop: {found}")
-    print(f"ratio bare loop / bare loop: {ratio(zip(bare, again, strict=True))}")
-    print(f"ratio attribution window / bare loop: {ratio(zip(both, attributed, strict=True))}")
-    print(f"time of the recorder in an empty step: {empty_step_us():.1f} us")
-    return 1 if found.adds_more_than(MOST_ADDED, who="the recorder") else 0
+        loop = Loop(given, folder)
+        costs = list(results(measure(loop, given.rounds, given.steps)))
+        empty_us = empty_step_us(loop.recorder)
+        loop.recorder.close()
+    dist.destroy_process_group()
+    for cost in costs:
+        low, high, control = cost["low_us"], cost["high_us"], cost["control_us"]
+        print(f"{cost['name']}, step of {cost['step_s'] * 1e3:.2f} ms, {given.rounds} rounds:")
+        print(
+            f"  the recorder adds {cost['cost_us']:.1f} us (95 % interval {low:.1f} to {high:.1f}), "
+            f"{cost['cost_us'] / STEP_US:.2%} of a step of {STEP_US / 1e3:g} ms"
+        )
+        print(f"  control (bare loop): {control[0]:.1f} us ({control[1]:.1f} to {control[2]:.1f})")
+    print(f"time of the recorder in an empty step: {empty_us:.1f} us")
+    if given.json is not None:
+        content = {"costs": costs, "empty_step_us": empty_us, "limit_us": LIMIT_US, "rounds": given.rounds}
+        given.json.write_text(json.dumps(content))
+    if any(cost["low_us"] > LIMIT_US for cost in costs):
+        print(f"the recorder adds more than {LIMIT_US} us to a step")
+        return 1
+    return 0
 
 
 if __name__ == "__main__":

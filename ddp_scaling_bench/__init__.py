@@ -1,22 +1,18 @@
 """Measure your own training: ``from ddp_scaling_bench import Recorder``.
 
-This package has no modules of its own. Its modules are the files of the folder ``bench``, loaded under
-names that begin with ``ddp_scaling_bench``. A repository with a ``bench.py`` or ``bench/`` of its own can
-therefore use both. For the same reason, jobs start the programs of bench under this name, and all imports
-within ``bench`` are relative.
+This package is what runs in a job: the recorder, its instruments and the built-in training. It needs the
+standard library and torch only, and nothing of ``bench``, which plans, submits and analyses. It can be
+imported beside any file or package of the user that is named ``bench``.
 """
-
-import os
 
 TYPE_CHECKING = False  # this module imports nothing that a file beside the user's script could replace
 if TYPE_CHECKING:
     from typing import Any
 
-    from bench.record import Recorder, RecorderError
-    from bench.record.lightning import BenchCallback as LightningCallback
-    from bench.record.transformers import BenchCallback as TransformersCallback
-
-__path__ = [os.path.join(os.path.dirname(os.path.dirname(os.path.realpath(__file__))), "bench")]  # noqa: PTH118, PTH120
+    from .record import Recorder, RecorderError
+    from .record.lightning import BenchCallback as LightningCallback
+    from .record.transformers import BenchCallback as TransformersCallback
+    from .version import __version__
 
 __all__ = ["LightningCallback", "Recorder", "RecorderError", "TransformersCallback", "__version__"]
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from bench.study.checksums import write_sums
-from bench.study.layout import RunFolder
-from bench.train.options import TrainOptions
+from ddp_scaling_bench.checksums import write_sums
+from ddp_scaling_bench.run_folder import RunFolder
+from ddp_scaling_bench.train.options import TrainOptions
 
 
 def raised(kind: type[Exception], call: Callable[..., object], *arguments: Any, **options: Any) -> str:

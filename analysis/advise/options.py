@@ -33,8 +33,8 @@ from analysis.stats.estimate import (
 )
 from analysis.stats.measured import Frames, measure
 from analysis.text import clean, one_line
-from bench.finding import Finding
-from bench.units import known
+from ddp_scaling_bench.finding import Finding
+from ddp_scaling_bench.units import known
 
 #: Study, number of nodes and ranks per node. Jobs with the same layout have the same queue wait.
 Layout = tuple[str, int, str]

@@ -8,7 +8,7 @@ from analysis.advise.options import Advice, Option
 from analysis.data.names import devices, layout
 from analysis.stats.estimate import MIN_RUNS, MOST_RUNS
 from analysis.text import heading
-from bench.units import MISSING, count, known, listed, number, whole
+from ddp_scaling_bench.units import MISSING, count, known, listed, number, whole
 
 HEADINGS = (
     *("study", "nodes", "ranks", "batch", "setting", "epoch", "wait", "training", "total", "hours"),

@@ -21,8 +21,8 @@ from analysis.causes.catalogue import RESTS, described
 from analysis.causes.claims import RunEvidence, claims_of
 from analysis.causes.divide import COMPUTING, LEAST_SHARE, Claim, Division, Key, Parts, divide
 from analysis.stats.estimate import LEVEL, MIN_RUNS
-from bench.finding import Finding
-from bench.units import known
+from ddp_scaling_bench.finding import Finding
+from ddp_scaling_bench.units import known
 
 #: Without an interval, computation is longer than at the baseline from this fraction of the step.
 _LEAST_LONGER = 0.1

@@ -22,10 +22,10 @@ from analysis.causes.evidence import (
 )
 from analysis.checks.slow_ranks import Straggler
 from analysis.stats.columns import part_title
-from bench.finding import Finding
 from bench.study.findings import Disturbance, ForeignJob, StudyRun, by_reason
-from bench.study.run_json import SlowCall
-from bench.units import clauses, count, seconds, short_name, short_percent
+from ddp_scaling_bench.finding import Finding
+from ddp_scaling_bench.records import SlowCall
+from ddp_scaling_bench.units import clauses, count, seconds, short_name, short_percent
 
 #: Data loading is a cause if it takes at least this fraction of the step.
 MUCH_LOADING = 0.08

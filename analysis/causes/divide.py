@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from analysis.causes.catalogue import NOT_EXPLAINED, OTHER
 from analysis.stats.columns import PARTS
-from bench.finding import Finding
+from ddp_scaling_bench.finding import Finding
 
 #: Parts that are work. A run whose parts are unknown has the single part ``step``.
 COMPUTING = ("forward", "backward", "optimizer")

@@ -16,21 +16,16 @@ import numpy as np
 
 from analysis.data.environment import crowds, positive
 from analysis.text import one_line
-from bench.finding import Finding
-from bench.matrix.strategies import STRATEGIES
-from bench.study.conditions import (
-    Window,
-    cores_in_use,
-    host_of_rank,
-    objects,
-    read_windows,
-)
-from bench.study.files import read_json
+from bench.study.conditions import Window, cores_in_use, host_of_rank, objects, read_windows
 from bench.study.findings import Disturbance, ForeignCpu
-from bench.study.layout import RunFolder
 from bench.study.reasons import LogCause
-from bench.study.run_json import SampledStep, SlowCall, read_sampled_step
-from bench.units import count, short_name, short_percent
+from bench.study.run_json import read_sampled_step
+from ddp_scaling_bench.files import read_json
+from ddp_scaling_bench.finding import Finding
+from ddp_scaling_bench.known_strategies import STRATEGIES
+from ddp_scaling_bench.records import SampledStep, SlowCall
+from ddp_scaling_bench.run_folder import RunFolder
+from ddp_scaling_bench.units import count, short_name, short_percent
 
 #: Prefixes of calls of torch.distributed in the user's code, which communicate in addition to DDP, and the
 #: beginnings of the names of its functions that do not communicate.

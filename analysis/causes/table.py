@@ -24,8 +24,8 @@ from analysis.stats.columns import PARTS, RunRow, ScalingRow, grouped, part_titl
 from analysis.stats.decompose import USEFUL_PARTS, mean
 from analysis.stats.measured import Frames, measure, ranks_sample
 from analysis.text import heading
-from bench.finding import Finding
-from bench.units import clauses, count, known, short_percent
+from ddp_scaling_bench.finding import Finding
+from ddp_scaling_bench.units import clauses, count, known, short_percent
 
 #: If the other parts of computation exceed the typical ones by less than this fraction of the largest excess,
 #: the excess is in one part only.

@@ -13,8 +13,17 @@ from dataclasses import dataclass
 from analysis.stats.columns import ScalingRow, by_series, distinct, grouped
 from analysis.stats.estimate import MIN_RUNS
 from analysis.stats.measured import Frames
-from bench.finding import Finding, Severity
-from bench.units import count, fraction, join_names, known, listed, names, short_name, short_percent
+from ddp_scaling_bench.finding import Finding, Severity
+from ddp_scaling_bench.units import (
+    count,
+    fraction,
+    join_names,
+    known,
+    listed,
+    names,
+    short_name,
+    short_percent,
+)
 
 #: Without intervals, an efficiency must exceed 1, or the efficiency of the previous size, by this much.
 MARGIN = 0.05

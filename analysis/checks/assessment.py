@@ -39,9 +39,9 @@ from analysis.data.load import Study
 from analysis.stats.columns import ScalingRow
 from analysis.stats.measured import Frames, measure, ranks_sample
 from analysis.text import clean
-from bench.finding import Finding
 from bench.study.conditions import objects
-from bench.units import known
+from ddp_scaling_bench.finding import Finding
+from ddp_scaling_bench.units import known
 
 #: The checks, each with the classes of its findings. A check is possible for a cell if its files contain the
 #: values that the check compares.

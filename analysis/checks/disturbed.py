@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from analysis.stats.columns import RunRow, distinct, grouped
 from analysis.stats.measured import common_reasons
-from bench.finding import Finding, Severity, messages
 from bench.study.findings import Disturbance, StudyRun, by_reason
-from bench.units import count, listed, short_name
+from ddp_scaling_bench.finding import Finding, Severity, messages
+from ddp_scaling_bench.units import count, listed, short_name
 
 
 class CommonCondition(Finding, kind="common-condition"):

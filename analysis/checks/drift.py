@@ -16,8 +16,8 @@ from analysis.stats.columns import RunRow, ScalingRow, grouped
 from analysis.stats.decompose import mean
 from analysis.stats.estimate import LEVEL, MIN_RUNS
 from analysis.stats.scaling import GUIDE, is_wide
-from bench.finding import Finding
-from bench.units import listed, short_name, signed_percent
+from ddp_scaling_bench.finding import Finding
+from ddp_scaling_bench.units import listed, short_name, signed_percent
 
 #: Significance level of a drift, and its minimum relative change over the study.
 DRIFT_LEVEL = 0.01

@@ -28,9 +28,9 @@ import numpy as np
 from analysis.data.load import Study
 from analysis.stats.columns import grouped
 from analysis.stats.estimate import MIN_RUNS, Floats, log_moments, mean_interval
-from bench.study.files import read_json
-from bench.study.layout import RunFolder
-from bench.units import count
+from ddp_scaling_bench.files import read_json
+from ddp_scaling_bench.run_folder import RunFolder
+from ddp_scaling_bench.units import count
 
 #: Messages of this size or more are large: they fill TCP windows, pipelines and switch buffers.
 LARGE_BYTES = 4_000_000

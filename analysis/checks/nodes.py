@@ -10,11 +10,11 @@ from typing import Any
 from analysis.data.environment import Crowd, crowds, positive
 from analysis.stats.columns import ScalingRow, distinct, grouped
 from analysis.text import one_line
-from bench.finding import Finding, Severity
-from bench.measure.findings import UnequalNodes
 from bench.study.conditions import objects
 from bench.study.found import findings_of_env
-from bench.units import clauses, count, listed, names, short_name
+from ddp_scaling_bench.finding import Finding, Severity
+from ddp_scaling_bench.measure.findings import UnequalNodes
+from ddp_scaling_bench.units import clauses, count, listed, names, short_name
 
 #: The env.json of each run, with the run's cell.
 Environments = Sequence[tuple[str, dict[str, Any]]]

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
-from pathlib import Path
+from typing import Any
 
 from analysis.checks.nodes import Environments
 from analysis.data.load import Study
 from analysis.stats.columns import RunRow, distinct
 from analysis.stats.measured import Frames
 from analysis.text import clean
-from bench.finding import Finding
 from bench.study.findings import AverageOfRun
 from bench.study.found import findings_of_env
-from bench.study.processes import started_ranks
-from bench.units import listed, names, short_name
+from ddp_scaling_bench.finding import Finding
+from ddp_scaling_bench.units import listed, names, short_name
 
 
 class WholeRunAverages(Finding, kind="average-of-run"):
@@ -50,9 +49,8 @@ class RanksNotCounted(Finding, kind="ranks-not-counted"):
 
     def _message(self) -> str:
         return (
-            f"It is not known how many ranks the commands of {names(self.subject)} started, because not all "
-            "processes with RANK and WORLD_SIZE were seen. If a command contains a launcher, its rate is "
-            "that of separate trainings."
+            f"It is not known how many ranks the commands of {names(self.subject)} started, because only the "
+            "recorder counts them. If a command contains a launcher, its rate is that of separate trainings."
         )
 
 
@@ -90,14 +88,15 @@ def averages(study: Study, runs: Iterable[RunRow], envs: Environments) -> Iterat
     yield WholeRunAverages(subject=distinct(cells), reported=reported, most=most if most > 1 else None)
 
 
-def uncounted_ranks(study: Study, runs: Iterable[RunRow]) -> Iterator[Finding]:
-    """Yield the cells whose command started an unknown number of ranks."""
-    sizes = {clean(cell.cell_id): cell.world_size for cell in study.planned if cell.is_unrecorded}
+def uncounted_ranks(
+    study: Study, runs: Iterable[RunRow], envs: Mapping[str, Mapping[str, Any]]
+) -> Iterator[Finding]:
+    """Yield the cells whose command started an unknown number of ranks; ``envs`` are env.json by run."""
+    commands = {clean(cell.cell_id) for cell in study.planned if cell.is_unrecorded}
     cells = [
         run.cell_id
-        for run, attempt in zip(runs, study.attempts, strict=True)
-        if run.measured and run.cell_id in sizes and attempt
-        if started_ranks(Path(attempt), sizes[run.cell_id]).as_planned is None
+        for run in runs
+        if run.measured and run.cell_id in commands and not envs.get(run.run_id, {}).get("joined")
     ]
     if cells:
         yield RanksNotCounted(subject=distinct(cells), runs=len(cells))

@@ -10,8 +10,8 @@ from analysis.checks.slow_ranks import unequal_samples, unequal_windows
 from analysis.data.load import RankOfRun
 from analysis.stats.columns import ScalingRow, distinct, first_of_cells
 from analysis.stats.scaling import SAME_UNIT
-from bench.finding import Finding, Severity
-from bench.units import listed, names, number, seconds, short_name
+from ddp_scaling_bench.finding import Finding, Severity
+from ddp_scaling_bench.units import listed, names, number, seconds, short_name
 
 
 class UnevenSamples(Finding, kind="unequal-samples"):

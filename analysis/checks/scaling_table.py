@@ -14,8 +14,8 @@ from analysis.stats.estimate import MIN_RUNS, MOST_RUNS, runs_to_decide
 from analysis.stats.measured import Frames, OutcomeCount, count_outcomes, measure
 from analysis.stats.scaling import GUIDE, batch_per_rank, scale, with_baseline
 from analysis.text import one_line
-from bench.finding import Finding, messages
-from bench.units import count, fraction, fractions, known, listed, names
+from ddp_scaling_bench.finding import Finding, messages
+from ddp_scaling_bench.units import count, fraction, fractions, known, listed, names
 
 #: Cells whose values are not valid, each with its first error.
 Invalid = Mapping[str, Finding]

@@ -29,8 +29,17 @@ from analysis.stats.columns import RunRow, ScalingRow, distinct, first_of_cells,
 from analysis.stats.decompose import USEFUL_PARTS, mean
 from analysis.stats.estimate import MIN_RUNS
 from analysis.stats.measured import ranks_sample
-from bench.finding import Finding
-from bench.units import MISSING, clauses, count, known, listed, seconds, short_name, short_percent
+from ddp_scaling_bench.finding import Finding
+from ddp_scaling_bench.units import (
+    MISSING,
+    clauses,
+    count,
+    known,
+    listed,
+    seconds,
+    short_name,
+    short_percent,
+)
 
 #: A rank is late if its useful time exceeds the typical one by this share of the step, in every epoch. If
 #: most of the excess is outside all timers, the mean over the epochs and more than half of them are enough:

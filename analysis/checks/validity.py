@@ -26,13 +26,13 @@ from analysis.data.environment import Environment, fact_title
 from analysis.data.load import RankOfRun, Study
 from analysis.stats.columns import RunRow, ScalingRow, distinct
 from analysis.stats.measured import Frames, OutcomeCount, count_outcomes, ranks_sample
-from bench.finding import Finding, Severity
 from bench.matrix.schedulers import SCHEDULERS
-from bench.matrix.strategies import STRATEGIES
-from bench.measure.findings import NotStable
-from bench.study.checksums import find_damage
 from bench.study.found import findings_of_env
-from bench.units import clauses, count, listed, names
+from ddp_scaling_bench.checksums import find_damage
+from ddp_scaling_bench.finding import Finding, Severity
+from ddp_scaling_bench.known_strategies import STRATEGIES
+from ddp_scaling_bench.measure.findings import NotStable
+from ddp_scaling_bench.units import clauses, count, listed, names
 
 #: Facts of the environment that ``runs-differ`` leaves out, because another kind reports them.
 _OWN_KIND = frozenset({"threads_per_rank"})
@@ -161,7 +161,7 @@ def validity(
         *unequal_nodes(envs),
         *_differing(study, environment),
         *averages(study, runs, envs),
-        *uncounted_ranks(study, runs),
+        *uncounted_ranks(study, runs, environment.envs),
         *value_counts(study, frames),
         *_not_stable(envs_by_cell(study, environment, measured)),
         *drift(runs),

@@ -36,10 +36,10 @@ from analysis.stats.decompose import mean
 from analysis.stats.estimate import LEVEL, MIN_RUNS, Floats, LogRatios, bounds, log_moments, paired, unpaired
 from analysis.stats.measured import Frames, measure, outcomes_text
 from analysis.text import heading
-from bench.errors import BenchError
-from bench.finding import Finding
 from bench.study.ledger import RunState
-from bench.units import count, known, seconds, short_percent
+from ddp_scaling_bench.errors import BenchError
+from ddp_scaling_bench.finding import Finding
+from ddp_scaling_bench.units import count, known, seconds, short_percent
 
 #: A smaller relative change of the throughput is not called faster or slower.
 MINIMUM_EFFECT = 0.02

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from analysis.data.differences import NOT_SET, SIZES, WORK, Settings, settings_of
 from analysis.data.load import Study
 from analysis.text import clean
-from bench.errors import BenchError
-from bench.matrix.strategies import DEFAULT
-from bench.units import listed
+from ddp_scaling_bench.errors import BenchError
+from ddp_scaling_bench.known_strategies import DEFAULT
+from ddp_scaling_bench.units import listed
 
 #: Other names that --by and --ignore accept for a setting.
 ALIASES = {"gpus_per_node": "tasks_per_node"}

@@ -21,10 +21,10 @@ from analysis.data.names import layout
 from analysis.stats.columns import ScalingRow, columns_of, first_of_cells
 from analysis.stats.measured import Frames
 from analysis.text import clean, plain
-from bench.errors import BenchError
-from bench.finding import Finding
-from bench.matrix.strategies import DEFAULT
-from bench.units import fraction, fractions, whole
+from ddp_scaling_bench.errors import BenchError
+from ddp_scaling_bench.finding import Finding
+from ddp_scaling_bench.known_strategies import DEFAULT
+from ddp_scaling_bench.units import fraction, fractions, whole
 
 _TIMES = ("exposed", "comm_forward", "comm_backward", "comm_end")
 _BYTES = ("peak_mem_bytes", "wire_bytes", "wire_predicted")

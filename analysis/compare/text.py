@@ -9,7 +9,7 @@ from analysis.compare.comparison import ComparedCell, Comparison
 from analysis.data.names import layout
 from analysis.stats.columns import columns_of
 from analysis.text import markdown, markdown_line, plain
-from bench.units import MISSING, count, fraction, known, listed, number, short_percent, whole
+from ddp_scaling_bench.units import MISSING, count, fraction, known, listed, number, short_percent, whole
 
 HEADINGS = (
     *("cell", "ranks", "batch", "A samples/s", "B samples/s", "B/A", "95 % interval", "n"),

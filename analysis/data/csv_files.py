@@ -20,9 +20,9 @@ import pyarrow as pa
 from pyarrow import csv as arrow_csv
 
 from analysis.text import clean, one_line
-from bench.study.files import read_bytes
-from bench.study.records import R, TableRow, columns_of, missing_columns, text_columns
-from bench.units import listed
+from ddp_scaling_bench.files import read_bytes
+from ddp_scaling_bench.records import R, TableRow, columns_of, missing_columns, text_columns
+from ddp_scaling_bench.units import listed
 
 #: Arrow parses portions of about this many bytes, to limit memory. If a portion contains a value that is not
 #: a number, only the files of this portion are parsed row by row.

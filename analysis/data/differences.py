@@ -15,8 +15,8 @@ from analysis.data.environment import TRANSPORT, fact_title, facts_of_run
 from analysis.data.load import Study
 from analysis.text import clean, one_line
 from bench.matrix.cell import Cell, value_text
-from bench.units import count, listed
-from bench.variables import shown_variables
+from ddp_scaling_bench.units import count, listed
+from ddp_scaling_bench.variables import shown_variables
 
 #: Size and batch of a cell.
 SIZES = ("nodes", "tasks_per_node", "world_size", "global_batch", "per_gpu_batch")

@@ -12,11 +12,11 @@ import numpy as np
 
 from analysis.data.load import Study
 from analysis.text import one_line
-from bench.finding import Finding
-from bench.measure.findings import NotStable, SharedCores, ThreadsDiffer, UnequalNodes
 from bench.study.conditions import objects
 from bench.study.found import findings_of_env
-from bench.units import count, human_bytes, listed, whole
+from ddp_scaling_bench.finding import Finding
+from ddp_scaling_bench.measure.findings import NotStable, SharedCores, ThreadsDiffer, UnequalNodes
+from ddp_scaling_bench.units import count, human_bytes, listed, whole
 
 #: Maximum number of env.json files that are read. If more runs have started, those of a sample are read.
 MAX_READ = 500

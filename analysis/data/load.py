@@ -20,17 +20,18 @@ import pandas as pd
 
 from analysis.data.csv_files import read_csvs, rows_of
 from analysis.text import clean, one_line
-from bench.finding import Finding
 from bench.matrix.cell import Cell, Run
-from bench.study.checksums import find_damage
-from bench.study.files import read_json
 from bench.study.findings import Disturbance
-from bench.study.layout import RunFolder, StudyFolder
+from bench.study.layout import StudyFolder
 from bench.study.ledger import End, Record, RunState
 from bench.study.plan_json import PlannedStudy, open_study, planned_cells
 from bench.study.readings import Readings, readings_of
-from bench.study.records import EpochRow, RankRow, TableRow, columns_of
-from bench.units import count, listed
+from ddp_scaling_bench.checksums import find_damage
+from ddp_scaling_bench.files import read_json
+from ddp_scaling_bench.finding import Finding
+from ddp_scaling_bench.records import EpochRow, RankRow, TableRow, columns_of
+from ddp_scaling_bench.run_folder import RunFolder
+from ddp_scaling_bench.units import count, listed
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from analysis.text import clean, one_line
 from bench.matrix.cell import safe_text, value_text
 from bench.study.plan_json import planned_cells
-from bench.units import count, whole
+from ddp_scaling_bench.units import count, whole
 
 
 class Size(Protocol):

@@ -20,7 +20,7 @@ from analysis.stats.measured import outcome_of, outcome_text, outcomes_text
 from analysis.stats.scaling import GUIDE
 from analysis.text import heading, one_line
 from bench.study.ledger import RunState
-from bench.units import MISSING, count, known, listed, number, percent
+from ddp_scaling_bench.units import MISSING, count, known, listed, number, percent
 
 MAX_SERIES = 4
 #: Maximum number of sizes, and of things that went wrong, that a line names.

@@ -46,12 +46,12 @@ from analysis.report.why import WhySection
 from analysis.report.words import WORDS, mode_title
 from analysis.stats.columns import ScalingRow, by_series
 from analysis.text import clean, heading, message, one_line
-from bench.finding import Finding
 from bench.matrix.cell import Cell, labelled_commands, shown_command
 from bench.matrix.document import shown_text
 from bench.study.found import read_findings
-from bench.units import MISSING, count, interval, known, listed, number
-from bench.variables import shown_settings
+from ddp_scaling_bench.finding import Finding
+from ddp_scaling_bench.units import MISSING, count, interval, known, listed, number
+from ddp_scaling_bench.variables import shown_settings
 
 #: The serial fraction hardly changes if its intervals exclude a larger relative change.
 _FLAT = 0.5

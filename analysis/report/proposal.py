@@ -39,8 +39,8 @@ from analysis.stats.columns import (
 from analysis.stats.estimate import MIN_RUNS
 from analysis.stats.scaling import GUIDE
 from analysis.text import heading, message, one_line
-from bench.finding import Finding, messages
-from bench.units import (
+from ddp_scaling_bench.finding import Finding, messages
+from ddp_scaling_bench.units import (
     MISSING,
     capital,
     count,

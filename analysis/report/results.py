@@ -27,7 +27,7 @@ from analysis.stats.attempts import all_attempts
 from analysis.stats.columns import ScalingRow, by_series
 from analysis.stats.measured import Frames, measure
 from analysis.stats.scaling import two_axes
-from bench.finding import Finding
+from ddp_scaling_bench.finding import Finding
 
 
 @dataclass(frozen=True)

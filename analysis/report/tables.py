@@ -24,9 +24,9 @@ from analysis.stats.columns import (
 )
 from analysis.stats.measured import outcome_text
 from analysis.text import markdown, markdown_line, one_line
-from bench.finding import messages
 from bench.study.ledger import RunState
-from bench.units import MISSING, capital, fraction, interval, known, number, percent, seconds
+from ddp_scaling_bench.finding import messages
+from ddp_scaling_bench.units import MISSING, capital, fraction, interval, known, number, percent, seconds
 
 #: A LaTeX table with more rows is a longtable.
 _PAGE_ROWS = 40

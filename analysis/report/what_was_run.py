@@ -21,13 +21,13 @@ from analysis.data.load import Study
 from analysis.report.words import WORDS
 from analysis.text import clean, one_line
 from bench.matrix.cell import Cell, canonical, shown_command
-from bench.matrix.models import models_using
-from bench.matrix.strategies import STRATEGIES
 from bench.matrix.workload import CELL_VALUES, names_in, tokens
-from bench.study.run_json import read_run
-from bench.train.options import OPTIONS
-from bench.units import capital, count, listed, whole
-from bench.variables import shown_variables
+from ddp_scaling_bench.known_models import models_using
+from ddp_scaling_bench.known_strategies import STRATEGIES
+from ddp_scaling_bench.run_folder import read_run
+from ddp_scaling_bench.train.options import OPTIONS
+from ddp_scaling_bench.units import capital, count, listed, whole
+from ddp_scaling_bench.variables import shown_variables
 
 #: The sources of values, by name: files of a study, and literature.
 _FILES = {

@@ -15,8 +15,8 @@ from analysis.report.results import Results
 from analysis.report.words import WORDS
 from analysis.stats.columns import ScalingRow, by_series, part_title
 from analysis.text import one_line
-from bench.finding import Finding, messages
-from bench.units import MISSING, clauses, known, percent, short_percent
+from ddp_scaling_bench.finding import Finding, messages
+from ddp_scaling_bench.units import MISSING, clauses, known, percent, short_percent
 
 #: Time outside all timers, loss without a cause, and parts of the step are not listed below this share.
 _SMALLEST_REST = 0.005

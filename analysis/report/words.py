@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis.stats.scaling import GUIDE
-from bench.units import MISSING
+from ddp_scaling_bench.units import MISSING
 
 #: The fixed words: table of words.toml -> name -> text (in some tables, a list of texts).
 WORDS: dict[str, dict[str, Any]] = tomllib.loads(

@@ -36,10 +36,10 @@ from analysis.stats.scaling import AXES_COLUMNS
 from analysis.tables_in.read import read_table
 from analysis.tables_in.study import study_of_table
 from analysis.text import markdown, markdown_line, plain
-from bench.errors import BenchError, unwritable
-from bench.finding import Finding
-from bench.study.files import read_json, write_atomically
 from bench.study.ledger import Record
+from ddp_scaling_bench.errors import BenchError, unwritable
+from ddp_scaling_bench.files import read_json, write_atomically
+from ddp_scaling_bench.finding import Finding
 
 _TEMPLATES = Path(__file__).resolve().parent / "template"
 #: Maximum number of characters of a paragraph in a proposal.

@@ -15,8 +15,8 @@ from scipy import special
 
 from analysis.data.load import Study
 from analysis.stats.columns import run_rows
-from bench.finding import Finding
 from bench.study.ledger import RunState
+from ddp_scaling_bench.finding import Finding
 
 
 class RecordedReason(Finding, kind="recorded"):

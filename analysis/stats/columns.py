@@ -15,9 +15,9 @@ import pandas as pd
 
 from analysis.data.names import layout
 from analysis.text import one_line
-from bench.finding import Finding
 from bench.study.findings import Disturbance
-from bench.units import MISSING, fraction, human_bytes, known, number, whole
+from ddp_scaling_bench.finding import Finding
+from ddp_scaling_bench.units import MISSING, fraction, human_bytes, known, number, whole
 
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")

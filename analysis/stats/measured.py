@@ -19,11 +19,11 @@ from analysis.stats.attempts import recorded, wall_seconds
 from analysis.stats.columns import CellRow, RunRow, grouped, records_of, run_rows
 from analysis.stats.decompose import run_parts
 from analysis.stats.estimate import outliers, run_rates, run_readings
-from bench.finding import Finding, messages
-from bench.matrix.strategies import STRATEGIES
 from bench.study.findings import ForeignCpu, ForeignJob, GpuSlowdown, LinkErrors, StudyRun
 from bench.study.ledger import FailureClass, RunState
-from bench.units import clauses, number
+from ddp_scaling_bench.finding import Finding, messages
+from ddp_scaling_bench.known_strategies import STRATEGIES
+from ddp_scaling_bench.units import clauses, number
 
 #: Runs that were left out because of a disturbance, by its kind; and all outcomes of runs in words.
 _LEFT_OUT = {

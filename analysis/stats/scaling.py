@@ -47,9 +47,9 @@ from analysis.stats.decompose import cell_parts, computational_scalability, mean
 from analysis.stats.estimate import LogMoments, log_moments, mean_interval, ratio_interval, unpaired
 from analysis.stats.measured import Frames, measure
 from analysis.text import one_line
-from bench.errors import BenchError
 from bench.study.ledger import RunState
-from bench.units import listed
+from ddp_scaling_bench.errors import BenchError
+from ddp_scaling_bench.units import listed
 
 #: Values of ``--baseline`` for one rank without DDP, and for a number of ranks.
 _NO_DDP = re.compile(r"(?:1 (?:gpu|rank) )?(?:no|without)[ -]ddp", re.IGNORECASE)

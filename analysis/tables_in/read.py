@@ -15,8 +15,8 @@ import numpy as np
 import pandas as pd
 
 from analysis.text import clean, one_line
-from bench.errors import BenchError, InputError, Problem, missing_file
-from bench.units import number
+from ddp_scaling_bench.errors import BenchError, InputError, Problem, missing_file
+from ddp_scaling_bench.units import number
 
 #: The columns that a table can have. ``throughput`` is in samples/s of all ranks, ``time`` in s per step.
 COLUMNS = (

@@ -29,8 +29,8 @@ from analysis.tables_in.read import Table, TableProblems, TableRow
 from analysis.text import one_line
 from bench.study.layout import StudyFolder
 from bench.study.ledger import RunState
-from bench.study.records import METRICS_COLUMNS
-from bench.units import count, listed, whole
+from ddp_scaling_bench.records import METRICS_COLUMNS
+from ddp_scaling_bench.units import count, listed, whole
 
 _MODE_REMEDY = (
     "add a column global_batch or per_gpu_batch, or give --mode strong (the same work at every size) "

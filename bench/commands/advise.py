@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import BenchError, UnavailableError
+from ddp_scaling_bench.errors import BenchError, UnavailableError
+from ddp_scaling_bench.units import count, human_duration, parse_count, parse_duration_s
+
 from ..jobs.engine import scheduler_for
 from ..matrix.cell import value_text
 from ..study.layout import StudyFolder
 from ..study.plan_json import PlannedStudy, open_study
-from ..units import count, human_duration, parse_count, parse_duration_s
 from .compare import show_strategies
 from .console import SHOWN_ROWS, print_json, print_table, say, show
 from .options import AllOption, JsonOption, ResultsOption, find_study, require_report, settle_study

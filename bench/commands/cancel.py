@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from ..errors import UnwritableError
+from ddp_scaling_bench.errors import UnwritableError
+from ddp_scaling_bench.units import count
+
 from ..jobs.engine import Engine
 from ..study.plan_json import open_study
-from ..units import count
 from .console import say, show
 from .options import AdoptOption, OnlyOption, ResultsOption, StudyArgument, find_study, only
 

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..errors import BenchError
-from ..study.files import write_atomically
+from ddp_scaling_bench.errors import BenchError
+from ddp_scaling_bench.files import write_atomically
+
 from .console import SHOWN_ROWS, print_json, print_table, show
 from .options import AllOption, JsonOption, ResultsOption, find_study, require_report, settle_study
 

@@ -12,12 +12,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from ddp_scaling_bench.text import one_line, printable
+from ddp_scaling_bench.units import human_duration
+from ddp_scaling_bench.variables import without_users
+
 from ..jobs.engine import Callbacks
 from ..matrix.cell import Cell, Run, labelled_commands, shown_command
 from ..study.ledger import Record, RunState
-from ..terminal import one_line, printable
-from ..units import human_duration
-from ..variables import without_users
 
 if TYPE_CHECKING:
     from rich.text import Text

@@ -10,13 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from ..errors import BenchError, missing_file
+from ddp_scaling_bench.errors import BenchError, missing_file
+from ddp_scaling_bench.run_folder import RunFolder
+from ddp_scaling_bench.text import one_line
+
 from ..extras import EXTRAS, install_line, missing_packages
 from ..jobs.logs import recorded_failures
-from ..study.layout import RunFolder, StudyFolder
+from ..study.layout import StudyFolder
 from ..study.ledger import Record, RunState
 from ..study.plan_json import ATTEMPT, PlannedStudy, open_study
-from ..terminal import one_line, read_stdin
+from ..terminal import read_stdin
 from .console import print_json, say, show
 from .options import JsonOption, ResultsOption, find_attempts, require_report, results_folder, settle_study
 
@@ -278,9 +281,9 @@ def _slow(folder: StudyFolder, run_id: str, warnings: Sequence[Cause]) -> list[C
 
 def _cause(row: CauseRow, path: str) -> Cause:
     from analysis.text import one_line
+    from ddp_scaling_bench.finding import messages
 
     from ..doctor import Cause
-    from ..finding import messages
 
     return Cause(
         row.name,

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..cores import sizes_up_to, usable_cores
-from ..errors import BenchError, unwritable
+from ddp_scaling_bench.cores import sizes_up_to, usable_cores
+from ddp_scaling_bench.errors import BenchError, unwritable
+from ddp_scaling_bench.units import slurm_time
+
 from ..jobs.slurm.parsing import NodeGroup
-from ..units import slurm_time
 from .console import say, show
 
 if TYPE_CHECKING:  # slow to import, and not needed by other commands

@@ -9,9 +9,10 @@ from typing import Annotated
 
 import typer
 
-from ..errors import BenchError, missing_file
+from ddp_scaling_bench.errors import BenchError, missing_file
+from ddp_scaling_bench.units import count
+
 from ..terminal import read_stdin
-from ..units import count
 from .console import print_json, say, show
 from .options import JsonOption
 

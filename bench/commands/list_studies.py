@@ -6,11 +6,12 @@ from collections import Counter
 from datetime import UTC, datetime
 from typing import Any
 
-from ..errors import BenchError
+from ddp_scaling_bench.errors import BenchError
+from ddp_scaling_bench.units import count
+
 from ..study.layout import StudyFolder, latest_first
 from ..study.ledger import RunState
 from ..study.plan_json import open_study
-from ..units import count
 from .console import print_json, print_table
 from .options import JsonOption, ResultsOption, results_folder
 

@@ -11,14 +11,15 @@ from typing import Annotated, Any
 
 import typer
 
-from ..errors import BenchError, UnavailableError
+from ddp_scaling_bench.errors import BenchError, UnavailableError
+from ddp_scaling_bench.units import join_names
+
 from ..extras import EXTRAS, install_line, missing_packages
 from ..jobs.engine import Engine
 from ..matrix.cell import Cell, Run, value_text
 from ..study.layout import StudyFolder, latest_first, studies
 from ..study.ledger import Record, RunState
 from ..study.plan_json import ATTEMPT, PlannedStudy, open_study
-from ..units import join_names
 from .console import SHOWN_ROWS, say
 
 ResultsOption = Annotated[

@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 
 from pydantic import TypeAdapter, ValidationError
 
-from ..errors import BenchError
+from ddp_scaling_bench.errors import BenchError
+from ddp_scaling_bench.train.options import OPTIONS
+
 from ..matrix.field_types import env_name, shell_words
 from ..matrix.launchers import LaunchLine, read_launch
 from ..matrix.workload import CELL_VALUES, RUN_TIME_VALUES, Words, names_in, tokens
-from ..train.options import OPTIONS
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ddp_scaling_bench.units import join_names
+from ddp_scaling_bench.variables import shown_settings
+
 from ..matrix.cell import Cell, labelled_commands, value_text
 from ..study.layout import StudyFolder
-from ..units import join_names
-from ..variables import shown_settings
 from .console import SHOWN_ROWS, print_commands, print_json, print_table, say, show
 from .options import AllOption, JsonOption, MatrixArgument, ResultsOption, SiteOption, results_folder
 

@@ -7,7 +7,9 @@ from typing import Annotated
 
 import typer
 
-from ..errors import UnavailableError
+from ddp_scaling_bench.errors import UnavailableError
+from ddp_scaling_bench.units import count, join_names
+
 from ..matrix.schema import Cluster
 from ..preflight import (
     CHECKS,
@@ -23,7 +25,6 @@ from ..preflight import (
 from ..study.layout import StudyFolder, studies
 from ..study.ledger import Record, RunState
 from ..study.plan_json import PlannedStudy, open_study
-from ..units import count, join_names
 from .console import print_json, print_table, say, show, show_progress
 from .options import JsonOption, MatrixArgument, ResultsOption, SiteOption, choose_runs, results_folder
 from .submit import new_submission

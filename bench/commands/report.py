@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from ..errors import BenchError, UnwritableError
-from ..study.files import check_writable
+from ddp_scaling_bench.errors import BenchError, UnwritableError
+from ddp_scaling_bench.files import check_writable
+
 from ..study.layout import StudyFolder
 from .advise import parse_samples
 from .console import print_json, say, show

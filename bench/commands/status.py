@@ -10,15 +10,16 @@ from typing import Annotated, Any
 
 import typer
 
-from ..errors import UnavailableError
-from ..finding import Finding
+from ddp_scaling_bench.errors import UnavailableError
+from ddp_scaling_bench.files import read_json
+from ddp_scaling_bench.finding import Finding
+from ddp_scaling_bench.units import count
+
 from ..matrix.cell import labelled_commands
 from ..study.conditions import disturbance_text
-from ..study.files import read_json
 from ..study.found import findings_of_env
 from ..study.ledger import Record, RunState
 from ..study.plan_json import PlannedStudy, open_study
-from ..units import count
 from .console import SHOWN_ROWS, print_commands, print_json, print_table, say, show
 from .options import AllOption, JsonOption, ResultsOption, StudyArgument, find_study, say_if_copy
 from .submit import counts_line, new_submission

@@ -10,7 +10,9 @@ from typing import Annotated
 
 import typer
 
-from ..errors import BenchError
+from ddp_scaling_bench.errors import BenchError
+from ddp_scaling_bench.units import count, human_duration
+
 from ..jobs.commands import passed_variables
 from ..jobs.engine import Callbacks, Engine
 from ..jobs.slurm.pack import allocation_of
@@ -19,7 +21,6 @@ from ..matrix.cell import Run
 from ..study.ledger import Record, RunState
 from ..study.plan_json import PlannedStudy, open_study
 from ..study.run_json import next_attempt
-from ..units import count, human_duration
 from .console import print_commands, say, show, show_progress
 from .options import (
     AdoptOption,

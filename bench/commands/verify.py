@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from ..errors import BenchError
+from ddp_scaling_bench.errors import BenchError
+from ddp_scaling_bench.run_folder import RunFolder
+
 from ..jobs.engine import Engine
 from ..jobs.slurm.parsing import expand_hosts
 from ..study.findings import Disturbance
-from ..study.layout import RunFolder
 from ..study.ledger import Record, RunState
 from ..study.plan_json import PlannedStudy, open_study
 from ..study.verify import Verification, verify_run
@@ -29,14 +31,19 @@ def verify_command(
         ),
     ] = None,
     results: ResultsOption = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Exit with 3 if no check fails, but a value was not measured.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> int:
     """Check the state, files, ranks, backend, epochs and metrics of runs against the plan.
 
-    The exit code is 1 if a check fails or a run of the study has not ended.
+    The exit code is 1 if a check fails or a run of the study has not ended. With --strict, it is 3 if no
+    check fails, but a value was not measured, such as the ranks of a command without the recorder.
     """
     verdicts = _verdicts(target, results)
     passed = sum(verdict.passed for verdict in verdicts)
+    unmeasured = Counter(check.name for one in verdicts for check in one.checks if check.passed is None)
     if as_json:
         runs = [
             {
@@ -55,7 +62,11 @@ def verify_command(
         for verdict in verdicts:
             _show(verdict, all_checks=len(verdicts) == 1)
         show(f"{passed} of {len(verdicts)} runs pass")
-    return 0 if passed == len(verdicts) else 1
+        for name, runs_without in unmeasured.items():
+            show(f"{runs_without} of {len(verdicts)} runs: {name} not measured")
+    if passed < len(verdicts):
+        return 1
+    return 3 if strict and unmeasured else 0
 
 
 def _show(verdict: Verification, *, all_checks: bool) -> None:

@@ -27,11 +27,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ..finding import Finding
-from ..measure.failures import Failure
+from ddp_scaling_bench.files import regular_file
+from ddp_scaling_bench.finding import Finding
+from ddp_scaling_bench.measure.failures import Failure
+from ddp_scaling_bench.run_folder import RunFolder
+
 from ..study.conditions import idle_cores
-from ..study.files import regular_file
-from ..study.layout import RunFolder
 from .catalogue import ENDED, FAILURE, HINT, KINDS, PEER, SLOW, load
 from .scan import Hit, Scan, Source
 

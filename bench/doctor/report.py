@@ -5,8 +5,9 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Mapping, Sequence
 
-from ..terminal import one_line
-from ..units import percent
+from ddp_scaling_bench.text import one_line
+from ddp_scaling_bench.units import percent
+
 from .catalogue import FAILURE, SLOW
 from .diagnosis import Cause, Diagnosis
 

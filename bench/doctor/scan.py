@@ -15,7 +15,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..terminal import printable
+from ddp_scaling_bench.text import printable
+
 from .catalogue import ENDED, Catalogue, Signature
 
 #: A log: a file's path, an open file, the whole text as str or bytes, or the lines.
@@ -55,7 +56,7 @@ _ERROR = re.compile(rb"error|exception|fail|fatal|abort|kill")
 _INFO = b"NCCL INFO"
 _DATE = re.compile(r"\b(\d{4})[-/](\d\d)[-/](\d\d)[T _](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?")
 _GLOG = re.compile(r"\[?\b[IWEF]()(\d?\d)(\d\d) (\d\d):(\d\d):(\d\d)(?:\.(\d{1,9}))?")
-#: The first lines of an error of NCCL, see :mod:`bench.measure.nccl_errors`.
+#: The first lines of an error of NCCL, see :mod:`ddp_scaling_bench.measure.nccl_errors`.
 _NCCL_ERROR = re.compile(r"\bNCCL version \d|\bnccl(?:\w{1,40}Error|Invalid\w{1,20}|Timeout): ")
 _TRACEBACK = "Traceback (most recent call last)"
 _IN_TRACEBACK = re.compile(r"Traceback \(most recent call last\)|^(?:\[?\w+\]?:)?\s{2,}")

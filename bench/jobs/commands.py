@@ -14,13 +14,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ..errors import BenchError
+from ddp_scaling_bench.errors import BenchError
+from ddp_scaling_bench.files import file_sha256
+from ddp_scaling_bench.units import join_names
+from ddp_scaling_bench.variables import shown_variables
+
 from ..matrix.cell import Cell
 from ..matrix.workload import INTERPRETER, command_values, filled_words, runs_python, uses_python
-from ..study.files import file_sha256
 from ..study.plan_json import PlannedStudy
-from ..units import join_names
-from ..variables import shown_variables
 
 #: Larger files, such as container images, are not scripts.
 _MAX_SCRIPT_BYTES = 16 * 2**20

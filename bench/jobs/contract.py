@@ -14,11 +14,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from ..errors import BenchError, UnavailableError
-from ..finding import Finding, messages
+from ddp_scaling_bench.errors import BenchError, UnavailableError
+from ddp_scaling_bench.finding import Finding, messages
+from ddp_scaling_bench.run_folder import JobFolder
+
 from ..matrix.cell import Run
 from ..study.conditions import Occupation
-from ..study.layout import JobFolder
 from ..study.ledger import FailureClass, RunState
 from ..study.plan_json import PlannedStudy
 from ..study.run_json import Attempt
@@ -143,7 +144,7 @@ class Pack(Protocol):
 class Scheduler(ABC):
     """Start, watch and cancel jobs of one study.
 
-    All methods raise :class:`bench.errors.UnavailableError` if the scheduler does not answer.
+    All methods raise :class:`ddp_scaling_bench.errors.UnavailableError` if the scheduler does not answer.
 
     Attributes:
         slots: how many jobs may be started at once; `bench submit` starts the next when one has ended. None:

@@ -16,15 +16,15 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..finding import Finding
+from ddp_scaling_bench.files import read_json, read_table, regular_file
+from ddp_scaling_bench.finding import Finding
+from ddp_scaling_bench.measure.findings import NoWindow
+from ddp_scaling_bench.run_folder import RunFolder
+
 from ..matrix.cell import Cell
-from ..measure.findings import NoWindow
 from ..study.conditions import parse_moment
-from ..study.files import read_json, read_table, regular_file
 from ..study.found import findings_of_env, read_findings
-from ..study.layout import RunFolder
 from ..study.ledger import End, FailureClass, RunState, final_class, now
-from ..study.processes import started_ranks
 from ..study.readings import readings_of
 from ..study.reasons import (
     DiskFull,
@@ -216,8 +216,7 @@ def _end_by_scheduler(folder: RunFolder, cell: Cell, note: Note, status: Status)
     if not why and note.exit_code is None and status.exit_code == EXIT_UNWRITABLE:
         why = (NotWritable(),)
     shown = (_with_code(one, exit_code) for one in status.reasons)
-    reasons = (*_known(wrong_ranks_of(folder, cell)), *why, *shown)
-    return End(state=state, reasons=reasons, failure_class=failure_class, exit_code=exit_code)
+    return End(state=state, reasons=(*why, *shown), failure_class=failure_class, exit_code=exit_code)
 
 
 def _known(reason: Finding | None) -> tuple[Finding, ...]:
@@ -305,7 +304,7 @@ def _end_of_process(folder: RunFolder, cell: Cell, exit_code: int, noted: tuple[
         )
     if killed := killed_rank(folder, cell.launcher):
         return _failed(FailureClass.KILLED, killed, *nccl_error(folder), exit_code=exit_code)
-    reasons = (*_known(wrong_ranks_of(folder, cell)), *logged_error(folder))
+    reasons = logged_error(folder)
     if not reasons:  # on a full disk, the run cannot log its error
         full = DiskFull(path=str(folder.path), error=os.strerror(errno.ENOSPC))
         reasons = _known(full if disk_is_full(folder) else None)
@@ -338,15 +337,8 @@ def disk_is_full(folder: RunFolder) -> bool:
     return disk.f_bavail * disk.f_frsize < _LEAST_FREE_BYTES
 
 
-def wrong_ranks_of(folder: RunFolder, cell: Cell) -> Finding | None:
-    """Return which other ranks than planned a command started, or None."""
-    return started_ranks(folder.path, cell.world_size).error
-
-
 def missing_results(folder: RunFolder, cell: Cell) -> Finding | None:
     """Return the results that a run with exit code 0 did not produce; None if none is missing."""
-    if cell.is_unrecorded and (wrong := wrong_ranks_of(folder, cell)):
-        return wrong
     if not cell.measures:
         return None
     if cell.reads_values:

@@ -31,16 +31,17 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib import import_module
 
-from ..errors import BenchError, UnavailableError, UnwritableError
-from ..finding import messages
+from ddp_scaling_bench.errors import BenchError, UnavailableError, UnwritableError
+from ddp_scaling_bench.files import write_atomically
+from ddp_scaling_bench.finding import messages
+from ddp_scaling_bench.units import count
+
 from ..matrix.cell import Cell, Run
 from ..study.conditions import parse_moment
-from ..study.files import write_atomically
 from ..study.ledger import End, FailureClass, LockedError, Record, RunState, now, study_lock
 from ..study.plan_json import PlannedStudy, place_of
 from ..study.reasons import CancelledByUser
 from ..study.run_json import Attempt, next_attempt
-from ..units import count
 from .commands import SubmittedCommands
 from .contract import Job, RefusedError, Scheduler, Status, UncertainError
 from .end import as_iso, earlier_end, end_of, has_begun, starts_of

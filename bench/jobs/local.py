@@ -18,7 +18,8 @@ from pathlib import Path
 
 import psutil
 
-from ..errors import BenchError, UnavailableError
+from ddp_scaling_bench.errors import BenchError, UnavailableError
+
 from ..extras import install_line, missing_packages
 from ..matrix.cell import Run
 from ..study.ledger import RunState

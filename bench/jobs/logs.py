@@ -8,12 +8,13 @@ import re
 import signal
 from pathlib import Path
 
-from ..finding import Finding
-from ..measure.failures import FAILURES, Failure
-from ..measure.nccl_errors import NcclError, logged_nccl_errors
-from ..study.files import read_json, regular_file
+from ddp_scaling_bench.files import read_json, regular_file
+from ddp_scaling_bench.finding import Finding
+from ddp_scaling_bench.measure.failures import FAILURES, Failure
+from ddp_scaling_bench.measure.nccl_errors import NcclError, logged_nccl_errors
+from ddp_scaling_bench.run_folder import RunFolder
+
 from ..study.found import read_findings
-from ..study.layout import RunFolder
 from ..study.reasons import ExitedRank, KilledRank, Said
 from .slurm.messages import SIGNALS, TASK_EXITED, TASK_KILLED, TASKS_ENDED, search
 
@@ -27,7 +28,7 @@ _TORCHRUN_EXIT = re.compile(
 #: The start of an error of a script or of a rank. What follows it is only shown.
 _WORKLOAD_ERROR = "bench: error: "
 #: Lines with "Error" that are never the cause. torchrun raises ChildFailedError after its ranks have printed
-#: their own errors. torch's C++ stack contains ``c10::Error``. :mod:`bench.measure.nccl_errors` reads NCCL's
+#: their own errors. torch's C++ stack contains ``c10::Error``. :mod:`measure.nccl_errors` reads NCCL's
 #: errors.
 _NOT_A_CAUSE = re.compile(
     r"ChildFailedError|^frame #\d|^Exception raised from \w|NCCL error|\bnccl\w+Error: "

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
-from ..errors import UnavailableError
+from ddp_scaling_bench.errors import UnavailableError
+
 from ..study.conditions import Occupation, assess, parse_moment, read_windows
 from ..study.ledger import Record
 from ..study.plan_json import PlannedStudy

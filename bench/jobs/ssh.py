@@ -1,9 +1,9 @@
 """Execute runs on several hosts without Slurm, by starting torchrun on each host over ssh.
 
-The process of a job is this module: ``python -P -m ddp_scaling_bench.start jobs.ssh SCRIPT FOLDER NAME``. It
-keeps one ``ssh HOST bash -s`` per host, through which it sends ``slurm_templates/ssh_host.sh`` and the cell's
-script, and writes end.json. A host's standard output contains both its answers and the output of the run. If
-the process is killed, its connections close, and the hosts end their ranks.
+The process of a job is this module, ``python -P -m ddp_scaling_bench.start bench.jobs.ssh SCRIPT FOLDER
+NAME``. It keeps one ``ssh HOST bash -s`` per host, through which it sends ``slurm_templates/ssh_host.sh`` and
+the cell's script, and writes end.json. A host's standard output contains both its answers and the output of
+the run. If the process is killed, its connections close, and the hosts end their ranks.
 
 The ranks rendezvous at the first host. If the study's folder is on a file system that all hosts share, rank 0
 writes into it, as with Slurm. Otherwise each host writes to a local folder, which is copied at the end.
@@ -29,14 +29,16 @@ from typing import IO, Any
 
 import psutil
 
-from ..errors import BenchError, UnwritableError
-from ..finding import Finding
+from ddp_scaling_bench.errors import BenchError, UnwritableError
+from ddp_scaling_bench.files import write_json
+from ddp_scaling_bench.finding import Finding
+from ddp_scaling_bench.measure.node_counters import merge_nodes
+from ddp_scaling_bench.run_folder import RunFolder
+
 from ..matrix.cell import Cell, Run
 from ..matrix.schema import HOST_ADDRESS, Host
-from ..measure.command_conditions import merge_nodes
 from ..shipped import shipped
-from ..study.files import write_json
-from ..study.layout import RunFolder, StudyFolder
+from ..study.layout import StudyFolder
 from ..study.ledger import now
 from ..study.plan_json import PlannedStudy, open_study
 from ..study.reasons import ExitCode, LostHost, Said
@@ -75,7 +77,7 @@ class SshScheduler(LocalScheduler):
 
     def process_words(self, job: Job) -> list[str]:
         """Return the command of the process that connects to the hosts."""
-        module = [sys.executable, "-P", "-m", "ddp_scaling_bench.start", "jobs.ssh"]
+        module = [sys.executable, "-P", "-m", "ddp_scaling_bench.start", "bench.jobs.ssh"]
         return [*module, *super().process_words(job)[1:]]
 
 

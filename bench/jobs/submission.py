@@ -11,10 +11,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-from ..errors import BenchError, UnavailableError
+from ddp_scaling_bench.errors import BenchError, UnavailableError
+from ddp_scaling_bench.units import count
+
 from ..matrix.cell import Run
 from ..study.ledger import FailureClass, Record, RunState
-from ..units import count
 from .commands import passed_variables
 from .engine import Callbacks, Engine, QueueFullError, may_start
 
@@ -166,7 +167,7 @@ class Submission:
                     self._start_some(remaining, seen=records)
                 except QueueFullError as full:
                     self._say_once(f"{full.message}: waiting until the queue accepts jobs")
-                    room.is_full(len(active))
+                    room.is_full(len(active) + len(remaining) - len(full.left))
                 except UnavailableError as absent:
                     self._wait_for_scheduler(absent)
                 continue
@@ -234,7 +235,7 @@ class _Room:
 
     def is_over(self, remaining: Sequence[Run], active: Sequence[Record]) -> bool:
         """Return whether there is nothing more to start, and no run is in progress or known any more."""
-        may_start_more = remaining and self.is_free(len(active))
+        may_start_more = remaining and (not active or self.is_free(len(active)))
         if may_start_more or any(record.state is not RunState.UNKNOWN for record in active):
             self._last_known = time.monotonic()
             return False

@@ -7,16 +7,17 @@ import re
 import shlex
 from collections.abc import Iterator, Sequence
 
-from ..train.options import OPTIONS, device_problem
-from ..units import count
+from ddp_scaling_bench.known_models import models_using
+from ddp_scaling_bench.known_strategies import DEFAULT as DEFAULT_STRATEGY
+from ddp_scaling_bench.known_strategies import STRATEGIES, on_hosts, strategies_using, wire_problem
+from ddp_scaling_bench.train.options import OPTIONS, device_problem
+from ddp_scaling_bench.units import count
+
 from .cell import PER_NODE, Cell, Command, Point
 from .document import Document, Place
 from .launchers import read_launch
-from .models import models_using
 from .schedulers import DEFAULT
 from .schema import Matrix
-from .strategies import DEFAULT as DEFAULT_STRATEGY
-from .strategies import STRATEGIES, on_hosts, strategies_using, wire_problem
 from .warnings import (
     BatchNotNamed,
     DataNotMounted,

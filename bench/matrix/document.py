@@ -15,8 +15,9 @@ from typing import Any
 
 import yaml
 
-from ..errors import BenchError, InputError, Problem, missing_file
-from ..variables import is_shown
+from ddp_scaling_bench.errors import BenchError, InputError, Problem, missing_file
+from ddp_scaling_bench.variables import is_shown
+
 from .warnings import PlanWarning
 
 MAX_FILE_BYTES = 4_000_000

@@ -11,17 +11,11 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+from ddp_scaling_bench.train.options import OPTIONS
+
 from ..extras import EXTRAS
-from ..train.options import OPTIONS
 from .cell import BUILT_IN, PER_NODE, Cell, Command, Membership, Mode, Point, canonical, name_of, value_text
-from .checks import (
-    check_commands,
-    check_dependency,
-    check_device,
-    check_hosts,
-    runnable_points,
-    variant_of,
-)
+from .checks import check_commands, check_dependency, check_device, check_hosts, runnable_points, variant_of
 from .document import Document, Place
 from .schema import Matrix
 from .warnings import UnusedExclusion

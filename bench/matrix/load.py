@@ -15,8 +15,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ValidationError
 
-from ..cores import sizes_up_to, usable_cores
-from ..errors import BenchError, InputError, Problem, missing_file
+from ddp_scaling_bench.cores import sizes_up_to, usable_cores
+from ddp_scaling_bench.errors import BenchError, InputError, Problem, missing_file
+
 from . import schema
 from .document import Document, Inheritance, Place, read_document
 from .field_types import Section, did_you_mean

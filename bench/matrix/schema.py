@@ -20,8 +20,9 @@ from pydantic import (
     model_validator,
 )
 
-from ..train.options import OPTIONS
-from ..units import DURATION_FORMS, parse_duration_s
+from ddp_scaling_bench.train.options import OPTIONS
+from ddp_scaling_bench.units import DURATION_FORMS, parse_duration_s
+
 from .cell import Mode
 from .field_types import (
     ENV_NAME,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..finding import Recorded
-from ..units import count, join_names, listed
+from ddp_scaling_bench.finding import Recorded
+from ddp_scaling_bench.units import count, join_names, listed
 
 #: Number of cells that a warning names.
 NAMED_CELLS = 6

@@ -1,6 +1,6 @@
 """The `workload` section of a matrix: options of the built-in training, or a command in its place.
 
-The options are defined in :mod:`bench.train.options`. Each can also be an axis of the matrix.
+The options are defined in :mod:`ddp_scaling_bench.train.options`. Each can also be an axis of the matrix.
 
 A command is a list of words, never shell code; it can have a name. A string is split at spaces and
 quotes as in a shell, but nothing is expanded. ``{name}`` is replaced by a value of the cell; ``{{``
@@ -24,8 +24,9 @@ from pydantic import (
     model_validator,
 )
 
-from ..train.options import OPTIONS, Option
-from ..units import parse_count, parse_duration_s
+from ddp_scaling_bench.train.options import OPTIONS, Option
+from ddp_scaling_bench.units import parse_count, parse_duration_s
+
 from .cell import BUILT_IN, Cell, Command, value_text
 from .field_types import Section, did_you_mean, shell_words
 
@@ -307,7 +308,7 @@ class Metrics(Section):
     """The source of a command's metrics, and their units."""
 
     source: Literal["recorder", "none"] | None = None
-    """recorder: the command uses bench.record. none: nothing is measured."""
+    """recorder: the command uses the recorder. none: nothing is measured."""
     csv: Path | None = None
     """A CSV file with a header, written by the command; relative to the run's folder."""
     columns: dict[Quantity, Annotated[str, Field(min_length=1)]] | None = None

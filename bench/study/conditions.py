@@ -15,10 +15,11 @@ from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from typing import Any
 
-from ..finding import messages
-from .files import read_json
+from ddp_scaling_bench.files import read_json
+from ddp_scaling_bench.finding import messages
+from ddp_scaling_bench.run_folder import RunFolder
+
 from .findings import Disturbance, ForeignCpu, ForeignJob, GpuSlowdown, LinkErrors, StudyRun, by_reason
-from .layout import RunFolder
 from .ledger import Record
 
 #: Maximum CPU time of foreign processes, as a fraction of the time of the cores that the run uses on a node.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..finding import Recorded, Severity
-from ..units import count, join_names, names, short_name, short_percent
+from ddp_scaling_bench.finding import Recorded, Severity
+from ddp_scaling_bench.units import count, join_names, names, short_name, short_percent
 
 #: Number of names in a list that are written in full.
 _MOST = 10

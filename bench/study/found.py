@@ -10,15 +10,16 @@ from typing import Any, get_args
 
 from pydantic import TypeAdapter
 
-from ..finding import RECORDED, Finding, Recorded, Severity
+from ddp_scaling_bench.finding import RECORDED, Finding, Recorded, Severity
+from ddp_scaling_bench.measure import failures
+from ddp_scaling_bench.measure import findings as findings_of_ranks
+from ddp_scaling_bench.units import join_names
+
 from ..matrix import warnings
-from ..measure import failures
-from ..measure import findings as findings_of_ranks
-from ..units import join_names
 from . import findings, reasons
 from .findings import Disturbance
 
-#: The modules that define :class:`~bench.finding.Recorded` classes, all of them: a module registers its
+#: The modules that define :class:`~finding.Recorded` classes, all of them: a module registers its
 #: classes when it is imported, and a finding of a class that is not registered is :class:`Unknown`.
 DEFINED_IN = (warnings, failures, findings_of_ranks, findings, reasons)
 _LONGEST = 40

@@ -29,10 +29,11 @@ from typing import Annotated, Any
 from pydantic import Field, PlainValidator, TypeAdapter
 from pydantic_core import from_json
 
-from ..errors import BenchError, unwritable
-from ..finding import Finding, with_remedies
-from ..units import now as now
-from .files import bounded_file, regular_file
+from ddp_scaling_bench.errors import BenchError, unwritable
+from ddp_scaling_bench.files import bounded_file, regular_file
+from ddp_scaling_bench.finding import Finding, with_remedies
+from ddp_scaling_bench.units import now as now
+
 from .findings import Disturbance
 from .found import read_disturbances, read_findings
 from .reasons import LogCause

@@ -24,12 +24,14 @@ from pydantic import (
 )
 from typing_extensions import TypedDict
 
-from ..errors import BenchError, missing_file
+from ddp_scaling_bench.errors import BenchError, missing_file
+from ddp_scaling_bench.files import read_bytes, read_json, read_object, write_atomically
+from ddp_scaling_bench.run_folder import RunFolder
+
 from ..matrix.cell import Cell, Run
 from ..matrix.schedulers import SCHEDULERS, SchedulerSpec
 from ..matrix.workload import Metrics
-from .files import read_bytes, read_json, read_object, write_atomically
-from .layout import RunFolder, StudyFolder
+from .layout import StudyFolder
 from .ledger import Ledger, Record, RunState, latest
 
 #: Matches the name of the folder of an attempt.

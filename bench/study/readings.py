@@ -1,4 +1,4 @@
-"""Read the metrics of a user's command (without ``bench.record``) from its output or from a file.
+"""Read the metrics of a user's command (without the recorder) from its output or from a file.
 
 A reading is a set of values that the command reports together. It becomes one row of the run's table. The row
 counts as one training step with the configured global batch, because bench does not know over how many steps
@@ -21,13 +21,14 @@ from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..finding import Recorded
+from ddp_scaling_bench.files import read_bytes
+from ddp_scaling_bench.finding import Recorded
+from ddp_scaling_bench.records import EpochRow
+from ddp_scaling_bench.run_folder import RunFolder
+
 from ..matrix.cell import Cell
 from ..matrix.workload import UNITS
-from .files import read_bytes
 from .findings import AverageOfRun, RepeatedMatches, ValuesLeftOut
-from .layout import RunFolder
-from .records import EpochRow
 
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
 _LINE_END = re.compile(r"[\r\n]+")  # progress bars print carriage returns

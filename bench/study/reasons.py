@@ -6,11 +6,10 @@ What others say, in their own words, is :class:`Said`. Nothing is concluded from
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..finding import Recorded, Severity
-from ..units import count, join_names
+from ddp_scaling_bench.finding import Recorded, Severity
+from ddp_scaling_bench.units import count
 
 
 class Reason(Recorded):
@@ -189,7 +188,7 @@ class NoMetrics(Reason, kind="no-metrics"):
     def _message(self) -> str:
         if not self.of_command:
             return "ended without metrics.csv"
-        what = "the command recorded no metrics: call bench.record in its training loop"
+        what = "the command recorded no metrics: use the Recorder in its training loop"
         return f"{what}, or set workload.metrics to the file or output that contains them"
 
 
@@ -220,44 +219,6 @@ class UnreadableMetrics(Reason, kind="unreadable-metrics"):
 
     def _message(self) -> str:
         return self.problem
-
-
-def sizes_named(sizes: Sequence[tuple[int, int]]) -> str:
-    """Return values of WORLD_SIZE with their numbers of processes: ``4 processes with WORLD_SIZE 2``."""
-    return join_names([f"{n} process{'es' * (n > 1)} with WORLD_SIZE {size}" for size, n in sizes])
-
-
-@dataclass(frozen=True)
-class OtherRank:
-    """A rank that the plan does not contain: its number, and the size of its group of ranks."""
-
-    rank: int
-    world_size: int
-    place: str
-
-
-class WrongRanks(Reason, kind="wrong-ranks"):
-    """A command started other ranks than planned.
-
-    ``sizes`` are the values of WORLD_SIZE, each with its number of processes. ``examples`` are a rank of a
-    wrong size, or two of the same number.
-    """
-
-    sizes: tuple[tuple[int, int], ...]
-    planned: int
-    examples: tuple[OtherRank, ...]
-
-    def _message(self) -> str:
-        one, *others = self.examples
-        example = f"rank {one.rank} of {one.world_size} is {one.place}"
-        if others:
-            example = f"rank {one.rank} is {one.place}, and rank {others[0].rank} is {others[0].place}"
-        started = f"{sizes_named(self.sizes)} instead of {self.planned}"
-        return (
-            f"the command started other ranks than planned: {started}; {example}. Let the command start one "
-            "training process, without a launcher: bench starts the command once per rank. Unset RANK and "
-            "WORLD_SIZE for helpers"
-        )
 
 
 class DiskFull(Reason, kind="disk-full"):

@@ -3,31 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from .. import __version__
-from ..errors import unwritable
+from ddp_scaling_bench.errors import unwritable
+from ddp_scaling_bench.files import read_json, write_atomically
+from ddp_scaling_bench.records import SampledStep
+from ddp_scaling_bench.run_folder import RunFolder
+from ddp_scaling_bench.version import __version__
+
 from ..matrix.cell import Cell, Run
-from ..measure.findings import ScriptChanged
-from .files import file_sha256, read_json, read_object, write_atomically
-from .layout import RunFolder
 from .ledger import Record, now
 from .plan_json import PlannedStudy
 
-# Paths are concatenated as text: with pathlib, reading thousands of files would take much longer.
-_NAME = RunFolder(Path()).run_json.name
 _encode = json.JSONEncoder(ensure_ascii=False).encode
-
-
-def read_run(attempt: str | Path) -> tuple[dict[str, Any] | None, str]:
-    """Return (content of run.json in folder ``attempt``, ``""``), or (None, why it cannot be read)."""
-    return read_object(f"{attempt}/{_NAME}")
 
 
 @dataclass(frozen=True)
@@ -84,57 +76,6 @@ def next_attempt(study: PlannedStudy, run: Run, record: Record) -> Attempt:
     number = record.attempt + (not record.refused)
     folder = study.folder.attempt(run.run_id, number)
     return Attempt(run, study.cells[run.cell_id], number, folder, study.job_name(run.run_id, number))
-
-
-def changed_script(run: Mapping[str, Any], found: str | None) -> ScriptChanged | None:
-    """Return a finding if a script had another SHA-256 in the job (``found``) than at the submission."""
-    command = run.get("command") or {}
-    submitted = command.get("script_sha256")
-    if submitted is None or found is None or submitted == found:
-        return None
-    return ScriptChanged(script=command["script"], submitted=submitted[:12], found=found[:12])
-
-
-def script_sha256(run: Mapping[str, Any], folder: str | Path) -> str | None:
-    """Return the current SHA-256 of the script of a run's command, or None without a readable script.
-
-    ``folder`` is the folder in which the command is executed.
-    """
-    script = (run.get("command") or {}).get("script")
-    return file_sha256(Path(folder, script)) if script else None
-
-
-@dataclass(frozen=True)
-class SlowCall:
-    """All calls of one function from one line of the user's code.
-
-    Attributes:
-        path: the user's source file.
-        line: number of the line in this file.
-        function: the function that the line calls.
-        calls: number of calls in the step.
-        seconds: total time of these calls, minus the time of nested calls by the user's code.
-        part: the part of the step whose timer covers the call, or None if no timer does.
-        bytes: size of the tensors that are passed to a function of torch.distributed.
-    """
-
-    path: str
-    line: int
-    function: str
-    calls: int
-    seconds: float
-    part: str | None = None
-    bytes: int | None = None
-
-
-@dataclass(frozen=True)
-class SampledStep:
-    """The sampled step of one rank: its duration, its collectives (None if unknown) and its slowest calls."""
-
-    rank: int
-    step_s: float
-    collectives: int | None
-    slow_calls: list[SlowCall]
 
 
 _STEP = TypeAdapter(SampledStep)

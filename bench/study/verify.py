@@ -12,17 +12,16 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from ..finding import Finding, Recorded
+from ddp_scaling_bench.checksums import find_damage
+from ddp_scaling_bench.files import read_json, read_table
+from ddp_scaling_bench.finding import Finding, Recorded
+from ddp_scaling_bench.run_folder import RunFolder, read_run
+
 from ..matrix.cell import Cell, canonical
-from .checksums import find_damage
 from .conditions import objects
-from .files import read_json, read_table
 from .found import findings_of_env
-from .layout import RunFolder
 from .ledger import End, Record, RunState
-from .processes import started_ranks
 from .readings import Readings, readings_of
-from .run_json import read_run
 
 #: Files that a run must have if it uses the built-in training or the recorder. Other runs need the first.
 _FILES = ("run.json", "metrics.csv", "ranks.csv", "steps.csv", "env.json", "SHA256SUMS")
@@ -64,7 +63,7 @@ class Verification:
     """All checks of one attempt of a run.
 
     ``warnings`` has one line for each disturbance of the run, for each finding that is :attr:`verified
-    <bench.finding.Recorded.verified>`, and for each warning in the logs. Warnings do not affect ``passed``.
+    <finding.Recorded.verified>`, and for each warning in the logs. Warnings do not affect ``passed``.
     """
 
     record: Record
@@ -96,7 +95,7 @@ def verify_run(
     end, env = record.end or End(state=record.state), read_json(folder.env) or {}
     readings = readings_of(folder, cell) if cell.reads_values else Readings()
     run, problem = read_run(folder.path)
-    checks = [state, *_file_checks(folder, cell, problem), *_end_checks(folder, end, cell)]
+    checks = [state, *_file_checks(folder, cell, problem), *_accounting_check(end)]
     checks += _environment_checks(env, cell)
     checks += _options_check(env.get("workload"), cell)
     checks += _host_check([str(host.get("host")) for host in objects(env.get("hosts"))], allocated)
@@ -128,42 +127,38 @@ def _file_checks(folder: RunFolder, cell: Cell, problem: str) -> Iterator[Check]
     yield Check("files", not (missing or odd), found, "as the run wrote them" if damage else ", ".join(files))
 
 
-def _end_checks(folder: RunFolder, end: End, cell: Cell) -> Iterator[Check]:
+def _accounting_check(end: End) -> Iterator[Check]:
     if end.accounting:
         found = f"{end.accounting}; the final state comes from squeue and the run's own files"
         yield Check("accounting", None, found, "the final state from sacct")
-    if cell.is_unrecorded:
-        started = started_ranks(folder.path, cell.world_size)
-        expected = f"{cell.world_size} with WORLD_SIZE {cell.world_size}"
-        yield Check("processes", started.as_planned, started.found, expected)
 
 
 def _environment_checks(env: Mapping[str, Any], cell: Cell) -> Iterator[Check]:
-    # If the command does not use the recorder, bench knows its nodes, but not its ranks.
-    unknown = not env.get("backend") and cell.is_unrecorded
+    # If the command does not use the recorder, bench knows its nodes, but has not seen its ranks.
+    seen = not cell.is_unrecorded or isinstance(env.get("joined"), dict)
     hosts, ranks = objects(env.get("hosts")), cell.world_size
     joined = env["joined"].get("ranks") if isinstance(env.get("joined"), dict) else None
-    found = "" if unknown else f"{'unknown' if joined is None else joined} of {ranks}"
-    if hosts and not unknown:
+    found = f"{'unknown' if joined is None else joined} of {ranks}" if seen else ""
+    if hosts and seen:
         found += f" on {', '.join(str(host.get('host')) for host in hosts)}"
-    yield Check("ranks joined", None if unknown else joined == ranks, found, f"{ranks} of {ranks}")
-    yield _same("world size", env.get("world_size"), ranks, unknown=unknown)
-    yield _same("backend", env.get("backend"), cell.backend, unknown=unknown)
-    yield _same("nodes", len(hosts) or None, cell.nodes, unknown=unknown and not hosts)
+    yield Check("joined", joined == ranks if seen else None, found, f"{ranks} of {ranks}")
+    yield _same("world size", env.get("world_size"), ranks, needed=seen)
+    yield _same("backend", env.get("backend"), cell.backend, needed=seen)
+    yield _same("nodes", len(hosts) or None, cell.nodes, needed=seen)
     batch = env.get("global_batch")
-    differs = batch is None and not (cell.follows_plan or unknown)
-    if differs:
+    if batch is None and seen and not cell.follows_plan:
         yield Check("global batch", None, "it differs between steps", str(cell.global_batch))
     else:
-        yield _same("global batch", batch, cell.global_batch, unknown=unknown)
-    if not unknown:
+        yield _same("global batch", batch, cell.global_batch, needed=seen)
+    if seen:
         yield from _transport_check(env.get("transport"), cell)
 
 
-def _same(name: str, found: Any, expected: Any, *, unknown: bool) -> Check:
-    if unknown:
-        return Check(name, None, "", str(expected))
-    return Check(name, found == expected, "unknown" if found is None else str(found), str(expected))
+def _same(name: str, found: Any, expected: Any, *, needed: bool) -> Check:
+    """Compare a value; if it is missing although it is ``needed``, the check fails."""
+    if found is None:
+        return Check(name, False if needed else None, "unknown" if needed else "", str(expected))
+    return Check(name, found == expected, str(found), str(expected))
 
 
 def _transport_check(transport: Any, cell: Cell) -> Iterator[Check]:

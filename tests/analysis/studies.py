@@ -8,8 +8,10 @@ import csv
 import io
 import json
 import math
+import os
 import random
-from collections.abc import Callable, Iterable, Sequence
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -17,21 +19,36 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from analysis.checks.fabric import ring_time
+from analysis.stats.measured import Frames
+from analysis.tables_in.read import read_table
+from analysis.tables_in.study import study_of_table
+from bench.jobs.end import end_of
 from bench.matrix.cell import BUILT_IN, Cell, Membership, Run
 from bench.matrix.load import load_matrix
 from bench.matrix.warnings import PlanWarning
 from bench.plan import Plan, plan_content
-from bench.study.checksums import write_sums
-from bench.study.layout import RunFolder, StudyFolder
+from bench.study.layout import StudyFolder
 from bench.study.ledger import End, FailureClass, Ledger, Record, RunState
-from bench.study.plan_json import write_plan_json
+from bench.study.plan_json import PlannedStudy, write_plan_json
 from bench.study.reasons import Said
-from bench.study.records import MEAN_COLUMNS, METRICS_COLUMNS, RANKS_COLUMNS, STEPS_COLUMNS
-from bench.train.options import TrainOptions
+from bench.study.run_json import next_attempt
+from ddp_scaling_bench.checksums import write_sums
+from ddp_scaling_bench.records import MEAN_COLUMNS, METRICS_COLUMNS, RANKS_COLUMNS, STEPS_COLUMNS
+from ddp_scaling_bench.run_folder import RunFolder
+from ddp_scaling_bench.train.options import TrainOptions
 
 CPU_MODEL = "Test CPU @ 2.0 GHz"
 #: Values of the transport that gloo does not have.
 UNKNOWN = ("network", "algorithm", "version", "gpudirect")
+#: The sizes of a sweep's messages (bytes), and the fabric from which its times are computed.
+SIZES = [4096 * 4**power for power in range(8)]
+ALPHA, BETA = 25e-6, 1 / 5e9
+#: Seconds of a step of a rank that is not late, by part.
+WORK = {"data_load": 0.001, "forward": 0.003, "backward": 0.005, "optimizer": 0.001, "other": 0.0}
+#: An id that no process has, and the times of each attempt that such a process executed.
+NO_PROCESS = 2**22 - 1
+STARTED, ENDED = "2026-01-02T03:00:00.000Z", "2026-01-02T03:06:00.000Z"
 #: The state of a run, its reason and its failure class.
 State = tuple[str, str, str | None]
 
@@ -323,6 +340,44 @@ def finished(path: Path, cells: Sequence[Cell] | None = None, **options: Any) ->
     return StudyBuilder(path, cells if cells is not None else strong(), **options).write()
 
 
+def leave_run(
+    study: PlannedStudy,
+    run: Run,
+    *,
+    exit_code: int | None = 0,
+    by: str = "exit",
+    err: str = "",
+    is_recorded: bool = True,
+) -> RunFolder:
+    """Leave one more attempt of a planned run, as a process of this machine that has ended does.
+
+    Without an exit code, the process was killed. ``is_recorded``: the ledger has the end.
+    """
+    attempt, host = next_attempt(study, run, study.records()[run.run_id]), os.uname().nodename
+    attempt.claim(study)
+    folder, cell = attempt.folder, attempt.cell
+    folder.start.write_text(f"{NO_PROCESS} {STARTED} {host} 0\n")
+    folder.err.write_text(err)
+    job = {"job_name": attempt.job_name, "job_id": f"{host}:{NO_PROCESS}:5"}
+    record = Record(run_id=run.run_id, attempt=attempt.number, state=RunState.QUEUED, **job)
+    study.ledger.append([record])
+    if exit_code == 0:
+        lengths = {"epochs": cell.workload["epochs"], "steps": cell.workload["steps_per_epoch"]}
+        builder = StudyBuilder(Path(), [], **lengths)
+        rows = [builder.epoch(cell, epoch, 1.0) for epoch in range(builder.epochs)]
+        folder.metrics_csv.write_text(table(METRICS_COLUMNS, rows))
+        folder.ranks_csv.write_text(table(RANKS_COLUMNS, builder.rank_rows(cell)))
+        folder.steps_csv.write_text(table(STEPS_COLUMNS, builder.step_rows(cell)))
+        folder.probes.write_text(json.dumps({"schema": 1}))
+        folder.env.write_text(json.dumps(environment(cell)))
+        write_sums(folder)
+    if exit_code is not None:
+        folder.end.write_text(json.dumps({"exit_code": exit_code, "by": by, "time": ENDED}))
+    if is_recorded:
+        study.ledger.append([record.ended(end_of(folder, cell, None))])
+    return folder
+
+
 def print_rates(path: Path, *, per_node: bool = False) -> Path:
     """Replace each run's metrics.csv by lines ``rate N`` in job.out, once or once per node; return ``path``."""
     for metrics in path.glob("runs/*/*/metrics.csv"):
@@ -399,3 +454,62 @@ def agree_with_ranks(attempt: Path) -> None:
         attempt / "metrics.csv", index=False
     )
     write_sums(RunFolder(attempt))
+
+
+def write_sweep(folder: RunFolder, times: Mapping[int, float], *, ranks: int) -> None:
+    """Write probes.json of a run: of three repeats, the median of the slowest rank is the time of a size."""
+    sizes = [
+        {"bytes": size, "buckets": 0, "times_s": [[time, time / 2], [9 * time, time], [time, time]]}
+        for size, time in times.items()
+    ]
+    folder.probes.write_text(
+        json.dumps(
+            {"schema": 1, "world_size": ranks, "all_reduce": {"sizes": sizes}} if times else {"schema": 1}
+        )
+    )
+    if folder.sums.exists():
+        write_sums(folder)
+
+
+def with_probes(path: Path, cells: Iterable[Cell]) -> None:
+    """Write probes.json of three repeats of each cell."""
+    for cell in cells:
+        times = {size: ring_time(size, cell.world_size, ALPHA, BETA) for size in SIZES}
+        for repeat in (1, 2, 3):
+            folder = StudyFolder(path).attempt(f"{cell.cell_id}-r{repeat}", 1)
+            write_sweep(folder, times, ranks=cell.world_size)
+
+
+def write_ranks(
+    path: Path,
+    *,
+    late: Callable[[str, int], float],
+    host: Callable[[int], str],
+    pattern: str = "*",
+    part: str = "backward",
+    work: Mapping[str, float] = WORK,
+    transfer_s: float = 0.002,
+) -> None:
+    """Write ranks.csv of runs: the work of a rank, that of ``late`` in one part, and the others' waiting."""
+    for file in path.glob(f"runs/{pattern}/attempt-1/ranks.csv"):
+        ranks = int(pd.read_csv(file)["rank"].max()) + 1
+        extra = [late(file.parts[-3], rank) for rank in range(ranks)]
+        rows = []
+        for rank, more in enumerate(extra):
+            wait = max(extra) - more
+            times = {f"{name}_time_sec": own + (more if name == part else 0) for name, own in work.items()}
+            times |= {"comm_exposed_time_sec": transfer_s + wait, "comm_wait_time_sec": wait}
+            step_s = sum(work.values()) + transfer_s + max(extra)
+            rows.append(
+                {"epoch": 0, "rank": rank, "host": host(rank), "steps": 50, "step_time_sec": step_s} | times
+            )
+        file.write_text(table(RANKS_COLUMNS, rows), encoding="utf-8")
+        write_sums(RunFolder(file.parent))
+
+
+def frames_of_points(points: pd.DataFrame) -> Frames:
+    """Return the frames of measured points, which are the rows of a table that was measured elsewhere."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "points.csv"
+        points.to_csv(path, index=False)
+        return study_of_table(read_table(path), mode=None, folder=path.parent).frames

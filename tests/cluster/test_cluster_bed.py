@@ -1,17 +1,18 @@
-"""The test cluster: separate machines, real DDP between them, limited links, and complete removal."""
+"""The test cluster: separate machines, ssh, complete removal, and releases of Slurm from the Debian mirror."""
 
 import json
-import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
+
+import pytest
 
 from tests.cluster import network as networks
 from tests.cluster.bed import Cluster, remove_abandoned
 from tests.cluster.containers import ClusterError, Process
-from tests.cluster.daemons import PROGRAMS
-from tests.common import raised
+from tests.cluster.roots import Apt, SuiteMissingError
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -64,16 +65,13 @@ def test_what_a_killed_test_session_left_is_removed_by_the_next(running_cluster)
     assert running_cluster.node_states()  # the cluster of this session is still there
 
 
-def test_a_start_that_fails_says_why_and_leaves_nothing(tmp_path):
-    (tmp_path / "mine.txt").write_text("not a cluster's")
-    assert (
-        raised(ClusterError, Cluster.start, folder=tmp_path)
-        == f"{tmp_path}: not empty; the cluster's state needs a folder of its own"
+def test_a_suite_without_a_valid_signature_is_not_used(tmp_path):
+    suite = tmp_path / "mirror/dists/trixie"
+    suite.mkdir(parents=True)
+    (suite / "Release").write_text(
+        f"Suite: trixie\nDate: {time.strftime('%a, %d %b %Y %H:%M:%S UTC', time.gmtime())}\n"
     )
-    assert tmp_path not in networks.claimed().values()
-    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
-
-
-def test_the_installer_brings_every_program_that_the_cluster_asks_for():
-    line = re.search(r'^packages="(.*)"$', (HERE / "install.sh").read_text(), re.M)
-    assert set(line[1].split()) == set(PROGRAMS)
+    with pytest.raises(ClusterError) as caught:
+        Apt(tmp_path / "apt", "trixie", mirror=f"file:{tmp_path}/mirror").version()
+    assert not isinstance(caught.value, SuiteMissingError)
+    assert "is not signed" in str(caught.value)

@@ -22,6 +22,13 @@ def bench(*words: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str
     return subprocess.CompletedProcess(words, done.exit_code, done.stdout, done.stderr)
 
 
+def refusal(*words: str, cwd: Path, **env: str) -> str:
+    """Return the error with which `bench` refuses what a user asks for."""
+    done = bench(*words, cwd=cwd, **env)
+    assert (done.returncode, done.stdout) == (2, ""), done.stdout + done.stderr
+    return done.stderr.removeprefix("error: ").removesuffix("\n")
+
+
 def bench_process(
     *words: str, cwd: Path, prefix: Sequence[str] = (), **env: str
 ) -> subprocess.CompletedProcess[str]:

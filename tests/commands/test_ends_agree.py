@@ -1,7 +1,6 @@
 """Every command shows the same state, failure class and attempts of a run."""
 
 import json
-import os
 import re
 import shutil
 from collections.abc import Iterator
@@ -10,22 +9,16 @@ from typing import Any
 
 import pytest
 
-from bench.jobs.end import end_of
-from bench.measure.failures import FAILURES, DataTooSmall
-from bench.study.checksums import write_sums
-from bench.study.files import write_json
 from bench.study.layout import StudyFolder
-from bench.study.ledger import Record, RunState
-from bench.study.plan_json import PlannedStudy, open_study
-from bench.study.records import METRICS_COLUMNS, RankRow, StepRow, header
-from bench.study.run_json import next_attempt
+from bench.study.plan_json import open_study
+from ddp_scaling_bench.files import write_json
+from ddp_scaling_bench.measure.failures import FAILURES, DataTooSmall
 from tests.analysis.figures import no_figure
-from tests.analysis.studies import StudyBuilder, environment, table
+from tests.analysis.studies import leave_run
 from tests.commands.command_line import bench
 from tests.common import read_rows
 from tests.matrices import matrix
 
-STARTED, ENDED = "2026-01-02T03:00:00.000Z", "2026-01-02T03:06:00.000Z"
 OOM_HOST = (
     "slurmstepd: error: Detected 1 oom_kill event in StepId=7.0. Some of the step tasks have been OOM Killed."
 )
@@ -69,29 +62,6 @@ def run_name(ranks: int, repeat: int) -> str:
     return f"n1x{ranks}-gloo-torchrun-b4-r{repeat}"
 
 
-def execute(study: PlannedStudy, ranks: int, repeat: int) -> None:
-    """Write the files of the attempts of one run, as executor local does."""
-    run = next(run for run in study.runs if run.run_id == run_name(ranks, repeat))
-    cell = study.cells[run.cell_id]
-    for exit_code, by, log, _ in ATTEMPTS[ranks, repeat]:
-        attempt = next_attempt(study, run, study.records()[run.run_id])
-        attempt.claim(study)
-        attempt.folder.start.write_text(f"77 {STARTED} {os.uname().nodename} 0\n")
-        attempt.folder.err.write_text(log)
-        if exit_code == 0:
-            rows = [StudyBuilder(Path(), [], steps=3).epoch(cell, 0, 1.0)]
-            attempt.folder.metrics_csv.write_text(table(METRICS_COLUMNS, rows))
-            attempt.folder.ranks_csv.write_text(header(RankRow))
-            attempt.folder.steps_csv.write_text(header(StepRow))
-            write_sums(attempt.folder)
-            attempt.folder.env.write_text(json.dumps(environment(cell)))
-        attempt.folder.end.write_text(json.dumps({"exit_code": exit_code, "by": by, "time": ENDED}))
-        record = Record(run_id=run.run_id, attempt=attempt.number)
-        study.ledger.append([record.ended(end_of(attempt.folder, cell, None))])
-    if (ranks, repeat) == MISSING:
-        shutil.rmtree(study.folder.runs / run.run_id)
-
-
 @pytest.fixture(scope="module")
 def studied(tmp_path_factory) -> Path:
     """A study with runs of all ends."""
@@ -99,8 +69,11 @@ def studied(tmp_path_factory) -> Path:
     (folder / "ends.yaml").write_text(matrix("ends", repeats=6))
     assert bench("plan", "ends.yaml", cwd=folder).returncode == 0
     study = open_study(StudyFolder(folder / "results/ends"))
-    for ranks, repeat in ATTEMPTS:
-        execute(study, ranks, repeat)
+    runs = {run.run_id: run for run in study.runs}
+    for key, attempts in ATTEMPTS.items():
+        for exit_code, by, log, _ in attempts:
+            leave_run(study, runs[run_name(*key)], exit_code=exit_code, by=by, err=log)
+    shutil.rmtree(study.folder.runs / run_name(*MISSING))
     with no_figure():
         done = bench("report", "ends", cwd=folder)
     assert done.returncode == 0, done.stderr
@@ -182,15 +155,9 @@ def test_the_doctor_knows_the_end_of_a_run_whose_submission_was_killed(tmp_path,
     assert bench("plan", "ends.yaml", cwd=tmp_path).returncode == 0
     study = open_study(StudyFolder(tmp_path / "results/ends"))
     run = next(run for run in study.runs if run.run_id == run_name(1, 1))
-    attempt = next_attempt(study, run, study.records()[run.run_id])
-    attempt.claim(study)
-    host = os.uname().nodename
-    attempt.folder.start.write_text(f"{2**22 - 1} {STARTED} {host} 0\n")
-    attempt.folder.err.write_text("step 3\n")
+    folder = leave_run(study, run, exit_code=None, err="step 3\n", is_recorded=False)
     failure = DataTooSmall(samples=36, ranks=4, batch=10)
-    write_json(attempt.folder.path / FAILURES.format(0), {"time": 1.5, "findings": [failure.as_json()]})
-    job = {"job_name": attempt.job_name, "job_id": f"{host}:{2**22 - 1}:0"}
-    study.ledger.append([Record(run_id=run.run_id, attempt=1, state=RunState.QUEUED, **job)])
+    write_json(folder.path / FAILURES.format(0), {"time": 1.5, "findings": [failure.as_json()]})
     found = answer(tmp_path, "doctor", target)
     (end,) = found.get("runs", [found])
     assert (end["run_id"], end["state"], end["failure_class"]) == (run.run_id, "failed", "killed")

@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 
 from analysis.report.write import write_report
-from bench.finding import Recorded
 from bench.jobs.end import end_of
 from bench.study.layout import StudyFolder
 from bench.study.plan_json import open_study
+from ddp_scaling_bench.measure.findings import NoWindow
 from tests.analysis import studies
 from tests.commands.command_line import bench
+from tests.common import change_json
 from tests.matrices import SHORT, matrix, training
 
 
@@ -90,40 +91,18 @@ def test_without_a_known_cause_the_page_shows_the_line_of_the_error(failed, noth
     assert f"job.err:3: {error}" in page
 
 
-class WarmCable(Recorded, kind="warm-cable"):
-    heading = "A cable is warm"
-
-    cable: str
-    celsius: float
-
-    def _message(self) -> str:
-        return f"cable {self.cable} has {self.celsius:g} degrees"
-
-
-FOUND = WarmCable(cable="c7", celsius=61.5)
-TOLD = {**FOUND.as_json(), "message": "cable c7 has 61.5 degrees"}
-
-
-@pytest.fixture(scope="module")
-def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = studies.finished(tmp_path_factory.mktemp("found") / "warm")
-    env = min(path.glob("runs/*/attempt-1/env.json"))
-    content = json.loads(env.read_text())
-    env.write_text(json.dumps({**content, "facts": [*content["facts"], FOUND.as_json()]}))
-    return studies.seal(path)
-
-
-def test_status_shows_it_below_its_run(study):
-    lines = bench("status", "./warm", "--all", cwd=study.parent).stdout.splitlines()
-    (place,) = (at for at, line in enumerate(lines) if line.strip() == f"warm-cable: {FOUND.message}")
-    content = json.loads(bench("status", "./warm", "--json", cwd=study.parent).stdout)
-    (name,) = (run["run_id"] for run in content["runs"] if TOLD in run["findings"])
+def test_a_finding_of_a_run_is_below_it_in_status_and_on_the_page(tmp_path, nothing_drawn):
+    study = studies.finished(tmp_path / "found")
+    finding = NoWindow(steps=6)
+    change_json(min(study.glob("runs/*/attempt-1/env.json")), facts=[finding.as_json()])
+    lines = bench("status", "./found", "--all", cwd=tmp_path).stdout.splitlines()
+    (place,) = (at for at, line in enumerate(lines) if line.strip() == str(finding))
+    shown = {**finding.as_json(), "message": finding.message}
+    content = json.loads(bench("status", "./found", "--json", cwd=tmp_path).stdout)
+    (name,) = (run["run_id"] for run in content["runs"] if shown in run["findings"])
     assert name in lines[place - 1]
-
-
-def test_the_page_and_the_json_of_the_report_contain_it(study, nothing_drawn):
-    said = json.loads(bench("report", "./warm", "--json", cwd=study.parent).stdout)
-    assert TOLD["message"] in json.dumps(said)
+    assert finding.message in json.dumps(
+        json.loads(bench("report", "./found", "--json", cwd=tmp_path).stdout)
+    )
     page = (study / "report" / "index.html").read_text()
-    assert WarmCable.heading in page
-    assert TOLD["message"] in page
+    assert finding.message in page

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from bench.commands.init import cluster_matrix, partitions
 from bench.commands.own_command import read_command
-from bench.errors import BenchError
 from bench.jobs.slurm.parsing import parse_nodes
 from bench.matrix.workload import filled_words
 from bench.plan import make_plan
+from ddp_scaling_bench.errors import BenchError
 from tests.commands.command_line import bench
 from tests.common import raised, write_program
 

@@ -10,18 +10,19 @@ from pathlib import Path
 import pytest
 from torch.distributed import DistBackendError
 
-from bench.finding import messages
 from bench.jobs.contract import Status
 from bench.jobs.end import end_of
-from bench.measure.exchange import Symptom, error_line, symptom_of
-from bench.measure.nccl_errors import logged_nccl_errors
-from bench.study.layout import RunFolder, StudyFolder
-from bench.study.ledger import FailureClass, Record, RunState, now
+from bench.study.layout import StudyFolder
+from bench.study.ledger import FailureClass, RunState
 from bench.study.plan_json import open_study
 from bench.study.reasons import ExitCode, Said
-from bench.study.run_json import next_attempt
-from bench.train.failures import describe_error
-from tests.analysis.studies import make_cell
+from ddp_scaling_bench.finding import messages, with_remedies
+from ddp_scaling_bench.measure.nccl_errors import logged_nccl_errors
+from ddp_scaling_bench.measure.peers import raised, symptom_of
+from ddp_scaling_bench.measure.torch_internals import Symptom
+from ddp_scaling_bench.run_folder import RunFolder
+from ddp_scaling_bench.train.failures import failure_from
+from tests.analysis.studies import leave_run, make_cell
 from tests.commands.command_line import bench
 from tests.matrices import matrix
 
@@ -50,12 +51,7 @@ def errors(tmp_path_factory) -> tuple[Path, dict[str, Path]]:
     study = open_study(StudyFolder(root / "results/errors"))
     runs = {}
     for run, path in zip(study.runs, FILES, strict=True):
-        attempt = next_attempt(study, run, Record(run_id=run.run_id))
-        attempt.claim(study)
-        attempt.folder.err.write_text(read(path)[1], encoding="utf-8")
-        attempt.folder.end.write_text(json.dumps({"exit_code": 1, "time": now()}))
-        end = end_of(attempt.folder, attempt.cell, None)
-        study.ledger.append([Record(run_id=run.run_id, attempt=1).ended(end)])
+        leave_run(study, run, exit_code=1, err=read(path)[1])
         runs[run.run_id] = path
     return root, runs
 
@@ -82,11 +78,14 @@ def test_the_line_of_an_exception_contains_nccls_last_error(path):
     message = (
         log[log.find("NCCL error in") :] if "NCCL error in" in log else log.split("DistBackendError: ")[1]
     )
-    line = error_line(DistBackendError(message))
+    line = raised(DistBackendError(message)).message
     assert line.startswith("DistBackendError: ")
     assert last in line
     assert len(line.splitlines()) == 1
-    assert last in describe_error(DistBackendError(message), timeout_s=60) or "without-id" in path.name
+    assert (
+        last in with_remedies([failure_from(DistBackendError(message), timeout_s=60)])
+        or "without-id" in path.name
+    )
 
 
 def nccl(kind: str, last: str) -> DistBackendError:
@@ -117,13 +116,13 @@ def test_the_lines_of_an_error_are_found_in_a_log(lines):
 def test_only_lost_connections_of_nccl_are_symptoms_of_another_ranks_end():
     lost = nccl("ncclRemoteError", "socketProgress: Connection closed by remote peer n1<34818>")
     assert symptom_of(lost) is Symptom.LOST
-    assert describe_error(lost, timeout_s=9) == (
+    assert with_remedies([failure_from(lost, timeout_s=9)]) == (
         "lost the connection to another rank: it ended first, see its own message;"
         " NCCL 2.28.9: socketProgress: Connection closed by remote peer n1<34818>"
     )
     late = nccl("ncclSystemError", "socketPollConnect: Connect to 10.0.0.1<4> failed : Connection timed out")
     assert symptom_of(late) is None, "no collective was late"
-    assert error_line(late).endswith("Connect to 10.0.0.1<4> failed : Connection timed out")
+    assert raised(late).message.endswith("Connect to 10.0.0.1<4> failed : Connection timed out")
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from bench.preflight import UndecidedError, Verdict, judge, read_measurements
-from bench.train.nodecheck import COLUMNS
+from ddp_scaling_bench.train.nodecheck import COLUMNS
 
 
 def verdict(folder: Path, *rows: str, threshold: float = 0.9) -> Verdict:

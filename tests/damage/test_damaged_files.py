@@ -12,23 +12,47 @@ import pytest
 
 from analysis.data.load import load_study
 from analysis.stats.measured import measure
-from bench.errors import unwritable
+from bench.plan import make_plan, write_plan
 from bench.study.layout import StudyFolder
 from bench.study.ledger import Ledger, Record
-from bench.study.plan_json import open_study
+from bench.study.plan_json import PlannedStudy, open_study
+from ddp_scaling_bench.errors import unwritable
+from tests.analysis.studies import leave_run
 from tests.commands.command_line import bench, bench_process
 from tests.common import change_json
-from tests.damage.whole_studies import write_studies
+from tests.matrices import matrix, training
 
 #: The study ``complete`` has a run that completed with this name.
 RUN = "n1x2-gloo-torchrun-b32-r1"
 FOLDER = f"runs/{RUN}/attempt-1"
 
 
+#: What became of some runs of the study ``failed``, by their order: failed, ended but not recorded, killed.
+ENDS: dict[int, dict[str, Any]] = {
+    1: {"exit_code": 1, "err": "RuntimeError: it broke\n"},
+    2: {"is_recorded": False},
+    4: {"exit_code": None, "is_recorded": False},
+}
+
+
+def plan(root: Path, name: str) -> PlannedStudy:
+    axes, scaling = {"tasks_per_node": [1, 2, 4]}, [{"mode": "strong", "global_batch": [64]}]
+    workload = training(steps_per_epoch=20, epochs=3)
+    path = root / f"{name}.yaml"
+    path.write_text(matrix(name, axes=axes, scaling=scaling, workload=workload, repeats=3))
+    return open_study(write_plan(make_plan(path), root))
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Return two whole studies."""
-    return write_studies(tmp_path_factory.mktemp("whole"))
+    """Return two whole studies; in the second, some runs failed, and one has not started."""
+    root = tmp_path_factory.mktemp("whole")
+    complete, failed = plan(root, "complete"), plan(root, "failed")
+    for place, run in enumerate(complete.runs):
+        leave_run(complete, run)
+        if place != 6:
+            leave_run(failed, run, **ENDS.get(place, {}))
+    return [complete.folder.path, failed.folder.path]
 
 
 @pytest.fixture
@@ -91,41 +115,30 @@ def assert_without_values(study: Path, problem: str) -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["metrics.csv", "steps.csv", "probes.json"])
-def test_a_changed_file_leaves_the_run_without_values(study, name):
-    path = study / FOLDER / name
-    if name == "metrics.csv":
-        path.write_text(path.read_text().replace(",93.0,", ",92.0,", 1))
-    elif name == "steps.csv":
-        path.write_text(path.read_text()[:-20])
-    else:
-        path.write_text("{}")
-    problem = f"{FOLDER}/{name} is not as the run wrote it: its SHA-256 is not that in SHA256SUMS"
-    assert_without_values(study, problem)
+CHANGED = "is not as the run wrote it: its SHA-256 is not that in SHA256SUMS"
 
 
 @pytest.mark.parametrize(
-    ("kind", "problem"),
+    ("name", "kind", "problem"),
     [
-        ("missing", "No such file or directory"),
-        ("folder", "Is a directory"),
-        ("fifo", "It is not a regular file"),
-        ("sparse", "it is larger than 1 GiB"),
+        ("metrics.csv", "changed", CHANGED),
+        ("steps.csv", "changed", CHANGED),
+        ("probes.json", "changed", CHANGED),
+        ("ranks.csv", "missing", "cannot be read: No such file or directory"),
+        ("ranks.csv", "folder", "cannot be read: Is a directory"),
+        ("ranks.csv", "fifo", "cannot be read: It is not a regular file"),
+        ("ranks.csv", "sparse", "cannot be read: it is larger than 1 GiB"),
+        ("SHA256SUMS", "missing", "cannot be read: No such file or directory"),
+        ("SHA256SUMS", "foreign", "is larger than 4096 bytes"),
     ],
 )
-def test_a_table_that_cannot_be_read_leaves_the_run_without_values(study, kind, problem):
-    replace(study / FOLDER / "ranks.csv", kind)
-    assert_without_values(study, f"{FOLDER}/ranks.csv cannot be read: {problem}")
-
-
-def test_a_completed_run_without_digests_has_no_values(study):
-    (study / FOLDER / "SHA256SUMS").unlink()
-    assert_without_values(study, f"{FOLDER}/SHA256SUMS cannot be read: No such file or directory")
-
-
-def test_digests_of_another_program_leave_the_run_without_values(study):
-    replace(study / FOLDER / "SHA256SUMS", "foreign")
-    assert_without_values(study, f"{FOLDER}/SHA256SUMS is larger than 4096 bytes")
+def test_a_changed_or_unreadable_file_leaves_the_run_without_values(study, name, kind, problem):
+    path = study / FOLDER / name
+    if kind == "changed":
+        path.write_text(path.read_text().replace("3", "4", 1) if name != "probes.json" else "{}")
+    else:
+        replace(path, kind)
+    assert_without_values(study, f"{FOLDER}/{name} {problem}")
 
 
 def test_sha256sum_checks_the_files(study):
@@ -216,14 +229,6 @@ def test_a_run_whose_events_were_lost_is_not_started_again(study):
     assert bench("submit", str(study), cwd=study.parent).returncode == 0
     assert not (study / FOLDER).with_name("attempt-2").exists()
     assert shown(study)["measured"]
-
-
-def test_a_lost_end_is_found_again_in_the_folder(study):
-    before = shown(study)["wall_s"]
-    forget_end(study)
-    assert bench("status", str(study), cwd=study.parent).returncode == 0
-    assert shown(study)["wall_s"] == before
-    assert Ledger(study / "ledger.jsonl").records([RUN])[RUN].state == "completed"
 
 
 @pytest.mark.parametrize("job_id", ["0", f"{os.uname().nodename}:abc:5", f"{os.uname().nodename}:0:"])

@@ -1,14 +1,21 @@
-"""`bench doctor`: text, JSON, exit codes and error messages."""
+"""`bench doctor` of logs, runs and studies: text, JSON, exit codes and error messages."""
 
 import io
 import json
+import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from bench.cli import app
 from bench.commands.doctor import run_doctor
-from bench.errors import BenchError
+from bench.study.reasons import LogCause
+from ddp_scaling_bench.errors import BenchError
+from tests.analysis.causes.planted import attempts, plant
+from tests.analysis.studies import change_run
 from tests.common import raised
 
 FAILED = """\
@@ -57,32 +64,165 @@ def test_standard_input_and_files_are_read_together(folder, capsys, monkeypatch)
     assert found[:2] == [("backend-device-mismatch", str(awkward)), ("missing-srun", "-")]
 
 
-@pytest.mark.parametrize("json", [False, True])
-@pytest.mark.parametrize("message", ["RuntimeError: Tensors must be CUDA and dense", "no known ERROR"])
-def test_control_characters_of_a_log_and_its_name_do_not_reach_the_terminal(folder, capsys, message, json):
-    hostile = "\x1b]0;title\x07\x1b[2J\x1b[31m\x9b5m\u202e\u2066\u200b\x85\x00\r"
-    log = Path("job\x1b[2J\u202e.err")
-    log.write_text(f"{hostile}{message}{hostile} \udcff\n", errors="surrogateescape")
-    run_doctor([log], json=json)
-    printed = capsys.readouterr().out
-    assert message in printed
-    assert all(char.isprintable() or char == "\n" for char in printed)
-
-
 def test_a_line_break_in_a_name_is_printed_as_a_space(folder, capsys):
     Path("job\nfake-cause  x:1.err").write_text(FAILED)
     run_doctor([Path("job\nfake-cause  x:1.err")], json=False)
     assert capsys.readouterr().out.startswith("missing-srun  job fake-cause  x:1.err:2\n")
-    with pytest.raises(BenchError, match=r"^gone for ever: log does not exist; give a log file"):
-        run_doctor([Path("gone\nfor ever")], json=False)
 
 
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("gone.err", "gone.err: log does not exist; give a log file, such as slurm-<job>.out"),
+        ("gone\nfor ever", "gone for ever: log does not exist; give a log file, such as slurm-<job>.out"),
         (".", ".: log is a directory; give a log file, such as slurm-<job>.out"),
     ],
 )
 def test_a_target_that_is_not_a_log_is_an_error_with_a_remedy(folder, name, message):
     assert raised(BenchError, run_doctor, [Path(name)], json=False) == message
+
+
+RUN = "n4x1-gloo-srun-b16-r2"
+
+
+@pytest.fixture
+def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    plant(tmp_path / "results" / "slow", {"data": 0.025}, noise=0.0)
+    return tmp_path / "results"
+
+
+def doctor(*arguments: str) -> Any:
+    return CliRunner().invoke(app, ["doctor", *arguments])
+
+
+def content(*arguments: str) -> dict[str, Any]:
+    result = doctor(*arguments, "--json")
+    assert result.exit_code == 0, result.output
+    found: dict[str, Any] = json.loads(result.stdout)
+    return found
+
+
+@pytest.mark.parametrize(
+    "target",
+    [f"results/slow/runs/{RUN}", f"results/slow/runs/{RUN}/attempt-1", f"slow/{RUN}"],
+)
+def test_a_slow_run_is_named_by_its_folder_and_exits_with_zero(results: Path, target: str) -> None:
+    found = content(target)
+    assert (found["study"], found["run_id"], found["attempt"]) == ("results/slow", RUN, 1)
+    assert found["state"] == "completed"
+    (cause,) = found["causes"]
+    assert (cause["cause"], cause["severity"], cause["line"]) == ("data-loading", "slow", None)
+    assert cause["share"] == pytest.approx(0.2, abs=1e-3)
+    assert cause["path"] == f"results/slow/runs/{RUN}/attempt-1"
+    (fact,) = cause["facts"]
+    assert (fact["kind"], fact["values"]["share"]) == ("loading", pytest.approx(0.2, abs=1e-3))
+    assert cause["evidence"] == "loading data takes 25.0 ms per step (20 %)"
+
+
+def test_the_causes_of_a_study_are_those_of_all_its_cells(results: Path) -> None:
+    found = content("slow")
+    assert (found["study"], found["run_id"], found["state"]) == ("results/slow", None, "completed")
+    assert [cause["cause"] for cause in found["causes"]] == ["data-loading"]
+    text = doctor("results/slow").stdout
+    assert text.startswith("Study results/slow: completed\n\n")
+    assert "data-loading  20 % of the step  results/slow/runs/n4x1-gloo-srun-b16-r1/attempt-1\n" in text
+
+
+def test_the_failures_of_a_study_come_first_and_exit_with_one(results: Path) -> None:
+    folder = attempts(results / "slow", RUN)[0]
+    change_run(results / "slow", RUN, state="failed")
+    folder.err.write_text("RuntimeError: Tensors must be CUDA and dense\n")
+    result = doctor("slow", "--json")
+    causes = json.loads(result.stdout)["causes"]
+    assert result.exit_code == 1
+    assert [cause["cause"] for cause in causes] == ["backend-device-mismatch", "data-loading"]
+
+
+@pytest.mark.parametrize(
+    ("target", "log"),
+    [("slow", None), (RUN, ""), (f"results/slow/runs/{RUN}", "Training finished in 10 s\n")],
+)
+def test_a_failure_that_no_log_shows_has_the_reason_of_the_ledger(results, target, log):
+    folder = attempts(results / "slow", RUN)[0]
+    change_run(results / "slow", RUN, state="failed", reason="NODE_FAIL: a node of the job failed")
+    if log is not None:
+        folder.err.write_text(log)
+    result = doctor(target, "--json")
+    found = json.loads(result.stdout)
+    assert (result.exit_code, found["state"], found["causes"][1:]) == (1, "failed", [])
+    line = found["last_lines"][0]
+    assert line["text"] == "NODE_FAIL: a node of the job failed"
+    assert line["path"] == "results/slow/ledger.jsonl"
+    assert line["line"] == len((results / "slow/ledger.jsonl").read_text().splitlines())
+    assert "NODE_FAIL: a node of the job failed" in doctor(target).stdout
+
+
+def test_a_running_run_with_empty_logs_is_neither_ok_nor_a_statement_about_its_study(results: Path) -> None:
+    folder = attempts(results / "slow", RUN)[0]
+    change_run(results / "slow", RUN, state="running")
+    folder.err.write_text("")
+    result = doctor(str(folder.path))
+    assert result.exit_code == 3
+    assert result.stdout == (
+        f"Study {results}/slow, run {RUN}, attempt 1: running\n\n"
+        "No known cause. This does not show that the job succeeded.\n"
+    )
+
+
+def test_a_run_that_waits_or_was_not_started_has_no_logs(results: Path) -> None:
+    folder = attempts(results / "slow", RUN)[0]
+    change_run(results / "slow", RUN, state="queued")
+    for log in (folder.err, folder.out):
+        log.unlink(missing_ok=True)
+    result = doctor(RUN)
+    assert result.exit_code == 2
+    assert result.stderr.splitlines()[-1] == (
+        f"error: results/slow/runs/{RUN}/attempt-1: the run is queued and has no job.out or job.err; "
+        "`bench status slow` shows its state"
+    )
+    (results / "slow" / "ledger.jsonl").unlink()
+    shutil.rmtree(folder.path.parent)
+    assert doctor(RUN).stderr == f"error: {RUN} has not been started; start it: bench submit slow\n"
+
+
+def test_a_study_in_which_nothing_has_run_is_not_ok(results: Path) -> None:
+    (results / "slow" / "ledger.jsonl").unlink()
+    runs = len(attempts(results / "slow", "*"))
+    shutil.rmtree(results / "slow/runs")
+    result = doctor("slow")
+    assert result.exit_code == 3
+    assert result.stdout == (
+        f"Study results/slow: 0 of {runs} runs completed, {runs} not run\n\n"
+        "No run of the study has completed or failed yet.\n"
+    )
+
+
+def test_a_study_of_which_some_runs_are_missing_is_not_completed(results: Path) -> None:
+    ledger, runs = results / "slow" / "ledger.jsonl", len(attempts(results / "slow", "*"))
+    ledger.write_text(
+        "".join(line for line in ledger.read_text().splitlines(keepends=True) if RUN not in line)
+    )
+    shutil.rmtree(results / "slow/runs" / RUN)
+    result = doctor("slow")
+    assert result.exit_code == 3
+    heading = f"Study results/slow: {runs - 1} of {runs} runs completed, 1 not run\n\n"
+    assert result.stdout.startswith(f"{heading}Makes the job slow, but does not end it:\n\ndata-loading  ")
+    found = json.loads(doctor("slow", "--json").stdout)
+    assert (found["state"], found["counts"]) == ("incomplete", {"planned": 1, "completed": runs - 1})
+
+
+def test_a_warning_in_the_log_is_reported_once(results: Path) -> None:
+    folder = attempts(results / "slow", RUN)[0]
+    folder.err.write_text("Warning: Grad strides do not match bucket view strides. This may indicate\n")
+    line = LogCause(cause="slow-gradient-strides", path="job.err", line=1, evidence="Warning")
+    change_run(results / "slow", RUN, warnings=(line,))
+    assert [one["cause"] for one in content(str(folder.path))["causes"]] == ["data-loading", "grad-strides"]
+
+
+def test_a_run_of_several_studies_lists_the_candidates(results: Path) -> None:
+    plant(results / "later", {"data": 0.025}, noise=0.0)
+    result = doctor(RUN)
+    assert result.exit_code == 2
+    assert f"{RUN} is in 2 studies: " in result.stderr
+    for name in ("slow", "later"):
+        assert f"results/{name}/runs/{RUN}/attempt-1" in result.stderr

@@ -20,7 +20,8 @@ import sys
 import tarfile
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,17 +33,6 @@ from tests.commands import command_line  # noqa: E402
 HERE = Path(__file__).parent
 STUDIES = sorted(path.name.removesuffix(".tar.xz") for path in HERE.glob("studies/*.tar.xz"))
 TOLERANCE = 1e-9
-#: The columns that identify a row of a table.
-KEYS = {
-    "scaling.csv": ["series", "cell_id"],
-    "runs.csv": ["run_id", "attempt"],
-    "causes.csv": ["series", "cell_id", "cause", "run_id", "node", "rank", "part"],
-    "states.csv": ["run_id"],
-    "verify.csv": ["run_id"],
-    "report.csv": ["item", "subject"],
-}
-#: Columns that are not compared, with the reason.
-VOLATILE: dict[tuple[str, str], str] = {}
 #: The parts of a study from which everything else can be computed again.
 SOURCES = ("plan.json", "ledger.jsonl", "runs")
 #: Tables with more rows are compared by the sums of each cell.
@@ -68,11 +58,11 @@ def actual(study: str, folder: Path) -> Tables:
     return {name: _sums(rows) if len(rows) > MAX_ROWS else rows for name, rows in tables.items()}
 
 
-def unpack(study: str, folder: Path, *, whole: bool = False) -> None:
-    """Unpack a study, or only its :data:`SOURCES`, into ``folder``."""
+def unpack(study: str, folder: Path) -> None:
+    """Unpack the :data:`SOURCES` of a study into ``folder``."""
     with tarfile.open(HERE / f"studies/{study}.tar.xz") as archive:
         archive.extractall(folder, filter="data")
-    for path in () if whole or not (folder / study).is_dir() else sorted((folder / study).iterdir()):
+    for path in sorted((folder / study).iterdir()) if (folder / study).is_dir() else ():
         if path.name in SOURCES:
             continue
         if path.is_dir():
@@ -158,41 +148,16 @@ def differences(study: str) -> Iterator[str]:
         if name not in tables or name not in expected:
             yield f"{study} {name}: {'an additional' if name in tables else 'a missing'} file"
         else:
-            yield from (f"{study} {name}: {line}" for line in _compare(name, expected[name], tables[name]))
+            yield from (f"{study} {name}: {line}" for line in _compare(expected[name], tables[name]))
 
 
-def _compare(name: str, expected: Sequence[Row], found: Sequence[Row]) -> Iterator[str]:
-    before, after = _keyed(name, expected), _keyed(name, found)
-    columns = (
-        {column for row in expected[:1] for column in row},
-        {column for row in found[:1] for column in row},
-    )
-    if expected and found:
-        yield from (f"missing column {column}" for column in sorted(columns[0] - columns[1]))
-        yield from (f"additional column {column}" for column in sorted(columns[1] - columns[0]))
-    yield from (f"missing row {key}" for key in before if key not in after)
-    yield from (f"additional row {key}" for key in after if key not in before)
-    shared = [key for key in before if key in after]
-    if shared != [key for key in after if key in before]:
-        yield "the rows have another order"
-    for key in shared:
-        for column, value in before[key].items():
-            if (
-                column in after[key]
-                and (name, column) not in VOLATILE
-                and not _same(value, after[key][column])
-            ):
-                yield f"row {key}, column {column}: expected {value!r}, actual {after[key][column]!r}"
-
-
-def _keyed(name: str, rows: Iterable[Row]) -> dict[str, Row]:
-    keyed: dict[str, Row] = {}
-    for row in rows:
-        key = " ".join(row[column] for column in KEYS[name] if row.get(column))
-        while key in keyed:
-            key += " (again)"
-        keyed[key] = row
-    return keyed
+def _compare(expected: Sequence[Row], found: Sequence[Row]) -> Iterator[str]:
+    none: Row = {}
+    for line, (before, after) in enumerate(zip_longest(expected, found, fillvalue=none), 2):
+        for column in {**before, **after}:
+            values = before.get(column, "nothing"), after.get(column, "nothing")
+            if not _same(*values):
+                yield f"line {line}, column {column}: expected {values[0]!r}, actual {values[1]!r}"
 
 
 def _number(value: str) -> float | None:
@@ -216,7 +181,7 @@ def write(study: str) -> None:
     shutil.rmtree(HERE / "expected" / study, ignore_errors=True)
     for name, rows in tables.items():
         text = io.StringIO(newline="")
-        writer = csv.DictWriter(text, rows[0] if rows else KEYS[name], lineterminator="\n")
+        writer = csv.DictWriter(text, rows[0] if rows else (), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
         _put(HERE / "expected" / study / name, text.getvalue())

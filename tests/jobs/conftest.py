@@ -6,8 +6,17 @@ from typing import Any
 
 import pytest
 
+from bench.jobs import submission
+from bench.jobs.contract import Scheduler
 from tests.cluster.bed import Cluster
 from tests.jobs.slurm_studies import Study, scripted_study
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `bench submit --wait` in this process ask every second."""
+    monkeypatch.setattr(Scheduler, "poll_s", 1.0)
+    monkeypatch.setattr(submission, "LONGEST_PAUSE_S", 1.0)
 
 
 @pytest.fixture

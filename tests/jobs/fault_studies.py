@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.study.layout import RunFolder
-from bench.study.records import METRICS_COLUMNS
+from ddp_scaling_bench.records import METRICS_COLUMNS
+from ddp_scaling_bench.run_folder import RunFolder
 from tests.analysis.figures import no_figure
 from tests.cluster.bed import Cluster
 from tests.cluster.containers import wait_for

@@ -19,10 +19,11 @@ from bench.jobs.engine import Engine
 from bench.jobs.slurm.client import Slurm
 from bench.jobs.slurm.scheduler import SlurmScheduler
 from bench.plan import make_plan, write_plan
-from bench.study.layout import RunFolder, StudyFolder
+from bench.study.layout import StudyFolder
 from bench.study.ledger import Record
 from bench.study.plan_json import PlannedStudy, open_study
-from bench.study.records import METRICS_COLUMNS
+from ddp_scaling_bench.records import METRICS_COLUMNS
+from ddp_scaling_bench.run_folder import RunFolder
 from tests.cluster.containers import wait_for
 from tests.commands import command_line
 from tests.common import run_program, write_program

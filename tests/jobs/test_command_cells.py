@@ -18,13 +18,14 @@ import psutil
 import pytest
 
 from bench.jobs.commands import SubmittedCommands
-from bench.measure.command_conditions import merge_nodes
 from bench.plan import make_plan, write_plan
-from bench.study.layout import RunFolder, StudyFolder
+from bench.study.layout import StudyFolder
 from bench.study.ledger import Record
 from bench.study.plan_json import PlannedStudy, open_study
-from bench.study.run_json import changed_script, script_sha256
 from bench.study.verify import verify_run
+from ddp_scaling_bench.measure.env_file import changed_script, script_sha256
+from ddp_scaling_bench.measure.node_counters import merge_nodes
+from ddp_scaling_bench.run_folder import RunFolder
 from tests.cluster.containers import wait_for
 from tests.commands import command_line
 from tests.common import read_rows, run_program
@@ -129,10 +130,10 @@ def test_a_command_without_the_recorder_has_an_environment_and_its_script(study)
     assert (env["threads_per_rank"], env["env"]["OMP_NUM_THREADS"]) == (1, "1")
     assert (env["python"], env["torch"]) == (platform.python_version(), version("torch"))
     assert (env["joined"], env["backend"], env["transport"]) == (None, None, None)
-    assert not list(left(done).path.glob("env-node*"))
+    assert not list(left(done).path.glob("conditions-*"))
     verification = verify_run(left(done), record(done), done.cell_of(done.runs[0].run_id))
     outcomes = {check.name: check.outcome for check in verification.checks}
-    assert (outcomes["script"], outcomes["nodes"], outcomes["ranks joined"]) == ("ok", "ok", "not measured")
+    assert (outcomes["script"], outcomes["nodes"], outcomes["joined"]) == ("ok", "ok", "not measured")
 
 
 @pytest.mark.parametrize(
@@ -211,7 +212,15 @@ def test_srun_and_torchrun_give_a_command_the_same_names(cluster, tmp_path, monk
     for run in study.runs:
         path = study.folder.attempt(run.run_id, 1).path
         names[run.cell_id] = [(path / f"env.{rank}").read_text().split() for rank in range(4)]
-    assert bench("verify", "own", cwd=tmp_path).returncode == 0
+        env, conditions = (json.loads((path / f"{name}.json").read_text()) for name in ("env", "conditions"))
+        (window,) = conditions["windows"]
+        assert [host["ranks_here"] for host in env["hosts"]] == [2, 2]
+        assert [host["host"] for host in env["hosts"]] == [node["node"] for node in window["nodes"]]
+    done = bench("verify", "own", "--strict", cwd=tmp_path)
+    assert (done.returncode, done.stdout.splitlines()[2:4]) == (
+        3,
+        ["2 of 2 runs pass", "2 of 2 runs: joined not measured"],
+    )
     srun, torchrun = names.values()
     assert srun == torchrun
     assert srun[3] == "BENCH_GLOBAL_BATCH=32 LOCAL_RANK=1 LOCAL_WORLD_SIZE=2 RANK=3 WORLD_SIZE=4".split()
@@ -275,13 +284,9 @@ def test_the_script_is_the_first_word_that_is_a_file(planned, command, script):
     assert (found["script"], found["script_sha256"]) == (script, sha256 if script else None)
 
 
-def test_words_contain_the_values_of_the_cell(planned):
-    found = described(planned("python train.py --batch {per_gpu_batch} --out {run_dir}"))
-    assert found["words"] == ["python", "train.py", "--batch", "8", "--out", "{run_dir}"]
-
-
-def test_the_commit_and_changes_of_tracked_files_are_recorded(planned):
-    study = planned("python train.py")
+def test_the_words_the_commit_and_changes_of_tracked_files_are_recorded(planned):
+    study = planned("python train.py --batch {per_gpu_batch} --out {run_dir}")
+    assert described(study)["words"] == ["python", "train.py", "--batch", "8", "--out", "{run_dir}"]
     assert (described(study)["git_commit"], described(study)["git_dirty"]) == (None, None)
     git("init", "-q")
     assert (described(study)["git_commit"], described(study)["git_dirty"]) == (None, None)

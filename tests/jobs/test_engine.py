@@ -1,5 +1,6 @@
 """The engine with a scheduler in memory: each run becomes one job, and every end reaches the ledger."""
 
+import errno
 import fcntl
 import json
 import shutil
@@ -12,15 +13,16 @@ from typing import Any
 
 import pytest
 
-from bench.errors import BenchError, UnavailableError
 from bench.jobs import engine as engine_module
 from bench.jobs.contract import Job, RefusedError, Scheduler, Status, UncertainError
 from bench.jobs.engine import Callbacks, Engine, QueueFullError
 from bench.plan import make_plan, write_plan
-from bench.study.layout import RunFolder, StudyFolder
-from bench.study.ledger import FailureClass, Record, RunState, now
+from bench.study.layout import StudyFolder
+from bench.study.ledger import FailureClass, Ledger, Record, RunState, now
 from bench.study.plan_json import PlannedStudy, open_study
 from bench.study.reasons import Said
+from ddp_scaling_bench.errors import BenchError, UnavailableError, unwritable
+from ddp_scaling_bench.run_folder import RunFolder
 from tests.common import change_json
 from tests.matrices import command, matrix
 
@@ -222,14 +224,6 @@ def test_each_run_becomes_one_job_and_a_second_submission_starts_nothing(lab):
     assert (len(lab.queue.entries), lab.lines()) == (3, before)
 
 
-def test_a_run_that_was_started_after_it_was_chosen_is_not_started_again(lab):
-    seen = lab.engine.poll()
-    lab.submit()
-    lab.end(0, 3)
-    lab.engine.submit(lab.study.runs, seen=seen, callbacks=Callbacks())
-    assert len(lab.queue.entries) == 3
-
-
 def test_killed_before_the_scheduler_accepted_the_run_is_withdrawn_through_the_gate(lab):
     lab.submit_and_die()
     assert [line["state"] for line in lab.lines()] == ["queued"]
@@ -242,8 +236,21 @@ def test_killed_before_the_scheduler_accepted_the_run_is_withdrawn_through_the_g
     assert lab.attempts() == [2, 1, 1]
 
 
-def test_killed_after_the_scheduler_accepted_the_job_is_found_by_its_name(lab):
-    lab.submit_and_die(accepted=True)
+@pytest.mark.parametrize("is_killed", [True, False])
+def test_a_job_whose_id_was_not_written_is_found_by_its_name(lab, monkeypatch, is_killed):
+    append = Ledger.append
+
+    def full(ledger: Ledger, records: Sequence[Record]) -> None:
+        if any(record.job_id for record in records):
+            raise unwritable(ledger.path, OSError(errno.ENOSPC, "No space left on device"))
+        append(ledger, records)
+
+    if is_killed:
+        lab.submit_and_die(accepted=True)
+    else:
+        with monkeypatch.context() as patch, pytest.raises(BenchError, match="No space left on device"):
+            patch.setattr(Ledger, "append", full)
+            lab.submit()
     assert lab.jobs() == [("queued", "1"), ("planned", ""), ("planned", "")]
     lab.submit()
     assert len(lab.queue.entries) == 3
@@ -363,14 +370,6 @@ def test_without_ledger_and_folders_a_living_job_keeps_its_run_from_starting(lab
     assert lab.records()[0].job_id == "1"
 
 
-def test_of_two_jobs_of_one_name_the_living_one_counts(lab):
-    lab.submit()
-    lab.end(0)
-    again = Status(job_id="4", state=RunState.RUNNING)
-    lab.queue.entries.append(Entry(lab.queue.entries[0].job, again))
-    assert lab.jobs()[0] == ("running", "4")
-
-
 def test_a_forgotten_job_is_unknown_until_the_scheduler_or_the_folder_says_more(lab):
     lab.submit()
     for entry in lab.queue.entries:
@@ -387,14 +386,6 @@ def test_a_forgotten_job_is_unknown_until_the_scheduler_or_the_folder_says_more(
     lab.queue.entries[1].is_purged = False
     lab.queue.entries[1].end(3)
     assert lab.states() == ["completed", "failed", "unknown"]
-
-
-def test_a_job_that_the_scheduler_does_not_know_although_it_accepted_it_is_unknown(lab):
-    lab.submit()
-    lab.queue.entries.clear()
-    assert lab.states() == ["unknown"] * 3
-    lab.submit()
-    assert lab.queue.entries == []
 
 
 def test_a_process_that_is_gone_without_an_end_has_failed(lab):

@@ -1,81 +1,16 @@
-"""Faults on the real cluster, and their presentation by status, verify and the report."""
+"""Faults and neighbours of runs on the real cluster, and their presentation by status, verify and the report."""
 
 import json
-import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
-import pytest
-
+from bench.study.ledger import Record
 from tests.cluster.bed import Cluster
 from tests.cluster.containers import wait_for
-from tests.common import run_program
 from tests.jobs.fault_studies import FAULTS, Scene, differences, fault_study
-from tests.jobs.slurm_studies import MEASURE, await_child, run_id, with_waiting_sbatch
-
-SIZE = 4 << 20
-
-
-@dataclass(frozen=True)
-class SmallDisk:
-    """A mounted file system of a few megabytes."""
-
-    path: Path
-
-    def fill(self) -> None:
-        """Fill the disk."""
-        with (self.path / "filler").open("wb", buffering=0) as file:
-            try:
-                while True:
-                    file.write(b"x" * 1024)
-            except OSError:
-                return
-
-    def free(self) -> None:
-        """Free the space."""
-        (self.path / "filler").unlink()
-
-
-@contextmanager
-def small_disk(cluster: Cluster, folder: Path) -> Iterator[SmallDisk]:
-    """Create a disk in a file, and mount it here and on every node.
-
-    Raises:
-        CalledProcessError: there is no loop device here.
-    """
-    image, mounted = folder / "disk.img", folder / "disk"
-    with image.open("wb") as file:
-        file.truncate(SIZE)
-    mounted.mkdir()
-    _run("mke2fs", "-q", "-F", "-t", "ext2", "-m", "0", str(image))
-    loop = _run("losetup", "--find", "--show", str(image)).strip()
-    try:
-        _run("mount", loop, str(mounted))
-        for node in cluster.nodes:
-            cluster.run_on_node(node, ["mount", loop, mounted])
-        yield SmallDisk(mounted)
-    finally:
-        for node in cluster.nodes:
-            cluster.run_on_node(node, ["umount", "--lazy", mounted], check=False)
-        subprocess.run(["umount", "--lazy", mounted], check=False)
-        _run("losetup", "--detach", loop)
-
-
-def _run(*words: str) -> str:
-    return run_program(words, check=True).stdout
-
+from tests.jobs.slurm_studies import MEASURE, run_id, scripted_study, submitted
 
 #: Faults that take a few seconds; `make campaign` tests all.
 QUICK = ("fine", "out-of-memory", "killed", "requeued")
-
-
-@pytest.fixture
-def disk(cluster: Cluster, tmp_path: Path) -> Iterator[SmallDisk]:
-    """Mount a small disk."""
-    with small_disk(cluster, tmp_path) as mounted:
-        yield mounted
 
 
 def test_status_verify_and_report_agree_on_every_fault(cluster, tmp_path):
@@ -121,29 +56,67 @@ def test_a_run_waits_for_a_drained_node_and_says_so(cluster, scripted):
     assert study.bench("submit", "STUDY", "--wait").stderr.splitlines()[-1] == "study scripted: 1 completed"
 
 
-def test_a_job_whose_id_could_not_be_saved_is_not_lost(cluster, disk, scripted, tmp_path):
-    study = scripted(MEASURE, f"#SBATCH --hold\n{MEASURE}", folder=disk.path)
-    assert study.bench("submit", "STUDY", "--wait", "--only", run_id(1)).returncode == 0
-    ledger = study.folder / "ledger.jsonl"
-    size = ledger.stat().st_size
-    process = with_waiting_sbatch(study, tmp_path).start("submit", "STUDY")
-    wait_for(lambda: ledger.stat().st_size > size, what="the intent")
-    await_child(process)
-    _fill_up(ledger)
-    disk.fill()
-    (tmp_path / "go").touch()
-    said = process.communicate(timeout=280)[1]
-    assert process.returncode == 2, said
-    assert said.startswith(f"error: {ledger}: cannot be written: No space left on device; ")
-    assert all(json.loads(line) for line in ledger.read_text().splitlines() if line.strip())
-    disk.free()
-    cluster.run(["scontrol", "release", study.job_ids()[-1]])
-    done = study.bench("submit", "STUDY", "--wait")
-    assert done.stderr.splitlines()[-1] == "study scripted: 2 completed", done.stderr
-    assert study.jobs_per_run() == {run_id(1): 1, run_id(2): 1}
+def body(node: str, *, jobs: int = 1) -> str:
+    """Return the script of a run on a node, on which in all so many ``jobs`` of this study execute at once."""
+    # Slurm's times are whole seconds, and the accounting database can learn of a start some seconds later.
+    begun = f'"$1/../../../begun-{node}-"'
+    both = f"until [ $(ls {begun}* | wc -l) -ge {jobs} ]; do sleep 0.2; done; sleep 6"
+    return f"#SBATCH --nodelist={node}\ntouch {begun}$SLURM_JOB_ID; {both}; {MEASURE}"
 
 
-def _fill_up(ledger: Path) -> None:
-    """Pad a file with empty lines to a full block, so that its next line needs a new block."""
-    with ledger.open("a") as file:
-        file.write("\n" * (-ledger.stat().st_size % 4096))
+def shown(run: Record) -> set[tuple[str, str, str]]:
+    return {(one.kind, *one.subject, *one.values["jobs"]) for one in run.end.disturbed}
+
+
+def test_all_jobs_on_the_nodes_of_runs_are_found(tmp_path: Path, cluster: Cluster) -> None:
+    study = scripted_study(
+        tmp_path, [body("n1", jobs=2)] * 2 + [body("n2"), body("n3")], cluster.environment, name="neighbours"
+    )
+    options = ["--account=users", "--partition=l40s", "--output=/dev/null", "--parsable"]
+    foreign = cluster.run(["sbatch", *options, "--nodelist=n2,n4", "--nodes=2", "--wrap=sleep 300"])
+    job_id = foreign.stdout.strip()
+    try:
+        # The accounting database can learn of the start later than squeue.
+        asked = ["sacct", "-nXP", "-j", job_id, "-o", "State,NodeList"]
+        wait_for(lambda: cluster.run(asked).stdout.strip() == "RUNNING|n[2,4]", what="the foreign job")
+        with submitted(study, "--wait"):
+            runs = [study.record(run_id(number)) for number in (1, 2, 3, 4)]
+            jobs = [run.job_id for run in runs]
+            status = {
+                run["run_id"]: run
+                for run in json.loads(study.bench("status", "STUDY", "--json").stdout)["runs"]
+            }
+    finally:
+        cluster.run(["scancel", job_id])
+    expected = [
+        {("study-run", "n1", jobs[1])},
+        {("study-run", "n1", jobs[0])},
+        {("foreign-job", "n2", job_id)},
+        set(),
+    ]
+    assert [shown(run) for run in runs] == expected, [run.end.neighbours for run in runs]
+    (neighbour,) = runs[2].end.neighbours
+    assert neighbour.keys() == {"job_id", "start", "end", "nodes"}
+    assert (neighbour["job_id"], neighbour["end"], neighbour["nodes"]) == (job_id, None, ["n2"])
+    assert status[run_id(3)]["disturbed"] == "a job that is not of the study on n2"
+    assert status[run_id(4)]["disturbed"] == ""
+
+
+def test_disturbed_runs_run_again_once(tmp_path: Path, cluster: Cluster) -> None:
+    study = scripted_study(tmp_path, [body("n1", jobs=2)] * 2 + [body("n2")], cluster.environment)
+    with submitted(study, "--wait"):
+        again = study.bench("submit", "STUDY", "--dry-run")
+        assert "0 of 3 runs would be started" in again.stdout
+        done = study.bench("submit", "STUDY", "--retry-disturbed", "--max-queued=1", "--wait")
+        assert done.returncode == 0, done.stderr
+        records = study.status()
+        attempts = {run: (one.attempt, one.state, one.is_disturbed) for run, one in records.items()}
+        assert attempts == {
+            run_id(1): (2, "completed", False),
+            run_id(2): (2, "completed", False),
+            run_id(3): (1, "completed", False),
+        }
+        assert study.planned.ledger.attempts()[run_id(1)][1].is_disturbed
+        assert study.jobs_per_run() == {run_id(1): 2, run_id(2): 2, run_id(3): 1}
+        last = study.bench("submit", "STUDY", "--retry-disturbed")
+        assert "nothing to start" in last.stderr

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
-from bench.errors import BenchError
 from bench.plan import make_plan, scripts
-from bench.study.cell_json import read_cell
+from ddp_scaling_bench.cell_json import read_cell
+from ddp_scaling_bench.errors import BenchError
 from tests.common import run_program, write_program
 from tests.jobs.slurm_studies import plan_study
 from tests.matrices import matrix, slurm
@@ -24,6 +24,7 @@ VALUES = (
     "$(touch planted)",
     "x; touch planted",
     "x\ntouch planted",
+    "x\r\n",
     "x' ; `touch planted` ; '\"",
     "é ü 漢",
     "-x",

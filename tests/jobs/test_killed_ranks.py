@@ -2,13 +2,18 @@
 
 import pytest
 
-from bench.finding import messages
 from bench.jobs.end import Note
 from bench.jobs.logs import exited_rank, killed_rank, logged_error, recorded_failures
-from bench.measure.failure_files import write_failures
-from bench.measure.failures import FAILURES, LateCollective, LostConnection, RankFailed
-from bench.study.files import write_json
-from bench.study.layout import RunFolder
+from ddp_scaling_bench.files import write_json
+from ddp_scaling_bench.finding import messages
+from ddp_scaling_bench.measure.failures import (
+    FAILURES,
+    LateCollective,
+    LostConnection,
+    RankFailed,
+    write_failures,
+)
+from ddp_scaling_bench.run_folder import RunFolder
 
 LOST = "bench: error: rank 0: lost the connection to another rank: it ended first, and its own message says why\n"
 SRUN = (

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from bench.study.cell_json import read_cell
-from bench.study.layout import RunFolder
-from tests.analysis.figures import no_figure
+from ddp_scaling_bench.cell_json import read_cell
+from ddp_scaling_bench.run_folder import RunFolder
 from tests.cluster.bed import Cluster
 from tests.cluster.containers import wait_for
 from tests.jobs.slurm_studies import MEASURE, Study, plan_study, run_id, scripted_study, submitted
@@ -138,27 +137,6 @@ def push_out(study: Study, cluster: Cluster) -> None:
 
 WHOLE_NODE = "#SBATCH -w n4 --exclusive\n"
 LONG = 'touch "$1/begun"; sleep 300'
-
-
-def test_a_preempted_run_fails_as_preempted_everywhere(cluster, tmp_path):
-    body = f"{WHOLE_NODE}#SBATCH --no-requeue\n{LONG}"
-    study = scripted_study(tmp_path, [body], cluster.environment, name="preempted")
-    push_out(study, cluster)
-    wait_for(lambda: study.status()[run_id(1)].state == "failed", what="its end")
-    run = study.status()[run_id(1)]
-    reason = "PREEMPTED: was stopped for another job"
-    assert (run.failure_class, run.reason) == ("preempted", reason)
-    assert (
-        study.bench("verify", "STUDY").stdout.splitlines()[1].startswith(f"  FAIL  state: failed ({reason})")
-    )
-    with no_figure():
-        written = study.bench("report", "STUDY")
-    assert written.returncode == 0, written.stderr
-    page = (study.folder / "report/index.html").read_text()
-    assert reason in page
-    assert "preempted" in (study.folder / "report/runs.csv").read_text()
-    dry = study.bench("submit", "STUDY", "--dry-run", "--retry-failed").stdout
-    assert dry.splitlines()[-1] == "1 of 1 runs would be started"
 
 
 def test_a_preempted_and_requeued_job_is_queued_with_the_reason(cluster, tmp_path):

@@ -20,8 +20,8 @@ from bench.jobs.local import LocalScheduler, process_id
 from bench.plan import make_plan, write_plan
 from bench.study.ledger import Record, RunState
 from bench.study.plan_json import PlannedStudy, open_study
-from bench.study.records import METRICS_COLUMNS, RANKS_COLUMNS, STEPS_COLUMNS
 from bench.study.run_json import next_attempt
+from ddp_scaling_bench.records import METRICS_COLUMNS
 from tests.cluster.containers import wait_for
 from tests.commands.command_line import bench
 from tests.common import run_program
@@ -29,6 +29,7 @@ from tests.matrices import BARE, matrix, training
 
 #: A process in a session of its own, as ranks are, which ignores SIGTERM.
 STUBBORN = "(trap '' TERM; exec setsid sleep 4242) &"
+BEGUN = 'touch "$run_dir/begun"'
 
 
 def planned(
@@ -92,10 +93,6 @@ def end_of(job: Job) -> tuple[int, str | None, str]:
     return end["exit_code"], end["signal"], end["by"]
 
 
-def begun(job: Job) -> None:
-    wait_for((job.folder.path / "begun").exists, what="the job")
-
-
 def test_a_job_is_found_by_its_id_and_by_its_name_until_it_has_ended(job_of):
     scheduler, job = job_of('while [ ! -e "$run_dir/go" ]; do sleep 0.1; done; exit 3')
     assert scheduler.poll({job.name: ""}) == {}
@@ -117,56 +114,32 @@ def test_a_job_is_found_by_its_id_and_by_its_name_until_it_has_ended(job_of):
     scheduler.cancel([job_id])  # nothing happens
 
 
-@pytest.mark.parametrize("by", ["term", "limit"])
-def test_a_cancelled_job_and_one_at_its_limit_leave_no_process(job_of, by):
-    line = f'{STUBBORN} touch "$run_dir/begun"; sleep 4242'
-    scheduler, job = job_of(line, limit="2m" if by == "term" else "1s")
+@pytest.mark.parametrize(
+    ("line", "by", "end"),
+    [
+        (f"{STUBBORN} {BEGUN}; sleep 4242", "term", (143, "TERM", "term")),
+        (f"{STUBBORN} {BEGUN}; sleep 4242", "limit", (143, "TERM", "limit")),
+        # Jobs that ignore the signal or were stopped are killed.
+        (f"{BEGUN}; trap '' TERM; sleep 4242; sleep 4242", "term", (143, "TERM", "term")),
+        (f"{BEGUN}; sleep 4242", "stop", (143, "TERM", "term")),
+        # The ranks of a killed script may still train.
+        (f"{STUBBORN} {BEGUN}; sleep 4242; sleep 4242", "kill", (137, "KILL", "kill")),
+    ],
+)
+def test_a_job_that_is_ended_leaves_no_process(job_of, line, by, end):
+    scheduler, job = job_of(line, limit="1s" if by == "limit" else "2m")
     job_id = scheduler.submit(job)
-    begun(job)
-    if by == "term":
+    wait_for((job.folder.path / "begun").exists, what="the job")
+    if by in ("stop", "kill"):
+        os.kill(int(job_id.split(":")[1]), signal.SIGSTOP if by == "stop" else signal.SIGKILL)
+    if by == "kill":
+        assert state(scheduler, job, job_id) == "running"
+    if by in ("term", "stop"):
+        started = time.monotonic()
         scheduler.cancel([job_id])
+        assert time.monotonic() - started < 5, "the script, not `bench cancel`, waits for the end"
     wait_for(lambda: state(scheduler, job, job_id) == "over", what="the end")
-    assert end_of(job) == (143, "TERM", by)
-
-
-@pytest.mark.parametrize("wait", ["trap '' TERM; sleep 4242; sleep 4242", "sleep 4242"])
-def test_a_job_that_ignores_the_signal_or_was_stopped_is_killed(job_of, wait):
-    scheduler, job = job_of(f'touch "$run_dir/begun"; {wait}')
-    job_id = scheduler.submit(job)
-    begun(job)
-    if "trap" not in wait:
-        os.kill(int(job_id.split(":")[1]), signal.SIGSTOP)
-    started = time.monotonic()
-    scheduler.cancel([job_id])
-    assert time.monotonic() - started < 5, "the script, not `bench cancel`, waits for the end"
-    wait_for(lambda: state(scheduler, job, job_id) == "over", what="the end")
-    assert end_of(job) == (143, "TERM", "term")
-
-
-def test_the_processes_of_a_killed_script_are_ended(job_of):
-    scheduler, job = job_of(f'{STUBBORN} touch "$run_dir/begun"; sleep 4242; sleep 4242')
-    job_id = scheduler.submit(job)
-    begun(job)
-    os.kill(int(job_id.split(":")[1]), signal.SIGKILL)
-    assert state(scheduler, job, job_id) == "running", "its ranks may still train"
-    wait_for(lambda: state(scheduler, job, job_id) == "over", what="the end")
-    assert end_of(job) == (137, "KILL", "kill")
-
-
-def test_a_folder_has_one_start(job_of):
-    scheduler, job = job_of('echo began >>"$run_dir/lines"; while [ ! -e "$run_dir/go" ]; do sleep 0.1; done')
-    first = scheduler.submit(job)
-    wait_for((job.folder.path / "lines").exists, what="the first start")
-    second = scheduler.submit(job)
-    wait_for(lambda: "another" in job.folder.err.read_text(), what="the second start")
-    assert scheduler.living([job.name]) == {job.name: first} != {job.name: second}
-    owner = job.folder.start.read_text()
-    assert owner.split()[0] == first
-    assert job.folder.err.read_text() == f"bench: error: another start owns this folder: {owner}"
-    (job.folder.path / "go").touch()
-    scheduler.cancel([first])
-    wait_for(lambda: state(scheduler, job, first) == "over", what="the end")
-    assert (job.folder.path / "lines").read_text() == "began\n"
+    assert end_of(job) == end
 
 
 def test_a_withdrawn_attempt_does_not_start(job_of):
@@ -209,27 +182,6 @@ def ranks_of(study: PlannedStudy) -> list[psutil.Process]:
         if variables.get("BENCH_JOB", "").endswith(study.plan["key"]) and "LOCAL_RANK" in variables:
             found.append(process)
     return found
-
-
-def test_every_run_completes_in_the_planned_order_and_leaves_all_files(tmp_path):
-    study = planned(tmp_path)
-    done = bench("submit", str(study.folder.path), cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert set(states(study).values()) == {"completed"}
-    lines = [json.loads(line) for line in study.folder.ledger.read_text().splitlines()]
-    started = [line["run_id"] for line in lines if line["state"] == "queued" and not line.get("job_id")]
-    assert started == [run.run_id for run in study.runs]
-    for run in study.runs:
-        folder = study.folder.attempt(run.run_id, 1)
-        names = {path.name for path in folder.path.iterdir()}
-        assert names >= {"env.json", "end.json", "start", "job.out", "job.err"}
-        assert folder.metrics_csv.read_text().splitlines()[0] == ",".join(METRICS_COLUMNS)
-        assert folder.ranks_csv.read_text().splitlines()[0] == ",".join(RANKS_COLUMNS)
-        assert folder.steps_csv.read_text().splitlines()[0] == ",".join(STEPS_COLUMNS)
-    assert bench("verify", str(study.folder.path), cwd=tmp_path).returncode == 0
-    before = study.folder.ledger.read_bytes()
-    assert bench("submit", str(study.folder.path), cwd=tmp_path).returncode == 0
-    assert study.folder.ledger.read_bytes() == before, "nothing is started again"
 
 
 def test_a_script_is_executed_by_hand_with_the_same_results(tmp_path):

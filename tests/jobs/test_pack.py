@@ -76,15 +76,6 @@ def test_over_the_repeats_every_size_uses_every_node_equally_often(nodes, hosts)
     assert used == dict.fromkeys(range(hosts), nodes)
 
 
-def test_the_first_nodes_of_a_size_depend_only_on_the_seed():
-    def starts(seed: int) -> list[int]:
-        return [first_host(seed=seed, nodes=nodes, repeat=1, hosts=64) for nodes in range(1, 20)]
-
-    assert starts(1) == starts(1)
-    assert starts(1) != starts(2)
-    assert len(set(starts(1))) > 10
-
-
 def test_each_repeat_runs_on_other_nodes_of_the_same_job_and_sees_only_those(
     scripted, running_cluster, ddp, overrun
 ):

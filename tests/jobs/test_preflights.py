@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from bench.train.nodecheck import rounds
+from ddp_scaling_bench.train.nodecheck import rounds
 from tests.cluster.bed import Cluster
 from tests.commands import command_line
 from tests.common import write_program
@@ -87,18 +87,18 @@ def nodecheck(folder: Path, program: str, *, ranks: int, **environment: str) -> 
 #: The memory of n0 fails, that of n1 hangs, and n2 loses its process in every exchange.
 FAULTY = """
 nodecheck.compute_rate = lambda device: 1e9
-rank, exchange = int(os.environ["RANK"]), nodecheck.Exchange.rate
-def rate(self):
+rank, exchange = int(os.environ["RANK"]), nodecheck.exchange_rate
+def rate(*pair, **device):
     if rank == 2:
         os.kill(os.getpid(), signal.SIGKILL)
-    return exchange(self)
+    return exchange(*pair, **device)
 def memory(device):
     if rank == 0:
         raise RuntimeError("CUDA error: uncorrectable ECC error")
     if rank == 1:
         time.sleep(600)
     return 1e9
-nodecheck.Exchange.rate, nodecheck.memory_rate, nodecheck.MEASURE_S = rate, memory, 3.0
+nodecheck.exchange_rate, nodecheck.memory_rate, nodecheck.MEASURE_S = rate, memory, 3.0
 nodecheck.main()
 """
 

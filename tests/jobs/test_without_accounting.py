@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.study.layout import RunFolder
+from ddp_scaling_bench.run_folder import RunFolder
 from tests.cluster.bed import Cluster
 from tests.cluster.configuration import Options, memory_limits_possible
 from tests.cluster.containers import wait_for

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from bench.commands.lint import lint_command
-from bench.errors import BenchError
+from ddp_scaling_bench.errors import BenchError
 from tests.common import raised
 
 BAD = (

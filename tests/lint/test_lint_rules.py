@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from bench.lint import RULES, Rule, lint_script
-from bench.lint.mistakes import Mistake, Severity
+from bench.lint.mistakes import Severity
 
 ROOT = Path(__file__).parents[2]
 FIXTURES = Path(__file__).parent / "fixtures"
@@ -72,20 +72,6 @@ def test_every_rule_has_a_bad_script_a_near_miss_and_examples() -> None:
         assert {path.stem.partition("--")[0] for path in paths} == names
     for rule in RULES:
         assert re.search(r"\n *Bad:.*\n *Good:", rule.check.__doc__ or "", re.DOTALL), rule.name
-
-
-def test_the_failing_script_of_four_nodes_is_explained() -> None:
-    path = FIXTURES / "bad" / "missing-srun--mission.sbatch"
-    assert lint_script(read(path), path=path.name) == [
-        Mistake(
-            path=path.name,
-            line=15,
-            rule="missing-srun",
-            severity=Severity.ERROR,
-            message="only the first node runs this command: 1 of 16 processes will start",
-            remedy="put srun before the command: it starts one process per task",
-        )
-    ]
 
 
 @pytest.mark.parametrize(

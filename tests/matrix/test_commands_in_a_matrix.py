@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from bench.matrix.launchers import LAUNCHERS, read_launch
 from bench.matrix.workload import shell_word
 from bench.plan import make_plan
-from bench.train.options import OPTIONS
+from ddp_scaling_bench.train.options import OPTIONS
 from tests.common import run_program
 
 HEAD = """\
@@ -41,23 +41,6 @@ def test_a_text_is_split_like_in_a_shell_and_a_list_is_kept(plan):
     words = plan("command: [python, train.py, --name, a b, '{per_gpu_batch}']")
     assert text.cells[0].argv == ["python", "train.py", "--name", "a b", "{per_gpu_batch}"]
     assert words.cells[0].argv == text.cells[0].argv
-
-
-def test_a_command_can_be_an_axis(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    Path("own.yaml").write_text(
-        "cluster: {executor: local}\n"
-        "axes: {command: ['python a.py {global_batch}', [python, b.py, '{global_batch}']]}\n"
-        "scaling: [{mode: weak, per_gpu_batch: [16]}]\n"
-        "workload: {device: cpu, metrics: none}\n"
-    )
-    plan = make_plan(Path("own.yaml"))
-    assert [cell.argv for cell in plan.cells] == [
-        ["python", "a.py", "{global_batch}"],
-        ["python", "b.py", "{global_batch}"],
-    ]
-    assert [cell.metrics for cell in plan.cells] == [{"source": "none"}] * 2
-    assert len({cell.cell_id for cell in plan.cells}) == 2
 
 
 def test_the_names_of_commands_are_in_the_names_of_cells_and_series(tmp_path):

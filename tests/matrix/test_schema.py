@@ -11,14 +11,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bench.errors import BenchError
 from bench.matrix.document import read_document
 from bench.matrix.expansion import expand
 from bench.matrix.load import load_matrix
 from bench.matrix.schema import json_schema
 from bench.plan import make_plan
 from bench.shipped import shipped
-from bench.train.options import OPTIONS
+from ddp_scaling_bench.errors import BenchError
+from ddp_scaling_bench.train.options import OPTIONS
 
 GOOD = """\
 study: good

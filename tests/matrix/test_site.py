@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from bench.errors import BenchError
 from bench.matrix.load import find_site, load_matrix
 from bench.plan import make_plan, write_plan
+from ddp_scaling_bench.errors import BenchError
 from tests.commands.command_line import bench
 from tests.common import raised
 
@@ -47,23 +47,6 @@ def refusal(matrix: Path, site: Path) -> str:
     with pytest.raises(BenchError) as caught:
         make_plan(matrix, site=site)
     return str(caught.value)
-
-
-def test_a_matrix_inherits_keys_that_it_does_not_set(write):
-    matrix, document = load_matrix(write(MATRIX, "m.yaml"), site=write(SITE, "site.yaml"))
-    cluster = matrix.cluster
-    assert (cluster.partition, cluster.account, cluster.qos) == ("own", "project", "long")
-    assert cluster.setup == ["module load site"]
-    assert matrix.workload.device == "cpu"
-    assert document.site.values == {
-        "cluster.account": "project",
-        "cluster.qos": "long",
-        "cluster.gpu_request": "gpus-per-node",
-        "cluster.setup": ["module load site"],
-        "cluster.directives": ["--mail-type=END"],
-        "cluster.env.NCCL_DEBUG": "WARN",
-        "cluster.env.GLOO_SOCKET_IFNAME": "ib0",
-    }
 
 
 def test_a_list_of_the_matrix_replaces_the_sites_and_env_is_merged_by_name(write):
@@ -158,6 +141,7 @@ def test_inherited_values_are_stored_and_give_the_same_plan_again(write, tmp_pat
     script = next(folder.scripts.iterdir())
     text = script.read_text()
     assert "#SBATCH --account=project\n" in text
+    assert "#SBATCH --partition=own\n" in text
     assert str(tmp_path) not in folder.plan_json.read_text() + text
     again = write_plan(make_plan(folder.matrix, site=folder.site), tmp_path / "elsewhere")
     assert (again.scripts / script.name).read_text() == text

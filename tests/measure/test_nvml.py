@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from bench.measure import nvml
-from bench.measure.conditions import Meters, Usage
+from ddp_scaling_bench.measure import nvml
+from ddp_scaling_bench.measure.conditions import Meters
 
 H100 = "3f2504e0-4f89-11d3-9a0c-0305e82c3301"
 A100 = "11111111-2222-3333-4444-555555555555"
-GEFORCE = "aaaaaaaa-bbbb-cccc-dddd-eeeeeeeeeeee"
 SLICE = "99999999-8888-7777-6666-555555555555"
 
 
@@ -137,45 +136,45 @@ def forget() -> None:
     nvml.open_gpu.cache_clear()
 
 
-def test_an_h100_answers_everything(cuda):
-    cuda(Nvml({f"GPU-{H100}": H100_ANSWERS}), H100)
-    assert nvml.clocks(0) == {
-        "sm_mhz": 1755,
-        "power_w": 699.312,
-        "temperature_c": 64,
-        "reasons": {"hardware": [], "thermal": [], "power_cap": ["sw_power_cap"], "other": []},
-        "thermal_s": 2.5,
-        "ecc_uncorrected": 0,
-    }
+NEWER = A100_ANSWERS | {"CurrentClocksEventReasons": 0x20, "TemperatureV": {0: 91}.__getitem__}
+NO_REASONS: dict[str, list[str]] = {"hardware": [], "thermal": [], "power_cap": [], "other": []}
 
 
-def test_an_older_driver_calls_the_reasons_throttling_and_unknown_reasons_keep_their_bit(cuda):
-    cuda(Nvml({f"GPU-{A100}": A100_ANSWERS}), A100)
+H100_VALUES = {
+    "sm_mhz": 1755,
+    "power_w": 699.312,
+    "temperature_c": 64,
+    "thermal_s": 2.5,
+    "ecc_uncorrected": 0,
+}
+
+
+@pytest.mark.parametrize(
+    ("answers", "lacks", "expected", "reasons"),
+    [
+        (H100_ANSWERS, (), H100_VALUES, {"power_cap": ["sw_power_cap"]}),
+        # An older driver knows throttling; an unknown reason keeps its bit.
+        (
+            *(A100_ANSWERS, (), {"thermal_s": 3.0}),
+            {"hardware": ["hw_slowdown"], "thermal": ["hw_thermal_slowdown"], "other": ["0x800"]},
+        ),
+        # A newer library has only the newer names.
+        (
+            *(NEWER, ("nvmlDeviceGetCurrentClocksThrottleReasons", "nvmlDeviceGetTemperature")),
+            *({"temperature_c": 91}, {"thermal": ["sw_thermal_slowdown"]}),
+        ),
+        # A consumer card leaves empty what it does not support.
+        (
+            *(GEFORCE_ANSWERS, (), {"sm_mhz": 1755, "thermal_s": None, "ecc_uncorrected": None}),
+            {"other": ["gpu_idle"]},
+        ),
+    ],
+)
+def test_the_clocks_are_what_the_gpu_answers(cuda, answers, lacks, expected, reasons):
+    cuda(Nvml({f"GPU-{H100}": answers}, lacks=lacks), H100)
     found = nvml.clocks(0)
-    assert found["reasons"] == {
-        "hardware": ["hw_slowdown"],
-        "thermal": ["hw_thermal_slowdown"],
-        "power_cap": [],
-        "other": ["0x800"],
-    }
-    assert found["thermal_s"] == 3.0
-
-
-def test_a_newer_library_has_only_the_newer_names(cuda):
-    answers = A100_ANSWERS | {"CurrentClocksEventReasons": 0x20, "TemperatureV": {0: 91}.__getitem__}
-    lacks = ("nvmlDeviceGetCurrentClocksThrottleReasons", "nvmlDeviceGetTemperature")
-    cuda(Nvml({f"GPU-{A100}": answers}, lacks=lacks), A100)
-    found = nvml.clocks(0)
-    assert found["reasons"]["thermal"] == ["sw_thermal_slowdown"]
-    assert found["temperature_c"] == 91
-
-
-def test_a_consumer_card_leaves_empty_what_it_does_not_support(cuda):
-    cuda(Nvml({f"GPU-{GEFORCE}": GEFORCE_ANSWERS}), GEFORCE)
-    found = nvml.clocks(0)
-    assert found["sm_mhz"] == 1755
-    assert found["reasons"] == {"hardware": [], "thermal": [], "power_cap": [], "other": ["gpu_idle"]}
-    assert (found["thermal_s"], found["ecc_uncorrected"]) == (None, None)
+    assert found.pop("reasons") == NO_REASONS | reasons
+    assert {name: found[name] for name in expected} == expected
     assert not nvml.open_gpu(0).mig
 
 
@@ -190,7 +189,7 @@ def test_a_mig_device_has_the_clocks_of_its_gpu_but_not_its_energy(cuda, answers
     cuda(Nvml(answers), SLICE)
     assert nvml.clocks(0)["power_w"] == 699.312
     assert nvml.open_gpu(0).mig is True
-    assert used(0) == Usage(None, None, None)
+    assert used() == (None, None)
 
 
 def test_hidden_and_reordered_devices_are_found_by_their_uuid(cuda):
@@ -224,38 +223,33 @@ def test_a_gpu_that_nvml_does_not_know_by_its_uuid_is_found_by_its_pci_address(c
     assert nvml.clocks(0)["sm_mhz"] == 705
 
 
-def used(device: int) -> Usage:
-    meters = Meters(torch.device("cuda", device), reads_host=False, reads_device=True)
+def used() -> tuple[float | None, float | None]:
+    """Return the utilisation (%) and the energy (J) of GPU 0 in a window."""
+    meters = Meters(torch.device("cuda", 0))
     meters.start()
-    return meters.stop()
+    found = meters.stop()
+    return found.gpu_percent, found.energy_joules
 
 
-def test_a_gpus_energy_is_a_difference_and_its_utilisation_a_mean_of_later_samples(cuda, monkeypatch):
-    monkeypatch.setattr("bench.measure.conditions.LEAST_ENERGY_S", 0)
+@pytest.mark.parametrize(
+    ("least_s", "samples", "expected"),
+    [
+        (0, H100_ANSWERS["Samples"], (50, 7.5)),  # the mean of later samples, and a difference
+        (1, H100_ANSWERS["Samples"], (50, None)),  # the window is shorter than a second
+        (0, lambda kind, since: (1, [sample(since - 5, 100)]), (None, 7.5)),  # too short for a sample
+    ],
+)
+def test_a_gpus_energy_and_utilisation_are_those_of_the_window(cuda, monkeypatch, least_s, samples, expected):
+    monkeypatch.setattr("ddp_scaling_bench.measure.conditions.LEAST_ENERGY_S", least_s)
     millijoules = iter((5_000, 12_500))
-    answers = H100_ANSWERS | {"TotalEnergyConsumption": lambda: next(millijoules)}
+    answers = H100_ANSWERS | {"TotalEnergyConsumption": lambda: next(millijoules), "Samples": samples}
     cuda(Nvml({f"GPU-{H100}": answers}), H100)
-    assert used(0) == Usage(None, gpu_percent=50, energy_joules=7.5)
-
-
-def test_the_energy_of_a_window_shorter_than_a_second_is_not_given(cuda):
-    cuda(Nvml({f"GPU-{H100}": H100_ANSWERS | {"TotalEnergyConsumption": lambda: 5_000}}), H100)
-    assert used(0).energy_joules is None
-
-
-def test_a_window_that_is_too_short_for_a_sample_has_no_utilisation(cuda):
-    answers = H100_ANSWERS | {"Samples": lambda kind, since: (1, [sample(since - 5, 100)])}
-    cuda(Nvml({f"GPU-{H100}": answers}), H100)
-    assert used(0).gpu_percent is None
+    assert used() == expected
 
 
 class NoDriver(Nvml):
     def nvmlInit(self) -> None:
         raise NVMLError
-
-
-def all_empty(found: dict[str, Any]) -> bool:
-    return all(value is None for value in found.values())
 
 
 @pytest.mark.parametrize(
@@ -269,8 +263,8 @@ def all_empty(found: dict[str, Any]) -> bool:
 )
 def test_without_an_answer_every_value_is_empty(cuda, library):
     cuda(library, H100)
-    assert all_empty(nvml.clocks(0))
-    assert used(0) == Usage(None, None, None)
+    assert {*nvml.clocks(0).values()} == {None}
+    assert used() == (None, None)
 
 
 def test_the_answers_have_the_names_of_nvidia_ml_py():

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from bench.measure import nvml
+from ddp_scaling_bench.measure import nvml
 
 pytestmark = [
     pytest.mark.gpu,

@@ -13,19 +13,19 @@ from torch.distributed import HashStore, distributed_c10d
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
-from bench.errors import BenchError
-from bench.measure import torch_internals
-from bench.measure.conditions import Conditions
-from bench.measure.exchange import StoreExchange
-from bench.measure.findings import PartsNotTimed
-from bench.measure.step_parts import HostClock, StepTimer
-from bench.measure.torch_internals import GroupError
-from bench.train.strategies.ddp import DdpParts
-from bench.train.strategies.fsdp2 import ShardedParts
+from ddp_scaling_bench.errors import BenchError
+from ddp_scaling_bench.measure import torch_internals
+from ddp_scaling_bench.measure.conditions import Conditions
+from ddp_scaling_bench.measure.exchange import StoreExchange
+from ddp_scaling_bench.measure.findings import PartsNotTimed
+from ddp_scaling_bench.measure.step_parts import HostClock, StepTimer
+from ddp_scaling_bench.measure.torch_internals import Symptom
+from ddp_scaling_bench.train.strategies.ddp import DdpParts
+from ddp_scaling_bench.train.strategies.fsdp2 import ShardedParts
 from tests.common import raised
 
 CPU = torch.device("cpu")
-#: Keeps the process groups, because the destructor can hang (see bench/train/rank.py).
+#: Keeps the process groups, because the destructor can hang (see ddp_scaling_bench/train/rank.py).
 KEPT_GROUPS: list[object] = []
 
 
@@ -167,10 +167,10 @@ def test_this_release_has_a_spin_of_the_device(monkeypatch):
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("SUCCESS", GroupError.NONE),
-        ("TIMEOUT", GroupError.TIMED_OUT),
-        ("COMM_ERROR", GroupError.LOST),
-        ("REMOTE_ERROR", GroupError.LOST),
+        ("SUCCESS", Symptom.NONE),
+        ("TIMEOUT", Symptom.TIMED_OUT),
+        ("COMM_ERROR", Symptom.LOST),
+        ("REMOTE_ERROR", Symptom.LOST),
         (None, None),
     ],
 )

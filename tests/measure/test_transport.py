@@ -8,93 +8,136 @@ import json
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from bench.measure.findings import SocketFallback
-from bench.measure.ranks import RankFacts, infiniband_devices
-from bench.measure.transport import (
-    NcclLog,
-    combine_nccl_logs,
+from bench.study.ledger import End, Record, RunState
+from bench.study.verify import Check, verify_run
+from ddp_scaling_bench.files import write_json
+from ddp_scaling_bench.measure.findings import SocketFallback
+from ddp_scaling_bench.measure.ranks import RankFacts, infiniband_devices
+from ddp_scaling_bench.measure.transport import (
+    Transport,
     combine_traces,
-    fallback,
-    nccl_transport,
-    read_nccl_log,
+    diverted_warnings,
     read_traces,
+    release_nccl_log,
     request_nccl_log,
     users_variables,
 )
-from bench.study.files import write_json
-from bench.study.layout import RunFolder
-from bench.study.ledger import End, Record, RunState
-from bench.study.verify import Check, verify_run
+from ddp_scaling_bench.run_folder import RunFolder
 from tests.analysis.studies import make_cell
 
 LOGS = Path(__file__).with_name("nccl_logs")
 INFINIBAND, SOCKETS = ((LOGS / f"{name}.txt").read_text() for name in ("infiniband", "sockets"))
 HOSTS = {"g1": ["mlx5_0", "mlx5_1"], "g2": ["mlx5_0"]}
+VIA = "n1:7:7 [0] NCCL INFO Channel 00/0 : 4[0] -> 3[3] via"
 
 
-def transport_of(*logs: str, hosts: int = 2, **env: str) -> dict[str, str | None]:
-    merged = NcclLog()
-    for log in logs:
-        merged.merge(read_nccl_log(log.splitlines()))
-    return nccl_transport(merged, hosts=hosts, env=env)
+@pytest.fixture
+def trace_of(tmp_path):
+    """Return a function that returns what a rank with a log sends."""
+
+    def read(log: str) -> dict[str, Any]:
+        path = tmp_path / "a log"
+        path.write_text(log)
+        env = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": str(path)}
+        trace: dict[str, Any] = json.loads(json.dumps(read_traces("nccl", env=env, rank=0)))
+        return trace
+
+    return read
 
 
-def test_a_log_over_infiniband_has_all_values():
-    assert transport_of(INFINIBAND, NCCL_ALGO="Ring") == {
-        "backend": "nccl",
-        "interface": "mlx5_0, mlx5_1",
-        "network": "IB",
-        "algorithm": "Ring",
-        "version": "2.21.5+cuda12.4",
-        "gpudirect": "yes",
-        "within_host": "P2P/CUMEM",
-        "channels": "16",
-        "source": "NCCL's log",
-    }
+def combined(traces: list[Any], *, hosts: dict[str, list[str]] = HOSTS, **env: str) -> tuple[Transport, Any]:
+    """Return the transport of ranks on ``hosts``, with their InfiniBand devices, and the finding."""
+    facts = [
+        RankFacts(rank, 0, host, host, [0], 1, None, own) for rank, (host, own) in enumerate(hosts.items())
+    ]
+    return combine_traces(traces, facts, backend="nccl", env=env)
 
 
-def test_a_log_over_sockets_names_the_interfaces():
-    found = transport_of(SOCKETS)
-    assert (found["network"], found["interface"], found["gpudirect"]) == ("Socket", "eth0, eth1", "no")
-    assert (found["within_host"], found["channels"], found["algorithm"]) == ("SHM", "2", None)
-
-
-def test_on_one_host_no_network_is_in_use():
-    alone = "\n".join(line for line in INFINIBAND.splitlines() if " via NET" not in line)
-    found = transport_of(alone, hosts=1)
-    assert (found["network"], found["interface"], found["within_host"]) == (None, None, "P2P/CUMEM")
-    # On two, NCCL's choice stands until it has said which channels it opened.
-    assert transport_of(alone)["network"] == "IB"
-
-
-def test_logs_of_several_ranks_are_combined():
-    found = transport_of(INFINIBAND, SOCKETS)
-    assert found["network"] == "IB, Socket"
-    assert found["gpudirect"] == "partly"
-    assert found["interface"] == "mlx5_0, mlx5_1, eth0, eth1"
-    assert transport_of("", "nothing of NCCL's\nChannel 00/0 : via NET/IB/0")["network"] is None
-
-
-def test_a_fallback_to_sockets_is_found():
-    found = SocketFallback(interface="eth0, eth1", hosts=("g1", "g2"), devices=("mlx5_0", "mlx5_1"))
-    assert fallback(transport_of(SOCKETS), HOSTS, {}) == found
-    because = fallback(transport_of(SOCKETS), HOSTS, {"NCCL_IB_DISABLE": "1"})
-    assert because == replace(found, disabled="1")
+INFINIBAND_VALUES = {
+    "backend": "nccl",
+    "interface": "mlx5_0, mlx5_1",
+    "network": "IB",
+    "algorithm": None,
+    "version": "2.21.5+cuda12.4",
+    "gpudirect": "yes",
+    "within_host": "P2P/CUMEM",
+    "channels": "16",
+    "source": "NCCL's log",
+}
+ALONE = "\n".join(line for line in INFINIBAND.splitlines() if " via NET" not in line)
+ONE_HOST: dict[str, list[str]] = {"g1": ["mlx5_0"]}
+FALLBACK = SocketFallback(interface="eth0, eth1", hosts=("g1", "g2"), devices=("mlx5_0", "mlx5_1"))
+SLOWER = "sockets beside InfiniBand"
+FALLBACK_UNNAMED = replace(FALLBACK, interface="interface unknown")
+WITHOUT: dict[str, list[str]] = {"g1": [], "g2": []}
+MNNVL = f"""
+n1:7:7 [0] NCCL INFO NET/Socket : Using [0]eth0:10.0.0.1<0>
+n1:7:7 [0] NCCL INFO Using network Socket
+{VIA} P2P/MNNVL"""
+UNNAMED = "NCCL's log does not name its network: is NCCL_DEBUG_SUBSYS set?"
 
 
 @pytest.mark.parametrize(
-    ("log", "infiniband"),
+    ("logs", "options", "expected", "finding"),
     [
-        (INFINIBAND, HOSTS),  # it is in use
-        (SOCKETS, {"g1": [], "g2": []}),  # there is none
-        (SOCKETS, {"g1": ["mlx5_0"]}),  # nothing leaves the host
+        ([INFINIBAND], {}, INFINIBAND_VALUES, None),
+        ([INFINIBAND], {"NCCL_ALGO": "Ring"}, {"algorithm": "Ring"}, None),
+        (
+            [SOCKETS],
+            {},
+            {"network": "Socket", "gpudirect": "no", "within_host": "SHM", "channels": "2"},
+            FALLBACK,
+        ),
+        ([SOCKETS], {}, {"interface": "eth0, eth1", "algorithm": None, "fallback": SLOWER}, FALLBACK),
+        ([SOCKETS], {"NCCL_IB_DISABLE": "1"}, {"fallback": None}, replace(FALLBACK, disabled="1")),
+        ([SOCKETS], {"hosts": WITHOUT}, {"network": "Socket", "fallback": None}, None),
+        # On one host no network is in use.
+        ([SOCKETS], {"hosts": ONE_HOST}, {"fallback": None}, None),
+        ([ALONE], {"hosts": ONE_HOST}, {"network": None, "interface": None, "not_read_because": None}, None),
+        ([f"{VIA} P2P/MNNVL"], {"hosts": ONE_HOST}, {"network": None, "within_host": "P2P/MNNVL"}, None),
+        # NCCL's choice stands until it has said which channels it opened.
+        ([ALONE], {}, {"network": "IB"}, None),
+        # Logs of several ranks are combined.
+        (
+            *([INFINIBAND, SOCKETS], {"hosts": WITHOUT}),
+            {"network": "IB, Socket", "gpudirect": "partly", "interface": "mlx5_0, mlx5_1, eth0, eth1"},
+            None,
+        ),
+        (
+            ["", "no line of NCCL\nChannel 00/0 : via NET/IB/0"],
+            {},
+            {"network": None, "not_read_because": UNNAMED},
+            None,
+        ),
+        # NVLink between hosts is no fallback, but sockets beside it are.
+        ([MNNVL], {}, {"network": "MNNVL", "interface": None, "within_host": "P2P/MNNVL"}, None),
+        ([f"{VIA} P2P/MNNVL\n{VIA} NET/Socket/0"], {}, {"network": "MNNVL, Socket"}, FALLBACK_UNNAMED),
     ],
 )
-def test_no_warning_without_a_fallback(log, infiniband):
-    assert fallback(transport_of(log), infiniband, {}) is None
+def test_the_transport_is_what_nccls_logs_say(trace_of, logs, options, expected, finding):
+    transport, fallback = combined([*map(trace_of, logs)], **options)
+    assert {name: transport.get(name) for name in expected} == expected
+    assert fallback == finding
+
+
+EXCERPTS = sorted(Path(__file__).parent.glob("nccl_excerpts/*.txt"))
+
+
+@pytest.mark.parametrize("path", EXCERPTS, ids=lambda path: path.stem)
+def test_an_excerpt_of_a_log_is_understood(trace_of, path):
+    source, hosts, expected, log = path.read_text(encoding="utf-8").split("\n", 3)
+    assert source.startswith(("# source: https://github.com/", "# source: recorded "))
+    wanted = json.loads(expected.removeprefix("# expected: "))
+    names = [f"n{number}" for number in range(int(hosts.removeprefix("# hosts: ")))]
+    trace = trace_of(log)
+    transport, _ = combined([trace], hosts={name: [] for name in names})
+    known = {**transport, "devices": {kind: [*trace["log"][kind]] for kind in wanted.get("devices", ())}}
+    assert wanted
+    assert {name: known[name] for name in wanted} == wanted
 
 
 def test_active_infiniband_devices_are_found(tmp_path):
@@ -121,8 +164,8 @@ def transport_check(folder: Path, transport: dict[str, str | None], *, backend: 
 
 
 @pytest.mark.parametrize("fallback", [None, "sockets beside InfiniBand"])
-def test_verify_does_not_pass_a_fallback(tmp_path, fallback):
-    transport = transport_of(SOCKETS) | {"fallback": fallback}
+def test_verify_does_not_pass_a_fallback(trace_of, tmp_path, fallback):
+    transport = combined([trace_of(SOCKETS)])[0] | {"fallback": fallback}
     check = transport_check(tmp_path, transport, backend="nccl", nodes=2)
     assert check.passed == (fallback is None)
     assert check.found == "nccl over Socket eth0, eth1"
@@ -130,13 +173,7 @@ def test_verify_does_not_pass_a_fallback(tmp_path, fallback):
         assert check.expected == "InfiniBand, which the hosts have; see the warning in env.json"
 
 
-def facts(*hosts: str, infiniband: tuple[str, ...] = ("mlx5_0",)) -> list[RankFacts]:
-    return [RankFacts(rank, 0, host, host, [0], 1, None, list(infiniband)) for rank, host in enumerate(hosts)]
-
-
-def traces_of_nccl(env: dict[str, str], *, rank: int = 0, folder: Path | None = None) -> dict:
-    of = None if folder is None else RunFolder(folder)
-    return read_traces("nccl", env=env, rank=rank, folder=of)
+FACTS = [RankFacts(rank, 0, host, host, [0], 1, None, ["mlx5_0"]) for rank, host in enumerate(("g1", "g2"))]
 
 
 def scripts_variables(folder: Path) -> dict[str, str]:
@@ -153,36 +190,41 @@ def log_in(folder: Path, text: str) -> Path:
 
 def test_gloos_transport_is_that_of_its_configuration():
     env = {"GLOO_SOCKET_IFNAME": "ib0"}
-    traces = [read_traces("gloo", env=env, rank=rank, folder=None) for rank in range(2)]
-    found, warning = combine_traces(traces, facts("n1", "n2"), backend="gloo", env=env)
+    traces = [read_traces("gloo", env=env, rank=rank) for rank in range(2)]
+    found, warning = combine_traces(traces, FACTS, backend="gloo", env=env)
     assert (found["interface"], found["network"], found["source"], warning) == (
         *("ib0", "tcp", "configuration"),
         None,
     )
 
 
+def networks(env: dict[str, str], *, rank: int = 0) -> list[str]:
+    return [*read_traces("nccl", env=env, rank=rank)["log"]["network"]]
+
+
 def test_the_scripts_log_of_nccl_is_read_and_rank_0_keeps_its_own(tmp_path):
     folder = tmp_path / "50 %h"
     folder.mkdir()
     env = scripts_variables(folder)
-    path = log_in(folder, INFINIBAND)
-    found = traces_of_nccl(env, folder=folder)
-    assert NcclLog.from_json(json.loads(json.dumps(found["log"]))) == read_nccl_log(INFINIBAND.splitlines())
-    assert [one.name for one in folder.iterdir()] == ["nccl.log"]
-    path.write_text(INFINIBAND)
-    assert traces_of_nccl(env, rank=1) == found
-    assert [one.name for one in folder.iterdir()] == ["nccl.log"]
+    for rank, names in enumerate((["nccl.log"], [])):
+        path = log_in(folder, SOCKETS + "n1:7:9 [0] x.cc:1 NCCL WARN a\n" * 2)
+        assert networks(env, rank=rank) == ["Socket"]
+        assert path.exists(), "NCCL adds warnings to it"
+        assert diverted_warnings(env) == ["n1:7:9 [0] x.cc:1 NCCL WARN a"]
+        release_nccl_log(env, None if rank else RunFolder(folder))
+        assert [one.name for one in folder.iterdir()] == names
+        (folder / "nccl.log").unlink(missing_ok=True)
 
 
 def test_a_log_requested_by_the_user_is_read_and_stays(tmp_path):
     path = tmp_path / "mine.log"
     path.write_text(SOCKETS)
-    found = traces_of_nccl({"NCCL_DEBUG": "info", "NCCL_DEBUG_FILE": str(path)}, folder=tmp_path)
-    assert found["log"]["chosen"] == ["Socket"]
+    env = {"NCCL_DEBUG": "info", "NCCL_DEBUG_FILE": str(path)}
+    assert networks(env) == ["Socket"]
+    release_nccl_log(env, RunFolder(tmp_path))
     assert path.exists()
     (tmp_path / "job.out").write_text(SOCKETS)
-    printed = {"NCCL_DEBUG": "INFO", "BENCH_RUN_DIR": str(tmp_path)}
-    assert traces_of_nccl(printed, folder=tmp_path)["log"]["chosen"] == ["Socket"]
+    assert networks({"NCCL_DEBUG": "INFO", "BENCH_RUN_DIR": str(tmp_path)}) == ["Socket"]
 
 
 @pytest.mark.parametrize(
@@ -198,9 +240,9 @@ def test_a_log_requested_by_the_user_is_read_and_stays(tmp_path):
     ],
 )
 def test_an_unavailable_nccl_log_leaves_empty_values_with_the_reason(env, why):
-    traces = traces_of_nccl(env)
+    traces = read_traces("nccl", env=env, rank=0)
     assert traces == {"why": why}
-    found, warning = combine_traces([traces, traces], facts("g1", "g2"), backend="nccl", env=env)
+    found, warning = combine_traces([traces, traces], FACTS, backend="nccl", env=env)
     assert found == {
         "backend": "nccl",
         "interface": None,
@@ -221,13 +263,14 @@ def test_a_recorder_created_before_nccl_starts_requests_its_log(tmp_path, monkey
     (private,) = tmp_path.iterdir()
     assert private.stat().st_mode & 0o777 == 0o700, "no other user can plant a link that NCCL would follow"
     assert env == {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": f"{private}/bench-nccl-%p.log"}
-    assert traces_of_nccl(env) == {
+    assert read_traces("nccl", env=env, rank=0) == {
         "why": "NCCL had started before the recorder was created: set NCCL_DEBUG=INFO and NCCL_DEBUG_FILE"
         " before the start"
     }
     path = private / f"bench-nccl-{os.getpid()}.log"
     path.write_text(SOCKETS)
-    assert traces_of_nccl(env, rank=1)["log"]["chosen"] == ["Socket"]
+    assert networks(env, rank=1) == ["Socket"]
+    release_nccl_log(env, None)
     assert not private.exists()
     theirs = {"NCCL_DEBUG": "VERSION"}
     request_nccl_log(theirs)
@@ -239,49 +282,3 @@ def test_variables_set_for_the_recorder_are_not_reported_as_the_users(tmp_path):
     assert users_variables(env) == {"BENCH_RUN_DIR": str(tmp_path), "NCCL_ALGO": "Ring"}
     own = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": "/tmp/mine"}
     assert users_variables(own) == own
-
-
-EXCERPTS = sorted(Path(__file__).parent.glob("nccl_excerpts/*.txt"))
-FACTS = [RankFacts(rank, 0, f"n{rank}", f"n{rank}", [0], 1, None, ["mlx5_0"]) for rank in range(2)]
-
-
-@pytest.mark.parametrize("path", EXCERPTS, ids=lambda path: path.stem)
-def test_an_excerpt_of_a_log_is_understood(path):
-    source, hosts, expected, log = path.read_text(encoding="utf-8").split("\n", 3)
-    assert source.startswith(("# source: https://github.com/", "# source: recorded "))
-    wanted = json.loads(expected.removeprefix("# expected: "))
-    found = read_nccl_log(log.splitlines())
-    transport = nccl_transport(found, hosts=int(hosts.removeprefix("# hosts: ")), env={})
-    known = {**transport, "devices": found.devices}
-    assert wanted
-    assert {name: known[name] for name in wanted} == wanted
-
-
-def test_nvlink_between_hosts_is_no_fallback_to_sockets():
-    log = read_nccl_log(
-        [
-            "n1:7:7 [0] NCCL INFO NET/Socket : Using [0]eth0:10.0.0.1<0>",
-            "n1:7:7 [0] NCCL INFO Using network Socket",
-            "n1:7:7 [0] NCCL INFO Channel 00/0 : 4[0] -> 3[3] via P2P/MNNVL",
-        ]
-    )
-    transport, warning = combine_nccl_logs([log], FACTS, {})
-    assert (transport["network"], transport["interface"], transport["within_host"]) == (
-        *("MNNVL", None),
-        "P2P/MNNVL",
-    )
-    assert (warning, "fallback" in transport) == (None, False)
-    alone, _ = combine_nccl_logs([log], FACTS[:1], {})
-    assert alone["network"] is None
-
-
-def test_nvlink_and_sockets_between_hosts_is_a_fallback():
-    log = read_nccl_log(
-        [
-            f"n1:7:7 [0] NCCL INFO Channel 00/0 : 4[0] -> 3[3] via {way}"
-            for way in ("P2P/MNNVL", "NET/Socket/0")
-        ]
-    )
-    transport, warning = combine_nccl_logs([log], FACTS, {})
-    assert transport["network"] == "MNNVL, Socket"
-    assert warning is not None

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from bench.measure.conditions import cpu_wait_s, window_conditions
-from bench.measure.results import is_stable
 from bench.study.ledger import now
+from ddp_scaling_bench.measure.conditions import cpu_wait_s, window_conditions
+from ddp_scaling_bench.measure.results import is_stable
 from tests.train.conftest import Finished, run_program, run_ranks, server, srun_env
 
 __all__ = ["run_program", "run_ranks", "server"]

@@ -84,15 +84,22 @@ def run(folder: Path, *words: str) -> str:
 def changed_files(copy: Path) -> list[str]:
     """Return the files of the program that a copy of it adds or changes."""
     found = [path.relative_to(copy) for path in copy.rglob("*.[pjt]*") if path.suffix != ".pyc"]
-    names = [path for path in found if path.parts[0] in ("bench", "analysis", "slurm_templates")]
+    names = [
+        path
+        for path in found
+        if path.parts[0] in ("bench", "analysis", "ddp_scaling_bench", "slurm_templates")
+    ]
     same = [name for name in names if (ROOT / name).is_file() and filecmp.cmp(ROOT / name, copy / name)]
     return sorted(map(str, {*names} - {*same}))
 
 
 def test_a_model_is_one_file_and_a_strategy_is_another(copy):
-    (copy / "bench/train/models/one_layer.py").write_text(MODEL)
-    (copy / "bench/train/strategies/counted.py").write_text(STRATEGY)
-    assert changed_files(copy) == ["bench/train/models/one_layer.py", "bench/train/strategies/counted.py"]
+    (copy / "ddp_scaling_bench/train/models/one_layer.py").write_text(MODEL)
+    (copy / "ddp_scaling_bench/train/strategies/counted.py").write_text(STRATEGY)
+    assert changed_files(copy) == [
+        "ddp_scaling_bench/train/models/one_layer.py",
+        "ddp_scaling_bench/train/strategies/counted.py",
+    ]
     options = {"seq_len": 5, **BARE, "steps_per_epoch": 2, "attribution_steps": 1}
     workload = {"device": "cpu", "model": "one-layer", "strategy": "counted", **options}
     (copy / "own.yaml").write_text(matrix("own", batch=2, workload=workload))

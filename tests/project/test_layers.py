@@ -15,26 +15,35 @@ from tests.common import run_program
 
 ROOT = Path(__file__).resolve().parents[2]
 
-_BASE = "cores errors extras finding shipped start terminal units variables version"
-BASE = [f"bench.{name}" for name in _BASE.split()]
+_BASE = "cell_json checksums cores errors files finding known_models known_strategies records run_folder start text units variables version"
+_OF_STRATEGIES = "failures models options strategies"
+BASE = [f"ddp_scaling_bench.{name}" for name in _BASE.split()]
+OF_STRATEGIES = [f"ddp_scaling_bench.train.{name}" for name in _OF_STRATEGIES.split()]
 
 #: From bottom to top: a module imports from its own layer or from lower ones only.
 LAYERS = {
+    "ddp_scaling_bench": [
+        BASE,
+        ["ddp_scaling_bench.measure"],
+        OF_STRATEGIES,
+        ["ddp_scaling_bench.record"],
+        ["ddp_scaling_bench.train"],
+        ["ddp_scaling_bench", "ddp_scaling_bench.__main__"],
+    ],
     "bench": [
-        ["bench", *BASE, "bench.measure.failures", "bench.measure.findings", "bench.measure.nccl_errors"],
-        ["bench.matrix", "bench.train.options"],
+        ["bench", "bench.extras", "bench.shipped", "bench.terminal"],
+        ["bench.matrix"],
         ["bench.study"],
         [
             "bench.render",
             # The output of Slurm's commands; what runs jobs is two layers above.
             "bench.jobs.slurm.messages",
             "bench.jobs.slurm.parsing",
-            "bench.measure",
             "bench.lint",
             "bench.doctor",
         ],
         ["bench.plan"],
-        ["bench.jobs", "bench.train", "bench.record", "bench.preflight"],
+        ["bench.jobs", "bench.preflight"],
         ["bench.commands"],
         ["bench.cli", "bench.__main__"],
     ],
@@ -49,8 +58,9 @@ LAYERS = {
     ],
 }
 
+_IN_JOBS = tuple(f"ddp_scaling_bench.{name}" for name in ("measure", "record", "train"))
 HOMES = {
-    "torch": ("bench.measure", "bench.train", "bench.record"),
+    "torch": _IN_JOBS,
     "pandas": ("analysis",),
     "scipy": ("analysis",),
     "seaborn": ("analysis",),
@@ -63,39 +73,31 @@ HOMES = {
         "bench.jobs.local",
         "bench.jobs.ssh",
         "bench.jobs.commands",
-        "bench.measure.command_conditions",
+        "bench.jobs.submission",
+        "ddp_scaling_bench.measure.node_counters",
         "bench.lint.script",
     ),
     "tree_sitter": ("bench.lint",),
     "tree_sitter_bash": ("bench.lint",),
     "typer": ("bench.cli", "bench.commands"),
-    "pynvml": ("bench.measure",),
-    "psutil": ("bench.measure", "bench.train", "bench.jobs"),
+    "pynvml": ("ddp_scaling_bench.measure",),
+    "psutil": (*_IN_JOBS, "bench.jobs"),
 }
 
-#: The modules of bench that analysis may import: data modules, never jobs or workload.
-_READABLE = (
-    *(
-        "errors",
-        "finding",
-        "matrix",
-        "measure.failures",
-        "measure.findings",
-        "shipped",
-        "study",
-        "train.options",
-        "units",
-    ),
-    "variables",
+#: The modules that analysis may import: data modules, never what runs or submits jobs.
+_SHARED = "checksums errors finding files measure.failures measure.findings records run_folder known_models"
+_SHARED += " known_strategies train.options units variables version"
+READABLE = (
+    *("bench.matrix", "bench.shipped", "bench.study"),
+    *(f"ddp_scaling_bench.{name}" for name in _SHARED.split()),
 )
-READABLE = tuple(f"bench.{name}" for name in _READABLE)
 
 
 @functools.cache
 def modules() -> dict[str, Path]:
     """Return the file of each module of the project."""
     found = {}
-    for package in ("bench", "analysis"):
+    for package in ("ddp_scaling_bench", "bench", "analysis"):
         for path in sorted((ROOT / package).rglob("*.py")):
             parts = path.relative_to(ROOT).with_suffix("").parts
             found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
@@ -192,35 +194,24 @@ def test_each_heavy_package_has_one_home(package):
     assert wrong == []
 
 
-def test_analysis_reads_the_data_modules_of_bench_only():
-    known = {module for module in import_statements() if module.startswith("bench.")}
+@pytest.mark.parametrize(
+    ("importing", "unless", "imported", "allowed"),
+    [
+        # What analysis may read are data modules.
+        ("analysis", (), ("bench", "ddp_scaling_bench"), READABLE),
+        # What runs in a job.
+        ("ddp_scaling_bench", (), ("analysis", "bench"), ()),
+        # Only commands reach analysis.
+        ("bench", ("bench.commands",), ("analysis",), ()),
+    ],
+)
+def test_a_package_imports_only_what_it_may_of_another(importing, unless, imported, allowed):
+    known = import_statements()
     wrong = [
         f"{module} imports {name}"
         for module, name in imports()
-        if module.startswith("analysis") and name in known and not within(name, READABLE)
-    ]
-    assert wrong == []
-
-
-def test_imports_within_bench_are_relative():
-    """The same files are loaded as ``bench`` and as ``ddp_scaling_bench``: see ddp_scaling_bench/__init__.py."""
-    wrong = [
-        module
-        for module, statements in import_statements().items()
-        if module.startswith("bench") and module != "bench.__main__"
-        for node in statements
-        if (isinstance(node, ast.ImportFrom) and not node.level and str(node.module).split(".")[0] == "bench")
-        or (isinstance(node, ast.Import) and any(a.name.split(".")[0] == "bench" for a in node.names))
-    ]
-    assert wrong == []
-
-
-def test_bench_reaches_analysis_from_its_commands_only():
-    wrong = [
-        f"{module} imports {name}"
-        for module, name in imports()
-        if module.startswith("bench") and not within(module, ["bench.commands"])
-        if name.split(".")[0] == "analysis"
+        if within(module, (importing,)) and not within(module, unless)
+        if name in known and within(name, imported) and not within(name, allowed)
     ]
     assert wrong == []
 
@@ -249,10 +240,10 @@ def test_the_project_speaks_of_itself_alone():
 
 def test_each_module_with_a_recorded_class_is_read():
     header = re.compile(r"^class (\w+)\((\w+)", re.M)
-    files = [*ROOT.glob("bench/**/*.py"), *ROOT.glob("analysis/**/*.py")]
+    files = [path for package in LAYERS for path in ROOT.glob(f"{package}/**/*.py")]
     classes = [(path, *one) for path in files for one in header.findall(path.read_text())]
     names = {"Recorded"}
     while more := {name for _, name, base in classes if base in names} - names:
         names |= more
-    modules = {path for path, name, _ in classes if name in names} - {ROOT / "bench/finding.py"}
+    modules = {path for path, name, _ in classes if name in names} - {ROOT / "ddp_scaling_bench/finding.py"}
     assert modules == {Path(str(module.__file__)) for module in DEFINED_IN}

@@ -21,6 +21,11 @@ from tests.matrices import BARE, matrix, training
 ROOT = Path(__file__).resolve().parents[2]
 
 
+def without_checkout() -> dict[str, str]:
+    """Return the environment variables of a user."""
+    return {name: os.environ[name] for name in os.environ.keys() - {"PYTHONPATH", "BENCH_RESULTS"}}
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
@@ -45,10 +50,7 @@ def bench(wheel, tmp_path_factory):
     subprocess.run([python, "-m", "pip", "install", "-q", "--no-deps", "--no-index", wheel], check=True)
 
     def run(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-        env = {
-            name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "BENCH_RESULTS")
-        }
-        return run_program([home / "bin" / "bench", *words], cwd=cwd, env=env)
+        return run_program([home / "bin" / "bench", *words], cwd=cwd, env=without_checkout())
 
     return run
 
@@ -98,29 +100,16 @@ def test_without_extras_studies_are_planned_and_the_other_commands_name_the_extr
         "cluster: {partition: gpu}\naxes: {gpus_per_node: [1, 2]}\nscaling: [{mode: weak, per_gpu_batch: [8]}]\n"
     )
     (tmp_path / "job.err").write_text("RuntimeError: CUDA out of memory\n")
-    fine = [
-        "plan gpus.yaml",
-        "submit gpus --dry-run",
-        "status gpus",
-        "cancel gpus",
-        "schema",
-        "plan smoke_cpu",
-    ]
-    fine += ["lint results/gpus/scripts/n1x1-nccl-srun-b8.sbatch"]
-    needs = [
-        "report gpus",
-        "report table.csv",
-        "compare gpus gpus",
-        "advise gpus --samples 10",
-        "run gpus.yaml",
-    ]
+    fine = "plan gpus.yaml|submit gpus --dry-run|status gpus|cancel gpus|schema|plan smoke_cpu|lint".split(
+        "|"
+    )
+    fine[-1] += " results/gpus/scripts/n1x1-nccl-srun-b8.sbatch"
+    needs = "report gpus|report table.csv|compare gpus gpus|advise gpus --samples 10|run gpus.yaml".split("|")
     others = ["doctor job.err", "verify gpus", "doctor gpus", "submit smoke_cpu"]
     done = run_program(
         [light, "-c", DRIVER],
         cwd=tmp_path,
-        env={
-            name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "BENCH_RESULTS")
-        },
+        env=without_checkout(),
         input=json.dumps([line.split() for line in (*fine, *needs, *others)]),
     )
     assert done.returncode == 0, done.stderr

@@ -8,7 +8,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -20,8 +19,8 @@ from torch.distributed.algorithms.join import Join
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from bench.measure.step_parts import DDP_ALWAYS_SAMPLED
-from bench.record import Recorder
+from ddp_scaling_bench.measure.step_parts import DDP_ALWAYS_SAMPLED
+from ddp_scaling_bench.record import Recorder
 from tests.train.conftest import folder_of_test
 
 NAP_S = 0.03
@@ -149,21 +148,6 @@ def three_lines() -> int:
         with recorder.step():
             train(model, optimizer, batch)
     return leave()
-
-
-@loop
-def accumulates(recorder, model, optimizer, rank):
-    """Two micro-batches per step, of which the last synchronises; forward sleeps, losses are recorded."""
-    model.module.register_forward_pre_hook(lambda *given: time.sleep(NAP_S / 2))
-    for number, (points, labels) in enumerate(recorder.batches(batches(2 * ALL_STEPS))):
-        last = number % 2 == 1
-        with recorder.step(update=last), nullcontext() if last else model.no_sync():
-            loss = cross_entropy(model(points), labels)
-            recorder.loss(loss)
-            loss.backward()
-            if last:
-                optimizer.step()
-                optimizer.zero_grad()
 
 
 @loop

@@ -7,11 +7,10 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel
-from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.torch_version import TorchVersion
 
-from bench.record import Recorder
+from ddp_scaling_bench.record import Recorder
 from tests.record import loops
 from tests.train.conftest import folder_of_test
 
@@ -62,7 +61,6 @@ def models() -> Iterator[tuple[str, nn.Module, nn.Module]]:
     if TorchVersion(torch.__version__) >= "2.6":
         model = sharded()
         yield "fsdp2", model, model
-        yield "fsdp2, accumulated", model, model
         yield "a layer of fsdp2", model, model[0]
     model = torch.compile(DistributedDataParallel(network()), backend="eager")
     yield "ddp, compiled", model, model
@@ -80,9 +78,6 @@ def strategies() -> int:
         optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.01)
         with Recorder(given, run_dir=folder_of_test() / name, **LENGTHS) as recorder:
             for batch in recorder.batches(loops.batches(STEPS, nap_s=NAP_S)):
-                if "accumulated" in name:
-                    with recorder.step(update=False):
-                        cross_entropy(model(batch[0]), batch[1]).backward()
                 with recorder.step():
                     loops.train(model, optimizer, batch)
     return loops.leave()

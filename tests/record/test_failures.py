@@ -47,7 +47,7 @@ def test_a_time_out_names_the_late_rank(server, tmp_path):
 
 SCRIPT = """\
 import torch, torch.distributed as dist
-from bench.record import Recorder
+from ddp_scaling_bench.record import Recorder
 
 dist.init_process_group("gloo")
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))

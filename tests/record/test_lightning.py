@@ -49,8 +49,8 @@ def test_two_ranks_are_measured_as_any_others(fit):
 SINGLE = """\
 import lightning.pytorch as pl
 import torch
-from bench.measure import step_parts
-from bench.record.lightning import BenchCallback
+from ddp_scaling_bench.measure import step_parts
+from ddp_scaling_bench.record.lightning import BenchCallback
 from tests.record.loops import PlantedClock
 
 clock = step_parts.time = PlantedClock()

@@ -13,21 +13,21 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from bench.measure import step_parts
-from bench.measure.node import host_name
-from bench.record import Recorder, RecorderError
-from bench.record.recorder import batch_size
-from bench.record.session import Launch, _make_folder, failures_kept, launch_from, recording_folder
-from bench.study.cell_json import CellFile
-from bench.study.layout import RunFolder
-from bench.study.records import METRICS_COLUMNS, RANKS_COLUMNS, STEPS_COLUMNS
 from bench.study.run_json import read_sampled_step
+from ddp_scaling_bench.cell_json import CellFile
+from ddp_scaling_bench.measure import step_parts
+from ddp_scaling_bench.measure.node import host_name
+from ddp_scaling_bench.record import Recorder, RecorderError
+from ddp_scaling_bench.record.recorder import batch_size
+from ddp_scaling_bench.record.session import launch_of
+from ddp_scaling_bench.record.settings import failures_kept, make_folder, recording_folder
+from ddp_scaling_bench.records import METRICS_COLUMNS, RANKS_COLUMNS, STEPS_COLUMNS
+from ddp_scaling_bench.run_folder import RunFolder
 from tests.common import raised, read_rows, write_cell
 from tests.record import loops
 from tests.train.conftest import Finished, torchrun_env
 
 NAP_S = loops.NAP_S
-PARTS = ("data_load", "forward", "backward", "comm_exposed", "optimizer")
 
 
 @pytest.fixture
@@ -73,20 +73,6 @@ def test_three_lines_leave_the_run_folder_of_the_built_in_workload(three_lines):
     assert env["recorder"] == loops.LENGTHS
 
 
-def test_a_late_loader_shows_as_its_ranks_data_and_as_the_other_ranks_wait(three_lines):
-    rows = three_lines.table("ranks")
-    assert all(float(row["window_time_sec"]) >= 5 * NAP_S * 0.95 for row in rows)
-    assert all(value(row, "data_load") >= NAP_S * 0.95 for row in rows if row["rank"] == "1")
-    assert all(value(row, "comm_wait") > 0 for row in rows if row["rank"] == "0")
-
-
-def test_the_parts_add_up_to_the_step_under_ddp(three_lines):
-    for row in three_lines.table("ranks"):
-        parts = sum(value(row, part) for part in PARTS)
-        assert value(row, "step") == pytest.approx(parts + value(row, "other"), abs=1e-9)
-        assert all(value(row, part) > 0 for part in PARTS)
-
-
 def test_every_rank_samples_one_step(three_lines):
     samples = read_sampled_step(RunFolder(three_lines.folder))
     assert [sample.rank for sample in samples] == [0, 1]
@@ -95,14 +81,6 @@ def test_every_rank_samples_one_step(three_lines):
         calls = {(call.function, call.part) for call in sample.slow_calls}
         assert {("Tensor.backward", "backward"), ("next(generator)", "data_load")} <= calls
         assert all(call.path.endswith("loops.py") for call in sample.slow_calls)
-
-
-def test_micro_batches_are_one_step(run_loop):
-    done = run_loop("accumulates").succeeded()
-    assert [(row["steps"], row["samples"]) for row in done.table("metrics")] == [("5", "160"), ("5", "160")]
-    assert all(math.isfinite(float(row["train_loss"])) for row in done.table("metrics"))
-    rows = done.table("ranks")
-    assert all(value(row, "forward") >= NAP_S * 0.95 and value(row, "backward") > 0 for row in rows)
 
 
 def test_every_pass_that_synchronises_is_read(run_loop):
@@ -302,9 +280,9 @@ def test_two_trainings_cannot_record_into_the_folder_of_a_run_at_once(monkeypatc
     monkeypatch.setenv("BENCH_RUN_DIR", str(tmp_path))
     claimed = RunFolder(tmp_path).recorder
     claimed.write_text(json.dumps({"host": host_name(os.environ), "pid": os.getppid()}))
-    assert "the command started several trainings" in raised(RecorderError, _make_folder, None)
+    assert "the command started several trainings" in raised(RecorderError, make_folder, None)
     claimed.write_text(json.dumps({"host": host_name(os.environ), "pid": 2**30}))  # one that has ended
-    _make_folder(None)
+    make_folder(None)
     assert json.loads(claimed.read_text())["pid"] == os.getpid()
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".recorder")] == []
 
@@ -315,8 +293,8 @@ def test_two_trainings_cannot_record_into_the_folder_of_a_run_at_once(monkeypatc
         ({"warmup_steps": 2}, "warmup_steps is 2; it must be a whole number, at least 3 and at most 1000000"),
         (
             {"warmup": 2},
-            "Recorder has no option 'warmup'; allowed: run_dir, device, warmup_steps, steps_per_epoch, "
-            "attribution_steps, epochs",
+            "Recorder has no option 'warmup'; allowed: optimizer, run_dir, device, warmup_rounds, warmup_steps, "
+            "steps_per_epoch, attribution_steps, epochs",
         ),
     ],
 )
@@ -411,33 +389,34 @@ def slurm_step(rank: str, local: str, tasks: str) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("env", "group", "launch"),
     [
-        ({}, None, Launch("single", 0, 0, 1)),
-        ({"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_NTASKS": "4"}, None, Launch("single", 0, 0, 1)),
-        (slurm_step("3", "1", "4") | {"RANK": "3"}, (3, 4), Launch("srun", 3, 1, 4)),
+        ({}, None, ("single", 0, 0, 1)),
+        ({"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_NTASKS": "4"}, None, ("single", 0, 0, 1)),
+        (slurm_step("3", "1", "4") | {"RANK": "3"}, (3, 4), ("srun", 3, 1, 4)),
         (
             slurm_step("0", "0", "2")
             | {"TORCHELASTIC_RUN_ID": "x", "RANK": "5", "LOCAL_RANK": "2", "WORLD_SIZE": "8"},
             (5, 8),
-            Launch("torchrun", 5, 2, 8),
+            ("torchrun", 5, 2, 8),
         ),
     ],
 )
 def test_the_launcher_is_recognised_by_its_variables(env, group, launch):
-    assert launch_from(env, group) == launch
+    found = launch_of(env, group)
+    assert (found.launcher, found.rank, found.local_rank, found.world_size) == launch
 
 
 def test_a_group_of_another_size_than_the_cells_is_refused(monkeypatch, tmp_path):
     env = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2"}
     cells = [CellFile("torchrun", "gloo", ranks, ranks, 1, {}) for ranks in (1, 2, 4)]
-    assert raised(RecorderError, launch_from, env, (0, 2), cells[0]) == (
+    assert raised(RecorderError, launch_of, env, (0, 2), cells[0]) == (
         "2 of 1 planned processes started; check the launch line; the command must not contain another launcher"
     )
     monkeypatch.setenv("BENCH_RUN_DIR", str(tmp_path))
     with pytest.raises(RecorderError, match=r"^2 of 4 planned processes started"), failures_kept():
-        launch_from(env, (0, 2), cells[2])
+        launch_of(env, (0, 2), cells[2])
     (failure,) = json.loads((tmp_path / "failure.0.json").read_text())["findings"]
     assert (failure["kind"], failure["values"]["started"]) == ("other-size", 2)
-    assert launch_from(env, (0, 2), cells[1]).world_size == 2
+    assert launch_of(env, (0, 2), cells[1]).world_size == 2
 
 
 def test_the_size_of_a_batch_is_that_of_its_first_tensor():
@@ -446,3 +425,38 @@ def test_the_size_of_a_batch_is_that_of_its_first_tensor():
         batch_size(batch)
         for batch in (points, [points], {"x": points}, ("a", (points,)), "a", torch.tensor(1))
     ] == [*(3.0, 3.0, 3.0, 3.0), *(None, None)]
+
+
+def test_what_only_the_program_knows_reaches_the_files(tmp_path, monkeypatch):
+    monkeypatch.delenv("BENCH_RUN_DIR", raising=False)
+    model = torch.nn.Linear(4, 2)
+    recorder = Recorder(run_dir=tmp_path, warmup_steps=3, steps_per_epoch=2, attribution_steps=1, epochs=2)
+    recorder.watch(model, micro_batches=1)
+    recorder.set_columns(comm_time_sec=0.5)  # before the first step
+    recorder.describe(note=["a"], global_batch=8)
+    recorder.flush()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for batch in recorder.batches([torch.rand(8, 4)] * 99):
+        with recorder.step():
+            loss = model(batch).square().mean()
+            loss.backward()
+            with recorder.optimizer():
+                optimizer.step()
+                optimizer.zero_grad()
+            recorder.loss(loss)
+        if recorder.is_complete:
+            break
+    recorder.set_columns(recorder.epochs, val_loss=torch.tensor(0.25))
+    recorder.close()
+    rows, env = read_rows(tmp_path / "metrics.csv"), json.loads((tmp_path / "env.json").read_text())
+    assert [(row["comm_time_sec"], row["val_loss"]) for row in rows] == [("0.5", ""), ("0.5", "0.25")]
+    assert (env["note"], env["global_batch"], recorder.last_row.val_loss) == (["a"], 8, 0.25)
+    assert float(rows[1]["train_loss"]) == pytest.approx(recorder.last_loss)
+    refusals = {
+        "samples cannot be set": lambda: recorder.set_columns(samples=3),
+        "joined is measured by the recorder": lambda: recorder.describe(joined=None),
+        "recorder.describe(x=...): Tensor is no value of JSON": lambda: recorder.describe(x=torch.ones(2)),
+        "recorder.watch() was called after the first step": lambda: recorder.watch(model),
+    }
+    for text, call in refusals.items():
+        assert raised(RecorderError, call).startswith(text)

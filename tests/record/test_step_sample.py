@@ -15,12 +15,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from bench.record import windows
-from bench.record.recorder import Batches
-from bench.record.windows import StepSampler, is_users
-from bench.study.files import write_json
-from bench.study.layout import RunFolder
-from bench.study.run_json import SampledStep, SlowCall, read_sampled_step
+from bench.study.run_json import read_sampled_step
+from ddp_scaling_bench.files import write_json
+from ddp_scaling_bench.record import step_sample
+from ddp_scaling_bench.record.recorder import Batches
+from ddp_scaling_bench.record.step_sample import StepSampler, is_users
+from ddp_scaling_bench.records import SampledStep, SlowCall
+from ddp_scaling_bench.run_folder import RunFolder
 from tests.record.loops import PlantedClock
 
 NAP_S = 0.02
@@ -136,14 +137,14 @@ def test_a_profiler_of_the_user_is_left_alone(monkeypatch):
 
 
 def test_the_sampler_does_not_measure_itself(monkeypatch):
-    own, clock = windows.is_users, PlantedClock()
+    own, clock = step_sample.is_users, PlantedClock()
 
     def slowly(path: str) -> bool:
         clock.sleep(NAP_S)
         return own(path)
 
-    monkeypatch.setattr(windows, "time", clock)
-    monkeypatch.setattr(windows, "is_users", slowly)
+    monkeypatch.setattr(step_sample, "time", clock)
+    monkeypatch.setattr(step_sample, "is_users", slowly)
     sampler = StepSampler(None)
     sampler.start()
     inspect.getmodulename("a.py")  # calls several functions of Python's library

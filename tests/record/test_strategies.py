@@ -48,9 +48,8 @@ def test_a_model_in_an_unknown_wrapper_has_its_rate_but_cannot_be_timed(read, na
 
 
 @needs_fsdp2
-@pytest.mark.parametrize("name", ["fsdp2", "fsdp2, accumulated"])
-def test_fsdp2_has_the_parts_of_its_steps(read, name):
-    (row,), env = read(name)
+def test_fsdp2_has_the_parts_of_its_steps(read):
+    (row,), env = read("fsdp2")
     assert (env["strategy"], env["parameters"], row["samples"]) == ("fsdp2", PARAMETERS, str(4 * 2 * BATCH))
     assert env["gradient_bytes"] == 4 * (PARAMETERS - FROZEN)
     timed = "parts-not-timed" not in {fact["kind"] for fact in env["facts"]}
@@ -60,8 +59,7 @@ def test_fsdp2_has_the_parts_of_its_steps(read, name):
         return
     exposed = [float(row[f"comm_{place}_time_sec"]) for place in ("forward", "backward", "end")]
     assert all(seconds > 0 for seconds in exposed)
-    assert sum(exposed) == pytest.approx(float(row["comm_exposed_time_sec"]))
-    assert float(row["forward_time_sec"]) >= NAP_S * 0.95 * (1 + ("accumulated" in name))
+    assert float(row["forward_time_sec"]) >= NAP_S * 0.95
 
 
 def test_ddp_has_its_parts_in_a_compiled_model(read):

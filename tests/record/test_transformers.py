@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.record import RecorderError
+from ddp_scaling_bench.record import RecorderError
 from tests.common import raised, read_rows
 from tests.record.loops import NAP_S
 from tests.train.conftest import torchrun_env
@@ -84,7 +84,7 @@ def test_samples_of_packed_batches_are_unknown_unless_the_script_counts_them(fol
 
 def test_without_transformers_the_error_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
-    monkeypatch.delitem(sys.modules, "bench.record.transformers", raising=False)
-    assert raised(RecorderError, importlib.import_module, "bench.record.transformers") == (
+    monkeypatch.delitem(sys.modules, "ddp_scaling_bench.record.transformers", raising=False)
+    assert raised(RecorderError, importlib.import_module, "ddp_scaling_bench.record.transformers") == (
         "Transformers is not installed; pip install 'ddp-scaling-bench[transformers]'"
     )

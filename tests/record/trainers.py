@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from ddp_scaling_bench.measure import step_parts
 from torch import Tensor, nn
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from ddp_scaling_bench import TransformersCallback
+from ddp_scaling_bench.measure import step_parts
 from tests.record import loops
 from tests.train.conftest import folder_of_test
 

@@ -7,21 +7,20 @@ A launch costs host time and adds an operation to a stream. The end of an operat
 
 A collective begins when all ranks have reached it. Operations are resolved only when a host waits for a
 device, and depend on no order in which the threads run: the same seed always gives the same times.
-:func:`install` puts this in place of the functions of torch that the measurement calls.
+The fixture in conftest.py puts this in place of the functions of torch that the measurement calls.
 """
 
 from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 import torch
-import torch.distributed as dist
 
 _local = threading.local()
 #: The wall clock at virtual time 0, in nanoseconds.
@@ -124,16 +123,18 @@ class Stream:
         self.operations: list[Operation] = []
         self.resolved = 0
 
-    def add(self, operation: Operation) -> int:
-        """Add an operation and return its position."""
+    def add(self, operation: Operation) -> tuple[Stream, int]:
+        """Add an operation and return its place."""
         self.operations.append(operation)
-        return len(self.operations) - 1
+        return self.last()
+
+    def last(self) -> tuple[Stream, int]:
+        """Return the place of the last operation: the stream, and the position in it."""
+        return self, len(self.operations) - 1
 
     def wait_stream(self, other: Stream) -> None:
         """Let later work wait for the work that is in ``other`` now."""
-        at = len(other.operations) - 1
-        if at >= 0:
-            self.add(Operation(self.rank.now, after=[(other, at)]))
+        self.add(Operation(self.rank.now, after=[other.last()]))
 
     def end_of(self, position: int) -> float:
         """Return the time at which the operation at ``position`` ends, or 0 for position -1."""
@@ -172,7 +173,6 @@ class Rank:
         self.rng = rng
         self.launch_s = costs.launch_s * (1 + costs.jitter * rng.random())
         self.now = 0.0
-        self.synchronizations = 0
         self.compute, self.network = Stream(self), Stream(self)
         self.current = self.compute
         self._collectives = self._exchanges = 0
@@ -181,31 +181,38 @@ class Rank:
         """Let the host compute."""
         self.now += seconds
 
-    def launch(self, operation_s: float, stream: Stream | None = None) -> int:
+    def launch(self, operation_s: float) -> None:
         """Launch a kernel that takes ``operation_s``."""
         with self.world.changed:
             self._pay()
-            return (stream or self.current).add(Operation(self.now, operation_s))
+            self.current.add(Operation(self.now, operation_s))
 
     def all_reduce(self, size: int) -> Work:
         """Launch an all-reduce on the stream of the network, after the work of the current stream."""
         with self.world.changed:
             self._pay()
             number, self._collectives = self._collectives, self._collectives + 1
-            at = len(self.current.operations) - 1
-            after = [(self.current, at)] if at >= 0 else []
             seconds = self.world.link.all_reduce_s(size)
-            place = self.network.add(Operation(self.now, seconds, after, number))
-            self.world.collectives.setdefault(number, []).append((self.network, place))
+            place = self.network.add(Operation(self.now, seconds, [self.current.last()], number))
+            self.world.collectives.setdefault(number, []).append(place)
             self.world.changed.notify_all()
             return Work(self, place)
 
+    @contextmanager
+    def on(self, stream: Stream) -> Iterator[None]:
+        """Make ``stream`` the current one."""
+        before, self.current = self.current, stream
+        yield
+        self.current = before
+
+    def end(self) -> float:
+        """Return the time at which all streams have ended."""
+        with self.world.changed:
+            return max(stream.end_of(len(stream.operations) - 1) for stream in (self.compute, self.network))
+
     def synchronize(self) -> None:
         """Wait for all streams."""
-        self.synchronizations += 1
-        with self.world.changed:
-            ends = [stream.end_of(len(stream.operations) - 1) for stream in (self.compute, self.network)]
-            self.now = max(self.now, *ends)
+        self.now = max(self.now, self.end())
 
     def exchange(self, value: Any) -> list[Any]:
         """Return the values of all ranks, which wait for each other."""
@@ -232,14 +239,14 @@ class Rank:
 class Work:
     """An all-reduce that was launched, as torch returns it for NCCL."""
 
-    def __init__(self, rank: Rank, place: int) -> None:
+    def __init__(self, rank: Rank, place: tuple[Stream, int]) -> None:
         self._rank = rank
         self._place = place
 
     def wait(self) -> None:
         """Let the current stream wait, not the host."""
         with self._rank.world.changed:
-            self._rank.current.add(Operation(self._rank.now, after=[(self._rank.network, self._place)]))
+            self._rank.current.add(Operation(self._rank.now, after=[self._place]))
 
     def get_future(self) -> Work:
         """Return a future that is complete in the order of its stream."""
@@ -247,11 +254,9 @@ class Work:
 
     def then(self, callback: Callable[[Any], Any]) -> Work:
         """Call back at once, with a stream of its own that waits for the all-reduce."""
-        rank = self._rank
-        before, rank.current = rank.current, Stream(rank)
-        self.wait()
-        callback(SimpleNamespace(value=lambda: [torch.zeros(0)]))
-        rank.current = before
+        with self._rank.on(Stream(self._rank)):
+            self.wait()
+            callback(SimpleNamespace(value=lambda: [torch.zeros(0)]))
         return self
 
 
@@ -266,13 +271,7 @@ class Event:
         rank = here()
         with rank.world.changed:
             rank.now += rank.costs.event_s
-            stream = stream or rank.current
-            self._place = stream, stream.add(Operation(rank.now))
-
-    @property
-    def is_recorded(self) -> bool:
-        """True after the first :meth:`record`."""
-        return self._place is not None
+            self._place = (stream or rank.current).add(Operation(rank.now))
 
     @property
     def time(self) -> float:
@@ -298,7 +297,7 @@ class Event:
 
 
 class Collectives:
-    """``bench.measure.exchange.Collectives`` with NCCL: each method waits for the device and all ranks."""
+    """``measure.exchange.Collectives`` with NCCL: each method waits for the device and all ranks."""
 
     def __init__(self, rank: Rank) -> None:
         self._rank = rank
@@ -314,23 +313,15 @@ class Collectives:
         """Return the elementwise maxima."""
         return [max(column) for column in zip(*self.rows(values), strict=True)]
 
-    def minima(self, values: Sequence[float]) -> list[float]:
-        """Return the elementwise minima."""
-        return [min(column) for column in zip(*self.rows(values), strict=True)]
-
     def rows(self, values: Sequence[float]) -> list[list[float]]:
         """Return the values of all ranks."""
         return self._rank.exchange(list(values))
 
 
-def _all_reduce(
-    tensor: torch.Tensor, op: Any = None, group: Any = None, async_op: bool = False
-) -> Work | None:
+def all_reduce(tensor: torch.Tensor, group: Any = None, async_op: bool = False) -> Work | None:
+    """``torch.distributed.all_reduce``."""
     work = here().all_reduce(tensor.numel() * tensor.element_size())
-    if async_op:
-        return work
-    work.wait()
-    return None
+    return work if async_op else work.wait()
 
 
 #: Python's module ``time``, in virtual time.
@@ -339,16 +330,3 @@ TIME = SimpleNamespace(
     perf_counter_ns=lambda: round(here().now * 1e9),
     time_ns=lambda: _EPOCH_NS + round(here().now * 1e9),
 )
-
-
-def install(patch: pytest.MonkeyPatch, *modules: Any) -> None:
-    """Replace torch's functions for CUDA and collectives, and the module ``time`` of ``modules``."""
-    patch.setattr(torch.cuda, "Event", Event)
-    patch.setattr(torch.cuda, "current_stream", lambda device=None: here().current)
-    patch.setattr(torch.cuda, "synchronize", lambda device=None: here().synchronize())
-    patch.setattr(torch.cuda, "max_memory_allocated", lambda device=None: 0)
-    patch.setattr(torch.cuda, "_sleep", lambda cycles: here().launch(cycles / here().world.clock_hz))
-    patch.setattr(dist, "all_reduce", _all_reduce)
-    patch.setattr(dist, "get_world_size", lambda: len(here().world.ranks))
-    for module in modules:
-        patch.setattr(module, "time", TIME)

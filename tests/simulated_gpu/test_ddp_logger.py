@@ -4,11 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from bench.measure import step_parts
-from bench.measure.step_parts import BackwardReading, HostClock, StepTimer
-from bench.train.strategies.ddp import DdpParts
-from tests.simulated_gpu.device import Costs, Link, Rank, World, install
-from tests.simulated_gpu.training import Ddp, Model
+from ddp_scaling_bench.record import Recorder
+from ddp_scaling_bench.train.strategies.ddp import DdpParts
+from tests.simulated_gpu.device import Costs, Link, Rank, World
+from tests.simulated_gpu.training import Ddp, Model, record, train
 
 #: Steps on an H100 (torch 2.11, NCCL 2.28, one rank, 8 linear layers of 64 MiB, fp32) at the largest sampling
 #: interval: the number of the step from 0, the host's times of forward and of backward (ms), the logger's
@@ -35,14 +34,9 @@ MODEL = Model(
 LINK = Link(latency_s=0.4e-3, s_per_byte=0.0)
 
 
-@pytest.fixture(autouse=True)
-def cuda(monkeypatch):
-    install(monkeypatch, step_parts)
-
-
-def alone(program, link=LINK):
-    """Return the result of a program on a single rank."""
-    return World(1, link=link, costs=Costs(launch_s=20e-6)).run(program)[0]
+def alone(link: Link = LINK) -> World:
+    """Return a single rank."""
+    return World(1, link=link, costs=Costs(launch_s=20e-6))
 
 
 def test_the_replay_reproduces_recorded_steps():
@@ -57,7 +51,7 @@ def test_the_replay_reproduces_recorded_steps():
             rank.spend(1.5e-3)
         return rows
 
-    rows = alone(program)
+    rows = alone().run(program)[0]
     for number, forward_ms, _, forward, comm, overlap, backward, iteration in RECORDED:
         host_ms, values = rows[number]
         assert host_ms == pytest.approx(forward_ms, rel=0.03, abs=0.2)
@@ -70,44 +64,40 @@ def test_the_replay_reproduces_recorded_steps():
             assert values["backward_comm_time"] == pytest.approx(comm, rel=0.015)
 
 
-def reading_of(model: Ddp, *, no_sync: bool = False) -> BackwardReading | None:
-    """Train a step after twelve others, and read the logger."""
-    DdpParts(model).start(StepTimer(HostClock()))
-    for _ in range(12):
-        model().backward()
-    if no_sync:
-        with model.no_sync():
-            model().backward()
-    model().backward()
-    return DdpParts(model).read()
+#: The forward pass at which the attribution steps begin that are measured.
+MEASURED = 19 + 10 + 1 + 1
+#: Steps without buckets to speak of, on a network without latency.
+TINY, AT_ONCE = replace(MODEL, buckets=(4,)), Link(0.0, 0.0)
 
 
-@pytest.mark.parametrize("no_sync", [False, True])
-def test_exposed_communication_is_read_after_the_last_pass(no_sync):
-    reading = alone(lambda rank: reading_of(Ddp(rank, MODEL), no_sync=no_sync))
-    assert reading.exposed_s == pytest.approx(0.4e-3, rel=0.02)
-    assert reading.compute_s == pytest.approx(MODEL.backward_s, rel=0.01)
+def parts_of(folder, model: Model, link: Link, *, missing: str = "", since: int = 0, **options):
+    """Train a model whose logger does not record the event ``missing`` from a forward pass on."""
+
+    def program(rank: Rank, recorder: Recorder) -> None:
+        ddp = Ddp(rank, model)
+        ddp.reducer.missing, ddp.reducer.missing_from = missing, since
+        train(recorder, ddp, **options)
+
+    return record(alone(link), folder, program)[0].parts
 
 
-def test_a_span_below_the_resolution_of_the_device_is_measured():
-    model = replace(MODEL, buckets=(4,))
-    reading = alone(lambda rank: reading_of(Ddp(rank, model)), Link(0.0, 0.0))
-    assert reading.exposed_s == 0.0
-    assert reading.compute_s == pytest.approx(MODEL.backward_s, rel=0.01)
+@pytest.mark.parametrize(("model", "link", "exposed_s"), [(MODEL, LINK, 0.4e-3), (TINY, AT_ONCE, 0.0)])
+@pytest.mark.parametrize("grad_accum", [1, 2])
+def test_exposed_communication_is_read_after_the_last_pass(tmp_path, model, link, exposed_s, grad_accum):
+    """A span below the resolution of the device is measured, too."""
+    found = [
+        (parts.exposed_s, parts.backward_s)
+        for parts in parts_of(tmp_path, model, link, grad_accum=grad_accum)
+    ]
+    assert found == [pytest.approx((exposed_s, grad_accum * model.backward_s), rel=0.01)] * 10
 
 
 @pytest.mark.parametrize("missing", ["compute_start", "compute_end", "comm_start", "comm_end"])
-def test_without_an_event_nothing_is_measured(missing):
-    assert alone(lambda rank: reading_of(Ddp(rank, MODEL, missing=(missing,)))) is None
+def test_without_an_event_nothing_is_measured(tmp_path, missing):
+    assert parts_of(tmp_path, MODEL, LINK, missing=missing) == [None] * 10
 
 
 @pytest.mark.parametrize("missing", ["compute_end", "comm_end"])
-def test_an_event_of_an_earlier_pass_is_not_measured(missing):
-    def program(rank: Rank) -> BackwardReading | None:
-        model = Ddp(rank, replace(MODEL, buckets=(4,)))
-        assert reading_of(model) is not None
-        model.reducer.missing = (missing,)
-        model().backward()
-        return DdpParts(model).read()
-
-    assert alone(program, Link(0.0, 0.0)) is None
+def test_an_event_of_an_earlier_pass_is_not_measured(tmp_path, missing):
+    parts = parts_of(tmp_path, TINY, AT_ONCE, missing=missing, since=MEASURED + 5)
+    assert [one is None for one in parts] == [False] * 5 + [True] * 5

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import math
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -12,11 +11,13 @@ import pytest
 import torch
 from torch import nn
 
-from bench.measure import step_parts
-from bench.measure.findings import PartsNotTimed
-from bench.measure.step_parts import CudaClock, StepParts, StepTimer
-from bench.train.strategies.fsdp2 import ShardedParts
-from tests.simulated_gpu.device import Costs, Link, Operation, Rank, Stream, World, install
+from ddp_scaling_bench.files import read_json
+from ddp_scaling_bench.measure.findings import PartsNotTimed
+from ddp_scaling_bench.measure.results import Window
+from ddp_scaling_bench.record import Recorder
+from ddp_scaling_bench.run_folder import RunFolder
+from tests.simulated_gpu.device import Costs, Link, Operation, Rank, Stream, World
+from tests.simulated_gpu.training import Model, Optimizer, Pass, loop, record
 
 BLOCKS, FORWARD_S, BACKWARD_S = 4, 2e-3, 4e-3
 #: A collective is hidden by the computation of a block, or in forward, or nowhere.
@@ -45,9 +46,9 @@ class Group:
 
     def unshard(self) -> None:
         if self.gathered is None:
-            with self.model.on(self.model.gathers):
+            with self.model.rank.on(self.model.gathers):
                 self._all_gather_comm()
-            self.gathered = self.model.gathers.mark()
+            self.gathered = self.model.gathers.last()
 
     def wait_for_unshard(self) -> None:
         self.model.wait(self.gathered)
@@ -59,17 +60,17 @@ class Group:
             return
         self._reduce_scatter_comm.allocate()
         self.model.scatters.wait_stream(self.model.rank.compute)
-        with self.model.on(self.model.scatters):
+        with self.model.rank.on(self.model.scatters):
             self._reduce_scatter_comm.allocate()
             self._reduce_scatter_comm()
-        self.model.scattered = self.model.reduced = self.model.scatters.mark()
+        self.model.scattered = self.model.reduced = self.model.scatters.last()
         if self._is_hsdp:
             self.model.reduces.wait_stream(self.model.scatters)
-            with self.model.on(self.model.reduces):
+            with self.model.rank.on(self.model.reduces):
                 Comm(self.model)()
                 if self._all_reduce_hook is not None:
                     self._all_reduce_hook(torch.zeros(1))
-            self.model.reduced = self.model.reduces.mark()
+            self.model.reduced = self.model.reduces.last()
 
     def finalize_backward(self) -> None:
         self.model.wait(self.model.reduced)
@@ -88,13 +89,6 @@ class Comm:
         """Do nothing."""
 
 
-class Marked(Stream):
-    """A stream that other streams can wait for, as for an event."""
-
-    def mark(self) -> tuple[Stream, int]:
-        return self, len(self.operations) - 1
-
-
 class Sharded(nn.Module):
     """A sharded model of equal blocks; the first one is reduced after backward."""
 
@@ -103,12 +97,13 @@ class Sharded(nn.Module):
     def __init__(self, rank: Rank, replicas: int) -> None:
         super().__init__()
         self.rank = rank
-        self.gathers, self.scatters, self.reduces = Marked(rank), Marked(rank), Marked(rank)
+        self.gathers, self.scatters, self.reduces = Stream(rank), Stream(rank), Stream(rank)
         self.scattered: Any = None
         self.reduced: Any = None
+        self.weight = nn.Parameter(torch.zeros(2))
         self.groups = [Group(self, replicas) for _ in range(BLOCKS)]
-        #: The positions of the waits in the stream of the computation, by their place.
-        self.waits: dict[str, list[int]] = {"forward": [], "backward": [], "end": []}
+        #: For each step, the positions of the waits in the stream of the computation, by their place.
+        self.waits: list[dict[str, list[int]]] = []
         self.place = "forward"
         self.state = SimpleNamespace(
             _is_root=True, _fsdp_param_groups=self.groups, _root_post_backward_final_callback=self.finalize
@@ -117,27 +112,23 @@ class Sharded(nn.Module):
     def _get_fsdp_state(self) -> Any:
         return self.state
 
-    @contextmanager
-    def on(self, stream: Stream) -> Iterator[None]:
-        before, self.rank.current = self.rank.current, stream
-        yield
-        self.rank.current = before
-
     def wait(self, mark: tuple[Stream, int] | None) -> None:
         """Let the computation wait for another stream, or for its own."""
-        stream, at = mark or (self.rank.compute, len(self.rank.compute.operations) - 1)
         with self.rank.world.changed:
-            self.rank.compute.add(Operation(self.rank.now, after=[(stream, at)]))
-        self.waits[self.place].append(len(self.rank.compute.operations) - 1)
+            _, at = self.rank.compute.add(Operation(self.rank.now, after=[mark or self.rank.compute.last()]))
+        self.waits[-1][self.place].append(at)
 
-    def run_forward(self) -> None:
+    def forward(self) -> torch.Tensor:
         self.place = "forward"
+        self.waits.append({"forward": [], "backward": [], "end": []})
         for stream in (self.gathers, self.scatters):
             stream.wait_stream(self.rank.compute)
         for group in self.groups:
             group.unshard()
             group.wait_for_unshard()
             self.rank.launch(FORWARD_S)
+        loss: torch.Tensor = Pass.apply(self.weight, self)
+        return loss
 
     def run_backward(self) -> None:
         self.place = "backward"
@@ -149,7 +140,8 @@ class Sharded(nn.Module):
             self.rank.launch(BACKWARD_S)
             if number:
                 self.groups[number].post_backward()
-        self.state._root_post_backward_final_callback()
+        final = self.state._root_post_backward_final_callback
+        torch.autograd.Variable._execution_engine.queue_callback(final)
 
     def finalize(self) -> None:
         self.place = "end"
@@ -157,55 +149,59 @@ class Sharded(nn.Module):
         for group in self.groups:
             group.finalize_backward()
 
-    def waited_s(self) -> dict[str, float]:
-        """Return the idle time of the computation in the waits at each place."""
+    def waited_s(self, step: int) -> dict[str, float]:
+        """Return the idle time of the computation in the waits of a step at each place."""
         ends = [operation.end or 0.0 for operation in self.rank.compute.operations]
-        return {place: sum(ends[at] - ends[at - 1] for at in own) for place, own in self.waits.items()}
+        places = self.waits[step].items()
+        return {place: sum(ends[at] - ends[at - 1] for at in own) for place, own in places}
+
+
+def recorded(folder, world: World, models: list[Sharded]) -> list[Window]:
+    """Train the model of each rank."""
+
+    def program(rank: Rank, recorder: Recorder) -> None:
+        def update() -> None:
+            with recorder.optimizer():
+                Optimizer(Model()).step()
+
+        recorder.watch(models[rank.number])
+        loop(recorder, models[rank.number], update)
+
+    return record(world, folder, program, attribution_steps=3)
 
 
 @pytest.fixture(autouse=True)
-def cuda(monkeypatch):
-    install(monkeypatch, step_parts)
+def kind(monkeypatch):
     monkeypatch.setattr("torch.distributed.fsdp.FSDPModule", Sharded)
 
 
 @pytest.mark.parametrize(("replicas", "unused"), [(1, None), (2, None), (1, 1)])
 @pytest.mark.parametrize("link_s", LINKS.values(), ids=LINKS)
-def test_the_waits_of_a_sharded_model_are_the_idle_time_of_its_computation(link_s, replicas, unused):
-    def program(rank: Rank) -> tuple[StepParts | None, dict[str, float]]:
-        model = Sharded(rank, replicas)
+def test_the_waits_of_a_sharded_model_are_the_idle_time_of_its_computation(
+    tmp_path, link_s, replicas, unused
+):
+    world = World(2, link=Link(link_s, 0.0), costs=Costs(launch_s=2e-6, event_s=0.5e-6))
+    models = [Sharded(rank, replicas) for rank in world.ranks]
+    for model in models:
         if unused is not None:
             model.groups[unused].has_gradients = False
-        timer = StepTimer(CudaClock(torch.device("cuda", 0)))
-        parts = ShardedParts(model)
-        assert parts.start(timer) is None
-        timer.start()
-        timer.begin("forward")
-        model.run_forward()
-        timer.end()
-        timer.begin("backward")
-        model.run_backward()
-        timer.end()
-        timer.stop()
-        parts.stop()
+    for window, model in zip(recorded(tmp_path, world, models), models, strict=True):
+        assert window.conditions["rank"]["sync_passes"] == 10
         assert "post_backward" not in vars(model.groups[0])
-        return timer.parts(parts.read()), model.waited_s()
-
-    costs = Costs(launch_s=2e-6, event_s=0.5e-6)
-    for parts, waited_s in World(2, link=Link(link_s, 0.0), costs=costs).run(program):
-        found = {place: getattr(parts, f"comm_{place}_s") for place in waited_s}
-        assert found == pytest.approx(waited_s, rel=0.01, abs=50e-6)
-        assert found["end"] >= link_s * (1 + (replicas > 1)) * 0.99
-        assert parts.forward_s == pytest.approx(BLOCKS * FORWARD_S, rel=0.01)
-        assert parts.backward_s == pytest.approx(BLOCKS * BACKWARD_S, rel=0.01)
-        assert abs(parts.other_s) < 50e-6
+        for step, parts in zip(range(-3, 0), window.parts, strict=True):
+            waited_s = model.waited_s(step)
+            found = {place: getattr(parts, f"comm_{place}_s") for place in waited_s}
+            assert found == pytest.approx(waited_s, rel=0.01, abs=50e-6)
+            assert found["end"] >= link_s * (1 + (replicas > 1)) * 0.99
+            assert parts.forward_s == pytest.approx(BLOCKS * FORWARD_S, rel=0.01)
+            assert parts.backward_s == pytest.approx(BLOCKS * BACKWARD_S, rel=0.01)
+            assert abs(parts.other_s) < 50e-6
 
 
-def test_collectives_that_let_the_host_wait_leave_the_parts_unknown():
-    def program(rank: Rank) -> PartsNotTimed | None:
-        model = Sharded(rank, 1)
-        model.backend = "gloo"
-        return ShardedParts(model).start(StepTimer(CudaClock(torch.device("cuda", 0))))
-
+def test_collectives_that_let_the_host_wait_leave_the_parts_unknown(tmp_path, monkeypatch):
+    monkeypatch.setattr(Sharded, "backend", "gloo")
+    world = World(1)
+    [window] = recorded(tmp_path, world, [Sharded(world.ranks[0], 1)])
+    assert all(math.isnan(parts.exposed_s) for parts in window.parts)
     expected = PartsNotTimed(torch=torch.__version__, strategy="FSDP2 without NCCL")
-    assert World(1).run(program) == [expected]
+    assert expected.as_json() in read_json(RunFolder(tmp_path).env)["facts"]

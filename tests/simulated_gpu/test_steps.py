@@ -1,25 +1,25 @@
 """Windows, parts of a step, probe steps and the sweep on simulated devices."""
 
-from dataclasses import replace
-from statistics import fmean
-from types import SimpleNamespace
+from dataclasses import asdict, replace
+from statistics import fmean, median
 
 import pytest
 import torch
 
-from bench.measure import step_parts
-from bench.measure.conditions import Meters
-from bench.measure.findings import PartsNotTimed
-from bench.measure.results import Window
-from bench.measure.step_parts import CudaClock, StepParts
-from bench.train import probes, training
-from bench.train.options import TrainOptions
-from bench.train.probes import CollectiveSweep, Size, Sweep
-from bench.train.step_probes import StepReadings, time_buckets
-from bench.train.strategies import ddp
-from bench.train.training import Trainer, Windows
-from tests.simulated_gpu.device import Collectives, Costs, Link, Rank, World, install
-from tests.simulated_gpu.training import Ddp, Feed, Model, Optimizer
+from ddp_scaling_bench.files import read_json
+from ddp_scaling_bench.measure.environment import device_for
+from ddp_scaling_bench.measure.findings import PartsNotTimed
+from ddp_scaling_bench.measure.results import Window
+from ddp_scaling_bench.measure.step_parts import CudaClock
+from ddp_scaling_bench.record import Recorder
+from ddp_scaling_bench.run_folder import RunFolder
+from ddp_scaling_bench.train.options import TrainOptions
+from ddp_scaling_bench.train.probes import CollectiveSweep, Size, Sweep, time_buckets
+from ddp_scaling_bench.train.strategies import ddp
+from ddp_scaling_bench.train.training import Trainer
+from tests.common import read_rows
+from tests.simulated_gpu.device import Collectives, Costs, Link, Rank, World
+from tests.simulated_gpu.training import LENGTHS, Ddp, Feed, Model, Optimizer, loop, record, train
 
 DEVICE = torch.device("cuda", 0)
 #: The host launches a step in about half a millisecond.
@@ -33,59 +33,69 @@ MODEL = Model(buckets=(64 * KIB,) * 4)
 SMALL = replace(MODEL, forward_s=0.2e-3, backward_s=0.3e-3, optimizer_s=0.1e-3, copy_s=5e-6)
 
 
-@pytest.fixture(autouse=True)
-def cuda(monkeypatch):
-    install(monkeypatch, step_parts, training, probes)
-    strategy = replace(ddp.SPEC, optimizer=lambda model, options: Optimizer(model.work))
-    monkeypatch.setattr(training, "strategy_of", lambda name: strategy)
+def measured(folder, model: Model, costs: Costs, link: Link, ranks: int = 4, **options) -> list[Window]:
+    """Return the window of each rank; rank 0 computes 20 % longer."""
 
-
-def trainer_of(rank: Rank, model: Model, **options) -> Trainer:
-    """Return the trainer of the workload with a simulated model."""
-    return Trainer(Ddp(rank, model), Feed(model), TrainOptions(**options))
-
-
-def windows_of(rank: Rank, model: Model, **options) -> Windows:
-    meters = Meters(DEVICE, reads_host=False, reads_device=False)
-    trainer = trainer_of(rank, model, **options)
-    return Windows(trainer, Collectives(rank), meters, DEVICE, samples_per_step=1)
-
-
-def measured(model: Model, costs: Costs, link: Link, ranks: int = 4, **options) -> list[Window]:
-    """Return the window of each rank, after a warm-up; rank 0 computes 20 % longer."""
-
-    def program(rank: Rank) -> Window:
+    def program(rank: Rank, recorder: Recorder) -> None:
         slow = replace(model, forward_s=1.2 * model.forward_s)
-        windows = windows_of(rank, model if rank.number else slow, **options)
-        windows.warm_up(10)
-        return windows.attribution(windows.throughput(10), 10)
+        train(recorder, Ddp(rank, model if rank.number else slow), **options)
 
-    return World(ranks, link=link, costs=costs).run(program)
+    return record(World(ranks, link=link, costs=costs), folder, program)
 
 
-def mean_of(window: Window, part: str) -> float:
-    return fmean(getattr(parts, part) for parts in window.parts if parts is not None)
-
-
-def total(parts: StepParts) -> float:
-    return parts.step_s - parts.other_s
+WORK = {
+    "device-hidden": (MODEL, FAST, HIDDEN),
+    "device-exposed": (MODEL, FAST, EXPOSED),
+    **{f"host-{us}": (SMALL, Costs(us * 1e-6, jitter=0.5), Link(10e-6, 0.0)) for us in (10, 40, 100)},
+}
 
 
 @pytest.mark.parametrize("grad_accum", [1, 2])
-@pytest.mark.parametrize("link", [HIDDEN, EXPOSED], ids=["hidden", "exposed"])
-def test_the_parts_add_up_to_the_step_if_the_device_is_the_bottleneck(link, grad_accum):
-    for window in measured(MODEL, FAST, link, grad_accum=grad_accum):
-        for parts in window.parts:
-            assert total(parts) == pytest.approx(parts.step_s, rel=0.01)
+@pytest.mark.parametrize("work", WORK.values(), ids=WORK)
+def test_the_parts_add_up_to_the_step(tmp_path, work, grad_accum):
+    """The device or the host is the bottleneck."""
+    for window in measured(tmp_path, *work, grad_accum=grad_accum):
+        assert [abs(parts.other_s) < 0.01 * parts.step_s for parts in window.parts] == [True] * 10
 
 
-@pytest.mark.parametrize("grad_accum", [1, 2])
-@pytest.mark.parametrize("launch_us", [10, 40, 100])
-def test_the_parts_add_up_to_the_step_if_the_host_is_the_bottleneck(launch_us, grad_accum):
-    costs = Costs(launch_s=launch_us * 1e-6, jitter=0.5)
-    for window in measured(SMALL, costs, Link(10e-6, 0.0), grad_accum=grad_accum):
-        for parts in window.parts:
-            assert total(parts) == pytest.approx(parts.step_s, rel=0.01)
+class HookedOptimizer(torch.optim.Optimizer):
+    """An optimizer whose step calls torch's hooks; the constructor of torch would import its compiler."""
+
+    def __init__(self) -> None:
+        self._optimizer_step_pre_hooks = self._optimizer_step_post_hooks = {}
+
+    @torch.optim.Optimizer.profile_hook_step
+    def step(self) -> None:
+        """Update the weights on the device."""
+        Optimizer(MODEL).step()
+
+
+@pytest.mark.parametrize("device", ["cuda", None])
+def test_a_loop_of_a_user_has_the_times_of_the_device(tmp_path, device):
+    """The host is far ahead of the device. Without a model, the recorder finds the device by itself."""
+
+    def program(rank: Rank) -> None:
+        model = Ddp(rank, MODEL)
+        lengths = {**LENGTHS, "epochs": 2}
+        with Recorder(model if device else None, run_dir=tmp_path, device=device, **lengths) as recorder:
+            loop(recorder, model, HookedOptimizer().step)
+
+    World(1, link=HIDDEN, costs=Costs(launch_s=2e-6)).run(program)
+    expected = {"step_time_sec_median": MODEL.step_s + 2e-3, "epoch_time_sec": 10 * (MODEL.step_s + 2e-3)}
+    if device:
+        expected |= {"forward_time_sec": MODEL.forward_s, "backward_time_sec": MODEL.backward_s}
+        expected |= {"comm_exposed_time_sec": 2e-3, "optimizer_time_sec": MODEL.optimizer_s}
+    rows = read_rows(RunFolder(tmp_path).metrics_csv)
+    assert len(rows) == 2
+    for row in rows:
+        assert {name: float(row[name]) for name in expected} == pytest.approx(expected, rel=0.02)
+        assert bool(row["other_time_sec"]) == bool(device)
+        assert abs(float(row["other_time_sec"] or 0)) < 0.01 * MODEL.step_s
+
+
+def test_a_process_without_cuda_is_timed_on_the_host(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    assert device_for(None, None) == torch.device("cpu")
 
 
 def exposed_s(model: Model, link: Link, forwards_s: list[float]) -> list[float]:
@@ -99,87 +109,93 @@ def exposed_s(model: Model, link: Link, forwards_s: list[float]) -> list[float]:
 
 @pytest.mark.parametrize("ranks", [4, 16])
 @pytest.mark.parametrize("link", [HIDDEN, EXPOSED], ids=["hidden", "exposed"])
-def test_planted_exposed_communication_is_found(link, ranks):
+def test_planted_exposed_communication_is_found(tmp_path, link, ranks):
     forwards = [(1.0 if rank else 1.2) * MODEL.forward_s for rank in range(ranks)]
     expected = exposed_s(MODEL, link, forwards)
-    found = [mean_of(window, "exposed_s") for window in measured(MODEL, FAST, link, ranks)]
+    windows = measured(tmp_path, MODEL, FAST, link, ranks)
+    found = [fmean(parts.exposed_s for parts in window.parts) for window in windows]
     assert found == pytest.approx(expected, rel=0.02)
 
 
-def test_the_steps_of_the_throughput_window_take_as_long_as_on_the_device():
-    for window in measured(MODEL, FAST, HIDDEN):
-        # All ranks wait for the slow one, and for the last bucket.
-        expected = MODEL.step_s + 0.2 * MODEL.forward_s + 2e-3
-        assert window.step_s[1:] == pytest.approx([expected] * 9, rel=0.01)
-        assert window.window_s == pytest.approx(sum(window.step_s), rel=0.01)
+def test_the_steps_of_both_throughput_windows_take_as_long_as_on_the_device(tmp_path):
+    def program(rank: Rank, recorder: Recorder) -> None:
+        model = Ddp(rank, MODEL)
+        model.reducer.sample_rate = 1  # as a program may set it; the recorder stops the logger
+        trainer = train(recorder, model)
+        began_s = trainer.feed.began_s[20:29]  # of the first window, after nineteen steps
+        assert began_s[-1] - began_s[0] < 0.2 * 8 * MODEL.step_s, "the host waits for the device"
+
+    world = World(4, link=HIDDEN, costs=FAST)
+    for rank, window in enumerate(record(world, tmp_path, program, epochs=2)):
+        # All ranks wait for the last bucket.
+        assert window.step_s[1:] == pytest.approx([MODEL.step_s + 2e-3] * 9, rel=0.01)
+        assert window.samples == [8] * 10
+        assert window.micro_batches == 1
+        assert window.peak_mem_bytes == 2**20 * (1 + rank)
 
 
-def test_the_clocks_are_read_while_the_device_is_busy():
-    def program(rank: Rank) -> list[bool]:
-        def add_loaded(found: object) -> None:
-            last = len(rank.compute.operations) - 1
-            with rank.world.changed:
-                busy.append(rank.compute.end_of(last) > rank.now)
-
-        busy: list[bool] = []
-        windows = windows_of(rank, MODEL)
-        windows.warm_up(10)
-        window = replace(windows.throughput(10), conditions={})
-        windows._conditions = SimpleNamespace(add_loaded=add_loaded)
-        windows.sample_loaded(window)
-        return busy
-
-    assert World(2, link=HIDDEN, costs=FAST).run(program) == [[True], [True]]
+def test_the_clocks_are_read_while_the_device_is_busy(tmp_path):
+    for window in measured(tmp_path, MODEL, FAST, HIDDEN, ranks=2):
+        clocks = window.conditions["rank"]["clocks"]
+        assert (clocks["after"], clocks["loaded"]) == ({"is_busy": False}, {"is_busy": True})
 
 
-def test_a_strategy_whose_parts_cannot_be_timed_has_none(monkeypatch):
+def test_a_strategy_whose_parts_cannot_be_timed_has_none(tmp_path, monkeypatch):
     monkeypatch.setattr(ddp.DdpParts, "start", lambda self, timer: PartsNotTimed())
-    assert [window.parts for window in measured(MODEL, FAST, HIDDEN)] == [[]] * 4
+    for window in measured(tmp_path, MODEL, FAST, HIDDEN):
+        [known] = {tuple(name for name, s in asdict(parts).items() if s == s) for parts in window.parts}
+        assert known == ("step_s", "data_load_s")
+    assert PartsNotTimed().as_json() in read_json(RunFolder(tmp_path).env)["facts"]
 
 
 def test_the_probe_steps_find_the_time_of_each_bucket():
-    def program(rank: Rank) -> StepReadings:
-        trainer = trainer_of(rank, MODEL)
+    def program(rank: Rank) -> tuple[list, list]:
+        trainer = Trainer(Ddp(rank, MODEL), Feed(MODEL), TrainOptions())
         clock = CudaClock(DEVICE)
         return time_buckets(trainer, 6, collectives=Collectives(rank), clock=clock, dtype=torch.float32)
 
-    found = World(4, link=EXPOSED, costs=FAST).run(program)
-    assert found[0].comm_time_s == pytest.approx([4 * 6e-3] * 4, rel=0.02)
-    assert found[1].union_s == found[0].union_s
-    for step in found[0].spans:
+    (unions, spans), (others, _), *_ = World(4, link=EXPOSED, costs=FAST).run(program)
+    assert [median(rank) for rank in unions] == pytest.approx([4 * 6e-3] * 4, rel=0.02)
+    assert others == unions
+    for step in spans:
         assert [span.bytes for span in step] == [64 * KIB] * 4
 
 
 #: The host needs longest for forward, and the device for backward. If the host waits for the device in each
 #: step, steps are a quarter longer than otherwise.
 UNEQUAL, BALANCED = replace(MODEL, forward_s=1e-3, optimizer_s=0.1e-3), Costs(launch_s=0.3e-3)
+#: Steps of a recording after its warm-up.
+MEASURED = 10 + 11
 
 
-def test_the_warm_up_judges_only_steps_that_do_not_wait_for_the_logger():
-    def program(rank: Rank) -> tuple[int, bool, list[float]]:
-        windows = windows_of(rank, UNEQUAL)
-        return *windows.warm_up(20), windows.throughput(10).step_s
+def test_the_warm_up_judges_only_steps_that_do_not_wait_for_the_logger(tmp_path):
+    def program(rank: Rank, recorder: Recorder) -> None:
+        model = Ddp(rank, UNEQUAL)
+        train(recorder, model)
+        assert model.reducer.iterations == 29 + MEASURED
 
-    for steps, is_stable, step_s in World(2, link=HIDDEN, costs=BALANCED).run(program):
-        assert (steps, is_stable) == (29, True)
-        assert max(step_s[1:]) == pytest.approx(min(step_s[1:]), rel=0.05)
+    world = World(2, link=HIDDEN, costs=BALANCED)
+    for window in record(world, tmp_path, program, warmup_steps=20):
+        assert window.stable
+        assert max(window.step_s[1:]) == pytest.approx(min(window.step_s[1:]), rel=0.05)
 
 
-def test_a_drift_after_the_first_steps_is_noticed():
+def test_a_drift_after_the_first_steps_is_noticed(tmp_path):
     class Drifting(Ddp):
         """Steps get faster from the twelfth on, for example because the clock rises."""
 
         def run_backward(self) -> None:
-            if 11 < self.reducer.iterations <= 15:
+            if 11 < self.reducer.iterations <= 15 and self.rank.number:
                 self.rank.launch(5e-3 * (16 - self.reducer.iterations))
             super().run_backward()
 
-    def program(rank: Rank) -> tuple[int, bool]:
-        windows = windows_of(rank, MODEL)
-        windows._trainer.model = Drifting(rank, MODEL)
-        return windows.warm_up(8)
+    def program(rank: Rank, recorder: Recorder) -> None:
+        model = Drifting(rank, MODEL)
+        train(recorder, model)
+        assert model.reducer.iterations == 34 + MEASURED
 
-    assert World(1, costs=FAST).run(program) == [(34, True)]
+    windows = record(World(2, costs=FAST), tmp_path, program, warmup_steps=8)
+    assert [window.stable for window in windows] == [True, True]
 
 
 SIZES = [Size(4096 * 64**power) for power in range(3)]
@@ -214,8 +230,8 @@ def test_a_clock_that_rises_during_the_sweep_does_not_change_the_times():
     def program(rank: Rank) -> Sweep:
         launch = rank.launch
 
-        def faster(seconds: float) -> int:  # from an idle clock to six times its rate in 50 ms
-            return launch(seconds / min(6.0, 1 + rank.now * 100))
+        def faster(seconds: float) -> None:  # from an idle clock to six times its rate in 50 ms
+            launch(seconds / min(6.0, 1 + rank.now * 100))
 
         rank.launch = faster  # type: ignore[method-assign]
         return sweep(rank)

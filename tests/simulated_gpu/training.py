@@ -1,4 +1,4 @@
-"""A simulated training with DDP, and a replay of the logger of DDP.
+"""A simulated training with DDP under the recorder, and a replay of the logger of DDP.
 
 The replay follows the order of torch 2.13: ``torch/csrc/distributed/c10d/reducer.cpp``, ``reducer_cuda.cpp``,
 ``reducer_timer.hpp`` and ``logger.cpp``, and ``_pre_forward`` and ``_post_forward`` of
@@ -7,15 +7,26 @@ The replay follows the order of torch 2.13: ``torch/csrc/distributed/c10d/reduce
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch.distributed import HashStore  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.simulated_gpu.device import TIME, Event, Rank, Work, here
+from ddp_scaling_bench.measure.exchange import Met, StoreExchange
+from ddp_scaling_bench.measure.launch import Launch
+from ddp_scaling_bench.measure.ranks import own_facts
+from ddp_scaling_bench.measure.results import Window
+from ddp_scaling_bench.record import Recorder
+from ddp_scaling_bench.train.options import TrainOptions
+from ddp_scaling_bench.train.rank import measure
+from ddp_scaling_bench.train.training import Trainer
+from tests.simulated_gpu.device import TIME, Collectives, Event, Rank, Work, World, here
 
 #: The events of a timer of the reducer, in the order of ``Timer::Event``.
 EVENTS = ("forward_start", "compute_start", "compute_end", "comm_start", "comm_end")
@@ -39,10 +50,11 @@ STAMPS = {
 class Reducer:
     """The counters and timers of ``c10d::Reducer``, and the values of ``c10d::Logger``."""
 
-    def __init__(self, missing: tuple[str, ...] = ()) -> None:
+    def __init__(self) -> None:
         self.iterations = 0
         self.sample_rate = 100
-        self.missing = missing
+        self.missing = ""
+        self.missing_from = 0
         self.ints_map: dict[str, int] = {}
         self.strs_map: dict[str, str] = {}
         self._events = {name: Event() for name in EVENTS}
@@ -54,7 +66,8 @@ class Reducer:
 
     def record(self, name: str) -> None:
         """Record an event on the current stream if this iteration is sampled."""
-        if self.collects() and name not in self.missing:
+        is_missing = name == self.missing and self.iterations >= self.missing_from
+        if self.collects() and not is_missing:
             self._host_ns[name] = TIME.time_ns()
             self._events[name].record()
 
@@ -81,9 +94,9 @@ class Reducer:
 
     def _difference_ns(self, start: str, end: str) -> int | None:
         """Return ``CudaTimer::measureDifference``."""
-        begin, finish = self._events[start], self._events[end]
-        if not (begin.is_recorded and finish.is_recorded):
+        if not self._host_ns.keys() >= {start, end}:
             return None
+        begin, finish = self._events[start], self._events[end]
         begin.synchronize()
         finish.synchronize()
         milliseconds = begin.elapsed_time(finish)
@@ -119,14 +132,13 @@ class Model:
 class Ddp(DistributedDataParallel):
     """DDP on one rank; its forward and backward passes launch ``work.kernels`` each.
 
-    Autograd calls the backward pass and its callbacks, as with the reducer of torch. ``missing`` are events
-    that the logger never records.
+    Autograd calls the backward pass and its callbacks, as with the reducer of torch.
     """
 
-    def __init__(self, rank: Rank, work: Model, *, missing: tuple[str, ...] = ()) -> None:
+    def __init__(self, rank: Rank, work: Model) -> None:
         torch.nn.Module.__init__(self)
         self.rank, self.work = rank, work
-        self.reducer = self.logger = Reducer(missing)
+        self.reducer = self.logger = Reducer()
         self.weight = torch.nn.Parameter(torch.zeros(2))
         self.hook: Any = None
         self.works: list[Work] = []
@@ -140,7 +152,11 @@ class Ddp(DistributedDataParallel):
 
     def register_comm_hook(self, state: Any, hook: Any) -> None:
         """Let ``hook`` reduce the buckets."""
-        self.hook = lambda place, size: hook(state, Bucket(place, size))
+
+        def reduce(place: int, size: int) -> Any:
+            return hook(state, SimpleNamespace(index=lambda: place, buffer=lambda: torch.zeros(size // 4)))
+
+        self.hook = reduce
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -161,7 +177,7 @@ class Ddp(DistributedDataParallel):
             self.reducer.record("compute_start")
         self.rank.spend(self.work.return_s)
         self.forward_host_s.append(self.rank.now - began)
-        loss: torch.Tensor = _Pass.apply(self.weight, self)
+        loss: torch.Tensor = Pass.apply(self.weight, self)
         return loss
 
     def run_backward(self) -> None:
@@ -172,8 +188,7 @@ class Ddp(DistributedDataParallel):
             if syncs:
                 if not place:
                     self.reducer.record("comm_start")
-                reduced = self.hook(place, size) if self.hook else self.rank.all_reduce(size)
-                self.works.append(reduced)
+                self.works.append(self.hook(place, size) if self.hook else self.rank.all_reduce(size))
         if syncs:
             torch.autograd.Variable._execution_engine.queue_callback(self._finalize)
 
@@ -191,11 +206,11 @@ class Ddp(DistributedDataParallel):
             self.rank.launch(seconds / parts / amount)
 
 
-class _Pass(torch.autograd.Function):
-    """The forward and backward pass of a :class:`Ddp`."""
+class Pass(torch.autograd.Function):
+    """The forward and backward pass of a simulated model."""
 
     @staticmethod
-    def forward(ctx: Any, weight: torch.Tensor, model: Ddp) -> torch.Tensor:
+    def forward(ctx: Any, weight: torch.Tensor, model: Any) -> torch.Tensor:
         ctx.model = model
         return weight.sum()
 
@@ -205,38 +220,25 @@ class _Pass(torch.autograd.Function):
         return torch.zeros(2), None
 
 
-@dataclass(frozen=True)
-class Bucket:
-    """``dist.GradBucket``."""
-
-    place: int
-    size: int
-
-    def index(self) -> int:
-        """Return the bucket's number."""
-        return self.place
-
-    def buffer(self) -> torch.Tensor:
-        """Return its gradients."""
-        return torch.zeros(self.size // 4)
-
-
 @dataclass
 class Feed:
     """Batches that the host prepares and copies to the device."""
 
     model: Model
+    #: The host's time at the start of each batch in seconds.
+    began_s: list[float] = field(default_factory=list)
 
-    def next(self) -> tuple[None, None]:
-        """Prepare a batch."""
+    def next(self) -> tuple[torch.Tensor, None]:
+        """Prepare a batch of 8 samples."""
+        self.began_s.append(here().now)
         here().spend(self.model.load_host_s)
         here().launch(self.model.copy_s)
-        return None, None
+        return torch.zeros(8), None
 
 
 @dataclass
 class Optimizer:
-    """One kernel per step."""
+    """Kernels that update the weights."""
 
     model: Model
 
@@ -247,3 +249,45 @@ class Optimizer:
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Do nothing."""
+
+
+def train(recorder: Recorder, model: Ddp, **options: Any) -> Trainer:
+    """Run the built-in training to its end."""
+    trainer = Trainer(model, Feed(model.work), TrainOptions(val_steps=0, **options))
+    recorder.watch(model, trainer.optimizer, micro_batches=trainer.micro_batches)
+    session: Any = SimpleNamespace(options=TrainOptions(val_steps=0, **options))
+    measure(session, Collectives(model.rank), trainer, recorder)
+    return trainer
+
+
+def loop(recorder: Recorder, model: torch.nn.Module, update: Callable[[], None]) -> None:
+    """Train to the end of the recording, in a loop as users write it."""
+    for _ in recorder.batches(iter(Feed(Model()).next, None)):
+        with recorder.step():
+            model().backward()
+            update()
+        if recorder.is_complete:
+            break
+
+
+#: On CUDA, the warm-up has nine more steps than here.
+LENGTHS = {"warmup_steps": 10, "steps_per_epoch": 10, "attribution_steps": 10, "epochs": 1}
+
+
+def record(
+    world: World, folder: Path, program: Callable[[Rank, Recorder], Any], **lengths: int
+) -> list[Window]:
+    """Record a program on all ranks, which are on one host, and return the last window of each rank."""
+    store, ranks = HashStore(), range(len(world.ranks))
+    facts = [own_facts(rank, rank, {}) for rank in ranks]
+
+    def recorded(rank: Rank) -> Window:
+        met = Met(Launch("srun", rank.number, rank.number, len(ranks)), store, facts, 0.0)
+        with Recorder(run_dir=folder, warmup_rounds=3, **{**LENGTHS, **lengths}) as recorder:
+            recorder.open(met)
+            program(rank, recorder)
+        content = StoreExchange(met).read_each(f"window/{recorder.epochs}")[rank.number]
+        assert content is not None
+        return Window.from_json(content)
+
+    return world.run(recorded)

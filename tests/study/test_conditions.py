@@ -11,7 +11,7 @@ import pytest
 
 from bench.study.conditions import FOREIGN_CPU_LIMIT, Occupation, assess
 from bench.study.findings import ForeignCpu, ForeignJob, GpuSlowdown, LinkErrors
-from bench.study.layout import RunFolder
+from ddp_scaling_bench.run_folder import RunFolder
 
 NOON = datetime(2026, 11, 22, 12, 0, tzinfo=UTC)
 ENV = {

@@ -7,12 +7,12 @@ from dataclasses import fields
 
 import pytest
 
-from bench.finding import RECORDED, Recorded
-from bench.measure import failures
-from bench.measure import findings as ranks
-from bench.measure.nccl_errors import NcclError
 from bench.study import findings as runs
 from bench.study.found import Unknown, findings_of_env, read_disturbances, read_findings
+from ddp_scaling_bench.finding import RECORDED, Recorded
+from ddp_scaling_bench.measure import failures
+from ddp_scaling_bench.measure import findings as ranks
+from ddp_scaling_bench.measure.nccl_errors import NcclError
 
 TEN = tuple(map(str, range(10)))
 N1 = (failures.HostRank(0, "n1"), failures.HostRank(1), failures.HostRank(2))

@@ -1,4 +1,4 @@
-"""The ledger: durable, append only, and readable whatever was torn."""
+"""The ledger and the other files of a study are written whole, and readable whatever was torn."""
 
 import json
 import multiprocessing
@@ -7,8 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from bench.errors import BenchError
+from bench.plan import make_plan, write_plan
 from bench.study.findings import LinkErrors, StudyRun
 from bench.study.ledger import (
     End,
@@ -20,7 +22,12 @@ from bench.study.ledger import (
     final_class,
     study_lock,
 )
+from bench.study.plan_json import PlannedStudy, open_study
 from bench.study.reasons import ExitCode, LogCause, Said
+from bench.study.run_json import next_attempt
+from ddp_scaling_bench.errors import BenchError, UnwritableError
+from ddp_scaling_bench.files import read_json, read_object, write_json
+from tests.matrices import matrix
 
 INTENT = Record(run_id="a", attempt=1, state=RunState.QUEUED, job_name="s.a.1")
 SUBMITTED = replace(INTENT, job_id="7", pack=2, place=3)
@@ -56,25 +63,6 @@ def test_a_record_is_read_as_it_was_written(ledger):
         read = ledger.records(["a"])["a"]
         assert read.time
         assert replace(read, time="") == record
-
-
-@pytest.mark.parametrize(
-    ("disturbed", "read"),
-    [
-        (
-            [3, {"kind": "study-run", "subject": ["n1"], "values": {"jobs": 7}, "severity": "warning"}],
-            ["study-run"],
-        ),
-        ([{"kind": "later", "subject": [], "values": {}, "severity": "warning"}, None, [[]]], []),
-        ("n1", None),
-        ({"kind": "study-run"}, None),
-    ],
-)
-def test_damaged_disturbances_never_lose_a_record(ledger, disturbed, read):
-    line = {"run_id": "a", "attempt": 1, "state": "completed", "disturbed": disturbed}
-    ledger.path.write_text(json.dumps(line) + "\n")
-    end = ledger.records(["a"])["a"].end
-    assert (None if end.disturbed is None else [one.kind for one in end.disturbed]) == read
 
 
 def test_the_last_line_of_the_latest_attempt_is_the_state(ledger):
@@ -195,3 +183,75 @@ def test_a_damaged_finding_does_not_lose_its_line(ledger, damage, reason):
 )
 def test_a_cause_in_the_logs_replaces_a_class_that_only_describes_the_exit_code(recorded, cause, shown):
     assert final_class(recorded and FailureClass(recorded), cause) == shown
+
+
+@given(old=st.text(max_size=5000), new=st.text(max_size=5000))
+def test_rewritten_content_is_read_back_whatever_its_length(tmp_path_factory, old, new):
+    path = tmp_path_factory.mktemp("layout") / "env.json"
+    for text in (old, new):
+        write_json(path, {"text": text})
+    assert read_json(path) == {"text": new}
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_file_that_cannot_be_written_keeps_its_content(tmp_path):
+    path = tmp_path / "env.json"
+    write_json(path, {"state": 1})
+    with pytest.raises(TypeError):
+        write_json(path, {"state": {1}})
+    with pytest.raises(UnwritableError):
+        write_json(tmp_path / "gone" / "env.json", {})
+    assert read_json(path) == {"state": 1}
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    ("kind", "problem"),
+    [
+        (b"", "is not valid JSON"),
+        (b'{"state": "com', "is not valid JSON"),
+        (b"\xff\xfe", "is not valid JSON"),
+        (b"[" * 100_000, "is not valid JSON"),
+        (b"[1]", "is not a JSON object"),
+    ],
+)
+def test_a_file_that_is_no_json_object_has_a_problem_in_words(tmp_path, kind, problem):
+    path = tmp_path / "run.json"
+    assert read_object(path) == (None, "is missing")
+    path.write_bytes(kind)
+    assert read_object(path) == (None, problem)
+    assert read_json(path) is None
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> PlannedStudy:
+    (tmp_path / "s.yaml").write_text(matrix("s", axes={"tasks_per_node": [1]}))
+    return open_study(write_plan(make_plan(tmp_path / "s.yaml"), tmp_path))
+
+
+def test_an_attempt_is_described_when_its_number_is_claimed(study):
+    run = study.runs[0]
+    attempt = next_attempt(study, run, Record(run_id=run.run_id))
+    attempt.claim(study, interpreter="python")
+    content = json.loads(attempt.folder.run_json.read_text())
+    assert (content["run_id"], content["attempt"], content["job_name"]) == (
+        *(run.run_id, 1),
+        attempt.job_name,
+    )
+    assert content["interpreter"] == "python"
+    assert "state" not in content
+    with pytest.raises(UnwritableError, match="File exists"):
+        attempt.claim(study)
+
+
+def test_a_folder_that_the_ledger_does_not_know_is_an_intent(study):
+    run = study.runs[0]
+    assert study.records()[run.run_id].attempt == 0
+    attempt = next_attempt(study, run, study.records()[run.run_id])
+    attempt.claim(study, allocation={"pack": 1, "place": 2})
+    record = study.records()[run.run_id]
+    assert (record.attempt, record.state, record.job_name) == (1, RunState.QUEUED, attempt.job_name)
+    assert (record.pack, record.place) == (1, 2)
+    attempt.folder.run_json.write_text("{")
+    assert study.records()[run.run_id].job_name == attempt.job_name
+    assert next_attempt(study, run, record).number == 2

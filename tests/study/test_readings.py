@@ -11,13 +11,13 @@ import pytest
 
 from bench.jobs.end import missing_results
 from bench.matrix.cell import Cell
-from bench.measure.findings import NoWindow
 from bench.study.findings import AverageOfRun
-from bench.study.layout import RunFolder
 from bench.study.ledger import End, Record, RunState
 from bench.study.readings import readings_of
-from bench.study.records import METRICS_COLUMNS, EpochRow
 from bench.study.verify import verify_run
+from ddp_scaling_bench.measure.findings import NoWindow
+from ddp_scaling_bench.records import METRICS_COLUMNS, EpochRow
+from ddp_scaling_bench.run_folder import RunFolder
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -272,7 +272,7 @@ def test_a_log_that_cannot_be_read_is_the_problem(left, kind):
 
 def test_a_command_that_records_nothing_is_incomplete_unless_metrics_is_none(left):
     assert left.lack({"source": "recorder"}) == (
-        "the command recorded no metrics: call bench.record in its training loop, or set workload.metrics to the file or output that contains them"
+        "the command recorded no metrics: use the Recorder in its training loop, or set workload.metrics to the file or output that contains them"
     )
     assert left.lack({"source": "none"}) == ""
 

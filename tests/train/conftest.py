@@ -200,16 +200,6 @@ def wait_for(condition: Callable[[], object], what: str, *, limit_s: float = 280
         time.sleep(0.05)
 
 
-@pytest.fixture(scope="session")
-def late_rank_run(server: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    """Three epochs of two ranks, of which rank 1 is late in every step."""
-    folder = tmp_path_factory.mktemp("late rank")
-    started = server.train(
-        folder, torchrun_env(2), "tests.train.scenarios:late_rank", **QUICK | {"epochs": 3}
-    )
-    return started.finish().succeeded()
-
-
 @pytest.fixture
 def run_ranks(server: ForkServer, tmp_path: Path) -> Callable[..., Finished]:
     """Run ranks of the training to their end: by default two, with QUICK's options."""

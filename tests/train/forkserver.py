@@ -13,7 +13,7 @@ import os
 import sys
 import traceback
 
-from bench.train.__main__ import main
+from ddp_scaling_bench.train.__main__ import main
 
 TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS")
 

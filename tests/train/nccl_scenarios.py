@@ -11,13 +11,14 @@ import torch
 import torch.distributed as dist
 from torch.distributed import DistBackendError, PrefixStore
 
-from bench.measure import exchange
-from bench.measure.environment import Device
-from bench.measure.exchange import Collectives
-from bench.measure.torch_internals import GroupError
-from bench.train import __main__ as main_module
-from bench.train import gpus, nccl_watch
-from bench.train import rank as rank_module
+from ddp_scaling_bench.measure import peers
+from ddp_scaling_bench.measure.environment import Device
+from ddp_scaling_bench.measure.exchange import Collectives
+from ddp_scaling_bench.measure.torch_internals import Symptom
+from ddp_scaling_bench.measure.transport import request_nccl_log
+from ddp_scaling_bench.train import __main__ as main_module
+from ddp_scaling_bench.train import gpus, nccl_watch
+from ddp_scaling_bench.train import rank as rank_module
 from tests.train.scenarios import before_each_batch, rank_of_env
 
 WARNING = "n1:7:7 [0] init.cc:904 NCCL WARN Cuda failure 2 'out of memory'"
@@ -73,11 +74,12 @@ def nccl_fails_at_its_start() -> int:
 
 
 def pretend_nccl() -> None:
+    request_nccl_log(os.environ)
     plain = main_module.run
     main_module.run = lambda folder, cell, options: plain(folder, replace(cell, backend="nccl"), options)
 
 
-def rank_1_is_lost(error: GroupError, end: int) -> int:
+def rank_1_is_lost(error: Symptom, end: int) -> int:
     """Rank 1 gets the signal ``end`` in its third batch; rank 0 then waits for ever, as it does for a GPU."""
     waits = threading.Event()
 
@@ -97,14 +99,14 @@ def rank_1_is_lost(error: GroupError, end: int) -> int:
     before_each_batch(act)
     pretend_nccl()
     rank_module._start_process_group = start
-    nccl_watch.POLL_S, exchange.REPORTS_TIMEOUT_S = 0.02, 0.2
-    nccl_watch.group_error = lambda: error if waits.is_set() else GroupError.NONE
+    nccl_watch.POLL_S, peers.REPORTS_TIMEOUT_S = 0.02, 0.2
+    nccl_watch.group_error = lambda: error if waits.is_set() else Symptom.NONE
     return main_module.main()
 
 
 def rank_1_is_killed() -> int:
-    return rank_1_is_lost(GroupError.LOST, signal.SIGKILL)
+    return rank_1_is_lost(Symptom.LOST, signal.SIGKILL)
 
 
 def rank_1_hangs() -> int:
-    return rank_1_is_lost(GroupError.TIMED_OUT, signal.SIGSTOP)
+    return rank_1_is_lost(Symptom.TIMED_OUT, signal.SIGSTOP)

@@ -12,30 +12,28 @@ from types import SimpleNamespace
 import torch
 import torch.distributed as dist
 
-from bench.measure.environment import device_of
-from bench.measure.step_parts import StepTimer
-from bench.train import mfu
-from bench.train import rank as rank_module
-from bench.train.__main__ import main
-from bench.train.data import SyntheticFeed
-from bench.train.models import DataShape
-from bench.train.options import TrainOptions
-from bench.train.rendezvous import launch_from
-from bench.train.strategies import fsdp
-from bench.train.training import Task, Trainer, build_task, wrap
+from ddp_scaling_bench.measure.environment import device_of
+from ddp_scaling_bench.measure.launch import launch_from
+from ddp_scaling_bench.measure.step_parts import StepTimer
+from ddp_scaling_bench.train import mfu
+from ddp_scaling_bench.train import rank as rank_module
+from ddp_scaling_bench.train.__main__ import main
+from ddp_scaling_bench.train.data import Feed
+from ddp_scaling_bench.train.models import DataShape
+from ddp_scaling_bench.train.options import TrainOptions
+from ddp_scaling_bench.train.strategies import fsdp
+from ddp_scaling_bench.train.training import Task, Trainer, build_task, wrap
 from tests.train.conftest import folder_of_test
-
-NAP_S = 0.04
 
 
 def rank_of_env() -> int:
     return launch_from(os.environ).rank
 
 
-def join_group() -> int:
+def join_group(**more: object) -> int:
     launch = launch_from(os.environ)
-    store = dist.TCPStore(launch.address, launch.port, launch.world_size, is_master=launch.rank == 0)
-    dist.init_process_group("gloo", store=store, rank=launch.rank, world_size=launch.world_size)
+    store = dist.TCPStore(launch.address, int(launch.port), launch.world_size, is_master=launch.rank == 0)
+    dist.init_process_group("gloo", store=store, rank=launch.rank, world_size=launch.world_size, **more)
     torch.set_num_threads(1)
     return launch.rank
 
@@ -43,45 +41,27 @@ def join_group() -> int:
 def before_each_batch(act: Callable[[int], None], *, rank: int | None = None) -> None:
     """Call ``act`` with the number of the batch (from 1) before each batch, on one rank or on all."""
     if rank in (None, rank_of_env()):
-        plain = SyntheticFeed.next
+        plain = Feed.next
         numbers = count(1)
 
-        def following(self: SyntheticFeed):
+        def following(self: Feed):
             act(next(numbers))
             return plain(self)
 
-        SyntheticFeed.next = following
-
-
-def late_rank() -> int:
-    """Rank 1 sleeps before each batch: loading its data takes long, and rank 0 waits for its gradients."""
-    before_each_batch(lambda number: time.sleep(NAP_S), rank=1)
-    return main()
-
-
-def slow_forward() -> int:
-    """Every forward pass sleeps."""
-    plain = Task.forward
-
-    def slow(self: Task, inputs: torch.Tensor, targets: torch.Tensor):
-        time.sleep(NAP_S)
-        return plain(self, inputs, targets)
-
-    Task.forward = slow
-    return main()
+        Feed.next = following
 
 
 def nan_on_rank_1() -> int:
     """Rank 1's inputs are NaN from the 15th batch on, after 3 to 9 steps of warm-up and a window."""
-    plain = SyntheticFeed.next
+    plain = Feed.next
     numbers = count(1)
 
-    def broken(self: SyntheticFeed):
+    def broken(self: Feed):
         inputs, targets = plain(self)
         return (inputs * float("nan") if next(numbers) >= 15 else inputs), targets
 
     if rank_of_env() == 1:
-        SyntheticFeed.next = broken
+        Feed.next = broken
     return main()
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from bench.errors import BenchError
-from bench.study.layout import RunFolder
-from bench.train.options import OPTIONS, TrainOptions
-from bench.train.session import read_task
+from ddp_scaling_bench.errors import BenchError
+from ddp_scaling_bench.run_folder import RunFolder
+from ddp_scaling_bench.train.options import OPTIONS, TrainOptions
+from ddp_scaling_bench.train.session import read_task
 from tests.common import change_json, raised, run_program, write_cell
 from tests.train.conftest import QUICK, ROOT
 
@@ -124,8 +124,3 @@ def test_modules_in_the_users_folder_are_not_imported(tmp_path):
     done = train(cwd=tmp_path, PYTHONPATH=".", BENCH_RUN_DIR=str(folder))
     assert (done.returncode, done.stderr) == (0, "")
     assert json.loads(RunFolder(folder).env.read_text())["workload"]["parameters"] == 100_000
-
-
-def test_neither_the_options_nor_the_training_need_pydantic():
-    code = "import sys; sys.modules['pydantic'] = None; import bench.train.__main__, bench.study.cell_json"
-    assert run_program([sys.executable, "-c", code], cwd=ROOT).returncode == 0

@@ -6,10 +6,16 @@ from statistics import mean, median
 import pytest
 import torch
 
-from bench.measure.step_parts import HostClock
-from bench.measure.wire import Messages
-from bench.train.probes import CollectiveSweep, Size, Sweep, Swept, hidden_fraction, message_sizes
-from bench.train.step_probes import BucketSpan, union_s
+from ddp_scaling_bench.measure.step_parts import HostClock
+from ddp_scaling_bench.train.probes import (
+    BucketSpan,
+    CollectiveSweep,
+    Size,
+    Sweep,
+    hidden_fraction,
+    message_sizes,
+    union_s,
+)
 from tests.train.conftest import QUICK, srun_env, torchrun_env
 
 MIB = 2**20
@@ -212,13 +218,11 @@ def test_messages_for_which_there_is_no_memory_are_left_out_and_named():
 def test_the_hidden_fraction_needs_the_times_of_all_buckets():
     sweep = Sweep(2, "float32", [Size(8, buckets=2)], [[[0.5, 1.0], [0.25, 2.0], [1.0, 1.0]]])
 
-    def found(*sizes: list[int], last: Sweep | None = sweep, transfer_s: float | None = 0.5) -> tuple:
-        sweeps = [*[sweep] * (len(sizes) - 1), last]
-        swept = [Swept(Messages("", one), times) for one, times in zip(sizes, sweeps, strict=True)]
-        return tuple(hidden_fraction(swept, transfer_s).values())
+    def found(*sizes: list[int], last: Sweep | str = sweep, transfer_s: float | None = 0.5) -> tuple:
+        return tuple(hidden_fraction(sizes, [*[sweep] * (len(sizes) - 1), last], transfer_s).values())
 
     assert found([8, 8]) == (2.0, 0.75)
     assert found([8], transfer_s=None) == (1.0, None)
-    assert found([8, 8], [8, 8], [], last=None) == (4.0, 0.875), "the last collective is not used"
-    unknown = [found([8, 4]), found([8, 8], [8, 4]), found([8], [8], last=None), found([])]
+    assert found([8, 8], [8, 8], [], last="too slow") == (4.0, 0.875), "the last collective is not used"
+    unknown = [found([8, 4]), found([8, 8], [8, 4]), found([8], [8], last="too slow"), found([])]
     assert unknown == [(None, None)] * 4

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch.torch_version import TorchVersion
 
-from bench.matrix.strategies import STRATEGIES
-from bench.measure.ranks import Host
-from bench.study.layout import RunFolder
-from bench.train import rank as rank_module
-from bench.train.failures import SetupError
-from bench.train.models import DataShape
-from bench.train.options import TrainOptions
+from ddp_scaling_bench.known_strategies import STRATEGIES
+from ddp_scaling_bench.measure.ranks import Host
+from ddp_scaling_bench.run_folder import RunFolder
+from ddp_scaling_bench.train import rank as rank_module
+from ddp_scaling_bench.train.failures import SetupError
+from ddp_scaling_bench.train.models import DataShape
+from ddp_scaling_bench.train.options import TrainOptions
 from tests.train.conftest import QUICK, srun_env, torchrun_env
 
 PROGRAM = "tests.train.strategy_curves"
@@ -62,20 +62,13 @@ def test_every_strategy_has_ddps_losses_and_checkpoint(server, tmp_path, ranks):
     assert {*shares} == {"ddp", "zero1", "ddp-static", "fsdp-keep", *parts}
 
 
-@pytest.mark.parametrize("strategy", ["zero1", "fsdp", "hsdp"])
-def test_each_strategy_trains_with_this_torch_and_has_its_parts_or_is_refused(run_ranks, strategy):
-    environments = srun_env({"a": 2, "b": 2}) if STRATEGIES[strategy].within_hosts else torchrun_env(2)
-    run = run_ranks(strategy=strategy, epochs=1, environments=environments)
-    divides = "weights" in STRATEGIES[strategy].sharded
-    if divides and WITHOUT_FSDP:
-        reason = "(needs torch 2.6 or newer; this is|cannot average gradients in fp32 with backend gloo of) "
-        assert {*run.codes} == {1}
-        assert re.search(f"bench: error: strategy {strategy} {reason}", "".join(run.err))
-        return
-    (row,) = run.succeeded().table("metrics")
-    forward, backward, end = (float(row[f"comm_{part}_time_sec"]) for part in ("forward", "backward", "end"))
-    assert (run.env["strategy"], forward > 0, backward > 0, end > 0) == (strategy, divides, divides, True)
-    assert forward + backward + end == pytest.approx(float(row["comm_exposed_time_sec"]), rel=1e-3)
+@pytest.mark.skipif(not WITHOUT_FSDP, reason="FSDP2 works with this torch")
+@pytest.mark.parametrize("strategy", ["fsdp", "hsdp"])
+def test_sharding_is_refused_with_a_torch_that_cannot(run_ranks, strategy):
+    run = run_ranks(strategy=strategy, environments=srun_env({"a": 2, "b": 2}))
+    reason = "(needs torch 2.6 or newer; this is|cannot average gradients in fp32 with backend gloo of) "
+    assert {*run.codes} == {1}
+    assert re.search(f"bench: error: strategy {strategy} {reason}", "".join(run.err))
 
 
 @needs_fsdp
@@ -170,7 +163,7 @@ def test_the_host_has_memory_for_the_whole_model_of_each_rank(monkeypatch, strat
     session = SimpleNamespace(
         options=options,
         device=torch.device("cuda"),
-        me=SimpleNamespace(host="a"),
+        host=hosts[0],
         joined=SimpleNamespace(hosts=hosts),
     )
     memory = SimpleNamespace(total_memory=gpu * 10**6)

@@ -1,18 +1,20 @@
 """A user's own data: tensors, layouts, and errors."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from bench.errors import BenchError
-from bench.train.data import DataShard, load_samples, open_feed
-from bench.train.options import TrainOptions
+from ddp_scaling_bench.errors import BenchError
+from ddp_scaling_bench.train.data import load_samples, open_feed
+from ddp_scaling_bench.train.options import TrainOptions
 
 
 def load(folder: Path, model: str = "mlp", *, seq_len: int = 4, hold_out: bool = True):
-    return load_samples(folder, model=model, seq_len=seq_len, hold_out=hold_out)
+    found = load_samples(folder, model=model, seq_len=seq_len, hold_out=hold_out)
+    return SimpleNamespace(**dict(zip(("training", "validation", "shape"), found, strict=True)))
 
 
 def save(folder: Path, **arrays: np.ndarray) -> Path:
@@ -44,7 +46,7 @@ def test_a_tenth_is_held_out(tmp_path):
     save(tmp_path, inputs=inputs, targets=np.arange(100) % 3)
     arrays = load(tmp_path)
     assert (len(arrays.training), len(arrays.validation)) == (90, 10)
-    assert arrays.validation[0][0].tolist() == inputs[90].tolist()
+    assert arrays.validation.__getitems__([0])[0][0].tolist() == inputs[90].tolist()
     assert len(load(tmp_path, hold_out=False).training) == 100
 
 
@@ -60,16 +62,16 @@ def test_a_stream_of_tokens_gives_its_own_targets(tmp_path):
     save(tmp_path, inputs=np.arange(21, dtype=np.int16))
     arrays = load(tmp_path, "transformer", hold_out=False)
     assert len(arrays.training) == 5
-    tokens, following = arrays.training[1]
-    assert tokens.tolist() == [4, 5, 6, 7]
-    assert following.tolist() == [5, 6, 7, 8]
+    tokens, following = arrays.training.__getitems__([1])
+    assert tokens.tolist() == [[4, 5, 6, 7]]
+    assert following.tolist() == [[5, 6, 7, 8]]
     assert arrays.shape.classes == 21
 
 
 def test_every_rank_reads_its_own_samples_and_passes_are_shuffled_anew(tmp_path):
     save(tmp_path, inputs=np.arange(24, dtype=np.float32)[:, None], targets=np.zeros(24, dtype=np.int64))
     options = TrainOptions(device="cpu", model="mlp", data=str(tmp_path), val_steps=0)
-    feeds = [open_feed(options, 4, DataShard(rank, 2, torch.device("cpu"))) for rank in range(2)]
+    feeds = [open_feed(options, 4, rank, 2, torch.device("cpu")) for rank in range(2)]
     passes = [
         [sorted(int(v) for v in torch.cat([f.next()[0] for _ in range(3)])) for f in feeds] for _ in range(2)
     ]
@@ -81,7 +83,7 @@ def test_every_rank_reads_its_own_samples_and_passes_are_shuffled_anew(tmp_path)
 def test_a_pass_that_ends_within_an_epoch_starts_anew_with_full_batches(tmp_path):
     save(tmp_path, inputs=np.zeros((23, 2), dtype=np.float32), targets=np.zeros(23, dtype=np.int64))
     options = TrainOptions(device="cpu", model="mlp", data=str(tmp_path), val_steps=0)
-    feed = open_feed(options, 4, DataShard(0, 2, torch.device("cpu")))
+    feed = open_feed(options, 4, 0, 2, torch.device("cpu"))
     assert {len(feed.next()[0]) for _ in range(20)} == {4}
 
 
@@ -96,7 +98,7 @@ def test_no_validation_sample_is_counted_twice(tmp_path):
     seen = [
         int(value)
         for rank in range(3)
-        for inputs, _ in open_feed(options, 2, DataShard(rank, 3, torch.device("cpu"))).validation()
+        for inputs, _ in open_feed(options, 2, rank, 3, torch.device("cpu")).validation()
         for value in inputs[:, 0]
     ]
     assert sorted(seen) == list(range(7))
@@ -106,7 +108,7 @@ def test_a_data_set_smaller_than_one_step_is_refused(tmp_path):
     save(tmp_path, inputs=np.zeros((40, 2)), targets=np.zeros(40, dtype=np.int64))
     options = TrainOptions(device="cpu", model="mlp", data=str(tmp_path))
     with pytest.raises(BenchError) as caught:
-        open_feed(options, 10, DataShard(0, 4, torch.device("cpu")))
+        open_feed(options, 10, 0, 4, torch.device("cpu"))
     assert str(caught.value) == (
         "data set smaller than one step: 36 training samples for 4 ranks x 10 = 40;"
         " use fewer ranks, a smaller batch or more data"

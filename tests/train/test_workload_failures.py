@@ -6,9 +6,10 @@ import signal
 import pytest
 import torch
 
-from bench.measure.node import host_name
-from bench.study.records import METRICS_COLUMNS
-from bench.train.failures import describe_error
+from ddp_scaling_bench.finding import with_remedies
+from ddp_scaling_bench.measure.node import host_name
+from ddp_scaling_bench.records import METRICS_COLUMNS
+from ddp_scaling_bench.train.failures import failure_from
 from tests.train.conftest import QUICK, torchrun_env, wait_for
 
 HOST = host_name(os.environ)
@@ -147,7 +148,7 @@ def test_rank_0_reports_its_own_error_and_the_others_point_to_it(run_ranks):
 def test_cudas_lack_of_memory_is_one_line():
     text = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 44.40 GiB of which"
     error = torch.cuda.OutOfMemoryError(f"{text} 1.21 GiB is free.\nmore")
-    assert describe_error(error, timeout_s=1) == (
+    assert with_remedies([failure_from(error, timeout_s=1)]) == (
         f"out of memory: {text} 1.21 GiB is free; lower the batch per rank,"
         " or set workload.activation_checkpointing to true"
     )

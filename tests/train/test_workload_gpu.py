@@ -10,7 +10,7 @@ from contextlib import suppress
 import pytest
 import torch
 
-from bench.measure.conditions import LEAST_ENERGY_S
+from ddp_scaling_bench.measure.conditions import LEAST_ENERGY_S
 from tests.train.conftest import torchrun_env, wait_for
 
 pytestmark = [

@@ -11,12 +11,14 @@ import pytest
 import torch
 from torch.distributed import HashStore
 
-from bench.measure.environment import Device
-from bench.measure.findings import SharedGpu, SharedGpus
-from bench.measure.ranks import RankFacts
-from bench.train import gpus
-from bench.train.failures import WorkloadError
-from bench.train.rendezvous import Joined, Launch, OtherRankError
+from ddp_scaling_bench.measure.environment import Device
+from ddp_scaling_bench.measure.exchange import Met
+from ddp_scaling_bench.measure.findings import SharedGpu, SharedGpus
+from ddp_scaling_bench.measure.launch import Launch
+from ddp_scaling_bench.measure.ranks import RankFacts
+from ddp_scaling_bench.train import gpus
+from ddp_scaling_bench.train.failures import WorkloadError
+from ddp_scaling_bench.train.rendezvous import OtherRankError
 from tests.train.conftest import QUICK, torchrun_env, wait_for
 from tests.train.nccl_scenarios import WARNING
 
@@ -52,14 +54,15 @@ def choose(monkeypatch):
     monkeypatch.setattr(gpus, "pci_address", lambda index: None)
 
     def run(*ranks: tuple[str, str, str, dict[str, str]], backend: str = "nccl") -> list:
+        store = HashStore()
         facts = [RankFacts(rank, 0, one[0], one[0], [0], 1, None) for rank, one in enumerate(ranks)]
-        joined = Joined(HashStore(), facts, 0.0)
 
         def choose_own(rank: int):
             _, own.gpu, own.model, env = ranks[rank]
             own.count = 1 if own.gpu else 0
             launch = Launch("srun", rank, 0, len(ranks))
             try:
+                joined = Met(launch, store, facts, 0.0)
                 return gpus.choose_device("cuda", launch, joined, env, backend=backend, timeout_s=60)
             except WorkloadError as error:
                 return error

@@ -8,12 +8,9 @@ from statistics import mean, median
 import pytest
 import torch
 
-from bench.study.records import METRICS_COLUMNS
+from ddp_scaling_bench.records import METRICS_COLUMNS
 from tests.train.conftest import QUICK, torchrun_env
-from tests.train.scenarios import NAP_S
 
-#: For scenarios in which every forward pass sleeps.
-SHORT = {"epochs": 1, "steps_per_epoch": 2, "attribution_steps": 3, "val_steps": 0}
 PARTS = ("data_load", "forward", "backward", "comm_exposed", "optimizer", "other")
 
 
@@ -95,11 +92,6 @@ def test_pop_efficiencies_follow_from_the_ranks(plain):
         assert number(row, "pop_parallel_efficiency") == pytest.approx(product, rel=1e-6)
 
 
-def test_the_rank_that_waits_least_in_every_step_waits_for_nobody(plain):
-    for row in plain.table("ranks"):
-        assert 0 <= number(row, "comm_wait_time_sec") <= number(row, "comm_exposed_time_sec")
-
-
 def test_what_is_not_measured_is_empty(plain):
     for row in plain.table("metrics"):
         for column in ("mfu", "gpu_util_avg", "val_mae", "val_rmse"):
@@ -120,21 +112,6 @@ def test_a_checkpoint_is_written_and_its_time_kept_apart(plain):
     assert sum(value.numel() for value in state["model"].values()) == plain.env["parameters"]
     assert all(number(row, "checkpoint_time_sec") > 0 for row in plain.table("metrics"))
     assert [path.name for path in plain.folder.iterdir() if path.name.startswith(".")] == []
-
-
-def test_a_late_rank_shows_as_waiting_on_the_other(late_rank_run):
-    rows = late_rank_run.table("ranks")
-    assert all(number(row, "data_load_time_sec") >= NAP_S for row in rows if row["rank"] == "1")
-    assert all(number(row, "comm_wait_time_sec") > 0 for row in rows if row["rank"] == "0")
-
-
-def test_time_within_the_model_is_forward_and_accumulated_micro_batches_all_count(run_ranks):
-    target = "tests.train.scenarios:slow_forward"
-    finished = run_ranks(**SHORT, grad_accum=3, target=target).succeeded()
-    rows = finished.table("ranks")
-    assert all(number(row, "forward_time_sec") >= 3 * NAP_S for row in rows)
-    assert {row["samples"] for row in finished.table("metrics")} == {str(2 * 3 * 2 * 8)}
-    assert finished.env["global_batch"] == 3 * 2 * 8
 
 
 def test_accumulated_gradients_equal_those_of_one_big_batch(run_ranks):

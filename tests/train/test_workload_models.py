@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from bench.matrix.models import MODELS
-from bench.train.data import DataShard, generator_on, open_feed, signal_for
-from bench.train.models import DataShape, spec_of
-from bench.train.models.mlp import Mlp, mlp_width
-from bench.train.models.transformer import Transformer, decoder_shape
-from bench.train.options import TrainOptions
-from bench.train.training import build_task, parameters_of, use_precision
+from ddp_scaling_bench.known_models import MODELS
+from ddp_scaling_bench.train.data import generator_on, open_feed, signal_for
+from ddp_scaling_bench.train.models import DataShape, spec_of
+from ddp_scaling_bench.train.models.mlp import Mlp, mlp_width
+from ddp_scaling_bench.train.models.transformer import Transformer, decoder_shape
+from ddp_scaling_bench.train.options import TrainOptions
+from ddp_scaling_bench.train.training import build_task, parameters_of, use_precision
 from tests.train.conftest import torchrun_env
 
 
@@ -35,7 +35,7 @@ def task_and_batch(model: str, samples: int = 2, **options):
     chosen = TrainOptions(device="cpu", model=model, **(SMALL[model] | options))
     shape = spec_of(chosen.model).sample(chosen)
     signal = signal_for(chosen, shape, torch.device("cpu"))
-    return build_task(chosen, shape), signal.draw(samples, generator_on("cpu", 1))
+    return build_task(chosen, shape), signal(samples, generator_on("cpu", 1))
 
 
 def test_resnet50_has_the_parameters_of_the_paper():
@@ -113,7 +113,7 @@ def test_the_planted_signal_can_be_learned(model):
     losses = []
     for _ in range(30):
         optimizer.zero_grad()
-        loss = task(*signal.draw(8, generator))
+        loss = task(*signal(8, generator))
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
@@ -124,10 +124,10 @@ def test_batches_are_fresh_and_ranks_draw_their_own():
     options = TrainOptions(device="cpu", model="mlp", parameters=20_000)
     signal = signal_for(options, spec_of(options.model).sample(options), torch.device("cpu"))
     first, other = generator_on("cpu", 0, 1, 0), generator_on("cpu", 0, 1, 1)
-    batches = [signal.draw(4, first)[0], signal.draw(4, first)[0], signal.draw(4, other)[0]]
+    batches = [signal(4, first)[0], signal(4, first)[0], signal(4, other)[0]]
     assert not torch.equal(batches[0], batches[1])
     assert not torch.equal(batches[0], batches[2])
-    assert torch.equal(batches[0], signal.draw(4, generator_on("cpu", 0, 1, 0))[0])
+    assert torch.equal(batches[0], signal(4, generator_on("cpu", 0, 1, 0))[0])
 
 
 def test_validation_of_values_sums_errors():
@@ -168,7 +168,7 @@ def test_batches_of_files_are_stored_in_the_memory_format_of_the_weights(tmp_pat
     torch.save(torch.rand(8, 3, 16, 16), tmp_path / "inputs.pt")
     torch.save(torch.arange(8), tmp_path / "targets.pt")
     words = {"model": "convnet", "data": str(tmp_path), "memory_format": "channels_last", "val_steps": 1}
-    feed = open_feed(TrainOptions(device="cpu", **words), 2, DataShard(0, 1, torch.device("cpu")))
+    feed = open_feed(TrainOptions(device="cpu", **words), 2, 0, 1, torch.device("cpu"))
     for inputs, _ in (feed.next(), *feed.validation()):
         assert inputs.is_contiguous(memory_format=torch.channels_last)
 

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
-from bench.errors import BenchError
-from bench.measure.ranks import RankFacts, core_facts, own_facts, threads_per_rank
-from bench.train.rendezvous import check_size, launch_from, missing_ranks
+from ddp_scaling_bench.errors import BenchError
+from ddp_scaling_bench.measure.env_file import KEYS
+from ddp_scaling_bench.measure.launch import launch_from
+from ddp_scaling_bench.measure.ranks import RankFacts, core_facts, own_facts, threads_per_rank
+from ddp_scaling_bench.train.rendezvous import check_size, meeting_place, missing_ranks
 from tests.common import raised
 from tests.train.conftest import QUICK, srun_env, torchrun_env
 
@@ -110,9 +112,8 @@ def test_torchruns_agent_wins_over_srun_and_srun_over_the_variables_that_scripts
 )
 def test_variables_that_contradict_each_other_are_named(changes, message):
     env = srun_env({"n1": 2})[0] | changes
-    assert (
-        raised(BenchError, launch_from, {key: one for key, one in env.items() if one is not None}) == message
-    )
+    known = {key: one for key, one in env.items() if one is not None}
+    assert raised(BenchError, lambda: meeting_place(launch_from(known))) == message
 
 
 def test_hosts_of_ranks_follow_slurms_short_form():
@@ -199,11 +200,7 @@ def test_env_json_says_what_ran(run_ranks):
     ]
     finished = run_ranks(epochs=1, launcher="srun", environments=environments).succeeded()
     env = finished.env
-    assert " ".join(env) == (
-        "schema bench_version torch python cuda nccl device_name device_memory_bytes device backend world_size "
-        "launcher joined hosts cores transport threads_per_rank env slurm workload strategy per_gpu_batch "
-        "global_batch parameters gradient_bytes flops wire_bytes ddp facts"
-    )
+    assert tuple(env) == KEYS
     assert env["env"]["NCCL_ALGO"] == "Ring"
     assert "hidden" not in str(env)
     assert env["gradient_bytes"] == 4 * env["parameters"]

@@ -18,7 +18,7 @@ from analysis.report.figures.curves import (
 from analysis.report.figures.drawing import Drawing, select
 from analysis.report.figures.waterfall import MAX_SERIES
 from analysis.stats.columns import ScalingRow
-from bench.units import known
+from ddp_scaling_bench.units import known
 
 if TYPE_CHECKING:
     from analysis.report.results import Results

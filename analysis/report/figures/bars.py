@@ -27,7 +27,7 @@ from analysis.report.figures.drawing import (
 from analysis.report.words import CAPTIONS
 from analysis.stats.columns import ScalingRow, by_series
 from analysis.text import one_line
-from bench.units import count, fraction, known, percent, seconds
+from ddp_scaling_bench.units import count, fraction, known, percent, seconds
 
 #: The parts of a bar of the step time in the order of stacking.
 STEP_PARTS = {name: part for name, part in PARTS.items() if name != "compute"}

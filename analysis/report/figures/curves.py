@@ -29,7 +29,7 @@ from analysis.report.words import CAPTIONS
 from analysis.stats.columns import ScalingRow
 from analysis.stats.estimate import MIN_RUNS
 from analysis.stats.scaling import GUIDE, is_wide
-from bench.units import count, fraction, known, number
+from ddp_scaling_bench.units import count, fraction, known, number
 
 MAX_TICKS = 8
 #: If a figure has more runs, its single runs are not drawn.

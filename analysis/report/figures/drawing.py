@@ -24,7 +24,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from analysis.data.names import short_labels
 from analysis.stats.columns import ScalingRow, by_series
-from bench.units import count
+from ddp_scaling_bench.units import count
 
 
 class Colour(StrEnum):

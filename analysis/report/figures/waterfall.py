@@ -15,7 +15,7 @@ from analysis.report.figures.drawing import Colour, Draft, Drawing, Part, finish
 from analysis.report.words import CAPTIONS
 from analysis.stats.columns import ScalingRow, part_title
 from analysis.text import one_line
-from bench.units import percent, seconds
+from ddp_scaling_bench.units import percent, seconds
 
 #: Maximum number of series in the section "Why".
 MAX_SERIES = 4

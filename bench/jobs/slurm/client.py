@@ -15,7 +15,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeVar
 
-from ...errors import BenchError, UnavailableError
+from ddp_scaling_bench.errors import BenchError, UnavailableError
+
 from ..contract import RefusedError, UncertainError
 from . import messages
 from .parsing import (

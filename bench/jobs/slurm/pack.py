@@ -15,16 +15,18 @@ from datetime import datetime
 from functools import cached_property
 from typing import Any
 
-from ...errors import BenchError, unwritable
+from ddp_scaling_bench.errors import BenchError, unwritable
+from ddp_scaling_bench.files import read_json, write_atomically
+from ddp_scaling_bench.run_folder import RunFolder
+from ddp_scaling_bench.units import slurm_time
+
 from ...matrix.cell import Run
 from ...study.conditions import parse_moment
-from ...study.files import read_json, write_atomically
-from ...study.layout import PackFolder, RunFolder
+from ...study.layout import PackFolder
 from ...study.ledger import RunState
 from ...study.plan_json import REPLAN, PlannedStudy
 from ...study.reasons import CompletedBut, EndedWithPack
 from ...study.run_json import Attempt
-from ...units import slurm_time
 from ..contract import Job, Status
 from ..logs import log_tail
 from .states import failed_end, read_state

@@ -18,14 +18,15 @@ from datetime import UTC, datetime, timedelta
 from functools import cache
 from pathlib import Path
 
-from ...errors import BenchError
+from ddp_scaling_bench.errors import BenchError
+from ddp_scaling_bench.units import count, human_duration, slurm_time
+
 from ...matrix.cell import Run
 from ...study.conditions import Occupation
 from ...study.ledger import RunState
 from ...study.plan_json import PlannedStudy
 from ...study.reasons import SameName
 from ...study.run_json import Attempt
-from ...units import count, human_duration, slurm_time
 from ..contract import Estimate, Job, Others, Scheduler, Status
 from ..logs import joined
 from .client import Slurm, SlurmRefusedError, SlurmUnavailableError, between, joined_lists

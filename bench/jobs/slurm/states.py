@@ -19,7 +19,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
-from ...finding import Finding
+from ddp_scaling_bench.finding import Finding
+
 from ...study.ledger import FailureClass, RunState
 from ...study.reasons import (
     CancelledBy,

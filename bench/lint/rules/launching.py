@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from ...units import count
+from ddp_scaling_bench.units import count
+
 from ..geometry import Geometry, number
 from ..launch import REACHES_NODES, Launch, program_name
 from ..mistakes import Remark

@@ -1,6 +1,5 @@
 """Made-up studies in whose runs a cause is planted, with all files as the harness writes them."""
 
-import csv
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,15 +9,11 @@ from analysis.causes.cells import CauseRow
 from analysis.causes.table import study_causes
 from analysis.data.load import load_study
 from bench.matrix.cell import Cell
-from bench.study.checksums import write_sums
-from bench.study.layout import RunFolder
-from bench.study.records import RANKS_COLUMNS
+from ddp_scaling_bench.run_folder import RunFolder
 from tests.analysis import studies
 
 #: Seconds of a step of one rank without any loss.
 FORWARD, BACKWARD, OPTIMIZER = 0.03, 0.06, 0.01
-#: Seconds of one throughput window in conditions.json.
-WINDOW_S = 10.0
 
 
 class Planted(studies.Timing):
@@ -80,21 +75,16 @@ def conditions(
 
 def late(path: Path, rank: int, seconds: float, *, part: str = "backward") -> None:
     """Write ranks.csv of the larger cells: one rank takes longer in one part, and the others wait."""
-    column = {"data": "data_load_time_sec"}.get(part, f"{part}_time_sec")
-    for folder in attempts(path):
-        with folder.ranks_csv.open("w", newline="", encoding="utf-8") as target:
-            writer = csv.DictWriter(target, RANKS_COLUMNS, restval="")
-            writer.writeheader()
-            for one in range(4):
-                more = seconds if one == rank else 0.0
-                times = {"forward_time_sec": FORWARD, "backward_time_sec": BACKWARD}
-                times |= {"optimizer_time_sec": OPTIMIZER, "data_load_time_sec": 0.0, "other_time_sec": 0.0}
-                times[column] += more
-                row = {"epoch": 0, "rank": one, "host": f"n{one + 1}", "steps": 50, "samples": 800}
-                row |= {"step_time_sec": FORWARD + BACKWARD + OPTIMIZER + seconds}
-                waiting = dict.fromkeys(("comm_exposed_time_sec", "comm_wait_time_sec"), seconds - more)
-                writer.writerow(row | waiting | times)
-        write_sums(folder)
+    studies.write_ranks(
+        path,
+        pattern="n4x1*",
+        late=lambda run, one: seconds if one == rank else 0.0,
+        host=lambda one: f"n{one + 1}",
+        part={"data": "data_load"}.get(part, part),
+        work=studies.WORK
+        | {"data_load": 0, "forward": FORWARD, "backward": BACKWARD, "optimizer": OPTIMIZER},
+        transfer_s=0.0,
+    )
 
 
 def late_parts(seconds: float, *, part: str = "backward") -> dict[str, float]:

@@ -10,7 +10,7 @@ from analysis.checks.drift import drift
 from analysis.checks.scaling_table import scaling_table
 from analysis.stats.measured import Frames
 from analysis.text import message
-from tests.analysis.points import frames_of_points
+from tests.analysis.studies import frames_of_points
 
 
 def points(rates: dict[int, list[float]], *, batch: int = 64) -> Frames:
@@ -51,15 +51,10 @@ def test_a_lower_efficiency_between_two_sizes_is_reported() -> None:
     assert found["recovery"].startswith("1.000, 0.600, 0.925 at 1, 2, 4 ranks. ")
 
 
-def test_runs_that_differ_widely_are_reported_with_their_cell() -> None:
-    found = texts_by_kind(points({1: [100, 101, 99], 2: [150, 200, 250]}))
-    assert found["unstable"].startswith("points-1x2-b32.0 by 25.6 % (standard deviation")
-
-
 def test_an_outlier_in_the_baseline_is_reported() -> None:
     found = texts_by_kind(points({1: [100, 100.1, 99.9, 100.2, 99.8, 60], 2: around(190)}))
     assert found["baseline-outlier"] == (
-        "points-1x1-b64.0: 1 run is far from the baseline's other runs. This affects every efficiency relative "
+        "1 rank-b64: 1 run is far from the baseline's other runs. This affects every efficiency relative "
         "to this baseline."
     )
 
@@ -97,6 +92,8 @@ def test_whole_nodes_are_not_recommended_to_a_study_that_has_them() -> None:
     shared, whole = (
         anomalies(scaling_table(frames), frames, whole_nodes=given)[0].remedy for given in (False, True)
     )
+    found = texts_by_kind(frames)["unstable"]
+    assert found.startswith("2 ranks-b32 by 25.6 % (standard deviation")
     assert shared.endswith("Use more repeats, or whole nodes (exclusive: true).")
     assert "shared nodes" in shared
     assert whole.endswith("Use more repeats.")

@@ -23,9 +23,9 @@ from analysis.checks.fabric import (
 )
 from analysis.data.load import load_study
 from analysis.report.write import write_report
-from tests.analysis.studies import finished, make_cell, seal
+from ddp_scaling_bench.run_folder import RunFolder
+from tests.analysis.studies import SIZES, finished, make_cell, seal, write_sweep
 
-SIZES = [4096 * 4**k for k in range(8)]
 ALPHA, BETA = 30e-6, 1 / 12.5e9
 
 
@@ -58,14 +58,6 @@ def test_buffered_small_messages_do_not_distort_the_rate_of_large_ones():
     found = fitted(times, ranks=ranks)
     assert 1 / found.beta_s_per_byte == pytest.approx(line, rel=0.03)
     assert found.worst(from_bytes=4_000_000) < 0.15
-
-
-def test_the_prediction_of_any_size_follows_the_ring():
-    fit = fitted(swept())
-    assert ring_time(10**8, fit.ranks, fit.alpha_s, fit.beta_s_per_byte) == pytest.approx(
-        14 * ALPHA + 14 / 8 * 1e8 * BETA, rel=1e-6
-    )
-    assert set(fit.left_out) == set(SIZES)
 
 
 @pytest.mark.parametrize(
@@ -112,34 +104,14 @@ def test_two_runs_have_no_interval():
     assert row.reason == "2 runs, but an interval needs 3"
 
 
-def probes(times, *, ranks: int = 2) -> dict:
-    sizes = [
-        {"bytes": size, "buckets": 0, "times_s": [[t, t / 2], [9 * t, t], [t, t]]}
-        for size, t in zip(SIZES, map(float, times), strict=True)
-    ]
-    return {"schema": 1, "world_size": ranks, "all_reduce": {"dtype": "float32", "sizes": sizes}}
-
-
 @pytest.fixture
 def study(tmp_path):
     folder = finished(tmp_path / "study", [make_cell(1, batch=64), make_cell(2, batch=64)])
     loaded = load_study(folder)
     for number, attempt in enumerate(loaded.attempts):
-        ranks = 2 if "n2" in loaded.runs["cell_id"].iloc[number] else 1
-        content = probes(swept(ranks=2, seed=number, noise=0.01)) if ranks == 2 else {"schema": 1}
-        with open(f"{attempt}/probes.json", "w") as file:
-            json.dump(content, file)
-    seal(folder)
+        times = zip(SIZES, map(float, swept(ranks=2, seed=number, noise=0.01)), strict=True)
+        write_sweep(RunFolder(Path(attempt)), dict(times) if "n2" in attempt else {}, ranks=2)
     return loaded
-
-
-def test_a_study_gives_one_row_per_run_and_size(study):
-    rows = sweep_rows(study)
-    runs = study.runs[study.runs["cell_id"].str.startswith("n2")]
-    assert {row.run_id for row in rows} == set(runs["run_id"])
-    assert len(rows) == len(runs) * len(SIZES)
-    # The median over repeats of the longest rank: t, not 9 t, not t / 2.
-    assert max(row.busbw_bytes_per_sec for row in rows) == pytest.approx(1 / BETA, rel=0.05)
 
 
 ENTRY: dict[str, Any] = {"bytes": 4096, "times_s": [[1e-3, 1e-3]] * 3}

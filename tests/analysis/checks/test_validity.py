@@ -1,6 +1,5 @@
 """The validity of a study's numbers: each finding with its cells and values."""
 
-import json
 import math
 import re
 from collections.abc import Iterator
@@ -18,14 +17,13 @@ from analysis.checks.validity import invalid_cells, validity
 from analysis.data.environment import describe_environment
 from analysis.data.load import load_study
 from analysis.stats.measured import measure
-from analysis.stats.scaling import is_wide
 from analysis.text import heading, message
 from bench.cli import app
-from bench.finding import Finding, Recorded
 from bench.matrix.cell import Cell
 from bench.study.layout import StudyFolder
+from ddp_scaling_bench.finding import Finding
 from tests.analysis import studies
-from tests.analysis.closer_studies import write_ranks
+from tests.analysis.studies import write_ranks
 from tests.common import change_json, edited_csv
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
@@ -75,39 +73,6 @@ def test_ranks_that_outnumber_the_cores_of_a_host_share_them(tmp_path: Path) -> 
     assert found.subject == ("n1x4-gloo-srun-b16",)
     most = {"ranks": 4, "threads": 4, "cores": 2}
     assert found.values == {**most, "crowds": {"n1x4-gloo-srun-b16": {"hosts": ["n1"], **most}}}
-
-
-def test_hosts_that_share_a_machine_share_its_cores(tmp_path: Path) -> None:
-    def env(cell: Any) -> dict[str, Any]:
-        shared = studies.recorded("shared-cores", ranks=4, threads=4, cores=2, machines=[["n1"]])
-        facts = [shared, OTHER] if cell.world_size == 4 else [OTHER]
-        return studies.environment(cell) | {"facts": facts}
-
-    path = studies.finished(tmp_path / "s", studies.strong(sizes=(1, 2, 4)), env=env)
-    assert findings(path)["shared-cores"].values.items() >= {"ranks": 4, "threads": 4, "cores": 2}.items()
-    (warned,) = describe_environment(load_study(path)).warnings
-    assert (warned[0].kind, warned[1]) == ("model-not-called", 9)
-
-
-def test_a_finding_of_runs_that_the_analysis_does_not_know_is_on_the_page_and_in_json(tmp_path: Path) -> None:
-    class HotRoom(Recorded, kind="hot-room"):
-        heading = "Hot room"
-        remedy = "Open a window."
-        celsius: float
-
-        def _message(self) -> str:
-            return f"the room has {self.celsius:g} °C"
-
-    def env(cell: Any) -> dict[str, Any]:
-        return studies.environment(cell) | {"facts": [studies.recorded("hot-room", "n1", celsius=41)]}
-
-    path = studies.finished(tmp_path / "s", studies.strong(sizes=(1,)), env=env)
-    run = CliRunner().invoke(app, ["report", str(path), "--json"])
-    (found,) = json.loads(run.stdout)["findings"]
-    texts = {"message": "the room has 41 °C", "remedy": "Open a window."}
-    assert found == studies.recorded("hot-room", "n1", celsius=41) | texts | {"runs": 3}
-    page = StudyFolder(path).report.joinpath("index.html").read_text(encoding="utf-8")
-    assert all(text in page for text in ("Hot room", *texts.values()))
 
 
 def test_threads_that_differ_from_the_baseline_are_named(tmp_path: Path) -> None:
@@ -185,15 +150,6 @@ def test_a_condition_common_to_all_runs_of_a_cell_is_named_and_leaves_none_out(t
     rows = scaling_table(measure(load_study(path)))
     assert [row.n for row in rows] == [2, 3]
     assert recommend(rows, rows[0]).best is None, "no undisturbed run supports a recommendation"
-
-
-def test_a_rank_with_more_samples_is_named_with_its_factor(tmp_path: Path) -> None:
-    path = studies.finished(tmp_path / "s", studies.strong(sizes=(1, 2)))
-    for file in path.glob("runs/n2x1*/attempt-1/ranks.csv"):
-        with edited_csv(file) as frame:
-            frame.loc[frame["rank"] == 1, "samples"] *= 3
-    found = findings(path)["unequal-samples"]
-    assert found.values == {"rank": 1, "other_rank": 0, "ratio": 3.0}
 
 
 def test_a_rank_that_paused_alone_is_named(tmp_path: Path) -> None:
@@ -309,22 +265,16 @@ def _of_command(path: Path, *, metrics: dict[str, Any], epochs: int = 1) -> Path
         cell.argv, cell.metrics, cell.planned_epochs = ["python", "t.py", "{per_gpu_batch}"], metrics, None
 
     written = _Reports(path, cells, epochs=epochs, ranks_files=False).write()
-    for file in path.glob("runs/*/attempt-1/cell.json"):
-        size = json.loads(file.read_text())["world_size"]
-        times = {"world_size": size, "first": 1.0, "last": 2.0}
-        ranks = [{"rank": rank, "pid": rank, "task": rank, **times} for rank in range(size)]
-        (file.parent / "processes.n1.json").write_text(json.dumps({"schema": 1, "ranks": ranks}))
     return studies.print_rates(written, per_node="kind" in metrics)
 
 
 _PATTERN = {"output": {"throughput": r"rate (\S+)"}}
 
 
-def test_runs_whose_ranks_were_not_all_seen_are_named(tmp_path: Path) -> None:
+def test_runs_whose_ranks_no_recorder_counted_are_named(tmp_path: Path) -> None:
     path = _of_command(tmp_path / "s", metrics=_PATTERN)
-    for file in path.glob("runs/n4x1-*-r[12]/attempt-1/processes.n1.json"):
-        content = json.loads(file.read_text())
-        file.write_text(json.dumps({**content, "ranks": content["ranks"][1:]}))
+    for file in path.glob("runs/n4x1-*-r[12]/attempt-1/env.json"):
+        change_json(file, joined=None)
     (found,) = findings(path).values()
     assert (found.kind, found.subject, found.values) == (
         "ranks-not-counted", ("n4x1-gloo-srun-b16",), {"runs": 2},
@@ -401,12 +351,6 @@ def test_wide_intervals_are_named_and_never_recommended(tmp_path: Path) -> None:
     assert high / low > 1.25**2
     assert "too wide to tell ideal scaling from an efficiency of 0.8" in message(found)
     assert invalid_cells(list(findings(path).values())) == {}
-
-
-@pytest.mark.parametrize(("low", "high", "wide"), [(0.62, 1.59, True), (0.9, 1.1, False), (0.85, 1.2, False)])
-def test_an_interval_is_wide_if_it_cannot_tell_1_from_the_guide(low: float, high: float, wide: bool) -> None:
-    assert is_wide(low, high) == wide
-    assert not is_wide(float("nan"), float("nan"))
 
 
 def test_checks_without_values_are_not_passed(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Comparisons of studies: matched cells, paired runs, differences, remarks and formats."""
+"""Comparisons of studies: matched cells, paired runs, remarks, formats, and how often verdicts are wrong."""
 
 import json
 import math
@@ -10,14 +10,23 @@ import pytest
 from scipy import stats
 from typer.testing import CliRunner
 
-from analysis.compare.comparison import Comparison, compare_studies, compare_within
+from analysis.compare.comparison import (
+    Comparison,
+    Verdict,
+    benjamini_hochberg,
+    compare_studies,
+    compare_within,
+    judge,
+    runs_needed,
+)
 from analysis.compare.text import as_content, conclusion, difference_rows, markdown_report, table_rows
 from analysis.data.load import Study, load_study
 from analysis.report.write import write_report
+from analysis.stats.estimate import LogMoments, LogRatios, unpaired
 from analysis.stats.measured import measure
 from bench.cli import app
-from bench.errors import BenchError
 from bench.matrix.cell import Cell
+from ddp_scaling_bench.errors import BenchError
 from tests.analysis.causes.planted import plant
 from tests.analysis.studies import (
     Timing,
@@ -297,3 +306,91 @@ def test_strategies_of_a_size_are_beside_each_other_and_compared_with_ddp(tmp_pa
     assert "0.500 [0.500, 0.500]" in section
     assert section.count("Exposed (ms)") == section.count("Exposed: end (ms)") == 1
     assert "0.500 [0.500, 0.500]" in CliRunner().invoke(app, words).stdout
+
+
+def moments(logs: np.ndarray) -> LogMoments:
+    return LogMoments(np.full(len(logs), float(logs.shape[1])), logs.mean(axis=1), logs.var(axis=1, ddof=1))
+
+
+def simulated(
+    *,
+    cells: int,
+    runs: int,
+    changed: int = 0,
+    change: float = 0.0,
+    noise: float = 0.02,
+    studies: int,
+    seed: int,
+) -> np.ndarray:
+    """Return the verdicts of simulated pairs of studies, one row each; the first cells are changed."""
+    random = np.random.default_rng(seed)
+    truth = np.zeros((cells, 1))
+    truth[:changed] = math.log1p(change)
+    found = []
+    for _ in range(studies):
+        a = random.normal(0.0, noise, (cells, runs))
+        b = random.normal(0.0, noise, (cells, runs)) + truth
+        found.append([one.verdict for one in judge(unpaired(moments(a), moments(b)))])
+    return np.array(found)
+
+
+def called(verdicts: np.ndarray) -> np.ndarray:
+    return (verdicts == Verdict.FASTER) | (verdicts == Verdict.SLOWER)
+
+
+@pytest.mark.parametrize(("cells", "runs"), [(1, 3), (1, 6), (4, 6), (12, 6), (12, 3)])
+def test_without_a_change_at_most_one_study_in_twenty_has_a_false_alarm(cells, runs):
+    """``make campaign`` checks 5 % with more studies; here the limit is 5 % plus two standard errors."""
+    studies = 250
+    verdicts = simulated(cells=cells, runs=runs, studies=studies, seed=11)
+    limit = 0.05 + 2 * math.sqrt(0.05 * 0.95 / studies)
+    assert called(verdicts).any(axis=1).mean() <= limit
+
+
+def test_a_regression_is_falsely_found_in_at_most_a_fortieth_even_where_many_cells_are_faster():
+    verdicts = simulated(cells=12, runs=6, changed=8, change=0.2, studies=250, seed=12)
+    assert (verdicts == Verdict.SLOWER).any(axis=1).mean() <= 0.03
+
+
+@pytest.mark.parametrize("change", [0.05, -0.05])
+@pytest.mark.parametrize(("cells", "changed"), [(1, 1), (4, 4), (4, 1)])
+def test_a_true_change_of_5_percent_is_found_with_6_runs_and_2_percent_noise(cells, changed, change):
+    verdicts = simulated(cells=cells, runs=6, changed=changed, change=change, studies=250, seed=13)
+    right = Verdict.FASTER if change > 0 else Verdict.SLOWER
+    assert (verdicts[:, :changed] == right).mean() >= 0.80
+
+
+def test_a_change_below_the_minimum_effect_is_not_called_however_sure_it_is():
+    verdicts = simulated(cells=1, runs=20, changed=1, change=0.01, noise=0.002, studies=200, seed=14)
+    assert not called(verdicts).any()
+    assert (verdicts == Verdict.SAME).mean() > 0.95
+
+
+def test_p_values_are_adjusted_as_scipy_adjusts_them():
+    p = np.array([0.01, 0.04, 0.03, 0.005, 0.8])
+    assert benjamini_hochberg(p) == pytest.approx(stats.false_discovery_control(p))
+    assert benjamini_hochberg(np.array([0.02, math.nan]))[0] == pytest.approx(0.02), "one test"
+
+
+def test_two_runs_have_a_ratio_but_no_interval_and_no_verdict():
+    (row,) = judge(unpaired(moments(np.array([[0.0, 0.1]])), moments(np.array([[1.0, 1.1, 1.2]]))))
+    assert row.ratio == pytest.approx(math.exp(1.05))
+    assert math.isnan(row.low)
+    assert row.verdict == Verdict.UNKNOWN
+
+
+@pytest.mark.parametrize(("shift", "verdict"), [(0.0, "same"), (0.1, "faster"), (-0.1, "slower")])
+def test_runs_without_any_noise_are_judged_by_their_ratio(shift, verdict):
+    a = np.zeros((1, 4))
+    (row,) = judge(unpaired(moments(a), moments(a + shift)))
+    assert row.verdict == verdict
+    assert row.low == row.ratio == row.high
+
+
+def test_the_number_of_runs_needed_is_about_right():
+    ratios = LogRatios(np.array([0.0]), np.array([0.02 * math.sqrt(2 / 6)]), np.array([10.0]))
+    needed = int(runs_needed(ratios, n=np.array([6.0]))[0])
+    verdicts = simulated(cells=1, runs=needed, studies=300, seed=15)
+    assert 8 <= needed <= 12
+    enough = simulated(cells=1, runs=4 * needed, studies=300, seed=16)
+    assert (enough == Verdict.SAME).mean() > 0.9 > (verdicts == Verdict.SAME).mean()

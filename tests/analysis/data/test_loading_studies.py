@@ -1,8 +1,7 @@
-"""A study's folder is loaded as frames, with reasons for missing or broken files."""
+"""A study's folder is loaded as frames with reasons for missing or broken files, and the runs' environments as a summary."""
 
 import json
 import shutil
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +10,23 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from analysis.checks.assessment import assess
+from analysis.data import environment
+from analysis.data.differences import Difference
+from analysis.data.environment import describe_environment
 from analysis.data.load import load_study
+from analysis.report.results import Results
+from analysis.report.write import write_report
 from analysis.stats.measured import measure
-from bench.errors import BenchError
-from bench.finding import messages
-from bench.study.checksums import write_sums
-from bench.study.layout import RunFolder, StudyFolder
-from bench.study.records import EpochRow, header
+from bench.matrix.cell import Cell
+from bench.study.layout import StudyFolder
+from ddp_scaling_bench.checksums import write_sums
+from ddp_scaling_bench.errors import BenchError
+from ddp_scaling_bench.finding import messages
+from ddp_scaling_bench.records import EpochRow, header
+from ddp_scaling_bench.run_folder import RunFolder
 from tests.analysis import studies
-from tests.common import edited_csv, edited_json, raised
+from tests.common import edited_json, raised
 
 RUN = "n1x1-gloo-srun-b64-r1"
 
@@ -31,16 +38,6 @@ def attempt(path: Path, run: str = RUN, number: int = 1) -> Path:
 def row(path: Path, run: str = RUN) -> pd.Series:
     runs = load_study(path).runs
     return runs[runs["run_id"] == run].iloc[0]
-
-
-def test_epochs_are_the_rows_of_the_files(tmp_path: Path) -> None:
-    path = studies.finished(tmp_path / "s", repeats=2)
-    study = load_study(path)
-    assert set(study.epochs["run_id"]) == set(study.runs["run_id"])
-    for run_id, epochs in study.epochs.groupby("run_id", observed=True):
-        expected = pd.read_csv(attempt(path, str(run_id)) / "metrics.csv")
-        for name in ("throughput_samples_per_sec", "samples", "load_balance"):
-            assert epochs[name].to_list() == expected[name].to_list()
 
 
 def test_a_run_that_the_ledger_does_not_name_is_planned_and_the_latest_attempt_counts(tmp_path: Path) -> None:
@@ -79,17 +76,6 @@ def test_a_missing_or_broken_file_is_a_reason(tmp_path: Path, spoil: Any, state:
     assert runs["measured"].sum() == 3
 
 
-def test_a_broken_line_of_the_ledger_is_skipped(tmp_path: Path) -> None:
-    path = studies.finished(tmp_path / "s", repeats=1)
-    before = row(path)
-    line = {"run_id": RUN, "attempt": 1, "state": "failed"}
-    odd: list[dict[str, Any]] = [{"state": "exploded"}, {"exit_code": "nine"}, {"started_at": 17}]
-    with (path / "ledger.jsonl").open("a") as ledger:
-        ledger.writelines(json.dumps(line | one) + "\n" for one in odd)
-        ledger.write('{"run_id": "' + RUN)
-    pd.testing.assert_series_equal(row(path), before)
-
-
 def test_a_cell_without_metrics_has_a_reason_of_its_own(tmp_path: Path) -> None:
     path = studies.finished(tmp_path / "s", repeats=1)
     with edited_json(path / "plan.json") as plan:
@@ -107,16 +93,6 @@ def test_partial_results_of_a_failed_run_do_not_count(tmp_path: Path) -> None:
     assert not runs.loc[runs["run_id"] == RUN, "measured"].item()
 
 
-def test_samples_per_step_other_than_planned_are_a_reason(tmp_path: Path) -> None:
-    path = studies.finished(tmp_path / "s", repeats=1)
-    with edited_csv(attempt(path) / "metrics.csv") as metrics:
-        metrics[["samples", "epoch_time_sec"]] /= 2
-    runs = measure(load_study(path)).runs
-    found = runs[runs["run_id"] == RUN].iloc[0]
-    assert messages(found["facts"]) == "32.00 samples per step, but the plan's global batch is 64"
-    assert found["measured"]
-
-
 def test_folders_that_are_not_in_the_plan_are_ignored_with_a_remark(tmp_path: Path) -> None:
     path = studies.finished(tmp_path / "s", repeats=1)
     for name in ("stranger", "x\x1b[31m"):
@@ -127,18 +103,6 @@ def test_folders_that_are_not_in_the_plan_are_ignored_with_a_remark(tmp_path: Pa
     assert len(study.runs) == 4
 
 
-def test_ranks_and_environments_are_read_on_request(tmp_path: Path) -> None:
-    path = studies.finished(tmp_path / "s", repeats=1)
-    (attempt(path) / "env.json").write_text("{")
-    study = load_study(path)
-    assert "ranks" not in vars(study)
-    ranks = study.ranks_of(study.runs["run_id"])
-    assert [*Counter(row.run_id for row in ranks if row.epoch == 1).values()] == [1, 2, 4, 8]
-    assert ranks[0].host == "n1"
-    assert set(study.envs_of(study.runs["run_id"])) == set(study.runs["run_id"]) - {RUN}
-    assert {row.run_id for row in study.ranks_of([RUN])} == {RUN}
-
-
 def test_a_folder_without_a_plan_is_an_error_with_a_remedy(tmp_path: Path) -> None:
     assert raised(BenchError, load_study, tmp_path) == (
         f"{tmp_path}/plan.json: the study's plan does not exist; "
@@ -146,27 +110,126 @@ def test_a_folder_without_a_plan_is_an_error_with_a_remedy(tmp_path: Path) -> No
     )
 
 
-FILES = ("run.json", "metrics.csv", "env.json", "ranks.csv", "steps.csv")
+def described(path: Path, **options: Any) -> environment.Environment:
+    return describe_environment(load_study(studies.finished(path / "s", **options)))
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=st.data(), name=st.sampled_from(FILES))
-def test_no_bytes_in_a_runs_files_stop_the_loading(tmp_path: Path, data: st.DataObject, name: str) -> None:
+def test_facts_that_all_runs_share_are_listed_once(tmp_path: Path) -> None:
+    found = described(tmp_path)
+    facts = dict(found.facts)
+    assert facts["torch"] == "2.13.0+cpu"
+    assert facts["parameters"] == "8,000,000"
+    assert facts["gradient_bytes"] == "30.5 MiB"
+    assert facts["interface"] == "eth0"
+    assert "cuda" not in facts
+    assert dict(found.variables)["OMP_NUM_THREADS"] == "1"
+    assert [(h.name, h.cores, h.memory, h.runs) for h in found.hosts][:2] == [
+        ("n1", "8", "16.0 GiB", 12),
+        ("n2", "8", "16.0 GiB", 9),
+    ]
+    assert found.source == "From the env.json of 12 runs."
+
+
+def test_variables_of_some_runs_are_counted_and_those_of_one_run_left_out(tmp_path: Path) -> None:
+    def env(cell: Any) -> dict[str, Any]:
+        found = studies.environment(cell)
+        found["slurm"]["SLURM_JOB_ID"] = str(cell.world_size)
+        found["env"].update({"NCCL_DEBUG": "INFO"} if cell.world_size == 2 else {})
+        return found
+
+    variables = dict(described(tmp_path, env=env, cells=studies.strong(sizes=(1, 2, 4, 8, 16))).variables)
+    assert "SLURM_JOB_ID" not in variables
+    assert variables["NCCL_DEBUG"] == "INFO (3 runs)"
+
+
+def test_the_sample_of_a_large_study_contains_every_size(tmp_path, monkeypatch):
+    monkeypatch.setattr(environment, "MAX_READ", 6)
+    path = studies.finished(tmp_path / "s", repeats=10, epochs=1, ranks_files=False)
+    found = describe_environment(load_study(path))
+    assert found.asked <= 10
+    assert found.source == f"From a sample: the env.json of {found.read} of 40 started runs."
+    assert {host.name for host in found.hosts} == {f"n{n}" for n in range(1, 9)}
+
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers(-5, 10**30) | st.floats(allow_nan=True) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+KEYS = tuple("hosts transport env slurm warnings torch world_size parameters gradient_bytes".split())
+HOST_KEYS = ("host", "cores", "ranks_here", "memory_bytes", "cpu_model")
+
+
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    changes=st.dictionaries(st.sampled_from(KEYS), anything, max_size=5),
+    host=st.dictionaries(st.sampled_from(HOST_KEYS), anything, max_size=5),
+)
+def test_no_content_of_an_env_json_stops_the_summary(tmp_path, changes, host):
     path = tmp_path / "s"
     if not path.exists():
-        studies.finished(path, studies.strong(sizes=(1, 2)), repeats=1)
-    target = attempt(path) / name
-    whole = target.read_bytes()
-    cut = data.draw(st.integers(0, len(whole)))
-    spoiled = (
-        whole[:cut] + data.draw(st.binary(max_size=40)) + whole[data.draw(st.integers(cut, len(whole))) :]
+        studies.finished(path, studies.strong(sizes=(1,)), repeats=1)
+    (file,) = path.glob("runs/*/attempt-1/env.json")
+    file.write_text(json.dumps({"hosts": [host, 3, None]} | changes))
+    found = describe_environment(load_study(path))
+    assert found.read == 1
+    for _, value in [*found.facts, *found.variables]:
+        value.encode("utf-8")
+        assert "\n" not in value
+
+
+def differing(path: Path, cells: list[Cell] | None = None, **options: Any) -> dict[str, Difference]:
+    study = load_study(studies.finished(path / "s", cells, **options))
+    return {f"{one.kind} {one.name}": one for one in Results.of(study).differences}
+
+
+def test_only_the_axes_and_what_follows_from_them_are_planned(tmp_path: Path) -> None:
+    def env(cell: Cell) -> dict[str, Any]:
+        env = studies.environment(cell) | {"parameters": 1000 if cell.swept["model"] == "mlp" else 2000}
+        env["env"] |= {"OMP_NUM_THREADS": str(cell.nodes)}
+        return env
+
+    models = [studies.strong(sizes=(1, 2), swept={"model": name}) for name in ("mlp", "convnet")]
+    for cells, name in zip(models, ("mlp", "convnet"), strict=True):
+        for cell in cells:
+            cell.workload = {**cell.workload, "model": name}
+    found = differing(tmp_path, [cell for cells in models for cell in cells], env=env)
+    assert set(found) == {
+        *("setting nodes", "setting world_size", "setting per_gpu_batch", "setting model"),
+        *("environment parameters", "environment hosts", "variable OMP_NUM_THREADS"),
+    }
+    assert all(one.planned for one in found.values())
+    assert (
+        found["setting model"].text(0, counts=True)
+        == "mlp (6 runs of 2 cells) and convnet (6 runs of 2 cells)"
     )
-    target.write_bytes(spoiled)
-    try:
-        study = load_study(path)
-        frames = measure(study)
-        assert len(frames.runs) == 2
-        assert len(study.ranks_of(study.runs["run_id"])) >= 0
-        assert len(study.envs_of(study.runs["run_id"])) <= 2
-    finally:
-        target.write_bytes(whole)
+    assert found["environment parameters"].text(0) == "1,000 and 2,000"
+    assert not [fact for fact in assess(load_study(tmp_path / "s")).findings if fact.kind == "runs-differ"]
+
+
+def test_versions_variables_hosts_and_clocks_of_some_runs_are_not_planned(tmp_path: Path) -> None:
+    path = studies.finished(tmp_path / "s", studies.strong(sizes=(1, 2)))
+    for file in path.glob("runs/n2x1-gloo-srun-b32-r3/attempt-1/env.json"):
+        env = json.loads(file.read_text()) | {"torch": "2.14.0", "parameters": 7}
+        env["env"] |= {"NCCL_DEBUG": "INFO"}
+        env["hosts"][0]["host"] = "n9"
+        file.write_text(json.dumps(env))
+    for file in path.glob("runs/*/attempt-1/env.json"):
+        mhz = 1400.0 if "x1-gloo-srun-b32-r3" in str(file) else 2900.0
+        times = {"epoch": 1, "start": "2026-01-02T03:04:05.000Z", "end": "2026-01-02T03:05:05.000Z"}
+        window = {**times, "nodes": [{"node": "n1", "freq_mhz": mhz}], "ranks": []}
+        file.with_name("conditions.json").write_text(json.dumps({"schema": 1, "windows": [window]}))
+    page = write_report(path).page
+    table = pd.read_csv(page.with_name("what-differs.csv"))
+    odd = table[~table["planned"]]
+    assert list(dict.fromkeys(odd["quantity"])) == ["torch", "parameters", "hosts", "NCCL_DEBUG", "clock"]
+    rows = [
+        tuple(row) for row in odd.loc[odd["quantity"] == "NCCL_DEBUG", ["value", "runs", "cells"]].to_numpy()
+    ]
+    assert rows == [("INFO", 1, 1), ("not set", 5, 2)]
+    assert set(odd.loc[odd["quantity"] == "clock", "value"]) == {"1.4 GHz", "2.9 GHz"}
+    (fact,) = [fact for fact in assess(load_study(path)).findings if fact.kind == "runs-differ"]
+    assert fact.values["differing"] == ["torch", "parameters"]
+    section = page.read_text().partition('id="differs"')
+    assert section[0].endswith("<details open><summary><h2 ")
+    assert '<td class="text">PyTorch</td><td class="text">no</td>' in section[2].replace(" wide", "")

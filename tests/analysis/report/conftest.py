@@ -10,8 +10,8 @@ import pytest
 from analysis.report.write import write_report
 from bench.matrix.warnings import OneNodeCount
 from tests.analysis import studies
-from tests.analysis.closer_studies import with_probes, write_ranks
 from tests.analysis.figures import only_svg
+from tests.analysis.studies import with_probes, write_ranks
 
 CHROMIUM = Path(os.environ.get("BENCH_CHROMIUM", "/usr/bin/chromium"))
 ARGUMENTS = (

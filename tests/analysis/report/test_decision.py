@@ -15,10 +15,10 @@ from analysis.data.load import load_study
 from analysis.report.decision import Decision, SizeRow, decisions, main_loss
 from analysis.report.page import _lead
 from analysis.report.results import Results
-from analysis.report.why import loss_table, share_text
+from analysis.report.why import share_text
 from tests.analysis import studies
-from tests.analysis.points import frames_of_points
 from tests.analysis.stats.test_disturbed import repeated
+from tests.analysis.studies import frames_of_points
 
 
 def results_of(path: Path, cells: Any = None, *, baseline: str | None = None, **options: Any) -> Results:
@@ -114,7 +114,10 @@ def test_with_a_warning_or_a_repeated_attempt_the_first_line_does_not_say_nothin
     assert first_line(path) == ({"Went wrong": f"{fine}; 1 attempt repeated"}, False)
     for cell in cells:
         cell.argv, cell.metrics, cell.planned_epochs = ["python", "train.py"], {"source": "none"}, None
-    path = studies.finished(tmp_path / "command", cells, noise=0.0)
+    uncounted = {"joined": None}
+    path = studies.finished(
+        tmp_path / "command", cells, noise=0.0, env=lambda cell: studies.environment(cell) | uncounted
+    )
     assert first_line(path) == ({"Went wrong": fine, "Warnings": "Ranks not counted"}, False)
 
 
@@ -161,18 +164,6 @@ def test_each_mode_has_a_table_and_series_have_groups(tmp_path: Path) -> None:
     assert dict(found["strong"].lines)["Use"] == "2 ranks (2 × 1), the largest size planned"
 
 
-def test_a_baseline_in_another_series_is_the_baseline(tmp_path: Path) -> None:
-    alone = studies.make_cell(1, batch=64, swept={"strategy": "none"}, name="plain")
-    alone.workload["strategy"] = "none"
-    results = results_of(tmp_path, [alone, *studies.strong()], baseline="no-ddp", noise=0.0)
-    (decision,) = decisions(results)
-    first, second, *_ = decision.groups[0][1]
-    assert (first.layout, first.efficiency, first.verdict) == ("1 × 1, without DDP", "1.00", "baseline")
-    assert (second.layout, second.verdict) == ("1 × 1", "no advice")
-    assert "series" not in decision.caption
-    assert "Not known" not in dict(decision.lines)
-
-
 def test_layouts_with_as_many_ranks_as_the_recommended_size(tmp_path: Path) -> None:
     """1 × 8 is recommended, 2 × 4 is below the guide, and 4 × 2 failed."""
 
@@ -186,49 +177,31 @@ def test_layouts_with_as_many_ranks_as_the_recommended_size(tmp_path: Path) -> N
     assert lines["Not known"] == "8 ranks (4 × 2): no result"
 
 
-def test_the_main_loss_is_the_largest_part_of_the_division(tmp_path: Path) -> None:
-    """Strong scaling of 64 samples: 80 ms of work and 4 ms of fixed costs per step, 10 ms of communication."""
-    results = results_of(tmp_path, noise=0.0)
-    last = results.rows[-1]
-    division = results.divisions[last.place]
-    assert division.loss == pytest.approx(1 - last.efficiency * (1 - results.divisions[0].loss))
-    assert main_loss(division) == ("exposed communication", pytest.approx(0.506, abs=0.001))
-    whole, cause, rest, other = loss_table(last, results)
-    assert whole[:2] == ("whole loss", "60 %")
-    assert whole[2].startswith(
-        "7.9 % at the baseline; whole parts of the step: data loading 1.3 % (3 % at the baseline);"
-    )
-    assert (cause[:2], rest[:2]) == (("less work per rank", "–"), ("not explained", "58 % [58 %, 58 %]"))
-    assert rest[2].startswith("exposed communication 50.6 %; longer computation per sample ")
-    assert other[:2] == ("time outside all timers", "2 % [2 %, 2 %]")
+FAR = {"timing": studies.Timing(comm_s=0.2), "noise": 0.0}
+NEAR = {"timing": studies.Timing(comm_s=0, fixed_s=0, imbalance=0), "noise": 0.0}
 
 
-def test_if_no_larger_size_reaches_the_guide_the_baseline_is_the_most(tmp_path: Path) -> None:
-    sizes, lines = decided(results_of(tmp_path, timing=studies.Timing(comm_s=0.2), noise=0.0))
-    assert verdicts_of(sizes) == ["baseline", *["too large"] * 3]
-    assert lines["Use"] == "no more than 1 rank (1 × 1)"
+@pytest.mark.parametrize(
+    ("options", "verdicts", "use"),
+    [
+        (FAR, ["baseline", *["too large"] * 3], "no more than 1 rank (1 × 1)"),
+        ({"baseline": "8"}, [*["no advice"] * 3, "baseline"], "not known yet"),
+        ({"baseline": "4", **NEAR}, [*["no advice"] * 2, "baseline", "use it"], "8 ranks (8 × 1)"),
+    ],
+)
+def test_sizes_larger_than_the_baseline_are_used_or_too_large(tmp_path, options, verdicts, use):
+    sizes, lines = decided(results_of(tmp_path, **options))
+    assert verdicts_of(sizes) == verdicts
+    assert lines["Use"].partition(",")[0] == use
 
 
 def test_failed_sizes_are_rows_with_the_reason(tmp_path: Path) -> None:
-    options = {"timing": studies.Timing(comm_s=0.2), "noise": 0.0}
-    failed = results_of(tmp_path, state=lambda cell, _: MEMORY if cell.world_size > 2 else None, **options)
+    failed = results_of(tmp_path, state=lambda cell, _: MEMORY if cell.world_size > 2 else None, **FAR)
     sizes, lines = decided(failed)
     assert verdicts_of(sizes)[2:] == ["no result", "no result"]
     assert (sizes[2].efficiency, sizes[2].drawn, sizes[2].cost, sizes[2].loss) == ("–", None, "–", "–")
     assert sizes[2].lacking == "3 ran out of memory"
     assert "Not known" not in lines, "2 ranks are too large already"
-
-
-def test_sizes_that_are_not_larger_than_the_baseline_have_no_advice(tmp_path: Path) -> None:
-    sizes, lines = decided(results_of(tmp_path, baseline="8"))
-    assert verdicts_of(sizes) == ["no advice", "no advice", "no advice", "baseline"]
-    assert lines["Use"] == "not known yet"
-    sizes, _ = decided(
-        results_of(
-            tmp_path / "2", timing=studies.Timing(comm_s=0, fixed_s=0, imbalance=0), noise=0.0, baseline="4"
-        )
-    )
-    assert verdicts_of(sizes) == ["no advice", "no advice", "baseline", "use it"]
 
 
 def test_an_interval_across_the_guide_says_how_many_runs_would_decide(tmp_path: Path) -> None:
@@ -323,9 +296,3 @@ def test_a_loss_whose_interval_includes_0_is_no_main_loss() -> None:
     ]
     certain = CellDivision([rows[0], CauseRow("not-explained", 0.2, 0.1, 0.3)], {}, {"transfer": 0.2})
     assert main_loss(certain) == ("exposed communication", 0.2)
-
-
-def test_without_parts_of_the_step_the_loss_is_not_known() -> None:
-    rows = [CauseRow("not-explained", 0.2, 0.1, 0.3)]
-    division = CellDivision(rows, {"step": 0.8}, {"step": 0.2})
-    assert main_loss(division)[0] == "not known"

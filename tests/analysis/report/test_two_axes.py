@@ -21,11 +21,10 @@ from analysis.report.write import write_report
 from analysis.stats.columns import ScalingRow
 from analysis.stats.measured import measure
 from analysis.stats.scaling import two_axes
-from bench.study.layout import StudyFolder
 from tests.analysis import studies
 from tests.analysis.causes.planted import plant
 from tests.analysis.figures import texts
-from tests.analysis.points import frames_of_points
+from tests.analysis.studies import frames_of_points
 
 
 def table(path: Path) -> list[ScalingRow]:
@@ -126,23 +125,6 @@ def test_each_trend_of_the_serial_fraction_has_its_words(times, words):
     assert serial_fraction(strong(times))["trend"].startswith(words)
     few = serial_fraction(strong(times, repeats=2))
     assert few["trend"] == "not stated without intervals, which need 3 runs"
-
-
-def test_the_values_have_their_intervals_and_sizes():
-    facts = serial_fraction(strong({n: 0.05 + 0.95 / n for n in (1, 2, 4)}))
-    assert facts["serial"] == "0.050 [0.026, 0.074] at 2 and 0.050 [0.041, 0.059] at 4 ranks"
-
-
-def test_the_page_shows_the_serial_fraction_and_escapes_names(tmp_path, nothing_drawn):
-    cells = studies.strong(512, (1, 2, 4, 8, 16), swept={"env.X": "<b onclick=alert(1)>"})
-    path = studies.finished(tmp_path / "s", cells)
-    text = write_report(path).page.read_text(encoding="utf-8")
-    assert '<h2 id="serial">Serial fraction</h2>' in text
-    assert "Per doubling" in text
-    assert "<b onclick" not in text
-    read = pd.read_csv(StudyFolder(path).report / "scaling.csv")
-    assert read["incremental_efficiency"].notna().sum() == 4
-    assert read["karp_flatt"].notna().sum() == 4
 
 
 @pytest.mark.usefixtures("nothing_drawn")

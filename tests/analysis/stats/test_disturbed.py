@@ -11,7 +11,7 @@ import pytest
 from analysis.checks.scaling_table import scaling_table
 from analysis.data.load import load_study
 from analysis.report.tables import csv_table
-from analysis.stats.attempts import all_attempts, reserve
+from analysis.stats.attempts import all_attempts
 from analysis.stats.columns import ScalingRow, frame_of_records
 from analysis.stats.measured import SlowRun, common_reasons, measure
 from tests.analysis.studies import StudyBuilder, change_run, finished, recorded, scale_rate, strong
@@ -147,10 +147,3 @@ def test_an_attempt_that_was_withdrawn_before_it_started_is_no_row(tmp_path):
     path = finished(tmp_path / "s", strong(64, sizes=(1,)), repeats=2)
     repeated(path, "n1x1-gloo-srun-b64-r1", state="planned", failure_class=None)
     assert len(load_study(path).earlier) == 0
-
-
-def test_the_reserve_is_the_mean_number_of_failures_before_the_first_success():
-    p = 0.7
-    failures = sum(n * p * (1 - p) ** n for n in range(200))
-    assert reserve(p) == pytest.approx(failures)
-    assert reserve(1.0) == 0.0

@@ -1,19 +1,17 @@
-"""Rates, means and ratios equal a second computation and have the required invariances."""
+"""Rates, intervals and parts of the step equal a second computation; unknown values stay unknown."""
 
 import math
 
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import assume, given
-from hypothesis import strategies as st
 from scipy import stats
 
 from analysis.checks.scaling_table import scaling_table
-from analysis.stats.columns import ScalingRow, frame_of_records
+from analysis.stats.columns import RunRow, ScalingRow, frame_of_records, records_of
+from analysis.stats.decompose import cell_parts, run_parts
 from analysis.stats.estimate import (
     log_moments,
-    mean_interval,
     outliers,
     ratio_interval,
     run_rates,
@@ -21,20 +19,8 @@ from analysis.stats.estimate import (
     runs_to_decide,
 )
 from analysis.stats.scaling import GUIDE
-from tests.analysis.points import frames_of_points
-
-values = st.lists(st.floats(0.01, 1e6), min_size=3, max_size=8)
-
-
-def interval_of(group: list[float]) -> tuple[float, float]:
-    low, high = mean_interval(log_moments([group]))
-    return float(low[0]), float(high[0])
-
-
-def ratio_of(top: list[float], bottom: list[float]) -> tuple[float, float]:
-    both = log_moments([top, bottom])
-    low, high = ratio_interval(both.take(np.array([0])), both.take(np.array([1])))
-    return float(low[0]), float(high[0])
+from ddp_scaling_bench.records import METRICS_COLUMNS
+from tests.analysis.studies import frames_of_points
 
 
 def epochs(**columns: list[float]) -> pd.DataFrame:
@@ -75,40 +61,6 @@ def test_readings_are_means_over_steps_and_the_last_validation_loss() -> None:
     assert found["val_loss"] == 2.0
     assert found["peak_mem_bytes"] == 2.0**31
     assert math.isnan(found["gpu_util"])
-
-
-def test_the_interval_of_a_mean_is_students_t_on_logarithms() -> None:
-    group = [95.0, 102.0, 99.0, 104.0]
-    expected = stats.ttest_1samp(np.log(group), 0).confidence_interval(0.95)
-    assert interval_of(group) == pytest.approx((math.exp(expected.low), math.exp(expected.high)), rel=1e-12)
-
-
-def test_the_interval_of_a_ratio_is_welchs_t_on_logarithms() -> None:
-    top, bottom = [10.1, 10.4, 9.7, 10.9], [5.0, 5.6, 5.2]
-    result = stats.ttest_ind(np.log(top), np.log(bottom), equal_var=False).confidence_interval(0.95)
-    assert ratio_of(top, bottom) == pytest.approx((math.exp(result.low), math.exp(result.high)), rel=1e-12)
-
-
-@pytest.mark.parametrize("group", [[], [3.0], [3.0, 4.0]])
-def test_fewer_than_three_runs_have_no_interval(group: list[float]) -> None:
-    assert all(math.isnan(bound) for bound in interval_of(group))
-    assert all(math.isnan(bound) for bound in ratio_of(group, [1.0, 2.0, 3.0]))
-    assert all(math.isnan(bound) for bound in ratio_of([1.0, 2.0, 3.0], group))
-
-
-def test_equal_runs_have_an_interval_of_no_width() -> None:
-    assert interval_of([7.0] * 3) == pytest.approx((7.0, 7.0))
-    assert ratio_of([8.0] * 3, [2.0] * 4) == pytest.approx((4.0, 4.0))
-
-
-@given(top=values, bottom=values, factor=st.floats(1e-3, 1e3))
-def test_a_ratio_does_not_depend_on_the_unit_and_inverts(top, bottom, factor):
-    low, high = ratio_of(top, bottom)
-    assume(low > 1e-250 and high < 1e250)
-    scaled = ratio_of([factor * v for v in top], [factor * v for v in bottom])
-    assert scaled == pytest.approx((low, high), rel=1e-4)
-    inverse = ratio_of(bottom, top)
-    assert (1 / inverse[1], 1 / inverse[0]) == pytest.approx((low, high), rel=1e-6)
 
 
 def test_an_outlier_is_flagged_and_small_or_constant_groups_flag_none() -> None:
@@ -173,3 +125,63 @@ def test_95_percent_of_intervals_contain_the_true_efficiency(runs: int) -> None:
         assert len(own) == STUDIES
         held = own["efficiency_low"].le(TRUTH[ranks]) & own["efficiency_high"].ge(TRUTH[ranks])
         assert 0.912 <= held.mean() <= 0.988, (runs, ranks, held.mean())
+
+
+def metrics(rows: list[dict[str, float]], run_id: str = "a") -> pd.DataFrame:
+    frame = pd.DataFrame(rows, columns=list(METRICS_COLUMNS)).astype(float)
+    return frame.assign(run_id=pd.Categorical([run_id] * len(rows)))
+
+
+def row(**values: float) -> dict[str, float]:
+    parts = {
+        "steps": 10,
+        "data_load_time_sec": 0.01,
+        "forward_time_sec": 0.02,
+        "backward_time_sec": 0.04,
+        "optimizer_time_sec": 0.02,
+        "other_time_sec": 0.01,
+        "comm_exposed_time_sec": 0.05,
+        "comm_wait_time_sec": 0.02,
+        "load_balance": 0.8,
+        "comm_efficiency": 0.9,
+    }
+    return parts | values
+
+
+def of_cell(epochs: pd.DataFrame) -> dict[str, float]:
+    return cell_parts(records_of(RunRow, run_parts(epochs)))
+
+
+def test_epochs_are_weighted_by_their_steps_and_sums_divided_by_sums() -> None:
+    rows = [row(steps=10, forward_time_sec=0.02), row(steps=30, forward_time_sec=0.06, load_balance=0.5)]
+    found = run_parts(metrics(rows)).loc["a"]
+    assert found["forward"] == pytest.approx((10 * 0.02 + 30 * 0.06) / 40)
+    useful = [0.1, 0.14]
+    most = [0.1 / 0.8, 0.14 / 0.5]
+    assert found["useful_s"] == pytest.approx((10 * useful[0] + 30 * useful[1]) / 40)
+    assert found["most_useful_s"] == pytest.approx((10 * most[0] + 30 * most[1]) / 40)
+    assert found["step_s"] == pytest.approx((10 * most[0] + 30 * most[1]) / 0.9 / 40)
+    assert found["transfer"] == pytest.approx(0.03)
+    assert found["wait"] == pytest.approx(0.02)
+
+
+@pytest.mark.parametrize("bad", [math.nan, 0.0, -1.0, 1.5, math.inf])
+def test_an_epoch_with_impossible_factors_is_ignored(bad: float) -> None:
+    parts = of_cell(metrics([row(load_balance=bad), row(load_balance=0.6)]))
+    assert parts["load_balance"] == pytest.approx(0.6)
+    assert run_parts(metrics([row(load_balance=bad)])).empty
+
+
+def test_without_one_part_the_factors_are_known_and_the_times_are_not() -> None:
+    parts = of_cell(metrics([row(other_time_sec=math.nan), row()]))
+    assert parts["load_balance"] == pytest.approx(0.8)
+    assert parts["pop_parallel_efficiency"] == pytest.approx(0.72)
+    assert math.isnan(parts["useful_s"])
+    assert math.isnan(parts["other"])
+    assert parts["forward"] == pytest.approx(0.02)
+
+
+def test_runs_with_and_without_known_parts_are_not_mixed() -> None:
+    frame = pd.concat([metrics([row()], "a"), metrics([row(other_time_sec=math.nan, load_balance=0.1)], "b")])
+    frame["run_id"] = pd.Categorical(frame["run_id"])
+    assert of_cell(frame)["load_balance"] == pytest.approx(0.8)

@@ -34,13 +34,6 @@ def test_the_first_job_owns_the_folder_and_a_requeued_one_adds_a_line(tmp_path):
     assert lines(folder) == [("7", "0"), ("7", "1")]
 
 
-def test_a_withdrawn_attempt_does_not_start(tmp_path):
-    (tmp_path / "start").write_text("bench 2026-11-22T10:00:00Z login 0\n")
-    code, errors = start(tmp_path)
-    assert code == 1
-    assert errors.endswith(": bench 2026-11-22T10:00:00Z login 0\n")
-
-
 def test_a_folder_that_cannot_be_written_has_its_own_exit_code(tmp_path):
     missing = tmp_path / "missing"
     assert start(missing) == (74, f"bench: error: {missing}/start: cannot be written\n")

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from bench.errors import BenchError
 from bench.jobs.contract import Job, RefusedError, Status, UncertainError
 from bench.jobs.slurm.client import (
     Slurm,
@@ -22,8 +21,9 @@ from bench.jobs.slurm.client import (
 from bench.jobs.slurm.scheduler import SlurmScheduler
 from bench.plan import make_plan, write_plan
 from bench.study.conditions import Occupation
-from bench.study.layout import RunFolder
 from bench.study.plan_json import PlannedStudy, open_study
+from ddp_scaling_bench.errors import BenchError
+from ddp_scaling_bench.run_folder import RunFolder
 from tests.common import raised, write_program
 from tests.matrices import matrix, slurm
 
@@ -71,25 +71,6 @@ def commands(tmp_path):
 
 def submit(slurm: Slurm) -> str:
     return slurm.submit(["sbatch", "--parsable", "script"])
-
-
-def test_without_slurm_every_method_names_the_missing_command_and_a_remedy(commands):
-    slurm = commands.slurm()
-    for call in (
-        lambda: slurm.queue(["a"]),
-        lambda: slurm.accounting("--jobs=1"),
-        lambda: slurm.cancel(["1"]),
-        slurm.nodes,
-        lambda: slurm.test_only(Path("x")),
-        lambda: submit(slurm),
-    ):
-        with pytest.raises(SlurmMissingError) as caught:
-            call()
-        assert caught.value.output == "command not found"
-    assert str(caught.value) == (
-        "sbatch: command not found; run this on a login node (perhaps after `module load slurm`), "
-        "or set cluster.executor: local"
-    )
 
 
 def test_without_a_configuration_the_remedy_is_another_executor(commands):
@@ -199,15 +180,6 @@ def test_jobs_share_a_list_unless_it_is_too_long(commands):
     assert commands.calls("scancel") == [ids[:3]]
 
 
-def test_missing_accounting_is_reported_with_the_message_of_slurm(commands):
-    commands.add("sacct", err="Slurm accounting storage is disabled\n", code=1)
-    with pytest.raises(SlurmUnavailableError) as caught:
-        commands.slurm().accounting("--jobs=1")
-    assert str(caught.value) == "sacct: Slurm accounting storage is disabled"
-    assert caught.value.output == "Slurm accounting storage is disabled"
-    assert caught.value.permanent
-
-
 def test_cancelling_an_ended_job_is_ignored_and_a_denied_request_is_an_error(commands):
     ended = "scancel: error: Kill job error on job id 1: Invalid job id specified\n"
     commands.add("scancel", err=ended, code=1)
@@ -251,32 +223,6 @@ def told(status: Status) -> tuple[str, str, str]:
     return status.job_id, str(status.state), status.reason
 
 
-def test_a_job_is_found_by_its_name_whatever_id_is_given(scheduler, commands):
-    commands.add("squeue", out=queued(7, "RUNNING") + queued(8, "RUNNING", "somebody else's"))
-    for job_id in ("", "7", "8", "70000"):
-        assert told(scheduler.poll({NAME: job_id})[NAME]) == ("7", "running", "")
-    assert commands.calls("squeue")[0][-1] == f"--name={NAME}"
-    assert not (commands.folder / "sacct.calls").exists()
-
-
-def test_an_ended_job_is_found_in_sacct_by_its_id_or_else_by_its_name(scheduler, commands):
-    commands.add("sacct", out=accounted("7", "COMPLETED") + accounted("8", "FAILED", "other", exits="1:0"))
-    for job_id in ("", "7", "8", "70000"):
-        status = scheduler.poll({NAME: job_id})[NAME]
-        assert (told(status), status.settled) == (("7", "completed", ""), True)
-        assert status.summary.splitlines()[1].startswith("7 ")
-    by_id, by_name = [call for call in commands.calls("sacct") if "--allusers" in call][-2:]
-    assert by_id[-1] == "--jobs=70000"
-    assert by_name[-1] == f"--name={NAME}"
-    planned = datetime.fromtimestamp(scheduler.study.folder.planned_s, UTC) - timedelta(days=1)
-    assert f"--starttime={planned:%Y-%m-%dT%H:%M:%S}" in by_name
-
-
-def test_a_job_that_neither_knows_has_no_entry(scheduler):
-    assert scheduler.poll({NAME: "7", OTHER: ""}) == {}
-    assert scheduler.poll({}) == {}
-
-
 def test_squeue_is_asked_once_and_sacct_twice_for_all_jobs_of_a_large_study(scheduler, commands):
     assert scheduler.poll({f"job-{number}": str(number) for number in range(1, 301)}) == {}
     assert [len(commands.calls(name)) for name in ("squeue", "sacct")] == [1, 2]
@@ -294,35 +240,11 @@ def test_an_ended_job_is_settled_once_sacct_knows_its_end(scheduler, commands):
     assert (told(status), status.settled) == (("7", "failed", "FAILED: exit code 3"), True)
 
 
-@pytest.mark.parametrize(("words", "permanent"), [(DISABLED, True), (AWAY, False)])
-def test_without_accounting_the_queue_counts_and_other_jobs_are_unknown(
-    scheduler, commands, words, permanent
-):
-    commands.add("sacct", err=f"sacct: error: {words}\n", code=1)
-    commands.add("squeue", out=queued(7, "COMPLETED"))
-    found = scheduler.poll({NAME: "7", OTHER: "8", "third": ""})
-    assert told(found[NAME]) == ("7", "completed", "")
-    assert (found[NAME].accounting, found[NAME].settled) == (words, permanent)
-    reason = f"squeue does not list job 8; sacct is unavailable ({words})"
-    assert told(found[OTHER]) == ("8", "unknown", reason)
-    assert (found[OTHER].accounting, found[OTHER].settled) == (words, False)
-    assert found["third"].reason == f"squeue does not list a job named third; sacct is unavailable ({words})"
-
-
 def test_a_job_that_sacct_believes_to_run_is_unknown(scheduler, commands):
     commands.add("sacct", out=accounted("7", "RUNNING"))
     status = scheduler.poll({NAME: "7"})[NAME]
     reason = "job 7 is not in the queue, but sacct says that it has not ended"
     assert (told(status), status.settled) == (("7", "unknown", reason), False)
-
-
-def test_the_owner_of_another_users_job_is_named(scheduler, commands):
-    commands.add("squeue", out=queued(7, "PENDING", user="ada|4711") + queued(8, "RUNNING", OTHER))
-    found = scheduler.poll({NAME: "", OTHER: ""})
-    assert (found[NAME].owner, found[OTHER].owner) == ("user ada", "")
-    commands.add("squeue")
-    commands.add("sacct", out=accounted("7", "COMPLETED", user="ada|4711"))
-    assert scheduler.poll({NAME: ""})[NAME].owner == "user ada"
 
 
 def test_of_several_jobs_of_one_name_the_first_that_lives_counts_and_all_are_named(scheduler, commands):
@@ -340,63 +262,22 @@ def test_of_several_jobs_of_one_name_the_first_that_lives_counts_and_all_are_nam
     )
 
 
-def test_a_running_pack_has_the_steps_of_its_runs(scheduler, commands):
-    pack = "study.pack.a1.key"
-    commands.add("squeue", out=queued(7, "RUNNING", pack))
-    steps = accounted("7.0", "FAILED", "r1", "|", "3:0") + accounted("7.1", "RUNNING", "r2", "|")
-    commands.add("sacct", out=accounted("7", "RUNNING", pack) + steps)
-    status = scheduler.poll({pack: "7"})[pack]
-    assert (str(status.state), status.settled) == ("running", False)
-    first, second = status.steps["r1"], status.steps["r2"]
-    assert (first.failure_class, first.exit_code, first.settled) == ("bad-exit", 3, True)
-    assert (second.failure_class, second.exit_code, second.settled) == (None, None, False)
-    commands.add("sacct", err=DISABLED, code=1)
-    status = scheduler.poll({pack: "7"})[pack]
-    assert (str(status.state), status.accounting, status.settled) == ("running", DISABLED, True)
-    commands.add("squeue", out=queued(7, "PENDING", pack))
-    assert scheduler.poll({pack: "7"})[pack].accounting == ""
-
-
-def test_squeue_without_an_answer_is_an_error_with_its_words(scheduler, commands):
-    commands.add("squeue", err="slurm_load_jobs error: Unable to contact slurm controller\n", code=1)
-    for call in (lambda: scheduler.poll({NAME: ""}), lambda: scheduler.living([NAME])):
-        with pytest.raises(SlurmUnavailableError) as caught:
-            call()
-        assert caught.value.message.endswith("Unable to contact slurm controller")
-
-
-def test_living_jobs_are_those_that_are_queued_or_run(scheduler, commands):
-    commands.add(
-        "squeue", out=queued(7, "PENDING") + queued(8, "COMPLETED", OTHER) + queued(9, "RUNNING", "x")
-    )
-    assert scheduler.living([NAME, OTHER, "third"]) == {NAME: "7"}
-    assert scheduler.living([]) == {}
-
-
 def job(study: PlannedStudy, folder: Path, **more: object) -> Job:
     script = study.script(next(iter(study.cells)))
     return replace(Job(name="study.run.1", script=script, folder=RunFolder(folder)), **more)
 
 
-def test_sbatch_gets_literal_paths_and_the_lock(study, scheduler, commands, monkeypatch):
+def test_sbatch_gets_the_jobs_to_wait_for_and_literal_paths(study, scheduler, commands):
     commands.add("sbatch", out="4711;alpha\n")
     folder = commands.folder / "100% a'; echo foo"
     one = job(study, folder, after=["5", "6"], options=["--nodes=2"])
     assert scheduler.submit(one) == "4711"
-    doubled = str(folder).replace("%", "%%")
-    assert commands.calls("sbatch") == [
-        [
-            *("--parsable", "--job-name=study.run.1"),
-            f"--output={doubled}/job.out",
-            f"--error={doubled}/job.err",
-            *("--nodes=2", "--export=ALL", "--dependency=afterany:5:6"),
-            *(str(one.script.absolute()), str(folder)),
-        ]
-    ]
-    assert scheduler.words(one).startswith("BENCH_PYTHON=")
+    ((*options, script, argument),) = commands.calls("sbatch")
+    assert {"--nodes=2", "--export=ALL", "--dependency=afterany:5:6"} < {*options}
+    assert f"--output={str(folder).replace('%', '%%')}/job.out" in options
+    assert (script, argument) == (str(one.script.absolute()), str(folder))
     assert scheduler.words(one).endswith("/100% a'\"'\"'; echo foo'")
-    backslash = job(study, Path("/scratch/back\\slash"))
-    assert raised(Exception, scheduler.submit, backslash) == (
+    assert raised(Exception, scheduler.submit, job(study, Path("/scratch/back\\slash"))) == (
         "/scratch/back\\slash/job.out: Slurm cannot write its output to a path with a backslash; "
         "choose another folder for results"
     )

@@ -11,9 +11,10 @@ from bench.jobs.contract import Job, Status
 from bench.jobs.slurm.client import Slurm
 from bench.jobs.slurm.scheduler import SlurmScheduler
 from bench.plan import make_plan, write_plan
-from bench.study.layout import RunFolder, StudyFolder
+from bench.study.layout import StudyFolder
 from bench.study.ledger import FailureClass, RunState
 from bench.study.plan_json import open_study
+from ddp_scaling_bench.run_folder import RunFolder
 from tests.cluster.bed import Cluster
 from tests.cluster.containers import wait_for
 from tests.matrices import matrix, slurm
@@ -169,17 +170,6 @@ def test_a_lost_node_a_preemption_and_a_cancellation_are_distinguished(submitter
         submitter.cancel([stopped, "999999"])  # an ended and an unknown job: no error
     finally:
         cluster.boot_node("n4")
-
-
-def test_output_paths_are_literal_and_the_script_gets_its_folder(cluster, planned, tmp_path):
-    folder = tmp_path / "100%j a'; echo foo ü"
-    folder.mkdir()
-    submitter = Submitter(planned, folder)
-    body = 'printf "%s\\n" "$@" "$PWD" "${SLURM_MEM_PER_NODE-unset}"; echo oops >&2'
-    submitter.start("paths", body, f"--chdir={folder}")
-    submitter.ends("paths")
-    assert (folder / "paths/job.out").read_text() == f"{folder}/paths\n{folder}\nunset\n"
-    assert (folder / "paths/job.err").read_text() == "oops\n"
 
 
 def test_a_job_is_found_by_its_name_even_if_its_id_is_wrong_or_unknown(submitter, cluster):

@@ -8,7 +8,6 @@ from bench.jobs.slurm.parsing import (
     Gpus,
     UnreadableOutputError,
     expand_hosts,
-    parse_accounting,
     parse_expected_start,
     parse_limit_s,
     parse_nodes,
@@ -38,37 +37,21 @@ def test_ids_of_jobs_and_steps_are_read(text, job, step):
     assert (row.job, row.step) == (job, step)
 
 
-def test_rows_of_waiting_and_running_jobs_are_read():
-    rows = parse_queue(
-        "13|PENDING|PartitionNodeLimit|N/A||root|0|too-large\n"
-        "17|RUNNING|None|2026-11-20T19:51:37|n2|somebody|1000|a|b\n"
-    )
-    waiting, running = rows
-    assert (waiting.job, waiting.state, waiting.reason) == ("13", "PENDING", "PartitionNodeLimit")
-    assert (waiting.started, waiting.hosts, waiting.user, waiting.uid) == (None, "", "root", "0")
-    assert (running.reason, running.hosts, running.user, running.uid) == ("", "n2", "somebody", "1000")
-    assert running.started == datetime(2026, 11, 20, 19, 51, 37, tzinfo=UTC)
-    assert running.name == "a|b"
-
-
 def test_the_cluster_line_of_option_m_is_skipped():
     text = "CLUSTER: bench\n1|RUNNING|None|Unknown|n2|root|0|x\n"
     assert [row.name for row in parse_queue(text)] == ["x"]
 
 
 @pytest.mark.parametrize(
-    ("line", "words"),
-    [("1|RUNNING", "expected 8 columns, got '1|RUNNING'"), ("x|RUNNING|||||0|x", "'x' is not a job id")],
+    ("parse", "line", "words"),
+    [
+        (parse_queue, "1|RUNNING", "expected 8 columns, got '1|RUNNING'"),
+        (parse_queue, "x|RUNNING|||||0|x", "'x' is not a job id"),
+        (parse_nodes, "l40s*|up|infinite", "expected 8 columns, got 'l40s*|up|infinite'"),
+    ],
 )
-def test_an_unreadable_line_is_an_error(line, words):
-    assert raised(UnreadableOutputError, parse_queue, f"{line}\n") == words
-
-
-def test_missing_values_of_an_accounting_row_are_none():
-    # A step whose node was lost (Slurm 22.05.8): no exit code, no times yet.
-    (row,) = parse_accounting("12.batch|CANCELLED||||Unknown|None||n3||||batch\n")
-    assert (row.exit_code, row.signal, row.derived_exit_code) == (None, None, None)
-    assert (row.started, row.ended, row.reason) == (None, None, "")
+def test_an_unreadable_line_is_an_error(parse, line, words):
+    assert raised(UnreadableOutputError, parse, f"{line}\n") == words
 
 
 @pytest.mark.parametrize(
@@ -199,8 +182,3 @@ def test_partitions_nodes_and_gpus_are_read():
 def test_gpus_are_read(text, gpus):
     (group,) = parse_nodes(f"gpu|up|1:00|1|idle|8|{text}|1-infinite\n")
     assert group.gpus == gpus
-
-
-def test_a_line_with_other_columns_is_an_error():
-    message = raised(UnreadableOutputError, parse_nodes, "l40s*|up|infinite\n")
-    assert message == "expected 8 columns, got 'l40s*|up|infinite'"

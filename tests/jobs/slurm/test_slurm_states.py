@@ -1,14 +1,17 @@
-"""States of jobs: from the output of sacct and squeue, from slurmstepd's notices, and the reasons for which jobs wait."""
+"""States of jobs and of the runs of a pack, from the output of sacct and squeue, from slurmstepd's notices, and why jobs wait."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.jobs.contract import Status
+from bench.jobs.slurm.pack import run_status
 from bench.jobs.slurm.parsing import JobRow, parse_accounting, parse_queue
 from bench.jobs.slurm.states import (
     classify,
@@ -18,8 +21,12 @@ from bench.jobs.slurm.states import (
     read_state,
     rows_by_job,
     state_from_notices,
+    step_statuses,
 )
+from bench.study.layout import StudyFolder
 from bench.study.ledger import FailureClass, RunState
+from ddp_scaling_bench.files import write_json
+from ddp_scaling_bench.run_folder import RunFolder
 
 FIXTURES = sorted((Path(__file__).parent / "fixtures/accounting").glob("*.txt"))
 KEYS = tuple("state failure_class reason exit_code hosts started ended restarts stuck settled".split())
@@ -55,7 +62,7 @@ def test_a_recorded_job_comes_to_what_its_fixture_says(path):
 
 def test_the_fixtures_cover_every_final_failure_class():
     classes = {read_fixture(path)[1].get("failure_class") for path in FIXTURES} - {None}
-    assert classes == {str(member) for member in FailureClass} - {"requeued", "started-twice"}
+    assert classes == {str(member) for member in FailureClass} - {"started-twice"}
 
 
 def test_steps_without_their_job_are_no_outcome():
@@ -63,46 +70,6 @@ def test_steps_without_their_job_are_no_outcome():
     assert classify(rows) is None
     assert classify([]) is None
     assert job_statuses(rows) == {}
-
-
-def test_the_row_of_a_job_that_was_just_requeued_means_queued():
-    # Slurm 22.05.8, in the first half second after scontrol requeue: the new row is not there yet.
-    rest = "2026-11-20T19:39:54|2026-11-20T19:39:55|00:00:01|n1|"
-    rows = parse_accounting(
-        f"11|REQUEUED|0:0|0:0|None|{rest}|root|0|allocation\n11.batch|REQUEUED|0:0|||{rest}|||batch\n"
-    )
-    outcome = job_statuses(rows)["11"]
-    assert (outcome.state, outcome.failure_class) == (RunState.QUEUED, FailureClass.REQUEUED)
-    assert outcome.reason == "was stopped and is queued again"
-
-
-def test_a_job_whose_start_is_not_in_the_database_yet_runs():
-    # Slurm 22.05.8, in the first second of a job: steps are there, the job's own record is not.
-    times = "2026-11-20T20:12:22|Unknown|00:00:01"
-    rows = parse_accounting(
-        f"8|PENDING|0:0|0:0|None|{times}|n1||root|0|allocation\n8.0|RUNNING|0:0|||{times}|n1||||python3\n"
-    )
-    assert job_statuses(rows)["8"].state is RunState.RUNNING
-
-
-def test_an_ended_job_is_settled_when_its_last_row_is_there():
-    # Slurm 22.05.8, two seconds apart: DerivedExitCode stays 0:0, the step's own row has the cause.
-    rest = "2026-11-20T20:12:22|2026-11-20T20:12:22|00:00:00|n[1-2]|"
-    job, step = f"3|FAILED|15:0|0:0|None|{rest}|root|0", f"{rest}|||bash\n"
-    first = f"{job}|allocation\n3.0|RUNNING|0:0|||{step}"
-    last = f"{job}|run.1\n3.0|FAILED|7:0|||{step}"
-    early, late = (job_statuses(parse_accounting(text))["3"] for text in (first, last))
-    assert (early.state, early.settled, early.exit_code) == (RunState.FAILED, False, 15)
-    assert (late.state, late.settled, late.exit_code) == (RunState.FAILED, True, 7)
-
-
-def test_the_exit_code_of_a_job_at_its_time_limit_is_not_one_of_its_program():
-    # Slurm 22.05.8 on a busy machine: 15:0 if the script ends first, otherwise 0:0.
-    rest = "2026-11-20T20:12:22|2026-11-20T20:12:52|00:00:30|n1|"
-    for code in ("15:0", "0:0"):
-        rows = f"3|TIMEOUT|{code}|0:0|None|{rest}|root|0|run.1\n3.batch|CANCELLED|{code}|||{rest}|||batch\n"
-        outcome = job_statuses(parse_accounting(rows))["3"]
-        assert (outcome.failure_class, outcome.exit_code) == (FailureClass.TIME_LIMIT, None)
 
 
 QUEUE = """\
@@ -157,21 +124,9 @@ def job_statuses(rows: Sequence[JobRow]) -> dict[str, Status]:
     return {job: status for job, status in found.items() if status is not None}
 
 
-# https://slurm.schedmd.com/job_state_codes.html: base states and flags of releases 20.11 to 26.05.
-BASE_STATES = (
-    *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY"),
-    *("PENDING", "PREEMPTED", "RUNNING", "SUSPENDED", "TIMEOUT"),
-)
-
-
 def test_a_job_that_was_requeued_and_held_is_not_waited_for():
     assert read_state("REQUEUE_HOLD").state is RunState.FAILED
     assert read_state("SPECIAL_EXIT").state is RunState.FAILED
-
-
-def test_states_are_read_as_the_commands_print_them():
-    words = ["CANCELLED by 1000", "OUT_OF_MEMORY", " RUNNING "]
-    assert [read_state(word).word for word in words] == ["CANCELLED", "OUT_OF_MEMORY", "RUNNING"]
 
 
 @pytest.mark.parametrize("printed", ["HIBERNATING", "", "RE+"])
@@ -252,3 +207,111 @@ def test_the_notices_of_each_release_tell_the_state_that_sacct_would_show(notice
 @given(st.text())
 def test_any_text_can_be_read(text):
     state_from_notices(text, job_id="7")
+
+
+BEGAN, ENDED = "2026-01-01T00:00:00Z", "2026-01-01T00:01:00Z"
+JOB = Status(job_id="7", state=RunState.RUNNING, settled=False)
+
+Folder = Callable[..., RunFolder]
+
+
+@pytest.fixture
+def folder(tmp_path) -> Folder:
+    """Make the folder of a run; a run that has ended has an exit code and a reason for the end."""
+
+    def make(
+        run_id: str = "r1", code: int | None = None, by: str = "exit", end: int | None = None
+    ) -> RunFolder:
+        made = StudyFolder(tmp_path).attempt(run_id, 1)
+        made.path.mkdir(parents=True, exist_ok=True)
+        made.start.write_text(f"7 {BEGAN} n1 0\n")
+        if code is not None:
+            times = {"started": BEGAN, "ended": ENDED, "hosts": "n1,n2"}
+            write_json(made.pack_end, {"exit_code": code, "by": by, **times})
+        if end is not None:
+            write_json(made.end, {"exit_code": end, "time": ENDED})
+        return made
+
+    return make
+
+
+def row(shown: str, state: str, exits: str, name: str) -> str:
+    user = "|" if "." in shown else "root|0"
+    return (
+        f"{shown}|{state}|{exits}|0:0||2026-01-01T00:00:00|2026-01-01T00:00:30|00:00:30|n1||{user}|{name}\n"
+    )
+
+
+def job(*steps: str, state: str = "RUNNING", exits: str = "0:0") -> Status:
+    rows = parse_accounting(row("7", state, exits, "study.pack.a1.key") + "".join(steps))
+    status = classify(rows)
+    assert status is not None
+    return replace(status, steps=step_statuses(rows))
+
+
+def told(status: Status | None) -> tuple[Any, ...]:
+    assert status is not None
+    return str(status.state), status.failure_class, status.exit_code, status.reason
+
+
+def test_the_step_of_a_run_names_the_cause_and_those_of_others_do_not(folder):
+    of = job(row("7.0", "OUT_OF_MEMORY", "0:125", "r1"), row("7.1", "FAILED", "1:0", "r2"))
+    out_of_memory = "OUT_OF_MEMORY in step 0 (r1); the job says FAILED"
+    assert told(run_status(of, "r1", folder("r1", 1))) == ("failed", "out-of-memory", 1, out_of_memory)
+    assert told(run_status(of, "r2", folder("r2", 1))) == ("failed", "bad-exit", 1, "FAILED: exit code 1")
+
+
+@pytest.mark.parametrize(
+    ("exits", "state", "code", "by", "expected"),
+    [
+        ("7:0", "FAILED", 1, "exit", ("failed", "bad-exit", 7, "FAILED: exit code 7")),
+        ("0:9", "FAILED", 1, "exit", ("failed", "killed", 137, "FAILED: step 0 (r1) was ended by SIGKILL")),
+        (
+            "0:15",
+            "CANCELLED",
+            143,
+            "limit",
+            ("failed", "time-limit", None, "TIMEOUT: reached its time limit"),
+        ),
+        (
+            *("0:125", "OUT_OF_MEMORY", 143, "limit"),
+            ("failed", "out-of-memory", None, "OUT_OF_MEMORY in step 0 (r1); the job says TIMEOUT"),
+        ),
+        ("0:0", "COMPLETED", 0, "exit", ("completed", None, 0, "")),
+        (
+            "3:0",
+            "FAILED",
+            0,
+            "exit",
+            ("completed", None, 0, "the job says COMPLETED, but a step failed; exit code 3"),
+        ),
+    ],
+)
+def test_a_run_that_ended_before_its_pack_comes_to_what_a_job_would(folder, exits, state, code, by, expected):
+    of = job(row("7.0", state, exits, "r1"))
+    status = run_status(of, "r1", folder("r1", code, by, end=code))
+    assert told(status) == expected
+    assert status is not None
+    assert (status.hosts, status.settled) == ("n1,n2", True)
+    assert status.started is not None
+    assert [line.split()[0] for line in status.summary.splitlines()] == ["JobID", "7", "7.0"]
+
+
+def test_end_json_distinguishes_a_signal_from_an_exit_code_above_128(folder):
+    killed = run_status(JOB, "r1", folder("r1", 137))
+    assert told(killed) == ("failed", "killed", 137, "FAILED: the script was ended by SIGKILL")
+    assert told(run_status(JOB, "r2", folder("r2", 137, end=137)))[:3] == ("failed", "bad-exit", 137)
+
+
+def test_an_active_run_shares_the_jobs_end_and_a_finished_one_does_not(folder):
+    assert run_status(JOB, "r2", folder("r2")) is None
+    cancelled = job(state="CANCELLED by 0")
+    assert told(run_status(cancelled, "r1", folder("r1", 0)))[0] == "completed"
+    shared = ("cancelled", "cancelled", None, "ended with its pack (job 7); cancelled by user id 0")
+    for made in (folder("r2"), folder("r3", 143, "stop", end=143)):
+        status = run_status(cancelled, made.path.parent.name, made)
+        assert told(status) == shared
+        assert status is not None
+        assert status.started is not None
+    # It had succeeded before the job was ended.
+    assert told(run_status(cancelled, "r4", folder("r4", end=0)))[0] == "completed"

@@ -191,7 +191,8 @@ exec "${ranks[@]}"
 } </dev/null &
 child=$!
 set +m
-guard &
+# Whoever reads the output of this script does not wait for the guard, which can end later.
+guard >/dev/null 2>&1 &
 guard=$!
 trap 'finish "$?"' EXIT
 trap 'stop limit' ALRM

@@ -1,8 +1,0 @@
-"""Measure your own training loop: see :class:`Recorder`."""
-
-from __future__ import annotations
-
-from .recorder import Recorder
-from .session import RecorderError
-
-__all__ = ["Recorder", "RecorderError"]

@@ -1,0 +1,74 @@
+"""The models of the built-in training, as a matrix needs them."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .errors import BenchError
+
+
+def read_specs(folder: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Yield the module, the name and the other literals of each spec in a folder of ``train``.
+
+    Each file there has one spec, such as ``SPEC = ModelSpec(...)``. Importing such a file would import torch,
+    which takes seconds and is missing on many login nodes. The literals of that call are therefore read from
+    the text of the file.
+
+    Raises:
+        BenchError: a file has no spec whose name is a literal.
+    """
+    for path in sorted((Path(__file__).resolve().parent / "train" / folder).glob("*.py")):
+        if path.stem not in ("__init__", "spec"):
+            literals = _literals(path)
+            if "name" not in literals:
+                raise BenchError(f"{path}: no SPEC with a name", remedy="write it as a literal in one call")
+            yield path.stem, literals.pop("name"), literals
+
+
+def _literals(path: Path) -> dict[str, Any]:
+    """Return the literal arguments of the ``SPEC`` in a file, or nothing if there is none.
+
+    ``SPEC = replace(fsdp.SPEC, ...)`` also has those of ``fsdp.py`` that it does not replace.
+    """
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        match node:
+            case ast.Assign([ast.Name("SPEC")], ast.Call() as call) | ast.AnnAssign(
+                ast.Name("SPEC"), value=ast.Call() as call
+            ):
+                given = dict(zip(["name"], call.args, strict=False))
+                given |= {str(one.arg): one.value for one in call.keywords}
+                literals = {
+                    key: ast.literal_eval(value)
+                    for key, value in given.items()
+                    if isinstance(value, ast.Constant | ast.Tuple)
+                }
+                match call.args:
+                    case [ast.Attribute(ast.Name(base), "SPEC")]:
+                        return _literals(path.with_name(f"{base}.py")) | literals
+                return literals
+    return {}
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model: the name of its module, and the literals of its ``SPEC``."""
+
+    module: str
+    options: tuple[str, ...] = ()
+    fp32_weights: bool = False
+
+
+#: All models by their name in a matrix.
+MODELS = {
+    name: Model(module, own.get("options", ()), own.get("fp32_weights", False))
+    for module, name, own in read_specs("models")
+}
+
+
+def models_using(option: str) -> tuple[str, ...]:
+    """Return the models that use an option; empty for an option that concerns every model."""
+    return tuple(name for name, model in MODELS.items() if option in model.options)

@@ -1,0 +1,1 @@
+"""Measurement, used by the recorder (``record``) and the built-in training (``train``)."""
