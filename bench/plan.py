@@ -250,6 +250,7 @@ def plan_content(plan: Plan) -> dict[str, Any]:
         "repeats": plan.matrix.repeats,
         "seed": plan.matrix.seed,
         "time_limit_s": plan.matrix.cluster.time_limit,
+        "stop_after_measurement": plan.matrix.cluster.stop_after_measurement,
         "cpus_per_task": plan.matrix.cluster.cpus_per_task,
         "exclusive": plan.exclusive,
         "nodelist": plan.matrix.cluster.nodelist,

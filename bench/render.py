@@ -76,6 +76,8 @@ class Renderer:
             task_cpus=self._cores if per_rank else self._cores * most,
             step_gpus=f" {gpu_option(cluster)}{most}" * (device == "cuda"),
             time_limit=cluster.time_limit,
+            stops=cluster.stop_after_measurement and not cell.is_unrecorded,
+            epochs=cell.workload["epochs"],
             python=self._python,
             srun_options=[*map(quote, cluster.srun_options), *_container_options(cluster.container)],
             explicit_binding=cluster.explicit_binding,

@@ -4,7 +4,7 @@ Blocks of steps alternate in random order: the bare loop twice, and the loop wit
 these three blocks with and without gradient accumulation. The result is the median difference to the bare
 blocks of the same round, per step, with its 95 % interval. The difference of the bare blocks is the control.
 
-    python benchmarks/recorder.py [--device cpu|cuda] [--width 1024] [--batch 32] [--rounds 300] [--steps 2]
+    python benchmarks/recorder.py [--device cpu|cuda] [--width 1024] [--batch 32] [--rounds 80] [--steps 20]
                                   [--json FILE]
 
 One rank trains in DDP, because the recorder exchanges nothing between ranks within a window. Both loops sum
@@ -39,6 +39,8 @@ from torch.nn.parallel import DistributedDataParallel
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from ddp_scaling_bench import Recorder
+from ddp_scaling_bench.measure.heartbeat import DATA, LOOP, STEP, Heartbeat
+from ddp_scaling_bench.measure.launch import Launch
 
 #: The recorder may add this much to a step; costs are also shown as a share of a step of ``STEP_US``.
 LIMIT_US, STEP_US = 100, 20_000
@@ -145,14 +147,36 @@ def empty_step_us(recorder: Recorder) -> float:
     return least_s * 1e6
 
 
+def heartbeat_cost(folder: str, seconds: float = 5.0) -> tuple[float, float]:
+    """Return the microseconds of a step in the heartbeat, and the milliseconds per second of its thread."""
+    beat, number = Heartbeat(), 100_000
+    began = time.perf_counter()
+    for _ in range(number):
+        beat.stage = DATA
+        beat.stage = LOOP
+        beat.stage = STEP
+        beat.step_ended()
+    step_us = (time.perf_counter() - began) / number * 1e6
+    used_s = []
+    for folders in ({}, {"BENCH_RUN_DIR": folder}):  # torch has threads of its own
+        beat.start(folders, Launch("single", 0, 0, 1), "n1")
+        began = time.process_time()
+        for _ in range(round(10 * seconds)):
+            beat.step_ended()
+            time.sleep(0.1)
+        used_s.append(time.process_time() - began)
+    beat.close(left=True)
+    return step_us, (used_s[1] - used_s[0]) / seconds * 1e3
+
+
 def main() -> int:
     """Print the recorder's cost; return 1 if a whole interval is above the limit."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="device of the training")
     parser.add_argument("--width", type=int, default=1024, help="width of the layers")
     parser.add_argument("--batch", type=int, default=32, help="samples per step")
-    parser.add_argument("--rounds", type=int, default=300, help="number of rounds")
-    parser.add_argument("--steps", type=int, default=2, help="steps per block")
+    parser.add_argument("--rounds", type=int, default=80, help="number of rounds")
+    parser.add_argument("--steps", type=int, default=20, help="steps per block")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result to this file")
     given = parser.parse_args()
     torch.set_num_threads(1)
@@ -162,6 +186,7 @@ def main() -> int:
         loop = Loop(given, folder)
         costs = list(results(measure(loop, given.rounds, given.steps)))
         empty_us = empty_step_us(loop.recorder)
+        beat_us, thread_ms = heartbeat_cost(folder)
         loop.recorder.close()
     dist.destroy_process_group()
     for cost in costs:
@@ -172,9 +197,13 @@ def main() -> int:
             f"{cost['cost_us'] / STEP_US:.2%} of a step of {STEP_US / 1e3:g} ms"
         )
         print(f"  control (bare loop): {control[0]:.1f} us ({control[1]:.1f} to {control[2]:.1f})")
-    print(f"time of the recorder in an empty step: {empty_us:.1f} us")
+    print(
+        f"time of the recorder in an empty step: {empty_us:.1f} us, of which the heartbeat {beat_us:.2f} us"
+    )
+    print(f"CPU time of the heartbeat's thread: {thread_ms:.2f} ms per second")
     if given.json is not None:
         content = {"costs": costs, "empty_step_us": empty_us, "limit_us": LIMIT_US, "rounds": given.rounds}
+        content |= {"heartbeat_us": beat_us, "heartbeat_thread_ms": thread_ms}
         given.json.write_text(json.dumps(content))
     if any(cost["low_us"] > LIMIT_US for cost in costs):
         print(f"the recorder adds more than {LIMIT_US} us to a step")

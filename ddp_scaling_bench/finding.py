@@ -79,6 +79,11 @@ class Finding(_Frozen):
         rest = {"values": self.values, "severity": self.severity}
         return {"kind": self.kind, "subject": list(self.subject), **rest}
 
+    @property
+    def identity(self) -> str:
+        """What findings of several runs that are shown once have in common: by default, the message."""
+        return self.message
+
     def told(self) -> dict[str, Any]:
         """Return the finding as it is printed with ``--json``: as it is stored, and in words."""
         return {**self.as_json(), "message": self.message}

@@ -71,6 +71,7 @@ class RankRow(TableRow):
     optimizer_time_sec: float = _part("unscale gradients, optimizer's step, clear gradients", "optimizer_s")
     other_time_sec: float = _part("the rest of the step", "other_s")
     peak_mem_bytes: float = _column("peak since the start: allocated on the GPU, or resident", "bytes", "t")
+    paused_time_sec: float = _column("time in the window for which the clock stood", "s", "t")
 
 
 def _mean(name: str) -> Any:

@@ -7,12 +7,13 @@
 #   done, keep      the files have been copied, or not: remove the folder that was created here, or keep it
 # If no line arrives in time, the process or the connection is gone, and the run is ended.
 # Answers are lines of standard output that begin with the mark:
-#   ready WHERE PORT NAME    busy JOB (PROCESS)    refused PROBLEM; REMEDY    ended EXIT_CODE
+#   ready WHERE PORT NAME    busy JOB (PROCESS)    refused PROBLEM; REMEDY    measured    ended EXIT_CODE
 # If the run's folder is not shared, an archive of the host's files follows the last answer.
 #
 # The variables: mark, job, folder (of submission), run_dir, token (a file's name), script (text), node,
-# address, peer, python (empty: the set-up lines' own), holder (words), patience (s).
-# The function pass_variables exports the variables of cluster.env_from.
+# address, peer, python (empty: the set-up lines' own), holder (words), patience (s), epochs (empty: the program
+# is not ended after its measurement). The function pass_variables exports the variables of cluster.env_from,
+# and await_measurement is that of measured.j2.
 
 say() { printf '%s %s\n' "$mark" "$*"; }
 
@@ -121,7 +122,7 @@ free_port() { # below the ephemeral range (32768 and up)
 }
 
 run_script() {
-  local endpoint hosts why= variables
+  local endpoint hosts why= variables watcher=
   read -r endpoint hosts <<<"$rest"
   variables=("BENCH_SSH_JOB=$job" "BENCH_HOSTS=$hosts" "BENCH_ADDRESS=$address" "BENCH_PEER=$peer")
   [ -z "$python" ] || variables+=("BENCH_PYTHON=$python")
@@ -142,6 +143,10 @@ run_script() {
     kill -HUP $$ || kill_processes "$job"
   } <&0 9>&- 2>/dev/null &
   listener=$!
+  if [ -n "$epochs" ]; then # the run's process then ends the run on all hosts
+    { await_measurement "$work" "$epochs" && say measured; } </dev/null 9>&- 2>/dev/null &
+    watcher=$!
+  fi
   wait "$child"
   code=$?
   if [ -n "$why" ]; then
@@ -149,8 +154,8 @@ run_script() {
     { end_run; wait "$child"; } 2>/dev/null
     code=$?
   fi
-  kill "$listener" 2>/dev/null
-  wait "$listener" 2>/dev/null
+  kill "$listener" $watcher 2>/dev/null
+  wait "$listener" $watcher 2>/dev/null
   kill_processes "$job" # ranks outlive a killed agent
   [ "$why" != lost ]
 }

@@ -235,7 +235,8 @@ def _measured(
     success, cells = cell_success(study), {cell.cell_id: cell for cell in frames.cells}
     found = {}
     for row in first_of_cells(rows):
-        step_times = [run.step_time_sec for run in frames.measured_in(row.cell_id)]
+        runs = [] if row.other_batch else frames.measured_in(row.cell_id)
+        step_times = [run.step_time_sec for run in runs]
         low_s, high_s = _further_run(step_times)
         own = success[row.cell_id]
         found[row.cell_id] = Option(

@@ -21,7 +21,7 @@ from analysis.checks.nodes import (
     facts_of_nodes,
     threads_of,
 )
-from analysis.checks.samples import OtherBatch, PausedRank, UnevenSamples
+from analysis.checks.samples import OtherBatch, PausedRank, ReplicasApart, UnevenSamples
 from analysis.checks.scaling_table import Invalid, scaling_table
 from analysis.checks.slow_ranks import SlowNodes
 from analysis.checks.validity import (
@@ -48,6 +48,7 @@ from ddp_scaling_bench.units import known
 CHECKS: dict[str, tuple[type[Finding], ...]] = {
     "throughput": (NoThroughput, IncompleteRuns, DamagedFiles),
     "batch": (OtherBatch,),
+    "together": (ReplicasApart,),
     "disturbances": (CommonCondition, DisturbedRuns),
     "cores": (CrowdedCores,),
     "threads": (UnequalThreads,),
@@ -141,6 +142,7 @@ def _possible(
     found = {
         "throughput": (every, every),
         "batch": (every, {row.cell_id for row in measured if known(row.unit)}),
+        "together": (several, {cell for cell, known_of in frames.together.items() if known_of is not None}),
         "disturbances": (every, every - unknown),
         "cores": (every, _cells(envs, _has_cores)),
         "threads": (every, _cells(envs, threads_of)),

@@ -11,7 +11,7 @@ from analysis.data.load import Study
 from analysis.stats.columns import RunRow, distinct
 from analysis.stats.measured import Frames
 from analysis.text import clean
-from bench.study.findings import AverageOfRun
+from bench.study.findings import AverageOfRun, LineForms
 from bench.study.found import findings_of_env
 from ddp_scaling_bench.finding import Finding
 from ddp_scaling_bench.units import listed, names, short_name
@@ -41,23 +41,27 @@ class WholeRunAverages(Finding, kind="average-of-run"):
 
 
 class RanksNotCounted(Finding, kind="ranks-not-counted"):
-    """Cells whose command started an unknown number of ranks."""
+    """Cells whose command started an unknown number of ranks; of ``not_compared``, several were planned."""
 
     heading = "Ranks not counted"
-    remedy = "Check that the commands contain no launcher."
+    remedy = "Check that the commands contain no launcher, or use the recorder."
     runs: int
+    not_compared: tuple[str, ...] = ()
 
     def _message(self) -> str:
+        whose = "they" if self.not_compared == self.subject else f"the ranks of {names(self.not_compared)}"
+        nor = f", nor whether {whose} train together" if self.not_compared else ""
         return (
-            f"It is not known how many ranks the commands of {names(self.subject)} started, because only the "
-            "recorder counts them. If a command contains a launcher, its rate is that of separate trainings."
+            f"It is not known how many ranks the commands of {names(self.subject)} started{nor}: only the "
+            "recorder measures this. If a command contains a launcher, its rate is that of separate "
+            "trainings."
         )
 
 
 class ValueCounts(Finding, kind="value-counts"):
-    """Cells of a series, and runs of a cell, that reported different numbers of values, by cell."""
+    """Runs of a cell, or cells of a series, with different numbers of values or windows, by cell."""
 
-    heading = "Number of values differs"
+    heading = "Number of values or windows differs"
     remedy = "Let only rank 0 report values, and train the same number of steps in all runs."
     values_per_run: Mapping[str, Sequence[int]]
 
@@ -67,8 +71,8 @@ class ValueCounts(Finding, kind="value-counts"):
             for cell, numbers in self.values_per_run.items()
         ]
         return (
-            f"Values per run: {listed(cells, limit=4)}. Either the runs trained different numbers of steps, "
-            "or several ranks reported values."
+            f"Values or windows per run: {listed(cells, limit=4)}. Either the runs trained different numbers "
+            "of steps, or several ranks reported values."
         )
 
 
@@ -88,35 +92,46 @@ def averages(study: Study, runs: Iterable[RunRow], envs: Environments) -> Iterat
     yield WholeRunAverages(subject=distinct(cells), reported=reported, most=most if most > 1 else None)
 
 
-def uncounted_ranks(
-    study: Study, runs: Iterable[RunRow], envs: Mapping[str, Mapping[str, Any]]
-) -> Iterator[Finding]:
+def uncounted_ranks(study: Study, frames: Frames, envs: Mapping[str, Mapping[str, Any]]) -> Iterator[Finding]:
     """Yield the cells whose command started an unknown number of ranks; ``envs`` are env.json by run."""
     commands = {clean(cell.cell_id) for cell in study.planned if cell.is_unrecorded}
     cells = [
         run.cell_id
-        for run in runs
+        for run in frames.run_rows
         if run.measured and run.cell_id in commands and not envs.get(run.run_id, {}).get("joined")
     ]
     if cells:
-        yield RanksNotCounted(subject=distinct(cells), runs=len(cells))
+        unknown = tuple(cell for cell in distinct(cells) if frames.together.get(cell, True) is None)
+        yield RanksNotCounted(subject=distinct(cells), runs=len(cells), not_compared=unknown)
+
+
+def _of_a_bar(findings: Iterable[Finding]) -> bool:
+    """Return whether values come from a progress bar, which is drawn at times of its own."""
+    return any("%|" in form.form for one in findings if isinstance(one, LineForms) for form in one.forms)
 
 
 def value_counts(study: Study, frames: Frames) -> Iterator[Finding]:
-    """Yield the cells of a series, and runs of a cell, that reported different numbers of values."""
-    read = {clean(cell.cell_id) for cell in study.planned if cell.reads_values and not cell.is_average}
+    """Yield the cells of a series that reported different numbers of values, or whose runs differ in them.
+
+    With the recorder, only the runs of a cell are compared: the windows of sizes can be planned differently.
+    """
+    reported = {clean(cell.cell_id) for cell in study.planned if cell.reads_values and not cell.is_average}
+    reported -= {run.cell_id for run in frames.run_rows if _of_a_bar(study.facts.get(run.run_id, ()))}
+    recorded = {
+        clean(cell.cell_id) for cell in study.planned if not (cell.is_unrecorded or cell.follows_plan)
+    }
     counts = {
         cell: sorted({int(run.epochs) for run in frames.measured_in(cell)})
         for cell in frames.runs_of_cells
-        if cell in read and frames.measured_in(cell)
+        if cell in reported | recorded and frames.measured_in(cell)
     }
-    series: dict[str, dict[str, list[int]]] = {}
+    groups: dict[str, dict[str, list[int]]] = {}
     for name, cell in zip(frames.members["series"], frames.members["cell_id"], strict=True):
         if cell in counts:
-            series.setdefault(name, {})[cell] = counts[cell]
+            groups.setdefault(name if cell in reported else f"cell {cell}", {})[cell] = counts[cell]
     odd = {
         cell: numbers
-        for own in series.values()
+        for own in groups.values()
         if len({number for numbers in own.values() for number in numbers}) > 1
         for cell, numbers in own.items()
     }

@@ -1,4 +1,4 @@
-"""Findings about samples, batches and windows of ranks."""
+"""Findings about samples, batches and windows of ranks, and about ranks that do not train together."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from analysis.checks.nodes import Environments
 from analysis.checks.slow_ranks import unequal_samples, unequal_windows
 from analysis.data.load import RankOfRun
 from analysis.stats.columns import ScalingRow, distinct, first_of_cells
-from analysis.stats.scaling import SAME_UNIT
+from analysis.stats.measured import Frames
+from bench.study.found import findings_of_env
+from bench.study.together import REMEDY as TOGETHER_REMEDY
 from ddp_scaling_bench.finding import Finding, Severity
+from ddp_scaling_bench.measure.findings import SeparateTrainings
 from ddp_scaling_bench.units import listed, names, number, seconds, short_name
 
 
@@ -77,10 +81,31 @@ class OtherBatch(Finding, kind="other-batch"):
     def _message(self) -> str:
         cells = [f"{short_name(cell)} ({one})" for cell, one in self.samples_per_step.items()]
         return (
-            f"Samples per step: {listed(cells, limit=4)}. The reported batch and time per step of these "
-            "configurations are for the planned batch. A configuration has an efficiency only if measured / "
-            "planned is the same for its baseline."
+            f"Samples per step: {listed(cells, limit=4)}. The batch in the tables is the planned one, so "
+            "these cells have neither a time per step nor an efficiency; their throughput is measured."
         )
+
+
+class ReplicasApart(Finding, kind="separate-trainings"):
+    """Cells whose ranks do not train together; ``shown`` is what shows it in one of them.
+
+    ``with_recorder`` is False if only the bytes between the nodes of commands show it.
+    """
+
+    heading = SeparateTrainings.heading
+    severity: Severity = "error"
+    shown: SeparateTrainings
+    with_recorder: bool
+
+    def _message(self) -> str:
+        return (
+            f"{names(self.subject)}: {self.shown.message}. The rates of separate trainings do not show "
+            "scaling, so there is no efficiency."
+        )
+
+    def _remedy(self) -> str:
+        own = SeparateTrainings.remedy
+        return own if self.with_recorder else f"{own} Without the recorder: {TOGETHER_REMEDY}."
 
 
 def uneven_samples(ranks: Sequence[RankOfRun]) -> Iterator[Finding]:
@@ -110,14 +135,22 @@ def paused_ranks(ranks: Sequence[RankOfRun]) -> Iterator[Finding]:
 
 def other_batches(rows: Sequence[ScalingRow]) -> Iterator[Finding]:
     """Yield the cells that process another batch than planned."""
-    odd = first_of_cells(row for row in rows if row.n and abs(row.unit - 1) > SAME_UNIT)
-    if odd:
-        samples = {
-            # The unit is infinite if the runs of a cell differ.
-            row.cell_id: SamplesPerStep(
-                planned=int(row.global_batch),
-                measured=row.unit * row.global_batch if math.isfinite(row.unit) else None,
-            )
-            for row in odd
-        }
+    if odd := first_of_cells(row for row in rows if row.n and row.other_batch):
+        samples = {row.cell_id: samples_per_step(row) for row in odd}
         yield OtherBatch(subject=tuple(samples), samples_per_step=samples)
+
+
+def samples_per_step(row: ScalingRow) -> SamplesPerStep:
+    """Return the samples per step of a cell, whose unit is infinite if its runs differ."""
+    measured = row.unit * row.global_batch if math.isfinite(row.unit) else None
+    return SamplesPerStep(planned=int(row.global_batch), measured=measured)
+
+
+def separate_trainings(frames: Frames, envs: Environments) -> Iterator[Finding]:
+    """Yield the cells whose ranks do not train together."""
+    cells = [cell.cell_id for cell in frames.cells if frames.are_separate(cell.cell_id)]
+    own = (one for cell, env in envs if cell in cells for one in findings_of_env(env))
+    recorded = next((one for one in own if isinstance(one, SeparateTrainings)), None)
+    if cells:
+        shown = recorded or SeparateTrainings(by="bytes")
+        yield ReplicasApart(subject=tuple(cells), shown=shown, with_recorder=recorded is not None)

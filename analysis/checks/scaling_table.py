@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from analysis.checks.samples import SamplesPerStep, samples_per_step
 from analysis.data.load import Study
 from analysis.data.names import size_name
 from analysis.stats.columns import RunRow, ScalingRow, by_series, grouped
@@ -94,9 +95,25 @@ class OtherRegime(Finding, kind="other-regime"):
 
 
 class BatchesDiffer(Finding, kind="batches-differ"):
-    """A cell that is not compared with its baseline, because one of them processes another batch."""
+    """A cell without an efficiency, because it (``samples``) or its baseline processes another batch."""
 
-    message = "no efficiency: the runs of this cell or of its baseline process another batch than planned"
+    samples: SamplesPerStep | None = None
+
+    def _message(self) -> str:
+        text = "no efficiency: the runs of this cell or of its baseline process another batch than planned"
+        return text if self.samples is None else f"no time per step, and {text} (per step: {self.samples})"
+
+
+class TrainApart(Finding, kind="train-apart"):
+    """A cell without an efficiency, because its ranks or those of its baseline do not train together."""
+
+    message = "no efficiency: the ranks of this cell or of its baseline do not train together"
+
+
+class TogetherUnknown(Finding, kind="together-unknown"):
+    """A cell with several ranks of which nothing tells whether they train together."""
+
+    message = "not measured whether the ranks train together"
 
 
 def scaling_table(source: Study | Frames, *, baseline: str | None = None) -> list[ScalingRow]:
@@ -113,12 +130,25 @@ def scaling_table(source: Study | Frames, *, baseline: str | None = None) -> lis
     by_regime = _about_regimes(rows, frames)
     by_baseline = _about_baselines(rows, baseline)
     for row in rows:
-        found = [*by_cell.get(row.cell_id, ()), by_regime.get(row.series)]
-        found += [by_baseline.get(row.series) if row.n else None]
-        found += [BatchesDiffer() if row.other_unit else None]
+        found = [*_about_ranks(row, frames), *by_cell.get(row.cell_id, ()), by_regime.get(row.series)]
+        found += [by_baseline.get(row.series) if row.n else None, *_about_comparison(row, frames)]
         row.facts = tuple(fact for fact in found if fact)
         row.reason = messages(row.facts)
     return rows
+
+
+def _about_ranks(row: ScalingRow, frames: Frames) -> Iterator[Finding]:
+    if row.n and frames.together.get(row.cell_id, True) is None:
+        yield TogetherUnknown()
+
+
+def _about_comparison(row: ScalingRow, frames: Frames) -> Iterator[Finding]:
+    """Yield why a measured cell is not compared with its baseline."""
+    both = (row, row.base or row)
+    if row.n and any(one.other_batch for one in both):
+        yield BatchesDiffer(samples=samples_per_step(row) if row.other_batch else None)
+    if row.n and any(frames.are_separate(one.cell_id) for one in both):
+        yield TrainApart()
 
 
 def _about_cell(runs: Sequence[RunRow]) -> Iterator[Finding]:

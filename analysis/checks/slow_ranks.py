@@ -444,13 +444,19 @@ class UnequalWindows(NamedTuple):
         """The difference in seconds."""
         return self.longest.window_time_sec - self.shortest.window_time_sec
 
+    @property
+    def paused_s(self) -> float:
+        """The time for which the clock of the shortest window's rank stood longer than the other one's."""
+        return self.shortest.paused_time_sec - self.longest.paused_time_sec
+
 
 def unequal_windows(ranks: Iterable[RankOfRun]) -> list[UnequalWindows]:
     """Return the runs in which the throughput window of one rank is longer than that of another one.
 
     The difference is more than :data:`WINDOW_STEPS` steps and more than :data:`WINDOWS_APART` of the shorter
-    window. Ranks that train together need equally long for a window, except for about one step. A rank whose
-    window is far shorter has stopped its clock alone, and the others have waited for it.
+    window, and a longer pause of the shorter one explains at least half of it. Ranks that train together need
+    equally long for a window, except for about one step. If a pause makes the window of a rank far shorter,
+    the others have waited for it. Without a pause, a descheduled step can make the difference.
 
     The result has the epoch with the largest difference of each run, the largest difference first.
     """
@@ -460,7 +466,7 @@ def unequal_windows(ranks: Iterable[RankOfRun]) -> list[UnequalWindows]:
         own.sort(key=lambda row: row.window_time_sec)
         one = UnequalWindows(own[0], own[-1])
         allowed = max(WINDOW_STEPS / one.shortest.steps, WINDOWS_APART)
-        if one.more_s > allowed * one.shortest.window_time_sec:
+        if allowed * one.shortest.window_time_sec < one.more_s <= 2 * one.paused_s:
             found[run_id] = max(one, found.get(run_id, one), key=lambda windows: windows.more_s)
     return sorted(found.values(), key=lambda one: -one.more_s)
 

@@ -13,7 +13,7 @@ from analysis.checks.disturbed import disturbed_runs
 from analysis.checks.drift import drift, drift_in_runs, wide_intervals
 from analysis.checks.nodes import Environments, shared_cores, unequal_nodes, unequal_threads
 from analysis.checks.reported_values import averages, uncounted_ranks, value_counts
-from analysis.checks.samples import other_batches, paused_ranks, uneven_samples
+from analysis.checks.samples import other_batches, paused_ranks, separate_trainings, uneven_samples
 from analysis.checks.slow_ranks import (
     NodeAdvice,
     SlowNodes,
@@ -26,10 +26,11 @@ from analysis.data.environment import Environment, fact_title
 from analysis.data.load import RankOfRun, Study
 from analysis.stats.columns import RunRow, ScalingRow, distinct
 from analysis.stats.measured import Frames, OutcomeCount, count_outcomes, ranks_sample
+from analysis.text import one_line
 from bench.matrix.schedulers import SCHEDULERS
 from bench.study.found import findings_of_env
 from ddp_scaling_bench.checksums import find_damage
-from ddp_scaling_bench.finding import Finding, Severity
+from ddp_scaling_bench.finding import Finding, Severity, messages
 from ddp_scaling_bench.known_strategies import STRATEGIES
 from ddp_scaling_bench.measure.findings import NotStable
 from ddp_scaling_bench.units import clauses, count, listed, names
@@ -43,7 +44,7 @@ _WITHOUT_PARTS = {name: one.untimed for name, one in STRATEGIES.items() if one.u
 
 
 class NoThroughput(Finding, kind="no-throughput"):
-    """A study of which no run has a throughput."""
+    """A study of which no run has a throughput; ``example`` is the reason of the first run that has one."""
 
     heading = "Nothing to compare"
     remedy = "`bench status` shows the reasons."
@@ -51,24 +52,33 @@ class NoThroughput(Finding, kind="no-throughput"):
     runs: int
     missing: int
     outcomes: tuple[OutcomeCount, ...]
+    example: str = ""
 
     def _message(self) -> str:
         states = f": {clauses([*map(str, self.outcomes)])}" if self.outcomes else ""
-        return f"None of the {count(self.runs, 'planned run')} has a throughput{states}."
+        return (
+            f"None of the {count(self.runs, 'planned run')} has a throughput{states}.{_example(self.example)}"
+        )
 
 
 class IncompleteRuns(Finding, kind="incomplete"):
-    """Runs that do not count."""
+    """Runs that do not count; ``example`` is the reason of the first run that has one."""
 
     heading = "Incomplete"
     remedy = "`bench submit`, or `bench submit --retry-failed`."
     runs: int
     missing: int
     outcomes: tuple[OutcomeCount, ...]
+    example: str = ""
 
     def _message(self) -> str:
         of_all = f"{self.missing:,} of {count(self.runs, 'run')} {'does' if self.missing == 1 else 'do'} not"
-        return f"{of_all} count: {clauses([*map(str, self.outcomes)])} ({names(self.subject)})."
+        outcomes = f"{clauses([*map(str, self.outcomes)])} ({names(self.subject)})"
+        return f"{of_all} count: {outcomes}.{_example(self.example)}"
+
+
+def _example(reason: str) -> str:
+    return f" For example: {reason}." if reason else ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,13 +165,14 @@ def validity(
         *uneven_samples(ranks),
         *paused_ranks(ranks),
         *other_batches(rows),
+        *separate_trainings(frames, envs),
         *disturbed_runs(runs),
         *_incomplete(runs),
         *_damaged_files(study),
         *unequal_nodes(envs),
         *_differing(study, environment),
         *averages(study, runs, envs),
-        *uncounted_ranks(study, runs, environment.envs),
+        *uncounted_ranks(study, frames, environment.envs),
         *value_counts(study, frames),
         *_not_stable(envs_by_cell(study, environment, measured)),
         *drift(runs),
@@ -196,6 +207,7 @@ def _incomplete(runs: Sequence[RunRow]) -> Iterator[Finding]:
             runs=len(runs),
             missing=len(missing),
             outcomes=count_outcomes(missing),
+            example=one_line(next((messages(run.facts) for run in missing if run.facts), ""), limit=200),
         )
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,15 +14,23 @@ from analysis.data.load import Study
 from analysis.text import one_line
 from bench.study.conditions import objects
 from bench.study.found import findings_of_env
-from ddp_scaling_bench.finding import Finding
-from ddp_scaling_bench.measure.findings import NotStable, SharedCores, ThreadsDiffer, UnequalNodes
+from ddp_scaling_bench.finding import Finding, Recorded
+from ddp_scaling_bench.measure.findings import (
+    NotStable,
+    SeparateTrainings,
+    SharedCores,
+    ThreadsDiffer,
+    UnequalNodes,
+)
 from ddp_scaling_bench.units import count, human_bytes, listed, whole
 
 #: Maximum number of env.json files that are read. If more runs have started, those of a sample are read.
 MAX_READ = 500
 #: Findings of runs that a finding of :mod:`analysis.checks.validity` replaces.
-OWNED = (SharedCores, NotStable, UnequalNodes, ThreadsDiffer)
+OWNED = (SharedCores, NotStable, UnequalNodes, ThreadsDiffer, SeparateTrainings)
 _MAX_VALUES = 4
+#: Maximum number of different findings of one kind.
+_MAX_OF_KIND = 5
 _MAX_HOSTS = 64
 #: The facts taken from env.json, and from its ``transport``, with their titles.
 FACTS = {
@@ -69,6 +77,13 @@ class Host:
     runs: int
 
 
+class OfRuns(NamedTuple):
+    """A finding of runs, with the ids of these runs."""
+
+    finding: Finding
+    runs: list[str]
+
+
 @dataclass
 class Environment:
     """Summary of the runs' environments.
@@ -81,7 +96,8 @@ class Environment:
             of runs.
         variables: name and value of each environment variable, in the form of ``facts``.
         hosts, hosts_left_out: the first hosts, and the number of further hosts.
-        warnings: the findings that the runs warn of, without those in OWNED, each with its number of runs.
+        warnings: the warnings and errors of runs, and what `bench verify` shows, without those in OWNED. Of a
+            kind, those with the most runs are kept.
         differing: the facts with several values.
         envs: content of the env.json files that were read, by run_id.
     """
@@ -93,7 +109,7 @@ class Environment:
     variables: list[tuple[str, str]] = field(default_factory=list)
     hosts: list[Host] = field(default_factory=list)
     hosts_left_out: int = 0
-    warnings: list[tuple[Finding, int]] = field(default_factory=list)
+    warnings: list[OfRuns] = field(default_factory=list)
     differing: list[str] = field(default_factory=list)
     envs: dict[str, dict[str, Any]] = field(default_factory=dict, repr=False)
 
@@ -109,14 +125,45 @@ class Environment:
 
 def describe_environment(study: Study) -> Environment:
     """Return the environment of the study's runs, from every env.json or from a sample."""
-    tried = [place for place, folder in enumerate(study.attempts) if folder is not None]
-    chosen = sampled(study, tried)
-    run_ids = study.runs["run_id"].iloc[chosen]
-    found = describe(study.envs_of(run_ids))
-    found.asked, found.started = len(chosen), len(tried)
+    envs = sampled_envs(study)
+    found = describe(envs)
+    tried = _started(study)
+    found.asked, found.started = len(sampled(study, tried)), len(tried)
     if allocations := _allocations(study):
         found.facts.append(("allocations", allocations))
+    ends = {run_id: record.end for run_id, record in study.records.items() if record.end}
+    without = ((run_id, one) for run_id, own in study.facts.items() if run_id not in envs for one in own)
+    in_logs = ((run_id, one) for run_id, end in ends.items() for one in end.warnings or ())
+    found.warnings = _grouped([*_findings(envs), *without, *in_logs])
     return found
+
+
+def sampled_envs(study: Study) -> dict[str, dict[str, Any]]:
+    """Return env.json of the started runs, or of a sample of them, by run_id."""
+    return study.envs_of(study.runs["run_id"].iloc[sampled(study, _started(study))])
+
+
+def _started(study: Study) -> list[int]:
+    return [place for place, folder in enumerate(study.attempts) if folder is not None]
+
+
+def _findings(envs: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, Finding]]:
+    return ((run_id, one) for run_id, env in envs.items() for one in findings_of_env(env))
+
+
+def _grouped(findings: Iterable[tuple[str, Finding]]) -> list[OfRuns]:
+    """Group the findings to be shown by kind and text; those of the most runs come first."""
+    found: dict[tuple[str, str, str], OfRuns] = {}
+    for run_id, one in findings:
+        is_shown = one.severity != "info" or (isinstance(one, Recorded) and one.verified)
+        if is_shown and not isinstance(one, OWNED):
+            found.setdefault((one.kind, one.heading, one.identity), OfRuns(one, [])).runs.append(run_id)
+    of_kind: Counter[tuple[str, str]] = Counter()
+    shown = []
+    for (kind, heading, _), group in sorted(found.items(), key=lambda item: -len(item[1].runs)):
+        of_kind[kind, heading] += 1
+        shown += [group] if of_kind[kind, heading] <= _MAX_OF_KIND else []
+    return shown
 
 
 def describe(by_run: dict[str, dict[str, Any]]) -> Environment:
@@ -133,10 +180,6 @@ def describe(by_run: dict[str, dict[str, Any]]) -> Environment:
     found.differing = [name for name in names if len(counts["environment", name]) > 1]
     found.variables = sorted((name, text) for (kind, name), text in texts.items() if kind == "variable")
     _add_hosts(found, envs)
-    every = (finding for env in envs for finding in findings_of_env(env))
-    warned = [one for one in every if one.severity != "info" and not isinstance(one, OWNED)]
-    by_text = {repr(one): one for one in warned}
-    found.warnings = [(by_text[text], runs) for text, runs in Counter(map(repr, warned)).most_common(20)]
     return found
 
 

@@ -132,6 +132,7 @@ class Study:
     table: TableSource | None = None
     records: Mapping[str, Record] = field(default_factory=dict, repr=False)
     facts: Mapping[str, Sequence[Finding]] = field(default_factory=dict, repr=False)
+    _envs: dict[str, dict[str, Any] | None] = field(default_factory=dict, repr=False)
 
     @property
     def name(self) -> str:
@@ -154,10 +155,11 @@ class Study:
         found = {}
         for place in self._places(run_ids):
             attempt, run_id = self.attempts[place], str(self.runs["run_id"].iloc[place])
-            content = read_json(RunFolder(Path(attempt)).env) if attempt else None
-            if content is not None:
-                if more := self.facts.get(run_id):
+            if run_id not in self._envs:
+                content = self._envs[run_id] = read_json(RunFolder(Path(attempt)).env) if attempt else None
+                if content is not None and (more := self.facts.get(run_id)):
                     content["facts"] = [*(content.get("facts") or ()), *(fact.as_json() for fact in more)]
+            if (content := self._envs[run_id]) is not None:
                 found[run_id] = content
         return found
 

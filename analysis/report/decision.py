@@ -10,7 +10,7 @@ from analysis.causes.catalogue import NOT_EXPLAINED
 from analysis.causes.cells import CellDivision
 from analysis.causes.divide import WHOLE
 from analysis.causes.table import rest_parts
-from analysis.checks.scaling_table import VerdictKind, efficiency_text, what_decides
+from analysis.checks.scaling_table import TogetherUnknown, VerdictKind, efficiency_text, what_decides
 from analysis.data.names import layout, nodes_known, ranks, short_labels, with_layout
 from analysis.report.results import Results
 from analysis.report.words import WORDS, mode_title
@@ -197,7 +197,9 @@ def _verdict_text(row: ScalingRow, results: Results) -> str:
 
 def _lacking(row: ScalingRow, runs: Sequence[RunRow]) -> str:
     lacking = outcomes_text(run for run in runs if not run.measured)
-    return f"{row.n} of {count(len(runs), 'run')}; {lacking}" if lacking and row.n else lacking
+    counted = f"{row.n} of {count(len(runs), 'run')}" if lacking and row.n else ""
+    unknown = [fact.message for fact in row.facts if isinstance(fact, TogetherUnknown)]
+    return "; ".join(filter(None, (counted, lacking, *unknown)))
 
 
 def went_wrong(results: Results, *, warned: bool) -> tuple[str, bool]:

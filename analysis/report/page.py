@@ -134,7 +134,7 @@ def _lead(results: Results, tables: Sequence[Decision]) -> tuple[list[tuple[str,
     findings = [fact for fact in results.assessment.findings if fact.severity == "warning"]
     tells = bool(len(results.frames.runs)) and not results.study.table
     warned = [one for one in findings if not tells or not _is_told(one)]
-    warned += [one for one, _ in results.environment.warnings]
+    warned += [one for one, _ in results.environment.warnings if one.severity != "info"]
     warnings = dict.fromkeys(map(heading, warned))
     wrong, is_wrong = went_wrong(results, warned=bool(warnings))
     found = {
@@ -193,7 +193,7 @@ def _findings(results: Results) -> list[tuple[str, ...]]:
     return [
         *map(_finding_row, own),
         *(_finding_row(fact, "anomaly") for fact in odd),
-        *(_finding_row(fact, "warning", count(runs, "run")) for fact, runs in results.environment.warnings),
+        *(_finding_row(one, where=count(len(runs), "run")) for one, runs in results.environment.warnings),
         *((WORDS["severities"]["remark"], "", "", one_line(text, limit=500), "") for text in study.remarks),
     ]
 

@@ -16,6 +16,7 @@ from analysis.report.words import WORDS
 from analysis.stats.columns import (
     PAGE,
     PUBLISHED,
+    SAME_UNIT,
     TEXT,
     Column,
     ScalingRow,
@@ -103,6 +104,8 @@ def runs_csv(attempts: pd.DataFrame) -> str:
     frame = attempts.assign(allocation_id=attempts["job_id"])[columns].copy()
     for name in ("started_at", "ended_at"):
         frame[name] = frame[name].dt.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    other_batch = (attempts["unit"] - 1).abs() > SAME_UNIT
+    frame["step_time_sec"] = frame["step_time_sec"].mask(other_batch)
     frame["disturbed"] = [messages(found or ()) for found in frame["disturbed"]]
     frame["reason"] = attempts["facts"].map(messages)
     return csv_text(frame)

@@ -23,6 +23,7 @@ from analysis.checks.scaling_table import VerdictKind
 from analysis.checks.slow_ranks import nodes_table
 from analysis.data.csv_files import csv_text
 from analysis.data.differences import difference_rows
+from analysis.data.environment import OfRuns
 from analysis.data.load import load_study
 from analysis.report.figures import all_figures
 from analysis.report.figures.drawing import Drawing, theme_rules
@@ -35,11 +36,12 @@ from analysis.stats.columns import ScalingRow, frame_of_records
 from analysis.stats.scaling import AXES_COLUMNS
 from analysis.tables_in.read import read_table
 from analysis.tables_in.study import study_of_table
-from analysis.text import markdown, markdown_line, plain
+from analysis.text import heading, markdown, markdown_line, message, plain
 from bench.study.ledger import Record
 from ddp_scaling_bench.errors import BenchError, unwritable
 from ddp_scaling_bench.files import read_json, write_atomically
 from ddp_scaling_bench.finding import Finding
+from ddp_scaling_bench.units import capital, count, names
 
 _TEMPLATES = Path(__file__).resolve().parent / "template"
 #: Maximum number of characters of a paragraph in a proposal.
@@ -55,13 +57,13 @@ class Report(NamedTuple):
 
     ``verdicts`` contains ``series, cell_id, gpus, verdict, more_runs`` and ``reason`` of each size; see
     :class:`analysis.checks.scaling_table.Verdict`. ``of_runs`` are the findings that runs recorded and that
-    no finding about the study replaces, each with its number of runs.
+    no finding about the study replaces, each with its runs.
     """
 
     page: Path
     assessment: Assessment
     verdicts: list[dict[str, Any]]
-    of_runs: Sequence[tuple[Finding, int]]
+    of_runs: Sequence[OfRuns]
 
     @property
     def recommended(self) -> list[dict[str, Any]]:
@@ -74,6 +76,26 @@ class Report(NamedTuple):
     def validity(self) -> Sequence[Finding]:
         """The findings about the validity of the numbers."""
         return self.assessment.findings
+
+    def lines(self) -> Iterator[str]:
+        """Yield a line for each finding about the study, and for each kind of warnings of runs.
+
+        If the warnings of a kind differ in their values, the line has those of the most runs.
+        """
+        yield from (_line(one, message(one)) for one in self.validity)
+        groups: dict[tuple[str, str], list[OfRuns]] = {}
+        for group in self.of_runs:
+            if group.finding.severity != "info":
+                groups.setdefault((group.finding.kind, heading(group.finding)), []).append(group)
+        for own in groups.values():
+            runs = list(dict.fromkeys(run for group in own for run in group.runs))
+            text = capital(message(own[0].finding)).rstrip(".")
+            yield _line(own[0].finding, f"{text} ({count(len(runs), 'run')}: {names(runs)}).")
+
+
+def _line(finding: Finding, text: str) -> str:
+    advice = f"{text} {finding.remedy}".strip()
+    return f"{finding.severity}: {heading(finding)}. {advice} [{finding.kind}]"
 
 
 def write_report(
@@ -124,6 +146,7 @@ def write_table_report(
     table: Path,
     *,
     output: Path,
+    text: str | None = None,
     mode: str | None = None,
     baseline: str | None = None,
     proposal: bool = False,
@@ -133,8 +156,8 @@ def write_table_report(
     """Write the report of a table measured elsewhere, ``TABLE-report/`` in the folder ``output``.
 
     ``table`` is a CSV file with one row per run or per size; docs/analysis.md lists its columns. ``mode``
-    (``strong`` or ``weak``) is for series without batch columns. The other arguments are those of
-    :func:`write_report`.
+    (``strong`` or ``weak``) is for series without batch columns. ``text`` is the content of a
+    table that is not yet in the report. The other arguments are those of :func:`write_report`.
 
     Raises:
         BenchError: the table has errors (all are listed with their lines), the baseline does not exist, or
@@ -142,9 +165,9 @@ def write_table_report(
     """
     say = progress or (lambda step: None)
     say("reading the table")
-    content = read_table(table)
+    content = read_table(table, text)
     folder = output / f"{table.stem}-report"
-    files = _source_of(table, folder, kind="table")
+    files = _source_of(table, folder, kind="table") | ({} if text is None else {table.name: text})
     converted = study_of_table(content, mode=mode, folder=folder)
     for remark in converted.remarks:
         say(remark)

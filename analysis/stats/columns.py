@@ -48,6 +48,10 @@ READINGS = (
 )
 
 
+#: Runs process the planned batch if their ratios of counted to planned samples differ from 1 by at most this.
+SAME_UNIT = 0.01
+
+
 #: Views of a table: the CSV file for programs, the page, Markdown and LaTeX, and the proposal.
 CSV, PAGE, TEXT, PROPOSAL = "csv", "page", "text", "proposal"
 _TABLES, _ALL = (CSV, PAGE, TEXT), (CSV, PAGE, TEXT, PROPOSAL)
@@ -188,6 +192,11 @@ class Measurements:
         float, _reading("bytes per step that the strategy needs", "bytes", "Predicted bytes", _bytes)
     ]
 
+    @property
+    def other_batch(self) -> bool:
+        """True if another batch than planned was processed."""
+        return abs(self.unit - 1) > SAME_UNIT
+
 
 @dataclass(kw_only=True, eq=False)
 class ScalingRow(Measurements):
@@ -323,7 +332,10 @@ class ScalingRow(Measurements):
     variant: Annotated[
         str, _internal("swept options without the strategy; cells of one variant do the same work")
     ]
-    other_unit: Annotated[bool, _internal("unit differs from the baseline's, so there is no efficiency")]
+    not_compared: Annotated[
+        bool,
+        _internal("no efficiency: another batch than planned, or separate trainings, here or at the base"),
+    ]
     series_place: Annotated[int, _internal("number of the series in the plan")]
     cell_place: Annotated[int, _internal("number of the cell in the plan")]
     place: Annotated[int, _internal("number of the row in the table")]

@@ -8,22 +8,29 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from statistics import median
+from typing import Any
 
+import numpy as np
 import pandas as pd
 
+from analysis.data.environment import sampled_envs
 from analysis.data.load import Study
 from analysis.stats.attempts import recorded, wall_seconds
 from analysis.stats.columns import CellRow, RunRow, grouped, records_of, run_rows
 from analysis.stats.decompose import run_parts
 from analysis.stats.estimate import outliers, run_rates, run_readings
+from analysis.text import clean
 from bench.study.findings import ForeignCpu, ForeignJob, GpuSlowdown, LinkErrors, StudyRun
 from bench.study.ledger import FailureClass, RunState
+from bench.study.together import together_of
 from ddp_scaling_bench.finding import Finding, messages
 from ddp_scaling_bench.known_strategies import STRATEGIES
-from ddp_scaling_bench.units import clauses, number
+from ddp_scaling_bench.run_folder import RunFolder
+from ddp_scaling_bench.units import clauses, known, number
 
 #: Runs that were left out because of a disturbance, by its kind; and all outcomes of runs in words.
 _LEFT_OUT = {
@@ -140,12 +147,15 @@ class Frames:
             divided by planned samples, NaN if unknown), and the columns of
             :func:`analysis.stats.decompose.run_parts` and :func:`analysis.stats.estimate.run_readings`.
         labelled_by: the source of the modes of the series: ``plan``, ``table`` or ``option`` (--mode).
+        together: whether the ranks of a cell train together, None if it was not measured; without cells of
+            one rank, and those of which it does not matter or is not recorded.
     """
 
     cells: list[CellRow]
     members: pd.DataFrame
     runs: pd.DataFrame
     labelled_by: str = "plan"
+    together: Mapping[str, bool | None] = field(default_factory=dict)
 
     @cached_property
     def run_rows(self) -> list[RunRow]:
@@ -161,6 +171,10 @@ class Frames:
         """Return the runs of a cell that count."""
         return [run for run in self.runs_of_cells.get(cell_id, ()) if run.measured]
 
+    def are_separate(self, cell_id: str) -> bool:
+        """Return whether the ranks of a cell do not train together."""
+        return self.together.get(cell_id, True) is False
+
     def with_left_out(self) -> Frames:
         """Return the frames with the left-out runs counted, although they were disturbed."""
         runs = self.runs.assign(measured=self.runs["measured"] | self.runs["left_out"], left_out=False)
@@ -175,7 +189,7 @@ def measure(study: Study, *, include_disturbed: bool = False) -> Frames:
     global batch: the plan's global batch divided by the throughput.
     """
     runs = study.runs.set_index("run_id", drop=False)
-    epochs = study.epochs
+    epochs, envs = study.epochs, sampled_envs(study)
     runs = runs.join([run_rates(epochs), run_parts(epochs), run_readings(epochs)])
     runs = runs.set_axis(range(len(runs)))
     rate = runs["throughput_samples_per_sec"]
@@ -183,10 +197,13 @@ def measure(study: Study, *, include_disturbed: bool = False) -> Frames:
     runs = runs.assign(
         measured=(runs["state"] == RunState.COMPLETED) & rate.notna(),
         step_time_sec=batch / rate,
-        unit=runs["samples"] / runs["steps"] / batch,
+        unit=np.fromiter(_units(study, runs, envs), float) / batch,
         wall_s=wall_seconds(runs),
         rate=rate,
     )
+    # A value that a command reports is one of many steps or of one: how many it trained is not known.
+    read = runs["cell_id"].isin([clean(cell.cell_id) for cell in study.planned if cell.reads_values])
+    runs[["samples", "steps", "window_s"]] = runs[["samples", "steps", "window_s"]].mask(read)
     out = {} if include_disturbed else left_out(run_rows(runs[runs["measured"]]))
     is_out = runs["run_id"].isin(out)
     why = [out.get(run_id, "") for run_id in runs["run_id"]]
@@ -194,7 +211,33 @@ def measure(study: Study, *, include_disturbed: bool = False) -> Frames:
     runs["outlier"] = outliers(rate.where(runs["measured"]), by=runs["cell_id"])
     runs["facts"] = pd.Series(_facts_of(run_rows(runs), batch.tolist()), index=runs.index, dtype=object)
     cells = records_of(CellRow, study.cells.assign(ddp=_with_ddp(study)))
-    return Frames(cells, study.members, runs)
+    return Frames(cells, study.members, runs, together=_together(study, run_rows(runs), envs))
+
+
+def _together(
+    study: Study, runs: Sequence[RunRow], envs: Mapping[str, Mapping[str, Any]]
+) -> dict[str, bool | None]:
+    """Return :attr:`Frames.together`: False if that is the result of any run that completed."""
+    cells = {clean(cell.cell_id): cell for cell in study.planned if cell.world_size > 1}
+    attempts = dict(zip(study.runs["run_id"], study.attempts, strict=True))
+    found: dict[str, set[bool | None]] = {}
+    for run in runs:
+        cell, env = cells.get(run.cell_id), envs.get(run.run_id, {})
+        if cell is None or cell.is_exchange_rare or not (run.measured or run.left_out):
+            continue
+        if cell.is_unrecorded or isinstance(env.get("exchange"), dict):
+            folder = RunFolder(Path(attempts[run.run_id] or ""))
+            found.setdefault(run.cell_id, set()).add(together_of(folder, cell, env, int(run.epochs)))
+    return {cell: False if False in own else None if None in own else True for cell, own in found.items()}
+
+
+def _units(study: Study, runs: pd.DataFrame, envs: Mapping[str, Mapping[str, Any]]) -> Iterator[float]:
+    """Yield the samples of a step of each run: the median that the recorder wrote, or else the mean."""
+    read = {clean(cell.cell_id) for cell in study.planned if cell.reads_values}
+    means = runs["samples"] / runs["steps"]
+    for run_id, cell, mean in zip(runs["run_id"], runs["cell_id"], means, strict=True):
+        batch = None if cell in read else envs.get(run_id, {}).get("global_batch")
+        yield batch if isinstance(batch, int | float) and known(batch) and known(mean) else mean
 
 
 def ranks_sample(runs: Iterable[RunRow]) -> list[RunRow]:
@@ -254,7 +297,7 @@ def _facts(run: RunRow, batch: float, medians: Mapping[str, float]) -> Iterator[
     yield from recorded(run.reason)
     if run.state == RunState.COMPLETED and not (run.reason or run.measured or run.left_out):
         yield NoEpoch()
-    if run.measured and abs(run.unit - 1) > 0.01:
+    if run.measured and run.other_batch:
         yield OtherSamples(measured=run.unit * batch, planned=batch)
     if run.disturbed:
         yield (LeftOut if run.left_out else WasDisturbed)(facts=run.disturbed)

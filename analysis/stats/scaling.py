@@ -42,7 +42,15 @@ import numpy as np
 
 from analysis.data.load import Study
 from analysis.data.names import baseline_name, size_name
-from analysis.stats.columns import READINGS, RunRow, ScalingRow, by_series, grouped, missing_values
+from analysis.stats.columns import (
+    READINGS,
+    SAME_UNIT,
+    RunRow,
+    ScalingRow,
+    by_series,
+    grouped,
+    missing_values,
+)
 from analysis.stats.decompose import cell_parts, computational_scalability, mean
 from analysis.stats.estimate import LogMoments, log_moments, mean_interval, ratio_interval, unpaired
 from analysis.stats.measured import Frames, measure
@@ -146,8 +154,6 @@ def is_wide(low: Any, high: Any) -> Any:
     return high / low > GUIDE**-2
 
 
-#: Runs count the same unit of work if their ratios of counted to planned samples differ by at most this.
-SAME_UNIT = 0.01
 #: If no run of a cell counts, the state of the cell is the first of these states that any of its runs has.
 _STATE_ORDER = (
     *(RunState.RUNNING, RunState.QUEUED, RunState.FAILED, RunState.UNKNOWN, RunState.CANCELLED),
@@ -188,6 +194,9 @@ def scale(source: Study | Frames, *, baseline: str | None = None) -> list[Scalin
         for row in own:
             row.mode = _regime(own, row.label_mode)
     _add_baselines(rows, baseline)
+    for row in rows:
+        both = (row, row.base or row)
+        row.not_compared = any(one.other_batch or frames.are_separate(one.cell_id) for one in both)
     _add_efficiency([row for row in rows if row.base], moments)
     _add_increments(rows, moments)
     ranks = Counter((row.series, row.gpus) for row in rows)
@@ -240,6 +249,8 @@ def _add_measurements(row: ScalingRow, runs: Sequence[RunRow]) -> None:
     if units := [run.unit for run in measured if run.unit == run.unit]:
         # If runs of one cell count different units, the cell gets the unit infinity, unequal to all others.
         row.unit = median(units) if max(units) <= (1 + SAME_UNIT) * min(units) else math.inf
+    if row.other_batch:  # the time of a step is that of the planned batch
+        row.step_time_sec = math.nan
     parts = {name: mean(getattr(run, name) for run in measured) for name in READINGS} | cell_parts(measured)
     for name, value in parts.items():
         setattr(row, name, value)
@@ -283,12 +294,6 @@ def _add_baselines(rows: Sequence[ScalingRow], baseline: str | None) -> None:
                 row.base, row.baseline = base, f"{text}, {base.cell_id}" if ambiguous else text
 
 
-def _same_unit(unit: float, other: float) -> bool:
-    """Return whether two cells count the same unit of work; NaN is the planned unit."""
-    a, b = (1.0 if one != one else one for one in (unit, other))
-    return math.isfinite(a + b) and abs(a - b) <= SAME_UNIT * b
-
-
 def _moments_of(rows: Iterable[ScalingRow], moments: LogMoments) -> LogMoments:
     return moments.take(np.array([row.cell_place for row in rows], dtype=np.intp))
 
@@ -302,8 +307,7 @@ def _add_efficiency(rows: Sequence[ScalingRow], moments: LogMoments) -> None:
     top, bottom = _moments_of(rows, moments), _moments_of(bases, moments)
     columns = (*ratio_interval(top, bottom), unpaired(bottom, top).error)
     for row, base, low, high, error in zip(rows, bases, *(one.tolist() for one in columns), strict=True):
-        row.other_unit = not _same_unit(row.unit, base.unit)
-        if row.other_unit:
+        if row.not_compared:
             continue
         strong, growth = row.mode == "strong", row.gpus / base.gpus
         # In both regimes, E is the ratio of the throughputs per rank.
@@ -320,7 +324,7 @@ def _add_efficiency(rows: Sequence[ScalingRow], moments: LogMoments) -> None:
 
 def _add_increments(rows: Sequence[ScalingRow], moments: LogMoments) -> None:
     """Add the columns of the incremental efficiency to the rows with a smaller measured size."""
-    usable = [row for row in rows if row.mode and row.n and row.ddp and not row.other_unit]
+    usable = [row for row in rows if row.mode and row.n and row.ddp and not row.not_compared]
     pairs = [pair for own in by_series(usable).values() for pair in _with_smaller(own)]
     ends = ratio_interval(*(_moments_of(own, moments) for own in zip(*pairs, strict=True))) if pairs else ()
     for (row, before), low, high in zip(pairs, *(one.tolist() for one in ends), strict=True) if pairs else ():

@@ -78,14 +78,14 @@ class Table:
     text: str
 
 
-def read_table(path: Path) -> Table:
-    """Read a CSV file.
+def read_table(path: Path, text: str | None = None) -> Table:
+    """Read a CSV file, or the ``text`` of one.
 
     Raises:
         BenchError: the file cannot be read.
         InputError: the table has problems.
     """
-    text = _read_text(path)
+    text = _read_text(path) if text is None else text
     problems = TableProblems(path)
     frame = _parse(path, text)
     columns = [str(name) for name in frame]

@@ -15,7 +15,7 @@ from ddp_scaling_bench.run_folder import RunFolder
 from ddp_scaling_bench.text import one_line
 
 from ..extras import EXTRAS, install_line, missing_packages
-from ..jobs.logs import recorded_failures
+from ..jobs.logs import first_failure
 from ..study.layout import StudyFolder
 from ..study.ledger import Record, RunState
 from ..study.plan_json import ATTEMPT, PlannedStudy, open_study
@@ -25,6 +25,7 @@ from .options import JsonOption, ResultsOption, find_attempts, require_report, r
 
 if TYPE_CHECKING:
     from analysis.causes.cells import CauseRow
+    from ddp_scaling_bench.measure.failures import Failure
 
     from ..doctor import Cause, Diagnosis
     from ..doctor.scan import Source
@@ -163,9 +164,10 @@ def _of_attempt(planned: PlannedStudy, run_id: str, number: int) -> tuple[Diagno
     if record and state is RunState.FAILED:
         found = _failure(planned, record)
     else:
-        found = _diagnose(folder.logs) if folder.logs else Diagnosis([], [])
+        of_run = state is RunState.COMPLETED
+        found = _diagnose(folder.logs, of_run=of_run) if folder.logs else Diagnosis([], [])
     if state is RunState.COMPLETED:
-        warnings = [cause for cause in found.causes if cause.severity == "slow"]
+        warnings = [cause for cause in found.causes if cause.severity != "failure"]
         found = Diagnosis(_slow(planned.folder, run_id, warnings), [])
     end = {"state": state and str(state), "failure_class": record and record.failure_class}
     return found, Outcome(study=planned.folder, run_id=run_id, attempt=number, **end)  # type: ignore[arg-type]
@@ -209,14 +211,13 @@ def _settle(planned: PlannedStudy) -> dict[str, Record]:
     return records if all(record.settled for record in records.values()) else settle_study(planned.folder)
 
 
-def _diagnose(logs: Sequence[Log], folder: RunFolder | None = None) -> Diagnosis:
-    """Diagnose logs; those of a run, with what its ranks recorded in ``folder``."""
+def _diagnose(logs: Sequence[Log], *, of_run: bool = False, failure: Failure | None = None) -> Diagnosis:
+    """Diagnose logs; those of a run, with the ``failure`` that is known of it."""
     from ..doctor.diagnosis import OF_RUN, diagnose
 
-    facts, recorded = (frozenset({OF_RUN}), recorded_failures(folder)) if folder else (frozenset[str](), [])
     try:
         opened = dict(_open_log(log) for log in logs)
-        return diagnose(opened, facts=facts, failure=next(iter(recorded), None))
+        return diagnose(opened, facts=frozenset({OF_RUN} if of_run else ()), failure=failure)
     except OSError as error:
         raise _error(f"cannot read {error.filename or 'the log'}: {error.strerror}") from error
 
@@ -234,8 +235,8 @@ def _failure(planned: PlannedStudy, record: Record) -> Diagnosis:
     """Diagnose a failed run from its logs. If these show no cause, report the ledger's cause or reason."""
     from ..doctor import Cause, LogLine
 
-    folder = planned.run_folder(record)
-    found = _diagnose(folder.logs, folder)
+    folder, reasons = planned.run_folder(record), record.end.reasons if record.end else ()
+    found = _diagnose(folder.logs, of_run=True, failure=first_failure(folder, reasons))
     found.causes[:] = [replace(one, path=one.path or str(folder.path)) for one in found.causes]
     recorded = record.end.cause if record.end else None
     if found.first_failure is None and recorded:

@@ -6,7 +6,7 @@ With ``--command``, the matrix is for a user's own script.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -177,7 +177,11 @@ def cluster_matrix(
 
     ``inherited`` contains the keys of ``cluster`` that a site file sets.
     """
+    title = str(partition)
+    if own is not None and own.is_cpu:
+        partition = replace(partition, gpus=0, gpu_type=None)
     device = "cuda" if partition.gpus else "cpu"
+    batch = (own and own.batch) or 32
     per_node = partition.gpus or min(8, max(1, partition.cpus // 4))
     sizes = [2**i for i in range(MOST_NODES.bit_length()) if 2**i <= min(partition.nodes, MOST_NODES)]
     ranks = sizes[-1] * per_node
@@ -191,23 +195,23 @@ def cluster_matrix(
     backends = "[nccl]                # add gloo to compare with plain TCP" if device == "cuda" else "[gloo]"
     axis = "gpus_per_node" if device == "cuda" else "tasks_per_node"
     cores = max(1, partition.cpus // per_node)
-    strong = 32 * ranks
+    strong = batch * ranks
     env_line = '  # env: {NCCL_SOCKET_IFNAME: "^docker,lo"}                    # variables of the job\n'
     launcher = "[srun]            # or torchrun"
     scaling = f"""\
-  - {{mode: strong, global_batch: [{strong}]}}   # the same work on more ranks: 32 x {ranks} = {strong}
-  - {{mode: weak, per_gpu_batch: [32]}}      # more work on more ranks
+  - {{mode: strong, global_batch: [{strong}]}}   # the same work on more ranks: {batch} x {ranks} = {strong}
+  - {{mode: weak, per_gpu_batch: [{batch}]}}      # more work on more ranks
 """
     workload = (
         f"workload: {{device: {device}, model: {model}, steps_per_epoch: 50, epochs: 3, warmup_steps: 10}}\n"
     )
     if own is not None:
-        env_line = own.env_line or env_line
+        env_line = own.cluster_lines + ("" if own.env else env_line)
         launcher = "[torchrun]        # or srun" if own.launcher == "torchrun" else launcher
         scaling = own.scaling(scaling)
         workload = own.workload(device, steps=50)
     return f"""\
-# {partition}
+# {title}
 # bench plan shows the cost and writes the scripts; then: bench submit, bench status, bench report.
 cluster:
   executor: slurm
@@ -231,9 +235,10 @@ repeats: 3                    # three runs of each cell: enough for an interval
 def local_matrix(cores: int, own: OwnCommand | None = None) -> str:
     """Return a matrix for this machine: 1, 2, 4, ... processes, see :func:`sizes_up_to`."""
     sizes = sizes_up_to(cores)
+    strong, weak = (own.batch, own.batch) if own and own.batch else (16, 32)
     scaling = f"""\
-  - {{mode: strong, global_batch: [{16 * sizes[-1]}]}}    # the same work on more processes
-  - {{mode: weak, per_gpu_batch: [32]}}     # more work on more processes
+  - {{mode: strong, global_batch: [{strong * sizes[-1]}]}}    # the same work on more processes
+  - {{mode: weak, per_gpu_batch: [{weak}]}}     # more work on more processes
 """
     model = "model: mlp, parameters: 2M"
     workload = f"workload: {{device: cpu, {model}, steps_per_epoch: 20, epochs: 3, warmup_steps: 5}}\n"
@@ -245,7 +250,7 @@ def local_matrix(cores: int, own: OwnCommand | None = None) -> str:
 cluster:
   executor: local             # this machine, one run after another
   time_limit: 5m              # maximum for one run
-{own.env_line if own else ""}axes:                         # every combination is measured
+{own.cluster_lines if own else ""}axes:                         # every combination is measured
   tasks_per_node: {sizes}     # processes; each has one thread (cpus_per_task)
   backend: [gloo]
 {"  launcher: [torchrun]        # the launcher without Slurm" + chr(10) if own else ""}scaling:

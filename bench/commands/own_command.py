@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
 from ddp_scaling_bench.errors import BenchError
 from ddp_scaling_bench.train.options import OPTIONS
 
+from ..matrix.cell import shown_command
 from ..matrix.field_types import env_name, shell_words
 from ..matrix.launchers import LaunchLine, read_launch
 from ..matrix.workload import CELL_VALUES, RUN_TIME_VALUES, Words, names_in, tokens
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
+#: Options that set the samples of a step.
+_BATCH = re.compile(r"(?:--?)?(?:batch|bs|(?:(?:per[_-]device[_-])?train[_-]|global[_-])?batch[_-]size)|-b")
+_NUMBER = re.compile("[1-9][0-9]{0,8}")
+#: A script with one of these words can use GPUs.
+_GPU_WORDS = re.compile("cuda|nccl|accelerat|lightning|Trainer")
 
 
 @dataclass
@@ -29,12 +37,23 @@ class OwnCommand:
     """``torchrun`` or ``srun`` if it replaces a launcher in the user's command; else empty."""
     env: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    batch: int | None = None
+    """The batch in the user's command, which a placeholder replaces."""
+    is_cpu: bool = False
+    """True if the script communicates with gloo, and uses no GPU."""
 
     @property
     def env_line(self) -> str:
         """The `env` of the section `cluster`, or an empty string."""
         variables = ", ".join(f"{name}: {yaml_text(value)}" for name, value in self.env.items())
         return f"  env: {{{variables}}}\n" if variables else ""
+
+    @property
+    def cluster_lines(self) -> str:
+        """Lines of the section `cluster`."""
+        return f"""\
+  stop_after_measurement: true # end a run after its last window; without this line, the script trains on
+{self.env_line}"""
 
     def scaling(self, of_both_modes: str) -> str:
         """Return the entries of the section `scaling`; both need a command that sets the batch."""
@@ -57,13 +76,19 @@ class OwnCommand:
 workload:
   device: {device}                # of the script; {other}
   # {{world_size}}, {{run_dir}} and the other names in docs/matrix.md become values of the run:
-  command: {yaml_text(shlex.join(self.words))}
-  metrics: recorder           # add its lines to the script, or read what the script prints: docs/recorder.md
+  command: {yaml_text(shown_command(self.words))}
+  metrics: recorder           # the script has the lines below; or read what it prints: docs/recorder.md
+  #   from ddp_scaling_bench import Recorder
+  #   recorder = Recorder(model)
+  #   for batch in recorder.batches(loader):
+  #       with recorder.step():
+  #           ...                 # forward, backward and optimizer
+  #           recorder.loss(loss)
+  #   recorder.close()
   warmup_steps: 10            # steps before the first measurement
   steps_per_epoch: {steps}         # measured together; `epochs` times
   epochs: 3
-  # The measurement needs about {needed} optimizer steps. Let the script stop soon afterwards, and within
-  # time_limit, for example with an option for its number of steps.
+  # The measurement needs about {needed} optimizer steps within time_limit: the script must not end before.
 """
 
 
@@ -98,7 +123,62 @@ def read_command(text: str) -> OwnCommand:
     except ValidationError as error:
         reason = error.errors()[0]["msg"].removeprefix("Value error, ")
         raise BenchError(f"--command: {reason}") from None
+    _read_script(own)
     return own
+
+
+def _read_script(own: OwnCommand) -> None:
+    """Let the command set the batch if an option is known for it, and find out whether it uses GPUs."""
+    named = (word for word in own.words if word.endswith(".py"))
+    script = next((path for path in map(Path, named) if path.is_file()), None)
+    source = script.read_text(encoding="utf-8", errors="replace") if script else ""
+    if "gloo" in source and not _GPU_WORDS.search(" ".join([source, *own.words])):
+        own.is_cpu = True
+        own.notes.append(f"{script} uses gloo and no GPU: the matrix is for CPUs.")
+    if {"per_gpu_batch", "global_batch"} & set(names_in(own.words)):
+        return
+    for at, word in enumerate(own.words):
+        option, equals, value = word.partition("=")
+        number = value if equals else "".join(own.words[at + 1 : at + 2])
+        if _BATCH.fullmatch(option) and (equals or option.startswith("-")) and _NUMBER.fullmatch(number):
+            break
+    else:
+        at, option, equals, number = len(own.words), next(_batch_options(source), ""), "", ""
+    if not option:
+        return
+    name = "global_batch" if "global" in option else "per_gpu_batch"
+    own.batch = int(number) if number and name == "per_gpu_batch" else None
+    own.words[at : at + (1 if equals else 2)] = (
+        [f"{option}={{{name}}}"] if equals else [option, f"{{{name}}}"]
+    )
+    own.notes.append(
+        f"The matrix sets the batch: {option} is {{{name}}}. Write {{global_batch}} if the option is the "
+        "batch of all processes together, and {per_gpu_batch} if it is that of one."
+    )
+
+
+def _batch_options(source: str) -> Iterator[str]:
+    """Yield the options of a script for its batch: of argparse, click, typer, fire and HfArgumentParser."""
+    try:
+        nodes = list(ast.walk(ast.parse(source)))
+    except (SyntaxError, ValueError):
+        return
+    for node in nodes:
+        if isinstance(node, ast.Call):
+            texts = [str(one.value) for one in node.args if isinstance(one, ast.Constant)]
+            options = [text for text in texts if text.startswith("-") and _BATCH.fullmatch(text)]
+            if options:
+                yield max(options, key=len)
+    called = re.findall(r"\b(?:typer\.run|fire\.Fire)\(\s*(\w+)", source)
+    for node in nodes:
+        if isinstance(node, ast.FunctionDef):
+            decorators = " ".join(map(ast.unparse, node.decorator_list))
+            is_called = node.name in called or ("typer" in source and ".command" in decorators)
+            for argument in [*node.args.args, *node.args.kwonlyargs]:
+                if is_called and _BATCH.fullmatch(option := f"--{argument.arg}"):
+                    yield option.replace("_", "-") if "typer" in source else option
+    if "HfArgumentParser" in source and "TrainingArguments" in source:
+        yield "--per_device_train_batch_size"
 
 
 def _without_variables(words: Sequence[str], own: OwnCommand) -> list[str]:

@@ -1,8 +1,9 @@
-"""`bench report`: write the page, tables and figures of a study, or of a table measured elsewhere."""
+"""`bench report`: write the page, tables and figures of a study, a table measured elsewhere, or logs."""
 
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -10,6 +11,8 @@ import typer
 
 from ddp_scaling_bench.errors import BenchError, UnwritableError
 from ddp_scaling_bench.files import check_writable
+from ddp_scaling_bench.finding import with_remedies
+from ddp_scaling_bench.units import count
 
 from ..study.layout import StudyFolder
 from .advise import parse_samples
@@ -55,15 +58,16 @@ IncludeDisturbedOption = Annotated[
     bool, typer.Option("--include-disturbed", help="Use all completed runs, including disturbed ones.")
 ]
 
-SourceArgument = Annotated[
-    str | None,
+SourcesArgument = Annotated[
+    list[str] | None,
     typer.Argument(
-        metavar="[STUDY|TABLE.csv]",
-        help="A study's name or folder (default: the study planned last), or a table measured elsewhere.",
+        metavar="[STUDY|TABLE.csv|SIZE=LOG...]",
+        help="A study's name or folder (default: the study planned last), a table measured elsewhere, or "
+        "logs of finished runs with their sizes (2=a.log, or 1x2=a.log).",
         show_default=False,
     ),
 ]
-_MODE = "The scaling mode (strong or weak) of a table without batch columns."
+_MODE = "The scaling mode (strong or weak) of logs, or of a table without batch columns."
 ModeOption = Annotated[
     Literal["strong", "weak"] | None, typer.Option("--mode", help=_MODE, show_default=False)
 ]
@@ -75,9 +79,47 @@ OutputOption = Annotated[
     Path | None, typer.Option("--output", metavar="DIR", help=_OUTPUT, show_default=False)
 ]
 
+PatternOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--pattern",
+        metavar="NAME=REGEX",
+        help="For logs: the pattern of throughput, step_time or loss, with one group; repeatable.",
+        show_default=False,
+    ),
+]
+UnitOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--unit", help="For logs: the unit (samples/s, it/s; s, ms, us); repeatable.", show_default=False
+    ),
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="For logs: kind, scope, skip or ranks as in workload.metrics of a matrix; repeatable.",
+        show_default=False,
+    ),
+]
+BatchOption = Annotated[
+    int | None,
+    typer.Option(
+        "--batch",
+        min=1,
+        help="For logs: samples per step, of a rank (--mode weak) or of all ranks (--mode strong).",
+        show_default=False,
+    ),
+]
+
 
 def report_command(
-    source: SourceArgument = None,
+    sources: SourcesArgument = None,
+    pattern: PatternOption = None,
+    unit: UnitOption = None,
+    settings: SetOption = None,
+    batch: BatchOption = None,
     baseline: BaselineOption = None,
     mode: ModeOption = None,
     output: OutputOption = None,
@@ -89,15 +131,29 @@ def report_command(
     results: ResultsOption = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Write a report: report/index.html (TABLE-report/index.html), tables and figures.
+    """Write a report: report/index.html (in TABLE-report/ or logs-report/ for these), tables and figures.
 
     For a study, missing and failed runs are listed with the reason. A TABLE.csv measured elsewhere
-    has one row per run or per size. The page is one file and works offline. With --output, the report of a
-    study that you cannot write to goes to another folder.
+    has one row per run or per size. For logs with --pattern, the matched lines are listed, too. The page is
+    one file and works offline. With --output, the report of a study that you cannot write to goes to
+    another folder.
     """
     require_report("bench report")
     work = _work(samples, epochs, trainings, proposal=proposal)
     options: dict[str, Any] = {"baseline": baseline, "proposal": proposal, "work": work}
+    source = sources[0] if sources else None
+    if pattern:
+        if include_disturbed:
+            raise BenchError("--include-disturbed is for a study, not for logs", remedy="omit it")
+        from analysis.tables_in.logs import metrics_of
+
+        metrics = metrics_of(pattern, unit or (), settings or ())
+        return _report_logs(
+            sources or (), metrics, batch=batch, mode=mode, output=output, as_json=as_json, **options
+        )
+    if unit or settings or batch or len(sources or ()) > 1:
+        what = "--unit, --set, --batch and several sources are for logs of finished runs"
+        raise BenchError(what, remedy="add --pattern, or omit them")
     if source is not None and source.lower().endswith(TABLE_SUFFIX) and not Path(source).is_dir():
         if include_disturbed:
             raise BenchError("--include-disturbed is for a study, not for a table", remedy="omit it")
@@ -146,16 +202,65 @@ def write(folder: StudyFolder, *, as_json: bool = False, output: Path | None = N
     return _print(written, study=folder.name, as_json=as_json)
 
 
-def _print(written: Report, *, study: str, as_json: bool) -> int:
+def _report_logs(
+    sources: Sequence[str],
+    metrics: dict[str, Any],
+    *,
+    batch: int | None,
+    mode: str | None,
+    output: Path | None,
+    as_json: bool,
+    **options: Any,
+) -> int:
+    """Print what patterns match in logs; write a report if these have several sizes or a mode."""
+    from analysis.report.write import write_table_report
+    from analysis.tables_in.logs import read_log, table_text
+
+    if not sources:
+        raise BenchError("--pattern needs logs", remedy="give SIZE=LOG, such as 1=a.log 2=b.log")
+    if batch and mode is None:
+        remedy = "add --mode weak (a batch per rank) or --mode strong (a global batch)"
+        raise BenchError("--batch requires --mode", remedy=remedy)
+    logs = [read_log(source, metrics, batch=batch, mode=mode) for source in sources]
+    for log in logs:
+        for finding in log.readings.findings:
+            is_info = finding.severity == "info"
+            say(finding.message if is_info else f"{finding.severity}: {with_remedies([finding])}")
+        if log.rate is not None:
+            say(f"{log.path}: {count(len(log.readings.rows), 'value')}, mean {log.rate:.6g} {log.unit}")
+    told = [log.as_json() for log in logs]
+    if problems := [log.readings.problem for log in logs if log.readings.problem]:
+        if as_json:
+            print_json({"report": None, "logs": told})
+        raise BenchError("\n".join(problems))
+    if mode is None:
+        what = "the logs do not show whether this is strong or weak scaling"
+        remedy = "for a report, add --mode strong (the same work at every size) or --mode weak (per rank)"
+        say(f"no report: {what}; {remedy}")
+        if as_json:
+            print_json({"report": None, "logs": told})
+        return 0
+    folder = output or Path()
+    written = write_table_report(
+        folder / "logs-report" / "logs.csv",
+        output=folder,
+        text=table_text(logs, batch=batch, mode=mode),
+        mode=mode,
+        progress=say,
+        **options,
+    )
+    return _print(written, study="logs", as_json=as_json, logs=told)
+
+
+def _print(written: Report, *, study: str, as_json: bool, **more: Any) -> int:
     """Print the path of the page and the validity of the numbers; return the exit code."""
-    from analysis.text import heading, message
+    from analysis.text import message
 
     page = written.page
     if not as_json:
         show(page)
-        for one in written.validity:
-            advice = f"{message(one)} {one.remedy}".strip()
-            say(f"{one.severity}: {heading(one)}. {advice} [{one.kind}]")
+        for line in written.lines():
+            say(line)
         return 0
     files = sorted(str(path) for path in page.parent.rglob("*") if path.is_file())
     validity = [
@@ -171,9 +276,9 @@ def _print(written: Report, *, study: str, as_json: bool) -> int:
     ]
     content = {"study": study, "report": str(page), "files": files, "validity": validity}
     content["findings"] = [
-        {**one.as_json(), "message": message(one), "remedy": one.remedy, "runs": runs}
+        {**one.as_json(), "message": message(one), "remedy": one.remedy, "runs": len(runs)}
         for one, runs in written.of_runs
     ]
     content["checks"] = [check.as_json() for check in written.assessment.checks]
-    print_json({**content, "recommended": written.recommended, "verdicts": written.verdicts})
+    print_json({**content, "recommended": written.recommended, "verdicts": written.verdicts, **more})
     return 0

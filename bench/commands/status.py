@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from textwrap import shorten
 from typing import Annotated, Any
 
@@ -13,6 +14,7 @@ import typer
 from ddp_scaling_bench.errors import UnavailableError
 from ddp_scaling_bench.files import read_json
 from ddp_scaling_bench.finding import Finding
+from ddp_scaling_bench.measure.findings import SeparateTrainings
 from ddp_scaling_bench.units import count
 
 from ..matrix.cell import labelled_commands
@@ -20,6 +22,8 @@ from ..study.conditions import disturbance_text
 from ..study.found import findings_of_env
 from ..study.ledger import Record, RunState
 from ..study.plan_json import PlannedStudy, open_study
+from ..study.readings import readings_of
+from ..study.together import together_of
 from .console import SHOWN_ROWS, print_commands, print_json, print_table, say, show
 from .options import AllOption, JsonOption, ResultsOption, StudyArgument, find_study, say_if_copy
 from .submit import counts_line, new_submission
@@ -28,6 +32,8 @@ from .submit import counts_line, new_submission
 WATCH_S = 5.0
 #: Maximum number of characters of a recorded finding.
 MAX_LINE = 160
+#: The findings about the values of runs that have ended, by folder, for `--watch`.
+_VALUES: dict[Path, Sequence[Finding]] = {}
 
 #: The states that are listed first, in this order.
 _FIRST_STATES = ("failed", "unknown", "running", "queued", "cancelled")
@@ -98,17 +104,44 @@ def _show(planned: PlannedStudy, records: Mapping[str, Record], *, everything: b
     print_commands(planned.cells.values())
     if disturbed := sum(record.is_disturbed for record in ranked):
         show(f"{count(disturbed, 'completed run was', 'completed runs were')} disturbed")
+    if unknown := sum(_unknown(planned, record) for record in ranked):
+        show(f"{count(unknown, 'completed run')}: not measured whether the ranks train together")
     stuck = sum(record.stuck for record in ranked)
     counts = counts_line(Counter(str(record.state) for record in ranked))
     show(f"{counts} ({stuck} will not start)" if stuck else counts)
 
 
 def _warnings(planned: PlannedStudy, record: Record) -> list[Finding]:
-    """Return the errors and warnings in env.json of an attempt that has ended, without its reasons."""
+    """Return the errors and warnings of an attempt that has ended, without its reasons.
+
+    They are those of env.json, of the values that a command reported, and of the logs.
+    """
     if record.end is None:
         return []
-    found = findings_of_env(read_json(planned.run_folder(record).env))
+    folder, cell = planned.run_folder(record), planned.cell_of(record.run_id)
+    found: list[Finding] = [*findings_of_env(read_json(folder.env)), *(record.end.warnings or ())]
+    if cell.reads_values and record.state is RunState.COMPLETED:
+        if folder.path not in _VALUES:
+            _VALUES[folder.path] = readings_of(folder, cell).findings
+        found += _VALUES[folder.path]
+    if _are_together(planned, record) is False and not any(
+        isinstance(one, SeparateTrainings) for one in found
+    ):
+        found.append(SeparateTrainings(by="bytes"))
     return [one for one in found if one.severity != "info" and one not in record.end.reasons]
+
+
+def _are_together(planned: PlannedStudy, record: Record) -> bool | None:
+    """Return whether the ranks of a run train together; None if this was not measured."""
+    folder, cell = planned.run_folder(record), planned.cell_of(record.run_id)
+    return together_of(folder, cell, read_json(folder.env) or {}) if record.end else None
+
+
+def _unknown(planned: PlannedStudy, record: Record) -> bool:
+    """Return whether it is not known if the ranks of a command's completed run train together."""
+    cell = planned.cell_of(record.run_id)
+    is_asked = cell.measures and not cell.follows_plan and cell.world_size > 1 and not cell.is_exchange_rare
+    return is_asked and record.state is RunState.COMPLETED and _are_together(planned, record) is None
 
 
 def _remark(record: Record) -> str:
@@ -138,6 +171,7 @@ def status_content(planned: PlannedStudy, records: Mapping[str, Record]) -> dict
                 "disturbed": disturbance_text(record),
                 "reasons": [one.told() for one in record.end.reasons] if record.end else [],
                 "findings": [one.told() for one in _warnings(planned, record)],
+                "together": _are_together(planned, record),
                 "log_line": record.end.log_line if record.end else None,
                 "will_not_start": record.stuck,
             }

@@ -21,6 +21,8 @@ from ..study.verify import Verification, verify_run
 from .console import print_json, show
 from .options import JsonOption, ResultsOption, find_attempts, find_study, results_folder, say_if_copy
 
+_WORDS = {"error": "error", "warning": "warn", "info": "info"}
+
 
 def verify_command(
     target: Annotated[
@@ -76,7 +78,7 @@ def _show(verdict: Verification, *, all_checks: bool) -> None:
             show(f"  {check}")
     for warning in verdict.warnings:
         what = f"disturbed: {warning.message}" if isinstance(warning, Disturbance) else warning
-        show(f"  warn  {what}")
+        show(f"  {_WORDS[warning.severity]}  {what}")
 
 
 def _verdicts(target: str | None, results: Path | None) -> list[Verification]:

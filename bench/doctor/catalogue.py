@@ -12,23 +12,25 @@ An entry of a file::
     kind = "origin"
     example = "..."
 
-The ``explanation`` or ``remedy`` of a signature, if any, replaces the cause's text. Placeholders
-such as ``{port}`` are filled from the named groups of the pattern. ``severity = "slow"`` marks a cause
-that makes a job slow but does not end it. A signature under ``fact`` recognizes a fact that ``needs``
-or ``unless`` of other signatures name.
+The ``explanation`` or ``remedy`` of a signature, if any, replaces the cause's text. Those of the table
+``[port-in-use.of-run]``, if any, apply to runs that `bench` started. Placeholders such as ``{port}`` are
+filled from the named groups of the pattern. ``severity = "slow"`` marks a cause that makes a job slow but
+does not end it, and ``severity = "warning"`` one that changes what a run measures. A signature under
+``fact`` recognizes a fact that ``needs`` or ``unless`` of other signatures
+name.
 """
 
 from __future__ import annotations
 
 import re
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from importlib import resources
 from typing import Any
 
-#: Severities of a cause: it ends the job, or it only makes the job slow.
-FAILURE, SLOW = "failure", "slow"
+#: Severities of a cause: it ends the job, only makes it slow, or changes what it measures.
+FAILURE, SLOW, WARNING = "failure", "slow", "warning"
 #: Kinds of messages, in the order in which they are preferred as the first cause.
 HINT, PEER, ENDED = "hint", "peer", "ended"
 KINDS = ("origin", "error", HINT, PEER, ENDED, "script")
@@ -65,10 +67,11 @@ _COMPARISON = re.compile(r"(\w+) ([<>]) (\w+)")
 
 @dataclass(frozen=True, slots=True)
 class CauseInfo:
-    """The general explanation and remedy of a known cause."""
+    """The general explanation and remedy of a cause; ``of_run`` are those for a run of `bench`, if any."""
 
     explanation: str
     remedy: str
+    of_run: CauseInfo | None = None
 
 
 @dataclass(frozen=True)
@@ -93,7 +96,7 @@ class Signature:
 
     Attributes:
         name: the name of the cause or fact.
-        severity: failure or slow for a cause, None for a fact.
+        severity: failure, slow or warning for a cause, None for a fact.
         pattern: the expression. If it contains ``\s`` or ``\n``, a match may continue in the following lines.
         words: alternative sets of words. The pattern is tried only on lines that contain all
             words of at least one set, which keeps the scan fast.
@@ -169,10 +172,15 @@ def load() -> Catalogue:
                 signatures += _signatures(name, entry, severity=None)
             for name, entry in content.items():
                 assert name not in causes, f"{file.name}: {name} is described twice"
-                causes[name] = CauseInfo(_unwrapped(entry["explanation"]), _unwrapped(entry["remedy"]))
+                of_run = _info(entry["of-run"]) if "of-run" in entry else None
+                causes[name] = replace(_info(entry), of_run=of_run)
                 signatures += _signatures(name, entry, severity=entry.get("severity", FAILURE))
     vocabulary = frozenset(word for signature in signatures for words in signature.words for word in words)
     return Catalogue(dict(sorted(causes.items())), tuple(signatures), _index(signatures), vocabulary)
+
+
+def _info(entry: dict[str, Any]) -> CauseInfo:
+    return CauseInfo(_unwrapped(entry["explanation"]), _unwrapped(entry["remedy"]))
 
 
 def _unwrapped(text: str) -> str:

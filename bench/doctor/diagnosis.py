@@ -15,8 +15,8 @@ The first cause is the earliest message of the first of these kinds that the log
 several logs and all messages of the kind have a time, "earliest" refers to these times (without the year
 if one of them has none). Otherwise, it refers to the order of the logs and their lines. A cause is left
 out if a less general one explains the same line. For example, ``program-error`` is any exception. Of two
-causes with the same line, the one whose message is longer comes first. Causes of severity ``slow`` come
-after all others.
+causes with the same line, the one whose message is longer comes first. Causes of severity ``slow`` and
+``warning`` come after all others.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from ddp_scaling_bench.measure.failures import Failure
 from ddp_scaling_bench.run_folder import RunFolder
 
 from ..study.conditions import idle_cores
-from .catalogue import ENDED, FAILURE, HINT, KINDS, PEER, SLOW, load
+from .catalogue import ENDED, FAILURE, HINT, KINDS, PEER, load
 from .scan import Hit, Scan, Source
 
 #: Bytes of a log in which :func:`find_warnings` searches. Most warnings appear in the first steps.
@@ -52,7 +52,8 @@ class Cause:
     """A cause with its evidence; the attributes are keys of the JSON output.
 
     Attributes:
-        severity: "failure", or "slow" if the cause makes the job slow but does not end it.
+        severity: "failure", "slow" if the cause makes the job slow but does not end it, or "warning" if it
+            changes what the job measures.
         path, line: the line of a log that shows the cause. For a cause that measurements show, or that a rank
             recorded, ``path`` is the run's folder (or empty) and ``line`` is None.
         share: the fraction of the step that the cause takes, if measurements show it, otherwise None.
@@ -83,7 +84,7 @@ class LogLine:
 class Diagnosis:
     """The known causes in the logs of a job, the first cause first.
 
-    Causes of severity "slow" follow those of severity "failure". If there is no cause of severity "failure",
+    Other causes follow those of severity "failure". If there is no cause of severity "failure",
     ``last_lines`` contains the last lines of each log that look like errors, or else its last lines.
     An empty diagnosis does not mean that the job succeeded.
     """
@@ -125,7 +126,7 @@ def diagnose(
         [hit for scan in scans for hit in scan.hits], facts, is_late=bool(failure and failure.effect)
     )
     ranked = [hit for hit in _ranked(hits, list(logs)) if not recorded or hit.signature.name != recorded.kind]
-    found = Diagnosis([_cause(hit) for hit in ranked], [])
+    found = Diagnosis([_cause(hit, of_run=OF_RUN in facts) for hit in ranked], [])
     if recorded:
         before = KINDS[: KINDS.index(PEER)] if recorded.effect else ()
         number = sum(hit.signature.kind in before for hit in ranked if hit.signature.severity == FAILURE)
@@ -141,7 +142,7 @@ def diagnose_text(text: str) -> Diagnosis:
 
 
 def find_warnings(folder: RunFolder) -> list[Cause]:
-    """Return the causes of severity "slow" at the start of a run's logs; unreadable logs are left out."""
+    """Return the causes that did not end a run, from the start of its logs; unreadable logs are left out."""
     logs: dict[str, Source] = {}
     for path in (folder.err, folder.out):
         try:
@@ -149,8 +150,8 @@ def find_warnings(folder: RunFolder) -> list[Cause]:
                 logs[path.name] = [file.read(HEAD_BYTES)]
         except OSError:
             continue
-    facts = frozenset({IDLE_CORES} if idle_cores(folder) else ())
-    return [cause for cause in diagnose(logs, facts=facts).causes if cause.severity == SLOW]
+    facts = frozenset({OF_RUN, IDLE_CORES} if idle_cores(folder) else {OF_RUN})
+    return [cause for cause in diagnose(logs, facts=facts).causes if cause.severity != FAILURE]
 
 
 def _counting(hits: Sequence[Hit], facts: frozenset[str], *, is_late: bool) -> list[Hit]:
@@ -205,7 +206,7 @@ def _ranked(hits: Sequence[Hit], paths: list[str]) -> list[Hit]:
         year, time_s = (0, 0.0) if kind in untimed or hit.clock is None else hit.clock
         year = 0 if kind in without_year else year
         place = paths.index(hit.path), hit.line, -hit.length
-        return (hit.signature.severity == SLOW, KINDS.index(kind), source, year, time_s, *place)
+        return (hit.signature.severity != FAILURE, KINDS.index(kind), source, year, time_s, *place)
 
     best: dict[str, Hit] = {}
     for hit in sorted(hits, key=rank):
@@ -213,11 +214,13 @@ def _ranked(hits: Sequence[Hit], paths: list[str]) -> list[Hit]:
     return list(best.values())
 
 
-def _cause(hit: Hit) -> Cause:
+def _cause(hit: Hit, *, of_run: bool) -> Cause:
     own = hit.signature
     info, severity = load().causes[own.name], own.severity or FAILURE
     explanation = _filled(own.explanation, hit.groups) or info.explanation
     remedy = _filled(own.remedy, hit.groups) or info.remedy
+    if of_run and info.of_run:
+        explanation, remedy = info.of_run.explanation, info.of_run.remedy
     return Cause(own.name, severity, hit.path, hit.line, hit.evidence, explanation, remedy)
 
 

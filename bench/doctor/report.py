@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from ddp_scaling_bench.text import one_line
 from ddp_scaling_bench.units import percent
 
-from .catalogue import FAILURE, SLOW
+from .catalogue import FAILURE, SLOW, WARNING
 from .diagnosis import Cause, Diagnosis
 
 _WIDTH = 100
@@ -28,6 +28,7 @@ def as_text(
     """
     failures = [cause for cause in diagnosis.causes if cause.severity == FAILURE]
     slow = [cause for cause in diagnosis.causes if cause.severity == SLOW]
+    warned = [cause for cause in diagnosis.causes if cause.severity == WARNING]
     blocks = _failures(failures) if runs is None else [_with_runs(one, runs) for one in failures]
     if failures and runs and runs.get(None):
         unknown = f"No known cause in the logs of {', '.join(runs[None])}: see `bench doctor RUN`."
@@ -37,6 +38,8 @@ def as_text(
             _UNKNOWN + (" The last lines, errors if there are any:" if diagnosis.last_lines else "")
         )
         blocks += [f"  {one_line(at.path)}:{at.line}\n{_evidence(at.text)}" for at in diagnosis.last_lines]
+    if warned:
+        blocks += ["Changes what the run measures:", *map(_cause, warned)]
     if slow:
         blocks += ["Makes the job slow, but does not end it:", *map(_cause, slow)]
     if completed and not slow:

@@ -16,8 +16,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ddp_scaling_bench.checksums import find_damage
 from ddp_scaling_bench.files import read_json, read_table, regular_file
-from ddp_scaling_bench.finding import Finding
+from ddp_scaling_bench.finding import Finding, messages
+from ddp_scaling_bench.measure.failures import FAILURES, BrokenGroup, NoStep
 from ddp_scaling_bench.measure.findings import NoWindow
 from ddp_scaling_bench.run_folder import RunFolder
 
@@ -27,6 +29,7 @@ from ..study.found import findings_of_env, read_findings
 from ..study.ledger import End, FailureClass, RunState, final_class, now
 from ..study.readings import readings_of
 from ..study.reasons import (
+    AfterMeasurement,
     DiskFull,
     EndedWithPack,
     ExitCode,
@@ -46,8 +49,10 @@ from ..study.reasons import (
     UnreadableMetrics,
 )
 from .contract import Status
+from .heartbeats import stalled_ranks
 from .logs import (
     exited_rank,
+    first_failure,
     killed_rank,
     log_tail,
     logged_error,
@@ -72,8 +77,8 @@ class Note:
     """Content of end.json; values that are missing or of another type are empty.
 
     ``by`` says why the run ended: ``exit`` (on its own), ``limit`` (at its time limit), ``term`` or ``kill``
-    (by a signal). ``stage`` is ``connect`` if the ranks were never started, or ``lost`` if a host was lost,
-    for these ``reasons``.
+    (by a signal), ``measured`` (the script ended the program after its last window). ``stage`` is ``connect``
+    if the ranks were never started, or ``lost`` if a host was lost, for these ``reasons``.
     """
 
     exit_code: int | None = None
@@ -146,6 +151,8 @@ def end_of(folder: RunFolder, cell: Cell, status: Status | None, *, packed: bool
         end = _end_by_scheduler(folder, cell, note, status)
     if twice := started_twice(folder):
         end = End(state=RunState.FAILED, reasons=(twice,), failure_class=FailureClass.STARTED_TWICE)
+    elif end.state.ended:
+        end = _with_heartbeats(folder, cell, note, status, _after_measurement(folder, cell, note, end))
     if not end.state.ended:
         return end
     started, ended = (status.started, status.ended) if status else (None, None)
@@ -325,6 +332,58 @@ def _end_in_pack(folder: RunFolder, cell: Cell, job: Status, own: Status | None,
     return _end_by_scheduler(folder, cell, note, own) if own else _end_by_folder(folder, cell, note, job)
 
 
+# -- the measurement and the ranks -----------------------------------------------------
+
+
+def _after_measurement(folder: RunFolder, cell: Cell, note: Note, end: End) -> End:
+    """Return that the run has completed if it ended after its last window, however it then ended."""
+    stopped = note.by == "measured"
+    ends = (RunState.FAILED, RunState.COMPLETED) if stopped else (RunState.FAILED,)
+    if end.state not in ends or not _is_measured(folder, cell):
+        return end
+    remarks = tuple(one for one in end.reasons if one.severity == "info")
+    if stopped:
+        return End(state=RunState.COMPLETED, reasons=remarks, exit_code=0)
+    said = AfterMeasurement(said=messages(one for one in end.reasons if one not in remarks))
+    return End(state=RunState.COMPLETED, reasons=(said, *remarks), exit_code=end.exit_code)
+
+
+def _is_measured(folder: RunFolder, cell: Cell) -> bool:
+    """Return whether the recorder of a command has written all planned windows; they count from then on.
+
+    The built-in training measures more after its last window, and ends by itself.
+    """
+    if cell.is_unrecorded or cell.follows_plan or not folder.sums.exists():
+        return False
+    planned = [str(cell.workload.get("steps_per_epoch"))] * int(cell.workload.get("epochs") or 0)
+    counts = [row.get("steps") for row in read_table(folder.metrics_csv)[1]]
+    is_whole = bool(planned) and counts == planned and not find_damage(folder.path)
+    return is_whole and missing_results(folder, cell) is None
+
+
+def _with_heartbeats(folder: RunFolder, cell: Cell, note: Note, status: Status | None, end: End) -> End:
+    """Add where the ranks hung, if they did until a time limit, or until they lost each other."""
+    is_late = end.failure_class is FailureClass.TIME_LIMIT
+    moments = [moment for moment in (note.time, status.ended if status else None) if moment]
+    if end.state is not RunState.FAILED or (is_late and not moments):
+        return end
+    found = stalled_ranks(folder, cell.world_size, limited=min(moments) if is_late else None)
+    if found is None or not (is_late or _is_lost(folder, end)) or _is_explained(folder):
+        return end
+    return replace(end, reasons=(found, *end.reasons))
+
+
+def _is_lost(folder: RunFolder, end: End) -> bool:
+    """Return whether ranks lost each other, or waited for each other until a time-out."""
+    return any(isinstance(one, BrokenGroup) for one in end.reasons) or bool(nccl_error(folder))
+
+
+def _is_explained(folder: RunFolder) -> bool:
+    """Return whether a rank has recorded why it failed, or that another one had left the loop."""
+    failures = recorded_failures(folder)
+    return any(one.left if isinstance(one, BrokenGroup) else not one.effect for one in failures)
+
+
 # -- results and causes -----------------------------------------------------------------
 
 
@@ -358,8 +417,9 @@ def _missing_rows(folder: RunFolder, planned: int | None) -> Finding | None:
         losses = ((str(row.get("epoch")), row.get("train_loss")) for row in rows)
         diverged = (LossDiverged(loss=loss, epoch=epoch) for epoch, loss in losses if loss in _NOT_FINITE)
         return next(diverged, None)
-    found = findings_of_env(read_json(folder.env))
-    return next((one for one in found if isinstance(one, NoWindow)), NoMetrics(of_command=True))
+    failure = read_json(folder.path / FAILURES.format(0)) or {}
+    found = [*read_findings(failure.get("findings")), *findings_of_env(read_json(folder.env))]
+    return next((one for one in found if isinstance(one, NoStep | NoWindow)), NoMetrics(of_command=True))
 
 
 def _findings(folder: RunFolder, end: End) -> Mapping[str, Any]:
@@ -371,7 +431,7 @@ def _findings(folder: RunFolder, end: End) -> Mapping[str, Any]:
     if end.state is not RunState.FAILED:
         return {}
     try:
-        logs, failure = {log.name: log for log in folder.logs}, next(iter(recorded_failures(folder)), None)
+        logs, failure = {log.name: log for log in folder.logs}, first_failure(folder, end.reasons)
         found = diagnose(logs, facts=frozenset({OF_RUN}), failure=failure)
         if found.first_failure is None and disk_is_full(folder):  # the run could not log that
             found = diagnose({folder.err.name: f"{folder.err.name}: {os.strerror(errno.ENOSPC)}"})

@@ -6,16 +6,17 @@ import itertools
 import math
 import re
 import signal
+from collections.abc import Iterable
 from pathlib import Path
 
 from ddp_scaling_bench.files import read_json, regular_file
 from ddp_scaling_bench.finding import Finding
-from ddp_scaling_bench.measure.failures import FAILURES, Failure
+from ddp_scaling_bench.measure.failures import FAILURES, Failure, NoStep
 from ddp_scaling_bench.measure.nccl_errors import NcclError, logged_nccl_errors
 from ddp_scaling_bench.run_folder import RunFolder
 
 from ..study.found import read_findings
-from ..study.reasons import ExitedRank, KilledRank, Said
+from ..study.reasons import ExitedRank, KilledRank, Said, StalledRanks
 from .slurm.messages import SIGNALS, TASK_EXITED, TASK_KILLED, TASKS_ENDED, search
 
 _TAIL_BYTES = 20_000
@@ -106,16 +107,23 @@ def _log_lines(folder: RunFolder) -> list[str]:
 def recorded_failures(folder: RunFolder) -> list[Failure]:
     """Return why ranks failed, as they wrote it: the effects of other failures last, else the first first.
 
-    Failures without a time are behind those with one.
+    Failures without a time are behind those with one. A training that took no step did not fail by that.
     """
     found = []
     for path in folder.path.glob(FAILURES.format("*")):
         content = read_json(path) or {}
         moment = content.get("time")
-        own = (one for one in read_findings(content.get("findings")) if isinstance(one, Failure))
+        written = (one for one in read_findings(content.get("findings")) if isinstance(one, Failure))
+        own = (one for one in written if not isinstance(one, NoStep))
         when = moment if type(moment) in (int, float) and moment == moment else math.inf
         found += [(bool(one.effect), when, one) for one in own]
     return [one for *_, one in sorted(found, key=lambda entry: entry[:2])]
+
+
+def first_failure(folder: RunFolder, reasons: Iterable[Finding]) -> Failure | None:
+    """Return the failure that comes first: what the heartbeats showed, else what ranks wrote, if anything."""
+    stalled = (one for one in reasons if isinstance(one, StalledRanks) and one.is_cause)
+    return next(itertools.chain(stalled, recorded_failures(folder)), None)
 
 
 def _workload_error(folder: RunFolder) -> tuple[Finding, ...]:

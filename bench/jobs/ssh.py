@@ -213,6 +213,8 @@ class Connection:
             self.busy_with = words.partition(" ")[0]
             remedy = "wait until that run has ended, or stop it; then run `bench submit` again"
             self.refusal = f"{self.host} is busy with {words}; {remedy}"
+        elif kind == "measured":
+            self.run.is_measured = True
         elif kind == "ended":
             self.code = int(words)
             if self.code:
@@ -247,7 +249,7 @@ class HostedRun:
         self.hosts = [Host(**host) for host in study.plan["hosts"][: cell.nodes]]
         self.connections: list[Connection] = []
         self.failed: list[Connection] = []  # a nonzero exit code, or the connection was lost
-        self.is_stopped = False
+        self.is_stopped = self.is_measured = False
         self.mark = f"bench-{secrets.token_hex(8)}"
         self._beat = time.monotonic()
         self._lock, self._last_hosts = Lock(), {1: "", 2: ""}
@@ -338,6 +340,7 @@ class HostedRun:
         hosts, plan = self.hosts, self.study.plan
         peer = hosts[0 if node else 1] if len(hosts) > 1 else None
         user = psutil.Process().username()
+        stops = plan.get("stop_after_measurement") and not self.cell.is_unrecorded
         variables = {
             "mark": self.mark,
             "job": self.name,
@@ -352,14 +355,16 @@ class HostedRun:
             "python": "" if plan.get("setup") or plan.get("container") else sys.executable,
             "holder": f"{self.name} (process {os.getpid()} of {user} on {os.uname().nodename})",
             "patience": PATIENCE_S,
+            "epochs": self.cell.workload["epochs"] if stops else "",
         }
-        text = (shipped("slurm_templates") / "ssh_host.sh").read_text(encoding="utf-8")
+        names = ("ssh_host.sh", "measured.j2")
+        texts = [(shipped("slurm_templates") / name).read_text(encoding="utf-8") for name in names]
         lines = [f"{name}={shlex.quote(str(value))}" for name, value in variables.items()]
         # Only in this stream: no file contains the values of cluster.env_from.
         passed = [name for name in plan.get("env_from") or () if name in os.environ]
         exports = [f"export {name}={shlex.quote(os.environ[name])}" for name in passed]
         lines += ["pass_variables() {", *exports, ":", "}", "bench_host; exit", ""]
-        return "\n".join([text, *lines]).encode(errors="surrogateescape")
+        return "\n".join([*texts, *lines]).encode(errors="surrogateescape")
 
     def _follow(self) -> dict[str, Any]:
         """Start the ranks and wait for their end; return the content of end.json."""
@@ -369,15 +374,19 @@ class HostedRun:
         _, ports, names = zip(*(host.ready or "" for host in hosts), strict=True)
         self._command(f"go {address_of(self.hosts[0], self.hosts)}:{ports[0]} {','.join(names)}")
         limit_s = int(self.study.plan["time_limit_s"])
-        has_ended = self._wait(lambda: self.is_stopped or self._is_over() or bool(self.failed), limit_s)
-        by = "term" if self.is_stopped else "exit" if has_ended else "limit"
+        has_ended = self._wait(
+            lambda: self.is_stopped or self.is_measured or self._is_over() or bool(self.failed), limit_s
+        )
         if self.failed:
             self._wait(self._is_over, ERRORS_S)
         first = self.failed[0] if self.failed else None
+        by = "exit" if has_ended else "limit"
+        if self.is_stopped or (self.is_measured and not first):
+            by = "term" if self.is_stopped else "measured"
         self._command("stop")
         self._wait(self._is_over, STOP_S)
         codes = {host.host: host.code for host in hosts}
-        code = first.code if first else next(filter(None, codes.values()), 0)
+        code = 0 if by == "measured" else first.code if first else next(filter(None, codes.values()), 0)
         ended = [host for host in hosts if host.code is not None]
         self._wait(lambda: all(host.copied is not None for host in ended), float("inf"))
         for host in ended:

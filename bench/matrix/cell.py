@@ -79,7 +79,8 @@ class Cell:
     ``tasks_per_node`` is one number, or a list with one number per node if nodes differ.
     ``argv`` is the command of each rank, with unfilled placeholders, and ``name`` the command's name
     if the matrix gives one. ``workload`` contains the options that the command uses, ``metrics`` the
-    source of its metrics, without defaults, and ``env`` the job's environment variables.
+    source of its metrics, without defaults, and ``exchange`` if the matrix sets it, and ``env`` the job's
+    environment variables.
     ``planned_epochs`` is the number of epochs in metrics.csv, or None if the command determines it, as well
     as its batch and backend. ``packages`` are the Python packages that the command needs. ``swept`` contains
     the cell's values of the axes that vary in the matrix, except size and batch.
@@ -160,6 +161,11 @@ class Cell:
     def is_average(self) -> bool:
         """True if the command reports one average of the whole run."""
         return self.metrics.get("kind") == "average"
+
+    @property
+    def is_exchange_rare(self) -> bool:
+        """True if the matrix states that the ranks need not train together in every step."""
+        return self.metrics.get("exchange") == "rare"
 
     @property
     def follows_plan(self) -> bool:

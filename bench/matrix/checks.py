@@ -6,6 +6,7 @@ import math
 import re
 import shlex
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from ddp_scaling_bench.known_models import models_using
 from ddp_scaling_bench.known_strategies import DEFAULT as DEFAULT_STRATEGY
@@ -36,11 +37,19 @@ from .warnings import (
     RunsAs,
     SharedNetwork,
     SharedNodes,
+    SharedOutput,
 )
 from .workload import COMMON_OPTIONS, names_in
 
 #: A word that needs no quotes, placeholders included.
 _PLAIN = re.compile(r"[\w@%+=:,./{}-]+")
+#: An option for a folder or a file that a program writes, and values that name neither.
+_OUTPUT = re.compile(
+    r"-{0,2}(?:\w+\.)*(?:(?:out(?:put)?|save|checkpoints?|ckpt|snapshot|results?|work|run|exp)[_-]?"
+    r"(?:dir|directory|folder|path|root|to)|out(?:put)?(?:[_-]?file)?)",
+    re.IGNORECASE,
+)
+_NO_OUTPUT = re.compile(r"-.*|\d[\d.]*|none|null|true|false|/dev/.*|", re.IGNORECASE)
 
 
 def check_node_gpus(point: Point, matrix: Matrix, document: Document) -> None:
@@ -281,6 +290,14 @@ def check_commands(matrix: Matrix, document: Document) -> None:
             document.add_problem(
                 ("axes", f"env.{name}"), f"{name} is in cluster.env_from, too", "keep one of them"
             )
+    if cluster.stop_after_measurement and matrix.workload.metrics.source != "recorder":
+        place: Place = ("cluster", "stop_after_measurement")
+        if place in document.lines and _commands(matrix):  # of a site file, it is ignored
+            what = "stop_after_measurement needs the recorder, which knows when all windows are measured"
+            document.add_problem(place, what, "remove it, or set metrics: recorder")
+    if matrix.workload.exchange and (not _commands(matrix) or matrix.workload.metrics.source == "none"):
+        what = "workload.exchange is for a command whose metrics are measured"
+        document.add_problem(("workload", "exchange"), what, "remove it, or set workload.metrics")
     for place, words in _commands(matrix):
         for name in names_in(words):
             if name.startswith("env.") and name.removeprefix("env.") not in env:
@@ -321,7 +338,9 @@ INTERVAL_REPEATS = 3
 
 _BASELINES = {name for name, strategy in STRATEGIES.items() if strategy.one_rank}
 #: Keys of `cluster` that every executor uses.
-_FOR_ALL_EXECUTORS = {"executor", "cpus_per_task", "time_limit", "setup", "env", "env_from"}
+_FOR_ALL_EXECUTORS = {
+    *("executor", "cpus_per_task", "time_limit", "stop_after_measurement", "setup", "env", "env_from")
+}
 
 
 def plan_warnings(matrix: Matrix, document: Document, cells: Sequence[Cell]) -> list[PlanWarning]:
@@ -330,7 +349,7 @@ def plan_warnings(matrix: Matrix, document: Document, cells: Sequence[Cell]) -> 
         *_missing_answers(matrix, cells),
         *_surprising_settings(matrix, document, cells),
         *sharing_warnings(matrix, document, cells),
-        *_command_warnings(matrix, document),
+        *_command_warnings(matrix, document, cells),
         *_ignored_settings(matrix, document, cells),
     ]
 
@@ -364,24 +383,44 @@ def _surprising_settings(matrix: Matrix, document: Document, cells: Sequence[Cel
             yield MixedNodes(ranks_per_node=per_node)
 
 
-def _command_warnings(matrix: Matrix, document: Document) -> Iterator[PlanWarning]:
-    """Yield a warning for each launcher in a command, and each setting that no command uses."""
+def _command_warnings(matrix: Matrix, document: Document, cells: Sequence[Cell]) -> Iterator[PlanWarning]:
+    """Yield a warning for each launcher or shared output in a command, and each setting that none uses."""
     commands = _commands(matrix)
     if not commands:
-        if "metrics" in matrix.workload.model_fields_set:
-            line = document.line(("workload", "metrics"))
-            yield IgnoredSetting(setting="workload.metrics", path=document.path, line=line)
+        for section, name in (("workload", "metrics"), ("cluster", "stop_after_measurement")):
+            if name in _given(matrix, section) and not document.inherited(f"{section}.{name}"):
+                line = document.line((section, name))
+                yield IgnoredSetting(setting=f"{section}.{name}", path=document.path, line=line)
         return
     for place, words in commands:
         yield from _nested_launch(matrix, words, path=document.path, line=document.line(place))
+    if len(cells) * matrix.repeats > 1:
+        yield from _shared_outputs(matrix, document)
     named = {name for _, words in commands for name in names_in(words)}
     if not named & {"per_gpu_batch", "global_batch"}:
         yield BatchNotNamed(path=document.path, line=document.line(commands[0][0]))
+    if matrix.workload.metrics.source is None and "parameters" not in matrix.axes.given:
+        named.add("parameters")  # their bytes are compared with those that the nodes sent
     options = OPTIONS.keys() - set(COMMON_OPTIONS)
     for section in ("axes", "workload"):
         for name in sorted(options & _given(matrix, section) - named):
             line = document.line((section, name))
             yield NotInCommand(section=section, name=name, path=document.path, line=line)
+
+
+def _shared_outputs(matrix: Matrix, document: Document) -> Iterator[PlanWarning]:
+    """Yield a warning for each option of a command that names an output, but not the run."""
+    of_run = {"run_dir"} if matrix.repeats > 1 else {"run_dir", "cell_id"}
+    for place, words in _commands(matrix):
+        for word, following in zip(words, [*words[1:], ""], strict=True):
+            option, equals, value = word.partition("=")
+            value = value if equals else following
+            is_output = _OUTPUT.fullmatch(option) and (equals or option.startswith("-"))
+            if not is_output or _NO_OUTPUT.fullmatch(value) or of_run & {*names_in([value])}:
+                continue
+            if not Path(value).is_file():
+                line = document.line(place)
+                yield SharedOutput(option=option, value=value, path=document.path, line=line)
 
 
 def _nested_launch(matrix: Matrix, words: Sequence[str], *, path: str, line: int) -> Iterator[PlanWarning]:

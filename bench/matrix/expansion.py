@@ -338,13 +338,19 @@ class _SettingsOfPoints:
         values = self._values | chosen
         command: Command = values["command"] or Command(BUILT_IN)
         is_built_in = command.words == BUILT_IN
+        metrics = (RECORDER if is_built_in else self._options.metrics).as_json()
+        if self._options.exchange and not is_built_in:
+            metrics["exchange"] = self._options.exchange
+        options = {name: values[name] for name in used_options(command.words)}
+        if values["parameters"] and "source" not in metrics:  # see bench.study.together
+            options["parameters"] = values["parameters"]
         return _Settings(
             argv=list(command.words),
             name=command.name or "",
             planned_epochs=values["epochs"] if is_built_in else None,
             packages=list(EXTRAS["train"]) if is_built_in else [],
-            metrics=(RECORDER if is_built_in else self._options.metrics).as_json(),
-            workload={name: values[name] for name in used_options(command.words)},
+            metrics=metrics,
+            workload=options,
             env=env,
         )
 

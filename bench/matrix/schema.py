@@ -173,6 +173,8 @@ class Cluster(Section):
     """CPU cores per rank; with torchrun, the only task on a node gets the cores of all ranks there."""
     time_limit: Duration = 1800
     """Maximum wall time of one run."""
+    stop_after_measurement: Annotated[bool, Field(strict=True)] = False
+    """End a run after its last window; the command must use the recorder."""
     exclusive: Annotated[bool, Field(strict=True)] = True
     """Allocate whole nodes, so that no other job disturbs the measurement."""
     srun_options: list[SrunWord] = Field(default=[])
@@ -277,6 +279,10 @@ Workload: Any = _model(
     metrics=(
         MetricsOption,
         Field(RECORDER, description="The source of a command's metrics: recorder, none, csv or output."),
+    ),
+    exchange=(
+        Literal["rare"] | None,
+        Field(None, description="rare: the ranks of the command do not exchange gradients in every step."),
     ),
 )
 _OPTION_AXES = {

@@ -174,6 +174,19 @@ class BatchNotNamed(PlanWarning, kind="batch-not-named"):
     )
 
 
+class SharedOutput(PlanWarning, kind="shared-output"):
+    """An option of the command names a folder or file of results that all runs would share."""
+
+    option: str
+    value: str
+
+    def _message(self) -> str:
+        return (
+            f"all runs would write to the same {self.option} {self.value}, so that a run can resume from the "
+            "checkpoint of another, or replaces its files; use a path below {run_dir}"
+        )
+
+
 # -- settings without effect ----------------------------------------------------------------
 
 

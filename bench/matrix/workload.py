@@ -76,7 +76,8 @@ def options_in_file(cell: Cell) -> dict[str, Any]:
     if tuple(cell.argv) == BUILT_IN:
         return cell.workload
     names = ("device",) if cell.is_unrecorded else ("device", *RECORDER_OPTIONS)
-    return {name: cell.workload[name] for name in names}
+    stated = {"exchange": "rare"} if cell.is_exchange_rare else {}
+    return {name: cell.workload[name] for name in names} | stated
 
 
 _TOKEN = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
@@ -323,6 +324,8 @@ class Metrics(Section):
     """Whether samples/s are the sum of all ranks (global) or those of one rank (per_gpu)."""
     skip: Annotated[int, Field(strict=True, ge=0, le=10**9)] = 0
     """The number of values to ignore at the beginning (warm-up)."""
+    ranks: Literal["one", "all"] = "one"
+    """Whether the lines of one rank count (one), if they name their ranks, or those of all ranks."""
 
     @model_validator(mode="after")
     def _check_sources(self) -> Metrics:
@@ -364,6 +367,10 @@ class Metrics(Section):
         if self.skip and not read:
             raise ValueError(
                 "skip has no effect: no values are read; remove it (for the recorder, set warmup_steps)"
+            )
+        if self.ranks == "all" and (self.output is None or self.kind == "average"):
+            raise ValueError(
+                "ranks all applies only to values per step that are read from the output; remove it"
             )
         if self.kind == "average":
             self._check_average(read)

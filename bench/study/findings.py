@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from ddp_scaling_bench.finding import Recorded, Severity
 from ddp_scaling_bench.units import count, join_names, names, short_name, short_percent
@@ -136,6 +137,7 @@ class ValuesLeftOut(Recorded, kind="values-left-out"):
         lowest, highest: the values differ, but the run has only one average.
     """
 
+    heading = "Values left out"
     verified = True
 
     quantity: str
@@ -168,6 +170,7 @@ class ValuesLeftOut(Recorded, kind="values-left-out"):
 class RepeatedMatches(Recorded, kind="repeated-matches"):
     """The pattern of a quantity matches several times in a line; ``lines`` is the number of all lines."""
 
+    heading = "Pattern matches several times"
     verified = True
 
     quantity: str
@@ -181,3 +184,68 @@ class RepeatedMatches(Recorded, kind="repeated-matches"):
             f"{count(self.lines, 'line')}); each counts as a value of its own. Let its pattern match once in "
             "a line"
         )
+
+
+@dataclass(frozen=True)
+class LineForm:
+    """A form of lines, with ``#`` for numbers: their count, and the number of the first line."""
+
+    form: str
+    count: int
+    first: int
+
+
+class LineForms(Recorded, kind="line-forms"):
+    """The forms of the lines of ``source`` that a quantity's pattern matches and that count.
+
+    ``first`` and ``last`` are the first and the last value. ``rank`` is the only rank that counts.
+    """
+
+    heading = "Lines that count"
+    verified = True
+    severity: Severity = "info"
+
+    quantity: str
+    source: str
+    forms: tuple[LineForm, ...]
+    first: str
+    last: str
+    rank: int | None = None
+
+    @property
+    def identity(self) -> str:
+        """The forms, without counts: runs of other lengths have the same."""
+        return f"{self.kind} {self.severity} {self.quantity} {sorted(one.form for one in self.forms)}"
+
+    def _message(self) -> str:
+        shown = "; ".join(f"{one.count} x {one.form!r} from line {one.first} on" for one in self.forms)
+        of_rank = f", rank {self.rank}" if self.rank is not None else ""
+        where = f"{self.source}{of_rank} (first {self.first}, last {self.last})"
+        return f"{self.quantity} is read from {where}: {shown}"
+
+    def _remedy(self) -> str:
+        return "Let the pattern match one form." if self.severity == "warning" else ""
+
+
+class LinesLeftOut(Recorded, kind="lines-left-out"):
+    """Matched lines that do not count, for a reason such as ``evaluation`` or ``zero``."""
+
+    heading = "Lines that do not count"
+    verified = True
+
+    quantity: str
+    source: str
+    why: str
+    lines: tuple[int, ...]
+    example: str = ""
+
+    @property
+    def identity(self) -> str:
+        """The quantity and the reason, without lines."""
+        return f"{self.kind} {self.quantity} {self.why}"
+
+    def _message(self) -> str:
+        where = f"{count(len(self.lines), 'line')} of {self.source} (from line {self.lines[0]})"
+        example = f", such as {self.example!r}" if self.example else ""
+        do = "does" if len(self.lines) == 1 else "do"
+        return f"{self.quantity}: {where} {do} not count: {self.why}{example}"

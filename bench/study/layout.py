@@ -6,6 +6,7 @@
       scripts/                 <cell>.sbatch (.sh without Slurm) pack.sbatch
       runs/<run>/attempt-<n>/  run.json cell.json metrics.csv ranks.csv steps.csv probes.json
                                SHA256SUMS trace-rank0.json.gz env.json conditions.json sampled_step.json
+                               heartbeat.RANK.json failure.RANK.json
                                start end.json pack_end.json sacct_summary.txt
                                job.out job.err nccl.log
       packs/pack-<n>/  members <cell>.sbatch job.out job.err

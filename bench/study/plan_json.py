@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, NotRequired
+from typing import Annotated, Any, Literal, NotRequired
 
 from pydantic import (
     ConfigDict,
@@ -70,6 +70,12 @@ class _Warning(TypedDict):
     kind: str
 
 
+class _Metrics(Metrics):
+    """The metrics of a cell, with ``workload.exchange``."""
+
+    exchange: Literal["rare"] | None = None
+
+
 def _checked(metrics: Any, check: ValidatorFunctionWrapHandler) -> Any:
     """Check metrics as a matrix does, and return them without defaults."""
     check(metrics)
@@ -90,7 +96,7 @@ class _Cell(TypedDict):
     name: str
     planned_epochs: _Positive | None
     packages: list[str]
-    metrics: Annotated[Metrics, WrapValidator(_checked)]
+    metrics: Annotated[_Metrics, WrapValidator(_checked)]
     workload: _Workload
     env: dict[str, Any]
     swept: dict[str, Any]
@@ -126,6 +132,7 @@ class _Plan(TypedDict):
     cpus_per_task: NotRequired[_Positive | None]
     node_gpus: NotRequired[_Count | None]
     max_running: NotRequired[_Positive | None]
+    stop_after_measurement: NotRequired[bool | None]
     env_from: NotRequired[list[str] | None]
     hosts: NotRequired[list[_Host] | None]
     key: NotRequired[str | None]

@@ -15,9 +15,9 @@ import csv
 import io
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,17 +29,25 @@ from ddp_scaling_bench.run_folder import RunFolder
 from ..matrix.cell import Cell
 from ..matrix.workload import UNITS
 from .findings import AverageOfRun, RepeatedMatches, ValuesLeftOut
-
-_SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
-_LINE_END = re.compile(r"[\r\n]+")  # progress bars print carriage returns
-#: Further digits after a decimal point are only a matter of precision.
-_REST_OF_DECIMAL = re.compile(r"[0-9]*[eE][-+]?[0-9]+")
-_REST_OF_INTEGER = re.compile(
-    r"(?=[0-9]|\.[0-9]|,[0-9]{3}(?![0-9])|[eE][-+]?[0-9])(?:[0-9]|[.,](?=[0-9]))*(?:[eE][-+]?[0-9]+)?"
+from .log_lines import (
+    UnreadableError,
+    Value,
+    find_values,
+    lines_left_out,
+    lines_that_count,
+    read_number,
+    split_log,
 )
+
+_SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "sec": 1.0, "seconds": 1.0, "min": 60.0}
+#: A unit of time or a rate of steps, directly behind a value.
+_PRINTED_TIME = re.compile(r"\s?(ms|us|µs|sec|seconds|min|s)(?![A-Za-z])")
+_PRINTED_STEPS = re.compile(r"\s?(?:it|iters?|steps?|batch(?:es)?)/s", re.IGNORECASE)
 #: Ranks of one training end together, and start together but for the time of their imports. Averages of
 #: different ranks can differ by this fraction.
 OWN_CLOCKS = 0.1
+#: The largest share of values that can be 0 after the first value that is not, as after a meter is reset.
+_FEW_ZEROS = 0.05
 
 
 @dataclass(frozen=True)
@@ -54,116 +62,124 @@ class Readings:
     problem: str = ""
 
 
-class _UnreadableError(Exception):
-    """The command's metrics are missing or invalid; the message names the file and the problem."""
-
-
-class _Value(NamedTuple):
-    """A reported value, the unit of its last digit, and the line that contains it."""
-
-    value: float
-    last_digit: float
-    line: int
-
-
 class _Found(NamedTuple):
     """Readings of a run (values by quantity), the name of their file, and findings about them."""
 
-    readings: list[dict[str, float]]
+    readings: Sequence[Mapping[str, Value]]
     source: str
     findings: Sequence[Recorded] = ()
 
 
 def readings_of(folder: RunFolder, cell: Cell) -> Readings:
     """Return the values that a command of ``cell`` left in the run's folder, which is not changed."""
+    if "output" in cell.metrics:
+        return readings_in({path.name: path for path in (folder.out, folder.err)}, cell)
+    return _readings(lambda: _from_file(folder, cell), cell)
+
+
+def readings_in(logs: Mapping[str, Path], cell: Cell) -> Readings:
+    """Return the values in the first of some logs (paths by name) that contains any."""
+    return _readings(lambda: _from_output(logs, cell), cell)
+
+
+def _readings(find: Callable[[], _Found], cell: Cell) -> Readings:
+    findings: Sequence[Recorded] = ()
     try:
-        found = _from_output(folder, cell) if "output" in cell.metrics else _from_file(folder, cell)
-        kept = found.readings[(skip := int(cell.metrics.get("skip", 0))) :]
-        if not kept:
-            what = f"{found.source} contains {len(found.readings)} values"
-            raise _UnreadableError(f"{what}, and workload.metrics.skip {skip} drops all of them")
+        found = find()
+        kept, zeros = _without_zeros(found, int(cell.metrics.get("skip", 0)))
+        findings = (*found.findings, *zeros)
         rows = [_row(number, reading, cell, found.source) for number, reading in enumerate(kept, start=1)]
-    except _UnreadableError as error:
-        return Readings(problem=str(error))
-    losses = ((number, reading.get("loss", 0.0)) for number, reading in enumerate(kept, start=1))
+    except UnreadableError as error:
+        return Readings(findings=findings, problem=str(error))
+    losses = ((number, reading.get("loss")) for number, reading in enumerate(kept, start=1))
     wrong = (
-        f"the loss became {loss} in reading {number} of {found.source}"
+        f"the loss became {loss.value} in reading {number} of {found.source}, line {loss.line}"
         for number, loss in losses
-        if not math.isfinite(loss)
+        if loss and not math.isfinite(loss.value)
     )
-    return Readings(rows, found.findings, next(wrong, ""))
+    return Readings(rows, findings, next(wrong, ""))
+
+
+def _without_zeros(found: _Found, skip: int) -> tuple[list[Mapping[str, Value]], Sequence[Recorded]]:
+    """Return the readings from ``skip`` on without first zeros and a few later ones, and findings.
+
+    Raises:
+        UnreadableError: nothing is left, or too many values are 0.
+    """
+    readings, source = found.readings, found.source
+    zeros = [
+        (place, name, one)
+        for place, reading in enumerate(readings)
+        for name, one in reading.items()
+        if name != "loss" and one.value == 0
+    ]
+    kept = sorted({*range(skip, len(readings))} - {place for place, *_ in zeros})
+    if not kept:
+        what = f"workload.metrics.skip {skip} drops all of them"
+        if zeros and skip < len(readings):
+            what = f"all are 0 from {source}:{zeros[0][2].line} on"
+        raise UnreadableError(f"{source} contains {len(readings)} values, and {what}")
+    later = [(name, one) for place, name, one in zeros if place > kept[0]]
+    if len(later) > _FEW_ZEROS * len(readings):
+        (name, one), of = later[0], len(readings)
+        raise UnreadableError(f"{source}:{one.line}: {name} is 0, in {len(later)} of {of} values")
+    by_name = {name: [one for _, own, one in zeros if own == name] for _, name, _ in zeros}
+    left_out = [lines_left_out(own, "zero", quantity=name, source=source) for name, own in by_name.items()]
+    return [readings[place] for place in kept], left_out
 
 
 # -- from the output ------------------------------------------------------------------
 
 
-def _from_output(folder: RunFolder, cell: Cell) -> _Found:
+def _from_output(logs: Mapping[str, Path], cell: Cell) -> _Found:
     patterns: dict[str, str] = cell.metrics["output"]
-    for path in (folder.out, folder.err):
-        lines = _LINE_END.split(_text(path))
-        found = {name: _matches(pattern, lines, path) for name, pattern in patterns.items()}
+    for source, path in logs.items():
+        texts, findings = split_log(_text(path)), list[Recorded]()
+        found: dict[str, Sequence[Value]] = {}
+        for name, pattern in patterns.items():
+            values = list(find_values(name, pattern, texts, source))
+            found[name], about_lines = lines_that_count(values, name, texts, cell, source)
+            findings += about_lines
         rates = {name: values for name, values in found.items() if name != "loss" and values}
         if rates:
             break
-    where = path.name if rates else f"{folder.out.name} or {folder.err.name}"
+    where = source if rates else " or ".join(logs)
     for name, pattern in patterns.items():
         if name != "loss" and name not in rates:
-            raise _UnreadableError(f"no line of {where} matches workload.metrics.output.{name} {pattern!r}")
+            raise UnreadableError(f"no line of {where} matches workload.metrics.output.{name} {pattern!r}")
     if cell.is_average:
-        return _average(found, cell, where)
+        return _average(found, cell, where, findings)
     counts = {name: len(values) for name, values in rates.items()}
     if len(set(counts.values())) > 1:
         listed = " and ".join(f"{name} {count} times" for name, count in counts.items())
-        raise _UnreadableError(f"{where} contains {listed}, so the values cannot be paired")
+        every = [one for values in rates.values() for one in values]
+        places = Counter(one.place for one in every)
+        odd = min((one.line for one in every if places[one.place] % len(rates)), default=every[0].line)
+        raise UnreadableError(f"{where} contains {listed}, so the values cannot be paired (as in line {odd})")
     (name, count), *_ = counts.items()
+    losses = {one.place: one for one in found.get("loss", ())}
+    if all(one.place in losses for one in found[name]):  # a bar is first drawn without a rate
+        found["loss"] = [losses[one.place] for one in found[name]]
     paired = {name: values for name, values in found.items() if len(values) == count}
-    readings = [{name: values[i].value for name, values in paired.items()} for i in range(count)]
-    return _Found(readings, where, [*_surprises(found, name, where)])
+    readings = [{name: values[i] for name, values in paired.items()} for i in range(count)]
+    return _Found(readings, where, [*findings, *_surprises(found, name, where)])
 
 
-def _matches(pattern: str, lines: list[str], path: Path) -> list[_Value]:
-    where = f"{path.name}: workload.metrics.output found"
-    values = []
-    for number, line in enumerate(lines, start=1):
-        for match in re.finditer(pattern, line):
-            if cut := _rest_of_number(match):
-                raise _UnreadableError(
-                    f"{where} {match[1]!r}, which is only a part of {match[1]}{cut}; let the pattern match "
-                    "the whole number, for example with ([0-9.,e+-]+)"
-                )
-            values.append(_value(match[1], where, line=number))
-    return values
-
-
-def _rest_of_number(match: re.Match[str]) -> str:
-    """Return the rest of a number of which a pattern matches only the beginning, such as 1.2 of 1.2e+04."""
-    if re.fullmatch(r"[-+]?[0-9]*\.?[0-9]*", match[1] or "") is None:
-        return ""
-    rest = _REST_OF_DECIMAL if "." in match[1] else _REST_OF_INTEGER
-    cut = rest.match(match.string, match.end(1))
-    return cut[0] if cut else ""
-
-
-def _surprises(found: Mapping[str, Sequence[_Value]], rate: str, source: str) -> Iterator[Recorded]:
+def _surprises(found: Mapping[str, Sequence[Value]], rate: str, source: str) -> Iterator[Recorded]:
     """Yield a finding for each quantity that cannot be paired with ``rate``, or matches twice in a line."""
     for name, values in found.items():
-        lines = {value.line for value in values}
+        lines = {value.place for value in values}
         fewer = len(lines) if len(lines) < len(values) else None
         matched, rows = len(values), len(found[rate])
         if rows != matched:
-            yield ValuesLeftOut(
-                subject=(name,),
-                quantity=name,
-                source=source,
-                matched=matched,
-                lines=fewer,
-                other=rate,
-                other_matched=rows,
-                rows=rows,
-                rows_without=rows,
-            )
+            others = {"other": rate, "other_matched": rows, "rows": rows, "rows_without": rows}
+            yield _left_out(name, values, source, lines=fewer, **others)
         elif fewer:
             yield RepeatedMatches(subject=(name,), quantity=name, source=source, matched=matched, lines=fewer)
+
+
+def _left_out(name: str, values: Sequence[Value], source: str, **more: Any) -> ValuesLeftOut:
+    return ValuesLeftOut(subject=(name,), quantity=name, source=source, matched=len(values), **more)
 
 
 # -- from a file ----------------------------------------------------------------------
@@ -172,45 +188,44 @@ def _surprises(found: Mapping[str, Sequence[_Value]], rate: str, source: str) ->
 def _from_file(folder: RunFolder, cell: Cell) -> _Found:
     path = folder.path / cell.metrics["csv"]
     if not path.exists():
-        raise _UnreadableError(f"the command did not create {path}, the file named in workload.metrics.csv")
+        raise UnreadableError(f"the command did not create {path}, the file named in workload.metrics.csv")
     columns: dict[str, str] = cell.metrics["columns"]
     records = list(_csv_records(path))
-    readings: list[dict[str, _Value]] = []
-    for line, record in enumerate(records, start=1):
+    readings: list[dict[str, Value]] = []
+    for line, record in records:
         given = {name: record[key] for name, key in columns.items() if record.get(key) not in (None, "")}
         if given.keys() - {"loss"}:
-            where = f"{path}: contains"
-            readings.append({name: _value(value, where, line=line) for name, value in given.items()})
+            where = f"{path}:{line}: contains"
+            readings.append(
+                {name: Value(*read_number(text, where), line, line) for name, text in given.items()}
+            )
     if not readings:
-        keys = dict.fromkeys(str(key) for record in records for key in record)
+        keys = dict.fromkeys(str(key) for _, record in records for key in record)
         wanted = ", ".join(column for column in columns.values() if column not in keys) or "values"
         contained = ", ".join(keys) or "nothing"
-        raise _UnreadableError(f"{path} has no {wanted} (workload.metrics.columns); it contains {contained}")
+        raise UnreadableError(f"{path} has no {wanted} (workload.metrics.columns); it contains {contained}")
     found = {name: [reading[name] for reading in readings if name in reading] for name in columns}
     if cell.is_average:
         return _average(found, cell, str(path))
     findings = []
     if missing := len(readings) - len(found.get("loss", readings)):
         rate = next(name for name in columns if name != "loss")
-        left_out = ValuesLeftOut(
-            subject=("loss",),
-            quantity="loss",
-            source=path.name,
-            matched=len(found["loss"]),
-            other=rate,
-            other_matched=len(found[rate]),
-            rows=len(readings),
-            rows_without=missing,
-        )
-        findings.append(left_out)
-    values = [{name: value.value for name, value in reading.items()} for reading in readings]
-    return _Found(values, str(path), findings)
+        others = {
+            "other": rate,
+            "other_matched": len(found[rate]),
+            "rows": len(readings),
+            "rows_without": missing,
+        }
+        findings.append(_left_out("loss", found["loss"], path.name, **others))
+    return _Found(readings, str(path), findings)
 
 
-def _csv_records(path: Path) -> Iterator[dict[str, Any]]:
+def _csv_records(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
+    """Yield the records of a CSV file, each with the number of its last line."""
     reader = csv.DictReader(io.StringIO(_text(path).removeprefix("\ufeff")), skipinitialspace=True)
     for row in reader:
-        yield {str(key).strip(): value for key, value in row.items() if isinstance(value, str)}
+        named = {str(key).strip(): value for key, value in row.items() if isinstance(value, str)}
+        yield reader.line_num, named
 
 
 def _text(path: Path) -> str:
@@ -219,71 +234,48 @@ def _text(path: Path) -> str:
     except FileNotFoundError:
         return ""
     except OSError as error:
-        raise _UnreadableError(f"{path}: cannot be read: {error.strerror}") from None
-
-
-def _value(value: Any, where: str, *, line: int) -> _Value:
-    text = value.replace(",", "") if isinstance(value, str) else value
-    try:
-        return _Value(float(text), _last_digit(str(text).strip()), line)
-    except (TypeError, ValueError):
-        raise _UnreadableError(f"{where} {value!r}, which is not a number") from None
-
-
-def _last_digit(text: str) -> float:
-    """Return the unit of a number's last digit, 0.01 for ``3.14``; 0 if the number is not finite."""
-    try:
-        exponent = Decimal(text).as_tuple().exponent
-    except InvalidOperation:
-        return 0.0
-    return 10.0**exponent if isinstance(exponent, int) else 0.0
+        raise UnreadableError(f"{path}: cannot be read: {error.strerror}") from None
 
 
 # -- one average of the whole run -----------------------------------------------------
 
 
-def _average(found: Mapping[str, Sequence[_Value]], cell: Cell, source: str) -> _Found:
+def _average(
+    found: Mapping[str, Sequence[Value]], cell: Cell, source: str, findings: Sequence[Recorded] = ()
+) -> _Found:
     """Reduce the averages that the ranks report to one reading, that of the slowest rank.
 
     Raises:
-        _UnreadableError: the values cannot be the same average.
+        UnreadableError: the values cannot be the same average.
     """
     rate = next(name for name, values in found.items() if name != "loss" and values)
-    values = [value.value for value in found[rate]]
-    if wrong := [value for value in values if not (math.isfinite(value) and value > 0)]:
+    values = sorted(found[rate], key=lambda one: one.value)
+    if wrong := [one for one in values if not (math.isfinite(one.value) and one.value > 0)]:
         return _Found([{rate: wrong[0]}], source)  # _row rejects it
-    low, high = min(values), max(values)
-    of_ranks = len(values) <= cell.world_size and high - low <= OWN_CLOCKS * high
-    if not (of_ranks or _are_equal(found[rate])):
-        raise _UnreadableError(
-            f"{source} contains {len(values)} different values of {rate} ({low:.6g} to {high:.6g}), but "
-            "kind average reads one value of the whole run; let workload.metrics match only the summary, or "
-            "remove kind"
+    (low, *_, high) = (*values, values[-1])
+    of_ranks = len(values) <= cell.world_size and high.value - low.value <= OWN_CLOCKS * high.value
+    if not (of_ranks or _are_equal(values)):
+        raise UnreadableError(
+            f"{source} contains {len(values)} different values of {rate} ({low.value:.6g} in line {low.line} "
+            f"to {high.value:.6g} in line {high.line}), but kind average reads one value of the whole run; "
+            "let workload.metrics match only the summary, or remove kind"
         )
     reading = {rate: high if rate == "step_time" else low}
-    findings: list[Recorded] = [
-        AverageOfRun(
-            subject=(rate,), quantity=rate, source=source, reported=len(values), lowest=low, highest=high
-        )
-    ]
+    bounds: dict[str, Any] = {"lowest": low.value, "highest": high.value}
+    average = AverageOfRun(subject=(rate,), quantity=rate, source=source, reported=len(values), **bounds)
+    findings = [*findings, average]
     if "loss" in found:
-        losses = [value.value for value in found["loss"]]
-        if losses and (_are_equal(found["loss"]) or not all(map(math.isfinite, losses))):
-            reading["loss"] = next((loss for loss in losses if not math.isfinite(loss)), losses[0])
+        losses = [one.value for one in found["loss"]]
+        infinite = [one for one in found["loss"] if not math.isfinite(one.value)]
+        if losses and (infinite or _are_equal(found["loss"])):
+            reading["loss"] = (infinite or found["loss"])[0]
         else:
-            left_out = ValuesLeftOut(
-                subject=("loss",),
-                quantity="loss",
-                source=source,
-                matched=len(losses),
-                lowest=min(losses, default=None),
-                highest=max(losses, default=None),
-            )
-            findings.append(left_out)
+            extremes = {"lowest": min(losses, default=None), "highest": max(losses, default=None)}
+            findings.append(_left_out("loss", found["loss"], source, **extremes))
     return _Found([reading], source, findings)
 
 
-def _are_equal(values: Sequence[_Value]) -> bool:
+def _are_equal(values: Sequence[Value]) -> bool:
     """Return whether values differ at most by rounding: by one unit of the last digit of the finest value."""
     numbers = [one.value for one in values]
     largest = max(map(abs, numbers))
@@ -294,13 +286,19 @@ def _are_equal(values: Sequence[_Value]) -> bool:
 # -- rows -----------------------------------------------------------------------------
 
 
-def _row(number: int, reading: Mapping[str, float], cell: Cell, source: str) -> EpochRow:
+def _row(number: int, values: Mapping[str, Value], cell: Cell, source: str) -> EpochRow:
+    reading = {name: one.value for name, one in values.items()}
     throughput = _throughput(reading, cell)
-    step_s = reading["step_time"] * _SECONDS[_unit(cell, "step_time")] if "step_time" in reading else None
+    step_s = _in_seconds(values["step_time"], cell) if "step_time" in reading else None
+    one, is_stated = values.get("throughput"), "throughput" in (cell.metrics.get("units") or {})
+    if one and not is_stated and _PRINTED_STEPS.match(one.text, one.end):
+        what = f"{source}:{one.line}: the rate is one of steps: {one.shape!r}"
+        raise UnreadableError(f"{what}; set units: {{throughput: it/s}} in workload.metrics")
     rate = cell.global_batch / step_s if throughput is None and step_s else throughput
     if rate is None or not (math.isfinite(rate) and rate > 0):
-        values = {name: value for name, value in reading.items() if name != "loss"}
-        raise _UnreadableError(f"reading {number} of {source} is not a positive number: {values}")
+        shown = {name: value for name, value in reading.items() if name != "loss"}
+        line = min(one.line for one in values.values())
+        raise UnreadableError(f"{source}:{line}: reading {number} is not a positive number: {shown}")
     loss = reading.get("loss", math.nan)
     row = EpochRow(
         epoch=number, throughput_samples_per_sec=rate, train_loss=loss if math.isfinite(loss) else math.nan
@@ -310,6 +308,12 @@ def _row(number: int, reading: Mapping[str, float], cell: Cell, source: str) -> 
     samples, seconds = cell.global_batch, cell.global_batch / rate
     step_s = seconds if step_s is None else step_s
     return replace(row, steps=1, samples=samples, epoch_time_sec=seconds, step_time_sec_median=step_s)
+
+
+def _in_seconds(one: Value, cell: Cell) -> float:
+    """Return a time in seconds: in the unit that follows it in the log, or else in that of the matrix."""
+    printed = _PRINTED_TIME.match(one.text, one.end) if one.text else None
+    return one.value * _SECONDS[printed[1] if printed else _unit(cell, "step_time")]
 
 
 def _throughput(reading: Mapping[str, float], cell: Cell) -> float | None:

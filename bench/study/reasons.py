@@ -9,7 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ddp_scaling_bench.finding import Recorded, Severity
-from ddp_scaling_bench.units import count
+from ddp_scaling_bench.measure.failures import LEAVE_TOGETHER, Failure
+from ddp_scaling_bench.measure.heartbeat import CLOSED, DATA, LOOP, PAUSED, STEP
+from ddp_scaling_bench.units import count, join_names
 
 
 class Reason(Recorded):
@@ -42,6 +44,11 @@ class LogCause(Recorded, kind="log-cause"):
     evidence: str = ""
     explanation: str = ""
     remedy: str = ""
+
+    @property
+    def heading(self) -> str:  # type: ignore[override]
+        """The name of the cause."""
+        return self.cause
 
     def _message(self) -> str:
         return self.explanation
@@ -148,6 +155,74 @@ class TimeLimit(Reason, kind="time-limit"):
     """The run reached its time limit."""
 
     message = "the time limit was reached"
+
+
+class AfterMeasurement(Recorded, kind="after-measurement"):
+    """The run ended in another way than on its own, after its last window; ``said`` is how, in words."""
+
+    severity: Severity = "info"
+
+    said: str
+
+    def _message(self) -> str:
+        return f"all windows are complete; afterwards: {self.said}"
+
+
+#: The places of a rank, and of several, by their stage (:mod:`ddp_scaling_bench.measure.heartbeat`).
+_PLACES = {
+    LOOP: ("has ended step {}", "have ended step {}"),
+    DATA: ("waits for data after step {}", "wait for data after step {}"),
+    PAUSED: ("has stopped its clock after step {}", "have stopped their clocks after step {}"),
+    CLOSED: ("closed its recorder after {} steps", "closed their recorders after {} steps"),
+    "": ("has begun no step", "have begun no step"),
+}
+_IN_STEP = ("is in step {}", "are in step {}")
+
+
+@dataclass(frozen=True, order=True)
+class RankStep:
+    """The place of ranks of a host; ``stage`` and ``host`` are empty if they never began a step."""
+
+    ranks: str
+    host: str
+    step: int
+    stage: str
+
+    def __str__(self) -> str:
+        several = not self.ranks.isdigit()
+        who = f"rank{'s' * several} {self.ranks}{f' on {self.host}' * bool(self.host)}"
+        return f"{who} {_PLACES.get(self.stage, _IN_STEP)[several].format(self.step)}"
+
+
+class StalledRanks(Failure, kind="stalled-ranks"):
+    """No rank went on since ``since``; ``behind`` are those that are not with the others.
+
+    The others are in step ``others``, in ``stage``. ``behind`` is empty if all ranks are in the same place.
+    """
+
+    effect = "late"
+
+    since: str
+    behind: tuple[RankStep, ...]
+    others: int
+    stage: str = STEP
+
+    @property
+    def is_cause(self) -> bool:  # type: ignore[override]
+        """Whether the ranks hang: a rank that has stopped its clock may evaluate or write a checkpoint."""
+        return bool(self.behind) and PAUSED not in (self.stage, *(one.stage for one in self.behind))
+
+    def _what(self) -> str:
+        who = f"{join_names([*map(str, self.behind)], most=4)}, the others" if self.behind else "all ranks"
+        where = _PLACES.get(self.stage, _IN_STEP)[1].format(self.others)
+        return f"no step since {self.since}: {who} {where}"
+
+    def _remedy(self) -> str:
+        if any(one.stage == CLOSED for one in self.behind):
+            return LEAVE_TOGETHER
+        look = "find out what these ranks wait for, such as with py-spy"
+        longer = "a longer time limit helps only if they evaluate or write a checkpoint"
+        return f"{look}; {longer}" if self.is_cause else ""
 
 
 # -- files and results ------------------------------------------------------------------

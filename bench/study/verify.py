@@ -22,6 +22,7 @@ from .conditions import objects
 from .found import findings_of_env
 from .ledger import End, Record, RunState
 from .readings import Readings, readings_of
+from .together import REMEDY, together_of
 
 #: Files that a run must have if it uses the built-in training or the recorder. Other runs need the first.
 _FILES = ("run.json", "metrics.csv", "ranks.csv", "steps.csv", "env.json", "SHA256SUMS")
@@ -97,6 +98,7 @@ def verify_run(
     run, problem = read_run(folder.path)
     checks = [state, *_file_checks(folder, cell, problem), *_accounting_check(end)]
     checks += _environment_checks(env, cell)
+    checks += _together_check(folder, cell, env, len(readings.rows))
     checks += _options_check(env.get("workload"), cell)
     checks += _host_check([str(host.get("host")) for host in objects(env.get("hosts"))], allocated)
     checks += _script_check(env.get("script_sha256"), (run or {}).get("command"))
@@ -147,7 +149,7 @@ def _environment_checks(env: Mapping[str, Any], cell: Cell) -> Iterator[Check]:
     yield _same("nodes", len(hosts) or None, cell.nodes, needed=seen)
     batch = env.get("global_batch")
     if batch is None and seen and not cell.follows_plan:
-        yield Check("global batch", None, "it differs between steps", str(cell.global_batch))
+        yield Check("global batch", None, "", str(cell.global_batch))
     else:
         yield _same("global batch", batch, cell.global_batch, needed=seen)
     if seen:
@@ -159,6 +161,17 @@ def _same(name: str, found: Any, expected: Any, *, needed: bool) -> Check:
     if found is None:
         return Check(name, False if needed else None, "unknown" if needed else "", str(expected))
     return Check(name, found == expected, str(found), str(expected))
+
+
+def _together_check(folder: RunFolder, cell: Cell, env: Mapping[str, Any], readings: int) -> Iterator[Check]:
+    """Check that several ranks train together, unless the matrix states that they seldom exchange."""
+    if cell.world_size == 1:
+        return
+    together, exchange = together_of(folder, cell, env, readings), env.get("exchange")
+    by = exchange.get("by") if isinstance(exchange, dict) else "bytes between the nodes"
+    found = {True: f"yes, by {by}", False: f"no, by {by}", None: "exchange: rare" * cell.is_exchange_rare}
+    expected = "yes" if together is not False or isinstance(exchange, dict) else f"yes ({REMEDY})"
+    yield Check("trains together", together, found[together], expected)
 
 
 def _transport_check(transport: Any, cell: Cell) -> Iterator[Check]:

@@ -19,7 +19,7 @@ import torch
 from ..cores import PROC, read_text
 from ..units import now as utc_now
 from . import nvml
-from .node import Node, increase
+from .node import Node, increase, later
 from .torch_internals import compilations, count_collectives
 
 
@@ -32,17 +32,36 @@ class Conditions:
     def __init__(self, device: torch.device, env: Mapping[str, str], *, reads_node: bool) -> None:
         self._device = device
         self._node = Node(env) if reads_node else None
+        self._counters = self._read_counters()
+        self._paused: tuple[dict[str, Any], dict[str, Any] | None] | None = None
         self.sample()
+        self._is_open = False
 
     def sample(self) -> None:
         """Take the sample before a window. This delays the rank, so call it outside of measured steps."""
         self._clocks = self._read_clocks()
         self._before = self._node and self._node.sample()
         self._began = utc_now()
+        self._is_open = True
 
     def start(self) -> None:
         """Read torch's counters, immediately before the first step of a window."""
         self._counters = self._read_counters()
+
+    def pause(self) -> None:
+        """Stop counting, because the clock stops in a window or in the step before it."""
+        if self._is_open:
+            self._paused = self._read_counters(), self._node.counts() if self._node else None
+
+    def resume(self) -> None:
+        """Count again after :meth:`pause`: what was counted since then is left out."""
+        if self._paused is None:
+            return
+        (counters, counts), self._paused = self._paused, None
+        for name, value in self._read_counters().items():
+            self._counters[name] = later(self._counters[name], value, counters[name])
+        if self._node and self._before and counts:
+            self._node.leave_out(self._before, counts, self._node.counts())
 
     def stop(self, *, steps: int, sync_passes: int | None) -> dict[str, Any]:
         """End the window, read the counters again, and return this rank's part of conditions.json.
@@ -50,6 +69,8 @@ class Conditions:
         ``steps`` is the number of steps between the two readings. ``sync_passes`` is the number of the rank's
         backward passes in the window that synchronised gradients, or None if it is unknown.
         """
+        self.resume()
+        self._is_open = False
         counters, ended, clocks = self._read_counters(), utc_now(), self._read_clocks()
         changes = {name: increase(value, self._counters[name]) for name, value in counters.items()}
         return {

@@ -17,7 +17,7 @@ KEYS = (
     *("device_name", "device_memory_bytes", "device", "backend", "world_size", "launcher", "joined"),
     *("hosts", "cores", "transport", "threads_per_rank", "env", "slurm"),
     *("workload", "recorder", "strategy", "per_gpu_batch", "global_batch", "parameters", "gradient_bytes"),
-    *("flops", "wire_bytes", "ddp", "script_sha256", "facts"),
+    *("flops", "wire_bytes", "exchange", "ddp", "script_sha256", "facts"),
 )
 
 

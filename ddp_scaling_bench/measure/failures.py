@@ -17,12 +17,14 @@ from typing import ClassVar, Literal
 from ..errors import UnwritableError
 from ..files import write_json
 from ..finding import Recorded, Severity
-from ..units import human_bytes, join_names
+from ..units import count, human_bytes, join_names
 from .findings import SharedGpu, ranks_named
 from .nccl_errors import NcclError
 
 #: Files of the ranks that failed, in the run's folder.
 FAILURES = "failure.{}.json"
+#: The remedy if a rank left the loop while others go on.
+LEAVE_TOGETHER = "let all ranks take equally many steps, and decide together when to stop"
 _GPUS_NAMED = 3
 
 
@@ -45,6 +47,13 @@ class HostRank:
 
     def __str__(self) -> str:
         return ranks_on_hosts([self])
+
+
+@dataclass(frozen=True)
+class LeftRank(HostRank):
+    """A rank that closed its recorder after a number of steps, while others go on."""
+
+    steps: int = 0
 
 
 def ranks_on_hosts(ranks: Iterable[HostRank]) -> str:
@@ -93,6 +102,18 @@ class RaisedError(Failure, kind="raised-error"):
 
     def _what(self) -> str:
         return ": ".join(filter(None, (self.error, str(self.nccl or self.text))))
+
+
+class NoStep(Failure, kind="no-step"):
+    """The program created a recorder, but took no step."""
+
+    remedy = (
+        "a training that resumes from an earlier run's checkpoint has nothing left to do: let the command"
+    )
+    remedy += " write to {run_dir}"
+
+    def _what(self) -> str:
+        return "the training took no step"
 
 
 # -- memory, data and GPUs --------------------------------------------------------------
@@ -244,16 +265,24 @@ class BrokenGroup(Failure):
     """Communication broke because of another rank, as far as this rank knows.
 
     ``first`` reported first that it fails, for the reason in ``said``; ``ended`` served the store, and no
-    longer does; ``absent`` are the ranks that reported nothing.
+    longer does; ``left`` are the ranks that had closed their recorders, and ``absent`` the others that
+    reported nothing.
     """
 
     first: HostRank | None = None
     said: str = ""
     ended: HostRank | None = None
     absent: tuple[HostRank, ...] = ()
+    left: tuple[LeftRank, ...] = ()
 
     def _because(self, absent: str, unknown: str) -> str:
-        text = absent if self.absent else unknown
+        left = "; ".join(
+            f"{ranks_on_hosts(group)} left the loop after {count(steps, 'step')}: "
+            f"{'they closed their recorders' if len(group) > 1 else 'it closed its recorder'}"
+            for steps in sorted({one.steps for one in self.left})
+            if (group := [one for one in self.left if one.steps == steps])
+        )
+        text = "; ".join(filter(None, (left, absent if self.absent else ""))) or unknown
         if self.ended:
             text = f"{self.ended} has ended, and its own message says why"
         if self.first:
@@ -266,8 +295,16 @@ class LostConnection(BrokenGroup, kind="lost-connection"):
 
     effect = "lost"
 
+    @property
+    def is_cause(self) -> bool:  # type: ignore[override]
+        """Whether it is known why: the other rank left the loop."""
+        return bool(self.left)
+
+    def _remedy(self) -> str:
+        return LEAVE_TOGETHER if self.left else ""
+
     def _what(self) -> str:
-        absent = f"no report from {ranks_on_hosts(self.absent)}: killed, or the host was lost"
+        absent = f"no report from {ranks_on_hosts(self.absent)}: it ended or was killed, or the host was lost"
         unknown = "it ended first, see its own message"
         return f"lost the connection to another rank: {self._because(absent, unknown)}"
 
@@ -289,4 +326,5 @@ class LateCollective(BrokenGroup, kind="nccl-timeout"):
 
     def _remedy(self) -> str:
         look = "find out why" if self.absent else "see the other ranks' messages"
-        return "" if self.first or self.ended else f"{look}, or raise {self.option}"
+        raise_it = "" if self.first or self.ended else f"{look}, or raise {self.option}"
+        return LEAVE_TOGETHER if self.left else raise_it

@@ -4,9 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
-from ..finding import Recorded
-from ..units import clauses, count, join_names, listed, names, number_ranges, short_name, short_percent
+from ..finding import Recorded, Severity
+from ..units import (
+    clauses,
+    count,
+    join_names,
+    listed,
+    names,
+    number_ranges,
+    seconds,
+    short_name,
+    short_percent,
+)
 
 # -- cores, GPUs and network ------------------------------------------------------------
 
@@ -230,12 +241,22 @@ class ClockWasSet(Recorded, kind="clock-was-set"):
 
 
 class PartsNotTimed(Recorded, kind="parts-not-timed"):
-    """This release of torch does not show the communication, or (without values) the model is only a part."""
+    """The parts of a step are not measured.
+
+    This release of ``torch`` does not show the communication; an optimizer steps before the model's backward
+    pass ends, such as that of ``several`` models; or (without values) the model is only a part.
+    """
 
     torch: str = ""
     strategy: str = ""
+    several: bool = False
 
     def _message(self) -> str:
+        if self.several:
+            when = "before the backward pass of the recorder's model has ended: that of another model, or one"
+            return (
+                f"the parts of the step are not measured: an optimizer steps {when} within the backward pass"
+            )
         part = "the recorder's model is a part of a sharded model; pass the model that the loop calls"
         unseen = f"torch {self.torch} does not show when {self.strategy} communicates"
         return f"the parts of the step are not measured: {unseen if self.torch else f'{part} to Recorder'}"
@@ -300,7 +321,97 @@ class NoWindow(Recorded, kind="no-window"):
     steps: int
 
     def _message(self) -> str:
-        return f"no window was recorded: a rank took fewer than {self.steps} steps"
+        few = f"a rank took fewer than {self.steps} steps, or ended before it could send them"
+        return f"no window was recorded: {few}"
+
+
+class FewerWindows(Recorded, kind="fewer-windows"):
+    """The training ended before all planned windows; ``steps`` are those of the shortest window."""
+
+    heading = "Fewer windows than planned"
+    verified = True
+    remedy = (
+        "Let the training take more steps, or plan fewer epochs or steps_per_epoch. If it resumed from an"
+    )
+    remedy += " earlier run's checkpoint, let each run write to its own folder: {run_dir} in the command."
+
+    epochs: int
+    planned_epochs: int | None
+    steps: int
+    planned_steps: int
+
+    def _message(self) -> str:
+        windows = "" if self.planned_epochs is None else f"{self.epochs} of {self.planned_epochs} windows"
+        steps = f"a window of {self.steps} of {self.planned_steps} steps"
+        short = [windows] if self.planned_epochs and self.epochs < self.planned_epochs else []
+        short += [steps] if self.steps < self.planned_steps else []
+        return f"the training ended early: {' and '.join(short)}"
+
+
+class SeparateTrainings(Recorded, kind="separate-trainings"):
+    """The ranks do not train together; ``by`` is what shows it.
+
+    Attributes:
+        spread: the difference between the ranks' changes of a parameter, as a share of its change.
+        share: bytes on the wire, as a share of what an exchange of gradients needs.
+    """
+
+    heading = "Ranks do not train together"
+    verified = True
+    severity: Severity = "error"
+    remedy = "Wrap the model in DistributedDataParallel, or state workload.exchange: rare if it is meant."
+
+    by: Literal["parameters", "copies", "bytes"]
+    spread: float | None = None
+    share: float | None = None
+
+    def _message(self) -> str:
+        spread = "" if self.spread is None else f" by {short_percent(self.spread)}"
+        share = "" if self.share is None else f" ({short_percent(self.share)} of the bytes that it needs)"
+        shown = {
+            "parameters": f"the changes of their parameters differ{spread}",
+            "copies": "their parameters are equal, but they exchanged nothing: each trained on the same data",
+            "bytes": f"nearly nothing was sent between them{share}",
+        }
+        return f"the ranks do not train together: {shown[self.by]}"
+
+
+class SlowFirstSteps(Recorded, kind="slow-first-steps"):
+    """The first batch of each loop over the data takes longer than others, by ``excess_s`` on average.
+
+    ``workers`` is true if the loader starts its workers anew for each loop.
+    """
+
+    heading = "Slow first step of each epoch"
+    verified = True
+
+    steps: int
+    excess_s: float
+    share: float
+    workers: bool = False
+
+    def _message(self) -> str:
+        first = f"the first batch after each start of the loader takes {seconds(self.excess_s)} more"
+        return f"{first} ({count(self.steps, 'step')}, {short_percent(self.share)} of the measured time)"
+
+    def _remedy(self) -> str:
+        keep = "Keep the loader's workers: DataLoader(persistent_workers=True)."
+        return keep if self.workers else ""
+
+
+class Resumed(Recorded, kind="resumed"):
+    """The training used files that an earlier run of the study left: it read or replaced them."""
+
+    heading = "Resumed from an earlier run"
+    verified = True
+    remedy = "Let each run write its checkpoints to its own folder: {run_dir} in the command."
+
+    files: tuple[str, ...]
+    replaced: bool = False
+
+    def _message(self) -> str:
+        did = "replaced" if self.replaced else "read"
+        return f"the training {did} {listed([*self.files], limit=3)}, which was there before this run"
 
 
 class MeasurementsLost(Recorded, kind="measurements-lost"):

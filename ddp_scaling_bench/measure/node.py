@@ -107,7 +107,8 @@ class Network:
 
     def sample(self) -> dict[str, Any]:
         """Return the counters as they are now, and the names of the links (None if they are unknown)."""
-        infiniband, interfaces = self._infiniband(), self._interfaces()
+        counts = self.counts()
+        interfaces = counts["interfaces"]
         others = [name for name in interfaces if name != "lo"]
         links: list[str] | None
         if self._shows(interfaces):
@@ -119,7 +120,11 @@ class Network:
         else:
             moved = [name for name in others if interfaces[name]["tx_bytes"]]
             links = moved if len(moved) == 1 else None
-        return {"interfaces": interfaces, "infiniband": infiniband, "links": links}
+        return {**counts, "links": links}
+
+    def counts(self) -> dict[str, Any]:
+        """Return the counters of the interfaces and of the InfiniBand ports as they are now."""
+        return {"infiniband": self._infiniband(), "interfaces": self._interfaces()}
 
     def change(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
         """Return the changes between two samples; the interface in use is named by gloo's or NCCL's variable.
@@ -209,6 +214,13 @@ def increase(after: float | None, before: float | None) -> Any:
     return None if after is None or before is None or after < before else round(after - before, 6)
 
 
+def later(value: float | None, after: float | None, before: float | None) -> Any:
+    """Return ``value`` plus the change of a counter, or None if either is unknown."""
+    if value is None or after is None or before is None or after < before:
+        return None
+    return after if value == before else value + after - before
+
+
 def _number(path: Path) -> int | None:
     text = read_text(path)
     return int(text) if text.removeprefix("-").isdigit() else None
@@ -251,6 +263,18 @@ class Node:
         """Read all counters as they are now."""
         throttled_s = _throttled_s(self._groups)
         return NodeSample(utc_now(), self._processes.snapshot(), throttled_s, self._network.sample())
+
+    def counts(self) -> dict[str, Any]:
+        """Return the counters of the network alone, for :meth:`leave_out`."""
+        return self._network.counts()
+
+    def leave_out(self, sample: NodeSample, begin: Mapping[str, Any], end: Mapping[str, Any]) -> None:
+        """Change an earlier sample so that what was counted from ``begin`` to ``end`` does not count."""
+        for kind, own in begin.items():
+            for name, counters in own.items():
+                values, now = sample.network[kind].get(name, {}), end[kind].get(name, {})
+                for key, then in counters.items():
+                    values[key] = later(values.get(key), now.get(key), then)
 
     def conditions(self, before: NodeSample, after: NodeSample) -> dict[str, Any]:
         """Return the node's entry in conditions.json: changes between two samples, and the state now."""

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from ..finding import with_remedies
-from .failures import Failure, HostRank, LateCollective, LostConnection, RaisedError
+from .failures import Failure, HostRank, LateCollective, LeftRank, LostConnection, RaisedError
 from .launch import Launch
 from .nccl_errors import nccl_error
 from .ranks import RankFacts
@@ -38,6 +38,8 @@ _GLOO_OR_NCCL = re.compile(r"gloo|nccl|c10d|store|pair closure", re.IGNORECASE)
 
 #: Time that a failing rank waits for the reports of other ranks, which probably fail at the same time.
 REPORTS_TIMEOUT_S = 2.0
+#: Name of a record: a rank closed its recorder, after this number of steps.
+LEFT = "left"
 
 
 def symptom_of(error: BaseException) -> Symptom | None:
@@ -95,6 +97,7 @@ class Peers:
         option: str,
     ) -> None:
         self._store, self._rank, self._facts = PrefixStore("failed", store), launch.rank, facts
+        self._left = PrefixStore(LEFT, store)
         self._rank_0_serves = not launch.agent_store
         self._timeout_s, self._option = timeout_s, option
 
@@ -165,9 +168,12 @@ class Peers:
             first, said = json.loads(store.get("causes").splitlines()[0])
             known.update(first=self.name_of(first), said=said)
         present = {int(line) for line in store.get("came").split()}
-        absent = tuple(self.name_of(one.rank) for one in self._facts if one.rank not in present)
+        absent = [self.name_of(one.rank) for one in self._facts if one.rank not in present]
         if absent and "first" not in known:
-            known["absent"] = absent
+            left = [one for one in absent if self._left.check([str(one.rank)])]
+            steps = [int(self._left.get(str(one.rank))) for one in left]
+            known["left"] = tuple(LeftRank(one.rank, one.host, n) for one, n in zip(left, steps, strict=True))
+            known["absent"] = tuple(one for one in absent if one not in left)
         self._wait_for_readers()
 
     def _wait_for_readers(self) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from statistics import fmean, median
 from typing import Any
 
@@ -133,7 +133,9 @@ class Window:
     known losses. ``stable`` is true if the step time was stable after the warm-up. ``clock_jumps`` is the
     number of steps of the attribution window during which the wall clock was set. ``micro_batches``
     is the number of forward passes per step, or None if it is unknown. ``conditions`` is the result of
-    :meth:`ddp_scaling_bench.measure.conditions.Conditions.stop`.
+    :meth:`ddp_scaling_bench.measure.conditions.Conditions.stop`. ``paused_s`` is the time for which the clock
+    stood within the throughput window. ``first_waits_s`` are the waits for the first batch of each loop that
+    begins in this window; ``restarts_workers`` is true if the loader starts its workers anew for each loop.
     """
 
     step_s: list[float]
@@ -146,6 +148,9 @@ class Window:
     clock_jumps: int = 0
     micro_batches: float | None = None
     conditions: dict[str, Any] | None = None
+    paused_s: float = 0.0
+    first_waits_s: list[float] = field(default_factory=list)
+    restarts_workers: bool = False
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> Window:
@@ -220,6 +225,7 @@ def _rank_row(
         window_time_sec=sum(window.step_s[:steps]),
         comm_wait_time_sec=sum(waits) / len(waits) if waits else math.nan,
         peak_mem_bytes=window.peak_mem_bytes,
+        paused_time_sec=window.paused_s,
     )
 
 

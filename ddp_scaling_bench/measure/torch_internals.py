@@ -7,6 +7,7 @@ value, and these values stay empty:
   ``observe_sharding`` (FSDP2), ``observe_parameter_sync`` (ZeRO-1), ``backward_callbacks`` (a user's loop);
 - ``group_store``: recordings of several ranks; ``fsdp_version``: the strategy of a module within a model;
 - ``count_collectives``: collectives of a step; ``compilations``: recompilations;
+- ``is_whole``: FSDP1's shards, which cannot be compared between ranks;
 - ``parameter_groups``: sizes of FSDP2's messages; ``collective_timeout_s``: the time-out in messages;
 - ``group_error``: survivors' messages with NCCL.
 
@@ -32,6 +33,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import Store, distributed_c10d  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parameter import is_lazy
 from torch.torch_version import TorchVersion
 
 from .findings import PartsNotTimed
@@ -97,10 +99,22 @@ def group_store() -> Store | None:
 
 
 def count_collectives() -> int | None:
-    """Return the number of collectives called on the default group, or None if it is unknown."""
+    """Return the number of collectives called on all groups of several ranks, or None if it is unknown.
+
+    The default group counts even if it has one rank.
+    """
     with suppress(*_UNKNOWN):
-        return int(distributed_c10d._get_default_group()._get_sequence_number_for_group())  # type: ignore[attr-defined]
+        default = distributed_c10d._get_default_group()
+        groups = [one for one in distributed_c10d._world.pg_map if one is default or one.size() > 1]
+        backends: set[Any] = {one._get_backend(kind) for one in groups for kind in one._device_types}
+        return sum(int(one._get_sequence_number_for_group()) for one in backends)
     return None
+
+
+def is_whole(parameter: nn.Parameter) -> bool:
+    """Return whether a rank has all values of a parameter: it is neither a shard nor without values."""
+    is_part = hasattr(parameter, "full_tensor") or getattr(parameter, "_fsdp_flattened", False)
+    return not (is_part or is_lazy(parameter) or parameter.is_meta) and parameter.numel() > 0
 
 
 def compilations() -> tuple[int, float] | None:

@@ -127,13 +127,15 @@ class WireBytes:
         self._messages, self._place = messages, place
         self._ratios: list[float] = []
         self._unknown: dict[str, str | None] = {}
+        #: Bytes that all nodes sent per step of the last window, or NaN if no counter has them.
+        self.sent_bytes = math.nan
 
     def columns(self, parts: Sequence[Any], steps: int, micro_batches: float | None) -> dict[str, float]:
         """Return the columns of a throughput window of ``steps`` steps.
 
         ``parts`` contains each rank's result of :meth:`measure.conditions.Conditions.stop`, or None.
         """
-        counted = self._known("counted", lambda: self._count(parts))
+        counted = self.sent_bytes = self._known("counted", lambda: self._count(parts))
         predicted = self._known("predicted", lambda: self._predict(parts, steps, micro_batches))
         ratio = counted / predicted if predicted else math.nan
         if predicted >= LEAST_BYTES * self._place.nodes and math.isfinite(ratio):

@@ -56,12 +56,19 @@ class Attribution:
         self._end_observation: Callable[[], None] | None = None  # of a model that is compiled in place
         #: True if the model has been called in a step with hooks.
         self.was_called = False
+        #: True if another model's optimizer has stepped between forward and backward of the model.
+        self.has_several = False
         #: True if a step with hooks has ended.
         self.has_timed = False
         #: Passes in complete steps since ``attach``: forward passes that a backward pass follows, and
         #: backward passes that synchronised gradients.
         self._forwards = self._syncs = 0
         self._reset()
+
+    @property
+    def was_missed(self) -> bool:
+        """Whether steps with hooks have ended, but none of them called the model."""
+        return self.has_timed and self._model is not None and not self.was_called
 
     def attach(self) -> PartsNotTimed | None:
         """Register the hooks; return the reason if the parts of a step cannot be measured, except *data*."""
@@ -224,6 +231,9 @@ class Attribution:
 
     def optimizer_begins(self, *details: Any) -> None:
         """Record the start of an optimizer's step, or of what belongs to it."""
+        is_pending = self._expects_backward or self.timer.open_part == "backward"
+        if is_pending and details and not self._optimizer_depth:
+            self.has_several = self._is_void = True  # of another model, such as a discriminator
         self._expects_backward = False  # in case the loss was not computed from the hooked output
         self._optimizer_depth += 1
         self._observed.add("optimizer_s")

@@ -58,6 +58,7 @@ class BenchCallback(Callback):  # type: ignore[misc]
         if self._recorder is not None:
             self._recorder.begin()
             self._recorder.data_ended(batch)
+            self._recorder.step_begins()
             if not self._has_hooks:
                 self._recorder.forward_begins()
 

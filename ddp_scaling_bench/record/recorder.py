@@ -10,8 +10,10 @@ import json
 import math
 import os
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
@@ -24,12 +26,17 @@ from ..finding import Recorded
 from ..measure.env_file import KEYS
 from ..measure.environment import device_for
 from ..measure.exchange import Met
-from ..measure.findings import ModelNotCalled
+from ..measure.failures import NoStep, write_failures
+from ..measure.heartbeat import DATA, LOOP, PAUSED, STEP, Heartbeat
+from ..measure.launch import LaunchError, launch_from
+from ..measure.node import host_name
 from ..measure.step_parts import clock_for
 from ..measure.transport import request_nccl_log
 from ..records import EpochRow
+from ..run_folder import RunFolder
 from ..train.strategies import Parts, Strategy, find_strategy
 from .attribution import Attribution
+from .replicas import ReplicaSampler
 from .session import Session
 from .settings import Lengths, RecorderError, failures_kept, planned_cell
 from .step_sample import StepSampler
@@ -118,6 +125,9 @@ class Recorder:
         self._is_mid_step = False  # whether a micro-batch has ended, but not its step
         self._is_closed = False
         self._step = Step(self)
+        self._heartbeat = Heartbeat()
+        self._process = os.getpid()
+        atexit.register(self._close_at_exit)
 
     def watch(
         self,
@@ -164,8 +174,8 @@ class Recorder:
         return self._windows.posted
 
     @property
-    def is_complete(self) -> bool:
-        """True if all planned windows are recorded, so that the training can end."""
+    def done(self) -> bool:
+        """True if all planned windows are recorded: the loop can stop, on all ranks after the same step."""
         return self.epochs == self._lengths.epochs
 
     @property
@@ -277,22 +287,26 @@ class Recorder:
     @contextmanager
     def pause(self) -> Iterator[None]:
         """Stop the clock for validation, checkpoints or plots."""
-        was_running = self._started_at is not None
+        was_running, stage = self._started_at is not None, self._heartbeat.stage
         self.stop_clock()
+        self._heartbeat.stage = PAUSED
         try:
             yield
         finally:
+            self._heartbeat.stage = stage
             if was_running:
                 self.resume_clock()
 
     def end_epoch(self) -> None:
         """End the current row of metrics.csv (throughput window) if it contains a step; begin a new row."""
-        self._started_at, self._spans = None, []
+        self._stop()
+        self._spans = []
         self._windows.leave()
 
     def close(self, *, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
         """Write the remaining records; rank 0 waits up to ``timeout_s`` for the records of other ranks."""
-        atexit.unregister(self._close_at_exit)
+        if self._heartbeat.completed:
+            atexit.unregister(self._close_at_exit)
         self._close(timeout_s)
 
     def give_up(self) -> None:
@@ -308,10 +322,10 @@ class Recorder:
             return
         self.end_epoch()
         self._windows.phase = Phase.DONE
-        timed = self._has_started and self._attribution.has_timed and self._attribution.times_model
-        if timed and self._model is not None and not self._attribution.was_called:
-            self.add(ModelNotCalled())
-        self._session.finish(self._windows.posted, timeout_s=timeout_s)
+        if self._has_started:
+            self._windows.conclude()
+        self._heartbeat.close(left=timeout_s > 0)
+        self._session.finish(self._windows.posted, self._heartbeat.completed, timeout_s=timeout_s)
 
     def __enter__(self) -> Recorder:
         return self
@@ -331,26 +345,40 @@ class Recorder:
         if self._started_at is None and self._windows.phase is not Phase.DONE:
             if not self._has_started:
                 self._start()
+            self._windows.clock_starts()
             if self._windows.phase is Phase.ATTRIBUTION and not self._is_mid_step:
                 self._attribution.start()
             self._started_at = self._clock.stamp()
         self._has_begun = True
 
+    def step_begins(self) -> None:
+        """Record that a step begins whose data have arrived."""
+        self.begin()
+        self._heartbeat.stage = STEP
+
     def data_begins(self) -> None:
         """Record that the loop begins to wait for a batch."""
         self.begin()
+        self._heartbeat.stage = DATA
         if self._windows.phase is Phase.ATTRIBUTION:
             self._attribution.data_begins()
 
     def data_ended(self, batch: Any) -> None:
         """Record the arrival of the batch."""
+        self._heartbeat.stage = LOOP
         if self._windows.phase is Phase.DONE:
             return
         if self._windows.phase is Phase.ATTRIBUTION:
             self._attribution.data_ended()
+        if self._windows.wants_inputs:
+            self._windows.inputs(batch)
         size = batch_size(batch)
         if size is not None:
             self._batch_samples = size if self._batch_samples is None else self._batch_samples + size
+
+    def first_batch(self, wait_s: float, loader: object) -> None:
+        """Record the wait for the first batch of a loop over ``loader``."""
+        self._windows.first_batch(wait_s, loader)
 
     def forward_begins(self) -> None:
         """Record the start of the forward pass of a model that is not called as a module."""
@@ -364,6 +392,8 @@ class Recorder:
 
     def end(self, samples: float | None, *, update: bool) -> None:
         """Record the end of a step, or of one of its micro-batches."""
+        if update:
+            self._heartbeat.step_ended()
         if self._windows.phase is Phase.DONE or self._started_at is None:
             return
         counted = self._batch_samples if samples is None else samples
@@ -381,7 +411,8 @@ class Recorder:
     def discard_step(self) -> None:
         """Discard a step that ended in an exception."""
         self._windows.discard_sample()
-        self._started_at, self._spans = None, []
+        self._stop()
+        self._spans = []
         self._step_samples = self._batch_samples = None
         self._is_mid_step = self._has_begun = False
 
@@ -394,7 +425,12 @@ class Recorder:
             self._spans.append((self._started_at, self._clock.stamp()))
         elif self._is_mid_step or self._has_begun:
             self._attribution.void()  # the parts of a step must not contain a pause
-        self._started_at = None
+        self._stop()
+
+    def _stop(self) -> None:
+        if self._started_at is not None:
+            self._started_at = None
+            self._windows.clock_stops()
 
     def resume_clock(self) -> None:
         """Resume the clock after :meth:`stop_clock`, within a step or between two steps."""
@@ -402,14 +438,18 @@ class Recorder:
         if self._session is None or self._windows.phase is Phase.DONE or starts_anew:
             return
         if self._started_at is None:
+            self._windows.clock_starts()
             self._started_at = self._clock.stamp()
 
     def rest(self) -> None:
         """Stop the clock between two steps, and discard any wait for the next batch."""
+        if self._heartbeat.stage != STEP:  # no exception ended the step
+            self._heartbeat.stage = PAUSED
         self._windows.discard_sample()
         if self._is_mid_step:
             self.stop_clock()
-        self._started_at = self._batch_samples = None
+        self._stop()
+        self._batch_samples = None
         self._has_begun = False
 
     def meet(self) -> None:
@@ -432,7 +472,6 @@ class Recorder:
         for act in self._untold:
             self._tell(act)
         self._process = os.getpid()
-        atexit.register(self._close_at_exit)
 
     def _start(self) -> None:
         if self._session is None:
@@ -443,7 +482,9 @@ class Recorder:
             session.watch(model, strategy)
         self._clock, ranks = clock_for(session.device), session.launch.world_size
         self._attribution = Attribution(model, strategy, self._clock, ranks, self._micro_batches)
-        self._windows.open(self._clock, self._attribution, session, StepSampler(model))
+        replica = ReplicaSampler(model if ranks > 1 else None)
+        self._windows.open(self._clock, self._attribution, session, StepSampler(model), replica)
+        self._heartbeat.start(os.environ, session.launch, host_name(os.environ))
         self._has_started = True
 
     def _strategy(self) -> tuple[Strategy | None, Parts]:
@@ -453,9 +494,19 @@ class Recorder:
         if os.getpid() != self._process:
             return  # a forked child has nothing to write
         error = getattr(sys, "last_value", None)  # the exception that ends the process, if any
+        if error is None and not self._heartbeat.completed:
+            _note_no_step(os.environ)
         if isinstance(error, Exception) and self._session is not None:
             self._session.explain(error)
         self._close(_EXIT_TIMEOUT_S if error is None else 0.0)
+
+
+def _note_no_step(env: Mapping[str, str]) -> None:
+    """Write, on rank 0 of a run of `bench`, that the training took no step, unless another one did."""
+    folder = RunFolder(Path(env.get("BENCH_RUN_DIR", "")))
+    with suppress(LaunchError):
+        if launch_from(env).rank == 0 and not folder.metrics_csv.exists():
+            write_failures([NoStep()], 0)
 
 
 class Step:
@@ -486,7 +537,7 @@ class Step:
 
     def __enter__(self) -> Step:
         self._is_prepared = False
-        self._recorder.begin()
+        self._recorder.step_begins()
         self._is_open = True
         return self
 
@@ -524,14 +575,18 @@ class Batches(Generic[T]):
 
     def __iter__(self) -> Iterator[T]:
         recorder = self._recorder
-        batches = iter(self.loader)
+        batches, is_first = iter(self.loader), True
         try:
             while True:
                 recorder.data_begins()
+                began = time.perf_counter() if is_first else 0.0
                 try:
                     batch = next(batches)
                 except StopIteration:
                     return
+                if is_first:
+                    is_first = False
+                    recorder.first_batch(time.perf_counter() - began, self.loader)
                 recorder.data_ended(batch)
                 yield batch
         finally:

@@ -18,7 +18,7 @@ from ..measure.exchange import Met, StoreExchange
 from ..measure.failures import HostRank, OtherSize, write_failures
 from ..measure.findings import NoWindow, RankUnfinished, StepsDiffer
 from ..measure.launch import Launch, LaunchError, launch_from
-from ..measure.peers import Peers, raised, symptom_of
+from ..measure.peers import LEFT, Peers, raised, symptom_of
 from ..measure.ranks import RankFacts, own_facts
 from ..measure.results import Window
 from ..measure.torch_internals import collective_timeout_s
@@ -74,6 +74,7 @@ class Session(Recording):
         planned = cell.backend if cell else "none"
         backend = planned if group is None else backend_for(device)
         super().__init__(launch, StoreExchange(met), backend, device, lengths, met)
+        self.is_rare = cell is not None and cell.workload.get("exchange") == "rare"
         #: True on one rank of each node.
         self.reads_node = met.is_first_on_host if met else self.launch.local_rank == 0
         self._timeout_s = collective_timeout_s(device)
@@ -135,10 +136,11 @@ class Session(Recording):
         if self.exchange.wait_for_all(name, timeout_s=timeout_s):
             self._meetings = None
 
-    def finish(self, posted: int, *, timeout_s: float) -> None:
+    def finish(self, posted: int, steps: int, *, timeout_s: float) -> None:
         """Report that this rank ended after ``posted`` windows; rank 0 waits and writes the last records."""
         self.exchange.post("closed", posted)
         if timeout_s:  # after an exception, NCCL's warnings are still needed
+            self.exchange.post(LEFT, steps)
             release_nccl_log(os.environ, self._folder)
         writer = self.writer
         if writer is None:
@@ -154,3 +156,5 @@ class Session(Recording):
             writer.add(StepsDiffer(most_rank=most_rank, fewest_rank=fewest_rank, most=most, fewest=fewest))
         if not writer.epochs:
             writer.add(NoWindow(steps=self.warmup_steps + 1))
+        elif timeout_s and (fewer := writer.fewer_windows()):  # else an exception ended the training
+            writer.add(fewer)

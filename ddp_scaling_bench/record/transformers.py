@@ -119,6 +119,8 @@ class BenchCallback(Callback):  # type: ignore[misc]
         fetched = method(*values, **named)
         self._recorder.data_ended(None)
         batches = fetched[0]
+        if batches:
+            self._recorder.step_begins()
         self._batches, self._samples = len(batches), self._samples_of(batches)
         return fetched
 

@@ -12,15 +12,18 @@ from __future__ import annotations
 import enum
 import os
 from dataclasses import asdict, replace
+from itertools import chain, pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..measure.conditions import Conditions, Meters, peak_memory_bytes
+from ..measure.findings import ModelNotCalled, PartsNotTimed
 from ..measure.results import Window, fewest_warmup_steps, first_steps, is_stable
 from ..measure.step_parts import Clock, StepParts
 from .attribution import Attribution
+from .replicas import ReplicaSampler, digest
 from .session import Session
 from .settings import Lengths
 from .step_sample import StepSampler
@@ -50,10 +53,15 @@ class Windows:
         self.posted = 0
         #: This rank's mean loss in the last window, or in the warm-up before it; None if it is unknown.
         self.last_loss: float | None = None
+        #: Whether the first batch has yet to be compared between the ranks.
+        self.wants_inputs = False
         self._steps = 0  # steps in the current phase
+        self._all_steps = 0  # steps in the phases before
+        self._unsampled: int | None = None  # the window after which the parameters have yet to be sampled
         self._spans: list[list[Span]] = []  # one list per step of the current window
         self._samples: list[float | None] = []
         self._parts: list[StepParts | None] = []
+        self._loops: dict[str, Any] = {}  # what the window contains about the loops that begin in it
         self._clock_jumps = 0
         self._loss_sum: Tensor | None = None
         self._losses = 0
@@ -62,9 +70,18 @@ class Windows:
         self._rounds = 1  # of the warm-up
         self._sampler: StepSampler | None = None  # None before the first step and after the sample
 
-    def open(self, clock: Clock, attribution: Attribution, session: Session, sampler: StepSampler) -> None:
+    def open(
+        self,
+        clock: Clock,
+        attribution: Attribution,
+        session: Session,
+        sampler: StepSampler,
+        replica: ReplicaSampler,
+    ) -> None:
         """Begin recording at the first step; ``clock`` is that of the session's device."""
         self._clock, self._attribution, self._session, self._sampler = clock, attribution, session, sampler
+        self._replica, self._unsampled = replica, 0
+        self.wants_inputs = session.launch.world_size > 1
         self._device = session.device
         self._attribution.detach()  # by default DDP's logger stamps the first steps
         # Every rank reads all counters; merge_windows keeps the values of each host and device only once.
@@ -91,13 +108,52 @@ class Windows:
             self._loss_sum += value
         self._losses += 1
 
+    def inputs(self, batch: Any) -> None:
+        """Send a checksum of this rank's first batch to rank 0."""
+        self.wants_inputs = False
+        if (found := digest(batch)) is not None:
+            self._session.exchange.post("inputs", found)
+
+    def first_batch(self, wait_s: float, loader: object) -> None:
+        """Note the wait for the first batch of a loop over ``loader``; loops in the warm-up do not count."""
+        if self.phase is Phase.THROUGHPUT:
+            self._loops.setdefault("first_waits_s", []).append(wait_s)
+            keeps = getattr(loader, "persistent_workers", False)
+            self._loops["restarts_workers"] = getattr(loader, "num_workers", 0) > 0 and not keeps
+
+    def clock_stops(self) -> None:
+        """Stop the counters with the clock."""
+        self._conditions.pause()
+
+    def clock_starts(self) -> None:
+        """Let the counters continue with the clock, which also starts after each throughput window.
+
+        By then the loop has ended its step, so that parameters that it averages afterwards are equal, too.
+        """
+        self._conditions.resume()
+        self._sample_parameters()
+
+    def conclude(self) -> None:
+        """Report what the steps so far show on this rank."""
+        if self._attribution.was_missed and self._session.writer is not None:
+            self._session.writer.add(ModelNotCalled())
+
+    def _sample_parameters(self) -> None:
+        if self._unsampled is not None:
+            number, self._unsampled = self._unsampled, None
+            sample = {"steps": self._all_steps, "values": self._replica.values()}
+            self._session.exchange.post(f"parameters/{number}", sample | {"shapes": self._replica.shapes})
+
     def count(self, spans: list[Span], samples: float | None, now: Any) -> Any:
         """Count a step; return the time stamp from which the clock continues, or None if the clock stops."""
         self._steps += 1
         if self.phase is Phase.THROUGHPUT:
             self._spans.append(spans)
             self._samples.append(samples)
-            return self._end_throughput() if self._steps == self._lengths.steps_per_epoch else now
+            if self._steps < self._lengths.steps_per_epoch:
+                return now
+            self._end_throughput()
+            return None  # the clock starts again with the next step, which is not measured
         if self.phase is Phase.ATTRIBUTION:
             self._attribute()
         elif self.phase is Phase.WARM_UP:
@@ -118,6 +174,7 @@ class Windows:
         elif self.phase is Phase.ATTRIBUTION:
             self._attribution.detach()
             self._post()
+        self._sample_parameters()
         self.discard_sample()
 
     def discard_sample(self) -> None:
@@ -158,24 +215,31 @@ class Windows:
 
     def _prepare_window(self) -> None:
         """Write files and sample conditions, which delays this rank; the next step synchronises the ranks."""
+        if self.posted == self._lengths.epochs:
+            self.conclude()
         if self._session.writer is not None:
             self._session.writer.write()
         self._conditions.sample()
 
     def _start_window(self) -> Any:
         if self.posted == self._lengths.epochs:
-            self.phase = Phase.DONE
-            return None
-        self._spans, self._samples, self._parts = [], [], []
+            writer = self._session.writer
+            if writer is None or writer.is_finished:
+                self.phase = Phase.DONE
+                return None
+            writer.write()  # a record of another rank was late; look again after each step
+            return self._clock.stamp()
+        self._spans, self._samples, self._parts, self._loops = [], [], [], {}
         self._clock_jumps = 0
         self._loss_sum, self._losses = None, 0
         self._enter(Phase.THROUGHPUT)
         self._clock.synchronize()
         self._meters.start()
         self._conditions.start()
-        return self._clock.stamp()
+        self._began = self._clock.stamp()
+        return self._began
 
-    def _end_throughput(self) -> Any:
+    def _end_throughput(self) -> None:
         self._window = self._measured_window()
         if self._lengths.attribution_steps:
             self._session.post(self.posted + 1, self._window, early=True)
@@ -183,10 +247,8 @@ class Windows:
             untimed = self._attribution.attach()
             if untimed is not None and self._session.writer is not None:
                 self._session.writer.add(untimed)
-            self._attribution.start()
         else:
             self._post()
-        return self._clock.stamp()
 
     def _attribute(self) -> None:
         if self._steps == 1 and self._window is not None and self._window.conditions is not None:
@@ -211,6 +273,8 @@ class Windows:
             window.conditions["rank"]["sync_passes"] = round(syncs * len(window.step_s))
         self.posted += 1
         self._session.post(self.posted, window)
+        if self._attribution.has_several and self._session.writer is not None:
+            self._session.writer.add(PartsNotTimed(several=True))
         self._enter(Phase.BETWEEN)
         if self._sampler is not None:
             self._sampler.start()
@@ -218,10 +282,11 @@ class Windows:
     def _measured_window(self) -> Window:
         """Return the throughput window that ends now; ``parts`` is filled in later."""
         step_s, usage = self._step_times(), self._meters.stop()
+        self._unsampled = self.posted + 1
         self.last_loss, peak = self._mean_loss(), peak_memory_bytes(self._device)
         found = self._conditions.stop(steps=len(step_s) + 1, sync_passes=None)
         values = (self._samples, self._parts, self.last_loss, peak, usage, self._stable)
-        return Window(step_s, *values, conditions=found)
+        return Window(step_s, *values, conditions=found, paused_s=self._paused_s(), **self._loops)
 
     def _mean_loss(self) -> float | None:
         return None if self._loss_sum is None else float(self._loss_sum) / self._losses
@@ -231,5 +296,12 @@ class Windows:
         self._clock.synchronize()
         return [sum(self._clock.seconds(*span) for span in spans) for spans in self._spans]
 
+    def _paused_s(self) -> float:
+        """Return the time in the window for which the clock stood; exactly 0 if it never stopped."""
+        stamps = [self._began, *chain.from_iterable(chain.from_iterable(self._spans))]
+        gaps = [pair for pair in list(pairwise(stamps))[::2] if pair[0] is not pair[1]]
+        return sum(self._clock.seconds(*gap) for gap in gaps)
+
     def _enter(self, phase: Phase) -> None:
+        self._all_steps += self._steps
         self.phase, self._steps = phase, 0

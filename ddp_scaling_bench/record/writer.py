@@ -8,6 +8,7 @@ import platform
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean, median, median_high
 from typing import Any
 
 import torch
@@ -24,24 +25,35 @@ from ..measure.failures import LossNotFinite
 from ..measure.findings import (
     AllocatorRetries,
     ClockWasSet,
+    FewerWindows,
     MeasurementsLost,
     ModelNotWrapped,
     NotStable,
     SamplesUnknown,
+    SlowFirstSteps,
 )
 from ..measure.launch import Launch
 from ..measure.ranks import RankFacts, core_facts, cores_of_nodes, hosts_of, kept_variables
 from ..measure.results import RankPlace, Results, Window, merge_windows, progress_line
 from ..measure.transport import Transport, combine_traces, configured_transport, users_variables
 from ..measure.wire import Placement, WireBytes
+from ..records import EpochRow
 from ..run_folder import RunFolder, read_run
 from ..train.strategies import Parts, Strategy
+from .left_files import LeftFiles
+from .replicas import Replicas, Verdict
 from .settings import Lengths
+
+#: Least wait (s) for the first batch of a loop, and its share of the measured time, that is reported.
+_SLOW_FIRST_S, _SLOW_FIRST_SHARE = 0.02, 0.05
 
 
 @dataclass(eq=False)
 class Recording:
-    """What a rank knows of a recording; ``met`` describes all ranks if they met before it."""
+    """What a rank knows of a recording; ``met`` describes all ranks if they met before it.
+
+    ``is_rare`` is true if the matrix says that the ranks exchange parameters rarely.
+    """
 
     launch: Launch
     exchange: StoreExchange
@@ -50,6 +62,7 @@ class Recording:
     lengths: Lengths
     met: Met | None
     warmup_steps: int = 0
+    is_rare: bool = False
 
 
 def model_sizes(model: nn.Module | None, strategy: Strategy | None) -> tuple[int | None, int | None]:
@@ -75,6 +88,7 @@ class RunWriter:
         self._has_bare_model = False
         self._facts: list[RankFacts] = []
         self._places: list[RankPlace] = []
+        self._left_files = LeftFiles(folder)
         self.results = Results(folder)
         self._wire: WireBytes | None = None  # None until the hosts are known
         self._found: list[Recorded] = []
@@ -82,6 +96,12 @@ class RunWriter:
         self._clock_jumps = 0
         self._described: dict[str, Any] = {}
         self._has_sample = self._is_sealed = False
+        #: Whether the files of all planned windows are complete.
+        self.is_finished = False
+        self._replicas = Replicas(self._exchange, session.lengths.steps_per_epoch)
+        self._waits_s: list[float] = []  # for the first batch of each loop, beyond the mean of all batches
+        self._restarts_workers = False
+        self._rows: list[EpochRow] = []
         #: Why a file could not be written, if one could not.
         self.error: UnwritableError | None = None
         self._ideal_step_s: float | None = None
@@ -167,12 +187,54 @@ class RunWriter:
             self._write_environment()
         if not self._has_sample:
             self._write_sample(is_last)
-        if is_last and self._wire is not None and (unlike := self._wire.finding()):
-            self.add(unlike)
-        is_complete = self.epochs == self._session.lengths.epochs and not self._session.met
+        is_complete = self.epochs == self._session.lengths.epochs and self._replicas.has_samples
         if self.epochs and (is_last or is_complete):
-            write_sums(self._folder)
-            self._is_sealed = True
+            self._conclude()
+            if is_last or not self._session.met:
+                write_sums(self._folder)
+                self._is_sealed = True
+        self.is_finished |= is_complete
+
+    def _conclude(self) -> None:
+        """Add what complete windows show, because the program may be killed afterwards."""
+        verdict = self._exchange_verdict()
+        if len(self._facts) > 1:
+            self._described["exchange"] = {"together": verdict.together, "by": verdict.by}
+        for finding in (self._wire and self._wire.finding(), verdict.finding, self._slow_first_steps()):
+            if finding:
+                self._keep(finding)
+        if resumed := self._left_files.finding():
+            self._update(resumed)
+        self._write_environment()
+
+    def _exchange_verdict(self) -> Verdict:
+        nodes, ranks = len({one.host for one in self._facts}), len(self._facts)
+        is_counted = self._backend == "gloo" or (self._transport or {}).get("network") == "Socket"
+        ends = nodes if nodes > 1 or self._backend != "gloo" else ranks  # gloo on one node: the loopback
+        needed = 2 * (ends - 1) * (self._described.get("gradient_bytes") or 0) * is_counted or math.nan
+        if self._session.is_rare:
+            return Verdict()
+        return self._replicas.verdict(self._parts, needed, is_bare=self._has_bare_model, has_nodes=nodes > 1)
+
+    def _slow_first_steps(self) -> SlowFirstSteps | None:
+        waits, total_s = self._waits_s, sum(row.epoch_time_sec for row in self._rows)
+        if len(waits) < 2 or median(waits) < _SLOW_FIRST_S or sum(waits) <= _SLOW_FIRST_SHARE * total_s:
+            return None
+        mean, share = round(fmean(waits), 6), round(sum(waits) / total_s, 6)
+        return SlowFirstSteps(steps=len(waits), excess_s=mean, share=share, workers=self._restarts_workers)
+
+    def fewer_windows(self) -> FewerWindows | None:
+        """Return a finding if the training ended before all planned windows.
+
+        Of shorter windows, only the last one counts, because the program can end others on purpose.
+        """
+        planned, steps = self._session.lengths.epochs, self._session.lengths.steps_per_epoch
+        *earlier, last = (int(row.steps) for row in self._rows)
+        shortest = last if all(one == steps for one in earlier) else steps
+        if planned is None or (self.epochs >= planned and shortest == steps):
+            return None
+        known: dict[str, Any] = {"planned_epochs": planned, "planned_steps": steps}
+        return FewerWindows(epochs=self.epochs, steps=shortest, **known)
 
     def _write_sample(self, is_last: bool) -> None:
         """Write sampled_step.json when all ranks have posted their sampled step, or at the end with fewer."""
@@ -223,8 +285,14 @@ class RunWriter:
     def _add_epoch(self, windows: Sequence[Window]) -> None:
         ideal_step_s, wire = self._ideal_step_s, self._wire
         record = merge_windows(self.epochs + 1, windows, self._places, ideal_step_s=ideal_step_s, wire=wire)
-        self.results.add(record)
         row, is_first = record[0], not self.epochs
+        self._rows.append(row)
+        self._replicas.add(windows, math.nan if wire is None else wire.sent_bytes)
+        slowest = max(windows, key=lambda window: sum(window.first_waits_s))
+        usual_s = 0.0 if math.isnan(row.data_load_time_sec) else row.data_load_time_sec
+        self._waits_s += [wait_s - usual_s for wait_s in slowest.first_waits_s]
+        self._restarts_workers |= slowest.restarts_workers
+        self.results.add(record)
         if not all(window.stable for window in windows):
             self.add(NotStable(steps=self._session.warmup_steps))
         if jumps := max(window.clock_jumps for window in windows):
@@ -237,8 +305,9 @@ class RunWriter:
         if math.isnan(row.samples):
             self.add(SamplesUnknown())
         elif is_first:
-            batch = row.samples / row.steps
-            self._described.setdefault("global_batch", round(batch) if batch == round(batch) else None)
+            counts = ([one for one in window.samples if one is not None] for window in windows)
+            batch = sum(map(median_high, counts))  # the last batch of a loop can be smaller
+            self._described.setdefault("global_batch", round(batch) if batch == round(batch) else batch)
         losses = [0.0 if window.loss is None else window.loss for window in windows]
         if wrong := [rank for rank, loss in enumerate(losses) if not math.isfinite(loss)]:
             self.add(LossNotFinite(epoch=self.epochs + 1, ranks=tuple(wrong), severity="warning"))

@@ -198,7 +198,7 @@ def measure(session: Session, collectives: Collectives, trainer: Trainer, record
                     _check_losses(collectives, warmup_loss, None)
                 epoch = recorder.epochs
                 _end_epoch(session, collectives, trainer, recorder)
-            if recorder.is_complete:
+            if recorder.done:
                 break
 
 

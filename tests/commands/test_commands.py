@@ -182,7 +182,7 @@ def test_verify_passes_for_study_run_and_folder(ran):
     assert content["passed"] is True
     assert {check["check"] for check in content["runs"][0]["checks"]} == {
         *("state", "files", "joined", "world size", "backend", "transport", "nodes", "hosts"),
-        *("global batch", "options", "epochs", "throughput", "loss", "samples"),
+        *("global batch", "options", "epochs", "throughput", "loss", "samples", "trains together"),
     }
 
 

@@ -175,6 +175,37 @@ def test_a_command_that_cannot_be_used_gives_one_error(command, message):
     assert raised(BenchError, read_command, command) == message
 
 
+CPU = "import torch.distributed as d\nd.init_process_group('gloo')\n"
+CLICK = CPU + "# cuda\n@click.option('--batch')\ndef main(batch): ..."
+HF = "HfArgumentParser(TrainingArguments)"
+
+
+@pytest.mark.parametrize(
+    ("words", "script", "added", "batches", "device"),
+    [
+        ("--batch-size 12 --lr 1", "", "--batch-size {per_gpu_batch} --lr 1", {12}, "cuda"),
+        ("--batch_size=12", CPU, "--batch_size={per_gpu_batch}", {12}, "cpu"),
+        ("--global-batch-size 64", "", "--global-batch-size {global_batch}", {32}, "cuda"),
+        ("--test-batch-size 12 --batch auto", "", "--test-batch-size 12 --batch auto", {1}, "cuda"),
+        ("", f"{CPU}p.add_argument('-b', '--bs', type=int)", "--bs {per_gpu_batch}", {32}, "cpu"),
+        ("", CLICK, "--batch {per_gpu_batch}", {32}, "cuda"),
+        ("", "def main(batch_size=8): ...\ntyper.run(main)", "--batch-size {per_gpu_batch}", {32}, "cuda"),
+        ("", "def main(batch_size=8): ...\nfire.Fire(main)", "--batch_size {per_gpu_batch}", {32}, "cuda"),
+        ("", HF, "--per_device_train_batch_size {per_gpu_batch}", {32}, "cuda"),
+        ("", "def load(batch_size): ...\n# p.add_argument('--batch-size')", "", {1}, "cuda"),
+    ],
+)
+def test_the_batch_and_the_device_of_a_script_are_found(words, script, added, batches, device):
+    Path("train.py").write_text(script)
+    plan, text = planned(f"python train.py {words}")
+    assert plan.matrix.workload.command.words == tuple(f"python train.py {added}".split())
+    assert {cell.per_gpu_batch for cell in plan.cells if "weak" in cell.modes} == batches
+    assert (plan.matrix.workload.device, plan.cells[0].backend) in ((device, "gloo"), ("cuda", "nccl"))
+    assert plan.matrix.cluster.stop_after_measurement
+    assert "recorder.loss(loss)" in text
+    assert not {"ignored-setting", "shared-output"} & {one.kind for one in plan.warnings}
+
+
 WORDS = st.lists(
     st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0\r\n"), min_size=1, max_size=12)
     | st.sampled_from(["{", "}", "{}", "{{x}}", "$HOME", "a b", "'", '"', "é", "# no", ": x", "{a: 1}", "-"]),

@@ -11,6 +11,7 @@ from bench.doctor import diagnose, diagnose_text
 from bench.doctor.catalogue import HINT, KINDS, SLOW, Signature, load
 from bench.doctor.diagnosis import IDLE_CORES, OF_RUN
 from bench.doctor.scan import Scan
+from ddp_scaling_bench.finding import RECORDED
 
 SIGNATURES = load().signatures
 
@@ -31,7 +32,9 @@ def test_the_example_of_a_signature_is_diagnosed_as_its_cause(signature: Signatu
     log = signature.example + (
         "\nsrun: error: n1: task 0: Exited with exit code 1\n" * (signature.kind == HINT)
     )
-    found = [cause.cause for cause in diagnose({"-": log}, facts=frozenset({IDLE_CORES})).causes]
+    found = [
+        cause.cause for cause in diagnose({"-": log}, facts=frozenset({IDLE_CORES, *signature.needs})).causes
+    ]
     assert signature.name in found
 
 
@@ -50,7 +53,7 @@ def test_every_cause_has_an_explanation_and_a_remedy() -> None:
 
 
 def test_conditions_name_existing_facts_and_causes() -> None:
-    names = {signature.name for signature in SIGNATURES} | {IDLE_CORES, OF_RUN}
+    names = {signature.name for signature in SIGNATURES} | {IDLE_CORES, OF_RUN, *RECORDED}
     for signature in SIGNATURES:
         assert set(signature.needs) | set(signature.unless) <= names, signature.name
 
@@ -93,8 +96,8 @@ def test_the_first_cause_and_its_evidence_are_found(path: Path) -> None:
 def test_every_cause_has_at_least_two_logs() -> None:
     headers = [read(path)[0] for path in FIXTURES]
     logs = Counter(name for header in headers for name in (header["expect"], *header["slow"].split()))
-    # A log cannot show idle cores: tests/doctor/test_doctor_diagnosis.py.
-    signatures = (one for one in load().signatures if IDLE_CORES not in one.needs)
+    # A log cannot show these facts: tests/doctor/test_doctor_diagnosis.py.
+    signatures = (one for one in load().signatures if not {IDLE_CORES, OF_RUN} & {*one.needs})
     shown = {signature.name for signature in signatures if signature.is_cause}
     assert {name: logs[name] for name in shown if logs[name] < 2} == {}
 

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bench.doctor import Diagnosis, diagnose, diagnose_text
-from bench.doctor.catalogue import SLOW, load
+from bench.doctor.catalogue import SLOW, WARNING, load
 from bench.doctor.diagnosis import HEAD_BYTES, find_warnings
 from bench.doctor.report import as_text
 from bench.doctor.scan import OVERLAP_BYTES, PIECE_BYTES
@@ -244,7 +244,7 @@ def test_a_line_of_ten_megabytes_is_searched_in_pieces_that_overlap() -> None:
         assert [(cause.cause, cause.line) for cause in found.causes] == [("backend-device-mismatch", 2)]
 
 
-EXAMPLES = {one.name: one.example for one in load().signatures if one.severity == SLOW}
+EXAMPLES = {one.name: one.example for one in load().signatures if one.severity in (SLOW, WARNING)}
 STRIDES = EXAMPLES["slow-gradient-strides"]
 NOTICE = EXAMPLES["slow-one-thread"].splitlines()[0]
 PROGRESS = "epoch 3 step {} loss 2.3412 1234.5 samples/s\n"
@@ -276,6 +276,24 @@ def test_only_the_start_of_a_long_log_is_read(folder):
     assert [(warning.line, warning.evidence) for warning in find_warnings(folder)] == [(2, STRIDES)]
     folder.err.write_text(f"{text}{STRIDES}\n")
     assert find_warnings(folder) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "is_resumed"),
+    [
+        ("rank 0: resumed at step 60", True),
+        ("INFO resumed epoch: 4, iter: 100", True),
+        ("Resuming from epoch 0, global_step=500", True),
+        ("Resuming training from snapshot at Epoch 0", False),
+        ("Namespace(resume=None, epoch=5, step=100)", False),
+        ('{"resume": false, "epoch": 5}', False),
+        ("Loaded checkpoint mae_pretrain.pth (epoch 800)", False),
+    ],
+)
+def test_a_run_that_resumed_is_a_warning_and_another_log_has_none(folder, line, is_resumed):
+    folder.out.write_text(f"{line}\n")
+    assert [found.cause for found in find_warnings(folder)] == ["resumed"] * is_resumed
+    assert diagnose_text(folder.out.read_text()).causes == []
 
 
 def conditions(folder: Path, *, threads: int, cores: int) -> None:

@@ -3,7 +3,7 @@
 import textwrap
 from pathlib import Path
 
-from bench.doctor.catalogue import SLOW, load
+from bench.doctor.catalogue import FAILURE, load
 
 PAGE = Path(__file__).parents[2] / "docs" / "doctor.md"
 BEGIN = "<!-- causes: written by python tests/doctor/test_doctor_page.py -->"
@@ -14,8 +14,9 @@ def section(name: str) -> str:
     """Return a heading, and one paragraph: a message that is recognised, the cause, and the remedy."""
     info, first = load().causes[name], next(one for one in load().signatures if one.name == name)
     message = first.example.strip().splitlines()[-1].strip().replace("`", "'")
-    slow = "Severity: slow. " if first.severity == SLOW else ""
-    text = f"{slow}{info.explanation} **Do:** {info.remedy}"
+    severity = f"Severity: {first.severity}. " if first.severity != FAILURE else ""
+    text = f"{severity}{info.explanation} **Do:** {info.remedy}"
+    text += f" In a run of bench: {info.of_run.explanation} {info.of_run.remedy}" if info.of_run else ""
     return "\n".join([f"### {name}", f"`{message}`\\", textwrap.fill(text, 120, break_on_hyphens=False)])
 
 

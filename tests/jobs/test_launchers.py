@@ -3,6 +3,8 @@
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,7 +13,7 @@ from ddp_scaling_bench.run_folder import RunFolder
 from tests.cluster.bed import Cluster
 from tests.cluster.containers import wait_for
 from tests.jobs.slurm_studies import MEASURE, Study, plan_study, run_id, scripted_study, submitted
-from tests.matrices import BARE, matrix, slurm, torchrun_cell, training
+from tests.matrices import BARE, SHORT, command, matrix, slurm, torchrun_cell, training
 
 MATRIX = matrix(
     "launchers",
@@ -59,6 +61,59 @@ def test_the_ranks_join_on_the_allocated_hosts_and_report_them(study, running_cl
         assert steps == [run.job_id, f"{run.job_id}.batch", f"{run.job_id}.0"]
         said = folder.out.read_text() + folder.err.read_text()
         assert re.search(rf"\b{ranks}/{ranks} ranks? joined", said), said
+
+
+#: A training without an end, of which each rank notes SIGTERM.
+ENDLESS = """\
+import os, signal, sys, time, torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from ddp_scaling_bench import Recorder
+dist.init_process_group("gloo")
+torch.set_num_threads(1)
+path = f"{os.environ['BENCH_RUN_DIR']}/term.{dist.get_rank()}"
+signal.signal(signal.SIGTERM, lambda *_: (open(path, "w").close(), os._exit(1)))
+recorder = Recorder(model := DistributedDataParallel(torch.nn.Linear(4, 2)))
+while True:
+    with recorder.step(8):
+        time.sleep(0.01)
+        model(torch.randn(8, 4)).square().mean().backward()
+"""
+
+
+def endless(folder: Path, executor: dict[str, Any], **axes: Any) -> str:
+    """Return the matrix of an endless training, whose runs end after their last window."""
+    (folder / "endless.py").write_text(ENDLESS)
+    return matrix(
+        "endless",
+        cluster=executor | {"time_limit": "4m", "stop_after_measurement": True},
+        axes={"backend": ["gloo"], **axes},
+        workload=command(["python", f"{folder}/endless.py"], metrics="recorder", **SHORT),
+    )
+
+
+def stopped(folder: RunFolder) -> tuple[int, str, int]:
+    """Return exit code, who ended the run, and the number of ranks that got SIGTERM."""
+    end = json.loads(folder.end.read_text())
+    return end["exit_code"], end["by"], len(list(folder.path.glob("term.*")))
+
+
+def test_a_run_on_this_machine_ends_after_its_last_window(tmp_path):
+    study = plan_study(tmp_path, endless(tmp_path, {"executor": "local"}, tasks_per_node=[2]), {})
+    assert study.bench("submit", "STUDY").returncode == 0
+    (run,) = study.planned.runs
+    assert study.record(run.run_id).state == "completed"
+    assert stopped(study.attempt(run.run_id)) == (0, "measured", 2)
+
+
+def test_a_job_ends_after_its_last_window(running_cluster, tmp_path):
+    cluster = slurm(exclusive=False, env={"GLOO_SOCKET_IFNAME": "eth0"})
+    text = endless(tmp_path, cluster, nodes=[1, 2], tasks_per_node=[1], launcher=["srun", "torchrun"])
+    study = plan_study(tmp_path, text, running_cluster.environment)
+    with submitted(study, "--pack", "--wait"):
+        for run in study.status().values():
+            assert run.state == "completed"
+            ranks = study.planned.cell_of(run.run_id).world_size
+            assert stopped(study.attempt(run.run_id)) == (0, "measured", ranks)
 
 
 #: Without `exclusive`, because the batch shell of a whole node sees all its GPUs.

@@ -57,8 +57,8 @@ def job_of(tmp_path: Path) -> Jobs:
     """Return a function that plans a job with a set-up line; check at the end that no process is left."""
     made: list[Job] = []
 
-    def make(line: str, *, limit: str = "2m") -> tuple[LocalScheduler, Job]:
-        study = planned(tmp_path, ranks=[1], setup=[line], limit=limit)
+    def make(line: str, **options: Any) -> tuple[LocalScheduler, Job]:
+        study = planned(tmp_path, ranks=[1], setup=[line], **options)
         attempt = next_attempt(study, study.runs[0], Record(run_id=study.runs[0].run_id))
         attempt.claim(study)
         script = study.script(attempt.cell.cell_id).absolute()
@@ -138,6 +138,25 @@ def test_a_job_that_is_ended_leaves_no_process(job_of, line, by, end):
         started = time.monotonic()
         scheduler.cancel([job_id])
         assert time.monotonic() - started < 5, "the script, not `bench cancel`, waits for the end"
+    wait_for(lambda: state(scheduler, job, job_id) == "over", what="the end")
+    assert end_of(job) == end
+
+
+#: Writes what rank 0 writes after some windows, given the number of lines.
+SEAL = 'seq {} >"$run_dir/metrics.csv"; : >"$run_dir/SHA256SUMS"; '
+
+
+@pytest.mark.parametrize(
+    ("line", "end"),
+    [
+        (f"{SEAL.format(3)}{STUBBORN} sleep 4242", (0, "TERM", "measured")),
+        (SEAL.format(3) + "sleep 6; exit 3", (3, None, "exit")),
+        (SEAL.format(2) + "sleep 14; exit 4", (4, None, "exit")),  # a window is missing
+    ],
+)
+def test_a_program_is_ended_10_s_after_its_last_window_if_it_does_not_end(job_of, line, end):
+    scheduler, job = job_of(line, stop_after_measurement=True)
+    job_id = scheduler.submit(job)
     wait_for(lambda: state(scheduler, job, job_id) == "over", what="the end")
     assert end_of(job) == end
 

@@ -473,3 +473,13 @@ def test_a_lock_that_is_held_differs_from_a_file_system_without_locks(host, tmp_
     )
     assert (done.returncode, done.stderr) == (1, "")
     assert done.stdout.startswith(f"M {answer.format(host.runtime / NAME)}")
+
+
+def test_a_run_is_ended_on_all_hosts_after_its_last_window(bed, make):
+    study = make(
+        f'[ "$2" = 0 ] && {{ {MEASURE}; : >"$1/SHA256SUMS"; }}; {RANKS} wait', stop_after_measurement=True
+    )
+    submitted(study)
+    (run,) = records(study)
+    end = json.loads(study.attempt(run.run_id).end.read_text())
+    assert (run.state, end["exit_code"], end["by"]) == ("completed", 0, "measured")

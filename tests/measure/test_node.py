@@ -185,6 +185,13 @@ def test_what_changes_between_two_samples_is_the_condition(machine):
             },
         },
     }
+    state(4)
+    paused = node.counts()
+    state(9)
+    node.leave_out(before, paused, node.counts())
+    state(10)
+    net = node.conditions(before, node.sample())["net"]
+    assert (net["rx_bytes"], net["sent"]["link_bytes"], net["crc_errors"]) == (4000, 4 * (500 + 20), 9)
 
 
 def test_what_cannot_be_read_is_empty(machine):

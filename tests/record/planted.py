@@ -214,7 +214,7 @@ def users() -> int:
             if is_last:
                 optimizer.step()
                 optimizer.zero_grad()
-        if recorder.is_complete:
+        if recorder.done:
             break
     recorder.close()
     dist.barrier()

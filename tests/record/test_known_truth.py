@@ -94,5 +94,6 @@ def test_a_users_program_and_the_built_in_training_give_the_same(trained, traini
     assert rows == others
     assert all(all(row) for row in rows)
     assert rows[0][3] != rows[1][3]
-    for name in ("parameters", "gradient_bytes", "global_batch", "backend", "wire_bytes"):
+    for name in ("parameters", "gradient_bytes", "global_batch", "backend", "wire_bytes", "exchange"):
         assert own.env[name] == built_in.env[name], name
+    assert own.env["exchange"] == {"together": True, "by": "strategy"}

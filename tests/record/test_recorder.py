@@ -250,6 +250,8 @@ def test_time_between_loops_and_in_pauses_does_not_count(monkeypatch, tmp_path):
             clock.sleep(100)
     rows = [(row["steps"], row["epoch_time_sec"]) for row in read_rows(tmp_path / "metrics.csv")]
     assert rows == [("5", "5")] * 2
+    paused = [row["paused_time_sec"] for row in read_rows(tmp_path / "ranks.csv")]
+    assert paused == [str(5 * 50 + loops_between * 100) for loops_between in (2, 3)]
 
 
 def test_a_removed_folder_does_not_end_the_training(tmp_path, capsys):
@@ -444,7 +446,7 @@ def test_what_only_the_program_knows_reaches_the_files(tmp_path, monkeypatch):
                 optimizer.step()
                 optimizer.zero_grad()
             recorder.loss(loss)
-        if recorder.is_complete:
+        if recorder.done:
             break
     recorder.set_columns(recorder.epochs, val_loss=torch.tensor(0.25))
     recorder.close()

@@ -266,7 +266,7 @@ def loop(recorder: Recorder, model: torch.nn.Module, update: Callable[[], None])
         with recorder.step():
             model().backward()
             update()
-        if recorder.is_complete:
+        if recorder.done:
             break
 
 

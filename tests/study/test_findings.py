@@ -78,9 +78,42 @@ SENTENCES: list[tuple[Recorded, str]] = [
     (ranks.NotStable(steps=1), "the step time was not yet stable after 1 warm-up step"),
     (ranks.ClockWasSet(steps=2), "a host's clock was set during 2 attribution steps: left out, because DDP'"),
     (ranks.PartsNotTimed(torch="3.0", strategy="FSDP2"), ": torch 3.0 does not show when FSDP2 communicates"),
+    (
+        ranks.PartsNotTimed(several=True),
+        "the parts of the step are not measured: an optimizer steps before the b",
+    ),
     (ranks.PartsNotTimed(), "the parts of the step are not measured: the recorder's model is a part of a sh"),
     (ranks.ModelNotWrapped(), "the recorder's model is not wrapped in DDP: exposed communication is unknown"),
     (ranks.ModelNotCalled(), "the recorder's model was never called in an instrumented step, so forward and"),
+    (
+        ranks.SeparateTrainings(by="parameters", spread=0.5),
+        "the changes of their parameters differ by 50 %",
+    ),
+    (
+        ranks.SeparateTrainings(by="bytes", share=0.001),
+        "was sent between them (0.1 % of the bytes that i",
+    ),
+    (ranks.SeparateTrainings(by="copies"), "their parameters are equal, but they exchanged nothing: each tr"),
+    (
+        ranks.FewerWindows(epochs=1, planned_epochs=2, steps=4, planned_steps=10),
+        "the training ended early: 1 of 2 windows and a window of 4 of 10 steps",
+    ),
+    (ranks.SlowFirstSteps(steps=3, excess_s=0.5, share=0.2), "takes 500 ms more (3 steps, 20 % of the measu"),
+    (
+        ranks.Resumed(files=("a.pt",), replaced=True),
+        "the training replaced a.pt, which was there before this",
+    ),
+    (failures.NoStep(), "the training took no step"),
+    (
+        runs.LineForms(
+            quantity="loss", source="job.out", forms=(runs.LineForm("loss #", 2, 1),), first="3", last="2"
+        ),
+        "loss is read from job.out (first 3, last 2): 2 x 'loss #' from line 1 on",
+    ),
+    (
+        runs.LinesLeftOut(quantity="loss", source="job.out", why="evaluation", lines=(3,), example="e"),
+        "loss: 1 line of job.out (from line 3) does not count: evaluation, such as 'e'",
+    ),
     (ranks.SamplesUnknown(), "the samples of a step are unknown, so there is no throughput: pass samples=.."),
     (ranks.SamplesUnknown(length=8.0, batch_size=4), "the first batch begins with a tensor of length 8, but"),
     (ranks.SamplesUnknown(batch_size=4), "the first batch begins with no tensor, but the batch size is 4, s"),
@@ -117,10 +150,18 @@ SENTENCES: list[tuple[Recorded, str]] = [
         "lost the connection to another rank: rank 0 on n1 failed first: E: a; NCCL: b",
     ),
     (
+        failures.LostConnection(
+            left=(failures.LeftRank(2, "n1", 20), failures.LeftRank(3, "n1", 20)), absent=N1[:1]
+        ),
+        "lost the connection to another rank: ranks 2-3 on n1 left the loop after 20 steps: they closed their recorders; "
+        "no report from rank 0 on n1: it ended or was killed, or the host was lost",
+    ),
+    (failures.NoStep(), "the training took no step"),
+    (
         failures.LateCollective(timeout_s=None, option="x", ended=N1[0]),
         "a collective did not complete in its time-out: rank 0 on n1 has ended, and its own message says why",
     ),
-    (ranks.NoWindow(steps=6), "no window was recorded: a rank took fewer than 6 steps"),
+    (ranks.NoWindow(steps=6), "no window was recorded: a rank took fewer than 6 steps, or ended"),
     (ranks.MeasurementsLost(reason="disk full"), "measurements are lost: disk full"),
     (runs.StudyRun(subject=("n1",), jobs=("7",)), "another run of the study (job 7) on n1"),
     (
@@ -142,6 +183,16 @@ SENTENCES: list[tuple[Recorded, str]] = [
     (runs.ValuesLeftOut(**LOSS), "loss occurs 6 times in job.out, so the run has no loss. Check its pattern"),
     (runs.ValuesLeftOut(**LOSS, lowest=1.0, highest=2.5), "with different values (1 to 2.5), so the run has"),
     (runs.RepeatedMatches(**LOSS, lines=3), "loss occurs 6 times in job.out (in 3 lines); each counts as a "),
+    (
+        runs.LineForms(
+            quantity="loss", source="a", forms=(runs.LineForm("x #", 2, 1),), first="1", last="2", rank=0
+        ),
+        "loss is read from a, rank 0 (first 1, last 2): 2 x 'x #' from line 1 on",
+    ),
+    (
+        runs.LinesLeftOut(quantity="loss", source="a", why="zero", lines=(3,), example="x #"),
+        "loss: 1 line of a (from line 3) does not count: zero, such as 'x #'",
+    ),
 ]
 
 

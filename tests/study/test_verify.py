@@ -19,7 +19,7 @@ from tests.matrices import command, matrix
 
 MATRIX = matrix("own", axes={"tasks_per_node": [2]}, batch=8, workload=command("true"), repeats=1)
 RUN = "n1x2-gloo-torchrun-b8-r1"
-UNMEASURED = ("joined", "world size", "backend", "nodes", "global batch")
+UNMEASURED = ("joined", "world size", "backend", "nodes", "global batch", "trains together")
 
 
 @pytest.fixture

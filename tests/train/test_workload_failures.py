@@ -85,7 +85,7 @@ def test_a_killed_rank_ends_the_other_and_leaves_whole_files(server, tmp_path):
     assert finished.codes == [1, -9]
     assert finished.err[0] == (
         f"bench: error: rank 0 on {HOST}: {LOST}: no report from rank 1 on {HOST}:"
-        " killed, or the host was lost\n"
+        " it ended or was killed, or the host was lost\n"
     )
     rows = finished.table("metrics")
     assert 1 <= len(rows) < 400

@@ -203,12 +203,17 @@ def test_a_rank_that_pauses_the_recorder_alone_has_a_shorter_window(run_program,
 
 
 @pytest.mark.parametrize(
-    ("steps", "longer", "is_found"), [(10, 1.9, False), (10, 2.1, True), (50, 4.5, False), (50, 5.5, True)]
+    ("steps", "longer", "paused", "is_found"),
+    [
+        *[(10, 1.9, 1.9, False), (10, 2.1, 2.1, True), (50, 4.5, 4.5, False), (50, 5.5, 5.5, True)],
+        *[(10, 4, 2.1, True), (10, 4, 1.9, False), (10, 4, 0, False), (10, 4, np.nan, False)],
+    ],
 )
-def test_windows_differ_by_more_than_two_steps_and_a_tenth(steps, longer, is_found):
+def test_a_pause_makes_windows_differ_by_more_than_two_steps_and_a_tenth(steps, longer, paused, is_found):
     rows = [
-        {"run_id": "r1", "cell_id": "cell", "epoch": 1, "rank": rank, "steps": steps, "window_time_sec": time}
-        for rank, time in enumerate((steps * 0.1, (steps + longer) * 0.1))
+        {"run_id": "r1", "cell_id": "cell", "epoch": 1, "rank": rank, "steps": steps}
+        | {"window_time_sec": time, "paused_time_sec": 0.3 + pause}
+        for rank, (time, pause) in enumerate(((steps * 0.1, paused * 0.1), ((steps + longer) * 0.1, 0)))
     ]
     assert len(unequal_windows(rank_records(pd.DataFrame(rows)))) == is_found
     assert not len(unequal_windows(rank_records(pd.DataFrame(rows).assign(window_time_sec=np.nan))))

@@ -1,6 +1,5 @@
 """The validity of a study's numbers: each finding with its cells and values."""
 
-import math
 import re
 from collections.abc import Iterator
 from html import unescape
@@ -22,6 +21,7 @@ from bench.cli import app
 from bench.matrix.cell import Cell
 from bench.study.layout import StudyFolder
 from ddp_scaling_bench.finding import Finding
+from ddp_scaling_bench.measure.findings import SeparateTrainings
 from tests.analysis import studies
 from tests.analysis.studies import write_ranks
 from tests.common import change_json, edited_csv
@@ -156,8 +156,9 @@ def test_a_rank_that_paused_alone_is_named(tmp_path: Path) -> None:
     path = studies.finished(tmp_path / "s", studies.strong(sizes=(1, 2)))
     for file in path.glob("runs/n2x1*/attempt-1/ranks.csv"):
         with edited_csv(file) as frame:
-            frame["window_time_sec"] = 2.0
-            frame.loc[(frame["rank"] == 1) & (frame["epoch"] == 2), "window_time_sec"] = 1.5
+            frame["window_time_sec"], frame["paused_time_sec"] = 2.0, 0.0
+            paused = (frame["rank"] == 1) & (frame["epoch"] == 2)
+            frame.loc[paused, ["window_time_sec", "paused_time_sec"]] = [1.5, 0.5]
         studies.agree_with_ranks(file.parent)
     found = findings(path)["unequal-windows"]
     assert heading(found) == "A rank paused alone"
@@ -171,21 +172,54 @@ def test_a_rank_that_paused_alone_is_named(tmp_path: Path) -> None:
     assert found.values == {"rank": 1, "other_rank": 0, "seconds": [1.5, 2.0], "runs": runs}
 
 
-@pytest.mark.parametrize("odd", [("n1x1",), ("n1x1", "n2x1")])
-def test_the_cell_with_another_batch_is_named_even_if_it_is_the_baseline(tmp_path, odd):
+@pytest.mark.usefixtures("nothing_drawn")
+@pytest.mark.parametrize("kind", ["other-batch", "separate-trainings"])
+@pytest.mark.parametrize("odd", ["n1x2", "n2x2"])
+def test_cells_with_another_batch_or_apart_ranks_have_a_throughput_but_no_efficiency(tmp_path, odd, kind):
+    path = studies.finished(tmp_path / "results" / "s", studies.weak(sizes=(2, 4), per_node=2))
+    apart = SeparateTrainings(by="parameters", spread=0.5).as_json()
+    changes = {"other-batch": {"global_batch": 8}, "separate-trainings": {"facts": [apart]}}[kind]
+    for env in path.glob("runs/*/attempt-1/env.json"):
+        is_odd = env.parts[-3].startswith(odd)
+        exchange = {"together": kind == "other-batch" or not is_odd, "by": "parameters"}
+        change_json(env, **(changes if is_odd else {}), exchange=exchange)
+    lines = CliRunner().invoke(app, ["report", str(path)]).stderr.splitlines()
+    (line,) = (line for line in lines if line.endswith(f"[{kind}]"))
+    assert line.startswith("error: ")
+    expected = {"other-batch": "(measured 8.000, planned ", "separate-trainings": "differ by 50 %"}
+    assert f"{odd}-gloo-srun-b16" in line
+    assert expected[kind] in line
+    report = StudyFolder(path).report
+    table, runs = (pd.read_csv(report / name) for name in ("scaling.csv", "runs.csv"))
+    assert (table["throughput_samples_per_sec"] > 0).all()
+    lacking = table["cell_id"].str.startswith(odd) | (odd == "n1x2")
+    assert (table["efficiency"].isna() == lacking).all()
+    assert (table["reason"].str.contains("no efficiency: the r", na=False) == lacking).all()
+    assert ((table["verdict"] == "not-valid") == lacking).all()
+    for one in (table, runs):
+        without = one["cell_id"].str.startswith(odd) & (kind == "other-batch")
+        assert (one["step_time_sec"].isna() == without).all()
+    assert "no efficiency: the r" in unescape((report / "index.html").read_text(encoding="utf-8"))
+
+
+def test_a_last_partial_batch_is_no_other_batch(tmp_path: Path) -> None:
     path = studies.finished(tmp_path / "s", studies.strong(sizes=(1, 2)))
-    for metrics in [file for name in odd for file in path.glob(f"runs/{name}*/attempt-1/metrics.csv")]:
+    for metrics in path.glob("runs/*/attempt-1/metrics.csv"):  # env.json has the median of the batches
         with edited_csv(metrics) as frame:
-            frame[["samples", "epoch_time_sec"]] /= 2
-    found = findings(path)["other-batch"]
-    assert [cell.split("-")[0] for cell in found.subject] == list(odd)
-    assert "n1x1-gloo-srun-b64 (measured 32.00, planned 64)" in message(found)
-    if odd == ("n1x1",):
-        _, two = scaling_table(measure(load_study(path)))
-        assert math.isnan(two.efficiency)
-        assert two.reason.startswith(
-            "no efficiency: the runs of this cell or of its baseline process another"
-        )
+            frame[["samples", "epoch_time_sec"]] *= 0.95
+    assert "other-batch" not in findings(path)
+
+
+def test_runs_of_a_cell_with_different_numbers_of_windows_are_named(tmp_path: Path) -> None:
+    cells = studies.weak(sizes=(1, 2))
+    for cell in cells:
+        cell.argv, cell.planned_epochs = ["python", "t.py", "{per_gpu_batch}"], None
+    path = studies.finished(tmp_path / "s", cells)
+    (file,) = path.glob("runs/n2x1-*-r2/attempt-1/metrics.csv")
+    file.write_text("".join(file.read_text().splitlines(keepends=True)[:-1]))
+    studies.seal(path)
+    (found,) = findings(path).values()
+    assert (found.kind, found.values) == ("value-counts", {"values_per_run": {"n2x1-gloo-srun-b16": [2, 3]}})
 
 
 def test_runs_that_were_not_stable_are_counted(tmp_path: Path) -> None:
@@ -277,8 +311,12 @@ def test_runs_whose_ranks_no_recorder_counted_are_named(tmp_path: Path) -> None:
         change_json(file, joined=None)
     (found,) = findings(path).values()
     assert (found.kind, found.subject, found.values) == (
-        "ranks-not-counted", ("n4x1-gloo-srun-b16",), {"runs": 2},
+        "ranks-not-counted", ("n4x1-gloo-srun-b16",), {"runs": 2, "not_compared": ["n4x1-gloo-srun-b16"]},
     )  # fmt: skip
+    assert "started, nor whether they train together: only the recorder" in message(found)
+    rows = scaling_table(measure(load_study(path)))
+    unknown = "not measured whether the ranks train together"
+    assert [row.reason for row in rows] == ["", unknown, unknown]
 
 
 @pytest.mark.usefixtures("nothing_drawn")
@@ -360,5 +398,5 @@ def test_checks_without_values_are_not_passed(tmp_path: Path) -> None:
     assert checks["samples"].missing
     assert checks["cores"].passed
     missing = {name for name, check in checks.items() if check.missing}
-    assert missing == {"disturbances", "samples", "windows", "late-ranks", "drift"}
+    assert missing == {"together", "disturbances", "samples", "windows", "late-ranks", "drift"}
     assert sum(check.passed for check in checks.values()) == 9

@@ -275,3 +275,50 @@ def test_words_for_missing_values_are_names_of_series(tmp_path: Path) -> None:
         "series,gpus,global_batch,throughput\nNone,1,64,100\nNone,2,64,190\nNA,1,64,90\nNA,2,64,\n"
     )
     assert [row.series for row in read_table(table).rows] == ["None", "None", "NA", "NA"]
+
+
+def test_patterns_make_a_table_of_the_logs_of_finished_runs(
+    tmp_path, monkeypatch, nothing_drawn: None
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, rate in (("one", 10.0), ("two", 9.5), ("again", 9.7)):
+        Path(f"{name}.log").write_text(f"step 1 {rate}it/s loss 2.5\nstep 2 {1 / rate}s/it loss 2.0\n")
+    words = [
+        "1=one.log",
+        "1x2=two.log",
+        "1x2=again.log",
+        "--pattern",
+        "throughput=([0-9.]+)it/s",
+        "--unit",
+        "it/s",
+    ]
+    done = run_report(*words, "--pattern", "loss=loss (.+)", "--mode", "weak", "--batch", "4")
+    assert (done.exit_code, done.stdout) == (0, "logs-report/index.html\n"), done.output
+    assert (
+        "throughput is read from one.log (first 10, last 10): 2 x 'step # #it/s loss #' from line 1 on\n"
+        in done.stderr
+    )
+    assert "one.log: 2 values, mean 40 samples/s\n" in done.stderr
+    table = ["nodes,gpus,per_gpu_batch,throughput,repeat", ",1,4,40,1", "1,2,4,76,1", "1,2,4,77.6,2"]
+    assert Path("logs-report/logs.csv").read_text().splitlines() == table
+    assert pd.read_csv("logs-report/scaling.csv")["efficiency"].round(3).tolist() == [1, 0.96]
+    assert run_report(*words, "--mode", "strong", "--output", "b").exit_code == 0
+    assert Path("b/logs-report/logs.csv").read_text().splitlines()[1] == ",1,0.1,1"
+    assert (
+        "no report: the logs do not show whether this is strong or weak scaling" in run_report(*words).stderr
+    )
+    tried = run_report("1=one.log", "--pattern", "step_time=step (.+?) ", "--json")
+    assert (tried.exit_code, json.loads(tried.stdout)["logs"][0]["rate"]) == (0, pytest.approx(2 / 3))
+    for more, error in (
+        (["--batch", "4"], "--batch requires --mode"),
+        (
+            ["--set", "skip=9", "--mode", "weak"],
+            "error: one.log contains 2 values, and workload.metrics.skip 9",
+        ),
+        (["--set", "kind=average", "--set", "ranks=all"], "ranks all applies only to values per step"),
+        (["--unit", "km/h"], "--unit 'km/h' is not known; allowed: samples/s, it/s, s, ms, us"),
+        (["three.log"], "'three.log' is not a size and a log; write 4=a.log, or 1x4=a.log"),
+    ):
+        done = run_report(*words, *more)
+        assert (done.exit_code, done.stdout) == (2, ""), done.output
+        assert error in done.stderr

@@ -1,0 +1,121 @@
+"""Read the logs of finished runs with the patterns of a matrix, and make a table of them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from pydantic import ValidationError
+
+from analysis.stats.estimate import run_rates
+from bench.matrix.cell import Cell
+from bench.matrix.workload import UNITS, Metrics
+from bench.study.readings import Readings, readings_in
+from ddp_scaling_bench.errors import BenchError, missing_file
+
+#: A log with its size: ``4=a.log``, ``'4 GPUs=a.log'``, or nodes x ranks per node (``1x4=a.log``).
+SIZE_AND_LOG = re.compile(r"(?:(?P<nodes>[1-9]\d*)[x×])?(?P<ranks>[1-9]\d*)(?: ?GPUs?)?=(?P<path>.+)", re.I)
+
+
+@dataclass(frozen=True)
+class Log:
+    """A log of a finished run, and what the patterns match in it.
+
+    ``nodes`` is 0 if it is not known. ``rate`` is the mean over all values, in ``unit``: samples/s of all
+    ranks, or steps/s if neither a batch nor a throughput in samples/s is given.
+    """
+
+    path: Path
+    nodes: int
+    gpus: int
+    readings: Readings
+    rate: float | None
+    unit: str
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the log as `bench report --json` prints it."""
+        own = {
+            "path": str(self.path),
+            "nodes": self.nodes or None,
+            "gpus": self.gpus,
+            "rate": self.rate,
+            "unit": self.unit,
+        }
+        found = self.readings
+        told = [one.told() for one in found.findings]
+        return {**own, "values": len(found.rows), "problem": found.problem or None, "findings": told}
+
+
+def metrics_of(patterns: Sequence[str], units: Sequence[str], settings: Sequence[str]) -> dict[str, Any]:
+    """Return `workload.metrics` of a matrix from NAME=PATTERN, units, and KEY=VALUE.
+
+    Raises:
+        BenchError: a matrix would refuse them.
+    """
+    content: dict[str, Any] = {}
+    for text in settings:
+        key, _, value = text.partition("=")
+        content[key] = int(value) if value.isdigit() else value
+    content["output"] = dict(text.partition("=")[::2] for text in patterns)
+    content["units"] = {name: unit for unit in units for name, known in UNITS.items() if unit in known}
+    if unknown := [unit for unit in units if not any(unit in known for known in UNITS.values())]:
+        allowed = ", ".join(unit for known in UNITS.values() for unit in known)
+        raise BenchError(f"--unit {unknown[0]!r} is not known", remedy=f"allowed: {allowed}")
+    try:
+        return Metrics.model_validate(content).as_json()
+    except ValidationError as error:
+        texts = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}".lstrip(": ") for one in error.errors()]
+        raise BenchError("\n".join(texts), remedy="see workload.metrics in docs/matrix.md") from None
+
+
+def read_log(source: str, metrics: Mapping[str, Any], *, batch: int | None, mode: str | None) -> Log:
+    """Read a log, given as SIZE=LOG. ``batch`` is that of a rank in mode weak, else the global batch.
+
+    Raises:
+        BenchError: the source is not SIZE=LOG, or the log does not exist.
+    """
+    if (given := SIZE_AND_LOG.fullmatch(source)) is None:
+        raise BenchError(f"{source!r} is not a size and a log", remedy="write 4=a.log, or 1x4=a.log")
+    if not (path := Path(given["path"])).is_file():
+        raise missing_file(path, what="the log", remedy="give the output of a finished run")
+    nodes, per_node = int(given["nodes"] or 0), int(given["ranks"])
+    gpus = per_node * (nodes or 1)
+    cell = Cell(
+        cell_id=source,
+        launcher="",
+        backend="",
+        nodes=nodes or 1,
+        tasks_per_node=per_node,
+        world_size=gpus,
+        per_gpu_batch=1,
+        global_batch=(batch or 1) * (gpus if batch and mode == "weak" else 1),
+        argv=[],
+        metrics=dict(metrics),
+        workload={},
+        env={},
+    )
+    readings = readings_in({str(path): path}, cell)
+    rates = run_rates(pd.DataFrame(map(asdict, readings.rows)).assign(run_id="")) if readings.rows else None
+    rate = None if rates is None else float(rates["throughput_samples_per_sec"].iloc[0])
+    in_samples = "throughput" in metrics["output"] and metrics.get("units", {}).get("throughput") != "it/s"
+    return Log(path, nodes, gpus, readings, rate, "samples/s" if batch or in_samples else "steps/s")
+
+
+def table_text(logs: Sequence[Log], *, batch: int | None, mode: str | None) -> str:
+    """Return a table of the logs for :func:`analysis.tables_in.read.read_table`."""
+    name = "throughput" if logs[0].unit == "samples/s" else "time"
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    batches = ["per_gpu_batch" if mode == "weak" else "global_batch"] if batch else []
+    table.writerow(["nodes", "gpus", *batches, name, "repeat"])
+    for place, log in enumerate(logs):
+        repeat = 1 + sum((one.nodes, one.gpus) == (log.nodes, log.gpus) for one in logs[:place])
+        value = log.rate if name == "throughput" or log.rate is None else 1 / log.rate
+        table.writerow([log.nodes or "", log.gpus, *([batch] * len(batches)), f"{value:.9g}", repeat])
+    return text.getvalue()
