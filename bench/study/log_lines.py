@@ -53,8 +53,10 @@ _LABEL = re.compile(r"^ *([0-9]+): ")
 _LOCAL_RANK = re.compile(r"(?:^\[default|(?<![A-Za-z])(?:gpu|cuda|local_rank)\W{0,2})([0-9]+)", re.I)
 #: The smallest share of lines with a label in an output with labels; Slurm's own messages have none.
 _LABELLED = 0.9
-#: Other forms of lines with a smaller share need no warning; other progress bars do not count.
+#: Other forms of lines with a smaller share need no warning.
 _FEW = 0.05
+#: Progress bars with a smaller share of the values do not count.
+_FEW_OF_BARS = 0.25
 #: The least share of lines that occur once per rank, if all ranks print: the first can be those of one rank.
 _MOST = 0.9
 _FORMS_SHOWN = 5
@@ -274,9 +276,9 @@ def lines_left_out(values: Sequence[Value], why: str, *, quantity: str, source: 
 
 
 def _of_other_bars(values: Sequence[Value]) -> list[Value]:
-    """Return the values of progress bars with other words that are few, such as ``Loading weights``."""
+    """Return the values of bars with other words that are few: ``Loading weights``, or that of the epochs."""
     bars = Counter(one.words for one in values if one.bar)
-    return [one for one in values if one.bar and bars[one.words] < _FEW * len(values)]
+    return [one for one in values if one.bar and bars[one.words] < _FEW_OF_BARS * len(values)]
 
 
 def _forms(values: Sequence[Value], quantity: str, source: str, rank: int | None) -> LineForms:

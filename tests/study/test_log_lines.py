@@ -56,6 +56,9 @@ LOGS: dict[str, tuple[str, dict[str, str], dict[str, Any], list[float], list[str
     "a bar without a first rate": (
         bar(0, "?it/s", tail=", loss=3") + "".join(bar(i, "5.0it/s", tail=", loss=2") for i in range(1, 9)),
         {"throughput": IT, "loss": "loss=([0-9.]+)"}, IN_STEPS, [5] * 8, []),
+    "an outer bar of epochs": (
+        "".join(bar(i, "5.0it/s", name="Steps: ") for i in range(1, 10)) + bar(1, "9.0s/it", of=3, name="Epochs: "),
+        {"throughput": IT}, IN_STEPS, [5] * 9, ["lines-left-out"]),
     "a few bars of other work": (
         bar(1, "26804.95it/s", of=9, name="Loading weights: ") + "".join(bar(i, "5.0it/s") for i in range(1, 41)),
         {"throughput": IT}, IN_STEPS, [5] * 40, ["lines-left-out"]),
