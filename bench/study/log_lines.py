@@ -55,6 +55,8 @@ _LOCAL_RANK = re.compile(r"(?:^\[default|(?<![A-Za-z])(?:gpu|cuda|local_rank)\W{
 _LABELLED = 0.9
 #: Other forms of lines with a smaller share need no warning.
 _FEW = 0.05
+#: A larger share of values in lines with several is not by chance.
+_FEW_SEVERAL = 0.2
 #: Progress bars with a smaller share of the values do not count.
 _FEW_OF_BARS = 0.25
 #: The least share of lines that occur once per rank, if all ranks print: the first can be those of one rank.
@@ -243,7 +245,7 @@ def lines_that_count(
     once.
 
     Raises:
-        UnreadableError: each line occurs once per rank, but does not name its rank.
+        UnreadableError: each line occurs once per rank, but does not name its rank, or has several values.
     """
     findings: list[Recorded] = []
     rank: int | None = None
@@ -252,6 +254,9 @@ def lines_that_count(
     if others and len(others) < len(values):
         values = [one for one in values if not one.is_of_evaluation]
         findings.append(lines_left_out(others, "evaluation", quantity=quantity, source=source))
+    if quantity != "loss" and not cell.is_average and (several := _several_in_a_text(values, source)):
+        values = [one for one in values if one not in several]
+        findings.append(lines_left_out(several, "several values", quantity=quantity, source=source))
     is_one_rank = not cell.is_average and cell.metrics.get("ranks") != "all"
     if is_one_rank:
         rank, values = _of_one_rank(values, texts, cell)
@@ -273,6 +278,21 @@ def lines_left_out(values: Sequence[Value], why: str, *, quantity: str, source: 
     return LinesLeftOut(
         subject=(quantity,), quantity=quantity, source=source, why=why, lines=lines, example=example
     )
+
+
+def _several_in_a_text(values: Sequence[Value], source: str) -> list[Value]:
+    """Return the values of texts with several, if these are few: two ranks can print into one line.
+
+    Raises:
+        UnreadableError: many texts have several values, such as a rate and its running average.
+    """
+    times = Counter(one.place for one in values)
+    several = [one for one in values if times[one.place] > 1]
+    if len(several) > _FEW_SEVERAL * len(values):
+        first = several[0]
+        what = f"{source}:{first.line}: the pattern matches {times[first.place]} times in {first.shape!r}"
+        raise UnreadableError(f"{what}; let it match once, such as with the words before the value")
+    return several
 
 
 def _of_other_bars(values: Sequence[Value]) -> list[Value]:

@@ -56,6 +56,8 @@ LOGS: dict[str, tuple[str, dict[str, str], dict[str, Any], list[float], list[str
     "a bar without a first rate": (
         bar(0, "?it/s", tail=", loss=3") + "".join(bar(i, "5.0it/s", tail=", loss=2") for i in range(1, 9)),
         {"throughput": IT, "loss": "loss=([0-9.]+)"}, IN_STEPS, [5] * 8, []),
+    "two ranks in one line": (
+        "5 samples/s\n" * 9 + "5 samples/s9 samples/s\n", {"throughput": SAMPLES}, {}, [5] * 9, ["lines-left-out"]),
     "an outer bar of epochs": (
         "".join(bar(i, "5.0it/s", name="Steps: ") for i in range(1, 10)) + bar(1, "9.0s/it", of=3, name="Epochs: "),
         {"throughput": IT}, IN_STEPS, [5] * 9, ["lines-left-out"]),
@@ -185,6 +187,7 @@ def test_the_rate_of_a_progress_bar_is_the_mean_over_all_steps(tmp_path):
         ("x\n" + "iter 1: time 5s\n" * 2 + "iter 2: time 5s\n" * 2, "time (.+)s", 2, "a.log:2: lines such as 'iter #: time #s' occur 2 times each, but do not"),
         ("".join(f"Epoch: [{e}][{i}/39] time 5s\n" * 2 for e in (0, 1) for i in (1, 2)), "time (.+)s", 2, "occur 2 times each"),
         ("".join(f"Epoch {e}\n" * 2 + "step 1 time 5s\n" * 2 for e in (0, 1)), "time (.+)s", 2, "a.log:3: lines such as"),
+        ("step 1 (4ms, mean 5ms)\n", "([0-9.]+)ms", 1, "a.log:1: the pattern matches 2 times in 'step # (#ms, mean #ms)'"),
         ("[5/9] time 5s\n" * 3, "time (.+)s", 3, "a.log:1: lines such as '[#/#] time #s' occur 3 times each"),
     ],
 )  # fmt: skip

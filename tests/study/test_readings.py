@@ -196,7 +196,7 @@ LOSS = {**STEP_TIME, "loss": r"loss (\S+)"}
     [
         ("loss 3\nloss 2\ntime 10ms\n", {"output": LOSS}, ["values-left-out"]),
         ("time 9ms loss 3 val_loss 4\n", {"output": LOSS}, ["lines-left-out"]),
-        ("time 9ms mean time 8ms\n", {"output": STEP_TIME}, ["line-forms", "repeated-matches"]),
+        ("time 9ms\ntime 8ms loss 3 loss 2\n", {"output": LOSS}, ["line-forms", "repeated-matches"]),
         ("time 9ms\n", {"output": LOSS, "kind": "average"}, ["values-left-out"]),
         ("loss 3\nloss 2\ntime 9ms\n", {"output": LOSS, "kind": "average"}, ["values-left-out"]),
         ("time 9ms loss 3\ntime 8ms loss 2\n", {"output": LOSS}, []),
