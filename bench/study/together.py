@@ -16,8 +16,8 @@ from .readings import readings_of
 LEAST_SHARE = 0.01
 #: What to do about a command without the recorder whose nodes sent so few bytes.
 REMEDY = (
-    "workload.parameters counts only trained parameters (LoRA), and does not fit compressed gradients; "
-    "exchange: rare states that it is meant"
+    "set workload.parameters to the number of trained parameters (with LoRA, only those of the adapter); "
+    "with compressed gradients, or if ranks exchange rarely on purpose, set exchange: rare"
 )
 _BYTES = 4  # of a gradient in fp32
 
