@@ -303,6 +303,10 @@ class Rows:
                 self._write(1, "answered", Member(host, rank), Outcome(None, f"rank {rank} did not join"))
         self._file.flush()
 
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
     @property
     def present(self) -> list[int]:
         """The ranks of the nodes that answer."""
@@ -367,6 +371,7 @@ def measure(job: Job, path: Path) -> None:
     job.post("end", None)
     if rows is not None:  # the store ends with this process: wait for the others
         job.collect("end", rows.present, _ANSWER_S)
+        rows.close()
 
 
 def main() -> None:

@@ -8,8 +8,9 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
-from ddp_scaling_bench.train.nodecheck import rounds
+from ddp_scaling_bench.train.nodecheck import Member, Outcome, Rows, Task, rounds
 from tests.cluster.bed import Cluster
 from tests.commands import command_line
 from tests.common import write_program
@@ -84,32 +85,40 @@ def nodecheck(folder: Path, program: str, *, ranks: int, **environment: str) -> 
         return list(csv.DictReader(rows))
 
 
-#: The memory of n0 fails, that of n1 hangs, and n2 loses its process in every exchange.
+#: The memory of n0 fails, that of n1 hangs, and n2 loses its process in every exchange. No exchange depends on
+#: the speed of the machine: a partner of n2 sees a key in the store instead of waiting for the time limit.
 FAULTY = """
 nodecheck.compute_rate = lambda device: 1e9
-rank, exchange = int(os.environ["RANK"]), nodecheck.exchange_rate
-def rate(*pair, **device):
+rank = int(os.environ["RANK"])
+def rate(store, place, device):
     if rank == 2:
+        store.set("gone", "")
         os.kill(os.getpid(), signal.SIGKILL)
-    return exchange(*pair, **device)
+    store.set(f"here/{place}", "")
+    while not store.check([f"here/{1 - place}"]):
+        if store.check(["gone"]):
+            raise RuntimeError("connection closed by peer")
+        time.sleep(0.05)
+    time.sleep(0.5)  # the process of rank 0 serves the store
+    return 1e9
 def memory(device):
     if rank == 0:
         raise RuntimeError("CUDA error: uncorrectable ECC error")
     if rank == 1:
         time.sleep(600)
     return 1e9
-nodecheck.exchange_rate, nodecheck.memory_rate, nodecheck.MEASURE_S = rate, memory, 3.0
+nodecheck.exchange_rate, nodecheck.memory_rate, nodecheck.MEASURE_S = rate, memory, 15.0
 nodecheck.main()
 """
 
 
 def test_a_fault_or_a_hang_is_a_row_with_its_reason_and_the_others_are_measured(tmp_path):
-    rows = nodecheck(tmp_path, FAULTY, ranks=4, EXCHANGE_S="20")
+    rows = nodecheck(tmp_path, FAULTY, ranks=4, EXCHANGE_S="120")
     assert {row["pass"] for row in rows} == {"1", "2"}
     memory = {row["node"]: row["value"] or row["reason"] for row in rows if row["check"] == "memory"}
     assert memory == {
         "n0": "RuntimeError: CUDA error: uncorrectable ECC error",
-        "n1": "no answer in 3 s",
+        "n1": "no answer in 15 s",
         "n2": "1e+09",
         "n3": "1e+09",
     }
@@ -120,6 +129,20 @@ def test_a_fault_or_a_hang_is_a_row_with_its_reason_and_the_others_are_measured(
     assert all("n2" in (row["node"], row["partner"]) for row in failed)
     measured = {(row["node"], row["partner"]) for row in exchanges if row["value"]}
     assert measured == {("n0", "n1"), ("n0", "n3"), ("n1", "n3")}
+
+
+def test_a_node_that_only_waited_for_its_partner_does_not_hide_the_reason(tmp_path):
+    launch = SimpleNamespace(job_hosts=("n0", "n1"), world_size=2)
+    members = {0: Member("n0", 0), 1: Member("n1", 0)}
+    job = SimpleNamespace(launch=launch, members=members, sender_of={"n0": 0, "n1": 1}.__getitem__)
+    rows = Rows(job, tmp_path / "rows.csv")
+    waited, ended = Outcome(None, "no answer in 30 s", hung=True), Outcome(None, "the process ended")
+    rows.add(Task(1, 1, "exchange", [("n0", "n1")]), {0: waited, 1: ended})
+    rows.add(Task(2, 2, "exchange", [("n0", "n1")]), {0: waited, 1: waited})
+    rows.close()
+    with (tmp_path / "rows.csv").open(newline="") as file:
+        reasons = [row["reason"] for row in csv.DictReader(file) if row["check"] == "exchange"]
+    assert reasons == ["n1: the process ended", "no answer in 30 s"]
 
 
 def test_every_node_meets_its_neighbours_in_rounds_of_disjoint_pairs():
