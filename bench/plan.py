@@ -1,4 +1,4 @@
-"""Plan a study: the cells of a matrix, its runs in seeded order, scripts, cost and warnings.
+"""Plan a study: the cells of a matrix, its runs in seeded order, scripts and warnings.
 
 Only :func:`write_plan` has side effects. Planning needs no network, Slurm or torch, and the
 same matrix gives the same plan and byte-identical scripts on every machine.
@@ -9,68 +9,27 @@ from __future__ import annotations
 import random
 import secrets
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ddp_scaling_bench.errors import BenchError, unwritable
 from ddp_scaling_bench.files import owner_readable, owner_writable, write_atomically
-from ddp_scaling_bench.units import count, human_duration, join_names
+from ddp_scaling_bench.units import join_names
 from ddp_scaling_bench.variables import is_shown
 from ddp_scaling_bench.version import __version__
 
-from .matrix.cell import Cell, Run, value_text
-from .matrix.checks import idle_gpus, plan_warnings
+from .matrix.cell import Cell, Resources, Run, value_text
+from .matrix.checks import plan_warnings
 from .matrix.document import Document
 from .matrix.expansion import expand
 from .matrix.load import load_matrix
 from .matrix.schema import Matrix
 from .matrix.warnings import PlanWarning
-from .render import Renderer, gpu_option
+from .package import package_name, write_package
+from .render import Renderer
 from .study.layout import StudyFolder
 from .study.plan_json import find_plan, place_of, write_plan_json
-
-
-@dataclass(frozen=True)
-class Cost:
-    """The maximum cost of a plan, reached if every run uses its whole time limit.
-
-    ``gpu_hours_max`` counts all GPUs that the runs reserve: with whole nodes, all GPUs of each node. If a
-    node's number of GPUs is unknown, ``gpu_hours_exact`` is False and ``gpu_hours_max`` is a lower bound.
-    ``gpu_hours_without_exclusive`` counts only GPUs that the jobs request. ``idle_gpus`` maps cells to the
-    number of GPUs that each of their runs reserves but does not use.
-    """
-
-    cells: int
-    runs: int
-    nodes_max: int
-    gpus_max: int
-    wall_s_max: int
-    gpu_hours_max: float
-    gpu_hours_without_exclusive: float
-    gpu_hours_exact: bool
-    node_hours_max: float
-    idle_gpus: dict[str, int]
-
-    def __str__(self) -> str:
-        runs = f"{count(self.cells, 'cell')} x {count(self.runs // self.cells, 'repeat')}"
-        parts = [f"{runs} = {count(self.runs, 'run')}"]
-        parts.append(f"up to {self.nodes_max} nodes" if self.nodes_max > 1 else "1 node")
-        if self.gpus_max:
-            parts.append(f"up to {count(self.gpus_max, 'GPU')}")
-        limit, total = human_duration(self.wall_s_max // self.runs), human_duration(self.wall_s_max)
-        return "; ".join([*parts, f"wall limit {limit} per run, {total} in total", self._hours()])
-
-    def _hours(self) -> str:
-        if not self.gpu_hours_exact:
-            why = "set cluster.node_gpus for the number with exclusive nodes"
-            return f"at least {self.gpu_hours_max:g} GPU-hours ({why})"
-        if not self.gpu_hours_max:
-            return f"at most {self.node_hours_max:g} node-hours, no GPU"
-        hours = f"at most {self.gpu_hours_max:g} GPU-hours"
-        if self.gpu_hours_without_exclusive != self.gpu_hours_max:
-            hours += f" with exclusive nodes, {self.gpu_hours_without_exclusive:g} without"
-        return hours
 
 
 @dataclass(frozen=True)
@@ -87,34 +46,6 @@ class Plan:
         """Return the path of a cell's script, relative to the study's folder."""
         return f"scripts/{cell.cell_id}{self.matrix.cluster.scheduler.suffix}"
 
-    @property
-    def exclusive(self) -> bool:
-        """True if each run has whole nodes."""
-        return "exclusive" in self.matrix.cluster.scheduler.keys and self.matrix.cluster.exclusive
-
-    @property
-    def cost(self) -> Cost:
-        """The cost if every run uses its whole time limit."""
-        limit_s, repeats = self.matrix.cluster.time_limit, self.matrix.repeats
-        nodes = sum(cell.nodes for cell in self.cells)
-        requested = [cell.reserved_gpus(node_gpus=None) for cell in self.cells]
-        node_gpus = self.matrix.cluster.node_gpus if self.exclusive else None
-        requests = "gpu_request" in self.matrix.cluster.scheduler.keys
-        idle = {cell.cell_id: idle_gpus(cell, node_gpus=node_gpus) for cell in self.cells}
-        hours = limit_s * repeats / 3600
-        return Cost(
-            cells=len(self.cells),
-            runs=len(self.runs),
-            nodes_max=max((cell.nodes for cell in self.cells), default=0),
-            gpus_max=max(requested, default=0),
-            wall_s_max=limit_s * len(self.runs),
-            gpu_hours_max=round(sum(c.reserved_gpus(node_gpus=node_gpus) for c in self.cells) * hours, 3),
-            gpu_hours_without_exclusive=round(sum(requested) * hours, 3),
-            gpu_hours_exact=not (self.exclusive and any(requested) and node_gpus is None),
-            node_hours_max=round(nodes * hours, 3),
-            idle_gpus={cell_id: number for cell_id, number in idle.items() if number and requests},
-        )
-
 
 def make_plan(path: Path, *, site: Path | None = None) -> Plan:
     """Plan the study of a matrix file, with the defaults of a site file if one is given.
@@ -125,40 +56,12 @@ def make_plan(path: Path, *, site: Path | None = None) -> Plan:
     """
     matrix, document = load_matrix(path, site=site)
     cells = expand(matrix, document)
-    runs = ordered_runs(cells, repeats=matrix.repeats, seed=matrix.seed)
-    return Plan(matrix, document, cells, runs, _warnings(matrix, document, cells))
+    runs = ordered_runs(cells, seed=matrix.seed)
+    warnings = [*document.warnings, *plan_warnings(matrix, document, cells)]
+    return Plan(matrix, document, cells, runs, warnings)
 
 
-def _warnings(matrix: Matrix, document: Document, cells: Sequence[Cell]) -> list[PlanWarning]:
-    return [*document.warnings, *plan_warnings(matrix, document, cells)]
-
-
-def continue_study(plan: Plan, root: Path) -> Plan:
-    """Return the plan; if the study exists below ``root``, take `exclusive` from its existing plan.
-
-    Runs on shared nodes and runs on whole nodes cannot be compared, so a study has only one value. The
-    existing value applies unless the matrix or its site file sets the key.
-
-    Raises:
-        BenchError: the matrix or its site file sets another value.
-    """
-    folder, cluster = StudyFolder(root / plan.matrix.study), plan.matrix.cluster
-    old = find_plan(folder) if folder.has_runs else None
-    if old is None or old.get("executor") != cluster.executor or "exclusive" not in cluster.scheduler.keys:
-        return plan
-    began = bool(old["exclusive"])
-    if began == cluster.exclusive:
-        return plan
-    value = str(began).lower()
-    if "exclusive" in cluster.model_fields_set:
-        what = f"study {plan.matrix.study} has begun with exclusive: {value}, which this matrix would change"
-        remedy = f"set cluster.exclusive: {value}, or give the matrix another `study:` name"
-        raise BenchError(f"{plan.document.location(('cluster', 'exclusive'))}: {what}", remedy=remedy)
-    matrix = plan.matrix.model_copy(update={"cluster": cluster.model_copy(update={"exclusive": began})})
-    return replace(plan, matrix=matrix, warnings=_warnings(matrix, plan.document, plan.cells))
-
-
-def ordered_runs(cells: Sequence[Cell], *, repeats: int, seed: int) -> list[Run]:
+def ordered_runs(cells: Sequence[Cell], *, seed: int) -> list[Run]:
     """Return every repeat of every cell in seeded random order, round by round.
 
     Each round contains every cell once (randomised complete blocks). A cell's repeats are spread
@@ -166,8 +69,8 @@ def ordered_runs(cells: Sequence[Cell], *, repeats: int, seed: int) -> list[Run]
     """
     order = random.Random(seed)
     runs: list[Run] = []
-    for repeat in range(1, repeats + 1):
-        ids = [cell.cell_id for cell in cells]
+    for repeat in range(1, max((cell.repeats for cell in cells), default=0) + 1):
+        ids = [cell.cell_id for cell in cells if cell.repeats >= repeat]
         order.shuffle(ids)
         runs += [
             Run(f"{cell_id}-r{repeat}", cell_id, repeat, len(runs) + i) for i, cell_id in enumerate(ids, 1)
@@ -184,7 +87,7 @@ def scripts(plan: Plan) -> Iterator[tuple[Cell, str]]:
 
 def pack_script(plan: Plan) -> str:
     """Return the script of `bench submit --pack`, which starts many runs in one allocation."""
-    return Renderer(plan.matrix).render_pack(plan.cells, runs=len(plan.runs))
+    return Renderer(plan.matrix).render_pack(plan.cells)
 
 
 def write_plan(plan: Plan, root: Path) -> StudyFolder:
@@ -198,7 +101,6 @@ def write_plan(plan: Plan, root: Path) -> StudyFolder:
     Raises:
         BenchError: the folder contains results of another matrix, or cannot be written.
     """
-    plan = continue_study(plan, root)
     folder = StudyFolder(root / plan.matrix.study)
     old = find_plan(folder)
     # The key distinguishes the study's jobs from jobs of a study with the same name elsewhere.
@@ -208,6 +110,7 @@ def write_plan(plan: Plan, root: Path) -> StudyFolder:
     private = not all(map(is_shown, plan.matrix.cluster.env))
     try:
         folder.scripts.mkdir(mode=0o755, parents=True, exist_ok=True)  # only the owner may replace scripts
+        write_package(folder.package)
         for cell, text in scripts(plan):
             _write_script(f"{folder.path}/{plan.script_name(cell)}", text, private=private)
         if plan.matrix.cluster.scheduler.packs:
@@ -238,31 +141,34 @@ def _write_script(path: str, text: str, *, private: bool) -> None:
 
 def plan_content(plan: Plan) -> dict[str, Any]:
     """Return the content of plan.json."""
-    cost = plan.cost
     return {
         "schema": 1,
         "study": plan.matrix.study,
         "matrix": plan.document.text,
         "bench_version": __version__,
+        "package": package_name(),
         "executor": plan.matrix.cluster.executor,
         "hosts": [host.model_dump() for host in plan.matrix.cluster.hosts or []],
         "device": plan.matrix.workload.device,
-        "repeats": plan.matrix.repeats,
         "seed": plan.matrix.seed,
-        "time_limit_s": plan.matrix.cluster.time_limit,
         "stop_after_measurement": plan.matrix.cluster.stop_after_measurement,
         "cpus_per_task": plan.matrix.cluster.cpus_per_task,
-        "exclusive": plan.exclusive,
         "nodelist": plan.matrix.cluster.nodelist,
         "node_gpus": plan.matrix.cluster.node_gpus,
         "max_running": plan.matrix.max_running,
         "setup": plan.matrix.cluster.setup,
         "env_from": plan.matrix.cluster.env_from,
         "container": plan.matrix.cluster.container is not None,
-        "gpu_option": gpu_option(plan.matrix.cluster) if plan.matrix.workload.device == "cuda" else None,
+        "gpu_request": plan.matrix.cluster.gpu_request,
+        "expected": dict(plan.matrix.expected),
+        # For sizes that are not planned, such as those of `bench advise`.
+        "by_size": {
+            name: value
+            for name in Resources._fields
+            if isinstance(value := getattr(plan.matrix.cluster, name, None), dict)
+        },
         # The settings that come from the site file; the whole file is stored as site.yaml.
         "inherited": plan.document.site.values if plan.document.site else {},
-        "cost": {name: getattr(cost, name) for name in cost.__dataclass_fields__},
         "warnings": [one.as_json() for one in plan.warnings],
         "series": _series(plan.cells),
         "cells": [{**cell.as_json(), "script": plan.script_name(cell)} for cell in plan.cells],
@@ -279,7 +185,10 @@ def _series(cells: Sequence[Cell]) -> list[dict[str, Any]]:
         for member in cell.series:
             if member.series in series:
                 continue
-            batch = f"global batch {member.batch}" if member.mode == "strong" else f"{member.batch} per rank"
+            unit = "replica" if cell.model_parallel > 1 else "rank"
+            batch = (
+                f"global batch {member.batch}" if member.mode == "strong" else f"{member.batch} per {unit}"
+            )
             swept = [f"{name.removeprefix('env.')} {value_text(value)}" for name, value in cell.swept.items()]
             label = ", ".join([f"{member.mode}, {batch}", cell.backend, cell.launcher, *swept])
             series[member.series] = {
@@ -322,9 +231,13 @@ def _check_existing_results(folder: StudyFolder, old: dict[str, Any] | None, pla
 def _physical(cell: dict[str, Any]) -> dict[str, Any]:
     """Return the values of a cell in plan.json that affect its runs, by name."""
     others = ["series", "modes", "script", "swept", "workload", "env", "argv", "planned_epochs", "packages"]
+    others += ["repeats", "resources"]
     values = {key: value for key, value in cell.items() if key not in others} | {"command": cell.get("argv")}
     variables = {f"env.{key}": value for key, value in (cell.get("env") or {}).items()}
-    return {**values, **(cell.get("workload") or {}), **variables}
+    resources = cell.get("resources") or {}
+    whole = {name: resources.get(name) for name in ("exclusive", "gpu_type")}
+    whole["command_per"] = cell.get("command_per") or ""
+    return {**values, **whole, **(cell.get("workload") or {}), **variables}
 
 
 def _changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:

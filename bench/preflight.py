@@ -21,6 +21,8 @@ from typing import Any
 
 from ddp_scaling_bench.errors import BenchError
 
+from .matrix.cell import Resources
+from .matrix.field_types import at_size
 from .plan import Plan, make_plan
 
 #: The file of the measurements in the run's folder; its columns: ``train.nodecheck.COLUMNS``.
@@ -45,12 +47,16 @@ def plan_nodecheck(plan: Plan, name: str, *, nodes: int | None = None) -> Plan:
     """
     cluster, device = plan.matrix.cluster, plan.matrix.workload.device
     largest = max(plan.cells, key=lambda cell: (cell.nodes, cell.world_size))
+    per_node, nodes = min(largest.ranks_per_node), nodes or largest.nodes
+    size = nodes * per_node if device == "cuda" else nodes
+    section = plan.document.content.get("cluster") or {}
+    of_size = {key: at_size(value, size) for key, value in section.items() if key in Resources._fields}
     content = {
         "study": name,
-        "cluster": (plan.document.content.get("cluster") or {}) | {"time_limit": TIME_LIMIT},
+        "cluster": section | of_size | {"time_limit": TIME_LIMIT},
         "axes": {
-            "nodes": [nodes or largest.nodes],
-            plan.matrix.size_axis: [min(largest.ranks_per_node)],
+            "nodes": [nodes],
+            plan.matrix.size_axis: [per_node],
             "backend": ["nccl" if device == "cuda" else "gloo"],
             "launcher": [cluster.scheduler.launchers[0]],
         },

@@ -17,9 +17,10 @@ import jinja2
 from ddp_scaling_bench.cell_json import CellFile
 from ddp_scaling_bench.units import slurm_time
 
-from .matrix.cell import Cell
+from .matrix.cell import Cell, Resources, common_resources, gpu_option
 from .matrix.schema import Cluster, Container, Matrix
-from .matrix.workload import command_values, options_in_file, quote, shell_word, task_words
+from .matrix.workload import command_values, names_in, options_in_file, quote, shell_word, task_words
+from .package import package_name
 from .shipped import shipped
 
 
@@ -42,10 +43,12 @@ class Renderer:
 
     def render(self, cell: Cell) -> str:
         """Return the script that runs ``cell``."""
-        matrix, cluster = self.matrix, self.matrix.cluster
+        matrix, cluster = self.matrix, self.matrix.cluster.at(cell.size)
         ranks, device = cell.ranks_per_node, cell.device
         most, mixed = max(ranks), isinstance(cell.tasks_per_node, list)
-        per_rank = cell.launcher == "srun"
+        per_rank, is_own = cell.launcher == "srun", cell.launcher == "own"
+        once = cell.command_per == "job"
+        srun_options = [*map(quote, cluster.srun_options), *_container_options(cluster.container)]
         return self._environment.get_template(cluster.scheduler.template).render(
             title=f"Study {matrix.study}: one cell of its matrix.",
             cell_id=cell.cell_id,
@@ -58,11 +61,17 @@ class Renderer:
             ranks_per_node_max=most,
             mixed=mixed,
             alone=not per_rank and cell.nodes == 1,
+            once=once,
+            by_shell=not srun_options and (once or (cell.launcher == "torchrun" and cell.nodes == 1)),
+            hostfile=is_own or not {"hosts", "hostfile"}.isdisjoint(names_in(cell.argv)),
+            step_nodes=1 if once else cell.nodes,
+            slurm_tasks=",".join(map(str, ranks)) if mixed else f"{most}(x{cell.nodes})",
             global_batch=cell.global_batch,
             per_gpu_batch=cell.per_gpu_batch,
+            model_parallel=cell.model_parallel,
             grad_accum=cell.workload["grad_accum"],
             join_timeout=cell.workload["join_timeout"],
-            waits=not per_rank or "join_timeout" in options_in_file(cell),
+            waits=cell.launcher == "torchrun" or "join_timeout" in options_in_file(cell),
             cell_json=self._cell_json(cell),
             command=self._command_lines(cell),
             samples=cell.is_unrecorded,
@@ -74,26 +83,31 @@ class Renderer:
             threads=self._cores,
             tasks=cell.tasks_per_node if per_rank else 1,
             task_cpus=self._cores if per_rank else self._cores * most,
-            step_gpus=f" {gpu_option(cluster)}{most}" * (device == "cuda"),
+            step_gpus=f" {gpu_option(cluster.gpu_request, cluster.gpu_type)}{most}" * (device == "cuda"),
             time_limit=cluster.time_limit,
             stops=cluster.stop_after_measurement and not cell.is_unrecorded,
             epochs=cell.workload["epochs"],
             python=self._python,
-            srun_options=[*map(quote, cluster.srun_options), *_container_options(cluster.container)],
+            package=package_name(),
+            srun_options=srun_options,
             explicit_binding=cluster.explicit_binding,
             container=_container_command(cluster.container, device),
+            passes_words=isinstance(cluster.container, list),
+            env_names="".join(f" {name}" for name in cell.env),
         )
 
-    def render_pack(self, cells: Sequence[Cell], *, runs: int) -> str:
-        """Return the script of a pack: one allocation in which many runs are executed.
+    def render_pack(self, cells: Sequence[Cell]) -> str:
+        """Return the script of packs: allocations in which many runs are executed.
 
-        The directives request the resources of the largest of ``cells``, and time for all ``runs`` of the
-        study. For fewer runs, `bench submit` passes a size and a time limit to sbatch as options, which
-        override the directives.
+        The directives request the resources of the largest of ``cells``, and time for all runs of the study.
+        For fewer runs, `bench submit` passes a size and a time limit to sbatch as options, which override the
+        directives, and resources that differ between cells.
         """
-        matrix, cluster = self.matrix, self.matrix.cluster
+        matrix, common = self.matrix, common_resources(cells)
         most = max(max(cell.ranks_per_node) for cell in cells)
-        whole = cluster.model_copy(update={"time_limit": cluster.time_limit * runs})
+        total = sum(cell.repeats * cell.resources.time_limit_s for cell in cells)
+        resources = {name: common.get(name) for name in Resources._fields if name != "time_limit_s"}
+        whole = matrix.cluster.model_copy(update={**resources, "time_limit": total})
         nodes = max(cell.nodes for cell in cells)
         return self._environment.get_template("pack.sbatch.j2").render(
             title=f"Study {matrix.study}: runs of its cells, one after another in one allocation.",
@@ -165,7 +179,7 @@ def _directives(
         reason = (
             "Slurm allocates the GPUs of the largest node on every node." if mixed else "One GPU per rank."
         )
-        yield reason, f"{gpu_option(cluster)}{gpus}"
+        yield reason, f"{gpu_option(cluster.gpu_request, cluster.gpu_type)}{gpus}"
     for key, reason in _PLACEMENT:
         value = getattr(cluster, key)
         if value is not None:
@@ -178,27 +192,35 @@ def _directives(
         yield "From the matrix.", line
 
 
-def gpu_option(cluster: Cluster) -> str:
-    """Return Slurm's option for GPUs per node, without the number: ``--gres=gpu:l40s:``."""
-    kind = f"{cluster.gpu_type}:" if cluster.gpu_type else ""
-    return f"{'--gres=gpu:' if cluster.gpu_request == 'gres' else '--gpus-per-node='}{kind}"
-
-
-def _container_options(container: Container | None) -> list[str]:
+def _container_options(container: Container | list[str] | None) -> list[str]:
     """Return the options of srun that start the container with pyxis, or ``[]`` for other containers."""
-    if container is None or container.runtime != "pyxis":
+    if not isinstance(container, Container) or container.runtime != "pyxis":
         return []
-    mounts = ",".join(['"$run_dir:$run_dir"', *(quote(mount) for mount in container.mounts)])
+    own = '"$run_dir:$run_dir"${package:+,"$package:$package"}'
+    mounts = ",".join([own, *map(quote, container.mounts)])
     words = [f"--container-image={quote(container.image)}", f"--container-mounts={mounts}"]
     return words + [quote(option) for option in container.options]
 
 
-def _container_command(container: Container | None, device: str) -> str:
-    if container is None or container.runtime == "pyxis":
+#: An image can set a PYTHONPATH of its own, and options such as --cleanenv drop that of the job.
+_IN_CONTAINER = (
+    """bash --norc -c '[ -z "$0" ] || export PYTHONPATH="$0${PYTHONPATH:+:$PYTHONPATH}"; exec "$@"'"""
+    ' "$package"'
+)
+
+
+def _container_command(container: Container | list[str] | None, device: str) -> str:
+    """Return the words in front of the launch that start the container, quoted for the shell."""
+    if isinstance(container, list):
+        return " ".join(shell_word(word, {}) for word in container) + " \\\n  "
+    if container is None:
         return ""
+    if container.runtime == "pyxis":
+        return f"{_IN_CONTAINER} \\\n  "
     words = [container.runtime, "exec", *(["--nv"] if device == "cuda" else []), "--bind", '"$run_dir"']
+    words.append('${package:+--bind "$package"}')
     for mount in container.mounts:
         words += ["--bind", quote(mount)]
     words += [quote(option) for option in container.options]
-    words.append(quote(container.image))
+    words += [quote(container.image), _IN_CONTAINER]
     return " ".join(words) + " \\\n  "

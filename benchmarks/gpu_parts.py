@@ -28,7 +28,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-TRAINING = (sys.executable, "-P", "-m", "ddp_scaling_bench.train")
+TRAINING = (sys.executable, "-m", "ddp_scaling_bench.train")
 Values = dict[str, Any]
 Write = Callable[[Values], None]
 

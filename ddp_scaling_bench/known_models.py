@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from importlib.resources import files
 from typing import Any
 
 from .errors import BenchError
@@ -21,20 +21,22 @@ def read_specs(folder: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
     Raises:
         BenchError: a file has no spec whose name is a literal.
     """
-    for path in sorted((Path(__file__).resolve().parent / "train" / folder).glob("*.py")):
-        if path.stem not in ("__init__", "spec"):
-            literals = _literals(path)
-            if "name" not in literals:
-                raise BenchError(f"{path}: no SPEC with a name", remedy="write it as a literal in one call")
-            yield path.stem, literals.pop("name"), literals
+    found = files(__package__) / "train" / folder  # the package can be a zip file
+    texts = {one.name[:-3]: one.read_text("utf-8") for one in found.iterdir() if one.name.endswith(".py")}
+    for module in sorted(texts.keys() - {"__init__", "spec"}):
+        literals = _literals(module, texts)
+        if "name" not in literals:
+            what = f"{found / module}.py: no SPEC with a name"
+            raise BenchError(what, remedy="write it as a literal in one call")
+        yield module, literals.pop("name"), literals
 
 
-def _literals(path: Path) -> dict[str, Any]:
-    """Return the literal arguments of the ``SPEC`` in a file, or nothing if there is none.
+def _literals(module: str, texts: Mapping[str, str]) -> dict[str, Any]:
+    """Return the literal arguments of the ``SPEC`` in a module, or nothing if there is none.
 
     ``SPEC = replace(fsdp.SPEC, ...)`` also has those of ``fsdp.py`` that it does not replace.
     """
-    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+    for node in ast.parse(texts[module]).body:
         match node:
             case ast.Assign([ast.Name("SPEC")], ast.Call() as call) | ast.AnnAssign(
                 ast.Name("SPEC"), value=ast.Call() as call
@@ -48,7 +50,7 @@ def _literals(path: Path) -> dict[str, Any]:
                 }
                 match call.args:
                     case [ast.Attribute(ast.Name(base), "SPEC")]:
-                        return _literals(path.with_name(f"{base}.py")) | literals
+                        return _literals(base, texts) | literals
                 return literals
     return {}
 

@@ -1,10 +1,10 @@
-"""Start a program in a job: ``python -P -m ddp_scaling_bench.start MODULE ARGUMENTS``.
+"""Start a program in a job: ``python -m ddp_scaling_bench.start MODULE ARGUMENTS``.
 
 The program is a module of this package, or of ``bench`` if its name begins so. Jobs run in the user's
-folder. ``-P`` and :func:`leave_out_working_folder`
-keep the user's modules out of these programs; the environment, and so the import path of the user's own
-programs, stays unchanged. Before this function is called, the package's ``__init__`` and this module import
-only what Python itself imports at its start.
+folder. :func:`leave_out_working_folder` keeps the user's modules out of these programs, as ``python -P`` does
+from Python 3.11 on; the environment, and so the import path of the user's own programs, stays unchanged.
+Before this function is called, the package's ``__init__`` and this module import only what Python itself
+imports at its start.
 """
 
 import os

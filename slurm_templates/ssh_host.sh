@@ -2,7 +2,7 @@
 # sends this text to `bash -s` on each host, then variables and the line `bench_host; exit`. During the run,
 # it sends one command per line:
 #   .               the process is alive
-#   go ENDPOINT HOSTS   start the cell's script with this rendezvous
+#   go ENDPOINT HOSTS ADDRESSES   start the cell's script with this rendezvous
 #   stop            end the run
 #   done, keep      the files have been copied, or not: remove the folder that was created here, or keep it
 # If no line arrives in time, the process or the connection is gone, and the run is ended.
@@ -12,39 +12,26 @@
 #
 # The variables: mark, job, folder (of submission), run_dir, token (a file's name), script (text), node,
 # address, peer, python (empty: the set-up lines' own), holder (words), patience (s), epochs (empty: the program
-# is not ended after its measurement). The function pass_variables exports the variables of cluster.env_from,
-# and await_measurement is that of measured.j2.
+# is not ended after its measurement). The function pass_variables exports the variables of cluster.env_from;
+# await_child and await_measurement are those of measured.j2.
 
 say() { printf '%s %s\n' "$mark" "$*"; }
 
-# Find processes by the job's name in their environment, because ranks have sessions of their own and
-# are not in the process group of their agent.
-processes() { grep -lz "^BENCH_SSH_JOB=$1" /proc/[0-9]*/environ 2>/dev/null | tr -dc '0-9\n'; }
+refuse() { # PROBLEM; REMEDY
+  say refused "$*"
+  return 1
+}
 
-# Kill the processes of a job and wait until they are gone.
+# Kill the processes of a job and wait until they are gone. They are found by the job's name in their environment,
+# because ranks have sessions of their own and are not in the process group of their agent.
 kill_processes() {
   local pids i
   for ((i = 0; i < 100; i++)); do
-    pids=$(processes "$1")
+    pids=$(grep -lz "^BENCH_SSH_JOB=$1" /proc/[0-9]*/environ 2>/dev/null | tr -dc '0-9\n')
     [ -n "$pids" ] || return
     kill -KILL $pids 2>/dev/null
     sleep 0.1
   done
-}
-
-# Send SIGTERM, give the agent time to end its ranks and report it, then kill the rest.
-end_run() {
-  local i
-  kill -TERM -- "-$child" 2>/dev/null
-  for ((i = 0; i < 100; i++)); do
-    kill -0 "$child" 2>/dev/null || break
-    sleep 0.1
-  done
-  kill_processes "$job"
-}
-
-remove_folder() {
-  [ "$where" = shared ] || rm -rf -- "$work"
 }
 
 # Open this user's lock of this host as descriptor 9; `lock` is its path. No other user may write to its folder:
@@ -56,11 +43,11 @@ open_lock() {
     locks=$parent/ddp-scaling-bench-locks
     lock=$locks/ssh-$(uname -n).lock
     [ "$parent" != "$cache" ] || mkdir -p -m 700 -- "$cache" 2>/dev/null
-    [ -d "$parent" ] && [ -O "$parent" ] || continue
-    [ -e "$locks" ] || mkdir -m 700 -- "$locks" 2>/dev/null
-    [ -d "$locks" ] && [ ! -L "$locks" ] || continue
-    [[ $(stat -c '%u %a' -- "$locks") =~ ^$EUID\ [0-9]?700$ ]] || continue # the fourth digit: setgid is inherited
-    [ ! -L "$lock" ] && (umask 077 && : >>"$lock") 2>/dev/null && exec 9<>"$lock" && return
+    [ -O "$parent" ] || continue
+    mkdir -m 700 -- "$locks" 2>/dev/null
+    # A folder of this user (4) with mode 700 (1c0); setgid is inherited.
+    [[ $(stat -c '%u %f' -- "$locks" 2>/dev/null) = "$EUID 4"?c0 ]] || continue
+    (umask 077 && : >>"$lock") 2>/dev/null && exec 9<>"$lock" && return
   done
   return 1
 }
@@ -68,63 +55,43 @@ open_lock() {
 next_word() { read -r -t "$patience" word rest; }
 
 prepare() {
-  local tool error lock status
+  local tool lock error="it cannot be opened"
   for tool in flock setsid stat tar; do
-    command -v "$tool" >/dev/null && continue
-    say refused "lacks the command $tool; install util-linux (flock, setsid), coreutils and tar on that host"
-    return 1
+    command -v "$tool" >/dev/null ||
+      refuse "lacks the command $tool; install util-linux (flock, setsid), coreutils and tar on that host" || return
   done
   # One run at a time, of all studies, because a second one would disturb the measurement.
-  open_lock || { refuse_lock; return 1; }
-  error=$(flock -w 2 9 2>&1) || status=$?
-  case ${status:-0}$error in
-    0) ;;
-    1)
-      say busy "$(head -n 1 "$lock")"
-      return 1
-      ;;
-    *) refuse_lock " (${error##*: })"; return 1 ;;
-  esac
+  if ! { open_lock && error=$(flock -w 2 9 2>&1); }; then
+    [ -n "$error" ] || { say busy "$(head -n 1 "$lock")"; return 1; }
+    refuse "cannot lock $lock (${error##*: }); check that the file and its folder belong to you, that the folder has" \
+      "mode 700, and that the disk is not full; XDG_RUNTIME_DIR on that host selects another folder" || return
+  fi
   printf '%s\n' "$holder" >"$lock"
   # With the lock held, processes that still run were left by a killed shell like this one.
   kill_processes ''
-  if ! error=$(cd -- "$folder" 2>&1); then
-    say refused "cannot enter the folder in which \`bench submit\` was called, $folder: ${error##*: }; run \`bench" \
-      "submit\` in a folder that every host has: a shared one, or a copy at the same path"
-    return 1
-  fi
-  cd -- "$folder" || return 1
-  if [ -r "$run_dir/$token" ] && [ -w "$run_dir" ]; then
-    where=shared work=$run_dir
-    return 0
-  fi
+  error=$(cd -- "$folder" 2>&1) && cd -- "$folder" ||
+    refuse "cannot enter the folder in which \`bench submit\` was called, $folder: ${error##*: }; run \`bench" \
+      "submit\` in a folder that every host has: a shared one, or a copy at the same path" || return
+  where=shared work=$run_dir
+  [ ! -r "$run_dir/$token" ] || [ ! -w "$run_dir" ] || return 0
   where=apart work=$folder/.bench-$job
   rm -rf -- "$work"
-  if ! error=$(mkdir -m 700 -- "$work" 2>&1); then
-    say refused "cannot create a folder for results in $folder: ${error##*: }; run \`bench submit\` in a folder that" \
+  error=$(mkdir -m 700 -- "$work" 2>&1) ||
+    refuse "cannot create a folder for results in $folder: ${error##*: }; run \`bench submit\` in a folder that" \
       "is writable on every host"
-    return 1
-  fi
-}
-
-refuse_lock() { # [WHY]
-  say refused "cannot lock $lock$1; check that the file and its folder belong to you, that the folder has mode 700," \
-    "and that the disk is not full; XDG_RUNTIME_DIR on that host selects another folder"
 }
 
 free_port() { # below the ephemeral range (32768 and up)
   local port
-  while :; do
-    port=$((20000 + (RANDOM * 32768 + RANDOM) % 10000))
-    (exec 3<>"/dev/tcp/127.0.0.1/$port") 2>/dev/null || break
-  done
+  while port=$((20000 + RANDOM % 10000)) && (exec 3<>"/dev/tcp/127.0.0.1/$port") 2>/dev/null; do :; done
   echo "$port"
 }
 
 run_script() {
-  local endpoint hosts why= variables watcher=
-  read -r endpoint hosts <<<"$rest"
-  variables=("BENCH_SSH_JOB=$job" "BENCH_HOSTS=$hosts" "BENCH_ADDRESS=$address" "BENCH_PEER=$peer")
+  local endpoint hosts addresses why= variables watcher=
+  read -r endpoint hosts addresses <<<"$rest"
+  variables=("BENCH_SSH_JOB=$job" "BENCH_HOSTS=$hosts" "BENCH_ADDRESS=$address" "BENCH_PEER=$peer"
+    "BENCH_ADDRESSES=$addresses")
   [ -z "$python" ] || variables+=("BENCH_PYTHON=$python")
   trap 'why=stopped' TERM
   trap 'why=lost' HUP
@@ -150,8 +117,9 @@ run_script() {
   wait "$child"
   code=$?
   if [ -n "$why" ]; then
-    # Keep this shell's message "Killed" out of the run's log, where it would look like the kernel's.
-    { end_run; wait "$child"; } 2>/dev/null
+    # Give the agent time to end its ranks and report it. This shell's message "Killed" must not get into the run's
+    # log, where it would look like the kernel's.
+    { kill -TERM -- "-$child"; await_child 10 9>&-; kill_processes "$job"; wait "$child"; } 2>/dev/null
     code=$?
   fi
   kill "$listener" $watcher 2>/dev/null
@@ -173,5 +141,5 @@ bench_host() {
       [ "$word" != keep ] || return
     done
   fi
-  remove_folder
+  [ "$where" = shared ] || rm -rf -- "$work"
 }

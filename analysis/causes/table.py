@@ -267,7 +267,7 @@ def _divide_larger(
     reference = {part: row.efficiency * value for part, value in division.ideal.items()}
     if any(WHOLE in run.parts for run in runs):
         reference = {WHOLE: sum(reference.values())}
-    batch = row.global_batch / row.gpus / (base.global_batch / base.gpus)
+    batch = row.batch_per_replica / base.batch_per_replica
     facts = base_runs[0].facts
     runs = [replace(run, reference=facts, smaller_batch=batch) for run in runs]
     found = divide_cell(runs, reference, base_runs)

@@ -13,6 +13,7 @@ from analysis.checks.disturbed import disturbed_runs
 from analysis.checks.drift import drift, drift_in_runs, wide_intervals
 from analysis.checks.nodes import Environments, shared_cores, unequal_nodes, unequal_threads
 from analysis.checks.reported_values import averages, uncounted_ranks, value_counts
+from analysis.checks.resources import spans_partitions
 from analysis.checks.samples import other_batches, paused_ranks, separate_trainings, uneven_samples
 from analysis.checks.slow_ranks import (
     NodeAdvice,
@@ -170,6 +171,7 @@ def validity(
         *_incomplete(runs),
         *_damaged_files(study),
         *unequal_nodes(envs),
+        *spans_partitions(study.planned, envs),
         *_differing(study, environment),
         *averages(study, runs, envs),
         *uncounted_ranks(study, frames, environment.envs),

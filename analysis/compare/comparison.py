@@ -419,10 +419,12 @@ def _compare_runs(
     )
     both = zip(of_pairs, of_runs, strict=True)
     ratios = LogRatios(*(np.where(use_pairs, one, other) for one, other in both))
-    cells = {cell.cell_id: cell for cell in a.frames.cells}
+    cells, cells_b = ({cell.cell_id: cell for cell in one.frames.cells} for one in (a, b))
     rows = []
     for (cell_a, cell_b), own in zip(pairs, twins, strict=True):
         size = {name: getattr(cells[cell_a], name) for name in columns_of(CellSize)}
+        if size["tokens_per_sample"] != cells_b[cell_b].tokens_per_sample:
+            size["tokens_per_sample"] = math.nan  # the rates of both sides have one unit
         runs_a, runs_b = a.frames.measured_in(cell_a), b.frames.measured_in(cell_b)
         error_a, error_b = a.assessment.invalid.get(cell_a), b.assessment.invalid.get(cell_b)
         is_paired = len(own) >= MIN_RUNS

@@ -8,14 +8,10 @@ from typing import Any
 from analysis.compare.comparison import ComparedCell, Comparison
 from analysis.data.names import layout
 from analysis.stats.columns import columns_of
+from analysis.stats.rates import RateUnit, rate_unit
 from analysis.text import markdown, markdown_line, plain
 from ddp_scaling_bench.units import MISSING, count, fraction, known, listed, number, short_percent, whole
 
-HEADINGS = (
-    *("cell", "ranks", "batch", "A samples/s", "B samples/s", "B/A", "95 % interval", "n"),
-    *("verdict", "remark"),
-)
-NUMERIC = ("ranks", "batch", "A samples/s", "B samples/s", "B/A", "95 % interval", "n")
 _MAX_LISTED_CELLS = 8
 
 
@@ -24,8 +20,15 @@ def title(comparison: Comparison) -> str:
     return f"B: {comparison.b} against A: {comparison.a}"
 
 
+def headings(comparison: Comparison) -> list[str]:
+    """Return the headings of the table, and the unit of the rates of A and B."""
+    unit = rate_unit(comparison.cells).name
+    rates = [f"{side} {unit}" for side in ("A", "B")]
+    return ["cell", "ranks", "batch", *rates, "B/A", "95 % interval", "n", "verdict", "remark"]
+
+
 def table_rows(comparison: Comparison, *, changed_first: bool = False) -> list[list[str]]:
-    """Return the rows of the table, with the columns :data:`HEADINGS`, in the order of the plan.
+    """Return the rows of the table, with the columns of :func:`headings`, in the order of the plan.
 
     With ``changed_first``, cells that are faster, slower or broken (failed only in B) come first.
     """
@@ -33,17 +36,18 @@ def table_rows(comparison: Comparison, *, changed_first: bool = False) -> list[l
     if changed_first:
         cells = sorted(cells, key=lambda row: not (row.broken or row.changed))
     several_values = len({row.b for row in cells}) > 1
-    return [_row(row, row.cell_b if several_values else row.cell_a) for row in cells]
+    unit = rate_unit(cells)
+    return [_row(row, row.cell_b if several_values else row.cell_a, unit) for row in cells]
 
 
-def _row(row: ComparedCell, cell: str) -> list[str]:
+def _row(row: ComparedCell, cell: str, unit: RateUnit) -> list[str]:
     runs = f"{row.n_a}" if row.n_a == row.n_b else f"{row.n_a}, {row.n_b}"
     return [
         cell,
         f"{row.gpus} ({layout(row, times='x')})",
         whole(row.global_batch),
-        number(row.throughput_a),
-        number(row.throughput_b),
+        number(unit.of(row.throughput_a, row)),
+        number(unit.of(row.throughput_b, row)),
         fraction(row.ratio),
         f"{fraction(row.low)} to {fraction(row.high)}" if known(row.low) else MISSING,
         count(row.pairs, "pair") if row.pairs else runs,
@@ -83,7 +87,7 @@ def difference_rows(comparison: Comparison) -> list[tuple[str, str, str]]:
 def markdown_report(comparison: Comparison) -> str:
     """Return the comparison as Markdown, for a pull request or an issue."""
     lines = [f"**{markdown(title(comparison))}.** {markdown(conclusion(comparison))}.", ""]
-    lines += _markdown_table(HEADINGS, table_rows(comparison))
+    lines += _markdown_table(headings(comparison), table_rows(comparison))
     if found := difference_rows(comparison):
         lines += ["", "Differences between A and B as a whole:", ""]
         lines += _markdown_table(("", "A", "B"), found)

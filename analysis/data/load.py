@@ -7,6 +7,7 @@ folder is missing or broken, loading continues, and the column ``reason`` of the
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, fields
@@ -210,6 +211,12 @@ def load_study(path: Path, *, records: Mapping[str, Record] | None = None) -> St
     )
 
 
+def tokens_per_sample(metrics: Mapping[str, Any]) -> float:
+    """Return the tokens of a sample if the matrix gives the throughput in tokens/s, else NaN."""
+    counts_tokens = (metrics.get("units") or {}).get("throughput") == "tokens/s"
+    return float(metrics.get("tokens_per_sample") or math.nan) if counts_tokens else math.nan
+
+
 def _cells(plan: dict[str, Any]) -> pd.DataFrame:
     rows = [
         (
@@ -223,11 +230,13 @@ def _cells(plan: dict[str, Any]) -> pd.DataFrame:
             int(cell["per_gpu_batch"]),
             clean((cell.get("workload") or {}).get("device")),
             cell.get("swept") or {},
+            int(cell.get("model_parallel") or 1),
+            tokens_per_sample(cell.get("metrics") or {}),
         )
         for cell in plan["cells"]
     ]
     columns = ("cell_id", "launcher", "backend", "nodes", "gpus_per_node", "gpus")
-    batches = ("global_batch", "per_gpu_batch", "device", "swept")
+    batches = ("global_batch", "per_gpu_batch", "device", "swept", "model_parallel", "tokens_per_sample")
     frame = pd.DataFrame(rows, columns=[*columns, *batches])
     whole = ("nodes", "gpus", "global_batch", "per_gpu_batch")
     return frame.astype(dict.fromkeys(whole, "int64"))

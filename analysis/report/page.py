@@ -189,7 +189,8 @@ def _findings(results: Results) -> list[tuple[str, ...]]:
     """Return the rows of warnings, anomalies, warnings of runs, and remarks."""
     study = results.study
     own = [fact for fact in results.assessment.findings if fact.severity != "error"]
-    odd = anomalies(results.rows, results.frames, whole_nodes=bool(study.plan.get("exclusive")))
+    whole_nodes = bool(study.planned) and all(cell.resources.exclusive for cell in study.planned)
+    odd = anomalies(results.rows, results.frames, whole_nodes=whole_nodes)
     return [
         *map(_finding_row, own),
         *(_finding_row(fact, "anomaly") for fact in odd),
@@ -265,7 +266,7 @@ def _table(results: Results) -> dict[str, Any]:
     columns = page_columns(named)
     table = cell_rows(named[:MAX_ROWS], columns)
     folders = not results.study.table
-    data = {"rows": table, "folders": folders, **run_data(results.attempts)}
+    data = {"rows": table, "folders": folders, **run_data(results.attempts, results.frames.cells)}
     return {
         "columns": cell_columns(columns),
         "rows": table[:STATIC_ROWS],
@@ -305,8 +306,10 @@ def _commands(study: Study) -> list[str]:
 
 def plan_facts(study: Study) -> list[tuple[str, str]]:
     """Return version, seed, repeats, executor, sizes, digest and site defaults of the plan."""
+    repeats = [*dict.fromkeys(cell.repeats for cell in study.planned)]
+    values = {**study.plan, "repeats": listed([*map(str, repeats)]) or None}
     names = (("bench", "bench_version"), ("seed", "seed"), ("repeats", "repeats"), ("executor", "executor"))
-    stated = [(label, study.plan[key]) for label, key in names if study.plan.get(key) is not None]
+    stated = [(label, values[key]) for label, key in names if values.get(key) is not None]
     facts = [(label, one_line(own, limit=80)) for label, own in stated]
     facts += [
         (f"command {one_line(own.label, limit=60)}", one_line(shown_command(own.words), limit=400))

@@ -37,6 +37,7 @@ from analysis.stats.columns import (
     three_digits,
 )
 from analysis.stats.estimate import MIN_RUNS
+from analysis.stats.rates import rate_unit
 from analysis.stats.scaling import GUIDE
 from analysis.text import heading, message, one_line
 from ddp_scaling_bench.finding import Finding, messages
@@ -244,8 +245,9 @@ class _Proposal:
     def table(self, findings: Sequence[_Finding]) -> dict[str, Any]:
         """Return the table's caption, headings and rows; an empty column is left out."""
         rows = [self._table_row(row, one.mode, findings) for one in self.series for row in one.rows]
-        columns = shown_columns(PROPOSAL, ProposalRow)
-        lines = zip(*texts_of(rows, columns, PROPOSAL), strict=True)
+        unit = rate_unit(rows)
+        columns = shown_columns(PROPOSAL, ProposalRow, unit=unit)
+        lines = zip(*texts_of(unit.rows(rows), columns, PROPOSAL), strict=True)
         texts = {name: own for name, own in zip(columns, lines, strict=True) if set(own) - {MISSING, ""}}
         headings = {name: columns[name].heading for name in texts}
         if self.executed.reads_values and "global_batch" in headings:  # that of the command is not known
@@ -375,7 +377,9 @@ class _Proposal:
         source = self.sources.cite("scaling")
         times_s = [work.total / rate for rate in _rates(row)]
         yield "Job size", job_size(row), source
-        yield "Throughput", _with_range(_rates(row), number), f"samples/s {source}"
+        read = rate_unit([row])
+        rates = [read.of(rate, row) for rate in _rates(row)]
+        yield "Throughput", _with_range(rates, number), f"{read.name} {source}"
         epochs = f"{work.samples:,} x {work.epochs} epochs = " if work.epochs > 1 else ""
         yield "Samples", f"{epochs}{work.total:,}", stated
         yield "Time", _with_range(times_s, human_duration), "samples / throughput"

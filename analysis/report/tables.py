@@ -18,12 +18,14 @@ from analysis.stats.columns import (
     PUBLISHED,
     SAME_UNIT,
     TEXT,
+    CellRow,
     Column,
     ScalingRow,
     columns_of,
     dtypes_of,
 )
 from analysis.stats.measured import outcome_text
+from analysis.stats.rates import RATES, SAMPLES, RateUnit, rate_unit
 from analysis.text import markdown, markdown_line, one_line
 from bench.study.ledger import RunState
 from ddp_scaling_bench.finding import messages
@@ -125,10 +127,14 @@ def causes_frame(causes: Iterable[CauseRow]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=list(CAUSE_COLUMNS)).astype({"rank": "Int64"})
 
 
-def shown_columns(view: str, record: type = ScalingRow) -> dict[str, Column]:
+def shown_columns(view: str, record: type = ScalingRow, *, unit: RateUnit = SAMPLES) -> dict[str, Column]:
     """Return the columns of a view for people, in order."""
     columns = columns_of(record).items()
-    return {name: column for name, column in columns if column.heading and view in column.views}
+    shown = {name: column for name, column in columns if column.heading and view in column.views}
+    rate = shown.get(RATES[0])
+    if rate and unit != SAMPLES:
+        shown[RATES[0]] = rate._replace(heading=unit.name.capitalize(), unit=unit.name)
+    return shown
 
 
 def texts_of(rows: Sequence[ScalingRow], columns: Mapping[str, Column], view: str) -> list[list[str]]:
@@ -175,9 +181,14 @@ def notes(table: Sequence[ScalingRow]) -> list[str]:
     return texts
 
 
+def _for_people(table: Sequence[ScalingRow]) -> tuple[list[ScalingRow], dict[str, Column]]:
+    unit = rate_unit(table)
+    return unit.rows(table), shown_columns(TEXT, unit=unit)
+
+
 def markdown_table(table: Sequence[ScalingRow]) -> str:
     """Return the scaling table as Markdown, with notes and the reasons of missing runs."""
-    columns = shown_columns(TEXT)
+    table, columns = _for_people(table)
     lines = [markdown_line([column.heading for column in columns.values()]), "|" + "---|" * len(columns)]
     lines += [markdown_line(texts) for texts in texts_of(table, columns, TEXT)]
     lines += ["", *(f"{markdown(note)}\n" for note in notes(table))]
@@ -188,7 +199,7 @@ def markdown_table(table: Sequence[ScalingRow]) -> str:
 
 def latex_table(table: Sequence[ScalingRow]) -> str:
     """Return the scaling table with its notes as a LaTeX tabular or, if it is long, as a longtable."""
-    columns = shown_columns(TEXT)
+    table, columns = _for_people(table)
     align = "".join("r" if _is_numeric(name) else "l" for name in columns)
     head = " & ".join(latex(column.heading) for column in columns.values()) + r" \\"
     body = [" & ".join(map(latex, texts)) + r" \\" for texts in texts_of(table, columns, TEXT)]
@@ -216,7 +227,8 @@ def page_columns(rows: Sequence[ScalingRow]) -> dict[str, Column]:
     A further column without a value in any row is left out.
     """
     levels = ("always", "wide", "further")
-    shown = sorted(shown_columns(PAGE).items(), key=lambda item: levels.index(item[1].level))
+    columns = shown_columns(PAGE, unit=rate_unit(rows))
+    shown = sorted(columns.items(), key=lambda item: levels.index(item[1].level))
     return {
         name: column
         for name, column in shown
@@ -240,7 +252,8 @@ def cell_columns(columns: Mapping[str, Column]) -> list[dict[str, Any]]:
 
 def cell_rows(rows: Sequence[ScalingRow], columns: Mapping[str, Column]) -> list[list[TableCell]]:
     """Return the table of all cells: rows of texts, with the ``columns`` of :func:`page_columns`."""
-    return [[_page_cell(row, name, column) for name, column in columns.items()] for row in rows]
+    shown = rate_unit(rows).rows(rows)
+    return [[_page_cell(row, name, column) for name, column in columns.items()] for row in shown]
 
 
 def _page_cell(row: ScalingRow, name: str, column: Column) -> TableCell:
@@ -249,7 +262,7 @@ def _page_cell(row: ScalingRow, name: str, column: Column) -> TableCell:
     return (text, below) if below else text
 
 
-def run_data(attempts: pd.DataFrame) -> dict[str, Any]:
+def run_data(attempts: pd.DataFrame, cells: Sequence[CellRow] = ()) -> dict[str, Any]:
     """Return ``texts`` and ``runs`` for the page's script, which shows the attempts of the runs of a cell.
 
     Each attempt is a list: name of the cell; length of the prefix that the names of cell and run share; rest
@@ -268,7 +281,7 @@ def run_data(attempts: pd.DataFrame) -> dict[str, Any]:
         return numbers.setdefault(text, len(numbers))
 
     names = ["run_id", "cell_id", "attempt", "state", "failure_class", "facts", "rate", "evidence"]
-    rows = []
+    rows, unit, by_id = [], rate_unit(cells), {cell.cell_id: cell for cell in cells}
     run: Any
     for run in attempts.head(MAX_ROWS)[names].itertuples(index=False):
         shared = len(run.cell_id) if run.run_id.startswith(run.cell_id) else 0
@@ -276,7 +289,10 @@ def run_data(attempts: pd.DataFrame) -> dict[str, Any]:
         attempt = 0 if pd.isna(run.attempt) else int(run.attempt)
         texts = [add(run.state), add(run.failure_class), add(messages(run.facts), 400)]
         evidence = [add(text) for text in (run.evidence if isinstance(run.evidence, tuple) else ())]
-        rate = number(run.rate) if known(run.rate) else ""
+        rate = ""
+        if known(run.rate):
+            value = unit.of(run.rate, by_id[run.cell_id]) if unit != SAMPLES else run.rate
+            rate = f"{number(value)} {unit.name}"
         rows.append([numbers[run.cell_id], shared, run.run_id[shared:], attempt, *texts, rate, *evidence])
     return {"texts": list(numbers), "runs": rows}
 

@@ -204,7 +204,8 @@ def _command(words: Sequence[str], cells: Cells) -> tuple[str, str]:
         values = {name: [] if name in _NAMES else _values(cells, name) for name in names_in(words)}
     except ValueError:  # a plan of another version
         return one_line(shown_command(words), limit=400), ""
-    names = {name: name.replace("per_gpu_batch", "batch_per_rank").upper() for name in values}
+    each = "replica" if any(cell.model_parallel > 1 for cell in cells) else "rank"
+    names = {name: name.replace("per_gpu_batch", f"batch_per_{each}").upper() for name in values}
     texts = {name: own[0] if len(own) == 1 else names[name] for name, own in values.items()}
     filled = [
         "".join(texts[text] if kind == "value" else text for kind, text in tokens(word)) for word in words
@@ -273,8 +274,13 @@ def _values_of_command(cells: Cells, runs: pd.DataFrame, sources: Sources) -> It
     unit = (metrics.get("units") or {}).get("throughput")
     if unit == "it/s" or "throughput" not in names:
         yield "Samples per second are computed with the batch of the plan."
-    elif metrics.get("scope") == "per_gpu":
-        yield "Samples per second are the reported rate times the number of ranks."
+    else:
+        times = {"per_gpu": " times the number of ranks", "per_replica": " times the number of replicas"}
+        factor = times.get(metrics.get("scope") or "", "")
+        if unit == "tokens/s":
+            factor += " divided by the tokens of a sample"
+        if factor:
+            yield f"Samples per second are the reported rate{factor}."
     if "throughput" in names and unit != "it/s":
         yield "The time per step is the batch of the plan divided by the throughput."
 

@@ -118,7 +118,8 @@ def _series_and_mode(row: ScalingRow) -> str:
 
 
 def _batch_per_rank(row: ScalingRow) -> str:
-    return f"{whole(row.per_gpu_batch)} per rank" if known(row.per_gpu_batch) else ""
+    each = "replica" if row.model_parallel > 1 else "rank"
+    return f"{whole(row.per_gpu_batch)} per {each}" if known(row.per_gpu_batch) else ""
 
 
 def _of_runs(row: ScalingRow) -> str:
@@ -140,6 +141,15 @@ class CellSize:
     gpus: Annotated[int, Column("number of ranks")]
     global_batch: Annotated[float, Column("samples per step, over all ranks")]
     per_gpu_batch: Annotated[float, Column("samples per rank and micro-batch")]
+    model_parallel: Annotated[float, _internal("ranks that share one replica of the model")] = 1
+    tokens_per_sample: Annotated[float, _internal("tokens of a sample, if people read rates in tokens/s")] = (
+        math.nan
+    )
+
+    @property
+    def batch_per_replica(self) -> float:
+        """Samples per step of one replica of the model."""
+        return self.global_batch * self.model_parallel / self.gpus
 
 
 @dataclass(kw_only=True)
@@ -228,6 +238,10 @@ class ScalingRow(Measurements):
     per_gpu_batch: Annotated[
         float, Column("samples per rank and micro-batch", "", (CSV, TEXT), "Per rank", whole)
     ]
+    model_parallel: Annotated[float, _internal("ranks that share one replica of the model")] = 1
+    tokens_per_sample: Annotated[float, _internal("tokens of a sample, if people read rates in tokens/s")] = (
+        math.nan
+    )
     n: Annotated[int, Column("completed runs that were not left out", "", _ALL, "n", whole, below=_of_runs)]
     throughput_samples_per_sec: Annotated[
         float,
@@ -346,6 +360,11 @@ class ScalingRow(Measurements):
     several: bool = False
     facts: tuple[Finding, ...] = ()
     base: ScalingRow | None = None
+
+    @property
+    def batch_per_replica(self) -> float:
+        """Samples per step of one replica of the model."""
+        return self.global_batch * self.model_parallel / self.gpus
 
     @property
     def is_base(self) -> bool:

@@ -136,7 +136,7 @@ def _same_work(row: ScalingRow, other: ScalingRow) -> bool:
     if other.mode == "strong":
         same = row.global_batch == other.global_batch
     else:
-        same = row.global_batch / row.gpus == other.global_batch / other.gpus and other.mode == "weak"
+        same = row.batch_per_replica == other.batch_per_replica and other.mode == "weak"
     settings = [(one.launcher, one.backend, one.variant) for one in (row, other)]
     return same and settings[0] == settings[1]
 
@@ -274,7 +274,7 @@ def _regime(rows: Sequence[ScalingRow], label: str) -> str:
 
 def batch_per_rank(row: ScalingRow) -> str:
     """Return the global batch per rank as text with nine digits, so that rounding errors do not matter."""
-    return f"{row.global_batch / row.gpus:.9g}"
+    return f"{row.batch_per_replica:.9g}"
 
 
 def _add_baselines(rows: Sequence[ScalingRow], baseline: str | None) -> None:

@@ -28,7 +28,8 @@ class Log:
     """A log of a finished run, and what the patterns match in it.
 
     ``nodes`` is 0 if it is not known. ``rate`` is the mean over all values, in ``unit``: samples/s of all
-    ranks, or steps/s if neither a batch nor a throughput in samples/s is given.
+    ranks, tokens/s if the throughput is one of tokens and ``tokens_per_sample`` is not given, or steps/s if
+    neither a batch nor a throughput is given.
     """
 
     path: Path
@@ -37,6 +38,7 @@ class Log:
     readings: Readings
     rate: float | None
     unit: str
+    tokens_per_sample: int | None = None
 
     def as_json(self) -> dict[str, Any]:
         """Return the log as `bench report --json` prints it."""
@@ -103,19 +105,28 @@ def read_log(source: str, metrics: Mapping[str, Any], *, batch: int | None, mode
     readings = readings_in({str(path): path}, cell)
     rates = run_rates(pd.DataFrame(map(asdict, readings.rows)).assign(run_id="")) if readings.rows else None
     rate = None if rates is None else float(rates["throughput_samples_per_sec"].iloc[0])
-    in_samples = "throughput" in metrics["output"] and metrics.get("units", {}).get("throughput") != "it/s"
-    return Log(path, nodes, gpus, readings, rate, "samples/s" if batch or in_samples else "steps/s")
+    given_unit = (metrics.get("units") or {}).get("throughput")
+    in_samples = batch or ("throughput" in metrics["output"] and given_unit != "it/s")
+    unit = "samples/s" if in_samples else "steps/s"
+    tokens = int(metrics.get("tokens_per_sample", 1)) if given_unit == "tokens/s" else None
+    if tokens == 1:
+        unit = "tokens/s"
+    return Log(path, nodes, gpus, readings, rate, unit, tokens)
 
 
 def table_text(logs: Sequence[Log], *, batch: int | None, mode: str | None) -> str:
     """Return a table of the logs for :func:`analysis.tables_in.read.read_table`."""
-    name = "throughput" if logs[0].unit == "samples/s" else "time"
+    name = "time" if logs[0].unit == "steps/s" else "throughput"
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
     batches = ["per_gpu_batch" if mode == "weak" else "global_batch"] if batch else []
-    table.writerow(["nodes", "gpus", *batches, name, "repeat"])
+    # A rate in tokens/s without the tokens of a sample is one of samples with one token.
+    tokens = [logs[0].tokens_per_sample] if logs[0].tokens_per_sample else []
+    table.writerow(["nodes", "gpus", *batches, name, *["tokens_per_sample"] * len(tokens), "repeat"])
     for place, log in enumerate(logs):
         repeat = 1 + sum((one.nodes, one.gpus) == (log.nodes, log.gpus) for one in logs[:place])
         value = log.rate if name == "throughput" or log.rate is None else 1 / log.rate
-        table.writerow([log.nodes or "", log.gpus, *([batch] * len(batches)), f"{value:.9g}", repeat])
+        table.writerow(
+            [log.nodes or "", log.gpus, *([batch] * len(batches)), f"{value:.9g}", *tokens, repeat]
+        )
     return text.getvalue()

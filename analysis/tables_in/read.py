@@ -18,10 +18,11 @@ from analysis.text import clean, one_line
 from ddp_scaling_bench.errors import BenchError, InputError, Problem, missing_file
 from ddp_scaling_bench.units import number
 
-#: The columns that a table can have. ``throughput`` is in samples/s of all ranks, ``time`` in s per step.
+#: The columns that a table can have. ``throughput`` is in samples/s of all ranks, ``time`` in s per step;
+#: with ``tokens_per_sample``, people read rates in tokens/s.
 COLUMNS = (
     *("nodes", "gpus", "gpus_per_node", "global_batch", "per_gpu_batch", "throughput", "time"),
-    *("mode", "series", "repeat"),
+    *("tokens_per_sample", "mode", "series", "repeat"),
 )
 _WHOLE_NUMBERS = ("nodes", "gpus", "gpus_per_node")
 _TEXTS = ("mode", "series", "repeat")
@@ -64,6 +65,7 @@ class TableRow:
     per_gpu_batch: float | None
     throughput: float | None
     time: float | None
+    tokens_per_sample: float | None
     work: float = math.nan
     cell_id: str = ""
 

@@ -259,6 +259,7 @@ def _frames(rows: Sequence[TableRow], *, labelled_by: str) -> Frames:
             device="",
             global_batch=row.work,
             per_gpu_batch=row.per_gpu_batch or math.nan,
+            tokens_per_sample=row.tokens_per_sample or math.nan,
             ddp=True,
             swept=None,
         )

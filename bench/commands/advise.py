@@ -12,7 +12,7 @@ from ddp_scaling_bench.errors import BenchError, UnavailableError
 from ddp_scaling_bench.units import count, human_duration, parse_count, parse_duration_s
 
 from ..jobs.engine import scheduler_for
-from ..matrix.cell import value_text
+from ..matrix.cell import Cell, value_text
 from ..study.layout import StudyFolder
 from ..study.plan_json import PlannedStudy, open_study
 from .compare import show_strategies
@@ -203,9 +203,11 @@ def _estimated_waits(study: PlannedStudy, layouts: Mapping[Layout, float]) -> di
     try:
         for layout, training_s in known.items():
             _, nodes, per_node = layout
-            cell_id = _similar_cell(study, nodes, per_node)
+            cell = _similar_cell(study, nodes, per_node)
+            size = nodes * cell.requested_gpus or nodes
+            script = study.script(cell.cell_id)
             seconds, source, remark = scheduler.estimate(
-                study.script(cell_id), nodes=nodes, training_s=training_s
+                script, nodes=nodes, size=size, training_s=training_s
             )
             found[layout] = Wait(seconds, source, _one_line(remark))
     except UnavailableError as absent:
@@ -234,7 +236,7 @@ def _one_line(text: str) -> str:
     return " ".join(text.split())[:300]
 
 
-def _similar_cell(study: PlannedStudy, nodes: int, per_node: str) -> str:
-    """Return the id of the cell on ``nodes`` nodes of ``per_node`` ranks, else of the largest such cell."""
+def _similar_cell(study: PlannedStudy, nodes: int, per_node: str) -> Cell:
+    """Return the cell on ``nodes`` nodes of ``per_node`` ranks, else of the largest such cell."""
     cells = [cell for cell in study.cells.values() if value_text(cell.tasks_per_node) == per_node]
-    return min(cells, key=lambda cell: (cell.nodes != nodes, -cell.nodes, cell.cell_id)).cell_id
+    return min(cells, key=lambda cell: (cell.nodes != nodes, -cell.nodes, cell.cell_id))

@@ -138,10 +138,9 @@ def show_strategies(rows: list[StrategyRow], *, study: str = "") -> None:
 
 def _show(found: Comparison, *, everything: bool) -> None:
     from analysis.compare.text import (
-        HEADINGS,
-        NUMERIC,
         conclusion,
         difference_rows,
+        headings,
         remarks,
         table_rows,
         title,
@@ -150,7 +149,8 @@ def _show(found: Comparison, *, everything: bool) -> None:
     hidden = 0 if everything else max(0, len(found.cells) - SHOWN_ROWS)
     cells = table_rows(found, changed_first=hidden > 0)
     shown = cells[: len(cells) - hidden]
-    print_table(title(found), HEADINGS, shown, right=NUMERIC, hidden=hidden)
+    names = headings(found)
+    print_table(title(found), names, shown, right=names[1:-2], hidden=hidden)
     if rows := difference_rows(found):
         show()
         print_table("Differences between the studies", ["", "A", "B"], rows)

@@ -207,7 +207,8 @@ def cluster_matrix(
     )
     if own is not None:
         env_line = own.cluster_lines + ("" if own.env else env_line)
-        launcher = "[torchrun]        # or srun" if own.launcher == "torchrun" else launcher
+        launchers = {"torchrun": "[torchrun]        # or srun", "own": "[own]             # the command's"}
+        launcher = launchers.get(own.launcher, launcher)
         scaling = own.scaling(scaling)
         workload = own.workload(device, steps=50)
     return f"""\
@@ -242,9 +243,13 @@ def local_matrix(cores: int, own: OwnCommand | None = None) -> str:
 """
     model = "model: mlp, parameters: 2M"
     workload = f"workload: {{device: cpu, {model}, steps_per_epoch: 20, epochs: 3, warmup_steps: 5}}\n"
+    launcher = ""
     if own is not None:
         scaling = own.scaling(scaling)
         workload = own.workload("cpu", steps=20)
+        is_own = own.launcher == "own"
+        launcher = "own]             # the command's" if is_own else "torchrun]        # the default"
+        launcher = f"  launcher: [{launcher} launcher\n"
     return f"""\
 # This machine: {cores} cores, no Slurm found. Start it with: bench run this-file
 cluster:
@@ -253,6 +258,6 @@ cluster:
 {own.cluster_lines if own else ""}axes:                         # every combination is measured
   tasks_per_node: {sizes}     # processes; each has one thread (cpus_per_task)
   backend: [gloo]
-{"  launcher: [torchrun]        # the launcher without Slurm" + chr(10) if own else ""}scaling:
+{launcher}scaling:
 {scaling}{workload}repeats: 3                    # three runs of each cell: enough for an interval
 """

@@ -63,6 +63,16 @@ BudgetOption = Annotated[
     float | None,
     typer.Option("--budget", min=0.0, help="Start nothing if the runs could use more GPU-hours than this."),
 ]
+YesOption = Annotated[
+    bool, typer.Option("--yes", help="Do not ask, even if the cost is above the limit of the site file.")
+]
+StepTimeOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--step-time",
+        help="Seconds per step at the smallest size, or SIZE=SECONDS (repeatable), for the expected cost.",
+    ),
+]
 AdoptOption = Annotated[
     bool, typer.Option("--adopt", help="Go on with a copied study; the original is no longer used.")
 ]

@@ -34,7 +34,8 @@ class OwnCommand:
     words: list[str]
     """The words with the syntax of a matrix: placeholders, and literal braces written twice."""
     launcher: str = ""
-    """``torchrun`` or ``srun`` if it replaces a launcher in the user's command; else empty."""
+    """``torchrun`` or ``srun`` if it replaces a launcher in the command, ``own`` if the command keeps it."""
+    command_per: str = "node"
     env: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     batch: int | None = None
@@ -72,12 +73,13 @@ class OwnCommand:
         other = "cpu if it uses none" if device == "cuda" else "cuda if it uses GPUs, with axes.gpus_per_node"
         # An epoch has both windows, three steps between them, and the sampled step: see docs/recorder.md.
         needed = 10 + 3 * (steps + OPTIONS["attribution_steps"].default + 4)
+        command_per = f"  command_per: {self.command_per}\n" if self.command_per != "node" else ""
         return f"""\
 workload:
   device: {device}                # of the script; {other}
   # {{world_size}}, {{run_dir}} and the other names in docs/matrix.md become values of the run:
   command: {yaml_text(shown_command(self.words))}
-  metrics: recorder           # the script has the lines below; or read what it prints: docs/recorder.md
+{command_per}  metrics: recorder           # with the lines below; or read what it prints: docs/recorder.md
   #   from ddp_scaling_bench import Recorder
   #   recorder = Recorder(model)
   #   for batch in recorder.batches(loader):
@@ -206,16 +208,22 @@ def _without_variables(words: Sequence[str], own: OwnCommand) -> list[str]:
 
 
 def _without_launcher(launch: LaunchLine, own: OwnCommand) -> list[str]:
-    """Set the launcher of the matrix in place of the command's launcher, and return the program."""
+    """Set the launcher of the matrix; return the words of the program, or with launcher own, of all."""
     launcher = launch.launcher
-    if launcher.refusal or not launch.program:
-        unknown = f"option {launch.unknown} is unknown, or has no counterpart" if launch.unknown else ""
-        reason = launcher.refusal or unknown or "it has no program"
+    if launcher.refusal or not launch.rest:
+        reason = launcher.refusal or "it has no program"
         raise BenchError(
-            f"--command: bench starts the processes itself, and cannot replace {launcher.name}: {reason}",
-            remedy=f"if the program also runs under {launcher.replacement}, give the command of one process: "
-            "bench init --command 'python ...'",
+            f"--command: bench cannot use {launcher.name}: {reason}",
+            remedy="give the command of the program: bench init --command 'python ...'",
         )
+    if not launcher.replacement or not launch.program:
+        own.launcher, own.command_per = "own", launcher.starts[0]
+        where = {"node": "on each node", "job": "once per job, on its first node"}[own.command_per]
+        own.notes.append(
+            f"`{launcher.name}` starts the processes: with launcher own, bench starts the command {where}. "
+            "Its options for sizes and hosts have placeholders; see docs/recipes.md."
+        )
+        return launch.for_sizes()
     own.launcher = launcher.replacement
     own.notes.append(
         f"`{shlex.join(launch.words)}` is left out of the command: bench starts the processes with the "

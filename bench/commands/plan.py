@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddp_scaling_bench.units import join_names
 from ddp_scaling_bench.variables import shown_settings
 
+from ..cost import Cost, Costs, hint, idle_gpus, named, parse_step_times, summary, total
 from ..matrix.cell import Cell, labelled_commands, value_text
 from ..study.layout import StudyFolder
+from ..study.plan_json import PlannedStudy, open_study
 from .console import SHOWN_ROWS, print_commands, print_json, print_table, say, show
-from .options import AllOption, JsonOption, MatrixArgument, ResultsOption, SiteOption, results_folder
+from .options import (
+    AllOption,
+    JsonOption,
+    MatrixArgument,
+    ResultsOption,
+    SiteOption,
+    StepTimeOption,
+    results_folder,
+)
 
 if TYPE_CHECKING:  # slow to import, and not needed by other commands
     from ..plan import Plan
@@ -25,18 +37,22 @@ def plan_command(
     results: ResultsOption = None,
     everything: AllOption = False,
     site: SiteOption = None,
+    step_time: StepTimeOption = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Check a matrix, write one script per cell, and print the maximum cost.
+    """Check a matrix, write one script per cell, and print the cost at most and as expected.
 
     The command needs no Slurm and submits nothing. Planning again is safe: a study can grow, but a cell that
     has results cannot change. Example: bench plan matrices/l40s.yaml
     """
+    times = parse_step_times(step_time or ())
     plan, folder = plan_study(matrix, site=site, results=results)
+    study = open_study(folder)
+    costs = Costs(study, times).of([study.cells[run.cell_id]] for run in study.runs)
     if as_json:
-        print_json(_as_content(plan, folder))
+        print_json(_as_content(plan, study, costs))
     else:
-        _show(plan, folder, everything=everything)
+        _show(study, costs, everything=everything)
         say_warnings(plan)
         say(f"next: bench submit {plan.matrix.study}")
     return 0
@@ -45,14 +61,14 @@ def plan_command(
 def plan_study(matrix: str, *, site: str | None, results: Path | None) -> tuple[Plan, StudyFolder]:
     """Plan a matrix (a file, or a shipped example's name) and write the study."""
     from ..matrix.load import find_site
-    from ..plan import continue_study, make_plan, write_plan
+    from ..plan import make_plan, write_plan
     from ..shipped import find_matrix
 
     root = results_folder(results)
     path = find_matrix(matrix)
     if path != Path(matrix):
         say(f"matrix: {path}")
-    plan = continue_study(make_plan(path, site=find_site(site)), root)
+    plan = make_plan(path, site=find_site(site))
     return plan, write_plan(plan, root)
 
 
@@ -64,49 +80,57 @@ def say_warnings(plan: Plan) -> None:
         say(f"warning: {warning}")
 
 
-def _show(plan: Plan, folder: StudyFolder, *, everything: bool) -> None:
+def _show(study: PlannedStudy, costs: Mapping[str, Cost], *, everything: bool) -> None:
     """Print the cells, the cost and the study's folder."""
-    per_node = "GPUs/node" if plan.matrix.workload.device == "cuda" else "tasks/node"
+    cells, cost = list(study.cells.values()), total(costs)
+    per_node = "GPUs/node" if study.plan["device"] == "cuda" else "tasks/node"
     columns = ["cell", "nodes", per_node, "ranks", "per-GPU batch", "global batch", "series"]
-    rows = list(map(_row, plan.cells if everything else plan.cells[:SHOWN_ROWS]))
-    hidden = len(plan.cells) - len(rows)
-    print_table(f"Study {plan.matrix.study}", columns, rows, right=columns[1:6], hidden=hidden)
-    print_commands(plan.cells)
-    show(plan.cost)
-    if idle := [f"{cell_id} ({number})" for cell_id, number in plan.cost.idle_gpus.items()]:
-        named = join_names(idle, most=len(idle) if everything else SHOWN_IDLE)
-        show(f"idle GPUs that each run of a cell reserves: {named}")
-    show(f"written: {folder.path} (scripts/, plan.json)")
+    if any(cell.model_parallel > 1 for cell in cells):
+        columns[3:5] = ["ranks", "replicas", "per-replica batch"]
+    shown = cells if everything else cells[:SHOWN_ROWS]
+    rows = [_row(cell, with_replicas="replicas" in columns) for cell in shown]
+    hidden = len(cells) - len(rows)
+    print_table(f"Study {study.folder.name}", columns, rows, right=columns[1:-1], hidden=hidden)
+    print_commands(cells)
+    show(f"{summary(study)}; {cost}")
+    for line in named(costs):
+        show(line)
+    if idle := [f"{cell_id} ({number})" for cell_id, number in idle_gpus(study).items()]:
+        show(
+            "idle GPUs that each run of a cell reserves: "
+            f"{join_names(idle, most=len(idle) if everything else SHOWN_IDLE)}"
+        )
+    if study.scheduler.queues and not cost.known:
+        say(hint(study))
+    show(f"written: {study.folder.path} (scripts/, plan.json)")
 
 
-def _row(cell: Cell) -> tuple[Any, ...]:
+def _row(cell: Cell, *, with_replicas: bool) -> tuple[Any, ...]:
     series = ", ".join(f"{member.mode} {member.batch}" for member in cell.series)
-    sizes = (cell.nodes, value_text(cell.tasks_per_node), cell.world_size)
+    sizes = (cell.nodes, value_text(cell.tasks_per_node), cell.world_size, *[cell.replicas] * with_replicas)
     return (cell.cell_id, *sizes, cell.per_gpu_batch, cell.global_batch, series)
 
 
-def _as_content(plan: Plan, folder: StudyFolder) -> dict[str, Any]:
+def _as_content(plan: Plan, study: PlannedStudy, costs: Mapping[str, Cost]) -> dict[str, Any]:
     """Return the output of `bench plan --json`."""
-    cost, site = plan.cost, plan.document.site
+    cost, site = total(costs), plan.document.site
     cells = []
     for cell in plan.cells:
         content = {k: v for k, v in cell.as_json().items() if k not in ("workload", "env")}
         content["series"] = [member.series for member in cell.series]
-        cells.append({**content, "script": str(folder.path / plan.script_name(cell))})
+        cells.append({**content, "script": str(study.folder.path / plan.script_name(cell))})
     return {
         "study": plan.matrix.study,
-        "folder": str(folder.path),
-        "runs": cost.runs,
-        "repeats": plan.matrix.repeats,
-        "gpu_hours": cost.gpu_hours_max,
-        "gpu_hours_exact": cost.gpu_hours_exact,
-        "gpu_hours_without_exclusive": cost.gpu_hours_without_exclusive,
-        "idle_gpus": cost.idle_gpus,
-        "node_hours": cost.node_hours_max,
-        "gpus": cost.gpus_max,
-        "nodes": cost.nodes_max,
-        "time_limit_s": plan.matrix.cluster.time_limit,
-        "exclusive": plan.exclusive,
+        "folder": str(study.folder.path),
+        "runs": len(plan.runs),
+        "gpu_hours": cost.gpu_hours,
+        "gpu_hours_exact": cost.exact,
+        "gpu_hours_without_exclusive": cost.requested_gpu_hours,
+        "idle_gpus": idle_gpus(study),
+        "node_hours": cost.node_hours,
+        "expected_gpu_hours": cost.expected_gpu_hours if cost.known else None,
+        "expected_node_hours": cost.expected_node_hours if cost.known else None,
+        "partitions": {name: asdict(one) for name, one in costs.items()},
         "warnings": [one.told() for one in plan.warnings],
         "site": site and {"path": site.path, "inherited": shown_settings(site.values)},
         "commands": [command.as_json() for command in labelled_commands(plan.cells)],

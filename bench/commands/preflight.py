@@ -26,8 +26,16 @@ from ..study.layout import StudyFolder, studies
 from ..study.ledger import Record, RunState
 from ..study.plan_json import PlannedStudy, open_study
 from .console import print_json, print_table, say, show, show_progress
-from .options import JsonOption, MatrixArgument, ResultsOption, SiteOption, choose_runs, results_folder
-from .submit import new_submission
+from .options import (
+    JsonOption,
+    MatrixArgument,
+    ResultsOption,
+    SiteOption,
+    YesOption,
+    choose_runs,
+    results_folder,
+)
+from .submit import check_cost, new_submission
 
 #: The folder of the studies, below results. They are not studies of a training: `bench list` omits them.
 FOLDER = "preflight"
@@ -44,6 +52,7 @@ def preflight_command(
     threshold: ThresholdOption = DEFAULT_THRESHOLD,
     results: ResultsOption = None,
     site: SiteOption = None,
+    yes: YesOption = False,
     as_json: JsonOption = False,
 ) -> int:
     """Find nodes and links that are slow or unfit, with one run of at most ten minutes.
@@ -65,7 +74,7 @@ def preflight_command(
         folder = write_plan(plan_nodecheck(plan, f"{name}-{number}", nodes=nodes), root)
     planned = open_study(folder)
     say(f"preflight: {planned.folder.path}, {count(next(iter(planned.cells.values())).nodes, 'node')}")
-    record = _run(planned)
+    record = _run(planned, ask=not yes)
     path = planned.run_folder(record).path / ROWS
     verdict = _verdict(path, record, threshold)
     if as_json:
@@ -84,12 +93,13 @@ def _last_number(root: Path, name: str) -> int:
     return max((int(number) for number in numbers if number.isdecimal()), default=0)
 
 
-def _run(planned: PlannedStudy) -> Record:
+def _run(planned: PlannedStudy, *, ask: bool) -> Record:
     """Start the run of a preflight unless it is in progress, wait for its end, and return its record."""
     submission = new_submission(planned)
     try:
         seen = submission.records(wait=True)
         runs = choose_runs(planned, seen)
+        check_cost(planned, runs, budget=None, step_time=None, ask=ask)
         with show_progress(len(runs)) as submission.callbacks:
             (record,) = submission.finish(runs, seen=seen).values()
     except UnavailableError as absent:

@@ -91,7 +91,9 @@ PatternOption = Annotated[
 UnitOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--unit", help="For logs: the unit (samples/s, it/s; s, ms, us); repeatable.", show_default=False
+        "--unit",
+        help="For logs: the unit (samples/s, it/s, tokens/s; s, ms, us); repeatable.",
+        show_default=False,
     ),
 ]
 SetOption = Annotated[

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..cost import summary
 from ..study.plan_json import open_study
 from .console import say
 from .options import (
@@ -12,12 +13,14 @@ from .options import (
     RetryDisturbedOption,
     RetryOption,
     SiteOption,
+    StepTimeOption,
+    YesOption,
     choose_runs,
     require_report,
 )
 from .plan import plan_study, say_warnings
 from .report import write
-from .submit import check_budget, new_submission, start
+from .submit import check_cost, new_submission, start
 
 
 def run_command(
@@ -28,6 +31,8 @@ def run_command(
     retry_disturbed: RetryDisturbedOption = False,
     budget: BudgetOption = None,
     site: SiteOption = None,
+    yes: YesOption = False,
+    step_time: StepTimeOption = None,
 ) -> int:
     """Plan a matrix, start the runs that are not yet done, wait for them, and write the report.
 
@@ -36,13 +41,13 @@ def run_command(
     """
     require_report("bench run")
     plan, folder = plan_study(matrix, site=site, results=results)
-    say(f"study {plan.matrix.study}: {plan.cost}")
-    say_warnings(plan)
     study = open_study(folder)
+    say(f"study {plan.matrix.study}: {summary(study)}")
+    say_warnings(plan)
     submission = new_submission(study)
     seen = submission.records(wait=True)
     runs = choose_runs(study, seen, filters, retry_failed=retry_failed, retry_disturbed=retry_disturbed)
-    check_budget(study, runs, budget)
+    check_cost(study, runs, budget=budget, step_time=step_time, ask=not yes)
     code = start(submission, runs, seen, wait=True)
     write(folder)
     return code

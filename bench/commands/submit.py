@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -13,9 +15,10 @@ import typer
 from ddp_scaling_bench.errors import BenchError
 from ddp_scaling_bench.units import count, human_duration
 
+from ..cost import Cost, Costs, hours, named, parse_step_times, total
 from ..jobs.commands import passed_variables
+from ..jobs.contract import Pack
 from ..jobs.engine import Callbacks, Engine
-from ..jobs.slurm.pack import allocation_of
 from ..jobs.submission import HaltedError, Submission
 from ..matrix.cell import Run
 from ..study.ledger import Record, RunState
@@ -29,14 +32,26 @@ from .options import (
     ResultsOption,
     RetryDisturbedOption,
     RetryOption,
+    StepTimeOption,
     StudyArgument,
+    YesOption,
     choose_runs,
     find_study,
     results_folder,
     say_if_copy,
 )
 
-_PACK = "Submit one job that executes all runs in turn, with the nodes of the largest run."
+_PACK = "Submit few jobs, each of which executes many runs in turn, with the nodes of its largest run."
+
+
+#: The largest number of GPUs of a node, for nodes with an unknown number.
+MOST_GPUS = 16
+
+
+class DeclinedError(BenchError):
+    """The user does not want the cost."""
+
+    exit_code = 1
 
 
 def submit_command(
@@ -55,6 +70,8 @@ def submit_command(
     wait: Annotated[bool, typer.Option("--wait", help="Wait until every run has ended.")] = False,
     pack: Annotated[bool, typer.Option("--pack", help=_PACK)] = False,
     adopt: AdoptOption = False,
+    yes: YesOption = False,
+    step_time: StepTimeOption = None,
 ) -> int:
     """Start the runs of a study that are neither completed nor in progress.
 
@@ -63,8 +80,8 @@ def submit_command(
     local and ssh start one run after another; Ctrl-C stops them, and the next call continues.
     """
     if pack and max_queued is not None:
-        what = "--max-queued limits the number of queued jobs, so it has no effect on a pack,"
-        raise BenchError(f"{what} which is a single job", remedy="omit --max-queued or --pack")
+        what = "--max-queued limits the number of queued jobs, so it has no effect on packs, which are few"
+        raise BenchError(what, remedy="omit --max-queued or --pack")
     planned = open_study(find_study(study, results))
     submission = new_submission(planned, max_queued=max_queued, pack=pack)
     if max_queued is not None and submission.one_by_one:
@@ -72,10 +89,11 @@ def submit_command(
         say(f"--max-queued is ignored: {has_none}")
     seen = submission.records(wait=wait)
     runs = choose_runs(planned, seen, filters, retry_failed=retry_failed, retry_disturbed=retry_disturbed)
-    check_budget(planned, runs, budget, pack=pack)
+    packs = _packs(submission.engine, runs, seen) if pack else None
+    check_cost(planned, runs, packs, budget=budget, step_time=step_time, ask=not (yes or dry_run))
     passed_variables(planned)
     if dry_run:
-        _show(submission.engine, runs, seen, pack=pack)
+        _show(submission.engine, runs, seen, packs)
         return 0
     if adopt:
         submission.engine.adopt()
@@ -87,58 +105,99 @@ def new_submission(planned: PlannedStudy, *, max_queued: int | None = None, pack
     return Submission(Engine(planned), Callbacks(on_message=say), max_queued=max_queued, pack=pack)
 
 
-def check_budget(
-    planned: PlannedStudy, runs: Sequence[Run], budget: float | None, *, pack: bool = False
+def _packs(engine: Engine, runs: Sequence[Run], seen: Mapping[str, Record]) -> Sequence[Pack]:
+    """Return the packs that would execute ``runs``; raise BenchError if the scheduler has none."""
+    if not runs and engine.study.scheduler.packs:
+        return ()
+    return engine.scheduler.packs([next_attempt(engine.study, run, seen[run.run_id]) for run in runs])
+
+
+def check_cost(
+    planned: PlannedStudy,
+    runs: Sequence[Run],
+    packs: Sequence[Pack] | None = None,
+    *,
+    budget: float | None,
+    step_time: Sequence[str] | None,
+    ask: bool,
 ) -> None:
-    """Raise BenchError if ``runs`` could use more GPU-hours than ``budget``; print the cost of a pack."""
-    amount = count(len(runs), "run")
-    if pack:
-        scheduler = Engine(planned).scheduler
-        if not planned.scheduler.packs:
-            scheduler.pack(())  # raises the error
-        if not runs:
-            return
-        job = allocation_of(planned, runs)
-        limit, hours = human_duration(job.limit_s), job.gpu_hours
-        what, fewer = f"a pack of {amount}", ", choose runs with --only, or omit --pack"
-        size = f" ({job.nodes} x {job.reserved_per_node} GPUs for {limit})"
-    else:
-        limit_s, node_gpus = planned.plan["time_limit_s"], planned.reserved_node_gpus
-        cells = [planned.cells[run.cell_id] for run in runs]
-        hours = sum(cell.reserved_gpus(node_gpus=node_gpus) * limit_s / 3600 for cell in cells)
-        what, fewer, size = amount, ", or choose runs with --only", ""
-    if budget is not None and hours > budget:
-        text = f"{what} could use {hours:g} GPU-hours{size}, more than the budget of {budget:g}"
-        raise BenchError(text, remedy=f"raise --budget, lower cluster.time_limit{fewer}")
-    if budget is not None and hours and planned.exclusive and planned.reserved_node_gpus is None:
+    """Print the jobs of this call and their cost; with ``ask``, ask if it is above the limits of the site.
+
+    Raises:
+        BenchError: the runs could use more GPU-hours than ``budget``, or nobody can be asked.
+        DeclinedError: the answer is not yes.
+    """
+    if not runs:
+        return
+    jobs = [[planned.cells[run.cell_id]] for run in runs] if packs is None else [one.cells for one in packs]
+    costs = Costs(planned, parse_step_times(step_time or ())).of(jobs)
+    cost, amount = total(costs), count(len(runs), "run")
+    if packs is not None:
+        nodes, limit_s = max(one.nodes for one in packs), max(one.limit_s for one in packs)
+        size = f"up to {count(nodes, 'node')} for {human_duration(limit_s)}"
+        amount += f" in {count(len(packs), 'pack')} ({size})"
+    if budget is not None and round(cost.gpu_hours, 6) > budget:
+        fewer = "or choose runs with --only" if packs is None else "choose runs with --only, or omit --pack"
+        text = f"{amount} could use {hours(cost.gpu_hours)} GPU-hours, more than the budget of {budget:g}"
+        raise BenchError(text, remedy=f"raise --budget, lower cluster.time_limit, {fewer}")
+    if budget is not None and not cost.exact:
         why = "they reserve all GPUs of their nodes; set cluster.node_gpus for the exact number"
-        say(f"--budget: the runs could use more than the counted {hours:g} GPU-hours, because {why}")
-    if pack:
-        cost = f"{hours:g} GPU-hours" if hours else f"{job.node_hours:g} node-hours"
-        say(f"pack: {amount} in one job of {count(job.nodes, 'node')} for at most {limit}, {cost} at most")
+        counted = f"the runs could use more than the counted {hours(cost.gpu_hours)} GPU-hours"
+        say(f"--budget: {counted}, because {why}")
+    if planned.scheduler.queues:
+        say(f"{count(cost.jobs, 'job')}: {amount}, {cost}")
+        for line in named(costs):
+            say(line)
+    if ask and (above := list(_above(planned, cost))):
+        _ask(f"this is above ask_above ({', '.join(above)}; a site file can change it)", f"{amount}, {cost}")
 
 
-def _show(engine: Engine, runs: Sequence[Run], seen: Mapping[str, Record], *, pack: bool) -> None:
+def _above(planned: PlannedStudy, cost: Cost) -> Iterator[str]:
+    """Yield each limit of the site that a cost exceeds, or can exceed if whole nodes have many GPUs."""
+    from ..matrix.load import AskAbove
+
+    limits = AskAbove.model_validate((planned.plan.get("inherited") or {}).get("ask_above") or {})
+    if not cost.exact:
+        cost = replace(cost, gpu_hours=max(cost.gpu_hours, cost.node_hours * MOST_GPUS))
+    for name, limit in limits.model_dump().items():
+        if limit is not None and getattr(cost, name) > limit:
+            yield f"{name}: {limit:,g}"
+
+
+def _ask(what: str, amount: str) -> None:
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise BenchError(f"{what}: {amount}", remedy="give --yes if this is intended")
+    try:
+        sys.stderr.write(f"{what}. Start the runs? [y/N] ")
+        sys.stderr.flush()
+        answer = sys.stdin.readline()
+    except KeyboardInterrupt:
+        answer = ""
+    if not answer.endswith("\n"):  # Ctrl-C or the end of input
+        sys.stderr.write("\n")
+    if answer.strip().lower() not in ("y", "yes"):
+        raise DeclinedError("nothing was started")
+
+
+def _show(
+    engine: Engine, runs: Sequence[Run], seen: Mapping[str, Record], packs: Sequence[Pack] | None
+) -> None:
     """Print the commands that would start ``runs``."""
     planned, scheduler = engine.study, engine.scheduler
-    attempts = [next_attempt(planned, run, seen[run.run_id]) for run in runs]
-    total = f"{len(runs)} of {len(planned.runs)} runs would be started"
     say_if_copy(engine)
-    if not pack:
-        for attempt in attempts:
-            show(scheduler.words(engine.job(attempt)))
+    for pack in packs or ():
+        show(scheduler.words(pack.job))
+        for place, (attempt, _) in enumerate(pack.attempts, 1):
+            nodes = ",".join(map(str, pack.nodes_of(attempt)))
+            show(f"{place:>4}  {attempt.run.run_id}  on nodes {nodes} of {pack.nodes}")
+    if packs is None:
+        for run in runs:
+            show(scheduler.words(engine.job(next_attempt(planned, run, seen[run.run_id]))))
         print_commands(planned.cells[cell_id] for cell_id in dict.fromkeys(run.cell_id for run in runs))
-        if planned.scheduler.queues and planned.max_running is not None:
-            say("max_running: `bench submit` also lets jobs wait for the end of earlier jobs")
-        show(total)
-        return
-    if runs:
-        job = scheduler.pack(attempts)
-        show(scheduler.words(job.job))
-        for place, (attempt, _) in enumerate(job.attempts, 1):
-            nodes = ",".join(map(str, job.nodes_of(attempt)))
-            show(f"{place:>4}  {attempt.run.run_id}  on nodes {nodes} of {job.nodes}")
-    show(f"{total}, in one job")
+    if planned.scheduler.queues and planned.max_running is not None and (packs is None or len(packs) > 1):
+        say("max_running: `bench submit` also lets jobs wait for the end of earlier jobs")
+    total_runs = f"{len(runs)} of {len(planned.runs)} runs would be started"
+    show(total_runs if packs is None else f"{total_runs}, in {count(len(packs), 'job')}")
 
 
 def start(

@@ -20,6 +20,7 @@ from ddp_scaling_bench.units import join_names
 from ddp_scaling_bench.variables import shown_variables
 
 from ..matrix.cell import Cell
+from ..matrix.launchers import read_launch
 from ..matrix.workload import INTERPRETER, command_values, filled_words, runs_python, uses_python
 from ..study.plan_json import PlannedStudy
 
@@ -45,7 +46,8 @@ class SubmittedCommands:
     def describe(self, cell: Cell) -> dict[str, Any]:
         """Return ``command`` and ``interpreter`` for a cell's run.json.
 
-        ``script`` is the first word that is a file, or ``""`` if no word is a file, as for ``python -m``.
+        ``script`` is the first word that is a file, without a launcher and its options; ``""`` if there is
+        none, as for ``python -m``.
         Unknown values are None. Placeholders of variables that are not shown are kept. ``interpreter`` is
         the Python interpreter with which the command begins, in a form that the job can call.
         """
@@ -73,8 +75,10 @@ class SubmittedCommands:
         return self._interpreter if uses_python(words) else words[0]
 
     def _script(self, words: Sequence[str]) -> str:
+        launch = read_launch(words)  # a file before the program configures the launcher
+        words = launch.started if launch else words
         for at, word in enumerate(words):
-            if word == "-m" and any(map(_starts_modules, words[:at])):
+            if word in ("-m", "--module") and (not at or any(map(_starts_modules, words[:at]))):
                 return ""
             if self._script_of_word(word):
                 return word

@@ -18,7 +18,7 @@ from ddp_scaling_bench.errors import BenchError, UnavailableError
 from ddp_scaling_bench.finding import Finding, messages
 from ddp_scaling_bench.run_folder import JobFolder
 
-from ..matrix.cell import Run
+from ..matrix.cell import Cell, Run
 from ..study.conditions import Occupation
 from ..study.ledger import FailureClass, RunState
 from ..study.plan_json import PlannedStudy
@@ -133,6 +133,10 @@ class Pack(Protocol):
     @property
     def nodes(self) -> int: ...  # noqa: D102
     @property
+    def limit_s(self) -> int: ...  # noqa: D102
+    @property
+    def cells(self) -> list[Cell]: ...  # noqa: D102
+    @property
     def attempts(self) -> list[tuple[Attempt, dict[str, Any]]]: ...  # noqa: D102
     def nodes_of(self, attempt: Attempt) -> list[int]:
         """Return the numbers (from 1) of the job's nodes on which a run is executed."""
@@ -205,15 +209,21 @@ class Scheduler(ABC):
         """
         return ""
 
-    def pack(self, attempts: Sequence[Attempt]) -> Pack:
-        """Return the next pack, a job that executes ``attempts`` in this order."""
+    def packs(self, attempts: Sequence[Attempt]) -> Sequence[Pack]:
+        """Return the next packs, jobs that together execute ``attempts``; nothing is written.
+
+        A pack contains as many of the attempts as one job can execute, in this order.
+        """
         what = (
             f"--pack submits many runs as one Slurm job, but the matrix's executor is {self.study.executor}"
         )
         raise BenchError(what, remedy="omit --pack: runs are always executed one after another")
 
-    def estimate(self, script: Path, *, nodes: int, training_s: float) -> Estimate:
-        """Estimate the wait of a training of ``training_s`` seconds on ``nodes`` nodes, like ``script``."""
+    def estimate(self, script: Path, *, nodes: int, size: int, training_s: float) -> Estimate:
+        """Estimate the wait of a training of ``training_s`` seconds on ``nodes`` nodes, like ``script``.
+
+        ``size`` is the number of requested GPUs, or of nodes on device cpu, of which resources can depend.
+        """
         return Estimate(None, "", f"executor {self.study.executor} estimates no wait")
 
     def others(self, nodes: Sequence[str], start: datetime, end: datetime) -> Others:

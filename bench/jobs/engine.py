@@ -43,7 +43,7 @@ from ..study.plan_json import PlannedStudy, place_of
 from ..study.reasons import CancelledByUser
 from ..study.run_json import Attempt, next_attempt
 from .commands import SubmittedCommands
-from .contract import Job, RefusedError, Scheduler, Status, UncertainError
+from .contract import Job, Pack, RefusedError, Scheduler, Status, UncertainError
 from .end import as_iso, earlier_end, end_of, has_begun, starts_of
 from .logs import joined
 from .neighbours import Neighbourhood
@@ -298,7 +298,7 @@ class Engine:
         """Start ``runs`` in order while there is room; return the runs for which there was none.
 
         ``seen`` are the records by which ``runs`` were chosen. A run that another process has started since
-        then is left out (:func:`may_start`). With ``pack``, one job executes all runs.
+        then is left out (:func:`may_start`). With ``pack``, few jobs execute all runs.
 
         Raises:
             QueueFullError: the scheduler's limit on the number of jobs is reached.
@@ -319,7 +319,7 @@ class Engine:
             self.scheduler.held = (lock,)
             try:
                 if pack:
-                    self._submit_pack(todo, records, callbacks)
+                    self._submit_packs(todo, records, callbacks)
                     return ending
                 room = self._room(records, max_queued)
                 return [*ending, *self._submit_each(todo, records, callbacks, room)]
@@ -372,18 +372,31 @@ class Engine:
             callbacks.on_end(run, record)
         return [] if room is None else todo[room:]
 
-    def _submit_pack(self, runs: Sequence[Run], records: Mapping[str, Record], callbacks: Callbacks) -> None:
-        if not runs:
-            return
-        pack = self.scheduler.pack([next_attempt(self.study, run, records[run.run_id]) for run in runs])
-        try:
-            doubt = self.scheduler.trial(pack.job, nodes=pack.nodes)
-        except RefusedError as refusal:
-            raise _refused_pack(refusal, runs) from None
-        if doubt:
+    def _submit_packs(self, runs: Sequence[Run], records: Mapping[str, Record], callbacks: Callbacks) -> None:
+        attempts = [next_attempt(self.study, run, records[run.run_id]) for run in runs]
+        packs = self.scheduler.packs(attempts) if runs else ()
+        doubts: dict[str, None] = {}
+        for pack in packs:  # before any of them is submitted
+            try:
+                doubts[self.scheduler.trial(pack.job, nodes=pack.nodes)] = None
+            except RefusedError as refusal:
+                raise _refused_pack(refusal, packs, pack, submitted=False) from None
+        for doubt in filter(None, doubts):
             callbacks.on_message(f"the pack may have to wait, because {doubt}")
-        for run in runs:
-            callbacks.on_start(run)  # can raise an error; nothing has been submitted yet
+        chain = self._chain(records)
+        for pack in packs:
+            try:
+                submitted = self._submit_pack(pack, chain or (), callbacks)
+            except RefusedError as refusal:
+                raise _refused_pack(refusal, packs, pack, submitted=True) from None
+            if chain is not None:
+                chain.append(submitted[0].job_id)
+            for (attempt, _), record in zip(pack.attempts, submitted, strict=True):
+                callbacks.on_end(attempt.run, record)
+
+    def _submit_pack(self, pack: Pack, after: Sequence[str], callbacks: Callbacks) -> list[Record]:
+        for attempt, _ in pack.attempts:
+            callbacks.on_start(attempt.run)  # can raise an error; this pack has not been submitted yet
         commands = SubmittedCommands(self.study)
         for attempt, allocation in pack.attempts:
             attempt.claim(self.study, allocation=allocation, **commands.describe(attempt.cell))
@@ -391,13 +404,8 @@ class Engine:
         intents = [
             replace(_intent(attempt), pack=own["pack"], place=own["place"]) for attempt, own in pack.attempts
         ]
-        job = replace(pack.job, after=self._chain(records) or ())
-        try:
-            submitted = self._submit(job, intents, [attempt for attempt, _ in pack.attempts])
-        except RefusedError as refusal:
-            raise _refused_pack(refusal, runs) from None
-        for run, record in zip(runs, submitted, strict=True):
-            callbacks.on_end(run, record)
+        job = replace(pack.job, after=tuple(after))
+        return self._submit(job, intents, [attempt for attempt, _ in pack.attempts])
 
     def _submit(self, job: Job, intents: Sequence[Record], attempts: Sequence[Attempt]) -> list[Record]:
         """Submit one job for attempts whose folders exist; return their records with the job's id."""
@@ -649,13 +657,20 @@ def _refused(refusal: RefusedError, todo: Sequence[Run], done: int) -> BenchErro
     return BenchError(what, remedy=remedy)
 
 
-def _refused_pack(refusal: RefusedError, runs: Sequence[Run]) -> BenchError:
-    what = f"a pack of {count(len(runs), 'run')} was refused: {refusal.message}"
+def _refused_pack(refusal: RefusedError, packs: Sequence[Pack], pack: Pack, *, submitted: bool) -> BenchError:
+    """Return the error for a refused pack; ``submitted`` is true if those before it are submitted."""
+    done = packs.index(pack) if submitted else 0
+    runs = [attempt.run for one in packs[done:] for attempt, _ in one.attempts]
+    names = f" ({pack.attempts[0][0].run.run_id})" if len(pack.attempts) == 1 else ""
+    what = f"a pack of {count(len(pack.attempts), 'run')}{names} was refused: {refusal.message}"
+    if len(packs) > 1:
+        what = f"{what} ({done} of {len(packs)} packs are submitted)"
     if refusal.queue_is_full:
         remedy = "run `bench submit --pack` again when some jobs have ended, or use --wait"
         return QueueFullError(what, remedy=remedy, left=runs)
+    first = "run `bench submit --pack` again: it submits the others" if done else "nothing was submitted"
     fewer = "choose fewer runs with --only, lower cluster.time_limit, or submit without --pack"
-    return BenchError(what, remedy=f"nothing was submitted; correct the matrix's cluster section, or {fewer}")
+    return BenchError(what, remedy=f"{first}; correct the matrix's cluster section, or {fewer}")
 
 
 def _refuse_part_of_a_pack(records: Iterable[Record], chosen: Sequence[Record]) -> None:

@@ -8,6 +8,7 @@ import re
 import signal
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from ddp_scaling_bench.files import read_json, regular_file
 from ddp_scaling_bench.finding import Finding
@@ -149,6 +150,11 @@ def _killed_by_torchrun(text: str) -> KilledRank | None:
     return None
 
 
+def _process(launcher: str, tasks: str) -> dict[str, Any]:
+    """Return which process the tasks of srun were: ranks, or the one that started the ranks of the node."""
+    return {"srun": {"ranks": tasks}, "own": {"of": "command"}}.get(launcher, {})
+
+
 def killed_rank(folder: RunFolder, launcher: str) -> KilledRank | None:
     """Return the rank that a signal killed, from the launcher's messages in job.err, or None.
 
@@ -159,7 +165,7 @@ def killed_rank(folder: RunFolder, launcher: str) -> KilledRank | None:
     was_lost = any(one.effect == "lost" for one in recorded_failures(folder))
     if found := search(TASK_KILLED, text if was_lost else before):
         host, tasks, name = found.groups()
-        return KilledRank(host=host, ranks=tasks if launcher == "srun" else "", signal=SIGNALS[name])
+        return KilledRank(host=host, **_process(launcher, tasks), signal=SIGNALS[name])
     return _killed_by_torchrun(text)
 
 
@@ -172,7 +178,7 @@ def exited_rank(folder: RunFolder, launcher: str) -> ExitedRank | None:
     if found is None:
         return None
     host, tasks, code = found.groups()
-    return ExitedRank(host=host, ranks=tasks if launcher == "srun" else "", exit_code=int(code))
+    return ExitedRank(host=host, **_process(launcher, tasks), exit_code=int(code))
 
 
 def _until_srun_ends_all(text: str) -> str:

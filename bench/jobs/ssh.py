@@ -98,12 +98,10 @@ def address_of(host: Host, hosts: Sequence[Host]) -> str:
     if address is None:
         words = [*ssh_words(), "-G", host.host]
         done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, check=False)
-        names = [
-            line.split()[1] for line in done.stdout.decode().splitlines() if line.startswith("hostname ")
-        ]
-        if done.returncode or not names:
+        settings = dict(line.split(" ", 1) for line in done.stdout.decode().splitlines() if " " in line)
+        address = settings.get("hostname")
+        if done.returncode or not address:
             raise BenchError(f"ssh does not accept the host {host.host}: {last_lines(done.stderr)}")
-        address = names[0]
     if not HOST_ADDRESS.pattern.fullmatch(address) or address == "localhost" or address.startswith("127."):
         what = f"{host.host} has the address {address}, which other hosts cannot reach"
         raise BenchError(what, remedy=f"use {{host: {host.host}, address: ADDRESS}} in cluster.hosts")
@@ -228,14 +226,10 @@ class Connection:
 
 def _unpack(stream: IO[bytes], folder: Path) -> str:
     """Extract the regular files of an archive into ``folder``; return an error message, or ``""``."""
-
-    def of_run(member: tarfile.TarInfo, path: str) -> tarfile.TarInfo | None:
-        is_own = member.isfile() and "/" not in member.name.removeprefix("./")
-        return tarfile.data_filter(member, path) if is_own else None
-
     try:  # block by block, because the connection stays open after the archive
         with tarfile.open(fileobj=stream, mode="r|", bufsize=tarfile.BLOCKSIZE) as archive:
-            archive.extractall(folder, filter=of_run)  # noqa: S202 (filtered)
+            own = (one for one in archive if one.isfile() and "/" not in one.name.removeprefix("./"))
+            archive.extractall(folder, own, filter="data")
     except (tarfile.TarError, OSError) as error:
         return str(error)
     return ""
@@ -372,10 +366,11 @@ class HostedRun:
         if self.is_stopped:
             return {"exit_code": 143, "by": "term", "stage": "run"}
         _, ports, names = zip(*(host.ready or "" for host in hosts), strict=True)
-        self._command(f"go {address_of(self.hosts[0], self.hosts)}:{ports[0]} {','.join(names)}")
-        limit_s = int(self.study.plan["time_limit_s"])
+        addresses = [address_of(host, self.hosts) for host in self.hosts]
+        self._command(f"go {addresses[0]}:{ports[0]} {','.join(names)} {' '.join(addresses)}")
+        limit_s = self.cell.resources.time_limit_s
         has_ended = self._wait(
-            lambda: self.is_stopped or self.is_measured or self._is_over() or bool(self.failed), limit_s
+            lambda: self.is_stopped or self.is_measured or self._has_ended() or bool(self.failed), limit_s
         )
         if self.failed:
             self._wait(self._is_over, ERRORS_S)
@@ -400,6 +395,10 @@ class HostedRun:
         if silent := ", ".join(host.host for host in hosts if not host.is_over):
             return end | _because(LostHost(host=silent), stage="lost")
         return end | _because(ExitCode(exit_code=code, host=first.host), stage="run") if first else end
+
+    def _has_ended(self) -> bool:
+        """Return whether the ranks have ended: on every host, or if host 0 started them, there."""
+        return self.connections[0].is_over if self.cell.command_per == "job" else self._is_over()
 
     def _is_over(self) -> bool:
         return all(host.is_over for host in self.connections)

@@ -15,6 +15,7 @@ from ddp_scaling_bench.errors import BenchError, UnavailableError
 from ddp_scaling_bench.units import count
 
 from ..matrix.cell import Run
+from ..package import ensure_package
 from ..study.ledger import FailureClass, Record, RunState
 from .commands import passed_variables
 from .engine import Callbacks, Engine, QueueFullError, may_start
@@ -98,6 +99,7 @@ class Submission:
             BenchError: see :meth:`bench.jobs.engine.Engine.submit`, or a variable is not set.
         """
         passed_variables(self.engine.study)
+        ensure_package(self.engine.study)
 
         def started(run: Run) -> None:
             # Called while the study is locked: no job can be submitted between a cancel and this check.

@@ -83,13 +83,10 @@ def number(word: Word | None, geometry: Geometry) -> int | None:
     """Return the whole number that a word has in a job or step, or None if it is unknown."""
     if word is None or word.unknowns != list(word.parts):
         return whole_number(word.literal) if word else None
-    nodes, ntasks, gpus = geometry.nodes, geometry.ntasks, geometry.gpus_per_node or None
     known = {
-        "NNODES": nodes,
-        "JOB_NUM_NODES": nodes,
-        "NTASKS": ntasks,
-        "NPROCS": ntasks,
-        "GPUS_ON_NODE": gpus,
+        **dict.fromkeys(("NNODES", "JOB_NUM_NODES"), geometry.nodes),
+        **dict.fromkeys(("NTASKS", "NPROCS"), geometry.ntasks),
+        **dict.fromkeys(("GPUS_ON_NODE", "GPUS_PER_NODE"), geometry.gpus_per_node or None),
+        "NTASKS_PER_NODE": whole_number(geometry.value("ntasks-per-node")),
     }
-    known |= {"NTASKS_PER_NODE": whole_number(geometry.value("ntasks-per-node")), "GPUS_PER_NODE": gpus}
     return known.get(word.unknowns[0].name.removeprefix("SLURM_"))

@@ -14,7 +14,7 @@ from .words import Word
 REACHES_NODES = names(
     """srun mpirun mpiexec mpiexec.hydra mpirun_rsh orterun prun prterun ibrun aprun jsrun lrun flux
     horovodrun ssh pdsh clush parallel-ssh pssh sbatch salloc composer lightning fabric
-    colossalai oshrun charmrun pbsdsh dsh parallel xargs ray dask dask-mpi dask-ssh spark-submit"""
+    colossalai oshrun charmrun pbsdsh dsh parallel xargs ray tune dask dask-mpi dask-ssh spark-submit"""
 )
 #: Builtins of bash, which start nothing (bash(1), SHELL BUILTIN COMMANDS).
 BUILTINS = names(

@@ -78,17 +78,10 @@ def read_script(text: str) -> Script:
 
 def check_syntax(text: str) -> tuple[int, str] | None:
     """Return the line and words of the first error of ``bash -n``, which executes nothing; None without."""
-    command = ["bash", "--norc", "--noprofile", "-O", "extglob", "-n", "/dev/stdin"]
-    environment = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"}
+    words = ["bash", "--norc", "--noprofile", "-O", "extglob", "-n", "/dev/stdin"]
+    script, env = text.encode(errors="replace"), {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"}
     try:
-        done = subprocess.run(
-            command,
-            input=text.encode(errors="replace"),
-            capture_output=True,
-            env=environment,
-            timeout=20,
-            check=False,
-        )
+        done = subprocess.run(words, input=script, capture_output=True, env=env, timeout=20, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
     printed = done.stderr.decode("utf-8", errors="replace").splitlines()

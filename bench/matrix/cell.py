@@ -13,14 +13,13 @@ from typing import Any, Literal, NamedTuple
 Mode = Literal["strong", "weak"]
 
 #: The command of the built-in training, the default of a matrix.
-BUILT_IN = ("python", "-P", "-m", "ddp_scaling_bench.train")
+BUILT_IN = ("python", "-m", "ddp_scaling_bench.train")
 
 
-@dataclass(frozen=True, slots=True)
-class Membership:
+class Membership(NamedTuple):
     """The membership of a cell in a series (a set of cells that differ in size only).
 
-    ``batch`` is the global batch of a strong series and the per-GPU batch of a weak series.
+    ``batch`` is the global batch of a strong series and the batch per replica of a weak series.
     """
 
     series: str
@@ -51,7 +50,7 @@ PER_NODE = "per_node"
 class Point:
     """One combination of a value per axis, a scaling mode and a batch.
 
-    ``batch`` is the global batch in mode strong and the per-GPU batch in mode weak. ``place`` is
+    ``batch`` is the global batch in mode strong and the batch per replica in mode weak. ``place`` is
     the location of the batch in the matrix file.
     """
 
@@ -67,9 +66,41 @@ class Point:
         return sum(per_node) if isinstance(per_node, list) else self.values["nodes"] * per_node
 
     @property
+    def replicas(self) -> int:
+        """The number of replicas of the model."""
+        return int(self.ranks // self.values["model_parallel"])
+
+    @property
     def key(self) -> str:
         """A text that identifies the point: different points have different keys."""
         return canonical([self.values, self.mode, self.batch])
+
+
+class Resources(NamedTuple):
+    """What a run of a cell requests from the scheduler, besides nodes and ranks.
+
+    ``time_limit_s`` is the maximum wall time in seconds. ``exclusive`` is true if the run has whole nodes.
+    """
+
+    time_limit_s: int = 1800
+    partition: str | None = None
+    qos: str | None = None
+    account: str | None = None
+    constraint: str | None = None
+    exclusive: bool = False
+    gpu_type: str | None = None
+
+
+NO_RESOURCES = Resources()
+
+
+def gpu_option(request: str, gpu_type: str | None) -> str:
+    """Return Slurm's option for GPUs per node, without the number: ``--gres=gpu:l40s:``.
+
+    ``request`` is the value of ``cluster.gpu_request``.
+    """
+    kind = f"{gpu_type}:" if gpu_type else ""
+    return f"{'--gres=gpu:' if request == 'gres' else '--gpus-per-node='}{kind}"
 
 
 @dataclass(slots=True)
@@ -84,7 +115,10 @@ class Cell:
     ``planned_epochs`` is the number of epochs in metrics.csv, or None if the command determines it, as well
     as its batch and backend. ``packages`` are the Python packages that the command needs. ``swept`` contains
     the cell's values of the axes that vary in the matrix, except size and batch.
-    global_batch = per_gpu_batch x world_size x grad_accum.
+    ``command_per`` is ``node`` or ``job`` if the command starts the ranks (launcher own), else empty.
+    ``model_parallel`` is the number of ranks that share one replica of the model (tensor x pipeline x context
+    parallel). ``per_gpu_batch`` is the number of samples per replica and micro-batch.
+    global_batch = per_gpu_batch x replicas x grad_accum.
     """
 
     cell_id: str
@@ -104,6 +138,20 @@ class Cell:
     packages: list[str] = field(default_factory=list)
     swept: dict[str, Any] = field(default_factory=dict)
     series: list[Membership] = field(default_factory=list)
+    model_parallel: int = 1
+    command_per: str = ""
+    repeats: int = 1
+    resources: Resources = NO_RESOURCES
+
+    @property
+    def replicas(self) -> int:
+        """The number of replicas of the model, each of which trains with samples of its own."""
+        return self.world_size // self.model_parallel
+
+    @property
+    def per_replica_batch(self) -> int:
+        """The number of samples per replica and micro-batch; without model parallelism, that of a rank."""
+        return self.per_gpu_batch
 
     @property
     def modes(self) -> list[Mode]:
@@ -121,12 +169,17 @@ class Cell:
         """The number of GPUs that a run requests on each node, or 0 on device cpu."""
         return max(self.ranks_per_node) if self.device == "cuda" else 0
 
-    def reserved_gpus(self, *, node_gpus: int | None) -> int:
-        """Return the number of GPUs that no other job can use during a run.
+    @property
+    def size(self) -> int:
+        """The size by which settings can differ: requested GPUs of all nodes, or nodes on device cpu."""
+        return self.nodes * self.requested_gpus or self.nodes
 
-        ``node_gpus`` is the number of GPUs of a node if the run has whole nodes, otherwise None.
+    def reserved_gpus(self, *, node_gpus: int | None) -> int:
+        """Return the number of GPUs per node that no other job can use during a run.
+
+        ``node_gpus`` is the number of GPUs of a node, all of which a run with whole nodes reserves.
         """
-        return self.nodes * max(self.requested_gpus, node_gpus or 0)
+        return max(self.requested_gpus, (node_gpus or 0) * self.resources.exclusive)
 
     @property
     def program(self) -> str:
@@ -186,28 +239,25 @@ class Cell:
 
     def as_json(self) -> dict[str, Any]:
         """Return the cell as a dictionary for plan.json and run.json."""
-        series = [{"series": m.series, "mode": m.mode, "batch": m.batch} for m in self.series]
-        sizes = "launcher backend nodes tasks_per_node world_size global_batch per_gpu_batch"
-        names = [
-            *sizes.split(),
-            "argv",
-            "name",
-            "planned_epochs",
-            "packages",
-            "metrics",
-            "workload",
-            "env",
-            "swept",
-        ]
-        own = {name: getattr(self, name) for name in names}
-        return {"cell_id": self.cell_id, "modes": self.modes, "series": series, **own}
+        own = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        series = [member._asdict() for member in self.series]
+        return own | {"modes": self.modes, "series": series, "resources": self.resources._asdict()}
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> Cell:
         """Create a cell from the dictionary that :meth:`as_json` returned."""
         kept = {k: content[k] for k in cls.__dataclass_fields__ if k in content}
+        if "resources" in content:
+            kept["resources"] = Resources(**content["resources"])
         kept["series"] = [Membership(m["series"], m["mode"], m["batch"]) for m in content["series"]]
         return cls(**kept)
+
+
+def common_resources(cells: Iterable[Cell]) -> dict[str, Any]:
+    """Return those resources, besides the time limit, that all cells request alike."""
+    every = [cell.resources._asdict() for cell in cells]
+    names = [name for name in Resources._fields if name != "time_limit_s"]
+    return {name: every[0][name] for name in names if all(one[name] == every[0][name] for one in every)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,8 +270,7 @@ class Run:
     order: int
 
 
-@dataclass(frozen=True)
-class LabelledCommand:
+class LabelledCommand(NamedTuple):
     """A command with its label in the names of its cells; ``words`` have unfilled placeholders."""
 
     label: str

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
-import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from ddp_scaling_bench.known_models import models_using
 from ddp_scaling_bench.known_strategies import DEFAULT as DEFAULT_STRATEGY
@@ -14,35 +15,18 @@ from ddp_scaling_bench.known_strategies import STRATEGIES, on_hosts, strategies_
 from ddp_scaling_bench.train.options import OPTIONS, device_problem
 from ddp_scaling_bench.units import count
 
-from .cell import PER_NODE, Cell, Command, Point
+from . import warnings
+from .cell import PER_NODE, Cell, Command, Point, shown_command
 from .document import Document, Place
-from .launchers import read_launch
+from .field_types import MAX_BATCH, MAX_NODES, MAX_TASKS_PER_NODE
+from .launchers import LaunchLine, read_launch
 from .schedulers import DEFAULT
-from .schema import Matrix
-from .warnings import (
-    BatchNotNamed,
-    DataNotMounted,
-    FewRepeats,
-    IgnoredOption,
-    IgnoredSetting,
-    ImageSizeIgnored,
-    LiteralDollar,
-    MixedNodes,
-    NestedLaunch,
-    NotInCommand,
-    OneNodeCount,
-    OneSize,
-    PlanWarning,
-    RootOnly,
-    RunsAs,
-    SharedNetwork,
-    SharedNodes,
-    SharedOutput,
-)
-from .workload import COMMON_OPTIONS, names_in
+from .schema import BATCH_KEYS, Container, Matrix
+from .warnings import PlanWarning
+from .workload import COMMON_OPTIONS, names_in, says_flops, says_one_rank, says_tokens
 
-#: A word that needs no quotes, placeholders included.
-_PLAIN = re.compile(r"[\w@%+=:,./{}-]+")
+#: A text that needs no quotes in a matrix.
+_PLAIN_YAML = re.compile(r"[\w./](?:[\w@%+=,./{}' -]|:(?=\S))*")
 #: An option for a folder or a file that a program writes, and values that name neither.
 _OUTPUT = re.compile(
     r"-{0,2}(?:\w+\.)*(?:(?:out(?:put)?|save|checkpoints?|ckpt|snapshot|results?|work|run|exp)[_-]?"
@@ -71,54 +55,35 @@ def check_dependency(matrix: Matrix, document: Document) -> None:
             document.add_problem(("cluster", "directives", index), what, "remove one of these settings")
 
 
-def idle_gpus(cell: Cell, *, node_gpus: int | None) -> int:
-    """Return the number of GPUs that a run reserves but does not use.
-
-    ``node_gpus`` is the number of GPUs of a node if the run has whole nodes, otherwise None.
-    """
-    used = cell.world_size if cell.device == "cuda" else 0
-    return cell.reserved_gpus(node_gpus=node_gpus) - used
-
-
 def sharing_warnings(matrix: Matrix, document: Document, cells: Sequence[Cell]) -> Iterator[PlanWarning]:
-    """Yield a warning if jobs can share nodes, and one if runs can share the network between nodes."""
-    cluster = matrix.cluster
-    if "exclusive" not in cluster.scheduler.keys:
+    """Yield a warning if jobs of others can share nodes, and one if runs of the study disturb each other."""
+    if "exclusive" not in matrix.cluster.scheduler.keys:
         return
-    if not cluster.exclusive:
-        yield _shared_nodes(matrix, document, cells)
-    runs = sum(cell.nodes > 1 for cell in cells) * matrix.repeats
-    if runs > 1 and matrix.max_running is None:
-        yield SharedNetwork(runs=runs)
+    shared = [cell for cell in cells if not cell.resources.exclusive]
+    if shared:
+        names = tuple(cell.cell_id for cell in shared) if len(shared) < len(cells) else ()
+        if document.site is not None and document.inherited("cluster.exclusive"):
+            yield warnings.SharedNodes(cells=names, path=document.site.path)
+        else:
+            yield warnings.SharedNodes(cells=names, **_at(document, "cluster", "exclusive"))
+    if matrix.max_running is None:
+        runs = sum(cell.repeats for cell in cells if cell.nodes > 1)
+        meeting = tuple(_cells_that_meet(shared, node_gpus=matrix.cluster.node_gpus))
+        if runs > 1 or meeting:
+            yield warnings.SideBySide(runs=runs if runs > 1 else 0, cells=meeting)
 
 
-def _shared_nodes(matrix: Matrix, document: Document, cells: Sequence[Cell]) -> SharedNodes:
-    """Return the warning about `exclusive: false`, which names the cells whose runs can share a node."""
-    key = ("cluster", "exclusive")
-    meeting = () if matrix.max_running else (cell.cell_id for cell in _cells_that_meet(matrix, cells))
-    if document.site is not None and document.inherited("cluster.exclusive"):
-        return SharedNodes(cells=tuple(meeting), path=document.site.path)
-    of_plan = key not in document.lines  # the value comes from the study's plan.json
-    return SharedNodes(cells=tuple(meeting), of_plan=of_plan, path=document.path, line=document.line(key))
-
-
-def _cells_that_meet(matrix: Matrix, cells: Sequence[Cell]) -> list[Cell]:
-    """Return the cells whose runs fit on a node together with another run of the study.
+def _cells_that_meet(cells: Sequence[Cell], *, node_gpus: int | None) -> Iterator[str]:
+    """Yield the cells whose runs fit on a node together with another run of the study.
 
     Only GPUs are counted, because the plan does not know the cores and the memory of a node.
     """
-    node_gpus = matrix.cluster.node_gpus
     # The two runs with the fewest GPUs per node: a run cannot share a node with itself.
-    runs = [cell for cell in cells for _ in range(min(matrix.repeats, 2))]
-    fewest = sorted(runs, key=lambda cell: cell.requested_gpus)[:2]
-    if len(fewest) < 2:
-        return []
-    found = []
-    for cell in cells:
-        other = fewest[1] if cell is fewest[0] else fewest[0]
-        if node_gpus is None or cell.requested_gpus + other.requested_gpus <= node_gpus:
-            found.append(cell)
-    return found
+    fewest = sorted(cell.requested_gpus for cell in cells for _ in range(min(cell.repeats, 2)))[:2]
+    for cell in cells if len(fewest) == 2 else ():
+        both = cell.requested_gpus + fewest[cell.requested_gpus == fewest[0]]
+        if node_gpus is None or both <= node_gpus:
+            yield cell.cell_id
 
 
 def check_hosts(matrix: Matrix, document: Document) -> None:
@@ -146,20 +111,23 @@ def runnable_points(points: Sequence[Point], matrix: Matrix, document: Document)
     """Return the points that can run; record a problem for each other point."""
     multiples: dict[int, int] = {}  # by global batch: the least common multiple of all ranks
     for point in points:
-        if point.mode == "strong":
-            divisor = point.ranks * _accumulation(point, matrix)
+        if point.mode == "strong" and point.ranks % point.values["model_parallel"] == 0:
+            divisor = point.replicas * _accumulation(point, matrix)
             multiples[point.batch] = math.lcm(multiples.get(point.batch, 1), divisor)
+    strong = math.gcd(*(point.batch for point in points if point.mode == "strong"))
     runnable, is_built_in = [], not _commands(matrix)
     for point in points:
-        before = len(document.problems)
+        before, is_whole = len(document.problems), point.ranks % point.values["model_parallel"] == 0
         _check_placement(point, matrix, document)
         if len(document.problems) == before:
             _check_layout(point, matrix, document)
+            _check_launcher(point, matrix, document)
+            _check_replicas(point, matrix, document, batch=strong)
             _check_device_of(point, matrix, document, is_built_in=is_built_in)
             if is_built_in:
                 _check_options(point, matrix, document)
             check_node_gpus(point, matrix, document)
-        if point.mode == "strong" and len(document.problems) == before:
+        if is_whole and point.mode == "strong" and len(document.problems) == before:
             _check_division(point, matrix, document, every_size=multiples[point.batch])
         if len(document.problems) == before:
             runnable.append(point)
@@ -179,9 +147,85 @@ def _check_layout(point: Point, matrix: Matrix, document: Document) -> None:
         what = f"{axis} {per_node} is for {len(per_node)} nodes, but is combined with nodes {nodes}"
         remedy = f"exclude {{nodes: {nodes}, {axis}: {per_node}}}, or change axes.nodes"
         document.add_problem(("axes", axis), what, remedy)
-    if point.values["launcher"] == "srun":
-        what = f"{axis} {per_node} differs per node, which launcher srun does not support"
+    if point.values["launcher"] != "torchrun":
+        what = f"{axis} {per_node} differs per node, which only launcher torchrun supports"
         document.add_problem(("axes", axis), what, "use launcher [torchrun] for mixed nodes")
+
+
+def _check_launcher(point: Point, matrix: Matrix, document: Document) -> None:
+    """Record a problem if a launcher in the command does not fit the launcher of the matrix."""
+    launcher, per = point.values["launcher"], matrix.workload.command_per
+    command: Command | None = point.values.get("command", matrix.workload.command)
+    if command is None:
+        if launcher == "own":
+            remedy = f"set workload.command, or use launcher [{matrix.cluster.scheduler.launchers[0]}]"
+            document.add_problem(
+                ("axes", "launcher"), "launcher own needs a command, which starts ranks", remedy
+            )
+        return
+    launch = read_launch(command.words)
+    if launch is None or (
+        launcher == "own" and per in launch.launcher.starts and not launch.launcher.refusal
+    ):
+        return
+    place = next(
+        (place for place, words in _commands(matrix) if words == command.words), ("workload", "command")
+    )
+    name, where = launch.launcher.name, f"command_per: {per}" if launcher == "own" else f"launcher {launcher}"
+    if reason := launch.launcher.refusal:
+        document.add_problem(
+            place, f"the command contains {name}: {reason}", "give the command of the program"
+        )
+        return
+    how = {"own": f"once per {per}"}.get(launcher, "once per rank")
+    what = f"{where} starts the command {how}, and {name} in it starts ranks again"
+    document.add_problem(place, what, f"use {' and '.join(_lines_for(launch, launcher, matrix))}")
+
+
+def _lines_for(launch: LaunchLine, now: str, matrix: Matrix) -> Iterator[str]:
+    """Yield the lines of a matrix that start the ranks of a command that contains a launcher."""
+    launcher, known, words = launch.launcher.replacement, matrix.cluster.scheduler.launchers, launch.program
+    if not launcher or not words:
+        launcher, words = "own", launch.for_sizes()
+    elif launcher not in known:
+        launcher = known[0]
+    if launcher != now or len(matrix.axes.given.get("launcher", ())) > 1:
+        yield f"`launcher: [{launcher}]`"
+    if launcher == "own" and launch.launcher.starts[0] != matrix.workload.command_per:
+        yield f"`command_per: {launch.launcher.starts[0]}`"
+    text = shown_command([*launch.wrapper, *words] if launcher != "own" else words)
+    yield f"`command: {text if _PLAIN_YAML.fullmatch(text) else json.dumps(text)}`"
+
+
+def _check_replicas(point: Point, matrix: Matrix, document: Document, *, batch: int) -> None:
+    """Record a problem if the ranks of a point are no whole number of replicas; suggest sizes that fit.
+
+    ``batch`` is the greatest common divisor of all global batches, or 0.
+    """
+    size, ranks, cluster = point.values["model_parallel"], point.ranks, matrix.cluster
+    place: Place = ("axes", "model_parallel") if "model_parallel" in matrix.axes.given else ("include",)
+    if size > 1 and not point.values.get("command", matrix.workload.command):
+        what = f"model_parallel {size}: the built-in training has one replica per rank"
+        document.add_problem(place, what, "set workload.command, or remove model_parallel")
+    elif ranks % size:
+        what = f"model_parallel {size} does not divide {count(ranks, 'rank')} ({_size(point, matrix)})"
+        remedy = _excluding(point, matrix, ("nodes", matrix.size_axis, "model_parallel"))
+        axis, most = "nodes", len(cluster.hosts or []) or MAX_NODES
+        now, factor = point.values["nodes"], point.values[PER_NODE]
+        if cluster.scheduler.one_node:
+            axis, most, now, factor = matrix.size_axis, MAX_TASKS_PER_NODE, factor, now
+        if isinstance(factor, int):
+            step = size // math.gcd(size, factor)
+            ranges = (range(now // step * step, 0, -step), range(now // step * step + step, most + 1, step))
+            replicas = _accumulation(point, matrix) * factor  # per ``size`` nodes
+            whole = [(n for n in near[:1000] if batch % (n * replicas // size) == 0) for near in ranges]
+            fitting = [str(n) for n in (next(numbers, None) for numbers in whole) if n]
+            remedy += f", or use {axis} {' or '.join(fitting)}" if fitting else ""
+        document.add_problem(place, what, remedy)
+
+
+def _size(point: Point, matrix: Matrix) -> str:
+    return f"nodes {point.values['nodes']} x {matrix.size_axis} {point.values[PER_NODE]}"
 
 
 def _check_device_of(point: Point, matrix: Matrix, document: Document, *, is_built_in: bool) -> None:
@@ -265,20 +309,28 @@ def _check_ranks_of_hosts(point: Point, matrix: Matrix, document: Document) -> N
 
 
 def _check_division(point: Point, matrix: Matrix, document: Document, *, every_size: int) -> None:
-    """Record a problem if the ranks do not divide a global batch; suggest the nearest batches that fit."""
-    accumulation = _accumulation(point, matrix)
-    ranks, batch = point.ranks, point.batch
-    step = ranks * accumulation
+    """Record a problem if the replicas do not divide a global batch; suggest the nearest batches that fit."""
+    accumulation, per_replica = _accumulation(point, matrix), point.values["model_parallel"]
+    batch, size = point.batch, _size(point, matrix)
+    step = point.replicas * accumulation
     if batch % step == 0:
         return
-    size = f"nodes {point.values['nodes']} x {matrix.size_axis} {point.values[PER_NODE]}"
-    what = f"global_batch {batch} is not divisible by {ranks} ranks ({size})"
+    what = f"global_batch {batch} is not divisible by {point.ranks} ranks ({size})"
+    if per_replica > 1:
+        replicas = count(point.replicas, "replica")
+        what = f"global_batch {batch} is not divisible by {replicas} ({size} / model_parallel {per_replica})"
     if accumulation > 1:
         what += f" x grad_accum {accumulation}"
     if every_size <= 100 * batch:  # otherwise no nearby batch is divisible at every size
         step = every_size
     below = batch // step * step
-    document.add_problem(point.place, what, f"try {below} or {below + step}" if below else f"try {step}")
+    fitting = [str(near) for near in (below, below + step) if 0 < near <= MAX_BATCH]
+    remedy = f"try {' or '.join(fitting)}"
+    if accumulation > 1:
+        fits = [one for one in range(1, 2 * accumulation) if batch % (point.replicas * one) == 0]
+        near = sorted(sorted(fits, key=lambda one: abs(one - accumulation))[:2])
+        remedy += f", or grad_accum {' or '.join(map(str, near))}" if near else ""
+    document.add_problem(point.place, what, remedy)
 
 
 def check_commands(matrix: Matrix, document: Document) -> None:
@@ -298,18 +350,72 @@ def check_commands(matrix: Matrix, document: Document) -> None:
     if matrix.workload.exchange and (not _commands(matrix) or matrix.workload.metrics.source == "none"):
         what = "workload.exchange is for a command whose metrics are measured"
         document.add_problem(("workload", "exchange"), what, "remove it, or set workload.metrics")
-    for place, words in _commands(matrix):
+    _check_tokens(matrix, document)
+    commands, sets_master = _commands(matrix), cluster.scheduler.sets_master
+    launchers = {*(given.get("launcher") or [cluster.scheduler.launchers[0]])}
+    launchers |= {entry.given["launcher"] for entry in matrix.include if "launcher" in entry.given}
+    if "command_per" in _given(matrix, "workload") and "own" not in launchers:
+        what = "command_per has an effect with launcher own only"
+        document.add_problem(
+            ("workload", "command_per"), what, "use `launcher: [own]`, or remove command_per"
+        )
+    used = {name for _, words in commands for name in names_in(words)}
+    for name in given:
+        if name.startswith("args.") and name not in used:
+            remedy = "add it to the command, or remove the axis"
+            document.add_problem(("axes", name), f"no command contains {{{name}}}", remedy)
+    for place, words in commands:
         for name in names_in(words):
-            if name.startswith("env.") and name.removeprefix("env.") not in env:
+            if name.startswith("args.") and name not in given:
+                what = f"the command contains {{{name}}}, which is not an axis"
+                document.add_problem(place, what, f"add axes.{name}: [VALUE]")
+            elif name.startswith("env.") and name.removeprefix("env.") not in env:
                 what = f"the command contains {{{name}}}, which neither cluster.env nor an axis sets"
                 known = ", ".join(sorted(env)) or "nothing"
                 document.add_problem(place, what, f"set it in cluster.env or in axes (now set: {known})")
-            elif name in ("master_addr", "master_port") and not cluster.scheduler.sets_master:
+            elif name == "node_rank" and (launchers != {"own"} or matrix.workload.command_per == "job"):
+                what = (
+                    f"the command contains {{{name}}}, which is known with launcher own and command_per: node"
+                )
+                document.add_problem(place, what, "use `launcher: [own]`, or read the launcher's variable")
+            elif name in ("master_addr", "master_port") and not (sets_master or launchers == {"own"}):
                 what = f"the command contains {{{name}}}, which executor {cluster.executor} does not set"
                 document.add_problem(place, what, f"read ${name.upper()}, which torchrun sets for each rank")
             elif name not in given and getattr(matrix.workload, name, "") is None:
                 what = f"the command contains {{{name}}}, which has no value"
                 document.add_problem(place, what, f"set workload.{name} or axes.{name}")
+
+
+def _check_tokens(matrix: Matrix, document: Document) -> None:
+    """Record a problem if a rate of tokens has no unit, or if the number of tokens of a sample is unknown."""
+    metrics, place = matrix.workload.metrics, ("workload", "metrics")
+    known = metrics.tokens_per_sample or "seq_len" in {*_given(matrix, "workload"), *matrix.axes.given}
+    if metrics.counts_tokens and not known:
+        what = f"{metrics.units['throughput']}: the number of tokens of a sample is unknown"
+        remedy = "add tokens_per_sample: N to workload.metrics, or seq_len: N to workload"
+        document.add_problem((*place, "units", "throughput"), what, remedy)
+    if metrics.tokens_per_sample and "seq_len" in matrix.axes.given:
+        what = "tokens_per_sample is one number, but seq_len varies"
+        document.add_problem((*place, "tokens_per_sample"), what, "remove it: seq_len counts")
+    unit = metrics.units.get("throughput", "")
+    for section in ("output", "columns"):
+        text = (getattr(metrics, section) or {}).get("throughput", "")
+        where = (*place, section, "throughput")
+        if says_flops(text):
+            what = f"{text!r} says that the value is one of FLOP/s, which is no throughput of samples"
+            document.add_problem(where, what, "read samples/s, tokens/s or the time per step")
+        if says_one_rank(text) and not unit.endswith("/GPU") and "scope" not in metrics.model_fields_set:
+            what = f"{text!r} says that the throughput is that of one rank, but it would be read as the sum"
+            document.add_problem(
+                where, what, f"add `units: {{throughput: {unit or 'samples/s'}/GPU}}`, or a scope"
+            )
+        if "throughput" not in metrics.units and says_tokens(text):
+            what = f"{text!r} says that the throughput is one of tokens, but it would be read as samples/s"
+            remedy = (
+                "add `units: {throughput: tokens/s}` (tokens/s/GPU if it is that of one rank) and "
+                "`tokens_per_sample: N`; if it counts samples, add `units: {throughput: samples/s}`"
+            )
+            document.add_problem((*place, section, "throughput"), what, remedy)
 
 
 def _commands(matrix: Matrix) -> list[tuple[Place, Sequence[str]]]:
@@ -362,11 +468,14 @@ def _missing_answers(matrix: Matrix, cells: Sequence[Cell]) -> Iterator[PlanWarn
             sizes.setdefault(member.series, set()).add(cell.world_size)
     single = [series for series, found in sizes.items() if len(found) == 1]
     if single or not sizes:
-        yield OneSize(series=tuple(single), of_all=len(single) == len(sizes))
-    if matrix.repeats < INTERVAL_REPEATS:
-        yield FewRepeats(repeats=matrix.repeats, needed=INTERVAL_REPEATS)
+        yield warnings.OneSize(series=tuple(single), of_all=len(single) == len(sizes))
+    if few := [cell for cell in cells if cell.repeats < INTERVAL_REPEATS]:
+        names = tuple(cell.cell_id for cell in few) if len(few) < len(cells) else ()
+        yield warnings.FewRepeats(
+            repeats=min(cell.repeats for cell in few), needed=INTERVAL_REPEATS, cells=names
+        )
     if len({cell.nodes for cell in cells}) == 1:
-        yield OneNodeCount(nodes=cells[0].nodes)
+        yield warnings.OneNodeCount(nodes=cells[0].nodes)
 
 
 def _surprising_settings(matrix: Matrix, document: Document, cells: Sequence[Cell]) -> Iterator[PlanWarning]:
@@ -374,43 +483,39 @@ def _surprising_settings(matrix: Matrix, document: Document, cells: Sequence[Cel
     cluster = matrix.cluster
     for name, value in cluster.env.items():
         if "$" in value and not document.inherited(f"cluster.env.{name}"):
-            line = document.line(("cluster", "env", name))
-            yield LiteralDollar(variable=name, path=document.path, line=line)
-    if cluster.container and matrix.workload.data != "synthetic" and not cluster.container.mounts:
-        yield DataNotMounted(path=document.path, line=document.line(("workload", "data")))
-    if "gpu_request" in cluster.scheduler.keys and matrix.workload.device == "cuda":
-        for per_node in {tuple(c.tasks_per_node) for c in cells if isinstance(c.tasks_per_node, list)}:
-            yield MixedNodes(ranks_per_node=per_node)
+            yield warnings.LiteralDollar(variable=name, **_at(document, "cluster", "env", name))
+    container = cluster.container
+    if isinstance(container, Container) and matrix.workload.data != "synthetic" and not container.mounts:
+        yield warnings.DataNotMounted(**_at(document, "workload", "data"))
+    on_gpus = "gpu_request" in cluster.scheduler.keys and matrix.workload.device == "cuda"
+    if on_gpus and cluster.cpus_per_task is None:
+        workers = max(cell.workload.get("num_workers", 0) for cell in cells)
+        yield warnings.OneCore(num_workers=workers, **_at(document, "cluster"))
 
 
 def _command_warnings(matrix: Matrix, document: Document, cells: Sequence[Cell]) -> Iterator[PlanWarning]:
     """Yield a warning for each launcher or shared output in a command, and each setting that none uses."""
-    commands = _commands(matrix)
-    if not commands:
-        for section, name in (("workload", "metrics"), ("cluster", "stop_after_measurement")):
-            if name in _given(matrix, section) and not document.inherited(f"{section}.{name}"):
-                line = document.line((section, name))
-                yield IgnoredSetting(setting=f"{section}.{name}", path=document.path, line=line)
+    if not (commands := _commands(matrix)):
         return
-    for place, words in commands:
-        yield from _nested_launch(matrix, words, path=document.path, line=document.line(place))
-    if len(cells) * matrix.repeats > 1:
-        yield from _shared_outputs(matrix, document)
+    yield from _own_launches(matrix, document, cells)
+    if sum(cell.repeats for cell in cells) > 1:
+        yield from _shared_outputs(matrix, document, cells)
     named = {name for _, words in commands for name in names_in(words)}
-    if not named & {"per_gpu_batch", "global_batch"}:
-        yield BatchNotNamed(path=document.path, line=document.line(commands[0][0]))
+    if not named & BATCH_KEYS.keys():
+        yield warnings.BatchNotNamed(**_at(document, *commands[0][0]))
     if matrix.workload.metrics.source is None and "parameters" not in matrix.axes.given:
         named.add("parameters")  # their bytes are compared with those that the nodes sent
+    if matrix.workload.metrics.counts_tokens and "seq_len" not in matrix.axes.given:
+        named.add("seq_len")
     options = OPTIONS.keys() - set(COMMON_OPTIONS)
     for section in ("axes", "workload"):
         for name in sorted(options & _given(matrix, section) - named):
-            line = document.line((section, name))
-            yield NotInCommand(section=section, name=name, path=document.path, line=line)
+            yield warnings.NotInCommand(section=section, name=name, **_at(document, section, name))
 
 
-def _shared_outputs(matrix: Matrix, document: Document) -> Iterator[PlanWarning]:
+def _shared_outputs(matrix: Matrix, document: Document, cells: Sequence[Cell]) -> Iterator[PlanWarning]:
     """Yield a warning for each option of a command that names an output, but not the run."""
-    of_run = {"run_dir"} if matrix.repeats > 1 else {"run_dir", "cell_id"}
+    of_run = {"run_dir"} if any(cell.repeats > 1 for cell in cells) else {"run_dir", "cell_id"}
     for place, words in _commands(matrix):
         for word, following in zip(words, [*words[1:], ""], strict=True):
             option, equals, value = word.partition("=")
@@ -419,40 +524,47 @@ def _shared_outputs(matrix: Matrix, document: Document) -> Iterator[PlanWarning]
             if not is_output or _NO_OUTPUT.fullmatch(value) or of_run & {*names_in([value])}:
                 continue
             if not Path(value).is_file():
-                line = document.line(place)
-                yield SharedOutput(option=option, value=value, path=document.path, line=line)
+                yield warnings.SharedOutput(option=option, value=value, **_at(document, *place))
 
 
-def _nested_launch(matrix: Matrix, words: Sequence[str], *, path: str, line: int) -> Iterator[PlanWarning]:
-    """Yield a warning if the command is a launcher, of which each rank would start one."""
-    launch = read_launch(words)
-    if launch is None:
-        return
-    launcher = launch.launcher.replacement
-    axis = "" if matrix.axes.given.get("launcher") == [launcher] else launcher
-    own = " ".join(
-        word if _PLAIN.fullmatch(word) else shlex.quote(word) for word in [*launch.wrapper, *launch.program]
-    )
-    program = own if launch.program else ""
-    yield NestedLaunch(launcher=launch.launcher.name, axis=axis, program=program, path=path, line=line)
+def _own_launches(matrix: Matrix, document: Document, cells: Sequence[Cell]) -> Iterator[PlanWarning]:
+    """Yield a warning for each command that may not start its ranks on all nodes, or may not end them."""
+    several = [cell for cell in cells if cell.launcher == "own" and cell.nodes > 1]
+    if matrix.cluster.stop_after_measurement and any(cell.command_per == "job" for cell in several):
+        line = document.line(("cluster", "stop_after_measurement"))
+        yield warnings.RanksGoOn(path=document.path, line=line)
+    planned = {tuple(cell.argv) for cell in several if cell.command_per == "node"}
+    for place, words in _commands(matrix):
+        if tuple(words) not in planned:
+            continue
+        launch, line = read_launch(words), document.line(place)
+        if launch is not None and (lacking := [*launch.missing, *launch.fixed]):
+            name, missing = launch.launcher.name, tuple(lacking)
+            yield warnings.NodesNotNamed(launcher=name, missing=missing, path=document.path, line=line)
+        elif launch is None and not {"node_rank", "master_addr", "hosts", "hostfile"} & {*names_in(words)}:
+            yield warnings.NodesNotNamed(path=document.path, line=line)
 
 
 def _ignored_settings(matrix: Matrix, document: Document, cells: Sequence[Cell]) -> Iterator[PlanWarning]:
-    """Yield a warning for each setting that has no effect with this executor, device, model or strategy."""
+    """Yield a warning for each setting that another one makes ineffective."""
     keys, executor = matrix.cluster.scheduler.keys, matrix.cluster.executor
     others = sorted(matrix.cluster.model_fields_set - _FOR_ALL_EXECUTORS - keys)
-    ignored = [("cluster", name, (executor, "")) for name in others]
+    ignored = [("cluster", name, f"executor {executor}") for name in others]
     if matrix.workload.device == "cpu":
         of_gpus = ("gpu_type", "gpu_request") if "gpu_request" in keys else ()
-        ignored += [("cluster", name, ("", "cpu")) for name in of_gpus]
-        ignored += [(section, "pin_memory", ("", "cpu")) for section in ("workload", "axes")]
-    for section, name, (by, device) in ignored:
-        if name in _given(matrix, section) and not document.inherited(f"{section}.{name}"):
-            line = document.line((section, name))
-            setting = f"{section}.{name}"
-            path = document.path
-            yield IgnoredSetting(setting=setting, executor=by, device=device, path=path, line=line)
+        ignored += [("cluster", name, "device cpu") for name in of_gpus]
+        ignored += [(section, "pin_memory", "device cpu") for section in ("workload", "axes")]
     if not _commands(matrix):  # _command_warnings checks the options of commands
+        of_commands = (("workload", "metrics"), ("cluster", "stop_after_measurement"))
+        ignored += [(*place, "the built-in training (there is no command)") for place in of_commands]
+        if matrix.workload.data != "synthetic":
+            by = "workload.data (images of a folder keep their size)"
+            ignored.append((*_place("image_size", matrix), by))
+    for section, name, by in ignored:
+        setting = f"{section}.{name}"
+        if name in _given(matrix, section) and not document.inherited(setting):
+            yield warnings.IgnoredSetting(setting=setting, by=by, **_at(document, section, name))
+    if not _commands(matrix):
         yield from _ignored_options(matrix, document, cells)
         yield from _odd_strategies(matrix, document, cells)
 
@@ -473,7 +585,7 @@ def _ignored_options(matrix: Matrix, document: Document, cells: Sequence[Cell]) 
                 # A single rank without a wrapper is a baseline, which has nothing to set.
                 others = [one for one in others if one[1] not in _BASELINES]
             if others:
-                yield IgnoredOption(
+                yield warnings.IgnoredOption(
                     option=name,
                     by=tuple(others),
                     users=tuple(users),
@@ -481,9 +593,6 @@ def _ignored_options(matrix: Matrix, document: Document, cells: Sequence[Cell]) 
                     path=document.path,
                     line=document.line(place),
                 )
-    place = _place("image_size", matrix)
-    if matrix.workload.data != "synthetic" and "image_size" in _given(matrix, place[0]):
-        yield ImageSizeIgnored(path=document.path, line=document.line(place))
 
 
 def _used_strategy(cell: Cell) -> tuple[str, str]:
@@ -494,14 +603,18 @@ def _used_strategy(cell: Cell) -> tuple[str, str]:
 
 def _odd_strategies(matrix: Matrix, document: Document, cells: Sequence[Cell]) -> Iterator[PlanWarning]:
     """Yield a warning for each strategy that does not do what its name says."""
-    used, wrapping = [_used_strategy(cell) for cell in cells], strategies_using("fsdp_wrap")
-    pairs = zip(cells, used, strict=True)
-    if any(own in wrapping and cell.workload["fsdp_wrap"] == "root" for cell, (_, own) in pairs):
-        yield RootOnly(path=document.path, line=document.line(_place("fsdp_wrap", matrix)))
-    line = document.line(_place("strategy", matrix))
-    for planned, other in dict.fromkeys(pair for pair in used if pair[0] != pair[1]):
-        own = (cell.cell_id for cell, pair in zip(cells, used, strict=True) if pair == (planned, other))
-        yield RunsAs(strategy=planned, other=other, cells=tuple(own), path=document.path, line=line)
+    cells_by_pair: dict[tuple[str, str], list[str]] = {}
+    for cell in cells:
+        cells_by_pair.setdefault(_used_strategy(cell), []).append(cell.cell_id)
+    for (planned, other), names in cells_by_pair.items():
+        if planned != other:
+            place = _at(document, *_place("strategy", matrix))
+            yield warnings.RunsAs(strategy=planned, other=other, cells=tuple(names), **place)
+
+
+def _at(document: Document, *place: str | int) -> dict[str, Any]:
+    """Return path and line of a place, for a warning."""
+    return {"path": document.path, "line": document.line(place)}
 
 
 def _given(matrix: Matrix, section: str) -> set[str]:

@@ -9,25 +9,37 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from ddp_scaling_bench.train.options import OPTIONS
 
 from ..extras import EXTRAS
-from .cell import BUILT_IN, PER_NODE, Cell, Command, Membership, Mode, Point, canonical, name_of, value_text
+from .cell import (
+    BUILT_IN,
+    PER_NODE,
+    Cell,
+    Command,
+    Membership,
+    Mode,
+    Point,
+    Resources,
+    canonical,
+    name_of,
+    value_text,
+)
 from .checks import check_commands, check_dependency, check_device, check_hosts, runnable_points, variant_of
 from .document import Document, Place
-from .schema import Matrix
+from .field_types import at_size
+from .schema import BATCH_KEYS, Matrix
 from .warnings import UnusedExclusion
-from .workload import RECORDER, used_options
+from .workload import RECORDER, names_in, used_options
 
 MAX_CELLS = 100_000
 MAX_RUNS = 1_000_000
 
 #: Marks ranks per node that are taken from the `processes` of each host in cluster.hosts.
 _FROM_HOSTS = "from cluster.hosts"
-_SIZE_AND_LAUNCH = ("nodes", "gpus_per_node", "tasks_per_node", "backend", "launcher")
-_BATCH_KEYS = ("global_batch", "per_gpu_batch")
+_SIZE_AND_LAUNCH = ("nodes", "gpus_per_node", "tasks_per_node", "model_parallel", "backend", "launcher")
 _Batch = tuple[Mode, int, Place]
 
 
@@ -51,11 +63,6 @@ def expand(matrix: Matrix, document: Document) -> list[Cell]:
     return cells
 
 
-def _batch_key(mode: Mode) -> str:
-    """Return the key of the batch in a scaling mode: ``global_batch`` (strong) or ``per_gpu_batch``."""
-    return "global_batch" if mode == "strong" else "per_gpu_batch"
-
-
 class _Enumeration:
     """Enumerate the points of a matrix; add problems and warnings to the document."""
 
@@ -64,7 +71,7 @@ class _Enumeration:
         self.document = document
         self.axes = self._axes()
         self.batches: list[_Batch] = [
-            (scaling.mode, batch, ("scaling", i, _batch_key(scaling.mode), j))
+            (scaling.mode, batch, ("scaling", i, scaling.batch_key, j))
             for i, scaling in enumerate(matrix.scaling)
             for j, batch in enumerate(scaling.batches)
         ]
@@ -72,6 +79,7 @@ class _Enumeration:
     def points(self) -> list[Point]:
         """Return every point once, in the order of the axes, followed by the points of ``include``."""
         self._check_duplicates()
+        self._check_batch_keys()
         self._check_size()
         points = self._without_excluded(list(self._product(self.axes, self.batches)))
         points += self._included(points)
@@ -97,6 +105,7 @@ class _Enumeration:
         defaults: dict[str, list[Any]] = {
             "nodes": given.get("nodes") or [1],
             PER_NODE: given.get(matrix.size_axis) or [_FROM_HOSTS if hosts_decide else 1],
+            "model_parallel": given.get("model_parallel") or [1],
             "backend": given.get("backend") or ["nccl" if device == "cuda" else "gloo"],
             "launcher": given.get("launcher") or [cluster.scheduler.launchers[0]],
         }
@@ -117,8 +126,20 @@ class _Enumeration:
             first = seen.setdefault((mode, batch), place)
             if first != place:
                 line = self.document.line(first)
-                what = f"{mode} {_batch_key(mode)} {batch} is given twice (first in line {line})"
+                key = next(part for part in place if part in BATCH_KEYS)
+                what = f"{mode} {key} {batch} is given twice (first in line {line})"
                 self.document.add_problem(place, what, "remove one")
+
+    def _check_batch_keys(self) -> None:
+        """Record a problem for each batch per GPU of a matrix in which several ranks share a batch."""
+        matrix = self.matrix
+        given = [*self.axes["model_parallel"], *(entry.model_parallel or 1 for entry in matrix.include)]
+        for section in ("scaling", "exclude", "include") if max(given) > 1 else ():
+            for i, entry in enumerate(getattr(matrix, section)):
+                if entry.per_gpu_batch is not None:
+                    what = f"{section}[{i}].per_gpu_batch: ranks of a replica share a batch (model_parallel)"
+                    remedy = "write per_replica_batch: samples per replica and micro-batch"
+                    self.document.add_problem((section, i, "per_gpu_batch"), what, remedy)
 
     def _check_command_names(self) -> None:
         """Record a problem if one name is given to two commands, or two names to one command."""
@@ -143,7 +164,8 @@ class _Enumeration:
     def _check_size(self) -> None:
         """Raise InputError if there are too many cells to enumerate."""
         cells = math.prod(len(values) for values in self.axes.values()) * len(self.batches)
-        runs = cells * self.matrix.repeats
+        repeats: Any = self.matrix.repeats
+        runs = cells * (max(repeats.values()) if isinstance(repeats, dict) else repeats)
         if cells <= MAX_CELLS and runs <= MAX_RUNS:
             return
         lengths = [(name, len(values)) for name, values in self.axes.items() if len(values) > 1]
@@ -176,6 +198,9 @@ class _Enumeration:
             if axis == PER_NODE and key != self.matrix.size_axis:
                 what = f"{section}[{index}].{key} does not fit workload.device {self.matrix.workload.device}"
                 self.document.add_problem((section, index, key), what, f"use {self.matrix.size_axis}")
+            if key.startswith("args.") and key not in self.axes:
+                what = f"{section}[{index}].{key} is not an axis"
+                self.document.add_problem((section, index, key), what, f"add axes.{key}, or correct the name")
             if key == "command":
                 value = variant_of(value, self.axes.get("command", [])) or value
             entry[axis] = value
@@ -220,20 +245,22 @@ class _Enumeration:
         batches = self._batches_of_include(index, entry)
         axes = {name: [entry[name]] if name in entry else values for name, values in self.axes.items()}
         axes |= {
-            name: [entry[name]] for name in entry if name not in axes and name not in ("mode", *_BATCH_KEYS)
+            name: [entry[name]] for name in entry if name not in axes and name not in ("mode", *BATCH_KEYS)
         }
         yield from self._product(axes, batches)
 
     def _batches_of_include(self, index: int, entry: dict[str, Any]) -> list[_Batch]:
         place: Place = ("include", index)
-        given = [key for key in _BATCH_KEYS if key in entry]
+        given = [key for key in BATCH_KEYS if key in entry]
         mode = entry.get("mode")
         if len(given) > 1:
             what = f"include[{index}] has two batches"
-            self.document.add_problem(place, what, "give global_batch (strong) or per_gpu_batch (weak)")
+            self.document.add_problem(
+                place, what, "give one; global_batch is for strong, the others for weak"
+            )
             return []
         if given:
-            own: Mode = "strong" if given[0] == "global_batch" else "weak"
+            own = BATCH_KEYS[given[0]]
             if mode not in (None, own):
                 what = f"include[{index}]: mode {mode} does not fit {given[0]}"
                 self.document.add_problem((*place, given[0]), what, f"use mode {own}")
@@ -247,16 +274,9 @@ class _Enumeration:
 
 def _matches(entry: dict[str, Any], point: Point) -> bool:
     """Return whether a point has all values of an exclude entry."""
-    for key, value in entry.items():
-        if key == "mode":
-            found: Any = point.mode
-        elif key in _BATCH_KEYS:
-            found = point.batch if key == _batch_key(point.mode) else None
-        else:
-            found = point.values.get(key)
-        if found != value:
-            return False
-    return True
+    batch = {key: point.batch for key, mode in BATCH_KEYS.items() if mode == point.mode}
+    values = {**point.values, **batch, "mode": point.mode}
+    return all(values.get(key) == value for key, value in entry.items())
 
 
 def _cells(points: Sequence[Point], matrix: Matrix, document: Document) -> list[Cell]:
@@ -265,7 +285,7 @@ def _cells(points: Sequence[Point], matrix: Matrix, document: Document) -> list[
     cells: dict[str, Cell] = {}
     for point in points:
         swept = {name: _swept_value(point.values[name]) for name in swept_names if name in point.values}
-        cell = _cell(point, swept, settings.of(point))
+        cell = _cell(point, swept, settings.of(point), matrix)
         known = cells.setdefault(cell.cell_id, cell)
         if known.swept != swept:
             _add_name_clash(known.swept, swept, document)
@@ -300,39 +320,31 @@ def _swept_names(points: Sequence[Point], matrix: Matrix) -> list[str]:
     return swept
 
 
-class _Settings(NamedTuple):
-    """The command, options and environment of a cell."""
-
-    argv: list[str]
-    name: str
-    planned_epochs: int | None
-    packages: list[str]
-    metrics: dict[str, Any]
-    workload: dict[str, Any]
-    env: dict[str, str]
+#: The first letters of the axes, besides workload options, on which the settings of a cell depend.
+_OF_SETTINGS = ("env.", "args.", "model_parallel")
 
 
 class _SettingsOfPoints:
-    """Compute the settings of points; points with equal ones share one object."""
+    """Compute the command, options and environment of points; points with equal ones share one object."""
 
     def __init__(self, matrix: Matrix) -> None:
         self._options = matrix.workload
         self._values = {name: getattr(matrix.workload, name) for name in (*OPTIONS, "command")}
         self._env = dict(matrix.cluster.env)
-        self._known: dict[tuple[Any, ...], _Settings] = {}
+        self._known: dict[tuple[Any, ...], dict[str, Any]] = {}
 
-    def of(self, point: Point) -> _Settings:
+    def of(self, point: Point) -> dict[str, Any]:
         chosen: tuple[tuple[str, Any], ...] = tuple(
             (name, value)
             for name, value in point.values.items()
-            if name in self._values or name.startswith("env.")
+            if name in self._values or name.startswith(_OF_SETTINGS)
         )
         known = self._known.get(chosen)
         if known is None:
             known = self._known[chosen] = self._settings(dict(chosen))
         return known
 
-    def _settings(self, chosen: dict[str, Any]) -> _Settings:
+    def _settings(self, chosen: dict[str, Any]) -> dict[str, Any]:
         variables = {name for name in chosen if name.startswith("env.")}
         env = self._env | {name.removeprefix("env."): chosen[name] for name in variables}
         values = self._values | chosen
@@ -341,26 +353,30 @@ class _SettingsOfPoints:
         metrics = (RECORDER if is_built_in else self._options.metrics).as_json()
         if self._options.exchange and not is_built_in:
             metrics["exchange"] = self._options.exchange
+        if metrics.get("units", {}).get("throughput") == "tokens/s":
+            metrics.setdefault("tokens_per_sample", values["seq_len"])
         options = {name: values[name] for name in used_options(command.words)}
+        options |= {name: values[name] for name in names_in(command.words) if name.startswith("args.")}
         if values["parameters"] and "source" not in metrics:  # see bench.study.together
             options["parameters"] = values["parameters"]
-        return _Settings(
-            argv=list(command.words),
-            name=command.name or "",
-            planned_epochs=values["epochs"] if is_built_in else None,
-            packages=list(EXTRAS["train"]) if is_built_in else [],
-            metrics=metrics,
-            workload=options,
-            env=env,
-        )
+        return {
+            "argv": list(command.words),
+            "name": command.name or "",
+            "planned_epochs": values["epochs"] if is_built_in else None,
+            "packages": list(EXTRAS["train"]) if is_built_in else [],
+            "metrics": metrics,
+            "workload": options,
+            "env": env,
+        }
 
 
-def _cell(point: Point, swept: dict[str, Any], settings: _Settings) -> Cell:
+def _cell(point: Point, swept: dict[str, Any], settings: dict[str, Any], matrix: Matrix) -> Cell:
     values, ranks = point.values, point.ranks
-    accumulation = settings.workload["grad_accum"]
-    per_gpu = point.batch if point.mode == "weak" else point.batch // (ranks * accumulation)
+    accumulation = settings["workload"]["grad_accum"]
+    batches = point.replicas * accumulation
+    per_gpu = point.batch if point.mode == "weak" else point.batch // batches
     size = f"n{values['nodes']}x{value_text(values[PER_NODE])}"
-    return Cell(
+    cell = Cell(
         cell_id=name_of([size, values["backend"], values["launcher"], f"b{per_gpu}"], swept),
         launcher=values["launcher"],
         backend=values["backend"],
@@ -368,7 +384,14 @@ def _cell(point: Point, swept: dict[str, Any], settings: _Settings) -> Cell:
         tasks_per_node=values[PER_NODE],
         world_size=ranks,
         per_gpu_batch=per_gpu,
-        global_batch=per_gpu * ranks * accumulation,
+        global_batch=per_gpu * batches,
         swept=swept,
-        **settings._asdict(),
+        model_parallel=values["model_parallel"],
+        command_per=matrix.workload.command_per if values["launcher"] == "own" else "",
+        **settings,
     )
+    cell.repeats = at_size(matrix.repeats, cell.size)
+    cluster = matrix.cluster.at(cell.size)
+    names = cluster.scheduler.keys.intersection(Resources._fields)
+    cell.resources = Resources(cluster.time_limit, **{name: getattr(cluster, name) for name in names})
+    return cell

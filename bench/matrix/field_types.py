@@ -8,7 +8,20 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, NamedTuple
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WithJsonSchema,
+)
+from pydantic_core import CoreSchema
+from pydantic_core.core_schema import no_info_wrap_validator_function
 
 MAX_NODES = 100_000
 MAX_TASKS_PER_NODE = 1_024
@@ -72,14 +85,16 @@ _OWNED_VARIABLES = {
     "OMP_NUM_THREADS": "use cluster.cpus_per_task, which sets the threads of every rank",
     "MASTER_ADDR": "it is the first host of each job",
     "MASTER_PORT": "it is derived from the job's id",
+    **dict.fromkeys(("NNODES", "NODE_RANK"), "with launcher own, the job sets it on each node"),
     **dict.fromkeys(
         ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"), "the launcher sets it for each rank"
     ),
 }
 #: Variables of the scripts' own shell code, which values from the matrix would break.
 _SHELL_VARIABLE = re.compile(
-    "agent|before|by|cell|cell_file|cell_json|child|command|counts|endpoint|exit_code|file|guard|host|hosts|"
-    "interface|is_host|job|join_timeout|node|owner|placement|python|ranks|rdzv_id|run_dir|sampler|stage|step|"
+    "agent|before|by|cell|cell_file|cell_json|child|command|container|counts|i|name|endpoint|exit_code|file|guard|host|hosts|"
+    "interface|is_host|job|join_timeout|node|owner|package|placement|python|ranks|rdzv_id|run_dir|sampler|"
+    "stage|step|"
     "world_size|"
     "BASHOPTS|BASH_VERSINFO|EUID|IFS|PPID|SHELLOPTS|UID"
 )
@@ -114,9 +129,54 @@ def _check_ranks_per_node(value: Any) -> Any:
     return value
 
 
+class _BySize:
+    """Marks a setting that can depend on the size of a run.
+
+    The setting is a value, or a mapping such as ``{1: gpusmall, 5: gpularge}``, with the value from each
+    number of requested GPUs on (nodes on device cpu); :func:`at_size` selects.
+    """
+
+    def __get_pydantic_core_schema__(self, kind: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return no_info_wrap_validator_function(_check_sizes, handler(kind))
+
+    def __get_pydantic_json_schema__(self, schema: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        one = handler(schema["schema"])
+        sizes = {"type": "object", "patternProperties": {"^[1-9][0-9]*$": one}, "additionalProperties": False}
+        return {"anyOf": [one, sizes]}
+
+
+BY_SIZE = _BySize()
+
+
+def _check_sizes(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
+    """Check a value, or a mapping from sizes to values."""
+    if not isinstance(value, dict):
+        return check(value)
+    example = "write a mapping such as {1: A, 65: B}, with the value from each number of GPUs on"
+    for size in value:
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            raise ValueError(f"{size!r} is not a number of GPUs (of nodes on device cpu); {example}")
+    if 1 not in value:
+        raise ValueError(f"there is no value for the smallest sizes; {example}, and 1 as the first number")
+    checked = {}
+    for size in sorted(value):
+        try:
+            checked[size] = check(value[size])
+        except ValidationError as error:
+            found = [{**one, "loc": (size, *one["loc"])} for one in error.errors()]
+            raise ValidationError.from_exception_data(error.title, found) from None  # type: ignore[arg-type]
+    return checked
+
+
+def at_size(value: Any, size: int) -> Any:
+    """Return the value for a size: that of the largest key up to it, or a value without sizes itself."""
+    return value[max(key for key in value if key <= size)] if isinstance(value, dict) else value
+
+
 #: Non-empty text without line breaks.
 Line = Annotated[str, Field(min_length=1), AfterValidator(one_line)]
 EnvName = Annotated[str, AfterValidator(env_name)]
+#: The text of a variable, or of an argument, whose numbers, true and false the document keeps as written.
 EnvValue = Annotated[
     str,
     BeforeValidator(_env_text),
@@ -124,6 +184,7 @@ EnvValue = Annotated[
     WithJsonSchema({"type": ["string", "number"]}),
 ]
 Nodes = Annotated[int, Field(strict=True, ge=1, le=MAX_NODES)]
+RanksPerReplica = Annotated[int, Field(strict=True, ge=1, le=MAX_NODES)]
 _PER_NODE = {"type": "integer", "minimum": 1, "maximum": MAX_TASKS_PER_NODE}
 RanksPerNode = Annotated[
     Any,
@@ -133,11 +194,33 @@ RanksPerNode = Annotated[
 Batch = Annotated[int, Field(strict=True, ge=1, le=MAX_BATCH)]
 
 
-#: Values allowed in an #SBATCH directive. Without spaces, quotes, backslashes, $, ;, # and backticks,
-#: a value can neither end its directive nor be run by a shell.
-DIRECTIVE_VALUE = re.compile(r"[A-Za-z0-9_.,:@+=/\[\]|&*!()%-]+")
-#: Words allowed in a launch line. The scripts quote them, so that a shell expands neither * nor [.
-_SRUN_WORD = re.compile(r"--?[A-Za-z][A-Za-z0-9_.,:@+=/\[\]*%-]*")
+class Form(NamedTuple):
+    """The allowed texts of a value: as a pattern, and in words for messages."""
+
+    what: str
+    pattern: re.Pattern[str]
+    allowed: str
+
+    def check(self, value: str) -> str:
+        """Return ``value``; raise ValueError if it does not match the pattern."""
+        if not self.pattern.fullmatch(value):
+            raise ValueError(f"{value!r} is not {self.what}; allowed: {self.allowed}")
+        return value
+
+
+#: Without spaces, quotes, backslashes, $, ;, # and backticks, a value can neither end its directive nor be
+#: run by a shell.
+_DIRECTIVE_VALUE = Form(
+    "a value for an #SBATCH line",
+    re.compile(r"(?!-)[A-Za-z0-9_.,:@+=/\[\]|&*!()%-]+"),
+    "letters, digits and _ . , : @ + = / [ ] | & * ! ( ) % -",
+)
+#: The scripts quote these words, so that a shell expands neither * nor [.
+_SRUN_WORD = Form(
+    "a word for srun",
+    re.compile(r"--?[A-Za-z][A-Za-z0-9_.,:@+=/\[\]*%-]*"),
+    "an option with letters, digits and _ . , : @ + = / [ ] * % -",
+)
 #: One-letter options without a value; another option can follow in the same word (-Hn2).
 _SBATCH_FLAGS = "HhIkOQsVv"
 _SRUN_FLAGS = "EHhkKlOQsuVvXZ"
@@ -197,15 +280,6 @@ def _own_option(word: str, table: Mapping[str, str], flags: str) -> str | None:
     return None
 
 
-def _check_directive_value(value: str) -> str:
-    if not DIRECTIVE_VALUE.fullmatch(value) or value.startswith("-"):
-        raise ValueError(
-            f"{value!r} cannot be used in an #SBATCH line; "
-            "allowed: letters, digits and _ . , : @ + = / [ ] | & * ! ( ) % -"
-        )
-    return value
-
-
 def _check_directive_line(value: str) -> str:
     """Reject a line that does not begin with an option, or contains an option that the scripts set."""
     words = split_line(value, kind="a complete line of #SBATCH options")
@@ -227,20 +301,6 @@ def split_line(value: str, *, kind: str) -> list[str]:
         raise ValueError(f"{error}; each entry must be {kind}") from None
 
 
-class Form(NamedTuple):
-    """The allowed texts of a value: as a pattern, and in words for messages."""
-
-    what: str
-    pattern: re.Pattern[str]
-    allowed: str
-
-    def check(self, value: str) -> str:
-        """Return ``value``; raise ValueError if it does not match the pattern."""
-        if not self.pattern.fullmatch(value):
-            raise ValueError(f"{value!r} is not {self.what}; allowed: {self.allowed}")
-        return value
-
-
 _SWITCHES = Form(
     "a value of sbatch --switches",
     re.compile(r"[1-9]\d*(?:@(?:\d+-)?\d+(?::\d+){0,2})?"),
@@ -251,13 +311,8 @@ _SWITCHES = Form(
 def _check_srun_word(word: str) -> str:
     if not word.startswith("-"):
         raise ValueError(f"{word!r} is not an option of srun; write options and values as --name=value")
-    if not _SRUN_WORD.fullmatch(word):
-        raise ValueError(
-            f"{word!r} cannot be used as a word of srun; "
-            "allowed: an option with letters, digits and _ . , : @ + = / [ ] * % -"
-        )
-    remedy = _own_option(word, _OWN_SRUN_OPTIONS, _SRUN_FLAGS)
-    if remedy:
+    _SRUN_WORD.check(word)
+    if remedy := _own_option(word, _OWN_SRUN_OPTIONS, _SRUN_FLAGS):
         raise ValueError(f"{word!r} would override a setting of the plan; {remedy}")
     return word
 
@@ -267,7 +322,7 @@ def _switches(value: Any) -> Any:
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
-DirectiveValue = Annotated[str, AfterValidator(_check_directive_value)]
+DirectiveValue = Annotated[str, AfterValidator(_DIRECTIVE_VALUE.check)]
 DirectiveLine = Annotated[str, AfterValidator(_check_directive_line)]
 SrunWord = Annotated[str, AfterValidator(_check_srun_word)]
 Switches = Annotated[

@@ -8,43 +8,61 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
+import operator
 import os
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from ddp_scaling_bench.cores import sizes_up_to, usable_cores
-from ddp_scaling_bench.errors import BenchError, InputError, Problem, missing_file
+from ddp_scaling_bench.errors import InputError, Problem, missing_file
 
-from . import schema
 from .document import Document, Inheritance, Place, read_document
 from .field_types import Section, did_you_mean
 from .schedulers import DEFAULT, SCHEDULERS
-from .schema import CORES, STUDY_NAME, STUDY_NAME_RULE, Cluster, Container, Host, Matrix
-from .workload import Metrics, NamedCommand
+from .schema import CORES, STUDY_NAME, STUDY_NAME_RULE, UNKNOWN_KEY, Cluster, Matrix
+from .workload import NamedCommand
 
-_SECTIONS: dict[str, type[BaseModel]] = {
-    "cluster": Cluster,
-    "cluster.container": Container,
-    "cluster.hosts": Host,
-    "axes": schema.Axes,
-    "scaling": schema.Scaling,
-    "workload": schema.Workload,
-    "workload.metrics": Metrics,
-    **{f"{section}.command": NamedCommand for section in ("workload", "axes", "exclude", "include")},
-    "exclude": schema.Selection,
-    "include": schema.Selection,
-    "": schema.Matrix,
+#: Message and remedy for each kind of finding of pydantic; `value` is the wrong value.
+_WHOLE_NUMBER = ("must be a whole number, not {value}", "write a number such as 4")
+_MAPPING = ("must be a mapping (key: value), not {value}", "")
+_MESSAGES = {
+    "list_type": ("must be a list, not {value}", "write [{value}]"),
+    "literal_error": ("cannot be {value}", ""),
+    "int_type": _WHOLE_NUMBER,
+    "int_from_float": _WHOLE_NUMBER,
+    "float_type": ("must be a number, not {value}", ""),
+    "finite_number": ("must be a finite number, not {value}", ""),
+    "bool_type": ("must be true or false, not {value}", ""),
+    "string_type": ("must be text, not {value}", 'put it in quotes: "{value}"'),
+    "dict_type": _MAPPING,
+    "model_type": _MAPPING,
+    "model_attributes_type": _MAPPING,
+    "too_short": ("is an empty list", "give it at least one value, or remove the key"),
+    "string_too_short": ("is empty", "give it a value, or remove the key"),
+    "greater_than_equal": ("must be at least {ge}, not {value}", "write a number that is at least {ge}"),
+    "greater_than": ("must be greater than {gt}, not {value}", "write a number that is greater than {gt}"),
+    "less_than_equal": ("must be at most {le}, not {value}", "write a number that is at most {le}"),
+    "less_than": ("must be less than {lt}, not {value}", "write a number that is less than {lt}"),
+}
+#: Remedies for required keys that are missing.
+_EXAMPLES = {
+    "scaling": "add `scaling: [{mode: strong, global_batch: [352]}]`, or mode weak with per_gpu_batch",
+    "mode": "write mode: strong or mode: weak",
+    "name": "write {name: NAME, run: COMMAND}, or only the command",
+    "run": "write {name: NAME, run: COMMAND}",
 }
 
 
-def add_validation_problems(document: Document, error: ValidationError) -> None:
-    """Add every finding of a validation error to the document's problems."""
+def _add_findings(document: Document, error: ValidationError, root: type[BaseModel]) -> None:
+    """Add every finding of a validation error to the document's problems; ``root`` is the file's model."""
     for finding in error.errors():
         place = _place(finding)
-        document.add_problem(place, *_message(finding, place))
+        document.add_problem(place, *_message(finding, place, root))
 
 
 def _place(finding: Any) -> Place:
@@ -53,151 +71,89 @@ def _place(finding: Any) -> Place:
 
 def _is_unknown_key(finding: Any) -> bool:
     """Return whether pydantic or the schema's own check of axes reported an unknown key."""
-    own = str((finding.get("ctx") or {}).get("error")) == schema.UNKNOWN_KEY
-    return finding["type"] == "extra_forbidden" or own
+    own = str(finding.get("ctx", {}).get("error")) == UNKNOWN_KEY
+    return finding["type"] in ("extra_forbidden", "invalid_key") or own
 
 
-def _message(finding: Any, place: Place) -> tuple[str, str]:
+def _message(finding: Any, place: Place, root: type[BaseModel]) -> tuple[str, str]:
     """Return the message and the remedy for a finding of pydantic."""
-    kind, value, name = finding["type"], finding["input"], _dotted(place)
+    kind, value, name, context = finding["type"], finding["input"], _dotted(place), finding.get("ctx", {})
     if _is_unknown_key(finding):
-        return _unknown_key(place)
+        return _unknown_key(place, root)
     if kind == "missing":
-        return _missing(place)
-    if place[:2] == ("axes", "tasks_per_node") and isinstance(value, str):
+        example = _EXAMPLES.get(str(place[-1]), "")
+        return f"key '{place[-1]}' is missing in {_dotted(place[:-1]) or 'the matrix'}", example
+    if place == ("axes", "tasks_per_node") and isinstance(value, str):
         remedy = f"write a list such as [1, 2, 4], or `tasks_per_node: {CORES}` (executor local)"
         return f"{name} cannot be {_shown(value)}", remedy
     if kind == "value_error":
-        return f"{name}: {finding['ctx']['error']}", ""
-    message = _MESSAGES.get(kind)
-    if message is None:
+        return f"{name}: {context['error']}", ""
+    if kind not in _MESSAGES:
         return f"{name}: {finding['msg']}, not {_shown(value)}", "see docs/matrix.md"
-    return message(name, value, finding.get("ctx") or {})
+    what, remedy = (text.format_map({**context, "value": _shown(value)}) for text in _MESSAGES[kind])
+    if kind == "literal_error":
+        allowed = re.findall(r"'([^']*)'", context["expected"])
+        remedy = did_you_mean(str(value), allowed, cutoff=0.5)
+    elif "number" in what and isinstance(value, str) and value.strip().isdigit():
+        remedy = "remove the quotes"
+    elif kind in ("list_type", "string_type") and isinstance(value, list | dict | type(None)):
+        remedy = ""
+    return f"{name} {what}", remedy
 
 
-def _unknown_key(place: Place) -> tuple[str, str]:
+def _unknown_key(place: Place, root: type[BaseModel]) -> tuple[str, str]:
     *section, key = place
-    where = _dotted(section) or "the matrix"
-    other = next((name for name in ("workload", "cluster", "axes") if key in _known_keys((name,))), None)
-    if other and not section:
-        return f"unknown key '{key}' in {where}", f"write it below `{other}:`"
-    if section and key in _known_keys(()):
-        return f"unknown key '{key}' in {where}", "write it at the top level of the matrix"
-    remedy = did_you_mean(str(key), _known_keys(tuple(section)), cutoff=0.6)
+    where = _dotted(section) or ("the matrix" if root is Matrix else "a site file")
+    others = [name for name in ("workload", "cluster", "axes") if key in _known_keys((name,), root)]
+    if others and not section:
+        remedy = f"write it below `{others[0]}:`"
+    elif key in _known_keys((), Matrix):
+        remedy = "write it at the top level of the matrix"
+    else:
+        remedy = did_you_mean(str(key), _known_keys(tuple(section), root), cutoff=0.6)
     return f"unknown key '{key}' in {where}", remedy
 
 
-def _missing(place: Place) -> tuple[str, str]:
-    example = {
-        "scaling": "add `scaling: [{mode: strong, global_batch: [352]}]`, or mode weak with per_gpu_batch",
-        "mode": "write mode: strong or mode: weak",
-        "name": "write {name: NAME, run: COMMAND}, or only the command",
-        "run": "write {name: NAME, run: COMMAND}",
-    }.get(str(place[-1]), "")
-    where = _dotted(place[:-1]) or "the matrix"
-    return f"key '{place[-1]}' is missing in {where}", example
-
-
-def _not_a_list(name: str, value: Any, ctx: Any) -> tuple[str, str]:
-    remedy = "" if isinstance(value, dict | type(None)) else f"write [{_shown(value)}]"
-    return f"{name} must be a list, not {_shown(value)}", remedy
-
-
-def _not_allowed(name: str, value: Any, ctx: Any) -> tuple[str, str]:
-    allowed = [word.strip("'") for word in ctx["expected"].replace(" or ", ", ").split(", ")]
-    return f"{name} cannot be {_shown(value)}", did_you_mean(str(value), allowed, cutoff=0.5)
-
-
-def _not_text(name: str, value: Any, ctx: Any) -> tuple[str, str]:
-    remedy = f'put it in quotes: "{_shown(value)}"' if isinstance(value, bool | int | float) else ""
-    return f"{name} must be text, not {_shown(value)}", remedy
-
-
-def _wrong_type(wanted: str, example: str = "") -> Callable[..., tuple[str, str]]:
-    def message(name: str, value: Any, ctx: Any) -> tuple[str, str]:
-        quoted = isinstance(value, str) and value.strip().isdigit() and "number" in wanted
-        return f"{name} must be {wanted}, not {_shown(value)}", "remove the quotes" if quoted else example
-
-    return message
-
-
-def _out_of_bounds(word: str) -> Callable[..., tuple[str, str]]:
-    def message(name: str, value: Any, ctx: Any) -> tuple[str, str]:
-        limit = next(ctx[key] for key in ("ge", "le", "gt", "lt") if key in ctx)
-        return f"{name} must be {word} {limit}, not {_shown(value)}", f"write a number that is {word} {limit}"
-
-    return message
-
-
-_MESSAGES: dict[str, Callable[..., tuple[str, str]]] = {
-    "list_type": _not_a_list,
-    "literal_error": _not_allowed,
-    "int_type": _wrong_type("a whole number", "write a number such as 4"),
-    "int_from_float": _wrong_type("a whole number", "write a number such as 4"),
-    "float_type": _wrong_type("a number"),
-    "float_parsing": _wrong_type("a number"),
-    "finite_number": _wrong_type("a finite number"),
-    "bool_type": _wrong_type("true or false"),
-    "string_type": _not_text,
-    "dict_type": _wrong_type("a mapping (key: value)"),
-    "model_type": _wrong_type("a mapping (key: value)"),
-    "model_attributes_type": _wrong_type("a mapping (key: value)"),
-    "too_short": lambda name, *_: (
-        f"{name} is an empty list",
-        "give it at least one value, or remove the key",
-    ),
-    "string_too_short": lambda name, *_: (f"{name} is empty", "give it a value, or remove the key"),
-    "greater_than_equal": _out_of_bounds("at least"),
-    "greater_than": _out_of_bounds("greater than"),
-    "less_than_equal": _out_of_bounds("at most"),
-    "less_than": _out_of_bounds("less than"),
-}
-
-
-def without_unknown_keys(content: dict[str, Any], error: ValidationError) -> dict[str, Any] | None:
-    """Return the matrix without its unknown keys, or None if it has other mistakes, too.
-
-    The matrix can then be expanded, so that all problems are reported together.
-    """
-    findings = error.errors()
-    if not all(map(_is_unknown_key, findings)):
-        return None
-    rest: Any = copy.deepcopy(content)
-    for *section, key in map(_place, findings):
-        holder = rest
-        for part in section:
-            holder = holder[part]
-        holder.pop(key, None)
-    return rest if isinstance(rest, dict) else None
-
-
-def _known_keys(section: Place) -> list[str]:
-    """Return the keys that a section of the matrix can contain."""
-    path = ".".join(str(part) for part in section if not isinstance(part, int))
-    model = _SECTIONS.get(path)
+def _known_keys(section: Place, root: type[BaseModel]) -> list[str]:
+    """Return the keys that a section of a file with the model ``root`` can contain."""
+    model: type[BaseModel] | None = root
+    for part in section:
+        if isinstance(part, str) and model is not None:
+            field = model.model_fields.get(part)
+            model = NamedCommand if part == "command" else field and next(_models(field.annotation), None)
     if model is None:
         return []
-    return [*model.model_fields, *(["env.NAME"] if path in ("axes", "exclude", "include") else [])]
+    named = ["env.NAME", "args.NAME"] if model.model_config["extra"] == "allow" else []
+    return [*model.model_fields, *named]
+
+
+def _models(kind: Any) -> Iterator[type[BaseModel]]:
+    """Yield the models in a type such as ``list[Host] | None``."""
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        yield kind
+    for part in get_args(kind):
+        yield from _models(part)
+
+
+def _without_unknown_keys(content: dict[str, Any], error: ValidationError) -> Any:
+    """Return the matrix without its unknown keys, to find the problems of the others, too."""
+    rest: Any = copy.deepcopy(content)
+    for *section, key in map(_place, filter(_is_unknown_key, error.errors())):
+        functools.reduce(operator.getitem, section, rest).pop(key, None)
+    return rest
 
 
 def _dotted(place: Iterable[str | int]) -> str:
     """Return ``axes.nodes[2]`` for ("axes", "nodes", 2)."""
-    text = ""
-    for part in place:
-        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
-    return text
+    parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in place)
+    return "".join(parts).removeprefix(".")
 
 
 def _shown(value: Any) -> str:
-    if value is None:
-        return "empty"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, dict):
-        return "a mapping"
-    if isinstance(value, list):
-        return f"a list of {len(value)}" if len(value) != 1 else f"the list [{_shown(value[0])}]"
-    text = repr(value)
+    if isinstance(value, dict | list):
+        kind = "a mapping" if isinstance(value, dict) else f"a list of {len(value)}"
+        return f"the list [{_shown(value[0])}]" if isinstance(value, list) and len(value) == 1 else kind
+    text = "empty" if value is None else str(value).lower() if isinstance(value, bool) else repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
@@ -232,11 +188,10 @@ def load_matrix(path: Path, *, site: Path | None = None) -> tuple[Matrix, Docume
     try:
         return Matrix.model_validate(content), document
     except ValidationError as error:
-        add_validation_problems(document, error)
-        rest = without_unknown_keys(content, error)
-    if rest is not None:
-        with contextlib.suppress(ValidationError):
-            return Matrix.model_validate(rest), document
+        _add_findings(document, error, Matrix)
+        rest = _without_unknown_keys(content, error)
+    with contextlib.suppress(ValidationError):
+        return Matrix.model_validate(rest), document
     raise InputError(list(document.problems))
 
 
@@ -262,6 +217,17 @@ class SiteWorkload(Section):
     """The device of this cluster's nodes."""
 
 
+class AskAbove(Section):
+    """Limits above which `bench submit` asks before it starts runs; null means no limit."""
+
+    gpu_hours: Annotated[float, Field(ge=0)] | None = 1000.0
+    """GPU-hours of one call, at most."""
+    node_hours: Annotated[float, Field(ge=0)] | None = 1000.0
+    """Node-hours of one call, at most."""
+    jobs: Annotated[int, Field(strict=True, ge=0)] | None = 1000
+    """Jobs of one call."""
+
+
 class Site(Section):
     """A site file: defaults for all matrices of a cluster."""
 
@@ -269,6 +235,8 @@ class Site(Section):
     """Defaults for the matrix's `cluster` section; keys that the matrix sets take precedence."""
     workload: SiteWorkload = SiteWorkload()
     """Defaults for the matrix's `workload` section; only `device` is allowed."""
+    ask_above: AskAbove = AskAbove()
+    """The cost of one call above which `bench submit` asks."""
 
 
 def find_site(named: str | None = None) -> Path | None:
@@ -278,7 +246,7 @@ def find_site(named: str | None = None) -> Path | None:
     ``$XDG_CONFIG_HOME`` (default ``~/.config``).
 
     Raises:
-        BenchError: the named file does not exist, or the user's own site file is not accessible.
+        BenchError: the named file does not exist.
     """
     name = os.environ.get(SITE_VARIABLE) if named is None else named
     if name is not None:
@@ -286,53 +254,26 @@ def find_site(named: str | None = None) -> Path | None:
         if name and not path.is_file():
             raise missing_file(path, what="site file", remedy=_NO_SITE_REMEDY)
         return path if name else None
-    own = _own_site_file()
-    try:
-        return own if own is not None and own.is_file() else None
-    except OSError as error:
-        raise BenchError(f"{own}: cannot be read: {error.strerror}", remedy=_NO_SITE_REMEDY) from None
-
-
-def _own_site_file() -> Path | None:
     config = Path(os.environ.get("XDG_CONFIG_HOME", ""))
     if not config.is_absolute():  # the XDG specification says to ignore relative paths
-        try:
-            config = Path.home() / ".config"
-        except RuntimeError:  # an account without a home
-            return None
-    return config / "ddp-scaling-bench" / "site.yaml"
+        config = Path(os.path.expanduser("~/.config"))  # noqa: PTH111 (no error for an account without a home)
+    own = config / "ddp-scaling-bench" / "site.yaml"
+    return own if own.is_file() else None
 
 
 def read_site(path: Path) -> Document:
     """Read and validate a site file. A file that contains only comments is valid."""
     document = read_document(path, may_be_empty=True)
-    content = document.content
-    if not isinstance(content, dict):
+    if not isinstance(document.content, dict):
         problem = Problem(str(path), 1, "a site file must be a mapping (key: value)", "begin with `cluster:`")
         raise InputError([problem])
-    known = _known_keys_only(document, content, (), Site)
-    if isinstance(workload := known.get("workload"), dict):
-        known["workload"] = _known_keys_only(document, workload, ("workload",), SiteWorkload)
+    document.content = {name: section for name, section in document.content.items() if section is not None}
     try:
-        Site.model_validate({name: value for name, value in known.items() if value is not None})
+        Site.model_validate(document.content)
     except ValidationError as error:
-        add_validation_problems(document, error)
-    if document.problems:
-        raise InputError(list(document.problems))
+        _add_findings(document, error, Site)
+    document.raise_problems()
     return document
-
-
-def _known_keys_only(
-    document: Document, section: dict[str, Any], place: tuple[str, ...], model: type[BaseModel]
-) -> dict[str, Any]:
-    """Return a section without keys that are unknown to ``model``; record a problem for each unknown key."""
-    allowed = list(model.model_fields)
-    where = f"{place[0]} of a site file" if place else "a site file"
-    for key in section:
-        if key not in allowed:
-            remedy = f"allowed: {', '.join(allowed)}; other keys belong in the matrix"
-            document.add_problem((*place, key), f"unknown key '{key}' in {where}", remedy)
-    return {key: value for key, value in section.items() if key in allowed}
 
 
 def inherit(content: dict[str, Any], site: Document) -> tuple[dict[str, Any], Inheritance]:
@@ -343,40 +284,25 @@ def inherit(content: dict[str, Any], site: Document) -> tuple[dict[str, Any], In
     defaults apply to the executor that the site file names (default: slurm); a matrix with another
     executor inherits nothing.
     """
-    values: dict[str, Any] = {}
-    own, defaults = _section(content, "cluster"), _section(site.content, "cluster") or {}
-    executor = defaults.get("executor") or DEFAULT
-    if own is None or (own.get("executor") or executor) != executor:
+    limits = site.content.get("ask_above")
+    values: dict[str, Any] = {"ask_above": limits} if limits else {}
+    executor = site.content.get("cluster", {}).get("executor") or DEFAULT
+    cluster = content.get("cluster", {})
+    if not isinstance(cluster, dict) or (cluster.get("executor") or executor) != executor:
         return content, Inheritance(site.path, site.text, values, executor)
-    cluster = _merged(own, defaults, values)
-    merged = {**content, "cluster": cluster} if cluster else content
-    workload, device = _section(content, "workload"), (_section(site.content, "workload") or {}).get("device")
-    if workload is not None and "device" not in workload and device is not None:
-        values["workload.device"] = device
-        merged = {**merged, "workload": {**workload, "device": device}}
+    merged = dict(content)
+    for section in ("cluster", "workload"):
+        if not isinstance(content.get(section, {}), dict):
+            continue
+        own = merged[section] = dict(content.get(section, {}))
+        for key, value in site.content.get(section, {}).items():
+            if key == "env" and isinstance(value, dict) and isinstance(own.get(key, {}), dict):
+                new = {name: text for name, text in value.items() if name not in own.get(key, {})}
+                own[key] = {**new, **own.get(key, {})}
+                values |= {f"{section}.{key}.{name}": text for name, text in new.items()}
+            elif key not in own and value is not None:
+                own[key] = values[f"{section}.{key}"] = value
     return merged, Inheritance(site.path, site.text, values, executor)
-
-
-def _section(content: dict[str, Any], name: str) -> dict[str, Any] | None:
-    """Return a section, ``{}`` if it is missing, or None if it is not a mapping."""
-    section = content.get(name, {})
-    return section if isinstance(section, dict) else None
-
-
-def _merged(own: dict[str, Any], defaults: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
-    """Return the section ``own``, completed by ``defaults``; add the inherited settings to ``values``."""
-    merged = dict(own)
-    for key, value in defaults.items():
-        mine = own.get(key)
-        if key == "env" and isinstance(mine, dict) and value:
-            new = {name: text for name, text in value.items() if name not in mine}
-            values.update({f"cluster.env.{name}": text for name, text in new.items()})
-            merged["env"] = {**new, **mine}
-        elif key not in own and value is not None:
-            merged[key] = value
-            new = {f"env.{name}": text for name, text in value.items()} if key == "env" else {key: value}
-            values.update({f"cluster.{name}": setting for name, setting in new.items()})
-    return merged
 
 
 def site_schema() -> dict[str, Any]:

@@ -29,7 +29,7 @@ class SchedulerSpec:
     template: str
     module: str = ""
     suffix: str = ".sh"
-    launchers: tuple[str, ...] = ("torchrun",)
+    launchers: tuple[str, ...] = ("torchrun", "own")
     keys: frozenset[str] = frozenset()
     one_node: bool = False
     queues: bool = False
@@ -43,7 +43,7 @@ SCHEDULERS = {
         template="slurm.sbatch.j2",
         module="slurm.scheduler",
         suffix=".sbatch",
-        launchers=("srun", "torchrun"),
+        launchers=("srun", "torchrun", "own"),
         keys=frozenset(
             {
                 *(

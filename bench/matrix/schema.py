@@ -15,7 +15,9 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    ValidatorFunctionWrapHandler,
     WithJsonSchema,
+    WrapValidator,
     create_model,
     model_validator,
 )
@@ -25,6 +27,7 @@ from ddp_scaling_bench.units import DURATION_FORMS, parse_duration_s
 
 from .cell import Mode
 from .field_types import (
+    BY_SIZE,
     ENV_NAME,
     MAX_TASKS_PER_NODE,
     Batch,
@@ -36,14 +39,16 @@ from .field_types import (
     Line,
     Nodes,
     RanksPerNode,
+    RanksPerReplica,
     Section,
     SrunWord,
     Switches,
+    at_size,
     env_name,
     split_line,
 )
 from .schedulers import DEFAULT, SCHEDULERS, SchedulerSpec
-from .workload import OPTION_TYPES, RECORDER, CommandOption, MetricsOption
+from .workload import OPTION_TYPES, RECORDER, WORDS, CommandOption, MetricsOption, names_in
 
 #: Host names that ssh accepts and that cannot be mistaken for options or shell code.
 _HOST_NAME = Form(
@@ -118,6 +123,23 @@ class Container(Section):
     """Further options for the runtime, one word each (`--cleanenv`)."""
 
 
+def _container(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
+    if not isinstance(value, str):
+        return check(value)
+    words = WORDS.validate_python(value)
+    if unknown := set(names_in(words)) - {"run_dir", "package"}:
+        raise ValueError(f"{{{min(unknown)}}} has no value here; allowed: {{run_dir}}, {{package}}")
+    return words
+
+
+#: A mapping, or a text: the words in front of the launch, as a list.
+ContainerOption = Annotated[
+    Container,
+    WrapValidator(_container),
+    WithJsonSchema({"anyOf": [{"type": "string", "minLength": 1}, Container.model_json_schema()]}),
+]
+
+
 class Host(Section):
     """A host of executor ssh."""
 
@@ -147,15 +169,15 @@ class Cluster(Section):
     """slurm submits one job per run. local (this machine) and ssh (`hosts`) execute one run at a time."""
     hosts: HostList | None = None
     """The hosts of executor ssh; a cell with n nodes uses the first n."""
-    partition: DirectiveValue | None = None
+    partition: Annotated[DirectiveValue | None, BY_SIZE] = None
     """sbatch --partition."""
-    account: DirectiveValue | None = None
+    account: Annotated[DirectiveValue | None, BY_SIZE] = None
     """sbatch --account."""
-    qos: DirectiveValue | None = None
+    qos: Annotated[DirectiveValue | None, BY_SIZE] = None
     """sbatch --qos."""
     reservation: DirectiveValue | None = None
     """sbatch --reservation."""
-    constraint: DirectiveValue | None = None
+    constraint: Annotated[DirectiveValue | None, BY_SIZE] = None
     """sbatch --constraint."""
     nodelist: DirectiveValue | None = None
     """sbatch --nodelist: nodes that the job must include."""
@@ -165,24 +187,24 @@ class Cluster(Section):
     """sbatch --switches: the maximum number of leaf switches, and the maximum wait for it (`1@2:00:00`)."""
     mem: DirectiveValue | None = None
     """sbatch --mem, per node (`64G`; `0` is all memory)."""
-    gpu_type: DirectiveValue | None = None
+    gpu_type: Annotated[DirectiveValue | None, BY_SIZE] = None
     """Slurm's name for the GPU type: --gres=gpu:TYPE:N."""
     gpu_request: Literal["gres", "gpus-per-node"] = "gres"
     """The sbatch option that requests GPUs at this site."""
     cpus_per_task: Annotated[int, Field(strict=True, ge=1, le=4096)] | None = None
     """CPU cores per rank; with torchrun, the only task on a node gets the cores of all ranks there."""
-    time_limit: Duration = 1800
+    time_limit: Annotated[Duration, BY_SIZE] = 1800
     """Maximum wall time of one run."""
     stop_after_measurement: Annotated[bool, Field(strict=True)] = False
     """End a run after its last window; the command must use the recorder."""
-    exclusive: Annotated[bool, Field(strict=True)] = True
+    exclusive: Annotated[bool, Field(strict=True), BY_SIZE] = True
     """Allocate whole nodes, so that no other job disturbs the measurement."""
     srun_options: list[SrunWord] = Field(default=[])
     """Options of the srun that starts the ranks, one word each (`--cpu-bind=cores`)."""
     node_gpus: Annotated[int, Field(strict=True, ge=1, le=MAX_TASKS_PER_NODE)] | None = None
     """GPUs of a node, for the cost of whole nodes; the number of GPUs in use comes from the axes."""
-    container: Container | None = None
-    """The container in which the ranks run."""
+    container: ContainerOption | None = None
+    """The container in which the ranks run, or the words that start it (`shifter --image=IMAGE`)."""
     directives: list[DirectiveLine] = Field(default=[])
     """Further #SBATCH options (`--mail-type=END`)."""
     setup: list[SetupLine] = Field(default=[])
@@ -199,6 +221,11 @@ class Cluster(Section):
                 where = "in env_from and in env" if name in self.env else "twice in env_from"
                 raise ValueError(f"{name} is {where}; keep one of them")
         return self
+
+    def at(self, size: int) -> Cluster:
+        """Return the settings for a run that requests ``size`` GPUs (``size`` nodes on device cpu)."""
+        sizes = {name: value for name, value in self if isinstance(value, dict) and name != "env"}
+        return self.model_copy(update={name: at_size(value, size) for name, value in sizes.items()})
 
     @property
     def scheduler(self) -> SchedulerSpec:
@@ -230,33 +257,41 @@ def _check_study_name(name: str) -> str:
     return name
 
 
+#: The keys of a batch, with their scaling mode.
+BATCH_KEYS: dict[str, Mode] = {"global_batch": "strong", "per_gpu_batch": "weak", "per_replica_batch": "weak"}
+
+
 class Scaling(Section):
     """A scaling mode and its batches."""
 
     mode: Mode
-    """strong: the global batch is constant. weak: the per-GPU batch is constant."""
+    """strong: the global batch is constant. weak: the batch per rank or replica is constant."""
     global_batch: Annotated[list[Batch], Field(min_length=1)] | None = None
     """Samples per optimizer step, summed over all ranks (mode strong)."""
     per_gpu_batch: Annotated[list[Batch], Field(min_length=1)] | None = None
     """Samples per micro-batch on each rank (mode weak)."""
+    per_replica_batch: Annotated[list[Batch], Field(min_length=1)] | None = None
+    """Samples per micro-batch on each replica of the model (mode weak), which has model_parallel ranks."""
 
     @model_validator(mode="after")
     def _check_batch_of_mode(self) -> Scaling:
-        wanted, other = (
-            ("global_batch", "per_gpu_batch") if self.mode == "strong" else ("per_gpu_batch", "global_batch")
-        )
-        if getattr(self, wanted) is None:
-            raise ValueError(
-                f"mode {self.mode} needs {wanted}, a list such as [{352 if self.mode == 'strong' else 22}]"
-            )
-        if getattr(self, other) is not None:
-            raise ValueError(f"mode {self.mode} uses {wanted}; remove {other}, which is computed from it")
+        allowed = [key for key, mode in BATCH_KEYS.items() if mode == self.mode]
+        given = [key for key in BATCH_KEYS if getattr(self, key) is not None]
+        if len(given) != 1 or given[0] not in allowed:
+            example = f"{allowed[0]}: [{352 if self.mode == 'strong' else 22}]"
+            found = " and ".join(given) or "nothing"
+            raise ValueError(f"mode {self.mode} needs one batch, such as {example}; given: {found}")
         return self
 
     @property
+    def batch_key(self) -> str:
+        """The key of the batches."""
+        return next(key for key in BATCH_KEYS if getattr(self, key) is not None)
+
+    @property
     def batches(self) -> list[int]:
-        """The global batches of mode strong, or the per-GPU batches of mode weak."""
-        return (self.global_batch if self.mode == "strong" else self.per_gpu_batch) or []
+        """The global batches of mode strong, or the batches per replica of mode weak."""
+        return list(getattr(self, self.batch_key))
 
 
 _model: Any = create_model  # its overloads do not take computed fields
@@ -280,6 +315,13 @@ Workload: Any = _model(
         MetricsOption,
         Field(RECORDER, description="The source of a command's metrics: recorder, none, csv or output."),
     ),
+    command_per=(
+        Literal["node", "job"],
+        Field(
+            "node",
+            description="Launcher own: whether each node (node) or the first one (job) starts the command.",
+        ),
+    ),
     exchange=(
         Literal["rare"] | None,
         Field(None, description="rare: the ranks of the command do not exchange gradients in every step."),
@@ -292,30 +334,33 @@ _SIZE_AXES: dict[str, Any] = {
     "nodes": Nodes,
     "gpus_per_node": RanksPerNode,
     "tasks_per_node": RanksPerNode,
+    "model_parallel": RanksPerReplica,
     "backend": Literal["nccl", "gloo"],
-    "launcher": Literal["srun", "torchrun"],
+    "launcher": Literal["srun", "torchrun", "own"],
 }
 #: ``tasks_per_node: cores`` is 1, 2, 4, ... processes, as many as this machine has cores for.
 CORES = "cores"
 _AXIS_TYPES: dict[str, Any] = {**_SIZE_AXES, **_OPTION_AXES}
 
 
-#: The error text for an unknown axis; pydantic cannot forbid extra keys here because of `env.*`.
+#: The error text for an unknown axis; pydantic cannot forbid extra keys here because of `env.*` and `args.*`.
 UNKNOWN_KEY = "UNKNOWN_KEY"
+_ARGUMENT = re.compile(r"args\.[A-Za-z_][A-Za-z0-9_.-]*")
 
 
 def _check_axis_name(name: str) -> str:
-    if not name.startswith("env."):
+    if name.startswith("env."):
+        env_name(name.removeprefix("env."))
+    elif not _ARGUMENT.fullmatch(name):
         raise ValueError(UNKNOWN_KEY)
-    env_name(name.removeprefix("env."))
     return name
 
 
-EnvAxis = Annotated[str, AfterValidator(_check_axis_name)]
+TextAxis = Annotated[str, AfterValidator(_check_axis_name)]
 
 
-class _KeysAndEnv(BaseModel):
-    """A section of the matrix that also accepts keys of the form `env.NAME`."""
+class _KeysAndText(BaseModel):
+    """A section of the matrix that also accepts keys of the forms `env.NAME` and `args.NAME`."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
@@ -327,12 +372,12 @@ class _KeysAndEnv(BaseModel):
         return {name: value for name, value in found.items() if value is not None}
 
 
-class _AxesBase(_KeysAndEnv):
-    __pydantic_extra__: dict[EnvAxis, Annotated[list[EnvValue], Field(min_length=1)]]
+class _AxesBase(_KeysAndText):
+    __pydantic_extra__: dict[TextAxis, Annotated[list[EnvValue], Field(min_length=1)]]
 
 
-class _SelectionBase(_KeysAndEnv):
-    __pydantic_extra__: dict[EnvAxis, EnvValue]
+class _SelectionBase(_KeysAndText):
+    __pydantic_extra__: dict[TextAxis, EnvValue]
 
 
 def _list_of(kind: Any) -> Any:
@@ -345,13 +390,22 @@ Axes: Any = _model(
     __doc__="Lists of values; the study measures every combination of them.",
     **{name: (_list_of(kind) | None, None) for name, kind in _AXIS_TYPES.items()},
 )
-_BATCH_TYPES: dict[str, Any] = {"mode": Mode, "global_batch": Batch, "per_gpu_batch": Batch}
+_BATCH_TYPES: dict[str, Any] = {"mode": Mode, **dict.fromkeys(BATCH_KEYS, Batch)}
 Selection: Any = _model(
     "Selection",
     __base__=_SelectionBase,
     __doc__="One value for each axis in the entry, and optionally the mode and the batch.",
     **{name: (kind | None, None) for name, kind in (_AXIS_TYPES | _BATCH_TYPES).items()},
 )
+
+
+class Expected(Section):
+    """What a run probably takes, for the expected cost; no measurement uses it."""
+
+    step_time: Annotated[float, Field(gt=0, allow_inf_nan=False), BY_SIZE] | None = None
+    """Seconds per step at the smallest size; `{1: 2.0, 65: 0.4}`: also at the first size from 65 on."""
+    start_up: Annotated[float, Field(ge=0, allow_inf_nan=False), BY_SIZE] = 60.0
+    """Seconds from the start of a job to its first step."""
 
 
 class Matrix(Section):
@@ -367,12 +421,14 @@ class Matrix(Section):
     """The scaling modes and their batches."""
     workload: Workload = Workload()
     """The options of the built-in training, or a command that runs instead of it."""
-    repeats: Annotated[int, Field(strict=True, ge=1, le=1000)] = 3
+    repeats: Annotated[int, Field(strict=True, ge=1, le=1000), BY_SIZE] = 3
     """Number of runs per cell; confidence intervals need at least 3."""
     max_running: MaxRunning | None = None
     """1: one job of the study executes at a time. Left out: all at once."""
     seed: Annotated[int, Field(strict=True, ge=0, le=2**31 - 1)] = 0
     """Seed of the random order in which runs are started."""
+    expected: Expected = Expected()
+    """The step time and the start-up, for the expected cost of the plan."""
     exclude: list[Selection] = Field(default=[])
     """Cells to leave out: an entry removes the cells that match all its keys."""
     include: list[Selection] = Field(default=[])
@@ -391,9 +447,11 @@ def json_schema() -> dict[str, Any]:
     schema["title"] = "Matrix of a scaling study"
     schema["required"] = ["scaling"]
     schema["$defs"]["Axes"]["properties"]["tasks_per_node"]["anyOf"].insert(0, {"const": CORES})
-    env = {"type": ["string", "number"]}
-    for name, value in (("Axes", {"type": "array", "items": env, "minItems": 1}), ("Selection", env)):
-        definition = schema["$defs"][name]
-        definition["additionalProperties"] = False
-        definition["patternProperties"] = {rf"^env\.{ENV_NAME.pattern}$": value}
+    patterns = {
+        rf"^env\.{ENV_NAME.pattern}$": {"type": ["string", "number"]},
+        f"^{_ARGUMENT.pattern}$": {"type": ["string", "number", "boolean"]},
+    }
+    lists = {name: {"type": "array", "items": kind, "minItems": 1} for name, kind in patterns.items()}
+    for name, allowed in (("Axes", lists), ("Selection", patterns)):
+        schema["$defs"][name] |= {"additionalProperties": False, "patternProperties": allowed}
     return schema

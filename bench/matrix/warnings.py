@@ -42,14 +42,16 @@ class OneSize(PlanWarning, kind="one-size"):
 
 
 class FewRepeats(PlanWarning, kind="few-repeats"):
-    """Too few repeats for confidence intervals, which need ``needed``."""
+    """Too few repeats of some ``cells`` or of all for confidence intervals, which need ``needed``."""
 
     repeats: int
     needed: int
+    cells: tuple[str, ...] = ()
 
     def _message(self) -> str:
+        where = f" of {join_names(self.cells, most=NAMED_CELLS)}" if self.cells else ""
         needed = f"they need {self.needed} or more"
-        return f"{count(self.repeats, 'repeat')}: no confidence intervals ({needed})"
+        return f"{count(self.repeats, 'repeat')}{where}: no confidence intervals ({needed})"
 
 
 class OneNodeCount(PlanWarning, kind="one-node-count"):
@@ -82,57 +84,47 @@ class DataNotMounted(PlanWarning, kind="data-not-mounted"):
     message = "the container sees workload.data only if cluster.container.mounts binds it"
 
 
-class MixedNodes(PlanWarning, kind="mixed-nodes"):
-    """Nodes with different numbers of ranks, each of which gets the most GPUs that one of them needs."""
-
-    ranks_per_node: tuple[int, ...]
-
-    def _message(self) -> str:
-        asked = f"the job requests {max(self.ranks_per_node)} GPUs on each node"
-        return f"mixed nodes {list(self.ranks_per_node)}: {asked}; some of these GPUs stay idle"
-
-
 class SharedNodes(PlanWarning, kind="shared-nodes"):
-    """Jobs of others, and runs of these ``cells``, can run on the nodes of a run.
-
-    ``of_plan`` is true if the setting comes from the study's existing plan.
-    """
+    """Jobs of others can run on the nodes of a run, of some ``cells`` or of all."""
 
     cells: tuple[str, ...] = ()
-    of_plan: bool = False
 
     def _message(self) -> str:
-        remedy = "remove this line for whole nodes"
-        if self.of_plan:
-            remedy = "give the matrix another `study:` name for whole nodes"
-        what = "cluster.exclusive is false: other jobs can run on the same nodes and disturb a run"
-        if not self.cells:
-            return f"{what}; {remedy}"
-        names = join_names(self.cells, most=NAMED_CELLS)
-        remedy = f"{remedy}, or use `bench submit --pack` or max_running: 1"
-        return f"{what}. Runs of these cells can also share a node: {names}; {remedy}"
-
-
-class SharedNetwork(PlanWarning, kind="shared-network"):
-    """Runs on several nodes can execute at the same time."""
-
-    runs: int
-
-    def _message(self) -> str:
+        where = f" for {join_names(self.cells, most=NAMED_CELLS)}" if self.cells else ""
         return (
-            f"up to {self.runs} runs on several nodes can execute side by side and share the network, which "
-            "disturbs their communication times; `bench submit --pack` (one job, one run after another) "
-            "avoids this, and so does max_running: 1"
+            f"cluster.exclusive is false{where}: other jobs can run on the same nodes and disturb a run; "
+            "write true for whole nodes"
         )
 
 
-class RootOnly(PlanWarning, kind="fsdp-root"):
-    """FSDP wraps only the whole model."""
+class SideBySide(PlanWarning, kind="side-by-side"):
+    """Runs can execute at the same time: ``runs`` on several nodes, and on one node those of ``cells``."""
 
-    message = (
-        "with fsdp_wrap root, FSDP gathers all weights before it computes, so communication "
-        "cannot overlap computation (pytorch#176318); use block"
-    )
+    runs: int = 0
+    cells: tuple[str, ...] = ()
+
+    def _message(self) -> str:
+        what = [f"up to {self.runs} runs on several nodes share the network"] if self.runs else []
+        if self.cells:
+            what.append(f"runs of these cells can share a node: {join_names(self.cells, most=NAMED_CELLS)}")
+        return (
+            f"runs can execute side by side and disturb each other ({'; '.join(what)}); max_running: 1 "
+            "avoids this (a job that waits for another one gains no priority by age), and so does "
+            "`bench submit --pack` (one job)"
+        )
+
+
+class OneCore(PlanWarning, kind="one-core"):
+    """A rank on a GPU gets one core, because the matrix does not say how many."""
+
+    num_workers: int = 0
+
+    def _message(self) -> str:
+        workers = f" for itself and its num_workers {self.num_workers}" if self.num_workers else ""
+        return (
+            f"cluster.cpus_per_task is not set, so each rank gets one core{workers}; set it to the cores of "
+            "a node divided by its ranks"
+        )
 
 
 class RunsAs(PlanWarning, kind="runs-as"):
@@ -146,23 +138,28 @@ class RunsAs(PlanWarning, kind="runs-as"):
         return f"strategy {self.strategy} runs as {self.other} in {join_names(self.cells, most=NAMED_CELLS)}"
 
 
-class NestedLaunch(PlanWarning, kind="nested-launch"):
-    """The command contains a ``launcher``, of which each rank would start one.
+class NodesNotNamed(PlanWarning, kind="nodes-not-named"):
+    """A command of launcher own may not know its nodes; its ``launcher`` lacks the words ``missing``."""
 
-    ``axis`` is the value of axes.launcher to use instead, if it is not set yet; ``program`` is the rest.
-    """
-
-    launcher: str
-    axis: str = ""
-    program: str = ""
+    launcher: str = ""
+    missing: tuple[str, ...] = ()
 
     def _message(self) -> str:
-        axis = f"`launcher: [{self.axis}]` and " if self.axis else ""
-        program = f"`command: {self.program}`" if self.program else "only the program as the command"
+        if self.missing:
+            return f"on several nodes, {self.launcher} needs more words: {' '.join(self.missing)}"
         return (
-            f"bench starts the command once per rank, and {self.launcher} in it starts ranks again; "
-            f"use {axis}{program}"
+            "the command is started on each node and names neither {node_rank} nor {master_addr}, {hosts} or "
+            "{hostfile}: unless it reads $NODE_RANK and $MASTER_ADDR, each node trains alone"
         )
+
+
+class RanksGoOn(PlanWarning, kind="ranks-go-on"):
+    """A command that starts ranks on other nodes by itself is ended after its measurement."""
+
+    message = (
+        "stop_after_measurement ends the command on the first node: with command_per: job, ranks on other "
+        "nodes can go on until the job ends; use command_per: node if the launcher allows it"
+    )
 
 
 class BatchNotNamed(PlanWarning, kind="batch-not-named"):
@@ -211,17 +208,13 @@ class NotInCommand(PlanWarning, kind="not-in-command"):
 
 
 class IgnoredSetting(PlanWarning, kind="ignored-setting"):
-    """A setting that has no effect with the executor or the device; without either: without a command."""
+    """A setting that has no effect ``by`` another one: ``executor local``, ``device cpu``."""
 
     setting: str
-    executor: str = ""
-    device: str = ""
+    by: str
 
     def _message(self) -> str:
-        why = f" by executor {self.executor}" if self.executor else f" on device {self.device}"
-        if not (self.executor or self.device):
-            why = ": there is no workload.command"
-        return f"{self.setting} is ignored{why}"
+        return f"{self.setting} is ignored by {self.by}"
 
 
 class IgnoredOption(PlanWarning, kind="ignored-option"):
@@ -241,9 +234,3 @@ class IgnoredOption(PlanWarning, kind="ignored-option"):
         remedy = "; exclude all but one of its values there, or the same is measured repeatedly"
         only = f"only {listed(list(self.users))} can use it{remedy * self.is_repeated}"
         return f"{self.option} is ignored by {listed(names)}; {only}"
-
-
-class ImageSizeIgnored(PlanWarning, kind="image-size-ignored"):
-    """The images of a folder have their own size."""
-
-    message = "image_size is ignored: the images of a folder keep their size"

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -28,7 +28,7 @@ from ddp_scaling_bench.train.options import OPTIONS, Option
 from ddp_scaling_bench.units import parse_count, parse_duration_s
 
 from .cell import BUILT_IN, Cell, Command, value_text
-from .field_types import Section, did_you_mean, shell_words
+from .field_types import Form, Section, did_you_mean, shell_words
 
 #: Options whose number can also be a text in a matrix (``10M``, ``5m``), with the function that parses it.
 _TEXT_FORMS: dict[str, Callable[[str], float]] = {
@@ -39,8 +39,10 @@ _TEXT_FORMS: dict[str, Callable[[str], float]] = {
 
 def _option_type(option: Option) -> Any:
     """Return the type with which a matrix validates an option of the built-in training."""
-    parse = _TEXT_FORMS.get(option.name)
-    checks: list[Any] = [BeforeValidator(_parsed(parse))] if parse else []
+    checks: list[Any] = []
+    if parse := _TEXT_FORMS.get(option.name):
+        of_text = BeforeValidator(lambda value: parse(value) if isinstance(value, str) else value)
+        checks += [of_text, WithJsonSchema({"type": ["number", "string"]})]
     limits: dict[str, Any] = dict(option.limits)
     if option.type is str:
         checks.append(Field(min_length=1))
@@ -50,10 +52,6 @@ def _option_type(option: Option) -> Any:
         checks.append(Field(strict=True, **limits))
     kind = Annotated[(option.type, *checks)] if checks else option.type
     return kind | None if option.default is None else kind
-
-
-def _parsed(parse: Callable[[str], float]) -> Callable[[Any], Any]:
-    return lambda value: parse(value) if isinstance(value, str) else value
 
 
 #: The types of all options by name.
@@ -76,22 +74,32 @@ def options_in_file(cell: Cell) -> dict[str, Any]:
     if tuple(cell.argv) == BUILT_IN:
         return cell.workload
     names = ("device",) if cell.is_unrecorded else ("device", *RECORDER_OPTIONS)
-    stated = {"exchange": "rare"} if cell.is_exchange_rare else {}
+    stated: dict[str, Any] = {"exchange": "rare"} if cell.is_exchange_rare else {}
+    if cell.model_parallel > 1:
+        stated["model_parallel"] = cell.model_parallel
     return {name: cell.workload[name] for name in names} | stated
 
 
 _TOKEN = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
 #: Placeholders whose values become known when the script runs, with the quoted shell variable of each.
-RUN_TIME_VALUES = {"run_dir": '"$run_dir"', "master_addr": '"$MASTER_ADDR"', "master_port": '"$MASTER_PORT"'}
+RUN_TIME_VALUES = {
+    "run_dir": '"$run_dir"',
+    "package": '"$package"',
+    "master_addr": '"$MASTER_ADDR"',
+    "master_port": '"$MASTER_PORT"',
+    "node_rank": '"$NODE_RANK"',
+    "hosts": '"$BENCH_HOSTS"',
+    "hostfile": '"$BENCH_HOSTFILE"',
+}
 #: Placeholders for values of a cell that are not workload options.
 CELL_VALUES = (
-    *("study", "cell_id", "nodes", "tasks_per_node", "gpus_per_node", "world_size"),
-    *("global_batch", "per_gpu_batch", "backend", "launcher"),
+    *("study", "cell_id", "nodes", "tasks_per_node", "gpus_per_node", "world_size", "model_parallel"),
+    *("replicas", "global_batch", "per_gpu_batch", "per_replica_batch", "backend", "launcher"),
 )
 #: Placeholders for arbitrary text. In the word after `bash -c`, for example, the text would run as code.
-_FREE_TEXT = ("run_dir", "data")
-_RANK_VALUES = ("rank", "local_rank", "node_rank", "group_rank", "local_world_size")
-INTERPRETER = re.compile(r"(?:ba|z|da|k|)sh|python[0-9.]*|perl|ruby")
+_FREE_TEXT = re.compile(r"run_dir|package|hostfile|data|(?:env|args)\..*")
+_RANK_VALUES = ("rank", "local_rank", "group_rank", "local_world_size")
+INTERPRETER = re.compile(r"(?:ba|z|da|k|a|c|tc|fi|)sh|python[0-9.]*|perl|ruby|node|lua|php|Rscript|su|ssh")
 #: Stands for the script's variable $python. No matrix can contain this text, because of the NUL.
 PYTHON = "\0python"
 _NUL_OR_LINE_BREAK = re.compile(r"[\x00\r\n]")
@@ -178,34 +186,48 @@ def _split(value: Any) -> Any:
 def _check_command(words: list[str]) -> list[str]:
     if not words or not words[0]:
         raise ValueError("the command is empty; write a command such as `python train.py`")
+    code = _code_words(words)
     for at, word in enumerate(words):
         if _NUL_OR_LINE_BREAK.search(word):
             raise ValueError(f"{word!r} contains a line break or NUL; put a longer program into a file")
         for kind, name in tokens(word):
             if kind == "value":
                 _check_name(name)
-                if name in _FREE_TEXT or name.startswith("env."):
-                    _check_no_code(words[:at], word, name)
+                if _FREE_TEXT.fullmatch(name) and at in code:
+                    raise ValueError(
+                        f"{code[at]} would execute the value of {{{name}}} as code, because it is part "
+                        f"of {word!r}; pass it as a separate word after the code ($1), or put the code into "
+                        "a file"
+                    )
     return words
 
 
-def _check_no_code(before: list[str], word: str, name: str) -> None:
-    programs = [word for word in before if INTERPRETER.fullmatch(word.rpartition("/")[2])]
-    if programs and re.fullmatch(r"-[a-z]*[ce]", before[-1]):
-        raise ValueError(
-            f"{programs[-1]} would execute the value of {{{name}}} as code, because it is part of {word!r}; "
-            "pass it as a separate word after the code ($1), or put the code into a file"
-        )
+def _code_words(words: Sequence[str]) -> dict[int, str]:
+    """Return the positions of words that an interpreter executes as code, as after ``bash -c``."""
+    found: dict[int, str] = {}
+    for start, program in enumerate(words):
+        if not INTERPRETER.fullmatch(program.rpartition("/")[2]):
+            continue
+        is_next = False
+        for at in range(start + 1, len(words)):
+            if re.match(r"-[A-Za-z]*[ceE]|--(?:command|eval|init-command)", words[at]):
+                is_next = True
+                found[at] = program  # the code can follow in the same word
+            elif not words[at].startswith(("-", "+")):
+                if is_next:
+                    found[at] = program
+                break
+    return found
 
 
 def _check_name(name: str) -> None:
     allowed = [*CELL_VALUES, *RUN_TIME_VALUES, *OPTIONS]
-    if name in allowed or name.startswith("env."):
+    if name in allowed or name.startswith(("env.", "args.")):
         return
     if name in _RANK_VALUES:
         raise ValueError(f"{{{name}}} differs between ranks; read ${name.upper()} in the command")
     hint = did_you_mean(name, allowed, cutoff=0.6)
-    raise ValueError(f"unknown placeholder {{{name}}}; {hint}, env.NAME")
+    raise ValueError(f"unknown placeholder {{{name}}}; {hint}, env.NAME, args.NAME")
 
 
 #: A list of words, or a text that is split into words.
@@ -217,17 +239,12 @@ Words = Annotated[
         {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1}]}
     ),
 ]
-_WORDS: TypeAdapter[list[str]] = TypeAdapter(Words)
-_COMMAND_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
-
-
-def _check_command_name(name: str) -> str:
-    if not _COMMAND_NAME.fullmatch(name):
-        raise ValueError(
-            f"{name!r} is not a name of a command; allowed: letters, digits, '.', '_' and '-', at most 40, "
-            "beginning with a letter or digit"
-        )
-    return name
+WORDS: TypeAdapter[list[str]] = TypeAdapter(Words)
+_COMMAND_NAME = Form(
+    "a name of a command",
+    re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}"),
+    "letters, digits, '.', '_' and '-', at most 40, beginning with a letter or digit",
+)
 
 
 class NamedCommand(Section):
@@ -236,8 +253,8 @@ class NamedCommand(Section):
     name: Annotated[
         str,
         Field(strict=True),
-        AfterValidator(_check_command_name),
-        WithJsonSchema({"type": "string", "pattern": f"^{_COMMAND_NAME.pattern}$"}),
+        AfterValidator(_COMMAND_NAME.check),
+        WithJsonSchema({"type": "string", "pattern": f"^{_COMMAND_NAME.pattern.pattern}$"}),
     ]
     """A short name: letters, digits, '.', '_' and '-'."""
     run: Words
@@ -257,7 +274,7 @@ def _command(value: Any) -> Command:
             "a command is a string, a list of words, or {name: NAME, run: COMMAND}; list several commands in "
             "axes.command"
         )
-    return Command(tuple(_WORDS.validate_python(value)))
+    return Command(tuple(WORDS.validate_python(value)))
 
 
 #: The type of `command`: a string, a list of words, or a mapping with the keys of :class:`NamedCommand`.
@@ -278,7 +295,33 @@ CommandOption = Annotated[
 
 Quantity = Literal["throughput", "step_time", "loss"]
 #: The allowed units of each quantity; the first is the default.
-UNITS: dict[str, tuple[str, ...]] = {"throughput": ("samples/s", "it/s"), "step_time": ("s", "ms", "us")}
+UNITS: dict[str, tuple[str, ...]] = {
+    "throughput": ("samples/s", "it/s", "tokens/s", "samples/s/GPU", "tokens/s/GPU"),
+    "step_time": ("s", "ms", "us"),
+}
+_PER = r"[ _-]*(?:/|per)[ _-]*"
+_TOKEN_RATE = re.compile(
+    rf"(?<![a-z])(?:k?(?:tok(?:en)?|word)s?(?:{_PER}(?:gpu|device|rank))?{_PER}s(?:ec(?:ond)?)?|t[gp]s|wps|"
+    r"tokens?[ _-]throughput)(?![a-z])",
+    re.IGNORECASE,
+)
+_OF_ONE_RANK = re.compile(rf"{_PER}(?:gpu|device|rank)s?(?![a-z])|(?<![a-z])tgs(?![a-z])", re.IGNORECASE)
+_FLOPS = re.compile(r"(?<![a-z])(?:[kmgtp]?flops?(?![a-z])|mfu(?![a-z]))", re.IGNORECASE)
+
+
+def says_tokens(text: str) -> bool:
+    """Return whether a text, or a regular expression for it, names a rate of tokens (``tokens/s``)."""
+    return _TOKEN_RATE.search(re.sub(r"\\s[*+?]?", " ", text).replace("\\", "")) is not None
+
+
+def says_one_rank(text: str) -> bool:
+    """Return whether a text, or a regular expression for it, names a rate of one rank (``tokens/s/GPU``)."""
+    return _OF_ONE_RANK.search(text.replace("\\", "")) is not None
+
+
+def says_flops(text: str) -> bool:
+    """Return whether a text, or a regular expression for it, names FLOP/s or their share (MFU)."""
+    return _FLOPS.search(text.replace("\\", "")) is not None
 
 
 def _check_pattern(text: str) -> str:
@@ -319,76 +362,76 @@ class Metrics(Section):
     kind: Literal["per_step", "average"] = "per_step"
     """per_step: values during the run. average: one value for the whole run, as in a summary."""
     units: dict[Literal["throughput", "step_time"], str] = Field(default={})
-    """throughput: samples/s or it/s; step_time: s, ms or us."""
-    scope: Literal["global", "per_gpu"] = "global"
-    """Whether samples/s are the sum of all ranks (global) or those of one rank (per_gpu)."""
+    """throughput: samples/s, it/s, tokens/s, samples/s/GPU or tokens/s/GPU; step_time: s, ms or us."""
+    tokens_per_sample: Annotated[int, Field(strict=True, ge=1, le=10**9)] | None = None
+    """With tokens/s: the number of tokens of a sample; default: seq_len."""
+    scope: Literal["global", "per_gpu", "per_replica"] = "global"
+    """Whether the throughput is the sum of all ranks (global) or that of one rank or one replica."""
     skip: Annotated[int, Field(strict=True, ge=0, le=10**9)] = 0
     """The number of values to ignore at the beginning (warm-up)."""
     ranks: Literal["one", "all"] = "one"
     """Whether the lines of one rank count (one), if they name their ranks, or those of all ranks."""
 
     @model_validator(mode="after")
-    def _check_sources(self) -> Metrics:
+    def _check(self) -> Metrics:
+        if message := next(self._problems(), ""):
+            raise ValueError(message)
+        return self
+
+    def _problems(self) -> Iterator[str]:
+        """Yield a message for each setting that is missing, not possible or without effect."""
         given = [name for name in ("source", "csv", "output") if getattr(self, name) is not None]
+        read, unit = self.columns or self.output or {}, self.units.get("throughput", "")
+        rates = {"throughput", "step_time"} & set(read)
         if len(given) != 1:
-            named = " and ".join(given) or "nothing"
-            raise ValueError(f"give exactly one of source, csv and output; given: {named}")
-        if (self.csv is None) != (self.columns is None):
-            raise ValueError(
-                "columns is only used with csv; remove it"
-                if self.csv is None
-                else "csv needs columns; add columns: {throughput: NAME}"
-            )
-        named_quantities = self.columns or self.output
-        if named_quantities is not None and not {"throughput", "step_time"} & set(named_quantities):
-            raise ValueError(
-                "neither throughput nor step_time is given; add the one that the command reports"
-            )
-        for quantity, unit in self.units.items():
-            if unit not in UNITS[quantity]:
-                raise ValueError(
-                    f"units.{quantity} cannot be {unit!r}; allowed: {', '.join(UNITS[quantity])}"
-                )
-        return self
-
-    @model_validator(mode="after")
-    def _check_effects(self) -> Metrics:
-        read = self.columns or self.output or {}
-        for quantity in self.units.keys() - read.keys():
-            raise ValueError(
-                f"units.{quantity} has no effect: {quantity} is not read; add it to workload.metrics, "
-                "or remove its unit"
-            )
-        rate_is_read = "throughput" in read and self.units.get("throughput") != "it/s"
-        if self.scope == "per_gpu" and not rate_is_read:
-            raise ValueError(
-                "scope per_gpu applies only to a throughput in samples/s, and none is read; remove the scope"
-            )
+            yield f"give exactly one of source, csv and output; given: {' and '.join(given) or 'nothing'}"
+        if self.csv is None and self.columns is not None:
+            yield "columns is only used with csv; remove it"
+        if self.csv is not None and self.columns is None:
+            yield "csv needs columns; add columns: {throughput: NAME}"
+        if self.source is None and not rates:
+            yield "neither throughput nor step_time is given; add the one that the command reports"
+        for quantity, name in self.units.items():
+            if name not in UNITS[quantity]:
+                yield f"units.{quantity} cannot be {name!r}; allowed: {', '.join(UNITS[quantity])}"
+            if self.source == "recorder" and name != "tokens/s":
+                yield "with the recorder, units can only be {throughput: tokens/s}"
+            if self.source != "recorder" and quantity not in read:
+                yield f"units.{quantity} has no effect: {quantity} is not read; read it, or remove its unit"
+        if self.scope != "global" and ("throughput" not in read or unit == "it/s"):
+            yield f"scope {self.scope} applies only to a throughput in samples/s or tokens/s; remove it"
+        if unit.endswith("/GPU") and "scope" in self.model_fields_set:
+            yield f"the unit {unit} has scope per_gpu; remove scope, or write {unit.removesuffix('/GPU')}"
+        if self.tokens_per_sample and not self.counts_tokens:
+            yield "tokens_per_sample has no effect; add units: {throughput: tokens/s}, or remove it"
         if self.skip and not read:
-            raise ValueError(
-                "skip has no effect: no values are read; remove it (for the recorder, set warmup_steps)"
-            )
+            yield "skip has no effect: no values are read; remove it (for the recorder, set warmup_steps)"
         if self.ranks == "all" and (self.output is None or self.kind == "average"):
-            raise ValueError(
-                "ranks all applies only to values per step that are read from the output; remove it"
-            )
+            yield "ranks all applies only to values per step that are read from the output; remove it"
         if self.kind == "average":
-            self._check_average(read)
-        return self
+            if not read:
+                yield "kind average has no effect: no values are read; remove it"
+            if self.skip:
+                yield "skip has no effect with kind average, which reads one value; remove it"
+            if len(rates) == 2:
+                yield "kind average reads throughput or step_time, which follow from each other; remove one"
 
-    def _check_average(self, read: Collection[str]) -> None:
-        if not read:
-            raise ValueError("kind average has no effect: no values are read; remove it")
-        if self.skip:
-            raise ValueError("skip has no effect with kind average, which reads one value; remove it")
-        if {"throughput", "step_time"} <= set(read):
-            raise ValueError(
-                "kind average reads throughput or step_time, because one follows from the other; remove one"
-            )
+    @property
+    def counts_tokens(self) -> bool:
+        """True if the throughput is one of tokens."""
+        return self.units.get("throughput", "").startswith("tokens")
 
     def as_json(self) -> dict[str, Any]:
-        """Return the settings that differ from the defaults, for plan.json and run.json."""
-        return self.model_dump(exclude_none=True, exclude_defaults=True)
+        """Return the settings that differ from the defaults, for plan.json and run.json.
+
+        A unit per GPU is returned as the unit of the sum, with scope ``per_gpu``.
+        """
+        content = self.model_dump(exclude_none=True, exclude_defaults=True)
+        unit = self.units.get("throughput", "")
+        if unit.endswith("/GPU"):
+            units = {**self.units, "throughput": unit.removesuffix("/GPU")}
+            content |= {"units": units, "scope": "per_gpu"}
+        return content
 
 
 def _source_from_text(value: Any) -> Any:

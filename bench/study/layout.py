@@ -9,6 +9,7 @@
                                heartbeat.RANK.json failure.RANK.json
                                start end.json pack_end.json sacct_summary.txt
                                job.out job.err nccl.log
+      package/                 ddp_scaling_bench-<digest>.zip
       packs/pack-<n>/  members <cell>.sbatch job.out job.err
 
 A run is described by its ``run.json``; its properties are never parsed from folder names.
@@ -48,6 +49,7 @@ class StudyFolder:
     lock = Child("submit.lock")  # held during a submission
     scripts = Child("scripts")  # one script per cell
     pack_script = Child("scripts/pack.sbatch")  # executes many runs in one allocation
+    package = Child("package")  # what runs in a job, as one file: see bench.package
     packs = Child("packs")  # one folder per pack
     runs = Child("runs")  # one folder per run, with a subfolder per attempt
     report = Child("report")  # HTML page, tables and figures

@@ -29,6 +29,7 @@ from ddp_scaling_bench.files import read_bytes, read_json, read_object, write_at
 from ddp_scaling_bench.run_folder import RunFolder
 
 from ..matrix.cell import Cell, Run
+from ..matrix.field_types import at_size
 from ..matrix.schedulers import SCHEDULERS, SchedulerSpec
 from ..matrix.workload import Metrics
 from .layout import StudyFolder
@@ -83,6 +84,17 @@ def _checked(metrics: Any, check: ValidatorFunctionWrapHandler) -> Any:
 
 
 @_content
+class _Resources(TypedDict):
+    time_limit_s: _Positive
+    partition: str | None
+    qos: str | None
+    account: str | None
+    constraint: str | None
+    exclusive: bool
+    gpu_type: str | None
+
+
+@_content
 class _Cell(TypedDict):
     cell_id: _FolderName
     launcher: str
@@ -101,6 +113,10 @@ class _Cell(TypedDict):
     env: dict[str, Any]
     swept: dict[str, Any]
     series: list[_Member]
+    model_parallel: _Positive
+    command_per: NotRequired[str]
+    repeats: _Positive
+    resources: _Resources
 
 
 @_content
@@ -123,7 +139,6 @@ class _Plan(TypedDict):
     """The values of plan.json that bench reads; others are kept as they are."""
 
     executor: str
-    time_limit_s: _Positive
     cells: list[_Cell]
     runs: list[_Run]
     series: NotRequired[list[_Series] | None]
@@ -136,6 +151,7 @@ class _Plan(TypedDict):
     env_from: NotRequired[list[str] | None]
     hosts: NotRequired[list[_Host] | None]
     key: NotRequired[str | None]
+    package: NotRequired[_FolderName | None]
     place: NotRequired[dict[str, Any] | None]
 
 
@@ -169,19 +185,15 @@ class PlannedStudy:
         return SCHEDULERS[self.executor]
 
     @property
-    def exclusive(self) -> bool:
-        """True if each run has whole nodes, which it shares with no other job."""
-        return bool(self.plan.get("exclusive"))
-
-    @property
-    def reserved_node_gpus(self) -> int | None:
-        """The number of GPUs of a node, or None if runs do not have whole nodes or the number is unknown."""
-        return self.plan.get("node_gpus") if self.exclusive else None
-
-    @property
     def max_running(self) -> int | None:
         """Maximum number of runs that execute at once, or None if there is no limit."""
         return self.plan.get("max_running")
+
+    def placement(self, size: int) -> dict[str, str]:
+        """Return the resources for runs of a size that the matrix gives by size, if it requests any."""
+        tables = (self.plan.get("by_size") or {}).items()
+        chosen = {name: at_size(sizes_of(table), size) for name, table in tables}
+        return {name: str(value) for name, value in chosen.items() if value}
 
     def records(self) -> dict[str, Record]:
         """Return the record of every run's latest attempt, in the planned order.
@@ -270,6 +282,11 @@ class PlannedStudy:
     def script(self, cell_id: str) -> Path:
         """Return the path of the script that executes the runs of a cell."""
         return self.folder.scripts / f"{cell_id}{self.scheduler.suffix}"
+
+
+def sizes_of(table: Mapping[str, Any]) -> dict[int, Any]:
+    """Return a table of values by size; plan.json has sizes as texts."""
+    return {int(size): value for size, value in table.items()}
 
 
 def place_of(folder: StudyFolder) -> dict[str, Any]:

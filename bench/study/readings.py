@@ -27,7 +27,7 @@ from ddp_scaling_bench.records import EpochRow
 from ddp_scaling_bench.run_folder import RunFolder
 
 from ..matrix.cell import Cell
-from ..matrix.workload import UNITS
+from ..matrix.workload import UNITS, says_tokens
 from .findings import AverageOfRun, RepeatedMatches, ValuesLeftOut
 from .log_lines import (
     UnreadableError,
@@ -43,6 +43,9 @@ _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "sec": 1.0, "seconds"
 #: A unit of time or a rate of steps, directly behind a value.
 _PRINTED_TIME = re.compile(r"\s?(ms|us|µs|sec|seconds|min|s)(?![A-Za-z])")
 _PRINTED_STEPS = re.compile(r"\s?(?:it|iters?|steps?|batch(?:es)?)/s", re.IGNORECASE)
+#: What is beside a value: a unit behind it, which is not the name of the next value, or else its name.
+_UNIT_BEHIND = re.compile(r"\s?[A-Za-z_]+ ?(?:/|per)[\w/ ]{1,20}(?!\s*[\w/]*[:=])")
+_NAME_BEFORE = re.compile(r"[A-Za-z][\w/ -]{0,30}[\"']?\s*[:=]?\s*[\"'(]?$")
 #: Ranks of one training end together, and start together but for the time of their imports. Averages of
 #: different ranks can differ by this fraction.
 OWN_CLOCKS = 0.1
@@ -294,6 +297,12 @@ def _row(number: int, values: Mapping[str, Value], cell: Cell, source: str) -> E
     if one and not is_stated and _PRINTED_STEPS.match(one.text, one.end):
         what = f"{source}:{one.line}: the rate is one of steps: {one.shape!r}"
         raise UnreadableError(f"{what}; set units: {{throughput: it/s}} in workload.metrics")
+    if one and not is_stated and (unit := _token_rate(one)):
+        what = f"{source}:{one.line}: the rate is one of tokens ({unit}): {one.shape!r}"
+        raise UnreadableError(
+            f"{what}; set units: {{throughput: tokens/s}} (tokens/s/GPU if it is that of one rank) and "
+            "tokens_per_sample in workload.metrics; if it counts samples, units: {throughput: samples/s}"
+        )
     rate = cell.global_batch / step_s if throughput is None and step_s else throughput
     if rate is None or not (math.isfinite(rate) and rate > 0):
         shown = {name: value for name, value in reading.items() if name != "loss"}
@@ -310,6 +319,12 @@ def _row(number: int, values: Mapping[str, Value], cell: Cell, source: str) -> E
     return replace(row, steps=1, samples=samples, epoch_time_sec=seconds, step_time_sec_median=step_s)
 
 
+def _token_rate(one: Value) -> str:
+    """Return the unit beside a value in a log if it is a rate of tokens, else ``""``."""
+    found = _UNIT_BEHIND.match(one.text, one.end) or _NAME_BEFORE.search(one.text, 0, one.start)
+    return found[0].strip(" :=(\"'") if found and says_tokens(found[0]) else ""
+
+
 def _in_seconds(one: Value, cell: Cell) -> float:
     """Return a time in seconds: in the unit that follows it in the log, or else in that of the matrix."""
     printed = _PRINTED_TIME.match(one.text, one.end) if one.text else None
@@ -322,8 +337,8 @@ def _throughput(reading: Mapping[str, float], cell: Cell) -> float | None:
         return None
     if _unit(cell, "throughput") == "it/s":
         return reading["throughput"] * cell.global_batch
-    per_gpu = cell.metrics.get("scope") == "per_gpu"
-    return reading["throughput"] * (cell.world_size if per_gpu else 1)
+    parts = {"per_gpu": cell.world_size, "per_replica": cell.replicas}.get(cell.metrics.get("scope", ""), 1)
+    return reading["throughput"] * parts / int(cell.metrics.get("tokens_per_sample", 1))
 
 
 def _unit(cell: Cell, quantity: str) -> str:

@@ -66,15 +66,16 @@ class LogCause(Recorded, kind="log-cause"):
 
 
 class _OfRanks(Reason):
-    """``ranks`` are numbers such as ``3`` or ``1-2,5``; empty if only their torchrun agent is known."""
+    """``ranks`` are numbers such as ``3`` or ``1-2,5``; empty if only the process ``of`` a node is known."""
 
     host: str
     ranks: str = ""
+    of: str = "torchrun agent"
 
     @property
     def _who(self) -> str:
         if not self.ranks:
-            return f"the torchrun agent on {self.host}"
+            return f"the {self.of} on {self.host}"
         return f"rank{'s' * self._are_several} {self.ranks} on {self.host}"
 
     @property

@@ -11,9 +11,11 @@ from ..run_folder import RunFolder
 from ..version import __version__
 from .findings import ScriptChanged
 
+_HOME = Path(__file__).parents[2]
+_PACKAGE = _HOME.name if _HOME.suffix == ".zip" else None
 #: The keys of env.json, in this order.
 KEYS = (
-    *("schema", "bench_version", "torch", "python", "cuda", "nccl"),
+    *("schema", "bench_version", "package", "torch", "python", "cuda", "nccl"),
     *("device_name", "device_memory_bytes", "device", "backend", "world_size", "launcher", "joined"),
     *("hosts", "cores", "transport", "threads_per_rank", "env", "slurm"),
     *("workload", "recorder", "strategy", "per_gpu_batch", "global_batch", "parameters", "gradient_bytes"),
@@ -24,10 +26,13 @@ KEYS = (
 def write_environment(folder: RunFolder, **known: Any) -> None:
     """Write env.json with the values that are ``known``; those of :data:`KEYS` that are not are null.
 
+    ``package`` is the name of the zip file with this module, or null if the package is installed.
+
     Raises:
         UnwritableError: the file cannot be written.
     """
-    write_json(folder.env, {**dict.fromkeys(KEYS), "schema": 1, "bench_version": __version__, **known})
+    own = {"schema": 1, "bench_version": __version__, "package": _PACKAGE}
+    write_json(folder.env, {**dict.fromkeys(KEYS), **own, **known})
 
 
 def write_conditions(folder: RunFolder, windows: Sequence[Mapping[str, Any]], **more: Any) -> None:

@@ -240,6 +240,13 @@ class OtherSize(Failure, kind="other-size"):
         return f"{self.started} of {self.planned} planned processes started"
 
     def _remedy(self) -> str:
+        if self.launcher == "own" and self.started > self.planned:
+            return "the command starts more processes than the matrix says: use {tasks_per_node}, {nodes}"
+        if self.launcher == "own":
+            return (
+                "the command starts the ranks, and did not start or join them all: give its launcher the "
+                "sizes, such as {nodes}, {tasks_per_node}, {node_rank} and {master_addr} (docs/recipes.md)"
+            )
         if self.started > self.planned:
             return "check the launch line; the command must not contain another launcher"
         lacks_srun = self.started == 1 and self.launcher == "srun"

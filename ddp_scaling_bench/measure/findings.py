@@ -291,6 +291,39 @@ class SamplesUnknown(Recorded, kind="samples-unknown"):
         return f"the first batch begins with {tensor}, {size}"
 
 
+class SamplesOfReplicas(Recorded, kind="samples-of-replicas"):
+    """The samples that ranks counted do not fit the layout, of ``model_parallel`` ranks per replica."""
+
+    model_parallel: int
+    remedy = (
+        "Count the samples of each replica alike (recorder.step(samples=N) on one or all of its ranks), or "
+        "correct axes.model_parallel."
+    )
+
+    def _message(self) -> str:
+        what = f"the samples that the ranks counted do not fit {self.model_parallel} ranks per replica"
+        return f"{what}: each number must occur equally often for each replica; there is no throughput"
+
+
+class LayoutDoubtful(Recorded, kind="layout-doubtful"):
+    """The ranks' first batches do not fit the ``replicas`` of the plan: ``different`` ones were read."""
+
+    heading = "Layout differs from the plan"
+    remedy = (
+        "Set axes.model_parallel to the number of ranks that share a replica, 1 without model parallelism. "
+        "With context parallelism, each rank may read its own part of a sample."
+    )
+
+    different: int
+    replicas: int
+
+    def _message(self) -> str:
+        return (
+            f"the ranks read {self.different} different first batches, but the plan has "
+            f"{count(self.replicas, 'replica')}: their samples may be counted a wrong number of times"
+        )
+
+
 class RankUnfinished(Recorded, kind="rank-unfinished"):
     """Ranks did not end in time, so that the last records are lost."""
 

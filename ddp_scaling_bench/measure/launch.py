@@ -46,8 +46,10 @@ class Launch:
         return f"{self.address}:{self.port}"
 
 
-def launch_from(env: Mapping[str, str]) -> Launch:
+def launch_from(env: Mapping[str, str], *, own: bool = False) -> Launch:
     """Read the variables of srun or torchrun; if neither are set, return a launch of a single process.
+
+    With ``own``, the command has started the ranks, and Slurm's variables are not those of a rank.
 
     Raises:
         LaunchError: the variables contradict each other.
@@ -57,12 +59,12 @@ def launch_from(env: Mapping[str, str]) -> Launch:
     # task of srun, too, but not those of torchrun's agent.
     in_step = "SLURM_JOB_ID" not in env or {"SLURM_STEP_ID", "SLURM_STEPID"} & {*env}
     by_torchrun = "TORCHELASTIC_RUN_ID" in env
-    if "SLURM_PROCID" in env and in_step and not by_torchrun:
+    if "SLURM_PROCID" in env and in_step and not by_torchrun and not own:
         launcher, names = "srun", _SRUN
     elif all(name in env for name in _TORCHRUN):
         launcher, names = "torchrun", _TORCHRUN
     else:
-        return Launch("single", 0, 0, 1, job_hosts=hosts)
+        return Launch("own" if own else "single", 0, 0, 1, job_hosts=hosts)
     rank, local_rank, size = (_number(env, name) for name in names)
     if not 0 <= rank < size:
         raise LaunchError(f"rank {rank} is too high for {size} processes", remedy="check the launch line")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
@@ -88,6 +89,23 @@ def requested_threads(env: Mapping[str, str]) -> int | None:
         if first.isdigit() and int(first) > 0:
             return int(first)
     return None
+
+
+def local_ranks(facts: Sequence[RankFacts]) -> list[int]:
+    """Return the place of each rank on its host.
+
+    If ranks of a host claim the same place, as processes that the program itself starts do without
+    ``LOCAL_RANK``, they are numbered in the order of the ranks.
+    """
+    claimed = [(one.host, one.local_rank) for one in facts]
+    if len(set(claimed)) == len(facts):
+        return [one.local_rank for one in facts]
+    seen: Counter[str] = Counter()
+    places = []
+    for one in facts:
+        places.append(seen[one.host])
+        seen[one.host] += 1
+    return places
 
 
 def hosts_of(facts: Sequence[RankFacts]) -> list[Host]:

@@ -6,6 +6,7 @@ The recorder produces one :class:`Window` per rank and epoch.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from statistics import fmean, median
@@ -164,11 +165,13 @@ def merge_windows(
     windows: Sequence[Window],
     places: Sequence[RankPlace],
     *,
+    model_parallel: int = 1,
     ideal_step_s: float | None = None,
     wire: WireBytes | None = None,
 ) -> Epoch:
     """Combine all ranks' windows of one epoch, keeping only steps that every rank took.
 
+    ``model_parallel`` ranks share a replica of the model, and train on the same samples.
     ``ideal_step_s`` is the time of a step if all devices ran at their stated peak FLOP/s.
     """
     count = min(len(window.step_s) for window in windows)
@@ -180,7 +183,8 @@ def merge_windows(
         _rank_row(epoch, place, window, count, parts, least)
         for place, window, parts in zip(places, windows, attributed, strict=True)
     ]
-    seconds, samples = max(rank.window_time_sec for rank in ranks), sum(rank.samples for rank in ranks)
+    seconds = max(rank.window_time_sec for rank in ranks)
+    samples = samples_of_all([rank.samples for rank in ranks], model_parallel)
     quantiles = torch.tensor([step.step_time_sec for step in steps], dtype=torch.float64).quantile
     found = [window.conditions for window in windows]
     row = EpochRow(
@@ -199,6 +203,22 @@ def merge_windows(
         **_usage_columns(windows, places),
     )
     return row, ranks, steps, window_conditions(epoch, found)
+
+
+def samples_of_all(counts: Sequence[float], model_parallel: int) -> float:
+    """Return the number of samples of all ranks; NaN if it is unknown.
+
+    Of the ``model_parallel`` ranks of a replica, one, some or all count the same samples: all that share its
+    tensors, or those of the first and the last stage of its pipeline; others count none. The result is also
+    NaN if some number of samples does not occur equally often for each replica.
+    """
+    if model_parallel == 1:
+        return sum(counts)
+    counted = [count for count in counts if count > 0]
+    times, rest = divmod(len(counted), len(counts) // model_parallel)
+    if not times or rest or any(number % times for number in Counter(counted).values()):
+        return math.nan
+    return sum(counted) / times
 
 
 def _attributed(windows: Sequence[Window]) -> list[list[StepParts]]:

@@ -159,7 +159,9 @@ class Replicas:
         """Whether all ranks have sent the parameters after the last window."""
         return self._exchange.has_all(f"parameters/{self._windows}")
 
-    def verdict(self, parts: Parts, needed_bytes: float, *, is_bare: bool, has_nodes: bool) -> Verdict:
+    def verdict(
+        self, parts: Parts, needed_bytes: float, *, is_bare: bool, has_nodes: bool, has_layout: bool = False
+    ) -> Verdict:
         """Return what the windows so far show; the first rule that applies decides.
 
         Args:
@@ -167,9 +169,12 @@ class Replicas:
             needed_bytes: the least bytes per step of an exchange; NaN if unknown, or if nothing counts them.
             is_bare: whether the model is in no wrapper.
             has_nodes: whether these are the bytes between several nodes, where other programs send less.
+            has_layout: whether several ranks share a replica: ranks have different parts of the model, which
+                can start alike and move apart.
         """
         starts = self._exchange.read_all("parameters/0") or []
-        has_parts = len({one["shapes"] for one in starts}) > 1  # of a model, such as the stages of a pipeline
+        # of a model, such as the stages of a pipeline
+        has_parts = has_layout or len({one["shapes"] for one in starts}) > 1
         moves, same_starts = self._moves(starts), all(one == starts[0] for one in starts)
         apart, alike = (moves[0] > _DIFFERENT, moves[0] <= _EQUAL) if moves else (False, False)
         is_mixed = has_parts or (moves is not None and moves[1] and not alike)  # such as experts of one rank
@@ -187,7 +192,7 @@ class Replicas:
         other_inputs = self._has_other_losses or (None if first is None else len({*first}) > 1)
         if alike and (other_inputs or (covers_all and not self._syncs)):
             return Verdict(True, "parameters")
-        if alike and other_inputs is False and is_silent:
+        if alike and other_inputs is False and is_silent and not has_layout:
             return _separate(SeparateTrainings(by="copies"))
         is_counted = sent > 0 or is_silent  # else a counter sees nothing at all
         if is_counted and not is_heard and not is_mixed and sent < _UNUSED * needed_bytes:

@@ -36,8 +36,9 @@ def launch_of(env: Mapping[str, str], group: tuple[int, int] | None, cell: CellF
         RecorderError: several processes were started without a process group, or the group's size is not
             that of the run's ``cell``, if it is known.
     """
+    planned = cell.world_size if cell is not None and cell.launcher == "own" else 0
     try:
-        launch = launch_from(env)
+        launch = launch_from(env, own=planned > 0)
     except LaunchError:  # of variables that this program may not use
         launch = Launch("single", 0, 0, 1)
     if group is not None:
@@ -45,6 +46,8 @@ def launch_of(env: Mapping[str, str], group: tuple[int, int] | None, cell: CellF
         if cell is not None and size != cell.world_size:
             raise RecorderError(OtherSize(started=size, planned=cell.world_size, launcher=cell.launcher))
         return replace(launch, rank=rank, world_size=size)
+    if launch.world_size == 1 < planned:
+        raise RecorderError(OtherSize(started=1, planned=planned, launcher="own"))
     if launch.world_size > 1:
         raise RecorderError(
             "the first step came before torch.distributed was set up, in a job of "
@@ -75,8 +78,7 @@ class Session(Recording):
         backend = planned if group is None else backend_for(device)
         super().__init__(launch, StoreExchange(met), backend, device, lengths, met)
         self.is_rare = cell is not None and cell.workload.get("exchange") == "rare"
-        #: True on one rank of each node.
-        self.reads_node = met.is_first_on_host if met else self.launch.local_rank == 0
+        self.model_parallel = 1 if cell is None else int(cell.workload.get("model_parallel", 1))
         self._timeout_s = collective_timeout_s(device)
         self._meetings: int | None = 0  # None after a time-out
         self._folder = None
@@ -86,6 +88,8 @@ class Session(Recording):
         self.writer = None if self._folder is None else RunWriter(self, self._folder)
         rank, local_rank = self.launch.rank, self.launch.local_rank
         facts = own_facts(rank, local_rank, os.environ, threads=torch.get_num_threads())
+        #: True on one rank of each node: the first that comes here.
+        self.reads_node = met.is_first_on_host if met else self.exchange.count(f"node/{facts.host}", 1) == 1
         own = device_of(device, facts.host)
         record = {"facts": asdict(facts), "device": own.name, "identity": own.identity}
         self.exchange.post("facts", record)

@@ -39,7 +39,7 @@ _PARTS = {
     "Optimizer.profile_hook_step.<locals>.wrapper": "optimizer",
 }
 _qualname = operator.attrgetter("co_qualname")
-_BENCH = f"{Path(__file__).resolve().parents[1]}{os.sep}"
+_BENCH = f"{Path(__file__).parents[1]}{os.sep}"  # as in the names of code, which do not follow links
 
 #: A line of the user's code, the function that it calls, and the part of the step.
 _Key = tuple[str, int, str, str | None]

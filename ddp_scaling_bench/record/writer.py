@@ -26,15 +26,17 @@ from ..measure.findings import (
     AllocatorRetries,
     ClockWasSet,
     FewerWindows,
+    LayoutDoubtful,
     MeasurementsLost,
     ModelNotWrapped,
     NotStable,
+    SamplesOfReplicas,
     SamplesUnknown,
     SlowFirstSteps,
 )
 from ..measure.launch import Launch
-from ..measure.ranks import RankFacts, core_facts, cores_of_nodes, hosts_of, kept_variables
-from ..measure.results import RankPlace, Results, Window, merge_windows, progress_line
+from ..measure.ranks import RankFacts, core_facts, cores_of_nodes, hosts_of, kept_variables, local_ranks
+from ..measure.results import RankPlace, Results, Window, merge_windows, progress_line, samples_of_all
 from ..measure.transport import Transport, combine_traces, configured_transport, users_variables
 from ..measure.wire import Placement, WireBytes
 from ..records import EpochRow
@@ -52,7 +54,8 @@ _SLOW_FIRST_S, _SLOW_FIRST_SHARE = 0.02, 0.05
 class Recording:
     """What a rank knows of a recording; ``met`` describes all ranks if they met before it.
 
-    ``is_rare`` is true if the matrix says that the ranks exchange parameters rarely.
+    ``is_rare`` is true if the matrix says that the ranks exchange parameters rarely. ``model_parallel`` ranks
+    share a replica of the model.
     """
 
     launch: Launch
@@ -63,6 +66,7 @@ class Recording:
     met: Met | None
     warmup_steps: int = 0
     is_rare: bool = False
+    model_parallel: int = 1
 
 
 def model_sizes(model: nn.Module | None, strategy: Strategy | None) -> tuple[int | None, int | None]:
@@ -214,7 +218,10 @@ class RunWriter:
         needed = 2 * (ends - 1) * (self._described.get("gradient_bytes") or 0) * is_counted or math.nan
         if self._session.is_rare:
             return Verdict()
-        return self._replicas.verdict(self._parts, needed, is_bare=self._has_bare_model, has_nodes=nodes > 1)
+        is_bare, has_layout = self._has_bare_model, self._session.model_parallel > 1
+        return self._replicas.verdict(
+            self._parts, needed, is_bare=is_bare, has_nodes=nodes > 1, has_layout=has_layout
+        )
 
     def _slow_first_steps(self) -> SlowFirstSteps | None:
         waits, total_s = self._waits_s, sum(row.epoch_time_sec for row in self._rows)
@@ -259,8 +266,8 @@ class RunWriter:
             return False
         facts = self._facts or [RankFacts(**one["facts"]) for one in contents]
         self._places = [
-            RankPlace(own.rank, own.local_rank, own.host, one["device"], one["identity"])
-            for own, one in zip(facts, contents, strict=True)
+            RankPlace(own.rank, local_rank, own.host, one["device"], one["identity"])
+            for own, local_rank, one in zip(facts, local_ranks(facts), contents, strict=True)
         ]
         if not self._facts:
             self._take_facts(facts)
@@ -284,7 +291,13 @@ class RunWriter:
 
     def _add_epoch(self, windows: Sequence[Window]) -> None:
         ideal_step_s, wire = self._ideal_step_s, self._wire
-        record = merge_windows(self.epochs + 1, windows, self._places, ideal_step_s=ideal_step_s, wire=wire)
+        shared = self._session.model_parallel
+        record = merge_windows(
+            *(self.epochs + 1, windows, self._places),
+            model_parallel=shared,
+            ideal_step_s=ideal_step_s,
+            wire=wire,
+        )
         row, is_first = record[0], not self.epochs
         self._rows.append(row)
         self._replicas.add(windows, math.nan if wire is None else wire.sent_bytes)
@@ -303,17 +316,29 @@ class RunWriter:
         for rank, most in self._retries.most_common(1):  # steps are slow if memory does not suffice at once
             self._update(AllocatorRetries(retries=int(most), rank=rank, host=self._places[rank].host))
         if math.isnan(row.samples):
-            self.add(SamplesUnknown())
+            counts = [rank.samples for rank in record[1]]
+            is_unclear = shared > 1 and any(count > 0 for count in counts)
+            self.add(SamplesOfReplicas(model_parallel=shared) if is_unclear else SamplesUnknown())
         elif is_first:
-            counts = ([one for one in window.samples if one is not None] for window in windows)
-            batch = sum(map(median_high, counts))  # the last batch of a loop can be smaller
+            steps = ([one for one in window.samples if one is not None] for window in windows)
+            typical = [median_high(own) if own else 0.0 for own in steps]  # the last of a loop can be smaller
+            batch = samples_of_all(typical, shared)
             self._described.setdefault("global_batch", round(batch) if batch == round(batch) else batch)
         losses = [0.0 if window.loss is None else window.loss for window in windows]
         if wrong := [rank for rank, loss in enumerate(losses) if not math.isfinite(loss)]:
             self.add(LossNotFinite(epoch=self.epochs + 1, ranks=tuple(wrong), severity="warning"))
         if is_first:
+            self._check_layout(shared)
             self._write_environment()
         print(progress_line(row, self._session.lengths.epochs), flush=True)
+
+    def _check_layout(self, model_parallel: int) -> None:
+        """Compare the number of different first batches with that of the planned replicas."""
+        known = [one for one in self._exchange.read_each("inputs") if one is not None]
+        different, replicas = len(set(known)), len(self._facts) // model_parallel
+        is_odd = different > replicas if model_parallel > 1 else 1 < different < replicas
+        if is_odd and len(known) == len(self._facts) > 1:
+            self._keep(LayoutDoubtful(different=different, replicas=replicas))
 
     def _write_environment(self) -> None:
         if not self._facts:

@@ -1,1 +1,1 @@
-"""The built-in training: ``python -P -m ddp_scaling_bench.train``."""
+"""The built-in training: ``python -m ddp_scaling_bench.train``."""

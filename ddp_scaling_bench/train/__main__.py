@@ -1,4 +1,4 @@
-"""Entry point of the built-in training: ``python -P -m ddp_scaling_bench.train``, once per rank.
+"""Entry point of the built-in training: ``python -m ddp_scaling_bench.train``, once per rank.
 
 ``$BENCH_RUN_DIR/cell.json`` contains the options, and environment variables of the launcher the rank. Exit
 codes are those of :func:`main`; each expected failure is one line.

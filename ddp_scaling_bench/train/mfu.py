@@ -18,7 +18,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
+from importlib.resources import files
 from typing import Any, NamedTuple
 
 import torch
@@ -79,7 +79,7 @@ def peaks() -> Mapping[str, Peak]:
     NVIDIA devices, and on AMD devices that of the matrix cores, which compute in full fp32.
     """
     found: dict[str, Peak] = {}
-    with Path(__file__).with_name("peaks.csv").open(encoding="utf-8", newline="") as file:
+    with (files(__package__) / "peaks.csv").open(encoding="utf-8") as file:
         for row in csv.DictReader(file):
             names, source = row.pop("names").split("; "), row.pop("source")
             rates = {precision: float(rate) * 1e12 for precision, rate in row.items() if rate}

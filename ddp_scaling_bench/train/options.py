@@ -11,8 +11,8 @@ import math
 import operator
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from importlib.resources import files
 from itertools import pairwise
-from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
@@ -144,7 +144,7 @@ def _options() -> dict[str, Option]:
 
 def _helps() -> Iterator[tuple[str, str]]:
     """Yield each option's name and help, from the text of this file."""
-    for statement in ast.parse(Path(__file__).read_text(encoding="utf-8")).body:
+    for statement in ast.parse((files(__package__) / "options.py").read_text("utf-8")).body:
         if isinstance(statement, ast.ClassDef) and statement.name == TrainOptions.__name__:
             for pair in pairwise(statement.body):
                 match pair:

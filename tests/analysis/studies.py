@@ -118,7 +118,8 @@ class StudyBuilder:
         folder.matrix.write_text(text, encoding="utf-8")
         names = [(f"{cell.cell_id}-r{r}", cell, r) for r in range(1, self.repeats + 1) for cell in self.cells]
         runs = [Run(name, cell.cell_id, r, order) for order, (name, cell, r) in enumerate(names, 1)]
-        plan = Plan(matrix, document, list(self.cells), runs, list(self.warnings))
+        cells = [replace(cell, repeats=self.repeats) for cell in self.cells]
+        plan = Plan(matrix, document, cells, runs, list(self.warnings))
         write_plan_json(folder, plan_content(plan) | {"study": self.path.name, "matrix": text})
         noise = random.Random(self.seed)
         by_id = {cell.cell_id: cell for cell in self.cells}

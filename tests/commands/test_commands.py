@@ -3,9 +3,12 @@
 import csv
 import json
 import os
+import pty
 import re
 import shutil
+import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -87,9 +90,10 @@ def test_plan_prints_the_cells_the_cost_and_the_folder(tmp_path):
     assert lines[-1] == "written: results/l40s (scripts/, plan.json)"
     assert done.stderr.splitlines() == [
         f"matrix: {shipped('matrices') / 'l40s.yaml'}",
-        "warning: up to 9 runs on several nodes can execute side by side and share the network, which disturbs "
-        "their communication times; `bench submit --pack` (one job, one run after another) avoids this, and so "
-        "does max_running: 1",
+        "expected cost: give the step time of the smallest size with --step-time, or as expected.step_time",
+        "warning: runs can execute side by side and disturb each other (up to 9 runs on several nodes share the "
+        "network); max_running: 1 avoids this (a job that waits for another one gains no priority by age), and so "
+        "does `bench submit --pack` (one job)",
         "next: bench submit l40s",
     ]
 
@@ -300,16 +304,16 @@ UNKNOWN = "; at least 15 GPU-hours (set cluster.node_gpus for the number with ex
     ("cluster", "expected", "cost"),
     [
         # 2 repeats of half an hour: the nodes of the four cells x 4 GPUs, or the GPUs in use.
-        ({"node_gpus": 4}, (24, True, 15, {"n1x1-nccl-srun-b8": 3, "n2x1-nccl-srun-b8": 6}, True), WHOLE),
-        ({"exclusive": True}, (15, False, 15, {}, True), UNKNOWN),
-        ({"exclusive": False}, (15, True, 15, {}, False), "; at most 15 GPU-hours"),
-        ({"exclusive": False, "node_gpus": 4}, (15, True, 15, {}, False), "; at most 15 GPU-hours"),
+        ({"node_gpus": 4}, (24, True, 15, {"n1x1-nccl-srun-b8": 3, "n2x1-nccl-srun-b8": 6}), WHOLE),
+        ({"exclusive": True}, (15, False, 15, {}), UNKNOWN),
+        ({"exclusive": False}, (15, True, 15, {}), "; at most 15 GPU-hours"),
+        ({"exclusive": False, "node_gpus": 4}, (15, True, 15, {}), "; at most 15 GPU-hours"),
     ],
 )
 def test_the_plan_says_what_nodes_cost_and_whether_this_is_exact(folder, cluster, expected, cost):
     path = folder(**cluster)
     content = json.loads(bench("plan", "m.yaml", "--json", cwd=path).stdout)
-    names = ("gpu_hours", "gpu_hours_exact", "gpu_hours_without_exclusive", "idle_gpus", "exclusive")
+    names = ("gpu_hours", "gpu_hours_exact", "gpu_hours_without_exclusive", "idle_gpus")
     assert tuple(content[name] for name in names) == expected
     lines = bench("plan", "m.yaml", cwd=path).stdout.splitlines()
     assert any(line.endswith(cost) for line in lines[-3:])
@@ -335,12 +339,15 @@ def test_a_pack_of_whole_nodes_costs_all_their_gpus(folder):
     done = bench("submit", "--pack", "--dry-run", "--budget", "31", cwd=path)
     assert (done.returncode, done.stderr) == (
         2,
-        "error: a pack of 8 runs could use 32 GPU-hours (2 x 4 GPUs for 4 h 00 min), more than the budget of 31; "
+        "error: 8 runs in 1 pack (up to 2 nodes for 4 h 00 min) could use 32 GPU-hours, more than the budget of 31; "
         "raise --budget, lower cluster.time_limit, choose runs with --only, or omit --pack\n",
     )
     only = ("--only", "nodes=1", "--only", "gpus_per_node=1")
     done = bench("submit", "--pack", "--dry-run", "--budget", "4", *only, cwd=path)
-    assert done.stderr == "pack: 2 runs in one job of 1 node for at most 1 h 00 min, 4 GPU-hours at most\n"
+    assert (
+        done.stderr
+        == "1 job: 2 runs in 1 pack (up to 1 node for 1 h 00 min), at most 4 GPU-hours with exclusive nodes, 1 without\n"
+    )
     assert " --nodes=1 --ntasks-per-node=1 --gres=gpu:1 --time=01:00:00 " in done.stdout
 
 
@@ -377,3 +384,49 @@ def test_the_shown_matrix_lacks_only_values_that_are_not_shown() -> None:
 
 def test_users_of_urls_are_left_out() -> None:
     assert without_users("a https://u:p/w@h:1/x http://h:1/a@b") == "a https://h:1/x http://h:1/a@b"
+
+
+def answered(folder: Path, text: bytes | None) -> tuple[int, str]:
+    """Submit study m on a terminal, type ``text`` (None: Ctrl-C) at the question; return exit code and output."""
+    main, terminal = pty.openpty()
+    words = [sys.executable, "-m", "bench", "submit", "m"]
+    env = {**os.environ, **PATH, "COLUMNS": "200"}
+    options = {"stdin": terminal, "stdout": terminal, "stderr": terminal, "start_new_session": True}
+    take = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execvp(sys.argv[1], sys.argv[1:])"
+    with subprocess.Popen([sys.executable, "-c", take, *words], cwd=folder, env=env, **options) as process:
+        os.close(terminal)
+        shown = b""
+        while b"[y/N] " not in shown:
+            shown += os.read(main, 1000)
+        os.write(main, b"\x03" if text is None else text)
+        with suppress(OSError):  # the terminal is closed
+            while more := os.read(main, 1000):
+                shown += more
+        code = process.wait(60)
+    os.close(main)
+    return code, shown.decode()
+
+
+def test_on_a_terminal_a_cost_above_the_limit_is_a_question_and_only_yes_starts_runs(tmp_path: Path) -> None:
+    (tmp_path / "m.yaml").write_text(MATRIX)
+    (tmp_path / "site.yaml").write_text("ask_above: {jobs: 0}")
+    bench("plan", "m.yaml", "--site", "site.yaml", cwd=tmp_path)
+    for text in (b"n\n", b"\n", b"\x04", None):
+        code, shown = answered(tmp_path, text)
+        assert (code, "nothing was started" in shown) == (1, True)
+        assert not (tmp_path / "results/m/ledger.jsonl").exists()
+    done = bench("submit", "m", cwd=tmp_path, **PATH)
+    assert (done.returncode, done.stderr) == (
+        2,
+        "error: this is above ask_above (jobs: 0; a site file can change it): 1 run, at most 0.5 node-hours, no GPU; "
+        "give --yes if this is intended\n",
+    )
+    assert bench("submit", "m", "--dry-run", cwd=tmp_path, **PATH).returncode == 0
+    assert answered(tmp_path, b"y\n")[0] == 0
+    done = bench("run", "m.yaml", "--site", "site.yaml", "--retry-failed", cwd=tmp_path, **PATH)
+    assert done.returncode == 0  # nothing is left to start
+    assert len((tmp_path / "results/m/ledger.jsonl").read_text().splitlines()) >= 2
+    done = bench("run", "m.yaml", "--site", "site.yaml", "--results", "other", cwd=tmp_path, **PATH)
+    assert (done.returncode, "give --yes" in done.stderr) == (2, True)
+    words = ("run", "m.yaml", "--site", "site.yaml", "--results", "other", "--yes")
+    assert bench(*words, cwd=tmp_path, **PATH).returncode == 0

@@ -137,7 +137,14 @@ def planned(command: str):
             {"NCCL_DEBUG": "INFO"},
         ),
         ("torchrun \\\n --standalone \\\n train.py", "torchrun", "python train.py", {}),
-        ("accelerate launch --multi_gpu --num-processes 8 train.py", "torchrun", "python train.py", {}),
+        (
+            "NCCL_DEBUG=INFO fabric run --devices 8 train.py",
+            "own",
+            "fabric run --num-nodes {nodes} --node-rank {node_rank} --main-address {master_addr} --main-port "
+            "{master_port} --devices {tasks_per_node} train.py",
+            {"NCCL_DEBUG": "INFO"},
+        ),
+        ("mpirun -np 8 ./train", "own", "mpirun --hostfile {hostfile} -np {world_size} ./train", {}),
         ("uv run torchrun --standalone train.py", "torchrun", "uv run python train.py", {}),
     ],
 )
@@ -152,16 +159,9 @@ def test_the_matrix_has_the_launcher_and_the_command_of_one_process(command, lau
     ("command", "message"),
     [
         (
-            "accelerate launch --use_fsdp train.py",
-            "--command: bench starts the processes itself, and cannot replace accelerate launch: option "
-            "--use_fsdp is unknown, or has no counterpart; if the program also runs under torchrun, give the "
-            "command of one process: bench init --command 'python ...'",
-        ),
-        (
-            "deepspeed --num_gpus 2 train.py --config ds.json",
-            "--command: bench starts the processes itself, and cannot replace deepspeed: it passes "
-            "--local_rank to the script, and torchrun sets LOCAL_RANK only; if the program also runs under "
-            "torchrun, give the command of one process: bench init --command 'python ...'",
+            "ray job submit -- python train.py",
+            "--command: bench cannot use ray job submit: it submits a job to another cluster, whose resources and "
+            "time are not those of the run; give the command of the program: bench init --command 'python ...'",
         ),
         (
             "MASTER_PORT=1 python train.py",

@@ -44,7 +44,7 @@ _ENV = {
 }
 _RANK = """\
 #!/bin/bash
-# Called as: python -P -m ddp_scaling_bench.train
+# Called as: python -m ddp_scaling_bench.train
 folder=$BENCH_RUN_DIR
 measure() {{
   [ "$SLURM_PROCID" = 0 ] || return 0

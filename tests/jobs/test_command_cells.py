@@ -227,7 +227,7 @@ def test_srun_and_torchrun_give_a_command_the_same_names(cluster, tmp_path, monk
 MATRIX = """\
 study: own
 cluster: {{executor: local, time_limit: 1m}}
-axes: {{tasks_per_node: [1, 2]}}
+axes: {{tasks_per_node: [1, 2], launcher: [{launcher}]}}
 scaling: [{{mode: weak, per_gpu_batch: [8]}}]
 workload:
   device: cpu
@@ -243,7 +243,8 @@ def planned(tmp_path, monkeypatch):
     Path("train.py").write_text("print('hello')\n")
 
     def plan(command: str) -> PlannedStudy:
-        Path("own.yaml").write_text(MATRIX.format(command=command))
+        is_own = command.startswith(("torchrun", "accelerate"))
+        Path("own.yaml").write_text(MATRIX.format(command=command, launcher="own" if is_own else "torchrun"))
         return open_study(write_plan(make_plan(Path("own.yaml")), Path("results")))
 
     return plan
@@ -267,6 +268,7 @@ def git(*words: str) -> str:
         ("python -m http.server train.py", ""),
         ("null", ""),  # the built-in training
         ("torchrun -m pkg.train train.py", ""),
+        ("accelerate launch --config_file image.sif train.py", "train.py"),
         ("numactl -m 0 python train.py", "train.py"),
         ("./python3 train.py", "train.py"),
         ("[missing.py, '{run_dir}']", ""),

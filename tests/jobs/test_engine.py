@@ -3,7 +3,9 @@
 import errno
 import fcntl
 import json
+import re
 import shutil
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -16,15 +18,17 @@ import pytest
 from bench.jobs import engine as engine_module
 from bench.jobs.contract import Job, RefusedError, Scheduler, Status, UncertainError
 from bench.jobs.engine import Callbacks, Engine, QueueFullError
+from bench.jobs.slurm.pack import Pack, split
 from bench.plan import make_plan, write_plan
 from bench.study.layout import StudyFolder
 from bench.study.ledger import FailureClass, Ledger, Record, RunState, now
 from bench.study.plan_json import PlannedStudy, open_study
 from bench.study.reasons import Said
+from bench.study.run_json import Attempt
 from ddp_scaling_bench.errors import BenchError, UnavailableError, unwritable
 from ddp_scaling_bench.run_folder import RunFolder
 from tests.common import change_json
-from tests.matrices import command, matrix
+from tests.matrices import command, matrix, slurm
 
 
 class Killed(BaseException):
@@ -84,7 +88,7 @@ class Queue(Scheduler):
         super().__init__(study)
         self.entries: list[Entry] = []
         #: Answers to the next submissions: an error, and whether the job exists nevertheless.
-        self.lost: list[tuple[BaseException, bool]] = []
+        self.lost: list[tuple[BaseException | None, bool]] = []
         self.cancelled: list[str] = []
         self.is_away = False
 
@@ -544,6 +548,82 @@ def test_a_pack_is_cancelled_as_a_whole(lab):
         lab.cancel(lab.ids[0])
     assert lab.cancel() == 3
     assert lab.queue.cancelled == ["1"]
+
+
+class PackQueue(Queue):
+    """A queue that makes packs as Slurm's does, for jobs of at most four minutes."""
+
+    def packs(self, attempts: Sequence[Attempt]) -> Sequence[Pack]:
+        number = 1 + sum(1 for _ in self.study.folder.packs.glob("pack-*"))
+        own = split(attempts, lambda partition: 240 if partition == "short" else None)
+        return [Pack(self.study, number + i, members) for i, members in enumerate(own)]
+
+
+@pytest.fixture
+def packs(tmp_path: Path, lab: Lab) -> Lab:
+    """A study of five runs of two minutes; those on one node (three) are for a partition of four minutes."""
+    cluster = slurm(partition={1: "short", 2: "long"}, exclusive={1: False, 2: True})
+    axes, repeats = {"nodes": [1, 2], "tasks_per_node": [1]}, {1: 3, 2: 2}
+    text = matrix("own", cluster=cluster, axes=axes, workload=command("true"), repeats=repeats, max_running=1)
+    (tmp_path / "packs.yaml").write_text(text)
+    study = open_study(write_plan(make_plan(tmp_path / "packs.yaml"), tmp_path / "packs"))
+    return Lab(study, PackQueue(study))
+
+
+def options_of(entry: Entry) -> str:
+    return " ".join(entry.job.options)
+
+
+def test_packs_are_split_by_resources_and_by_the_partitions_limit_and_wait_for_each_other(packs):
+    assert packs.submit(pack=True) == []
+    short, long = "--time=00:04:00 --partition=short", "--time=00:04:00 --partition=long --exclusive"
+    expected = sorted([f"--nodes=1 --ntasks-per-node=1 {short}", f"--nodes=2 --ntasks-per-node=1 {long}"])
+    expected.insert(1, expected[0].replace("04:00", "02:00"))
+    assert sorted(map(options_of, packs.queue.entries)) == sorted(expected)
+    assert [list(one.job.after) for one in packs.queue.entries] == [[], ["1"], ["1", "2"]]
+    text = packs.study.folder.pack_script.read_text()
+    assert not re.search(r"SBATCH --(partition|exclusive)", text)
+    members = sorted(
+        line for n in (1, 2, 3) for line in packs.study.folder.pack(n).members.read_text().splitlines()
+    )
+    assert [line.split()[0] for line in members] == ["1", "1", "1", "2", "2"]
+    assert packs.states() == ["queued"] * 5
+    assert packs.submit(pack=True) == []
+    assert len(packs.queue.entries) == 3
+
+
+@pytest.mark.parametrize("fault", ["refused", "full", "killed", "killed but accepted"])
+def test_nothing_is_submitted_twice_if_the_second_pack_fails(packs, fault):
+    error = {"refused": RefusedError("no"), "full": FullError("no more jobs")}.get(fault, Killed())
+    packs.queue.lost = [(None, True), (error, "accepted" in fault)]
+    with pytest.raises(Killed if isinstance(error, Killed) else BenchError) as caught:
+        packs.submit(pack=True)
+    if fault == "refused":
+        assert "(1 of 3 packs are submitted); run `bench submit --pack` again: it submits" in str(
+            caught.value
+        )
+    if fault == "full":
+        assert len(caught.value.left) == 5 - len(packs.study.folder.pack(1).members.read_text().splitlines())
+    packs.submit(pack=True)
+    jobs = Counter(r.job_id for r in packs.study.records().values())
+    assert (packs.states(), sorted(jobs.values())) == (["queued"] * 5, [1, 2, 2])
+    names = [one.job.name for one in packs.queue.entries]
+    assert len(names) == len(set(names)) == 3
+
+
+def test_every_pack_is_tried_before_the_first_is_submitted(packs, monkeypatch):
+    tried: list[str] = []
+
+    def trial(job: Job, *, nodes: int) -> str:
+        tried.append(job.name)
+        if len(tried) == 3:
+            raise RefusedError("never")
+        return ""
+
+    monkeypatch.setattr(packs.queue, "trial", trial)
+    with pytest.raises(BenchError, match=r"never \(0 of 3 packs are submitted\); nothing was submitted"):
+        packs.submit(pack=True)
+    assert (len(tried), packs.queue.entries, packs.lines()) == (3, [], [])
 
 
 def test_without_the_lock_the_same_is_shown_and_nothing_is_written(lab):

@@ -38,10 +38,10 @@ def test_a_run_waits_for_a_drained_node_and_says_so(cluster, scripted):
     try:
         done = study.bench("submit", "STUDY")
         assert done.returncode == 0
-        assert done.stderr.startswith(
-            f"{run_id(1)} is submitted first, because sbatch --test-only says: "
+        assert (
+            f"\n{run_id(1)} is submitted first, because sbatch --test-only says: "
             "allocation failure: Requested node configuration is not available\n"
-        )
+        ) in done.stderr
         # The second reason is that of 24.11 and later.
         reasons = ("UnavailableNodes:n3", "May be reserved for other job")
         expected = {f"waits to start (ReqNodeNotAvail, {reason})" for reason in reasons}

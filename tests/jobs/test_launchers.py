@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,69 @@ def test_every_run_of_either_launcher_completes_and_passes(study):
     assert {run.state for run in shown.values()} == {"completed"}
     verified = study.bench("verify", "STUDY")
     assert verified.stdout.splitlines()[-1] == "2 of 2 runs pass"
+
+
+RANK = """\
+import sys
+print("a rank\\n", end="", flush=True)
+if sys.argv[1:] == ["recorder"]:
+    import torch, torch.distributed as dist
+    from ddp_scaling_bench import Recorder
+    dist.init_process_group("gloo")
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))
+    recorder = Recorder(model)
+    for _ in range(20):
+        with recorder.step(2):
+            model(torch.ones(2, 1)).sum().backward()
+    recorder.close()
+    dist.barrier()
+    dist.destroy_process_group()
+"""
+PER_NODE = """\
+import os, subprocess, sys
+ranks, node, world = map(int, sys.argv[1:4])
+assert not {"SLURM_PROCID", "SLURM_NTASKS", "RANK", "WORLD_SIZE"} & {*os.environ}
+assert sys.argv[4] == f"<{node}> $x", sys.argv
+local = [dict(os.environ, RANK=str(node * ranks + i), LOCAL_RANK=str(i), WORLD_SIZE=str(world)) for i in range(ranks)]
+started = [subprocess.Popen([sys.executable, *sys.argv[5:]], env=env) for env in local]
+sys.exit(max(process.wait() for process in started))
+"""
+PER_JOB = """\
+[ -z "$RANK$NODE_RANK" ] && [ "$(cat "$1")" = $'n1 slots=1\\nn2 slots=1' ] || exit 9
+srun --nodes=$2 --ntasks=$2 --mpi=none bash -c 'export RANK=$SLURM_PROCID LOCAL_RANK=0 WORLD_SIZE=$SLURM_NTASKS
+exec "$@"' bash "${@:3}"
+"""
+
+
+@pytest.mark.parametrize("metrics", ["recorder", "none"])
+@pytest.mark.parametrize(("per", "tasks"), [("node", 2), ("job", 1)])
+def test_a_command_starts_its_own_ranks(per, tasks, metrics, tmp_path, running_cluster):
+    for name, text in (("rank.py", RANK), ("node.py", PER_NODE), ("job.sh", PER_JOB)):
+        (tmp_path / name).write_text(text)
+    rank, sizes = [str(tmp_path / "rank.py"), metrics], ["{tasks_per_node}", "{node_rank}", "{world_size}"]
+    words = {
+        "node": [sys.executable, str(tmp_path / "node.py"), *sizes, "<{node_rank}> $x", *rank],
+        "job": ["bash", str(tmp_path / "job.sh"), "{hostfile}", "{nodes}", sys.executable, *rank],
+    }[per]
+    text = matrix(
+        "own",
+        cluster=slurm(exclusive=False, env={"GLOO_SOCKET_IFNAME": "eth0"}),
+        axes={"nodes": [2], "tasks_per_node": [tasks], "backend": ["gloo"], "launcher": ["own"]},
+        batch=2,
+        workload=command(words, metrics=metrics, command_per=per, **SHORT),
+    )
+    study = plan_study(tmp_path, text, running_cluster.environment)
+    if per == "job":
+        packed = study.bench("submit", "STUDY", "--pack")
+        assert (packed.returncode, "omit --pack" in packed.stderr) == (2, True)
+    with submitted(study, "--wait"):
+        ((name, run),) = study.status().items()
+        folder = RunFolder(study.folder / f"runs/{name}/attempt-1")
+        assert run.state == "completed", folder.err.read_text()
+        assert folder.out.read_text().count("a rank\n") == 2 * tasks
+        if metrics == "recorder":
+            env = json.loads(folder.env.read_text())
+            assert [host["ranks_here"] for host in env["hosts"]] == [tasks, tasks]
 
 
 def test_the_ranks_join_on_the_allocated_hosts_and_report_them(study, running_cluster):

@@ -1,14 +1,17 @@
-"""Packs on a real cluster: many runs in one job, and all ways in which runs and job can end."""
+"""Packs on a real cluster: many runs in 1 job, and all ways in which runs and job can end."""
 
 import json
+import os
 import random
 import re
 import shlex
+import shutil
 import signal
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -16,6 +19,7 @@ import pytest
 from bench.jobs.slurm.pack import first_host
 from tests.cluster.bed import Cluster
 from tests.cluster.containers import wait_for
+from tests.common import write_program
 from tests.jobs.slurm_studies import MEASURE, Study, lines, plan_study, scripted_study, submitted
 from tests.matrices import BARE, matrix, slurm, torchrun_cell, training
 
@@ -114,16 +118,17 @@ def test_what_a_pack_would_do_is_shown_and_its_cost_is_checked(scripted, running
     wanted = {f"n1x1-gloo-srun-b1-r{r}": f"on nodes {(starts[1] + r - 1) % 2 + 1} of 2" for r in (1, 2)}
     wanted |= {f"n2x1-gloo-srun-b1-r{r}": "on nodes 1,2 of 2" for r in (1, 2)}
     assert {run: nodes for _, run, nodes in shown} == wanted
-    assert done.stdout.splitlines()[-1] == "4 of 4 runs would be started, in one job"
+    assert done.stdout.splitlines()[-1] == "4 of 4 runs would be started, in 1 job"
     assert (
-        done.stderr == "pack: 4 runs in one job of 2 nodes for at most 8 min, 0.266667 node-hours at most\n"
+        done.stderr
+        == "1 job: 4 runs in 1 pack (up to 2 nodes for 8 min), at most 0.2667 node-hours, no GPU\n"
     )
     assert not (folder / "packs").exists()
     assert not (folder / "ledger.jsonl").exists()
     done = study.bench("submit", "STUDY", "--pack", "--max-queued", "2")
     assert done.stderr == (
-        "error: --max-queued limits the number of queued jobs, so it has no effect on a pack,"
-        " which is a single job; omit --max-queued or --pack\n"
+        "error: --max-queued limits the number of queued jobs, so it has no effect on packs, "
+        "which are few; omit --max-queued or --pack\n"
     )
 
 
@@ -147,6 +152,37 @@ def test_a_pack_that_slurm_rejects_is_an_error_and_leaves_nothing(scripted):
         done.stderr.split("\n", 1)[1],
     ), done.stderr
     assert not (study.folder / "ledger.jsonl").exists()
+
+
+def sbatch_that_kills(study: Study, folder: Path, name: str) -> Study:
+    """Return a study whose sbatch kills `bench submit` instead of submitting the job ``name``."""
+    (folder / "bin").mkdir()
+    kills = f'case " $* " in *--test-only*) ;; *"--job-name={name}."*) kill -9 "$PPID"; exit 1 ;; esac'
+    write_program(folder / "bin/sbatch", f'#!/bin/bash\n{kills}\nexec {shutil.which("sbatch")} "$@"\n')
+    return Study(study.folder, {**study.environment, "PATH": f"{folder}/bin:{os.environ['PATH']}"})
+
+
+def test_packs_end_where_a_partition_or_its_limit_ends_and_none_is_submitted_twice(scripted, tmp_path):
+    where = {1: "short", 2: "l40s"}  # partition short: at most five minutes on one node
+    study = scripted(MEASURE, nodes=(1, 2), repeats=3, partition=where, max_running=1)
+    done = study.bench("submit", "STUDY", "--pack", "--dry-run")
+    commands = [line for line in done.stdout.splitlines() if "sbatch" in line]
+    found = [re.findall(r"\.pack\.(a\d)\.|--(time|partition)=(\S+)", line) for line in commands]
+    assert sorted(" ".join(filter(None, part)) for line in found for part in line) == [
+        *("a1", "a2", "a3", "partition l40s", "partition short", "partition short"),
+        *("time 00:02:00", "time 00:04:00", "time 00:06:00"),
+    ]
+    assert done.stdout.splitlines()[-1] == "6 of 6 runs would be started, in 3 jobs"
+    assert "3 jobs: 6 runs in 3 packs (up to 2 nodes for 6 min), at most 0.3 node-hours" in done.stderr
+    killed = sbatch_that_kills(study, tmp_path, "scripted.pack.a2").bench_process("submit", "STUDY", "--pack")
+    assert killed.returncode == -signal.SIGKILL
+    assert len(study.job_ids()) == 1
+    done = study.bench("submit", "STUDY", "--pack", "--wait")
+    assert done.returncode == 0, done.stderr
+    assert set(_states(study).values()) == {"completed"}
+    assert len(study.job_ids()) == 3
+    jobs = Counter(record.job_id for record in study.planned.records().values())
+    assert sorted(jobs.values()) == [1, 2, 3]
 
 
 STEP = 'srun -N1 -n1 -J "$BENCH_STEP_NAME"'
@@ -193,7 +229,7 @@ def test_a_failed_run_does_not_end_others(scripted, running_cluster):
     assert study.bench("submit", "STUDY", "--pack").stderr.splitlines()[0] == "nothing to start"
     dry = study.bench("submit", "STUDY", "--pack", "--retry-failed", "--dry-run").stdout.splitlines()
     assert ".pack.a2." in dry[0]
-    assert dry[-1] == "3 of 5 runs would be started, in one job"
+    assert dry[-1] == "3 of 5 runs would be started, in 1 job"
 
 
 def _accounted_steps(study: Study, run_id: str) -> list[str]:

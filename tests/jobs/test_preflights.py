@@ -42,7 +42,11 @@ def test_a_node_with_a_slow_link_is_found_and_the_next_call_measures_again(clust
     write_program(python, PYTHON % {"python": shlex.quote(sys.executable), "program": program})
     path = f"PATH={shlex.quote(str(python.parent))}:$PATH"
     axes = {"nodes": [1, 3], "tasks_per_node": [1], "backend": ["gloo"]}
-    text = matrix("nodes", cluster=slurm(exclude="n4", setup=[path], mem="800M"), axes=axes)
+    text = matrix(
+        "nodes",
+        cluster=slurm(exclude="n4", setup=[path], mem="800M", partition={1: "short", 3: "l40s"}),
+        axes=axes,
+    )
     (tmp_path / "nodes.yaml").write_text(text)
     cluster.link("80mbit", nodes=["n3"])
     try:

@@ -1,16 +1,19 @@
 """Parse, check and quote a command that replaces the built-in training."""
 
+import re
 import shlex
 import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.matrix.launchers import LAUNCHERS, read_launch
 from bench.matrix.workload import shell_word
 from bench.plan import make_plan
+from ddp_scaling_bench.errors import InputError
 from ddp_scaling_bench.train.options import OPTIONS
 from tests.common import run_program
 
@@ -80,7 +83,7 @@ def test_a_cell_has_the_options_that_its_command_uses(plan):
 
 def test_the_built_in_training_is_the_default_command(plan):
     cell = plan("epochs: 2").cells[0]
-    assert cell.argv == ["python", "-P", "-m", "ddp_scaling_bench.train"]
+    assert cell.argv == ["python", "-m", "ddp_scaling_bench.train"]
     assert (cell.program, cell.metrics) == ("the built-in training", {"source": "recorder"})
     assert (cell.planned_epochs, cell.planned_samples, "torch" in cell.packages) == (2, 16 * 50, True)
     assert list(cell.workload) == list(OPTIONS)
@@ -127,11 +130,9 @@ FOUND = [
     ("torchrun --no-python --run-path /a/t.py", "torchrun", "python /a/t.py"),
     ("torchrun", "torchrun", ""),
     ("python -m torch.distributed.run --nnodes=2 t.py", "torchrun", "python t.py"),
-    ("python -m torch.distributed.launch t.py", "torch.distributed.launch", "python t.py"),
+    ("python -m torch.distributed.launch t.py", "torch.distributed.launch", ""),
     ("env -u A torchrun t.py", "torchrun", "env -u A python t.py"),
     ("conda run -n e --live-stream torchrun t.py", "torchrun", "conda run -n e --live-stream python t.py"),
-    ("poetry run env A=1 accelerate launch t.py", "accelerate launch", "poetry run env A=1 python t.py"),
-    ("accelerate launch --multi_gpu --num_processes 8 t.py --l 1", "accelerate launch", "python t.py --l 1"),
     ("accelerate-launch --use_fsdp t.py", "accelerate launch", ""),
     ("deepspeed --num_gpus=4 t.py --deepspeed ds.json", "deepspeed", ""),
     ("mpiexec.hydra -np 4 python t.py", "mpirun", ""),
@@ -148,6 +149,42 @@ NONE = [
     "env -S 'torchrun t.py'",
     "uv run --new-option x torchrun t.py",
     "accelerate config",
+    "tune run full_finetune_single_device --config x",
+]
+_NODES = "--node_rank {node_rank} --master_addr {master_addr} --master_port {master_port}"
+#: (command, its words for all sizes) of launchers that stay in the command.
+KEPT = [
+    (
+        "poetry run env A=1 accelerate launch --multi_gpu --num-processes=8 --config_file a.yaml t.py --num_machines 3",
+        "poetry run env A=1 accelerate launch --num_machines {nodes} --machine_rank {node_rank} --main_process_ip "
+        "{master_addr} --main_process_port {master_port} --num_processes {world_size} --config_file a.yaml t.py "
+        "--num_machines 3",
+    ),
+    (
+        "srun -N2 deepspeed --num_gpus 4 t.py --deepspeed ds.json",
+        f"deepspeed --hostfile {{hostfile}} --no_ssh {_NODES} --num_gpus {{tasks_per_node}} t.py --deepspeed ds.json",
+    ),
+    (
+        "lightning run model --devices=2 t.py",
+        "lightning run model --num-nodes {nodes} --node-rank {node_rank} --main-address {master_addr} --main-port "
+        "{master_port} --devices {tasks_per_node} t.py",
+    ),
+    ("composer -n 8 t.py", f"composer --world_size {{world_size}} {_NODES} --nproc {{tasks_per_node}} t.py"),
+    (
+        "tune run --nproc_per_node 4 full_finetune --nnodes 5",
+        "tune run --nnodes {nodes} --rdzv_backend c10d --rdzv_endpoint {master_addr}:{master_port} --nproc_per_node "
+        "{tasks_per_node} full_finetune --nnodes 5",
+    ),
+    (
+        "mpirun -np 4 -H a:2 -x A python t.py -n 3",
+        "mpirun -np {world_size} --hostfile {hostfile} -x A python t.py -n 3",
+    ),
+    ("horovodrun -np 4 python t.py", "horovodrun --hostfile {hostfile} -np {world_size} python t.py"),
+    (
+        "colossalai run --nproc_per_node 4 t.py",
+        "colossalai run --host {hosts} --master_addr {master_addr} --master_port {master_port} --nproc_per_node "
+        "{tasks_per_node} t.py",
+    ),
 ]
 
 
@@ -156,6 +193,42 @@ def test_a_launcher_and_its_program_are_found(command, launcher, program):
     found = read_launch(shlex.split(command))
     words = [*found.wrapper, *found.program] if found.program else []
     assert (found.launcher.name, words) == (launcher, shlex.split(program))
+
+
+@pytest.mark.parametrize(("command", "words"), KEPT)
+@pytest.mark.parametrize("launcher", ["torchrun", "own"])
+def test_a_launcher_of_the_command_keeps_its_words(command, words, launcher, tmp_path):
+    """The lines of the error, pasted into the matrix, are a matrix without warnings about its launch."""
+    assert read_launch(shlex.split(command)).for_sizes() == words.split()
+    per = read_launch(shlex.split(command)).launcher.starts[0]
+    lines = {"launcher": [launcher], "command": command, "command_per": "node" if per == "job" else "job"}
+    if launcher == "torchrun":
+        del lines["command_per"]
+    if launcher == "own" and read_launch(shlex.split(command)).launcher.starts == ("node", "job"):
+        return
+    with pytest.raises(InputError) as raised:
+        plan_of(tmp_path, lines)
+    (problem,) = raised.value.problems
+    assert "starts ranks again" in problem.message
+    for line in re.findall(r"`(.*?)`", problem.remedy):
+        lines |= yaml.safe_load(line)
+    if per == "node":
+        lines.pop("command_per", None)
+    plan = plan_of(tmp_path, lines)
+    assert {(cell.launcher, cell.command_per) for cell in plan.cells} == {("own", per)}
+    assert not {"nodes-not-named", "ranks-go-on"} & {one.kind for one in plan.warnings}
+
+
+def plan_of(folder, lines):
+    launcher = {"launcher": lines["launcher"]}
+    workload = {key: value for key, value in lines.items() if key != "launcher"} | {"device": "cuda"}
+    matrix = {
+        "axes": {"nodes": [1, 2], "gpus_per_node": [4], **launcher},
+        "scaling": [{"mode": "weak", "per_gpu_batch": [4]}],
+        "workload": workload,
+    }
+    (folder / "m.yaml").write_text(yaml.safe_dump(matrix))
+    return make_plan(folder / "m.yaml")
 
 
 @pytest.mark.parametrize("command", NONE)

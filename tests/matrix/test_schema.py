@@ -46,7 +46,9 @@ def changed(old: str, new: str) -> str:
     return GOOD.replace(old, new)
 
 
-KEYS_OF_MATRIX = "study, cluster, axes, scaling, workload, repeats, max_running, seed, exclude, include"
+KEYS_OF_MATRIX = (
+    "study, cluster, axes, scaling, workload, repeats, max_running, seed, expected, exclude, include"
+)
 
 
 @pytest.mark.parametrize(
@@ -90,8 +92,8 @@ def test_many_problems_of_one_kind_are_counted_not_listed(tmp_path):
         "{mode: weak, per_gpu_batch: [8]}", "{mode: strong, global_batch: [1]}"
     )
     found = problems(tmp_path, text)
-    assert len(found) == 21
-    assert found[-1] == "m.yaml: and 39 more problems"
+    assert len(found) == 51
+    assert found[-1] == "and 9 more problems"
 
 
 @pytest.mark.parametrize("path", sorted(shipped("matrices").glob("*.yaml")), ids=lambda path: path.stem)
@@ -110,7 +112,8 @@ def test_the_json_schema_has_every_key_and_rejects_others():
     axes = schema["$defs"]["Axes"]
     assert set(axes["properties"]) >= OPTIONS.keys() - {"device"} | {"nodes", "backend"}
     assert axes["additionalProperties"] is False
-    assert list(axes["patternProperties"]) == [r"^env\.[A-Za-z_][A-Za-z0-9_]*$"]
+    patterns = [r"^env\.[A-Za-z_][A-Za-z0-9_]*$", r"^args\.[A-Za-z_][A-Za-z0-9_.-]*$"]
+    assert list(axes["patternProperties"]) == patterns
     for option in schema["$defs"]["Workload"]["properties"].values():
         assert option["description"], "an editor shows it"
 

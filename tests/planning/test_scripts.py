@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 from bench.matrix.field_types import env_name
+from bench.package import package_name
 from bench.plan import Plan, make_plan, pack_script, scripts
 from bench.shipped import shipped
 from ddp_scaling_bench.cell_json import read_cell
@@ -59,8 +60,19 @@ def golden_scripts(tmp_path: Path) -> dict[str, str]:
         texts = {cell.launcher: text for cell, text in scripts(plan_of(tmp_path, site(CONTAINERS[name])))}
         found[f"{name}-{launcher}.sbatch"] = texts[launcher]
     found["unrecorded-srun.sbatch"] = next(scripts(plan_of(tmp_path, COMMAND + "  metrics: none\n")))[1]
+    own = COMMAND.replace("[srun, torchrun]", "[own], model_parallel: [2]").replace("per_gpu", "per_replica")
+    line = "{executor: slurm, container: 'shifter --image=a:b',"
+    for name, text in (
+        ("node", own + "    - 'n{node_rank}:{hostfile}'\n"),
+        ("job", own + "  command_per: job\n"),
+        ("container", own.replace("{executor: slurm,", line) + "    - '{node_rank}'\n"),
+    ):
+        found[f"own-{name}.sbatch"] = next(scripts(plan_of(tmp_path, text)))[1]
     found["pack.sbatch"] = pack_script(plan_of(tmp_path, site(BINDING)))
-    return found
+    # The digest changes with each change of what runs in a job.
+    return {
+        name: text.replace(package_name(), "ddp_scaling_bench-DIGEST.zip") for name, text in found.items()
+    }
 
 
 def test_the_scripts_equal_the_golden_scripts(tmp_path):
@@ -184,6 +196,49 @@ def test_explicit_bindings_get_a_step_with_all_cpus_of_its_nodes(tmp_path, launc
         ) is explicit
 
 
+EXECUTORS = {
+    "slurm": "{executor: slurm}",
+    "apptainer": "{executor: slurm, container: {runtime: apptainer, image: x.sif}}",
+    "podman": "{executor: slurm, container: \"podman-hpc run -v {run_dir}:/run -v {package} '$(id) x' {{}}\"}",
+    "local": "{executor: local}",
+    "ssh": "{executor: ssh, hosts: [a, b]}",
+}
+
+
+@pytest.mark.parametrize("name", EXECUTORS)
+def test_the_folder_of_the_run_is_a_word_of_every_command_and_container(tmp_path, name):
+    launchers = "[srun, torchrun]" if "slurm" in EXECUTORS[name] else "[torchrun]"
+    text = COMMAND.replace("{executor: slurm, time_limit: 10m,", EXECUTORS[name][:-1] + ",")
+    text = text.replace("[srun, torchrun]", launchers).replace(
+        "nodes: [2]", f"nodes: [{1 if name == 'local' else 2}]"
+    )
+    text = text.replace('    - "{master_addr}:{master_port}"\n', "")
+    for _, script in scripts(plan_of(tmp_path, text)):
+        before, _, rest = script.partition("\ncommand=(\n")
+        assert re.search(r"^ *run_dir=", before, re.MULTILINE)
+        arrays, _, ranks = rest.partition("\nranks=(\n")
+        words = f"command=(\n{arrays}\nranks=(\n" + ranks.partition("\n)\n")[0] + "\n)\n"
+        shown = (
+            "python=python run_dir='/a $(b)' package='/p q'\n"
+            + words
+            + 'printf \'%s\\n\' "${command[@]}" - "${ranks[@]}"'
+        )
+        command, _, ranks = run_program(["bash", "-c", shown]).stdout.partition("\n-\n")
+        assert "/a $(b)/it's $HOME" in command.splitlines()
+        if name == "podman":
+            lines = ranks.splitlines()
+            at = lines.index("podman-hpc")
+            assert lines[at : at + 7] == [
+                "podman-hpc",
+                "run",
+                "-v",
+                "/a $(b):/run",
+                "-v",
+                "/p q",
+                "$(id) x",
+            ]
+
+
 AWAY = """\
 #!/bin/bash
 # A controller that answers the second request.
@@ -204,7 +259,10 @@ def test_the_script_waits_for_an_absent_controller_before_srun(tmp_path, launche
     done = run_script(text, tmp_path)
     question = "--noheader --jobs=1234567"
     assert (tmp_path / "asked").read_text().splitlines() == [question, "sleep 5", question, "sleep 15"]
-    assert done.stderr == "bench: Slurm's controller does not answer: waiting for it\n"
+    assert (
+        done.stderr.splitlines(keepends=True)[-1]
+        == "bench: Slurm's controller does not answer: waiting for it\n"
+    )
     assert json.loads(done.stdout)["words"]
     assert done.returncode == 0
 
@@ -249,10 +307,10 @@ def test_torchrun_on_one_node_starts_without_srun_and_its_exit_code_is_the_jobs(
     agent = tmp_path / "agent"
     write_program(agent, AGENT)
     done = run_script(f"export BENCH_PYTHON={agent} WAITS={waits}\n{text}", tmp_path)
-    assert (done.returncode, done.stderr) == (code, "")
+    assert (done.returncode, done.stderr.count("\n")) == (code, 1)  # the study's folder is not here
     assert done.stdout.startswith("-c\nimport os, sys; ")
     assert "\n--nnodes=1\n--nproc-per-node=2\n--standalone\n" in done.stdout
-    assert done.stdout.endswith(f"--no-python\n{agent}\n-P\n-m\nddp_scaling_bench.train\n{said}")
+    assert done.stdout.endswith(f"--no-python\n{agent}\n-m\nddp_scaling_bench.train\n{said}")
     end = json.loads((tmp_path / "run dir/end.json").read_text())
     assert (end["exit_code"], end["stage"]) == (code, "run")
 

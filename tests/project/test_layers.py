@@ -35,6 +35,7 @@ LAYERS = {
         ["bench.matrix"],
         ["bench.study"],
         [
+            "bench.package",
             "bench.render",
             # The output of Slurm's commands; what runs jobs is two layers above.
             "bench.jobs.slurm.messages",
@@ -42,7 +43,7 @@ LAYERS = {
             "bench.lint",
             "bench.doctor",
         ],
-        ["bench.plan"],
+        ["bench.cost", "bench.plan"],
         ["bench.jobs", "bench.preflight"],
         ["bench.commands"],
         ["bench.cli", "bench.__main__"],

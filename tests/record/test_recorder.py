@@ -421,6 +421,19 @@ def test_a_group_of_another_size_than_the_cells_is_refused(monkeypatch, tmp_path
     assert launch_of(env, (0, 2), cells[1]).world_size == 2
 
 
+def test_under_launcher_own_the_process_group_and_torchruns_variables_count_and_not_those_of_slurm():
+    cell = CellFile("own", "gloo", 2, 4, 1, {})
+    step = slurm_step("1", "0", "2")
+    spawned = launch_of(step, (3, 4), cell)
+    assert (spawned.launcher, spawned.rank, spawned.world_size) == ("own", 3, 4)
+    started = step | {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4"}
+    assert launch_of(started, (3, 4), cell).local_rank == 1
+    with pytest.raises(
+        RecorderError, match=r"^1 of 4 planned processes started; the command starts the ranks"
+    ):
+        launch_of(step, None, cell)
+
+
 def test_the_size_of_a_batch_is_that_of_its_first_tensor():
     points = torch.zeros(3, 2)
     assert [

@@ -114,6 +114,14 @@ SENTENCES: list[tuple[Recorded, str]] = [
         runs.LinesLeftOut(quantity="loss", source="job.out", why="evaluation", lines=(3,), example="e"),
         "loss: 1 line of job.out (from line 3) does not count: evaluation, such as 'e'",
     ),
+    (
+        ranks.LayoutDoubtful(different=4, replicas=2),
+        "the ranks read 4 different first batches, but the plan has",
+    ),
+    (
+        ranks.SamplesOfReplicas(model_parallel=4),
+        "the samples that the ranks counted do not fit 4 ranks per re",
+    ),
     (ranks.SamplesUnknown(), "the samples of a step are unknown, so there is no throughput: pass samples=.."),
     (ranks.SamplesUnknown(length=8.0, batch_size=4), "the first batch begins with a tensor of length 8, but"),
     (ranks.SamplesUnknown(batch_size=4), "the first batch begins with no tensor, but the batch size is 4, s"),

@@ -81,7 +81,8 @@ LOGS: dict[str, tuple[str, dict[str, str], dict[str, Any], list[float], list[str
     "kimg": ("3.2 kimg/s\n", {"throughput": "([0-9.]+) img/s"}, {}, [3200], []),
     "no suffix": ("time 0.25 G_loss 2.3\n", {"step_time": "time ([0-9.]+)"}, {}, [4], []),
     "torchtitan": (
-        TITAN.format(1, 990) + TITAN.format(2, 1240), {"throughput": "tps: ([0-9.,]+)"}, {}, [990, 1240], []),
+        TITAN.format(1, 990) + TITAN.format(2, 1240), {"throughput": "tps: ([0-9.,]+)"},
+        {"units": {"throughput": "tokens/s"}, "tokens_per_sample": 10}, [99, 124], []),
     "values between commas": (
         "10,250,3.4\n11,500,3.3\n", {"step_time": "^[0-9]+,([0-9.]+),"}, MS, [4, 2], []),
     "timm": (

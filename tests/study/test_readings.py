@@ -3,7 +3,7 @@
 import json
 import math
 import os
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -294,3 +294,35 @@ def test_a_recorded_loss_that_is_not_finite_is_reported_with_its_epoch(left):
     for loss, words in (("nan", "the loss became nan in epoch 2"), ("2.4", ""), ("", "")):
         record(loss)
         assert left.lack({"source": "recorder"}) == words
+
+
+TOKENS = {"throughput": "tokens/s"}
+
+
+@pytest.mark.parametrize(
+    ("line", "pattern", "more", "expected"),
+    [
+        ("step 3 tokens/s: 123.5 loss 2", "tokens/s: (\\S+)", {}, "the rate is one of tokens"),
+        ("rate: 123 tok/s", "rate: (\\S+)", {}, "the rate is one of tokens (tok/s)"),
+        ("tokens_per_second=1.2e5", "=(\\S+)", {}, "the rate is one of tokens (tokens_per_second)"),
+        ("thr 17 tokens per second", "thr (\\S+)", {}, "the rate is one of tokens (tokens per second)"),
+        ("99 tok/s/GPU", "^(\\S+)", {}, "tokens/s/GPU if it is that of one rank"),
+        ("3.1 it/s 4000 tokens/s", "^(\\S+)", {}, "the rate is one of steps"),
+        ("tokenizer 33 samples/s", "tokenizer (\\S+)", {}, 33),
+        ("thr: 10 samples/s tokens/s: 500", "thr: (\\S+)", {}, 10),
+        ("tokens/s: 500 samples/s: 10", "samples/s: (\\S+)", {}, 10),
+        ("rate 1,024 tok/s", "rate ([0-9,]+)", {"units": {"throughput": "samples/s"}}, 1024),
+        ("rate 1,024 tok/s", "rate ([0-9,]+)", {"units": TOKENS, "tokens_per_sample": 128}, 8),
+        ("tps: 256", "tps: (\\S+)", {"units": TOKENS, "tokens_per_sample": 128, "scope": "per_gpu"}, 8),
+        ("tps: 256", "tps: (\\S+)", {"units": TOKENS, "tokens_per_sample": 128, "scope": "per_replica"}, 4),
+    ],
+)
+def test_rates_of_tokens_need_their_unit(tmp_path, line, pattern, more, expected):
+    folder = RunFolder(tmp_path)
+    folder.out.write_text(f"{line}\n{line}\n")
+    found = readings_of(folder, replace(cell({"output": {"throughput": pattern}, **more}), model_parallel=2))
+    if isinstance(expected, str):
+        assert expected in found.problem
+        assert found.problem.startswith("job.out:1: ")
+    else:
+        assert [row.throughput_samples_per_sec for row in found.rows] == [expected] * 2

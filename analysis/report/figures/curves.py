@@ -28,6 +28,7 @@ from analysis.report.figures.drawing import (
 from analysis.report.words import CAPTIONS
 from analysis.stats.columns import ScalingRow
 from analysis.stats.estimate import MIN_RUNS
+from analysis.stats.rates import SAMPLES, rate_unit
 from analysis.stats.scaling import GUIDE, is_wide
 from ddp_scaling_bench.units import count, fraction, known, number
 
@@ -113,7 +114,10 @@ def curve_figure(
     ``runs`` maps cells to the throughputs of their runs. A row that is ``invalid``, or whose
     baseline is, is only a cross, without line, interval and runs.
     """
-    points = [_point(curve, row, runs.get(row.cell_id, ()), invalid) for row in selection.rows]
+    rows = selection.rows
+    if curve is THROUGHPUT and (unit := rate_unit(rows)) != SAMPLES:
+        rows, curve = unit.rows(rows), replace(curve, unit=unit.name)
+    points = [_point(curve, row, runs.get(row.cell_id, ()), invalid) for row in rows]
     left_out, dots = list(selection.left_out), sum(len(point.dots) for point in points)
     if dots > MAX_REPEATS:
         left_out.append(f"the {dots:,} individual runs are not drawn")
@@ -122,7 +126,7 @@ def curve_figure(
         points = [replace(point, dots=[]) for point in points]
     series = {name: [point for point in points if point.row.series == name] for name in selection.labels}
     lines = [(label, series[name]) for name, label in selection.labels.items()]
-    wide = curve is THROUGHPUT and max(point.value for point in points) >= 50_000
+    wide = curve.kind == THROUGHPUT.kind and max(point.value for point in points) >= 50_000
     draft = Draft(
         name=f"{curve.kind}-{selection.mode or 'other'}",
         subject=curve.subject,
@@ -146,7 +150,7 @@ Lines = Sequence[tuple[str, Sequence[Point]]]
 def _point(curve: Curve, row: ScalingRow, runs: Sequence[float], invalid: Collection[str]) -> Point:
     value = curve.value(row)
     low, high = (getattr(row, f"{curve.kind}_{end}") for end in ("low", "high"))
-    of_base = curve is not THROUGHPUT and row.base is not None and row.base.cell_id in invalid
+    of_base = curve.kind != THROUGHPUT.kind and row.base is not None and row.base.cell_id in invalid
     valid = not of_base and row.cell_id not in invalid
     dots = [value * rate / row.rate for rate in runs] if valid else []
     return Point(row, value, low, high, valid, dots)
@@ -175,7 +179,7 @@ def _caption(curve: Curve, lines: Lines) -> str:
 
 def _why_no_intervals(curve: Curve, points: Sequence[Point]) -> str:
     """Return the caption about why no value has an interval; empty if no value can have one."""
-    relative = curve is not THROUGHPUT
+    relative = curve.kind != THROUGHPUT.kind
     rows = [point.row for point in points if not (relative and point.row.is_base)]
     if not rows:
         return ""  # the baseline's efficiency is 1 by definition

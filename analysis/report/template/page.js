@@ -32,7 +32,7 @@
   const describe = ({ run, attempt, texts: [state, failure, reason], rate, evidence }) => {
     const list = make("dl"), path = attempt && data.folders && `/attempt-${attempt}`;
     const folder = path && Object.assign(make("a", `runs/${run}${path}`), { href: `../runs/${encodeURIComponent(run)}${path}/` });
-    const lines = [["Run", run], ["State", failure ? `${state} (${failure})` : state], ["Throughput", rate && `${rate} samples/s`],
+    const lines = [["Run", run], ["State", failure ? `${state} (${failure})` : state], ["Throughput", rate],
       ["Reason", reason], ...evidence.map((line) => ["Evidence", line]), ["Folder", folder]];
     lines.filter(([, value]) => value).forEach(([name, value]) => {
       list.append(make("dt", name), make("dd"));

@@ -1,6 +1,6 @@
 """Packs: Slurm jobs that execute many runs, one after another, each on some of the job's nodes.
 
-`bench submit --pack` determines the allocation, the order of the runs and the nodes of each run. The pack's
+`bench submit --pack` determines the allocations, the order of the runs and the nodes of each run. The pack's
 script (``slurm_templates/pack.sbatch.j2``) reads them from the file ``members`` in the pack's folder.
 It writes ``pack_end.json`` into the folder of each run that has ended.
 """
@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from functools import cached_property
 from typing import Any
 
 from ddp_scaling_bench.errors import BenchError, unwritable
@@ -20,7 +19,7 @@ from ddp_scaling_bench.files import read_json, write_atomically
 from ddp_scaling_bench.run_folder import RunFolder
 from ddp_scaling_bench.units import slurm_time
 
-from ...matrix.cell import Run
+from ...matrix.cell import Cell, Resources, common_resources, gpu_option
 from ...study.conditions import parse_moment
 from ...study.layout import PackFolder
 from ...study.ledger import RunState
@@ -33,56 +32,31 @@ from .states import failed_end, read_state
 
 #: Part of the name of each pack's job, and of no other job of a study.
 PACK_MARK = ".pack.a"
+#: The resources that options of sbatch with the same names request.
+PLACEMENT = ("partition", "qos", "account", "constraint")
 _SAFE_WORD = re.compile(r"[A-Za-z0-9_.+/-]+")
 
 
-@dataclass(frozen=True)
-class Allocation:
-    """Resources of a job that executes many runs (pack): the maximum that any of the runs needs.
+def split(attempts: Sequence[Attempt], longest_s: Callable[[str | None], int | None]) -> list[list[Attempt]]:
+    """Divide attempts into packs, in their order: all runs of a pack request the same resources.
 
-    ``limit_s`` is the sum of the runs' time limits. ``gpus_per_node`` is 0 if no run uses GPUs. ``node_gpus``
-    is the number of GPUs of a node if the job has whole nodes and this number is known.
+    ``longest_s`` returns the longest time limit of a job in a partition, or None if there is none. The time
+    limits of a pack's runs do not exceed it together.
     """
-
-    nodes: int
-    tasks_per_node: int
-    gpus_per_node: int
-    limit_s: int
-    node_gpus: int | None = None
-
-    @property
-    def reserved_per_node(self) -> int:
-        """The number of GPUs per node that the job occupies: all of them if it has whole nodes."""
-        return max(self.gpus_per_node, self.node_gpus or 0)
-
-    @property
-    def gpu_hours(self) -> float:
-        """Maximum cost in GPU-hours."""
-        return self.nodes * self.reserved_per_node * self.limit_s / 3600
-
-    @property
-    def node_hours(self) -> float:
-        """Maximum cost in node-hours."""
-        return self.nodes * self.limit_s / 3600
-
-    def options(self, gpu_option: str | None) -> list[str]:
-        """Return the options for sbatch; ``gpu_option`` is a prefix such as ``--gpus-per-node=``."""
-        gpus = [f"{gpu_option}{self.gpus_per_node}"] if gpu_option and self.gpus_per_node else []
-        sizes = [f"--nodes={self.nodes}", f"--ntasks-per-node={self.tasks_per_node}"]
-        return [*sizes, *gpus, f"--time={slurm_time(self.limit_s)}"]
-
-
-def allocation_of(study: PlannedStudy, runs: Sequence[Run]) -> Allocation:
-    """Return the allocation that is large enough to execute ``runs`` (at least one) one after another."""
-    cells = [study.cells[run.cell_id] for run in runs]
-    tasks = max(max(cell.ranks_per_node) for cell in cells)
-    return Allocation(
-        nodes=max(cell.nodes for cell in cells),
-        tasks_per_node=tasks,
-        gpus_per_node=tasks if any(cell.device == "cuda" for cell in cells) else 0,
-        limit_s=int(study.plan["time_limit_s"]) * len(runs),
-        node_gpus=study.reserved_node_gpus,
-    )
+    by_resources: dict[Resources, list[Attempt]] = {}
+    for attempt in attempts:
+        alike = attempt.cell.resources._replace(time_limit_s=0)
+        by_resources.setdefault(alike, []).append(attempt)
+    packs: list[list[Attempt]] = []
+    for resources, own in by_resources.items():
+        most, total = longest_s(resources.partition), 0
+        for index, attempt in enumerate(own):
+            total += attempt.cell.resources.time_limit_s
+            if not index or (most is not None and total > most):
+                packs.append([])
+                total = attempt.cell.resources.time_limit_s
+            packs[-1].append(attempt)
+    return packs
 
 
 def first_host(*, seed: int, nodes: int, repeat: int, hosts: int) -> int:
@@ -98,7 +72,7 @@ def first_host(*, seed: int, nodes: int, repeat: int, hosts: int) -> int:
 
 @dataclass(frozen=True)
 class Pack:
-    """A pack (a job that executes many runs): its number, its runs in order, and its allocation."""
+    """A pack (a job that executes many runs): its number, and its runs in order."""
 
     study: PlannedStudy
     number: int
@@ -109,30 +83,50 @@ class Pack:
         """Folder of the pack."""
         return self.study.folder.pack(self.number)
 
-    @cached_property
-    def allocation(self) -> Allocation:
-        """Resources of the pack's job."""
-        return allocation_of(self.study, [attempt.run for attempt in self.members])
+    @property
+    def cells(self) -> list[Cell]:
+        """The configurations of its runs."""
+        return [attempt.cell for attempt in self.members]
 
     @property
     def nodes(self) -> int:
-        """Number of nodes of the job."""
-        return self.allocation.nodes
+        """Number of nodes of the job: as many as the largest run needs."""
+        return max(cell.nodes for cell in self.cells)
+
+    @property
+    def limit_s(self) -> int:
+        """The time limit of the job: the sum of the runs' limits."""
+        return sum(cell.resources.time_limit_s for cell in self.cells)
 
     @property
     def job(self) -> Job:
         """The pack's job; raise BenchError if `bench plan` did not write its script."""
+        if any(attempt.cell.command_per == "job" for attempt in self.members):
+            what = "--pack: a command with command_per: job can use all nodes of the pack, not only its own"
+            raise BenchError(what, remedy="omit --pack, or use command_per: node")
         script = self.study.folder.pack_script
         if not script.is_file():
             raise BenchError(f"{script}: does not exist", remedy=REPLAN)
-        options = self.allocation.options(self.study.plan.get("gpu_option"))
         name = f"{self.study.folder.name}{PACK_MARK}{self.number}.{self.study.key}"
-        return Job(name=name, script=script, folder=self.folder, options=options)
+        return Job(name=name, script=script, folder=self.folder, options=self._options())
+
+    def _options(self) -> list[str]:
+        """Return the options of sbatch: what the directives of the script cannot know."""
+        tasks = max(max(cell.ranks_per_node) for cell in self.cells)
+        options = [f"--nodes={self.nodes}", f"--ntasks-per-node={tasks}"]
+        own, common = self.cells[0].resources, common_resources(self.study.cells.values())
+        if any(cell.device == "cuda" for cell in self.cells):
+            option = gpu_option(str(self.study.plan.get("gpu_request")), own.gpu_type)
+            options.append(f"{option}{tasks}")
+        options.append(f"--time={slurm_time(self.limit_s)}")
+        placement = {name: getattr(own, name) for name in PLACEMENT}
+        options += [f"--{name}={value}" for name, value in placement.items() if value and name not in common]
+        return [*options, *["--exclusive"] * (own.exclusive and "exclusive" not in common)]
 
     @property
     def attempts(self) -> list[tuple[Attempt, dict[str, Any]]]:
         """The attempts with the job's name, each with its value of ``allocation`` in run.json."""
-        name, size = self.job.name, {"nodes": self.allocation.nodes}
+        name, size = self.job.name, {"nodes": self.nodes}
         return [
             (replace(attempt, job_name=name), {"kind": "pack", "pack": self.number, "place": place, **size})
             for place, attempt in enumerate(self.members, 1)
@@ -140,7 +134,7 @@ class Pack:
 
     def nodes_of(self, attempt: Attempt) -> list[int]:
         """Return the numbers (from 1) of the job's nodes on which a run is executed."""
-        first, hosts = self._first_host(attempt), self.allocation.nodes
+        first, hosts = self._first_host(attempt), self.nodes
         return sorted((first + i) % hosts + 1 for i in range(attempt.cell.nodes))
 
     def write(self) -> None:
@@ -161,13 +155,13 @@ class Pack:
         root, cell = self.study.folder.path, attempt.cell
         paths = (attempt.folder.path, self.folder.script(cell.cell_id))
         relative = [str(path.relative_to(root)) for path in paths]
-        numbers = (cell.nodes, self._first_host(attempt), int(self.study.plan["time_limit_s"]))
+        numbers = (cell.nodes, self._first_host(attempt), cell.resources.time_limit_s)
         words = [str(place), attempt.run.run_id, *relative, *map(str, numbers)]
         assert all(map(_SAFE_WORD.fullmatch, words)), f"the script cannot split {words}"
         return " ".join(words)
 
     def _first_host(self, attempt: Attempt) -> int:
-        seed, hosts = int(self.study.plan["seed"]), self.allocation.nodes
+        seed, hosts = int(self.study.plan["seed"]), self.nodes
         return first_host(seed=seed, nodes=attempt.cell.nodes, repeat=attempt.run.repeat, hosts=hosts)
 
 

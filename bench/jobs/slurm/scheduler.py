@@ -31,7 +31,7 @@ from ..contract import Estimate, Job, Others, Scheduler, Status
 from ..logs import joined
 from .client import Slurm, SlurmRefusedError, SlurmUnavailableError, between, joined_lists
 from .messages import NOT_NOW, search
-from .pack import PACK_MARK, Pack
+from .pack import PACK_MARK, PLACEMENT, Pack, split
 from .parsing import JobRow, NodeGroup, expand_hosts
 from .states import PROVISIONAL_NAME, classify, classify_queue, read_state, rows_by_job, step_statuses
 
@@ -165,43 +165,47 @@ class SlurmScheduler(Scheduler):
         try:
             self.slurm.test_only(job.script, options=job.options)
         except SlurmRefusedError as refusal:
-            if not refusal.queue_is_full and (why := self._permanent(refusal, job.script, nodes)):
+            if not refusal.queue_is_full and (why := self._permanent(refusal, job, nodes)):
                 raise SlurmRefusedError("sbatch --test-only", why, remedy=_CORRECT) from None
             return f"sbatch --test-only says: {refusal.output}"
         return ""
 
-    def _permanent(self, refusal: SlurmRefusedError, script: Path, nodes: int) -> str:
+    def _permanent(self, refusal: SlurmRefusedError, job: Job, nodes: int) -> str:
         """Return why Slurm can never start a job on ``nodes`` nodes, or ``""`` if the job can start later.
 
         Slurm's message is the same in two cases: no nodes suit the job, or such nodes are down or drained.
         """
         if not search(NOT_NOW, refusal.output):
             return refusal.output
-        partitions = self._partitions(script)
+        partitions = self._partitions(requested_partition(job.script, job.options))
         if reason := too_many_nodes(partitions, nodes):
             return f"{refusal.output} ({reason})"
         groups = [group for groups in partitions.values() for group in groups]
         all_in_service = bool(groups) and all(group.state in _IN_SERVICE for group in groups)
         return refusal.output if all_in_service else ""
 
-    def _find_partitions(self, script: Path) -> dict[str, list[NodeGroup]]:
-        """Return the node groups of each partition that a script requests, or ``{}`` if any is unknown."""
+    def _find_partitions(self, wanted: str | None) -> dict[str, list[NodeGroup]]:
+        """Return the node groups of each partition that a job requests, or ``{}`` if any is unknown.
+
+        Without ``wanted``, Slurm chooses the default partition.
+        """
         try:
-            groups, text = self.slurm.nodes(), script.read_text(encoding="utf-8")
-        except (SlurmUnavailableError, OSError):
+            groups = self.slurm.nodes()
+        except SlurmUnavailableError:
             return {}
-        named = _PARTITION.search(text)
-        names = named[1].split(",") if named else [group.partition for group in groups if group.default]
+        names = wanted.split(",") if wanted else [group.partition for group in groups if group.default]
         found = {name: [group for group in groups if group.partition == name] for name in names}
         return found if all(found.values()) else {}
 
-    def estimate(self, script: Path, *, nodes: int, training_s: float) -> Estimate:
+    def estimate(self, script: Path, *, nodes: int, size: int, training_s: float) -> Estimate:
         """Estimate a wait with a test submission of a script, with the time limit of the training.
 
         Long jobs wait longer than the short jobs of the benchmark.
         """
         wanted_s = max(_SHORTEST_LIMIT_S, math.ceil(_LIMIT_FACTOR * training_s))
-        partitions = self._partitions(script)
+        chosen = self.study.placement(size)
+        of_size = [f"--{name}={chosen[name]}" for name in PLACEMENT if name in chosen]
+        partitions = self._partitions(requested_partition(script, of_size))
         if reason := too_many_nodes(partitions, nodes):  # the test of Slurm 26.05 does not notice this
             return Estimate(None, "", f"Slurm would not start the job: {reason}")
         limit_s = longest_limit_s(partitions) or wanted_s
@@ -212,7 +216,7 @@ class SlurmScheduler(Scheduler):
                 f"{jobs} consecutive jobs: the partition's limit is {limit}; only the first wait is counted"
             )
         # A predicted size has no script. These options override the directives of a similar cell's script.
-        options = [f"--nodes={nodes}", f"--time={slurm_time(min(wanted_s, limit_s))}"]
+        options = [f"--nodes={nodes}", f"--time={slurm_time(min(wanted_s, limit_s))}", *of_size]
         try:
             starts = self.slurm.test_only(script, options=options)
         except SlurmRefusedError as refusal:
@@ -249,12 +253,20 @@ class SlurmScheduler(Scheduler):
         except SlurmUnavailableError as error:
             return f"job data of other users may be private ({error.message})".partition("\n")[0]
 
-    def pack(self, attempts: Sequence[Attempt]) -> Pack:
-        """Return the next pack, a job that executes ``attempts`` in this order. Nothing is written."""
+    def packs(self, attempts: Sequence[Attempt]) -> list[Pack]:
+        """Return the next packs: jobs that execute ``attempts``, split by resources and by time limits.
+
+        Raises:
+            BenchError: a command starts its ranks on all nodes of its job, which are not those of a run.
+        """
+        if other := [a.cell.cell_id for a in attempts if a.cell.command_per == "job"]:
+            what = f"--pack: {other[0]} has command_per: job, whose command needs a job of its own"
+            raise BenchError(what, remedy="omit --pack, or choose other runs with --only")
         folder = self.study.folder.packs
         taken = [path.name.removeprefix("pack-") for path in folder.glob("pack-*")]
         number = 1 + max((int(number) for number in taken if number.isdigit()), default=0)
-        return Pack(self.study, number, attempts)
+        own = split(attempts, lambda partition: longest_limit_s(self._partitions(partition)))
+        return [Pack(self.study, number + i, members) for i, members in enumerate(own)]
 
 
 def literal_pattern(path: Path) -> str:
@@ -312,6 +324,16 @@ def _preferred(jobs: Sequence[Status], job_id: str) -> Status:
     chosen = next((job for job in jobs if job.state.active), known)
     others = tuple((job.job_id, str(job.state)) for job in jobs if job is not chosen)
     return replace(chosen, reasons=(*chosen.reasons, SameName(jobs=others)))
+
+
+def requested_partition(script: Path, options: Sequence[str] = ()) -> str | None:
+    """Return the partition in sbatch's options, else in the directives of a script, else None."""
+    try:
+        text = "\n".join([*(f"#SBATCH {one}" for one in options), script.read_text(encoding="utf-8")])
+    except OSError:
+        return None
+    named = _PARTITION.search(text)
+    return named[1] if named else None
 
 
 def longest_limit_s(partitions: Mapping[str, Sequence[NodeGroup]]) -> int | None:

@@ -1,7 +1,8 @@
 """The validity of a study's numbers: each finding with its cells and values."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from analysis.data.load import load_study
 from analysis.stats.measured import measure
 from analysis.text import heading, message
 from bench.cli import app
-from bench.matrix.cell import Cell
+from bench.matrix.cell import Cell, Resources
 from bench.study.layout import StudyFolder
 from ddp_scaling_bench.finding import Finding
 from ddp_scaling_bench.measure.findings import SeparateTrainings
@@ -280,6 +281,41 @@ def test_advice_about_a_slow_node_fits_the_matrix(tmp_path: Path) -> None:
     assert advice() == "advice-named"
     change_json(path / "plan.json", nodelist=None, executor="ssh")
     assert advice() == "advice-named"
+
+
+def on(cells: Sequence[Cell], partitions: Sequence[str | None], **resources: Any) -> list[Cell]:
+    """Return the cells with the requested partitions."""
+    pairs = zip(cells, partitions, strict=True)
+    return [replace(cell, resources=Resources(partition=name, **resources)) for cell, name in pairs]
+
+
+def test_a_series_that_is_planned_on_several_partitions_is_a_warning(tmp_path: Path) -> None:
+    cells = [
+        *on(studies.strong(), ["small", "small", "large", "large"]),
+        *on(studies.weak(batch=5), [None] * 4),
+    ]
+    path = studies.finished(tmp_path / "s", cells, state=lambda cell, repeat: ("planned", "", None))
+    found = findings(path)["spans-partitions"]
+    places = [("partition small", [1, 2]), ("partition large", [4, 8])]
+    assert [(one["place"], one["sizes"]) for one in found.values["places"]] == places
+    assert found.subject == tuple(cell.cell_id for cell in cells[:4])
+    assert "1 and 2 on partition small" in found.message
+
+
+def test_what_ran_counts_more_than_the_plan_and_one_cell_can_span_partitions(tmp_path: Path) -> None:
+    cells = on(studies.strong(sizes=(1, 2)), ["a,b", "a,b"])
+
+    def env(cell: Cell) -> dict[str, Any]:
+        names.append("b" if len(names) == 1 else "a")
+        found = studies.environment(cell)
+        return {**found, "slurm": {"SLURM_JOB_PARTITION": names[-1]}}
+
+    names: list[str] = []
+    found = findings(studies.finished(tmp_path / "s", cells, env=env))["spans-partitions"]
+    places = {one["place"]: one["sizes"] for one in found.values["places"]}
+    assert places == {"partition a": [1, 2], "partition b": [2]}
+    same = on(studies.strong(sizes=(1, 2)), ["a", "b"])  # planned anew after the runs
+    assert "spans-partitions" not in findings(studies.finished(tmp_path / "t", same))
 
 
 class _Reports(studies.StudyBuilder):

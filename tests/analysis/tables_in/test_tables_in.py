@@ -316,7 +316,10 @@ def test_patterns_make_a_table_of_the_logs_of_finished_runs(
             "error: one.log contains 2 values, and workload.metrics.skip 9",
         ),
         (["--set", "kind=average", "--set", "ranks=all"], "ranks all applies only to values per step"),
-        (["--unit", "km/h"], "--unit 'km/h' is not known; allowed: samples/s, it/s, s, ms, us"),
+        (
+            ["--unit", "km/h"],
+            "--unit 'km/h' is not known; allowed: samples/s, it/s, tokens/s, samples/s/GPU, ",
+        ),
         (["three.log"], "'three.log' is not a size and a log; write 4=a.log, or 1x4=a.log"),
     ):
         done = run_report(*words, *more)

@@ -101,16 +101,28 @@ if ! command -v "$python" >/dev/null; then
   echo "bench: error: on $(uname -n) there is no $python: name the environment in cluster.setup" >&2
   exit 127
 fi
-# The same number of threads in every cell, so that baselines are comparable.
-export OMP_NUM_THREADS=1 BENCH_THREADS_PER_RANK=1
+# The part of bench that runs in a job, as one file in the study's folder: the job needs no installation of bench.
+package=${run_dir%/runs/*}/package/ddp_scaling_bench-DIGEST.zip
+# By hand, the script is beside it.
+[ -f "$package" ] || package=$(dirname "${BASH_SOURCE[0]}")/../package/ddp_scaling_bench-DIGEST.zip
+if [ -f "$package" ]; then
+  package=$(realpath "$package")
+  export PYTHONPATH="$package${PYTHONPATH:+:$PYTHONPATH}"
+else
+  echo "bench: the study's folder has no package/ddp_scaling_bench-DIGEST.zip: using the installed ddp_scaling_bench" >&2
+  package=
+fi
 # Ranks of one machine use the loopback interface, even if its host name resolves to another address.
 export GLOO_SOCKET_IFNAME="${GLOO_SOCKET_IFNAME:-lo}"
-export PYTHONUNBUFFERED=1
 
+# The same number of threads in every cell and under every launcher, so that baselines are comparable.
+export OMP_NUM_THREADS=1 BENCH_THREADS_PER_RANK=1
+# Output is written at once, so that it is complete even if the job is killed.
+export PYTHONUNBUFFERED=1
 # For the program of a rank, and for the tools of bench in the job.
 export BENCH_RUN_DIR="$run_dir" BENCH_CELL_ID=n1x4-gloo-torchrun-b96 BENCH_BACKEND=gloo
 export BENCH_PER_GPU_BATCH=96 BENCH_GRAD_ACCUM=1
-world_size=4 # the number of ranks that the launch lines below start
+world_size=4 # the number of ranks
 export BENCH_GLOBAL_BATCH=$((BENCH_PER_GPU_BATCH * world_size * BENCH_GRAD_ACCUM))
 join_timeout=300 # seconds
 
@@ -166,7 +178,6 @@ printf '%s\n' "${cell_json[@]}" >"$cell_file" && mv -f "$cell_file" "$run_dir/ce
 # The program of a rank: the words of the matrix, which the shell does not expand.
 command=(
   "$python"
-  -P
   -m ddp_scaling_bench.train
 )
 # torchrun's agent on each node starts the ranks there. `python -m` would put the working folder first on the

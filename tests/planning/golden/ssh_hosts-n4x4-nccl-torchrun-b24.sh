@@ -22,24 +22,36 @@ if ! command -v "$python" >/dev/null; then
   echo "bench: error: on $(uname -n) there is no $python: name the environment in cluster.setup" >&2
   exit 127
 fi
-# The same number of threads in every cell, so that baselines are comparable.
-export OMP_NUM_THREADS=8 BENCH_THREADS_PER_RANK=8
+# The part of bench that runs in a job, as one file in the study's folder: the job needs no installation of bench.
+package=${run_dir%/runs/*}/package/ddp_scaling_bench-DIGEST.zip
+# By hand, the script is beside it.
+[ -f "$package" ] || package=$(dirname "${BASH_SOURCE[0]}")/../package/ddp_scaling_bench-DIGEST.zip
+if [ -f "$package" ]; then
+  package=$(realpath "$package")
+  export PYTHONPATH="$package${PYTHONPATH:+:$PYTHONPATH}"
+else
+  echo "bench: the study's folder has no package/ddp_scaling_bench-DIGEST.zip: using the installed ddp_scaling_bench" >&2
+  package=
+fi
 # gloo needs the name of one interface. Unless the matrix sets this name, use the interface that leads to
 # another host. (By default, gloo uses the address of the machine's own name, often the loopback.)
 if [ nccl = gloo ] && [ -z "${GLOO_SOCKET_IFNAME:-}" ]; then
-  interface=$("$python" -P -m ddp_scaling_bench.start train.network_interface "${BENCH_PEER:-${endpoint%:*}}") || exit 1
+  interface=$("$python" -m ddp_scaling_bench.start train.network_interface "${BENCH_PEER:-${endpoint%:*}}") || exit 1
   [ -z "$interface" ] || export GLOO_SOCKET_IFNAME="$interface"
 fi
-export PYTHONUNBUFFERED=1
 
 # Host 0 serves the rendezvous.
 is_host=false
 [ "$node" -ne 0 ] || is_host=true
 
+# The same number of threads in every cell and under every launcher, so that baselines are comparable.
+export OMP_NUM_THREADS=8 BENCH_THREADS_PER_RANK=8
+# Output is written at once, so that it is complete even if the job is killed.
+export PYTHONUNBUFFERED=1
 # For the program of a rank, and for the tools of bench in the job.
 export BENCH_RUN_DIR="$run_dir" BENCH_CELL_ID=n4x4-nccl-torchrun-b24 BENCH_BACKEND=nccl
 export BENCH_PER_GPU_BATCH=24 BENCH_GRAD_ACCUM=1
-world_size=16 # the number of ranks that the launch lines below start
+world_size=16 # the number of ranks
 export BENCH_GLOBAL_BATCH=$((BENCH_PER_GPU_BATCH * world_size * BENCH_GRAD_ACCUM))
 join_timeout=300 # seconds
 # NCCL reports its network only in its log, which the recorder reads.
@@ -99,7 +111,6 @@ printf '%s\n' "${cell_json[@]}" >"$cell_file" && mv -f "$cell_file" "$run_dir/ce
 # The program of a rank: the words of the matrix, which the shell does not expand.
 command=(
   "$python"
-  -P
   -m ddp_scaling_bench.train
 )
 # torchrun's agent on each node starts the ranks there. `python -m` would put the working folder first on the
