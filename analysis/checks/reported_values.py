@@ -44,7 +44,7 @@ class RanksNotCounted(Finding, kind="ranks-not-counted"):
     """Cells whose command started an unknown number of ranks; of ``not_compared``, several were planned."""
 
     heading = "Ranks not counted"
-    remedy = "Check that the commands contain no launcher, or use the recorder."
+    remedy = "Compare the world size that the program prints with the plan's, or use the recorder."
     runs: int
     not_compared: tuple[str, ...] = ()
 
@@ -53,7 +53,7 @@ class RanksNotCounted(Finding, kind="ranks-not-counted"):
         nor = f", nor whether {whose} train together" if self.not_compared else ""
         return (
             f"It is not known how many ranks the commands of {names(self.subject)} started{nor}: only the "
-            "recorder measures this. If a command contains a launcher, its rate is that of separate "
+            "recorder measures this. If they start another number than planned, the rates are those of other "
             "trainings."
         )
 

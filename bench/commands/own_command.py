@@ -101,6 +101,17 @@ def yaml_text(text: str) -> str:
     return f'"{quoted}"'
 
 
+#: What starts ranks, by the suffix of a script. A Python script may only mention torchrun, as in its help.
+_STARTS_RANKS = {
+    ".py": re.compile(r"\b(?:mp|multiprocessing)\.(?:spawn|start_processes)\("),
+    ".sh": re.compile(
+        r"^[^#\n]*\b(torchrun|torch\.distributed\.(?:run|launch)|accelerate launch|deepspeed|mpirun|"
+        r"fabric run)\b",
+        re.M,
+    ),
+}
+
+
 def read_command(text: str) -> OwnCommand:
     """Read the command that a user would type: its launcher and its variables.
 
@@ -130,10 +141,20 @@ def read_command(text: str) -> OwnCommand:
 
 
 def _read_script(own: OwnCommand) -> None:
-    """Let the command set the batch if an option is known for it, and find out whether it uses GPUs."""
-    named = (word for word in own.words if word.endswith(".py"))
+    """Let the command set the batch if an option is known for it; find out who starts ranks, and on what."""
+    named = (word for word in own.words if word.endswith((".py", ".sh")))
     script = next((path for path in map(Path, named) if path.is_file()), None)
     source = script.read_text(encoding="utf-8", errors="replace") if script else ""
+    starts = _STARTS_RANKS[script.suffix].search(source) if script and not own.launcher else None
+    if starts:
+        own.launcher = "own"
+        own.notes.append(
+            f"{script} starts processes ({starts[starts.re.groups]}): with launcher own, bench starts the "
+            "command once on each node. Pass it the sizes, such as {nodes}, {tasks_per_node}, {node_rank} "
+            "and {master_addr} (docs/recipes.md)."
+        )
+    if script and script.suffix == ".sh":
+        return
     if "gloo" in source and not _GPU_WORDS.search(" ".join([source, *own.words])):
         own.is_cpu = True
         own.notes.append(f"{script} uses gloo and no GPU: the matrix is for CPUs.")

@@ -279,10 +279,11 @@ def _average(
 
 
 def _are_equal(values: Sequence[Value]) -> bool:
-    """Return whether values differ at most by rounding: by one unit of the last digit of the finest value."""
+    """Return whether values differ at most by rounding: to the coarsest digits, or by the last digit."""
     numbers = [one.value for one in values]
     largest = max(map(abs, numbers))
-    rounding = 1.001 * min(one.last_digit for one in values)
+    digits = [one.last_digit for one in values]
+    rounding = 1.001 * max(min(digits), max(digits) / 2)
     return max(numbers) - min(numbers) <= min(rounding, OWN_CLOCKS * largest)
 
 

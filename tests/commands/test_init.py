@@ -228,3 +228,19 @@ def test_placeholders_stay_and_both_scaling_modes_need_one_for_the_batch():
     assert {mode for cell in plan.cells for mode in cell.modes} == {"strong", "weak"}
     plan, _ = planned("python train.py")
     assert {(mode, cell.per_gpu_batch) for cell in plan.cells for mode in cell.modes} == {("weak", 1)}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "launcher"),
+    [
+        ("run.sh", "#!/bin/bash\n# torchrun is not used\npython train.py\n", ""),
+        ("run.sh", '#!/bin/bash\nNGPU=8 torchrun --nproc_per_node "$NGPU" train.py\n', "own"),
+        ("train.py", '"""Start it with torchrun."""\n', ""),
+        ("train.py", "import torch.multiprocessing as mp\nmp.spawn(main, nprocs=4)\n", "own"),
+    ],
+)
+def test_a_script_that_starts_ranks_is_started_once_per_node(name, text, launcher):
+    Path(name).write_text(text)
+    own = read_command(f"{'bash' if name.endswith('.sh') else 'python'} {name}")
+    assert own.launcher == launcher
+    assert bool(own.notes) is bool(launcher)
