@@ -41,6 +41,7 @@ class Attribution:
         clock: Clock,
         world_size: int,
         micro_batches: int | None,
+        model_parallel: int = 1,
     ) -> None:
         self._micro_batches = micro_batches
         known, self._strategy_parts = strategy
@@ -48,6 +49,7 @@ class Attribution:
         self.times_model = known is None or not known.untimed
         self._model = model if self.times_model else None
         sees_all = world_size == 1 or self._strategy_parts.sees_communication
+        sees_all &= model_parallel == 1  # nothing times what the ranks of a replica exchange
         self._sees_communication = self.times_model and sees_all
         self.timer = StepTimer(clock)
         self._at_end_of_backward = backward_callbacks()

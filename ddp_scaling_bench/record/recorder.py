@@ -481,7 +481,8 @@ class Recorder:
         if session.met is None:
             session.watch(model, strategy)
         self._clock, ranks = clock_for(session.device), session.launch.world_size
-        self._attribution = Attribution(model, strategy, self._clock, ranks, self._micro_batches)
+        counts = (ranks, self._micro_batches, session.model_parallel)
+        self._attribution = Attribution(model, strategy, self._clock, *counts)
         replica = ReplicaSampler(model if ranks > 1 else None)
         self._windows.open(self._clock, self._attribution, session, StepSampler(model), replica)
         self._heartbeat.start(os.environ, session.launch, host_name(os.environ))

@@ -22,6 +22,9 @@ def test_the_samples_of_a_replica_count_once(server, tmp_path, name):
     for row in rows:
         rate = float(row["samples"]) / float(row["epoch_time_sec"])
         assert float(row["throughput_samples_per_sec"]) == pytest.approx(rate, rel=1e-3)
+    assert {row["comm_exposed_time_sec"] for row in rows} == {
+        ""
+    }  # nothing times that between ranks of a replica
     assert done.env["global_batch"] == counted["samples_per_step"]
     assert done.env["world_size"] == counted["world_size"]
     assert done.env["exchange"]["together"] is not False
