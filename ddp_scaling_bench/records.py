@@ -88,7 +88,7 @@ class EpochRow(TableRow):
 
     epoch: float = _column("counted from 1")
     steps: float = _column("optimizer steps of the window", "", "t")
-    samples: float = _column("steps × per-GPU batch × ranks × micro-batches", "", "t")
+    samples: float = _column("steps × batch of a replica × replicas × micro-batches", "", "t")
     train_loss: float | str = _column("mean over steps and ranks", "", "t")
     val_loss: float = _column("mean over all ranks' validation samples", "", "after")
     val_accuracy: float = _column("share of correct classes (mlp, convnet, resnet50)", "", "after")

@@ -134,7 +134,7 @@ def _from_size(row: ScalingRow) -> str:
 class CellSize:
     """Size, batch and transport of a cell; a table measured elsewhere may not give the nodes and batches."""
 
-    launcher: Annotated[str, Column("srun or torchrun")]
+    launcher: Annotated[str, Column("srun, torchrun or own")]
     backend: Annotated[str, Column("nccl or gloo")]
     nodes: Annotated[int, Column("number of nodes")]
     gpus_per_node: Annotated[str, Column("ranks per node; 4+2 if nodes differ; empty if not known")]
@@ -223,7 +223,7 @@ class ScalingRow(Measurements):
     series: Annotated[str, Column("series, as the plan names it", "", (CSV, TEXT), "Series")]
     baseline: Annotated[str, Column("size of the baseline; empty without one")]
     mode: Annotated[str, Column("strong, weak or empty, by the batches", "", (CSV, TEXT), "Mode")]
-    launcher: Annotated[str, Column("srun or torchrun")]
+    launcher: Annotated[str, Column("srun, torchrun or own")]
     backend: Annotated[str, Column("nccl or gloo")]
     nodes: Annotated[int, Column("number of nodes", "", (CSV, TEXT, PROPOSAL), "Nodes", whole)]
     gpus_per_node: Annotated[

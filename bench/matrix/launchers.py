@@ -3,7 +3,7 @@
 Launchers srun and torchrun of a matrix start one process per rank: a launcher in the command of a rank would
 start a training in each of them. With launcher own, the command is started once per node or once per job, and
 its launcher starts the ranks. `bench plan` refuses the other combinations, and `bench init --command` writes
-the right one. Words within a shell script, or after ``bash -c``, are not visible.
+the right one. `bench plan` does not see words within a shell script, or after ``bash -c``.
 """
 
 from __future__ import annotations
