@@ -42,10 +42,11 @@ benchmark: setup-tests
 	  echo "== $$name"; $(BIN)/python benchmarks/$$name.py || failed=1; done; exit $$failed
 
 # Everything that needs a GPU, with the given Python as it is: no virtual environment, no network. Writes gpu.json and
-# the table in docs/gpu.md. GPU="--json FILE --page FILE" writes other files.
+# the table in docs/gpu.md. PARTS="mfu formats" runs only these; GPU="--json FILE --page FILE" writes other files.
 GPU ?=
+PARTS ?=
 gpu:
-	@$(PYTHON) benchmarks/gpu.py $(GPU)
+	@$(PYTHON) benchmarks/gpu.py $(PARTS) $(GPU)
 
 # An hour on the test cluster: kill bench submit at random moments, cause every fault of a run, check the intervals of
 # simulated studies, measure links of random rates, and plant causes of lost time. For a short one:

@@ -1,11 +1,13 @@
 """Run everything that needs a GPU; write gpu.json and the table in docs/gpu.md.
 
-    python benchmarks/gpu.py [--json gpu.json] [--page docs/gpu.md]
+    python benchmarks/gpu.py [PART ...] [--json gpu.json] [--page docs/gpu.md]
     python benchmarks/gpu.py --table gpu.json     # only write the table again, without a GPU
+    python benchmarks/gpu.py --wheels             # print the command that downloads the wheels it needs
 
 ``make gpu`` is for a machine with one GPU and without a network. All parts run with the Python that runs this
 script; nothing is installed. A part that fails or runs out of time does not stop the others; all take at most
-8 minutes.
+8 minutes. Parts that are named run alone, each within its time; gpu.json keeps the other parts if they are of
+the same commit and machine, and the page is written only if no part is missing.
 
 If packages are missing, the first line names them.
 
@@ -17,6 +19,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import platform
+import shlex
 import signal
 import subprocess
 import sys
@@ -204,6 +208,18 @@ def mfu_words(values: Mapping[str, Any]) -> list[str]:
         rate, share = values["flops_per_s"] / 1e12, values["share_of_product"]
         words.append(f"transformer of {values['parameters'] / 1e6:.0f}M parameters: {rate:.0f} TFLOP/s")
         words.append(f"{share:.1%} of the matrix product, {stated}")
+    return [*words, *usage_words(values)]
+
+
+def usage_words(values: Mapping[str, Any]) -> list[str]:
+    """Return how busy the GPU and its host were, and the power, as far as they were measured."""
+    words = []
+    if values.get("gpu_util_avg") is not None:
+        words.append(f"GPU busy {values['gpu_util_avg']:.0f} %")
+    if values.get("power_w") is not None:
+        words.append(f"{values['power_w']:.0f} W")
+    if values.get("launch_share") is not None:
+        words.append(f"host launches for {values['launch_share']:.0%} of a step")
     return words
 
 
@@ -211,8 +227,10 @@ def formats_words(values: Mapping[str, Any]) -> list[str]:
     """Return the results of the part ``formats`` as texts: the rate and the MFU of each configuration."""
     words = []
     for one in values["configurations"]:
-        mfu = "" if one["mfu"] is None else f" (MFU {one['mfu']:.1%})"
-        words.append(f"{one['precision']}, {one['memory_format']}: {one['images_per_s']:.0f} images/s{mfu}")
+        mfu = [] if one["mfu"] is None else [f"MFU {one['mfu']:.1%}"]
+        more = ", ".join([*mfu, *usage_words(one)])
+        rate = f"{one['images_per_s']:.0f} images/s{f' ({more})' if more else ''}"
+        words.append(f"{one['precision']}, {one['memory_format']}: {rate}")
     return words
 
 
@@ -298,6 +316,25 @@ def commit() -> str:
     return "unknown commit"
 
 
+def with_earlier(content: Mapping[str, Any], earlier: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the parts of a gpu.json, with those of an ``earlier`` one of the same commit and machine."""
+    parts = {one["name"]: one for one in content["parts"]}
+    if all(earlier.get(name) == content[name] for name in ("schema", "commit", "machine")):
+        parts = {one["name"]: one for one in earlier["parts"]} | parts
+    return [parts[one.name] for one in PARTS if one.name in parts]
+
+
+def wheels_command() -> str:
+    """Return the command that downloads, for this Python, the wheels that the parts need beside torch."""
+    from gpu_parts import required_packages
+
+    release = f"{sys.version_info.major}.{sys.version_info.minor}"
+    place = ("--python-version", release, "--platform", f"manylinux_2_28_{platform.machine()}")
+    older = ("--platform", f"manylinux2014_{platform.machine()}")
+    words = ["python3", "-m", "pip", "download", "--only-binary=:all:", *place, *older, "--dest", "wheels"]
+    return shlex.join([*words, *(text for name, text in required_packages().items() if name != "torch")])
+
+
 def measure(options: argparse.Namespace, folder: Path) -> int:
     """Run the parts and write the files; return the exit code."""
     if sys.version_info < OLDEST_PYTHON:
@@ -317,7 +354,8 @@ def measure(options: argparse.Namespace, folder: Path) -> int:
         print(f"make gpu: error: {unfit}", file=sys.stderr)
         return 2
     print(machine_words(machine.values), flush=True)
-    results = run_parts(PARTS, folder, began=began + MACHINE.budget_s)
+    chosen = [one for one in PARTS if one.name in options.parts or not options.parts]
+    results = run_parts(chosen, folder, began=time.monotonic())
     content = {
         "schema": SCHEMA,
         "date": f"{datetime.now(timezone.utc):%Y-%m-%d}",  # noqa: UP017 (an older Python must reach its message)
@@ -326,19 +364,31 @@ def measure(options: argparse.Namespace, folder: Path) -> int:
         "machine": dict(machine.values),
         "parts": [result.as_json() for result in results],
     }
+    content["parts"] = with_earlier(content, read_values(options.json))
+    written = [options.json]
     options.json.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    update_page(options.page, content)
-    print(f"\n{table(content)}\nwritten: {options.json}, {options.page}", flush=True)
+    if len(content["parts"]) == len(PARTS):
+        update_page(options.page, content)
+        written.append(options.page)
+    print(f"\n{table(content)}\nwritten: {', '.join(map(str, written))}", flush=True)
     return int(any(result.outcome != "passed" for result in results))
 
 
 def main() -> int:
     """Run the parts, or only write the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    names = [one.name for one in PARTS]
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"the parts to run: {', '.join(names)}")
     parser.add_argument("--json", type=Path, default=ROOT / "gpu.json", help="the file for all values")
     parser.add_argument("--page", type=Path, default=PAGE, help="the page with the table")
     parser.add_argument("--table", type=Path, metavar="FILE", help="only write the table of this gpu.json")
+    parser.add_argument("--wheels", action="store_true", help="print the command that downloads wheels")
     options = parser.parse_args()
+    if unknown := [name for name in options.parts if name not in names]:
+        parser.error(f"there is no part {unknown[0]}; the parts are {', '.join(names)}")
+    if options.wheels:
+        print(wheels_command())
+        return 0
     if options.table is not None:
         update_page(options.page, json.loads(options.table.read_text(encoding="utf-8")))
         return 0

@@ -83,12 +83,12 @@ class PartError(Exception):
 # -- machine ---------------------------------------------------------------------------------------
 
 
-def required_packages() -> list[str]:
-    """Return the packages that the parts need: of the project, of three of its extras, and for tests."""
+def required_packages() -> dict[str, str]:
+    """Return the packages that the parts need, with their releases: of the project, its extras and tests."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = [text for name in ("report", "train", "gpu") for text in project["optional-dependencies"][name]]
     written = [*project["dependencies"], *extras, *TEST_PACKAGES]
-    return list(dict.fromkeys(re.split("[<>=~]", text)[0].strip() for text in written))
+    return {re.split("[<>=~]", text)[0].strip(): text for text in written}
 
 
 def missing_packages(names: Iterable[str]) -> list[str]:
@@ -203,7 +203,24 @@ def utilisation(folder: Path, product_flops_per_s: float) -> Values:
         "mfu": median(stated) if stated else None,
         "mfu_empty_because": env["flops"]["mfu_empty_because"],
         "share_of_product": flops / step_s / product_flops_per_s,
+        **usage(folder),
     }
+
+
+def usage(folder: Path) -> Values:
+    """Return how busy a run's GPU and host were, as medians over its windows; None if it is not known.
+
+    ``launch_share`` is the share of a step in which the host launches it: 1 if the host is the limit.
+    """
+    rows, ranks = read_table(folder / "metrics.csv"), read_table(folder / "ranks.csv")
+    found: dict[str, list[float]] = {
+        name: [float(row[name]) for row in rows if row[name]] for name in ("gpu_util_avg", "energy_joules")
+    }
+    powers = [(row["energy_joules"], row["epoch_time_sec"]) for row in rows if row["energy_joules"]]
+    found["power_w"] = [float(joules) / float(seconds) for joules, seconds in powers]
+    steps = [(float(row["window_time_sec"]) / float(row["steps"]), row["launch_time_sec"]) for row in ranks]
+    found["launch_share"] = [float(launch_s) / step_s for step_s, launch_s in steps if launch_s]
+    return {name: median(values) if values else None for name, values in found.items()}
 
 
 # -- ResNet-50 -------------------------------------------------------------------------------------
@@ -229,6 +246,7 @@ def image_rates(folder: Path) -> Values:
     return {
         "images_per_s": median(float(row["throughput_samples_per_sec"]) for row in rows),
         "mfu": median(stated) if stated else None,
+        **usage(folder),
     }
 
 
@@ -261,6 +279,7 @@ def training_of_two(folder: Path) -> Values:
         "parts_s": {name.partition("_time_sec")[0]: float(row[name]) for name in parts if row[name]},
         "sweep": [[size["bytes"], size["time_s"]] for size in sweep["sizes"]] if sweep else [],
         "no_sweep": probes["reasons"]["all_reduce"],
+        **usage(folder),
     }
 
 
@@ -385,6 +404,7 @@ def summary(folder: Path) -> Values:
         "throughput_samples_per_sec": median(float(row["throughput_samples_per_sec"]) for row in rows),
         "conditions": len(windows),
         "clocks": [rank["clocks"] for rank in ranks if rank["clocks"]],
+        **usage(folder),
     }
 
 

@@ -71,6 +71,23 @@ MODELS = {
 }
 
 
+#: The sizes of a language model of which a matrix says nothing: as small as a CPU needs it, or for a GPU.
+_SIZES = {
+    "cpu": {"parameters": 10_000_000, "seq_len": 128},
+    "cuda": {"parameters": 124_000_000, "seq_len": 1024},
+}
+
+
+def default_sizes(values: Mapping[str, Any]) -> dict[str, int]:
+    """Return those workload options that have no value, and of which the device determines the default.
+
+    They are those of models of text, which use ``seq_len``. Plan, ranks and analysis call this function only.
+    """
+    used = MODELS[values["model"]].options
+    sizes = _SIZES[values["device"]] if "seq_len" in used else {}
+    return {name: size for name, size in sizes.items() if name in used and values[name] is None}
+
+
 def models_using(option: str) -> tuple[str, ...]:
     """Return the models that use an option; empty for an option that concerns every model."""
     return tuple(name for name, model in MODELS.items() if option in model.options)

@@ -61,10 +61,20 @@ def on_hosts(strategy: str, ranks_per_host: Sequence[int]) -> str:
 def wire_dtype(values: Mapping[str, Any]) -> str:
     """Return the type of gradients between ranks, from the workload options of a cell.
 
-    It does not depend on ``precision``: autocast leaves weights and gradients in fp32.
+    It does not depend on ``precision``: gradients between ranks are fp32 by default.
     """
+    if values["strategy"] in strategies_using("reduce_dtype"):
+        return str(values["reduce_dtype"])
     hook = values["comm_hook"] if values["strategy"] in strategies_using("comm_hook") else "none"
     return str(values["comm_dtype"] or (hook if hook != "none" else "fp32"))
+
+
+def gathered_dtype(values: Mapping[str, Any]) -> str:
+    """Return the type in which a strategy gathers weights and computes with them; fp32 if it gathers none."""
+    if values["strategy"] not in strategies_using("param_dtype"):
+        return "fp32"
+    stays = values["precision"] == "tf32" or MODELS[values["model"]].fp32_weights
+    return str(values["param_dtype"] or ("fp32" if stays else values["precision"]))
 
 
 def wire_problem(values: Mapping[str, Any], backend: str) -> tuple[tuple[str, ...], str, str] | None:
@@ -75,19 +85,24 @@ def wire_problem(values: Mapping[str, Any], backend: str) -> tuple[tuple[str, ..
     """
     strategy, given, hook = values["strategy"], values["comm_dtype"], values["comm_hook"]
     wire, model, precision = wire_dtype(values), values["model"], values["precision"]
+    weights = gathered_dtype(values)
+    if strategy in strategies_using("param_dtype"):
+        for option, value in (("comm_dtype", given), ("comm_hook", hook)):
+            if value not in (None, "none"):
+                what = f"{option} {value} is an option of DDP, not of strategy {strategy}"
+                remedy = "set param_dtype (weights) and reduce_dtype (gradients) in its place"
+                return (option,), what, remedy
     if strategy in strategies_using("comm_hook"):
         if given and hook not in ("none", given):
             what = f"comm_hook {hook} sends gradients as {hook}, but comm_dtype is {given}"
-            return ("comm_hook", "comm_dtype"), what, "set only one; every strategy understands comm_dtype"
+            return ("comm_hook", "comm_dtype"), what, "set only one"
         if wire == "bf16" and backend == "gloo":
             what = f"strategy {strategy} sends bf16 with torch's bf16 hook, which needs nccl, not gloo"
             return ("comm_dtype" if given else "comm_hook", "backend"), what, "use fp16 or fp32"
-    if "weights" not in STRATEGIES[strategy].sharded or wire == "fp32":
-        return None
-    if wire != precision:
-        what = f"strategy {strategy} gathers weights as {wire} and computes with them in {precision}"
-        return ("comm_dtype", "precision"), what, f"use comm_dtype fp32, or precision {wire}"
-    if MODELS[model].fp32_weights:
-        what = f"model {model} has batch normalisation, which needs weights in fp32, not {wire}"
-        return ("comm_dtype", "model"), what, "use comm_dtype fp32"
+    if weights not in ("fp32", precision):
+        what = f"strategy {strategy} gathers weights as {weights} and computes with them, not in {precision}"
+        return ("param_dtype", "precision"), what, f"use param_dtype fp32, or precision {weights}"
+    if weights != "fp32" and MODELS[model].fp32_weights:
+        what = f"model {model} has batch normalisation, which needs weights in fp32, not {weights}"
+        return ("param_dtype", "model"), what, "use param_dtype fp32"
     return None

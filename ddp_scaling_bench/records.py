@@ -70,6 +70,9 @@ class RankRow(TableRow):
     comm_wait_time_sec: float = _part("the part of the exposed time that waits for a rank that is behind")
     optimizer_time_sec: float = _part("unscale gradients, optimizer's step, clear gradients", "optimizer_s")
     other_time_sec: float = _part("the rest of the step", "other_s")
+    host_time_sec: float = _part("the host's time to load data and launch a step", "host_s")
+    launch_time_sec: float = _part("the same without loading data", "launch_s")
+    launch_lead_time_sec: float = _column("by how much the host gets ahead of the GPU in a step", "s", "t")
     peak_mem_bytes: float = _column("peak since the start: allocated on the GPU, or resident", "bytes", "t")
     paused_time_sec: float = _column("time in the window for which the clock stood", "s", "t")
 
@@ -178,7 +181,6 @@ class SlowCall:
         calls: number of calls in the step.
         seconds: total time of these calls, minus the time of nested calls by the user's code.
         part: the part of the step whose timer covers the call, or None if no timer does.
-        bytes: size of the tensors that are passed to a function of torch.distributed.
     """
 
     path: str
@@ -187,7 +189,6 @@ class SlowCall:
     calls: int
     seconds: float
     part: str | None = None
-    bytes: int | None = None
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ import json
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import pytest
 
 from ddp_scaling_bench.checksums import write_sums
 from ddp_scaling_bench.run_folder import RunFolder
-from ddp_scaling_bench.train.options import TrainOptions
+from ddp_scaling_bench.train.options import OPTIONS
 
 
 def raised(kind: type[Exception], call: Callable[..., object], *arguments: Any, **options: Any) -> str:
@@ -46,7 +45,7 @@ def write_cell(
 ) -> None:
     """Write the cell.json of a run on one node; ``options`` of the training differ from the defaults."""
     sizes = {"tasks_per_node": ranks, "world_size": ranks, "per_gpu_batch": batch}
-    workload = {**asdict(TrainOptions()), **options}
+    workload = {**{name: one.default for name, one in OPTIONS.items()}, **options}
     content = {"launcher": launcher, "backend": backend, **sizes, "workload": workload}
     folder.mkdir(parents=True, exist_ok=True)
     RunFolder(folder).cell.write_text(json.dumps(content))

@@ -45,6 +45,12 @@ CAUSES = {
         "The clock is lower than at the baseline or on the other ranks.",
         "Check power limit, temperature and application clocks of this device (nvidia-smi -q).",
     ),
+    "host-bound": Described(
+        "slow host",
+        "The host launches work more slowly than the GPU executes it, so the GPU waits for the host.",
+        "Give each launch more work: a larger batch per rank, torch.compile, CUDA graphs (mode "
+        "reduce-overhead); or use a host with faster or less loaded cores.",
+    ),
     "data-loading": Described(
         "data loading",
         "The step waits for the next batch.",

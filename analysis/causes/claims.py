@@ -20,10 +20,12 @@ from analysis.causes.evidence import (
     collectives_outside,
     seconds_of,
 )
+from analysis.checks.host_bound import HostBound
 from analysis.checks.slow_ranks import Straggler
 from analysis.stats.columns import part_title
 from bench.study.findings import Disturbance, ForeignJob, StudyRun, by_reason
 from ddp_scaling_bench.finding import Finding
+from ddp_scaling_bench.measure.findings import ranks_named
 from ddp_scaling_bench.records import SlowCall
 from ddp_scaling_bench.units import clauses, count, seconds, short_name, short_percent
 
@@ -77,6 +79,8 @@ class RunEvidence:
         comm_s: total communication per step, hidden or not, in seconds; NaN if unknown.
         ring_bytes_per_s: fitted rate of the network; NaN if unknown.
         loading: true if data loading is one of the causes of the run's cell.
+        slow_hosts: the ranks whose host is the limit.
+        slow_host: the rank whose host is the limit in most runs of the cell, if it is one rank only.
     """
 
     parts: Parts
@@ -88,6 +92,8 @@ class RunEvidence:
     comm_s: float = math.nan
     ring_bytes_per_s: float = math.nan
     loading: bool = False
+    slow_hosts: Sequence[HostBound] = ()
+    slow_host: int | None = None
     run_id: str = ""
     factor: float = 1.0
 
@@ -97,7 +103,7 @@ def claims_of(run: RunEvidence) -> list[Claim]:
     # The calls of _outside take equally long in each step, but collectives do not: they get the rest.
     rules = (
         *(_late, _starved, _clocks, _recompilation, _loading, _slow_fabric, _outside, _extra_communication),
-        *(_disturbed, _warned, _fewer_threads, _smaller_share),
+        *(_host_bound, _disturbed, _warned, _fewer_threads, _smaller_share),
     )
     return [claim for rule in rules for claim in rule(run)]
 
@@ -220,6 +226,8 @@ def _why_late(run: RunEvidence, late: LateRank) -> tuple[str, str, Sequence[Find
     ratio = _clock_ratio(run.facts, late)
     if ratio < LOW_CLOCK and late.part in COMPUTING:
         return "clocks", "", [LowClock(ratio=ratio)]
+    if late.part in COMPUTING and late.rank == run.slow_host and run.slow_hosts:
+        return "host-bound", "", [_host_limits(run)]
     # The node's other ranks are not late, so only a rank that computes slower in all parts may lack CPU time.
     if lost and late.part in COMPUTING and not late.one_part:
         return late.cause, "cpu-starved", [*own.evidence, *lines]
@@ -332,6 +340,36 @@ def _mean_clock(facts: RunFacts) -> float:
         return min(facts.clock_mhz.values())
     known = [node.freq_mhz for node in facts.nodes.values() if math.isfinite(node.freq_mhz)]
     return float(np.mean(known)) if known else math.nan
+
+
+class HostLimits(Finding, kind="host-limits"):
+    """Ranks whose host is the limit; the times are those of the rank with the longest launches."""
+
+    ranks: tuple[int, ...]
+    launch_s: float
+    load_s: float
+    step_s: float
+
+    def _message(self) -> str:
+        launching = f"of a step of {seconds(self.step_s)}, it launches for {seconds(self.launch_s)}"
+        loading = f" and loads data for {seconds(self.load_s)}" if self.load_s else ""
+        return f"the host is the limit on {ranks_named(self.ranks)}: {launching}{loading}"
+
+
+def _host_limits(run: RunEvidence) -> HostLimits:
+    most = max(run.slow_hosts, key=lambda one: one.launch_s)
+    ranks = tuple(one.rank for one in run.slow_hosts)
+    return HostLimits(ranks=ranks, launch_s=most.launch_s, load_s=most.load_s, step_s=most.step_s)
+
+
+def _host_bound(run: RunEvidence) -> Iterator[Claim]:
+    """Yield ``host-bound`` without a share: the time of the GPU's work alone is not known.
+
+    If the rank is late, too, :func:`_late` yields it, with the time for which the others wait.
+    """
+    late = [one.rank for one in run.late if one.part in COMPUTING]
+    if run.slow_hosts and run.slow_host not in late:
+        yield Claim("host-bound", (_host_limits(run),), rank=run.slow_host)
 
 
 def _fewer_threads(run: RunEvidence) -> Iterator[Claim]:

@@ -17,6 +17,7 @@ from analysis.causes.divide import COMPUTING, WHOLE, Parts
 from analysis.causes.evidence import RunFacts, read_facts
 from analysis.checks.assessment import assess
 from analysis.checks.fabric import FabricRow, fabric_table, sweep_rows
+from analysis.checks.host_bound import host_bound
 from analysis.checks.scaling_table import Invalid, error_of, scaling_table
 from analysis.checks.slow_ranks import stragglers, unequal_samples
 from analysis.data.load import RankOfRun, Study
@@ -185,7 +186,8 @@ def read_evidence(
     Runs that are not in ``facts`` get the facts of the first run of their cell that is.
     """
     sample = ranks_sample(frames.run_rows)
-    late = late_ranks(study.ranks_of([run.run_id for run in sample]))
+    ranks = study.ranks_of([run.run_id for run in sample])
+    late, slow_hosts = late_ranks(ranks), grouped(host_bound(ranks), lambda one: one.run_id)
     rings = {fit.cell_id: fit.ring_bytes_per_sec for fit in fabric}
     comm_s = study.epochs.groupby(study.epochs["run_id"].astype("str"))["comm_time_sec"].mean().to_dict()
     counted = [run for run in frames.run_rows if run.measured and known(run.step_time_sec)]
@@ -197,6 +199,8 @@ def read_evidence(
         loading = float(np.mean([one.get("data", 0.0) for one in parts])) >= MUCH_LOADING
         mean_s = float(np.mean([run.step_time_sec for run in runs]))
         first = next((run.run_id for run in runs if run.run_id in facts), "")
+        limits = Counter(one.rank for run in runs for one in slow_hosts.get(run.run_id, ()))
+        most = [rank for rank, number in limits.items() if 2 * number > len(runs)]
         found[cell] = [
             RunEvidence(
                 one,
@@ -208,6 +212,8 @@ def read_evidence(
                 comm_s=comm_s.get(run.run_id, math.nan),
                 ring_bytes_per_s=rings.get(cell, math.nan),
                 loading=loading,
+                slow_hosts=slow_hosts.get(source, ()),
+                slow_host=most[0] if len(most) == 1 else None,
             )
             for run, one in zip(runs, parts, strict=True)
             for source in (run.run_id if run.run_id in facts else first,)

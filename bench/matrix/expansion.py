@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from ddp_scaling_bench.known_models import default_sizes
 from ddp_scaling_bench.train.options import OPTIONS
 
 from ..extras import EXTRAS
@@ -350,6 +351,8 @@ class _SettingsOfPoints:
         values = self._values | chosen
         command: Command = values["command"] or Command(BUILT_IN)
         is_built_in = command.words == BUILT_IN
+        if is_built_in:
+            values |= default_sizes(values)
         metrics = (RECORDER if is_built_in else self._options.metrics).as_json()
         if self._options.exchange and not is_built_in:
             metrics["exchange"] = self._options.exchange

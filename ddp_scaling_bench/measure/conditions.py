@@ -39,7 +39,7 @@ class Conditions:
 
     def sample(self) -> None:
         """Take the sample before a window. This delays the rank, so call it outside of measured steps."""
-        self._clocks = self._read_clocks()
+        self._clocks = self.clocks()
         self._before = self._node and self._node.sample()
         self._began = utc_now()
         self._is_open = True
@@ -63,15 +63,17 @@ class Conditions:
         if self._node and self._before and counts:
             self._node.leave_out(self._before, counts, self._node.counts())
 
-    def stop(self, *, steps: int, sync_passes: int | None) -> dict[str, Any]:
+    def stop(self, *, steps: int, loaded: dict[str, Any] | None) -> dict[str, Any]:
         """End the window, read the counters again, and return this rank's part of conditions.json.
 
-        ``steps`` is the number of steps between the two readings. ``sync_passes`` is the number of the rank's
-        backward passes in the window that synchronised gradients, or None if it is unknown.
+        ``steps`` is the number of steps between the two readings. ``loaded`` are the :meth:`clocks` while the
+        GPU still worked. ``sync_passes``, the number of the rank's backward passes in the window that
+        synchronised gradients, follows later.
         """
         self.resume()
         self._is_open = False
-        counters, ended, clocks = self._read_counters(), utc_now(), self._read_clocks()
+        counters, ended, clocks = self._read_counters(), utc_now(), self.clocks()
+        known = {} if loaded is None else {"loaded": loaded}
         changes = {name: increase(value, self._counters[name]) for name, value in counters.items()}
         return {
             "start": self._began,
@@ -81,15 +83,14 @@ class Conditions:
             "rank": {
                 "threads": torch.get_num_threads(),
                 **changes,
-                "sync_passes": sync_passes,
-                "clocks": clocks and {"before": self._clocks, "after": clocks},
+                "sync_passes": None,
+                "clocks": clocks and {"before": self._clocks, "after": clocks, **known},
             },
         }
 
-    def add_loaded(self, found: dict[str, Any]) -> None:
-        """Add the clocks at this moment to the result of :meth:`stop`, while the GPU is busy, not idle."""
-        if found["rank"]["clocks"] is not None:
-            found["rank"]["clocks"]["loaded"] = self._read_clocks()
+    def clocks(self) -> dict[str, Any] | None:
+        """Return the clocks of the GPU at this moment, or None without one."""
+        return nvml.clocks(self._device.index) if self._device.type == "cuda" else None
 
     def _read_counters(self) -> dict[str, float | None]:
         compiled, compile_s = compilations() or (None, None)
@@ -100,9 +101,6 @@ class Conditions:
             "allocator_retries": allocator_retries(self._device),
             "cpu_wait_s": cpu_wait_s(),
         }
-
-    def _read_clocks(self) -> dict[str, Any] | None:
-        return nvml.clocks(self._device.index) if self._device.type == "cuda" else None
 
 
 def allocator_retries(device: torch.device) -> int | None:
@@ -150,7 +148,11 @@ LEAST_ENERGY_S = 1.0
 
 
 class Meters:
-    """Counters that are read before and after a window (a sequence of measured steps), never during it."""
+    """Counters that are read before and after a window (a sequence of measured steps), never during it.
+
+    Reading can take milliseconds, and ranks wait for each other. So the first reading is a step before the
+    window, and the energy of the window is the mean power between the readings times the window's time.
+    """
 
     def __init__(self, device: torch.device) -> None:
         gpu = None
@@ -158,21 +160,25 @@ class Meters:
             gpu = nvml.open_gpu(torch.cuda.current_device() if device.index is None else device.index)
         self._gpu = gpu or nvml.NO_GPU
 
-    def start(self) -> None:
-        """Begin a window."""
-        self._began_ns = time.time_ns()
-        self._joules = self._gpu.energy_joules()
+    def read(self) -> None:
+        """Read the counters before a window."""
         self._ticks = _cpu_ticks()
+        self._joules, self._read_ns = self._gpu.energy_joules(), time.perf_counter_ns()
 
-    def stop(self) -> Usage:
-        """End the window and return its usage."""
-        idle, total = map(increase, _cpu_ticks(), self._ticks)
+    def start(self) -> None:
+        """Begin the window."""
+        self._began_ns = time.time_ns()
+
+    def stop(self, window_s: float) -> Usage:
+        """Read the counters after a window of ``window_s``, and return its usage."""
         joules = increase(self._gpu.energy_joules(), self._joules)
-        is_long = time.time_ns() - self._began_ns >= LEAST_ENERGY_S * 1e9
+        between_s = (time.perf_counter_ns() - self._read_ns) * 1e-9
+        idle, total = map(increase, _cpu_ticks(), self._ticks)
+        is_known = joules is not None and window_s >= LEAST_ENERGY_S
         return Usage(
             cpu_percent=None if idle is None or not total else round(100 * (1 - idle / total), 1),
             gpu_percent=self._gpu.busy_percent(self._began_ns // 1000),
-            energy_joules=joules if is_long else None,
+            energy_joules=joules / between_s * window_s if is_known else None,
         )
 
 

@@ -12,10 +12,9 @@ import json
 import os
 import pickle
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -27,6 +26,7 @@ from .launch import Launch
 from .ranks import Host, RankFacts, hosts_of
 from .torch_internals import group_store
 
+_T = TypeVar("_T")
 _POLL_S = 0.05
 _exchanges = itertools.count()
 
@@ -135,37 +135,38 @@ class StoreExchange:
 
     def post(self, name: str, content: Any) -> None:
         """Write this rank's record ``name``, unless the store can no longer be reached."""
-        with suppress(dist.DistError, RuntimeError):
-            self.store.set(f"{name}/{self.rank}", json.dumps(content))
+        self._ask(lambda: self.store.set(f"{name}/{self.rank}", json.dumps(content)), None)
 
     def read_each(self, name: str) -> list[Any | None]:
         """Return the record ``name`` of every rank in the order of the ranks, None for each missing one."""
-        found = (self._get([f"{name}/{rank}"]) for rank in range(self.world_size))
-        return [None if one is None else one[0] for one in found]
+        return [one and one[0] for one in map(self._get, ([key] for key in self._keys(name)))]
 
     def read_all(self, name: str) -> list[Any] | None:
         """Return the record ``name`` of every rank in the order of the ranks, or None if one is missing."""
-        return self._get([f"{name}/{rank}" for rank in range(self.world_size)])
+        return self._get(self._keys(name))
 
     def has_all(self, name: str) -> bool:
         """Return whether every rank has posted ``name``."""
-        try:
-            return self.store.check([f"{name}/{rank}" for rank in range(self.world_size)])
-        except (dist.DistError, RuntimeError):
-            return False
+        return self._ask(lambda: self.store.check(self._keys(name)), otherwise=False)
 
     def count(self, name: str, more: int) -> int:
         """Add ``more`` to the counter ``name`` of all ranks; return the sum, or 0 without the store."""
-        try:
-            return self.store.add(name, more)
-        except (dist.DistError, RuntimeError):
-            return 0
+        return self._ask(lambda: self.store.add(name, more), otherwise=0)
+
+    def _keys(self, name: str) -> list[str]:
+        return [f"{name}/{rank}" for rank in range(self.world_size)]
 
     def _get(self, keys: list[str]) -> list[Any] | None:
+        found = self._ask(lambda: self.store.multi_get(keys) if self.store.check(keys) else None, None)
+        return None if found is None else [*map(json.loads, found)]
+
+    @staticmethod
+    def _ask(question: Callable[[], _T], otherwise: _T) -> _T:
+        """Return the answer of the store, or ``otherwise`` if it can no longer be reached."""
         try:
-            return [json.loads(one) for one in self.store.multi_get(keys)] if self.store.check(keys) else None
+            return question()
         except (dist.DistError, RuntimeError):
-            return None
+            return otherwise
 
     def wait_for_all(self, name: str, *, timeout_s: float) -> list[int]:
         """Wait until every rank has posted ``name``, and return the ranks still missing at the time-out."""

@@ -142,6 +142,21 @@ class SocketFallback(Recorded, kind="socket-fallback"):
         return f"{text}: expect a fraction of the bandwidth; {reason}"
 
 
+class NoPeerAccess(Recorded, kind="no-peer-access"):
+    """NCCL connects GPUs of a host through its memory, because of a ``setting`` or without a known reason.
+
+    Without a setting, NCCL's log says that the GPUs are connected, or that they have NVLink.
+    """
+
+    setting: str = ""
+
+    def _message(self) -> str:
+        check = "check `nvidia-smi topo -p2p r` (ACS, IOMMU, virtualization), and let each rank see all GPUs"
+        reason = f"{self.setting} is set: unset it" if self.setting else check
+        text = "NCCL copies between GPUs of a host through its memory (SHM), although they can be peers (P2P)"
+        return f"{text}: expect a fraction of the bandwidth; {reason}"
+
+
 class WireBytesHigh(Recorded, kind="wire-bytes-high"):
     """The nodes sent more bytes than the strategy needs."""
 
@@ -432,21 +447,6 @@ class SlowFirstSteps(Recorded, kind="slow-first-steps"):
         return keep if self.workers else ""
 
 
-class Resumed(Recorded, kind="resumed"):
-    """The training used files that an earlier run of the study left: it read or replaced them."""
-
-    heading = "Resumed from an earlier run"
-    verified = True
-    remedy = "Let each run write its checkpoints to its own folder: {run_dir} in the command."
-
-    files: tuple[str, ...]
-    replaced: bool = False
-
-    def _message(self) -> str:
-        did = "replaced" if self.replaced else "read"
-        return f"the training {did} {listed([*self.files], limit=3)}, which was there before this run"
-
-
 class MeasurementsLost(Recorded, kind="measurements-lost"):
     """Measurements could not be written."""
 
@@ -454,6 +454,43 @@ class MeasurementsLost(Recorded, kind="measurements-lost"):
 
     def _message(self) -> str:
         return f"measurements are lost: {self.reason}"
+
+
+class WaitsForDevice(Recorded, kind="waits-for-device"):
+    """The loop lets the host wait for the GPU, in a step ``waits`` times, so that it cannot run ahead."""
+
+    heading = "Host waits for the GPU"
+    remedy = "Read losses only every n steps: add them up in a tensor on the GPU, and call .item() once. Copy"
+    remedy += " batches from pinned memory with non_blocking=True."
+
+    waits: int
+
+    def _message(self) -> str:
+        often = f"{count(self.waits, 'time')} in a step"
+        return f"the loop waits for the GPU {often}, such as in .item() or torch.cuda.synchronize()"
+
+
+class SideStreams(Recorded, kind="side-streams"):
+    """Other CUDA streams still worked for ``step_s`` per step after the stream of the training."""
+
+    heading = "Work on other streams"
+    remedy = "If a step needs this work, let its stream wait for it:"
+    remedy += " torch.cuda.current_stream().wait_stream(other)."
+
+    step_s: float
+
+    def _message(self) -> str:
+        late = f"other CUDA streams still worked for {seconds(self.step_s)} per step"
+        return f"{late} when the stream of the training had ended: this time is added to the steps"
+
+
+class OtherDdp(Recorded, kind="other-ddp"):
+    """Another model with DDP trains in the same process."""
+
+    heading = "Another model with DDP"
+    message = "another model with DDP trains in the same process, and nothing times what it communicates: the"
+    message += " times of communication are empty"
+    remedy = "Put the models into one module, and wrap this module in DistributedDataParallel."
 
 
 def _or(numbers: Sequence[int]) -> str:

@@ -29,12 +29,8 @@ from typing import Any, NamedTuple
 from ..cores import PROC, cpu_groups, read_text
 from ..units import now as utc_now
 
-#: Maximum number of interfaces, those that moved the most bytes, whose files in /sys are read.
-_MOST_INTERFACES = 8
 #: Names for the columns of /proc/net/dev that are kept.
 _DEV_COLUMNS = {0: "rx_bytes", 8: "tx_bytes"}
-#: Largest time for reading InfiniBand counters, each of which can be a request to the device.
-_INFINIBAND_S = 0.004
 #: InfiniBand counts words of four bytes. Counters of 32 bits stop at the largest number.
 _BYTES_PER_WORD, _FULL = 4, 2**32 - 1
 #: Types of interfaces (include/uapi/linux/if_arp.h) that can end at a cable. Tunnels have other types.
@@ -76,6 +72,11 @@ def interface_with(address: str) -> str | None:
     return None
 
 
+def active_ports(root: Path) -> list[Path]:
+    """Return the folders of the active InfiniBand and RoCE ports (ABI/stable/sysfs-class-infiniband)."""
+    return [one.parent for one in sorted(root.glob("*/ports/*/state")) if "ACTIVE" in read_text(one)]
+
+
 def _throttled_s(groups: Sequence[Path]) -> dict[str, float]:
     """Return, by path, the seconds for which each group has been throttled, if the group reports them."""
     scales = {"throttled_usec": 1e-6, "throttled_time": 1e-9}
@@ -96,8 +97,7 @@ class Network:
     def __init__(self, env: Mapping[str, str], *, proc: Path, sys: Path) -> None:
         self._counters = proc / "net/dev"
         self._links = sys / "class/net"
-        states = sorted((sys / "class/infiniband").glob("*/ports/*/state"))
-        self._ports = [state.parent for state in states if "ACTIVE" in read_text(state)]
+        self._ports = active_ports(sys / "class/infiniband")
         self._counting = [port for port in self._ports if (port / "counters/port_xmit_data").exists()]
         is_fabric = any("InfiniBand" in read_text(port / "link_layer") for port in self._counting)
         self._types = (_ETHERNET,) if is_fabric else (_ETHERNET, _IP_OVER_INFINIBAND)
@@ -112,9 +112,6 @@ class Network:
         others = [name for name in interfaces if name != "lo"]
         links: list[str] | None
         if self._shows(interfaces):
-            busiest = sorted(others, key=lambda name: -(interfaces[name]["rx_bytes"] or 0))
-            for name in busiest[:_MOST_INTERFACES]:
-                interfaces[name]["crc_errors"] = _number(self._links / name / "statistics/rx_crc_errors")
             ends = [name for name in others if self._kind(name)[0]]
             links = [name for name in ends if self._kind(name)[1]] or ends
         else:
@@ -156,11 +153,15 @@ class Network:
     def _interfaces(self) -> dict[str, dict[str, int | None]]:
         lines = (line.partition(":") for line in read_text(self._counters).splitlines()[2:])
         counts = {name.strip(): rest.split() for name, _, rest in lines}
-        return {
+        found: dict[str, dict[str, int | None]] = {
             name: {key: int(numbers[place]) for place, key in _DEV_COLUMNS.items()}
             for name, numbers in counts.items()
             if len(numbers) > max(_DEV_COLUMNS)
         }
+        if self._shows(found):
+            for name, counters in found.items():
+                counters["crc_errors"] = _number(self._links / name / "statistics/rx_crc_errors")
+        return found
 
     def _read_kind(self, name: str) -> tuple[bool, bool]:
         """Return whether an interface can be a link, and whether it belongs to a device."""
@@ -176,13 +177,11 @@ class Network:
             return False
 
     def _infiniband(self) -> dict[str, dict[str, int | None]]:
-        deadline = time.monotonic() + _INFINIBAND_S
         found: dict[str, dict[str, int | None]] = {}
         for port in self._ports:
-            is_late = time.monotonic() > deadline
-            counted = {"symbol_error": None if is_late else _number(port / "counters/symbol_error")}
+            counted = {"symbol_error": _number(port / "counters/symbol_error")}
             if port in self._counting:
-                words = None if is_late else _number(port / "counters/port_xmit_data")
+                words = _number(port / "counters/port_xmit_data")
                 counted["tx_bytes"] = None if words in (None, _FULL) else words * _BYTES_PER_WORD
             found[f"{port.parts[-3]}/{port.name}"] = counted
         return found
@@ -200,7 +199,7 @@ def _sent(
     elif set(before) != set(after):
         because = "an interface appeared or disappeared"
     elif None in counted.values():
-        because = "a counter was reset, is too short, or was not read in time"
+        because = "a counter was reset, is too short, or cannot be read"
     return {
         "links": list(counted),
         "link_bytes": None if because else sum(size or 0 for size in counted.values()),
@@ -324,9 +323,6 @@ class Processes:
 
     The job's processes are the tree of the launcher (of ``pid`` without a launcher), the processes in the
     job's cgroup (Slurm's ``job_ID``), and the processes with the job's id in their environment.
-
-    The slow stat file of a process, which contains the CPU time of ended children, is read again only if its
-    CPU clock has changed: a process that has not run has not waited for children either.
     """
 
     def __init__(self, env: Mapping[str, str], *, proc: Path = PROC, pid: int | None = None) -> None:
@@ -335,29 +331,19 @@ class Processes:
         self._is_launched = "LOCAL_RANK" in env or "SLURM_PROCID" in env
         self._marks = {f"{name}={env[name]}".encode() for name in _JOB_VARIABLES if env.get(name)}
         self._cgroup = f"job_{env['SLURM_JOB_ID']}".encode() if "SLURM_JOB_ID" in env else None
-        self._has_clocks = proc == PROC
-        self._known: dict[int, tuple[int | None, Process]] = {}
         self._in_job: dict[tuple[int, int], bool] = {}
 
     def snapshot(self) -> Snapshot:
         """Read the processes as they are now."""
-        known, self._known, is_complete = self._known, {}, True
+        processes, is_complete = {}, True
         for name in os.listdir(self._proc):  # noqa: PTH208 (a thousand Path objects take a millisecond)
-            if not name.isdigit():
+            try:
+                if name.isdigit():
+                    processes[int(name)] = _parse_stat(self._read(f"{name}/stat"))
+            except PermissionError:
+                is_complete = False
+            except (OSError, ValueError, IndexError):  # it has just ended
                 continue
-            pid = int(name)
-            clock = _cpu_clock_ns(pid) if self._has_clocks else None
-            entry = known.get(pid)
-            if entry is None or clock is None or entry[0] != clock:
-                try:
-                    entry = (clock, _parse_stat(self._read(f"{name}/stat"), own_ns=clock))
-                except PermissionError:
-                    is_complete = False
-                    continue
-                except (OSError, ValueError, IndexError):  # it has just ended
-                    continue
-            self._known[pid] = entry
-        processes = {pid: process for pid, (_, process) in self._known.items()}
         return Snapshot(processes, is_complete and _INIT in processes, self._machine_ns())
 
     def foreign_cpu_s(self, before: Snapshot, after: Snapshot) -> float | None:
@@ -416,23 +402,15 @@ class Processes:
         return None
 
 
-def _cpu_clock_ns(pid: int) -> int | None:
-    """Return the CPU clock of a process, which any process may read, or None if the process has ended."""
-    try:  # the encoding of clockid_t: the kernel's include/linux/posix-timers_types.h
-        return time.clock_gettime_ns((~pid << 3) | 2)
-    except OSError:
-        return None
-
-
-def _parse_stat(content: bytes, *, own_ns: int | None) -> Process:
-    """Parse /proc/PID/stat. ``own_ns`` is the time of the CPU clock; the file's time is less precise."""
+def _parse_stat(content: bytes) -> Process:
     head, _, tail = content.rpartition(b") ")  # the name can contain spaces and parentheses
     fields = tail.split(None, 20)
+    user, system, of_children, system_of_children = (int(ticks) * _TICK_NS for ticks in fields[11:15])
     return Process(
         started=int(fields[19]),
         parent=int(fields[1]),
-        own_ns=(int(fields[11]) + int(fields[12])) * _TICK_NS if own_ns is None else own_ns,
-        children_ns=(int(fields[13]) + int(fields[14])) * _TICK_NS,
+        own_ns=user + system,
+        children_ns=of_children + system_of_children,
         is_kernel_thread=bool(int(fields[6]) & _KERNEL_THREAD),
         name=head.partition(b"(")[2].decode(errors="replace"),
     )

@@ -157,17 +157,17 @@ class Peers:
         return known
 
     def _collect(self, known: dict[str, Any]) -> None:
-        store, world_size = self._store, len(self._facts)
+        store = self._store
         store.append("came", f"{self._rank}\n")  # type: ignore[attr-defined]
-        count = store.add("count", 1)
         deadline = time.monotonic() + REPORTS_TIMEOUT_S
-        while count < world_size and not store.check(["causes"]) and time.monotonic() < deadline:
+        while not store.check(["causes"]) and time.monotonic() < deadline:
+            if len(self._present()) == len(self._facts):
+                break
             time.sleep(_POLL_S)
-            count = store.add("count", 0)
         if store.check(["causes"]):
             first, said = json.loads(store.get("causes").splitlines()[0])
             known.update(first=self.name_of(first), said=said)
-        present = {int(line) for line in store.get("came").split()}
+        present = self._present()
         absent = [self.name_of(one.rank) for one in self._facts if one.rank not in present]
         if absent and "first" not in known:
             left = [one for one in absent if self._left.check([str(one.rank)])]
@@ -176,10 +176,14 @@ class Peers:
             known["absent"] = tuple(one for one in absent if one not in left)
         self._wait_for_readers()
 
+    def _present(self) -> set[int]:
+        """Return the ranks that have come here."""
+        return {*map(int, self._store.get("came").split())}
+
     def _wait_for_readers(self) -> None:
         """Keep rank 0 (often the store's server) alive until the other failing ranks have read the store."""
         read = self._store.add("read", 1)
         deadline = time.monotonic() + REPORTS_TIMEOUT_S / 2
-        while self._rank == 0 and read < self._store.add("count", 0) and time.monotonic() < deadline:
+        while self._rank == 0 and read < len(self._present()) and time.monotonic() < deadline:
             time.sleep(_POLL_S)
             read = self._store.add("read", 0)

@@ -16,7 +16,7 @@ from ..finding import Recorded
 from ..units import number_ranges
 from ..variables import SLURM, is_shown, without_users
 from .findings import CoresOfNodes, SharedCores, ThreadsDiffer, ThreadsOfNodes, UnequalNodes
-from .node import host_name
+from .node import active_ports, host_name
 
 _K = TypeVar("_K")
 _V = TypeVar("_V")
@@ -109,7 +109,7 @@ def local_ranks(facts: Sequence[RankFacts]) -> list[int]:
 
 
 def hosts_of(facts: Sequence[RankFacts]) -> list[Host]:
-    """Group ranks by their host, in the order of the hosts' first ranks."""
+    """Group ranks, which are in order, by their host, in the order of the hosts' first ranks."""
     return [
         Host(
             host=host,
@@ -119,7 +119,7 @@ def hosts_of(facts: Sequence[RankFacts]) -> list[Host]:
             cpu_model=ranks[0].cpu_model,
             memory_bytes=ranks[0].memory_bytes,
         )
-        for host, ranks in _grouped(facts, "host").items()
+        for host, ranks in grouped((one.host, one) for one in facts).items()
     ]
 
 
@@ -144,33 +144,37 @@ def cores_of_nodes(facts: Sequence[RankFacts]) -> list[dict[str, Any]]:
             "quota": _quota(ranks),
             "threads_per_rank": [threads_per_rank(one, facts) for one in ranks],
         }
-        for host, ranks in _grouped(facts, "host").items()
+        for host, ranks in grouped((one.host, one) for one in facts).items()
     ]
 
 
 def core_facts(facts: Sequence[RankFacts]) -> list[Recorded]:
     """Compare the cores and threads of all ranks."""
     found: list[Recorded] = [*_shared_cores(facts)]
-    nodes = _grouped(facts, "host").items()
+    nodes = grouped((one.host, one) for one in facts).items()
     sizes = {host: _distinct(len(one.core_ids) for one in ranks) for host, ranks in nodes}
-    cores = _by_value((host, (own[0].node_cores, sizes[host], _quota(own))) for host, own in nodes)
+    cores = grouped(((own[0].node_cores, sizes[host], _quota(own)), host) for host, own in nodes)
     if len(cores) > 1:
-        found.append(UnequalNodes(nodes=tuple(CoresOfNodes(hosts, *own) for own, hosts in cores.items())))
-    threads = _by_value((host, _distinct(threads_per_rank(one, facts) for one in own)) for host, own in nodes)
+        unequal = tuple(CoresOfNodes(tuple(hosts), *own) for own, hosts in cores.items())
+        found.append(UnequalNodes(nodes=unequal))
+    threads = grouped((_distinct(threads_per_rank(one, facts) for one in own), host) for host, own in nodes)
     if len({number for own in threads for number in own}) > 1:
-        found.append(ThreadsDiffer(nodes=tuple(ThreadsOfNodes(hosts, own) for own, hosts in threads.items())))
+        different = tuple(ThreadsOfNodes(tuple(hosts), own) for own, hosts in threads.items())
+        found.append(ThreadsDiffer(nodes=different))
     return found
 
 
 def _shared_cores(facts: Sequence[RankFacts]) -> Iterator[SharedCores]:
     machines = []
-    for ranks in _grouped(facts, "machine").values():
+    for ranks in grouped((one.machine, one) for one in facts).values():
         threads, cores = sum(threads_per_rank(one, facts) for one in ranks), tuple(_core_ids(ranks))
         if threads > len(cores):
-            machines.append((tuple(dict.fromkeys(one.host for one in ranks)), (len(ranks), threads, cores)))
-    for (number, threads, cores), hosts in _by_value(machines).items():
+            machines.append(((len(ranks), threads, cores), tuple(dict.fromkeys(one.host for one in ranks))))
+    for (number, threads, cores), hosts in grouped(machines).items():
         sizes: dict[str, Any] = {"ranks": number, "threads": threads, "cores": len(cores)}
-        yield SharedCores(**sizes, core_ids=cores, machines=hosts, at_most=len(cores) // number or None)
+        yield SharedCores(
+            **sizes, core_ids=cores, machines=tuple(hosts), at_most=len(cores) // number or None
+        )
 
 
 def _distinct(numbers: Iterable[int]) -> tuple[int, ...]:
@@ -181,26 +185,17 @@ def _quota(facts: Sequence[RankFacts]) -> float | None:
     return min((one.quota for one in facts if one.quota is not None), default=None)
 
 
-def _grouped(facts: Sequence[RankFacts], name: str) -> dict[str, list[RankFacts]]:
-    """Group ranks by their ``host`` or ``machine``, in the order of the groups' first ranks."""
-    groups: dict[str, list[RankFacts]] = {}
-    for one in sorted(facts, key=lambda facts: facts.rank):
-        groups.setdefault(getattr(one, name), []).append(one)
+def grouped(pairs: Iterable[tuple[_K, _V]]) -> dict[_K, list[_V]]:
+    """Return the values of each key, in the order of the keys' first values."""
+    groups: dict[_K, list[_V]] = {}
+    for key, value in pairs:
+        groups.setdefault(key, []).append(value)
     return groups
 
 
-def _by_value(pairs: Iterable[tuple[_K, _V]]) -> dict[_V, tuple[_K, ...]]:
-    """Return the keys that have each value, in the order of the values' first keys."""
-    keys: dict[_V, tuple[_K, ...]] = {}
-    for key, value in pairs:
-        keys[value] = (*keys.get(value, ()), key)
-    return keys
-
-
 def infiniband_devices(root: Path = Path("/sys/class/infiniband")) -> list[str]:
-    """Return the InfiniBand and RoCE devices with an active port (ABI/stable/sysfs-class-infiniband)."""
-    active = [state for state in sorted(root.glob("*/ports/*/state")) if "ACTIVE" in read_text(state)]
-    return list(dict.fromkeys(state.parts[-4] for state in active))
+    """Return the InfiniBand and RoCE devices with an active port."""
+    return list(dict.fromkeys(port.parts[-3] for port in active_ports(root)))
 
 
 @cache

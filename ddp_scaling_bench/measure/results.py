@@ -137,6 +137,9 @@ class Window:
     :meth:`ddp_scaling_bench.measure.conditions.Conditions.stop`. ``paused_s`` is the time for which the clock
     stood within the throughput window. ``first_waits_s`` are the waits for the first batch of each loop that
     begins in this window; ``restarts_workers`` is true if the loader starts its workers anew for each loop.
+    ``lead_s`` is the time by which the host gets further ahead of the device in a step of the second half.
+    ``side_s`` is the time per step, within ``step_s``, for which only other streams worked. ``host_waits``
+    is the number of waits for the device in a step of the loop, or None if it is unknown.
     """
 
     step_s: list[float]
@@ -152,6 +155,9 @@ class Window:
     paused_s: float = 0.0
     first_waits_s: list[float] = field(default_factory=list)
     restarts_workers: bool = False
+    lead_s: float = math.nan
+    side_s: float = 0.0
+    host_waits: int | None = None
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> Window:
@@ -244,6 +250,7 @@ def _rank_row(
         samples=round(sum(samples)) if len(samples) == steps else math.nan,
         window_time_sec=sum(window.step_s[:steps]),
         comm_wait_time_sec=sum(waits) / len(waits) if waits else math.nan,
+        launch_lead_time_sec=window.lead_s,
         peak_mem_bytes=window.peak_mem_bytes,
         paused_time_sec=window.paused_s,
     )

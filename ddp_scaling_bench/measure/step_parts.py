@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -20,6 +20,10 @@ class HostClock:
 
     is_host = True
 
+    def is_capturing(self) -> bool:
+        """Return False: no CUDA graph is captured."""
+        return False
+
     def stamp(self) -> Any:
         """Return the current time in seconds, since an arbitrary moment."""
         return time.perf_counter()
@@ -28,8 +32,36 @@ class HostClock:
         """Return the seconds between two stamps."""
         return float(end - begin)
 
+    def launch_seconds(self, begin: Any, end: Any) -> float:
+        """Return NaN, because the host computes itself instead of launching work."""
+        return math.nan
+
     def synchronize(self) -> None:
         """Do nothing, because the host's time stamps can be read immediately."""
+
+    def is_busy(self, last: Any) -> bool:
+        """Return False, because no work is left."""
+        return False
+
+    def drain(self, began: Any, last: Any) -> float:
+        """Return 0, because no work is left."""
+        return 0.0
+
+
+class Stamp(NamedTuple):
+    """An event on the device, and the host's time (s) when it was recorded.
+
+    ``event`` is None if the stream captured a CUDA graph, in which an event has no time.
+    """
+
+    event: Any
+    host_s: float
+
+
+#: Least time (s), and least share of the measured time, for which work of other streams counts.
+_LEAST_TAIL_S, _LEAST_TAIL_SHARE = 1e-3, 0.02
+#: The device falls behind from this share of the host's time of a micro-batch.
+_LEAST_BEHIND = 0.1
 
 
 class CudaClock:
@@ -44,19 +76,49 @@ class CudaClock:
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
-    def stamp(self) -> Any:
-        """Record an event on the current stream and return it."""
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record(torch.cuda.current_stream(self._device))
-        return event
+    def is_capturing(self) -> bool:
+        """Return whether a CUDA graph is captured on the current stream: its work does not run yet."""
+        return torch.cuda.is_current_stream_capturing()
 
-    def seconds(self, begin: Any, end: Any) -> float:
-        """Return the seconds between two events (CUDA's resolution is about half a microsecond)."""
-        return float(begin.elapsed_time(end)) / 1e3
+    def stamp(self) -> Stamp:
+        """Record an event on the current stream and return it."""
+        event = None
+        if not self.is_capturing():
+            event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            event.record(torch.cuda.current_stream(self._device))
+        return Stamp(event, time.perf_counter())
+
+    def seconds(self, begin: Stamp, end: Stamp) -> float:
+        """Return the device's seconds between two stamps (CUDA's resolution is about half a microsecond)."""
+        if begin.event is None or end.event is None:
+            return math.nan
+        return float(begin.event.elapsed_time(end.event)) / 1e3
+
+    def launch_seconds(self, begin: Stamp, end: Stamp) -> float:
+        """Return the host's seconds between two stamps, which it needs to launch the work between them."""
+        return end.host_s - begin.host_s
 
     def synchronize(self) -> None:
-        """Wait for the device."""
-        torch.cuda.synchronize(self._device)
+        """Wait for the device, unless a CUDA graph is captured, which a wait would end."""
+        if not self.is_capturing():
+            torch.cuda.synchronize(self._device)
+
+    def is_busy(self, last: Stamp) -> bool:
+        """Return whether the device still works on what was launched before ``last``."""
+        return last.event is not None and not last.event.query()
+
+    def drain(self, began: Stamp, last: Stamp) -> float:
+        """Wait for the device; return for how long other streams worked after the current one (``last``).
+
+        Short times are 0, because a call to the device takes some time.
+        """
+        if last.event is None or self.is_capturing():
+            return 0.0
+        last.event.synchronize()
+        ended = time.perf_counter()
+        self.synchronize()
+        tail_s, known_s = time.perf_counter() - ended, self.seconds(began, last)
+        return tail_s if tail_s > max(_LEAST_TAIL_S, _LEAST_TAIL_SHARE * known_s) else 0.0
 
 
 Clock = HostClock | CudaClock
@@ -92,7 +154,8 @@ class StepParts:
 
     Forward, backward and optimizer are without the waits for communication, which are parts of their own:
     in forward, in backward while it has still computation to do, and at the end, after its last computation.
-    ``other_s``, the rest, shows how complete the timers are, and can be slightly negative.
+    ``other_s``, the rest, shows how complete the timers are, and can be slightly negative. ``launch_s`` is
+    the host's time to launch the step's work, and ``host_s`` includes the loading of data; NaN on a CPU.
     """
 
     step_s: float
@@ -103,6 +166,8 @@ class StepParts:
     comm_forward_s: float
     comm_backward_s: float
     comm_end_s: float
+    launch_s: float = math.nan
+    host_s: float = math.nan
 
     @property
     def exposed_s(self) -> float:
@@ -115,6 +180,13 @@ class StepParts:
         """The duration of the step minus all other parts."""
         measured_s = self.data_load_s + self.forward_s + self.backward_s + self.exposed_s + self.optimizer_s
         return self.step_s - measured_s
+
+
+def without_skipped(steps: Sequence[StepParts | None]) -> list[StepParts | None]:
+    """Leave out steps without an optimizer's step if others have it, because GradScaler skipped theirs."""
+    lack = [step is not None and math.isnan(step.optimizer_s) for step in steps]
+    known = [step for step, lacks in zip(steps, lack, strict=True) if step is not None and not lacks]
+    return [None if lacks and known else step for step, lacks in zip(steps, lack, strict=True)]
 
 
 def mean_parts(steps: list[StepParts]) -> StepParts:
@@ -164,7 +236,7 @@ class StepTimer:
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
         self._spans: list[tuple[str, Any, Any]] = []
-        #: Waits for communication: the part around each, its place, its begin, and its possible ends.
+        #: Waits for communication: the part around each, its place, its begin, its limit, and its ends.
         self._waits: list[tuple[str | None, str, Any, tuple[Any, ...]]] = []
         self._open_waits: list[tuple[str | None, str, Any, tuple[Any, ...]]] = []
         #: The part that is being timed, and its start.
@@ -182,6 +254,11 @@ class StepTimer:
         self._step_begin: Any = None
         self._step_end: Any = None
         self._offset_ns = 0
+        #: The host's time (s) in which it loaded data, and in which :meth:`reads` let it wait.
+        self._load_s = self._read_s = 0.0
+        #: The host's time (s) from the step's start to the end of each backward pass, without these two.
+        self._launched_s: list[float] = []
+        self._tail_s = 0.0  # for which other streams worked after the step
         #: True if the wall clock was set during the last step, which then has no parts.
         self.clock_jumped = False
 
@@ -191,6 +268,8 @@ class StepTimer:
         for kept in (self._spans, self._waits, self._forwards, self._in_backward, self._in_last_backward):
             kept.clear()
         self.open_part = None
+        self._load_s = self._read_s = 0.0
+        self._launched_s.clear()
         self._offset_ns = _wall_clock_offset_ns()
         self._step_begin = self.clock.stamp()
 
@@ -216,12 +295,28 @@ class StepTimer:
         """Discard the part that is being timed, if any, because its end cannot be observed."""
         self.open_part = None
 
-    def waited(self, begin: Any, *ends: Any) -> None:
-        """Record a wait for communication, no computation, from ``begin`` to the earliest of ``ends``."""
+    def waited(self, begin: Any, limit: Any, *ends: Any) -> None:
+        """Record a wait for communication, no computation, from ``begin`` to ``limit``.
+
+        It ends earlier if all of ``ends``, those of the collectives, are earlier.
+        """
         part = self.open_part
         place = "end" if self.at_end else _PLACES.get(part, "forward")
         waits = self._waits if part is None else self._open_waits
-        waits.append((part, place, begin, ends))
+        waits.append((part, place, begin, (limit, *ends)))
+
+    def reads(self, call: Callable[[], Any]) -> Any:
+        """Make a call with which bench, not the user's loop, waits for the device; return its result."""
+        began = time.perf_counter()
+        result = call()
+        self._read_s += time.perf_counter() - began
+        return result
+
+    def backward_ended(self) -> None:
+        """Record that a micro-batch's backward pass has ended on the host."""
+        if not self.clock.is_host:
+            spent_s = time.perf_counter() - self._step_begin.host_s
+            self._launched_s.append(spent_s - self._load_s - self._read_s)
 
     def time_wait(self, call: Callable[[], Any]) -> Any:
         """Make a call that waits for communication, and return its result."""
@@ -236,6 +331,8 @@ class StepTimer:
         assert part is not None, "no part is open"
         end = self.clock.stamp()
         self._spans.append((part, begin, end))
+        if part == "data_load":
+            self._load_s += self.clock.launch_seconds(begin, end)
         self._waits += self._open_waits
         self.open_part = None
         if self._is_in_backward:
@@ -246,26 +343,53 @@ class StepTimer:
     def stop(self) -> None:
         """End the step."""
         self._step_end = self.clock.stamp()
-        self.clock.synchronize()
+        self._tail_s = self.clock.drain(self._step_begin, self._step_end)
         # On a device the logger uses events, which do not depend on the host's clocks.
         drift_ns = abs(_wall_clock_offset_ns() - self._offset_ns) if self.clock.is_host else 0
         self.clock_jumped = drift_ns > _MAX_DRIFT_NS
 
     def parts(self, reading: BackwardReading | None) -> StepParts | None:
-        """Return the parts of the stopped step, or None if DDP's logger has no times or wrong times."""
+        """Return the parts of the stopped step, or None if a clock or DDP's logger has no or wrong times."""
         if reading is None or self.clock_jumped:
             return None
+        seconds = self.clock.seconds
         total = dict.fromkeys((field.name.removesuffix("_s") for field in fields(StepParts)), 0.0)
-        total |= {"step": self.clock.seconds(self._step_begin, self._step_end), "comm_end": reading.exposed_s}
+        total["step"] = seconds(self._step_begin, self._step_end) + self._tail_s
+        total["launch"] = self._launch_s()
+        total["host"] = total["launch"] + self._load_s
+        total["comm_end"] = reading.exposed_s
         for part, begin, end in self._spans:
-            total[part] += self.clock.seconds(begin, end)
-        for around, place, begin, ends in self._waits:
-            wait_s = max(0.0, min(self.clock.seconds(begin, end) for end in ends))
+            total[part] += seconds(begin, end)
+        for around, place, begin, (limit, *ends) in self._waits:
+            known_s = [seconds(begin, end) for end in ends]
+            wait_s = max(0.0, min([seconds(begin, limit), *([max(known_s)] if known_s else [])]))
             total[f"comm_{place}"] += wait_s
             if around is not None:
                 total[around] -= wait_s
         total["backward"] += reading.compute_s - self._counted_twice_s(reading)
+        if any(math.isnan(value) for name, value in total.items() if name not in ("launch", "host")):
+            return None  # a CUDA graph was captured
         return StepParts(**{f"{name}_s": seconds for name, seconds in total.items()})
+
+    def _launch_s(self) -> float:
+        """Return the host's time to launch the step.
+
+        If the device falls behind in several micro-batches, its queue may be full, so that the host waits in
+        launches. Then the time of the first micro-batch stands for each of them.
+        """
+        launched_s, seconds = self._launched_s, self.clock.launch_seconds
+        launch_s = seconds(self._step_begin, self._step_end) - self._load_s - self._read_s
+        if len(launched_s) < 2 or self._behind_s() <= _LEAST_BEHIND * launched_s[0]:
+            return launch_s
+        return launch_s - launched_s[-1] + launched_s[0] * len(launched_s)
+
+    def _behind_s(self) -> float:
+        """Return how far the device is behind the host when the last forward pass begins."""
+        begins = [begin for part, begin, _ in self._spans if part == "forward"]
+        if not begins:
+            return math.inf
+        last = (self._step_begin, begins[-1])
+        return self.clock.seconds(*last) - self.clock.launch_seconds(*last)
 
     def _counted_twice_s(self, reading: BackwardReading) -> float:
         """Return the seconds that are counted both in the logger's backward and by one of the timers.
@@ -306,10 +430,13 @@ class ShardingTimer:
         self._timer, self._clock = timer, timer.clock
         #: True if collectives are complete when they return, so that nothing waits for them later.
         self.is_on_host = timer.clock.is_host
-        #: Ends of the latest collectives: each group's all-gather, the reduce-scatter, and the all-reduce
-        #: that follows it if there are replicas.
+        #: Ends of the latest collectives: each group's all-gather, the reduce-scatter of all groups, and each
+        #: group's all-reduce, which follows it if there are replicas.
         self._gathered: dict[Any, Any] = {}
-        self._scattered = self._reduced = self._reduction_began = self._post_backward_began = None
+        self._reduced: dict[Any, Any] = {}
+        self._scattered: Any = None
+        self._reduction_began: Any = None
+        self._post_backward_began: Any = None
         #: The number of backward passes that reduced gradients.
         self.passes = 0
         self._has_scattered = False
@@ -326,21 +453,26 @@ class ShardingTimer:
         """Make the call of a reduce-scatter."""
         work, end = self._communicate(call)
         self._has_scattered = True
-        self._scattered = self._reduced = self._reduction_began = end
+        self._scattered = self._reduction_began = end
         return work
 
-    def allocates(self) -> None:
-        """Record that memory is allocated for a reduction: the group has waited for the previous one."""
+    def allocates(self, group: object) -> None:
+        """Record that memory is allocated for a reduction.
+
+        The group has waited for the previous reduce-scatter, and for its own all-reduce of an earlier
+        backward pass, if no pass since then was the last of its step (``set_is_last_backward``).
+        """
         self._reduction_began = now = self._clock.stamp()
         if self._post_backward_began is not None and self._scattered is not None:
-            self._timer.waited(self._post_backward_began, now, self._scattered)
+            ends = (self._scattered, self._reduced.get(group, self._scattered))
+            self._timer.waited(self._post_backward_began, now, *ends)
         self._post_backward_began = None
 
-    def all_reduced(self) -> None:
+    def all_reduced(self, group: object) -> None:
         """Record the end of the all-reduce over the replicas."""
-        self._reduced = self._clock.stamp()
+        self._reduced[group] = end = self._clock.stamp()
         if self.is_on_host:
-            self._timer.waited(self._reduction_began, self._reduced)
+            self._timer.waited(self._reduction_began, end)
 
     def waits_for_gather(self, group: object, call: Callable[[], Any]) -> Any:
         """Let the group wait for its all-gather."""
@@ -348,20 +480,20 @@ class ShardingTimer:
             self._timer.waited(self._clock.stamp(), end)
         return call()
 
-    def post_backward(self, call: Callable[[], Any]) -> Any:
+    def post_backward(self, group: object, call: Callable[[], Any]) -> Any:
         """Let a group wait for an earlier reduce-scatter, and reduce its gradients."""
         self._post_backward_began = self._clock.stamp()
         result = call()
         if self._post_backward_began is not None:  # without gradients, the group has only waited
-            self.allocates()
+            self.allocates(group)
         return result
 
     def finalizes(self, call: Callable[[], Any]) -> Any:
         """Let a group wait for the last reductions, within :meth:`ends`."""
         began = self._clock.stamp()
         result = call()
-        if self._reduced is not None:
-            self._timer.waited(began, self._clock.stamp(), self._reduced)
+        if self._scattered is not None:
+            self._timer.waited(began, self._clock.stamp(), self._scattered, *self._reduced.values())
         return result
 
     def ends(self, call: Callable[[], Any]) -> Any:

@@ -225,16 +225,18 @@ def _observations(state: Any, observer: ShardingTimer) -> Iterator[tuple[Any, st
     for group in _groups(state):
         gathers = partial(observer.gathers, group)
         yield group, "_all_gather_comm", _observed_comm(group._all_gather_comm, gathers)
-        comm = _observed_comm(group._reduce_scatter_comm, observer.scatters, observer.allocates)
+        allocates = partial(observer.allocates, group)
+        comm = _observed_comm(group._reduce_scatter_comm, observer.scatters, allocates)
         yield group, "_reduce_scatter_comm", comm
         hook = group._all_reduce_hook
         if hook is not None or group._is_hsdp:
-            yield group, "_all_reduce_hook", _observed_hook(hook, observer.all_reduced)
+            yield group, "_all_reduce_hook", _observed_hook(hook, partial(observer.all_reduced, group))
         if observer.is_on_host:
             continue
         waits = partial(observer.waits_for_gather, group)
         yield group, "wait_for_unshard", _observed(group.wait_for_unshard, waits)
-        yield group, "post_backward", _observed(group.post_backward, observer.post_backward)
+        post_backward = partial(observer.post_backward, group)
+        yield group, "post_backward", _observed(group.post_backward, post_backward)
         yield group, "finalize_backward", _observed(group.finalize_backward, observer.finalizes)
 
 
@@ -282,6 +284,13 @@ def observe_parameter_sync(
     if (sync := getattr(optimizer, "_sync_params", None)) is None:
         return PartsNotTimed(torch=torch.__version__, strategy="ZeRO-1")
     return _replaced([(optimizer, "_sync_params", _observed(sync, make))])
+
+
+def broadcast_bytes(optimizer: Any) -> list[int]:
+    """Return the sizes of the buckets in which ``ZeroRedundancyOptimizer`` broadcasts parameters, if any."""
+    with suppress(*_MISSING):
+        return [one.numel() * one.element_size() for of_device in optimizer._buckets for one in of_device]
+    return []
 
 
 class ParameterGroup(NamedTuple):

@@ -26,9 +26,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ..finding import Recorded
 from ..run_folder import RunFolder
 from .environment import nccl_version
-from .findings import SocketFallback
+from .findings import NoPeerAccess, SocketFallback
 from .node import interface_with
 from .ranks import RankFacts
 
@@ -56,6 +57,10 @@ _VALUES = {
     ),
     "OFI": re.compile(r"NCCL INFO NET/OFI Selected [Pp]rovider is ([^\s,]+)"),
     "channels": re.compile(r"NCCL INFO (\d+) coll channels"),
+    # GPUs of which NCCL expects that they access each other's memory: also lines of its topology
+    "peers": re.compile(
+        r"NCCL (?:WARN|INFO) .*(P2P is disabled between (?:NVLINK )?connected GPUs|\+ NVL\[)"
+    ),
     "algorithm": re.compile(r"NCCL INFO AllReduce: \d+ Bytes -> Algo (\w+ proto \w+)"),
 }
 _NET = re.compile(
@@ -66,6 +71,8 @@ _DEVICES = re.compile(r"NCCL INFO NET/(?P<name>Socket|IB) ?: Using (?P<devices>\
 _DEVICE = re.compile(r"\[\d+\] ?([^\s:={}]+):")
 #: NCCL 2.23 logs numbers: the order of NCCL_ALGO_* and NCCL_PROTO_* in src/include/nccl_common.h.
 _ALGORITHMS = ("TREE", "RING", "COLLNET_DIRECT", "COLLNET_CHAIN", "NVLS", "NVLS_TREE", "PAT")
+#: Values of NCCL_P2P_LEVEL with which GPUs are peers, at least over NVLink.
+_LEVELS = ("NVL", "PIX", "PXB", "PHB", "SYS", "1", "2", "3", "4", "5")
 _PROTOCOLS = ("LL", "LL128", "SIMPLE")
 
 
@@ -147,22 +154,22 @@ def diverted_warnings(env: Mapping[str, str]) -> list[str]:
 
 def combine_traces(
     traces: Sequence[dict[str, Any]], facts: Sequence[RankFacts], *, backend: str, env: Mapping[str, str]
-) -> tuple[Transport, SocketFallback | None]:
-    """Return ``transport`` of env.json from all ranks' traces, and a finding if NCCL fell back to sockets."""
+) -> tuple[Transport, list[Recorded]]:
+    """Return ``transport`` of env.json from all ranks' traces, and findings of NCCL's fall-backs."""
     if backend == "gloo":
-        return configured_transport(backend, env), None
+        return configured_transport(backend, env), []
     logs = [trace["log"] for trace in traces if "log" in trace]
     if not logs:
-        return _transport(backend, None) | {"not_read_because": traces[0]["why"]}, None
+        return _transport(backend, None) | {"not_read_because": traces[0]["why"]}, []
     merged = {name: sum((Counter(log.get(name)) for log in logs), Counter()) for name in {*chain(*logs)}}
     infiniband = {one.host: one.infiniband for one in facts}
     transport = _nccl_transport(merged, hosts=len(infiniband), env=env)
-    slower = _fallback(transport, infiniband, env)
-    if slower and slower.disabled is None:
+    sockets, shared = _fallback(transport, infiniband, env), _no_peer_access(transport, merged, env)
+    if sockets and sockets.disabled is None:
         transport["fallback"] = "sockets beside InfiniBand"
     if len(infiniband) > 1 and transport["network"] is None:
         transport["not_read_because"] = "NCCL's log does not name its network: is NCCL_DEBUG_SUBSYS set?"
-    return transport, slower
+    return transport, [one for one in (sockets, shared) if one]
 
 
 def _transport(backend: str, source: str | None, **known: str | None) -> Transport:
@@ -279,3 +286,16 @@ def _fallback(
         devices=tuple(next(iter(equipped.values()))),
         disabled=value if (value := env.get("NCCL_IB_DISABLE", "0")) not in ("", "0") else None,
     )
+
+
+def _no_peer_access(transport: Transport, log: _Log, env: Mapping[str, str]) -> NoPeerAccess | None:
+    """Return a finding if NCCL uses the host's memory between GPUs that can be peers, as far as it says so.
+
+    Without NVLink, and on different sockets of a host, NCCL prefers the host's memory.
+    """
+    if "SHM" not in (transport["within_host"] or ""):
+        return None
+    values = {"NCCL_P2P_DISABLE": ("", "0"), "NCCL_P2P_LEVEL": ("", *_LEVELS)}
+    set_to = (f"{name}={env[name]}" for name, usual in values.items() if env.get(name, "") not in usual)
+    setting = next(set_to, "")
+    return NoPeerAccess(setting=setting) if setting or log.get("peers") else None

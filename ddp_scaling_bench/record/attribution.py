@@ -8,23 +8,27 @@
   exactly 0 for one process without DDP.
 - *optimizer*: the optimizers' ``step`` (torch's global hooks), without forward and backward in a closure.
 
-A part that no hook observed is NaN, never 0. In a wrapper other than DDP and FSDP2, only *data* is timed:
-collectives take place in forward and in backward, and cannot be told from computation.
+A part that no hook observed is NaN, never 0. A step in which a CUDA graph is captured has no parts. In a
+wrapper other than DDP and FSDP2, only *data* is timed: collectives take place in forward and in backward, and
+cannot be told from computation.
 """
 
 from __future__ import annotations
 
+import gc
 import math
+import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from torch.utils.hooks import RemovableHandle
 
 from ..measure.findings import PartsNotTimed
+from ..measure.host_waits import HostWaits
 from ..measure.step_parts import COMM_PARTS, BackwardReading, Clock, StepParts, StepTimer
 from ..measure.torch_internals import backward_callbacks, observe_compiled_calls
 from ..train.strategies import Parts, Strategy
@@ -51,15 +55,24 @@ class Attribution:
         sees_all = world_size == 1 or self._strategy_parts.sees_communication
         sees_all &= model_parallel == 1  # nothing times what the ranks of a replica exchange
         self._sees_communication = self.times_model and sees_all
+        self._may_have_others = world_size > 1
         self.timer = StepTimer(clock)
+        self._host_waits = HostWaits()
+        #: The number of waits for the device in the first step since ``attach``, or None if it is unknown.
+        self.host_waits: int | None = None
         self._at_end_of_backward = backward_callbacks()
         self._expects_backward = False  # whether a backward pass that synchronises is to follow
-        self._handles: list[RemovableHandle] = []
-        self._end_observation: Callable[[], None] | None = None  # of a model that is compiled in place
+        #: What ends the hooks, and the observation of models that are compiled in place.
+        self._ends: list[Callable[[], None]] = []
+        #: Other models with DDP that exist after the warm-up.
+        self._others: list[nn.Module] | None = None
+        #: True if one of them trains, too: its communication is not seen.
+        self.has_others = False
         #: True if the model has been called in a step with hooks.
         self.was_called = False
         #: True if another model's optimizer has stepped between forward and backward of the model.
         self.has_several = False
+        self._has_captured = False  # whether a CUDA graph was captured in the step
         #: True if a step with hooks has ended.
         self.has_timed = False
         #: Passes in complete steps since ``attach``: forward passes that a backward pass follows, and
@@ -75,35 +88,50 @@ class Attribution:
     def attach(self) -> PartsNotTimed | None:
         """Register the hooks; return the reason if the parts of a step cannot be measured, except *data*."""
         self._forwards = self._syncs = 0
+        self.host_waits, self._has_captured = None, False
         untimed = self._strategy_parts.start(self.timer)
         if untimed is not None:
             self.times_model, self._model, self._sees_communication = False, None, False
-        begins, ended, model = self.forward_begins, self.forward_ended, self._model
-        if model is not None:
-            self._end_observation = observe_compiled_calls(model, begins, ended)
-            if self._end_observation is None:
-                self._handles += [
-                    model.register_forward_pre_hook(lambda *_: begins(), prepend=True),
-                    model.register_forward_hook(lambda *values: ended(values[-1])),
-                ]
+        if self._model is not None:
+            self._observe(self._model, self.forward_begins, self.forward_ended)
+        if self._sees_communication and self._may_have_others:
+            if self._others is None:
+                self._others = _ddp_models(self._strategy_parts.model)
+            for other in self._others:
+                self._observe(other, lambda: None, self._other_ended)
         if self.times_model:
-            self._handles.append(register_optimizer_step_pre_hook(self.optimizer_begins))
-            self._handles.append(register_optimizer_step_post_hook(self.optimizer_ended))
+            self._ends.append(register_optimizer_step_pre_hook(self.optimizer_begins).remove)
+            self._ends.append(register_optimizer_step_post_hook(self.optimizer_ended).remove)
         return untimed
+
+    def _observe(self, model: nn.Module, begins: Callable[[], None], ended: Callable[[Any], None]) -> None:
+        """Call ``begins`` and ``ended`` around each call of a model."""
+        if (end := observe_compiled_calls(model, begins, ended)) is not None:
+            self._ends.append(end)
+            return
+        self._ends.append(model.register_forward_pre_hook(lambda *_: begins(), prepend=True).remove)
+        self._ends.append(model.register_forward_hook(lambda *values: ended(values[-1])).remove)
+
+    def _other_ended(self, output: Any) -> None:
+        if torch.is_grad_enabled() and _first_differentiable(output) is not None:
+            self.has_others, self._sees_communication = True, False
 
     def detach(self) -> None:
         """Remove the hooks."""
-        while self._handles:
-            self._handles.pop().remove()
-        if self._end_observation is not None:
-            self._end_observation()
-            self._end_observation = None
+        self.stops_early()
+        while self._ends:
+            self._ends.pop()()
         self._strategy_parts.stop()
 
     def start(self) -> None:
         """Begin a step."""
         self._reset()
+        if self._has_captured:
+            self._has_captured = False
+            self._strategy_parts.start(self.timer)
         self.timer.start()
+        if self.host_waits is None and not self.timer.clock.is_host:
+            self._host_waits.start()
 
     def passes_per_step(self, steps: int) -> tuple[float | None, float | None]:
         """Return forward passes and synchronising backward passes per step of ``steps`` since ``attach``."""
@@ -115,6 +143,10 @@ class Attribution:
             return None, None
         syncs = (self._syncs if parts.sync_passes is None else parts.sync_passes) / steps
         return self._forwards / steps or None, syncs if self._sees_communication else None
+
+    def stops_early(self) -> None:
+        """Give the user's settings back, because the clock stops, perhaps after an error."""
+        self._host_waits.stop()
 
     def void(self) -> None:
         """Discard the current step because it was interrupted or the clock was stopped."""
@@ -136,6 +168,9 @@ class Attribution:
         if not self.times_model:
             return
         self.was_called = True
+        if self.timer.clock.is_capturing():  # DDP's logger would wait for the device
+            self._is_void = self._has_captured = True
+            self._strategy_parts.stop()
         if not self._expects_backward:
             # The logger keeps the times of only one pass, which the next pass would overwrite.
             self._take_reading()
@@ -172,6 +207,9 @@ class Attribution:
         """End the step and return its parts, or None if it was discarded or its times are unknown."""
         self.has_timed = True
         self.timer.discard()
+        waits = self._host_waits.stop()
+        if not self._is_void and self.host_waits is None:
+            self.host_waits = waits
         self.timer.stop()
         reading = self._sum_readings()
         self._forwards += self._step_forwards
@@ -184,6 +222,8 @@ class Attribution:
             missing |= {*COMM_PARTS}
         elif not self._strategy_parts.sees_forward:
             missing.add("comm_forward_s")
+        if self.host_waits or _waits_always(os.environ):  # the host's time contains that of the device
+            missing |= {"launch_s", "host_s"}
         return replace(parts, **dict.fromkeys(missing, math.nan))
 
     def _reset(self) -> None:
@@ -207,7 +247,7 @@ class Attribution:
     def _take_reading(self) -> None:
         if self._awaits_reading:
             self._awaits_reading = False
-            self._readings.append(self._strategy_parts.read())
+            self._readings.append(None if self._is_void else self.timer.reads(self._strategy_parts.read))
 
     def _suspend_backward(self) -> None:
         """Stop timing backward, because the loop loads data or runs the model before the backward pass."""
@@ -226,6 +266,8 @@ class Attribution:
             self.timer.end()
 
     def _backward_ended(self) -> None:
+        if self._expects_backward or self.timer.open_part == "backward":  # not again for a second loss
+            self.timer.backward_ended()
         self._expects_backward = False
         self._end("backward")
         if self._optimizer_depth and self.timer.open_part is None:  # the optimizer continues after a closure
@@ -248,6 +290,24 @@ class Attribution:
         self._optimizer_depth -= 1
         if self._optimizer_depth == 0:
             self._end("optimizer")
+
+
+def _waits_always(env: Mapping[str, str]) -> bool:
+    """Return whether variables let each launch, or each collective, wait for the device."""
+    names = ("CUDA_LAUNCH_BLOCKING", "TORCH_NCCL_BLOCKING_WAIT")
+    return any(env.get(name, "0").strip().lower() not in ("", "0", "false", "n", "no") for name in names)
+
+
+def _ddp_models(own: nn.Module) -> list[nn.Module]:
+    """Return all models of the process with DDP, except the recorder's own.
+
+    An instance refers to its class. ``gc.get_objects`` would also refer to tuples that other threads build,
+    which ends in an error there.
+    """
+    kinds: list[type] = [DistributedDataParallel]
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+    return [one for one in gc.get_referrers(*kinds) if type(one) in kinds and one is not own]
 
 
 def _first_differentiable(output: Any) -> Tensor | None:

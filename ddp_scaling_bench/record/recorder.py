@@ -345,6 +345,8 @@ class Recorder:
         if self._started_at is None and self._windows.phase is not Phase.DONE:
             if not self._has_started:
                 self._start()
+            if self._clock.is_capturing():
+                return  # the work of this step does not run yet
             self._windows.clock_starts()
             if self._windows.phase is Phase.ATTRIBUTION and not self._is_mid_step:
                 self._attribution.start()
@@ -401,7 +403,9 @@ class Recorder:
         if counted is not None:
             self._step_samples = counted if self._step_samples is None else self._step_samples + counted
         self._is_mid_step, self._has_begun = not update, False
-        if update:
+        if self._clock.is_capturing():
+            self.discard_step()
+        elif update:
             now = self._clock.stamp()
             self._spans.append((self._started_at, now))
             spans, self._spans = self._spans, []
@@ -430,6 +434,7 @@ class Recorder:
     def _stop(self) -> None:
         if self._started_at is not None:
             self._started_at = None
+            self._attribution.stops_early()
             self._windows.clock_stops()
 
     def resume_clock(self) -> None:

@@ -5,14 +5,15 @@ The lengths in the run's cell.json override the program's settings, and these ov
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import IO
 
 from ..cell_json import CellFile, read_cell
 from ..errors import BenchError
@@ -21,6 +22,9 @@ from ..measure.failures import Failure, RankFailed, write_failures
 from ..measure.node import host_name
 from ..run_folder import RunFolder
 from ..train.options import OPTIONS, expected_value
+
+#: Files whose locks this process holds.
+_claims: list[IO[str]] = []
 
 
 class RecorderError(BenchError):
@@ -114,30 +118,24 @@ def make_folder(run_dir: str | os.PathLike[str] | None) -> RunFolder:
 
 
 def _claim(folder: RunFolder) -> None:
-    """Note that this process records into a run's folder, or raise if another training records there."""
-    host, pid = host_name(os.environ), os.getpid()
-    own, claim = folder.recorder.with_name(f".recorder.{host}.{pid}"), {"host": host, "pid": pid}
+    """Lock a run's folder for this process, or raise if another training records there.
+
+    The kernel ends the lock with the process: the trainings of a run can follow each other.
+    """
+    own = {"host": host_name(os.environ), "pid": os.getpid()}
     try:
-        own.write_text(json.dumps(claim))
-        os.link(own, folder.recorder)
-    except FileExistsError:
+        file = folder.recorder.open("a")
+        _claims.append(file)  # closing it would end the lock
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        file.truncate(0)
+        file.write(json.dumps(own))
+        file.flush()
+    except BlockingIOError:
         other = read_json(folder.recorder) or {}
-        if other != claim and _is_running(other, host):
-            raise RecorderError(
-                f"process {other.get('pid')} on {other.get('host')} already records into {folder.path}: the "
-                "command started several trainings. Give the command of one process, without a launcher: "
-                "bench starts it once per rank"
-            ) from None
-        os.replace(own, folder.recorder)  # the trainings of a run can follow each other
+        raise RecorderError(
+            f"process {other.get('pid')} on {other.get('host')} already records into {folder.path}: the "
+            "command started several trainings. Give the command of one process, without a launcher: "
+            "bench starts it once per rank"
+        ) from None
     except OSError:
-        return  # the file system knows no links, or is full, which the first result will show
-    finally:
-        own.unlink(missing_ok=True)
-
-
-def _is_running(process: Mapping[str, Any], host: str) -> bool:
-    """Return whether a process has not ended; True on another host, which does not tell."""
-    with suppress(KeyError, PermissionError, TypeError, ValueError):
-        if process["host"] == host:
-            return Path("/proc", str(int(process["pid"]))).exists()
-    return True
+        return  # the file system knows no locks, or is full, which the first result will show

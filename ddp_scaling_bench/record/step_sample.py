@@ -29,8 +29,8 @@ from ..measure.node import increase
 from ..measure.torch_internals import count_collectives
 from ..records import SampledStep, SlowCall
 
-#: Number of calls that are kept for each part: the slowest calls.
-_KEPT = 5
+#: Number of calls that are kept for each part: the slowest calls, and all that begin with the second name.
+_KEPT, _COLLECTIVES = 5, "torch.distributed."
 #: Part of a step, by the qualified name of the code that runs while the timers measure this part.
 _PARTS = {
     "Batches.__iter__": "data_load",
@@ -64,7 +64,6 @@ class StepSampler:
         self._open: list[_Call] = []
         self._seconds: defaultdict[_Key, float] = defaultdict(float)
         self._calls: Counter[_Key] = Counter()
-        self._bytes: Counter[_Key] = Counter()
         self._part: str | None = None
         self._part_frame: FrameType | None = None
         self._collectives = count_collectives()
@@ -96,10 +95,8 @@ class StepSampler:
         for key, seconds in sorted(self._seconds.items(), key=lambda one: -one[1]):
             path, line, function, part = key
             kept[part] += 1
-            if kept[part] <= _KEPT or key in self._bytes:
-                yield SlowCall(
-                    path, line, function, self._calls[key], round(seconds, 6), part, self._bytes.get(key)
-                )
+            if kept[part] <= _KEPT or function.startswith(_COLLECTIVES):
+                yield SlowCall(path, line, function, self._calls[key], round(seconds, 6), part)
 
     def _observe(self, frame: FrameType, event: str, argument: Any) -> None:
         """Handle an event of :func:`sys.setprofile`; the time that this takes is not part of any call."""
@@ -134,8 +131,6 @@ class StepSampler:
         name = _name(frame) if builtin is None else _name_of_builtin(builtin)
         key = (caller.f_code.co_filename, caller.f_lineno, name, self._part)
         self._calls[key] += 1
-        if name.startswith("torch.distributed.") and (size := _bytes_passed(frame)):
-            self._bytes[key] += size
         self._open.append(_Call(frame, key, self._now, builtin is not None))
 
     def _end(self) -> None:
@@ -218,15 +213,3 @@ def _name_of_builtin(function: Any) -> str:
     name = str(getattr(function, "__qualname__", "?"))
     module = getattr(function, "__module__", None) or (owner.__name__ if inspect.ismodule(owner) else "")
     return name if module in ("", "builtins") or "." in name else f"{module}.{name}"
-
-
-def _bytes_passed(frame: FrameType) -> int:
-    """Return the size in bytes of a function's largest argument that is a tensor or a list of tensors."""
-    own = frame.f_locals
-    return max(map(_size, [*own.values(), *own.get("args", ()), *own.get("kwargs", {}).values()]), default=0)
-
-
-def _size(value: Any) -> int:
-    if isinstance(value, Tensor):
-        return value.numel() * value.element_size()
-    return sum(map(_size, value)) if isinstance(value, list) else 0

@@ -51,15 +51,15 @@ class BenchCallback(Callback):  # type: ignore[misc]
     ) -> None:
         self._count: Callable[[Any], float | None] | None = samples
         self._run_dir, self._lengths = run_dir, lengths
-        self._recorder: Recorder | None = None
-        self._trainer: Any = None
+        self._recorder: Recorder  # this and the Trainer while it trains
+        self._trainer: Any
         self._replaced: dict[str, Any] = {}  # attributes of the Trainer object itself, as they were
         self._batches = 0  # of the current step
         self._samples: float | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **values: Any) -> None:
         """Create a recorder for the model that the Trainer calls, which is a DDP module on several ranks."""
-        if self._recorder is not None:  # the Trainer begins again, with a smaller batch
+        if self._replaced:  # the Trainer begins again, with a smaller batch
             self._end(self._recorder.give_up)
         self._trainer = _calling_trainer(self)
         self._recorder = Recorder(
@@ -73,25 +73,21 @@ class BenchCallback(Callback):  # type: ignore[misc]
 
     def on_step_end(self, args: Any, state: Any, control: Any, **values: Any) -> None:
         """Count a step, and stop the clock if an evaluation or a checkpoint follows."""
-        if self._recorder is not None:
-            self._recorder.end(self._samples, update=True)
-            if control.should_evaluate or control.should_save:
-                self._recorder.rest()
+        self._recorder.end(self._samples, update=True)
+        if control.should_evaluate or control.should_save:
+            self._recorder.rest()
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **values: Any) -> None:
         """Stop the clock until the next batch is fetched."""
-        if self._recorder is not None:
-            self._recorder.rest()
+        self._recorder.rest()
 
     def on_save(self, args: Any, state: Any, control: Any, **values: Any) -> None:
         """Wait for the rank that wrote the checkpoint."""
-        if self._recorder is not None:
-            self._recorder.meet()
+        self._recorder.meet()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **values: Any) -> None:
         """Write the remaining records."""
-        if self._recorder is not None:
-            self._end(self._recorder.close)
+        self._end(self._recorder.close)
 
     def _end(self, close: Callable[[], None]) -> None:
         close()
@@ -100,7 +96,6 @@ class BenchCallback(Callback):  # type: ignore[misc]
             if own is not None:
                 setattr(self._trainer, name, own)
         self._replaced.clear()
-        self._recorder = self._trainer = None
 
     def _replace(self, name: str, function: Callable[..., Any]) -> None:
         method = getattr(self._trainer, name, None)
@@ -114,7 +109,6 @@ class BenchCallback(Callback):  # type: ignore[misc]
 
     def _fetch(self, method: Callable[..., Any], *values: Any, **named: Any) -> Any:
         """Fetch the batches of a step."""
-        assert self._recorder is not None
         self._recorder.data_begins()
         fetched = method(*values, **named)
         self._recorder.data_ended(None)
@@ -126,14 +120,12 @@ class BenchCallback(Callback):  # type: ignore[misc]
 
     def _train(self, method: Callable[..., Any], *values: Any, **named: Any) -> Any:
         """Train on a batch; the losses of a step's batches add up to the loss of the step."""
-        assert self._recorder is not None
         loss = method(*values, **named)
         self._recorder.loss(loss * self._batches)
         return loss
 
     def _samples_of(self, batches: Sequence[Any]) -> float | None:
         """Return the number of samples in a step, or None if it is unknown."""
-        assert self._recorder is not None
         if not batches:
             return None
         if self._count is None:

@@ -10,6 +10,7 @@ Once per recording, the first of these two steps is sampled (see :mod:`record.st
 from __future__ import annotations
 
 import enum
+import math
 import os
 from dataclasses import asdict, replace
 from itertools import chain, pairwise
@@ -19,9 +20,9 @@ import torch
 from torch import Tensor
 
 from ..measure.conditions import Conditions, Meters, peak_memory_bytes
-from ..measure.findings import ModelNotCalled, PartsNotTimed
+from ..measure.findings import ModelNotCalled, OtherDdp, PartsNotTimed
 from ..measure.results import Window, fewest_warmup_steps, first_steps, is_stable
-from ..measure.step_parts import Clock, StepParts
+from ..measure.step_parts import Clock, StepParts, without_skipped
 from .attribution import Attribution
 from .replicas import ReplicaSampler, digest
 from .session import Session
@@ -30,6 +31,8 @@ from .step_sample import StepSampler
 
 #: An interval during which the clock ran: its first and last time stamp.
 Span = tuple[Any, Any]
+#: Fewest steps of a window that show whether the host gets ahead of the device.
+_LEAST_STEPS_FOR_LEAD = 4
 
 
 class Phase(enum.Enum):
@@ -152,7 +155,7 @@ class Windows:
             self._samples.append(samples)
             if self._steps < self._lengths.steps_per_epoch:
                 return now
-            self._end_throughput()
+            self._end_throughput(now)
             return None  # the clock starts again with the next step, which is not measured
         if self.phase is Phase.ATTRIBUTION:
             self._attribute()
@@ -169,7 +172,7 @@ class Windows:
     def leave(self) -> None:
         """Close the current window early and send its steps to rank 0."""
         if self.phase is Phase.THROUGHPUT and self._spans:
-            self._window = self._measured_window()
+            self._window = self._measured_window(self._step_times())
             self._post()
         elif self.phase is Phase.ATTRIBUTION:
             self._attribution.detach()
@@ -214,12 +217,13 @@ class Windows:
         return is_stable(self._step_times(), first=first_steps(self._device), prepares=prepares)
 
     def _prepare_window(self) -> None:
-        """Write files and sample conditions, which delays this rank; the next step synchronises the ranks."""
+        """Write files and read counters, which delays this rank; the next step synchronises the ranks."""
         if self.posted == self._lengths.epochs:
             self.conclude()
         if self._session.writer is not None:
             self._session.writer.write()
         self._conditions.sample()
+        self._meters.read()
 
     def _start_window(self) -> Any:
         if self.posted == self._lengths.epochs:
@@ -239,8 +243,11 @@ class Windows:
         self._began = self._clock.stamp()
         return self._began
 
-    def _end_throughput(self) -> None:
-        self._window = self._measured_window()
+    def _end_throughput(self, last: Any) -> None:
+        loaded = self._conditions.clocks() if self._clock.is_busy(last) else None
+        side_s = self._clock.drain(self._began, last) / self._steps
+        window = self._measured_window([one + side_s for one in self._step_times()], loaded)
+        self._window = replace(window, side_s=side_s)
         if self._lengths.attribution_steps:
             self._session.post(self.posted + 1, self._window, early=True)
             self._enter(Phase.ATTRIBUTION)
@@ -251,8 +258,6 @@ class Windows:
             self._post()
 
     def _attribute(self) -> None:
-        if self._steps == 1 and self._window is not None and self._window.conditions is not None:
-            self._conditions.add_loaded(self._window.conditions)  # the device still works on this step
         parts = self._attribution.stop()
         self._clock_jumps += self._attribution.timer.clock_jumped
         if self._steps > 1:  # the first step warms up the hooks, and DDP's buckets have other timers in it
@@ -268,25 +273,31 @@ class Windows:
         window, self._window = self._window, None
         is_attributed = self.phase is Phase.ATTRIBUTION
         forwards, syncs = self._attribution.passes_per_step(self._steps if is_attributed else 0)
+        waits = self._attribution.host_waits if is_attributed else None
+        window = replace(window, parts=without_skipped(self._parts), host_waits=waits)
         window = replace(window, clock_jumps=self._clock_jumps, micro_batches=forwards)
         if window.conditions is not None and syncs is not None:
             window.conditions["rank"]["sync_passes"] = round(syncs * len(window.step_s))
         self.posted += 1
         self._session.post(self.posted, window)
-        if self._attribution.has_several and self._session.writer is not None:
-            self._session.writer.add(PartsNotTimed(several=True))
+        if self._session.writer is not None:
+            if self._attribution.has_several:
+                self._session.writer.add(PartsNotTimed(several=True))
+            if self._attribution.has_others:
+                self._session.writer.add(OtherDdp())
         self._enter(Phase.BETWEEN)
         if self._sampler is not None:
             self._sampler.start()
 
-    def _measured_window(self) -> Window:
+    def _measured_window(self, step_s: list[float], loaded: dict[str, Any] | None = None) -> Window:
         """Return the throughput window that ends now; ``parts`` is filled in later."""
-        step_s, usage = self._step_times(), self._meters.stop()
+        usage = self._meters.stop(sum(step_s))
         self._unsampled = self.posted + 1
         self.last_loss, peak = self._mean_loss(), peak_memory_bytes(self._device)
-        found = self._conditions.stop(steps=len(step_s) + 1, sync_passes=None)
+        found = self._conditions.stop(steps=len(step_s) + 1, loaded=loaded)
         values = (self._samples, self._parts, self.last_loss, peak, usage, self._stable)
-        return Window(step_s, *values, conditions=found, paused_s=self._paused_s(), **self._loops)
+        lead_s, paused_s = self._lead_s(), self._paused_s()
+        return Window(step_s, *values, conditions=found, paused_s=paused_s, lead_s=lead_s, **self._loops)
 
     def _mean_loss(self) -> float | None:
         return None if self._loss_sum is None else float(self._loss_sum) / self._losses
@@ -295,6 +306,14 @@ class Windows:
         """Return the duration of every step of the window in seconds."""
         self._clock.synchronize()
         return [sum(self._clock.seconds(*span) for span in spans) for spans in self._spans]
+
+    def _lead_s(self) -> float:
+        """Return by how much the host gets ahead of the device in a step of the window's second half."""
+        if len(self._spans) < _LEAST_STEPS_FOR_LEAD:
+            return math.nan
+        later = self._spans[len(self._spans) // 2 :]
+        spans = chain.from_iterable(later)
+        return sum(self._clock.seconds(*one) - self._clock.launch_seconds(*one) for one in spans) / len(later)
 
     def _paused_s(self) -> float:
         """Return the time in the window for which the clock stood; exactly 0 if it never stopped."""

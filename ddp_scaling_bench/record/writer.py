@@ -32,7 +32,9 @@ from ..measure.findings import (
     NotStable,
     SamplesOfReplicas,
     SamplesUnknown,
+    SideStreams,
     SlowFirstSteps,
+    WaitsForDevice,
 )
 from ..measure.launch import Launch
 from ..measure.ranks import RankFacts, core_facts, cores_of_nodes, hosts_of, kept_variables, local_ranks
@@ -42,7 +44,6 @@ from ..measure.wire import Placement, WireBytes
 from ..records import EpochRow
 from ..run_folder import RunFolder, read_run
 from ..train.strategies import Parts, Strategy
-from .left_files import LeftFiles
 from .replicas import Replicas, Verdict
 from .settings import Lengths
 
@@ -92,7 +93,6 @@ class RunWriter:
         self._has_bare_model = False
         self._facts: list[RankFacts] = []
         self._places: list[RankPlace] = []
-        self._left_files = LeftFiles(folder)
         self.results = Results(folder)
         self._wire: WireBytes | None = None  # None until the hosts are known
         self._found: list[Recorded] = []
@@ -155,6 +155,11 @@ class RunWriter:
             self._keep(finding)
             self._try(self._write_environment)
 
+    def _add_first(self, finding: Recorded) -> None:
+        """Add a finding unless one of its kind is known."""
+        if not any(type(one) is type(finding) for one in self._found):
+            self.add(finding)
+
     def _update(self, finding: Recorded) -> None:
         """Add a finding in place of an earlier one of its kind, which had smaller numbers."""
         for at in [at for at, one in enumerate(self._found) if type(one) is type(finding)]:
@@ -185,8 +190,8 @@ class RunWriter:
         if self._transport is None and (traces := self._exchange.read_all("transport")) is not None:
             known: Any = {"backend": self._backend, "env": os.environ}
             self._transport, slower = combine_traces(traces, self._facts, **known)
-            if slower:
-                self._keep(slower)
+            for finding in slower:
+                self._keep(finding)
             self._described |= self._parts.facts()  # by now, DDP has rebuilt its buckets
             self._write_environment()
         if not self._has_sample:
@@ -207,8 +212,6 @@ class RunWriter:
         for finding in (self._wire and self._wire.finding(), verdict.finding, self._slow_first_steps()):
             if finding:
                 self._keep(finding)
-        if resumed := self._left_files.finding():
-            self._update(resumed)
         self._write_environment()
 
     def _exchange_verdict(self) -> Verdict:
@@ -308,6 +311,10 @@ class RunWriter:
         self.results.add(record)
         if not all(window.stable for window in windows):
             self.add(NotStable(steps=self._session.warmup_steps))
+        if waits := max(window.host_waits or 0 for window in windows):
+            self._add_first(WaitsForDevice(waits=waits))
+        if side_s := max(window.side_s for window in windows):
+            self._add_first(SideStreams(step_s=round(side_s, 6)))
         if jumps := max(window.clock_jumps for window in windows):
             self._clock_jumps += jumps
             self._update(ClockWasSet(steps=self._clock_jumps))

@@ -9,9 +9,10 @@ from __future__ import annotations
 import hashlib
 import math
 import pickle
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import count, islice
 from pathlib import Path
 from typing import Any
@@ -263,17 +264,41 @@ class SyntheticBatches(IterableDataset[Batch]):
 
 @dataclass(frozen=True)
 class Feed:
-    """The batches of a rank: ``batches`` without end for training, and those of each call of ``held_out``."""
+    """The batches of a rank: ``batches`` without end for training, and those of each call of ``held_out``.
+
+    ``is_loaded`` is true if a DataLoader returns the batches, in the host's memory.
+    """
 
     options: TrainOptions
     device: torch.device
     shape: DataShape
     batches: Iterator[Batch]
     held_out: Callable[[], Iterator[Batch]]
+    is_loaded: bool = False
 
     def next(self) -> Batch:
         """Return the next batch on the device."""
-        return self._on_device(next(self.batches))
+        return next(self._ready)
+
+    @cached_property
+    def _ready(self) -> Iterator[Batch]:
+        copies = self.is_loaded and self.device.type == "cuda"
+        return self._copied_ahead() if copies else map(self._on_device, self.batches)
+
+    def _copied_ahead(self) -> Iterator[Batch]:
+        """Yield batches; each is copied to the device on another stream, during the step before it."""
+        stream: Any = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        ahead = deque[tuple[Batch, torch.cuda.Event]]()
+        for batch in self.batches:
+            with torch.cuda.stream(stream):
+                ahead.append((self._on_device(batch), stream.record_event()))
+            if len(ahead) > 1:
+                ready, copied = ahead.popleft()
+                current = torch.cuda.current_stream(self.device)
+                current.wait_event(copied)
+                for tensor in ready:
+                    tensor.record_stream(current)
+                yield ready
 
     def validation(self) -> Iterator[Batch]:
         """Yield up to ``val_steps`` batches for validation, which are the same in each call."""
@@ -307,8 +332,9 @@ def open_feed(options: TrainOptions, per_gpu_batch: int, rank: int, ranks: int, 
         return SyntheticBatches(signal_for(options, shape, device), per_gpu_batch, device, seeds)
 
     trained = stream(torch.device("cpu") if options.num_workers else device, _TRAINING)
-    batches = iter(_loader(trained, options, batch_size=None) if options.num_workers else trained)
-    return Feed(options, device, shape, batches, stream(device, _VALIDATION).__iter__)
+    is_loaded = options.num_workers > 0
+    batches = iter(_loader(trained, options, batch_size=None) if is_loaded else trained)
+    return Feed(options, device, shape, batches, stream(device, _VALIDATION).__iter__, is_loaded)
 
 
 def _folder_feed(
@@ -317,7 +343,7 @@ def _folder_feed(
     """Return the feed of a user's tensors, which are shuffled anew in each pass and repeat as needed."""
     folder, hold_out = Path(options.data), options.val_steps > 0
     training, validation, shape = load_samples(
-        folder, model=options.model, seq_len=options.seq_len, hold_out=hold_out
+        folder, model=options.model, seq_len=options.seq_len or 0, hold_out=hold_out
     )
     if len(training) < ranks * per_gpu_batch:
         raise SetupError(DataTooSmall(samples=len(training), ranks=ranks, batch=per_gpu_batch))
@@ -336,7 +362,7 @@ def _folder_feed(
             yield validation.__getitems__(own[start : start + per_gpu_batch])
 
     batches = iter(_loader(training, options, batch_sampler=passes()))
-    return Feed(options, device, shape, batches, held_out)
+    return Feed(options, device, shape, batches, held_out, is_loaded=True)
 
 
 def batch_as_is(batch: Any) -> Any:
@@ -348,7 +374,7 @@ def _loader(dataset: Dataset[Batch], options: TrainOptions, **settings: Any) -> 
     return DataLoader(
         dataset,
         num_workers=options.num_workers,
-        pin_memory=options.pin_memory,
+        pin_memory=options.pin_memory and options.device == "cuda",
         persistent_workers=options.num_workers > 0,
         collate_fn=batch_as_is,
         **settings,

@@ -14,7 +14,11 @@ from ..measure.failures import Failure, OutOfMemory, RankFailed, write_failures
 from ..measure.nccl_errors import nccl_error
 from ..measure.peers import broken_group, raised, symptom_of
 
-_ALLOCATOR = re.compile(r"can't allocate memory|out of memory|ENOMEM|Cannot allocate memory", re.IGNORECASE)
+_ALLOCATOR = re.compile(
+    r"can't allocate memory|out of memory|ENOMEM|Cannot allocate memory"
+    r"|(CUBLAS|CUDNN|CUSPARSE|CUSOLVER|CUFFT)_STATUS_\w*ALLOC(ATION)?_FAILED",
+    re.IGNORECASE,
+)
 #: The option that sets the time-out of collectives.
 TIMEOUT_OPTION = "workload.join_timeout"
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TypeVar
 
 import torch
 
@@ -18,10 +17,9 @@ from ..measure.failures import DuplicateGpu, GpuProblem, NoGpu
 from ..measure.findings import SharedGpu, SharedGpus
 from ..measure.launch import Launch
 from ..measure.nvml import pci_address
+from ..measure.ranks import grouped
 from .failures import WorkloadError
 from .rendezvous import OtherRankError, await_readers, gather
-
-Key = TypeVar("Key")
 
 
 @dataclass(frozen=True)
@@ -58,8 +56,9 @@ def choose_device(
         hosts, gpus = [rank.host for rank in joined.facts], [use.name for use in uses]
         return tuple(SharedGpu(ranks=tuple(one), host=hosts[one[0]], gpu=gpus[one[0]]) for one in groups)
 
-    problems = _ranks_by([use.missing and tuple(use.missing) for use in uses])
-    shared = [ranks for ranks in _ranks_by([use.identity for use in uses]).values() if len(ranks) > 1]
+    problems = grouped((tuple(use.missing), rank) for rank, use in enumerate(uses) if use.missing)
+    users = grouped((use.identity, rank) for rank, use in enumerate(uses) if use.identity is not None)
+    shared = [ranks for ranks in users.values() if len(ranks) > 1]
     refused = [
         ranks for ranks in shared if backend == "nccl" and not _is_allowed([uses[rank] for rank in ranks])
     ]
@@ -95,15 +94,6 @@ def _own_device(launch: Launch, host: str, env: Mapping[str, str]) -> tuple[torc
         host_id=env.get("NCCL_HOSTID", ""),
         shares=env.get("NCCL_MULTI_RANK_GPU_ENABLE", "0") not in ("", "0"),
     )
-
-
-def _ranks_by(values: Sequence[Key | None]) -> dict[Key, list[int]]:
-    """Return the ranks with each value."""
-    ranks: dict[Key, list[int]] = {}
-    for rank, value in enumerate(values):
-        if value is not None:
-            ranks.setdefault(value, []).append(rank)
-    return ranks
 
 
 def _is_allowed(uses: Sequence[GpuInUse]) -> bool:

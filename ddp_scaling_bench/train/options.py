@@ -17,8 +17,8 @@ from types import NoneType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from ..errors import BenchError
-from ..known_models import MODELS
-from ..known_strategies import DEFAULT, STRATEGIES, wire_dtype
+from ..known_models import MODELS, default_sizes
+from ..known_strategies import DEFAULT, STRATEGIES, gathered_dtype, wire_dtype
 
 if TYPE_CHECKING:
     Model = str
@@ -45,13 +45,13 @@ class TrainOptions:
     device: Literal["cuda", "cpu"] = "cuda"
     """The device of the tensors; nccl needs cuda. A command has no default: set the device that it uses."""
     model: Model = "transformer"
-    """The neural network; `transformer` and `mlp` take their size from `parameters`."""
+    """The neural network; `transformer`, `llama` and `mlp` take their size from `parameters`."""
     strategy: StrategyName = DEFAULT
     """How ranks train together (docs/strategies.md); `none`: the model alone, on one rank."""
     parameters: Annotated[int, Limits(ge=1_000, le=10**12)] | None = None
-    """Approximate number of parameters of transformer and mlp (10M, 1.5B); default 10M and 8M."""
-    seq_len: Annotated[int, Limits(ge=2, le=1_000_000)] = 128
-    """Tokens per sample of the transformer."""
+    """Approximate number (10M, 1.5B); default of transformer and llama: 124M (on a CPU 10M), of mlp: 8M."""
+    seq_len: Annotated[int, Limits(ge=2, le=1_000_000)] | None = None
+    """Tokens per sample of transformer and llama; default 1,024 (on a CPU 128)."""
     image_size: Annotated[int, Limits(ge=32, le=4096)] = 224
     """Pixels along each side of resnet50's images."""
     data: str = "synthetic"
@@ -75,7 +75,7 @@ class TrainOptions:
     val_steps: Annotated[int, Limits(ge=0, le=10**6)] = 2
     """Validation batches after each epoch, untimed; with 0, the columns val_* are empty."""
     precision: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32"
-    """fp32: torch's defaults (TF32 in convolutions); tf32: also in matrix products; bf16, fp16: autocast."""
+    """fp32: torch's defaults (TF32 in convolutions); tf32: also in matrix products; bf16, fp16: 16 bits."""
     memory_format: Literal["contiguous", "channels_last"] = "contiguous"
     """The order of an image's values in memory, for convnet and resnet50; Tensor Cores like channels_last."""
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
@@ -87,9 +87,13 @@ class TrainOptions:
     bucket_cap_mb: Annotated[float, Limits(gt=0, le=10_000)] | None = None
     """DDP's bucket size in MiB. Default: torch's, a first bucket of 1 MiB and then 25 MiB."""
     comm_dtype: Literal["fp32", "bf16", "fp16"] | None = None
-    """The type of gradients between ranks and of weights that FSDP gathers; default: comm_hook's, or fp32."""
+    """The type of gradients between ranks with DDP; default: comm_hook's, or fp32."""
     comm_hook: Literal["none", "fp16", "bf16"] = "none"
     """DDP's hook that sends gradients as fp16 or bf16 (nccl only); the same as comm_dtype."""
+    param_dtype: Literal["fp32", "bf16", "fp16"] | None = None
+    """The type in which FSDP gathers weights and computes; default: that of precision (resnet50: fp32)."""
+    reduce_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """The type in which FSDP reduces gradients."""
     fsdp_wrap: Literal["block", "root"] = "block"
     """What FSDP gathers at once: the weights of one block, or those of the whole model (root)."""
     compile: bool = False
@@ -100,17 +104,26 @@ class TrainOptions:
     """Rank 0 writes a checkpoint after each epoch; its time is recorded separately."""
     num_workers: Annotated[int, Limits(ge=0, le=1024)] = 0
     """DataLoader workers per rank."""
-    pin_memory: bool = False
-    """Pinned host memory for batches (cuda only)."""
+    pin_memory: bool = True
+    """Pinned host memory for batches of files and workers, which are copied during a step (cuda only)."""
     seed: Annotated[int, Limits(ge=0, le=2**31 - 1)] = 0
     """Seed of weights and data."""
     join_timeout: Annotated[int, Limits(ge=1, le=86_400)] = 300
     """Maximum time that ranks wait for each other at the start (seconds, or 5m)."""
 
+    def __post_init__(self) -> None:
+        """Set the sizes that nobody has given."""
+        vars(self).update(default_sizes(vars(self)))
+
     @property
     def wire_dtype(self) -> str:
         """The type of gradients between ranks: fp32, bf16 or fp16, whatever the precision."""
         return wire_dtype(vars(self))
+
+    @property
+    def gathered_dtype(self) -> str:
+        """The type in which the weights are gathered and used: fp32 without FSDP."""
+        return gathered_dtype(vars(self))
 
 
 @dataclass(frozen=True)

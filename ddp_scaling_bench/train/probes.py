@@ -20,7 +20,6 @@ collective, which aligns the ranks on their devices, then several timed ones, an
 import copy
 import math
 import random
-import re
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -30,16 +29,24 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
-from ..cores import PROC, read_text
+from ..checksums import write_sums
+from ..errors import UnwritableError
 from ..files import write_json
 from ..measure.exchange import Collectives
+from ..measure.findings import MeasurementsLost
 from ..measure.step_parts import DDP_ALWAYS_SAMPLED, Clock, clock_for
 from ..measure.torch_internals import spin_device
 from ..measure.wire import ROUNDS, Messages
+from ..record import Recorder
+from .memory import free_bytes, kept_bytes, passing_bytes
+from .options import TrainOptions
+from .probe_guard import reason_of, run_guarded
 from .session import Session
+from .strategies import strategy_of
 from .strategies.spec import WIRE_TYPES
-from .training import STATES_PER_WEIGHT, Trainer, parameters_of, wrap
+from .training import Trainer, parameters_of, wrap
 
 #: The schema version of probes.json; files with an unknown version are rejected.
 SCHEMA = 1
@@ -357,7 +364,7 @@ class CollectiveSweep:
         end = self._clock.stamp()
         if self._queues:
             self._launch_s = min(self._launch_s, (time.perf_counter() - began) / (count + 1))
-            if load_s and begin.query():  # the device was faster than the host
+            if load_s and begin.event.query():  # the device was faster than the host
                 self._margin *= 2
         self._clock.synchronize()
         return self._clock.seconds(begin, end) / count
@@ -385,70 +392,93 @@ class CollectiveSweep:
                 self._buffer.zero_()
 
 
-def run_probes(
-    session: Session, collectives: Collectives, trainer: Trainer, transfer_s: float | None
-) -> float | None:
-    """Run the probes that the options enable, after the training; rank 0 writes probes.json.
+def run_probes(session: Session, collectives: Collectives, trainer: Trainer, recorder: Recorder) -> None:
+    """Run the probes that the options enable, after the ``recorder`` was closed; rank 0 writes probes.json.
 
-    ``transfer_s`` is exposed communication minus wait, in seconds per step of the last attribution window,
-    averaged over ranks. It is needed for the hidden fraction.
-
-    Returns:
-        The time per step (s) during which at least one bucket was being reduced: the median over timed
-        steps, averaged over ranks. The result is None if it was not measured.
+    The column ``comm_time_sec`` gets the time per step (s) during which at least one bucket was being
+    reduced: the median over timed steps, averaged over ranks. An error in a probe is the reason why there are
+    no values. If it can have left other ranks in a collective, this process ends here.
     """
-    options, parts = session.options, trainer.parts
+    options, parts, row = session.options, trainer.parts, recorder.last_row
     if not options.probe_steps and not options.sweep_time:
-        return None
-    began = time.perf_counter()
-    available = _available_bytes(session, collectives)
-    steps = _timed_steps(session, collectives, trainer, available)
+        return
+    began, buckets = time.perf_counter(), parts.bucket_bytes()
     sent = [
         replace(one, bytes=[*one.bytes] * (options.grad_accum if one.in_each_micro_batch else 1))
         for one in parts.messages() or [Messages("all_reduce", [])]
     ]
-    # All collectives share the time for the sweep.
-    budget_s = options.sweep_time / sum(one.collective != "broadcast" for one in sent)
-    sweeps = [_sweep(session, collectives, trainer, one, available, budget_s=budget_s) for one in sent]
-    all_s = time.perf_counter() - began
-    results: dict[str, dict[str, Any] | str] = {"steps": steps}
-    for one, found in zip(sent, sweeps, strict=True):
-        results[one.collective] = found if isinstance(found, str) else found.as_json()
-    content = {
-        "schema": SCHEMA,
-        "world_size": collectives.world_size,
-        "backend": session.cell.backend,
-        "seconds": {"all": all_s},
-        "bucket_bytes": parts.bucket_bytes(),
-        **{name: None if isinstance(one, str) else one for name, one in results.items()},
-        "reasons": {name: one if isinstance(one, str) else None for name, one in results.items()},
-        **hidden_fraction([one.bytes for one in sent], sweeps, transfer_s),
-    }
-    if session.is_first:
+    found: dict[str, Any] = {}
+    # Exposed communication minus wait, per step of the last attribution window, averaged over ranks.
+    transfer_s = row.comm_exposed_time_sec - row.comm_wait_time_sec if row else math.nan
+
+    def probe() -> None:
+        found["steps"] = _timed_steps(session, collectives, trainer)
+        # All collectives share the time for the sweep.
+        budget_s = options.sweep_time / sum(one.collective != "broadcast" for one in sent)
+        for one in sent:
+            found[one.collective] = _sweep(session, collectives, trainer, one, budget_s=budget_s)
+        collectives.barrier()
+
+    def keep(reason: str) -> None:
+        all_s = time.perf_counter() - began
+        for name in ("steps", *(one.collective for one in sent)):
+            found.setdefault(name, reason)
+        steps, *sweeps = found.values()
+        values = {name: one.as_json() if isinstance(one, Sweep) else one for name, one in found.items()}
+        content = {
+            "schema": SCHEMA,
+            "world_size": collectives.world_size,
+            "backend": session.cell.backend,
+            "seconds": {"all": all_s},
+            "bucket_bytes": buckets,
+            **{name: None if isinstance(one, str) else one for name, one in values.items()},
+            "reasons": {name: one if isinstance(one, str) else None for name, one in values.items()},
+            **hidden_fraction([one.bytes for one in sent], sweeps, transfer_s),
+        }
+        session.say(f"bench: probes took {all_s:.3f} s")
+        if reason:
+            session.say(f"bench: warning: a probe failed, {reason}")
+        if session.is_first:
+            _write(session, recorder, content)
+        if isinstance(steps, dict):
+            recorder.set_columns(comm_time_sec=fmean(steps["comm_time_s"]))
+
+    run_guarded(session, probe, keep=keep, end=trainer.feed.close)
+
+
+def _write(session: Session, recorder: Recorder, content: dict[str, Any]) -> None:
+    try:
         write_json(session.folder.probes, content)
-    session.say(f"bench: probes took {all_s:.3f} s")
-    return None if isinstance(steps, str) else fmean(steps["comm_time_s"])
+        write_sums(session.folder)
+    except UnwritableError as error:
+        recorder.add(MeasurementsLost(reason=str(error)))
 
 
-def _timed_steps(
-    session: Session, collectives: Collectives, trainer: Trainer, available_bytes: float
-) -> dict[str, Any] | str:
+def _timed_steps(session: Session, collectives: Collectives, trainer: Trainer) -> dict[str, Any] | str:
     """Return the times of steps of a copy of the model (``steps`` of probes.json), or why there are none."""
-    options, parts = session.options, trainer.parts
+    options, parts, device = session.options, trainer.parts, session.device
     if not options.probe_steps:
         return "probe_steps is 0"
     if not parts.has_buckets:
         return f"strategy {options.strategy} has no buckets"
-    _, weight_bytes = parameters_of(trainer.model)
-    # The copy of the model needs its own weights, gradients and optimizer states.
-    if weight_bytes * (2 + STATES_PER_WEIGHT[options.optimizer]) > available_bytes:
+    # DDP rebuilds its buckets of gradients while the first ones exist, and sends a copy in another type.
+    _, gradient_bytes = parameters_of(trainer.model)
+    needed = kept_bytes(options, trainer.model, session.joined.hosts) + passing_bytes(device)
+    needed += (2 + (options.wire_dtype != "fp32")) * gradient_bytes
+    if collectives.minima([_available_bytes(session) - needed])[0] < 0:
         return "not enough memory for a copy of the model"
     # DDP accepts one hook only: the hook that takes the times also converts the gradients.
     plain = replace(options, comm_dtype=None, comm_hook="none")
-    copied = Trainer(wrap(copy.deepcopy(parts.module), plain), trainer.feed, plain)
-    clock, dtype = clock_for(session.device), WIRE_TYPES[options.wire_dtype]
+    copied, why = _copy_that_trained(session, trainer, plain)
+    if reason := next(filter(None, collectives.objects(why)), ""):
+        return reason
+    assert copied is not None
     unions, spans = time_buckets(
-        copied, options.probe_steps, collectives=collectives, clock=clock, dtype=dtype
+        Trainer(wrap(copied, plain), trainer.feed, plain),
+        options.probe_steps,
+        collectives=collectives,
+        clock=clock_for(device),
+        dtype=WIRE_TYPES[options.wire_dtype],
     )
     return {
         "comm_time_s": [median(rank) for rank in unions],
@@ -457,14 +487,26 @@ def _timed_steps(
     }
 
 
+def _copy_that_trained(
+    session: Session, trainer: Trainer, options: TrainOptions
+) -> tuple[nn.Module | None, str]:
+    """Return a copy of the model that has taken a step without an exchange, or why it could not."""
+    try:
+        copied = copy.deepcopy(trainer.parts.module)
+        if not options.compile:  # without compilation, a step would need more memory
+            alone = Trainer(copied, trainer.feed, replace(options, strategy="none"))
+            alone.backward(trainer.feed.next(), syncs=True)
+            if "states" not in strategy_of(options.strategy).sharded:
+                alone.update()
+            copied.zero_grad(set_to_none=True)
+            clock_for(session.device).synchronize()
+        return copied, ""
+    except Exception as error:
+        return None, reason_of(error, session)
+
+
 def _sweep(
-    session: Session,
-    collectives: Collectives,
-    trainer: Trainer,
-    sent: Messages,
-    available_bytes: float,
-    *,
-    budget_s: float,
+    session: Session, collectives: Collectives, trainer: Trainer, sent: Messages, *, budget_s: float
 ) -> Sweep | str:
     """Return the times of the collective of some messages, or the reason why there are none."""
     options, queues = session.options, session.cell.backend == "nccl"
@@ -478,7 +520,9 @@ def _sweep(
     largest = _NCCL_TOP if queues else None
     if options.sweep_max_mb is not None:
         largest = int(options.sweep_max_mb * _MIB)
-    parameter, dtype = next(trainer.model.parameters()), WIRE_TYPES[options.wire_dtype]
+    parameter = next(trainer.model.parameters())
+    sends = options.gathered_dtype if sent.collective == "all_gather" else options.wire_dtype
+    dtype = WIRE_TYPES[sends]
     sweep = CollectiveSweep(
         collectives=collectives,
         clock=clock_for(session.device),
@@ -492,22 +536,19 @@ def _sweep(
     _, gradient_bytes = parameters_of(trainer.model)
     sent_bytes = gradient_bytes * dtype.itemsize // parameter.dtype.itemsize
     sizes = message_sizes(sent.bytes, gradient_bytes=sent_bytes, largest=largest, multiple=multiple)
-    return sweep.run(sizes, budget_s=budget_s, room_bytes=available_bytes / 2, seed=options.seed)
+    room_bytes = collectives.minima([_available_bytes(session)])[0] / 2
+    return sweep.run(sizes, budget_s=budget_s, room_bytes=room_bytes, seed=options.seed)
 
 
-def _available_bytes(session: Session, collectives: Collectives) -> float:
-    """Return the memory that probes may use on the rank with the least free memory."""
-    device, free = session.device, math.inf
-    if device.type == "cuda":
-        free = torch.cuda.mem_get_info(device)[0]
-        free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    elif kib := re.search(r"MemAvailable:\s+(\d+)", read_text(PROC / "meminfo")):
-        free = int(kib[1]) * _KIB // len(session.host.ranks)
-    return collectives.minima([_SHARE_OF_FREE * free])[0]
+def _available_bytes(session: Session) -> float:
+    """Return the memory that probes may use on this rank."""
+    if session.device.type == "cuda":
+        torch.cuda.empty_cache()
+    return _SHARE_OF_FREE * free_bytes(session.device, len(session.host.ranks))
 
 
 def hidden_fraction(
-    messages: Sequence[Sequence[int]], sweeps: Sequence[Sweep | str], transfer_s: float | None
+    messages: Sequence[Sequence[int]], sweeps: Sequence[Sweep | str], transfer_s: float
 ) -> dict[str, float | None]:
     """Return ``standalone_s`` and ``hidden_fraction`` of probes.json.
 
@@ -516,11 +557,12 @@ def hidden_fraction(
     negative if communication takes longer during computation than on its own.
 
     ``messages`` has the sizes of each collective's messages in a step, and ``sweeps`` the sweep of each
-    collective, or the reason why there is none. ``transfer_s`` is that of :func:`run_probes`.
+    collective, or the reason why there is none. ``transfer_s`` is exposed communication minus wait, NaN if it
+    is unknown.
     """
     used = [(sweep, sizes) for sweep, sizes in zip(sweeps, messages, strict=True) if sizes]
     times = [None if isinstance(sweep, str) else sweep.standalone_s(sizes) for sweep, sizes in used]
     known = [time for time in times if time is not None]
     standalone = math.fsum(known) if known and len(known) == len(times) else None
-    hidden = None if standalone is None or transfer_s is None else 1 - transfer_s / standalone
+    hidden = None if standalone is None or math.isnan(transfer_s) else 1 - transfer_s / standalone
     return {"standalone_s": standalone, "hidden_fraction": hidden}

@@ -18,7 +18,6 @@ from typing import Literal
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 from torch.profiler import ProfilerActivity, profile, record_function
 
@@ -28,11 +27,11 @@ from ..finding import Recorded
 from ..known_strategies import on_hosts, wire_problem
 from ..measure.environment import device_of
 from ..measure.exchange import Collectives, StoreExchange
-from ..measure.failures import Failure, HostRank, LossNotFinite, ModelTooLarge
+from ..measure.failures import Failure, HostRank, LossNotFinite
 from ..measure.findings import OtherLauncher, OtherStrategy
 from ..measure.launch import launch_from
 from ..measure.peers import REPORTS_TIMEOUT_S, Peers, broken_group
-from ..measure.ranks import Host, own_facts, threads_per_rank
+from ..measure.ranks import own_facts, threads_per_rank
 from ..measure.torch_internals import Symptom
 from ..measure.transport import diverted_warnings, release_nccl_log, users_variables
 from ..record import Recorder
@@ -47,6 +46,7 @@ from .failures import (
     known_failure,
 )
 from .gpus import choose_device
+from .memory import check_memory
 from .mfu import count_step, mfu_basis, precisions_in_use
 from .nccl_watch import WATCHDOGS_WAIT, watched_group
 from .options import TrainOptions
@@ -54,7 +54,7 @@ from .probes import run_probes
 from .rendezvous import check_size, join, joined_message
 from .session import Session
 from .strategies import strategy_of
-from .training import STATES_PER_WEIGHT, Task, Trainer, build_task, parameters_of, use_precision, wrap
+from .training import Task, Trainer, build_task, use_precision, wrap
 
 #: Keeps the process group until the process ends. The group's destructor holds the GIL and waits for the
 #: group's threads, one of which can need the GIL to free its last tensor. The process then hangs (seen with
@@ -143,37 +143,35 @@ def _train(session: Session, differences: Sequence[Recorded]) -> None:
         os.environ.setdefault(*WATCHDOGS_WAIT)  # the user's value stays
     collectives = _start_process_group(session)
     with _watched(session):
-        _build_and_measure(session, collectives, recorder)
+        trainer = _build(session, collectives)
+    try:
+        with _watched(session):
+            _measure(session, collectives, trainer, recorder)
+        if options.trace_steps:
+            with _watched(session):
+                _trace(session, trainer, options.trace_steps)
+        run_probes(session, collectives, trainer, recorder)
+    finally:
+        trainer.feed.close()
     # Rank 0 must not end before the other ranks are done, because its process can host the store.
     collectives.barrier()
     dist.destroy_process_group()
 
 
-def _build_and_measure(session: Session, collectives: Collectives, recorder: Recorder) -> None:
-    trainer = _build(session, collectives)
-    try:
-        recorder.watch(trainer.model, micro_batches=trainer.micro_batches, parts=trainer.parts)
-        devices = collectives.objects(device_of(session.device, session.me.host))
-        if session.is_first:
-            ideal_s, flops = mfu_basis(
-                count_step(session.options, trainer.feed.shape, session.cell.per_gpu_batch),
-                precisions_in_use(session.options.precision, os.environ),
-                [*{device.identity: device.model for device in devices}.values()],
-                ranks=len(devices),
-            )
-            recorder.describe(flops=flops, ideal_step_s=ideal_s)
-        measure(session, collectives, trainer, recorder)
-        row = recorder.last_row
-        exposed_s, wait_s = (row.comm_exposed_time_sec, row.comm_wait_time_sec) if row else (math.nan,) * 2
-        transfer_s = None if math.isnan(exposed_s) else exposed_s - wait_s
-        comm_s = run_probes(session, collectives, trainer, transfer_s)
-        if comm_s is not None:
-            recorder.set_columns(comm_time_sec=comm_s)
-        recorder.close()
-        if session.options.trace_steps:
-            _trace(session, trainer, session.options.trace_steps)
-    finally:
-        trainer.feed.close()
+def _measure(session: Session, collectives: Collectives, trainer: Trainer, recorder: Recorder) -> None:
+    """Train under the recorder, and close it: the probes and the trace change no value of its windows."""
+    recorder.watch(trainer.model, micro_batches=trainer.micro_batches, parts=trainer.parts)
+    devices = collectives.objects(device_of(session.device, session.me.host))
+    if session.is_first:
+        ideal_s, flops = mfu_basis(
+            count_step(session.options, trainer.feed.shape, session.cell.per_gpu_batch),
+            precisions_in_use(session.options.precision, os.environ),
+            [*{device.identity: device.model for device in devices}.values()],
+            ranks=len(devices),
+        )
+        recorder.describe(flops=flops, ideal_step_s=ideal_s)
+    measure(session, collectives, trainer, recorder)
+    recorder.close()
 
 
 def measure(session: Session, collectives: Collectives, trainer: Trainer, recorder: Recorder) -> None:
@@ -274,7 +272,7 @@ def _open(session: Session) -> tuple[Feed, Task]:
         raise SetupError(what, remedy="start one rank")
     launch, batch = session.launch, session.cell.per_gpu_batch
     feed = open_feed(options, batch, launch.rank, launch.world_size, session.device)
-    _check_memory(session, feed)
+    check_memory(session, feed.shape)
     if options.compile and (options.bucket_cap_mb or 1) < 1:
         # torch splits compiled graphs at the buckets, and assumes 1 MiB for the first bucket.
         raise SetupError("workload.compile true needs workload.bucket_cap_mb of 1 or more")
@@ -282,45 +280,6 @@ def _open(session: Session) -> tuple[Feed, Task]:
     if "weights" not in strategy.sharded:
         task.to(session.device)  # else one block after the other is moved, so that only its part stays
     return feed, task
-
-
-def _check_memory(session: Session, feed: Feed) -> None:
-    """Reject a model that does not fit into memory, before the kernel kills ranks or other users' jobs."""
-    options = session.options
-    with torch.device("meta"):
-        task = build_task(options, feed.shape)
-    (parameters, whole), host = parameters_of(task), session.host
-    needed = _kept_bytes(options, task, session.joined.hosts)
-    ranks, what = len(host.ranks), f"weights, gradients and {options.optimizer}'s states"
-    if session.device.type == "cuda":
-        total = torch.cuda.get_device_properties(session.device).total_memory
-        _check_fits(what, parameters, needed, 1, total)
-        needed, what = 0.0, "the weights in the host's memory, from which each rank takes its part,"
-    if "weights" in strategy_of(options.strategy).sharded:
-        needed = max(needed, whole)  # each rank builds the whole model in the host's memory
-    _check_fits(what, parameters, needed, ranks, host.memory_bytes)
-
-
-def _kept_bytes(options: TrainOptions, model: nn.Module, hosts: Sequence[Host]) -> float:
-    """Return the bytes of weights, gradients and states of the optimizer that a rank on these hosts needs."""
-    strategy = strategy_of(options.strategy)
-    ranks = len(hosts[0].ranks) if strategy.within_hosts else sum(len(host.ranks) for host in hosts)
-    _, trained = parameters_of(model)
-    whole = {
-        "weights": sum(p.numel() * p.element_size() for p in model.parameters()),
-        "gradients": trained,
-        "states": trained * STATES_PER_WEIGHT[options.optimizer],
-    }
-    return math.fsum(size / ranks if name in strategy.sharded else size for name, size in whole.items())
-
-
-def _check_fits(what: str, parameters: int, needed: float, ranks: int, available: int) -> None:
-    if (total := math.ceil(needed * ranks)) > available:
-        raise SetupError(
-            ModelTooLarge(
-                states=what, parameters=parameters, needed_bytes=total, ranks=ranks, available_bytes=available
-            )
-        )
 
 
 def _raise_any_problem(session: Session, collectives: Collectives, problem: Failure | None) -> None:

@@ -16,11 +16,10 @@ from torch.nn import functional
 
 from ..measure.exchange import Collectives
 from .data import Feed
-from .models import DataShape, Kind, memory_format_of, spec_of
+from .models import DataShape, ModelSpec, memory_format_of, spec_of
+from .models.spec import compute_type
 from .options import TrainOptions
 from .strategies import strategy_of
-
-_AUTOCAST = {"fp32": None, "tf32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Validation(NamedTuple):
@@ -55,12 +54,14 @@ class Task(nn.Module):
     The loss and autocast are inside the module: for DDP's logger, backward begins when the module returns.
     """
 
-    def __init__(self, network: nn.Module, kind: Kind, precision: str, device_type: str) -> None:
+    def __init__(self, network: nn.Module, spec: ModelSpec, options: TrainOptions) -> None:
         super().__init__()
         self.network = network
-        self.kind = kind
-        self._device_type = device_type
-        self._dtype = _AUTOCAST[precision]
+        self.kind = spec.kind
+        self._device_type = options.device
+        # With weights that are gathered in the type of the computation, nothing is left to convert.
+        converts = not spec.converts and options.gathered_dtype == "fp32"
+        self._dtype = compute_type(options) if converts else torch.float32
 
     def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """Return the batch's mean loss, a scalar."""
@@ -83,7 +84,7 @@ class Task(nn.Module):
 
     def _predict(self, inputs: Tensor) -> Tensor:
         predicted: Tensor
-        if self._dtype is None:  # even a disabled autocast takes ten microseconds
+        if self._dtype == torch.float32:  # even a disabled autocast takes ten microseconds
             predicted = self.network(inputs)
             return predicted
         with torch.autocast(self._device_type, dtype=self._dtype):
@@ -108,7 +109,7 @@ def build_task(options: TrainOptions, shape: DataShape) -> Task:
     """
     torch.manual_seed(options.seed)
     spec = spec_of(options.model)
-    task = Task(spec.build(options, shape), spec.kind, options.precision, options.device)
+    task = Task(spec.build(options, shape), spec, options)
     # torch converts the weights of convolutions, which have four dimensions; other weights stay as they are.
     task.to(memory_format=memory_format_of(options))  # type: ignore[call-overload]
     return task
@@ -117,8 +118,10 @@ def build_task(options: TrainOptions, shape: DataShape) -> Task:
 def use_precision(precision: str) -> None:
     """Let matrix products and convolutions use TF32 if ``precision`` is tf32; else keep torch's settings.
 
-    torch allows TF32 in cuDNN's convolutions by default, but not in matrix products.
+    torch allows TF32 in cuDNN's convolutions by default, but not in matrix products. Shapes do not change, so
+    that cuDNN tries its algorithms once and uses the fastest.
     """
+    torch.backends.cudnn.benchmark = True
     if precision == "tf32":
         torch.set_float32_matmul_precision("high")
         torch.backends.cudnn.allow_tf32 = True
@@ -189,8 +192,17 @@ class Trainer:
     def validate(self, collectives: Collectives) -> Validation:
         """Validate the model and return the validation sums over all ranks.
 
-        All ranks take equally many batches, because all ranks gather sharded weights.
+        All ranks take equally many batches, because all ranks gather sharded weights. Their sizes can differ,
+        so that cuDNN tries no algorithms here.
         """
+        cudnn = torch.backends.cudnn
+        tries, cudnn.benchmark = cudnn.benchmark, False
+        try:
+            return self._validate(collectives)
+        finally:
+            cudnn.benchmark = tries
+
+    def _validate(self, collectives: Collectives) -> Validation:
         task = self.parts.module
         assert isinstance(task, Task)
         task.eval()

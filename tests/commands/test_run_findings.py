@@ -14,9 +14,7 @@ from tests.analysis import studies
 from tests.common import change_json
 from tests.study.test_findings import SENTENCES
 
-KINDS = (
-    "fewer-windows resumed slow-first-steps line-forms lines-left-out separate-trainings model-not-wrapped"
-)
+KINDS = "fewer-windows slow-first-steps line-forms lines-left-out separate-trainings model-not-wrapped"
 FOUND = {one.kind: replace(one, subject=()) for one, _ in SENTENCES if one.kind in KINDS.split()}
 IN_LOG = LogCause(severity="warning", cause="resumed", path="job.out", line=3, explanation="it resumed")
 ENDED = AfterMeasurement(said="the time limit was reached")

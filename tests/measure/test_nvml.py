@@ -1,6 +1,7 @@
 """NVML's answers as GPUs of different kinds give them, with the types of nvidia-ml-py."""
 
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import ModuleType, SimpleNamespace
@@ -223,28 +224,32 @@ def test_a_gpu_that_nvml_does_not_know_by_its_uuid_is_found_by_its_pci_address(c
     assert nvml.clocks(0)["sm_mhz"] == 705
 
 
-def used() -> tuple[float | None, float | None]:
+def used(window_s: float = 2.0) -> tuple[float | None, float | None]:
     """Return the utilisation (%) and the energy (J) of GPU 0 in a window."""
     meters = Meters(torch.device("cuda", 0))
+    meters.read()
     meters.start()
-    found = meters.stop()
+    found = meters.stop(window_s)
     return found.gpu_percent, found.energy_joules
 
 
 @pytest.mark.parametrize(
-    ("least_s", "samples", "expected"),
+    ("window_s", "samples", "expected"),
     [
-        (0, H100_ANSWERS["Samples"], (50, 7.5)),  # the mean of later samples, and a difference
-        (1, H100_ANSWERS["Samples"], (50, None)),  # the window is shorter than a second
-        (0, lambda kind, since: (1, [sample(since - 5, 100)]), (None, 7.5)),  # too short for a sample
+        (2.0, H100_ANSWERS["Samples"], (50, 5.0)),  # the mean of later samples, and the mean power of 2.5 W
+        (0.9, H100_ANSWERS["Samples"], (50, None)),  # the window is shorter than a second
+        (2.0, lambda kind, since: (1, [sample(since - 5, 100)]), (None, 5.0)),  # too short for a sample
     ],
 )
-def test_a_gpus_energy_and_utilisation_are_those_of_the_window(cuda, monkeypatch, least_s, samples, expected):
-    monkeypatch.setattr("ddp_scaling_bench.measure.conditions.LEAST_ENERGY_S", least_s)
+def test_a_gpus_energy_and_utilisation_are_those_of_the_window(
+    cuda, monkeypatch, window_s, samples, expected
+):
+    clock = SimpleNamespace(time_ns=time.time_ns, perf_counter_ns=iter((0, 3_000_000_000)).__next__)
+    monkeypatch.setattr("ddp_scaling_bench.measure.conditions.time", clock)
     millijoules = iter((5_000, 12_500))
     answers = H100_ANSWERS | {"TotalEnergyConsumption": lambda: next(millijoules), "Samples": samples}
     cuda(Nvml({f"GPU-{H100}": answers}), H100)
-    assert used() == expected
+    assert used(window_s) == pytest.approx(expected)
 
 
 class NoDriver(Nvml):

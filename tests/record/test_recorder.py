@@ -5,6 +5,7 @@ import math
 import os
 import re
 import shutil
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,6 @@ from torch.nn.functional import cross_entropy
 from bench.study.run_json import read_sampled_step
 from ddp_scaling_bench.cell_json import CellFile
 from ddp_scaling_bench.measure import step_parts
-from ddp_scaling_bench.measure.node import host_name
 from ddp_scaling_bench.record import Recorder, RecorderError
 from ddp_scaling_bench.record.recorder import batch_size
 from ddp_scaling_bench.record.session import launch_of
@@ -280,13 +280,21 @@ def test_the_harness_takes_precedence_over_the_script(alone, monkeypatch, tmp_pa
 
 def test_two_trainings_cannot_record_into_the_folder_of_a_run_at_once(monkeypatch, tmp_path):
     monkeypatch.setenv("BENCH_RUN_DIR", str(tmp_path))
-    claimed = RunFolder(tmp_path).recorder
-    claimed.write_text(json.dumps({"host": host_name(os.environ), "pid": os.getppid()}))
-    assert "the command started several trainings" in raised(RecorderError, make_folder, None)
-    claimed.write_text(json.dumps({"host": host_name(os.environ), "pid": 2**30}))  # one that has ended
-    make_folder(None)
-    assert json.loads(claimed.read_text())["pid"] == os.getpid()
-    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".recorder")] == []
+    read, write = os.pipe()
+    first = os.fork()
+    if not first:
+        make_folder(None)
+        os.write(write, b"1")
+        signal.pause()
+    os.read(read, 1)
+    said = raised(RecorderError, make_folder, None)
+    os.kill(first, signal.SIGKILL)
+    os.waitpid(first, 0)
+    assert f"process {first} on" in said
+    assert "the command started several trainings" in said
+    for _ in range(2):  # the other training has ended; trainings of one process can follow each other
+        make_folder(None)
+    assert json.loads(RunFolder(tmp_path).recorder.read_text())["pid"] == os.getpid()
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The sampled step: the slowest calls of the user's code, with their lines, parts and bytes."""
+"""The sampled step: the slowest calls of the user's code, with their lines and parts."""
 
 import inspect
 import io
@@ -119,9 +119,9 @@ def test_slow_calls_are_found_at_their_lines_and_in_their_parts(sampled):
     assert {"torch.save", "Tensor.backward", "SlowNetwork.__call__"} <= names
 
 
-def test_the_bytes_of_collectives_are_added_up(sampled):
+def test_the_collectives_are_counted(sampled):
     (call,) = [call for call in sampled.slow_calls if call.function == "torch.distributed.all_reduce"]
-    assert (call.calls, call.bytes, call.part) == (2, 2 * 3 * 4, None)
+    assert (call.calls, call.part) == (2, None)
     assert sampled.collectives == 2
 
 
@@ -197,7 +197,7 @@ def test_the_file_is_read_back_and_malformed_entries_are_left_out(tmp_path):
     folder = RunFolder(tmp_path)
     assert read_sampled_step(folder) == []
     call = {"path": "/a/train.py", "line": 7, "function": "torch.save", "calls": 1, "seconds": 0.5}
-    rank = {"rank": 1, "step_s": 0.9, "collectives": 4, "slow_calls": [{**call, "part": None, "bytes": None}]}
+    rank = {"rank": 1, "step_s": 0.9, "collectives": 4, "slow_calls": [{**call, "part": None}]}
     write_json(folder.sampled_step, {"schema": 1, "ranks": [rank, {"rank": 2}]})
     assert read_sampled_step(folder) == [
         SampledStep(1, 0.9, 4, [SlowCall("/a/train.py", 7, "torch.save", 1, 0.5)])

@@ -120,6 +120,7 @@ class Stream:
 
     def __init__(self, rank: Rank) -> None:
         self.rank = rank
+        rank.streams.append(self)
         self.operations: list[Operation] = []
         self.resolved = 0
 
@@ -173,6 +174,9 @@ class Rank:
         self.rng = rng
         self.launch_s = costs.launch_s * (1 + costs.jitter * rng.random())
         self.now = 0.0
+        self.streams: list[Stream] = []
+        #: Whether the current stream captures a CUDA graph: launches run later, and waits are errors.
+        self.is_capturing = False
         self.compute, self.network = Stream(self), Stream(self)
         self.current = self.compute
         self._collectives = self._exchanges = 0
@@ -185,7 +189,8 @@ class Rank:
         """Launch a kernel that takes ``operation_s``."""
         with self.world.changed:
             self._pay()
-            self.current.add(Operation(self.now, operation_s))
+            if not self.is_capturing:
+                self.current.add(Operation(self.now, operation_s))
 
     def all_reduce(self, size: int) -> Work:
         """Launch an all-reduce on the stream of the network, after the work of the current stream."""
@@ -208,10 +213,18 @@ class Rank:
     def end(self) -> float:
         """Return the time at which all streams have ended."""
         with self.world.changed:
-            return max(stream.end_of(len(stream.operations) - 1) for stream in (self.compute, self.network))
+            return max(stream.end_of(len(stream.operations) - 1) for stream in self.streams)
+
+    def item(self) -> None:
+        """Wait for the current stream, as ``tensor.item()`` does."""
+        if CUDA.mode:
+            WARNINGS.warn("called a synchronizing CUDA operation")
+        with self.world.changed:
+            self.now = max(self.now, self.current.end_of(len(self.current.operations) - 1))
 
     def synchronize(self) -> None:
         """Wait for all streams."""
+        assert not self.is_capturing, "operation not permitted when stream is capturing"
         self.now = max(self.now, self.end())
 
     def exchange(self, value: Any) -> list[Any]:
@@ -269,6 +282,7 @@ class Event:
     def record(self, stream: Stream | None = None) -> None:
         """Record the time at which the stream reaches this event."""
         rank = here()
+        assert not rank.is_capturing, "an event of a graph has no time"
         with rank.world.changed:
             rank.now += rank.costs.event_s
             self._place = (stream or rank.current).add(Operation(rank.now))
@@ -288,6 +302,7 @@ class Event:
     def synchronize(self) -> None:
         """Wait for the event."""
         rank = here()
+        assert not rank.is_capturing, "operation not permitted when stream is capturing"
         rank.now = max(rank.now, self.time)
 
     def elapsed_time(self, end: Event) -> float:
@@ -322,6 +337,45 @@ def all_reduce(tensor: torch.Tensor, group: Any = None, async_op: bool = False) 
     """``torch.distributed.all_reduce``."""
     work = here().all_reduce(tensor.numel() * tensor.element_size())
     return work if async_op else work.wait()
+
+
+class Cuda(threading.local):
+    """What :class:`HostWaits` uses of ``torch.cuda``; each rank has its own."""
+
+    def __init__(self) -> None:
+        self.mode: int | str = 0
+        self.get_sync_debug_mode = lambda: self.mode
+        self.set_sync_debug_mode = lambda mode: setattr(self, "mode", mode)
+        self.synchronize = self.barrier = lambda device=None: here().synchronize()
+        self.Event = SimpleNamespace(synchronize=lambda event: event.synchronize())
+        self.Stream = SimpleNamespace(synchronize=lambda stream: here().synchronize())
+
+
+class Warnings(threading.local):
+    """Python's module ``warnings``, whose functions would serve all threads."""
+
+    def __init__(self) -> None:
+        self._log: list[Any] | None = None
+        self.shown: list[str] = []
+        self.filterwarnings = lambda *words, **named: None
+        self.showwarning = lambda message, *details: self.shown.append(str(message))
+
+    @contextmanager
+    def catch_warnings(self, *, record: bool) -> Iterator[list[Any]]:
+        """Keep warnings instead of showing them."""
+        self._log = []
+        yield self._log
+        self._log = None
+
+    def warn(self, text: str) -> None:
+        """Show or keep a warning."""
+        if self._log is None:
+            self.shown.append(text)
+        else:
+            self._log.append(SimpleNamespace(message=text, category=UserWarning, filename="", lineno=1))
+
+
+CUDA, WARNINGS = Cuda(), Warnings()
 
 
 #: Python's module ``time``, in virtual time.

@@ -144,7 +144,7 @@ def test_a_strategy_whose_parts_cannot_be_timed_has_none(tmp_path, monkeypatch):
     monkeypatch.setattr(ddp.DdpParts, "start", lambda self, timer: PartsNotTimed())
     for window in measured(tmp_path, MODEL, FAST, HIDDEN):
         [known] = {tuple(name for name, s in asdict(parts).items() if s == s) for parts in window.parts}
-        assert known == ("step_s", "data_load_s")
+        assert known == ("step_s", "data_load_s", "launch_s", "host_s")
     assert PartsNotTimed().as_json() in read_json(RunFolder(tmp_path).env)["facts"]
 
 

@@ -30,6 +30,9 @@ SENTENCES: list[tuple[Recorded, str]] = [
         ranks.SharedCores(ranks=3, threads=3, cores=1, machines=(("n1",),)),
         "3 ranks share 1 core on n1: adding ranks",
     ),
+    (ranks.WaitsForDevice(waits=2), "the loop waits for the GPU 2 times in a step, such as in .item()"),
+    (ranks.SideStreams(step_s=0.18), "other CUDA streams still worked for 180 ms per step"),
+    (ranks.OtherDdp(), "another model with DDP trains in the same process"),
     (
         ranks.SharedGpus(gpus=(ranks.SharedGpu(ranks=(0, 1), host="n1", gpu="GPU-1"),)),
         "ranks 0-1 on n1 use the same GPU (GPU-1): the times are not those of a GPU per rank",
@@ -57,6 +60,8 @@ SENTENCES: list[tuple[Recorded, str]] = [
         ranks.SocketFallback(interface="eth0", hosts=("g1",), devices=("mlx5_0",), disabled="1"),
         "(mlx5_0): expect a fraction of the bandwidth; NCCL_IB_DISABLE=1 is set",
     ),
+    (ranks.NoPeerAccess(), "; check `nvidia-smi topo -p2p r` (ACS, IOMMU, virtualization), and let each ra"),
+    (ranks.NoPeerAccess(setting="NCCL_P2P_LEVEL=LOC"), "; NCCL_P2P_LEVEL=LOC is set: unset it"),
     (ranks.WireBytesHigh(ratio=1.414), "the nodes sent 1.4 times the bytes that the strategy needs: other t"),
     (ranks.WireBytesUnseen(share=0.25), "show 25 % of the bytes that the strategy needs, so they do not see"),
     (
@@ -99,10 +104,6 @@ SENTENCES: list[tuple[Recorded, str]] = [
         "the training ended early: 1 of 2 windows and a window of 4 of 10 steps",
     ),
     (ranks.SlowFirstSteps(steps=3, excess_s=0.5, share=0.2), "takes 500 ms more (3 steps, 20 % of the measu"),
-    (
-        ranks.Resumed(files=("a.pt",), replaced=True),
-        "the training replaced a.pt, which was there before this",
-    ),
     (failures.NoStep(), "the training took no step"),
     (
         runs.LineForms(

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 from ddp_scaling_bench.measure.environment import device_of
 from ddp_scaling_bench.measure.launch import launch_from
@@ -210,3 +211,19 @@ def weights_after_a_step() -> int:
         content = {"error": max(e for e, _ in found), "change": max(c for _, c in found)}
         (folder / "weights.json").write_text(json.dumps(content))
     return 0
+
+
+def no_memory_in_a_probe(rank: str, steps: str) -> int:
+    """A rank has no memory for a probe, after the copy of the model has taken some steps of all ranks."""
+    plain, seen = Trainer.backward, []
+
+    def backward(self: Trainer, batch, *, syncs: bool):
+        seen.append(self.model)
+        exchanged = sum(isinstance(one, DistributedDataParallel) for one in seen if one is not seen[0])
+        if self.model is not seen[0] and exchanged == int(steps):
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nmore")
+        return plain(self, batch, syncs=syncs)
+
+    if rank_of_env() == int(rank):
+        Trainer.backward = backward
+    return main()

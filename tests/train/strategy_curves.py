@@ -5,6 +5,7 @@ import os
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -40,8 +41,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "optimizer": "adamw",
         "learning_rate": 1e-3,
     },
-    "fp16 wire": {"precision": "fp16", "comm_dtype": "fp16"},
-    "fp16 root": {"precision": "fp16", "comm_dtype": "fp16", "fsdp_wrap": "root"},
+    "fp16 wire": {"precision": "fp16", "reduce_dtype": "fp16", "comm_dtype": "fp16"},
+    "fp16 root": {"precision": "fp16", "fsdp_wrap": "root", "optimizer": "adamw", "learning_rate": 1e-3},
+    "llama": {"model": "llama", "precision": "bf16"},
 }
 
 
@@ -58,7 +60,8 @@ def train(options: TrainOptions) -> dict[str, Any]:
         return {"refused": str(error)}
     losses = [collectives.sums([float(trainer.step())])[0] for _ in range(STEPS)]
     validation = sum(trainer.validate(collectives))
-    trainer.step()
+    with patch.object(dist, "broadcast", wraps=dist.broadcast) as broadcast:
+        trainer.step()
     state = trainer.state()
     tensors = {} if collectives.rank else {**state["model"], **_tensors(state["optimizer"]["state"])}
     return {
@@ -72,6 +75,7 @@ def train(options: TrainOptions) -> dict[str, Any]:
             for one in (found.shards, found.replicas)
             if one is not None
         ],
+        "broadcasts": broadcast.call_count,
         "state": {name: float(one.double().abs().sum()) for name, one in tensors.items()},
     }
 
@@ -79,6 +83,12 @@ def train(options: TrainOptions) -> dict[str, Any]:
 def _tensors(states: dict[int, dict[str, Any]]) -> dict[str, torch.Tensor]:
     found = {f"{index}.{key}": one for index, own in states.items() for key, one in own.items()}
     return {name: one for name, one in found.items() if isinstance(one, torch.Tensor)}
+
+
+def _options(strategy: str, setting: dict[str, Any]) -> TrainOptions:
+    of_ddp = "weights" not in STRATEGIES[strategy].sharded
+    own = {name: one for name, one in setting.items() if of_ddp or name != "comm_dtype"}
+    return TrainOptions(**{**OPTIONS, "strategy": strategy, **own})
 
 
 def curves(*names: str) -> int:
@@ -93,10 +103,7 @@ def curves(*names: str) -> int:
         and (len({*hosts}) > 1 or not STRATEGIES[name].within_hosts)
     ]
     found: dict[str, Any] = {
-        setting: {
-            strategy: train(TrainOptions(**{**OPTIONS, "strategy": strategy, **SETTINGS[setting]}))
-            for strategy in strategies
-        }
+        setting: {strategy: train(_options(strategy, SETTINGS[setting])) for strategy in strategies}
         for setting in names or SETTINGS
     }
     if rank == 0:

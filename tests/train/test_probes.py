@@ -1,12 +1,22 @@
 """The probes: their file, their effects on the run, and limits of memory and time."""
 
 import json
+import math
+import os
+from dataclasses import asdict, replace
 from statistics import mean, median
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from bench.study.ledger import End, Record, RunState
+from bench.study.verify import verify_run
+from ddp_scaling_bench.checksums import find_damage
+from ddp_scaling_bench.measure.node import host_name
 from ddp_scaling_bench.measure.step_parts import HostClock
+from ddp_scaling_bench.run_folder import RunFolder
+from ddp_scaling_bench.train.options import TrainOptions
 from ddp_scaling_bench.train.probes import (
     BucketSpan,
     CollectiveSweep,
@@ -14,10 +24,14 @@ from ddp_scaling_bench.train.probes import (
     Sweep,
     hidden_fraction,
     message_sizes,
+    run_probes,
     union_s,
 )
+from tests.analysis.studies import make_cell
+from tests.common import write_cell
 from tests.train.conftest import QUICK, srun_env, torchrun_env
 
+HOST = host_name(os.environ)
 MIB = 2**20
 PROBES = {"epochs": 1, "probe_steps": 3, "sweep_time": 5}
 
@@ -142,6 +156,31 @@ def test_only_the_sweep_can_be_asked_for(run_ranks):
     assert {s["bytes"] for s in content["all_reduce"]["sizes"] if not s["buckets"]} == {4096, 16384, 65536}
 
 
+@pytest.mark.parametrize(("rank", "steps"), [(1, 0), (1, 2), (0, 1)])
+def test_a_rank_without_memory_in_a_probe_is_a_reason_and_no_failure(server, tmp_path, rank, steps):
+    write_cell(tmp_path, launcher="torchrun", ranks=2, **QUICK | PROBES)
+    environments = [{"BENCH_RUN_DIR": str(tmp_path), **env} for env in torchrun_env(2)]
+    target, words = "tests.train.scenarios:no_memory_in_a_probe", [str(rank), str(steps)]
+    finished = server.start(tmp_path, environments, target, words).finish().succeeded()
+    (row,) = finished.table("metrics")
+    assert (row["samples"], row["comm_time_sec"]) == ("80", "")
+    assert float(row["comm_exposed_time_sec"]) >= 0
+    reason = f"rank {rank} on {HOST}: out of memory: CUDA out of memory. Tried to allocate 2.00 GiB"
+    content = content_of(finished)
+    swept = None if steps else content["all_reduce"]["sizes"]
+    assert content["reasons"] == {"steps": reason, "all_reduce": reason if steps else None}
+    assert bool(swept) == (not steps)
+    assert (content["hidden_fraction"] is None) == bool(steps)
+    assert find_damage(tmp_path) == ""
+    options = TrainOptions(**QUICK | PROBES)
+    planned = make_cell(2, batch=8, mode="weak", per_node=2, launcher="torchrun")
+    cell = replace(planned, workload=asdict(options), planned_epochs=1)
+    (tmp_path / "run.json").write_text("{}")
+    record = Record(run_id="r", attempt=1).ended(End(state=RunState.COMPLETED))
+    checks = verify_run(RunFolder(tmp_path), record, cell).checks
+    assert [one for one in checks if not one.passed] == []
+
+
 def test_the_union_counts_no_moment_twice():
     spans = [BucketSpan(1, 4, 2.0, 5.0), BucketSpan(0, 4, 1.0, 3.0), BucketSpan(2, 4, 7.0, 8.0)]
     assert union_s(spans) == pytest.approx(5.0)
@@ -179,8 +218,47 @@ class OneRank:
     def maxima(self, values):
         return list(values)
 
+    def minima(self, values):
+        return list(values)
+
     def rows(self, values):
         return [list(values), list(values)]
+
+
+def test_a_training_at_85_percent_of_the_memory_has_no_room_for_the_activations_of_a_copy(
+    monkeypatch, tmp_path
+):
+    """In units of the weights of 20 on the GPU: a copy needs 4 and buckets, and each of its steps 13."""
+    model = torch.nn.Linear(1000, 1000, bias=False)
+    weights = 4 * 10**6
+    held = {"memory_allocated": 4, "memory_reserved": 17.5, "max_memory_allocated": 17}
+    for name, value in held.items():
+        monkeypatch.setattr(torch.cuda, name, lambda device, value=value: int(value * weights))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (int(2.5 * weights), 20 * weights))
+    options, host = TrainOptions(sweep_time=0, optimizer="adamw"), SimpleNamespace(ranks=[0])
+    session = SimpleNamespace(
+        options=options,
+        device=torch.device("cuda", 0),
+        is_first=True,
+        say=print,
+        folder=RunFolder(tmp_path),
+        cell=SimpleNamespace(backend="nccl"),
+        host=host,
+        launch=SimpleNamespace(rank=0, world_size=1),
+        me=SimpleNamespace(host="n1"),
+        joined=SimpleNamespace(hosts=[host]),
+    )
+    parts = SimpleNamespace(has_buckets=True, bucket_bytes=list, messages=list, module=model)
+    for name in ("metrics.csv", "ranks.csv", "steps.csv"):
+        (tmp_path / name).touch()
+    run_probes(
+        session,
+        OneRank(),
+        SimpleNamespace(model=model, parts=parts, feed=SimpleNamespace(close=None)),
+        SimpleNamespace(last_row=None),
+    )
+    reasons = json.loads((tmp_path / "probes.json").read_text())["reasons"]
+    assert reasons == {"steps": "not enough memory for a copy of the model", "all_reduce": "sweep_time is 0"}
 
 
 class SlowSweep(CollectiveSweep):
@@ -218,11 +296,11 @@ def test_messages_for_which_there_is_no_memory_are_left_out_and_named():
 def test_the_hidden_fraction_needs_the_times_of_all_buckets():
     sweep = Sweep(2, "float32", [Size(8, buckets=2)], [[[0.5, 1.0], [0.25, 2.0], [1.0, 1.0]]])
 
-    def found(*sizes: list[int], last: Sweep | str = sweep, transfer_s: float | None = 0.5) -> tuple:
+    def found(*sizes: list[int], last: Sweep | str = sweep, transfer_s: float = 0.5) -> tuple:
         return tuple(hidden_fraction(sizes, [*[sweep] * (len(sizes) - 1), last], transfer_s).values())
 
     assert found([8, 8]) == (2.0, 0.75)
-    assert found([8], transfer_s=None) == (1.0, None)
+    assert found([8], transfer_s=math.nan) == (1.0, None)
     assert found([8, 8], [8, 8], [], last="too slow") == (4.0, 0.875), "the last collective is not used"
     unknown = [found([8, 4]), found([8, 8], [8, 4]), found([8], [8], last="too slow"), found([])]
     assert unknown == [(None, None)] * 4

@@ -6,7 +6,9 @@ import signal
 import pytest
 import torch
 
+from bench.doctor import diagnose_text
 from ddp_scaling_bench.finding import with_remedies
+from ddp_scaling_bench.measure.failures import OutOfMemory
 from ddp_scaling_bench.measure.node import host_name
 from ddp_scaling_bench.records import METRICS_COLUMNS
 from ddp_scaling_bench.train.failures import failure_from
@@ -152,6 +154,21 @@ def test_cudas_lack_of_memory_is_one_line():
         f"out of memory: {text} 1.21 GiB is free; lower the batch per rank,"
         " or set workload.activation_checkpointing to true"
     )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+        "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+    ],
+)
+def test_a_librarys_lack_of_memory_is_one_line_of_the_training_and_of_the_log(text):
+    assert failure_from(RuntimeError(text), timeout_s=1) == OutOfMemory(text=text)
+    first = diagnose_text(f"[rank1]: RuntimeError: {text}\n").first_failure
+    assert first is not None
+    assert first.cause == "oom-gpu"
 
 
 def test_steps_in_which_a_clock_was_set_are_left_out_with_a_warning(run_ranks):

@@ -6,8 +6,9 @@ import torch
 from ddp_scaling_bench.known_models import MODELS
 from ddp_scaling_bench.train.data import generator_on, open_feed, signal_for
 from ddp_scaling_bench.train.models import DataShape, spec_of
+from ddp_scaling_bench.train.models.llama import Llama, LlamaShape
 from ddp_scaling_bench.train.models.mlp import Mlp, mlp_width
-from ddp_scaling_bench.train.models.transformer import Transformer, decoder_shape
+from ddp_scaling_bench.train.models.transformer import DecoderShape, Transformer, decoder_shape
 from ddp_scaling_bench.train.options import TrainOptions
 from ddp_scaling_bench.train.training import build_task, parameters_of, use_precision
 from tests.train.conftest import torchrun_env
@@ -27,6 +28,7 @@ SMALL = {
     "convnet": {},
     "resnet50": {"image_size": 32},
     "transformer": {"parameters": 20_000, "seq_len": 16},
+    "llama": {"parameters": 20_000, "seq_len": 16},
     "traffic": {},
 }
 
@@ -44,18 +46,25 @@ def test_resnet50_has_the_parameters_of_the_paper():
     assert parameters_of(task) == (25_557_032, 4 * 25_557_032)
 
 
+DECODERS = pytest.mark.parametrize(("decoder", "kind"), [(Transformer, DecoderShape), (Llama, LlamaShape)])
+
+
+@DECODERS
 @pytest.mark.parametrize("wanted", [1_000, 124_000, 124 * 10**6, 175 * 10**9])
-def test_the_transformer_has_the_parameters_that_were_asked_for(wanted):
-    shape = decoder_shape(wanted)
+def test_a_decoder_has_the_parameters_that_were_asked_for(decoder, kind, wanted):
+    shape = decoder_shape(kind, wanted)
     with torch.device("meta"):
-        network = Transformer(shape, seq_len=4, recompute=False)
+        network = decoder(shape, torch.float32, seq_len=4, recompute=False)
     count, _ = parameters_of(network)
     assert count == shape.parameters
     assert count == pytest.approx(wanted, rel=0.1)
+    assert wanted < 10**8 or shape.width % 128 == 0
 
 
-def test_the_transformer_does_not_see_the_future():
-    network = Transformer(decoder_shape(20_000), seq_len=8, recompute=False).eval()
+@DECODERS
+def test_a_decoder_does_not_see_the_future(decoder, kind):
+    shape = decoder_shape(kind, 20_000)
+    network = decoder(shape, torch.float32, seq_len=8, recompute=False).eval()
     tokens = torch.randint(32, (1, 8))
     changed = tokens.clone()
     changed[0, 5] = (changed[0, 5] + 1) % 32
@@ -103,7 +112,7 @@ def test_recomputing_activations_changes_no_gradient(model):
         assert torch.allclose(kept, recomputed, atol=1e-6)
 
 
-@pytest.mark.parametrize("model", ["mlp", "transformer", "traffic"])
+@pytest.mark.parametrize("model", ["mlp", "transformer", "llama", "traffic"])
 def test_the_planted_signal_can_be_learned(model):
     options = TrainOptions(device="cpu", model=model, **(SMALL[model] | {"parameters": 30_000}))
     shape = spec_of(options.model).sample(options)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -38,6 +39,8 @@ class ModelSpec:
         options: the workload options that this model uses and not every model does. A model that uses
             ``memory_format`` takes images [batch, channels, height, width].
         fp32_weights: True for a model with batch normalisation, whose weights must stay in fp32.
+        converts: True for a network that itself converts its weights to the type of the computation. Autocast
+            would also convert the activations before each norm to fp32, and back after it.
         build: returns the network for data of a shape, or raises a SetupError if it does not support that
             shape.
         sample: returns the shape of a synthetic sample.
@@ -49,6 +52,7 @@ class ModelSpec:
     sample: Callable[[TrainOptions], DataShape]
     options: tuple[str, ...] = ()
     fp32_weights: bool = False
+    converts: bool = False
 
     @property
     def takes_images(self) -> bool:
@@ -59,7 +63,7 @@ class ModelSpec:
 class Blocks(nn.Sequential):
     """A sequence of blocks; with ``recompute``, activations are recomputed in backward instead of stored.
 
-    FSDP gathers the weights of one block at a time.
+    FSDP gathers the weights of one block at a time. No block draws random numbers.
     """
 
     def __init__(self, blocks: Iterable[nn.Module], *, recompute: bool) -> None:
@@ -70,10 +74,15 @@ class Blocks(nn.Sequential):
         """Return the output of the last block."""
         for block in self:
             if self.recompute and self.training:
-                hidden = checkpoint(block, hidden, use_reentrant=False)
+                hidden = checkpoint(block, hidden, use_reentrant=False, preserve_rng_state=False)
             else:
                 hidden = block(hidden)
         return hidden
+
+
+def compute_type(options: TrainOptions) -> torch.dtype:
+    """Return the type of matrix products and of their inputs."""
+    return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(options.precision, torch.float32)
 
 
 def image_size(shape: DataShape, model: str, *, least: int) -> tuple[int, int, int]:

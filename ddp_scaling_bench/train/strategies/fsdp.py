@@ -51,11 +51,11 @@ def shard(
     # The loss reads the output of the traffic model, a view, and never changes it in place.
     warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view", UserWarning)
     everyone: Any = dist.group.WORLD
-    kind = WIRE_TYPES[options.wire_dtype]
-    types: dict[str, Any] = {} if kind == torch.float32 else {"param_dtype": kind, "reduce_dtype": kind}
+    types = (WIRE_TYPES[options.gathered_dtype], WIRE_TYPES[options.wire_dtype])
+    plain = {*types} == {torch.float32}
     arguments: dict[str, Any] = {
         "mesh": mesh or DeviceMesh.from_group(everyone, options.device),
-        "mp_policy": MixedPrecisionPolicy(**types),
+        "mp_policy": MixedPrecisionPolicy(*(() if plain else types)),
     }
     _check_average(options, partial(fully_shard, **arguments))
     if options.fsdp_wrap == "block":
@@ -88,7 +88,7 @@ def _check_average(options: TrainOptions, fully_shard: Callable[[nn.Module], Any
         where = f"backend {dist.get_backend()} of torch {torch.__version__}"
         what = f"strategy {options.strategy} cannot average gradients in {options.wire_dtype} with {where}"
         reason = reason or f": {found:g} instead of 1"
-        raise SetupError(what + reason, remedy="use a newer torch, another comm_dtype, or strategy ddp")
+        raise SetupError(what + reason, remedy="use a newer torch, another reduce_dtype, or strategy ddp")
 
 
 class FsdpParts(ShardedParts):
@@ -132,7 +132,7 @@ def _whole(value: Any, *, keeps: bool) -> Any:
 SPEC = Strategy(
     "fsdp",
     title="FSDP2",
-    options=("comm_dtype", "fsdp_wrap"),
+    options=("param_dtype", "reduce_dtype", "fsdp_wrap"),
     sharded=("weights", "gradients", "states"),
     wrap=shard,
     parts=FsdpParts,

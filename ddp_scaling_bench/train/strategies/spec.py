@@ -109,17 +109,23 @@ class Parts:
         return {}
 
 
-def optimizer_kind(options: TrainOptions) -> tuple[type[Optimizer], dict[str, Any]]:
-    """Return the class of the optimizer and its arguments."""
+def optimizer_kind(options: TrainOptions, *, fused: bool) -> tuple[type[Optimizer], dict[str, Any]]:
+    """Return the class of the optimizer and its arguments; with ``fused``, a kernel updates many weights.
+
+    Without it, torch chooses between a loop and ``foreach``, but not if ``fused`` is given as False.
+    """
+    common = {"lr": options.learning_rate} | ({"fused": True} if fused else {})
     if options.optimizer == "sgd":
-        return SGD, {"lr": options.learning_rate, "momentum": _MOMENTUM}
-    return Adam if options.optimizer == "adam" else AdamW, {"lr": options.learning_rate}
+        return SGD, {**common, "momentum": _MOMENTUM}
+    return Adam if options.optimizer == "adam" else AdamW, common
 
 
 def build_optimizer(model: nn.Module, options: TrainOptions) -> Optimizer:
-    """Return torch's optimizer of all parameters."""
-    kind, arguments = optimizer_kind(options)
-    optimizer: Optimizer = kind(model.parameters(), **arguments)
+    """Return torch's optimizer of all parameters, which is fused except for SGD of sharded tensors."""
+    weights = list(model.parameters())
+    is_sharded = any(hasattr(one, "full_tensor") for one in weights)
+    kind, arguments = optimizer_kind(options, fused=options.optimizer != "sgd" or not is_sharded)
+    optimizer: Optimizer = kind(weights, **arguments)
     return optimizer
 
 

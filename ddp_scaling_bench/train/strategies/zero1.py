@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from ...measure.findings import PartsNotTimed
 from ...measure.step_parts import StepTimer
-from ...measure.torch_internals import observe_parameter_sync
+from ...measure.torch_internals import broadcast_bytes, observe_parameter_sync
 from ...measure.wire import Messages
 from ..options import TrainOptions
 from . import ddp
@@ -27,18 +27,22 @@ class Zero1Parts(ddp.DdpParts):
     def messages(self) -> list[Messages] | None:
         """Return DDP's messages, and the broadcasts of the weights."""
         found, weights = super().messages(), self.model.parameters()
-        return found and [
-            *found,
-            Messages("broadcast", [one.numel() * one.element_size() for one in weights]),
-        ]
+        alone = [one.numel() * one.element_size() for one in weights]
+        return found and [*found, Messages("broadcast", broadcast_bytes(self.optimizer) or alone)]
 
 
 def build_optimizer(model: nn.Module, options: TrainOptions) -> Optimizer:
-    """Return torch's optimizer, of whose states each rank has a part."""
+    """Return torch's optimizer, of whose states each rank has a part.
+
+    A rank broadcasts all weights that it has updated at once. Weights in channels_last, which would lose
+    their format, are broadcast one by one. With fp16, GradScaler waits for the device, because it does not
+    see that the inner optimizer is fused.
+    """
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
-    kind, arguments = optimizer_kind(options)
-    return ZeroRedundancyOptimizer(model.parameters(), kind, **arguments)
+    (kind, arguments), weights = optimizer_kind(options, fused=True), list(model.parameters())
+    at_once = all(one.is_contiguous() for one in weights)
+    return ZeroRedundancyOptimizer(weights, kind, parameters_as_bucket_view=at_once, **arguments)
 
 
 def made(optimizer: Optimizer) -> bool:

@@ -97,7 +97,7 @@ def sampled_step(
     folder: RunFolder, step: float, *calls: dict[str, Any], ranks: Sequence[int] = (0, 1, 2, 3)
 ) -> None:
     """Write sampled_step.json: all ``ranks`` make the same calls."""
-    full = [{"path": "/home/me/train.py", "calls": 1, "part": None, "bytes": None, **call} for call in calls]
+    full = [{"path": "/home/me/train.py", "calls": 1, "part": None, **call} for call in calls]
     steps = [
         {"rank": r, "step_s": step, "collectives": None, "slow_calls": full if r in ranks else []}
         for r in range(4)

@@ -135,6 +135,56 @@ def test_low_clocks_are_named_without_a_share(tmp_path: Path) -> None:
     assert facts_of(row)["low-clock"] == {"mhz": 1200, "base_mhz": 1500, "ratio": 0.8}
 
 
+def host_times(
+    path: Path, launch: dict[int, float | None], lead: float | None, *, load: float = 0.0, more: float = 0.0
+) -> None:
+    """Write the host's times to ranks.csv, relative to the step; None leaves the cells empty."""
+    late(path, 2, more)
+    for folder in attempts(path):
+        with edited_csv(folder.ranks_csv) as ranks:
+            step_s = ranks["step_time_sec"]
+            ranks["window_time_sec"] = step_s * ranks["steps"]
+            ranks["launch_time_sec"] = step_s * ranks["rank"].map(lambda rank: launch.get(rank, 0.5))
+            ranks["host_time_sec"] = ranks["launch_time_sec"] + step_s * load
+            ranks["launch_lead_time_sec"] = step_s * (math.nan if lead is None else lead)
+
+
+@pytest.mark.parametrize(
+    ("launch", "load", "lead", "ranks"),
+    [
+        ({2: 0.97}, 0.0, 0.01, [2]),
+        ({0: 0.96, 2: 1.0}, 0.0, -0.01, [0, 2]),
+        ({2: 0.93}, 0.04, 0.0, [2]),
+        ({2: 0.97}, 0.0, 0.04, []),  # the host gets ahead: the device is the limit
+        ({2: 0.90}, 0.0, 0.0, []),
+        ({2: 0.40, 0: 0.3, 1: 0.3, 3: 0.3}, 0.6, 0.0, []),  # loading data is the limit
+        ({2: None}, 0.0, 0.0, []),
+        ({2: 0.97}, math.nan, 0.0, []),
+        ({2: 0.97}, 0.0, None, []),
+    ],
+)
+def test_a_slow_host_is_named_with_its_rank_and_a_busy_device_never(tmp_path, launch, load, lead, ranks):
+    path = plant(tmp_path / "s", {"forward": MORE})
+    host_times(path, launch, lead, load=load)
+    found = causes(path)
+    assert named(found) == (["host-bound"] if ranks else [])
+    if ranks:
+        row = first(found, "host-bound", share=None)
+        assert row.rank == (ranks[0] if len(ranks) == 1 else None)
+        limits = facts_of(row)["host-limits"]
+        assert list(limits["ranks"]) == ranks
+        assert limits["launch_s"] / limits["step_s"] == pytest.approx(max(launch.values()))
+
+
+def test_a_rank_that_is_late_because_of_its_host_has_the_time_of_the_others_wait(tmp_path: Path) -> None:
+    path = plant(tmp_path / "s", late_parts(MORE))
+    host_times(path, {2: 0.98}, 0.0, more=MORE)
+    row = first(causes(path), "host-bound")
+    assert (row.rank, row.node, row.part) == (2, "n3", "backward")
+    assert facts_of(row)["late"]["excess_s"] == pytest.approx(MORE)
+    assert list(facts_of(row)["host-limits"]["ranks"]) == [2]
+
+
 def test_a_slow_loader_is_named_also_at_the_baseline(tmp_path: Path) -> None:
     path = plant(tmp_path / "s", {"data": MORE}, everywhere=True, noise=0.0)
     for cell in ("n1x1-gloo-srun-b16", "n4x1-gloo-srun-b16"):
@@ -238,7 +288,7 @@ def test_an_all_reduce_of_the_script_is_extra_communication_with_its_line(tmp_pa
         ddp = {"bucket_bytes": [1024], "find_unused_parameters": False}
         change_json(folder.env, ddp=ddp, strategy=strategy)
         calls = [
-            {"line": 55, "function": "torch.distributed.all_reduce", "seconds": 0.02, "bytes": 4},
+            {"line": 55, "function": "torch.distributed.all_reduce", "seconds": 0.02},
             {"line": 56, "function": "Tensor.item", "seconds": 0.005},
         ]
         sampled_step(folder, step_s(more), *calls)
