@@ -4,8 +4,8 @@
 
 Coverage is the share of intervals that contain the true value. The first table is about the 95 % intervals of
 the efficiency; runs and steps have noise. If an interval contains 0.8, the report states how many runs should
-decide whether the efficiency is above 0.8; the second table shows how often they do. The results do not
-depend on the machine.
+decide whether the efficiency is above 0.8; the second table shows how often they do. The third shows how
+often recommended sizes are right, the last whether P is calibrated. The results do not depend on the machine.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 # The tests define the simulated studies.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from tests.analysis.decisions import CURVES, calibration, simulate
 from tests.analysis.stats.test_estimates import TRUTH, decided, simulated
 
 #: Relative noise of a run and of a step.
@@ -45,6 +46,27 @@ def decisions(studies: int, *, seed: int) -> None:
         print(f"{efficiency:10}  {noise:16.0%}  {runs:4}  {share:.1%}")
 
 
+def recommendations(studies: int, *, seed: int) -> None:
+    """Print how often recommended sizes are right, by curve; docs/decision.md explains the numbers."""
+    print("curve                      studies  recommended  wrong  clear  right")
+    found = simulate(studies, seed=seed)
+    for curve in CURVES:
+        print(
+            f"{curve:25}  {found.studies[curve]:7}  {found.recommended[curve]:11}  {found.wrong[curve]:5}  "
+            f"{found.clear[curve]:5}  {found.right[curve]:5}"
+        )
+    wrong = found.wrong.total() / max(found.recommended.total(), 1)
+    right = found.right.total() / max(found.clear.total(), 1)
+    print(f"wrong {wrong:.2%} of the recommended sizes; right {right:.1%} of the clear studies")
+
+
+def probabilities(sizes: int, *, seed: int) -> None:
+    """Print the calibration of P: of each tenth, the mean P and the share of truly efficient sizes."""
+    print("sizes  mean P  truly efficient")
+    for number, p, share in calibration(sizes, seed=seed):
+        print(f"{number:5}  {p:6.3f}  {share:15.3f}")
+
+
 def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -54,6 +76,10 @@ def main() -> None:
     efficiencies(asked.studies, seed=asked.seed)
     print()
     decisions(asked.studies, seed=asked.seed)
+    print()
+    recommendations(2 * asked.studies, seed=asked.seed)
+    print()
+    probabilities(3 * asked.studies, seed=asked.seed + 1)
 
 
 if __name__ == "__main__":

@@ -1,19 +1,22 @@
-"""Claim causes for one run: each rule turns facts of the run into a cause with its evidence.
+"""The causes of a slow step: each has a rule that turns facts of one run into claims with evidence.
 
-A rule claims a share of the step only if the time of the cause was measured.
+A rule claims a share of the step only if the time of the cause was measured: as seconds of its own, or as the
+excess of a part of the step. docs/why.md describes the causes. A cause is added here: its findings, its rule,
+and its entry in :data:`CAUSES`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from analysis.causes.catalogue import OF_WARNINGS
-from analysis.causes.divide import COMPUTING, LEAST_SHARE, Claim, Parts
+from analysis.causes.divide import COMPUTING, LEAST_SHARE, LOST, Claim, Parts
 from analysis.causes.evidence import (
+    OF_WARNINGS,
+    STARVED_FROM,
     NodeFacts,
     RunFacts,
     calls_outside,
@@ -23,14 +26,15 @@ from analysis.causes.evidence import (
 from analysis.checks.host_bound import HostBound
 from analysis.checks.slow_ranks import Straggler
 from analysis.stats.columns import part_title
+from analysis.stats.decompose import mean
 from bench.study.findings import Disturbance, ForeignJob, StudyRun, by_reason
 from ddp_scaling_bench.finding import Finding
 from ddp_scaling_bench.measure.findings import ranks_named
 from ddp_scaling_bench.records import SlowCall
-from ddp_scaling_bench.units import clauses, count, seconds, short_name, short_percent
+from ddp_scaling_bench.units import clauses, count, known, seconds, short_name, short_percent
 
-#: Data loading is a cause if it takes at least this fraction of the step.
-MUCH_LOADING = 0.08
+#: At the baseline, a part that is lost at any size is a cause if it takes at least this fraction of the step.
+MUCH = 0.08
 #: Clocks below this fraction of the reference are low.
 LOW_CLOCK = 0.95
 #: The network is slow if its fitted rate is below this fraction of the interface's nominal rate.
@@ -53,17 +57,39 @@ class LateRank(Straggler):
 
     Attributes:
         whole_node: true if all ranks of the node are late.
-        cause: late-rank or late-node.
-        alternative: late-node if the study does not distinguish the rank from its node; else empty.
+        of_node: true if the node is at fault, not the rank; None if the study does not distinguish them.
         samples: its samples divided by those of the rank with the fewest; 1 if all are equal.
         one_part: true if the excess is in one part of the computation only.
     """
 
     whole_node: bool
-    cause: str
-    alternative: str = ""
+    of_node: bool | None
     samples: float = 1.0
     one_part: bool = False
+
+
+@dataclass(frozen=True)
+class Reference:
+    """The baseline of a size.
+
+    Attributes:
+        facts: the facts of a run of the baseline.
+        parts: the parts of the step at the rate of the baseline, as fractions of the cell's step.
+        cpu_wait: the fraction of the baseline's step for which its ranks wait for a core; NaN if unknown.
+        waits_more: false if the ranks of this size wait for a smaller fraction of their step than that.
+        batch: the batch per rank divided by that of the baseline.
+    """
+
+    facts: RunFacts = field(default_factory=RunFacts)
+    parts: Parts = field(default_factory=dict)
+    cpu_wait: float = math.nan
+    waits_more: bool = True
+    batch: float = 1.0
+
+    @property
+    def rate(self) -> float:
+        """The step at the rate of the baseline, as a fraction of the cell's step: E."""
+        return sum(self.parts.values())
 
 
 @dataclass(frozen=True)
@@ -74,11 +100,10 @@ class RunEvidence:
         parts: each part's fraction of the step; their sum is 1.
         step_s: seconds per step.
         factor: ``step_s`` divided by the mean over the runs of the cell.
-        reference: the facts of a run of the baseline; None for the baseline itself.
-        smaller_batch: the batch per rank divided by that of the baseline; 1 if it is the same.
+        reference: the baseline; None for the baseline itself.
         comm_s: total communication per step, hidden or not, in seconds; NaN if unknown.
         ring_bytes_per_s: fitted rate of the network; NaN if unknown.
-        loading: true if data loading is one of the causes of the run's cell.
+        much: the parts that are causes at the baseline (see :data:`MUCH`).
         slow_hosts: the ranks whose host is the limit.
         slow_host: the rank whose host is the limit in most runs of the cell, if it is one rank only.
     """
@@ -87,11 +112,10 @@ class RunEvidence:
     step_s: float
     facts: RunFacts = field(default_factory=RunFacts)
     late: Sequence[LateRank] = ()
-    reference: RunFacts | None = None
-    smaller_batch: float = 1.0
+    reference: Reference | None = None
     comm_s: float = math.nan
     ring_bytes_per_s: float = math.nan
-    loading: bool = False
+    much: frozenset[str] = frozenset()
     slow_hosts: Sequence[HostBound] = ()
     slow_host: int | None = None
     run_id: str = ""
@@ -99,16 +123,70 @@ class RunEvidence:
 
 
 def claims_of(run: RunEvidence) -> list[Claim]:
-    """Return the causes of one run; those with a share are in the order that ``divide`` expects."""
-    # The calls of _outside take equally long in each step, but collectives do not: they get the rest.
-    rules = (
-        *(_late, _starved, _clocks, _recompilation, _loading, _slow_fabric, _outside, _extra_communication),
-        *(_host_bound, _disturbed, _warned, _fewer_threads, _smaller_share),
-    )
-    return [claim for rule in rules for claim in rule(run)]
+    """Return the causes of one run, in the order in which :func:`divide` gives them their shares.
+
+    What the causes with times of their own leave of a part is claimed last.
+    """
+    claims = [claim for cause in CAUSES.values() for claim in cause.rule(run)]
+    return sorted(claims, key=lambda claim: math.isinf(claim.share))
+
+
+# -- parts of the step ----------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class LongerPart:
+    """The time of a part per step, and at the rate of the baseline; None for the baseline itself."""
+
+    part: str
+    seconds: float
+    base_seconds: float | None = None
+
+    def __str__(self) -> str:
+        base = "" if self.base_seconds is None else f" ({seconds(self.base_seconds)} at the baseline's rate)"
+        return f"{part_title(self.part)} takes {seconds(self.seconds)} per step{base}"
+
+
+class Longer(Finding, kind="longer"):
+    """Parts of the step that take time, or more time than at the rate of the baseline; the longest first."""
+
+    parts: tuple[LongerPart, ...]
+
+    def _message(self) -> str:
+        return clauses([*map(str, self.parts)])
+
+
+def _excess(run: RunEvidence, cause: str, parts: Sequence[str], *why: Finding) -> Iterator[Claim]:
+    """Yield what other causes leave of some parts of the step, or of their excess over the baseline."""
+    base = run.reference
+    if base and not base.parts:
+        return
+    more = {
+        part: run.parts[part] - (base.parts.get(part, 0.0) / run.factor if base else 0.0)
+        for part in parts
+        if part in run.parts
+    }
+    if base is None:
+        more = {part: value for part, value in more.items() if part in LOST and part in run.much}
+    if sum(more.values()) > 0:
+        longer = tuple(
+            LongerPart(
+                part=part,
+                seconds=run.parts[part] * run.step_s,
+                base_seconds=base.parts.get(part, 0.0) * run.step_s / run.factor if base else None,
+            )
+            for part, value in sorted(more.items(), key=lambda one: -one[1])
+            if value > 0
+        )
+        yield Claim(cause, (Longer(parts=longer), *why), tuple(parts), math.inf)
 
 
 # -- late ranks and nodes -------------------------------------------------------------
+
+
+SAME_WORK = (
+    "Give all ranks the same work: equal samples and lengths, and no work on one rank within the step."
+)
 
 
 class Late(Finding, kind="late"):
@@ -126,6 +204,20 @@ class Late(Finding, kind="late"):
             f"{who} takes {seconds(self.excess_s)} per step longer than the others, "
             f"{short_percent(self.part_share)} of it in {part_title(self.part)}"
         )
+
+
+class WholeNode(Finding, kind="whole-node"):
+    """A node that is at fault, not its ranks."""
+
+    message = "all its ranks are late, whichever they are"
+    remedy = "Leave this node out (bench submit, cluster.exclude) or have it checked: bench preflight."
+
+
+class RankOrNode(Finding, kind="rank-or-node"):
+    """A late rank that is alone on its node in all runs."""
+
+    message = "the runs do not show whether the rank or its node is late"
+    remedy = f"If it is the rank: {SAME_WORK} If it is the node: {WholeNode.remedy}"
 
 
 class WaitCounts(Finding, kind="wait-counts"):
@@ -169,12 +261,14 @@ class LowClock(Finding, kind="low-clock"):
             return f"its clock is {ratio} of that of the others"
         return f"the clock is {self.mhz:.0f} MHz, but {self.base_mhz:.0f} MHz at the baseline ({ratio})"
 
+    remedy = "Check power limit, temperature and application clocks of this device (nvidia-smi -q)."
+
 
 def _late(run: RunEvidence) -> Iterator[Claim]:
     """Yield the late ranks or nodes. Their delays overlap, so all shares together equal the largest delay."""
     groups: dict[tuple[str, int | None], LateRank] = {}
     for late in run.late:
-        key = (late.host, None if late.whole_node and late.cause == "late-node" else late.rank)
+        key = (late.host, None if late.of_node else late.rank)
         groups[key] = max(late, groups.get(key, late), key=lambda one: one.share)
     total = sum(late.share for late in groups.values())
     worst = max((late.share for late in groups.values()), default=0.0)
@@ -190,7 +284,7 @@ def _late(run: RunEvidence) -> Iterator[Claim]:
 
 
 def _about_late(run: RunEvidence, late: LateRank, *, node: str, rank: int | None, share: float) -> Claim:
-    cause, alternative, why = _why_late(run, late)
+    cause, why = _why_late(run, late)
     part_share = min(late.part_share, 1.0)
     shown = Late(rank=rank, node=node, excess_s=late.excess_s, part=late.part, part_share=part_share)
     evidence = (shown, *why)
@@ -198,40 +292,46 @@ def _about_late(run: RunEvidence, late: LateRank, *, node: str, rank: int | None
     return Claim(
         cause,
         (*evidence, WaitCounts()) if outside else evidence,
-        ("wait", late.part, *COMPUTING, "other", "transfer"),
+        (*(("wait",) if run.parts.get("wait") else ("transfer",)), late.part, *COMPUTING, "other"),
         share,
         node=node,
         # A node lacks CPU time whichever rank runs on it.
-        rank=None if cause in ("cpu-starved", "overlap") else rank,
+        rank=None if cause == "cpu-starved" else rank,
         part=late.part,
-        alternative=alternative,
         counted=outside and bool(why),
     )
 
 
-def _why_late(run: RunEvidence, late: LateRank) -> tuple[str, str, Sequence[Finding]]:
-    """Return the cause of a late rank, its alternative, and the evidence for it."""
+def _why_late(run: RunEvidence, late: LateRank) -> tuple[str, Sequence[Finding]]:
+    """Return the cause of a late rank, and the evidence for it."""
     lines = _calls_of_late(run, late)
     if late.part == "other":
-        return "outside-timers", "", lines
+        return "outside-timers", lines
     if late.samples > 1:
-        return "late-rank", "", [MoreSamples(ratio=late.samples)]
+        return "late-rank", [MoreSamples(ratio=late.samples)]
     own = run.facts.nodes.get(late.host, NodeFacts())
     others = [node.taken for name, node in run.facts.nodes.items() if name != late.host]
     lost = own.taken > 0 and all(own.taken > 1.5 * other for other in others)
     lost = lost and (late.whole_node or bool(others) or not own.waited)  # else see _starved
     if lost and late.whole_node:
         jobs = [one for one in _jobs(run.facts) if one.subject in ((late.host,), ())]
-        return ("overlap", "", by_reason(jobs)) if jobs else ("cpu-starved", "", own.evidence)
+        return "cpu-starved", by_reason(jobs) if jobs else own.evidence
     ratio = _clock_ratio(run.facts, late)
     if ratio < LOW_CLOCK and late.part in COMPUTING:
-        return "clocks", "", [LowClock(ratio=ratio)]
+        return "late-rank", [LowClock(ratio=ratio)]
     if late.part in COMPUTING and late.rank == run.slow_host and run.slow_hosts:
-        return "host-bound", "", [_host_limits(run)]
+        return "host-bound", [_host_limits(run)]
     # The node's other ranks are not late, so only a rank that computes slower in all parts may lack CPU time.
     if lost and late.part in COMPUTING and not late.one_part:
-        return late.cause, "cpu-starved", [*own.evidence, *lines]
-    return late.cause, late.alternative, lines
+        lines = [*own.evidence, *lines]
+    place: dict[bool | None, list[Finding]] = {True: [WholeNode()], None: [RankOrNode()], False: []}
+    return "late-rank", [*place[late.of_node], *lines]
+
+
+def _waiting(run: RunEvidence) -> Iterator[Claim]:
+    """Yield late ranks, and the waiting for ranks that are late in some steps only."""
+    yield from _late(run)
+    yield from _excess(run, "late-rank", ("wait",))
 
 
 def _clock_ratio(facts: RunFacts, late: LateRank) -> float:
@@ -269,16 +369,24 @@ def _calls_of_late(run: RunEvidence, late: LateRank) -> list[Finding]:
 
 
 class WaitedForCore(Finding, kind="waited-for-core"):
-    """The share of the step for which the ranks waited for a core, here and at the baseline."""
+    """The time for which the ranks waited for a core, and the time at the rate of the baseline.
+
+    The shares are fractions of the step, and of that of the baseline.
+    """
 
     share: float
+    seconds: float
     base_share: float | None = None
+    base_seconds: float | None = None
 
     def _message(self) -> str:
-        text = f"the ranks waited for a core in {short_percent(self.share)} of the step"
-        return (
-            text if self.base_share is None else f"{text} ({short_percent(self.base_share)} at the baseline)"
+        text = (
+            f"the ranks waited for a core for {seconds(self.seconds)} per step ({short_percent(self.share)})"
         )
+        if self.base_share is None or self.base_seconds is None:
+            return text
+        base = short_percent(self.base_share)
+        return f"{text}, at the baseline's rate for {seconds(self.base_seconds)} ({base} of its step)"
 
 
 class FewerThreads(Finding, kind="fewer-threads"):
@@ -301,32 +409,42 @@ def _starved(run: RunEvidence) -> Iterator[Claim]:
     late = any(one.part != "other" and (one.whole_node or not everywhere) for one in run.late)
     if not nodes or late or _jobs(run.facts) or not all(one.starved > 0 or one.waited for one in nodes):
         return
-    known = [one for node in nodes for one in node.evidence[:1]]
-    evidence = (*known[:_MOST], *_about_wait(run))
-    yield Claim("cpu-starved", evidence, _WAITING, _mean_wait(run.facts), counted=True)
+    share, base = _waited_more(run), run.reference.facts.nodes.values() if run.reference else ()
+    more = share
+    if not known(share):  # the waits were not measured, but a quota or the number of threads was
+        more = mean(one.starved for one in nodes) - max((one.starved for one in base), default=0.0)
+    if more >= STARVED_FROM:
+        stated = [one for node in nodes for one in node.evidence[:1]]
+        evidence = (*stated[:_MOST], *_about_wait(run))
+        yield Claim("cpu-starved", evidence, _WAITING, share, counted=True)
+
+
+def _waited_more(run: RunEvidence) -> float:
+    """Return for which fraction of the step the ranks waited longer for a core than at the baseline's rate.
+
+    It is 0 if the runs of the cell waited for a smaller fraction of the step than the baseline, and NaN if
+    the waits were not measured. Waits of the baseline that were not measured are 0.
+    """
+    wait, base = mean_wait(run.facts), run.reference
+    if base is None or not known(wait) or not known(base.cpu_wait):
+        return wait
+    return wait - base.rate * base.cpu_wait / run.factor if base.waits_more else 0.0
 
 
 def _about_wait(run: RunEvidence) -> Iterator[Finding]:
     """Yield the time for which the ranks waited for a core, if it was measured."""
-    wait = _mean_wait(run.facts)
-    if math.isfinite(wait):
-        base = _mean_wait(run.reference) if run.reference else math.nan
-        yield WaitedForCore(share=wait, base_share=base if math.isfinite(base) else None)
+    wait = mean_wait(run.facts)
+    if known(wait):
+        base = run.reference.cpu_wait if run.reference else math.nan
+        base_s = run.reference.rate * base * run.step_s / run.factor if run.reference else math.nan
+        times = (base, base_s) if known(base) else (None, None)
+        spent_s = wait * run.step_s
+        yield WaitedForCore(share=wait, seconds=spent_s, base_share=times[0], base_seconds=times[1])
 
 
-def _mean_wait(facts: RunFacts) -> float:
+def mean_wait(facts: RunFacts) -> float:
     """Return the fraction of the step for which the ranks waited for a core; NaN if it was not measured."""
     return float(np.mean([node.wait for node in facts.nodes.values()])) if facts.nodes else math.nan
-
-
-def _clocks(run: RunEvidence) -> Iterator[Claim]:
-    """Yield clocks that are lower than at the baseline."""
-    if run.reference is None:
-        return
-    own, base = _mean_clock(run.facts), _mean_clock(run.reference)
-    ratio = own / base if base > 0 else math.nan
-    if ratio < LOW_CLOCK:
-        yield Claim("clocks", (LowClock(mhz=own, base_mhz=base, ratio=ratio),))
 
 
 def clocks_of(runs: Mapping[str, RunFacts]) -> dict[str, float]:
@@ -363,32 +481,33 @@ def _host_limits(run: RunEvidence) -> HostLimits:
 
 
 def _host_bound(run: RunEvidence) -> Iterator[Claim]:
-    """Yield ``host-bound`` without a share: the time of the GPU's work alone is not known.
+    """Yield the excess of the computation, in which the GPU waits for its host.
 
     If the rank is late, too, :func:`_late` yields it, with the time for which the others wait.
     """
     late = [one.rank for one in run.late if one.part in COMPUTING]
     if run.slow_hosts and run.slow_host not in late:
-        yield Claim("host-bound", (_host_limits(run),), rank=run.slow_host)
+        limits = _host_limits(run)
+        yield Claim("host-bound", (limits,), rank=run.slow_host)
+        for claim in _excess(run, "host-bound", COMPUTING, limits):
+            yield replace(claim, rank=run.slow_host)
 
 
-def _fewer_threads(run: RunEvidence) -> Iterator[Claim]:
-    base = run.reference.threads if run.reference else ()
-    if run.facts.threads and base and max(run.facts.threads) < min(base):
-        fewer = FewerThreads(threads=run.facts.threads[0], base_threads=base[0])
-        yield Claim("cpu-starved", (fewer,))
-
-
-def _disturbed(run: RunEvidence) -> Iterator[Claim]:
-    """Yield other jobs on the nodes. The share is the time for which the ranks waited for a core."""
+def _lacks_cpu(run: RunEvidence) -> Iterator[Claim]:
+    """Yield waits for cores, other jobs on the nodes, fewer threads, and warnings about the CPU."""
+    yield from _starved(run)
     late = {late.host for late in run.late}
     jobs = [one for one in _jobs(run.facts) if not late & {*one.subject}]
-    if jobs:
+    share = _waited_more(run)
+    if jobs and share != 0:
         nodes = {node for one in jobs for node in one.subject}
         evidence = (*by_reason(jobs), *_about_wait(run))
-        share = _mean_wait(run.facts)
         node = nodes.pop() if len(nodes) == 1 else ""
-        yield Claim("overlap", evidence, (*_WAITING, "wait"), share, node=node, counted=True)
+        yield Claim("cpu-starved", evidence, (*_WAITING, "wait"), share, node=node, counted=True)
+    base = run.reference.facts.threads if run.reference else ()
+    if run.facts.threads and base and max(run.facts.threads) < min(base):
+        yield Claim("cpu-starved", (FewerThreads(threads=run.facts.threads[0], base_threads=base[0]),))
+    yield from _warned(run, "cpu-starved")
 
 
 def _jobs(facts: RunFacts) -> list[Disturbance]:
@@ -408,15 +527,10 @@ class Compilations(Finding, kind="compilations"):
         spent = "" if self.seconds is None else f", {seconds(self.seconds)} per step"
         return f"torch.compile compiles {self.per_step:#.2g} times per step{spent}"
 
-
-class Loading(Finding, kind="loading"):
-    """The time of loading data, per step and as a share of the step."""
-
-    seconds: float
-    share: float
-
-    def _message(self) -> str:
-        return f"loading data takes {seconds(self.seconds)} per step ({short_percent(self.share)})"
+    remedy = (
+        "Keep shapes constant (drop_last=True, padding) or mark them dynamic; TORCH_LOGS=recompiles names "
+        "the guard that fails."
+    )
 
 
 class CallsOutsideTimers(Finding, kind="calls-outside-timers"):
@@ -450,6 +564,7 @@ class NeedlessSearch(Finding, kind="needless-search"):
     """A search for unused parameters, of which there are none."""
 
     message = "find_unused_parameters=True, but no parameter is unused"
+    remedy = "Construct DDP with find_unused_parameters=False."
 
 
 class RetriesPerStep(Finding, kind="allocator-retries"):
@@ -460,6 +575,8 @@ class RetriesPerStep(Finding, kind="allocator-retries"):
     def _message(self) -> str:
         return f"{self.per_step:#.2g} retries of the allocator per step"
 
+    remedy = "Lower the batch per rank a little, or set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True."
+
 
 class SmallerBatch(Finding, kind="smaller-batch"):
     """A smaller batch per rank than at the baseline."""
@@ -469,27 +586,52 @@ class SmallerBatch(Finding, kind="smaller-batch"):
     def _message(self) -> str:
         return f"the batch per rank is {short_percent(self.ratio)} of that of the baseline"
 
+    remedy = (
+        "Use a larger batch per rank, or fewer ranks: fixed costs of a step are spread over fewer samples."
+    )
 
-def _recompilation(run: RunEvidence) -> Iterator[Claim]:
+
+def _computation(run: RunEvidence) -> Iterator[Claim]:
+    """Yield recompilations, what settings and warnings show, and computation that takes longer per sample."""
     facts = run.facts
-    if not facts.recompilations > 0:
-        return
-    share = facts.compile_share
-    spent_s = share * run.step_s if math.isfinite(share) else None
-    evidence = (Compilations(per_step=facts.recompilations, seconds=spent_s),)
-    pools = ("forward", "backward", "other")
-    yield Claim("recompilation", evidence, pools, share, counted=True, timeless=True)
+    if facts.recompilations > 0:
+        share = facts.compile_share
+        spent_s = share * run.step_s if math.isfinite(share) else None
+        evidence = (Compilations(per_step=facts.recompilations, seconds=spent_s),)
+        pools = ("forward", "backward", "other")
+        yield Claim("computation", evidence, pools, share, counted=True, timeless=True)
+    if facts.searches_for_nothing:
+        yield Claim("computation", (NeedlessSearch(),), timeless=True)
+    if facts.retries > 0:
+        yield Claim("computation", (RetriesPerStep(per_step=facts.retries),), timeless=True)
+    yield from _warned(run, "computation")
+    if run.reference:
+        yield from _excess(run, "computation", COMPUTING, *_why_longer(run, run.reference))
+
+
+def _why_longer(run: RunEvidence, base: Reference) -> Iterator[Finding]:
+    """Yield low clocks, and a smaller batch unless ranks lacked CPU time, which has the same effect."""
+    own_mhz, base_mhz = _mean_clock(run.facts), _mean_clock(base.facts)
+    ratio = own_mhz / base_mhz if base_mhz > 0 else math.nan
+    if ratio < LOW_CLOCK:
+        yield LowClock(mhz=own_mhz, base_mhz=base_mhz, ratio=ratio)
+    lacked = any(node.lacked_cpu for facts in (run.facts, base.facts) for node in facts.nodes.values())
+    if base.batch < 1 and not lacked:
+        yield SmallerBatch(ratio=base.batch)
 
 
 def _loading(run: RunEvidence) -> Iterator[Claim]:
-    if run.loading:
-        share = run.parts.get("data", 0.0)
-        calls = [call for step in run.facts.calls for call in step.slow_calls if call.part == "data_load"]
-        evidence = (Loading(seconds=share * run.step_s, share=share), *_slowest(calls))
-        yield Claim("data-loading", evidence, ("data",), share, part="data")
+    calls = [call for step in run.facts.calls for call in step.slow_calls if call.part == "data_load"]
+    yield from _excess(run, "data-loading", ("data",), *_slowest(calls))
 
 
 def _outside(run: RunEvidence) -> Iterator[Claim]:
+    """Yield the calls outside of all timers, and the other time there."""
+    yield from _calls_outside(run)
+    yield from _excess(run, "outside-timers", ("other",))
+
+
+def _calls_outside(run: RunEvidence) -> Iterator[Claim]:
     """Yield the calls outside of all timers, with their time in the sampled step."""
     if any(late.part == "other" for late in run.late):
         return
@@ -508,7 +650,7 @@ def _outside(run: RunEvidence) -> Iterator[Claim]:
         )
         # In a single step, a call can take long by chance. Its time is certain if other steps lose it, too.
         counted = run.parts.get("other", 0.0) >= max(LEAST_SHARE, share / 2)
-        yield Claim("outside-timers", evidence, ("other",), share, part="other", counted=counted)
+        yield Claim("outside-timers", evidence, ("other",), share, counted=counted)
 
 
 def _slowest(calls: Iterable[SlowCall], *, rank: int | None = None) -> Iterator[Finding]:
@@ -520,29 +662,11 @@ def _slowest(calls: Iterable[SlowCall], *, rank: int | None = None) -> Iterator[
         yield SlowestCalls(rank=rank, calls=shown)
 
 
-def _warned(run: RunEvidence) -> Iterator[Claim]:
-    """Yield the causes that only a setting or a warning in the log shows."""
-    facts = run.facts
-    found: dict[str, Finding] = {}
-    if facts.searches_for_nothing:
-        found["unused-parameters"] = NeedlessSearch()
-    if facts.retries > 0:
-        found["memory-pressure"] = RetriesPerStep(per_step=facts.retries)
-    for name, line in facts.warnings.items():
-        if name in OF_WARNINGS:
-            found.setdefault(OF_WARNINGS[name], line)
-    if facts.recompilations > 0:
-        found.pop("recompilation", None)
-    for cause, shown in found.items():
-        yield Claim(cause, (shown,), timeless=True)
-
-
-def _smaller_share(run: RunEvidence) -> Iterator[Claim]:
-    """Yield ``smaller-share``, unless the run or its baseline lacked CPU time, which has the same effect."""
-    facts = [run.facts, *([run.reference] if run.reference else [])]
-    lacked = any(node.lacked_cpu for one in facts for node in one.nodes.values())
-    if run.smaller_batch < 1 and not lacked:
-        yield Claim("smaller-share", (SmallerBatch(ratio=run.smaller_batch),))
+def _warned(run: RunEvidence, cause: str) -> Iterator[Claim]:
+    """Yield the warnings in the log that show a cause."""
+    for name, line in run.facts.warnings.items():
+        if OF_WARNINGS[name] == cause:
+            yield Claim(cause, (line,), timeless=True)
 
 
 # -- communication --------------------------------------------------------------------
@@ -560,6 +684,16 @@ class SlowAllReduces(Finding, kind="slow-all-reduces"):
             f"{self.nominal_gbit_s:#.3g} Gbit/s"
         )
 
+    remedy = (
+        "Use the fast interface (NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME, NCCL_IB_HCA), and compare the "
+        "measured rate with its nominal rate: bench preflight."
+    )
+
+
+_COMMUNICATE_LESS = (
+    "Accumulate gradients under model.no_sync(), and reduce metrics every N steps instead of every step."
+)
+
 
 class SynchronisingPasses(Finding, kind="synchronising-passes"):
     """Backward passes per step that synchronise gradients."""
@@ -568,6 +702,8 @@ class SynchronisingPasses(Finding, kind="synchronising-passes"):
 
     def _message(self) -> str:
         return f"{self.per_step:#.2g} backward passes per step synchronise gradients, but one is enough"
+
+    remedy = _COMMUNICATE_LESS
 
 
 class ManyCollectives(Finding, kind="collectives"):
@@ -578,6 +714,8 @@ class ManyCollectives(Finding, kind="collectives"):
 
     def _message(self) -> str:
         return f"{self.per_step:#.2g} collectives per step, but DDP needs {self.needed:#.2g}"
+
+    remedy = _COMMUNICATE_LESS
 
 
 def _saved(run: RunEvidence, ratio: float) -> float:
@@ -591,12 +729,15 @@ def _saved(run: RunEvidence, ratio: float) -> float:
     return min(exposed, (1 - ratio) * max(total, exposed))
 
 
-def _slow_fabric(run: RunEvidence) -> Iterator[Claim]:
-    """Yield a network that is slow for all nodes."""
+def _communication(run: RunEvidence) -> Iterator[Claim]:
+    """Yield a network that is slow for all nodes, communication of the script, and all other exposed time."""
+    yield from _warned(run, "communication")
     nominal, fitted = run.facts.nominal_bytes_per_s, run.ring_bytes_per_s
     if fitted < SLOW_FABRIC * nominal:
         evidence = (SlowAllReduces(fitted_gbit_s=fitted * 8e-9, nominal_gbit_s=nominal * 8e-9),)
-        yield Claim("slow-fabric", evidence, _COMMUNICATION, _saved(run, fitted / nominal), part="transfer")
+        yield Claim("communication", evidence, _COMMUNICATION, _saved(run, fitted / nominal))
+    yield from _extra_communication(run)
+    yield from _excess(run, "communication", ("transfer",))
 
 
 def _extra_collectives(run: RunEvidence) -> float:
@@ -610,16 +751,99 @@ def _extra_communication(run: RunEvidence) -> Iterator[Claim]:
     facts = run.facts
     if facts.sync_passes > 1 + _EXTRA:
         passes = SynchronisingPasses(per_step=facts.sync_passes)
-        yield Claim("extra-communication", (passes,), part="transfer", timeless=True)
+        yield Claim("communication", (passes,), ("transfer",), timeless=True)
     if not _extra_collectives(run) > _EXTRA:
         return
     needed = facts.sync_passes * facts.expected_collectives
     collectives = ManyCollectives(per_step=facts.collectives, needed=needed)
-    claim = Claim("extra-communication", (collectives,), part="other", timeless=True)
+    claim = Claim("communication", (collectives,), ("other",), timeless=True)
     calls = [collectives_outside(step, waiting=True) for step in facts.calls]
     shares = [seconds_of(own) / run.step_s for own in calls]
     if sum(shares) > 0:
         evidence = (collectives, *_slowest(max(calls, key=seconds_of)))
         share = float(np.mean(shares))
-        claim = replace(claim, evidence=evidence, pools=("other",), share=share, counted=True)
+        claim = replace(claim, evidence=evidence, share=share, counted=True)
     yield claim
+
+
+# -- all causes -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Cause:
+    """A cause in words, and the rule that finds it in a run.
+
+    Attributes:
+        remedy: what to change, unless the evidence has remedies of its own.
+        part: the part of the step, if it is always the same.
+    """
+
+    title: str
+    meaning: str
+    remedy: str
+    rule: Callable[[RunEvidence], Iterable[Claim]]
+    part: str = ""
+
+
+#: By the name in causes.csv, in `bench doctor --json` and in docs/why.md; in the order in which they take
+#: their shares. Calls outside the timers take equally long in each step, but collectives do not: they get
+#: the rest.
+CAUSES = {
+    "late-rank": Cause(
+        "late ranks",
+        "One rank, or all ranks of one node, take longer in a part of the step, and all others wait for "
+        "them; or different ranks are late in different steps.",
+        SAME_WORK,
+        _waiting,
+        "wait",
+    ),
+    "cpu-starved": Cause(
+        "too little CPU",
+        "The ranks get less CPU time than they need: they share cores, a quota stops them, or foreign "
+        "processes or other jobs use their cores.",
+        "Give each rank its own cores (cluster.cpus_per_task, --cpu-bind in srun_options, OMP_NUM_THREADS), "
+        "use whole nodes (exclusive: true), raise the CPU quota, and run one job at a time (max_running: 1; "
+        "then bench submit --retry-disturbed).",
+        _lacks_cpu,
+    ),
+    "host-bound": Cause(
+        "slow host",
+        "The host launches work more slowly than the GPU executes it, so the GPU waits for the host.",
+        "Give each launch more work: a larger batch per rank, torch.compile, CUDA graphs (mode "
+        "reduce-overhead); or use a host with faster or less loaded cores.",
+        _host_bound,
+    ),
+    "computation": Cause(
+        "longer computation",
+        "Forward, backward or the optimizer takes longer per sample than at the baseline, or torch.compile "
+        "compiles again while the training runs.",
+        "Profile this part at both sizes, and compare shapes, precision, and the threads per rank.",
+        _computation,
+    ),
+    "data-loading": Cause(
+        "data loading",
+        "The step waits for the next batch.",
+        "Use more workers (num_workers) and prefetching, cache or decode the data beforehand, and read it "
+        "from a faster file system.",
+        _loading,
+        "data",
+    ),
+    "outside-timers": Cause(
+        "time outside all timers",
+        "The script does other work in the step, such as checkpoints, logging or synchronisation with the "
+        "device.",
+        "Do such work less often or outside of the step: checkpoint and log every N steps, call .item() "
+        "rarely, write files in the background.",
+        _outside,
+        "other",
+    ),
+    "communication": Cause(
+        "exposed communication",
+        "The ranks communicate for longer than computation hides: the network is slow, the script "
+        "communicates more often than DDP needs to, or gradients are large for this batch.",
+        "Communicate less per sample: a larger batch per rank, accumulation under model.no_sync(), gradients "
+        "in bf16; or hide more of it: other buckets (bucket_cap_mb).",
+        _communication,
+        "transfer",
+    ),
+}

@@ -62,12 +62,30 @@ class FewCores(Finding, kind="few-cores"):
         return f"{threads} share {count(self.cores, 'core')} on {short_name(self.node)}"
 
 
-class WarningLine(Finding, kind="log-line"):
-    """A warning in a log."""
+#: The causes that warnings in logs (bench/doctor/catalogue/slow.toml) show.
+OF_WARNINGS = {
+    "slow-gradient-strides": "computation",
+    "slow-find-unused-parameters": "computation",
+    "slow-recompilations": "computation",
+    "slow-allocator-retries": "computation",
+    "slow-too-many-workers": "cpu-starved",
+    "slow-one-thread": "cpu-starved",
+    "slow-nccl-socket": "communication",
+    "slow-no-peer-access": "communication",
+}
 
+
+class WarningLine(Finding, kind="log-line"):
+    """A warning in a log; ``warning`` is its name, and ``change`` its remedy, in `bench doctor`."""
+
+    warning: str
     path: str
     line: int | None
     text: str
+    change: str = ""
+
+    def _remedy(self) -> str:
+        return self.change
 
     def _message(self) -> str:
         return f"{self.path}:{self.line}: {self.text}"
@@ -196,11 +214,14 @@ def read_facts(
 def _warnings(warnings: Sequence[LogCause]) -> dict[str, Finding]:
     return {
         one.cause: WarningLine(
+            warning=one.cause,
             path=one_line(one.path or "log", limit=80),
             line=one.line,
             text=one_line(one.evidence, limit=160),
+            change=one.remedy,
         )
         for one in reversed(warnings)
+        if one.cause in OF_WARNINGS
     }
 
 

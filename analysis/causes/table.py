@@ -10,10 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from analysis.causes.catalogue import NOT_EXPLAINED, NOT_VALID
-from analysis.causes.cells import CauseRow, CellDivision, divide_cell
-from analysis.causes.claims import MUCH_LOADING, LateRank, RunEvidence
-from analysis.causes.divide import COMPUTING, WHOLE, Parts
+from analysis.causes.cells import CauseRow, CellDivision, divide_cell, mean_parts
+from analysis.causes.claims import MUCH, LateRank, Reference, RunEvidence, SlowAllReduces, mean_wait
+from analysis.causes.divide import COMPUTING, LOST, NOT_EXPLAINED, NOT_VALID, WHOLE, Parts
 from analysis.causes.evidence import RunFacts, read_facts
 from analysis.checks.assessment import assess
 from analysis.checks.fabric import FabricRow, fabric_table, sweep_rows
@@ -94,7 +93,7 @@ def late_ranks(ranks: Sequence[RankOfRun]) -> dict[str, list[LateRank]]:
     If all ranks of a node with several ranks are late, the cause is the node; if only some are late, the
     cause is these ranks. If a rank is alone on its node, an excess in only one part of the computation means
     a late rank, because a slow node slows all parts. Otherwise, other runs decide: either the rank is also
-    late on other nodes, or other ranks are late on this node. If they do not decide, both causes are named.
+    late on other nodes, or other ranks are late on this node. They may not decide.
     """
     found = stragglers(ranks)
     if not found:
@@ -111,17 +110,15 @@ def late_ranks(ranks: Sequence[RankOfRun]) -> dict[str, list[LateRank]]:
     for row in found:
         whole = late_here[row.run_id, row.host] == row.host_ranks
         in_one_part = (row.cell_id, row.rank) in one_part
-        cause, alternative = "late-node" if whole else "late-rank", ""
+        of_node: bool | None = whole
         if row.host_ranks == 1:
             moves, several = len(hosts_of[row.rank]) > 1, len(ranks_on[row.host]) > 1
-            cause = "late-node" if several and not moves and not in_one_part else "late-rank"
-            alternative = "late-node" if several == moves and not in_one_part else ""
+            of_node = False if in_one_part else several if several != moves else None
         late[row.run_id].append(
             LateRank(
                 **asdict(row),
                 whole_node=whole,
-                cause=cause,
-                alternative=alternative,
+                of_node=of_node,
                 samples=samples.get((row.run_id, row.rank), 1.0),
                 one_part=in_one_part,
             )
@@ -196,7 +193,7 @@ def read_evidence(
         parts = [_parts(run) for run in runs]
         if any(WHOLE in one for one in parts):
             parts = [{WHOLE: 1.0}] * len(runs)
-        loading = float(np.mean([one.get("data", 0.0) for one in parts])) >= MUCH_LOADING
+        much = frozenset(part for part, share in mean_parts(parts).items() if part in LOST and share >= MUCH)
         mean_s = float(np.mean([run.step_time_sec for run in runs]))
         first = next((run.run_id for run in runs if run.run_id in facts), "")
         limits = Counter(one.rank for run in runs for one in slow_hosts.get(run.run_id, ()))
@@ -211,7 +208,7 @@ def read_evidence(
                 factor=run.step_time_sec / mean_s,
                 comm_s=comm_s.get(run.run_id, math.nan),
                 ring_bytes_per_s=rings.get(cell, math.nan),
-                loading=loading,
+                much=much,
                 slow_hosts=slow_hosts.get(source, ()),
                 slow_host=most[0] if len(most) == 1 else None,
             )
@@ -241,53 +238,42 @@ def divide_study(
         The divisions by :attr:`ScalingRow.place`; rows without a run that counts are absent.
     """
     found: dict[int, CellDivision] = {}
-    bases: dict[str, CellDivision] = {}
     for row in rows:
-        own = runs.get(row.cell_id)
-        if not own:
-            continue
-        base = _base_of(row)
-        if base.cell_id not in bases:
-            bases[base.cell_id] = divide_cell(runs[base.cell_id])
-        found[row.place] = (
-            bases[row.cell_id]
-            if base is row
-            else _divide_larger(own, row, runs[base.cell_id], base, bases[base.cell_id])
-        )
+        if own := runs.get(row.cell_id):
+            base = _base_of(row)
+            found[row.place] = (
+                divide_cell(own) if base is row else _divide_larger(own, row, runs[base.cell_id])
+            )
     return found
 
 
 def _base_of(row: ScalingRow) -> ScalingRow:
     """Return the row of the baseline; the row itself if it has no efficiency."""
-    return row.base if row.base and known(row.efficiency) else row
+    return row.base if row.base and known(row.efficiency) and not row.is_base else row
 
 
 def _divide_larger(
-    runs: Sequence[RunEvidence],
-    row: ScalingRow,
-    base_runs: Sequence[RunEvidence],
-    base: ScalingRow,
-    division: CellDivision,
+    runs: Sequence[RunEvidence], row: ScalingRow, base_runs: Sequence[RunEvidence]
 ) -> CellDivision:
     """Divide the loss of a cell that is not a baseline, relative to its baseline."""
-    reference = {part: row.efficiency * value for part, value in division.ideal.items()}
-    if any(WHOLE in run.parts for run in runs):
-        reference = {WHOLE: sum(reference.values())}
-    batch = row.batch_per_replica / base.batch_per_replica
-    facts = base_runs[0].facts
-    runs = [replace(run, reference=facts, smaller_batch=batch) for run in runs]
-    found = divide_cell(runs, reference, base_runs)
-    if WHOLE not in found.ideal or not all(one.is_rest for one in found.rows):
+    assert row.base
+    if any(WHOLE in run.parts for run in (*runs, *base_runs)):
+        runs, base_runs = ([replace(run, parts={WHOLE: 1.0}) for run in own] for own in (runs, base_runs))
+    parts = mean_parts([{part: run.factor * value for part, value in run.parts.items()} for run in base_runs])
+    waits, base_waits = (mean(mean_wait(run.facts) for run in own) for own in (runs, base_runs))
+    reference = Reference(
+        facts=base_runs[0].facts,
+        parts={part: row.efficiency * value for part, value in parts.items()},
+        cpu_wait=base_waits,
+        waits_more=not waits <= base_waits,
+        batch=row.batch_per_replica / row.base.batch_per_replica,
+    )
+    found = divide_cell([replace(run, reference=reference) for run in runs], base_runs)
+    if WHOLE not in found.parts or not all(one.is_rest for one in found.rows):
         return found
     # Without the parts of the step, the loss is 1 - E, and its interval is that of the efficiency.
     low, high = 1 - row.efficiency_high, 1 - row.efficiency_low
-    return replace(
-        found,
-        rows=[
-            replace(one, share_low=low, share_high=high) if one.cause == NOT_EXPLAINED else one
-            for one in found.rows
-        ],
-    )
+    return replace(found, rows=[replace(one, share_low=low, share_high=high) for one in found.rows])
 
 
 def cause_rows(
@@ -323,7 +309,7 @@ def _evidence(cause: CauseRow, division: CellDivision, row: ScalingRow) -> tuple
     found = [*cause.evidence]
     if row.n > 1:
         # The rate of the network is that of all runs.
-        run_id = None if cause.cause == "slow-fabric" else cause.run_id
+        run_id = None if any(isinstance(one, SlowAllReduces) for one in cause.evidence) else cause.run_id
         found.append(SeenIn(seen=cause.runs, runs=row.n, run_id=run_id))
     if row.n_undisturbed == 0:
         found.append(AllDisturbed())
@@ -332,7 +318,7 @@ def _evidence(cause: CauseRow, division: CellDivision, row: ScalingRow) -> tuple
 
 def _rest(division: CellDivision) -> tuple[Finding, ...]:
     """Return the parts of the loss that are not assigned to a cause, the largest first."""
-    if WHOLE in division.rests:
+    if WHOLE in division.parts:
         return (PartsUnknown(),)
     parts = [one for one in rest_parts(division) if abs(one.share) >= _SMALLEST_PART]
     return (Rest(parts=tuple(parts)),) if parts else ()
@@ -355,7 +341,7 @@ def named(rows: Iterable[CauseRow]) -> list[CauseRow]:
     found: dict[tuple[Any, ...], CauseRow] = {}
     for row in rows:
         if not row.is_rest:
-            found.setdefault((row.cell_id, row.causes, row.node, row.rank), row)
+            found.setdefault((row.cell_id, row.cause, row.node, row.rank), row)
     return list(found.values())
 
 

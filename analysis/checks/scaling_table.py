@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
 
 from analysis.checks.samples import SamplesPerStep, samples_per_step
 from analysis.data.load import Study
 from analysis.data.names import size_name
 from analysis.stats.columns import RunRow, ScalingRow, by_series, grouped
-from analysis.stats.estimate import MIN_RUNS, MOST_RUNS, runs_to_decide
 from analysis.stats.measured import Frames, OutcomeCount, count_outcomes, measure
-from analysis.stats.scaling import GUIDE, batch_per_rank, scale, with_baseline
+from analysis.stats.scaling import batch_per_rank, scale, with_baseline
 from analysis.text import one_line
 from ddp_scaling_bench.finding import Finding, messages
-from ddp_scaling_bench.units import count, fraction, fractions, known, listed, names
+from ddp_scaling_bench.units import count, listed, names
 
 #: Cells whose values are not valid, each with its first error.
 Invalid = Mapping[str, Finding]
@@ -200,157 +196,6 @@ def _contains_a_series(rows: Sequence[ScalingRow]) -> bool:
     """Return whether some of the rows have equal batches and different sizes, and so form a series."""
     batches = [*grouped(rows, lambda row: row.global_batch).values(), *grouped(rows, batch_per_rank).values()]
     return any(len({row.gpus for row in own}) > 1 for own in batches)
-
-
-@dataclass(frozen=True)
-class Recommendation:
-    """The sizes above a series' baseline, grouped by the interval of the efficiency and :data:`GUIDE`.
-
-    Attributes:
-        best: the largest size whose interval is at or above the guide; None if there is none.
-        open: the sizes above ``best`` that are neither recommended nor below the guide, the smallest first.
-        below: the sizes whose interval is below the guide, the smallest first.
-    """
-
-    best: ScalingRow | None
-    open: Sequence[ScalingRow]
-    below: Sequence[ScalingRow]
-
-    @property
-    def closest(self) -> ScalingRow | None:
-        """The size below the guide with the highest efficiency."""
-        return max(reversed(self.below), key=lambda row: row.efficiency, default=None)
-
-
-def recommend(rows: Sequence[ScalingRow], base: ScalingRow, *, invalid: Invalid = _NONE) -> Recommendation:
-    """Return the recommendation for the rows of one series of the scaling table.
-
-    A size is recommended if it and its baseline (the row ``base``) have at least three undisturbed runs each,
-    and the lower end of its 95 % interval is at least :data:`GUIDE`. Nothing is concluded from the cells in
-    ``invalid``.
-    """
-    larger = [row for row in rows if row.base and row.gpus > row.base.gpus and known(row.efficiency)]
-    larger.sort(key=lambda row: (row.gpus, row.efficiency))
-    valid = [row for row in larger if not error_of(row, base, invalid)]
-    below = [row for row in valid if row.efficiency_high < GUIDE]
-    good = [
-        row
-        for row in valid
-        if row.efficiency_low >= GUIDE and min(row.n_undisturbed, base.n_undisturbed) >= MIN_RUNS
-    ]
-    best = good[-1] if good else None
-    rest = [row for row in larger if row not in good and row not in below]
-    return Recommendation(best, [row for row in rest if best is None or row.gpus > best.gpus], below)
-
-
-class VerdictKind(StrEnum):
-    """Verdict on a size of a series."""
-
-    USE = "use"
-    TOO_SMALL = "too-small"
-    TOO_LARGE = "too-large"
-    BELOW = "below"
-    CANNOT_TELL = "cannot-tell"
-    NOT_VALID = "not-valid"
-    BASELINE = "baseline"
-    NO_ADVICE = "no-advice"
-    NO_RESULT = "no-result"
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """The verdict on a size.
-
-    Attributes:
-        kind: ``use`` for the recommended size, ``too-small`` for smaller ones. The other sizes are
-            ``too-large`` if their interval is below :data:`GUIDE`; ``below`` is such a size with at most as
-            many ranks as the recommended one. ``no-advice`` is for sizes that are not compared: without an
-            efficiency, not larger than the baseline, or with as many ranks as the recommended size.
-        more_runs: the runs of the size and of its baseline that would probably decide, in addition to those
-            measured; with too few for an interval, at least so many. It is infinite if they are very many,
-            NaN unless the kind is ``cannot-tell``.
-        error: the error of ``not-valid``.
-        outcome: the failure class or state of the runs of ``no-result``.
-    """
-
-    kind: VerdictKind
-    more_runs: float = math.nan
-    error: Finding | None = None
-    outcome: str = ""
-
-    @property
-    def reason(self) -> str:
-        """The kind of the error, or the outcome."""
-        return self.error.kind if self.error else self.outcome
-
-
-def verdicts(rows: Sequence[ScalingRow], *, invalid: Invalid = _NONE) -> dict[int, Verdict]:
-    """Return the verdict on each row of the whole scaling table by its place; fill in the column."""
-    found = {}
-    for own in by_series(rows).values():
-        based = [row for row in own if known(row.efficiency)]
-        base = based[-1].base if based else None
-        choice = recommend(based, base, invalid=invalid) if base else Recommendation(None, (), ())
-        for row in own:
-            found[row.place] = _verdict(row, base, choice, invalid)
-            row.verdict = found[row.place].kind
-    return found
-
-
-def _verdict(row: ScalingRow, base: ScalingRow | None, choice: Recommendation, invalid: Invalid) -> Verdict:
-    if not row.n:
-        lacking = (one.outcomes[0].outcome for one in row.facts if isinstance(one, RunsMissing))
-        return Verdict(VerdictKind.NO_RESULT, outcome=next(lacking, ""))
-    if error := error_of(row, row.base, invalid):
-        return Verdict(VerdictKind.NOT_VALID, error=error)
-    if row.is_base:
-        return Verdict(VerdictKind.BASELINE)
-    if base is None or not known(row.efficiency) or row.gpus <= base.gpus:
-        return Verdict(VerdictKind.NO_ADVICE)
-    if row in choice.below:
-        is_larger = choice.best is None or row.gpus > choice.best.gpus
-        return Verdict(VerdictKind.TOO_LARGE if is_larger else VerdictKind.BELOW)
-    if choice.best and row.gpus < choice.best.gpus:
-        return Verdict(VerdictKind.TOO_SMALL)
-    if row in choice.open:
-        return Verdict(VerdictKind.CANNOT_TELL, more_runs=more_runs(row, base))
-    return Verdict(VerdictKind.USE if row is choice.best else VerdictKind.NO_ADVICE)
-
-
-def efficiency_text(row: ScalingRow) -> str:
-    """Return an efficiency with its interval, as ``0.94 [0.90, 0.98]``; no end is rounded to the guide."""
-    ends = (row.efficiency_low, row.efficiency_high)
-    decimals = 2 + any(0 < abs(end - GUIDE) < 0.005 for end in ends)
-    return f"{fraction(row.efficiency, decimals=decimals)} {fractions(*ends, decimals=decimals)}".strip()
-
-
-def what_decides(row: ScalingRow, base: ScalingRow) -> str:
-    """Return how many runs would probably decide whether an efficiency is at least :data:`GUIDE`."""
-    lacking = [
-        (MIN_RUNS - one.n_undisturbed, name) for one, name in ((row, "this size"), (base, "the baseline"))
-    ]
-    if needs := [f"{count(runs, 'more undisturbed run')} of {name}" for runs, name in lacking if runs > 0]:
-        return f"an interval needs {listed(needs)}"
-    needed = more_runs(row, base)
-    if needed > MOST_RUNS:
-        return f"more than {MOST_RUNS} more runs each of this size and of the baseline would be needed"
-    return (
-        f"about {count(int(needed), 'more run')} each of this size and of the baseline would probably decide"
-    )
-
-
-def more_runs(row: ScalingRow, base: ScalingRow) -> float:
-    """Return the number of further runs of a size and of its baseline that would probably decide.
-
-    With fewer runs than an interval needs, return the number that it needs.
-    """
-    undisturbed = min(row.n_undisturbed, base.n_undisturbed)
-    if undisturbed < MIN_RUNS:
-        return MIN_RUNS - undisturbed
-    distance = math.log(row.efficiency / GUIDE)
-    runs = runs_to_decide(distance, error=row.efficiency_error, top_n=row.n, bottom_n=base.n)
-    # The present runs did not decide, so more are needed.
-    return max(runs - min(row.n, base.n), 1)
 
 
 def error_of(row: ScalingRow, base: ScalingRow | None, invalid: Invalid) -> Finding | None:

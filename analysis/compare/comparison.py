@@ -98,6 +98,11 @@ def judge(ratios: LogRatios, *, minimum_effect: float = MINIMUM_EFFECT) -> list[
     return [Judgement(*one) for one in zip(*values, *p_values, verdicts, strict=True)]
 
 
+def p_faster(ratios: LogRatios) -> Floats:
+    """Return the probability that B is faster, from the t of each interval; NaN below 3 runs."""
+    return 1 - _p_not_faster(ratios)
+
+
 def _p_not_faster(ratios: LogRatios) -> Floats:
     """Return one-sided p-values: the probability of a larger t if B is not faster."""
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -170,7 +175,7 @@ class StepTimes:
         for one in self._causes:
             if one.cell_id == cell:
                 time_s = one.share * self.step_s(cell)
-                times[one.name] = times.get(one.name, 0.0) + (time_s if known(time_s) else 0.0)
+                times[one.cause] = times.get(one.cause, 0.0) + (time_s if known(time_s) else 0.0)
         return times
 
 
@@ -407,18 +412,7 @@ def _compare_runs(
     If a pair of cells has at least three pairs of runs with the same repeat in one allocation, only these
     runs are compared. Otherwise all runs are compared, unpaired. Runs of two studies are never pairs.
     """
-    twins = [
-        _pairs_of_runs(a.frames.measured_in(one), b.frames.measured_in(other)) if a is b else []
-        for one, other in pairs
-    ]
-    use_pairs = np.array([len(own) >= MIN_RUNS for own in twins], dtype=bool)
-    of_pairs = paired(log_moments([[rate_b / rate_a for rate_a, rate_b in own] for own in twins]))
-    of_runs = unpaired(
-        log_moments([_rates(a.frames.measured_in(one)) for one, _ in pairs]),
-        log_moments([_rates(b.frames.measured_in(other)) for _, other in pairs]),
-    )
-    both = zip(of_pairs, of_runs, strict=True)
-    ratios = LogRatios(*(np.where(use_pairs, one, other) for one, other in both))
+    twins, ratios = _twins(a.frames, b.frames, pairs), ratios_of_runs(a.frames, b.frames, pairs)
     cells, cells_b = ({cell.cell_id: cell for cell in one.frames.cells} for one in (a, b))
     rows = []
     for (cell_a, cell_b), own in zip(pairs, twins, strict=True):
@@ -451,6 +445,26 @@ def _compare_runs(
         )
         rows.append(row)
     return rows, ratios
+
+
+def ratios_of_runs(a: Frames, b: Frames, pairs: Sequence[tuple[str, str]]) -> LogRatios:
+    """Return the ratio of the throughputs of each pair of cells, as :func:`_compare_runs` compares them."""
+    twins = _twins(a, b, pairs)
+    use_pairs = np.array([len(own) >= MIN_RUNS for own in twins], dtype=bool)
+    of_pairs = paired(log_moments([[rate_b / rate_a for rate_a, rate_b in own] for own in twins]))
+    of_runs = unpaired(
+        log_moments([_rates(a.measured_in(one)) for one, _ in pairs]),
+        log_moments([_rates(b.measured_in(other)) for _, other in pairs]),
+    )
+    both = zip(of_pairs, of_runs, strict=True)
+    return LogRatios(*(np.where(use_pairs, one, other) for one, other in both))
+
+
+def _twins(a: Frames, b: Frames, pairs: Sequence[tuple[str, str]]) -> list[list[tuple[float, float]]]:
+    """Return the pairs of runs of each pair of cells; runs of two studies are none."""
+    return [
+        _pairs_of_runs(a.measured_in(one), b.measured_in(other)) if a is b else [] for one, other in pairs
+    ]
 
 
 def _rates(runs: Iterable[RunRow]) -> list[float]:

@@ -93,6 +93,13 @@ def match_within(study: Study, *, key: str, base: str | None = None) -> list[tup
     ]
 
 
+def varying_settings(study: Study) -> list[str]:
+    """Return the settings that vary within a study and are neither a size, a batch nor the work."""
+    cells = _settings(study)
+    names = dict.fromkeys(name for cell in cells.values() for name in cell)
+    return [name for name in names if name not in (*SIZES, *WORK) and len(_values(cells, name)) > 1]
+
+
 def _check_key(study: Study, cells: Mapping[str, Settings], name: str, values: Sequence[str]) -> None:
     if name in ("nodes", "tasks_per_node", "world_size"):
         raise BenchError(

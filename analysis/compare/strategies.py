@@ -13,11 +13,12 @@ from operator import attrgetter
 from typing import Any
 
 from analysis.checks.assessment import Assessment
-from analysis.checks.scaling_table import efficiency_text, error_of
+from analysis.checks.scaling_table import error_of
 from analysis.compare.comparison import Comparison, Judgement, compare_within
 from analysis.data.differences import settings_of
 from analysis.data.load import Study
 from analysis.data.names import layout
+from analysis.decide import efficiency_text
 from analysis.stats.columns import ScalingRow, columns_of, first_of_cells
 from analysis.stats.measured import Frames
 from analysis.text import clean, plain
@@ -63,7 +64,7 @@ class StrategyRow:
             f"{row.gpus} ({layout(row)})",
             whole(row.global_batch),
             f"{fraction(compared.ratio)} {fractions(compared.low, compared.high)}".strip(),
-            efficiency_text(row),
+            efficiency_text(row.efficiency, row.efficiency_low, row.efficiency_high),
             *(_COLUMNS[name].form(getattr(row, name)) for name in _MEASURED),
         )
 

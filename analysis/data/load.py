@@ -88,12 +88,13 @@ class RankOfRun(RankRow):
 
 @dataclass(frozen=True)
 class TableSource:
-    """A table measured elsewhere: the name and text of its file, its number of rows, and ``--mode``."""
+    """A table measured elsewhere: name and text of its file, its number of rows, ``--mode`` and ``--map``."""
 
     name: str
     text: str
     rows: int
     mode: str | None
+    names: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass

@@ -6,20 +6,20 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from analysis.causes.catalogue import NOT_EXPLAINED
 from analysis.causes.cells import CellDivision
-from analysis.causes.divide import WHOLE
+from analysis.causes.divide import NOT_EXPLAINED, WHOLE
 from analysis.causes.table import rest_parts
-from analysis.checks.scaling_table import TogetherUnknown, VerdictKind, efficiency_text, what_decides
+from analysis.checks.scaling_table import TogetherUnknown
 from analysis.data.names import layout, nodes_known, ranks, short_labels, with_layout
+from analysis.decide import Verdict, VerdictKind, efficiency_text, probability_text, what_decides
 from analysis.report.results import Results
 from analysis.report.words import WORDS, mode_title
 from analysis.stats.columns import RunRow, ScalingRow, by_series, grouped, part_title
-from analysis.stats.estimate import MIN_RUNS, MOST_RUNS
 from analysis.stats.measured import outcome_of, outcome_text, outcomes_text
 from analysis.stats.scaling import GUIDE
 from analysis.text import heading, one_line
 from bench.study.ledger import RunState
+from ddp_scaling_bench.finding import messages
 from ddp_scaling_bench.units import MISSING, count, known, listed, number, percent
 
 MAX_SERIES = 4
@@ -27,7 +27,9 @@ MAX_SERIES = 4
 _MAX_NAMED = 3
 _WAITING = (RunState.PLANNED, RunState.QUEUED, RunState.RUNNING)
 #: With such a verdict, a size that is larger than the recommended one may be as good.
-_OPEN = (VerdictKind.NOT_VALID, VerdictKind.NO_RESULT, VerdictKind.CANNOT_TELL)
+_OPEN = (VerdictKind.NOT_VALID, VerdictKind.NO_RESULT, VerdictKind.CANNOT_TELL, VerdictKind.PROBABLE)
+#: Sizes of which the runs show that they are not efficient.
+_NOT_EFFICIENT = (VerdictKind.INEFFICIENT, VerdictKind.AT_THE_GUIDE)
 #: A smaller loss without a named cause, a share of the step, is mostly noise.
 LEAST_LOSS = 0.03
 #: The least and the largest upper end of the scale of the drawn efficiencies.
@@ -54,7 +56,9 @@ class SizeRow:
     verdict: str
     lacking: str
     kind: str
+    recommended: bool
     speedup: str
+    over_smaller: str
     cost: str
     loss: str
 
@@ -84,7 +88,7 @@ class Decision:
     @property
     def use(self) -> str:
         """The size to use, as far as the runs tell, and of one series with its largest loss."""
-        rows = [row for _, own in self.groups for row in own if row.kind == VerdictKind.USE]
+        rows = [row for _, own in self.groups for row in own if row.recommended]
         if len(self.groups) > 1 or not rows or rows[0].loss == MISSING:
             return self.lines[0][1]
         return self.lines[0][1] + f", largest loss {rows[0].loss}"
@@ -128,7 +132,7 @@ def _chosen(series: Mapping[str, Sequence[ScalingRow]], results: Results) -> lis
 
     def merit(name: str) -> tuple[int, ...]:
         valid = [row for row in series[name] if known(row.efficiency) and not results.error_of(row)]
-        used = _of_kind(series[name], results, VerdictKind.USE)
+        used = [row for row in series[name] if results.verdicts[row.place].recommended]
         kinds = (used, valid, [row for row in series[name] if row.n])
         return tuple(len({row.gpus for row in own}) for own in kinds)
 
@@ -151,15 +155,30 @@ def _size_row(row: ScalingRow, results: Results, scale: tuple[float, float], *, 
     return SizeRow(
         ranks=f"{row.gpus:,}",
         layout=", ".join(filter(None, [layout(row), "" if row.ddp else WORDS["decision"]["no_ddp"]])),
-        efficiency=efficiency_text(row),
+        efficiency=_efficiency(row),
         drawn=_drawn(row, scale) if known(row.efficiency) else None,
         verdict=_verdict_text(row, results),
         lacking=_lacking(row, results.frames.runs_of_cells.get(row.cell_id, ())),
         kind=verdict.kind,
+        recommended=verdict.recommended,
         speedup=number(row.speedup, digits=3),
+        over_smaller=_over_smaller(row),
         cost=number(hours_per_million(row, on_gpus=on_gpus), digits=3),
         loss=_with_share(title, share),
     )
+
+
+def _efficiency(row: ScalingRow) -> str:
+    return efficiency_text(row.efficiency, row.efficiency_low, row.efficiency_high)
+
+
+def _over_smaller(row: ScalingRow) -> str:
+    """Return what a size brings compared with the next smaller one, such as ``1.86 × of 2``."""
+    if not known(row.incremental_efficiency):
+        return ""
+    growth = row.gpus / row.incremental_from
+    ratio = growth * row.incremental_efficiency ** math.log2(growth)
+    return f"{number(ratio, digits=3)} × of {row.incremental_from:,.0f}"
 
 
 def _with_share(title: str, share: float) -> str:
@@ -184,15 +203,18 @@ def _place(value: float, scale: tuple[float, float]) -> float:
 
 def _verdict_text(row: ScalingRow, results: Results) -> str:
     verdict = results.verdicts[row.place]
-    text, detail = str(WORDS["verdicts"][verdict.kind]), ""
-    if verdict.kind is VerdictKind.NOT_VALID:
-        detail = heading(verdict.error) if verdict.error else ""
-    elif verdict.kind is VerdictKind.CANNOT_TELL:
-        runs = verdict.more_runs
-        detail = count(int(runs), "more run") if runs <= MOST_RUNS else f"over {MOST_RUNS} more runs"
-        if row.base and min(row.n_undisturbed, row.base.n_undisturbed) < MIN_RUNS:
-            detail = f"at least {detail}"
-    return f"{text}: {detail}" if detail else text
+    text, use = str(WORDS["verdicts"][verdict.kind]), f"{WORDS['verdicts']['use']}: " * verdict.recommended
+    if verdict.kind is VerdictKind.NOT_VALID and verdict.error:
+        return f"{text}: {heading(verdict.error)}"
+    if verdict.kind is VerdictKind.FEW_RUNS:
+        return f"{_few_runs(verdict, row)}, {text}"
+    sure = probability_text(verdict.p).replace(" ", "\N{NO-BREAK SPACE}")
+    return use + ", ".join(filter(None, (text, sure)))
+
+
+def _few_runs(verdict: Verdict, row: ScalingRow) -> str:
+    fewest = min(row.n, verdict.judged.reference.n if verdict.judged else row.n)
+    return "single run" if fewest == 1 else count(fewest, "run")
 
 
 def _lacking(row: ScalingRow, runs: Sequence[RunRow]) -> str:
@@ -245,12 +267,24 @@ def _lines(shown: Mapping[str, Sequence[ScalingRow]], results: Results) -> list[
     """Return the lines about the series ``shown``, by their labels; a text is not repeated."""
     several = len(shown) > 1
     lines = []
-    for name, describe in (("use", _use), ("limited", _limit), ("unknown", _unknown)):
+    about = (("use", _use), ("limited", _limit), ("beware", _beware), ("unknown", _unknown))
+    for name, describe in about:
         texts = {label: describe(rows, results, several=several) for label, rows in shown.items()}
         same = [*texts.values()][:1] if len(set(texts.values())) == 1 else []
         every = same or [f"{label}: {text}" for label, text in texts.items() if text]
         lines.append((str(WORDS["decision"][name]), " · ".join(every)))
+    lines.insert(1, (str(WORDS["decision"]["fastest"]), _fastest(shown, results)))
     return [line for line in lines if line[1]]
+
+
+def _fastest(shown: Mapping[str, Sequence[ScalingRow]], results: Results) -> str:
+    """Return the recommended size with the highest throughput of several series that have one."""
+    chosen = results.verdicts
+    best = [(row, label) for label, rows in shown.items() for row in rows if chosen[row.place].recommended]
+    if len(best) < 2:
+        return ""
+    row, label = max(best, key=lambda one: one[0].throughput_samples_per_sec)
+    return f"{label}, {with_layout(row)}, efficiency {_judged(chosen[row.place], row)}"
 
 
 def _size(row: ScalingRow) -> str:
@@ -261,41 +295,73 @@ def _of_kind(rows: Sequence[ScalingRow], results: Results, *kinds: VerdictKind) 
     return [row for row in rows if results.verdicts[row.place].kind in kinds]
 
 
-def _below_too_large(rows: Sequence[ScalingRow], results: Results, *kinds: VerdictKind) -> list[ScalingRow]:
-    too_large = min((row.gpus for row in _of_kind(rows, results, VerdictKind.TOO_LARGE)), default=math.inf)
-    return [row for row in _of_kind(rows, results, *kinds) if row.gpus < too_large]
+def _open(rows: Sequence[ScalingRow], results: Results, *kinds: VerdictKind) -> list[ScalingRow]:
+    """Return the sizes with these verdicts that are not among, or beyond, inefficient sizes at the end."""
+    judged = [row for row in rows if results.verdicts[row.place].judged]
+    other = [row.gpus for row in judged if results.verdicts[row.place].kind is not VerdictKind.INEFFICIENT]
+    tail = min((row.gpus for row in judged if row.gpus > max(other, default=0)), default=math.inf)
+    return [row for row in _of_kind(rows, results, *kinds) if row.gpus < tail]
 
 
 def _use(rows: Sequence[ScalingRow], results: Results, *, several: bool) -> str:
     """Return the size to use, as far as the runs tell, with its efficiency unless series are ``several``."""
-    if best := _of_kind(rows, results, VerdictKind.USE):
-        parts = [with_layout(best[0])]
-        if not several:
-            parts.append(f"efficiency {efficiency_text(best[0])}")
-        if best[0].gpus == rows[-1].gpus:
+    best = next((row for row in rows if results.verdicts[row.place].recommended), None)
+    below = [row for row in rows if results.verdicts[row.place].kind is VerdictKind.INEFFICIENT]
+    if best:
+        verdict = results.verdicts[best.place]
+        parts = [with_layout(best)]
+        if not several and verdict.judged:
+            parts.append(f"efficiency {_judged(verdict, best)}, {probability_text(verdict.p)}")
+        if best.gpus == rows[-1].gpus:
             parts.append(str(WORDS["decision"]["largest"]))
-        if any(row.gpus > best[0].gpus for row in _below_too_large(rows, results, *_OPEN)):
+        smaller, larger = ([row for row in below if row.gpus < best.gpus], _sizes_above(rows, best, below))
+        if smaller:
+            parts.append(f"although {_named(smaller)} {'is' if len(smaller) == 1 else 'are'} below {GUIDE}")
+        if larger:
+            parts.append(f"{_named(larger)} below {GUIDE}")
+        if any(row.gpus > best.gpus for row in _open(rows, results, *_OPEN)):
             parts.append(str(WORDS["decision"]["larger"]))
         return ", ".join(parts)
     base = next((row for row in rows if row.is_base), None)
-    ruled_out = {VerdictKind.TOO_LARGE, VerdictKind.NO_RESULT}
-    larger = {results.verdicts[row.place].kind for row in rows if base and row.gpus > base.gpus}
-    if base and VerdictKind.TOO_LARGE in larger <= ruled_out:
+    ruled_out = {*_NOT_EFFICIENT, VerdictKind.NO_RESULT}
+    larger_kinds = {results.verdicts[row.place].kind for row in rows if base and row.gpus > base.gpus}
+    if base and VerdictKind.INEFFICIENT in larger_kinds <= ruled_out:
         return f"no more than {with_layout(base)}"
     return str(WORDS["decision"]["open"])
+
+
+def _sizes_above(rows: Sequence[ScalingRow], best: ScalingRow, own: Sequence[ScalingRow]) -> list[ScalingRow]:
+    return [row for row in rows if row.gpus > best.gpus and row in own]
+
+
+def _named(rows: Sequence[ScalingRow]) -> str:
+    return listed([_size(row) for row in rows], limit=_MAX_NAMED)
+
+
+def _judged(verdict: Verdict, row: ScalingRow) -> str:
+    """Return the efficiency that a verdict is about, and its reference if that is not the baseline."""
+    judged = verdict.judged
+    if judged is None or judged.reference is row.base:
+        return _efficiency(row)
+    return f"{judged} of {_size(judged.reference)}"
+
+
+def _beware(rows: Sequence[ScalingRow], results: Results, *, several: bool) -> str:
+    """Return a slow baseline, and sizes that are slower than smaller ones."""
+    return "" if several else messages(results.choices[rows[-1].series].findings)
 
 
 def _limit(rows: Sequence[ScalingRow], results: Results, *, several: bool) -> str:
     """Return the largest loss of the recommended size, that of the next larger one, and the baseline's share.
 
-    Without a recommended size, or if ``several`` series are shown, it is that of the largest size.
+    Without a recommended size, it is that of the largest one. Of ``several`` series, one loss is named.
     """
-    best = _of_kind(rows, results, VerdictKind.USE)
+    best = [row for row in rows if results.verdicts[row.place].recommended]
     judged = _of_kind(rows, results, *(set(VerdictKind) - {VerdictKind.NOT_VALID, VerdictKind.NO_RESULT}))
     larger = [row for row in judged if row.place in results.divisions and not row.is_base]
     best = [row for row in best if row.place in results.divisions]
     beyond = [row for row in larger if best and row.gpus > best[0].gpus]
-    chosen = [*best, *beyond[:1]] if best and not several else larger[-1:]
+    chosen = [*best, *beyond[: not several]] if best else larger[-1:]
     base = [row for row in judged if row.is_base and row.place in results.divisions]
     losses: dict[str, list[str]] = {}
     for row in chosen:
@@ -304,9 +370,10 @@ def _limit(rows: Sequence[ScalingRow], results: Results, *, several: bool) -> st
             return _with_share(title, share)
         of_step = f"{percent(share)} of the step " if known(share) else ""
         losses.setdefault(title, []).append(f"{of_step}on {_size(row)}")
-    for title, share in [main_loss(results.divisions[row.place]) for row in base if chosen]:
-        if title in losses and known(share):
-            losses[title].append(f"{percent(share)} at the baseline")
+    for division in [results.divisions[row.place] for row in base if chosen]:
+        title, share = main_loss(division)
+        if known(share) and title in {*losses, *(one.title for one in division.rows if not one.is_rest)}:
+            losses.setdefault(title, []).append(f"{percent(share)} of the step of the baseline")
     return "; ".join(f"{title}, {', '.join(places)}" for title, places in losses.items())
 
 
@@ -314,14 +381,13 @@ def _unknown(rows: Sequence[ScalingRow], results: Results, *, several: bool) -> 
     """Return why verdicts are missing, and (of one series) what would settle them."""
     found = []
     for kind in (VerdictKind.NOT_VALID, VerdictKind.NO_RESULT):
-        if own := _below_too_large(rows, results, kind):
+        if own := _open(rows, results, kind):
             sizes = listed([_size(row) for row in own], limit=_MAX_NAMED)
             found.append(f"{sizes if len(own) < len(rows) else 'all sizes'}: {WORDS['verdicts'][kind]}")
-    undecided = _of_kind(rows, results, VerdictKind.CANNOT_TELL)
+    undecided = _of_kind(rows, results, VerdictKind.CANNOT_TELL, VerdictKind.FEW_RUNS)
     if undecided and not several:
-        sizes = listed([_size(row) for row in undecided], limit=_MAX_NAMED)
-        settled = what_decides(undecided[0], undecided[0].base or undecided[0])
-        found.append(f"whether {sizes} reach {GUIDE}: {settled}")
+        settled = what_decides(results.verdicts[undecided[0].place], undecided[0])
+        found.append(f"whether {_named(undecided)} reach {GUIDE}: {settled}")
     unjudged = [row for row in _of_kind(rows, results, VerdictKind.NO_ADVICE) if row.facts]
     for reason, own in grouped(unjudged, lambda row: one_line(row.facts[-1].message, limit=160)).items():
         found.append(f"{listed([_size(row) for row in own], limit=_MAX_NAMED)}: {reason}")
@@ -336,7 +402,7 @@ def main_loss(division: CellDivision) -> tuple[str, float]:
 
     The share is NaN if the title says that there is hardly any loss, or that its cause is not known.
     """
-    if WHOLE in division.ideal:
+    if WHOLE in division.parts:
         return "not known", math.nan
     if division.loss < LEAST_LOSS and all(one.is_rest for one in division.rows):
         return "hardly any loss", math.nan

@@ -14,12 +14,14 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.causes.catalogue import CAUSES
+from analysis.causes.claims import CAUSES
 from analysis.checks.anomalies import anomalies
 from analysis.checks.assessment import Check
 from analysis.checks.disturbed import DisturbedRuns
 from analysis.checks.scaling_table import Invalid, error_of
 from analysis.checks.validity import IncompleteRuns
+from analysis.compare.settings import HEADINGS as SETTING_HEADINGS
+from analysis.compare.settings import sentences
 from analysis.compare.strategies import HEADINGS
 from analysis.data.differences import spelled
 from analysis.data.environment import fact_title
@@ -56,6 +58,8 @@ from ddp_scaling_bench.variables import shown_settings
 #: The serial fraction hardly changes if its intervals exclude a larger relative change.
 _FLAT = 0.5
 MAX_MATRIX_CHARACTERS = 100_000
+#: Maximum number of sentences about settings on the first screen.
+_MOST_SETTINGS = 4
 
 
 def page_context(results: Results, drawings: Sequence[Drawing], why: Sequence[WhySection]) -> dict[str, Any]:
@@ -78,6 +82,8 @@ def page_context(results: Results, drawings: Sequence[Drawing], why: Sequence[Wh
         "found": ", ".join(heading(error) for error in errors),
         "decisions": [(one, charts.get(one.mode)) for one in tables],
         "findings": _findings(results),
+        "setting_columns": SETTING_HEADINGS,
+        "settings": [row.texts() for row in results.settings],
         "strategy_columns": HEADINGS,
         "strategies": _strategies(results),
         "warnings": [(one_line(one, limit=500),) for one in read_findings(study.plan.get("warnings"))],
@@ -140,6 +146,7 @@ def _lead(results: Results, tables: Sequence[Decision]) -> tuple[list[tuple[str,
     found = {
         "wrong": wrong if tells else "",
         "use": "; ".join(f"{one.title}: {one.use}" for one in tables if len(tables) > 1),
+        "settings": "; ".join(sentences(results.settings)[:_MOST_SETTINGS]),
         "warnings": ", ".join(warnings),
     }
     return _labelled(found), is_wrong
@@ -295,8 +302,10 @@ def _shortened(text: str, name: str) -> str:
 def _commands(study: Study) -> list[str]:
     """Return the commands that reproduce the study."""
     if table := study.table:
-        mode = f" --mode {table.mode}" if table.mode else ""
-        return [f"bench report {shlex.quote(table.name)}{mode}"]
+        words = ["bench", "report", table.name, *(("--mode", table.mode) if table.mode else ())]
+        for meaning, column in table.names.items():
+            words += ["--map", one_line(f"{meaning}={column}")]
+        return [shlex.join(words)]
     name = shlex.quote(one_line(study.name, limit=200))
     site = " --site site.yaml" if study.plan.get("inherited") else ""
     # A study without the key `study` has the name of the file from which it was planned.
@@ -397,12 +406,12 @@ def _trend(first: tuple[float, float], last: tuple[float, float], *, mean: float
     """Return the change of the serial fraction, if its intervals at the first and last size show it."""
     if not all(known(bound) for bound in (*first, *last)):
         return "no-intervals"
+    if max(first[1], last[1]) <= 0:
+        return "none"
     if last[0] > first[1]:
         return "grows"
     if last[1] < first[0]:
         return "falls"
-    if max(first[1], last[1]) <= 0:
-        return "none"
     centres, halves = ([(high + sign * low) / 2 for low, high in (first, last)] for sign in (1, -1))
     largest_change = abs(centres[1] - centres[0]) + math.hypot(*halves)
     if largest_change <= _FLAT * abs(mean):

@@ -14,11 +14,11 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property
 from typing import Annotated, Any
 
-from analysis.causes.catalogue import NOT_EXPLAINED
+from analysis.causes.divide import NOT_EXPLAINED
 from analysis.causes.table import rest_parts
-from analysis.checks.scaling_table import Recommendation, recommend
 from analysis.data.environment import Environment, describe
 from analysis.data.names import job_size, nodes_known, widest_series
+from analysis.decide import Choice, VerdictKind, decide
 from analysis.report.decision import LEAST_LOSS, hours_per_million, main_loss
 from analysis.report.figures.all_figures import efficiency_figure
 from analysis.report.figures.drawing import Drawing
@@ -167,10 +167,17 @@ class _Proposal:
         return bool(self.series and self.series[0].mode)
 
     @cached_property
-    def found(self) -> Recommendation:
-        """The sizes of the first series that can be recommended, that cannot, and that are open."""
-        series = self.series[0]
-        return recommend(series.rows, series.base, invalid=self.results.invalid)
+    def found(self) -> Choice:
+        """The verdicts on the sizes of the first series."""
+        return decide(self.series[0].rows, invalid=self.results.invalid)
+
+    @cached_property
+    def open(self) -> list[ScalingRow]:
+        """The sizes of the first series above the recommended one that may be as good."""
+        best, verdicts, none = self.found.best, self.found.verdicts, VerdictKind.NO_ADVICE
+        decided = {VerdictKind.INEFFICIENT, VerdictKind.BASELINE, VerdictKind.NO_RESULT, none}
+        larger = [row for row in self.series[0].rows if best is None or row.gpus > best.gpus]
+        return [row for row in larger if verdicts[row.place].kind not in decided]
 
     @property
     def row(self) -> ScalingRow:
@@ -284,16 +291,17 @@ class _Proposal:
     def advice(self) -> Iterator[str]:
         """Yield the requested size with its reason, and what is known about larger sizes."""
         found, series = self.found, self.series[0]
-        other = found.closest or next(iter(found.open), None)
+        closest = max(reversed(found.below), key=lambda row: row.efficiency, default=None)
+        other = closest or next(iter(self.open), None)
         if (best := found.best) is not None:
             yield self._recommended(best, series.mode)
             other = next((row for row in series.rows if row.gpus > best.gpus), None)
             if other is None:
                 yield "No larger size has an efficiency."
-            elif other not in found.open[:1]:
+            elif other not in self.open[:1]:
                 yield f"The next larger size, {job_size(other)}, has an efficiency of {_efficiency(other)}."
-        elif not found.open:
-            if closest := found.closest:
+        elif not self.open:
+            if closest:
                 yield (
                     f"No measured size beyond the baseline reaches an efficiency of {GUIDE} ({series.mode} "
                     f"scaling); {job_size(closest)} is closest, with {_efficiency(closest)} "
@@ -301,8 +309,8 @@ class _Proposal:
                 )
             else:
                 yield f"No size beyond the baseline has an efficiency {self.cite('scaling')}."
-        if found.open:
-            yield self._undecided(found.open[0])
+        if self.open:
+            yield self._undecided(self.open[0])
         base = job_size(series.base)
         if best is None and self.error:
             yield (
@@ -321,8 +329,8 @@ class _Proposal:
         return (
             f"The requested job size is {job_size(best)}, with an efficiency of {_efficiency(best)} ({mode} "
             f"scaling) {self.cite('scaling')}. In {mode} scaling, it is the largest measured size whose "
-            f"whole interval is at least {GUIDE}, with at least {MIN_RUNS} runs of it and of the baseline"
-            f"{undisturbed if checks.get('disturbances') else ''}."
+            f"whole interval is at least {GUIDE} and that is faster than each smaller size, with at least "
+            f"{MIN_RUNS} runs of it and of the baseline{undisturbed if checks.get('disturbances') else ''}."
         )
 
     def _gain(self, chosen: ScalingRow, larger: ScalingRow) -> Iterator[str]:
@@ -360,12 +368,9 @@ class _Proposal:
             f"{name} {percent(share)}" if share > 0 else f"{name}, a gain of {percent(-share)}"
             for name, share in largest[:_MOST_LOSSES]
         ]
-        base = self.results.divisions.get(self.series[0].base.place)
-        of_base = f" (the baseline: {percent(base.loss)})" if base else ""
         yield (
-            f"An ideal step only computes, at the speed of the baseline; a step of {job_size(valid[-1])} "
-            f"loses {percent(division.loss)} of its time{of_base}. The largest losses, as shares of the "
-            f"step: {listed(texts)} {self.cite('causes')}."
+            f"Of a step of {job_size(valid[-1])}, {percent(division.loss)} is lost compared with the rate of "
+            f"the baseline. The largest losses, as shares of the step: {listed(texts)} {self.cite('causes')}."
         )
 
     # -- the request ------------------------------------------------------------------

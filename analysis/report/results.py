@@ -14,14 +14,16 @@ from analysis.causes.evidence import RunFacts
 from analysis.causes.table import cause_rows, divide_study, read_evidence, read_run_facts
 from analysis.checks.assessment import Assessment, assess
 from analysis.checks.fabric import FabricRow, SweepRow, fabric_table, sweep_rows
-from analysis.checks.scaling_table import Invalid, Verdict, error_of, scaling_table, verdicts
+from analysis.checks.scaling_table import Invalid, error_of, scaling_table
 from analysis.checks.slow_ranks import RankMeans, least_balanced_cells, rank_means
 from analysis.compare.comparison import Comparison
+from analysis.compare.settings import SettingRow, setting_rows
 from analysis.compare.strategies import StrategyRow, strategy_rows
 from analysis.data.differences import Difference, differences, observe
 from analysis.data.environment import Environment, describe_environment
 from analysis.data.load import Study
 from analysis.data.names import series_parts, short_labels
+from analysis.decide import Choice, Verdict, decide_all
 from analysis.report.words import mode_title
 from analysis.stats.attempts import all_attempts
 from analysis.stats.columns import ScalingRow, by_series
@@ -66,7 +68,12 @@ class Results:
     @cached_property
     def verdicts(self) -> dict[int, Verdict]:
         """The verdict on each row, by its place."""
-        return verdicts(self.rows, invalid=self.invalid)
+        return {place: one for choice in self.choices.values() for place, one in choice.verdicts.items()}
+
+    @cached_property
+    def choices(self) -> dict[str, Choice]:
+        """The verdicts and the recommended size of each series."""
+        return decide_all(self.rows, invalid=self.invalid)
 
     @cached_property
     def parts(self) -> dict[str, dict[str, str]]:
@@ -137,6 +144,13 @@ class Results:
     def divisions(self) -> dict[int, CellDivision]:
         """The divisions of the losses, by the place of the row."""
         return divide_study(self.rows, self.evidence)
+
+    @cached_property
+    def settings(self) -> list[SettingRow]:
+        """The verdicts on the swept settings."""
+        if self.study.table:
+            return []
+        return setting_rows(self.study, self.frames, self.assessment)
 
     def strategies(self, comparison: Comparison | None = None) -> list[StrategyRow]:
         """Return the strategies side by side; ``comparison`` is that of the strategies, if it is known."""

@@ -121,7 +121,7 @@ def causes_frame(causes: Iterable[CauseRow]) -> pd.DataFrame:
     """
     rows = [
         {name: getattr(one, name) for name in CAUSE_COLUMNS[:-2]}
-        | {"cause": one.name, "evidence": messages(one.evidence), "remedy": one.remedy}
+        | {"cause": one.cause, "evidence": messages(one.evidence), "remedy": one.remedy}
         for one in causes
     ]
     return pd.DataFrame(rows, columns=list(CAUSE_COLUMNS)).astype({"rank": "Int64"})

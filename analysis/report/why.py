@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from analysis.causes.catalogue import LOSS
-from analysis.causes.cells import CauseRow, CellDivision
+from analysis.causes.cells import LOSS, CauseRow, CellDivision
 from analysis.causes.divide import WHOLE
 from analysis.data.names import ranks, widest_series
 from analysis.report.figures.drawing import Drawing
@@ -158,7 +157,7 @@ def _whole_loss(row: ScalingRow, divisions: Mapping[int, CellDivision]) -> Cause
     relative = row.base and known(row.efficiency) and not row.is_base
     base = divisions.get(row.base.place) if row.base and relative else None
     evidence: list[Finding] = []
-    if base and WHOLE not in division.ideal:
+    if base and WHOLE not in division.parts:
         evidence.append(BaseLoss(share=base.loss))
     if row.efficiency_low <= 1 <= row.efficiency_high:
         evidence.append(LossMayBeZero())

@@ -20,11 +20,12 @@ WORDS: dict[str, dict[str, Any]] = tomllib.loads(
 WORDS["decision"] |= {
     "guide": f"┊ guide {GUIDE}",
     "rule": (
-        f"Use it: the largest size whose whole 95 % interval is {GUIDE} or more. Too small: a larger size "
-        f"can be used. Too large: the whole interval is below {GUIDE}. Cannot tell: it contains {GUIDE}."
+        f"P: probability of an efficiency of {GUIDE} or more. Efficient: P is at least 0.975; probably "
+        f"efficient: at least 0.8; below {GUIDE}: at most 0.025. At {GUIDE}: the whole interval is within "
+        "5 % of it. Use it: the largest efficient size that is faster than each smaller one."
     ),
 }
-WORDS["verdicts"]["below"] = f"below {GUIDE}"
+WORDS["verdicts"] |= {"at-the-guide": f"at {GUIDE}", "inefficient": f"below {GUIDE}"}
 WORDS["notes"]["cells"] = f"{MISSING}: not measured."
 #: Captions of the figures.
 CAPTIONS: dict[str, str] = WORDS["captions"]

@@ -19,7 +19,6 @@ import pandas as pd
 from markupsafe import Markup
 
 from analysis.checks.assessment import Assessment
-from analysis.checks.scaling_table import VerdictKind
 from analysis.checks.slow_ranks import nodes_table
 from analysis.data.csv_files import csv_text
 from analysis.data.differences import difference_rows
@@ -55,21 +54,22 @@ _OPTIONAL_FILES = ("axes.csv", "causes.csv", "sweep.csv", "fabric.csv", "nodes.c
 class Report(NamedTuple):
     """A written report: the path of its index.html, the validity of its numbers, and its verdicts.
 
-    ``verdicts`` contains ``series, cell_id, gpus, verdict, more_runs`` and ``reason`` of each size; see
-    :class:`analysis.checks.scaling_table.Verdict`. ``of_runs`` are the findings that runs recorded and that
-    no finding about the study replaces, each with its runs.
+    ``verdicts`` contains ``series, cell_id, gpus, verdict, p, recommended, more_runs`` and ``reason`` of each
+    size; see :class:`analysis.decide.Verdict`. ``settings`` are those on the swept settings. ``of_runs``
+    are the findings that runs recorded and that no finding about the study replaces, each with its runs.
     """
 
     page: Path
     assessment: Assessment
     verdicts: list[dict[str, Any]]
+    settings: list[dict[str, Any]]
     of_runs: Sequence[OfRuns]
 
     @property
     def recommended(self) -> list[dict[str, Any]]:
         """``series, cell_id`` and ``gpus`` of each recommended size."""
         names = ("series", "cell_id", "gpus")
-        best = [one for one in self.verdicts if one["verdict"] == VerdictKind.USE]
+        best = [one for one in self.verdicts if one["recommended"]]
         return [{name: one[name] for name in names} for one in best]
 
     @property
@@ -148,6 +148,7 @@ def write_table_report(
     output: Path,
     text: str | None = None,
     mode: str | None = None,
+    names: Mapping[str, str] | None = None,
     baseline: str | None = None,
     proposal: bool = False,
     work: Work | None = None,
@@ -155,9 +156,10 @@ def write_table_report(
 ) -> Report:
     """Write the report of a table measured elsewhere, ``TABLE-report/`` in the folder ``output``.
 
-    ``table`` is a CSV file with one row per run or per size; docs/analysis.md lists its columns. ``mode``
-    (``strong`` or ``weak``) is for series without batch columns. ``text`` is the content of a
-    table that is not yet in the report. The other arguments are those of :func:`write_report`.
+    ``table`` is a file with one row per run or per size; docs/analysis.md lists its forms and columns.
+    ``mode`` (``strong`` or ``weak``) is for series without batch columns. ``names`` gives names of columns by
+    their meanings. ``text`` is the content of a table that is not yet in the report. The other arguments are
+    those of :func:`write_report`.
 
     Raises:
         BenchError: the table has errors (all are listed with their lines), the baseline does not exist, or
@@ -165,7 +167,7 @@ def write_table_report(
     """
     say = progress or (lambda step: None)
     say("reading the table")
-    content = read_table(table, text)
+    content = read_table(table, text, names=names)
     folder = output / f"{table.stem}-report"
     files = _source_of(table, folder, kind="table") | ({} if text is None else {table.name: text})
     converted = study_of_table(content, mode=mode, folder=folder)
@@ -228,14 +230,16 @@ def _report(
         say(f"proposal: {folder / 'proposal.tex'} and proposal.md")
         if work and not context["request"]:
             say("the proposal requests no time, and says why")
-    return Report(_write(folder, files, drawings), assessment, verdicts, results.environment.warnings)
+    page, settings = _write(folder, files, drawings), [row.as_json() for row in results.settings]
+    return Report(page, assessment, verdicts, settings, results.environment.warnings)
 
 
 def _verdicts(results: Results) -> list[dict[str, Any]]:
     found = []
     for row in results.rows:
         own = results.verdicts[row.place]
-        verdict = {"verdict": str(own.kind), "more_runs": plain(own.more_runs), "reason": own.reason}
+        verdict = {"verdict": str(own.kind), "p": plain(own.p), "recommended": own.recommended}
+        verdict |= {"more_runs": own.more_runs and [*map(plain, own.more_runs)], "reason": own.reason}
         found.append({"series": row.series, "cell_id": row.cell_id, "gpus": row.gpus, **verdict})
     return found
 

@@ -327,18 +327,26 @@ class ScalingRow(Measurements):
     verdict: Annotated[
         str,
         Column(
-            "use, too-small, too-large, below, cannot-tell, not-valid, baseline, no-advice, no-result",
+            "efficient, at-the-guide, probable, inefficient, cannot-tell, few-runs, not-valid, baseline, "
+            "no-advice, no-result",
             views=(CSV, PAGE),
             heading="Verdict",
             form=lambda kind: str(kind).replace("-", " "),
         ),
     ]
 
+    p_guide: Annotated[
+        float,
+        Column("probability that the efficiency is at least 0.8", "", (CSV, PAGE), "P", fraction, "further"),
+    ]
+    recommended: Annotated[bool, Column("whether this is the size to use")]
+
     runs: Annotated[int, _internal("planned runs")]
     label_mode: Annotated[str, _internal("mode as the plan or table labels the series")]
     speedup_low: Annotated[float, _end((PAGE,))]
     speedup_high: Annotated[float, _end((PAGE,))]
-    efficiency_error: Annotated[float, _internal("standard error of the logarithm of the efficiency")]
+    log_mean: Annotated[float, _internal("mean of the logarithms of the runs' throughputs")]
+    log_variance: Annotated[float, _internal("variance of these logarithms; NaN with one run")]
     n_undisturbed: Annotated[
         int, _internal("runs that count and were not disturbed, as far as this was recorded")
     ]

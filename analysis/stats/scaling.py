@@ -52,7 +52,7 @@ from analysis.stats.columns import (
     missing_values,
 )
 from analysis.stats.decompose import cell_parts, computational_scalability, mean
-from analysis.stats.estimate import LogMoments, log_moments, mean_interval, ratio_interval, unpaired
+from analysis.stats.estimate import LogMoments, log_moments, mean_interval, ratio_interval
 from analysis.stats.measured import Frames, measure
 from analysis.text import one_line
 from bench.study.ledger import RunState
@@ -218,8 +218,10 @@ def _measured_rows(frames: Frames, moments: LogMoments) -> list[ScalingRow]:
     for place, cell in enumerate(frames.cells):
         given = {name: value for name, value in vars(cell).items() if name in missing}
         row = ScalingRow(**missing | given | {"variant": _variant(cell.swept), "cell_place": place})
-        row.throughput_low, row.throughput_high = float(low[place]), float(high[place])
+        row.log_mean, row.log_variance = float(moments.mean[place]), float(moments.variance[place])
         _add_measurements(row, frames.runs_of_cells.get(row.cell_id, ()))
+        row.throughput_low = min(float(low[place]), row.throughput_samples_per_sec)
+        row.throughput_high = max(float(high[place]), row.throughput_samples_per_sec)
         cells[row.cell_id] = row
     places: dict[str, int] = {}
     members = zip(*map(frames.members.get, ("cell_id", "series", "mode")), strict=True)
@@ -254,6 +256,11 @@ def _add_measurements(row: ScalingRow, runs: Sequence[RunRow]) -> None:
     parts = {name: mean(getattr(run, name) for run in measured) for name in READINGS} | cell_parts(measured)
     for name, value in parts.items():
         setattr(row, name, value)
+
+
+def rate_per_rank(row: ScalingRow) -> float:
+    """Return the throughput per rank, in weak scaling per planned sample: ratios of it are efficiencies."""
+    return row.throughput_samples_per_sec / (row.gpus if row.mode == "strong" else row.global_batch)
 
 
 def _variant(swept: dict[str, Any] | None) -> str:
@@ -304,9 +311,8 @@ def _add_efficiency(rows: Sequence[ScalingRow], moments: LogMoments) -> None:
     All rows have a baseline.
     """
     bases = [row.base for row in rows if row.base]
-    top, bottom = _moments_of(rows, moments), _moments_of(bases, moments)
-    columns = (*ratio_interval(top, bottom), unpaired(bottom, top).error)
-    for row, base, low, high, error in zip(rows, bases, *(one.tolist() for one in columns), strict=True):
+    ends = ratio_interval(_moments_of(rows, moments), _moments_of(bases, moments))
+    for row, base, low, high in zip(rows, bases, *(one.tolist() for one in ends), strict=True):
         if row.not_compared:
             continue
         strong, growth = row.mode == "strong", row.gpus / base.gpus
@@ -314,8 +320,9 @@ def _add_efficiency(rows: Sequence[ScalingRow], moments: LogMoments) -> None:
         per_rank = 1 / growth if strong else base.global_batch / row.global_batch
         row.efficiency = base.step_time_sec / row.step_time_sec / (growth if strong else 1)
         if not row.is_base:
-            row.efficiency_low, row.efficiency_high = low * per_rank, high * per_rank
-            row.efficiency_error = error
+            # A harmonic mean can lie outside of the interval of the geometric mean.
+            row.efficiency_low = min(low * per_rank, row.efficiency)
+            row.efficiency_high = max(high * per_rank, row.efficiency)
         row.speedup = row.efficiency * growth
         row.speedup_low, row.speedup_high = row.efficiency_low * growth, row.efficiency_high * growth
         row.computational_scalability = computational_scalability(row, base)

@@ -116,17 +116,14 @@ def read_log(source: str, metrics: Mapping[str, Any], *, batch: int | None, mode
 
 def table_text(logs: Sequence[Log], *, batch: int | None, mode: str | None) -> str:
     """Return a table of the logs for :func:`analysis.tables_in.read.read_table`."""
-    name = "time" if logs[0].unit == "steps/s" else "throughput"
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
     batches = ["per_gpu_batch" if mode == "weak" else "global_batch"] if batch else []
-    # A rate in tokens/s without the tokens of a sample is one of samples with one token.
-    tokens = [logs[0].tokens_per_sample] if logs[0].tokens_per_sample else []
-    table.writerow(["nodes", "gpus", *batches, name, *["tokens_per_sample"] * len(tokens), "repeat"])
+    # A throughput in samples/s that people read in tokens/s.
+    tokens = [logs[0].tokens_per_sample] if (logs[0].tokens_per_sample or 1) > 1 else []
+    table.writerow(["nodes", "gpus", *batches, logs[0].unit, *["tokens_per_sample"] * len(tokens), "repeat"])
     for place, log in enumerate(logs):
         repeat = 1 + sum((one.nodes, one.gpus) == (log.nodes, log.gpus) for one in logs[:place])
-        value = log.rate if name == "throughput" or log.rate is None else 1 / log.rate
-        table.writerow(
-            [log.nodes or "", log.gpus, *([batch] * len(batches)), f"{value:.9g}", *tokens, repeat]
-        )
+        rate = f"{log.rate:.9g}" if log.rate else ""
+        table.writerow([log.nodes or "", log.gpus, *([batch] * len(batches)), rate, *tokens, repeat])
     return text.getvalue()

@@ -1,49 +1,33 @@
-"""Read a CSV table of runs that were measured elsewhere; each row is a run.
+"""Read a table of runs that were measured elsewhere; each row is a run, or an epoch of one.
 
 All problems of a table are reported together, each with its line.
 """
 
 from __future__ import annotations
 
-import io
 import math
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from statistics import harmonic_mean
 
-import numpy as np
-import pandas as pd
-
-from analysis.text import clean, one_line
-from ddp_scaling_bench.errors import BenchError, InputError, Problem, missing_file
-from ddp_scaling_bench.units import number
-
-#: The columns that a table can have. ``throughput`` is in samples/s of all ranks, ``time`` in s per step;
-#: with ``tokens_per_sample``, people read rates in tokens/s.
-COLUMNS = (
-    *("nodes", "gpus", "gpus_per_node", "global_batch", "per_gpu_batch", "throughput", "time"),
-    *("tokens_per_sample", "mode", "series", "repeat"),
+from analysis.tables_in.grid import Grid, TableProblems, read_text, split
+from analysis.tables_in.vocabulary import (
+    COLUMNS,
+    DISTINCT,
+    LAYOUT,
+    RATES,
+    SIZES,
+    TEXTS,
+    Heading,
+    has_decimal_comma,
+    heading,
 )
-_WHOLE_NUMBERS = ("nodes", "gpus", "gpus_per_node")
-_TEXTS = ("mode", "series", "repeat")
-_MAX_BYTES = 50_000_000
+from analysis.text import one_line
+from ddp_scaling_bench.units import listed, number
 
-
-class TableProblems:
-    """The problems found in a table."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.found: list[Problem] = []
-
-    def add(self, line: int, message: str, remedy: str) -> None:
-        """Add a problem."""
-        self.found.append(Problem(str(self.path), line, message, remedy))
-
-    def raise_if_any(self) -> None:
-        """Raise an InputError with the first 20 problems, if there are any."""
-        if self.found:
-            raise InputError(sorted(self.found, key=lambda one: one.line or 0)[:20])
+_MODES = ("strong", "weak")
 
 
 @dataclass(kw_only=True)
@@ -51,166 +35,276 @@ class TableRow:
     """One run of a table; ``line`` is its line in the file.
 
     ``gpus`` is 0 while it is not known. ``gpus_per_node`` is empty, and ``nodes`` 1, if the nodes are not
-    known. ``work`` is the number of samples per step, possibly in arbitrary units.
+    known. ``rate`` is of all ranks. ``work`` is what a step does, in samples or in arbitrary units.
     """
 
     line: int
-    series: str
-    mode: str
-    repeat: str
+    series: str = ""
+    mode: str = ""
+    repeat: str = ""
     nodes: int
     gpus: int
     gpus_per_node: str
+    model_parallel: int
     global_batch: float | None
     per_gpu_batch: float | None
-    throughput: float | None
-    time: float | None
     tokens_per_sample: float | None
+    rate: float | None
     work: float = math.nan
+    time: float = math.nan
     cell_id: str = ""
+
+    @property
+    def replicas(self) -> int:
+        """The number of replicas of the model."""
+        return self.gpus // self.model_parallel
 
 
 @dataclass
 class Table:
-    """A table: its rows, the names of its columns, and the text of the file."""
+    """A table with canonical columns.
+
+    Attributes:
+        columns: the canonical names of the columns that are read.
+        unit: what ``rate`` counts per second: samples, tokens, steps, or empty if only ratios are known.
+        assumed_mode: the mode of series with neither batches nor a label; None if efficiencies depend on it.
+        text: the text of the file.
+        names: the names of columns that the user gave by their meanings.
+        remarks: sentences about what was ignored and assumed.
+    """
 
     path: Path
     rows: list[TableRow]
     columns: list[str]
+    unit: str
+    assumed_mode: str | None
     text: str
+    names: Mapping[str, str]
+    remarks: list[str] = field(default_factory=list)
 
 
-def read_table(path: Path, text: str | None = None) -> Table:
-    """Read a CSV file, or the ``text`` of one.
+def read_table(path: Path, text: str | None = None, *, names: Mapping[str, str] | None = None) -> Table:
+    """Read a table from a file, or from the ``text`` of one.
+
+    ``names`` gives the names of columns by their meanings, such as ``{"throughput": "tok_s"}``.
 
     Raises:
         BenchError: the file cannot be read.
         InputError: the table has problems.
     """
-    text = _read_text(path) if text is None else text
-    problems = TableProblems(path)
-    frame = _parse(path, text)
-    columns = [str(name) for name in frame]
-    _check_columns(columns, problems)
+    text, problems = read_text(path) if text is None else text, TableProblems(path)
+    read = [_Columns(grid, names or {}) for grid in split(text, problems)]
+    complete = [one for one in read if not one.lacks]
+    columns = next(iter(complete), read[0])
+    for other in complete[1:]:
+        problems.add(other.grid.line, "a second table with sizes and rates", "keep one table per file")
+    for message, remedy in columns.lacks:
+        problems.add(columns.grid.line, message, remedy)
     problems.raise_if_any()
-    frame = frame.reindex(columns=list(COLUMNS)).astype(object)
-    for name in COLUMNS:
-        frame[name] = frame[name].fillna("").map(clean) if name in _TEXTS else _numbers(frame[name], problems)
-    for line, mode in frame["mode"].items():
-        if mode not in ("", "strong", "weak"):
-            message = f"mode {one_line(mode, limit=40)!r} is not strong or weak"
-            problems.add(int(str(line)), message, "write one of these")
+    rows = columns.rows(problems)
     problems.raise_if_any()
-    frame = frame.astype(object).where(frame.notna(), None)
-    rows = []
-    for values in frame.assign(line=frame.index).to_dict("records"):
-        row = _with_size(values, columns, problems)
-        _complete_batch(row, problems)
-        rows.append(row)
-    problems.raise_if_any()
-    return Table(path, rows, columns, text)
+    found, remarks = columns.found, columns.remarks
+    unit, assumed = RATES[columns.rate]
+    if "samples_per_epoch" in found or (columns.rate == "tokens/s" and "tokens_per_sample" in found):
+        unit = "samples"
+    if "epoch" in found and len(runs := _runs(rows, found["epoch"].texts)) < len(rows):
+        remarks.append("Rows that differ in the epoch alone are one run, whose epochs are averaged")
+        rows = runs
+    return Table(path, rows, [*found], unit, assumed, text, names or {}, remarks)
 
 
-def _read_text(path: Path) -> str:
-    if not path.is_file():
-        raise missing_file(path, what="the table", remedy="give a CSV file")
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise BenchError(f"{path}: cannot be read: {error.strerror}") from None
-    if len(data) > _MAX_BYTES:
-        raise BenchError(f"{path}: {len(data):,} bytes exceed the maximum of {_MAX_BYTES:,} for a table")
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = data[: error.start].count(b"\n") + 1
-        problem = Problem(str(path), line, "the text is not UTF-8", "save it as UTF-8")
-        raise InputError([problem]) from None
+@dataclass(frozen=True)
+class _Column:
+    """A column of a grid: its name there, its meaning and its values."""
+
+    name: str
+    meaning: Heading
+    texts: list[str]
 
 
-def _parse(path: Path, text: str) -> pd.DataFrame:
-    """Return the texts of a table. The index is the line in the file; blank lines are left out."""
-    if not text.strip():
-        raise BenchError(f"{path}: the table is empty", remedy="begin with a line of column names")
-    remedy = "give one value per column; enclose values that contain commas in double quotes"
-    try:
-        frame = pd.read_csv(
-            io.StringIO(text), dtype=str, skip_blank_lines=False, keep_default_na=False, na_values=[""]
+class _Columns:
+    """The columns of a grid: those with a meaning, settings that distinguish series, and ignored ones."""
+
+    def __init__(self, grid: Grid, names: Mapping[str, str]) -> None:
+        self.grid, self.names = grid, names
+        mapped = {_plain(column): _mapped(meaning, column) for meaning, column in names.items()}
+        self.found: dict[str, _Column] = {}
+        rest: list[tuple[str, list[str]]] = []
+        for place, name in enumerate(grid.names):
+            texts = grid.column(place)
+            meaning = mapped.get(_plain(name)) or heading(name)
+            if not meaning and {text.lower() for text in texts} <= {*_MODES}:
+                meaning = Heading("mode")
+            if meaning and (meaning.column not in self.found or _plain(name) in mapped):
+                self.found[meaning.column] = _Column(name, meaning, texts)
+            else:
+                rest.append((name, texts))
+        rates = sorted(self.found.keys() & RATES.keys(), key=[*RATES].index)
+        rates.sort(key=lambda rate: _plain(self.found[rate].name) not in mapped)
+        self.rate = next(iter(rates), "")
+        for unused in (*rates[1:], *(["samples_per_epoch"] if self.rate != "epoch_time" else [])):
+            if unused in self.found:
+                rest.append((self.found[unused].name, []))
+                del self.found[unused]
+        size = self.found.get("gpus") or self.found.get("nodes")
+        self.settings = {name: texts for name, texts in rest if size and _separates(texts, size.texts)}
+        self.ignored = [name for name, _ in rest if name not in self.settings]
+
+    @property
+    def lacks(self) -> list[tuple[str, str]]:
+        """Why the grid is not a table of sizes and rates, each reason with a remedy."""
+        found = []
+        there = ", ".join(repr(one_line(name, limit=40)) for name in self.grid.names[:20])
+        for meaning, column in self.names.items():
+            if heading(meaning) is None:
+                what = f"--map {meaning}={column}: {meaning!r} is not known"
+                found.append((what, f"the columns of a table are {', '.join(COLUMNS)}"))
+            if _plain(column) not in map(_plain, self.grid.names):
+                found.append((f"--map {meaning}={column}: there is no such column", f"there are {there}"))
+        if not self.rate:
+            what = f"no column with a throughput or a time; there are {there}"
+            found.append((what, f"add --map NAME=COLUMN; NAME is {', '.join(RATES)}"))
+        if not {"gpus", "nodes"} & self.found.keys():
+            found.append((f"no column with a size; there are {there}", "add --map gpus=COLUMN, or nodes"))
+        gpus, nodes = self.found.get("gpus"), self.found.get("nodes")
+        is_clear = "gpus" in self.names or "gpus_per_node" in self.found
+        if gpus and nodes and not is_clear and len({*gpus.texts}) == 1 < len({*nodes.texts}):
+            name = one_line(gpus.name, limit=40)
+            which = f"--map gpus_per_node={name} if it counts the ranks of a node, else --map gpus={name}"
+            found.append((f"{name} has one value for several numbers of nodes", f"add {which}"))
+        return found
+
+    @property
+    def remarks(self) -> list[str]:
+        """Sentences about columns that are ignored or distinguish series."""
+        ignored = listed([one_line(name, limit=40) or "one without a name" for name in self.ignored], limit=8)
+        apart = listed([one_line(name, limit=40) for name in self.settings])
+        found = [f"Ignored columns: {ignored} (--map NAME=COLUMN uses one)"] if ignored else []
+        return [*found, f"Rows that differ in {apart} are different series"] if apart else found
+
+    def rows(self, problems: TableProblems) -> list[TableRow]:
+        """Return the rows with their numbers; add the problems of their values."""
+        numbers = {name: own for name, own in self.found.items() if name not in TEXTS}
+        every = (text for own in numbers.values() for text in own.texts)
+        comma = has_decimal_comma(every, semicolons=self.grid.semicolons)
+        labels = [*self._labels()]
+        modes, repeats = (self.found.get(name) for name in ("mode", "repeat"))
+        rows = []
+        for place, (line, _) in enumerate(self.grid.rows):
+            given: dict[str, float | None] = {}
+            wrong: list[tuple[str, str]] = []
+            for name, own in numbers.items():
+                try:
+                    given[name] = own.meaning.number(own.texts[place], decimal_comma=comma)
+                except ValueError as error:
+                    message = f"{name} {one_line(own.texts[place], limit=40)!r} is not {error}"
+                    wrong.append((message, "write a number without a unit, or leave the cell empty"))
+            mode = modes.texts[place].lower() if modes else ""
+            if mode not in ("", *_MODES):
+                wrong.append(
+                    (f"mode {one_line(mode, limit=40)!r} is not strong or weak", "write one of these")
+                )
+            for message, remedy in wrong:
+                problems.add(line, message, remedy)
+            if not wrong:
+                row = self._row(line, given, problems)
+                row.series = one_line(", ".join(filter(None, (own[place] for own in labels))), limit=160)
+                row.mode, row.repeat = mode, repeats.texts[place] if repeats else ""
+                rows.append(row)
+        return rows
+
+    def _labels(self) -> Iterator[list[str]]:
+        """Yield the columns whose values together are the name of a series."""
+        for name in DISTINCT:
+            if (own := self.found.get(name)) and (name == "series" or len(set(own.texts)) > 1):
+                yield [f"{name} {text}" if name in LAYOUT else text for text in own.texts]
+        for name, texts in self.settings.items():
+            yield [f"{one_line(name, limit=40)} {text}" if text[0].isdigit() else text for text in texts]
+
+    def _row(self, line: int, given: Mapping[str, float | None], problems: TableProblems) -> TableRow:
+        """Return a row with its ranks and rate and, if the row determines them, its nodes and batches."""
+        nodes, gpus, per_node = (int(given.get(name) or 0) for name in SIZES)
+        only_nodes = not {"gpus", "gpus_per_node"} & self.found.keys()
+        if not gpus and nodes and (per_node or only_nodes):
+            gpus = nodes * (per_node or 1)
+        elif gpus and nodes and per_node and nodes * per_node != gpus:
+            product = f"{nodes} nodes with {per_node} ranks each have {nodes * per_node} ranks"
+            message = f"{product}, but the row has {gpus}"
+            problems.add(line, message, "correct one of the three numbers")
+        if not gpus:
+            message = "the row does not give the number of ranks"
+            problems.add(line, message, "fill in gpus, or nodes and gpus_per_node")
+        elif nodes > gpus:
+            remedy = "correct one, or add --map gpus_per_node=COLUMN if it counts the ranks of a node"
+            problems.add(line, f"{gpus} ranks on {nodes} nodes leave nodes idle", remedy)
+        if per_node and not nodes:
+            nodes = math.ceil(gpus / per_node)
+        model_parallel = math.prod(int(given.get(name) or 1) for name in LAYOUT)
+        if gpus % model_parallel:
+            message = f"{gpus} ranks are not a multiple of tp x pp x cp = {model_parallel} ranks per replica"
+            problems.add(line, message, "correct one of the numbers")
+        replicas, total, per_gpu = (
+            gpus // model_parallel,
+            given.get("global_batch"),
+            given.get("per_gpu_batch"),
         )
-    except pd.errors.ParserError as error:
-        raise BenchError(f"{path}: {one_line(error, limit=200)}", remedy=remedy) from None
-    if not isinstance(frame.index, pd.RangeIndex):
-        raise BenchError(f"{path}: the rows have more values than the first line has names", remedy=remedy)
-    frame.index += 2
-    frame = frame.dropna(how="all")
-    if not len(frame):
-        raise BenchError(
-            f"{path}: the table has a header but no rows", remedy="add one row per run or per size"
+        steps = total / (per_gpu * replicas) if total and per_gpu and replicas else 1
+        if abs(steps - round(steps)) > 1e-9:
+            ranks = "ranks" if model_parallel == 1 else "replicas"
+            product = f"per_gpu_batch {number(per_gpu)} x {replicas} {ranks}"
+            message = f"global_batch {number(total)} is not a multiple of {product}"
+            problems.add(line, message, "correct one of the three numbers")
+        rate, tokens = given.get(self.rate), given.get("tokens_per_sample")
+        if rate is not None:
+            rate *= gpus if self.found[self.rate].meaning.per_gpu else 1
+            rate *= (given["samples_per_epoch"] or math.nan) if "samples_per_epoch" in given else 1
+            rate /= tokens if tokens and self.rate == "tokens/s" else 1
+        return TableRow(
+            line=line,
+            nodes=nodes or 1,
+            gpus=gpus,
+            gpus_per_node="1" if only_nodes else f"{gpus / nodes:g}" if nodes else "",
+            model_parallel=model_parallel,
+            global_batch=total or (per_gpu and per_gpu * replicas),
+            per_gpu_batch=per_gpu or (total / replicas if total and replicas else None),
+            tokens_per_sample=tokens or (1 if self.rate == "tokens/s" else None),
+            rate=rate,
         )
-    return frame
 
 
-def _check_columns(columns: list[str], problems: TableProblems) -> None:
-    for name in columns:
-        if name not in COLUMNS:
-            remedy = f"rename or remove it; the columns of a table are {', '.join(COLUMNS)}"
-            problems.add(1, f"the column {one_line(name, limit=80)!r} is not known", remedy)
-    given = [name for name in ("throughput", "time") if name in columns]
-    if len(given) != 1:
-        message = "both columns throughput and time" if given else "no column throughput or time"
-        problems.add(1, message, "give throughput (samples/s of all ranks) or time (s per step)")
-    if "gpus" not in columns and "nodes" not in columns:
-        problems.add(1, "no column gpus or nodes", "give the number of ranks in a column gpus")
+def _plain(name: str) -> str:
+    return " ".join(name.split()).lower()
 
 
-def _numbers(values: pd.Series, problems: TableProblems) -> pd.Series:
-    """Return the numbers of a column; NaN if the cell is empty."""
-    found = pd.to_numeric(values, errors="coerce")
-    valid = (found > 0) & np.isfinite(found)
-    kind = "a number above 0"
-    if values.name in _WHOLE_NUMBERS:
-        valid &= found == found.round()
-        kind = "a whole number of at least 1"
-    for line, text in values[values.notna() & ~valid].items():
-        remedy = "write it without units and thousands separators, or leave the cell empty"
-        message = f"{values.name} {one_line(text, limit=40)!r} is not {kind}"
-        problems.add(int(str(line)), message, remedy)
-    return found
+def _mapped(meaning: str, column: str) -> Heading | None:
+    """Return the meaning that the user gives a column; the name of a column can say that it counts tokens."""
+    own, asked = heading(column), heading(meaning)
+    return own if own and asked and asked.column == "throughput" and own.column in RATES else asked
 
 
-def _with_size(values: dict[Any, Any], columns: list[str], problems: TableProblems) -> TableRow:
-    """Return a row with its ranks and, if the row determines them, its nodes."""
-    line = values["line"]
-    nodes, gpus, per_node = (int(value) if (value := values.pop(name)) else 0 for name in _WHOLE_NUMBERS)
-    only_nodes = not {"gpus", "gpus_per_node"} & set(columns)
-    if not gpus and nodes and (per_node or only_nodes):
-        gpus = nodes * (per_node or 1)
-    if not gpus:
-        message = "the row does not give the number of ranks"
-        problems.add(line, message, "fill in gpus, or nodes and gpus_per_node")
-    elif nodes and per_node and nodes * per_node != gpus:
-        total = nodes * per_node
-        message = f"{nodes} nodes with {per_node} ranks each have {total} ranks, but the row has {gpus}"
-        problems.add(line, message, "correct one of the three numbers")
-    if gpus and nodes > gpus:
-        message = f"{gpus} ranks on {nodes} nodes leave nodes idle"
-        problems.add(line, message, "correct one of the two numbers")
-    if per_node and not nodes:
-        nodes = math.ceil(gpus / per_node)
-    shape = "1" if only_nodes else f"{gpus / nodes:g}" if nodes else ""
-    return TableRow(**values, nodes=nodes or 1, gpus=gpus, gpus_per_node=shape)
+def _separates(values: Sequence[str], sizes: Sequence[str]) -> bool:
+    """Return whether the values of a column without a meaning, such as the strategy, distinguish series.
+
+    Every value belongs to several sizes, or values that are no numbers differ within a size.
+    """
+    if not values or "" in values or len(set(values)) == 1:
+        return False
+    pairs = set(zip(values, sizes, strict=True))
+    several = [amount > 1 for amount in Counter(value for value, _ in pairs).values()]
+    differ = len(pairs) > len(set(sizes)) and not any(text[0].isdigit() for text in values)
+    return all(several) or (any(several) and differ)
 
 
-def _complete_batch(row: TableRow, problems: TableProblems) -> None:
-    """Compute a missing global batch or batch per rank from the other one; check given ones."""
-    gpus, total, per_gpu = row.gpus, row.global_batch, row.per_gpu_batch
-    if not gpus:
-        return
-    if total and per_gpu and abs(total / (per_gpu * gpus) - round(total / (per_gpu * gpus))) > 1e-9:
-        product = f"per_gpu_batch {number(per_gpu)} x {gpus} ranks"
-        message = f"global_batch {number(total)} is not a multiple of {product}"
-        problems.add(row.line, message, "correct one of the three numbers")
-    if total is None and per_gpu is not None:
-        row.global_batch = per_gpu * gpus
-    if per_gpu is None and total is not None:
-        row.per_gpu_batch = total / gpus
+def _runs(rows: Sequence[TableRow], epochs: Sequence[str]) -> list[TableRow]:
+    """Return one row per run: its epochs are no repeats. The rate of a run is the harmonic mean of theirs."""
+    seen: Counter[tuple[object, ...]] = Counter()
+    runs: dict[tuple[object, ...], list[TableRow]] = {}
+    for row, epoch in zip(rows, epochs, strict=True):
+        cell = row.series, row.mode, row.repeat, row.nodes, row.gpus, row.global_batch
+        seen[cell, epoch] += 1
+        runs.setdefault((cell, seen[cell, epoch]), []).append(row)
+    rates = [[row.rate for row in own if row.rate is not None] for own in runs.values()]
+    return [
+        replace(own[0], rate=harmonic_mean(known) if known else None)
+        for own, known in zip(runs.values(), rates, strict=True)
+    ]

@@ -262,7 +262,8 @@ def _failure(planned: PlannedStudy, record: Record) -> Diagnosis:
 def _slow(folder: StudyFolder, run_id: str, warnings: Sequence[Cause]) -> list[Cause]:
     """Return the causes of slow steps, largest share first, including the ``warnings`` from the logs."""
     require_report("bench doctor, to find causes of slow steps,")
-    from analysis.causes.catalogue import NOT_EXPLAINED, OF_WARNINGS, OTHER
+    from analysis.causes.divide import NOT_EXPLAINED
+    from analysis.causes.evidence import WarningLine
     from analysis.causes.table import run_causes, study_causes
     from analysis.data.load import load_study
 
@@ -271,12 +272,13 @@ def _slow(folder: StudyFolder, run_id: str, warnings: Sequence[Cause]) -> list[C
     attempts = dict(zip(study.runs["run_id"], study.attempts, strict=True))
     found: dict[Hashable, CauseRow] = {}
     for row in sorted(rows, key=lambda row: -row.share if row.share == row.share else 1.0):
-        if row.cause not in (OTHER, NOT_EXPLAINED):
-            found.setdefault((row.causes, row.node, row.rank), row)
-    known = {cause for row in found.values() for cause in row.causes}
+        if row.cause != NOT_EXPLAINED:
+            found.setdefault((row.cause, row.node, row.rank), row)
+    facts = [one for row in found.values() for one in row.evidence]
+    told = {one.warning for one in facts if isinstance(one, WarningLine)}
     return [
         *(_cause(row, str(attempts.get(row.run_id) or "")) for row in found.values()),
-        *(one for one in warnings if OF_WARNINGS.get(one.cause) not in known),
+        *(one for one in warnings if one.cause not in told),
     ]
 
 
@@ -287,7 +289,7 @@ def _cause(row: CauseRow, path: str) -> Cause:
     from ..doctor import Cause
 
     return Cause(
-        row.name,
+        row.cause,
         "slow",
         path,
         None,

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from analysis.report.proposal import Work
     from analysis.report.write import Report
 
-#: File suffix of tables. A study whose name ends in this suffix must be given by its folder.
-TABLE_SUFFIX = ".csv"
+#: File suffixes of tables. A study whose name ends in one of them must be given by its folder.
+TABLE_SUFFIXES = (".csv", ".tsv", ".md", ".txt")
 
 
 BaselineOption = Annotated[
@@ -62,14 +62,24 @@ SourcesArgument = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[STUDY|TABLE.csv|SIZE=LOG...]",
-        help="A study's name or folder (default: the study planned last), a table measured elsewhere, or "
-        "logs of finished runs with their sizes (2=a.log, or 1x2=a.log).",
+        help="A study's name or folder (default: the study planned last), a table measured elsewhere (.csv, "
+        ".tsv, .md or .txt), or logs of finished runs with their sizes (2=a.log, or 1x2=a.log).",
         show_default=False,
     ),
 ]
 _MODE = "The scaling mode (strong or weak) of logs, or of a table without batch columns."
 ModeOption = Annotated[
     Literal["strong", "weak"] | None, typer.Option("--mode", help=_MODE, show_default=False)
+]
+MapOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--map",
+        metavar="NAME=COLUMN",
+        help="For a table: what one of its columns means (throughput=tok_s, gpus=cores, series=framework); "
+        "repeatable.",
+        show_default=False,
+    ),
 ]
 _OUTPUT = (
     "The folder in which STUDY-report/ or TABLE-report/ is created; default: report/ of the study, or the "
@@ -124,6 +134,7 @@ def report_command(
     batch: BatchOption = None,
     baseline: BaselineOption = None,
     mode: ModeOption = None,
+    names: MapOption = None,
     output: OutputOption = None,
     proposal: ProposalOption = False,
     samples: SamplesOption = None,
@@ -145,8 +156,9 @@ def report_command(
     options: dict[str, Any] = {"baseline": baseline, "proposal": proposal, "work": work}
     source = sources[0] if sources else None
     if pattern:
-        if include_disturbed:
-            raise BenchError("--include-disturbed is for a study, not for logs", remedy="omit it")
+        if include_disturbed or names:
+            option = "--map" if names else "--include-disturbed"
+            raise BenchError(f"{option} is not for logs", remedy="omit it")
         from analysis.tables_in.logs import metrics_of
 
         metrics = metrics_of(pattern, unit or (), settings or ())
@@ -156,17 +168,20 @@ def report_command(
     if unit or settings or batch or len(sources or ()) > 1:
         what = "--unit, --set, --batch and several sources are for logs of finished runs"
         raise BenchError(what, remedy="add --pattern, or omit them")
-    if source is not None and source.lower().endswith(TABLE_SUFFIX) and not Path(source).is_dir():
+    if source is not None and source.lower().endswith(TABLE_SUFFIXES) and not Path(source).is_dir():
         if include_disturbed:
             raise BenchError("--include-disturbed is for a study, not for a table", remedy="omit it")
         from analysis.report.write import write_table_report
 
         table = Path(source)
-        written = write_table_report(table, output=output or table.parent, mode=mode, progress=say, **options)
+        own = dict(text.partition("=")[::2] for text in names or ())
+        options |= {"output": output or table.parent, "mode": mode, "names": own}
+        written = write_table_report(table, progress=say, **options)
         return _print(written, study=table.stem, as_json=as_json)
-    if mode is not None:
-        what = "--mode is for a table measured elsewhere, not for a study"
-        raise BenchError(what, remedy="omit --mode, or give a TABLE.csv")
+    for option, value in (("--mode", mode), ("--map", names)):
+        if value:
+            what = f"{option} is for a table measured elsewhere, not for a study"
+            raise BenchError(what, remedy=f"omit {option}, or give a TABLE.csv")
     folder = find_study(source, results)
     return write(folder, as_json=as_json, output=output, include_disturbed=include_disturbed, **options)
 
@@ -282,5 +297,6 @@ def _print(written: Report, *, study: str, as_json: bool, **more: Any) -> int:
         for one, runs in written.of_runs
     ]
     content["checks"] = [check.as_json() for check in written.assessment.checks]
-    print_json({**content, "recommended": written.recommended, "verdicts": written.verdicts, **more})
+    judged = {"recommended": written.recommended, "verdicts": written.verdicts, "settings": written.settings}
+    print_json({**content, **judged, **more})
     return 0

@@ -115,8 +115,9 @@ def test_a_slow_run_is_named_by_its_folder_and_exits_with_zero(results: Path, ta
     assert cause["share"] == pytest.approx(0.2, abs=1e-3)
     assert cause["path"] == f"results/slow/runs/{RUN}/attempt-1"
     (fact,) = cause["facts"]
-    assert (fact["kind"], fact["values"]["share"]) == ("loading", pytest.approx(0.2, abs=1e-3))
-    assert cause["evidence"] == "loading data takes 25.0 ms per step (20 %)"
+    assert fact["kind"] == "longer"
+    assert [part["part"] for part in fact["values"]["parts"]] == ["data"]
+    assert cause["evidence"] == "data loading takes 25.0 ms per step (0 µs at the baseline's rate)"
 
 
 def test_the_causes_of_a_study_are_those_of_all_its_cells(results: Path) -> None:
@@ -216,7 +217,7 @@ def test_a_warning_in_the_log_is_reported_once(results: Path) -> None:
     folder.err.write_text("Warning: Grad strides do not match bucket view strides. This may indicate\n")
     line = LogCause(cause="slow-gradient-strides", path="job.err", line=1, evidence="Warning")
     change_run(results / "slow", RUN, warnings=(line,))
-    assert [one["cause"] for one in content(str(folder.path))["causes"]] == ["data-loading", "grad-strides"]
+    assert [one["cause"] for one in content(str(folder.path))["causes"]] == ["data-loading", "computation"]
 
 
 def test_a_run_of_several_studies_lists_the_candidates(results: Path) -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import typer
 
-from analysis.causes.catalogue import CAUSES, RESTS
+from analysis.causes.claims import CAUSES
+from analysis.causes.divide import RESTS
 from analysis.report.tables import CAUSE_COLUMNS
 from bench.cli import app
 from bench.matrix import schema
@@ -124,7 +125,9 @@ def test_every_import_of_the_package_is_declared():
 
 
 def test_every_kind_of_fact_is_documented():
-    text = "".join((DOCS / f"{name}.md").read_text() for name in ("measuring", "analysis", "why", "commands"))
+    text = "".join(
+        (DOCS / f"{name}.md").read_text() for name in ("measuring", "analysis", "decision", "why", "commands")
+    )
     sources = [*ROOT.glob("analysis/**/*.py"), *ROOT.glob("bench/m*/*.py"), *ROOT.glob("bench/study/*.py")]
     kinds = [
         kind

@@ -5,9 +5,8 @@ from __future__ import annotations
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from analysis.causes.catalogue import NOT_EXPLAINED, OTHER
 from analysis.causes.cells import CellDivision
-from analysis.causes.divide import WHOLE
+from analysis.causes.divide import NOT_EXPLAINED, WHOLE
 from analysis.causes.table import rest_parts
 from analysis.data.names import ranks
 from analysis.report.figures.bars import draw_part
@@ -21,7 +20,6 @@ from ddp_scaling_bench.units import percent, seconds
 MAX_SERIES = 4
 #: Smaller shares of the step have no bar.
 _SMALLEST_BAR = 0.002
-_COLOURS = {OTHER: Colour.GREY, NOT_EXPLAINED: Colour.OLIVE}
 
 
 def waterfall_figure(division: CellDivision, row: ScalingRow, *, name: str, label: str) -> Drawing:
@@ -31,7 +29,7 @@ def waterfall_figure(division: CellDivision, row: ScalingRow, *, name: str, labe
         shares = [(one.title, one.share)]
         if one.cause == NOT_EXPLAINED and division.rests and WHOLE not in division.rests:
             shares = [(part_title(part.part), part.share) for part in rest_parts(division)]
-        colour = _COLOURS.get(one.cause, Colour.WINE)
+        colour = Colour.OLIVE if one.is_rest else Colour.WINE
         bars += [(Part(text, colour), share) for text, share in shares if abs(share) >= _SMALLEST_BAR]
     texts = [f"{part.words} {percent(share)}" for part, share in bars]
     draft = Draft(

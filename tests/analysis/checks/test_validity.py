@@ -12,10 +12,11 @@ import pytest
 from typer.testing import CliRunner
 
 from analysis.checks.assessment import assess
-from analysis.checks.scaling_table import recommend, scaling_table
+from analysis.checks.scaling_table import scaling_table
 from analysis.checks.validity import invalid_cells, validity
 from analysis.data.environment import describe_environment
 from analysis.data.load import load_study
+from analysis.decide import decide
 from analysis.stats.measured import measure
 from analysis.text import heading, message
 from bench.cli import app
@@ -150,7 +151,7 @@ def test_a_condition_common_to_all_runs_of_a_cell_is_named_and_leaves_none_out(t
     assert [values[name] for name in ("disturbed", "finished", "left_out", "common")] == [4, 6, 1, 3]
     rows = scaling_table(measure(load_study(path)))
     assert [row.n for row in rows] == [2, 3]
-    assert recommend(rows, rows[0]).best is None, "no undisturbed run supports a recommendation"
+    assert decide(rows).best is None, "no undisturbed run supports a recommendation"
 
 
 def test_a_rank_that_paused_alone_is_named(tmp_path: Path) -> None:
@@ -386,7 +387,7 @@ def test_averages_of_whole_runs_count_with_a_warning_and_without_steps(tmp_path:
     )
     assert "queue waits and work outside the reported rate" in proposal
     causes = pd.read_csv(report / "causes.csv")
-    assert set(causes["cause"]) == {"other", "not-explained"}
+    assert set(causes["cause"]) == {"not-explained"}
     table = pd.read_csv(report / "scaling.csv")
     assert (table["n"] == 3).all()
     assert ((table["efficiency"] - 1).abs() < 0.05).all()

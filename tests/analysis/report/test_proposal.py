@@ -99,12 +99,12 @@ def test_the_requested_size_is_the_recommended_one_and_why(written):
         f"The requested job size is 2 ranks on 2 nodes, with an efficiency of {own[2]:.3f} ("
     )
     assert (
-        "In strong scaling, it is the largest measured size whose whole interval is at least 0.8, with at least 3 runs of"
+        "In strong scaling, it is the largest measured size whose whole interval is at least 0.8 and that is faster than each smaller size, with"
         in text
     )
     assert "The next larger size, 4 ranks on 4 nodes, has an efficiency of 0." in text
     assert re.search(
-        r"a step of 8 ranks on 8 nodes loses \d+ % of its time \(the baseline: \d+ %\)\. The largest losses",
+        r"Of a step of 8 ranks on 8 nodes, \d+ % is lost compared with the rate of the baseline\. The largest",
         text,
     )
     assert ", as shares of the step: exposed commun" in text
@@ -202,7 +202,7 @@ def test_a_size_that_is_not_valid_is_not_requested_and_has_no_losses(tmp_path):
         in advice
     )
     assert (
-        "a step of 2 ranks on 2 nodes loses 80 % of its time (the baseline: 8 %). The largest losses, as shares of"
+        "Of a step of 2 ranks on 2 nodes, 79 % is lost compared with the rate of the baseline. The largest losses"
         in advice
     )
     base = crowded("n1x1-gloo-srun-b64")

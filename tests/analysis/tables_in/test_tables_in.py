@@ -4,19 +4,27 @@ Published numbers and their raw values are rounded or truncated. Each test allow
 rounding of its inputs permits. A throughput of one GPU is written as the throughput of all.
 """
 
+import html
 import json
+import math
+import shlex
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
 from typer.testing import CliRunner, Result
 
+from analysis.decide import decide
 from analysis.report.tables import csv_table
 from analysis.tables_in.read import read_table
 from analysis.tables_in.study import study_of_table
+from analysis.tables_in.vocabulary import COLUMNS, Heading, heading
 from bench.cli import app
+from ddp_scaling_bench.errors import InputError
 
+FORMATS = Path(__file__).with_name("formats")
 PROBLEMS = sorted(Path(__file__).with_name("problems").glob("*.csv"))
 
 Report = Callable[..., pd.DataFrame]
@@ -141,11 +149,229 @@ def test_published_speedups_and_efficiencies(analysed: Report, rows: str) -> Non
         assert found["efficiency"].to_list() == pytest.approx((found["speedup"] * size[0] / size).to_list())
 
 
+#: By file: the options, the unit of the rates, and for each series its sizes and rates per rank, by hand.
+READ = {
+    "01-markdown.md": ({}, "tokens", {"01-markdown": {1: 12400, 2: 24000 / 2, 4: 45900 / 4}}),
+    "02-semicolon-comma.csv": (
+        {},
+        "samples",
+        {"02-semicolon-comma": {8: 2460.5 / 8, 16: 4710 / 16, 32: 8700.25 / 32}},
+    ),
+    "03-per-gpu.tsv": ({}, "tokens", {"03-per-gpu": {8: 7480, 32: 7210, 128: 6510}}),
+    "04-epoch-fixed-dataset.csv": (
+        {},
+        "",
+        {"04-epoch-fixed-dataset": {1: 1 / 30.2, 2: 1 / 15.6 / 2, 4: 1 / 8.3 / 4}},
+    ),
+    "05-suffix-mixed-models.csv": (
+        {},
+        "tokens",
+        {"7B": {64: 220e3 / 64, 128: 431e3 / 128}, "1B": {256: 1.4e6 / 256}},
+    ),
+    "06-iterations-per-second.csv": (
+        {},
+        "samples",
+        {"06-iterations-per-second": {1: 3.95 * 16, 4: 2.70 * 16}},
+    ),
+    "07-blanks.csv": ({}, "samples", {"07-blanks": {1: 100, 2: 190 / 2, 4: 340 / 4}}),
+    "08-wide.csv": ({}, "samples", {"08-wide": {1: 2980, 2: 5700 / 2, 4: 10600 / 4}}),
+    "09-layout.csv": (
+        {"mode": "strong"},
+        "",
+        {"pp 1": {8: 1 / 4.10 / 8, 16: 1 / 2.14 / 16}, "pp 2": {128: 1}},
+    ),
+    "10-other-baseline.csv": ({}, "samples", {"10-other-baseline": {1: 500, 2: 1900 / 2, 4: 3700 / 4}}),
+    "11-rate-per-gpu.csv": ({"mode": "weak"}, "samples", {"11-rate-per-gpu": {8: 30, 16: 10}}),
+    "12-iterations.csv": ({"mode": "weak"}, "", {"12-iterations": {1: 3.95, 4: 2.7}}),
+    # mwasifshkeel/distributed-mlp: three epochs of 12,000 samples, which are no repeats.
+    "13-epochs.csv": (
+        {},
+        "samples",
+        {
+            "strong": {
+                1: 3 * 12000 / (219.076841 + 190.150473 + 245.263903),
+                2: 3 * 12000 / (32.780 + 32.385 + 32.462) / 2,
+            }
+        },
+    ),
+    # ramanathanlab/genslm: efficiencies of 1.014, 0.706 and 0.641 on 32 nodes.
+    "14-params.csv": (
+        {},
+        "samples",
+        {
+            "2.5B": {1: 1, 32: 1.0145 * 1},
+            "250M": {1: 1, 32: 0.70628 * 1},
+            "25M": {1: 1, 32: 0.64075 * 1},
+        },
+    ),
+    # deepaksatna/Distributed-LLM-Training-Benchmark-Framework: 73 % from 2 to 4 GPUs.
+    "15-document.md": (
+        {},
+        "tokens",
+        {"DDP": {2: 8369 / 2, 4: 12220 / 4}, "FSDP": {2: 6771 / 2, 4: 9424 / 4}},
+    ),
+    # saberm2837/PyTorch-DDP-Performance-Analysis-on-RCC-HPC-Cluster: speedups of 3.65 and 1.67.
+    "16-clock-times.txt": (
+        {"names": {"gpus_per_node": "#GPUs"}},
+        "",
+        {"16-clock-times": {1: 1 / 8521, 2: 1 / 5100 / 2, 4: 1 / 2332 / 4}},
+    ),
+    # marin-community/marin#6979: 0.981, 0.989, 0.993.
+    "17-mfu.csv": ({"mode": "weak"}, "", {"17-mfu": {1: 26.7, 2: 26.2, 4: 26.4, 8: 26.5}}),
+    "18-wide.md": ({}, "tokens", {"18-wide": {1: 1200, 2: 1100, 4: 1000}}),
+    "19-tokens-and-batch.csv": (
+        {},
+        "samples",
+        {"bf16": {8: 64 / 1 / 8, 16: 64 / 0.55 / 16}, "fp32": {8: 64 / 2 / 8, 16: 64 / 1.05 / 16}},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", READ)
+def test_public_forms_of_tables_are_read(name: str, tmp_path: Path) -> None:
+    given, unit, by_series = READ[name]
+    options: dict[str, Any] = {"mode": None, "names": {}} | given
+    table = read_table(FORMATS / name, names=options["names"])
+    rows = study_of_table(table, mode=options["mode"], folder=tmp_path).scale()
+    assert {(row.series, row.gpus) for row in rows} == {
+        (one, size) for one in by_series for size in by_series[one]
+    }
+    for row in rows:
+        own = by_series[row.series]
+        rate, base = own[row.gpus], own[min(own)]
+        expected = rate / base if len(own) > 1 else float("nan")
+        assert row.efficiency == pytest.approx(expected, rel=1e-4, nan_ok=True)
+        assert row.speedup == pytest.approx(expected * row.gpus / min(own), rel=1e-4, nan_ok=True)
+        if not unit:
+            assert math.isnan(row.throughput_samples_per_sec)
+        elif not name.startswith("14"):
+            assert row.throughput_samples_per_sec == pytest.approx(rate * row.gpus)
+        assert (row.tokens_per_sample == 1) == (unit == "tokens")
+
+
+@pytest.mark.parametrize(
+    ("name", "remark"),
+    [
+        ("01-markdown.md", "Ignored columns: Notes (--map NAME=COLUMN uses one)"),
+        ("03-per-gpu.tsv", "Ignored columns: mfu (--map NAME=COLUMN uses one)"),
+        ("10-other-baseline.csv", "Ignored columns: precision (--map NAME=COLUMN uses one)"),
+        ("15-document.md", "Rows that differ in Strategy are different series"),
+        ("13-epochs.csv", "Rows that differ in the epoch alone are one run, whose epochs are averaged"),
+    ],
+)
+def test_what_is_ignored_or_assumed_is_said_in_one_line(name: str, remark: str) -> None:
+    assert read_table(FORMATS / name).remarks.count(remark) == 1
+
+
+def test_the_mode_is_assumed_only_if_the_efficiency_does_not_depend_on_it(tmp_path: Path) -> None:
+    study = study_of_table(read_table(FORMATS / "01-markdown.md"), mode=None, folder=tmp_path)
+    assert study.remarks[-1] == (
+        "The table does not show whether this is strong or weak scaling: weak is assumed. Speedup and efficiency "
+        "are the same in both; --mode states it"
+    )
+    strong = study_of_table(read_table(FORMATS / "01-markdown.md"), mode="strong", folder=tmp_path)
+    both = [[(row.efficiency, row.speedup) for row in one.scale()] for one in (study, strong)]
+    assert both[0] == [pytest.approx(pair) for pair in both[1]]
+    with pytest.raises(InputError, match="strong or weak scaling; add a column"):
+        study_of_table(read_table(FORMATS / "12-iterations.csv"), mode=None, folder=tmp_path)
+
+
+def test_a_layout_has_replicas_and_is_a_series(tmp_path: Path) -> None:
+    study = study_of_table(read_table(FORMATS / "09-layout.csv"), mode="strong", folder=tmp_path)
+    assert [row.gpus / row.model_parallel for row in study.scale()] == [1, 2, 8]
+
+
+def test_another_precision_at_the_baseline_is_a_finding_and_no_size_is_recommended(tmp_path: Path) -> None:
+    study = study_of_table(read_table(FORMATS / "10-other-baseline.csv"), mode=None, folder=tmp_path)
+    choice = decide(study.scale())
+    assert [one.kind for one in choice.findings] == ["slow-baseline"]
+    assert choice.best is None
+
+
+def test_a_column_gets_a_meaning_by_an_option(tmp_path: Path, nothing_drawn: None) -> None:
+    table = tmp_path / "a'; echo foo.tsv"
+    table.write_text("cores\tspeed $(x)\tframework\n1\t1.1k\tA\n2\t2k\tB\n", encoding="utf-8")
+    maps = ["--map", "gpus=cores", "--map", "tokens/s=speed $(x)"]
+    done = run_report(str(table), *maps)
+    assert done.exit_code == 0, done.output
+    assert "Ignored columns: framework (--map NAME=COLUMN uses one)\n" in done.stderr
+    folder = tmp_path / "a'; echo foo-report"
+    assert pd.read_csv(folder / "scaling.csv")["efficiency"].to_list() == pytest.approx([1, 2 / 2.2])
+    page = html.unescape((folder / "index.html").read_text())
+    assert "Tokens/s" in page
+    assert shlex.join(["bench", "report", table.name, *maps]) in page
+    done = run_report(str(table), "--map", "gpus=cpus", "--map", "speed=speed $(x)", "--mode", "weak")
+    assert done.exit_code == 2
+    assert (
+        f"{table}:1: --map gpus=cpus: there is no such column; there are 'cores', 'speed $(x)'" in done.stderr
+    )
+    assert (
+        f"{table}:1: --map speed=speed $(x): 'speed' is not known; the columns of a table are" in done.stderr
+    )
+
+
+def test_each_canonical_name_means_itself() -> None:
+    assert {name: (heading(name) or Heading("")).column for name in COLUMNS} == {
+        name: name for name in COLUMNS
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "column", "factor", "per_gpu"),
+    [
+        ("Throughput (tok/s/GPU)", "tokens/s", 1, True),
+        ("tokens_per_sec_per_gpu", "tokens/s", 1, True),
+        ("images/min", "throughput", 1 / 60, False),
+        ("throughput_per_gpu", "throughput", 1, True),
+        ("Step Time (ms)", "time", 1e-3, False),
+        ("s/it", "time", 1, False),
+        ("epoch time [h]", "epoch_time", 3600, False),
+        ("TFLOP/s/GPU", "mfu", 1, True),
+        ("World Size", "gpus", 1, False),
+        ("numNodes", "nodes", 1, False),
+        ("n_gpus", "gpus", 1, False),
+        ("batch_per_worker", "per_gpu_batch", 1, False),
+        ("Batch Size", None, 1, False),
+        ("tokens", None, 1, False),
+    ],
+)
+def test_names_of_columns(name: str, column: str | None, factor: float, per_gpu: bool) -> None:
+    found = heading(name)
+    assert (found and found.column) == column
+    assert found is None or (found.factor, found.per_gpu) == (pytest.approx(factor), per_gpu)
+
+
+@pytest.mark.parametrize(
+    ("text", "decimal_comma", "value"),
+    [
+        ("~12,400", False, 12400),
+        ("1,234.5", False, 1234.5),
+        ("1.234,5", True, 1234.5),
+        ("12 400", False, 12400),
+        ("220k", False, 220e3),
+        ("1.4M", False, 1.4e6),
+        ("98.5 ± 0.4", False, 98.5),
+        ("1e3", False, 1000),
+        ("–", False, None),
+        ("1,2,3", False, ValueError),
+        ("8 x", False, ValueError),
+        ("inf", False, ValueError),
+    ],
+)
+def test_forms_of_numbers(text: str, decimal_comma: bool, value: float | type[ValueError] | None) -> None:
+    column = Heading("throughput")
+    if isinstance(value, type):
+        with pytest.raises(value, match="a number above 0"):
+            column.number(text, decimal_comma=decimal_comma)
+    else:
+        assert column.number(text, decimal_comma=decimal_comma) == pytest.approx(value)
+
+
 def test_a_table_with_repeats_recommends_a_size(reported: Report, tmp_path: Path) -> None:
     rates = {1: 100, 2: 190, 4: 350}
     rows = [f"{ranks},64,{rate + more}" for ranks, rate in rates.items() for more in (-1, 0, 1)]
     found = reported("\n".join(["gpus,global_batch,throughput", *rows]), "--mode", "strong")
-    assert found["verdict"].to_list() == ["baseline", "too-small", "use"]
+    assert found["verdict"].to_list() == ["baseline", "efficient", "efficient"]
     page = (tmp_path / "table-report" / "index.html").read_text()
     assert "<dt>Use</dt><dd>4 ranks, efficiency " in page
 
@@ -190,7 +416,7 @@ def test_each_problem_has_a_line_a_reason_and_a_remedy(tmp_path: Path, path: Pat
 def test_a_missing_table_or_a_binary_file_is_an_error(tmp_path: Path) -> None:
     done = run_report(str(tmp_path / "no.csv"))
     assert done.exit_code == 2
-    assert f"error: {tmp_path}/no.csv: the table does not exist; give a CSV file\n" in done.stderr
+    assert f"error: {tmp_path}/no.csv: the table does not exist; give a file with a table\n" in done.stderr
     (tmp_path / "binary.csv").write_bytes(b"gpus,time\n1,\xff\n")
     done = run_report(str(tmp_path / "binary.csv"))
     assert f"{tmp_path}/binary.csv:2: the text is not UTF-8; save it as UTF-8" in done.stderr
@@ -299,11 +525,11 @@ def test_patterns_make_a_table_of_the_logs_of_finished_runs(
         in done.stderr
     )
     assert "one.log: 2 values, mean 40 samples/s\n" in done.stderr
-    table = ["nodes,gpus,per_gpu_batch,throughput,repeat", ",1,4,40,1", "1,2,4,76,1", "1,2,4,77.6,2"]
+    table = ["nodes,gpus,per_gpu_batch,samples/s,repeat", ",1,4,40,1", "1,2,4,76,1", "1,2,4,77.6,2"]
     assert Path("logs-report/logs.csv").read_text().splitlines() == table
     assert pd.read_csv("logs-report/scaling.csv")["efficiency"].round(3).tolist() == [1, 0.96]
     assert run_report(*words, "--mode", "strong", "--output", "b").exit_code == 0
-    assert Path("b/logs-report/logs.csv").read_text().splitlines()[1] == ",1,0.1,1"
+    assert Path("b/logs-report/logs.csv").read_text().splitlines()[1] == ",1,10,1"
     assert (
         "no report: the logs do not show whether this is strong or weak scaling" in run_report(*words).stderr
     )

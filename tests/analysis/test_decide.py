@@ -1,0 +1,179 @@
+"""Verdicts on sizes: tables with the right answers, a second computation of P, and simulated studies."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+
+from analysis.checks.scaling_table import scaling_table
+from analysis.decide import Choice, decide, efficiency_text, probability_text, what_decides
+from analysis.stats.columns import ScalingRow
+from analysis.stats.scaling import GUIDE
+from ddp_scaling_bench.finding import messages
+from tests.analysis.decisions import calibration, simulate
+from tests.analysis.studies import frames_of_points
+
+TABLES = Path(__file__).parent / "tables"
+
+
+def rows_of(points: pd.DataFrame) -> list[ScalingRow]:
+    return scaling_table(frames_of_points(points))
+
+
+def strong(rates: dict[int, list[float]]) -> pd.DataFrame:
+    points = [(gpus, rate, 960) for gpus, own in rates.items() for rate in own]
+    return pd.DataFrame(points, columns=["gpus", "throughput", "global_batch"])
+
+
+def around(rate: float, spread: float = 0.005) -> list[float]:
+    return [rate, rate * (1 + spread), rate * (1 - spread)]
+
+
+def judged(rows: list[ScalingRow]) -> tuple[Choice, dict[int, str]]:
+    """Return the choice, and the verdict on each size."""
+    choice = decide(rows)
+    return choice, {row.gpus: str(choice.verdicts[row.place].kind) for row in rows}
+
+
+#: The recommended size, the verdicts on the sizes above the baseline, and the kinds of the findings.
+ANSWERS = {
+    "e11_bimodal": (None, ["cannot-tell"], []),
+    "e12_nonmono": (16, ["efficient", "inefficient", "inefficient", "efficient"], []),
+    "e13_slow_baseline": (4, ["efficient", "efficient", "inefficient"], ["slow-baseline"]),
+    "e15_at_guide": (None, ["at-the-guide", "inefficient"], []),
+    "e17_slower_but_used": (2, ["efficient", "inefficient"], ["slow-baseline", "slower-than-smaller"]),
+    "e2_zero_variance": (4, ["efficient", "efficient", "at-the-guide"], []),
+    "e2b_exact_guide": (8, ["efficient", "efficient", "efficient"], []),
+    "e7_superlinear": (4, ["efficient", "efficient"], ["slow-baseline"]),
+    "p2_heat_openmp_strong": (None, ["few-runs"] * 10, ["slower-than-smaller"]),
+    "p5_minions_weak": (None, ["few-runs"] * 8, []),
+    "p8_bitonic_weak": (None, ["few-runs"], []),
+}
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_each_table_has_the_right_answer(name: str) -> None:
+    best, verdicts, findings = ANSWERS[name]
+    choice, found = judged(rows_of(pd.read_csv(TABLES / f"{name}.csv")))
+    assert [*found.values()] == ["baseline", *verdicts]
+    assert (choice.best and choice.best.gpus) == best
+    assert [one.kind for one in choice.findings] == findings
+
+
+def test_a_slow_baseline_and_a_slower_size_are_said() -> None:
+    choice, _ = judged(rows_of(pd.read_csv(TABLES / "e17_slower_but_used.csv")))
+    assert messages(choice.findings) == (
+        "the efficiency of 2 ranks is 2.00, so the baseline (1 rank) is slow, or another program, precision or "
+        "machine: sizes are judged against the smaller size with the highest throughput per rank; 4 ranks: "
+        "0.975 [0.971, 0.979] times the throughput of 2 ranks"
+    )
+
+
+def second_p(rates: list[float], base: list[float], growth: float) -> float:
+    """Return P(E >= guide) as the p-value of Welch's test of scipy."""
+    shifted = np.log(base) + math.log(GUIDE * growth)
+    return float(stats.ttest_ind(np.log(rates), shifted, equal_var=False, alternative="greater").pvalue)
+
+
+def test_p_is_that_of_welchs_test() -> None:
+    rng = np.random.default_rng(5)
+    for _ in range(50):
+        runs = rng.integers(3, 9, size=2)
+        base = (100 * np.exp(rng.normal(0, 0.03, runs[0]))).tolist()
+        rates = (100 * 4 * rng.uniform(0.7, 0.9) * np.exp(rng.normal(0, 0.03, runs[1]))).tolist()
+        rows = rows_of(strong({1: base, 4: rates}))
+        assert decide(rows).verdicts[1].p == pytest.approx(1 - second_p(rates, base, 4), abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("efficiency", "spread", "verdict"),
+    [
+        (0.9, 0.005, "efficient"),
+        (0.8001, 0.004, "at-the-guide"),
+        (0.815, 0.009, "at-the-guide"),
+        (0.86, 0.035, "probable"),
+        (0.81, 0.05, "cannot-tell"),
+        (0.74, 0.05, "cannot-tell"),
+        (0.7, 0.005, "inefficient"),
+    ],
+)
+def test_the_verdicts_have_an_order(efficiency: float, spread: float, verdict: str) -> None:
+    rates = {1: around(100, spread), 8: around(800 * efficiency, spread)}
+    choice, found = judged(rows_of(strong(rates)))
+    assert found[8] == verdict
+    assert (choice.best is not None) == (verdict == "efficient")
+
+
+def test_an_efficient_size_that_is_not_shown_to_be_faster_is_not_recommended() -> None:
+    noisy = [300.0, 398.0, 390.0, 396.0, 402.0, 399.0, 401.0, 397.0]
+    rates = {4: around(400), 5: noisy}
+    rows = rows_of(strong(rates))
+    for row in rows:
+        row.n_undisturbed = row.n
+    assert judged(rows)[0].best is None
+
+
+def test_a_size_with_few_undisturbed_runs_cannot_be_judged() -> None:
+    for efficiency in (0.5, 0.95):
+        rows = rows_of(strong({1: around(100), 2: around(200 * efficiency)}))
+        rows[1].n_undisturbed = 2
+        choice, found = judged(rows)
+        assert (found[2], choice.best) == ("cannot-tell", None)
+        assert (
+            what_decides(choice.verdicts[1], rows[1]) == "an interval needs 1 more undisturbed run on 2 ranks"
+        )
+
+
+def test_the_number_of_runs_that_decide_is_a_range() -> None:
+    rows = rows_of(strong({1: around(100, 0.02), 2: around(164, 0.02)}))
+    verdict = decide(rows).verdicts[1]
+    assert verdict.kind in ("probable", "cannot-tell")
+    rows = rows_of(strong({1: around(100, 0.05), 2: around(144, 0.05)}))
+    verdict = decide(rows).verdicts[1]
+    fewest, most = verdict.more_runs or (0, 0)
+    assert 1 <= fewest < most
+    assert what_decides(verdict, rows[1]).startswith(f"about {fewest:.0f} to {most:.0f} more runs each")
+    rows = rows_of(strong({1: around(100, 0.05), 2: around(161, 0.05)}))
+    verdict = decide(rows).verdicts[1]
+    assert "perhaps over 100" in what_decides(verdict, rows[1])
+
+
+def test_nothing_is_concluded_from_a_wide_interval() -> None:
+    """Runs of one size that differ by a factor of five: 0.77 [0.1, 8]."""
+    rows = rows_of(strong({1: [100, 101, 99], 2: [80, 187, 400]}))
+    assert judged(rows)[1][2] == "cannot-tell"
+
+
+def test_a_point_is_never_outside_of_its_interval() -> None:
+    for row in rows_of(pd.read_csv(TABLES / "e11_bimodal.csv")):
+        assert row.throughput_low <= row.throughput_samples_per_sec <= row.throughput_high
+        assert not row.efficiency_low > row.efficiency
+        assert not row.efficiency_high < row.efficiency
+
+
+def test_texts_of_efficiency_and_probability() -> None:
+    assert efficiency_text(0.94, 0.9, 0.98) == "0.94 [0.90, 0.98]"
+    assert efficiency_text(0.81, 0.799, 0.82) == "0.810 [0.799, 0.820]"
+    assert efficiency_text(0.5, math.nan, math.nan) == "0.50"
+    assert [probability_text(p) for p in (math.nan, 0.999, 0.001, 0.934)] == [
+        "",
+        "P > 0.99",
+        "P < 0.01",
+        "P = 0.93",
+    ]
+
+
+def test_recommendations_of_simulated_studies_are_right() -> None:
+    """``make campaign`` repeats this with 2,000 studies, and the calibration with 3,000 sizes per tenth."""
+    found = simulate(300, seed=3)
+    assert found.wrong.total() <= 0.03 * found.recommended.total()
+    assert found.right.total() >= 0.9 * found.clear.total() > 0
+
+
+def test_the_probability_is_calibrated() -> None:
+    for number, p, share in calibration(200, seed=4):
+        assert number == 200
+        assert share == pytest.approx(p, abs=0.05 + 3 * math.sqrt(0.25 / number))
