@@ -53,6 +53,7 @@ LAYERS = {
         ["analysis.data"],
         ["analysis.stats"],
         ["analysis.checks"],
+        ["analysis.decide"],
         ["analysis.causes"],
         ["analysis.compare", "analysis.advise", "analysis.tables_in"],
         ["analysis.report"],
