@@ -21,8 +21,8 @@ import numpy as np
 from scipy import special, stats
 
 from analysis.checks.scaling_table import Invalid, RunsMissing, error_of
+from analysis.data.columns import ScalingRow, by_series
 from analysis.data.names import ranks
-from analysis.stats.columns import ScalingRow, by_series
 from analysis.stats.estimate import (
     LEVEL,
     MIN_RUNS,

@@ -229,8 +229,8 @@ def write_study(folder: Path, kind: str, dice: random.Random, place: Place) -> P
 def read_draw(path: Path, kind: str) -> Draw:
     """Return the planted share and the named causes of a finished study."""
     study = load_study(path)
-    cells = study.cells[study.cells["gpus"] == 2].to_dict("records")
-    places = {row["swept"].get("env.PLANTED", "1"): row["cell_id"] for row in cells}
+    cells = [cell for cell in study.cells.values() if cell.gpus == 2]
+    places = {(cell.swept or {}).get("env.PLANTED", "1"): cell.cell_id for cell in cells}
     with_plant, without = (named_causes(path, places.get(value, "")) for value in ("1", "0"))
     return Draw(kind, planted_share(path, kind, places["1"]), with_plant, without)
 

@@ -2,9 +2,13 @@
 
 import contextlib
 import os
+import shutil
 import signal
 import sys
+import tempfile
 from pathlib import Path
+
+import pytest
 
 # `pytest` alone does not put the checkout on the path, `python -m pytest` does.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -12,7 +16,21 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 # No test, and no `bench` that a test starts, reads the site defaults of whoever runs it.
 os.environ["BENCH_SITE"] = ""
 
+#: The tests need about half of this; more of them fail on a full disk than a reader can understand.
+LEAST_FREE_BYTES = 2 * 2**30
+
 pytest_plugins = ["tests.cluster.plugin", "tests.analysis.figures"]
+
+
+def pytest_sessionstart() -> None:
+    """End at once if the temporary folder is almost full."""
+    folder = tempfile.gettempdir()
+    if (free := shutil.disk_usage(folder).free) < LEAST_FREE_BYTES:
+        pytest.exit(
+            f"{folder} has {free / 2**30:.1f} GiB free, and the tests need {LEAST_FREE_BYTES / 2**30:.0f} GiB: "
+            "delete files there, or name another folder with TMPDIR",
+            returncode=2,
+        )
 
 
 def pytest_configure() -> None:

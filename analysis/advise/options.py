@@ -9,7 +9,7 @@ with sqrt(1 + 1/n).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Annotated
@@ -19,10 +19,10 @@ from scipy import special
 
 from analysis.checks.assessment import assess
 from analysis.checks.scaling_table import scaling_table
+from analysis.data.columns import CellSize, Column, ScalingRow, columns_of, first_of_cells, grouped
 from analysis.data.differences import SIZES, settings_of
 from analysis.data.load import Study
 from analysis.stats.attempts import cell_success
-from analysis.stats.columns import CellSize, Column, ScalingRow, columns_of, first_of_cells, grouped
 from analysis.stats.estimate import (
     MIN_RUNS,
     LogMoments,
@@ -31,7 +31,7 @@ from analysis.stats.estimate import (
     runs_to_decide,
     unpaired,
 )
-from analysis.stats.measured import Frames, measure
+from analysis.stats.measured import Measured, measure
 from analysis.text import clean, one_line
 from ddp_scaling_bench.finding import Finding
 from ddp_scaling_bench.units import known
@@ -133,56 +133,43 @@ class Advice:
     samples: int
     epochs: int
     options: list[Option]
-    notes: list[str] = field(default_factory=list)
-    validity: Mapping[str, Sequence[Finding]] = field(default_factory=dict)
+    notes: list[str]
+    validity: Mapping[str, Sequence[Finding]]
 
     def groups(self) -> list[Advice]:
         """Return the advice for each group of options with the same global batch."""
-        return [
-            replace(self, options=own) for own in grouped(self.options, lambda option: option.group).values()
-        ]
+        groups = grouped(self.options, lambda option: option.group)
+        return [replace(self, options=own) for own in groups.values()]
 
     def chosen(self, mark: str) -> Option | None:
         """Return the first option marked ``first``, ``cheapest`` or ``safest``; None if there is none."""
         return next((option for option in self.options if getattr(option, mark)), None)
 
 
-def options_of(
-    studies: Mapping[str, Study], *, samples: int, epochs: int
-) -> tuple[list[Option], list[str], dict[str, list[Finding]]]:
-    """Return the options of all studies, notes on their rates, and the studies' findings.
+def options_of(studies: Mapping[str, Study], *, samples: int, epochs: int) -> Advice:
+    """Return the options of all studies, without queue waits: :func:`rank` adds them.
 
-    The options do not yet have a queue wait and a total time. ``samples`` are training samples per epoch.
+    ``samples`` are training samples per epoch.
     """
-    options: list[Option] = []
-    notes, validity = [], {}
+    found = Advice(samples, epochs, [], [], validity := {})
     for name, study in studies.items():
         frames = measure(study)
         rows = scaling_table(frames)
         assessment = assess(study, frames, rows)
         validity[name] = assessment.findings
         if any(cell.is_average for cell in study.planned):
-            notes.append(
+            found.notes.append(
                 f"{name}: rates are averages of whole runs, so times do include start-up, and validation if "
                 "the command counts it, in proportion to the samples"
             )
-        measured = _measured(study, frames, rows, samples=samples, epochs=epochs)
-        for cell, option in measured.items():
-            option.study, option.error = name, assessment.invalid.get(cell)
+        for option in _options(study, frames, rows, samples=samples, epochs=epochs):
+            option.study, option.error = name, assessment.invalid.get(option.cell_id)
             option.not_valid = option.error.kind if option.error else ""
-        options += measured.values()
-    return options, notes, validity
+            found.options.append(option)
+    return found
 
 
-def rank(
-    options: Iterable[Option],
-    waits: Mapping[Layout, Wait],
-    *,
-    samples: int,
-    epochs: int,
-    notes: Iterable[str] = (),
-    validity: Mapping[str, Sequence[Finding]] | None = None,
-) -> Advice:
+def rank(advice: Advice, waits: Mapping[Layout, Wait]) -> Advice:
     """Return the options with their queue waits, in groups, and in the order of their total time.
 
     The options of a group have the same global batch: other batches converge differently, so their times
@@ -190,14 +177,13 @@ def rank(
     group are marked: the one that ends first, the cheapest one and the safest one. If no wait is known, the
     total time is the training time.
     """
-    options = [replace(option) for option in options]
+    options, notes = [replace(option) for option in advice.options], [*advice.notes]
     for option in options:
         wait = waits.get(option.layout, Wait(None, ""))
         option.wait_s = math.nan if wait.seconds is None else wait.seconds
         option.wait_source = wait.source
         option.remark = "; ".join(filter(None, (option.remark, wait.remark)))
     waits_known = [known(option.wait_s) for option in options]
-    notes = list(notes)
     if not any(waits_known):
         notes.append("No queue wait is known, so totals are training times only")
     elif not all(waits_known):
@@ -208,10 +194,9 @@ def rank(
         for option in own:
             option.group = place
         _mark(own)
-        _compare_with_first(own)
     values = attrgetter("total_s", "training_s", "node_hours")
     options.sort(key=lambda one: (one.group, *map(_unknown_last, values(one)), one.study, one.cell_id))
-    return Advice(samples, epochs, options, notes, validity or {})
+    return replace(advice, options=options, notes=notes)
 
 
 def _unknown_last(value: float) -> tuple[bool, float]:
@@ -227,19 +212,18 @@ def fastest_training_s(options: Iterable[Option]) -> dict[Layout, float]:
     }
 
 
-def _measured(
-    study: Study, frames: Frames, rows: Sequence[ScalingRow], *, samples: int, epochs: int
-) -> dict[str, Option]:
-    """Return one option per planned cell, measured or not."""
+def _options(
+    study: Study, frames: Measured, rows: Sequence[ScalingRow], *, samples: int, epochs: int
+) -> Iterator[Option]:
+    """Yield one option per planned cell, measured or not."""
     gpu, settings, checkpoints = _gpu(study), _settings(study), _checkpoints(study, frames)
     success, cells = cell_success(study), {cell.cell_id: cell for cell in frames.cells}
-    found = {}
     for row in first_of_cells(rows):
         runs = [] if row.other_batch else frames.measured_in(row.cell_id)
         step_times = [run.step_time_sec for run in runs]
         low_s, high_s = _further_run(step_times)
         own = success[row.cell_id]
-        found[row.cell_id] = Option(
+        yield Option(
             **{name: getattr(row, name) for name in columns_of(CellSize)},
             cell_id=row.cell_id,
             kind="measured" if row.n else "not measured",
@@ -261,7 +245,6 @@ def _measured(
             remark=row.reason if row.n < row.runs else "",
             run_step_times=step_times,
         )
-    return found
 
 
 def _settings(study: Study) -> dict[str, str]:
@@ -285,9 +268,9 @@ def _further_run(step_times: Sequence[float]) -> tuple[float, float]:
     return float(low[0]), float(high[0])
 
 
-def _checkpoints(study: Study, frames: Frames) -> dict[str, float]:
+def _checkpoints(study: Study, frames: Measured) -> dict[str, float]:
     """Return the mean seconds per checkpoint by cell, over the epochs of measured runs."""
-    counted = {run.run_id for run in frames.run_rows if run.measured}
+    counted = {run.run_id for run in frames.runs if run.measured}
     epochs = study.epochs[study.epochs["run_id"].isin(counted)]
     means = epochs.groupby("cell_id", observed=True)["checkpoint_time_sec"].mean()
     return {str(cell): float(value) for cell, value in means.items()}
@@ -295,7 +278,7 @@ def _checkpoints(study: Study, frames: Frames) -> dict[str, float]:
 
 def _gpu(study: Study) -> str:
     """Return the name of the study's GPUs from env.json without the vendor; empty if unknown."""
-    started = [run_id for run_id, path in zip(study.runs["run_id"], study.attempts, strict=True) if path]
+    started = [run.run_id for run in study.runs if run.folder]
     for run_id in started[:50]:
         env = study.envs_of([run_id]).get(run_id)
         if env and env.get("device") == "cuda" and env.get("device_name"):
@@ -315,50 +298,41 @@ def _groups(options: Sequence[Option]) -> list[list[Option]]:
 
 
 def _mark(options: Sequence[Option]) -> None:
-    """Mark the first, the cheapest and the safest option of a group."""
+    """Mark the first, cheapest and safest option of a group, and compare the others with the first."""
     own = [option for option in options if option.eligible and known(option.total_s)]
     if not own:
         return
-    on_gpus = all(known(option.gpu_hours) for option in own)
-
-    def cost(option: Option) -> float:
-        return option.gpu_hours if on_gpus else option.node_hours
-
-    min(own, key=lambda one: (one.total_s, cost(one))).first = True
+    cost = attrgetter("gpu_hours" if all(known(option.gpu_hours) for option in own) else "node_hours")
+    first = min(own, key=lambda one: (one.total_s, cost(one)))
+    first.first = True
     min(own, key=lambda one: (cost(one), one.total_s)).cheapest = True
     min(own, key=lambda one: (-one.success_low, one.total_s)).safest = True
+    for option in own:
+        if option is not first:
+            _compare(option, first)
 
 
-def _compare_with_first(options: Sequence[Option]) -> None:
-    """Set ``distinguishable`` and ``runs_needed`` of the valid options of a group with a total time.
+def _compare(option: Option, first: Option) -> None:
+    """Set ``distinguishable`` and ``runs_needed``.
 
-    Each option is compared with the first one. It is distinguishable if Welch's 95 % interval of the ratio of
-    their total times excludes 1; a queue wait counts as a constant. ``distinguishable`` is None below three
-    runs.
+    An option is distinguishable if Welch's 95 % interval of the ratio of both total times excludes 1; a queue
+    wait counts as a constant. ``distinguishable`` is None below three runs.
     """
-    first = next((option for option in options if option.first), None)
-    for option in options:
-        if first and option is not first and option.eligible and known(option.total_s):
-            moments = _total_moments(option), _total_moments(first)
-            option.distinguishable, option.runs_needed = _decided(*moments)
+    other, best = _total_moments(option), _total_moments(first)
+    low, high = (float(bound[0]) for bound in ratio_interval(other, best))
+    if not math.isfinite(low):
+        option.runs_needed = MIN_RUNS
+        return
+    option.distinguishable = not low <= 1 <= high
+    if not option.distinguishable:
+        centre, error, _ = (float(value[0]) for value in unpaired(best, other))
+        runs = (
+            runs_to_decide(centre, error=error, top_n=other.n[0], bottom_n=best.n[0]) if centre else math.inf
+        )
+        option.runs_needed = max(runs, min(other.n[0], best.n[0]) + 1)
 
 
 def _total_moments(option: Option) -> LogMoments:
     """Return the moments of an option's total time over its runs."""
     wait_s = option.total_s - option.training_s
     return log_moments([[time_s + wait_s for time_s in option.training_times(option.run_step_times)]])
-
-
-def _decided(other: LogMoments, first: LogMoments) -> tuple[bool | None, float]:
-    """Return whether two total times are distinguishable; if not, also the runs per option to decide."""
-    low, high = (float(bound[0]) for bound in ratio_interval(other, first))
-    if not math.isfinite(low):
-        return None, MIN_RUNS
-    if not low <= 1 <= high:
-        return True, math.nan
-    centre, error, _ = (float(value[0]) for value in unpaired(first, other))
-    fewer = min(other.n[0], first.n[0])
-    if centre == 0:
-        return False, math.inf
-    runs = runs_to_decide(centre, error=error, top_n=other.n[0], bottom_n=first.n[0])
-    return False, max(runs, fewer + 1)

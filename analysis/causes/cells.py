@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-import numpy as np
 from scipy import special
 
 from analysis.causes.claims import CAUSES, RunEvidence, claims_of
@@ -29,7 +28,7 @@ from analysis.causes.divide import (
     Parts,
     divide,
 )
-from analysis.stats.columns import part_title
+from analysis.data.columns import part_title
 from analysis.stats.estimate import LEVEL, MIN_RUNS
 from ddp_scaling_bench.finding import Finding
 from ddp_scaling_bench.units import known
@@ -194,11 +193,13 @@ def _shares(
         sources = parts if parts else {part for division in divisions for part in division.rests}
         half = _half_width(values, runs, base_runs, sources)
         mean = math.fsum(values) / len(values)
-        found[key] = replace(
-            _row(key),
+        found[key] = CauseRow(
+            key.cause,
             share=mean,
             share_low=mean - half,
             share_high=min(mean + half, 1.0),
+            node=key.node,
+            rank=key.rank,
             part=max(parts, key=lambda part: parts[part], default=""),
         )
     return found
@@ -218,20 +219,23 @@ def _half_width(
     n = len(values)
     if n < MIN_RUNS:
         return math.nan
-    variance = (
-        float(np.var([value / run.factor for value, run in zip(values, runs, strict=True)], ddof=1)) / n
-    )
+    variance = _variance([value / run.factor for value, run in zip(values, runs, strict=True)]) / n
     freedom = float(n - 1)
     if reference := runs[0].reference:
         if len(base_runs) < MIN_RUNS:
             return math.nan
-        spent = [sum(_relative(run).get(part, 0.0) for part in sources) for run in base_runs]
-        of_base = reference.rate**2 * float(np.var(spent, ddof=1)) / len(spent)
+        spent = [run.factor * sum(run.parts.get(part, 0.0) for part in sources) for run in base_runs]
+        of_base = reference.rate**2 * _variance(spent) / len(spent)
         total = variance + of_base
         if total > 0:
             freedom = total**2 / (variance**2 / (n - 1) + of_base**2 / (len(spent) - 1))
         variance = total
     return float(special.stdtrit(freedom, 0.5 + LEVEL / 2)) * math.sqrt(variance)
+
+
+def _variance(values: Sequence[float]) -> float:
+    mean = math.fsum(values) / len(values)
+    return math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
 
 
 def _row(key: Key) -> CauseRow:

@@ -25,7 +25,7 @@ from analysis.causes.evidence import (
 )
 from analysis.checks.host_bound import HostBound
 from analysis.checks.slow_ranks import Straggler
-from analysis.stats.columns import part_title
+from analysis.data.columns import part_title
 from analysis.stats.decompose import mean
 from bench.study.findings import Disturbance, ForeignJob, StudyRun, by_reason
 from ddp_scaling_bench.finding import Finding

@@ -18,8 +18,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
 
-from analysis.stats.columns import PARTS
+from analysis.data.columns import PARTS
 from ddp_scaling_bench.finding import Finding
 
 #: Rows that are not causes: loss not assigned to a cause, and the row that replaces all rows with a share if
@@ -81,8 +83,7 @@ class Claim:
         return Key(self.cause, self.node if self.rank is None else "", self.rank)
 
 
-@dataclass(frozen=True)
-class Key:
+class Key(NamedTuple):
     """A cause, with the rank or node at fault if one is known."""
 
     cause: str
@@ -102,7 +103,7 @@ class Division:
     taken: dict[Key, dict[str, float]]
     rests: dict[str, float]
 
-    @property
+    @cached_property
     def shares(self) -> dict[Key, float]:
         """The share of each cause and of ``not-explained``; their sum is the loss."""
         shares = {key: math.fsum(own.values()) for key, own in self.taken.items()}

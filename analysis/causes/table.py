@@ -19,10 +19,10 @@ from analysis.checks.fabric import FabricRow, fabric_table, sweep_rows
 from analysis.checks.host_bound import host_bound
 from analysis.checks.scaling_table import Invalid, error_of, scaling_table
 from analysis.checks.slow_ranks import stragglers, unequal_samples
+from analysis.data.columns import PARTS, RunRow, ScalingRow, grouped, part_title
 from analysis.data.load import RankOfRun, Study
-from analysis.stats.columns import PARTS, RunRow, ScalingRow, grouped, part_title
 from analysis.stats.decompose import USEFUL_PARTS, mean
-from analysis.stats.measured import Frames, measure, ranks_sample
+from analysis.stats.measured import Measured, measure, ranks_sample
 from analysis.text import heading
 from ddp_scaling_bench.finding import Finding
 from ddp_scaling_bench.units import clauses, count, known, short_percent
@@ -158,36 +158,35 @@ def _in_one_part(ranks: Iterable[RankOfRun]) -> set[tuple[str, int]]:
     return found
 
 
-def read_run_facts(study: Study, frames: Frames) -> dict[str, RunFacts]:
+def read_run_facts(study: Study, frames: Measured) -> dict[str, RunFacts]:
     """Read the facts of the runs that count, at most :data:`analysis.stats.measured.MAX_RANKS_FILES`."""
-    attempts = dict(zip(study.runs["run_id"], study.attempts, strict=True))
     ends = {run_id: record.end for run_id, record in study.records.items() if record.end}
     return {
         run.run_id: read_facts(
-            attempt,
+            run.folder,
             steps=run.steps,
             step_s=run.step_time_sec,
             disturbed=run.disturbed,
             warnings=ends[run.run_id].warnings if run.run_id in ends else None,
         )
-        for run in ranks_sample(frames.run_rows)
-        if (attempt := attempts.get(run.run_id))
+        for run in ranks_sample(frames.runs)
+        if run.folder
     }
 
 
 def read_evidence(
-    study: Study, frames: Frames, facts: Mapping[str, RunFacts], *, fabric: Iterable[FabricRow] = ()
+    study: Study, frames: Measured, facts: Mapping[str, RunFacts], *, fabric: Iterable[FabricRow] = ()
 ) -> dict[str, list[RunEvidence]]:
     """Return the evidence of the runs that count, by cell.
 
     Runs that are not in ``facts`` get the facts of the first run of their cell that is.
     """
-    sample = ranks_sample(frames.run_rows)
+    sample = ranks_sample(frames.runs)
     ranks = study.ranks_of([run.run_id for run in sample])
     late, slow_hosts = late_ranks(ranks), grouped(host_bound(ranks), lambda one: one.run_id)
     rings = {fit.cell_id: fit.ring_bytes_per_sec for fit in fabric}
     comm_s = study.epochs.groupby(study.epochs["run_id"].astype("str"))["comm_time_sec"].mean().to_dict()
-    counted = [run for run in frames.run_rows if run.measured and known(run.step_time_sec)]
+    counted = [run for run in frames.runs if run.measured and known(run.step_time_sec)]
     found = {}
     for cell, runs in grouped(counted, lambda run: run.cell_id).items():
         parts = [_parts(run) for run in runs]
@@ -358,21 +357,20 @@ def run_causes(study: Study, run_id: str) -> list[CauseRow]:
     The list is empty if the run has no throughput. Disturbed runs are included.
     """
     frames = measure(study, include_disturbed=True)
-    every, runs = scaling_table(frames), frames.run_rows
+    every, runs = scaling_table(frames), frames.runs
     own = {run.cell_id for run in runs if run.run_id == run_id and run.measured}
     row = next((row for row in every if row.cell_id in own), None)
     if row is None:
         return []
     cells = () if row.is_base or not row.base else (row.base.cell_id,)
-    kept = [run.run_id == run_id or run.cell_id in cells for run in runs]
-    alone = replace(frames, runs=frames.runs[kept].reset_index(drop=True))
+    alone = replace(frames, runs=[run for run in runs if run.run_id == run_id or run.cell_id in cells])
     table = [row for row in scaling_table(alone) if row.n]
     found = _causes(study, alone, table, assess(study, frames, every).invalid)
     series = next(one.series for one in table if one.cell_id == row.cell_id)
     return [one for one in found if (one.series, one.cell_id) == (series, row.cell_id)]
 
 
-def _causes(study: Study, frames: Frames, rows: Sequence[ScalingRow], invalid: Invalid) -> list[CauseRow]:
+def _causes(study: Study, frames: Measured, rows: Sequence[ScalingRow], invalid: Invalid) -> list[CauseRow]:
     facts = read_run_facts(study, frames)
     runs = read_evidence(study, frames, facts, fabric=fabric_table(sweep_rows(study)))
     return cause_rows(rows, divide_study(rows, runs), invalid=invalid)

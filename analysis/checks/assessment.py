@@ -1,67 +1,111 @@
 """Decide which cells of a study are valid: the one answer that all commands use.
 
-:func:`assess` collects the findings of :mod:`analysis.checks.validity`. A cell is not valid if a finding with
-the severity ``error`` names it. :attr:`Assessment.checks` says which checks the study's files made possible.
+A check is a function that yields findings about a study; :func:`check` registers it, and :func:`assess` calls
+all checks of the modules in this package. A cell is not valid if a finding with the severity ``error`` names
+it. A warning means that results may be affected, or that runs are missing; a finding with the severity
+``info`` is an unexpected result. Every kind is described in docs/analysis.md, with its remedy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import pkgutil
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from importlib import import_module
 from typing import Any, NamedTuple
 
-from analysis.checks.disturbed import CommonCondition, DisturbedRuns
-from analysis.checks.drift import Drift, DriftInRun, WideIntervals, changes_in_runs, timed_runs
-from analysis.checks.nodes import (
-    CrowdedCores,
-    DifferingNodes,
-    Environments,
-    UnequalThreads,
-    facts_of_nodes,
-    threads_of,
-)
-from analysis.checks.samples import OtherBatch, PausedRank, ReplicasApart, UnevenSamples
 from analysis.checks.scaling_table import Invalid, scaling_table
-from analysis.checks.slow_ranks import SlowNodes
-from analysis.checks.validity import (
-    DamagedFiles,
-    IncompleteRuns,
-    NoThroughput,
-    RunsDiffer,
-    UnstableWarmUp,
-    envs_by_cell,
-    invalid_cells,
-    validity,
-)
-from analysis.data.environment import Environment, describe_environment, positive
-from analysis.data.load import Study
-from analysis.stats.columns import ScalingRow
-from analysis.stats.measured import Frames, measure, ranks_sample
-from analysis.text import clean
-from bench.study.conditions import objects
+from analysis.data.columns import RunRow, ScalingRow
+from analysis.data.environment import Environment, describe_environment
+from analysis.data.load import RankOfRun, Study
+from analysis.stats.measured import Measured, measure, ranks_sample
 from ddp_scaling_bench.finding import Finding
-from ddp_scaling_bench.units import known
 
-#: The checks, each with the classes of its findings. A check is possible for a cell if its files contain the
-#: values that the check compares.
-CHECKS: dict[str, tuple[type[Finding], ...]] = {
-    "throughput": (NoThroughput, IncompleteRuns, DamagedFiles),
-    "batch": (OtherBatch,),
-    "together": (ReplicasApart,),
-    "disturbances": (CommonCondition, DisturbedRuns),
-    "cores": (CrowdedCores,),
-    "threads": (UnequalThreads,),
-    "samples": (UnevenSamples,),
-    "windows": (PausedRank,),
-    "late-ranks": (SlowNodes,),
-    "nodes": (DifferingNodes,),
-    "environment": (RunsDiffer,),
-    "warm-up": (UnstableWarmUp,),
-    "drift": (Drift,),
-    "drift-in-run": (DriftInRun,),
-    "intervals": (WideIntervals,),
-}
+
+@dataclass(frozen=True)
+class CheckedStudy:
+    """What the checks read: a study with its runs, the scaling table, and the environments of the runs."""
+
+    study: Study
+    frames: Measured
+    rows: Sequence[ScalingRow]
+    environment: Environment
+
+    @property
+    def runs(self) -> Sequence[RunRow]:
+        """All runs."""
+        return self.frames.runs
+
+    @cached_property
+    def finished(self) -> list[RunRow]:
+        """The runs that completed with a throughput."""
+        return [run for run in self.runs if run.measured or run.left_out]
+
+    @cached_property
+    def measured(self) -> list[ScalingRow]:
+        """The rows with a run that counts."""
+        return [row for row in self.rows if row.n]
+
+    @cached_property
+    def sample(self) -> list[RunRow]:
+        """The runs whose ranks.csv is read."""
+        return ranks_sample(self.runs)
+
+    @cached_property
+    def ranks(self) -> Sequence[RankOfRun]:
+        """The rows of ranks.csv of these runs."""
+        return self.study.ranks_of([run.run_id for run in self.sample])
+
+    @cached_property
+    def envs(self) -> list[tuple[RunRow, dict[str, Any]]]:
+        """Each run whose env.json was read, with its content."""
+        runs = {run.run_id: run for run in self.runs}
+        return [(runs[run_id], env) for run_id, env in self.environment.envs.items()]
+
+    def cells_with(self, has: Callable[[dict[str, Any]], Any]) -> set[str]:
+        """Return the cells of which each env.json that was read has certain values."""
+        lacking = {run.cell_id for run, env in self.envs if not has(env)}
+        return {run.cell_id for run, _ in self.envs} - lacking
+
+
+class Rule(NamedTuple):
+    """A registered check; one without a name is not counted among the checks of a study."""
+
+    name: str
+    find: Callable[[CheckedStudy], Iterator[Finding]]
+    possible: Callable[[CheckedStudy], set[str]]
+    least_ranks: int
+
+
+_RULES: list[Rule] = []
+
+
+def check(
+    name: str = "",
+    *,
+    possible: Callable[[CheckedStudy], set[str]] = lambda _: set(),
+    least_ranks: int = 1,
+) -> Callable[[Callable[[CheckedStudy], Iterator[Finding]]], Callable[[CheckedStudy], Iterator[Finding]]]:
+    """Register a function that yields findings about a study.
+
+    ``possible`` returns the cells whose files contain the values that the check compares. It applies to the
+    measured cells with at least ``least_ranks`` ranks.
+    """
+
+    def register(find: Callable[[CheckedStudy], Iterator[Finding]]) -> Any:
+        _RULES.append(Rule(name, find, possible, least_ranks))
+        return find
+
+    return register
+
+
+def rules() -> list[Rule]:
+    """Return the checks of all modules of this package, in the order of the modules' names."""
+    package = import_module("analysis.checks")
+    for module in pkgutil.iter_modules(package.__path__, "analysis.checks."):
+        import_module(module.name)
+    return sorted(_RULES, key=lambda rule: rule.find.__module__)
 
 
 class Check(NamedTuple):
@@ -93,81 +137,36 @@ class Check(NamedTuple):
 
 @dataclass(frozen=True)
 class Assessment:
-    """What limits the validity of a study's numbers, and the checks that were possible."""
+    """What limits the validity of a study's numbers (errors first), the checks, and unexpected results."""
 
-    findings: list[Finding]
+    findings: Sequence[Finding]
     checks: Sequence[Check]
+    anomalies: Sequence[Finding] = ()
 
     @cached_property
     def invalid(self) -> Invalid:
         """The cells whose values are not valid, each with its first error."""
-        return invalid_cells(self.findings)
+        errors = [one for one in self.findings if one.severity == "error"]
+        return {cell: error for error in reversed(errors) for cell in error.subject}
 
 
 def assess(
     study: Study,
-    frames: Frames | None = None,
+    frames: Measured | None = None,
     rows: Sequence[ScalingRow] | None = None,
     environment: Environment | None = None,
 ) -> Assessment:
     """Assess a study. ``rows`` is the scaling table; arguments that are missing are computed."""
     frames = measure(study) if frames is None else frames
     rows = scaling_table(frames) if rows is None else rows
-    environment = describe_environment(study) if environment is None else environment
-    found = validity(study, frames, rows, environment)
-    possible = _possible(study, frames, rows, environment)
-    return Assessment(
-        found,
-        [
-            Check(name, sum(isinstance(one, own) for one in found), *possible[name])
-            for name, own in CHECKS.items()
-            if possible[name][0]
-        ],
-    )
-
-
-def _possible(
-    study: Study, frames: Frames, rows: Sequence[ScalingRow], environment: Environment
-) -> dict[str, tuple[int, int]]:
-    """Return for each check the number of measured cells: all to which it applies, and the possible ones."""
-    measured = [row for row in rows if row.n]
-    every = {row.cell_id for row in measured}
-    several = {row.cell_id for row in measured if row.gpus > 1}
-    envs = [(cell, env) for cell, env in envs_by_cell(study, environment) if cell in every]
-    ranks = study.ranks_of([run.run_id for run in ranks_sample(frames.run_rows)])
-    finished = [run for run in frames.run_rows if run.measured or run.left_out]
-    unknown = {run.cell_id for run in finished if run.disturbed is None}
-    commands = {clean(cell.cell_id) for cell in study.planned if cell.reads_values}
-    with_nodes = _cells(envs, lambda env: any(facts_of_nodes(env)))
-    found = {
-        "throughput": (every, every),
-        "batch": (every, {row.cell_id for row in measured if known(row.unit)}),
-        "together": (several, {cell for cell, known_of in frames.together.items() if known_of is not None}),
-        "disturbances": (every, every - unknown),
-        "cores": (every, _cells(envs, _has_cores)),
-        "threads": (every, _cells(envs, threads_of)),
-        "samples": (several, {row.cell_id for row in ranks if known(row.samples)}),
-        "windows": (
-            several,
-            {row.cell_id for row in ranks if known(row.window_time_sec) and known(row.steps)},
-        ),
-        "late-ranks": (several, {row.cell_id for row in ranks if known(row.forward_time_sec)}),
-        "nodes": (every, with_nodes),
-        "environment": (every, {cell for cell, _ in envs}),
-        "warm-up": (every, {cell for cell, _ in envs} - commands),
-        "drift": (every, every if timed_runs(frames.run_rows) else set()),
-        "drift-in-run": (every, set(changes_in_runs(study, frames.run_rows))),
-        "intervals": (every, {row.cell_id for row in measured if known(row.throughput_low)}),
-    }
-    return {name: (len(applies), len(applies & possible)) for name, (applies, possible) in found.items()}
-
-
-def _cells(envs: Environments, has: Callable[[dict[str, Any]], Any]) -> set[str]:
-    """Return the cells of which each env.json that was read has certain values."""
-    lacking = {cell for cell, env in envs if not has(env)}
-    return {cell for cell, _ in envs} - lacking
-
-
-def _has_cores(env: dict[str, Any]) -> bool:
-    entries = [*objects(env.get("hosts")), *objects(env.get("cores"))]
-    return any(positive(entry.get("cores")) for entry in entries)
+    about = CheckedStudy(study, frames, rows, environment or describe_environment(study))
+    found: list[Finding] = []
+    checks = []
+    for rule in rules():
+        own = list(rule.find(about))
+        found += own
+        applies = {row.cell_id for row in about.measured if row.gpus >= rule.least_ranks}
+        if rule.name and applies:
+            checks.append(Check(rule.name, len(own), len(applies), len(applies & rule.possible(about))))
+    ordered = [[one for one in found if one.severity == level] for level in ("error", "warning", "info")]
+    return Assessment(ordered[0] + ordered[1], checks, ordered[2])

@@ -25,8 +25,8 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from analysis.data.columns import grouped
 from analysis.data.load import Study
-from analysis.stats.columns import grouped
 from analysis.stats.estimate import MIN_RUNS, Floats, log_moments, mean_interval
 from ddp_scaling_bench.files import read_json
 from ddp_scaling_bench.run_folder import RunFolder
@@ -163,13 +163,12 @@ def _parameters(size: Floats, time: Floats, ranks: int) -> tuple[float, float] |
 
 def sweep_rows(study: Study) -> list[SweepRow]:
     """Return the collectives timed in all runs; malformed entries are ignored."""
-    ids = zip(study.runs["run_id"], study.runs["cell_id"], study.measured, strict=True)
     rows: list[SweepRow] = []
-    for run_id, cell_id, attempt in ids:
-        content = read_json(RunFolder(Path(attempt)).probes) if attempt else None
+    for run in study.runs:
+        content = read_json(RunFolder(Path(run.values_folder)).probes) if run.values_folder else None
         if content is not None and content.get("schema") == 1:
             for collective in _ROUNDS_OF:
-                rows += _sizes(content, (run_id, cell_id), collective)
+                rows += _sizes(content, (run.run_id, run.cell_id), collective)
     return rows
 
 

@@ -12,8 +12,8 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from analysis.data.columns import grouped
 from analysis.data.load import RankOfRun
-from analysis.stats.columns import grouped
 from analysis.stats.decompose import mean
 
 #: The host is the limit if loading and launching take at least this fraction of a step,

@@ -1,25 +1,21 @@
-"""Findings about cores, threads and nodes, from the env.json of the runs."""
+"""Findings about cores, threads, nodes and partitions, from the env.json of the runs."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from analysis.checks.assessment import CheckedStudy, check
+from analysis.data.columns import distinct, grouped
 from analysis.data.environment import Crowd, crowds, positive
-from analysis.stats.columns import ScalingRow, distinct, grouped
 from analysis.text import one_line
 from bench.study.conditions import objects
 from bench.study.found import findings_of_env
 from ddp_scaling_bench.finding import Finding, Severity
 from ddp_scaling_bench.measure.findings import UnequalNodes
 from ddp_scaling_bench.units import clauses, count, listed, names, short_name
-
-#: The env.json of each run, with the run's cell.
-Environments = Sequence[tuple[str, dict[str, Any]]]
-#: The names of the nodes with each value of a fact.
-Nodes = Mapping[str, tuple[str, ...]]
 
 
 class CrowdedCores(Finding, kind="shared-cores"):
@@ -45,6 +41,30 @@ class CrowdedCores(Finding, kind="shared-cores"):
         return f"{listed(cells, limit=4)}: times of such runs do not show scaling."
 
 
+def _has_cores(env: dict[str, Any]) -> bool:
+    entries = [*objects(env.get("hosts")), *objects(env.get("cores"))]
+    return any(positive(entry.get("cores")) for entry in entries)
+
+
+@check("cores", possible=lambda about: about.cells_with(_has_cores))
+def shared_cores(about: CheckedStudy) -> Iterator[CrowdedCores]:
+    """Yield the cells whose ranks share cores."""
+    found = [(run.cell_id, crowd) for run, env in about.envs for crowd in crowds(env)]
+    if found:
+        worst = {
+            cell: max((crowd for _, crowd in own), key=_per_core)
+            for cell, own in grouped(found, lambda one: one[0]).items()
+        }
+        most = max(worst.values(), key=_per_core)
+        yield CrowdedCores(
+            subject=tuple(worst), ranks=most.ranks, threads=most.threads, cores=most.cores, crowds=worst
+        )
+
+
+def _per_core(crowd: Crowd) -> float:
+    return crowd.threads / crowd.cores
+
+
 @dataclass(frozen=True, kw_only=True)
 class ThreadsOfCell:
     """The different numbers of threads of a cell's ranks, and those of its baseline if they are others."""
@@ -68,33 +88,56 @@ class UnequalThreads(Finding, kind="threads-differ"):
     heading = "Threads differ"
     remedy = "Set OMP_NUM_THREADS in cluster.env."
     severity: Severity = "error"
-    threads_per_rank: Mapping[str, tuple[int, ...]]
     cells: tuple[ThreadsOfCell, ...]
 
     def _message(self) -> str:
         return f"Threads: {clauses([*map(str, self.cells)])}."
 
 
+def _threads_of(env: dict[str, Any]) -> set[int]:
+    """Return the numbers of threads that the ranks of a run have."""
+    lists = [entry.get("threads_per_rank") for entry in objects(env.get("cores"))]
+    own = [value for values in lists if isinstance(values, list) for value in values]
+    return set(filter(None, map(positive, own or [env.get("threads_per_rank")])))
+
+
+@check("threads", possible=lambda about: about.cells_with(_threads_of))
+def unequal_threads(about: CheckedStudy) -> Iterator[UnequalThreads]:
+    """Yield the cells whose ranks have different numbers of threads, or another number than the baseline."""
+    threads: dict[str, set[int]] = {}
+    for run, env in about.envs:
+        threads.setdefault(run.cell_id, set()).update(_threads_of(env))
+    bases = {row.cell_id: row.base.cell_id for row in about.rows if row.base}
+    found = []
+    for cell, own in threads.items():
+        base = threads.get(bases.get(cell, cell)) or own
+        if len(own) > 1 or (own and own != base):
+            other = base if len(own) == 1 else ()
+            found.append(
+                ThreadsOfCell(
+                    cell=cell,
+                    threads=tuple(sorted(own)),
+                    baseline=bases[cell] if other else None,
+                    baseline_threads=tuple(sorted(other)),
+                )
+            )
+    if found:
+        yield UnequalThreads(subject=tuple(one.cell for one in found), cells=tuple(found))
+
+
 @dataclass(frozen=True, kw_only=True)
 class DifferingFact:
-    """One fact in which nodes differ: the nodes with each value; cores are those of ``ranks`` ranks."""
+    """One fact in which nodes differ: the nodes with each value; cores can be those of ``ranks`` ranks."""
 
-    processor: Nodes | None = None
-    cores_of_node: Nodes | None = None
-    quota: Nodes | None = None
-    cores_of_ranks: Nodes | None = None
-    ranks: int | None = None
+    fact: str
+    ranks: int = 0
+    nodes: Mapping[str, tuple[str, ...]]
 
     def __str__(self) -> str:
-        titles = {
-            "processor": self.processor,
-            "cores of the node": self.cores_of_node,
-            "quota of cores": self.quota,
-            f"cores that {count(self.ranks or 0, 'rank')} may use": self.cores_of_ranks,
-        }
-        title, nodes_of = next((title, nodes) for title, nodes in titles.items() if nodes)
-        values = [f"{value} ({names(nodes)})" for value, nodes in nodes_of.items()]
-        return f"{title}: {listed(values, limit=4)}"
+        titles = {"cores_of_node": "cores of the node", "quota": "quota of cores"}
+        title = f"cores that {count(self.ranks, 'rank')} may use" if self.ranks else self.fact
+        values = [f"{value} ({names(nodes)})" for value, nodes in self.nodes.items()]
+        return f"{titles.get(self.fact, title)}: {listed(values, limit=4)}"
 
 
 class DifferingNodes(Finding, kind="unequal-nodes"):
@@ -111,48 +154,7 @@ class DifferingNodes(Finding, kind="unequal-nodes"):
         return f"The nodes differ: {clauses([one.message for one in self.seen])}."
 
 
-def shared_cores(envs: Environments) -> Iterator[Finding]:
-    """Yield the cells whose ranks share cores."""
-    worst: dict[str, Crowd] = {}
-    for cell, env in envs:
-        if found := [*crowds(env), *([worst[cell]] if cell in worst else [])]:
-            worst[cell] = max(found, key=lambda crowd: crowd.threads / crowd.cores)
-    if worst:
-        most = max(worst.values(), key=lambda crowd: crowd.threads / crowd.cores)
-        yield CrowdedCores(
-            subject=tuple(worst), ranks=most.ranks, threads=most.threads, cores=most.cores, crowds=worst
-        )
-
-
-def threads_of(env: dict[str, Any]) -> set[int]:
-    """Return the numbers of threads that the ranks of a run have."""
-    lists = [entry.get("threads_per_rank") for entry in objects(env.get("cores"))]
-    own = [value for values in lists if isinstance(values, list) for value in values]
-    return set(filter(None, map(positive, own or [env.get("threads_per_rank")])))
-
-
-def unequal_threads(envs: Environments, rows: Sequence[ScalingRow]) -> Iterator[Finding]:
-    """Yield the cells whose ranks have different numbers of threads, or another number than the baseline."""
-    threads: dict[str, set[int]] = {}
-    for cell, env in envs:
-        threads.setdefault(cell, set()).update(threads_of(env))
-    pairs = {row.cell_id: row.base.cell_id for row in rows if row.base}
-    found: dict[str, ThreadsOfCell] = {}
-    for cell, own in threads.items():
-        reference, numbers = threads.get(pairs.get(cell, cell)) or own, tuple(sorted(own))
-        if len(own) > 1:
-            found[cell] = ThreadsOfCell(cell=cell, threads=numbers)
-        elif own and own != reference:
-            base = tuple(sorted(reference))
-            found[cell] = ThreadsOfCell(
-                cell=cell, threads=numbers, baseline=pairs[cell], baseline_threads=base
-            )
-    if found:
-        by_cell = {cell: one.threads for cell, one in found.items()}
-        yield UnequalThreads(subject=tuple(found), threads_per_rank=by_cell, cells=tuple(found.values()))
-
-
-def facts_of_nodes(env: dict[str, Any]) -> Iterator[tuple[str, tuple[str, int], str]]:
+def _facts_of_nodes(env: dict[str, Any]) -> Iterator[tuple[str, tuple[str, int], str]]:
     """Yield node, fact and value for the facts in which all nodes of a study should agree.
 
     A fact is a name and a number of ranks, which is 0 unless the fact depends on it.
@@ -171,25 +173,73 @@ def facts_of_nodes(env: dict[str, Any]) -> Iterator[tuple[str, tuple[str, int], 
         yield node, ("quota", 0), f"{quota:g}" if isinstance(quota, int | float) else "none"
 
 
-def unequal_nodes(envs: Environments) -> Iterator[Finding]:
+@check("nodes", possible=lambda about: about.cells_with(lambda env: any(_facts_of_nodes(env))))
+def unequal_nodes(about: CheckedStudy) -> Iterator[DifferingNodes]:
     """Yield the facts in which the nodes of a study differ, with the nodes that have each value."""
-    facts = [(cell, *fact) for cell, env in envs for fact in facts_of_nodes(env)]
+    facts = [(run.cell_id, *fact) for run, env in about.envs for fact in _facts_of_nodes(env)]
     differing, odd = [], []
     for (name, ranks), own in grouped(facts, lambda one: one[2]).items():
-        counts = Counter(value for *_, value in own)
-        if len(counts) < 2:
-            continue
-        of_values = {value: [one for one in own if one[3] == value] for value, _ in counts.most_common()}
-        nodes: Nodes = {value: distinct(node for _, node, *_ in same) for value, same in of_values.items()}
-        differing.append(DifferingFact(**{name: nodes}, ranks=ranks or None))
-        odd += [cell for cell, *_, value in own if value != next(iter(nodes))]
+        values = [value for value, _ in Counter(value for *_, value in own).most_common()]
+        if len(values) > 1:
+            nodes = {value: distinct(node for _, node, _, other in own if other == value) for value in values}
+            differing.append(DifferingFact(fact=name, ranks=ranks, nodes=nodes))
+            odd += [cell for cell, *_, value in own if value != values[0]]
     if differing:
         yield DifferingNodes(subject=distinct(odd), facts=tuple(differing))
         return
     # The ranks compare more than these facts, such as the cores of each rank.
-    warned = [(cell, one) for cell, env in envs for one in findings_of_env(env)]
-    seen = [(cell, one) for cell, one in warned if isinstance(one, UnequalNodes)]
-    if seen:
-        every = [one for _, one in seen]
-        different = tuple(one for place, one in enumerate(every) if one not in every[:place])
+    warned = [(run.cell_id, one) for run, env in about.envs for one in findings_of_env(env)]
+    if seen := [(cell, one) for cell, one in warned if isinstance(one, UnequalNodes)]:
+        different = tuple({str(one): one for _, one in seen}.values())
         yield DifferingNodes(subject=distinct(cell for cell, _ in seen), seen=different)
+
+
+class SpansPartitions(Finding, kind="spans-partitions"):
+    """The sizes of a series (GPUs, or nodes on device cpu) on each partition or GPU type, in words."""
+
+    heading = "Several partitions in one series"
+    remedy = "Compare sizes within a partition, or measure one size on both of them."
+    places: Mapping[str, tuple[int, ...]]
+
+    def _message(self) -> str:
+        places = [f"{listed([*map(str, own)], limit=8)} on {place}" for place, own in self.places.items()]
+        return (
+            f"The sizes of a series run on several partitions or GPU types: {clauses(places)} "
+            f"({names(self.subject)}). If their hardware differs, efficiencies contain this difference."
+        )
+
+
+@check()
+def spans_partitions(about: CheckedStudy) -> Iterator[SpansPartitions]:
+    """Yield a finding for each set of sizes and places that a series spans.
+
+    Partition and GPU are those of the runs, or before the first run those of the plan.
+    """
+    ran: dict[str, dict[str, None]] = {}
+    cells = sorted(about.study.planned, key=lambda one: one.size)
+    on_gpus = {cell.cell_id for cell in cells if cell.device == "cuda"}
+    for run, env in about.envs:
+        slurm = env.get("slurm")
+        partition = slurm.get("SLURM_JOB_PARTITION") if isinstance(slurm, dict) else None
+        gpu = env.get("device_name") if run.cell_id in on_gpus else None
+        ran.setdefault(run.cell_id, {})[_place(partition, gpu)] = None
+    found: dict[tuple[tuple[str, tuple[int, ...]], ...], list[str]] = {}
+    members = [(member.series, cell) for cell in cells for member in cell.series]
+    for own in grouped(members, lambda one: one[0]).values():
+        places: dict[str, set[int]] = {}
+        for _, cell in own:
+            planned = _place(cell.resources.partition, cell.resources.gpu_type)
+            for place in ran.get(cell.cell_id, ()) if ran else (planned,):
+                places.setdefault(place, set()).add(cell.size)
+        if len(places) > 1:
+            spans = tuple((place, tuple(sorted(sizes))) for place, sizes in places.items())
+            placed = [cell.cell_id for _, cell in own if not ran or cell.cell_id in ran]
+            found.setdefault(spans, []).extend(placed)
+    for spans, cell_ids in found.items():
+        yield SpansPartitions(subject=distinct(cell_ids), places=dict(spans))
+
+
+def _place(partition: Any, gpu: Any) -> str:
+    """Return a partition and a GPU type in words."""
+    where = f"partition {one_line(partition, limit=60)}" if partition else "the default partition"
+    return f"{where} with {one_line(gpu, limit=60)}" if gpu else where

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
-from analysis.checks.samples import SamplesPerStep, samples_per_step
+from analysis.data.columns import ScalingRow, by_series, grouped
 from analysis.data.load import Study
 from analysis.data.names import size_name
-from analysis.stats.columns import RunRow, ScalingRow, by_series, grouped
-from analysis.stats.measured import Frames, OutcomeCount, count_outcomes, measure
+from analysis.stats.measured import Measured, OutcomeCount, count_outcomes, measure
 from analysis.stats.scaling import batch_per_rank, scale, with_baseline
 from analysis.text import one_line
 from ddp_scaling_bench.finding import Finding, messages
-from ddp_scaling_bench.units import count, listed, names
+from ddp_scaling_bench.units import count, listed, names, number
 
 #: Cells whose values are not valid, each with its first error.
 Invalid = Mapping[str, Finding]
-_NONE: Invalid = {}
 
 
 class RunsMissing(Finding, kind="runs-missing"):
@@ -66,12 +66,8 @@ class NoRegime(Finding, kind="no-regime"):
 
     def _message(self) -> str:
         text = "no efficiency: neither the global batch nor the batch per rank is constant over the series"
-        if not self.advice:
-            return text
-        return (
-            f"{text}; if these rows are a strong and a weak series, distinguish them by a column mode or "
-            "series"
-        )
+        advice = "distinguish them by a column mode or series"
+        return f"{text}; if these rows are a strong and a weak series, {advice}" if self.advice else text
 
 
 class OtherRegime(Finding, kind="other-regime"):
@@ -88,6 +84,24 @@ class OtherRegime(Finding, kind="other-regime"):
             f"the series is called {self.label} by {source}, but its {constant} is constant: {self.mode} "
             "scaling"
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplesPerStep:
+    """Planned and measured samples per step; None if the runs differ."""
+
+    planned: int
+    measured: float | None
+
+    def __str__(self) -> str:
+        measured = "runs differ" if self.measured is None else f"measured {number(self.measured)}"
+        return f"{measured}, planned {self.planned:,}"
+
+
+def samples_per_step(row: ScalingRow) -> SamplesPerStep:
+    """Return the samples per step of a cell, whose unit is infinite if its runs differ."""
+    measured = row.unit * row.global_batch if math.isfinite(row.unit) else None
+    return SamplesPerStep(planned=int(row.global_batch), measured=measured)
 
 
 class BatchesDiffer(Finding, kind="batches-differ"):
@@ -112,7 +126,7 @@ class TogetherUnknown(Finding, kind="together-unknown"):
     message = "not measured whether the ranks train together"
 
 
-def scaling_table(source: Study | Frames, *, baseline: str | None = None) -> list[ScalingRow]:
+def scaling_table(source: Study | Measured, *, baseline: str | None = None) -> list[ScalingRow]:
     """Return the scaling table of :func:`analysis.stats.scaling.scale`, with the column ``reason`` filled in.
 
     ``baseline`` is as :func:`analysis.stats.scaling.with_baseline` parses it.
@@ -120,25 +134,19 @@ def scaling_table(source: Study | Frames, *, baseline: str | None = None) -> lis
     Raises:
         BenchError: no series contains the size or cell ``baseline``.
     """
-    frames = source if isinstance(source, Frames) else measure(source)
+    frames = source if isinstance(source, Measured) else measure(source)
     rows = scale(frames, baseline=baseline)
-    by_cell = {cell: [*_about_cell(own)] for cell, own in frames.runs_of_cells.items()}
     by_regime = _about_regimes(rows, frames)
     by_baseline = _about_baselines(rows, baseline)
     for row in rows:
-        found = [*_about_ranks(row, frames), *by_cell.get(row.cell_id, ()), by_regime.get(row.series)]
+        found = [*_about_row(row, frames), by_regime.get(row.series)]
         found += [by_baseline.get(row.series) if row.n else None, *_about_comparison(row, frames)]
         row.facts = tuple(fact for fact in found if fact)
         row.reason = messages(row.facts)
     return rows
 
 
-def _about_ranks(row: ScalingRow, frames: Frames) -> Iterator[Finding]:
-    if row.n and frames.together.get(row.cell_id, True) is None:
-        yield TogetherUnknown()
-
-
-def _about_comparison(row: ScalingRow, frames: Frames) -> Iterator[Finding]:
+def _about_comparison(row: ScalingRow, frames: Measured) -> Iterator[Finding]:
     """Yield why a measured cell is not compared with its baseline."""
     both = (row, row.base or row)
     if row.n and any(one.other_batch for one in both):
@@ -147,8 +155,11 @@ def _about_comparison(row: ScalingRow, frames: Frames) -> Iterator[Finding]:
         yield TrainApart()
 
 
-def _about_cell(runs: Sequence[RunRow]) -> Iterator[Finding]:
-    """Yield the fact about the runs of a cell that do not count, if there are any."""
+def _about_row(row: ScalingRow, frames: Measured) -> Iterator[Finding]:
+    """Yield whether the ranks may not train together, and the runs that do not count."""
+    if row.n and frames.together.get(row.cell_id, True) is None:
+        yield TogetherUnknown()
+    runs = frames.runs_of_cells.get(row.cell_id, ())
     if lacking := [run for run in runs if not run.measured]:
         reasons = (messages(run.facts) for run in lacking if run.facts and not run.left_out)
         yield RunsMissing(
@@ -174,7 +185,7 @@ def _about_baselines(rows: Sequence[ScalingRow], baseline: str | None) -> dict[s
     return found
 
 
-def _about_regimes(rows: Sequence[ScalingRow], frames: Frames) -> dict[str, Finding]:
+def _about_regimes(rows: Sequence[ScalingRow], frames: Measured) -> dict[str, Finding]:
     """Return the facts about missing efficiencies, and regimes (strong, weak) that differ from the label."""
     found: dict[str, Finding] = {}
     for series, own in by_series(rows).items():

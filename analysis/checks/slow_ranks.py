@@ -1,4 +1,4 @@
-"""Detect and describe late ranks (stragglers) and slow nodes, which make all other ranks wait.
+"""Detect and describe late ranks (stragglers), slow nodes, and ranks whose samples or windows differ.
 
 Useful time is a rank's step without exposed communication
 (:attr:`analysis.data.load.RankOfRun.useful_s`). A late rank has more useful time than the others. The others
@@ -14,28 +14,30 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from enum import StrEnum
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from statistics import median, median_low
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
 from scipy import special
 
+from analysis.checks.assessment import CheckedStudy, check
+from analysis.data.columns import RunRow, ScalingRow, distinct, first_of_cells, grouped, part_title
 from analysis.data.load import RankOfRun, Study
-from analysis.stats.columns import RunRow, ScalingRow, distinct, first_of_cells, grouped, part_title
 from analysis.stats.decompose import USEFUL_PARTS, mean
 from analysis.stats.estimate import MIN_RUNS
 from analysis.stats.measured import ranks_sample
-from ddp_scaling_bench.finding import Finding
+from bench.matrix.schedulers import SCHEDULERS
+from ddp_scaling_bench.finding import Finding, Severity
 from ddp_scaling_bench.units import (
     MISSING,
     clauses,
     count,
     known,
     listed,
+    names,
     seconds,
     short_name,
     short_percent,
@@ -60,15 +62,139 @@ WINDOW_STEPS, WINDOWS_APART = 2, 0.1
 #: Maximum number of cells that :func:`least_balanced_cells` returns.
 MAX_CELLS = 2
 _MAX_DESCRIBED = 2
-
 #: An excess is in one part of the step if that part has this fraction of it.
 _WHOLE_EXCESS = 0.9
-#: The columns of report/nodes.csv with times, in seconds per step.
-_NODE_TIMES = ("useful", "data", "compute", "wait", "transfer", "step")
+
+# -- samples and windows --------------------------------------------------------------
 
 
-def _by_run(ranks: Iterable[RankOfRun]) -> dict[str, list[RankOfRun]]:
-    return grouped(ranks, lambda row: row.run_id)
+class UnevenSamples(Finding, kind="unequal-samples"):
+    """Cells in which ``rank`` processes ``ratio`` times the samples of ``other_rank``."""
+
+    heading = "Unequal samples"
+    remedy = "Split the data evenly, for example with DistributedSampler."
+    severity: Severity = "error"
+    rank: int
+    other_rank: int
+    ratio: float
+
+    def _message(self) -> str:
+        return (
+            f"Rank {self.rank} processes {self.ratio:.3g} times the samples of rank {self.other_rank} "
+            f"({names(self.subject)}): the load balance measures this split of the data."
+        )
+
+
+class UnequalSamples(NamedTuple):
+    """A run in which one rank processes more samples than another; ``most`` and ``least`` are ranks."""
+
+    run_id: str
+    cell_id: str
+    most: int
+    least: int
+    ratio: float
+
+
+def unequal_samples(ranks: Iterable[RankOfRun]) -> list[UnequalSamples]:
+    """Return the runs in which one rank processes more samples than another, by more than 2 %."""
+    found = []
+    for run_id, own in grouped((row for row in ranks if known(row.samples)), _run).items():
+        by_rank = grouped(own, lambda row: row.rank).items()
+        totals = {rank: sum(row.samples for row in rows) for rank, rows in by_rank}
+        most, least = (choose(totals, key=totals.__getitem__) for choose in (max, min))
+        ratio = totals[most] / max(totals[least], 1e-9)
+        found.append(UnequalSamples(run_id, own[0].cell_id, most, least, ratio))
+    return [one for one in found if one.ratio > 1 + SAMPLES_APART]
+
+
+def _run(row: RankOfRun) -> str:
+    return row.run_id
+
+
+def _cells_of(ranks: Iterable[RankOfRun]) -> set[str]:
+    return {row.cell_id for row in ranks}
+
+
+@check(
+    "samples",
+    least_ranks=2,
+    possible=lambda about: _cells_of(row for row in about.ranks if known(row.samples)),
+)
+def uneven_samples(about: CheckedStudy) -> Iterator[UnevenSamples]:
+    """Yield the cells in which one rank processes more samples than another."""
+    if odd := unequal_samples(about.ranks):
+        worst = max(odd, key=lambda one: one.ratio)
+        cells = distinct(one.cell_id for one in odd)
+        yield UnevenSamples(subject=cells, rank=worst.most, other_rank=worst.least, ratio=worst.ratio)
+
+
+class PausedRank(Finding, kind="unequal-windows"):
+    """Runs in which a rank stopped its clock alone: the seconds of both ranks' windows."""
+
+    heading = "A rank paused alone"
+    remedy = (
+        "Pause all ranks: call the recorder's pause() on each rank, with a barrier at the end of the "
+        "pause (docs/recorder.md)."
+    )
+    severity: Severity = "error"
+    rank: int
+    other_rank: int
+    seconds: tuple[float, float]
+    runs: tuple[str, ...] = ()
+
+    def _message(self) -> str:
+        short, long = map(seconds, self.seconds)
+        return (
+            f"For the same steps, rank {self.rank} measured {short} and rank {self.other_rank} {long} "
+            f"({names(self.subject)}): rank {self.rank} stopped its clock, for example to evaluate or write "
+            "a checkpoint, and the others waited for it."
+        )
+
+
+def unequal_windows(ranks: Iterable[RankOfRun]) -> list[tuple[RankOfRun, RankOfRun]]:
+    """Return the ranks with the shortest and the longest throughput window, where they differ.
+
+    The difference is more than :data:`WINDOW_STEPS` steps and more than :data:`WINDOWS_APART` of the shorter
+    window, and a longer pause of the shorter one explains at least half of it. Ranks that train together need
+    equally long for a window, except for about one step. If a pause makes the window of a rank far shorter,
+    the others have waited for it. Without a pause, a descheduled step can make the difference.
+
+    The result has the epoch with the largest difference of each run, the largest difference first.
+    """
+    found: dict[str, tuple[float, RankOfRun, RankOfRun]] = {}
+    timed = [row for row in ranks if row.window_time_sec > 0 and row.steps > 0]
+    for (run_id, _), own in grouped(timed, lambda row: (row.run_id, row.epoch)).items():
+        short, long = (choose(own, key=lambda row: row.window_time_sec) for choose in (min, max))
+        more_s = long.window_time_sec - short.window_time_sec
+        paused_s = short.paused_time_sec - long.paused_time_sec
+        allowed = max(WINDOW_STEPS / short.steps, WINDOWS_APART)
+        is_odd = allowed * short.window_time_sec < more_s <= 2 * paused_s
+        if is_odd and (run_id not in found or more_s > found[run_id][0]):
+            found[run_id] = (more_s, short, long)
+    return [(short, long) for _, short, long in sorted(found.values(), key=lambda one: -one[0])]
+
+
+@check(
+    "windows",
+    least_ranks=2,
+    possible=lambda about: _cells_of(
+        row for row in about.ranks if known(row.window_time_sec) and known(row.steps)
+    ),
+)
+def paused_ranks(about: CheckedStudy) -> Iterator[PausedRank]:
+    """Yield the runs in which a rank stopped its clock alone."""
+    if odd := unequal_windows(about.ranks):
+        rank, other = odd[0]
+        yield PausedRank(
+            subject=distinct(short.cell_id for short, _ in odd),
+            rank=rank.rank,
+            other_rank=other.rank,
+            seconds=(rank.window_time_sec, other.window_time_sec),
+            runs=tuple(short.run_id for short, _ in odd),
+        )
+
+
+# -- late ranks -----------------------------------------------------------------------
 
 
 def _beyond_typical(values: Sequence[float]) -> list[float]:
@@ -102,50 +228,40 @@ class Straggler:
     part_share: float
 
 
-class _Timed(NamedTuple):
-    """A rank in an epoch: the longest step of the ranks, and its excess as a fraction of this step."""
-
-    row: RankOfRun
-    longest_s: float
-    share: float
-
-
 def stragglers(ranks: Iterable[RankOfRun]) -> list[Straggler]:
     """Return the late ranks of each run (see :data:`LATE_FROM`); without an attribution window, none."""
     timed = [row for row in ranks if known(row.useful_s)]
-    return [late for own in _by_run(timed).values() for late in _late_in(own)]
+    return [late for own in grouped(timed, _run).values() for late in _late_in(own)]
 
 
 def _late_in(run: Sequence[RankOfRun]) -> Iterator[Straggler]:
-    by_rank = grouped(_compared(run), lambda one: one.row.rank).values()
-    hosts = Counter(own[0].row.host for own in by_rank)
-    # The excess is that of the means over the epochs: a rank may be faster than the others in some of them.
-    excesses_s, *parts = (
-        _beyond_typical([mean(getattr(one.row, name) for one in own) for own in by_rank])
-        for name in ("useful_s", *USEFUL_PARTS.values())
-    )
-    for own, excess_s, *of_parts in zip(by_rank, excesses_s, *parts, strict=True):
-        share = excess_s / mean(one.longest_s for one in own)
-        most_s, part = max(
-            zip(of_parts, USEFUL_PARTS, strict=True), key=lambda one: one[0] if known(one[0]) else -math.inf
-        )
-        part_share = most_s / excess_s if excess_s else math.inf
-        late_in = sum(one.share >= LATE_FROM for one in own) / len(own)
-        now_and_then = part == "other" and part_share >= 0.5 and share >= LATE_FROM and late_in > 0.5
-        if late_in == 1 or now_and_then:
-            row, of_host = own[0].row, hosts[own[0].row.host]
-            about = (row.run_id, row.cell_id, row.rank, row.host, len(by_rank), of_host)
-            yield Straggler(*about, excess_s, share, part, part_share)
-
-
-def _compared(run: Sequence[RankOfRun]) -> Iterator[_Timed]:
-    """Yield the ranks of the epochs in which the ranks of a run can be compared."""
+    #: By rank, in the epochs in which the ranks can be compared: its row, the longest step, and the excess as
+    #: a share of this step.
+    by_rank: dict[int, list[tuple[RankOfRun, float, float]]] = {}
     for own in grouped(run, lambda row: row.epoch).values():
         steps_s = [row.step_time_sec for row in own]
         if 0 < max(steps_s) <= COMPARABLE_STEPS * min(steps_s):
             beyond_s = _beyond_typical([row.useful_s for row in own])
             for row, more_s in zip(own, beyond_s, strict=True):
-                yield _Timed(row, max(steps_s), more_s / max(steps_s))
+                by_rank.setdefault(row.rank, []).append((row, max(steps_s), more_s / max(steps_s)))
+    hosts = Counter(epochs[0][0].host for epochs in by_rank.values())
+    # The excess is that of the means over the epochs: a rank may be faster than the others in some of them.
+    excesses_s, *parts = (
+        _beyond_typical([mean(getattr(row, name) for row, _, _ in epochs) for epochs in by_rank.values()])
+        for name in ("useful_s", *USEFUL_PARTS.values())
+    )
+    for (rank, epochs), excess_s, *of_parts in zip(by_rank.items(), excesses_s, *parts, strict=True):
+        share = excess_s / mean(longest_s for _, longest_s, _ in epochs)
+        most_s, part = max(
+            zip(of_parts, USEFUL_PARTS, strict=True), key=lambda one: one[0] if known(one[0]) else -math.inf
+        )
+        part_share = most_s / excess_s if excess_s else math.inf
+        late_in = sum(one >= LATE_FROM for *_, one in epochs) / len(epochs)
+        now_and_then = part == "other" and part_share >= 0.5 and share >= LATE_FROM and late_in > 0.5
+        if late_in == 1 or now_and_then:
+            row = epochs[0][0]
+            about = (row.run_id, row.cell_id, rank, row.host, len(by_rank), hosts[row.host])
+            yield Straggler(*about, excess_s, share, part, part_share)
 
 
 class _LateRank(NamedTuple):
@@ -154,6 +270,117 @@ class _LateRank(NamedTuple):
     mean: Straggler
     late_in: int
     runs: int
+
+
+def _late_ranks(found: Iterable[Straggler], runs: Iterable[RunRow]) -> list[_LateRank]:
+    """Return the ranks that are late in more than half of their cell's ``runs``, longest excess first."""
+    amounts = Counter(run.cell_id for run in runs)
+    ranks = []
+    for own in grouped(found, lambda one: (one.cell_id, one.rank, one.host)).values():
+        means: dict[str, Any] = {
+            name: mean(getattr(one, name) for one in own) for name in ("excess_s", "share", "part_share")
+        }
+        host_ranks = max(one.host_ranks for one in own)
+        late = replace(own[0], host_ranks=host_ranks, **means)
+        ranks.append(_LateRank(late, len(own), amounts[late.cell_id]))
+    return sorted((one for one in ranks if 2 * one.late_in > one.runs), key=lambda one: -one.mean.excess_s)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LateNode:
+    """A node with late ranks, described by the cell in which they cause the longest wait.
+
+    Attributes:
+        ranks: number of ranks on the node; ``late`` of them are late, and ``rank`` is the latest one.
+        excess_s: useful time of the late ranks beyond the typical one, per step; ``share`` is this as a
+            fraction of the step, and ``part_share`` the fraction of the excess in ``part`` of the step.
+        late_in: the number of the cell's ``runs`` in which the latest rank is late.
+        more_cells: the number of other cells in which ranks of the node are late.
+    """
+
+    host: str
+    ranks: int
+    rank: int
+    late: int
+    excess_s: float
+    share: float
+    part: str
+    part_share: float
+    cell: str
+    late_in: int
+    runs: int
+    more_cells: int = 0
+
+    def __str__(self) -> str:
+        on = f"on {short_name(self.host)}"
+        if self.late == 1:
+            who = f"rank {self.rank} {on} takes"
+        elif self.late < self.ranks:
+            who = f"{self.late} of the {self.ranks} ranks {on} take"
+        else:
+            who = f"all {self.ranks} ranks {on} take"
+        is_whole = _WHOLE_EXCESS <= self.part_share <= 1 / _WHOLE_EXCESS
+        where = "in" if is_whole else "mostly in" if self.part_share >= 0.5 else "in several parts, most in"
+        likewise = f", and likewise in {count(self.more_cells, 'more cell')}" if self.more_cells else ""
+        return (
+            f"{who} {seconds(self.excess_s)} per step longer than the others ({short_percent(self.share)} of "
+            f"the step, {where} {part_title(self.part)}), in {self.late_in} of {count(self.runs, 'run')} of "
+            f"{short_name(self.cell)}{likewise}"
+        )
+
+
+class LateRanks(Finding, kind="straggler"):
+    """Late ranks.
+
+    Attributes:
+        nodes: all nodes with late ranks, longest wait first; the first ones are described by ``late``.
+    """
+
+    heading = "Late ranks"
+    nodes: tuple[str, ...]
+    late: tuple[LateNode, ...]
+
+    def _message(self) -> str:
+        more = len(self.nodes) - len(self.late)
+        others = f"; and likewise on {count(more, 'more node')}" if more else ""
+        return (
+            f"On average, {clauses([*map(str, self.late)])}{others}. The others wait for these ranks; such "
+            "waiting is not slow communication."
+        )
+
+
+def late_nodes_of(found: Sequence[Straggler], runs: Iterable[RunRow]) -> Iterator[LateRanks]:
+    """Yield the finding about the late nodes, longest wait first; ``runs`` are those that were read.
+
+    The first nodes are described by their late ranks in the cell in which they cause the longest wait.
+    """
+    if ranks := _late_ranks(found, runs):
+        nodes = grouped(ranks, lambda one: one.mean.host)
+        late = tuple(_late_node(own) for own in [*nodes.values()][:_MAX_DESCRIBED])
+        yield LateRanks(subject=distinct(one.mean.cell_id for one in ranks), nodes=tuple(nodes), late=late)
+
+
+def _late_node(late: Sequence[_LateRank]) -> LateNode:
+    """Describe a node by its late ranks in all cells, which are sorted by their excess."""
+    cells = grouped(late, lambda one: one.mean.cell_id)
+    first, worst = late[0], cells[late[0].mean.cell_id]
+    return LateNode(
+        host=first.mean.host,
+        ranks=first.mean.host_ranks,
+        rank=first.mean.rank,
+        late=len(worst),
+        excess_s=mean(one.mean.excess_s for one in worst),
+        share=mean(one.mean.share for one in worst),
+        part=first.mean.part,
+        part_share=mean(one.mean.part_share for one in worst if one.mean.part == first.mean.part),
+        cell=first.mean.cell_id,
+        late_in=first.late_in,
+        runs=first.runs,
+        more_cells=len(cells) - 1,
+    )
+
+
+# -- slow nodes -----------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -165,203 +392,27 @@ class SlowNode:
     excess: float
 
 
-Extent = Literal["whole", "most", "several"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class LatePart:
-    """Ranks of one node that are late in the same part of the step.
-
-    Attributes:
-        ranks: the number of ranks of the node.
-        rank: the late rank, if it is the only one.
-        late: the number of late ranks; None if all ranks of the node are late.
-        excess_s: useful time beyond the typical one, per step; ``share`` is this as a fraction of the step.
-        extent: how much of the excess is in ``part``.
-    """
-
-    host: str
-    ranks: int
-    rank: int | None = None
-    late: int | None = None
-    excess_s: float
-    share: float
-    part: str
-    extent: Extent
-
-    def __str__(self) -> str:
-        on = f"on {short_name(self.host)}"
-        if self.rank is not None:
-            who = f"rank {self.rank} {on} takes"
-        elif self.late is not None:
-            who = f"{self.late} of the {self.ranks} ranks {on} take"
-        else:
-            who = f"all {self.ranks} ranks {on} take"
-        where = {"whole": "in", "most": "mostly in", "several": "in several parts, most in"}[self.extent]
-        return (
-            f"{who} {seconds(self.excess_s)} per step longer than the others ({short_percent(self.share)} of "
-            f"the step, {where} {part_title(self.part)})"
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class LateNode:
-    """A node with late ranks, described by the cell in which they cause the longest wait.
-
-    Attributes:
-        late_in: the number of the cell's ``runs`` in which a rank is late; two if the ranks differ.
-        more_cells: the number of other cells in which ranks of the node are late.
-    """
-
-    cell: str
-    parts: tuple[LatePart, ...]
-    late_in: tuple[int, ...]
-    runs: int
-    more_cells: int | None = None
-
-    def __str__(self) -> str:
-        late_in = " to ".join(map(str, self.late_in))
-        likewise = f", and likewise in {count(self.more_cells, 'more cell')}" if self.more_cells else ""
-        where = f"in {late_in} of {count(self.runs, 'run')} of {short_name(self.cell)}{likewise}"
-        return f"{clauses([*map(str, self.parts)])}, {where}"
-
-
-class NodeAdvice(StrEnum):
-    """What to do about slow nodes."""
-
-    NAMED = "advice-named"
-    FEW = "advice-few"
-    ENOUGH = "advice-enough"
-
-
 class SlowNodes(Finding, kind="slow-node"):
-    """Nodes that are slow over all their runs.
-
-    Attributes:
-        excess: by node, the ratio of its useful time to that of the other nodes, minus 1.
-        hosts: the number of these nodes.
-        needed: the number of other nodes that the largest cell needs.
-    """
+    """Nodes that are slow over all their runs; the largest cell needs ``needed`` other nodes."""
 
     heading = "Slow node"
-    excess: Mapping[str, float] = field(default_factory=dict)
-    slow: tuple[SlowNode, ...] = ()
-    hosts: int | None = None
-    advice: NodeAdvice | None = None
-    needed: int | None = None
+    slow: tuple[SlowNode, ...]
+    advice: Literal["advice-named", "advice-few", "advice-enough"]
+    needed: int
 
     def _message(self) -> str:
         slow = [
             f"{short_name(one.host)} by {short_percent(one.excess)} in {count(one.runs, 'run')}"
             for one in self.slow
         ]
-        return f"Slower than the other nodes of the same runs: {listed(slow)}. {self._what_to_do()}"
-
-    def _what_to_do(self) -> str:
-        these, them = ("this node", "it") if self.hosts == 1 else ("these nodes", "them")
-        match self.advice:
-            case NodeAdvice.NAMED:
-                return f"Have {these} checked. The matrix names its nodes, so none can be left out."
-            case NodeAdvice.FEW:
-                remain = f"{count(self.needed or 0, 'other node')} remain for the largest cell"
-                return f"Have {these} checked. Leave {them} out (exclude) only if {remain}."
-        return f"Leave {these} out (exclude) or have {them} checked."
-
-
-class LateRanks(SlowNodes, kind="straggler"):
-    """Late ranks, and the slow nodes if ranks on one of them are late.
-
-    Attributes:
-        nodes: all nodes with late ranks, longest wait first; the first ones are described by ``late``.
-        more: the number of nodes that are not described.
-    """
-
-    heading = "Late ranks"
-    nodes: tuple[str, ...]
-    late: tuple[LateNode, ...]
-    more: int | None = None
-
-    def _message(self) -> str:
-        others = f"; and likewise on {count(self.more, 'more node')}" if self.more else ""
-        text = (
-            f"On average, {clauses([*map(str, self.late)])}{others}. The others wait for these ranks; such "
-            "waiting is not slow communication."
-        )
-        return f"{text} {super()._message()}" if self.slow else text
-
-
-def late_nodes_of(found: Sequence[Straggler], cells: Iterable[str]) -> LateRanks | None:
-    """Return the finding about the late nodes, longest wait first; None if no node is late.
-
-    The first nodes are described by their late ranks in the cell in which they cause the longest wait.
-    ``cells`` is the ``cell_id`` of each run that was read.
-    """
-    ranks = _late_ranks(found, cells)
-    if not ranks:
-        return None
-    nodes = grouped(ranks, lambda one: one.mean.host)
-    late = tuple(_late_node(own) for own in [*nodes.values()][:_MAX_DESCRIBED])
-    subject = distinct(one.mean.cell_id for one in ranks)
-    return LateRanks(subject=subject, nodes=tuple(nodes), late=late, more=len(nodes) - len(late) or None)
-
-
-def _late_ranks(found: Iterable[Straggler], cells: Iterable[str]) -> list[_LateRank]:
-    """Return the ranks that are late in more than half of the runs of their cell, longest excess first."""
-    runs = Counter(cells)
-    ranks = [
-        _LateRank(
-            replace(
-                own[0],
-                excess_s=mean(one.excess_s for one in own),
-                share=mean(one.share for one in own),
-                part_share=mean(one.part_share for one in own),
-                host_ranks=max(one.host_ranks for one in own),
-            ),
-            len(own),
-            runs[own[0].cell_id],
-        )
-        for own in grouped(found, lambda one: (one.cell_id, one.rank, one.host)).values()
-    ]
-    late = [one for one in ranks if 2 * one.late_in > one.runs]
-    return sorted(late, key=lambda one: -one.mean.excess_s)
-
-
-def _late_node(late: Sequence[_LateRank]) -> LateNode:
-    """Describe a node by its late ranks in all cells, which are sorted by their excess."""
-    cells = grouped(late, lambda one: one.mean.cell_id)
-    cell, worst = next(iter(cells.items()))
-    # Ranks that are late in different parts of the step have different reasons.
-    parts = grouped([one.mean for one in worst], lambda one: one.part)
-    late_in = [one.late_in for one in worst]
-    return LateNode(
-        cell=cell,
-        parts=tuple(_late_part(own) for own in parts.values()),
-        late_in=tuple(sorted({min(late_in), max(late_in)})),
-        runs=worst[0].runs,
-        more_cells=len(cells) - 1 or None,
-    )
-
-
-def _late_part(late: Sequence[Straggler]) -> LatePart:
-    """Describe the ranks of one node and cell that are late in the same part of the step."""
-    first = late[0]
-    return LatePart(
-        host=first.host,
-        ranks=first.host_ranks,
-        rank=first.rank if len(late) == 1 else None,
-        late=len(late) if 1 < len(late) < first.host_ranks else None,
-        excess_s=mean(one.excess_s for one in late),
-        share=mean(one.share for one in late),
-        part=first.part,
-        extent=extent(mean(one.part_share for one in late)),
-    )
-
-
-def extent(share: float) -> Extent:
-    """Return whether the part of the step with the largest ``share`` of an excess has all or most of it."""
-    if _WHOLE_EXCESS <= share <= 1 / _WHOLE_EXCESS:
-        return "whole"
-    return "most" if share >= 0.5 else "several"
+        these, them = ("this node", "it") if len(self.slow) == 1 else ("these nodes", "them")
+        remain = f"{count(self.needed, 'other node')} remain for the largest cell"
+        advice = {
+            "advice-named": f"Have {these} checked. The matrix names its nodes, so none can be left out.",
+            "advice-few": f"Have {these} checked. Leave {them} out (exclude) only if {remain}.",
+            "advice-enough": f"Leave {these} out (exclude) or have {them} checked.",
+        }
+        return f"Slower than the other nodes of the same runs: {listed(slow)}. {advice[self.advice]}"
 
 
 def slow_nodes_of(ranks: Sequence[RankOfRun]) -> list[SlowNode]:
@@ -399,7 +450,7 @@ def _log_ratios(ranks: Iterable[RankOfRun]) -> Iterator[tuple[str, float, float]
 
     The third value is the share of these ratios that are independent: (k - 1) / k of k hosts.
     """
-    for run in _by_run(ranks).values():
+    for run in grouped(ranks, _run).values():
         hosts = grouped(run, lambda row: row.host)
         times = [
             (host, median(row.useful_s for row in own), len({row.rank for row in own}))
@@ -411,64 +462,28 @@ def _log_ratios(ranks: Iterable[RankOfRun]) -> Iterator[tuple[str, float, float]
                 yield host, math.log(time_s / others_s), 1 - 1 / len(alike)
 
 
-class UnequalSamples(NamedTuple):
-    """A run in which one rank processes more samples than another; ``most`` and ``least`` are ranks."""
-
-    run_id: str
-    cell_id: str
-    most: int
-    least: int
-    ratio: float
-
-
-def unequal_samples(ranks: Iterable[RankOfRun]) -> list[UnequalSamples]:
-    """Return the runs in which one rank processes more samples than another, by more than 2 %."""
-    found = []
-    for run_id, own in _by_run(row for row in ranks if known(row.samples)).items():
-        by_rank = grouped(own, lambda row: row.rank).items()
-        totals = {rank: sum(row.samples for row in rows) for rank, rows in by_rank}
-        most, least = (choose(totals, key=totals.__getitem__) for choose in (max, min))
-        ratio = totals[most] / max(totals[least], 1e-9)
-        found.append(UnequalSamples(run_id, own[0].cell_id, most, least, ratio))
-    return [one for one in found if one.ratio > 1 + SAMPLES_APART]
-
-
-class UnequalWindows(NamedTuple):
-    """The ranks with the shortest and the longest throughput window in an epoch of a run."""
-
-    shortest: RankOfRun
-    longest: RankOfRun
-
-    @property
-    def more_s(self) -> float:
-        """The difference in seconds."""
-        return self.longest.window_time_sec - self.shortest.window_time_sec
-
-    @property
-    def paused_s(self) -> float:
-        """The time for which the clock of the shortest window's rank stood longer than the other one's."""
-        return self.shortest.paused_time_sec - self.longest.paused_time_sec
+@check(
+    "late-ranks",
+    least_ranks=2,
+    possible=lambda about: _cells_of(row for row in about.ranks if known(row.forward_time_sec)),
+)
+def late_and_slow(about: CheckedStudy) -> Iterator[Finding]:
+    """Yield the nodes on which ranks are late, and the nodes that are slow over all their runs."""
+    yield from late_nodes_of(stragglers(about.ranks), about.sample)
+    if slow := slow_nodes_of(about.ranks):
+        hosts, plan = {node.host for node in slow}, about.study.plan
+        scheduler = SCHEDULERS.get(str(plan.get("executor")))
+        largest = max(cell.nodes for cell in about.study.planned)
+        advice: Any = "advice-enough"
+        if scheduler is None or "exclude" not in scheduler.keys or plan.get("nodelist"):
+            advice = "advice-named"
+        elif len({row.host for row in about.ranks} - hosts) < largest:
+            advice = "advice-few"
+        cells = distinct(row.cell_id for row in about.ranks if row.host in hosts)
+        yield SlowNodes(subject=cells, slow=tuple(slow), advice=advice, needed=largest)
 
 
-def unequal_windows(ranks: Iterable[RankOfRun]) -> list[UnequalWindows]:
-    """Return the runs in which the throughput window of one rank is longer than that of another one.
-
-    The difference is more than :data:`WINDOW_STEPS` steps and more than :data:`WINDOWS_APART` of the shorter
-    window, and a longer pause of the shorter one explains at least half of it. Ranks that train together need
-    equally long for a window, except for about one step. If a pause makes the window of a rank far shorter,
-    the others have waited for it. Without a pause, a descheduled step can make the difference.
-
-    The result has the epoch with the largest difference of each run, the largest difference first.
-    """
-    found: dict[str, UnequalWindows] = {}
-    timed = [row for row in ranks if row.window_time_sec > 0 and row.steps > 0]
-    for (run_id, _), own in grouped(timed, lambda row: (row.run_id, row.epoch)).items():
-        own.sort(key=lambda row: row.window_time_sec)
-        one = UnequalWindows(own[0], own[-1])
-        allowed = max(WINDOW_STEPS / one.shortest.steps, WINDOWS_APART)
-        if allowed * one.shortest.window_time_sec < one.more_s <= 2 * one.paused_s:
-            found[run_id] = max(one, found.get(run_id, one), key=lambda windows: windows.more_s)
-    return sorted(found.values(), key=lambda one: -one.more_s)
+# -- means of ranks and nodes ---------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -479,9 +494,9 @@ class MeanTimes:
         rank: None for a host.
         ranks: number of ranks.
         n: number of runs.
-        rest: work outside ``data`` and ``compute``; the three add up to ``useful``.
         beyond: excess over the typical useful time of the run, as a share of the step.
         late: whether the rank, or one of the host's ranks, is late in more than half of the cell's runs.
+        rest: work outside ``data`` and ``compute``; the three add up to ``useful``.
     """
 
     cell_id: str
@@ -521,17 +536,16 @@ def rank_means(study: Study, cells: Sequence[str], runs: Iterable[RunRow]) -> Ra
     """
     sample = ranks_sample(run for run in runs if run.cell_id in cells)
     ranks = [row for row in study.ranks_of([run.run_id for run in sample]) if known(row.useful_s)]
-    if not ranks:
-        return None
-    late = _late_ranks(stragglers(ranks), [run.cell_id for run in sample])
-    keys = {(one.mean.cell_id, one.mean.host, one.mean.rank) for one in late}
+    late = {
+        (one.mean.cell_id, one.mean.host, one.mean.rank) for one in _late_ranks(stragglers(ranks), sample)
+    }
     means = RankMeans([], [])
     for cell in cells:
         own = [row for row in ranks if row.cell_id == cell]
-        means.by_rank.extend(_means(own, keys, lambda row: (row.host, row.rank)))
-        hosts = _means(own, keys, lambda row: (row.host, None))
+        means.by_rank.extend(_means(own, late, lambda row: (row.host, row.rank)))
+        hosts = _means(own, late, lambda row: (row.host, None))
         means.by_host.extend(sorted(hosts, key=lambda host: -host.beyond))
-    return means
+    return means if ranks else None
 
 
 def _means(
@@ -541,7 +555,7 @@ def _means(
 ) -> Iterator[MeanTimes]:
     """Yield the means of a cell. ``beyond`` is computed within each run, then averaged over runs."""
     beyond: dict[tuple[str, int | None], list[float]] = {}
-    for run in _by_run(ranks).values():
+    for run in grouped(ranks, _run).values():
         parts = grouped(run, key)
         step_s = max(mean(row.step_time_sec for row in own) for own in parts.values())
         excesses_s = _beyond_typical([mean(row.useful_s for row in own) for own in parts.values()])
@@ -549,10 +563,9 @@ def _means(
             beyond.setdefault(part, []).append(excess_s / step_s)
     for (host, rank), own in sorted(grouped(ranks, key).items()):
         amounts = (len({row.rank for row in own}), len(beyond[host, rank]))
-        times = map(mean, zip(*map(_times, own), strict=True))
         is_late = any((row.cell_id, host, row.rank) in late for row in own)
-        about = (own[0].cell_id, host or MISSING, rank, *amounts)
-        yield MeanTimes(*about, mean(beyond[host, rank]), is_late, *times)
+        about = (own[0].cell_id, host or MISSING, rank, *amounts, mean(beyond[host, rank]), is_late)
+        yield MeanTimes(*about, *map(mean, zip(*map(_times, own), strict=True)))
 
 
 def _times(row: RankOfRun) -> tuple[float, ...]:
@@ -566,8 +579,9 @@ def _times(row: RankOfRun) -> tuple[float, ...]:
 
 def nodes_table(means: RankMeans) -> pd.DataFrame:
     """Return the content of nodes.csv: the least balanced cell first, in each cell the slowest host first."""
+    times = ("useful", "data", "compute", "wait", "transfer", "step")
     names = {name: name for name in ("cell_id", "host", "ranks", "n")}
-    names |= {f"{name}_sec": name for name in _NODE_TIMES} | {"beyond_usual": "beyond"}
+    names |= {f"{name}_sec": name for name in times} | {"beyond_usual": "beyond"}
     return pd.DataFrame(
         {column: [getattr(node, name) for node in means.by_host] for column, name in names.items()}
     )

@@ -22,19 +22,20 @@ from itertools import permutations
 from typing import Annotated
 
 import numpy as np
-from scipy import special
+from scipy import special, stats
 
+from analysis.causes.cells import CauseRow
 from analysis.causes.claims import clocks_of
 from analysis.causes.table import named, read_run_facts, study_causes
 from analysis.checks.assessment import Assessment, assess
 from analysis.compare.matching import match_studies, match_within
+from analysis.data.columns import PARTS, CellSize, Column, RunRow, columns_of, part_title
 from analysis.data.differences import Difference, Observed, differences, observe
 from analysis.data.environment import sampled
 from analysis.data.load import Study
-from analysis.stats.columns import PARTS, CellSize, Column, RunRow, columns_of, part_title
 from analysis.stats.decompose import mean
 from analysis.stats.estimate import LEVEL, MIN_RUNS, Floats, LogRatios, bounds, log_moments, paired, unpaired
-from analysis.stats.measured import Frames, measure, outcomes_text
+from analysis.stats.measured import Measured, measure, outcomes_text
 from analysis.text import heading
 from bench.study.ledger import RunState
 from ddp_scaling_bench.errors import BenchError
@@ -52,11 +53,6 @@ class Verdict(StrEnum):
     SLOWER = "slower"
     SAME = "same"
     UNKNOWN = "cannot tell"
-
-
-def joined(parts: Sequence[LogRatios]) -> LogRatios:
-    """Concatenate ratios, so that :func:`judge` adjusts the p-values over all ratios."""
-    return LogRatios(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
 
 
 @dataclass
@@ -114,11 +110,10 @@ def _p_not_faster(ratios: LogRatios) -> Floats:
 
 def benjamini_hochberg(p: Floats) -> Floats:
     """Return adjusted p-values; NaN values remain and do not count as tests."""
-    known = np.flatnonzero(~np.isnan(p))
-    order = known[np.argsort(p[known], kind="stable")]
-    ranked = p[order] * len(order) / np.arange(1, len(order) + 1)
     adjusted = np.full(len(p), np.nan)
-    adjusted[order] = np.minimum(np.minimum.accumulate(ranked[::-1])[::-1], 1.0)
+    tested = ~np.isnan(p)
+    if tested.any():
+        adjusted[tested] = stats.false_discovery_control(p[tested])
     return adjusted
 
 
@@ -134,76 +129,8 @@ def runs_needed(ratios: LogRatios, *, minimum_effect: float = MINIMUM_EFFECT, n:
         return np.asarray(np.maximum(np.ceil(n * factor), n + 1), dtype=float)
 
 
-@dataclass
-class Change:
-    """The largest changes between two cells; a text is empty if it is not known."""
-
-    part: Annotated[str, Column("part of the step that changed most, if faster or slower")] = ""
-    part_a_sec: Annotated[float, Column("its time in A", "s")] = math.nan
-    part_b_sec: Annotated[float, Column("its time in B", "s")] = math.nan
-    cause: Annotated[str, Column("cause that changed most, if faster or slower")] = ""
-
-    @property
-    def change(self) -> str:
-        """The changes as a clause."""
-        times = f"{part_title(self.part)}: {seconds(self.part_a_sec)} in A, {seconds(self.part_b_sec)} in B"
-        return "; ".join(
-            filter(None, (times if self.part else "", f"cause: {self.cause}" if self.cause else ""))
-        )
-
-
-class StepTimes:
-    """The times (s) of the parts of a step and of its causes, for each cell of a study."""
-
-    def __init__(self, runs: _Runs) -> None:
-        self._runs = runs
-        self._causes = named(study_causes(runs.study))
-
-    def step_s(self, cell: str) -> float:
-        """Return the mean time of a step; NaN if it is not known."""
-        return mean(run.step_time_sec for run in self._runs.frames.measured_in(cell))
-
-    def parts(self, cell: str) -> dict[str, float]:
-        """Return the time of each part that is known."""
-        runs = [run for run in self._runs.frames.measured_in(cell) if run.parts_known]
-        times = {part: mean(getattr(run, part) for run in runs) for part in PARTS}
-        return {part: time for part, time in times.items() if known(time)}
-
-    def causes(self, cell: str) -> dict[str, float]:
-        """Return the time of each cause; 0 if it is not known."""
-        times: dict[str, float] = {}
-        for one in self._causes:
-            if one.cell_id == cell:
-                time_s = one.share * self.step_s(cell)
-                times[one.cause] = times.get(one.cause, 0.0) + (time_s if known(time_s) else 0.0)
-        return times
-
-
-def change_between(a: StepTimes, b: StepTimes, cell_a: str, cell_b: str) -> Change:
-    """Return the part and the cause whose times changed most in the direction of the step time."""
-    slower = b.step_s(cell_b) > a.step_s(cell_a)
-    before, after = a.parts(cell_a), b.parts(cell_b)
-    part = _largest({name: after[name] - before[name] for name in before.keys() & after.keys()}, slower)
-    times = (before[part], after[part]) if part else (math.nan, math.nan)
-    old, new = a.causes(cell_a), b.causes(cell_b)
-    differences = {name: new.get(name, 0.0) - old.get(name, 0.0) for name in [*new, *old]}
-    cause = _largest(differences, slower)
-    if not cause:
-        # Name a cause without a known time if only the slower cell has this cause.
-        only = [name for name in (new if slower else old) if name not in (old if slower else new)]
-        cause = only[0] if only else ""
-    return Change(part, *times, cause)
-
-
-def _largest(differences: Mapping[str, float], slower: bool) -> str:
-    """Return the name with the largest increase, or with the largest decrease if B is not slower."""
-    signed = {name: value if slower else -value for name, value in differences.items()}
-    name = max(signed, key=lambda one: signed[one], default="")
-    return name if name and signed[name] > 0 else ""
-
-
 @dataclass(kw_only=True)
-class ComparedCell(CellSize, Judgement, Change):
+class ComparedCell(CellSize, Judgement):
     """One pair of matched cells, with the size of that of A.
 
     Throughputs are harmonic means over the compared runs. The verdict is that of the throughputs, even if
@@ -222,6 +149,10 @@ class ComparedCell(CellSize, Judgement, Change):
     broken: Annotated[bool, Column("the cell completed in A and failed in B")]
     not_valid_a: Annotated[str, Column("reason why the values of A are not valid")]
     not_valid_b: Annotated[str, Column("reason why the values of B are not valid")]
+    part: Annotated[str, Column("part of the step that changed most, if faster or slower")] = ""
+    part_a_sec: Annotated[float, Column("its time in A", "s")] = math.nan
+    part_b_sec: Annotated[float, Column("its time in B", "s")] = math.nan
+    cause: Annotated[str, Column("cause that changed most, if faster or slower")] = ""
     remark: Annotated[str, Column("remarks")] = ""
     missing: str
     outliers: int
@@ -256,7 +187,7 @@ class Comparison:
     only_b: list[str] = field(default_factory=list)
     differences: list[Difference] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    validity: dict[str, list[Finding]] = field(default_factory=dict)
+    validity: Mapping[str, Sequence[Finding]] = field(default_factory=dict)
 
     @property
     def counts(self) -> dict[str, int]:
@@ -290,8 +221,10 @@ def compare_studies(
     matching = match_studies(a, b, ignore=ignore)
     runs_a, runs_b = _Runs.of(a, "A"), _Runs.of(b, "B")
     name_a, name_b = (a.name, b.name) if a.name != b.name else (str(a.folder.path), str(b.folder.path))
-    parts = [_compare_runs(runs_a, runs_b, matching.pairs, (name_a, name_b))]
-    cells = _judged(parts, runs_a, runs_b, minimum_effect)
+    cells = _compare(runs_a, runs_b, [(name_a, name_b, pair) for pair in matching.pairs], minimum_effect)
+    found = differences(
+        runs_a.observed(cell.cell_a for cell in cells), runs_b.observed(cell.cell_b for cell in cells)
+    )
     return Comparison(
         a=name_a,
         b=name_b,
@@ -299,13 +232,7 @@ def compare_studies(
         cells=cells,
         only_a=matching.only_a,
         only_b=matching.only_b,
-        differences=[
-            one
-            for one in differences(
-                runs_a.observed(cell.cell_a for cell in cells), runs_b.observed(cell.cell_b for cell in cells)
-            )
-            if one.kind != "setting" or one.name not in matching.compared
-        ],
+        differences=[one for one in found if one.kind != "setting" or one.name not in matching.compared],
         notes=_notes_on_time(a, b),
         validity={"a": runs_a.assessment.findings, "b": runs_b.assessment.findings},
     )
@@ -317,7 +244,7 @@ def compare_within(
     key: str,
     base: str | None = None,
     minimum_effect: float = MINIMUM_EFFECT,
-    measured: tuple[Frames, Assessment] | None = None,
+    measured: tuple[Measured, Assessment] | None = None,
 ) -> Comparison:
     """Compare cells of one study that differ only in ``key``: A has the value ``base``, B any other value.
 
@@ -333,16 +260,14 @@ def compare_within(
             f"--by {key}: no two cells of study {study.name} differ in {key} alone",
             remedy=f"plan cells that differ in {key} and agree in all other settings",
         )
-    parts = [
-        _compare_runs(runs, runs, matching.pairs, (first, value)) for first, value, matching in matchings
-    ]
+    pairs = [(first, value, pair) for first, value, matching in matchings for pair in matching.pairs]
     first, values = matchings[0][0], ", ".join(value for _, value, _ in matchings)
     unmatched = [matching.only_a for _, _, matching in matchings]
     return Comparison(
         a=f"{key} {first}",
         b=f"{key} {values}",
         minimum_effect=minimum_effect,
-        cells=_judged(parts, runs, runs, minimum_effect),
+        cells=_compare(runs, runs, pairs, minimum_effect),
         only_a=[cell for cell in unmatched[0] if all(cell in other for other in unmatched[1:])],
         only_b=[cell for _, _, matching in matchings for cell in matching.only_b],
         validity=dict.fromkeys("ab", runs.assessment.findings),
@@ -351,12 +276,14 @@ def compare_within(
 
 def _notes_on_time(a: Study, b: Study) -> list[str]:
     """Return a note if one study ran completely before the other."""
-    times = [study.runs[["started_at", "ended_at"]].stack().dropna() for study in (a, b)]
+    times = [
+        [time for run in study.runs for time in (run.started_at, run.ended_at) if time] for study in (a, b)
+    ]
     for (first, before), (second, after) in permutations(zip("AB", times, strict=True)):
-        if len(before) and len(after) and before.max() < after.min():
+        if before and after and max(before) < min(after):
             return [
-                f"{first} ended ({before.max():%Y-%m-%d %H:%M} UTC) before {second} began "
-                f"({after.min():%Y-%m-%d %H:%M} UTC): the difference includes all other changes between "
+                f"{first} ended ({max(before):%Y-%m-%d %H:%M} UTC) before {second} began "
+                f"({min(after):%Y-%m-%d %H:%M} UTC): the difference includes all other changes between "
                 "these times"
             ]
     return []
@@ -368,21 +295,21 @@ class _Runs:
 
     label: str
     study: Study
-    frames: Frames
+    frames: Measured
     assessment: Assessment
 
     @classmethod
-    def of(cls, study: Study, label: str, measured: tuple[Frames, Assessment] | None = None) -> _Runs:
+    def of(cls, study: Study, label: str, measured: tuple[Measured, Assessment] | None = None) -> _Runs:
         """Return the runs of a study; ``measured`` are its frames and assessment, if they are known.
 
         Raises:
             BenchError: no run has completed.
         """
         frames = measured[0] if measured else measure(study)
-        if not any(run.measured for run in frames.run_rows):
+        if not any(run.measured for run in frames.runs):
             raise BenchError(
                 f"{study.folder.path}: nothing to compare: no run has completed "
-                f"({outcomes_text(frames.run_rows) or 'no run is planned'})",
+                f"({outcomes_text(frames.runs) or 'no run is planned'})",
                 remedy="run it first: bench submit",
             )
         return cls(label, study, frames, measured[1] if measured else assess(study, frames))
@@ -390,10 +317,9 @@ class _Runs:
     def observed(self, cells: Iterable[str]) -> Observed:
         """Return what describes the measured runs of some cells; of many runs, only a sample is read."""
         ids = {run.run_id for cell in cells for run in self.frames.measured_in(cell)}
-        places = [place for place, run_id in enumerate(self.study.runs["run_id"]) if run_id in ids]
-        chosen = self.study.runs["run_id"].iloc[sampled(self.study, places)]
+        chosen = sampled(self.study, [run for run in self.study.runs if run.run_id in ids])
         facts = read_run_facts(self.study, self.frames)
-        return observe(self.study, self.study.envs_of(chosen), clocks_of(facts))
+        return observe(self.study, self.study.envs_of(run.run_id for run in chosen), clocks_of(facts))
 
     def missing(self, cell: str) -> str:
         """Describe the runs of a cell of which none is measured; empty if a run is measured."""
@@ -404,35 +330,39 @@ class _Runs:
         return f"{self.label}: no measured run{found}"
 
 
-def _compare_runs(
-    a: _Runs, b: _Runs, pairs: Sequence[tuple[str, str]], names: tuple[str, str]
-) -> tuple[list[ComparedCell], LogRatios]:
-    """Return one row per pair of cells, and the ratios of their throughputs.
+def _compare(
+    a: _Runs, b: _Runs, named_pairs: Sequence[tuple[str, str, tuple[str, str]]], minimum_effect: float
+) -> list[ComparedCell]:
+    """Return a row with its verdict for each pair of cells, which has the names of A and of B.
 
     If a pair of cells has at least three pairs of runs with the same repeat in one allocation, only these
     runs are compared. Otherwise all runs are compared, unpaired. Runs of two studies are never pairs.
     """
-    twins, ratios = _twins(a.frames, b.frames, pairs), ratios_of_runs(a.frames, b.frames, pairs)
-    cells, cells_b = ({cell.cell_id: cell for cell in one.frames.cells} for one in (a, b))
+    pairs = [pair for *_, pair in named_pairs]
+    ratios = ratios_of_runs(a.frames, b.frames, pairs)
+    judgements = judge(ratios, minimum_effect=minimum_effect)
+    cells_a, cells_b = ({cell.cell_id: cell for cell in one.frames.cells} for one in (a, b))
     rows = []
-    for (cell_a, cell_b), own in zip(pairs, twins, strict=True):
-        size = {name: getattr(cells[cell_a], name) for name in columns_of(CellSize)}
+    parts = zip(named_pairs, _twins(a.frames, b.frames, pairs), judgements, strict=True)
+    for (name_a, name_b, (cell_a, cell_b)), twins, judgement in parts:
+        size = {name: getattr(cells_a[cell_a], name) for name in columns_of(CellSize)}
         if size["tokens_per_sample"] != cells_b[cell_b].tokens_per_sample:
             size["tokens_per_sample"] = math.nan  # the rates of both sides have one unit
         runs_a, runs_b = a.frames.measured_in(cell_a), b.frames.measured_in(cell_b)
         error_a, error_b = a.assessment.invalid.get(cell_a), b.assessment.invalid.get(cell_b)
-        is_paired = len(own) >= MIN_RUNS
+        is_paired = len(twins) >= MIN_RUNS
         failed_in_b = any(run.state == RunState.FAILED for run in b.frames.runs_of_cells.get(cell_b, []))
-        rates_a, rates_b = zip(*own, strict=True) if is_paired else (_rates(runs_a), _rates(runs_b))
+        rates_a, rates_b = zip(*twins, strict=True) if is_paired else (_rates(runs_a), _rates(runs_b))
         row = ComparedCell(
             **size,
-            a=names[0],
-            b=names[1],
+            **vars(judgement),
+            a=name_a,
+            b=name_b,
             cell_a=cell_a,
             cell_b=cell_b,
             n_a=len(runs_a),
             n_b=len(runs_b),
-            pairs=len(own) if is_paired else None,
+            pairs=len(twins) if is_paired else None,
             throughput_a=1 / mean(1 / rate for rate in rates_a),
             throughput_b=1 / mean(1 / rate for rate in rates_b),
             broken=bool(runs_a) and not runs_b and failed_in_b,
@@ -444,10 +374,62 @@ def _compare_runs(
             outliers=sum(run.outlier for run in [*runs_a, *runs_b]),
         )
         rows.append(row)
-    return rows, ratios
+    n = np.array([row.pairs or min(row.n_a, row.n_b) for row in rows], dtype=float)
+    needed = runs_needed(ratios, minimum_effect=minimum_effect, n=n)
+    tested = sum(known(row.low) for row in rows)
+    for row, more in zip(rows, needed.tolist(), strict=True):
+        row.remark = _remark(row, more, tested, minimum_effect)
+    if changed := [row for row in rows if row.changed]:
+        causes_a = named(study_causes(a.study))
+        causes_b = causes_a if a is b else named(study_causes(b.study))
+        for row in changed:
+            _add_change(row, a.frames, b.frames, causes_a, causes_b)
+    return rows
 
 
-def ratios_of_runs(a: Frames, b: Frames, pairs: Sequence[tuple[str, str]]) -> LogRatios:
+def _add_change(
+    row: ComparedCell, a: Measured, b: Measured, causes_a: Iterable[CauseRow], causes_b: Iterable[CauseRow]
+) -> None:
+    """Add the part and the cause whose times changed most in the direction of the step time."""
+    runs_a, runs_b = a.measured_in(row.cell_a), b.measured_in(row.cell_b)
+    step_a_s, step_b_s = (mean(run.step_time_sec for run in runs) for runs in (runs_a, runs_b))
+    is_slower = step_b_s > step_a_s
+    before, after = _part_times(runs_a), _part_times(runs_b)
+    texts = [row.remark] if row.remark else []
+    if part := _largest({name: after[name] - before[name] for name in before if name in after}, is_slower):
+        row.part, row.part_a_sec, row.part_b_sec = part, before[part], after[part]
+        texts.append(f"{part_title(part)}: {seconds(before[part])} in A, {seconds(after[part])} in B")
+    old, new = _cause_times(causes_a, row.cell_a, step_a_s), _cause_times(causes_b, row.cell_b, step_b_s)
+    row.cause = _largest({name: new.get(name, 0.0) - old.get(name, 0.0) for name in [*new, *old]}, is_slower)
+    # Otherwise, name a cause without a known time if only the slower cell has this cause.
+    only = [name for name in (new if is_slower else old) if name not in (old if is_slower else new)]
+    row.cause = row.cause or next(iter(only), "")
+    row.remark = "; ".join([*texts, f"cause: {row.cause}"] if row.cause else texts)
+
+
+def _part_times(runs: Sequence[RunRow]) -> dict[str, float]:
+    times = {part: mean(getattr(run, part) for run in runs if run.parts_known) for part in PARTS}
+    return {part: time_s for part, time_s in times.items() if known(time_s)}
+
+
+def _cause_times(causes: Iterable[CauseRow], cell: str, step_s: float) -> dict[str, float]:
+    """Return the time of each cause in a cell; 0 if it is not known."""
+    times: dict[str, float] = {}
+    for one in causes:
+        if one.cell_id == cell:
+            time_s = one.share * step_s
+            times[one.cause] = times.get(one.cause, 0.0) + (time_s if known(time_s) else 0.0)
+    return times
+
+
+def _largest(changes: Mapping[str, float], is_slower: bool) -> str:
+    """Return the name with the largest increase, or with the largest decrease if B is not slower."""
+    signed = {name: value if is_slower else -value for name, value in changes.items()}
+    name = max(signed, key=signed.__getitem__, default="")
+    return name if name and signed[name] > 0 else ""
+
+
+def ratios_of_runs(a: Measured, b: Measured, pairs: Sequence[tuple[str, str]]) -> LogRatios:
     """Return the ratio of the throughputs of each pair of cells, as :func:`_compare_runs` compares them."""
     twins = _twins(a, b, pairs)
     use_pairs = np.array([len(own) >= MIN_RUNS for own in twins], dtype=bool)
@@ -460,7 +442,7 @@ def ratios_of_runs(a: Frames, b: Frames, pairs: Sequence[tuple[str, str]]) -> Lo
     return LogRatios(*(np.where(use_pairs, one, other) for one, other in both))
 
 
-def _twins(a: Frames, b: Frames, pairs: Sequence[tuple[str, str]]) -> list[list[tuple[float, float]]]:
+def _twins(a: Measured, b: Measured, pairs: Sequence[tuple[str, str]]) -> list[list[tuple[float, float]]]:
     """Return the pairs of runs of each pair of cells; runs of two studies are none."""
     return [
         _pairs_of_runs(a.measured_in(one), b.measured_in(other)) if a is b else [] for one, other in pairs
@@ -476,28 +458,6 @@ def _pairs_of_runs(a: Iterable[RunRow], b: Iterable[RunRow]) -> list[tuple[float
     shared = [{(run.job_id, run.repeat): run for run in runs if run.allocation == "pack"} for runs in (a, b)]
     keys = [key for key in shared[0] if key in shared[1] and key[0]]
     return [(_rates([shared[0][key]])[0], _rates([shared[1][key]])[0]) for key in keys]
-
-
-def _judged(
-    parts: Sequence[tuple[list[ComparedCell], LogRatios]], a: _Runs, b: _Runs, minimum_effect: float
-) -> list[ComparedCell]:
-    """Add verdicts, changes and remarks to the rows of all groups; p-values are adjusted over all groups."""
-    ratios = joined([ratios for _, ratios in parts])
-    rows = [row for rows, _ in parts for row in rows]
-    n = np.array([row.pairs or min(row.n_a, row.n_b) for row in rows], dtype=float)
-    needed = runs_needed(ratios, minimum_effect=minimum_effect, n=n)
-    judgements = judge(ratios, minimum_effect=minimum_effect)
-    tested = sum(known(one.low) for one in judgements)
-    for row, judgement, more in zip(rows, judgements, needed.tolist(), strict=True):
-        vars(row).update(vars(judgement))
-        row.remark = _remark(row, more, tested, minimum_effect)
-    if changed := [row for row in rows if row.changed]:
-        first = StepTimes(a)
-        second = first if a is b else StepTimes(b)
-        for row in changed:
-            vars(row).update(vars(change_between(first, second, row.cell_a, row.cell_b)))
-            row.remark = "; ".join(filter(None, (row.remark, row.change)))
-    return rows
 
 
 def _remark(row: ComparedCell, needed: float, tested: int, minimum_effect: float) -> str:

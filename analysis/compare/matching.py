@@ -7,7 +7,7 @@ difference between the studies and does not prevent a match.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from analysis.data.differences import NOT_SET, SIZES, WORK, Settings, settings_of
@@ -47,16 +47,22 @@ def match_studies(a: Study, b: Study, *, ignore: Collection[str] = ()) -> Matchi
     if "tasks_per_node" in ignored or "nodes" in ignored:
         ignored |= {"nodes", "tasks_per_node"}  # The number of ranks still has to be equal.
     cells_a, cells_b = _settings(a), _settings(b)
-    names = list(dict.fromkeys(name for cell in (*cells_a.values(), *cells_b.values()) for name in cell))
+    names = _names_of([*cells_a.values(), *cells_b.values()])
     for name in sorted(ignored - set(names)):
         raise BenchError(f"--ignore: no cell has a setting {name!r}", remedy=f"settings: {', '.join(names)}")
     varying = {name for name in names if max(len(_values(cells, name)) for cells in (cells_a, cells_b)) > 1}
     compared = [name for name in names if name not in ignored and name in {*SIZES, *WORK, *varying}]
-    matching = _match(cells_a, cells_b, compared, labels=("A", "B"))
+    matching = _match(cells_a, cells_b, compared, ("A", "B"))
     if not matching.pairs:
+        values = [(name, _values(cells_a, name), _values(cells_b, name)) for name in compared]
+        disjoint = [
+            f"{name} is {listed(in_a, limit=4)} in A and {listed(in_b, limit=4)} in B"
+            for name, in_a, in_b in values
+            if not set(in_a) & set(in_b)
+        ]
+        why = "; ".join(disjoint[:4]) or "no cell of A agrees with a cell of B in all settings"
         raise BenchError(
-            f"studies {a.name} (A) and {b.name} (B) have no cell in common: "
-            + _why_none_match(cells_a, cells_b, compared),
+            f"studies {a.name} (A) and {b.name} (B) have no cell in common: {why}",
             remedy="compare studies of the same work and sizes, or ignore a setting: --ignore KEY",
         )
     return matching
@@ -74,8 +80,20 @@ def match_within(study: Study, *, key: str, base: str | None = None) -> list[tup
     """
     name = ALIASES.get(key, key)
     cells = _settings(study)
+    names = _names_of(cells.values())
     values = list(dict.fromkeys(cell.get(name, NOT_SET) for cell in cells.values()))
-    _check_key(study, cells, name, values)
+    if name in ("nodes", "tasks_per_node", "world_size"):
+        raise BenchError(
+            f"--by {name}: sizes cannot be compared with --by",
+            remedy="bench report shows speedup and efficiency by size",
+        )
+    if len(values) == 1:
+        varying = [other for other in names if other not in SIZES and len(_values(cells, other)) > 1]
+        reason = (
+            f"{name} is {values[0]} in every cell" if name in names else f"no cell has a setting {name!r}"
+        )
+        remedy = f"settings that vary: {', '.join(varying)}" if varying else "give a second study instead"
+        raise BenchError(f"--by {name}: {reason} of study {study.name}", remedy=remedy)
     if base is None:
         base = DEFAULT if name == "strategy" and DEFAULT in values else values[0]
     if base not in values:
@@ -83,11 +101,10 @@ def match_within(study: Study, *, key: str, base: str | None = None) -> list[tup
             f"--base: no cell of study {study.name} has {name} {base!r}",
             remedy=f"its values are: {', '.join(values)}",
         )
-    names = list(dict.fromkeys(other for cell in cells.values() for other in cell))
     compared = [other for other in names if other != name and other not in _DEPENDENT.get(name, ())]
     by_value = {value: {i: c for i, c in cells.items() if c.get(name, NOT_SET) == value} for value in values}
     return [
-        (base, value, _match(by_value[base], by_value[value], compared, labels=(base, value)))
+        (base, value, _match(by_value[base], by_value[value], compared, (base, value)))
         for value in values
         if value != base
     ]
@@ -96,23 +113,12 @@ def match_within(study: Study, *, key: str, base: str | None = None) -> list[tup
 def varying_settings(study: Study) -> list[str]:
     """Return the settings that vary within a study and are neither a size, a batch nor the work."""
     cells = _settings(study)
-    names = dict.fromkeys(name for cell in cells.values() for name in cell)
+    names = _names_of(cells.values())
     return [name for name in names if name not in (*SIZES, *WORK) and len(_values(cells, name)) > 1]
 
 
-def _check_key(study: Study, cells: Mapping[str, Settings], name: str, values: Sequence[str]) -> None:
-    if name in ("nodes", "tasks_per_node", "world_size"):
-        raise BenchError(
-            f"--by {name}: sizes cannot be compared with --by",
-            remedy="bench report shows speedup and efficiency by size",
-        )
-    if len(values) > 1:
-        return
-    names = list(dict.fromkeys(other for cell in cells.values() for other in cell))
-    varying = [other for other in names if other not in SIZES and len(_values(cells, other)) > 1]
-    reason = f"{name} is {values[0]} in every cell" if name in names else f"no cell has a setting {name!r}"
-    remedy = f"settings that vary: {', '.join(varying)}" if varying else "give a second study instead"
-    raise BenchError(f"--by {name}: {reason} of study {study.name}", remedy=remedy)
+def _names_of(cells: Iterable[Settings]) -> list[str]:
+    return list(dict.fromkeys(name for cell in cells for name in cell))
 
 
 def _settings(study: Study) -> dict[str, Settings]:
@@ -125,28 +131,20 @@ def _values(cells: Mapping[str, Settings], name: str) -> list[str]:
 
 
 def _match(
-    a: Mapping[str, Settings],
-    b: Mapping[str, Settings],
-    compared: Sequence[str],
-    *,
-    labels: tuple[str, str],
+    a: Mapping[str, Settings], b: Mapping[str, Settings], compared: Sequence[str], labels: tuple[str, str]
 ) -> Matching:
-    def key_of(cell: Settings) -> tuple[str, ...]:
-        return tuple(cell.get(name, NOT_SET) for name in compared)
-
-    by_key_a, by_key_b = _by_unique_key(a, key_of, labels[0]), _by_unique_key(b, key_of, labels[1])
-    pairs = [(cell, by_key_b[key]) for key, cell in by_key_a.items() if key in by_key_b]
-    only_a = [cell for key, cell in by_key_a.items() if key not in by_key_b]
-    only_b = [cell for key, cell in by_key_b.items() if key not in by_key_a]
+    """Match the cells that agree in all settings that are ``compared``."""
+    in_a, in_b = (_by_key(cells, compared, of) for cells, of in zip((a, b), labels, strict=True))
+    pairs = [(cell, in_b[key]) for key, cell in in_a.items() if key in in_b]
+    only_a = [cell for key, cell in in_a.items() if key not in in_b]
+    only_b = [cell for key, cell in in_b.items() if key not in in_a]
     return Matching(pairs, only_a, only_b, compared)
 
 
-def _by_unique_key(
-    cells: Mapping[str, Settings], key_of: Callable[[Settings], tuple[str, ...]], label: str
-) -> dict[tuple[str, ...], str]:
+def _by_key(cells: Mapping[str, Settings], compared: Sequence[str], label: str) -> dict[tuple[str, ...], str]:
     found: dict[tuple[str, ...], str] = {}
     for cell_id, cell in cells.items():
-        twin = found.setdefault(key_of(cell), cell_id)
+        twin = found.setdefault(tuple(cell.get(name, NOT_SET) for name in compared), cell_id)
         if twin != cell_id:
             raise BenchError(
                 f"cells {twin} and {cell_id} of {label} agree in all compared settings, "
@@ -154,13 +152,3 @@ def _by_unique_key(
                 remedy="ignore fewer settings (--ignore)",
             )
     return found
-
-
-def _why_none_match(a: Mapping[str, Settings], b: Mapping[str, Settings], names: Iterable[str]) -> str:
-    values = [(name, _values(a, name), _values(b, name)) for name in names]
-    disjoint = [
-        f"{name} is {listed(in_a, limit=4)} in A and {listed(in_b, limit=4)} in B"
-        for name, in_a, in_b in values
-        if not set(in_a) & set(in_b)
-    ]
-    return "; ".join(disjoint[:4]) if disjoint else "no cell of A agrees with a cell of B in all settings"

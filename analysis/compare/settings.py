@@ -17,13 +17,13 @@ from typing import Any
 import numpy as np
 
 from analysis.checks.assessment import Assessment
-from analysis.compare.comparison import Judgement, Verdict, joined, judge, p_faster, ratios_of_runs
+from analysis.compare.comparison import Judgement, Verdict, judge, p_faster, ratios_of_runs
 from analysis.compare.matching import match_within, varying_settings
+from analysis.data.columns import grouped
 from analysis.data.load import Study
 from analysis.decide import probability_text
-from analysis.stats.columns import grouped
 from analysis.stats.estimate import LogRatios
-from analysis.stats.measured import Frames
+from analysis.stats.measured import Measured
 from analysis.text import plain
 from ddp_scaling_bench.errors import BenchError
 from ddp_scaling_bench.units import count, fraction, fractions, known
@@ -71,20 +71,20 @@ class SettingRow:
         return {**own, **numbers, "p": plain(self.p), "verdict": str(self.judgement.verdict)}
 
 
-def setting_rows(study: Study, frames: Frames, assessment: Assessment) -> list[SettingRow]:
+def setting_rows(study: Study, frames: Measured, assessment: Assessment) -> list[SettingRow]:
     """Return the verdicts on each setting that varies, those over all sizes before those of each size."""
     found: list[tuple[dict[str, Any], LogRatios]] = []
     for setting in varying_settings(study):
         found += _of_setting(setting, study, frames, assessment)
     if not found:
         return []
-    every = joined([ratios for _, ratios in found])
+    every = LogRatios(*map(np.concatenate, zip(*(ratios for _, ratios in found), strict=True)))
     rows = zip((known_of for known_of, _ in found), judge(every), p_faster(every).tolist(), strict=True)
     return [SettingRow(**own, judgement=judgement, p=p) for own, judgement, p in rows]
 
 
 def _of_setting(
-    setting: str, study: Study, frames: Frames, assessment: Assessment
+    setting: str, study: Study, frames: Measured, assessment: Assessment
 ) -> Iterator[tuple[dict[str, Any], LogRatios]]:
     """Yield the fields of the rows of a setting, each with its ratio."""
     try:
@@ -103,7 +103,7 @@ def _of_setting(
             yield {**names, "gpus": gpus, "cells": len(own)}, _combined(ratios_of_runs(frames, frames, own))
 
 
-def _is_measured(pair: tuple[str, str], frames: Frames, assessment: Assessment) -> bool:
+def _is_measured(pair: tuple[str, str], frames: Measured, assessment: Assessment) -> bool:
     return all(frames.measured_in(cell) and cell not in assessment.invalid for cell in pair)
 
 

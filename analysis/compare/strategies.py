@@ -15,12 +15,12 @@ from typing import Any
 from analysis.checks.assessment import Assessment
 from analysis.checks.scaling_table import error_of
 from analysis.compare.comparison import Comparison, Judgement, compare_within
+from analysis.data.columns import ScalingRow, columns_of, first_of_cells
 from analysis.data.differences import settings_of
 from analysis.data.load import Study
 from analysis.data.names import layout
 from analysis.decide import efficiency_text
-from analysis.stats.columns import ScalingRow, columns_of, first_of_cells
-from analysis.stats.measured import Frames
+from analysis.stats.measured import Measured
 from analysis.text import clean, plain
 from ddp_scaling_bench.errors import BenchError
 from ddp_scaling_bench.finding import Finding
@@ -81,7 +81,7 @@ class StrategyRow:
 
 def strategy_rows(
     study: Study,
-    frames: Frames,
+    frames: Measured,
     rows: Sequence[ScalingRow],
     assessment: Assessment,
     comparison: Comparison | None = None,

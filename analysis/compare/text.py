@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from analysis.compare.comparison import ComparedCell, Comparison
+from analysis.data.columns import columns_of
 from analysis.data.names import layout
-from analysis.stats.columns import columns_of
 from analysis.stats.rates import RateUnit, rate_unit
 from analysis.text import markdown, markdown_line, plain
 from ddp_scaling_bench.units import MISSING, count, fraction, known, listed, number, short_percent, whole

@@ -151,7 +151,7 @@ def observe(
 
     ``envs`` are the env.json of some runs, and ``clocks`` the clocks (MHz) of some runs, by run_id.
     """
-    cells = dict(zip(study.runs["run_id"], study.runs["cell_id"], strict=True))
+    cells = {run.run_id: run.cell_id for run in study.runs}
     planned, found = Counter(cells.values()), Observed({}, Counter(cells[run_id] for run_id in envs))
     for cell in study.planned:
         own = clean(cell.cell_id)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from analysis.data.columns import RunRow
 from analysis.data.load import Study
 from analysis.text import one_line
 from bench.study.conditions import objects
@@ -140,11 +141,11 @@ def describe_environment(study: Study) -> Environment:
 
 def sampled_envs(study: Study) -> dict[str, dict[str, Any]]:
     """Return env.json of the started runs, or of a sample of them, by run_id."""
-    return study.envs_of(study.runs["run_id"].iloc[sampled(study, _started(study))])
+    return study.envs_of(run.run_id for run in sampled(study, _started(study)))
 
 
-def _started(study: Study) -> list[int]:
-    return [place for place, folder in enumerate(study.attempts) if folder is not None]
+def _started(study: Study) -> list[RunRow]:
+    return [run for run in study.runs if run.folder is not None]
 
 
 def _findings(envs: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, Finding]]:
@@ -185,27 +186,24 @@ def describe(by_run: dict[str, dict[str, Any]]) -> Environment:
 
 def _allocations(study: Study) -> str:
     """Describe how many runs had their own job, and how many shared an allocation."""
-    runs = study.runs[study.runs["started_at"].notna()]
-    own = int((runs["allocation"] == "job").sum())
-    packed = runs[runs["allocation"] == "pack"]
-    jobs = listed([f"job {job}" for job in packed["job_id"].unique()], limit=_MAX_VALUES)
+    runs = [run for run in study.runs if run.started_at is not None]
+    own = sum(run.allocation == "job" for run in runs)
+    packed = [run for run in runs if run.allocation == "pack"]
+    jobs = listed([f"job {job}" for job in dict.fromkeys(run.job_id for run in packed)], limit=_MAX_VALUES)
     texts = [f"{count(len(packed), 'run')} one after another in the allocation of {jobs}"] if jobs else []
     texts += [f"{count(own, 'run')} with one job each"] if own else []
     return "; ".join(texts)
 
 
-def sampled(study: Study, places: list[int]) -> list[int]:
-    """Return at most :data:`MAX_READ` of ``places``, the positions of some runs in ``study.runs``.
-
-    The sample contains at least one run of each size, launcher and backend.
-    """
-    if len(places) <= MAX_READ:
-        return places
-    cells = study.cells.set_index("cell_id")[["nodes", "gpus_per_node", "launcher", "backend"]]
-    kinds = cells.loc[study.runs["cell_id"].iloc[places]].reset_index(drop=True)
-    first = np.flatnonzero(~kinds.duplicated().to_numpy())[:MAX_READ]
-    others = np.linspace(0, len(places) - 1, MAX_READ - len(first)).astype(int)
-    return [places[i] for i in sorted({*first.tolist(), *others.tolist()})]
+def sampled(study: Study, runs: Sequence[RunRow]) -> Sequence[RunRow]:
+    """Return at most :data:`MAX_READ` of some runs, with at least one of each size, launcher and backend."""
+    if len(runs) <= MAX_READ:
+        return runs
+    cells = (study.cells[run.cell_id] for run in runs)
+    kinds = [(cell.nodes, cell.gpus_per_node, cell.launcher, cell.backend) for cell in cells]
+    first = sorted({kind: place for place, kind in reversed([*enumerate(kinds)])}.values())[:MAX_READ]
+    others = np.linspace(0, len(runs) - 1, MAX_READ - len(first)).astype(int)
+    return [runs[place] for place in sorted({*first, *others.tolist()})]
 
 
 def _items(value: Any) -> list[Any]:

@@ -1,75 +1,42 @@
-"""Load a study's folder as DataFrames: all planned cells and runs, with the results so far.
+"""Load a study's folder: all planned cells and runs as records, and the rows of their tables.
 
 Loading starts from the plan, and no run is ever dropped. The states of the runs, with reasons and causes, are
 those of the ledger. A run that never started is a row with the state ``planned``. If a table in a run's
-folder is missing or broken, loading continues, and the column ``reason`` of the run's row says so.
+folder is missing or broken, loading continues, and the run's ``reason`` says so.
 """
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass, field, fields
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass, field
+from datetime import UTC, datetime
 from functools import cached_property
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
+from analysis.data.columns import CellRow, Member, RunRow
 from analysis.data.csv_files import read_csvs, rows_of
 from analysis.text import clean, one_line
 from bench.matrix.cell import Cell, Run
-from bench.study.findings import Disturbance
 from bench.study.layout import StudyFolder
 from bench.study.ledger import End, Record, RunState
 from bench.study.plan_json import PlannedStudy, open_study, planned_cells
-from bench.study.readings import Readings, readings_of
+from bench.study.readings import readings_of
 from ddp_scaling_bench.checksums import find_damage
 from ddp_scaling_bench.files import read_json
 from ddp_scaling_bench.finding import Finding
+from ddp_scaling_bench.known_strategies import STRATEGIES
 from ddp_scaling_bench.records import EpochRow, RankRow, TableRow, columns_of
 from ddp_scaling_bench.run_folder import RunFolder
 from ddp_scaling_bench.units import count, listed
 
-
-@dataclass(slots=True)
-class RunRow:
-    """A row of :attr:`Study.runs`: one planned run, and its latest attempt.
-
-    Attributes:
-        allocation: ``job`` (the run had its own job), or ``pack`` (it shared its job with other runs).
-        disturbed: a tuple of facts; None if disturbances were not recorded.
-        hosts: the nodes as Slurm lists them (``n[1-4]``); empty if unknown.
-        evidence: the log lines that `bench doctor` found, each with its cause.
-        cause: the first cause that `bench doctor` found in the logs of a failed run.
-    """
-
-    run_id: str
-    cell_id: str
-    repeat: int
-    order: int
-    attempt: int | None = None
-    state: str = str(RunState.PLANNED)
-    reason: str = ""
-    failure_class: str | None = None
-    exit_code: int | None = None
-    job_id: str | None = None
-    allocation: str | None = None
-    started_at: str | None = None
-    ended_at: str | None = None
-    disturbed: tuple[Disturbance, ...] | None = None
-    hosts: str | None = None
-    evidence: tuple[str, ...] = ()
-    cause: str | None = None
-
-
-RUNS_COLUMNS = tuple(one.name for one in fields(RunRow))
-_values_of = attrgetter(*RUNS_COLUMNS)
-_TEXTS = ("failure_class", "job_id", "allocation", "cause")
-_TIMES = ("started_at", "ended_at")
+_ALONE = {name for name, strategy in STRATEGIES.items() if strategy.one_rank}
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,23 +66,16 @@ class TableSource:
 
 @dataclass
 class Study:
-    """One study as DataFrames.
+    """One study as records.
 
     Attributes:
-        cells: one row per cell: ``cell_id, launcher, backend, nodes, gpus_per_node`` (text,
-            ``4+2`` if nodes differ), ``gpus`` (ranks), ``global_batch, per_gpu_batch, device,
-            swept`` (dict).
-        members: one row per cell and series: ``cell_id, series, mode, batch``; ``mode`` and ``batch`` are
-            the plan's labels of the series.
-        runs: one row per planned run: :class:`RunRow`; times are UTC.
-        earlier: one row per attempt before the latest one of its run, with the columns of ``runs``, in the
-            order of ``runs``.
+        cells: the planned cells, by cell_id.
+        members: one for each cell and series, with the plan's label of the mode.
+        runs: the latest attempt of each planned run, in the plan's order.
+        earlier: the attempts before the latest one of their run, in the order of ``runs``.
         epochs: the rows of all runs' metrics.csv, and those of commands without the recorder, with
             ``run_id`` and ``cell_id`` (categorical).
         remarks: problems of the folder as a whole.
-        attempts: the folder of each run's latest attempt, in the order of ``runs``; None if the run has no
-            attempt.
-        measured: the same, but None also if the measured values of a completed run were changed or lost.
         table: the table that the study was read from; None if it was planned.
         records: the record of each run by run_id.
         facts: facts about the values of commands without the recorder, by run_id.
@@ -123,14 +83,12 @@ class Study:
 
     folder: StudyFolder
     plan: dict[str, Any]
-    cells: pd.DataFrame
-    members: pd.DataFrame
-    runs: pd.DataFrame
+    cells: dict[str, CellRow]
+    members: list[Member]
+    runs: list[RunRow]
     epochs: pd.DataFrame
     remarks: list[str] = field(default_factory=list)
-    earlier: pd.DataFrame = field(default_factory=lambda: _runs_frame([]))
-    attempts: list[str | None] = field(default_factory=list, repr=False)
-    measured: list[str | None] = field(default_factory=list, repr=False)
+    earlier: list[RunRow] = field(default_factory=list)
     table: TableSource | None = None
     records: Mapping[str, Record] = field(default_factory=dict, repr=False)
     facts: Mapping[str, Sequence[Finding]] = field(default_factory=dict, repr=False)
@@ -155,26 +113,25 @@ class Study:
     def envs_of(self, run_ids: Iterable[str]) -> dict[str, dict[str, Any]]:
         """Return each run's env.json, with the run's ``facts``; runs without a readable file are absent."""
         found = {}
-        for place in self._places(run_ids):
-            attempt, run_id = self.attempts[place], str(self.runs["run_id"].iloc[place])
-            if run_id not in self._envs:
-                content = self._envs[run_id] = read_json(RunFolder(Path(attempt)).env) if attempt else None
-                if content is not None and (more := self.facts.get(run_id)):
+        for run in self._of(run_ids):
+            if run.run_id not in self._envs:
+                content = read_json(RunFolder(Path(run.folder)).env) if run.folder else None
+                self._envs[run.run_id] = content
+                if content is not None and (more := self.facts.get(run.run_id)):
                     content["facts"] = [*(content.get("facts") or ()), *(fact.as_json() for fact in more)]
-            if (content := self._envs[run_id]) is not None:
-                found[run_id] = content
+            if (content := self._envs[run.run_id]) is not None:
+                found[run.run_id] = content
         return found
 
-    def _places(self, run_ids: Iterable[str]) -> list[int]:
+    def _of(self, run_ids: Iterable[str]) -> list[RunRow]:
         wanted = set(run_ids)
-        return [place for place, run_id in enumerate(self.runs["run_id"]) if run_id in wanted]
+        return [run for run in self.runs if run.run_id in wanted]
 
     def _table_of(self, run_ids: Iterable[str], name: str, record: type[TableRow]) -> pd.DataFrame:
         file = getattr(RunFolder(Path()), name).name
-        places = [place for place in self._places(run_ids) if self.measured[place]]
-        paths = [f"{self.measured[place]}/{file}" for place in places]
-        ids = list(zip(self.runs["run_id"], self.runs["cell_id"], strict=True))
-        return _with_ids(read_csvs(paths, record).rows, ids, places)
+        runs = [run for run in self._of(run_ids) if run.values_folder]
+        rows = read_csvs([f"{run.values_folder}/{file}" for run in runs], record).rows
+        return _with_ids(rows, runs, rows.pop("file").to_numpy())
 
 
 def load_study(path: Path, *, records: Mapping[str, Record] | None = None) -> Study:
@@ -189,25 +146,20 @@ def load_study(path: Path, *, records: Mapping[str, Record] | None = None) -> St
     planned = open_study(StudyFolder(Path(path)))
     records = records or planned.records()
     known = [records.get(run.run_id) or Record(run_id=run.run_id) for run in planned.runs]
-    rows = [_run_row(planned, run, record) for run, record in zip(planned.runs, known, strict=True)]
-    attempts = [_folder_of(planned, row, record) for row, record in zip(rows, known, strict=True)]
-    damaged = _damaged(planned, rows, attempts)
-    measured = [None if place in damaged else path for place, path in enumerate(attempts)]
-    epochs, problems, facts = _epochs(planned, rows, measured)
-    for place, problem in (problems | damaged).items():
-        rows[place].reason = "; ".join(filter(None, (rows[place].reason, problem)))
+    runs = [_run_row(planned, run, record) for run, record in zip(planned.runs, known, strict=True)]
+    for run, record, own in zip(runs, known, planned.runs, strict=True):
+        _find_folder(planned, run, record, is_recorded=not planned.cells[own.cell_id].is_unrecorded)
+    epochs, facts = _epochs(planned, runs)
     return Study(
         planned.folder,
         planned.plan,
-        _cells(planned.plan),
+        {cell.cell_id: cell for cell in _cells(planned)},
         _members(planned.plan),
-        _runs_frame(rows),
+        runs,
         epochs,
         remarks=_remarks(planned),
-        earlier=_runs_frame(_earlier(planned, known)),
-        attempts=attempts,
-        measured=measured,
-        records={row.run_id: record for row, record in zip(rows, known, strict=True)},
+        earlier=_earlier(planned, known),
+        records={run.run_id: record for run, record in zip(runs, known, strict=True)},
         facts=facts,
     )
 
@@ -218,38 +170,38 @@ def tokens_per_sample(metrics: Mapping[str, Any]) -> float:
     return float(metrics.get("tokens_per_sample") or math.nan) if counts_tokens else math.nan
 
 
-def _cells(plan: dict[str, Any]) -> pd.DataFrame:
-    rows = [
-        (
-            clean(cell["cell_id"]),
-            clean(cell["launcher"]),
-            clean(cell["backend"]),
-            int(cell["nodes"]),
-            _per_node(cell["tasks_per_node"]),
-            int(cell["world_size"]),
-            int(cell["global_batch"]),
-            int(cell["per_gpu_batch"]),
-            clean((cell.get("workload") or {}).get("device")),
-            cell.get("swept") or {},
-            int(cell.get("model_parallel") or 1),
-            tokens_per_sample(cell.get("metrics") or {}),
+def _cells(planned: PlannedStudy) -> Iterator[CellRow]:
+    ddp = {clean(cell.cell_id): _with_ddp(cell) for cell in planned.cells.values()}
+    for cell in planned.plan["cells"]:
+        cell_id = clean(cell["cell_id"])
+        yield CellRow(
+            cell_id=cell_id,
+            launcher=clean(cell["launcher"]),
+            backend=clean(cell["backend"]),
+            nodes=int(cell["nodes"]),
+            gpus_per_node=_per_node(cell["tasks_per_node"]),
+            gpus=int(cell["world_size"]),
+            global_batch=int(cell["global_batch"]),
+            per_gpu_batch=int(cell["per_gpu_batch"]),
+            model_parallel=int(cell.get("model_parallel") or 1),
+            tokens_per_sample=tokens_per_sample(cell.get("metrics") or {}),
+            device=clean((cell.get("workload") or {}).get("device")),
+            ddp=ddp[cell_id],
+            swept=cell.get("swept") or {},
         )
-        for cell in plan["cells"]
-    ]
-    columns = ("cell_id", "launcher", "backend", "nodes", "gpus_per_node", "gpus")
-    batches = ("global_batch", "per_gpu_batch", "device", "swept", "model_parallel", "tokens_per_sample")
-    frame = pd.DataFrame(rows, columns=[*columns, *batches])
-    whole = ("nodes", "gpus", "global_batch", "per_gpu_batch")
-    return frame.astype(dict.fromkeys(whole, "int64"))
 
 
-def _members(plan: dict[str, Any]) -> pd.DataFrame:
-    rows = [
-        (clean(cell["cell_id"]), clean(member["series"]), clean(member["mode"]), int(member["batch"]))
+def _with_ddp(cell: Cell) -> bool:
+    """Return whether the ranks of a cell exchange gradients, even if there is one rank only."""
+    return cell.world_size > 1 or cell.workload.get("strategy") not in _ALONE
+
+
+def _members(plan: dict[str, Any]) -> list[Member]:
+    return [
+        Member(clean(cell["cell_id"]), clean(member["series"]), clean(member["mode"]))
         for cell in plan["cells"]
         for member in cell["series"]
     ]
-    return pd.DataFrame(rows, columns=["cell_id", "series", "mode", "batch"]).astype({"batch": "int64"})
 
 
 def _per_node(value: Any) -> str:
@@ -262,37 +214,51 @@ def _run_row(planned: PlannedStudy, run: Run, record: Record) -> RunRow:
     # Without a queue, `bench submit` starts the runs, and there is no allocation.
     has_job = planned.scheduler.queues and (end.hosts or not record.end) and record.job_id
     return RunRow(
-        clean(run.run_id),
-        clean(run.cell_id),
-        run.repeat,
-        run.order,
-        record.attempt or None,
-        str(record.state),
-        _reason(record, end),
-        end.failure_class,
-        end.exit_code,
-        one_line(record.job_id) or None,
-        "pack" if record.pack is not None else "job" if has_job else None,
-        end.started_at,
-        end.ended_at,
-        end.disturbed,
-        one_line(end.hosts, limit=80),
-        _evidence(end),
-        one_line(record.cause, limit=80) if record.cause else None,
+        run_id=clean(run.run_id),
+        cell_id=clean(run.cell_id),
+        repeat=run.repeat,
+        order=run.order,
+        attempt=record.attempt or None,
+        state=str(record.state),
+        reason=_reason(record, end),
+        failure_class=end.failure_class,
+        exit_code=end.exit_code,
+        job_id=one_line(record.job_id) or None,
+        allocation="pack" if record.pack is not None else "job" if has_job else None,
+        started_at=_time(end.started_at),
+        ended_at=_time(end.ended_at),
+        disturbed=end.disturbed,
+        hosts=one_line(end.hosts, limit=80),
+        evidence=_evidence(end),
+        cause=one_line(record.cause, limit=80) if record.cause else None,
     )
 
 
-def _folder_of(planned: PlannedStudy, row: RunRow, record: Record) -> str | None:
-    """Return the folder of an attempt, if it exists."""
-    if not record.attempt:
+def _time(text: str | None) -> datetime | None:
+    """Return a time in UTC; None if it is not known."""
+    try:
+        time = datetime.fromisoformat(text or "")
+    except ValueError:
         return None
+    return time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
+
+
+def _find_folder(planned: PlannedStudy, run: RunRow, record: Record, *, is_recorded: bool) -> None:
+    """Set the folders of an attempt, and say in its reason what is missing or was changed."""
+    if not record.attempt:
+        return
     folder = planned.run_folder(record).path
     if folder.is_dir():
-        return str(folder)
-    if record.state.ended:
-        missing = f"the folder of attempt {record.attempt} is missing"
-        row.reason = "; ".join(filter(None, (row.reason, missing)))
-    return None
+        run.folder = run.values_folder = str(folder)
+    elif record.state.ended:
+        _add_reason(run, f"the folder of attempt {record.attempt} is missing")
+    if run.folder and run.state == RunState.COMPLETED and is_recorded and (damage := find_damage(run.folder)):
+        run.values_folder = None
+        _add_reason(run, damage)
+
+
+def _add_reason(run: RunRow, text: str) -> None:
+    run.reason = "; ".join(filter(None, (run.reason, text)))
 
 
 def _earlier(planned: PlannedStudy, known: Sequence[Record]) -> list[RunRow]:
@@ -336,66 +302,46 @@ def _evidence(end: End) -> tuple[str, ...]:
     return tuple(texts)
 
 
-def _runs_frame(rows: list[RunRow]) -> pd.DataFrame:
-    frame = pd.DataFrame(list(map(_values_of, rows)), columns=list(RUNS_COLUMNS))
-    kinds = {"repeat": "int64", "order": "int64", "attempt": "Int64", "exit_code": "Int64"}
-    frame = frame.astype(dict.fromkeys(("run_id", "cell_id", "state", "reason", *_TEXTS), "str") | kinds)
-    for name in _TIMES:
-        frame[name] = pd.to_datetime(frame[name], utc=True, errors="coerce", format="ISO8601")
-    return frame
-
-
 def _epochs(
-    planned: PlannedStudy, runs: Sequence[RunRow], attempts: Sequence[str | None]
-) -> tuple[pd.DataFrame, dict[int, str], dict[str, Sequence[Finding]]]:
-    """Return the rows of all runs' metrics.csv or readings, problems by the run's position, and facts."""
+    planned: PlannedStudy, runs: Sequence[RunRow]
+) -> tuple[pd.DataFrame, dict[str, Sequence[Finding]]]:
+    """Return the rows of all runs' metrics.csv or readings, and the facts about them by run_id."""
     cells = [planned.cells[run.cell_id] for run in planned.runs]
-    places = [place for place, path in enumerate(attempts) if path and not cells[place].reads_values]
     file = RunFolder(Path()).metrics_csv.name
-    paths = [f"{attempts[place]}/{file}" for place in places]
+    places = [
+        place
+        for place, (run, cell) in enumerate(zip(runs, cells, strict=True))
+        if run.values_folder and not cell.reads_values
+    ]
+    paths = [f"{runs[place].values_folder}/{file}" for place in places]
     loaded = read_csvs(paths, EpochRow)
     loaded.rows["file"] = np.asarray(places, dtype=np.int64)[loaded.rows["file"].to_numpy()]
-    problems = {}
     for index, problem in loaded.problems.items():
-        place = places[index]
-        absent, completed = not Path(paths[index]).exists(), runs[place].state == RunState.COMPLETED
-        if absent and completed and not cells[place].measures:
-            problems[place] = "the matrix asks for no metrics (metrics: none)"
+        run = runs[places[index]]
+        absent, completed = not Path(paths[index]).exists(), run.state == RunState.COMPLETED
+        if absent and completed and not cells[places[index]].measures:
+            _add_reason(run, "the matrix asks for no metrics (metrics: none)")
         # If a run is queued or failed early, its state explains the missing file.
         elif completed or not absent:
-            problems[place] = problem
-    readings: dict[int, Readings] = {
-        place: readings_of(RunFolder(Path(path)), cell)
-        for place, (run, path, cell) in enumerate(zip(runs, attempts, cells, strict=True))
-        if path and run.state == RunState.COMPLETED and cell.reads_values
-    }
-    problems |= {place: one.problem for place, one in readings.items() if one.problem}
-    rows = [(place, *astuple(row)) for place, one in readings.items() for row in one.rows]
+            _add_reason(run, problem)
+    facts: dict[str, Sequence[Finding]] = {}
+    rows = []
+    for place, (run, cell) in enumerate(zip(runs, cells, strict=True)):
+        if run.values_folder and run.state == RunState.COMPLETED and cell.reads_values:
+            readings = readings_of(RunFolder(Path(run.values_folder)), cell)
+            facts[run.run_id] = readings.findings
+            _add_reason(run, readings.problem)
+            rows += [(place, *astuple(row)) for row in readings.rows]
     frame = loaded.rows
     if rows:
         read = pd.DataFrame(rows, columns=["file", *columns_of(EpochRow)]).astype(frame.dtypes)
         frame = pd.concat([frame, read]).sort_values("file", kind="stable", ignore_index=True)
-    facts: dict[str, Sequence[Finding]] = {
-        runs[place].run_id: one.findings for place, one in readings.items()
-    }
-    ids = [(run.run_id, run.cell_id) for run in runs]
-    return _with_ids(frame, ids, range(len(runs))), problems, facts
+    return _with_ids(frame, runs, frame.pop("file").to_numpy()), facts
 
 
-def _damaged(planned: PlannedStudy, rows: Sequence[RunRow], attempts: Sequence[str | None]) -> dict[int, str]:
-    """Return the completed runs whose measured values are not as the job wrote them, by position, and why."""
-    recorded = {cell_id: not cell.is_unrecorded for cell_id, cell in planned.cells.items()}
-    return {
-        place: damage
-        for place, (run, row, attempt) in enumerate(zip(planned.runs, rows, attempts, strict=True))
-        if attempt and row.state == RunState.COMPLETED and recorded[run.cell_id]
-        if (damage := find_damage(attempt))
-    }
-
-
-def _with_ids(frame: pd.DataFrame, ids: Sequence[tuple[str, str]], places: Sequence[int]) -> pd.DataFrame:
-    """Return rows with ``run_id`` and ``cell_id`` instead of the column ``file``."""
-    rows = np.asarray(places, dtype=np.int64)[frame.pop("file").to_numpy()]
+def _with_ids(frame: pd.DataFrame, runs: Sequence[RunRow], places: npt.NDArray[np.int64]) -> pd.DataFrame:
+    """Return rows with the ``run_id`` and ``cell_id`` of the runs at ``places``."""
     for at, name in enumerate(("run_id", "cell_id")):
-        frame.insert(at, name, pd.Categorical([one[at] for one in ids])[rows])
+        names = pd.Categorical([getattr(run, name) for run in runs])
+        frame.insert(at, name, pd.Series(names[places], index=frame.index))
     return frame

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from analysis.causes.cells import CellDivision
 from analysis.causes.divide import NOT_EXPLAINED, WHOLE
 from analysis.causes.table import rest_parts
 from analysis.checks.scaling_table import TogetherUnknown
+from analysis.data.columns import RunRow, ScalingRow, by_series, grouped, part_title
 from analysis.data.names import layout, nodes_known, ranks, short_labels, with_layout
 from analysis.decide import Verdict, VerdictKind, efficiency_text, probability_text, what_decides
 from analysis.report.results import Results
 from analysis.report.words import WORDS, mode_title
-from analysis.stats.columns import RunRow, ScalingRow, by_series, grouped, part_title
 from analysis.stats.measured import outcome_of, outcome_text, outcomes_text
 from analysis.stats.scaling import GUIDE
 from analysis.text import heading, one_line
@@ -23,36 +23,28 @@ from ddp_scaling_bench.finding import messages
 from ddp_scaling_bench.units import MISSING, count, known, listed, number, percent
 
 MAX_SERIES = 4
+#: A table shows at most as many sizes, and of each series at least so many; the others are folded.
+_MOST_SIZES, _FEWEST_SIZES = 16, 5
 #: Maximum number of sizes, and of things that went wrong, that a line names.
 _MAX_NAMED = 3
 _WAITING = (RunState.PLANNED, RunState.QUEUED, RunState.RUNNING)
 #: With such a verdict, a size that is larger than the recommended one may be as good.
 _OPEN = (VerdictKind.NOT_VALID, VerdictKind.NO_RESULT, VerdictKind.CANNOT_TELL, VerdictKind.PROBABLE)
+#: Verdicts whose reason is the largest loss.
+_EXPLAINED = (VerdictKind.INEFFICIENT, VerdictKind.AT_THE_GUIDE, VerdictKind.CANNOT_TELL)
 #: Sizes of which the runs show that they are not efficient.
 _NOT_EFFICIENT = (VerdictKind.INEFFICIENT, VerdictKind.AT_THE_GUIDE)
 #: A smaller loss without a named cause, a share of the step, is mostly noise.
 LEAST_LOSS = 0.03
-#: The least and the largest upper end of the scale of the drawn efficiencies.
-_LEAST_TOP, _LARGEST_TOP = 1.1, 2.0
-
-
-@dataclass(frozen=True)
-class DrawnInterval:
-    """An efficiency and the ends of its interval, as percentages of the length of the table's scale."""
-
-    value: float
-    low: float
-    high: float
 
 
 @dataclass(frozen=True)
 class SizeRow:
-    """One size: its texts, its drawn efficiency if it has one, and the kind of its verdict."""
+    """One size: its texts, the kind of its verdict, and whether it is among the sizes that are folded."""
 
     ranks: str
     layout: str
     efficiency: str
-    drawn: DrawnInterval | None
     verdict: str
     lacking: str
     kind: str
@@ -61,6 +53,26 @@ class SizeRow:
     over_smaller: str
     cost: str
     loss: str
+    folded: bool = False
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the runs of a series say about its sizes, in texts; an unknown one is empty.
+
+    Attributes:
+        label: the series; empty if it is the only one.
+        use: the size to use with its speedup, or that it is not known.
+        sure: its efficiency with its interval, and P.
+        why: the largest loss of the size.
+        others: the verdicts on the other sizes, as far as they matter.
+    """
+
+    label: str
+    use: str
+    sure: str
+    why: str
+    others: str
 
 
 @dataclass(frozen=True)
@@ -72,8 +84,8 @@ class Decision:
         title: the title of the mode.
         caption: what all series share, and the series that are left out.
         cost: the heading of the costs.
-        guide: the place of the guide as a percentage of the table's scale.
         groups: the series, each with its label (empty if it is alone) and its sizes.
+        answers: the answer of each series.
         lines: label and value of the lines below the table.
     """
 
@@ -81,17 +93,9 @@ class Decision:
     title: str
     caption: str
     cost: str
-    guide: float
     groups: list[tuple[str, list[SizeRow]]]
+    answers: list[Answer]
     lines: list[tuple[str, str]]
-
-    @property
-    def use(self) -> str:
-        """The size to use, as far as the runs tell, and of one series with its largest loss."""
-        rows = [row for _, own in self.groups for row in own if row.recommended]
-        if len(self.groups) > 1 or not rows or rows[0].loss == MISSING:
-            return self.lines[0][1]
-        return self.lines[0][1] + f", largest loss {rows[0].loss}"
 
 
 def decisions(results: Results) -> list[Decision]:
@@ -105,24 +109,21 @@ def _decision(mode: str, rows: Sequence[ScalingRow], results: Results) -> Decisi
     shown = {name: _with_baseline(series[name]) for name in _chosen(series, results)}
     every = [row for own in shown.values() for row in own]
     hidden = {row.series for row in rows} - {row.series for row in every}
-    ends = [row.efficiency_high if known(row.efficiency_high) else row.efficiency for row in every]
-    top = min(max([_LEAST_TOP, *(1.05 * end for end in ends if known(end))]), _LARGEST_TOP)
-    starts = [row.efficiency_low if known(row.efficiency_low) else row.efficiency for row in every]
-    scale = (max(min([GUIDE, *filter(known, starts)]) - 0.1, 0.0), top)
     labels, shared = short_labels(results.parts, shown)
-    on_gpus = bool((results.study.cells["device"] == "cuda").all())
+    on_gpus = all(cell.device == "cuda" for cell in results.study.cells.values())
     alone = list(labels.values()) if len(shown) == 1 else []
+    most = max(_MOST_SIZES // len(shown), _FEWEST_SIZES)
     few = [f"{len(shown)} of {len(shown) + len(hidden)} series"] if hidden else []
     return Decision(
         mode=mode,
         title=mode_title(mode) if mode else WORDS["modes"]["other"]["title"],
         caption=", ".join(filter(None, [*alone, shared, *few])),
         cost=WORDS["decision"]["gpu_hours" if on_gpus else "node_hours"],
-        guide=_place(GUIDE, scale),
         groups=[
-            ("" if alone else labels[name], [_size_row(row, results, scale, on_gpus=on_gpus) for row in own])
+            ("" if alone else labels[name], _size_rows(own, results, on_gpus=on_gpus, most=most))
             for name, own in shown.items()
         ],
+        answers=[_answer("" if alone else labels[name], own, results) for name, own in shown.items()],
         lines=_lines({labels[name]: own for name, own in shown.items()}, results),
     )
 
@@ -148,7 +149,21 @@ def _with_baseline(rows: Sequence[ScalingRow]) -> list[ScalingRow]:
     return [*others, *sorted(rows, key=lambda row: (row.gpus, row.nodes))]
 
 
-def _size_row(row: ScalingRow, results: Results, scale: tuple[float, float], *, on_gpus: bool) -> SizeRow:
+def _size_rows(rows: Sequence[ScalingRow], results: Results, *, on_gpus: bool, most: int) -> list[SizeRow]:
+    """Return the sizes of a series; of over ``most``, those that decide least are folded."""
+
+    def weight(row: ScalingRow) -> tuple[bool, bool, int]:
+        verdict = results.verdicts[row.place]
+        ends = row.is_base or row is rows[-1]
+        return verdict.recommended or ends, verdict.kind is not VerdictKind.EFFICIENT, row.gpus
+
+    chosen = sorted(rows, key=weight, reverse=True)[:most] if len(rows) > most + 1 else rows
+    kept = {row.place for row in chosen}
+    texts = ((row, _size_row(row, results, on_gpus=on_gpus)) for row in rows)
+    return [replace(own, folded=row.place not in kept) for row, own in texts]
+
+
+def _size_row(row: ScalingRow, results: Results, *, on_gpus: bool) -> SizeRow:
     verdict = results.verdicts[row.place]
     division = results.divisions.get(row.place) if verdict.kind is not VerdictKind.NOT_VALID else None
     title, share = main_loss(division) if division and row.n else (MISSING, math.nan)
@@ -156,7 +171,6 @@ def _size_row(row: ScalingRow, results: Results, scale: tuple[float, float], *, 
         ranks=f"{row.gpus:,}",
         layout=", ".join(filter(None, [layout(row), "" if row.ddp else WORDS["decision"]["no_ddp"]])),
         efficiency=_efficiency(row),
-        drawn=_drawn(row, scale) if known(row.efficiency) else None,
         verdict=_verdict_text(row, results),
         lacking=_lacking(row, results.frames.runs_of_cells.get(row.cell_id, ())),
         kind=verdict.kind,
@@ -191,16 +205,6 @@ def hours_per_million(row: ScalingRow, *, on_gpus: bool = False) -> float:
     return units * 1e6 / row.throughput_samples_per_sec / 3600 if row.n else math.nan
 
 
-def _drawn(row: ScalingRow, scale: tuple[float, float]) -> DrawnInterval:
-    ends = (row.efficiency, row.efficiency_low, row.efficiency_high)
-    return DrawnInterval(*(_place(end, scale) for end in ends))
-
-
-def _place(value: float, scale: tuple[float, float]) -> float:
-    start, end = scale
-    return round(100 * (min(max(value, start), end) - start) / (end - start), 1)
-
-
 def _verdict_text(row: ScalingRow, results: Results) -> str:
     verdict = results.verdicts[row.place]
     text, use = str(WORDS["verdicts"][verdict.kind]), f"{WORDS['verdicts']['use']}: " * verdict.recommended
@@ -229,7 +233,7 @@ def went_wrong(results: Results, *, warned: bool) -> tuple[str, bool]:
 
     A run that has not ended is not wrong. ``warned`` is True if the study has a warning.
     """
-    runs, not_valid = results.frames.run_rows, WORDS["verdicts"]["not-valid"]
+    runs, not_valid = results.frames.runs, WORDS["verdicts"]["not-valid"]
     errors = {cell: f"{not_valid}, {heading(error)}" for cell, error in results.invalid.items()}
     groups = grouped(runs, lambda run: errors.get(run.cell_id, "") if run.measured else outcome_of(run))
     counted = len(groups.pop("", ()))
@@ -267,13 +271,13 @@ def _lines(shown: Mapping[str, Sequence[ScalingRow]], results: Results) -> list[
     """Return the lines about the series ``shown``, by their labels; a text is not repeated."""
     several = len(shown) > 1
     lines = []
-    about = (("use", _use), ("limited", _limit), ("beware", _beware), ("unknown", _unknown))
+    about = (("beware", _beware), ("unknown", _unknown))
     for name, describe in about:
         texts = {label: describe(rows, results, several=several) for label, rows in shown.items()}
         same = [*texts.values()][:1] if len(set(texts.values())) == 1 else []
         every = same or [f"{label}: {text}" for label, text in texts.items() if text]
         lines.append((str(WORDS["decision"][name]), " · ".join(every)))
-    lines.insert(1, (str(WORDS["decision"]["fastest"]), _fastest(shown, results)))
+    lines.insert(0, (str(WORDS["decision"]["fastest"]), _fastest(shown, results)))
     return [line for line in lines if line[1]]
 
 
@@ -303,35 +307,59 @@ def _open(rows: Sequence[ScalingRow], results: Results, *kinds: VerdictKind) -> 
     return [row for row in _of_kind(rows, results, *kinds) if row.gpus < tail]
 
 
-def _use(rows: Sequence[ScalingRow], results: Results, *, several: bool) -> str:
-    """Return the size to use, as far as the runs tell, with its efficiency unless series are ``several``."""
-    best = next((row for row in rows if results.verdicts[row.place].recommended), None)
-    below = [row for row in rows if results.verdicts[row.place].kind is VerdictKind.INEFFICIENT]
-    if best:
-        verdict = results.verdicts[best.place]
-        parts = [with_layout(best)]
-        if not several and verdict.judged:
-            parts.append(f"efficiency {_judged(verdict, best)}, {probability_text(verdict.p)}")
-        if best.gpus == rows[-1].gpus:
-            parts.append(str(WORDS["decision"]["largest"]))
-        smaller, larger = ([row for row in below if row.gpus < best.gpus], _sizes_above(rows, best, below))
-        if smaller:
-            parts.append(f"although {_named(smaller)} {'is' if len(smaller) == 1 else 'are'} below {GUIDE}")
-        if larger:
-            parts.append(f"{_named(larger)} below {GUIDE}")
-        if any(row.gpus > best.gpus for row in _open(rows, results, *_OPEN)):
-            parts.append(str(WORDS["decision"]["larger"]))
-        return ", ".join(parts)
+def _answer(label: str, rows: Sequence[ScalingRow], results: Results) -> Answer:
+    """Return what the runs say about the sizes of a series."""
+    verdicts = results.verdicts
+    best = next((row for row in rows if verdicts[row.place].recommended), None)
+    if best is None:
+        return Answer(label, _without_best(rows, results), "", "", _others(rows, results, 0))
+    times = f", {number(best.speedup, digits=3)} times the rate of {_size(best.base)}" if best.base else ""
+    largest = f", {WORDS['decision']['largest']}" if best.gpus == rows[-1].gpus else ""
+    verdict = verdicts[best.place]
+    sure = f"efficiency {_judged(verdict, best)}, {probability_text(verdict.p)}"
+    use = f"use {_size(best) if label else with_layout(best)}{times}{largest}"
+    return Answer(label, use, sure, _loss(best, results), _others(rows, results, best.gpus))
+
+
+def _without_best(rows: Sequence[ScalingRow], results: Results) -> str:
     base = next((row for row in rows if row.is_base), None)
     ruled_out = {*_NOT_EFFICIENT, VerdictKind.NO_RESULT}
     larger_kinds = {results.verdicts[row.place].kind for row in rows if base and row.gpus > base.gpus}
     if base and VerdictKind.INEFFICIENT in larger_kinds <= ruled_out:
-        return f"no more than {with_layout(base)}"
+        return f"use no more than {with_layout(base)}"
     return str(WORDS["decision"]["open"])
 
 
-def _sizes_above(rows: Sequence[ScalingRow], best: ScalingRow, own: Sequence[ScalingRow]) -> list[ScalingRow]:
-    return [row for row in rows if row.gpus > best.gpus and row in own]
+def _others(rows: Sequence[ScalingRow], results: Results, recommended: int) -> str:
+    """Return the verdicts on sizes beyond ``recommended`` ranks, and on inefficient smaller ones."""
+    told = (VerdictKind.BASELINE, VerdictKind.NO_ADVICE)
+    inefficient = _of_kind(rows, results, VerdictKind.INEFFICIENT)
+    about = [row for row in rows if row.gpus > recommended or row in inefficient]
+    groups = grouped(
+        (row for row in about if results.verdicts[row.place].kind not in told),
+        lambda row: _short_verdict(results.verdicts[row.place], row),
+    )
+    return "; ".join(f"{_named(own)}: {text}{_detail(own, results)}" for text, own in groups.items())
+
+
+def _detail(rows: Sequence[ScalingRow], results: Results) -> str:
+    """Return the efficiency of the only one of these sizes, and the loss of the first one, in parentheses."""
+    verdict, losses = results.verdicts[rows[0].place], [_loss(row, results) for row in rows]
+    parts = [_efficiency(rows[0]), probability_text(verdict.p)] if len(rows) == 1 and known(verdict.p) else []
+    parts += [f"lost: {losses[0]}"] if losses[0] and verdict.kind in _EXPLAINED else []
+    return f" ({', '.join(parts)})" * bool(parts)
+
+
+def _short_verdict(verdict: Verdict, row: ScalingRow) -> str:
+    """Return a verdict without P."""
+    text = str(WORDS["verdicts"][verdict.kind])
+    return f"{_few_runs(verdict, row)}, {text}" if verdict.kind is VerdictKind.FEW_RUNS else text
+
+
+def _loss(row: ScalingRow, results: Results) -> str:
+    """Return the largest loss of a size with its share of the step; empty if it is not known."""
+    division = results.divisions.get(row.place)
+    return _with_share(*main_loss(division)) if division else ""
 
 
 def _named(rows: Sequence[ScalingRow]) -> str:
@@ -349,32 +377,6 @@ def _judged(verdict: Verdict, row: ScalingRow) -> str:
 def _beware(rows: Sequence[ScalingRow], results: Results, *, several: bool) -> str:
     """Return a slow baseline, and sizes that are slower than smaller ones."""
     return "" if several else messages(results.choices[rows[-1].series].findings)
-
-
-def _limit(rows: Sequence[ScalingRow], results: Results, *, several: bool) -> str:
-    """Return the largest loss of the recommended size, that of the next larger one, and the baseline's share.
-
-    Without a recommended size, it is that of the largest one. Of ``several`` series, one loss is named.
-    """
-    best = [row for row in rows if results.verdicts[row.place].recommended]
-    judged = _of_kind(rows, results, *(set(VerdictKind) - {VerdictKind.NOT_VALID, VerdictKind.NO_RESULT}))
-    larger = [row for row in judged if row.place in results.divisions and not row.is_base]
-    best = [row for row in best if row.place in results.divisions]
-    beyond = [row for row in larger if best and row.gpus > best[0].gpus]
-    chosen = [*best, *beyond[: not several]] if best else larger[-1:]
-    base = [row for row in judged if row.is_base and row.place in results.divisions]
-    losses: dict[str, list[str]] = {}
-    for row in chosen:
-        title, share = main_loss(results.divisions[row.place])
-        if several:
-            return _with_share(title, share)
-        of_step = f"{percent(share)} of the step " if known(share) else ""
-        losses.setdefault(title, []).append(f"{of_step}on {_size(row)}")
-    for division in [results.divisions[row.place] for row in base if chosen]:
-        title, share = main_loss(division)
-        if known(share) and title in {*losses, *(one.title for one in division.rows if not one.is_rest)}:
-            losses.setdefault(title, []).append(f"{percent(share)} of the step of the baseline")
-    return "; ".join(f"{title}, {', '.join(places)}" for title, places in losses.items())
 
 
 def _unknown(rows: Sequence[ScalingRow], results: Results, *, several: bool) -> str:

@@ -7,27 +7,25 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from datetime import datetime
 from statistics import fmean
 from typing import Any
 
-import pandas as pd
-
 from analysis.causes.claims import CAUSES
-from analysis.checks.anomalies import anomalies
 from analysis.checks.assessment import Check
-from analysis.checks.disturbed import DisturbedRuns
+from analysis.checks.planned_runs import DisturbedRuns, IncompleteRuns
 from analysis.checks.scaling_table import Invalid, error_of
-from analysis.checks.validity import IncompleteRuns
 from analysis.compare.settings import HEADINGS as SETTING_HEADINGS
 from analysis.compare.settings import sentences
 from analysis.compare.strategies import HEADINGS
+from analysis.data.columns import ScalingRow, by_series
 from analysis.data.differences import spelled
 from analysis.data.environment import fact_title
 from analysis.data.load import Study
 from analysis.data.names import ranks, short_labels, widest_series
-from analysis.report.decision import MAX_SERIES, Decision, decisions, went_wrong
+from analysis.report.decision import MAX_SERIES, decisions, went_wrong
 from analysis.report.figures.drawing import Drawing
 from analysis.report.results import Results
 from analysis.report.tables import (
@@ -46,7 +44,6 @@ from analysis.report.tables import (
 from analysis.report.what_was_run import Executed, constant_batch
 from analysis.report.why import WhySection
 from analysis.report.words import WORDS, mode_title
-from analysis.stats.columns import ScalingRow, by_series
 from analysis.text import clean, heading, message, one_line
 from bench.matrix.cell import Cell, labelled_commands, shown_command
 from bench.matrix.document import shown_text
@@ -60,6 +57,8 @@ _FLAT = 0.5
 MAX_MATRIX_CHARACTERS = 100_000
 #: Maximum number of sentences about settings on the first screen.
 _MOST_SETTINGS = 4
+#: The versions in the first sentence.
+_VERSIONS = ("torch", "cuda", "nccl")
 
 
 def page_context(results: Results, drawings: Sequence[Drawing], why: Sequence[WhySection]) -> dict[str, Any]:
@@ -73,8 +72,8 @@ def page_context(results: Results, drawings: Sequence[Drawing], why: Sequence[Wh
     return {
         "words": WORDS,
         "name": study.name,
-        "lead": _lead(results, tables),
-        "about": _about(results),
+        "what": what_was_measured(results) if results.rows else "",
+        "lead": _lead(results),
         "shared": results.labels[1],
         "missing": MISSING,
         "errors": [_finding_row(fact) for fact in errors],
@@ -135,21 +134,30 @@ def _strategies(results: Results) -> list[tuple[str, ...]]:
 # -- from the top to the tables -------------------------------------------------------
 
 
-def _lead(results: Results, tables: Sequence[Decision]) -> tuple[list[tuple[str, str]], bool]:
-    """Return labels and values of the first line, and whether a run went wrong."""
+def _lead(results: Results) -> tuple[list[tuple[str, str]], bool]:
+    """Return labels and values of the lines about settings, runs and checks, and whether a run went wrong."""
     findings = [fact for fact in results.assessment.findings if fact.severity == "warning"]
-    tells = bool(len(results.frames.runs)) and not results.study.table
+    tells = bool(results.frames.runs) and not results.study.table
     warned = [one for one in findings if not tells or not _is_told(one)]
     warned += [one for one, _ in results.environment.warnings if one.severity != "info"]
     warnings = dict.fromkeys(map(heading, warned))
     wrong, is_wrong = went_wrong(results, warned=bool(warnings))
     found = {
         "wrong": wrong if tells else "",
-        "use": "; ".join(f"{one.title}: {one.use}" for one in tables if len(tables) > 1),
         "settings": "; ".join(sentences(results.settings)[:_MOST_SETTINGS]),
         "warnings": ", ".join(warnings),
+        "checks": _checks(results.assessment.checks),
     }
-    return _labelled(found), is_wrong
+    return [(WORDS["lead"][name], value) for name, value in found.items() if value], is_wrong
+
+
+def _checks(checks: Sequence[Check]) -> str:
+    passed = [f"{sum(check.passed for check in checks)} of {len(checks)} passed"] if checks else []
+    if found := [WORDS["checks"][check.name] for check in checks if check.findings]:
+        passed.append(f"findings about {listed(found, limit=3)}")
+    if missing := sum(check.missing for check in checks):
+        passed.append(f"{missing} not possible")
+    return "; ".join(passed)
 
 
 def _is_told(finding: Finding) -> bool:
@@ -158,31 +166,55 @@ def _is_told(finding: Finding) -> bool:
     return is_out or isinstance(finding, IncompleteRuns)
 
 
-def _about(results: Results) -> list[tuple[str, str]]:
-    """Return label and value of facts about the checks, cells, command or model, device and dates."""
-    study, runs = results.study, results.frames.runs
-    times = pd.concat([runs["started_at"], runs["ended_at"]]).dropna()
-    ends = [f"{time:%Y-%m-%d %H:%M}" for time in (times.min(), times.max())] if len(times) else []
-    checks = results.assessment.checks
-    passed = [f"{sum(check.passed for check in checks)} of {len(checks)} passed"]
-    if found := [WORDS["checks"][check.name] for check in checks if check.findings]:
-        passed.append(f"findings about {listed(found, limit=3)}")
-    if missing := sum(check.missing for check in checks):
-        passed.append(f"{missing} not possible")
-    values = {
-        "checks": "; ".join(passed) if checks else "",
-        "cells": f"{len(study.cells):,}",
-        "table": f"{study.table.name} ({count(study.table.rows, 'row')})" if study.table else "",
-        "command": _command(study),
-        "model": listed(models_of(study.planned), limit=3),
-        "device": dict(results.environment.facts).get("device_name", ""),
-        "dates": " – ".join(dict.fromkeys(ends)) + " UTC" if ends else "",
-    }
-    return _labelled(values)
+def what_was_measured(results: Results) -> str:
+    """Return a sentence about the program, the sizes, the device, the versions, the runs and their dates."""
+    study, facts = results.study, dict(results.environment.facts)
+    sizes = sorted({row.gpus for row in results.rows})
+    span = f"{sizes[0]:,} to {count(sizes[-1], 'rank')}" if len(sizes) > 1 else ranks(results.rows[0])
+    if study.table:
+        return f"{study.table.name}, measured elsewhere: {count(study.table.rows, 'row')}, {span}."
+    parameters = f"{facts['parameters']} parameters" if facts.get("parameters") else ""
+    precisions = {one_line(cell.workload.get("precision"), limit=40) for cell in study.planned} - {"", "fp32"}
+    details = ", ".join(filter(None, (parameters, *sorted(precisions))))
+    where = [facts.get("device_name", ""), *_partitions(results)]
+    versions = [f"{fact_title(name)} {facts[name]}" for name in _VERSIONS if facts.get(name)]
+    backends = sorted({row.backend for row in results.rows})
+    counted, runs = sum(run.measured for run in results.frames.runs), results.frames.runs
+    parts = (
+        (_program(study), f" ({details})" if details else "", f" on {span}"),
+        (" of " if facts.get("device_name") else ", ", ", ".join(filter(None, where))) if any(where) else (),
+        (", with ", listed([*versions, *backends])),
+        (f"; {counted:,} of {count(len(runs), 'run')} counted", *(f", {one}" for one in _dates(results))),
+    )
+    return "".join(text for part in parts for text in part) + "."
 
 
-def _labelled(found: Mapping[str, str]) -> list[tuple[str, str]]:
-    return [(WORDS["lead"][name], value) for name, value in found.items() if value]
+def _partitions(results: Results) -> list[str]:
+    partition = dict(results.environment.variables).get("SLURM_JOB_PARTITION")
+    return [f"partition {partition}"] if partition else []
+
+
+def _dates(results: Results) -> list[str]:
+    times = _times(results)
+    days = [f"{time:%Y-%m-%d}" for time in (min(times), max(times))] if times else []
+    return [" to ".join(dict.fromkeys(days))] if days else []
+
+
+def _times(results: Results) -> list[datetime]:
+    runs = results.frames.runs
+    return [time for run in runs for time in (run.started_at, run.ended_at) if time]
+
+
+def _program(study: Study) -> str:
+    """Return the models of the built-in training, the command, or the number and names of the commands."""
+    if models := models_of(study.planned):
+        return f"Built-in training of {listed(models, limit=3)}"
+    commands = {tuple(cell.argv) for cell in study.planned}
+    if len(commands) == 1:
+        return f"`{one_line(shown_command(list(commands.pop())), limit=120)}`"
+    names = list(dict.fromkeys(one_line(cell.name, limit=40) for cell in study.planned if cell.name))
+    named = f": {listed(names, limit=6)}" if len(names) == len(commands) else ""
+    return f"{len(commands)} commands{named}"
 
 
 def _finding_row(finding: Finding, severity: str = "", where: str = "") -> tuple[str, ...]:
@@ -196,11 +228,9 @@ def _findings(results: Results) -> list[tuple[str, ...]]:
     """Return the rows of warnings, anomalies, warnings of runs, and remarks."""
     study = results.study
     own = [fact for fact in results.assessment.findings if fact.severity != "error"]
-    whole_nodes = bool(study.planned) and all(cell.resources.exclusive for cell in study.planned)
-    odd = anomalies(results.rows, results.frames, whole_nodes=whole_nodes)
     return [
         *map(_finding_row, own),
-        *(_finding_row(fact, "anomaly") for fact in odd),
+        *(_finding_row(fact, "anomaly") for fact in results.assessment.anomalies),
         *(_finding_row(one, where=count(len(runs), "run")) for one, runs in results.environment.warnings),
         *((WORDS["severities"]["remark"], "", "", one_line(text, limit=500), "") for text in study.remarks),
     ]
@@ -211,16 +241,6 @@ def _check_row(check: Check) -> tuple[str, str, str]:
     result = "not possible" if check.missing else count(check.findings, "finding")
     done = "passed" if check.passed else result
     return WORDS["checks"][check.name], done, f"{check.possible} of {check.cells}"
-
-
-def _command(study: Study) -> str:
-    """Return the command; if there are several, their number and names."""
-    commands = {tuple(cell.argv) for cell in study.planned}
-    if len(commands) == 1:
-        return one_line(shown_command(list(commands.pop())), limit=160)
-    names = list(dict.fromkeys(one_line(cell.name, limit=40) for cell in study.planned if cell.name))
-    named = f" ({listed(names, limit=6)})" if len(names) == len(commands) else ""
-    return f"in {len(commands)} variants{named}" if commands else ""
 
 
 def _groups(results: Results, drawings: Iterable[Drawing]) -> list[dict[str, Any]]:
@@ -273,9 +293,11 @@ def _table(results: Results) -> dict[str, Any]:
     columns = page_columns(named)
     table = cell_rows(named[:MAX_ROWS], columns)
     folders = not results.study.table
-    data = {"rows": table, "folders": folders, **run_data(results.attempts, results.frames.cells)}
+    headings = [column.heading for column in columns.values()]
+    data = {"columns": headings, "rows": table, "folders": folders}
+    data |= run_data(results.attempts, results.frames.cells)
     return {
-        "columns": cell_columns(columns),
+        "columns": [one for one in cell_columns(columns) if one["level"] != "further"],
         "rows": table[:STATIC_ROWS],
         "total_rows": len(table),
         "rows_left_out": max(0, len(named) - MAX_ROWS),
@@ -346,21 +368,19 @@ def matrix_digest(study: Study) -> str:
 
 def citation(results: Results) -> str:
     """Return a BibTeX entry with the known facts, without author and URL."""
-    study, runs = results.study, results.frames.runs
-    known = [name for name in ("started_at", "ended_at") if name in runs]
-    times = pd.concat([pd.Series(dtype="datetime64[ns, UTC]"), *(runs[name].dropna() for name in known)])
+    study, times = results.study, _times(results)
     key = re.sub(r"[^a-z0-9]+", "-", study.name.lower()).strip("-") or "study"
     version = one_line(study.plan.get("bench_version"), limit=40)
     facts = dict(results.environment.facts)
     subject = "" if results.study.table else " of distributed data parallel training"
-    notes = [count(int(runs["measured"].sum()), "run")]
+    notes = [count(sum(run.measured for run in results.frames.runs), "run")]
     names = [name for name in ("device_name", "torch") if facts.get(name)]
     notes += [f"{fact_title(name)} {facts[name]}" for name in names]
     if digest := matrix_digest(study):
         notes.append(f"matrix SHA-256 {digest[:16]}")
     fields = {
         "title": f"{study.name}: a scaling study{subject}",
-        "year": f"{times.max():%Y}" if len(times) else "",
+        "year": f"{max(times):%Y}" if times else "",
         "howpublished": f"Measured with ddp-scaling-bench {version}" if version else "",
         "note": ", ".join(notes),
     }

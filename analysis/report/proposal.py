@@ -12,10 +12,20 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property
+from statistics import median
 from typing import Annotated, Any
 
 from analysis.causes.divide import NOT_EXPLAINED
 from analysis.causes.table import rest_parts
+from analysis.data.columns import (
+    PROPOSAL,
+    Column,
+    ScalingRow,
+    by_series,
+    first_of_cells,
+    part_title,
+    three_digits,
+)
 from analysis.data.environment import Environment, describe
 from analysis.data.names import job_size, nodes_known, widest_series
 from analysis.decide import Choice, VerdictKind, decide
@@ -27,15 +37,6 @@ from analysis.report.tables import shown_columns, texts_of
 from analysis.report.what_was_run import Executed, Sources, constant_batch, what_was_run
 from analysis.report.words import mode_title
 from analysis.stats.attempts import cell_success, reserve
-from analysis.stats.columns import (
-    PROPOSAL,
-    Column,
-    ScalingRow,
-    by_series,
-    first_of_cells,
-    part_title,
-    three_digits,
-)
 from analysis.stats.estimate import MIN_RUNS
 from analysis.stats.rates import rate_unit
 from analysis.stats.scaling import GUIDE
@@ -140,10 +141,11 @@ def proposal_context(
     training of a million samples.
     """
     frames, study, series = results.frames, results.study, _described(results)
-    runs = frames.runs[frames.runs["measured"]] if frames.runs["measured"].any() else frames.runs
+    runs = [run for run in frames.runs if run.measured] or frames.runs
     if series:
-        runs = runs[runs["cell_id"].isin({row.cell_id for one in series for row in (*one.rows, one.base)})]
-    ids = set(runs["run_id"])
+        cells = {row.cell_id for one in series for row in (*one.rows, one.base)}
+        runs = [run for run in runs if run.cell_id in cells]
+    ids = {run.run_id for run in runs}
     environment = describe({name: env for name, env in results.environment.envs.items() if name in ids})
     sources = Sources(study.table.name if study.table else "")
     series = series or _without_efficiency(results.rows)
@@ -408,8 +410,7 @@ class _Proposal:
 
     @property
     def _has_gpus(self) -> bool:
-        cells = self.executed.study.cells
-        return bool((cells.loc[cells["cell_id"] == self.row.cell_id, "device"] == "cuda").all())
+        return self.executed.study.cells[self.row.cell_id].device == "cuda"
 
     # -- limits -----------------------------------------------------------------------
 
@@ -491,9 +492,9 @@ class _Proposal:
 
     def _extrapolation(self) -> Iterator[str]:
         """Yield how long a run of the requested size was measured, if a training takes much longer."""
-        attempts = self.results.attempts
-        own = attempts[attempts["latest"] & (attempts["cell_id"] == self.row.cell_id)]
-        window_s, work = own["window_s"].median(), self.work or Work(_EXAMPLE)
+        runs = self.results.frames.runs_of_cells[self.row.cell_id]
+        windows = [run.window_s for run in runs if known(run.window_s)]
+        window_s, work = median(windows) if windows else math.nan, self.work or Work(_EXAMPLE)
         times = work.total / self.row.throughput_samples_per_sec / window_s
         if times >= _LONG:
             yield (
@@ -510,7 +511,7 @@ class _Proposal:
             f"would then be {percent(reserve(success.low))}. Each failure is taken to be independent and to "
             "cost a whole job."
         )
-        runs = self.executed.runs[self.executed.runs["cell_id"] == self.row.cell_id]["run_id"]
+        runs = [run.run_id for run in self.executed.runs if run.cell_id == self.row.cell_id]
         epochs = self.executed.study.epochs
         used = epochs.loc[epochs["run_id"].isin(runs), "peak_mem_bytes"].astype(float).max()
         if known(used):

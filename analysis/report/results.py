@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-import pandas as pd
-
 from analysis.causes.cells import CauseRow, CellDivision
 from analysis.causes.claims import RunEvidence, clocks_of
 from analysis.causes.evidence import RunFacts
@@ -19,6 +17,7 @@ from analysis.checks.slow_ranks import RankMeans, least_balanced_cells, rank_mea
 from analysis.compare.comparison import Comparison
 from analysis.compare.settings import SettingRow, setting_rows
 from analysis.compare.strategies import StrategyRow, strategy_rows
+from analysis.data.columns import RunRow, ScalingRow, by_series
 from analysis.data.differences import Difference, differences, observe
 from analysis.data.environment import Environment, describe_environment
 from analysis.data.load import Study
@@ -26,8 +25,7 @@ from analysis.data.names import series_parts, short_labels
 from analysis.decide import Choice, Verdict, decide_all
 from analysis.report.words import mode_title
 from analysis.stats.attempts import all_attempts
-from analysis.stats.columns import ScalingRow, by_series
-from analysis.stats.measured import Frames, measure
+from analysis.stats.measured import Measured, measure
 from analysis.stats.scaling import two_axes
 from ddp_scaling_bench.finding import Finding
 
@@ -37,7 +35,7 @@ class Results:
     """A study, its measurements, and its scaling table ``rows``."""
 
     study: Study
-    frames: Frames
+    frames: Measured
     rows: Sequence[ScalingRow]
 
     @staticmethod
@@ -97,7 +95,7 @@ class Results:
         return label if not mode else title if label == mode else f"{title}, {label}"
 
     @cached_property
-    def attempts(self) -> pd.DataFrame:
+    def attempts(self) -> list[RunRow]:
         """All attempts of the runs, see :func:`analysis.stats.attempts.all_attempts`."""
         return all_attempts(self.study, self.frames.runs)
 
@@ -109,7 +107,7 @@ class Results:
     @cached_property
     def ranks(self) -> RankMeans | None:
         """Means of the ranks of the least balanced cells; None if no run has ranks.csv."""
-        return rank_means(self.study, least_balanced_cells(self.rows), self.frames.run_rows)
+        return rank_means(self.study, least_balanced_cells(self.rows), self.frames.runs)
 
     @cached_property
     def sweep(self) -> list[SweepRow]:

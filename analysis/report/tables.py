@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
+from operator import attrgetter
+from typing import Any, get_type_hints
 
 import pandas as pd
 
 from analysis.causes.cells import CauseRow
 from analysis.checks.slow_ranks import MeanTimes
-from analysis.data.csv_files import csv_text
-from analysis.data.names import nodes_known
-from analysis.report.words import WORDS
-from analysis.stats.columns import (
+from analysis.data.columns import (
     PAGE,
     PUBLISHED,
-    SAME_UNIT,
     TEXT,
     CellRow,
     Column,
+    RunRow,
     ScalingRow,
     columns_of,
-    dtypes_of,
 )
+from analysis.data.csv_files import csv_text
+from analysis.data.names import nodes_known
+from analysis.report.words import WORDS
 from analysis.stats.measured import outcome_text
 from analysis.stats.rates import RATES, SAMPLES, RateUnit, rate_unit
 from analysis.text import markdown, markdown_line, one_line
@@ -92,25 +94,33 @@ def csv_table(table: Sequence[ScalingRow]) -> str:
     return csv_text(pd.DataFrame({name: [_value(row, name) for row in table] for name in PUBLISHED}))
 
 
-def runs_csv(attempts: pd.DataFrame) -> str:
-    """Return the attempts of all planned runs with their state, reason and measurements as CSV.
+#: The columns of report/runs.csv; `allocation_id` is the job: runs of one job ran on the same nodes, one
+#: after another, so that comparisons may pair them.
+_RUNS_COLUMNS = (
+    *("run_id", "cell_id", "repeat", "order", "attempt", "state", "failure_class", "reason", "exit_code"),
+    *("allocation", "allocation_id", "started_at", "ended_at", "epochs", "samples", "steps", "window_s"),
+    *("throughput_samples_per_sec", "step_time_sec", "outlier", "disturbed", "cause", "node_hours", "latest"),
+)
 
-    ``attempts`` is the result of :func:`analysis.stats.attempts.all_attempts`, as in the other functions.
-    """
-    columns = ["run_id", "cell_id", "repeat", "order", "attempt", "state", "failure_class", "reason"]
-    columns += ["exit_code", "allocation", "allocation_id", "started_at", "ended_at"]
-    columns += ["epochs", "samples", "steps", "window_s"]
-    columns += ["throughput_samples_per_sec", "step_time_sec", "outlier", "disturbed"]
-    columns += ["cause", "node_hours", "latest"]
-    # Runs with one allocation_id ran on the same nodes, one after another: comparisons may pair them.
-    frame = attempts.assign(allocation_id=attempts["job_id"])[columns].copy()
-    for name in ("started_at", "ended_at"):
-        frame[name] = frame[name].dt.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-    other_batch = (attempts["unit"] - 1).abs() > SAME_UNIT
-    frame["step_time_sec"] = frame["step_time_sec"].mask(other_batch)
-    frame["disturbed"] = [messages(found or ()) for found in frame["disturbed"]]
-    frame["reason"] = attempts["facts"].map(messages)
-    return csv_text(frame)
+
+def runs_csv(attempts: Sequence[RunRow]) -> str:
+    """Return the attempts of all planned runs with their state, reason and measurements as CSV."""
+    own: dict[str, Callable[[RunRow], Any]] = {
+        "reason": lambda run: messages(run.facts),
+        "allocation_id": lambda run: run.job_id,
+        "started_at": lambda run: _time_text(run.started_at),
+        "ended_at": lambda run: _time_text(run.ended_at),
+        "step_time_sec": lambda run: math.nan if run.other_batch else run.step_time_sec,
+        "disturbed": lambda run: messages(run.disturbed or ()),
+    }
+    frame = pd.DataFrame(
+        {name: [(own.get(name) or attrgetter(name))(run) for run in attempts] for name in _RUNS_COLUMNS}
+    )
+    return csv_text(frame.astype({"attempt": "Int64", "exit_code": "Int64"}))
+
+
+def _time_text(time: datetime | None) -> str | None:
+    return f"{time:%Y-%m-%dT%H:%M:%S.%fZ}" if time else None
 
 
 def causes_frame(causes: Iterable[CauseRow]) -> pd.DataFrame:
@@ -215,7 +225,7 @@ def latex_table(table: Sequence[ScalingRow]) -> str:
 
 
 def _is_numeric(name: str) -> bool:
-    return dtypes_of(ScalingRow)[name] != "str"
+    return get_type_hints(ScalingRow)[name] is not str
 
 
 # -- the page -------------------------------------------------------------------------
@@ -262,7 +272,7 @@ def _page_cell(row: ScalingRow, name: str, column: Column) -> TableCell:
     return (text, below) if below else text
 
 
-def run_data(attempts: pd.DataFrame, cells: Sequence[CellRow] = ()) -> dict[str, Any]:
+def run_data(attempts: Sequence[RunRow], cells: Sequence[CellRow] = ()) -> dict[str, Any]:
     """Return ``texts`` and ``runs`` for the page's script, which shows the attempts of the runs of a cell.
 
     Each attempt is a list: name of the cell; length of the prefix that the names of cell and run share; rest
@@ -280,57 +290,58 @@ def run_data(attempts: pd.DataFrame, cells: Sequence[CellRow] = ()) -> dict[str,
         size += 0 if text in numbers else len(text)
         return numbers.setdefault(text, len(numbers))
 
-    names = ["run_id", "cell_id", "attempt", "state", "failure_class", "facts", "rate", "evidence"]
     rows, unit, by_id = [], rate_unit(cells), {cell.cell_id: cell for cell in cells}
-    run: Any
-    for run in attempts.head(MAX_ROWS)[names].itertuples(index=False):
+    for run in attempts[:MAX_ROWS]:
         shared = len(run.cell_id) if run.run_id.startswith(run.cell_id) else 0
         numbers.setdefault(run.cell_id, len(numbers))
-        attempt = 0 if pd.isna(run.attempt) else int(run.attempt)
         texts = [add(run.state), add(run.failure_class), add(messages(run.facts), 400)]
-        evidence = [add(text) for text in (run.evidence if isinstance(run.evidence, tuple) else ())]
+        evidence = [add(text) for text in run.evidence]
         rate = ""
         if known(run.rate):
             value = unit.of(run.rate, by_id[run.cell_id]) if unit != SAMPLES else run.rate
             rate = f"{number(value)} {unit.name}"
-        rows.append([numbers[run.cell_id], shared, run.run_id[shared:], attempt, *texts, rate, *evidence])
+        rows.append(
+            [numbers[run.cell_id], shared, run.run_id[shared:], run.attempt or 0, *texts, rate, *evidence]
+        )
     return {"texts": list(numbers), "runs": rows}
 
 
-def runs_context(attempts: pd.DataFrame) -> dict[str, Any]:
+def runs_context(attempts: Sequence[RunRow]) -> dict[str, Any]:
     """Return the rows of attempts that do not count, have a reason or are outliers; and labelled numbers.
 
     The attempts that do not count come first.
     """
-    repeated = not attempts["latest"].all()
-    notable = attempts[~attempts["measured"] | attempts["facts"].map(bool) | attempts["outlier"]]
-    notable = notable.sort_values("measured", kind="stable")
-    shown = notable.head(MAX_RUNS_LISTED)
-    lost = attempts.loc[~attempts["measured"], "node_hours"].sum()
-    failed, outliers = int((attempts["state"] == RunState.FAILED).sum()), int(attempts["outlier"].sum())
-    total = number(attempts["node_hours"].sum(), digits=3)
+    repeated = not all(run.latest for run in attempts)
+    notable = [run for run in attempts if not run.measured or run.facts or run.outlier]
+    notable.sort(key=lambda run: run.measured)
+    hours = [run.node_hours for run in attempts if known(run.node_hours)]
+    lost = sum(run.node_hours for run in attempts if not run.measured and known(run.node_hours))
+    failed, outliers = (
+        sum(run.state == RunState.FAILED for run in attempts),
+        sum(run.outlier for run in attempts),
+    )
     facts = {
-        "failed": f"{failed:,} of {int(attempts['attempt'].notna().sum()):,}" if repeated else "",
-        "lost": f"{number(lost, digits=3)} of {total}" if lost else "",
+        "failed": f"{failed:,} of {sum(run.attempt is not None for run in attempts):,}" if repeated else "",
+        "lost": f"{number(lost, digits=3)} of {number(sum(hours), digits=3)}" if lost else "",
         "outliers": f"{outliers:,}" if outliers else "",
     }
     return {
         "facts": [(WORDS["run_facts"][name], text) for name, text in facts.items() if text],
-        "listed": [_run_row(run) for run in shown.itertuples(index=False)],
-        "left_out": len(notable) - len(shown),
+        "listed": list(map(_run_row, notable[:MAX_RUNS_LISTED])),
+        "left_out": max(0, len(notable) - MAX_RUNS_LISTED),
     }
 
 
-def _run_row(run: Any) -> list[str]:
+def _run_row(run: RunRow) -> list[str]:
     reasons = [one_line(messages(run.facts), limit=400)]
     if run.outlier:
         reasons.append("outlier, counted: |x − median| / MAD above 14.8")
     planned = RunState.PLANNED.words if run.state == RunState.PLANNED else MISSING
     return [
         run.run_id,
-        MISSING if pd.isna(run.attempt) else str(run.attempt),
+        MISSING if run.attempt is None else str(run.attempt),
         run.state,
-        run.failure_class if isinstance(run.failure_class, str) and run.failure_class else MISSING,
+        run.failure_class or MISSING,
         "yes" if run.measured else "no",
         MISSING if run.measured else number(run.node_hours, digits=3),
         "; ".join(filter(None, reasons)) or planned,

@@ -7,14 +7,13 @@ placeholders, and the source of its values.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import pandas as pd
-
+from analysis.data.columns import RunRow
 from analysis.data.differences import spelled
 from analysis.data.environment import Environment, fact_title, sampled
 from analysis.data.load import Study
@@ -26,7 +25,7 @@ from ddp_scaling_bench.known_models import models_using
 from ddp_scaling_bench.known_strategies import STRATEGIES
 from ddp_scaling_bench.run_folder import read_run
 from ddp_scaling_bench.train.options import OPTIONS
-from ddp_scaling_bench.units import capital, count, listed, whole
+from ddp_scaling_bench.units import capital, count, known, listed, whole
 from ddp_scaling_bench.variables import shown_variables
 
 #: The sources of values, by name: files of a study, and literature.
@@ -80,15 +79,15 @@ class Sources:
 
 @dataclass(frozen=True)
 class Executed:
-    """A study and the runs that a page or proposal describes; ``runs`` are rows of the runs DataFrame."""
+    """A study and the runs that a page or proposal describes."""
 
     study: Study
-    runs: pd.DataFrame
+    runs: Sequence[RunRow]
 
     @cached_property
     def cells(self) -> list[Cell]:
         """The planned cells of the runs."""
-        shown = set(self.runs["cell_id"])
+        shown = {run.cell_id for run in self.runs}
         return [cell for cell in self.study.planned if clean(cell.cell_id) in shown]
 
     @property
@@ -112,13 +111,15 @@ class Executed:
             groups.setdefault(canonical([cell.argv, cell.metrics]), []).append(cell)
         return list(groups.values())
 
+    def runs_of(self, cells: Cells) -> list[RunRow]:
+        """Return the runs of some cells."""
+        ids = {clean(cell.cell_id) for cell in cells}
+        return [run for run in self.runs if run.cell_id in ids]
+
     def commands(self, cells: Cells) -> list[Mapping[str, Any]]:
         """Return ``command`` of run.json for the runs of ``cells``; of many runs, only a sample is read."""
-        own = self.runs[self.runs["cell_id"].isin([clean(cell.cell_id) for cell in cells])]
-        wanted = set(own["run_id"])
-        places = [place for place, run_id in enumerate(self.study.runs["run_id"]) if run_id in wanted]
-        attempts = [self.study.attempts[place] for place in sampled(self.study, places)]
-        described = [read_run(Path(attempt))[0] or {} for attempt in attempts if attempt]
+        folders = [run.folder for run in sampled(self.study, self.runs_of(cells))]
+        described = [read_run(Path(folder))[0] or {} for folder in folders if folder]
         return [run["command"] for run in described if isinstance(run.get("command"), dict)]
 
 
@@ -136,7 +137,7 @@ def what_was_run(executed: Executed, environment: Environment, sources: Sources)
         yield from _of_kind(executed, cells, sources, is_only=len(kinds) == 1)
     yield _launch(executed.cells, sources)
     yield from _machine(environment, executed, sources)
-    if executed.runs["measured"].any():
+    if any(run.measured for run in executed.runs):
         yield "A throughput is the harmonic mean over the n runs of a size."
 
 
@@ -146,17 +147,20 @@ def constant_batch(mode: str, executed: Executed) -> str:
     return f"{batch} in the plan" if batch and executed.reads_values else batch
 
 
-def _runs(runs: pd.DataFrame, sources: Sources, *, in_study: int) -> str:
+def _runs(runs: Sequence[RunRow], sources: Sources, *, in_study: int) -> str:
     """Return the number of runs and sizes, and the days of the runs."""
-    first, last = runs["started_at"].min(), runs["ended_at"].max()
+    starts = [run.started_at for run in runs if run.started_at]
+    ends = [run.ended_at for run in runs if run.ended_at]
     what, when = "planned", ""
-    if not (pd.isna(first) or pd.isna(last)):
-        days = list(dict.fromkeys(f"{time:%Y-%m-%d}" for time in (first, last)))
+    if starts and ends:
+        days = list(dict.fromkeys(f"{time:%Y-%m-%d}" for time in (min(starts), max(ends))))
         what, when = "executed", f" {'on' if len(days) == 1 else 'between'} {' and '.join(days)} (UTC)"
     of_all = f" (of {in_study:,} runs of the study)" if in_study > len(runs) else ""
-    number = f"{count(len(runs), 'run')} of {count(runs['cell_id'].nunique(), 'configuration')}{of_all}"
+    number = (
+        f"{count(len(runs), 'run')} of {count(len({run.cell_id for run in runs}), 'configuration')}{of_all}"
+    )
     tool, cited = "the tool ddp-scaling-bench", sources.cite("plan", "runs")
-    if runs["measured"].any():
+    if any(run.measured for run in runs):
         return f"The numbers are those of {number}, executed by {tool}{when} {cited}."
     none = f"None of them has a throughput {sources.cite('runs')}."
     return f"{capital(tool)} {what} {number}{when} {cited}. {none}"
@@ -167,8 +171,8 @@ def _runs(runs: pd.DataFrame, sources: Sources, *, in_study: int) -> str:
 
 def _of_kind(executed: Executed, cells: Cells, sources: Sources, *, is_only: bool) -> Iterator[str]:
     """Describe the only command that ``cells`` executed."""
-    runs = executed.runs[executed.runs["cell_id"].isin([clean(cell.cell_id) for cell in cells])]
-    measured = bool(runs["measured"].any())
+    runs = executed.runs_of(cells)
+    measured = any(run.measured for run in runs)
     if not cells[0].follows_plan:
         label = one_line(cells[0].command_label, limit=60)
         share = "these runs" if is_only else f"{count(len(runs), 'run')} ({label})"
@@ -250,7 +254,7 @@ def _script(command: Mapping[str, Any]) -> str:
     return f"{text} ({', '.join(parts)})" if parts else text
 
 
-def _values_of_command(cells: Cells, runs: pd.DataFrame, sources: Sources) -> Iterator[str]:
+def _values_of_command(cells: Cells, runs: Sequence[RunRow], sources: Sources) -> Iterator[str]:
     """Yield the source of a command's values, and how they are converted."""
     metrics = cells[0].metrics
     if not cells[0].reads_values:
@@ -269,7 +273,7 @@ def _values_of_command(cells: Cells, runs: pd.DataFrame, sources: Sources) -> It
         )
     else:
         skipped = f", after {count(skip, 'skipped value')}" if skip else ""
-        number = f"{_range(runs['epochs'], 'value')} per run"
+        number = f"{_range([run.epochs for run in runs], 'value')} per run"
         yield f"{reported}, {number}, in {origin}{skipped} {sources.cite('plan', 'runs')}."
     unit = (metrics.get("units") or {}).get("throughput")
     if unit == "it/s" or "throughput" not in names:
@@ -285,8 +289,9 @@ def _values_of_command(cells: Cells, runs: pd.DataFrame, sources: Sources) -> It
         yield "The time per step is the batch of the plan divided by the throughput."
 
 
-def _windows(cells: Cells, runs: pd.DataFrame, sources: Sources, *, who: str) -> str:
-    windows, steps = _range(runs["epochs"], "timed window"), _range(runs["steps"], "step")
+def _windows(cells: Cells, runs: Sequence[RunRow], sources: Sources, *, who: str) -> str:
+    windows = _range([run.epochs for run in runs], "timed window")
+    steps = _range([run.steps for run in runs], "step")
     warmup = " or ".join(dict.fromkeys(str(cell.workload["warmup_steps"]) for cell in cells))
     return (
         f"{who} measured the throughput in {windows} with {steps} in total per run, after at least {warmup} "
@@ -294,11 +299,12 @@ def _windows(cells: Cells, runs: pd.DataFrame, sources: Sources, *, who: str) ->
     )
 
 
-def _range(values: pd.Series, noun: str) -> str:
+def _range(values: Iterable[float], noun: str) -> str:
     """Return ``3 values``, or ``3 to 5 values`` if they differ."""
-    low, high = values.min(), values.max()
-    if pd.isna(low):
+    counted = [value for value in values if known(value)]
+    if not counted:
         return f"an unknown number of {noun}s"
+    low, high = min(counted), max(counted)
     return f"{whole(low)} to {whole(high)} {noun}s" if low < high else count(int(low), noun)
 
 

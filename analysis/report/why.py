@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from analysis.causes.cells import LOSS, CauseRow, CellDivision
 from analysis.causes.divide import WHOLE
+from analysis.data.columns import ScalingRow, by_series, part_title
 from analysis.data.names import ranks, widest_series
 from analysis.report.figures.drawing import Drawing
 from analysis.report.figures.waterfall import MAX_SERIES, waterfall_figure
 from analysis.report.results import Results
 from analysis.report.words import WORDS
-from analysis.stats.columns import ScalingRow, by_series, part_title
 from analysis.text import one_line
 from ddp_scaling_bench.finding import Finding, messages
 from ddp_scaling_bench.units import MISSING, clauses, known, percent, short_percent

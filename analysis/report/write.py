@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
@@ -17,9 +18,11 @@ from typing import Any, Literal, NamedTuple
 import jinja2
 import pandas as pd
 from markupsafe import Markup
+from markupsafe import escape as escape_html
 
 from analysis.checks.assessment import Assessment
 from analysis.checks.slow_ranks import nodes_table
+from analysis.data.columns import table_of
 from analysis.data.csv_files import csv_text
 from analysis.data.differences import difference_rows
 from analysis.data.environment import OfRuns
@@ -31,7 +34,6 @@ from analysis.report.proposal import Work, proposal_context, proposal_figure
 from analysis.report.results import Results
 from analysis.report.tables import causes_frame, csv_table, latex, latex_table, markdown_table, runs_csv
 from analysis.report.why import why_sections
-from analysis.stats.columns import ScalingRow, frame_of_records
 from analysis.stats.scaling import AXES_COLUMNS
 from analysis.tables_in.read import read_table
 from analysis.tables_in.study import study_of_table
@@ -286,7 +288,7 @@ def _tables(results: Results) -> dict[str, str]:
         "runs.csv": runs_csv(results.attempts),
     }
     if results.sizes:
-        files["axes.csv"] = csv_text(frame_of_records(ScalingRow, results.sizes)[list(AXES_COLUMNS)])
+        files["axes.csv"] = csv_text(table_of(results.sizes, AXES_COLUMNS))
     if results.causes:
         files["causes.csv"] = csv_text(causes_frame(results.causes), digits=6)
     if not results.study.table:
@@ -322,7 +324,9 @@ def render_page(context: dict[str, Any]) -> str:
         f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; "
         "img-src data:; base-uri 'none'; form-action 'none'"
     )
-    template = _templates(autoescape=True).get_template("page.html.j2")
+    templates = _templates(autoescape=True)
+    templates.filters["marked"] = _marked
+    template = templates.get_template("page.html.j2")
     return template.render(
         **context,
         style=Markup(style),  # noqa: S704 (our own file)
@@ -331,6 +335,11 @@ def render_page(context: dict[str, Any]) -> str:
         svg=Markup,
         policy=policy,
     )
+
+
+def _marked(text: object) -> Markup:
+    """Escape a text, and show the parts between backticks as code."""
+    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape_html(text))))  # noqa: S704 (escaped)
 
 
 def render_proposal(context: dict[str, Any]) -> dict[str, str]:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
-import pandas as pd
 from scipy import special
 
+from analysis.data.columns import RunRow, grouped
 from analysis.data.load import Study
-from analysis.stats.columns import run_rows
 from bench.study.ledger import RunState
 from ddp_scaling_bench.finding import Finding
 
@@ -28,23 +29,20 @@ class RecordedReason(Finding, kind="recorded"):
         return self.text
 
 
-def all_attempts(study: Study, runs: pd.DataFrame) -> pd.DataFrame:
-    """Return one row per attempt, the attempts of a run one after another.
+def all_attempts(study: Study, runs: Sequence[RunRow]) -> list[RunRow]:
+    """Return all attempts, those of a run one after another, with the node-hours of each.
 
-    ``runs`` is :attr:`analysis.stats.measured.Frames.runs`, whose rows are the latest attempts. The result
-    has its columns, ``latest``, and ``node_hours`` (the nodes times the time from start to end; NaN if
-    unknown). Earlier attempts have no measurements.
+    ``runs`` are the latest attempts with their measurements. Earlier attempts have none.
     """
-    both = runs.assign(latest=True)
-    if len(study.earlier):
-        earlier = study.earlier.assign(measured=False, left_out=False, outlier=False, latest=False)
-        earlier["facts"] = earlier["reason"].map(recorded)
-        places = {run_id: place for place, run_id in enumerate(runs["run_id"])}
-        both = pd.concat([earlier.assign(wall_s=wall_seconds(earlier)), both])
-        both = both.iloc[both["run_id"].map(places).argsort(kind="stable")].reset_index(drop=True)
-    nodes = study.cells.set_index("cell_id")["nodes"].reindex(both["cell_id"]).to_numpy(dtype=float)
-    both["node_hours"] = both["wall_s"] * nodes / 3600
-    return both
+    earlier = grouped(study.earlier, lambda run: run.run_id)
+    found = []
+    for latest in runs:
+        for run in (*earlier.get(latest.run_id, ()), latest):
+            if run is not latest:
+                run = replace(run, latest=False, facts=recorded(run.reason), wall_s=wall_seconds(run))
+            run.node_hours = run.wall_s * study.cells[run.cell_id].nodes / 3600
+            found.append(run)
+    return found
 
 
 def recorded(reason: str) -> tuple[Finding, ...]:
@@ -52,9 +50,11 @@ def recorded(reason: str) -> tuple[Finding, ...]:
     return (RecordedReason(text=reason),) if reason else ()
 
 
-def wall_seconds(runs: pd.DataFrame) -> pd.Series:
-    """Return the seconds from the start to the end of each run; NaN if unknown."""
-    return (runs["ended_at"] - runs["started_at"]).dt.total_seconds().where(lambda s: s >= 0)
+def wall_seconds(run: RunRow) -> float:
+    """Return the seconds from the start to the end of a run; NaN if unknown."""
+    if run.started_at is None or run.ended_at is None or run.ended_at < run.started_at:
+        return math.nan
+    return (run.ended_at - run.started_at).total_seconds()
 
 
 class Success(NamedTuple):
@@ -78,13 +78,11 @@ class Success(NamedTuple):
 
 def cell_success(study: Study) -> dict[str, Success]:
     """Return how often the runs of each cell succeeded, with earlier attempts of restarted runs."""
-    frames = (study.earlier, study.runs)
-    counts = Counter((run.cell_id, run.state) for frame in frames for run in run_rows(frame))
+    counts = Counter((run.cell_id, run.state) for run in (*study.earlier, *study.runs))
     # A cancelled or queued attempt does not count.
     done, failed = str(RunState.COMPLETED), str(RunState.FAILED)
     return {
-        cell: Success(counts[cell, done], counts[cell, done] + counts[cell, failed])
-        for cell in study.cells["cell_id"]
+        cell: Success(counts[cell, done], counts[cell, done] + counts[cell, failed]) for cell in study.cells
     }
 
 

@@ -25,7 +25,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import pandas as pd
 
-from analysis.stats.columns import PARTS, RunRow, ScalingRow
+from analysis.data.columns import PARTS, RunRow, ScalingRow
 
 #: Parts of a step that are useful work, with their columns in metrics.csv and ranks.csv.
 USEFUL_PARTS = {

@@ -9,12 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
+from statistics import median
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 from scipy import special
+
+from analysis.data.columns import READINGS
 
 Floats = npt.NDArray[np.float64]
 
@@ -59,31 +62,21 @@ def run_rates(epochs: pd.DataFrame) -> pd.DataFrame:
 
 
 def run_readings(epochs: pd.DataFrame) -> pd.DataFrame:
-    """Return further measurements of each run; epochs without a value are ignored.
+    """Return the :data:`~analysis.data.columns.READINGS` of each run, in a frame indexed by run_id.
 
-    ``epochs`` are rows of metrics.csv with ``run_id``.
-
-    Returns:
-        A frame indexed by run_id: ``mfu``, ``gpu_util`` (percent), and ``energy_joules``, ``wire_bytes``,
-        ``wire_predicted``, ``comm_forward``, ``comm_backward`` and ``comm_end`` (per step), means over the
-        epochs weighted by their steps; ``val_loss``, that of the last epoch; and ``peak_mem_bytes``, the
-        largest value.
+    Epochs without a value are ignored. ``epochs`` are rows of metrics.csv with ``run_id``.
     """
+    frame = pd.DataFrame({name: epochs[column.source].astype(float) for name, column in READINGS.items()})
     steps, ids = epochs["steps"].astype(float), epochs["run_id"]
-    names = {name: name for name in ("mfu", "energy_joules")} | {
-        "gpu_util_avg": "gpu_util",
-        "wire_bytes_per_step": "wire_bytes",
-        "wire_bytes_predicted_per_step": "wire_predicted",
-        **{f"{name}_time_sec": name for name in ("comm_forward", "comm_backward", "comm_end")},
-    }
-    frame = epochs[[*names]].astype(float).rename(columns=names)
-    frame["energy_joules"] /= steps
-    sums = frame.mul(steps, axis=0).groupby(ids, observed=True, sort=False).sum(min_count=1)
-    weights = frame.notna().mul(steps, axis=0).groupby(ids, observed=True, sort=False).sum()
-    readings = sums / weights
-    losses = epochs["val_loss"].astype(float)
-    readings["val_loss"] = losses.groupby(ids, observed=True, sort=False).last()
-    readings["peak_mem_bytes"] = epochs["peak_mem_bytes"].astype(float).groupby(ids, observed=True).max()
+    kinds = {name: column.over_epochs for name, column in READINGS.items()}
+    per_step = [name for name, kind in kinds.items() if kind == "per step"]
+    frame[per_step] = frame[per_step].div(steps, axis=0)
+    means = [name for name, kind in kinds.items() if kind in ("mean", "per step")]
+    sums = frame[means].mul(steps, axis=0).groupby(ids, observed=True, sort=False).sum(min_count=1)
+    readings = sums / frame[means].notna().mul(steps, axis=0).groupby(ids, observed=True, sort=False).sum()
+    for kind, function in (("last", "last"), ("largest", "max")):
+        names = [name for name in kinds if kinds[name] == kind]
+        readings[names] = frame[names].groupby(ids, observed=True, sort=False).agg(function)
     readings.index = readings.index.astype("str")
     return readings
 
@@ -195,13 +188,13 @@ def runs_to_decide(distance: float, *, error: float, top_n: float, bottom_n: flo
     return float(runs[enough[0]]) if len(enough) else float("inf")
 
 
-def outliers(values: pd.Series, *, by: pd.Series) -> pd.Series:
-    """Return a mask of the values that are far from their group's median; outliers are never dropped.
+def outliers(values: Sequence[float]) -> list[bool]:
+    """Return which values of a cell's runs are far from their median; outliers are never dropped.
 
-    No value is marked in a group of fewer than 5 values, or if more than half of them are equal.
+    No value is marked among fewer than 5, or if more than half of them are equal.
     """
-    groups = values.groupby(by, observed=True)
-    distance = (values - groups.transform("median")).abs()
-    spread = distance.groupby(by, observed=True).transform("median")
-    enough = groups.transform("count") >= OUTLIER_MIN_RUNS
-    return enough & (spread > 0) & (distance > OUTLIER_MADS * spread)
+    if len(values) < OUTLIER_MIN_RUNS:
+        return [False] * len(values)
+    distances = [abs(value - median(values)) for value in values]
+    spread = median(distances)
+    return [spread > 0 and distance > OUTLIER_MADS * spread for distance in distances]

@@ -1,4 +1,4 @@
-"""The runs of a study with their measurements: the DataFrames that all analyses start from.
+"""The runs of a study with their measurements: the records that all analyses start from.
 
 A run is disturbed by something outside its job; :mod:`bench.study.conditions` decides this when the run ends.
 The time of a step is never a reason to leave out a run.
@@ -6,21 +6,20 @@ The time of a step is never a reason to leave out a run.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-import numpy as np
-import pandas as pd
-
+from analysis.data.columns import CellRow, Member, RunRow, grouped
 from analysis.data.environment import sampled_envs
 from analysis.data.load import Study
 from analysis.stats.attempts import recorded, wall_seconds
-from analysis.stats.columns import CellRow, RunRow, grouped, records_of, run_rows
 from analysis.stats.decompose import run_parts
 from analysis.stats.estimate import outliers, run_rates, run_readings
 from analysis.text import clean
@@ -28,7 +27,6 @@ from bench.study.findings import ForeignCpu, ForeignJob, GpuSlowdown, LinkErrors
 from bench.study.ledger import FailureClass, RunState
 from bench.study.together import together_of
 from ddp_scaling_bench.finding import Finding, messages
-from ddp_scaling_bench.known_strategies import STRATEGIES
 from ddp_scaling_bench.run_folder import RunFolder
 from ddp_scaling_bench.units import clauses, known, number
 
@@ -129,43 +127,31 @@ def _reasons_of_run(run: RunRow) -> frozenset[str]:
 
 #: Maximum number of runs whose ranks.csv an analysis reads.
 MAX_RANKS_FILES = 500
-_ALONE = {name for name, strategy in STRATEGIES.items() if strategy.one_rank}
 
 
 @dataclass(frozen=True)
-class Frames:
-    """The DataFrames of a study: planned cells, their series, and all runs with their measurements.
+class Measured:
+    """The cells of a study, their series, and all runs with their measurements.
 
     Attributes:
         cells: the planned cells.
-        members: one row per cell and series: ``cell_id, series, mode``.
-        runs: one row per planned run: ``run_id, cell_id, state, reason, failure_class``; ``measured``
-            (True if the run counts: it completed with a throughput and was not left out),
-            ``left_out, left_out_for`` (if and why it is left out, see :func:`left_out`), ``disturbed`` (as in
-            :attr:`analysis.data.load.Study.runs`), ``throughput_samples_per_sec, step_time_sec, wall_s,
-            outlier``, ``rate`` (the throughput, even if a table does not give its unit), ``unit`` (counted
-            divided by planned samples, NaN if unknown), and the columns of
-            :func:`analysis.stats.decompose.run_parts` and :func:`analysis.stats.estimate.run_readings`.
+        members: the cells of each series.
+        runs: the latest attempts, with their measurements.
         labelled_by: the source of the modes of the series: ``plan``, ``table`` or ``option`` (--mode).
         together: whether the ranks of a cell train together, None if it was not measured; without cells of
             one rank, and those of which it does not matter or is not recorded.
     """
 
-    cells: list[CellRow]
-    members: pd.DataFrame
-    runs: pd.DataFrame
+    cells: Sequence[CellRow]
+    members: Sequence[Member]
+    runs: Sequence[RunRow]
     labelled_by: str = "plan"
     together: Mapping[str, bool | None] = field(default_factory=dict)
 
     @cached_property
-    def run_rows(self) -> list[RunRow]:
-        """The runs as records, in the order of ``runs``."""
-        return run_rows(self.runs)
-
-    @cached_property
     def runs_of_cells(self) -> dict[str, list[RunRow]]:
         """The runs of each cell that has any."""
-        return grouped(self.run_rows, lambda run: run.cell_id)
+        return grouped(self.runs, lambda run: run.cell_id)
 
     def measured_in(self, cell_id: str) -> list[RunRow]:
         """Return the runs of a cell that count."""
@@ -175,69 +161,78 @@ class Frames:
         """Return whether the ranks of a cell do not train together."""
         return self.together.get(cell_id, True) is False
 
-    def with_left_out(self) -> Frames:
-        """Return the frames with the left-out runs counted, although they were disturbed."""
-        runs = self.runs.assign(measured=self.runs["measured"] | self.runs["left_out"], left_out=False)
+    def with_left_out(self) -> Measured:
+        """Return the same with the left-out runs counted, although they were disturbed."""
+        runs = [replace(run, measured=True, left_out=False) if run.left_out else run for run in self.runs]
         return replace(self, runs=runs)
 
 
-def measure(study: Study, *, include_disturbed: bool = False) -> Frames:
-    """Compute the frames of a study.
+def measure(study: Study, *, include_disturbed: bool = False) -> Measured:
+    """Compute the measurements of a study's runs.
 
-    A run counts if it completed with a throughput. A disturbed run is left out (see
-    :func:`analysis.stats.measured.left_out`), unless ``include_disturbed``. ``step_time_sec`` is the time per
-    global batch: the plan's global batch divided by the throughput.
+    A run counts if it completed with a throughput. A disturbed run is left out (see :func:`left_out`), unless
+    ``include_disturbed``. ``step_time_sec`` is the time per global batch: the plan's global batch divided by
+    the throughput.
     """
-    runs = study.runs.set_index("run_id", drop=False)
-    epochs, envs = study.epochs, sampled_envs(study)
-    runs = runs.join([run_rates(epochs), run_parts(epochs), run_readings(epochs)])
-    runs = runs.set_axis(range(len(runs)))
-    rate = runs["throughput_samples_per_sec"]
-    batch = study.cells.set_index("cell_id")["global_batch"].reindex(runs["cell_id"]).to_numpy(dtype=float)
-    runs = runs.assign(
-        measured=(runs["state"] == RunState.COMPLETED) & rate.notna(),
-        step_time_sec=batch / rate,
-        unit=np.fromiter(_units(study, runs, envs), float) / batch,
-        wall_s=wall_seconds(runs),
-        rate=rate,
-    )
+    runs, envs = [copy(run) for run in study.runs], sampled_envs(study)
+    by_id = {run.run_id: run for run in runs}
+    for values in (run_rates(study.epochs), run_parts(study.epochs), run_readings(study.epochs)):
+        for run_id, own in values.to_dict("index").items():
+            vars(by_id[str(run_id)]).update({str(name): value for name, value in own.items()})
     # A value that a command reports is one of many steps or of one: how many it trained is not known.
-    read = runs["cell_id"].isin([clean(cell.cell_id) for cell in study.planned if cell.reads_values])
-    runs[["samples", "steps", "window_s"]] = runs[["samples", "steps", "window_s"]].mask(read)
-    out = {} if include_disturbed else left_out(run_rows(runs[runs["measured"]]))
-    is_out = runs["run_id"].isin(out)
-    why = [out.get(run_id, "") for run_id in runs["run_id"]]
-    runs = runs.assign(left_out=is_out, left_out_for=why, measured=runs["measured"] & ~is_out)
-    runs["outlier"] = outliers(rate.where(runs["measured"]), by=runs["cell_id"])
-    runs["facts"] = pd.Series(_facts_of(run_rows(runs), batch.tolist()), index=runs.index, dtype=object)
-    cells = records_of(CellRow, study.cells.assign(ddp=_with_ddp(study)))
-    return Frames(cells, study.members, runs, together=_together(study, run_rows(runs), envs))
+    read = {clean(cell.cell_id) for cell in study.planned if cell.reads_values}
+    for run in runs:
+        batch = study.cells[run.cell_id].global_batch
+        run.rate = run.throughput_samples_per_sec
+        run.measured = run.state == RunState.COMPLETED and known(run.rate)
+        run.step_time_sec = batch / run.rate
+        run.unit = _samples_per_step(run, None if run.cell_id in read else envs.get(run.run_id)) / batch
+        run.wall_s = wall_seconds(run)
+        if run.cell_id in read:
+            run.samples = run.steps = run.window_s = math.nan
+    counted = [run for run in runs if run.measured]
+    out = {} if include_disturbed else left_out(counted)
+    for run in counted:
+        run.left_out, run.left_out_for = run.run_id in out, out.get(run.run_id, "")
+        run.measured = not run.left_out
+    add_outliers(runs)
+    medians = {
+        cell: median(run.rate for run in own if run.measured)
+        for cell, own in grouped(runs, lambda run: run.cell_id).items()
+        if any(run.outlier for run in own)
+    }
+    for run in runs:
+        run.facts = tuple(_facts(run, study.cells[run.cell_id].global_batch, medians))
+    return Measured([*study.cells.values()], study.members, runs, together=_together(study, runs, envs))
+
+
+def add_outliers(runs: Iterable[RunRow]) -> None:
+    """Mark the runs that are far from the median of their cell's measured runs."""
+    for own in grouped((run for run in runs if run.measured), lambda run: run.cell_id).values():
+        for run, is_outlier in zip(own, outliers([run.rate for run in own]), strict=True):
+            run.outlier = is_outlier
+
+
+def _samples_per_step(run: RunRow, env: Mapping[str, Any] | None) -> float:
+    """Return the samples of a step: the median that the recorder wrote, or else the mean; NaN if unknown."""
+    mean, batch = run.samples / run.steps, (env or {}).get("global_batch")
+    return batch if isinstance(batch, int | float) and known(batch) and known(mean) else mean
 
 
 def _together(
     study: Study, runs: Sequence[RunRow], envs: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, bool | None]:
-    """Return :attr:`Frames.together`: False if that is the result of any run that completed."""
+    """Return :attr:`Measured.together`: False if that is the result of any run that completed."""
     cells = {clean(cell.cell_id): cell for cell in study.planned if cell.world_size > 1}
-    attempts = dict(zip(study.runs["run_id"], study.attempts, strict=True))
     found: dict[str, set[bool | None]] = {}
     for run in runs:
         cell, env = cells.get(run.cell_id), envs.get(run.run_id, {})
         if cell is None or cell.is_exchange_rare or not (run.measured or run.left_out):
             continue
         if cell.is_unrecorded or isinstance(env.get("exchange"), dict):
-            folder = RunFolder(Path(attempts[run.run_id] or ""))
+            folder = RunFolder(Path(run.folder or ""))
             found.setdefault(run.cell_id, set()).add(together_of(folder, cell, env, int(run.epochs)))
     return {cell: False if False in own else None if None in own else True for cell, own in found.items()}
-
-
-def _units(study: Study, runs: pd.DataFrame, envs: Mapping[str, Mapping[str, Any]]) -> Iterator[float]:
-    """Yield the samples of a step of each run: the median that the recorder wrote, or else the mean."""
-    read = {clean(cell.cell_id) for cell in study.planned if cell.reads_values}
-    means = runs["samples"] / runs["steps"]
-    for run_id, cell, mean in zip(runs["run_id"], runs["cell_id"], means, strict=True):
-        batch = None if cell in read else envs.get(run_id, {}).get("global_batch")
-        yield batch if isinstance(batch, int | float) and known(batch) and known(mean) else mean
 
 
 def ranks_sample(runs: Iterable[RunRow]) -> list[RunRow]:
@@ -273,24 +268,6 @@ def count_outcomes(runs: Iterable[RunRow]) -> tuple[OutcomeCount, ...]:
 def outcomes_text(runs: Iterable[RunRow]) -> str:
     """Return the runs by outcome in words: ``3 hit the time limit; 1 failed; 2 not started``."""
     return clauses([*map(str, count_outcomes(runs))])
-
-
-def _with_ddp(study: Study) -> list[bool]:
-    """Return for each cell whether ranks exchange gradients, even if there is one rank only."""
-    if study.table:
-        return [True] * len(study.cells)
-    return [cell.world_size > 1 or cell.workload.get("strategy") not in _ALONE for cell in study.planned]
-
-
-def _facts_of(runs: Sequence[RunRow], batches: Sequence[float]) -> list[tuple[Finding, ...]]:
-    """Return each run's ``reason``, followed by the facts about the run's metrics and conditions.
-
-    ``batches`` are the planned global batches.
-    """
-    slow = {run.cell_id for run in runs if run.outlier}
-    rates = grouped((run for run in runs if run.measured and run.cell_id in slow), lambda run: run.cell_id)
-    medians = {cell: median(run.rate for run in own) for cell, own in rates.items()}
-    return [tuple(_facts(run, batch, medians)) for run, batch in zip(runs, batches, strict=True)]
 
 
 def _facts(run: RunRow, batch: float, medians: Mapping[str, float]) -> Iterator[Finding]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from analysis.stats.columns import CellSize, ScalingRow
+from analysis.data.columns import CellSize, ScalingRow
 from ddp_scaling_bench.units import known
 
 #: The columns of the scaling table that are rates.

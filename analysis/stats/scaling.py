@@ -40,20 +40,19 @@ from typing import Any
 
 import numpy as np
 
-from analysis.data.load import Study
-from analysis.data.names import baseline_name, size_name
-from analysis.stats.columns import (
+from analysis.data.columns import (
     READINGS,
     SAME_UNIT,
     RunRow,
     ScalingRow,
     by_series,
     grouped,
-    missing_values,
 )
+from analysis.data.load import Study
+from analysis.data.names import baseline_name, size_name
 from analysis.stats.decompose import cell_parts, computational_scalability, mean
 from analysis.stats.estimate import LogMoments, log_moments, mean_interval, ratio_interval
-from analysis.stats.measured import Frames, measure
+from analysis.stats.measured import Measured, measure
 from analysis.text import one_line
 from bench.study.ledger import RunState
 from ddp_scaling_bench.errors import BenchError
@@ -169,7 +168,7 @@ AXES_COLUMNS = (
 )
 
 
-def scale(source: Study | Frames, *, baseline: str | None = None) -> list[ScalingRow]:
+def scale(source: Study | Measured, *, baseline: str | None = None) -> list[ScalingRow]:
     """Return the scaling table, sorted by series, then size; ``reason`` is empty.
 
     :func:`analysis.checks.scaling_table.scaling_table` adds the reasons. Intervals are 95 % and need three
@@ -181,7 +180,7 @@ def scale(source: Study | Frames, *, baseline: str | None = None) -> list[Scalin
     Raises:
         BenchError: no series contains the size or cell ``baseline``.
     """
-    frames = source if isinstance(source, Frames) else measure(source)
+    frames = source if isinstance(source, Measured) else measure(source)
     moments = log_moments(
         [
             [run.throughput_samples_per_sec for run in frames.measured_in(cell.cell_id)]
@@ -204,30 +203,28 @@ def scale(source: Study | Frames, *, baseline: str | None = None) -> list[Scalin
         row.several = ranks[row.series, row.gpus] > 1
         row.karp_flatt = _karp_flatt(row)
         row.throughput_all, row.efficiency_all = row.throughput_samples_per_sec, row.efficiency
-    if any(run.left_out for run in frames.run_rows):
+    if any(run.left_out for run in frames.runs):
         for row, other in zip(rows, scale(frames.with_left_out(), baseline=baseline), strict=True):
             row.throughput_all, row.efficiency_all = other.throughput_samples_per_sec, other.efficiency
     return rows
 
 
-def _measured_rows(frames: Frames, moments: LogMoments) -> list[ScalingRow]:
+def _measured_rows(frames: Measured, moments: LogMoments) -> list[ScalingRow]:
     """Return one row per cell and series with the columns that do not depend on the baseline."""
-    missing = missing_values(ScalingRow)
     low, high = mean_interval(moments)
     cells = {}
     for place, cell in enumerate(frames.cells):
-        given = {name: value for name, value in vars(cell).items() if name in missing}
-        row = ScalingRow(**missing | given | {"variant": _variant(cell.swept), "cell_place": place})
+        given = {name: value for name, value in vars(cell).items() if name not in ("device", "swept")}
+        row = ScalingRow(**given, variant=_variant(cell.swept), cell_place=place)
         row.log_mean, row.log_variance = float(moments.mean[place]), float(moments.variance[place])
         _add_measurements(row, frames.runs_of_cells.get(row.cell_id, ()))
         row.throughput_low = min(float(low[place]), row.throughput_samples_per_sec)
         row.throughput_high = max(float(high[place]), row.throughput_samples_per_sec)
         cells[row.cell_id] = row
     places: dict[str, int] = {}
-    members = zip(*map(frames.members.get, ("cell_id", "series", "mode")), strict=True)
     rows = [
         replace(cells[cell], series=name, label_mode=mode, series_place=places.setdefault(name, len(places)))
-        for cell, name, mode in members
+        for cell, name, mode in frames.members
     ]
     rows.sort(key=lambda row: (row.series_place, row.gpus, row.nodes, row.cell_place))
     for place, row in enumerate(rows):

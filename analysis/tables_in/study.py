@@ -1,4 +1,4 @@
-"""Convert a table measured elsewhere into the DataFrames of a study: series, cells and runs.
+"""Convert a table measured elsewhere into the records of a study: series, cells and runs.
 
 In a series without batch columns, the work of a step is unknown. A label then determines the scaling mode,
 and work is counted in arbitrary units: one per step for strong scaling, one per replica and step for weak
@@ -10,20 +10,19 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from analysis.checks.scaling_table import scaling_table
-from analysis.data.load import RUNS_COLUMNS, Study, TableSource
+from analysis.data.columns import CellRow, Member, RunRow, ScalingRow, grouped
+from analysis.data.load import Study, TableSource
 from analysis.data.names import layout, ranks
 from analysis.stats.attempts import recorded
-from analysis.stats.columns import CellRow, RunRow, ScalingRow, grouped, missing_values
-from analysis.stats.estimate import outliers
-from analysis.stats.measured import Frames
+from analysis.stats.measured import Measured, add_outliers
 from analysis.tables_in.grid import TableProblems
 from analysis.tables_in.read import Table, TableRow
 from analysis.text import one_line
@@ -55,7 +54,7 @@ class TableStudy:
     """
 
     study: Study
-    frames: Frames
+    frames: Measured
     hidden: Mapping[str, tuple[str, ...]]
     remarks: list[str]
 
@@ -68,14 +67,15 @@ class TableStudy:
         return rows
 
     @property
-    def shown(self) -> Frames:
-        """The frames for the report; in ``runs``, values that the input does not determine are NaN."""
-        series = dict(zip(self.frames.members["cell_id"], self.frames.members["series"], strict=True))
-        hidden = [self.hidden[series[cell]] for cell in self.frames.runs["cell_id"]]
-        names = ("throughput_samples_per_sec", "step_time_sec")
-        runs = self.frames.runs
-        masked = {name: runs[name].mask(np.array([name in own for own in hidden])) for name in names}
-        return replace(self.frames, runs=runs.assign(**masked))
+    def shown(self) -> Measured:
+        """The measurements for the report; values that the input does not determine are NaN."""
+        series = {cell: name for cell, name, _ in self.frames.members}
+        runs = [copy(run) for run in self.frames.runs]
+        for run in runs:
+            for name in ("throughput_samples_per_sec", "step_time_sec"):
+                if name in self.hidden[series[run.cell_id]]:
+                    setattr(run, name, math.nan)
+        return replace(self.frames, runs=runs)
 
 
 def study_of_table(table: Table, *, mode: str | None, folder: Path) -> TableStudy:
@@ -119,13 +119,11 @@ def study_of_table(table: Table, *, mode: str | None, folder: Path) -> TableStud
     study = Study(
         folder=StudyFolder(folder),
         plan={"study": one_line(table.path.stem, limit=120), "series": series, "cells": []},
-        cells=pd.DataFrame(map(vars, frames.cells)),
-        members=frames.members,
-        runs=frames.runs,
+        cells={cell.cell_id: cell for cell in frames.cells},
+        members=[*frames.members],
+        runs=[*frames.runs],
         epochs=pd.DataFrame(columns=["run_id", "cell_id", *METRICS_COLUMNS]),
         remarks=[source, *remarks],
-        attempts=[None] * len(rows),
-        measured=[None] * len(rows),
         table=TableSource(one_line(table.path.name), table.text, len(rows), mode, table.names),
     )
     return TableStudy(study, frames, hidden, remarks)
@@ -238,45 +236,41 @@ def _name_cells(rows: Sequence[TableRow], problems: TableProblems) -> None:
             row.cell_id = f"{row.series}-{row.cell_id}"
 
 
-def _frames(rows: Sequence[TableRow], *, labelled_by: str) -> Frames:
-    """Convert the rows to frames. ``global_batch`` is the work of a step, possibly in arbitrary units."""
+def _frames(rows: Sequence[TableRow], *, labelled_by: str) -> Measured:
+    """Convert the rows to records. ``global_batch`` is the work of a step, possibly in arbitrary units."""
     same = ("cell_id", "nodes", "gpus_per_node", "gpus", "model_parallel")
     cells = [
         CellRow(
-            **missing_values(CellRow)
-            | {name: getattr(row, name) for name in same}
-            | {"global_batch": row.work, "per_gpu_batch": row.per_gpu_batch or math.nan, "ddp": True}
-            | {"tokens_per_sample": row.tokens_per_sample or math.nan}
+            **{name: getattr(row, name) for name in same},
+            global_batch=row.work,
+            per_gpu_batch=row.per_gpu_batch or math.nan,
+            tokens_per_sample=row.tokens_per_sample or math.nan,
         )
         for row, *_ in grouped(rows, lambda row: row.cell_id).values()
     ]
-    members = dict.fromkeys((row.cell_id, row.series, row.mode) for row in rows)
-    frame = pd.DataFrame(list(members), columns=["cell_id", "series", "mode"], dtype="str")
-    return Frames(cells, frame, _runs(rows), labelled_by=labelled_by)
+    members = [*dict.fromkeys(Member(row.cell_id, row.series, row.mode) for row in rows)]
+    return Measured(cells, members, _runs(rows), labelled_by=labelled_by)
 
 
-def _runs(rows: Sequence[TableRow]) -> pd.DataFrame:
+def _runs(rows: Sequence[TableRow]) -> list[RunRow]:
     """Convert each row to a completed run. A run without a value is not ``measured`` and has a reason."""
-    cells = pd.Series([row.cell_id for row in rows], dtype="str")
-    times = pd.Series([row.time for row in rows], dtype=float)
-    rates = pd.Series([row.work for row in rows], dtype=float) / times
-    measured = np.isfinite(times)
-    in_line = Counter(row.line for row in rows)
-    ids = [f"line-{row.line}" + f"-{place}" * (in_line[row.line] > 1) for place, row in enumerate(rows, 1)]
-    known = {
-        "run_id": pd.Series(ids, dtype="str"),
-        "cell_id": cells,
-        "repeat": cells.groupby(cells).cumcount() + 1,
-        "order": np.arange(1, len(rows) + 1),
-        "state": pd.Series(str(RunState.COMPLETED), index=cells.index, dtype="str"),
-        "facts": [recorded("" if is_measured else "the row has no value") for is_measured in measured],
-        "measured": measured,
-        "step_time_sec": times,
-        "throughput_samples_per_sec": rates,
-        "rate": rates,
-        "outlier": outliers(rates, by=cells),
-        **dict.fromkeys(("samples", "window_s"), math.nan),
-        **dict.fromkeys(("started_at", "ended_at"), pd.Series(pd.NaT, cells.index).dt.tz_localize("UTC")),
-    }
-    empty = pd.DataFrame(None, index=cells.index, columns=list(RUNS_COLUMNS), dtype=object)
-    return empty.assign(**missing_values(RunRow) | {"failure_class": ""} | known)
+    in_line, of_cell = Counter(row.line for row in rows), Counter[str]()
+    runs = []
+    for place, row in enumerate(rows, 1):
+        of_cell[row.cell_id] += 1
+        measured, rate = math.isfinite(row.time), row.work / row.time
+        run = RunRow(
+            run_id=f"line-{row.line}" + f"-{place}" * (in_line[row.line] > 1),
+            cell_id=row.cell_id,
+            repeat=of_cell[row.cell_id],
+            order=place,
+            state=str(RunState.COMPLETED),
+            facts=recorded("" if measured else "the row has no value"),
+            measured=measured,
+            step_time_sec=row.time,
+            throughput_samples_per_sec=rate,
+            rate=rate,
+        )
+        runs.append(run)
+    add_outliers(runs)
+    return runs

@@ -15,7 +15,6 @@ from ..jobs.engine import scheduler_for
 from ..matrix.cell import Cell, value_text
 from ..study.layout import StudyFolder
 from ..study.plan_json import PlannedStudy, open_study
-from .compare import show_strategies
 from .console import SHOWN_ROWS, print_json, print_table, say, show
 from .options import AllOption, JsonOption, ResultsOption, find_study, require_report, settle_study
 
@@ -69,21 +68,16 @@ def advise_command(
     given = parse_waits(wait or [], studies=list(folders))
     from analysis.advise.options import fastest_training_s, options_of, rank
     from analysis.data.load import load_study
-    from analysis.report.results import Results
 
     loaded = {name: load_study(folder.path, records=records[name]) for name, folder in folders.items()}
-    options, notes, validity = options_of(loaded, samples=amount, epochs=epochs)
+    options = options_of(loaded, samples=amount, epochs=epochs)
     planned = {name: open_study(folder) for name, folder in folders.items()}
-    waits = waits_for(fastest_training_s(options), planned, given=given, ask=not no_queue)
-    advice = rank(options, waits, samples=amount, epochs=epochs, notes=notes, validity=validity)
-    strategies = {name: rows for name, study in loaded.items() if (rows := Results.of(study).strategies())}
+    waits = waits_for(fastest_training_s(options.options), planned, given=given, ask=not no_queue)
+    advice = rank(options, waits)
     if as_json:
-        own = {name: [one.as_json() for one in rows] for name, rows in strategies.items()}
-        print_json({**_as_content(advice), **({"strategies": own} if own else {})})
+        print_json(_as_content(advice))
     else:
         _show(advice, everything=everything)
-        for name, rows in strategies.items():
-            show_strategies(rows, study=f"of study {name}")
     return 0 if advice.chosen("first") else 1
 
 
@@ -116,7 +110,7 @@ def _as_content(advice: Advice) -> dict[str, Any]:
     """Return the output of `bench advise --json`; unknown values are None."""
     from analysis.advise.options import Option
     from analysis.advise.text import summary
-    from analysis.stats.columns import columns_of
+    from analysis.data.columns import columns_of
     from analysis.text import plain
 
     names = columns_of(Option)
@@ -193,43 +187,36 @@ def waits_for(
 
 
 def _estimated_waits(study: PlannedStudy, layouts: Mapping[Layout, float]) -> dict[Layout, Wait]:
-    """Return the scheduler's estimate for each layout with a known training time (s)."""
+    """Return the scheduler's estimate for each layout with a known training time (s).
+
+    Slurm's estimate always counts the study's own queued or running jobs, but they will have ended when the
+    training is submitted. If they may be part of a wait, it is unknown.
+    """
     from analysis.advise.options import Wait
 
     if not study.scheduler.queues:
         return dict.fromkeys(layouts, Wait(0.0, f"no queue (executor {study.executor})"))
-    known = {layout: training_s for layout, training_s in layouts.items() if math.isfinite(training_s)}
     scheduler, found = scheduler_for(study), {}
+    own = sum(record.state.active for record in study.records().values())
+    jobs = f"{count(own, 'queued or running job')} of this study"
     try:
-        for layout, training_s in known.items():
+        for layout, training_s in layouts.items():
+            if not math.isfinite(training_s):
+                continue
             _, nodes, per_node = layout
             cell = _similar_cell(study, nodes, per_node)
             size = nodes * cell.requested_gpus or nodes
             script = study.script(cell.cell_id)
-            seconds, source, remark = scheduler.estimate(
-                script, nodes=nodes, size=size, training_s=training_s
-            )
-            found[layout] = Wait(seconds, source, _one_line(remark))
+            wait_s, source, remark = scheduler.estimate(script, nodes=nodes, size=size, training_s=training_s)
+            remarks = [_one_line(remark)] if remark else []
+            if own and wait_s:
+                estimate = f"Slurm's estimate of {human_duration(math.ceil(wait_s))}"
+                remarks.insert(0, f"{estimate} may include {jobs}, so the wait is not known")
+                wait_s, source = None, ""
+            found[layout] = Wait(wait_s, source, "; ".join(remarks))
     except UnavailableError as absent:
         return dict.fromkeys(layouts, Wait(None, f"not known: {_one_line(absent.message)}"))
-    own = sum(record.state.active for record in study.records().values())
-    return {layout: _without_own_jobs(wait, own) for layout, wait in found.items()}
-
-
-def _without_own_jobs(wait: Wait, own: int) -> Wait:
-    """Return an unknown wait if the study's own queued or running jobs may be part of Slurm's estimate.
-
-    Slurm's estimate always counts these jobs, but they will have ended when the training is submitted.
-    """
-    from analysis.advise.options import Wait
-
-    if not own or not wait.seconds:
-        return wait
-    remark = (
-        f"Slurm's estimate of {human_duration(math.ceil(wait.seconds))} may include "
-        f"{count(own, 'queued or running job')} of this study, so the wait is not known"
-    )
-    return Wait(None, "", "; ".join(filter(None, (remark, wait.remark))))
+    return found
 
 
 def _one_line(text: str) -> str:

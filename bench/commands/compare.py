@@ -82,6 +82,7 @@ def compare_command(
     folders = [find_study(name, results) for name in (a, b) if name is not None]
     records = [settle_study(folder) for folder in folders]
     from analysis.compare.comparison import compare_studies, compare_within
+    from analysis.compare.strategies import HEADINGS, NUMERIC
     from analysis.compare.text import as_content, markdown_report
     from analysis.data.load import load_study
     from analysis.report.results import Results
@@ -102,7 +103,10 @@ def compare_command(
         print_json(as_content(found) | side_by_side)
     else:
         _show(found, everything=everything)
-        show_strategies(strategies)
+        if strategies:
+            show()
+            texts = [one.texts(one.row.cell_id) for one in strategies]
+            print_table("Strategies", HEADINGS, texts, right=NUMERIC)
     if found.regression:
         return 1
     return 3 if strict and found.undecided else 0
@@ -124,16 +128,6 @@ def _check_options(
     if by is not None and ignore:
         remedy = "omit it: --by compares cells that differ only in KEY"
         raise BenchError("--ignore cannot be used with --by", remedy=remedy)
-
-
-def show_strategies(rows: list[StrategyRow], *, study: str = "") -> None:
-    """Print the table of the strategies of a study, if there are any."""
-    from analysis.compare.strategies import HEADINGS, NUMERIC
-
-    if rows:
-        show()
-        texts = [one.texts(one.row.cell_id) for one in rows]
-        print_table(f"Strategies {study}".strip(), HEADINGS, texts, right=NUMERIC)
 
 
 def _show(found: Comparison, *, everything: bool) -> None:

@@ -269,7 +269,7 @@ def _slow(folder: StudyFolder, run_id: str, warnings: Sequence[Cause]) -> list[C
 
     study = load_study(folder.path)
     rows = run_causes(study, run_id) if run_id else study_causes(study)
-    attempts = dict(zip(study.runs["run_id"], study.attempts, strict=True))
+    attempts = {run.run_id: run.folder for run in study.runs}
     found: dict[Hashable, CauseRow] = {}
     for row in sorted(rows, key=lambda row: -row.share if row.share == row.share else 1.0):
         if row.cause != NOT_EXPLAINED:

@@ -17,8 +17,8 @@ import numpy as np
 import pandas as pd
 
 from analysis.checks.scaling_table import scaling_table
+from analysis.data.columns import by_series
 from analysis.decide import SUPERLINEAR, decide, judge
-from analysis.stats.columns import by_series
 from analysis.stats.scaling import GUIDE
 from tests.analysis.studies import frames_of_points
 

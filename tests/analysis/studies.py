@@ -20,7 +20,8 @@ import numpy as np
 import pandas as pd
 
 from analysis.checks.fabric import ring_time
-from analysis.stats.measured import Frames
+from analysis.data.columns import RunRow, ScalingRow, columns_of, table_of
+from analysis.stats.measured import Measured
 from analysis.tables_in.read import read_table
 from analysis.tables_in.study import study_of_table
 from bench.jobs.end import end_of
@@ -508,9 +509,19 @@ def write_ranks(
         write_sums(RunFolder(file.parent))
 
 
-def frames_of_points(points: pd.DataFrame) -> Frames:
+def frames_of_points(points: pd.DataFrame) -> Measured:
     """Return the frames of measured points, which are the rows of a table that was measured elsewhere."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "points.csv"
         points.to_csv(path, index=False)
         return study_of_table(read_table(path), mode=None, folder=path.parent).frames
+
+
+def frame(rows: Sequence[ScalingRow]) -> pd.DataFrame:
+    """Return the scaling table as a frame, for computations with its columns."""
+    return table_of(rows, columns_of(ScalingRow))
+
+
+def runs_frame(runs: Iterable[RunRow]) -> pd.DataFrame:
+    """Return runs as a frame, for computations with its columns."""
+    return pd.DataFrame(map(vars, runs))

@@ -9,8 +9,8 @@ import pytest
 from scipy import stats
 
 from analysis.checks.scaling_table import scaling_table
+from analysis.data.columns import ScalingRow
 from analysis.decide import Choice, decide, efficiency_text, probability_text, what_decides
-from analysis.stats.columns import ScalingRow
 from analysis.stats.scaling import GUIDE
 from ddp_scaling_bench.finding import messages
 from tests.analysis.decisions import calibration, simulate

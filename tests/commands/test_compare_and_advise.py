@@ -173,7 +173,7 @@ def asked(study: PlannedStudy, *, samples: int) -> dict[tuple[int, str], Any]:
     from analysis.advise.options import fastest_training_s, options_of
     from analysis.data.load import load_study
 
-    options, _, _ = options_of({"queue": load_study(study.folder.path)}, samples=samples, epochs=1)
+    options = options_of({"queue": load_study(study.folder.path)}, samples=samples, epochs=1).options
     waits = waits_for(fastest_training_s(options), {"queue": study}, given={}, ask=True)
     return {layout[1:]: wait for layout, wait in waits.items()}
 

@@ -9,13 +9,18 @@ import pytest
 from typer.testing import CliRunner
 
 from bench.cli import app
+from bench.study.found import findings_of_env
 from bench.study.reasons import AfterMeasurement, LogCause
 from tests.analysis import studies
 from tests.common import change_json
-from tests.study.test_findings import SENTENCES
+from tests.study.test_findings import ENTRIES
 
 KINDS = "fewer-windows slow-first-steps line-forms lines-left-out separate-trainings model-not-wrapped"
-FOUND = {one.kind: replace(one, subject=()) for one, _ in SENTENCES if one.kind in KINDS.split()}
+FOUND = {
+    one.kind: replace(one, subject=())
+    for one in findings_of_env({"facts": ENTRIES})
+    if one.kind in KINDS.split()
+}
 IN_LOG = LogCause(severity="warning", cause="resumed", path="job.out", line=3, explanation="it resumed")
 ENDED = AfterMeasurement(said="the time limit was reached")
 

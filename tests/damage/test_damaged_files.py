@@ -91,7 +91,7 @@ def replace(path: Path, kind: str) -> None:
         os.mkfifo(path)
     elif kind == "sparse":
         with path.open("wb") as file:
-            file.truncate(10 * 2**30)
+            file.truncate(2**30 + 1)
     elif kind == "device":
         path.symlink_to("/dev/zero")
     elif kind == "foreign":

@@ -278,7 +278,7 @@ def git(*words: str) -> str:
 def test_the_script_is_the_first_word_that_is_a_file(planned, command, script):
     shutil.copy("train.py", "python3")
     with open("image.sif", "wb") as image:  # of gigabytes
-        image.truncate(20 * 2**20)
+        image.truncate(2**24 + 1)
     found = described(planned(command))
     sha256 = hashlib.sha256(Path("train.py").read_bytes()).hexdigest()
     assert (found["script"], found["script_sha256"]) == (script, sha256 if script else None)

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -15,6 +16,7 @@ import torch
 
 from bench.jobs.contract import Status
 from bench.jobs.end import end_of
+from bench.jobs.heartbeats import stalled_ranks
 from bench.study.found import read_findings
 from bench.study.ledger import FailureClass, RunState
 from bench.study.reasons import CompletedBut, TimeLimit
@@ -25,7 +27,8 @@ from ddp_scaling_bench.measure.failures import FAILURES, HostRank, LeftRank, Los
 from ddp_scaling_bench.run_folder import RunFolder
 from tests.analysis.studies import make_cell
 from tests.cluster.containers import wait_for
-from tests.jobs.slurm_studies import plan_study
+from tests.common import run_program
+from tests.jobs.slurm_studies import Study, plan_study
 from tests.matrices import matrix, slurm
 
 LENGTHS = {"warmup_steps": 3, "steps_per_epoch": 10, "attribution_steps": 3, "epochs": 2}
@@ -187,9 +190,10 @@ def test_a_training_without_a_step_is_named_unless_it_failed(tmp_path, rest, rea
     assert end_of(folder, COMMAND, None).reasons[0].message == reason
 
 
-#: Rank 1 hangs, or leaves the loop, or all train until they are stopped.
+#: Rank 1 hangs, or leaves the loop, or all train until they are stopped. A rank that loses the one that hung ends
+#: at once: gloo's threads can abort it while Python ends, and the doctor takes torchrun's report of that for the cause.
 TRAIN = """\
-import sys, time, torch, torch.distributed as dist
+import os, sys, time, torch, torch.distributed as dist
 from ddp_scaling_bench import Recorder
 torch.set_num_threads(1)
 dist.init_process_group("gloo")
@@ -200,7 +204,11 @@ with Recorder(model) as recorder:
             if sys.argv[1] == "hang": time.sleep(10_000)
             if sys.argv[1] == "leave": break
         with recorder.step():
-            model(batch).sum().backward()
+            try:
+                model(batch).sum().backward()
+            except RuntimeError:
+                if sys.argv[1] == "hang": os._exit(1)
+                raise
             time.sleep(0.01)
 """
 SAID = {
@@ -211,8 +219,29 @@ SAID = {
     ),
     "on": (f"{AFTER}.* time limit.*", None),
 }
-HERE = {"executor": "local", "time_limit": "80s"}, {"tasks_per_node": [2]}, ["hang", "leave"]
-THERE = slurm(exclusive=False, time_limit="2m"), {"nodes": [2], "tasks_per_node": [1]}, ["hang", "on"]
+HERE = {"executor": "local", "time_limit": "5m"}, {"tasks_per_node": [2]}, ["hang", "leave"]
+THERE = slurm(exclusive=False, time_limit="5m"), {"nodes": [2], "tasks_per_node": [1]}, ["hang", "on"]
+
+
+def hangs(folder: RunFolder) -> bool:
+    """Return whether its ranks have hung after step 12 for long enough."""
+    found = stalled_ranks(folder, 2, limited=datetime.now(UTC))
+    return found is not None and "step 12" in found.message
+
+
+def end_in_time(study: Study) -> None:
+    """Submit a study, and let its runs reach their time limit once one hangs and another has been measured."""
+    runs = {run.cell_id.rpartition(".")[2]: run.run_id for run in study.planned.runs}
+    with study.start("submit", "STUDY", "--wait") as process:
+        wait_for(lambda: hangs(study.attempt(runs["hang"])), what="ranks that hang")
+        if "on" in runs:
+            wait_for(study.attempt(runs["on"]).sums.exists, what="the last window")
+            for run_id in runs.values():
+                words = ["scontrol", "update", f"JobId={study.record(run_id).job_id}", "EndTime=now+1"]
+                run_program(words, env={**os.environ, **study.environment}, check=True)
+        else:  # what the script does at its limit
+            os.kill(int(study.record(runs["hang"]).job_id.split(":")[1]), signal.SIGALRM)
+        process.communicate(timeout=280)
 
 
 @pytest.mark.slow
@@ -228,7 +257,7 @@ def test_ranks_that_hang_leave_or_train_on_are_named(request, tmp_path, monkeypa
     axes = {**ranks, "launcher": ["torchrun"], "command": commands}
     workload = {"device": "cpu", "metrics": "recorder", **LENGTHS}
     study = plan_study(tmp_path, matrix(cluster=cluster, axes=axes, workload=workload), environment)
-    study.bench("submit", "STUDY", "--wait")
+    end_in_time(study)
     for run in study.planned.runs:
         record, (reason, cause) = study.record(run.run_id), SAID[run.cell_id.rpartition(".")[2]]
         assert re.fullmatch(reason, record.reason), record.reason

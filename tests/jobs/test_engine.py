@@ -3,7 +3,6 @@
 import errno
 import fcntl
 import json
-import re
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -542,14 +541,6 @@ def test_runs_of_a_pack_end_one_by_one_and_those_that_did_not_start_are_planned_
     assert lab.folder(2).start.read_text().split()[0] == "bench"
 
 
-def test_a_pack_is_cancelled_as_a_whole(lab):
-    packed(lab).become(RunState.RUNNING)
-    with pytest.raises(BenchError, match="job 1 is a pack"):
-        lab.cancel(lab.ids[0])
-    assert lab.cancel() == 3
-    assert lab.queue.cancelled == ["1"]
-
-
 class PackQueue(Queue):
     """A queue that makes packs as Slurm's does, for jobs of at most four minutes."""
 
@@ -568,28 +559,6 @@ def packs(tmp_path: Path, lab: Lab) -> Lab:
     (tmp_path / "packs.yaml").write_text(text)
     study = open_study(write_plan(make_plan(tmp_path / "packs.yaml"), tmp_path / "packs"))
     return Lab(study, PackQueue(study))
-
-
-def options_of(entry: Entry) -> str:
-    return " ".join(entry.job.options)
-
-
-def test_packs_are_split_by_resources_and_by_the_partitions_limit_and_wait_for_each_other(packs):
-    assert packs.submit(pack=True) == []
-    short, long = "--time=00:04:00 --partition=short", "--time=00:04:00 --partition=long --exclusive"
-    expected = sorted([f"--nodes=1 --ntasks-per-node=1 {short}", f"--nodes=2 --ntasks-per-node=1 {long}"])
-    expected.insert(1, expected[0].replace("04:00", "02:00"))
-    assert sorted(map(options_of, packs.queue.entries)) == sorted(expected)
-    assert [list(one.job.after) for one in packs.queue.entries] == [[], ["1"], ["1", "2"]]
-    text = packs.study.folder.pack_script.read_text()
-    assert not re.search(r"SBATCH --(partition|exclusive)", text)
-    members = sorted(
-        line for n in (1, 2, 3) for line in packs.study.folder.pack(n).members.read_text().splitlines()
-    )
-    assert [line.split()[0] for line in members] == ["1", "1", "1", "2", "2"]
-    assert packs.states() == ["queued"] * 5
-    assert packs.submit(pack=True) == []
-    assert len(packs.queue.entries) == 3
 
 
 @pytest.mark.parametrize("fault", ["refused", "full", "killed", "killed but accepted"])

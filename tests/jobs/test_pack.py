@@ -2,13 +2,11 @@
 
 import json
 import os
-import random
 import re
 import shlex
 import shutil
 import signal
 import sys
-import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +18,7 @@ from bench.jobs.slurm.pack import first_host
 from tests.cluster.bed import Cluster
 from tests.cluster.containers import wait_for
 from tests.common import write_program
-from tests.jobs.slurm_studies import MEASURE, Study, lines, plan_study, scripted_study, submitted
+from tests.jobs.slurm_studies import MEASURE, Study, plan_study, scripted_study, submitted
 from tests.matrices import BARE, matrix, slurm, torchrun_cell, training
 
 DDP = matrix(
@@ -278,33 +276,6 @@ def _in_order(study: Study, *batches: str) -> list[str]:
 
 def _queue(cluster: Cluster, job: str) -> list[str]:
     return cluster.run(["squeue", "-h", "-o", "%A", "-j", job], check=False).stdout.split()
-
-
-def test_a_submission_killed_again_and_again_leaves_every_run_in_one_job(scripted, running_cluster):
-    study = scripted(*([MEASURE] * 4))
-    dice = random.Random(3)
-    for _ in range(3):
-        process = study.start("submit", "STUDY", "--pack")
-        next(lines(process.stderr), None)
-        time.sleep(dice.uniform(0, 0.15))
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        process.stderr.close()
-    done = study.bench("submit", "STUDY", "--pack", "--wait")
-    assert done.returncode == 0, done.stderr
-    assert set(_states(study).values()) == {"completed"}
-    _each_run_in_one_job(study, running_cluster)
-
-
-def _each_run_in_one_job(study: Study, cluster: Cluster) -> None:
-    """Check that the study's Slurm jobs have different names, and executed each of its runs exactly once."""
-    key = study.planned.plan["key"]
-    shown = cluster.run(["squeue", "-h", "-t", "all", "-o", "%j"]).stdout.split()
-    packs = [name.split(".")[-2].removeprefix("a") for name in shown if name.endswith(f".{key}")]
-    assert len(packs) == len(set(packs))
-    starts = (study.folder / "runs").glob("*/attempt-*/start")
-    ran = [path.parts[-3] for path in starts if not path.read_text().startswith("bench")]
-    assert sorted(ran) == sorted(run.run_id for run in study.planned.runs)
 
 
 def test_the_jobs_time_limit_keeps_finished_runs_and_the_rest_is_started_again(overrun, running_cluster):

@@ -115,17 +115,22 @@ def test_a_model_is_one_file_and_a_strategy_is_another(copy):
         (window,) = json.loads(env_json.with_name("conditions.json").read_text())["windows"]
         assert [rank["sync_passes"] for rank in window["ranks"]] == [passes] * ranks
     page = (copy / "results/own/report/index.html").read_text()
-    assert "<dt>Model</dt><dd>one-layer</dd>" in page
+    assert "Built-in training of one-layer (" in page
 
 
 COLUMN = """
     rate_per_rank: Annotated[
         float, Column("throughput per rank", "samples/s", _ALL, "Rank-rate", number)
-    ]
+    ] = math.nan
 """
 
 
-WARNING = """
+FINDING = """
+from analysis.checks.assessment import check
+from ddp_scaling_bench.finding import Finding
+from ddp_scaling_bench.units import count
+
+
 class OddSize(Finding, kind="odd-size"):
     heading = "Odd size"
     ranks: int
@@ -134,20 +139,21 @@ class OddSize(Finding, kind="odd-size"):
         return f"{count(self.ranks, 'rank')} cannot be halved."
 
 
+@check()
+def odd_sizes(about):
+    yield from (OddSize(subject=(row.cell_id,), ranks=row.gpus) for row in about.rows if row.gpus == 3)
 """
 
 
-def test_a_column_and_a_finding_are_one_entry_each_and_the_line_that_computes_it(copy):
+def test_a_column_is_an_entry_and_the_line_that_computes_it_and_a_finding_is_one_file(copy):
     """The column is then in the CSV file, on the page, in Markdown, LaTeX and the proposal."""
-    add(copy / "analysis/stats/columns.py", COLUMN, before="    series_place: Annotated")
+    add(copy / "analysis/data/columns.py", COLUMN, before="    series_place: Annotated")
     computed = "            row.rate_per_rank = row.rate / row.gpus\n"
     add(copy / "analysis/stats/scaling.py", computed, before="            row.mode = _regime(")
-    found = "        *(OddSize(subject=(row.cell_id,), ranks=row.gpus) for row in rows if row.gpus == 3),\n"
-    add(copy / "analysis/checks/validity.py", WARNING, before="def validity(")
-    add(copy / "analysis/checks/validity.py", found, before="        *shared_cores(envs),\n")
+    (copy / "analysis/checks/odd_sizes.py").write_text(FINDING)
     assert changed_files(copy) == [
-        "analysis/checks/validity.py",
-        "analysis/stats/columns.py",
+        "analysis/checks/odd_sizes.py",
+        "analysis/data/columns.py",
         "analysis/stats/scaling.py",
     ]
     table = copy / "t.csv"

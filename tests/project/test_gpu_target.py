@@ -7,7 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 from bench.matrix.load import load_matrix
 
@@ -74,28 +73,3 @@ def test_one_command_downloads_the_wheels_of_all_packages_but_torch():
     wanted = [text for name, text in gpu_parts.required_packages().items() if name != "torch"]
     assert words[-len(wanted) :] == wanted
     assert "nvidia-ml-py>=12" in wanted
-
-
-def part(name: str, seconds: float) -> dict[str, Any]:
-    return gpu.Result(name, "passed", seconds, 60.0, None, {}).as_json()
-
-
-def test_parts_that_run_alone_replace_their_values_of_the_same_commit_and_machine():
-    known = {"schema": 1, "commit": "a", "machine": {"gpus": ["H200"]}}
-    earlier = {**known, "parts": [part("mfu", 1.0), part("formats", 2.0)]}
-    later = {**known, "parts": [part("formats", 3.0), part("study", 4.0)]}
-    merged = gpu.with_earlier(later, earlier)
-    assert [(one["name"], one["seconds"]) for one in merged] == [("mfu", 1), ("formats", 3), ("study", 4)]
-    for other in ({}, earlier | {"commit": "b"}, earlier | {"machine": {}}):
-        assert gpu.with_earlier(later, other) == later["parts"]
-
-
-def test_a_part_keeps_utilisation_energy_and_the_share_in_which_the_host_launches(tmp_path):
-    header = "gpu_util_avg,energy_joules,epoch_time_sec"
-    (tmp_path / "metrics.csv").write_text(f"{header}\n90,1000,2\n94,3000,4\n,,3\n")
-    (tmp_path / "ranks.csv").write_text("steps,window_time_sec,launch_time_sec\n10,2,0.1\n10,2,\n")
-    found = gpu_parts.usage(tmp_path)
-    expected = {"gpu_util_avg": 92, "energy_joules": 2000, "power_w": 625, "launch_share": 0.5}
-    assert found == expected
-    assert gpu.usage_words(found) == ["GPU busy 92 %", "625 W", "host launches for 50% of a step"]
-    assert gpu.usage_words(dict.fromkeys(expected)) == []

@@ -266,7 +266,7 @@ def test_a_log_that_cannot_be_read_is_the_problem(left, kind):
         os.mkfifo(left.folder.out)
     else:
         with left.folder.out.open("wb") as file:
-            file.truncate(10 * 2**30)
+            file.truncate(2**30 + 1)
     what = "It is not a regular file" if kind == "fifo" else "it is larger than 1 GiB"
     assert left.lack({"output": STEP_TIME}) == f"{left.folder.out}: cannot be read: {what}"
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import pandas as pd
-
+from analysis.data.columns import RunRow, ScalingRow, grouped
 from analysis.report.figures.bars import ranks_figure, split, split_figure
 from analysis.report.figures.curves import (
     EFFICIENCY,
@@ -17,7 +16,6 @@ from analysis.report.figures.curves import (
 )
 from analysis.report.figures.drawing import Drawing, select
 from analysis.report.figures.waterfall import MAX_SERIES
-from analysis.stats.columns import ScalingRow
 from ddp_scaling_bench.units import known
 
 if TYPE_CHECKING:
@@ -28,7 +26,7 @@ MODES = ("strong", "weak", "")
 
 def scaling_figures(
     table: Sequence[ScalingRow],
-    runs: pd.DataFrame,
+    runs: Sequence[RunRow],
     *,
     parts: dict[str, dict[str, str]],
     invalid: Collection[str] = (),
@@ -58,13 +56,10 @@ def efficiency_figure(results: Results, rows: Sequence[ScalingRow]) -> Drawing:
     return replace(curve_figure(EFFICIENCY, selection, rates, results.invalid), name="proposal")
 
 
-def _rates(runs: pd.DataFrame) -> dict[str, list[float]]:
+def _rates(runs: Iterable[RunRow]) -> dict[str, list[float]]:
     """Return the throughputs of the measured runs of each cell."""
-    rates: dict[str, list[float]] = {}
-    counted = runs[runs["measured"]]
-    for cell_id, rate in zip(counted["cell_id"], counted["rate"], strict=True):
-        rates.setdefault(cell_id, []).append(rate)
-    return rates
+    own = grouped((run for run in runs if run.measured), lambda run: run.cell_id)
+    return {cell: [run.rate for run in runs] for cell, runs in own.items()}
 
 
 def all_names() -> list[str]:

@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter
 
 from analysis.checks.slow_ranks import LATE_FROM, MeanTimes, RankMeans
+from analysis.data.columns import ScalingRow, by_series
 from analysis.data.names import ranks, with_layout
 from analysis.report.figures.drawing import (
     HEADING,
@@ -25,7 +26,6 @@ from analysis.report.figures.drawing import (
     part_keys,
 )
 from analysis.report.words import CAPTIONS
-from analysis.stats.columns import ScalingRow, by_series
 from analysis.text import one_line
 from ddp_scaling_bench.units import count, fraction, known, percent, seconds
 

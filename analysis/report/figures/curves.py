@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,6 +11,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator, MaxNLocator
 
+from analysis.data.columns import ScalingRow
 from analysis.data.names import ranks
 from analysis.report.figures.drawing import (
     SERIES_COLOURS,
@@ -26,7 +27,6 @@ from analysis.report.figures.drawing import (
     set_ticks,
 )
 from analysis.report.words import CAPTIONS
-from analysis.stats.columns import ScalingRow
 from analysis.stats.estimate import MIN_RUNS
 from analysis.stats.rates import SAMPLES, rate_unit
 from analysis.stats.scaling import GUIDE, is_wide
@@ -38,9 +38,11 @@ MAX_REPEATS = 300
 IDEAL = "ideal, through the baseline"
 NOT_VALID = "not valid"
 WIDE = "wide interval: not certain"
-#: Intervals extend an axis by at most this share of the span of its points.
+#: The least upper end of the axis of efficiencies, and the largest to which an interval extends it.
+_LEAST_TOP, _HIGHEST = 1.05, 1.5
+#: Intervals extend another axis by at most this share of the span of its points.
 _REACH = 0.35
-#: Minimum of this extension, as a difference of efficiencies or of natural logarithms.
+#: Minimum of this extension, as a difference of natural logarithms.
 _LEAST_REACH = 0.1
 _DOTTED, _DASHED = (1.0, 2.0), (6.0, 3.0)
 
@@ -227,7 +229,7 @@ def _draw(axes: Axes, curve: Curve, lines: Lines) -> None:
         if not own:
             continue
         if any(point.dots for point in own):
-            _draw_runs(axes, own, span=sizes[-1] / sizes[0], place=place)
+            _draw_runs(axes, own, place=place)
         _draw_intervals(axes, curve, own, limits, place=place)
         _draw_means(axes, own, place=place)
 
@@ -252,17 +254,12 @@ def _draw_means(axes: Axes, points: Sequence[Point], *, place: int) -> None:
     )
 
 
-def _draw_runs(axes: Axes, points: Sequence[Point], *, span: float, place: int) -> None:
-    """Draw a dot per run, right of the mean; ``span`` is the ratio of the largest size to the smallest."""
-    style: dict[str, Any] = {"facecolor": Colour.SURFACE, "edgecolor": SERIES_COLOURS[place]}
-    amounts, drawn = Counter(point.row.gpus for point in points for _ in point.dots), Counter[int]()
-    sizes = []
-    for size in (point.row.gpus for point in points for _ in point.dots):
-        right = 0.03 + 0.045 * drawn[size] / max(amounts[size], 3)
-        sizes.append(size * (1.6 * max(span, 1.0)) ** right)
-        drawn[size] += 1
+def _draw_runs(axes: Axes, points: Sequence[Point], *, place: int) -> None:
+    """Draw a dot per run at its size."""
+    style: dict[str, Any] = {"facecolor": "none", "edgecolor": SERIES_COLOURS[place], "alpha": 0.75}
+    sizes = [point.row.gpus for point in points for _ in point.dots]
     values = [value for point in points for value in point.dots]
-    axes.scatter(sizes, values, s=9, zorder=3, linewidth=1.0, **style)
+    axes.scatter(sizes, values, s=16, zorder=3, linewidth=1.0, **style)
 
 
 def _draw_lines(axes: Axes, points: Sequence[Point], *, place: int) -> None:
@@ -308,8 +305,18 @@ def _draw_ideal(axes: Axes, curve: Curve, points: Sequence[Point]) -> None:
     """Draw perfect scaling through the measured baseline, and the guide of the efficiency."""
     style: dict[str, Any] = {"color": Colour.MUTED, "linewidth": 1.0, "linestyle": (0, _DOTTED), "zorder": 1}
     if curve.is_efficiency:
-        axes.axhline(1.0, **style)
-        axes.axhline(GUIDE, color=Colour.MUTED, linewidth=1.0, linestyle=(0, _DASHED), zorder=1)
+        for value, name, dashes in ((1.0, "ideal", _DOTTED), (GUIDE, f"guide {GUIDE}", _DASHED)):
+            axes.axhline(value, **style | {"linestyle": (0, dashes)})
+            axes.annotate(
+                name,
+                (0, value),
+                xycoords=("axes fraction", "data"),
+                xytext=(3, -2),
+                textcoords="offset points",
+                va="top",
+                fontsize="small",
+                color=Colour.MUTED,
+            )
         return
     largest = max((point.row.gpus for point in points), default=0)
     for start, value in dict.fromkeys((one.row.gpus, one.value) for one in points if one.row.is_base):
@@ -321,26 +328,23 @@ def _limits(curve: Curve, lines: Lines) -> tuple[float, float]:
     """Return the ends of the vertical axis: they follow the points and, up to a bound, the intervals."""
     every = [point for _, own in lines for point in own]
     values = [point.value for point in every] + [value for point in every for value in point.dots]
-    linear = curve.is_efficiency
-    scale, back = (np.positive, np.positive) if linear else (np.log, np.exp)
-    if linear:
-        values += [GUIDE, 1.0]
-    low, high = float(scale(min(values))), float(scale(max(values)))
+    bounded = [point for point in every if point.bounded]
+    if curve.is_efficiency:  # from 0, so that figures of several modes and studies look alike
+        ends = [min(point.high, _HIGHEST) for point in bounded]
+        return 0.0, 1.05 * max([_LEAST_TOP, *values, *ends])
+    low, high = math.log(min(values)), math.log(max(values))
     reach = max(_REACH * (high - low), _LEAST_REACH)
-    if bounded := [point for point in every if point.bounded]:
-        low = min(low, max(float(scale(min(point.low for point in bounded))), low - reach))
-        high = max(high, min(float(scale(max(point.high for point in bounded))), high + reach))
+    if bounded:
+        low = min(low, max(math.log(min(point.low for point in bounded)), low - reach))
+        high = max(high, min(math.log(max(point.high for point in bounded)), high + reach))
     margin = 0.05 * max(high - low, _LEAST_REACH)
-    if linear and low < 0.3:
-        return 0.0, high + margin
-    return float(back(low - margin)), float(back(high + margin))
+    return math.exp(low - margin), math.exp(high + margin)
 
 
 def _set_scales(axes: Axes, curve: Curve, sizes: Sequence[int], limits: tuple[float, float]) -> None:
     axes.set_xscale("log", base=2)
     set_ticks(axes.xaxis, _spread_sizes(sizes), lambda value: f"{value:,.0f}")
-    # The axis is longer on the right, because the runs of the largest size are drawn beside their mean.
-    axes.set_xlim(sizes[0] / 1.25, sizes[-1] * max(1.25, (1.6 * sizes[-1] / sizes[0]) ** 0.09))
+    axes.set_xlim(sizes[0] / 1.25, sizes[-1] * 1.25)
     axes.set(xlabel="Ranks", ylabel=curve.axis)
     if not curve.is_efficiency:
         axes.set_yscale("log", base=2 if curve is SPEEDUP else 10)
@@ -382,8 +386,6 @@ def _legend(curve: Curve, lines: Lines) -> list[Key]:
         keys.append(Key(NOT_VALID, Colour.MUTED, marker="x"))
     if any(point.wide for point in valid):
         keys.append(Key(WIDE, Colour.MUTED, marker="hollow"))
-    if curve.is_efficiency:
-        return [*keys, Key(f"guide {GUIDE}", Colour.MUTED, dashes=_DASHED)]
-    if not any(point.row.is_base for point in valid):
+    if curve.is_efficiency or not any(point.row.is_base for point in valid):
         return keys
     return [*keys, Key(IDEAL, Colour.MUTED, dashes=_DOTTED)]

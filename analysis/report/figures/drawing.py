@@ -22,8 +22,8 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
+from analysis.data.columns import ScalingRow, by_series
 from analysis.data.names import short_labels
-from analysis.stats.columns import ScalingRow, by_series
 from ddp_scaling_bench.units import count
 
 

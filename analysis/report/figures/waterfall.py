@@ -8,11 +8,11 @@ from matplotlib.ticker import MaxNLocator
 from analysis.causes.cells import CellDivision
 from analysis.causes.divide import NOT_EXPLAINED, WHOLE
 from analysis.causes.table import rest_parts
+from analysis.data.columns import ScalingRow, part_title
 from analysis.data.names import ranks
 from analysis.report.figures.bars import draw_part
 from analysis.report.figures.drawing import Colour, Draft, Drawing, Part, finish
 from analysis.report.words import CAPTIONS
-from analysis.stats.columns import ScalingRow, part_title
 from analysis.text import one_line
 from ddp_scaling_bench.units import percent, seconds
 

@@ -18,11 +18,32 @@
     root.dataset.theme = (root.dataset.theme ?? (system.matches ? "dark" : "light")) === "dark" ? "light" : "dark";
   });
 
-  // Errors are folded on narrow screens. Everything is unfolded on paper.
+  // Errors are folded on narrow screens; in narrow tables, each value has the heading of its column.
   if (matchMedia("(max-width: 46rem)").matches) all(".alert details").forEach((fold) => { fold.open = false; });
-  let folded = [];
-  addEventListener("beforeprint", () => { folded = all("details:not([open])"); folded.forEach((fold) => { fold.open = true; }); });
-  addEventListener("afterprint", () => folded.forEach((fold) => { fold.open = false; }));
+  all("table.fold").forEach((own) => {
+    const titles = [...own.tHead.rows[0].cells].map((heading) => heading.textContent);
+    [...own.tBodies].flatMap((body) => [...body.rows]).forEach((row) => [...row.cells].forEach((cell, column) => {
+      if (column) cell.dataset.label = titles[column];
+    }));
+  });
+
+  // Long tables are folded after their first rows, and tables of sizes without the least important ones.
+  const ROWS = 8;
+  const fold = (own, hidden) => {
+    if (!hidden.length) return;
+    hidden.forEach((row) => row.classList.add("folded"));
+    const kind = own.classList.contains("sizes") ? "size" : "row";
+    const button = makeButton(`${hidden.length} more ${kind}${hidden.length > 1 ? "s" : ""}`, "quiet fold-button", () => {
+      hidden.forEach((row) => row.classList.remove("folded"));
+      button.remove();
+    });
+    own.after(button);
+  };
+  all("table.fold, table.sizes").forEach((own) => {
+    const rows = [...own.tBodies].flatMap((body) => [...body.rows]);
+    const isSizes = own.classList.contains("sizes");
+    fold(own, isSizes ? rows.filter((row) => row.classList.contains("more")) : rows.length > ROWS + 2 ? rows.slice(ROWS) : []);
+  });
 
   // The runs of a cell, or one run: state, reason, evidence and folder.
   const runs = data.runs.map(([cell, shared, rest, attempt, state, failure, reason, rate, ...evidence]) => {
@@ -40,11 +61,20 @@
     });
     return list;
   };
+  const main = (cell) => (typeof cell === "string" ? cell : cell[0]);
+  const valuesOf = (row) => {
+    const list = make("dl");
+    row.forEach((cell, column) => {
+      const text = [cell].flat().filter(Boolean).join(" ");
+      if (text && text !== "–") list.append(make("dt", data.columns[column]), make("dd", text));
+    });
+    return list;
+  };
   const showRuns = (cell, run) => {
     const found = runs.filter((one) => (run ? one.run === run : one.cell === cell));
-    if (!found.length) return;
     $("run-title").textContent = run || cell;
-    $("run-list").replaceChildren(...found.slice(0, 100).map(describe));
+    const own = run ? [] : data.rows.filter((row) => main(row[0]) === cell).slice(0, 4).map(valuesOf);
+    $("run-list").replaceChildren(...own, ...found.slice(0, 100).map(describe));
     $("run").showModal();
   };
   $("close").addEventListener("click", () => $("run").close());
@@ -62,14 +92,23 @@
 
   // The table: all rows are in the data block; a page of them is in the document.
   const table = $("table");
+  $("theme").hidden = false;
+  if (!table) return;
   $("controls").hidden = false;
-  if (!table) return $("filter").parentElement.remove();
-  const PAGE = 100;
-  const main = (cell) => (typeof cell === "string" ? cell : cell[0]);
+  const PAGE = 20;
   const headings = [...table.tHead.rows[0].cells];
   const names = headings.map((heading) => heading.dataset.column);
   const numeric = headings.map((heading) => heading.classList.contains("number"));
-  const rows = data.rows.map((row) => ({ row, text: row.flat().join(" ").toLowerCase() }));
+  // A row is found by its texts, by "KEY=VALUE" of its columns, and by numbers of ranks, GPUs and nodes.
+  const words = (row) => {
+    const found = row.slice(0, names.length).map((cell, column) => `${names[column]}=${main(cell).replace(/,/g, "")}`);
+    const ranks = main(row[names.indexOf("gpus")] ?? "").replace(/,/g, ""), nodes = [row[names.indexOf("gpus")]].flat()[1]?.split(" ")[0];
+    const sizes = [["ranks", ranks], ["gpus", ranks], ["nodes", nodes]].filter(([, amount]) => amount);
+    found.push(...sizes.flatMap(([unit, amount]) => [`${unit}=${amount}`, `${amount}_${unit.slice(0, -1)}`]));
+    return new Set(found.map((word) => word.toLowerCase()));
+  };
+  const rows = data.rows.map((row) => ({ row, words: words(row), text: row.flat().join(" ").toLowerCase() }));
+  const fits = (entry, term) => (/=|_(rank|gpu|node)$/.test(term) && entry.words.has(term)) || entry.text.includes(term);
   const cellOfRun = new Map(runs.map((one) => [one.run, one.cell]));
   let matching = rows, sorted = -1, descending = false, page = 0;
   const compare = (a, b) => {
@@ -81,7 +120,7 @@
   };
   const cellOf = (cell, column) => {
     const text = main(cell);
-    const td = make("td", column ? text : "", (numeric[column] ? "" : "text ") + headings[column].className);
+    const td = make("td", column ? text : "", headings[column].className);
     if (!column) td.append(named(text, text));
     if (names[column] === "state") td.classList.add("state", ...(text === "completed" ? [] : ["open"]));
     if (typeof cell !== "string") td.append(" ", make("small", cell[1]));
@@ -91,7 +130,7 @@
     const pages = Math.max(1, Math.ceil(matching.length / PAGE)), first = page * PAGE;
     const shown = matching.slice(first, first + PAGE).map((entry) => {
       const tr = make("tr");
-      tr.append(...entry.row.map(cellOf));
+      tr.append(...entry.row.slice(0, headings.length).map(cellOf));
       return tr;
     });
     table.tBodies[0].replaceChildren(...shown);
@@ -104,14 +143,16 @@
     $("next").disabled = page === pages - 1;
   };
   const update = () => {
-    const terms = $("filter").value.toLowerCase().split(/\s+/).filter(Boolean);
+    const wanted = $("filter").value.toLowerCase().replace(/(\d) (rank|gpu|node)s?\b/g, "$1_$2");
+    const terms = wanted.split(/\s+/).filter(Boolean);
     // The name of a cell is not a part of other names.
     const name = rows.some((entry) => main(entry.row[0]) === $("filter").value) && $("filter").value;
-    matching = rows.filter((entry) => (name ? main(entry.row[0]) === name : terms.every((term) => entry.text.includes(term))));
+    matching = rows.filter((entry) => (name ? main(entry.row[0]) === name : terms.every((term) => fits(entry, term))));
     page = 0;
     const cells = new Set(matching.map((entry) => main(entry.row[0])));
     const matches = (run) => !terms.length || cells.has(cellOfRun.get(run)) || (!name && terms.every((term) => run.toLowerCase().includes(term)));
     all(".runs tbody tr").forEach((tr) => { tr.hidden = !matches(tr.cells[0].textContent); });
+    if (terms.length) all(".runs .fold-button").forEach((button) => button.click());
     if (sorted >= 0) matching.sort(compare);
     headings.forEach((heading, column) => heading.setAttribute("aria-sort", column !== sorted ? "none" : descending ? "descending" : "ascending"));
     show();

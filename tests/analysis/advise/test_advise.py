@@ -15,7 +15,7 @@ from analysis.data.load import Study, load_study
 from analysis.stats.attempts import Success, cell_success
 from analysis.stats.measured import measure
 from bench.matrix.cell import Cell
-from tests.analysis.studies import State, Timing, change_run, environment, finished, strong, weak
+from tests.analysis.studies import State, Timing, change_run, environment, finished, runs_frame, strong, weak
 from tests.common import edited_csv
 
 SAMPLES, EPOCHS = 1_300_000, 90
@@ -47,13 +47,13 @@ def h200(tmp_path):
 
 
 def advise(waits: Mapping[str, float | None], **studies: Study) -> Advice:
-    options, notes, validity = options_of(studies, samples=SAMPLES, epochs=EPOCHS)
+    found = options_of(studies, samples=SAMPLES, epochs=EPOCHS)
     known = {
         option.layout: Wait(waits[option.study], "as given (--wait)")
-        for option in options
+        for option in found.options
         if option.study in waits
     }
-    return rank(options, known, samples=SAMPLES, epochs=EPOCHS, notes=notes, validity=validity)
+    return rank(found, known)
 
 
 def test_two_slower_nodes_beat_a_faster_one_only_if_that_one_has_a_wait(l40s, h200):
@@ -69,7 +69,7 @@ def test_two_slower_nodes_beat_a_faster_one_only_if_that_one_has_a_wait(l40s, h2
 
 def test_a_training_is_whole_steps_at_the_measured_rate_and_costs_its_gpus(l40s):
     row = advise({"l40s": 3600}, l40s=l40s).options[0]
-    runs = measure(l40s).runs
+    runs = runs_frame(measure(l40s).runs)
     step = runs.loc[runs["cell_id"] == row.cell_id, "step_time_sec"].mean()
     assert row.steps_per_epoch == math.ceil(SAMPLES / 352) == 3694
     assert row.epoch_s == pytest.approx(3694 * step)
@@ -81,7 +81,7 @@ def test_a_training_is_whole_steps_at_the_measured_rate_and_costs_its_gpus(l40s)
 
 def test_the_interval_is_that_of_one_further_run(l40s):
     row = advise({}, l40s=l40s).options[0]
-    runs = measure(l40s).runs
+    runs = runs_frame(measure(l40s).runs)
     logs = np.log(runs.loc[runs["cell_id"] == row.cell_id, "step_time_sec"].to_numpy(dtype=float))
     half = stats.t.ppf(0.95, len(logs) - 1) * logs.std(ddof=1) * math.sqrt(1 + 1 / len(logs))
     expected = [90 * 3694 * math.exp(logs.mean() + sign * half) for sign in (-1, 1)]
@@ -161,14 +161,11 @@ def test_a_cell_without_a_run_is_listed_last_with_its_reason(tmp_path):
     assert {last.first, last.cheapest, last.safest} == {False}
 
 
-def test_if_no_wait_is_known_totals_are_training_times(l40s):
+def test_an_unknown_wait_has_no_total_unless_none_is_known(l40s, h200):
     found = advise({}, l40s=l40s)
     assert all(option.total_s == option.training_s for option in found.options)
     assert found.notes[-1] == "No queue wait is known, so totals are training times only"
     assert summary(found)[0] == "Ends first: 2 nodes x 4 L40S (l40s): about 12 h."
-
-
-def test_an_option_with_an_unknown_wait_has_no_total_and_is_last(l40s, h200):
     found = advise({"l40s": 3600}, l40s=l40s, h200=h200)
     assert [option.study for option in found.options] == ["l40s", "l40s", "h200", "h200"]
     assert all(math.isnan(option.total_s) for option in found.options if option.study == "h200")
@@ -180,7 +177,7 @@ def test_options_whose_interval_contains_1_are_not_distinguishable(tmp_path):
     study = load_study(finished(tmp_path / "s", cells, noise=0.05))
     found = advise({"s": 600}, s=study)
     first, other = found.options
-    runs = measure(study).runs
+    runs = runs_frame(measure(study).runs)
     steps = {
         row.cell_id: runs.loc[runs["cell_id"] == row.cell_id, "step_time_sec"].to_numpy(dtype=float)
         for row in (first, other)

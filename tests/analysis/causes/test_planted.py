@@ -17,9 +17,9 @@ from analysis.causes.divide import COMPUTING, Claim, divide
 from analysis.causes.evidence import CpuQuota, NodeFacts, RunFacts, WarningLine, read_facts
 from analysis.causes.table import PartsUnknown, late_ranks, study_causes
 from analysis.checks.scaling_table import scaling_table
+from analysis.data.columns import PARTS, part_title
 from analysis.data.csv_files import rows_of
 from analysis.data.load import RankOfRun, load_study
-from analysis.stats.columns import PARTS, part_title
 from analysis.stats.decompose import USEFUL_PARTS
 from analysis.stats.measured import measure
 from bench.matrix.cell import Cell

@@ -108,7 +108,7 @@ def test_two_runs_have_no_interval():
 def study(tmp_path):
     folder = finished(tmp_path / "study", [make_cell(1, batch=64), make_cell(2, batch=64)])
     loaded = load_study(folder)
-    for number, attempt in enumerate(loaded.attempts):
+    for number, attempt in enumerate(run.folder or "" for run in loaded.runs):
         times = zip(SIZES, map(float, swept(ranks=2, seed=number, noise=0.01)), strict=True)
         write_sweep(RunFolder(Path(attempt)), dict(times) if "n2" in attempt else {}, ranks=2)
     return loaded
@@ -131,14 +131,15 @@ ENTRY: dict[str, Any] = {"bytes": 4096, "times_s": [[1e-3, 1e-3]] * 3}
     ids=["too-deep", "no-list", "no-count", "endless", "in-no-time"],
 )
 def test_broken_probes_of_one_run_do_not_affect_others(study, text):
-    first, *others = [attempt for attempt in study.attempts if "n2" in attempt]
+    first, *others = [run.folder for run in study.runs if run.folder and "n2" in run.folder]
     Path(first, "probes.json").write_text(text)
     assert len(sweep_rows(study)) == len(others) * len(SIZES)
 
 
 def test_other_collectives_are_rows_of_the_sweep_and_change_no_fit(study):
     before, fits = sweep_rows(study), fabric_table(sweep_rows(study))
-    path = next(Path(one) / "probes.json" for one in study.attempts if "n2" in one)
+    folders = [run.folder or "" for run in study.runs]
+    path = next(Path(one) / "probes.json" for one in folders if "n2" in one)
     content = json.loads(path.read_text())
     own = {"ranks": 4, "method": "queued", "sizes": [{"bytes": 8, "buckets": 3, "times_s": [[1.0, 2.0]]}]}
     path.write_text(json.dumps({**content, "all_gather": own, "reduce_scatter": own}))
@@ -154,11 +155,11 @@ def test_the_report_writes_the_sweeps_and_the_fits(study):
     report = write_report(study.folder.path).page.parent
     fabric = pd.read_csv(report / "fabric.csv")
     assert tuple(fabric.columns) == FabricRow._fields
-    (cell,) = [c for c in study.cells["cell_id"] if c.startswith("n2")]
+    (cell,) = [c for c in study.cells if c.startswith("n2")]
     assert list(fabric["cell_id"]) == [cell]
     assert fabric["beta_sec_per_byte"].iloc[0] == pytest.approx(BETA, rel=0.05)
     assert len(pd.read_csv(report / "sweep.csv")) == len(sweep_rows(study))
-    for attempt in study.attempts:
+    for attempt in [run.folder or "" for run in study.runs]:
         (study.folder.path / attempt / "probes.json").unlink()
     seal(study.folder.path)
     write_report(study.folder.path)

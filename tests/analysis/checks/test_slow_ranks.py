@@ -1,6 +1,7 @@
 """Late ranks and slow nodes: detection, sentences and sampling."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -61,13 +62,16 @@ def ranks_frame(late: dict[int, float], *, ranks: int = 4, epochs: int = 3, run:
     return pd.DataFrame(rows)
 
 
+def run_of(cell: str) -> SimpleNamespace:
+    return SimpleNamespace(cell_id=cell)
+
+
 def test_a_late_rank_is_named_with_host_part_and_share():
     found = stragglers(rank_records(ranks_frame({3: 0.04})))
     (row,) = found
     assert (row.run_id, row.rank, row.host, row.part) == ("r1", 3, "n2", "backward")
     assert (row.excess_s, row.share) == pytest.approx((0.04, 0.04 / 0.14))
-    late = late_nodes_of(found, ["cell"])
-    assert late
+    (late,) = late_nodes_of(found, [run_of("cell")])
     assert late.message == (
         "On average, rank 3 on n2 takes 40.0 ms per step longer than the others (28.6 % of the step, in "
         f"backward), in 1 of 1 run of cell. {WAITING}"
@@ -106,10 +110,11 @@ def test_work_outside_the_timers_may_be_absent_from_some_epochs():
 def test_a_node_is_late_in_more_than_half_of_the_runs():
     quiet, late = ranks_frame({}), {1: 0.04}
     one = pd.concat([quiet.assign(run_id="a"), quiet.assign(run_id="b"), ranks_frame(late, run="c")])
-    assert late_nodes_of(stragglers(rank_records(one)), ["cell"] * 3) is None
+    assert not [*late_nodes_of(stragglers(rank_records(one)), [run_of("cell")] * 3)]
     two = pd.concat([quiet.assign(run_id="a"), ranks_frame(late, run="b"), ranks_frame(late, run="c")])
-    (late,) = late_nodes_of(stragglers(rank_records(two)), ["cell"] * 3).values["late"]
-    assert (late["late_in"], late["runs"]) == ([2], 3)
+    (found,) = late_nodes_of(stragglers(rank_records(two)), [run_of("cell")] * 3)
+    (late,) = found.late
+    assert (late.late_in, late.runs) == (2, 3)
 
 
 def rank_rows(slow: dict[str, float], *, runs: int = 4, noise: float = 0.01, seed: int = 2) -> pd.DataFrame:
@@ -134,28 +139,36 @@ def rank_rows(slow: dict[str, float], *, runs: int = 4, noise: float = 0.01, see
     return ranks.assign(step_time_sec=step_s + 0.1, comm_exposed_time_sec=0.1)
 
 
-def test_two_runs_are_too_few_to_call_a_node_slow() -> None:
-    assert not slow_nodes_of(rank_records(rank_rows({"n2": 1.5}, runs=2)))
-    assert [node.host for node in slow_nodes_of(rank_records(rank_rows({"n2": 1.5}, runs=3)))] == ["n2"]
-
-
-def test_nodes_are_compared_within_a_run_only() -> None:
+def other_runs() -> pd.DataFrame:
     """n1 is measured in slow runs and n2 in fast ones; in no run is one of them slower than the other nodes."""
     ranks = rank_rows({}, runs=6)
     slow_run = ranks["run_id"].isin(["r0", "r1", "r2"])
     ranks.loc[slow_run, ["forward_time_sec", "backward_time_sec", "step_time_sec"]] *= 2
-    ranks = ranks[~((ranks["host"] == "n2") & slow_run) & ~((ranks["host"] == "n1") & ~slow_run)]
-    assert not slow_nodes_of(rank_records(ranks))
+    return ranks[~((ranks["host"] == "n2") & slow_run) & ~((ranks["host"] == "n1") & ~slow_run)]
 
 
-def test_nodes_with_more_ranks_or_samples_are_not_called_slow() -> None:
-    """Their times differ by design: one rank per node on n1, and three times the samples on n2."""
-    slow = rank_rows({"n1": 1.5, "n2": 1.5})
-    fewer = slow[(slow["host"] != "n1") | (slow["rank"] % 2 == 0)]
-    assert [node.host for node in slow_nodes_of(rank_records(fewer))] == ["n2"]
-    more = slow.assign(samples=slow["samples"].where(slow["host"] != "n2", 300.0))
-    assert not slow_nodes_of(rank_records(more))
-    assert {one.ratio for one in unequal_samples(rank_records(more))} == {3.0}
+SLOW = rank_rows({"n1": 1.5, "n2": 1.5})
+MORE_SAMPLES = SLOW.assign(samples=SLOW["samples"].where(SLOW["host"] != "n2", 300.0))
+
+
+@pytest.mark.parametrize(
+    ("ranks", "hosts"),
+    [
+        pytest.param(rank_rows({"n2": 1.5}, runs=2), [], id="two-runs-are-too-few"),
+        pytest.param(rank_rows({"n2": 1.5}, runs=3), ["n2"], id="three-runs"),
+        pytest.param(other_runs(), [], id="only-within-a-run"),
+        pytest.param(
+            SLOW[(SLOW["host"] != "n1") | (SLOW["rank"] % 2 == 0)], ["n2"], id="fewer-ranks-by-design"
+        ),
+        pytest.param(MORE_SAMPLES, [], id="more-samples-by-design"),
+    ],
+)
+def test_a_slow_node_is_slower_than_alike_nodes_of_three_runs(ranks, hosts):
+    assert [node.host for node in slow_nodes_of(rank_records(ranks))] == hosts
+
+
+def test_unequal_samples_are_a_ratio_of_sums():
+    assert {one.ratio for one in unequal_samples(rank_records(MORE_SAMPLES))} == {3.0}
 
 
 @pytest.mark.parametrize(("nodes", "runs"), [(2, 3), (8, 4)])
@@ -174,7 +187,7 @@ def test_the_table_of_nodes_compares_nodes_of_the_same_run_only(tmp_path: Path) 
     """Run 1 uses n1 and n2, the twice as slow run 2 uses n3 and n4; in both, the second node is 10 % slower."""
     folder = finished(tmp_path / "study", [make_cell(2, batch=64)], repeats=2)
     study = load_study(folder)
-    for place, attempt in enumerate(study.attempts):
+    for place, attempt in enumerate(run.folder or "" for run in study.runs):
         useful = (1 + place) * np.array([0.1, 0.11])
         rows = pd.DataFrame(
             {"epoch": 1, "rank": [0, 1], "local_rank": 0, "host": [f"n{2 * place + 1}", f"n{2 * place + 2}"]}
@@ -184,7 +197,7 @@ def test_the_table_of_nodes_compares_nodes_of_the_same_run_only(tmp_path: Path) 
         )
         rows.reindex(columns=list(RANKS_COLUMNS)).to_csv(Path(attempt, "ranks.csv"), index=False)
     study = load_study(seal(folder))
-    means = rank_means(study, ["n2x1-gloo-srun-b32"], measure(study).run_rows)
+    means = rank_means(study, ["n2x1-gloo-srun-b32"], measure(study).runs)
     table = nodes_table(means).set_index("host")
     assert table["n"].to_dict() == {"n1": 1, "n2": 1, "n3": 1, "n4": 1}
     expected = {"n1": 0.0, "n2": 0.01 / 0.12, "n3": 0.0, "n4": 0.02 / 0.23}
@@ -195,10 +208,7 @@ def test_the_table_of_nodes_compares_nodes_of_the_same_run_only(tmp_path: Path) 
 def test_a_rank_that_pauses_the_recorder_alone_has_a_shorter_window(run_program, target, paused_alone):
     done = run_program(f"tests.record.loops:{target}").succeeded()
     ranks = pd.read_csv(done.folder / "ranks.csv").assign(run_id="r1", cell_id="cell")
-    found = [
-        (one.shortest.run_id, one.shortest.rank, one.longest.rank)
-        for one in unequal_windows(rank_records(ranks))
-    ]
+    found = [(short.run_id, short.rank, long.rank) for short, long in unequal_windows(rank_records(ranks))]
     assert found == ([("r1", 0, 1)] if paused_alone else [])
 
 

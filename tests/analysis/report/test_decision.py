@@ -1,6 +1,7 @@
 """The page's first screen: what went wrong, and the tables of sizes, verdicts, and the lines below."""
 
 import math
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,12 @@ def results_of(path: Path, cells: Any = None, *, baseline: str | None = None, **
 
 
 def decided(results: Results) -> tuple[list[SizeRow], dict[str, str]]:
-    """Return the sizes and the lines of the only series of a study."""
+    """Return the sizes of the only series of a study, its answer and the lines below its table."""
     (decision,) = decisions(results)
     ((label, sizes),) = decision.groups
-    assert label == ""
-    return sizes, dict(decision.lines)
+    (answer,) = decision.answers
+    assert label == answer.label == ""
+    return sizes, {**dict(decision.lines), **asdict(answer)}
 
 
 def verdicts_of(sizes: list[SizeRow]) -> list[str]:
@@ -50,8 +52,8 @@ PLANNED, QUEUED, RUNNING, LOST = ((one, "", None) for one in ("planned", "queued
 def first_line(path: Path, *, include_disturbed: bool = False) -> tuple[dict[str, str], bool]:
     """Return the facts about runs and warnings in the first line, and whether a run went wrong."""
     results = Results.of(load_study(path), include_disturbed=include_disturbed)
-    facts, is_wrong = _lead(results, decisions(results))
-    return dict(facts), is_wrong
+    facts, is_wrong = _lead(results)
+    return {label: text for label, text in facts if label != "Checks"}, is_wrong
 
 
 @pytest.mark.parametrize(
@@ -137,8 +139,11 @@ def test_the_largest_size_at_the_guide_is_recommended(tmp_path: Path) -> None:
     )
     assert best.loss == "12 % exposed communication"
     assert lines == {
-        "Use": "2 ranks (2 × 1), efficiency 0.85 [0.85, 0.85], P > 0.99, 4 ranks and 8 ranks below 0.8",
-        "Limited by": "exposed communication, 12 % of the step on 2 ranks, 30 % of the step on 4 ranks",
+        "label": "",
+        "use": "use 2 ranks (2 × 1), 1.69 times the rate of 1 rank",
+        "sure": "efficiency 0.85 [0.85, 0.85], P > 0.99",
+        "why": "12 % exposed communication",
+        "others": "4 ranks and 8 ranks: below 0.8 (lost: 30 % exposed communication)",
     }
 
 
@@ -164,8 +169,10 @@ def test_each_mode_has_a_table_and_series_have_groups(tmp_path: Path) -> None:
     assert [label for label, _ in found["strong"].groups] == ["n 0", "n 1", "n 2", "n 3"]
     assert found["strong"].caption == "batch 64, gloo, srun, 4 of 6 series"
     assert [len(sizes) for _, sizes in found["weak"].groups] == [3, 3]
-    # The series agree, so the line does not name them.
-    assert dict(found["strong"].lines)["Use"] == "2 ranks (2 × 1), the largest size planned"
+    assert [answer.label for answer in found["strong"].answers] == ["n 0", "n 1", "n 2", "n 3"]
+    assert {answer.use.rpartition(", ")[2] for answer in found["strong"].answers} == {
+        "the largest size planned"
+    }
 
 
 def test_layouts_with_as_many_ranks_as_the_recommended_size(tmp_path: Path) -> None:
@@ -178,7 +185,8 @@ def test_layouts_with_as_many_ranks_as_the_recommended_size(tmp_path: Path) -> N
     sizes, lines = decided(results)
     assert [size.kind for size in sizes] == ["baseline", "efficient", "inefficient", "no-result"]
     assert [size.recommended for size in sizes] == [False, True, False, False]
-    assert lines["Limited by"].endswith("on 8 ranks (1 × 8)")
+    assert lines["use"].startswith("use 8 ranks (1 × 8), ")
+    assert lines["others"].startswith("8 ranks (2 × 4): below 0.8")
     assert lines["Not known"] == "8 ranks (4 × 2): no result"
 
 
@@ -189,22 +197,22 @@ NEAR = {"timing": studies.Timing(comm_s=0, fixed_s=0, imbalance=0), "noise": 0.0
 @pytest.mark.parametrize(
     ("options", "verdicts", "use"),
     [
-        (FAR, ["baseline", *["inefficient"] * 3], "no more than 1 rank (1 × 1)"),
+        (FAR, ["baseline", *["inefficient"] * 3], "use no more than 1 rank (1 × 1)"),
         ({"baseline": "8"}, [*["no-advice"] * 3, "baseline"], "not known yet"),
-        ({"baseline": "4", **NEAR}, [*["no-advice"] * 2, "baseline", "efficient"], "8 ranks (8 × 1)"),
+        ({"baseline": "4", **NEAR}, [*["no-advice"] * 2, "baseline", "efficient"], "use 8 ranks (8 × 1)"),
     ],
 )
 def test_sizes_larger_than_the_baseline_are_used_or_below_the_guide(tmp_path, options, verdicts, use):
     sizes, lines = decided(results_of(tmp_path, **options))
     assert [size.kind for size in sizes] == verdicts
-    assert lines["Use"].partition(",")[0] == use
+    assert lines["use"].partition(",")[0] == use
 
 
 def test_failed_sizes_are_rows_with_the_reason(tmp_path: Path) -> None:
     failed = results_of(tmp_path, state=lambda cell, _: MEMORY if cell.world_size > 2 else None, **FAR)
     sizes, lines = decided(failed)
     assert verdicts_of(sizes)[2:] == ["no result", "no result"]
-    assert (sizes[2].efficiency, sizes[2].drawn, sizes[2].cost, sizes[2].loss) == ("–", None, "–", "–")
+    assert (sizes[2].efficiency, sizes[2].cost, sizes[2].loss) == ("–", "–", "–")
     assert sizes[2].lacking == "3 ran out of memory"
     assert "Not known" not in lines, "2 ranks are below the guide already"
 
@@ -215,13 +223,13 @@ def test_nothing_is_concluded_from_sizes_that_are_not_valid(tmp_path: Path) -> N
         (
             "n8x1-gloo-srun-b8",
             ["baseline", "efficient", "inefficient", "not-valid"],
-            "2 ranks (2 × 1)",
+            "use 2 ranks (2 × 1)",
             None,
         ),
         (
             "n4x1-gloo-srun-b16",
             ["baseline", "efficient", "not-valid", "inefficient"],
-            "2 ranks (2 × 1)",
+            "use 2 ranks (2 × 1)",
             "4 ranks: not valid",
         ),
         ("n1x1-gloo-srun-b64", ["not-valid"] * 4, "not known yet", "all sizes: not valid"),
@@ -236,7 +244,7 @@ def test_nothing_is_concluded_from_sizes_that_are_not_valid(tmp_path: Path) -> N
         assert {size.verdict for size in sizes if size.kind == "not-valid"} == {
             "not valid: Ranks share cores"
         }
-        assert lines["Use"].partition(",")[0] == use
+        assert lines["use"].partition(",")[0] == use
         assert lines.get("Not known") == unknown
         assert "Ranks share cores" not in " ".join(lines.values()), "the verdict says it"
 
@@ -270,3 +278,21 @@ def test_a_loss_whose_interval_includes_0_is_no_main_loss() -> None:
     ]
     certain = CellDivision([rows[0], CauseRow("not-explained", 0.2, 0.1, 0.3)], {"transfer": 0.2})
     assert main_loss(certain) == ("exposed communication", 0.2)
+
+
+def test_a_long_table_folds_the_sizes_that_decide_least(tmp_path: Path) -> None:
+    results = results_of(tmp_path, studies.strong(2**14, [2**k for k in range(15)]), epochs=1, noise=0.001)
+    sizes, _ = decided(results)
+    assert not any(size.folded for size in sizes), "15 sizes fit"
+    cells = [
+        cell
+        for name in "abcd"
+        for cell in studies.strong(2**9, [2**k for k in range(9)], swept={"name": name})
+    ]
+    (decision,) = decisions(results_of(tmp_path / "four", cells, epochs=1, noise=0.001))
+    for _, own in decision.groups:
+        shown = [size for size in own if not size.folded]
+        assert len(shown) == 5
+        assert own[0] in shown
+        assert own[-1] in shown
+        assert all(size in shown for size in own if size.recommended)

@@ -1,6 +1,7 @@
 """Page, proposal, tables, advise, compare, status and JSON agree on validity, states, values and sizes."""
 
 import json
+import re
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -102,7 +103,7 @@ def test_all_views_agree(tmp_path: Path, valid_baseline: bool) -> None:
     assert best == ([("n2x2-gloo-srun-b16", 4)] if valid_baseline else [])
     for cell, ranks in best:
         value = scaling.loc[cell, "efficiency"]
-        assert f"<dt>Use</dt><dd>{ranks} ranks (2 × 2), efficiency {value:.2f} [" in page
+        assert re.search(rf"<b>use {ranks} ranks \(2 × 2\),[^<]*</b>; efficiency {value:.2f} \[", page)
         assert f"{ranks} ranks on 2 nodes, with an efficiency of {value:.3f} (" in proposal
     assert "error: Ranks share cores" in page
     assert "Not valid: Ranks share cores" in proposal

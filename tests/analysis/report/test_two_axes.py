@@ -13,12 +13,12 @@ import pytest
 
 from analysis.causes.cells import CauseRow, CellDivision
 from analysis.checks.scaling_table import scaling_table
+from analysis.data.columns import ScalingRow
 from analysis.data.load import load_study
 from analysis.report.figures.all_figures import all_names
 from analysis.report.figures.waterfall import waterfall_figure
 from analysis.report.page import serial_fraction
 from analysis.report.write import write_report
-from analysis.stats.columns import ScalingRow
 from analysis.stats.measured import measure
 from analysis.stats.scaling import two_axes
 from tests.analysis import studies
@@ -141,9 +141,7 @@ def test_the_section_names_the_cause_with_its_share_evidence_and_remedy(tmp_path
         "present in 3 of 3 runs (values of n4x1" in text
     )
     assert "(values of n4x1-gloo-srun-b16-r1) Use more workers" in text
-    links = (
-        "links between nodes – not measured, because the training has no all-reduce sweep `bench preflight`"
-    )
+    links = "links between nodes – not measured, because the training has no all-reduce sweep bench preflight"
     assert links in text
     assert "From the ideal to the measured step, 4 ranks" in text
     causes = pd.read_csv(path / "report" / "causes.csv")

@@ -1,20 +1,28 @@
 """Disturbed runs are left out, unless their condition is common to all runs of their cell."""
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from analysis.checks.scaling_table import scaling_table
 from analysis.data.load import load_study
 from analysis.report.tables import csv_table
 from analysis.stats.attempts import all_attempts
-from analysis.stats.columns import ScalingRow, frame_of_records
 from analysis.stats.measured import SlowRun, common_reasons, measure
-from tests.analysis.studies import StudyBuilder, change_run, finished, recorded, scale_rate, strong
+from tests.analysis.studies import (
+    StudyBuilder,
+    change_run,
+    finished,
+    frame,
+    recorded,
+    runs_frame,
+    scale_rate,
+    strong,
+)
 from tests.commands.command_line import bench
 from tests.common import read_rows
 
@@ -52,18 +60,18 @@ def disturbed(folder: Path, cells: Mapping[str, list[list[str] | None]]) -> Path
 def test_a_disturbed_run_is_left_out_if_an_undisturbed_one_exists(tmp_path, runs, left_out):
     study = load_study(disturbed(tmp_path / "s", {"2": runs}))
     frames = measure(study)
-    own = frames.runs[frames.runs["cell_id"].str.startswith("n2")].sort_values("repeat")
-    assert own["left_out"].to_list() == left_out
-    assert own["measured"].to_list() == [not out for out in left_out]
-    assert not measure(study, include_disturbed=True).runs["left_out"].any()
+    own = sorted((run for run in frames.runs if run.cell_id.startswith("n2")), key=lambda run: run.repeat)
+    assert [run.left_out for run in own] == left_out
+    assert [run.measured for run in own] == [not out for out in left_out]
+    assert not any(run.left_out for run in measure(study, include_disturbed=True).runs)
 
 
 def test_results_mean_the_undisturbed_runs_and_those_of_all_runs_stand_beside_them(tmp_path: Path) -> None:
     path = disturbed(tmp_path / "s", {"2": [["foreign-cpu"], [], []], "4": [["study-run"]] * 3})
     study = load_study(path)
-    rows = frame_of_records(ScalingRow, scaling_table(study)).set_index("nodes")
-    throughput = measure(study, include_disturbed=True).runs.set_index("run_id")["throughput_samples_per_sec"]
-    of_two = [throughput[run] for run in throughput.index if run.startswith("n2")]
+    rows = frame(scaling_table(study)).set_index("nodes")
+    runs = measure(study, include_disturbed=True).runs
+    of_two = [run.throughput_samples_per_sec for run in runs if run.run_id.startswith("n2")]
     assert rows.loc[2, "n"] == 2
     assert rows.loc[2, "throughput_samples_per_sec"] == pytest.approx(
         1 / np.mean([1 / x for x in of_two[1:]])
@@ -74,7 +82,7 @@ def test_results_mean_the_undisturbed_runs_and_those_of_all_runs_stand_beside_th
     assert rows.loc[2, "reason"] == "2 of 3 runs counted: 1 disturbed by other programs"
     assert rows["n_disturbed"].fillna(-1).to_list() == [-1, 1, 3]
     assert (rows.loc[4, "n"], rows.loc[4, "reason"]) == (3, "")
-    common = common_reasons(measure(study).run_rows)
+    common = common_reasons(measure(study).runs)
     assert [common[cell] for cell in rows["cell_id"]] == [set(), set(), {"study-run"}]
 
 
@@ -107,9 +115,9 @@ def test_a_slow_run_without_a_recorded_reason_is_named_with_its_nodes_and_kept(t
     path = builder.write()
     (cell,) = (cell.cell_id for cell in builder.cells if cell.nodes == 2)
     scale_rate(path / f"runs/{cell}-r4/attempt-1/metrics.csv", 0.5)
-    assert not measure(load_study(path)).runs["facts"].map(bool).any()  # nothing was recorded
+    assert not any(run.facts for run in measure(load_study(path)).runs), "nothing was recorded"
     change_run(path, f"{cell}-r4", disturbed=[], hosts="n[3-4]")
-    runs = measure(load_study(path)).runs.set_index("run_id")
+    runs = runs_frame(measure(load_study(path)).runs).set_index("run_id")
     assert runs["facts"][f"{cell}-r4"] == (SlowRun(hosts="n[3-4]"),)
     assert runs["measured"].all()
 
@@ -134,13 +142,13 @@ def test_earlier_attempts_are_rows_before_the_latest_and_change_no_number(tmp_pa
     frames = measure(study)
     assert csv_table(scaling_table(frames)) == before
     attempts = all_attempts(study, frames.runs)
-    place = attempts.index[attempts["run_id"] == run_id][0]
-    assert attempts["latest"].to_list() == [at != place for at in range(7)]
-    first, second = attempts.iloc[place], attempts.iloc[place + 1]
-    assert (second["run_id"], first["attempt"], second["attempt"]) == (run_id, 1, 2)
-    assert (first["failure_class"], first["measured"], first["node_hours"]) == ("killed", False, 1.0)
-    assert second["node_hours"] == pytest.approx(2 * 120 / 3600)
-    assert pd.isna(first["throughput_samples_per_sec"])
+    place = [run.run_id for run in attempts].index(run_id)
+    assert [run.latest for run in attempts] == [at != place for at in range(7)]
+    first, second = attempts[place : place + 2]
+    assert (second.run_id, first.attempt, second.attempt) == (run_id, 1, 2)
+    assert (first.failure_class, first.measured, first.node_hours) == ("killed", False, 1.0)
+    assert second.node_hours == pytest.approx(2 * 120 / 3600)
+    assert math.isnan(first.throughput_samples_per_sec)
 
 
 def test_an_attempt_that_was_withdrawn_before_it_started_is_no_row(tmp_path):

@@ -14,8 +14,8 @@ import pytest
 from scipy import stats
 
 from analysis.checks.scaling_table import scaling_table
+from analysis.data.columns import PUBLISHED
 from analysis.data.load import load_study
-from analysis.stats.columns import PUBLISHED, ScalingRow, dtypes_of, frame_of_records
 from bench.study.layout import StudyFolder
 from ddp_scaling_bench.errors import BenchError
 from tests.analysis import studies
@@ -30,7 +30,7 @@ def both(**options: Any) -> list[Any]:
 
 
 def table(path: Path, **options: Any) -> pd.DataFrame:
-    return frame_of_records(ScalingRow, scaling_table(load_study(path), **options))
+    return studies.frame(scaling_table(load_study(path), **options))
 
 
 def series(frame: pd.DataFrame, name: str) -> pd.DataFrame:
@@ -96,13 +96,6 @@ def expected_rows(path: Path, name: str, mode: str) -> list[dict[str, float]]:
             }
         )
     return found
-
-
-@pytest.mark.parametrize("state", ["completed", "planned"])
-def test_the_table_has_the_columns_and_types_of_its_schema(tmp_path: Path, state: str) -> None:
-    found = table(studies.finished(tmp_path / "s", both(), state=lambda cell, repeat: (state, "", None)))
-    types = dtypes_of(ScalingRow)
-    assert {name: str(found[name].dtype) for name in types} == types
 
 
 def test_the_documentation_lists_the_columns_of_scaling_csv() -> None:
@@ -239,8 +232,8 @@ def test_mixed_nodes_keep_their_layout(tmp_path: Path) -> None:
 
 def test_the_incremental_efficiency_is_that_per_doubling(tmp_path: Path) -> None:
     cells = studies.strong(64, (1, 2, 8), per_node=2)
-    found = frame_of_records(
-        ScalingRow, scaling_table(load_study(studies.finished(tmp_path / "s", cells, repeats=4, noise=0.03)))
+    found = studies.frame(
+        scaling_table(load_study(studies.finished(tmp_path / "s", cells, repeats=4, noise=0.03)))
     )
     one, two, eight = (row for _, row in found.iterrows())
     assert math.isnan(one["incremental_efficiency"])
@@ -254,11 +247,10 @@ def test_the_incremental_efficiency_is_that_per_doubling(tmp_path: Path) -> None
 def test_the_serial_fraction_is_that_of_karp_and_flatt() -> None:
     sizes = [1, 2, 4, 8]
     points = pd.DataFrame({"gpus": sizes, "time": [0.05 + 0.95 / n for n in sizes], "global_batch": 64})
-    found = frame_of_records(ScalingRow, scaling_table(frames_of_points(points)))["karp_flatt"]
+    found = studies.frame(scaling_table(frames_of_points(points)))["karp_flatt"]
     assert math.isnan(found.iloc[0])
     assert found.iloc[1:].to_list() == pytest.approx([0.05] * 3)
-    weak = frame_of_records(
-        ScalingRow,
+    weak = studies.frame(
         scaling_table(frames_of_points(points.drop(columns="global_batch").assign(per_gpu_batch=8))),
     )
     assert weak["karp_flatt"].isna().all()
@@ -285,7 +277,7 @@ def test_a_cell_without_ddp_is_a_baseline_on_request_only(tmp_path: Path) -> Non
     path = studies.finished(tmp_path / "s", [alone, *own])
     usual = series(table(path), STRONG)
     assert set(usual["baseline"]) == {"1x1 (1 rank)"}
-    found = frame_of_records(ScalingRow, scaling_table(load_study(path), baseline="no-ddp"))
+    found = studies.frame(scaling_table(load_study(path), baseline="no-ddp"))
     own = series(found, STRONG)
     assert set(own["baseline"]) == {"1x1 (1 rank) without DDP"}
     plain = found[found["cell_id"] == "plain"].iloc[0]

@@ -373,7 +373,7 @@ def test_a_table_with_repeats_recommends_a_size(reported: Report, tmp_path: Path
     found = reported("\n".join(["gpus,global_batch,throughput", *rows]), "--mode", "strong")
     assert found["verdict"].to_list() == ["baseline", "efficient", "efficient"]
     page = (tmp_path / "table-report" / "index.html").read_text()
-    assert "<dt>Use</dt><dd>4 ranks, efficiency " in page
+    assert "<b>use 4 ranks, 3.50 times the rate of 1 rank, the largest size planned</b>; efficiency " in page
 
 
 def test_a_label_that_contradicts_the_batches_is_overruled_with_a_reason(analysed: Report) -> None:

@@ -6,8 +6,9 @@ A number that was not measured is NaN; a missing text is empty.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cache, partial
 from typing import Annotated, Any, NamedTuple, TypeVar, get_args, get_type_hints
 
@@ -16,6 +17,7 @@ import pandas as pd
 from analysis.data.names import layout
 from analysis.text import one_line
 from bench.study.findings import Disturbance
+from bench.study.ledger import RunState
 from ddp_scaling_bench.finding import Finding
 from ddp_scaling_bench.units import MISSING, fraction, human_bytes, known, number, whole
 
@@ -41,13 +43,6 @@ def part_title(part: str) -> str:
     return _PART_TITLES.get(part, part)
 
 
-#: Measurements of the epochs of a run that the page shows on request.
-READINGS = (
-    *("mfu", "gpu_util", "energy_joules", "val_loss", "peak_mem_bytes", "wire_bytes", "wire_predicted"),
-    *("comm_forward", "comm_backward", "comm_end"),
-)
-
-
 #: Runs process the planned batch if their ratios of counted to planned samples differ from 1 by at most this.
 SAME_UNIT = 0.01
 
@@ -70,6 +65,9 @@ class Column(NamedTuple):
         level: ``always`` shown on the page, only on a ``wide`` page, or ``further`` on request.
         ends: the columns ``NAME_low`` and ``NAME_high`` contain the interval.
         below: returns the second line of a row's cell on the page, for a column without an interval.
+        source, over_epochs: the column of metrics.csv that a reading is, and how it is taken over the epochs
+            of a run: ``mean`` (weighted by their steps), ``per step`` (the sum divided by the steps),
+            ``last`` or ``largest``.
     """
 
     meaning: str
@@ -80,6 +78,8 @@ class Column(NamedTuple):
     level: str = "wide"
     ends: str = ""
     below: Callable[[ScalingRow], str] | None = None
+    source: str = ""
+    over_epochs: str = ""
 
 
 def _internal(meaning: str, unit: str = "") -> Column:
@@ -94,8 +94,17 @@ def _end(views: tuple[str, ...], unit: str = "") -> Column:
     return Column("end of the 95 % interval", unit, views)
 
 
-def _reading(meaning: str, unit: str, heading: str, form: Callable[[Any], str]) -> Column:
-    return Column(f"{meaning}, mean over runs", unit, (PAGE,), heading, form, "further")
+def _reading(
+    source: str,
+    meaning: str,
+    unit: str,
+    heading: str,
+    form: Callable[[Any], str],
+    *,
+    over_epochs: str = "mean",
+) -> Column:
+    meaning = f"{meaning}, mean over runs"
+    return Column(meaning, unit, (PAGE,), heading, form, "further", source=source, over_epochs=over_epochs)
 
 
 def _factor(meaning: str, heading: str, views: tuple[str, ...] = _TABLES) -> Column:
@@ -134,13 +143,13 @@ def _from_size(row: ScalingRow) -> str:
 class CellSize:
     """Size, batch and transport of a cell; a table measured elsewhere may not give the nodes and batches."""
 
-    launcher: Annotated[str, Column("srun, torchrun or own")]
-    backend: Annotated[str, Column("nccl or gloo")]
-    nodes: Annotated[int, Column("number of nodes")]
-    gpus_per_node: Annotated[str, Column("ranks per node; 4+2 if nodes differ; empty if not known")]
-    gpus: Annotated[int, Column("number of ranks")]
-    global_batch: Annotated[float, Column("samples per step, over all ranks")]
-    per_gpu_batch: Annotated[float, Column("samples per rank and micro-batch")]
+    launcher: Annotated[str, Column("srun, torchrun or own")] = ""
+    backend: Annotated[str, Column("nccl or gloo")] = ""
+    nodes: Annotated[int, Column("number of nodes")] = 0
+    gpus_per_node: Annotated[str, Column("ranks per node; 4+2 if nodes differ; empty if not known")] = ""
+    gpus: Annotated[int, Column("number of ranks")] = 0
+    global_batch: Annotated[float, Column("samples per step, over all ranks")] = math.nan
+    per_gpu_batch: Annotated[float, Column("samples per rank and micro-batch")] = math.nan
     model_parallel: Annotated[float, _internal("ranks that share one replica of the model")] = 1
     tokens_per_sample: Annotated[float, _internal("tokens of a sample, if people read rates in tokens/s")] = (
         math.nan
@@ -154,53 +163,120 @@ class CellSize:
 
 @dataclass(kw_only=True)
 class CellRow(CellSize):
-    """One planned cell. ``swept`` is None in a table measured elsewhere."""
+    """One planned cell.
 
-    cell_id: Annotated[str, Column("cell")]
-    device: Annotated[str, Column("cuda or cpu")]
-    ddp: Annotated[bool, Column("False for one rank that runs without DDP")]
-    swept: Annotated[dict[str, Any] | None, Column("swept options")]
+    Attributes:
+        device: ``cuda`` or ``cpu``.
+        ddp: False for one rank that runs without DDP.
+        swept: the swept options; None in a table measured elsewhere.
+    """
+
+    cell_id: str
+    device: str = ""
+    ddp: bool = True
+    swept: dict[str, Any] | None = None
+
+
+class Member(NamedTuple):
+    """A cell in a series, with the mode by which the plan or the table labels the series."""
+
+    cell_id: str
+    series: str
+    mode: str
 
 
 @dataclass(kw_only=True, eq=False)
 class Measurements:
     """Measurements of a run, or of a cell as means over its runs."""
 
-    rate: Annotated[float, _internal("throughput, even if a table does not give its batch", "samples/s")]
-    unit: Annotated[float, _internal("samples counted divided by samples planned")]
-    data: Annotated[float, _part("data")]
-    forward: Annotated[float, _part("forward")]
-    backward: Annotated[float, _part("backward")]
-    optimizer: Annotated[float, _part("optimizer")]
-    other: Annotated[float, _part("other")]
-    transfer: Annotated[float, _part("transfer")]
-    wait: Annotated[float, _part("wait")]
+    rate: Annotated[float, _internal("throughput, even if a table does not give its batch", "samples/s")] = (
+        math.nan
+    )
+    unit: Annotated[float, _internal("samples counted divided by samples planned")] = math.nan
+    data: Annotated[float, _part("data")] = math.nan
+    forward: Annotated[float, _part("forward")] = math.nan
+    backward: Annotated[float, _part("backward")] = math.nan
+    optimizer: Annotated[float, _part("optimizer")] = math.nan
+    other: Annotated[float, _part("other")] = math.nan
+    transfer: Annotated[float, _part("transfer")] = math.nan
+    wait: Annotated[float, _part("wait")] = math.nan
     exposed: Annotated[
         float, Column("exposed communication, mean per step", "s", (), "Exposed (ms)", _milliseconds)
-    ]
-    useful_s: Annotated[float, _internal("useful time, mean over ranks, per step", "s")]
-    mfu: Annotated[float, _reading("model FLOPs utilisation of all GPUs", "", "MFU", fraction)]
-    gpu_util: Annotated[float, _reading("utilisation of the GPUs", "%", "GPU (%)", three_digits)]
-    energy_joules: Annotated[float, _reading("energy of all GPUs per step", "J", "Energy (J)", number)]
-    val_loss: Annotated[float, _reading("validation loss at the end", "", "Validation loss", number)]
+    ] = math.nan
+    useful_s: Annotated[float, _internal("useful time, mean over ranks, per step", "s")] = math.nan
+    mfu: Annotated[float, _reading("mfu", "model FLOPs utilisation of all GPUs", "", "MFU", fraction)] = (
+        math.nan
+    )
+    gpu_util: Annotated[
+        float, _reading("gpu_util_avg", "utilisation of the GPUs", "%", "GPU (%)", three_digits)
+    ] = math.nan
+    energy_joules: Annotated[
+        float,
+        _reading(
+            "energy_joules", "energy of all GPUs per step", "J", "Energy (J)", number, over_epochs="per step"
+        ),
+    ] = math.nan
+    val_loss: Annotated[
+        float,
+        _reading("val_loss", "validation loss at the end", "", "Validation loss", number, over_epochs="last"),
+    ] = math.nan
     peak_mem_bytes: Annotated[
-        float, _reading("largest memory of a GPU, or of a process on CPUs", "bytes", "Memory", _bytes)
-    ]
+        float,
+        _reading(
+            "peak_mem_bytes",
+            "largest memory of a GPU, or of a process on CPUs",
+            "bytes",
+            "Memory",
+            _bytes,
+            over_epochs="largest",
+        ),
+    ] = math.nan
     comm_forward: Annotated[
-        float, _reading("exposed communication in forward", "s", "Exposed: forward (ms)", _milliseconds)
-    ]
+        float,
+        _reading(
+            "comm_forward_time_sec",
+            "exposed communication in forward",
+            "s",
+            "Exposed: forward (ms)",
+            _milliseconds,
+        ),
+    ] = math.nan
     comm_backward: Annotated[
-        float, _reading("exposed communication in backward", "s", "Exposed: backward (ms)", _milliseconds)
-    ]
+        float,
+        _reading(
+            "comm_backward_time_sec",
+            "exposed communication in backward",
+            "s",
+            "Exposed: backward (ms)",
+            _milliseconds,
+        ),
+    ] = math.nan
     comm_end: Annotated[
-        float, _reading("exposed communication after backward", "s", "Exposed: end (ms)", _milliseconds)
-    ]
+        float,
+        _reading(
+            "comm_end_time_sec",
+            "exposed communication after backward",
+            "s",
+            "Exposed: end (ms)",
+            _milliseconds,
+        ),
+    ] = math.nan
     wire_bytes: Annotated[
-        float, _reading("bytes per step that all nodes sent", "bytes", "Bytes on the wire", _bytes)
-    ]
+        float,
+        _reading(
+            "wire_bytes_per_step", "bytes per step that all nodes sent", "bytes", "Bytes on the wire", _bytes
+        ),
+    ] = math.nan
     wire_predicted: Annotated[
-        float, _reading("bytes per step that the strategy needs", "bytes", "Predicted bytes", _bytes)
-    ]
+        float,
+        _reading(
+            "wire_bytes_predicted_per_step",
+            "bytes per step that the strategy needs",
+            "bytes",
+            "Predicted bytes",
+            _bytes,
+        ),
+    ] = math.nan
 
     @property
     def other_batch(self) -> bool:
@@ -219,41 +295,45 @@ class ScalingRow(Measurements):
     cell_id: Annotated[
         str,
         Column("cell and its series", "", (CSV, PAGE), "Cell", level="always", below=_series_and_mode),
-    ]
-    series: Annotated[str, Column("series, as the plan names it", "", (CSV, TEXT), "Series")]
-    baseline: Annotated[str, Column("size of the baseline; empty without one")]
-    mode: Annotated[str, Column("strong, weak or empty, by the batches", "", (CSV, TEXT), "Mode")]
-    launcher: Annotated[str, Column("srun, torchrun or own")]
-    backend: Annotated[str, Column("nccl or gloo")]
-    nodes: Annotated[int, Column("number of nodes", "", (CSV, TEXT, PROPOSAL), "Nodes", whole)]
+    ] = ""
+    series: Annotated[str, Column("series, as the plan names it", "", (CSV, TEXT), "Series")] = ""
+    baseline: Annotated[str, Column("size of the baseline; empty without one")] = ""
+    mode: Annotated[str, Column("strong, weak or empty, by the batches", "", (CSV, TEXT), "Mode")] = ""
+    launcher: Annotated[str, Column("srun, torchrun or own")] = ""
+    backend: Annotated[str, Column("nccl or gloo")] = ""
+    nodes: Annotated[int, Column("number of nodes", "", (CSV, TEXT, PROPOSAL), "Nodes", whole)] = 0
     gpus_per_node: Annotated[
         str, Column("ranks per node; 4+2 if nodes differ", "", (CSV, PROPOSAL), "Ranks per node")
-    ]
+    ] = ""
     gpus: Annotated[
         int, Column("number of ranks: nodes × ranks per node", "", _ALL, "Ranks", whole, below=layout)
-    ]
+    ] = 0
     global_batch: Annotated[
         float, Column("samples per step of all ranks", "", _ALL, "Batch", whole, below=_batch_per_rank)
-    ]
+    ] = math.nan
     per_gpu_batch: Annotated[
         float, Column("samples per rank and micro-batch", "", (CSV, TEXT), "Per rank", whole)
-    ]
+    ] = math.nan
     model_parallel: Annotated[float, _internal("ranks that share one replica of the model")] = 1
     tokens_per_sample: Annotated[float, _internal("tokens of a sample, if people read rates in tokens/s")] = (
         math.nan
     )
-    n: Annotated[int, Column("completed runs that were not left out", "", _ALL, "n", whole, below=_of_runs)]
+    n: Annotated[
+        int, Column("completed runs that were not left out", "", _ALL, "n", whole, below=_of_runs)
+    ] = 0
     throughput_samples_per_sec: Annotated[
         float,
         Column("harmonic mean over runs", "samples/s", _ALL, "Samples/s", number, ends="throughput"),
-    ]
-    throughput_low: Annotated[float, _end(_TABLES, "samples/s")]
-    throughput_high: Annotated[float, _end(_TABLES, "samples/s")]
-    step_time_sec: Annotated[float, Column("time per global batch", "s", _ALL, "Step (ms)", _milliseconds)]
+    ] = math.nan
+    throughput_low: Annotated[float, _end(_TABLES, "samples/s")] = math.nan
+    throughput_high: Annotated[float, _end(_TABLES, "samples/s")] = math.nan
+    step_time_sec: Annotated[
+        float, Column("time per global batch", "s", _ALL, "Step (ms)", _milliseconds)
+    ] = math.nan
     speedup: Annotated[
         float,
         Column("T(N₀)/T(N); weak scaling: E·N/N₀", "", _ALL, "Speedup", three_digits, ends="speedup"),
-    ]
+    ] = math.nan
     efficiency: Annotated[
         float,
         Column(
@@ -264,25 +344,29 @@ class ScalingRow(Measurements):
             level="always",
             ends="efficiency",
         ),
-    ]
-    efficiency_low: Annotated[float, _end(_ALL)]
-    efficiency_high: Annotated[float, _end(_ALL)]
-    load_balance: Annotated[float, _factor("load balance: mean / longest useful time of the ranks", "LB")]
+    ] = math.nan
+    efficiency_low: Annotated[float, _end(_ALL)] = math.nan
+    efficiency_high: Annotated[float, _end(_ALL)] = math.nan
+    load_balance: Annotated[float, _factor("load balance: mean / longest useful time of the ranks", "LB")] = (
+        math.nan
+    )
     comm_efficiency: Annotated[
         float, _factor("communication efficiency: longest useful time of a rank / step time", "CommE")
-    ]
+    ] = math.nan
     pop_parallel_efficiency: Annotated[
         float, _factor("parallel efficiency of POP: LB · CommE", "PE", (CSV, PAGE))
-    ]
+    ] = math.nan
     computational_scalability: Annotated[
         float,
         _factor("computational scalability: useful time per sample at the baseline / at this size", "CompS"),
-    ]
-    global_efficiency: Annotated[float, _factor("global efficiency: PE · CompS", "GE", (CSV, PAGE))]
+    ] = math.nan
+    global_efficiency: Annotated[float, _factor("global efficiency: PE · CompS", "GE", (CSV, PAGE))] = (
+        math.nan
+    )
     node_hours: Annotated[
         float, Column("mean cost of a run", "node-hours", _TABLES, "Node-h", three_digits, "further")
-    ]
-    state: Annotated[str, Column("state of the cell's runs", "", _TABLES, "State", one_line, "always")]
+    ] = math.nan
+    state: Annotated[str, Column("state of the cell's runs", "", _TABLES, "State", one_line, "always")] = ""
     reason: Annotated[
         str,
         Column(
@@ -292,8 +376,8 @@ class ScalingRow(Measurements):
             form=partial(one_line, limit=240),
             level="always",
         ),
-    ]
-    incremental_from: Annotated[float, Column("next smaller measured size", "ranks")]
+    ] = ""
+    incremental_from: Annotated[float, Column("next smaller measured size", "ranks")] = math.nan
     incremental_efficiency: Annotated[
         float,
         Column(
@@ -304,16 +388,16 @@ class ScalingRow(Measurements):
             level="further",
             below=_from_size,
         ),
-    ]
-    incremental_low: Annotated[float, _end((CSV,))]
-    incremental_high: Annotated[float, _end((CSV,))]
-    karp_flatt: Annotated[float, Column("serial fraction, for strong scaling")]
+    ] = math.nan
+    incremental_low: Annotated[float, _end((CSV,))] = math.nan
+    incremental_high: Annotated[float, _end((CSV,))] = math.nan
+    karp_flatt: Annotated[float, Column("serial fraction, for strong scaling")] = math.nan
     n_disturbed: Annotated[
         int | None, Column("runs disturbed from outside their job, including those that count")
-    ]
+    ] = None
     throughput_all: Annotated[
         float, Column("throughput over all runs, including those left out", "samples/s")
-    ]
+    ] = math.nan
     efficiency_all: Annotated[
         float,
         Column(
@@ -323,7 +407,7 @@ class ScalingRow(Measurements):
             form=fraction,
             level="further",
         ),
-    ]
+    ] = math.nan
     verdict: Annotated[
         str,
         Column(
@@ -333,38 +417,40 @@ class ScalingRow(Measurements):
             heading="Verdict",
             form=lambda kind: str(kind).replace("-", " "),
         ),
-    ]
+    ] = ""
 
     p_guide: Annotated[
         float,
         Column("probability that the efficiency is at least 0.8", "", (CSV, PAGE), "P", fraction, "further"),
-    ]
-    recommended: Annotated[bool, Column("whether this is the size to use")]
+    ] = math.nan
+    recommended: Annotated[bool, Column("whether this is the size to use")] = False
 
-    runs: Annotated[int, _internal("planned runs")]
-    label_mode: Annotated[str, _internal("mode as the plan or table labels the series")]
-    speedup_low: Annotated[float, _end((PAGE,))]
-    speedup_high: Annotated[float, _end((PAGE,))]
-    log_mean: Annotated[float, _internal("mean of the logarithms of the runs' throughputs")]
-    log_variance: Annotated[float, _internal("variance of these logarithms; NaN with one run")]
+    runs: Annotated[int, _internal("planned runs")] = 0
+    label_mode: Annotated[str, _internal("mode as the plan or table labels the series")] = ""
+    speedup_low: Annotated[float, _end((PAGE,))] = math.nan
+    speedup_high: Annotated[float, _end((PAGE,))] = math.nan
+    log_mean: Annotated[float, _internal("mean of the logarithms of the runs' throughputs")] = math.nan
+    log_variance: Annotated[float, _internal("variance of these logarithms; NaN with one run")] = math.nan
     n_undisturbed: Annotated[
         int, _internal("runs that count and were not disturbed, as far as this was recorded")
-    ]
-    ddp: Annotated[bool, _internal("False for one rank that runs without DDP")]
+    ] = 0
+    ddp: Annotated[bool, _internal("False for one rank that runs without DDP")] = False
     variant: Annotated[
         str, _internal("swept options without the strategy; cells of one variant do the same work")
-    ]
+    ] = ""
     not_compared: Annotated[
         bool,
         _internal("no efficiency: another batch than planned, or separate trainings, here or at the base"),
-    ]
-    series_place: Annotated[int, _internal("number of the series in the plan")]
-    cell_place: Annotated[int, _internal("number of the cell in the plan")]
-    place: Annotated[int, _internal("number of the row in the table")]
+    ] = False
+    series_place: Annotated[int, _internal("number of the series in the plan")] = 0
+    cell_place: Annotated[int, _internal("number of the cell in the plan")] = 0
+    place: Annotated[int, _internal("number of the row in the table")] = 0
     efficiency_within_node: Annotated[
         float, _internal("efficiency of one node with as many ranks, if the baseline has one node")
-    ]
-    efficiency_over_nodes: Annotated[float, _internal("efficiency relative to one node with as many ranks")]
+    ] = math.nan
+    efficiency_over_nodes: Annotated[
+        float, _internal("efficiency relative to one node with as many ranks")
+    ] = math.nan
     several: bool = False
     facts: tuple[Finding, ...] = ()
     base: ScalingRow | None = None
@@ -382,32 +468,73 @@ class ScalingRow(Measurements):
 
 @dataclass(kw_only=True, eq=False)
 class RunRow(Measurements):
-    """The latest attempt of one planned run, with its measurements."""
+    """One attempt of a planned run: its state in the ledger, its folder, and its measurements.
 
-    run_id: Annotated[str, Column("run")]
-    cell_id: Annotated[str, Column("cell of the run")]
-    repeat: Annotated[int, Column("number of the repeat, from 1")]
-    state: Annotated[str, Column("state of the run")]
-    reason: Annotated[str, _internal("problems of the run and of its files")]
-    facts: Annotated[tuple[Finding, ...], Column("remarks: these problems, and facts about the measurements")]
-    failure_class: Annotated[str | None, Column("kind of a failure")]
-    job_id: Annotated[str | None, Column("Slurm job, or process")]
-    allocation: Annotated[str | None, Column("job: a job of its own; pack: a job shared with other runs")]
-    hosts: Annotated[str | None, Column("nodes as Slurm lists them")]
-    throughput_samples_per_sec: Annotated[float, Column("samples divided by their time", "samples/s")]
-    step_time_sec: Annotated[float, Column("time per global batch", "s")]
-    started_at: Annotated[pd.Timestamp, Column("start, in UTC; NaT if unknown")]
-    epochs: Annotated[float, Column("epochs with a throughput")]
-    steps: Annotated[float, Column("optimizer steps of their throughput windows")]
-    outlier: Annotated[bool, Column("far from the median of the cell's runs")]
-    disturbed: Annotated[tuple[Disturbance, ...] | None, Column("disturbances; None if not recorded")]
-    measured: Annotated[bool, _internal("completed with a throughput and not left out")]
-    left_out: Annotated[bool, _internal("does not count because it was disturbed")]
-    left_out_for: Annotated[str, _internal("the one reason for this, or disturbed")]
-    wall_s: Annotated[float, _internal("time from start to end", "s")]
-    most_useful_s: Annotated[float, _internal("longest useful time of a rank, per step", "s")]
-    step_s: Annotated[float, _internal("time of a step of the attribution window", "s")]
-    parts_known: Annotated[bool, _internal("the useful time is in seconds, not in arbitrary units")]
+    ``load_study`` makes it, and :func:`analysis.stats.measured.measure` completes the measurements of a
+    latest attempt. Measurements that it does not have are NaN.
+
+    Attributes:
+        attempt: number of the attempt; None if the run was not started.
+        reason: problems of the run and of its files.
+        allocation: ``job`` (the run had its own job), or ``pack`` (it shared its job with other runs).
+        started_at, ended_at: times in UTC; None if unknown.
+        disturbed: a tuple of disturbances; None if disturbances were not recorded.
+        hosts: the nodes as Slurm lists them (``n[1-4]``); empty if unknown.
+        evidence: the log lines that `bench doctor` found, each with its cause.
+        cause: the first cause that `bench doctor` found in the logs of a failed run.
+        folder: the folder of the attempt; None if there is none.
+        values_folder: the same, but None also if the measured values of a completed run were changed or lost.
+        latest: False for an attempt that was followed by another one.
+        facts: ``reason``, and facts about the measurements.
+        measured: the run counts: it completed with a throughput and was not left out.
+        left_out, left_out_for: it does not count because it was disturbed, and the one reason for this.
+        outlier: it is far from the median of the cell's runs.
+        throughput_samples_per_sec: samples divided by their time.
+        step_time_sec: time per global batch (s).
+        epochs, steps, samples, window_s: epochs with a throughput, and the steps, samples and seconds of
+            their throughput windows.
+        wall_s: time from start to end (s). ``node_hours`` are those of this time.
+        most_useful_s, step_s: longest useful time of a rank, and time of a step, of the attribution window
+            (s).
+        parts_known: the useful time is in seconds, not in arbitrary units.
+    """
+
+    run_id: str
+    cell_id: str
+    repeat: int
+    order: int
+    attempt: int | None = None
+    state: str = str(RunState.PLANNED)
+    reason: str = ""
+    failure_class: str | None = None
+    exit_code: int | None = None
+    job_id: str | None = None
+    allocation: str | None = None
+    started_at: datetime | None = None
+    ended_at: datetime | None = None
+    disturbed: tuple[Disturbance, ...] | None = None
+    hosts: str | None = None
+    evidence: tuple[str, ...] = ()
+    cause: str | None = None
+    folder: str | None = None
+    values_folder: str | None = None
+    latest: bool = True
+    facts: tuple[Finding, ...] = ()
+    measured: bool = False
+    left_out: bool = False
+    left_out_for: str = ""
+    outlier: bool = False
+    throughput_samples_per_sec: float = math.nan
+    step_time_sec: float = math.nan
+    epochs: float = math.nan
+    steps: float = math.nan
+    samples: float = math.nan
+    window_s: float = math.nan
+    wall_s: float = math.nan
+    node_hours: float = math.nan
+    most_useful_s: float = math.nan
+    step_s: float = math.nan
+    parts_known: bool = False
 
 
 @cache
@@ -420,46 +547,15 @@ def columns_of(record: Hashable) -> dict[str, Column]:
 
 
 @cache
-def dtypes_of(record: Hashable) -> dict[str, str]:
-    """Return the pandas dtype of each column of a record."""
-    hints = get_type_hints(record)
-    return {name: _DTYPES[hints[name]] for name in columns_of(record)}
-
-
-_DTYPES = {str: "str", bool: "bool", int: "int64", float: "float64", int | None: "Int64"}
-_MISSING = {str: "", bool: False, int: 0, float: math.nan, pd.Timestamp: pd.NaT}
-
-
-@cache
 def published(record: Hashable) -> tuple[str, ...]:
     """Return the names of a record's columns that are in the table's CSV file, in order."""
     return tuple(name for name, column in columns_of(record).items() if CSV in column.views)
 
 
-@cache
-def missing_values(record: Hashable) -> dict[str, Any]:
-    """Return the value of each column of a record that has no value."""
-    hints = get_type_hints(record)
-    return {name: _MISSING.get(hints[name]) for name in columns_of(record)}
-
-
-def records_of(record: Callable[..., T], frame: pd.DataFrame) -> list[T]:
-    """Return the rows of a frame as records; a column that the frame lacks is missing in each record."""
-    names = [name for name in columns_of(record) if name in frame]
-    missing = missing_values(record)
-    values = [frame[name].astype(object).mask(frame[name].isna(), missing[name]).tolist() for name in names]
-    return [record(**missing | dict(zip(names, own, strict=True))) for own in zip(*values, strict=True)]
-
-
-def run_rows(frame: pd.DataFrame) -> list[RunRow]:
-    """Return the rows of a frame of runs as records."""
-    return records_of(RunRow, frame)
-
-
-def frame_of_records(record: Callable[..., T], rows: Sequence[T]) -> pd.DataFrame:
-    """Return records as a frame; the inverse of :func:`records_of`."""
-    values = {name: [getattr(row, name) for row in rows] for name in columns_of(record)}
-    return pd.DataFrame(values).astype(dtypes_of(record))
+def table_of(rows: Iterable[T], names: Iterable[str]) -> pd.DataFrame:
+    """Return some attributes of records as a frame, to be written as CSV."""
+    rows = list(rows)
+    return pd.DataFrame({name: [getattr(row, name) for row in rows] for name in names})
 
 
 def distinct(names: Iterable[str]) -> tuple[str, ...]:
@@ -488,5 +584,7 @@ def first_of_cells(rows: Iterable[ScalingRow]) -> list[ScalingRow]:
     return list(found.values())
 
 
+#: Measurements of the epochs of a run that the page shows on request.
+READINGS = {name: column for name, column in columns_of(Measurements).items() if column.source}
 #: The columns of report/scaling.csv, in order.
 PUBLISHED = published(ScalingRow)
