@@ -6,6 +6,7 @@ same matrix gives the same plan and byte-identical scripts on every machine.
 
 from __future__ import annotations
 
+import os
 import random
 import secrets
 from collections.abc import Iterator, Sequence
@@ -104,7 +105,12 @@ def write_plan(plan: Plan, root: Path) -> StudyFolder:
     folder = StudyFolder(root / plan.matrix.study)
     old = find_plan(folder)
     # The key distinguishes the study's jobs from jobs of a study with the same name elsewhere.
-    content = {**plan_content(plan), "key": (old or {}).get("key") or secrets.token_hex(3)}
+    matrix = os.path.relpath(plan.document.path, folder.path)
+    content = {
+        **plan_content(plan),
+        "matrix_file": matrix,
+        "key": (old or {}).get("key") or secrets.token_hex(3),
+    }
     _check_existing_results(folder, old, plan)
     inherited = plan.document.site if plan.document.site and plan.document.site.values else None
     private = not all(map(is_shown, plan.matrix.cluster.env))

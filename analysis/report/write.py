@@ -27,6 +27,7 @@ from analysis.data.csv_files import csv_text
 from analysis.data.differences import difference_rows
 from analysis.data.environment import OfRuns
 from analysis.data.load import load_study
+from analysis.report.decision import Decision, decisions
 from analysis.report.figures import all_figures
 from analysis.report.figures.drawing import Drawing, theme_rules
 from analysis.report.page import page_context
@@ -34,16 +35,19 @@ from analysis.report.proposal import Work, proposal_context, proposal_figure
 from analysis.report.results import Results
 from analysis.report.tables import causes_frame, csv_table, latex, latex_table, markdown_table, runs_csv
 from analysis.report.why import why_sections
+from analysis.report.words import WORDS
 from analysis.stats.scaling import AXES_COLUMNS
 from analysis.tables_in.read import read_table
 from analysis.tables_in.study import study_of_table
-from analysis.text import heading, markdown, markdown_line, message, plain
+from analysis.text import heading, markdown, markdown_line, message, one_line, plain
 from bench.study.ledger import Record
 from ddp_scaling_bench.errors import BenchError, unwritable
 from ddp_scaling_bench.files import read_json, write_atomically
 from ddp_scaling_bench.finding import Finding
 from ddp_scaling_bench.units import capital, count, names
 
+#: The largest number of characters of a warning on the terminal.
+_MAX_LINE = 160
 _TEMPLATES = Path(__file__).resolve().parent / "template"
 #: Maximum number of characters of a paragraph in a proposal.
 _MAX_PARAGRAPH = 5000
@@ -66,6 +70,7 @@ class Report(NamedTuple):
     verdicts: list[dict[str, Any]]
     settings: list[dict[str, Any]]
     of_runs: Sequence[OfRuns]
+    decisions: Sequence[Decision]
 
     @property
     def recommended(self) -> list[dict[str, Any]]:
@@ -79,20 +84,43 @@ class Report(NamedTuple):
         """The findings about the validity of the numbers."""
         return self.assessment.findings
 
+    def answers(self) -> Iterator[str]:
+        """Yield what to use, how sure that is, and why: three lines, or one for each of several series."""
+        answers = [(one, answer) for one in self.decisions for answer in one.answers]
+        for decision, answer in answers:
+            title, unknown = decision.title, dict(decision.lines).get(WORDS["decision"]["unknown"], "")
+            unknown = "" if answer.sure or unknown == answer.others else unknown
+            reasons = (answer.why and f"lost: {answer.why}", answer.others, unknown)
+            why = "; ".join(filter(None, reasons))
+            if len(answers) == 1:
+                yield f"{title}: {answer.use}"
+                yield f"how sure: {answer.sure or 'not measured'}"
+                yield f"why: {why or 'not measured'}"
+            else:
+                texts = (answer.use, answer.sure, why)
+                yield f"{', '.join(filter(None, (title, answer.label)))}: {'; '.join(filter(None, texts))}"
+
     def lines(self) -> Iterator[str]:
         """Yield a line for each finding about the study, and for each kind of warnings of runs.
 
-        If the warnings of a kind differ in their values, the line has those of the most runs.
+        If the warnings of a kind differ in their values, the line has those of the most runs. A long text is
+        cut; the page has all of it.
         """
-        yield from (_line(one, message(one)) for one in self.validity)
+        yield from (_line(one, _shortened(one)) for one in self.validity)
         groups: dict[tuple[str, str], list[OfRuns]] = {}
         for group in self.of_runs:
             if group.finding.severity != "info":
                 groups.setdefault((group.finding.kind, heading(group.finding)), []).append(group)
         for own in groups.values():
             runs = list(dict.fromkeys(run for group in own for run in group.runs))
-            text = capital(message(own[0].finding)).rstrip(".")
+            text = capital(_shortened(own[0].finding)).rstrip(".")
             yield _line(own[0].finding, f"{text} ({count(len(runs), 'run')}: {names(runs)}).")
+
+
+def _shortened(finding: Finding) -> str:
+    """Return a finding in words; a long one is cut, unless it is an error."""
+    text = message(finding)
+    return text if finding.severity == "error" else one_line(text, limit=_MAX_LINE)
 
 
 def _line(finding: Finding, text: str) -> str:
@@ -233,7 +261,7 @@ def _report(
         if work and not context["request"]:
             say("the proposal requests no time, and says why")
     page, settings = _write(folder, files, drawings), [row.as_json() for row in results.settings]
-    return Report(page, assessment, verdicts, settings, results.environment.warnings)
+    return Report(page, assessment, verdicts, settings, results.environment.warnings, decisions(results))
 
 
 def _verdicts(results: Results) -> list[dict[str, Any]]:

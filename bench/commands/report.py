@@ -270,15 +270,17 @@ def _report_logs(
 
 
 def _print(written: Report, *, study: str, as_json: bool, **more: Any) -> int:
-    """Print the path of the page and the validity of the numbers; return the exit code."""
+    """Print findings, the path of the page, what to use, how sure that is, and why; return the exit code."""
     from analysis.text import message
 
     page = written.page
     if not as_json:
-        show(page)
         for line in written.lines():
             say(line)
-        return 0
+        show(page)
+        for line in written.answers():
+            show(line)
+        return int(any(one.severity == "error" for one in written.validity))
     files = sorted(str(path) for path in page.parent.rglob("*") if path.is_file())
     validity = [
         {
@@ -299,4 +301,4 @@ def _print(written: Report, *, study: str, as_json: bool, **more: Any) -> int:
     content["checks"] = [check.as_json() for check in written.assessment.checks]
     judged = {"recommended": written.recommended, "verdicts": written.verdicts, "settings": written.settings}
     print_json({**content, **judged, **more})
-    return 0
+    return int(any(one.severity == "error" for one in written.validity))

@@ -83,6 +83,9 @@ def submit_command(
         what = "--max-queued limits the number of queued jobs, so it has no effect on packs, which are few"
         raise BenchError(what, remedy="omit --max-queued or --pack")
     planned = open_study(find_study(study, results))
+    if changed := planned.changed_matrix():
+        remedy = f"to use it, call: bench plan {shlex.quote(changed)}"
+        say(f"warning: {changed} was changed after the plan; {remedy}")
     submission = new_submission(planned, max_queued=max_queued, pack=pack)
     if max_queued is not None and submission.one_by_one:
         has_none = f"executor {planned.executor} has no queue and starts one run at a time"

@@ -498,6 +498,7 @@ def _command_warnings(matrix: Matrix, document: Document, cells: Sequence[Cell])
     if not (commands := _commands(matrix)):
         return
     yield from _own_launches(matrix, document, cells)
+    yield from _missing_scripts(matrix, document)
     if sum(cell.repeats for cell in cells) > 1:
         yield from _shared_outputs(matrix, document, cells)
     named = {name for _, words in commands for name in names_in(words)}
@@ -511,6 +512,23 @@ def _command_warnings(matrix: Matrix, document: Document, cells: Sequence[Cell])
     for section in ("axes", "workload"):
         for name in sorted(options & _given(matrix, section) - named):
             yield warnings.NotInCommand(section=section, name=name, **_at(document, section, name))
+
+
+def _missing_scripts(matrix: Matrix, document: Document) -> Iterator[PlanWarning]:
+    """Yield a warning for each Python script of a command that is not where the command will look for it.
+
+    Where a container or a line of setup may change the folder, or on hosts of ssh, this is not known.
+    """
+    cluster = matrix.cluster
+    if cluster.container or cluster.hosts or any("cd " in line for line in cluster.setup):
+        return
+    scripts: dict[str, Place] = {}
+    for place, words in _commands(matrix):
+        script = next((word for word in words if word.endswith(".py") and not {*names_in([word])}), "")
+        if script and not script.startswith(("$", "~")) and not Path(script).is_file():
+            scripts.setdefault(script, place)
+    for script, place in scripts.items():
+        yield warnings.MissingScript(script=script, **_at(document, *place))
 
 
 def _shared_outputs(matrix: Matrix, document: Document, cells: Sequence[Cell]) -> Iterator[PlanWarning]:

@@ -184,6 +184,18 @@ class SharedOutput(PlanWarning, kind="shared-output"):
         )
 
 
+class MissingScript(PlanWarning, kind="missing-script"):
+    """A command names a script that does not exist in the folder from which jobs start."""
+
+    script: str
+
+    def _message(self) -> str:
+        return (
+            f"{self.script} does not exist here, and a run starts in the folder in which `bench submit` is "
+            "called: call it where the script is, or give an absolute path"
+        )
+
+
 # -- settings without effect ----------------------------------------------------------------
 
 

@@ -189,6 +189,16 @@ class PlannedStudy:
         """Maximum number of runs that execute at once, or None if there is no limit."""
         return self.plan.get("max_running")
 
+    def changed_matrix(self) -> str:
+        """Return the path of the matrix if its file is no longer what was planned; else an empty text."""
+        name = self.plan.get("matrix_file")
+        path = os.path.relpath(self.folder.path / name) if isinstance(name, str) else ""
+        try:
+            text = Path(path).read_text(encoding="utf-8") if path else None
+        except (OSError, UnicodeDecodeError):
+            return ""
+        return "" if text in (None, self.plan.get("matrix")) else path
+
     def placement(self, size: int) -> dict[str, str]:
         """Return the resources for runs of a size that the matrix gives by size, if it requests any."""
         tables = (self.plan.get("by_size") or {}).items()
