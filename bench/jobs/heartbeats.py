@@ -49,4 +49,10 @@ def stalled_ranks(folder: RunFolder, ranks: int, *, limited: datetime | None) ->
         is_stalled = limited.timestamp() - changed_s > limit_s
     if not is_stalled:
         return None
-    return StalledRanks(since=f"{since:%H:%M:%S} UTC", behind=behind, others=others[0], stage=others[1])
+    return StalledRanks(
+        since=f"{since:%H:%M:%S} UTC",
+        behind=behind,
+        others=others[0],
+        stage=others[1],
+        at_limit=limited is not None,
+    )

@@ -7,6 +7,7 @@ What others say, in their own words, is :class:`Said`. Nothing is concluded from
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from ddp_scaling_bench.finding import Recorded, Severity
 from ddp_scaling_bench.measure.failures import LEAVE_TOGETHER, Failure
@@ -199,14 +200,19 @@ class StalledRanks(Failure, kind="stalled-ranks"):
     """No rank went on since ``since``; ``behind`` are those that are not with the others.
 
     The others are in step ``others``, in ``stage``. ``behind`` is empty if all ranks are in the same place.
+    ``at_limit``: they hung until the time limit, so that errors in the logs only show how they ended.
     """
-
-    effect = "late"
 
     since: str
     behind: tuple[RankStep, ...]
     others: int
     stage: str = STEP
+    at_limit: bool = False
+
+    @property
+    def effect(self) -> Literal["", "late"]:  # type: ignore[override]
+        """``late`` if another rank may have failed before."""
+        return "" if self.at_limit else "late"
 
     @property
     def is_cause(self) -> bool:  # type: ignore[override]

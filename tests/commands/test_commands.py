@@ -366,7 +366,7 @@ PATH = {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 def test_a_value_without_a_prefix_is_in_no_report_and_no_json(tmp_path: Path) -> None:
     (tmp_path / "m.yaml").write_text(MATRIX)
     assert bench("run", "m.yaml", cwd=tmp_path, **PATH).returncode == 0
-    assert bench("report", "m", cwd=tmp_path).returncode == 1, "no run has a throughput"
+    assert bench("report", "m", cwd=tmp_path).returncode == 0
     study = tmp_path / "results/m"
     holders = {path for path in study.rglob("*") if path.is_file() and b"qzv" in path.read_bytes()}
     (script,) = study.glob("scripts/*")

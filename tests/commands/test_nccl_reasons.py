@@ -60,7 +60,7 @@ def test_status_and_the_page_contain_nccls_last_error(errors, nothing_drawn):
     root, runs = errors
     listed = json.loads(bench("status", "--json", cwd=root).stdout)["runs"]
     table = words(bench("status", cwd=root, COLUMNS="4000").stdout)
-    assert bench("report", cwd=root).returncode == 1
+    assert bench("report", cwd=root).returncode == 0
     page = html.unescape((root / "results/errors/report/index.html").read_text(encoding="utf-8"))
     assert {run["run_id"] for run in listed} == set(runs)
     for run in listed:

@@ -14,6 +14,7 @@ from bench.doctor.catalogue import SLOW, WARNING, load
 from bench.doctor.diagnosis import HEAD_BYTES, find_warnings
 from bench.doctor.report import as_text
 from bench.doctor.scan import OVERLAP_BYTES, PIECE_BYTES
+from bench.study.reasons import RankStep, StalledRanks
 from ddp_scaling_bench.measure.failures import DataTooSmall, LateCollective, RankFailed
 from ddp_scaling_bench.run_folder import RunFolder
 
@@ -61,6 +62,14 @@ def test_a_recorded_failure_comes_first_unless_another_rank_failed_before() -> N
     late = LateCollective(timeout_s=5.0, option="an option")
     assert names(diagnose(logs, failure=late)) == [rest[0], "nccl-timeout", rest[1]]
     assert names(diagnose(logs, failure=RankFailed(text="no data"))) == rest
+
+
+@pytest.mark.parametrize(("at_limit", "first"), [(True, "stalled-ranks"), (False, "aborted")])
+def test_ranks_that_hung_until_the_limit_come_before_how_they_ended(at_limit: bool, first: str) -> None:
+    behind = (RankStep(ranks="1", host="n2", step=3, stage="step"),)
+    hung = StalledRanks(since="03:04:05 UTC", behind=behind, others=4, at_limit=at_limit)
+    logs = {"job.err": "traceback : Signal 6 (SIGABRT) received by PID 4711\n"}
+    assert names(diagnose(logs, failure=hung))[0] == first
 
 
 def test_of_two_messages_of_one_kind_the_earlier_line_comes_first() -> None:
