@@ -1,14 +1,23 @@
 """Plant causes of lost time in a user's script, and check which causes report/causes.csv names.
 
     python benchmarks/campaign_causes.py [--seeds N] [--seed N] [--local] [KIND ...]
+    python benchmarks/campaign_causes.py --delays N [--seed N]
 
-Each draw (random trial) is a study of planted_training.py with the recorder: three runs of two ranks with the
-planted cause, whose size is random. The largest named cause is compared with the planted one. Each rank
-measures the time of its planted cause on its own clock, and the true share is this time divided by the time
-of a step. A cause that is known only by a count, a setting or a warning has no share. The studies of causes
-within DDP's own work also have runs without the cause: any cause named for these runs is a false alarm. Some
-kinds use the nodes of a Slurm test cluster, which needs root (``--local`` leaves them out). Some planted
-causes are errors of validity, such as ranks that share cores. Therefore cells with errors are divided, too.
+With ``--delays``, each draw delays a part of the step (data loading, forward, backward, optimizer,
+all-reduce, or outside all timers) of four ranks by 10 or 20 ms: on all ranks, on one rank, or on one node of
+two ranks. The first 18 draws are all combinations in random order; rank, node and delay are random. A draw is
+right if the first cause names the part, and the rank or node. An all-reduce takes equally long on all ranks,
+so it has no rank and no node. The exit code is 1 if fewer than 95 % of the draws are right, or if 10 % or
+more of the loss of a draw is not explained.
+
+Without it, each draw (random trial) is a study of planted_training.py with the recorder: three runs of two
+ranks with the planted cause, whose size is random. The largest named cause is compared with the planted one.
+Each rank measures the time of its planted cause on its own clock, and the true share is this time divided by
+the time of a step. A cause that is known only by a count, a setting or a warning has no share. The studies of
+causes within DDP's own work also have runs without the cause: any cause named for these runs is a false
+alarm. Some kinds use the nodes of a Slurm test cluster, which needs root (``--local`` leaves them out). Some
+planted causes are errors of validity, such as ranks that share cores. Therefore cells with errors are
+divided, too.
 
 On a busy machine, ``cpu-starved`` is named as well; if it has no share, it is printed but not counted. The
 exit code is 1 if fewer than 90 % of the draws are right, if more than 3 % name a wrong cause, if more than
@@ -26,16 +35,20 @@ import random
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pandas as pd
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from planted_training import DELAYS, PER_NODE
 
 from analysis.causes.cells import CauseRow
 from analysis.causes.claims import Longer
@@ -44,25 +57,23 @@ from analysis.data.load import load_study
 from bench.plan import make_plan, write_plan
 from bench.study.findings import ForeignCpu
 from ddp_scaling_bench.finding import messages
+from ddp_scaling_bench.units import known
 
 if TYPE_CHECKING:
     from tests.cluster.bed import Cluster
 
 TRAINING = Path(__file__).with_name("planted_training.py")
+#: Starts the trainings of delays.
+WARM = Path(__file__).with_name("warm_python.py")
 #: The planted kinds, each with the cause that is right for it.
 KINDS = {
     "checkpoint": "outside-timers",
     "metrics": "communication",
     "no-sync": "communication",
-    "loader": "data-loading",
-    "late-forward": "late-rank",
     "logging": "outside-timers",
     "recompile": "computation",
     "strong": "computation",
     "one-core": "cpu-starved",
-    "late-backward": "late-rank",
-    "late-optimizer": "late-rank",
-    "late-loader": "late-rank",
     "uneven-split": "late-rank",
     "augmentation": "outside-timers",
     "validation": "outside-timers",
@@ -85,6 +96,10 @@ UNTIMED = (*COMPARED, "strong")
 ALONE = (*COMPARED, "metrics", "gather", "one-core", "recompile", "overlap")
 STEP_S = 0.06
 RIGHT, WRONG, FALSE = 0.9, 0.03, 0.02
+#: Limits of the delays: the least fraction that is right, and the fraction of a loss that is not explained.
+NAMED, NOT_EXPLAINED = 0.95, 0.1
+#: Ranks with a delay, on two nodes.
+RANKS = 2 * PER_NODE
 #: Shares must be within this distance.
 CLOSE = 0.1
 
@@ -96,7 +111,7 @@ axes: {{{sizes}, backend: [gloo], env.PLANTED: ["1"]}}
 scaling: [{{{batches}}}]
 workload:
   device: cpu
-  command: [{python}, {training}, {kind}, "{amount}", "{{env.PLANTED}}", "{{per_gpu_batch}}"]
+  command: [{python}, {server}{training}, {kind}, "{amount}", "{{env.PLANTED}}", "{{per_gpu_batch}}", {ranks}]
   warmup_steps: 3
   steps_per_epoch: 10
   attribution_steps: 5
@@ -182,6 +197,137 @@ def run_draw(place: Place, kind: str, seed: int) -> Draw | str:
     return failed or read_draw(study, kind)
 
 
+@dataclass(frozen=True)
+class Delay:
+    """A delay of a part of the step on some ranks, and the rows of causes.csv of its cell.
+
+    Attributes:
+        ranks: the delayed ranks, out of :data:`RANKS`.
+        delay_s: seconds per step.
+    """
+
+    part: str
+    where: str
+    ranks: Sequence[int]
+    delay_s: float
+    rows: Sequence[CauseRow] = ()
+
+    @property
+    def place(self) -> tuple[str, int | None]:
+        """The node and the rank that the first cause should name."""
+        if self.where == "all" or self.part == "all-reduce":
+            return "", None
+        return f"n{self.ranks[0] // PER_NODE + 1}", self.ranks[0] if self.where == "rank" else None
+
+    @property
+    def first(self) -> CauseRow | None:
+        """The first named cause."""
+        return next((row for row in named(self.rows) if not is_busy_machine(row)), None)
+
+    @property
+    def is_right(self) -> bool:
+        """True if the first cause names the part and the place."""
+        part = {"all-reduce": "transfer", "outside": "other"}.get(self.part, self.part)
+        return self.first is not None and (self.first.part, (self.first.node, self.first.rank)) == (
+            part,
+            self.place,
+        )
+
+    @property
+    def not_explained(self) -> float:
+        """The fraction of the loss that no cause explains."""
+        shares = [row.share for row in self.rows if known(row.share)]
+        return sum(abs(row.share) for row in self.rows if row.is_rest) / sum(shares) if shares else math.nan
+
+    def __str__(self) -> str:
+        """The row of the table of draws."""
+        ranks, first = ", ".join(map(str, self.ranks)), self.first
+        cells = [self.part, self.where, ranks, f"{1000 * self.delay_s:.0f} ms"]
+        if first:
+            who = first.node if first.rank is None else f"rank {first.rank} on {first.node}"
+            cells += [" ".join(filter(None, (first.cause, first.part, who))), _percent(first.share)]
+        else:
+            cells += ["none", ""]
+        return (
+            f"| {' | '.join([*cells, _percent(self.not_explained), 'right' if self.is_right else 'wrong'])} |"
+        )
+
+
+def draw_delays(number: int, seed: int) -> list[Delay]:
+    """Draw delays: all combinations of part and place in random order, then random ones."""
+    dice = random.Random(seed)
+    kinds = list(product(DELAYS, ("all", "rank", "node")))
+    dice.shuffle(kinds)
+    kinds += [dice.choice(kinds) for _ in range(number)]
+    found = []
+    for part, where in kinds[:number]:
+        rank = dice.randrange(RANKS)
+        first = rank - rank % PER_NODE
+        ranks = {"all": range(RANKS), "rank": (rank,), "node": range(first, first + PER_NODE)}[where]
+        found.append(Delay(part, where, ranks, dice.choice((0.01, 0.02))))
+    return found
+
+
+def run_delay(folder: Path, delay: Delay) -> Delay | str:
+    """Run one study; return the delay with its rows, or the reason if it failed."""
+    folder.mkdir(parents=True)
+    text = MATRIX.format(
+        cluster=LOCAL,
+        sizes=f"tasks_per_node: [1, {RANKS}], launcher: [own]",
+        include="",
+        batches="mode: weak, per_gpu_batch: [16]",
+        python=json.dumps(sys.executable),
+        server=f"{json.dumps(str(WARM))}, {json.dumps(str(folder.parent / 'socket'))}, ",
+        training=json.dumps(str(TRAINING)),
+        kind=delay.part,
+        amount=delay.delay_s,
+        ranks=f'"{",".join(map(str, delay.ranks))}", "{{world_size}}"',
+    )
+    (folder / "causes.yaml").write_text(text)
+    path = write_plan(make_plan(folder / "causes.yaml"), folder / "results").path
+    if failed := submit(path, None):
+        return failed
+    study = load_study(path)
+    cell = study.cells.loc[study.cells["gpus"] == RANKS, "cell_id"].item()
+    rows = [row for row in study_causes(study, also_invalid=True) if row.cell_id == cell]
+    return replace(delay, rows=rows)
+
+
+@contextmanager
+def warm_python(path: Path) -> Iterator[None]:
+    """Run a server that starts the trainings."""
+    with subprocess.Popen([sys.executable, str(WARM), str(path)]) as server:
+        while server.poll() is None and not path.exists():
+            time.sleep(0.1)
+        try:
+            yield
+        finally:
+            server.terminate()
+
+
+def run_delays(number: int, seed: int) -> int:
+    """Run delays and print their table; return the exit code."""
+    columns = ("part", "where", "ranks", "delay", "first cause", "share", "not explained", "verdict")
+    print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}", flush=True)
+    draws: list[Delay] = []
+    failures = []
+    with tempfile.TemporaryDirectory() as folder, warm_python(Path(folder) / "socket"):
+        for place, delay in enumerate(draw_delays(number, seed)):
+            draw = run_delay(Path(folder) / f"draw{place}", delay)
+            print(draw, flush=True)
+            if isinstance(draw, str):
+                failures.append(draw)
+                continue
+            draws.append(draw)
+            for row in draw.rows:
+                text = f"{row.cause} {_percent(row.share)}: {messages(row.evidence)}"
+                print(f"    {text}", file=sys.stderr, flush=True)
+    right = sum(draw.is_right for draw in draws)
+    rest = [draw for draw in draws if not draw.not_explained < NOT_EXPLAINED]
+    print(f"\n{right} of {number} are right; in {len(rest)}, {NOT_EXPLAINED:.0%} or more is not explained")
+    return 1 if failures or rest or right < NAMED * number else 0
+
+
 def submit(study: Path, cluster: Cluster | None) -> str:
     """Run a study; return the reason if this failed, else an empty text."""
     environment = {**os.environ, **(cluster.environment if cluster else {})}
@@ -217,9 +363,11 @@ def write_study(folder: Path, kind: str, dice: random.Random, place: Place) -> P
         include=without,
         batches="mode: strong, global_batch: [32]" if kind == "strong" else "mode: weak, per_gpu_batch: [16]",
         python=json.dumps(sys.executable),
+        server="",
         training=json.dumps(str(TRAINING)),
         kind=kind,
         amount=f"{amount:.4f}",
+        ranks='""',
     )
     path = folder / "causes.yaml"
     path.write_text(matrix)
@@ -310,6 +458,8 @@ def run_all(place: Place, wanted: Sequence[tuple[str, int]], found: Callable[[Dr
 def main() -> int:
     """Run the draws of the chosen kinds."""
     given = arguments()
+    if given.delays:
+        return run_delays(given.delays, given.seed)
     wanted = [(kind, seed) for seed in range(given.seed, given.seed + given.seeds) for kind in given.kinds]
     draws: list[Draw] = []
     failures: list[str] = []
@@ -336,6 +486,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("kinds", nargs="*", metavar="KIND", help=f"only these kinds: {', '.join(KINDS)}")
     parser.add_argument("--seeds", type=int, default=3, help="random trials of each kind (default 3)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the first draws (default 0)")
+    parser.add_argument("--delays", type=int, default=0, help="draw this number of delays instead")
     parser.add_argument("--local", action="store_true", help="leave out the kinds that need a test cluster")
     given = parser.parse_args()
     if unknown := sorted(set(given.kinds) - set(KINDS)):

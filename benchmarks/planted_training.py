@@ -1,10 +1,14 @@
 """A user's training script with a planted cause of lost time, for campaign_causes.py.
 
-    python planted_training.py KIND AMOUNT PLANTED BATCH_PER_RANK
+    python planted_training.py KIND AMOUNT PLANTED BATCH_PER_RANK [RANKS WORLD_SIZE]
 
 The training mostly sleeps, so that ranks do not compete for cores. AMOUNT is in seconds per step; for
 ``metrics`` and ``gather`` it is a number of collectives, for ``no-sync`` the gradients in MiB. With
-PLANTED 0, the training is the same without the cause.
+PLANTED 0, the training is the same without the cause. RANKS, such as ``2,3``, are the ranks with the cause;
+without it, all have it.
+
+The kinds in DELAYS are delays of a part of the step. A single rank has no delay: it is the baseline. Every
+two ranks say that they are on a node of their own. Without a launcher, the program forks WORLD_SIZE ranks.
 
 Each rank writes ``planted<rank>.json``: the median time of a step and of the cause in it, in seconds, on its
 own clock. On a busy machine, a sleep takes longer than its argument, so AMOUNT is not the true time; it
@@ -35,6 +39,9 @@ from ddp_scaling_bench.record import Recorder
 FORWARD_S, BACKWARD_S = 0.02, 0.03
 STEPS, WARM_UP, ACCUMULATED = 45, 5, 4
 WIDTH = 32
+#: Parts of the step that can take longer.
+DELAYS = ("data", "forward", "backward", "optimizer", "all-reduce", "outside")
+PER_NODE = 2
 
 
 class Nap(torch.autograd.Function):
@@ -135,6 +142,23 @@ def slow_backend(nap_s: float) -> Any:
     return compile_graph
 
 
+def slow_all_reduce(nap_s: float) -> Callable[[Any, dist.GradBucket], torch.futures.Future[Tensor]]:
+    """Return a communication hook of DDP whose all-reduces end ``nap_s`` seconds late."""
+
+    def hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+        work = dist.all_reduce(bucket.buffer().div_(dist.get_world_size()), async_op=True)
+
+        def finish(done: Any) -> Tensor:
+            time.sleep(nap_s)
+            found: Tensor = done.value()[0]
+            return found
+
+        return work.get_future().then(finish)  # type: ignore[no-any-return]
+
+    hook.__annotations__ = {}  # DDP refuses annotations that are strings
+    return hook
+
+
 def burn(seconds: float) -> float:
     """Use ``seconds`` of CPU time; return for how long this process waited for a core."""
     began, end = time.perf_counter(), time.process_time() + seconds
@@ -153,19 +177,22 @@ class Training:
         spent_s: the time that the cause took in each step.
     """
 
-    def __init__(self, kind: str, amount: float, *, planted: bool, batch: int) -> None:
+    def __init__(self, kind: str, amount: float, *, planted: bool, batch: int, ranks: Sequence[int]) -> None:
         self.kind, self.amount, self.planted, self.batch = kind, amount, planted, batch
         self.rank = dist.get_rank()
-        self.is_late = self.rank == dist.get_world_size() - 1 > 0
+        self.has_cause = not ranks or self.rank in ranks
+        self.is_last = self.rank == dist.get_world_size() - 1 > 0
         if kind == "late-node":
-            self.is_late = os.environ.get("SLURMD_NODENAME") == "n2"
+            self.has_cause = os.environ.get("SLURMD_NODENAME") == "n2"
+        if kind in DELAYS:
+            self.has_cause &= dist.get_world_size() > 1
+            os.environ["SLURMD_NODENAME"] = f"n{self.rank // PER_NODE + 1}"
         self.passes = ACCUMULATED if kind == "no-sync" else 1
         self.spent_s: list[float] = []
 
     def amount_of(self, *kinds: str) -> float:
         """Return AMOUNT if one of these causes is planted, and on this rank; else 0."""
-        own = self.is_late or not self.kind.startswith("late-")
-        return self.amount if self.planted and self.kind in kinds and own else 0.0
+        return self.amount if self.planted and self.kind in kinds and self.has_cause else 0.0
 
     @contextmanager
     def timed(self) -> Iterator[None]:
@@ -177,9 +204,9 @@ class Training:
     def times(self) -> tuple[float, float]:
         """Return the seconds of forward and backward in a step."""
         both_s = self.amount_of("late-node") / 2
-        forward_s = FORWARD_S + self.amount_of("late-forward") + both_s
-        backward_s = BACKWARD_S + self.amount_of("late-backward") + both_s
-        if self.amount_of("uneven-split") and self.is_late:
+        forward_s = FORWARD_S + self.amount_of("forward") + both_s
+        backward_s = BACKWARD_S + self.amount_of("backward") + both_s
+        if self.amount_of("uneven-split") and self.is_last:
             more = self.batch * (1 + self.amount / (forward_s + backward_s))
             more = round(more) / self.batch
             self.batch = round(self.batch * more)
@@ -202,7 +229,10 @@ class Training:
             self.compiled = torch.compile(lambda inputs: inputs * 2, backend=backend, dynamic=False)
             self.lengths = itertools.count(1)
             module.register_forward_pre_hook(lambda *_: self.recompile())
-        return DistributedDataParallel(module)
+        model = DistributedDataParallel(module)
+        if self.kind == "all-reduce":
+            model.register_comm_hook(None, slow_all_reduce(self.amount_of("all-reduce")))
+        return model
 
     def recompile(self) -> None:
         """Call a compiled function with a new length."""
@@ -212,15 +242,14 @@ class Training:
     def batches(self) -> Iterator[Tensor]:
         """Yield batches, each after the planted time."""
         for _ in range(STEPS):
-            with self.timed() if self.amount_of("loader") else nullcontext():
-                time.sleep(self.amount_of("loader", "late-loader"))
+            time.sleep(self.amount_of("data"))
             yield torch.ones(4, WIDTH)
 
     def run(self) -> None:
         """Train until the recorder has the requested windows."""
         model = self.model()
         optimizer = SlowSgd(model.parameters(), lr=1e-6)
-        optimizer.nap_s = self.amount_of("late-optimizer")
+        optimizer.nap_s = self.amount_of("optimizer")
         recorder = Recorder(model)
         starts = []
         for inputs in recorder.batches(self.batches()):
@@ -232,6 +261,7 @@ class Training:
                         inputs = augment(inputs, self.amount)
                 loss = self.gradients(model, inputs)
                 optimizer.step()
+                time.sleep(self.amount_of("outside"))
                 self.after(model, loss)
         recorder.close()
         self.write(starts)
@@ -266,13 +296,29 @@ class Training:
                 action(self.amount)
 
 
+def fork_ranks(number: int) -> None:
+    """Return in each rank; the program itself waits for them and exits."""
+    children = []
+    for rank in range(number):
+        child = os.fork()
+        if not child:
+            os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(number)}
+            torch.set_num_threads(1)
+            return
+        children.append(child)
+    sys.exit(max(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children))
+
+
 def main() -> None:
     """Train with the arguments of the command line."""
-    kind, amount, planted, batch = sys.argv[1:]
+    kind, amount, planted, batch, ranks, world_size = (*sys.argv[1:], "", "1")[:6]
+    if "RANK" not in os.environ:
+        fork_ranks(int(world_size))
     if kind == "one-core" and planted == "1":
         os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
     dist.init_process_group("gloo")
-    Training(kind, float(amount), planted=planted == "1", batch=int(batch)).run()
+    late = [int(rank) for rank in ranks.split(",") if rank]
+    Training(kind, float(amount), planted=planted == "1", batch=int(batch), ranks=late).run()
     dist.destroy_process_group()
 
 

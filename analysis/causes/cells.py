@@ -10,13 +10,13 @@ count.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from scipy import special
 
-from analysis.causes.claims import CAUSES, RunEvidence, claims_of
+from analysis.causes.claims import CAUSES, Cause, RunEvidence, claims_of
 from analysis.causes.divide import (
     LEAST_SHARE,
     NOT_EXPLAINED,
@@ -37,11 +37,21 @@ from ddp_scaling_bench.units import known
 _LEAST_LONGER = 0.1
 #: The whole loss of a cell, which is no row of causes.csv.
 LOSS = "loss"
-#: Titles, meanings and remedies of the rows that are not causes.
-_OTHER_ROWS = {
-    LOSS: ("whole loss", "", ""),
-    NOT_EXPLAINED: ("not explained", "", ""),
-    NOT_VALID: (
+
+
+class _Rest(NamedTuple):
+    """A row that is not a cause, in words."""
+
+    title: str
+    meaning: str = ""
+    remedy: str = ""
+    part: str = ""
+
+
+_RESTS = {
+    LOSS: _Rest("whole loss"),
+    NOT_EXPLAINED: _Rest("not explained"),
+    NOT_VALID: _Rest(
         "not valid",
         "An error limits the validity of these values.",
         "Remove the error that the table Validity of the report shows.",
@@ -85,24 +95,25 @@ class CauseRow:
         return self.cause in RESTS
 
     @property
+    def _about(self) -> type[Cause] | _Rest:
+        return type(CAUSES[self.cause]) if self.cause in CAUSES else _RESTS[self.cause]
+
+    @property
     def title(self) -> str:
         """The row in words, with the part of the step if other runs could have another one."""
-        if (cause := CAUSES.get(self.cause)) is None:
-            return _OTHER_ROWS[self.cause][0]
-        return cause.title if self.part in ("", cause.part) else f"{cause.title}: {part_title(self.part)}"
+        about = self._about
+        return about.title if self.part in ("", about.part) else f"{about.title}: {part_title(self.part)}"
 
     @property
     def meaning(self) -> str:
         """What the row is, in words."""
-        cause = CAUSES.get(self.cause)
-        return cause.meaning if cause else _OTHER_ROWS[self.cause][1]
+        return self._about.meaning
 
     @property
     def remedy(self) -> str:
         """What to change because of it: what its evidence says, else what its cause says."""
-        if (cause := CAUSES.get(self.cause)) is None:
-            return _OTHER_ROWS[self.cause][2]
-        return " ".join(dict.fromkeys(one.remedy for one in self.evidence if one.remedy)) or cause.remedy
+        advice = dict.fromkeys(one.remedy for one in self.evidence if one.remedy)
+        return " ".join(advice) or self._about.remedy
 
 
 @dataclass(frozen=True)
@@ -128,27 +139,25 @@ class CellDivision:
 def divide_cell(runs: Sequence[RunEvidence], base_runs: Sequence[RunEvidence] = ()) -> CellDivision:
     """Divide the loss of one cell; ``base_runs`` are the runs of its baseline, none for a baseline."""
     claims = {run.run_id: claims_of(run) for run in runs}
-    shown = Counter(key for own in claims.values() for key in {claim.key for claim in own})
-    named = {key for key, number in shown.items() if 2 * number > len(runs)}
-    active = named - _without_time(claims)
-    own_times = {claim.key for own in claims.values() for claim in own if known(claim.share)}
+    by_cause: dict[Key, dict[str, list[Claim]]] = {}
+    for run_id, claim in [(run_id, claim) for run_id, own in claims.items() for claim in own]:
+        by_cause.setdefault(claim.key, {}).setdefault(run_id, []).append(claim)
+    named = {key: own for key, own in by_cause.items() if 2 * len(own) > len(runs)}
+    active = {key for key, own in named.items() if all(any(one.timed for one in run) for run in own.values())}
     while True:
         divisions = [_divide_run(run, claims[run.run_id], active) for run in runs]
-        shares = _shares(divisions, runs, base_runs)
-        weak = {key for key, row in shares.items() if not _is_certain(row)}
+        rows = {key: _row(key, divisions, runs, base_runs) for division in divisions for key in division}
+        weak = {key for key, row in rows.items() if not _is_certain(row)}
         if not weak:
             break
         # What causes with times of their own take is missing elsewhere, so they are removed first.
-        active -= {key for key in weak if key in own_times} or weak
-    alone = {key for key in named - shares.keys() if _stands_alone(key, claims)}
-    found = shares | {key: _row(key) for key in sorted(alone, key=str)}
-    rows = [_with_evidence(key, row, runs, claims) for key, row in found.items()]
-    rows.sort(key=lambda row: (row.is_rest, math.isnan(row.share), -row.share))
-    return CellDivision(
-        rows,
-        mean_parts([one.rests for one in divisions]),
-        mean_parts([_relative(run) for run in runs]),
-    )
+        active -= {key for key in weak if any(map(_has_own_time, by_cause[key].values()))} or weak
+    alone = sorted((key for key in named.keys() - rows if _stands_alone(named[key], len(runs))), key=str)
+    rows |= {key: CauseRow(key.cause, node=key.node, rank=key.rank) for key in alone}
+    found = [row if row.is_rest else _with_evidence(row, by_cause[key]) for key, row in rows.items()]
+    found.sort(key=lambda row: (row.is_rest, math.isnan(row.share), -row.share))
+    rests = mean_parts([division[Key(NOT_EXPLAINED)] for division in divisions])
+    return CellDivision(found, rests, mean_parts([_relative(run) for run in runs]))
 
 
 def _divide_run(run: RunEvidence, claims: Sequence[Claim], active: set[Key]) -> Division:
@@ -161,48 +170,33 @@ def _relative(run: RunEvidence) -> Parts:
     return {part: run.factor * value for part, value in run.parts.items()}
 
 
-def _without_time(claims: Mapping[str, Sequence[Claim]]) -> set[Key]:
-    """Return the causes that a run shows without a measured time."""
-    found: set[Key] = set()
-    for own in claims.values():
-        found |= {claim.key for claim in own} - {claim.key for claim in own if claim.timed}
-    return found
-
-
 def _is_certain(row: CauseRow) -> bool:
     """Return True if a share is large enough to be named and its interval, if known, excludes 0."""
     least = _LEAST_LONGER if row.cause == "computation" and math.isnan(row.share_low) else LEAST_SHARE
     return row.is_rest or (row.share >= least and not row.share_low <= 0)
 
 
-def _stands_alone(key: Key, claims: Mapping[str, Sequence[Claim]]) -> bool:
+def _has_own_time(claims: Sequence[Claim]) -> bool:
+    return any(known(claim.share) for claim in claims)
+
+
+def _stands_alone(claims: Mapping[str, Sequence[Claim]], runs: int) -> bool:
     """Return whether the evidence shows that a cause is present even if it has no share."""
-    own = [claim for found in claims.values() for claim in found if claim.key == key]
-    is_counted = 2 * sum(one.counted for one in own) > len(claims)
-    return is_counted or any(not one.timed for one in own)
+    own = [claim for found in claims.values() for claim in found]
+    return 2 * sum(one.counted for one in own) > runs or any(not one.timed for one in own)
 
 
-def _shares(
-    divisions: Sequence[Division], runs: Sequence[RunEvidence], base_runs: Sequence[RunEvidence]
-) -> dict[Key, CauseRow]:
-    keys = dict.fromkeys(key for division in divisions for key in division.shares)
-    found = {}
-    for key in keys:
-        values = [division.shares.get(key, 0.0) for division in divisions]
-        parts = mean_parts([division.taken.get(key, {}) for division in divisions])
-        sources = parts if parts else {part for division in divisions for part in division.rests}
-        half = _half_width(values, runs, base_runs, sources)
-        mean = math.fsum(values) / len(values)
-        found[key] = CauseRow(
-            key.cause,
-            share=mean,
-            share_low=mean - half,
-            share_high=min(mean + half, 1.0),
-            node=key.node,
-            rank=key.rank,
-            part=max(parts, key=lambda part: parts[part], default=""),
-        )
-    return found
+def _row(
+    key: Key, divisions: Sequence[Division], runs: Sequence[RunEvidence], base_runs: Sequence[RunEvidence]
+) -> CauseRow:
+    """Return the mean share of a cause, or of what is not explained, with its interval."""
+    taken = [division.get(key, {}) for division in divisions]
+    values = [math.fsum(parts.values()) for parts in taken]
+    parts = mean_parts(taken)
+    half = _half_width(values, runs, base_runs, parts)
+    share = math.fsum(values) / len(values)
+    part = "" if key.cause in RESTS else max(parts, key=parts.__getitem__)
+    return CauseRow(key.cause, share, share - half, min(share + half, 1.0), key.node, key.rank, part)
 
 
 def _half_width(
@@ -238,29 +232,20 @@ def _variance(values: Sequence[float]) -> float:
     return math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
 
 
-def _row(key: Key) -> CauseRow:
-    return CauseRow(key.cause, node=key.node, rank=key.rank)
-
-
-def _with_evidence(
-    key: Key, row: CauseRow, runs: Sequence[RunEvidence], claims: Mapping[str, Sequence[Claim]]
-) -> CauseRow:
+def _with_evidence(row: CauseRow, claims: Mapping[str, Sequence[Claim]]) -> CauseRow:
     """Add evidence to a row: the claims of the first run that shows the row's cause."""
-    if row.is_rest:
-        return row
-    found = {run.run_id: own for run in runs if (own := [c for c in claims[run.run_id] if c.key == key])}
-    run_id, first = next(iter(found.items()))
+    run_id, first = next(iter(claims.items()))
     # Without a share, longer parts are noise.
     shown = [claim for claim in first if known(row.share) or not math.isinf(claim.share)]
     evidence = [one for claim in shown for one in claim.evidence]
-    nodes = {claim.node for own in found.values() for claim in own}
+    nodes = {claim.node for own in claims.values() for claim in own}
     return replace(
         row,
         node=nodes.pop() if len(nodes) == 1 else "",
         part=next((claim.part for claim in first if claim.part), row.part or (*first[0].pools, "")[0]),
         evidence=tuple(one for place, one in enumerate(evidence) if one not in evidence[:place]),
         run_id=run_id,
-        runs=len(found),
+        runs=len(claims),
         timed=any(claim.timed for claim in shown),
         timeless=any(claim.timeless for claim in first),
     )

@@ -18,7 +18,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import NamedTuple
 
 from analysis.data.columns import PARTS
@@ -38,6 +37,18 @@ LEAST_SHARE = 0.02
 
 #: The fraction of the step that each part takes, by the part's name.
 Parts = Mapping[str, float]
+
+
+class Key(NamedTuple):
+    """A cause, with the rank or node at fault if one is known."""
+
+    cause: str
+    node: str = ""
+    rank: int | None = None
+
+
+#: The fraction of the step that each cause takes of each part.
+Division = Mapping[Key, Parts]
 
 
 @dataclass(frozen=True)
@@ -83,35 +94,8 @@ class Claim:
         return Key(self.cause, self.node if self.rank is None else "", self.rank)
 
 
-class Key(NamedTuple):
-    """A cause, with the rank or node at fault if one is known."""
-
-    cause: str
-    node: str = ""
-    rank: int | None = None
-
-
-@dataclass(frozen=True)
-class Division:
-    """The division of one run.
-
-    Attributes:
-        taken: what each cause takes of each part, as fractions of the step.
-        rests: the fraction of each part that is lost and that no cause takes.
-    """
-
-    taken: dict[Key, dict[str, float]]
-    rests: dict[str, float]
-
-    @cached_property
-    def shares(self) -> dict[Key, float]:
-        """The share of each cause and of ``not-explained``; their sum is the loss."""
-        shares = {key: math.fsum(own.values()) for key, own in self.taken.items()}
-        return shares | {Key(NOT_EXPLAINED): math.fsum(self.rests.values())}
-
-
 def divide(parts: Parts, claims: Sequence[Claim], *, reference: Parts | None = None) -> Division:
-    """Divide the loss of one run.
+    """Return what each cause takes of each part, and the rest as ``not-explained``; the sum is the loss.
 
     ``parts`` are relative to the cell's mean step time; their sum is 1 if the run is as fast as the mean.
     ``claims`` are the causes found in the run; they get their shares in this order.
@@ -119,7 +103,7 @@ def divide(parts: Parts, claims: Sequence[Claim], *, reference: Parts | None = N
     cell; it is None for a baseline.
     """
     left = dict(parts) if reference is None else _excess(parts, reference)
-    taken: dict[Key, dict[str, float]] = {}
+    division: dict[Key, dict[str, float]] = {}
     for claim in claims:
         wanted = claim.share if claim.timed else 0.0
         for part in (*claim.pools, WHOLE):
@@ -127,10 +111,12 @@ def divide(parts: Parts, claims: Sequence[Claim], *, reference: Parts | None = N
             if amount > 0:
                 left[part] -= amount
                 wanted -= amount
-                own = taken.setdefault(claim.key, {})
+                own = division.setdefault(claim.key, {})
                 own[part] = own.get(part, 0.0) + amount
-    works = [] if reference is not None else [part for part in left if part not in LOST]
-    return Division(taken, {part: amount for part, amount in left.items() if amount and part not in works})
+    # At a baseline, computation is lost only as far as a cause with a measured time explains it.
+    lost = left if reference is not None else [part for part in left if part in LOST]
+    division[Key(NOT_EXPLAINED)] = {part: left[part] for part in lost if left[part]}
+    return division
 
 
 def _excess(parts: Parts, reference: Parts) -> dict[str, float]:

@@ -15,27 +15,21 @@ from typing import Any
 import numpy as np
 
 from analysis.data.environment import crowds, positive
+from analysis.stats.decompose import mean
 from analysis.text import one_line
-from bench.study.conditions import Window, cores_in_use, host_of_rank, objects, read_windows
+from bench.study.conditions import cores_in_use, host_of_rank, objects, read_windows
 from bench.study.findings import Disturbance, ForeignCpu
 from bench.study.reasons import LogCause
 from bench.study.run_json import read_sampled_step
 from ddp_scaling_bench.files import read_json
 from ddp_scaling_bench.finding import Finding
 from ddp_scaling_bench.known_strategies import STRATEGIES
-from ddp_scaling_bench.records import SampledStep, SlowCall
+from ddp_scaling_bench.records import SampledStep
 from ddp_scaling_bench.run_folder import RunFolder
-from ddp_scaling_bench.units import count, short_name, short_percent
+from ddp_scaling_bench.units import count, known, short_name, short_percent
 
-#: Prefixes of calls of torch.distributed in the user's code, which communicate in addition to DDP, and the
-#: beginnings of the names of its functions that do not communicate.
-_COLLECTIVES = ("torch.distributed.", "dist.")
-_LOCAL_CALLS = ("get_", "is_")
-#: Calls that wait for the device, and thereby for the communication that it executes.
-_WAITING_CALLS = ("Tensor.item", "Tensor.cpu", "Tensor.tolist", "Tensor.numpy", "cuda.synchronize")
-
-#: Calls that every training loop makes outside of the timers: they are not a cause of lost time.
-_OF_TRAINING = ("Optimizer.zero_grad", "Module.zero_grad")
+#: Smaller fractions of missing CPU time are ignored.
+STARVED_FROM = 0.05
 
 
 class CpuQuota(Finding, kind="cpu-quota"):
@@ -60,19 +54,6 @@ class FewCores(Finding, kind="few-cores"):
     def _message(self) -> str:
         threads = f"{self.threads} threads of {count(self.ranks, 'rank')}"
         return f"{threads} share {count(self.cores, 'core')} on {short_name(self.node)}"
-
-
-#: The causes that warnings in logs (bench/doctor/catalogue/slow.toml) show.
-OF_WARNINGS = {
-    "slow-gradient-strides": "computation",
-    "slow-find-unused-parameters": "computation",
-    "slow-recompilations": "computation",
-    "slow-allocator-retries": "computation",
-    "slow-too-many-workers": "cpu-starved",
-    "slow-one-thread": "cpu-starved",
-    "slow-nccl-socket": "communication",
-    "slow-no-peer-access": "communication",
-}
 
 
 class WarningLine(Finding, kind="log-line"):
@@ -146,7 +127,7 @@ class RunFacts:
         compile_share: fraction of the windows' time that the recompilations took.
         retries: allocator retries per step of the rank with the most retries.
         searches_for_nothing: true if DDP searches for unused parameters and all parameters are used.
-        warnings: the log's first warning of each cause (named as by `bench doctor`).
+        warnings: the log's first warning of each kind, by its name in `bench doctor`.
         calls: the sampled step of each rank, with its slow calls.
         disturbed: what disturbed the run from outside.
         nominal_bytes_per_s: nominal rate of the slowest node's interface.
@@ -167,6 +148,16 @@ class RunFacts:
     disturbed: tuple[Disturbance, ...] = ()
     nominal_bytes_per_s: float = math.nan
 
+    @property
+    def cpu_wait(self) -> float:
+        """Fraction of the step for which the ranks waited for a core; NaN if it was not measured."""
+        return float(np.mean([node.wait for node in self.nodes.values()])) if self.nodes else math.nan
+
+    @property
+    def mhz(self) -> float:
+        """The lowest clock of the GPUs, else the mean of the nodes' cores; NaN if unknown."""
+        return min(self.clock_mhz.values(), default=mean(node.freq_mhz for node in self.nodes.values()))
+
 
 def read_facts(
     attempt: str | Path,
@@ -184,152 +175,111 @@ def read_facts(
     folder = RunFolder(Path(attempt))
     windows = read_windows(folder) or []
     env = read_json(folder.env) or {}
-    found = tuple(disturbed or ())
+    foreign = tuple(disturbed or ())
+    nodes = [node for window in windows for node in window.nodes]
     ranks = [rank for window in windows for rank in window.ranks]
+    windows_s = sum(window.seconds for window in windows)
     # Windows begin and end with samples, which are not measured.
-    seconds = steps * step_s if steps * step_s > 0 else sum(window.seconds for window in windows)
-    compiled = _sum_by_rank(ranks, "compile_s")
-    own = _dict(env.get("ddp"))
+    measured_s = steps * step_s if steps * step_s > 0 else windows_s
+    compiled_s = _sums(ranks, "rank", "compile_s").values()
+    ddp = _dict(env.get("ddp"))
+    rates = [_number(_dict(node.get("net")).get("rate_mbit_s")) * 1e6 / 8 for node in nodes]
     return RunFacts(
-        nodes=_nodes(windows, env, found, measured_s=seconds),
+        nodes=_nodes(nodes, env, foreign, windows_s=windows_s, waits=_waits(ranks, env, measured_s)),
         clock_mhz=_clocks(ranks),
-        threads=tuple(
-            sorted({n for one in objects(env.get("cores")) for n in _numbers(one, "threads_per_rank")})
-        ),
+        threads=tuple(sorted({n for one in objects(env.get("cores")) for n in _threads(one)})),
         collectives=_per_step(ranks, "collectives", steps),
         sync_passes=_per_step(ranks, "sync_passes", steps),
         expected_collectives=_expected(env),
         recompilations=_per_step(ranks, "recompilations", steps),
-        compile_share=float(np.mean(compiled)) / seconds if compiled and seconds > 0 else math.nan,
-        retries=max(_sum_by_rank(ranks, "allocator_retries"), default=math.nan) / steps,
-        searches_for_nothing=own.get("find_unused_parameters") is True
-        and own.get("unused_parameter_bytes") == 0,
-        warnings=_warnings(warnings or ()),
+        compile_share=mean(compiled_s) / measured_s if measured_s > 0 else math.nan,
+        retries=max(_sums(ranks, "rank", "allocator_retries").values(), default=math.nan) / steps,
+        searches_for_nothing=ddp.get("find_unused_parameters") is True
+        and ddp.get("unused_parameter_bytes") == 0,
+        warnings={line.cause: _warning(line) for line in reversed(warnings or ())},
         calls=tuple(read_sampled_step(folder)),
-        disturbed=found,
-        nominal_bytes_per_s=_nominal(windows),
+        disturbed=foreign,
+        nominal_bytes_per_s=min(rates) if rates and all(rate > 0 for rate in rates) else math.nan,
     )
 
 
-def _warnings(warnings: Sequence[LogCause]) -> dict[str, Finding]:
-    return {
-        one.cause: WarningLine(
-            warning=one.cause,
-            path=one_line(one.path or "log", limit=80),
-            line=one.line,
-            text=one_line(one.evidence, limit=160),
-            change=one.remedy,
-        )
-        for one in reversed(warnings)
-        if one.cause in OF_WARNINGS
-    }
-
-
-# -- CPU ------------------------------------------------------------------------------
+def _warning(line: LogCause) -> WarningLine:
+    return WarningLine(
+        warning=line.cause,
+        path=one_line(line.path or "log", limit=80),
+        line=line.line,
+        text=one_line(line.evidence, limit=160),
+        change=line.remedy,
+    )
 
 
 def _nodes(
-    windows: Sequence[Window], env: dict[str, Any], disturbed: Sequence[Disturbance], *, measured_s: float
+    entries: Sequence[Mapping[str, Any]],
+    env: dict[str, Any],
+    disturbed: Sequence[Disturbance],
+    *,
+    windows_s: float,
+    waits: Mapping[str, float],
 ) -> dict[str, NodeFacts]:
-    found: dict[str, list[tuple[float, Finding]]] = {}
     foreign = {
         node: one
         for one in disturbed
         for node in one.subject
         if isinstance(one, ForeignCpu) and (one.share or 0) > 0
     }
-    seconds = sum(window.seconds for window in windows)
-    entries = [node for window in windows for node in window.nodes]
-    throttled: dict[str, float] = {}
-    for node in entries:
-        name = str(node.get("node"))
-        throttled[name] = throttled.get(name, 0.0) + _number(node, "throttled_s")
-    for name, stopped in throttled.items():
-        share = _part_of(stopped, seconds)
-        found.setdefault(name, []).append((share, CpuQuota(node=name, share=share)))
+    lacking: dict[str, list[tuple[float, Finding]]] = {str(entry.get("node")): [] for entry in entries}
+    for name, stopped_s in _sums(entries, "node", "throttled_s").items():
+        share = _fraction(stopped_s, windows_s)
+        lacking[str(name)].append((share, CpuQuota(node=str(name), share=share)))
     # Nodes that share a machine are containers: their crowd is a validity error, and no cause.
     for crowd in [one for one in crowds(env) if len(one.hosts) == 1]:
         name = crowd.hosts[0]
         few = FewCores(node=name, threads=crowd.threads, ranks=crowd.ranks, cores=crowd.cores)
-        lacking = 1 - crowd.cores / crowd.threads
-        found.setdefault(name, []).append((lacking, few))
-    waits = _waits(windows, env, measured_s)
-    spare = _spare_cores(env)
-    clocks = {str(node.get("node")): _number(node, "freq_mhz", math.nan) for node in entries}
+        lacking.setdefault(name, []).append((1 - crowd.cores / crowd.threads, few))
+    clocks = {str(entry.get("node")): _number(entry.get("freq_mhz")) for entry in entries}
+    used = cores_in_use(env)
+    total = {str(one.get("node")): positive(one.get("cores")) for one in objects(env.get("cores"))}
     facts = {}
-    for name in dict.fromkeys([*clocks, *found, *foreign, *waits]):
-        wait = waits.get(name, math.nan)
+    for name in dict.fromkeys([*lacking, *foreign, *waits]):
+        wait, cores = waits.get(name, math.nan), total.get(name)
         # Threads that sleep or wait for the GPU do not wait for a core.
-        shares = [(min(share, wait) if wait >= 0 else share, one) for share, one in found.get(name, [])]
-        known = [(share, one) for share, one in shares if share >= STARVED_FROM]
-        evidence = [one for _, one in known]
-        evidence += [foreign[name]] if name in foreign else []
+        shares = [(min(share, wait) if wait >= 0 else share, one) for share, one in lacking.get(name, [])]
+        enough = [(share, one) for share, one in shares if share >= STARVED_FROM]
         facts[name] = NodeFacts(
-            starved=max((share for share, _ in known), default=0.0),
+            starved=max((share for share, _ in enough), default=0.0),
             foreign=foreign[name].share or 0.0 if name in foreign else 0.0,
             wait=wait,
-            spare=spare.get(name, math.nan),
-            evidence=tuple(evidence),
+            spare=max(cores / used[name] - 1, 0.0) if cores and name in used else math.nan,
+            evidence=(*(one for _, one in enough), *([foreign[name]] if name in foreign else [])),
             freq_mhz=clocks.get(name, math.nan),
         )
     return facts
 
 
-def _part_of(spent_s: float, seconds: float) -> float:
+def _fraction(spent_s: float, seconds: float) -> float:
     return min(spent_s / seconds, 1.0) if seconds > 0 else 0.0
 
 
-def _waits(windows: Sequence[Window], env: Mapping[str, Any], seconds: float) -> dict[str, float]:
+def _waits(ranks: Sequence[Mapping[str, Any]], env: Mapping[str, Any], seconds: float) -> dict[str, float]:
     """Return the fraction of the time for which the ranks of each node waited for a core, if measured."""
-    by_rank: dict[int, list[float]] = {}
-    for rank in [rank for window in windows for rank in window.ranks]:
-        if isinstance(rank.get("rank"), int):
-            by_rank.setdefault(rank["rank"], []).append(_number(rank, "cpu_wait_s", math.nan))
+    hosts, sums = host_of_rank(env), _sums(ranks, "rank", "cpu_wait_s", missing=math.nan)
     waits: dict[str, list[float]] = {}
-    for number, host in host_of_rank(env).items():
-        if number in by_rank:
-            waits.setdefault(host, []).append(sum(by_rank[number]))
+    for rank, wait_s in sums.items():
+        if rank in hosts:
+            waits.setdefault(hosts[rank], []).append(wait_s)
     means = {host: float(np.mean(values)) for host, values in waits.items()}
-    return {host: _part_of(mean, seconds) for host, mean in means.items() if math.isfinite(mean)}
-
-
-def _spare_cores(env: Mapping[str, Any]) -> dict[str, float]:
-    """Return the number of idle cores of each node, as a fraction of the cores that its ranks use."""
-    used = cores_in_use(env)
-    total = {str(one.get("node")): positive(one.get("cores")) for one in objects(env.get("cores"))}
-    return {name: max(cores / used[name] - 1, 0.0) for name, cores in total.items() if cores and name in used}
-
-
-#: Smaller fractions of missing CPU time are ignored.
-STARVED_FROM = 0.05
-
-
-# -- ranks ----------------------------------------------------------------------------
+    return {host: _fraction(wait_s, seconds) for host, wait_s in means.items() if math.isfinite(wait_s)}
 
 
 def _clocks(ranks: Sequence[Mapping[str, Any]]) -> dict[int, float]:
     """Return each rank's clock: the higher of its values before and after a window, mean over windows."""
     found: dict[int, list[float]] = {}
-    for rank in ranks:
-        samples = [_dict(_dict(rank.get("clocks")).get(name)) for name in ("before", "after")]
-        values = [sample["sm_mhz"] for sample in samples if isinstance(sample.get("sm_mhz"), int | float)]
-        if values and isinstance(rank.get("rank"), int):
-            found.setdefault(rank["rank"], []).append(max(values))
-    return {rank: float(np.mean(values)) for rank, values in found.items()}
-
-
-def _sum_by_rank(ranks: Sequence[Mapping[str, Any]], key: str) -> list[float]:
-    """Return the sum over the windows for each rank that has a value."""
-    sums: dict[Any, float] = {}
-    for rank in ranks:
-        if isinstance(rank.get(key), int | float) and isinstance(rank.get("rank"), int | None):
-            sums[rank.get("rank")] = sums.get(rank.get("rank"), 0.0) + rank[key]
-    return list(sums.values())
-
-
-def _per_step(ranks: Sequence[Mapping[str, Any]], key: str, steps: float) -> float:
-    sums = _sum_by_rank(ranks, key)
-    return float(np.mean(sums)) / steps if sums and steps > 0 else math.nan
+    for entry in ranks:
+        samples = [_dict(_dict(entry.get("clocks")).get(name)).get("sm_mhz") for name in ("before", "after")]
+        values = [value for value in map(_number, samples) if known(value)]
+        if values and isinstance(rank := entry.get("rank"), int):
+            found.setdefault(rank, []).append(max(values))
+    return {rank: mean(values) for rank, values in found.items()}
 
 
 def _expected(env: Mapping[str, Any]) -> float:
@@ -344,57 +294,33 @@ def _expected(env: Mapping[str, Any]) -> float:
     return len(buckets) + search + buffers
 
 
-def _nominal(windows: Sequence[Window]) -> float:
-    rates = [
-        _number(_dict(node.get("net")), "rate_mbit_s", math.nan) * 1e6 / 8
-        for window in windows
-        for node in window.nodes
-    ]
-    known = [rate for rate in rates if rate > 0]
-    return min(known) if known and len(known) == len(rates) else math.nan
-
-
-# -- calls of the user's code ---------------------------------------------------------
-
-
-def calls_outside(step: SampledStep) -> list[SlowCall]:
-    """Return the calls that no timer covers, except communication and zero_grad; the slowest first."""
-    usual = (*_COLLECTIVES, *_OF_TRAINING)
-    return [call for call in step.slow_calls if call.part is None and not call.function.startswith(usual)]
-
-
-def collectives_outside(step: SampledStep, *, waiting: bool) -> list[SlowCall]:
-    """Return the collectives that no timer covers; with ``waiting``, also calls that wait for the device."""
-    calls = [call for call in step.slow_calls if call.part is None]
-    return [
-        call
-        for call in calls
-        if _communicates(call) or (waiting and call.function.startswith(_WAITING_CALLS))
-    ]
-
-
-def _communicates(call: SlowCall) -> bool:
-    local = call.function.rpartition(".")[2].startswith(_LOCAL_CALLS)
-    return call.function.startswith(_COLLECTIVES) and not local
-
-
-def seconds_of(calls: Iterable[SlowCall]) -> float:
-    """Return the sum of the calls' times."""
-    return sum(call.seconds for call in calls)
-
-
 # -- values of JSON -------------------------------------------------------------------
+
+
+def _sums(
+    entries: Iterable[Mapping[str, Any]], by: str, name: str, *, missing: float | None = None
+) -> dict[Any, float]:
+    """Return the sum over the windows of a value of each rank or node that has one, or of ``missing``."""
+    sums: dict[Any, float] = {}
+    for entry in entries:
+        value = entry.get(name) if isinstance(entry.get(name), int | float) else missing
+        if value is not None and isinstance(who := entry.get(by), int | str | None):
+            sums[who] = sums.get(who, 0.0) + value
+    return sums
+
+
+def _per_step(ranks: Iterable[Mapping[str, Any]], name: str, steps: float) -> float:
+    return mean(_sums(ranks, "rank", name).values()) / steps if steps > 0 else math.nan
 
 
 def _dict(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _numbers(entry: Mapping[str, Any], key: str) -> list[int]:
-    values = entry.get(key)
+def _threads(entry: Mapping[str, Any]) -> list[int]:
+    values = entry.get("threads_per_rank")
     return [one for one in values if isinstance(one, int)] if isinstance(values, list) else []
 
 
-def _number(entry: Mapping[str, Any], key: str, default: float = 0.0) -> float:
-    value = entry.get(key)
-    return float(value) if isinstance(value, int | float) else default
+def _number(value: Any) -> float:
+    return float(value) if isinstance(value, int | float) else math.nan

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from analysis.causes.cells import CauseRow, CellDivision, divide_cell, mean_parts
-from analysis.causes.claims import MUCH, LateRank, Reference, RunEvidence, SlowAllReduces, mean_wait
+from analysis.causes.claims import MUCH, LateRank, Reference, RunEvidence, SlowAllReduces
 from analysis.causes.divide import COMPUTING, LOST, NOT_EXPLAINED, NOT_VALID, WHOLE, Parts
 from analysis.causes.evidence import RunFacts, read_facts
 from analysis.checks.assessment import assess
@@ -259,7 +259,7 @@ def _divide_larger(
     if any(WHOLE in run.parts for run in (*runs, *base_runs)):
         runs, base_runs = ([replace(run, parts={WHOLE: 1.0}) for run in own] for own in (runs, base_runs))
     parts = mean_parts([{part: run.factor * value for part, value in run.parts.items()} for run in base_runs])
-    waits, base_waits = (mean(mean_wait(run.facts) for run in own) for own in (runs, base_runs))
+    waits, base_waits = (mean(run.facts.cpu_wait for run in own) for own in (runs, base_runs))
     reference = Reference(
         facts=base_runs[0].facts,
         parts={part: row.efficiency * value for part, value in parts.items()},

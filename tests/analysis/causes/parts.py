@@ -1,12 +1,5 @@
-"""Studies in which one part of the step takes longer: on all ranks, on one rank, or on one node.
+"""Studies in which one part of the step takes longer: on all ranks, on one rank, or on one node."""
 
-    python -m tests.analysis.causes.parts [SEEDS]
-
-prints how often the first cause names the part (and the rank or node), and how much is not explained.
-"""
-
-import sys
-import tempfile
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
@@ -58,10 +51,10 @@ class _Timing(studies.Timing):
         return parts
 
 
-def rows_of(path: Path, case: Case, *, seed: int = 1, noise: float = 0.01) -> list[CauseRow]:
+def rows_of(path: Path, case: Case) -> list[CauseRow]:
     """Return the rows of the larger cell of a study with a planted case."""
     cells = studies.weak(sizes=(PER_NODE, RANKS), per_node=PER_NODE)
-    studies.finished(path, cells, timing=_Timing(case), noise=noise, seed=seed)
+    studies.finished(path, cells, timing=_Timing(case), noise=0.01)
     ranks = LATE[case.where] if case.part != "transfer" else ()
     work = {{"data": "data_load"}.get(part, part): spent_s for part, spent_s in WORK.items()}
     studies.write_ranks(
@@ -86,26 +79,3 @@ def names_it(case: Case, rows: list[CauseRow]) -> bool:
 def not_explained(rows: list[CauseRow]) -> float:
     """Return the part of the loss that no cause explains, as a share of the step."""
     return sum(abs(row.share) for row in rows if row.is_rest)
-
-
-def main(seeds: int) -> None:
-    """Print a line for each case."""
-    total = 0
-    for case in cases():
-        with tempfile.TemporaryDirectory() as folder:
-            found = [rows_of(Path(folder) / str(seed), case, seed=seed) for seed in range(seeds)]
-        named = sum(names_it(case, rows) for rows in found)
-        total += named
-        first = [rows[0].cause if rows else "" for rows in found]
-        rest = sum(map(not_explained, found)) / seeds
-        loss = sum(row.share for rows in found for row in rows if row.share == row.share) / seeds
-        print(
-            f"{case.part:9} {case.where:4} {1000 * case.more_s:.0f} ms: {named}/{seeds} named, "
-            f"{rest:.1%} of {loss:.1%} not explained; {max(set(first), key=first.count)}",
-            flush=True,
-        )
-    print(f"{total} of {seeds * len(list(cases()))}")
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 5)

@@ -1,7 +1,7 @@
 """Made-up studies in whose runs a cause is planted, with all files as the harness writes them."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,16 +59,16 @@ def conditions(
     folder: RunFolder,
     *,
     ranks: int,
-    rank: Callable[[int], dict[str, Any]] = lambda rank: {},
-    node: Callable[[str], dict[str, Any]] = lambda node: {},
+    rank: Mapping[str, Any] | None = None,
+    node: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write conditions.json with one window; ``rank`` and ``node`` give values of single ranks and nodes."""
+    """Write conditions.json with one window; ``rank`` and ``node`` are values of all ranks and nodes."""
     window = {
         "epoch": 1,
         "start": "2026-01-02T03:05:00.000Z",
         "end": "2026-01-02T03:05:10.000Z",
-        "nodes": [{"node": f"n{n + 1}", "throttled_s": 0.0, **node(f"n{n + 1}")} for n in range(ranks)],
-        "ranks": [{"rank": one, "threads": 1, **rank(one)} for one in range(ranks)],
+        "nodes": [{"node": f"n{n + 1}", "throttled_s": 0.0, **(node or {})} for n in range(ranks)],
+        "ranks": [{"rank": one, "threads": 1, **(rank or {})} for one in range(ranks)],
     }
     folder.conditions.write_text(json.dumps({"schema": 1, "windows": [window]}))
 
