@@ -50,12 +50,13 @@ gpu:
 
 # An hour on the test cluster: kill bench submit at random moments, cause every fault of a run, check the intervals of
 # simulated studies, measure links of random rates, and plant causes of lost time. For a short one:
-# make campaign KILLS=2 FAULTS=killed STUDIES=20 LINKS=1 SEEDS=1 KINDS="checkpoint metrics"
+# make campaign KILLS=2 FAULTS=killed STUDIES=20 LINKS=1 SEEDS=1 DELAYS=1 KINDS="checkpoint metrics"
 KILLS ?= 50
 FAULTS ?=
 STUDIES ?= 1000
 LINKS ?= 5
 SEEDS ?= 3
+DELAYS ?= 22
 KINDS ?=
 campaign: setup-tests
 	$(BIN)/python benchmarks/campaign_submit.py --kills $(KILLS) --slurm "$(SLURM)"
@@ -63,6 +64,7 @@ campaign: setup-tests
 	$(BIN)/python benchmarks/campaign_statistics.py --studies $(STUDIES)
 	$(BIN)/python benchmarks/campaign_links.py --draws $(LINKS)
 	$(BIN)/python benchmarks/campaign_causes.py --seeds $(SEEDS) $(KINDS)
+	$(BIN)/python benchmarks/campaign_causes.py --delays $(DELAYS) --seed $$(date +%s)
 
 # Virtual environments in the user's cache; they are kept. For one release: make torch-releases RELEASES=2.4.1
 RELEASES ?=

@@ -8,7 +8,9 @@ all-reduce, or outside all timers) of four ranks by 10 or 20 ms: on all ranks, o
 two ranks. The first 18 draws are all combinations in random order; rank, node and delay are random. A draw is
 right if the first cause names the part, and the rank or node. An all-reduce takes equally long on all ranks,
 so it has no rank and no node. The exit code is 1 if fewer than 95 % of the draws are right, or if 10 % or
-more of the loss of a draw is not explained.
+more of the loss of a draw is loss of the delayed part that is not explained. (Waiting counts, too, if not all
+ranks are delayed.) On a busy machine, other parts take longer as well; the table also shows what is not
+explained of all parts.
 
 Without it, each draw (random trial) is a study of planted_training.py with the recorder: three runs of two
 ranks with the planted cause, whose size is random. The largest named cause is compared with the planted one.
@@ -52,7 +54,7 @@ from planted_training import DELAYS, PER_NODE
 
 from analysis.causes.cells import CauseRow
 from analysis.causes.claims import Longer
-from analysis.causes.table import SeenIn, named, study_causes
+from analysis.causes.table import Rest, SeenIn, named, study_causes
 from analysis.data.load import load_study
 from bench.plan import make_plan, write_plan
 from bench.study.findings import ForeignCpu
@@ -227,17 +229,36 @@ class Delay:
     @property
     def is_right(self) -> bool:
         """True if the first cause names the part and the place."""
-        part = {"all-reduce": "transfer", "outside": "other"}.get(self.part, self.part)
-        return self.first is not None and (self.first.part, (self.first.node, self.first.rank)) == (
-            part,
-            self.place,
-        )
+        first = self.first
+        return first is not None and (first.part, first.node, first.rank) == (self.cause_part, *self.place)
 
     @property
     def not_explained(self) -> float:
         """The fraction of the loss that no cause explains."""
-        shares = [row.share for row in self.rows if known(row.share)]
-        return sum(abs(row.share) for row in self.rows if row.is_rest) / sum(shares) if shares else math.nan
+        return sum(abs(row.share) for row in self.rows if row.is_rest) / self.loss
+
+    @property
+    def loss(self) -> float:
+        """The loss of the cell, as a fraction of its step."""
+        return sum(row.share for row in self.rows if known(row.share))
+
+    @property
+    def part_not_explained(self) -> float:
+        """The fraction of the loss that is in the delayed part and that no cause explains."""
+        if self.part in ("forward", "backward", "optimizer"):
+            parts = {"longer", "shorter"}
+        else:
+            parts = {self.cause_part}
+        if self.place != ("", None):
+            parts.add("wait")
+        rests = [fact for row in self.rows for fact in row.evidence if isinstance(fact, Rest)]
+        shares = [abs(one.share) for rest in rests for one in rest.parts if one.part in parts]
+        return sum(shares) / self.loss
+
+    @property
+    def cause_part(self) -> str:
+        """The name of the part in causes.csv."""
+        return {"all-reduce": "transfer", "outside": "other"}.get(self.part, self.part)
 
     def __str__(self) -> str:
         """The row of the table of draws."""
@@ -248,9 +269,8 @@ class Delay:
             cells += [" ".join(filter(None, (first.cause, first.part, who))), _percent(first.share)]
         else:
             cells += ["none", ""]
-        return (
-            f"| {' | '.join([*cells, _percent(self.not_explained), 'right' if self.is_right else 'wrong'])} |"
-        )
+        cells += [_percent(self.part_not_explained), _percent(self.not_explained)]
+        return f"| {' | '.join([*cells, 'right' if self.is_right else 'wrong'])} |"
 
 
 def draw_delays(number: int, seed: int) -> list[Delay]:
@@ -288,7 +308,7 @@ def run_delay(folder: Path, delay: Delay) -> Delay | str:
     if failed := submit(path, None):
         return failed
     study = load_study(path)
-    cell = study.cells.loc[study.cells["gpus"] == RANKS, "cell_id"].item()
+    cell = next(cell.cell_id for cell in study.cells.values() if cell.gpus == RANKS)
     rows = [row for row in study_causes(study, also_invalid=True) if row.cell_id == cell]
     return replace(delay, rows=rows)
 
@@ -307,7 +327,17 @@ def warm_python(path: Path) -> Iterator[None]:
 
 def run_delays(number: int, seed: int) -> int:
     """Run delays and print their table; return the exit code."""
-    columns = ("part", "where", "ranks", "delay", "first cause", "share", "not explained", "verdict")
+    columns = (
+        "part",
+        "where",
+        "ranks",
+        "delay",
+        "first cause",
+        "share",
+        "not explained: part",
+        "all",
+        "verdict",
+    )
     print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}", flush=True)
     draws: list[Delay] = []
     failures = []
@@ -323,8 +353,12 @@ def run_delays(number: int, seed: int) -> int:
                 text = f"{row.cause} {_percent(row.share)}: {messages(row.evidence)}"
                 print(f"    {text}", file=sys.stderr, flush=True)
     right = sum(draw.is_right for draw in draws)
-    rest = [draw for draw in draws if not draw.not_explained < NOT_EXPLAINED]
-    print(f"\n{right} of {number} are right; in {len(rest)}, {NOT_EXPLAINED:.0%} or more is not explained")
+    rest = [draw for draw in draws if not draw.part_not_explained < NOT_EXPLAINED]
+    other = sum(not draw.not_explained < NOT_EXPLAINED for draw in draws)
+    print(
+        f"\n{right} of {number} are right; {NOT_EXPLAINED:.0%} or more of the loss is not explained: in the"
+    )
+    print(f"delayed part of {len(rest)} draws, in all parts of {other} draws")
     return 1 if failures or rest or right < NAMED * number else 0
 
 

@@ -13,11 +13,11 @@ An entry of a file::
     example = "..."
 
 The ``explanation`` or ``remedy`` of a signature, if any, replaces the cause's text. Those of the table
-``[port-in-use.of-run]``, if any, apply to runs that `bench` started. Placeholders such as ``{port}`` are
-filled from the named groups of the pattern. ``severity = "slow"`` marks a cause that makes a job slow but
-does not end it, and ``severity = "warning"`` one that changes what a run measures. A signature under
-``fact`` recognizes a fact that ``needs`` or ``unless`` of other signatures
-name.
+``[port-in-use.of-run]``, if any, replace all of them for runs that `bench` started. Placeholders
+such as ``{port}`` are filled from the named groups of the pattern, but not in that table.
+``severity = "slow"`` marks a cause that makes a job slow but does not end it, and
+``severity = "warning"`` one that changes what a run measures. A signature under ``fact`` recognizes a
+fact that ``needs`` or ``unless`` of other signatures name.
 """
 
 from __future__ import annotations
@@ -109,6 +109,10 @@ class Signature:
         where: a comparison that must hold between two numbers in the line, as (left, operator, right).
         disagree: two lists of groups of the pattern. Another matching line must have equal values of the
             first groups and different values of the second.
+        repeated: two groups of the pattern. A value of the first must occur in several lines, and fewer
+            different values must occur than the second one says.
+        combined: groups of the pattern. The placeholder ``{calls}`` tells the groups ``op``, ``numel`` and
+            ``rank`` of all matching lines that have equal values of these groups.
         general: leave the cause out if a less general one explains the same line.
         traceback: the pattern is tried on the last line of the traceback that starts in the line.
     """
@@ -126,6 +130,8 @@ class Signature:
     unless: tuple[str, ...] = ()
     where: tuple[str, str, str] | None = None
     disagree: tuple[tuple[str, ...], tuple[str, ...]] | None = None
+    repeated: tuple[str, str] | None = None
+    combined: tuple[str, ...] = ()
     general: int = 0
     traceback: bool = False
 
@@ -180,7 +186,7 @@ def load() -> Catalogue:
 
 
 def _info(entry: dict[str, Any]) -> CauseInfo:
-    return CauseInfo(_unwrapped(entry["explanation"]), _unwrapped(entry["remedy"]))
+    return CauseInfo(_unwrapped(entry.get("explanation", "")), _unwrapped(entry["remedy"]))
 
 
 def _unwrapped(text: str) -> str:
@@ -205,6 +211,8 @@ def _signature(name: str, body: dict[str, Any], *, severity: str | None) -> Sign
         body["where"] = where.groups()
     if "disagree" in body:
         body["disagree"] = tuple(tuple(groups) for groups in body["disagree"])
+    for key in {"repeated", "combined"} & body.keys():
+        body[key] = tuple(body[key])
     body["words"] = tuple(frozenset(words.encode().split()) for words in body["words"])
     body["example"] = body["example"].strip("\n")
     for key in ("needs", "unless"):

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import re
 import string
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -126,7 +127,7 @@ def diagnose(
         [hit for scan in scans for hit in scan.hits], facts, is_late=bool(failure and failure.effect)
     )
     ranked = [hit for hit in _ranked(hits, list(logs)) if not recorded or hit.signature.name != recorded.kind]
-    found = Diagnosis([_cause(hit, of_run=OF_RUN in facts) for hit in ranked], [])
+    found = Diagnosis([_cause(hit, hits, of_run=OF_RUN in facts) for hit in ranked], [])
     if recorded:
         before = KINDS[: KINDS.index(PEER)] if recorded.effect else ()
         number = sum(hit.signature.kind in before for hit in ranked if hit.signature.severity == FAILURE)
@@ -167,6 +168,7 @@ def _counting(hits: Sequence[Hit], facts: frozenset[str], *, is_late: bool) -> l
         and not names.intersection(hit.signature.unless)
         and (not hit.signature.needs or names.intersection(hit.signature.needs))
         and (not hit.signature.disagree or len(variants[_variant_key(hit)]) > 1)
+        and (not hit.signature.repeated or _is_repeated(hit, hits))
     ]
     least: dict[tuple[str, int], int] = {}
     for hit in met:
@@ -195,6 +197,26 @@ def _variant_key(hit: Hit) -> object:
     return hit.signature, *map(hit.groups.get, same)
 
 
+def _is_repeated(hit: Hit, hits: Sequence[Hit]) -> bool:
+    which, expected = hit.signature.repeated or ("", "")
+    values = Counter(one.groups[which] for one in hits if one.signature is hit.signature)
+    return values[hit.groups[which]] > 1 and len(values) < int(hit.groups[expected])
+
+
+def _calls(hit: Hit, hits: Sequence[Hit]) -> str:
+    """Return what the lines that belong together say, such as "ALLREDUCE on ranks 0, 1, REDUCE on rank 2"."""
+    ranks: dict[str, dict[str, None]] = {}
+    for one in hits:
+        keys = hit.signature.combined
+        if one.signature is hit.signature and all(one.groups.get(k) == hit.groups.get(k) for k in keys):
+            size = f" of {one.groups['numel']} elements" if "numel" in one.groups else ""
+            ranks.setdefault(f"{one.groups['op']}{size}", {})[one.groups["rank"]] = None
+    return ", ".join(
+        f"{call} on rank{'s' * (len(own) > 1)} {', '.join([*own][:8])}{' and others' * (len(own) > 8)}"
+        for call, own in ranks.items()
+    )
+
+
 def _ranked(hits: Sequence[Hit], paths: list[str]) -> list[Hit]:
     """Return one hit per cause, the first cause first; the module's docstring gives the rule."""
     untimed = {hit.signature.kind for hit in hits if hit.clock is None or len(paths) == 1}
@@ -214,13 +236,14 @@ def _ranked(hits: Sequence[Hit], paths: list[str]) -> list[Hit]:
     return list(best.values())
 
 
-def _cause(hit: Hit, *, of_run: bool) -> Cause:
+def _cause(hit: Hit, hits: Sequence[Hit], *, of_run: bool) -> Cause:
     own = hit.signature
     info, severity = load().causes[own.name], own.severity or FAILURE
-    explanation = _filled(own.explanation, hit.groups) or info.explanation
-    remedy = _filled(own.remedy, hit.groups) or info.remedy
+    groups = {**hit.groups, "calls": _calls(hit, hits)} if own.combined else hit.groups
+    explanation = _filled(own.explanation, groups) or info.explanation
+    remedy = _filled(own.remedy, groups) or info.remedy
     if of_run and info.of_run:
-        explanation, remedy = info.of_run.explanation, info.of_run.remedy
+        explanation, remedy = info.of_run.explanation or explanation, info.of_run.remedy
     return Cause(own.name, severity, hit.path, hit.line, hit.evidence, explanation, remedy)
 
 

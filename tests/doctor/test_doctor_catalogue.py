@@ -52,6 +52,47 @@ def test_every_cause_has_an_explanation_and_a_remedy() -> None:
         assert info.remedy.endswith((".", ")"))
 
 
+#: Words of a remedy for somebody who wrote a batch script.
+OF_A_SCRIPT = re.compile(
+    r"batch script|#SBATCH|#!/bin|\bsbatch\b|--(?:ntasks|time|account|constraint|exclude|nproc)=|\bset -e|"
+    r"\bexport [A-Z]|SLURM_JOB_ID"
+)
+
+
+def test_a_remedy_for_a_run_of_bench_can_be_followed_in_a_matrix() -> None:
+    page = Path(__file__).parents[2] / "docs" / "matrix.md"
+    fields = set(re.findall(r"^\| `(\w+)` \|", page.read_text(encoding="utf-8"), re.MULTILINE))
+    placeholders = {
+        "run_dir",
+        "backend",
+        "master_addr",
+        "master_port",
+        "nodes",
+        "tasks_per_node",
+        "world_size",
+        "seed",
+    }
+    for name, info in load().causes.items():
+        told = info.of_run or info
+        if name != "sbatch-argument-order":  # bench gives sbatch no options after the script's name
+            own = [] if info.of_run else [one.remedy for one in SIGNATURES if one.name == name]
+            assert not OF_A_SCRIPT.search("\n".join([told.remedy, *own])), name
+        if info.of_run:
+            assert set(re.findall(r"`([a-z_]+)(?:: [^`]*)?`", told.remedy)) <= fields, name
+        assert {*re.findall(r"\{([a-z_]+)\}", told.remedy)} <= placeholders, name
+
+
+def test_a_failed_set_up_line_of_a_run_is_explained_in_terms_of_the_matrix() -> None:
+    line = "/var/spool/slurmd/job8/slurm_script: line 9: module: command not found"
+    own, of_run = (
+        diagnose({"job.err": line}, facts=facts).causes[0] for facts in (frozenset(), frozenset({OF_RUN}))
+    )
+    assert (own.cause, of_run.cause) == ("module-missing", "module-missing")
+    assert "#!/bin/bash -l" in own.remedy
+    assert "The run ended at this line of `setup`." in of_run.explanation
+    assert "`setup` below `cluster`" in of_run.remedy
+
+
 def test_conditions_name_existing_facts_and_causes() -> None:
     names = {signature.name for signature in SIGNATURES} | {IDLE_CORES, OF_RUN, *RECORDED}
     for signature in SIGNATURES:

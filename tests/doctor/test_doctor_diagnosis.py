@@ -320,3 +320,50 @@ def test_one_thread_per_rank_counts_only_if_cores_are_idle(folder):
     for threads, cores, expected in ((1, 8, ["slow-one-thread"]), (1, 3, []), (4, 8, [])):
         conditions(folder.path, threads=threads, cores=cores)
         assert [found.cause for found in find_warnings(folder)] == expected
+
+
+FIXTURES = Path(__file__).parent / "fixtures"
+
+
+@pytest.mark.parametrize(
+    ("fixture", "explanation"),
+    [
+        ("collective-mismatch-11", "_ALLGATHER_BASE on rank 1, REDUCE on rank 0."),
+        ("nccl-timeout-first", "The first collective never completed: BROADCAST of 1 elements on rank 2"),
+        ("duplicate-rank-1", "Two of the 8 processes have rank 1"),
+        ("duplicate-rank-2", "Several of the 4 processes have rank 1, and other ranks were never started"),
+        ("no-launcher-getenv", "The program reads WORLD_SIZE, which is not set"),
+        ("none-sockets-only", "because NCCL cannot open libibverbs"),
+    ],
+)
+def test_an_explanation_contains_what_the_lines_say(fixture: str, explanation: str) -> None:
+    found = diagnose({fixture: FIXTURES / f"{fixture}.txt"})
+    assert explanation in found.causes[0].explanation
+
+
+def test_lines_of_several_ranks_are_told_together() -> None:
+    lines = [WATCHDOG.format(rank=rank, seq=25, op="ALLREDUCE", numel=512) for rank in (0, 2, 3)]
+    found = diagnose_text("\n".join([*lines, lines[0]]))
+    assert names(found) == ["nccl-timeout"]
+    assert "sequence number 25: ALLREDUCE of 512 elements on ranks 0, 2, 3." in found.causes[0].explanation
+
+
+def test_a_first_collective_that_other_ranks_have_completed_is_an_ordinary_time_out() -> None:
+    found = diagnose_text(WATCHDOG.format(rank=2, seq=1, op="ALLREDUCE", numel=512))
+    assert "never completed" not in found.causes[0].explanation
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "srun: error: Task launch for StepId=12.0 failed on node n1: Job credential expired",
+        "Waiting in store based barrier to initialize process group for rank: 1, "
+        "key: store_based_barrier_key:1 (world_size=4, worker_count=2, timeout=0:30:00)",
+        "subprocess.CalledProcessError: Command 'ssh -o PasswordAuthentication=no n2 hostname' "
+        "returned non-zero exit status 255.",
+    ],
+)
+def test_words_that_resemble_secrets_are_shown(line: str) -> None:
+    shown = as_text(diagnose_text(f"{line}\n{LIMIT}\n"))
+    assert "***" not in shown.replace(LIMIT, "")
+    assert " ".join(line.split()) in " ".join(shown.split())

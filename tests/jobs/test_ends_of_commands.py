@@ -103,7 +103,7 @@ def test_a_time_limit_names_the_ranks_that_hung(tmp_path, places, age_s, reason,
     said = f"no step since 03:03:{65 - age_s} UTC: {reason}"
     assert [one.message for one in end.reasons] == [said, LIMIT][not reason :]
     assert [*read_findings([one.as_json() for one in end.reasons])] == [*end.reasons]
-    assert (end.cause.cause, "--time" in end.cause.remedy) == (cause, cause == LATE)
+    assert (end.cause.cause, "time_limit" in end.cause.remedy) == (cause, cause == LATE)
 
 
 def leave_places(path: Path, places: list[tuple[int, str] | None], age_s: float) -> RunFolder:
