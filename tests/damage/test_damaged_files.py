@@ -69,9 +69,8 @@ def copied(whole: Path, path: Path) -> Path:
 
 
 def shown(study: Path) -> Any:
-    """Return a run's row in the frames, with its reason."""
-    runs = measure(load_study(study)).runs
-    return runs[runs["run_id"] == RUN].iloc[0]
+    """Return the values of a run, with its reason."""
+    return next(vars(run) for run in measure(load_study(study)).runs if run.run_id == RUN)
 
 
 def forget_end(study: Path, **changes: Any) -> None:
